@@ -1,0 +1,68 @@
+defmodule Sidewinder.CommandLine do
+  @moduledoc false
+  # What the Mix tasks share.
+
+  alias Sidewinder.{Device, Kernel}
+
+  @doc "Runs a task's work; an error of ours becomes one line on standard error and exit code 1."
+  def run(work) do
+    work.()
+  rescue
+    error in Sidewinder.Error ->
+      Mix.shell().error(error |> Exception.message() |> String.replace(~r/\s*\n\s*/, " "))
+      exit({:shutdown, 1})
+  end
+
+  @doc "Does the work; on a terminal, tells every second how long it has been going on."
+  def ticking(label, work) do
+    ticker = if terminal?(), do: spawn_link(fn -> tick(label, 1) end)
+    result = work.()
+    if ticker, do: stop(ticker)
+    result
+  end
+
+  defp terminal?, do: match?({:ok, _columns}, :io.columns(:standard_error))
+
+  defp tick(label, seconds) do
+    receive do
+      {:stop, from} ->
+        IO.write(:stderr, "\r\e[K")
+        send(from, :stopped)
+    after
+      1000 ->
+        IO.write(:stderr, "\r#{label}: #{seconds} s")
+        tick(label, seconds + 1)
+    end
+  end
+
+  defp stop(ticker) do
+    send(ticker, {:stop, self()})
+    receive do: (:stopped -> :ok)
+  end
+
+  @doc "The result of the work and the milliseconds it took."
+  def timed(work) do
+    {microseconds, result} = :timer.tc(work)
+    {result, microseconds / 1000}
+  end
+
+  @doc "Where a call runs, as a text."
+  def place(inputs, where) do
+    case Kernel.plan(inputs, where) do
+      {_scheduler, %{device: nil} = target} ->
+        cpu = Device.info().cpu
+        "cpu (#{target.level || cpu.best}, threads: #{target.threads || cpu.threads})"
+
+      {_scheduler, %{device: ordinal}} ->
+        Device.name({:cuda, ordinal})
+    end
+  end
+
+  @doc "A number with about three digits that matter."
+  def short(:infinity), do: "infinite"
+  def short(number) when number == 0, do: "0"
+  def short(number) when number >= 100, do: :erlang.float_to_binary(number / 1, decimals: 0)
+  def short(number) when number >= 1, do: :erlang.float_to_binary(number / 1, decimals: 2)
+  def short(number) when number >= 0.01, do: :erlang.float_to_binary(number / 1, decimals: 3)
+  def short(number), do: :erlang.float_to_binary(number / 1, [{:scientific, 1}])
+end

@@ -1,0 +1,179 @@
+defmodule Sidewinder.Kernel do
+  @moduledoc """
+  Runs ops by name; what `Sidewinder.Kernel.Scan` and its like are made of.
+
+  Every op takes these options:
+
+    * `:backend` - `:auto`, `:cpu` or `{:cuda, ordinal}`, also as texts such as `"cuda:0"`. The
+      default is that of `Sidewinder.Device.config/0`. `:auto` runs where the tensors are, and
+      large work on host tensors on CUDA device 0 if that can be used.
+    * `:level` - forces a CPU level, such as `"scalar"`; `Sidewinder.Device.info/0` lists them.
+    * `:threads` - how many CPU threads share the work.
+
+  An option that is `nil` counts as absent. Results are where the inputs are.
+  """
+
+  alias Sidewinder.{Device, Error, Native, Tensor}
+
+  # State updates: below the first a call is too short to be worth the way to a dirty scheduler,
+  # from the second on a GPU wins although the data has to be brought there.
+  @quick 131_072
+  @large 4_194_304
+
+  @where [:backend, :level, :threads]
+
+  @typedoc "Inputs by name, the one that sets the storage type first."
+  @type inputs :: [{String.t() | atom, Tensor.t()}]
+
+  @typedoc "A scheduler's sort, and what the native library is told."
+  @type plan ::
+          {:quick | :cpu | :io,
+           %{device: nil | non_neg_integer, level: nil | String.t(), threads: nil | pos_integer}}
+
+  @doc """
+  Runs `op` and returns its outputs by name.
+
+  `options` are the op's own, `where` are the options above. Raises `Sidewinder.Error`.
+
+      iex> inputs = for {name, shape} <- [x: {1, 1, 1}, dt: {1, 1, 1}, A: {1, 1}, B: {1, 1, 1}, C: {1, 1, 1}],
+      ...>   do: {name, Sidewinder.Tensor.from_list([2], :f32, shape)}
+      iex> Sidewinder.Kernel.run(:selective_scan, inputs, %{dt_clamp: {0, 1}})
+      %{"y" => Sidewinder.Tensor.from_list([8], :f32, {1, 1, 1})}
+  """
+  @spec run(atom, inputs, map, keyword) :: %{String.t() => Tensor.t()}
+  def run(op, inputs, options, where \\ []) do
+    {scheduler, target} = plan(inputs, where)
+    tensors = for {name, tensor} <- inputs, do: {text(name), to_native(op, name, tensor)}
+
+    case call(scheduler, op, tensors, options, target) do
+      {:ok, outputs} -> :maps.map(fn _name, output -> from_native(output) end, outputs)
+      {:error, fields} -> failed(fields)
+    end
+  end
+
+  defp call(:quick, op, inputs, options, target),
+    do: Native.run_quick(op, inputs, options, target)
+
+  defp call(:cpu, op, inputs, options, target), do: Native.run_cpu(op, inputs, options, target)
+  defp call(:io, op, inputs, options, target), do: Native.run_io(op, inputs, options, target)
+
+  defp text(name) when is_binary(name), do: name
+  defp text(name) when is_atom(name), do: Atom.to_string(name)
+
+  defp to_native(_op, _name, %Tensor{type: type, shape: shape, data: data}),
+    do: {type, shape, data}
+
+  defp to_native(op, name, other) do
+    raise Error.new(:argument, text(name),
+            op: to_string(op),
+            expected: "a Sidewinder.Tensor",
+            got: Error.show(other)
+          )
+  end
+
+  defp from_native({type, shape, data}), do: %Tensor{type: type, shape: shape, data: data}
+
+  defp failed(fields) do
+    if fields.kind == :device_lost, do: Device.forget_cuda()
+    raise struct!(Error, fields)
+  end
+
+  @doc """
+  Where a call would run: the scheduler's sort, and the CUDA device (nil is the CPU), CPU level and
+  threads (nil is the default).
+  """
+  @spec plan(inputs, keyword) :: plan
+  def plan(inputs, where \\ []) do
+    config = Device.config()
+    level = where[:level]
+    threads = where[:threads]
+    work = work(inputs)
+    backend = if where[:backend], do: Device.parse!(where[:backend]), else: config.backend
+
+    cond do
+      device = device(backend, inputs, level == nil and threads == nil and work >= @large) ->
+        {:io, %{device: device, level: nil, threads: nil}}
+
+      work < @quick and level == nil and threads in [nil, 1] ->
+        {:quick, %{device: nil, level: nil, threads: 1}}
+
+      true ->
+        {:cpu, %{device: nil, level: level, threads: threads || config.threads}}
+    end
+  end
+
+  # How often the recurrence is computed, if the inputs make sense; if not, no work is done anyway.
+  defp work([{_name, %Tensor{shape: shape}} | _] = inputs) do
+    Tensor.elements(shape) * states(List.keyfind(inputs, "A", 0))
+  end
+
+  defp work(_inputs), do: 0
+
+  defp states({"A", %Tensor{shape: {_channels, states}}}) when is_integer(states), do: states
+  defp states(_), do: 1
+
+  defp device(:cpu, _inputs, _large), do: nil
+  defp device({:cuda, ordinal}, _inputs, _large), do: ordinal
+
+  defp device(:auto, inputs, large) do
+    case Enum.find(inputs, &match?({_name, %Tensor{data: data}} when is_reference(data), &1)) do
+      {_name, tensor} -> tensor |> Tensor.device() |> elem(1)
+      nil -> if large and Device.cuda?(), do: 0
+    end
+  end
+
+  defp device(:nx, _inputs, _large) do
+    raise Error.new(:option, "backend",
+            expected: "auto, cpu or cuda:N",
+            got: "nx",
+            hint: "The pure Nx functions take Nx tensors: see Sidewinder and Sidewinder.Reference"
+          )
+  end
+
+  @doc """
+  Sorts the options of a call of `op`: into those that are optional inputs (`tensors` gives their
+  names as inputs), the op's own (`names`), and where to run.
+
+  Raises `Sidewinder.Error` of kind `:option` for any other.
+
+      iex> Sidewinder.Kernel.sort_options!(:op, [threads: 2, flag: true, d: nil], [d: "D"], [:flag])
+      {[], %{flag: true}, [threads: 2]}
+      iex> Sidewinder.Kernel.sort_options!(:op, [flog: true], [d: "D"], [:flag])
+      ** (Sidewinder.Error) op: flog: expected an option out of d, flag, backend, level, threads, got flog
+  """
+  @spec sort_options!(atom, keyword, keyword(String.t()), [atom]) :: {inputs, map, keyword}
+  def sort_options!(op, options, tensors, names)
+  def sort_options!(_op, [], _tensors, _names), do: {[], %{}, []}
+
+  def sort_options!(op, [{key, value} | rest], tensors, names) do
+    {inputs, own, where} = sorted = sort_options!(op, rest, tensors, names)
+    name = tensors[key]
+
+    cond do
+      name == nil and key not in names and key not in @where -> unknown(op, key, tensors, names)
+      value == nil -> sorted
+      name != nil -> {[{name, value} | inputs], own, where}
+      key in names -> {inputs, Map.put(own, key, value), where}
+      true -> {inputs, own, [{key, value} | where]}
+    end
+  end
+
+  def sort_options!(op, other, _tensors, _names) do
+    raise Error.new(:option, "options",
+            op: to_string(op),
+            expected: "a keyword list",
+            got: Error.show(other)
+          )
+  end
+
+  defp unknown(op, key, tensors, names) do
+    known = Enum.join(Keyword.keys(tensors) ++ names ++ @where, ", ")
+    got = if is_atom(key), do: Atom.to_string(key), else: Error.show(key)
+
+    raise Error.new(:option, got,
+            op: to_string(op),
+            expected: "an option out of #{known}",
+            got: got
+          )
+  end
+end

@@ -1,0 +1,62 @@
+defmodule Sidewinder.Native do
+  @moduledoc false
+
+  @on_load :load
+  @why {__MODULE__, :why_not_loaded}
+
+  # A module that fails to load would take the whole application with it, and pure Nx works without.
+  def load do
+    path = Application.app_dir(:sidewinder, "priv/sidewinder_nif")
+    :persistent_term.put(@why, load_nif(path))
+  rescue
+    ArgumentError ->
+      :persistent_term.put(@why, "the application :sidewinder is not on the code path")
+  end
+
+  defp load_nif(path) do
+    case :erlang.load_nif(path, 0) do
+      :ok -> nil
+      {:error, {_reason, text}} -> List.to_string(text)
+    end
+  end
+
+  @doc "Whether the native library is there."
+  def loaded?, do: why_not_loaded() == nil
+
+  @doc "Why the native library is not there, or nil."
+  def why_not_loaded, do: :persistent_term.get(@why, "it was never loaded")
+
+  def run_quick(_op, _inputs, _options, _target), do: missing()
+  def run_cpu(_op, _inputs, _options, _target), do: missing()
+  def run_io(_op, _inputs, _options, _target), do: missing()
+
+  def op_list, do: missing()
+  def cpu_info, do: missing()
+  def cpu_set_threads(_threads), do: missing()
+  def cuda_info, do: missing()
+
+  def buffer_from_host(_tensor, _ordinal), do: missing()
+  def buffer_to_host(_tensor), do: missing()
+  def buffer_device(_tensor), do: missing()
+
+  def tensor_cast(_tensor, _type), do: missing()
+
+  def safetensors_index(_path), do: missing()
+  def safetensors_read(_path, _name), do: missing()
+  def safetensors_write(_path, _tensors), do: missing()
+
+  def debug_device_bytes(_ordinal), do: missing()
+  def debug_panic(_text), do: missing()
+  def debug_panic_in_encode, do: missing()
+  def debug_lose_device(_ordinal), do: missing()
+
+  defp missing do
+    :erlang.nif_error(
+      Sidewinder.Error.new(:unavailable, "native library",
+        expected: "Sidewinder's compiled library",
+        got: "none (#{why_not_loaded()})",
+        hint: "Build it with `mix compile --force` where cargo is installed"
+      )
+    )
+  end
+end

@@ -1,0 +1,52 @@
+defmodule Sidewinder.Safetensors do
+  @moduledoc """
+  Safetensors files, as PyTorch, JAX and Nx write and read them.
+
+      iex> path = Path.join(System.tmp_dir!(), "sidewinder-doc-#{System.pid()}.safetensors")
+      iex> Sidewinder.Safetensors.write(path, %{"x" => Sidewinder.Tensor.from_list([1, 2], :f32, {2})})
+      :ok
+      iex> Sidewinder.Safetensors.index(path)
+      [%{name: "x", type: "F32", shape: {2}}]
+      iex> Sidewinder.Safetensors.read(path)
+      %{"x" => Sidewinder.Tensor.from_list([1, 2], :f32, {2})}
+      iex> File.rm(path)
+      :ok
+
+  All functions raise `Sidewinder.Error` of kind `:file` for a file that is missing, damaged or
+  cannot be written.
+  """
+
+  alias Sidewinder.{Error, Native, Tensor}
+
+  @doc "What a file holds, in the order of its data. The type is as the file names it, such as `F32`."
+  @spec index(Path.t()) :: [%{name: String.t(), type: String.t(), shape: tuple}]
+  def index(path) do
+    for {name, type, sizes} <- Error.unwrap!(Native.safetensors_index(text(path))) do
+      %{name: name, type: type, shape: List.to_tuple(sizes)}
+    end
+  end
+
+  @doc """
+  Reads the tensors of these names, or all of them.
+
+  Raises `Sidewinder.Error` of kind `:dtype` for a tensor that is not of floats.
+  """
+  @spec read(Path.t(), [String.t()] | :all) :: %{String.t() => Tensor.t()}
+  def read(path, names \\ :all)
+  def read(path, :all), do: read(path, for(entry <- index(path), do: entry.name))
+
+  def read(path, names) do
+    path = text(path)
+    Map.new(names, &{&1, Tensor.from_native(Native.safetensors_read(path, &1))})
+  end
+
+  @doc "Writes tensors on the host to a file, which appears whole or not at all."
+  @spec write(Path.t(), %{String.t() => Tensor.t()} | [{String.t(), Tensor.t()}]) :: :ok
+  def write(path, tensors) do
+    tensors = for {name, %Tensor{} = tensor} <- tensors, do: {name, Tensor.to_native(tensor)}
+    {} = Error.unwrap!(Native.safetensors_write(text(path), tensors))
+    :ok
+  end
+
+  defp text(path), do: IO.chardata_to_string(path)
+end

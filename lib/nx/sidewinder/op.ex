@@ -1,0 +1,239 @@
+defmodule Sidewinder.Op do
+  @moduledoc false
+  # The one way from Nx tensors to an op. An op is a struct whose module gives a `table/0` (what it
+  # takes and gives) and a `body/2` (the op in pure Nx); all else is here, once for all ops.
+  #
+  # `Nx.Defn.Compiler.current/0` tells which compiler a graph is built for. It is set around the
+  # tracing only, so a plain call inside a callback counts as eager. It can be wrong in two cases,
+  # and both still compute the right thing: a compiler that hands its graphs to the Evaluator
+  # meets a block, whose default function takes concrete tensors to the kernel; and a runtime call
+  # that ends up in another compiler is a call back into Elixir there.
+
+  alias Nx.Defn.{Compiler, Evaluator, Expr}
+  alias Sidewinder.{Device, Error, Kernel, Native, Tensor}
+  alias Sidewinder.Op.{Check, Vectorize}
+
+  require Logger
+
+  @typedoc """
+  What an op takes and gives. Sizes are letters, `{:divides, letter}` is any divisor of one, and the
+  batch is `:b`. Inputs whose shape starts with it are data, all others are weights.
+
+    * `inputs` - by the kernel's names: precision and allowed shapes
+    * `optional` - the options that are inputs, with their kernel's names
+    * `options` - the other options, with the sort of their values
+    * `outputs` - in order: name, precision, shape, and `:always` or the option that asks for it
+  """
+  @type table :: %{
+          name: atom,
+          inputs: %{String.t() => {precision, [dims]}},
+          optional: [{atom, String.t()}],
+          options: [{atom, :flag | :pair}],
+          outputs: [{atom, precision, dims, atom}]
+        }
+
+  @typedoc "`:storage` is the type of the first input, `:wide` that of the arithmetic."
+  @type precision :: :storage | :wide
+  @type dims :: [atom | {:divides, atom}]
+
+  @callback table() :: table
+  @callback body(struct, %{String.t() => Nx.Tensor.t()}) :: [{atom, Nx.Tensor.t() | nil}]
+
+  @doc """
+  Runs `op` on its required `inputs` and on `opts`, which are the optional inputs, the op's options
+  and those of `Sidewinder.Kernel`. Returns the outputs by name, in the table's order.
+  """
+  @spec call(struct, [{String.t(), Nx.t()}], keyword) :: [{atom, Nx.Tensor.t()}]
+  def call(%module{} = op, inputs, opts) do
+    %{name: name, options: options, optional: optional} = table = module.table()
+    {more, own, where} = Kernel.sort_options!(name, opts, optional, Keyword.keys(options))
+    op = op |> struct!(Check.options!(table, own)) |> Map.update!(:target, &(&1 ++ where))
+
+    {inputs, sizes} = Check.inputs!(table, inputs ++ more)
+    outputs = for {_, _, _, asked} = output <- table.outputs, asked?(op, asked), do: output
+
+    inputs
+    |> Vectorize.map(&once(op, &1, templates(outputs, sizes, &2)))
+    |> Enum.zip_with(outputs, fn t, {name, _, dims, _} -> {name, rename(t, dims, sizes.names)} end)
+  end
+
+  defp asked?(_op, :always), do: true
+  defp asked?(op, option), do: Map.fetch!(op, option)
+
+  defp templates(outputs, sizes, copies) do
+    for {name, precision, [:b | dims], _} <- outputs do
+      shape = List.to_tuple([copies * sizes.dims.b | Enum.map(dims, &Map.fetch!(sizes.dims, &1))])
+      {name, Nx.template(shape, Map.fetch!(sizes, precision))}
+    end
+  end
+
+  defp rename(t, _dims, names) when names == %{}, do: t
+  defp rename(t, dims, names), do: Nx.rename(t, Enum.map(dims, &names[&1]))
+
+  # Tensors of the right types, without names and vectorized axes.
+  defp once(op, inputs, templates) do
+    {names, tensors} = Enum.unzip(inputs)
+    op = %{op | inputs: names}
+
+    if tracing?(tensors),
+      do: traced(op, Enum.map(tensors, &Expr.tensor/1), templates),
+      else: eager(op, tensors, templates)
+  end
+
+  defp tracing?(tensors), do: Compiler.current() != nil or Enum.any?(tensors, &expr?/1)
+
+  defp expr?(t), do: is_struct(t.data, Expr)
+
+  ## In a graph
+
+  # Without the custom gradient a runtime call has a gradient of zero, and a `while` a wrong one.
+  defp traced(op, tensors, templates) do
+    op
+    |> node(tensors, templates)
+    |> Nx.Defn.Kernel.custom_grad(tensors, fn _ -> raise no_gradient(op) end)
+    |> unpack()
+  end
+
+  defp node(op, tensors, templates) do
+    cond do
+      pure?(op) -> body(op, tensors, templates)
+      Compiler.current() == Evaluator -> runtime_call(op, tensors, templates)
+      true -> Nx.block(op, tensors, outline(templates), block(length(tensors), templates))
+    end
+  end
+
+  defp runtime_call(op, tensors, templates) do
+    opts = [op: op, templates: templates]
+    Nx.runtime_call(outline(templates), List.to_tuple(tensors), opts, &__MODULE__.callback/2)
+  end
+
+  @doc false
+  def callback(tensors, op: op, templates: templates) do
+    op |> eager(Tuple.to_list(tensors), templates) |> pack()
+  end
+
+  # A block takes each of its tensors as an argument of its default function.
+  for count <- 1..16 do
+    args = Macro.generate_arguments(count, __MODULE__)
+
+    defp block(unquote(count), templates),
+      do: fn op, unquote_splicing(args) -> default(op, unquote(args), templates) end
+  end
+
+  defp default(op, tensors, templates) do
+    if Enum.any?(tensors, &expr?/1),
+      do: body(op, tensors, templates),
+      else: op |> eager(tensors, templates) |> pack()
+  end
+
+  defp body(%module{} = op, tensors, templates) do
+    outputs = module.body(op, Map.new(Enum.zip(op.inputs, tensors)))
+    templates |> Enum.map(fn {name, _} -> Keyword.fetch!(outputs, name) end) |> pack()
+  end
+
+  defp outline(templates), do: templates |> Enum.map(&elem(&1, 1)) |> pack()
+
+  defp pack([t]), do: t
+  defp pack(list), do: List.to_tuple(list)
+
+  defp unpack(tuple) when is_tuple(tuple) and not is_struct(tuple), do: Tuple.to_list(tuple)
+  defp unpack(t), do: [t]
+
+  defp no_gradient(%module{}) do
+    %{name: name} = module.table()
+
+    Error.new(:unavailable, "gradient",
+      op: Atom.to_string(name),
+      got: "the gradient of #{name} is not there yet",
+      hint: "Wrap the call in Nx.Defn.Kernel.stop_grad/1 if it needs none"
+    )
+  end
+
+  ## At once
+
+  defp eager(op, tensors, templates) do
+    if pure?(op), do: pure(op, tensors, templates), else: native(op, tensors, templates)
+  end
+
+  defp pure(op, tensors, templates) do
+    fun = &body(op, Tuple.to_list(&1), templates)
+    unpack(Nx.Defn.jit_apply(fun, [List.to_tuple(tensors)], on_conflict: :force))
+  end
+
+  defp native(%module{} = op, tensors, templates) do
+    %{name: name, options: options} = module.table()
+    inputs = Enum.zip_with(op.inputs, tensors, &{&1, to_kernel(&2)})
+    outputs = Kernel.run(name, inputs, Map.take(op, Keyword.keys(options)), op.target)
+    backend = backend(tensors)
+
+    for {name, template} <- templates do
+      outputs |> Map.fetch!(Atom.to_string(name)) |> from_kernel(template) |> transfer(backend)
+    end
+  end
+
+  defp backend([%{data: %backend{}} | _]), do: backend
+
+  defp transfer(t, Nx.BinaryBackend), do: t
+
+  defp transfer(t, backend) do
+    case Nx.default_backend() do
+      {^backend, _} = with_options -> Nx.backend_transfer(t, with_options)
+      _ -> Nx.backend_transfer(t, backend)
+    end
+  end
+
+  @doc "The same numbers for the kernels. A tensor of `Nx.BinaryBackend` is not copied."
+  @spec to_kernel(Nx.Tensor.t()) :: Tensor.t()
+  def to_kernel(%Nx.Tensor{shape: shape, type: {kind, bits}} = t) do
+    %Tensor{type: kernel_type(kind, bits), shape: shape, data: Nx.to_binary(t)}
+  end
+
+  defp kernel_type(:f, 32), do: :f32
+  defp kernel_type(:f, 64), do: :f64
+  defp kernel_type(:bf, 16), do: :bf16
+  defp kernel_type(:f, 16), do: :f16
+
+  @doc "The same numbers for Nx, on `Nx.BinaryBackend`."
+  @spec from_kernel(Tensor.t(), Nx.Tensor.t()) :: Nx.Tensor.t()
+  def from_kernel(%Tensor{} = t, template) do
+    Nx.BinaryBackend.from_binary(template, Tensor.to_host(t).data, [])
+  end
+
+  @doc "The same, with type and shape of the tensor itself."
+  @spec from_kernel(Tensor.t()) :: Nx.Tensor.t()
+  def from_kernel(%Tensor{type: type, shape: shape} = t) do
+    from_kernel(t, Nx.template(shape, type))
+  end
+
+  ## Pure Nx or the kernel
+
+  # A call that names a GPU shall fail without one, not be slow.
+  defp pure?(%{target: target}) do
+    case Device.parse!(target[:backend] || Device.config().backend) do
+      :nx -> true
+      {:cuda, _} -> false
+      _ -> not Native.loaded?() and warn()
+    end
+  end
+
+  @warned {__MODULE__, :warned}
+
+  defp warn do
+    :persistent_term.get(@warned, false) or
+      :global.trans({@warned, self()}, &warn_once/0, [node()])
+  end
+
+  defp warn_once do
+    unless :persistent_term.get(@warned, false) do
+      Logger.warning("""
+      Sidewinder's native library is not there (#{Native.why_not_loaded()}). Its ops run in pure Nx, \
+      hundreds of times slower. Build the library with `mix compile --force` where cargo is \
+      installed, or configure `backend: :nx` if this is what you want.\
+      """)
+
+      :persistent_term.put(@warned, true)
+    end
+
+    true
+  end
+end

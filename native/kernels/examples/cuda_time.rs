@@ -1,0 +1,229 @@
+//! Times the scan on a CUDA device: one line of JSON per shape and type.
+//!
+//! `cuda_time [SHAPE...]` with shapes such as `8x2048x2048x16`; `SWEEP=1` times every layout too.
+//! `kernel_ms` is device time by events; `resident_ms` a call from device buffers to device buffers
+//! with the wait for its end; `host_ms` a call from host memory to host memory. The limits are 16
+//! exponentials a clock and multiprocessor, and memory at 4.2 TB/s.
+
+use serde_json::json;
+use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
+use sidewinder_kernels::error::Result;
+use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::selective_scan::cuda::{Plan, forward_as};
+use sidewinder_kernels::selective_scan::{Options, SelectiveScan};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use std::time::Instant;
+
+const SHAPES: [&str; 9] = [
+    "32x60x512x16",
+    "8x2048x2048x16",
+    "8x2048x5120x16",
+    "1x2048x1536x16",
+    "1x65536x256x16",
+    "8x2048x2048x64",
+    "1x1x1536x16",
+    "64x1x1536x16",
+    "64x1x5120x128",
+];
+const CLOCK: f64 = 1.98e9;
+const BANDWIDTH: f64 = 4.2e12;
+
+fn main() -> Result<()> {
+    let asked: Vec<String> = std::env::args().skip(1).collect();
+    let shapes = if asked.is_empty() { SHAPES.map(String::from).to_vec() } else { asked };
+    for info in cuda::devices()? {
+        println!(
+            "{}",
+            json!({"device": info.name, "compiler": format!("{:?}", info.compiler), "driver": format!("{:?}", info.driver)})
+        );
+    }
+    let device = Device::get(0)?;
+    for shape in shapes {
+        let dims: Vec<usize> = shape.split('x').map(|dim| dim.parse().expect("a number")).collect();
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            let bench = Bench::new(&device, &dims, dtype)?;
+            println!("{}", bench.report(&shape)?);
+            if std::env::var_os("SWEEP").is_some() && dtype == DType::F32 {
+                bench.sweep(&shape)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Inputs and outputs of one call, on the host and on the device.
+struct Bench<'a> {
+    device: &'a Device,
+    dims: [usize; 4],
+    options: Options,
+    host: Named<Owned>,
+    inputs: Named<Buffer>,
+    outputs: Named<Buffer>,
+    lane: Lane,
+    /// Memory whose filling keeps the device busy while launches are queued.
+    blocker: Buffer,
+}
+
+impl<'a> Bench<'a> {
+    fn new(device: &'a Device, dims: &[usize], dtype: DType) -> Result<Self> {
+        let &[b, l, d, n] = dims else { panic!("a shape is BxLxDxN") };
+        let options = Options { dt_clamp: Some((0.001, 0.1)), return_state: l == 1, ..Options::default() };
+        let mut host = Named::default();
+        for (name, shape, from, to) in [
+            ("x", &[b, l, d][..], -1.0, 1.0),
+            ("dt", &[b, l, d], 0.0, 0.12),
+            ("A", &[d, n], -16.0, -0.5),
+            ("B", &[b, l, n], -1.0, 1.0),
+            ("C", &[b, l, n], -1.0, 1.0),
+        ] {
+            let dtype = if name == "A" { dtype.wide() } else { dtype };
+            host.push(name, noise(Spec::new(dtype, shape)?, from, to));
+        }
+        if l == 1 {
+            host.push("h0", noise(Spec::new(dtype.wide(), &[b, d, n])?, -1.0, 1.0));
+        }
+        let problem = op::check::<SelectiveScan>(&host.map(|t| t.view().spec()), &options)?;
+        let lane = device.lane()?;
+        let buffer = |spec| Buffer::new(device, spec);
+        let inputs = host.iter().map(|(name, t)| Ok((name, buffer(t.view().spec())?))).collect::<Result<Named<_>>>()?;
+        for (name, tensor) in host.iter() {
+            lane.upload(tensor.view().bytes(), inputs.get(name)?)?;
+        }
+        let outputs = SelectiveScan::outputs(&problem)?.into_iter();
+        let outputs = outputs.map(|(name, spec)| Ok((name, buffer(spec)?))).collect::<Result<Named<_>>>()?;
+        for (_, output) in outputs.iter() {
+            lane.poison(output)?;
+        }
+        let blocker = buffer(Spec::new(DType::F32, &[1 << 29])?)?;
+        Ok(Bench { device, dims: [b, l, d, n], options, host, inputs, outputs, lane, blocker })
+    }
+
+    fn report(&self, shape: &str) -> Result<serde_json::Value> {
+        let (kernel, least) = self.kernel_ms(None)?;
+        let resident = self.resident_ms()?;
+        let host = self.host_ms()?;
+        let [b, l, d, n] = self.dims;
+        let processors = self.device.facts().multiprocessors as f64;
+        let exponentials = 1e3 * (b * l * d * n) as f64 / (processors * 16.0 * CLOCK);
+        let tensors = self.inputs.iter().chain(self.outputs.iter());
+        let bytes = 1e3 * tensors.map(|(_, t)| t.spec().bytes() as f64).sum::<f64>() / BANDWIDTH;
+        let short = |v: f64| (v * 1e5).round() / 1e5;
+        Ok(json!({
+            "shape": shape, "dtype": self.inputs.get("x")?.spec().dtype.name(),
+            "kernel_ms": short(kernel), "kernel_least_ms": short(least),
+            "resident_ms": short(resident), "host_ms": short(host),
+            "upload_ms": short(self.upload_ms()?), "download_ms": short(self.download_ms()?),
+            "of_exponentials": short(exponentials / kernel), "of_bandwidth": short(bytes / kernel),
+        }))
+    }
+
+    fn call(&self, plan: Option<Plan>) -> Result<()> {
+        let (inputs, outputs) = (self.inputs.iter().collect(), self.outputs.iter().collect());
+        let problem = op::check::<SelectiveScan>(&self.inputs.map(|b| b.spec()), &self.options)?;
+        forward_as(&problem, &inputs, &outputs, &self.lane, plan)
+    }
+
+    /// Median and least device time of a launch. Launches are queued behind other work, so that the
+    /// time the host takes does not count.
+    fn kernel_ms(&self, plan: Option<Plan>) -> Result<(f64, f64)> {
+        self.call(plan)?;
+        self.lane.synchronize()?;
+        let mut times = Vec::new();
+        for _ in 0..4 {
+            self.lane.poison(&self.blocker)?;
+            let mut marks = vec![self.lane.mark()?];
+            for _ in 0..12 {
+                self.call(plan)?;
+                marks.push(self.lane.mark()?);
+            }
+            self.lane.synchronize()?;
+            for pair in marks.windows(2).skip(2) {
+                times.push(pair[1].milliseconds_since(&pair[0])? as f64);
+            }
+        }
+        Ok(median_and_least(times))
+    }
+
+    fn resident_ms(&self) -> Result<f64> {
+        let work = || self.call(None).and_then(|()| self.lane.synchronize());
+        let times = (0..200).map(|_| timed(work)).collect::<Result<Vec<_>>>()?;
+        Ok(median_and_least(times).0)
+    }
+
+    fn host_ms(&self) -> Result<f64> {
+        let mut results: Vec<_> =
+            self.outputs.iter().map(|(name, t)| (name.to_string(), Owned::poisoned(t.spec()))).collect();
+        let views = self.host.map(Owned::view);
+        let mut times = Vec::new();
+        for _ in 0..12 {
+            let outputs = results.iter_mut().map(|(name, t)| (name.clone(), t.view_mut())).collect();
+            times.push(timed(|| cuda::run_host::<SelectiveScan>(self.device, &self.options, &views, outputs))?);
+        }
+        Ok(median_and_least(times.split_off(2)).0)
+    }
+
+    fn upload_ms(&self) -> Result<f64> {
+        let pairs = self.host.iter().zip(self.inputs.iter());
+        let copies: Vec<_> = pairs.map(|((_, from), (_, to))| (from.view().bytes(), to)).collect();
+        let work = || self.lane.upload_all(&copies).and_then(|()| self.lane.synchronize());
+        Ok(median_and_least((0..12).map(|_| timed(work)).collect::<Result<_>>()?).0)
+    }
+
+    fn download_ms(&self) -> Result<f64> {
+        let mut results: Vec<_> = self.outputs.iter().map(|(_, t)| Owned::poisoned(t.spec())).collect();
+        let mut times = Vec::new();
+        for _ in 0..12 {
+            let pairs = self.outputs.iter().zip(&mut results);
+            let mut copies: Vec<_> = pairs.map(|((_, from), to)| (from, to.view_mut().bytes())).collect();
+            times.push(timed(|| self.lane.download_all(&mut copies))?);
+        }
+        Ok(median_and_least(times).0)
+    }
+
+    fn sweep(&self, shape: &str) -> Result<()> {
+        let mut lines = Vec::new();
+        for lanes in [1, 2, 4, 8, 16] {
+            for owned in [2, 4, 8, 16] {
+                for warps in [1, 2, 4] {
+                    for chunks in [1, 2, 4, 8, 16, 64] {
+                        let (length, states) = (self.dims[1], self.dims[3].div_ceil(lanes));
+                        let tile = lanes * owned;
+                        let long =
+                            (chunks == 1 || length >= 64 * chunks) && (owned == 1 || tile < 2 * length) && states <= 32;
+                        let small = 2 * tile * lanes * (states / 2 + 1) * 16 + warps * owned * 256 <= 48 << 10;
+                        if long && small && tile <= 64 && (chunks == 1 || self.dims[0] == 1) {
+                            let plan = Plan { lanes, owned, warps, chunks };
+                            lines.push((self.kernel_ms(Some(plan))?.0, plan));
+                        }
+                    }
+                }
+            }
+        }
+        lines.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (ms, Plan { lanes, owned, warps, chunks }) in lines {
+            println!("sweep {shape} {ms:.5} lanes {lanes} owned {owned} warps {warps} chunks {chunks}");
+        }
+        Ok(())
+    }
+}
+
+fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_secs_f64() * 1e3)
+}
+
+fn median_and_least(mut times: Vec<f64>) -> (f64, f64) {
+    times.sort_by(f64::total_cmp);
+    (times[times.len() / 2], times[0])
+}
+
+fn noise(spec: Spec, from: f64, to: f64) -> Owned {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    Owned::from_fn(spec, |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        from + (to - from) * (state >> 11) as f64 / (1u64 << 53) as f64
+    })
+}

@@ -1,0 +1,92 @@
+//! The NEON level, on 64-bit ARM.
+
+// NEON is part of the base of every 64-bit ARM CPU.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
+use super::vector::Vector;
+use half::f16;
+use std::arch::aarch64::*;
+
+/// 4 floats.
+#[derive(Clone, Copy)]
+pub struct F32x4(float32x4_t);
+
+impl Vector for F32x4 {
+    type Element = f32;
+    const LANES: usize = 4;
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        unsafe { Self(vdupq_n_f32(value)) }
+    }
+    #[inline(always)]
+    fn load(values: &[f32]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe { Self(vld1q_f32(values.as_ptr())) }
+    }
+    #[inline(always)]
+    fn store(self, values: &mut [f32]) {
+        let values = &mut values[..Self::LANES];
+        unsafe { vst1q_f32(values.as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        unsafe { Self(vaddq_f32(self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        unsafe { Self(vsubq_f32(self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        unsafe { Self(vmulq_f32(self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        unsafe { Self(vdivq_f32(self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn mul_add(self, factor: Self, term: Self) -> Self {
+        unsafe { Self(vfmaq_f32(term.0, self.0, factor.0)) }
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        unsafe { Self(vmaxq_f32(self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        unsafe { Self(vminq_f32(self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        unsafe { Self(vabsq_f32(self.0)) }
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        unsafe { Self(vrndnq_f32(self.0)) }
+    }
+    // Twice half the power: 2^128 is no f32, and half of 2^-126 has the bits of 0.
+    #[inline(always)]
+    fn scale(self, n: Self) -> Self {
+        unsafe {
+            let biased = vaddq_s32(vcvtq_s32_f32(n.0), vdupq_n_s32(126));
+            let half_power = vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased));
+            Self(vmulq_f32(vaddq_f32(self.0, self.0), half_power))
+        }
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe { vaddvq_f32(self.0) }
+    }
+    // The conversion instructions have no stable intrinsics yet.
+    #[inline(always)]
+    fn load_f16(values: &[f16]) -> Self {
+        Self::load(&[values[0], values[1], values[2], values[3]].map(f16::to_f32))
+    }
+    #[inline(always)]
+    fn store_f16(self, values: &mut [f16]) {
+        let mut lanes = [0.0; Self::LANES];
+        self.store(&mut lanes);
+        values[..Self::LANES].copy_from_slice(&lanes.map(f16::from_f32));
+    }
+}

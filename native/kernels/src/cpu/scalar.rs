@@ -1,0 +1,114 @@
+//! The scalar level, and f64: vectors of one lane over the standard library's functions.
+
+use super::vector::Vector;
+use half::f16;
+
+macro_rules! one_lane {
+    ($type:ty, { $($own:tt)* }) => {
+        impl Vector for $type {
+            type Element = $type;
+            const LANES: usize = 1;
+
+            #[inline(always)]
+            fn splat(value: $type) -> Self {
+                value
+            }
+            #[inline(always)]
+            fn load(values: &[$type]) -> Self {
+                values[0]
+            }
+            #[inline(always)]
+            fn store(self, values: &mut [$type]) {
+                values[0] = self;
+            }
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                self + other
+            }
+            #[inline(always)]
+            fn sub(self, other: Self) -> Self {
+                self - other
+            }
+            #[inline(always)]
+            fn mul(self, other: Self) -> Self {
+                self * other
+            }
+            #[inline(always)]
+            fn div(self, other: Self) -> Self {
+                self / other
+            }
+            // Not `mul_add` of the standard library: without the instruction that is a slow call.
+            #[inline(always)]
+            fn mul_add(self, factor: Self, term: Self) -> Self {
+                self * factor + term
+            }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                if self < other { other } else { self }
+            }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                if self > other { other } else { self }
+            }
+            #[inline(always)]
+            fn abs(self) -> Self {
+                <$type>::abs(self)
+            }
+            #[inline(always)]
+            fn sum(self) -> $type {
+                self
+            }
+            #[inline(always)]
+            fn load_f16(values: &[f16]) -> Self {
+                <$type>::from(values[0])
+            }
+            $($own)*
+        }
+    };
+}
+
+one_lane!(f32, {
+    // Adding and taking away 1.5 * 2^23 rounds to a whole number; values here are far smaller.
+    #[inline(always)]
+    fn round(self) -> Self {
+        const SHIFT: f32 = 12582912.0;
+        (self + SHIFT) - SHIFT
+    }
+    // Twice half the power: 2^128 is no f32, and half of 2^-126 has the bits of 0.
+    #[inline(always)]
+    fn scale(self, n: Self) -> Self {
+        let power = f32::from_bits(((n as i32 + 126) as u32) << 23);
+        (self * 2.0) * power
+    }
+    #[inline(always)]
+    fn store_f16(self, values: &mut [f16]) {
+        values[0] = f16::from_f32(self);
+    }
+});
+
+one_lane!(f64, {
+    #[inline(always)]
+    fn round(self) -> Self {
+        self.round_ties_even()
+    }
+    #[inline(always)]
+    fn scale(self, n: Self) -> Self {
+        self * n.exp2()
+    }
+    #[inline(always)]
+    fn store_f16(self, values: &mut [f16]) {
+        values[0] = f16::from_f64(self);
+    }
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        f64::exp2(self)
+    }
+    #[inline(always)]
+    fn exp(self) -> Self {
+        f64::exp(self)
+    }
+    #[inline(always)]
+    fn ln_1p(self) -> Self {
+        f64::ln_1p(self)
+    }
+});

@@ -1,0 +1,122 @@
+//! Loading and storing the element types of tensors as vectors of the type of the arithmetic.
+
+use super::level::Real;
+use super::vector::{MAX_LANES, Vector};
+use crate::tensor::Element;
+use half::{bf16, f16};
+
+/// An element type as kernels see it: stored narrow, computed wide.
+pub trait Storage: Element {
+    /// The type of the arithmetic.
+    type Wide: Real;
+
+    /// The first `V::LANES` values, widened; lanes past the end of the slice are zero.
+    fn load<V: Vector<Element = Self::Wide>>(values: &[Self]) -> V;
+    /// Rounds and writes as many lanes as the slice has room for.
+    fn store<V: Vector<Element = Self::Wide>>(vector: V, values: &mut [Self]);
+    /// One value, widened.
+    fn widen(self) -> Self::Wide;
+}
+
+macro_rules! same_width {
+    ($type:ty) => {
+        impl Storage for $type {
+            type Wide = $type;
+            #[inline(always)]
+            fn load<V: Vector<Element = $type>>(values: &[$type]) -> V {
+                V::load_partial(values)
+            }
+            #[inline(always)]
+            fn store<V: Vector<Element = $type>>(vector: V, values: &mut [$type]) {
+                vector.store_partial(values);
+            }
+            #[inline(always)]
+            fn widen(self) -> $type {
+                self
+            }
+        }
+    };
+}
+same_width!(f32);
+same_width!(f64);
+
+impl Storage for bf16 {
+    type Wide = f32;
+
+    #[inline(always)]
+    fn load<V: Vector<Element = f32>>(values: &[bf16]) -> V {
+        let mut lanes = [0.0f32; MAX_LANES];
+        for (lane, value) in lanes[..V::LANES].iter_mut().zip(values) {
+            *lane = value.widen();
+        }
+        V::load(&lanes)
+    }
+
+    #[inline(always)]
+    fn store<V: Vector<Element = f32>>(vector: V, values: &mut [bf16]) {
+        let mut lanes = [0.0f32; MAX_LANES];
+        vector.store(&mut lanes);
+        for (value, lane) in values.iter_mut().zip(&lanes[..V::LANES]) {
+            *value = round_to_bf16(*lane);
+        }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits((self.to_bits() as u32) << 16)
+    }
+}
+
+/// Round to nearest, ties to even, without a branch, so that the loop around it becomes vector code.
+#[inline(always)]
+fn round_to_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+    let quiet_nan = bits | 0x0040_0000;
+    bf16::from_bits(((if value.is_nan() { quiet_nan } else { rounded }) >> 16) as u16)
+}
+
+impl Storage for f16 {
+    type Wide = f32;
+
+    #[inline(always)]
+    fn load<V: Vector<Element = f32>>(values: &[f16]) -> V {
+        if values.len() >= V::LANES {
+            return V::load_f16(values);
+        }
+        let mut lanes = [f16::ZERO; MAX_LANES];
+        lanes[..values.len()].copy_from_slice(values);
+        V::load_f16(&lanes)
+    }
+
+    #[inline(always)]
+    fn store<V: Vector<Element = f32>>(vector: V, values: &mut [f16]) {
+        if values.len() >= V::LANES {
+            return vector.store_f16(values);
+        }
+        let mut lanes = [f16::ZERO; MAX_LANES];
+        vector.store_f16(&mut lanes);
+        values.copy_from_slice(&lanes[..values.len()]);
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounds_as_the_half_crate_does() {
+        for high in 0..=u16::MAX {
+            for low in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(((high as u32) << 16) | low);
+                let (ours, theirs) = (round_to_bf16(value), bf16::from_f32(value));
+                assert_eq!(ours.to_bits(), theirs.to_bits(), "{value} {:#x}", value.to_bits());
+            }
+        }
+    }
+}

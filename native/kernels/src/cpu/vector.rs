@@ -1,0 +1,115 @@
+//! A narrow SIMD trait. Each algorithm is written once over it.
+
+use super::math;
+use crate::tensor::Element;
+use half::f16;
+
+/// A few values of one type that are computed on together.
+///
+/// Implementations are thin wrappers of one instruction each and must only be called where the
+/// CPU has it: see [`super::level::dispatch`].
+pub trait Vector: Copy + Send + Sync {
+    /// The type of one value.
+    type Element: Element + PartialOrd;
+    /// How many values there are.
+    const LANES: usize;
+    /// The lowest `n` that [`Vector::scale`] takes; it gives 0 there.
+    const LOWEST: f64 = -126.0;
+
+    /// The same value in every lane.
+    fn splat(value: Self::Element) -> Self;
+    /// The first `LANES` values of a slice that has at least as many.
+    fn load(values: &[Self::Element]) -> Self;
+    /// Writes all lanes to the front of a slice.
+    fn store(self, values: &mut [Self::Element]);
+    /// `self + other`.
+    fn add(self, other: Self) -> Self;
+    /// `self - other`.
+    fn sub(self, other: Self) -> Self;
+    /// `self * other`.
+    fn mul(self, other: Self) -> Self;
+    /// `self / other`.
+    fn div(self, other: Self) -> Self;
+    /// `self * factor + term`, with one rounding where the hardware has it.
+    fn mul_add(self, factor: Self, term: Self) -> Self;
+    /// The larger one; NaN where `self` is NaN.
+    fn max(self, other: Self) -> Self;
+    /// The smaller one; NaN where `self` is NaN.
+    fn min(self, other: Self) -> Self;
+    /// The absolute value.
+    fn abs(self) -> Self;
+    /// The nearest whole number, ties to even.
+    fn round(self) -> Self;
+    /// `self * 2^n` for whole `n` in [`LOWEST`, 128] and `self` in [0.5, 2]: 0 at `LOWEST`, infinity
+    /// above what the type can hold.
+    ///
+    /// [`LOWEST`]: Vector::LOWEST
+    fn scale(self, n: Self) -> Self;
+    /// The sum of all lanes.
+    fn sum(self) -> Self::Element;
+    /// The first `LANES` half-precision values of a slice, widened.
+    fn load_f16(values: &[f16]) -> Self;
+    /// Writes all lanes, rounded to half precision, to the front of a slice.
+    fn store_f16(self, values: &mut [f16]);
+
+    /// 2 to the power of each lane: see [`math::exp2`] for its accuracy.
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        math::exp2(self)
+    }
+
+    /// e to the power of each lane.
+    #[inline(always)]
+    fn exp(self) -> Self {
+        math::exp(self)
+    }
+
+    /// `ln(1 + self)` for lanes in [0, 1].
+    #[inline(always)]
+    fn ln_1p(self) -> Self {
+        math::ln_1p(self)
+    }
+
+    /// A constant, rounded to the type.
+    #[inline(always)]
+    fn constant(value: f64) -> Self {
+        Self::splat(Self::Element::from_f64(value))
+    }
+
+    /// All lanes zero.
+    #[inline(always)]
+    fn zero() -> Self {
+        Self::constant(0.0)
+    }
+
+    /// The values of all lanes; those past `LANES` are zero.
+    #[inline(always)]
+    fn lanes(self) -> [Self::Element; MAX_LANES] {
+        let mut lanes = [Self::Element::from_f64(0.0); MAX_LANES];
+        self.store(&mut lanes);
+        lanes
+    }
+
+    /// Like [`Vector::load`], but lanes past the end of the slice are zero.
+    #[inline(always)]
+    fn load_partial(values: &[Self::Element]) -> Self {
+        if values.len() >= Self::LANES {
+            return Self::load(values);
+        }
+        let mut lanes = [Self::Element::from_f64(0.0); MAX_LANES];
+        lanes[..values.len()].copy_from_slice(values);
+        Self::load(&lanes)
+    }
+
+    /// Like [`Vector::store`], but lanes past the end of the slice are dropped.
+    #[inline(always)]
+    fn store_partial(self, values: &mut [Self::Element]) {
+        if values.len() >= Self::LANES {
+            return self.store(values);
+        }
+        values.copy_from_slice(&self.lanes()[..values.len()]);
+    }
+}
+
+/// The most lanes that any vector has.
+pub const MAX_LANES: usize = 16;

@@ -1,0 +1,198 @@
+//! The x86 levels: AVX2 with FMA and F16C, and AVX-512.
+//!
+//! Every method is one intrinsic. Each is sound only on a CPU that has the instruction, which
+//! [`super::level::dispatch`] guarantees by entering through the two functions at the top.
+
+// The one reason for every `unsafe` here is the sentence above; repeating it would hide the code.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
+use super::level::Work;
+use super::math;
+use super::vector::Vector;
+use half::f16;
+use std::arch::x86_64::*;
+
+/// Runs `work` compiled for AVX-512.
+///
+/// # Safety
+/// The CPU must have these features.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub unsafe fn avx512<W: Work<f32>>(work: W) -> W::Output {
+    work.run::<F32x16>()
+}
+
+/// Runs `work` compiled for AVX2.
+///
+/// # Safety
+/// The CPU must have these features.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn avx2<W: Work<f32>>(work: W) -> W::Output {
+    work.run::<F32x8>()
+}
+
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+/// One method per intrinsic that has the same shape for both widths.
+macro_rules! intrinsics {
+    ($lanes:literal, $register:ty; $($name:ident($($arg:ident),*) = $intrinsic:ident;)*) => {
+        const LANES: usize = $lanes;
+        type Element = f32;
+
+        $(#[inline(always)]
+        fn $name(self, $($arg: Self),*) -> Self {
+            unsafe { Self($intrinsic(self.0, $($arg.0),*)) }
+        })*
+
+        // These two return their second operand when either is NaN.
+        #[inline(always)]
+        fn max(self, other: Self) -> Self {
+            other.max_or_second(self)
+        }
+        #[inline(always)]
+        fn min(self, other: Self) -> Self {
+            other.min_or_second(self)
+        }
+    };
+}
+
+/// 16 floats.
+#[derive(Clone, Copy)]
+pub struct F32x16(__m512);
+
+impl F32x16 {
+    #[inline(always)]
+    fn max_or_second(self, second: Self) -> Self {
+        unsafe { Self(_mm512_max_ps(self.0, second.0)) }
+    }
+    #[inline(always)]
+    fn min_or_second(self, second: Self) -> Self {
+        unsafe { Self(_mm512_min_ps(self.0, second.0)) }
+    }
+}
+
+impl Vector for F32x16 {
+    intrinsics! { 16, __m512;
+        add(other) = _mm512_add_ps;
+        sub(other) = _mm512_sub_ps;
+        mul(other) = _mm512_mul_ps;
+        div(other) = _mm512_div_ps;
+        mul_add(factor, term) = _mm512_fmadd_ps;
+        abs() = _mm512_abs_ps;
+        scale(n) = _mm512_scalef_ps;
+    }
+    const LOWEST: f64 = -160.0;
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        unsafe { Self(_mm512_set1_ps(value)) }
+    }
+    #[inline(always)]
+    fn load(values: &[f32]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe { Self(_mm512_loadu_ps(values.as_ptr())) }
+    }
+    #[inline(always)]
+    fn store(self, values: &mut [f32]) {
+        let values = &mut values[..Self::LANES];
+        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        unsafe { Self(_mm512_roundscale_ps::<NEAREST>(self.0)) }
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+    #[inline(always)]
+    fn load_f16(values: &[f16]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(values.as_ptr().cast()))) }
+    }
+    #[inline(always)]
+    fn store_f16(self, values: &mut [f16]) {
+        let values = &mut values[..Self::LANES];
+        unsafe { _mm256_storeu_si256(values.as_mut_ptr().cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
+    }
+    // `reduce` is `p - round(p)` in one step, and 0 for infinities, so that no bounds are needed.
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        let fraction = unsafe { Self(_mm512_reduce_ps::<0>(self.0)) };
+        math::exp2_fraction(fraction).scale(self.round())
+    }
+}
+
+/// 8 floats.
+#[derive(Clone, Copy)]
+pub struct F32x8(__m256);
+
+impl F32x8 {
+    #[inline(always)]
+    fn max_or_second(self, second: Self) -> Self {
+        unsafe { Self(_mm256_max_ps(self.0, second.0)) }
+    }
+    #[inline(always)]
+    fn min_or_second(self, second: Self) -> Self {
+        unsafe { Self(_mm256_min_ps(self.0, second.0)) }
+    }
+}
+
+impl Vector for F32x8 {
+    intrinsics! { 8, __m256;
+        add(other) = _mm256_add_ps;
+        sub(other) = _mm256_sub_ps;
+        mul(other) = _mm256_mul_ps;
+        div(other) = _mm256_div_ps;
+        mul_add(factor, term) = _mm256_fmadd_ps;
+    }
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        unsafe { Self(_mm256_set1_ps(value)) }
+    }
+    #[inline(always)]
+    fn load(values: &[f32]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe { Self(_mm256_loadu_ps(values.as_ptr())) }
+    }
+    #[inline(always)]
+    fn store(self, values: &mut [f32]) {
+        let values = &mut values[..Self::LANES];
+        unsafe { _mm256_storeu_ps(values.as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        unsafe { Self(_mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0)) }
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        unsafe { Self(_mm256_round_ps::<NEAREST>(self.0)) }
+    }
+    // Twice half the power: 2^128 is no f32, and half of 2^-126 has the bits of 0.
+    #[inline(always)]
+    fn scale(self, n: Self) -> Self {
+        unsafe {
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n.0), _mm256_set1_epi32(126));
+            let half_power = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased));
+            Self(_mm256_mul_ps(_mm256_add_ps(self.0, self.0), half_power))
+        }
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    fn load_f16(values: &[f16]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe { Self(_mm256_cvtph_ps(_mm_loadu_si128(values.as_ptr().cast()))) }
+    }
+    #[inline(always)]
+    fn store_f16(self, values: &mut [f16]) {
+        let values = &mut values[..Self::LANES];
+        unsafe { _mm_storeu_si128(values.as_mut_ptr().cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
+    }
+}

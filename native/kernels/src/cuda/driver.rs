@@ -1,0 +1,191 @@
+//! The driver: whether it is there, what its errors mean, and which devices it sees.
+
+use super::compiler;
+use super::device::Device;
+use crate::error::{Error, Kind, Result};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::OnceLock;
+
+/// The newest function that we call: a driver that has it has all the others (CUDA 11.2, 2020).
+const NEWEST: &[u8] = b"cuMemAllocFromPoolAsync\0";
+
+/// Whether CUDA can be used. Asked once; the verdict holds as long as the OS process.
+pub(super) fn ready() -> Result<()> {
+    static VERDICT: OnceLock<Result<()>> = OnceLock::new();
+    VERDICT.get_or_init(|| found().and_then(|()| initialised())).clone()
+}
+
+fn unavailable(argument: &str) -> Error {
+    Error::new(Kind::Unavailable, argument)
+}
+
+/// cudarc panics where the library or a function is missing, so both are looked for before.
+fn found() -> Result<()> {
+    let names: Vec<String> = ["cuda", "nvcuda"].iter().flat_map(|n| cudarc::get_lib_name_candidates(n)).collect();
+    // SAFETY: loading the driver runs its initialisers, which is what they are for.
+    let library = names.iter().find_map(|name| unsafe { libloading::Library::new(name) }.ok());
+    let library = library.ok_or_else(|| {
+        unavailable("CUDA driver")
+            .expected("libcuda.so.1 (nvcuda.dll on Windows)")
+            .got("no such library")
+            .hint("Install the NVIDIA driver, or use the CPU")
+    })?;
+    // SAFETY: the symbol is only looked for, never called through this type.
+    match unsafe { library.get::<unsafe extern "C" fn()>(NEWEST) } {
+        Ok(_) => Ok(()),
+        Err(_) => Err(unavailable("CUDA driver")
+            .expected("a driver for CUDA 12 or later")
+            .got("an older one")
+            .hint("Update the NVIDIA driver")),
+    }
+}
+
+fn initialised() -> Result<()> {
+    // SAFETY: the library is there, and cuInit may be called at any time.
+    let code = unsafe { sys::cuInit(0) };
+    if code == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    Err(unavailable("CUDA driver").got(text(code)).hint("See what nvidia-smi says, or use the CPU"))
+}
+
+/// The name and the text of a driver error.
+pub(super) fn text(code: CUresult) -> String {
+    let said = |ask: unsafe fn(CUresult, *mut *const c_char) -> CUresult| {
+        let mut said: *const c_char = std::ptr::null();
+        // SAFETY: both functions write a pointer to a static C string, or null.
+        unsafe {
+            ask(code, &mut said);
+            (!said.is_null()).then(|| CStr::from_ptr(said).to_string_lossy().into_owned())
+        }
+    };
+    let name = said(sys::cuGetErrorName).unwrap_or_else(|| format!("CUDA error {}", code as u32));
+    match said(sys::cuGetErrorString) {
+        Some(text) => format!("{name} ({text})"),
+        None => name,
+    }
+}
+
+/// Errors after which the driver answers every further call of this OS process with an error.
+pub(super) fn is_fatal(code: CUresult) -> bool {
+    use CUresult::*;
+    matches!(
+        code,
+        CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUDA_ERROR_DEINITIALIZED
+            | CUDA_ERROR_UNKNOWN
+    )
+}
+
+/// Turns the answer of a driver call into ours; `what` names the call.
+pub(super) fn answer(code: CUresult, what: &str) -> Result<()> {
+    match code {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(Error::new(Kind::Memory, what).got(text(code))),
+        _ => Err(Error::new(Kind::Cuda, what).got(text(code))),
+    }
+}
+
+/// What there is to know about a device without using it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceInfo {
+    /// Its number, as [`Device::get`] takes it.
+    pub ordinal: usize,
+    /// The vendor's name for it.
+    pub name: String,
+    /// Major and minor compute capability.
+    pub capability: (u32, u32),
+    /// How many multiprocessors it has.
+    pub multiprocessors: u32,
+    /// Bytes of memory.
+    pub memory: usize,
+    /// Bytes nobody uses now; `None` before this process uses the device, which alone costs memory.
+    pub memory_free: Option<usize>,
+    /// Major and minor version of CUDA that the driver was made for.
+    pub driver: (u32, u32),
+    /// Major and minor version of NVRTC, or why kernels cannot be compiled.
+    pub compiler: Result<(u32, u32)>,
+    /// Why the device takes no more work in this process, if it does not.
+    pub lost: Option<Error>,
+}
+
+/// The CUDA devices of this machine. Fails with [`Kind::Unavailable`] where there is no driver.
+pub fn devices() -> Result<Vec<DeviceInfo>> {
+    ready()?;
+    (0..count()?).map(info).collect()
+}
+
+pub(super) fn count() -> Result<usize> {
+    let mut count: c_int = 0;
+    // SAFETY: writes one int.
+    answer(unsafe { sys::cuDeviceGetCount(&mut count) }, "cuDeviceGetCount")?;
+    Ok(count.max(0) as usize)
+}
+
+pub(super) fn handle(ordinal: usize) -> Result<sys::CUdevice> {
+    let mut handle = 0;
+    // SAFETY: writes one handle; the driver refuses ordinals that it does not have.
+    answer(unsafe { sys::cuDeviceGet(&mut handle, ordinal as c_int) }, "cuDeviceGet")?;
+    Ok(handle)
+}
+
+pub(super) fn attribute(device: sys::CUdevice, which: Attribute) -> Result<u32> {
+    let mut value: c_int = 0;
+    // SAFETY: writes one int.
+    answer(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, "cuDeviceGetAttribute")?;
+    Ok(value.max(0) as u32)
+}
+
+/// Major and minor version of CUDA that the driver was made for.
+pub(super) fn version() -> Result<(u32, u32)> {
+    let mut version: c_int = 0;
+    // SAFETY: writes one int.
+    answer(unsafe { sys::cuDriverGetVersion(&mut version) }, "cuDriverGetVersion")?;
+    Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+}
+
+fn name(device: sys::CUdevice) -> Result<String> {
+    let mut name = [0 as c_char; 256];
+    // SAFETY: writes a C string of at most 256 bytes.
+    answer(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 256, device) }, "cuDeviceGetName")?;
+    // SAFETY: the driver ended it with a zero.
+    Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+}
+
+fn info(ordinal: usize) -> Result<DeviceInfo> {
+    let device = handle(ordinal)?;
+    let mut memory = 0;
+    // SAFETY: writes one size.
+    answer(unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) }, "cuDeviceTotalMem")?;
+    let used = Device::in_use(ordinal);
+    Ok(DeviceInfo {
+        ordinal,
+        name: name(device)?,
+        capability: capability(device)?,
+        multiprocessors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        memory,
+        memory_free: used.as_ref().and_then(|device| device.memory_free().ok()),
+        driver: version()?,
+        compiler: compiler(),
+        lost: used.and_then(|device| device.check().err()),
+    })
+}
+
+pub(super) fn capability(device: sys::CUdevice) -> Result<(u32, u32)> {
+    Ok((
+        attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    ))
+}

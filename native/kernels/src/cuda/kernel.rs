@@ -1,0 +1,94 @@
+//! Kernels: compiled on first use, kept in memory per device and on disk per user.
+
+use super::device::Device;
+use super::{PRELUDE, cache, compiler};
+use crate::error::{Error, Kind, Result};
+use cudarc::driver::sys;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The source of one kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// The name of the `extern "C"` function.
+    pub name: &'static str,
+    /// Its text, which comes after [`PRELUDE`].
+    pub text: &'static str,
+}
+
+/// A kernel that is loaded on a device. Never unloaded: there are few, and they are small.
+#[derive(Clone, Copy)]
+pub struct Kernel(sys::CUfunction);
+
+// SAFETY: functions of a loaded module may be launched from any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    pub(super) fn function(&self) -> sys::CUfunction {
+        self.0
+    }
+}
+
+/// Locked while it compiles, so that others wait; a failure is tried again by the next call.
+type Slot = Arc<Mutex<Option<Kernel>>>;
+
+/// The kernels of one device by source (its address: sources are constants) and options.
+#[derive(Default)]
+pub(super) struct Loaded(Mutex<HashMap<(*const u8, &'static str), HashMap<String, Slot>>>);
+
+// SAFETY: the addresses are only compared.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+impl Loaded {
+    pub(super) fn get(&self, device: &Device, source: &Source, options: &str) -> Result<Kernel> {
+        let slot = self.slot(source, options);
+        let mut loaded = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        match *loaded {
+            Some(kernel) => Ok(kernel),
+            None => Ok(*loaded.insert(prepare(device, source, options)?)),
+        }
+    }
+
+    fn slot(&self, source: &Source, options: &str) -> Slot {
+        let mut kernels = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let variants = kernels.entry((source.text.as_ptr(), source.name)).or_default();
+        if let Some(slot) = variants.get(options) {
+            return slot.clone();
+        }
+        variants.entry(options.to_string()).or_default().clone()
+    }
+}
+
+fn prepare(device: &Device, source: &Source, options: &str) -> Result<Kernel> {
+    let (major, minor) = compiler::compiler()?;
+    let version = format!("NVRTC {major}.{minor}");
+    let (major, minor) = device.facts().capability;
+    let target = format!("--gpu-architecture=sm_{major}{minor}");
+    let parts = [source.name, PRELUDE, source.text, options, &target, &version];
+    if let Some(kernel) = cache::load(&parts).and_then(|code| load(device, source.name, &code).ok()) {
+        return Ok(kernel);
+    }
+    let mut arguments = vec![target.clone(), "-std=c++17".to_string()];
+    arguments.extend(options.split_whitespace().map(str::to_string));
+    let code = compiler::compile(source.name, &format!("{PRELUDE}\n{}", source.text), &arguments)?;
+    let kernel = load(device, source.name, &code)?;
+    cache::store(&parts, &code);
+    Ok(kernel)
+}
+
+fn load(device: &Device, name: &str, code: &[u8]) -> Result<Kernel> {
+    device.bind()?;
+    let name = CString::new(name).map_err(|_| Error::new(Kind::Cuda, "kernel").got("a zero byte in its name"))?;
+    let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the code is a whole CUBIN image, which carries its own length; each call writes one handle.
+    unsafe {
+        device.answer(sys::cuModuleLoadData(&mut module, code.as_ptr().cast()), "cuModuleLoadData")?;
+        device.answer(sys::cuModuleGetFunction(&mut function, module, name.as_ptr()), "cuModuleGetFunction")?;
+    }
+    Ok(Kernel(function))
+}

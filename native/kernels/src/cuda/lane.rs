@@ -1,0 +1,321 @@
+//! A lane: a stream of its own and the pinned memory through which copies to and from it go.
+
+use super::buffer::Buffer;
+use super::device::Device;
+use super::kernel::Kernel;
+use super::staging::Staging;
+use crate::error::{Error, Kind, Result};
+use crate::tensor::{Described, Spec};
+use cudarc::driver::sys::{self, CUresult};
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An ordered queue of work for one device, for one thread at a time. Comes from
+/// [`Device::lane`] and goes back there when dropped.
+pub struct Lane {
+    device: Device,
+    /// `None` only while it is being dropped.
+    core: Option<RefCell<Core>>,
+    clock: Arc<Clock>,
+}
+
+// SAFETY: streams may be used from any thread, and a lane is used by one at a time.
+unsafe impl Send for Lane {}
+
+/// What a lane leaves in its device's stock.
+pub(super) struct Core {
+    clock: Arc<Clock>,
+    staging: Staging,
+}
+
+/// How far a lane's work has come: points queued, and points known to be done.
+pub(super) struct Clock {
+    stream: sys::CUstream,
+    queued: AtomicU64,
+    done: AtomicU64,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Clock {}
+// SAFETY: as above; the driver locks inside.
+unsafe impl Sync for Clock {}
+
+impl Clock {
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    pub(super) fn passed(&self, point: u64) -> bool {
+        self.done.load(Ordering::Acquire) >= point
+    }
+
+    /// Waits for all that is queued. Errors are the device's to remember.
+    pub(super) fn wait(&self, device: &Device) {
+        let _ = self.synchronize(device);
+    }
+
+    fn synchronize(&self, device: &Device) -> Result<()> {
+        device.bind()?;
+        let queued = self.queued.load(Ordering::Acquire);
+        // SAFETY: streams are never destroyed.
+        device.answer(unsafe { sys::cuStreamSynchronize(self.stream) }, "cuStreamSynchronize")?;
+        self.done.fetch_max(queued, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+/// A new stream that does not wait for the default stream.
+pub(super) fn stream() -> std::result::Result<sys::CUstream, (CUresult, &'static str)> {
+    let mut stream = std::ptr::null_mut();
+    let flag = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+    // SAFETY: writes one handle in the bound context.
+    match unsafe { sys::cuStreamCreate(&mut stream, flag) } {
+        CUresult::CUDA_SUCCESS => Ok(stream),
+        code => Err((code, "cuStreamCreate")),
+    }
+}
+
+impl Core {
+    pub(super) fn new(device: &Device) -> Result<Core> {
+        let stream = stream().or_else(|(code, what)| device.answer(code, what).map(|()| std::ptr::null_mut()))?;
+        let clock = Clock { stream, queued: AtomicU64::new(0), done: AtomicU64::new(0) };
+        Ok(Core { clock: Arc::new(clock), staging: Staging::default() })
+    }
+}
+
+impl Lane {
+    pub(super) fn new(device: Device, core: Core) -> Lane {
+        Lane { device, clock: core.clock.clone(), core: Some(RefCell::new(core)) }
+    }
+
+    /// The device it belongs to.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.clock.stream
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Where the buffer lies, for work queued on this lane next; that work will wait for what other
+    /// lanes have queued on it. Fails where the buffer is on another device.
+    pub fn address(&self, buffer: &Buffer) -> Result<u64> {
+        if *buffer.device() != self.device {
+            return Err(Error::new(Kind::Argument, "buffer")
+                .expected(format_args!("memory on {:?}", self.device))
+                .got(format_args!("memory on {:?}", buffer.device())));
+        }
+        let until = self.clock.queued.fetch_add(1, Ordering::AcqRel) + 1;
+        for other in buffer.note(&self.clock, until) {
+            self.wait_for(&other)?;
+        }
+        Ok(buffer.address())
+    }
+
+    fn wait_for(&self, other: &Clock) -> Result<()> {
+        let event = Event::new(&self.device, false)?;
+        event.record(other.stream)?;
+        // SAFETY: both handles are alive, and a destroyed event still ends the wait.
+        self.device.answer(unsafe { sys::cuStreamWaitEvent(self.stream(), event.handle, 0) }, "cuStreamWaitEvent")
+    }
+
+    /// Memory for work on this lane alone. Can be dropped as soon as that work is queued.
+    pub fn scratch(&self, spec: Spec) -> Result<Scratch<'_>> {
+        let bytes = spec.bytes();
+        let address = if bytes == 0 { 0 } else { self.device.take_memory(bytes, Some(self.stream()))? };
+        Ok(Scratch { lane: self, address, bytes })
+    }
+
+    /// Queues a kernel whose one parameter is the struct `params`.
+    ///
+    /// # Safety
+    /// `params` has the layout that the kernel declares, and the kernel stays within the memory that
+    /// it points to. Its addresses come from [`Lane::address`] of this lane, and the buffers live
+    /// until they have been noted so.
+    pub unsafe fn launch<P: Copy>(&self, kernel: &Kernel, blocks: u32, threads: u32, params: &P) -> Result<()> {
+        self.device.bind()?;
+        let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
+        // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
+        let code = unsafe {
+            sys::cuLaunchKernel(
+                kernel.function(),
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                self.stream(),
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        self.device.answer(code, "cuLaunchKernel")
+    }
+
+    /// Copies host bytes into a buffer of the same size.
+    pub fn upload(&self, from: &[u8], to: &Buffer) -> Result<()> {
+        self.upload_all(&[(from, to)])
+    }
+
+    /// Copies several at once, which is faster than one after another. The bytes are taken before
+    /// this returns; the copies into the buffers are only queued.
+    pub fn upload_all(&self, copies: &[(&[u8], &Buffer)]) -> Result<()> {
+        copies.iter().try_for_each(|(from, to)| same_size(from.len(), to))?;
+        self.device.bind()?;
+        self.staging(|staging| staging.upload(self, copies))
+    }
+
+    /// Copies a buffer to as many host bytes and waits for all that the lane has queued.
+    pub fn download(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
+        self.download_all(&mut [(from, to)])
+    }
+
+    /// Copies several at once, and waits for all that the lane has queued.
+    pub fn download_all(&self, copies: &mut [(&Buffer, &mut [u8])]) -> Result<()> {
+        copies.iter().try_for_each(|(from, to)| same_size(to.len(), from))?;
+        self.device.bind()?;
+        self.staging(|staging| staging.download(self, copies))?;
+        self.synchronize()
+    }
+
+    /// Fills a buffer with bytes of all ones, which read as NaN in every float type. For tests.
+    pub fn poison(&self, buffer: &Buffer) -> Result<()> {
+        let (address, bytes) = (self.address(buffer)?, buffer.spec().bytes());
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.bind()?;
+        // SAFETY: the range is the whole buffer.
+        self.device.answer(unsafe { sys::cuMemsetD8Async(address, 0xff, bytes, self.stream()) }, "cuMemsetD8Async")
+    }
+
+    /// Waits until all that was queued is done; reports errors of kernels that ran.
+    pub fn synchronize(&self) -> Result<()> {
+        self.clock.synchronize(&self.device)?;
+        self.staging(|staging| {
+            staging.drained();
+            Ok(())
+        })
+    }
+
+    /// A point in the lane's work, for timing.
+    pub fn mark(&self) -> Result<Mark> {
+        self.device.bind()?;
+        let event = Event::new(&self.device, true)?;
+        event.record(self.stream())?;
+        Ok(Mark(event))
+    }
+
+    fn staging<T>(&self, work: impl FnOnce(&mut Staging) -> Result<T>) -> Result<T> {
+        match &self.core {
+            Some(core) => work(&mut core.borrow_mut().staging),
+            None => Err(Error::new(Kind::Panic, "lane").got("use after drop")),
+        }
+    }
+}
+
+fn same_size(bytes: usize, buffer: &Buffer) -> Result<()> {
+    if bytes == buffer.spec().bytes() {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Size, "data")
+        .expected(format_args!("{} bytes for {}", buffer.spec().bytes(), buffer.spec()))
+        .got(format_args!("{bytes} bytes")))
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if let Some(core) = self.core.take() {
+            self.device.lanes().push(core.into_inner());
+        }
+    }
+}
+
+/// Memory that is taken and given back in the order of one lane's work.
+pub struct Scratch<'a> {
+    lane: &'a Lane,
+    address: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+impl Scratch<'_> {
+    /// Where it lies.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        if self.address != 0 {
+            // SAFETY: it came from there with this size, and only this lane's work uses it.
+            unsafe { self.lane.device.give_memory(self.address, self.bytes, Some(self.lane.stream())) };
+        }
+    }
+}
+
+/// A point in a lane's work.
+pub struct Mark(Event);
+
+impl Mark {
+    /// Milliseconds of device time between two points; waits for both.
+    pub fn milliseconds_since(&self, earlier: &Mark) -> Result<f32> {
+        let device = &self.0.device;
+        self.0.wait()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events are alive and were recorded.
+        let code = unsafe { sys::cuEventElapsedTime(&mut milliseconds, earlier.0.handle, self.0.handle) };
+        device.answer(code, "cuEventElapsedTime")?;
+        Ok(milliseconds)
+    }
+}
+
+pub(super) struct Event {
+    device: Device,
+    handle: sys::CUevent,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above; the driver locks inside.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event in the bound context.
+    pub(super) fn new(device: &Device, timing: bool) -> Result<Event> {
+        use sys::CUevent_flags::{CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING};
+        let flag = if timing { CU_EVENT_DEFAULT } else { CU_EVENT_DISABLE_TIMING };
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        device.answer(unsafe { sys::cuEventCreate(&mut handle, flag as u32) }, "cuEventCreate")?;
+        Ok(Event { device: device.clone(), handle })
+    }
+
+    pub(super) fn record(&self, stream: sys::CUstream) -> Result<()> {
+        // SAFETY: both handles are alive.
+        self.device.answer(unsafe { sys::cuEventRecord(self.handle, stream) }, "cuEventRecord")
+    }
+
+    pub(super) fn wait(&self) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the handle is alive.
+        self.device.answer(unsafe { sys::cuEventSynchronize(self.handle) }, "cuEventSynchronize")
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the handle is alive, and nobody uses it after this.
+            unsafe { sys::cuEventDestroy_v2(self.handle) };
+        }
+    }
+}

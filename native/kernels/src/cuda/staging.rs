@@ -1,0 +1,207 @@
+//! Copies between ordinary memory and the device, through pinned memory.
+//!
+//! The driver copies pageable memory at 12 to 19 GB/s and pinned memory at 50. One core fills pinned
+//! memory at about 10 GB/s, so several threads do, each queueing its piece as soon as it is filled,
+//! and the device reads the first pieces while the last are being filled.
+
+use super::buffer::Buffer;
+use super::device::Device;
+use super::lane::{Clock, Event, Lane};
+use crate::cpu::pool;
+use crate::error::Result;
+use cudarc::driver::sys;
+use std::sync::OnceLock;
+
+/// Bytes that are copied and queued together: long enough to hide what queueing costs.
+#[allow(non_snake_case)]
+fn PIECE_() -> usize {
+    static V: OnceLock<usize> = OnceLock::new();
+    *V.get_or_init(|| std::env::var("SW_PIECE").map_or(256 << 10, |v| v.parse().unwrap()))
+}
+/// The most pinned memory that a lane keeps; longer copies go in rounds.
+const MOST: usize = 64 << 20;
+/// The least that is taken.
+const LEAST: usize = 1 << 20;
+/// More threads than this do not make copies faster.
+const THREADS: usize = 8;
+
+/// A lane's pinned memory.
+#[derive(Default)]
+pub(super) struct Staging {
+    pinned: Option<Pinned>,
+    /// Bytes that copies in flight may still use.
+    used: usize,
+}
+
+/// One piece of a copy: so many bytes on the host, in pinned memory, and on the device.
+struct Piece {
+    host: *mut u8,
+    pinned: *mut u8,
+    device: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+// SAFETY: pieces of one copy do not overlap, and each is worked on by one thread.
+unsafe impl Sync for Piece {}
+// SAFETY: as above.
+unsafe impl Send for Piece {}
+
+impl Staging {
+    /// The lane has done all it had to.
+    pub(super) fn drained(&mut self) {
+        self.used = 0;
+    }
+
+    pub(super) fn upload(&mut self, lane: &Lane, copies: &[(&[u8], &Buffer)]) -> Result<()> {
+        let mut rest = Vec::with_capacity(copies.len());
+        for (from, to) in copies {
+            rest.push((from.as_ptr().cast_mut(), lane.address(to)?, from.len()));
+        }
+        let (device, clock) = (lane.device(), lane.clock());
+        while let Some(pieces) = self.round(lane, &mut rest)? {
+            each(&pieces, |piece| {
+                // SAFETY: the piece lies within the source and within pinned memory nobody else uses.
+                unsafe { piece.host.copy_to_nonoverlapping(piece.pinned, piece.bytes) };
+                piece.send(device, clock)
+            })?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn download(&mut self, lane: &Lane, copies: &mut [(&Buffer, &mut [u8])]) -> Result<()> {
+        let mut rest = Vec::with_capacity(copies.len());
+        for (from, to) in copies {
+            rest.push((to.as_mut_ptr(), lane.address(from)?, to.len()));
+        }
+        while let Some(pieces) = self.round(lane, &mut rest)? {
+            let arrivals = pieces.iter().map(|piece| Arrival::queue(lane, piece)).collect::<Result<Vec<_>>>()?;
+            each(&arrivals, |arrival| {
+                arrival.event.wait()?;
+                let piece = arrival.piece;
+                // SAFETY: the bytes have arrived; the piece lies within its destination.
+                unsafe { piece.pinned.copy_to_nonoverlapping(piece.host, piece.bytes) };
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Takes as much off `rest` as pinned memory holds, or nothing when all is done.
+    fn round(&mut self, lane: &Lane, rest: &mut Vec<(*mut u8, sys::CUdeviceptr, usize)>) -> Result<Option<Vec<Piece>>> {
+        let bytes: usize = rest.iter().map(|(_, _, bytes)| bytes.next_multiple_of(ALIGN)).sum();
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let (start, mut room) = self.reserve(lane, bytes)?;
+        let (mut pieces, mut at) = (Vec::with_capacity(room / PIECE_() + rest.len()), start);
+        while let Some((host, device, left)) = rest.last_mut() {
+            let bytes = PIECE_().min(*left).min(room);
+            if bytes > 0 {
+                pieces.push(Piece { host: *host, pinned: at, device: *device, bytes });
+                let taken = bytes.next_multiple_of(ALIGN).min(room);
+                // SAFETY: stays within the source or destination, and within the reserved bytes.
+                (*host, at) = unsafe { (host.add(bytes), at.add(taken)) };
+                (*device, *left, room) = (*device + bytes as u64, *left - bytes, room - taken);
+            }
+            match *left {
+                0 => rest.pop(),
+                _ if room == 0 => break,
+                _ => continue,
+            };
+        }
+        Ok(Some(pieces))
+    }
+
+    /// Up to `bytes` of pinned memory that no copy in flight uses, and how many they are.
+    fn reserve(&mut self, lane: &Lane, bytes: usize) -> Result<(*mut u8, usize)> {
+        let held = self.pinned.as_ref().map_or(0, |pinned| pinned.bytes);
+        if bytes > held - self.used {
+            // SAFETY: streams are never destroyed.
+            lane.device().answer(unsafe { sys::cuStreamSynchronize(lane.stream()) }, "cuStreamSynchronize")?;
+            self.used = 0;
+            if bytes > held && held < MOST {
+                self.pinned = None;
+                self.pinned = Some(Pinned::new(lane.device(), bytes.next_power_of_two().clamp(LEAST, MOST))?);
+            }
+        }
+        let Some(pinned) = &self.pinned else { unreachable!("room was made above") };
+        let room = bytes.min(pinned.bytes - self.used);
+        // SAFETY: `used` is within the allocation.
+        let start = unsafe { pinned.start.add(self.used) };
+        self.used += room;
+        Ok((start, room))
+    }
+}
+
+/// Pieces start on cache lines.
+const ALIGN: usize = 256;
+
+/// Does `work` on every item, on as many threads as pay.
+fn each<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Send + Sync) -> Result<()> {
+    let threads = if items.len() < 3 {
+        1
+    } else {
+        pool::default_threads().min(std::env::var("SW_THREADS").map_or(8, |v| v.parse().unwrap()))
+    };
+    let failure = OnceLock::new();
+    pool::for_each(threads, items.len(), |i| {
+        if let Err(error) = work(&items[i]) {
+            let _ = failure.set(error);
+        }
+    })?;
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
+impl Piece {
+    fn send(&self, device: &Device, lane: &Clock) -> Result<()> {
+        device.bind()?;
+        // SAFETY: both ranges are as long as the piece; pinned memory stays untouched until the lane is drained.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(self.device, self.pinned.cast(), self.bytes, lane.stream()) };
+        device.answer(code, "cuMemcpyHtoDAsync")
+    }
+}
+
+/// A piece on its way from the device.
+struct Arrival<'a> {
+    piece: &'a Piece,
+    event: Event,
+}
+
+impl<'a> Arrival<'a> {
+    fn queue(lane: &Lane, piece: &'a Piece) -> Result<Arrival<'a>> {
+        // SAFETY: both ranges are as long as the piece; pinned memory is read after the event only.
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(piece.pinned.cast(), piece.device, piece.bytes, lane.stream()) };
+        lane.device().answer(code, "cuMemcpyDtoHAsync")?;
+        let event = Event::new(lane.device(), false)?;
+        event.record(lane.stream())?;
+        Ok(Arrival { piece, event })
+    }
+}
+
+/// Host memory that the device reads and writes by itself.
+struct Pinned {
+    device: Device,
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    fn new(device: &Device, bytes: usize) -> Result<Pinned> {
+        let mut start = std::ptr::null_mut();
+        // SAFETY: writes one pointer; flag 1 makes the memory pinned for every context.
+        device.answer(unsafe { sys::cuMemHostAlloc(&mut start, bytes, 1) }, "cuMemHostAlloc")?;
+        Ok(Pinned { device: device.clone(), start: start.cast(), bytes })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: it came from cuMemHostAlloc, and its lane was drained before.
+            unsafe { sys::cuMemFreeHost(self.start.cast()) };
+        }
+    }
+}

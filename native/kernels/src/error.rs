@@ -1,0 +1,131 @@
+//! One error for every failure: what was looked at, what was expected, what came, and what to do.
+
+use std::fmt;
+
+/// The sort of failure, for callers that match on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A tensor has the wrong rank or size.
+    Shape,
+    /// A tensor has the wrong element type.
+    DType,
+    /// A tensor's bytes do not match its shape, or a size overflows.
+    Size,
+    /// A required tensor is missing, or one is there that the op does not know.
+    Argument,
+    /// An option is unknown or has a value that is not allowed.
+    Option,
+    /// The wanted device, level or library is not on this machine.
+    Unavailable,
+    /// The device failed before and takes no more work in this OS process.
+    DeviceLost,
+    /// A call to the CUDA driver or to NVRTC failed.
+    Cuda,
+    /// Memory could not be had.
+    Memory,
+    /// A file is missing, damaged or cannot be written.
+    File,
+    /// A bug in this library, caught before it could do harm.
+    Panic,
+}
+
+impl Kind {
+    /// The name under which other languages see it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Shape => "shape",
+            Kind::DType => "dtype",
+            Kind::Size => "size",
+            Kind::Argument => "argument",
+            Kind::Option => "option",
+            Kind::Unavailable => "unavailable",
+            Kind::DeviceLost => "device_lost",
+            Kind::Cuda => "cuda",
+            Kind::Memory => "memory",
+            Kind::File => "file",
+            Kind::Panic => "panic",
+        }
+    }
+}
+
+/// A failure with everything a person needs to mend it. Empty fields are left out of the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// The sort of failure.
+    pub kind: Kind,
+    /// The op that was asked for.
+    pub op: String,
+    /// The argument, option, device or file that is wrong.
+    pub argument: String,
+    /// What would have been right.
+    pub expected: String,
+    /// What came instead.
+    pub got: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+/// The result of everything here that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error about `argument`; the other fields are added by the methods below.
+    pub fn new(kind: Kind, argument: impl Into<String>) -> Self {
+        Error {
+            kind,
+            op: String::new(),
+            argument: argument.into(),
+            expected: String::new(),
+            got: String::new(),
+            hint: String::new(),
+        }
+    }
+
+    /// Says what would have been right.
+    pub fn expected(mut self, expected: impl fmt::Display) -> Self {
+        self.expected = expected.to_string();
+        self
+    }
+
+    /// Says what came instead.
+    pub fn got(mut self, got: impl fmt::Display) -> Self {
+        self.got = got.to_string();
+        self
+    }
+
+    /// Says what to do about it.
+    pub fn hint(mut self, hint: impl fmt::Display) -> Self {
+        self.hint = hint.to_string();
+        self
+    }
+
+    /// Names the op, unless an inner call has named one already.
+    pub fn in_op(mut self, op: &str) -> Self {
+        if self.op.is_empty() {
+            self.op = op.to_string();
+        }
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.op.is_empty() {
+            write!(f, "{}: ", self.op)?;
+        }
+        write!(f, "{}", self.argument)?;
+        if !self.expected.is_empty() {
+            write!(f, ": expected {}", self.expected)?;
+        }
+        if !self.got.is_empty() {
+            let joint = if self.expected.is_empty() { ":" } else { ", got" };
+            write!(f, "{joint} {}", self.got)?;
+        }
+        if !self.hint.is_empty() {
+            write!(f, ". {}", self.hint)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,287 @@
+//! What every op has in common: named tensors in, checked options, named tensors out.
+//!
+//! An op is a type that implements [`Op`]. The NIF, the golden tests and the timing example are
+//! written once over the trait, so a new op is one folder and one line in each list.
+
+use crate::cpu;
+use crate::cuda;
+use crate::error::{Error, Kind, Result};
+use crate::tensor::{DType, Described, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::de::DeserializeOwned;
+use std::borrow::Cow;
+
+/// How an input's element type follows from the one that the caller chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// The storage type itself.
+    Storage,
+    /// The type of the arithmetic: f32, or f64 for f64 storage.
+    Wide,
+}
+
+impl Precision {
+    /// The element type that a tensor of this precision has beside `storage`.
+    pub fn dtype(self, storage: DType) -> DType {
+        match self {
+            Precision::Storage => storage,
+            Precision::Wide => storage.wide(),
+        }
+    }
+}
+
+/// One input of an op, as its documentation and its checks see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot {
+    /// The name in files and maps.
+    pub name: &'static str,
+    /// Its allowed shapes in words, such as `(B, L, D)`.
+    pub shape: &'static str,
+    /// How its element type relates to the storage type.
+    pub precision: Precision,
+    /// Whether it may be absent.
+    pub optional: bool,
+}
+
+impl Slot {
+    /// A required input of the storage type.
+    pub const fn new(name: &'static str, shape: &'static str) -> Slot {
+        Slot { name, shape, precision: Precision::Storage, optional: false }
+    }
+
+    /// The same, stored in the type of the arithmetic.
+    pub const fn wide(mut self) -> Slot {
+        self.precision = Precision::Wide;
+        self
+    }
+
+    /// The same, but it may be absent.
+    pub const fn optional(mut self) -> Slot {
+        self.optional = true;
+        self
+    }
+}
+
+/// One option of an op, for its documentation and for the command line.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionDoc {
+    /// The name in maps; on the command line with dashes.
+    pub name: &'static str,
+    /// What values it takes: `flag`, `pair`, `integer`, `float` or `text`.
+    pub takes: &'static str,
+    /// What it does and its default, in a line.
+    pub help: &'static str,
+}
+
+/// Tensors by name. Few enough that looking one up is a short walk.
+#[derive(Clone, Debug)]
+pub struct Named<T>(Vec<(Name, T)>);
+
+/// A tensor's name; those that ops know are never copied.
+pub type Name = Cow<'static, str>;
+
+impl<T> Default for Named<T> {
+    fn default() -> Self {
+        Named(Vec::new())
+    }
+}
+
+impl<T> Named<T> {
+    /// Adds one.
+    pub fn push(&mut self, name: impl Into<Name>, tensor: T) {
+        self.0.push((name.into(), tensor));
+    }
+
+    /// The one of that name, if it is there.
+    pub fn find(&self, name: &str) -> Option<&T> {
+        self.0.iter().find(|(n, _)| n == name).map(|(_, t)| t)
+    }
+
+    /// The one of that name, or an error that says it is missing.
+    pub fn get(&self, name: &str) -> Result<&T> {
+        self.find(name).ok_or_else(|| Error::new(Kind::Argument, name).expected("a tensor").got("none"))
+    }
+
+    /// Removes and returns the one of that name, or says that it is missing.
+    pub fn expect(&mut self, name: &str) -> Result<T> {
+        self.get(name)?;
+        Ok(self.take(name).expect("it was just there"))
+    }
+
+    /// Removes and returns the one of that name, if it is there.
+    pub fn take(&mut self, name: &str) -> Option<T> {
+        let at = self.0.iter().position(|(n, _)| n == name)?;
+        Some(self.0.swap_remove(at).1)
+    }
+
+    /// All of them with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&Name, &T)> {
+        self.0.iter().map(|(n, t)| (n, t))
+    }
+
+    /// All of them with their names, to change.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&Name, &mut T)> {
+        self.0.iter_mut().map(|(n, t)| (&*n, t))
+    }
+
+    /// The same names with other values.
+    pub fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U) -> Named<U> {
+        Named(self.0.iter().map(|(n, t)| (n.clone(), f(t))).collect())
+    }
+}
+
+impl<T> Named<T> {
+    /// The same names with other values, or the first error.
+    pub fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Named<U>> {
+        self.0.iter().map(|(n, t)| Ok((n.clone(), f(t)?))).collect()
+    }
+}
+
+impl<N: Into<Name>, T> FromIterator<(N, T)> for Named<T> {
+    fn from_iter<I: IntoIterator<Item = (N, T)>>(items: I) -> Self {
+        Named(items.into_iter().map(|(n, t)| (n.into(), t)).collect())
+    }
+}
+
+impl<T> IntoIterator for Named<T> {
+    type Item = (Name, T);
+    type IntoIter = std::vec::IntoIter<(Name, T)>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+/// An operation: what it takes, what it gives, and how each backend computes it.
+pub trait Op {
+    /// Its name in every language.
+    const NAME: &'static str;
+    /// What it does, in a line.
+    const ABOUT: &'static str;
+    /// Its inputs, the one that sets the storage type first.
+    const INPUTS: &'static [Slot];
+    /// Its options.
+    const OPTIONS: &'static [OptionDoc];
+    /// Cotangents that files may carry beside the inputs, with the outputs they belong to.
+    const COTANGENTS: &'static [&'static str];
+
+    /// The options, with their defaults; unknown keys are refused when they are decoded.
+    type Options: DeserializeOwned + Default + Clone;
+    /// The checked call: sizes, forms and options, everything but the data.
+    type Problem;
+
+    /// Proves that inputs and options fit each other.
+    fn check(inputs: &Named<Spec>, options: &Self::Options) -> Result<Self::Problem>;
+
+    /// The outputs of a checked call, in a fixed order.
+    fn outputs(problem: &Self::Problem) -> Result<Named<Spec>>;
+
+    /// Computes on the CPU. Writes every element of every output.
+    fn cpu(problem: &Self::Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()>;
+
+    /// Computes in f64, as plainly as the formula; may give more than the outputs asked for.
+    fn reference(problem: &Self::Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>;
+
+    /// Queues the computation on a lane of a CUDA device. Writes every element of every output.
+    fn cuda(
+        problem: &Self::Problem,
+        inputs: &Named<&cuda::Buffer>,
+        outputs: &Named<&cuda::Buffer>,
+        lane: &cuda::Lane,
+    ) -> Result<()>;
+}
+
+/// A name as the op knows it, without a copy; an unknown one is copied.
+pub fn name<O: Op>(name: &str) -> Name {
+    let known = O::INPUTS.iter().find(|slot| slot.name == name);
+    known.map_or_else(|| Cow::Owned(name.to_string()), |slot| Cow::Borrowed(slot.name))
+}
+
+/// Checks a call of `O`: first what every op asks for (known names, required inputs, one storage
+/// type), then the op's own rules.
+pub fn check<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<O::Problem> {
+    known_names::<O>(inputs)
+        .and_then(|()| one_storage_type::<O>(inputs))
+        .and_then(|()| O::check(inputs, options))
+        .map_err(|error| error.in_op(O::NAME))
+}
+
+fn known_names<O: Op>(inputs: &Named<Spec>) -> Result<()> {
+    for slot in O::INPUTS.iter().filter(|slot| !slot.optional) {
+        inputs.get(slot.name).map_err(|e| e.hint(format_args!("{} has shape {}", slot.name, slot.shape)))?;
+    }
+    let names = || O::INPUTS.iter().map(|slot| slot.name).collect::<Vec<_>>().join(", ");
+    match inputs.iter().find(|(name, _)| O::INPUTS.iter().all(|slot| slot.name != **name)) {
+        Some((name, _)) => {
+            Err(Error::new(Kind::Argument, name.as_ref()).expected(format_args!("one of {}", names())).got(name))
+        }
+        None => Ok(()),
+    }
+}
+
+fn one_storage_type<O: Op>(inputs: &Named<Spec>) -> Result<()> {
+    let first = O::INPUTS[0].name;
+    let storage = inputs.get(first)?.dtype;
+    for slot in O::INPUTS {
+        let Some(spec) = inputs.find(slot.name) else { continue };
+        let expected = slot.precision.dtype(storage);
+        if spec.dtype != expected {
+            return Err(Error::new(Kind::DType, slot.name)
+                .expected(expected)
+                .got(spec.dtype)
+                .hint(format_args!("`{first}` is {storage}; convert one of them")));
+        }
+    }
+    Ok(())
+}
+
+/// The specs of some described tensors.
+pub fn specs<T: Described>(tensors: &Named<T>) -> Named<Spec> {
+    tensors.map(Described::spec)
+}
+
+/// Runs `O` on the CPU from views to views.
+pub fn run_cpu<O: Op>(
+    options: &O::Options,
+    inputs: &Named<View>,
+    outputs: Named<ViewMut>,
+    exec: &cpu::Exec,
+) -> Result<()> {
+    let problem = check::<O>(&specs(inputs), options)?;
+    same_specs::<O>(&problem, &specs(&outputs))
+        .and_then(|()| match exec.level {
+            cpu::Level::Reference => run_reference::<O>(&problem, inputs, outputs),
+            _ => O::cpu(&problem, inputs, outputs, exec),
+        })
+        .map_err(|error| error.in_op(O::NAME))
+}
+
+fn run_reference<O: Op>(problem: &O::Problem, inputs: &Named<View>, outputs: Named<ViewMut>) -> Result<()> {
+    let mut results = O::reference(problem, &inputs.map(View::to_f64))?;
+    for (name, output) in outputs {
+        output.store_f64(&results.expect(&name)?);
+    }
+    Ok(())
+}
+
+/// Queues `O` on a lane, from device buffers to device buffers.
+pub fn run_cuda<O: Op>(
+    options: &O::Options,
+    inputs: &Named<&cuda::Buffer>,
+    outputs: &Named<&cuda::Buffer>,
+    lane: &cuda::Lane,
+) -> Result<()> {
+    let problem = check::<O>(&inputs.map(|b| b.spec()), options)?;
+    same_specs::<O>(&problem, &outputs.map(|b| b.spec()))
+        .and_then(|()| O::cuda(&problem, inputs, outputs, lane))
+        .map_err(|error| error.in_op(O::NAME))
+}
+
+fn same_specs<O: Op>(problem: &O::Problem, outputs: &Named<Spec>) -> Result<()> {
+    for (name, expected) in O::outputs(problem)? {
+        let got = outputs.get(&name)?;
+        if *got != expected {
+            return Err(Error::new(Kind::Shape, name).expected(expected).got(got));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Safetensors files: what is in them, one tensor at a time, and written whole or not at all.
+//!
+//! The header is parsed and checked by the `safetensors` crate. Tensors are read by position, not
+//! mapped: a file that another program cuts short gives an error, where a mapping would end the
+//! process.
+
+use crate::error::{Error, Kind, Result};
+use crate::tensor::{DType, Described, Owned, Spec, View};
+use safetensors::tensor::{Dtype, Metadata, TensorView};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// A header may take this many bytes: the bound of the format's own implementation.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// One tensor of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its element type as the file names it, such as `F32`.
+    pub dtype: String,
+    /// The sizes of its axes.
+    pub shape: Vec<usize>,
+    /// Where its bytes begin in the file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub len: usize,
+}
+
+/// An open file whose header is sound and whose size agrees with it.
+pub struct Reader {
+    path: PathBuf,
+    file: File,
+    entries: Vec<Entry>,
+}
+
+fn failure(path: &Path, expected: &str, got: impl std::fmt::Display) -> Error {
+    Error::new(Kind::File, path.display().to_string()).expected(expected).got(got)
+}
+
+impl Reader {
+    /// Opens a file and reads its header.
+    pub fn open(path: &Path) -> Result<Reader> {
+        let mut file = File::open(path).map_err(|e| failure(path, "a readable file", e))?;
+        let size = file.metadata().map_err(|e| failure(path, "a readable file", e))?.len();
+        let header = read_header(&mut file, size).map_err(|got| failure(path, "a safetensors file", got))?;
+        let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| failure(path, "a safetensors file", e))?;
+        let start = 8 + header.len() as u64;
+        let entries = entries(&metadata, start);
+        let end = start + metadata.data_len() as u64;
+        if size != end {
+            return Err(failure(path, &format!("{end} bytes as its header says"), format_args!("{size} bytes")));
+        }
+        Ok(Reader { path: path.to_path_buf(), file, entries })
+    }
+
+    /// What the file holds, in the order of the data.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The entry of that name.
+    pub fn entry(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.name == name)
+    }
+
+    /// The type and shape of an entry, if it is of one of our element types.
+    pub fn spec(&self, entry: &Entry) -> Result<Spec> {
+        let dtype = DType::ALL.into_iter().find(|&dtype| file_type(dtype).to_string() == entry.dtype);
+        let dtype = dtype
+            .ok_or_else(|| Error::new(Kind::DType, &entry.name).expected("F64, F32, BF16 or F16").got(&entry.dtype))?;
+        Spec::new(dtype, &entry.shape)
+    }
+
+    /// Reads an entry of one of our element types.
+    pub fn tensor(&self, entry: &Entry) -> Result<Owned> {
+        let mut tensor = Owned::poisoned(self.spec(entry)?);
+        self.read(entry, tensor.view_mut().bytes())?;
+        Ok(tensor)
+    }
+
+    /// Reads the bytes of an entry. `bytes` must be as long as the entry.
+    pub fn read(&self, entry: &Entry, bytes: &mut [u8]) -> Result<()> {
+        self.file
+            .read_exact_at(bytes, entry.offset)
+            .map_err(|e| failure(&self.path, &format!("the data of `{}`", entry.name), e))
+    }
+}
+
+fn read_header(file: &mut File, size: u64) -> std::result::Result<Vec<u8>, String> {
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(|_| format!("{size} bytes"))?;
+    let header = u64::from_le_bytes(length);
+    if header > MAX_HEADER || header > size - 8 {
+        return Err(format!("a header of {header} bytes in a file of {size}"));
+    }
+    let mut bytes = vec![0; header as usize];
+    file.read_exact(&mut bytes).map_err(|e| e.to_string())?;
+    Ok(bytes)
+}
+
+fn entries(metadata: &Metadata, start: u64) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = metadata
+        .tensors()
+        .into_iter()
+        .map(|(name, info)| Entry {
+            name,
+            dtype: info.dtype.to_string(),
+            shape: info.shape.clone(),
+            offset: start + info.data_offsets.0 as u64,
+            len: info.data_offsets.1 - info.data_offsets.0,
+        })
+        .collect();
+    entries.sort_by_key(|entry| entry.offset);
+    entries
+}
+
+/// Writes tensors to a new file beside `path` and renames it there, so that whoever looks sees the
+/// old file or the whole new one.
+pub fn write(path: &Path, tensors: &[(&str, View)]) -> Result<()> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().ok_or_else(|| failure(path, "the name of a file", "none"))?;
+    let unfinished = folder.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+    let written = serialize(tensors, &unfinished).and_then(|()| rename(&unfinished, path));
+    written.map_err(|got| {
+        // It may never have been made; what matters is the first error.
+        let _ = std::fs::remove_file(&unfinished);
+        failure(path, "a file that can be written", got)
+    })
+}
+
+fn serialize(tensors: &[(&str, View)], path: &Path) -> std::result::Result<(), String> {
+    let views: std::result::Result<Vec<_>, _> = tensors
+        .iter()
+        .map(|(name, view)| {
+            let spec = view.spec();
+            TensorView::new(file_type(spec.dtype), spec.shape.to_vec(), view.bytes()).map(|v| (*name, v))
+        })
+        .collect();
+    safetensors::serialize_to_file(views.map_err(|e| e.to_string())?, None, path).map_err(|e| e.to_string())
+}
+
+fn rename(from: &Path, to: &Path) -> std::result::Result<(), String> {
+    File::open(from)
+        .and_then(|file| file.sync_all())
+        .and_then(|()| std::fs::rename(from, to))
+        .map_err(|e| e.to_string())
+}
+
+fn file_type(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F64 => Dtype::F64,
+        DType::F32 => Dtype::F32,
+        DType::Bf16 => Dtype::BF16,
+        DType::F16 => Dtype::F16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Owned;
+
+    fn temporary(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("sidewinder-{}-{name}", std::process::id()))
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let path = temporary("round_trip.safetensors");
+        for dtype in DType::ALL {
+            let tensor = Owned::from_fn(Spec::new(dtype, &[2, 3]).unwrap(), |i| i as f64 - 2.5);
+            let empty = Owned::poisoned(Spec::new(dtype, &[2, 0]).unwrap());
+            write(&path, &[("a", tensor.view()), ("empty", empty.view())]).unwrap();
+            let reader = Reader::open(&path).unwrap();
+            assert_eq!(reader.entries().len(), 2);
+            let read = reader.tensor(reader.entry("a").unwrap()).unwrap();
+            assert_eq!(read.spec(), tensor.spec());
+            assert_eq!(read.view().bytes(), tensor.view().bytes());
+            assert_eq!(reader.tensor(reader.entry("empty").unwrap()).unwrap().spec(), empty.spec());
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn damaged_files_are_errors() {
+        let path = temporary("damaged.safetensors");
+        let tensor = Owned::from_fn(Spec::new(DType::F32, &[4]).unwrap(), |i| i as f64);
+        write(&path, &[("a", tensor.view())]).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        let long = [&whole[..], b"x"].concat();
+        let huge_header = [&u64::MAX.to_le_bytes()[..], &whole[8..]].concat();
+        for damaged in [&whole[..whole.len() - 1], &whole[..20], &whole[..7], &[], &long, &huge_header] {
+            std::fs::write(&path, damaged).unwrap();
+            let error = Reader::open(&path).err().expect("a damaged file is refused");
+            assert_eq!(error.kind, Kind::File);
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(Reader::open(&path).err().unwrap().kind, Kind::File);
+        assert_eq!(write(Path::new("/nowhere/at/all"), &[]).unwrap_err().kind, Kind::File);
+    }
+}

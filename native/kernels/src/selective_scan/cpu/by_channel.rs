@@ -1,0 +1,258 @@
+//! One channel a lane, time as the loop, up to [`MOST`] states at once in registers.
+//!
+//! Time goes by tiles, and within a tile the work goes block by block: the step sizes are computed
+//! first, then the states are advanced, a few at a time, then the outputs are gated and written. So
+//! all that a block touches while it advances stays in the first-level cache, however many states
+//! there are; and memory is read and written nearly in order, where one block alone would take a
+//! line from each of many pages. The next tile is asked for while this one is computed.
+
+use super::call::{Block, Call, Segment, State, Step};
+use super::coefficients::{Filled, Rows, Tile};
+use crate::cpu::vector::MAX_LANES;
+use crate::cpu::{Storage, Vector};
+use crate::tensor::Element;
+use std::ops::Range;
+
+/// Steps in a tile.
+const TILE: usize = 32;
+
+/// How many blocks at most make a segment: more would push a tile out of the second-level cache.
+pub const BLOCKS: usize = 64;
+
+/// The most states that are advanced together.
+const MOST: usize = 16;
+
+/// What a thread needs beside its tensors.
+pub struct Scratch<V: Vector> {
+    steps: Vec<Step<V>>,
+    /// Block after block.
+    a: Vec<V>,
+    /// The channels that `a` belongs to.
+    a_of: Range<usize>,
+    /// Block after block.
+    h: Vec<V>,
+    totals: Vec<V>,
+    b: Tile<V>,
+    c: Tile<V>,
+}
+
+impl<V: Vector> Scratch<V> {
+    /// For segments of at most `blocks` blocks.
+    pub fn new(blocks: usize, state: usize) -> Self {
+        let zero = V::zero();
+        Scratch {
+            steps: vec![Step { rate: zero, input: zero, y: zero }; TILE.min(blocks * TILE)],
+            a: vec![zero; blocks * state],
+            a_of: 0..0,
+            h: vec![zero; blocks * state],
+            totals: vec![zero; blocks],
+            b: Tile::new(),
+            c: Tile::new(),
+        }
+    }
+}
+
+/// Scans a segment from the state in `h`, or from zero, to the state in `h`, if that is to be kept,
+/// and turns `rates` into the sums of its steps' rates. Writes outputs only if told to `emit`. Asks
+/// the cache for the start of the `next` segment, since this thread goes on there.
+#[inline(always)]
+pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
+    call: &Call<S>,
+    segment: &Segment,
+    next: Option<&Segment>,
+    h: State<'_, S::Wide>,
+    rates: &mut [S::Wide],
+    scratch: &mut Scratch<V>,
+    emit: bool,
+) {
+    let state = call.problem.state;
+    if scratch.a_of != segment.channels {
+        transpose_in(call.a_rows(&segment.channels), state, &mut scratch.a);
+        scratch.a_of = segment.channels.clone();
+    }
+    match h.from_zero {
+        true => scratch.h.fill(V::zero()),
+        false => transpose_in(h.values, state, &mut scratch.h),
+    }
+    scratch.totals.fill(V::zero());
+    for start in segment.time.clone().step_by(TILE) {
+        let tile = Segment { time: start..segment.time.end.min(start + TILE), ..segment.clone() };
+        let ahead = Ahead::of(call, &tile, segment, next);
+        for (i, block) in tile.blocks(V::LANES).enumerate() {
+            scan_block(&Block::<V, S>::new(call, block), i, call, scratch, ahead.block(i * V::LANES), emit);
+        }
+    }
+    if h.keep {
+        transpose_out(&scratch.h, state, h.values);
+    }
+    for (rates, &total) in rates.chunks_mut(V::LANES).zip(&scratch.totals) {
+        total.store_partial(rates);
+    }
+}
+
+/// Where the rows lie that are needed after this tile: here in time, or in the next segment.
+#[derive(Clone, Copy)]
+struct Ahead {
+    at: usize,
+    stride: usize,
+    rows: usize,
+}
+
+impl Ahead {
+    fn of<S: Storage>(call: &Call<S>, tile: &Segment, segment: &Segment, next: Option<&Segment>) -> Ahead {
+        let stride = call.problem.channels;
+        let rows = |from: &Range<usize>| from.len().min(TILE);
+        match next {
+            _ if tile.time.end < segment.time.end => {
+                let rest = tile.time.end..segment.time.end;
+                Ahead { at: call.offset(segment, rest.start), stride, rows: rows(&rest) }
+            }
+            Some(next) => Ahead { at: call.offset(next, next.time.start), stride, rows: rows(&next.time) },
+            None => Ahead { at: 0, stride, rows: 0 },
+        }
+    }
+
+    /// The same for the block that begins `channels` further on.
+    fn block(self, channels: usize) -> Ahead {
+        Ahead { at: self.at + channels, ..self }
+    }
+
+    #[inline(always)]
+    fn prefetch<S: Storage>(&self, call: &Call<S>, step: usize) {
+        if step < self.rows {
+            call.prefetch(self.at + step * self.stride);
+        }
+    }
+}
+
+/// Scans block number `i` over a tile.
+#[inline(always)]
+fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
+    block: &Block<V, S>,
+    i: usize,
+    call: &Call<S>,
+    scratch: &mut Scratch<V>,
+    ahead: Ahead,
+    emit: bool,
+) {
+    let time = block.segment.time.clone();
+    let steps = &mut scratch.steps[..time.len()];
+    for (step, t) in steps.iter_mut().zip(time.clone()) {
+        *step = block.step(t);
+        scratch.totals[i] = scratch.totals[i].add(step.rate);
+    }
+    let states = i * call.problem.state..(i + 1) * call.problem.state;
+    let (a, h) = (&scratch.a[states.clone()], &mut scratch.h[states]);
+    let b = scratch.b.fill(call, &call.b, &block.segment, time.clone());
+    let c = scratch.c.fill(call, &call.c, &block.segment, time.clone());
+    let ahead = |step: usize| ahead.prefetch(call, step);
+    match (b, c) {
+        (Filled::Same(b), Filled::Same(c)) => advance_all(steps, a, h, b, c, ahead),
+        (Filled::Same(b), Filled::Own(c)) => advance_all(steps, a, h, b, c, ahead),
+        (Filled::Own(b), Filled::Same(c)) => advance_all(steps, a, h, b, c, ahead),
+        (Filled::Own(b), Filled::Own(c)) => advance_all(steps, a, h, b, c, ahead),
+    }
+    if emit {
+        for (step, t) in steps.iter().zip(time) {
+            block.write(t, step.y);
+        }
+    }
+}
+
+/// Advances all states over a tile, as many as fit in registers at a time. Calls `ahead` once a
+/// step.
+#[inline(always)]
+fn advance_all<V: Vector, B: Rows<V>, C: Rows<V>>(
+    steps: &mut [Step<V>],
+    a: &[V],
+    h: &mut [V],
+    b: B,
+    c: C,
+    ahead: impl Fn(usize),
+) {
+    let mut first = 0;
+    while h.len() - first >= MOST {
+        advance::<V, B, C, MOST>(steps, a, h, b, c, first, &ahead);
+        first += MOST;
+    }
+    while h.len() - first >= 4 {
+        advance::<V, B, C, 4>(steps, a, h, b, c, first, &ahead);
+        first += 4;
+    }
+    while h.len() > first {
+        advance::<V, B, C, 1>(steps, a, h, b, c, first, &ahead);
+        first += 1;
+    }
+}
+
+/// Repeats a block for `$k` from 0 to `K`, which is at most 16. A loop would do, but is unrolled only
+/// up to a size that this body exceeds, and then states live in memory in place of registers.
+macro_rules! unrolled {
+    ($k:ident < $limit:ident, $body:block) => {
+        unrolled!(@ $k $limit $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $k:ident $limit:ident $body:block $($i:literal)*) => {
+        $(if $i < $limit {
+            let $k: usize = $i;
+            $body
+        })*
+    };
+}
+
+/// Advances states `first` to `first + K` over a tile and adds their part of `y`.
+#[inline(always)]
+fn advance<V: Vector, B: Rows<V>, C: Rows<V>, const K: usize>(
+    steps: &mut [Step<V>],
+    a: &[V],
+    h: &mut [V],
+    b: B,
+    c: C,
+    first: usize,
+    ahead: &impl Fn(usize),
+) {
+    let a: &[V; K] = a[first..].first_chunk().expect("a full block");
+    let h: &mut [V; K] = h[first..].first_chunk_mut().expect("a full block");
+    let mut state = *h;
+    for (t, step) in steps.iter_mut().enumerate() {
+        if first == 0 {
+            ahead(t);
+        }
+        let (b, c) = (b.row::<K>(t, first), c.row::<K>(t, first));
+        // Two sums, since one would be a chain of K dependent additions.
+        let mut y = [step.y, V::zero()];
+        unrolled!(k < K, {
+            let decay = step.rate.mul(a[k]).exp2();
+            state[k] = decay.mul_add(state[k], step.input.mul(B::vector(b[k])));
+            y[k % 2] = C::vector(c[k]).mul_add(state[k], y[k % 2]);
+        });
+        step.y = y[0].add(y[1]);
+    }
+    *h = state;
+}
+
+/// From one row of states a channel to one vector of channels a state, block after block. Missing
+/// channels are zero.
+#[inline(always)]
+fn transpose_in<V: Vector>(rows: &[V::Element], state: usize, vectors: &mut [V]) {
+    for (rows, vectors) in rows.chunks(V::LANES * state.max(1)).zip(vectors.chunks_exact_mut(state.max(1))) {
+        for (n, vector) in vectors.iter_mut().enumerate() {
+            let mut lanes = [V::Element::from_f64(0.0); MAX_LANES];
+            for (lane, row) in lanes.iter_mut().zip(rows.chunks_exact(state)) {
+                *lane = row[n];
+            }
+            *vector = V::load(&lanes);
+        }
+    }
+}
+
+/// The way back, for the channels that `rows` has room for.
+#[inline(always)]
+fn transpose_out<V: Vector>(vectors: &[V], state: usize, rows: &mut [V::Element]) {
+    for (rows, vectors) in rows.chunks_mut(V::LANES * state.max(1)).zip(vectors.chunks_exact(state.max(1))) {
+        for (n, vector) in vectors.iter().enumerate() {
+            for (row, lane) in rows.chunks_exact_mut(state).zip(vector.lanes()) {
+                row[n] = lane;
+            }
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The tensors of a call, and what is the same for both kernels: the step size before the states
+//! are advanced, and skip and gate after.
+
+use crate::cpu::pool::Shared;
+use crate::cpu::{Storage, Vector, math, prefetch};
+use crate::error::Result;
+use crate::op::Named;
+use crate::selective_scan::{Form, Problem};
+use crate::tensor::{View, ViewMut};
+use std::ops::Range;
+
+/// What one run of a kernel covers: a batch, some channels, a stretch of time.
+#[derive(Clone)]
+pub struct Segment {
+    pub batch: usize,
+    pub channels: Range<usize>,
+    pub time: Range<usize>,
+}
+
+/// The states of a segment, one row a channel, where it starts and where it ends.
+pub struct State<'h, E> {
+    pub values: &'h mut [E],
+    /// Whether it starts from zero, whatever `values` holds.
+    pub from_zero: bool,
+    /// Whether anybody looks at the end.
+    pub keep: bool,
+}
+
+impl Segment {
+    /// The same for each block of at most `lanes` channels.
+    #[inline(always)]
+    pub fn blocks(&self, lanes: usize) -> impl Iterator<Item = Segment> + '_ {
+        let Range { start, end } = self.channels;
+        (start..end)
+            .step_by(lanes)
+            .map(move |first| Segment { channels: first..end.min(first + lanes), ..self.clone() })
+    }
+}
+
+/// `B` or `C`: rows of states, whatever the form.
+pub struct Coefficient<'a, S> {
+    values: &'a [S],
+    pub form: Form,
+}
+
+/// The rows of `B` or `C` at one time, by channel.
+pub struct ChannelRows<'a, S> {
+    values: &'a [S],
+    state: usize,
+    first: usize,
+    /// How many channels share a row.
+    per_row: usize,
+    /// Whether the channels have more than one row between them.
+    pub differ: bool,
+}
+
+impl<'a, S> ChannelRows<'a, S> {
+    /// The row of the channel that comes `lane` after the first.
+    #[inline(always)]
+    pub fn row(&self, lane: usize) -> &'a [S] {
+        &self.values[(self.first + lane) / self.per_row * self.state..][..self.state]
+    }
+}
+
+/// The typed tensors of a call.
+pub struct Call<'a, S: Storage> {
+    pub problem: &'a Problem,
+    pub b: Coefficient<'a, S>,
+    pub c: Coefficient<'a, S>,
+    x: &'a [S],
+    dt: &'a [S],
+    z: Option<&'a [S]>,
+    a: &'a [S::Wide],
+    d: Option<&'a [S::Wide]>,
+    dt_bias: Option<&'a [S::Wide]>,
+    h0: Option<&'a [S::Wide]>,
+    y: Shared<'a, S>,
+    last_state: Option<Shared<'a, S::Wide>>,
+    states: Option<Shared<'a, S::Wide>>,
+}
+
+impl<'a, S: Storage> Call<'a, S> {
+    pub fn new(problem: &'a Problem, inputs: &Named<View<'a>>, mut outputs: Named<ViewMut<'a>>) -> Result<Self> {
+        let storage = |name: &str| inputs.get(name)?.slice::<S>();
+        let wide = |name: &str| inputs.find(name).map(View::slice::<S::Wide>).transpose();
+        let mut wide_output = |name: &str| {
+            let view = outputs.take(name).map(ViewMut::slice::<S::Wide>).transpose();
+            Ok(view?.map(Shared::new))
+        };
+        Ok(Call {
+            problem,
+            last_state: wide_output("last_state")?,
+            states: wide_output("states")?,
+            b: Coefficient { values: storage("B")?, form: problem.b },
+            c: Coefficient { values: storage("C")?, form: problem.c },
+            x: storage("x")?,
+            dt: storage("dt")?,
+            z: inputs.find("z").map(View::slice::<S>).transpose()?,
+            a: inputs.get("A")?.slice::<S::Wide>()?,
+            d: wide("D")?,
+            dt_bias: wide("dt_bias")?,
+            h0: wide("h0")?,
+            y: Shared::new(outputs.expect("y")?.slice::<S>()?),
+        })
+    }
+
+    /// The rates of one channel's states.
+    #[inline(always)]
+    pub fn a_row(&self, channel: usize) -> &'a [S::Wide] {
+        &self.a[channel * self.problem.state..][..self.problem.state]
+    }
+
+    /// The rates of a block of channels, row after row.
+    #[inline(always)]
+    pub fn a_rows(&self, channels: &Range<usize>) -> &'a [S::Wide] {
+        &self.a[channels.start * self.problem.state..channels.end * self.problem.state]
+    }
+
+    /// Which row of `B` or `C` belongs to a batch, a time and a channel.
+    #[inline(always)]
+    pub fn row_index(&self, of: &Coefficient<'a, S>, batch: usize, t: usize, channel: usize) -> usize {
+        let Problem { length, channels, .. } = *self.problem;
+        match of.form {
+            Form::Constant => channel,
+            Form::PerStep { groups: 1 } => batch * length + t,
+            Form::PerStep { groups } => (batch * length + t) * groups + channel / (channels / groups),
+        }
+    }
+
+    /// That row.
+    #[inline(always)]
+    pub fn row(&self, of: &Coefficient<'a, S>, batch: usize, t: usize, channel: usize) -> &'a [S] {
+        let state = self.problem.state;
+        &of.values[self.row_index(of, batch, t, channel) * state..][..state]
+    }
+
+    /// The rows of `B` or `C` of a segment's channels at a time.
+    #[inline(always)]
+    pub fn rows(&self, of: &Coefficient<'a, S>, segment: &Segment, t: usize) -> ChannelRows<'a, S> {
+        let Problem { channels, state, .. } = *self.problem;
+        let start = self.row_index(of, segment.batch, t, 0) * state;
+        let per_row = match of.form {
+            Form::Constant => 1,
+            Form::PerStep { groups } => channels / groups,
+        };
+        ChannelRows {
+            values: &of.values[start..],
+            state,
+            first: segment.channels.start,
+            per_row,
+            differ: segment.channels.start / per_row != (segment.channels.end - 1) / per_row,
+        }
+    }
+
+    /// A segment's rows of `h0`, if it was given.
+    pub fn initial_state(&self, segment: &Segment) -> Option<&'a [S::Wide]> {
+        let len = segment.channels.len() * self.problem.state;
+        Some(&self.h0?[self.state_offset(segment)..][..len])
+    }
+
+    /// A segment's rows of `last_state`, if it is wanted.
+    ///
+    /// # Safety
+    /// Only one segment of these channels and this batch may ask.
+    #[inline(always)]
+    pub unsafe fn last_state(&self, segment: &Segment) -> Option<&mut [S::Wide]> {
+        let len = segment.channels.len() * self.problem.state;
+        // SAFETY: segments share no channels within a batch, and the caller asks once for each.
+        Some(unsafe { self.last_state.as_ref()?.part(self.state_offset(segment), len) })
+    }
+
+    /// Writes the states after step `t`, if they are wanted.
+    #[inline(always)]
+    pub fn write_states(&self, segment: &Segment, t: usize, h: &[S::Wide]) {
+        if let Some(states) = &self.states {
+            let start = self.offset(segment, t) * self.problem.state;
+            // SAFETY: segments share no element of (batch, time, channel).
+            unsafe { states.part(start, h.len()) }.copy_from_slice(h);
+        }
+    }
+
+    /// Asks for what the step at an [`Call::offset`] reads and writes.
+    #[inline(always)]
+    pub fn prefetch(&self, at: usize) {
+        prefetch(self.x.as_ptr(), at);
+        prefetch(self.dt.as_ptr(), at);
+        if let Some(z) = self.z {
+            prefetch(z.as_ptr(), at);
+        }
+        prefetch(self.y.as_ptr(), at);
+    }
+
+    fn state_offset(&self, segment: &Segment) -> usize {
+        (segment.batch * self.problem.channels + segment.channels.start) * self.problem.state
+    }
+
+    /// Where step `t` of a segment lies in `x`, `dt`, `z` and `y`.
+    #[inline(always)]
+    pub fn offset(&self, segment: &Segment, t: usize) -> usize {
+        (segment.batch * self.problem.length + t) * self.problem.channels + segment.channels.start
+    }
+}
+
+/// One time step of a block of channels, each in its lane.
+#[derive(Clone, Copy)]
+pub struct Step<V> {
+    /// `delta * log2(e)`: the decay of a state is `2^(rate * A)`.
+    pub rate: V,
+    /// `delta * x`.
+    pub input: V,
+    /// What `y` is so far.
+    pub y: V,
+}
+
+/// A block of channels with what stays the same over time.
+pub struct Block<'b, 'a, V, S: Storage> {
+    call: &'b Call<'a, S>,
+    /// What it covers; at most as many channels as a vector has lanes.
+    pub segment: Segment,
+    bias: Option<V>,
+    skip: Option<V>,
+    clamp: Option<(V, V)>,
+}
+
+impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
+    #[inline(always)]
+    pub fn new(call: &'b Call<'a, S>, segment: Segment) -> Self {
+        Block {
+            call,
+            bias: Self::per_channel(call.dt_bias, &segment),
+            skip: Self::per_channel(call.d, &segment),
+            clamp: match call.problem.options.dt_clamp {
+                Some((lo, hi)) => Some((V::constant(lo), V::constant(hi))),
+                None => None,
+            },
+            segment,
+        }
+    }
+
+    #[inline(always)]
+    fn per_channel(values: Option<&[S::Wide]>, segment: &Segment) -> Option<V> {
+        match values {
+            Some(values) => Some(V::load_partial(&values[segment.channels.clone()])),
+            None => None,
+        }
+    }
+
+    #[inline(always)]
+    fn load(&self, from: &[S], t: usize) -> V {
+        S::load(&from[self.call.offset(&self.segment, t)..][..self.segment.channels.len()])
+    }
+
+    /// Everything about step `t` that does not need the states.
+    #[inline(always)]
+    pub fn step(&self, t: usize) -> Step<V> {
+        let x = self.load(self.call.x, t);
+        let delta = self.delta(self.load(self.call.dt, t));
+        Step {
+            rate: delta.mul(V::constant(std::f64::consts::LOG2_E)),
+            input: delta.mul(x),
+            y: match self.skip {
+                Some(skip) => skip.mul(x),
+                None => V::zero(),
+            },
+        }
+    }
+
+    #[inline(always)]
+    fn delta(&self, dt: V) -> V {
+        let raw = match self.bias {
+            Some(bias) => dt.add(bias),
+            None => dt,
+        };
+        let size = if self.call.problem.options.dt_softplus { math::softplus(raw) } else { raw };
+        match self.clamp {
+            Some((lo, hi)) => size.max(lo).min(hi),
+            None => size,
+        }
+    }
+
+    /// Gates and writes `y` of step `t`.
+    #[inline(always)]
+    pub fn write(&self, t: usize, y: V) {
+        let y = match self.call.z {
+            Some(z) => y.mul(math::silu(self.load(z, t))),
+            None => y,
+        };
+        // SAFETY: segments share no element of (batch, time, channel).
+        let to = unsafe { self.call.y.part(self.call.offset(&self.segment, t), self.segment.channels.len()) };
+        S::store(y, to);
+    }
+}

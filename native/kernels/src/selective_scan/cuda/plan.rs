@@ -1,0 +1,189 @@
+//! How a scan is laid out on the device: chosen by predicted clocks among a few dozen layouts.
+
+use super::super::{Form, Problem};
+use super::groups;
+use crate::tensor::DType;
+
+/// What can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Threads that share a channel, a power of two up to 32.
+    pub lanes: usize,
+    /// Steps that each of them owns per tile.
+    pub owned: usize,
+    /// Warps per block.
+    pub warps: usize,
+    /// Parts that time is cut into.
+    pub chunks: usize,
+}
+
+/// How B or C reaches the threads; the numbers are the kernel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Through a tile in shared memory, the same for all channels of a block.
+    Tile = 0,
+    /// Read by each thread, where neighbouring channels differ.
+    Direct = 1,
+    /// In registers.
+    Constant = 2,
+}
+
+/// A plan with all that follows from it for one slab of states.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub plan: Plan,
+    pub states: usize,
+    pub slabs: bool,
+    /// Steps that the lanes of a channel do together.
+    pub together: usize,
+    pub form_b: Reach,
+    pub form_c: Reach,
+    /// Channels that blocks do not mix with others.
+    pub section: usize,
+    pub chunk: usize,
+    pub chunks: usize,
+}
+
+/// The most states of one launch.
+pub(super) fn most_states(dtype: DType) -> usize {
+    if dtype == DType::F64 { 128 } else { 256 }
+}
+
+/// Bytes of states that a thread can hold beside all else.
+const MOST_IN_REGISTERS: usize = 128;
+
+/// Shared memory that every device grants without being asked.
+const SHARED: usize = 48 << 10;
+
+impl Way {
+    pub fn choose(problem: &Problem, states: usize, slabs: bool, processors: usize, plan: Option<Plan>) -> Way {
+        if let Some(plan) = plan {
+            return Way::new(problem, states, slabs, plan);
+        }
+        let mut best: Option<(f64, Way)> = None;
+        for plan in plans(problem, states) {
+            let way = Way::new(problem, states, slabs, plan);
+            if way.fits(problem) {
+                let clocks = way.clocks(problem, processors);
+                if best.is_none_or(|(least, _)| clocks < least) {
+                    best = Some((clocks, way));
+                }
+            }
+        }
+        match best {
+            Some((_, way)) => way,
+            None => unreachable!("16 lanes with one step each hold {states} states"),
+        }
+    }
+
+    fn new(problem: &Problem, states: usize, slabs: bool, plan: Plan) -> Way {
+        let (b, c) = (groups(problem.b), groups(problem.c));
+        let shared = gcd(problem.channels / b, problem.channels / c);
+        // Groups too narrow to fill a warp are read directly.
+        let by_group = shared < problem.channels && shared * plan.lanes >= 32;
+        let reach = |form| match form {
+            Form::Constant => Reach::Constant,
+            Form::PerStep { groups } if groups > 1 && !by_group => Reach::Direct,
+            Form::PerStep { .. } => Reach::Tile,
+        };
+        let together = if problem.length == 1 { 1 } else { plan.lanes };
+        let tile = together * plan.owned;
+        let chunk = problem.length.div_ceil(plan.chunks).next_multiple_of(tile).max(tile);
+        Way {
+            plan,
+            states,
+            slabs,
+            together,
+            form_b: reach(problem.b),
+            form_c: reach(problem.c),
+            section: if by_group { shared } else { problem.channels },
+            chunk,
+            chunks: problem.length.div_ceil(chunk).max(1),
+        }
+    }
+
+    /// States per thread.
+    pub fn per_lane(&self) -> usize {
+        self.states.div_ceil(self.plan.lanes).max(1)
+    }
+
+    /// Blocks that cover one section of one batch.
+    pub fn section_blocks(&self) -> usize {
+        self.section.div_ceil(self.plan.warps * 32 / self.plan.lanes)
+    }
+
+    /// Blocks that cover everything once.
+    pub fn blocks(&self, problem: &Problem) -> usize {
+        problem.batch * (problem.channels / self.section) * self.section_blocks()
+    }
+
+    fn fits(&self, problem: &Problem) -> bool {
+        let size = problem.dtype.wide().size();
+        let Plan { lanes, owned, warps, .. } = self.plan;
+        let units = (2 * self.per_lane() * size).div_ceil(16) | usize::from(lanes > 1);
+        let tiles = 2 * self.together * owned * lanes * units * 16;
+        let steps = if lanes > 1 { warps * self.together * owned * 32 / lanes * 2 * size } else { 0 };
+        self.per_lane() * size <= MOST_IN_REGISTERS && tiles + steps <= SHARED
+    }
+
+    /// Whether offsets within a tile fit 32 bits.
+    pub fn is_near(&self, problem: &Problem) -> bool {
+        let steps = self.together * self.plan.owned + 1;
+        problem.channels.saturating_mul(steps * 8) < 1 << 32
+    }
+
+    /// Predicted clocks: the loop is bound by exponentials (16 a clock and multiprocessor), by
+    /// instructions issued, or by a warp's own latency where there are few. Fitted on an H200.
+    fn clocks(&self, problem: &Problem, processors: usize) -> f64 {
+        let Plan { lanes, owned, warps, .. } = self.plan;
+        let (k, p) = (self.per_lane() as f64, lanes as f64);
+        let steps = self.chunk as f64;
+        let warps_each = |blocks: usize| (blocks.div_ceil(processors) * warps).div_ceil(4) as f64;
+        let fetch = 12.0 * self.states as f64 / (32.0 * warps as f64);
+        let step = |per_state: f64, other: f64, blocks: usize| {
+            let issue = per_state * k + other + fetch;
+            let mufu = 8.0 * k;
+            (issue.max(mufu) * warps_each(blocks)).max(1.25 * issue.max(mufu) + 4.0)
+        };
+        let tile = 150.0 / (p * owned as f64);
+        let share = if lanes > 1 { 4.0 } else { 0.0 };
+        let whole = self.blocks(problem);
+        let start = 1500.0 + 12.0 * k;
+        let last = start + steps * step(5.6, share + 24.0 / p + tile, whole * self.chunks);
+        if self.chunks == 1 {
+            return last;
+        }
+        let first = start + steps * step(4.4, share + 14.0 / p + tile, whole * (self.chunks - 1));
+        last + first + 2000.0 + 60.0 * self.chunks as f64
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The layouts worth a look.
+fn plans(problem: &Problem, states: usize) -> impl Iterator<Item = Plan> {
+    let length = problem.length.max(1);
+    let chunks = (0..8).map(|i| 1 << i).filter(move |&chunks| chunks == 1 || length >= 128 * chunks);
+    let longest = if problem.dtype == DType::F64 { 4 } else { 8 };
+    let lanes = [1, 2, 4, 8, 16, 32].into_iter().filter(move |&lanes| length > 1 || lanes == single_step_lanes(states));
+    lanes.flat_map(move |lanes| {
+        let owned = longest.min(length.div_ceil(lanes).next_power_of_two());
+        let chunks = chunks.clone();
+        halves(owned).flat_map(move |owned| {
+            let chunks = chunks.clone();
+            let warps = [4, 2, 1].into_iter();
+            warps.flat_map(move |warps| chunks.clone().map(move |chunks| Plan { lanes, owned, warps, chunks }))
+        })
+    })
+}
+
+fn halves(most: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(most), |&one| (one > 1).then_some(one / 2))
+}
+
+/// A single step only moves states: 16 bytes a thread, neighbours side by side.
+fn single_step_lanes(states: usize) -> usize {
+    states.div_ceil(4).next_power_of_two().min(32)
+}

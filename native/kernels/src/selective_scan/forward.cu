@@ -1,0 +1,400 @@
+// The selective scan, forward. The formula is in mod.rs; cuda.rs chooses the macros:
+//   N       states of this launch           K, P   states per thread, threads per channel (K P >= N)
+//   S       steps a thread owns per tile    Q      steps that P lanes do together: P, or 1 where L = 1
+//   WARPS   warps per block                 NEAR   whether offsets within a tile fit 32 bits
+//   FORM_B, FORM_C   how B and C come: TILE (shared by all channels of the block), DIRECT (a group
+//                    per few channels), CONSTANT (D, N)
+//   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, STATES, SLABS   what the call asks for
+//   PASS    0 whole sequence or second pass over chunks, 1 first pass: where each chunk ends
+//
+// Time is the loop and states are registers. P neighbouring lanes share a channel; over P steps
+// each of them loads, prepares and finishes one, so nothing is computed twice, and P - 1 shuffles
+// sum y for P steps at once. Loads run one tile of Q S steps ahead, in registers.
+
+#define TILE 0
+#define DIRECT 1
+#define CONSTANT 2
+
+struct Params {
+    const STORAGE *x, *dt, *z, *b, *c;
+    const REAL *a, *d, *dt_bias, *h0;
+    STORAGE* y;
+    REAL *last_state, *states;
+    // End states and sums of delta of all chunks but the last, (chunks - 1, B, D, N) and (chunks - 1, B, D).
+    REAL *ends, *sums;
+    // y of the slabs of states before this one, (B, L, D).
+    REAL* partial;
+    i64 batch, length, channels, state;
+    // Groups of B and C, and channels in each.
+    i64 groups_b, groups_c, share_b, share_c;
+    // Channels that blocks do not mix with others, how many such sections there are, and the blocks
+    // that cover one of them and all of them.
+    i64 section, sections, section_blocks, batch_blocks;
+    // Steps per chunk, a multiple of the tile, and the number of chunks.
+    i64 chunk, chunks;
+    i64 first_block, first_state;
+    REAL lo, hi;
+    int first_slab, last_slab;
+};
+
+constexpr int CHANNELS = 32 / P;
+constexpr int STEPS = Q * S;
+constexpr int THREADS = 32 * WARPS;
+constexpr bool TILE_B = FORM_B == TILE, TILE_C = FORM_C == TILE && PASS != 1;
+// B and C of one lane and step lie side by side, padded to an odd number of 16-byte units against
+// bank conflicts.
+struct __align__(16) Unit { REAL v[16 / sizeof(REAL)]; };
+constexpr int UNIT = 16 / sizeof(REAL);
+constexpr int UNITS = (2 * K + UNIT - 1) / UNIT | (P > 1);
+// One tile of B and C, and how many of its elements each thread brings in.
+constexpr int TILE_ELEMENTS = STEPS * N;
+constexpr int FETCHES = (TILE_ELEMENTS + THREADS - 1) / THREADS;
+constexpr int FETCHED = FETCHES > 0 ? FETCHES : 1;
+
+struct Step { REAL delta, input; };
+
+#if NEAR
+typedef unsigned Offset;
+#else
+typedef i64 Offset;
+#endif
+
+// The element `offset` bytes behind `base`.
+template <typename T>
+__device__ __forceinline__ T& at(T* base, Offset offset) { return *(T*)((char*)base + offset); }
+
+// Walks over the rows of B or C.
+struct Rows {
+    const STORAGE* row;
+    i64 stride;
+};
+
+// What a thread holds of the steps it owns in one tile.
+struct Owned { STORAGE x[S], dt[S], z[S]; };
+
+struct Shared {
+    Unit tiles[TILE_B || TILE_C ? 2 : 1][TILE_B || TILE_C ? STEPS : 1][P][UNITS];
+    Step steps[P > 1 ? WARPS : 1][P > 1 ? STEPS : 1][CHANNELS];
+};
+
+// One thread's part of the scan.
+struct Scan {
+    const Params& p;
+    Shared& shared;
+    // Where the thread is: batch, chunk, channel, lane within the channel, first state.
+    i64 batch, j, channel, first;
+    int lane;
+    bool alive;
+    // Rows of A and of states start at multiples of 16 bytes.
+    bool wide;
+    REAL a[K], h[K], b_row[K], c_row[K], bias, skip, sum = 0;
+    Rows from_b, from_c;
+    // The next tile, on its way.
+    Owned next;
+    STORAGE next_b[FETCHED], next_c[FETCHED];
+    // The element of this tile's first step and the block's first channel, the same in all threads;
+    // and how many bytes behind it this thread's first step and its further ones lie.
+    i64 tile;
+    Offset mine, apart;
+
+    __device__ __forceinline__ Scan(const Params& p, Shared& shared) : p(p), shared(shared) {
+        i64 block = p.first_block + blockIdx.x;
+        // The first pass leaves the last chunk out: nobody asks where it ends.
+        i64 runs = PASS == 1 ? p.chunks - 1 : p.chunks;
+        j = 0;
+        if (runs > 1) j = block % runs, block /= runs;
+        batch = block / p.batch_blocks;
+        block -= batch * p.batch_blocks;
+        i64 section = 0;
+        if (p.sections > 1) section = block / p.section_blocks, block -= section * p.section_blocks;
+        i64 corner = block * (WARPS * CHANNELS);
+        i64 last = p.section - 1 - corner;
+        alive = threadIdx.x / P <= last;
+        // Threads without a channel do what the last one does, but write nothing.
+        int local = alive ? threadIdx.x / P : last;
+        corner += section * p.section;
+        lane = threadIdx.x % P;
+        channel = corner + local;
+        first = p.first_state + lane * K;
+        wide = p.state % UNIT == 0;
+        tile = (batch * p.length + j * p.chunk) * p.channels + corner;
+        mine = Offset(lane * p.channels + local) * sizeof(STORAGE);
+        apart = Offset(Q * p.channels) * sizeof(STORAGE);
+        from_b = rows(p.b, p.groups_b, p.share_b);
+        from_c = rows(p.c, p.groups_c, p.share_c);
+    }
+
+    __device__ __forceinline__ Rows rows(const STORAGE* from, i64 groups, i64 share) {
+        i64 group = groups > 1 ? channel / share : 0, stride = groups * p.state;
+        return {from + (batch * p.length + j * p.chunk) * stride + group * p.state + p.first_state, stride};
+    }
+
+    // Whether state k of this lane exists.
+    __device__ __forceinline__ bool exists(int k) { return K * P == N || lane * K + k < N; }
+
+    // Rows of states are read and written 16 bytes at a time where they are aligned so.
+    __device__ __forceinline__ void load_row(REAL (&to)[K], const REAL* row, bool wide) {
+        if (K % UNIT == 0 && K * P == N && wide) {
+#pragma unroll
+            for (int k = 0; k < K; k += UNIT) {
+                Unit unit = *(const Unit*)(row + k);
+#pragma unroll
+                for (int i = 0; i < UNIT && k + i < K; i++) to[k + i] = unit.v[i];
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < K; k++) to[k] = exists(k) ? row[k] : REAL(0);
+        }
+    }
+
+    __device__ __forceinline__ void store_row(REAL* row, const REAL (&from)[K], bool wide) {
+        if (K % UNIT == 0 && K * P == N && wide) {
+#pragma unroll
+            for (int k = 0; k < K; k += UNIT) {
+                Unit unit;
+#pragma unroll
+                for (int i = 0; i < UNIT && k + i < K; i++) unit.v[i] = from[k + i];
+                *(Unit*)(row + k) = unit;
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                if (exists(k)) row[k] = from[k];
+        }
+    }
+
+    __device__ __forceinline__ void load_constant(REAL (&to)[K], const STORAGE* from) {
+#pragma unroll
+        for (int k = 0; k < K; k++) to[k] = exists(k) ? widen(from[channel * p.state + first + k]) : REAL(0);
+    }
+
+    __device__ __forceinline__ void load_direct(REAL (&to)[K], const Rows& from, int step, bool inside) {
+        const STORAGE* row = from.row + step * from.stride + lane * K;
+#pragma unroll
+        for (int k = 0; k < K; k++) to[k] = inside && exists(k) ? widen(row[k]) : REAL(0);
+    }
+
+    // Element i of those that this thread brings into a tile: its step and its state.
+    __device__ __forceinline__ void element(int i, int& step, int& n) {
+        constexpr int WIDTH = N > 0 ? N : 1;
+        if (THREADS % WIDTH == 0) {
+            step = threadIdx.x / WIDTH + i * (THREADS / WIDTH), n = threadIdx.x % WIDTH;
+        } else {
+            step = (threadIdx.x + i * THREADS) / WIDTH, n = (threadIdx.x + i * THREADS) % WIDTH;
+        }
+    }
+
+    // `left` counts the steps from the tile's first on; WHOLE says that they fill it.
+    template <bool WHOLE>
+    __device__ __forceinline__ void fetch_tile(STORAGE (&to)[FETCHED], const Rows& from, int left) {
+        int step, n;
+        element(0, step, n);
+        const STORAGE* row = from.row + step * from.stride + n;
+#pragma unroll
+        for (int i = 0; i < FETCHES; i++) {
+            element(i, step, n);
+            if (THREADS % (N > 0 ? N : 1) != 0) row = from.row + step * from.stride + n;
+            to[i] = STORAGE{};
+            bool needed = TILE_ELEMENTS % THREADS == 0 || step < STEPS;
+            if (needed && (WHOLE || step < left)) to[i] = *row;
+            row += (THREADS / (N > 0 ? N : 1)) * from.stride;
+        }
+    }
+
+    // Spreads them into the shared tile; `offset` is 0 for B and K for C.
+    __device__ __forceinline__ void spread_tile(int buffer, const STORAGE (&from)[FETCHED], int offset) {
+#pragma unroll
+        for (int i = 0; i < FETCHES; i++) {
+            int step, n;
+            element(i, step, n);
+            bool needed = TILE_ELEMENTS % THREADS == 0 || step < STEPS;
+            if (needed) ((REAL*)shared.tiles[buffer][step][n / K])[offset + n % K] = widen(from[i]);
+        }
+    }
+
+    // Whether this thread owns step s of a tile, and it is one of the `left`.
+    template <bool WHOLE>
+    __device__ __forceinline__ bool owns(int s, int left) {
+        return (Q == P || lane < Q) && (WHOLE || s * Q + lane < left);
+    }
+
+    template <bool WHOLE>
+    __device__ __forceinline__ void fetch(i64 tile, int left, const Rows& b, const Rows& c) {
+        Offset offset = mine;
+#pragma unroll
+        for (int s = 0; s < S; s++, offset += apart) {
+            next.x[s] = next.dt[s] = next.z[s] = STORAGE{};
+            if (!owns<WHOLE>(s, left)) continue;
+            next.x[s] = at(p.x + tile, offset);
+            next.dt[s] = at(p.dt + tile, offset);
+            if (HAS_Z && PASS != 1) next.z[s] = at(p.z + tile, offset);
+        }
+        if constexpr (TILE_B) fetch_tile<WHOLE>(next_b, b, left);
+        if constexpr (TILE_C) fetch_tile<WHOLE>(next_c, c, left);
+    }
+
+    // Comparisons rather than min and max, which would swallow NaN.
+    __device__ __forceinline__ REAL step_size(REAL v) {
+        if (HAS_BIAS) v += bias;
+        if (SOFTPLUS) v = softplus(v);
+        if (CLAMP) v = v < p.lo ? p.lo : v > p.hi ? p.hi : v;
+        return v;
+    }
+
+    // Sums `part[q]` over the P lanes of a channel, for Q steps at once: lane q ends with step q.
+    __device__ __forceinline__ REAL sum_lanes(REAL (&part)[Q]) {
+#pragma unroll
+        for (int half = P / 2; half > 0; half /= 2) {
+            if (Q == 1) part[0] += __shfl_xor_sync(0xffffffff, part[0], half);
+            bool upper = lane & half;
+#pragma unroll
+            for (int i = 0; Q == P && i < half; i++) {
+                REAL keep = upper ? part[i + half] : part[i];
+                REAL send = upper ? part[i] : part[i + half];
+                part[i] = keep + __shfl_xor_sync(0xffffffff, send, half);
+            }
+        }
+        return part[0];
+    }
+
+    __device__ __forceinline__ void finish(REAL y, STORAGE x, STORAGE z, Offset offset) {
+        if (SLABS) {
+            REAL* partial = &at(p.partial + tile, offset / sizeof(STORAGE) * sizeof(REAL));
+            if (!p.first_slab) y += *partial;
+            *partial = y;
+            if (!p.last_slab) return;
+        }
+        if (HAS_D) y = fma(skip, widen(x), y);
+        if (HAS_Z) y *= silu(widen(z));
+        narrow(y, at(p.y + tile, offset));
+    }
+
+    // The state in front of chunk j: h0 carried over the chunks before it.
+    __device__ __forceinline__ void carry() {
+        for (i64 i = 0; i < j; i++) {
+            i64 flat = (i * p.batch + batch) * p.channels + channel;
+            REAL passed = p.sums[flat], end[K];
+            load_row(end, p.ends + flat * N + lane * K, true);
+#pragma unroll
+            // An infinite decay must not turn a zero state into NaN.
+            for (int k = 0; k < K; k++) h[k] = h[k] == REAL(0) ? end[k] : fma(exp2_fast(passed * a[k]), h[k], end[k]);
+        }
+    }
+
+    __device__ __forceinline__ void start() {
+        i64 row = (batch * p.channels + channel) * p.state + first;
+        load_row(a, p.a + channel * p.state + first, wide);
+#pragma unroll
+        for (int k = 0; k < K; k++) h[k] = 0;
+        if (p.h0 && PASS == 0) load_row(h, p.h0 + row, wide);
+        bias = HAS_BIAS ? p.dt_bias[channel] : REAL(0), skip = HAS_D ? p.d[channel] : REAL(0);
+        if (FORM_B == CONSTANT) load_constant(b_row, p.b);
+        if (FORM_C == CONSTANT) load_constant(c_row, p.c);
+#pragma unroll
+        for (int k = 0; k < K; k++) a[k] *= REAL(LOG2_E);
+        if (PASS == 0 && j > 0) carry();
+        // States that only pad a lane are never spread, but multiply zeros.
+        if ((TILE_B || TILE_C) && K * P != N) {
+            for (int i = threadIdx.x; i < sizeof(shared.tiles) / sizeof(REAL); i += THREADS) ((REAL*)shared.tiles)[i] = 0;
+            __syncthreads();
+        }
+    }
+
+    // All states of this lane through one step; returns their part of y.
+    __device__ __forceinline__ REAL advance(const Step& now, int buffer, int step, bool inside) {
+        Unit units[UNITS];
+        if constexpr (TILE_B || TILE_C) {
+#pragma unroll
+            for (int u = 0; u < UNITS; u++) units[u] = shared.tiles[buffer][step][lane][u];
+        }
+        if (FORM_B == DIRECT) load_direct(b_row, from_b, step, inside);
+        if (FORM_C == DIRECT && PASS != 1) load_direct(c_row, from_c, step, inside);
+        REAL y = 0;
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            REAL b = TILE_B ? units[k / UNIT].v[k % UNIT] : b_row[k];
+            REAL input = exists(k) ? now.input * b : REAL(0);
+            h[k] = fma(exp2_fast(now.delta * a[k]), h[k], input);
+            REAL c = TILE_C ? units[(K + k) / UNIT].v[(K + k) % UNIT] : c_row[k];
+            if (PASS != 1) y = fma(c, h[k], y);
+        }
+        return y;
+    }
+
+    // Does the tile that was fetched before, of which there are `left` steps, and fetches the next.
+    template <bool WHOLE>
+    __device__ __forceinline__ void do_tile(int buffer, int left, int next_left) {
+        Owned own = next;
+        Step prepared[S];
+        int warp = threadIdx.x / 32, local = threadIdx.x % 32 / P;
+        if (P > 1) __syncwarp();
+#pragma unroll
+        for (int s = 0; s < S; s++) {
+            REAL delta = step_size(widen(own.dt[s]));
+            // A step past the end leaves the state as it is.
+            bool inside = WHOLE || s * Q + lane < left;
+            prepared[s].delta = inside ? delta : REAL(0);
+            prepared[s].input = inside ? delta * widen(own.x[s]) : REAL(0);
+            if (Q < P && lane >= Q) continue;
+            if (PASS == 1) sum += prepared[s].delta;
+            if (P > 1) shared.steps[warp][s * Q + lane][local] = prepared[s];
+        }
+        if constexpr (TILE_B) spread_tile(buffer, next_b, 0);
+        if constexpr (TILE_C) spread_tile(buffer, next_c, K);
+        // One barrier a tile is enough: the tile written next was last read before this one.
+        if (TILE_B || TILE_C) __syncthreads();
+        else if (P > 1) __syncwarp();
+        Rows b = {from_b.row + STEPS * from_b.stride, from_b.stride}, c = {from_c.row + STEPS * from_c.stride, from_c.stride};
+        fetch<WHOLE>(tile + STEPS * p.channels, next_left, b, c);
+
+        Offset offset = mine;
+#pragma unroll
+        for (int s = 0; s < S; s++, offset += apart) {
+            REAL part[Q];
+#pragma unroll
+            for (int q = 0; q < Q; q++) {
+                int step = s * Q + q;
+                Step now = P > 1 ? shared.steps[warp][step][local] : prepared[s];
+                part[q] = advance(now, buffer, step, WHOLE || step < left);
+                if (STATES && PASS != 1 && alive && (WHOLE || step < left)) {
+                    i64 flat = tile + step * p.channels + threadIdx.x / P;
+                    store_row(p.states + flat * p.state + first, h, wide);
+                }
+            }
+            if (PASS == 1) continue;
+            REAL y = sum_lanes(part);
+            if (alive && owns<WHOLE>(s, left)) finish(y, own.x[s], own.z[s], offset);
+        }
+        tile += STEPS * p.channels, from_b = b, from_c = c;
+    }
+
+    __device__ __forceinline__ void end() {
+        if (PASS == 1) {
+            i64 flat = (j * p.batch + batch) * p.channels + channel;
+#pragma unroll
+            for (int half = P / 2; half > 0; half /= 2) sum += __shfl_xor_sync(0xffffffff, sum, half);
+            if (alive) store_row(p.ends + flat * N + lane * K, h, true);
+            if (alive && lane == 0) p.sums[flat] = sum;
+        } else if (p.last_state && j + 1 == p.chunks && alive) {
+            store_row(p.last_state + (batch * p.channels + channel) * p.state + first, h, wide);
+        }
+    }
+};
+
+__device__ __forceinline__ int at_most_a_tile(i64 left) {
+    return left < 0 ? 0 : left < STEPS ? (int)left : STEPS;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) selective_scan_forward(const __grid_constant__ Params p) {
+    __shared__ Shared shared;
+    Scan scan(p, shared);
+    i64 left = scan.j + 1 == p.chunks ? p.length - scan.j * p.chunk : p.chunk;
+    scan.fetch<false>(scan.tile, at_most_a_tile(left), scan.from_b, scan.from_c);
+    scan.start();
+    int buffer = 0;
+    // Tiles that are whole, like the ones after them, need no masks.
+    for (; left >= 2 * STEPS; left -= STEPS, buffer ^= 1) scan.do_tile<true>(buffer, STEPS, STEPS);
+    for (; left > 0; left -= STEPS, buffer ^= 1)
+        scan.do_tile<false>(buffer, at_most_a_tile(left), at_most_a_tile(left - STEPS));
+    scan.end();
+}

@@ -1,0 +1,235 @@
+//! The Mamba selective scan (Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with
+//! Selective State Spaces", section 3), forward.
+//!
+//! For each batch, channel `d`, state `n` and time `t`:
+//!
+//! ```text
+//! s = dt + dt_bias             delta = clamp(softplus(s))      (each part where it is asked for)
+//! h = exp(delta * A[d,n]) * h + delta * B[t,n] * x[t]          (h starts as h0, or zero)
+//! y = sum_n C[t,n] * h[n] + D[d] * x                           (D where it is given)
+//! out = y * silu(z)                                            (z where it is given)
+//! ```
+//!
+//! Storage is f32, f64, bf16 or f16; `A`, `D`, `dt_bias`, `h0`, the states and all arithmetic are
+//! f32 (f64 for f64 storage), and outputs are rounded once.
+
+mod cpu;
+#[doc(hidden)]
+pub mod cuda;
+mod reference;
+
+use crate::error::{Error, Kind, Result};
+use crate::op::{Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// The options of the scan.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Apply softplus to `dt + dt_bias`.
+    pub dt_softplus: bool,
+    /// Clamp the step to these bounds, both inside, rounded to the type of the arithmetic.
+    pub dt_clamp: Option<(f64, f64)>,
+    /// Write `last_state`.
+    pub return_state: bool,
+    /// Write the state after every step.
+    pub return_states: bool,
+}
+
+/// How `B` or `C` varies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// `(B, L, N)` or `(B, L, G, N)`: new at every step, shared by the channels of a group.
+    PerStep {
+        /// How many groups the channels fall into.
+        groups: usize,
+    },
+    /// `(D, N)`: the same at every step and in every batch, each channel its own.
+    Constant,
+}
+
+/// A checked call of the scan.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// Batch size, `B` in the shapes.
+    pub batch: usize,
+    /// Sequence length, `L`.
+    pub length: usize,
+    /// Channels, `D`.
+    pub channels: usize,
+    /// State size per channel, `N`.
+    pub state: usize,
+    /// How `B` varies.
+    pub b: Form,
+    /// How `C` varies.
+    pub c: Form,
+    /// The storage type.
+    pub dtype: DType,
+    /// The options.
+    pub options: Options,
+}
+
+/// The documentation of `dt_softplus`, here and in the update of one token.
+pub const DT_SOFTPLUS: OptionDoc =
+    OptionDoc { name: "dt_softplus", takes: "flag", help: "apply softplus to dt + dt_bias, off by default" };
+
+/// The documentation of `dt_clamp`.
+pub const DT_CLAMP: OptionDoc =
+    OptionDoc { name: "dt_clamp", takes: "pair", help: "clamp the step to LO,HI, both inside; none by default" };
+
+/// The op.
+pub struct SelectiveScan;
+
+impl Op for SelectiveScan {
+    const NAME: &'static str = "selective_scan";
+    const ABOUT: &'static str = "Mamba selective scan over whole sequences";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("x", "(B, L, D)"),
+        Slot::new("dt", "(B, L, D)"),
+        Slot::new("A", "(D, N)").wide(),
+        Slot::new("B", "(B, L, N) | (B, L, G, N) | (D, N)"),
+        Slot::new("C", "(B, L, N) | (B, L, G, N) | (D, N)"),
+        Slot::new("D", "(D)").wide().optional(),
+        Slot::new("z", "(B, L, D)").optional(),
+        Slot::new("dt_bias", "(D)").wide().optional(),
+        Slot::new("h0", "(B, D, N)").wide().optional(),
+    ];
+    const OPTIONS: &'static [OptionDoc] = &[
+        DT_SOFTPLUS,
+        DT_CLAMP,
+        OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, D, N)" },
+        OptionDoc { name: "return_states", takes: "flag", help: "write states (B, L, D, N), off by default" },
+    ];
+    const COTANGENTS: &'static [&'static str] = &["dy", "dlast_state"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let Problem { batch, length, channels, state, dtype, .. } = *problem;
+        let mut outputs = Named::default();
+        outputs.push("y", Spec::new(dtype, &[batch, length, channels])?);
+        if problem.options.return_state {
+            outputs.push("last_state", Spec::new(dtype.wide(), &[batch, channels, state])?);
+        }
+        if problem.options.return_states {
+            outputs.push("states", Spec::new(dtype.wide(), &[batch, length, channels, state])?);
+        }
+        Ok(outputs)
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::forward(problem, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::selective_scan(problem, inputs)
+    }
+
+    fn cuda(
+        problem: &Problem,
+        inputs: &Named<&crate::cuda::Buffer>,
+        outputs: &Named<&crate::cuda::Buffer>,
+        lane: &crate::cuda::Lane,
+    ) -> Result<()> {
+        cuda::forward(problem, inputs, outputs, lane)
+    }
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let x = inputs.get("x")?;
+        let &[batch, length, channels] = &x.shape[..] else {
+            return Err(wrong_shape("x", "(B, L, D)", x));
+        };
+        let a = inputs.get("A")?;
+        let &[_, state] = &a.shape[..] else {
+            return Err(wrong_shape("A", "(D, N)", a));
+        };
+        let size = Sizes { batch, length, channels, state };
+        for (name, dims) in [
+            ("dt", &[batch, length, channels][..]),
+            ("A", &[channels, state]),
+            ("D", &[channels]),
+            ("z", &[batch, length, channels]),
+            ("dt_bias", &[channels]),
+            ("h0", &[batch, channels, state]),
+        ] {
+            same_shape(inputs, name, dims)?;
+        }
+        Ok(Problem {
+            batch,
+            length,
+            channels,
+            state,
+            b: size.form("B", inputs.get("B")?)?,
+            c: size.form("C", inputs.get("C")?)?,
+            dtype: x.dtype,
+            options: checked(options)?,
+        })
+    }
+}
+
+struct Sizes {
+    batch: usize,
+    length: usize,
+    channels: usize,
+    state: usize,
+}
+
+impl Sizes {
+    fn form(&self, name: &str, spec: &Spec) -> Result<Form> {
+        let Sizes { batch, length, channels, state } = *self;
+        match spec.shape[..] {
+            [d, n] if (d, n) == (channels, state) => Ok(Form::Constant),
+            [b, l, n] if (b, l, n) == (batch, length, state) => Ok(Form::PerStep { groups: 1 }),
+            [b, l, groups, n] if (b, l, n) == (batch, length, state) && divides(groups, channels) => {
+                Ok(Form::PerStep { groups })
+            }
+            [_, _, groups, _] if !divides(groups, channels) => Err(Error::new(Kind::Shape, name)
+                .expected(format_args!("a number of groups that divides {channels} channels"))
+                .got(format_args!("{groups} groups"))),
+            _ => {
+                let expected =
+                    format!("({batch}, {length}, {state}), ({batch}, {length}, G, {state}) or ({channels}, {state})");
+                Err(wrong_shape(name, &expected, spec))
+            }
+        }
+    }
+}
+
+fn divides(groups: usize, channels: usize) -> bool {
+    groups > 0 && channels.is_multiple_of(groups)
+}
+
+fn wrong_shape(name: &str, expected: &str, got: &Spec) -> Error {
+    Error::new(Kind::Shape, name)
+        .expected(format_args!("shape {expected}"))
+        .got(got.shape)
+        .hint("Layout is channel-last: (batch, length, channels)")
+}
+
+fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()> {
+    match inputs.find(name) {
+        Some(spec) if spec.shape[..] != *dims => {
+            Err(wrong_shape(name, &crate::tensor::Shape::new(dims)?.to_string(), spec))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn checked(options: &Options) -> Result<Options> {
+    match options.dt_clamp {
+        // Not `lo > hi`: a NaN bound is refused too.
+        Some((lo, hi)) if !(lo <= hi) => {
+            Err(Error::new(Kind::Option, "dt_clamp").expected("a pair lo <= hi").got(format_args!("({lo}, {hi})")))
+        }
+        _ => Ok(options.clone()),
+    }
+}

@@ -1,0 +1,368 @@
+//! Element types, shapes and views whose bytes are proven to fit them.
+
+use crate::error::{Error, Kind, Result};
+use half::{bf16, f16};
+use ndarray::ArrayD;
+use std::fmt;
+use std::ops::Deref;
+
+/// The element types that tensors can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 64-bit float.
+    F64,
+    /// 32-bit float.
+    F32,
+    /// bfloat16: the upper half of an f32.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+}
+
+impl DType {
+    /// All of them.
+    pub const ALL: [DType; 4] = [DType::F64, DType::F32, DType::Bf16, DType::F16];
+
+    /// The name used in options, errors and other languages.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::Bf16 => "bf16",
+            DType::F16 => "f16",
+        }
+    }
+
+    /// The type of that name.
+    pub fn from_name(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    /// Bytes an element takes.
+    pub fn size(self) -> usize {
+        match self {
+            DType::F64 => 8,
+            DType::F32 => 4,
+            DType::Bf16 | DType::F16 => 2,
+        }
+    }
+
+    /// The type in which values stored as this one are computed: f64 for f64, f32 for all others.
+    pub fn wide(self) -> DType {
+        match self {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A number type that tensors store.
+pub trait Element: bytemuck::Pod + Send + Sync {
+    /// Its tag.
+    const DTYPE: DType;
+    /// Its value, exactly.
+    fn to_f64(self) -> f64;
+    /// The nearest value of this type.
+    fn from_f64(value: f64) -> Self;
+}
+
+macro_rules! element {
+    ($type:ty, $dtype:ident, $to:expr, $from:expr) => {
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+            fn to_f64(self) -> f64 {
+                $to(self)
+            }
+            fn from_f64(value: f64) -> Self {
+                $from(value)
+            }
+        }
+    };
+}
+element!(f64, F64, |v| v, |v| v);
+element!(f32, F32, |v| v as f64, |v| v as f32);
+element!(bf16, Bf16, bf16::to_f64, bf16::from_f64);
+element!(f16, F16, f16::to_f64, f16::from_f64);
+
+/// Calls `$body` with the Rust type of a [`DType`] as `$type`.
+#[macro_export]
+macro_rules! with_type {
+    ($dtype:expr, $type:ident => $body:expr) => {
+        match $dtype {
+            $crate::tensor::DType::F64 => {
+                type $type = f64;
+                $body
+            }
+            $crate::tensor::DType::F32 => {
+                type $type = f32;
+                $body
+            }
+            $crate::tensor::DType::Bf16 => {
+                type $type = half::bf16;
+                $body
+            }
+            $crate::tensor::DType::F16 => {
+                type $type = half::f16;
+                $body
+            }
+        }
+    };
+}
+
+/// The most axes a tensor can have.
+pub const MAX_RANK: usize = 8;
+
+/// The sizes of a tensor's axes, outermost first; derefs to a slice.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    dims: [usize; MAX_RANK],
+    rank: usize,
+}
+
+impl Shape {
+    /// A shape whose element count fits a 64-bit offset.
+    pub fn new(dims: &[usize]) -> Result<Shape> {
+        let too_many = || Error::new(Kind::Shape, "shape").got(format_args!("{dims:?}"));
+        if dims.len() > MAX_RANK {
+            return Err(too_many().expected(format_args!("at most {MAX_RANK} axes")));
+        }
+        // Zero sizes hide overflow of the others, and strides are products of the others.
+        let nonzero = dims.iter().map(|&d| d.max(1));
+        nonzero
+            .fold(Some(1usize), |n, d| n?.checked_mul(d))
+            .filter(|&n| n <= isize::MAX as usize / 8)
+            .ok_or_else(|| too_many().expected("a size that fits in memory"))?;
+        let mut shape = Shape { dims: [1; MAX_RANK], rank: dims.len() };
+        shape.dims[..dims.len()].copy_from_slice(dims);
+        Ok(shape)
+    }
+
+    /// How many elements there are; cannot overflow.
+    pub fn elements(&self) -> usize {
+        self.iter().product()
+    }
+}
+
+impl Deref for Shape {
+    type Target = [usize];
+    fn deref(&self) -> &[usize] {
+        &self.dims[..self.rank]
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims: Vec<String> = self.iter().map(usize::to_string).collect();
+        write!(f, "({})", dims.join(", "))
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A tensor without its data: element type and shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// The element type.
+    pub dtype: DType,
+    /// The sizes of the axes.
+    pub shape: Shape,
+}
+
+impl Spec {
+    /// The spec of a tensor of these sizes.
+    pub fn new(dtype: DType, dims: &[usize]) -> Result<Spec> {
+        Ok(Spec { dtype, shape: Shape::new(dims)? })
+    }
+
+    /// How many bytes such a tensor takes; cannot overflow.
+    pub fn bytes(&self) -> usize {
+        self.shape.elements() * self.dtype.size()
+    }
+
+    fn check_bytes(&self, len: usize) -> Result<()> {
+        if len == self.bytes() {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Size, "data")
+            .expected(format_args!("{} bytes for {self}", self.bytes()))
+            .got(format_args!("{len} bytes")))
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.dtype, self.shape)
+    }
+}
+
+/// Whatever knows its element type and shape: a view, a device buffer, a bare [`Spec`].
+pub trait Described {
+    /// Element type and shape.
+    fn spec(&self) -> Spec;
+}
+
+impl Described for Spec {
+    fn spec(&self) -> Spec {
+        *self
+    }
+}
+
+macro_rules! view {
+    ($(#[$doc:meta])* $name:ident, $bytes:ty) => {
+        $(#[$doc])*
+        pub struct $name<'a> {
+            spec: Spec,
+            bytes: $bytes,
+        }
+
+        impl<'a> $name<'a> {
+            /// A view of `bytes`, proven to have the length and alignment that `spec` asks for.
+            pub fn new(spec: Spec, bytes: $bytes) -> Result<Self> {
+                spec.check_bytes(bytes.len())?;
+                let address = bytes.as_ptr() as usize;
+                if !bytes.is_empty() && !address.is_multiple_of(spec.dtype.size()) {
+                    return Err(Error::new(Kind::Size, "data")
+                        .expected(format_args!("an address that is a multiple of {}", spec.dtype.size()))
+                        .got(format_args!("{address:#x}")));
+                }
+                Ok(Self { spec, bytes })
+            }
+        }
+
+        impl Described for $name<'_> {
+            fn spec(&self) -> Spec {
+                self.spec
+            }
+        }
+    };
+}
+
+view!(
+    /// A tensor to read on the host: row-major, last axis contiguous.
+    #[derive(Clone, Copy)]
+    View,
+    &'a [u8]
+);
+view!(
+    /// A tensor to write on the host: row-major, last axis contiguous.
+    ViewMut,
+    &'a mut [u8]
+);
+
+fn typed<T: Element>(spec: &Spec) -> Result<()> {
+    if spec.dtype == T::DTYPE {
+        return Ok(());
+    }
+    Err(Error::new(Kind::DType, "data").expected(T::DTYPE).got(spec.dtype))
+}
+
+impl<'a> View<'a> {
+    /// The elements; fails if they are not of type `T`.
+    pub fn slice<T: Element>(&self) -> Result<&'a [T]> {
+        typed::<T>(&self.spec)?;
+        Ok(if self.bytes.is_empty() { &[] } else { bytemuck::cast_slice(self.bytes) })
+    }
+
+    /// The values in f64.
+    pub fn to_f64(&self) -> ArrayD<f64> {
+        let values = with_type!(self.spec.dtype, T => {
+            self.slice::<T>().expect("its own type").iter().map(|v| v.to_f64()).collect()
+        });
+        ArrayD::from_shape_vec(&self.spec.shape[..], values).expect("as many values as the shape says")
+    }
+
+    /// The raw bytes.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The same elements under another shape of equal size.
+    pub fn reshape(self, dims: &[usize]) -> Result<View<'a>> {
+        View::new(Spec::new(self.spec.dtype, dims)?, self.bytes)
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// The elements; fails if they are not of type `T`.
+    pub fn slice<T: Element>(self) -> Result<&'a mut [T]> {
+        typed::<T>(&self.spec)?;
+        Ok(if self.bytes.is_empty() { &mut [] } else { bytemuck::cast_slice_mut(self.bytes) })
+    }
+
+    /// Writes values of the same shape, rounded.
+    pub fn store_f64(self, values: &ArrayD<f64>) {
+        with_type!(self.spec.dtype, T => {
+            let to = self.slice::<T>().expect("its own type");
+            to.iter_mut().zip(values).for_each(|(to, &value)| *to = T::from_f64(value));
+        });
+    }
+
+    /// The raw bytes.
+    pub fn bytes(self) -> &'a mut [u8] {
+        self.bytes
+    }
+
+    /// The same elements under another shape of equal size.
+    pub fn reshape(self, dims: &[usize]) -> Result<ViewMut<'a>> {
+        ViewMut::new(Spec::new(self.spec.dtype, dims)?, self.bytes)
+    }
+}
+
+/// A tensor with memory of its own, for tests, benchmarks and files.
+#[derive(Clone)]
+pub struct Owned {
+    spec: Spec,
+    /// Whole words, so that any element type is aligned.
+    words: Vec<u64>,
+}
+
+impl Owned {
+    /// All bits set: NaN in every float type, so that an element that nobody writes is seen.
+    pub fn poisoned(spec: Spec) -> Owned {
+        Owned { spec, words: vec![u64::MAX; spec.bytes().div_ceil(8)] }
+    }
+
+    /// The values `value(0)`, `value(1)` and so on, rounded to the type of `spec`.
+    pub fn from_fn(spec: Spec, value: impl FnMut(usize) -> f64) -> Owned {
+        let mut tensor = Owned::poisoned(spec);
+        let values = (0..spec.shape.elements()).map(value).collect();
+        let values = ArrayD::from_shape_vec(&spec.shape[..], values).expect("as many values as the shape says");
+        tensor.view_mut().store_f64(&values);
+        tensor
+    }
+
+    /// To read.
+    pub fn view(&self) -> View<'_> {
+        let bytes = &bytemuck::cast_slice(&self.words)[..self.spec.bytes()];
+        View { spec: self.spec, bytes }
+    }
+
+    /// To write.
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        let bytes = &mut bytemuck::cast_slice_mut(&mut self.words)[..self.spec.bytes()];
+        ViewMut { spec: self.spec, bytes }
+    }
+
+    /// The same values, rounded to another type.
+    pub fn cast(&self, dtype: DType) -> Owned {
+        let mut cast = Owned::poisoned(Spec { dtype, ..self.spec });
+        cast.view_mut().store_f64(&self.view().to_f64());
+        cast
+    }
+}
+
+impl Described for Owned {
+    fn spec(&self) -> Spec {
+        self.spec
+    }
+}

@@ -1,0 +1,108 @@
+//! Every op against the reference values in `test/golden`, on every level of this CPU.
+
+mod common;
+
+use serde_json::Value;
+use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::for_each_op;
+use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::safetensors::Reader;
+use sidewinder_kernels::tensor::{DType, Owned};
+use std::path::PathBuf;
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../test/golden")
+}
+
+/// A case's inputs, options and expected outputs as far as the op gives them.
+struct Case {
+    name: String,
+    inputs: Named<Owned>,
+    options: Value,
+    outputs: Vec<(String, Owned, f64, f64)>,
+}
+
+fn cases<O: Op>() -> Vec<Case> {
+    let text = std::fs::read_to_string(folder().join("manifest.json")).expect("a manifest");
+    let manifest: Value = serde_json::from_str(&text).expect("a manifest in JSON");
+    let op = &manifest["ops"][O::NAME];
+    let reader = Reader::open(&folder().join(op["file"].as_str().expect("a file"))).unwrap();
+    let tensor = |name: String| reader.tensor(reader.entry(&name).expect(&name)).unwrap();
+    let cases = op["cases"].as_array().expect("cases").iter();
+    cases
+        .map(|case| {
+            let name = case["name"].as_str().unwrap();
+            let known = |input: &&String| O::INPUTS.iter().any(|slot| slot.name == **input);
+            let inputs = case["inputs"].as_object().unwrap().keys().filter(known);
+            let outputs = case["outputs"].as_object().unwrap().iter();
+            Case {
+                name: name.to_string(),
+                inputs: inputs.map(|input| (op::name::<O>(input), tensor(format!("{name}.{input}")))).collect(),
+                options: case["attrs"].clone(),
+                outputs: outputs
+                    .map(|(output, about)| {
+                        let tolerance = |key: &str| about[key].as_f64().unwrap();
+                        let expected = tensor(format!("{name}.out.{output}"));
+                        (output.clone(), expected, tolerance("rtol"), tolerance("atol"))
+                    })
+                    .collect(),
+            }
+        })
+        .collect()
+}
+
+/// The case's options, with every optional output asked for that the op knows an option for.
+fn options<O: Op>(case: &Case) -> O::Options {
+    let mut options = case.options.clone();
+    let mut ask = |option: &str, output: &str| {
+        if O::OPTIONS.iter().any(|o| o.name == option) && case.outputs.iter().any(|(name, ..)| name == output) {
+            options[option] = Value::Bool(true);
+        }
+    };
+    ask("return_state", "last_state");
+    ask("return_states", "states");
+    serde_json::from_value(options).expect("options that the op knows")
+}
+
+fn agrees<O: Op>(case: &Case, storage: DType, exec: Exec) -> usize {
+    let results = common::run::<O>(&options::<O>(case), &common::cast::<O>(&case.inputs, storage), &exec).unwrap();
+    let mut compared = 0;
+    for (name, expected, rtol, atol) in &case.outputs {
+        let Some(got) = results.find(name) else {
+            assert!(name.starts_with('d'), "{} of {} was not computed", name, case.name);
+            continue;
+        };
+        let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
+        let (rtol, atol) = if storage == DType::F64 { (1e-9, 1e-12 * largest) } else { (*rtol, *atol) };
+        let worst = common::worst(got, expected, rtol, atol);
+        assert!(worst <= 1.0, "{} {}: {name} is off by {worst} times the tolerance at {exec:?}", O::NAME, case.name);
+        compared += 1;
+    }
+    compared
+}
+
+fn all_cases<O: Op>() {
+    let cases = cases::<O>();
+    assert!(!cases.is_empty());
+    for case in &cases {
+        for &level in Level::available() {
+            for threads in [1, 2, 8] {
+                let compared = agrees::<O>(case, DType::F32, Exec { level, threads });
+                assert!(compared > 0, "{} compares nothing", case.name);
+            }
+        }
+        agrees::<O>(case, DType::F64, Exec { level: Level::Scalar, threads: 2 });
+    }
+    println!("{}: {} cases", O::NAME, cases.len());
+}
+
+macro_rules! all_cases_of {
+    ($op:ty) => {
+        all_cases::<$op>()
+    };
+}
+
+#[test]
+fn every_op_agrees_with_its_golden_values() {
+    for_each_op!(all_cases_of);
+}

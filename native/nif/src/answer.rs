@@ -1,0 +1,51 @@
+//! From results and panics to terms.
+
+use rustler::{Encoder, Env, Term};
+use sidewinder_kernels::error::{Error, Kind, Result};
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+mod atoms {
+    rustler::atoms! { ok, error, kind, op, argument, expected, got, hint }
+}
+
+thread_local! {
+    /// Where the last panic of this thread happened, which its payload does not tell.
+    static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Remembers where a panic happened in place of printing it.
+pub fn keep_panics_quiet() {
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map(ToString::to_string).unwrap_or_default();
+        PLACE.with(|cell| *cell.borrow_mut() = place);
+    }));
+}
+
+/// Does the work and encodes what comes of it.
+pub fn answer<'a, T: Encoder>(env: Env<'a>, work: impl FnOnce() -> Result<T>) -> Term<'a> {
+    let encoded = || work().map(|value| (atoms::ok(), value).encode(env));
+    let caught = catch_unwind(AssertUnwindSafe(encoded)).unwrap_or_else(|payload| Err(panicked(&*payload)));
+    caught.unwrap_or_else(|error| (atoms::error(), fields(env, &error)).encode(env))
+}
+
+fn panicked(payload: &(dyn std::any::Any + Send)) -> Error {
+    let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+    Error::new(Kind::Panic, "native library")
+        .got(format_args!("a panic: {text} ({})", PLACE.with(RefCell::take)))
+        .hint("This is a bug in Sidewinder; please report it with the call that caused it")
+}
+
+fn fields<'a>(env: Env<'a>, error: &Error) -> Term<'a> {
+    let kind = rustler::Atom::from_str(env, error.kind.name()).expect("a short name");
+    let pairs = [
+        (atoms::kind(), kind.encode(env)),
+        (atoms::op(), error.op.encode(env)),
+        (atoms::argument(), error.argument.encode(env)),
+        (atoms::expected(), error.expected.encode(env)),
+        (atoms::got(), error.got.encode(env)),
+        (atoms::hint(), error.hint.encode(env)),
+    ];
+    Term::map_from_pairs(env, &pairs).expect("distinct keys")
+}

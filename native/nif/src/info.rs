@@ -1,0 +1,202 @@
+//! What is here (ops, CPU, GPUs), device memory, and hooks for tests.
+
+use crate::answer::answer;
+use crate::tensor::{Output, Tensor, buffer_term};
+use rustler::{Encoder, Env, NifMap, Term};
+use sidewinder_kernels::cpu::{Exec, Level, pool};
+use sidewinder_kernels::cuda::{self, Buffer, Device};
+use sidewinder_kernels::error::Result;
+use sidewinder_kernels::for_each_op;
+use sidewinder_kernels::op::{Op, Precision};
+use sidewinder_kernels::tensor::Described;
+
+#[derive(NifMap)]
+#[rustler(encode)]
+struct OpInfo {
+    name: &'static str,
+    about: &'static str,
+    inputs: Vec<InputInfo>,
+    options: Vec<OptionInfo>,
+    cotangents: Vec<&'static str>,
+}
+
+#[derive(NifMap)]
+#[rustler(encode)]
+struct InputInfo {
+    name: &'static str,
+    shape: &'static str,
+    wide: bool,
+    optional: bool,
+}
+
+#[derive(NifMap)]
+#[rustler(encode)]
+struct OptionInfo {
+    name: &'static str,
+    takes: &'static str,
+    help: &'static str,
+}
+
+fn describe<O: Op>() -> OpInfo {
+    let input = |slot: &sidewinder_kernels::op::Slot| InputInfo {
+        name: slot.name,
+        shape: slot.shape,
+        wide: slot.precision == Precision::Wide,
+        optional: slot.optional,
+    };
+    let option = |o: &sidewinder_kernels::op::OptionDoc| OptionInfo { name: o.name, takes: o.takes, help: o.help };
+    OpInfo {
+        name: O::NAME,
+        about: O::ABOUT,
+        inputs: O::INPUTS.iter().map(input).collect(),
+        options: O::OPTIONS.iter().map(option).collect(),
+        cotangents: O::COTANGENTS.to_vec(),
+    }
+}
+
+/// All ops with their inputs and options.
+#[rustler::nif]
+fn op_list(env: Env) -> Term {
+    answer(env, || {
+        let mut ops = Vec::new();
+        macro_rules! push {
+            ($op:ty) => {
+                ops.push(describe::<$op>())
+            };
+        }
+        for_each_op!(push);
+        Ok(ops)
+    })
+}
+
+#[derive(NifMap)]
+#[rustler(encode)]
+struct CpuInfo {
+    levels: Vec<&'static str>,
+    best: &'static str,
+    threads: usize,
+}
+
+/// The CPU's levels, slowest first, and how many threads are used by default.
+#[rustler::nif]
+fn cpu_info(env: Env) -> Term {
+    answer(env, || {
+        let default = Exec::default();
+        let levels = Level::available().iter().map(|level| level.name()).collect();
+        Ok(CpuInfo { levels, best: default.level.name(), threads: default.threads })
+    })
+}
+
+/// How many threads CPU work uses from now on where a call does not say.
+#[rustler::nif]
+fn cpu_set_threads(env: Env, threads: usize) -> Term {
+    answer(env, || pool::set_default_threads(threads))
+}
+
+#[derive(NifMap)]
+#[rustler(encode)]
+struct GpuInfo {
+    ordinal: usize,
+    name: String,
+    capability: (u32, u32),
+    multiprocessors: u32,
+    memory: usize,
+    memory_free: Option<usize>,
+    driver: (u32, u32),
+    compiler: Option<(u32, u32)>,
+    why_no_compiler: Option<String>,
+    lost: Option<String>,
+}
+
+/// The CUDA devices, or why there are none.
+#[rustler::nif(schedule = "DirtyIo")]
+fn cuda_info(env: Env) -> Term {
+    answer(env, || {
+        let device = |d: cuda::DeviceInfo| GpuInfo {
+            ordinal: d.ordinal,
+            name: d.name,
+            capability: d.capability,
+            multiprocessors: d.multiprocessors,
+            memory: d.memory,
+            memory_free: d.memory_free,
+            driver: d.driver,
+            why_no_compiler: d.compiler.as_ref().err().map(|e| e.to_string()),
+            compiler: d.compiler.ok(),
+            lost: d.lost.map(|e| e.to_string()),
+        };
+        Ok(cuda::devices()?.into_iter().map(device).collect::<Vec<_>>())
+    })
+}
+
+/// A copy of a host tensor on a device.
+#[rustler::nif(schedule = "DirtyIo")]
+fn buffer_from_host<'a>(env: Env<'a>, tensor: Term<'a>, ordinal: usize) -> Term<'a> {
+    answer(env, || {
+        let tensor = Tensor::decode("tensor", tensor)?;
+        let device = Device::get(ordinal)?;
+        let buffer = Buffer::new(&device, tensor.spec())?;
+        let lane = device.lane()?;
+        lane.upload(tensor.view()?.bytes(), &buffer)?;
+        lane.synchronize()?;
+        Ok(buffer_term(env, buffer))
+    })
+}
+
+/// A copy of a device tensor on the host.
+#[rustler::nif(schedule = "DirtyIo")]
+fn buffer_to_host<'a>(env: Env<'a>, tensor: Term<'a>) -> Term<'a> {
+    answer(env, || match Tensor::decode("tensor", tensor)? {
+        Tensor::Device(buffer) => download(env, &buffer.0),
+        _ => Ok(tensor),
+    })
+}
+
+fn download<'a>(env: Env<'a>, buffer: &Buffer) -> Result<Term<'a>> {
+    let mut output = Output::new(buffer.spec())?;
+    let lane = buffer.device().lane()?;
+    lane.download(buffer, output.view_mut()?.bytes())?;
+    lane.synchronize()?;
+    Ok(output.into_term(env))
+}
+
+/// The ordinal of the device that a tensor lies on, or nil.
+#[rustler::nif]
+fn buffer_device<'a>(env: Env<'a>, tensor: Term<'a>) -> Term<'a> {
+    answer(env, || match Tensor::decode("tensor", tensor)? {
+        Tensor::Device(buffer) => Ok(Some(buffer.0.device().ordinal())),
+        _ => Ok(None),
+    })
+}
+
+/// For tests: how many bytes of a device's memory are alive.
+#[rustler::nif(schedule = "DirtyIo")]
+fn debug_device_bytes(env: Env, ordinal: usize) -> Term {
+    answer(env, || Ok(Device::get(ordinal)?.live_bytes()))
+}
+
+/// For tests: a panic.
+#[rustler::nif]
+fn debug_panic(env: Env, text: String) -> Term {
+    answer(env, || -> Result<()> { panic!("{text}") })
+}
+
+/// For tests: a panic while the answer is encoded.
+#[rustler::nif]
+fn debug_panic_in_encode(env: Env) -> Term {
+    struct Bomb;
+    impl Encoder for Bomb {
+        fn encode<'a>(&self, _env: Env<'a>) -> Term<'a> {
+            panic!("in encode")
+        }
+    }
+    answer(env, || Ok(Bomb))
+}
+
+/// For tests: marks a device lost, as an illegal address would.
+#[rustler::nif(schedule = "DirtyIo")]
+fn debug_lose_device(env: Env, ordinal: usize) -> Term {
+    answer(env, || {
+        Device::get(ordinal)?.lose("a test");
+        Ok(())
+    })
+}

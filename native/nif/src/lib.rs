@@ -1,0 +1,19 @@
+//! The NIF: decode, check, call, encode; nothing else. What it calls lives in `kernels`.
+//!
+//! Every function answers `{:ok, value}` or `{:error, map}` with the fields of
+//! [`sidewinder_kernels::error::Error`]; a panic becomes such an error too. Nothing prints.
+
+mod answer;
+mod files;
+mod info;
+mod ops;
+mod tensor;
+
+use rustler::{Env, Term};
+
+fn load(env: Env, _info: Term) -> bool {
+    answer::keep_panics_quiet();
+    env.register::<tensor::DeviceBuffer>().is_ok()
+}
+
+rustler::init!("Elixir.Sidewinder.Native", load = load);

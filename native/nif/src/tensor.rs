@@ -1,0 +1,139 @@
+//! Tensors at the boundary: `{type, shape, data}`, where `data` is a binary or a device buffer.
+
+use rustler::{Atom, Binary, Encoder, Env, OwnedBinary, ResourceArc, Term};
+use sidewinder_kernels::cuda::Buffer;
+use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View, ViewMut};
+
+/// Device memory that Elixir holds on to.
+pub struct DeviceBuffer(pub Buffer);
+
+impl rustler::Resource for DeviceBuffer {}
+
+/// A decoded tensor.
+pub enum Tensor<'a> {
+    /// In a binary of the caller's, aligned.
+    Binary(Spec, Binary<'a>),
+    /// Copied, because the binary lay at an address that its type cannot be read from.
+    Copied(Owned),
+    /// On a device.
+    Device(ResourceArc<DeviceBuffer>),
+}
+
+impl<'a> Tensor<'a> {
+    /// Decodes and proves a term; `name` is for the error.
+    pub fn decode(name: &str, term: Term<'a>) -> Result<Tensor<'a>> {
+        let wrong = |e: Error| Error { argument: name.to_string(), ..e };
+        let (spec, data) = decode_spec(term).map_err(wrong)?;
+        if let Ok(buffer) = data.decode::<ResourceArc<DeviceBuffer>>() {
+            return Tensor::device(spec, buffer).map_err(wrong);
+        }
+        let binary = data.decode::<Binary>().map_err(|_| {
+            Error::new(Kind::Argument, name).expected("a binary or a device buffer as data").got(describe(data))
+        })?;
+        Tensor::host(spec, binary).map_err(wrong)
+    }
+
+    fn device(spec: Spec, buffer: ResourceArc<DeviceBuffer>) -> Result<Tensor<'a>> {
+        if buffer.0.spec() == spec {
+            return Ok(Tensor::Device(buffer));
+        }
+        Err(Error::new(Kind::Shape, "data").expected(spec).got(format_args!("a buffer of {}", buffer.0.spec())))
+    }
+
+    fn host(spec: Spec, binary: Binary<'a>) -> Result<Tensor<'a>> {
+        let aligned = (binary.as_ptr() as usize).is_multiple_of(spec.dtype.size());
+        if binary.len() == spec.bytes() && !aligned {
+            let mut copy = Owned::poisoned(spec);
+            copy.view_mut().bytes().copy_from_slice(&binary);
+            return Ok(Tensor::Copied(copy));
+        }
+        View::new(spec, binary.as_slice()).map(|_| Tensor::Binary(spec, binary))
+    }
+
+    /// To read on the host.
+    pub fn view(&self) -> Result<View<'_>> {
+        match self {
+            Tensor::Binary(spec, binary) => View::new(*spec, binary.as_slice()),
+            Tensor::Copied(owned) => Ok(owned.view()),
+            Tensor::Device(buffer) => Err(Error::new(Kind::Argument, "data")
+                .expected("a tensor on the host")
+                .got(format_args!("one on {}", buffer.0.device()))
+                .hint("Copy it with Sidewinder.Tensor.to_host/1")),
+        }
+    }
+}
+
+impl Described for Tensor<'_> {
+    fn spec(&self) -> Spec {
+        match self {
+            Tensor::Binary(spec, _) => *spec,
+            Tensor::Copied(owned) => owned.spec(),
+            Tensor::Device(buffer) => buffer.0.spec(),
+        }
+    }
+}
+
+/// A term as a short text for errors.
+pub fn describe(term: Term) -> String {
+    let text = format!("{term:?}");
+    if text.chars().count() <= 80 { text } else { text.chars().take(77).chain("...".chars()).collect() }
+}
+
+/// The element type of that name.
+pub fn decode_type(term: Term) -> Result<DType> {
+    let name = term.atom_to_string().unwrap_or_default();
+    DType::from_name(&name)
+        .ok_or_else(|| Error::new(Kind::DType, "type").expected("f64, f32, bf16 or f16").got(describe(term)))
+}
+
+fn decode_spec<'a>(term: Term<'a>) -> Result<(Spec, Term<'a>)> {
+    let malformed = || Error::new(Kind::Argument, "tensor").expected("{type, shape, data}").got(describe(term));
+    let (dtype, shape, data) = term.decode::<(Term, Term, Term)>().map_err(|_| malformed())?;
+    let dims = rustler::types::tuple::get_tuple(shape).map_err(|_| malformed())?;
+    let dims: Vec<usize> =
+        dims.into_iter().map(|d| d.decode()).collect::<std::result::Result<_, _>>().map_err(|_| {
+            Error::new(Kind::Shape, "shape").expected("a tuple of sizes, none negative").got(describe(shape))
+        })?;
+    Ok((Spec::new(decode_type(dtype)?, &dims)?, data))
+}
+
+/// A tensor that Elixir is going to get, written straight into its binary.
+pub struct Output {
+    spec: Spec,
+    binary: OwnedBinary,
+}
+
+impl Output {
+    /// Memory for a tensor; its contents are not yet anything.
+    pub fn new(spec: Spec) -> Result<Output> {
+        // Growing reports that memory ran out; asking for it all at once would end the VM.
+        let mut binary = OwnedBinary::new(0);
+        if binary.realloc(spec.bytes()) {
+            return Ok(Output { spec, binary });
+        }
+        Err(Error::new(Kind::Memory, "output").expected(format_args!("{} bytes of memory", spec.bytes())).got("none"))
+    }
+
+    /// To write.
+    pub fn view_mut(&mut self) -> Result<ViewMut<'_>> {
+        ViewMut::new(self.spec, self.binary.as_mut_slice())
+    }
+
+    /// As the term that Elixir gets.
+    pub fn into_term(self, env: Env) -> Term {
+        encode(env, self.spec, self.binary.release(env).to_term(env))
+    }
+}
+
+/// A buffer as the term that Elixir gets.
+pub fn buffer_term(env: Env, buffer: Buffer) -> Term {
+    let spec = buffer.spec();
+    encode(env, spec, ResourceArc::new(DeviceBuffer(buffer)).encode(env))
+}
+
+fn encode<'a>(env: Env<'a>, spec: Spec, data: Term<'a>) -> Term<'a> {
+    let dims: Vec<Term> = spec.shape.iter().map(|d| d.encode(env)).collect();
+    let dtype = Atom::from_str(env, spec.dtype.name()).expect("a short name");
+    (dtype, rustler::types::tuple::make_tuple(env, &dims), data).encode(env)
+}

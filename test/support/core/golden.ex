@@ -1,0 +1,84 @@
+defmodule Sidewinder.Golden do
+  @moduledoc false
+  # The golden cases in test/golden, and how results are compared with them.
+
+  import ExUnit.Assertions
+  alias Sidewinder.{Safetensors, Tensor}
+
+  @folder Path.expand("../../golden", __DIR__)
+
+  @doc "The file with an op's cases."
+  def file(op), do: Path.join(@folder, "#{op}.safetensors")
+
+  @doc "An op's cases: name, attributes, input tensors, and expected outputs with their tolerances."
+  def cases(op) do
+    tensors = Safetensors.read(file(op))
+    for described <- manifest()["ops"][to_string(op)]["cases"], do: build(described, tensors)
+  end
+
+  defp build(
+         %{"name" => name, "attrs" => attrs, "inputs" => inputs, "outputs" => outputs},
+         tensors
+       ) do
+    %{
+      name: name,
+      attrs:
+        for(
+          {key, value} <- attrs,
+          value != nil,
+          into: %{},
+          do: {String.to_atom(key), attr(value)}
+        ),
+      inputs: for({input, _} <- inputs, into: %{}, do: {input, tensors["#{name}.#{input}"]}),
+      outputs:
+        for {output, %{"rtol" => rtol, "atol" => atol}} <- outputs, into: %{} do
+          {output, %{tensor: tensors["#{name}.out.#{output}"], rtol: rtol, atol: atol}}
+        end
+    }
+  end
+
+  defp attr([lo, hi]), do: {lo, hi}
+  defp attr(value), do: value
+
+  # Elixir has no JSON parser before 1.18; this file is JSON simple enough to be made Elixir.
+  defp manifest do
+    text = File.read!(Path.join(@folder, "manifest.json"))
+    text = text |> String.replace("{", "%{") |> String.replace("\":", "\" =>")
+
+    text =
+      text
+      |> String.replace("null", "nil")
+      |> String.replace(~r/(?<![\d.])(\d+)e(?=[-+\d])/, "\\1.0e")
+
+    text |> Code.eval_string() |> elem(0)
+  end
+
+  @doc "Asserts `|got - expected| <= atol + rtol * |expected|` for every element, and equal shapes."
+  def assert_close(%Tensor{} = got, %Tensor{} = expected, rtol, atol, label) do
+    assert got.shape == expected.shape,
+           "#{label}: shape #{inspect(got.shape)} is not #{inspect(expected.shape)}"
+
+    pairs = Enum.zip(Tensor.to_list(got), Tensor.to_list(expected))
+    wrong = Enum.reject(pairs, fn {g, e} -> close?(g, e, rtol, atol) end)
+
+    assert wrong == [],
+           "#{label}: #{length(wrong)} of #{length(pairs)} differ, such as #{worst(wrong)}"
+  end
+
+  defp close?(got, expected, rtol, atol) when is_float(got) and is_float(expected) do
+    abs(got - expected) <= atol + rtol * abs(expected)
+  end
+
+  defp close?(got, expected, _rtol, _atol), do: got == expected
+
+  defp worst([]), do: ""
+
+  defp worst(wrong) do
+    {got, expected} =
+      Enum.max_by(wrong, fn {g, e} ->
+        if is_float(g) and is_float(e), do: abs(g - e), else: :far
+      end)
+
+    "#{got} in place of #{expected}"
+  end
+end

@@ -1,0 +1,17 @@
+%{gpus: gpus, why_no_gpus: why} = Sidewinder.Device.info()
+
+left_out =
+  case gpus do
+    [] -> [cuda: "no CUDA device: #{why}"]
+    [gpu | _] -> [no_cuda: "there is a CUDA device: #{gpu.name}"]
+  end
+
+for {tag, reason} <- left_out, do: IO.puts("Tests tagged #{tag} are left out (#{reason}).")
+
+unless Code.ensure_loaded?(Sidewinder.Reference) do
+  IO.puts(
+    "The tests of lib/nx are left out (it was not compiled: it needs Nx 0.12 and Elixir 1.17)."
+  )
+end
+
+ExUnit.start(exclude: Keyword.keys(left_out))
