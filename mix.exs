@@ -10,11 +10,12 @@ defmodule Mix.Tasks.Compile.Sidewinder do
   @library Path.join(__DIR__, "priv/sidewinder_nif.so")
   @target Path.join(__DIR__, "_build/native")
   @stamp Path.join(@target, "stamp")
+  @sources ~w(native/Cargo.* native/*/Cargo.toml native/*/src/**)
 
   @impl true
   def run(args) do
     prebuilt = System.get_env("SIDEWINDER_NATIVE")
-    stamp = stamp(prebuilt || Path.join(__DIR__, "native/{Cargo.*,kernels/**,nif/**}"))
+    stamp = stamp(if(prebuilt, do: [prebuilt], else: @sources))
 
     if "--force" in args or File.read(@stamp) != {:ok, stamp},
       do: build(prebuilt, stamp),
@@ -25,11 +26,10 @@ defmodule Mix.Tasks.Compile.Sidewinder do
   def clean, do: Enum.each([@library, @stamp], &File.rm/1)
 
   # Looking at the files' times is faster than asking cargo.
-  defp stamp(wildcard) do
-    stats =
-      for path <- Path.wildcard(wildcard), {:ok, stat} <- [File.stat(path)], do: {path, stat}
-
-    "#{wildcard} #{:erlang.phash2(for {path, s} <- stats, do: {path, s.mtime, s.size})}"
+  defp stamp(sources) do
+    files = for source <- sources, path <- Path.wildcard(Path.expand(source, __DIR__)), do: path
+    seen = for path <- files, {:ok, stat} <- [File.stat(path)], do: {path, stat.mtime, stat.size}
+    "#{Enum.join(sources, " ")} #{:erlang.phash2(seen)}"
   end
 
   defp build(prebuilt, stamp) do

@@ -15,13 +15,12 @@ defmodule Sidewinder.CommandLine do
 
   @doc "Does the work; on a terminal, tells every second how long it has been going on."
   def ticking(label, work) do
-    ticker = if terminal?(), do: spawn_link(fn -> tick(label, 1) end)
+    # Elixir allows ANSI sequences where output and errors go to a terminal.
+    ticker = if IO.ANSI.enabled?(), do: spawn_link(fn -> tick(label, 1) end)
     result = work.()
     if ticker, do: stop(ticker)
     result
   end
-
-  defp terminal?, do: match?({:ok, _columns}, :io.columns(:standard_error))
 
   defp tick(label, seconds) do
     receive do

@@ -17,14 +17,8 @@ defmodule Sidewinder.Compare do
   @type row :: %{level: String.t(), ms: float | nil, error: float | nil}
 
   @doc """
-  Runs `op` on host tensors at every level.
-
-  Options:
-
-    * `:more` - further levels as `{name, function}`; the function gets `inputs` and returns outputs
-      by name. It is stopped if it takes too long.
-    * `:limit` - how many milliseconds that is; 10 seconds by default
-    * `:progress` - a function that is told each level's name before it runs
+  Runs `op` on host tensors at every level of this machine. `progress` is told each level's name
+  before it runs.
 
       iex> inputs = for {name, shape} <- [x: {1, 1, 1}, dt: {1, 1, 1}, A: {1, 1}, B: {1, 1, 1}, C: {1, 1, 1}],
       ...>   do: {name, Sidewinder.Tensor.from_list([2], :f32, shape)}
@@ -32,38 +26,51 @@ defmodule Sidewinder.Compare do
       iex> {reference.level, reference.error, scalar.level, scalar.error}
       {"f64 reference", 0.0, "scalar, 1 thread", 0.0}
   """
-  @spec run(atom, Kernel.inputs(), map, keyword) :: [row]
-  def run(op, inputs, options, opts \\ []) do
-    progress = opts[:progress] || fn _name -> :ok end
-    limit = opts[:limit] || 10_000
+  @spec run(atom, Kernel.inputs(), map, (String.t() -> any)) :: [row]
+  def run(op, inputs, options, progress \\ fn _name -> :ok end) do
     progress.("f64 reference")
-    wide = for {name, tensor} <- inputs, do: {name, Tensor.cast(tensor, :f64)}
-    {truth, ms} = measure(fn -> Kernel.run(op, wide, options, level: "reference") end)
-
-    native =
-      for {name, work} <- native_levels(op, inputs, options), do: {name, fn -> measure(work) end}
-
-    more =
-      for {name, fun} <- opts[:more] || [],
-          do: {name, fn -> stopped_after(limit, fn -> fun.(inputs) end) end}
+    {truth, ms} = measure(fn -> reference(op, inputs, options) end)
 
     rows =
-      for {name, measured} <- native ++ more do
+      for {name, work} <- levels(op, inputs, options) do
         progress.(name)
-        row(name, measured.(), truth)
+        row(name, measure(work), truth)
       end
 
     [%{level: "f64 reference", ms: ms, error: 0.0} | rows]
   end
 
-  defp row(name, nil, _truth), do: %{level: name, ms: nil, error: nil}
+  @doc """
+  Measures other code that computes the same: `work` returns outputs by name. It is stopped after
+  `limit` milliseconds.
+
+      iex> inputs = for {name, shape} <- [x: {1, 1, 1}, dt: {1, 1, 1}, A: {1, 1}, B: {1, 1, 1}, C: {1, 1, 1}],
+      ...>   do: {name, Sidewinder.Tensor.from_list([2], :f32, shape)}
+      iex> work = fn -> %{"y" => Sidewinder.Tensor.from_list([0.5], :f32, {1, 1, 1})} end
+      iex> Sidewinder.Compare.other("a guess", work, :selective_scan, inputs, %{dt_clamp: {0, 0}}, 1000).error
+      0.5
+  """
+  @spec other(String.t(), fun, atom, Kernel.inputs(), map, pos_integer) :: row
+  def other(name, work, op, inputs, options, limit) do
+    task = Task.async(fn -> measure(work) end)
+
+    case Task.yield(task, limit) || Task.shutdown(task, :brutal_kill) do
+      {:ok, measured} -> row(name, measured, reference(op, inputs, options))
+      nil -> %{level: name, ms: nil, error: nil}
+    end
+  end
+
+  defp reference(op, inputs, options) do
+    wide = for {name, tensor} <- inputs, do: {name, Tensor.cast(tensor, :f64)}
+    Kernel.run(op, wide, options, level: "reference")
+  end
 
   defp row(name, {outputs, ms}, truth) do
     errors = for {output, tensor} <- outputs, do: largest_error(tensor, truth[output])
     %{level: name, ms: ms, error: Enum.max(errors)}
   end
 
-  defp native_levels(op, inputs, options) do
+  defp levels(op, inputs, options) do
     %{cpu: cpu} = Device.info()
     run = fn where -> fn -> Kernel.run(op, inputs, options, where) end end
     one = for level <- cpu.levels, do: {"#{level}, 1 thread", run.(level: level, threads: 1)}
@@ -79,15 +86,6 @@ defmodule Sidewinder.Compare do
       {"CUDA from host memory", fn -> Kernel.run(op, inputs, options, backend: {:cuda, 0}) end},
       {"CUDA resident", fn -> Kernel.run(op, resident, options, backend: {:cuda, 0}) end}
     ]
-  end
-
-  defp stopped_after(limit, work) do
-    task = Task.async(fn -> measure(work) end)
-
-    case Task.yield(task, limit) || Task.shutdown(task, :brutal_kill) do
-      {:ok, measured} -> measured
-      nil -> nil
-    end
   end
 
   defp measure(run) do

@@ -51,8 +51,9 @@ defmodule Sidewinder.Kernel do
     end
   end
 
-  defp call(:quick, op, inputs, options, target),
-    do: Native.run_quick(op, inputs, options, target)
+  defp call(:quick, op, inputs, options, target) do
+    Native.run_quick(op, inputs, options, target)
+  end
 
   defp call(:cpu, op, inputs, options, target), do: Native.run_cpu(op, inputs, options, target)
   defp call(:io, op, inputs, options, target), do: Native.run_io(op, inputs, options, target)
@@ -60,8 +61,7 @@ defmodule Sidewinder.Kernel do
   defp text(name) when is_binary(name), do: name
   defp text(name) when is_atom(name), do: Atom.to_string(name)
 
-  defp to_native(_op, _name, %Tensor{type: type, shape: shape, data: data}),
-    do: {type, shape, data}
+  defp to_native(_op, _name, %Tensor{} = tensor), do: Tensor.to_native(tensor)
 
   defp to_native(op, name, other) do
     raise Error.new(:argument, text(name),
@@ -87,14 +87,14 @@ defmodule Sidewinder.Kernel do
     config = Device.config()
     level = where[:level]
     threads = where[:threads]
-    work = work(inputs)
+    size = size(inputs)
     backend = if where[:backend], do: Device.parse!(where[:backend]), else: config.backend
 
     cond do
-      device = device(backend, inputs, level == nil and threads == nil and work >= @large) ->
+      device = device(backend, inputs, size == :large and level == nil and threads == nil) ->
         {:io, %{device: device, level: nil, threads: nil}}
 
-      work < @quick and level == nil and threads in [nil, 1] ->
+      size == :small and level == nil and threads in [nil, 1] ->
         {:quick, %{device: nil, level: nil, threads: 1}}
 
       true ->
@@ -102,15 +102,23 @@ defmodule Sidewinder.Kernel do
     end
   end
 
-  # How often the recurrence is computed, if the inputs make sense; if not, no work is done anyway.
-  defp work([{_name, %Tensor{shape: shape}} | _] = inputs) do
-    Tensor.elements(shape) * states(List.keyfind(inputs, "A", 0))
+  # f64 is slow, and there is none on GPUs.
+  defp size([{_name, %Tensor{type: :f64}} | _inputs]), do: :middling
+
+  defp size([{_name, %Tensor{shape: shape}} | inputs]) do
+    updates = Tensor.elements(shape) * states(inputs)
+    if updates < @quick, do: :small, else: if(updates < @large, do: :middling, else: :large)
   end
 
-  defp work(_inputs), do: 0
+  # Refused anyway.
+  defp size(_inputs), do: :small
 
-  defp states({"A", %Tensor{shape: {_channels, states}}}) when is_integer(states), do: states
-  defp states(_), do: 1
+  defp states([{name, %Tensor{shape: {_channels, states}}} | _]) when name in ["A", :A] do
+    max(states, 1)
+  end
+
+  defp states([_ | inputs]), do: states(inputs)
+  defp states([]), do: 1
 
   defp device(:cpu, _inputs, _large), do: nil
   defp device({:cuda, ordinal}, _inputs, _large), do: ordinal
@@ -145,7 +153,7 @@ defmodule Sidewinder.Kernel do
   def sort_options!(op, options, tensors, names)
   def sort_options!(_op, [], _tensors, _names), do: {[], %{}, []}
 
-  def sort_options!(op, [{key, value} | rest], tensors, names) do
+  def sort_options!(op, [{key, value} | rest], tensors, names) when is_atom(key) do
     {inputs, own, where} = sorted = sort_options!(op, rest, tensors, names)
     name = tensors[key]
 
@@ -168,7 +176,7 @@ defmodule Sidewinder.Kernel do
 
   defp unknown(op, key, tensors, names) do
     known = Enum.join(Keyword.keys(tensors) ++ names ++ @where, ", ")
-    got = if is_atom(key), do: Atom.to_string(key), else: Error.show(key)
+    got = Atom.to_string(key)
 
     raise Error.new(:option, got,
             op: to_string(op),

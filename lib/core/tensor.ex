@@ -202,29 +202,30 @@ defmodule Sidewinder.Tensor do
   """
   @spec describe(t) :: String.t()
   def describe(%__MODULE__{type: type, shape: shape}) do
+    elements(shape)
     "#{type} (#{Enum.map_join(Tuple.to_list(shape), ", ", &to_string/1)})"
   end
 
   defimpl Inspect do
+    alias Sidewinder.{Error, Tensor}
+
     @shown 6
 
     def inspect(tensor, _opts) do
-      "#Sidewinder.Tensor<#{Sidewinder.Tensor.describe(tensor)} #{values(tensor)}>"
+      "#Sidewinder.Tensor<#{Tensor.describe(tensor)} #{values(tensor)}>"
+    rescue
+      # Damaged tensors are shown in errors too.
+      error in Error -> "#Sidewinder.Tensor<#{error.argument}: #{error.got}>"
     end
 
     defp values(%{data: data} = tensor) when is_binary(data) do
-      count = Sidewinder.Tensor.elements(tensor.shape)
+      count = Tensor.elements(tensor.shape)
       shown = min(count, @shown)
       start = binary_part(data, 0, div(byte_size(data), max(count, 1)) * shown)
-      first = Sidewinder.Tensor.to_list(%{tensor | shape: {shown}, data: start})
+      first = Tensor.to_list(%{tensor | shape: {shown}, data: start})
       "[#{Enum.map_join(first, ", ", &to_string/1)}#{if count > shown, do: ", ..."}]"
-    rescue
-      error in Sidewinder.Error -> "(#{error.argument}: #{error.got})"
     end
 
-    defp values(tensor) do
-      {:cuda, ordinal} = Sidewinder.Tensor.device(tensor)
-      "on cuda:#{ordinal}"
-    end
+    defp values(tensor), do: "on #{tensor |> Tensor.device() |> Sidewinder.Device.name()}"
   end
 end

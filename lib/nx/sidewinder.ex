@@ -149,8 +149,11 @@ defmodule Sidewinder do
   """
   @spec scan(Nx.t(), Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t() | tuple | map
   deftransform scan(x, dt, a, b, c, opts \\ []) do
-    selective_scan(x, dt, a, b, c, Keyword.merge(@clamp, opts))
+    selective_scan(x, dt, a, b, c, clamped(opts))
   end
+
+  defp clamped(opts) when is_list(opts), do: Keyword.merge(@clamp, opts)
+  defp clamped(other), do: other
 
   @doc """
   `scan/6` that returns `{y, states}`, the second `{B, L, D, N}`: the state after every step.
@@ -166,7 +169,8 @@ defmodule Sidewinder do
   @spec scan_with_states(Nx.t(), Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) ::
           {Nx.Tensor.t(), Nx.Tensor.t()}
   deftransform scan_with_states(x, dt, a, b, c, opts \\ []) do
-    %{y: y, states: states} = scan(x, dt, a, b, c, Keyword.put(opts, :return_states, true))
+    opts = Keyword.put(opts, :return_states, true)
+    %{y: y, states: states} = scan(x, dt, a, b, c, opts)
     {y, states}
   end
 end

@@ -77,6 +77,7 @@ defmodule Sidewinder.ReferenceTest do
       end)
     end
 
+    @tag skip: no_library()
     test "selective_scan by #{algorithm} agrees with the golden values" do
       for %{inputs: i} = golden <- Golden.cases("selective_scan") do
         opts = [algorithm: unquote(algorithm)] ++ Golden.options(golden)

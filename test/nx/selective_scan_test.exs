@@ -21,6 +21,7 @@ defmodule Sidewinder.SelectiveScanTest do
   end
 
   describe "every way in" do
+    @tag skip: no_library()
     test "agrees with the golden values" do
       for golden <- Golden.cases("selective_scan"), {name, way} <- ways() do
         # Pure Nx takes seconds for the long ones, and has its own test.
@@ -40,6 +41,7 @@ defmodule Sidewinder.SelectiveScanTest do
         for {name, way} <- graphs do
           compare = if name == :inline, do: &assert_close/2, else: &assert(&1 == &2)
           assert_same(call(way, args, opts), expected, compare)
+          assert_close(call(way, args, [backend: :nx] ++ opts), expected)
         end
       end)
     end
@@ -57,6 +59,7 @@ defmodule Sidewinder.SelectiveScanTest do
       end
     end
 
+    @tag skip: no_library()
     test "goes to the kernel, unless its body is compiled" do
       {args, _} = problem({1, 2, 3, 4})
 
@@ -299,6 +302,7 @@ defmodule Sidewinder.SelectiveScanTest do
       assert %{kind: :shape} = assert_raise(Sidewinder.Error, fn -> scan([1.0 | rest]) end)
     end
 
+    @tag skip: no_library()
     test "raises for wrong options", %{args: args} do
       for {opts, name} <- [
             {[dt_clamp: {1, 0}], "dt_clamp"},
@@ -310,6 +314,17 @@ defmodule Sidewinder.SelectiveScanTest do
           ] do
         error = assert_raise Sidewinder.Error, fn -> scan(args, opts) end
         assert {error.argument, error.kind} == {name, :option} or name == "level"
+      end
+    end
+
+    test "raises where options are no keyword list", %{args: [x, dt, a, b, c]} do
+      for fun <- [:selective_scan, :scan], module <- [Sidewinder, Sidewinder.Reference] do
+        if function_exported?(module, fun, 6) do
+          error =
+            assert_raise Sidewinder.Error, fn -> apply(module, fun, [x, dt, a, b, c, %{d: 1}]) end
+
+          assert %{kind: :option, expected: "a keyword list"} = error
+        end
       end
     end
 

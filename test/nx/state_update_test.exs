@@ -6,6 +6,7 @@ defmodule Sidewinder.SelectiveStateUpdateTest do
 
   defp update(args, opts \\ []), do: apply(Sidewinder, :selective_state_update, args ++ [opts])
 
+  @tag skip: no_library()
   test "agrees with the golden values in every way" do
     for golden <- Golden.cases("selective_state_update"), {_, way} <- ways() do
       args = for name <- ["state", "x", "dt", "A", "B", "C"], do: golden.inputs[name]

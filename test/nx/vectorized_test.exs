@@ -97,6 +97,7 @@ defmodule Sidewinder.VectorizedTest do
     assert scan([x, Nx.vectorize(one, :u) | rest]) == scan([x, all | rest])
   end
 
+  @tag skip: no_library()
   test "shared weights stay shared: one call of the kernel, whatever the axes" do
     [x, dt, a, b, c | _] = inputs(u: [0, 1], v: [3])
     graph = Nx.Defn.debug_expr(&Sidewinder.selective_scan/5).(x, dt, a, b, c)

@@ -84,6 +84,8 @@ defmodule Sidewinder.Reference do
     Op.to_kernel(selective_scan(x, dt, a, b, c, algorithm: algorithm))
   end
 
+  defp algorithm(opts) when not is_list(opts), do: {:sequential, opts}
+
   defp algorithm(opts) do
     case Keyword.pop(opts, :algorithm, :sequential) do
       {algorithm, opts} when algorithm in @algorithms ->

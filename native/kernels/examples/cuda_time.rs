@@ -85,7 +85,7 @@ impl<'a> Bench<'a> {
         let problem = op::check::<SelectiveScan>(&host.map(|t| t.view().spec()), &options)?;
         let lane = device.lane()?;
         let buffer = |spec| Buffer::new(device, spec);
-        let inputs = host.iter().map(|(name, t)| Ok((name, buffer(t.view().spec())?))).collect::<Result<Named<_>>>()?;
+        let inputs = host.iter().map(|(name, t)| Ok((name.clone(), buffer(t.view().spec())?))).collect::<Result<Named<_>>>()?;
         for (name, tensor) in host.iter() {
             lane.upload(tensor.view().bytes(), inputs.get(name)?)?;
         }
@@ -118,7 +118,7 @@ impl<'a> Bench<'a> {
     }
 
     fn call(&self, plan: Option<Plan>) -> Result<()> {
-        let (inputs, outputs) = (self.inputs.iter().collect(), self.outputs.iter().collect());
+        let (inputs, outputs) = (refs(&self.inputs), refs(&self.outputs));
         let problem = op::check::<SelectiveScan>(&self.inputs.map(|b| b.spec()), &self.options)?;
         forward_as(&problem, &inputs, &outputs, &self.lane, plan)
     }
@@ -152,7 +152,7 @@ impl<'a> Bench<'a> {
 
     fn host_ms(&self) -> Result<f64> {
         let mut results: Vec<_> =
-            self.outputs.iter().map(|(name, t)| (name.to_string(), Owned::poisoned(t.spec()))).collect();
+            self.outputs.iter().map(|(name, t)| (name.clone(), Owned::poisoned(t.spec()))).collect();
         let views = self.host.map(Owned::view);
         let mut times = Vec::new();
         for _ in 0..12 {
@@ -205,6 +205,10 @@ impl<'a> Bench<'a> {
         }
         Ok(())
     }
+}
+
+fn refs(buffers: &Named<Buffer>) -> Named<&Buffer> {
+    buffers.iter().map(|(name, buffer)| (name.clone(), buffer)).collect()
 }
 
 fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {

@@ -126,12 +126,16 @@ fn noise(seed: u64, dtype: DType, dims: &[usize], from: f64, to: f64) -> Owned {
 }
 
 fn uploaded(lane: &Lane, tensors: &Named<Owned>) -> Result<Named<Buffer>> {
-    let buffers = tensors.iter().map(|(name, t)| Ok((name, Buffer::new(lane.device(), t.spec())?)));
+    let buffers = tensors.iter().map(|(name, t)| Ok((name.clone(), Buffer::new(lane.device(), t.spec())?)));
     let buffers = buffers.collect::<Result<Named<_>>>()?;
     for (name, tensor) in tensors.iter() {
         lane.upload(tensor.view().bytes(), buffers.get(name)?)?;
     }
     Ok(buffers)
+}
+
+fn refs(buffers: &Named<Buffer>) -> Named<&Buffer> {
+    buffers.iter().map(|(name, buffer)| (name.clone(), buffer)).collect()
 }
 
 fn on_device(device: &Device, options: &Options, inputs: &Named<Owned>, plan: Option<Plan>) -> Result<Named<Owned>> {
@@ -143,12 +147,12 @@ fn on_device(device: &Device, options: &Options, inputs: &Named<Owned>, plan: Op
     for (_, output) in outputs.iter() {
         lane.poison(output)?;
     }
-    forward_as(&problem, &sources.iter().collect(), &outputs.iter().collect(), &lane, plan)?;
+    forward_as(&problem, &refs(&sources), &refs(&outputs), &lane, plan)?;
     let mut results = Named::default();
     for (name, output) in outputs.iter() {
         let mut result = Owned::poisoned(output.spec());
         lane.download(output, result.view_mut().bytes())?;
-        results.push(name, result);
+        results.push(name.clone(), result);
     }
     Ok(results)
 }
@@ -240,7 +244,9 @@ fn long_sums_with_slow_decay() {
         let level = Exec { level: Level::Reference, threads: 1 };
         let expected = common::run::<SelectiveScan>(&options, &inputs.map(|t| t.cast(DType::F64)), &level).unwrap();
         for (name, expected) in expected.iter() {
-            let worst = worst(got.get(name).unwrap(), expected, 5e-5, 2e-4);
+            // What 2^v is off near v = 0, a quarter of an ulp, adds up over thousands of steps.
+            let largest = expected.view().to_f64().fold(1.0f64, |m, v| m.max(v.abs()));
+            let worst = worst(got.get(name).unwrap(), expected, 5e-5, 2e-5 * largest);
             println!("{name} with {chunks} chunks: {worst} of the tolerance");
             assert!(worst <= 1.0, "{name} is off by {worst} times the tolerance with {chunks} chunks");
         }
@@ -485,7 +491,7 @@ fn beyond_two_to_the_31() {
         let mut repeated = Owned::poisoned(Spec::new(tensor.spec().dtype, &dims).unwrap());
         let part = tensor.view().bytes();
         repeated.view_mut().bytes().chunks_mut(part.len()).for_each(|chunk| chunk.copy_from_slice(part));
-        many.push(name, repeated);
+        many.push(name.clone(), repeated);
     }
     let plan = Some(Plan { lanes: 1, owned: 8, warps: 4, chunks: 1 });
     let alone = on_device(&device, &options, &one, plan).unwrap();

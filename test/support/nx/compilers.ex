@@ -40,11 +40,14 @@ defmodule Sidewinder.NxTest.Inline do
 
   defp inlined(fun, vars), do: Composite.traverse(fun.(vars), &inline/1)
 
+  # These nodes have the names that their expressions lack.
+  defp inline(%Nx.Tensor{data: %Expr{op: :elem, args: [%{data: %{op: :metadata}} = of, i]}} = t) do
+    [tuple, _] = of.data.args
+    %{inline(elem(tuple, i)) | names: t.names}
+  end
+
   defp inline(%Nx.Tensor{data: %Expr{op: :metadata, args: [expr, _]}} = t) do
-    case Composite.traverse(expr, &inline/1) do
-      %Nx.Tensor{} = inlined -> inlined
-      tuple -> elem(tuple, 0).data.args |> hd() |> then(&%{t | data: &1.data})
-    end
+    %{inline(expr) | names: t.names}
   end
 
   defp inline(%Nx.Tensor{data: %Expr{op: :block, args: [struct, args, default, fun]}}) do

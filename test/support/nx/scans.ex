@@ -119,6 +119,11 @@ defmodule Sidewinder.NxTest.Scans do
   defp excess({a, a}, _, _), do: 0
   defp excess(_, _, _), do: :infinity
 
+  @doc "For `skip` tags: a reason, or false where the native library is there."
+  def no_library do
+    if Sidewinder.Native.loaded?(), do: false, else: "there is no native library"
+  end
+
   @doc "Whether this call of `fun` reaches a kernel; it is called with a level that none has."
   def kernel?(fun) do
     fun.(level: "of no CPU")

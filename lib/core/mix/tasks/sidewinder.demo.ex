@@ -18,6 +18,7 @@ defmodule Mix.Tasks.Sidewinder.Demo do
   @sample "samples/mamba_layer.safetensors"
   @tolerance 1.0e-4
   @frame_ms 1000 / 60
+  @limit_ms 20_000
 
   # {name, {batch, length, channels, state}}
   @sizes [
@@ -31,7 +32,7 @@ defmodule Mix.Tasks.Sidewinder.Demo do
 
     CommandLine.run(fn ->
       real_data()
-      tables = for {name, size} <- @sizes, do: {title(name, size), rows(size)}
+      tables = for size <- @sizes, do: {title(size), rows(size)}
       Enum.each(tables, &print/1)
       for {_title, rows} <- tables, row <- rows, row.error, do: small!(row.level, row.error)
     end)
@@ -63,22 +64,31 @@ defmodule Mix.Tasks.Sidewinder.Demo do
           )
   end
 
-  defp title(name, {batch, length, channels, state}) do
+  defp title({name, {batch, length, channels, state}}) do
     "#{name}: batch #{batch}, length #{length}, channels #{channels}, state #{state}"
   end
 
-  defp rows(size) do
+  defp rows({_name, {batch, length, channels, state} = size}) do
     progress = fn level -> Mix.shell().info("measuring #{inspect(size)}: #{level}") end
-    Compare.run(:selective_scan, random(size), %{}, more: nx_levels(size), progress: progress)
+    native = Compare.run(:selective_scan, random(size), %{}, progress)
+
+    if batch == 1,
+      do: native,
+      else: native ++ nx_rows({1, length, channels, state}, batch, progress)
   end
 
-  # Pure Nx takes too long for the larger one.
-  defp nx_levels({1, _length, _channels, _state}), do: []
-
-  defp nx_levels(_size) do
+  # Pure Nx would take minutes for all of it.
+  defp nx_rows(size, batch, progress) do
+    inputs = random(size)
     reference = Sidewinder.Reference
     levels = if Code.ensure_loaded?(reference), do: apply(reference, :demo_levels, []), else: []
-    for {name, scan} <- levels, do: {name, &%{"y" => apply(scan, Keyword.values(&1))}}
+
+    for {name, scan} <- levels do
+      progress.(name)
+      work = fn -> %{"y" => apply(scan, Keyword.values(inputs))} end
+      row = Compare.other("#{name} *", work, :selective_scan, inputs, %{}, @limit_ms)
+      %{row | ms: row.ms && row.ms * batch}
+    end
   end
 
   # As inside a trained model: small steps, states that fade at different rates.
@@ -109,9 +119,12 @@ defmodule Mix.Tasks.Sidewinder.Demo do
     Mix.shell().info("\n#{title}")
     line(["level", "ms", "speed-up", "60 FPS", "largest error"])
     for row <- rows, do: line([row.level | cells(row, scalar)])
+
+    if Enum.any?(rows, &(&1.level =~ "*")),
+      do: Mix.shell().info("* one batch measured, times their number")
   end
 
-  defp cells(%{ms: nil}, _scalar), do: ["too long", "", "no", ""]
+  defp cells(%{ms: nil}, _scalar), do: ["too long", "", "no", "-"]
 
   defp cells(%{ms: ms, error: error}, scalar) do
     [

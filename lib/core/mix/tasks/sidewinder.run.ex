@@ -29,6 +29,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
 
   alias Sidewinder.{CommandLine, Error, Kernel, Native, Safetensors, Tensor}
 
+  @rounds "--type TYPE rounds all inputs to what fits together"
   @where [backend: :string, level: :string, threads: :integer]
   @common [type: :string, case: :string, help: :boolean] ++ @where
   @takes %{
@@ -55,8 +56,9 @@ defmodule Mix.Tasks.Sidewinder.Run do
     end
   end
 
-  defp switches(options),
-    do: @common ++ for(o <- options, do: {String.to_atom(o.name), @takes[o.takes]})
+  defp switches(options) do
+    @common ++ for option <- options, do: {String.to_atom(option.name), @takes[option.takes]}
+  end
 
   defp op!(ops, name) do
     Enum.find(ops, &(&1.name == name)) ||
@@ -80,22 +82,14 @@ defmodule Mix.Tasks.Sidewinder.Run do
   defp compute(op, inputs, own, where) do
     Kernel.run(String.to_atom(op.name), inputs, own, where)
   rescue
-    error in Error ->
-      hint =
-        if error.kind == :dtype,
-          do: "--type TYPE rounds all inputs to what fits",
-          else: error.hint
-
-      reraise %{error | hint: hint}, __STACKTRACE__
+    error in Error -> raise if(error.kind == :dtype, do: %{error | hint: @rounds}, else: error)
   end
 
   # Long work should not be lost to a misspelt folder.
   defp files!([_input, output] = files) do
     folder = Path.dirname(output)
-
-    if File.dir?(folder),
-      do: files,
-      else: raise(Error.new(:file, output, expected: "an existing folder", got: folder))
+    unless File.dir?(folder), do: no_folder(output, folder)
+    files
   end
 
   defp files!(files) do
@@ -103,6 +97,10 @@ defmodule Mix.Tasks.Sidewinder.Run do
             expected: "an input and an output",
             got: Enum.join(files, " ")
           )
+  end
+
+  defp no_folder(output, folder) do
+    raise Error.new(:file, output, expected: "an existing folder", got: folder)
   end
 
   defp describe(tensors) do
@@ -130,15 +128,14 @@ defmodule Mix.Tasks.Sidewinder.Run do
   end
 
   defp own_options(op, options) do
-    defaults =
-      if Enum.any?(op.options, &(&1.name == "return_state")), do: %{return_state: true}, else: %{}
+    known = for option <- op.options, do: {String.to_atom(option.name), option.takes}
 
-    for %{name: name, takes: takes} <- op.options,
-        key = String.to_atom(name),
-        options[key] != nil,
-        into: defaults do
-      {key, value(takes, key, options[key])}
-    end
+    given =
+      for {key, takes} <- known, options[key] != nil, do: {key, value(takes, key, options[key])}
+
+    # Who runs an op on files may want to go on from where it stopped.
+    defaults = if known[:return_state], do: %{return_state: true}, else: %{}
+    Enum.into(given, defaults)
   end
 
   defp value("pair", key, text) do
@@ -155,40 +152,46 @@ defmodule Mix.Tasks.Sidewinder.Run do
 
   defp dashed(key), do: "--" <> (key |> to_string() |> String.replace("_", "-"))
 
-  defp read(op, path, nil), do: read(op, path, "", Enum.map(Safetensors.index(path), & &1.name))
+  # The op's inputs, in its order.
+  defp read(op, path, case_name) do
+    prefix = if case_name, do: case_name <> ".", else: ""
 
-  defp read(op, path, name) do
-    case for %{name: full} <- Safetensors.index(path),
-             String.starts_with?(full, name <> "."),
-             do: full do
-      [] -> raise Error.new(:option, "--case", expected: "a case that #{path} has", got: name)
-      names -> read(op, path, name <> ".", names)
-    end
-  end
+    names =
+      for %{name: name} <- Safetensors.index(path), String.starts_with?(name, prefix), do: name
 
-  defp read(op, path, prefix, names) do
-    short = for full <- names, do: String.replace_prefix(full, prefix, "")
+    if case_name && names == [], do: no_case(path, case_name)
+
     known = for input <- op.inputs, do: input.name
-    {passed_over, rest} = Enum.split_with(short -- known, &(&1 in op.cotangents))
-    Enum.each(Enum.reject(rest, &String.starts_with?(&1, "out.")), &unknown(op, &1, known))
-    tell_passed_over(op, passed_over)
-    tensors = Safetensors.read(path, for(name <- known, name in short, do: prefix <> name))
+    given = for name <- names, do: String.replace_prefix(name, prefix, "")
+    pass_over(op, given -- known, known)
+
+    tensors = Safetensors.read(path, for(name <- known, name in given, do: prefix <> name))
     for name <- known, tensor = tensors[prefix <> name], do: {name, tensor}
   end
 
-  defp unknown(op, name, known) do
-    hint =
-      if name =~ ".", do: "If the file has several cases, take one with --case NAME", else: ""
-
-    expected = "tensors out of #{Enum.join(known, ", ")}"
-
-    raise Error.new(:argument, name, op: op.name, expected: expected, got: "`#{name}`", hint: hint)
+  defp no_case(path, name) do
+    raise Error.new(:option, "--case", expected: "a case that #{path} has", got: name)
   end
 
-  defp tell_passed_over(_op, []), do: :ok
+  defp pass_over(op, names, known) do
+    {cotangents, others} = Enum.split_with(names, &(&1 in op.cotangents))
+    for name <- others, not String.starts_with?(name, "out."), do: unknown(op, name, known)
 
-  defp tell_passed_over(op, names) do
-    Mix.shell().info("#{op.name} has no gradient yet; passed over: #{Enum.join(names, ", ")}")
+    if cotangents != [] do
+      names = Enum.join(cotangents, ", ")
+      Mix.shell().info("#{op.name} has no gradient yet; passed over: #{names}")
+    end
+  end
+
+  defp unknown(op, name, known) do
+    cases = "If the file has several cases, take one with --case NAME"
+
+    raise Error.new(:argument, name,
+            op: op.name,
+            expected: "tensors out of #{Enum.join(known, ", ")}",
+            got: "`#{name}`",
+            hint: if(name =~ ".", do: cases, else: "")
+          )
   end
 
   defp cast(inputs, _op, nil), do: inputs
@@ -197,15 +200,16 @@ defmodule Mix.Tasks.Sidewinder.Run do
     type = Enum.find(Tensor.types(), &(to_string(&1) == type)) || wrong_type(type)
     wide = for %{wide: true, name: name} <- op.inputs, do: name
 
-    for {name, tensor} <- inputs,
-        do: {name, Tensor.cast(tensor, if(name in wide, do: wide(type), else: type))}
+    type_of = fn name -> if name in wide, do: wide(type), else: type end
+    for {name, tensor} <- inputs, do: {name, Tensor.cast(tensor, type_of.(name))}
   end
 
   defp wide(:f64), do: :f64
   defp wide(_), do: :f32
 
-  defp wrong_type(type),
-    do: raise(Error.new(:option, "--type", expected: "f32, bf16, f16 or f64", got: type))
+  defp wrong_type(type) do
+    raise Error.new(:option, "--type", expected: "f32, bf16, f16 or f64", got: type)
+  end
 
   defp help(ops) do
     """
@@ -219,15 +223,16 @@ defmodule Mix.Tasks.Sidewinder.Run do
   end
 
   defp help_of(op) do
-    inputs =
-      for i <- op.inputs,
-          do:
-            {i.name,
-             i.shape <>
-               if(i.wide, do: ", wide", else: "") <> if(i.optional, do: ", optional", else: "")}
+    inputs = for input <- op.inputs, do: {input.name, input.shape <> notes(input)}
 
-    options = for o <- op.options, do: {usage(o.takes, dashed(o.name)), o.help}
+    options =
+      for option <- op.options, do: {usage(option.takes, dashed(option.name)), option.help}
+
     "#{op.name}: #{op.about}\n#{rows(inputs ++ options)}"
+  end
+
+  defp notes(input) do
+    Enum.join(for note <- [:wide, :optional], input[note], do: ", #{note}")
   end
 
   defp usage("flag", "--" <> name), do: "--[no-]#{name}"

@@ -28,7 +28,7 @@ impl Buffer {
     /// [`Kind::Memory`](crate::error::Kind::Memory) where the device has not enough.
     pub fn new(device: &Device, spec: Spec) -> Result<Buffer> {
         device.check()?;
-        let address = if spec.bytes() == 0 { 0 } else { device.take_memory(spec.bytes(), None)? };
+        let address = if spec.bytes() == 0 { 0 } else { device.take_memory(spec.bytes())? };
         Ok(Buffer { spec, device: device.clone(), address, uses: Mutex::default() })
     }
 
@@ -68,7 +68,7 @@ impl Drop for Buffer {
             one.lane.wait(&self.device);
         }
         // SAFETY: it came from there with this size, and all noted uses are over.
-        unsafe { self.device.give_memory(self.address, self.spec.bytes(), None) };
+        unsafe { self.device.give_memory(self.address, self.spec.bytes()) };
     }
 }
 

@@ -3,6 +3,7 @@
 use super::driver;
 use super::kernel::{self, Kernel, Source};
 use super::lane::{self, Lane};
+use super::memory::Memory;
 use crate::error::{Error, Kind, Result};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::collections::HashMap;
@@ -16,9 +17,7 @@ pub struct Device(Arc<Inner>);
 struct Inner {
     ordinal: usize,
     context: sys::CUcontext,
-    pool: sys::CUmemoryPool,
-    /// Memory is taken and given back in this stream's order; it never carries anything else.
-    memory: sys::CUstream,
+    memory: Memory,
     facts: Facts,
     lost: OnceLock<Error>,
     live: AtomicUsize,
@@ -26,7 +25,7 @@ struct Inner {
     kernels: kernel::Loaded,
 }
 
-// SAFETY: contexts, pools and streams may be used from any thread.
+// SAFETY: contexts may be used from any thread.
 unsafe impl Send for Inner {}
 // SAFETY: as above; the driver locks inside.
 unsafe impl Sync for Inner {}
@@ -41,9 +40,6 @@ pub struct Facts {
 }
 
 static IN_USE: LazyLock<Mutex<HashMap<usize, Device>>> = LazyLock::new(Mutex::default);
-
-/// Freed memory that is kept for the next call rather than given back to the system.
-const KEPT: u64 = 4 << 30;
 
 impl Device {
     /// The device of that number; the first call takes its primary context and keeps it.
@@ -118,22 +114,18 @@ impl Device {
 
     /// Bytes that this process holds on the device: those of buffers, and freed ones that are kept.
     pub fn kept_bytes(&self) -> Result<usize> {
-        let mut bytes = 0u64;
-        let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
-        // SAFETY: writes one u64, as this attribute asks.
-        let code = unsafe { sys::cuMemPoolGetAttribute(self.0.pool, which, (&raw mut bytes).cast()) };
-        self.answer(code, "cuMemPoolGetAttribute")?;
-        Ok(bytes as usize)
+        self.bind()?;
+        self.0.memory.held(self)
     }
 
-    /// Gives memory that is kept for later calls back to the system.
+    /// Gives memory that is kept for later calls back to the system, on the device and on the host.
     pub fn trim(&self) -> Result<()> {
         self.bind()?;
-        // Memory is free to go once the streams that gave it back have come that far.
-        // SAFETY: the stream and the pool live as long as the process.
-        self.answer(unsafe { sys::cuStreamSynchronize(self.0.memory) }, "cuStreamSynchronize")?;
-        // SAFETY: as above.
-        self.answer(unsafe { sys::cuMemPoolTrimTo(self.0.pool, 0) }, "cuMemPoolTrimTo")
+        // Lanes in use keep theirs.
+        for core in self.lanes().iter_mut() {
+            core.trim(self)?;
+        }
+        self.0.memory.trim(self)
     }
 
     /// Makes this device's context the calling thread's, after a look at whether it is lost.
@@ -162,48 +154,59 @@ impl Device {
         let _ = self.0.lost.set(error);
     }
 
-    /// Takes memory: in the order of `stream`, or at once and for every lane.
-    pub(super) fn take_memory(&self, bytes: usize, stream: Option<sys::CUstream>) -> Result<sys::CUdeviceptr> {
+    /// Memory that every lane may use at once; used before, if there is some of that size.
+    pub(super) fn take_memory(&self, bytes: usize) -> Result<sys::CUdeviceptr> {
         self.bind()?;
-        let address = self.try_memory(bytes, stream).or_else(|error| match error.kind {
-            Kind::Memory => self.trim().and_then(|()| self.try_memory(bytes, stream)),
-            _ => Err(error),
-        });
-        let address = address.map_err(|error| match error.kind {
-            Kind::Memory => error
-                .expected(format_args!("{bytes} bytes on CUDA device {}", self.0.ordinal))
-                .hint("Free some buffers or split the batch"),
-            _ => error,
-        })?;
+        let address = match self.0.memory.spare(bytes) {
+            Some(address) => address,
+            None => self.retried(bytes, || self.0.memory.take(self, bytes))?,
+        };
         self.0.live.fetch_add(bytes, Ordering::Relaxed);
         Ok(address)
     }
 
-    fn try_memory(&self, bytes: usize, stream: Option<sys::CUstream>) -> Result<sys::CUdeviceptr> {
-        let mut address = 0;
-        let order = stream.unwrap_or(self.0.memory);
-        // SAFETY: writes one address; the pool and the streams live as long as the process.
-        let code = unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, self.0.pool, order) };
-        self.answer(code, "cuMemAllocFromPoolAsync")?;
-        if stream.is_none() {
-            // SAFETY: as above. Cheap: this stream has no work but taking and giving back.
-            self.answer(unsafe { sys::cuStreamSynchronize(order) }, "cuStreamSynchronize")?;
-        }
-        Ok(address)
-    }
-
-    /// Gives memory back, in the order of `stream` or at once. On any thread; what a lost device
-    /// had is lost with it.
+    /// Gives memory back. On any thread; what a lost device had is lost with it.
     ///
     /// # Safety
-    /// The memory came from `take_memory(bytes, stream)`, and no other lane uses it any more.
-    pub(super) unsafe fn give_memory(&self, address: sys::CUdeviceptr, bytes: usize, stream: Option<sys::CUstream>) {
+    /// The memory came from `take_memory(bytes)`, and no lane uses it any more.
+    pub(super) unsafe fn give_memory(&self, address: sys::CUdeviceptr, bytes: usize) {
         self.0.live.fetch_sub(bytes, Ordering::Relaxed);
         if self.bind().is_ok() {
-            let order = stream.unwrap_or(self.0.memory);
             // SAFETY: the caller's promise.
-            let _ = self.answer(unsafe { sys::cuMemFreeAsync(address, order) }, "cuMemFreeAsync");
+            unsafe { self.0.memory.give(self, address, bytes) };
         }
+    }
+
+    /// Memory for a lane's own work, in its order.
+    pub(super) fn take_scratch(&self, bytes: usize, lane: sys::CUstream) -> Result<sys::CUdeviceptr> {
+        self.bind()?;
+        self.retried(bytes, || self.0.memory.take_in_order(self, bytes, lane))
+    }
+
+    /// Gives it back in the lane's order.
+    ///
+    /// # Safety
+    /// The memory came from `take_scratch` for the same lane, and nobody else uses it.
+    pub(super) unsafe fn give_scratch(&self, address: sys::CUdeviceptr, lane: sys::CUstream) {
+        if self.bind().is_ok() {
+            // SAFETY: the caller's promise.
+            let _ = self.answer(unsafe { sys::cuMemFreeAsync(address, lane) }, "cuMemFreeAsync");
+        }
+    }
+
+    /// Where there is no memory left, what is only kept is given up first.
+    fn retried(&self, bytes: usize, take: impl Fn() -> Result<sys::CUdeviceptr>) -> Result<sys::CUdeviceptr> {
+        let no_memory = |error: &Error| error.kind == Kind::Memory;
+        let taken = match take() {
+            Err(error) if no_memory(&error) => self.trim().and_then(|()| take()),
+            other => other,
+        };
+        taken.map_err(|error| match no_memory(&error) {
+            true => error
+                .expected(format_args!("{bytes} bytes on {self:?}"))
+                .hint("Free some buffers or split the batch"),
+            false => error,
+        })
     }
 }
 
@@ -236,8 +239,7 @@ impl Inner {
         Ok(Inner {
             ordinal,
             context,
-            pool: pool(ordinal)?,
-            memory: lane::stream().map_err(|(code, what)| driver::answer(code, what).unwrap_err())?,
+            memory: Memory::new(ordinal)?,
             facts: Facts {
                 capability: driver::capability(device)?,
                 multiprocessors: driver::attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
@@ -247,28 +249,5 @@ impl Inner {
             lanes: Mutex::default(),
             kernels: kernel::Loaded::default(),
         })
-    }
-}
-
-/// A pool of our own, so that nobody else's settings change how it keeps memory.
-fn pool(ordinal: usize) -> Result<sys::CUmemoryPool> {
-    // SAFETY: a plain C struct, for which zeros are defaults.
-    let mut props: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
-    props.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    props.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    props.location.id = ordinal as i32;
-    let (mut pool, mut kept) = (std::ptr::null_mut(), KEPT);
-    let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: writes one handle, then reads one u64 as this attribute asks.
-    unsafe {
-        driver::answer(sys::cuMemPoolCreate(&mut pool, &props), "cuMemPoolCreate")?;
-        driver::answer(sys::cuMemPoolSetAttribute(pool, which, (&raw mut kept).cast()), "cuMemPoolSetAttribute")?;
-    }
-    Ok(pool)
-}
-
-impl std::fmt::Display for Device {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "cuda:{}", self.ordinal())
     }
 }

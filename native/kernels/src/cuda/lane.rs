@@ -5,7 +5,7 @@ use super::device::Device;
 use super::kernel::Kernel;
 use super::staging::Staging;
 use crate::error::{Error, Kind, Result};
-use crate::tensor::{Described, Spec};
+use crate::tensor::Described;
 use cudarc::driver::sys::{self, CUresult};
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -28,6 +28,7 @@ unsafe impl Send for Lane {}
 pub(super) struct Core {
     clock: Arc<Clock>,
     staging: Staging,
+    scratch: Scratch,
 }
 
 /// How far a lane's work has come: points queued, and points known to be done.
@@ -81,7 +82,17 @@ impl Core {
     pub(super) fn new(device: &Device) -> Result<Core> {
         let stream = stream().or_else(|(code, what)| device.answer(code, what).map(|()| std::ptr::null_mut()))?;
         let clock = Clock { stream, queued: AtomicU64::new(0), done: AtomicU64::new(0) };
-        Ok(Core { clock: Arc::new(clock), staging: Staging::default() })
+        Ok(Core { clock: Arc::new(clock), staging: Staging::default(), scratch: Scratch::default() })
+    }
+}
+
+impl Core {
+    /// Gives back the memory that is only kept to be quick, once the lane has done all its work.
+    pub(super) fn trim(&mut self, device: &Device) -> Result<()> {
+        self.clock.synchronize(device)?;
+        self.staging = Staging::default();
+        self.scratch.release(device, &self.clock);
+        self.clock.synchronize(device)
     }
 }
 
@@ -125,11 +136,16 @@ impl Lane {
         self.device.answer(unsafe { sys::cuStreamWaitEvent(self.stream(), event.handle, 0) }, "cuStreamWaitEvent")
     }
 
-    /// Memory for work on this lane alone. Can be dropped as soon as that work is queued.
-    pub fn scratch(&self, spec: Spec) -> Result<Scratch<'_>> {
-        let bytes = spec.bytes();
-        let address = if bytes == 0 { 0 } else { self.device.take_memory(bytes, Some(self.stream()))? };
-        Ok(Scratch { lane: self, address, bytes })
+    /// Where `bytes` of memory lie for the work queued next. It is the lane's own and serves each op
+    /// in turn: what an op leaves there, the next one overwrites.
+    pub fn scratch(&self, bytes: usize) -> Result<u64> {
+        self.core(|core| {
+            if core.scratch.bytes < bytes {
+                core.scratch.release(&self.device, &self.clock);
+                core.scratch = Scratch::new(&self.device, &self.clock, bytes)?;
+            }
+            Ok(core.scratch.address)
+        })
     }
 
     /// Queues a kernel whose one parameter is the struct `params`.
@@ -138,24 +154,14 @@ impl Lane {
     /// `params` has the layout that the kernel declares, and the kernel stays within the memory that
     /// it points to. Its addresses come from [`Lane::address`] of this lane, and the buffers live
     /// until they have been noted so.
-    pub unsafe fn launch<P: Copy>(&self, kernel: &Kernel, blocks: u32, threads: u32, params: &P) -> Result<()> {
+    pub unsafe fn launch<P: Copy>(&self, kernel: &Kernel, grid: [u32; 3], threads: u32, params: &P) -> Result<()> {
         self.device.bind()?;
         let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
         let code = unsafe {
-            sys::cuLaunchKernel(
-                kernel.function(),
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                0,
-                self.stream(),
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+            let (stream, arguments) = (self.stream(), arguments.as_mut_ptr());
+            let [x, y, z] = grid;
+            sys::cuLaunchKernel(kernel.function(), x, y, z, threads, 1, 1, 0, stream, arguments, std::ptr::null_mut())
         };
         self.device.answer(code, "cuLaunchKernel")
     }
@@ -170,7 +176,7 @@ impl Lane {
     pub fn upload_all(&self, copies: &[(&[u8], &Buffer)]) -> Result<()> {
         copies.iter().try_for_each(|(from, to)| same_size(from.len(), to))?;
         self.device.bind()?;
-        self.staging(|staging| staging.upload(self, copies))
+        self.core(|core| core.staging.upload(self, copies))
     }
 
     /// Copies a buffer to as many host bytes and waits for all that the lane has queued.
@@ -182,7 +188,7 @@ impl Lane {
     pub fn download_all(&self, copies: &mut [(&Buffer, &mut [u8])]) -> Result<()> {
         copies.iter().try_for_each(|(from, to)| same_size(to.len(), from))?;
         self.device.bind()?;
-        self.staging(|staging| staging.download(self, copies))?;
+        self.core(|core| core.staging.download(self, copies))?;
         self.synchronize()
     }
 
@@ -200,8 +206,8 @@ impl Lane {
     /// Waits until all that was queued is done; reports errors of kernels that ran.
     pub fn synchronize(&self) -> Result<()> {
         self.clock.synchronize(&self.device)?;
-        self.staging(|staging| {
-            staging.drained();
+        self.core(|core| {
+            core.staging.drained();
             Ok(())
         })
     }
@@ -214,9 +220,9 @@ impl Lane {
         Ok(Mark(event))
     }
 
-    fn staging<T>(&self, work: impl FnOnce(&mut Staging) -> Result<T>) -> Result<T> {
+    fn core<T>(&self, work: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
         match &self.core {
-            Some(core) => work(&mut core.borrow_mut().staging),
+            Some(core) => work(&mut core.borrow_mut()),
             None => Err(Error::new(Kind::Panic, "lane").got("use after drop")),
         }
     }
@@ -234,30 +240,36 @@ fn same_size(bytes: usize, buffer: &Buffer) -> Result<()> {
 impl Drop for Lane {
     fn drop(&mut self) {
         if let Some(core) = self.core.take() {
-            self.device.lanes().push(core.into_inner());
+            let mut core = core.into_inner();
+            if core.scratch.bytes > KEPT_SCRATCH {
+                core.scratch.release(&self.device, &self.clock);
+            }
+            self.device.lanes().push(core);
         }
     }
 }
 
 /// Memory that is taken and given back in the order of one lane's work.
-pub struct Scratch<'a> {
-    lane: &'a Lane,
+#[derive(Default)]
+struct Scratch {
     address: sys::CUdeviceptr,
     bytes: usize,
 }
 
-impl Scratch<'_> {
-    /// Where it lies.
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-}
+/// Scratch memory that a lane keeps when it goes back into the stock.
+const KEPT_SCRATCH: usize = 64 << 20;
 
-impl Drop for Scratch<'_> {
-    fn drop(&mut self) {
-        if self.address != 0 {
-            // SAFETY: it came from there with this size, and only this lane's work uses it.
-            unsafe { self.lane.device.give_memory(self.address, self.bytes, Some(self.lane.stream())) };
+impl Scratch {
+    fn new(device: &Device, lane: &Clock, bytes: usize) -> Result<Scratch> {
+        let bytes = bytes.next_power_of_two();
+        Ok(Scratch { address: device.take_scratch(bytes, lane.stream)?, bytes })
+    }
+
+    fn release(&mut self, device: &Device, lane: &Clock) {
+        let Scratch { address, .. } = std::mem::take(self);
+        if address != 0 {
+            // SAFETY: it came from there, and only this lane's work uses it.
+            unsafe { device.give_scratch(address, lane.stream) };
         }
     }
 }

@@ -12,6 +12,7 @@ mod device;
 mod driver;
 mod kernel;
 mod lane;
+mod memory;
 mod run;
 mod staging;
 
@@ -20,7 +21,7 @@ pub use compiler::compiler;
 pub use device::{Device, Facts};
 pub use driver::{DeviceInfo, devices};
 pub use kernel::{Kernel, Source};
-pub use lane::{Lane, Mark, Scratch};
+pub use lane::{Lane, Mark};
 pub use run::run_host;
 
 /// The element types, rounding and functions that every kernel source begins with.

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 #[allow(non_snake_case)]
 fn PIECE_() -> usize {
     static V: OnceLock<usize> = OnceLock::new();
-    *V.get_or_init(|| std::env::var("SW_PIECE").map_or(256 << 10, |v| v.parse().unwrap()))
+    *V.get_or_init(|| std::env::var("SW_PIECE").map_or(1 << 20, |v| v.parse().unwrap()))
 }
 /// The most pinned memory that a lane keeps; longer copies go in rounds.
 const MOST: usize = 64 << 20;
@@ -141,7 +141,7 @@ fn each<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Send + Sync) -> 
     let threads = if items.len() < 3 {
         1
     } else {
-        pool::default_threads().min(std::env::var("SW_THREADS").map_or(8, |v| v.parse().unwrap()))
+        pool::default_threads().min(std::env::var("SW_THREADS").map_or(4, |v| v.parse().unwrap()))
     };
     let failure = OnceLock::new();
     pool::for_each(threads, items.len(), |i| {

@@ -4,7 +4,7 @@ mod plan;
 
 use super::{Form, Problem};
 use crate::cuda::{Buffer, Kernel, Lane, Source};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
 pub use plan::Plan;
@@ -12,8 +12,8 @@ use plan::Way;
 
 const FORWARD: Source = Source { name: "selective_scan_forward", text: include_str!("forward.cu") };
 
-/// CUDA's limit on the blocks of one launch.
-const MOST_BLOCKS: u64 = (1 << 31) - 1;
+/// CUDA's limit on a grid's second and third size; the first is 2^31 - 1.
+const MOST_ROWS: usize = 65535;
 
 /// Queues the scan.
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
@@ -66,13 +66,11 @@ struct Params<R> {
     share_b: i64,
     share_c: i64,
     section: i64,
-    sections: i64,
-    section_blocks: i64,
-    batch_blocks: i64,
     chunk: i64,
     chunks: i64,
-    first_block: i64,
     first_state: i64,
+    sections: u32,
+    section_blocks: u32,
     lo: R,
     hi: R,
     first_slab: i32,
@@ -125,52 +123,45 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         }
         let most = plan::most_states(dtype);
         let slabs = state.div_ceil(most).max(1);
-        let partial = if slabs > 1 { &[batch, length, channels][..] } else { &[0] };
-        let partial = self.lane.scratch(Spec::new(dtype.wide(), partial)?)?;
-        self.params.partial = partial.address();
-        for slab in 0..slabs {
-            let states = most.min(state - slab * most);
+        let processors = self.lane.device().facts().multiprocessors as usize;
+        let way = |slab| Way::choose(self.problem, most.min(state - slab * most), slabs > 1, processors, plan);
+        let ways: Vec<Way> = (0..slabs).map(way).collect();
+        let partial = if slabs > 1 { batch * length * channels } else { 0 };
+        let cuts = ways.iter().map(|way| way.cut_states(self.problem)).max().unwrap_or(0);
+        let at = self.lane.scratch(Spec::new(dtype.wide(), &[partial + cuts])?.bytes())?;
+        let after = |elements: usize| at + (elements * dtype.wide().size()) as u64;
+        self.params.partial = at;
+        for (slab, way) in ways.iter().enumerate() {
+            let ends = way.cuts() * batch * channels * way.states;
+            (self.params.ends, self.params.sums) = (after(partial), after(partial + ends));
             self.params.first_state = (slab * most) as i64;
             (self.params.first_slab, self.params.last_slab) = ((slab == 0) as i32, (slab + 1 == slabs) as i32);
-            let facts = self.lane.device().facts();
-            let way = Way::choose(self.problem, states, slabs > 1, facts.multiprocessors as usize, plan);
-            self.slab(&way)?;
+            self.slab(way)?;
         }
         Ok(())
     }
 
     /// One launch; or two where time is cut into chunks: the first finds where the chunks end.
     fn slab(&mut self, way: &Way) -> Result<()> {
-        let Problem { batch, channels, dtype, .. } = *self.problem;
         self.params.section = way.section as i64;
-        self.params.sections = (channels / way.section) as i64;
-        self.params.section_blocks = way.section_blocks() as i64;
-        self.params.batch_blocks = self.params.sections * self.params.section_blocks;
         self.params.chunk = way.chunk as i64;
         self.params.chunks = way.chunks as i64;
-        let cuts = way.chunks - 1;
-        let ends = self.lane.scratch(Spec::new(dtype.wide(), &[cuts, batch, channels, way.states])?)?;
-        let sums = self.lane.scratch(Spec::new(dtype.wide(), &[cuts, batch, channels])?)?;
-        (self.params.ends, self.params.sums) = (ends.address(), sums.address());
-        if cuts > 0 {
-            self.launch(way, 1, cuts)?;
+        self.params.sections = size(self.problem.channels / way.section)?;
+        self.params.section_blocks = size(way.section_blocks())?;
+        if way.cuts() > 0 {
+            self.launch(way, 1, way.cuts())?;
         }
         self.launch(way, 0, way.chunks)
     }
 
-    fn launch(&mut self, way: &Way, pass: u32, chunks: usize) -> Result<()> {
+    fn launch(&self, way: &Way, pass: u32, chunks: usize) -> Result<()> {
         let kernel = self.kernel(way, pass)?;
-        let blocks = (way.blocks(self.problem) * chunks) as u64;
-        let mut first = 0;
-        while first < blocks {
-            let some = (blocks - first).min(MOST_BLOCKS);
-            self.params.first_block = first as i64;
-            // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all
-            // sizes fit the buffers, whose addresses are this lane's.
-            unsafe { self.lane.launch(&kernel, some as u32, 32 * way.plan.warps as u32, &self.params)? };
-            first += some;
-        }
-        Ok(())
+        let batch = self.problem.batch;
+        let rows = batch.min(MOST_ROWS);
+        let grid = [size(way.blocks(self.problem) / batch * chunks)?, size(rows)?, size(batch.div_ceil(rows))?];
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all
+        // sizes fit the buffers, whose addresses are this lane's, as is the scratch memory.
+        unsafe { self.lane.launch(&kernel, grid, 32 * way.plan.warps as u32, &self.params) }
     }
 
     fn kernel(&self, way: &Way, pass: u32) -> Result<Kernel> {
@@ -201,8 +192,15 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             given(self.params.states),
             u32::from(way.slabs),
         );
+        let options = options + &std::env::var("SW_EXTRA").unwrap_or_default();
         self.lane.device().kernel(&FORWARD, &options)
     }
+}
+
+/// A size of a grid. That it does not fit takes more memory than there is.
+fn size(count: usize) -> Result<u32> {
+    let fits = u32::try_from(count).ok().filter(|&count| count < 1 << 31);
+    fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(count))
 }
 
 fn groups(form: Form) -> usize {

@@ -1,3 +1,6 @@
+#ifndef SPLIT
+#define SPLIT 0
+#endif
 // The selective scan, forward. The formula is in mod.rs; cuda.rs chooses the macros:
 //   N       states of this launch           K, P   states per thread, threads per channel (K P >= N)
 //   S       steps a thread owns per tile    Q      steps that P lanes do together: P, or 1 where L = 1
@@ -27,12 +30,13 @@ struct Params {
     i64 batch, length, channels, state;
     // Groups of B and C, and channels in each.
     i64 groups_b, groups_c, share_b, share_c;
-    // Channels that blocks do not mix with others, how many such sections there are, and the blocks
-    // that cover one of them and all of them.
-    i64 section, sections, section_blocks, batch_blocks;
+    // Channels that blocks do not mix with others.
+    i64 section;
     // Steps per chunk, a multiple of the tile, and the number of chunks.
     i64 chunk, chunks;
-    i64 first_block, first_state;
+    i64 first_state;
+    // How many sections there are, and blocks in each.
+    unsigned sections, section_blocks;
     REAL lo, hi;
     int first_slab, last_slab;
 };
@@ -61,7 +65,7 @@ typedef i64 Offset;
 
 // The element `offset` bytes behind `base`.
 template <typename T>
-__device__ __forceinline__ T& at(T* base, Offset offset) { return *(T*)((char*)base + offset); }
+__device__ __forceinline__ T& behind(T* base, Offset offset) { return *(T*)((char*)base + offset); }
 
 // Walks over the rows of B or C.
 struct Rows {
@@ -87,27 +91,27 @@ struct Scan {
     bool alive;
     // Rows of A and of states start at multiples of 16 bytes.
     bool wide;
-    REAL a[K], h[K], b_row[K], c_row[K], bias, skip, sum = 0;
+    REAL a[K], h[K], b_row[K], c_row[K], bias, skip, lo, hi, sum = 0;
     Rows from_b, from_c;
     // The next tile, on its way.
     Owned next;
     STORAGE next_b[FETCHED], next_c[FETCHED];
-    // The element of this tile's first step and the block's first channel, the same in all threads;
-    // and how many bytes behind it this thread's first step and its further ones lie.
+    // This thread's first step of the tile fetched next, and of the tile at hand; and how many bytes
+    // its further steps are apart.
+    const STORAGE *x, *dt, *z;
+    STORAGE* y;
     i64 tile;
-    Offset mine, apart;
+    Offset apart;
 
     __device__ __forceinline__ Scan(const Params& p, Shared& shared) : p(p), shared(shared) {
-        i64 block = p.first_block + blockIdx.x;
+        unsigned block = blockIdx.x, section = 0;
         // The first pass leaves the last chunk out: nobody asks where it ends.
-        i64 runs = PASS == 1 ? p.chunks - 1 : p.chunks;
+        unsigned runs = PASS == 1 ? p.chunks - 1 : p.chunks;
+        batch = blockIdx.z * (i64)gridDim.y + blockIdx.y;
         j = 0;
         if (runs > 1) j = block % runs, block /= runs;
-        batch = block / p.batch_blocks;
-        block -= batch * p.batch_blocks;
-        i64 section = 0;
         if (p.sections > 1) section = block / p.section_blocks, block -= section * p.section_blocks;
-        i64 corner = block * (WARPS * CHANNELS);
+        i64 corner = (i64)block * (WARPS * CHANNELS);
         i64 last = p.section - 1 - corner;
         alive = threadIdx.x / P <= last;
         // Threads without a channel do what the last one does, but write nothing.
@@ -117,8 +121,9 @@ struct Scan {
         channel = corner + local;
         first = p.first_state + lane * K;
         wide = p.state % UNIT == 0;
-        tile = (batch * p.length + j * p.chunk) * p.channels + corner;
-        mine = Offset(lane * p.channels + local) * sizeof(STORAGE);
+        tile = (batch * p.length + j * p.chunk + lane) * p.channels + channel;
+        x = p.x + tile, dt = p.dt + tile, z = p.z + tile, y = p.y + tile;
+        lo = p.lo, hi = p.hi;
         apart = Offset(Q * p.channels) * sizeof(STORAGE);
         from_b = rows(p.b, p.groups_b, p.share_b);
         from_c = rows(p.c, p.groups_c, p.share_c);
@@ -218,26 +223,29 @@ struct Scan {
         return (Q == P || lane < Q) && (WHOLE || s * Q + lane < left);
     }
 
+    // Brings the next tile on its way.
     template <bool WHOLE>
-    __device__ __forceinline__ void fetch(i64 tile, int left, const Rows& b, const Rows& c) {
-        Offset offset = mine;
+    __device__ __forceinline__ void fetch(int left) {
 #pragma unroll
-        for (int s = 0; s < S; s++, offset += apart) {
+        for (int s = 0; s < S; s++) {
             next.x[s] = next.dt[s] = next.z[s] = STORAGE{};
             if (!owns<WHOLE>(s, left)) continue;
-            next.x[s] = at(p.x + tile, offset);
-            next.dt[s] = at(p.dt + tile, offset);
-            if (HAS_Z && PASS != 1) next.z[s] = at(p.z + tile, offset);
+            next.x[s] = behind(x, s * apart);
+            next.dt[s] = behind(dt, s * apart);
+            if (HAS_Z && PASS != 1) next.z[s] = behind(z, s * apart);
         }
-        if constexpr (TILE_B) fetch_tile<WHOLE>(next_b, b, left);
-        if constexpr (TILE_C) fetch_tile<WHOLE>(next_c, c, left);
+        if constexpr (TILE_B) fetch_tile<WHOLE>(next_b, from_b, left);
+        if constexpr (TILE_C) fetch_tile<WHOLE>(next_c, from_c, left);
+        x += STEPS * p.channels, dt += STEPS * p.channels, z += STEPS * p.channels;
+        if (FORM_B == TILE) from_b.row += STEPS * from_b.stride;
+        if (FORM_C == TILE) from_c.row += STEPS * from_c.stride;
     }
 
     // Comparisons rather than min and max, which would swallow NaN.
     __device__ __forceinline__ REAL step_size(REAL v) {
         if (HAS_BIAS) v += bias;
         if (SOFTPLUS) v = softplus(v);
-        if (CLAMP) v = v < p.lo ? p.lo : v > p.hi ? p.hi : v;
+        if (CLAMP) v = v < lo ? lo : v, v = v > hi ? hi : v;
         return v;
     }
 
@@ -257,16 +265,16 @@ struct Scan {
         return part[0];
     }
 
-    __device__ __forceinline__ void finish(REAL y, STORAGE x, STORAGE z, Offset offset) {
+    __device__ __forceinline__ void finish(REAL sum, STORAGE x, STORAGE z, int s) {
         if (SLABS) {
-            REAL* partial = &at(p.partial + tile, offset / sizeof(STORAGE) * sizeof(REAL));
-            if (!p.first_slab) y += *partial;
-            *partial = y;
+            REAL* partial = p.partial + tile + s * Q * p.channels;
+            if (!p.first_slab) sum += *partial;
+            *partial = sum;
             if (!p.last_slab) return;
         }
-        if (HAS_D) y = fma(skip, widen(x), y);
-        if (HAS_Z) y *= silu(widen(z));
-        narrow(y, at(p.y + tile, offset));
+        if (HAS_D) sum = fma(skip, widen(x), sum);
+        if (HAS_Z) sum *= silu(widen(z));
+        narrow(sum, behind(y, s * apart));
     }
 
     // The state in front of chunk j: h0 carried over the chunks before it.
@@ -309,16 +317,20 @@ struct Scan {
         }
         if (FORM_B == DIRECT) load_direct(b_row, from_b, step, inside);
         if (FORM_C == DIRECT && PASS != 1) load_direct(c_row, from_c, step, inside);
-        REAL y = 0;
+        REAL y = 0, y_odd = 0;
 #pragma unroll
         for (int k = 0; k < K; k++) {
             REAL b = TILE_B ? units[k / UNIT].v[k % UNIT] : b_row[k];
             REAL input = exists(k) ? now.input * b : REAL(0);
             h[k] = fma(exp2_fast(now.delta * a[k]), h[k], input);
             REAL c = TILE_C ? units[(K + k) / UNIT].v[(K + k) % UNIT] : c_row[k];
-            if (PASS != 1) y = fma(c, h[k], y);
+            if (PASS == 1) continue;
+#if SPLIT
+            if (k % 2) y_odd = fma(c, h[k], y_odd); else
+#endif
+            y = fma(c, h[k], y);
         }
-        return y;
+        return y + y_odd;
     }
 
     // Does the tile that was fetched before, of which there are `left` steps, and fetches the next.
@@ -344,12 +356,10 @@ struct Scan {
         // One barrier a tile is enough: the tile written next was last read before this one.
         if (TILE_B || TILE_C) __syncthreads();
         else if (P > 1) __syncwarp();
-        Rows b = {from_b.row + STEPS * from_b.stride, from_b.stride}, c = {from_c.row + STEPS * from_c.stride, from_c.stride};
-        fetch<WHOLE>(tile + STEPS * p.channels, next_left, b, c);
+        if (WHOLE || next_left > 0) fetch<WHOLE>(next_left);
 
-        Offset offset = mine;
 #pragma unroll
-        for (int s = 0; s < S; s++, offset += apart) {
+        for (int s = 0; s < S; s++) {
             REAL part[Q];
 #pragma unroll
             for (int q = 0; q < Q; q++) {
@@ -357,15 +367,17 @@ struct Scan {
                 Step now = P > 1 ? shared.steps[warp][step][local] : prepared[s];
                 part[q] = advance(now, buffer, step, WHOLE || step < left);
                 if (STATES && PASS != 1 && alive && (WHOLE || step < left)) {
-                    i64 flat = tile + step * p.channels + threadIdx.x / P;
+                    i64 flat = tile + (step - lane) * p.channels;
                     store_row(p.states + flat * p.state + first, h, wide);
                 }
             }
             if (PASS == 1) continue;
-            REAL y = sum_lanes(part);
-            if (alive && owns<WHOLE>(s, left)) finish(y, own.x[s], own.z[s], offset);
+            REAL sum = sum_lanes(part);
+            if (alive && owns<WHOLE>(s, left)) finish(sum, own.x[s], own.z[s], s);
         }
-        tile += STEPS * p.channels, from_b = b, from_c = c;
+        y += STEPS * p.channels, tile += STEPS * p.channels;
+        if (FORM_B == DIRECT) from_b.row += STEPS * from_b.stride;
+        if (FORM_C == DIRECT) from_c.row += STEPS * from_c.stride;
     }
 
     __device__ __forceinline__ void end() {
@@ -388,8 +400,9 @@ __device__ __forceinline__ int at_most_a_tile(i64 left) {
 extern "C" __global__ void __launch_bounds__(THREADS) selective_scan_forward(const __grid_constant__ Params p) {
     __shared__ Shared shared;
     Scan scan(p, shared);
+    if (scan.batch >= p.batch) return;
     i64 left = scan.j + 1 == p.chunks ? p.length - scan.j * p.chunk : p.chunk;
-    scan.fetch<false>(scan.tile, at_most_a_tile(left), scan.from_b, scan.from_c);
+    scan.fetch<false>(at_most_a_tile(left));
     scan.start();
     int buffer = 0;
     // Tiles that are whole, like the ones after them, need no masks.

@@ -117,6 +117,16 @@ impl Way {
         problem.batch * (problem.channels / self.section) * self.section_blocks()
     }
 
+    /// Chunks whose end states are asked for.
+    pub fn cuts(&self) -> usize {
+        self.chunks - 1
+    }
+
+    /// Elements it takes to keep these end states and the sums of steps that lead to them.
+    pub fn cut_states(&self, problem: &Problem) -> usize {
+        self.cuts() * problem.batch * problem.channels * (self.states + 1)
+    }
+
     fn fits(&self, problem: &Problem) -> bool {
         let size = problem.dtype.wide().size();
         let Plan { lanes, owned, warps, .. } = self.plan;
@@ -132,29 +142,24 @@ impl Way {
         problem.channels.saturating_mul(steps * 8) < 1 << 32
     }
 
-    /// Predicted clocks: the loop is bound by exponentials (16 a clock and multiprocessor), by
-    /// instructions issued, or by a warp's own latency where there are few. Fitted on an H200.
+    /// Predicted clocks. A warp's step takes so many per state, to issue and to exponentiate, and so
+    /// many beside; warps of a scheduler add up, and a warp alone cannot hide its own latency.
+    /// Fitted to measurements on an H200.
     fn clocks(&self, problem: &Problem, processors: usize) -> f64 {
         let Plan { lanes, owned, warps, .. } = self.plan;
-        let (k, p) = (self.per_lane() as f64, lanes as f64);
-        let steps = self.chunk as f64;
-        let warps_each = |blocks: usize| (blocks.div_ceil(processors) * warps).div_ceil(4) as f64;
-        let fetch = 12.0 * self.states as f64 / (32.0 * warps as f64);
-        let step = |per_state: f64, other: f64, blocks: usize| {
-            let issue = per_state * k + other + fetch;
-            let mufu = 8.0 * k;
-            (issue.max(mufu) * warps_each(blocks)).max(1.25 * issue.max(mufu) + 4.0)
+        let k = self.per_lane() as f64;
+        let tile = 60.0 / (lanes * owned) as f64 + 0.4 * self.states as f64 / warps as f64;
+        let pass = |per_state: f64, chunks: usize| {
+            let blocks = (self.blocks(problem) * chunks).div_ceil(processors);
+            let warps = (blocks * warps).div_ceil(4) as f64;
+            let step = per_state * k + 18.0 + tile;
+            1500.0 + 250.0 * owned as f64 + 12.0 * k + self.chunk as f64 * step * warps.max(1.3)
         };
-        let tile = 150.0 / (p * owned as f64);
-        let share = if lanes > 1 { 4.0 } else { 0.0 };
-        let whole = self.blocks(problem);
-        let start = 1500.0 + 12.0 * k;
-        let last = start + steps * step(5.6, share + 24.0 / p + tile, whole * self.chunks);
+        let last = pass(9.3, self.chunks);
         if self.chunks == 1 {
             return last;
         }
-        let first = start + steps * step(4.4, share + 14.0 / p + tile, whole * (self.chunks - 1));
-        last + first + 2000.0 + 60.0 * self.chunks as f64
+        last + pass(7.5, self.cuts()) + 2000.0 + 60.0 * self.chunks as f64
     }
 }
 

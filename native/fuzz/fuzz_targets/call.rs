@@ -1,0 +1,170 @@
+//! Any call of any op: an error, or outputs of the promised shapes on every level. What crosses from
+//! Elixir takes the same way: names, types, sizes, bytes at any address, options by name.
+//!
+//! A call starts out right, its shapes taken from the op's own documentation, and is then damaged a
+//! little: random calls alone would hardly ever get past the first check.
+#![no_main]
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::for_each_op;
+use sidewinder_kernels::op::{self, Named, Op, Slot};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
+
+#[derive(Arbitrary, Debug)]
+struct Call {
+    op: u8,
+    dtype: u8,
+    sizes: [u8; 8],
+    inputs: Vec<Input>,
+    damages: [Option<(u8, Damage)>; 2],
+    options: String,
+    flags: u8,
+    threads: u8,
+}
+
+/// Which of its documented shapes an input has, and whether it is there at all.
+#[derive(Arbitrary, Debug, Clone, Copy, Default)]
+struct Input {
+    alternative: u8,
+    absent: bool,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Damage {
+    Size { axis: u8, size: usize },
+    Rank { longer: bool },
+    Type(u8),
+    Bytes { shorter: u8, from: u8 },
+    Gone,
+    Unknown,
+}
+
+/// A size for each letter of the documentation; some letters must divide others.
+fn size(call: &Call, letter: char) -> usize {
+    let group = call.sizes[0] as usize % 4;
+    match letter {
+        'G' => group,
+        'D' => group * (call.sizes[1] as usize % 8),
+        letter => call.sizes[2 + letter as usize % 6] as usize % 12,
+    }
+}
+
+fn shape(call: &Call, slot: &Slot, input: Input) -> Vec<usize> {
+    let alternatives: Vec<&str> = slot.shape.split('|').collect();
+    let chosen = alternatives[input.alternative as usize % alternatives.len()];
+    chosen.chars().filter(char::is_ascii_uppercase).map(|letter| size(call, letter)).collect()
+}
+
+struct Tensor {
+    name: &'static str,
+    dtype: DType,
+    dims: Vec<usize>,
+    shorter: usize,
+    from: usize,
+}
+
+fn damage(tensors: &mut Vec<Tensor>, at: usize, damage: &Damage) {
+    if tensors.is_empty() {
+        return;
+    }
+    let at = at % tensors.len();
+    let tensor = &mut tensors[at];
+    match *damage {
+        Damage::Size { axis, size } if !tensor.dims.is_empty() => {
+            let axis = axis as usize % tensor.dims.len();
+            tensor.dims[axis] = size;
+        }
+        Damage::Size { .. } => {}
+        Damage::Rank { longer: true } => tensor.dims.push(1),
+        Damage::Rank { longer: false } => drop(tensor.dims.pop()),
+        Damage::Type(dtype) => tensor.dtype = DType::ALL[dtype as usize % 4],
+        Damage::Bytes { shorter, from } => (tensor.shorter, tensor.from) = (shorter as usize, from as usize),
+        Damage::Gone => drop(tensors.remove(at)),
+        Damage::Unknown => tensor.name = "unknown",
+    }
+}
+
+fn tensors<O: Op>(call: &Call) -> Vec<Tensor> {
+    let storage = DType::ALL[call.dtype as usize % 4];
+    let inputs = call.inputs.iter().copied().chain(std::iter::repeat(Input::default()));
+    let present = O::INPUTS.iter().zip(inputs).filter(|(slot, input)| !(slot.optional && input.absent));
+    let mut tensors: Vec<Tensor> = present
+        .map(|(slot, input)| Tensor {
+            name: slot.name,
+            dtype: slot.precision.dtype(storage),
+            dims: shape(call, slot, input),
+            shorter: 0,
+            from: 0,
+        })
+        .collect();
+    for (at, what) in call.damages.iter().flatten() {
+        damage(&mut tensors, *at as usize, what);
+    }
+    tensors
+}
+
+/// The options as text, or some flags that the op knows.
+fn options<O: Op>(call: &Call) -> O::Options {
+    let known = || {
+        let flags = O::OPTIONS.iter().filter(|option| option.takes == "flag");
+        let set = flags.enumerate().map(|(i, o)| (o.name.to_string(), (call.flags >> i & 1 == 1).into()));
+        serde_json::from_value(serde_json::Value::Object(set.collect())).expect("known flags")
+    };
+    serde_json::from_str(&call.options).unwrap_or_else(|_| known())
+}
+
+/// Small enough to compute.
+fn small(spec: &Spec) -> bool {
+    spec.shape.elements() <= 1 << 13
+}
+
+fn run<O: Op>(call: &Call) {
+    let tensors = tensors::<O>(call);
+    let mut memory = Vec::new();
+    for (i, tensor) in tensors.iter().enumerate() {
+        match Spec::new(tensor.dtype, &tensor.dims) {
+            Ok(spec) if small(&spec) => memory.push(Owned::from_fn(spec, |k| (k * 37 % 101) as f64 / 50.0 - i as f64 / 8.0)),
+            _ => return,
+        }
+    }
+    let mut views: Named<View> = Named::default();
+    for (tensor, memory) in tensors.iter().zip(&memory) {
+        let bytes = memory.view().bytes();
+        let end = bytes.len().saturating_sub(tensor.shorter);
+        let Ok(view) = View::new(memory.spec(), &bytes[tensor.from.min(end)..end]) else { return };
+        views.push(tensor.name, view);
+    }
+    let options = options::<O>(call);
+    let Ok(problem) = op::check::<O>(&op::specs(&views), &options) else { return };
+    let outputs = O::outputs(&problem).expect("outputs of a checked call");
+    if outputs.iter().all(|(_, spec)| small(spec)) {
+        on_every_level::<O>(call, &options, &views, &outputs);
+    }
+}
+
+fn on_every_level<O: Op>(call: &Call, options: &O::Options, views: &Named<View>, outputs: &Named<Spec>) {
+    for &level in Level::available() {
+        let exec = Exec { level, threads: call.threads as usize % 9 + 1 };
+        let mut to = outputs.map(|spec| Owned::poisoned(*spec));
+        let writes = to.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
+        op::run_cpu::<O>(options, views, writes, &exec).expect("a checked call");
+        let poison = |tensor: &Owned| tensor.view().bytes().windows(8).any(|bytes| bytes == [0xff; 8]);
+        assert!(!to.iter().any(|(_, tensor)| poison(tensor)), "an output was not written on {level:?}");
+    }
+}
+
+fuzz_target!(|call: Call| {
+    let mut number = 0;
+    macro_rules! run_if_chosen {
+        ($op:ty) => {
+            if call.op % 2 == number {
+                run::<$op>(&call);
+            }
+            number += 1;
+        };
+    }
+    for_each_op!(run_if_chosen);
+    let _ = number;
+});

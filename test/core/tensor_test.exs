@@ -1,0 +1,71 @@
+defmodule Sidewinder.TensorTest do
+  use ExUnit.Case, async: true
+
+  alias Sidewinder.{Calls, Error, Tensor}
+
+  test "numbers survive where the type has room for them" do
+    for type <- Tensor.types() do
+      tensor = Tensor.from_list([0, -1, 0.5, 2], type, {2, 2})
+      assert Tensor.to_list(tensor) == [0.0, -1.0, 0.5, 2.0]
+      assert tensor |> Tensor.cast(:f64) |> Tensor.cast(type) == tensor
+    end
+  end
+
+  test "casts round to the nearest, ties to even" do
+    assert Tensor.to_list(Tensor.from_list([1.00390625, 1.01171875, 1.0e39], :bf16, {3})) == [
+             1.0,
+             1.015625,
+             :infinity
+           ]
+
+    assert Tensor.to_list(Tensor.from_list([65_519, 65_520, -1.0e-9], :f16, {3})) == [
+             65_504.0,
+             :infinity,
+             0.0
+           ]
+  end
+
+  test "what is no number has a name" do
+    data = <<0x7F800000::32-native, 0xFF800000::32-native, 0x7FC00000::32-native>>
+    assert Tensor.to_list(Tensor.new(data, :f32, {3})) == [:infinity, :neg_infinity, :nan]
+  end
+
+  test "a list of the wrong length or of no numbers" do
+    assert %{kind: :size} = assert_raise(Error, fn -> Tensor.from_list([1, 2], :f32, {3}) end)
+
+    assert %{kind: :argument} =
+             assert_raise(Error, fn -> Tensor.from_list([1, :a], :f32, {2}) end)
+  end
+
+  test "inspect shows the first values, and damaged tensors too" do
+    assert inspect(Tensor.from_list(Enum.to_list(1..9), :f16, {9})) ==
+             "#Sidewinder.Tensor<f16 (9) [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, ...]>"
+
+    assert inspect(Tensor.new(<<>>, :f32, {0, 2})) == "#Sidewinder.Tensor<f32 (0, 2) []>"
+
+    for {type, shape, data} <- [
+          {:f32, {9}, <<1>>},
+          {:u8, {1}, <<1>>},
+          {:f32, {-1}, <<>>},
+          {:f32, nil, nil},
+          {:f32, {1}, make_ref()},
+          {:f32, {1}, 5}
+        ] do
+      assert inspect(%Tensor{type: type, shape: shape, data: data}) =~
+               ~r/^#Sidewinder.Tensor<.+>$/
+    end
+  end
+
+  @tag :cuda
+  test "to a device and back" do
+    for type <- Tensor.types(), shape <- [{}, {0}, {3, 5}, {1000, 7}] do
+      tensor = Calls.uniform(shape, -1, 1, type)
+      there = Tensor.to_device(tensor, {:cuda, 0})
+      assert Tensor.device(there) == {:cuda, 0}
+      assert Tensor.to_device(there, {:cuda, 0}) == there
+      assert Tensor.to_host(there) == tensor
+      assert Tensor.to_list(there) == Tensor.to_list(tensor)
+      assert inspect(there) =~ "on cuda:0"
+    end
+  end
+end
