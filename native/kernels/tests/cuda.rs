@@ -391,7 +391,7 @@ fn a_lost_device_says_so_child() {
     let lane = device.lane().unwrap();
     let kernel = device.kernel(&BAD, "").unwrap();
     // SAFETY: none: this is the illegal access that the test is about.
-    unsafe { lane.launch(&kernel, 1, 1, &64u64).unwrap() };
+    unsafe { lane.launch(&kernel, [1, 1, 1], 1, &64u64).unwrap() };
     let error = lane.synchronize().unwrap_err();
     assert_eq!(error.kind, Kind::DeviceLost, "{error}");
     println!("{error}");

@@ -202,9 +202,9 @@ impl Device {
             other => other,
         };
         taken.map_err(|error| match no_memory(&error) {
-            true => error
-                .expected(format_args!("{bytes} bytes on {self:?}"))
-                .hint("Free some buffers or split the batch"),
+            true => {
+                error.expected(format_args!("{bytes} bytes on {self:?}")).hint("Free some buffers or split the batch")
+            }
             false => error,
         })
     }

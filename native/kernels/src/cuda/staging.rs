@@ -1,7 +1,7 @@
 //! Copies between ordinary memory and the device, through pinned memory.
 //!
 //! The driver copies pageable memory at 12 to 19 GB/s and pinned memory at 50. One core fills pinned
-//! memory at about 10 GB/s, so several threads do, each queueing its piece as soon as it is filled,
+//! memory at about 12 GB/s, so several threads do, each queueing its piece as soon as it is filled,
 //! and the device reads the first pieces while the last are being filled.
 
 use super::buffer::Buffer;
@@ -12,18 +12,15 @@ use crate::error::Result;
 use cudarc::driver::sys;
 use std::sync::OnceLock;
 
-/// Bytes that are copied and queued together: long enough to hide what queueing costs.
-#[allow(non_snake_case)]
-fn PIECE_() -> usize {
-    static V: OnceLock<usize> = OnceLock::new();
-    *V.get_or_init(|| std::env::var("SW_PIECE").map_or(1 << 20, |v| v.parse().unwrap()))
-}
+/// Bytes that are copied and queued together. Queueing takes microseconds, during which other
+/// threads cannot queue.
+const PIECE: usize = 1 << 20;
 /// The most pinned memory that a lane keeps; longer copies go in rounds.
 const MOST: usize = 64 << 20;
 /// The least that is taken.
 const LEAST: usize = 1 << 20;
 /// More threads than this do not make copies faster.
-const THREADS: usize = 8;
+const THREADS: usize = 4;
 
 /// A lane's pinned memory.
 #[derive(Default)]
@@ -93,9 +90,9 @@ impl Staging {
             return Ok(None);
         }
         let (start, mut room) = self.reserve(lane, bytes)?;
-        let (mut pieces, mut at) = (Vec::with_capacity(room / PIECE_() + rest.len()), start);
+        let (mut pieces, mut at) = (Vec::with_capacity(room / PIECE + rest.len()), start);
         while let Some((host, device, left)) = rest.last_mut() {
-            let bytes = PIECE_().min(*left).min(room);
+            let bytes = PIECE.min(*left).min(room);
             if bytes > 0 {
                 pieces.push(Piece { host: *host, pinned: at, device: *device, bytes });
                 let taken = bytes.next_multiple_of(ALIGN).min(room);
@@ -141,7 +138,7 @@ fn each<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Send + Sync) -> 
     let threads = if items.len() < 3 {
         1
     } else {
-        pool::default_threads().min(std::env::var("SW_THREADS").map_or(4, |v| v.parse().unwrap()))
+        pool::default_threads().min(THREADS)
     };
     let failure = OnceLock::new();
     pool::for_each(threads, items.len(), |i| {

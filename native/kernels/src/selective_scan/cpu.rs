@@ -199,8 +199,8 @@ impl<S: Storage> Work<S::Wide> for Piece<'_, '_, S> {
 }
 
 impl<S: Storage> Piece<'_, '_, S> {
-    /// The state of a segment, set to where it starts from and placed where its end is wanted, and
-    /// the place for its sums of rates.
+    /// The state of a segment: where it starts from, and where its end is wanted; and the place for
+    /// its sums of rates.
     fn ends<'s>(
         &'s self,
         i: usize,
@@ -221,22 +221,18 @@ impl<S: Storage> Piece<'_, '_, S> {
             _ => (None, &mut spare_rates[..channels]),
         };
         let keep = wanted.is_some();
-        let values = wanted.unwrap_or_else(|| {
+        let end = wanted.unwrap_or_else(|| {
             spare_h.resize(plan.states(), S::Wide::from_f64(0.0));
             &mut spare_h[..states]
         });
-        let start = self.start(i, segment);
-        if let Some(start) = start {
-            values.copy_from_slice(&start[..states]);
-        }
-        (State { values, from_zero: start.is_none(), keep }, rates)
+        (State { start: self.start(i, segment, states), end, keep }, rates)
     }
 
-    /// The state that a segment starts from; `None` is zero.
-    fn start(&self, i: usize, segment: &Segment) -> Option<&[S::Wide]> {
+    /// The `len` states that a segment starts from; `None` is zero.
+    fn start(&self, i: usize, segment: &Segment, len: usize) -> Option<&[S::Wide]> {
         match self.pass {
             _ if segment.time.start == 0 => self.plan.call.initial_state(segment),
-            Pass::From { states } => Some(&states[(i - 1) * self.plan.states()..]),
+            Pass::From { states } => Some(&states[(i - 1) * self.plan.states()..][..len]),
             _ => None,
         }
     }

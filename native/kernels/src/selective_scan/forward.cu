@@ -1,3 +1,9 @@
+#ifndef MIN
+#define MIN 1
+#endif
+#ifndef UNROLL_S
+#define UNROLL_S S
+#endif
 #ifndef SPLIT
 #define SPLIT 0
 #endif
@@ -356,7 +362,9 @@ struct Scan {
         // One barrier a tile is enough: the tile written next was last read before this one.
         if (TILE_B || TILE_C) __syncthreads();
         else if (P > 1) __syncwarp();
+#ifndef LATE
         if (WHOLE || next_left > 0) fetch<WHOLE>(next_left);
+#endif
 
 #pragma unroll
         for (int s = 0; s < S; s++) {
@@ -375,6 +383,9 @@ struct Scan {
             REAL sum = sum_lanes(part);
             if (alive && owns<WHOLE>(s, left)) finish(sum, own.x[s], own.z[s], s);
         }
+#ifdef LATE
+        if (WHOLE || next_left > 0) fetch<WHOLE>(next_left);
+#endif
         y += STEPS * p.channels, tile += STEPS * p.channels;
         if (FORM_B == DIRECT) from_b.row += STEPS * from_b.stride;
         if (FORM_C == DIRECT) from_c.row += STEPS * from_c.stride;
@@ -397,7 +408,7 @@ __device__ __forceinline__ int at_most_a_tile(i64 left) {
     return left < 0 ? 0 : left < STEPS ? (int)left : STEPS;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) selective_scan_forward(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, MIN) selective_scan_forward(const __grid_constant__ Params p) {
     __shared__ Shared shared;
     Scan scan(p, shared);
     if (scan.batch >= p.batch) return;

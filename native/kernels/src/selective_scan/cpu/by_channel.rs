@@ -52,9 +52,8 @@ impl<V: Vector> Scratch<V> {
     }
 }
 
-/// Scans a segment from the state in `h`, or from zero, to the state in `h`, if that is to be kept,
-/// and turns `rates` into the sums of its steps' rates. Writes outputs only if told to `emit`. Asks
-/// the cache for the start of the `next` segment, since this thread goes on there.
+/// Scans a segment, and turns `rates` into the sums of its steps' rates. Writes outputs only if told
+/// to `emit`. Asks the cache for the start of the `next` segment, since this thread goes on there.
 #[inline(always)]
 pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
     call: &Call<S>,
@@ -70,9 +69,9 @@ pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
         transpose_in(call.a_rows(&segment.channels), state, &mut scratch.a);
         scratch.a_of = segment.channels.clone();
     }
-    match h.from_zero {
-        true => scratch.h.fill(V::zero()),
-        false => transpose_in(h.values, state, &mut scratch.h),
+    match h.start {
+        None => scratch.h.fill(V::zero()),
+        Some(start) => transpose_in(start, state, &mut scratch.h),
     }
     scratch.totals.fill(V::zero());
     for start in segment.time.clone().step_by(TILE) {
@@ -83,7 +82,7 @@ pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
         }
     }
     if h.keep {
-        transpose_out(&scratch.h, state, h.values);
+        transpose_out(&scratch.h, state, h.end);
     }
     for (rates, &total) in rates.chunks_mut(V::LANES).zip(&scratch.totals) {
         total.store_partial(rates);

@@ -1,34 +1,37 @@
 //! One state a lane: the rows of `A`, `B`, `C` and the state are read as they lie in memory, and
 //! `y` is a sum over lanes.
 
-use super::call::{Block, Call, Segment, State, Step};
+use super::call::{Block, Call, ChannelRows, Segment, State, Step};
 use crate::cpu::vector::MAX_LANES;
 use crate::cpu::{Storage, Vector};
 use crate::tensor::Element;
+use std::ops::Range;
 
-/// Scans a segment from the state in `h`, or from zero, to the state in `h`, and turns `rates` into
-/// the sums of its steps' rates. Writes outputs only if told to `emit`.
+/// Scans a segment, and turns `rates` into the sums of its steps' rates. Writes outputs only if told
+/// to `emit`.
 #[inline(always)]
 pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
     call: &Call<S>,
     segment: &Segment,
-    h: State<'_, S::Wide>,
+    state: State<'_, S::Wide>,
     rates: &mut [S::Wide],
     emit: bool,
 ) {
-    if h.from_zero {
-        h.values.fill(S::Wide::from_f64(0.0));
-    }
     let mut done = 0;
     for segment in segment.blocks(V::LANES) {
         let channels = segment.channels.len();
-        let h = &mut h.values[done * call.problem.state..][..channels * call.problem.state];
+        let states = done * call.problem.state..(done + channels) * call.problem.state;
+        let h = &mut state.end[states.clone()];
+        match state.start {
+            Some(start) => h.copy_from_slice(&start[states]),
+            None => h.fill(S::Wide::from_f64(0.0)),
+        }
         scan_block(&Block::<V, S>::new(call, segment), call, h, emit).store_partial(&mut rates[done..][..channels]);
         done += channels;
     }
 }
 
-/// The same for a block; returns the sum of rates.
+/// Scans a block, advancing `h`; returns the sum of rates.
 #[inline(always)]
 fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
     block: &Block<V, S>,
@@ -64,24 +67,14 @@ fn update_block<V: Vector<Element = S::Wide>, S: Storage>(
     a: &[S::Wide],
     h: &mut [S::Wide],
 ) -> V {
-    let (rate, input, n) = (step.rate.lanes(), step.input.lanes(), call.problem.state);
+    let (rates, inputs, n) = (step.rate.lanes(), step.input.lanes(), call.problem.state);
     let (b, c) = (call.rows(&call.b, segment, t), call.rows(&call.c, segment, t));
     let mut sums = [V::zero(); MAX_LANES];
     for first in (0..n).step_by(V::LANES) {
         let states = first..n.min(first + V::LANES);
-        let (mut b_lane, mut c_lane) = (S::load(&b.row(0)[states.clone()]), S::load(&c.row(0)[states.clone()]));
-        for lane in 0..segment.channels.len() {
-            if b.differ {
-                b_lane = S::load(&b.row(lane)[states.clone()]);
-            }
-            if c.differ {
-                c_lane = S::load(&c.row(lane)[states.clone()]);
-            }
-            let row = lane * n + states.start..lane * n + states.end;
-            let decay = V::splat(rate[lane]).mul(V::load_partial(&a[row.clone()])).exp2();
-            let new = decay.mul_add(V::load_partial(&h[row.clone()]), V::splat(input[lane]).mul(b_lane));
-            sums[lane] = new.mul_add(c_lane, sums[lane]);
-            new.store_partial(&mut h[row]);
+        match states.len() == V::LANES {
+            true => update::<V, S, true>(states, &rates, &inputs, a, &b, &c, h, &mut sums),
+            false => update::<V, S, false>(states, &rates, &inputs, a, &b, &c, h, &mut sums),
         }
     }
     let mut lanes = [S::Wide::from_f64(0.0); MAX_LANES];
@@ -89,4 +82,36 @@ fn update_block<V: Vector<Element = S::Wide>, S: Storage>(
         *lane = sum.sum();
     }
     V::load(&lanes)
+}
+
+/// Advances some states of all channels of a block: as many as a vector has lanes, if `FULL`.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+fn update<V: Vector<Element = S::Wide>, S: Storage, const FULL: bool>(
+    states: Range<usize>,
+    rates: &[S::Wide; MAX_LANES],
+    inputs: &[S::Wide; MAX_LANES],
+    a: &[S::Wide],
+    b: &ChannelRows<S>,
+    c: &ChannelRows<S>,
+    h: &mut [S::Wide],
+    sums: &mut [V; MAX_LANES],
+) {
+    let n = b.state;
+    let (mut b_lane, mut c_lane) = (S::load(&b.row(0)[states.clone()]), S::load(&c.row(0)[states.clone()]));
+    let rows = a.chunks_exact(n).zip(h.chunks_exact_mut(n)).zip(sums.iter_mut());
+    let steps = rates.iter().zip(inputs);
+    for (lane, (((a, h), sum), (&rate, &input))) in rows.zip(steps).enumerate() {
+        if b.differ {
+            b_lane = S::load(&b.row(lane)[states.clone()]);
+        }
+        if c.differ {
+            c_lane = S::load(&c.row(lane)[states.clone()]);
+        }
+        let (a, h) = (&a[states.clone()], &mut h[states.clone()]);
+        let (a, old) = if FULL { (V::load(a), V::load(h)) } else { (V::load_partial(a), V::load_partial(h)) };
+        let new = V::splat(rate).mul(a).exp2().mul_add(old, V::splat(input).mul(b_lane));
+        *sum = new.mul_add(c_lane, *sum);
+        if FULL { new.store(h) } else { new.store_partial(h) }
+    }
 }

@@ -19,9 +19,10 @@ pub struct Segment {
 
 /// The states of a segment, one row a channel, where it starts and where it ends.
 pub struct State<'h, E> {
-    pub values: &'h mut [E],
-    /// Whether it starts from zero, whatever `values` holds.
-    pub from_zero: bool,
+    /// Where it starts; `None` is zero.
+    pub start: Option<&'h [E]>,
+    /// Where it ends.
+    pub end: &'h mut [E],
     /// Whether anybody looks at the end.
     pub keep: bool,
 }
@@ -46,7 +47,8 @@ pub struct Coefficient<'a, S> {
 /// The rows of `B` or `C` at one time, by channel.
 pub struct ChannelRows<'a, S> {
     values: &'a [S],
-    state: usize,
+    /// How long a row is.
+    pub state: usize,
     first: usize,
     /// How many channels share a row.
     per_row: usize,
