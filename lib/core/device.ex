@@ -142,7 +142,7 @@ defmodule Sidewinder.Device do
   @spec cuda?() :: boolean
   def cuda? do
     with nil <- :persistent_term.get(@cuda, nil) do
-      usable = match?({[%{nvrtc: nvrtc} | _], nil} when nvrtc != nil, gpus())
+      usable = match?({[%{compiler: {_, _}, lost: nil} | _], nil}, gpus())
       :persistent_term.put(@cuda, usable)
       usable
     end

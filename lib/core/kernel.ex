@@ -102,12 +102,15 @@ defmodule Sidewinder.Kernel do
     end
   end
 
-  # f64 is slow, and there is none on GPUs.
-  defp size([{_name, %Tensor{type: :f64}} | _inputs]), do: :middling
-
-  defp size([{_name, %Tensor{shape: shape}} | inputs]) do
+  defp size([{_name, %Tensor{type: type, shape: shape}} | inputs]) do
     updates = Tensor.elements(shape) * states(inputs)
-    if updates < @quick, do: :small, else: if(updates < @large, do: :middling, else: :large)
+
+    cond do
+      updates >= @large -> :large
+      # On the CPU, f64 is computed one value at a time.
+      updates < @quick and type != :f64 -> :small
+      true -> :middling
+    end
   end
 
   # Refused anyway.

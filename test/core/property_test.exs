@@ -41,10 +41,11 @@ defmodule Sidewinder.PropertyTest do
     for seed <- 1..150, do: check(seed, Calls.levels())
   end
 
+  # Most calls need a kernel that has to be compiled first.
   @tag :cuda
+  @tag timeout: 600_000
   test "random small calls agree with the reference on CUDA" do
-    for seed <- 1..500,
-        elem(Calls.random(seed), 0) |> hd() |> elem(1) |> Map.get(:type) != :f64 do
+    for seed <- 1..150 do
       check(seed, [[backend: {:cuda, 0}]])
       check(seed, [[]], &Tensor.to_device(&1, {:cuda, 0}))
     end

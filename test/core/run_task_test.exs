@@ -189,7 +189,7 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
           {["selective_scan", path, out, "--type", "i8"], "--type"},
           {["selective_scan", path, out, "--level", "sse"], "level"},
           {["selective_scan", path, out, "--backend", "tpu"], "tpu"},
-          {["selective_scan", path, out, "--backend", "cuda:99"], "cuda"}
+          {["selective_scan", path, out, "--backend", "cuda:99"], "CUDA"}
         ] do
       assert refused(args) =~ part
       refute File.exists?(out), inspect(args)

@@ -12,7 +12,7 @@ defmodule Sidewinder.Kernel.Scan do
       y = sum_n c[t,n] * h[n] + d[d] * x[t]                        `d` where it is given
       y = y * silu(z)                                              `z` where it is given
 
-  `x` decides the storage type: `:f32`, `:bf16`, `:f16`, or `:f64` (on the CPU only). `dt`, `b`, `c`,
+  `x` decides the storage type: `:f32`, `:bf16`, `:f16`, or `:f64`. `dt`, `b`, `c`,
   `z` and `y` have that type too; `a`, `d`, `dt_bias`, all states and the arithmetic are `:f32`
   (`:f64` for `:f64`), and results are rounded once.
 

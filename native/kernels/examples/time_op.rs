@@ -57,7 +57,7 @@ fn exec(arguments: &Arguments) -> Result<Exec, Failure> {
 fn inputs<O: Op>(path: &Path) -> Result<Named<Owned>, Failure> {
     let reader = Reader::open(path)?;
     let known = reader.entries().iter().filter(|entry| O::INPUTS.iter().any(|slot| slot.name == entry.name));
-    Ok(known.map(|entry| Ok((op::name::<O>(&entry.name), reader.tensor(entry)?))).collect::<Result<_, Failure>>()?)
+    known.map(|entry| Ok((op::name::<O>(&entry.name), reader.tensor(entry)?))).collect()
 }
 
 /// Milliseconds of each run, after a first that is not counted.

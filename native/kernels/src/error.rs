@@ -54,15 +54,15 @@ pub struct Error {
     /// The sort of failure.
     pub kind: Kind,
     /// The op that was asked for.
-    pub op: String,
+    pub op: Box<str>,
     /// The argument, option, device or file that is wrong.
-    pub argument: String,
+    pub argument: Box<str>,
     /// What would have been right.
-    pub expected: String,
+    pub expected: Box<str>,
     /// What came instead.
-    pub got: String,
+    pub got: Box<str>,
     /// What to do about it.
-    pub hint: String,
+    pub hint: Box<str>,
 }
 
 /// The result of everything here that can fail.
@@ -70,39 +70,39 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// An error about `argument`; the other fields are added by the methods below.
-    pub fn new(kind: Kind, argument: impl Into<String>) -> Self {
+    pub fn new(kind: Kind, argument: impl Into<Box<str>>) -> Self {
         Error {
             kind,
-            op: String::new(),
+            op: Box::default(),
             argument: argument.into(),
-            expected: String::new(),
-            got: String::new(),
-            hint: String::new(),
+            expected: Box::default(),
+            got: Box::default(),
+            hint: Box::default(),
         }
     }
 
     /// Says what would have been right.
     pub fn expected(mut self, expected: impl fmt::Display) -> Self {
-        self.expected = expected.to_string();
+        self.expected = expected.to_string().into();
         self
     }
 
     /// Says what came instead.
     pub fn got(mut self, got: impl fmt::Display) -> Self {
-        self.got = got.to_string();
+        self.got = got.to_string().into();
         self
     }
 
     /// Says what to do about it.
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
-        self.hint = hint.to_string();
+        self.hint = hint.to_string().into();
         self
     }
 
     /// Names the op, unless an inner call has named one already.
     pub fn in_op(mut self, op: &str) -> Self {
         if self.op.is_empty() {
-            self.op = op.to_string();
+            self.op = op.into();
         }
         self
     }

@@ -239,20 +239,64 @@ pub fn specs<T: Described>(tensors: &Named<T>) -> Named<Spec> {
     tensors.map(Described::spec)
 }
 
-/// Runs `O` on the CPU from views to views.
+/// A call of `O` whose inputs and options are proven to fit each other; what is left is the data.
+pub struct Call<O: Op> {
+    problem: O::Problem,
+    inputs: Named<Spec>,
+    outputs: Named<Spec>,
+}
+
+impl<O: Op> Call<O> {
+    /// Checks inputs and options.
+    pub fn new(inputs: Named<Spec>, options: &O::Options) -> Result<Self> {
+        let problem = check::<O>(&inputs, options)?;
+        let outputs = O::outputs(&problem).map_err(|error| error.in_op(O::NAME))?;
+        Ok(Call { problem, inputs, outputs })
+    }
+
+    /// What the call gives.
+    pub fn outputs(&self) -> &Named<Spec> {
+        &self.outputs
+    }
+
+    /// Computes on the CPU, from views to views of the specs that were checked.
+    pub fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+        same_specs(&self.inputs, inputs)
+            .and_then(|()| same_specs(&self.outputs, &outputs))
+            .and_then(|()| match exec.level {
+                cpu::Level::Reference => run_reference::<O>(&self.problem, inputs, outputs),
+                _ => O::cpu(&self.problem, inputs, outputs, exec),
+            })
+            .map_err(|error| error.in_op(O::NAME))
+    }
+
+    /// Queues the computation on a lane, from buffers to buffers of the specs that were checked.
+    pub fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()> {
+        same_specs(&self.inputs, inputs)
+            .and_then(|()| same_specs(&self.outputs, outputs))
+            .and_then(|()| O::cuda(&self.problem, inputs, outputs, lane))
+            .map_err(|error| error.in_op(O::NAME))
+    }
+}
+
+/// Checks and runs `O` on the CPU from views to views.
 pub fn run_cpu<O: Op>(
     options: &O::Options,
     inputs: &Named<View>,
     outputs: Named<ViewMut>,
     exec: &cpu::Exec,
 ) -> Result<()> {
-    let problem = check::<O>(&specs(inputs), options)?;
-    same_specs::<O>(&problem, &specs(&outputs))
-        .and_then(|()| match exec.level {
-            cpu::Level::Reference => run_reference::<O>(&problem, inputs, outputs),
-            _ => O::cpu(&problem, inputs, outputs, exec),
-        })
-        .map_err(|error| error.in_op(O::NAME))
+    Call::<O>::new(specs(inputs), options)?.cpu(inputs, outputs, exec)
+}
+
+/// Checks `O` and queues it on a lane, from device buffers to device buffers.
+pub fn run_cuda<O: Op>(
+    options: &O::Options,
+    inputs: &Named<&cuda::Buffer>,
+    outputs: &Named<&cuda::Buffer>,
+    lane: &cuda::Lane,
+) -> Result<()> {
+    Call::<O>::new(specs(inputs), options)?.cuda(inputs, outputs, lane)
 }
 
 fn run_reference<O: Op>(problem: &O::Problem, inputs: &Named<View>, outputs: Named<ViewMut>) -> Result<()> {
@@ -263,24 +307,12 @@ fn run_reference<O: Op>(problem: &O::Problem, inputs: &Named<View>, outputs: Nam
     Ok(())
 }
 
-/// Queues `O` on a lane, from device buffers to device buffers.
-pub fn run_cuda<O: Op>(
-    options: &O::Options,
-    inputs: &Named<&cuda::Buffer>,
-    outputs: &Named<&cuda::Buffer>,
-    lane: &cuda::Lane,
-) -> Result<()> {
-    let problem = check::<O>(&inputs.map(|b| b.spec()), options)?;
-    same_specs::<O>(&problem, &outputs.map(|b| b.spec()))
-        .and_then(|()| O::cuda(&problem, inputs, outputs, lane))
-        .map_err(|error| error.in_op(O::NAME))
-}
-
-fn same_specs<O: Op>(problem: &O::Problem, outputs: &Named<Spec>) -> Result<()> {
-    for (name, expected) in O::outputs(problem)? {
-        let got = outputs.get(&name)?;
-        if *got != expected {
-            return Err(Error::new(Kind::Shape, name).expected(expected).got(got));
+/// Kernels trust sizes that were checked, so the data must have the very same.
+fn same_specs<T: Described>(expected: &Named<Spec>, got: &Named<T>) -> Result<()> {
+    for (name, expected) in expected.iter() {
+        let got = got.get(name)?.spec();
+        if got != *expected {
+            return Err(Error::new(Kind::Shape, name.as_ref()).expected(expected).got(got));
         }
     }
     Ok(())

@@ -71,7 +71,7 @@ impl Reader {
     pub fn spec(&self, entry: &Entry) -> Result<Spec> {
         let dtype = DType::ALL.into_iter().find(|&dtype| file_type(dtype).to_string() == entry.dtype);
         let dtype = dtype
-            .ok_or_else(|| Error::new(Kind::DType, &entry.name).expected("F64, F32, BF16 or F16").got(&entry.dtype))?;
+            .ok_or_else(|| Error::new(Kind::DType, &*entry.name).expected("F64, F32, BF16 or F16").got(&entry.dtype))?;
         Spec::new(dtype, &entry.shape)
     }
 

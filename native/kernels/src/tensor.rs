@@ -133,9 +133,9 @@ impl Shape {
             return Err(too_many().expected(format_args!("at most {MAX_RANK} axes")));
         }
         // Zero sizes hide overflow of the others, and strides are products of the others.
-        let nonzero = dims.iter().map(|&d| d.max(1));
+        let mut nonzero = dims.iter().map(|&d| d.max(1));
         nonzero
-            .fold(Some(1usize), |n, d| n?.checked_mul(d))
+            .try_fold(1usize, |n, d| n.checked_mul(d))
             .filter(|&n| n <= isize::MAX as usize / 8)
             .ok_or_else(|| too_many().expected("a size that fits in memory"))?;
         let mut shape = Shape { dims: [1; MAX_RANK], rank: dims.len() };
@@ -209,6 +209,12 @@ impl fmt::Display for Spec {
 pub trait Described {
     /// Element type and shape.
     fn spec(&self) -> Spec;
+}
+
+impl<T: Described> Described for &T {
+    fn spec(&self) -> Spec {
+        (*self).spec()
+    }
 }
 
 impl Described for Spec {

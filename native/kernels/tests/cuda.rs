@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::worst;
+use common::{gpu, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane, Source};
 use sidewinder_kernels::error::{Kind, Result};
@@ -13,23 +13,6 @@ use sidewinder_kernels::selective_scan::cuda::{Plan, forward_as};
 use sidewinder_kernels::selective_scan::{Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use std::process::Command;
-
-/// The first GPU, or none with a loud word about it.
-fn gpu() -> Option<Device> {
-    let found = cuda::devices().and_then(|devices| match devices.len() {
-        0 => Ok(None),
-        _ => Device::get(0).map(Some),
-    });
-    let required = std::env::var_os("SIDEWINDER_REQUIRE_CUDA").is_some_and(|value| value == "1");
-    match found {
-        Ok(Some(device)) => Some(device),
-        other => {
-            assert!(!required, "SIDEWINDER_REQUIRE_CUDA=1, but there is no CUDA device: {other:?}");
-            println!("SKIPPED for want of a CUDA device: {}", other.map_or_else(|e| e.to_string(), |_| "none".into()));
-            None
-        }
-    }
-}
 
 /// How B or C comes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -347,7 +330,7 @@ fn copies_of_every_size() {
     let Some(device) = gpu() else { return };
     let lane = device.lane().unwrap();
     for bytes in [0, 1, 255, 256, 257, 262143, 262144, 262145, 1 << 20, (5 << 20) + 3, (150 << 20) + 7] {
-        let data: Vec<u8> = (0..bytes * 2).map(|i| (i * 2654435761usize >> 13) as u8).collect();
+        let data: Vec<u8> = (0..bytes * 2).map(|i| ((i * 2654435761) >> 13) as u8).collect();
         let spec = Spec::new(DType::F16, &[bytes]).unwrap();
         let buffers = [Buffer::new(&device, spec).unwrap(), Buffer::new(&device, spec).unwrap()];
         lane.upload_all(&[(&data, &buffers[0]), (&data, &buffers[1])]).unwrap();

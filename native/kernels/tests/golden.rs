@@ -1,9 +1,11 @@
-//! Every op against the reference values in `test/golden`, on every level of this CPU.
+//! Every op against the reference values in `test/golden`, on every level of this CPU
+//! and on the first GPU.
 
 mod common;
 
 use serde_json::Value;
 use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::for_each_op;
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::safetensors::Reader;
@@ -64,8 +66,8 @@ fn options<O: Op>(case: &Case) -> O::Options {
     serde_json::from_value(options).expect("options that the op knows")
 }
 
-fn agrees<O: Op>(case: &Case, storage: DType, exec: Exec) -> usize {
-    let results = common::run::<O>(&options::<O>(case), &common::cast::<O>(&case.inputs, storage), &exec).unwrap();
+/// Compares all that the op gives; returns how many outputs that is.
+fn agrees<O: Op>(case: &Case, storage: DType, results: Named<Owned>, place: &str) -> usize {
     let mut compared = 0;
     for (name, expected, rtol, atol) in &case.outputs {
         let Some(got) = results.find(name) else {
@@ -75,23 +77,39 @@ fn agrees<O: Op>(case: &Case, storage: DType, exec: Exec) -> usize {
         let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
         let (rtol, atol) = if storage == DType::F64 { (1e-9, 1e-12 * largest) } else { (*rtol, *atol) };
         let worst = common::worst(got, expected, rtol, atol);
-        assert!(worst <= 1.0, "{} {}: {name} is off by {worst} times the tolerance at {exec:?}", O::NAME, case.name);
+        assert!(worst <= 1.0, "{} {}: {name} is off by {worst} times the tolerance on {place}", O::NAME, case.name);
         compared += 1;
     }
     compared
 }
 
+fn on_cpu<O: Op>(case: &Case, storage: DType, exec: Exec) {
+    let inputs = common::cast::<O>(&case.inputs, storage);
+    let results = common::run::<O>(&options::<O>(case), &inputs, &exec).unwrap();
+    assert!(agrees::<O>(case, storage, results, &format!("{exec:?}")) > 0, "{} compares nothing", case.name);
+}
+
+fn on_cuda<O: Op>(case: &Case, storage: DType, device: &Device) {
+    let inputs = common::cast::<O>(&case.inputs, storage);
+    let results = common::run_cuda::<O>(&options::<O>(case), &inputs, device).unwrap();
+    assert!(agrees::<O>(case, storage, results, &device.to_string()) > 0, "{} compares nothing", case.name);
+}
+
 fn all_cases<O: Op>() {
     let cases = cases::<O>();
+    let device = common::gpu();
     assert!(!cases.is_empty());
     for case in &cases {
         for &level in Level::available() {
             for threads in [1, 2, 8] {
-                let compared = agrees::<O>(case, DType::F32, Exec { level, threads });
-                assert!(compared > 0, "{} compares nothing", case.name);
+                on_cpu::<O>(case, DType::F32, Exec { level, threads });
             }
         }
-        agrees::<O>(case, DType::F64, Exec { level: Level::Scalar, threads: 2 });
+        on_cpu::<O>(case, DType::F64, Exec { level: Level::Scalar, threads: 2 });
+        if let Some(device) = &device {
+            on_cuda::<O>(case, DType::F32, device);
+            on_cuda::<O>(case, DType::F64, device);
+        }
     }
     println!("{}: {} cases", O::NAME, cases.len());
 }

@@ -41,11 +41,11 @@ fn fields<'a>(env: Env<'a>, error: &Error) -> Term<'a> {
     let kind = rustler::Atom::from_str(env, error.kind.name()).expect("a short name");
     let pairs = [
         (atoms::kind(), kind.encode(env)),
-        (atoms::op(), error.op.encode(env)),
-        (atoms::argument(), error.argument.encode(env)),
-        (atoms::expected(), error.expected.encode(env)),
-        (atoms::got(), error.got.encode(env)),
-        (atoms::hint(), error.hint.encode(env)),
+        (atoms::op(), (*error.op).encode(env)),
+        (atoms::argument(), (*error.argument).encode(env)),
+        (atoms::expected(), (*error.expected).encode(env)),
+        (atoms::got(), (*error.got).encode(env)),
+        (atoms::hint(), (*error.hint).encode(env)),
     ];
     Term::map_from_pairs(env, &pairs).expect("distinct keys")
 }

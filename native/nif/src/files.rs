@@ -23,7 +23,7 @@ fn safetensors_read(env: Env, path: String, name: String) -> Term {
     answer(env, || {
         let reader = Reader::open(Path::new(&path))?;
         let entry = reader.entry(&name).ok_or_else(|| {
-            Error::new(Kind::File, &path).expected(format_args!("a tensor `{name}`")).got("a file without it")
+            Error::new(Kind::File, &*path).expected(format_args!("a tensor `{name}`")).got("a file without it")
         })?;
         let mut output = Output::new(reader.spec(entry)?)?;
         reader.read(entry, output.view_mut()?.bytes())?;

@@ -11,7 +11,6 @@ use sidewinder_kernels::cuda::{self, Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::for_each_op;
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::tensor::Described;
 
 /// Where and how to run.
 #[derive(Default, Deserialize)]
@@ -136,16 +135,18 @@ fn on_binaries<'a, O: Op>(
 ) -> Result<Term<'a>> {
     let views: Named<_> = inputs
         .iter()
-        .map(|(name, tensor)| Ok((name.clone(), tensor.view().map_err(|e| Error { argument: name.to_string(), ..e })?)))
+        .map(|(name, tensor)| {
+            Ok((name.clone(), tensor.view().map_err(|e| Error { argument: name.as_ref().into(), ..e })?))
+        })
         .collect::<Result<_>>()?;
-    let problem = op::check::<O>(&op::specs(&views), options)?;
+    let call = op::Call::<O>::new(op::specs(&views), options)?;
     let mut outputs = Vec::new();
-    for (name, spec) in O::outputs(&problem)? {
-        outputs.push((name, Output::new(spec)?));
+    for (name, spec) in call.outputs().iter() {
+        outputs.push((name.clone(), Output::new(*spec)?));
     }
     let to = outputs.iter_mut().map(|(name, output)| Ok((name.clone(), output.view_mut()?))).collect::<Result<_>>()?;
     match device {
-        None => op::run_cpu::<O>(options, &views, to, &target.exec()?)?,
+        None => call.cpu(&views, to, &target.exec()?)?,
         Some(ordinal) => cuda::run_host::<O>(&Device::get(ordinal)?, options, &views, to)?,
     }
     Ok(named_terms(env, outputs.into_iter().map(|(name, output)| (name, output.into_term(env)))))
@@ -159,14 +160,14 @@ fn on_buffers<'a, O: Op>(
 ) -> Result<Term<'a>> {
     let buffers = inputs.iter().map(|(name, tensor)| Ok((name.clone(), buffer_on(device, name, tensor)?)));
     let buffers: Named<&Buffer> = buffers.collect::<Result<_>>()?;
-    let problem = op::check::<O>(&buffers.map(|b| b.spec()), options)?;
+    let call = op::Call::<O>::new(op::specs(&buffers), options)?;
     let mut outputs: Vec<(op::Name, Buffer)> = Vec::new();
-    for (name, spec) in O::outputs(&problem)? {
-        outputs.push((name, Buffer::new(device, spec)?));
+    for (name, spec) in call.outputs().iter() {
+        outputs.push((name.clone(), Buffer::new(device, *spec)?));
     }
     let lane = device.lane()?;
     let to: Named<&Buffer> = outputs.iter().map(|(name, buffer)| (name.clone(), buffer)).collect();
-    op::run_cuda::<O>(options, &buffers, &to, &lane)?;
+    call.cuda(&buffers, &to, &lane)?;
     lane.synchronize()?;
     Ok(named_terms(env, outputs.into_iter().map(|(name, buffer)| (name, buffer_term(env, buffer)))))
 }

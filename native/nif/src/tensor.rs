@@ -23,7 +23,7 @@ pub enum Tensor<'a> {
 impl<'a> Tensor<'a> {
     /// Decodes and proves a term; `name` is for the error.
     pub fn decode(name: &str, term: Term<'a>) -> Result<Tensor<'a>> {
-        let wrong = |e: Error| Error { argument: name.to_string(), ..e };
+        let wrong = |e: Error| Error { argument: name.into(), ..e };
         let (spec, data) = decode_spec(term).map_err(wrong)?;
         if let Ok(buffer) = data.decode::<ResourceArc<DeviceBuffer>>() {
             return Tensor::device(spec, buffer).map_err(wrong);
@@ -80,10 +80,18 @@ pub fn describe(term: Term) -> String {
     if text.chars().count() <= 80 { text } else { text.chars().take(77).chain("...".chars()).collect() }
 }
 
+mod types {
+    rustler::atoms! { f64, f32, bf16, f16 }
+}
+
 /// The element type of that name.
 pub fn decode_type(term: Term) -> Result<DType> {
-    let name = term.atom_to_string().unwrap_or_default();
-    DType::from_name(&name)
+    // Atoms are compared as such: names would have to be copied.
+    let known = [types::f64(), types::f32(), types::bf16(), types::f16()].into_iter().zip(DType::ALL);
+    known
+        .into_iter()
+        .find(|(atom, _)| atom == &term)
+        .map(|(_, dtype)| dtype)
         .ok_or_else(|| Error::new(Kind::DType, "type").expected("f64, f32, bf16 or f16").got(describe(term)))
 }
 

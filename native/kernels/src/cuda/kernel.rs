@@ -35,9 +35,14 @@ impl Kernel {
 /// Locked while it compiles, so that others wait; a failure is tried again by the next call.
 type Slot = Arc<Mutex<Option<Kernel>>>;
 
-/// The kernels of one device by source (its address: sources are constants) and options.
+/// What tells sources apart: their address, as they are constants, and name.
+type Key = (*const u8, &'static str);
+
+/// The kernels of one device by source and options.
 #[derive(Default)]
-pub(super) struct Loaded(Mutex<HashMap<(*const u8, &'static str), HashMap<String, Slot>>>);
+pub(super) struct Loaded(Mutex<HashMap<Key, Variants>>);
+
+type Variants = HashMap<String, Slot>;
 
 // SAFETY: the addresses are only compared.
 unsafe impl Send for Loaded {}

@@ -2,6 +2,7 @@
 
 use super::buffer::Buffer;
 use super::device::Device;
+use super::event::{Event, Mark};
 use super::kernel::Kernel;
 use super::staging::Staging;
 use crate::error::{Error, Kind, Result};
@@ -133,7 +134,7 @@ impl Lane {
         let event = Event::new(&self.device, false)?;
         event.record(other.stream)?;
         // SAFETY: both handles are alive, and a destroyed event still ends the wait.
-        self.device.answer(unsafe { sys::cuStreamWaitEvent(self.stream(), event.handle, 0) }, "cuStreamWaitEvent")
+        self.device.answer(unsafe { sys::cuStreamWaitEvent(self.stream(), event.handle(), 0) }, "cuStreamWaitEvent")
     }
 
     /// Where `bytes` of memory lie for the work queued next. It is the lane's own and serves each op
@@ -270,64 +271,6 @@ impl Scratch {
         if address != 0 {
             // SAFETY: it came from there, and only this lane's work uses it.
             unsafe { device.give_scratch(address, lane.stream) };
-        }
-    }
-}
-
-/// A point in a lane's work.
-pub struct Mark(Event);
-
-impl Mark {
-    /// Milliseconds of device time between two points; waits for both.
-    pub fn milliseconds_since(&self, earlier: &Mark) -> Result<f32> {
-        let device = &self.0.device;
-        self.0.wait()?;
-        let mut milliseconds = 0.0;
-        // SAFETY: both events are alive and were recorded.
-        let code = unsafe { sys::cuEventElapsedTime(&mut milliseconds, earlier.0.handle, self.0.handle) };
-        device.answer(code, "cuEventElapsedTime")?;
-        Ok(milliseconds)
-    }
-}
-
-pub(super) struct Event {
-    device: Device,
-    handle: sys::CUevent,
-}
-
-// SAFETY: events may be used from any thread.
-unsafe impl Send for Event {}
-// SAFETY: as above; the driver locks inside.
-unsafe impl Sync for Event {}
-
-impl Event {
-    /// An event in the bound context.
-    pub(super) fn new(device: &Device, timing: bool) -> Result<Event> {
-        use sys::CUevent_flags::{CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING};
-        let flag = if timing { CU_EVENT_DEFAULT } else { CU_EVENT_DISABLE_TIMING };
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: writes one handle.
-        device.answer(unsafe { sys::cuEventCreate(&mut handle, flag as u32) }, "cuEventCreate")?;
-        Ok(Event { device: device.clone(), handle })
-    }
-
-    pub(super) fn record(&self, stream: sys::CUstream) -> Result<()> {
-        // SAFETY: both handles are alive.
-        self.device.answer(unsafe { sys::cuEventRecord(self.handle, stream) }, "cuEventRecord")
-    }
-
-    pub(super) fn wait(&self) -> Result<()> {
-        self.device.bind()?;
-        // SAFETY: the handle is alive.
-        self.device.answer(unsafe { sys::cuEventSynchronize(self.handle) }, "cuEventSynchronize")
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: the handle is alive, and nobody uses it after this.
-            unsafe { sys::cuEventDestroy_v2(self.handle) };
         }
     }
 }

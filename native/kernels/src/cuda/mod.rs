@@ -10,6 +10,7 @@ mod cache;
 mod compiler;
 mod device;
 mod driver;
+mod event;
 mod kernel;
 mod lane;
 mod memory;
@@ -20,8 +21,9 @@ pub use buffer::Buffer;
 pub use compiler::compiler;
 pub use device::{Device, Facts};
 pub use driver::{DeviceInfo, devices};
+pub use event::Mark;
 pub use kernel::{Kernel, Source};
-pub use lane::{Lane, Mark};
+pub use lane::Lane;
 pub use run::run_host;
 
 /// The element types, rounding and functions that every kernel source begins with.

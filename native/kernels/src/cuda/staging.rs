@@ -6,7 +6,8 @@
 
 use super::buffer::Buffer;
 use super::device::Device;
-use super::lane::{Clock, Event, Lane};
+use super::event::Event;
+use super::lane::{Clock, Lane};
 use crate::cpu::pool;
 use crate::error::Result;
 use cudarc::driver::sys;
@@ -135,11 +136,7 @@ const ALIGN: usize = 256;
 
 /// Does `work` on every item, on as many threads as pay.
 fn each<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Send + Sync) -> Result<()> {
-    let threads = if items.len() < 3 {
-        1
-    } else {
-        pool::default_threads().min(THREADS)
-    };
+    let threads = if items.len() < 3 { 1 } else { pool::default_threads().min(THREADS) };
     let failure = OnceLock::new();
     pool::for_each(threads, items.len(), |i| {
         if let Err(error) = work(&items[i]) {

@@ -176,11 +176,12 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         let given = |address: u64| u32::from(address != 0);
         let options = format!(
             "-DSTORAGE={storage} -DREAL={real} -DN={} -DK={} -DP={lanes} -DQ={} -DS={owned} \
-             -DWARPS={warps} -DNEAR={} -DFORM_B={} -DFORM_C={} -DHAS_D={} -DHAS_Z={} -DHAS_BIAS={} -DSOFTPLUS={} -DCLAMP={} \
+             -DWARPS={warps} -DMIN={} -DNEAR={} -DFORM_B={} -DFORM_C={} -DHAS_D={} -DHAS_Z={} -DHAS_BIAS={} -DSOFTPLUS={} -DCLAMP={} \
              -DSTATES={} -DSLABS={} -DPASS={pass}",
             way.states,
             way.per_lane(),
             way.together,
+            way.resident,
             u32::from(way.is_near(self.problem)),
             way.form_b as u32,
             way.form_c as u32,
@@ -192,7 +193,6 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             given(self.params.states),
             u32::from(way.slabs),
         );
-        let options = options + &std::env::var("SW_EXTRA").unwrap_or_default();
         self.lane.device().kernel(&FORWARD, &options)
     }
 }

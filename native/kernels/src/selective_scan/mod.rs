@@ -226,8 +226,7 @@ fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()> {
 
 fn checked(options: &Options) -> Result<Options> {
     match options.dt_clamp {
-        // Not `lo > hi`: a NaN bound is refused too.
-        Some((lo, hi)) if !(lo <= hi) => {
+        Some((lo, hi)) if lo > hi || lo.is_nan() || hi.is_nan() => {
             Err(Error::new(Kind::Option, "dt_clamp").expected("a pair lo <= hi").got(format_args!("({lo}, {hi})")))
         }
         _ => Ok(options.clone()),

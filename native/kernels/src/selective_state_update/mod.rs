@@ -112,8 +112,8 @@ fn with_time(name: &str, spec: &Spec) -> Result<Spec> {
 
 /// Puts an error of the scan's checks in this op's terms: its names, and shapes without time.
 fn as_update(error: Error, inputs: &Named<Spec>) -> Error {
-    let argument = if error.argument == "h0" { "state".to_string() } else { error.argument };
-    let slot = SelectiveStateUpdate::INPUTS.iter().find(|slot| slot.name == argument);
+    let argument = if &*error.argument == "h0" { "state".into() } else { error.argument };
+    let slot = SelectiveStateUpdate::INPUTS.iter().find(|slot| *slot.name == *argument);
     match (slot, inputs.find(&argument)) {
         (Some(slot), Some(spec)) if error.kind == Kind::Shape => Error::new(Kind::Shape, argument)
             .expected(format_args!(

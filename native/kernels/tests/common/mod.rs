@@ -3,19 +3,31 @@
 #![allow(dead_code)]
 
 use sidewinder_kernels::cpu::Exec;
+use sidewinder_kernels::cuda::{self, Device};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::tensor::{DType, Owned};
+use sidewinder_kernels::tensor::{DType, Owned, View, ViewMut};
 
 /// Runs an op on the CPU into poisoned outputs.
 pub fn run<O: Op>(options: &O::Options, inputs: &Named<Owned>, exec: &Exec) -> Result<Named<Owned>> {
-    let views = inputs.map(Owned::view);
-    let problem = op::check::<O>(&op::specs(&views), options)?;
-    let specs: Vec<_> = O::outputs(&problem)?.into_iter().collect();
-    let mut outputs: Vec<_> = specs.into_iter().map(|(name, spec)| (name, Owned::poisoned(spec))).collect();
+    into_poisoned::<O>(options, inputs, |views, outputs| op::run_cpu::<O>(options, views, outputs, exec))
+}
+
+/// Runs an op on a CUDA device, from host memory into poisoned outputs.
+pub fn run_cuda<O: Op>(options: &O::Options, inputs: &Named<Owned>, device: &Device) -> Result<Named<Owned>> {
+    into_poisoned::<O>(options, inputs, |views, outputs| cuda::run_host::<O>(device, options, views, outputs))
+}
+
+fn into_poisoned<O: Op>(
+    options: &O::Options,
+    inputs: &Named<Owned>,
+    run: impl FnOnce(&Named<View>, Named<ViewMut>) -> Result<()>,
+) -> Result<Named<Owned>> {
+    let call = op::Call::<O>::new(op::specs(inputs), options)?;
+    let mut outputs = call.outputs().map(|spec| Owned::poisoned(*spec));
     let views_mut = outputs.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
-    op::run_cpu::<O>(options, &views, views_mut, exec)?;
-    Ok(outputs.into_iter().collect())
+    run(&inputs.map(Owned::view), views_mut)?;
+    Ok(outputs)
 }
 
 /// The inputs in another storage type, each in the precision that its slot asks for.
@@ -35,4 +47,21 @@ pub fn worst(got: &Owned, expected: &Owned, rtol: f64, atol: f64) -> f64 {
         _ => f64::INFINITY,
     };
     got.iter().zip(&expected).map(quotient).fold(0.0, f64::max)
+}
+
+/// The first GPU, or none with a loud word about it.
+pub fn gpu() -> Option<Device> {
+    let found = cuda::devices().and_then(|devices| match devices.len() {
+        0 => Ok(None),
+        _ => Device::get(0).map(Some),
+    });
+    let required = std::env::var_os("SIDEWINDER_REQUIRE_CUDA").is_some_and(|value| value == "1");
+    match found {
+        Ok(Some(device)) => Some(device),
+        other => {
+            assert!(!required, "SIDEWINDER_REQUIRE_CUDA=1, but there is no CUDA device: {other:?}");
+            println!("SKIPPED for want of a CUDA device: {}", other.map_or_else(|e| e.to_string(), |_| "none".into()));
+            None
+        }
+    }
 }

@@ -165,6 +165,7 @@ impl<'a, S: Storage> Call<'a, S> {
     /// # Safety
     /// Only one segment of these channels and this batch may ask.
     #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
     pub unsafe fn last_state(&self, segment: &Segment) -> Option<&mut [S::Wide]> {
         let len = segment.channels.len() * self.problem.state;
         // SAFETY: segments share no channels within a batch, and the caller asks once for each.

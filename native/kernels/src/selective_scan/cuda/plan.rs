@@ -42,6 +42,8 @@ pub(super) struct Way {
     pub section: usize,
     pub chunk: usize,
     pub chunks: usize,
+    /// Blocks that a multiprocessor must have registers for.
+    pub resident: usize,
 }
 
 /// The most states of one launch.
@@ -58,7 +60,7 @@ const SHARED: usize = 48 << 10;
 impl Way {
     pub fn choose(problem: &Problem, states: usize, slabs: bool, processors: usize, plan: Option<Plan>) -> Way {
         if let Some(plan) = plan {
-            return Way::new(problem, states, slabs, plan);
+            return Way::new(problem, states, slabs, plan).resident(problem, processors);
         }
         let mut best: Option<(f64, Way)> = None;
         for plan in plans(problem, states) {
@@ -71,7 +73,7 @@ impl Way {
             }
         }
         match best {
-            Some((_, way)) => way,
+            Some((_, way)) => way.resident(problem, processors),
             None => unreachable!("16 lanes with one step each hold {states} states"),
         }
     }
@@ -99,7 +101,20 @@ impl Way {
             section: if by_group { shared } else { problem.channels },
             chunk,
             chunks: problem.length.div_ceil(chunk).max(1),
+            resident: 1,
         }
+    }
+
+    /// With few warps each may have many registers to overlap its steps in, but where there are
+    /// more, more should fit.
+    fn resident(self, problem: &Problem, processors: usize) -> Way {
+        let blocks = (self.blocks(problem) * self.chunks).div_ceil(processors);
+        let warps = match self.per_lane() * problem.dtype.wide().size() {
+            0..=32 if blocks * self.plan.warps > 12 => 16,
+            0..=32 => 12,
+            _ => 8,
+        };
+        Way { resident: (warps / self.plan.warps).max(1), ..self }
     }
 
     /// States per thread.
@@ -148,7 +163,8 @@ impl Way {
     fn clocks(&self, problem: &Problem, processors: usize) -> f64 {
         let Plan { lanes, owned, warps, .. } = self.plan;
         let k = self.per_lane() as f64;
-        let tile = 60.0 / (lanes * owned) as f64 + 0.4 * self.states as f64 / warps as f64;
+        // Per tile: loads, and a barrier that takes longer the more warps meet; B and C are shared.
+        let tile = (60.0 + 4.0 * warps as f64) / (lanes * owned) as f64 + 0.4 * self.states as f64 / warps as f64;
         let pass = |per_state: f64, chunks: usize| {
             let blocks = (self.blocks(problem) * chunks).div_ceil(processors);
             let warps = (blocks * warps).div_ceil(4) as f64;
@@ -171,7 +187,9 @@ fn gcd(a: usize, b: usize) -> usize {
 fn plans(problem: &Problem, states: usize) -> impl Iterator<Item = Plan> {
     let length = problem.length.max(1);
     let chunks = (0..8).map(|i| 1 << i).filter(move |&chunks| chunks == 1 || length >= 128 * chunks);
-    let longest = if problem.dtype == DType::F64 { 4 } else { 8 };
+    // Every state of every step of a tile is code of its own, which should fit the instruction cache.
+    let most_code = if problem.dtype == DType::F64 { 64 } else { 128 };
+    let longest = (most_code / states.next_power_of_two()).clamp(1, 8);
     let lanes = [1, 2, 4, 8, 16, 32].into_iter().filter(move |&lanes| length > 1 || lanes == single_step_lanes(states));
     lanes.flat_map(move |lanes| {
         let owned = longest.min(length.div_ceil(lanes).next_power_of_two());
