@@ -26,7 +26,8 @@ pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
             Some(start) => h.copy_from_slice(&start[states]),
             None => h.fill(S::Wide::from_f64(0.0)),
         }
-        scan_block(&Block::<V, S>::new(call, segment), call, h, emit).store_partial(&mut rates[done..][..channels]);
+        let block = Block::<V, S>::new(call, segment);
+        scan_block(&block, call, h, emit).store_partial(&mut rates[done..][..channels]);
         done += channels;
     }
 }
@@ -67,51 +68,76 @@ fn update_block<V: Vector<Element = S::Wide>, S: Storage>(
     a: &[S::Wide],
     h: &mut [S::Wide],
 ) -> V {
-    let (rates, inputs, n) = (step.rate.lanes(), step.input.lanes(), call.problem.state);
+    let lanes = Lanes { rates: step.rate.lanes(), inputs: step.input.lanes(), n: call.problem.state };
     let (b, c) = (call.rows(&call.b, segment, t), call.rows(&call.c, segment, t));
     let mut sums = [V::zero(); MAX_LANES];
-    for first in (0..n).step_by(V::LANES) {
-        let states = first..n.min(first + V::LANES);
-        match states.len() == V::LANES {
-            true => update::<V, S, true>(states, &rates, &inputs, a, &b, &c, h, &mut sums),
-            false => update::<V, S, false>(states, &rates, &inputs, a, &b, &c, h, &mut sums),
+    for first in (0..lanes.n).step_by(V::LANES) {
+        let states = first..lanes.n.min(first + V::LANES);
+        match states.len() == V::LANES && !b.differ && !c.differ {
+            true => update_whole::<V, S>(first, &lanes, a, &b, &c, h, &mut sums),
+            false => update_any::<V, S>(states, &lanes, a, &b, &c, h, &mut sums),
         }
     }
-    let mut lanes = [S::Wide::from_f64(0.0); MAX_LANES];
-    for (lane, sum) in lanes.iter_mut().zip(sums) {
-        *lane = sum.sum();
+    let mut values = [S::Wide::from_f64(0.0); MAX_LANES];
+    for (value, sum) in values.iter_mut().zip(sums) {
+        *value = sum.sum();
     }
-    V::load(&lanes)
+    V::load(&values)
 }
 
-/// Advances some states of all channels of a block: as many as a vector has lanes, if `FULL`.
+/// A step of each channel of a block, and how many states a channel has.
+struct Lanes<E> {
+    rates: [E; MAX_LANES],
+    inputs: [E; MAX_LANES],
+    n: usize,
+}
+
+/// Advances a vector of states of all channels, which share their rows of `B` and `C`: the case that
+/// has to be fast, with nothing in its loop that could be outside.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-fn update<V: Vector<Element = S::Wide>, S: Storage, const FULL: bool>(
-    states: Range<usize>,
-    rates: &[S::Wide; MAX_LANES],
-    inputs: &[S::Wide; MAX_LANES],
+fn update_whole<V: Vector<Element = S::Wide>, S: Storage>(
+    first: usize,
+    lanes: &Lanes<S::Wide>,
     a: &[S::Wide],
     b: &ChannelRows<S>,
     c: &ChannelRows<S>,
     h: &mut [S::Wide],
     sums: &mut [V; MAX_LANES],
 ) {
-    let n = b.state;
-    let (mut b_lane, mut c_lane) = (S::load(&b.row(0)[states.clone()]), S::load(&c.row(0)[states.clone()]));
-    let rows = a.chunks_exact(n).zip(h.chunks_exact_mut(n)).zip(sums.iter_mut());
-    let steps = rates.iter().zip(inputs);
-    for (lane, (((a, h), sum), (&rate, &input))) in rows.zip(steps).enumerate() {
-        if b.differ {
-            b_lane = S::load(&b.row(lane)[states.clone()]);
-        }
-        if c.differ {
-            c_lane = S::load(&c.row(lane)[states.clone()]);
-        }
-        let (a, h) = (&a[states.clone()], &mut h[states.clone()]);
-        let (a, old) = if FULL { (V::load(a), V::load(h)) } else { (V::load_partial(a), V::load_partial(h)) };
-        let new = V::splat(rate).mul(a).exp2().mul_add(old, V::splat(input).mul(b_lane));
-        *sum = new.mul_add(c_lane, *sum);
-        if FULL { new.store(h) } else { new.store_partial(h) }
+    let (b, c): (V, V) = (S::load(&b.row(0)[first..]), S::load(&c.row(0)[first..]));
+    let rows = a.chunks_exact(lanes.n).zip(h.chunks_exact_mut(lanes.n));
+    let steps = lanes.rates.iter().zip(&lanes.inputs).zip(sums);
+    for ((a, h), ((&rate, &input), sum)) in rows.zip(steps) {
+        let new = advance(V::load(&a[first..]), V::load(&h[first..]), V::splat(rate), V::splat(input).mul(b));
+        *sum = new.mul_add(c, *sum);
+        new.store(&mut h[first..]);
     }
+}
+
+/// Advances up to a vector of states of all channels, each with rows of its own.
+#[inline(always)]
+fn update_any<V: Vector<Element = S::Wide>, S: Storage>(
+    states: Range<usize>,
+    lanes: &Lanes<S::Wide>,
+    a: &[S::Wide],
+    b: &ChannelRows<S>,
+    c: &ChannelRows<S>,
+    h: &mut [S::Wide],
+    sums: &mut [V; MAX_LANES],
+) {
+    let rows = a.chunks_exact(lanes.n).zip(h.chunks_exact_mut(lanes.n));
+    for (lane, (a, h)) in rows.enumerate() {
+        let (a, h) = (&a[states.clone()], &mut h[states.clone()]);
+        let (b, c): (V, V) = (S::load(&b.row(lane)[states.clone()]), S::load(&c.row(lane)[states.clone()]));
+        let (rate, input) = (V::splat(lanes.rates[lane]), V::splat(lanes.inputs[lane]));
+        let new = advance(V::load_partial(a), V::load_partial(h), rate, input.mul(b));
+        sums[lane] = new.mul_add(c, sums[lane]);
+        new.store_partial(h);
+    }
+}
+
+/// The recurrence.
+#[inline(always)]
+fn advance<V: Vector>(a: V, h: V, rate: V, input: V) -> V {
+    rate.mul(a).exp2().mul_add(h, input)
 }
