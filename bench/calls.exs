@@ -86,8 +86,18 @@ defmodule Calls do
   end
 
   defp device do
-    cpu = Device.info().cpu
-    "#{cpu.best}, #{cpu.threads} threads"
+    %{cpu: cpu, gpus: gpus} = Device.info()
+    gpu = with [%{name: name} | _] <- gpus, do: ", " <> name, else: (_ -> "")
+    "#{cpu_model()} (#{cpu.best}, #{cpu.threads} threads)#{gpu}"
+  end
+
+  defp cpu_model do
+    with {:ok, text} <- File.read("/proc/cpuinfo"),
+         [_, model] <- Regex.run(~r/model name\s*: (.*)/, text) do
+      model
+    else
+      _ -> "CPU"
+    end
   end
 
   defp round3(number), do: :erlang.float_to_binary(number * 1.0, decimals: 3)

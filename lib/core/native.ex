@@ -32,7 +32,6 @@ defmodule Sidewinder.Native do
 
   def op_list, do: missing()
   def cpu_info, do: missing()
-  def cpu_set_threads(_threads), do: missing()
   def cuda_info, do: missing()
 
   def buffer_from_host(_tensor, _ordinal), do: missing()

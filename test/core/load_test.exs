@@ -8,7 +8,7 @@ defmodule Sidewinder.LoadTest do
   @sizes [{1, 1, 1, 1}, {1, 7, 33, 16}, {2, 63, 20, 5}, {3, 100, 64, 16}]
 
   # Long enough to be seen, with arithmetic that cannot be hurried.
-  defp long_inputs, do: inputs({1, 6_000, 128, 16}, 1)
+  defp long_inputs, do: inputs({1, 12_000, 128, 16}, 1)
 
   defp long_call(inputs),
     do: Kernel.run(:selective_scan, inputs, %{}, backend: :cpu, level: "reference")
@@ -68,8 +68,9 @@ defmodule Sidewinder.LoadTest do
     calls = for _ <- 1..System.schedulers_online(), do: Task.async(fn -> long_call(inputs) end)
     late = Enum.sort(ticks(calls, []))
     took = System.monotonic_time(:microsecond) - started
-    # Calls on the schedulers themselves would keep the others waiting until they are done. Not a
-    # fixed time, for a machine that is busy otherwise makes everybody wait.
+
+    # Calls on the schedulers themselves would keep others waiting until they are done. Not a fixed
+    # time, for some kernels let busy threads go on for 140 ms before an idle scheduler gets its turn.
     assert Enum.at(late, div(length(late), 2)) < took / 4
   end
 

@@ -45,7 +45,6 @@ defmodule Sidewinder.NativeTest do
       {:run_quick, run},
       {:run_cpu, run},
       {:run_io, run},
-      {:cpu_set_threads, [System.schedulers_online()]},
       {:buffer_from_host, [tensor, 0]},
       {:buffer_to_host, [tensor]},
       {:buffer_device, [tensor]},
@@ -64,8 +63,6 @@ defmodule Sidewinder.NativeTest do
       assert_survives(function, for(_ <- arguments, do: garbage(3)))
       assert_survives(function, spoil(arguments))
     end
-
-    Error.unwrap!(Native.cpu_set_threads(System.schedulers_online()))
   end
 
   defp assert_survives(function, arguments) do

@@ -3,7 +3,7 @@
 use crate::answer::answer;
 use crate::tensor::{Output, Tensor, buffer_term};
 use rustler::{Encoder, Env, NifMap, Term};
-use sidewinder_kernels::cpu::{Exec, Level, pool};
+use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::for_each_op;
@@ -85,12 +85,6 @@ fn cpu_info(env: Env) -> Term {
         let levels = Level::available().iter().map(|level| level.name()).collect();
         Ok(CpuInfo { levels, best: default.level.name(), threads: default.threads })
     })
-}
-
-/// How many threads CPU work uses from now on where a call does not say.
-#[rustler::nif]
-fn cpu_set_threads(env: Env, threads: usize) -> Term {
-    answer(env, || pool::set_default_threads(threads))
 }
 
 #[derive(NifMap)]

@@ -5,28 +5,16 @@ use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, atomic::AtomicUsize, atomic::Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 /// The most threads that can be asked for.
 pub const MAX_THREADS: usize = 1024;
 
-static DEFAULT_THREADS: AtomicUsize = AtomicUsize::new(0);
-
-/// How many threads are used where none are asked for: what [`set_default_threads`] was told, else
-/// one per available core.
+/// How many threads are used where none are asked for: one per available core.
 pub fn default_threads() -> usize {
     // Asking the system reads files, which takes longer than a short op.
     static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
-    match DEFAULT_THREADS.load(Ordering::Relaxed) {
-        0 => *CORES,
-        threads => threads,
-    }
-}
-
-/// Sets what [`default_threads`] returns.
-pub fn set_default_threads(threads: usize) -> Result<()> {
-    DEFAULT_THREADS.store(checked(threads)?, Ordering::Relaxed);
-    Ok(())
+    *CORES
 }
 
 /// Proves that a number of threads can be had.
