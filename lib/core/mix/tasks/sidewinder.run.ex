@@ -217,6 +217,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
 
     Every op: --backend auto|cpu|cuda|cuda:N  --level LEVEL  --threads N  --type f32|bf16|f16|f64
               --case NAME (tensors named NAME.* of a file of several cases)
+    Tensors have one type; those marked wide are f32 beside bf16 and f16, and are cast so by --type.
 
     #{Enum.map_join(ops, "\n", &help_of/1)}\
     """
