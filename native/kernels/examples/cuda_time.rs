@@ -1,18 +1,22 @@
-//! Times the scan on a CUDA device: one line of JSON per shape and type.
+//! Times the scan and its gradient on a CUDA device: one line of JSON per op, shape and type.
 //!
 //! `cuda_time [SHAPE...]` with shapes such as `8x2048x2048x16`; `SWEEP=bf16` times every layout in that
-//! type too.
+//! type too, and `OP=selective_scan_backward` only that op.
 //! `kernel_ms` is device time by events; `resident_ms` a call from device buffers to device buffers
 //! with the wait for its end; `host_ms` a call from host memory to host memory. The limits are 16
-//! exponentials a clock and multiprocessor, and memory at 4.2 TB/s.
+//! exponentials a clock and multiprocessor (the gradient computes each decay three times), and memory
+//! at 4.2 TB/s.
 
 use serde_json::json;
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::selective_scan::cuda::{Plan, forward_as};
+use sidewinder_kernels::selective_scan::backward::SelectiveScanBackward;
+use sidewinder_kernels::selective_scan::cuda::{BackwardPlan, Plan, backward_as, forward_as};
 use sidewinder_kernels::selective_scan::{Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::time::Instant;
 
 const SHAPES: [&str; 9] = [
@@ -40,20 +44,96 @@ fn main() -> Result<()> {
     }
     let device = Device::get(0)?;
     for shape in shapes {
-        let dims: Vec<usize> = shape.split('x').map(|dim| dim.parse().expect("a number")).collect();
-        for dtype in [DType::F32, DType::Bf16, DType::F16] {
-            let bench = Bench::new(&device, &dims, dtype)?;
-            println!("{}", bench.report(&shape)?);
-            if std::env::var("SWEEP").is_ok_and(|name| name == dtype.name()) {
-                bench.sweep(&shape)?;
-            }
+        time::<SelectiveScan>(&device, &shape)?;
+        time::<SelectiveScanBackward>(&device, &shape)?;
+    }
+    Ok(())
+}
+
+fn time<O: Timed>(device: &Device, shape: &str) -> Result<()> {
+    let dims: Vec<usize> = shape.split('x').map(|dim| dim.parse().expect("a number")).collect();
+    if std::env::var("OP").is_ok_and(|name| name != O::NAME) {
+        return Ok(());
+    }
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        let bench = Bench::<O>::new(device, &dims, dtype)?;
+        println!("{}", bench.report(shape)?);
+        if std::env::var("SWEEP").is_ok_and(|name| name == dtype.name()) {
+            bench.sweep(shape)?;
         }
     }
     Ok(())
 }
 
+/// An op that is timed here.
+trait Timed: Op<Options = Options> {
+    type Plan: Copy + Debug;
+    /// How often each decay is computed.
+    const EXPONENTIALS: f64;
+
+    fn queue(bench: &Bench<Self>, problem: &Self::Problem, plan: Option<Self::Plan>) -> Result<()>
+    where
+        Self: Sized;
+
+    /// The layouts that a sweep times.
+    fn plans(dims: [usize; 4]) -> Vec<Self::Plan>;
+}
+
+impl Timed for SelectiveScan {
+    type Plan = Plan;
+    const EXPONENTIALS: f64 = 1.0;
+
+    fn queue(bench: &Bench<Self>, problem: &Self::Problem, plan: Option<Plan>) -> Result<()> {
+        forward_as(problem, &refs(&bench.inputs), &refs(&bench.outputs), &bench.lane, plan)
+    }
+
+    fn plans([batch, length, _, state]: [usize; 4]) -> Vec<Plan> {
+        let mut plans = Vec::new();
+        for lanes in [1, 2, 4, 8, 16] {
+            for owned in [1, 2, 4, 8] {
+                for warps in [1, 2, 4] {
+                    for chunks in [1, 2, 4, 8, 16, 64] {
+                        let (states, tile) = (state.div_ceil(lanes), lanes * owned);
+                        let long =
+                            (chunks == 1 || length >= 64 * chunks) && (owned == 1 || tile < 2 * length) && states <= 32;
+                        let small = 2 * tile * lanes * (states / 2 + 1) * 16 + warps * owned * 256 <= 48 << 10;
+                        if long && small && tile <= 64 && (chunks == 1 || batch == 1) {
+                            plans.push(Plan { lanes, owned, warps, chunks });
+                        }
+                    }
+                }
+            }
+        }
+        plans
+    }
+}
+
+impl Timed for SelectiveScanBackward {
+    type Plan = BackwardPlan;
+    const EXPONENTIALS: f64 = 3.0;
+
+    fn queue(bench: &Bench<Self>, problem: &Self::Problem, plan: Option<BackwardPlan>) -> Result<()> {
+        backward_as(&problem.scan, &refs(&bench.inputs), &refs(&bench.outputs), &bench.lane, plan)
+    }
+
+    fn plans([_, length, ..]: [usize; 4]) -> Vec<BackwardPlan> {
+        let mut plans = Vec::new();
+        for channels in [1, 2, 4] {
+            for warps in [1, 2, 4] {
+                for chunks in [1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 64] {
+                    if chunks * 32 <= length.next_multiple_of(32) {
+                        plans.push(BackwardPlan { channels, warps, chunks });
+                    }
+                }
+            }
+        }
+        plans
+    }
+}
+
 /// Inputs and outputs of one call, on the host and on the device.
-struct Bench<'a> {
+struct Bench<'a, O> {
+    op: PhantomData<O>,
     device: &'a Device,
     dims: [usize; 4],
     options: Options,
@@ -65,10 +145,14 @@ struct Bench<'a> {
     blocker: Buffer,
 }
 
-impl<'a> Bench<'a> {
+impl<'a, O: Timed> Bench<'a, O> {
     fn new(device: &'a Device, dims: &[usize], dtype: DType) -> Result<Self> {
         let &[b, l, d, n] = dims else { panic!("a shape is BxLxDxN") };
-        let options = Options { dt_clamp: Some((0.001, 0.1)), return_state: l == 1, ..Options::default() };
+        let options = Options {
+            dt_clamp: Some((0.001, 0.1)),
+            return_state: l == 1 && O::BACKWARD_OF.is_none(),
+            ..Options::default()
+        };
         let mut host = Named::default();
         for (name, shape, from, to) in [
             ("x", &[b, l, d][..], -1.0, 1.0),
@@ -83,7 +167,10 @@ impl<'a> Bench<'a> {
         if l == 1 {
             host.push("h0", noise(Spec::new(dtype.wide(), &[b, d, n])?, -1.0, 1.0));
         }
-        let problem = op::check::<SelectiveScan>(&host.map(|t| t.view().spec()), &options)?;
+        if O::BACKWARD_OF.is_some() {
+            host.push("dy", noise(Spec::new(dtype, &[b, l, d])?, -1.0, 1.0));
+        }
+        let problem = op::check::<O>(&host.map(|t| t.view().spec()), &options)?;
         let lane = device.lane()?;
         let buffer = |spec| Buffer::new(device, spec);
         let inputs =
@@ -91,13 +178,13 @@ impl<'a> Bench<'a> {
         for (name, tensor) in host.iter() {
             lane.upload(tensor.view().bytes(), inputs.get(name)?)?;
         }
-        let outputs = SelectiveScan::outputs(&problem)?.into_iter();
+        let outputs = O::outputs(&problem)?.into_iter();
         let outputs = outputs.map(|(name, spec)| Ok((name, buffer(spec)?))).collect::<Result<Named<_>>>()?;
         for (_, output) in outputs.iter() {
             lane.poison(output)?;
         }
         let blocker = buffer(Spec::new(DType::F32, &[1 << 29])?)?;
-        Ok(Bench { device, dims: [b, l, d, n], options, host, inputs, outputs, lane, blocker })
+        Ok(Bench { op: PhantomData, device, dims: [b, l, d, n], options, host, inputs, outputs, lane, blocker })
     }
 
     fn report(&self, shape: &str) -> Result<serde_json::Value> {
@@ -106,12 +193,12 @@ impl<'a> Bench<'a> {
         let host = self.host_ms()?;
         let [b, l, d, n] = self.dims;
         let processors = self.device.facts().multiprocessors as f64;
-        let exponentials = 1e3 * (b * l * d * n) as f64 / (processors * 16.0 * CLOCK);
+        let exponentials = 1e3 * O::EXPONENTIALS * (b * l * d * n) as f64 / (processors * 16.0 * CLOCK);
         let tensors = self.inputs.iter().chain(self.outputs.iter());
         let bytes = 1e3 * tensors.map(|(_, t)| t.spec().bytes() as f64).sum::<f64>() / BANDWIDTH;
         let short = |v: f64| (v * 1e5).round() / 1e5;
         Ok(json!({
-            "shape": shape, "dtype": self.inputs.get("x")?.spec().dtype.name(),
+            "op": O::NAME, "shape": shape, "dtype": self.inputs.get("x")?.spec().dtype.name(),
             "kernel_ms": short(kernel), "kernel_least_ms": short(least),
             "resident_ms": short(resident), "host_ms": short(host),
             "upload_ms": short(self.upload_ms()?), "download_ms": short(self.download_ms()?),
@@ -119,15 +206,14 @@ impl<'a> Bench<'a> {
         }))
     }
 
-    fn call(&self, plan: Option<Plan>) -> Result<()> {
-        let (inputs, outputs) = (refs(&self.inputs), refs(&self.outputs));
-        let problem = op::check::<SelectiveScan>(&self.inputs.map(|b| b.spec()), &self.options)?;
-        forward_as(&problem, &inputs, &outputs, &self.lane, plan)
+    fn call(&self, plan: Option<O::Plan>) -> Result<()> {
+        let problem = op::check::<O>(&self.inputs.map(|b| b.spec()), &self.options)?;
+        O::queue(self, &problem, plan)
     }
 
     /// Median and least device time of a launch. Launches are queued behind other work, so that the
     /// time the host takes does not count.
-    fn kernel_ms(&self, plan: Option<Plan>) -> Result<(f64, f64)> {
+    fn kernel_ms(&self, plan: Option<O::Plan>) -> Result<(f64, f64)> {
         self.call(plan)?;
         self.lane.synchronize()?;
         let mut times = Vec::new();
@@ -159,7 +245,7 @@ impl<'a> Bench<'a> {
         let mut times = Vec::new();
         for _ in 0..12 {
             let outputs = results.iter_mut().map(|(name, t)| (name.clone(), t.view_mut())).collect();
-            times.push(timed(|| cuda::run_host::<SelectiveScan>(self.device, &self.options, &views, outputs))?);
+            times.push(timed(|| cuda::run_host::<O>(self.device, &self.options, &views, outputs))?);
         }
         Ok(median_and_least(times.split_off(2)).0)
     }
@@ -184,26 +270,12 @@ impl<'a> Bench<'a> {
 
     fn sweep(&self, shape: &str) -> Result<()> {
         let mut lines = Vec::new();
-        for lanes in [1, 2, 4, 8, 16] {
-            for owned in [1, 2, 4, 8] {
-                for warps in [1, 2, 4] {
-                    for chunks in [1, 2, 4, 8, 16, 64] {
-                        let (length, states) = (self.dims[1], self.dims[3].div_ceil(lanes));
-                        let tile = lanes * owned;
-                        let long =
-                            (chunks == 1 || length >= 64 * chunks) && (owned == 1 || tile < 2 * length) && states <= 32;
-                        let small = 2 * tile * lanes * (states / 2 + 1) * 16 + warps * owned * 256 <= 48 << 10;
-                        if long && small && tile <= 64 && (chunks == 1 || self.dims[0] == 1) {
-                            let plan = Plan { lanes, owned, warps, chunks };
-                            lines.push((self.kernel_ms(Some(plan))?.0, plan));
-                        }
-                    }
-                }
-            }
+        for plan in O::plans(self.dims) {
+            lines.push((self.kernel_ms(Some(plan))?.0, plan));
         }
         lines.sort_by(|a, b| a.0.total_cmp(&b.0));
-        for (ms, Plan { lanes, owned, warps, chunks }) in lines {
-            println!("sweep {shape} {ms:.5} lanes {lanes} owned {owned} warps {warps} chunks {chunks}");
+        for (ms, plan) in lines {
+            println!("sweep {shape} {ms:.5} {plan:?}");
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 use crate::cpu;
 use crate::cuda;
 use crate::error::{Error, Kind, Result};
-use crate::tensor::{DType, Described, Spec, View, ViewMut};
+use crate::tensor::{DType, Described, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::de::DeserializeOwned;
 use std::borrow::Cow;
@@ -161,8 +161,11 @@ pub trait Op {
     const INPUTS: &'static [Slot];
     /// Its options.
     const OPTIONS: &'static [OptionDoc];
-    /// Cotangents that files may carry beside the inputs, with the outputs they belong to.
+    /// Cotangents of its outputs that files may carry beside its inputs.
     const COTANGENTS: &'static [&'static str];
+    /// The op that this one is the gradient of. It takes inputs, outputs and cotangents of that op
+    /// by their names, and gives for each of its inputs `x` that is there a gradient `dx`.
+    const BACKWARD_OF: Option<&'static str> = None;
 
     /// The options, with their defaults; unknown keys are refused when they are decoded.
     type Options: DeserializeOwned + Default + Clone;
@@ -232,6 +235,28 @@ fn one_storage_type<O: Op>(inputs: &Named<Spec>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The error of a tensor whose shape is not the one that is `expected` in words.
+pub fn wrong_shape(name: &str, expected: &str, got: &Spec) -> Error {
+    Error::new(Kind::Shape, name)
+        .expected(format_args!("shape {expected}"))
+        .got(got.shape)
+        .hint("Layout is channel-last: (batch, length, channels)")
+}
+
+/// Checks that the input of that name, if it is there, has these sizes.
+pub fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()> {
+    match inputs.find(name) {
+        Some(spec) if spec.shape[..] != *dims => Err(wrong_shape(name, &Shape::new(dims)?.to_string(), spec)),
+        _ => Ok(()),
+    }
+}
+
+/// What a backward op gives: for each pair of an input and its gradient's name, the gradient with
+/// the spec of the input, if that is there.
+pub fn gradients(inputs: &Named<Spec>, names: &[(&str, &'static str)]) -> Named<Spec> {
+    names.iter().filter_map(|&(input, gradient)| Some((gradient, *inputs.find(input)?))).collect()
 }
 
 /// The specs of some described tensors.

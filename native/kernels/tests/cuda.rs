@@ -9,8 +9,9 @@ use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane, Source};
 use sidewinder_kernels::error::{Kind, Result};
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::selective_scan::cuda::{Plan, forward_as};
-use sidewinder_kernels::selective_scan::{Options, SelectiveScan};
+use sidewinder_kernels::selective_scan::backward::SelectiveScanBackward;
+use sidewinder_kernels::selective_scan::cuda::{BackwardPlan, Plan, backward_as, forward_as};
+use sidewinder_kernels::selective_scan::{ClampGrad, Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use std::process::Command;
 
@@ -122,15 +123,28 @@ fn refs(buffers: &Named<Buffer>) -> Named<&Buffer> {
 }
 
 fn on_device(device: &Device, options: &Options, inputs: &Named<Owned>, plan: Option<Plan>) -> Result<Named<Owned>> {
-    let problem = op::check::<SelectiveScan>(&op::specs(inputs), options)?;
     let lane = device.lane()?;
-    let sources = uploaded(&lane, inputs)?;
-    let outputs = SelectiveScan::outputs(&problem)?.into_iter();
-    let outputs = outputs.map(|(name, spec)| Ok((name, Buffer::new(device, spec)?))).collect::<Result<Named<_>>>()?;
+    into_poisoned::<SelectiveScan>(&lane, options, inputs, |problem, inputs, outputs| {
+        forward_as(problem, inputs, outputs, &lane, plan)
+    })
+}
+
+/// Runs an op from host memory into poisoned outputs on the device, and back.
+fn into_poisoned<O: Op>(
+    lane: &Lane,
+    options: &O::Options,
+    inputs: &Named<Owned>,
+    run: impl Fn(&O::Problem, &Named<&Buffer>, &Named<&Buffer>) -> Result<()>,
+) -> Result<Named<Owned>> {
+    let problem = op::check::<O>(&op::specs(inputs), options)?;
+    let sources = uploaded(lane, inputs)?;
+    let outputs = O::outputs(&problem)?.into_iter();
+    let outputs =
+        outputs.map(|(name, spec)| Ok((name, Buffer::new(lane.device(), spec)?))).collect::<Result<Named<_>>>()?;
     for (_, output) in outputs.iter() {
         lane.poison(output)?;
     }
-    forward_as(&problem, &refs(&sources), &refs(&outputs), &lane, plan)?;
+    run(&problem, &refs(&sources), &refs(&outputs))?;
     let mut results = Named::default();
     for (name, output) in outputs.iter() {
         let mut result = Owned::poisoned(output.spec());
@@ -274,6 +288,280 @@ fn host_to_host_from_many_threads() {
             scope.spawn(|| (0..20).for_each(|_| assert!(run() == first, "a call from another thread differs")));
         }
     });
+}
+
+/// The optional inputs of the gradient, by name.
+const OPTIONAL: [&str; 6] = ["D", "z", "dt_bias", "h0", "dlast_state", "dstates"];
+
+impl Call {
+    /// The inputs of the gradient, with those optional ones whose bit is set.
+    fn gradient_inputs(&self, storage: DType, optional: u32) -> Named<Owned> {
+        let [b, l, d, n] = self.sizes;
+        let mut inputs = Call { optional: true, ..self.clone() }.inputs(storage);
+        let wanted =
+            |name: &str| OPTIONAL.iter().position(|&other| other == name).is_none_or(|i| optional & 1 << i != 0);
+        for (seed, name, dtype, dims) in [
+            (10, "dy", storage, &[b, l, d][..]),
+            (11, "dlast_state", storage.wide(), &[b, d, n]),
+            (12, "dstates", storage.wide(), &[b, l, d, n]),
+        ] {
+            if wanted(name) {
+                inputs.push(name, noise(seed, dtype, dims, -1.0, 1.0));
+            }
+        }
+        inputs.into_iter().filter(|(name, _)| wanted(name)).collect()
+    }
+
+    /// Computes the gradient on the device, outputs poisoned, and compares it with the reference in f64.
+    fn check_gradient(&self, device: &Device, storage: DType, optional: u32, plan: Option<BackwardPlan>) {
+        let inputs = self.gradient_inputs(storage, optional);
+        let got = gradient(device, &self.options, &inputs, plan).unwrap();
+        self.agrees_with_reference(storage, &inputs, &got, &format!("{self:?} {storage} {optional:b} {plan:?}"));
+    }
+
+    fn agrees_with_reference(&self, storage: DType, inputs: &Named<Owned>, got: &Named<Owned>, what: &str) {
+        let level = Exec { level: Level::Reference, threads: 1 };
+        let exact = inputs.map(|tensor| tensor.cast(DType::F64));
+        // The bounds of the clamp are those of the arithmetic.
+        let mut options = self.options.clone();
+        if storage != DType::F64 {
+            options.dt_clamp = options.dt_clamp.map(|(lo, hi)| (lo as f32 as f64, hi as f32 as f64));
+        }
+        let expected = common::run::<SelectiveScanBackward>(&options, &exact, &level).unwrap();
+        assert_eq!(got.iter().count(), expected.iter().count());
+        for (name, expected) in expected.iter() {
+            let got = got.get(name).unwrap();
+            let (rtol, atol) = match got.spec().dtype {
+                DType::F64 => (1e-11, 1e-12),
+                DType::F32 => (5e-5, 1e-5),
+                DType::F16 => (1e-3, 1e-5),
+                DType::Bf16 => (4.2e-3, 1e-5),
+            };
+            let largest = expected.view().to_f64().fold(1.0f64, |m, v| m.max(v.abs()));
+            let worst = worst(got, expected, rtol, atol * largest);
+            assert!(worst <= 1.0, "{name} is off by {worst} times the tolerance: {what}");
+        }
+    }
+}
+
+fn gradient(
+    device: &Device,
+    options: &Options,
+    inputs: &Named<Owned>,
+    plan: Option<BackwardPlan>,
+) -> Result<Named<Owned>> {
+    let lane = device.lane()?;
+    into_poisoned::<SelectiveScanBackward>(&lane, options, inputs, |problem, inputs, outputs| {
+        backward_as(&problem.scan, inputs, outputs, &lane, plan)
+    })
+}
+
+#[test]
+fn gradient_of_every_type_form_and_option() {
+    let Some(device) = gpu() else { return };
+    let forms = [Form::Shared, Form::Groups(1), Form::Groups(2), Form::Groups(6), Form::Constant];
+    for storage in DType::ALL {
+        for b in forms {
+            for c in forms {
+                Call::full([2, 39, 6, 5]).forms(b, c).check_gradient(&device, storage, 63, None);
+            }
+        }
+        Call::new([2, 45, 70, 16]).check_gradient(&device, storage, 0, None);
+        Call::new([2, 45, 70, 16]).clamped().check_gradient(&device, storage, 16, None);
+        let mut call = Call::full([1, 70, 40, 16]).clamped();
+        call.check_gradient(&device, storage, 31, None);
+        call.options.clamp_grad = ClampGrad::StraightThrough;
+        call.check_gradient(&device, storage, 63, None);
+        call.options.dt_softplus = false;
+        call.check_gradient(&device, storage, 5, None);
+    }
+}
+
+#[test]
+fn gradient_with_every_subset_of_inputs() {
+    let Some(device) = gpu() else { return };
+    for optional in 0..64 {
+        Call::full([2, 38, 5, 16]).check_gradient(&device, DType::F32, optional, None);
+        let plan = BackwardPlan { channels: 2, warps: 1, chunks: 2 };
+        Call::new([1, 50, 3, 7]).clamped().check_gradient(&device, DType::F64, optional, Some(plan));
+    }
+}
+
+#[test]
+fn gradient_of_odd_sizes() {
+    let Some(device) = gpu() else { return };
+    for state in [1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 100, 128, 129, 256, 300] {
+        Call::full([2, 37, 5, state]).check_gradient(&device, DType::F32, 63, None);
+        Call::new([1, 37, 3, state]).check_gradient(&device, DType::F64, 8, None);
+        Call::full([1, 100, 33, state]).check_gradient(&device, DType::Bf16, 31, None);
+    }
+    for length in [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 100, 257, 1000] {
+        for channels in [1, 5, 33] {
+            Call::full([2, length, channels, 16]).check_gradient(&device, DType::F32, 31, None);
+            Call::new([1, length, channels, 16]).check_gradient(&device, DType::F16, 0, None);
+        }
+    }
+    for channels in [2, 31, 32, 64, 127, 128, 129, 257, 500] {
+        Call::full([3, 20, channels, 16]).check_gradient(&device, DType::F32, 31, None);
+        Call::new([2, 40, channels, 4]).check_gradient(&device, DType::F32, 0, None);
+    }
+    Call::full([300, 2, 33, 16]).check_gradient(&device, DType::F32, 31, None);
+    Call::full([1, 40, 256, 16]).forms(Form::Groups(2), Form::Groups(8)).check_gradient(&device, DType::F32, 31, None);
+    Call::full([1, 40, 96, 128]).forms(Form::Groups(3), Form::Shared).check_gradient(&device, DType::Bf16, 31, None);
+    Call::full([1, 40, 300, 8]).forms(Form::Constant, Form::Shared).check_gradient(&device, DType::F32, 63, None);
+}
+
+#[test]
+fn gradient_of_nothing() {
+    let Some(device) = gpu() else { return };
+    for sizes in [[0, 5, 4, 3], [2, 0, 4, 3], [2, 5, 0, 3], [2, 5, 4, 0], [2, 0, 4, 0], [0, 0, 0, 0]] {
+        for optional in [0, 31, 63] {
+            for form in [Form::Shared, Form::Groups(1), Form::Constant] {
+                Call::new(sizes).forms(form, form).check_gradient(&device, DType::F32, optional, None);
+                Call::full(sizes).forms(form, Form::Shared).check_gradient(&device, DType::Bf16, optional, None);
+            }
+        }
+    }
+}
+
+#[test]
+fn gradient_in_every_layout() {
+    let Some(device) = gpu() else { return };
+    for channels in [1, 2, 4] {
+        for warps in [1, 2, 4] {
+            for chunks in [1, 2, 3, 5] {
+                let plan = Some(BackwardPlan { channels, warps, chunks });
+                Call::full([2, 150, 37, 16]).check_gradient(&device, DType::F32, 31, plan);
+                Call::new([1, 131, 140, 11]).clamped().check_gradient(&device, DType::Bf16, 0, plan);
+            }
+            let plan = Some(BackwardPlan { channels: channels.min(2), warps, chunks: 3 });
+            Call::full([1, 100, 5, 70]).check_gradient(&device, DType::F64, 63, plan);
+            Call::full([1, 100, 9, 20]).forms(Form::Constant, Form::Constant).check_gradient(
+                &device,
+                DType::F32,
+                31,
+                plan,
+            );
+        }
+    }
+}
+
+#[test]
+fn gradient_repeats_every_bit() {
+    let Some(device) = gpu() else { return };
+    for sizes in [[2, 300, 200, 16], [1, 1000, 65, 33], [3, 70, 300, 200]] {
+        let call = Call::full(sizes);
+        let inputs = call.gradient_inputs(DType::F32, 31);
+        let run = || {
+            let results = gradient(&device, &call.options, &inputs, None).unwrap();
+            results.iter().map(|(_, t)| t.view().bytes().to_vec()).collect::<Vec<_>>()
+        };
+        let first = run();
+        for _ in 0..20 {
+            assert!(run() == first, "a repeated gradient differs: {sizes:?}");
+        }
+    }
+}
+
+#[test]
+fn gradient_over_long_sequences() {
+    let Some(device) = gpu() else { return };
+    Call::full([1, 65536, 3, 4]).check_gradient(&device, DType::F32, 31, None);
+    Call::new([1, 65536, 2, 16]).check_gradient(&device, DType::F32, 0, None);
+}
+
+/// Chunks hand on products of decays, which overflow where A is positive, to times without a cotangent.
+#[test]
+fn gradient_of_growing_states_that_nobody_asks_for() {
+    let Some(device) = gpu() else { return };
+    let call = Call::new([1, 256, 3, 4]);
+    let mut inputs = call.gradient_inputs(DType::F32, 0);
+    inputs.take("A");
+    inputs.push("A", noise(3, DType::F32, &[3, 4], 2.0, 3.0));
+    for (name, kept) in [("x", 240..256), ("dy", 0..16)] {
+        let mut values = inputs.take(name).unwrap();
+        for (i, v) in values.view_mut().slice::<f32>().unwrap().iter_mut().enumerate() {
+            if !kept.contains(&(i / 3)) {
+                *v = 0.0;
+            }
+        }
+        inputs.push(name, values);
+    }
+    for chunks in [1, 2] {
+        let plan = BackwardPlan { channels: 4, warps: 1, chunks };
+        let got = gradient(&device, &call.options, &inputs, Some(plan)).unwrap();
+        call.agrees_with_reference(DType::F32, &inputs, &got, &format!("{plan:?}"));
+    }
+}
+
+#[test]
+fn gradient_keeps_nan_in_its_channel() {
+    let Some(device) = gpu() else { return };
+    let call = Call::full([2, 70, 37, 16]).clamped();
+    for value in [f32::NAN, f32::INFINITY] {
+        for name in ["x", "dt", "z", "dy"] {
+            for chunks in [1, 2] {
+                let plan = Some(BackwardPlan { channels: 4, warps: 1, chunks });
+                let mut inputs = call.gradient_inputs(DType::F32, 15);
+                let clean = gradient(&device, &call.options, &inputs, plan).unwrap();
+                let mut values = inputs.take(name).unwrap();
+                values.view_mut().slice::<f32>().unwrap()[20 * 37 + 5] = value;
+                inputs.push(name, values);
+                let got = gradient(&device, &call.options, &inputs, plan).unwrap();
+                for gradient in ["dx", "ddt", "dz"] {
+                    let (clean, got) = (clean.get(gradient).unwrap().view(), got.get(gradient).unwrap().view());
+                    let pairs = got.slice::<f32>().unwrap().iter().zip(clean.slice::<f32>().unwrap());
+                    for (i, (got, clean)) in pairs.enumerate() {
+                        let hit = i / (70 * 37) == 0 && i % 37 == 5;
+                        assert!(hit || got == clean, "{value} in {name}: {gradient} is {got} at {i}, not {clean}");
+                    }
+                }
+                if value.is_nan() {
+                    call.agrees_where_finite(&inputs, &got);
+                }
+            }
+        }
+    }
+}
+
+impl Call {
+    /// NaN exactly where the reference has it.
+    fn agrees_where_finite(&self, inputs: &Named<Owned>, got: &Named<Owned>) {
+        let level = Exec { level: Level::Reference, threads: 1 };
+        let exact = inputs.map(|tensor| tensor.cast(DType::F64));
+        let expected = common::run::<SelectiveScanBackward>(&self.options, &exact, &level).unwrap();
+        for (name, expected) in expected.iter() {
+            let (got, expected) = (got.get(name).unwrap().view().to_f64(), expected.view().to_f64());
+            for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                assert_eq!(got.is_nan(), expected.is_nan(), "{name} is {got} at {i}, not {expected}");
+            }
+        }
+    }
+}
+
+/// In a process of its own, so that the lane has no memory of other tests.
+#[test]
+fn gradient_takes_little_memory() {
+    in_child("gradient_takes_little_memory_child", &[]);
+}
+
+#[test]
+#[ignore = "run by gradient_takes_little_memory"]
+fn gradient_takes_little_memory_child() {
+    let device = gpu().unwrap();
+    for sizes in [[8, 512, 2048, 16], [1, 2048, 1536, 16], [64, 60, 512, 16], [512, 5, 1024, 16], [2, 512, 512, 128]] {
+        let call = Call::new(sizes);
+        let inputs = call.gradient_inputs(DType::F32, 0);
+        device.trim().unwrap();
+        let lane = device.lane().unwrap();
+        into_poisoned::<SelectiveScanBackward>(&lane, &call.options, &inputs, |problem, inputs, outputs| {
+            backward_as(&problem.scan, inputs, outputs, &lane, None)
+        })
+        .unwrap();
+        let (taken, all) = (lane.scratch_bytes(), sizes.iter().product::<usize>() * 4);
+        println!("{sizes:?}: {taken} bytes, 1/{:.1} of all states", all as f64 / taken as f64);
+        assert!(taken > 0 && taken * 16 < all, "{sizes:?}: {taken} bytes are too many");
+    }
 }
 
 /// In a process of its own, so that other tests' buffers do not count.

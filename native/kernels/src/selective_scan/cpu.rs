@@ -8,8 +8,23 @@
 //! Blocks are independent. Where there are far fewer of them than threads, time is split as well:
 //! all chunks are scanned at once from zero for the states at their ends, the true states follow by
 //! composing them (the decay over a chunk is `exp(A * sum of delta)`), and then the chunks are
-//! scanned again from there.
+//! scanned again from there. [`backward`] is the gradient.
 
+/// Repeats a block for `$k` from 0 to `K`, which is at most 16. A loop would do, but is unrolled only
+/// up to a size that this body exceeds, and then states live in memory in place of registers.
+macro_rules! unrolled {
+    ($k:ident < $limit:ident, $body:block) => {
+        unrolled!(@ $k $limit $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $k:ident $limit:ident $body:block $($i:literal)*) => {
+        $(if $i < $limit {
+            let $k: usize = $i;
+            $body
+        })*
+    };
+}
+
+mod backward;
 mod by_channel;
 mod by_state;
 mod call;
@@ -22,6 +37,7 @@ use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{Element, View, ViewMut};
 use crate::with_type;
+pub use backward::backward;
 use call::{Call, Segment, State};
 use std::ops::Range;
 

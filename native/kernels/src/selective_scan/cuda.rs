@@ -1,5 +1,6 @@
 //! The scan on CUDA: what is launched, and how the work is laid out.
 
+mod backward;
 mod plan;
 
 use super::{Form, Problem};
@@ -7,10 +8,12 @@ use crate::cuda::{Buffer, Kernel, Lane, Source};
 use crate::error::{Error, Kind, Result};
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
+pub use backward::{BackwardPlan, backward, backward_as};
 pub use plan::Plan;
 use plan::Way;
 
-const FORWARD: Source = Source { name: "selective_scan_forward", text: include_str!("forward.cu") };
+const FORWARD: Source =
+    Source { name: "selective_scan_forward", text: concat!(include_str!("common.cu"), include_str!("forward.cu")) };
 
 /// CUDA's limit on a grid's second and third size; the first is 2^31 - 1.
 const MOST_ROWS: usize = 65535;
@@ -166,18 +169,12 @@ impl<'a, R: Copy + Default> Call<'a, R> {
 
     fn kernel(&self, way: &Way, pass: u32) -> Result<Kernel> {
         let Problem { dtype, ref options, .. } = *self.problem;
-        let (storage, real) = match dtype {
-            DType::F64 => ("double", "double"),
-            DType::F32 => ("float", "float"),
-            DType::Bf16 => ("bf16", "float"),
-            DType::F16 => ("f16", "float"),
-        };
         let Plan { lanes, owned, warps, .. } = way.plan;
-        let given = |address: u64| u32::from(address != 0);
         let options = format!(
-            "-DSTORAGE={storage} -DREAL={real} -DN={} -DK={} -DP={lanes} -DQ={} -DS={owned} \
+            "{} -DN={} -DK={} -DP={lanes} -DQ={} -DS={owned} \
              -DWARPS={warps} -DMIN={} -DNEAR={} -DFORM_B={} -DFORM_C={} -DHAS_D={} -DHAS_Z={} -DHAS_BIAS={} -DSOFTPLUS={} -DCLAMP={} \
              -DSTATES={} -DSLABS={} -DPASS={pass}",
+            types(dtype),
             way.states,
             way.per_lane(),
             way.together,
@@ -195,6 +192,21 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         );
         self.lane.device().kernel(&FORWARD, &options)
     }
+}
+
+/// The compiler's options for the element types.
+fn types(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "-DSTORAGE=double -DREAL=double",
+        DType::F32 => "-DSTORAGE=float -DREAL=float",
+        DType::Bf16 => "-DSTORAGE=bf16 -DREAL=float",
+        DType::F16 => "-DSTORAGE=f16 -DREAL=float",
+    }
+}
+
+/// Whether there is something at an address, as the compiler's options say it.
+fn given(address: u64) -> u32 {
+    u32::from(address != 0)
 }
 
 /// A size of a grid. That it does not fit takes more memory than there is.

@@ -1,4 +1,4 @@
-// The selective scan, forward. The formula is in mod.rs; cuda.rs chooses the macros:
+// The selective scan, forward, after common.cu. The formula is in mod.rs; cuda.rs chooses the macros:
 //   N       states of this launch           K, P   states per thread, threads per channel (K P >= N)
 //   S       steps a thread owns per tile    Q      steps that P lanes do together: P, or 1 where L = 1
 //   WARPS   warps per block                 MIN    blocks that a multiprocessor must have room for
@@ -59,8 +59,6 @@ constexpr int THREADS = 32 * WARPS;
 constexpr bool TILE_B = FORM_B == TILE, TILE_C = FORM_C == TILE && PASS != 1;
 // B and C of one lane and step lie side by side, padded to an odd number of 16-byte units against
 // bank conflicts.
-struct __align__(16) Unit { REAL v[16 / sizeof(REAL)]; };
-constexpr int UNIT = 16 / sizeof(REAL);
 constexpr int UNITS = (2 * K + UNIT - 1) / UNIT | (P > 1);
 // One tile of B and C, and how many of its elements each thread brings in.
 constexpr int TILE_ELEMENTS = STEPS * N;
@@ -146,49 +144,15 @@ struct Scan {
         return {from + (batch * p.length + j * p.chunk) * stride + group * p.state + p.first_state, stride};
     }
 
-    // Whether state k of this lane exists.
-    __device__ __forceinline__ bool exists(int k) { return K * P == N || lane * K + k < N; }
-
-    // Rows of states are read and written 16 bytes at a time where they are aligned so.
-    __device__ __forceinline__ void load_row(REAL (&to)[K], const REAL* row, bool wide) {
-        if (K % UNIT == 0 && K * P == N && wide) {
-#pragma unroll
-            for (int k = 0; k < K; k += UNIT) {
-                Unit unit = *(const Unit*)(row + k);
-#pragma unroll
-                for (int i = 0; i < UNIT && k + i < K; i++) to[k + i] = unit.v[i];
-            }
-        } else {
-#pragma unroll
-            for (int k = 0; k < K; k++) to[k] = exists(k) ? row[k] : REAL(0);
-        }
-    }
-
-    __device__ __forceinline__ void store_row(REAL* row, const REAL (&from)[K], bool wide) {
-        if (K % UNIT == 0 && K * P == N && wide) {
-#pragma unroll
-            for (int k = 0; k < K; k += UNIT) {
-                Unit unit;
-#pragma unroll
-                for (int i = 0; i < UNIT && k + i < K; i++) unit.v[i] = from[k + i];
-                *(Unit*)(row + k) = unit;
-            }
-        } else {
-#pragma unroll
-            for (int k = 0; k < K; k++)
-                if (exists(k)) row[k] = from[k];
-        }
-    }
-
     __device__ __forceinline__ void load_constant(REAL (&to)[K], const STORAGE* from) {
 #pragma unroll
-        for (int k = 0; k < K; k++) to[k] = exists(k) ? widen(from[channel * p.state + first + k]) : REAL(0);
+        for (int k = 0; k < K; k++) to[k] = exists(lane, k) ? widen(from[channel * p.state + first + k]) : REAL(0);
     }
 
     __device__ __forceinline__ void load_direct(REAL (&to)[K], const Rows& from, int step, bool inside) {
         const STORAGE* row = from.row + step * from.stride + lane * K;
 #pragma unroll
-        for (int k = 0; k < K; k++) to[k] = inside && exists(k) ? widen(row[k]) : REAL(0);
+        for (int k = 0; k < K; k++) to[k] = inside && exists(lane, k) ? widen(row[k]) : REAL(0);
     }
 
     // Element i of those that this thread brings into a tile: its step and its state.
@@ -253,14 +217,6 @@ struct Scan {
         if (FORM_C == TILE) from_c.row += STEPS * from_c.stride;
     }
 
-    // Comparisons rather than min and max, which would swallow NaN.
-    __device__ __forceinline__ REAL step_size(REAL v) {
-        if (HAS_BIAS) v += bias;
-        if (SOFTPLUS) v = softplus(v);
-        if (CLAMP) v = v < lo ? lo : v, v = v > hi ? hi : v;
-        return v;
-    }
-
     // Sums `part[q]` over the P lanes of a channel, for Q steps at once: lane q ends with step q.
     __device__ __forceinline__ REAL sum_lanes(REAL (&part)[Q]) {
 #pragma unroll
@@ -294,19 +250,18 @@ struct Scan {
         for (i64 i = 0; i < j; i++) {
             i64 flat = (i * p.batch + batch) * p.channels + channel;
             REAL passed = p.sums[flat], end[K];
-            load_row(end, p.ends + flat * N + lane * K, true);
+            load_row(end, p.ends + flat * N + lane * K, lane, true);
 #pragma unroll
-            // An infinite decay must not turn a zero state into NaN.
-            for (int k = 0; k < K; k++) h[k] = h[k] == REAL(0) ? end[k] : fma(exp2_fast(passed * a[k]), h[k], end[k]);
+            for (int k = 0; k < K; k++) h[k] = decayed(passed * a[k], h[k], end[k]);
         }
     }
 
     __device__ __forceinline__ void start() {
         i64 row = (batch * p.channels + channel) * p.state + first;
-        load_row(a, p.a + channel * p.state + first, wide);
+        load_row(a, p.a + channel * p.state + first, lane, wide);
 #pragma unroll
         for (int k = 0; k < K; k++) h[k] = 0;
-        if (p.h0 && PASS == 0) load_row(h, p.h0 + row, wide);
+        if (p.h0 && PASS == 0) load_row(h, p.h0 + row, lane, wide);
         bias = HAS_BIAS ? p.dt_bias[channel] : REAL(0), skip = HAS_D ? p.d[channel] : REAL(0);
         if (FORM_B == CONSTANT) load_constant(b_row, p.b);
         if (FORM_C == CONSTANT) load_constant(c_row, p.c);
@@ -333,7 +288,7 @@ struct Scan {
 #pragma unroll
         for (int k = 0; k < K; k++) {
             REAL b = TILE_B ? units[k / UNIT].v[k % UNIT] : b_row[k];
-            REAL input = exists(k) ? now.input * b : REAL(0);
+            REAL input = exists(lane, k) ? now.input * b : REAL(0);
             h[k] = fma(exp2_fast(now.delta * a[k]), h[k], input);
             REAL c = TILE_C ? units[(K + k) / UNIT].v[(K + k) % UNIT] : c_row[k];
             if (PASS != 1) y = fma(c, h[k], y);
@@ -350,7 +305,7 @@ struct Scan {
         if (P > 1) __syncwarp();
 #pragma unroll
         for (int s = 0; s < S; s++) {
-            REAL delta = step_size(widen(own.dt[s]));
+            REAL delta = step_size(widen(own.dt[s]), bias, lo, hi);
             // A step past the end leaves the state as it is.
             bool inside = WHOLE || s * Q + lane < left;
             prepared[s].delta = inside ? delta : REAL(0);
@@ -376,7 +331,7 @@ struct Scan {
                 part[q] = advance(now, buffer, step, WHOLE || step < left);
                 if (STATES && PASS != 1 && alive && (WHOLE || step < left)) {
                     i64 flat = tile + (step - lane) * p.channels;
-                    store_row(p.states + flat * p.state + first, h, wide);
+                    store_row(p.states + flat * p.state + first, h, lane, wide);
                 }
             }
             if (PASS == 1) continue;
@@ -393,10 +348,10 @@ struct Scan {
             i64 flat = (j * p.batch + batch) * p.channels + channel;
 #pragma unroll
             for (int half = P / 2; half > 0; half /= 2) sum += __shfl_xor_sync(0xffffffff, sum, half);
-            if (alive) store_row(p.ends + flat * N + lane * K, h, true);
+            if (alive) store_row(p.ends + flat * N + lane * K, h, lane, true);
             if (alive && lane == 0) p.sums[flat] = sum;
         } else if (p.last_state && j + 1 == p.chunks && alive) {
-            store_row(p.last_state + (batch * p.channels + channel) * p.state + first, h, wide);
+            store_row(p.last_state + (batch * p.channels + channel) * p.state + first, h, lane, wide);
         }
     }
 };

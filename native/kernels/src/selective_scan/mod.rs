@@ -1,5 +1,5 @@
 //! The Mamba selective scan (Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with
-//! Selective State Spaces", section 3), forward.
+//! Selective State Spaces", section 3), forward; [`backward`] is its gradient.
 //!
 //! For each batch, channel `d`, state `n` and time `t`:
 //!
@@ -13,13 +13,14 @@
 //! Storage is f32, f64, bf16 or f16; `A`, `D`, `dt_bias`, `h0`, the states and all arithmetic are
 //! f32 (f64 for f64 storage), and outputs are rounded once.
 
+pub mod backward;
 mod cpu;
 #[doc(hidden)]
 pub mod cuda;
 mod reference;
 
 use crate::error::{Error, Kind, Result};
-use crate::op::{Named, Op, OptionDoc, Slot};
+use crate::op::{Named, Op, OptionDoc, Slot, same_shape, wrong_shape};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
@@ -36,6 +37,19 @@ pub struct Options {
     pub return_state: bool,
     /// Write the state after every step.
     pub return_states: bool,
+    /// What the clamp does to gradients.
+    pub clamp_grad: ClampGrad,
+}
+
+/// The gradient of a clamp.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClampGrad {
+    /// That of the clamp: zero where the step was outside of the bounds.
+    #[default]
+    Mask,
+    /// As if nothing had been clamped.
+    StraightThrough,
 }
 
 /// How `B` or `C` varies.
@@ -79,6 +93,13 @@ pub const DT_SOFTPLUS: OptionDoc =
 pub const DT_CLAMP: OptionDoc =
     OptionDoc { name: "dt_clamp", takes: "pair", help: "clamp the step to LO,HI, both inside; none by default" };
 
+/// The documentation of `clamp_grad`.
+pub const CLAMP_GRAD: OptionDoc = OptionDoc {
+    name: "clamp_grad",
+    takes: "text",
+    help: "gradient of the clamp: mask, the default, or straight_through",
+};
+
 /// The op.
 pub struct SelectiveScan;
 
@@ -99,10 +120,11 @@ impl Op for SelectiveScan {
     const OPTIONS: &'static [OptionDoc] = &[
         DT_SOFTPLUS,
         DT_CLAMP,
+        CLAMP_GRAD,
         OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, D, N)" },
         OptionDoc { name: "return_states", takes: "flag", help: "write states (B, L, D, N), off by default" },
     ];
-    const COTANGENTS: &'static [&'static str] = &["dy", "dlast_state"];
+    const COTANGENTS: &'static [&'static str] = &["dy", "dlast_state", "dstates"];
 
     type Options = Options;
     type Problem = Problem;
@@ -206,22 +228,6 @@ impl Sizes {
 
 fn divides(groups: usize, channels: usize) -> bool {
     groups > 0 && channels.is_multiple_of(groups)
-}
-
-fn wrong_shape(name: &str, expected: &str, got: &Spec) -> Error {
-    Error::new(Kind::Shape, name)
-        .expected(format_args!("shape {expected}"))
-        .got(got.shape)
-        .hint("Layout is channel-last: (batch, length, channels)")
-}
-
-fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()> {
-    match inputs.find(name) {
-        Some(spec) if spec.shape[..] != *dims => {
-            Err(wrong_shape(name, &crate::tensor::Shape::new(dims)?.to_string(), spec))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn checked(options: &Options) -> Result<Options> {

@@ -53,7 +53,7 @@ impl Op for SelectiveStateUpdate {
             dt_softplus: options.dt_softplus,
             dt_clamp: options.dt_clamp,
             return_state: true,
-            return_states: false,
+            ..Default::default()
         };
         SelectiveScan::check(&as_scan.collect::<Result<_>>()?, &options).map_err(|error| as_update(error, inputs))
     }

@@ -26,8 +26,8 @@
 //! adding a large number (as fast), prefetching within one block's tile (its rows share few sets).
 
 use super::call::{Block, Call, Segment, State, Step};
-use super::coefficients::{Filled, Rows, Tile};
-use crate::cpu::vector::MAX_LANES;
+use super::coefficients::{Both, Rows, Tile, fill};
+use crate::cpu::vector::{MAX_LANES, NEAR};
 use crate::cpu::{Storage, Vector};
 use crate::tensor::Element;
 use std::ops::Range;
@@ -60,7 +60,7 @@ impl<V: Vector> Scratch<V> {
     pub fn new(blocks: usize, state: usize) -> Self {
         let zero = V::zero();
         Scratch {
-            steps: vec![Step { rate: zero, input: zero, y: zero }; TILE.min(blocks * TILE)],
+            steps: vec![Step::zero(); TILE.min(blocks * TILE)],
             a: vec![zero; blocks * state],
             a_of: 0..0,
             h: vec![zero; blocks * state],
@@ -161,26 +161,50 @@ fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
     }
     let states = i * call.problem.state..(i + 1) * call.problem.state;
     let (a, h) = (&scratch.a[states.clone()], &mut scratch.h[states]);
-    let b = scratch.b.fill(call, &call.b, &block.segment, time.clone());
-    let c = scratch.c.fill(call, &call.c, &block.segment, time.clone());
-    let ahead = |step: usize| ahead.prefetch(call, step);
-    match (b, c) {
-        (Filled::Same(b), Filled::Same(c)) => advance_all(steps, a, h, b, c, ahead),
-        (Filled::Same(b), Filled::Own(c)) => advance_all(steps, a, h, b, c, ahead),
-        (Filled::Own(b), Filled::Same(c)) => advance_all(steps, a, h, b, c, ahead),
-        (Filled::Own(b), Filled::Own(c)) => advance_all(steps, a, h, b, c, ahead),
-    }
+    let both = fill(call, &block.segment, 0..call.problem.state, [&mut scratch.b, &mut scratch.c]);
+    advance_all(steps, a, h, both, |step: usize| ahead.prefetch(call, step));
     if emit {
         for (step, t) in steps.iter().zip(time) {
-            block.write(t, step.y);
+            call.write(block, t, step.y);
         }
     }
 }
 
-/// Advances all states over a tile, as many as fit in registers at a time. Calls `ahead` once a
-/// step.
+/// Advances all states over a tile. Calls `ahead` once a step.
 #[inline(always)]
-fn advance_all<V: Vector, B: Rows<V>, C: Rows<V>>(
+pub fn advance_all<V: Vector>(steps: &mut [Step<V>], a: &[V], h: &mut [V], both: Both<V>, ahead: impl Fn(usize)) {
+    match both {
+        Both::Same(b, c) if decays_are_near(steps.iter().map(|step| &step.rate), a) => {
+            advance_as::<V, _, _, true>(steps, a, h, b, c, ahead)
+        }
+        Both::Same(b, c) => advance_as::<V, _, _, false>(steps, a, h, b, c, ahead),
+        Both::Own(b, c) => advance_as::<V, _, _, false>(steps, a, h, b, c, ahead),
+    }
+}
+
+/// Whether no rate times any `a` is beyond what [`Vector::exp2_near`] takes.
+#[inline(always)]
+pub fn decays_are_near<'s, V: Vector + 's>(rates: impl Iterator<Item = &'s V>, a: &[V]) -> bool {
+    let (mut rate, mut most, mut zeros) = (V::zero(), V::zero(), V::zero());
+    // A maximum may lose NaN, a sum of zeros does not.
+    for value in rates {
+        rate = rate.max(value.abs());
+        zeros = value.mul_add(V::zero(), zeros);
+    }
+    for value in a {
+        most = most.max(value.abs());
+        zeros = value.mul_add(V::zero(), zeros);
+    }
+    let mut near = true;
+    for lane in &rate.mul_add(most, zeros).lanes()[..V::LANES] {
+        near &= lane.to_f64() <= NEAR;
+    }
+    near
+}
+
+/// Advances all states, as many as fit in registers at a time.
+#[inline(always)]
+fn advance_as<V: Vector, B: Rows<V>, C: Rows<V>, const NEARBY: bool>(
     steps: &mut [Step<V>],
     a: &[V],
     h: &mut [V],
@@ -190,36 +214,22 @@ fn advance_all<V: Vector, B: Rows<V>, C: Rows<V>>(
 ) {
     let mut first = 0;
     while h.len() - first >= MOST {
-        advance::<V, B, C, MOST>(steps, a, h, b, c, first, &ahead);
+        advance::<V, B, C, NEARBY, MOST>(steps, a, h, b, c, first, &ahead);
         first += MOST;
     }
     while h.len() - first >= 4 {
-        advance::<V, B, C, 4>(steps, a, h, b, c, first, &ahead);
+        advance::<V, B, C, NEARBY, 4>(steps, a, h, b, c, first, &ahead);
         first += 4;
     }
     while h.len() > first {
-        advance::<V, B, C, 1>(steps, a, h, b, c, first, &ahead);
+        advance::<V, B, C, NEARBY, 1>(steps, a, h, b, c, first, &ahead);
         first += 1;
     }
 }
 
-/// Repeats a block for `$k` from 0 to `K`, which is at most 16. A loop would do, but is unrolled only
-/// up to a size that this body exceeds, and then states live in memory in place of registers.
-macro_rules! unrolled {
-    ($k:ident < $limit:ident, $body:block) => {
-        unrolled!(@ $k $limit $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
-    };
-    (@ $k:ident $limit:ident $body:block $($i:literal)*) => {
-        $(if $i < $limit {
-            let $k: usize = $i;
-            $body
-        })*
-    };
-}
-
 /// Advances states `first` to `first + K` over a tile and adds their part of `y`.
 #[inline(always)]
-fn advance<V: Vector, B: Rows<V>, C: Rows<V>, const K: usize>(
+fn advance<V: Vector, B: Rows<V>, C: Rows<V>, const NEARBY: bool, const K: usize>(
     steps: &mut [Step<V>],
     a: &[V],
     h: &mut [V],
@@ -239,7 +249,8 @@ fn advance<V: Vector, B: Rows<V>, C: Rows<V>, const K: usize>(
         // Two sums, since one would be a chain of K dependent additions.
         let mut y = [step.y, V::zero()];
         unrolled!(k < K, {
-            let decay = step.rate.mul(a[k]).exp2();
+            let log_decay = step.rate.mul(a[k]);
+            let decay = if NEARBY { log_decay.exp2_near() } else { log_decay.exp2() };
             state[k] = decay.mul_add(state[k], step.input.mul(B::vector(b[k])));
             y[k % 2] = C::vector(c[k]).mul_add(state[k], y[k % 2]);
         });
@@ -251,7 +262,7 @@ fn advance<V: Vector, B: Rows<V>, C: Rows<V>, const K: usize>(
 /// From one row of states a channel to one vector of channels a state, block after block. Missing
 /// channels are zero.
 #[inline(always)]
-fn transpose_in<V: Vector>(rows: &[V::Element], state: usize, vectors: &mut [V]) {
+pub fn transpose_in<V: Vector>(rows: &[V::Element], state: usize, vectors: &mut [V]) {
     for (rows, vectors) in rows.chunks(V::LANES * state.max(1)).zip(vectors.chunks_exact_mut(state.max(1))) {
         for (n, vector) in vectors.iter_mut().enumerate() {
             let mut lanes = [V::Element::from_f64(0.0); MAX_LANES];
@@ -265,7 +276,7 @@ fn transpose_in<V: Vector>(rows: &[V::Element], state: usize, vectors: &mut [V])
 
 /// The way back, for the channels that `rows` has room for.
 #[inline(always)]
-fn transpose_out<V: Vector>(vectors: &[V], state: usize, rows: &mut [V::Element]) {
+pub fn transpose_out<V: Vector>(vectors: &[V], state: usize, rows: &mut [V::Element]) {
     for (rows, vectors) in rows.chunks_mut(V::LANES * state.max(1)).zip(vectors.chunks_exact(state.max(1))) {
         for (n, vector) in vectors.iter().enumerate() {
             for (row, lane) in rows.chunks_exact_mut(state).zip(vector.lanes()) {

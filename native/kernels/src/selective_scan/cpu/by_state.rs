@@ -49,7 +49,7 @@ fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
         let sums = update_block::<V, S>(call, segment, t, &step, a, h);
         if emit {
             call.write_states(segment, t, h);
-            block.write(t, step.y.add(sums));
+            call.write(block, t, step.y.add(sums));
         }
     }
     total

@@ -5,9 +5,9 @@ use crate::cpu::pool::Shared;
 use crate::cpu::{Storage, Vector, math, prefetch};
 use crate::error::Result;
 use crate::op::Named;
-use crate::selective_scan::{Form, Problem};
+use crate::selective_scan::{ClampGrad, Form, Problem};
 use crate::tensor::{View, ViewMut};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 /// What one run of a kernel covers: a batch, some channels, a stretch of time.
 #[derive(Clone)]
@@ -64,8 +64,8 @@ impl<'a, S> ChannelRows<'a, S> {
     }
 }
 
-/// The typed tensors of a call.
-pub struct Call<'a, S: Storage> {
+/// The typed inputs of a scan.
+pub struct Inputs<'a, S: Storage> {
     pub problem: &'a Problem,
     pub b: Coefficient<'a, S>,
     pub c: Coefficient<'a, S>,
@@ -76,23 +76,14 @@ pub struct Call<'a, S: Storage> {
     d: Option<&'a [S::Wide]>,
     dt_bias: Option<&'a [S::Wide]>,
     h0: Option<&'a [S::Wide]>,
-    y: Shared<'a, S>,
-    last_state: Option<Shared<'a, S::Wide>>,
-    states: Option<Shared<'a, S::Wide>>,
 }
 
-impl<'a, S: Storage> Call<'a, S> {
-    pub fn new(problem: &'a Problem, inputs: &Named<View<'a>>, mut outputs: Named<ViewMut<'a>>) -> Result<Self> {
+impl<'a, S: Storage> Inputs<'a, S> {
+    pub fn new(problem: &'a Problem, inputs: &Named<View<'a>>) -> Result<Self> {
         let storage = |name: &str| inputs.get(name)?.slice::<S>();
         let wide = |name: &str| inputs.find(name).map(View::slice::<S::Wide>).transpose();
-        let mut wide_output = |name: &str| {
-            let view = outputs.take(name).map(ViewMut::slice::<S::Wide>).transpose();
-            Ok(view?.map(Shared::new))
-        };
-        Ok(Call {
+        Ok(Inputs {
             problem,
-            last_state: wide_output("last_state")?,
-            states: wide_output("states")?,
             b: Coefficient { values: storage("B")?, form: problem.b },
             c: Coefficient { values: storage("C")?, form: problem.c },
             x: storage("x")?,
@@ -102,7 +93,6 @@ impl<'a, S: Storage> Call<'a, S> {
             d: wide("D")?,
             dt_bias: wide("dt_bias")?,
             h0: wide("h0")?,
-            y: Shared::new(outputs.expect("y")?.slice::<S>()?),
         })
     }
 
@@ -160,6 +150,58 @@ impl<'a, S: Storage> Call<'a, S> {
         Some(&self.h0?[self.state_offset(segment)..][..len])
     }
 
+    /// Where a segment's states lie in `h0` and `last_state`.
+    #[inline(always)]
+    pub fn state_offset(&self, segment: &Segment) -> usize {
+        (segment.batch * self.problem.channels + segment.channels.start) * self.problem.state
+    }
+
+    /// Where step `t` of a segment lies in `x`, `dt`, `z` and `y`.
+    #[inline(always)]
+    pub fn offset(&self, segment: &Segment, t: usize) -> usize {
+        (segment.batch * self.problem.length + t) * self.problem.channels + segment.channels.start
+    }
+}
+
+/// The typed tensors of a call.
+pub struct Call<'a, S: Storage> {
+    inputs: Inputs<'a, S>,
+    y: Shared<'a, S>,
+    last_state: Option<Shared<'a, S::Wide>>,
+    states: Option<Shared<'a, S::Wide>>,
+}
+
+impl<'a, S: Storage> Deref for Call<'a, S> {
+    type Target = Inputs<'a, S>;
+    #[inline(always)]
+    fn deref(&self) -> &Inputs<'a, S> {
+        &self.inputs
+    }
+}
+
+impl<'a, S: Storage> Call<'a, S> {
+    pub fn new(problem: &'a Problem, inputs: &Named<View<'a>>, mut outputs: Named<ViewMut<'a>>) -> Result<Self> {
+        let mut wide_output = |name: &str| {
+            let view = outputs.take(name).map(ViewMut::slice::<S::Wide>).transpose();
+            Ok(view?.map(Shared::new))
+        };
+        Ok(Call {
+            inputs: Inputs::new(problem, inputs)?,
+            last_state: wide_output("last_state")?,
+            states: wide_output("states")?,
+            y: Shared::new(outputs.expect("y")?.slice::<S>()?),
+        })
+    }
+
+    /// Gates and writes `y` of step `t` of a block.
+    #[inline(always)]
+    pub fn write<V: Vector<Element = S::Wide>>(&self, block: &Block<V, S>, t: usize, y: V) {
+        let segment = &block.segment;
+        // SAFETY: segments share no element of (batch, time, channel).
+        let to = unsafe { self.y.part(self.offset(segment, t), segment.channels.len()) };
+        S::store(block.gated(t, y), to);
+    }
+
     /// A segment's rows of `last_state`, if it is wanted.
     ///
     /// # Safety
@@ -192,16 +234,6 @@ impl<'a, S: Storage> Call<'a, S> {
         }
         prefetch(self.y.as_ptr(), at);
     }
-
-    fn state_offset(&self, segment: &Segment) -> usize {
-        (segment.batch * self.problem.channels + segment.channels.start) * self.problem.state
-    }
-
-    /// Where step `t` of a segment lies in `x`, `dt`, `z` and `y`.
-    #[inline(always)]
-    pub fn offset(&self, segment: &Segment, t: usize) -> usize {
-        (segment.batch * self.problem.length + t) * self.problem.channels + segment.channels.start
-    }
 }
 
 /// One time step of a block of channels, each in its lane.
@@ -215,9 +247,15 @@ pub struct Step<V> {
     pub y: V,
 }
 
+impl<V: Vector> Step<V> {
+    pub fn zero() -> Self {
+        Step { rate: V::zero(), input: V::zero(), y: V::zero() }
+    }
+}
+
 /// A block of channels with what stays the same over time.
 pub struct Block<'b, 'a, V, S: Storage> {
-    call: &'b Call<'a, S>,
+    inputs: &'b Inputs<'a, S>,
     /// What it covers; at most as many channels as a vector has lanes.
     pub segment: Segment,
     bias: Option<V>,
@@ -227,12 +265,12 @@ pub struct Block<'b, 'a, V, S: Storage> {
 
 impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
     #[inline(always)]
-    pub fn new(call: &'b Call<'a, S>, segment: Segment) -> Self {
+    pub fn new(inputs: &'b Inputs<'a, S>, segment: Segment) -> Self {
         Block {
-            call,
-            bias: Self::per_channel(call.dt_bias, &segment),
-            skip: Self::per_channel(call.d, &segment),
-            clamp: match call.problem.options.dt_clamp {
+            inputs,
+            bias: Self::per_channel(inputs.dt_bias, &segment),
+            skip: Self::per_channel(inputs.d, &segment),
+            clamp: match inputs.problem.options.dt_clamp {
                 Some((lo, hi)) => Some((V::constant(lo), V::constant(hi))),
                 None => None,
             },
@@ -248,16 +286,17 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
         }
     }
 
+    /// The values of step `t` in a sequence like `x`.
     #[inline(always)]
-    fn load(&self, from: &[S], t: usize) -> V {
-        S::load(&from[self.call.offset(&self.segment, t)..][..self.segment.channels.len()])
+    pub fn load(&self, from: &[S], t: usize) -> V {
+        S::load(&from[self.inputs.offset(&self.segment, t)..][..self.segment.channels.len()])
     }
 
     /// Everything about step `t` that does not need the states.
     #[inline(always)]
     pub fn step(&self, t: usize) -> Step<V> {
-        let x = self.load(self.call.x, t);
-        let delta = self.delta(self.load(self.call.dt, t));
+        let x = self.load(self.inputs.x, t);
+        let delta = self.clamped(self.size(self.raw(t)));
         Step {
             rate: delta.mul(V::constant(std::f64::consts::LOG2_E)),
             input: delta.mul(x),
@@ -269,27 +308,116 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
     }
 
     #[inline(always)]
-    fn delta(&self, dt: V) -> V {
-        let raw = match self.bias {
+    fn raw(&self, t: usize) -> V {
+        let dt = self.load(self.inputs.dt, t);
+        match self.bias {
             Some(bias) => dt.add(bias),
             None => dt,
-        };
-        let size = if self.call.problem.options.dt_softplus { math::softplus(raw) } else { raw };
+        }
+    }
+
+    #[inline(always)]
+    fn size(&self, raw: V) -> V {
+        if self.inputs.problem.options.dt_softplus { math::softplus(raw) } else { raw }
+    }
+
+    #[inline(always)]
+    fn clamped(&self, size: V) -> V {
         match self.clamp {
             Some((lo, hi)) => size.max(lo).min(hi),
             None => size,
         }
     }
 
-    /// Gates and writes `y` of step `t`.
+    /// A value of step `t` times its gate: from `y` to the output, and back from its cotangent.
     #[inline(always)]
-    pub fn write(&self, t: usize, y: V) {
-        let y = match self.call.z {
+    fn gated(&self, t: usize, y: V) -> V {
+        match self.inputs.z {
             Some(z) => y.mul(math::silu(self.load(z, t))),
             None => y,
+        }
+    }
+
+    /// The gradient of the gate at step `t`, where `y` is what came before it.
+    #[inline(always)]
+    pub fn gate_gradient(&self, t: usize, dy: &[S], y: V) -> Option<V> {
+        let z = self.load(self.inputs.z?, t);
+        Some(self.load(dy, t).mul(y).mul(math::silu_slope(z)))
+    }
+
+    /// Step `t` as the gradient needs it, before and after the states are gone through.
+    #[inline(always)]
+    pub fn back_step(&self, t: usize, dy: &[S]) -> (BackStep<V>, StepEnd<V>) {
+        let (x, raw) = (self.load(self.inputs.x, t), self.raw(t));
+        let size = self.size(raw);
+        let delta = self.clamped(size);
+        let step = BackStep {
+            rate: delta.mul(V::constant(std::f64::consts::LOG2_E)),
+            input: delta.mul(x),
+            dy: self.gated(t, self.load(dy, t)),
+            ddelta: V::zero(),
+            dinput: V::zero(),
         };
-        // SAFETY: segments share no element of (batch, time, channel).
-        let to = unsafe { self.call.y.part(self.call.offset(&self.segment, t), self.segment.channels.len()) };
-        S::store(y, to);
+        (step, StepEnd { x, delta, slope: self.slope(raw, size, delta) })
+    }
+
+    /// How the step size changes with `dt`.
+    #[inline(always)]
+    fn slope(&self, raw: V, size: V, delta: V) -> V {
+        let options = &self.inputs.problem.options;
+        let slope = if options.dt_softplus { math::sigmoid(raw) } else { V::constant(1.0) };
+        match self.clamp {
+            Some(_) if options.clamp_grad == ClampGrad::Mask => slope.where_equal(size, delta),
+            _ => slope,
+        }
+    }
+
+    /// The gradients of `x` and `dt` after the states were gone through.
+    #[inline(always)]
+    pub fn gradients(&self, step: &BackStep<V>, end: &StepEnd<V>) -> [V; 2] {
+        let dx = step.dinput.mul(end.delta);
+        let ddelta = step.dinput.mul_add(end.x, step.ddelta);
+        let dx = match self.skip {
+            Some(skip) => skip.mul_add(step.dy, dx),
+            None => dx,
+        };
+        [dx, ddelta.mul(end.slope)]
+    }
+}
+
+/// One time step of a block of channels on the way back: what the states need, and need often.
+#[derive(Clone, Copy)]
+pub struct BackStep<V> {
+    /// `delta * log2(e)`.
+    pub rate: V,
+    /// `delta * x`.
+    pub input: V,
+    /// The cotangent of `y` before its gate.
+    pub dy: V,
+    /// The gradient of `delta` through the decays, so far.
+    pub ddelta: V,
+    /// The sum of `g B`, so far: the gradient of `input`.
+    pub dinput: V,
+}
+
+/// What is needed of that step once the states are done.
+#[derive(Clone, Copy)]
+pub struct StepEnd<V> {
+    pub x: V,
+    delta: V,
+    /// How `delta` changes with `dt`.
+    slope: V,
+}
+
+impl<V: Vector> BackStep<V> {
+    pub fn zero() -> Self {
+        let zero = V::zero();
+        BackStep { rate: zero, input: zero, dy: zero, ddelta: zero, dinput: zero }
+    }
+}
+
+impl<V: Vector> StepEnd<V> {
+    pub fn zero() -> Self {
+        StepEnd { x: V::zero(), delta: V::zero(), slope: V::zero() }
     }
 }

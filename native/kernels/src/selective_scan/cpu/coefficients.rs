@@ -1,6 +1,6 @@
 //! `B` and `C` over a tile of time, as the channel-per-lane kernel reads them.
 
-use super::call::{Call, Coefficient, Segment};
+use super::call::{Coefficient, Inputs, Segment};
 use crate::cpu::vector::MAX_LANES;
 use crate::cpu::{Storage, Vector};
 use crate::selective_scan::Form;
@@ -42,8 +42,10 @@ impl<V: Vector> Rows<V> for Same<'_, V::Element> {
 #[derive(Clone, Copy)]
 pub struct Own<'a, V> {
     values: &'a [V],
-    /// From step to step: the state size, or 0 where all steps have the same.
+    /// From step to step: how many states there are, or 0 where all steps have the same.
     stride: usize,
+    /// The first of the states.
+    from: usize,
 }
 
 impl<V: Vector> Rows<V> for Own<'_, V> {
@@ -51,7 +53,7 @@ impl<V: Vector> Rows<V> for Own<'_, V> {
 
     #[inline(always)]
     fn row<const K: usize>(&self, step: usize, first: usize) -> &[V; K] {
-        self.values[step * self.stride + first..].first_chunk().expect("a full row")
+        self.values[step * self.stride + first - self.from..].first_chunk().expect("a full row")
     }
 
     #[inline(always)]
@@ -68,11 +70,37 @@ pub struct Tile<V: Vector> {
     own: Vec<V>,
 }
 
-/// A filled tile, in the form that fits the block.
+/// B and C over a tile: both shared by the channels of the block, or both taken as each channel's own.
 #[derive(Clone, Copy)]
-pub enum Filled<'a, V: Vector> {
-    Same(Same<'a, V::Element>),
-    Own(Own<'a, V>),
+pub enum Both<'a, V: Vector> {
+    Same(Same<'a, V::Element>, Same<'a, V::Element>),
+    Own(Own<'a, V>, Own<'a, V>),
+}
+
+/// Reads B and C for the channels of a segment over its time, some states at least.
+#[inline(always)]
+pub fn fill<'a, V: Vector<Element = S::Wide>, S: Storage>(
+    inputs: &Inputs<S>,
+    segment: &Segment,
+    states: Range<usize>,
+    [b, c]: [&'a mut Tile<V>; 2],
+) -> Both<'a, V> {
+    if is_shared(inputs, &inputs.b, segment) && is_shared(inputs, &inputs.c, segment) {
+        Both::Same(b.copy(inputs, &inputs.b, segment), c.copy(inputs, &inputs.c, segment))
+    } else {
+        Both::Own(b.gather(inputs, &inputs.b, segment, states.clone()), c.gather(inputs, &inputs.c, segment, states))
+    }
+}
+
+/// Whether all channels of a segment have the same coefficients.
+#[inline(always)]
+fn is_shared<S: Storage>(inputs: &Inputs<S>, of: &Coefficient<S>, segment: &Segment) -> bool {
+    let share = match of.form {
+        Form::Constant => 1,
+        Form::PerStep { groups } => inputs.problem.channels / groups,
+    };
+    let Range { start, end } = segment.channels;
+    start / share == (end - 1) / share && of.form != Form::Constant
 }
 
 impl<V: Vector> Tile<V> {
@@ -80,50 +108,29 @@ impl<V: Vector> Tile<V> {
         Tile { same: Vec::new(), holds: None, own: Vec::new() }
     }
 
-    /// Reads a coefficient for the channels of a segment over some time.
-    #[inline(always)]
-    pub fn fill<S: Storage<Wide = V::Element>>(
-        &mut self,
-        call: &Call<S>,
-        of: &Coefficient<S>,
-        segment: &Segment,
-        time: Range<usize>,
-    ) -> Filled<'_, V> {
-        let state = call.problem.state;
-        match of.form {
-            Form::Constant => {
-                self.gather(call, of, segment, time.start..time.start + 1);
-                Filled::Own(Own { values: &self.own, stride: 0 })
-            }
-            Form::PerStep { groups } if one_group(segment, call.problem.channels / groups) => {
-                self.copy(call, of, segment, time);
-                Filled::Same(Same { values: &self.same, state })
-            }
-            Form::PerStep { .. } => {
-                self.gather(call, of, segment, time);
-                Filled::Own(Own { values: &self.own, stride: state })
-            }
-        }
-    }
-
     /// One row a step, widened.
     #[inline(always)]
     fn copy<S: Storage<Wide = V::Element>>(
         &mut self,
-        call: &Call<S>,
+        inputs: &Inputs<S>,
         of: &Coefficient<S>,
         segment: &Segment,
-        time: Range<usize>,
-    ) {
-        let state = call.problem.state;
-        let first = call.row_index(of, segment.batch, time.start, segment.channels.start);
-        if self.holds == Some((first, time.len())) {
-            return;
+    ) -> Same<'_, V::Element> {
+        let (state, time) = (inputs.problem.state, segment.time.clone());
+        let first = inputs.row_index(of, segment.batch, time.start, segment.channels.start);
+        if self.holds != Some((first, time.len())) {
+            self.holds = Some((first, time.len()));
+            self.widen(inputs, of, segment);
         }
-        self.holds = Some((first, time.len()));
+        Same { values: &self.same, state }
+    }
+
+    #[inline(always)]
+    fn widen<S: Storage<Wide = V::Element>>(&mut self, inputs: &Inputs<S>, of: &Coefficient<S>, segment: &Segment) {
+        let (state, time) = (inputs.problem.state, segment.time.clone());
         self.same.resize(time.len() * state, V::Element::from_f64(0.0));
         for (to, t) in self.same.chunks_exact_mut(state.max(1)).zip(time) {
-            let from = call.row(of, segment.batch, t, segment.channels.start);
+            let from = inputs.row(of, segment.batch, t, segment.channels.start);
             for n in (0..state).step_by(V::LANES) {
                 S::load::<V>(&from[n..]).store_partial(&mut to[n..]);
             }
@@ -134,15 +141,19 @@ impl<V: Vector> Tile<V> {
     #[inline(always)]
     fn gather<S: Storage<Wide = V::Element>>(
         &mut self,
-        call: &Call<S>,
+        inputs: &Inputs<S>,
         of: &Coefficient<S>,
         segment: &Segment,
-        time: Range<usize>,
-    ) {
+        states: Range<usize>,
+    ) -> Own<'_, V> {
         self.own.clear();
-        for t in time {
-            let row = |channel| call.row(of, segment.batch, t, channel);
-            for n in 0..call.problem.state {
+        let steps = match of.form {
+            Form::Constant => 1,
+            Form::PerStep { .. } => segment.time.len(),
+        };
+        for t in segment.time.clone().take(steps) {
+            let row = |channel| inputs.row(of, segment.batch, t, channel);
+            for n in states.clone() {
                 let mut lanes = [V::Element::from_f64(0.0); MAX_LANES];
                 for (lane, channel) in lanes.iter_mut().zip(segment.channels.clone()) {
                     *lane = row(channel)[n].widen();
@@ -150,10 +161,7 @@ impl<V: Vector> Tile<V> {
                 self.own.push(V::load(&lanes));
             }
         }
+        let stride = if of.form == Form::Constant { 0 } else { states.len() };
+        Own { values: &self.own, stride, from: states.start }
     }
-}
-
-fn one_group(segment: &Segment, channels_per_group: usize) -> bool {
-    let Range { start, end } = segment.channels;
-    start / channels_per_group == (end - 1) / channels_per_group
 }

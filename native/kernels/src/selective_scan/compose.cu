@@ -1,0 +1,52 @@
+// Makes the states between chunks true. Each chunk knows where it ends if it starts from zero, the
+// adjoint it hands on if none comes from behind, and the sum of its deltas; afterwards it knows
+// where it ends, and the adjoint that it takes.
+
+struct Params {
+    const REAL *a, *h0, *dlast_state;
+    // As in backward.cu.
+    REAL *bounds, *adjoints;
+    const REAL* passed;
+    // `rows` are those of B and D.
+    i64 chunks, tiles, tiles_per_chunk, rows, channels, width, state, first_state;
+};
+
+constexpr int BATCH = 8;
+
+// Goes over all chunks but one, forwards or backwards.
+template <bool BACK>
+__device__ __forceinline__ void walk(const Params& p, REAL carry, REAL a, i64 i) {
+    i64 all = p.rows * p.width, row = i / p.width;
+    for (i64 first = 0; first < p.chunks; first += BATCH) {
+        // All loads before the first use: each takes longer than all the rest.
+        REAL own[BATCH], decay[BATCH];
+        REAL* place[BATCH];
+#pragma unroll
+        for (int s = 0; s < BATCH; s++) {
+            i64 j = BACK ? p.chunks - 1 - first - s : first + s;
+            if (j < 0 || j >= p.chunks) continue;
+            i64 tile = (j + 1) * p.tiles_per_chunk - 1;
+            bool last = tile >= p.tiles - 1;
+            place[s] = BACK ? p.adjoints + j * all + i : last ? nullptr : p.bounds + tile * all + i;
+            decay[s] = p.passed[(last ? p.tiles - 1 : tile) * p.rows + row] * a;
+            if (place[s]) own[s] = *place[s];
+        }
+#pragma unroll
+        for (int s = 0; s < BATCH; s++) {
+            if (first + s >= p.chunks || !place[s]) continue;
+            REAL before = carry;
+            // An infinite decay must not turn zero into NaN.
+            carry = carry == REAL(0) ? own[s] : fma(exp2_fast(decay[s]), carry, own[s]);
+            *place[s] = BACK ? before : carry;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) compose(const __grid_constant__ Params p) {
+    i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (i >= p.rows * p.width) return;
+    i64 row = i / p.width, n = p.first_state + i % p.width, flat = row * p.state + n;
+    REAL a = p.a[row % p.channels * p.state + n] * REAL(LOG2_E);
+    if (blockIdx.y == 0) walk<false>(p, p.h0 ? p.h0[flat] : REAL(0), a, i);
+    else walk<true>(p, p.dlast_state ? p.dlast_state[flat] : REAL(0), a, i);
+}

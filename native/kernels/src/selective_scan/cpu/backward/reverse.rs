@@ -1,0 +1,135 @@
+//! The innermost loops: a few states of a block over a tile, forwards to have them again, then
+//! backwards.
+
+use super::super::call::BackStep;
+use super::super::coefficients::Rows;
+use crate::cpu::Vector;
+
+/// The most states that go through a tile together: as many as there are registers for. What is kept of
+/// them between the two loops, and the sums that they add to, should stay in the first-level cache.
+pub const MOST: usize = 4;
+
+/// How many of `left` states go through a tile next.
+pub fn together(left: usize) -> usize {
+    if left < MOST { 1 } else { MOST }
+}
+
+/// A state on the way forwards: its decay in a step, and its value before.
+#[derive(Clone, Copy)]
+pub struct Kept<V> {
+    decay: V,
+    before: V,
+}
+
+impl<V: Vector> Kept<V> {
+    pub fn zero() -> Self {
+        Kept { decay: V::zero(), before: V::zero() }
+    }
+}
+
+/// The states of a block: one vector each.
+pub struct States<'s, V> {
+    /// The first of those that go through the tile.
+    pub first: usize,
+    pub a: &'s [V],
+    /// Before the tile.
+    pub start: &'s [V],
+    /// `a[t+1] g[t+1]`: after the tile, then before it.
+    pub carry: &'s mut [V],
+    /// The gradient of `A` so far, times `log2(e)`.
+    pub da: &'s mut [V],
+}
+
+/// Where the gradient of B or C adds up, with the channels in their lanes: a row of some states.
+pub struct Sums<'s, V> {
+    pub values: &'s mut [V],
+    /// From step to step: how many states there are, or 0 where all steps have the same.
+    pub stride: usize,
+}
+
+impl<V> Sums<'_, V> {
+    #[inline(always)]
+    fn row<const K: usize>(&mut self, step: usize) -> &mut [V; K] {
+        self.values[step * self.stride..].first_chunk_mut().expect("a full row")
+    }
+}
+
+/// Cotangents of the states themselves, if there are any.
+pub trait Cotangents<V>: Copy {
+    /// `g` with that of a state at a step; the states that go together are counted from 0.
+    fn add_to(self, g: V, step: usize, state: usize) -> V;
+}
+
+impl<V> Cotangents<V> for () {
+    #[inline(always)]
+    fn add_to(self, g: V, _step: usize, _state: usize) -> V {
+        g
+    }
+}
+
+/// One vector a state, step after step, [`MOST`] of them a step.
+#[derive(Clone, Copy)]
+pub struct Given<'s, V> {
+    pub values: &'s [V],
+}
+
+impl<V: Vector> Cotangents<V> for Given<'_, V> {
+    #[inline(always)]
+    fn add_to(self, g: V, step: usize, state: usize) -> V {
+        g.add(self.values[step * MOST + state])
+    }
+}
+
+/// Takes `K` states of a block through a tile.
+#[inline(always)]
+pub fn reverse<V: Vector, B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY: bool, const K: usize>(
+    steps: &mut [BackStep<V>],
+    states: &mut States<'_, V>,
+    b: B,
+    c: C,
+    [db, dc]: [&mut Sums<'_, V>; 2],
+    cotangents: G,
+    kept: &mut [Kept<V>],
+) {
+    let first = states.first;
+    let a: &[V; K] = states.a[first..].first_chunk().expect("a full block");
+    let mut h: [V; K] = *states.start[first..].first_chunk().expect("a full block");
+    // Loops with a counter: the iterators that would do are too large for the compiler to inline.
+    let count = steps.len();
+    let kept = &mut kept.as_chunks_mut::<K>().0[..count];
+    let mut t = 0;
+    while t < count {
+        let (step, kept, b) = (&steps[t], &mut kept[t], b.row::<K>(t, first));
+        unrolled!(k < K, {
+            let log_decay = step.rate.mul(a[k]);
+            let decay = if NEARBY { log_decay.exp2_near() } else { log_decay.exp2() };
+            kept[k] = Kept { decay, before: h[k] };
+            h[k] = decay.mul_add(h[k], step.input.mul(B::vector(b[k])));
+        });
+        t += 1;
+    }
+
+    let carried: &mut [V; K] = states.carry[first..].first_chunk_mut().expect("a full block");
+    let summed: &mut [V; K] = states.da[first..].first_chunk_mut().expect("a full block");
+    let (mut carry, mut da) = (*carried, *summed);
+    while t > 0 {
+        t -= 1;
+        let (step, kept) = (&mut steps[t], &kept[t]);
+        let (b, c) = (b.row::<K>(t, first), c.row::<K>(t, first));
+        let (db, dc) = (db.row::<K>(t), dc.row::<K>(t));
+        let (mut ddelta, mut dinput) = (step.ddelta, step.dinput);
+        unrolled!(k < K, {
+            let g = cotangents.add_to(C::vector(c[k]).mul_add(step.dy, carry[k]), t, k);
+            carry[k] = kept[k].decay.mul(g);
+            let dlog_decay = carry[k].mul(kept[k].before);
+            ddelta = a[k].mul_add(dlog_decay, ddelta);
+            dinput = B::vector(b[k]).mul_add(g, dinput);
+            da[k] = step.rate.mul_add(dlog_decay, da[k]);
+            db[k] = g.mul_add(step.input, db[k]);
+            dc[k] = step.dy.mul_add(h[k], dc[k]);
+            h[k] = kept[k].before;
+        });
+        (step.ddelta, step.dinput) = (ddelta, dinput);
+    }
+    (*carried, *summed) = (carry, da);
+}

@@ -1,0 +1,405 @@
+//! The gradient of the scan on CUDA: what is launched, and how the work is laid out.
+
+mod plan;
+
+use super::super::{ClampGrad, Form, Problem};
+use super::{given, groups, size, types};
+use crate::cuda::{Buffer, Kernel, Lane, Source};
+use crate::error::Result;
+use crate::op::Named;
+use crate::tensor::{DType, Spec};
+pub use plan::BackwardPlan;
+use plan::{Rooms, Way};
+
+const BACKWARD: Source = Source {
+    name: "selective_scan_backward",
+    text: concat!(include_str!("../common.cu"), include_str!("../backward.cu")),
+};
+const COMPOSE: Source = Source { name: "compose", text: include_str!("../compose.cu") };
+const SUM_PARTS: Source = Source { name: "sum_parts", text: include_str!("../sum_parts.cu") };
+
+/// Queues the gradient.
+pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    backward_as(problem, inputs, outputs, lane, None)
+}
+
+/// The same, laid out as the caller says; for tests and measurements.
+#[doc(hidden)]
+pub fn backward_as(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+    plan: Option<BackwardPlan>,
+) -> Result<()> {
+    match problem.dtype {
+        DType::F64 => Call::<f64>::new(problem, inputs, outputs, lane)?.run(plan, |bound| bound),
+        _ => Call::<f32>::new(problem, inputs, outputs, lane)?.run(plan, |bound| bound as f32),
+    }
+}
+
+/// The parameters of `backward.cu`; the same struct is declared there.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Params<R> {
+    x: u64,
+    dt: u64,
+    z: u64,
+    b: u64,
+    c: u64,
+    dy: u64,
+    a: u64,
+    d: u64,
+    dt_bias: u64,
+    h0: u64,
+    dlast_state: u64,
+    dstates: u64,
+    dx: u64,
+    ddt: u64,
+    dz: u64,
+    db: u64,
+    dc: u64,
+    dh0: u64,
+    bounds: u64,
+    passed: u64,
+    adjoints: u64,
+    part_a: u64,
+    part_const_b: u64,
+    part_const_c: u64,
+    part_d: u64,
+    part_bias: u64,
+    part_b: u64,
+    part_c: u64,
+    slabs: u64,
+    batch: i64,
+    length: i64,
+    channels: i64,
+    state: i64,
+    groups_b: i64,
+    groups_c: i64,
+    share_b: i64,
+    share_c: i64,
+    section: i64,
+    chunk: i64,
+    chunks: i64,
+    first_chunk: i64,
+    some_chunks: i64,
+    span: i64,
+    batches: i64,
+    first_state: i64,
+    sections: u32,
+    section_blocks: u32,
+    lo: R,
+    hi: R,
+    first_slab: i32,
+    last_slab: i32,
+}
+
+/// The parameters of `compose.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Compose {
+    a: u64,
+    h0: u64,
+    dlast_state: u64,
+    bounds: u64,
+    adjoints: u64,
+    passed: u64,
+    chunks: i64,
+    tiles: i64,
+    tiles_per_chunk: i64,
+    rows: i64,
+    channels: i64,
+    width: i64,
+    state: i64,
+    first_state: i64,
+}
+
+/// A sum over parts, as `sum_parts.cu` declares it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Job {
+    from: u64,
+    to: u64,
+    parts: i64,
+    groups: i64,
+    rows: i64,
+    width: i64,
+    span: i64,
+    length: i64,
+    first: i64,
+    state: i64,
+    column: i64,
+    wide: i64,
+}
+
+/// The sums of a call that are done at once, at most.
+const MOST_JOBS: usize = 5;
+
+/// A call whose buffers are known, with the parameters that do not depend on its layout.
+struct Call<'a, R> {
+    problem: &'a Problem,
+    lane: &'a Lane,
+    params: Params<R>,
+    /// Gradients that are sums over batch and time.
+    da: u64,
+    dd: u64,
+    dbias: u64,
+}
+
+impl<'a, R: Copy + Default> Call<'a, R> {
+    fn new(problem: &'a Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &'a Lane) -> Result<Self> {
+        let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
+        let (groups_b, groups_c) = (groups(problem.b), groups(problem.c));
+        let params = Params {
+            x: at(inputs, "x")?,
+            dt: at(inputs, "dt")?,
+            z: at(inputs, "z")?,
+            b: at(inputs, "B")?,
+            c: at(inputs, "C")?,
+            dy: at(inputs, "dy")?,
+            a: at(inputs, "A")?,
+            d: at(inputs, "D")?,
+            dt_bias: at(inputs, "dt_bias")?,
+            h0: at(inputs, "h0")?,
+            dlast_state: at(inputs, "dlast_state")?,
+            dstates: at(inputs, "dstates")?,
+            dx: at(outputs, "dx")?,
+            ddt: at(outputs, "ddt")?,
+            dz: at(outputs, "dz")?,
+            db: at(outputs, "dB")?,
+            dc: at(outputs, "dC")?,
+            dh0: at(outputs, "dh0")?,
+            batch: problem.batch as i64,
+            length: problem.length as i64,
+            channels: problem.channels as i64,
+            state: problem.state as i64,
+            groups_b: groups_b as i64,
+            groups_c: groups_c as i64,
+            share_b: (problem.channels / groups_b) as i64,
+            share_c: (problem.channels / groups_c) as i64,
+            ..Params::default()
+        };
+        let (da, dd, dbias) = (at(outputs, "dA")?, at(outputs, "dD")?, at(outputs, "ddt_bias")?);
+        Ok(Call { problem, lane, params, da, dd, dbias })
+    }
+
+    /// Launches slab after slab of states: registers hold only so many.
+    fn run(mut self, plan: Option<BackwardPlan>, round: impl Fn(f64) -> R) -> Result<()> {
+        if let Some((lo, hi)) = self.problem.options.dt_clamp {
+            (self.params.lo, self.params.hi) = (round(lo), round(hi));
+        }
+        let facts = self.lane.device().facts();
+        let ways = Way::slabs(self.problem, &facts, plan);
+        let rooms: Vec<Rooms> = ways.iter().map(|way| way.rooms(self.problem)).collect();
+        let elements = rooms.iter().map(Rooms::elements).max().unwrap_or(0);
+        let scratch = self.lane.scratch(Spec::new(self.problem.dtype.wide(), &[elements])?.bytes())?;
+        for (slab, (way, rooms)) in ways.iter().zip(&rooms).enumerate() {
+            self.settle(scratch, rooms);
+            (self.params.first_slab, self.params.last_slab) = ((slab == 0) as i32, (slab + 1 == ways.len()) as i32);
+            self.slab(way)?;
+        }
+        Ok(())
+    }
+
+    /// Gives each part of the scratch memory its place.
+    fn settle(&mut self, scratch: u64, rooms: &Rooms) {
+        let mut next = scratch;
+        let mut take = |elements: usize| {
+            let place = if elements > 0 { next } else { 0 };
+            next += (elements * self.problem.dtype.wide().size()) as u64;
+            place
+        };
+        let params = &mut self.params;
+        // First what slabs share.
+        params.slabs = take(rooms.slabs);
+        params.bounds = take(rooms.bounds);
+        params.adjoints = take(rooms.run_states);
+        params.part_a = params.adjoints;
+        params.part_const_b = take(rooms.const_b);
+        params.part_const_c = take(rooms.const_c);
+        params.part_b = take(rooms.part_b);
+        params.part_c = take(rooms.part_c);
+        params.passed = take(rooms.passed);
+        params.part_d = take(rooms.run_channels);
+        params.part_bias = take(rooms.run_channels);
+    }
+
+    fn slab(&mut self, way: &Way) -> Result<()> {
+        let Problem { batch, channels, .. } = *self.problem;
+        self.params.section = way.section as i64;
+        self.params.sections = size(channels.checked_div(way.section).unwrap_or(0))?;
+        self.params.section_blocks = size(way.section_blocks())?;
+        self.params.first_state = way.first_state as i64;
+        self.params.chunk = way.chunk as i64;
+        self.params.chunks = way.chunks as i64;
+        self.params.batches = 1;
+        if batch * channels > 0 {
+            (self.params.first_chunk, self.params.some_chunks) = (0, way.chunks as i64);
+            if way.chunks > 1 || self.problem.length > plan::TILE {
+                self.launch(way, 1, batch * way.chunks)?;
+            }
+            if way.chunks > 1 {
+                self.compose(way)?;
+            }
+        }
+        self.params.batches = way.batches as i64;
+        for first in (0..way.chunks).step_by(way.some_chunks) {
+            self.round(way, first)?;
+        }
+        self.sum(&self.over_time(way))
+    }
+
+    /// Some chunks backwards, and their sums over channels.
+    fn round(&mut self, way: &Way, first: usize) -> Result<()> {
+        let Problem { batch, length, channels, .. } = *self.problem;
+        let some = way.some_chunks.min(way.chunks - first);
+        let start = first * way.chunk;
+        let span = (some * way.chunk).min(length - start);
+        (self.params.first_chunk, self.params.some_chunks) = (first as i64, some as i64);
+        self.params.span = span as i64;
+        if batch * channels > 0 {
+            self.launch(way, 2, batch.div_ceil(way.batches) * some)?;
+        }
+        self.sum(&self.over_channels(way, start, span))
+    }
+
+    /// A pass over so many runs: chunks of batches, or batches that one block does after each other.
+    fn launch(&self, way: &Way, pass: u32, runs: usize) -> Result<()> {
+        let kernel = self.kernel(way, pass)?;
+        let grid = [size(way.blocks(self.problem) * runs)?, 1, 1];
+        let (threads, shared) = (32 * way.plan.warps as u32, way.shared(self.problem, pass) as u32);
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all
+        // sizes fit the buffers, whose addresses are this lane's, as is the scratch memory.
+        unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &self.params) }
+    }
+
+    fn compose(&self, way: &Way) -> Result<()> {
+        let rows = self.problem.batch * self.problem.channels;
+        let params = Compose {
+            a: self.params.a,
+            h0: self.params.h0,
+            dlast_state: self.params.dlast_state,
+            bounds: self.params.bounds,
+            adjoints: self.params.adjoints,
+            passed: self.params.passed,
+            chunks: way.chunks as i64,
+            tiles: self.problem.length.div_ceil(plan::TILE) as i64,
+            tiles_per_chunk: (way.chunk / plan::TILE) as i64,
+            rows: rows as i64,
+            channels: self.params.channels,
+            width: way.states as i64,
+            state: self.params.state,
+            first_state: self.params.first_state,
+        };
+        let kernel = self.lane.device().kernel(&COMPOSE, types(self.problem.dtype))?;
+        let grid = [size((rows * way.states).div_ceil(256).max(1))?, 2, 1];
+        // SAFETY: as above.
+        unsafe { self.lane.launch(&kernel, grid, 256, &params) }
+    }
+
+    /// The sums of dB and dC over the blocks of a group, where there are several.
+    fn over_channels(&self, way: &Way, first: usize, span: usize) -> Vec<Job> {
+        let Problem { batch, length, .. } = *self.problem;
+        let job = |form, from, to| {
+            let groups = groups(form);
+            // Without channels there are no parts, and the sum is zero.
+            let parts = way.blocks(self.problem) / groups;
+            let nothing = parts == 0 && matches!(form, Form::PerStep { .. });
+            (from != 0 || nothing).then_some(Job {
+                from,
+                to,
+                parts: parts as i64,
+                groups: groups as i64,
+                rows: (batch * span) as i64,
+                width: way.states as i64,
+                span: span as i64,
+                length: length as i64,
+                first: first as i64,
+                state: self.params.state,
+                column: self.params.first_state,
+                wide: 0,
+            })
+        };
+        let b = job(self.problem.b, self.params.part_b, self.params.db);
+        let c = job(self.problem.c, self.params.part_c, self.params.dc);
+        b.into_iter().chain(c).collect()
+    }
+
+    /// The sums over batch and time.
+    fn over_time(&self, way: &Way) -> Vec<Job> {
+        let (channels, runs) = (self.params.channels, way.runs(self.problem) as i64);
+        let job = |from, to, width: i64, state, column, wide| Job {
+            from,
+            to,
+            parts: runs,
+            groups: 1,
+            rows: channels,
+            width,
+            span: channels,
+            length: channels,
+            first: 0,
+            state,
+            column,
+            wide,
+        };
+        let states =
+            |from, to, wide| job(from, to, way.states as i64, self.params.state, self.params.first_state, wide);
+        let constant = |form, from, to| (form == Form::Constant).then(|| states(from, to, 0));
+        let by_channel = |from, to| (to != 0 && self.params.last_slab != 0).then(|| job(from, to, 1, 1, 0, 1));
+        [
+            Some(states(self.params.part_a, self.da, 1)),
+            constant(self.problem.b, self.params.part_const_b, self.params.db),
+            constant(self.problem.c, self.params.part_const_c, self.params.dc),
+            by_channel(self.params.part_d, self.dd),
+            by_channel(self.params.part_bias, self.dbias),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// Does some sums at once.
+    fn sum(&self, jobs: &[Job]) -> Result<()> {
+        let elements = |job: &Job| (job.groups * job.rows * job.width) as usize;
+        let most = jobs.iter().map(elements).max().unwrap_or(0);
+        if most == 0 {
+            return Ok(());
+        }
+        let mut params = [Job::default(); MOST_JOBS];
+        params[..jobs.len()].copy_from_slice(jobs);
+        let kernel = self.lane.device().kernel(&SUM_PARTS, types(self.problem.dtype))?;
+        // SAFETY: as above.
+        unsafe { self.lane.launch(&kernel, [size(most.div_ceil(256))?, jobs.len() as u32, 1], 256, &params) }
+    }
+
+    fn kernel(&self, way: &Way, pass: u32) -> Result<Kernel> {
+        let options = &self.problem.options;
+        let constant = |form| u32::from(form == Form::Constant);
+        let options = format!(
+            "{} -DN={} -DK={} -DP={} -DM={} -DWARPS={} -DMIN={} -DRAGGED={} -DCONSTANT_B={} -DCONSTANT_C={} -DHAS_D={} \
+             -DHAS_Z={} -DHAS_BIAS={} -DSOFTPLUS={} -DCLAMP={} -DMASK={} -DDSTATES={} -DSLABS={} -DCHUNKED={} \
+             -DPASS={pass}",
+            types(self.problem.dtype),
+            way.states,
+            way.per_lane,
+            way.lanes,
+            way.plan.channels,
+            way.plan.warps,
+            way.resident(self.problem, pass),
+            u32::from(way.is_ragged()),
+            constant(self.problem.b),
+            constant(self.problem.c),
+            given(self.params.d),
+            given(self.params.z),
+            given(self.params.dt_bias),
+            u32::from(options.dt_softplus),
+            u32::from(options.dt_clamp.is_some()),
+            u32::from(options.clamp_grad == ClampGrad::Mask),
+            given(self.params.dstates),
+            u32::from(way.slabs),
+            u32::from(way.chunks > 1),
+        );
+        self.lane.device().kernel(&BACKWARD, &options)
+    }
+}

@@ -1,0 +1,309 @@
+//! How the gradient is laid out on the device: chosen by predicted time among a few layouts, within
+//! a limit of memory.
+
+use super::super::super::{Form, Problem};
+use super::super::groups;
+use super::super::plan::gcd;
+use crate::cuda::Facts;
+use crate::tensor::DType;
+
+/// Steps between states that are kept; the kernel's.
+pub(super) const TILE: usize = 32;
+
+/// Steps whose states are in registers, and steps that the first pass prepares at once; the kernel's.
+const SUB: usize = 4;
+const STAGE: usize = 8;
+
+/// What can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackwardPlan {
+    /// Channels per thread: 1, 2 or 4.
+    pub channels: usize,
+    /// Warps per block.
+    pub warps: usize,
+    /// Parts that time is cut into.
+    pub chunks: usize,
+}
+
+/// A plan with all that follows from it for one slab of states.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub plan: BackwardPlan,
+    pub states: usize,
+    pub first_state: usize,
+    pub slabs: bool,
+    /// Threads that share a channel, and states that each of them has.
+    pub lanes: usize,
+    pub per_lane: usize,
+    /// Channels that blocks do not mix with others.
+    pub section: usize,
+    /// Steps per chunk.
+    pub chunk: usize,
+    pub chunks: usize,
+    /// Chunks that go backwards at once.
+    pub some_chunks: usize,
+    /// Batches that one block does after each other.
+    pub batches: usize,
+}
+
+/// Elements of scratch memory that each of the kernel's arrays takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rooms {
+    pub slabs: usize,
+    pub bounds: usize,
+    pub passed: usize,
+    pub run_states: usize,
+    pub run_channels: usize,
+    pub const_b: usize,
+    pub const_c: usize,
+    pub part_b: usize,
+    pub part_c: usize,
+}
+
+impl Rooms {
+    pub fn elements(&self) -> usize {
+        let Rooms { slabs, bounds, passed, run_states, run_channels, const_b, const_c, part_b, part_c } = *self;
+        slabs + bounds + passed + run_states + 2 * run_channels + const_b + const_c + part_b + part_c
+    }
+}
+
+/// Elements of scratch memory that a call may take: under a sixteenth of all states, rounding included.
+fn allowed(problem: &Problem) -> usize {
+    const SMALL: usize = 1 << 18;
+    let Problem { batch, length, channels, state, .. } = *problem;
+    (batch * length * channels * state / 50 * 3).max(SMALL)
+}
+
+/// The most states of one launch.
+fn most_states(dtype: DType) -> usize {
+    if dtype == DType::F64 { 32 } else { 64 }
+}
+
+impl Way {
+    /// The ways of all slabs of states.
+    pub fn slabs(problem: &Problem, facts: &Facts, plan: Option<BackwardPlan>) -> Vec<Way> {
+        let most = most_states(problem.dtype);
+        let slabs = problem.state.div_ceil(most).max(1);
+        let one = |slab: usize| {
+            let first = slab * most;
+            Way::choose(problem, facts, first, most.min(problem.state - first), slabs > 1, plan)
+        };
+        (0..slabs).map(one).collect()
+    }
+
+    fn choose(
+        problem: &Problem,
+        facts: &Facts,
+        first_state: usize,
+        states: usize,
+        slabs: bool,
+        plan: Option<BackwardPlan>,
+    ) -> Way {
+        let new = |plan| Way::new(problem, first_state, states, slabs, plan);
+        if let Some(plan) = plan {
+            return new(plan).frugal(problem);
+        }
+        let mut best: Option<(bool, f64, Way)> = None;
+        for plan in plans(problem, facts, &new) {
+            let way = new(plan).frugal(problem);
+            let key = (way.rooms(problem).elements() > allowed(problem), way.clocks(problem, facts), way);
+            if way.shared(problem, 2) <= facts.shared as usize
+                && best.as_ref().is_none_or(|best| (key.0, key.1) < (best.0, best.1))
+            {
+                best = Some(key);
+            }
+        }
+        match best {
+            Some((_, _, way)) => way,
+            None => unreachable!("one warp with one channel a thread fits every device"),
+        }
+    }
+
+    fn new(problem: &Problem, first_state: usize, states: usize, slabs: bool, plan: BackwardPlan) -> Way {
+        let per_lane = states.next_power_of_two().min(4);
+        let shared = gcd(problem.channels / groups(problem.b), problem.channels / groups(problem.c));
+        let chunk = problem.length.div_ceil(plan.chunks).next_multiple_of(TILE).max(TILE);
+        let chunks = problem.length.div_ceil(chunk).max(1);
+        Way {
+            plan,
+            states,
+            first_state,
+            slabs,
+            lanes: states.div_ceil(per_lane).max(1).next_power_of_two(),
+            per_lane,
+            section: shared,
+            chunk,
+            chunks,
+            some_chunks: chunks,
+            batches: 1,
+        }
+    }
+
+    /// Less at once, as far as it takes to keep within the memory.
+    fn frugal(mut self, problem: &Problem) -> Way {
+        let most = allowed(problem);
+        let too_much = |way: &Way| way.rooms(problem).elements() > most;
+        while too_much(&self) && self.some_chunks > 1 {
+            self.some_chunks = self.some_chunks.div_ceil(2);
+        }
+        while too_much(&self) && self.chunks == 1 && self.batches < problem.batch {
+            self.batches *= 2;
+        }
+        self
+    }
+
+    /// Channels of a warp.
+    fn width(&self) -> usize {
+        self.plan.channels * 32 / self.lanes
+    }
+
+    /// Blocks that cover one section.
+    pub fn section_blocks(&self) -> usize {
+        self.section.div_ceil(self.plan.warps * self.width())
+    }
+
+    /// Blocks that cover all channels.
+    pub fn blocks(&self, problem: &Problem) -> usize {
+        problem.channels.checked_div(self.section).unwrap_or(0) * self.section_blocks()
+    }
+
+    /// Whether some threads have channels that are not there.
+    pub fn is_ragged(&self) -> bool {
+        !self.section.is_multiple_of(self.plan.warps * self.width())
+    }
+
+    /// Parts that sums over batch and time are made of.
+    pub fn runs(&self, problem: &Problem) -> usize {
+        problem.batch.div_ceil(self.batches) * self.chunks
+    }
+
+    /// The scratch memory that it takes.
+    pub fn rooms(&self, problem: &Problem) -> Rooms {
+        let Problem { batch, length, channels, .. } = *problem;
+        let tiles = length.div_ceil(TILE);
+        let runs = self.runs(problem) * channels;
+        let span = (self.some_chunks * self.chunk).min(length);
+        let constant = |form| if form == Form::Constant { runs * self.states } else { 0 };
+        let part = |form| match form {
+            Form::PerStep { groups } if self.blocks(problem) > groups => {
+                self.blocks(problem) * batch * span * self.states
+            }
+            _ => 0,
+        };
+        Rooms {
+            slabs: if self.slabs { 3 * batch * length * channels } else { 0 },
+            bounds: tiles.saturating_sub(1) * batch * channels * self.states,
+            passed: if self.chunks > 1 { tiles * batch * channels } else { 0 },
+            run_states: runs * self.states,
+            run_channels: runs,
+            const_b: constant(problem.b),
+            const_c: constant(problem.c),
+            part_b: part(problem.b),
+            part_c: part(problem.c),
+        }
+        .aligned()
+    }
+
+    /// Bytes of shared memory; the kernel's `Shared`.
+    pub fn shared(&self, problem: &Problem, pass: u32) -> usize {
+        let (width, padded) = (self.width(), self.lanes * self.per_lane);
+        let (rows, warp) = match pass {
+            1 => (2 * STAGE, 2 * TILE * width + STAGE * width + SUB * width + 4),
+            _ => {
+                let sums = (3 + 1) * SUB * width;
+                (TILE, 2 * TILE * width + sums + TILE / SUB * (padded * width.max(2 * SUB)))
+            }
+        };
+        (2 * rows * padded + self.plan.warps * warp) * problem.dtype.wide().size()
+    }
+
+    /// Blocks that a multiprocessor must have registers for.
+    pub fn resident(&self, problem: &Problem, pass: u32) -> usize {
+        let states = self.plan.channels * self.per_lane * problem.dtype.wide().size() / 4;
+        let warps = match (states, pass) {
+            (0..=4, _) => 16,
+            (5..=8, 1) => 16,
+            (5..=8, _) => 12,
+            (_, 1) => 12,
+            _ => 8,
+        };
+        (warps / self.plan.warps).max(1)
+    }
+
+    /// Predicted clocks: what the busiest multiprocessor issues, and how well its warps fill the time.
+    fn clocks(&self, problem: &Problem, facts: &Facts) -> f64 {
+        let (width, shared) = (self.plan.channels * self.per_lane * self.plan.warps, facts.shared as usize);
+        let filled = |blocks: usize| {
+            let warps = (blocks * self.plan.warps) as f64 / 4.0;
+            if blocks == 0 { 0.0 } else { blocks as f64 * (1.0 + 1.3 / warps.max(0.5)) }
+        };
+        let pass = |pass: u32, per_state: f64, some: usize| {
+            let blocks = self.blocks(problem) * problem.batch.div_ceil(self.batches) * some;
+            let blocks = blocks.div_ceil(facts.multiprocessors as usize);
+            let resident = self.resident(problem, pass).min((shared / self.shared(problem, pass)).max(1));
+            let turns = (blocks / resident) as f64 * filled(resident) + filled(blocks % resident);
+            turns * (self.chunk * self.batches * width) as f64 / 4.0 * per_state + 3000.0
+        };
+        let rounds = self.chunks.div_ceil(self.some_chunks) as f64;
+        let reduction = [0.0, 12.0, 6.0, 0.0, 0.0][self.plan.channels];
+        let back = rounds * pass(2, 24.0 + reduction, self.some_chunks);
+        match self.chunks {
+            1 if problem.length <= TILE => back,
+            1 => back + pass(1, 7.0, 1),
+            chunks => back + pass(1, 11.0, chunks) + 5000.0 + 300.0 * chunks as f64,
+        }
+    }
+}
+
+impl Rooms {
+    /// With all rows of states at multiples of 16 bytes.
+    fn aligned(self) -> Rooms {
+        let up = |elements: usize| elements.next_multiple_of(4);
+        Rooms {
+            slabs: up(self.slabs),
+            bounds: up(self.bounds),
+            passed: up(self.passed),
+            run_states: up(self.run_states),
+            run_channels: up(self.run_channels),
+            const_b: up(self.const_b),
+            const_c: up(self.const_c),
+            part_b: up(self.part_b),
+            part_c: up(self.part_c),
+        }
+    }
+}
+
+/// The layouts worth a look.
+fn plans(problem: &Problem, facts: &Facts, new: &impl Fn(BackwardPlan) -> Way) -> Vec<BackwardPlan> {
+    let constant = problem.b == Form::Constant || problem.c == Form::Constant;
+    let most = match problem.dtype {
+        DType::F64 => 2,
+        _ if constant => 2,
+        _ => 4,
+    };
+    let mut plans = Vec::new();
+    for channels in [4, 2, 1].into_iter().filter(|&channels| channels <= most) {
+        for warps in [8, 4, 2, 1] {
+            let whole = BackwardPlan { channels, warps, chunks: 1 };
+            let way = new(whole);
+            // More warps only where few channels fit one.
+            if warps == 8 && way.width() > 8 {
+                continue;
+            }
+            plans.push(whole);
+            let (blocks, room) = (way.blocks(problem) * problem.batch, way.resident(problem, 2));
+            let tiles = problem.length.div_ceil(TILE);
+            for full in 1..=3 {
+                let chunks = (full * room * facts.multiprocessors as usize).checked_div(blocks).unwrap_or(1);
+                let chunks = chunks.min(tiles).min(MOST_CHUNKS);
+                if chunks > 1 {
+                    plans.push(BackwardPlan { chunks, ..whole });
+                }
+            }
+        }
+    }
+    plans
+}
+
+/// Composing them is sequential.
+const MOST_CHUNKS: usize = 256;
