@@ -54,7 +54,20 @@ fn size(call: &Call, letter: char) -> usize {
 fn shape(call: &Call, slot: &Slot, input: Input) -> Vec<usize> {
     let alternatives: Vec<&str> = slot.shape.split('|').collect();
     let chosen = alternatives[input.alternative as usize % alternatives.len()];
-    chosen.chars().filter(char::is_ascii_uppercase).map(|letter| size(call, letter)).collect()
+    let axes = chosen.trim().trim_matches(['(', ')']).split(',').map(str::trim);
+    axes.flat_map(|axis| match axis {
+        "..." => vec![size(call, 'B'); call.sizes[2] as usize % 3],
+        axis => vec![axis.split('+').map(|term| of_term(call, term)).sum()],
+    })
+    .collect()
+}
+
+/// The size that a term such as `D`, `2N` or `W-1` comes to.
+fn of_term(call: &Call, term: &str) -> usize {
+    let (term, less) = term.strip_suffix("-1").map_or((term, 0), |term| (term, 1));
+    let (times, letter) = term.split_at(term.len() - 1);
+    let size = size(call, letter.chars().next().unwrap_or('B'));
+    (size * times.parse().unwrap_or(1)).saturating_sub(less)
 }
 
 struct Tensor {
@@ -156,15 +169,12 @@ fn on_every_level<O: Op>(call: &Call, options: &O::Options, views: &Named<View>,
 }
 
 fuzz_target!(|call: Call| {
-    let mut number = 0;
-    macro_rules! run_if_chosen {
+    let mut ops: Vec<fn(&Call)> = Vec::new();
+    macro_rules! push {
         ($op:ty) => {
-            if call.op % 2 == number {
-                run::<$op>(&call);
-            }
-            number += 1;
+            ops.push(run::<$op>)
         };
     }
-    for_each_op!(run_if_chosen);
-    let _ = number;
+    for_each_op!(push);
+    ops[call.op as usize % ops.len()](&call);
 });

@@ -1,7 +1,8 @@
-//! Times one op on the CPU over the inputs of a safetensors file and prints one line of JSON.
+//! Times ops on the CPU over the inputs of a safetensors file and prints one line of JSON.
 //!
-//! `time_op OP IN.safetensors [--level NAME] [--threads N] [--seconds S] [--out OUT.safetensors]
-//! [--options JSON]`
+//! `time_op OP[,OP...] IN.safetensors [--level NAME] [--threads N] [--seconds S]
+//! [--out OUT.safetensors] [--options JSON]`. Several ops, such as one and its gradient, are run one
+//! after the other and timed together.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -60,58 +61,87 @@ fn inputs<O: Op>(path: &Path) -> Result<Named<Owned>, Failure> {
     known.map(|entry| Ok((op::name::<O>(&entry.name), reader.tensor(entry)?))).collect()
 }
 
-/// Milliseconds of each run, after a first that is not counted.
-fn times<O: Op>(
-    options: &O::Options,
-    inputs: &Named<Owned>,
-    exec: &Exec,
-    limit: Duration,
-) -> Result<Vec<f64>, Failure> {
-    let mut outputs = common::run::<O>(options, inputs, exec)?;
-    let (views, begin) = (inputs.map(Owned::view), Instant::now());
-    let mut times = Vec::new();
+/// Whatever can be run again and again, and what it gave.
+trait Job {
+    fn run(&mut self) -> Result<(), Failure>;
+    fn outputs(&self) -> &Named<Owned>;
+    fn shapes(&self) -> Value;
+}
+
+/// One op with its inputs and outputs.
+struct Call<O: Op> {
+    options: O::Options,
+    exec: Exec,
+    inputs: Named<Owned>,
+    outputs: Named<Owned>,
+}
+
+impl<O: Op> Call<O> {
+    fn new(arguments: &Arguments) -> Result<Self, Failure> {
+        let (exec, inputs) = (exec(arguments)?, inputs::<O>(Path::new(&arguments.positional[1]))?);
+        let options: O::Options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
+        let outputs = common::run::<O>(&options, &inputs, &exec)?;
+        Ok(Call { options, exec, inputs, outputs })
+    }
+}
+
+impl<O: Op> Job for Call<O> {
+    fn run(&mut self) -> Result<(), Failure> {
+        let to = self.outputs.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
+        Ok(op::run_cpu::<O>(&self.options, &self.inputs.map(Owned::view), to, &self.exec)?)
+    }
+
+    fn outputs(&self) -> &Named<Owned> {
+        &self.outputs
+    }
+
+    fn shapes(&self) -> Value {
+        self.inputs.iter().map(|(name, tensor)| (name.to_string(), json!(tensor.spec().shape.to_vec()))).collect()
+    }
+}
+
+/// Milliseconds of each run of all jobs, sorted.
+fn times(jobs: &mut [Box<dyn Job>], limit: Duration) -> Result<Vec<f64>, Failure> {
+    let (mut times, begin) = (Vec::new(), Instant::now());
     while begin.elapsed() < limit || times.len() < 3 {
-        let to = outputs.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
         let start = Instant::now();
-        op::run_cpu::<O>(options, &views, to, exec)?;
+        jobs.iter_mut().try_for_each(|job| job.run())?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
     times.sort_by(f64::total_cmp);
     Ok(times)
 }
 
-fn time<O: Op>(arguments: &Arguments) -> Result<(), Failure> {
-    let exec = exec(arguments)?;
-    let inputs = inputs::<O>(Path::new(&arguments.positional[1]))?;
-    let options: O::Options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
-    if let Some(out) = arguments.flag("out") {
-        let outputs = common::run::<O>(&options, &inputs, &exec)?;
-        let views: Vec<_> = outputs.iter().map(|(name, tensor)| (name.as_ref(), tensor.view())).collect();
-        safetensors::write(Path::new(out), &views)?;
+fn job(name: &str, arguments: &Arguments) -> Result<Box<dyn Job>, Failure> {
+    macro_rules! call_if_named {
+        ($op:ty) => {
+            if name == <$op>::NAME {
+                return Ok(Box::new(Call::<$op>::new(arguments)?));
+            }
+        };
     }
-    let seconds = arguments.flag("seconds").unwrap_or("1").parse()?;
-    let times = times::<O>(&options, &inputs, &exec, Duration::from_secs_f64(seconds))?;
-    let shapes: Value =
-        inputs.iter().map(|(name, tensor)| (name.to_string(), json!(tensor.spec().shape.to_vec()))).collect();
-    println!(
-        "{}",
-        json!({
-            "op": O::NAME, "shape": shapes, "level": exec.level.name(), "threads": exec.threads,
-            "median_ms": times[times.len() / 2], "min_ms": times[0], "runs": times.len(),
-        })
-    );
-    Ok(())
+    for_each_op!(call_if_named);
+    Err(format!("no op `{name}`").into())
 }
 
 fn main() -> Result<(), Failure> {
     let arguments = Arguments::parse()?;
-    macro_rules! time_if_named {
-        ($op:ty) => {
-            if arguments.positional[0] == <$op>::NAME {
-                return time::<$op>(&arguments);
-            }
-        };
+    let ops = &arguments.positional[0];
+    let mut jobs = ops.split(',').map(|name| job(name, &arguments)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(out) = arguments.flag("out") {
+        let outputs = jobs.iter().flat_map(|job| job.outputs().iter());
+        let views: Vec<_> = outputs.map(|(name, tensor)| (name.as_ref(), tensor.view())).collect();
+        safetensors::write(Path::new(out), &views)?;
     }
-    for_each_op!(time_if_named);
-    Err(format!("no op `{}`", arguments.positional[0]).into())
+    let seconds = arguments.flag("seconds").unwrap_or("1").parse()?;
+    let times = times(&mut jobs, Duration::from_secs_f64(seconds))?;
+    let exec = exec(&arguments)?;
+    println!(
+        "{}",
+        json!({
+            "op": ops, "shape": jobs[0].shapes(), "level": exec.level.name(), "threads": exec.threads,
+            "median_ms": times[times.len() / 2], "min_ms": times[0], "runs": times.len(),
+        })
+    );
+    Ok(())
 }

@@ -1,15 +1,21 @@
 //! Fast sequence-model kernels for CPUs (AVX-512, AVX2, NEON, scalar) and NVIDIA GPUs.
 //!
 //! Read in this order: [`tensor`] and [`error`] (what goes in and out), [`op`] (what an op is),
-//! [`cpu`] and [`cuda`] (what kernels are written with), then the ops, one folder each.
+//! [`cpu`] and [`cuda`] (what kernels are written with), then the ops, one folder each; [`place`] is for
+//! ops that are made of other ops.
 
 pub mod cpu;
 pub mod cuda;
 pub mod error;
 pub mod op;
+pub mod place;
 pub mod safetensors;
 pub mod tensor;
 
+pub mod causal_conv1d;
+pub mod linear;
+pub mod linear_scan;
+pub mod mamba_block;
 pub mod selective_scan;
 pub mod selective_state_update;
 
@@ -18,6 +24,16 @@ pub mod selective_state_update;
 macro_rules! for_each_op {
     ($with:ident) => {
         $with!($crate::selective_scan::SelectiveScan);
+        $with!($crate::selective_scan::backward::SelectiveScanBackward);
         $with!($crate::selective_state_update::SelectiveStateUpdate);
+        $with!($crate::linear_scan::LinearScan);
+        $with!($crate::linear_scan::LinearScanBackward);
+        $with!($crate::causal_conv1d::CausalConv1d);
+        $with!($crate::causal_conv1d::CausalConv1dBackward);
+        $with!($crate::causal_conv1d::update::CausalConv1dUpdate);
+        $with!($crate::linear::Linear);
+        $with!($crate::linear::LinearBackward);
+        $with!($crate::mamba_block::MambaBlock);
+        $with!($crate::mamba_block::MambaBlockBackward);
     };
 }

@@ -4,7 +4,7 @@ use crate::error::{Error, Kind, Result};
 use half::{bf16, f16};
 use ndarray::ArrayD;
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 /// The element types that tensors can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -189,6 +189,18 @@ impl Spec {
         self.shape.elements() * self.dtype.size()
     }
 
+    /// A part of the first axis: its spec, and where its bytes lie.
+    pub fn rows(&self, range: Range<usize>) -> Result<(Spec, Range<usize>)> {
+        let whole = self.shape.first().is_some_and(|&rows| range.start <= range.end && range.end <= rows);
+        if !whole {
+            let got = format_args!("rows {range:?} of {self}").to_string();
+            return Err(Error::new(Kind::Shape, "rows").expected("rows that are there").got(got));
+        }
+        let dims = [&[range.len()], &self.shape[1..]].concat();
+        let row = self.shape[1..].iter().product::<usize>() * self.dtype.size();
+        Ok((Spec::new(self.dtype, &dims)?, range.start * row..range.end * row))
+    }
+
     fn check_bytes(&self, len: usize) -> Result<()> {
         if len == self.bytes() {
             return Ok(());
@@ -296,6 +308,12 @@ impl<'a> View<'a> {
     pub fn reshape(self, dims: &[usize]) -> Result<View<'a>> {
         View::new(Spec::new(self.spec.dtype, dims)?, self.bytes)
     }
+
+    /// A part of the first axis.
+    pub fn rows(self, range: Range<usize>) -> Result<View<'a>> {
+        let (spec, bytes) = self.spec.rows(range)?;
+        View::new(spec, &self.bytes[bytes])
+    }
 }
 
 impl<'a> ViewMut<'a> {
@@ -321,6 +339,14 @@ impl<'a> ViewMut<'a> {
     /// The same elements under another shape of equal size.
     pub fn reshape(self, dims: &[usize]) -> Result<ViewMut<'a>> {
         ViewMut::new(Spec::new(self.spec.dtype, dims)?, self.bytes)
+    }
+
+    /// The first `at` of the first axis, and the others.
+    pub fn split_rows(self, at: usize) -> Result<(ViewMut<'a>, ViewMut<'a>)> {
+        let all = self.spec.shape.first().copied().unwrap_or(0);
+        let ((first, bytes), (rest, _)) = (self.spec.rows(0..at)?, self.spec.rows(at..all)?);
+        let (of_first, of_rest) = self.bytes.split_at_mut(bytes.end);
+        Ok((ViewMut::new(first, of_first)?, ViewMut::new(rest, of_rest)?))
     }
 }
 

@@ -27,19 +27,26 @@ struct Case {
 fn cases<O: Op>() -> Vec<Case> {
     let text = std::fs::read_to_string(folder().join("manifest.json")).expect("a manifest");
     let manifest: Value = serde_json::from_str(&text).expect("a manifest in JSON");
-    let op = &manifest["ops"][O::NAME];
+    let op = &manifest["ops"][O::BACKWARD_OF.unwrap_or(O::NAME)];
     let reader = Reader::open(&folder().join(op["file"].as_str().expect("a file"))).unwrap();
     let tensor = |name: String| reader.tensor(reader.entry(&name).expect(&name)).unwrap();
-    let cases = op["cases"].as_array().expect("cases").iter();
+    let cases = op["cases"].as_array().expect("cases");
+    // A state that comes out has the name of one that goes in, and is none.
+    let goes_in = |name: &str| cases.iter().any(|case| !case["inputs"][name].is_null());
     cases
+        .iter()
         .map(|case| {
             let name = case["name"].as_str().unwrap();
-            let known = |input: &&String| O::INPUTS.iter().any(|slot| slot.name == **input);
-            let inputs = case["inputs"].as_object().unwrap().keys().filter(known);
-            let outputs = case["outputs"].as_object().unwrap().iter();
+            let of = |what: &str| case[what].as_object().unwrap();
+            let known = |name: &&String| O::INPUTS.iter().any(|slot| slot.name == **name);
+            let given = of("inputs").keys().filter(known).map(|input| (input, tensor(format!("{name}.{input}"))));
+            // A backward op may also take what its forward op gave; gradients are what it gives itself.
+            let kept = of("outputs").keys().filter(known).filter(|name| !name.starts_with('d') && !goes_in(name));
+            let kept = kept.map(|output| (output, tensor(format!("{name}.out.{output}"))));
+            let outputs = of("outputs").iter();
             Case {
                 name: name.to_string(),
-                inputs: inputs.map(|input| (op::name::<O>(input), tensor(format!("{name}.{input}")))).collect(),
+                inputs: given.chain(kept).map(|(input, tensor)| (op::name::<O>(input), tensor)).collect(),
                 options: case["attrs"].clone(),
                 outputs: outputs
                     .map(|(output, about)| {
@@ -62,6 +69,8 @@ fn options<O: Op>(case: &Case) -> O::Options {
         }
     };
     ask("return_state", "last_state");
+    ask("return_state", "final_state");
+    ask("return_state", "conv_state");
     ask("return_states", "states");
     serde_json::from_value(options).expect("options that the op knows")
 }
@@ -71,7 +80,8 @@ fn agrees<O: Op>(case: &Case, storage: DType, results: Named<Owned>, place: &str
     let mut compared = 0;
     for (name, expected, rtol, atol) in &case.outputs {
         let Some(got) = results.find(name) else {
-            assert!(name.starts_with('d'), "{} of {} was not computed", name, case.name);
+            let gradient = name.starts_with('d');
+            assert!(gradient != O::BACKWARD_OF.is_some(), "{} of {} was not computed", name, case.name);
             continue;
         };
         let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
@@ -95,7 +105,13 @@ fn on_cuda<O: Op>(case: &Case, storage: DType, device: &Device) {
     assert!(agrees::<O>(case, storage, results, &device.to_string()) > 0, "{} compares nothing", case.name);
 }
 
+/// Ops that are a case of another one, which their own tests compare them with.
+const WITHOUT_CASES: [&str; 1] = ["causal_conv1d_update"];
+
 fn all_cases<O: Op>() {
+    if WITHOUT_CASES.contains(&O::NAME) {
+        return;
+    }
     let cases = cases::<O>();
     let device = common::gpu();
     assert!(!cases.is_empty());

@@ -18,6 +18,7 @@ struct OpInfo {
     inputs: Vec<InputInfo>,
     options: Vec<OptionInfo>,
     cotangents: Vec<&'static str>,
+    backward_of: Option<&'static str>,
 }
 
 #[derive(NifMap)]
@@ -51,6 +52,7 @@ fn describe<O: Op>() -> OpInfo {
         inputs: O::INPUTS.iter().map(input).collect(),
         options: O::OPTIONS.iter().map(option).collect(),
         cotangents: O::COTANGENTS.to_vec(),
+        backward_of: O::BACKWARD_OF,
     }
 }
 

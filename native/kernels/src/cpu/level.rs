@@ -1,8 +1,8 @@
 //! The one place that asks the CPU what it can do.
 
+use super::storage::Storage;
 use super::vector::Vector;
 use crate::error::{Error, Kind, Result};
-use crate::tensor::Element;
 use std::sync::OnceLock;
 
 /// A set of instructions that kernels are compiled for, slowest first.
@@ -98,7 +98,7 @@ pub trait Work<E> {
 }
 
 /// A type that arithmetic is done in.
-pub trait Real: Element + PartialOrd + Vector<Element = Self> {
+pub trait Real: Storage<Wide = Self> + PartialOrd + Vector<Element = Self> {
     /// Does `work` with the instructions of `level`.
     fn dispatch<W: Work<Self>>(level: Level, work: W) -> W::Output;
 }

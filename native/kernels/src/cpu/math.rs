@@ -94,6 +94,13 @@ pub fn silu<V: Vector>(v: V) -> V {
     v.mul(sigmoid(v))
 }
 
+/// The derivative of [`silu`]: `sigmoid(v) * (1 + v * (1 - sigmoid(v)))`.
+#[inline(always)]
+pub fn silu_slope<V: Vector>(v: V) -> V {
+    let s = sigmoid(v);
+    s.mul(v.mul_add(V::constant(1.0).sub(s), V::constant(1.0)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,6 +137,7 @@ mod tests {
         };
     }
     function!(Exp2, Vector::exp2);
+    function!(Exp2Near, Vector::exp2_near);
     function!(Exp, Vector::exp);
     function!(Ln1p, Vector::ln_1p);
     function!(Softplus, softplus);
@@ -177,6 +185,13 @@ mod tests {
         let positive = worst(Exp2, f64::exp2, patterns(0.0, 127.99, 97));
         assert!(negative <= 2.25 && positive <= 2.25, "{negative} {positive}");
         println!("exp2: {:.2} ULP", negative.max(positive));
+    }
+
+    #[test]
+    fn exp2_near_is_accurate_where_it_is_told_to_be() {
+        let negative = worst(Exp2Near, f64::exp2, patterns(-0.0, -125.0, 97));
+        let positive = worst(Exp2Near, f64::exp2, patterns(0.0, 125.0, 97));
+        assert!(negative <= 2.25 && positive <= 2.25, "{negative} {positive}");
     }
 
     #[test]

@@ -1,10 +1,15 @@
 //! What CPU kernels are written with: [`level`] (what this CPU can do), [`vector`] (one narrow SIMD
-//! trait), [`math`] (functions over it) and [`pool`] (our own threads).
+//! trait), [`math`] (functions over it), [`pool`] (our own threads) and [`strips`] (sharing channels among them).
 
+pub mod convert;
+pub mod elementwise;
 pub mod level;
 pub mod math;
+pub mod matrix;
 pub mod pool;
 pub mod storage;
+pub mod strips;
+pub mod sum;
 pub mod vector;
 
 #[cfg(target_arch = "aarch64")]

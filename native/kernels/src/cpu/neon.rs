@@ -62,6 +62,13 @@ impl Vector for F32x4 {
         unsafe { Self(vabsq_f32(self.0)) }
     }
     #[inline(always)]
+    fn where_equal(self, a: Self, b: Self) -> Self {
+        unsafe {
+            let apart = vorrq_u32(vcltq_f32(a.0, b.0), vcgtq_f32(a.0, b.0));
+            Self(vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(self.0), apart)))
+        }
+    }
+    #[inline(always)]
     fn round(self) -> Self {
         unsafe { Self(vrndnq_f32(self.0)) }
     }

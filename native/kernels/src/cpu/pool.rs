@@ -36,6 +36,14 @@ pub fn for_each(threads: usize, count: usize, work: impl Fn(usize) + Send + Sync
     Ok(())
 }
 
+/// Does work that shares itself among the threads of the rayon pool that it finds itself in.
+pub fn inside<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> Result<T> {
+    if threads == 1 {
+        return Ok(work());
+    }
+    Ok(pool(checked(threads)?)?.install(work))
+}
+
 /// A slice whose parts are written from several threads, none of them twice.
 pub struct Shared<'a, T> {
     start: *mut T,

@@ -51,6 +51,10 @@ macro_rules! one_lane {
                 if self > other { other } else { self }
             }
             #[inline(always)]
+            fn where_equal(self, a: Self, b: Self) -> Self {
+                if a != b && !a.is_nan() && !b.is_nan() { 0.0 } else { self }
+            }
+            #[inline(always)]
             fn abs(self) -> Self {
                 <$type>::abs(self)
             }
@@ -101,6 +105,10 @@ one_lane!(f64, {
     }
     #[inline(always)]
     fn exp2(self) -> Self {
+        f64::exp2(self)
+    }
+    #[inline(always)]
+    fn exp2_near(self) -> Self {
         f64::exp2(self)
     }
     #[inline(always)]

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 /// An element type as kernels see it: stored narrow, computed wide.
 pub trait Storage: Element {
     /// The type of the arithmetic.
-    type Wide: Real;
+    type Wide: Real + Storage<Wide = Self::Wide>;
 
     /// The first `V::LANES` values, widened; lanes past the end of the slice are zero.
     fn load<V: Vector<Element = Self::Wide>>(values: &[Self]) -> V;

@@ -38,6 +38,8 @@ pub trait Vector: Copy + Send + Sync {
     fn min(self, other: Self) -> Self;
     /// The absolute value.
     fn abs(self) -> Self;
+    /// The lanes of `self` where `a` is neither smaller nor larger than `b`; 0 in the others.
+    fn where_equal(self, a: Self, b: Self) -> Self;
     /// The nearest whole number, ties to even.
     fn round(self) -> Self;
     /// `self * 2^n` for whole `n` in [`LOWEST`, 128] and `self` in [0.5, 2]: 0 at `LOWEST`, infinity
@@ -56,6 +58,14 @@ pub trait Vector: Copy + Send + Sync {
     #[inline(always)]
     fn exp2(self) -> Self {
         math::exp2(self)
+    }
+
+    /// The same for lanes from -[`NEAR`] to [`NEAR`], the other lanes undefined: faster where the ends
+    /// need care.
+    #[inline(always)]
+    fn exp2_near(self) -> Self {
+        let n = self.round();
+        math::exp2_fraction(self.sub(n)).scale(n)
     }
 
     /// e to the power of each lane.
@@ -110,6 +120,9 @@ pub trait Vector: Copy + Send + Sync {
         values.copy_from_slice(&self.lanes()[..values.len()]);
     }
 }
+
+/// How far from 0 an argument of [`Vector::exp2_near`] may be.
+pub const NEAR: f64 = 125.0;
 
 /// The most lanes that any vector has.
 pub const MAX_LANES: usize = 16;

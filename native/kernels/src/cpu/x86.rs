@@ -83,6 +83,11 @@ impl Vector for F32x16 {
     const LOWEST: f64 = -160.0;
 
     #[inline(always)]
+    fn where_equal(self, a: Self, b: Self) -> Self {
+        unsafe { Self(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_EQ_UQ>(a.0, b.0), self.0)) }
+    }
+
+    #[inline(always)]
     fn splat(value: f32) -> Self {
         unsafe { Self(_mm512_set1_ps(value)) }
     }
@@ -146,6 +151,22 @@ impl Vector for F32x8 {
         mul_add(factor, term) = _mm256_fmadd_ps;
     }
 
+    // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the lowest bits, from where it goes
+    // straight into the exponent.
+    #[inline(always)]
+    fn exp2_near(self) -> Self {
+        let shift = Self::splat(12582912.0);
+        let shifted = self.add(shift);
+        let power = math::exp2_fraction(self.sub(shifted.sub(shift)));
+        unsafe {
+            let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted.0));
+            Self(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(power.0), exponent)))
+        }
+    }
+    #[inline(always)]
+    fn where_equal(self, a: Self, b: Self) -> Self {
+        unsafe { Self(_mm256_and_ps(_mm256_cmp_ps::<_CMP_EQ_UQ>(a.0, b.0), self.0)) }
+    }
     #[inline(always)]
     fn splat(value: f32) -> Self {
         unsafe { Self(_mm256_set1_ps(value)) }

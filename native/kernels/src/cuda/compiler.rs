@@ -1,6 +1,6 @@
 //! NVRTC, the compiler of kernels, found and loaded by ourselves.
 
-use super::driver;
+use super::find;
 use crate::error::{Error, Kind, Result};
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -58,53 +58,12 @@ fn search() -> Result<Api> {
     })
 }
 
-/// Where to look, best first: what the user says and nothing else if he says it, then the loader's
-/// own search, then toolkits, then Python's packages.
+/// Where to look: what the user says and nothing else if he says it.
 fn candidates() -> Vec<PathBuf> {
     if let Some(path) = std::env::var_os("SIDEWINDER_NVRTC") {
         return vec![path.into()];
     }
-    let names = names();
-    let mut found: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
-    for folder in toolkits().into_iter().chain(python_packages()) {
-        found.extend(names.iter().map(|name| folder.join(name)).filter(|path| path.exists()));
-    }
-    found
-}
-
-/// A compiler newer than the driver makes code that the driver may not load, so that one comes last.
-fn names() -> Vec<String> {
-    if cfg!(windows) {
-        return vec!["nvrtc64_130_0.dll".into(), "nvrtc64_120_0.dll".into()];
-    }
-    let mut majors = [13, 12];
-    if driver::ready().and_then(|()| driver::version()).is_ok_and(|(major, _)| major < 13) {
-        majors.reverse();
-    }
-    let mut names: Vec<String> = majors.iter().map(|major| format!("libnvrtc.so.{major}")).collect();
-    names.push("libnvrtc.so".into());
-    names
-}
-
-fn toolkits() -> Vec<PathBuf> {
-    let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let homes = homes.chain([PathBuf::from("/usr/local/cuda"), PathBuf::from("/opt/cuda")]);
-    homes.flat_map(|home| ["lib64", "lib", "targets/x86_64-linux/lib", "bin"].map(|sub| home.join(sub))).collect()
-}
-
-/// The library folders of NVIDIA's Python packages: `lib/python*/site-packages/nvidia/*/lib`, below
-/// the active environment, the user's folder and the system's.
-fn python_packages() -> Vec<PathBuf> {
-    let prefixes = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let user = std::env::home_dir().map(|home| home.join(".local"));
-    let prefixes = prefixes.chain(user).chain([PathBuf::from("/usr/local"), PathBuf::from("/usr")]);
-    let below = |folder: PathBuf| folder.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
-    prefixes
-        .flat_map(|prefix| below(prefix.join("lib")))
-        .flat_map(|python| ["site-packages", "dist-packages"].map(|sub| python.join(sub).join("nvidia")))
-        .flat_map(below)
-        .map(|package| package.join("lib"))
-        .collect()
+    find::everywhere(&find::names("nvrtc", |major| format!("nvrtc64_{major}0_0.dll")))
 }
 
 fn load(path: &Path) -> Option<Api> {

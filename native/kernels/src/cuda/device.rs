@@ -37,6 +37,8 @@ pub struct Facts {
     pub capability: (u32, u32),
     /// How many multiprocessors there are.
     pub multiprocessors: u32,
+    /// Bytes of shared memory that a block can have.
+    pub shared: u32,
 }
 
 static IN_USE: LazyLock<Mutex<HashMap<usize, Device>>> = LazyLock::new(Mutex::default);
@@ -249,6 +251,7 @@ impl Inner {
             facts: Facts {
                 capability: driver::capability(device)?,
                 multiprocessors: driver::attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+                shared: driver::attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             },
             lost: OnceLock::new(),
             live: AtomicUsize::new(0),

@@ -1,12 +1,13 @@
 //! A lane: a stream of its own and the pinned memory through which copies to and from it go.
 
+use super::blas::{self, Matrix};
 use super::buffer::Buffer;
 use super::device::Device;
 use super::event::{Event, Mark};
 use super::kernel::Kernel;
 use super::staging::Staging;
 use crate::error::{Error, Kind, Result};
-use crate::tensor::Described;
+use crate::tensor::{DType, Described, Spec};
 use cudarc::driver::sys::{self, CUresult};
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -30,6 +31,8 @@ pub(super) struct Core {
     clock: Arc<Clock>,
     staging: Staging,
     scratch: Scratch,
+    /// Made by the first matrix product.
+    blas: Option<blas::Handle>,
 }
 
 /// How far a lane's work has come: points queued, and points known to be done.
@@ -83,7 +86,7 @@ impl Core {
     pub(super) fn new(device: &Device) -> Result<Core> {
         let stream = stream().or_else(|(code, what)| device.answer(code, what).map(|()| std::ptr::null_mut()))?;
         let clock = Clock { stream, queued: AtomicU64::new(0), done: AtomicU64::new(0) };
-        Ok(Core { clock: Arc::new(clock), staging: Staging::default(), scratch: Scratch::default() })
+        Ok(Core { clock: Arc::new(clock), staging: Staging::default(), scratch: Scratch::default(), blas: None })
     }
 }
 
@@ -92,6 +95,7 @@ impl Core {
     pub(super) fn trim(&mut self, device: &Device) -> Result<()> {
         self.clock.synchronize(device)?;
         self.staging = Staging::default();
+        self.blas = None;
         self.scratch.release(device, &self.clock);
         self.clock.synchronize(device)
     }
@@ -149,6 +153,46 @@ impl Lane {
         })
     }
 
+    /// Bytes of that memory that the lane has now.
+    pub fn scratch_bytes(&self) -> usize {
+        self.core.as_ref().map_or(0, |core| core.borrow().scratch.bytes)
+    }
+
+    /// Memory for a tensor that only work queued on this lane uses: taken and given back in its order,
+    /// so that dropping it waits for nothing.
+    pub fn temporary(&self, spec: Spec) -> Result<Buffer> {
+        Buffer::of_lane(&self.device, &self.clock, spec)
+    }
+
+    /// Queues the matrix product `to = a b` of matrices of the first type; the result has the second, which
+    /// is the first or that of its arithmetic. Sums are in f32 (f64 for f64), never in a narrower type such
+    /// as TF32. Fails with
+    /// [`Kind::Unavailable`] where cuBLAS is not found.
+    ///
+    /// # Safety
+    /// The matrices lie in memory of their sizes, at addresses of this lane.
+    pub unsafe fn multiply(&self, types: [DType; 2], [a, b, to]: [Matrix; 3]) -> Result<()> {
+        let elements = to.rows * to.columns;
+        self.device.bind()?;
+        if a.rows * a.columns == 0 && elements > 0 {
+            // SAFETY: the range is the whole matrix.
+            let code = unsafe { sys::cuMemsetD8Async(to.address, 0, elements * types[1].size(), self.stream()) };
+            return self.device.answer(code, "cuMemsetD8Async");
+        }
+        if elements * a.rows * a.columns == 0 {
+            return Ok(());
+        }
+        self.core(|core| {
+            let handle = match core.blas.take() {
+                Some(handle) => handle,
+                None => blas::Handle::new(self.stream().cast())?,
+            };
+            let handle = core.blas.insert(handle);
+            // SAFETY: the caller's promise, and no size is 0.
+            unsafe { blas::multiply(self, handle, types, [a, b, to]) }
+        })
+    }
+
     /// Queues a kernel whose one parameter is the struct `params`.
     ///
     /// # Safety
@@ -156,13 +200,35 @@ impl Lane {
     /// it points to. Its addresses come from [`Lane::address`] of this lane, and the buffers live
     /// until they have been noted so.
     pub unsafe fn launch<P: Copy>(&self, kernel: &Kernel, grid: [u32; 3], threads: u32, params: &P) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(kernel, grid, threads, 0, params) }
+    }
+
+    /// The same with so many bytes of shared memory beside what the kernel declares.
+    ///
+    /// # Safety
+    /// As above, and the kernel stays within that memory.
+    pub unsafe fn launch_with<P: Copy>(
+        &self,
+        kernel: &Kernel,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        params: &P,
+    ) -> Result<()> {
         self.device.bind()?;
+        if shared > GRANTED_UNASKED {
+            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: sets a number of a loaded kernel.
+            let code = unsafe { sys::cuFuncSetAttribute(kernel.function(), which, shared as i32) };
+            self.device.answer(code, "cuFuncSetAttribute")?;
+        }
         let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
         let code = unsafe {
             let (stream, arguments) = (self.stream(), arguments.as_mut_ptr());
-            let [x, y, z] = grid;
-            sys::cuLaunchKernel(kernel.function(), x, y, z, threads, 1, 1, 0, stream, arguments, std::ptr::null_mut())
+            let ([x, y, z], none) = (grid, std::ptr::null_mut());
+            sys::cuLaunchKernel(kernel.function(), x, y, z, threads, 1, 1, shared, stream, arguments, none)
         };
         self.device.answer(code, "cuLaunchKernel")
     }
@@ -257,12 +323,16 @@ struct Scratch {
     bytes: usize,
 }
 
+/// Bytes of shared memory that every kernel gets without asking.
+const GRANTED_UNASKED: u32 = 48 << 10;
+
 /// Scratch memory that a lane keeps when it goes back into the stock.
 const KEPT_SCRATCH: usize = 64 << 20;
 
 impl Scratch {
     fn new(device: &Device, lane: &Clock, bytes: usize) -> Result<Scratch> {
-        let bytes = bytes.next_power_of_two();
+        // A little more, so that calls that need a little more find it.
+        let bytes = bytes.next_multiple_of((bytes.next_power_of_two() / 64).max(256));
         Ok(Scratch { address: device.take_scratch(bytes, lane.stream)?, bytes })
     }
 

@@ -5,26 +5,63 @@
 //! nothing is. A [`Device`] gives [`Buffer`]s (memory) and [`Lane`]s (a stream with pinned staging);
 //! [`Device::kernel`] compiles a source once and keeps it, in memory and on disk.
 
+mod blas;
 mod buffer;
 mod cache;
 mod compiler;
 mod device;
 mod driver;
+mod elementwise;
 mod event;
+mod find;
 mod kernel;
 mod lane;
 mod memory;
 mod run;
 mod staging;
+mod sum;
 
+use crate::error::{Error, Kind, Result};
+use crate::tensor::DType;
+pub use blas::Matrix;
 pub use buffer::Buffer;
 pub use compiler::compiler;
 pub use device::{Device, Facts};
 pub use driver::{DeviceInfo, devices};
+pub use elementwise::{add_row, map};
 pub use event::Mark;
 pub use kernel::{Kernel, Source};
 pub use lane::Lane;
 pub use run::run_host;
+pub use sum::columns;
 
 /// The element types, rounding and functions that every kernel source begins with.
 pub const PRELUDE: &str = include_str!("prelude.cu");
+
+/// How kernels name an element type and the type that it is computed in.
+pub fn type_names(dtype: DType) -> (&'static str, &'static str) {
+    match dtype {
+        DType::F64 => ("double", "double"),
+        DType::F32 => ("float", "float"),
+        DType::Bf16 => ("bf16", "float"),
+        DType::F16 => ("f16", "float"),
+    }
+}
+
+/// Threads in a block of a kernel whose threads have nothing to do with each other.
+const THREADS: u32 = 128;
+
+/// Queues a kernel of `count` threads that have nothing to do with each other.
+///
+/// # Safety
+/// As for [`Lane::launch`].
+pub unsafe fn launch_each<P: Copy>(lane: &Lane, kernel: &Kernel, count: usize, params: &P) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    let blocks = count.div_ceil(THREADS as usize);
+    let fits = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31);
+    let blocks = fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(blocks))?;
+    // SAFETY: the caller's promise.
+    unsafe { lane.launch(kernel, [blocks, 1, 1], THREADS, params) }
+}

@@ -2,11 +2,14 @@
 
 #![allow(dead_code)]
 
-use sidewinder_kernels::cpu::Exec;
+pub mod check;
+pub mod scans;
+
+use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Device};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::tensor::{DType, Owned, View, ViewMut};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 
 /// Runs an op on the CPU into poisoned outputs.
 pub fn run<O: Op>(options: &O::Options, inputs: &Named<Owned>, exec: &Exec) -> Result<Named<Owned>> {
@@ -63,5 +66,71 @@ pub fn gpu() -> Option<Device> {
             println!("SKIPPED for want of a CUDA device: {}", other.map_or_else(|e| e.to_string(), |_| "none".into()));
             None
         }
+    }
+}
+
+/// The levels of this CPU that are made to be fast.
+pub fn levels() -> impl Iterator<Item = Level> {
+    Level::available().iter().copied().filter(|&level| level != Level::Reference)
+}
+
+/// The reference's results for inputs as they are stored, in f64.
+pub fn reference<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
+    let exec = Exec { level: Level::Reference, threads: 1 };
+    let wide = inputs.map(|t| t.cast(DType::F64));
+    // The bounds of a clamp are rounded to the type of the arithmetic, so the type must be told.
+    let storage = inputs.get(O::INPUTS[0].name).unwrap().spec().dtype;
+    if storage == DType::F64 { run::<O>(options, &wide, &exec) } else { in_f64::<O>(options, inputs) }.unwrap()
+}
+
+/// The reference's results in f64 of a call that is checked in its own types.
+fn in_f64<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Result<Named<Owned>> {
+    let problem = op::check::<O>(&op::specs(inputs), options)?;
+    let results = O::reference(&problem, &inputs.map(|t| t.view().to_f64()))?;
+    let outputs = O::outputs(&problem)?;
+    outputs
+        .iter()
+        .map(|(name, spec)| {
+            let mut output = Owned::poisoned(Spec { dtype: DType::F64, ..*spec });
+            output.view_mut().store_f64(results.get(name)?);
+            Ok((name.clone(), output))
+        })
+        .collect()
+}
+
+/// What a result may be off: relative to itself, and to the largest value of its tensor.
+fn tolerance(dtype: DType) -> (f64, f64) {
+    match dtype {
+        DType::F64 => (1e-10, 1e-12),
+        DType::F32 => (2e-5, 5e-6),
+        DType::Bf16 => (1.0 / 256.0, 1e-5),
+        DType::F16 => (1.0 / 2048.0, 1e-5),
+    }
+}
+
+/// Compares all that `expected` has, each tensor within the tolerance of its type.
+pub fn assert_close(got: &Named<Owned>, expected: &Named<Owned>, what: &str) {
+    for (name, expected) in expected.iter() {
+        let got = got.get(name).unwrap();
+        let (rtol, relative) = tolerance(got.spec().dtype);
+        let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
+        let worst = worst(got, expected, rtol, relative * largest);
+        assert!(worst <= 1.0, "{name} is off by {worst} times the tolerance: {what}");
+    }
+}
+
+/// All bytes of some results, to compare.
+pub fn bits(results: &Named<Owned>) -> Vec<Vec<u8>> {
+    results.iter().map(|(_, tensor)| tensor.view().bytes().to_vec()).collect()
+}
+
+/// A small generator: tests need numbers that look random, not more.
+pub struct Random(pub u64);
+
+impl Random {
+    /// Between 0 and 1.
+    pub fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((self.0 >> 11) as f64) / ((1u64 << 53) as f64)
     }
 }

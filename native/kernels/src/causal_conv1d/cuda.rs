@@ -1,0 +1,113 @@
+//! The convolution on CUDA: a thread a channel and stretch of time.
+
+use super::Problem;
+use crate::cuda::{Buffer, Lane, Source, launch_each, type_names};
+use crate::error::Result;
+use crate::op::Named;
+
+const CONV: Source = Source { name: "causal_conv1d", text: include_str!("conv.cu") };
+
+/// Threads that keep a multiprocessor busy.
+const BUSY: usize = 2048;
+
+/// Rows in a stretch: the fewer, the more threads; the more, the fewer rows are read again.
+const STRETCH: std::ops::RangeInclusive<usize> = 8..=64;
+
+/// The kernel's parameters; the same struct is declared in `conv.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Params {
+    x: u64,
+    init_state: u64,
+    dy: u64,
+    dfinal_state: u64,
+    w: u64,
+    bias: u64,
+    y: u64,
+    final_state: u64,
+    dx: u64,
+    dinit_state: u64,
+    dw: u64,
+    dbias: u64,
+    partial: u64,
+    batch: i64,
+    length: i64,
+    channels: i64,
+    rows: i64,
+    stretch: i64,
+    stretches: i64,
+}
+
+/// Queues the convolution.
+pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let call = Call::new(problem, inputs, outputs, lane, problem.length)?;
+    call.launch(0, call.threads())
+}
+
+/// Queues the gradient.
+pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let mut call = Call::new(problem, inputs, outputs, lane, problem.rows())?;
+    let sums = problem.width + 1;
+    call.params.partial = lane.scratch((call.threads() * sums * problem.dtype.wide().size()).max(1))?;
+    call.launch(1, call.threads())?;
+    call.launch(2, sums * problem.channels)
+}
+
+struct Call<'a> {
+    problem: &'a Problem,
+    lane: &'a Lane,
+    params: Params,
+}
+
+impl<'a> Call<'a> {
+    fn new(
+        problem: &'a Problem,
+        inputs: &Named<&Buffer>,
+        outputs: &Named<&Buffer>,
+        lane: &'a Lane,
+        rows: usize,
+    ) -> Result<Self> {
+        let Problem { batch, length, channels, .. } = *problem;
+        let busy = BUSY * lane.device().facts().multiprocessors as usize;
+        let stretch = (batch * channels * rows / busy).clamp(*STRETCH.start(), *STRETCH.end()).max(problem.width);
+        let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
+        let params = Params {
+            x: at(inputs, "x")?,
+            init_state: at(inputs, "init_state")?,
+            dy: at(inputs, "dy")?,
+            dfinal_state: at(inputs, "dfinal_state")?,
+            w: at(inputs, "w")?,
+            bias: at(inputs, "bias")?,
+            y: at(outputs, "y")?,
+            final_state: at(outputs, "final_state")?,
+            dx: at(outputs, "dx")?,
+            dinit_state: at(outputs, "dinit_state")?,
+            dw: at(outputs, "dw")?,
+            dbias: at(outputs, "dbias")?,
+            partial: 0,
+            batch: batch as i64,
+            length: length as i64,
+            channels: channels as i64,
+            rows: rows as i64,
+            stretch: stretch as i64,
+            // One at least: where there is no time, the state still comes out.
+            stretches: rows.div_ceil(stretch).max(1) as i64,
+        };
+        Ok(Call { problem, lane, params })
+    }
+
+    fn threads(&self) -> usize {
+        self.problem.batch * self.problem.channels * self.params.stretches as usize
+    }
+
+    fn launch(&self, kind: u32, threads: usize) -> Result<()> {
+        let (storage, real) = type_names(self.problem.dtype);
+        let silu = u32::from(self.problem.activation.is_some());
+        let options =
+            format!("-DSTORAGE={storage} -DREAL={real} -DW={} -DSILU={silu} -DKIND={kind}", self.problem.width);
+        let kernel = self.lane.device().kernel(&CONV, &options)?;
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes
+        // fit the buffers, whose addresses are this lane's, as is the scratch memory.
+        unsafe { launch_each(self.lane, &kernel, threads, &self.params) }
+    }
+}

@@ -1,0 +1,204 @@
+//! The depthwise causal convolution in front of Mamba's scan (Gu and Dao 2023, section 3.4), its
+//! gradient, and its step of one token.
+//!
+//! Let `xp` be `init_state`, or zeros, followed by `x` in time: L + W - 1 rows. For each batch, channel
+//! and time `t` from 0 to L - 1:
+//!
+//! ```text
+//! u[t] = bias + sum_j w[j] xp[t+j]        j from 0 to W - 1: w[W-1] meets the current sample
+//! y[t] = silu(u[t]) or u[t]
+//! ```
+//!
+//! `final_state` is the last W - 1 rows of `xp`. Given the cotangents `dy` and `dfinal_state`:
+//!
+//! ```text
+//! du[t] = dy[t] silu'(u[t]) or dy[t]
+//! dxp[r] = sum_j w[j] du[r-j] (+ dfinal_state in the last W - 1 rows)
+//! dw[j] = sum_{b,t} du[t] xp[t+j]         dbias = sum_{b,t} du[t]
+//! ```
+//!
+//! where `dinit_state` is the first W - 1 rows of `dxp`, and `dx` the others. Storage is f32, f64, bf16
+//! or f16; `w`, `bias` and all arithmetic are f32 (f64 for f64 storage), and outputs are rounded once.
+//! `u` is not kept but computed again. All sums are done in an order that depends on the sizes alone.
+
+mod cpu;
+mod cuda;
+mod reference;
+pub mod update;
+
+use crate::cuda::{Buffer, Lane};
+use crate::error::Result;
+use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// What is done with the sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `u * sigmoid(u)`.
+    Silu,
+}
+
+/// The options of the convolution.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// What is done with the sums; nothing by default.
+    pub activation: Option<Activation>,
+    /// Write `final_state`.
+    pub return_state: bool,
+}
+
+/// The documentation of `activation`.
+pub const ACTIVATION: OptionDoc = OptionDoc { name: "activation", takes: "text", help: "silu; none by default" };
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Batch size, `B` in the shapes.
+    pub batch: usize,
+    /// Sequence length, `L`.
+    pub length: usize,
+    /// Channels, `D`.
+    pub channels: usize,
+    /// How many steps each output sees, `W`; at least 1.
+    pub width: usize,
+    /// The storage type.
+    pub dtype: DType,
+    /// What is done with the sums.
+    pub activation: Option<Activation>,
+    /// Whether `final_state` is wanted.
+    pub return_state: bool,
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let (x, w) = (inputs.get("x")?, inputs.get("w")?);
+        let &[batch, length, channels] = &x.shape[..] else {
+            return Err(op::wrong_shape("x", "(B, L, D)", x));
+        };
+        let width = match w.shape[..] {
+            [d, width] if d == channels && width > 0 => width,
+            _ => return Err(op::wrong_shape("w", &format!("({channels}, W) with W of at least 1"), w)),
+        };
+        op::same_shape(inputs, "bias", &[channels])?;
+        op::same_shape(inputs, "dy", &[batch, length, channels])?;
+        for name in ["init_state", "dfinal_state"] {
+            op::same_shape(inputs, name, &[batch, width - 1, channels])?;
+        }
+        let Options { activation, return_state } = *options;
+        Ok(Problem { batch, length, channels, width, dtype: x.dtype, activation, return_state })
+    }
+
+    /// Rows of `xp`.
+    fn rows(&self) -> usize {
+        self.length + self.width - 1
+    }
+}
+
+/// The convolution.
+pub struct CausalConv1d;
+
+impl Op for CausalConv1d {
+    const NAME: &'static str = "causal_conv1d";
+    const ABOUT: &'static str = "Depthwise causal convolution over whole sequences";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("x", "(B, L, D)"),
+        Slot::new("w", "(D, W)").wide(),
+        Slot::new("bias", "(D)").wide().optional(),
+        Slot::new("init_state", "(B, W-1, D)").optional(),
+    ];
+    const OPTIONS: &'static [OptionDoc] =
+        &[ACTIVATION, OptionDoc { name: "return_state", takes: "flag", help: "write final_state (B, W-1, D)" }];
+    const COTANGENTS: &'static [&'static str] = &["dy", "dfinal_state"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let Problem { batch, length, channels, width, dtype, .. } = *problem;
+        let mut outputs = Named::default();
+        outputs.push("y", Spec::new(dtype, &[batch, length, channels])?);
+        if problem.return_state {
+            outputs.push("final_state", Spec::new(dtype, &[batch, width - 1, channels])?);
+        }
+        Ok(outputs)
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::forward(problem, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::forward(problem, inputs)
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::forward(problem, inputs, outputs, lane)
+    }
+}
+
+/// A checked call of the gradient.
+#[derive(Clone, Debug)]
+pub struct BackwardProblem {
+    /// The convolution that it is the gradient of.
+    pub conv: Problem,
+    /// The gradients, by their names.
+    pub outputs: Named<Spec>,
+}
+
+/// The gradient of the convolution.
+pub struct CausalConv1dBackward;
+
+const GRADIENTS: [(&str, &str); 4] = [("x", "dx"), ("w", "dw"), ("bias", "dbias"), ("init_state", "dinit_state")];
+
+impl Op for CausalConv1dBackward {
+    const NAME: &'static str = "causal_conv1d_backward";
+    const ABOUT: &'static str = "Gradient of the depthwise causal convolution";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("x", "(B, L, D)"),
+        Slot::new("w", "(D, W)").wide(),
+        Slot::new("bias", "(D)").wide().optional(),
+        Slot::new("init_state", "(B, W-1, D)").optional(),
+        Slot::new("dy", "(B, L, D)"),
+        Slot::new("dfinal_state", "(B, W-1, D)").optional(),
+    ];
+    const OPTIONS: &'static [OptionDoc] = CausalConv1d::OPTIONS;
+    const COTANGENTS: &'static [&'static str] = &[];
+    const BACKWARD_OF: Option<&'static str> = Some(CausalConv1d::NAME);
+
+    /// Those of the convolution, of which `return_state` means nothing here.
+    type Options = Options;
+    type Problem = BackwardProblem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<BackwardProblem> {
+        Ok(BackwardProblem { conv: Problem::new(inputs, options)?, outputs: op::gradients(inputs, &GRADIENTS) })
+    }
+
+    fn outputs(problem: &BackwardProblem) -> Result<Named<Spec>> {
+        Ok(problem.outputs.clone())
+    }
+
+    fn cpu(
+        problem: &BackwardProblem,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        cpu::backward(&problem.conv, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &BackwardProblem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&problem.conv, inputs)
+    }
+
+    fn cuda(problem: &BackwardProblem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::backward(&problem.conv, inputs, outputs, lane)
+    }
+}

@@ -1,0 +1,53 @@
+//! Whole slices between the type of storage and that of the arithmetic.
+
+use super::pool::Shared;
+use super::strips::Strips;
+use super::{Exec, Real, Storage, Vector, Work};
+use crate::error::Result;
+use crate::tensor::Element;
+use std::borrow::Cow;
+
+/// The values in the type of the arithmetic; copied only if that is another one.
+pub fn widened<'a, S: Storage>(values: &'a [S], exec: &Exec) -> Result<Cow<'a, [S::Wide]>> {
+    if S::DTYPE == S::Wide::DTYPE {
+        return Ok(Cow::Borrowed(bytemuck::cast_slice(values)));
+    }
+    let mut wide = vec![S::Wide::from_f64(0.0); values.len()];
+    convert(values, &mut wide, exec)?;
+    Ok(Cow::Owned(wide))
+}
+
+/// Lets `fill` write values in the type of the arithmetic and rounds them to that of storage.
+pub fn rounded<S: Storage>(to: &mut [S], exec: &Exec, fill: impl FnOnce(&mut [S::Wide]) -> Result<()>) -> Result<()> {
+    if S::DTYPE == S::Wide::DTYPE {
+        return fill(bytemuck::cast_slice_mut(to));
+    }
+    let mut wide = vec![S::Wide::from_f64(0.0); to.len()];
+    fill(&mut wide)?;
+    convert(&wide, to, exec)
+}
+
+fn convert<A: Storage, B: Storage<Wide = A::Wide>>(from: &[A], to: &mut [B], exec: &Exec) -> Result<()> {
+    let to = Shared::new(to);
+    Strips::new(exec, 1, from.len(), from.len(), usize::MAX).for_each(|_, range| {
+        // SAFETY: strips share no element.
+        let to = unsafe { to.part(range.start, range.len()) };
+        A::Wide::dispatch(exec.level, Convert { from: &from[range], to });
+    })
+}
+
+struct Convert<'a, A, B> {
+    from: &'a [A],
+    to: &'a mut [B],
+}
+
+impl<A: Storage, B: Storage<Wide = A::Wide>> Work<A::Wide> for Convert<'_, A, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = A::Wide>>(self) {
+        for (from, to) in self.from.chunks(V::LANES).zip(self.to.chunks_mut(V::LANES)) {
+            B::store(A::load::<V>(from), to);
+        }
+    }
+}

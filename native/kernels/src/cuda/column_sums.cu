@@ -1,0 +1,18 @@
+// Sums of the columns of each chunk of rows, in order: from IN to OUT.
+
+struct Params {
+    const IN* values;
+    OUT* sums;
+    i64 rows, columns, chunk, chunks;
+};
+
+extern "C" __global__ void column_sums(Params p) {
+    i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (id >= p.columns * p.chunks) return;
+    i64 column = id % p.columns, first = id / p.columns * p.chunk;
+    i64 last = first + p.chunk < p.rows ? first + p.chunk : p.rows;
+    REAL sum = 0;
+#pragma unroll 8
+    for (i64 row = first; row < last; ++row) sum += widen(p.values[row * p.columns + column]);
+    narrow(sum, p.sums[id]);
+}

@@ -1,0 +1,164 @@
+//! The dense layer and its gradient, with weights stored (out, in):
+//!
+//! ```text
+//! y = x w^T + b
+//! dx = dy w        dw = dy^T x        db = sum dy        (sums over all rows of x)
+//! ```
+//!
+//! Storage is f32, f64, bf16 or f16; products are summed in f32 (f64 for f64 storage), never in a
+//! narrower type, and outputs are rounded once.
+
+mod cpu;
+mod cuda;
+mod reference;
+
+use crate::cuda::{Buffer, Lane};
+use crate::error::{Error, Result};
+use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Shape, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// There are none.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {}
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// The shape of `x`.
+    pub x: Shape,
+    /// How many rows `x` has: all its axes but the last.
+    pub rows: usize,
+    /// Columns of `x`, `I` in the shapes.
+    pub inputs: usize,
+    /// Columns of `y`, `O`.
+    pub outputs: usize,
+    /// The storage type.
+    pub dtype: DType,
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>) -> Result<Problem> {
+        let (x, w) = (inputs.get("x")?, inputs.get("w")?);
+        let Some((&columns, rows)) = x.shape.split_last() else {
+            return Err(wrong("x", "(..., I)", x));
+        };
+        let outputs = match w.shape[..] {
+            [outputs, inputs] if inputs == columns => outputs,
+            _ => return Err(wrong("w", &format!("(O, {columns})"), w)),
+        };
+        let problem = Problem { x: x.shape, rows: rows.iter().product(), inputs: columns, outputs, dtype: x.dtype };
+        for (name, shape) in [("b", Shape::new(&[outputs])?), ("dy", problem.y()?)] {
+            match inputs.find(name) {
+                Some(spec) if spec.shape != shape => return Err(wrong(name, &shape.to_string(), spec)),
+                _ => {}
+            }
+        }
+        Ok(problem)
+    }
+
+    /// The shape of `y`: that of `x` with another last axis.
+    fn y(&self) -> Result<Shape> {
+        let mut dims = self.x.to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = self.outputs;
+        }
+        Shape::new(&dims)
+    }
+}
+
+fn wrong(name: &str, expected: &str, got: &Spec) -> Error {
+    op::wrong_shape(name, expected, got).hint("Weights are stored (out, in), and the last axis of x meets `in`")
+}
+
+/// The dense layer.
+pub struct Linear;
+
+impl Op for Linear {
+    const NAME: &'static str = "linear";
+    const ABOUT: &'static str = "Dense layer y = x w^T + b";
+    const INPUTS: &'static [Slot] =
+        &[Slot::new("x", "(..., I)"), Slot::new("w", "(O, I)"), Slot::new("b", "(O)").optional()];
+    const OPTIONS: &'static [OptionDoc] = &[];
+    const COTANGENTS: &'static [&'static str] = &["dy"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<Problem> {
+        Problem::new(inputs)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        Ok([("y", Spec { dtype: problem.dtype, shape: problem.y()? })].into_iter().collect())
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::forward(problem, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::forward(problem, inputs)
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::forward(problem, inputs, outputs, lane)
+    }
+}
+
+/// A checked call of the gradient.
+#[derive(Clone, Debug)]
+pub struct BackwardProblem {
+    /// The layer that it is the gradient of.
+    pub linear: Problem,
+    /// The gradients, by their names.
+    pub outputs: Named<Spec>,
+}
+
+/// The gradient of the dense layer.
+pub struct LinearBackward;
+
+impl Op for LinearBackward {
+    const NAME: &'static str = "linear_backward";
+    const ABOUT: &'static str = "Gradient of the dense layer";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("x", "(..., I)"),
+        Slot::new("w", "(O, I)"),
+        Slot::new("b", "(O)").optional(),
+        Slot::new("dy", "(..., O)"),
+    ];
+    const OPTIONS: &'static [OptionDoc] = &[];
+    const COTANGENTS: &'static [&'static str] = &[];
+    const BACKWARD_OF: Option<&'static str> = Some(Linear::NAME);
+
+    type Options = Options;
+    type Problem = BackwardProblem;
+
+    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<BackwardProblem> {
+        let outputs = op::gradients(inputs, &[("x", "dx"), ("w", "dw"), ("b", "db")]);
+        Ok(BackwardProblem { linear: Problem::new(inputs)?, outputs })
+    }
+
+    fn outputs(problem: &BackwardProblem) -> Result<Named<Spec>> {
+        Ok(problem.outputs.clone())
+    }
+
+    fn cpu(
+        problem: &BackwardProblem,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        cpu::backward(&problem.linear, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &BackwardProblem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&problem.linear, inputs)
+    }
+
+    fn cuda(problem: &BackwardProblem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::backward(&problem.linear, inputs, outputs, lane)
+    }
+}

@@ -1,0 +1,190 @@
+//! The recurrence on the CPU: a channel a lane, time as the loop, batches and strips of channels
+//! shared among threads.
+//!
+//! It computes so little that memory sets the pace. So a strip is as wide as the number of threads
+//! allows and goes row by row, which reads and writes memory in order; its states stay in the
+//! first-level cache. A narrow strip leaps from page to page, which the hardware does not foresee, so
+//! rows are asked for ahead of time. Time is not split: with fewer strips than threads some threads stay idle. Every
+//! channel is computed in the same way whatever its strip, so the number of threads changes no bit.
+
+use super::Problem;
+use crate::cpu::pool::Shared;
+use crate::cpu::strips::{self, Strips};
+use crate::cpu::{Exec, Real, Storage, Vector, Work, prefetch};
+use crate::error::Result;
+use crate::op::Named;
+use crate::tensor::{View, ViewMut};
+use crate::with_type;
+use std::ops::Range;
+
+/// How many rows ahead are asked for.
+const AHEAD: usize = 4;
+
+/// Wider strips would push their states out of the first-level cache.
+const WIDEST: usize = 4096;
+
+/// Computes the recurrence on the CPU.
+pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.dtype, S => {
+        let call = Forward::<S>::new(problem, inputs, outputs)?;
+        strips(problem, exec).for_each(|batch, channels| {
+            <S as Storage>::Wide::dispatch(exec.level, Strip { call: &call, batch, channels });
+        })
+    })
+}
+
+/// Computes the gradient on the CPU.
+pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.dtype, S => {
+        let call = Backward::<S>::new(problem, inputs, outputs)?;
+        strips(problem, exec).for_each(|batch, channels| {
+            <S as Storage>::Wide::dispatch(exec.level, Strip { call: &call, batch, channels });
+        })
+    })
+}
+
+fn strips(problem: &Problem, exec: &Exec) -> Strips {
+    let Problem { batch, length, channels, .. } = *problem;
+    Strips::new(exec, batch, channels, batch * length * channels, WIDEST)
+}
+
+/// Some channels of one batch.
+struct Strip<'c, C> {
+    call: &'c C,
+    batch: usize,
+    channels: Range<usize>,
+}
+
+impl<C> Strip<'_, C> {
+    /// Where the strip lies in a tensor of one row a batch, such as a state.
+    fn state(&self, problem: &Problem) -> Range<usize> {
+        let start = self.batch * problem.channels + self.channels.start;
+        start..start + self.channels.len()
+    }
+
+    /// Where the strip lies at time `t`.
+    fn row(&self, problem: &Problem, t: usize) -> Range<usize> {
+        let start = (self.batch * problem.length + t) * problem.channels + self.channels.start;
+        start..start + self.channels.len()
+    }
+}
+
+struct Forward<'a, S: Storage> {
+    problem: &'a Problem,
+    a: &'a [S],
+    b: &'a [S],
+    h0: Option<&'a [S::Wide]>,
+    h: Shared<'a, S>,
+    last_state: Option<Shared<'a, S::Wide>>,
+}
+
+impl<'a, S: Storage> Forward<'a, S> {
+    fn new(problem: &'a Problem, inputs: &Named<View<'a>>, mut outputs: Named<ViewMut<'a>>) -> Result<Self> {
+        Ok(Forward {
+            problem,
+            a: inputs.get("a")?.slice()?,
+            b: inputs.get("b")?.slice()?,
+            h0: inputs.find("h0").map(View::slice).transpose()?,
+            h: Shared::new(outputs.expect("h")?.slice()?),
+            last_state: outputs.take("last_state").map(ViewMut::slice).transpose()?.map(Shared::new),
+        })
+    }
+}
+
+impl<S: Storage> Work<S::Wide> for Strip<'_, Forward<'_, S>> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let (call, width) = (self.call, self.channels.len());
+        let state_row = self.state(call.problem);
+        let mut state = strips::load::<V>(call.h0.map(|h0| &h0[state_row.clone()]), width);
+        for t in 0..call.problem.length {
+            let row = self.row(call.problem, t);
+            let (a, b) = (&call.a[row.clone()], &call.b[row.clone()]);
+            // SAFETY: strips share no element of (batch, time, channel).
+            let h = unsafe { call.h.part(row.start, width) };
+            for (i, state) in state.iter_mut().enumerate() {
+                let at = i * V::LANES;
+                let ahead = row.start + at + AHEAD * call.problem.channels;
+                prefetch(call.a.as_ptr(), ahead);
+                prefetch(call.b.as_ptr(), ahead);
+                prefetch(call.h.as_ptr(), ahead);
+                *state = S::load::<V>(&a[at..]).mul_add(*state, S::load(&b[at..]));
+                S::store(*state, &mut h[at..]);
+            }
+        }
+        if let Some(last_state) = &call.last_state {
+            // SAFETY: nor of (batch, channel).
+            strips::store(&state, unsafe { last_state.part(state_row.start, width) });
+        }
+    }
+}
+
+struct Backward<'a, S: Storage> {
+    problem: &'a Problem,
+    a: &'a [S],
+    h: &'a [S],
+    h0: Option<&'a [S::Wide]>,
+    dh: &'a [S],
+    dlast_state: Option<&'a [S::Wide]>,
+    da: Shared<'a, S>,
+    db: Shared<'a, S>,
+    dh0: Option<Shared<'a, S::Wide>>,
+}
+
+impl<'a, S: Storage> Backward<'a, S> {
+    fn new(problem: &'a Problem, inputs: &Named<View<'a>>, mut outputs: Named<ViewMut<'a>>) -> Result<Self> {
+        Ok(Backward {
+            problem,
+            a: inputs.get("a")?.slice()?,
+            h: inputs.get("h")?.slice()?,
+            h0: inputs.find("h0").map(View::slice).transpose()?,
+            dh: inputs.get("dh")?.slice()?,
+            dlast_state: inputs.find("dlast_state").map(View::slice).transpose()?,
+            da: Shared::new(outputs.expect("da")?.slice()?),
+            db: Shared::new(outputs.expect("db")?.slice()?),
+            dh0: outputs.take("dh0").map(ViewMut::slice).transpose()?.map(Shared::new),
+        })
+    }
+}
+
+impl<S: Storage> Work<S::Wide> for Strip<'_, Backward<'_, S>> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let (call, width) = (self.call, self.channels.len());
+        let state_row = self.state(call.problem);
+        let mut carry = strips::load::<V>(call.dlast_state.map(|row| &row[state_row.clone()]), width);
+        let h0 = strips::load::<V>(call.h0.map(|h0| &h0[state_row.clone()]), width);
+        for t in (0..call.problem.length).rev() {
+            let row = self.row(call.problem, t);
+            let before = if t > 0 { Some(&call.h[self.row(call.problem, t - 1)]) } else { None };
+            let (a, dh) = (&call.a[row.clone()], &call.dh[row.clone()]);
+            // SAFETY: strips share no element of (batch, time, channel).
+            let (da, db) = unsafe { (call.da.part(row.start, width), call.db.part(row.start, width)) };
+            for (i, carry) in carry.iter_mut().enumerate() {
+                let at = i * V::LANES;
+                let ahead = (row.start + at).wrapping_sub(AHEAD * call.problem.channels);
+                prefetch(call.a.as_ptr(), ahead);
+                prefetch(call.h.as_ptr(), ahead);
+                prefetch(call.dh.as_ptr(), ahead);
+                prefetch(call.da.as_ptr(), ahead);
+                prefetch(call.db.as_ptr(), ahead);
+                let g = S::load::<V>(&dh[at..]).add(*carry);
+                let h = match before {
+                    Some(before) => S::load::<V>(&before[at..]),
+                    None => h0[i],
+                };
+                S::store(g, &mut db[at..]);
+                S::store(g.mul(h), &mut da[at..]);
+                *carry = S::load::<V>(&a[at..]).mul(g);
+            }
+        }
+        if let Some(dh0) = &call.dh0 {
+            // SAFETY: nor of (batch, channel).
+            strips::store(&carry, unsafe { dh0.part(state_row.start, width) });
+        }
+    }
+}

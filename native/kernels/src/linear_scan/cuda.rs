@@ -1,0 +1,95 @@
+//! The recurrence on CUDA: a thread a channel, and where there are too few of them, time in chunks.
+
+use super::Problem;
+use crate::cuda::{Buffer, Lane, Source, launch_each, type_names};
+use crate::error::Result;
+use crate::op::Named;
+
+const SCAN: Source = Source { name: "linear_scan", text: include_str!("scan.cu") };
+
+/// Threads that keep a multiprocessor busy with this little work each.
+const BUSY: usize = 1024;
+
+/// A chunk of time is not made shorter than this: its end costs a pass of its own.
+const SHORTEST_CHUNK: usize = 32;
+
+/// Each chunk composes the ends of all before it, so there are not too many.
+const MOST_CHUNKS: usize = 128;
+
+/// The kernel's parameters; the same struct is declared in `scan.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Params {
+    a: u64,
+    b: u64,
+    h: u64,
+    dh: u64,
+    h0: u64,
+    dlast_state: u64,
+    to: u64,
+    da: u64,
+    db: u64,
+    last_state: u64,
+    dh0: u64,
+    products: u64,
+    ends: u64,
+    batch: i64,
+    length: i64,
+    channels: i64,
+    chunk: i64,
+    chunks: i64,
+}
+
+/// Queues the recurrence.
+pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    run(problem, inputs, outputs, lane, 0)
+}
+
+/// Queues the gradient.
+pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    run(problem, inputs, outputs, lane, 1)
+}
+
+fn run(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane, backward: u32) -> Result<()> {
+    let Problem { batch, length, channels, dtype, .. } = *problem;
+    let rows = batch * channels;
+    if rows == 0 {
+        return Ok(());
+    }
+    let busy = BUSY * lane.device().facts().multiprocessors as usize;
+    let wanted = (busy / rows).min(length / SHORTEST_CHUNK).clamp(1, MOST_CHUNKS);
+    let chunk = length.div_ceil(wanted).max(1);
+    let chunks = length.div_ceil(chunk).max(1);
+    let half = rows * chunks * dtype.wide().size();
+    let scratch = if chunks > 1 { lane.scratch(2 * half)? } else { 0 };
+    let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
+    let params = Params {
+        a: at(inputs, "a")?,
+        b: at(inputs, "b")?,
+        h: at(inputs, "h")?,
+        dh: at(inputs, "dh")?,
+        h0: at(inputs, "h0")?,
+        dlast_state: at(inputs, "dlast_state")?,
+        to: at(outputs, "h")?,
+        da: at(outputs, "da")?,
+        db: at(outputs, "db")?,
+        last_state: at(outputs, "last_state")?,
+        dh0: at(outputs, "dh0")?,
+        products: scratch,
+        ends: scratch + half as u64,
+        batch: batch as i64,
+        length: length as i64,
+        channels: channels as i64,
+        chunk: chunk as i64,
+        chunks: chunks as i64,
+    };
+    let (storage, real) = type_names(dtype);
+    for pass in if chunks > 1 { &[1, 0][..] } else { &[0] } {
+        let options = format!("-DSTORAGE={storage} -DREAL={real} -DBACKWARD={backward} -DPASS={pass}");
+        let kernel = lane.device().kernel(&SCAN, &options)?;
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes
+        // fit the buffers, whose addresses are this lane's, as is the scratch memory.
+        unsafe { launch_each(lane, &kernel, rows * chunks, &params)? };
+    }
+    Ok(())
+}

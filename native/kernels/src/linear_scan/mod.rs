@@ -1,0 +1,169 @@
+//! The linear recurrence that other scans are built on, and its gradient.
+//!
+//! For each batch, channel and time `t` from 1 to L, where `h[0]` is `h0`, or zero:
+//!
+//! ```text
+//! h[t] = a[t] h[t-1] + b[t]
+//! ```
+//!
+//! Given the cotangents `dh` and `dlast_state`, time runs backwards:
+//!
+//! ```text
+//! g[t] = dh[t] + a[t+1] g[t+1]        a[L+1] g[L+1] = dlast_state
+//! db[t] = g[t]                        da[t] = g[t] h[t-1]                 dh0 = a[1] g[1]
+//! ```
+//!
+//! (Blelloch 1990, "Prefix Sums and Their Applications", section 1.4, has it as an associative scan.)
+//! Any `a` is allowed: negative, zero, or above 1. Storage is f32, f64, bf16 or f16; `h0`, the state
+//! and all arithmetic are f32 (f64 for f64 storage), and outputs are rounded once. The gradient reads
+//! `h` as it was stored.
+
+mod cpu;
+mod cuda;
+mod reference;
+
+use crate::cuda::{Buffer, Lane};
+use crate::error::Result;
+use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// The options of the recurrence.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Write `last_state`.
+    pub return_state: bool,
+}
+
+/// The sizes of a checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Batch size, `B` in the shapes.
+    pub batch: usize,
+    /// Sequence length, `L`.
+    pub length: usize,
+    /// Channels, `K`.
+    pub channels: usize,
+    /// The storage type.
+    pub dtype: DType,
+    /// Whether `last_state` is wanted.
+    pub return_state: bool,
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let a = inputs.get("a")?;
+        let &[batch, length, channels] = &a.shape[..] else {
+            return Err(op::wrong_shape("a", "(B, L, K)", a));
+        };
+        for name in ["b", "h", "dh"] {
+            op::same_shape(inputs, name, &[batch, length, channels])?;
+        }
+        for name in ["h0", "dlast_state"] {
+            op::same_shape(inputs, name, &[batch, channels])?;
+        }
+        Ok(Problem { batch, length, channels, dtype: a.dtype, return_state: options.return_state })
+    }
+}
+
+/// The recurrence.
+pub struct LinearScan;
+
+impl Op for LinearScan {
+    const NAME: &'static str = "linear_scan";
+    const ABOUT: &'static str = "Linear recurrence h = a h + b over whole sequences";
+    const INPUTS: &'static [Slot] =
+        &[Slot::new("a", "(B, L, K)"), Slot::new("b", "(B, L, K)"), Slot::new("h0", "(B, K)").wide().optional()];
+    const OPTIONS: &'static [OptionDoc] =
+        &[OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, K)" }];
+    const COTANGENTS: &'static [&'static str] = &["dh", "dlast_state"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let Problem { batch, length, channels, dtype, return_state } = *problem;
+        let mut outputs = Named::default();
+        outputs.push("h", Spec::new(dtype, &[batch, length, channels])?);
+        if return_state {
+            outputs.push("last_state", Spec::new(dtype.wide(), &[batch, channels])?);
+        }
+        Ok(outputs)
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::forward(problem, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::forward(problem, inputs)
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::forward(problem, inputs, outputs, lane)
+    }
+}
+
+/// A checked call of the gradient.
+#[derive(Clone, Debug)]
+pub struct BackwardProblem {
+    /// The recurrence that it is the gradient of.
+    pub scan: Problem,
+    /// The gradients, by their names.
+    pub outputs: Named<Spec>,
+}
+
+/// The gradient of the recurrence.
+pub struct LinearScanBackward;
+
+impl Op for LinearScanBackward {
+    const NAME: &'static str = "linear_scan_backward";
+    const ABOUT: &'static str = "Gradient of the linear recurrence";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("a", "(B, L, K)"),
+        Slot::new("h", "(B, L, K)"),
+        Slot::new("h0", "(B, K)").wide().optional(),
+        Slot::new("dh", "(B, L, K)"),
+        Slot::new("dlast_state", "(B, K)").wide().optional(),
+    ];
+    const OPTIONS: &'static [OptionDoc] = LinearScan::OPTIONS;
+    const COTANGENTS: &'static [&'static str] = &[];
+    const BACKWARD_OF: Option<&'static str> = Some(LinearScan::NAME);
+
+    /// Those of the recurrence, which mean nothing here.
+    type Options = Options;
+    type Problem = BackwardProblem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<BackwardProblem> {
+        // `b` itself is not needed, and `db` is of the same type and shape as `a`.
+        let outputs = op::gradients(inputs, &[("a", "da"), ("a", "db"), ("h0", "dh0")]);
+        Ok(BackwardProblem { scan: Problem::new(inputs, options)?, outputs })
+    }
+
+    fn outputs(problem: &BackwardProblem) -> Result<Named<Spec>> {
+        Ok(problem.outputs.clone())
+    }
+
+    fn cpu(
+        problem: &BackwardProblem,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        cpu::backward(&problem.scan, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &BackwardProblem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&problem.scan, inputs)
+    }
+
+    fn cuda(problem: &BackwardProblem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::backward(&problem.scan, inputs, outputs, lane)
+    }
+}

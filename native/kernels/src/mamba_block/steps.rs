@@ -1,0 +1,328 @@
+//! The block as a sequence of ops, wherever they run.
+
+use super::Problem;
+use crate::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
+use crate::error::Result;
+use crate::linear::{self, Linear, LinearBackward};
+use crate::op::Named;
+use crate::place::{Map, Place};
+use crate::selective_scan::backward::SelectiveScanBackward;
+use crate::selective_scan::{self, SelectiveScan};
+use crate::tensor::Spec;
+
+/// The block: `y`, and if they are wanted `conv_state` and `ssm_state`.
+pub fn forward<'a, P: Place>(
+    place: &P,
+    problem: &Problem,
+    inputs: &Named<P::View<'a>>,
+    mut outputs: Named<P::ViewMut<'a>>,
+) -> Result<()> {
+    let steps = Steps { place, problem, inputs };
+    let between = steps.between(outputs.take("conv_state"))?;
+    let s = steps.scan(&between, outputs.take("ssm_state"))?;
+    let (w, b) = (steps.input("out_proj")?, steps.optional("out_proj_b"));
+    steps.linear(P::view(&s), w, b, P::briefly_mut(outputs.expect("y")?))
+}
+
+/// The gradients of the block for all inputs that are there.
+pub fn backward<'a, P: Place>(
+    place: &P,
+    problem: &Problem,
+    inputs: &Named<P::View<'a>>,
+    mut outputs: Named<P::ViewMut<'a>>,
+) -> Result<()> {
+    let steps = Steps { place, problem, inputs };
+    let between = steps.between(None)?;
+    let s = steps.scan(&between, None)?;
+    let mut ds = steps.like_inner()?;
+    steps.linear_backward(
+        [P::view(&s), steps.input("out_proj")?, steps.input("dy")?],
+        steps.optional("out_proj_b"),
+        [P::view_mut(&mut ds), P::briefly_mut(outputs.expect("dout_proj")?)],
+        outputs.take("dout_proj_b").map(P::briefly_mut),
+    )?;
+    let scan = steps.scan_backward(&between, &ds, &mut outputs)?;
+    let dc = steps.x_proj_backward(&between, &scan, &mut outputs)?;
+    let du = steps.conv_backward(&between, &dc, &mut outputs)?;
+    steps.in_proj_backward(&du, &scan.dz, &mut outputs)?;
+    place.map(Map::Product, &[P::view(&scan.da), P::view(&between.a)], outputs.expect("dA_log")?)
+}
+
+/// What the scan is given, and what it comes from, by its name in the formula.
+struct Between<T> {
+    u: T,
+    z: T,
+    c: T,
+    delta: T,
+    b_t: T,
+    c_t: T,
+    dt: T,
+    a: T,
+}
+
+/// The gradients of the inputs of the scan that are no inputs of the block.
+struct OfScan<T> {
+    dc: T,
+    ddt: T,
+    da: T,
+    db_t: T,
+    dc_t: T,
+    dz: T,
+}
+
+/// Named tensors of which some may be absent.
+fn named<T, const N: usize>(tensors: [(&'static str, Option<T>); N]) -> Named<T> {
+    tensors.into_iter().filter_map(|(name, tensor)| Some((name, tensor?))).collect()
+}
+
+/// A call of the block at some place.
+struct Steps<'p, 'i, 'a, P: Place> {
+    place: &'p P,
+    problem: &'p Problem,
+    inputs: &'i Named<P::View<'a>>,
+}
+
+impl<'a, P: Place> Steps<'_, '_, 'a, P> {
+    fn input<'s>(&self, name: &str) -> Result<P::View<'s>>
+    where
+        'a: 's,
+    {
+        Ok(P::briefly(self.inputs.get(name)?))
+    }
+
+    fn optional<'s>(&self, name: &str) -> Option<P::View<'s>>
+    where
+        'a: 's,
+    {
+        self.inputs.find(name).map(P::briefly)
+    }
+
+    /// Memory for a tensor (B, L, `width`) of the storage type.
+    fn like_x(&self, width: usize) -> Result<P::Owned> {
+        let Problem { batch, length, dtype, .. } = *self.problem;
+        self.place.empty(Spec::new(dtype, &[batch, length, width])?)
+    }
+
+    fn like_inner(&self) -> Result<P::Owned> {
+        self.like_x(self.problem.inner)
+    }
+
+    fn like_a(&self) -> Result<P::Owned> {
+        let Problem { inner, state, dtype, .. } = *self.problem;
+        self.place.empty(Spec::new(dtype.wide(), &[inner, state])?)
+    }
+
+    /// Computes all up to the scan, and the state of the convolution if it is wanted.
+    fn between(&self, conv_state: Option<P::ViewMut<'a>>) -> Result<Between<P::Owned>> {
+        let Problem { state, rank, .. } = *self.problem;
+        let mut between = Between {
+            u: self.half_of_in_proj(0)?,
+            z: self.half_of_in_proj(1)?,
+            c: self.like_inner()?,
+            delta: self.like_x(rank)?,
+            b_t: self.like_x(state)?,
+            c_t: self.like_x(state)?,
+            dt: self.like_inner()?,
+            a: self.like_a()?,
+        };
+        self.conv(&between.u, &mut between.c, conv_state)?;
+        let x_proj = self.input("x_proj")?;
+        let mut row = 0;
+        for (part, width) in [(&mut between.delta, rank), (&mut between.b_t, state), (&mut between.c_t, state)] {
+            let w = P::rows(&x_proj, row..row + width)?;
+            self.linear(P::view(&between.c), w, None, P::view_mut(part))?;
+            row += width;
+        }
+        self.linear(P::view(&between.delta), self.input("dt_w")?, None, P::view_mut(&mut between.dt))?;
+        self.place.map(Map::NegExp, &[self.input("A_log")?], P::view_mut(&mut between.a))?;
+        Ok(between)
+    }
+
+    /// `u` or `z`: the rows of in_proj that give it are a matrix of their own.
+    fn half_of_in_proj(&self, half: usize) -> Result<P::Owned> {
+        let mut to = self.like_inner()?;
+        let inner = self.problem.inner;
+        let rows = half * inner..(half + 1) * inner;
+        let w = P::rows(&self.input("in_proj")?, rows.clone())?;
+        let b = self.optional("in_proj_b").map(|b| P::rows(&b, rows)).transpose()?;
+        self.linear(self.input("x")?, w, b, P::view_mut(&mut to))?;
+        Ok(to)
+    }
+
+    fn linear<'s>(&self, x: P::View<'s>, w: P::View<'s>, b: Option<P::View<'s>>, y: P::ViewMut<'s>) -> Result<()> {
+        let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b)]);
+        self.place.call::<Linear>(&linear::Options {}, inputs, named([("y", Some(y))]))
+    }
+
+    fn linear_backward<'s>(
+        &self,
+        [x, w, dy]: [P::View<'s>; 3],
+        b: Option<P::View<'s>>,
+        [dx, dw]: [P::ViewMut<'s>; 2],
+        db: Option<P::ViewMut<'s>>,
+    ) -> Result<()> {
+        let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b), ("dy", Some(dy))]);
+        let outputs = named([("dx", Some(dx)), ("dw", Some(dw)), ("db", db)]);
+        self.place.call::<LinearBackward>(&linear::Options {}, inputs, outputs)
+    }
+
+    fn conv(&self, u: &P::Owned, c: &mut P::Owned, state: Option<P::ViewMut<'a>>) -> Result<()> {
+        let inputs = named([
+            ("x", Some(P::view(u))),
+            ("w", Some(self.input("conv_w")?)),
+            ("bias", self.optional("conv_b")),
+            ("init_state", self.optional("conv_state")),
+        ]);
+        let options = causal_conv1d::Options { activation: Some(Activation::Silu), return_state: state.is_some() };
+        let outputs = named([("y", Some(P::view_mut(c))), ("final_state", state.map(P::briefly_mut))]);
+        self.place.call::<CausalConv1d>(&options, inputs, outputs)
+    }
+
+    fn conv_backward(
+        &self,
+        between: &Between<P::Owned>,
+        dc: &P::Owned,
+        outputs: &mut Named<P::ViewMut<'a>>,
+    ) -> Result<P::Owned> {
+        let mut du = self.like_inner()?;
+        let inputs = named([
+            ("x", Some(P::view(&between.u))),
+            ("w", Some(self.input("conv_w")?)),
+            ("bias", self.optional("conv_b")),
+            ("init_state", self.optional("conv_state")),
+            ("dy", Some(P::view(dc))),
+            ("dfinal_state", self.optional("dconv_state")),
+        ]);
+        let to = named([
+            ("dx", Some(P::view_mut(&mut du))),
+            ("dw", outputs.take("dconv_w").map(P::briefly_mut)),
+            ("dbias", outputs.take("dconv_b").map(P::briefly_mut)),
+            ("dinit_state", outputs.take("dconv_state").map(P::briefly_mut)),
+        ]);
+        let options = causal_conv1d::Options { activation: Some(Activation::Silu), return_state: false };
+        self.place.call::<CausalConv1dBackward>(&options, inputs, to)?;
+        Ok(du)
+    }
+
+    /// The inputs of the scan, with its cotangents if there are any.
+    fn scan_inputs<'s>(
+        &self,
+        between: &'s Between<P::Owned>,
+        dy: Option<P::View<'s>>,
+        dlast_state: Option<P::View<'s>>,
+    ) -> Result<Named<P::View<'s>>>
+    where
+        'a: 's,
+    {
+        Ok(named([
+            ("x", Some(P::view(&between.c))),
+            ("dt", Some(P::view(&between.dt))),
+            ("A", Some(P::view(&between.a))),
+            ("B", Some(P::view(&between.b_t))),
+            ("C", Some(P::view(&between.c_t))),
+            ("D", Some(self.input("D")?)),
+            ("z", Some(P::view(&between.z))),
+            ("dt_bias", Some(self.input("dt_b")?)),
+            ("h0", self.optional("ssm_state")),
+            ("dy", dy),
+            ("dlast_state", dlast_state),
+        ]))
+    }
+
+    fn scan(&self, between: &Between<P::Owned>, state: Option<P::ViewMut<'a>>) -> Result<P::Owned> {
+        let mut s = self.like_inner()?;
+        let return_state = state.is_some();
+        let options = selective_scan::Options { dt_softplus: true, return_state, ..Default::default() };
+        let outputs = named([("y", Some(P::view_mut(&mut s))), ("last_state", state.map(P::briefly_mut))]);
+        self.place.call::<SelectiveScan>(&options, self.scan_inputs(between, None, None)?, outputs)?;
+        Ok(s)
+    }
+
+    fn scan_backward(
+        &self,
+        between: &Between<P::Owned>,
+        ds: &P::Owned,
+        outputs: &mut Named<P::ViewMut<'a>>,
+    ) -> Result<OfScan<P::Owned>> {
+        let state = self.problem.state;
+        let mut of_scan = OfScan {
+            dc: self.like_inner()?,
+            ddt: self.like_inner()?,
+            da: self.like_a()?,
+            db_t: self.like_x(state)?,
+            dc_t: self.like_x(state)?,
+            dz: self.like_inner()?,
+        };
+        let to = named([
+            ("dx", Some(P::view_mut(&mut of_scan.dc))),
+            ("ddt", Some(P::view_mut(&mut of_scan.ddt))),
+            ("dA", Some(P::view_mut(&mut of_scan.da))),
+            ("dB", Some(P::view_mut(&mut of_scan.db_t))),
+            ("dC", Some(P::view_mut(&mut of_scan.dc_t))),
+            ("dD", outputs.take("dD").map(P::briefly_mut)),
+            ("dz", Some(P::view_mut(&mut of_scan.dz))),
+            ("ddt_bias", outputs.take("ddt_b").map(P::briefly_mut)),
+            ("dh0", outputs.take("dssm_state").map(P::briefly_mut)),
+        ]);
+        let options = selective_scan::Options { dt_softplus: true, ..Default::default() };
+        let inputs = self.scan_inputs(between, Some(P::view(ds)), self.optional("dssm_state"))?;
+        self.place.call::<SelectiveScanBackward>(&options, inputs, to)?;
+        Ok(of_scan)
+    }
+
+    /// Through dt_w and x_proj: all of the gradient of `c`.
+    fn x_proj_backward(
+        &self,
+        between: &Between<P::Owned>,
+        scan: &OfScan<P::Owned>,
+        outputs: &mut Named<P::ViewMut<'a>>,
+    ) -> Result<P::Owned> {
+        let Problem { rank, state, .. } = *self.problem;
+        let (mut ddelta, mut dc) = (self.like_x(rank)?, self.like_inner()?);
+        self.linear_backward(
+            [P::view(&between.delta), self.input("dt_w")?, P::view(&scan.ddt)],
+            None,
+            [P::view_mut(&mut ddelta), P::briefly_mut(outputs.expect("ddt_w")?)],
+            None,
+        )?;
+        let (of_delta, rest) = P::split_rows(outputs.expect("dx_proj")?, rank)?;
+        let (of_b, of_c) = P::split_rows(rest, state)?;
+        let x_proj = self.input("x_proj")?;
+        let parts = [(0..rank, &ddelta, of_delta), (rank..rank + state, &scan.db_t, of_b)];
+        let last = (rank + state..rank + 2 * state, &scan.dc_t, of_c);
+        let mut terms = Vec::new();
+        for (rows, dy, dw) in parts.into_iter().chain([last]) {
+            let mut term = self.like_inner()?;
+            self.linear_backward(
+                [P::view(&between.c), P::rows(&x_proj, rows)?, P::view(dy)],
+                None,
+                [P::view_mut(&mut term), P::briefly_mut(dw)],
+                None,
+            )?;
+            terms.push(term);
+        }
+        let terms: Vec<_> = terms.iter().chain([&scan.dc]).map(P::view).collect();
+        self.place.map(Map::Sum, &terms, P::view_mut(&mut dc))?;
+        Ok(dc)
+    }
+
+    /// Through both halves of in_proj.
+    fn in_proj_backward(&self, du: &P::Owned, dz: &P::Owned, outputs: &mut Named<P::ViewMut<'a>>) -> Result<()> {
+        let Problem { model, inner, .. } = *self.problem;
+        let (dw_u, dw_z) = P::split_rows(outputs.expect("din_proj")?, inner)?;
+        let (db_u, db_z) = match outputs.take("din_proj_b") {
+            Some(db) => P::split_rows(db, inner).map(|(u, z)| (Some(u), Some(z)))?,
+            None => (None, None),
+        };
+        let mut terms = [self.like_x(model)?, self.like_x(model)?];
+        let halves = [(0..inner, du, dw_u, db_u), (inner..2 * inner, dz, dw_z, db_z)];
+        for ((rows, dy, dw, db), term) in halves.into_iter().zip(&mut terms) {
+            let w = P::rows(&self.input("in_proj")?, rows.clone())?;
+            let b = self.optional("in_proj_b").map(|b| P::rows(&b, rows)).transpose()?;
+            let to = [P::view_mut(term), P::briefly_mut(dw)];
+            self.linear_backward([self.input("x")?, w, P::view(dy)], b, to, db.map(P::briefly_mut))?;
+        }
+        let terms = [P::view(&terms[0]), P::view(&terms[1])];
+        self.place.map(Map::Sum, &terms, P::briefly_mut(outputs.expect("dx")?))
+    }
+}

@@ -1,0 +1,136 @@
+//! Where an op that is made of other ops runs. It is written once over [`Place`].
+
+use crate::cpu::{Exec, elementwise};
+use crate::cuda::{self, Buffer, Lane};
+use crate::error::Result;
+use crate::op::{self, Named, Op};
+use crate::tensor::{Described, Owned, Spec, View, ViewMut};
+use std::ops::Range;
+
+/// What can be done with tensors element by element beside calling ops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Map {
+    /// `-exp(v)` of one tensor.
+    NegExp,
+    /// The product of two.
+    Product,
+    /// The sum of as many as there are, up to four; rounded once.
+    Sum,
+}
+
+/// A place where tensors lie and ops run.
+pub trait Place {
+    /// A tensor in between, which nobody else sees.
+    type Owned;
+    /// A tensor to read.
+    type View<'a>: Clone + Described;
+    /// A tensor to write.
+    type ViewMut<'a>;
+
+    /// Memory for a tensor.
+    fn empty(&self, spec: Spec) -> Result<Self::Owned>;
+    /// A tensor in between, to read.
+    fn view<'a>(of: &'a Self::Owned) -> Self::View<'a>;
+    /// A tensor in between, to write.
+    fn view_mut<'a>(of: &'a mut Self::Owned) -> Self::ViewMut<'a>;
+    /// The same for a shorter time, to go with others that are there as long.
+    fn briefly<'s, 'a: 's>(view: &Self::View<'a>) -> Self::View<'s>;
+    /// The same for a shorter time.
+    fn briefly_mut<'s, 'a: 's>(view: Self::ViewMut<'a>) -> Self::ViewMut<'s>;
+    /// A part of the first axis.
+    fn rows<'s, 'a: 's>(of: &Self::View<'a>, range: Range<usize>) -> Result<Self::View<'s>>;
+    /// The first `at` of the first axis, and the others.
+    fn split_rows<'s, 'a: 's>(of: Self::ViewMut<'a>, at: usize) -> Result<(Self::ViewMut<'s>, Self::ViewMut<'s>)>;
+
+    /// Checks and runs an op.
+    fn call<'s, O: Op>(
+        &self,
+        options: &O::Options,
+        inputs: Named<Self::View<'s>>,
+        outputs: Named<Self::ViewMut<'s>>,
+    ) -> Result<()>;
+    /// Computes element by element, from tensors of one type and shape to another of them.
+    fn map(&self, map: Map, inputs: &[Self::View<'_>], to: Self::ViewMut<'_>) -> Result<()>;
+}
+
+/// The CPU.
+pub struct Cpu<'e>(pub &'e Exec);
+
+impl Place for Cpu<'_> {
+    type Owned = Owned;
+    type View<'a> = View<'a>;
+    type ViewMut<'a> = ViewMut<'a>;
+
+    fn empty(&self, spec: Spec) -> Result<Owned> {
+        Ok(Owned::poisoned(spec))
+    }
+    fn view<'a>(of: &'a Owned) -> View<'a> {
+        of.view()
+    }
+    fn view_mut<'a>(of: &'a mut Owned) -> ViewMut<'a> {
+        of.view_mut()
+    }
+    fn briefly<'s, 'a: 's>(view: &View<'a>) -> View<'s> {
+        *view
+    }
+    fn briefly_mut<'s, 'a: 's>(view: ViewMut<'a>) -> ViewMut<'s> {
+        view
+    }
+    fn rows<'s, 'a: 's>(of: &View<'a>, range: Range<usize>) -> Result<View<'s>> {
+        of.rows(range)
+    }
+    fn split_rows<'s, 'a: 's>(of: ViewMut<'a>, at: usize) -> Result<(ViewMut<'s>, ViewMut<'s>)> {
+        of.split_rows(at)
+    }
+
+    fn call<'s, O: Op>(
+        &self,
+        options: &O::Options,
+        inputs: Named<View<'s>>,
+        outputs: Named<ViewMut<'s>>,
+    ) -> Result<()> {
+        op::run_cpu::<O>(options, &inputs, outputs, self.0)
+    }
+    fn map(&self, map: Map, inputs: &[View], to: ViewMut) -> Result<()> {
+        elementwise::map(map, inputs, to, self.0)
+    }
+}
+
+/// A lane of a CUDA device. Tensors to read and to write are buffers that share memory.
+pub struct Cuda<'l>(pub &'l Lane);
+
+impl Place for Cuda<'_> {
+    type Owned = Buffer;
+    type View<'a> = Buffer;
+    type ViewMut<'a> = Buffer;
+
+    fn empty(&self, spec: Spec) -> Result<Buffer> {
+        self.0.temporary(spec)
+    }
+    fn view(of: &Buffer) -> Buffer {
+        of.clone()
+    }
+    fn view_mut(of: &mut Buffer) -> Buffer {
+        of.clone()
+    }
+    fn briefly<'s, 'a: 's>(view: &Buffer) -> Buffer {
+        view.clone()
+    }
+    fn briefly_mut<'s, 'a: 's>(view: Buffer) -> Buffer {
+        view
+    }
+    fn rows<'s, 'a: 's>(of: &Buffer, range: Range<usize>) -> Result<Buffer> {
+        of.rows(range)
+    }
+    fn split_rows<'s, 'a: 's>(of: Buffer, at: usize) -> Result<(Buffer, Buffer)> {
+        let all = of.spec().shape.first().copied().unwrap_or(0);
+        Ok((of.rows(0..at)?, of.rows(at..all)?))
+    }
+
+    fn call<O: Op>(&self, options: &O::Options, inputs: Named<Buffer>, outputs: Named<Buffer>) -> Result<()> {
+        op::run_cuda::<O>(options, &inputs.map(|b| b), &outputs.map(|b| b), self.0)
+    }
+    fn map(&self, map: Map, inputs: &[Buffer], to: Buffer) -> Result<()> {
+        cuda::map(map, &inputs.iter().collect::<Vec<_>>(), &to, self.0)
+    }
+}

@@ -1,0 +1,94 @@
+//! What every op's tests check: agreement with its f64 reference on every level, in every type, and
+//! gradients against finite differences.
+
+use super::{Random, assert_close, bits, cast, levels, reference, run};
+use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+
+/// Numbers that look random, evenly spread over a range.
+pub fn noise(seed: u64, dims: &[usize], low: f64, high: f64) -> Owned {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    Owned::from_fn(Spec::new(DType::F32, dims).unwrap(), |_| low + (high - low) * random.next())
+}
+
+/// Named noise of the given shapes, from -1 to 1.
+pub fn inputs(shapes: &[(&'static str, &[usize])]) -> Named<Owned> {
+    shapes.iter().zip(1..).map(|(&(name, dims), seed)| (name, noise(seed, dims, -1.0, 1.0))).collect()
+}
+
+/// Runs `O` in every type, on every level and with several numbers of threads: near the reference,
+/// and the same bits whatever the number of threads.
+pub fn agrees_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
+    for dtype in DType::ALL {
+        let inputs = cast::<O>(inputs, dtype);
+        let expected = reference::<O>(options, &inputs);
+        for level in levels() {
+            let run = |threads| run::<O>(options, &inputs, &Exec { level, threads }).unwrap();
+            let one = run(1);
+            assert_close(&one, &expected, &format!("{} {dtype} {} {:?}", O::NAME, level.name(), op::specs(&inputs)));
+            for threads in [2, 8] {
+                assert_eq!(bits(&run(threads)), bits(&one), "{} {dtype} {} {threads} threads", O::NAME, level.name());
+            }
+        }
+    }
+}
+
+/// The inputs of `O` that are among these tensors.
+pub fn known<O: Op>(tensors: &Named<Owned>) -> Named<Owned> {
+    let slots = O::INPUTS.iter().filter_map(|slot| Some((slot.name, tensors.find(slot.name)?.clone())));
+    slots.collect()
+}
+
+/// The inputs of the gradient `B` of `F`: those of `F`, its outputs, and a cotangent for each.
+pub fn backward_inputs<F: Op, B: Op>(options: &F::Options, inputs: &Named<Owned>) -> Named<Owned> {
+    let outputs = run::<F>(options, inputs, &Exec { level: Level::best(), threads: 1 }).unwrap();
+    let cotangents: Named<Owned> = outputs
+        .iter()
+        .zip(101..)
+        .map(|((name, output), seed)| (format!("d{name}"), noise(seed, &output.spec().shape, -1.0, 1.0)))
+        .collect();
+    let mut all = known::<B>(&cotangents);
+    // A state that comes out has the name of one that goes in, and is none.
+    let new = known::<B>(&outputs).into_iter().filter(|(name, _)| F::INPUTS.iter().all(|slot| slot.name != *name));
+    for (name, tensor) in known::<B>(inputs).into_iter().chain(new) {
+        all.push(name, tensor);
+    }
+    cast::<B>(&all, all.get(B::INPUTS[0].name).unwrap().spec().dtype)
+}
+
+/// Checks every gradient that `B` gives of `F` against central differences, in f64.
+pub fn gradients_agree_with_differences<F: Op, B: Op<Options = F::Options>>(
+    options: &F::Options,
+    inputs: &Named<Owned>,
+) {
+    const STEP: f64 = 1e-5;
+    let exec = Exec { level: Level::Reference, threads: 1 };
+    let inputs = cast::<F>(inputs, DType::F64);
+    let of_backward = backward_inputs::<F, B>(options, &inputs);
+    let gradients = run::<B>(options, &of_backward, &exec).unwrap();
+    let loss = |inputs: &Named<Owned>| -> f64 {
+        let outputs = run::<F>(options, inputs, &exec).unwrap();
+        let product = |(name, output): (&op::Name, &Owned)| match of_backward.find(&format!("d{name}")) {
+            Some(cotangent) => (output.view().to_f64() * cotangent.view().to_f64()).sum(),
+            None => 0.0,
+        };
+        outputs.iter().map(product).sum()
+    };
+    for (name, input) in inputs.iter() {
+        let gradient = gradients.get(&format!("d{name}")).unwrap().view().to_f64();
+        let values = input.view().to_f64();
+        let largest = gradient.fold(1.0f64, |m, v| m.max(v.abs()));
+        for (i, &analytic) in gradient.iter().enumerate() {
+            let moved = |by: f64| {
+                let mut values = values.iter().enumerate().map(|(j, &v)| if i == j { v + by } else { v });
+                let moved = Owned::from_fn(input.spec(), |_| values.next().unwrap());
+                let all = inputs.iter().map(|(n, t)| (n.clone(), if n == name { moved.clone() } else { t.clone() }));
+                loss(&all.collect())
+            };
+            let numeric = (moved(STEP) - moved(-STEP)) / (2.0 * STEP);
+            let off = (numeric - analytic).abs() / largest;
+            assert!(off < 1e-7, "{} d{name}[{i}]: {analytic}, by differences {numeric}", B::NAME);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The ops beside the selective scan on CUDA: against their f64 references, and the same bits each time.
+//! Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
+
+mod common;
+
+use common::check::{backward_inputs, noise};
+use common::{cast, gpu, reference, worst};
+use sidewinder_kernels::causal_conv1d::update::{self, CausalConv1dUpdate};
+use sidewinder_kernels::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
+use sidewinder_kernels::cuda::{Buffer, Device};
+use sidewinder_kernels::linear::{self, Linear, LinearBackward};
+use sidewinder_kernels::linear_scan::{self, LinearScan, LinearScanBackward};
+use sidewinder_kernels::mamba_block::{self, MambaBlock, MambaBlockBackward};
+use sidewinder_kernels::op::{Named, Op};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+
+/// Runs `O` on the device in every type, near the reference, and twice for the same bits. With
+/// `roundings` many in sequence, 16-bit results may be off by so many.
+fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
+    for dtype in DType::ALL {
+        let inputs = cast::<O>(inputs, dtype);
+        let expected = reference::<O>(options, &inputs);
+        let got = common::run_cuda::<O>(options, &inputs, device).unwrap();
+        let again = common::run_cuda::<O>(options, &inputs, device).unwrap();
+        assert_eq!(common::bits(&got), common::bits(&again), "{} {dtype}", O::NAME);
+        for (name, expected) in expected.iter() {
+            let got = got.get(name).unwrap();
+            let (relative, of_largest) = match (got.spec().dtype, dtype) {
+                (DType::F64, _) => (1e-10, 1e-11),
+                (DType::F32, DType::F32) => (2e-5, 1e-5),
+                (_, DType::Bf16) => (4e-3, 4e-3 * roundings + 1e-5),
+                (_, _) => (5e-4, 5e-4 * roundings + 1e-5),
+            };
+            let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
+            let off = worst(got, expected, relative, of_largest * largest);
+            let specs = sidewinder_kernels::op::specs(&inputs);
+            assert!(off <= 1.0, "{} {name} is off by {off} times the tolerance: {dtype} {specs:?}", O::NAME);
+        }
+    }
+}
+
+fn both<F: Op, B: Op>(device: &Device, options: (&F::Options, &B::Options), inputs: &Named<Owned>, roundings: f64) {
+    agrees::<F>(device, options.0, inputs, roundings);
+    agrees::<B>(device, options.1, &backward_inputs::<F, B>(options.0, inputs), roundings);
+}
+
+fn named<const N: usize>(shapes: [(&'static str, &[usize], f64, f64); N]) -> Named<Owned> {
+    shapes.iter().zip(1..).map(|(&(name, dims, low, high), seed)| (name, noise(seed, dims, low, high))).collect()
+}
+
+#[test]
+fn the_recurrence_and_its_gradient_agree() {
+    let Some(device) = gpu() else { return };
+    let options = linear_scan::Options { return_state: true };
+    for [b, l, k] in
+        [[1, 1, 1], [2, 3, 5], [3, 33, 31], [2, 70, 257], [1, 5000, 3], [40, 100, 33], [0, 3, 4], [2, 0, 5], [2, 3, 0]]
+    {
+        let mut inputs = named([("a", &[b, l, k], -1.1, 1.0), ("b", &[b, l, k], -1.0, 1.0)]);
+        both::<LinearScan, LinearScanBackward>(&device, (&options, &options), &inputs, 0.0);
+        inputs.push("h0", noise(9, &[b, k], -2.0, 2.0));
+        both::<LinearScan, LinearScanBackward>(&device, (&options, &options), &inputs, 0.0);
+    }
+}
+
+#[test]
+fn long_recurrences_near_one_agree() {
+    let Some(device) = gpu() else { return };
+    let options = linear_scan::Options { return_state: true };
+    let shape = [1, 65536, 3];
+    let inputs = named([("a", &shape, 0.9999, 1.0), ("b", &shape, -1.0, 1.0)]);
+    let backward = backward_inputs::<LinearScan, LinearScanBackward>(&options, &inputs);
+    let got = common::run_cuda::<LinearScan>(&options, &inputs, &device).unwrap();
+    common::assert_close(&got, &reference::<LinearScan>(&options, &inputs), "65536 steps");
+    let got = common::run_cuda::<LinearScanBackward>(&options, &backward, &device).unwrap();
+    // Both factors of `da` are sums of some ten thousand terms in f32.
+    for (name, expected) in reference::<LinearScanBackward>(&options, &backward).iter() {
+        let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
+        let off = worst(got.get(name).unwrap(), expected, 2e-5, 2e-5 * largest);
+        assert!(off <= 1.0, "{name} is off by {off} times the tolerance after 65536 steps back");
+    }
+}
+
+#[test]
+fn the_convolution_and_its_gradient_agree() {
+    let Some(device) = gpu() else { return };
+    let sizes = [
+        [1, 1, 1, 1],
+        [2, 1, 3, 4],
+        [1, 2, 17, 4],
+        [2, 7, 31, 3],
+        [1, 63, 16, 2],
+        [2, 300, 65, 4],
+        [3, 5, 19, 7],
+        [1, 3, 8, 70],
+        [1, 130, 3, 20],
+        [0, 3, 4, 4],
+        [2, 0, 5, 4],
+        [2, 0, 5, 1],
+        [2, 3, 0, 4],
+    ];
+    for (i, [b, l, d, w]) in sizes.into_iter().enumerate() {
+        let activation = (i % 3 != 0).then_some(Activation::Silu);
+        let options = causal_conv1d::Options { activation, return_state: true };
+        let mut inputs = named([("x", &[b, l, d], -1.0, 1.0), ("w", &[d, w], -1.0, 1.0)]);
+        both::<CausalConv1d, CausalConv1dBackward>(&device, (&options, &options), &inputs, 0.0);
+        inputs.push("bias", noise(8, &[d], -1.0, 1.0));
+        inputs.push("init_state", noise(9, &[b, w - 1, d], -1.0, 1.0));
+        both::<CausalConv1d, CausalConv1dBackward>(&device, (&options, &options), &inputs, 0.0);
+        let step = named([("x", &[b, d], -1.0, 1.0), ("state", &[b, w - 1, d], -1.0, 1.0), ("w", &[d, w], -1.0, 1.0)]);
+        agrees::<CausalConv1dUpdate>(&device, &update::Options { activation }, &step, 0.0);
+    }
+}
+
+#[test]
+fn the_dense_layer_and_its_gradient_agree() {
+    let Some(device) = gpu() else { return };
+    let options = linear::Options {};
+    let shapes: &[(&[usize], usize)] = &[
+        (&[1], 1),
+        (&[1, 200], 67),
+        (&[13, 19], 23),
+        (&[2, 65, 33], 31),
+        (&[300, 64], 48),
+        (&[0, 4], 3),
+        (&[4, 0], 3),
+        (&[4, 3], 0),
+    ];
+    for &(x, outputs) in shapes {
+        let inner = *x.last().unwrap();
+        let mut inputs = named([("x", x, -1.0, 1.0), ("w", &[outputs, inner], -1.0, 1.0)]);
+        both::<Linear, LinearBackward>(&device, (&options, &options), &inputs, 0.0);
+        inputs.push("b", noise(9, &[outputs], -1.0, 1.0));
+        both::<Linear, LinearBackward>(&device, (&options, &options), &inputs, 0.0);
+    }
+}
+
+#[test]
+fn the_block_and_its_gradient_agree() {
+    let Some(device) = gpu() else { return };
+    let options = mamba_block::Options { return_state: true, ..Default::default() };
+    for [b, l, m, d, n, r, w] in
+        [[2, 5, 6, 12, 4, 1, 4], [1, 33, 8, 17, 16, 3, 3], [2, 64, 16, 32, 16, 1, 4], [2, 0, 4, 8, 4, 1, 4]]
+    {
+        let root = |size: usize| 1.0 / (size as f64).sqrt();
+        let mut inputs = named([
+            ("x", &[b, l, m], -2.0, 2.0),
+            ("in_proj", &[2 * d, m], -root(m), root(m)),
+            ("conv_w", &[d, w], -root(w), root(w)),
+            ("x_proj", &[r + 2 * n, d], -root(d), root(d)),
+            ("dt_w", &[d, r], -root(r), root(r)),
+            ("dt_b", &[d], -4.0, 0.0),
+            ("A_log", &[d, n], 0.0, 2.0),
+            ("D", &[d], 0.5, 1.5),
+            ("out_proj", &[m, d], -root(d), root(d)),
+        ]);
+        both::<MambaBlock, MambaBlockBackward>(&device, (&options, &options), &inputs, 15.0);
+        for (name, dims) in [
+            ("conv_b", &[d][..]),
+            ("in_proj_b", &[2 * d]),
+            ("out_proj_b", &[m]),
+            ("conv_state", &[b, w - 1, d]),
+            ("ssm_state", &[b, d, n]),
+        ] {
+            inputs.push(name, noise(name.len() as u64, dims, -0.5, 0.5));
+        }
+        both::<MambaBlock, MambaBlockBackward>(&device, (&options, &options), &inputs, 15.0);
+    }
+}
+
+#[test]
+fn parts_of_a_buffer_share_its_memory_and_keep_it() {
+    let Some(device) = gpu() else { return };
+    let before = device.live_bytes();
+    let whole = noise(1, &[6, 5], -1.0, 1.0);
+    let lane = device.lane().unwrap();
+    let buffer = Buffer::new(&device, whole.spec()).unwrap();
+    lane.upload(whole.view().bytes(), &buffer).unwrap();
+    let part = buffer.rows(2..5).unwrap();
+    drop(buffer);
+    assert_eq!(part.spec(), Spec::new(DType::F32, &[3, 5]).unwrap());
+    let mut got = Owned::poisoned(part.spec());
+    lane.download(&part, got.view_mut().bytes()).unwrap();
+    assert_eq!(got.view().bytes(), whole.view().rows(2..5).unwrap().bytes());
+    assert!(part.rows(2..4).is_err());
+    assert!(device.live_bytes() > before);
+}
