@@ -15,7 +15,7 @@ defmodule Sidewinder.Kernel do
 
   alias Sidewinder.{Device, Error, Native, Tensor}
 
-  # State updates: below the first a call is too short to be worth the way to a dirty scheduler,
+  # State updates, or products: below the first a call is too short to be worth the way to a dirty scheduler,
   # from the second on a GPU wins although the data has to be brought there.
   @quick 131_072
   @large 4_194_304
@@ -103,7 +103,7 @@ defmodule Sidewinder.Kernel do
   end
 
   defp size([{_name, %Tensor{type: type, shape: shape}} | inputs]) do
-    updates = Tensor.elements(shape) * states(inputs)
+    updates = Tensor.elements(shape) * each(inputs, shape) * passes(inputs)
 
     cond do
       updates >= @large -> :large
@@ -116,12 +116,25 @@ defmodule Sidewinder.Kernel do
   # Refused anyway.
   defp size(_inputs), do: :small
 
-  defp states([{name, %Tensor{shape: {_channels, states}}} | _]) when name in ["A", :A] do
+  # The work for each element of the first input: the states of its channel, or its products with a
+  # weight.
+  defp each([{name, %Tensor{shape: {_channels, states}}} | _], _) when name in ["A", :A] do
     max(states, 1)
   end
 
-  defp states([_ | inputs]), do: states(inputs)
-  defp states([]), do: 1
+  defp each([{name, %Tensor{shape: {_, _} = weight}} | _], shape)
+       when name in ["w", "in_proj", :w, :in_proj] and shape != {} do
+    channels = elem(shape, tuple_size(shape) - 1)
+    max(div(Tensor.elements(weight), max(channels, 1)), 1)
+  end
+
+  defp each([_ | inputs], shape), do: each(inputs, shape)
+  defp each([], _), do: 1
+
+  # A gradient computes its op again and goes back through it.
+  defp passes(inputs) do
+    if Enum.any?(inputs, fn {name, _} -> name in ["dy", "dh", :dy, :dh] end), do: 4, else: 1
+  end
 
   defp device(:cpu, _inputs, _large), do: nil
   defp device({:cuda, ordinal}, _inputs, _large), do: ordinal
@@ -175,6 +188,14 @@ defmodule Sidewinder.Kernel do
             expected: "a keyword list",
             got: Error.show(other)
           )
+  end
+
+  @doc false
+  # What a gradient op gives, by atoms: there are few names.
+  def gradients(op, inputs, own, where) do
+    for {name, tensor} <- run(op, inputs, own, where),
+        into: %{},
+        do: {String.to_atom(name), tensor}
   end
 
   defp unknown(op, key, tensors, names) do

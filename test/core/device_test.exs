@@ -70,6 +70,10 @@ defmodule Sidewinder.DeviceTest do
 
     assert {:cpu, _} =
              Kernel.plan(x: Calls.uniform({100, 100}, 0, 1), A: Calls.uniform({1, 16}, 0, 1))
+
+    rows = Calls.uniform({10, 100}, 0, 1)
+    assert {:quick, _} = Kernel.plan(x: rows, w: Calls.uniform({100, 100}, 0, 1))
+    assert {:cpu, _} = Kernel.plan(x: rows, in_proj: Calls.uniform({200, 100}, 0, 1))
   end
 
   @tag :no_cuda

@@ -6,6 +6,9 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Device
   doctest Sidewinder.Kernel
   doctest Sidewinder.Kernel.Scan
+  doctest Sidewinder.Kernel.Conv
+  doctest Sidewinder.Kernel.NN
+  doctest Sidewinder.Kernel.Mamba
   doctest Sidewinder.Safetensors
   doctest Sidewinder.Compare
 end

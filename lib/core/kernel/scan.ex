@@ -1,6 +1,7 @@
 defmodule Sidewinder.Kernel.Scan do
   @moduledoc """
-  The selective scan of Mamba: over whole sequences, and one token at a time.
+  The selective scan of Mamba: over whole sequences, and one token at a time; the linear recurrence
+  that such scans are; and the gradients of both.
 
   In the shapes B is the batch, L the length, D the channels, N the states of a channel, and G the
   number of groups that the channels fall into, in order. All tensors are channel-last.
@@ -16,7 +17,7 @@ defmodule Sidewinder.Kernel.Scan do
   `z` and `y` have that type too; `a`, `d`, `dt_bias`, all states and the arithmetic are `:f32`
   (`:f64` for `:f64`), and results are rounded once.
 
-  Both functions take the options of `Sidewinder.Kernel` and raise `Sidewinder.Error`: of kind
+  All functions take the options of `Sidewinder.Kernel` and raise `Sidewinder.Error`: of kind
   `:shape`, `:dtype`, `:size` or `:argument` for tensors that do not fit each other, `:option` for
   options, `:unavailable` for a device or level that is not there.
   """
@@ -125,5 +126,111 @@ defmodule Sidewinder.Kernel.Scan do
     inputs = [{"x", x}, {"state", state}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c} | inputs]
     %{"y" => y, "state" => state} = Kernel.run(:selective_state_update, inputs, own, where)
     {y, state}
+  end
+
+  @doc """
+  The gradient of `selective_scan/6`.
+
+    * `x`, `dt`, `a`, `b`, `c` - as they were given to the scan
+    * `dy` - `{B, L, D}`, the cotangent of `y`
+
+  Options beside those of `Sidewinder.Kernel`: `:d`, `:z`, `:dt_bias`, `:initial_state`,
+  `:dt_softplus` and `:dt_clamp` as in the scan, and
+
+    * `:dlast_state` - `{B, D, N}`, `:dstates` - `{B, L, D, N}`: the cotangents of the states; zero by
+      default
+    * `:clamp_grad` - `:mask`, the default: no gradient where a step was clamped; or
+      `:straight_through`: as if nothing had been
+
+  Returns a map of `:dx`, `:ddt`, `:dA`, `:dB`, `:dC`, and of `:dD`, `:dz`, `:ddt_bias` and `:dh0` as far
+  as their inputs are there, each of the type and shape of its input.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> x = from_list([1, 2], :f32, {1, 2, 1})
+      iex> dt = from_list([0.5, 1], :f32, {1, 2, 1})
+      iex> a = from_list([-1], :f32, {1, 1})
+      iex> b = from_list([1, 0.5], :f32, {1, 2, 1})
+      iex> c = from_list([1, 2], :f32, {1, 2, 1})
+      iex> dy = from_list([1, 1], :f32, {1, 2, 1})
+      iex> gradients = Sidewinder.Kernel.Scan.selective_scan_backward(x, dt, a, b, c, dy)
+      iex> Enum.map(Sidewinder.Tensor.to_list(gradients.ddt), &Float.round(&1, 4))
+      [1.7358, 1.6321]
+  """
+  @spec selective_scan_backward(
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          keyword
+        ) :: %{atom => Tensor.t()}
+  def selective_scan_backward(x, dt, a, b, c, dy, options \\ []) do
+    tensors =
+      @tensors ++ [initial_state: "h0", dlast_state: "dlast_state", dstates: "dstates"]
+
+    op = :selective_scan_backward
+    {inputs, own, where} = Kernel.sort_options!(op, options, tensors, [:clamp_grad | @step])
+    given = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}, {"dy", dy}]
+    Kernel.gradients(op, given ++ inputs, own, where)
+  end
+
+  @doc """
+  The linear recurrence `h[t] = a[t] * h[t-1] + b[t]` for each batch and channel.
+
+    * `a`, `b` - `{B, L, K}`; any `a` is allowed, zero and negative ones too
+
+  Options beside those of `Sidewinder.Kernel`:
+
+    * `:initial_state` - `{B, K}`, what `h` starts from; zeros by default
+    * `:return_state` - returns `{h, last_state}`, the second `{B, K}`
+
+  Returns `h`, `{B, L, K}`, unless it asks for more.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> a = from_list([0.5, 0.5, 0.5, 0.5], :f32, {1, 4, 1})
+      iex> b = from_list([1, 1, 1, 1], :f32, {1, 4, 1})
+      iex> Sidewinder.Kernel.Scan.linear_scan(a, b)
+      #Sidewinder.Tensor<f32 (1, 4, 1) [1.0, 1.5, 1.75, 1.875]>
+  """
+  @spec linear_scan(Tensor.t(), Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
+  def linear_scan(a, b, options \\ []) do
+    {inputs, own, where} =
+      Kernel.sort_options!(:linear_scan, options, [initial_state: "h0"], [:return_state])
+
+    case Kernel.run(:linear_scan, [{"a", a}, {"b", b} | inputs], own, where) do
+      %{"h" => h, "last_state" => last_state} -> {h, last_state}
+      %{"h" => h} -> h
+    end
+  end
+
+  @doc """
+  The gradient of `linear_scan/3`.
+
+    * `a` - as it was given to the recurrence
+    * `h` - what the recurrence returned
+    * `dh` - `{B, L, K}`, the cotangent of `h`
+
+  Options beside those of `Sidewinder.Kernel`: `:initial_state` as in the recurrence, and
+  `:dlast_state` - `{B, K}`, the cotangent of the last state, zero by default.
+
+  Returns a map of `:da`, `:db`, and `:dh0` if there is an initial state.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> [a, h, dh] =
+      ...>   for v <- [[0.5, 0.5, 0.5], [1, 1.5, 1.75], [1, 1, 1]], do: from_list(v, :f32, {1, 3, 1})
+      iex> Sidewinder.Kernel.Scan.linear_scan_backward(a, h, dh)
+      %{
+        da: Sidewinder.Tensor.from_list([0, 1.5, 1.5], :f32, {1, 3, 1}),
+        db: Sidewinder.Tensor.from_list([1.75, 1.5, 1], :f32, {1, 3, 1})
+      }
+  """
+  @spec linear_scan_backward(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: %{
+          atom => Tensor.t()
+        }
+  def linear_scan_backward(a, h, dh, options \\ []) do
+    tensors = [initial_state: "h0", dlast_state: "dlast_state"]
+    {inputs, own, where} = Kernel.sort_options!(:linear_scan_backward, options, tensors, [])
+    Kernel.gradients(:linear_scan_backward, [{"a", a}, {"h", h}, {"dh", dh} | inputs], own, where)
   end
 end

@@ -8,12 +8,16 @@ defmodule Mix.Tasks.Sidewinder.Run do
       mix sidewinder.run --help
 
   The op's inputs are the tensors of its inputs' names; optional ones may be absent. Tensors named
-  `out.*` are passed over: sample files carry what should come out. So are cotangents, until their
-  op has a gradient. Any other tensor is an error. The output appears whole or not at all.
+  `out.*` are passed over: sample files carry what should come out. Any other tensor is an error. The
+  output appears whole or not at all.
 
-  `--help` lists the ops with their inputs, shapes and options. Options of an op have dashes here:
-  `--dt-softplus`, `--no-dt-softplus`, `--dt-clamp 0.001,0.1`. The last state is written unless
-  `--no-return-state` is given. Every op takes these as well:
+  Where the file has cotangents too, gradients of a loss with respect to the op's outputs, such as `dy`
+  for `y`, the gradients with respect to all inputs that are there are written beside the outputs: `dx`
+  for `x`. Of several cotangents those that are not there are zero.
+
+  `--help` lists the ops with their inputs, cotangents, shapes and options. Options of an op have
+  dashes here: `--dt-softplus`, `--no-dt-softplus`, `--dt-clamp 0.001,0.1`, `--activation silu`. The
+  last state is written unless `--no-return-state` is given. Every op takes these as well:
 
     * `--backend auto|cpu|cuda|cuda:N` - where to run
     * `--level LEVEL`, `--threads N` - how to run on the CPU
@@ -50,11 +54,14 @@ defmodule Mix.Tasks.Sidewinder.Run do
     every = Enum.flat_map(ops, & &1.options)
 
     case OptionParser.parse(args, strict: switches(every)) do
-      {[help: true], _words, _invalid} -> Mix.shell().info(help(ops))
-      {_options, [], _invalid} -> Mix.shell().info(help(ops))
-      {_options, [name | files], _invalid} -> job(op!(ops, name), files, args)
+      {[help: true], _words, _invalid} -> Mix.shell().info(help(forward(ops)))
+      {_options, [], _invalid} -> Mix.shell().info(help(forward(ops)))
+      {_options, [name | files], _invalid} -> job(op!(forward(ops), name), ops, files, args)
     end
   end
+
+  # Gradients are asked for by cotangents, not by name.
+  defp forward(ops), do: for(op <- ops, op.backward_of == nil, do: op)
 
   defp switches(options) do
     @common ++ for option <- options, do: {String.to_atom(option.name), @takes[option.takes]}
@@ -65,13 +72,22 @@ defmodule Mix.Tasks.Sidewinder.Run do
       raise Error.new(:argument, "op", expected: Enum.map_join(ops, " or ", & &1.name), got: name)
   end
 
-  defp job(op, files, args) do
+  defp job(op, ops, files, args) do
     options = options!(op, args)
     [input, output] = files!(files)
-    inputs = op |> read(input, options[:case]) |> cast(op, options[:type])
+    backward = Enum.find(ops, &(&1.backward_of == op.name))
+    type = options[:type]
+    {inputs, cotangents} = read(op, input, options[:case])
+    inputs = cast(inputs, op, type)
+    cotangents = if cotangents == [], do: [], else: cast(cotangents, backward, type)
     where = Keyword.take(options, Keyword.keys(@where))
     own = own_options(op, options)
-    work = fn -> compute(op, inputs, own, where) end
+
+    work = fn ->
+      outputs = compute(op, inputs, own, where)
+      Map.merge(outputs, gradients(backward, inputs, outputs, cotangents, own, where))
+    end
+
     {outputs, ms} = CommandLine.timed(fn -> CommandLine.ticking(op.name, work) end)
     Safetensors.write(output, outputs)
     done = "#{op.name}: #{describe(Enum.take(inputs, 1))} -> #{describe(outputs)}"
@@ -83,6 +99,28 @@ defmodule Mix.Tasks.Sidewinder.Run do
     Kernel.run(String.to_atom(op.name), inputs, own, where)
   rescue
     error in Error -> raise if(error.kind == :dtype, do: %{error | hint: @rounds}, else: error)
+  end
+
+  defp gradients(_backward, _inputs, _outputs, [], _own, _where), do: %{}
+
+  # The gradient takes what the op took, cotangents, and maybe what the op gave.
+  defp gradients(backward, inputs, outputs, cotangents, own, where) do
+    given = Map.new(inputs ++ cotangents)
+
+    slots =
+      for %{name: name, optional: optional} <- backward.inputs,
+          tensor = given[name] || (not optional && from_outputs(outputs, name)),
+          do: {name, tensor}
+
+    compute(backward, slots, own, where)
+  end
+
+  # An output that the gradient needs, or the cotangent of one that the loss does not depend on.
+  defp from_outputs(outputs, name), do: outputs[name] || zeros(outputs, name)
+
+  defp zeros(outputs, "d" <> output) do
+    %Tensor{type: type, shape: shape} = outputs[output]
+    Tensor.from_list(List.duplicate(0, Tensor.elements(shape)), type, shape)
   end
 
   # Long work should not be lost to a misspelt folder.
@@ -152,7 +190,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
 
   defp dashed(key), do: "--" <> (key |> to_string() |> String.replace("_", "-"))
 
-  # The op's inputs, in its order.
+  # The op's inputs and cotangents, in its order.
   defp read(op, path, case_name) do
     prefix = if case_name, do: case_name <> ".", else: ""
 
@@ -163,24 +201,22 @@ defmodule Mix.Tasks.Sidewinder.Run do
 
     known = for input <- op.inputs, do: input.name
     given = for name <- names, do: String.replace_prefix(name, prefix, "")
-    pass_over(op, given -- known, known)
+    for name <- given -- (known ++ op.cotangents), do: pass_over(op, name, known)
 
-    tensors = Safetensors.read(path, for(name <- known, name in given, do: prefix <> name))
-    for name <- known, tensor = tensors[prefix <> name], do: {name, tensor}
+    tensors = Safetensors.read(path, for(name <- given, not out?(name), do: prefix <> name))
+    of = fn names -> for name <- names, t = tensors[prefix <> name], do: {name, t} end
+    {of.(known), of.(op.cotangents)}
   end
+
+  defp out?(name), do: String.starts_with?(name, "out.")
 
   defp no_case(path, name) do
     raise Error.new(:option, "--case", expected: "a case that #{path} has", got: name)
   end
 
-  defp pass_over(op, names, known) do
-    {cotangents, others} = Enum.split_with(names, &(&1 in op.cotangents))
-    for name <- others, not String.starts_with?(name, "out."), do: unknown(op, name, known)
-
-    if cotangents != [] do
-      names = Enum.join(cotangents, ", ")
-      Mix.shell().info("#{op.name} has no gradient yet; passed over: #{names}")
-    end
+  # Sample files carry what should come out.
+  defp pass_over(op, name, known) do
+    unless out?(name), do: unknown(op, name, known ++ op.cotangents)
   end
 
   defp unknown(op, name, known) do
@@ -229,8 +265,11 @@ defmodule Mix.Tasks.Sidewinder.Run do
     options =
       for option <- op.options, do: {usage(option.takes, dashed(option.name)), option.help}
 
-    "#{op.name}: #{op.about}\n#{rows(inputs ++ options)}"
+    "#{op.name}: #{op.about}\n#{rows(inputs ++ cotangents(op.cotangents) ++ options)}"
   end
+
+  defp cotangents([]), do: []
+  defp cotangents(names), do: [{Enum.join(names, ", "), "cotangents: gradients are written too"}]
 
   defp notes(input) do
     Enum.join(for note <- [:wide, :optional], input[note], do: ", #{note}")
