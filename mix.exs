@@ -80,7 +80,7 @@ defmodule Sidewinder.MixProject do
   use Mix.Project
 
   # What lib/nx builds on and what the scripts in bench/ use, where this Erlang has them.
-  @found_elsewhere [:nx, :axon, :polaris, :benchee]
+  @found_elsewhere [:nx, :exla, :axon, :polaris, :benchee]
 
   def project do
     [
@@ -116,15 +116,18 @@ defmodule Sidewinder.MixProject do
   defp elixirc_paths(:test),
     do: elixirc_paths(:dev) ++ ["test/support/core" | nx("test/support/nx")]
 
-  defp elixirc_paths(_), do: ["lib/core" | nx("lib/nx")]
+  defp elixirc_paths(_), do: ["lib/core" | nx("lib/nx") ++ axon("lib/axon") ++ exla("lib/exla")]
 
   defp nx(path), do: if(nx?(), do: [path], else: [])
+  defp axon(path), do: if(nx?() and there?(:axon, "0.7.0"), do: [path], else: [])
+  defp exla(path), do: if(nx?() and there?(:exla, "0.12.0"), do: [path], else: [])
 
   defp deps(false), do: []
 
   defp deps(true) do
     [
       {:nx, "~> 0.12", optional: true},
+      {:exla, "~> 0.12", optional: true},
       {:axon, "~> 0.7", optional: true},
       {:benchee, "~> 1.3", only: [:dev, :test], runtime: false},
       {:ex_doc, "~> 0.34", only: :dev, runtime: false}
@@ -133,11 +136,13 @@ defmodule Sidewinder.MixProject do
 
   defp hex?, do: System.get_env("SIDEWINDER_OFFLINE") != "1" and Code.ensure_loaded?(Hex)
 
-  # Nx 0.12 needs Elixir 1.17 itself. What Hex has fetched may not be compiled yet.
-  defp nx? do
-    fetched = hex?() and File.dir?(Path.join(Mix.Project.deps_path(), "nx"))
-    nx = if fetched, do: "0.12.0", else: version(:nx) || "0.0.0"
-    Version.match?(System.version(), ">= 1.17.0") and Version.match?(nx, ">= 0.12.0")
+  # Nx 0.12 needs Elixir 1.17 itself.
+  defp nx?, do: Version.match?(System.version(), ">= 1.17.0") and there?(:nx, "0.12.0")
+
+  # What Hex has fetched may not be compiled yet.
+  defp there?(app, least) do
+    fetched = hex?() and File.dir?(Path.join(Mix.Project.deps_path(), Atom.to_string(app)))
+    fetched or Version.match?(version(app) || "0.0.0", ">= #{least}")
   end
 
   defp version(app) do

@@ -26,7 +26,22 @@ defmodule Sidewinder do
 
   ## Gradients
 
-  They are not there yet. `Nx.Defn.grad/1` through these functions raises `Sidewinder.Error`.
+  `Nx.Defn.grad/2` and `Nx.Defn.value_and_grad/2` go through all functions, to every input and from
+  every output, under every compiler: one call of a kernel forwards and one backwards.
+
+      iex> x = Nx.tensor([[[1.0], [2.0]]])
+      iex> a = Nx.tensor([[-1.0]])
+      iex> Nx.Defn.grad(a, fn a -> Nx.sum(Sidewinder.selective_scan(x, x, a, x, x)) end)
+      ...> |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.54134]
+
+  There are no second derivatives: they raise `Sidewinder.Error` of kind `:unavailable`.
+
+  Nx 0.13 itself computes wrong gradients of a `while` whose steps depend on each other, whatever is
+  in it: it walks the steps in the order of the loop, not in reverse. A gradient taken inside of the
+  body of a `while` is right, and so is one of a loop that Nx unrolls (`while ..., unroll: true`). One of
+  any other `while` around these functions gives a warning, for it is right only if all that the steps
+  change are sums that no step reads; of types other than f32, which Nx mixes up there, it raises.
 
   ## Options of every function
 
@@ -35,8 +50,8 @@ defmodule Sidewinder do
     * `:level` - forces a CPU level, such as `"scalar"`; see `Sidewinder.Device.info/0`
     * `:threads` - how many CPU threads share the work
 
-  Compilers other than `Nx.Defn.Evaluator` get the op as an `Nx.block/4`, whose struct they may lower
-  to a call of their own; else they compile the pure Nx form.
+  Compilers other than `Nx.Defn.Evaluator` get an op, and its gradient, as an `Nx.block/4`, whose struct
+  they may lower to a call of their own; else they compile the pure Nx form.
   """
   import Nx.Defn
 
@@ -64,6 +79,8 @@ defmodule Sidewinder do
     * `:d` - `{D}`, `:z` - `{B, L, D}`, `:dt_bias` - `{D}`, `:initial_state` - `{B, D, N}`
     * `:dt_softplus` - whether to apply softplus to `dt + dt_bias`; `false` by default
     * `:dt_clamp` - `{lo, hi}`, bounds of the step, both inside; none by default
+    * `:clamp_grad` - the gradient of a step outside of these bounds: none with `:mask`, the default,
+      and that of a step that is not clamped with `:straight_through`
     * `:return_state` - returns `{y, last_state}`, the second `{B, D, N}`
     * `:return_states` - returns `%{y: y, last_state: last_state, states: states}`, the last
       `{B, L, D, N}`: the state after every step
@@ -108,8 +125,8 @@ defmodule Sidewinder do
     * `a` - `{D, N}`
     * `b`, `c` - `{B, N}` or `{B, G, N}`
 
-  Options beside those of `Sidewinder`: `:d`, `:z` (`{B, D}`), `:dt_bias`, `:dt_softplus` and
-  `:dt_clamp`, as in `selective_scan/6`, whose errors it raises too.
+  Options beside those of `Sidewinder`: `:d`, `:z` (`{B, D}`), `:dt_bias`, `:dt_softplus`,
+  `:dt_clamp` and `:clamp_grad`, as in `selective_scan/6`, whose errors it raises too.
 
   Returns `{y, new_state}`, the first `{B, D}`.
 
@@ -172,5 +189,209 @@ defmodule Sidewinder do
     opts = Keyword.put(opts, :return_states, true)
     %{y: y, states: states} = scan(x, dt, a, b, c, opts)
     {y, states}
+  end
+
+  @doc """
+  The gradients of `selective_scan/6`, for those who carry cotangents themselves; `Nx.Defn.grad/2` does
+  it by itself.
+
+  `dy` is the cotangent of `y`, `{B, L, D}`. Options are the inputs and options of the scan, and
+  the cotangents of its other outputs, zero by default: `:dlast_state`, `{B, D, N}`, and `:dstates`,
+  `{B, L, D, N}`.
+
+  With `dy' = dy silu(z)`, `y'` the output before its gate, and time running backwards:
+
+      g[t] = dy'[t] c[t] + dstates[t] + a[t+1] g[t+1]          a[L+1] g[L+1] = dlast_state
+      dx = sum_n g delta b + d dy'                             dD = sum_{b,t} dy' x
+      ddelta = sum_n g (A a h[t-1] + b x)                      dA = sum_{b,t} g delta a h[t-1]
+      ddt = ddelta [lo <= s <= hi] sigmoid(dt + dt_bias)       ddt_bias = sum_{b,t} ddt
+      dB = sum_d g delta x                                     dC = sum_d dy' h
+      dz = dy y' silu'(z)                                      dh0 = a[1] g[1]
+
+  `dB` and `dC` sum over the channels of a group, or over batch and time where `b` or `c` is `{D, N}`.
+
+  Returns `%{dx: _, ddt: _, dA: _, dB: _, dC: _}`, and `:dD`, `:dz`, `:ddt_bias` and `:dh0` for those
+  inputs that are there, each with the type and shape of its input. Raises what `selective_scan/6`
+  raises.
+
+  ## Examples
+
+      iex> x = Nx.tensor([[[1.0], [2.0]]])
+      iex> dt = Nx.tensor([[[0.5], [1.0]]])
+      iex> b = Nx.tensor([[[1.0], [0.5]]])
+      iex> c = Nx.tensor([[[1.0], [2.0]]])
+      iex> dy = Nx.tensor([[[1.0], [1.0]]])
+      iex> gradients = Sidewinder.selective_scan_backward(dy, x, dt, Nx.tensor([[-1.0]]), b, c)
+      iex> gradients.dx |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.86788, 1.0]
+      iex> gradients.dA |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.36788]
+  """
+  @spec selective_scan_backward(Nx.t(), Nx.t(), Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) ::
+          %{atom => Nx.Tensor.t()}
+  deftransform selective_scan_backward(dy, x, dt, a, b, c, opts \\ []) do
+    inputs = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}, {"dy", dy}]
+    Map.new(Op.call(%Block.SelectiveScanBackward{}, inputs, opts))
+  end
+
+  @doc """
+  The gradients of `scan/6` as `{dx, d_dt, dB, dC}`: a drop-in for scans that have such a function.
+  `selective_scan_backward/7` has the others too.
+
+  Options are those of `selective_scan_backward/7`, with the clamp of `scan/6`. The `states` of
+  `scan_with_states/6` are not needed, and may be nil.
+
+  ## Examples
+
+      iex> x = Nx.tensor([[[1.0], [2.0]]])
+      iex> dt = Nx.tensor([[[0.5], [0.0005]]])
+      iex> b = Nx.tensor([[[1.0], [0.5]]])
+      iex> c = Nx.tensor([[[1.0], [2.0]]])
+      iex> dy = Nx.tensor([[[1.0], [1.0]]])
+      iex> {_dx, d_dt, _db, _dc} = Sidewinder.backward(dy, x, nil, dt, Nx.tensor([[-1.0]]), b, c,
+      ...>   clamp_grad: :straight_through)
+      iex> d_dt |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [2.998, 1.8002]
+  """
+  @spec backward(Nx.t(), Nx.t(), Nx.t() | nil, Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) ::
+          {Nx.Tensor.t(), Nx.Tensor.t(), Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform backward(dy, x, _states, dt, a, b, c, opts \\ []) do
+    gradients = selective_scan_backward(dy, x, dt, a, b, c, clamped(opts))
+    {gradients[:dx], gradients[:ddt], gradients[:dB], gradients[:dC]}
+  end
+
+  @doc """
+  The linear recurrence `h[t] = a[t] h[t-1] + b[t]`, which many sequence models are made of.
+
+    * `a`, `b` - `{B, L, K}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:initial_state` - `{B, K}`, zeros by default
+    * `:return_state` - returns `{h, last_state}`, the second `{B, K}`
+
+  Returns `h`, `{B, L, K}`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  Its gradients run backwards in time: `g[t] = dh[t] + a[t+1] g[t+1]`, `db = g`, `da[t] = g[t] h[t-1]`.
+
+  ## Examples
+
+      iex> a = Nx.broadcast(0.5, {1, 4, 1})
+      iex> b = Nx.broadcast(1.0, {1, 4, 1})
+      iex> {h, last_state} = Sidewinder.linear_scan(a, b, return_state: true)
+      iex> {Nx.to_flat_list(h), Nx.to_flat_list(last_state)}
+      {[1.0, 1.5, 1.75, 1.875], [1.875]}
+      iex> Nx.Defn.grad(a, &Nx.sum(Sidewinder.linear_scan(&1, b))) |> Nx.to_flat_list()
+      [0.0, 1.75, 2.25, 1.75]
+  """
+  @spec linear_scan(Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform linear_scan(a, b, opts \\ []) do
+    Block.LinearScan.call(%Block.LinearScan{}, [a, b], opts)
+  end
+
+  @doc """
+  The causal convolution over time of each channel by itself (depthwise).
+
+  With `xp` the W - 1 rows of the initial state followed by `x`:
+
+      y[t,d] = activation(bias[d] + sum_j w[d,j] xp[t+j,d])
+
+  so `w[d,W-1]` is the weight of the present and `w[d,0]` that of the oldest sample.
+
+    * `x` - `{B, L, D}`
+    * `w` - `{D, W}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:bias` - `{D}`
+    * `:initial_state` - `{B, W - 1, D}`, the samples before `x`, oldest first; zeros by default
+    * `:activation` - `:silu`, or nil, the default
+    * `:return_state` - returns `{y, final_state}`, the second the last W - 1 rows of `xp`
+
+  Returns `y`, `{B, L, D}`. Raises `Sidewinder.Error` as `selective_scan/6` does; of kind `:shape` too
+  where the state of a `w` of width 1 is asked for, as Nx has no empty tensors.
+
+  ## Examples
+
+      iex> x = Nx.tensor([[[1.0], [2.0], [3.0]]])
+      iex> w = Nx.tensor([[0.1, 0.2, 0.3, 0.4]])
+      iex> {y, state} = Sidewinder.causal_conv1d(x, w, return_state: true)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.4, 1.1, 2.0]
+      iex> {y, _state} = Sidewinder.causal_conv1d_update(state, Nx.tensor([[4.0]]), w)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [3.0]
+  """
+  @spec causal_conv1d(Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform causal_conv1d(x, w, opts \\ []) do
+    case Op.call(%Block.CausalConv1d{}, [{"x", x}, {"w", w}], opts) do
+      [y: y] -> y
+      [y: y, final_state: state] -> {y, state}
+    end
+  end
+
+  @doc """
+  Moves a running `causal_conv1d/3` on by one sample.
+
+    * `state` - `{B, W - 1, D}`, as `causal_conv1d/3` or the call before returned it
+    * `x` - `{B, D}`
+    * `w` - `{D, W}`
+
+  Options beside those of `Sidewinder`: `:bias` and `:activation`, as in `causal_conv1d/3`, whose errors
+  it raises too.
+
+  Returns `{y, new_state}`, the first `{B, D}`. `causal_conv1d/3` has an example.
+  """
+  @spec causal_conv1d_update(Nx.t(), Nx.t(), Nx.t(), keyword) :: {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform causal_conv1d_update(state, x, w, opts \\ []) do
+    inputs = [{"x", x}, {"w", w}, {"state", state}]
+    [y: y, state: state] = Op.call(%Block.CausalConv1dUpdate{}, inputs, opts)
+    {y, state}
+  end
+
+  @doc """
+  A whole Mamba block (Gu and Dao 2023, section 3.4), without norm and residual connection:
+
+      [u | z] = x in_proj'                           c = silu(causal_conv1d(u, conv_w, conv_b))
+      [delta | b | c'] = c x_proj'                   dt = delta dt_w'
+      y = selective_scan(c, dt, -exp(A_log), b, c', d: D, z: z, dt_bias: dt_b, dt_softplus: true)
+      y = y out_proj'
+
+  With the width M of the model, the inner width I, states of a channel N, a kernel of width W and the
+  rank R of the steps, `x` is `{B, L, M}` and `params` a map of tensors, by atoms or strings:
+
+    * `in_proj` - `{2 I, M}`, and `in_proj_b`, `{2 I}`, if wanted
+    * `conv_w` - `{I, W}`, and `conv_b`, `{I}`, if wanted
+    * `x_proj` - `{R + 2 N, I}`
+    * `dt_w` - `{I, R}`, and `dt_b`, `{I}`
+    * `A_log` or `a_log` - `{I, N}`
+    * `D` - `{I}`
+    * `out_proj` - `{M, I}`, and `out_proj_b`, `{M}`, if wanted
+
+  Options beside those of `Sidewinder`:
+
+    * `:conv_state` - `{B, W - 1, I}` and `:ssm_state` - `{B, I, N}`, zeros by default
+    * `:return_state` - returns `{y, %{conv_state: _, ssm_state: _}}`; these go on where `x` ends
+
+  Returns `y`, `{B, L, M}`. Raises `Sidewinder.Error` as `selective_scan/6` does, and of kind `:argument`
+  for a parameter that is missing or unknown.
+
+  It is one kernel called eagerly and for `Nx.Defn.Evaluator`. Other compilers multiply the matrices
+  themselves, and get `selective_scan/6` and `causal_conv1d/3`.
+
+  ## Examples
+
+      iex> one = Nx.tensor([[1.0]])
+      iex> params = %{in_proj: Nx.tensor([[1.0], [0.5]]), conv_w: Nx.tensor([[0.0, 0.0, 0.5, 1.0]]),
+      ...>   x_proj: Nx.tensor([[1.0], [1.0], [1.0]]), dt_w: one, dt_b: Nx.tensor([0.0]),
+      ...>   a_log: Nx.tensor([[0.0]]), D: Nx.tensor([1.0]), out_proj: Nx.tensor([[2.0]])}
+      iex> y = Sidewinder.mamba_block(Nx.tensor([[[1.0], [2.0]]]), params)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 4))
+      [0.7284, 46.9249]
+  """
+  @spec mamba_block(Nx.t(), %{(atom | String.t()) => Nx.t()}, keyword) ::
+          Nx.Tensor.t() | {Nx.Tensor.t(), %{conv_state: Nx.Tensor.t(), ssm_state: Nx.Tensor.t()}}
+  deftransform mamba_block(x, params, opts \\ []) do
+    Block.MambaBlock.call(%Block.MambaBlock{}, x, params, opts)
   end
 end

@@ -6,7 +6,7 @@ defmodule Sidewinder.FallbackTest do
   import Sidewinder.NxTest.Scans
 
   @why {Sidewinder.Native, :why_not_loaded}
-  @warned {Sidewinder.Op, :warned}
+  @warned {Sidewinder.Op.Warning, :no_library}
 
   setup do
     {args, _} = problem({2, 4, 3, 2})

@@ -1,84 +1,94 @@
 defmodule Sidewinder.GradientTest do
   use ExUnit.Case, async: true
 
-  import Sidewinder.NxTest.Scans
-  alias Sidewinder.NxTest.{Flow, Inline, Wrapper}
+  import Sidewinder.NxTest.Ops
+  import Sidewinder.NxTest.Scans, only: [assert_close: 3, types: 0]
+  alias Sidewinder.NxTest.Golden
 
-  @message ~r/the gradient of selective_scan is not there yet/
+  @backends [:nx, :cpu]
+  @sizes [{1, 1, 1, 1}, {2, 5, 3, 2}, {1, 7, 5, 3}]
 
-  setup do
-    {args, optional} = problem({2, 4, 3, 2})
-    %{args: args, optional: optional}
+  # A golden case as a call, of f32 or f64.
+  defp call(op, %{inputs: inputs, attrs: attrs, outputs: outputs}, type) do
+    {cotangents, inputs} =
+      Map.split_with(inputs, fn {name, _} -> not is_map_key(outputs, "d" <> name) end)
+
+    opts = for {key, value} <- attrs, key in [:dt_softplus, :dt_clamp], do: {key, value}
+    activation = attrs[:activation] && [activation: String.to_atom(attrs[:activation])]
+    as_type({op, inputs, cotangents, opts ++ List.wrap(activation)}, type)
   end
 
-  defp loss(args, opts), do: Nx.sum(output(apply(Sidewinder, :selective_scan, args ++ [opts])))
+  for op <- ~w(selective_scan linear_scan causal_conv1d mamba_block),
+      backend <- @backends,
+      {type, tolerance} <- [f32: 1, f64: 1.0e-4] do
+    test "of #{op} agrees with the golden values, on #{backend} in #{type}" do
+      for golden <- Golden.cases(unquote(op)),
+          not long?(golden.name, unquote(backend), unquote(type)) do
+        call =
+          unquote(op) |> call(golden, unquote(type)) |> with_options(backend: unquote(backend))
 
-  test "raises for every input, whatever is returned", %{args: args, optional: optional} do
-    for at <- 0..4, more <- [[], [return_state: true], [return_states: true]] do
-      fun = &loss(List.replace_at(args, at, &1), optional ++ more)
-      assert_raise Sidewinder.Error, @message, fn -> Nx.Defn.grad(Enum.at(args, at), fun) end
-    end
+        {value, gradients} = value_and_grad(call)
+        assert value.type == {:f, if(unquote(type) == :f64, do: 64, else: 32)}
 
-    for {key, t} <- optional do
-      fun = &loss(args, Keyword.replace!(optional, key, &1))
-      assert_raise Sidewinder.Error, @message, fn -> Nx.Defn.grad(t, fun) end
-    end
-  end
+        outputs =
+          for {"d" <> input, o} <- golden.outputs, do: {input, scale(o, unquote(tolerance))}
 
-  test "raises for value_and_grad and under every compiler", %{args: [x | rest]} do
-    for compiler <- [Nx.Defn.Evaluator, Wrapper, Inline], opts <- [[], [backend: :nx]] do
-      fun = fn x -> Nx.Defn.value_and_grad(x, &loss([&1 | rest], opts)) end
+        assert Enum.sort(Map.keys(gradients)) == Enum.sort(Enum.map(outputs, &elem(&1, 0)))
 
-      assert_raise Sidewinder.Error, @message, fn ->
-        Nx.Defn.jit_apply(fun, [x], compiler: compiler)
+        Golden.check(
+          %{golden | outputs: outputs},
+          Map.new(gradients, fn {k, t} -> {:"#{k}", t} end)
+        )
       end
     end
   end
 
-  test "raises through the last state", %{args: [x | rest]} do
-    fun = fn x ->
-      Nx.sum(elem(apply(Sidewinder, :selective_scan, [x | rest] ++ [[return_state: true]]), 1))
+  # Pure Nx takes seconds for the long ones: one of each op is enough, in f32.
+  defp long?(_, :cpu, _), do: false
+  defp long?(name, :nx, :f32), do: name in ~w(long4096 l4096_fast l1000)
+  defp long?(name, :nx, :f64), do: name =~ ~r/4096|1000/
+
+  defp scale(output, factor),
+    do: %{output | rtol: output.rtol * factor, atol: output.atol * factor}
+
+  for op <- ops(), backend <- @backends do
+    test "of #{op} agrees with differences for all subsets of inputs, on #{backend}" do
+      for {absent, i} <- Enum.with_index(subsets(optional(unquote(op)))) do
+        sizes =
+          if unquote(op) == "mamba_block", do: {1, 3, 2, 2}, else: Enum.at(@sizes, rem(i, 3))
+
+        problem(unquote(op), sizes)
+        |> without(absent)
+        |> with_options(backend: unquote(backend))
+        |> check_differences()
+      end
     end
 
-    assert_raise Sidewinder.Error, @message, fn -> Nx.Defn.grad(x, fun) end
-  end
+    test "of #{op} takes the cotangents of any outputs, on #{backend}" do
+      {_, _, cotangents, _} = call = problem(unquote(op), {2, 5, 3, 2})
 
-  test "raises in `while` and `cond`, and for vectorized tensors", %{args: [x, dt, a, b, c]} do
-    for fun <- [&Flow.repeat(&1, dt, a, b, c), &Flow.choose(1, &1, dt, a, b, c)] do
-      assert_raise Sidewinder.Error, @message, fn -> Nx.Defn.grad(x, &Nx.sum(fun.(&1))) end
+      for absent <- subsets(Map.keys(cotangents)), length(absent) < map_size(cotangents) do
+        call |> without(absent) |> with_options(backend: unquote(backend)) |> check_differences()
+      end
     end
 
-    vectorized = Nx.vectorize(Nx.stack([x, x]), :run)
+    test "of #{op} has the types of its inputs, in all types, on #{backend}" do
+      for {type, rtol} <- types() do
+        call = problem(unquote(op), {2, 5, 4, 3}, type) |> with_options(backend: unquote(backend))
+        {_, inputs, _, _} = call
+        exact = gradients(as_type(call, :f64))
 
-    assert_raise Sidewinder.Error, @message, fn ->
-      Nx.Defn.grad(vectorized, &loss([&1, dt, a, b, c], []))
+        for {name, t} <- gradients(call) do
+          assert t.type == inputs[name].type
+          size = exact[name] |> Nx.abs() |> Nx.reduce_max() |> Nx.to_number()
+
+          assert_close(t, exact[name],
+            rtol: 3 * rtol,
+            atol: 3 * rtol * size,
+            of: "#{type} d#{name}"
+          )
+        end
+      end
     end
-  end
-
-  test "raises for the other functions too", %{args: [x, dt, a, b, c], optional: optional} do
-    assert_raise Sidewinder.Error, @message, fn ->
-      Nx.Defn.grad(x, &Nx.sum(Sidewinder.scan(&1, dt, a, b, c)))
-    end
-
-    [x1, dt, b, c] = for t <- [x, dt, b, c], do: t[[.., 0]]
-
-    step = fn x ->
-      Nx.sum(elem(Sidewinder.selective_state_update(optional[:initial_state], x, dt, a, b, c), 0))
-    end
-
-    assert_raise Sidewinder.Error, ~r/gradient of selective_state_update/, fn ->
-      Nx.Defn.grad(x1, step)
-    end
-
-    linear = &Nx.sum(Sidewinder.Reference.linear_scan(&1, x))
-    assert_raise Sidewinder.Error, ~r/gradient of linear_scan/, fn -> Nx.Defn.grad(x, linear) end
-  end
-
-  test "does not raise where no gradient flows through", %{args: [x | rest] = args} do
-    fun = fn x -> Nx.sum(Nx.multiply(x, apply(Sidewinder, :selective_scan, args))) end
-    assert_close(Nx.Defn.grad(x, fun), apply(Sidewinder, :selective_scan, args))
-
-    fun = fn x -> Nx.add(Nx.sum(x), Nx.Defn.Kernel.stop_grad(loss([x | rest], []))) end
-    assert Nx.Defn.grad(x, fun) == Nx.broadcast(1.0, x)
   end
 end

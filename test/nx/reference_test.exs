@@ -87,6 +87,25 @@ defmodule Sidewinder.ReferenceTest do
     end
   end
 
+  test "all algorithms have the gradient of the kernel" do
+    {[x | rest], optional} = problem({2, 7, 3, 2}, type: :f64)
+    opts = [dt_softplus: true, return_state: true] ++ optional
+
+    loss = fn module, x, opts ->
+      {y, state} = apply(module, :selective_scan, [x | rest] ++ [opts])
+      Nx.add(Nx.sum(Nx.pow(y, 2)), Nx.sum(state))
+    end
+
+    expected = Nx.Defn.grad(x, &loss.(Sidewinder, &1, opts))
+
+    for algorithm <- @algorithms, {_, way} <- ways() do
+      gradient =
+        &Nx.Defn.grad(&1, fn x -> loss.(Reference, x, [algorithm: algorithm] ++ opts) end)
+
+      assert_close(way.(gradient, [x]), expected, rtol: 1.0e-11)
+    end
+  end
+
   test "a single step without a state before it gives its input" do
     t = Nx.tensor([[[3.0]]])
 

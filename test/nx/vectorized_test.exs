@@ -50,15 +50,15 @@ defmodule Sidewinder.VectorizedTest do
   end
 
   defp entry(t, name, i) do
-    case t.vectorized_axes do
-      [{^name, _}] ->
-        Nx.devectorize(t, keep_names: false)[i]
-
-      [{^name, _} | others] ->
-        Nx.vectorize(Nx.devectorize(t, keep_names: false)[i], Keyword.keys(others))
-
-      _ ->
+    case Enum.find_index(t.vectorized_axes, &(elem(&1, 0) == name)) do
+      nil ->
         t
+
+      at ->
+        plain = Nx.devectorize(t, keep_names: false)
+        one = Nx.squeeze(Nx.slice_along_axis(plain, i, 1, axis: at), axes: [at])
+        others = Keyword.keys(t.vectorized_axes) -- [name]
+        if others == [], do: one, else: Nx.vectorize(one, others)
     end
   end
 
@@ -76,6 +76,75 @@ defmodule Sidewinder.VectorizedTest do
         assert_close(Nx.devectorize(result, keep_names: false), by_hand(inputs, found))
       end
     end
+  end
+
+  for axes <- @cases do
+    test "gradients, axes of inputs: #{inspect(axes, charlists: :as_lists)}" do
+      inputs = inputs(unquote(axes))
+
+      found =
+        for t <- inputs, {name, _} <- t.vectorized_axes, uniq: true, do: {name, @sizes[name]}
+
+      for {t, k} <- Enum.with_index(inputs) do
+        with_input = &List.replace_at(inputs, k, &1)
+        expected = Nx.Defn.grad(t, &squares(by_hand(with_input.(&1), found)))
+        actual = Nx.Defn.grad(t, &squares(scan(with_input.(&1))))
+        assert actual.vectorized_axes == t.vectorized_axes
+        assert_close(actual, expected, of: "input #{k}")
+      end
+    end
+  end
+
+  defp squares(t), do: Nx.sum(Nx.multiply(t, t))
+
+  test "gradients to all inputs at once are those of each entry, under every compiler" do
+    inputs = inputs(u: [0, 2], v: [0, 1])
+    gradient = fn inputs -> Nx.Defn.grad(inputs, &squares(scan(Tuple.to_list(&1)))) end
+
+    expected =
+      for i <- 0..1, j <- 0..2 do
+        inputs
+        |> Enum.map(&(&1 |> entry(:u, i) |> entry(:v, j)))
+        |> List.to_tuple()
+        |> gradient.()
+      end
+
+    for {_, way} <- ways() do
+      for {t, k} <- Enum.with_index(Tuple.to_list(way.(gradient, [List.to_tuple(inputs)]))) do
+        assert t.vectorized_axes == [u: 2, v: 3]
+        plain = Nx.flatten(Nx.devectorize(t, keep_names: false), axes: [0, 1])
+        assert_close(plain, Nx.stack(Enum.map(expected, &elem(&1, k))))
+      end
+    end
+  end
+
+  test "the gradient as a function sums over the axes that an input lacks" do
+    for axes <- @cases do
+      [x, dt, a, b, c, d, z, dt_bias, h0] = inputs = inputs(axes)
+      dy = input(11, [], {2, 3, 4})
+      opts = [d: d, z: z, dt_bias: dt_bias, initial_state: h0]
+      actual = Sidewinder.selective_scan_backward(dy, x, dt, a, b, c, opts)
+
+      loss = fn [x, dt, a, b, c, d, z, dt_bias, h0] ->
+        opts = [d: d, z: z, dt_bias: dt_bias, initial_state: h0]
+        Nx.sum(Nx.multiply(Sidewinder.selective_scan(x, dt, a, b, c, opts), dy))
+      end
+
+      names = [:dx, :ddt, :dA, :dB, :dC, :dD, :dz, :ddt_bias, :dh0]
+
+      for {{t, name}, k} <- Enum.with_index(Enum.zip(inputs, names)) do
+        expected = Nx.Defn.grad(t, &loss.(List.replace_at(inputs, k, &1)))
+        assert_close(actual[name], expected, of: "#{name}, #{inspect(axes)}")
+      end
+    end
+  end
+
+  @tag skip: no_library()
+  test "weights that data shares in its axes take one call backwards" do
+    [x, dt, a, b, c | _] = inputs(u: [0, 1], v: [3])
+    loss = &squares(Sidewinder.selective_scan(x, dt, &1, b, c))
+    calls = Sidewinder.NxTest.Ops.kernel_calls(fn -> Nx.Defn.value_and_grad(a, loss) end)
+    assert calls == [:selective_scan, :selective_scan_backward]
   end
 
   test "axes named in another order are told apart" do

@@ -10,34 +10,48 @@ defmodule Sidewinder.Op do
   # that ends up in another compiler is a call back into Elixir there.
 
   alias Nx.Defn.{Compiler, Evaluator, Expr}
-  alias Sidewinder.{Device, Error, Kernel, Native, Tensor}
-  alias Sidewinder.Op.{Check, Vectorize}
-
-  require Logger
+  alias Sidewinder.{Device, Kernel, Native, Tensor}
+  alias Sidewinder.Op.{Check, Gradient, Vectorize, Warning}
 
   @typedoc """
-  What an op takes and gives. Sizes are letters, `{:divides, letter}` is any divisor of one, and the
-  batch is `:b`. Inputs whose shape starts with it are data, all others are weights.
+  What an op takes and gives. Sizes are letters, `{:divides, letter}` is any divisor of one,
+  `{:sum, letters, plus}` what it says, and the batch is `:b`. Inputs whose shape starts with it are
+  data, all others are weights.
 
     * `inputs` - by the kernel's names: precision and allowed shapes
     * `optional` - the options that are inputs, with their kernel's names
-    * `options` - the other options, with the sort of their values
-    * `outputs` - in order: name, precision, shape, and `:always` or the option that asks for it
+    * `options` - the other options, with the sort of their values: a list is one of choices, and
+      `{:gradient, sort}` is for the gradient's kernel alone
+    * `outputs` - in order: name, precision, shape, and `:always` or the option that asks for it;
+      or the name of a gradient and the input that it is like, which asks for it by being there
+    * `composed` - whether the body is a composition of other ops, which brings its own gradient:
+      compilers get it in place of a block
   """
   @type table :: %{
-          name: atom,
-          inputs: %{String.t() => {precision, [dims]}},
-          optional: [{atom, String.t()}],
-          options: [{atom, :flag | :pair}],
-          outputs: [{atom, precision, dims, atom}]
+          required(:name) => atom,
+          required(:inputs) => %{String.t() => {precision, [dims]}},
+          required(:optional) => [{atom, String.t()}],
+          required(:options) => [{atom, sort | {:gradient, sort}}],
+          required(:outputs) => [{atom, precision, dims, atom} | {atom, String.t()}],
+          optional(:composed) => boolean
         }
 
   @typedoc "`:storage` is the type of the first input, `:wide` that of the arithmetic."
   @type precision :: :storage | :wide
-  @type dims :: [atom | {:divides, atom}]
+  @type sort :: :flag | :pair | [atom]
+  @type dims :: [atom | {:divides, atom} | {:sum, [atom], integer}]
 
   @callback table() :: table
   @callback body(struct, %{String.t() => Nx.Tensor.t()}) :: [{atom, Nx.Tensor.t() | nil}]
+
+  @doc """
+  The gradients by name, `"dx"` for the input `"x"`, of the tensors `given` by name: inputs, outputs,
+  and of the cotangents, `"dy"` for the output `"y"`, those that are not zero and those that the
+  output's table always asks for. An op without it has no gradient.
+  """
+  @callback gradient(struct, given :: [{String.t(), Nx.Tensor.t()}]) ::
+              %{String.t() => Nx.Tensor.t()}
+  @optional_callbacks gradient: 2
 
   @doc """
   Runs `op` on its required `inputs` and on `opts`, which are the optional inputs, the op's options
@@ -50,25 +64,38 @@ defmodule Sidewinder.Op do
     op = op |> struct!(Check.options!(table, own)) |> Map.update!(:target, &(&1 ++ where))
 
     {inputs, sizes} = Check.inputs!(table, inputs ++ more)
-    outputs = for {_, _, _, asked} = output <- table.outputs, asked?(op, asked), do: output
+    outputs = Enum.filter(table.outputs, &asked?(&1, op, inputs))
 
     inputs
-    |> Vectorize.map(&once(op, &1, templates(outputs, sizes, &2)))
-    |> Enum.zip_with(outputs, fn t, {name, _, dims, _} -> {name, rename(t, dims, sizes.names)} end)
+    |> Vectorize.map(Enum.map(outputs, &like/1), &once(op, &1, templates(outputs, &1, sizes, &2)))
+    |> Enum.zip_with(outputs, &{elem(&2, 0), rename(&1, &2, sizes.names)})
   end
 
-  defp asked?(_op, :always), do: true
-  defp asked?(op, option), do: Map.fetch!(op, option)
+  defp asked?({_, _, _, :always}, _op, _inputs), do: true
+  defp asked?({_, _, _, option}, op, _inputs), do: Map.fetch!(op, option)
+  defp asked?({_, input}, _op, inputs), do: List.keymember?(inputs, input, 0)
 
-  defp templates(outputs, sizes, copies) do
-    for {name, precision, [:b | dims], _} <- outputs do
-      shape = List.to_tuple([copies * sizes.dims.b | Enum.map(dims, &Map.fetch!(sizes.dims, &1))])
-      {name, Nx.template(shape, Map.fetch!(sizes, precision))}
-    end
+  defp like({_, _, _, _}), do: nil
+  defp like({_, input}), do: input
+
+  defp templates(outputs, inputs, sizes, copies) do
+    for output <- outputs, do: {elem(output, 0), template(output, inputs, sizes, copies)}
   end
 
-  defp rename(t, _dims, names) when names == %{}, do: t
-  defp rename(t, dims, names), do: Nx.rename(t, Enum.map(dims, &names[&1]))
+  defp template({_, precision, [:b | dims], _}, _inputs, sizes, copies) do
+    shape = [copies * sizes.dims.b | Enum.map(dims, &Check.size!(&1, sizes.dims))]
+    Check.template!(List.to_tuple(shape), Map.fetch!(sizes, precision))
+  end
+
+  defp template({_, input}, inputs, _sizes, _copies) do
+    {_, t} = List.keyfind!(inputs, input, 0)
+    Nx.template(t.shape, t.type)
+  end
+
+  defp rename(t, {_, _, dims, _}, names) when names != %{},
+    do: Nx.rename(t, Enum.map(dims, &names[&1]))
+
+  defp rename(t, _, _), do: t
 
   # Tensors of the right types, without names and vectorized axes.
   defp once(op, inputs, templates) do
@@ -88,11 +115,12 @@ defmodule Sidewinder.Op do
 
   # Without the custom gradient a runtime call has a gradient of zero, and a `while` a wrong one.
   defp traced(op, tensors, templates) do
-    op
-    |> node(tensors, templates)
-    |> Nx.Defn.Kernel.custom_grad(tensors, fn _ -> raise no_gradient(op) end)
-    |> unpack()
+    if composed?(op) and (pure?(op) or Compiler.current() != Evaluator),
+      do: op |> body(Enum.map(tensors, &Gradient.cast(&1, &1.type)), templates) |> unpack(),
+      else: op |> node(tensors, templates) |> Gradient.attach(op, tensors, templates) |> unpack()
   end
+
+  defp composed?(%module{}), do: Map.get(module.table(), :composed, false)
 
   defp node(op, tensors, templates) do
     cond do
@@ -136,18 +164,9 @@ defmodule Sidewinder.Op do
   defp pack([t]), do: t
   defp pack(list), do: List.to_tuple(list)
 
-  defp unpack(tuple) when is_tuple(tuple) and not is_struct(tuple), do: Tuple.to_list(tuple)
-  defp unpack(t), do: [t]
-
-  defp no_gradient(%module{}) do
-    %{name: name} = module.table()
-
-    Error.new(:unavailable, "gradient",
-      op: Atom.to_string(name),
-      got: "the gradient of #{name} is not there yet",
-      hint: "Wrap the call in Nx.Defn.Kernel.stop_grad/1 if it needs none"
-    )
-  end
+  @doc false
+  def unpack(tuple) when is_tuple(tuple), do: Tuple.to_list(tuple)
+  def unpack(t), do: [t]
 
   ## At once
 
@@ -163,13 +182,23 @@ defmodule Sidewinder.Op do
   defp native(%module{} = op, tensors, templates) do
     %{name: name, options: options} = module.table()
     inputs = Enum.zip_with(op.inputs, tensors, &{&1, to_kernel(&2)})
-    outputs = Kernel.run(name, inputs, Map.take(op, Keyword.keys(options)), op.target)
+    outputs = Kernel.run(name, inputs, to_options(op, options), op.target)
     backend = backend(tensors)
 
     for {name, template} <- templates do
       outputs |> Map.fetch!(Atom.to_string(name)) |> from_kernel(template) |> transfer(backend)
     end
   end
+
+  defp to_options(op, options) do
+    for {key, sort} <- options, not match?({:gradient, _}, sort), into: %{} do
+      {key, to_option(Map.fetch!(op, key))}
+    end
+  end
+
+  # Kernels know a choice by its name.
+  defp to_option(value) when is_boolean(value) or value == nil or not is_atom(value), do: value
+  defp to_option(choice), do: Atom.to_string(choice)
 
   defp backend([%{data: %backend{}} | _]), do: backend
 
@@ -212,28 +241,15 @@ defmodule Sidewinder.Op do
     case Device.parse!(target[:backend] || Device.config().backend) do
       :nx -> true
       {:cuda, _} -> false
-      _ -> not Native.loaded?() and warn()
+      _ -> not Native.loaded?() and Warning.once(:no_library, &no_library/0) == :ok
     end
   end
 
-  @warned {__MODULE__, :warned}
-
-  defp warn do
-    :persistent_term.get(@warned, false) or
-      :global.trans({@warned, self()}, &warn_once/0, [node()])
-  end
-
-  defp warn_once do
-    unless :persistent_term.get(@warned, false) do
-      Logger.warning("""
-      Sidewinder's native library is not there (#{Native.why_not_loaded()}). Its ops run in pure Nx, \
-      hundreds of times slower. Build the library with `mix compile --force` where cargo is \
-      installed, or configure `backend: :nx` if this is what you want.\
-      """)
-
-      :persistent_term.put(@warned, true)
-    end
-
-    true
+  defp no_library do
+    """
+    Sidewinder's native library is not there (#{Native.why_not_loaded()}). Its ops run in pure Nx, \
+    hundreds of times slower. Build the library with `mix compile --force` where cargo is \
+    installed, or configure `backend: :nx` if this is what you want.\
+    """
   end
 end

@@ -1,11 +1,12 @@
 defmodule Sidewinder.Block.LinearScan do
   @moduledoc """
-  `Sidewinder.Reference.linear_scan/3` in the graph of a compiler; see
-  `Sidewinder.Block.SelectiveScan`.
+  `Sidewinder.linear_scan/3` in the graph of a compiler; see `Sidewinder.Block.SelectiveScan`.
   """
   @behaviour Sidewinder.Op
 
-  defstruct inputs: [], target: [], algorithm: :sequential
+  alias Sidewinder.{Op, Reference}
+
+  defstruct return_state: false, inputs: [], target: [], algorithm: :sequential
 
   @impl true
   def table do
@@ -17,11 +18,42 @@ defmodule Sidewinder.Block.LinearScan do
         "h0" => {:wide, [[:b, :k]]}
       },
       optional: [initial_state: "h0"],
-      options: [],
-      outputs: [{:h, :storage, [:b, :l, :k], :always}]
+      options: [return_state: :flag],
+      outputs: [
+        {:h, :storage, [:b, :l, :k], :always},
+        {:last_state, :wide, [:b, :k], :return_state}
+      ]
     }
   end
 
+  @doc false
+  def call(op, [a, b], opts) do
+    case Op.call(op, [{"a", a}, {"b", b}], opts) do
+      [h: h] -> h
+      [h: h, last_state: last_state] -> {h, last_state}
+    end
+  end
+
   @impl true
-  defdelegate body(op, inputs), to: Sidewinder.Reference, as: :linear_scan_body
+  defdelegate body(op, inputs), to: Reference.LinearScan
+
+  @impl true
+  def gradient(op, given), do: Op.Gradient.by(Sidewinder.Block.LinearScanBackward, op, given)
+end
+
+defmodule Sidewinder.Block.LinearScanBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.LinearScan`. It takes h in place of b."
+  @behaviour Sidewinder.Op
+
+  defstruct inputs: [], target: []
+
+  @impl true
+  def table do
+    table = Sidewinder.Op.Gradient.table(Sidewinder.Block.LinearScan.table())
+    {b, inputs} = Map.pop!(table.inputs, "b")
+    %{table | inputs: Map.put(inputs, "h", b), outputs: [da: "a", db: "a", dh0: "h0"]}
+  end
+
+  @impl true
+  defdelegate body(op, inputs), to: Sidewinder.Reference.LinearScan, as: :backward
 end

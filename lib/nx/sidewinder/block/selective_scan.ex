@@ -8,10 +8,11 @@ defmodule Sidewinder.Block.SelectiveScan do
   """
   @behaviour Sidewinder.Op
 
-  alias Sidewinder.Op
+  alias Sidewinder.{Op, Reference}
 
   defstruct dt_softplus: false,
             dt_clamp: nil,
+            clamp_grad: :mask,
             return_state: false,
             return_states: false,
             inputs: [],
@@ -36,7 +37,13 @@ defmodule Sidewinder.Block.SelectiveScan do
         "h0" => {:wide, [[:b, :d, :n]]}
       },
       optional: [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "h0"],
-      options: [dt_softplus: :flag, dt_clamp: :pair, return_state: :flag, return_states: :flag],
+      options: [
+        dt_softplus: :flag,
+        dt_clamp: :pair,
+        clamp_grad: {:gradient, [:mask, :straight_through]},
+        return_state: :flag,
+        return_states: :flag
+      ],
       outputs: [
         {:y, :storage, [:b, :l, :d], :always},
         {:last_state, :wide, [:b, :d, :n], :return_state},
@@ -62,5 +69,23 @@ defmodule Sidewinder.Block.SelectiveScan do
   end
 
   @impl true
-  defdelegate body(op, inputs), to: Sidewinder.Reference, as: :selective_scan_body
+  defdelegate body(op, inputs), to: Reference.SelectiveScan
+
+  @impl true
+  def gradient(op, given), do: Op.Gradient.by(Sidewinder.Block.SelectiveScanBackward, op, given)
+end
+
+defmodule Sidewinder.Block.SelectiveScanBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.SelectiveScan`."
+  @behaviour Sidewinder.Op
+
+  alias Sidewinder.{Block, Op, Reference}
+
+  defstruct dt_softplus: false, dt_clamp: nil, clamp_grad: :mask, inputs: [], target: []
+
+  @impl true
+  def table, do: Op.Gradient.table(Block.SelectiveScan.table())
+
+  @impl true
+  defdelegate body(op, inputs), to: Reference.SelectiveScan, as: :backward
 end

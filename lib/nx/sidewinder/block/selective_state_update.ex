@@ -5,7 +5,11 @@ defmodule Sidewinder.Block.SelectiveStateUpdate do
   """
   @behaviour Sidewinder.Op
 
-  defstruct dt_softplus: false, dt_clamp: nil, inputs: [], target: [], algorithm: :sequential
+  alias Sidewinder.{Block, Op}
+
+  @whole {Block.SelectiveScan, "h0", :last_state}
+
+  defstruct dt_softplus: false, dt_clamp: nil, clamp_grad: :mask, inputs: [], target: []
 
   @impl true
   def table do
@@ -25,11 +29,18 @@ defmodule Sidewinder.Block.SelectiveStateUpdate do
         "dt_bias" => {:wide, [[:d]]}
       },
       optional: [d: "D", z: "z", dt_bias: "dt_bias"],
-      options: [dt_softplus: :flag, dt_clamp: :pair],
+      options: [
+        dt_softplus: :flag,
+        dt_clamp: :pair,
+        clamp_grad: {:gradient, [:mask, :straight_through]}
+      ],
       outputs: [{:y, :storage, [:b, :d], :always}, {:state, :wide, [:b, :d, :n], :always}]
     }
   end
 
   @impl true
-  defdelegate body(op, inputs), to: Sidewinder.Reference, as: :selective_state_update_body
+  def body(op, inputs), do: Op.Step.body(op, @whole, inputs)
+
+  @impl true
+  def gradient(op, given), do: Op.Step.gradient(op, @whole, given)
 end

@@ -3,6 +3,7 @@ defmodule Sidewinder.Op.Check do
   # Nx tensors and options against an op's table, before anything is computed or traced.
 
   alias Sidewinder.Error
+  alias Sidewinder.Op.Gradient
 
   @storage [{:f, 32}, {:f, 64}, {:bf, 16}, {:f, 16}]
 
@@ -57,6 +58,10 @@ defmodule Sidewinder.Op.Check do
     if rem(Map.fetch!(dims, dim), size) == 0, do: fit(rest, sizes, dims, form)
   end
 
+  defp fit([{:sum, _, _} = sum | rest], [size | sizes], dims, form) do
+    if size!(sum, dims) == size, do: fit(rest, sizes, dims, form)
+  end
+
   defp fit([dim | rest], [size | sizes], dims, form) do
     case dims do
       %{^dim => ^size} -> fit(rest, sizes, dims, form)
@@ -66,6 +71,25 @@ defmodule Sidewinder.Op.Check do
   end
 
   defp fit(_form, _sizes, _dims, _), do: nil
+
+  @doc "The size of an axis, once all letters in it have one."
+  @spec size!(atom | {:sum, [atom], integer}, map) :: integer
+  def size!({:sum, letters, plus}, dims), do: Enum.sum(Enum.map(letters, &size!(&1, dims))) + plus
+  def size!(letter, dims), do: Map.fetch!(dims, letter)
+
+  @doc "The template of an output."
+  @spec template!(tuple, Nx.Type.t()) :: Nx.Tensor.t()
+  def template!(shape, type) do
+    if 0 in Tuple.to_list(shape) do
+      raise Error.new(:shape, "state",
+              expected: "a size of 1 or more in each axis",
+              got: show(Tuple.to_list(shape), %{}),
+              hint: "Nx has no empty tensors; do not ask for this one"
+            )
+    end
+
+    Nx.template(shape, type)
+  end
 
   defp wrong_shape(table, name, t, forms, dims) do
     error(table, :shape, name,
@@ -78,6 +102,7 @@ defmodule Sidewinder.Op.Check do
   defp show(form, dims), do: "{#{Enum.map_join(form, ", ", &show_dim(&1, dims))}}"
 
   defp show_dim({:divides, dim}, dims), do: "a divisor of #{show_dim(dim, dims)}"
+  defp show_dim({:sum, _, _} = sum, dims), do: to_string(size!(sum, dims))
   defp show_dim(dim, dims), do: to_string(Map.get(dims, dim, dim))
 
   ## Types
@@ -100,7 +125,7 @@ defmodule Sidewinder.Op.Check do
     cond do
       sizes.storage not in @storage -> raise wrong_type(table, name, t, "f32, bf16, f16 or f64")
       type == target -> t
-      type == sizes.storage or Nx.Type.integer?(type) -> Nx.as_type(t, target)
+      type == sizes.storage or Nx.Type.integer?(type) -> Gradient.cast(t, target)
       true -> raise wrong_type(table, name, t, Nx.Type.to_string(target))
     end
   end
@@ -130,9 +155,13 @@ defmodule Sidewinder.Op.Check do
   defp valid?(:flag, value), do: is_boolean(value)
   defp valid?(:pair, {lo, hi}), do: is_number(lo) and is_number(hi) and lo <= hi
   defp valid?(:pair, _), do: false
+  defp valid?({:gradient, sort}, value), do: valid?(sort, value)
+  defp valid?(choices, value) when is_list(choices), do: value in choices
 
   defp expected(:flag), do: "true or false"
   defp expected(:pair), do: "a pair {lo, hi} of numbers, lo <= hi"
+  defp expected({:gradient, sort}), do: expected(sort)
+  defp expected(choices), do: Enum.map_join(choices, " or ", &inspect/1)
 
   defp error(table, kind, argument, fields) do
     Error.new(kind, to_string(argument), [op: Atom.to_string(table.name)] ++ fields)

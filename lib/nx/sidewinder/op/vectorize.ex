@@ -6,18 +6,21 @@ defmodule Sidewinder.Op.Vectorize do
 
   @doc """
   Calls `fun` with `[{name, tensor}]` and how many times larger their batch is. It returns a list of
-  tensors whose first axis is that batch; the result has theirs with all vectorized axes back.
+  tensors whose first axis is that batch; the result has theirs with all vectorized axes back. Those
+  that are `like` an input, not nil, are the gradient of it: shaped like it, and summed over the
+  vectorized axes that it lacks.
   """
-  @spec map([{String.t(), Nx.Tensor.t(), :data | :weight}], fun) :: [Nx.Tensor.t()]
+  @spec map([{String.t(), Nx.Tensor.t(), :data | :weight}], [nil | String.t()], fun) ::
+          [Nx.Tensor.t()]
         when fun: ([{String.t(), Nx.Tensor.t()}], pos_integer -> [Nx.Tensor.t()])
-  def map(inputs, fun) do
+  def map(inputs, like, fun) do
     case axes(for {_, t, _} <- inputs, do: t) do
       [] -> fun.(for({name, t, _} <- inputs, do: {name, t}), 1)
-      axes -> map_axes(inputs, axes, fun)
+      axes -> map_axes(inputs, axes, Enum.map(like, &List.keyfind(inputs, &1, 0)), fun)
     end
   end
 
-  defp map_axes(inputs, axes, fun) do
+  defp map_axes(inputs, axes, like, fun) do
     weights = axes(for {_, t, :weight} <- inputs, do: t)
     {mapped, folded} = Enum.split_with(axes, fn {name, _} -> Keyword.has_key?(weights, name) end)
     {count, copies} = {size(mapped), size(folded)}
@@ -25,7 +28,9 @@ defmodule Sidewinder.Op.Vectorize do
     entries = for {name, t, kind} <- inputs, do: {name, entries(t, kind, mapped, folded)}
     results = for i <- 0..(count - 1), do: fun.(pick(entries, i), copies)
 
-    Enum.zip_with(results, &restore(&1, mapped, folded, axes))
+    results
+    |> Enum.zip_with(&stack/1)
+    |> Enum.zip_with(like, &restore(&1, &2, mapped, folded, axes))
   end
 
   # All axes in the order of their appearance. Nx lets an axis of size 1 stand for any.
@@ -89,19 +94,43 @@ defmodule Sidewinder.Op.Vectorize do
     if Nx.axis_size(t, 0) == 1, do: Nx.squeeze(t, axes: [0]), else: t[i]
   end
 
-  defp restore(results, mapped, folded, axes) do
-    all = mapped ++ folded
-    [batch | inner] = Tuple.to_list(hd(results).shape)
-    shape = Keyword.values(all) ++ [div(batch, size(folded)) | inner]
-
-    results
-    |> stack()
-    |> Nx.reshape(List.to_tuple(shape))
-    |> Nx.vectorize(Keyword.keys(all))
-    |> align(axes)
-    |> Nx.vectorize(Keyword.keys(axes))
+  # From [count, ...].
+  defp restore(t, {_, input, :weight}, mapped, _folded, _axes) do
+    [_ | inner] = Tuple.to_list(t.shape)
+    t |> unmerge(mapped, inner) |> sum_like(input)
   end
 
-  defp stack([t]), do: t
+  defp restore(t, like, mapped, folded, axes) do
+    [_, batch | inner] = Tuple.to_list(t.shape)
+    all = unmerge(t, mapped ++ folded, [div(batch, size(folded)) | inner])
+
+    case like do
+      nil -> all |> align(axes) |> Nx.vectorize(Keyword.keys(axes))
+      {_, input, :data} -> sum_like(all, input)
+    end
+  end
+
+  defp unmerge(t, axes, inner) do
+    t |> Nx.reshape(List.to_tuple(Keyword.values(axes) ++ inner)) |> vectorize(axes)
+  end
+
+  defp sum_like(t, %{vectorized_axes: own}) do
+    plain = Nx.devectorize(t, keep_names: false)
+    added = for {{name, size}, i} <- Enum.with_index(t.vectorized_axes), size != own[name], do: i
+    sum = if added == [], do: plain, else: Nx.sum(plain, axes: added, keep_axes: true)
+    kept = for {name, _} <- t.vectorized_axes, size = own[name], do: {name, size}
+
+    sum
+    |> Nx.reshape(List.to_tuple(Keyword.values(kept) ++ Tuple.to_list(t.shape)))
+    |> vectorize(kept)
+    |> align(own)
+    |> vectorize(own)
+  end
+
+  defp vectorize(t, []), do: t
+  defp vectorize(t, axes), do: Nx.vectorize(t, Keyword.keys(axes))
+
+  # [count, ...]
+  defp stack([t]), do: Nx.new_axis(t, 0)
   defp stack(results), do: Nx.stack(results)
 end

@@ -1,0 +1,30 @@
+defmodule Sidewinder.CustomCall do
+  @moduledoc """
+  Sidewinder's ops in graphs that EXLA compiles.
+
+  EXLA asks here for each block with a struct of `Sidewinder.Block`. The answer is `:skip`: XLA then
+  compiles the block's default, the op in pure Nx.
+  """
+
+  @doc "What `EXLA.CustomCall.call/4` gives; the place to name XLA's targets of the kernels."
+  @spec call(struct, Nx.Container.t(), [Nx.Tensor.t()], struct) :: :skip
+  def call(_op, _out, _args, _client), do: :skip
+end
+
+alias Sidewinder.Block
+
+defimpl EXLA.CustomCall,
+  for: [
+    Block.SelectiveScan,
+    Block.SelectiveScanBackward,
+    Block.SelectiveStateUpdate,
+    Block.LinearScan,
+    Block.LinearScanBackward,
+    Block.CausalConv1d,
+    Block.CausalConv1dBackward,
+    Block.CausalConv1dUpdate,
+    Block.MambaBlock,
+    Block.MambaBlockBackward
+  ] do
+  defdelegate call(op, out, args, client), to: Sidewinder.CustomCall
+end

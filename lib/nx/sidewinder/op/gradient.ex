@@ -1,0 +1,131 @@
+defmodule Sidewinder.Op.Gradient do
+  @moduledoc false
+  # The gradient of an op is an op too: one call gives the gradients of all inputs. `Nx` is told of
+  # it by a custom gradient around the op's node in the graph.
+
+  alias Nx.Defn.{Expr, Tree}
+  alias Sidewinder.{Error, Op}
+  alias Sidewinder.Op.Warning
+
+  import Nx.Defn.Kernel, only: [custom_grad: 3]
+
+  @doc "The `outputs` of `op` in a graph, with its gradient to each of the `tensors`."
+  def attach(outputs, op, tensors, templates) do
+    custom_grad(outputs, tensors, &gradients(&1, outputs, op, tensors, templates))
+  end
+
+  defp gradients(cotangents, outputs, %module{} = op, tensors, templates) do
+    unless function_exported?(module, :gradient, 2), do: raise(second_derivative(module))
+    if through_while?(tensors), do: through_while(module, tensors)
+
+    results = for {{name, _}, t} <- Enum.zip(templates, Op.unpack(outputs)), do: {"#{name}", t}
+
+    # Some states go in and come out by the same name, and either may be missing: those given went in.
+    results = Enum.reject(results, fn {name, _} -> is_map_key(module.table().inputs, name) end)
+
+    given = Enum.zip(op.inputs, tensors) ++ results ++ cotangents(module, cotangents, templates)
+    gradients = module.gradient(op, given)
+    Enum.map(op.inputs, &Map.fetch!(gradients, "d" <> &1))
+  end
+
+  # Nx has the number 0 for the cotangent of what the result does not depend on.
+  defp cotangents(module, cotangents, templates) do
+    asked = for {name, _, _, asked} <- module.table().outputs, do: {name, asked}
+
+    for {{name, template}, t} <- Enum.zip(templates, Op.unpack(cotangents)),
+        asked[name] == :always or not zero?(t) do
+      {"d#{name}", t |> Nx.as_type(template.type) |> Nx.broadcast(template.shape)}
+    end
+  end
+
+  defp zero?(%{data: %Expr{op: :constant, args: [number]}}), do: number == 0
+  defp zero?(_), do: false
+
+  # Inside of a `while`, and nothing there has a gradient taken: so one of all the `while` is.
+  defp through_while?(tensors) do
+    Enum.any?(tensors, &match?({:while, _}, &1.data.context)) and
+      Enum.reduce(tensors, %{}, &search/2) != :found
+  end
+
+  # All that the tensor depends on, or whether `Nx.Defn.Grad`'s mark of a variable is among it.
+  defp search(_, :found), do: :found
+
+  defp search(%{data: %{op: :metadata, args: [_, %{Nx.Defn.Grad => :to_grad}]}}, _), do: :found
+  defp search(%{data: %{id: id}}, seen) when is_map_key(seen, id), do: seen
+
+  defp search(%{data: %Expr{id: id}} = t, seen) do
+    {_, seen} = Tree.apply_args(t, :scope, Map.put(seen, id, true), &{&1, search(&1, &2)})
+    seen
+  end
+
+  defp search(_constant, seen), do: seen
+
+  @unroll "Unroll the loop (`while x, i <- 0..2, unroll: true`), or take the gradient inside of it"
+
+  defp through_while(module, tensors) do
+    # Nx says f32 for the gradients in its loop, whatever they are, and then reads their bytes so.
+    if type = Enum.find_value(tensors, &(&1.type != {:f, 32} && &1.type)) do
+      raise no_gradient(module,
+              expected: "f32, for Nx mixes up types in the gradient of a `while`",
+              got: Nx.Type.to_string(type),
+              hint: @unroll
+            )
+    end
+
+    Warning.once(:while, fn ->
+      "A gradient goes through a `while` with a Sidewinder op in it. Nx itself computes such " <>
+        "gradients wrongly, walking the steps forwards, unless all that the steps change are sums " <>
+        "that no step reads. #{@unroll}."
+    end)
+  end
+
+  defp second_derivative(module) do
+    no_gradient(module,
+      got: "this is a gradient, and has none itself",
+      hint: "There are no second derivatives; wrap what needs none in Nx.Defn.Kernel.stop_grad/1"
+    )
+  end
+
+  defp no_gradient(module, fields) do
+    Error.new(:unavailable, "gradient", [op: Atom.to_string(module.table().name)] ++ fields)
+  end
+
+  @doc """
+  The gradients by `backward`, whose inputs are out of `given`, of `op`, whose options it shares.
+  """
+  def by(backward, op, given) do
+    %{inputs: known} = backward.table()
+    inputs = for {name, _} = input <- given, is_map_key(known, name), do: input
+    options = op |> Map.from_struct() |> Map.delete(:inputs)
+    outputs = Op.call(struct(backward, options), inputs, [])
+    Map.new(outputs, fn {name, t} -> {Atom.to_string(name), t} end)
+  end
+
+  @doc """
+  The table of an op's gradient: it takes all inputs and the cotangents of all outputs, those of
+  outputs that must be asked for if they are there, and gives a gradient for each input.
+  """
+  def table(%{outputs: outputs} = table) do
+    more = for {name, _, _, asked} <- outputs, asked != :always, do: {:"d#{name}", "d#{name}"}
+    asked = for {_, _, _, asked} <- outputs, do: asked
+
+    %{
+      name: :"#{table.name}_backward",
+      inputs:
+        for({name, p, dims, _} <- outputs, into: table.inputs, do: {"d#{name}", {p, [dims]}}),
+      optional: table.optional ++ more,
+      options: for({key, sort} <- table.options, key not in asked, do: {key, own(sort)}),
+      outputs: for({name, _} <- table.inputs, do: {:"d#{name}", name})
+    }
+  end
+
+  defp own({:gradient, sort}), do: sort
+  defp own(sort), do: sort
+
+  @doc "`Nx.as_type/2` whose gradient has the type of `t` again, where that has one."
+  def cast(%{data: %Expr{}, type: {kind, _} = type} = t, target) when kind in [:f, :bf] do
+    custom_grad(Nx.as_type(t, target), [t], &[Nx.as_type(&1, type)])
+  end
+
+  def cast(t, target), do: Nx.as_type(t, target)
+end

@@ -1,0 +1,39 @@
+defmodule Sidewinder.Op.Step do
+  @moduledoc false
+  # An op that moves sequences on by one token is the op `whole` over sequences of length 1: its
+  # sequences have an axis of time less, and its input and output `state` are `initial` and `final`
+  # there.
+
+  @doc "The body of a step."
+  def body(op, {whole, initial, final}, inputs) do
+    inputs = Map.new(inputs, &longer(&1, whole, %{"state" => initial}))
+    outputs = whole.body(whole(whole, op), inputs)
+    [y: Nx.squeeze(outputs[:y], axes: [1]), state: outputs[final]]
+  end
+
+  @doc "The gradient of a step."
+  def gradient(op, {whole, initial, final}, given) do
+    names = %{"state" => initial, "dstate" => "d#{final}"}
+    given = for {name, _} = tensor <- given, name != "y", do: longer(tensor, whole, names)
+
+    for {"d" <> name, t} <- whole.gradient(whole(whole, op), given), into: %{} do
+      t = if sequence?(whole, name), do: Nx.squeeze(t, axes: [1]), else: t
+      {if(name == initial, do: "dstate", else: "d" <> name), t}
+    end
+  end
+
+  defp whole(whole, op) do
+    struct(
+      whole,
+      [return_state: true] ++ Keyword.delete(Map.to_list(Map.from_struct(op)), :inputs)
+    )
+  end
+
+  defp longer({name, t}, whole, names) do
+    name = Map.get(names, name, name)
+    {name, if(sequence?(whole, name), do: Nx.new_axis(t, 1), else: t)}
+  end
+
+  defp sequence?(_whole, "dy"), do: true
+  defp sequence?(whole, name), do: match?({_, [[:b, :l | _] | _]}, whole.table().inputs[name])
+end

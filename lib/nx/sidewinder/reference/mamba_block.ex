@@ -1,0 +1,80 @@
+defmodule Sidewinder.Reference.MambaBlock do
+  @moduledoc false
+  # The Mamba block, composed of products of matrices and other ops, and its gradient.
+
+  alias Sidewinder.{Block, Op}
+
+  def body(op, inputs) do
+    [inner, rank] = Tuple.to_list(inputs["dt_w"].shape)
+    state = Nx.axis_size(inputs["A_log"], 1)
+
+    [u, z] =
+      inputs["x"] |> linear(inputs["in_proj"], inputs["in_proj_b"]) |> split([inner, inner])
+
+    {c, conv_state} = convolve(op, u, inputs)
+    [delta, b_t, c_t] = c |> linear(inputs["x_proj"], nil) |> split([rank, state, state])
+    {s, ssm_state} = scan(op, [c, linear(delta, inputs["dt_w"], nil), b_t, c_t, z], inputs)
+
+    y = linear(s, inputs["out_proj"], inputs["out_proj_b"])
+    [y: y, conv_state: conv_state, ssm_state: ssm_state]
+  end
+
+  defp convolve(op, u, %{"conv_w" => w} = inputs) do
+    tensors = [
+      {"x", u},
+      {"w", w},
+      {"bias", inputs["conv_b"]},
+      {"init_state", inputs["conv_state"]}
+    ]
+
+    part(%Block.CausalConv1d{activation: :silu}, op, tensors)
+  end
+
+  defp scan(op, [c, dt, b_t, c_t, z], %{"A_log" => a_log} = inputs) do
+    tensors = [{"x", c}, {"dt", dt}, {"A", Nx.negate(Nx.exp(a_log))}, {"B", b_t}, {"C", c_t}]
+
+    more = [
+      {"D", inputs["D"]},
+      {"z", z},
+      {"dt_bias", inputs["dt_b"]},
+      {"h0", inputs["ssm_state"]}
+    ]
+
+    part(%Block.SelectiveScan{dt_softplus: true}, op, tensors ++ more)
+  end
+
+  defp part(part, %{return_state: return_state, target: target}, tensors) do
+    part = %{part | return_state: return_state, target: target}
+    outputs = Op.call(part, Enum.reject(tensors, fn {_, t} -> t == nil end), [])
+    {elem(hd(outputs), 1), if(return_state, do: elem(List.last(outputs), 1))}
+  end
+
+  defp linear(t, weight, nil), do: Nx.dot(t, [-1], weight, [1])
+  defp linear(t, weight, bias), do: Nx.add(linear(t, weight, nil), bias)
+
+  defp split(t, sizes) do
+    starts = Enum.scan([0 | sizes], &+/2)
+
+    for {start, size} <- Enum.zip(starts, sizes),
+        do: Nx.slice_along_axis(t, start, size, axis: -1)
+  end
+
+  @doc "The parts have gradients, so that of the whole is left to Nx."
+  def backward(%{target: target}, inputs) do
+    {cotangents, inputs} =
+      Map.split(inputs, for({name, _, _, _} <- Block.MambaBlock.table().outputs, do: "d#{name}"))
+
+    op = %Block.MambaBlock{return_state: true, target: target}
+
+    gradients =
+      Nx.Defn.grad(inputs, fn inputs ->
+        outputs = body(op, inputs)
+        for({"d" <> name, dy} <- cotangents, do: inner(outputs[:"#{name}"], dy)) |> sum()
+      end)
+
+    for {name, t} <- gradients, do: {:"d#{name}", Nx.as_type(t, inputs[name].type)}
+  end
+
+  defp inner(y, dy), do: Nx.sum(Nx.multiply(y, dy))
+  defp sum(terms), do: Enum.reduce(terms, &Nx.add/2)
+end

@@ -1,0 +1,274 @@
+defmodule Sidewinder.NxTest.Ops do
+  @moduledoc """
+  All ops with their tensors by the kernels' names, so that a test is written once for all.
+
+  A call is `{op, inputs, cotangents, opts}`; its loss is the sum of the products of outputs and
+  cotangents, `"dy"` being that of the output `:y`.
+  """
+
+  import Sidewinder.NxTest.Scans, only: [random: 5]
+
+  @ops %{
+    "selective_scan" =>
+      {~w(x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "h0"],
+       return_states: :states, return_state: :last_state},
+    "selective_state_update" => {~w(state x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias"], []},
+    "linear_scan" => {~w(a b), [initial_state: "h0"], return_state: :last_state},
+    "causal_conv1d" =>
+      {~w(x w), [bias: "bias", initial_state: "init_state"], return_state: :final_state},
+    "causal_conv1d_update" => {~w(state x w), [bias: "bias"], []},
+    "mamba_block" =>
+      {~w(x), [conv_state: "conv_state", ssm_state: "ssm_state"],
+       return_state: :conv_state, return_state: :ssm_state}
+  }
+
+  @optional %{
+    "selective_scan" => ~w(D z dt_bias h0),
+    "selective_state_update" => ~w(D z dt_bias),
+    "linear_scan" => ~w(h0),
+    "causal_conv1d" => ~w(bias init_state),
+    "causal_conv1d_update" => ~w(bias),
+    "mamba_block" => ~w(conv_b in_proj_b out_proj_b conv_state ssm_state)
+  }
+
+  @doc "The names of all ops."
+  def ops, do: Map.keys(@ops)
+
+  @doc "The names of an op's optional inputs."
+  def optional(op), do: Map.fetch!(@optional, op)
+
+  @doc "All lists of some elements of a list."
+  def subsets([]), do: [[]]
+  def subsets([first | rest]), do: for(s <- subsets(rest), t <- [s, [first | s]], do: t)
+
+  @doc "Calls the function of `Sidewinder`; returns all outputs that cotangents may want, by name."
+  def run(op, inputs, opts) do
+    {args, tensors, _} = Map.fetch!(@ops, op)
+    args = for(name <- args, do: inputs[name]) ++ params(op, inputs)
+    tensors = for {key, name} <- tensors, t = inputs[name], do: {key, t}
+    named(op, apply(Sidewinder, String.to_atom(op), args ++ [tensors ++ opts]))
+  end
+
+  defp params("mamba_block", inputs), do: [Map.drop(inputs, ~w(x conv_state ssm_state))]
+  defp params(_, _), do: []
+
+  defp named(_, %{y: _} = outputs), do: outputs
+  defp named("linear_scan", {h, last_state}), do: %{h: h, last_state: last_state}
+  defp named("linear_scan", h), do: %{h: h}
+  defp named("selective_scan", {y, last_state}), do: %{y: y, last_state: last_state}
+  defp named("causal_conv1d", {y, state}), do: %{y: y, final_state: state}
+  defp named("mamba_block", {y, states}), do: Map.put(states, :y, y)
+  defp named(_, {y, state}), do: %{y: y, state: state}
+  defp named(_, y), do: %{y: y}
+
+  @doc "The options with which the op returns what has a cotangent."
+  def asking(op, cotangents, opts) do
+    {_, _, asked} = Map.fetch!(@ops, op)
+    wanted = for {option, output} <- asked, cotangents["d#{output}"], do: {option, true}
+    opts ++ Enum.take(wanted, 1)
+  end
+
+  @doc "The sum of the products of outputs and cotangents."
+  def loss({op, inputs, cotangents, opts}) do
+    outputs = run(op, inputs, asking(op, cotangents, opts))
+
+    for({"d" <> name, c} <- cotangents, do: outputs |> Map.fetch!(:"#{name}") |> product(c))
+    |> Enum.reduce(&Nx.add/2)
+  end
+
+  defp product(t, cotangent) do
+    [t, cotangent] = for t <- [t, cotangent], do: if(narrow?(t), do: Nx.as_type(t, :f32), else: t)
+    Nx.sum(Nx.multiply(t, cotangent))
+  end
+
+  defp narrow?(t), do: t.type in [{:f, 16}, {:bf, 16}]
+
+  @doc "The gradients by the names of the inputs, in one of the ways of `Sidewinder.NxTest.Scans`."
+  def gradients({op, inputs, cotangents, opts}, way \\ &apply/2) do
+    way.(fn inputs -> Nx.Defn.grad(inputs, &loss({op, &1, cotangents, opts})) end, [inputs])
+  end
+
+  @doc "Loss and gradients."
+  def value_and_grad({op, inputs, cotangents, opts}, way \\ &apply/2) do
+    way.(
+      fn inputs -> Nx.Defn.value_and_grad(inputs, &loss({op, &1, cotangents, opts})) end,
+      [inputs]
+    )
+  end
+
+  @doc """
+  A call with random tensors: all inputs, and cotangents of all outputs. `sizes` are `{b, l, d, n}`;
+  other sizes are made of them.
+  """
+  def problem(op, sizes, type \\ :f64) do
+    wide = if type == :f64, do: :f64, else: :f32
+
+    {inputs, cotangents} =
+      for {{name, shape, lo, hi, precision}, seed} <- Enum.with_index(shapes(op, sizes)),
+          into: %{} do
+        {name, random(seed + 1, shape, lo, hi, if(precision == :wide, do: wide, else: type))}
+      end
+      |> Map.split_with(fn {name, _} -> name not in cotangents(op) end)
+
+    {op, inputs, cotangents, []}
+  end
+
+  defp cotangents("selective_scan"), do: ~w(dy dlast_state dstates)
+  defp cotangents("linear_scan"), do: ~w(dh dlast_state)
+  defp cotangents("causal_conv1d"), do: ~w(dy dfinal_state)
+  defp cotangents("mamba_block"), do: ~w(dy dconv_state dssm_state)
+  defp cotangents(_update), do: ~w(dy dstate)
+
+  # Name, shape, bounds, precision.
+  defp shapes("selective_scan", {b, l, d, n}) do
+    [
+      {"x", {b, l, d}, -1.0, 1.0, :storage},
+      {"dt", {b, l, d}, 0.001, 0.5, :storage},
+      {"A", {d, n}, -2.0, -0.1, :wide},
+      {"B", {b, l, n}, -1.0, 1.0, :storage},
+      {"C", {b, l, n}, -1.0, 1.0, :storage},
+      {"D", {d}, -1.0, 1.0, :wide},
+      {"z", {b, l, d}, -1.0, 1.0, :storage},
+      {"dt_bias", {d}, -0.5, 0.5, :wide},
+      {"h0", {b, d, n}, -1.0, 1.0, :wide},
+      {"dy", {b, l, d}, -1.0, 1.0, :storage},
+      {"dlast_state", {b, d, n}, -1.0, 1.0, :wide},
+      {"dstates", {b, l, d, n}, -1.0, 1.0, :wide}
+    ]
+  end
+
+  defp shapes("selective_state_update", {b, _, d, n}) do
+    [
+      {"x", {b, d}, -1.0, 1.0, :storage},
+      {"state", {b, d, n}, -1.0, 1.0, :wide},
+      {"dt", {b, d}, 0.001, 0.5, :storage},
+      {"A", {d, n}, -2.0, -0.1, :wide},
+      {"B", {b, n}, -1.0, 1.0, :storage},
+      {"C", {b, n}, -1.0, 1.0, :storage},
+      {"D", {d}, -1.0, 1.0, :wide},
+      {"z", {b, d}, -1.0, 1.0, :storage},
+      {"dt_bias", {d}, -0.5, 0.5, :wide},
+      {"dy", {b, d}, -1.0, 1.0, :storage},
+      {"dstate", {b, d, n}, -1.0, 1.0, :wide}
+    ]
+  end
+
+  defp shapes("linear_scan", {b, l, k, _}) do
+    [
+      {"a", {b, l, k}, -1.0, 1.0, :storage},
+      {"b", {b, l, k}, -1.0, 1.0, :storage},
+      {"h0", {b, k}, -1.0, 1.0, :wide},
+      {"dh", {b, l, k}, -1.0, 1.0, :storage},
+      {"dlast_state", {b, k}, -1.0, 1.0, :wide}
+    ]
+  end
+
+  defp shapes("causal_conv1d", {b, l, d, n}) do
+    [
+      {"x", {b, l, d}, -1.0, 1.0, :storage},
+      {"w", {d, n + 1}, -1.0, 1.0, :wide},
+      {"bias", {d}, -1.0, 1.0, :wide},
+      {"init_state", {b, n, d}, -1.0, 1.0, :storage},
+      {"dy", {b, l, d}, -1.0, 1.0, :storage},
+      {"dfinal_state", {b, n, d}, -1.0, 1.0, :storage}
+    ]
+  end
+
+  defp shapes("causal_conv1d_update", {b, _, d, n}) do
+    [
+      {"x", {b, d}, -1.0, 1.0, :storage},
+      {"w", {d, n + 1}, -1.0, 1.0, :wide},
+      {"bias", {d}, -1.0, 1.0, :wide},
+      {"state", {b, n, d}, -1.0, 1.0, :storage},
+      {"dy", {b, d}, -1.0, 1.0, :storage},
+      {"dstate", {b, n, d}, -1.0, 1.0, :storage}
+    ]
+  end
+
+  defp shapes("mamba_block", {b, l, d, n}) do
+    {inner, rank, width} = {2 * d, 2, 4}
+
+    [
+      {"x", {b, l, d}, -1.0, 1.0, :storage},
+      {"in_proj", {2 * inner, d}, -1.0, 1.0, :storage},
+      {"conv_w", {inner, width}, -0.5, 0.5, :wide},
+      {"x_proj", {rank + 2 * n, inner}, -0.5, 0.5, :storage},
+      {"dt_w", {inner, rank}, -0.5, 0.5, :storage},
+      {"dt_b", {inner}, -2.0, 0.0, :wide},
+      {"A_log", {inner, n}, -1.0, 1.0, :wide},
+      {"D", {inner}, -1.0, 1.0, :wide},
+      {"out_proj", {d, inner}, -0.5, 0.5, :storage},
+      {"conv_b", {inner}, -0.5, 0.5, :wide},
+      {"in_proj_b", {2 * inner}, -0.5, 0.5, :storage},
+      {"out_proj_b", {d}, -0.5, 0.5, :storage},
+      {"conv_state", {b, width - 1, inner}, -1.0, 1.0, :storage},
+      {"ssm_state", {b, inner, n}, -1.0, 1.0, :wide},
+      {"dy", {b, l, d}, -1.0, 1.0, :storage},
+      {"dconv_state", {b, width - 1, inner}, -1.0, 1.0, :storage},
+      {"dssm_state", {b, inner, n}, -1.0, 1.0, :wide}
+    ]
+  end
+
+  @doc "The same call with some more options, or without some of its tensors."
+  def with_options({op, inputs, cotangents, opts}, more),
+    do: {op, inputs, cotangents, opts ++ more}
+
+  def without({op, inputs, cotangents, opts}, names) do
+    {op, Map.drop(inputs, names), Map.drop(cotangents, names), opts}
+  end
+
+  @doc "All tensors of a call in a type, weights and states in that of the arithmetic."
+  def as_type({op, inputs, cotangents, opts}, type) do
+    change = fn tensors -> Map.new(tensors, fn {name, t} -> {name, Nx.as_type(t, type)} end) end
+    {op, change.(inputs), change.(cotangents), opts}
+  end
+
+  @doc """
+  Asserts that each gradient has the shape of its input and agrees with the central
+  difference along a random direction, in f64.
+  """
+  def check_differences({op, inputs, cotangents, opts} = call, gradients \\ nil) do
+    gradients = gradients || gradients(call)
+
+    for {{name, t}, seed} <- Enum.with_index(inputs) do
+      direction = random(seed + 77, t.shape, -1.0, 1.0, :f64)
+
+      at = fn step ->
+        moved = Map.put(inputs, name, Nx.add(t, Nx.multiply(direction, step)))
+        Nx.to_number(loss({op, moved, cotangents, opts}))
+      end
+
+      expected = (at.(1.0e-5) - at.(-1.0e-5)) / 2.0e-5
+      got = Nx.to_number(Nx.sum(Nx.multiply(gradients[name], direction)))
+
+      unless abs(got - expected) <= 1.0e-6 * (1 + abs(expected)) and
+               gradients[name].shape == t.shape do
+        ExUnit.Assertions.flunk(
+          "#{op}, d#{name}, #{inspect(opts)}, #{inspect(Map.keys(inputs))}: " <>
+            "#{got}, not #{expected}"
+        )
+      end
+    end
+  end
+
+  @doc "The names of the kernels that `fun` calls in this process, in order."
+  def kernel_calls(fun) do
+    tracer = spawn_link(fn -> collect([]) end)
+    Code.ensure_loaded!(Sidewinder.Kernel)
+    :erlang.trace_pattern({Sidewinder.Kernel, :run, 4}, true, [:global])
+    :erlang.trace(self(), true, [:call, {:tracer, tracer}])
+    fun.()
+    :erlang.trace(self(), false, [:call])
+    reference = :erlang.trace_delivered(self())
+    receive do: ({:trace_delivered, _, ^reference} -> :ok)
+    send(tracer, {:calls, self()})
+    receive do: ({:calls, calls} -> calls)
+  end
+
+  defp collect(calls) do
+    receive do
+      {:trace, _, :call, {_, _, [name | _]}} -> collect([name | calls])
+      {:calls, to} -> send(to, {:calls, Enum.reverse(calls)})
+    end
+  end
+end
