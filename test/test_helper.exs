@@ -14,4 +14,12 @@ unless Code.ensure_loaded?(Sidewinder.Reference) do
   )
 end
 
+unless Code.ensure_loaded?(Sidewinder.Axon) do
+  IO.puts("The tests of lib/axon are left out (it was not compiled: it needs Axon 0.7).")
+end
+
+unless Code.ensure_loaded?(Sidewinder.CustomCall) do
+  IO.puts("The tests of lib/exla are left out (it was not compiled: it needs EXLA 0.12).")
+end
+
 ExUnit.start(exclude: Keyword.keys(left_out))

@@ -1,0 +1,458 @@
+defmodule Sidewinder.Axon do
+  @moduledoc """
+  Mamba as layers of Axon: `mamba/2` stacks whole blocks, the others are its parts.
+
+      iex> model =
+      ...>   Axon.input("tokens", shape: {nil, 60})
+      ...>   |> Axon.embedding(256, 32)
+      ...>   |> Sidewinder.Axon.mamba(layers: 2, output: :last, name: "mamba")
+      ...>   |> Axon.dense(256)
+      iex> Axon.get_output_shape(model, Nx.template({8, 60}, :s64)).shape
+      {8, 256}
+
+  Sequences are `{batch, length, width}`. A `mamba_block/2` is one kernel forward and one backward under
+  `Nx.Defn.Evaluator`. `Axon.build/2`, `Axon.Loop`, policies of `Axon.MixedPrecision` and the freezing of
+  parameters work as with Axon's own layers. Under a policy sequences and matrices have its type; the
+  arithmetic within a kernel is f32 at least.
+
+  Matrices are stored `{out, in}`, as the checkpoints of Mamba have them, so what Axon's initializers call
+  `:fan_out` is here the number of inputs. The parameters keep those checkpoints' names and need no
+  transposing: `mixer.in_proj.weight` is `in_proj`, `mixer.conv1d.weight` is `conv_w` without its axis of
+  size 1, `mixer.dt_proj.weight` and `bias` are `dt_w` and `dt_b`, `norm.weight` is `gamma`.
+
+  ## Options of every layer
+
+    * `:name` - layer name, as in Axon
+    * `:meta` - whatever one wants to keep with the layer (not for `residual/3` and `mamba/2`)
+
+  Options that are unknown or have a value that is not allowed raise `Sidewinder.Error` of kind `:option`.
+  """
+  import Nx.Defn
+
+  alias Sidewinder.Error
+
+  @layer [name: {nil, :name}, meta: {nil, :any}]
+  @steps [
+    dt_min: {0.001, :positive},
+    dt_max: {0.1, :positive},
+    dt_init_floor: {1.0e-4, :positive}
+  ]
+  @norm [epsilon: {1.0e-5, :positive}, gamma_initializer: {:ones, :initializer}]
+  @weights [kernel_initializer: {nil, :initializer}, bias_initializer: {nil, :initializer}]
+
+  @block [
+           state_size: {16, :size},
+           expand: {2, :size},
+           kernel_size: {4, :size},
+           dt_rank: {nil, :size},
+           use_bias: {false, :flag},
+           conv_bias: {true, :flag}
+         ] ++ @steps ++ @weights
+
+  @doc """
+  Adds a stack of Mamba blocks: `residual/3` around `mamba_block/2`, `:layers` times, then `rms_norm/2`.
+
+  ## Options
+
+    * `:layers` - how many blocks. Defaults to `2`.
+
+    * `:output` - `:sequence` for `{batch, length, width}`, or `:last` for the last step of it,
+      `{batch, width}`. Defaults to `:sequence`.
+
+    * `:name` - what the names of the layers start with. Those of `name: "mamba"` are `"mamba_0_norm"`,
+      `"mamba_0"` (the block), `"mamba_0_add"`, `"mamba_1_norm"` and so on, and `"mamba_norm"` at the end.
+      Without it Axon numbers them by their kind: `"rms_norm_0"`, `"mamba_block_0"`.
+
+    * `:epsilon`, `:gamma_initializer` - those of `rms_norm/2`
+
+    * all options of `mamba_block/2` but `:meta`
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.mamba(layers: 1, name: "mamba")
+      iex> {init, _predict} = Axon.build(model)
+      iex> state = init.(Nx.template({1, 5, 8}, :f32), Axon.ModelState.empty())
+      iex> Map.keys(state.data)
+      ["mamba_0", "mamba_0_norm", "mamba_norm"]
+  """
+  @doc type: :model
+  @spec mamba(Axon.t(), keyword) :: Axon.t()
+  def mamba(%Axon{} = x, opts \\ []) do
+    known =
+      [name: {nil, :prefix}, layers: {2, :size}, output: {:sequence, [:sequence, :last]}] ++
+        @norm ++ @block
+
+    all = options!(:mamba, opts, known)
+    norm = Keyword.take(opts, Keyword.keys(@norm))
+    block = Keyword.take(opts, Keyword.keys(@block))
+
+    Enum.reduce(0..(all.layers - 1), x, fn i, x ->
+      name = join(all.name, i)
+      residual(x, &mamba_block(&1, [name: name] ++ block), [name: name] ++ norm)
+    end)
+    |> output(all.output)
+    |> rms_norm([name: join(all.name, "norm")] ++ norm)
+  end
+
+  # The norm is that of each step by itself, so it need not see the others.
+  defp output(x, :sequence), do: x
+  defp output(x, :last), do: Axon.nx(x, & &1[[.., -1]], op_name: :last)
+
+  @doc """
+  Adds `x + fun.(rms_norm(x))`, where `fun` takes and returns a layer of the width of `x`.
+
+  ## Options
+
+    * `:name` - the norm is named `"\#{name}_norm"` and the sum `"\#{name}_add"`
+
+    * `:epsilon`, `:gamma_initializer` - those of `rms_norm/2`
+
+  ## Examples
+
+      iex> x = Axon.input("x", shape: {nil, nil, 8})
+      iex> model = Sidewinder.Axon.residual(x, &Axon.dense(&1, 8))
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+  """
+  @doc type: :combinator
+  @spec residual(Axon.t(), (Axon.t() -> Axon.t()), keyword) :: Axon.t()
+  def residual(%Axon{} = x, fun, opts \\ []) when is_function(fun, 1) do
+    %{name: name} = options!(:residual, opts, [name: {nil, :prefix}] ++ @norm)
+    norm = Keyword.put(opts, :name, join(name, "norm"))
+    Axon.add(x, fun.(rms_norm(x, norm)), name: join(name, "add"))
+  end
+
+  defp join(nil, _), do: nil
+  defp join(name, part), do: "#{name}_#{part}"
+
+  @doc """
+  Adds a Mamba block (Gu and Dao 2023, section 3.4), `Sidewinder.mamba_block/3`, without norm and residual
+  connection.
+
+  With the width M of `x`, the inner width I = `:expand` M, the state size N, the kernel size W and the
+  rank R of the steps, its parameters are
+
+  | name                      | shape                    | start                                            |
+  | ------------------------- | ------------------------ | ------------------------------------------------ |
+  | `in_proj`, `in_proj_b`    | `{2 I, M}`, `{2 I}`      | uniform within 1 / sqrt(M)                       |
+  | `conv_w`, `conv_b`        | `{I, W}`, `{I}`          | uniform within 1 / sqrt(W)                       |
+  | `x_proj`                  | `{R + 2 N, I}`           | uniform within 1 / sqrt(I)                       |
+  | `dt_w`                    | `{I, R}`                 | uniform within 1 / sqrt(R)                       |
+  | `dt_b`                    | `{I}`                    | softplus(dt_b) log-uniform, `:dt_min`..`:dt_max` |
+  | `A_log`                   | `{I, N}`                 | ln(n + 1), so that A = -(1..N)                   |
+  | `D`                       | `{I}`                    | 1                                                |
+  | `out_proj`, `out_proj_b`  | `{M, I}`, `{M}`          | uniform within 1 / sqrt(I)                       |
+
+  ## Options
+
+    * `:state_size` - N. Defaults to `16`.
+
+    * `:expand` - I / M. Defaults to `2`.
+
+    * `:kernel_size` - W. Defaults to `4`.
+
+    * `:dt_rank` - R. Defaults to a sixteenth of M, rounded up.
+
+    * `:use_bias` - whether the projections add `in_proj_b` and `out_proj_b`. Defaults to `false`.
+
+    * `:conv_bias` - whether the convolution adds `conv_b`. Defaults to `true`.
+
+    * `:dt_min`, `:dt_max` - between which the steps start. Default to `0.001` and `0.1`.
+
+    * `:dt_init_floor` - no step starts below this. Defaults to `1.0e-4`.
+
+    * `:kernel_initializer`, `:bias_initializer` - other initializers, for all but `dt_w`, `dt_b`, `A_log`
+      and `D`
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.mamba_block(state_size: 4)
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+
+      iex> Sidewinder.Axon.mamba_block(Axon.input("x"), state_size: 0)
+      ** (Sidewinder.Error) Sidewinder.Axon.mamba_block: state_size: expected a positive integer, got 0
+  """
+  @doc type: :recurrent
+  @spec mamba_block(Axon.t(), keyword) :: Axon.t()
+  def mamba_block(%Axon{} = x, opts \\ []) do
+    opts = options!(:mamba_block, opts, @layer ++ @block)
+    layer(:mamba_block, [x], block_params(opts), opts, &Sidewinder.mamba_block(hd(&1), &2))
+  end
+
+  defp block_params(%{expand: e, state_size: n, kernel_size: w} = opts) do
+    rank = fn m -> opts.dt_rank || div(m + 15, 16) end
+    kernel = opts.kernel_initializer || (&uniform/3)
+    bias = fn inputs -> opts.bias_initializer || uniform(inputs) end
+
+    for {name, shape, initializer} <- [
+          {"in_proj", &{2 * e * &1, &1}, kernel},
+          opts.use_bias && {"in_proj_b", &{2 * e * &1}, bias.(&div(&1, 2 * e))},
+          {"conv_w", &{e * &1, w}, kernel},
+          opts.conv_bias && {"conv_b", &{e * &1}, bias.(fn _ -> w end)},
+          {"x_proj", &{rank.(&1) + 2 * n, e * &1}, kernel},
+          {"dt_w", &{e * &1, rank.(&1)}, &uniform/3},
+          {"dt_b", &{e * &1}, steps(opts)},
+          {"A_log", &{e * &1, n}, &decays/2},
+          {"D", &{e * &1}, :ones},
+          {"out_proj", &{&1, e * &1}, kernel},
+          opts.use_bias && {"out_proj_b", &{&1}, bias.(&(e * &1))}
+        ] do
+      {name, fn [x] -> shape.(width(x)) end, initializer}
+    end
+  end
+
+  @doc """
+  Adds a causal convolution over time of each channel by itself, `Sidewinder.causal_conv1d/3`.
+
+  Parameters are `kernel` `{channels, kernel_size}`, whose last column is the weight of the present, and
+  `bias` `{channels}`.
+
+  ## Options
+
+    * `:kernel_size` - how many steps it sees, the present one among them. Defaults to `4`.
+
+    * `:activation` - `:silu` or `nil`. Defaults to `nil`.
+
+    * `:use_bias` - whether to add a bias to each channel. Defaults to `true`.
+
+    * `:kernel_initializer`, `:bias_initializer` - default to uniform within 1 / sqrt(kernel_size)
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.causal_conv1d(activation: :silu)
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+  """
+  @doc type: :convolution
+  @spec causal_conv1d(Axon.t(), keyword) :: Axon.t()
+  def causal_conv1d(%Axon{} = x, opts \\ []) do
+    known = [kernel_size: {4, :size}, activation: {nil, [:silu]}, use_bias: {true, :flag}]
+    %{kernel_size: w} = opts = options!(:causal_conv1d, opts, @layer ++ known ++ @weights)
+    bias = opts.bias_initializer || uniform(fn _ -> w end)
+
+    params = [
+      {"kernel", fn [x] -> {width(x), w} end, opts.kernel_initializer || (&uniform/3)},
+      opts.use_bias && {"bias", fn [x] -> {width(x)} end, bias}
+    ]
+
+    layer(:causal_conv1d, [x], params, opts, fn [x], params ->
+      options = [bias: params["bias"], activation: opts.activation]
+      Sidewinder.causal_conv1d(x, params["kernel"], options)
+    end)
+  end
+
+  @doc """
+  Adds a selective scan, `Sidewinder.selective_scan/6`, with softplus of the steps.
+
+  The inputs are layers: `x` and `dt` `{batch, length, channels}`, `b` and `c`
+  `{batch, length, state_size}` or `{batch, length, groups, state_size}`. Parameters are `dt_b`
+  `{channels}`, `A_log` `{channels, state_size}` and `D` `{channels}`, which start as in `mamba_block/2`.
+
+  ## Options
+
+    * `:gate` - a layer of the shape of `x`; the output is multiplied by its silu
+
+    * `:dt_min`, `:dt_max`, `:dt_init_floor` - as in `mamba_block/2`
+
+  ## Examples
+
+      iex> x = Axon.input("x", shape: {nil, nil, 8})
+      iex> [dt, b, c] = for width <- [8, 4, 4], do: Axon.dense(x, width)
+      iex> model = Sidewinder.Axon.selective_scan(x, dt, b, c, gate: Axon.dense(x, 8))
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+  """
+  @doc type: :recurrent
+  @spec selective_scan(Axon.t(), Axon.t(), Axon.t(), Axon.t(), keyword) :: Axon.t()
+  def selective_scan(%Axon{} = x, %Axon{} = dt, %Axon{} = b, %Axon{} = c, opts \\ []) do
+    opts = options!(:selective_scan, opts, @layer ++ [gate: {nil, :layer}] ++ @steps)
+
+    params = [
+      {"dt_b", fn [x | _] -> {width(x)} end, steps(opts)},
+      {"A_log", fn [x, _, b | _] -> {width(x), width(b)} end, &decays/2},
+      {"D", fn [x | _] -> {width(x)} end, :ones}
+    ]
+
+    layer(:selective_scan, [x, dt, b, c | List.wrap(opts.gate)], params, opts, &scan/2)
+  end
+
+  defp scan([x, dt, b, c | gate], %{"A_log" => a_log} = params) do
+    options = [d: params["D"], dt_bias: params["dt_b"], dt_softplus: true, z: List.first(gate)]
+    Sidewinder.selective_scan(x, dt, Nx.negate(Nx.exp(a_log)), b, c, options)
+  end
+
+  @doc """
+  Adds root mean square normalization over the last axis (Zhang and Sennrich 2019):
+
+      y = gamma x / sqrt(mean(x^2) + epsilon)
+
+  It is `Axon.rms_norm/2` with the epsilon of Mamba's checkpoints and a gradient of few operations, which
+  is what counts for backends that do them one by one. The arithmetic is f32 at least.
+
+  ## Options
+
+    * `:epsilon` - numerical stability term. Defaults to `1.0e-5`.
+
+    * `:gamma_initializer` - gamma parameter initializer. Defaults to `:ones`.
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, 2}) |> Sidewinder.Axon.rms_norm()
+      iex> {init, predict} = Axon.build(model)
+      iex> x = Nx.tensor([[3.0, -3.0]])
+      iex> predict.(init.(x, Axon.ModelState.empty()), x) |> Nx.to_flat_list() |> Enum.map(&round/1)
+      [1, -1]
+  """
+  @doc type: :normalization
+  @spec rms_norm(Axon.t(), keyword) :: Axon.t()
+  def rms_norm(%Axon{} = x, opts \\ []) do
+    %{epsilon: epsilon} = opts = options!(:rms_norm, opts, @layer ++ @norm)
+    params = [{"gamma", fn [x] -> {width(x)} end, opts.gamma_initializer}]
+
+    layer(:rms_norm, [x], params, opts, fn [x], params ->
+      normalize(x, params["gamma"], epsilon)
+    end)
+  end
+
+  deftransformp normalize(x, gamma, epsilon) do
+    wide = Nx.Type.merge(x.type, {:f, 32})
+    # A tensor from outside of the graph may be the input of no custom gradient.
+    [x_wide, gamma] = for t <- [x, gamma], do: t |> Nx.as_type(wide) |> Nx.Defn.Expr.tensor()
+    Nx.as_type(normalize_wide(x_wide, gamma, epsilon: epsilon), x.type)
+  end
+
+  defnp normalize_wide(x, gamma, opts) do
+    scale = Nx.rsqrt(Nx.mean(x * x, axes: [-1], keep_axes: true) + opts[:epsilon])
+    unit = x * scale
+
+    custom_grad(unit * gamma, [x, gamma], fn dy ->
+      along = dy * unit
+      dunit = dy * gamma
+      radial = Nx.new_axis(Nx.dot(along, gamma) / Nx.axis_size(x, -1), -1)
+      [scale * (dunit - unit * radial), Nx.sum(along, axes: leading_axes(x))]
+    end)
+  end
+
+  deftransformp(leading_axes(t), do: Enum.drop(Nx.axes(t), -1))
+
+  ## Layers
+
+  # `params` are `{name, shape by the inputs' shapes, initializer}`, or false for one that is not wanted.
+  # `fun` takes the inputs and a map of the parameters.
+  defp layer(op_name, inputs, params, opts, fun) do
+    params = Enum.filter(params, & &1)
+    names = for {name, _, _} <- params, do: name
+    count = length(inputs)
+
+    op =
+      spread(count + length(names) + 1, fn args ->
+        {inputs, params} = Enum.split(args, count)
+        fun.(inputs, Map.new(Enum.zip(names, params)))
+      end)
+
+    params = for {name, shape, initializer} <- params, do: param(name, count, shape, initializer)
+    Axon.layer(op, inputs ++ params, name: opts.name, meta: opts.meta, op_name: op_name)
+  end
+
+  defp param(name, inputs, shape, initializer) do
+    Axon.param(name, spread(inputs, shape), initializer: initializer)
+  end
+
+  # Axon gives functions an argument for each input and parameter.
+  for arity <- 1..16 do
+    args = Macro.generate_arguments(arity, __MODULE__)
+    defp spread(unquote(arity), fun), do: fn unquote_splicing(args) -> fun.(unquote(args)) end
+  end
+
+  defp width(shape), do: elem(shape, tuple_size(shape) - 1)
+
+  ## Initializers
+
+  # A matrix `{out, in}`.
+  defp uniform(shape, type, key),
+    do: uniform(shape, type, key, width(shape))
+
+  # A vector, by its size, of what has so many inputs.
+  defp uniform(inputs), do: fn {size}, type, key -> uniform({size}, type, key, inputs.(size)) end
+
+  defp uniform(shape, type, key, inputs) do
+    Axon.Initializers.uniform(scale: 1 / :math.sqrt(inputs)).(shape, type, key)
+  end
+
+  # The v of softplus(v) = dt.
+  defp steps(%{dt_min: min, dt_max: max, dt_init_floor: floor}) do
+    fn shape, type, key ->
+      wide = Nx.Type.merge(type, {:f, 32})
+
+      exponent =
+        Nx.Random.uniform_split(key, :math.log(min), :math.log(max), shape: shape, type: wide)
+
+      dt = exponent |> Nx.exp() |> Nx.max(Nx.tensor(floor, type: wide))
+      inverse = Nx.add(dt, Nx.log(Nx.negate(Nx.expm1(Nx.negate(dt)))))
+      Nx.as_type(inverse, type)
+    end
+  end
+
+  defp decays(shape, type), do: Nx.log(Nx.add(Nx.iota(shape, axis: 1, type: type), 1))
+
+  ## Options
+
+  # `known` has each option's default and sort. Returns the options as a map.
+  defp options!(op, opts, known) do
+    unless Keyword.keyword?(opts), do: raise(wrong(op, "options", "a keyword list", opts))
+    options = Map.new(known, fn {key, {default, _}} -> {key, default} end)
+
+    options =
+      Enum.reduce(opts, options, fn {key, value}, options ->
+        {_, {default, sort}} = List.keyfind(known, key, 0) || raise(unknown(op, key, known))
+
+        unless value == default or fits?(sort, value),
+          do: raise(wrong(op, key, expected(sort), value))
+
+        Map.put(options, key, value)
+      end)
+
+    with %{dt_min: min, dt_max: max} when min > max <- options,
+         do: raise(wrong(op, :dt_max, "a number not below dt_min, #{min}", max))
+
+    options
+  end
+
+  defp fits?(:any, _), do: true
+  defp fits?(:name, name), do: is_binary(name) or is_function(name, 2)
+  defp fits?(:prefix, name), do: is_binary(name)
+  defp fits?(:size, n), do: is_integer(n) and n > 0
+  defp fits?(:positive, number), do: is_number(number) and number > 0
+  defp fits?(:flag, flag), do: is_boolean(flag)
+  defp fits?(:layer, layer), do: is_struct(layer, Axon)
+  defp fits?(choices, value) when is_list(choices), do: value in choices
+
+  defp fits?(:initializer, name) when is_atom(name),
+    do: Code.ensure_loaded?(Axon.Initializers) and function_exported?(Axon.Initializers, name, 0)
+
+  defp fits?(:initializer, fun), do: is_function(fun, 2) or is_function(fun, 3)
+
+  defp expected(:name), do: "a string or a function of two arguments"
+  defp expected(:prefix), do: "a string"
+  defp expected(:size), do: "a positive integer"
+  defp expected(:positive), do: "a positive number"
+  defp expected(:flag), do: "true or false"
+  defp expected(:layer), do: "a layer of Axon"
+  defp expected(choices) when is_list(choices), do: Enum.map_join(choices, " or ", &inspect/1)
+
+  defp expected(:initializer),
+    do: "the name of a function of Axon.Initializers, or a function of two or three arguments"
+
+  defp unknown(op, key, known) do
+    wrong(op, key, "an option out of #{Enum.join(Keyword.keys(known), ", ")}", key)
+  end
+
+  defp wrong(op, argument, expected, got) do
+    Error.new(:option, to_string(argument),
+      op: "Sidewinder.Axon.#{op}",
+      expected: expected,
+      got: Error.show(got)
+    )
+  end
+end
