@@ -54,6 +54,35 @@ def reference(x, dt, A, B, C):
     return y
 
 
+def reference_gradient(x, dt, A, B, C, dy):
+    """The gradients of that scan in float64, for the cotangent `dy` of its output."""
+    x, dt, A, B, C, dy = (v.astype(np.float64) for v in (x, dt, A, B, C, dy))
+    h = np.zeros((x.shape[1] + 1, x.shape[0], *A.shape))  # [L + 1, B, D, N]
+    for t in range(x.shape[1]):
+        h[t + 1] = np.exp(dt[:, t, :, None] * A) * h[t]
+        h[t + 1] += (dt[:, t] * x[:, t])[:, :, None] * B[:, t, None]
+    to = {name: np.zeros_like(v) for name, v in dict(x=x, dt=dt, A=A, B=B, C=C).items()}
+    carry = np.zeros_like(h[0])
+    for t in reversed(range(x.shape[1])):
+        g = dy[:, t, :, None] * C[:, t, None] + carry
+        carry = np.exp(dt[:, t, :, None] * A) * g
+        log_decay = carry * h[t]
+        from_b = (g @ B[:, t, :, None])[..., 0]
+        to["x"][:, t] = from_b * dt[:, t]
+        to["dt"][:, t] = (log_decay * A).sum(-1) + from_b * x[:, t]
+        to["A"] += (log_decay * dt[:, t, :, None]).sum(0)
+        to["B"][:, t] = (g * (dt[:, t] * x[:, t])[..., None]).sum(1)
+        to["C"][:, t] = (dy[:, t, :, None] * h[t + 1]).sum(1)
+    return {f"d{name}": gradient for name, gradient in to.items()}
+
+
+def truth(inputs, gradient):
+    """All that a contender gives, in float64."""
+    forward = {name: v for name, v in inputs.items() if name != "dy"}
+    gradients = reference_gradient(**inputs) if gradient else {}
+    return dict(y=reference(**forward), **gradients)
+
+
 def check(name, got, want, rtol=1e-5):
     """The largest error relative to the largest output; above `rtol` the run ends."""
     error = float(np.abs(got - want).max() / np.abs(want).max())

@@ -35,13 +35,13 @@ def environment(threads):
     }
 
 
-def peer(name, file, threads, seconds, out):
-    command = peer_command(name, file, "cpu", threads, seconds, out)
+def peer(name, file, threads, seconds, gradient, out):
+    command = peer_command(name, file, "cpu", threads, seconds, gradient, out)
     return pinned(command, threads), environment(threads)
 
 
-def ours(file, threads, seconds, out):
-    command = our_command(file, ["--threads", str(threads)], seconds, out)
+def ours(file, threads, seconds, gradient, out):
+    command = our_command(file, ["--threads", str(threads)], seconds, gradient, out)
     return pinned(command, threads), environment(threads)
 
 

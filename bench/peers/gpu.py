@@ -23,12 +23,14 @@ PEERS = (
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-def peer(name, file, threads, seconds, out):
-    return peer_command(name, file, "cuda", threads, seconds, out), ENVIRONMENT
+def peer(name, file, threads, seconds, gradient, out):
+    command = peer_command(name, file, "cuda", threads, seconds, gradient, out)
+    return command, ENVIRONMENT
 
 
-def ours(file, threads, seconds, out):
-    return our_command(file, ["--backend", "cuda"], seconds, out), ENVIRONMENT
+def ours(file, threads, seconds, gradient, out):
+    command = our_command(file, ["--backend", "cuda"], seconds, gradient, out)
+    return command, ENVIRONMENT
 
 
 def main():

@@ -35,6 +35,7 @@ def make(batch, length, channels, state, seed=20231201):
         A=decay(random, channels, state),
         B=random.standard_normal((batch, length, state)),
         C=random.standard_normal((batch, length, state)),
+        dy=random.standard_normal((batch, length, channels)),
     )
     return {name: value.astype(np.float32) for name, value in tensors.items()}
 

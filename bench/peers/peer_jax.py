@@ -94,14 +94,27 @@ VARIANTS = {
 }
 
 
+def with_gradient(scan):
+    """The scan that gives the gradients of its inputs as well."""
+
+    def both(dy, **given):
+        y, pull_back = jax.vjp(lambda given: scan(**given), given)
+        (gradients,) = pull_back(dy)
+        return dict(y=y, **{f"d{name}": v for name, v in gradients.items()})
+
+    return both
+
+
 def prepare(name, inputs, device, threads):
-    """Returns the call to time and a way to read its result.
+    """Returns the call to time and a way to read its results.
 
     XLA takes as many threads as the process has cores, so `threads` is not needed.
     """
     given = {k: jax.device_put(v, jax.devices(device)[0]) for k, v in inputs.items()}
-    scan = jax.jit(VARIANTS[name])
-    return lambda: scan(**given).block_until_ready(), np.asarray
+    scan = VARIANTS[name]
+    scan = jax.jit(with_gradient(scan) if "dy" in inputs else lambda **v: {"y": scan(**v)})
+    read = lambda results: {k: np.asarray(v) for k, v in results.items()}
+    return lambda: jax.block_until_ready(scan(**given)), read
 
 
 def clock(call, device):

@@ -11,9 +11,10 @@ def mamba_ref(x, dt, A, B, C):
     added = torch.einsum("bdl,bnl,bdl->bdln", dt, B, x)
     h = A.new_zeros(x.shape[0], *A.shape)
     ys = []
-    for t in range(x.shape[2]):
-        h = decay[:, :, t] * h + added[:, :, t]
-        ys.append(torch.einsum("bdn,bn->bd", h, C[:, :, t]))
+    # Unbound, not indexed: the gradient of an index is a whole tensor of zeros.
+    for decay, added, C in zip(decay.unbind(2), added.unbind(2), C.unbind(2)):
+        h = decay * h + added
+        ys.append(torch.einsum("bdn,bn->bd", h, C))
     return torch.stack(ys, dim=2)
 
 
@@ -30,8 +31,8 @@ def loop(step):
         A = A.T.contiguous()
         h = A.new_zeros(x.shape[0], *A.shape)
         ys = []
-        for t in range(x.shape[1]):
-            h, y = step(h, x[:, t], dt[:, t], A, B[:, t], C[:, t])
+        for x, dt, B, C in zip(*(v.unbind(1) for v in (x, dt, B, C))):
+            h, y = step(h, x, dt, A, B, C)
             ys.append(y)
         return torch.stack(ys, dim=1)
 
@@ -54,7 +55,7 @@ CHANNEL_FIRST = (mamba_ref, mamba_ssm)
 
 
 def prepare(name, inputs, device, threads):
-    """Returns the call to time and a way to read its result.
+    """Returns the call to time and a way to read its results.
 
     Those that want channels first get them so, untimed.
     """
@@ -63,12 +64,23 @@ def prepare(name, inputs, device, threads):
     swap = (lambda v: v.transpose(1, 2)) if scan in CHANNEL_FIRST else (lambda v: v)
     given = {k: torch.from_numpy(v).to(device) for k, v in inputs.items()}
     given = {k: v if k == "A" else swap(v).contiguous() for k, v in given.items()}
+    dy = given.pop("dy", None)
 
     def call():
         with torch.inference_mode():
-            return scan(**given)
+            return {"y": scan(**given)}
 
-    return call, lambda y: swap(y).cpu().numpy()
+    def call_with_gradient():
+        leaves = {k: v.detach().requires_grad_() for k, v in given.items()}
+        y = scan(**leaves)
+        gradients = torch.autograd.grad(y, list(leaves.values()), dy)
+        return dict(zip(["y", *(f"d{k}" for k in leaves)], [y, *gradients]))
+
+    def read(results):
+        back = {k: v if k == "dA" else swap(v) for k, v in results.items()}
+        return {k: v.detach().cpu().numpy() for k, v in back.items()}
+
+    return call if dy is None else call_with_gradient, read
 
 
 def clock(call, device):

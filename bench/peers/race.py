@@ -1,6 +1,7 @@
 """Checks all contenders against float64, then times them in interleaved rounds.
 
-A contender is a function `(file, threads, seconds, out) -> (command, environment)`.
+A contender is a function
+`(file, threads, seconds, gradient, out) -> (command, environment)`.
 Every timing is a process of its own, and a round runs each contender once: a machine
 that slows down for a while slows all of them, not one.
 """
@@ -15,24 +16,30 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ROOT, check, machine, read_tensors, reference, shape_of, versions
+from common import ROOT, check, machine, read_tensors, shape_of, truth, versions
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = (
     "cargo run --quiet --release --manifest-path native/Cargo.toml"
-    " -p sidewinder_kernels --example time_op -- selective_scan"
+    " -p sidewinder_kernels --example time_op --"
 ).split()
 
 
-def peer_command(name, file, device, threads, seconds, out):
+def ops(gradient):
+    return "selective_scan" + ",selective_scan_backward" * gradient
+
+
+def peer_command(name, file, device, threads, seconds, gradient, out):
     """The command line of one peer."""
     options = ["--device", device, "--threads", str(threads), "--seconds", str(seconds)]
+    options += ["--gradient"] * gradient
     return [sys.executable, HERE / "worker.py", name, file, *options, *out_option(out)]
 
 
-def our_command(file, options, seconds, out):
+def our_command(file, options, seconds, gradient, out):
     """The command line of our own kernel; cargo builds it on the first call."""
-    return [*EXAMPLE, file, *options, "--seconds", str(seconds), *out_option(out)]
+    timing = ["--seconds", str(seconds)]
+    return [*EXAMPLE, ops(gradient), file, *options, *timing, *out_option(out)]
 
 
 def out_option(out):
@@ -52,15 +59,16 @@ def measure(command, environment):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def verify(contenders, file, threads, want):
+def verify(contenders, file, threads, gradient, want):
     """Every contender's largest error; one out of tolerance ends the run, untimed."""
     errors = {}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "y.safetensors"
         for name, contender in contenders.items():
             out.unlink(missing_ok=True)
-            measure(*contender(file, threads, 0.1, out))
-            errors[name] = check(name, read_tensors(out)["y"], want)
+            measure(*contender(file, threads, 0.1, gradient, out))
+            got = read_tensors(out)
+            errors[name] = max(check(f"{name} {k}", got[k], v) for k, v in want.items())
     return errors
 
 
@@ -69,7 +77,9 @@ def rounds(contenders, file, threads, args):
     results = {name: [] for name in contenders}
     for number in range(args.rounds):
         for name, contender in contenders.items():
-            result = measure(*contender(file, threads, args.seconds, None))
+            result = measure(
+                *contender(file, threads, args.seconds, args.gradient, None)
+            )
             print(f"{number + 1} {name} {result['median_ms']:.2f} ms", file=sys.stderr)
             results[name].append(result)
     return results
@@ -92,7 +102,8 @@ def race(contenders, file, threads, args):
     """One row per contender for this workload and this number of threads."""
     inputs = read_tensors(file)
     print(f"{file.stem}, threads {threads}", file=sys.stderr)
-    errors = verify(contenders, file, threads, reference(**inputs))
+    want = truth(inputs, args.gradient)
+    errors = verify(contenders, file, threads, args.gradient, want)
     timed = rounds(contenders, file, threads, args)
     about = dict(workload=file.stem, shape=shape_of(inputs), threads=threads)
     return [
@@ -110,6 +121,7 @@ def arguments(description):
     )
     parser.add_argument("--workload", action="append", help="only this one")
     parser.add_argument("--threads", type=int, action="append", help="only this many")
+    parser.add_argument("--gradient", action="store_true", help="forward and backward")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="per contender and round"
@@ -132,7 +144,7 @@ def run(device, contenders, threads, args):
     files = [f for f in files if not args.workload or f.stem in args.workload]
     rows = [row for f in files for t in threads for row in race(contenders, f, t, args)]
     result = dict(
-        op="selective_scan",
+        op=ops(args.gradient),
         device=device,
         date=datetime.date.today().isoformat(),
         machine=machine(),

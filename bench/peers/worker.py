@@ -21,7 +21,6 @@ def samples(peer, call, device, seconds, at_least=5):
 def report(name, shape, threads, times):
     device_ms, host_ms = zip(*times)
     return dict(
-        op="selective_scan",
         shape=shape,
         level=name,
         threads=threads,
@@ -39,7 +38,8 @@ def arguments():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--out", help="where to write y")
+    parser.add_argument("--gradient", action="store_true", help="forward and backward")
+    parser.add_argument("--out", help="where to write the results")
     return parser.parse_args()
 
 
@@ -49,10 +49,12 @@ def main():
         "peer_jax" if args.name.startswith("jax") else "peer_torch"
     )
     inputs = read_tensors(args.file)
+    if not args.gradient:
+        del inputs["dy"]
     call, to_numpy = peer.prepare(args.name, inputs, args.device, args.threads)
-    y = to_numpy(call())  # compiles
+    results = to_numpy(call())  # compiles
     if args.out:
-        write_tensors(args.out, {"y": y})
+        write_tensors(args.out, results)
     call()
     times = samples(peer, call, args.device, args.seconds)
     print(json.dumps(report(args.name, shape_of(inputs), args.threads, times)))
