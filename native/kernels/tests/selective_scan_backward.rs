@@ -99,8 +99,16 @@ fn loss(call: &Call, inputs: &Named<ArrayD<f64>>) -> f64 {
 
 #[test]
 fn panels_groups_and_parts_of_any_cut_agree() {
-    let sizes =
-        [(3, 150, 300, 3), (1, 65, 257, 16), (130, 2, 5, 17), (2, 33, 384, 1), (1, 31, 7, 256), (1, 97, 129, 33)];
+    let sizes = [
+        (3, 150, 300, 3),
+        (1, 65, 257, 16),
+        (130, 2, 5, 17),
+        (2, 33, 384, 1),
+        (1, 31, 7, 256),
+        (1, 97, 129, 33),
+        (2, 70, 700, 6),
+        (16, 130, 300, 4),
+    ];
     for (i, (batch, length, channels, state)) in sizes.into_iter().enumerate() {
         let groups = [1, 2, 3, 5, channels].into_iter().filter(|groups| channels % groups == 0);
         for b in groups.map(Varies::PerGroup).chain([Varies::Constant]) {

@@ -85,6 +85,10 @@ impl Vector for F32x4 {
     fn sum(self) -> f32 {
         unsafe { vaddvq_f32(self.0) }
     }
+    #[inline(always)]
+    fn fold([a, b, c, d]: [Self; 4]) -> Self {
+        unsafe { Self(vpaddq_f32(vpaddq_f32(a.0, b.0), vpaddq_f32(c.0, d.0))) }
+    }
     // The conversion instructions have no stable intrinsics yet.
     #[inline(always)]
     fn load_f16(values: &[f16]) -> Self {

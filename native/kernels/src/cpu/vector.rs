@@ -49,6 +49,23 @@ pub trait Vector: Copy + Send + Sync {
     fn scale(self, n: Self) -> Self;
     /// The sum of all lanes.
     fn sum(self) -> Self::Element;
+    /// Adds up four vectors' lanes as far as one vector: lanes `k`, `k + 4` and so on add up to the sum of
+    /// vector `k`. For vectors of at least four lanes.
+    #[inline(always)]
+    fn fold(four: [Self; 4]) -> Self {
+        let mut sums = [Self::Element::from_f64(0.0); MAX_LANES];
+        for (sum, vector) in sums.iter_mut().zip(four) {
+            *sum = vector.sum();
+        }
+        Self::load(&sums)
+    }
+    /// Adds up what [`Vector::fold`] left: the four sums.
+    #[inline(always)]
+    fn fours(self) -> [Self::Element; 4] {
+        debug_assert!(Self::LANES <= 4, "more lanes must be added up");
+        let [a, b, c, d, ..] = self.lanes();
+        [a, b, c, d]
+    }
     /// The first `LANES` half-precision values of a slice, widened.
     fn load_f16(values: &[f16]) -> Self;
     /// Writes all lanes, rounded to half precision, to the front of a slice.

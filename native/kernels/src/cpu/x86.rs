@@ -110,6 +110,19 @@ impl Vector for F32x16 {
         unsafe { _mm512_reduce_add_ps(self.0) }
     }
     #[inline(always)]
+    fn fold([a, b, c, d]: [Self; 4]) -> Self {
+        unsafe {
+            let ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a.0, b.0), _mm512_unpackhi_ps(a.0, b.0)));
+            let cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c.0, d.0), _mm512_unpackhi_ps(c.0, d.0)));
+            let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+            Self(_mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high)))
+        }
+    }
+    #[inline(always)]
+    fn fours(self) -> [f32; 4] {
+        unsafe { F32x8(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))).fours() }
+    }
+    #[inline(always)]
     fn load_f16(values: &[f16]) -> Self {
         let values = &values[..Self::LANES];
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(values.as_ptr().cast()))) }
@@ -124,6 +137,10 @@ impl Vector for F32x16 {
     fn exp2(self) -> Self {
         let fraction = unsafe { Self(_mm512_reduce_ps::<0>(self.0)) };
         math::exp2_fraction(fraction).scale(self.round())
+    }
+    #[inline(always)]
+    fn exp2_near(self) -> Self {
+        self.exp2()
     }
 }
 
@@ -205,6 +222,19 @@ impl Vector for F32x8 {
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
+    }
+    #[inline(always)]
+    fn fold([a, b, c, d]: [Self; 4]) -> Self {
+        unsafe { Self(_mm256_hadd_ps(_mm256_hadd_ps(a.0, b.0), _mm256_hadd_ps(c.0, d.0))) }
+    }
+    #[inline(always)]
+    fn fours(self) -> [f32; 4] {
+        let mut sums = [0.0; 4];
+        unsafe {
+            let sum = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            _mm_storeu_ps(sums.as_mut_ptr(), sum);
+        }
+        sums
     }
     #[inline(always)]
     fn load_f16(values: &[f16]) -> Self {

@@ -1,12 +1,13 @@
 //! The gradient of the scan on the CPU: who computes what.
 //!
-//! Channels fall into panels, the batches into parts, and a unit is a panel over the batches of a part,
-//! one after the other. Both depend on the problem alone and not on the threads that share the units, so
-//! that all sums go in the same order each time.
+//! Channels fall into strips, the batches into parts. Both depend on the problem alone and not on the
+//! threads that share the work, so that all sums go in the same order each time. A panel is as many
+//! neighbouring strips as still leave each thread something to do, for memory is read faster in long
+//! rows, and a unit is a panel over the batches of a part, one after the other.
 //!
 //! Over a unit's batch time goes forwards once, from tile to tile, to note the states between them, and
 //! backwards once, where each tile's states are computed again from there. In a tile the work goes block
-//! by block, each channel in a lane, as in [`super::by_channel`].
+//! by block, each channel in a lane, as in [`super::by_channel`], while the next tile is asked for.
 //!
 //! The limit, for AVX-512 and 16 state steps (one state of 16 channels): the first way takes the 12
 //! vector operations of the scan, 9 of which need a multiplier; the second 11 to have decays and states
@@ -19,7 +20,7 @@ mod reverse;
 mod sums;
 
 use super::call::{Inputs, Segment};
-use super::{Lanes, WORTH_SHARING};
+use super::{Lanes, PIECES_PER_THREAD, WORTH_SHARING};
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Exec, Real, Storage, Vector, Work};
 use crate::error::Result;
@@ -42,17 +43,17 @@ fn run<'a, S: Storage>(
     mut outputs: Named<ViewMut<'a>>,
     exec: &Exec,
 ) -> Result<()> {
-    let division = Division::new(problem, S::Wide::dispatch(exec.level, Lanes));
     let Problem { batch, length, channels, state, .. } = *problem;
+    let small = batch.saturating_mul(length).saturating_mul(channels * state.max(1)) < WORTH_SHARING;
+    let exec = Exec { threads: if small { 1 } else { pool::checked(exec.threads)? }, ..*exec };
+    let division = Division::new(problem, S::Wide::dispatch(exec.level, Lanes), exec.threads);
     let mut gradient = |name, form| {
         let out = outputs.expect(name)?;
-        Coefficient::<S>::new(problem, form, division.width, division.parts, out)
+        Coefficient::<S>::new(problem, form, division.strip, division.parts, out)
     };
     let (mut b, mut c) = (gradient("dB", problem.b)?, gradient("dC", problem.c)?);
     let parts = |len| Parts::<S::Wide>::new(division.parts, len);
     let (mut a, mut d, mut dt_bias) = (parts(channels * state), parts(channels), parts(channels));
-    let small = batch.saturating_mul(length).saturating_mul(channels * state.max(1)) < WORTH_SHARING;
-    let exec = Exec { threads: if small { 1 } else { pool::checked(exec.threads)? }, ..*exec };
     Plan {
         inputs: Inputs::new(problem, inputs)?,
         sequences: Sequences::new(inputs, &mut outputs)?,
@@ -77,7 +78,9 @@ fn run<'a, S: Storage>(
 /// How the work is divided.
 #[derive(Clone, Copy)]
 struct Division {
-    /// Channels of a panel, a multiple of a block's.
+    /// Channels of a strip, a multiple of a block's.
+    strip: usize,
+    /// Channels of a panel, a multiple of a strip's.
     width: usize,
     panels: usize,
     /// Parts of the batches.
@@ -86,23 +89,29 @@ struct Division {
     channels: usize,
 }
 
-/// Channels of a panel where there is enough to do: each leaves sums of its own for B and C.
-const WIDTH: usize = 128;
+/// Channels of a strip, which leaves sums of its own for B and C: the more, the fewer of them; a panel's
+/// tile should stay in the second-level cache.
+const WIDE: usize = 256;
+
+/// The same where there would be too few units of wide strips.
+const NARROW: usize = 128;
 
 /// As many units as keep the threads of most machines busy.
-const UNITS: usize = 64;
+const UNITS: usize = 32;
 
 /// Steps that a part of the batches has at least, for each leaves sums of its own for the weights.
 const STEPS_OF_PART: usize = 128;
 
 impl Division {
-    fn new(problem: &Problem, lanes: usize) -> Division {
+    fn new(problem: &Problem, lanes: usize, threads: usize) -> Division {
         let Problem { batch, length, channels, .. } = *problem;
-        let width = WIDTH.next_multiple_of(lanes);
-        let panels = channels.div_ceil(width);
-        let most = batch.min(batch.saturating_mul(length) / STEPS_OF_PART);
-        let parts = UNITS.div_ceil(panels.max(1)).min(most).max(1);
-        Division { width, panels, parts, batch, channels }
+        let most = batch.min(batch.saturating_mul(length) / STEPS_OF_PART).max(1);
+        let strip = if channels.div_ceil(WIDE) * most < UNITS / 2 { NARROW } else { WIDE }.next_multiple_of(lanes);
+        let strips = channels.div_ceil(strip);
+        let parts = UNITS.div_ceil(strips.max(1)).min(most);
+        let together = strips * parts / (threads * 2);
+        let width = strip * together.clamp(1, WIDE / strip);
+        Division { strip, width, panels: channels.div_ceil(width), parts, batch, channels }
     }
 
     fn units(&self) -> usize {
@@ -118,11 +127,17 @@ impl Division {
     }
 }
 
-/// What one thread does at a time.
+/// A panel over the batches of a part.
 struct Unit {
     part: usize,
     batches: Range<usize>,
     channels: Range<usize>,
+}
+
+impl Unit {
+    fn segment(&self, batch: usize, length: usize) -> Segment {
+        Segment { batch, channels: self.channels.clone(), time: 0..length }
+    }
 }
 
 /// Cotangents, and gradients that are not summed over anything.
@@ -165,28 +180,65 @@ struct Plan<'a, 'p, S: Storage> {
 
 impl<S: Storage> Plan<'_, '_, S> {
     fn run(&self, exec: &Exec) -> Result<()> {
-        pool::for_each(exec.threads, self.division.units(), |i| {
-            S::Wide::dispatch(exec.level, OneUnit { plan: self, unit: self.division.unit(i) });
+        let units = self.division.units();
+        let pieces = units.min(exec.threads * PIECES_PER_THREAD);
+        pool::for_each(exec.threads, pieces, |piece| {
+            let units = piece * units / pieces..(piece + 1) * units / pieces;
+            S::Wide::dispatch(exec.level, Piece { plan: self, units });
         })
+    }
+
+    /// Where the sequences start that the way forwards reads and writes.
+    fn forwards(&self) -> Vec<*const S> {
+        let Sequences { dy, dz, .. } = &self.sequences;
+        let mut arrays = vec![self.inputs.x.as_ptr(), self.inputs.dt.as_ptr()];
+        if let (Some(z), Some(dz)) = (self.inputs.z, dz) {
+            arrays.extend([z.as_ptr(), dy.as_ptr(), dz.as_ptr()]);
+        }
+        arrays
+    }
+
+    /// The same for the way back.
+    fn backwards(&self) -> Vec<*const S> {
+        let (inputs, Sequences { dy, dx, ddt, .. }) = (&self.inputs, &self.sequences);
+        let mut arrays = vec![inputs.x.as_ptr(), inputs.dt.as_ptr(), dy.as_ptr(), dx.as_ptr(), ddt.as_ptr()];
+        arrays.extend(inputs.z.map(<[S]>::as_ptr));
+        arrays
+    }
+
+    /// What comes after a batch of unit `i`, if the same thread goes on there.
+    fn after(&self, i: usize, batch: usize, units: &Range<usize>) -> Option<Segment> {
+        let length = self.inputs.problem.length;
+        let unit = self.division.unit(i);
+        if batch + 1 < unit.batches.end {
+            return Some(unit.segment(batch + 1, length));
+        }
+        let next = (i + 1 < units.end).then(|| self.division.unit(i + 1))?;
+        Some(next.segment(next.batches.start, length))
     }
 }
 
-struct OneUnit<'u, 'a, 'p, S: Storage> {
+/// Some neighbouring units, done by one thread.
+struct Piece<'u, 'a, 'p, S: Storage> {
     plan: &'u Plan<'a, 'p, S>,
-    unit: Unit,
+    units: Range<usize>,
 }
 
-impl<S: Storage> Work<S::Wide> for OneUnit<'_, '_, '_, S> {
+impl<S: Storage> Work<S::Wide> for Piece<'_, '_, '_, S> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: Vector<Element = S::Wide>>(self) {
-        let OneUnit { plan, unit: Unit { part, batches, channels } } = self;
-        let mut scratch = Scratch::<V>::new(plan, &channels);
-        for batch in batches {
-            let time = 0..plan.inputs.problem.length;
-            panel::backward(plan, &Segment { batch, channels: channels.clone(), time }, &mut scratch);
+        let Piece { plan, units } = self;
+        let mut scratch = Scratch::<V>::new(plan);
+        for i in units.clone() {
+            let unit = plan.division.unit(i);
+            scratch.begin(plan, &unit.channels);
+            for batch in unit.batches.clone() {
+                let panel = unit.segment(batch, plan.inputs.problem.length);
+                panel::backward(plan, &panel, plan.after(i, batch, &units).as_ref(), &mut scratch);
+            }
+            scratch.write_weights(plan, unit.part, &unit.channels);
         }
-        scratch.write_weights(plan, part, &channels);
     }
 }

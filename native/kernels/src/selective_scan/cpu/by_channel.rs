@@ -25,8 +25,8 @@
 //! 2^f from a table of 16 with a shorter polynomial (the permutation shares a port), rounding by
 //! adding a large number (as fast), prefetching within one block's tile (its rows share few sets).
 
-use super::call::{Block, Call, Segment, State, Step};
-use super::coefficients::{Both, Rows, Tile, fill};
+use super::call::{Ahead, Block, Call, Segment, State, Step};
+use super::coefficients::{Both, Rows, Tile, are_shared, fill};
 use crate::cpu::vector::{MAX_LANES, NEAR};
 use crate::cpu::{Storage, Vector};
 use crate::tensor::Element;
@@ -95,7 +95,7 @@ pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
     scratch.totals.fill(V::zero());
     for start in segment.time.clone().step_by(TILE) {
         let tile = Segment { time: start..segment.time.end.min(start + TILE), ..segment.clone() };
-        let ahead = Ahead::of(call, &tile, segment, next);
+        let ahead = Ahead::of(call, after(&tile, segment, next).as_ref());
         for (i, block) in tile.blocks(V::LANES).enumerate() {
             scan_block(&Block::<V, S>::new(call, block), i, call, scratch, ahead.block(i * V::LANES), emit);
         }
@@ -108,39 +108,14 @@ pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
     }
 }
 
-/// Where the rows lie that are needed after this tile: here in time, or in the next segment.
-#[derive(Clone, Copy)]
-struct Ahead {
-    at: usize,
-    stride: usize,
-    rows: usize,
-}
-
-impl Ahead {
-    fn of<S: Storage>(call: &Call<S>, tile: &Segment, segment: &Segment, next: Option<&Segment>) -> Ahead {
-        let stride = call.problem.channels;
-        let rows = |from: &Range<usize>| from.len().min(TILE);
-        match next {
-            _ if tile.time.end < segment.time.end => {
-                let rest = tile.time.end..segment.time.end;
-                Ahead { at: call.offset(segment, rest.start), stride, rows: rows(&rest) }
-            }
-            Some(next) => Ahead { at: call.offset(next, next.time.start), stride, rows: rows(&next.time) },
-            None => Ahead { at: 0, stride, rows: 0 },
-        }
-    }
-
-    /// The same for the block that begins `channels` further on.
-    fn block(self, channels: usize) -> Ahead {
-        Ahead { at: self.at + channels, ..self }
-    }
-
-    #[inline(always)]
-    fn prefetch<S: Storage>(&self, call: &Call<S>, step: usize) {
-        if step < self.rows {
-            call.prefetch(self.at + step * self.stride);
-        }
-    }
+/// What comes after a tile: here in time, or in the next segment.
+fn after(tile: &Segment, segment: &Segment, next: Option<&Segment>) -> Option<Segment> {
+    let (from, start) = match next {
+        _ if tile.time.end < segment.time.end => (segment, tile.time.end),
+        Some(next) => (next, next.time.start),
+        None => return None,
+    };
+    Some(Segment { time: start..from.time.end.min(start + TILE), ..from.clone() })
 }
 
 /// Scans block number `i` over a tile.
@@ -161,8 +136,13 @@ fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
     }
     let states = i * call.problem.state..(i + 1) * call.problem.state;
     let (a, h) = (&scratch.a[states.clone()], &mut scratch.h[states]);
-    let both = fill(call, &block.segment, 0..call.problem.state, [&mut scratch.b, &mut scratch.c]);
-    advance_all(steps, a, h, both, |step: usize| ahead.prefetch(call, step));
+    let shared = are_shared(call, &block.segment);
+    let both = fill(call, &block.segment, shared, 0..call.problem.state, [&mut scratch.b, &mut scratch.c]);
+    advance_all(steps, a, h, both, |step: usize| {
+        if let Some(at) = ahead.row(step) {
+            call.prefetch(at);
+        }
+    });
     if emit {
         for (step, t) in steps.iter().zip(time) {
             call.write(block, t, step.y);
@@ -263,25 +243,33 @@ fn advance<V: Vector, B: Rows<V>, C: Rows<V>, const NEARBY: bool, const K: usize
 /// channels are zero.
 #[inline(always)]
 pub fn transpose_in<V: Vector>(rows: &[V::Element], state: usize, vectors: &mut [V]) {
-    for (rows, vectors) in rows.chunks(V::LANES * state.max(1)).zip(vectors.chunks_exact_mut(state.max(1))) {
-        for (n, vector) in vectors.iter_mut().enumerate() {
+    let mut from = 0;
+    while from < rows.len() {
+        let rows = &rows[from..rows.len().min(from + V::LANES * state)];
+        for n in 0..state {
             let mut lanes = [V::Element::from_f64(0.0); MAX_LANES];
-            for (lane, row) in lanes.iter_mut().zip(rows.chunks_exact(state)) {
-                *lane = row[n];
+            for lane in 0..rows.len() / state {
+                lanes[lane] = rows[lane * state + n];
             }
-            *vector = V::load(&lanes);
+            vectors[from / V::LANES + n] = V::load(&lanes);
         }
+        from += V::LANES * state;
     }
 }
 
 /// The way back, for the channels that `rows` has room for.
 #[inline(always)]
 pub fn transpose_out<V: Vector>(vectors: &[V], state: usize, rows: &mut [V::Element]) {
-    for (rows, vectors) in rows.chunks_mut(V::LANES * state.max(1)).zip(vectors.chunks_exact(state.max(1))) {
-        for (n, vector) in vectors.iter().enumerate() {
-            for (row, lane) in rows.chunks_exact_mut(state).zip(vector.lanes()) {
-                row[n] = lane;
+    let mut from = 0;
+    while from < rows.len() {
+        let to = rows.len().min(from + V::LANES * state);
+        let rows = &mut rows[from..to];
+        for n in 0..state {
+            let lanes = vectors[from / V::LANES + n].lanes();
+            for lane in 0..rows.len() / state {
+                rows[lane * state + n] = lanes[lane];
             }
         }
+        from += V::LANES * state;
     }
 }

@@ -38,6 +38,36 @@ impl Segment {
     }
 }
 
+/// Rows that are needed soon.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    at: usize,
+    stride: usize,
+    rows: usize,
+}
+
+impl Ahead {
+    /// Those of a segment, if there is one.
+    pub fn of<S: Storage>(inputs: &Inputs<S>, segment: Option<&Segment>) -> Ahead {
+        let stride = inputs.problem.channels;
+        match segment {
+            Some(segment) => Ahead { at: inputs.offset(segment, segment.time.start), stride, rows: segment.time.len() },
+            None => Ahead { at: 0, stride, rows: 0 },
+        }
+    }
+
+    /// The same for the block that begins `channels` further on.
+    pub fn block(self, channels: usize) -> Ahead {
+        Ahead { at: self.at + channels, ..self }
+    }
+
+    /// Where a row lies in sequences like `x`.
+    #[inline(always)]
+    pub fn row(self, step: usize) -> Option<usize> {
+        if step < self.rows { Some(self.at + step * self.stride) } else { None }
+    }
+}
+
 /// `B` or `C`: rows of states, whatever the form.
 pub struct Coefficient<'a, S> {
     values: &'a [S],
@@ -69,9 +99,9 @@ pub struct Inputs<'a, S: Storage> {
     pub problem: &'a Problem,
     pub b: Coefficient<'a, S>,
     pub c: Coefficient<'a, S>,
-    x: &'a [S],
-    dt: &'a [S],
-    z: Option<&'a [S]>,
+    pub x: &'a [S],
+    pub dt: &'a [S],
+    pub z: Option<&'a [S]>,
     a: &'a [S::Wide],
     d: Option<&'a [S::Wide]>,
     dt_bias: Option<&'a [S::Wide]>,
@@ -358,7 +388,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
             ddelta: V::zero(),
             dinput: V::zero(),
         };
-        (step, StepEnd { x, delta, slope: self.slope(raw, size, delta) })
+        (step, StepEnd { x, slope: self.slope(raw, size, delta) })
     }
 
     /// How the step size changes with `dt`.
@@ -375,7 +405,8 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
     /// The gradients of `x` and `dt` after the states were gone through.
     #[inline(always)]
     pub fn gradients(&self, step: &BackStep<V>, end: &StepEnd<V>) -> [V; 2] {
-        let dx = step.dinput.mul(end.delta);
+        let delta = step.rate.mul(V::constant(std::f64::consts::LN_2));
+        let dx = step.dinput.mul(delta);
         let ddelta = step.dinput.mul_add(end.x, step.ddelta);
         let dx = match self.skip {
             Some(skip) => skip.mul_add(step.dy, dx),
@@ -404,7 +435,6 @@ pub struct BackStep<V> {
 #[derive(Clone, Copy)]
 pub struct StepEnd<V> {
     pub x: V,
-    delta: V,
     /// How `delta` changes with `dt`.
     slope: V,
 }
@@ -418,6 +448,6 @@ impl<V: Vector> BackStep<V> {
 
 impl<V: Vector> StepEnd<V> {
     pub fn zero() -> Self {
-        StepEnd { x: V::zero(), delta: V::zero(), slope: V::zero() }
+        StepEnd { x: V::zero(), slope: V::zero() }
     }
 }

@@ -11,6 +11,8 @@ use std::ops::Range;
 pub trait Rows<V>: Copy {
     /// What is stored for one state.
     type Item: Copy;
+    /// Whether all channels of the block have the same.
+    const SHARED: bool;
     /// Those of `K` neighbouring states at one step.
     fn row<const K: usize>(&self, step: usize, first: usize) -> &[Self::Item; K];
     /// One of them, for all channels of the block.
@@ -26,6 +28,7 @@ pub struct Same<'a, E> {
 
 impl<V: Vector> Rows<V> for Same<'_, V::Element> {
     type Item = V::Element;
+    const SHARED: bool = true;
 
     #[inline(always)]
     fn row<const K: usize>(&self, step: usize, first: usize) -> &[V::Element; K] {
@@ -50,6 +53,7 @@ pub struct Own<'a, V> {
 
 impl<V: Vector> Rows<V> for Own<'_, V> {
     type Item = V;
+    const SHARED: bool = false;
 
     #[inline(always)]
     fn row<const K: usize>(&self, step: usize, first: usize) -> &[V; K] {
@@ -77,22 +81,29 @@ pub enum Both<'a, V: Vector> {
     Own(Own<'a, V>, Own<'a, V>),
 }
 
-/// Reads B and C for the channels of a segment over its time, some states at least.
+/// Reads B and C for the channels of a segment over its time, some states at least. `shared` is what
+/// [`are_shared`] says.
 #[inline(always)]
 pub fn fill<'a, V: Vector<Element = S::Wide>, S: Storage>(
     inputs: &Inputs<S>,
     segment: &Segment,
+    shared: bool,
     states: Range<usize>,
     [b, c]: [&'a mut Tile<V>; 2],
 ) -> Both<'a, V> {
-    if is_shared(inputs, &inputs.b, segment) && is_shared(inputs, &inputs.c, segment) {
+    if shared {
         Both::Same(b.copy(inputs, &inputs.b, segment), c.copy(inputs, &inputs.c, segment))
     } else {
         Both::Own(b.gather(inputs, &inputs.b, segment, states.clone()), c.gather(inputs, &inputs.c, segment, states))
     }
 }
 
-/// Whether all channels of a segment have the same coefficients.
+/// Whether all channels of a segment have the same B and the same C.
+#[inline(always)]
+pub fn are_shared<S: Storage>(inputs: &Inputs<S>, segment: &Segment) -> bool {
+    is_shared(inputs, &inputs.b, segment) && is_shared(inputs, &inputs.c, segment)
+}
+
 #[inline(always)]
 fn is_shared<S: Storage>(inputs: &Inputs<S>, of: &Coefficient<S>, segment: &Segment) -> bool {
     let share = match of.form {

@@ -43,14 +43,35 @@ pub struct States<'s, V> {
 /// Where the gradient of B or C adds up, with the channels in their lanes: a row of some states.
 pub struct Sums<'s, V> {
     pub values: &'s mut [V],
-    /// From step to step: how many states there are, or 0 where all steps have the same.
+    /// From step to step: how many vectors there are, or 0 where all steps have the same.
     pub stride: usize,
 }
 
-impl<V> Sums<'_, V> {
+/// Whether a row of so many states is one vector, as [`Vector::fold`] leaves it, for blocks whose channels
+/// share B and C: less to read and write for each block.
+const fn folds<V: Vector>(shared: bool, states: usize) -> bool {
+    shared && states == MOST && V::LANES >= MOST
+}
+
+/// How many vectors a row of so many states is.
+pub const fn stride<V: Vector>(shared: bool, states: usize) -> usize {
+    if folds::<V>(shared, states) { 1 } else { states }
+}
+
+impl<V: Vector> Sums<'_, V> {
+    /// Adds products of `K` states at a step.
     #[inline(always)]
-    fn row<const K: usize>(&mut self, step: usize) -> &mut [V; K] {
-        self.values[step * self.stride..].first_chunk_mut().expect("a full row")
+    fn add<B: Rows<V>, const K: usize>(&mut self, step: usize, a: [V; K], b: V) {
+        let values = &mut self.values[step * self.stride..];
+        if folds::<V>(B::SHARED, K) {
+            let products = [a[0].mul(b), a[1 % K].mul(b), a[2 % K].mul(b), a[3 % K].mul(b)];
+            values[0] = values[0].add(V::fold(products));
+        } else {
+            let row: &mut [V; K] = values.first_chunk_mut().expect("a full row");
+            unrolled!(k < K, {
+                row[k] = a[k].mul_add(b, row[k]);
+            });
+        }
     }
 }
 
@@ -80,16 +101,16 @@ impl<V: Vector> Cotangents<V> for Given<'_, V> {
     }
 }
 
-/// Takes `K` states of a block through a tile.
+/// Takes `K` states of a block through a tile. Calls `ahead` once a step.
 #[inline(always)]
 pub fn reverse<V: Vector, B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY: bool, const K: usize>(
     steps: &mut [BackStep<V>],
     states: &mut States<'_, V>,
-    b: B,
-    c: C,
+    (b, c): (B, C),
     [db, dc]: [&mut Sums<'_, V>; 2],
     cotangents: G,
     kept: &mut [Kept<V>],
+    ahead: impl Fn(usize),
 ) {
     let first = states.first;
     let a: &[V; K] = states.a[first..].first_chunk().expect("a full block");
@@ -99,6 +120,7 @@ pub fn reverse<V: Vector, B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY
     let kept = &mut kept.as_chunks_mut::<K>().0[..count];
     let mut t = 0;
     while t < count {
+        ahead(t);
         let (step, kept, b) = (&steps[t], &mut kept[t], b.row::<K>(t, first));
         unrolled!(k < K, {
             let log_decay = step.rate.mul(a[k]);
@@ -116,8 +138,8 @@ pub fn reverse<V: Vector, B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY
         t -= 1;
         let (step, kept) = (&mut steps[t], &kept[t]);
         let (b, c) = (b.row::<K>(t, first), c.row::<K>(t, first));
-        let (db, dc) = (db.row::<K>(t), dc.row::<K>(t));
-        let (mut ddelta, mut dinput) = (step.ddelta, step.dinput);
+        let (mut ddelta, mut dinput, mut gs) = (step.ddelta, step.dinput, [V::zero(); K]);
+        dc.add::<B, K>(t, h, step.dy);
         unrolled!(k < K, {
             let g = cotangents.add_to(C::vector(c[k]).mul_add(step.dy, carry[k]), t, k);
             carry[k] = kept[k].decay.mul(g);
@@ -125,10 +147,10 @@ pub fn reverse<V: Vector, B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY
             ddelta = a[k].mul_add(dlog_decay, ddelta);
             dinput = B::vector(b[k]).mul_add(g, dinput);
             da[k] = step.rate.mul_add(dlog_decay, da[k]);
-            db[k] = g.mul_add(step.input, db[k]);
-            dc[k] = step.dy.mul_add(h[k], dc[k]);
+            gs[k] = g;
             h[k] = kept[k].before;
         });
+        db.add::<B, K>(t, gs, step.input);
         (step.ddelta, step.dinput) = (ddelta, dinput);
     }
     (*carried, *summed) = (carry, da);

@@ -25,12 +25,17 @@ pub struct Slots {
     /// Channels from one place where both begin to the next.
     both: usize,
     channels: usize,
+    /// How many slots there are.
+    count: usize,
 }
 
 impl Slots {
     fn new(problem: &Problem, groups: usize, width: usize) -> Slots {
         let share = (problem.channels / groups).max(1);
-        Slots { width, share, both: width / gcd(width, share) * share, channels: problem.channels }
+        let both = width / gcd(width, share) * share;
+        let slots = Slots { width, share, both, channels: problem.channels, count: 0 };
+        let count = if problem.channels == 0 { 0 } else { slots.of(problem.channels - 1) + 1 };
+        Slots { count, ..slots }
     }
 
     /// The slot of a channel: how many began up to there, without the first.
@@ -43,10 +48,6 @@ impl Slots {
     #[inline(always)]
     fn over(&self, channels: &Range<usize>) -> Range<usize> {
         self.of(channels.start)..self.of(channels.end - 1) + 1
-    }
-
-    fn count(&self) -> usize {
-        if self.channels == 0 { 0 } else { self.of(self.channels - 1) + 1 }
     }
 }
 
@@ -112,8 +113,8 @@ impl<'a, S: Storage> Coefficient<'a, S> {
         let slots = Slots::new(problem, groups, width);
         let parts = match form {
             Form::Constant => Parts::new(batch_parts, channels * state),
-            _ if slots.count() == groups => Parts::new(0, 0),
-            _ => Parts::new(1, batch * length * slots.count() * state),
+            _ if slots.count == groups => Parts::new(0, 0),
+            _ => Parts::new(1, batch * length * slots.count * state),
         };
         Ok(Coefficient { form, slots, state, out: out.slice()?, parts })
     }
@@ -141,7 +142,7 @@ impl<'a, S: Storage> Coefficient<'a, S> {
 
     fn add_slots(self, groups: usize, exec: &Exec) -> Result<()> {
         let Coefficient { slots, state, out, parts, .. } = self;
-        let rows = slots.count() * state;
+        let rows = slots.count * state;
         let out_rows = groups * state;
         let pieces = exec.threads.min(out.len().div_ceil(4096)).max(1);
         let steps = parts.values.len() / rows;
@@ -176,8 +177,31 @@ enum To<'w, S: Storage> {
     Parts(Shared<'w, S::Wide>),
 }
 
+/// Where the sums of a block of a panel belong.
+#[derive(Clone, Copy)]
+struct Target {
+    /// The first slot, counted from the panel's first.
+    slot: usize,
+    /// Whether there is no other.
+    only: bool,
+    /// Whether the next block adds to the same in the same way.
+    goes_on: bool,
+}
+
+/// Some states of a block of a panel.
+pub struct Slice {
+    pub block: usize,
+    pub states: Range<usize>,
+    /// How many vectors a step leaves of them.
+    pub stride: usize,
+}
+
 /// A thread's room for it.
 pub struct Local<V: Vector> {
+    /// Of each block of the panel.
+    targets: Vec<Target>,
+    /// The slots of the panel.
+    slots: Range<usize>,
     /// Sums of blocks over a tile, of the states that go together, the channels still in their lanes;
     /// for a constant coefficient those of all steps and states, block after block.
     lanes: Vec<V>,
@@ -189,7 +213,7 @@ pub struct Local<V: Vector> {
 
 impl<V: Vector> Local<V> {
     pub fn new() -> Self {
-        Local { lanes: Vec::new(), open: false, rows: Vec::new() }
+        Local { targets: Vec::new(), slots: 0..0, lanes: Vec::new(), open: false, rows: Vec::new() }
     }
 }
 
@@ -202,12 +226,24 @@ fn cleared<T: Copy>(values: &mut Vec<T>, len: usize, zero: T) {
 }
 
 impl<S: Storage> Writer<'_, S> {
-    /// Begins with a panel of so many blocks.
+    /// Begins with a panel of channels. `shared` tells of its blocks whether all lanes have the same B and C.
     #[inline(always)]
-    pub fn begin<V: Vector<Element = S::Wide>>(&self, blocks: usize, local: &mut Local<V>) {
+    pub fn begin<V: Vector<Element = S::Wide>>(&self, channels: &Range<usize>, shared: &[bool], local: &mut Local<V>) {
         local.open = false;
         if self.form == Form::Constant {
-            cleared(&mut local.lanes, blocks * self.state, V::zero());
+            return cleared(&mut local.lanes, shared.len() * self.state, V::zero());
+        }
+        local.slots = self.slots.over(channels);
+        local.targets.clear();
+        let slots = |i: usize| {
+            let first = channels.start + i * V::LANES;
+            self.slots.over(&(first..channels.end.min(first + V::LANES)))
+        };
+        for i in 0..shared.len() {
+            let own = slots(i);
+            let only = own.len() == 1;
+            let goes_on = only && i + 1 < shared.len() && slots(i + 1) == own && shared[i + 1] == shared[i];
+            local.targets.push(Target { slot: own.start - local.slots.start, only, goes_on });
         }
     }
 
@@ -215,59 +251,56 @@ impl<S: Storage> Writer<'_, S> {
     #[inline(always)]
     pub fn begin_tile<V: Vector<Element = S::Wide>>(&self, tile: &Segment, local: &mut Local<V>) {
         if self.form != Form::Constant {
-            let len = tile.time.len() * self.slots.over(&tile.channels).len() * self.state;
+            let len = tile.time.len() * local.slots.len() * self.state;
             cleared(&mut local.rows, len, S::Wide::from_f64(0.0));
         }
     }
 
-    /// Where block `i` of a tile adds its part for some states.
+    /// Where some states of a block add their part over a tile.
     #[inline(always)]
     pub fn place<'l, V: Vector<Element = S::Wide>>(
         &self,
-        i: usize,
+        some: &Slice,
         block: &Segment,
-        states: &Range<usize>,
         local: &'l mut Local<V>,
     ) -> Sums<'l, V> {
+        let Slice { stride, .. } = *some;
         match self.form {
-            Form::Constant => Sums { values: &mut local.lanes[i * self.state + states.start..], stride: 0 },
+            Form::Constant => {
+                Sums { values: &mut local.lanes[some.block * self.state + some.states.start..], stride: 0 }
+            }
             Form::PerStep { .. } => {
                 if !local.open {
-                    cleared(&mut local.lanes, block.time.len() * states.len(), V::zero());
+                    cleared(&mut local.lanes, block.time.len() * stride, V::zero());
                 }
-                Sums { values: &mut local.lanes, stride: states.len() }
+                Sums { values: &mut local.lanes, stride }
             }
         }
     }
 
-    /// Takes what a block added, unless the next one goes on with it.
+    /// Takes what they added, unless the next block goes on with it.
     #[inline(always)]
-    pub fn leave<V: Vector<Element = S::Wide>>(
-        &self,
-        block: &Segment,
-        tile: &Segment,
-        states: &Range<usize>,
-        local: &mut Local<V>,
-    ) {
+    pub fn leave<V: Vector<Element = S::Wide>>(&self, some: &Slice, block: &Segment, local: &mut Local<V>) {
         if self.form == Form::Constant {
             return;
         }
-        let (panel, slots) = (self.slots.over(&tile.channels), self.slots.over(&block.channels));
-        let next = block.channels.end..tile.channels.end.min(block.channels.end + block.channels.len());
-        local.open = slots.len() == 1 && !next.is_empty() && self.slots.over(&next) == slots;
+        let Slice { states, stride, .. } = some;
+        let target = local.targets[some.block];
+        local.open = target.goes_on;
         if local.open {
             return;
         }
-        let rows = local.rows.chunks_exact_mut((panel.len() * self.state).max(1));
-        for (row, lanes) in rows.zip(local.lanes.chunks_exact(states.len())) {
-            let row = &mut row[(slots.start - panel.start) * self.state + states.start..];
-            if slots.len() == 1 {
-                for (sum, lanes) in row.iter_mut().zip(lanes) {
-                    *sum = sum.add(lanes.sum());
-                }
-            } else {
-                self.spread(block, lanes, row);
+        let (len, start) = (local.slots.len() * self.state, target.slot * self.state + states.start);
+        // A loop with a counter: the iterators that would do are too large for the compiler to inline.
+        let mut t = 0;
+        while t < block.time.len() {
+            let (row, lanes) = (&mut local.rows[t * len + start..], &local.lanes[t * stride..][..*stride]);
+            match target.only {
+                true if *stride < states.len() => add_fours(lanes[0], row),
+                true => add_sums(lanes, row),
+                false => self.spread(block, lanes, row),
             }
+            t += 1;
         }
     }
 
@@ -289,11 +322,10 @@ impl<S: Storage> Writer<'_, S> {
         if self.form == Form::Constant {
             return;
         }
-        let panel = self.slots.over(&tile.channels);
-        let len = panel.len() * self.state;
+        let len = local.slots.len() * self.state;
         for (t, row) in tile.time.clone().zip(local.rows.chunks_exact(len.max(1))) {
             let step = tile.batch * problem.length + t;
-            let start = (step * self.slots.count() + panel.start) * self.state;
+            let start = (step * self.slots.count + local.slots.start) * self.state;
             match &self.to {
                 // SAFETY: panels share no slot, and each is done by one thread.
                 To::Parts(parts) => unsafe { parts.part(start, len) }.copy_from_slice(row),
@@ -311,6 +343,23 @@ impl<S: Storage> Writer<'_, S> {
             // SAFETY: of each part of the batches and each panel there is one.
             transpose_out(&local.lanes, self.state, unsafe { parts.part(start, channels.len() * self.state) });
         }
+    }
+}
+
+/// Adds each vector's sum.
+#[inline(always)]
+fn add_sums<E: Real, V: Vector<Element = E>>(lanes: &[V], row: &mut [E]) {
+    for n in 0..lanes.len() {
+        row[n] = row[n].add(lanes[n].sum());
+    }
+}
+
+/// Adds the sums of four vectors that were folded to one.
+#[inline(always)]
+fn add_fours<E: Real, V: Vector<Element = E>>(folded: V, row: &mut [E]) {
+    let sums = folded.fours();
+    for n in 0..sums.len() {
+        row[n] = row[n].add(sums[n]);
     }
 }
 
