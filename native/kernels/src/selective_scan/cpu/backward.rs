@@ -20,7 +20,7 @@ mod reverse;
 mod sums;
 
 use super::call::{Inputs, Segment};
-use super::{Lanes, PIECES_PER_THREAD, WORTH_SHARING};
+use super::{Lanes, WORTH_SHARING};
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Exec, Real, Storage, Vector, Work};
 use crate::error::Result;
@@ -98,6 +98,9 @@ const NARROW: usize = 128;
 
 /// As many units as keep the threads of most machines busy.
 const UNITS: usize = 32;
+
+/// How many pieces of work each thread gets: few, since each needs room of its own.
+const PIECES_PER_THREAD: usize = 4;
 
 /// Steps that a part of the batches has at least, for each leaves sums of its own for the weights.
 const STEPS_OF_PART: usize = 128;

@@ -23,7 +23,10 @@ pub trait Rows<V>: Copy {
 #[derive(Clone, Copy)]
 pub struct Same<'a, E> {
     values: &'a [E],
-    state: usize,
+    /// How many states there are.
+    stride: usize,
+    /// The first of the states.
+    from: usize,
 }
 
 impl<V: Vector> Rows<V> for Same<'_, V::Element> {
@@ -32,7 +35,34 @@ impl<V: Vector> Rows<V> for Same<'_, V::Element> {
 
     #[inline(always)]
     fn row<const K: usize>(&self, step: usize, first: usize) -> &[V::Element; K] {
-        self.values[step * self.state + first..].first_chunk().expect("a full row")
+        self.values[step * self.stride + first - self.from..].first_chunk().expect("a full row")
+    }
+
+    #[inline(always)]
+    fn vector(item: V::Element) -> V {
+        V::splat(item)
+    }
+}
+
+/// The same where all states are asked for together: their number is the compiler's to know.
+#[derive(Clone, Copy)]
+pub struct Together<'a, E> {
+    values: &'a [E],
+}
+
+impl<'a, E> Same<'a, E> {
+    pub fn together(self) -> Together<'a, E> {
+        Together { values: self.values }
+    }
+}
+
+impl<V: Vector> Rows<V> for Together<'_, V::Element> {
+    type Item = V::Element;
+    const SHARED: bool = true;
+
+    #[inline(always)]
+    fn row<const K: usize>(&self, step: usize, _first: usize) -> &[V::Element; K] {
+        &self.values.as_chunks::<K>().0[step]
     }
 
     #[inline(always)]
@@ -69,8 +99,9 @@ impl<V: Vector> Rows<V> for Own<'_, V> {
 /// Room for one tile.
 pub struct Tile<V: Vector> {
     same: Vec<V::Element>,
-    /// The first row in `same` and how many there are: neighbouring blocks mostly ask for the same.
-    holds: Option<(usize, usize)>,
+    /// The first row in `same`, how many there are and of which states: neighbouring blocks mostly ask for
+    /// the same.
+    holds: Option<(usize, usize, Range<usize>)>,
     own: Vec<V>,
 }
 
@@ -92,7 +123,7 @@ pub fn fill<'a, V: Vector<Element = S::Wide>, S: Storage>(
     [b, c]: [&'a mut Tile<V>; 2],
 ) -> Both<'a, V> {
     if shared {
-        Both::Same(b.copy(inputs, &inputs.b, segment), c.copy(inputs, &inputs.c, segment))
+        Both::Same(b.copy(inputs, &inputs.b, segment, states.clone()), c.copy(inputs, &inputs.c, segment, states))
     } else {
         Both::Own(b.gather(inputs, &inputs.b, segment, states.clone()), c.gather(inputs, &inputs.c, segment, states))
     }
@@ -126,23 +157,30 @@ impl<V: Vector> Tile<V> {
         inputs: &Inputs<S>,
         of: &Coefficient<S>,
         segment: &Segment,
+        states: Range<usize>,
     ) -> Same<'_, V::Element> {
-        let (state, time) = (inputs.problem.state, segment.time.clone());
-        let first = inputs.row_index(of, segment.batch, time.start, segment.channels.start);
-        if self.holds != Some((first, time.len())) {
-            self.holds = Some((first, time.len()));
-            self.widen(inputs, of, segment);
+        let first = inputs.row_index(of, segment.batch, segment.time.start, segment.channels.start);
+        let (stride, from) = (states.len(), states.start);
+        let wanted = Some((first, segment.time.len(), states));
+        if self.holds != wanted {
+            self.widen(inputs, of, segment, from..from + stride);
+            self.holds = wanted;
         }
-        Same { values: &self.same, state }
+        Same { values: &self.same, stride, from }
     }
 
     #[inline(always)]
-    fn widen<S: Storage<Wide = V::Element>>(&mut self, inputs: &Inputs<S>, of: &Coefficient<S>, segment: &Segment) {
-        let (state, time) = (inputs.problem.state, segment.time.clone());
-        self.same.resize(time.len() * state, V::Element::from_f64(0.0));
-        for (to, t) in self.same.chunks_exact_mut(state.max(1)).zip(time) {
-            let from = inputs.row(of, segment.batch, t, segment.channels.start);
-            for n in (0..state).step_by(V::LANES) {
+    fn widen<S: Storage<Wide = V::Element>>(
+        &mut self,
+        inputs: &Inputs<S>,
+        of: &Coefficient<S>,
+        segment: &Segment,
+        states: Range<usize>,
+    ) {
+        self.same.resize(segment.time.len() * states.len(), V::Element::from_f64(0.0));
+        for (to, t) in self.same.chunks_exact_mut(states.len().max(1)).zip(segment.time.clone()) {
+            let from = &inputs.row(of, segment.batch, t, segment.channels.start)[states.clone()];
+            for n in (0..from.len()).step_by(V::LANES) {
                 S::load::<V>(&from[n..]).store_partial(&mut to[n..]);
             }
         }

@@ -59,6 +59,7 @@ impl<V: Vector> Scratch<V> {
         let Problem { length, state, channels, .. } = *plan.inputs.problem;
         let tile = if length <= ONE_TILE { length } else { TILE };
         let blocks = channels.min(plan.division.width).div_ceil(V::LANES);
+        let forwards = length > tile || plan.sequences.dz.is_some();
         let zeros = |len| vec![V::zero(); len];
         Scratch {
             tile,
@@ -75,7 +76,7 @@ impl<V: Vector> Scratch<V> {
             c: coefficients::Tile::new(),
             db: Local::new(),
             dc: Local::new(),
-            steps: vec![Step::zero(); blocks * tile],
+            steps: vec![Step::zero(); if forwards { blocks * tile } else { 0 }],
             back_steps: vec![BackStep::zero(); blocks * tile],
             ends: vec![StepEnd::zero(); blocks * tile],
             shared: Vec::with_capacity(blocks),
@@ -416,8 +417,8 @@ impl<V: Vector, S> Reversal<'_, V, S> {
     #[inline(always)]
     fn with(&mut self, both: Both<V>, given: bool, cotangents: Given<V>) {
         match both {
-            Both::Same(b, c) if !given && self.near => self.of::<_, _, _, true>(b, c, ()),
-            Both::Same(b, c) => self.of::<_, _, _, false>(b, c, cotangents),
+            Both::Same(b, c) if !given && self.near => self.of::<_, _, _, true>(b.together(), c.together(), ()),
+            Both::Same(b, c) => self.of::<_, _, _, false>(b.together(), c.together(), cotangents),
             Both::Own(b, c) => self.of::<_, _, _, false>(b, c, cotangents),
         }
     }

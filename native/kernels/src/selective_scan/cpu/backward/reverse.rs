@@ -62,12 +62,11 @@ impl<V: Vector> Sums<'_, V> {
     /// Adds products of `K` states at a step.
     #[inline(always)]
     fn add<B: Rows<V>, const K: usize>(&mut self, step: usize, a: [V; K], b: V) {
-        let values = &mut self.values[step * self.stride..];
         if folds::<V>(B::SHARED, K) {
             let products = [a[0].mul(b), a[1 % K].mul(b), a[2 % K].mul(b), a[3 % K].mul(b)];
-            values[0] = values[0].add(V::fold(products));
+            self.values[step] = self.values[step].add(V::fold(products));
         } else {
-            let row: &mut [V; K] = values.first_chunk_mut().expect("a full row");
+            let row: &mut [V; K] = self.values[step * self.stride..].first_chunk_mut().expect("a full row");
             unrolled!(k < K, {
                 row[k] = a[k].mul_add(b, row[k]);
             });
