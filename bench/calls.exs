@@ -5,6 +5,8 @@
 # Medians of many calls on the CPU and, where there is one, on CUDA device 0. The reference workload
 # is 32 x 60 x 512 x 16, the layer that of mamba-130m, a step one token of it.
 
+Code.require_file("machine.exs", __DIR__)
+
 defmodule Calls do
   alias Sidewinder.{Device, Kernel.Scan, Tensor}
 
@@ -79,25 +81,8 @@ defmodule Calls do
       for %{call: call, where: where, median_us: us} <- rows,
           do: ~s(    {"call": "#{call}", "where": "#{where}", "median_us": #{round3(us)}})
 
-    machine = ~s("elixir": "#{System.version()}", "otp": "#{System.otp_release()}")
-
-    ~s({\n  "machine": {#{machine}, "device": #{inspect(device())}},\n  "rows": [\n) <>
+    ~s({\n  "machine": #{Machine.json()},\n  "rows": [\n) <>
       Enum.join(lines, ",\n") <> "\n  ]\n}\n"
-  end
-
-  defp device do
-    %{cpu: cpu, gpus: gpus} = Device.info()
-    gpu = with [%{name: name} | _] <- gpus, do: ", " <> name, else: (_ -> "")
-    "#{cpu_model()} (#{cpu.best}, #{cpu.threads} threads)#{gpu}"
-  end
-
-  defp cpu_model do
-    with {:ok, text} <- File.read("/proc/cpuinfo"),
-         [_, model] <- Regex.run(~r/model name\s*: (.*)/, text) do
-      model
-    else
-      _ -> "CPU"
-    end
   end
 
   defp round3(number), do: :erlang.float_to_binary(number * 1.0, decimals: 3)

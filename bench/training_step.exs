@@ -1,0 +1,55 @@
+# A training step of examples/digits.exs with the kernels and in pure Nx, both on Nx.BinaryBackend and
+# Nx.Defn.Evaluator:
+#
+#     mix run bench/training_step.exs [RESULT.json]
+#
+# With four images, since pure Nx takes minutes for the example's 32. The two take turns, each in a
+# process of its own; of each the median is told, without the first step, which builds the graph.
+
+Code.require_file("machine.exs", __DIR__)
+
+defmodule TrainingStep do
+  @rounds 3
+  @images 4
+  @steps %{"cpu" => 11, "nx" => 2}
+
+  def run(out) do
+    times = for _ <- 1..@rounds, backend <- Map.keys(@steps), do: {backend, step(backend)}
+
+    rows =
+      for {backend, times} <- Enum.group_by(times, &elem(&1, 0), &elem(&1, 1)),
+          do: %{
+            backend: backend,
+            times: times,
+            median: Enum.at(Enum.sort(times), div(@rounds, 2))
+          }
+
+    for row <- rows, do: IO.puts("backend #{row.backend}: #{row.median} ms")
+    if out, do: File.write!(out, json(rows))
+  end
+
+  # In milliseconds, as the example tells it.
+  defp step(backend) do
+    env = [
+      {"SIDEWINDER_BACKEND", backend},
+      {"BATCH", "#{@images}"},
+      {"STEPS", "#{@steps[backend]}"}
+    ]
+
+    {text, 0} = System.cmd("mix", ["run", "examples/digits.exs"], env: env)
+    [_, ms] = Regex.run(~r/A training step of #{@images} images.*: (\d+) ms/, text)
+    String.to_integer(ms)
+  end
+
+  defp json(rows) do
+    lines =
+      for row <- rows,
+          do:
+            ~s(    {"backend": "#{row.backend}", "images": #{@images}, "median_ms": #{row.median}, "rounds_ms": #{inspect(row.times, charlists: :as_lists)}})
+
+    ~s({\n  "machine": #{Machine.json()},\n  "rows": [\n) <>
+      Enum.join(lines, ",\n") <> "\n  ]\n}\n"
+  end
+end
+
+TrainingStep.run(List.first(System.argv()))
