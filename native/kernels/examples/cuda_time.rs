@@ -113,7 +113,7 @@ impl Timed for SelectiveScanBackward {
     const EXPONENTIALS: f64 = 3.0;
 
     fn queue(bench: &Bench<Self>, problem: &Self::Problem, plan: Option<BackwardPlan>) -> Result<()> {
-        backward_as(&problem.scan, &refs(&bench.inputs), &refs(&bench.outputs), &bench.lane, plan)
+        backward_as(&problem.of, &refs(&bench.inputs), &refs(&bench.outputs), &bench.lane, plan)
     }
 
     fn plans([_, length, ..]: [usize; 4]) -> Vec<BackwardPlan> {

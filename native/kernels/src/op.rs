@@ -253,6 +253,15 @@ pub fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()
     }
 }
 
+/// A checked call of a gradient.
+#[derive(Clone, Debug)]
+pub struct Gradient<P> {
+    /// The call that it is the gradient of.
+    pub of: P,
+    /// The gradients, by their names.
+    pub outputs: Named<Spec>,
+}
+
 /// What a backward op gives: for each pair of an input and its gradient's name, the gradient with
 /// the spec of the input, if that is there.
 pub fn gradients(inputs: &Named<Spec>, names: &[(&str, &'static str)]) -> Named<Spec> {

@@ -352,7 +352,7 @@ fn gradient(
 ) -> Result<Named<Owned>> {
     let lane = device.lane()?;
     into_poisoned::<SelectiveScanBackward>(&lane, options, inputs, |problem, inputs, outputs| {
-        backward_as(&problem.scan, inputs, outputs, &lane, plan)
+        backward_as(&problem.of, inputs, outputs, &lane, plan)
     })
 }
 
@@ -555,7 +555,7 @@ fn gradient_takes_little_memory_child() {
         device.trim().unwrap();
         let lane = device.lane().unwrap();
         into_poisoned::<SelectiveScanBackward>(&lane, &call.options, &inputs, |problem, inputs, outputs| {
-            backward_as(&problem.scan, inputs, outputs, &lane, None)
+            backward_as(&problem.of, inputs, outputs, &lane, None)
         })
         .unwrap();
         let (taken, all) = (lane.scratch_bytes(), sizes.iter().product::<usize>() * 4);

@@ -28,7 +28,7 @@ pub mod update;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Gradient, Named, Op, OptionDoc, Slot};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
@@ -144,15 +144,6 @@ impl Op for CausalConv1d {
     }
 }
 
-/// A checked call of the gradient.
-#[derive(Clone, Debug)]
-pub struct BackwardProblem {
-    /// The convolution that it is the gradient of.
-    pub conv: Problem,
-    /// The gradients, by their names.
-    pub outputs: Named<Spec>,
-}
-
 /// The gradient of the convolution.
 pub struct CausalConv1dBackward;
 
@@ -175,30 +166,30 @@ impl Op for CausalConv1dBackward {
 
     /// Those of the convolution, of which `return_state` means nothing here.
     type Options = Options;
-    type Problem = BackwardProblem;
+    type Problem = Gradient<Problem>;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<BackwardProblem> {
-        Ok(BackwardProblem { conv: Problem::new(inputs, options)?, outputs: op::gradients(inputs, &GRADIENTS) })
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Gradient<Problem>> {
+        Ok(Gradient { of: Problem::new(inputs, options)?, outputs: op::gradients(inputs, &GRADIENTS) })
     }
 
-    fn outputs(problem: &BackwardProblem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
         Ok(problem.outputs.clone())
     }
 
     fn cpu(
-        problem: &BackwardProblem,
+        problem: &Gradient<Problem>,
         inputs: &Named<View>,
         outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
     ) -> Result<()> {
-        cpu::backward(&problem.conv, inputs, outputs, exec)
+        cpu::backward(&problem.of, inputs, outputs, exec)
     }
 
-    fn reference(problem: &BackwardProblem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&problem.conv, inputs)
+    fn reference(problem: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&problem.of, inputs)
     }
 
-    fn cuda(problem: &BackwardProblem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::backward(&problem.conv, inputs, outputs, lane)
+    fn cuda(problem: &Gradient<Problem>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::backward(&problem.of, inputs, outputs, lane)
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::tensor::DType;
 use libloading::Library;
 use std::ffi::{c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
 type Gemm = unsafe extern "C" fn(
@@ -44,27 +44,16 @@ struct Api {
 
 fn api() -> Result<&'static Api> {
     static API: OnceLock<Result<Api>> = OnceLock::new();
-    API.get_or_init(search).as_ref().map_err(Error::clone)
+    API.get_or_init(|| CUBLAS.load(load)).as_ref().map_err(Error::clone)
 }
 
-fn search() -> Result<Api> {
-    let candidates = candidates();
-    candidates.iter().find_map(|path| load(path)).ok_or_else(|| {
-        let tried: Vec<_> = candidates.iter().map(|path| path.display().to_string()).collect();
-        Error::new(Kind::Unavailable, "cuBLAS")
-            .expected(format_args!("one of {}", tried.join(", ")))
-            .got("no such library")
-            .hint("Install the CUDA toolkit or `pip install nvidia-cublas`, or set SIDEWINDER_CUBLAS to its path")
-    })
-}
-
-/// Where to look: what the user says and nothing else if he says it.
-fn candidates() -> Vec<PathBuf> {
-    match std::env::var_os("SIDEWINDER_CUBLAS") {
-        Some(path) => vec![path.into()],
-        None => find::everywhere(&find::names("cublas", |major| format!("cublas64_{major}.dll"))),
-    }
-}
+const CUBLAS: find::Library = find::Library {
+    what: "cuBLAS",
+    name: "cublas",
+    windows: |major| format!("cublas64_{major}.dll"),
+    package: "nvidia-cublas",
+    variable: "SIDEWINDER_CUBLAS",
+};
 
 fn load(path: &Path) -> Option<Api> {
     // SAFETY: loading cuBLAS runs its initialisers, which is what they are for.

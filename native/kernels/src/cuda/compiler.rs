@@ -4,7 +4,7 @@ use super::find;
 use crate::error::{Error, Kind, Result};
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
@@ -41,30 +41,16 @@ pub fn compiler() -> Result<(u32, u32)> {
 
 fn api() -> Result<&'static Api> {
     static API: OnceLock<Result<Api>> = OnceLock::new();
-    API.get_or_init(search).as_ref().map_err(Error::clone)
+    API.get_or_init(|| NVRTC.load(load)).as_ref().map_err(Error::clone)
 }
 
-fn search() -> Result<Api> {
-    let candidates = candidates();
-    candidates.iter().find_map(|path| load(path)).ok_or_else(|| {
-        let tried: Vec<_> = candidates.iter().map(|path| path.display().to_string()).collect();
-        Error::new(Kind::Unavailable, "NVRTC, the CUDA run-time compiler")
-            .expected(format_args!("one of {}", tried.join(", ")))
-            .got("no such library")
-            .hint(
-                "Install the CUDA toolkit or `pip install nvidia-cuda-nvrtc`, \
-                 or set SIDEWINDER_NVRTC to the library's path",
-            )
-    })
-}
-
-/// Where to look: what the user says and nothing else if he says it.
-fn candidates() -> Vec<PathBuf> {
-    if let Some(path) = std::env::var_os("SIDEWINDER_NVRTC") {
-        return vec![path.into()];
-    }
-    find::everywhere(&find::names("nvrtc", |major| format!("nvrtc64_{major}0_0.dll")))
-}
+const NVRTC: find::Library = find::Library {
+    what: "NVRTC, the CUDA run-time compiler",
+    name: "nvrtc",
+    windows: |major| format!("nvrtc64_{major}0_0.dll"),
+    package: "nvidia-cuda-nvrtc",
+    variable: "SIDEWINDER_NVRTC",
+};
 
 fn load(path: &Path) -> Option<Api> {
     let mut libraries = builtins(path);

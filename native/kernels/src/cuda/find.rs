@@ -1,11 +1,51 @@
 //! Where NVIDIA's libraries may lie that we load ourselves.
 
 use super::driver;
-use std::path::PathBuf;
+use crate::error::{Error, Kind, Result};
+use std::path::{Path, PathBuf};
+
+/// A library that we load ourselves.
+pub(super) struct Library {
+    /// What it is, for messages.
+    pub what: &'static str,
+    /// The middle of its file's name on Linux.
+    pub name: &'static str,
+    /// Its file's name on Windows, by the major version of CUDA.
+    pub windows: fn(u32) -> String,
+    /// The Python package that has it.
+    pub package: &'static str,
+    /// The environment variable with its path.
+    pub variable: &'static str,
+}
+
+impl Library {
+    /// What `load` makes of the first file that it takes.
+    pub fn load<T>(&self, load: impl Fn(&Path) -> Option<T>) -> Result<T> {
+        let candidates = self.candidates();
+        candidates.iter().find_map(|path| load(path)).ok_or_else(|| {
+            let tried: Vec<_> = candidates.iter().map(|path| path.display().to_string()).collect();
+            let Library { package, variable, .. } = self;
+            Error::new(Kind::Unavailable, self.what)
+                .expected(format_args!("one of {}", tried.join(", ")))
+                .got("no such library")
+                .hint(format_args!(
+                    "Install the CUDA toolkit or `pip install {package}`, or set {variable} to the library's path"
+                ))
+        })
+    }
+
+    /// Where to look: what the user says and nothing else if he says it.
+    fn candidates(&self) -> Vec<PathBuf> {
+        match std::env::var_os(self.variable) {
+            Some(path) => vec![path.into()],
+            None => everywhere(&names(self.name, self.windows)),
+        }
+    }
+}
 
 /// The file names of a library, best first. What is newer than the driver may not work with it, so it
 /// comes last.
-pub(super) fn names(library: &str, windows: impl Fn(u32) -> String) -> Vec<String> {
+fn names(library: &str, windows: fn(u32) -> String) -> Vec<String> {
     let mut majors = [13, 12];
     if driver::ready().and_then(|()| driver::version()).is_ok_and(|(major, _)| major < 13) {
         majors.reverse();
@@ -20,7 +60,7 @@ pub(super) fn names(library: &str, windows: impl Fn(u32) -> String) -> Vec<Strin
 
 /// Where to look for these names, best first: the loader's own search, then toolkits, then Python's
 /// packages.
-pub(super) fn everywhere(names: &[String]) -> Vec<PathBuf> {
+fn everywhere(names: &[String]) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
     for folder in toolkits().into_iter().chain(python_packages()) {
         found.extend(names.iter().map(|name| folder.join(name)).filter(|path| path.exists()));

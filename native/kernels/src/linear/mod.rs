@@ -14,7 +14,7 @@ mod reference;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Result};
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Gradient, Named, Op, OptionDoc, Slot};
 use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
@@ -108,15 +108,6 @@ impl Op for Linear {
     }
 }
 
-/// A checked call of the gradient.
-#[derive(Clone, Debug)]
-pub struct BackwardProblem {
-    /// The layer that it is the gradient of.
-    pub linear: Problem,
-    /// The gradients, by their names.
-    pub outputs: Named<Spec>,
-}
-
 /// The gradient of the dense layer.
 pub struct LinearBackward;
 
@@ -134,31 +125,31 @@ impl Op for LinearBackward {
     const BACKWARD_OF: Option<&'static str> = Some(Linear::NAME);
 
     type Options = Options;
-    type Problem = BackwardProblem;
+    type Problem = Gradient<Problem>;
 
-    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<BackwardProblem> {
+    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<Gradient<Problem>> {
         let outputs = op::gradients(inputs, &[("x", "dx"), ("w", "dw"), ("b", "db")]);
-        Ok(BackwardProblem { linear: Problem::new(inputs)?, outputs })
+        Ok(Gradient { of: Problem::new(inputs)?, outputs })
     }
 
-    fn outputs(problem: &BackwardProblem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
         Ok(problem.outputs.clone())
     }
 
     fn cpu(
-        problem: &BackwardProblem,
+        problem: &Gradient<Problem>,
         inputs: &Named<View>,
         outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
     ) -> Result<()> {
-        cpu::backward(&problem.linear, inputs, outputs, exec)
+        cpu::backward(&problem.of, inputs, outputs, exec)
     }
 
-    fn reference(problem: &BackwardProblem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&problem.linear, inputs)
+    fn reference(problem: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&problem.of, inputs)
     }
 
-    fn cuda(problem: &BackwardProblem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::backward(&problem.linear, inputs, outputs, lane)
+    fn cuda(problem: &Gradient<Problem>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::backward(&problem.of, inputs, outputs, lane)
     }
 }

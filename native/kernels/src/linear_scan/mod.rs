@@ -24,7 +24,7 @@ mod reference;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Gradient, Named, Op, OptionDoc, Slot};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
@@ -110,15 +110,6 @@ impl Op for LinearScan {
     }
 }
 
-/// A checked call of the gradient.
-#[derive(Clone, Debug)]
-pub struct BackwardProblem {
-    /// The recurrence that it is the gradient of.
-    pub scan: Problem,
-    /// The gradients, by their names.
-    pub outputs: Named<Spec>,
-}
-
 /// The gradient of the recurrence.
 pub struct LinearScanBackward;
 
@@ -138,32 +129,32 @@ impl Op for LinearScanBackward {
 
     /// Those of the recurrence, which mean nothing here.
     type Options = Options;
-    type Problem = BackwardProblem;
+    type Problem = Gradient<Problem>;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<BackwardProblem> {
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Gradient<Problem>> {
         // `b` itself is not needed, and `db` is of the same type and shape as `a`.
         let outputs = op::gradients(inputs, &[("a", "da"), ("a", "db"), ("h0", "dh0")]);
-        Ok(BackwardProblem { scan: Problem::new(inputs, options)?, outputs })
+        Ok(Gradient { of: Problem::new(inputs, options)?, outputs })
     }
 
-    fn outputs(problem: &BackwardProblem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
         Ok(problem.outputs.clone())
     }
 
     fn cpu(
-        problem: &BackwardProblem,
+        problem: &Gradient<Problem>,
         inputs: &Named<View>,
         outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
     ) -> Result<()> {
-        cpu::backward(&problem.scan, inputs, outputs, exec)
+        cpu::backward(&problem.of, inputs, outputs, exec)
     }
 
-    fn reference(problem: &BackwardProblem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&problem.scan, inputs)
+    fn reference(problem: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&problem.of, inputs)
     }
 
-    fn cuda(problem: &BackwardProblem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::backward(&problem.scan, inputs, outputs, lane)
+    fn cuda(problem: &Gradient<Problem>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::backward(&problem.of, inputs, outputs, lane)
     }
 }

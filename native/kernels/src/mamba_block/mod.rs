@@ -22,7 +22,7 @@ mod steps;
 use crate::cpu::{Exec, Level};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Gradient, Named, Op, OptionDoc, Slot};
 use crate::place::{Cpu, Cuda};
 use crate::tensor::{DType, Owned, Spec, View, ViewMut};
 use ndarray::ArrayD;
@@ -221,15 +221,6 @@ fn through_references(
     Ok(results.map(|result| result.view().to_f64()))
 }
 
-/// A checked call of the gradient.
-#[derive(Clone, Debug)]
-pub struct BackwardProblem {
-    /// The block that it is the gradient of.
-    pub block: Problem,
-    /// The gradients, by their names.
-    pub outputs: Named<Spec>,
-}
-
 /// The gradient of the block.
 pub struct MambaBlockBackward;
 
@@ -266,27 +257,27 @@ impl Op for MambaBlockBackward {
 
     /// Those of the block, of which `return_state` means nothing here.
     type Options = Options;
-    type Problem = BackwardProblem;
+    type Problem = Gradient<Problem>;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<BackwardProblem> {
-        Ok(BackwardProblem { block: Problem::new(inputs, options)?, outputs: op::gradients(inputs, &GRADIENTS) })
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Gradient<Problem>> {
+        Ok(Gradient { of: Problem::new(inputs, options)?, outputs: op::gradients(inputs, &GRADIENTS) })
     }
 
-    fn outputs(problem: &BackwardProblem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
         Ok(problem.outputs.clone())
     }
 
-    fn cpu(problem: &BackwardProblem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
-        steps::backward(&Cpu(exec), &problem.block, inputs, outputs)
+    fn cpu(problem: &Gradient<Problem>, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+        steps::backward(&Cpu(exec), &problem.of, inputs, outputs)
     }
 
-    fn reference(problem: &BackwardProblem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
         through_references(inputs, problem.outputs.clone(), |place, inputs, outputs| {
-            steps::backward(place, &problem.block.in_f64(), inputs, outputs)
+            steps::backward(place, &problem.of.in_f64(), inputs, outputs)
         })
     }
 
-    fn cuda(problem: &BackwardProblem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        steps::backward(&Cuda(lane), &problem.block, &inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()))
+    fn cuda(problem: &Gradient<Problem>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        steps::backward(&Cuda(lane), &problem.of, &inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()))
     }
 }

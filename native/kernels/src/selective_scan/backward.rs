@@ -17,23 +17,14 @@
 //! chunks, forwards: dividing by `a` would fail where it is 0. All sums are done in an order that
 //! depends on the call alone, so repeating a call repeats every bit.
 
-use super::{Options, Problem as Scan, SelectiveScan, cpu, cuda, reference};
+use super::{Options, Problem, SelectiveScan, cpu, cuda, reference};
 use crate::error::Result;
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Gradient, Named, Op, OptionDoc, Slot};
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::ArrayD;
 
 /// The op.
 pub struct SelectiveScanBackward;
-
-/// A checked call.
-#[derive(Clone, Debug)]
-pub struct Problem {
-    /// The scan that it is the gradient of.
-    pub scan: Scan,
-    /// The gradients, by the names of their inputs.
-    pub outputs: Named<Spec>,
-}
 
 const GRADIENTS: [(&str, &str); 9] = [
     ("x", "dx"),
@@ -70,11 +61,11 @@ impl Op for SelectiveScanBackward {
 
     /// Those of the scan, of which the ones that ask for outputs mean nothing here.
     type Options = Options;
-    type Problem = Problem;
+    type Problem = Gradient<Problem>;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let scan = Scan::new(inputs, options)?;
-        let Scan { batch, length, channels, state, .. } = scan;
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Gradient<Problem>> {
+        let of = Problem::new(inputs, options)?;
+        let Problem { batch, length, channels, state, .. } = of;
         for (name, dims) in [
             ("dy", &[batch, length, channels][..]),
             ("dlast_state", &[batch, channels, state]),
@@ -82,27 +73,32 @@ impl Op for SelectiveScanBackward {
         ] {
             op::same_shape(inputs, name, dims)?;
         }
-        Ok(Problem { scan, outputs: op::gradients(inputs, &GRADIENTS) })
+        Ok(Gradient { of, outputs: op::gradients(inputs, &GRADIENTS) })
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
         Ok(problem.outputs.clone())
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::backward(&problem.scan, inputs, outputs, exec)
+    fn cpu(
+        problem: &Gradient<Problem>,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        cpu::backward(&problem.of, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&problem.scan, inputs)
+    fn reference(problem: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&problem.of, inputs)
     }
 
     fn cuda(
-        problem: &Problem,
+        problem: &Gradient<Problem>,
         inputs: &Named<&crate::cuda::Buffer>,
         outputs: &Named<&crate::cuda::Buffer>,
         lane: &crate::cuda::Lane,
     ) -> Result<()> {
-        cuda::backward(&problem.scan, inputs, outputs, lane)
+        cuda::backward(&problem.of, inputs, outputs, lane)
     }
 }

@@ -11,9 +11,24 @@
 //!
 //! The limit, for AVX-512 and 16 state steps (one state of 16 channels): the first way takes the 12
 //! vector operations of the scan, 9 of which need a multiplier; the second 11 to have decays and states
-//! again, 8 with a multiplier, and then 8 multiplications. On Zen 4, which does one of them a cycle, that
-//! is 25 cycles or 6.9 ns: 10.9 ms on two cores for 1 x 2048 x 1536 x 16. A sequence of one tile needs no
-//! first way unless it has a gate: 16 cycles, 2.2 ms for 32 x 60 x 512 x 16.
+//! again, 8 with a multiplier, then 8 multiplications and 5 to sum over channels. On Zen 4, which does one
+//! multiplication a cycle, that is 25 cycles or 6.9 ns: 10.9 ms on two cores for 1 x 2048 x 1536 x 16. A
+//! sequence of one tile needs no first way unless it has a gate: 16 cycles, 2.2 ms for 32 x 60 x 512 x 16.
+//! Cascade Lake has two ports for all of them and rounds in two steps: 13 cycles or 4.8 ns for the second
+//! way, so 2.4 ms for the latter on two of its cores (2.7 GHz with AVX-512).
+//!
+//! History, milliseconds on two such cores for those two:
+//!
+//! ```text
+//! version 1  panels of 128 channels, all of a block's tile at once       22    85
+//! version 2  256 channels, read step by step, the next tile asked for    11.5  48
+//! version 3  sums folded to one vector for four states, fewer pieces      8.6  40
+//! ```
+//!
+//! Of the last, half is the innermost loops, whose decays, states and sums fill the first-level cache
+//! (on 16 steps instead of 60 they run a third faster, but then need a first way), and a fifth the
+//! reading and writing of sequences at 9 GB/s a core. Tried in vain: tiles of 16 and 24 steps, two blocks
+//! at once, the gradient of C in the loop forwards.
 
 mod panel;
 mod reverse;
