@@ -23,10 +23,8 @@ pub trait Rows<V>: Copy {
 #[derive(Clone, Copy)]
 pub struct Same<'a, E> {
     values: &'a [E],
-    /// How many states there are.
+    /// How many states there are: all of them, except where they are read [`Same::together`].
     stride: usize,
-    /// The first of the states.
-    from: usize,
 }
 
 impl<V: Vector> Rows<V> for Same<'_, V::Element> {
@@ -35,7 +33,7 @@ impl<V: Vector> Rows<V> for Same<'_, V::Element> {
 
     #[inline(always)]
     fn row<const K: usize>(&self, step: usize, first: usize) -> &[V::Element; K] {
-        self.values[step * self.stride + first - self.from..].first_chunk().expect("a full row")
+        self.values[step * self.stride + first..].first_chunk().expect("a full row")
     }
 
     #[inline(always)]
@@ -160,13 +158,13 @@ impl<V: Vector> Tile<V> {
         states: Range<usize>,
     ) -> Same<'_, V::Element> {
         let first = inputs.row_index(of, segment.batch, segment.time.start, segment.channels.start);
-        let (stride, from) = (states.len(), states.start);
-        let wanted = Some((first, segment.time.len(), states));
+        let stride = states.len();
+        let wanted = Some((first, segment.time.len(), states.clone()));
         if self.holds != wanted {
-            self.widen(inputs, of, segment, from..from + stride);
+            self.widen(inputs, of, segment, states);
             self.holds = wanted;
         }
-        Same { values: &self.same, stride, from }
+        Same { values: &self.same, stride }
     }
 
     #[inline(always)]
