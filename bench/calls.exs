@@ -15,7 +15,7 @@ defmodule Calls do
   def run(out) do
     rows = Enum.flat_map(devices(), &rows/1)
     for row <- rows, do: IO.puts("#{pad(row.call)} #{pad(row.where)} #{round3(row.median_us)} us")
-    if out, do: File.write!(out, json(rows))
+    if out, do: File.write!(out, Machine.result(Enum.map(rows, &json/1)))
   end
 
   defp devices, do: [:cpu | if(Device.cuda?(), do: [:cuda_from_host, :cuda_resident], else: [])]
@@ -76,14 +76,8 @@ defmodule Calls do
     System.convert_time_unit(System.monotonic_time() - start, :native, :nanosecond)
   end
 
-  defp json(rows) do
-    lines =
-      for %{call: call, where: where, median_us: us} <- rows,
-          do: ~s(    {"call": "#{call}", "where": "#{where}", "median_us": #{round3(us)}})
-
-    ~s({\n  "machine": #{Machine.json()},\n  "rows": [\n) <>
-      Enum.join(lines, ",\n") <> "\n  ]\n}\n"
-  end
+  defp json(%{call: call, where: where, median_us: us}),
+    do: ~s({"call": "#{call}", "where": "#{where}", "median_us": #{round3(us)}})
 
   defp round3(number), do: :erlang.float_to_binary(number * 1.0, decimals: 3)
   defp pad(text), do: String.pad_trailing(text, 18)

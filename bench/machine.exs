@@ -1,10 +1,15 @@
-# What a result file says about where it was made.
+# Result files, which say where they were made.
 
 defmodule Machine do
   alias Sidewinder.Device
 
-  # One line of JSON.
-  def json do
+  # A result file of rows that are lines of JSON already.
+  def result(rows) do
+    ~s({\n  "machine": #{json()},\n  "rows": [\n    ) <>
+      Enum.join(rows, ",\n    ") <> "\n  ]\n}\n"
+  end
+
+  defp json do
     fields = [elixir: System.version(), otp: System.otp_release(), device: device()] ++ nx()
     "{" <> Enum.map_join(fields, ", ", fn {name, value} -> ~s("#{name}": "#{value}") end) <> "}"
   end

@@ -25,7 +25,7 @@ defmodule TrainingStep do
           }
 
     for row <- rows, do: IO.puts("backend #{row.backend}: #{row.median} ms")
-    if out, do: File.write!(out, json(rows))
+    if out, do: File.write!(out, Machine.result(Enum.map(rows, &json/1)))
   end
 
   # In milliseconds, as the example tells it.
@@ -41,14 +41,10 @@ defmodule TrainingStep do
     String.to_integer(ms)
   end
 
-  defp json(rows) do
-    lines =
-      for row <- rows,
-          do:
-            ~s(    {"backend": "#{row.backend}", "images": #{@images}, "median_ms": #{row.median}, "rounds_ms": #{inspect(row.times, charlists: :as_lists)}})
+  defp json(%{backend: backend, times: times, median: median}) do
+    rounds = inspect(times, charlists: :as_lists)
 
-    ~s({\n  "machine": #{Machine.json()},\n  "rows": [\n) <>
-      Enum.join(lines, ",\n") <> "\n  ]\n}\n"
+    ~s({"backend": "#{backend}", "images": #{@images}, "median_ms": #{median}, "rounds_ms": #{rounds}})
   end
 end
 
