@@ -92,7 +92,7 @@ fn damage(tensors: &mut Vec<Tensor>, at: usize, damage: &Damage) {
         Damage::Size { .. } => {}
         Damage::Rank { longer: true } => tensor.dims.push(1),
         Damage::Rank { longer: false } => drop(tensor.dims.pop()),
-        Damage::Type(dtype) => tensor.dtype = DType::ALL[dtype as usize % 4],
+        Damage::Type(dtype) => tensor.dtype = DType::ALL[dtype as usize % DType::ALL.len()],
         Damage::Bytes { shorter, from } => (tensor.shorter, tensor.from) = (shorter as usize, from as usize),
         Damage::Gone => drop(tensors.remove(at)),
         Damage::Unknown => tensor.name = "unknown",
@@ -100,7 +100,7 @@ fn damage(tensors: &mut Vec<Tensor>, at: usize, damage: &Damage) {
 }
 
 fn tensors<O: Op>(call: &Call) -> Vec<Tensor> {
-    let storage = DType::ALL[call.dtype as usize % 4];
+    let storage = DType::FLOATS[call.dtype as usize % 4];
     let inputs = call.inputs.iter().copied().chain(std::iter::repeat(Input::default()));
     let present = O::INPUTS.iter().zip(inputs).filter(|(slot, input)| !(slot.optional && input.absent));
     let mut tensors: Vec<Tensor> = present

@@ -12,6 +12,7 @@ pub mod place;
 pub mod safetensors;
 pub mod tensor;
 
+pub mod attention;
 pub mod causal_conv1d;
 pub mod linear;
 pub mod linear_scan;
@@ -35,5 +36,7 @@ macro_rules! for_each_op {
         $with!($crate::linear::LinearBackward);
         $with!($crate::mamba_block::MambaBlock);
         $with!($crate::mamba_block::MambaBlockBackward);
+        $with!($crate::attention::Attention);
+        $with!($crate::attention::AttentionBackward);
     };
 }

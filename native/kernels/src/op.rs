@@ -10,6 +10,7 @@ use crate::tensor::{DType, Described, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::de::DeserializeOwned;
 use std::borrow::Cow;
+use std::marker::PhantomData;
 
 /// How an input's element type follows from the one that the caller chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub enum Precision {
     Storage,
     /// The type of the arithmetic: f32, or f64 for f64 storage.
     Wide,
+    /// Bytes, where any number but 0 is true. It has no gradient.
+    Mask,
 }
 
 impl Precision {
@@ -26,6 +29,7 @@ impl Precision {
         match self {
             Precision::Storage => storage,
             Precision::Wide => storage.wide(),
+            Precision::Mask => DType::U8,
         }
     }
 }
@@ -55,11 +59,29 @@ impl Slot {
         self
     }
 
+    /// The same, stored as bytes that say yes or no.
+    pub const fn mask(mut self) -> Slot {
+        self.precision = Precision::Mask;
+        self
+    }
+
     /// The same, but it may be absent.
     pub const fn optional(mut self) -> Slot {
         self.optional = true;
         self
     }
+}
+
+/// The slots of both lists, `N` together.
+pub const fn slots<const N: usize>(first: &[Slot], more: &[Slot]) -> [Slot; N] {
+    assert!(first.len() + more.len() == N, "as many as there are");
+    let mut all = [first[0]; N];
+    let mut i = 0;
+    while i < N {
+        all[i] = if i < first.len() { first[i] } else { more[i - first.len()] };
+        i += 1;
+    }
+    all
 }
 
 /// One option of an op, for its documentation and for the command line.
@@ -224,6 +246,9 @@ fn known_names<O: Op>(inputs: &Named<Spec>) -> Result<()> {
 fn one_storage_type<O: Op>(inputs: &Named<Spec>) -> Result<()> {
     let first = O::INPUTS[0].name;
     let storage = inputs.get(first)?.dtype;
+    if !storage.is_float() {
+        return Err(Error::new(Kind::DType, first).expected("f64, f32, bf16 or f16").got(storage));
+    }
     for slot in O::INPUTS {
         let Some(spec) = inputs.find(slot.name) else { continue };
         let expected = slot.precision.dtype(storage);
@@ -253,6 +278,40 @@ pub fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()
     }
 }
 
+/// An op whose gradient is an op too: [`Backward`] of it.
+pub trait Differentiable: Op {
+    /// The gradient's name.
+    const BACKWARD: &'static str;
+    /// What the gradient takes: inputs of the op, outputs of it, and cotangents, all by their names.
+    const GIVEN: &'static [Slot];
+
+    /// The gradients: for each input that is there and no mask, its spec under its name with a `d`
+    /// before.
+    fn gradients(inputs: &Named<Spec>) -> Named<Spec> {
+        let wanted = Self::INPUTS.iter().filter(|slot| slot.precision != Precision::Mask);
+        wanted.filter_map(|slot| Some((format!("d{}", slot.name), *inputs.find(slot.name)?))).collect()
+    }
+
+    /// Computes the gradients on the CPU. Writes every element of every output.
+    fn cpu_backward(
+        call: &Gradient<Self::Problem>,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &cpu::Exec,
+    ) -> Result<()>;
+
+    /// Computes the gradients in f64, as plainly as the formula.
+    fn reference_backward(call: &Gradient<Self::Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>;
+
+    /// Queues the gradients on a lane of a CUDA device. Writes every element of every output.
+    fn cuda_backward(
+        call: &Gradient<Self::Problem>,
+        inputs: &Named<&cuda::Buffer>,
+        outputs: &Named<&cuda::Buffer>,
+        lane: &cuda::Lane,
+    ) -> Result<()>;
+}
+
 /// A checked call of a gradient.
 #[derive(Clone, Debug)]
 pub struct Gradient<P> {
@@ -266,6 +325,52 @@ pub struct Gradient<P> {
 /// the spec of the input, if that is there.
 pub fn gradients(inputs: &Named<Spec>, names: &[(&str, &'static str)]) -> Named<Spec> {
     names.iter().filter_map(|&(input, gradient)| Some((gradient, *inputs.find(input)?))).collect()
+}
+
+/// The gradient of an op.
+pub struct Backward<O>(PhantomData<O>);
+
+impl<O: Differentiable> Op for Backward<O> {
+    const NAME: &'static str = O::BACKWARD;
+    const ABOUT: &'static str = "The gradient of an op";
+    const INPUTS: &'static [Slot] = O::GIVEN;
+    const OPTIONS: &'static [OptionDoc] = O::OPTIONS;
+    const COTANGENTS: &'static [&'static str] = &[];
+    const BACKWARD_OF: Option<&'static str> = Some(O::NAME);
+
+    /// Those of the op, of which those that ask for outputs mean nothing here.
+    type Options = O::Options;
+    type Problem = Gradient<O::Problem>;
+
+    fn check(inputs: &Named<Spec>, options: &O::Options) -> Result<Gradient<O::Problem>> {
+        let of = O::check(inputs, options)?;
+        for (name, spec) in O::outputs(&of)?.iter() {
+            same_shape(inputs, name, &spec.shape)?;
+            same_shape(inputs, &format!("d{name}"), &spec.shape)?;
+        }
+        Ok(Gradient { of, outputs: O::gradients(inputs) })
+    }
+
+    fn outputs(call: &Gradient<O::Problem>) -> Result<Named<Spec>> {
+        Ok(call.outputs.clone())
+    }
+
+    fn cpu(call: &Gradient<O::Problem>, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+        O::cpu_backward(call, inputs, outputs, exec)
+    }
+
+    fn reference(call: &Gradient<O::Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        O::reference_backward(call, inputs)
+    }
+
+    fn cuda(
+        call: &Gradient<O::Problem>,
+        inputs: &Named<&cuda::Buffer>,
+        outputs: &Named<&cuda::Buffer>,
+        lane: &cuda::Lane,
+    ) -> Result<()> {
+        O::cuda_backward(call, inputs, outputs, lane)
+    }
 }
 
 /// The specs of some described tensors.

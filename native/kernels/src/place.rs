@@ -1,10 +1,11 @@
 //! Where an op that is made of other ops runs. It is written once over [`Place`].
 
-use crate::cpu::{Exec, elementwise};
+use crate::cpu::{Exec, Level, elementwise};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Named, Op};
-use crate::tensor::{Described, Owned, Spec, View, ViewMut};
+use crate::tensor::{DType, Described, Owned, Spec, View, ViewMut};
+use ndarray::ArrayD;
 use std::ops::Range;
 
 /// What can be done with tensors element by element beside calling ops.
@@ -133,4 +134,80 @@ impl Place for Cuda<'_> {
     fn map(&self, map: Map, inputs: &[Buffer], to: Buffer) -> Result<()> {
         cuda::map(map, &inputs.iter().collect::<Vec<_>>(), &to, self.0)
     }
+}
+
+/// Runs steps in f64 through the references of their ops.
+pub fn through_references(
+    inputs: &Named<ArrayD<f64>>,
+    outputs: &Named<Spec>,
+    run: impl FnOnce(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
+) -> Result<Named<ArrayD<f64>>> {
+    let inputs = inputs.try_map(|array| {
+        let mut values = array.iter().copied();
+        let spec = Spec::new(DType::F64, array.shape())?;
+        Ok(Owned::from_fn(spec, |_| values.next().unwrap_or(f64::NAN)))
+    })?;
+    let mut results = outputs.map(|spec| Owned::poisoned(Spec { dtype: DType::F64, ..*spec }));
+    let views = results.iter_mut().map(|(name, result)| (name.clone(), result.view_mut())).collect();
+    run(&Cpu(&Exec { level: Level::Reference, threads: 1 }), &inputs.map(Owned::view), views)?;
+    Ok(results.map(|result| result.view().to_f64()))
+}
+
+/// How an [`Op`] runs that has the same steps wherever it runs, as functions `forward` and `backward` of
+/// its module `steps`; its `Problem` has a method `in_f64`.
+#[macro_export]
+macro_rules! forward_by_steps {
+    () => {
+        fn cpu(
+            problem: &Problem,
+            inputs: &Named<View>,
+            outputs: Named<ViewMut>,
+            exec: &$crate::cpu::Exec,
+        ) -> Result<()> {
+            steps::forward(&$crate::place::Cpu(exec), problem, inputs, outputs)
+        }
+
+        fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+            let problem = problem.in_f64();
+            $crate::place::through_references(inputs, &Self::outputs(&problem)?, |place, inputs, outputs| {
+                steps::forward(place, &problem, inputs, outputs)
+            })
+        }
+
+        fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+            let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
+            steps::forward(&$crate::place::Cuda(lane), problem, &inputs, outputs)
+        }
+    };
+}
+
+/// The same for the gradient of such an op.
+#[macro_export]
+macro_rules! backward_by_steps {
+    () => {
+        fn cpu_backward(
+            call: &Gradient<Problem>,
+            inputs: &Named<View>,
+            outputs: Named<ViewMut>,
+            exec: &$crate::cpu::Exec,
+        ) -> Result<()> {
+            steps::backward(&$crate::place::Cpu(exec), &call.of, inputs, outputs)
+        }
+
+        fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+            $crate::place::through_references(inputs, &call.outputs, |place, inputs, outputs| {
+                steps::backward(place, &call.of.in_f64(), inputs, outputs)
+            })
+        }
+
+        fn cuda_backward(
+            call: &Gradient<Problem>,
+            inputs: &Named<&Buffer>,
+            outputs: &Named<&Buffer>,
+            lane: &Lane,
+        ) -> Result<()> {
+            let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
+            steps::backward(&$crate::place::Cuda(lane), &call.of, &inputs, outputs)
+        }
+    };
 }

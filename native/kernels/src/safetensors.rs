@@ -69,9 +69,11 @@ impl Reader {
 
     /// The type and shape of an entry, if it is of one of our element types.
     pub fn spec(&self, entry: &Entry) -> Result<Spec> {
-        let dtype = DType::ALL.into_iter().find(|&dtype| file_type(dtype).to_string() == entry.dtype);
-        let dtype = dtype
-            .ok_or_else(|| Error::new(Kind::DType, &*entry.name).expected("F64, F32, BF16 or F16").got(&entry.dtype))?;
+        // What files call truth values are bytes too.
+        let name = if entry.dtype == "BOOL" { "U8" } else { &entry.dtype };
+        let dtype = DType::ALL.into_iter().find(|&dtype| file_type(dtype).to_string() == name).ok_or_else(|| {
+            Error::new(Kind::DType, &*entry.name).expected("F64, F32, BF16, F16, U8 or BOOL").got(&entry.dtype)
+        })?;
         Spec::new(dtype, &entry.shape)
     }
 
@@ -156,6 +158,7 @@ fn file_type(dtype: DType) -> Dtype {
         DType::F32 => Dtype::F32,
         DType::Bf16 => Dtype::BF16,
         DType::F16 => Dtype::F16,
+        DType::U8 => Dtype::U8,
     }
 }
 

@@ -17,11 +17,15 @@ pub enum DType {
     Bf16,
     /// IEEE half precision.
     F16,
+    /// Unsigned byte: masks, where any number but 0 is true.
+    U8,
 }
 
 impl DType {
     /// All of them.
-    pub const ALL: [DType; 4] = [DType::F64, DType::F32, DType::Bf16, DType::F16];
+    pub const ALL: [DType; 5] = [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::U8];
+    /// Those that ops compute with.
+    pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::Bf16, DType::F16];
 
     /// The name used in options, errors and other languages.
     pub fn name(self) -> &'static str {
@@ -30,6 +34,7 @@ impl DType {
             DType::F32 => "f32",
             DType::Bf16 => "bf16",
             DType::F16 => "f16",
+            DType::U8 => "u8",
         }
     }
 
@@ -44,7 +49,13 @@ impl DType {
             DType::F64 => 8,
             DType::F32 => 4,
             DType::Bf16 | DType::F16 => 2,
+            DType::U8 => 1,
         }
+    }
+
+    /// Whether it is one of [`DType::FLOATS`].
+    pub fn is_float(self) -> bool {
+        self != DType::U8
     }
 
     /// The type in which values stored as this one are computed: f64 for f64, f32 for all others.
@@ -89,8 +100,23 @@ element!(f64, F64, |v| v, |v| v);
 element!(f32, F32, |v| v as f64, |v| v as f32);
 element!(bf16, Bf16, bf16::to_f64, bf16::from_f64);
 element!(f16, F16, f16::to_f64, f16::from_f64);
+element!(u8, U8, |v| v as f64, |v: f64| v.round_ties_even() as u8);
 
-/// Calls `$body` with the Rust type of a [`DType`] as `$type`.
+/// Calls `$body` with the Rust type of any [`DType`] as `$type`.
+#[macro_export]
+macro_rules! with_any_type {
+    ($dtype:expr, $type:ident => $body:expr) => {
+        match $dtype {
+            $crate::tensor::DType::U8 => {
+                type $type = u8;
+                $body
+            }
+            float => $crate::with_type!(float, $type => $body),
+        }
+    };
+}
+
+/// Calls `$body` with the Rust type of a [`DType`] as `$type`, one of those that ops compute with.
 #[macro_export]
 macro_rules! with_type {
     ($dtype:expr, $type:ident => $body:expr) => {
@@ -111,6 +137,7 @@ macro_rules! with_type {
                 type $type = half::f16;
                 $body
             }
+            $crate::tensor::DType::U8 => unreachable!("ops check that they compute with floats"),
         }
     };
 }
@@ -293,7 +320,7 @@ impl<'a> View<'a> {
 
     /// The values in f64.
     pub fn to_f64(&self) -> ArrayD<f64> {
-        let values = with_type!(self.spec.dtype, T => {
+        let values = with_any_type!(self.spec.dtype, T => {
             self.slice::<T>().expect("its own type").iter().map(|v| v.to_f64()).collect()
         });
         ArrayD::from_shape_vec(&self.spec.shape[..], values).expect("as many values as the shape says")
@@ -325,7 +352,7 @@ impl<'a> ViewMut<'a> {
 
     /// Writes values of the same shape, rounded.
     pub fn store_f64(self, values: &ArrayD<f64>) {
-        with_type!(self.spec.dtype, T => {
+        with_any_type!(self.spec.dtype, T => {
             let to = self.slice::<T>().expect("its own type");
             to.iter_mut().zip(values).for_each(|(to, &value)| *to = T::from_f64(value));
         });

@@ -3,11 +3,12 @@
 
 mod common;
 
+use common::check;
 use serde_json::Value;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::op::{Named, Op};
 use sidewinder_kernels::safetensors::Reader;
 use sidewinder_kernels::tensor::{DType, Owned};
 use std::path::PathBuf;
@@ -31,22 +32,16 @@ fn cases<O: Op>() -> Vec<Case> {
     let reader = Reader::open(&folder().join(op["file"].as_str().expect("a file"))).unwrap();
     let tensor = |name: String| reader.tensor(reader.entry(&name).expect(&name)).unwrap();
     let cases = op["cases"].as_array().expect("cases");
-    // A state that comes out has the name of one that goes in, and is none.
-    let goes_in = |name: &str| cases.iter().any(|case| !case["inputs"][name].is_null());
     cases
         .iter()
         .map(|case| {
             let name = case["name"].as_str().unwrap();
             let of = |what: &str| case[what].as_object().unwrap();
-            let known = |name: &&String| O::INPUTS.iter().any(|slot| slot.name == **name);
-            let given = of("inputs").keys().filter(known).map(|input| (input, tensor(format!("{name}.{input}"))));
-            // A backward op may also take what its forward op gave; gradients are what it gives itself.
-            let kept = of("outputs").keys().filter(known).filter(|name| !name.starts_with('d') && !goes_in(name));
-            let kept = kept.map(|output| (output, tensor(format!("{name}.out.{output}"))));
+            let given = of("inputs").keys().map(|input| (input.clone(), tensor(format!("{name}.{input}"))));
             let outputs = of("outputs").iter();
             Case {
                 name: name.to_string(),
-                inputs: given.chain(kept).map(|(input, tensor)| (op::name::<O>(input), tensor)).collect(),
+                inputs: given.collect(),
                 options: case["attrs"].clone(),
                 outputs: outputs
                     .map(|(output, about)| {
@@ -93,16 +88,44 @@ fn agrees<O: Op>(case: &Case, storage: DType, results: Named<Owned>, place: &str
     compared
 }
 
-fn on_cpu<O: Op>(case: &Case, storage: DType, exec: Exec) {
-    let inputs = common::cast::<O>(&case.inputs, storage);
-    let results = common::run::<O>(&options::<O>(case), &inputs, &exec).unwrap();
-    assert!(agrees::<O>(case, storage, results, &format!("{exec:?}")) > 0, "{} compares nothing", case.name);
+/// Where an op runs.
+#[derive(Debug)]
+enum Place<'d> {
+    Cpu(Exec),
+    Cuda(&'d Device),
 }
 
-fn on_cuda<O: Op>(case: &Case, storage: DType, device: &Device) {
-    let inputs = common::cast::<O>(&case.inputs, storage);
-    let results = common::run_cuda::<O>(&options::<O>(case), &inputs, device).unwrap();
-    assert!(agrees::<O>(case, storage, results, &device.to_string()) > 0, "{} compares nothing", case.name);
+impl Place<'_> {
+    fn run<O: Op>(&self, case: &Case, storage: DType, given: &Named<Owned>) -> Named<Owned> {
+        let inputs = common::cast::<O>(&check::known::<O>(given), storage);
+        match self {
+            Place::Cpu(exec) => common::run::<O>(&options::<O>(case), &inputs, exec),
+            Place::Cuda(device) => common::run_cuda::<O>(&options::<O>(case), &inputs, device),
+        }
+        .unwrap()
+    }
+
+    /// The tensors of the case, and for a gradient what its op gives here, of which it may take some.
+    fn given<O: Op>(&self, case: &Case, storage: DType) -> Named<Owned> {
+        let mut all = case.inputs.clone();
+        macro_rules! add_outputs_if_named {
+            ($op:ty) => {
+                if O::BACKWARD_OF == Some(<$op>::NAME) {
+                    let outputs = self.run::<$op>(case, storage, &all).into_iter();
+                    // A state that comes out may have the name of one that goes in.
+                    let goes_in = |name: &str| <$op>::INPUTS.iter().any(|slot| slot.name == name);
+                    outputs.filter(|(name, _)| !goes_in(name)).for_each(|(name, output)| all.push(name, output));
+                }
+            };
+        }
+        for_each_op!(add_outputs_if_named);
+        all
+    }
+}
+
+fn check<O: Op>(case: &Case, storage: DType, place: Place) {
+    let results = place.run::<O>(case, storage, &place.given::<O>(case, storage));
+    assert!(agrees::<O>(case, storage, results, &format!("{place:?}")) > 0, "{} compares nothing", case.name);
 }
 
 /// Ops that are a case of another one, which their own tests compare them with.
@@ -118,13 +141,13 @@ fn all_cases<O: Op>() {
     for case in &cases {
         for &level in Level::available() {
             for threads in [1, 2, 8] {
-                on_cpu::<O>(case, DType::F32, Exec { level, threads });
+                check::<O>(case, DType::F32, Place::Cpu(Exec { level, threads }));
             }
         }
-        on_cpu::<O>(case, DType::F64, Exec { level: Level::Scalar, threads: 2 });
+        check::<O>(case, DType::F64, Place::Cpu(Exec { level: Level::Scalar, threads: 2 }));
         if let Some(device) = &device {
-            on_cuda::<O>(case, DType::F32, device);
-            on_cuda::<O>(case, DType::F64, device);
+            check::<O>(case, DType::F32, Place::Cuda(device));
+            check::<O>(case, DType::F64, Place::Cuda(device));
         }
     }
     println!("{}: {} cases", O::NAME, cases.len());

@@ -79,6 +79,7 @@ fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
         DType::F32 => 3e-5,
         DType::F16 => 8e-3,
         DType::Bf16 => 6e-2,
+        DType::U8 => 0.0,
     };
     for (name, expected) in expected.iter() {
         let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
@@ -92,7 +93,7 @@ fn every_level_and_type_agrees_with_the_reference() {
     for (sizes, biases, states) in SIZES.iter().flat_map(|s| [(s, false, false), (s, true, true), (s, true, false)]) {
         let inputs = Sizes::new(*sizes).inputs(biases, states);
         let backward = check::backward_inputs::<MambaBlock, MambaBlockBackward>(&wanted(), &inputs);
-        for dtype in DType::ALL {
+        for dtype in DType::FLOATS {
             // Where a tensor has one element, cancelling terms may leave it less than their roundings.
             if dtype.size() == 2 && sizes[3] == 1 {
                 continue;

@@ -81,18 +81,18 @@ pub fn describe(term: Term) -> String {
 }
 
 mod types {
-    rustler::atoms! { f64, f32, bf16, f16 }
+    rustler::atoms! { f64, f32, bf16, f16, u8 }
 }
 
 /// The element type of that name.
 pub fn decode_type(term: Term) -> Result<DType> {
     // Atoms are compared as such: names would have to be copied.
-    let known = [types::f64(), types::f32(), types::bf16(), types::f16()].into_iter().zip(DType::ALL);
+    let atoms = [types::f64(), types::f32(), types::bf16(), types::f16(), types::u8()];
+    let mut known = atoms.into_iter().zip(DType::ALL);
     known
-        .into_iter()
         .find(|(atom, _)| atom == &term)
         .map(|(_, dtype)| dtype)
-        .ok_or_else(|| Error::new(Kind::DType, "type").expected("f64, f32, bf16 or f16").got(describe(term)))
+        .ok_or_else(|| Error::new(Kind::DType, "type").expected("f64, f32, bf16, f16 or u8").got(describe(term)))
 }
 
 fn decode_spec<'a>(term: Term<'a>) -> Result<(Spec, Term<'a>)> {

@@ -1,7 +1,7 @@
 //! The convolution on CUDA: a thread a channel and stretch of time.
 
 use super::Problem;
-use crate::cuda::{Buffer, Lane, Source, launch_each, type_names};
+use crate::cuda::{Buffer, Lane, Source, launch_each, types};
 use crate::error::Result;
 use crate::op::Named;
 
@@ -101,10 +101,8 @@ impl<'a> Call<'a> {
     }
 
     fn launch(&self, kind: u32, threads: usize) -> Result<()> {
-        let (storage, real) = type_names(self.problem.dtype);
         let silu = u32::from(self.problem.activation.is_some());
-        let options =
-            format!("-DSTORAGE={storage} -DREAL={real} -DW={} -DSILU={silu} -DKIND={kind}", self.problem.width);
+        let options = format!("{} -DW={} -DSILU={silu} -DKIND={kind}", types(self.problem.dtype), self.problem.width);
         let kernel = self.lane.device().kernel(&CONV, &options)?;
         // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes
         // fit the buffers, whose addresses are this lane's, as is the scratch memory.

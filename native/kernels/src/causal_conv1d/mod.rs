@@ -28,7 +28,7 @@ pub mod update;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
@@ -84,7 +84,6 @@ impl Problem {
             _ => return Err(op::wrong_shape("w", &format!("({channels}, W) with W of at least 1"), w)),
         };
         op::same_shape(inputs, "bias", &[channels])?;
-        op::same_shape(inputs, "dy", &[batch, length, channels])?;
         for name in ["init_state", "dfinal_state"] {
             op::same_shape(inputs, name, &[batch, width - 1, channels])?;
         }
@@ -144,52 +143,35 @@ impl Op for CausalConv1d {
     }
 }
 
-/// The gradient of the convolution.
-pub struct CausalConv1dBackward;
+/// The gradient of [`CausalConv1d`].
+pub type CausalConv1dBackward = Backward<CausalConv1d>;
 
-const GRADIENTS: [(&str, &str); 4] = [("x", "dx"), ("w", "dw"), ("bias", "dbias"), ("init_state", "dinit_state")];
+impl Differentiable for CausalConv1d {
+    const BACKWARD: &'static str = "causal_conv1d_backward";
+    const GIVEN: &'static [Slot] = &op::slots::<6>(
+        Self::INPUTS,
+        &[Slot::new("dy", "(B, L, D)"), Slot::new("dfinal_state", "(B, W-1, D)").optional()],
+    );
 
-impl Op for CausalConv1dBackward {
-    const NAME: &'static str = "causal_conv1d_backward";
-    const ABOUT: &'static str = "Gradient of the depthwise causal convolution";
-    const INPUTS: &'static [Slot] = &[
-        Slot::new("x", "(B, L, D)"),
-        Slot::new("w", "(D, W)").wide(),
-        Slot::new("bias", "(D)").wide().optional(),
-        Slot::new("init_state", "(B, W-1, D)").optional(),
-        Slot::new("dy", "(B, L, D)"),
-        Slot::new("dfinal_state", "(B, W-1, D)").optional(),
-    ];
-    const OPTIONS: &'static [OptionDoc] = CausalConv1d::OPTIONS;
-    const COTANGENTS: &'static [&'static str] = &[];
-    const BACKWARD_OF: Option<&'static str> = Some(CausalConv1d::NAME);
-
-    /// Those of the convolution, of which `return_state` means nothing here.
-    type Options = Options;
-    type Problem = Gradient<Problem>;
-
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Gradient<Problem>> {
-        Ok(Gradient { of: Problem::new(inputs, options)?, outputs: op::gradients(inputs, &GRADIENTS) })
-    }
-
-    fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
-        Ok(problem.outputs.clone())
-    }
-
-    fn cpu(
-        problem: &Gradient<Problem>,
+    fn cpu_backward(
+        call: &Gradient<Problem>,
         inputs: &Named<View>,
         outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
     ) -> Result<()> {
-        cpu::backward(&problem.of, inputs, outputs, exec)
+        cpu::backward(&call.of, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&problem.of, inputs)
+    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&call.of, inputs)
     }
 
-    fn cuda(problem: &Gradient<Problem>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::backward(&problem.of, inputs, outputs, lane)
+    fn cuda_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<&Buffer>,
+        outputs: &Named<&Buffer>,
+        lane: &Lane,
+    ) -> Result<()> {
+        cuda::backward(&call.of, inputs, outputs, lane)
     }
 }

@@ -3,7 +3,7 @@
 use super::buffer::Buffer;
 use super::kernel::Source;
 use super::lane::Lane;
-use super::{launch_each, type_names};
+use super::{launch_each, types};
 use crate::error::Result;
 use crate::place::Map;
 use crate::tensor::Described;
@@ -47,8 +47,7 @@ fn run(map: u32, inputs: &[&Buffer], to: &Buffer, columns: usize, lane: &Lane) -
     if count == 0 {
         return Ok(());
     }
-    let (storage, real) = type_names(to.spec().dtype);
-    let options = format!("-DSTORAGE={storage} -DREAL={real} -DMAP={map}");
+    let options = format!("{} -DMAP={map}", types(to.spec().dtype));
     let kernel = lane.device().kernel(&ELEMENTWISE, &options)?;
     let (count, columns, terms) = (count as i64, columns as i64, inputs.len() as i64);
     let mut params = Params { to: lane.address(to)?, count, columns, terms, ..Params::default() };

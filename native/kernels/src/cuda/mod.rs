@@ -45,7 +45,14 @@ pub fn type_names(dtype: DType) -> (&'static str, &'static str) {
         DType::F32 => ("float", "float"),
         DType::Bf16 => ("bf16", "float"),
         DType::F16 => ("f16", "float"),
+        DType::U8 => ("unsigned char", "float"),
     }
+}
+
+/// The same as the compiler's options.
+pub fn types(dtype: DType) -> String {
+    let (storage, real) = type_names(dtype);
+    format!("-DSTORAGE={storage} -DREAL={real}")
 }
 
 /// Threads in a block of a kernel whose threads have nothing to do with each other.

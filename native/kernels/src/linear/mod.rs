@@ -14,7 +14,7 @@ mod reference;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Result};
-use crate::op::{self, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
 use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
@@ -50,13 +50,10 @@ impl Problem {
             _ => return Err(wrong("w", &format!("(O, {columns})"), w)),
         };
         let problem = Problem { x: x.shape, rows: rows.iter().product(), inputs: columns, outputs, dtype: x.dtype };
-        for (name, shape) in [("b", Shape::new(&[outputs])?), ("dy", problem.y()?)] {
-            match inputs.find(name) {
-                Some(spec) if spec.shape != shape => return Err(wrong(name, &shape.to_string(), spec)),
-                _ => {}
-            }
+        match inputs.find("b") {
+            Some(b) if b.shape[..] != [outputs] => Err(wrong("b", &format!("({outputs})"), b)),
+            _ => Ok(problem),
         }
-        Ok(problem)
     }
 
     /// The shape of `y`: that of `x` with another last axis.
@@ -108,48 +105,32 @@ impl Op for Linear {
     }
 }
 
-/// The gradient of the dense layer.
-pub struct LinearBackward;
+/// The gradient of [`Linear`].
+pub type LinearBackward = Backward<Linear>;
 
-impl Op for LinearBackward {
-    const NAME: &'static str = "linear_backward";
-    const ABOUT: &'static str = "Gradient of the dense layer";
-    const INPUTS: &'static [Slot] = &[
-        Slot::new("x", "(..., I)"),
-        Slot::new("w", "(O, I)"),
-        Slot::new("b", "(O)").optional(),
-        Slot::new("dy", "(..., O)"),
-    ];
-    const OPTIONS: &'static [OptionDoc] = &[];
-    const COTANGENTS: &'static [&'static str] = &[];
-    const BACKWARD_OF: Option<&'static str> = Some(Linear::NAME);
+impl Differentiable for Linear {
+    const BACKWARD: &'static str = "linear_backward";
+    const GIVEN: &'static [Slot] = &op::slots::<4>(Self::INPUTS, &[Slot::new("dy", "(..., O)")]);
 
-    type Options = Options;
-    type Problem = Gradient<Problem>;
-
-    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<Gradient<Problem>> {
-        let outputs = op::gradients(inputs, &[("x", "dx"), ("w", "dw"), ("b", "db")]);
-        Ok(Gradient { of: Problem::new(inputs)?, outputs })
-    }
-
-    fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
-        Ok(problem.outputs.clone())
-    }
-
-    fn cpu(
-        problem: &Gradient<Problem>,
+    fn cpu_backward(
+        call: &Gradient<Problem>,
         inputs: &Named<View>,
         outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
     ) -> Result<()> {
-        cpu::backward(&problem.of, inputs, outputs, exec)
+        cpu::backward(&call.of, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&problem.of, inputs)
+    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&call.of, inputs)
     }
 
-    fn cuda(problem: &Gradient<Problem>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::backward(&problem.of, inputs, outputs, lane)
+    fn cuda_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<&Buffer>,
+        outputs: &Named<&Buffer>,
+        lane: &Lane,
+    ) -> Result<()> {
+        cuda::backward(&call.of, inputs, outputs, lane)
     }
 }

@@ -1,7 +1,7 @@
 //! The recurrence on CUDA: a thread a channel, and where there are too few of them, time in chunks.
 
 use super::Problem;
-use crate::cuda::{Buffer, Lane, Source, launch_each, type_names};
+use crate::cuda::{Buffer, Lane, Source, launch_each, types};
 use crate::error::Result;
 use crate::op::Named;
 
@@ -83,9 +83,8 @@ fn run(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lan
         chunk: chunk as i64,
         chunks: chunks as i64,
     };
-    let (storage, real) = type_names(dtype);
     for pass in if chunks > 1 { &[1, 0][..] } else { &[0] } {
-        let options = format!("-DSTORAGE={storage} -DREAL={real} -DBACKWARD={backward} -DPASS={pass}");
+        let options = format!("{} -DBACKWARD={backward} -DPASS={pass}", types(dtype));
         let kernel = lane.device().kernel(&SCAN, &options)?;
         // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes
         // fit the buffers, whose addresses are this lane's, as is the scratch memory.

@@ -24,7 +24,7 @@ mod reference;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
@@ -58,9 +58,7 @@ impl Problem {
         let &[batch, length, channels] = &a.shape[..] else {
             return Err(op::wrong_shape("a", "(B, L, K)", a));
         };
-        for name in ["b", "h", "dh"] {
-            op::same_shape(inputs, name, &[batch, length, channels])?;
-        }
+        op::same_shape(inputs, "b", &[batch, length, channels])?;
         for name in ["h0", "dlast_state"] {
             op::same_shape(inputs, name, &[batch, channels])?;
         }
@@ -110,51 +108,43 @@ impl Op for LinearScan {
     }
 }
 
-/// The gradient of the recurrence.
-pub struct LinearScanBackward;
+/// The gradient of [`LinearScan`].
+pub type LinearScanBackward = Backward<LinearScan>;
 
-impl Op for LinearScanBackward {
-    const NAME: &'static str = "linear_scan_backward";
-    const ABOUT: &'static str = "Gradient of the linear recurrence";
-    const INPUTS: &'static [Slot] = &[
+impl Differentiable for LinearScan {
+    const BACKWARD: &'static str = "linear_scan_backward";
+    const GIVEN: &'static [Slot] = &[
         Slot::new("a", "(B, L, K)"),
         Slot::new("h", "(B, L, K)"),
         Slot::new("h0", "(B, K)").wide().optional(),
         Slot::new("dh", "(B, L, K)"),
         Slot::new("dlast_state", "(B, K)").wide().optional(),
     ];
-    const OPTIONS: &'static [OptionDoc] = LinearScan::OPTIONS;
-    const COTANGENTS: &'static [&'static str] = &[];
-    const BACKWARD_OF: Option<&'static str> = Some(LinearScan::NAME);
 
-    /// Those of the recurrence, which mean nothing here.
-    type Options = Options;
-    type Problem = Gradient<Problem>;
-
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Gradient<Problem>> {
-        // `b` itself is not needed, and `db` is of the same type and shape as `a`.
-        let outputs = op::gradients(inputs, &[("a", "da"), ("a", "db"), ("h0", "dh0")]);
-        Ok(Gradient { of: Problem::new(inputs, options)?, outputs })
+    /// `b` itself is not needed, and `db` is of the same type and shape as `a`.
+    fn gradients(inputs: &Named<Spec>) -> Named<Spec> {
+        op::gradients(inputs, &[("a", "da"), ("a", "db"), ("h0", "dh0")])
     }
 
-    fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
-        Ok(problem.outputs.clone())
-    }
-
-    fn cpu(
-        problem: &Gradient<Problem>,
+    fn cpu_backward(
+        call: &Gradient<Problem>,
         inputs: &Named<View>,
         outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
     ) -> Result<()> {
-        cpu::backward(&problem.of, inputs, outputs, exec)
+        cpu::backward(&call.of, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&problem.of, inputs)
+    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&call.of, inputs)
     }
 
-    fn cuda(problem: &Gradient<Problem>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::backward(&problem.of, inputs, outputs, lane)
+    fn cuda_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<&Buffer>,
+        outputs: &Named<&Buffer>,
+        lane: &Lane,
+    ) -> Result<()> {
+        cuda::backward(&call.of, inputs, outputs, lane)
     }
 }

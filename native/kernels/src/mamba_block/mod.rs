@@ -19,12 +19,10 @@
 
 mod steps;
 
-use crate::cpu::{Exec, Level};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Gradient, Named, Op, OptionDoc, Slot};
-use crate::place::{Cpu, Cuda};
-use crate::tensor::{DType, Owned, Spec, View, ViewMut};
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
 
@@ -92,7 +90,6 @@ impl Problem {
             ("out_proj_b", &[model]),
             ("conv_state", &[batch, width - 1, inner]),
             ("ssm_state", &[batch, inner, state]),
-            ("dy", &[batch, length, model]),
             ("dconv_state", &[batch, width - 1, inner]),
             ("dssm_state", &[batch, inner, state]),
         ] {
@@ -110,9 +107,9 @@ impl Problem {
         Ok(Problem { batch, length, model, inner, state, rank, width, dtype: x.dtype, return_state })
     }
 
-    /// The same in f64.
+    /// The same in f64, with all there is to give.
     fn in_f64(self) -> Problem {
-        Problem { dtype: DType::F64, ..self }
+        Problem { dtype: DType::F64, return_state: true, ..self }
     }
 }
 
@@ -131,36 +128,28 @@ fn agree(name: &str, given: Option<usize>, found: usize) -> Result<()> {
     }
 }
 
-/// The inputs of the block, to which the gradient adds cotangents.
-macro_rules! inputs {
-    ($($more:expr),*) => {
-        &[
-            Slot::new("x", "(B, L, M)"),
-            Slot::new("in_proj", "(2D, M)"),
-            Slot::new("conv_w", "(D, W)").wide(),
-            Slot::new("conv_b", "(D)").wide().optional(),
-            Slot::new("x_proj", "(R+2N, D)"),
-            Slot::new("dt_w", "(D, R)"),
-            Slot::new("dt_b", "(D)").wide(),
-            Slot::new("A_log", "(D, N)").wide(),
-            Slot::new("D", "(D)").wide(),
-            Slot::new("out_proj", "(M, D)"),
-            Slot::new("in_proj_b", "(2D)").optional(),
-            Slot::new("out_proj_b", "(M)").optional(),
-            Slot::new("conv_state", "(B, W-1, D)").optional(),
-            Slot::new("ssm_state", "(B, D, N)").wide().optional(),
-            $($more),*
-        ]
-    };
-}
-
 /// The block.
 pub struct MambaBlock;
 
 impl Op for MambaBlock {
     const NAME: &'static str = "mamba_block";
     const ABOUT: &'static str = "Mamba block: projections, convolution and scan";
-    const INPUTS: &'static [Slot] = inputs!();
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("x", "(B, L, M)"),
+        Slot::new("in_proj", "(2D, M)"),
+        Slot::new("conv_w", "(D, W)").wide(),
+        Slot::new("conv_b", "(D)").wide().optional(),
+        Slot::new("x_proj", "(R+2N, D)"),
+        Slot::new("dt_w", "(D, R)"),
+        Slot::new("dt_b", "(D)").wide(),
+        Slot::new("A_log", "(D, N)").wide(),
+        Slot::new("D", "(D)").wide(),
+        Slot::new("out_proj", "(M, D)"),
+        Slot::new("in_proj_b", "(2D)").optional(),
+        Slot::new("out_proj_b", "(M)").optional(),
+        Slot::new("conv_state", "(B, W-1, D)").optional(),
+        Slot::new("ssm_state", "(B, D, N)").wide().optional(),
+    ];
     const OPTIONS: &'static [OptionDoc] = &[
         OptionDoc { name: "expand", takes: "integer", help: "inner width by model width; if given, it must agree" },
         OptionDoc { name: "d_state", takes: "integer", help: "states per channel; if given, it must agree" },
@@ -188,96 +177,23 @@ impl Op for MambaBlock {
         Ok(outputs)
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
-        steps::forward(&Cpu(exec), problem, inputs, outputs)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        let problem = Problem { return_state: true, ..problem.in_f64() };
-        through_references(inputs, Self::outputs(&problem)?, |place, inputs, outputs| {
-            steps::forward(place, &problem, inputs, outputs)
-        })
-    }
-
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        steps::forward(&Cuda(lane), problem, &inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()))
-    }
+    crate::forward_by_steps!();
 }
 
-/// Runs the steps in f64 through the references of their ops.
-fn through_references(
-    inputs: &Named<ArrayD<f64>>,
-    outputs: Named<Spec>,
-    run: impl FnOnce(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
-) -> Result<Named<ArrayD<f64>>> {
-    let inputs = inputs.try_map(|array| {
-        let mut values = array.iter().copied();
-        let spec = Spec::new(DType::F64, array.shape())?;
-        Ok(Owned::from_fn(spec, |_| values.next().unwrap_or(f64::NAN)))
-    })?;
-    let mut results = outputs.map(|spec| Owned::poisoned(Spec { dtype: DType::F64, ..*spec }));
-    let views = results.iter_mut().map(|(name, result)| (name.clone(), result.view_mut())).collect();
-    run(&Cpu(&Exec { level: Level::Reference, threads: 1 }), &inputs.map(Owned::view), views)?;
-    Ok(results.map(|result| result.view().to_f64()))
-}
+/// The gradient of [`MambaBlock`]. Among what it takes, `dconv_state` and `dssm_state` are the cotangents of
+/// the states that come out. The gradients of the states that go in have the same names.
+pub type MambaBlockBackward = Backward<MambaBlock>;
 
-/// The gradient of the block.
-pub struct MambaBlockBackward;
-
-const GRADIENTS: [(&str, &str); 14] = [
-    ("x", "dx"),
-    ("in_proj", "din_proj"),
-    ("conv_w", "dconv_w"),
-    ("conv_b", "dconv_b"),
-    ("x_proj", "dx_proj"),
-    ("dt_w", "ddt_w"),
-    ("dt_b", "ddt_b"),
-    ("A_log", "dA_log"),
-    ("D", "dD"),
-    ("out_proj", "dout_proj"),
-    ("in_proj_b", "din_proj_b"),
-    ("out_proj_b", "dout_proj_b"),
-    ("conv_state", "dconv_state"),
-    ("ssm_state", "dssm_state"),
-];
-
-impl Op for MambaBlockBackward {
-    const NAME: &'static str = "mamba_block_backward";
-    const ABOUT: &'static str = "Gradient of the Mamba block";
-    /// The cotangents `dconv_state` and `dssm_state` are those of the states that come out. The
-    /// gradients of the states that go in have the same names among the outputs.
-    const INPUTS: &'static [Slot] = inputs!(
-        Slot::new("dy", "(B, L, M)"),
-        Slot::new("dconv_state", "(B, W-1, D)").optional(),
-        Slot::new("dssm_state", "(B, D, N)").wide().optional()
+impl Differentiable for MambaBlock {
+    const BACKWARD: &'static str = "mamba_block_backward";
+    const GIVEN: &'static [Slot] = &op::slots::<17>(
+        Self::INPUTS,
+        &[
+            Slot::new("dy", "(B, L, M)"),
+            Slot::new("dconv_state", "(B, W-1, D)").optional(),
+            Slot::new("dssm_state", "(B, D, N)").wide().optional(),
+        ],
     );
-    const OPTIONS: &'static [OptionDoc] = MambaBlock::OPTIONS;
-    const COTANGENTS: &'static [&'static str] = &[];
-    const BACKWARD_OF: Option<&'static str> = Some(MambaBlock::NAME);
 
-    /// Those of the block, of which `return_state` means nothing here.
-    type Options = Options;
-    type Problem = Gradient<Problem>;
-
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Gradient<Problem>> {
-        Ok(Gradient { of: Problem::new(inputs, options)?, outputs: op::gradients(inputs, &GRADIENTS) })
-    }
-
-    fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
-        Ok(problem.outputs.clone())
-    }
-
-    fn cpu(problem: &Gradient<Problem>, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
-        steps::backward(&Cpu(exec), &problem.of, inputs, outputs)
-    }
-
-    fn reference(problem: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        through_references(inputs, problem.outputs.clone(), |place, inputs, outputs| {
-            steps::backward(place, &problem.of.in_f64(), inputs, outputs)
-        })
-    }
-
-    fn cuda(problem: &Gradient<Problem>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        steps::backward(&Cuda(lane), &problem.of, &inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()))
-    }
+    crate::backward_by_steps!();
 }

@@ -4,7 +4,7 @@ mod backward;
 mod plan;
 
 use super::{Form, Problem};
-use crate::cuda::{Buffer, Kernel, Lane, Source};
+use crate::cuda::{Buffer, Kernel, Lane, Source, types};
 use crate::error::{Error, Kind, Result};
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
@@ -191,16 +191,6 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             u32::from(way.slabs),
         );
         self.lane.device().kernel(&FORWARD, &options)
-    }
-}
-
-/// The compiler's options for the element types.
-fn types(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F64 => "-DSTORAGE=double -DREAL=double",
-        DType::F32 => "-DSTORAGE=float -DREAL=float",
-        DType::Bf16 => "-DSTORAGE=bf16 -DREAL=float",
-        DType::F16 => "-DSTORAGE=f16 -DREAL=float",
     }
 }
 

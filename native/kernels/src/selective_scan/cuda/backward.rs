@@ -3,8 +3,8 @@
 mod plan;
 
 use super::super::{ClampGrad, Form, Problem};
-use super::{given, groups, size, types};
-use crate::cuda::{Buffer, Kernel, Lane, Source};
+use super::{given, groups, size};
+use crate::cuda::{Buffer, Kernel, Lane, Source, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
@@ -292,7 +292,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             state: self.params.state,
             first_state: self.params.first_state,
         };
-        let kernel = self.lane.device().kernel(&COMPOSE, types(self.problem.dtype))?;
+        let kernel = self.lane.device().kernel(&COMPOSE, &types(self.problem.dtype))?;
         let grid = [size((rows * way.states).div_ceil(256).max(1))?, 2, 1];
         // SAFETY: as above.
         unsafe { self.lane.launch(&kernel, grid, 256, &params) }
@@ -368,7 +368,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         }
         let mut params = [Job::default(); MOST_JOBS];
         params[..jobs.len()].copy_from_slice(jobs);
-        let kernel = self.lane.device().kernel(&SUM_PARTS, types(self.problem.dtype))?;
+        let kernel = self.lane.device().kernel(&SUM_PARTS, &types(self.problem.dtype))?;
         // SAFETY: as above.
         unsafe { self.lane.launch(&kernel, [size(most.div_ceil(256))?, jobs.len() as u32, 1], 256, &params) }
     }
