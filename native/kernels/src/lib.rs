@@ -12,11 +12,13 @@ pub mod place;
 pub mod safetensors;
 pub mod tensor;
 
+pub mod activations;
 pub mod attention;
 pub mod causal_conv1d;
 pub mod linear;
 pub mod linear_scan;
 pub mod mamba_block;
+pub mod norm;
 pub mod selective_scan;
 pub mod selective_state_update;
 
@@ -36,6 +38,14 @@ macro_rules! for_each_op {
         $with!($crate::linear::LinearBackward);
         $with!($crate::mamba_block::MambaBlock);
         $with!($crate::mamba_block::MambaBlockBackward);
+        $with!($crate::activations::Activations);
+        $with!($crate::activations::ActivationsBackward);
+        $with!($crate::norm::RmsNorm);
+        $with!($crate::norm::RmsNormBackward);
+        $with!($crate::norm::LayerNorm);
+        $with!($crate::norm::LayerNormBackward);
+        $with!($crate::norm::LayerNormGelu);
+        $with!($crate::norm::LayerNormGeluBackward);
         $with!($crate::attention::Attention);
         $with!($crate::attention::AttentionBackward);
     };

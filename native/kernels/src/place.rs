@@ -1,5 +1,6 @@
 //! Where an op that is made of other ops runs. It is written once over [`Place`].
 
+use crate::activations::Activation;
 use crate::cpu::{Exec, Level, elementwise};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
@@ -15,8 +16,18 @@ pub enum Map {
     NegExp,
     /// The product of two.
     Product,
-    /// The sum of as many as there are, up to four; rounded once.
+    /// The sum of two to four; rounded once.
     Sum,
+    /// `f(v)` of one.
+    Activate(Activation),
+    /// `f'(v)` of one.
+    Slope(Activation),
+    /// `f'(v) dy` of `v` and `dy`.
+    SlopeTimes(Activation),
+    /// `f(v) by` of `v` and `by`.
+    Gate(Activation),
+    /// `f'(v) by dy` of `v`, `by` and `dy`.
+    GateSlope(Activation),
 }
 
 /// A place where tensors lie and ops run.

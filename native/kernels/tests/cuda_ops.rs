@@ -114,7 +114,7 @@ fn the_convolution_and_its_gradient_agree() {
 #[test]
 fn the_dense_layer_and_its_gradient_agree() {
     let Some(device) = gpu() else { return };
-    let options = linear::Options {};
+    let options = linear::Options::default();
     let shapes: &[(&[usize], usize)] = &[
         (&[1], 1),
         (&[1, 200], 67),

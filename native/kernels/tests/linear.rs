@@ -3,6 +3,7 @@
 mod common;
 
 use common::check::{self, noise};
+use sidewinder_kernels::activations::Activation;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::linear::{Linear, LinearBackward, Options};
@@ -37,17 +38,37 @@ fn every_type_agrees_with_the_reference() {
     for &(x, outputs) in shapes {
         for bias in [false, true] {
             let inputs = inputs(x, outputs, bias);
-            check::agrees_everywhere::<Linear>(&Options {}, &inputs);
-            let backward = check::backward_inputs::<Linear, LinearBackward>(&Options {}, &inputs);
-            check::agrees_everywhere::<LinearBackward>(&Options {}, &backward);
+            check::agrees_everywhere::<Linear>(&Options::default(), &inputs);
+            let backward = check::backward_inputs::<Linear, LinearBackward>(&Options::default(), &inputs);
+            check::agrees_everywhere::<LinearBackward>(&Options::default(), &backward);
         }
+    }
+}
+
+#[test]
+fn every_activation_agrees_with_the_reference() {
+    for activation in Activation::ALL {
+        let options = Options { activation: Some(activation) };
+        for (x, outputs, bias) in
+            [(&[1, 1][..], 1, true), (&[2, 5, 19], 23, true), (&[65, 33], 31, false), (&[4, 0], 3, true)]
+        {
+            let inputs = inputs(x, outputs, bias);
+            check::agrees_everywhere::<Linear>(&options, &inputs);
+            let backward = check::backward_inputs::<Linear, LinearBackward>(&options, &inputs);
+            check::agrees_everywhere::<LinearBackward>(&options, &backward);
+        }
+        let inputs = inputs(&[2, 3, 4], 5, true);
+        check::gradients_agree_with_differences::<Linear, LinearBackward>(&options, &inputs);
     }
 }
 
 #[test]
 fn gradients_agree_with_finite_differences() {
     for (x, outputs) in [(&[3][..], 2), (&[2, 3, 4], 5)] {
-        check::gradients_agree_with_differences::<Linear, LinearBackward>(&Options {}, &inputs(x, outputs, true));
+        check::gradients_agree_with_differences::<Linear, LinearBackward>(
+            &Options::default(),
+            &inputs(x, outputs, true),
+        );
     }
 }
 
@@ -57,7 +78,7 @@ fn wrong_calls_say_what_is_wrong() {
         let mut inputs = inputs(&[2, 3, 4], 5, true);
         inputs.take(name);
         inputs.push(name, noise(1, dims, 0.0, 1.0));
-        common::run::<Linear>(&Options {}, &inputs, &Exec::default()).err().expect("a refusal")
+        common::run::<Linear>(&Options::default(), &inputs, &Exec::default()).err().expect("a refusal")
     };
     for (name, dims, argument) in
         [("x", &[][..], "x"), ("x", &[2, 5], "w"), ("w", &[5], "w"), ("w", &[4, 5], "w"), ("b", &[4], "b")]

@@ -1,13 +1,19 @@
-//! What is done element by element between the ops of a larger one.
+//! What is done element by element.
 
+use super::activation::Unary;
 use super::pool::Shared;
 use super::strips::Strips;
-use super::{Exec, Real, Storage, Vector, Work};
+use super::{Exec, Real, Storage, Vector, Work, fence};
 use crate::error::Result;
 use crate::place::Map;
 use crate::tensor::{Described, View, ViewMut};
-use crate::with_type;
+use crate::{with_activation, with_type};
+use std::marker::PhantomData;
 use std::ops::Range;
+
+/// An output of so many bytes does not stay in the caches, so it is written past them: the memory then
+/// need not be read first.
+pub const STREAM_FROM: usize = 16 << 20;
 
 /// Computes on the CPU, from tensors of one type and shape to another of them.
 pub fn map(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Result<()> {
@@ -17,43 +23,251 @@ pub fn map(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Result<()> {
 fn map_as<S: Storage>(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Result<()> {
     let inputs = inputs.iter().map(View::slice).collect::<Result<Vec<&[S]>>>()?;
     let to = to.slice::<S>()?;
+    match (map, &inputs[..]) {
+        (Map::NegExp, &[v]) => each::<S, NegExp, 1>([v], to, exec),
+        (Map::Product, &[a, b]) => each::<S, Product, 2>([a, b], to, exec),
+        (Map::Sum, &[a, b]) => each::<S, Sum, 2>([a, b], to, exec),
+        (Map::Sum, &[a, b, c]) => each::<S, Sum, 3>([a, b, c], to, exec),
+        (Map::Sum, &[a, b, c, d]) => each::<S, Sum, 4>([a, b, c, d], to, exec),
+        (Map::Activate(f), &[v]) => with_activation!(Some(f), F => each::<S, Value<F>, 1>([v], to, exec)),
+        (Map::Slope(f), &[v]) => with_activation!(Some(f), F => each::<S, Slope<F>, 1>([v], to, exec)),
+        (Map::SlopeTimes(f), &[v, dy]) => {
+            with_activation!(Some(f), F => each::<S, SlopeTimes<F>, 2>([v, dy], to, exec))
+        }
+        (Map::Gate(f), &[v, by]) => with_activation!(Some(f), F => each::<S, Gate<F>, 2>([v, by], to, exec)),
+        (Map::GateSlope(f), &[v, by, dy]) => {
+            with_activation!(Some(f), F => each::<S, GateSlope<F>, 3>([v, by, dy], to, exec))
+        }
+        (map, inputs) => unreachable!("{map:?} of {} tensors", inputs.len()),
+    }
+}
+
+/// A function of `N` values.
+trait Function<const N: usize> {
+    fn of<V: Vector>(values: [V; N]) -> V;
+}
+
+struct NegExp;
+
+impl Function<1> for NegExp {
+    #[inline(always)]
+    fn of<V: Vector>([v]: [V; 1]) -> V {
+        V::zero().sub(v.exp())
+    }
+}
+
+struct Product;
+
+impl Function<2> for Product {
+    #[inline(always)]
+    fn of<V: Vector>([a, b]: [V; 2]) -> V {
+        a.mul(b)
+    }
+}
+
+struct Sum;
+
+impl<const N: usize> Function<N> for Sum {
+    #[inline(always)]
+    fn of<V: Vector>(values: [V; N]) -> V {
+        let mut sum = values[0];
+        for value in &values[1..] {
+            sum = sum.add(*value);
+        }
+        sum
+    }
+}
+
+struct Value<F>(PhantomData<F>);
+
+impl<F: Unary> Function<1> for Value<F> {
+    #[inline(always)]
+    fn of<V: Vector>([v]: [V; 1]) -> V {
+        F::value(v)
+    }
+}
+
+struct Slope<F>(PhantomData<F>);
+
+impl<F: Unary> Function<1> for Slope<F> {
+    #[inline(always)]
+    fn of<V: Vector>([v]: [V; 1]) -> V {
+        F::slope(v)
+    }
+}
+
+struct SlopeTimes<F>(PhantomData<F>);
+
+impl<F: Unary> Function<2> for SlopeTimes<F> {
+    #[inline(always)]
+    fn of<V: Vector>([v, dy]: [V; 2]) -> V {
+        F::slope(v).mul(dy)
+    }
+}
+
+struct Gate<F>(PhantomData<F>);
+
+impl<F: Unary> Function<2> for Gate<F> {
+    #[inline(always)]
+    fn of<V: Vector>([v, by]: [V; 2]) -> V {
+        F::value(v).mul(by)
+    }
+}
+
+struct GateSlope<F>(PhantomData<F>);
+
+impl<F: Unary> Function<3> for GateSlope<F> {
+    #[inline(always)]
+    fn of<V: Vector>([v, by, dy]: [V; 3]) -> V {
+        F::slope(v).mul(by).mul(dy)
+    }
+}
+
+fn each<S: Storage, F: Function<N>, const N: usize>(inputs: [&[S]; N], to: &mut [S], exec: &Exec) -> Result<()> {
     let count = to.len();
     assert!(inputs.iter().all(|input| input.len() == count), "inputs as long as the output");
+    let past_caches = std::mem::size_of_val(to) >= STREAM_FROM;
     let to = Shared::new(to);
     Strips::new(exec, 1, count, count, usize::MAX).for_each(|_, range| {
-        S::Wide::dispatch(exec.level, Strip { map, inputs: &inputs, to: &to, range });
+        let strip = Strip::<S, F, N> { inputs: &inputs, to: &to, range, past_caches, function: PhantomData };
+        S::Wide::dispatch(exec.level, strip);
     })
 }
 
-struct Strip<'a, S> {
-    map: Map,
-    inputs: &'a [&'a [S]],
+struct Strip<'a, S, F, const N: usize> {
+    inputs: &'a [&'a [S]; N],
     to: &'a Shared<'a, S>,
     range: Range<usize>,
+    past_caches: bool,
+    function: PhantomData<F>,
 }
 
-impl<S: Storage> Work<S::Wide> for Strip<'_, S> {
+impl<S: Storage, F: Function<N>, const N: usize> Work<S::Wide> for Strip<'_, S, F, N> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: Vector<Element = S::Wide>>(self) {
-        let end = self.range.end;
-        for first in self.range.step_by(V::LANES) {
-            let block = first..end.min(first + V::LANES);
-            let value = match (self.map, self.inputs) {
-                (Map::NegExp, [v]) => V::zero().sub(S::load::<V>(&v[block.clone()]).exp()),
-                (Map::Product, [a, b]) => S::load::<V>(&a[block.clone()]).mul(S::load(&b[block.clone()])),
-                (Map::Sum, terms) => {
-                    let mut sum = V::zero();
-                    for term in terms.iter() {
-                        sum = sum.add(S::load(&term[block.clone()]));
-                    }
-                    sum
-                }
-                (map, inputs) => unreachable!("{map:?} of {} tensors", inputs.len()),
-            };
-            // SAFETY: strips share no element.
-            S::store(value, unsafe { self.to.part(block.start, block.len()) });
+        let Range { start, end } = self.range;
+        // SAFETY: strips share no element.
+        let to = unsafe { self.to.part(start, end - start) };
+        let mut at = 0;
+        if self.past_caches {
+            let first = S::to_alignment::<V>(to).min(to.len());
+            at = self.some::<V>(to, 0, first);
+            while at + V::LANES <= to.len() {
+                S::stream(self.value::<V>(start + at, V::LANES), &mut to[at..at + V::LANES]);
+                at += V::LANES;
+            }
+            fence();
+        }
+        while at + V::LANES <= to.len() {
+            S::store(self.value::<V>(start + at, V::LANES), &mut to[at..at + V::LANES]);
+            at += V::LANES;
+        }
+        self.some::<V>(to, at, to.len());
+    }
+}
+
+impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
+    /// The elements from `at` to `end`, fewer than a vector; returns `end`.
+    #[inline(always)]
+    fn some<V: Vector<Element = S::Wide>>(&self, to: &mut [S], at: usize, end: usize) -> usize {
+        if at < end {
+            S::store(self.value::<V>(self.range.start + at, end - at), &mut to[at..end]);
+        }
+        end
+    }
+
+    #[inline(always)]
+    fn value<V: Vector<Element = S::Wide>>(&self, at: usize, count: usize) -> V {
+        let mut values = [V::zero(); N];
+        for (value, input) in values.iter_mut().zip(self.inputs) {
+            *value = S::load(&input[at..at + count]);
+        }
+        F::of(values)
+    }
+}
+
+/// Applies a function to values in place.
+pub fn in_place<E: Real>(
+    activation: Option<crate::activations::Activation>,
+    values: &mut [E],
+    exec: &Exec,
+) -> Result<()> {
+    if activation.is_none() {
+        return Ok(());
+    }
+    with_activation!(activation, F => strips::<E, InPlace<F>>(&[], values, exec))
+}
+
+/// Multiplies values in place by the derivative of a function, given its arguments.
+pub fn slope_in_place<E: Real>(
+    activation: Option<crate::activations::Activation>,
+    arguments: &[E],
+    values: &mut [E],
+    exec: &Exec,
+) -> Result<()> {
+    if activation.is_none() {
+        return Ok(());
+    }
+    with_activation!(activation, F => strips::<E, SlopeInPlace<F>>(arguments, values, exec))
+}
+
+/// What is done to values in place.
+trait Change {
+    fn change<V: Vector>(value: V, argument: V) -> V;
+    const ARGUMENTS: bool;
+}
+
+struct InPlace<F>(PhantomData<F>);
+
+impl<F: Unary> Change for InPlace<F> {
+    const ARGUMENTS: bool = false;
+    #[inline(always)]
+    fn change<V: Vector>(value: V, _: V) -> V {
+        F::value(value)
+    }
+}
+
+struct SlopeInPlace<F>(PhantomData<F>);
+
+impl<F: Unary> Change for SlopeInPlace<F> {
+    const ARGUMENTS: bool = true;
+    #[inline(always)]
+    fn change<V: Vector>(value: V, argument: V) -> V {
+        F::slope(argument).mul(value)
+    }
+}
+
+fn strips<E: Real, C: Change>(arguments: &[E], values: &mut [E], exec: &Exec) -> Result<()> {
+    let count = values.len();
+    let values = Shared::new(values);
+    Strips::new(exec, 1, count, count, usize::MAX).for_each(|_, range| {
+        let arguments = if C::ARGUMENTS { &arguments[range.clone()] } else { &[] };
+        // SAFETY: strips share no element.
+        let values = unsafe { values.part(range.start, range.len()) };
+        E::dispatch(exec.level, Changed::<E, C> { arguments, values, change: PhantomData });
+    })
+}
+
+struct Changed<'a, E, C> {
+    arguments: &'a [E],
+    values: &'a mut [E],
+    change: PhantomData<C>,
+}
+
+impl<E: Real, C: Change> Work<E> for Changed<'_, E, C> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = E>>(self) {
+        let mut at = 0;
+        while at < self.values.len() {
+            let end = self.values.len().min(at + V::LANES);
+            let argument = if C::ARGUMENTS { V::load_partial(&self.arguments[at..end]) } else { V::zero() };
+            let value = C::change(V::load_partial(&self.values[at..end]), argument);
+            value.store_partial(&mut self.values[at..end]);
+            at = end;
         }
     }
 }

@@ -25,6 +25,23 @@ const EXP: [f64; 7] = [
 const ATANH: [f64; 5] =
     [2.000000007921047, 0.6666631468190275, 0.4002491028546024, 0.27960602708820476, 0.2817833510482286];
 
+/// `erf(v) / v` on [-`ERF_END`, `ERF_END`] as a quotient, both in powers of `v^2`; minimax in relative
+/// error.
+const ERF: [[f64; 6]; 2] = [
+    [
+        1.1283791457474208,
+        0.19059499002105387,
+        0.05276947224706461,
+        0.0037726058012475697,
+        0.00028484520780789707,
+        2.0460233256810803e-06,
+    ],
+    [1.0, 0.5022431422591864, 0.11418324146236201, 0.014983309409397697, 0.0011638720554498674, 3.8047820724376586e-05],
+];
+
+/// Beyond this, `erf` is 1 in f32.
+const ERF_END: f64 = 3.925;
+
 #[inline(always)]
 fn polynomial<V: Vector>(x: V, coefficients: &[f64]) -> V {
     let (&last, rest) = coefficients.split_last().expect("a polynomial has coefficients");
@@ -88,6 +105,14 @@ pub fn sigmoid<V: Vector>(v: V) -> V {
     one.div(one.add(V::zero().sub(v).exp()))
 }
 
+/// `erf(v)`, within 4e-7 of the truth and of 1.
+#[inline(always)]
+pub fn erf<V: Vector>(v: V) -> V {
+    let v = v.max(V::constant(-ERF_END)).min(V::constant(ERF_END));
+    let square = v.mul(v);
+    v.mul(polynomial(square, &ERF[0])).div(polynomial(square, &ERF[1]))
+}
+
 /// `v * sigmoid(v)`.
 #[inline(always)]
 pub fn silu<V: Vector>(v: V) -> V {
@@ -99,6 +124,83 @@ pub fn silu<V: Vector>(v: V) -> V {
 pub fn silu_slope<V: Vector>(v: V) -> V {
     let s = sigmoid(v);
     s.mul(v.mul_add(V::constant(1.0).sub(s), V::constant(1.0)))
+}
+
+/// `sqrt(2 / pi)`.
+const SQRT_2_BY_PI: f64 = 0.797_884_560_802_865_4;
+/// The cubic term of the tanh form of GELU.
+const CUBIC: f64 = 0.044715;
+
+/// `v (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (v + 0.044715 v^3)`, where the tanh is a sigmoid:
+/// `v sigmoid(2 u)`.
+#[inline(always)]
+pub fn gelu_tanh<V: Vector>(v: V) -> V {
+    v.mul(sigmoid(twice_gelu_argument(v)))
+}
+
+/// `2 u`.
+#[inline(always)]
+fn twice_gelu_argument<V: Vector>(v: V) -> V {
+    let cubic = v.mul(v).mul_add(V::constant(2.0 * SQRT_2_BY_PI * CUBIC), V::constant(2.0 * SQRT_2_BY_PI));
+    v.mul(cubic)
+}
+
+/// The derivative of [`gelu_tanh`]: with `s = sigmoid(2 u)`, `s + v s (1 - s) 2 u'`.
+#[inline(always)]
+pub fn gelu_tanh_slope<V: Vector>(v: V) -> V {
+    // Beyond, it is 0 or 1; and within, `exp(-2 u)` is finite.
+    let v = v.max(V::constant(-10.0)).min(V::constant(10.0));
+    let one = V::constant(1.0);
+    let e = V::zero().sub(twice_gelu_argument(v)).exp();
+    let s = one.div(one.add(e));
+    let twice_slope = v.mul(v).mul_add(V::constant(6.0 * SQRT_2_BY_PI * CUBIC), V::constant(2.0 * SQRT_2_BY_PI));
+    // 1 - s without the loss of digits.
+    let rest = e.mul(s);
+    s.mul(v.mul(twice_slope)).mul_add(rest, s)
+}
+
+/// `v (1 + erf(v / sqrt(2))) / 2`.
+#[inline(always)]
+pub fn gelu_erf<V: Vector>(v: V) -> V {
+    v.mul(normal(v))
+}
+
+/// The normal distribution: `(1 + erf(v / sqrt(2))) / 2`.
+#[inline(always)]
+fn normal<V: Vector>(v: V) -> V {
+    let half = V::constant(0.5);
+    v.mul(V::constant(std::f64::consts::FRAC_1_SQRT_2)).erf().mul_add(half, half)
+}
+
+/// The derivative of [`gelu_erf`]: the normal distribution and `v` times its density.
+#[inline(always)]
+pub fn gelu_erf_slope<V: Vector>(v: V) -> V {
+    // The density is 0 beyond, where the product of 0 and infinity must not be met.
+    let near = v.max(V::constant(-40.0)).min(V::constant(40.0));
+    let density = near.mul(near).mul(V::constant(-0.5)).exp().mul(V::constant(0.5 * SQRT_2_BY_PI));
+    near.mul_add(density, normal(v))
+}
+
+/// The derivative of [`sigmoid`].
+#[inline(always)]
+pub fn sigmoid_slope<V: Vector>(v: V) -> V {
+    // It is even, and the exponential of what is not positive is finite.
+    let e = V::zero().sub(v.abs()).exp();
+    let s = V::constant(1.0).div(V::constant(1.0).add(e));
+    e.mul(s).mul(s)
+}
+
+/// `max(v, 0)`; NaN stays NaN.
+#[inline(always)]
+pub fn relu<V: Vector>(v: V) -> V {
+    v.max(V::zero())
+}
+
+/// 1 for `v > 0`, else 0.
+#[inline(always)]
+pub fn relu_slope<V: Vector>(v: V) -> V {
+    let one = V::constant(1.0);
+    one.sub(one.where_equal(relu(v), V::zero()))
 }
 
 #[cfg(test)]
@@ -142,6 +244,7 @@ mod tests {
     function!(Ln1p, Vector::ln_1p);
     function!(Softplus, softplus);
     function!(Sigmoid, sigmoid);
+    function!(Erf, Vector::erf);
 
     /// How far an f32 is from the truth, in distances between f32 numbers at the truth.
     fn ulp(got: f32, truth: f64) -> f64 {
@@ -211,6 +314,19 @@ mod tests {
             worst(Sigmoid, |v| 1.0 / (1.0 + (-v).exp()), patterns(-0.0, -85.0, 97).chain(patterns(0.0, 1e9, 97)));
         assert!(ln <= 2.75 && softplus <= 3.75 && sigmoid <= 2.5, "{ln} {softplus} {sigmoid}");
         println!("ln_1p: {ln:.2}, softplus: {softplus:.2}, sigmoid: {sigmoid:.2} ULP");
+    }
+
+    #[test]
+    fn erf_is_near_the_truth_everywhere() {
+        for &level in Level::available().iter().filter(|&&level| level != Level::Reference) {
+            let arguments: Vec<f32> = (-64000..64000).map(|i| i as f32 / 10000.0).collect();
+            let mut results = arguments.clone();
+            f32::dispatch(level, Apply(&mut results, Erf));
+            for (&argument, &result) in arguments.iter().zip(&results) {
+                let off = (result as f64 - libm::erf(argument as f64)).abs();
+                assert!(off <= 4e-7, "erf({argument}) = {result} on {}", level.name());
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What CPU kernels are written with: [`level`] (what this CPU can do), [`vector`] (one narrow SIMD
-//! trait), [`math`] (functions over it), [`pool`] (our own threads) and [`strips`] (sharing channels among them).
+//! trait), [`math`] and [`activation`] (functions over it), [`pool`] (our own threads) and [`strips`] (sharing channels among them).
 
+pub mod activation;
 pub mod convert;
 pub mod elementwise;
 pub mod level;
@@ -35,6 +36,16 @@ impl Default for Exec {
     /// The best level of this CPU with as many threads as [`pool::default_threads`] says.
     fn default() -> Self {
         Exec { level: Level::best(), threads: pool::default_threads() }
+    }
+}
+
+/// Orders what [`Vector::stream`] wrote before whatever this thread does next.
+#[inline(always)]
+pub fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of the base of every x86-64 CPU.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
     }
 }
 

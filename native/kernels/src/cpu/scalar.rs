@@ -119,4 +119,8 @@ one_lane!(f64, {
     fn ln_1p(self) -> Self {
         f64::ln_1p(self)
     }
+    #[inline(always)]
+    fn erf(self) -> Self {
+        libm::erf(self)
+    }
 });

@@ -16,6 +16,17 @@ pub trait Storage: Element {
     fn store<V: Vector<Element = Self::Wide>>(vector: V, values: &mut [Self]);
     /// One value, widened.
     fn widen(self) -> Self::Wide;
+    /// How many values at the front to write in another way before [`Storage::stream`] can be used.
+    #[inline(always)]
+    fn to_alignment<V: Vector<Element = Self::Wide>>(_: &[Self]) -> usize {
+        0
+    }
+    /// Like [`Storage::store`] of whole vectors, but past the caches where the type allows it: see
+    /// [`Vector::stream`].
+    #[inline(always)]
+    fn stream<V: Vector<Element = Self::Wide>>(vector: V, values: &mut [Self]) {
+        Self::store(vector, values);
+    }
 }
 
 macro_rules! same_width {
@@ -33,6 +44,15 @@ macro_rules! same_width {
             #[inline(always)]
             fn widen(self) -> $type {
                 self
+            }
+            #[inline(always)]
+            fn to_alignment<V: Vector<Element = $type>>(values: &[$type]) -> usize {
+                let bytes = V::LANES * size_of::<$type>();
+                (values.as_ptr().addr().next_multiple_of(bytes) - values.as_ptr().addr()) / size_of::<$type>()
+            }
+            #[inline(always)]
+            fn stream<V: Vector<Element = $type>>(vector: V, values: &mut [$type]) {
+                vector.stream(values);
             }
         }
     };

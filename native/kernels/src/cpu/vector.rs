@@ -47,6 +47,12 @@ pub trait Vector: Copy + Send + Sync {
     ///
     /// [`LOWEST`]: Vector::LOWEST
     fn scale(self, n: Self) -> Self;
+    /// Writes all lanes past the caches to the front of a slice whose address is a multiple of the
+    /// vector's size; [`fence`](super::fence) must follow the last one.
+    #[inline(always)]
+    fn stream(self, values: &mut [Self::Element]) {
+        self.store(values);
+    }
     /// The sum of all lanes.
     fn sum(self) -> Self::Element;
     /// Adds up four vectors' lanes as far as one vector: lanes `k`, `k + 4` and so on add up to the sum of
@@ -95,6 +101,12 @@ pub trait Vector: Copy + Send + Sync {
     #[inline(always)]
     fn ln_1p(self) -> Self {
         math::ln_1p(self)
+    }
+
+    /// The error function of each lane: see [`math::erf`] for its accuracy.
+    #[inline(always)]
+    fn erf(self) -> Self {
+        math::erf(self)
     }
 
     /// A constant, rounded to the type.

@@ -102,6 +102,12 @@ impl Vector for F32x16 {
         unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self.0) }
     }
     #[inline(always)]
+    fn stream(self, values: &mut [f32]) {
+        let values = &mut values[..Self::LANES];
+        debug_assert!(values.as_ptr().addr().is_multiple_of(64));
+        unsafe { _mm512_stream_ps(values.as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
     fn round(self) -> Self {
         unsafe { Self(_mm512_roundscale_ps::<NEAREST>(self.0)) }
     }
@@ -197,6 +203,12 @@ impl Vector for F32x8 {
     fn store(self, values: &mut [f32]) {
         let values = &mut values[..Self::LANES];
         unsafe { _mm256_storeu_ps(values.as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
+    fn stream(self, values: &mut [f32]) {
+        let values = &mut values[..Self::LANES];
+        debug_assert!(values.as_ptr().addr().is_multiple_of(32));
+        unsafe { _mm256_stream_ps(values.as_mut_ptr(), self.0) }
     }
     #[inline(always)]
     fn abs(self) -> Self {

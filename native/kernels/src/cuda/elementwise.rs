@@ -1,17 +1,27 @@
-//! What is done element by element between the ops of a larger one.
+//! What is done element by element.
 
 use super::buffer::Buffer;
 use super::kernel::Source;
 use super::lane::Lane;
-use super::{launch_each, types};
+use super::{grid_size, types};
+use crate::activations::Activation;
 use crate::error::Result;
 use crate::place::Map;
 use crate::tensor::Described;
 
-const ELEMENTWISE: Source = Source { name: "elementwise", text: include_str!("elementwise.cu") };
+const ELEMENTWISE: Source = Source {
+    name: "elementwise",
+    text: concat!(include_str!("activation.cu"), include_str!("pack.cu"), include_str!("elementwise.cu")),
+};
 
 /// The most inputs there can be.
 const MOST: usize = 4;
+
+/// Threads in a block.
+const THREADS: usize = 256;
+
+/// Bytes that a thread reads at once where they lie at such an address.
+pub const PACK: usize = 16;
 
 /// The kernel's parameters; the same struct is declared in `elementwise.cu`.
 #[repr(C)]
@@ -20,41 +30,56 @@ struct Params {
     inputs: [u64; MOST],
     to: u64,
     count: i64,
-    columns: i64,
-    terms: i64,
 }
 
 /// Queues a map, from tensors of one type and shape to another of them.
 pub fn map(map: Map, inputs: &[&Buffer], to: &Buffer, lane: &Lane) -> Result<()> {
     assert!(inputs.len() <= MOST && inputs.iter().all(|input| input.spec() == to.spec()), "inputs like the output");
-    let number = match map {
-        Map::NegExp => 0,
-        Map::Product => 1,
-        Map::Sum => 2,
-    };
-    run(number, inputs, to, 1, lane)
-}
-
-/// Queues adding the same row to all rows of a tensor in the type of the arithmetic, rounded to the type
-/// of `to`, which may be that tensor.
-pub fn add_row(wide: &Buffer, row: &Buffer, to: &Buffer, lane: &Lane) -> Result<()> {
-    assert!(wide.spec().dtype == to.spec().dtype.wide() && wide.spec().shape == to.spec().shape);
-    run(3, &[wide, row], to, row.spec().shape.elements(), lane)
-}
-
-fn run(map: u32, inputs: &[&Buffer], to: &Buffer, columns: usize, lane: &Lane) -> Result<()> {
     let count = to.spec().shape.elements();
     if count == 0 {
         return Ok(());
     }
-    let options = format!("{} -DMAP={map}", types(to.spec().dtype));
-    let kernel = lane.device().kernel(&ELEMENTWISE, &options)?;
-    let (count, columns, terms) = (count as i64, columns as i64, inputs.len() as i64);
-    let mut params = Params { to: lane.address(to)?, count, columns, terms, ..Params::default() };
+    let mut params = Params { to: lane.address(to)?, count: count as i64, ..Params::default() };
     for (at, input) in params.inputs.iter_mut().zip(inputs) {
         *at = lane.address(input)?;
     }
+    let (number, function) = numbers(map);
+    let dtype = to.spec().dtype;
+    let vec = pack(dtype.size(), &[&params.inputs[..], &[params.to]].concat());
+    // As many bytes under way as one input with four packs.
+    let together = 4 / inputs.len().next_power_of_two();
+    let options = format!(
+        "{} -DMAP={number} -DFN={function} -DINPUTS={} -DVEC={vec} -DTOGETHER={together}",
+        types(dtype),
+        inputs.len()
+    );
+    let kernel = lane.device().kernel(&ELEMENTWISE, &options)?;
+    let grid = grid_size(count.div_ceil(THREADS * vec * together))?;
     // SAFETY: Params is the struct that the kernel declares; the addresses are this lane's and of as
     // many elements.
-    unsafe { launch_each(lane, &kernel, count as usize, &params) }
+    unsafe { lane.launch(&kernel, [grid, 1, 1], THREADS as u32, &params) }
+}
+
+/// How many elements of a size can be read at once at all these addresses.
+pub fn pack(size: usize, addresses: &[u64]) -> usize {
+    if addresses.iter().all(|address| address.is_multiple_of(PACK as u64)) { PACK / size } else { 1 }
+}
+
+/// The number of a function in `activation.cu`.
+pub fn function(activation: Option<Activation>) -> i32 {
+    let at = Activation::ALL.iter().position(|&one| Some(one) == activation);
+    at.map_or(-1, |at| at as i32)
+}
+
+fn numbers(map: Map) -> (u32, i32) {
+    match map {
+        Map::NegExp => (0, -1),
+        Map::Product => (1, -1),
+        Map::Sum => (2, -1),
+        Map::Activate(f) => (3, function(Some(f))),
+        Map::Slope(f) => (4, function(Some(f))),
+        Map::SlopeTimes(f) => (5, function(Some(f))),
+        Map::Gate(f) => (6, function(Some(f))),
+        Map::GateSlope(f) => (7, function(Some(f))),
+    }
 }

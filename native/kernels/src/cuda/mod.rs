@@ -28,7 +28,7 @@ pub use buffer::Buffer;
 pub use compiler::compiler;
 pub use device::{Device, Facts};
 pub use driver::{DeviceInfo, devices};
-pub use elementwise::{add_row, map};
+pub use elementwise::{function, map, pack};
 pub use event::Mark;
 pub use kernel::{Kernel, Source};
 pub use lane::Lane;
@@ -66,9 +66,13 @@ pub unsafe fn launch_each<P: Copy>(lane: &Lane, kernel: &Kernel, count: usize, p
     if count == 0 {
         return Ok(());
     }
-    let blocks = count.div_ceil(THREADS as usize);
-    let fits = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31);
-    let blocks = fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(blocks))?;
+    let blocks = grid_size(count.div_ceil(THREADS as usize))?;
     // SAFETY: the caller's promise.
     unsafe { lane.launch(kernel, [blocks, 1, 1], THREADS, params) }
+}
+
+/// The first size of a grid. That it does not fit takes more memory than there is.
+pub fn grid_size(count: usize) -> Result<u32> {
+    let fits = u32::try_from(count).ok().filter(|&count| count < 1 << 31);
+    fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(count))
 }

@@ -1,14 +1,15 @@
-//! The dense layer on the CPU: matrix products of f32 or f64 by [`matrix`], with 16-bit storage widened
-//! before and rounded after. All levels run the same code, which asks the CPU itself.
+//! The dense layer on the CPU: matrix products of f32 or f64 by [`matrix`](crate::cpu::matrix), with
+//! 16-bit storage widened before and rounded after. Activations are done on the sums, before the rounding.
 
 use super::Problem;
 use crate::cpu::convert::{rounded, widened};
 use crate::cpu::matrix::{Matrix, multiply};
-use crate::cpu::{Exec, Storage, sum};
+use crate::cpu::{Exec, Real, Storage, elementwise, sum};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{View, ViewMut};
 use crate::with_type;
+use std::borrow::Cow;
 
 /// Computes the layer on the CPU.
 pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
@@ -20,22 +21,48 @@ pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>
     with_type!(problem.dtype, S => backward_as::<S>(problem, inputs, outputs, exec))
 }
 
+/// The inputs in the type of the arithmetic.
+struct Given<'a, E: Real> {
+    problem: &'a Problem,
+    x: Cow<'a, [E]>,
+    w: Cow<'a, [E]>,
+    b: Option<Cow<'a, [E]>>,
+}
+
+impl<'a, E: Real> Given<'a, E> {
+    fn new<S: Storage<Wide = E>>(problem: &'a Problem, inputs: &Named<View<'a>>, exec: &Exec) -> Result<Self> {
+        let wide = |view: &View<'a>| widened::<S>(view.slice()?, exec);
+        let b = inputs.find("b").map(wide).transpose()?;
+        Ok(Given { problem, x: wide(inputs.get("x")?)?, w: wide(inputs.get("w")?)?, b })
+    }
+
+    fn x(&self) -> Matrix<'_, E> {
+        Matrix::new(&self.x, self.problem.rows, self.problem.inputs)
+    }
+
+    fn w(&self) -> Matrix<'_, E> {
+        Matrix::new(&self.w, self.problem.outputs, self.problem.inputs)
+    }
+
+    /// The sums `z`.
+    fn sums(&self, z: &mut [E], exec: &Exec) -> Result<()> {
+        if let Some(b) = &self.b {
+            z.chunks_exact_mut(b.len().max(1)).for_each(|row| row.copy_from_slice(b));
+        }
+        multiply(self.x(), self.w().transposed(), z, self.b.is_some(), exec)
+    }
+}
+
 fn forward_as<S: Storage>(
     problem: &Problem,
     inputs: &Named<View>,
     mut outputs: Named<ViewMut>,
     exec: &Exec,
 ) -> Result<()> {
-    let x = widened::<S>(inputs.get("x")?.slice()?, exec)?;
-    let w = widened::<S>(inputs.get("w")?.slice()?, exec)?;
-    let b = inputs.find("b").map(|b| widened::<S>(b.slice()?, exec)).transpose()?;
-    let x = Matrix::new(&x, problem.rows, problem.inputs);
-    let w = Matrix::new(&w, problem.outputs, problem.inputs);
+    let given = Given::<S::Wide>::new::<S>(problem, inputs, exec)?;
     rounded::<S>(outputs.expect("y")?.slice()?, exec, |y| {
-        if let Some(b) = &b {
-            y.chunks_exact_mut(b.len().max(1)).for_each(|row| row.copy_from_slice(b));
-        }
-        multiply(x, w.transposed(), y, b.is_some(), exec)
+        given.sums(y, exec)?;
+        elementwise::in_place(problem.activation, y, exec)
     })
 }
 
@@ -45,17 +72,26 @@ fn backward_as<S: Storage>(
     mut outputs: Named<ViewMut>,
     exec: &Exec,
 ) -> Result<()> {
-    let given = inputs.get("dy")?.slice::<S>()?;
-    let x = widened::<S>(inputs.get("x")?.slice()?, exec)?;
-    let w = widened::<S>(inputs.get("w")?.slice()?, exec)?;
-    let dy = widened::<S>(given, exec)?;
-    let x = Matrix::new(&x, problem.rows, problem.inputs);
-    let w = Matrix::new(&w, problem.outputs, problem.inputs);
-    let dy = Matrix::new(&dy, problem.rows, problem.outputs);
-    rounded::<S>(outputs.expect("dx")?.slice()?, exec, |dx| multiply(dy, w, dx, false, exec))?;
-    rounded::<S>(outputs.expect("dw")?.slice()?, exec, |dw| multiply(dy.transposed(), x, dw, false, exec))?;
+    let given = Given::<S::Wide>::new::<S>(problem, inputs, exec)?;
+    let dy = widened::<S>(inputs.get("dy")?.slice()?, exec)?;
+    let dz = through_activation(&given, dy, exec)?;
+    let by_row = Matrix::new(&dz, problem.rows, problem.outputs);
+    rounded::<S>(outputs.expect("dx")?.slice()?, exec, |dx| multiply(by_row, given.w(), dx, false, exec))?;
+    rounded::<S>(outputs.expect("dw")?.slice()?, exec, |dw| multiply(by_row.transposed(), given.x(), dw, false, exec))?;
     match outputs.take("db") {
-        Some(db) => rounded::<S>(db.slice()?, exec, |db| sum::columns::<S>(given, db, exec)),
+        Some(db) => rounded::<S>(db.slice()?, exec, |db| sum::columns::<S::Wide>(&dz, db, exec)),
         None => Ok(()),
     }
+}
+
+/// `dz` of `dy`.
+fn through_activation<'a, E: Real>(given: &Given<E>, dy: Cow<'a, [E]>, exec: &Exec) -> Result<Cow<'a, [E]>> {
+    if given.problem.activation.is_none() {
+        return Ok(dy);
+    }
+    let mut z = vec![E::from_f64(0.0); dy.len()];
+    given.sums(&mut z, exec)?;
+    let mut dz = dy.into_owned();
+    elementwise::slope_in_place(given.problem.activation, &z, &mut dz, exec)?;
+    Ok(Cow::Owned(dz))
 }

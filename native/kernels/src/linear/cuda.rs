@@ -1,46 +1,106 @@
-//! The dense layer on CUDA: matrix products by cuBLAS, and the bias added before the one rounding.
+//! The dense layer on CUDA: matrix products by cuBLAS; bias and activation before the one rounding.
 
 use super::Problem;
-use crate::cuda::{Buffer, Lane, Matrix, add_row, columns};
+use crate::cuda::{Buffer, Lane, Matrix, Source, columns, function, grid_size, types};
 use crate::error::Result;
 use crate::op::Named;
-use crate::tensor::{Described, Spec};
+use crate::tensor::{Described, Shape, Spec};
+
+const EPILOGUE: Source = Source {
+    name: "linear_epilogue",
+    text: concat!(include_str!("../cuda/activation.cu"), include_str!("epilogue.cu")),
+};
+
+/// The kernel's parameters; the same struct is declared in `epilogue.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    sums: u64,
+    b: u64,
+    dy: u64,
+    to: u64,
+    rows: i64,
+    columns: i64,
+}
 
 /// Queues the layer.
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-    let (y, b, dtype) = (outputs.get("y")?, inputs.find("b"), problem.dtype);
-    let wide = match b {
-        Some(_) if dtype != dtype.wide() => Some(lane.temporary(Spec { dtype: dtype.wide(), ..y.spec() })?),
-        _ => None,
-    };
-    let product = wide.as_ref().unwrap_or(y);
+    let (y, dtype) = (outputs.get("y")?, problem.dtype);
+    if inputs.find("b").is_none() && problem.activation.is_none() {
+        return sums(problem, inputs, y, lane);
+    }
+    if dtype == dtype.wide() {
+        sums(problem, inputs, y, lane)?;
+        return epilogue(problem, inputs, y, y, lane);
+    }
+    let wide = lane.temporary(Spec { dtype: dtype.wide(), ..y.spec() })?;
+    sums(problem, inputs, &wide, lane)?;
+    epilogue(problem, inputs, &wide, y, lane)
+}
+
+/// Queues the sums without the bias, in the type of `to`.
+fn sums(problem: &Problem, inputs: &Named<&Buffer>, to: &Buffer, lane: &Lane) -> Result<()> {
     let x = Matrix::new(lane.address(inputs.get("x")?)?, problem.rows, problem.inputs);
     let w = Matrix::new(lane.address(inputs.get("w")?)?, problem.outputs, problem.inputs);
-    let to = Matrix::new(lane.address(product)?, problem.rows, problem.outputs);
+    let matrix = Matrix::new(lane.address(to)?, problem.rows, problem.outputs);
     // SAFETY: the op's checks prove that the buffers have these sizes.
-    unsafe { lane.multiply([dtype, product.spec().dtype], [x, w.transposed(), to])? };
-    match b {
-        Some(b) => add_row(product, b, y, lane),
-        None => Ok(()),
+    unsafe { lane.multiply([problem.dtype, to.spec().dtype], [x, w.transposed(), matrix]) }
+}
+
+/// Queues bias and activation, or the gradient of the activation where there is a `dy`.
+fn epilogue(problem: &Problem, inputs: &Named<&Buffer>, sums: &Buffer, to: &Buffer, lane: &Lane) -> Result<()> {
+    let Problem { rows, outputs: columns, .. } = *problem;
+    if rows * columns == 0 {
+        return Ok(());
     }
+    let address = |buffer: Option<&&Buffer>| buffer.map_or(Ok(0), |buffer| lane.address(buffer));
+    let (b, dy) = (address(inputs.find("b"))?, address(inputs.find("dy"))?);
+    let options =
+        format!("{} -DFN={} -DGRADIENT={}", types(problem.dtype), function(problem.activation), u32::from(dy != 0));
+    let kernel = lane.device().kernel(&EPILOGUE, &options)?;
+    let (threads, most_rows) = (128, 8192);
+    let params =
+        Params { sums: lane.address(sums)?, b, dy, to: lane.address(to)?, rows: rows as i64, columns: columns as i64 };
+    let grid = [grid_size(columns.div_ceil(threads))?, rows.min(most_rows) as u32, 1];
+    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have
+    // these sizes.
+    unsafe { lane.launch(&kernel, grid, threads as u32, &params) }
 }
 
 /// Queues the gradient.
 pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    if problem.activation.is_none() {
+        return through_product(problem, inputs, inputs.get("dy")?, outputs, lane);
+    }
+    let of = |dtype| Ok(Spec { dtype, shape: Shape::new(&[problem.rows, problem.outputs])? });
+    let wide = lane.temporary(of(problem.dtype.wide())?)?;
+    let dz = lane.temporary(of(problem.dtype)?)?;
+    sums(problem, inputs, &wide, lane)?;
+    epilogue(problem, inputs, &wide, &dz, lane)?;
+    through_product(problem, inputs, &dz, outputs, lane)
+}
+
+fn through_product(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    dz: &Buffer,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+) -> Result<()> {
     let Problem { rows, dtype, .. } = *problem;
     let of = |buffer: &Buffer, rows, columns| Ok(Matrix::new(lane.address(buffer)?, rows, columns));
     let x = of(inputs.get("x")?, rows, problem.inputs)?;
     let w = of(inputs.get("w")?, problem.outputs, problem.inputs)?;
-    let dy = of(inputs.get("dy")?, rows, problem.outputs)?;
+    let by_row = of(dz, rows, problem.outputs)?;
     let dx = of(outputs.get("dx")?, rows, problem.inputs)?;
     let dw = of(outputs.get("dw")?, problem.outputs, problem.inputs)?;
     // SAFETY: the op's checks prove that the buffers have these sizes.
     unsafe {
-        lane.multiply([dtype; 2], [dy, w, dx])?;
-        lane.multiply([dtype; 2], [dy.transposed(), x, dw])?;
+        lane.multiply([dtype; 2], [by_row, w, dx])?;
+        lane.multiply([dtype; 2], [by_row.transposed(), x, dw])?;
     }
     match outputs.find("db") {
-        Some(db) => columns(inputs.get("dy")?, rows, db, lane),
+        Some(db) => columns(dz, rows, db, lane),
         None => Ok(()),
     }
 }

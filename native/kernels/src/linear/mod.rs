@@ -1,9 +1,12 @@
-//! The dense layer and its gradient, with weights stored (out, in):
+//! The dense layer, maybe with an activation behind it, and its gradient, with weights stored (out, in):
 //!
 //! ```text
-//! y = x w^T + b
-//! dx = dy w        dw = dy^T x        db = sum dy        (sums over all rows of x)
+//! z = x w^T + b    y = activation(z)
+//! dz = dy activation'(z)
+//! dx = dz w        dw = dz^T x        db = sum dz        (sums over all rows of x)
 //! ```
+//!
+//! With an activation the gradient computes `z` again.
 //!
 //! Storage is f32, f64, bf16 or f16; products are summed in f32 (f64 for f64 storage), never in a
 //! narrower type, and outputs are rounded once.
@@ -12,6 +15,7 @@ mod cpu;
 mod cuda;
 mod reference;
 
+use crate::activations::{self, Activation};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Result};
 use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
@@ -19,10 +23,13 @@ use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
 
-/// There are none.
+/// The options of the layer.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Options {}
+pub struct Options {
+    /// What is done with the sums; nothing by default.
+    pub activation: Option<Activation>,
+}
 
 /// A checked call.
 #[derive(Clone, Copy, Debug)]
@@ -37,10 +44,12 @@ pub struct Problem {
     pub outputs: usize,
     /// The storage type.
     pub dtype: DType,
+    /// What is done with the sums.
+    pub activation: Option<Activation>,
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>) -> Result<Problem> {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
         let (x, w) = (inputs.get("x")?, inputs.get("w")?);
         let Some((&columns, rows)) = x.shape.split_last() else {
             return Err(wrong("x", "(..., I)", x));
@@ -49,7 +58,8 @@ impl Problem {
             [outputs, inputs] if inputs == columns => outputs,
             _ => return Err(wrong("w", &format!("(O, {columns})"), w)),
         };
-        let problem = Problem { x: x.shape, rows: rows.iter().product(), inputs: columns, outputs, dtype: x.dtype };
+        let (rows, activation) = (rows.iter().product(), options.activation);
+        let problem = Problem { x: x.shape, rows, inputs: columns, outputs, dtype: x.dtype, activation };
         match inputs.find("b") {
             Some(b) if b.shape[..] != [outputs] => Err(wrong("b", &format!("({outputs})"), b)),
             _ => Ok(problem),
@@ -75,17 +85,17 @@ pub struct Linear;
 
 impl Op for Linear {
     const NAME: &'static str = "linear";
-    const ABOUT: &'static str = "Dense layer y = x w^T + b";
+    const ABOUT: &'static str = "Dense layer y = activation(x w^T + b)";
     const INPUTS: &'static [Slot] =
         &[Slot::new("x", "(..., I)"), Slot::new("w", "(O, I)"), Slot::new("b", "(O)").optional()];
-    const OPTIONS: &'static [OptionDoc] = &[];
+    const OPTIONS: &'static [OptionDoc] = &[OptionDoc { name: "activation", takes: "text", help: activations::NAMES }];
     const COTANGENTS: &'static [&'static str] = &["dy"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<Problem> {
-        Problem::new(inputs)
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
     }
 
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {

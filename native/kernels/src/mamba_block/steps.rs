@@ -151,7 +151,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
 
     fn linear<'s>(&self, x: P::View<'s>, w: P::View<'s>, b: Option<P::View<'s>>, y: P::ViewMut<'s>) -> Result<()> {
         let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b)]);
-        self.place.call::<Linear>(&linear::Options {}, inputs, named([("y", Some(y))]))
+        self.place.call::<Linear>(&linear::Options::default(), inputs, named([("y", Some(y))]))
     }
 
     fn linear_backward<'s>(
@@ -163,7 +163,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     ) -> Result<()> {
         let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b), ("dy", Some(dy))]);
         let outputs = named([("dx", Some(dx)), ("dw", Some(dw)), ("db", db)]);
-        self.place.call::<LinearBackward>(&linear::Options {}, inputs, outputs)
+        self.place.call::<LinearBackward>(&linear::Options::default(), inputs, outputs)
     }
 
     fn conv(&self, u: &P::Owned, c: &mut P::Owned, state: Option<P::ViewMut<'a>>) -> Result<()> {

@@ -4,8 +4,8 @@ mod backward;
 mod plan;
 
 use super::{Form, Problem};
-use crate::cuda::{Buffer, Kernel, Lane, Source, types};
-use crate::error::{Error, Kind, Result};
+use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, types};
+use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
 pub use backward::{BackwardPlan, backward, backward_as};
@@ -149,8 +149,8 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         self.params.section = way.section as i64;
         self.params.chunk = way.chunk as i64;
         self.params.chunks = way.chunks as i64;
-        self.params.sections = size(self.problem.channels / way.section)?;
-        self.params.section_blocks = size(way.section_blocks())?;
+        self.params.sections = grid_size(self.problem.channels / way.section)?;
+        self.params.section_blocks = grid_size(way.section_blocks())?;
         if way.cuts() > 0 {
             self.launch(way, 1, way.cuts())?;
         }
@@ -161,7 +161,8 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         let kernel = self.kernel(way, pass)?;
         let batch = self.problem.batch;
         let rows = batch.min(MOST_ROWS);
-        let grid = [size(way.blocks(self.problem) / batch * chunks)?, size(rows)?, size(batch.div_ceil(rows))?];
+        let grid =
+            [grid_size(way.blocks(self.problem) / batch * chunks)?, grid_size(rows)?, grid_size(batch.div_ceil(rows))?];
         // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all
         // sizes fit the buffers, whose addresses are this lane's, as is the scratch memory.
         unsafe { self.lane.launch(&kernel, grid, 32 * way.plan.warps as u32, &self.params) }
@@ -197,12 +198,6 @@ impl<'a, R: Copy + Default> Call<'a, R> {
 /// Whether there is something at an address, as the compiler's options say it.
 fn given(address: u64) -> u32 {
     u32::from(address != 0)
-}
-
-/// A size of a grid. That it does not fit takes more memory than there is.
-fn size(count: usize) -> Result<u32> {
-    let fits = u32::try_from(count).ok().filter(|&count| count < 1 << 31);
-    fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(count))
 }
 
 fn groups(form: Form) -> usize {

@@ -3,8 +3,8 @@
 mod plan;
 
 use super::super::{ClampGrad, Form, Problem};
-use super::{given, groups, size};
-use crate::cuda::{Buffer, Kernel, Lane, Source, types};
+use super::{given, groups};
+use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
@@ -228,8 +228,8 @@ impl<'a, R: Copy + Default> Call<'a, R> {
     fn slab(&mut self, way: &Way) -> Result<()> {
         let Problem { batch, channels, .. } = *self.problem;
         self.params.section = way.section as i64;
-        self.params.sections = size(channels.checked_div(way.section).unwrap_or(0))?;
-        self.params.section_blocks = size(way.section_blocks())?;
+        self.params.sections = grid_size(channels.checked_div(way.section).unwrap_or(0))?;
+        self.params.section_blocks = grid_size(way.section_blocks())?;
         self.params.first_state = way.first_state as i64;
         self.params.chunk = way.chunk as i64;
         self.params.chunks = way.chunks as i64;
@@ -267,7 +267,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
     /// A pass over so many runs: chunks of batches, or batches that one block does after each other.
     fn launch(&self, way: &Way, pass: u32, runs: usize) -> Result<()> {
         let kernel = self.kernel(way, pass)?;
-        let grid = [size(way.blocks(self.problem) * runs)?, 1, 1];
+        let grid = [grid_size(way.blocks(self.problem) * runs)?, 1, 1];
         let (threads, shared) = (32 * way.plan.warps as u32, way.shared(self.problem, pass) as u32);
         // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all
         // sizes fit the buffers, whose addresses are this lane's, as is the scratch memory.
@@ -293,7 +293,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             first_state: self.params.first_state,
         };
         let kernel = self.lane.device().kernel(&COMPOSE, &types(self.problem.dtype))?;
-        let grid = [size((rows * way.states).div_ceil(256).max(1))?, 2, 1];
+        let grid = [grid_size((rows * way.states).div_ceil(256).max(1))?, 2, 1];
         // SAFETY: as above.
         unsafe { self.lane.launch(&kernel, grid, 256, &params) }
     }
@@ -370,7 +370,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         params[..jobs.len()].copy_from_slice(jobs);
         let kernel = self.lane.device().kernel(&SUM_PARTS, &types(self.problem.dtype))?;
         // SAFETY: as above.
-        unsafe { self.lane.launch(&kernel, [size(most.div_ceil(256))?, jobs.len() as u32, 1], 256, &params) }
+        unsafe { self.lane.launch(&kernel, [grid_size(most.div_ceil(256))?, jobs.len() as u32, 1], 256, &params) }
     }
 
     fn kernel(&self, way: &Way, pass: u32) -> Result<Kernel> {

@@ -1,0 +1,173 @@
+//! Activation functions, element by element, and their derivatives.
+//!
+//! ```text
+//! sigmoid    s(x) = 1 / (1 + exp(-x))               s (1 - s)
+//! silu       x s(x)                                 s (1 + x (1 - s))
+//! gelu_tanh  x (1 + tanh(u)) / 2                    (1 + t) / 2 + x (1 - t^2) u' / 2     t = tanh(u)
+//!            u = sqrt(2 / pi) (x + 0.044715 x^3)
+//! gelu_erf   x (1 + erf(x / sqrt(2))) / 2           (1 + erf(x / sqrt(2))) / 2 + x exp(-x^2 / 2) / sqrt(2 pi)
+//! softplus   ln(1 + exp(x))                         s(x)
+//! relu       max(x, 0)                              1 for x > 0, else 0
+//! ```
+//!
+//! (Hendrycks and Gimpel 2016 for GELU; Elfwing et al. 2017 for SiLU.) Finite values give finite values.
+//! Storage is f32, f64, bf16 or f16, the arithmetic f32 (f64 for f64), and results are rounded once.
+
+mod reference;
+
+use crate::cpu::{self, Exec};
+use crate::cuda::{self, Buffer, Lane};
+use crate::error::{Error, Kind, Result};
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::place::Map;
+use crate::tensor::{Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// A function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `x sigmoid(x)`.
+    Silu,
+    /// GELU by tanh, which is also meant by `gelu`.
+    #[serde(alias = "gelu")]
+    GeluTanh,
+    /// GELU by erf.
+    GeluErf,
+    /// `ln(1 + exp(x))`.
+    Softplus,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+impl Activation {
+    /// All of them, in the order of their numbers in CUDA sources.
+    pub const ALL: [Activation; 6] = [
+        Activation::Sigmoid,
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::GeluErf,
+        Activation::Softplus,
+        Activation::Relu,
+    ];
+}
+
+/// The names of all functions, for the documentation of options.
+pub const NAMES: &str = "sigmoid, silu, gelu_tanh (or gelu), gelu_erf, softplus or relu";
+
+/// The options.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// The function; it must be given.
+    #[serde(rename = "fn")]
+    pub function: Option<Activation>,
+    /// Write `dydx`, the derivative.
+    pub return_derivative: bool,
+}
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Type and shape of `x`.
+    pub x: Spec,
+    /// The function.
+    pub function: Activation,
+    /// Whether `dydx` is wanted.
+    pub return_derivative: bool,
+}
+
+/// A function of each element.
+pub struct Activations;
+
+impl Op for Activations {
+    const NAME: &'static str = "activations";
+    const ABOUT: &'static str = "A function of each element";
+    const INPUTS: &'static [Slot] = &[Slot::new("x", "(...)")];
+    const OPTIONS: &'static [OptionDoc] = &[
+        OptionDoc { name: "fn", takes: "text", help: NAMES },
+        OptionDoc { name: "return_derivative", takes: "flag", help: "write dydx, the derivative" },
+    ];
+    const COTANGENTS: &'static [&'static str] = &["dy"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let function =
+            options.function.ok_or_else(|| Error::new(Kind::Option, "fn").expected(NAMES).got("none of them"))?;
+        Ok(Problem { x: *inputs.get("x")?, function, return_derivative: options.return_derivative })
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let mut outputs = Named::default();
+        outputs.push("y", problem.x);
+        if problem.return_derivative {
+            outputs.push("dydx", problem.x);
+        }
+        Ok(outputs)
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+        let x = [*inputs.get("x")?];
+        cpu::elementwise::map(Map::Activate(problem.function), &x, outputs.expect("y")?, exec)?;
+        match outputs.take("dydx") {
+            Some(dydx) => cpu::elementwise::map(Map::Slope(problem.function), &x, dydx, exec),
+            None => Ok(()),
+        }
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        let x = inputs.get("x")?;
+        let y = x.mapv(|v| reference::value(problem.function, v));
+        let dydx = x.mapv(|v| reference::slope(problem.function, v));
+        Ok([("y", y), ("dydx", dydx)].into_iter().collect())
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        let x = [*inputs.get("x")?];
+        cuda::map(Map::Activate(problem.function), &x, outputs.get("y")?, lane)?;
+        match outputs.find("dydx") {
+            Some(dydx) => cuda::map(Map::Slope(problem.function), &x, dydx, lane),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The gradient of [`Activations`]: `dx = f'(x) dy`.
+pub type ActivationsBackward = Backward<Activations>;
+
+impl Differentiable for Activations {
+    const BACKWARD: &'static str = "activations_backward";
+    const GIVEN: &'static [Slot] = &op::slots::<2>(Self::INPUTS, &[Slot::new("dy", "(...)")]);
+
+    fn cpu_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<View>,
+        mut outputs: Named<ViewMut>,
+        exec: &Exec,
+    ) -> Result<()> {
+        let given = [*inputs.get("x")?, *inputs.get("dy")?];
+        cpu::elementwise::map(Map::SlopeTimes(call.of.function), &given, outputs.expect("dx")?, exec)
+    }
+
+    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        let slope = inputs.get("x")?.mapv(|v| reference::slope(call.of.function, v));
+        Ok([("dx", slope * inputs.get("dy")?)].into_iter().collect())
+    }
+
+    fn cuda_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<&Buffer>,
+        outputs: &Named<&Buffer>,
+        lane: &Lane,
+    ) -> Result<()> {
+        let given = [*inputs.get("x")?, *inputs.get("dy")?];
+        cuda::map(Map::SlopeTimes(call.of.function), &given, outputs.get("dx")?, lane)
+    }
+}
+
+pub use reference::{slope, value};

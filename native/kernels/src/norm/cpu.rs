@@ -1,0 +1,360 @@
+//! The norms on the CPU: a row at a time, which the first-level cache holds from its first reading on. Rows
+//! are shared among threads in pieces that depend on the sizes alone, and so do the sums over rows.
+//!
+//! Bound by memory where the rows together are larger than the caches: one reading and one writing.
+
+use super::{EpsMode, Problem};
+use crate::cpu::activation::Unary;
+use crate::cpu::pool::{self, Shared};
+use crate::cpu::{Exec, Real, Storage, Vector, Work, elementwise, fence, sum};
+use crate::error::Result;
+use crate::op::Named;
+use crate::tensor::{Element, View, ViewMut};
+use crate::{with_activation, with_type};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Below this many elements waking a second thread costs more than it saves.
+const WORTH_SHARING: usize = 1 << 15;
+/// About so many elements are a piece of the forward work.
+const PIECE: usize = 1 << 14;
+/// The gradient has no more pieces than this: each has sums of its own for `dw` and `db`.
+const MOST_PARTS: usize = 32;
+
+/// Computes a norm on the CPU.
+pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.x.dtype, S => forward_as::<S>(problem, inputs, outputs, exec))
+}
+
+/// Computes the gradient on the CPU.
+pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.x.dtype, S => backward_as::<S>(problem, inputs, outputs, exec))
+}
+
+/// What rows are computed from.
+struct Given<'a, S: Storage> {
+    x: &'a [S],
+    w: &'a [S::Wide],
+    b: Option<&'a [S::Wide]>,
+    columns: usize,
+    centered: bool,
+    outside: bool,
+    eps: f64,
+    /// What values are multiplied by before they are squared, and then the sum of their squares.
+    scales: [S::Wide; 2],
+    by_columns: S::Wide,
+}
+
+impl<'a, S: Storage> Given<'a, S> {
+    fn new(problem: &Problem, inputs: &Named<View<'a>>) -> Result<Self> {
+        let of = S::Wide::from_f64;
+        let (scale, mean) = problem.scales();
+        Ok(Given {
+            x: inputs.get("x")?.slice()?,
+            w: inputs.get("w")?.slice()?,
+            b: inputs.find("b").map(View::slice).transpose()?,
+            columns: problem.columns,
+            centered: problem.centered,
+            outside: problem.eps_mode == EpsMode::Outside,
+            eps: problem.eps,
+            scales: [of(scale), of(mean)],
+            by_columns: of(1.0 / problem.columns.max(1) as f64),
+        })
+    }
+
+    fn threads(&self, exec: &Exec) -> usize {
+        if self.x.len() < WORTH_SHARING { 1 } else { exec.threads }
+    }
+}
+
+/// Sums `$term`, a vector at `$at`, over a row: four sums side by side, for one would wait for itself.
+macro_rules! row_sum {
+    ($columns:expr, |$at:ident| $term:expr) => {{
+        let mut sums = [V::zero(); 4];
+        let mut $at = 0;
+        while $at + 4 * V::LANES <= $columns {
+            let mut k = 0;
+            while k < 4 {
+                sums[k] = sums[k].add($term);
+                $at += V::LANES;
+                k += 1;
+            }
+        }
+        while $at < $columns {
+            sums[0] = sums[0].add($term);
+            $at += V::LANES;
+        }
+        sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum()
+    }};
+}
+
+/// What a row's elements have in common, as one value and as vectors.
+struct Statistics<V: Vector> {
+    mean: V::Element,
+    r: V::Element,
+    t: V::Element,
+    means: V,
+    rs: V,
+}
+
+impl<S: Storage> Given<'_, S> {
+    /// The elements of a row from `at` on less their mean; those past its end are 0.
+    #[inline(always)]
+    fn centered<V: Vector<Element = S::Wide>>(&self, x: &[S], at: usize, mean: V) -> V {
+        if at + V::LANES <= self.columns {
+            return S::load::<V>(&x[at..at + V::LANES]).sub(mean);
+        }
+        let mut ones = [S::Wide::from_f64(0.0); crate::cpu::vector::MAX_LANES];
+        ones[..self.columns - at].fill(S::Wide::from_f64(1.0));
+        S::load::<V>(&x[at..self.columns]).sub(mean).mul(V::load(&ones))
+    }
+
+    #[inline(always)]
+    fn statistics<V: Vector<Element = S::Wide>>(&self, x: &[S]) -> Statistics<V> {
+        let (columns, [scale, to_mean]) = (self.columns, self.scales);
+        let mut mean = V::zero();
+        if self.centered {
+            let sum = row_sum!(columns, |at| S::load::<V>(&x[at..columns.min(at + V::LANES)]));
+            mean = V::splat(sum).mul(V::splat(self.by_columns));
+        }
+        let scales = V::splat(scale);
+        let squares = row_sum!(columns, |at| {
+            let scaled = self.centered::<V>(x, at, mean).mul(scales);
+            scaled.mul(scaled)
+        });
+        self.of_square(mean, V::splat(squares).mul(V::splat(to_mean)))
+    }
+
+    /// From the mean and the mean of the squares.
+    #[inline(always)]
+    fn of_square<V: Vector<Element = S::Wide>>(&self, means: V, squares: V) -> Statistics<V> {
+        let square = first(squares).to_f64();
+        let (r, t) = match (self.outside, square.sqrt()) {
+            (false, _) => (1.0 / (square + self.eps).sqrt(), 1.0 / (square + self.eps).sqrt()),
+            (true, 0.0) => (1.0 / self.eps, 0.0),
+            (true, root) => (1.0 / (root + self.eps), 1.0 / root),
+        };
+        let (r, t) = (S::Wide::from_f64(r), S::Wide::from_f64(t));
+        Statistics { mean: first(means), r, t, means, rs: V::splat(r) }
+    }
+
+    /// The sums `z` of the elements from `at` on.
+    #[inline(always)]
+    fn sums<V: Vector<Element = S::Wide>>(&self, unit: V, at: usize, end: usize) -> V {
+        let w = V::load_partial(&self.w[at..end]);
+        match self.b {
+            Some(b) => w.mul_add(unit, V::load_partial(&b[at..end])),
+            None => w.mul(unit),
+        }
+    }
+}
+
+impl<S: Storage> Given<'_, S> {
+    /// `w dz` of the elements from `at` on.
+    #[inline(always)]
+    fn weighted<V: Vector<Element = S::Wide>>(&self, dz: &[S::Wide], at: usize, end: usize) -> V {
+        V::load_partial(&dz[at..end]).mul(V::load_partial(&self.w[at..end]))
+    }
+}
+
+#[inline(always)]
+fn first<V: Vector>(vector: V) -> V::Element {
+    vector.lanes()[0]
+}
+
+fn forward_as<S: Storage>(
+    problem: &Problem,
+    inputs: &Named<View>,
+    mut outputs: Named<ViewMut>,
+    exec: &Exec,
+) -> Result<()> {
+    let given = Given::<S>::new(problem, inputs)?;
+    let y = outputs.expect("y")?.slice::<S>()?;
+    let past_caches = std::mem::size_of_val(y) >= elementwise::STREAM_FROM;
+    let mut statistic = |name| Ok(outputs.take(name).map(ViewMut::slice::<S::Wide>).transpose()?.map(Shared::new));
+    let (y, mean, rstd) = (Shared::new(y), statistic("mean")?, statistic("rstd")?);
+    let rows_each = (PIECE / problem.columns.max(1)).max(1);
+    pool::for_each(given.threads(exec), problem.rows.div_ceil(rows_each), |piece| {
+        let rows = piece * rows_each..problem.rows.min((piece + 1) * rows_each);
+        let (given, y, statistics) = (&given, &y, [mean.as_ref(), rstd.as_ref()]);
+        with_activation!(problem.activation, F => {
+            let work = Forward::<S, F> { given, rows, y, statistics, past_caches, activation: PhantomData };
+            S::Wide::dispatch(exec.level, work);
+        });
+    })
+}
+
+struct Forward<'a, S: Storage, F> {
+    given: &'a Given<'a, S>,
+    rows: Range<usize>,
+    y: &'a Shared<'a, S>,
+    statistics: [Option<&'a Shared<'a, S::Wide>>; 2],
+    past_caches: bool,
+    activation: PhantomData<F>,
+}
+
+impl<S: Storage, F: Unary> Work<S::Wide> for Forward<'_, S, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let columns = self.given.columns;
+        for row in self.rows.clone() {
+            let x = &self.given.x[row * columns..(row + 1) * columns];
+            let statistics = self.given.statistics::<V>(x);
+            // SAFETY: pieces share no row.
+            let y = unsafe { self.y.part(row * columns, columns) };
+            self.normalise(x, &statistics, y);
+            for (to, value) in self.statistics.iter().zip([statistics.mean, statistics.r]) {
+                if let Some(to) = to {
+                    // SAFETY: as above.
+                    unsafe { to.part(row, 1)[0] = value };
+                }
+            }
+        }
+        if self.past_caches {
+            fence();
+        }
+    }
+}
+
+impl<S: Storage, F: Unary> Forward<'_, S, F> {
+    #[inline(always)]
+    fn normalise<V: Vector<Element = S::Wide>>(&self, x: &[S], statistics: &Statistics<V>, y: &mut [S]) {
+        let (given, columns) = (self.given, self.given.columns);
+        let stream = self.past_caches && S::to_alignment::<V>(y) == 0;
+        let mut at = 0;
+        while at < columns {
+            let end = columns.min(at + V::LANES);
+            let unit = S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs);
+            let value = F::value(given.sums(unit, at, end));
+            if stream && end == at + V::LANES {
+                S::stream(value, &mut y[at..end]);
+            } else {
+                S::store(value, &mut y[at..end]);
+            }
+            at = end;
+        }
+    }
+}
+
+fn backward_as<S: Storage>(
+    problem: &Problem,
+    inputs: &Named<View>,
+    mut outputs: Named<ViewMut>,
+    exec: &Exec,
+) -> Result<()> {
+    let (given, dy) = (Given::<S>::new(problem, inputs)?, inputs.get("dy")?.slice::<S>()?);
+    let (rows, columns) = (problem.rows, problem.columns);
+    let dx = Shared::new(outputs.expect("dx")?.slice::<S>()?);
+    let rows_each = rows.div_ceil(MOST_PARTS).max(1);
+    let parts = rows.div_ceil(rows_each);
+    let kinds = if given.b.is_some() { 2 } else { 1 };
+    let mut partial = vec![S::Wide::from_f64(0.0); parts * kinds * columns];
+    let sums = Shared::new(&mut partial);
+    pool::for_each(given.threads(exec), parts, |part| {
+        let rows = part * rows_each..rows.min((part + 1) * rows_each);
+        // SAFETY: parts share no sums.
+        let sums = unsafe { sums.part(part * kinds * columns, kinds * columns) };
+        let (given, dx) = (&given, &dx);
+        with_activation!(problem.activation, F => {
+            let work = Reverse::<S, F> { given, dy, rows, dx, sums, activation: PhantomData };
+            S::Wide::dispatch(exec.level, work);
+        });
+    })?;
+    let mut total = vec![S::Wide::from_f64(0.0); kinds * columns];
+    sum::columns::<S::Wide>(&partial, &mut total, exec)?;
+    for (name, values) in ["dw", "db"].iter().zip(total.chunks(columns.max(1))) {
+        outputs.expect(name)?.slice()?.copy_from_slice(values);
+    }
+    Ok(())
+}
+
+struct Reverse<'a, S: Storage, F> {
+    given: &'a Given<'a, S>,
+    dy: &'a [S],
+    rows: Range<usize>,
+    dx: &'a Shared<'a, S>,
+    /// Those of `dw`, then those of `db` if there is a `b`.
+    sums: &'a mut [S::Wide],
+    activation: PhantomData<F>,
+}
+
+impl<S: Storage, F: Unary> Work<S::Wide> for Reverse<'_, S, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(mut self) {
+        let columns = self.given.columns;
+        let mut dz = vec![S::Wide::from_f64(0.0); columns];
+        for row in self.rows.clone() {
+            let place = row * columns..(row + 1) * columns;
+            let (x, dy) = (&self.given.x[place.clone()], &self.dy[place.clone()]);
+            let statistics = self.given.statistics::<V>(x);
+            self.through_activation(x, dy, &statistics, &mut dz);
+            // SAFETY: parts share no row.
+            let dx = unsafe { self.dx.part(place.start, columns) };
+            self.through_norm(x, &dz, &statistics, dx);
+        }
+    }
+}
+
+impl<S: Storage, F: Unary> Reverse<'_, S, F> {
+    /// `dz` of `dy`, and its share of `dw` and `db`.
+    #[inline(always)]
+    fn through_activation<V: Vector<Element = S::Wide>>(
+        &mut self,
+        x: &[S],
+        dy: &[S],
+        statistics: &Statistics<V>,
+        dz: &mut [S::Wide],
+    ) {
+        let (given, columns) = (self.given, self.given.columns);
+        let (dw, db) = self.sums.split_at_mut(columns);
+        let mut at = 0;
+        while at < columns {
+            let end = columns.min(at + V::LANES);
+            let unit = S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs);
+            let slope = F::slope(given.sums(unit, at, end));
+            let value = S::load::<V>(&dy[at..end]).mul(slope);
+            value.store_partial(&mut dz[at..end]);
+            let sum = value.mul_add(unit, V::load_partial(&dw[at..end]));
+            sum.store_partial(&mut dw[at..end]);
+            if !db.is_empty() {
+                value.add(V::load_partial(&db[at..end])).store_partial(&mut db[at..end]);
+            }
+            at = end;
+        }
+    }
+
+    #[inline(always)]
+    fn through_norm<V: Vector<Element = S::Wide>>(
+        &self,
+        x: &[S],
+        dz: &[S::Wide],
+        statistics: &Statistics<V>,
+        dx: &mut [S],
+    ) {
+        let (given, columns) = (self.given, self.given.columns);
+        let by_columns = V::splat(given.by_columns);
+        let along = row_sum!(columns, |at| {
+            let end = columns.min(at + V::LANES);
+            given.weighted::<V>(dz, at, end).mul(S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs))
+        });
+        let along = V::splat(along).mul(by_columns);
+        let mut mean = V::zero();
+        if given.centered {
+            mean = V::splat(row_sum!(columns, |at| given.weighted::<V>(dz, at, columns.min(at + V::LANES))))
+                .mul(by_columns);
+        }
+        let t = V::splat(statistics.t);
+        let mut at = 0;
+        while at < columns {
+            let end = columns.min(at + V::LANES);
+            let around = S::load::<V>(&x[at..end]).sub(statistics.means).mul(t);
+            let value = given.weighted::<V>(dz, at, end).sub(mean).sub(around.mul(along)).mul(statistics.rs);
+            S::store(value, &mut dx[at..end]);
+            at = end;
+        }
+    }
+}
