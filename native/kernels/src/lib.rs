@@ -18,7 +18,9 @@ pub mod causal_conv1d;
 pub mod linear;
 pub mod linear_scan;
 pub mod mamba_block;
+pub mod matmul;
 pub mod norm;
+pub mod rope;
 pub mod selective_scan;
 pub mod selective_state_update;
 
@@ -46,6 +48,10 @@ macro_rules! for_each_op {
         $with!($crate::norm::LayerNormBackward);
         $with!($crate::norm::LayerNormGelu);
         $with!($crate::norm::LayerNormGeluBackward);
+        $with!($crate::matmul::Matmul);
+        $with!($crate::matmul::MatmulBackward);
+        $with!($crate::rope::Rope);
+        $with!($crate::rope::RopeBackward);
         $with!($crate::attention::Attention);
         $with!($crate::attention::AttentionBackward);
     };

@@ -1,10 +1,21 @@
 //! Matrix products, by the `gemm` crate. It asks the CPU itself which instructions there are (up to
 //! AVX-512), so it is as fast on every [`Level`](super::Level); and it adds up each element in an order
 //! that depends on the sizes and the CPU alone, not on the number of threads.
+//!
+//! Products of few rows read the second matrix once and are bound by that; gemm, which packs it first, takes
+//! more than twice as long. They are computed here.
 
-use super::{Exec, Real, pool};
+use super::pool::Shared;
+use super::{Exec, Real, Vector, Work, pool};
 use crate::error::Result;
 use gemm::Parallelism;
+use std::ops::Range;
+
+/// Up to so many rows of the first matrix are few.
+const FEW: usize = 4;
+
+/// About so many elements of the second matrix are a piece of a product of few rows.
+const PIECE: usize = 1 << 16;
 
 /// Below this many multiplications waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 20;
@@ -39,6 +50,10 @@ pub fn multiply<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, ex
     let (m, n, k) = (a.rows, b.columns, a.columns);
     assert!(b.rows == k && to.len() == m * n, "({m}, {k}) by ({}, {n}) into {}", b.rows, to.len());
     let threads = if m.saturating_mul(n).saturating_mul(k) < WORTH_SHARING { 1 } else { exec.threads };
+    if (1..=FEW).contains(&m) && k > 0 && a.strides[1] == 1 && b.strides.contains(&1) {
+        let to = &Shared::new(to);
+        return FewRows { a, b, add, to }.run(threads, exec);
+    }
     let parallelism = if threads == 1 { Parallelism::None } else { Parallelism::Rayon(threads) };
     let ([a_down, a_along], [b_down, b_along]) = (a.strides.map(|s| s as isize), b.strides.map(|s| s as isize));
     let (zero, one) = (E::from_f64(0.0), E::from_f64(1.0));
@@ -73,4 +88,165 @@ pub fn multiply<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, ex
             );
         }
     })
+}
+
+/// Columns of the second matrix that are summed together where they lie one behind the other.
+const TOGETHER: usize = 4;
+
+/// Columns of the result that stay in the first-level cache where rows of the second matrix are read.
+const WIDE: usize = 1024;
+
+/// A product of few rows.
+struct FewRows<'a, E> {
+    a: Matrix<'a, E>,
+    b: Matrix<'a, E>,
+    add: bool,
+    to: &'a Shared<'a, E>,
+}
+
+impl<E: Real> FewRows<'_, E> {
+    /// Shares the columns of the result among threads.
+    fn run(&self, threads: usize, exec: &Exec) -> Result<()> {
+        match self.a.rows {
+            1 => self.of_rows::<1>(threads, exec),
+            2 => self.of_rows::<2>(threads, exec),
+            3 => self.of_rows::<3>(threads, exec),
+            _ => self.of_rows::<FEW>(threads, exec),
+        }
+    }
+
+    fn of_rows<const M: usize>(&self, threads: usize, exec: &Exec) -> Result<()> {
+        let columns = self.b.columns;
+        let by_columns = self.b.strides[0] == 1;
+        let each = if by_columns { (PIECE / self.b.rows).next_multiple_of(TOGETHER).max(TOGETHER) } else { WIDE };
+        pool::for_each(threads, columns.div_ceil(each), |piece| {
+            let columns = piece * each..columns.min((piece + 1) * each);
+            match by_columns {
+                true => E::dispatch(exec.level, Dots::<E, M> { of: self, columns }),
+                false => E::dispatch(exec.level, Rows::<E, M> { of: self, columns }),
+            }
+        })
+    }
+
+    /// A row of the result, at some columns.
+    ///
+    /// # Safety
+    /// Nobody else has these elements.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn result(&self, row: usize, columns: Range<usize>) -> &mut [E] {
+        // SAFETY: the caller's promise.
+        unsafe { self.to.part(row * self.b.columns + columns.start, columns.len()) }
+    }
+
+    #[inline(always)]
+    fn row_of_a(&self, row: usize) -> &[E] {
+        &self.a.values[row * self.a.strides[0]..][..self.a.columns]
+    }
+}
+
+/// Some columns of the result where the second matrix has its columns one behind the other: each element
+/// is the sum of a product of two slices.
+struct Dots<'a, E, const M: usize> {
+    of: &'a FewRows<'a, E>,
+    columns: Range<usize>,
+}
+
+impl<E: Real, const M: usize> Work<E> for Dots<'_, E, M> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = E>>(self) {
+        let mut column = self.columns.start;
+        while column < self.columns.end {
+            let count = TOGETHER.min(self.columns.end - column);
+            self.together::<V>(column, count);
+            column += count;
+        }
+    }
+}
+
+impl<E: Real, const M: usize> Dots<'_, E, M> {
+    #[inline(always)]
+    fn together<V: Vector<Element = E>>(&self, column: usize, count: usize) {
+        let (of, inner) = (self.of, self.of.b.rows);
+        let mut sums = [[V::zero(); TOGETHER]; M];
+        let mut b = [&[][..]; TOGETHER];
+        for (k, b) in b.iter_mut().enumerate() {
+            // Columns past the last are computed as the last, and not written.
+            *b = &of.b.values[(column + k.min(count - 1)) * of.b.strides[1]..][..inner];
+        }
+        let mut at = 0;
+        while at < inner {
+            let end = inner.min(at + V::LANES);
+            let mut factors = [V::zero(); M];
+            for (row, factor) in factors.iter_mut().enumerate() {
+                *factor = V::load_partial(&of.row_of_a(row)[at..end]);
+            }
+            for k in 0..TOGETHER {
+                let values = V::load_partial(&b[k][at..end]);
+                for row in 0..M {
+                    sums[row][k] = values.mul_add(factors[row], sums[row][k]);
+                }
+            }
+            at = end;
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            // SAFETY: pieces share no column.
+            let to = unsafe { of.result(row, column..column + count) };
+            for (to, sum) in to.iter_mut().zip(sums) {
+                let sum = sum.sum();
+                *to = if of.add { Vector::add(*to, sum) } else { sum };
+            }
+        }
+    }
+}
+
+/// Some columns of the result where the second matrix has its rows one behind the other: four of them at
+/// a time are added to the result.
+struct Rows<'a, E, const M: usize> {
+    of: &'a FewRows<'a, E>,
+    columns: Range<usize>,
+}
+
+impl<E: Real, const M: usize> Work<E> for Rows<'_, E, M> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = E>>(self) {
+        let mut inner = 0;
+        while inner < self.of.b.rows {
+            let count = TOGETHER.min(self.of.b.rows - inner);
+            for row in 0..M {
+                self.add_rows::<V>(row, inner, count);
+            }
+            inner += count;
+        }
+    }
+}
+
+impl<E: Real, const M: usize> Rows<'_, E, M> {
+    #[inline(always)]
+    fn add_rows<V: Vector<Element = E>>(&self, row: usize, inner: usize, count: usize) {
+        let (of, width) = (self.of, self.columns.len());
+        // SAFETY: pieces share no column.
+        let to = unsafe { of.result(row, self.columns.clone()) };
+        let fresh = inner == 0 && !of.add;
+        let mut factors = [V::zero(); TOGETHER];
+        let mut b = [&[][..]; TOGETHER];
+        for k in 0..count {
+            factors[k] = V::splat(of.row_of_a(row)[inner + k]);
+            b[k] = &of.b.values[(inner + k) * of.b.strides[0] + self.columns.start..][..width];
+        }
+        let mut at = 0;
+        while at < width {
+            let end = width.min(at + V::LANES);
+            let mut sum = if fresh { V::zero() } else { V::load_partial(&to[at..end]) };
+            for k in 0..count {
+                sum = V::load_partial(&b[k][at..end]).mul_add(factors[k], sum);
+            }
+            sum.store_partial(&mut to[at..end]);
+            at = end;
+        }
+    }
 }

@@ -1,0 +1,52 @@
+//! Rotation on CUDA.
+
+use super::{Pairing, Problem};
+use crate::cuda::{Buffer, Lane, Source, grid_size, types};
+use crate::error::Result;
+use crate::tensor::{DType, Spec};
+
+const ROTATE: Source = Source { name: "rope", text: include_str!("rotate.cu") };
+
+/// The kernel's parameters; the same struct is declared in `rotate.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    x: u64,
+    y: u64,
+    rates: u64,
+    inner: i64,
+    length: i64,
+    rows: i64,
+    width: i64,
+    first_position: f64,
+    sign: f64,
+}
+
+/// Queues the rotation by the angles times `sign`.
+pub fn rotate(problem: &Problem, sign: f64, x: &Buffer, y: &Buffer, lane: &Lane) -> Result<()> {
+    let Problem { inner, length, outer, width, .. } = *problem;
+    let (pairs, rows) = (width / 2, outer * inner);
+    if pairs * length * rows == 0 {
+        return Ok(());
+    }
+    let rates = lane.temporary(Spec::new(DType::F64, &[pairs])?)?;
+    lane.upload(bytemuck::cast_slice(&problem.rates), &rates)?;
+    let params = Params {
+        x: lane.address(x)?,
+        y: lane.address(y)?,
+        rates: lane.address(&rates)?,
+        inner: inner as i64,
+        length: length as i64,
+        rows: rows as i64,
+        width: width as i64,
+        first_position: problem.first_position as f64,
+        sign,
+    };
+    let interleaved = u32::from(problem.pairing == Pairing::Interleaved);
+    let kernel = lane.device().kernel(&ROTATE, &format!("{} -DINTERLEAVED={interleaved}", types(problem.x.dtype)))?;
+    let (threads, most_rows) = (128, 65535);
+    let grid = [grid_size((pairs * length).div_ceil(threads))?, rows.min(most_rows) as u32, 1];
+    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have
+    // these sizes.
+    unsafe { lane.launch(&kernel, grid, threads as u32, &params) }
+}

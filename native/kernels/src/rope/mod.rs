@@ -1,0 +1,238 @@
+//! Rotary position embedding (Su et al. 2021): pairs of elements of a row are rotated by angles that grow
+//! with the row's position `p`. For pair `i` of `W / 2`:
+//!
+//! ```text
+//! angle = p theta_i          theta_i = theta^(-2i/W)
+//! (a, b) -> (a cos - b sin, a sin + b cos)
+//! half: (a, b) = (x[i], x[i+W/2])        interleaved: (a, b) = (x[2i], x[2i+1])
+//! ```
+//!
+//! With Llama 3's scaling, of factor `f`, low and high factors `lo` and `hi` and original length `n`, and the
+//! wavelength `w = 2 pi / theta_i`: `theta_i` stays for `w < n/hi`, becomes `theta_i / f` for `w > n/lo`, and
+//! else `(1 - s) theta_i / f + s theta_i` with `s = (n/w - lo) / (hi - lo)`.
+//!
+//! The gradient rotates by the negative angles. Angles, cosines and sines are f64, for those of f32 are off
+//! by 1e-3 at positions of 1e5; the latter are rounded to the type of the arithmetic, f32 (f64 for f64), and
+//! results once to that of storage.
+
+mod cpu;
+mod cuda;
+mod reference;
+
+use crate::attention::{LAYOUT, Layout};
+use crate::cuda::{Buffer, Lane};
+use crate::error::{Error, Kind, Result};
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::tensor::{Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// Which elements are a pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pairing {
+    /// `x[i]` and `x[i+W/2]`.
+    #[default]
+    Half,
+    /// `x[2i]` and `x[2i+1]`.
+    Interleaved,
+}
+
+/// The options.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Which elements are a pair.
+    pub pairing: Pairing,
+    /// The base of the angles.
+    pub theta: f64,
+    /// The position of the first row.
+    pub first_position: i64,
+    /// The order of the axes.
+    pub layout: Layout,
+    /// Llama 3's scaling factor; no scaling by default.
+    pub scaling_factor: Option<f64>,
+    /// Its low factor.
+    pub low_freq_factor: f64,
+    /// Its high factor.
+    pub high_freq_factor: f64,
+    /// The length that the model was first trained for.
+    pub original_length: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            pairing: Pairing::Half,
+            theta: 10000.0,
+            first_position: 0,
+            layout: Layout::HeadsFirst,
+            scaling_factor: None,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_length: 8192.0,
+        }
+    }
+}
+
+/// A checked call.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// Type and shape of `x`.
+    pub x: Spec,
+    /// Rows of the same position, one behind the other for each outer index.
+    pub inner: usize,
+    /// Positions.
+    pub length: usize,
+    /// What is repeated outside of positions.
+    pub outer: usize,
+    /// Elements of a row, `W` in the shapes.
+    pub width: usize,
+    /// Which elements are a pair.
+    pub pairing: Pairing,
+    /// The position of the first row.
+    pub first_position: i64,
+    /// `theta_i` of each pair.
+    pub rates: Vec<f64>,
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let x = *inputs.get("x")?;
+        let (outer, length, inner, width) = match (options.layout, &x.shape[..]) {
+            (Layout::HeadsFirst, &[batch, heads, length, width]) => (batch * heads, length, 1, width),
+            (Layout::HeadsLast, &[batch, length, heads, width]) => (batch, length, heads, width),
+            (Layout::HeadsFirst, _) => return Err(op::wrong_shape("x", "(batch, heads, length, W)", &x).hint("")),
+            (Layout::HeadsLast, _) => return Err(op::wrong_shape("x", "(batch, length, heads, W)", &x).hint("")),
+        };
+        if !width.is_multiple_of(2) {
+            return Err(op::wrong_shape("x", "(..., W) with an even W", &x).hint("Elements are rotated in pairs"));
+        }
+        options.check()?;
+        let rates = (0..width / 2).map(|i| options.rate(i, width)).collect();
+        let Options { pairing, first_position, .. } = *options;
+        Ok(Problem { x, inner, length, outer, width, pairing, first_position, rates })
+    }
+
+    /// Where the two elements of a pair are in a row.
+    #[inline]
+    pub fn pair(&self, i: usize) -> (usize, usize) {
+        match self.pairing {
+            Pairing::Half => (i, i + self.width / 2),
+            Pairing::Interleaved => (2 * i, 2 * i + 1),
+        }
+    }
+}
+
+impl Options {
+    fn check(&self) -> Result<()> {
+        let positive = |name: &str, value: f64| match value > 0.0 && value.is_finite() {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Option, name).expected("a positive number").got(value)),
+        };
+        positive("theta", self.theta)?;
+        positive("scaling_factor", self.scaling_factor.unwrap_or(1.0))?;
+        positive("low_freq_factor", self.low_freq_factor)?;
+        positive("high_freq_factor", self.high_freq_factor)?;
+        positive("original_length", self.original_length)?;
+        if self.high_freq_factor > self.low_freq_factor {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Option, "high_freq_factor")
+            .expected(format_args!("more than low_freq_factor, {}", self.low_freq_factor))
+            .got(self.high_freq_factor))
+    }
+
+    fn rate(&self, i: usize, width: usize) -> f64 {
+        let rate = self.theta.powf(-2.0 * i as f64 / width as f64);
+        let Some(factor) = self.scaling_factor else { return rate };
+        let (wavelength, length) = (2.0 * std::f64::consts::PI / rate, self.original_length);
+        let (low, high) = (self.low_freq_factor, self.high_freq_factor);
+        if wavelength < length / high {
+            return rate;
+        }
+        if wavelength > length / low {
+            return rate / factor;
+        }
+        let share = (length / wavelength - low) / (high - low);
+        (1.0 - share) * rate / factor + share * rate
+    }
+}
+
+/// Rotary position embedding.
+pub struct Rope;
+
+impl Op for Rope {
+    const NAME: &'static str = "rope";
+    const ABOUT: &'static str = "Rotary position embedding";
+    const INPUTS: &'static [Slot] = &[Slot::new("x", "(B, H, L, W)")];
+    const OPTIONS: &'static [OptionDoc] = &[
+        OptionDoc { name: "pairing", takes: "text", help: "half (x[i] and x[i+W/2]), the default, or interleaved" },
+        OptionDoc { name: "theta", takes: "float", help: "the base of the angles; 10000 by default" },
+        OptionDoc { name: "first_position", takes: "integer", help: "the position of the first row; 0 by default" },
+        LAYOUT,
+        OptionDoc { name: "scaling_factor", takes: "float", help: "Llama 3's scaling of angles; none by default" },
+        OptionDoc { name: "low_freq_factor", takes: "float", help: "of that scaling; 1 by default" },
+        OptionDoc { name: "high_freq_factor", takes: "float", help: "of that scaling; 4 by default" },
+        OptionDoc { name: "original_length", takes: "float", help: "of that scaling; 8192 by default" },
+    ];
+    const COTANGENTS: &'static [&'static str] = &["dy"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        Ok([("y", problem.x)].into_iter().collect())
+    }
+
+    fn cpu(
+        problem: &Problem,
+        inputs: &Named<View>,
+        mut outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        cpu::rotate(problem, 1.0, inputs.get("x")?, outputs.expect("y")?, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        Ok([("y", reference::rotate(problem, 1.0, inputs.get("x")?))].into_iter().collect())
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::rotate(problem, 1.0, inputs.get("x")?, outputs.get("y")?, lane)
+    }
+}
+
+/// The gradient of [`Rope`].
+pub type RopeBackward = Backward<Rope>;
+
+impl Differentiable for Rope {
+    const BACKWARD: &'static str = "rope_backward";
+    const GIVEN: &'static [Slot] = &op::slots::<2>(Self::INPUTS, &[Slot::new("dy", "(B, H, L, W)")]);
+
+    fn cpu_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<View>,
+        mut outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        cpu::rotate(&call.of, -1.0, inputs.get("dy")?, outputs.expect("dx")?, exec)
+    }
+
+    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        Ok([("dx", reference::rotate(&call.of, -1.0, inputs.get("dy")?))].into_iter().collect())
+    }
+
+    fn cuda_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<&Buffer>,
+        outputs: &Named<&Buffer>,
+        lane: &Lane,
+    ) -> Result<()> {
+        cuda::rotate(&call.of, -1.0, inputs.get("dy")?, outputs.get("dx")?, lane)
+    }
+}
