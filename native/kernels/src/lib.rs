@@ -19,10 +19,13 @@ pub mod linear;
 pub mod linear_scan;
 pub mod mamba_block;
 pub mod matmul;
+pub mod mha;
 pub mod norm;
 pub mod rope;
 pub mod selective_scan;
 pub mod selective_state_update;
+pub mod swiglu_mlp;
+pub mod transformer_block;
 
 /// Calls `$with!(Op)` for every op there is: the one list that all op-independent code walks.
 #[macro_export]
@@ -54,5 +57,11 @@ macro_rules! for_each_op {
         $with!($crate::rope::RopeBackward);
         $with!($crate::attention::Attention);
         $with!($crate::attention::AttentionBackward);
+        $with!($crate::swiglu_mlp::SwigluMlp);
+        $with!($crate::swiglu_mlp::SwigluMlpBackward);
+        $with!($crate::mha::Mha);
+        $with!($crate::mha::MhaBackward);
+        $with!($crate::transformer_block::TransformerBlock);
+        $with!($crate::transformer_block::TransformerBlockBackward);
     };
 }

@@ -173,6 +173,11 @@ impl<T> IntoIterator for Named<T> {
     }
 }
 
+/// Named tensors of which some may be absent.
+pub fn named<T, const N: usize>(tensors: [(&'static str, Option<T>); N]) -> Named<T> {
+    tensors.into_iter().filter_map(|(name, tensor)| Some((name, tensor?))).collect()
+}
+
 /// An operation: what it takes, what it gives, and how each backend computes it.
 pub trait Op {
     /// Its name in every language.

@@ -53,6 +53,10 @@ pub trait Place {
     fn rows<'s, 'a: 's>(of: &Self::View<'a>, range: Range<usize>) -> Result<Self::View<'s>>;
     /// The first `at` of the first axis, and the others.
     fn split_rows<'s, 'a: 's>(of: Self::ViewMut<'a>, at: usize) -> Result<(Self::ViewMut<'s>, Self::ViewMut<'s>)>;
+    /// The same elements in order under another shape.
+    fn reshape<'s, 'a: 's>(of: &Self::View<'a>, dims: &[usize]) -> Result<Self::View<'s>>;
+    /// The same elements in order under another shape.
+    fn reshape_mut<'s, 'a: 's>(of: Self::ViewMut<'a>, dims: &[usize]) -> Result<Self::ViewMut<'s>>;
 
     /// Checks and runs an op.
     fn call<'s, O: Op>(
@@ -93,6 +97,12 @@ impl Place for Cpu<'_> {
     }
     fn split_rows<'s, 'a: 's>(of: ViewMut<'a>, at: usize) -> Result<(ViewMut<'s>, ViewMut<'s>)> {
         of.split_rows(at)
+    }
+    fn reshape<'s, 'a: 's>(of: &View<'a>, dims: &[usize]) -> Result<View<'s>> {
+        of.reshape(dims)
+    }
+    fn reshape_mut<'s, 'a: 's>(of: ViewMut<'a>, dims: &[usize]) -> Result<ViewMut<'s>> {
+        of.reshape(dims)
     }
 
     fn call<'s, O: Op>(
@@ -137,6 +147,12 @@ impl Place for Cuda<'_> {
     fn split_rows<'s, 'a: 's>(of: Buffer, at: usize) -> Result<(Buffer, Buffer)> {
         let all = of.spec().shape.first().copied().unwrap_or(0);
         Ok((of.rows(0..at)?, of.rows(at..all)?))
+    }
+    fn reshape<'s, 'a: 's>(of: &Buffer, dims: &[usize]) -> Result<Buffer> {
+        of.reshape(dims)
+    }
+    fn reshape_mut<'s, 'a: 's>(of: Buffer, dims: &[usize]) -> Result<Buffer> {
+        of.reshape(dims)
     }
 
     fn call<O: Op>(&self, options: &O::Options, inputs: Named<Buffer>, outputs: Named<Buffer>) -> Result<()> {

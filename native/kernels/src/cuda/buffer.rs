@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use super::lane::Clock;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::tensor::{Described, Spec};
 use cudarc::driver::sys;
 use std::ops::Range;
@@ -59,6 +59,15 @@ impl Buffer {
     pub fn rows(&self, range: Range<usize>) -> Result<Buffer> {
         let (spec, bytes) = self.spec.rows(range)?;
         Ok(Buffer { spec, address: self.address + bytes.start as u64, memory: self.memory.clone() })
+    }
+
+    /// The same elements in order under another shape of equal size, in the same memory.
+    pub fn reshape(&self, dims: &[usize]) -> Result<Buffer> {
+        let spec = Spec::new(self.spec.dtype, dims)?;
+        if spec.bytes() != self.spec.bytes() {
+            return Err(Error::new(Kind::Shape, "shape").expected(format_args!("that of {}", self.spec)).got(spec));
+        }
+        Ok(Buffer { spec, address: self.address, memory: self.memory.clone() })
     }
 
     /// The device it lies on.

@@ -18,7 +18,8 @@ mod reference;
 use crate::activations::{self, Activation};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot, named};
+use crate::place::Place;
 use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
@@ -143,4 +144,23 @@ impl Differentiable for Linear {
     ) -> Result<()> {
         cuda::backward(&call.of, inputs, outputs, lane)
     }
+}
+
+/// The layer without an activation at some place: `y` of `x`, `w` and maybe `b`.
+pub fn at<'s, P: Place>(place: &P, [x, w]: [P::View<'s>; 2], b: Option<P::View<'s>>, y: P::ViewMut<'s>) -> Result<()> {
+    let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b)]);
+    place.call::<Linear>(&Options::default(), inputs, named([("y", Some(y))]))
+}
+
+/// The gradient of [`at`]: `dx`, `dw` and maybe `db` of `x`, `w`, `dy` and maybe `b`.
+pub fn backward_at<'s, P: Place>(
+    place: &P,
+    [x, w, dy]: [P::View<'s>; 3],
+    b: Option<P::View<'s>>,
+    [dx, dw]: [P::ViewMut<'s>; 2],
+    db: Option<P::ViewMut<'s>>,
+) -> Result<()> {
+    let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b), ("dy", Some(dy))]);
+    let outputs = named([("dx", Some(dx)), ("dw", Some(dw)), ("db", db)]);
+    place.call::<LinearBackward>(&Options::default(), inputs, outputs)
 }

@@ -3,8 +3,8 @@
 use super::Problem;
 use crate::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
 use crate::error::Result;
-use crate::linear::{self, Linear, LinearBackward};
-use crate::op::Named;
+use crate::linear;
+use crate::op::{Named, named};
 use crate::place::{Map, Place};
 use crate::selective_scan::backward::SelectiveScanBackward;
 use crate::selective_scan::{self, SelectiveScan};
@@ -68,11 +68,6 @@ struct OfScan<T> {
     db_t: T,
     dc_t: T,
     dz: T,
-}
-
-/// Named tensors of which some may be absent.
-fn named<T, const N: usize>(tensors: [(&'static str, Option<T>); N]) -> Named<T> {
-    tensors.into_iter().filter_map(|(name, tensor)| Some((name, tensor?))).collect()
 }
 
 /// A call of the block at some place.
@@ -150,8 +145,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     }
 
     fn linear<'s>(&self, x: P::View<'s>, w: P::View<'s>, b: Option<P::View<'s>>, y: P::ViewMut<'s>) -> Result<()> {
-        let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b)]);
-        self.place.call::<Linear>(&linear::Options::default(), inputs, named([("y", Some(y))]))
+        linear::at(self.place, [x, w], b, y)
     }
 
     fn linear_backward<'s>(
@@ -161,9 +155,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         [dx, dw]: [P::ViewMut<'s>; 2],
         db: Option<P::ViewMut<'s>>,
     ) -> Result<()> {
-        let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b), ("dy", Some(dy))]);
-        let outputs = named([("dx", Some(dx)), ("dw", Some(dw)), ("db", db)]);
-        self.place.call::<LinearBackward>(&linear::Options::default(), inputs, outputs)
+        linear::backward_at(self.place, [x, w, dy], b, [dx, dw], db)
     }
 
     fn conv(&self, u: &P::Owned, c: &mut P::Owned, state: Option<P::ViewMut<'a>>) -> Result<()> {

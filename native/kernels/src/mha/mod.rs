@@ -1,0 +1,136 @@
+//! Multi-head self-attention with its projections (Vaswani et al. 2017, section 3.2.2), and its gradient. With
+//! `linear(v, M) = v M^T`, and weights stored (out, in):
+//!
+//! ```text
+//! [q | k | v] = linear(x, wqkv)            each cut into heads: head i is columns i D / H and on
+//! q, k = rope(q), rope(k)                  if there is a rope_theta
+//! y = linear(attention(q, k, v), wo) + bo
+//! ```
+//!
+//! The gradient computes what lies in between again. What lies in between has the storage type.
+
+mod steps;
+
+use crate::cuda::{Buffer, Lane};
+use crate::error::{Error, Kind, Result};
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::rope::Pairing;
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// The options.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// How many heads there are, `H` in the shapes; 1 by default.
+    pub heads: usize,
+    /// Whether a token sees no later ones.
+    pub causal: bool,
+    /// The base of rotary angles; no rotation by default.
+    pub rope_theta: Option<f64>,
+    /// Which elements are rotated in pairs.
+    pub pairing: Pairing,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { heads: 1, causal: false, rope_theta: None, pairing: Pairing::Half }
+    }
+}
+
+/// The documentation of the options.
+pub const OPTIONS: [OptionDoc; 4] = [
+    OptionDoc { name: "heads", takes: "integer", help: "how many heads there are; 1 by default" },
+    OptionDoc { name: "causal", takes: "flag", help: "whether a token sees no later ones" },
+    OptionDoc { name: "rope_theta", takes: "float", help: "the base of rotary angles; no rotation by default" },
+    OptionDoc { name: "pairing", takes: "text", help: "of rotation: half, the default, or interleaved" },
+];
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Batch size, `B` in the shapes.
+    pub batch: usize,
+    /// Sequence length, `L`.
+    pub length: usize,
+    /// Width of the model, `D`.
+    pub width: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Whether a token sees no later ones.
+    pub causal: bool,
+    /// The base of rotary angles.
+    pub rope_theta: Option<f64>,
+    /// Which elements are rotated in pairs.
+    pub pairing: Pairing,
+    /// The storage type.
+    pub dtype: DType,
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let x = inputs.get("x")?;
+        let &[batch, length, width] = &x.shape[..] else {
+            return Err(op::wrong_shape("x", "(B, L, D)", x));
+        };
+        for (name, dims) in [("wqkv", &[3 * width, width][..]), ("wo", &[width, width]), ("bo", &[width])] {
+            op::same_shape(inputs, name, dims).map_err(|e| e.hint("Weights are stored (out, in)"))?;
+        }
+        let Options { heads, causal, rope_theta, pairing } = *options;
+        if heads == 0 || !width.is_multiple_of(heads) {
+            return Err(Error::new(Kind::Option, "heads").expected(format_args!("a divisor of {width}")).got(heads));
+        }
+        if rope_theta.is_some() && !(width / heads).is_multiple_of(2) {
+            return Err(Error::new(Kind::Option, "heads")
+                .expected("heads of an even width, to rotate pairs")
+                .got(format_args!("{heads} of {}", width / heads)));
+        }
+        Ok(Problem { batch, length, width, heads, causal, rope_theta, pairing, dtype: x.dtype })
+    }
+
+    fn in_f64(self) -> Problem {
+        Problem { dtype: DType::F64, ..self }
+    }
+}
+
+/// Multi-head self-attention.
+pub struct Mha;
+
+impl Op for Mha {
+    const NAME: &'static str = "mha";
+    const ABOUT: &'static str = "Multi-head self-attention with its projections";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("x", "(B, L, D)"),
+        Slot::new("wqkv", "(3D, D)"),
+        Slot::new("wo", "(D, D)"),
+        Slot::new("bo", "(D)").optional(),
+        Slot::new("mask", "(B|1, H|1, L|1, L|1)").mask().optional(),
+    ];
+    const OPTIONS: &'static [OptionDoc] = &OPTIONS;
+    const COTANGENTS: &'static [&'static str] = &["dy"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let Problem { batch, length, width, dtype, .. } = *problem;
+        Ok([("y", Spec::new(dtype, &[batch, length, width])?)].into_iter().collect())
+    }
+
+    crate::forward_by_steps!();
+}
+
+/// The gradient of [`Mha`].
+pub type MhaBackward = Backward<Mha>;
+
+impl Differentiable for Mha {
+    const BACKWARD: &'static str = "mha_backward";
+    const GIVEN: &'static [Slot] = &op::slots::<6>(Self::INPUTS, &[Slot::new("dy", "(B, L, D)")]);
+
+    crate::backward_by_steps!();
+}

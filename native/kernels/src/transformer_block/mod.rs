@@ -1,0 +1,132 @@
+//! A block of a transformer, with the norms in front (Xiong et al. 2020), and its gradient:
+//!
+//! ```text
+//! h = x + mha(layer_norm(x; ln1_w, ln1_b); wqkv, wo, bo)
+//! y = h + swiglu_mlp(layer_norm(h; ln2_w, ln2_b); wg, wu, wd)
+//! ```
+//!
+//! The gradient computes what lies in between again, and then goes through the gradients of these steps in
+//! reverse. What lies in between has the storage type.
+
+mod steps;
+
+use crate::cuda::{Buffer, Lane};
+use crate::error::Result;
+use crate::mha;
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::rope::Pairing;
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// The options: those of [`mha`], and the norms' `eps`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// How many heads there are; 1 by default.
+    pub heads: usize,
+    /// Whether a token sees no later ones.
+    pub causal: bool,
+    /// The base of rotary angles; no rotation by default.
+    pub rope_theta: Option<f64>,
+    /// Which elements are rotated in pairs.
+    pub pairing: Pairing,
+    /// What keeps the norms' divisors from 0.
+    pub eps: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let mha::Options { heads, causal, rope_theta, pairing } = mha::Options::default();
+        Options { heads, causal, rope_theta, pairing, eps: 1e-5 }
+    }
+}
+
+impl Options {
+    fn mha(&self) -> mha::Options {
+        let Options { heads, causal, rope_theta, pairing, .. } = *self;
+        mha::Options { heads, causal, rope_theta, pairing }
+    }
+}
+
+/// A checked call.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// Type and shape of `x`.
+    pub x: Spec,
+    /// The options.
+    pub options: Options,
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let x = *inputs.get("x")?;
+        let &[_, _, width] = &x.shape[..] else {
+            return Err(op::wrong_shape("x", "(B, L, D)", &x));
+        };
+        for name in ["ln1_w", "ln1_b", "ln2_w", "ln2_b", "bo"] {
+            op::same_shape(inputs, name, &[width])?;
+        }
+        Ok(Problem { x, options: options.clone() })
+    }
+
+    fn in_f64(&self) -> Problem {
+        Problem { x: Spec { dtype: DType::F64, ..self.x }, options: self.options.clone() }
+    }
+}
+
+/// The block.
+pub struct TransformerBlock;
+
+impl Op for TransformerBlock {
+    const NAME: &'static str = "transformer_block";
+    const ABOUT: &'static str = "Transformer block: self-attention and feed-forward layer, each behind a norm";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("x", "(B, L, D)"),
+        Slot::new("wqkv", "(3D, D)"),
+        Slot::new("wo", "(D, D)"),
+        Slot::new("bo", "(D)").optional(),
+        Slot::new("ln1_w", "(D)").wide(),
+        Slot::new("ln1_b", "(D)").wide(),
+        Slot::new("ln2_w", "(D)").wide(),
+        Slot::new("ln2_b", "(D)").wide(),
+        Slot::new("wg", "(F, D)"),
+        Slot::new("wu", "(F, D)"),
+        Slot::new("wd", "(D, F)"),
+        Slot::new("mask", "(B|1, H|1, L|1, L|1)").mask().optional(),
+    ];
+    const OPTIONS: &'static [OptionDoc] = &[
+        mha::OPTIONS[0],
+        mha::OPTIONS[1],
+        mha::OPTIONS[2],
+        mha::OPTIONS[3],
+        OptionDoc { name: "eps", takes: "float", help: "what keeps the norms' divisors from 0; 1e-5 by default" },
+    ];
+    const COTANGENTS: &'static [&'static str] = &["dy"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    /// Checks what the parts would find too late: then some of them have run.
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let problem = Problem::new(inputs, options)?;
+        steps::check(inputs, options)?;
+        Ok(problem)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        Ok([("y", problem.x)].into_iter().collect())
+    }
+
+    crate::forward_by_steps!();
+}
+
+/// The gradient of [`TransformerBlock`].
+pub type TransformerBlockBackward = Backward<TransformerBlock>;
+
+impl Differentiable for TransformerBlock {
+    const BACKWARD: &'static str = "transformer_block_backward";
+    const GIVEN: &'static [Slot] = &op::slots::<13>(Self::INPUTS, &[Slot::new("dy", "(B, L, D)")]);
+
+    crate::backward_by_steps!();
+}
