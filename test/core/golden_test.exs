@@ -1,6 +1,9 @@
 defmodule Sidewinder.GoldenTest do
   use ExUnit.Case, async: true
 
+  # Long sequences, at every level.
+  @moduletag timeout: 300_000
+
   alias Sidewinder.{Calls, Error, Golden, Kernel, Native, Tensor}
   alias Sidewinder.Kernel.{Conv, Mamba, NN, Scan}
 
