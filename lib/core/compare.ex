@@ -88,7 +88,7 @@ defmodule Sidewinder.Compare do
   @doc """
   Runs `op`, and its gradient where it has one, at every level.
 
-  `inputs` are host tensors by name, such as `Sidewinder.RandomInputs.make/2` gives. Cotangents, such as
+  `inputs` are tensors by name, such as `Sidewinder.RandomInputs.make/2` gives. Cotangents, such as
   `dy`, may be among them. The gradient takes all inputs, those outputs of the op that it needs, as the
   reference gives them, rounded to their types, and a cotangent for each output.
 
@@ -173,13 +173,41 @@ defmodule Sidewinder.Compare do
           )
   end
 
-  # The storage type is that of the op's first input.
+  # The inputs and the cotangents, in the op's order.
   defp inputs!(op, inputs) do
-    given = Map.new(inputs, fn {name, tensor} -> {to_string(name), tensor} end)
+    given = for {name, t} <- inputs, into: %{}, do: {to_string(name), tensor!(op, name, t)}
     names = for slot <- op.inputs, do: slot.name
     for {name, _} <- given, name not in (names ++ op.cotangents), do: unknown_input(op, name)
     take = fn names -> for name <- names, tensor = given[name], do: {name, tensor} end
-    {take.(names), take.(op.cotangents -- names)}
+    inputs = take.(names)
+    types!(op, given, inputs)
+    {inputs, take.(op.cotangents -- names)}
+  end
+
+  defp tensor!(_op, _name, %Tensor{} = tensor), do: Tensor.to_host(tensor)
+
+  defp tensor!(op, name, other) do
+    got = Error.show(other)
+    raise Error.new(:argument, to_string(name), op: op.name, expected: "a tensor", got: got)
+  end
+
+  # The reference computes in f64 whatever comes, so it would not notice.
+  defp types!(op, given, [{_, %{type: storage}} | _]) do
+    for slot <- op.inputs,
+        %{type: type} <- [given[slot.name]],
+        type != Ops.type(slot, storage),
+        do: wrong_type(op, slot, type, storage)
+  end
+
+  defp types!(_op, _given, []), do: :ok
+
+  defp wrong_type(op, slot, type, storage) do
+    raise Error.new(:dtype, slot.name,
+            op: op.name,
+            expected: to_string(Ops.type(slot, storage)),
+            got: to_string(type),
+            hint: "`#{hd(op.inputs).name}` is #{storage}; convert one of them"
+          )
   end
 
   defp unknown_input(op, name) do
@@ -280,7 +308,7 @@ defmodule Sidewinder.Compare do
   end
 
   defp other({name, fun}, call, options) do
-    inputs = Map.new(call.inputs)
+    {name, inputs} = {to_string(name), Map.new(call.inputs)}
     start = fn -> fn -> fun.(inputs) end end
     %{level(name, name, nil, start) | limit: options[:limit_ms]}
   end

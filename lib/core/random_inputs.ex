@@ -70,7 +70,7 @@ defmodule Sidewinder.RandomInputs do
   def make(op, options \\ []) do
     op = Ops.find!(Ops.all(), op)
     slots = slots!(op, options[:with] || [])
-    letters = letters!(op, slots, options[:shape] || "")
+    letters = letters!(op, options[:shape] || "")
     type = options[:type] || :f32
 
     for slot <- slots do
@@ -135,9 +135,9 @@ defmodule Sidewinder.RandomInputs do
 
   ## Sizes
 
-  defp letters!(op, slots, text) do
+  defp letters!(op, text) do
     own = Map.get(@own_sizes, op.name, %{})
-    letters = Enum.uniq(Enum.flat_map(slots, &Shapes.letters(&1.shape)))
+    letters = Enum.uniq(Enum.flat_map(op.inputs, &Shapes.letters(&1.shape)))
     defaults = for l <- letters, into: %{}, do: {l, own[l] || Map.get(@sizes, l, @other_letter)}
     given = for part <- String.split(text, ",", trim: true), do: given!(op, letters, part)
     Enum.reduce(given, defaults, &Map.merge(&2, &1))

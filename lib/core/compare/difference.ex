@@ -122,7 +122,7 @@ defmodule Sidewinder.Compare.Difference do
 
     worst =
       {max(most, off), max(relative, off / max(size, least)),
-       max(excess, off - atol - rtol * size)}
+       max(excess, off - (atol + rtol * size))}
 
     differ(as, bs, limits, worst)
   end
