@@ -14,7 +14,7 @@ defmodule Sidewinder.Device do
       SIDEWINDER_BACKEND=cuda:1 SIDEWINDER_THREADS=4 mix run ...
   """
 
-  alias Sidewinder.{Error, Native, Tensor}
+  alias Sidewinder.{Error, Native, Ops, Tensor}
 
   @type backend :: :auto | :cpu | {:cuda, non_neg_integer} | :nx
   @type config :: %{backend: backend, threads: pos_integer | nil}
@@ -22,11 +22,25 @@ defmodule Sidewinder.Device do
   @config {__MODULE__, :config}
   @cuda {__MODULE__, :cuda}
 
-  @doc """
-  What is here: whether the native library was loaded, the CPU's levels (slowest first) and
-  threads, the GPUs, and where ops run by default.
+  @typedoc """
+  Where an op would run now, such as `"cpu avx512, 2 threads"`, and why not where it may be faster.
+  """
+  @type choice :: %{backend: String.t(), why_not: String.t() | nil}
 
-  `why_no_native` and `why_no_gpus` are texts, or nil where there is nothing to explain.
+  @doc """
+  What is here, and where each op would run now. Never raises for what is missing.
+
+    * `native`, `why_no_native` - whether the native library was loaded, or why not
+    * `cpu` - the CPU's levels (slowest first), the best of them and threads
+    * `gpus`, `why_no_gpus` - the GPUs, or why there are none
+    * `backend` - the default: `:auto`, or what is forced
+    * `has_native`, `has_simd`, `simd_level`, `threads` - the same in short: whether there is the
+      library, whether it computes with vectors on this CPU, and with which
+    * `cuda` - whether CUDA device 0 can be used, the names of all devices, and why it cannot
+    * `ops` - for each op where it would run
+
+  `why_no_native`, `why_no_gpus` and `why_not` are texts, or nil where there is nothing to explain.
+  Raises `Sidewinder.Error` of kind `:option` if the configuration has values that are none.
   """
   @spec info() :: %{
           native: boolean,
@@ -34,20 +48,39 @@ defmodule Sidewinder.Device do
           cpu: %{levels: [String.t()], best: String.t(), threads: pos_integer} | nil,
           gpus: [map],
           why_no_gpus: String.t() | nil,
-          backend: backend
+          backend: backend,
+          has_native: boolean,
+          has_simd: boolean,
+          simd_level: :avx512 | :avx2 | :neon | :scalar | nil,
+          threads: pos_integer | nil,
+          cuda: %{available: boolean, devices: [String.t()], why_not: String.t() | nil},
+          ops: %{String.t() => choice}
         }
   def info do
     %{backend: backend, threads: threads} = config()
     {gpus, why_no_gpus} = gpus()
+    cpu = if Native.loaded?(), do: cpu(threads)
+    why_no_cuda = why_not(gpus, 0, why_no_gpus)
 
-    %{
+    info = %{
       native: Native.loaded?(),
       why_no_native: Native.why_not_loaded(),
-      cpu: if(Native.loaded?(), do: cpu(threads)),
+      cpu: cpu,
       gpus: gpus,
       why_no_gpus: why_no_gpus,
-      backend: backend
+      backend: backend,
+      has_native: Native.loaded?(),
+      has_simd: cpu != nil and cpu.best != "scalar",
+      simd_level: cpu && String.to_atom(cpu.best),
+      threads: cpu && cpu.threads,
+      cuda: %{
+        available: why_no_cuda == nil,
+        devices: for(gpu <- gpus, do: gpu.name),
+        why_not: why_no_cuda
+      }
     }
+
+    Map.put(info, :ops, ops(info))
   end
 
   defp cpu(threads) do
@@ -64,6 +97,60 @@ defmodule Sidewinder.Device do
   rescue
     error in Error -> {[], Exception.message(error)}
   end
+
+  # Why a device cannot be used, or nil.
+  defp why_not(gpus, ordinal, why_no_gpus) do
+    case Enum.find(gpus, &(&1.ordinal == ordinal)) do
+      nil -> why_no_gpus || "there are #{length(gpus)} CUDA devices, counted from 0"
+      %{lost: lost} when lost != nil -> lost
+      %{compiler: nil, why_no_compiler: why} -> why
+      _usable -> nil
+    end
+  end
+
+  ## Where ops would run
+
+  defp ops(info) do
+    pure = pure_ops()
+    native = if info.native, do: Enum.map(Ops.forward(Ops.all()), & &1.name), else: []
+    for name <- Enum.uniq(native ++ pure), into: %{}, do: {name, choice(info, name in pure)}
+  end
+
+  # What lib/nx has, if it was compiled.
+  defp pure_ops do
+    Application.load(:sidewinder)
+
+    for module <- Application.spec(:sidewinder, :modules) || [],
+        match?("Elixir.Sidewinder.Block." <> _, Atom.to_string(module)),
+        Code.ensure_loaded?(module) and function_exported?(module, :table, 0),
+        name = to_string(module.table().name),
+        not String.ends_with?(name, "_backward"),
+        do: name
+  end
+
+  defp choice(%{backend: :nx}, pure), do: pure(pure, "the configuration forces the backend nx")
+  defp choice(%{native: false} = info, pure), do: pure(pure, info.why_no_native)
+
+  defp choice(%{backend: {:cuda, ordinal} = forced} = info, _pure) do
+    case why_not(info.gpus, ordinal, info.why_no_gpus) do
+      nil -> %{backend: name(forced), why_not: nil}
+      why -> %{backend: "none: #{name(forced)} is forced, and cannot be used", why_not: why}
+    end
+  end
+
+  defp choice(%{backend: :auto, cuda: %{available: true}} = info, _pure),
+    do: %{backend: "#{cpu_name(info)}; cuda:0 for large or resident tensors", why_not: nil}
+
+  defp choice(%{cuda: %{available: true}} = info, _pure),
+    do: %{backend: cpu_name(info), why_not: "the configuration forces the backend cpu"}
+
+  defp choice(info, _pure), do: %{backend: cpu_name(info), why_not: info.cuda.why_not}
+
+  defp pure(true, why), do: %{backend: "pure Nx", why_not: why}
+  defp pure(false, why), do: %{backend: "none: there is no pure Nx version", why_not: why}
+
+  defp cpu_name(%{cpu: %{best: best, threads: 1}}), do: "cpu #{best}, 1 thread"
+  defp cpu_name(%{cpu: %{best: best, threads: threads}}), do: "cpu #{best}, #{threads} threads"
 
   @doc "The default backend and number of threads (nil is one per core)."
   @spec config() :: config
@@ -142,7 +229,8 @@ defmodule Sidewinder.Device do
   @spec cuda?() :: boolean
   def cuda? do
     with nil <- :persistent_term.get(@cuda, nil) do
-      usable = match?({[%{compiler: {_, _}, lost: nil} | _], nil}, gpus())
+      {gpus, why_no_gpus} = gpus()
+      usable = why_not(gpus, 0, why_no_gpus) == nil
       :persistent_term.put(@cuda, usable)
       usable
     end

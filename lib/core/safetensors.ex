@@ -29,7 +29,8 @@ defmodule Sidewinder.Safetensors do
   @doc """
   Reads the tensors of these names, or all of them.
 
-  Raises `Sidewinder.Error` of kind `:dtype` for a tensor that is not of floats.
+  Raises `Sidewinder.Error` of kind `:dtype` for a tensor that is of neither floats nor bytes. Truth
+  values (`BOOL`) come as `:u8`.
   """
   @spec read(Path.t(), [String.t()] | :all) :: %{String.t() => Tensor.t()}
   def read(path, names \\ :all)

@@ -2,8 +2,9 @@ defmodule Sidewinder.Tensor do
   @moduledoc """
   A tensor: an element type, a shape and the data.
 
-  The types are `:f64`, `:f32`, `:bf16` and `:f16`. The data is row-major with the last axis
-  contiguous: a binary in the machine's byte order, or a reference to memory of a CUDA device.
+  The types are `:f64`, `:f32`, `:bf16` and `:f16`, and for masks `:u8`: a byte for each element,
+  where any number but 0 is true. The data is row-major with the last axis contiguous: a binary in the
+  machine's byte order, or a reference to memory of a CUDA device.
   Ops leave their results where their inputs are; `to_device/2` and `to_host/1` are the only
   copies between the two.
 
@@ -18,12 +19,12 @@ defmodule Sidewinder.Tensor do
   @enforce_keys [:type, :shape, :data]
   defstruct [:type, :shape, :data]
 
-  @type type :: :f64 | :f32 | :bf16 | :f16
+  @type type :: :f64 | :f32 | :bf16 | :f16 | :u8
   @type shape :: tuple
   @type device :: :host | {:cuda, non_neg_integer}
   @type t :: %__MODULE__{type: type, shape: shape, data: binary | reference}
 
-  @sizes %{f64: 8, f32: 4, bf16: 2, f16: 2}
+  @sizes %{f64: 8, f32: 4, bf16: 2, f16: 2, u8: 1}
   @types Map.keys(@sizes)
 
   @doc """
@@ -52,15 +53,21 @@ defmodule Sidewinder.Tensor do
   end
 
   @doc """
-  A tensor of a flat list of numbers, rounded to `type`.
+  A tensor of a flat list of numbers, rounded to `type`. For a mask the list may be of `true` and
+  `false` too.
 
-  Raises `Sidewinder.Error` as `new/3` does, and of kind `:argument` if an element is no number.
+  Raises `Sidewinder.Error` as `new/3` does, and of kind `:argument` if an element is no number, or for
+  `:u8` no whole number from 0 to 255.
 
       iex> Sidewinder.Tensor.from_list([1, 2.5, -3], :bf16, {3})
       #Sidewinder.Tensor<bf16 (3) [1.0, 2.5, -3.0]>
+      iex> Sidewinder.Tensor.from_list([true, false, true], :u8, {3})
+      #Sidewinder.Tensor<u8 (3) [1, 0, 1]>
   """
-  @spec from_list([number], type, shape) :: t
+  @spec from_list([number | boolean], type, shape) :: t
   def from_list(list, type, shape) when is_list(list) do
+    list = if type == :u8, do: Enum.map(list, &truth/1), else: list
+
     unless Enum.all?(list, &is_number/1) do
       raise Error.new(:argument, "list", expected: "numbers", got: Error.show(list))
     end
@@ -70,14 +77,22 @@ defmodule Sidewinder.Tensor do
     wide |> new(:f64, shape) |> cast(type)
   end
 
+  defp truth(true), do: 1
+  defp truth(false), do: 0
+  defp truth(other), do: other
+
   @doc """
-  The elements as a flat list, row-major. Those that Elixir has no number for come as `:nan`,
-  `:infinity` and `:neg_infinity`.
+  The elements as a flat list, row-major: floats, or integers for `:u8`. Those that Elixir has no
+  number for come as `:nan`, `:infinity` and `:neg_infinity`.
 
       iex> Sidewinder.Tensor.to_list(Sidewinder.Tensor.new(<<0, 0, 128, 63, 0, 0, 128, 255>>, :f32, {2}))
       [1.0, :neg_infinity]
+      iex> Sidewinder.Tensor.to_list(Sidewinder.Tensor.new(<<1, 0>>, :u8, {2}))
+      [1, 0]
   """
-  @spec to_list(t) :: [float | :nan | :infinity | :neg_infinity]
+  @spec to_list(t) :: [float | non_neg_integer | :nan | :infinity | :neg_infinity]
+  def to_list(%__MODULE__{type: :u8} = tensor), do: :binary.bin_to_list(to_host(tensor).data)
+
   def to_list(%__MODULE__{} = tensor) do
     %{data: data} = tensor |> to_host() |> cast(:f64)
     for <<bits::binary-8 <- data>>, do: number(bits)
@@ -90,6 +105,9 @@ defmodule Sidewinder.Tensor do
 
   @doc """
   The same values rounded to another type. The tensor must be on the host.
+
+  Raises `Sidewinder.Error` of kind `:argument` where values other than whole numbers from 0 to 255
+  would become `:u8`, and of kind `:dtype` for a type that is none.
 
       iex> Sidewinder.Tensor.cast(Sidewinder.Tensor.from_list([0.1], :f32, {1}), :f64)
       #Sidewinder.Tensor<f64 (1) [0.10000000149011612]>
@@ -164,6 +182,10 @@ defmodule Sidewinder.Tensor do
   @spec types() :: [type]
   def types, do: @types
 
+  @doc "The types that ops compute with: all but `:u8`."
+  @spec float_types() :: [type]
+  def float_types, do: @types -- [:u8]
+
   @doc false
   def to_native(%__MODULE__{type: type, shape: shape, data: data}), do: {type, shape, data}
 
@@ -175,7 +197,10 @@ defmodule Sidewinder.Tensor do
 
   defp element_bytes(type) do
     Map.get(@sizes, type) ||
-      raise Error.new(:dtype, "type", expected: "f64, f32, bf16 or f16", got: Error.show(type))
+      raise Error.new(:dtype, "type",
+              expected: "f64, f32, bf16, f16 or u8",
+              got: Error.show(type)
+            )
   end
 
   defp wrong_shape(shape) do

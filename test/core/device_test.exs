@@ -28,6 +28,65 @@ defmodule Sidewinder.DeviceTest do
     assert info.gpus != [] or is_binary(info.why_no_gpus)
   end
 
+  test "info tells in short what is here, and where each op would run" do
+    info = Device.info()
+    assert info.has_native and info.threads == info.cpu.threads
+    assert info.simd_level in [:avx512, :avx2, :neon, :scalar]
+    assert to_string(info.simd_level) == info.cpu.best
+    assert info.has_simd == (info.simd_level != :scalar)
+    assert info.cuda.available == Device.cuda?()
+    assert info.cuda.available == (info.cuda.why_not == nil)
+    assert length(info.cuda.devices) == length(info.gpus)
+
+    {:ok, ops} = Sidewinder.Native.op_list()
+    forward = for %{backward_of: nil, name: name} <- ops, do: name
+    assert forward -- Map.keys(info.ops) == []
+    refute Enum.any?(Map.keys(info.ops), &String.ends_with?(&1, "_backward"))
+  end
+
+  @tag :no_cuda
+  test "without a GPU every op runs on the CPU, and a forced one is told in words" do
+    %{ops: ops, cuda: cuda} = Device.info()
+    %{cpu: cpu} = Device.info()
+    Device.configure(threads: 3)
+    assert cuda.why_not =~ "CUDA" and not cuda.available and cuda.devices == []
+    assert ops["linear"].why_not == cuda.why_not
+    assert Device.info().ops["linear"].backend == "cpu #{cpu.best}, 3 threads"
+    Device.configure(threads: 1)
+    assert Device.info().ops["linear"].backend == "cpu #{cpu.best}, 1 thread"
+
+    Device.configure(backend: "cuda:1")
+    assert %{backend: "none: cuda:1 is forced" <> _, why_not: why} = Device.info().ops["linear"]
+    assert why == cuda.why_not
+    Device.configure(backend: :cpu)
+    assert Device.info().ops["linear"].why_not == cuda.why_not
+  end
+
+  test "a forced pure Nx is told" do
+    Device.configure(backend: :nx)
+    %{ops: ops} = Device.info()
+
+    pure =
+      if Code.ensure_loaded?(Sidewinder.Reference),
+        do: "pure Nx",
+        else: "none: there is no pure Nx version"
+
+    assert ops["selective_scan"].backend == pure
+    assert ops["selective_scan"].why_not =~ "forces the backend nx"
+  end
+
+  @tag :cuda
+  test "with a GPU every op runs there too, unless another backend is forced" do
+    assert %{backend: backend, why_not: nil} = Device.info().ops["linear"]
+    assert backend =~ "cpu" and backend =~ "cuda:0 for large or resident tensors"
+    Device.configure(backend: {:cuda, 0})
+    assert %{backend: "cuda:0", why_not: nil} = Device.info().ops["linear"]
+    Device.configure(backend: {:cuda, 99})
+    assert %{backend: "none: " <> _, why_not: "there are " <> _} = Device.info().ops["linear"]
+    Device.configure(backend: :cpu)
+    assert Device.info().ops["linear"].why_not =~ "forces the backend cpu"
+  end
+
   test "the environment goes before the configuration, and a call before both" do
     System.delete_env("SIDEWINDER_BACKEND")
     Application.put_env(:sidewinder, :backend, "cuda:3")

@@ -11,4 +11,6 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Kernel.Mamba
   doctest Sidewinder.Safetensors
   doctest Sidewinder.Compare
+  doctest Sidewinder.RandomInputs
+  doctest Sidewinder.Shapes
 end

@@ -1,6 +1,9 @@
 defmodule Sidewinder.GoldenTest do
   use ExUnit.Case, async: true
 
+  # Long sequences, at every level.
+  @moduletag timeout: 300_000
+
   alias Sidewinder.{Calls, Error, Golden, Kernel, Native, Tensor}
   alias Sidewinder.Kernel.{Conv, Mamba, NN, Scan}
 
@@ -11,7 +14,8 @@ defmodule Sidewinder.GoldenTest do
     linear_scan: true,
     causal_conv1d: true,
     linear: true,
-    mamba_block: true
+    mamba_block: true,
+    attention: true
   ]
 
   defp op(find), do: Enum.find(Error.unwrap!(Native.op_list()), find)
@@ -43,16 +47,13 @@ defmodule Sidewinder.GoldenTest do
 
   # What the gradient takes beside the op's inputs and cotangents is what the op gave.
   defp inputs(op, golden, place) do
-    for %{name: name} <- op.inputs,
-        tensor = golden.inputs[name] || given(op, golden, name),
+    for %{name: name} = slot <- op.inputs,
+        tensor = golden.inputs[name] || given(slot, golden),
         do: {name, place.(tensor)}
   end
 
-  defp given(%{backward_of: "linear_scan"}, golden, "h") do
-    Tensor.cast(golden.outputs["h"].tensor, :f32)
-  end
-
-  defp given(_op, _golden, _name), do: nil
+  defp given(%{optional: true}, _golden), do: nil
+  defp given(%{name: name}, golden), do: Tensor.cast(golden.outputs[name].tensor, :f32)
 
   for {op, gradients} <- @ops do
     test "#{op} agrees at every level" do

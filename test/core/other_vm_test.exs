@@ -24,6 +24,13 @@ defmodule Sidewinder.OtherVmTest do
       info = Sidewinder.Device.info()
       %{native: false, cpu: nil, gpus: []} = info
       true = info.why_no_native =~ "sidewinder_nif" and info.why_no_gpus =~ "mix compile"
+      %{has_native: false, has_simd: false, simd_level: nil, threads: nil, cuda: cuda} = info
+      %{available: false, devices: [], why_not: why} = cuda
+      true = why == info.why_no_gpus
+      backends = Enum.uniq(for {_, choice} <- info.ops, do: choice)
+      [] = backends -- [%{backend: "pure Nx", why_not: info.why_no_native}]
+      {:ok, _} = Application.ensure_all_started(:mix)
+      Enum.each(Mix.Tasks.Sidewinder.Info.lines(info), &IO.puts/1)
       x = Sidewinder.Tensor.new(<<0::32>>, :f32, {1, 1, 1})
       a = Sidewinder.Tensor.new(<<0::32>>, :f32, {1, 1})
       try do
@@ -39,6 +46,11 @@ defmodule Sidewinder.OtherVmTest do
              "unavailable native library: expected Sidewinder's compiled library, got none"
 
     assert output =~ "mix compile --force"
+    assert output =~ ~r/^native library +none: .*sidewinder_nif/m
+
+    if Code.ensure_loaded?(Sidewinder.Reference),
+      do: assert(output =~ ~r/^selective_scan +pure Nx$/m),
+      else: assert(output =~ "No op can run")
   end
 
   test "a wrong setting in the environment is named at the first call" do

@@ -41,13 +41,14 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
 
   defp options(attrs) do
     Enum.flat_map(attrs, fn
-      {:dt_softplus, true} -> ["--dt-softplus"]
-      {:dt_softplus, false} -> ["--no-dt-softplus"]
-      {:dt_clamp, {lo, hi}} -> ["--dt-clamp", "#{lo},#{hi}"]
-      {:activation, name} -> ["--activation", name]
-      {size, value} -> ["--" <> String.replace(to_string(size), "_", "-"), "#{value}"]
+      {flag, true} -> ["--" <> dashed(flag)]
+      {flag, false} -> ["--no-" <> dashed(flag)]
+      {pair, {lo, hi}} -> ["--" <> dashed(pair), "#{lo},#{hi}"]
+      {name, value} -> ["--" <> dashed(name), "#{value}"]
     end)
   end
+
+  defp dashed(name), do: String.replace(to_string(name), "_", "-")
 
   # {type, relative and absolute tolerance beside the golden ones}
   @types [
@@ -60,11 +61,13 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
   # Sixteen bits are too few where gradients cancel, where steps lie at a bound of the clamp, and where
   # each step of a block is rounded.
   @exact ~w(exphil b0 b1 b2 b3 step l2state l33 l64)
-  @cases ~w(tiny2 small groups2 const_bc dt_zero s2 s3 s5 l2 l3 l8 c2 c5 c7 c8 m13k19n23) ++
+  @cases ~w(tiny2 small groups2 const_bc dt_zero s2 s3 s5 l2 l3 l8 c2 c5 c7 c8 m13k19n23
+              mask masked_rows bias_full dv) ++
            @exact
 
   for op <-
-        ~w(selective_scan selective_state_update linear_scan causal_conv1d linear mamba_block)a do
+        ~w(selective_scan selective_state_update linear_scan causal_conv1d linear mamba_block
+           attention)a do
     test "#{op} of golden cases and its gradients, in every type", %{out: out} do
       for golden <- Golden.cases(unquote(op)),
           golden.name in @cases,
@@ -83,7 +86,8 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
         assert Map.keys(got) -- new == []
 
         for {name, e} <- golden.outputs do
-          largest = e.tensor |> Tensor.to_list() |> Enum.map(&abs/1) |> Enum.max()
+          largest = for value <- Tensor.to_list(e.tensor), is_float(value), do: abs(value)
+          largest = Enum.max(largest)
 
           Golden.assert_close(
             got[name],
@@ -172,6 +176,22 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
     assert %{"y" => %{type: :bf16}, "last_state" => %{type: :f32}} = Safetensors.read(out)
   end
 
+  test "masks are read from bytes and truth values, and stay what they are", %{
+    folder: folder,
+    out: out
+  } do
+    [q, k, v] = for _ <- 1..3, do: Tensor.from_list([1, 1], :f32, {1, 1, 2, 1})
+    mask = Tensor.from_list([0, 7, 0, 0], :u8, {2, 2})
+    path = write(folder, [{"q", q}, {"k", k}, {"v", v}, {"mask", mask}])
+    assert %{"mask" => ^mask} = Safetensors.read(path)
+    Run.run(["attention", path, out, "--type", "bf16"])
+    assert %{"y" => %{type: :bf16} = y} = Safetensors.read(out)
+    assert Tensor.to_list(y) == [1.0, 0.0]
+
+    wrong = write(folder, [{"q", q}, {"k", k}, {"v", v}, {"mask", Tensor.cast(mask, :f32)}])
+    assert refused(["attention", wrong, out]) =~ "mask: expected u8, got f32"
+  end
+
   test "--help lists ops, inputs, shapes and options" do
     Run.run(["--help"])
     assert [help] = said(:info)
@@ -186,6 +206,8 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
           "(B, L, D)",
           "--[no-]dt-softplus",
           "--dt-clamp LO,HI",
+          "(B|1, H|1, L|1, M|1), mask, optional",
+          "(D, N), wide",
           "--backend"
         ],
         do: assert(help =~ part)
@@ -257,10 +279,12 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
     assert File.exists?(out)
   end
 
-  test "tensors that are not of floats", %{folder: folder, out: out} do
+  test "tensors that are of neither floats nor bytes", %{folder: folder, out: out} do
     path = Path.join(folder, "integers")
     header = ~s({"x":{"dtype":"I32","shape":[1],"data_offsets":[0,4]}})
     File.write!(path, <<byte_size(header)::64-little, header::binary, 0::32>>)
-    assert refused(["selective_scan", path, out]) =~ "x: expected F64, F32, BF16 or F16, got I32"
+
+    assert refused(["selective_scan", path, out]) =~
+             "x: expected F64, F32, BF16, F16, U8 or BOOL, got I32"
   end
 end

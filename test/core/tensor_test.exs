@@ -4,11 +4,48 @@ defmodule Sidewinder.TensorTest do
   alias Sidewinder.{Calls, Error, Tensor}
 
   test "numbers survive where the type has room for them" do
-    for type <- Tensor.types() do
+    for type <- Tensor.float_types() do
       tensor = Tensor.from_list([0, -1, 0.5, 2], type, {2, 2})
       assert Tensor.to_list(tensor) == [0.0, -1.0, 0.5, 2.0]
       assert tensor |> Tensor.cast(:f64) |> Tensor.cast(type) == tensor
     end
+  end
+
+  test "masks are bytes, from numbers and from truth values" do
+    mask = Tensor.from_list([true, false, 1, 255], :u8, {2, 2})
+    assert mask == Tensor.new(<<1, 0, 1, 255>>, :u8, {2, 2})
+    assert Tensor.to_list(mask) == [1, 0, 1, 255]
+    assert inspect(mask) == "#Sidewinder.Tensor<u8 (2, 2) [1, 0, 1, 255]>"
+    assert Tensor.describe(mask) == "u8 (2, 2)"
+    assert Tensor.from_list([], :u8, {0}).data == <<>>
+    assert :u8 in Tensor.types() and :u8 not in Tensor.float_types()
+
+    for type <- Tensor.float_types() do
+      assert mask |> Tensor.cast(type) |> Tensor.to_list() == [1.0, 0.0, 1.0, 255.0] or
+               type == :bf16
+
+      assert mask |> Tensor.cast(type) |> Tensor.cast(:u8) == mask or type == :bf16
+    end
+  end
+
+  test "what is no byte does not become one" do
+    for value <- [-1, 0.5, 256, 1.0e30] do
+      assert %{kind: :argument, got: got} =
+               assert_raise(Error, fn -> Tensor.from_list([1, value], :u8, {2}) end)
+
+      assert got != ""
+      wide = Tensor.from_list([value], :f64, {1})
+      assert %{kind: :argument} = assert_raise(Error, fn -> Tensor.cast(wide, :u8) end)
+    end
+
+    for data <- [<<0x7F800000::32-native>>, <<0x7FC00000::32-native>>] do
+      assert_raise Error, fn -> Tensor.cast(Tensor.new(data, :f32, {1}), :u8) end
+    end
+
+    assert %{kind: :argument} =
+             assert_raise(Error, fn -> Tensor.from_list([true], :f32, {1}) end)
+
+    assert %{kind: :size} = assert_raise(Error, fn -> Tensor.new(<<1>>, :u8, {2}) end)
   end
 
   test "casts round to the nearest, ties to even" do
@@ -45,7 +82,8 @@ defmodule Sidewinder.TensorTest do
 
     for {type, shape, data} <- [
           {:f32, {9}, <<1>>},
-          {:u8, {1}, <<1>>},
+          {:u8, {2}, <<1>>},
+          {:s8, {1}, <<1>>},
           {:f32, {-1}, <<>>},
           {:f32, nil, nil},
           {:f32, {1}, make_ref()},
@@ -56,10 +94,14 @@ defmodule Sidewinder.TensorTest do
     end
   end
 
+  defp mask(shape) do
+    Tensor.new(:rand.bytes(Tensor.elements(shape)), :u8, shape)
+  end
+
   @tag :cuda
   test "to a device and back" do
     for type <- Tensor.types(), shape <- [{}, {0}, {3, 5}, {1000, 7}] do
-      tensor = Calls.uniform(shape, -1, 1, type)
+      tensor = if type == :u8, do: mask(shape), else: Calls.uniform(shape, -1, 1, type)
       there = Tensor.to_device(tensor, {:cuda, 0})
       assert Tensor.device(there) == {:cuda, 0}
       assert Tensor.to_device(there, {:cuda, 0}) == there

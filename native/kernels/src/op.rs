@@ -24,6 +24,15 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// Its name in other languages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::Storage => "storage",
+            Precision::Wide => "wide",
+            Precision::Mask => "mask",
+        }
+    }
+
     /// The element type that a tensor of this precision has beside `storage`.
     pub fn dtype(self, storage: DType) -> DType {
         match self {

@@ -5,7 +5,7 @@ use crate::tensor::{Output, Tensor};
 use rustler::{Encoder, Env, Term};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::safetensors::{self, Reader};
-use sidewinder_kernels::tensor::{Described, Spec, View};
+use sidewinder_kernels::tensor::{DType, Described, Spec, View};
 use std::path::Path;
 
 /// What is in a file: a list of `{name, type as the file calls it, list of sizes}`.
@@ -50,8 +50,20 @@ fn tensor_cast<'a>(env: Env<'a>, tensor: Term<'a>, to: Term<'a>) -> Term<'a> {
         let tensor = Tensor::decode("tensor", tensor)?;
         let view = tensor.view()?;
         let dtype = crate::tensor::decode_type(to)?;
+        let values = view.to_f64();
+        if dtype == DType::U8 {
+            fit_bytes(values.iter())?;
+        }
         let mut output = Output::new(Spec { dtype, ..view.spec() })?;
-        output.view_mut()?.store_f64(&view.to_f64());
+        output.view_mut()?.store_f64(&values);
         Ok(output.into_term(env))
     })
+}
+
+/// Rounding to bytes would make a 0.4 false and a 300 a 255.
+fn fit_bytes<'a>(mut values: impl Iterator<Item = &'a f64>) -> Result<()> {
+    match values.find(|&v| v.fract() != 0.0 || !(0.0..=255.0).contains(v)) {
+        Some(odd) => Err(Error::new(Kind::Argument, "tensor").expected("whole numbers from 0 to 255 for u8").got(odd)),
+        None => Ok(()),
+    }
 }

@@ -7,7 +7,7 @@ use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::{Op, Precision};
+use sidewinder_kernels::op::Op;
 use sidewinder_kernels::tensor::Described;
 
 #[derive(NifMap)]
@@ -26,7 +26,7 @@ struct OpInfo {
 struct InputInfo {
     name: &'static str,
     shape: &'static str,
-    wide: bool,
+    precision: &'static str,
     optional: bool,
 }
 
@@ -42,7 +42,7 @@ fn describe<O: Op>() -> OpInfo {
     let input = |slot: &sidewinder_kernels::op::Slot| InputInfo {
         name: slot.name,
         shape: slot.shape,
-        wide: slot.precision == Precision::Wide,
+        precision: slot.precision.name(),
         optional: slot.optional,
     };
     let option = |o: &sidewinder_kernels::op::OptionDoc| OptionInfo { name: o.name, takes: o.takes, help: o.help };

@@ -82,9 +82,12 @@ defmodule Sidewinder.Calls do
     Kernel.run(op, wide, options, level: "reference")
   end
 
-  @doc "Every CPU level with one thread, two and more than there are pieces of work."
+  @doc "Every CPU level, those that share work with one thread, two and more than there are pieces of it."
   def levels do
-    {:ok, %{levels: levels}} = Sidewinder.Native.cpu_info()
-    for level <- levels, threads <- [1, 2, 7], do: [backend: :cpu, level: level, threads: threads]
+    {:ok, %{levels: ["reference" | levels]}} = Sidewinder.Native.cpu_info()
+    fast = for level <- levels, threads <- [1, 2, 7], do: {level, threads}
+
+    for {level, threads} <- [{"reference", 1} | fast],
+        do: [backend: :cpu, level: level, threads: threads]
   end
 end

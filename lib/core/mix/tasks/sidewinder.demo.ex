@@ -13,12 +13,13 @@ defmodule Mix.Tasks.Sidewinder.Demo do
   use Mix.Task
 
   import Sidewinder.CommandLine, only: [short: 1]
-  alias Sidewinder.{CommandLine, Compare, Error, Safetensors, Tensor}
+  alias Sidewinder.{CommandLine, Compare, Error, RandomInputs, Safetensors}
 
   @sample "samples/mamba_layer.safetensors"
   @tolerance 1.0e-4
   @frame_ms 1000 / 60
   @limit_ms 20_000
+  @measured [gradient: false, max_ms: 1_500]
 
   # {name, {batch, length, channels, state}}
   @sizes [
@@ -34,7 +35,7 @@ defmodule Mix.Tasks.Sidewinder.Demo do
       real_data()
       tables = for size <- @sizes, do: {title(size), rows(size)}
       Enum.each(tables, &print/1)
-      for {_title, rows} <- tables, row <- rows, row.error, do: small!(row.level, row.error)
+      for {_title, rows} <- tables, row <- rows, do: right!(row)
     end)
   end
 
@@ -49,19 +50,19 @@ defmodule Mix.Tasks.Sidewinder.Demo do
   end
 
   defp agree!(name, got, expected) do
-    error = Compare.largest_error(got, expected)
-    Mix.shell().info("#{name} differs from PyTorch's by at most #{short(error)}")
-    small!(name, error)
+    differ = Compare.difference(got, expected, rtol: 0, atol: @tolerance)
+    error = short(differ.max_abs_err)
+    Mix.shell().info("#{name} differs from PyTorch's by at most #{error}")
+    unless differ.within_tolerance, do: raise(wrong(name, error))
   end
 
-  # Every atom is greater than every number, `:infinity` too.
-  defp small!(_name, error) when error <= @tolerance, do: :ok
+  defp right!(%{status: :wrong} = row), do: raise(wrong(row.label, short(row.max_abs_err)))
+  defp right!(%{status: {:error, %Error{} = error}}), do: raise(error)
+  # Pure Nx may be too slow to wait for.
+  defp right!(_row), do: :ok
 
-  defp small!(name, error) do
-    raise Error.new(:panic, name,
-            expected: "a difference up to #{@tolerance}",
-            got: inspect(error)
-          )
+  defp wrong(name, error) do
+    Error.new(:panic, name, expected: "no more than rounding errors", got: error)
   end
 
   defp title({name, {batch, length, channels, state}}) do
@@ -69,70 +70,50 @@ defmodule Mix.Tasks.Sidewinder.Demo do
   end
 
   defp rows({_name, {batch, length, channels, state} = size}) do
-    progress = fn level -> Mix.shell().info("measuring #{inspect(size)}: #{level}") end
-    native = Compare.run(:selective_scan, random(size), %{}, progress)
-
-    if batch == 1,
-      do: native,
-      else: native ++ nx_rows({1, length, channels, state}, batch, progress)
+    native = compare(size, []).forward
+    # Pure Nx would take minutes for all of it.
+    if batch == 1, do: native, else: native ++ nx_rows({1, length, channels, state}, batch)
   end
 
-  # Pure Nx would take minutes for all of it.
-  defp nx_rows(size, batch, progress) do
-    inputs = random(size)
+  defp nx_rows(size, batch) do
+    [_reference | rows] = compare(size, levels: [], others: nx_levels()).forward
+    for row <- rows, do: %{row | label: row.label <> " *", time: row.time && times(row, batch)}
+  end
+
+  defp times(%{time: time}, count), do: %{time | median: time.median * count}
+
+  defp nx_levels do
     reference = Sidewinder.Reference
     levels = if Code.ensure_loaded?(reference), do: apply(reference, :demo_levels, []), else: []
-
-    for {name, scan} <- levels do
-      progress.(name)
-      work = fn -> %{"y" => apply(scan, Keyword.values(inputs))} end
-      row = Compare.other("#{name} *", work, :selective_scan, inputs, %{}, @limit_ms)
-      %{row | ms: row.ms && row.ms * batch}
-    end
+    for {name, scan} <- levels, do: {name, &%{"y" => apply(scan, in_order(&1))}}
   end
 
-  # As inside a trained model: small steps, states that fade at different rates.
-  defp random({batch, length, channels, state}) do
-    :rand.seed(:exsss, 1)
-    rates = for _channel <- 1..channels, n <- 1..state, do: -n
+  defp in_order(inputs), do: for(name <- ~w(x dt A B C), do: inputs[name])
 
-    [
-      x: uniform({batch, length, channels}, -1, 1),
-      dt: uniform({batch, length, channels}, 0.001, 0.1),
-      A: Tensor.from_list(rates, :f32, {channels, state}),
-      B: uniform({batch, length, state}, -1, 1),
-      C: uniform({batch, length, state}, -1, 1)
-    ]
-  end
-
-  defp uniform(shape, lo, hi) do
-    data =
-      for _ <- 1..Tensor.elements(shape),
-          into: <<>>,
-          do: <<lo + (hi - lo) * :rand.uniform()::float-native-32>>
-
-    Tensor.new(data, :f32, shape)
+  defp compare({batch, length, channels, state} = size, options) do
+    shape = "B=#{batch},L=#{length},D=#{channels},N=#{state}"
+    progress = &Mix.shell().info("measuring #{inspect(size)}: #{&1}")
+    options = [progress: progress, limit_ms: @limit_ms] ++ @measured ++ options
+    Compare.levels(:selective_scan, RandomInputs.make(:selective_scan, shape: shape), options)
   end
 
   defp print({title, rows}) do
-    scalar = Enum.find(rows, &(&1.level =~ "scalar")).ms
     Mix.shell().info("\n#{title}")
     line(["level", "ms", "speed-up", "60 FPS", "largest error"])
-    for row <- rows, do: line([row.level | cells(row, scalar)])
+    [reference | levels] = rows
+    base = Enum.find(levels, reference, & &1.time).time.median
+    for row <- rows, cells = cells(row, base), do: line([row.label | cells])
 
-    if Enum.any?(rows, &(&1.level =~ "*")),
+    if Enum.any?(rows, &(&1.label =~ "*")),
       do: Mix.shell().info("* one batch measured, times their number")
   end
 
-  defp cells(%{ms: nil}, _scalar), do: ["too long", "", "no", "-"]
+  defp cells(%{status: {:unavailable, _}}, _base), do: nil
+  defp cells(%{status: {:error, error}}, _base), do: [" " <> Exception.message(error)]
 
-  defp cells(%{ms: ms, error: error}, scalar) do
-    [
-      short(ms),
-      short(scalar / ms) <> "x",
-      if(ms <= @frame_ms, do: "yes", else: "no"),
-      short(error)
-    ]
+  defp cells(%{time: %{median: ms}, status: status, max_abs_err: error}, base) do
+    speedup = if status == :ok, do: short(base / ms) <> "x", else: "WRONG"
+    [short(ms), speedup, if(ms <= @frame_ms, do: "yes", else: "no"), short(error)]
   end
 
   defp line([level | cells]) do

@@ -1,0 +1,79 @@
+defmodule Sidewinder.Ops do
+  @moduledoc false
+  # The library's ops as it describes them itself: what is written over this list needs no change when
+  # an op is added.
+
+  alias Sidewinder.{Error, Native, Tensor}
+
+  @typedoc "An op: its inputs, options and cotangents, and the op that it is the gradient of."
+  @type op :: %{
+          name: String.t(),
+          about: String.t(),
+          inputs: [slot],
+          options: [%{name: String.t(), takes: String.t(), help: String.t()}],
+          cotangents: [String.t()],
+          backward_of: String.t() | nil
+        }
+
+  @typedoc "An input: its shape in words, and `\"storage\"`, `\"wide\"` or `\"mask\"` as its precision."
+  @type slot :: %{
+          name: String.t(),
+          shape: String.t(),
+          precision: String.t(),
+          optional: boolean
+        }
+
+  @doc "All ops. Raises `Sidewinder.Error` of kind `:unavailable` without the native library."
+  @spec all() :: [op]
+  def all, do: Error.unwrap!(Native.op_list())
+
+  @doc "Those that are not the gradient of another."
+  @spec forward([op]) :: [op]
+  def forward(ops), do: for(op <- ops, op.backward_of == nil, do: op)
+
+  @doc "The op of that name out of `ops`. Raises `Sidewinder.Error` of kind `:argument` if there is none."
+  @spec find!([op], String.t() | atom) :: op
+  def find!(ops, name) do
+    Enum.find(ops, &(&1.name == to_string(name))) ||
+      raise Error.new(:argument, "op",
+              expected: Enum.map_join(ops, " or ", & &1.name),
+              got: to_string(name)
+            )
+  end
+
+  @doc "The gradient of an op, or nil."
+  @spec backward([op], op) :: op | nil
+  def backward(ops, op), do: Enum.find(ops, &(&1.backward_of == op.name))
+
+  @doc "The type of an input beside inputs of the type `storage`."
+  @spec type(slot, Tensor.type()) :: Tensor.type()
+  def type(%{precision: "storage"}, storage), do: storage
+  def type(%{precision: "wide"}, storage), do: wide(storage)
+  def type(%{precision: "mask"}, _storage), do: :u8
+
+  defp wide(:f64), do: :f64
+  defp wide(_), do: :f32
+
+  @doc """
+  What the op `backward` takes: of the tensors `given` by name those that it knows, of the `outputs`
+  of its op those that it must have, and for each output `y` what `cotangent` makes of the slot `dy`
+  and that output, or nil to do without.
+  """
+  @spec gradient_inputs(op, map, map, (slot, Tensor.t() -> Tensor.t() | nil)) ::
+          [{String.t(), Tensor.t()}]
+  def gradient_inputs(backward, given, outputs, cotangent) do
+    for slot <- backward.inputs,
+        tensor = given[slot.name] || gradient_input(slot, outputs, cotangent),
+        do: {slot.name, tensor}
+  end
+
+  # An optional input may have the name of an output: the state that an op goes on from.
+  defp gradient_input(%{name: name, optional: false}, outputs, _) when is_map_key(outputs, name),
+    do: outputs[name]
+
+  defp gradient_input(%{name: "d" <> output} = slot, outputs, cotangent)
+       when is_map_key(outputs, output),
+       do: cotangent.(slot, outputs[output])
+
+  defp gradient_input(_slot, _outputs, _cotangent), do: nil
+end

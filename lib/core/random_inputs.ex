@@ -1,0 +1,216 @@
+defmodule Sidewinder.RandomInputs do
+  @moduledoc """
+  Random inputs for any op of the library, of any size: what `mix sidewinder.compare` runs on.
+
+  An op describes the shape of each of its inputs by letters, such as `(B, L, D)`; see
+  `mix sidewinder.compare --help`. The letters have sizes here, and all shapes follow.
+
+      iex> inputs = Sidewinder.RandomInputs.make(:causal_conv1d, shape: "B=1,L=2,D=3")
+      iex> for {name, tensor} <- inputs, do: {name, tensor.shape}
+      [{"x", {1, 2, 3}}, {"w", {3, 4}}]
+  """
+
+  alias Sidewinder.{Error, Ops, Shapes, Tensor}
+
+  # More would fill the memory of most machines, one way or another.
+  @most 268_435_456
+
+  # Where the same letter means something else from op to op, that op's line goes first.
+  @sizes %{
+    "..." => [256],
+    "B" => 1,
+    "L" => 256,
+    "M" => 256,
+    "H" => 8,
+    "W" => 64,
+    "V" => 64,
+    "D" => 256,
+    "K" => 256,
+    "N" => 256,
+    "R" => 16,
+    "G" => 1,
+    "I" => 256,
+    "O" => 256,
+    "F" => 1024
+  }
+  @other_letter 64
+  @own_sizes %{
+    "selective_scan" => %{"N" => 16},
+    "selective_state_update" => %{"N" => 16},
+    "causal_conv1d" => %{"W" => 4},
+    "causal_conv1d_update" => %{"W" => 4},
+    "mamba_block" => %{"N" => 16, "W" => 4},
+    "attention" => %{"K" => 8}
+  }
+
+  # As inside a trained model: small positive steps, states that fade at different rates.
+  @ranges %{
+    "A" => {-16, -1},
+    "A_log" => {0, 2.7},
+    "dt" => {0.001, 0.1},
+    "dt_bias" => {0, 0.1},
+    "dt_b" => {-4, -2}
+  }
+  @own_ranges %{"linear_scan" => %{"a" => {0.5, 1}}}
+
+  @doc """
+  The inputs of `op`, in its order. Options:
+
+    * `:shape` - sizes of letters, as in `"B=2,L=100"`, or the shape of the first input, as in
+      `"2x100x64"`, or both: `"2x100x64,N=16"`. Letters that are not given have sizes that fit.
+    * `:type` - the storage type, `:f32` by default
+    * `:with` - names of optional inputs to make as well, none by default
+    * `:options` - the op's options, for some change what a shape means (`layout`)
+    * `:seed` - the same inputs for the same number, 1 by default
+
+  Raises `Sidewinder.Error` for an op, letter, name or type that is none, and for sizes that are
+  impossible.
+  """
+  @spec make(atom | String.t(), keyword) :: [{String.t(), Tensor.t()}]
+  def make(op, options \\ []) do
+    op = Ops.find!(Ops.all(), op)
+    slots = slots!(op, options[:with] || [])
+    letters = letters!(op, options[:shape] || "")
+    type = options[:type] || :f32
+
+    for slot <- slots do
+      sizes = Shapes.sizes!(slot.name, slot.shape, letters)
+      shape = List.to_tuple(by_layout(sizes, slot, options[:options] || %{}))
+      range = @own_ranges[op.name][slot.name] || range(slot, sizes)
+      {slot.name, tensor(shape, Ops.type(slot, type), range, {options[:seed] || 1, slot.name})}
+    end
+  end
+
+  @doc """
+  A tensor of evenly distributed numbers of a range; of a mask, three in four are true.
+
+      iex> Sidewinder.RandomInputs.tensor({2}, :f32, {1, 1}, 7)
+      #Sidewinder.Tensor<f32 (2) [1.0, 1.0]>
+  """
+  @spec tensor(tuple, Tensor.type(), {number, number}, term) :: Tensor.t()
+  def tensor(shape, type, range, seed) do
+    state = :rand.seed_s(:exsss, :erlang.phash2(seed))
+    count = checked!(Tensor.elements(shape))
+    numbers(type, shape, count, state, range)
+  end
+
+  defp checked!(count) when count <= @most, do: count
+
+  defp checked!(count) do
+    raise Error.new(:size, "shape",
+            expected: "at most #{@most} elements in a random tensor",
+            got: Integer.to_string(count)
+          )
+  end
+
+  defp numbers(:u8, shape, count, state, _range) do
+    Tensor.new(fill(count, state, &if(&1 < 0.75, do: <<1>>, else: <<0>>), <<>>), :u8, shape)
+  end
+
+  defp numbers(type, shape, count, state, {lo, hi}) do
+    number = &<<lo + (hi - lo) * &1::float-native-32>>
+    fill(count, state, number, <<>>) |> Tensor.new(:f32, shape) |> Tensor.cast(type)
+  end
+
+  defp fill(0, _state, _number, data), do: data
+
+  defp fill(count, state, number, data) do
+    {value, state} = :rand.uniform_s(state)
+    fill(count - 1, state, number, <<data::binary, number.(value)::binary>>)
+  end
+
+  defp slots!(op, wanted) do
+    optional = for %{optional: true, name: name} <- op.inputs, do: name
+
+    for name <- wanted, name not in optional do
+      raise Error.new(:argument, "with",
+              op: op.name,
+              expected: "optional inputs out of #{Enum.join(optional, ", ")}",
+              got: name
+            )
+    end
+
+    Enum.filter(op.inputs, &(not &1.optional or &1.name in wanted))
+  end
+
+  ## Sizes
+
+  defp letters!(op, text) do
+    own = Map.get(@own_sizes, op.name, %{})
+    letters = Enum.uniq(Enum.flat_map(op.inputs, &Shapes.letters(&1.shape)))
+    defaults = for l <- letters, into: %{}, do: {l, own[l] || Map.get(@sizes, l, @other_letter)}
+    given = for part <- String.split(text, ",", trim: true), do: given!(op, letters, part)
+    Enum.reduce(given, defaults, &Map.merge(&2, &1))
+  end
+
+  defp given!(op, letters, part) do
+    case String.split(part, "=") do
+      [letter, size] -> letter!(op, letters, String.trim(letter), sizes!(op, size))
+      [sizes] -> first_shape!(op, sizes!(op, sizes))
+      _ -> wrong_shape(op, part)
+    end
+  end
+
+  defp letter!(op, letters, letter, sizes) do
+    cond do
+      letter not in letters -> unknown_letter(op, letters, letter)
+      letter == "..." -> %{letter => sizes}
+      match?([_], sizes) -> %{letter => hd(sizes)}
+      true -> wrong_shape(op, Enum.join(sizes, "x"))
+    end
+  end
+
+  defp first_shape!(%{inputs: [first | _]} = op, sizes) do
+    Shapes.bind(first.shape, sizes) ||
+      raise Error.new(:shape, first.name,
+              op: op.name,
+              expected: "shape #{first.shape}",
+              got: Enum.join(sizes, "x")
+            )
+  end
+
+  defp sizes!(op, text) do
+    for size <- String.split(text, "x") do
+      case Integer.parse(String.trim(size)) do
+        {size, ""} when size >= 0 -> size
+        _ -> wrong_shape(op, text)
+      end
+    end
+  end
+
+  defp unknown_letter(op, letters, letter) do
+    raise Error.new(:option, "shape",
+            op: op.name,
+            expected: "letters out of #{Enum.join(letters, ", ")}",
+            got: letter
+          )
+  end
+
+  defp wrong_shape(op, text) do
+    raise Error.new(:option, "shape",
+            op: op.name,
+            expected: "sizes of letters, such as B=2,L=100, or a shape, such as 2x100",
+            got: text
+          )
+  end
+
+  # The words describe heads first.
+  defp by_layout([a, b, c, d] = sizes, %{shape: words}, %{layout: "heads_last"}) do
+    if words =~ "|1", do: sizes, else: [a, c, b, d]
+  end
+
+  defp by_layout(sizes, _slot, _options), do: sizes
+
+  ## Ranges
+
+  defp range(%{name: name}, _sizes) when is_map_key(@ranges, name), do: @ranges[name]
+
+  # A weight's products are summed over its last axis; the sums shall be about as large as the data.
+  defp range(%{shape: words}, [_, terms]) do
+    if words =~ ~r/B|\.\.\./, do: {-1, 1}, else: {-bound(terms), bound(terms)}
+  end
+
+  defp range(_slot, _sizes), do: {-1, 1}
+
+  defp bound(terms), do: :math.sqrt(3 / max(terms, 1))
+end
