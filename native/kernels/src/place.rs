@@ -4,7 +4,7 @@ use crate::activations::Activation;
 use crate::cpu::{Exec, Level, elementwise};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Named, Op};
+use crate::op::{self, Name, Named, Op, Slot};
 use crate::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use std::ops::Range;
@@ -163,17 +163,21 @@ impl Place for Cuda<'_> {
     }
 }
 
-/// Runs steps in f64 through the references of their ops.
+/// Runs steps in f64 through the references of their ops, from inputs for these slots.
 pub fn through_references(
+    slots: &[Slot],
     inputs: &Named<ArrayD<f64>>,
     outputs: &Named<Spec>,
     run: impl FnOnce(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
 ) -> Result<Named<ArrayD<f64>>> {
-    let inputs = inputs.try_map(|array| {
+    let filled = |(name, array): (&Name, &ArrayD<f64>)| {
         let mut values = array.iter().copied();
-        let spec = Spec::new(DType::F64, array.shape())?;
-        Ok(Owned::from_fn(spec, |_| values.next().unwrap_or(f64::NAN)))
-    })?;
+        let slot = slots.iter().find(|slot| slot.name == *name);
+        let dtype = slot.map_or(DType::F64, |slot| slot.precision.dtype(DType::F64));
+        let spec = Spec::new(dtype, array.shape())?;
+        Ok((name.clone(), Owned::from_fn(spec, |_| values.next().unwrap_or(f64::NAN))))
+    };
+    let inputs: Named<Owned> = inputs.iter().map(filled).collect::<Result<_>>()?;
     let mut results = outputs.map(|spec| Owned::poisoned(Spec { dtype: DType::F64, ..*spec }));
     let views = results.iter_mut().map(|(name, result)| (name.clone(), result.view_mut())).collect();
     run(&Cpu(&Exec { level: Level::Reference, threads: 1 }), &inputs.map(Owned::view), views)?;
@@ -196,9 +200,12 @@ macro_rules! forward_by_steps {
 
         fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
             let problem = problem.in_f64();
-            $crate::place::through_references(inputs, &Self::outputs(&problem)?, |place, inputs, outputs| {
-                steps::forward(place, &problem, inputs, outputs)
-            })
+            $crate::place::through_references(
+                Self::INPUTS,
+                inputs,
+                &Self::outputs(&problem)?,
+                |place, inputs, outputs| steps::forward(place, &problem, inputs, outputs),
+            )
         }
 
         fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
@@ -222,7 +229,7 @@ macro_rules! backward_by_steps {
         }
 
         fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-            $crate::place::through_references(inputs, &call.outputs, |place, inputs, outputs| {
+            $crate::place::through_references(Self::GIVEN, inputs, &call.outputs, |place, inputs, outputs| {
                 steps::backward(place, &call.of.in_f64(), inputs, outputs)
             })
         }

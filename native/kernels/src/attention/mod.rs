@@ -218,7 +218,7 @@ fn scale(given: Option<f64>, width: usize) -> Result<f64> {
 }
 
 /// Where an input lies that is repeated along axes of size 1, and along first axes that it lacks.
-fn repeated(inputs: &Named<Spec>, name: &str, scores: [usize; 4]) -> Result<Option<Repeated>> {
+pub fn repeated(inputs: &Named<Spec>, name: &str, scores: [usize; 4]) -> Result<Option<Repeated>> {
     let Some(spec) = inputs.find(name) else { return Ok(None) };
     let missing = scores.len().checked_sub(spec.shape.len());
     let fits = |skip: usize| spec.shape.iter().zip(&scores[skip..]).all(|(&size, &full)| size == 1 || size == full);

@@ -11,6 +11,7 @@
 
 mod steps;
 
+use crate::attention;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
@@ -78,6 +79,7 @@ impl Problem {
             op::same_shape(inputs, name, dims).map_err(|e| e.hint("Weights are stored (out, in)"))?;
         }
         let Options { heads, causal, rope_theta, pairing } = *options;
+        attention::repeated(inputs, "mask", [batch, heads, length, length])?;
         if heads == 0 || !width.is_multiple_of(heads) {
             return Err(Error::new(Kind::Option, "heads").expected(format_args!("a divisor of {width}")).got(heads));
         }
