@@ -103,10 +103,12 @@ defmodule Sidewinder.Kernel do
   end
 
   defp size([{_name, %Tensor{type: type, shape: shape}} | inputs]) do
-    updates = Tensor.elements(shape) * each(inputs, shape) * passes(inputs)
+    each = each(inputs, shape)
+    updates = Tensor.elements(shape) * each * passes(inputs)
 
     cond do
-      updates >= @large -> :large
+      # What does little with each element is done sooner than it can be brought to a GPU and back.
+      updates >= @large and each > 1 -> :large
       # On the CPU, f64 is computed one value at a time.
       updates < @quick and type != :f64 -> :small
       true -> :middling
@@ -116,24 +118,29 @@ defmodule Sidewinder.Kernel do
   # Refused anyway.
   defp size(_inputs), do: :small
 
-  # The work for each element of the first input: the states of its channel, or its products with a
-  # weight.
-  defp each([{name, %Tensor{shape: {_channels, states}}} | _], _) when name in ["A", :A] do
-    max(states, 1)
+  # The work for each element of the first input: the states of its channel, its products with
+  # weights, and with keys and values.
+  defp each(inputs, shape) when tuple_size(shape) > 0 do
+    width = max(elem(shape, tuple_size(shape) - 1), 1)
+    max(Enum.sum(for {name, tensor} <- inputs, do: cost(text(name), tensor, width)), 1)
   end
 
-  defp each([{name, %Tensor{shape: {_, _} = weight}} | _], shape)
-       when name in ["w", "in_proj", :w, :in_proj] and shape != {} do
-    channels = elem(shape, tuple_size(shape) - 1)
-    max(div(Tensor.elements(weight), max(channels, 1)), 1)
-  end
+  defp each(_inputs, _shape), do: 1
 
-  defp each([_ | inputs], shape), do: each(inputs, shape)
-  defp each([], _), do: 1
+  @weights ~w(w b in_proj wqkv wo wg wu wd)
+
+  defp cost("A", %Tensor{shape: {_channels, states}}, _width), do: states
+
+  defp cost(name, %Tensor{shape: {_, _} = weight}, width) when name in @weights,
+    do: div(Tensor.elements(weight), width)
+
+  # Heads are fewer than keys, whichever comes first.
+  defp cost(name, %Tensor{shape: {_, m, n, _}}, _width) when name in ["k", "v"], do: max(m, n)
+  defp cost(_name, _tensor, _width), do: 0
 
   # A gradient computes its op again and goes back through it.
   defp passes(inputs) do
-    if Enum.any?(inputs, fn {name, _} -> name in ["dy", "dh", :dy, :dh] end), do: 4, else: 1
+    if Enum.any?(inputs, fn {name, _} -> text(name) in ["dy", "dh", "dc"] end), do: 4, else: 1
   end
 
   defp device(:cpu, _inputs, _large), do: nil
@@ -196,6 +203,28 @@ defmodule Sidewinder.Kernel do
     for {name, tensor} <- run(op, inputs, own, where),
         into: %{},
         do: {String.to_atom(name), tensor}
+  end
+
+  @typedoc "Weights by name; those that are nil count as absent."
+  @type weights :: %{(atom | String.t()) => Tensor.t() | nil}
+
+  @doc """
+  The weights of a layer as inputs. Raises `Sidewinder.Error` of kind `:argument` for what is no map.
+
+      iex> Sidewinder.Kernel.weights!(:mha, %{wo: nil})
+      []
+  """
+  @spec weights!(atom, weights) :: inputs
+  def weights!(_op, weights) when is_map(weights) and not is_struct(weights) do
+    for {name, weight} <- weights, weight != nil, do: {to_string(name), weight}
+  end
+
+  def weights!(op, other) do
+    raise Error.new(:argument, "weights",
+            op: to_string(op),
+            expected: "a map of tensors by name",
+            got: Error.show(other)
+          )
   end
 
   defp unknown(op, key, tensors, names) do

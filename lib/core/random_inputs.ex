@@ -40,7 +40,8 @@ defmodule Sidewinder.RandomInputs do
     "causal_conv1d" => %{"W" => 4},
     "causal_conv1d_update" => %{"W" => 4},
     "mamba_block" => %{"N" => 16, "W" => 4},
-    "attention" => %{"K" => 8}
+    "attention" => %{"K" => 8},
+    "matmul" => %{"M" => 256, "K" => 256}
   }
 
   # As inside a trained model: small positive steps, states that fade at different rates.

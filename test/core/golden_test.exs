@@ -5,7 +5,7 @@ defmodule Sidewinder.GoldenTest do
   @moduletag timeout: 300_000
 
   alias Sidewinder.{Calls, Error, Golden, Kernel, Native, Tensor}
-  alias Sidewinder.Kernel.{Conv, Mamba, NN, Scan}
+  alias Sidewinder.Kernel.{Attention, Conv, Mamba, NN, Scan}
 
   # Every op with golden values, and whether they have gradients.
   @ops [
@@ -15,7 +15,15 @@ defmodule Sidewinder.GoldenTest do
     causal_conv1d: true,
     linear: true,
     mamba_block: true,
-    attention: true
+    attention: true,
+    activations: false,
+    rms_norm: true,
+    layer_norm: true,
+    layer_norm_gelu: true,
+    matmul: false,
+    rope: true,
+    swiglu_mlp: true,
+    transformer_block: true
   ]
 
   defp op(find), do: Enum.find(Error.unwrap!(Native.op_list()), find)
@@ -23,13 +31,14 @@ defmodule Sidewinder.GoldenTest do
   # All that a case has outputs for: of the op, and of its gradient.
   defp check(name, gradients, where, place \\ & &1) do
     forward = op(&(&1.name == to_string(name)))
-    backward = op(&(&1.backward_of == forward.name))
-    assert gradients == (backward != nil)
+    backward = if gradients, do: op(&(&1.backward_of == forward.name))
 
     for golden <- Golden.cases(name) do
       options = options(forward, golden)
-      run = &Kernel.run(String.to_atom(&1.name), inputs(&1, golden, place), options, where)
-      got = Map.merge(run.(forward), if(backward, do: run.(backward), else: %{}))
+      run = &Kernel.run(String.to_atom(&1.name), &2, options, where)
+      got = run.(forward, inputs(forward, golden, %{}, place))
+      of_backward = backward && run.(backward, inputs(backward, golden, got, place))
+      got = Map.merge(got, of_backward || %{})
       assert Enum.sort(Map.keys(golden.outputs)) -- Map.keys(got) == []
 
       for {output, %{tensor: expected, rtol: rtol, atol: atol}} <- golden.outputs do
@@ -40,20 +49,22 @@ defmodule Sidewinder.GoldenTest do
   end
 
   defp options(op, golden) do
-    asked = for %{name: "return_state"} <- op.options, into: %{}, do: {:return_state, true}
+    asked =
+      for %{name: name} <- op.options,
+          name in ["return_state", "return_derivative"],
+          into: %{},
+          do: {String.to_atom(name), true}
+
     states = if golden.outputs["states"], do: %{return_states: true}, else: %{}
     golden.attrs |> Map.merge(asked) |> Map.merge(states)
   end
 
   # What the gradient takes beside the op's inputs and cotangents is what the op gave.
-  defp inputs(op, golden, place) do
+  defp inputs(op, golden, outputs, place) do
     for %{name: name} = slot <- op.inputs,
-        tensor = golden.inputs[name] || given(slot, golden),
+        tensor = golden.inputs[name] || (not slot.optional && outputs[name]),
         do: {name, place.(tensor)}
   end
-
-  defp given(%{optional: true}, _golden), do: nil
-  defp given(%{name: name}, golden), do: Tensor.cast(golden.outputs[name].tensor, :f32)
 
   for {op, gradients} <- @ops do
     test "#{op} agrees at every level" do
@@ -127,6 +138,89 @@ defmodule Sidewinder.GoldenTest do
     got = Mamba.mamba_block_backward(i["x"], weights, i["dy"], states)
     assert map_size(got) == 12
     close(got, golden)
+  end
+
+  test "activations, norms and products by their functions" do
+    for f <- [:sigmoid, :silu, :gelu_tanh, :gelu_erf, :softplus] do
+      %{inputs: %{"x" => x}} = golden = golden(:activations, to_string(f))
+      close([y: apply(NN, f, [x])], golden)
+      ones = Tensor.from_list(List.duplicate(1, Tensor.elements(x.shape)), :f32, x.shape)
+      close([dydx: NN.activation_backward(f, x, ones).dx], golden)
+    end
+
+    %{inputs: i} = golden = golden(:rms_norm, "outside_17_normal")
+    close([y: NN.rms_norm(i["x"], i["w"], eps_mode: :outside)], golden)
+    close(NN.rms_norm_backward(i["x"], i["w"], i["dy"], eps_mode: :outside), golden)
+
+    %{inputs: i} = golden = golden(:layer_norm, "17_normal")
+    close(NN.layer_norm(i["x"], i["w"], i["b"], return_statistics: true), golden)
+    close(NN.layer_norm_backward(i["x"], i["w"], i["b"], i["dy"]), golden)
+
+    %{inputs: i} = golden = golden(:layer_norm_gelu, "erf_17_normal")
+    close([y: NN.layer_norm_gelu(i["x"], i["w"], i["b"], gelu: :erf)], golden)
+    got = NN.layer_norm_gelu_backward(i["x"], i["w"], i["b"], i["dy"], gelu: :erf)
+    close(got, golden)
+
+    %{inputs: i} = golden = golden(:matmul, "m13k19n23")
+    close([c: NN.matmul(i["a"], i["b"])], golden)
+
+    %{inputs: i} = golden = golden(:swiglu_mlp, "b2l3d5h7")
+    weights = Map.take(i, ~w(wg wu wd))
+    close([y: NN.swiglu_mlp(i["x"], weights)], golden)
+    close(NN.swiglu_mlp_backward(i["x"], weights, i["dy"]), golden)
+  end
+
+  test "attention, rotation and the block by their functions" do
+    %{inputs: i} = golden = golden(:attention, "bias_key")
+    options = [causal: true, q_offset: 64, bias: i["bias"]]
+    {y, lse} = Attention.attention(i["q"], i["k"], i["v"], [{:return_lse, true} | options])
+    close([y: y, lse: lse], golden)
+    gradients = Attention.attention_backward(i["q"], i["k"], i["v"], y, lse, i["dy"], options)
+    assert map_size(gradients) == 4
+    close(gradients, golden)
+
+    %{inputs: i} = golden = golden(:rope, "int6")
+    options = [pairing: :interleaved, first_position: 7, theta: 10000]
+    close([y: Attention.rope(i["x"], options)], golden)
+    close(Attention.rope_backward(i["x"], i["dy"], options), golden)
+
+    %{inputs: i} = golden = golden(:transformer_block, "t2")
+    weights = Map.drop(i, ~w(x dy))
+    options = [heads: 4, causal: true, rope_theta: 10000]
+    close([y: Attention.transformer_block(i["x"], weights, options)], golden)
+    gradients = Attention.transformer_block_backward(i["x"], weights, i["dy"], options)
+    assert map_size(gradients) == 11
+    close(gradients, golden)
+  end
+
+  test "self-attention is what the op makes of projections" do
+    %{inputs: i} = golden(:transformer_block, "t2")
+    weights = Map.take(i, ~w(wqkv wo bo))
+    options = [heads: 4, causal: true]
+    y = Attention.mha(i["x"], weights, options)
+    projected = NN.linear(i["x"], i["wqkv"])
+    parts = for part <- 0..2, do: part(projected, part, 16)
+    [q, k, v] = for t <- parts, do: %{t | shape: {1, 9, 4, 4}}
+    a = Attention.attention(q, k, v, causal: true, layout: :heads_last)
+    expected = NN.linear(%{a | shape: {1, 9, 16}}, i["wo"], bias: i["bo"])
+    Golden.assert_close(y, expected, 1.0e-5, 1.0e-6, "mha")
+    assert map_size(Attention.mha_backward(i["x"], weights, i["dy"], options)) == 4
+  end
+
+  # Some columns of {1, 9, 48}.
+  defp part(tensor, part, width) do
+    rows = tensor |> Tensor.to_list() |> Enum.chunk_every(3 * width)
+    columns = for row <- rows, do: Enum.slice(row, part * width, width)
+    Tensor.from_list(List.flatten(columns), :f32, {1, 9, width})
+  end
+
+  test "forms of GELU, and what is none" do
+    x = Tensor.from_list([0.5], :f32, {1})
+    assert NN.gelu(x) == NN.gelu_tanh(x)
+    assert NN.gelu(x, form: :erf) == NN.gelu_erf(x)
+
+    assert %Error{kind: :option, argument: "form", op: "gelu"} =
+             catch_error(NN.gelu(x, form: :exact))
   end
 
   test "weights that are no map, and sizes that do not agree, are refused" do

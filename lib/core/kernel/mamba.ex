@@ -29,13 +29,13 @@ defmodule Sidewinder.Kernel.Mamba do
   `Sidewinder.Kernel.Scan` tells.
   """
 
-  alias Sidewinder.{Error, Kernel, Tensor}
+  alias Sidewinder.{Kernel, Tensor}
 
   @states [conv_state: "conv_state", ssm_state: "ssm_state"]
   @sizes [:expand, :d_state, :dt_rank, :d_conv]
 
   @typedoc "Weights by name."
-  @type weights :: %{(atom | String.t()) => Tensor.t() | nil}
+  @type weights :: Kernel.weights()
 
   @doc """
   Applies the block to sequences, `{B, L, M}`; with L = 1 and the states of the call before it is the
@@ -75,7 +75,7 @@ defmodule Sidewinder.Kernel.Mamba do
     op = :mamba_block
     {states, own, where} = Kernel.sort_options!(op, options, @states, [:return_state | @sizes])
 
-    case Kernel.run(op, [{"x", x} | weights!(op, weights)] ++ states, own, where) do
+    case Kernel.run(op, [{"x", x} | Kernel.weights!(op, weights)] ++ states, own, where) do
       %{"y" => y, "conv_state" => conv_state, "ssm_state" => ssm_state} ->
         {y, %{conv_state: conv_state, ssm_state: ssm_state}}
 
@@ -101,18 +101,12 @@ defmodule Sidewinder.Kernel.Mamba do
     op = :mamba_block_backward
     tensors = @states ++ [dconv_state: "dconv_state", dssm_state: "dssm_state"]
     {states, own, where} = Kernel.sort_options!(op, options, tensors, @sizes)
-    Kernel.gradients(op, [{"x", x}, {"dy", dy} | weights!(op, weights)] ++ states, own, where)
-  end
 
-  defp weights!(_op, weights) when is_map(weights) and not is_struct(weights) do
-    for {name, weight} <- weights, weight != nil, do: {to_string(name), weight}
-  end
-
-  defp weights!(op, other) do
-    raise Error.new(:argument, "weights",
-            op: to_string(op),
-            expected: "a map of tensors by name",
-            got: Error.show(other)
-          )
+    Kernel.gradients(
+      op,
+      [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)] ++ states,
+      own,
+      where
+    )
   end
 end

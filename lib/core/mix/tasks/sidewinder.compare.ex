@@ -51,7 +51,7 @@ defmodule Mix.Tasks.Sidewinder.Compare do
             [help: :boolean] ++ @measured
 
   # What some ops cannot do without.
-  @needed %{heads: 8}
+  @needed %{heads: 8, fn: "silu"}
 
   @impl true
   def run(args) do

@@ -17,7 +17,8 @@ defmodule Mix.Tasks.Sidewinder.Run do
 
   `--help` lists the ops with their inputs, cotangents, shapes and options. Options of an op have
   dashes here: `--dt-softplus`, `--no-dt-softplus`, `--dt-clamp 0.001,0.1`, `--activation silu`. The
-  last state is written unless `--no-return-state` is given. Every op takes these as well:
+  last state, and the derivative of an activation, are written unless `--no-return-state` or
+  `--no-return-derivative` is given. Every op takes these as well:
 
     * `--backend auto|cpu|cuda|cuda:N` - where to run
     * `--level LEVEL`, `--threads N` - how to run on the CPU
@@ -117,10 +118,11 @@ defmodule Mix.Tasks.Sidewinder.Run do
   end
 
   # Who runs an op on files may want to go on from where it stopped.
+  @asked %{return_state: true, return_derivative: true}
+
   defp own_options(op, options) do
-    states = Enum.any?(op.options, &(&1.name == "return_state"))
-    defaults = if states, do: %{return_state: true}, else: %{}
-    Map.merge(defaults, OpArguments.own(op, options))
+    known = for option <- op.options, do: String.to_atom(option.name)
+    Map.merge(Map.take(@asked, known), OpArguments.own(op, options))
   end
 
   defp help(ops) do

@@ -1,0 +1,219 @@
+defmodule Sidewinder.Kernel.Attention do
+  @moduledoc """
+  Attention, rotary positions, and the layers and blocks of transformers that are made of them; and their
+  gradients.
+
+  In the shapes B is the batch, H the heads of queries, K those of keys and values (a divisor of H: query
+  head `h` reads key head `h / (H / K)`), L the queries, M the keys, and W the width of a head. With the
+  option `layout: :heads_last` lengths go before heads: `{B, L, H, W}`, as projections leave it.
+
+  `q` or `x` decides the storage type: `:f32`, `:bf16`, `:f16`, or `:f64`. Masks are `:u8`; `bias`, `lse`,
+  weights of norms and the arithmetic are `:f32` (`:f64` for `:f64`), and results are rounded once.
+
+  All functions take the options of `Sidewinder.Kernel` and raise `Sidewinder.Error`, as
+  `Sidewinder.Kernel.Scan` tells.
+  """
+
+  alias Sidewinder.{Kernel, Tensor}
+
+  @tensors [mask: "mask", bias: "bias"]
+  @attention [:scale, :causal, :q_offset, :layout]
+
+  @doc """
+  Softmax attention (Vaswani et al. 2017), in tiles, without the matrix of all scores:
+
+      S[i,j] = scale q[i].k[j] + bias[i,j]            y[i] = sum_j softmax(S[i])[j] v[j]
+
+  over the keys `j` that query `i` sees.
+
+    * `q` - `{B, H, L, W}`
+    * `k` - `{B, K, M, W}`
+    * `v` - `{B, K, M, V}`
+
+  Options beside those of `Sidewinder.Kernel`:
+
+    * `:scale` - `1 / sqrt(W)` by default
+    * `:causal` - whether query `i` sees no keys after `i + q_offset`; `false` by default
+    * `:q_offset` - the position of the first query among the keys; `M - L` by default, so that the last
+      query sees all keys
+    * `:mask` - what can be repeated to `{B, H, L, M}`, not 0 where a query sees a key
+    * `:bias` - what can be repeated to `{B, H, L, M}`
+    * `:layout` - `:heads_first`, the default, or `:heads_last`
+    * `:return_lse` - returns `{y, lse}`, the second `{B, H, L}`: `ln sum_j exp(S[i,j])`
+
+  A query that sees nothing has a `y` of 0 and an `lse` of minus infinity. Returns `y`, `{B, H, L, V}`,
+  unless it asks for more.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> q = from_list([1, 0, 0, 1], :f32, {1, 1, 2, 2})
+      iex> v = from_list([1, 2, 3, 4], :f32, {1, 1, 2, 2})
+      iex> y = Sidewinder.Kernel.Attention.attention(q, q, v)
+      iex> Enum.map(Sidewinder.Tensor.to_list(y), &Float.round(&1, 4))
+      [1.6605, 2.6605, 2.3395, 3.3395]
+      iex> y = Sidewinder.Kernel.Attention.attention(q, q, v, causal: true)
+      iex> Enum.map(Sidewinder.Tensor.to_list(y), &Float.round(&1, 4))
+      [1.0, 2.0, 2.3395, 3.3395]
+  """
+  @spec attention(Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
+          Tensor.t() | {Tensor.t(), Tensor.t()}
+  def attention(q, k, v, options \\ []) do
+    names = [:return_lse | @attention]
+    {inputs, own, where} = Kernel.sort_options!(:attention, options, @tensors, names)
+    {lse?, own} = Map.pop(own, :return_lse, false)
+
+    %{"y" => y, "lse" => lse} =
+      Kernel.run(:attention, [{"q", q}, {"k", k}, {"v", v} | inputs], own, where)
+
+    if lse?, do: {y, lse}, else: y
+  end
+
+  @doc """
+  The gradient of `attention/4`.
+
+    * `q`, `k`, `v` - as they were given to it
+    * `y`, `lse` - what it returned
+    * `dy` - `{B, H, L, V}`, the cotangent of `y`
+
+  Options are those of `attention/4`, and `:dlse` - `{B, H, L}`, the cotangent of `lse`, zero by default.
+  Returns a map of `:dq`, `:dk`, `:dv`, and `:dbias` if there is a bias.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> q = from_list([1, 0, 0, 1], :f32, {1, 1, 2, 2})
+      iex> v = from_list([1, 2, 3, 4], :f32, {1, 1, 2, 2})
+      iex> dy = from_list([1, 0, 1, 0], :f32, {1, 1, 2, 2})
+      iex> {y, lse} = Sidewinder.Kernel.Attention.attention(q, q, v, return_lse: true)
+      iex> gradients = Sidewinder.Kernel.Attention.attention_backward(q, q, v, y, lse, dy)
+      iex> Enum.map(Sidewinder.Tensor.to_list(gradients.dq), &Float.round(&1, 4))
+      [-0.3128, 0.3128, -0.3128, 0.3128]
+  """
+  @spec attention_backward(
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          keyword
+        ) :: %{atom => Tensor.t()}
+  def attention_backward(q, k, v, y, lse, dy, options \\ []) do
+    op = :attention_backward
+
+    {inputs, own, where} =
+      Kernel.sort_options!(op, options, [dlse: "dlse"] ++ @tensors, @attention)
+
+    given = [{"q", q}, {"k", k}, {"v", v}, {"y", y}, {"lse", lse}, {"dy", dy}]
+    Kernel.gradients(op, given ++ inputs, own, where)
+  end
+
+  @rope [:pairing, :theta, :first_position, :layout] ++
+          [:scaling_factor, :low_freq_factor, :high_freq_factor, :original_length]
+
+  @doc """
+  Rotary position embedding (Su et al. 2021): rotates pairs of elements by `p theta^(-2i/W)`, for pair `i` of a
+  row at position `p`.
+
+    * `x` - `{B, H, L, W}`, W even
+
+  Options beside those of `Sidewinder.Kernel`:
+
+    * `:pairing` - `:half`, the default: pair `i` is `x[i]` and `x[i+W/2]`; or `:interleaved`: `x[2i]` and
+      `x[2i+1]`
+    * `:theta` - `10000.0` by default
+    * `:first_position` - that of the first row, 0 by default
+    * `:layout` - `:heads_first`, the default, or `:heads_last`
+    * `:scaling_factor` - Llama 3's scaling for contexts that many times longer, none by default, with
+      `:low_freq_factor` (1.0), `:high_freq_factor` (4.0) and `:original_length` (8192.0)
+
+  Returns `y`, shaped like `x`.
+
+      iex> x = Sidewinder.Tensor.from_list([1, 2, 3, 4], :f32, {1, 1, 1, 4})
+      iex> y = Sidewinder.Kernel.Attention.rope(x, first_position: 1)
+      iex> Enum.map(Sidewinder.Tensor.to_list(y), &Float.round(&1, 4))
+      [-1.9841, 1.9599, 2.4624, 4.0198]
+  """
+  @spec rope(Tensor.t(), keyword) :: Tensor.t()
+  def rope(x, options \\ []) do
+    {[], own, where} = Kernel.sort_options!(:rope, options, [], @rope)
+    %{"y" => y} = Kernel.run(:rope, [{"x", x}], own, where)
+    y
+  end
+
+  @doc """
+  The gradient of `rope/2`, with its options: a map of `:dx`. `x` may be any tensor of the right shape, such
+  as `dy`.
+  """
+  @spec rope_backward(Tensor.t(), Tensor.t(), keyword) :: %{dx: Tensor.t()}
+  def rope_backward(x, dy, options \\ []) do
+    {[], own, where} = Kernel.sort_options!(:rope_backward, options, [], @rope)
+    Kernel.gradients(:rope_backward, [{"x", x}, {"dy", dy}], own, where)
+  end
+
+  @mha [:heads, :causal, :rope_theta, :pairing]
+
+  @doc """
+  Multi-head self-attention with its projections (Vaswani et al. 2017, section 3.2.2).
+
+    * `x` - `{B, L, D}`
+    * `weights` - a map of `:wqkv`, `{3 D, D}`, whose rows give queries, keys and values, each head after
+      head; `:wo`, `{D, D}`, and maybe `:bo`, `{D}`
+
+  Options beside those of `Sidewinder.Kernel`:
+
+    * `:heads` - 1 by default
+    * `:causal` - whether a token sees no later ones; `false` by default
+    * `:rope_theta` - rotates queries and keys as `rope/2`, with its `:pairing`; no rotation by default
+    * `:mask` - what can be repeated to `{B, H, L, L}`
+
+  Returns `y`, `{B, L, D}`.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> weights = %{wqkv: from_list([0, 0, 2], :f32, {3, 1}), wo: from_list([1], :f32, {1, 1})}
+      iex> x = from_list([1, 3], :f32, {1, 2, 1})
+      iex> Sidewinder.Kernel.Attention.mha(x, weights, causal: true)
+      #Sidewinder.Tensor<f32 (1, 2, 1) [2.0, 4.0]>
+  """
+  @spec mha(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t()
+  def mha(x, weights, options \\ []), do: layer(:mha, x, weights, options, @mha)
+
+  @doc "The gradient of `mha/3`, with its options: a map of `:dx`, `:dwqkv`, `:dwo` and maybe `:dbo`."
+  @spec mha_backward(Tensor.t(), Kernel.weights(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
+  def mha_backward(x, weights, dy, options \\ []),
+    do: layer_backward(:mha_backward, x, weights, dy, options, @mha)
+
+  @doc """
+  A block of a transformer with the norms in front (Xiong et al. 2020):
+
+      h = x + mha(layer_norm(x))              y = h + swiglu_mlp(layer_norm(h))
+
+    * `x` - `{B, L, D}`
+    * `weights` - a map of those of `mha/3`, of `Sidewinder.Kernel.NN.swiglu_mlp/3`, and `:ln1_w`, `:ln1_b`,
+      `:ln2_w` and `:ln2_b`, `{D}`
+
+  Options are those of `mha/3`, and `:eps` of the norms, `1.0e-5` by default. Returns `y`, `{B, L, D}`.
+  """
+  @spec transformer_block(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t()
+  def transformer_block(x, weights, options \\ []),
+    do: layer(:transformer_block, x, weights, options, [:eps | @mha])
+
+  @doc """
+  The gradient of `transformer_block/3`, with its options: a map of `:dx` and the gradients of all weights.
+  """
+  @spec transformer_block_backward(Tensor.t(), Kernel.weights(), Tensor.t(), keyword) :: %{
+          atom => Tensor.t()
+        }
+  def transformer_block_backward(x, weights, dy, options \\ []),
+    do: layer_backward(:transformer_block_backward, x, weights, dy, options, [:eps | @mha])
+
+  defp layer(op, x, weights, options, names) do
+    {inputs, own, where} = Kernel.sort_options!(op, options, [mask: "mask"], names)
+    inputs = [{"x", x} | Kernel.weights!(op, weights)] ++ inputs
+    %{"y" => y} = Kernel.run(op, inputs, own, where)
+    y
+  end
+
+  defp layer_backward(op, x, weights, dy, options, names) do
+    {inputs, own, where} = Kernel.sort_options!(op, options, [mask: "mask"], names)
+    inputs = [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)] ++ inputs
+    Kernel.gradients(op, inputs, own, where)
+  end
+end
