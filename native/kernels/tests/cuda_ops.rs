@@ -5,14 +5,21 @@ mod common;
 
 use common::check::{backward_inputs, noise};
 use common::{cast, gpu, reference, worst};
+use sidewinder_kernels::activations::{self, Activations, ActivationsBackward};
+use sidewinder_kernels::attention::Layout;
 use sidewinder_kernels::causal_conv1d::update::{self, CausalConv1dUpdate};
 use sidewinder_kernels::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::linear::{self, Linear, LinearBackward};
 use sidewinder_kernels::linear_scan::{self, LinearScan, LinearScanBackward};
 use sidewinder_kernels::mamba_block::{self, MambaBlock, MambaBlockBackward};
+use sidewinder_kernels::matmul;
+use sidewinder_kernels::norm;
 use sidewinder_kernels::op::{Named, Op};
+use sidewinder_kernels::rope;
+use sidewinder_kernels::swiglu_mlp::{self, SwigluMlp, SwigluMlpBackward};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use sidewinder_kernels::transformer_block::{self, TransformerBlock, TransformerBlockBackward};
 
 /// Runs `O` on the device in every type, near the reference, and twice for the same bits. With
 /// `roundings` many in sequence, 16-bit results may be off by so many.
@@ -164,6 +171,176 @@ fn the_block_and_its_gradient_agree() {
             inputs.push(name, noise(name.len() as u64, dims, -0.5, 0.5));
         }
         both::<MambaBlock, MambaBlockBackward>(&device, (&options, &options), &inputs, 15.0);
+    }
+}
+
+#[test]
+fn activations_and_their_gradients_agree() {
+    let Some(device) = gpu() else { return };
+    for function in activations::Activation::ALL {
+        let options = activations::Options { function: Some(function), return_derivative: true };
+        for dims in [&[1][..], &[7], &[33], &[3, 5, 7], &[2, 0, 3], &[70001]] {
+            // A large value in front, as small values of GELU are as exact as the largest asks for.
+            let mut large = noise(1, dims, -9.0, 9.0).view().to_f64().into_iter().enumerate();
+            let value = |_| large.next().map_or(0.0, |(i, v)| if i == 0 { 9.0 } else { v });
+            let x = Owned::from_fn(Spec::new(DType::F32, dims).unwrap(), value);
+            let mut inputs: Named<Owned> = [("x", x)].into_iter().collect();
+            agrees::<Activations>(&device, &options, &inputs, 0.0);
+            inputs.push("dy", noise(2, dims, -1.0, 1.0));
+            agrees::<ActivationsBackward>(&device, &options, &inputs, 0.0);
+        }
+    }
+}
+
+#[test]
+fn extreme_arguments_of_activations_stay_finite() {
+    let Some(device) = gpu() else { return };
+    let powers = (-45..=18).map(|e| 10f64.powi(e));
+    let x: Vec<f64> = powers.flat_map(|v| [v, -v]).chain([88.0, -88.0, 104.0, -104.0, 3.4e38, -3.4e38, 0.0]).collect();
+    let inputs: Named<Owned> =
+        [("x", Owned::from_fn(Spec::new(DType::F32, &[x.len()]).unwrap(), |i| x[i]))].into_iter().collect();
+    for function in activations::Activation::ALL {
+        let options = activations::Options { function: Some(function), return_derivative: true };
+        let truth = reference::<Activations>(&options, &inputs);
+        let got = common::run_cuda::<Activations>(&options, &inputs, &device).unwrap();
+        for (name, truth) in truth.iter() {
+            let off = worst(got.get(name).unwrap(), truth, 2e-6, 1e-6);
+            assert!(off <= 1.0, "{function:?} {name} is off by {off} times the tolerance");
+        }
+    }
+}
+
+#[test]
+fn norms_and_their_gradients_agree() {
+    let Some(device) = gpu() else { return };
+    let shapes: &[&[usize]] = &[
+        &[3, 3],
+        &[5, 7],
+        &[2, 3, 33],
+        &[67, 127],
+        &[300, 64],
+        &[3, 512],
+        &[2, 1000],
+        &[9, 4096],
+        &[2, 20000],
+        &[2, 70001],
+        &[5000, 8],
+        &[0, 4],
+        &[4, 0],
+    ];
+    for &dims in shapes {
+        let width = dims[dims.len() - 1];
+        let mut inputs = named([("x", dims, -2.0, 2.0), ("w", &[width], -2.0, 2.0)]);
+        for eps_mode in [norm::EpsMode::Inside, norm::EpsMode::Outside] {
+            let options = norm::RmsOptions { eps_mode, ..Default::default() };
+            both::<norm::RmsNorm, norm::RmsNormBackward>(&device, (&options, &options), &inputs, 0.0);
+        }
+        inputs.push("b", noise(3, &[width], -1.0, 1.0));
+        let options = norm::LayerOptions::default();
+        both::<norm::LayerNorm, norm::LayerNormBackward>(&device, (&options, &options), &inputs, 0.0);
+        for gelu in [norm::Gelu::Tanh, norm::Gelu::Erf] {
+            let options = norm::LayerGeluOptions { gelu, ..Default::default() };
+            both::<norm::LayerNormGelu, norm::LayerNormGeluBackward>(&device, (&options, &options), &inputs, 0.0);
+        }
+    }
+}
+
+/// Rows of a larger buffer that begin at an address no vector begins at.
+#[test]
+fn addresses_that_are_no_multiples_of_a_vector_agree() {
+    let Some(device) = gpu() else { return };
+    let lane = device.lane().unwrap();
+    let on_device = |tensor: &Owned| {
+        let buffer = Buffer::new(&device, tensor.spec()).unwrap();
+        lane.upload(tensor.view().bytes(), &buffer).unwrap();
+        buffer
+    };
+    for skipped in [1, 3] {
+        let (whole, w) = (noise(1, &[40, 20], -2.0, 2.0), noise(2, &[20], -1.0, 1.0));
+        let flat = Owned::from_fn(Spec::new(DType::F32, &[800]).unwrap(), {
+            let mut values = whole.view().to_f64().into_iter();
+            move |_| values.next().unwrap()
+        });
+        let x = on_device(&flat).rows(skipped..skipped + 780).unwrap().reshape(&[39, 20]).unwrap();
+        let weights = on_device(&w);
+        let host = Owned::from_fn(x.spec(), {
+            let mut values = flat.view().rows(skipped..skipped + 780).unwrap().to_f64().into_iter();
+            move |_| values.next().unwrap()
+        });
+        let inputs: Named<Owned> = [("x", host), ("w", w)].into_iter().collect();
+        let expected = reference::<norm::RmsNorm>(&norm::RmsOptions::default(), &inputs);
+        let y = Buffer::new(&device, x.spec()).unwrap();
+        lane.poison(&y).unwrap();
+        let (given, to) = ([("x", &x), ("w", &weights)], [("y", &y)]);
+        let options = norm::RmsOptions::default();
+        let (given, to) = (given.into_iter().collect(), to.into_iter().collect());
+        sidewinder_kernels::op::run_cuda::<norm::RmsNorm>(&options, &given, &to, &lane).unwrap();
+        let mut got = Owned::poisoned(y.spec());
+        lane.download(&y, got.view_mut().bytes()).unwrap();
+        let off = worst(&got, expected.get("y").unwrap(), 2e-5, 1e-5);
+        assert!(off <= 1.0, "off by {off} times the tolerance");
+    }
+}
+
+#[test]
+fn products_and_layers_with_activations_agree() {
+    let Some(device) = gpu() else { return };
+    let options = matmul::Options {};
+    for [m, k, n] in [[1, 1, 1], [13, 19, 23], [127, 97, 73], [1, 4096, 2], [0, 3, 4], [3, 0, 4], [3, 4, 0]] {
+        let inputs = named([("a", &[m, k], -1.0, 1.0), ("b", &[k, n], -1.0, 1.0)]);
+        both::<matmul::Matmul, matmul::MatmulBackward>(&device, (&options, &options), &inputs, 0.0);
+    }
+    for activation in activations::Activation::ALL {
+        let options = linear::Options { activation: Some(activation) };
+        let mut inputs = named([("x", &[2, 65, 33], -1.0, 1.0), ("w", &[31, 33], -1.0, 1.0)]);
+        both::<Linear, LinearBackward>(&device, (&options, &options), &inputs, 2.0);
+        inputs.push("b", noise(9, &[31], -1.0, 1.0));
+        both::<Linear, LinearBackward>(&device, (&options, &options), &inputs, 2.0);
+    }
+}
+
+#[test]
+fn rotation_and_its_gradient_agree() {
+    let Some(device) = gpu() else { return };
+    for dims in [[2, 3, 5, 2], [1, 2, 300, 64], [3, 1, 1, 128], [2, 3, 17, 6], [1, 0, 2, 4], [1, 2, 0, 4], [1, 2, 3, 0]]
+    {
+        for pairing in [rope::Pairing::Half, rope::Pairing::Interleaved] {
+            for layout in [Layout::HeadsFirst, Layout::HeadsLast] {
+                let options = rope::Options { pairing, layout, first_position: 100_003, ..Default::default() };
+                let inputs = named([("x", &dims, -1.0, 1.0)]);
+                both::<rope::Rope, rope::RopeBackward>(&device, (&options, &options), &inputs, 0.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn transformer_layers_and_their_gradients_agree() {
+    let Some(device) = gpu() else { return };
+    let root = |size: usize| 1.0 / (size as f64).sqrt();
+    for [b, l, d, f] in [[2, 5, 8, 12], [1, 33, 16, 31], [2, 0, 4, 8]] {
+        let mut inputs = named([
+            ("x", &[b, l, d], -1.0, 1.0),
+            ("wg", &[f, d], -root(d), root(d)),
+            ("wu", &[f, d], -root(d), root(d)),
+            ("wd", &[d, f], -root(f), root(f)),
+        ]);
+        let options = swiglu_mlp::Options::default();
+        both::<SwigluMlp, SwigluMlpBackward>(&device, (&options, &options), &inputs, 6.0);
+        for (name, dims) in [
+            ("wqkv", &[3 * d, d][..]),
+            ("wo", &[d, d]),
+            ("bo", &[d]),
+            ("ln1_w", &[d]),
+            ("ln1_b", &[d]),
+            ("ln2_w", &[d]),
+            ("ln2_b", &[d]),
+        ] {
+            inputs.push(name, noise(name.len() as u64, dims, -root(d), root(d)));
+        }
+        let options =
+            transformer_block::Options { heads: 2, causal: true, rope_theta: Some(1e4), ..Default::default() };
+        both::<TransformerBlock, TransformerBlockBackward>(&device, (&options, &options), &inputs, 15.0);
     }
 }
 

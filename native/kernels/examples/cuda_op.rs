@@ -1,0 +1,95 @@
+//! Times ops on a CUDA device, resident there: one line of JSON for each.
+//!
+//! `cuda_op [NAME]` times the list below, or those of it whose op has NAME in its name. `ms` is the median of device
+//! times by events, `gb_s` the bytes of all inputs and outputs over it, `tflops` the multiplications and
+//! additions that the formula has over it, where they are what matters.
+
+use serde_json::{Value, json};
+use sidewinder_kernels::cuda::{Buffer, Device};
+use sidewinder_kernels::error::Result;
+use sidewinder_kernels::for_each_op;
+use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+
+/// An op, its options and the shapes of its inputs.
+type Case = (&'static str, Value, Vec<(&'static str, Vec<usize>)>);
+
+const ROWS: usize = 8192;
+const WIDTH: usize = 4096;
+
+fn cases() -> Vec<Case> {
+    let x = || ("x", vec![ROWS, WIDTH]);
+    let (dy, w, b) = (("dy", vec![ROWS, WIDTH]), ("w", vec![WIDTH]), ("b", vec![WIDTH]));
+    let norm = |more: &[(&'static str, Vec<usize>)]| [&[x(), w.clone()], more].concat();
+    let square = |name| (name, vec![4096, 4096]);
+    vec![
+        ("activations", json!({"fn": "silu"}), vec![x()]),
+        ("activations", json!({"fn": "gelu_tanh"}), vec![x()]),
+        ("activations", json!({"fn": "gelu_erf"}), vec![x()]),
+        ("activations_backward", json!({"fn": "silu"}), vec![x(), dy.clone()]),
+        ("rms_norm", json!({}), norm(&[])),
+        ("rms_norm_backward", json!({}), norm(&[dy.clone()])),
+        ("layer_norm", json!({}), norm(&[b.clone()])),
+        ("layer_norm_backward", json!({}), norm(&[b.clone(), dy.clone()])),
+        ("layer_norm_gelu", json!({}), norm(&[b.clone()])),
+        ("layer_norm_gelu_backward", json!({}), norm(&[b.clone(), dy])),
+        ("rope", json!({}), vec![("x", vec![4, 32, 4096, 128])]),
+        ("matmul", json!({}), vec![square("a"), square("b")]),
+        ("linear", json!({}), vec![square("x"), square("w")]),
+        ("linear", json!({"activation": "gelu"}), vec![square("x"), square("w"), ("b", vec![4096])]),
+    ]
+}
+
+fn main() -> Result<()> {
+    let wanted = std::env::args().nth(1).unwrap_or_default();
+    let device = Device::get(0)?;
+    for (name, options, shapes) in cases().iter().filter(|(name, ..)| name.contains(&wanted)) {
+        for dtype in [DType::F32, DType::Bf16] {
+            macro_rules! time_if_named {
+                ($op:ty) => {
+                    if *name == <$op>::NAME {
+                        println!("{}", time::<$op>(&device, options, shapes, dtype)?);
+                    }
+                };
+            }
+            for_each_op!(time_if_named);
+        }
+    }
+    Ok(())
+}
+
+fn time<O: Op>(device: &Device, options: &Value, shapes: &[(&'static str, Vec<usize>)], dtype: DType) -> Result<Value> {
+    let chosen: O::Options = serde_json::from_value(options.clone()).expect("options of the op");
+    let spec = |name: &str, dims: &[usize]| {
+        let slot = O::INPUTS.iter().find(|slot| slot.name == name).expect("an input of the op");
+        Spec::new(slot.precision.dtype(dtype), dims)
+    };
+    let lane = device.lane()?;
+    let filled = |spec: Spec| {
+        let values = Owned::from_fn(spec, |i| (i % 2048) as f64 / 1024.0 - 1.0);
+        let buffer = Buffer::new(device, spec)?;
+        lane.upload(values.view().bytes(), &buffer)?;
+        Ok(buffer)
+    };
+    let named = shapes.iter().map(|(name, dims)| Ok((*name, filled(spec(name, dims)?)?)));
+    let inputs: Named<Buffer> = named.collect::<Result<_>>()?;
+    let call = op::Call::<O>::new(op::specs(&inputs), &chosen)?;
+    let outputs = call.outputs().try_map(|&spec| Buffer::new(device, spec))?;
+    let bytes: usize = inputs.iter().chain(outputs.iter()).map(|(_, buffer)| buffer.spec().bytes()).sum();
+    let mut times = Vec::new();
+    for round in 0..25 {
+        let begin = lane.mark()?;
+        call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane)?;
+        let end = lane.mark()?;
+        lane.synchronize()?;
+        if round >= 5 {
+            times.push(f64::from(end.milliseconds_since(&begin)?));
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let ms = times[times.len() / 2];
+    let product = matches!(O::NAME, "matmul" | "linear");
+    let tflops = product.then_some(2.0 * 4096f64.powi(3) / ms / 1e9);
+    Ok(json!({"op": O::NAME, "options": options, "dtype": dtype.name(), "ms": ms, "least_ms": times[0],
+        "gb_s": bytes as f64 / ms / 1e6, "tflops": tflops}))
+}
