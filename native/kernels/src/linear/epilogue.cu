@@ -9,7 +9,7 @@ struct Params {
     i64 rows, columns;
 };
 
-extern "C" __global__ void epilogue(Params p) {
+extern "C" __global__ void linear_epilogue(Params p) {
     i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= p.columns) return;
     REAL b = p.b ? widen(p.b[column]) : 0;

@@ -1,73 +1,69 @@
-// The gradient of a norm. A slot of threads goes through `rows_each` rows and holds its columns' sums for
-// dw and db in registers (in its part of memory where PACKS is 0).
+// The gradient of a norm. A slot of threads goes through its rows and holds its columns' sums for dw and db in
+// registers (in its row of p.dw and p.db where PACKS is 0); norm_sums adds up those of all slots.
 
-extern "C" __global__ void __launch_bounds__(THREADS * ROWS) norm_backward(Params p) {
-    i64 at = (i64)blockIdx.x * ROWS + slot();
-    REAL* dw_part = p.dw + at * p.columns;
-    REAL* db_part = p.db + at * p.columns;
-#if PACKS
-    REAL dw[PACKS][VEC] = {}, db[PACKS][VEC] = {};
-#endif
-    for (i64 i = 0; i < p.rows_each; ++i) {
-        Row row(p, at * p.rows_each + i);
-        int packs = row.packs;
-        const STORAGE* dy = p.dy + row.first;
-#if PACKS
-        // Asked for before the sums are waited for.
-        Pack cotangent[PACKS];
-        EACH_PACK cotangent[k] = load(dy, column(k), row.count);
-#define COTANGENT cotangent[k]
-#else
-#define COTANGENT load(dy, column(k), row.count)
-#endif
-        Statistics s = statistics(p, row);
-        REAL mean = 0, along = 0;
+extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_backward(Params p) {
+    Weights of(p);
+    i64 step = (i64)gridDim.x * ROWS, own = (i64)blockIdx.x * ROWS + slot();
+    REAL* dw_sums = p.dw + own * p.columns;
+    REAL* db_sums = HAS_B ? p.db + own * p.columns : nullptr;
+    REAL dw[HELD][VEC] = {}, db[HELD][VEC] = {};
+    Row next_x, next_dy;
+    next_x.begin(p, p.x, own);
+    next_dy.begin(p, p.dy, own);
+    int set = 0;
+    for (i64 first = (i64)blockIdx.x * ROWS; first < p.rows; first += step, set ^= 1) {
+        i64 at = first + slot();
+        Row x = next_x, dy = next_dy;
+        next_x.begin(p, p.x, at + step);
+        next_dy.begin(p, p.dy, at + step);
+        Statistics s = statistics(p, x, set);
+        REAL sums[2] = {0, 0};
         EACH_PACK {
-            Pack x = row.pack(p, k), d = COTANGENT;
-            Weights of = weights(p, k);
-#pragma unroll
-            for (int e = 0; e < VEC; ++e) {
-                REAL unit = (widen(x.of[e]) - s.mean) * s.r;
-                REAL dz = widen(d.of[e]) * slope<FN>(of.w[e] * unit + of.b[e]);
-                mean += dz * of.w[e];
-                along += dz * of.w[e] * unit;
-#if PACKS
-                // Past the last row dy is 0, but x is none.
-                if (row.count) {
-                    dw[k][e] += dz * unit;
-                    db[k][e] += dz;
-                }
-#else
-                i64 c = column(k) + e;
-                if (c < row.count) {
-                    dw_part[c] = (i ? dw_part[c] : 0) + dz * unit;
-                    if (HAS_B) db_part[c] = (i ? db_part[c] : 0) + dz;
-                }
-#endif
+            Pack px = x.pack(k), pdy = dy.pack(k);
+            of.again(p, k);
+            REAL dz[VEC], unit[VEC];
+            EACH_ELEMENT {
+                unit[e] = (widen(px.of[e]) - s.mean) * s.r;
+                dz[e] = widen(pdy.of[e]) * slope<FN>(of.w[WEIGHTS_AT][e] * unit[e] + of.b[WEIGHTS_AT][e]);
+                sums[0] += dz[e] * of.w[WEIGHTS_AT][e];
+                sums[1] += dz[e] * of.w[WEIGHTS_AT][e] * unit[e];
             }
+#if PACKS == 0
+            // The row of sums is this thread's at its columns, and not yet anything before its first row.
+            EACH_ELEMENT if (column(k) + e < p.columns) {
+                dw[0][e] = first == blockIdx.x * ROWS ? 0 : dw_sums[column(k) + e];
+                if (HAS_B) db[0][e] = first == blockIdx.x * ROWS ? 0 : db_sums[column(k) + e];
+            }
+#endif
+            // Past the last row dy is 0, but what it is multiplied by may be infinite.
+            EACH_ELEMENT if (x.count) {
+                dw[AT][e] += dz[e] * unit[e];
+                db[AT][e] += dz[e];
+            }
+#if PACKS == 0
+            EACH_ELEMENT if (column(k) + e < p.columns) {
+                dw_sums[column(k) + e] = dw[0][e];
+                if (HAS_B) db_sums[column(k) + e] = db[0][e];
+            }
+#endif
         }
-        row_sums(mean, along);
-        mean = CENTERED ? mean * p.by_columns : 0;
-        along *= p.by_columns;
+        row_sums<2>(sums, set);
+        REAL mean = CENTERED ? sums[0] * p.by_columns : 0, along = sums[1] * p.by_columns;
         EACH_PACK {
-            Pack x = row.pack(p, k), d = COTANGENT, out;
-            Weights of = weights(p, k);
-#pragma unroll
-            for (int e = 0; e < VEC; ++e) {
-                REAL v = widen(x.of[e]) - s.mean;
-                REAL u = of.w[e] * widen(d.of[e]) * slope<FN>(of.w[e] * (v * s.r) + of.b[e]);
+            Pack px = x.pack(k), pdy = dy.pack(k), out;
+            of.again(p, k);
+            EACH_ELEMENT {
+                REAL v = widen(px.of[e]) - s.mean;
+                REAL u = of.w[WEIGHTS_AT][e] * widen(pdy.of[e]) * slope<FN>(of.w[WEIGHTS_AT][e] * (v * s.r) + of.b[WEIGHTS_AT][e]);
                 narrow(s.r * (u - mean - v * s.t * along), out.of[e]);
             }
-            store(out, p.to + row.first, column(k), row.count);
+            store(out, p.to + at * p.columns, column(k), x.count);
         }
     }
 #if PACKS
-    EACH_PACK
-#pragma unroll
-    for (int e = 0; e < VEC; ++e)
-        if (column(k) + e < p.columns) {
-            dw_part[column(k) + e] = dw[k][e];
-            if (HAS_B) db_part[column(k) + e] = db[k][e];
-        }
+    EACH_PACK EACH_ELEMENT if (column(k) + e < p.columns) {
+        dw_sums[column(k) + e] = dw[AT][e];
+        if (HAS_B) db_sums[column(k) + e] = db[AT][e];
+    }
 #endif
 }

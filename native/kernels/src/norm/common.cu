@@ -1,5 +1,6 @@
-// What the norms and their gradients share. THREADS threads have a row together, ROWS rows a block. Where
-// PACKS is not 0 a thread holds its PACKS packs of a row in registers, else it reads them again and again.
+// What the norms and their gradients share. THREADS threads have a row together, ROWS rows a block, and
+// blocks go through all rows in steps. Where PACKS is not 0 a thread holds its PACKS packs of a row in
+// registers, else it reads them again and again.
 
 struct Params {
     const STORAGE* x;
@@ -9,132 +10,129 @@ struct Params {
     STORAGE* to;      // y, or dx
     REAL* mean;
     REAL* rstd;
-    REAL* dw;         // a row of sums for each slot of rows
+    REAL* dw;         // a row of sums for each slot of threads
     REAL* db;
     i64 rows, columns;
-    i64 rows_each;    // how many rows a slot of the gradient has
     REAL eps, scale, to_mean, by_columns;
 };
 
 constexpr int WARPS = THREADS / 32;
 
-// Packs of a row that a thread has.
+// A thread's packs of a row, and where it holds them.
 #if PACKS
+constexpr int HELD = PACKS;
 #define EACH_PACK _Pragma("unroll") for (int k = 0; k < PACKS; ++k)
+#define AT k
 #else
-#define EACH_PACK for (int k = 0; k < packs; ++k)
+constexpr int HELD = 1;
+#define EACH_PACK for (int k = 0; column(k) < p.columns; ++k)
+#define AT 0
 #endif
+#define EACH_ELEMENT _Pragma("unroll") for (int e = 0; e < VEC; ++e)
 
 __device__ __forceinline__ int slot() { return threadIdx.x / THREADS; }
 __device__ __forceinline__ i64 column(int k) { return ((i64)k * THREADS + threadIdx.x % THREADS) * VEC; }
 
-// The sum of both over the threads of a row, in all of them; the same order each time.
-__device__ __forceinline__ void row_sums(REAL& a, REAL& b) {
+// The sums of N values over the threads of a row, in all of them; the same order each time. There is a
+// place for each of a row's sums, in two sets that rows take in turn: so nobody writes where others still read.
+template <int PLACE, int N>
+__device__ __forceinline__ void row_sums(REAL (&values)[N], int set) {
 #pragma unroll
-    for (int distance = 16; distance; distance /= 2) {
-        a += __shfl_xor_sync(~0u, a, distance);
-        b += __shfl_xor_sync(~0u, b, distance);
-    }
+    for (int distance = 16; distance; distance /= 2)
+#pragma unroll
+        for (int n = 0; n < N; ++n) values[n] += __shfl_xor_sync(~0u, values[n], distance);
     if (WARPS == 1) return;
-    __shared__ REAL sums[2][ROWS][WARPS];
-    int warp = threadIdx.x % THREADS / 32;
-    if (threadIdx.x % 32 == 0) {
-        sums[0][slot()][warp] = a;
-        sums[1][slot()][warp] = b;
-    }
-    __syncthreads();
-    a = b = 0;
+    __shared__ REAL sums[2][3][ROWS][WARPS][2];
+    if (threadIdx.x % 32 == 0)
 #pragma unroll
-    for (int other = 0; other < WARPS; ++other) {
-        a += sums[0][slot()][other];
-        b += sums[1][slot()][other];
-    }
-    // The next sums go into the same memory.
+        for (int n = 0; n < N; ++n) sums[set][PLACE][slot()][threadIdx.x % THREADS / 32][n] = values[n];
     __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        values[n] = 0;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) values[n] += sums[set][PLACE][slot()][warp][n];
+    }
 }
 
+// A row of x or dy; past the last row it is empty.
 struct Row {
-    i64 first;   // its first element
-    i64 count;   // its length, or 0 past the last row
-    int packs;
-    Pack held[PACKS ? PACKS : 1];
+    const STORAGE* from;
+    i64 count;
+    Pack held[HELD];
 
-    __device__ __forceinline__ Row(const Params& p, i64 row) {
-        first = row * p.columns;
+    __device__ __forceinline__ void begin(const Params& p, const STORAGE* all, i64 row) {
         count = row < p.rows ? p.columns : 0;
-        packs = (int)((p.columns + (i64)THREADS * VEC - 1) / ((i64)THREADS * VEC));
-        if (PACKS == 0) return;
-#pragma unroll
-        for (int k = 0; k < PACKS; ++k) held[k] = load(p.x + first, column(k), count);
+        from = all + (count ? row * p.columns : 0);
+        if (PACKS)
+            EACH_PACK held[AT] = load(from, column(k), count);
     }
-    __device__ __forceinline__ Pack pack(const Params& p, int k) const {
-        return PACKS ? held[k] : load(p.x + first, column(k), count);
-    }
+    __device__ __forceinline__ Pack pack(int k) const { return PACKS ? held[AT] : load(from, column(k), count); }
 };
 
 struct Statistics { REAL mean, r, t; };
 
-__device__ __forceinline__ REAL root(REAL v) { return sqrt(v); }
-
-__device__ __forceinline__ Statistics statistics(const Params& p, const Row& row) {
-    int packs = row.packs;
-    REAL mean = 0, squares = 0, none = 0;
+__device__ __forceinline__ Statistics statistics(const Params& p, const Row& row, int set) {
+    REAL mean = 0;
 #if CENTERED
+    REAL sum[1] = {0};
     EACH_PACK {
-        Pack pack = row.pack(p, k);
-#pragma unroll
-        for (int e = 0; e < VEC; ++e) mean += widen(pack.of[e]);
+        Pack pack = row.pack(k);
+        EACH_ELEMENT sum[0] += widen(pack.of[e]);
     }
-    row_sums(mean, none);
-    mean *= p.by_columns;
+    row_sums<0>(sum, set);
+    mean = sum[0] * p.by_columns;
 #endif
+    REAL squares[1] = {0};
     EACH_PACK {
-        Pack pack = row.pack(p, k);
-#pragma unroll
-        for (int e = 0; e < VEC; ++e) {
+        Pack pack = row.pack(k);
+        EACH_ELEMENT {
             REAL v = (widen(pack.of[e]) - mean) * p.scale;
             // Past the row's end there is nothing, not the mean.
-            squares += column(k) + e < row.count ? v * v : 0;
+            squares[0] += column(k) + e < row.count ? v * v : 0;
         }
     }
-    row_sums(squares, none);
-    squares *= p.to_mean;
+    row_sums<1>(squares, set);
+    REAL square = squares[0] * p.to_mean;
 #if OUTSIDE
-    REAL q = root(squares);
+    REAL q = sqrt(square);
     return {mean, 1 / (q + p.eps), q == 0 ? 0 : 1 / q};
 #else
-    REAL r = 1 / root(squares + p.eps);
+    REAL r = 1 / sqrt(square + p.eps);
     return {mean, r, r};
 #endif
 }
 
-// w and b of a pack; those past the end are 0.
-struct Weights { REAL w[VEC], b[VEC]; };
+// 16 bytes of weights: they begin at such addresses where VEC is more than 1.
+constexpr int AT_ONCE = VEC > 1 ? 16 / sizeof(REAL) : 1;
+struct alignas(AT_ONCE * sizeof(REAL)) Some { REAL of[AT_ONCE]; };
 
-__device__ __forceinline__ Weights weights(const Params& p, int k) {
-    Weights of = {};
-    i64 at = column(k);
-    if (VEC > 1 && at + VEC <= p.columns) {
-        // 16 bytes at a time: w and b lie at such addresses where x does.
-        constexpr int AT_ONCE = 16 / sizeof(REAL);
-        struct alignas(16) Wide { REAL of[AT_ONCE]; };
+// Weights of a pack; those past the end are 0.
+__device__ __forceinline__ void weights(const Params& p, const REAL* from, int k, REAL (&to)[VEC]) {
 #pragma unroll
-        for (int e = 0; e < VEC; e += AT_ONCE) {
-            Wide w = *(const Wide*)(p.w + at + e);
-            Wide b = {};
-            if (HAS_B) b = *(const Wide*)(p.b + at + e);
+    for (int e = 0; e < VEC; e += AT_ONCE) {
+        Some some = {};
+        if (from && column(k) + e < p.columns) some = *(const Some*)(from + column(k) + e);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                of.w[e + i] = w.of[i];
-                of.b[e + i] = b.of[i];
-            }
-        }
-        return of;
+        for (int i = 0; i < AT_ONCE; ++i) to[e + i] = some.of[i];
     }
-    for (int e = 0; e < VEC; ++e) {
-        if (at + e >= p.columns) break;
-        of.w[e] = p.w[at + e];
-        if (HAS_B) of.b[e] = p.b[at + e];
-    }
-    return of;
 }
+
+#define WEIGHTS_AT (HOLD_WEIGHTS ? AT : 0)
+
+// w and b of a thread's columns, all of them with HOLD_WEIGHTS, else those of the pack they were read for.
+struct Weights {
+    REAL w[HOLD_WEIGHTS ? HELD : 1][VEC], b[HOLD_WEIGHTS ? HELD : 1][VEC];
+
+    __device__ __forceinline__ Weights(const Params& p) {
+        if (HOLD_WEIGHTS)
+            EACH_PACK read(p, k);
+    }
+    __device__ __forceinline__ void read(const Params& p, int k) {
+        weights(p, p.w, k, w[WEIGHTS_AT]);
+        weights(p, HAS_B ? p.b : nullptr, k, b[WEIGHTS_AT]);
+    }
+    __device__ __forceinline__ void again(const Params& p, int k) {
+        if (!HOLD_WEIGHTS) read(p, k);
+    }
+};

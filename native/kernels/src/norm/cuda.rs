@@ -1,7 +1,7 @@
 //! The norms on CUDA: what is launched, and how the work is laid out.
 
 use super::{EpsMode, Problem};
-use crate::cuda::{Buffer, Kernel, Lane, Source, columns, function, grid_size, pack, types};
+use crate::cuda::{Buffer, Kernel, Lane, Source, function, grid_size, pack, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Element, Spec};
@@ -25,12 +25,13 @@ const BACKWARD: Source = Source {
     ),
 };
 
+const SUMS: Source = Source { name: "norm_sums", text: include_str!("sums.cu") };
+
 /// Threads that a block has at least, if it may have several rows.
 const BLOCK: usize = 128;
-/// Packs of a row that a thread holds in registers at most, forward and backward.
-const MOST_PACKS: [usize; 2] = [8, 4];
-/// The gradient's slots of rows for each multiprocessor: their sums are added up afterwards.
-const SLOTS: usize = 8;
+/// How many elements of a row a thread holds in registers, forward and backward: more make for fewer threads,
+/// whose sums are shorter. Twice as many where a row is long.
+const HELD: [usize; 2] = [16, 8];
 
 /// The kernels' parameters; the same struct is declared in `common.cu`.
 #[repr(C)]
@@ -47,11 +48,20 @@ struct Params<R> {
     db: u64,
     rows: i64,
     columns: i64,
-    rows_each: i64,
     eps: R,
     scale: R,
     to_mean: R,
     by_columns: R,
+}
+
+/// The parameters of the sums; the same struct is declared in `sums.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Sums {
+    from: [u64; 2],
+    to: [u64; 2],
+    slots: i64,
+    columns: i64,
 }
 
 /// How threads share rows.
@@ -64,21 +74,50 @@ struct Layout {
     rows: usize,
     /// Packs that a thread holds, or 0 for rows that are too long.
     packs: usize,
+    /// Threads that a multiprocessor has registers for.
+    resident: usize,
+    /// Whether a thread holds the weights too.
+    hold_weights: bool,
 }
 
 impl Layout {
-    fn new(problem: &Problem, vec: usize, most_packs: usize) -> Layout {
-        let all = problem.columns.div_ceil(vec).max(1);
-        // Two packs a thread: enough bytes under way, and enough threads to share the arithmetic.
-        let threads = all.div_ceil(2).next_power_of_two().clamp(32, 1024);
-        let threads = if all.div_ceil(threads) > most_packs { 1024 } else { threads };
+    fn new(problem: &Problem, vec: usize, backward: bool) -> Layout {
+        let (all, held) = (problem.columns.div_ceil(vec).max(1), (HELD[usize::from(backward)] / vec).max(1));
+        let threads = all.div_ceil(held).next_power_of_two().clamp(32, 1024);
         let packs = all.div_ceil(threads);
         let rows = (BLOCK / threads).max(1);
-        Layout { vec, threads, rows, packs: if packs > most_packs { 0 } else { packs } }
+        // Rows of 16-bit numbers are half as long: twice as many must be under way, in less registers.
+        let narrow = problem.x.dtype.size() == 2;
+        let resident = if !backward {
+            768
+        } else if narrow {
+            1024
+        } else {
+            512
+        };
+        let packs = if packs > 2 * held { 0 } else { packs };
+        Layout {
+            vec,
+            threads,
+            rows,
+            packs,
+            resident,
+            hold_weights: packs > 0 && threads < 1024 && !(narrow && backward),
+        }
     }
 
     fn block(&self) -> u32 {
         (self.threads * self.rows) as u32
+    }
+
+    /// How many blocks a multiprocessor has at once.
+    fn resident(&self) -> usize {
+        (self.resident / (self.threads * self.rows)).max(1)
+    }
+
+    /// As many blocks as there can be at once, if there are as many rows.
+    fn blocks(&self, rows: usize, multiprocessors: u32) -> usize {
+        rows.div_ceil(self.rows).min(self.resident() * multiprocessors as usize)
     }
 }
 
@@ -113,34 +152,49 @@ impl Call<'_> {
             return Ok(());
         }
         let params = self.params::<R>("y")?;
-        let layout = Layout::new(self.problem, self.vec(&params), MOST_PACKS[0]);
+        let layout = Layout::new(self.problem, self.vec(&params), false);
         let kernel = self.kernel(&FORWARD, &layout)?;
-        let blocks = grid_size(self.problem.rows.div_ceil(layout.rows))?;
+        let grid = [grid_size(self.blocks(&layout))?, 1, 1];
         // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit
         // the buffers, whose addresses are this lane's.
-        unsafe { self.lane.launch(&kernel, [blocks, 1, 1], layout.block(), &params) }
+        unsafe { self.lane.launch(&kernel, grid, layout.block(), &params) }
+    }
+
+    fn blocks(&self, layout: &Layout) -> usize {
+        layout.blocks(self.problem.rows, self.lane.device().facts().multiprocessors)
     }
 
     fn backward<R: Element>(&self) -> Result<()> {
-        let Problem { rows, columns: width, .. } = *self.problem;
         let mut params = self.params::<R>("dx")?;
-        let layout = Layout::new(self.problem, self.vec(&params), MOST_PACKS[1]);
-        let most = SLOTS * self.lane.device().facts().multiprocessors as usize;
-        let rows_each = rows.div_ceil(most).max(1);
-        let slots = rows.div_ceil(rows_each).next_multiple_of(layout.rows);
-        let parts = || self.lane.temporary(Spec::new(self.problem.x.dtype.wide(), &[slots, width])?);
-        let (dw, db) = (parts()?, if params.b == 0 { None } else { Some(parts()?) });
+        let layout = Layout::new(self.problem, self.vec(&params), true);
+        let blocks = self.blocks(&layout);
+        let slots = blocks * layout.rows;
+        let wide = self.problem.x.dtype.wide();
+        let sums = || self.lane.temporary(Spec::new(wide, &[slots, self.problem.columns])?);
+        let (dw, db) = (sums()?, if params.b == 0 { None } else { Some(sums()?) });
         params.dw = self.lane.address(&dw)?;
         params.db = db.as_ref().map_or(Ok(0), |db| self.lane.address(db))?;
-        params.rows_each = rows_each as i64;
-        if rows > 0 {
+        if blocks > 0 {
             let kernel = self.kernel(&BACKWARD, &layout)?;
-            let blocks = grid_size(slots / layout.rows)?;
-            // SAFETY: as above; the parts have room for all slots.
-            unsafe { self.lane.launch(&kernel, [blocks, 1, 1], layout.block(), &params)? };
+            // SAFETY: as above; there is a row of sums for each slot.
+            unsafe { self.lane.launch(&kernel, [grid_size(blocks)?, 1, 1], layout.block(), &params)? };
         }
-        columns(&dw, slots, self.outputs.get("dw")?, self.lane)?;
-        db.map_or(Ok(()), |db| columns(&db, slots, self.outputs.get("db")?, self.lane))
+        self.sums([params.dw, params.db], slots)
+    }
+
+    /// Queues the sums over all slots: those of `dw`, and of `db` if there is one.
+    fn sums(&self, from: [u64; 2], slots: usize) -> Result<()> {
+        let columns = self.problem.columns;
+        if columns == 0 {
+            return Ok(());
+        }
+        let address = |name| self.outputs.find(name).map_or(Ok(0), |buffer| self.lane.address(buffer));
+        let to = [address("dw")?, address("db")?];
+        let params = Sums { from, to, slots: slots as i64, columns: columns as i64 };
+        let kernel = self.lane.device().kernel(&SUMS, &types(self.problem.x.dtype))?;
+        let kinds = if to[1] == 0 { 1 } else { 2 };
+        // SAFETY: Sums is the struct that the kernel declares; the buffers have these sizes.
+        unsafe { self.lane.launch(&kernel, [grid_size(columns.div_ceil(32))?, kinds, 1], 256, &params) }
     }
 
     fn params<R: Element>(&self, to: &str) -> Result<Params<R>> {
@@ -159,7 +213,6 @@ impl Call<'_> {
             db: 0,
             rows: rows as i64,
             columns: columns as i64,
-            rows_each: 0,
             eps: R::from_f64(eps),
             scale: R::from_f64(scale),
             to_mean: R::from_f64(to_mean),
@@ -177,12 +230,15 @@ impl Call<'_> {
     fn kernel(&self, source: &Source, layout: &Layout) -> Result<Kernel> {
         let problem = self.problem;
         let options = format!(
-            "{} -DVEC={} -DTHREADS={} -DROWS={} -DPACKS={} -DCENTERED={} -DOUTSIDE={} -DHAS_B={} -DFN={}",
+            "{} -DVEC={} -DTHREADS={} -DROWS={} -DPACKS={} -DHOLD_WEIGHTS={} -DRESIDENT={} -DCENTERED={} -DOUTSIDE={} \
+             -DHAS_B={} -DFN={}",
             types(problem.x.dtype),
             layout.vec,
             layout.threads,
             layout.rows,
             layout.packs,
+            u32::from(layout.hold_weights),
+            layout.resident(),
             u32::from(problem.centered),
             u32::from(problem.eps_mode == EpsMode::Outside),
             u32::from(self.inputs.find("b").is_some()),

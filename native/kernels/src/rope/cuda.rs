@@ -7,6 +7,9 @@ use crate::tensor::{DType, Spec};
 
 const ROTATE: Source = Source { name: "rope", text: include_str!("rotate.cu") };
 
+/// Threads that fill any GPU.
+const FILLS: usize = 1 << 19;
+
 /// The kernel's parameters; the same struct is declared in `rotate.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -44,8 +47,11 @@ pub fn rotate(problem: &Problem, sign: f64, x: &Buffer, y: &Buffer, lane: &Lane)
     };
     let interleaved = u32::from(problem.pairing == Pairing::Interleaved);
     let kernel = lane.device().kernel(&ROTATE, &format!("{} -DINTERLEAVED={interleaved}", types(problem.x.dtype)))?;
-    let (threads, most_rows) = (128, 65535);
-    let grid = [grid_size((pairs * length).div_ceil(threads))?, rows.min(most_rows) as u32, 1];
+    let angles = pairs * length;
+    let threads = 128;
+    // An angle is computed once for as many rows as leave enough threads to fill a GPU.
+    let shares = FILLS.div_ceil(angles).min(rows).min(65535);
+    let grid = [grid_size(angles.div_ceil(threads))?, shares as u32, 1];
     // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have
     // these sizes.
     unsafe { lane.launch(&kernel, grid, threads as u32, &params) }

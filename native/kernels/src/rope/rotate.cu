@@ -9,7 +9,7 @@ struct Params {
     double first_position, sign;
 };
 
-extern "C" __global__ void rotate(Params p) {
+extern "C" __global__ void rope(Params p) {
     i64 pairs = p.width / 2, id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (id >= pairs * p.length) return;
     i64 pair = id % pairs, position = id / pairs;
