@@ -69,6 +69,14 @@ impl Vector for F32x4 {
         }
     }
     #[inline(always)]
+    fn where_less(self, a: Self, b: Self, other: Self) -> Self {
+        unsafe { Self(vbslq_f32(vcltq_f32(a.0, b.0), self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn zip(self, other: Self) -> (Self, Self) {
+        unsafe { (Self(vzip1q_f32(self.0, other.0)), Self(vzip2q_f32(self.0, other.0))) }
+    }
+    #[inline(always)]
     fn round(self) -> Self {
         unsafe { Self(vrndnq_f32(self.0)) }
     }
