@@ -6,16 +6,16 @@
 //! queries; the softmax goes down columns, one query a lane, without sums over lanes; and the gradient
 //! needs nothing else, since a tile of weights is also what the sums over queries read element by
 //! element. [`product`] does all of them.
-//!
-//! Where there are far fewer queries than lanes, [`few`] reads keys and values by vectors instead.
 
+mod backward;
+mod bias;
 mod cover;
 mod forward;
 mod product;
 mod softmax;
 mod tile;
 
-use super::{Problem, reference};
+use super::Problem;
 use crate::cpu::{Exec, Storage, pool};
 use crate::error::Result;
 use crate::op::Named;
@@ -44,9 +44,8 @@ pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>,
 }
 
 /// Computes the gradient on the CPU.
-pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, _: &Exec) -> Result<()> {
-    let mut results = reference::backward(problem, &inputs.map(View::to_f64))?;
-    outputs.into_iter().try_for_each(|(name, output)| Ok(output.store_f64(&results.expect(&name)?)))
+pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.dtype, S => backward::backward::<S>(problem, inputs, outputs, exec))
 }
 
 /// What scores and results are made of.

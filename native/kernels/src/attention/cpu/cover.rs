@@ -4,7 +4,6 @@ use super::tile::transpose;
 use crate::attention::Repeated;
 use crate::cpu::vector::MAX_LANES;
 use crate::cpu::{Real, Vector, Work};
-use crate::tensor::Element;
 use std::ops::Range;
 
 /// A tensor over all scores, some of whose axes are repeated.

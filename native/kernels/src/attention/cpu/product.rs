@@ -1,7 +1,20 @@
 //! The product of two matrices that are small enough for the caches, from blocks that live in registers.
 
 use crate::cpu::{Level, Real, Vector, Work};
-use crate::tensor::Element;
+
+/// Repeats a block for `$i` from 0 to `$limit`, which is at most 6. A loop is unrolled only after the
+/// compiler has decided what lives in registers, which then are stored in every round.
+macro_rules! unrolled {
+    ($i:ident < $limit:ident, $body:block) => {
+        unrolled!(@ $i $limit $body 0 1 2 3 4 5)
+    };
+    (@ $i:ident $limit:ident $body:block $($index:literal)*) => {
+        $(if $index < $limit {
+            let $i: usize = $index;
+            $body
+        })*
+    };
+}
 
 /// The left matrix, whose elements are read one by one.
 #[derive(Clone, Copy)]
@@ -152,20 +165,20 @@ impl<E: Real> Product<'_, E> {
         for k in 0..self.depth {
             let right = &right[k * right_row + column..][..N * V::LANES];
             let mut vectors = [V::zero(); N];
-            for n in 0..N {
+            unrolled!(n < N, {
                 vectors[n] = V::load(&right[n * V::LANES..]);
-            }
-            for r in 0..R {
+            });
+            unrolled!(r < R, {
                 // SAFETY: `run` proved that all rows' elements are there.
                 let left = V::splat(unsafe { *left.get_unchecked(r * self.left.down + k * self.left.along) });
-                for n in 0..N {
+                unrolled!(n < N, {
                     sums[r][n] = left.mul_add(vectors[n], sums[r][n]);
-                }
-            }
+                });
+            });
         }
-        for r in 0..R {
+        unrolled!(r < R, {
             self.put::<V, N>(row + r, column, sums[r]);
-        }
+        });
     }
 
     /// One vector at a time, without the factors of 0 on one side.
@@ -191,7 +204,7 @@ impl<E: Real> Product<'_, E> {
     #[inline(always)]
     fn put<V: Vector<Element = E>, const N: usize>(&mut self, row: usize, column: usize, sums: [V; N]) {
         let to = &mut self.to.0[row * self.to.1 + column..][..N * V::LANES];
-        for n in 0..N {
+        unrolled!(n < N, {
             let to = &mut to[n * V::LANES..];
             let sum = match self.then {
                 Then::Write => sums[n],
@@ -199,7 +212,7 @@ impl<E: Real> Product<'_, E> {
                 Then::Scale(factors) => V::load(to).mul_add(V::load(&factors[column + n * V::LANES..]), sums[n]),
             };
             sum.store(to);
-        }
+        });
     }
 }
 

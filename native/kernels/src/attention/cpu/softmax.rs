@@ -2,7 +2,6 @@
 
 use super::cover::covered;
 use crate::cpu::{Real, Vector, Work};
-use crate::tensor::Element;
 use std::f64::consts::LOG2_E;
 
 /// Turns scores into weights of the largest one so far, and moves on what belongs to each query.
@@ -150,13 +149,16 @@ impl<E: Real> Differentiate<'_, E> {
             let mut weights = load::<V, N>(&self.scores[at..]);
             let mut cotangents = load::<V, N>(&self.cotangents[at..]);
             for n in 0..N {
+                let mut score = weights[n];
                 if COVERED {
-                    weights[n] = covered(weights[n], V::load(&cover[at + n * V::LANES..]));
+                    score = covered(score, V::load(&cover[at + n * V::LANES..]));
                 }
-                weights[n] = exp(weights[n].sub(lse[n]));
+                weights[n] = exp(score.sub(lse[n]));
                 cotangents[n] = weights[n].mul(cotangents[n].sub(delta[n]));
                 if COVERED {
-                    // Nobody looks at what has no weight, be it NaN.
+                    // What is hidden has no weight, and nobody looks at what has none, be it NaN.
+                    let hidden = score.max(V::zero());
+                    weights[n] = weights[n].where_less(V::constant(f64::NEG_INFINITY), score, hidden);
                     let tiny = V::constant(f32::MIN_POSITIVE as f64);
                     cotangents[n] = V::zero().where_less(weights[n], tiny, cotangents[n]);
                 }

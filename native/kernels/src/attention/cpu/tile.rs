@@ -4,7 +4,6 @@ use super::product::Left;
 use crate::attention::Strides;
 use crate::cpu::vector::MAX_LANES;
 use crate::cpu::{Level, Real, Storage, Vector, Work};
-use crate::tensor::Element;
 use std::ops::{Deref, DerefMut, Range};
 
 /// Zeros to work with, on whole cache lines, for a vector across two of them takes twice as long.
