@@ -426,13 +426,14 @@ impl<E: Real> Work<E> for WriteQueries<'_, E> {
             let mut d = 0;
             while d < self.width {
                 let rows = from_columns::<V>(self.from, self.width, (i, d), V::splat(self.factor));
-                for lane in 0..V::LANES.min(self.queries.len() - i) {
+                let queries = V::LANES.min(self.queries.len() - i);
+                unrolled!(lane < queries, {
                     let at = self.strides.at(self.of.0, self.of.1, self.queries.start + i + lane);
                     // SAFETY: at any time one thread alone has the queries of a head.
                     let to = unsafe { self.to.part(at + d, V::LANES.min(self.width - d)) };
                     let before = if self.add { V::load_partial(to) } else { V::zero() };
                     before.add(rows[lane]).store_partial(to);
-                }
+                });
                 d += V::LANES;
             }
             i += V::LANES;

@@ -24,8 +24,9 @@ impl<'a, T: Copy> Over<'a, T> {
         Over { values: &values[batch * of_batch + head * of_head..], query, key }
     }
 
+    /// That of a query and a key.
     #[inline(always)]
-    fn at(&self, query: usize, key: usize) -> T {
+    pub fn at(&self, query: usize, key: usize) -> T {
         self.values[query * self.query + key * self.key]
     }
 }
@@ -88,7 +89,8 @@ impl<E: Real> Cover<'_, E> {
     #[inline(always)]
     fn square<V: Vector<Element = E>>(&self, first: usize, key: usize) -> [V; MAX_LANES] {
         let mut square = [V::constant(f64::NEG_INFINITY); MAX_LANES];
-        for lane in 0..V::LANES.min(self.queries.len().saturating_sub(first)) {
+        let rows = V::LANES.min(self.queries.len().saturating_sub(first));
+        for lane in 0..rows {
             square[lane] = self.row::<V>(self.queries.start + first + lane, key);
         }
         if self.bias.is_some() || self.mask.is_some() || first + V::LANES > self.queries.len() {

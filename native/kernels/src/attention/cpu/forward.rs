@@ -3,7 +3,7 @@
 use super::product::{AreFinite, Care, Product, Then};
 use super::softmax::Weigh;
 use super::tile::{Aligned, Keys, ToColumns, from_columns, lanes};
-use super::{Given, KEYS, QUERIES, each_range};
+use super::{Given, KEYS, QUERIES, each_range, few};
 use crate::attention::{Problem, Strides};
 use crate::cpu::pool::Shared;
 use crate::cpu::{Exec, Real, Storage, Vector, Work};
@@ -19,11 +19,12 @@ pub fn forward<'a, S: Storage>(
     mut outputs: Named<ViewMut<'a>>,
     exec: &Exec,
 ) -> Result<()> {
-    let call = Forward {
-        given: Given::<S>::new(problem, inputs, exec)?,
-        y: Shared::new(outputs.expect("y")?.slice()?),
-        lse: Shared::new(outputs.expect("lse")?.slice()?),
-    };
+    let given = Given::<S>::new(problem, inputs, exec)?;
+    let (y, lse) = (outputs.expect("y")?.slice()?, outputs.expect("lse")?.slice()?);
+    if few::is_faster::<S>(&given) {
+        return few::forward(&given, y, lse);
+    }
+    let call = Forward { given, y: Shared::new(y), lse: Shared::new(lse) };
     let blocks = problem.batch * problem.heads * problem.queries.div_ceil(QUERIES);
     each_range(call.given.exec.threads, blocks, |range| {
         let mut scratch = Scratch::new(&call.given);
@@ -195,11 +196,12 @@ impl<S: Storage> Work<S::Wide> for Finish<'_, '_, S> {
             let mut d = 0;
             while d < self.width {
                 let rows = from_columns::<V>(self.y, self.width, (i, d), factor);
-                for lane in 0..V::LANES.min(self.queries.len() - i) {
+                let queries = V::LANES.min(self.queries.len() - i);
+                unrolled!(lane < queries, {
                     let at = self.strides.at(self.of.0, self.of.1, self.queries.start + i + lane);
                     // SAFETY: blocks share no query.
                     S::store(rows[lane], unsafe { self.to.part(at + d, V::LANES.min(self.width - d)) });
-                }
+                });
                 d += V::LANES;
             }
             i += V::LANES;

@@ -2,20 +2,6 @@
 
 use crate::cpu::{Level, Real, Vector, Work};
 
-/// Repeats a block for `$i` from 0 to `$limit`, which is at most 6. A loop is unrolled only after the
-/// compiler has decided what lives in registers, which then are stored in every round.
-macro_rules! unrolled {
-    ($i:ident < $limit:ident, $body:block) => {
-        unrolled!(@ $i $limit $body 0 1 2 3 4 5)
-    };
-    (@ $i:ident $limit:ident $body:block $($index:literal)*) => {
-        $(if $index < $limit {
-            let $i: usize = $index;
-            $body
-        })*
-    };
-}
-
 /// The left matrix, whose elements are read one by one.
 #[derive(Clone, Copy)]
 pub struct Left<'a, E> {
@@ -82,19 +68,24 @@ pub struct Product<'a, E> {
 }
 
 impl<E: Real> Product<'_, E> {
-    /// Computes it. Panics where the left matrix leaves its slice.
+    /// Computes it. Panics where a matrix leaves its slice.
     pub fn run(self, level: Level) {
         if self.rows == 0 || self.width == 0 {
             return;
         }
-        let last = (self.rows - 1) * self.left.down + self.depth.saturating_sub(1) * self.left.along;
-        assert!(self.depth == 0 || last < self.left.values.len(), "a left matrix inside its slice");
+        assert!((self.rows - 1) * self.to.1 + self.width <= self.to.0.len(), "a product inside its slice");
+        if let Some(last) = self.depth.checked_sub(1) {
+            let Left { values, down, along } = self.left;
+            assert!((self.rows - 1) * down + last * along < values.len(), "a left matrix inside its slice");
+            assert!(last * self.right.1 + self.width <= self.right.0.len(), "a right matrix inside its slice");
+        }
         E::dispatch(level, self);
     }
 }
 
-/// Vectors in a row of a block: with [`ROWS`] rows of them, a row of the right matrix and an element of
-/// the left one there are registers for all on CPUs with 32 of them; AVX2 and plain code have 16.
+/// Vectors in a row of a block: with [`most_rows`] rows of them, a row of the right matrix and an element
+/// of the left one there are registers for all: 32 on AVX-512 and NEON, 16 otherwise. Twelve rows of two
+/// vectors would be read with fewer loads, but their addresses alone are more than there are registers.
 const fn most_vectors<V: Vector>() -> usize {
     if V::LANES == 8 { 2 } else { 4 }
 }
@@ -160,24 +151,69 @@ impl<E: Real> Product<'_, E> {
     #[inline(always)]
     fn block<V: Vector<Element = E>, const R: usize, const N: usize>(&mut self, row: usize, column: usize) {
         let mut sums = [[V::zero(); N]; R];
-        let (right, right_row) = self.right;
-        let left = &self.left.values[if self.depth == 0 { 0 } else { row * self.left.down }..];
-        for k in 0..self.depth {
-            let right = &right[k * right_row + column..][..N * V::LANES];
-            let mut vectors = [V::zero(); N];
-            unrolled!(n < N, {
-                vectors[n] = V::load(&right[n * V::LANES..]);
-            });
-            unrolled!(r < R, {
-                // SAFETY: `run` proved that all rows' elements are there.
-                let left = V::splat(unsafe { *left.get_unchecked(r * self.left.down + k * self.left.along) });
-                unrolled!(n < N, {
-                    sums[r][n] = left.mul_add(vectors[n], sums[r][n]);
-                });
-            });
+        // One of these strides is 1, and then it costs no instruction.
+        match (self.left.down, self.left.along) {
+            (down, 1) => self.sum::<V, R, N>(row, column, (down, 1), &mut sums),
+            (1, along) => self.sum::<V, R, N>(row, column, (1, along), &mut sums),
+            strides => self.sum::<V, R, N>(row, column, strides, &mut sums),
         }
         unrolled!(r < R, {
             self.put::<V, N>(row + r, column, sums[r]);
+        });
+    }
+
+    #[inline(always)]
+    fn sum<V: Vector<Element = E>, const R: usize, const N: usize>(
+        &self,
+        row: usize,
+        column: usize,
+        strides: (usize, usize),
+        sums: &mut [[V; N]; R],
+    ) {
+        // In rounds of several steps, or what counts the steps takes as many instructions as a CPU can
+        // begin beside the multiplications.
+        let left = self.left.values.as_ptr().wrapping_add(row * strides.0);
+        let right = self.right.0.as_ptr().wrapping_add(column);
+        let mut k = 0;
+        while self.depth - k >= 4 {
+            unrolled!(step < 4, {
+                // SAFETY: `run` proved that the elements of all rows and steps are there.
+                unsafe { self.step::<V, R, N>(left, right, k + step, strides, sums) };
+            });
+            k += 4;
+        }
+        while k < self.depth {
+            // SAFETY: as above.
+            unsafe { self.step::<V, R, N>(left, right, k, strides, sums) };
+            k += 1;
+        }
+    }
+
+    /// Adds the products of a column of the left matrix with a row of the right one.
+    ///
+    /// # Safety
+    /// The elements must be there.
+    #[inline(always)]
+    unsafe fn step<V: Vector<Element = E>, const R: usize, const N: usize>(
+        &self,
+        left: *const E,
+        right: *const E,
+        k: usize,
+        (down, along): (usize, usize),
+        sums: &mut [[V; N]; R],
+    ) {
+        let mut vectors = [V::zero(); N];
+        unrolled!(n < N, {
+            // SAFETY: the caller promises it.
+            let values = unsafe { std::slice::from_raw_parts(right.add(k * self.right.1 + n * V::LANES), V::LANES) };
+            vectors[n] = V::load(values);
+        });
+        unrolled!(r < R, {
+            // SAFETY: as above.
+            let left = V::splat(unsafe { *left.add(r * down + k * along) });
+            unrolled!(n < N, {
+                sums[r][n] = left.mul_add(vectors[n], sums[r][n]);
+            });
         });
     }
 

@@ -131,14 +131,16 @@ impl<S: Storage> Work<S::Wide> for Widen<'_, S> {
 /// each of which moves the bits of an element's place around by one.
 #[inline(always)]
 pub fn transpose<V: Vector>(square: &mut [V; MAX_LANES]) {
-    let mut rounds = 1;
-    while rounds < V::LANES {
-        let before = *square;
-        for i in 0..V::LANES / 2 {
-            (square[2 * i], square[2 * i + 1]) = before[i].zip(before[i + V::LANES / 2]);
+    unrolled!(round < 4, {
+        if 1 << round < V::LANES {
+            let (before, half) = (*square, V::LANES / 2);
+            unrolled!(i < half, {
+                // Indices that the compiler sees to be inside, in repetitions that never come too.
+                let (even, odd) = (2 * i % MAX_LANES, (2 * i + 1) % MAX_LANES);
+                (square[even], square[odd]) = before[i].zip(before[(i + half) % MAX_LANES]);
+            });
         }
-        rounds *= 2;
-    }
+    });
 }
 
 /// Widens rows, multiplied by a factor, into columns: a vector holds an element of several rows. Columns
@@ -164,13 +166,15 @@ impl<S: Storage> Work<S::Wide> for ToColumns<'_, S> {
             let mut d = 0;
             while d < self.from.width {
                 let mut square = [V::zero(); MAX_LANES];
-                for lane in 0..V::LANES.min(self.from.count.saturating_sub(i)) {
+                let rows = V::LANES.min(self.from.count.saturating_sub(i));
+                unrolled!(lane < rows, {
                     square[lane] = S::load::<V>(&self.from.row(i + lane)[d..]).mul(factor);
-                }
+                });
                 transpose(&mut square);
-                for lane in 0..V::LANES.min(self.from.width - d) {
+                let rows = V::LANES.min(self.from.width - d);
+                unrolled!(lane < rows, {
                     square[lane].store(&mut to[(d + lane) * columns + i..]);
-                }
+                });
                 d += V::LANES;
             }
             i += V::LANES;
@@ -187,9 +191,10 @@ pub fn from_columns<V: Vector>(
     factor: V,
 ) -> [V; MAX_LANES] {
     let mut square = [V::zero(); MAX_LANES];
-    for lane in 0..V::LANES.min(width - d) {
+    let rows = V::LANES.min(width - d);
+    unrolled!(lane < rows, {
         square[lane] = V::load(&columns.0[(d + lane) * columns.1 + i..]).mul(factor);
-    }
+    });
     transpose(&mut square);
     square
 }
