@@ -139,8 +139,8 @@ fn threads(problem: &Problem, exec: &Exec) -> Result<usize> {
     if shared { pool::checked(exec.threads) } else { Ok(1) }
 }
 
-/// Calls `work` with ranges of the numbers below `count`, several for each thread.
+/// Calls `work` with ranges of the numbers below `count`, several for each thread if there are more.
 fn each_range(threads: usize, count: usize, work: impl Fn(Range<usize>) + Send + Sync) -> Result<()> {
-    let ranges = count.min(threads * PIECES_PER_THREAD);
+    let ranges = count.min(if threads == 1 { 1 } else { threads * PIECES_PER_THREAD });
     pool::for_each(threads, ranges, |i| work(i * count / ranges..(i + 1) * count / ranges))
 }

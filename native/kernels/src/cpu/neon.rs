@@ -97,6 +97,10 @@ impl Vector for F32x4 {
     fn fold([a, b, c, d]: [Self; 4]) -> Self {
         unsafe { Self(vpaddq_f32(vpaddq_f32(a.0, b.0), vpaddq_f32(c.0, d.0))) }
     }
+    #[inline(always)]
+    fn load_u8(values: &[u8]) -> Self {
+        Self::load(&[values[0], values[1], values[2], values[3]].map(f32::from))
+    }
     // The conversion instructions have no stable intrinsics yet.
     #[inline(always)]
     fn load_f16(values: &[f16]) -> Self {

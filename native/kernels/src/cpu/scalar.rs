@@ -71,6 +71,10 @@ macro_rules! one_lane {
                 self
             }
             #[inline(always)]
+            fn load_u8(values: &[u8]) -> Self {
+                <$type>::from(values[0])
+            }
+            #[inline(always)]
             fn load_f16(values: &[f16]) -> Self {
                 <$type>::from(values[0])
             }

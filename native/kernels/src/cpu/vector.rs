@@ -71,6 +71,8 @@ pub trait Vector: Copy + Send + Sync {
         let [a, b, c, d, ..] = self.lanes();
         [a, b, c, d]
     }
+    /// The first `LANES` bytes of a slice as numbers.
+    fn load_u8(values: &[u8]) -> Self;
     /// The first `LANES` half-precision values of a slice, widened.
     fn load_f16(values: &[f16]) -> Self;
     /// Writes all lanes, rounded to half precision, to the front of a slice.

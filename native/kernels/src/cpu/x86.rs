@@ -136,6 +136,11 @@ impl Vector for F32x16 {
         unsafe { F32x8(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))).fours() }
     }
     #[inline(always)]
+    fn load_u8(values: &[u8]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(values.as_ptr().cast())))) }
+    }
+    #[inline(always)]
     fn load_f16(values: &[f16]) -> Self {
         let values = &values[..Self::LANES];
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(values.as_ptr().cast()))) }
@@ -259,6 +264,11 @@ impl Vector for F32x8 {
             _mm_storeu_ps(sums.as_mut_ptr(), sum);
         }
         sums
+    }
+    #[inline(always)]
+    fn load_u8(values: &[u8]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe { Self(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(values.as_ptr().cast())))) }
     }
     #[inline(always)]
     fn load_f16(values: &[f16]) -> Self {

@@ -52,21 +52,12 @@ impl<E: Real> Work<E> for Cover<'_, E> {
     type Output = bool;
 
     #[inline(always)]
-    fn run<V: Vector<Element = E>>(self) -> bool {
-        let (mut seen, columns) = (V::zero(), self.to.1);
-        let mut first = 0;
-        while first < columns {
-            let mut key = 0;
-            while key < self.keys.len() {
-                let square = self.square::<V>(first, key);
-                for k in 0..V::LANES.min(self.keys.len() - key) {
-                    let cover = self.hide_later::<V>(first, key + k, square[k]);
-                    cover.store(&mut self.to.0[(key + k) * columns + first..]);
-                    seen = seen.add(is_seen(cover));
-                }
-                key += V::LANES;
-            }
-            first += V::LANES;
+    fn run<V: Vector<Element = E>>(mut self) -> bool {
+        let mut key = 0;
+        let mut seen = V::zero();
+        while key < self.keys.len() {
+            seen = seen.add(if self.is_alike() { self.alike(key) } else { self.squares(key) });
+            key += V::LANES;
         }
         seen.sum().to_f64() != 0.0
     }
@@ -85,18 +76,50 @@ pub fn covered<V: Vector>(score: V, cover: V) -> V {
 }
 
 impl<E: Real> Cover<'_, E> {
-    /// Bias and mask of as many keys as a vector has lanes for as many queries, a vector a key.
+    /// Whether bias and mask are the same for all queries.
     #[inline(always)]
-    fn square<V: Vector<Element = E>>(&self, first: usize, key: usize) -> [V; MAX_LANES] {
-        let mut square = [V::constant(f64::NEG_INFINITY); MAX_LANES];
-        let rows = V::LANES.min(self.queries.len().saturating_sub(first));
-        for lane in 0..rows {
-            square[lane] = self.row::<V>(self.queries.start + first + lane, key);
+    fn is_alike(&self) -> bool {
+        let of_bias = match &self.bias {
+            Some(bias) => bias.query,
+            None => 0,
+        };
+        match &self.mask {
+            Some(mask) => of_bias + mask.query == 0,
+            None => of_bias == 0,
         }
-        if self.bias.is_some() || self.mask.is_some() || first + V::LANES > self.queries.len() {
+    }
+
+    /// Fills the rows of a vector's keys if bias and mask are the same for all queries.
+    #[inline(always)]
+    fn alike<V: Vector<Element = E>>(&mut self, key: usize) -> V {
+        let row = self.row::<V>(self.queries.start, key).lanes();
+        let mut seen = V::zero();
+        for k in 0..V::LANES.min(self.keys.len() - key) {
+            let mut first = 0;
+            while first < self.to.1 {
+                seen = seen.add(self.put(first, key + k, V::splat(row[k])));
+                first += V::LANES;
+            }
+        }
+        seen
+    }
+
+    /// Fills the rows of a vector's keys, a square at a time.
+    #[inline(always)]
+    fn squares<V: Vector<Element = E>>(&mut self, key: usize) -> V {
+        let (mut seen, mut first) = (V::zero(), 0);
+        while first < self.to.1 {
+            let mut square = [V::constant(f64::NEG_INFINITY); MAX_LANES];
+            for lane in 0..V::LANES.min(self.queries.len().saturating_sub(first)) {
+                square[lane] = self.row::<V>(self.queries.start + first + lane, key);
+            }
             transpose(&mut square);
+            for k in 0..V::LANES.min(self.keys.len() - key) {
+                seen = seen.add(self.put(first, key + k, square[k]));
+            }
+            first += V::LANES;
         }
-        square
+        seen
     }
 
     /// Bias and mask of a query for the keys from one of the tile's on.
@@ -112,27 +135,49 @@ impl<E: Real> Cover<'_, E> {
             };
         }
         if let Some(mask) = &self.mask {
-            let mut seen = [E::from_f64(0.0); MAX_LANES];
-            for lane in 0..keys.len() {
-                seen[lane] = E::from_f64(if mask.at(query, keys.start + lane) == 0 { 0.0 } else { 1.0 });
-            }
-            row = row.where_less(V::zero(), V::load(&seen), V::constant(f64::NEG_INFINITY));
+            let seen = if mask.key == 1 {
+                load_bytes(&mask.values[query * mask.query..][keys])
+            } else {
+                V::constant(f64::from(mask.at(query, 0)))
+            };
+            row = row.where_less(V::zero(), seen, V::constant(f64::NEG_INFINITY));
         }
         row
     }
 
-    /// Hides a key from the queries before it.
+    /// Writes what lies over a key for a vector of queries, minus infinity for those before it; tells
+    /// which see it.
     #[inline(always)]
-    fn hide_later<V: Vector<Element = E>>(&self, first: usize, key: usize, cover: V) -> V {
-        let Some(offset) = self.causal else { return cover };
-        let of_first = (self.queries.start + first) as i64;
-        // Lanes below this one are earlier queries; it is cut off where numbers may not fit.
-        let hidden = ((self.keys.start + key) as i64).saturating_sub(offset).saturating_sub(of_first);
-        let hidden = V::constant(hidden.clamp(0, MAX_LANES as i64) as f64);
-        let mut lanes = [E::from_f64(0.0); MAX_LANES];
-        for lane in 0..V::LANES {
-            lanes[lane] = E::from_f64(lane as f64);
-        }
-        V::constant(f64::NEG_INFINITY).where_less(V::load(&lanes), hidden, cover)
+    fn put<V: Vector<Element = E>>(&mut self, first: usize, key: usize, cover: V) -> V {
+        let cover = match self.causal {
+            Some(offset) => {
+                let of_first = (self.queries.start + first) as i64;
+                // Lanes below this one are earlier queries; it is cut off where numbers may not fit.
+                let hidden = ((self.keys.start + key) as i64).saturating_sub(offset).saturating_sub(of_first);
+                let hidden = V::constant(hidden.clamp(0, MAX_LANES as i64) as f64);
+                V::constant(f64::NEG_INFINITY).where_less(numbers(), hidden, cover)
+            }
+            None => cover,
+        };
+        cover.store(&mut self.to.0[key * self.to.1 + first..]);
+        is_seen(cover)
     }
+}
+
+/// The numbers of the lanes.
+#[inline(always)]
+fn numbers<V: Vector>() -> V {
+    const NUMBERS: [u8; MAX_LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+    V::load_u8(&NUMBERS)
+}
+
+/// Bytes as numbers; lanes past the end of the slice are zero.
+#[inline(always)]
+fn load_bytes<V: Vector>(values: &[u8]) -> V {
+    if values.len() >= V::LANES {
+        return V::load_u8(values);
+    }
+    let mut bytes = [0; MAX_LANES];
+    bytes[..values.len()].copy_from_slice(values);
+    V::load_u8(&bytes)
 }

@@ -268,15 +268,16 @@ impl<E: Real> Work<E> for AreFinite<'_, E> {
     #[inline(always)]
     fn run<V: Vector<Element = E>>(self) -> bool {
         // Products with 0 are 0, or NaN for what is not finite; sums keep NaN.
-        let mut zeros = V::zero();
+        let (mut even, mut odd) = (V::zero(), V::zero());
         for row in 0..self.rows {
             let values = &self.values.0[row * self.values.1..][..self.width];
             let mut i = 0;
             while i < self.width {
-                zeros = V::load_partial(&values[i..]).mul_add(V::zero(), zeros);
+                even = V::load_partial(&values[i..]).mul_add(V::zero(), even);
+                (even, odd) = (odd, even);
                 i += V::LANES;
             }
         }
-        zeros.sum().to_f64() == 0.0
+        even.add(odd).sum().to_f64() == 0.0
     }
 }

@@ -16,7 +16,7 @@ impl<E: Real> Aligned<E> {
     /// So many of them.
     pub fn new(len: usize) -> Self {
         const LINE: usize = 64;
-        let values = vec![E::from_f64(0.0); len + LINE / size_of::<E>()];
+        let values: Vec<E> = bytemuck::zeroed_vec(len + LINE / size_of::<E>());
         let start = values.as_ptr().align_offset(LINE).min(values.len() - len);
         Aligned { values, range: start..start + len }
     }
