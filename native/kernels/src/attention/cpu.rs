@@ -37,11 +37,12 @@ use super::Problem;
 use crate::cpu::{Exec, Storage, pool};
 use crate::error::Result;
 use crate::op::Named;
-use crate::tensor::{View, ViewMut};
+use crate::tensor::{Element, View, ViewMut};
 use crate::with_type;
 use cover::{Cover, Over};
+use product::Left;
 use std::ops::Range;
-use tile::Rows;
+use tile::{Dense, Room, Rows};
 
 /// Queries in a block: as many columns as four of the widest vectors have lanes.
 const QUERIES: usize = 64;
@@ -74,38 +75,76 @@ struct Given<'a, S: Storage> {
     v: &'a [S],
     mask: Option<&'a [u8]>,
     bias: Option<&'a [S::Wide]>,
+    /// Keys and values row after row, head after head, where that is not how they lie.
+    dense: Option<[Dense<S::Wide>; 2]>,
     exec: Exec,
 }
 
 impl<'a, S: Storage> Given<'a, S> {
     fn new(problem: &'a Problem, inputs: &Named<View<'a>>, exec: &Exec) -> Result<Self> {
-        Ok(Given {
+        let mut given = Given {
             problem,
             q: inputs.get("q")?.slice()?,
             k: inputs.get("k")?.slice()?,
             v: inputs.get("v")?.slice()?,
             mask: inputs.find("mask").map(View::slice).transpose()?,
             bias: inputs.find("bias").map(View::slice).transpose()?,
+            dense: None,
             exec: Exec { threads: threads(problem, exec)?, ..*exec },
-        })
+        };
+        given.dense = given.worth_copying().then(|| given.copies()).transpose()?;
+        Ok(given)
+    }
+
+    /// Whether keys and values are read so often that they are copied first: those of another type, or
+    /// rows so far apart that they meet in few sets of the caches, each on a page of its own.
+    fn worth_copying(&self) -> bool {
+        let Problem { queries, width, value_width, k, v, .. } = *self.problem;
+        let lie_apart = k.row != width || v.row != value_width;
+        queries > QUERIES && (S::DTYPE != S::Wide::DTYPE || lie_apart)
+    }
+
+    fn copies(&self) -> Result<[Dense<S::Wide>; 2]> {
+        let Problem { batch, key_heads, keys, width, value_width, .. } = *self.problem;
+        let count = batch * key_heads;
+        let of = |i| (i / key_heads, i % key_heads);
+        let k = Dense::new(count, keys, width, &self.exec, |i, range| self.k(of(i), range))?;
+        let v = Dense::new(count, keys, value_width, &self.exec, |i, range| self.v(of(i), range))?;
+        Ok([k, v])
+    }
+
+    /// A tile of keys for products, if need be copied into `room`.
+    fn k_tile<'s>(&'s self, of: (usize, usize), range: Range<usize>, room: &'s mut Room<S::Wide>) -> Left<'s, S::Wide> {
+        match &self.dense {
+            Some([k, _]) => k.tile(of.0 * self.problem.key_heads + of.1, range.start),
+            None => room.tile(self.k(of, range), self.exec.level),
+        }
+    }
+
+    /// The same of values.
+    fn v_tile<'s>(&'s self, of: (usize, usize), range: Range<usize>, room: &'s mut Room<S::Wide>) -> Left<'s, S::Wide> {
+        match &self.dense {
+            Some([_, v]) => v.tile(of.0 * self.problem.key_heads + of.1, range.start),
+            None => room.tile(self.v(of, range), self.exec.level),
+        }
     }
 
     /// Queries of a head.
-    fn q(&self, batch: usize, head: usize, range: Range<usize>) -> Rows<'a, S> {
+    fn q(&self, of: (usize, usize), range: Range<usize>) -> Rows<'a, S> {
         let Problem { q, width, .. } = self.problem;
-        Rows::of(self.q, q, *width, (batch, head), range)
+        Rows::of(self.q, q, *width, of, range)
     }
 
     /// Keys of a head of keys.
-    fn k(&self, batch: usize, head: usize, range: Range<usize>) -> Rows<'a, S> {
+    fn k(&self, of: (usize, usize), range: Range<usize>) -> Rows<'a, S> {
         let Problem { k, width, .. } = self.problem;
-        Rows::of(self.k, k, *width, (batch, head), range)
+        Rows::of(self.k, k, *width, of, range)
     }
 
     /// Values of a head of keys.
-    fn v(&self, batch: usize, head: usize, range: Range<usize>) -> Rows<'a, S> {
+    fn v(&self, of: (usize, usize), range: Range<usize>) -> Rows<'a, S> {
         let Problem { v, value_width, .. } = self.problem;
-        Rows::of(self.v, v, *value_width, (batch, head), range)
+        Rows::of(self.v, v, *value_width, of, range)
     }
 
     /// Whether some of a tile's keys may be hidden from some of its queries, or have a bias.

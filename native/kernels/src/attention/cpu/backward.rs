@@ -8,7 +8,7 @@
 
 use super::product::{AreFinite, Care, Left, Product, Then};
 use super::softmax::Differentiate;
-use super::tile::{Aligned, Keys, Rows, ToColumns, Widen, from_columns, lanes};
+use super::tile::{Aligned, Room, Rows, ToColumns, Widen, from_columns, lanes};
 use super::{Given, KEYS, QUERIES, bias, each_range};
 use crate::attention::{Problem, Strides};
 use crate::cpu::pool::Shared;
@@ -20,7 +20,7 @@ use crate::tensor::{Element, View, ViewMut};
 use std::ops::Range;
 
 /// Keys in a stretch: with usual widths they and their sums fit in the second-level cache.
-const STRETCH: usize = 512;
+pub const STRETCH: usize = 512;
 
 /// Computes the gradient.
 pub fn backward<'a, S: Storage>(
@@ -75,8 +75,8 @@ pub struct Tiles<E> {
     /// Cotangents of weights; then of scores.
     pub cotangents: Aligned<E>,
     cover: Aligned<E>,
-    k: Keys<E>,
-    v: Keys<E>,
+    k: Room<E>,
+    v: Room<E>,
 }
 
 impl<E: Real> Block<E> {
@@ -107,7 +107,7 @@ impl<E: Real> Tiles<E> {
     /// Room for tiles.
     pub fn new() -> Self {
         let tile = || Aligned::new(KEYS * QUERIES);
-        Tiles { scores: tile(), cotangents: tile(), cover: tile(), k: Keys::new(), v: Keys::new() }
+        Tiles { scores: tile(), cotangents: tile(), cover: tile(), k: Room::new(), v: Room::new() }
     }
 }
 
@@ -128,7 +128,7 @@ impl<'a, S: Storage> Backward<'a, S> {
         let level = self.given.exec.level;
         block.columns = queries.len().next_multiple_of(block.lanes);
         block.queries = queries.clone();
-        let q = self.given.q(of.0, of.1, queries.clone());
+        let q = self.given.q(of, queries.clone());
         let dy = Rows::of(self.dy, &y, value_width, of, queries.clone());
         let (scale, one) = (S::Wide::from_f64(scale), S::Wide::from_f64(1.0));
         S::Wide::dispatch(level, ToColumns { from: q, factor: scale, to: (&mut block.q, block.columns) });
@@ -179,8 +179,8 @@ impl<'a, S: Storage> Backward<'a, S> {
             }
         }
         let (key_head, count) = (self.given.problem.key_head(head), keys.len());
-        let k = tiles.k.of(self.given.k(batch, key_head, keys.clone()), level);
-        let v = tiles.v.of(self.given.v(batch, key_head, keys), level);
+        let k = self.given.k_tile((batch, key_head), keys.clone(), &mut tiles.k);
+        let v = self.given.v_tile((batch, key_head), keys, &mut tiles.v);
         let product = |left, right, depth, to| {
             let (right, to) = ((right, columns), (to, columns));
             let (then, care) = (Then::Write, Care::None);
@@ -356,7 +356,7 @@ impl<S: Storage> Sums<'_, '_, S> {
         let (columns, count) = (block.columns, block.queries.len());
         let then = Then::Add;
         if which.queries {
-            let left = tiles.k.of(self.given.given.k(of.0, key_head, keys.clone()), level).transposed();
+            let left = self.given.given.k_tile((of.0, key_head), keys.clone(), &mut tiles.k).transposed();
             let (right, to) = ((&*tiles.cotangents, columns), (&mut **dq, columns));
             let care = if careful { Care::Right } else { Care::None };
             Product { left, right, rows: width, depth: keys.len(), width: columns, to, then, care }.run(level);

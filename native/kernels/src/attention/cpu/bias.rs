@@ -3,7 +3,7 @@
 //! This is a pass of its own, which computes the scores once more: a piece of work is a part of the
 //! bias, and goes over all that is summed there in one order, whoever does it.
 
-use super::backward::{Backward, Block, Tiles, range};
+use super::backward::{Backward, Block, STRETCH, Tiles, range};
 use super::{KEYS, QUERIES, each_range};
 use crate::attention::{Problem, Repeated};
 use crate::cpu::pool::Shared;
@@ -18,7 +18,7 @@ pub fn gradient<S: Storage>(given: &Backward<S>, dbias: &mut [S::Wide]) -> Resul
     let strides = bias.expect("a bias has a gradient");
     dbias.fill(S::Wide::from_f64(0.0));
     let sums = Sums { given, strides, dbias: Shared::new(dbias) };
-    let all = [batch, heads, queries.div_ceil(QUERIES), keys.div_ceil(KEYS)];
+    let all = [batch, heads, queries.div_ceil(QUERIES), keys.div_ceil(STRETCH)];
     // An axis that is repeated is one piece of work, any other as many as it has parts.
     let pieces: [usize; 4] = std::array::from_fn(|axis| if strides[axis] == 0 { 1 } else { all[axis] });
     each_range(given.given.exec.threads, pieces.iter().product(), |range| {
@@ -42,7 +42,7 @@ struct Sums<'s, 'a, S: Storage> {
 }
 
 impl<S: Storage> Sums<'_, '_, S> {
-    /// Ranges of batches, heads, blocks of queries and tiles of keys.
+    /// Ranges of batches, heads, blocks of queries and stretches of keys.
     fn piece(&self, parts: [Range<usize>; 4], block: &mut Block<S::Wide>, tiles: &mut Tiles<S::Wide>) {
         let [batches, heads, blocks, keys] = parts;
         for batch in batches {
@@ -55,12 +55,14 @@ impl<S: Storage> Sums<'_, '_, S> {
         }
     }
 
+    /// Adds the loaded block of a head with stretches of keys.
     fn add_all(&self, of: (usize, usize), parts: Range<usize>, block: &mut Block<S::Wide>, tiles: &mut Tiles<S::Wide>) {
         let problem = self.given.given.problem;
-        for part in parts {
-            let mut keys = range(part, KEYS, problem.keys);
-            keys.end = keys.end.min(problem.visible(block.queries.end - 1));
-            if !keys.is_empty() && self.given.tile(of, block, keys.clone(), tiles).is_some() {
+        let visible = problem.visible(block.queries.end - 1);
+        let all = parts.start * STRETCH..visible.min(parts.end * STRETCH);
+        for first in all.clone().step_by(KEYS) {
+            let keys = first..all.end.min(first + KEYS);
+            if self.given.tile(of, block, keys.clone(), tiles).is_some() {
                 self.add(of, keys, block, tiles);
             }
         }

@@ -86,8 +86,8 @@ impl<S: Storage> Work<S::Wide> for Piece<'_, '_, S> {
         let mut first = self.keys.start;
         while first < self.keys.end {
             let tile = first..self.keys.end.min(first + KEYS);
-            let k = self.given.k(self.of.0, self.of.1, tile.clone());
-            let v = self.given.v(self.of.0, self.of.1, tile.clone());
+            let k = self.given.k(self.of, tile.clone());
+            let v = self.given.v(self.of, tile.clone());
             for row in 0..together {
                 self.row::<V>(row, tile.clone(), k, v);
             }
@@ -111,7 +111,7 @@ impl<S: Storage> Piece<'_, '_, S> {
         let stride = width.next_multiple_of(MAX_LANES);
         for row in 0..self.q.len() / stride.max(1) {
             let (head, query) = self.query(row);
-            let from = self.given.q(self.of.0, head, query..query + 1).row(0);
+            let from = self.given.q((self.of.0, head), query..query + 1).row(0);
             let mut d = 0;
             while d < width {
                 S::load::<V>(&from[d..]).mul(V::constant(scale)).store(&mut self.q[row * stride + d..]);

@@ -2,7 +2,7 @@
 
 use super::product::{AreFinite, Care, Product, Then};
 use super::softmax::Weigh;
-use super::tile::{Aligned, Keys, ToColumns, from_columns, lanes};
+use super::tile::{Aligned, Room, ToColumns, from_columns, lanes};
 use super::{Given, KEYS, QUERIES, each_range, few};
 use crate::attention::{Problem, Strides};
 use crate::cpu::pool::Shared;
@@ -48,8 +48,8 @@ struct Scratch<E> {
     largest: Aligned<E>,
     sums: Aligned<E>,
     decay: Aligned<E>,
-    k: Keys<E>,
-    v: Keys<E>,
+    k: Room<E>,
+    v: Room<E>,
 }
 
 impl<E: Real> Scratch<E> {
@@ -65,8 +65,8 @@ impl<E: Real> Scratch<E> {
             largest: column(),
             sums: column(),
             decay: column(),
-            k: Keys::new(),
-            v: Keys::new(),
+            k: Room::new(),
+            v: Room::new(),
         }
     }
 }
@@ -81,11 +81,11 @@ impl<S: Storage> Forward<'_, S> {
         self.queries((of / heads, of % heads), range, scratch);
     }
 
-    fn queries(&self, of @ (batch, head): (usize, usize), queries: Range<usize>, scratch: &mut Scratch<S::Wide>) {
+    fn queries(&self, of: (usize, usize), queries: Range<usize>, scratch: &mut Scratch<S::Wide>) {
         let Problem { value_width, scale, .. } = *self.given.problem;
         let (level, zero) = (self.given.exec.level, S::Wide::from_f64(0.0));
         let columns = queries.len().next_multiple_of(scratch.lanes);
-        let (factor, from) = (S::Wide::from_f64(scale), self.given.q(batch, head, queries.clone()));
+        let (factor, from) = (S::Wide::from_f64(scale), self.given.q(of, queries.clone()));
         S::Wide::dispatch(level, ToColumns { from, factor, to: (&mut scratch.q, columns) });
         scratch.y[..value_width * columns].fill(zero);
         scratch.largest.fill(S::Wide::from_f64(f64::NEG_INFINITY));
@@ -115,7 +115,7 @@ impl<S: Storage> Forward<'_, S> {
             }
         }
         let (key_head, count) = (self.given.problem.key_head(head), keys.len());
-        let k = scratch.k.of(self.given.k(batch, key_head, keys.clone()), level);
+        let k = self.given.k_tile((batch, key_head), keys.clone(), &mut scratch.k);
         let product = Product {
             left: k,
             right: (&scratch.q, columns),
@@ -136,7 +136,7 @@ impl<S: Storage> Forward<'_, S> {
             decay: &mut scratch.decay[..columns],
         };
         S::Wide::dispatch(level, weigh);
-        let v = scratch.v.of(self.given.v(batch, key_head, keys), level);
+        let v = self.given.v_tile((batch, key_head), keys, &mut scratch.v);
         let finite = AreFinite { values: (v.values, v.down), rows: count, width: value_width };
         let careful = is_covered && !S::Wide::dispatch(level, finite);
         let product = Product {

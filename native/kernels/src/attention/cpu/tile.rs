@@ -1,9 +1,12 @@
 //! Tiles of rows as the products want them.
 
 use super::product::Left;
+use super::{KEYS, each_range};
 use crate::attention::Strides;
+use crate::cpu::pool::Shared;
 use crate::cpu::vector::MAX_LANES;
-use crate::cpu::{Level, Real, Storage, Vector, Work};
+use crate::cpu::{Exec, Level, Real, Storage, Vector, Work};
+use crate::error::Result;
 use std::ops::{Deref, DerefMut, Range};
 
 /// Zeros to work with, on whole cache lines, for a vector across two of them takes twice as long.
@@ -78,19 +81,18 @@ impl<'a, S> Rows<'a, S> {
     }
 }
 
-/// Where a tile of keys or values lies for products: in the tensor itself, or in a copy where that has
-/// another type.
-pub struct Keys<E>(Aligned<E>);
+/// Room for a copy of a tile.
+pub struct Room<E>(Aligned<E>);
 
-impl<E: Real> Keys<E> {
-    /// No copy yet.
+impl<E: Real> Room<E> {
+    /// Nothing yet.
     pub fn new() -> Self {
-        Keys(Aligned::new(0))
+        Room(Aligned::new(0))
     }
 
-    /// Some rows as a left matrix.
-    pub fn of<'s, S: Storage<Wide = E>>(&'s mut self, rows: Rows<'s, S>, level: Level) -> Left<'s, E> {
-        if S::DTYPE == E::DTYPE {
+    /// A tile of keys or values for products: as it lies, or a copy if that has another type or rows apart.
+    pub fn tile<'s, S: Storage<Wide = E>>(&'s mut self, rows: Rows<'s, S>, level: Level) -> Left<'s, E> {
+        if S::DTYPE == E::DTYPE && rows.stride == rows.width {
             return Left::rows(bytemuck::cast_slice(rows.values), rows.stride);
         }
         let stride = rows.width.next_multiple_of(MAX_LANES);
@@ -99,6 +101,44 @@ impl<E: Real> Keys<E> {
         }
         E::dispatch(level, Widen { from: rows, to: (&mut self.0, stride) });
         Left::rows(&self.0, stride)
+    }
+}
+
+/// A copy of all keys or all values, head after head.
+pub struct Dense<E> {
+    values: Vec<E>,
+    rows: usize,
+    stride: usize,
+}
+
+impl<E: Real> Dense<E> {
+    /// Copies `rows` rows of each of `count` heads from where `of` finds them.
+    pub fn new<'a, S: Storage<Wide = E>>(
+        count: usize,
+        rows: usize,
+        width: usize,
+        exec: &Exec,
+        of: impl Fn(usize, Range<usize>) -> Rows<'a, S> + Send + Sync,
+    ) -> Result<Self> {
+        let stride = width.next_multiple_of(MAX_LANES);
+        let mut values = bytemuck::zeroed_vec(count * rows * stride);
+        let to = Shared::new(&mut values);
+        let each = rows.div_ceil(KEYS);
+        each_range(exec.threads, count * each, |range| {
+            for i in range {
+                let part = i % each * KEYS..rows.min((i % each + 1) * KEYS);
+                let start = (i / each * rows + part.start) * stride;
+                // SAFETY: parts share no row.
+                let to = unsafe { to.part(start, part.len() * stride) };
+                E::dispatch(exec.level, Widen { from: of(i / each, part), to: (to, stride) });
+            }
+        })?;
+        Ok(Dense { values, rows, stride })
+    }
+
+    /// The rows of a head from one on.
+    pub fn tile(&self, head: usize, first: usize) -> Left<'_, E> {
+        Left::rows(&self.values[(head * self.rows + first) * self.stride..], self.stride)
     }
 }
 
