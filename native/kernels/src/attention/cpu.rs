@@ -9,6 +9,9 @@
 //!
 //! Where there are far fewer queries than lanes, [`few`] reads keys and values by vectors instead.
 
+// Iterators are not always inlined into functions as large as these, and are slow calls then.
+#![allow(clippy::needless_range_loop)]
+
 /// Repeats a block for `$i` from 0 to `$limit`, which is at most 16. A loop would do, but is unrolled
 /// only after the compiler has decided what lives in registers, and what does not is stored in every
 /// round.

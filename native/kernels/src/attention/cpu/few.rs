@@ -187,9 +187,8 @@ fn dots<V: Vector<Element = S::Wide>, S: Storage>(q: &[S::Wide], k: Rows<S>, sco
             d += V::LANES;
         }
         let sums = four_sums(sums);
-        for n in 0..4.min(scores.len() - key) {
-            scores[key + n] = sums[n];
-        }
+        let count = 4.min(scores.len() - key);
+        scores[key..key + count].copy_from_slice(&sums[..count]);
         key += 4;
     }
 }
