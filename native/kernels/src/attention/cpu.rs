@@ -32,6 +32,7 @@ mod bias;
 mod cover;
 mod few;
 mod forward;
+mod gradient;
 mod product;
 mod softmax;
 mod tile;

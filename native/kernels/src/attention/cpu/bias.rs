@@ -3,7 +3,9 @@
 //! This is a pass of its own, which computes the scores once more: a piece of work is a part of the
 //! bias, and goes over all that is summed there in one order, whoever does it.
 
-use super::backward::{Backward, Block, STRETCH, Tiles, range};
+use super::backward::{STRETCH, range};
+use super::gradient::{Backward, Block, Tiles};
+use super::tile::from_columns;
 use super::{KEYS, QUERIES, each_range};
 use crate::attention::{Problem, Repeated};
 use crate::cpu::pool::Shared;
@@ -139,7 +141,7 @@ impl<E: Real> AddTile<'_, E> {
         while i < self.queries {
             let mut key = 0;
             while key < self.keys {
-                let rows = super::tile::from_columns::<V>(self.from, self.keys, (i, key), one);
+                let rows = from_columns::<V>(self.from, self.keys, (i, key), one);
                 for lane in 0..V::LANES.min(self.queries - i) {
                     let at = self.start + (i + lane) * self.query + key;
                     // SAFETY: pieces share no part of the bias.
