@@ -1,19 +1,189 @@
-//! Attention on the CPU.
+//! Attention on the CPU, by tiles whose rows are keys and whose columns are queries.
+//!
+//! A block of queries is turned into columns once, and then every product reads one of its matrices
+//! element by element, as it lies in memory, and the other by vectors: scores are keys by columns of
+//! queries, and results, columns too, are values turned by weights. So nothing is packed but the
+//! queries; the softmax goes down columns, one query a lane, without sums over lanes; and the gradient
+//! needs nothing else, since a tile of weights is also what the sums over queries read element by
+//! element. [`product`] does all of them.
+//!
+//! Where there are far fewer queries than lanes, [`few`] reads keys and values by vectors instead.
 
-use super::{Problem, reference};
-use crate::cpu::Exec;
+// Iterators are not always inlined into functions as large as these, and are slow calls then.
+#![allow(clippy::needless_range_loop)]
+
+/// Repeats a block for `$i` from 0 to `$limit`, which is at most 16. A loop would do, but is unrolled
+/// only after the compiler has decided what lives in registers, and what does not is stored in every
+/// round.
+macro_rules! unrolled {
+    ($i:ident < $limit:tt, $body:block) => {
+        unrolled!(@ $i $limit $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $i:ident $limit:tt $body:block $($index:literal)*) => {
+        $(if $index < $limit {
+            let $i: usize = $index;
+            $body
+        })*
+    };
+}
+
+mod backward;
+mod bias;
+mod cover;
+mod few;
+mod forward;
+mod gradient;
+mod product;
+mod softmax;
+mod tile;
+
+use super::Problem;
+use crate::cpu::{Exec, Storage, pool};
 use crate::error::Result;
 use crate::op::Named;
-use crate::tensor::{View, ViewMut};
+use crate::tensor::{Element, View, ViewMut};
+use crate::with_type;
+use cover::{Cover, Over};
+use product::Left;
+use std::ops::Range;
+use tile::{Dense, Room, Rows};
+
+/// Queries in a block: as many columns as four of the widest vectors have lanes.
+const QUERIES: usize = 64;
+
+/// Keys in a tile: with as many queries and usual widths, what a product reads again and again fits
+/// in the first-level cache.
+const KEYS: usize = 64;
+
+/// Below this many multiplications waking a second thread costs more than it saves.
+const WORTH_SHARING: usize = 1 << 19;
+
+/// How many pieces of work each thread gets: several, so that a thread that is held up gets help.
+const PIECES_PER_THREAD: usize = 8;
 
 /// Computes attention on the CPU.
-pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, _: &Exec) -> Result<()> {
-    let mut results = reference::forward(problem, &inputs.map(View::to_f64))?;
-    outputs.into_iter().try_for_each(|(name, output)| Ok(output.store_f64(&results.expect(&name)?)))
+pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.dtype, S => forward::forward::<S>(problem, inputs, outputs, exec))
 }
 
 /// Computes the gradient on the CPU.
-pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, _: &Exec) -> Result<()> {
-    let mut results = reference::backward(problem, &inputs.map(View::to_f64))?;
-    outputs.into_iter().try_for_each(|(name, output)| Ok(output.store_f64(&results.expect(&name)?)))
+pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.dtype, S => backward::backward::<S>(problem, inputs, outputs, exec))
+}
+
+/// What scores and results are made of.
+struct Given<'a, S: Storage> {
+    problem: &'a Problem,
+    q: &'a [S],
+    k: &'a [S],
+    v: &'a [S],
+    mask: Option<&'a [u8]>,
+    bias: Option<&'a [S::Wide]>,
+    /// Keys and values row after row, head after head, where that is not how they lie.
+    dense: Option<[Dense<S::Wide>; 2]>,
+    exec: Exec,
+}
+
+impl<'a, S: Storage> Given<'a, S> {
+    fn new(problem: &'a Problem, inputs: &Named<View<'a>>, exec: &Exec) -> Result<Self> {
+        let mut given = Given {
+            problem,
+            q: inputs.get("q")?.slice()?,
+            k: inputs.get("k")?.slice()?,
+            v: inputs.get("v")?.slice()?,
+            mask: inputs.find("mask").map(View::slice).transpose()?,
+            bias: inputs.find("bias").map(View::slice).transpose()?,
+            dense: None,
+            exec: Exec { threads: threads(problem, exec)?, ..*exec },
+        };
+        given.dense = given.worth_copying().then(|| given.copies()).transpose()?;
+        Ok(given)
+    }
+
+    /// Whether keys and values are read so often that they are copied first: those of another type, or
+    /// rows so far apart that they meet in few sets of the caches, each on a page of its own.
+    fn worth_copying(&self) -> bool {
+        let Problem { queries, width, value_width, k, v, .. } = *self.problem;
+        let lie_apart = k.row != width || v.row != value_width;
+        queries > QUERIES && (S::DTYPE != S::Wide::DTYPE || lie_apart)
+    }
+
+    fn copies(&self) -> Result<[Dense<S::Wide>; 2]> {
+        let Problem { batch, key_heads, keys, width, value_width, .. } = *self.problem;
+        let count = batch * key_heads;
+        let of = |i| (i / key_heads, i % key_heads);
+        let k = Dense::new(count, keys, width, &self.exec, |i, range| self.k(of(i), range))?;
+        let v = Dense::new(count, keys, value_width, &self.exec, |i, range| self.v(of(i), range))?;
+        Ok([k, v])
+    }
+
+    /// A tile of keys for products, if need be copied into `room`.
+    fn k_tile<'s>(&'s self, of: (usize, usize), range: Range<usize>, room: &'s mut Room<S::Wide>) -> Left<'s, S::Wide> {
+        match &self.dense {
+            Some([k, _]) => k.tile(of.0 * self.problem.key_heads + of.1, range.start),
+            None => room.tile(self.k(of, range), self.exec.level),
+        }
+    }
+
+    /// The same of values.
+    fn v_tile<'s>(&'s self, of: (usize, usize), range: Range<usize>, room: &'s mut Room<S::Wide>) -> Left<'s, S::Wide> {
+        match &self.dense {
+            Some([_, v]) => v.tile(of.0 * self.problem.key_heads + of.1, range.start),
+            None => room.tile(self.v(of, range), self.exec.level),
+        }
+    }
+
+    /// Queries of a head.
+    fn q(&self, of: (usize, usize), range: Range<usize>) -> Rows<'a, S> {
+        let Problem { q, width, .. } = self.problem;
+        Rows::of(self.q, q, *width, of, range)
+    }
+
+    /// Keys of a head of keys.
+    fn k(&self, of: (usize, usize), range: Range<usize>) -> Rows<'a, S> {
+        let Problem { k, width, .. } = self.problem;
+        Rows::of(self.k, k, *width, of, range)
+    }
+
+    /// Values of a head of keys.
+    fn v(&self, of: (usize, usize), range: Range<usize>) -> Rows<'a, S> {
+        let Problem { v, value_width, .. } = self.problem;
+        Rows::of(self.v, v, *value_width, of, range)
+    }
+
+    /// Whether some of a tile's keys may be hidden from some of its queries, or have a bias.
+    fn is_covered(&self, queries: &Range<usize>, keys: &Range<usize>) -> bool {
+        self.mask.is_some() || self.bias.is_some() || self.problem.visible(queries.start) < keys.end
+    }
+
+    /// What lies over the scores of a tile, to be laid into `to`.
+    fn cover<'s>(
+        &self,
+        (batch, head): (usize, usize),
+        queries: Range<usize>,
+        keys: Range<usize>,
+        to: (&'s mut [S::Wide], usize),
+    ) -> Cover<'s, S::Wide>
+    where
+        'a: 's,
+    {
+        let Problem { causal, bias, mask, .. } = *self.problem;
+        let bias = self.bias.zip(bias).map(|(values, strides)| Over::new(values, strides, batch, head));
+        let mask = self.mask.zip(mask).map(|(values, strides)| Over::new(values, strides, batch, head));
+        Cover { bias, mask, causal, queries, keys, to }
+    }
+}
+
+/// How many threads are worth their while.
+fn threads(problem: &Problem, exec: &Exec) -> Result<usize> {
+    let Problem { batch, heads, queries, keys, width, value_width, .. } = *problem;
+    let scores = batch.saturating_mul(heads).saturating_mul(queries).saturating_mul(keys);
+    let shared = scores.saturating_mul(width + value_width) >= WORTH_SHARING;
+    if shared { pool::checked(exec.threads) } else { Ok(1) }
+}
+
+/// Calls `work` with ranges of the numbers below `count`, several for each thread if there are more.
+fn each_range(threads: usize, count: usize, work: impl Fn(Range<usize>) + Send + Sync) -> Result<()> {
+    let ranges = count.min(if threads == 1 { 1 } else { threads * PIECES_PER_THREAD });
+    pool::for_each(threads, ranges, |i| work(i * count / ranges..(i + 1) * count / ranges))
 }

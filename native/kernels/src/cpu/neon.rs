@@ -69,6 +69,14 @@ impl Vector for F32x4 {
         }
     }
     #[inline(always)]
+    fn where_less(self, a: Self, b: Self, other: Self) -> Self {
+        unsafe { Self(vbslq_f32(vcltq_f32(a.0, b.0), self.0, other.0)) }
+    }
+    #[inline(always)]
+    fn zip(self, other: Self) -> (Self, Self) {
+        unsafe { (Self(vzip1q_f32(self.0, other.0)), Self(vzip2q_f32(self.0, other.0))) }
+    }
+    #[inline(always)]
     fn round(self) -> Self {
         unsafe { Self(vrndnq_f32(self.0)) }
     }
@@ -88,6 +96,10 @@ impl Vector for F32x4 {
     #[inline(always)]
     fn fold([a, b, c, d]: [Self; 4]) -> Self {
         unsafe { Self(vpaddq_f32(vpaddq_f32(a.0, b.0), vpaddq_f32(c.0, d.0))) }
+    }
+    #[inline(always)]
+    fn load_u8(values: &[u8]) -> Self {
+        Self::load(&[values[0], values[1], values[2], values[3]].map(f32::from))
     }
     // The conversion instructions have no stable intrinsics yet.
     #[inline(always)]

@@ -55,12 +55,24 @@ macro_rules! one_lane {
                 if a != b && !a.is_nan() && !b.is_nan() { 0.0 } else { self }
             }
             #[inline(always)]
+            fn where_less(self, a: Self, b: Self, other: Self) -> Self {
+                if a < b { self } else { other }
+            }
+            #[inline(always)]
+            fn zip(self, other: Self) -> (Self, Self) {
+                (self, other)
+            }
+            #[inline(always)]
             fn abs(self) -> Self {
                 <$type>::abs(self)
             }
             #[inline(always)]
             fn sum(self) -> $type {
                 self
+            }
+            #[inline(always)]
+            fn load_u8(values: &[u8]) -> Self {
+                <$type>::from(values[0])
             }
             #[inline(always)]
             fn load_f16(values: &[f16]) -> Self {

@@ -40,6 +40,11 @@ pub trait Vector: Copy + Send + Sync {
     fn abs(self) -> Self;
     /// The lanes of `self` where `a` is neither smaller nor larger than `b`; 0 in the others.
     fn where_equal(self, a: Self, b: Self) -> Self;
+    /// The lanes of `self` where `a` is smaller than `b`; those of `other` elsewhere, also where either
+    /// is NaN.
+    fn where_less(self, a: Self, b: Self, other: Self) -> Self;
+    /// The lanes of both in turns, as two vectors: those of the lower halves, then of the upper halves.
+    fn zip(self, other: Self) -> (Self, Self);
     /// The nearest whole number, ties to even.
     fn round(self) -> Self;
     /// `self * 2^n` for whole `n` in [`LOWEST`, 128] and `self` in [0.5, 2]: 0 at `LOWEST`, infinity
@@ -72,6 +77,8 @@ pub trait Vector: Copy + Send + Sync {
         let [a, b, c, d, ..] = self.lanes();
         [a, b, c, d]
     }
+    /// The first `LANES` bytes of a slice as numbers.
+    fn load_u8(values: &[u8]) -> Self;
     /// The first `LANES` half-precision values of a slice, widened.
     fn load_f16(values: &[f16]) -> Self;
     /// Writes all lanes, rounded to half precision, to the front of a slice.

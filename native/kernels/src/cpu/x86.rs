@@ -88,6 +88,19 @@ impl Vector for F32x16 {
     }
 
     #[inline(always)]
+    fn where_less(self, a: Self, b: Self, other: Self) -> Self {
+        unsafe { Self(_mm512_mask_mov_ps(other.0, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a.0, b.0), self.0)) }
+    }
+    #[inline(always)]
+    fn zip(self, other: Self) -> (Self, Self) {
+        unsafe {
+            let lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let upper = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            let (a, b) = (self.0, other.0);
+            (Self(_mm512_permutex2var_ps(a, lower, b)), Self(_mm512_permutex2var_ps(a, upper, b)))
+        }
+    }
+    #[inline(always)]
     fn splat(value: f32) -> Self {
         unsafe { Self(_mm512_set1_ps(value)) }
     }
@@ -127,6 +140,11 @@ impl Vector for F32x16 {
     #[inline(always)]
     fn fours(self) -> [f32; 4] {
         unsafe { F32x8(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))).fours() }
+    }
+    #[inline(always)]
+    fn load_u8(values: &[u8]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(values.as_ptr().cast())))) }
     }
     #[inline(always)]
     fn load_f16(values: &[f16]) -> Self {
@@ -191,6 +209,17 @@ impl Vector for F32x8 {
         unsafe { Self(_mm256_and_ps(_mm256_cmp_ps::<_CMP_EQ_UQ>(a.0, b.0), self.0)) }
     }
     #[inline(always)]
+    fn where_less(self, a: Self, b: Self, other: Self) -> Self {
+        unsafe { Self(_mm256_blendv_ps(other.0, self.0, _mm256_cmp_ps::<_CMP_LT_OQ>(a.0, b.0))) }
+    }
+    #[inline(always)]
+    fn zip(self, other: Self) -> (Self, Self) {
+        unsafe {
+            let (even, odd) = (_mm256_unpacklo_ps(self.0, other.0), _mm256_unpackhi_ps(self.0, other.0));
+            (Self(_mm256_permute2f128_ps::<0x20>(even, odd)), Self(_mm256_permute2f128_ps::<0x31>(even, odd)))
+        }
+    }
+    #[inline(always)]
     fn splat(value: f32) -> Self {
         unsafe { Self(_mm256_set1_ps(value)) }
     }
@@ -247,6 +276,11 @@ impl Vector for F32x8 {
             _mm_storeu_ps(sums.as_mut_ptr(), sum);
         }
         sums
+    }
+    #[inline(always)]
+    fn load_u8(values: &[u8]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe { Self(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(values.as_ptr().cast())))) }
     }
     #[inline(always)]
     fn load_f16(values: &[f16]) -> Self {

@@ -77,10 +77,9 @@ pub fn levels() -> impl Iterator<Item = Level> {
 /// The reference's results for inputs as they are stored, in f64.
 pub fn reference<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
     let exec = Exec { level: Level::Reference, threads: 1 };
-    let wide = cast::<O>(inputs, DType::F64);
     // The bounds of a clamp are rounded to the type of the arithmetic, so the type must be told.
     let storage = inputs.get(O::INPUTS[0].name).unwrap().spec().dtype;
-    if storage == DType::F64 { run::<O>(options, &wide, &exec) } else { in_f64::<O>(options, inputs) }.unwrap()
+    if storage == DType::F64 { run::<O>(options, inputs, &exec) } else { in_f64::<O>(options, inputs) }.unwrap()
 }
 
 /// The reference's results in f64 of a call that is checked in its own types.
