@@ -255,10 +255,11 @@ impl<'a, R: Real> Call<'a, R> {
         let delta = shift + (facts.spec().bytes() / 2) as u64;
         let call = Call { params: Params { shift, delta, ..self.params }, ..*self };
         let binary = u32::from(mma::fits(self.problem, self.lane));
-        let options = format!("{} -DCOPY=0 -DBINARY={binary}", self.options());
+        let lanes = if dtype.size() == 2 { 32 } else { 1 };
+        let options = format!("{} -DCOPY=0 -DLANES={lanes} -DBINARY={binary}", self.options());
         let kernel = self.lane.device().kernel(&DELTA, &options)?;
         // SAFETY: as above; there are as many threads as rows take.
-        unsafe { launch_each(self.lane, &kernel, 32 * batch * heads * queries, &call.params)? };
+        unsafe { launch_each(self.lane, &kernel, lanes * batch * heads * queries, &call.params)? };
         rest(&call)
     }
 }

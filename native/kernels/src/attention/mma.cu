@@ -13,7 +13,8 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int OWN = 16 * TILES * WARPS;
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different
 // banks, at every width; swizzled addresses would ask for powers of two.
-constexpr int LEADING = WIDTH + 8, VALUE_LEADING = VALUE_WIDTH + 8;
+#define LEADING (WIDTH + 8)
+#define VALUE_LEADING (VALUE_WIDTH + 8)
 
 typedef float Sums[4];
 typedef unsigned Left[4];
