@@ -13,7 +13,7 @@
 //   mma_backward.cu                    241 (217)   238 (233)
 //     at width 128 the sums of dk and dv leave registers for 16 rows a warp only
 //   wgmma_backward.cu, version 1       276 (257)   366 (348)
-//   version 2                          325         368 (351)
+//   version 2                          325 (289)   375 (359)
 //     dq of width 64 in 16 warps a multiprocessor, dk and dv in 8 with twice the queries a tile
 
 #define DQ 0

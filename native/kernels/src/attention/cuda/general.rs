@@ -60,8 +60,7 @@ impl Tile {
         let chunk = inner.clamp(1, most).next_multiple_of(8 * unit);
         let most_rows = if role == Role::Forward && unit == 4 && slice <= 64 { 8 } else { 4 };
         let rows = own.div_ceil(16).next_power_of_two().min(most_rows);
-        let cols = if unit == 4 { 8 } else { 4 };
-        Tile { rows, cols, chunk, slice, whole: inner <= chunk && role != Role::Dbias }
+        Tile { rows, cols: 4, chunk, slice, whole: inner <= chunk && role != Role::Dbias }
     }
 
     fn own(&self) -> usize {

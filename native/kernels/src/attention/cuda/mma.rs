@@ -50,7 +50,8 @@ struct Tile {
 }
 
 impl Tile {
-    fn choose(problem: &Problem, role: Role) -> Tile {
+    /// The tiles that are fastest, or where the device has no memory for them the smallest.
+    fn choose(problem: &Problem, role: Role, lane: &Lane) -> Tile {
         let [width, value_width] = [problem.width, problem.value_width].map(|w| w.max(1).next_multiple_of(16));
         let wide = width.max(value_width);
         let (tiles, other) = match role {
@@ -63,7 +64,8 @@ impl Tile {
             Role::Dq | Role::Dk | Role::Dv => (1, 32),
         };
         let min = if wide <= 128 { 2 } else { 1 };
-        Tile { role, hopper: false, width, value_width, tiles, other, warps: 4, min }
+        let tile = Tile { role, hopper: false, width, value_width, tiles, other, warps: 4, min };
+        if tile.shared() <= lane.device().facts().shared as usize { tile } else { Tile { tiles: 1, other: 32, ..tile } }
     }
 
     /// The same for Hopper's tensor cores, which want long rows of some widths.
@@ -152,7 +154,7 @@ fn roles(problem: &Problem) -> &'static [Role] {
 pub(super) fn fits(problem: &Problem, lane: &Lane) -> bool {
     let Problem { dtype, mask, bias, width, value_width, .. } = *problem;
     let facts = lane.device().facts();
-    let shared = |&role: &Role| Tile::choose(problem, role).shared();
+    let shared = |&role: &Role| Tile::choose(problem, role, lane).shared();
     let most = [Role::Forward].iter().chain(roles(problem)).map(shared).max().unwrap_or(0);
     dtype.size() == 2
         && facts.capability.0 >= 8
@@ -177,5 +179,5 @@ pub(super) fn backward(call: &Call<f32>) -> Result<()> {
 fn launch(call: &Call<f32>, role: Role) -> Result<()> {
     let hopper = call.lane.device().facts().capability == (9, 0) && compiler()?.0 >= 12 && call.copy == 16;
     let tile = if hopper { Tile::for_hopper(call.problem, role) } else { None };
-    tile.unwrap_or_else(|| Tile::choose(call.problem, role)).launch(call)
+    tile.unwrap_or_else(|| Tile::choose(call.problem, role, call.lane)).launch(call)
 }
