@@ -8,8 +8,8 @@
 //
 // History, bf16 on an H200, TFLOP/s (of five products) at 4x16x4096x64 and 2x32x8192x128, causal ones in
 // brackets:
-//   FlashAttention-2 of PyTorch 2.11   266 (223)   301 (287)     its dq differs from run to run
-//   cuDNN 9                            454 (373)   579 (557)
+//   FlashAttention-2 of PyTorch 2.11   266 (223)   301 (287)
+//   cuDNN, by PyTorch 2.11             454 (373)   579 (557)
 //   mma_backward.cu                    241 (217)   238 (233)
 //     at width 128 the sums of dk and dv leave registers for 16 rows a warp only
 //   wgmma_backward.cu, version 1       276 (257)   366 (348)
