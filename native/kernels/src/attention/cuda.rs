@@ -1,16 +1,279 @@
-//! Attention on CUDA.
+//! Attention on CUDA: which kernels compute a call, and what they are given.
+//!
+//! Tensor cores compute calls of bf16 and f16 without mask and bias ([`mma`]); multiply-adds in the type of
+//! the arithmetic all others ([`general`]), f32 too, whose digits tensor cores would lose.
 
-use super::Problem;
-use crate::cuda::{Buffer, Lane};
+mod general;
+mod mma;
+
+use super::{Problem, Strides};
+use crate::cuda::{Buffer, Lane, Source, launch_each, types};
 use crate::error::{Error, Kind, Result};
 use crate::op::Named;
+use crate::tensor::{DType, Described, Spec};
+
+const DELTA: Source =
+    Source { name: "attention_delta", text: concat!(include_str!("common.cu"), include_str!("delta.cu")) };
+
+/// Queries, keys and widths that kernels can count: sums of three must fit 32 bits.
+const MOST: usize = 1 << 29;
+
+/// Bytes of keys and values that heads whose blocks come together may have, so that they stay in the cache.
+const TOGETHER: usize = 16 << 20;
 
 /// Queues attention.
-pub fn forward(_: &Problem, _: &Named<&Buffer>, _: &Named<&Buffer>, _: &Lane) -> Result<()> {
-    Err(Error::new(Kind::Unavailable, "attention").got("not yet"))
+pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    if problem.batch * problem.heads * problem.queries == 0 {
+        return Ok(());
+    }
+    match problem.dtype {
+        DType::F64 => general::forward(&Call::<f64>::new(problem, inputs, outputs, lane)?),
+        _ => {
+            let call = Call::<f32>::new(problem, inputs, outputs, lane)?;
+            if mma::fits(problem, lane) { mma::forward(&call) } else { general::forward(&call) }
+        }
+    }
 }
 
 /// Queues the gradient.
-pub fn backward(_: &Problem, _: &Named<&Buffer>, _: &Named<&Buffer>, _: &Lane) -> Result<()> {
-    Err(Error::new(Kind::Unavailable, "attention").got("not yet"))
+pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    match problem.dtype {
+        DType::F64 => Call::<f64>::new(problem, inputs, outputs, lane)?.backward(general::backward),
+        _ => {
+            let call = Call::<f32>::new(problem, inputs, outputs, lane)?;
+            call.backward(if mma::fits(problem, lane) { mma::backward } else { general::backward })
+        }
+    }
+}
+
+/// A type of the arithmetic.
+trait Real: Copy + Default {
+    fn of(value: f64) -> Self;
+}
+
+impl Real for f32 {
+    fn of(value: f64) -> f32 {
+        value as f32
+    }
+}
+
+impl Real for f64 {
+    fn of(value: f64) -> f64 {
+        value
+    }
+}
+
+/// Strides as kernels take them.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct At {
+    batch: i64,
+    head: i64,
+    row: i64,
+}
+
+impl From<Strides> for At {
+    fn from(strides: Strides) -> At {
+        At { batch: strides.batch as i64, head: strides.head as i64, row: strides.row as i64 }
+    }
+}
+
+/// The kernels' parameters; the same struct is declared in `common.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Params<R> {
+    q: u64,
+    k: u64,
+    v: u64,
+    y: u64,
+    dy: u64,
+    mask: u64,
+    bias: u64,
+    lse: u64,
+    dlse: u64,
+    to: u64,
+    dq: u64,
+    dk: u64,
+    dv: u64,
+    to_lse: u64,
+    dbias: u64,
+    shift: u64,
+    delta: u64,
+    q_at: At,
+    k_at: At,
+    v_at: At,
+    y_at: At,
+    mask_at: [i64; 4],
+    bias_at: [i64; 4],
+    bias_count: i64,
+    batch: i32,
+    heads: i32,
+    key_heads: i32,
+    queries: i32,
+    keys: i32,
+    width: i32,
+    value_width: i32,
+    offset: i32,
+    tiles: i32,
+    together: i32,
+    parts: i32,
+    scale: R,
+}
+
+/// Which rows a launch's blocks have for their own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Own {
+    Queries,
+    Keys,
+}
+
+/// A kernel and how it is launched.
+struct Launch {
+    source: &'static Source,
+    options: String,
+    threads: usize,
+    /// Bytes of shared memory.
+    shared: usize,
+    own: Own,
+    /// Rows that a block has for its own.
+    rows: usize,
+    /// Blocks that share these rows.
+    slices: usize,
+}
+
+/// A call whose buffers are known.
+struct Call<'a, R> {
+    problem: &'a Problem,
+    lane: &'a Lane,
+    params: Params<R>,
+    /// The gradient of the bias, if it is asked for.
+    dbias: Option<&'a Buffer>,
+    /// The most bytes that can be copied at a time into shared memory, or 0.
+    copy: usize,
+}
+
+impl<'a, R: Real> Call<'a, R> {
+    fn new(
+        problem: &'a Problem,
+        inputs: &Named<&'a Buffer>,
+        outputs: &Named<&'a Buffer>,
+        lane: &'a Lane,
+    ) -> Result<Self> {
+        let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
+        let strides = |of: Option<[usize; 4]>| of.unwrap_or_default().map(|stride| stride as i64);
+        let (queries, keys) = (count("q", problem.queries)?, count("k", problem.keys)?);
+        let dbias = outputs.find("dbias").copied();
+        let params = Params {
+            q: at(inputs, "q")?,
+            k: at(inputs, "k")?,
+            v: at(inputs, "v")?,
+            y: at(inputs, "y")?,
+            dy: at(inputs, "dy")?,
+            mask: at(inputs, "mask")?,
+            bias: at(inputs, "bias")?,
+            lse: at(inputs, "lse")?,
+            dlse: at(inputs, "dlse")?,
+            to: at(outputs, "y")?,
+            dq: at(outputs, "dq")?,
+            dk: at(outputs, "dk")?,
+            dv: at(outputs, "dv")?,
+            to_lse: at(outputs, "lse")?,
+            dbias: at(outputs, "dbias")?,
+            q_at: problem.q.into(),
+            k_at: problem.k.into(),
+            v_at: problem.v.into(),
+            y_at: problem.y.into(),
+            mask_at: strides(problem.mask),
+            bias_at: strides(problem.bias),
+            bias_count: dbias.map_or(0, |dbias| dbias.spec().shape.elements() as i64),
+            batch: count("q", problem.batch)?,
+            heads: count("q", problem.heads)?,
+            key_heads: count("k", problem.key_heads)?,
+            queries,
+            keys,
+            width: count("q", problem.width)?,
+            value_width: count("v", problem.value_width)?,
+            // Beyond these ends nothing changes, and sums with it fit 32 bits.
+            offset: problem.causal.unwrap_or(0).clamp(-i64::from(queries), i64::from(keys)) as i32,
+            scale: R::of(problem.scale),
+            ..Params::default()
+        };
+        let mut call = Call { problem, lane, params, dbias, copy: 0 };
+        call.copy = call.widest_copy();
+        Ok(call)
+    }
+
+    /// The most bytes that all rows are multiples of, at addresses that are too.
+    fn widest_copy(&self) -> usize {
+        let Params { q, k, v, y, dy, to, dq, dk, dv, .. } = self.params;
+        let Problem { width, value_width, dtype, .. } = *self.problem;
+        let row = |width: usize| (width * dtype.size()) as u64;
+        let all = [q, k, v, y, dy, to, dq, dk, dv, row(width), row(value_width)];
+        // What has no address is not copied, or has no rows.
+        let none = row(width) * row(value_width) == 0 || self.lane.device().facts().capability.0 < 8;
+        let least = dtype.size().max(4);
+        let fits = |bytes: &u64| *bytes >= least as u64 && all.iter().all(|at| at.is_multiple_of(*bytes));
+        if none { 0 } else { [16, 8, 4].into_iter().find(fits).unwrap_or(0) as usize }
+    }
+
+    /// The options that all kernels have.
+    fn options(&self) -> String {
+        format!("{} -DCAUSAL={}", types(self.problem.dtype), u32::from(self.problem.causal.is_some()))
+    }
+
+    /// Queues a launch over all heads of its own rows.
+    fn launch(&self, launch: &Launch) -> Result<()> {
+        let Problem { batch, heads, key_heads, queries, keys, .. } = *self.problem;
+        let (heads, rows) = if launch.own == Own::Queries { (heads, queries) } else { (key_heads, keys) };
+        let tiles = rows.div_ceil(launch.rows);
+        let blocks = tiles * batch * heads * launch.slices;
+        if blocks == 0 {
+            return Ok(());
+        }
+        let mut params = self.params;
+        (params.tiles, params.together) = (tiles as i32, self.together(batch * heads) as i32);
+        let kernel = self.lane.device().kernel(launch.source, &launch.options)?;
+        let (grid, threads, shared) = ([grid(blocks)?, 1, 1], launch.threads as u32, launch.shared as u32);
+        // SAFETY: Params is the struct that the kernels declare; the op's checks prove that all sizes fit
+        // the buffers, whose addresses are this lane's; the shared memory is what the kernels count.
+        unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &params) }
+    }
+
+    /// Tiles of causal heads differ in their work, so those of several heads come together, but only of as
+    /// many as stay in the cache.
+    fn together(&self, heads: usize) -> usize {
+        let Problem { keys, width, value_width, dtype, causal, .. } = *self.problem;
+        let bytes = keys * (width + value_width) * dtype.size();
+        if causal.is_some() { (TOGETHER / bytes.max(1)).clamp(1, heads) } else { 1 }
+    }
+
+    /// Queues the gradient: what each query needs first, and then what `rest` queues.
+    fn backward(&self, rest: impl Fn(&Self) -> Result<()>) -> Result<()> {
+        let Problem { batch, heads, queries, dtype, .. } = *self.problem;
+        let facts = self.lane.temporary(Spec::new(dtype.wide(), &[2, batch, heads, queries])?)?;
+        let shift = self.lane.address(&facts)?;
+        let delta = shift + (facts.spec().bytes() / 2) as u64;
+        let call = Call { params: Params { shift, delta, ..self.params }, ..*self };
+        let binary = u32::from(mma::fits(self.problem, self.lane));
+        let lanes = if dtype.size() == 2 { 32 } else { 1 };
+        let options = format!("{} -DCOPY=0 -DLANES={lanes} -DBINARY={binary}", self.options());
+        let kernel = self.lane.device().kernel(&DELTA, &options)?;
+        // SAFETY: as above; there are as many threads as rows take.
+        unsafe { launch_each(self.lane, &kernel, lanes * batch * heads * queries, &call.params)? };
+        rest(&call)
+    }
+}
+
+/// A size that kernels can count.
+fn count(name: &str, size: usize) -> Result<i32> {
+    if size < MOST {
+        return Ok(size as i32);
+    }
+    Err(Error::new(Kind::Size, name).expected(format_args!("sizes below {MOST}")).got(size))
+}
+
+/// A size of a grid. That it does not fit takes more memory than there is.
+fn grid(blocks: usize) -> Result<u32> {
+    let fits = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31);
+    fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(blocks))
 }

@@ -70,10 +70,9 @@ impl Loaded {
 }
 
 fn prepare(device: &Device, source: &Source, options: &str) -> Result<Kernel> {
-    let (major, minor) = compiler::compiler()?;
-    let version = format!("NVRTC {major}.{minor}");
-    let (major, minor) = device.facts().capability;
-    let target = format!("--gpu-architecture=sm_{major}{minor}");
+    let compiler = compiler::compiler()?;
+    let version = format!("NVRTC {}.{}", compiler.0, compiler.1);
+    let target = format!("--gpu-architecture={}", target(device.facts().capability, compiler));
     let parts = [source.name, PRELUDE, source.text, options, &target, &version];
     if let Some(kernel) = cache::load(&parts).and_then(|code| load(device, source.name, &code).ok()) {
         return Ok(kernel);
@@ -84,6 +83,12 @@ fn prepare(device: &Device, source: &Source, options: &str) -> Result<Kernel> {
     let kernel = load(device, source.name, &code)?;
     cache::store(&parts, &code);
     Ok(kernel)
+}
+
+/// The compiler's name for a device: with all that only this one has, from when the compiler knows it.
+fn target((major, minor): (u32, u32), compiler: (u32, u32)) -> String {
+    let all = if major == 9 && compiler.0 >= 12 { "a" } else { "" };
+    format!("sm_{major}{minor}{all}")
 }
 
 fn load(device: &Device, name: &str, code: &[u8]) -> Result<Kernel> {

@@ -1,0 +1,137 @@
+// What all kernels of attention share. The formulas are in mod.rs; cuda.rs fills the parameters.
+//   CAUSAL   whether queries see no later keys
+//   COPY     bytes that are copied at a time from device to shared memory; 0 where that cannot be
+
+// How many elements lie between neighbours.
+struct Strides { i64 batch, head, row; };
+
+struct Params {
+    const STORAGE *q, *k, *v, *y, *dy;
+    const unsigned char* mask;
+    const REAL *bias, *lse, *dlse;
+    STORAGE *to, *dq, *dk, *dv;
+    REAL *to_lse, *dbias;
+    // What scores are shifted by before they are powers, and delta, (B, H, L).
+    REAL *shift, *delta;
+    Strides q_at, k_at, v_at, y_at;
+    i64 mask_at[4], bias_at[4];
+    // Elements of the bias.
+    i64 bias_count;
+    int batch, heads, key_heads, queries, keys, width, value_width;
+    // The position of the first query among the keys, between -queries and keys.
+    int offset;
+    // Blocks along the tiles of a head, and heads whose blocks come together.
+    int tiles, together;
+    // Parts that the sum for dbias is cut into.
+    int parts;
+    REAL scale;
+};
+
+// A head of a tensor.
+struct Matrix {
+    const STORAGE* first;
+    i64 stride;
+    int rows, width;
+};
+
+__device__ __forceinline__ i64 start(const Strides& at, int batch, int head) {
+    return batch * at.batch + head * at.head;
+}
+
+__device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
+__device__ __forceinline__ int most(int a, int b) { return a > b ? a : b; }
+__device__ __forceinline__ REAL largest(REAL a, REAL b) { return a > b ? a : b; }
+
+// The score of a key that is not seen.
+__device__ __forceinline__ REAL hidden() { return (REAL)__int_as_float(0xff800000); }
+
+// How many keys a query may see: the first ones.
+__device__ __forceinline__ int visible(const Params& p, int query) {
+#if CAUSAL
+    return most(0, least(query + p.offset + 1, p.keys));
+#else
+    return p.keys;
+#endif
+}
+
+// The first query that sees a key.
+__device__ __forceinline__ int first_seeing(const Params& p, int key) {
+#if CAUSAL
+    return most(0, least(key - p.offset, p.queries));
+#else
+    return 0;
+#endif
+}
+
+// What a block works on. Blocks of `together` heads follow each other tile by tile, the tiles of most
+// work first, so that what they read in common stays in the cache and the longest do not come last.
+struct Place { int tile, batch, head; };
+
+__device__ __forceinline__ Place place(const Params& p, unsigned block, int heads, bool from_last) {
+    unsigned group = (unsigned)p.together * p.tiles, first = block / group * p.together;
+    unsigned here = least(p.together, p.batch * heads - first), in_group = block % group;
+    unsigned tile = in_group / here, row = first + in_group % here;
+    return {(int)(from_last ? p.tiles - 1 - tile : tile), (int)(row / heads), (int)(row % heads)};
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* generic) {
+    unsigned long long address;
+    asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(generic));
+    return (unsigned)address;
+}
+
+// Queues a copy of COPY bytes into shared memory, or of zeros.
+__device__ __forceinline__ void copy_or_zero(unsigned to, const void* from, bool there) {
+#if COPY == 16
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+#elif COPY
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(COPY), "r"(there ? COPY : 0)
+                 : "memory");
+#endif
+}
+
+// Ends a group of queued copies; and waits until at most LEFT groups are not done.
+__device__ __forceinline__ void end_group() {
+#if COPY
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int LEFT>
+__device__ __forceinline__ void wait_groups() {
+#if COPY
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+// One element, widened where shared memory holds it so.
+template <typename T>
+__device__ __forceinline__ void put(T& to, const STORAGE* from, bool there) {
+    T zero = {};
+    to = there ? (T)(*from) : zero;
+}
+__device__ __forceinline__ void put(REAL& to, const STORAGE* from, bool there) { to = there ? widen(*from) : (REAL)0; }
+
+// Brings TALL rows and BROAD columns from (row, column) on into shared memory, whose rows are APART
+// elements apart, with zeros where the matrix has ended. Copies are only queued. All CREW threads come.
+template <int TALL, int BROAD, int APART, int CREW, typename T>
+__device__ __forceinline__ void fetch(T* to, const Matrix& from, int row, int column) {
+#if COPY
+    constexpr int EACH = COPY / sizeof(STORAGE), UNITS = BROAD / EACH;
+#pragma unroll
+    for (int first = 0; first < TALL * UNITS; first += CREW) {
+        int unit = first + threadIdx.x;
+        if (TALL * UNITS % CREW && unit >= TALL * UNITS) break;
+        int r = unit / UNITS, c = unit % UNITS * EACH;
+        bool there = row + r < from.rows && column + c < from.width;
+        const STORAGE* at = from.first + (there ? (row + r) * from.stride + column + c : 0);
+        copy_or_zero(shared_address(to + r * APART + c), at, there);
+    }
+#else
+#pragma unroll 8
+    for (int unit = threadIdx.x; unit < TALL * BROAD; unit += CREW) {
+        int r = unit / BROAD, c = unit % BROAD;
+        bool there = row + r < from.rows && column + c < from.width;
+        put(to[r * APART + c], from.first + ((row + r) * from.stride + column + c), there);
+    }
+#endif
+}

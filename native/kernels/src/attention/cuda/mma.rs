@@ -1,0 +1,183 @@
+//! Attention of 16-bit storage on tensor cores: those that all devices since Ampere have, and Hopper's own.
+
+use super::super::Problem;
+use super::{Call, Launch, Own};
+use crate::cuda::{Lane, Source, compiler};
+use crate::error::Result;
+use crate::tensor::DType;
+
+/// Sources of a kernel's text that come first in all of them.
+macro_rules! text {
+    ($($file:literal),*) => {
+        concat!(include_str!("../common.cu"), include_str!("../mma.cu"), $(include_str!($file)),*)
+    };
+}
+
+const FORWARD: Source = Source { name: "attention_mma", text: text!("../softmax.cu", "../mma_forward.cu") };
+const BACKWARD: Source =
+    Source { name: "attention_mma_backward", text: text!("../gradients.cu", "../mma_backward.cu") };
+const HOPPER_FORWARD: Source =
+    Source { name: "attention_wgmma", text: text!("../softmax.cu", "../wgmma.cu", "../wgmma_forward.cu") };
+const HOPPER_BACKWARD: Source =
+    Source { name: "attention_wgmma_backward", text: text!("../wgmma.cu", "../gradients.cu", "../wgmma_backward.cu") };
+
+/// The widest rows whose sums fit a warp's registers.
+const WIDEST: usize = 256;
+
+/// What a launch computes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Forward,
+    Dq,
+    Dkv,
+    Dk,
+    Dv,
+}
+
+/// The sizes of a block's tiles; the names are those of the macros in `mma.cu`.
+#[derive(Clone, Copy)]
+struct Tile {
+    role: Role,
+    /// Whether it is for Hopper's tensor cores alone.
+    hopper: bool,
+    width: usize,
+    value_width: usize,
+    tiles: usize,
+    other: usize,
+    warps: usize,
+    /// Blocks that a multiprocessor must have room for.
+    min: usize,
+}
+
+impl Tile {
+    /// The tiles that are fastest, or where the device has no memory for them the smallest.
+    fn choose(problem: &Problem, role: Role, lane: &Lane) -> Tile {
+        let [width, value_width] = [problem.width, problem.value_width].map(|w| w.max(1).next_multiple_of(16));
+        let wide = width.max(value_width);
+        let (tiles, other) = match role {
+            Role::Forward if value_width <= 128 && problem.queries > 64 => (2, 64),
+            Role::Forward => (1, 64),
+            Role::Dq if wide <= 64 => (2, 64),
+            Role::Dq if width <= 128 => (2, 32),
+            Role::Dkv if width + value_width <= 128 => (2, 32),
+            Role::Dkv => (1, 64),
+            Role::Dq | Role::Dk | Role::Dv => (1, 32),
+        };
+        let min = if wide <= 128 { 2 } else { 1 };
+        let tile = Tile { role, hopper: false, width, value_width, tiles, other, warps: 4, min };
+        if tile.shared() <= lane.device().facts().shared as usize { tile } else { Tile { tiles: 1, other: 32, ..tile } }
+    }
+
+    /// The same for Hopper's tensor cores, which want long rows of some widths.
+    fn for_hopper(problem: &Problem, role: Role) -> Option<Tile> {
+        let Problem { queries, keys, width, value_width, .. } = *problem;
+        let own = if role == Role::Dkv { keys } else { queries };
+        let fits = |width: usize| (33..=128).contains(&width);
+        if own <= 64 || !fits(width) || !fits(value_width) || matches!(role, Role::Dk | Role::Dv) {
+            return None;
+        }
+        let [width, value_width] = [width, value_width].map(|w| w.next_multiple_of(64));
+        let small = width + value_width == 128;
+        let (other, warps, min) = match role {
+            Role::Forward | Role::Dq if small => (64, 8, 2),
+            Role::Forward | Role::Dq => (64, 12, 1),
+            _ => (if small { 128 } else { 64 }, 8, 1),
+        };
+        Some(Tile { role, hopper: true, width, value_width, tiles: 1, other, warps, min })
+    }
+
+    fn own(&self) -> usize {
+        16 * self.tiles * self.warps
+    }
+
+    fn source(&self) -> &'static Source {
+        match (self.role, self.hopper) {
+            (Role::Forward, false) => &FORWARD,
+            (Role::Forward, true) => &HOPPER_FORWARD,
+            (_, false) => &BACKWARD,
+            (_, true) => &HOPPER_BACKWARD,
+        }
+    }
+
+    /// Bytes of shared memory that the kernel counts.
+    fn shared(&self) -> usize {
+        let padding = if self.hopper { 0 } else { 8 };
+        let (row, value_row) = (2 * (self.width + padding), 2 * (self.value_width + padding));
+        match self.role {
+            Role::Forward if self.hopper => self.own() * row + 2 * self.other * (row + value_row),
+            Role::Forward => (self.own() + self.other) * row + self.other * value_row,
+            _ => (self.own() + 2 * self.other) * (row + value_row) + 2 * self.other * 8,
+        }
+    }
+
+    fn launch(&self, call: &Call<f32>) -> Result<()> {
+        let Tile { role, width, value_width, tiles, other, warps, min, .. } = *self;
+        let half = u32::from(call.problem.dtype == DType::F16);
+        let options = format!(
+            "{} -DCOPY={} -DWIDTH={width} -DVALUE_WIDTH={value_width} -DTILES={tiles} -DOTHER={other} \
+             -DWARPS={warps} -DMIN={min} -DHALF={half}{}",
+            call.options(),
+            call.copy,
+            match role {
+                Role::Forward => "",
+                Role::Dq => " -DROLE=0",
+                Role::Dkv => " -DROLE=1",
+                Role::Dk => " -DROLE=2",
+                Role::Dv => " -DROLE=3",
+            }
+        );
+        let scaled = Call { params: super::Params { scale: scale(call.problem), ..call.params }, ..*call };
+        scaled.launch(&Launch {
+            source: self.source(),
+            options,
+            threads: 32 * warps,
+            shared: self.shared(),
+            own: if matches!(role, Role::Forward | Role::Dq) { Own::Queries } else { Own::Keys },
+            rows: self.own(),
+            slices: 1,
+        })
+    }
+}
+
+/// The scale of scores that are powers of 2.
+fn scale(problem: &Problem) -> f32 {
+    (problem.scale * std::f64::consts::LOG2_E) as f32
+}
+
+/// The launches of the gradient.
+fn roles(problem: &Problem) -> &'static [Role] {
+    if problem.width.max(problem.value_width) <= 128 { &[Role::Dq, Role::Dkv] } else { &[Role::Dq, Role::Dk, Role::Dv] }
+}
+
+/// Whether these kernels compute the call: they have no mask and no bias, scales that keep the order of
+/// scores, and memory for rows that are not too wide.
+pub(super) fn fits(problem: &Problem, lane: &Lane) -> bool {
+    let Problem { dtype, mask, bias, width, value_width, .. } = *problem;
+    let facts = lane.device().facts();
+    let shared = |&role: &Role| Tile::choose(problem, role, lane).shared();
+    let most = [Role::Forward].iter().chain(roles(problem)).map(shared).max().unwrap_or(0);
+    dtype.size() == 2
+        && facts.capability.0 >= 8
+        && mask.is_none()
+        && bias.is_none()
+        && scale(problem) >= f32::MIN_POSITIVE
+        && scale(problem).is_finite()
+        && width.max(value_width) <= WIDEST
+        && most <= facts.shared as usize
+}
+
+/// Queues attention.
+pub(super) fn forward(call: &Call<f32>) -> Result<()> {
+    launch(call, Role::Forward)
+}
+
+/// Queues the gradient.
+pub(super) fn backward(call: &Call<f32>) -> Result<()> {
+    roles(call.problem).iter().try_for_each(|&role| launch(call, role))
+}
+
+fn launch(call: &Call<f32>, role: Role) -> Result<()> {
+    let hopper = call.lane.device().facts().capability == (9, 0) && compiler()?.0 >= 12 && call.copy == 16;
+    let tile = if hopper { Tile::for_hopper(call.problem, role) } else { None };
+    tile.unwrap_or_else(|| Tile::choose(call.problem, role, call.lane)).launch(call)
+}

@@ -1,0 +1,22 @@
+// What the gradient needs of each query beside its scores, after common.cu.
+//   LANES    threads a query: a warp, or one, which adds in the order in which the general kernels find dP.
+//            There y is one v where a query sees one key alone, and their difference must be 0.
+//   BINARY   whether scores are powers of 2, and so their shift too
+//
+// delta = dy.y - dlse. The shift is lse; infinite where a query sees nothing, so that all its P are 0.
+
+extern "C" __global__ void attention_delta(Params p) {
+    i64 id = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
+    if (id >= (i64)p.batch * p.heads * p.queries) return;
+    int lane = threadIdx.x % LANES, query = id % p.queries, head = id / p.queries % p.heads;
+    i64 row = start(p.y_at, id / p.queries / p.heads, head) + query * p.y_at.row;
+    REAL sum = 0;
+    for (int c = lane; c < p.value_width; c += LANES) sum = fma((REAL)widen(p.dy[row + c]), (REAL)widen(p.y[row + c]), sum);
+#pragma unroll
+    for (int apart = LANES / 2; apart; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);
+    if (lane) return;
+    REAL lse = p.lse[id];
+    bool blind = lse == hidden();
+    p.shift[id] = blind ? -hidden() : BINARY ? lse * (REAL)LOG2_E : lse;
+    p.delta[id] = blind ? (REAL)0 : p.dlse ? sum - p.dlse[id] : sum;
+}
