@@ -86,24 +86,14 @@ impl Layout {
         let threads = all.div_ceil(held).next_power_of_two().clamp(32, 1024);
         let packs = all.div_ceil(threads);
         let rows = (BLOCK / threads).max(1);
-        // Rows of 16-bit numbers are half as long: twice as many must be under way, in less registers.
-        let narrow = problem.x.dtype.size() == 2;
-        let resident = if !backward {
-            768
-        } else if narrow {
-            1024
-        } else {
-            512
+        // Rows of 16-bit numbers are half as long: more must be under way, in less registers.
+        let resident = match (problem.x.dtype.size() == 2, backward) {
+            (false, _) => 512,
+            (true, false) => 768,
+            (true, true) => 1024,
         };
         let packs = if packs > 2 * held { 0 } else { packs };
-        Layout {
-            vec,
-            threads,
-            rows,
-            packs,
-            resident,
-            hold_weights: packs > 0 && threads < 1024 && !(narrow && backward),
-        }
+        Layout { vec, threads, rows, packs, resident, hold_weights: packs > 0 && threads < 1024 && resident < 1024 }
     }
 
     fn block(&self) -> u32 {
