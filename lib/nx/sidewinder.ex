@@ -394,4 +394,189 @@ defmodule Sidewinder do
   deftransform mamba_block(x, params, opts \\ []) do
     Block.MambaBlock.call(%Block.MambaBlock{}, x, params, opts)
   end
+
+  @doc """
+  `1 / (1 + exp(-x))` of each number, of tensors of any shape.
+
+  Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
+
+      iex> Sidewinder.sigmoid(Nx.tensor([-1.0, 2.0])) |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.26894, 0.8808]
+  """
+  @spec sigmoid(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform(sigmoid(x, opts \\ []), do: Block.Activations.call(:sigmoid, x, opts))
+
+  @doc """
+  `x sigmoid(x)` of each number, of tensors of any shape (Elfwing et al. 2017).
+
+  Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
+
+      iex> Sidewinder.silu(Nx.tensor([-1.0, 2.0])) |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [-0.26894, 1.76159]
+  """
+  @spec silu(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform(silu(x, opts \\ []), do: Block.Activations.call(:silu, x, opts))
+
+  @doc """
+  `ln(1 + exp(x))` of each number, of tensors of any shape.
+
+  Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
+
+      iex> Sidewinder.softplus(Nx.tensor([-1.0, 2.0])) |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.31326, 2.12693]
+  """
+  @spec softplus(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform(softplus(x, opts \\ []), do: Block.Activations.call(:softplus, x, opts))
+
+  @doc """
+  `max(x, 0)` of each number, of tensors of any shape. The gradient at 0 is 0.
+
+  Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
+
+      iex> Sidewinder.relu(Nx.tensor([-1.0, 2.0])) |> Nx.to_flat_list()
+      [0.0, 2.0]
+  """
+  @spec relu(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform(relu(x, opts \\ []), do: Block.Activations.call(:relu, x, opts))
+
+  @doc """
+  GELU of each number, of tensors of any shape (Hendrycks and Gimpel 2016):
+
+      tanh    x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+      erf     x (1 + erf(x / sqrt(2))) / 2
+
+  Options beside those of `Sidewinder`: `:form` - `:tanh`, the default, or `:erf`. Returns a tensor of
+  the shape and names of `x`.
+
+  ## Examples
+
+      iex> x = Nx.tensor([-1.0, 2.0])
+      iex> for form <- [:tanh, :erf],
+      ...>   do: Sidewinder.gelu(x, form: form) |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [[-0.15881, 1.9546], [-0.15866, 1.9545]]
+  """
+  @spec gelu(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform(gelu(x, opts \\ []), do: Block.Activations.gelu(x, opts))
+
+  @doc """
+  Root mean square normalisation over the last axis (Zhang and Sennrich 2019):
+
+      y = w x / sqrt(mean(x^2) + eps)          eps inside the root
+      y = w x / (sqrt(mean(x^2)) + eps)        or outside
+
+    * `x` - `{..., D}`, of any rank from 1 on
+    * `w` - `{D}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:eps` - `1.0e-6` by default
+    * `:eps_mode` - `:inside`, the default, or `:outside`
+
+  Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> y = Sidewinder.rms_norm(Nx.tensor([3.0, 4.0]), Nx.tensor([1.0, 1.0]))
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.84853, 1.13137]
+  """
+  @spec rms_norm(Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform rms_norm(x, w, opts \\ []) do
+    [y: y] = Op.call(%Block.RmsNorm{}, [{"x", x}, {"w", w}], opts)
+    y
+  end
+
+  @doc """
+  Layer normalisation over the last axis (Ba et al. 2016):
+
+      y = w (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) + b
+
+    * `x` - `{..., D}`, of any rank from 1 on
+    * `w`, `b` - `{D}`
+
+  Options beside those of `Sidewinder`: `:eps` - `1.0e-5` by default.
+
+  Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> one = Nx.broadcast(1.0, {4})
+      iex> y = Sidewinder.layer_norm(Nx.tensor([1.0, 2.0, 3.0, 4.0]), one, Nx.broadcast(0.0, one))
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [-1.34164, -0.44721, 0.44721, 1.34164]
+  """
+  @spec layer_norm(Nx.t(), Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform layer_norm(x, w, b, opts \\ []) do
+    [y: y] = Op.call(%Block.LayerNorm{}, [{"x", x}, {"w", w}, {"b", b}], opts)
+    y
+  end
+
+  @doc """
+  `gelu/2` of `layer_norm/4`, in one pass over memory.
+
+  Options beside those of `layer_norm/4`: `:gelu` - its form, `:tanh`, the default, or `:erf`.
+
+  ## Examples
+
+      iex> one = Nx.broadcast(1.0, {4})
+      iex> y = Sidewinder.layer_norm_gelu(Nx.tensor([1.0, 2.0, 3.0, 4.0]), one, Nx.broadcast(0.0, one))
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [-0.12079, -0.14641, 0.3008, 1.22085]
+  """
+  @spec layer_norm_gelu(Nx.t(), Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform layer_norm_gelu(x, w, b, opts \\ []) do
+    [y: y] = Op.call(%Block.LayerNormGelu{}, [{"x", x}, {"w", w}, {"b", b}], opts)
+    y
+  end
+
+  @doc """
+  The dense layer over the last axis, with weights stored `{out, in}`:
+
+      y = activation(x w' + bias)
+
+    * `x` - `{..., I}`, of any rank from 1 on
+    * `w` - `{O, I}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:bias` - `{O}`
+    * `:activation` - `:sigmoid`, `:silu`, `:gelu_tanh` (also `:gelu`), `:gelu_erf`, `:softplus` or
+      `:relu`; none by default
+
+  All tensors have the storage type. Products are summed in f32 at least, never in a narrower type.
+
+  Returns `y`, `{..., O}`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> w = Nx.tensor([[1.0, 1.0], [1.0, -1.0], [0.0, 2.0]])
+      iex> Sidewinder.linear(Nx.tensor([1.0, 2.0]), w, bias: Nx.tensor([0.5, 0.0, 0.0]), activation: :relu)
+      ...> |> Nx.to_flat_list()
+      [3.5, 0.0, 4.0]
+  """
+  @spec linear(Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform linear(x, w, opts \\ []) do
+    [y: y] = Op.call(%Block.Linear{}, [{"x", x}, {"w", w}], opts)
+    y
+  end
+
+  @doc """
+  The product of two matrices, summed in f32 at least.
+
+    * `a` - `{M, K}`
+    * `b` - `{K, N}`
+
+  Options: those of `Sidewinder`. Returns `{M, N}`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> a = Nx.tensor([[1.0, 2.0], [3.0, 4.0]])
+      iex> Sidewinder.matmul(a, a) |> Nx.to_list()
+      [[7.0, 10.0], [15.0, 22.0]]
+  """
+  @spec matmul(Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform matmul(a, b, opts \\ []) do
+    [c: c] = Op.call(%Block.Matmul{}, [{"a", a}, {"b", b}], opts)
+    c
+  end
 end

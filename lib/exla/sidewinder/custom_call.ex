@@ -24,7 +24,19 @@ defimpl EXLA.CustomCall,
     Block.CausalConv1dBackward,
     Block.CausalConv1dUpdate,
     Block.MambaBlock,
-    Block.MambaBlockBackward
+    Block.MambaBlockBackward,
+    Block.Activations,
+    Block.ActivationsBackward,
+    Block.RmsNorm,
+    Block.RmsNormBackward,
+    Block.LayerNorm,
+    Block.LayerNormBackward,
+    Block.LayerNormGelu,
+    Block.LayerNormGeluBackward,
+    Block.Linear,
+    Block.LinearBackward,
+    Block.Matmul,
+    Block.MatmulBackward
   ] do
   defdelegate call(op, out, args, client), to: Sidewinder.CustomCall
 end
