@@ -75,7 +75,7 @@ defmodule Sidewinder.Op.Check do
   end
 
   defp named(:..., names, sizes), do: names[:...] || Enum.map(sizes[:...], fn _ -> nil end)
-  defp named(dim, names, _sizes), do: [names[dim]]
+  defp named(dim, names, _sizes), do: [names[letter(dim)]]
 
   defp tensor!(_table, _name, %Nx.Tensor{} = t), do: t
   defp tensor!(_table, _name, number) when is_number(number), do: Nx.to_tensor(number)
@@ -213,14 +213,9 @@ defmodule Sidewinder.Op.Check do
   defp show(form, dims), do: "{#{Enum.map_join(form, ", ", &show_dim(&1, dims))}}"
 
   defp show_dim({:divides, dim}, dims), do: "a divisor of #{show_dim(dim, dims)}"
+  defp show_dim({_, _, letter}, dims) when is_map_key(dims, letter), do: show_dim(letter, dims)
   defp show_dim({:divides, dim, _}, dims), do: "a divisor of #{show_dim(dim, dims)}"
-
-  defp show_dim({:multiple, dim, letter}, dims) do
-    if is_map_key(dims, letter),
-      do: show_dim(letter, dims),
-      else: "a multiple of #{show_dim(dim, dims)}"
-  end
-
+  defp show_dim({:multiple, dim, _}, dims), do: "a multiple of #{show_dim(dim, dims)}"
   defp show_dim(:..., %{...: leading}), do: Enum.join(leading, ", ")
   defp show_dim({:sum, _, _} = sum, dims), do: to_string(size!(sum, dims))
   defp show_dim(dim, dims), do: to_string(Map.get(dims, dim, dim))
