@@ -36,7 +36,17 @@ defimpl EXLA.CustomCall,
     Block.Linear,
     Block.LinearBackward,
     Block.Matmul,
-    Block.MatmulBackward
+    Block.MatmulBackward,
+    Block.Rope,
+    Block.RopeBackward,
+    Block.Attention,
+    Block.AttentionBackward,
+    Block.SwigluMlp,
+    Block.SwigluMlpBackward,
+    Block.Mha,
+    Block.MhaBackward,
+    Block.TransformerBlock,
+    Block.TransformerBlockBackward
   ] do
   defdelegate call(op, out, args, client), to: Sidewinder.CustomCall
 end

@@ -152,6 +152,14 @@ defmodule Sidewinder.Op do
     )
   end
 
+  @doc """
+  Runs a part of the composed op `whole` where that runs, on those inputs that are not nil.
+  """
+  @spec part(struct, struct, [{String.t(), Nx.t() | nil}]) :: [{atom, Nx.Tensor.t()}]
+  def part(whole, part, inputs) do
+    call(%{part | target: whole.target}, Enum.filter(inputs, &elem(&1, 1)), [])
+  end
+
   defp there?({_, _, _, :always}, _op, _inputs), do: true
   defp there?({_, _, _, {:saved, _}}, _op, _inputs), do: true
   defp there?({_, _, _, option}, op, _inputs), do: Map.fetch!(op, option)

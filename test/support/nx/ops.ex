@@ -28,7 +28,12 @@ defmodule Sidewinder.NxTest.Ops do
          "layer_norm" => {~w(x w b), [], []},
          "layer_norm_gelu" => {~w(x w b), [], []},
          "linear" => {~w(x w), [bias: "b"], []},
-         "matmul" => {~w(a b), [], []}
+         "matmul" => {~w(a b), [], []},
+         "rope" => {~w(x), [], []},
+         "attention" => {~w(q k v), [mask: "mask", bias: "bias"], return_lse: :lse},
+         "swiglu_mlp" => {~w(x), [], []},
+         "mha" => {~w(x), [mask: "mask"], []},
+         "transformer_block" => {~w(x), [mask: "mask"], []}
        })
 
   @optional %{
@@ -38,11 +43,19 @@ defmodule Sidewinder.NxTest.Ops do
     "causal_conv1d" => ~w(bias init_state),
     "causal_conv1d_update" => ~w(bias),
     "mamba_block" => ~w(conv_b in_proj_b out_proj_b conv_state ssm_state),
-    "linear" => ~w(b)
+    "linear" => ~w(b),
+    "attention" => ~w(mask bias),
+    "mha" => ~w(bo mask),
+    "transformer_block" => ~w(bo mask)
   }
 
   # Those that take a map of parameters, with their other inputs.
-  @parameters %{"mamba_block" => ~w(x conv_state ssm_state)}
+  @parameters %{
+    "mamba_block" => ~w(x conv_state ssm_state),
+    "swiglu_mlp" => ~w(x),
+    "mha" => ~w(x mask),
+    "transformer_block" => ~w(x mask)
+  }
 
   @doc "The names of all ops."
   def ops, do: Map.keys(@ops)
@@ -60,6 +73,11 @@ defmodule Sidewinder.NxTest.Ops do
   def composed?(op), do: is_map_key(@parameters, op)
 
   @doc "The options that `problem/3` has for an op."
+  def defaults("attention"), do: [causal: true, q_offset: 1]
+
+  def defaults(op) when op in ~w(mha transformer_block),
+    do: [heads: 2, causal: true, rope_theta: 100.0]
+
   def defaults(_op), do: []
 
   @doc "All lists of some elements of a list."
@@ -83,6 +101,7 @@ defmodule Sidewinder.NxTest.Ops do
   defp named("linear_scan", h), do: %{h: h}
   defp named("selective_scan", {y, last_state}), do: %{y: y, last_state: last_state}
   defp named("causal_conv1d", {y, state}), do: %{y: y, final_state: state}
+  defp named("attention", {y, lse}), do: %{y: y, lse: lse}
   defp named("matmul", c), do: %{c: c}
   defp named("mamba_block", {y, states}), do: Map.put(states, :y, y)
   defp named(_, {y, state}), do: %{y: y, state: state}
@@ -160,6 +179,7 @@ defmodule Sidewinder.NxTest.Ops do
   defp cotangents("linear_scan"), do: ~w(dh dlast_state)
   defp cotangents("causal_conv1d"), do: ~w(dy dfinal_state)
   defp cotangents("mamba_block"), do: ~w(dy dconv_state dssm_state)
+  defp cotangents("attention"), do: ~w(dy dlse)
   defp cotangents("matmul"), do: ~w(dc)
   defp cotangents("selective_state_update"), do: ~w(dy dstate)
   defp cotangents("causal_conv1d_update"), do: ~w(dy dstate)
@@ -287,6 +307,54 @@ defmodule Sidewinder.NxTest.Ops do
       {"b", {d, n}, -1.0, 1.0, :storage},
       {"dc", {l, n}, -1.0, 1.0, :storage}
     ]
+  end
+
+  defp shapes("rope", {b, l, d, n}) do
+    for name <- ~w(x dy), do: {name, {b, d, l, 2 * n}, -1.0, 1.0, :storage}
+  end
+
+  defp shapes("attention", {b, l, d, n}) do
+    [
+      {"q", {b, 4, l, d}, -1.0, 1.0, :storage},
+      {"k", {b, 2, l + 1, d}, -1.0, 1.0, :storage},
+      {"v", {b, 2, l + 1, n}, -1.0, 1.0, :storage},
+      {"mask", {1, l, l + 1}, -1.0, 1.0, :mask},
+      {"bias", {b, 1, l, 1}, -1.0, 1.0, :wide},
+      {"dy", {b, 4, l, n}, -1.0, 1.0, :storage},
+      {"dlse", {b, 4, l}, -1.0, 1.0, :wide}
+    ]
+  end
+
+  defp shapes("swiglu_mlp", {b, l, d, n}) do
+    [
+      {"x", {b, l, d}, -1.0, 1.0, :storage},
+      {"wg", {n, d}, -1.0, 1.0, :storage},
+      {"wu", {n, d}, -1.0, 1.0, :storage},
+      {"wd", {d, n}, -1.0, 1.0, :storage},
+      {"dy", {b, l, d}, -1.0, 1.0, :storage}
+    ]
+  end
+
+  defp shapes("mha", {b, l, n, _}) do
+    d = 4 * n
+
+    [
+      {"x", {b, l, d}, -1.0, 1.0, :storage},
+      {"wqkv", {3 * d, d}, -0.5, 0.5, :storage},
+      {"wo", {d, d}, -0.5, 0.5, :storage},
+      {"bo", {d}, -1.0, 1.0, :storage},
+      {"mask", {b, 1, l, l}, -1.0, 1.0, :mask},
+      {"dy", {b, l, d}, -1.0, 1.0, :storage}
+    ]
+  end
+
+  defp shapes("transformer_block", {b, l, _, n} = sizes) do
+    d = 4
+
+    norms =
+      for name <- ~w(ln1_w ln1_b ln2_w ln2_b), do: {name, {d}, 0.5, 1.5, :wide}
+
+    norms ++ shapes("mha", {b, l, 1, n}) ++ tl(shapes("swiglu_mlp", put_elem(sizes, 2, d)))
   end
 
   @doc "The same call with some more options, or without some of its tensors."

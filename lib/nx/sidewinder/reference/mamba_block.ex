@@ -43,9 +43,8 @@ defmodule Sidewinder.Reference.MambaBlock do
     part(%Block.SelectiveScan{dt_softplus: true}, op, tensors ++ more)
   end
 
-  defp part(part, %{return_state: return_state, target: target}, tensors) do
-    part = %{part | return_state: return_state, target: target}
-    outputs = Op.call(part, Enum.reject(tensors, fn {_, t} -> t == nil end), [])
+  defp part(part, %{return_state: return_state} = op, tensors) do
+    outputs = Op.part(op, %{part | return_state: return_state}, tensors)
     {elem(hd(outputs), 1), if(return_state, do: elem(List.last(outputs), 1))}
   end
 
