@@ -16,11 +16,12 @@ defmodule Sidewinder do
 
   `x` sets the storage type, f32, bf16, f16 or f64, and the other sequences have it too. Weights,
   states and the arithmetic are f32, or f64 for f64; weights in the storage type are widened.
-  Integers become floats. Any other mix of types raises, for it would round without a word.
+  Integers become floats. Any other mix of types raises, for it would round without a word. Masks are of
+  integers, 0 or not.
 
   ## Vectorized tensors
 
-  Vectorized axes of sequences and states join the batch, and weights without them are shared. Over
+  Vectorized axes of sequences, states and masks join the batch, and weights without them are shared. Over
   the vectorized axes of a weight, such as an ensemble of models, the kernel is called once for each
   entry.
 

@@ -203,9 +203,10 @@ defmodule Sidewinder.VectorizedTest do
     assert {y.names, y.vectorized_axes} == {[:batch, :time, nil], [u: 2]}
   end
 
-  for op <- Ops.ops() do
-    test "of #{op}: axes of any inputs, and gradients" do
-      {op, inputs, cotangents, opts} = Ops.problem(unquote(op), {2, 3, 2, 2})
+  # A batch of 1 is one that masks and biases repeat in.
+  for {op, batch} <- [{"attention", 1}, {"mha", 1} | Enum.map(Ops.ops(), &{&1, 2})] do
+    test "of #{op}, with a batch of #{batch}: axes of any inputs, and gradients" do
+      {op, inputs, cotangents, opts} = Ops.problem(unquote(op), {unquote(batch), 3, 2, 2})
       opts = Ops.asking(op, cotangents, opts)
       names = Map.keys(inputs)
 

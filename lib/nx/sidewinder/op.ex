@@ -109,8 +109,10 @@ defmodule Sidewinder.Op do
 
       defstruct Sidewinder.Op.Gradient.fields(unquote(opts[:gradient_of]))
 
+      @table Sidewinder.Op.Gradient.table(unquote(opts[:gradient_of]).table())
+
       @impl true
-      def table, do: Sidewinder.Op.Gradient.table(unquote(opts[:gradient_of]).table())
+      def table, do: @table
       defoverridable table: 0
 
       @impl true

@@ -15,47 +15,38 @@ defmodule Sidewinder.Block.Attention do
             inputs: [],
             target: []
 
+  import Sidewinder.Op.Heads
+
+  @scores {:repeated, [:b, :h, :l, :m]}
+  @keys {:divides, :h, :g}
+
+  @table %{
+    name: :attention,
+    chosen_by: :layout,
+    inputs: %{
+      "q" => {:storage, [axes(:h, :l, :w)]},
+      "k" => {:storage, [axes(@keys, :m, :w)]},
+      "v" => {:storage, [axes(@keys, :m, :v)]},
+      "mask" => {:mask, [@scores]},
+      "bias" => {:wide, [@scores]}
+    },
+    optional: [mask: "mask", bias: "bias"],
+    options: [
+      scale: :number,
+      causal: :flag,
+      q_offset: :integer,
+      layout: layouts(),
+      return_lse: {:here, :flag}
+    ],
+    outputs: [
+      {:y, :storage, axes(:h, :l, :v), :always},
+      {:lse, :wide, [:b, :h, :l], {:saved, :return_lse}}
+    ],
+    hint: hint()
+  }
+
   @impl true
-  def table do
-    keys = {:divides, :h, :g}
-    scores = {:repeated, [:b, :h, :l, :m]}
-
-    %{
-      name: :attention,
-      chosen_by: :layout,
-      inputs: %{
-        "q" => {:storage, [axes(:h, :l, :w)]},
-        "k" => {:storage, [axes(keys, :m, :w)]},
-        "v" => {:storage, [axes(keys, :m, :v)]},
-        "mask" => {:mask, [scores]},
-        "bias" => {:wide, [scores]}
-      },
-      optional: [mask: "mask", bias: "bias"],
-      options: [
-        scale: :number,
-        causal: :flag,
-        q_offset: :integer,
-        layout: Map.keys(axes(:h, :l, :w)),
-        return_lse: {:here, :flag}
-      ],
-      outputs: [
-        {:y, :storage, axes(:h, :l, :v), :always},
-        {:lse, :wide, [:b, :h, :l], {:saved, :return_lse}}
-      ],
-      hint: hint()
-    }
-  end
-
-  @doc false
-  def axes(heads, length, width) do
-    %{heads_first: [:b, heads, length, width], heads_last: [:b, length, heads, width]}
-  end
-
-  @doc false
-  def hint do
-    "Axes are batch, heads, length, width, or with layout: :heads_last batch, length, heads, width; " <>
-      "a mask and a bias have batch, heads, queries, keys"
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.AttentionBackward do
@@ -65,10 +56,9 @@ defmodule Sidewinder.Block.AttentionBackward do
     gradient_of: Sidewinder.Block.Attention
 
   # It takes both outputs too.
+  %{"dy" => y, "dlse" => lse} = @table.inputs
+  @table %{@table | inputs: Map.merge(@table.inputs, %{"y" => y, "lse" => lse})}
+
   @impl true
-  def table do
-    table = Sidewinder.Op.Gradient.table(Sidewinder.Block.Attention.table())
-    %{inputs: %{"dy" => y, "dlse" => lse}} = table
-    %{table | inputs: Map.merge(table.inputs, %{"y" => y, "lse" => lse})}
-  end
+  def table, do: @table
 end

@@ -75,11 +75,11 @@ defmodule Sidewinder.Block.LayerNormGelu do
 
   defstruct eps: 1.0e-5, gelu: :tanh, inputs: [], target: []
 
+  @norm Sidewinder.Block.LayerNorm.table()
+  @table %{@norm | name: :layer_norm_gelu, options: @norm.options ++ [gelu: [:tanh, :erf]]}
+
   @impl true
-  def table do
-    table = Sidewinder.Block.LayerNorm.table()
-    %{table | name: :layer_norm_gelu, options: table.options ++ [gelu: [:tanh, :erf]]}
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.LayerNormGeluBackward do

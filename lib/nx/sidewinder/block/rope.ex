@@ -18,31 +18,31 @@ defmodule Sidewinder.Block.Rope do
             inputs: [],
             target: []
 
-  alias Sidewinder.Block.Attention
+  import Sidewinder.Op.Heads
+
+  @x axes(:h, :l, {:multiple, 2, :w})
+
+  @table %{
+    name: :rope,
+    chosen_by: :layout,
+    inputs: %{"x" => {:storage, [@x]}},
+    optional: [],
+    options: [
+      pairing: [:half, :interleaved],
+      theta: :positive,
+      first_position: :integer,
+      layout: layouts(),
+      scaling_factor: :positive,
+      low_freq_factor: :positive,
+      high_freq_factor: :positive,
+      original_length: :positive
+    ],
+    outputs: [{:y, :storage, @x, :always}],
+    hint: hint()
+  }
 
   @impl true
-  def table do
-    x = Attention.axes(:h, :l, {:multiple, 2, :w})
-
-    %{
-      name: :rope,
-      chosen_by: :layout,
-      inputs: %{"x" => {:storage, [x]}},
-      optional: [],
-      options: [
-        pairing: [:half, :interleaved],
-        theta: :positive,
-        first_position: :integer,
-        layout: Map.keys(x),
-        scaling_factor: :positive,
-        low_freq_factor: :positive,
-        high_freq_factor: :positive,
-        original_length: :positive
-      ],
-      outputs: [{:y, :storage, x, :always}],
-      hint: Attention.hint()
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.RopeBackward do

@@ -18,21 +18,26 @@ defmodule Sidewinder.Block.TransformerBlock do
             inputs: [],
             target: []
 
+  @mha Mha.table()
+  @mlp SwigluMlp.table()
   @norms ~w(ln1_w ln1_b ln2_w ln2_b)
 
-  @impl true
-  def table do
-    {mha, mlp} = {Mha.table(), SwigluMlp.table()}
-    norms = Map.new(@norms, &{&1, {:wide, [[:d]]}})
+  @table %{
+    @mha
+    | name: :transformer_block,
+      params: %{
+        required: @mha.params.required ++ @mlp.params.required ++ @norms,
+        optional: @mha.params.optional
+      },
+      inputs:
+        @mlp.inputs
+        |> Map.merge(@mha.inputs)
+        |> Map.merge(Map.new(@norms, &{&1, {:wide, [[:d]]}})),
+      options: @mha.options ++ [eps: :not_negative]
+  }
 
-    %{
-      mha
-      | name: :transformer_block,
-        params: %{required: ~w(wqkv wo wg wu wd) ++ @norms, optional: ~w(bo)},
-        inputs: mlp.inputs |> Map.merge(mha.inputs) |> Map.merge(norms),
-        options: mha.options ++ [eps: :not_negative]
-    }
-  end
+  @impl true
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.TransformerBlockBackward do
