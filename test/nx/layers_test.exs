@@ -159,6 +159,24 @@ defmodule Sidewinder.LayersTest do
     end
   end
 
+  test "a bias of -infinity hides as a mask does" do
+    {_, inputs, cotangents, _} = problem("attention", {1, 3, 2, 2})
+    {inputs, cotangents} = {Map.drop(inputs, ~w(mask bias)), Map.take(cotangents, ["dy"])}
+    some = Nx.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 1]], type: :u8)
+    none = Nx.put_slice(some, [2, 0], Nx.tensor([[0, 0, 0, 0]], type: :u8))
+
+    for {mask, backend} <- [{some, :cpu}, {some, :nx}, {none, :nx}] do
+      bias = Nx.select(mask, Nx.tensor(0, type: :f64), Nx.Constants.neg_infinity(:f64))
+      opts = [backend: backend]
+      given = Map.put(inputs, "mask", mask)
+      expected = value_and_grad({"attention", given, cotangents, opts})
+      given = Map.put(inputs, "bias", bias)
+      {value, gradients} = value_and_grad({"attention", given, cotangents, opts})
+      assert_close({value, Map.delete(gradients, "bias")}, expected, rtol: 1.0e-12)
+      assert size(Nx.select(mask, Nx.tensor(0, type: :f64), gradients["bias"])) == 0
+    end
+  end
+
   test "masks are of any integers, and have no gradient" do
     {_, inputs, cotangents, opts} = problem("attention", {2, 3, 2, 2}, :f32)
     expected = run("attention", inputs, opts)

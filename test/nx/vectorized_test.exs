@@ -258,6 +258,23 @@ defmodule Sidewinder.VectorizedTest do
     end
   end
 
+  @tag skip: no_library()
+  test "masks and biases with axes take one call, whatever shape repeats" do
+    {_, %{"q" => q, "k" => k, "v" => v}, _, _} = Ops.problem("attention", {1, 3, 2, 2})
+    mask = Nx.vectorize(Nx.tensor([[0, 1, 1, 0], [1, 1, 0, 0]]), :u)
+    bias = several(random(1, {3, 1}, -1.0, 1.0, :f64), [:v])
+    call = fn -> Sidewinder.attention(q, k, v, mask: mask, bias: bias) end
+    assert Ops.kernel_calls(call) == [:attention]
+    y = call.()
+    assert y.vectorized_axes == [u: 2, v: 3]
+
+    for i <- 0..1, j <- 0..2 do
+      opts = [mask: entry(mask, :u, i), bias: entry(bias, :v, j)]
+      alone = Sidewinder.attention(q, k, v, opts)
+      assert_close(y |> entry(:u, i) |> entry(:v, j), alone, rtol: 1.0e-12)
+    end
+  end
+
   # Different tensors like this one, along these axes.
   defp several(t, axes) do
     for name <- axes, reduce: t do
