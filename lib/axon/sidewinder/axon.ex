@@ -374,10 +374,10 @@ defmodule Sidewinder.Axon do
 
   It is `Axon.dense/3` with its activation in the same kernel and a matrix stored `{out, in}`:
 
-  | name     | shape            | start                        |
-  | -------- | ---------------- | ---------------------------- |
+  | name     | shape            | start                          |
+  | -------- | ---------------- | ------------------------------ |
   | `kernel` | `{units, width}` | uniform within 1 / sqrt(width) |
-  | `bias`   | `{units}`        | zero                         |
+  | `bias`   | `{units}`        | zero                           |
 
   ## Options
 

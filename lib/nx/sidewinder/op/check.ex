@@ -170,7 +170,7 @@ defmodule Sidewinder.Op.Check do
 
   defp shape(t, [:... | rest], %{b: b}) do
     own = Enum.take(Tuple.to_list(t.shape), -length(rest))
-    {Nx.reshape(t, List.to_tuple([b | if(rest == [], do: [], else: own)])), :data}
+    {Nx.reshape(t, List.to_tuple([b | own])), :data}
   end
 
   defp shape(t, [:b | _], _dims), do: {t, :data}
@@ -180,8 +180,8 @@ defmodule Sidewinder.Op.Check do
     t |> Nx.reshape(List.to_tuple(full)) |> Nx.broadcast(List.to_tuple(more))
   end
 
-  @doc "The size of an axis, once all letters in it have one."
-  @spec size!(Sidewinder.Op.size() | tuple, map) :: integer
+  @doc "The size of an axis, once all letters in it have one; the sizes of `:...`."
+  @spec size!(Sidewinder.Op.size() | tuple, map) :: integer | [integer]
   def size!({:sum, letters, plus}, dims), do: Enum.sum(Enum.map(letters, &size!(&1, dims))) + plus
   def size!({_, _, letter}, dims), do: size!(letter, dims)
   def size!(number, _dims) when is_integer(number), do: number
