@@ -16,11 +16,12 @@ defmodule Sidewinder do
 
   `x` sets the storage type, f32, bf16, f16 or f64, and the other sequences have it too. Weights,
   states and the arithmetic are f32, or f64 for f64; weights in the storage type are widened.
-  Integers become floats. Any other mix of types raises, for it would round without a word.
+  Integers become floats. Any other mix of types raises, for it would round without a word. Masks are of
+  integers, 0 or not.
 
   ## Vectorized tensors
 
-  Vectorized axes of sequences and states join the batch, and weights without them are shared. Over
+  Vectorized axes of sequences, states and masks join the batch, and weights without them are shared. Over
   the vectorized axes of a weight, such as an ensemble of models, the kernel is called once for each
   entry.
 
@@ -393,5 +394,373 @@ defmodule Sidewinder do
           Nx.Tensor.t() | {Nx.Tensor.t(), %{conv_state: Nx.Tensor.t(), ssm_state: Nx.Tensor.t()}}
   deftransform mamba_block(x, params, opts \\ []) do
     Block.MambaBlock.call(%Block.MambaBlock{}, x, params, opts)
+  end
+
+  @doc """
+  `1 / (1 + exp(-x))` of each number, of tensors of any shape.
+
+  Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
+
+      iex> Sidewinder.sigmoid(Nx.tensor([-1.0, 2.0])) |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.26894, 0.8808]
+  """
+  @spec sigmoid(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform(sigmoid(x, opts \\ []), do: Block.Activations.call(:sigmoid, x, opts))
+
+  @doc """
+  `x sigmoid(x)` of each number, of tensors of any shape (Elfwing et al. 2017).
+
+  Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
+
+      iex> Sidewinder.silu(Nx.tensor([-1.0, 2.0])) |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [-0.26894, 1.76159]
+  """
+  @spec silu(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform(silu(x, opts \\ []), do: Block.Activations.call(:silu, x, opts))
+
+  @doc """
+  `ln(1 + exp(x))` of each number, of tensors of any shape.
+
+  Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
+
+      iex> Sidewinder.softplus(Nx.tensor([-1.0, 2.0])) |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.31326, 2.12693]
+  """
+  @spec softplus(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform(softplus(x, opts \\ []), do: Block.Activations.call(:softplus, x, opts))
+
+  @doc """
+  `max(x, 0)` of each number, of tensors of any shape. The gradient at 0 is 0.
+
+  Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
+
+      iex> Sidewinder.relu(Nx.tensor([-1.0, 2.0])) |> Nx.to_flat_list()
+      [0.0, 2.0]
+  """
+  @spec relu(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform(relu(x, opts \\ []), do: Block.Activations.call(:relu, x, opts))
+
+  @doc """
+  GELU of each number, of tensors of any shape (Hendrycks and Gimpel 2016):
+
+      tanh    x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+      erf     x (1 + erf(x / sqrt(2))) / 2
+
+  Options beside those of `Sidewinder`: `:form` - `:tanh`, the default, or `:erf`. Returns a tensor of
+  the shape and names of `x`.
+
+  ## Examples
+
+      iex> x = Nx.tensor([-1.0, 2.0])
+      iex> for form <- [:tanh, :erf],
+      ...>   do: Sidewinder.gelu(x, form: form) |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [[-0.15881, 1.9546], [-0.15866, 1.9545]]
+  """
+  @spec gelu(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform(gelu(x, opts \\ []), do: Block.Activations.gelu(x, opts))
+
+  @doc """
+  Root mean square normalisation over the last axis (Zhang and Sennrich 2019):
+
+      y = w x / sqrt(mean(x^2) + eps)          eps inside the root
+      y = w x / (sqrt(mean(x^2)) + eps)        or outside
+
+    * `x` - `{..., D}`, of any rank from 1 on
+    * `w` - `{D}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:eps` - `1.0e-6` by default
+    * `:eps_mode` - `:inside`, the default, or `:outside`
+
+  Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> y = Sidewinder.rms_norm(Nx.tensor([3.0, 4.0]), Nx.tensor([1.0, 1.0]))
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.84853, 1.13137]
+  """
+  @spec rms_norm(Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform rms_norm(x, w, opts \\ []) do
+    [y: y] = Op.call(%Block.RmsNorm{}, [{"x", x}, {"w", w}], opts)
+    y
+  end
+
+  @doc """
+  Layer normalisation over the last axis (Ba et al. 2016):
+
+      y = w (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) + b
+
+    * `x` - `{..., D}`, of any rank from 1 on
+    * `w`, `b` - `{D}`
+
+  Options beside those of `Sidewinder`: `:eps` - `1.0e-5` by default.
+
+  Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> one = Nx.broadcast(1.0, {4})
+      iex> y = Sidewinder.layer_norm(Nx.tensor([1.0, 2.0, 3.0, 4.0]), one, Nx.broadcast(0.0, one))
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [-1.34164, -0.44721, 0.44721, 1.34164]
+  """
+  @spec layer_norm(Nx.t(), Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform layer_norm(x, w, b, opts \\ []) do
+    [y: y] = Op.call(%Block.LayerNorm{}, [{"x", x}, {"w", w}, {"b", b}], opts)
+    y
+  end
+
+  @doc """
+  `gelu/2` of `layer_norm/4`, in one pass over memory.
+
+  Options beside those of `layer_norm/4`: `:gelu` - its form, `:tanh`, the default, or `:erf`.
+
+  ## Examples
+
+      iex> one = Nx.broadcast(1.0, {4})
+      iex> y = Sidewinder.layer_norm_gelu(Nx.tensor([1.0, 2.0, 3.0, 4.0]), one, Nx.broadcast(0.0, one))
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [-0.12079, -0.14641, 0.3008, 1.22085]
+  """
+  @spec layer_norm_gelu(Nx.t(), Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform layer_norm_gelu(x, w, b, opts \\ []) do
+    [y: y] = Op.call(%Block.LayerNormGelu{}, [{"x", x}, {"w", w}, {"b", b}], opts)
+    y
+  end
+
+  @doc """
+  The dense layer over the last axis, with weights stored `{out, in}`:
+
+      y = activation(x w' + bias)
+
+    * `x` - `{..., I}`, of any rank from 1 on
+    * `w` - `{O, I}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:bias` - `{O}`
+    * `:activation` - `:sigmoid`, `:silu`, `:gelu_tanh` (also `:gelu`), `:gelu_erf`, `:softplus` or
+      `:relu`; none by default
+
+  All tensors have the storage type. Products are summed in f32 at least, never in a narrower type.
+
+  Returns `y`, `{..., O}`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> w = Nx.tensor([[1.0, 1.0], [1.0, -1.0], [0.0, 2.0]])
+      iex> Sidewinder.linear(Nx.tensor([1.0, 2.0]), w, bias: Nx.tensor([0.5, 0.0, 0.0]), activation: :relu)
+      ...> |> Nx.to_flat_list()
+      [3.5, 0.0, 4.0]
+  """
+  @spec linear(Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform linear(x, w, opts \\ []) do
+    [y: y] = Op.call(%Block.Linear{}, [{"x", x}, {"w", w}], opts)
+    y
+  end
+
+  @doc """
+  The product of two matrices, summed in f32 at least.
+
+    * `a` - `{M, K}`
+    * `b` - `{K, N}`
+
+  Options: those of `Sidewinder`. Returns `{M, N}`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> a = Nx.tensor([[1.0, 2.0], [3.0, 4.0]])
+      iex> Sidewinder.matmul(a, a) |> Nx.to_list()
+      [[7.0, 10.0], [15.0, 22.0]]
+  """
+  @spec matmul(Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform matmul(a, b, opts \\ []) do
+    [c: c] = Op.call(%Block.Matmul{}, [{"a", a}, {"b", b}], opts)
+    c
+  end
+
+  @doc """
+  Rotary position embedding (Su et al. 2021): pairs of elements of a row are rotated by angles that grow
+  with the row's position `p`. For pair `i` of `W / 2`:
+
+      angle = p theta^(-2 i / W)          (a, b) -> (a cos - b sin, a sin + b cos)
+
+    * `x` - `{B, H, L, W}` with an even W, or as `:layout` has it
+
+  Options beside those of `Sidewinder`:
+
+    * `:pairing` - `:half`, the default: `x[i]` and `x[i + W / 2]`, or `:interleaved`: `x[2 i]` and
+      `x[2 i + 1]`
+    * `:theta` - `10_000.0` by default
+    * `:first_position` - the position of the first row; 0 by default
+    * `:layout` - `:heads_first`, the default, or `:heads_last`: `{B, L, H, W}`
+    * `:scaling_factor` - Llama 3's scaling of angles, none by default, with `:low_freq_factor`,
+      `:high_freq_factor` and `:original_length`, by default `1.0`, `4.0` and `8192.0`
+
+  Angles are formed in f64. Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as
+  `selective_scan/6` does.
+
+  ## Examples
+
+      iex> x = Nx.tensor([[[[1.0, 2.0, 3.0, 4.0]]]])
+      iex> y = Sidewinder.rope(x, first_position: 1)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [-1.98411, 1.9599, 2.46238, 4.0198]
+  """
+  @spec rope(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform rope(x, opts \\ []) do
+    [y: y] = Op.call(%Block.Rope{}, [{"x", x}], opts)
+    y
+  end
+
+  @doc """
+  Softmax attention (Vaswani et al. 2017). For a query `i` and a key `j` of a head:
+
+      S[i,j] = scale q[i].k[j] + bias[i,j]
+      j is visible to i where the mask says so and, if causal, j <= i + q_offset
+      P[i,j] = exp(S[i,j]) / sum exp(S[i,j])          over visible j
+      y[i] = sum P[i,j] v[j]                          lse[i] = ln sum exp(S[i,j])
+
+  A query that sees nothing has `y` 0, `lse` -infinity and no gradient. Shapes, with H heads of queries, L
+  queries and M keys of a head, or as `:layout` has them:
+
+    * `q` - `{B, H, L, W}`
+    * `k` - `{B, K, M, W}` and `v` - `{B, K, M, V}`, where K divides H: query head `h` reads key head
+      `div(h, div(H, K))`
+
+  Options beside those of `Sidewinder`:
+
+    * `:scale` - `1 / sqrt(W)` by default
+    * `:causal` - whether a query sees no later keys; `false` by default
+    * `:q_offset` - the position of the first query among the keys; `M - L` by default, so that the last
+      query sees all
+    * `:mask` - of integers, best of type u8, not 0 where a query sees a key. Its shape is
+      `{B, H, L, M}`, whatever the layout; each axis may have size 1, and the first ones may be missing.
+      It has no gradient.
+    * `:bias` - of the same shapes, f32 (f64 for f64)
+    * `:layout` - `:heads_first`, the default, or `:heads_last`: `{B, L, H, W}`, as projections leave it
+    * `:return_lse` - returns `{y, lse}`, the second `{B, H, L}`
+
+  Returns `y`, `{B, H, L, V}` or as the layout has it. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> q = Nx.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
+      iex> v = Nx.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+      iex> {y, lse} = Sidewinder.attention(q, q, v, causal: true, return_lse: true)
+      iex> for t <- [y, lse], do: t |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [[1.0, 2.0, 2.33952, 3.33952], [0.70711, 1.10794]]
+      iex> Sidewinder.attention(q, q, v, mask: Nx.tensor([[0, 1], [0, 0]])) |> Nx.to_flat_list()
+      [3.0, 4.0, 0.0, 0.0]
+  """
+  @spec attention(Nx.t(), Nx.t(), Nx.t(), keyword) ::
+          Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform attention(q, k, v, opts \\ []) do
+    case Op.call(%Block.Attention{}, [{"q", q}, {"k", k}, {"v", v}], opts) do
+      [y: y] -> y
+      [y: y, lse: lse] -> {y, lse}
+    end
+  end
+
+  @doc """
+  The gated feed-forward layer of Llama (Shazeer 2020, "GLU Variants Improve Transformer"):
+
+      y = (activation(x wg') * (x wu')) wd'
+
+  With the width D of the model and the hidden width F, `x` is `{..., D}`, of any rank from 1 on, and
+  `params` a map of tensors, by atoms or strings, stored `{out, in}`:
+
+    * `wg`, `wu` - `{F, D}`
+    * `wd` - `{D, F}`
+
+  Options beside those of `Sidewinder`: `:activation` - `:silu`, the default, or another one of those of
+  `linear/3`.
+
+  Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `mamba_block/3` does.
+
+  It is one kernel called eagerly and for `Nx.Defn.Evaluator`. Other compilers get `linear/3`.
+
+  ## Examples
+
+      iex> params = %{wg: Nx.tensor([[2.0]]), wu: Nx.tensor([[3.0]]), wd: Nx.tensor([[1.0]])}
+      iex> y = Sidewinder.swiglu_mlp(Nx.tensor([1.0]), params)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [5.28478]
+  """
+  @spec swiglu_mlp(Nx.t(), %{(atom | String.t()) => Nx.t()}, keyword) :: Nx.Tensor.t()
+  deftransform swiglu_mlp(x, params, opts \\ []) do
+    [y: y] = Op.Params.call(%Block.SwigluMlp{}, x, params, opts)
+    y
+  end
+
+  @doc """
+  Multi-head self-attention with its projections (Vaswani et al. 2017, section 3.2.2):
+
+      [q | k | v] = x wqkv'            each cut into heads, of D / H columns one behind the other
+      q, k = rope(q), rope(k)          if there is a `:rope_theta`
+      y = attention(q, k, v) wo' + bo
+
+  With the width D of the model and H heads, `x` is `{B, L, D}` and `params` a map of tensors, by atoms
+  or strings, stored `{out, in}`:
+
+    * `wqkv` - `{3 D, D}`
+    * `wo` - `{D, D}`, and `bo`, `{D}`, if wanted
+
+  Options beside those of `Sidewinder`:
+
+    * `:heads` - how many there are, a divisor of D; 1 by default
+    * `:causal` - whether a token sees no later ones; `false` by default
+    * `:rope_theta` - the base of rotary angles, and `:pairing`, as in `rope/2`; no rotation by default
+    * `:mask` - as in `attention/4`, of shapes that repeat to `{B, H, L, L}`
+
+  Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `mamba_block/3` does.
+
+  It is one kernel called eagerly and for `Nx.Defn.Evaluator`. Other compilers get `linear/3`, `rope/2` and
+  `attention/4`.
+
+  ## Examples
+
+      iex> eye = Nx.eye(2, type: :f32)
+      iex> params = %{wqkv: Nx.concatenate([eye, eye, eye]), wo: eye}
+      iex> y = Sidewinder.mha(Nx.tensor([[[1.0, 0.0], [0.0, 1.0]]]), params, causal: true)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [1.0, 0.0, 0.33024, 0.66976]
+  """
+  @spec mha(Nx.t(), %{(atom | String.t()) => Nx.t()}, keyword) :: Nx.Tensor.t()
+  deftransform mha(x, params, opts \\ []) do
+    [y: y] = Op.Params.call(%Block.Mha{}, x, params, opts)
+    y
+  end
+
+  @doc """
+  A block of a transformer, with the norms in front (Xiong et al. 2020):
+
+      h = x + mha(layer_norm(x, ln1_w, ln1_b), wqkv, wo, bo)
+      y = h + swiglu_mlp(layer_norm(h, ln2_w, ln2_b), wg, wu, wd)
+
+  `x` is `{B, L, D}`, and `params` a map of the tensors of `mha/3` and `swiglu_mlp/3` and of `ln1_w`,
+  `ln1_b`, `ln2_w` and `ln2_b`, each `{D}`.
+
+  Options beside those of `mha/3`: `:eps` - of the norms, `1.0e-5` by default.
+
+  Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `mamba_block/3` does.
+
+  It is one kernel called eagerly and for `Nx.Defn.Evaluator`. Other compilers get its parts.
+
+  ## Examples
+
+      iex> [eye, one, zero] = [Nx.eye(2, type: :f32), Nx.tensor([1.0, 1.0]), Nx.tensor([0.0, 0.0])]
+      iex> params = %{wqkv: Nx.concatenate([eye, eye, eye]), wo: eye, wg: eye, wu: eye, wd: eye,
+      ...>   ln1_w: one, ln1_b: zero, ln2_w: one, ln2_b: zero}
+      iex> y = Sidewinder.transformer_block(Nx.tensor([[[1.0, 3.0]]]), params)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 3))
+      [0.269, 4.731]
+  """
+  @spec transformer_block(Nx.t(), %{(atom | String.t()) => Nx.t()}, keyword) :: Nx.Tensor.t()
+  deftransform transformer_block(x, params, opts \\ []) do
+    [y: y] = Op.Params.call(%Block.TransformerBlock{}, x, params, opts)
+    y
   end
 end

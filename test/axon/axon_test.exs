@@ -219,7 +219,9 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       {model, x} = {tiny(), random(5, {2, 5, 3}, -1.0, 1.0, :f64)}
       {state, loss} = {start(model, x), loss(model, x)}
       calls = kernel_calls(fn -> Nx.Defn.value_and_grad(state, loss) end)
-      assert Enum.frequencies(calls) == %{mamba_block: 2, mamba_block_backward: 2}
+
+      assert Enum.frequencies(calls) ==
+               %{mamba_block: 2, mamba_block_backward: 2, rms_norm: 3, rms_norm_backward: 3}
     end
 
     test "mixed precision computes in its type and keeps the parameters'" do
@@ -257,22 +259,20 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       |> Axon.dense(1, activation: :sigmoid)
     end
 
-    defp train(model, state, epochs) do
+    defp train(model, state, epochs, rate \\ 0.03) do
       model
-      |> Axon.Loop.trainer(:binary_cross_entropy, Polaris.Optimizers.adam(learning_rate: 0.03),
+      |> Axon.Loop.trainer(:binary_cross_entropy, Polaris.Optimizers.adam(learning_rate: rate),
         log: 0,
         seed: 2
       )
       |> Axon.Loop.run(examples(), state, epochs: epochs)
     end
 
-    defp mistake(state) do
+    defp mistake(state, model \\ classifier()) do
       losses =
         for {x, y} <- examples(),
             do:
-              Axon.Losses.binary_cross_entropy(y, Axon.predict(classifier(), state, x),
-                reduction: :mean
-              )
+              Axon.Losses.binary_cross_entropy(y, Axon.predict(model, state, x), reduction: :mean)
 
       Enum.sum(Enum.map(losses, &Nx.to_number/1)) / length(losses)
     end
@@ -328,6 +328,124 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
         mean = Nx.mean(Nx.multiply(x, x), axes: [-1], keep_axes: true)
         Nx.multiply(gamma, Nx.divide(x, Nx.sqrt(Nx.add(mean, Nx.tensor(0.01, type: x.type)))))
       end
+    end
+
+    # Name, layer, shapes of its parameters for a width of 4, and what it computes.
+    defp dense_layers do
+      block = [heads: 2, causal: true, rope_theta: 100.0, pairing: :interleaved]
+
+      mha = %{"wqkv" => {12, 4}, "wo" => {4, 4}, "bo" => {4}}
+      mlp = %{"wg" => {6, 4}, "wu" => {6, 4}, "wd" => {4, 6}}
+      norms = for name <- ~w(ln1_w ln1_b ln2_w ln2_b), into: %{}, do: {name, {4}}
+      norm = %{"gamma" => {4}, "beta" => {4}}
+
+      [
+        {"rms_norm", &Layer.rms_norm(&1, [epsilon: 0.1] ++ &2), %{"gamma" => {4}},
+         &Sidewinder.rms_norm(&1, &2["gamma"], eps: 0.1)},
+        {"layer_norm", &Layer.layer_norm(&1, [epsilon: 0.1] ++ &2), norm,
+         &Sidewinder.layer_norm(&1, &2["gamma"], &2["beta"], eps: 0.1)},
+        {"layer_norm, gelu", &Layer.layer_norm(&1, [activation: :gelu] ++ &2), norm,
+         &Sidewinder.gelu(Sidewinder.layer_norm(&1, &2["gamma"], &2["beta"]))},
+        {"layer_norm, gelu_erf", &Layer.layer_norm(&1, [activation: :gelu_erf] ++ &2), norm,
+         &Sidewinder.gelu(Sidewinder.layer_norm(&1, &2["gamma"], &2["beta"]), form: :erf)},
+        {"linear", &Layer.linear(&1, 3, [activation: :silu] ++ &2),
+         %{"kernel" => {3, 4}, "bias" => {3}},
+         &Sidewinder.silu(Nx.add(Nx.dot(&1, [-1], &2["kernel"], [-1]), &2["bias"]))},
+        {"linear without bias", &Layer.linear(&1, 3, [use_bias: false] ++ &2),
+         %{"kernel" => {3, 4}}, &Sidewinder.linear(&1, &2["kernel"])},
+        {"mha", &Layer.mha(&1, [use_bias: true] ++ block ++ &2), mha,
+         &Sidewinder.mha(&1, &2, block)},
+        {"mha, plain", &Layer.mha(&1, &2), Map.delete(mha, "bo"), &Sidewinder.mha/2},
+        {"swiglu_mlp", &Layer.swiglu_mlp(&1, [hidden: 6, activation: :relu] ++ &2), mlp,
+         &Sidewinder.swiglu_mlp(&1, &2, activation: :relu)},
+        {"transformer_block",
+         &Layer.transformer_block(&1, [hidden: 6, use_bias: true, epsilon: 0.1] ++ block ++ &2),
+         mha |> Map.merge(mlp) |> Map.merge(norms),
+         &Sidewinder.transformer_block(&1, &2, [eps: 0.1] ++ block)}
+      ]
+    end
+
+    test "layers are the functions of Sidewinder, in every type, with gradients to all parameters" do
+      x = random(3, {2, 3, 4})
+
+      for {name, layer, shapes, fun} <- dense_layers(), type <- [:f32, :f64, :bf16] do
+        start = [kernel_initializer: :glorot_normal, bias_initializer: :normal]
+        more = if name =~ ~r/norm/, do: [gamma_initializer: :uniform], else: start
+        more = if name =~ "swiglu", do: Keyword.take(more, [:kernel_initializer]), else: more
+        model = layer.(input(4), [name: "layer"] ++ more)
+        model = Axon.MixedPrecision.apply_policy(model, policy(type))
+        {init, predict} = Axon.build(model)
+        %{data: %{"layer" => params}} = state = init.(x, Axon.ModelState.empty())
+        assert Map.new(params, fn {name, t} -> {name, t.shape} end) == shapes, name
+
+        expected = fun.(Nx.as_type(x, type), params)
+        y = predict.(state, x)
+        assert y.type == Nx.Type.normalize!(type)
+        assert_close(y, expected, rtol: if(type == :bf16, do: 0.05, else: 1.0e-5), of: name)
+
+        gradient = Nx.Defn.grad(state, &Nx.sum(Nx.sin(predict.(&1, x))))
+
+        for {key, t} <- gradient.data["layer"] do
+          assert t.type == params[key].type
+          assert Nx.to_number(Nx.reduce_max(Nx.abs(t))) > 0, "#{name}, #{key}"
+        end
+      end
+    end
+
+    test "they start as their documentation says" do
+      model = Layer.transformer_block(input(64), name: "layer", use_bias: true)
+      %{data: %{"layer" => p}} = start(model, Nx.template({1, 3, 64}, :f32))
+      assert p["wg"].shape == {256, 64}
+
+      for {name, inputs} <- [wqkv: 64, wo: 64, wg: 64, wu: 64, wd: 256],
+          do: assert(within?(p[to_string(name)], 1 / :math.sqrt(inputs)), to_string(name))
+
+      for name <- ~w(ln1_w ln2_w), do: assert(p[name] == Nx.broadcast(1.0, {64}))
+      for name <- ~w(ln1_b ln2_b bo), do: assert(p[name] == Nx.broadcast(0.0, {64}))
+    end
+
+    test "masks are layers, and attention has no parameters" do
+      x = random(3, {2, 3, 4})
+      mask = Nx.tensor([[[[1, 0, 0]]], [[[1, 1, 0]]]], type: :u8)
+      inputs = %{"x" => x, "mask" => mask}
+      hide = Axon.input("mask")
+
+      for {layer, fun} <- [
+            {&Layer.mha/2, &Sidewinder.mha/3},
+            {&Layer.transformer_block/2, &Sidewinder.transformer_block/3}
+          ],
+          type <- [:f32, :bf16] do
+        model = layer.(input(4), name: "layer", heads: 2, mask: hide)
+        model = Axon.MixedPrecision.apply_policy(model, policy(type))
+        %{data: %{"layer" => p}} = state = start(model, inputs)
+        expected = fun.(Nx.as_type(x, type), p, heads: 2, mask: mask)
+        assert_close(Axon.predict(model, state, inputs), expected)
+        refute expected == fun.(Nx.as_type(x, type), p, heads: 2)
+      end
+
+      [q, k] = [random(4, {2, 3, 4, 2}), random(5, {2, 3, 2, 2})]
+      [to_q, to_k] = for name <- ~w(q k), do: Axon.input(name)
+      opts = [scale: 0.3, causal: true, q_offset: 1, layout: :heads_last]
+      model = Layer.attention(to_q, to_k, to_k, [mask: hide] ++ opts)
+      inputs = %{"q" => q, "k" => k, "mask" => mask}
+      assert start(model, inputs).data == %{}
+
+      assert Axon.predict(model, Axon.ModelState.empty(), inputs) ==
+               Sidewinder.attention(q, k, k, [mask: mask] ++ opts)
+    end
+
+    test "a stack of transformer blocks learns" do
+      # Behind a norm, a number shows beside a bias only.
+      model =
+        Axon.input("x", shape: {nil, nil, 1})
+        |> Layer.linear(8, bias_initializer: Axon.Initializers.normal(scale: 1.0), name: "embed")
+        |> Layer.transformer_block(heads: 2, rope_theta: 100.0, name: "a")
+        |> Layer.transformer_block(heads: 2, causal: true, name: "b")
+        |> Axon.nx(& &1[[.., -1]])
+        |> Axon.dense(1, activation: :sigmoid)
+
+      state = start(model, Nx.template({16, 6, 1}, :f32), 2)
+      assert mistake(train(model, state, 20, 0.01), model) < 0.4 * mistake(state, model)
     end
 
     test "a block can be built of its parts" do
@@ -400,7 +518,17 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
              "expected a layer of Axon, got 1"},
             {&Layer.residual(&1, fn x -> x end, &2), [eps: 1], "eps",
              "an option out of name, epsilon"},
-            {&Layer.rms_norm/2, [epsilon: 0], "epsilon", "expected a positive number, got 0"}
+            {&Layer.rms_norm/2, [epsilon: 0], "epsilon", "expected a positive number, got 0"},
+            {&Layer.layer_norm/2, [activation: :silu], "activation", "expected :gelu or"},
+            {&Layer.linear(&1, 0, &2), [], "units", "expected a positive integer, got 0"},
+            {&Layer.linear(&1, 3, &2), [activation: :tanh], "activation", "got :tanh"},
+            {&Layer.mha/2, [mask: 1], "mask", "expected a layer of Axon, got 1"},
+            {&Layer.mha/2, [hidden: 1], "hidden", "an option out of"},
+            {&Layer.attention(&1, &1, &1, &2), [scale: :auto], "scale", "expected a number"},
+            {&Layer.attention(&1, &1, &1, &2), [q_offset: 0.5], "q_offset",
+             "an integer, got 0.5"},
+            {&Layer.swiglu_mlp/2, [hidden: 0], "hidden", "expected a positive integer, got 0"},
+            {&Layer.transformer_block/2, [pairing: :both], "pairing", ":half or :interleaved"}
           ] do
         error = assert_raise Sidewinder.Error, fn -> fun.(x, opts) end
         assert %{kind: :option, argument: ^argument} = error

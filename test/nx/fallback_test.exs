@@ -4,6 +4,7 @@ defmodule Sidewinder.FallbackTest do
 
   import ExUnit.CaptureLog
   import Sidewinder.NxTest.Scans
+  alias Sidewinder.NxTest.Ops
 
   @why {Sidewinder.Native, :why_not_loaded}
   @warned {Sidewinder.Op.Warning, :no_library}
@@ -47,6 +48,22 @@ defmodule Sidewinder.FallbackTest do
 
     assert [_, rest] = String.split(log, "native library is not there")
     assert rest =~ "a test hides it"
+  end
+
+  test "without the library every op has values and gradients" do
+    for op <- Ops.ops() do
+      call = Ops.problem(op, {2, 3, 3, 2})
+      expected = Ops.value_and_grad(call)
+      why = :persistent_term.get(@why)
+      hide_library()
+
+      capture_log(fn ->
+        for {_, way} <- ways(), do: assert_close(Ops.value_and_grad(call, way), expected)
+        assert Ops.kernel_calls(fn -> Ops.value_and_grad(call) end) == []
+      end)
+
+      :persistent_term.put(@why, why)
+    end
   end
 
   test "many processes at once still warn once", %{args: args} do

@@ -9,16 +9,19 @@ defmodule Sidewinder.GradientTest do
   @sizes [{1, 1, 1, 1}, {2, 5, 3, 2}, {1, 7, 5, 3}]
 
   # A golden case as a call, of f32 or f64.
-  defp call(op, %{inputs: inputs, attrs: attrs, outputs: outputs}, type) do
+  defp call(op, %{inputs: inputs, outputs: outputs} = golden, type) do
     {cotangents, inputs} =
-      Map.split_with(inputs, fn {name, _} -> not is_map_key(outputs, "d" <> name) end)
+      Map.split_with(inputs, fn {name, _} ->
+        name != "mask" and not is_map_key(outputs, "d" <> name)
+      end)
 
-    opts = for {key, value} <- attrs, key in [:dt_softplus, :dt_clamp], do: {key, value}
-    activation = attrs[:activation] && [activation: String.to_atom(attrs[:activation])]
-    as_type({op, inputs, cotangents, opts ++ List.wrap(activation)}, type)
+    as_type({op, inputs, cotangents, Golden.attributes(golden)}, type)
   end
 
-  for op <- ~w(selective_scan linear_scan causal_conv1d mamba_block),
+  @golden ~w(selective_scan linear_scan causal_conv1d mamba_block rms_norm layer_norm layer_norm_gelu) ++
+            ~w(linear rope attention swiglu_mlp transformer_block)
+
+  for op <- @golden,
       backend <- @backends,
       {type, tolerance} <- [f32: 1, f64: 1.0e-4] do
     test "of #{op} agrees with the golden values, on #{backend} in #{type}" do
@@ -45,8 +48,8 @@ defmodule Sidewinder.GradientTest do
 
   # Pure Nx takes seconds for the long ones: one of each op is enough, in f32.
   defp long?(_, :cpu, _), do: false
-  defp long?(name, :nx, :f32), do: name in ~w(long4096 l4096_fast l1000)
-  defp long?(name, :nx, :f64), do: name =~ ~r/4096|1000/
+  defp long?(name, :nx, :f32), do: name in ~w(long4096 l4096_fast l1000 l1024)
+  defp long?(name, :nx, :f64), do: name =~ ~r/4096|1000|1024/
 
   defp scale(output, factor),
     do: %{output | rtol: output.rtol * factor, atol: output.atol * factor}

@@ -2,6 +2,7 @@ defmodule Sidewinder.VectorizedTest do
   use ExUnit.Case, async: true
 
   import Sidewinder.NxTest.Scans
+  alias Sidewinder.NxTest.Ops
 
   defp scan([x, dt, a, b, c | optional]) do
     opts = Enum.zip([:d, :z, :dt_bias, :initial_state], optional)
@@ -201,4 +202,88 @@ defmodule Sidewinder.VectorizedTest do
     y = Sidewinder.selective_scan(Nx.rename(x, [:batch, :time, nil]), dt, a, b, c)
     assert {y.names, y.vectorized_axes} == {[:batch, :time, nil], [u: 2]}
   end
+
+  # A batch of 1 is one that masks and biases repeat in.
+  for {op, batch} <- [{"attention", 1}, {"mha", 1} | Enum.map(Ops.ops(), &{&1, 2})] do
+    test "of #{op}, with a batch of #{batch}: axes of any inputs, and gradients" do
+      {op, inputs, cotangents, opts} = Ops.problem(unquote(op), {unquote(batch), 3, 2, 2})
+      opts = Ops.asking(op, cotangents, opts)
+      names = Map.keys(inputs)
+
+      odd =
+        for {name, i} <- Enum.with_index(names),
+            do: {name, if(rem(i, 2) == 0, do: [:u], else: [:v])}
+
+      for axes <- [Enum.map(names, &{&1, [:u]}), odd] ++ Enum.map(names, &[{&1, [:u]}]) do
+        inputs =
+          Enum.reduce(axes, inputs, fn {name, axes}, i ->
+            Map.update!(i, name, &several(&1, axes))
+          end)
+
+        sum = fn inputs ->
+          for({_, t} <- Ops.run(op, inputs, opts), do: Nx.sum(Nx.sin(t)))
+          |> Enum.reduce(&Nx.add/2)
+        end
+
+        entries =
+          for u <- 0..1, v <- 0..2, Enum.any?(axes, &(:v in elem(&1, 1))) or v == 0, do: {u, v}
+
+        at = fn inputs, {u, v} ->
+          Map.new(inputs, fn {name, t} -> {name, t |> entry(:u, u) |> entry(:v, v)} end)
+        end
+
+        outputs = Ops.run(op, inputs, opts)
+
+        for entry <- entries do
+          expected = Ops.run(op, at.(inputs, entry), opts)
+          assert_close(at.(outputs, entry), expected, rtol: 1.0e-10, of: inspect(axes))
+        end
+
+        for {name, _} <- axes,
+            length(axes) == 1 or name == hd(names),
+            inputs[name].type == {:f, 64} do
+          with_input = &%{inputs | name => &1}
+          actual = Nx.Defn.grad(inputs[name], &sum.(with_input.(&1)))
+
+          expected =
+            Nx.Defn.grad(inputs[name], fn t ->
+              for(entry <- entries, do: sum.(at.(with_input.(t), entry)))
+              |> Enum.reduce(&Nx.add/2)
+            end)
+
+          assert actual.vectorized_axes == inputs[name].vectorized_axes
+          assert_close(actual, expected, rtol: 1.0e-9, of: "#{name}, #{inspect(axes)}")
+        end
+      end
+    end
+  end
+
+  @tag skip: no_library()
+  test "masks and biases with axes take one call, whatever shape repeats" do
+    {_, %{"q" => q, "k" => k, "v" => v}, _, _} = Ops.problem("attention", {1, 3, 2, 2})
+    mask = Nx.vectorize(Nx.tensor([[0, 1, 1, 0], [1, 1, 0, 0]]), :u)
+    bias = several(random(1, {3, 1}, -1.0, 1.0, :f64), [:v])
+    call = fn -> Sidewinder.attention(q, k, v, mask: mask, bias: bias) end
+    assert Ops.kernel_calls(call) == [:attention]
+    y = call.()
+    assert y.vectorized_axes == [u: 2, v: 3]
+
+    for i <- 0..1, j <- 0..2 do
+      opts = [mask: entry(mask, :u, i), bias: entry(bias, :v, j)]
+      alone = Sidewinder.attention(q, k, v, opts)
+      assert_close(y |> entry(:u, i) |> entry(:v, j), alone, rtol: 1.0e-12)
+    end
+  end
+
+  # Different tensors like this one, along these axes.
+  defp several(t, axes) do
+    for name <- axes, reduce: t do
+      t -> for(i <- 0..(@sizes[name] - 1), do: like(t, i)) |> Nx.stack() |> Nx.vectorize(name)
+    end
+  end
+
+  defp like(%{type: {:u, 8}} = mask, i),
+    do: if(rem(i, 2) == 0, do: mask, else: Nx.broadcast(Nx.tensor(1, type: :u8), mask))
+
+  defp like(t, i), do: Nx.multiply(t, 1 - 0.3 * i)
 end

@@ -1,6 +1,7 @@
 defmodule Sidewinder.Axon do
   @moduledoc """
-  Mamba as layers of Axon: `mamba/2` stacks whole blocks, the others are its parts.
+  Sequence models as layers of Axon: `mamba/2` stacks whole blocks, `mamba_block/2` and
+  `transformer_block/2` are one, the others are their parts.
 
       iex> model =
       ...>   Axon.input("tokens", shape: {nil, 60})
@@ -10,7 +11,7 @@ defmodule Sidewinder.Axon do
       iex> Axon.get_output_shape(model, Nx.template({8, 60}, :s64)).shape
       {8, 256}
 
-  Sequences are `{batch, length, width}`. A `mamba_block/2` is one kernel forward and one backward under
+  Sequences are `{batch, length, width}`. Each layer is one kernel forward and one backward under
   `Nx.Defn.Evaluator`. `Axon.build/2`, `Axon.Loop`, policies of `Axon.MixedPrecision` and the freezing of
   parameters work as with Axon's own layers. Under a policy sequences and matrices have its type; the
   arithmetic within a kernel is f32 at least.
@@ -27,9 +28,7 @@ defmodule Sidewinder.Axon do
 
   Options that are unknown or have a value that is not allowed raise `Sidewinder.Error` of kind `:option`.
   """
-  import Nx.Defn
-
-  alias Sidewinder.Error
+  alias Sidewinder.{Error, Reference}
 
   @layer [name: {nil, :name}, meta: {nil, :any}]
   @steps [
@@ -48,6 +47,16 @@ defmodule Sidewinder.Axon do
            use_bias: {false, :flag},
            conv_bias: {true, :flag}
          ] ++ @steps ++ @weights
+
+  @attention [
+    heads: {1, :size},
+    causal: {false, :flag},
+    rope_theta: {nil, :positive},
+    pairing: {:half, [:half, :interleaved]},
+    use_bias: {false, :flag},
+    mask: {nil, :layer}
+  ]
+  @activations Reference.Activations.names()
 
   @doc """
   Adds a stack of Mamba blocks: `residual/3` around `mamba_block/2`, `:layers` times, then `rms_norm/2`.
@@ -185,21 +194,19 @@ defmodule Sidewinder.Axon do
     kernel = opts.kernel_initializer || (&uniform/3)
     bias = fn inputs -> opts.bias_initializer || uniform(inputs) end
 
-    for {name, shape, initializer} <- [
-          {"in_proj", &{2 * e * &1, &1}, kernel},
-          opts.use_bias && {"in_proj_b", &{2 * e * &1}, bias.(&div(&1, 2 * e))},
-          {"conv_w", &{e * &1, w}, kernel},
-          opts.conv_bias && {"conv_b", &{e * &1}, bias.(fn _ -> w end)},
-          {"x_proj", &{rank.(&1) + 2 * n, e * &1}, kernel},
-          {"dt_w", &{e * &1, rank.(&1)}, &uniform/3},
-          {"dt_b", &{e * &1}, steps(opts)},
-          {"A_log", &{e * &1, n}, &decays/2},
-          {"D", &{e * &1}, :ones},
-          {"out_proj", &{&1, e * &1}, kernel},
-          opts.use_bias && {"out_proj_b", &{&1}, bias.(&(e * &1))}
-        ] do
-      {name, fn [x] -> shape.(width(x)) end, initializer}
-    end
+    by_width([
+      {"in_proj", &{2 * e * &1, &1}, kernel},
+      opts.use_bias && {"in_proj_b", &{2 * e * &1}, bias.(&div(&1, 2 * e))},
+      {"conv_w", &{e * &1, w}, kernel},
+      opts.conv_bias && {"conv_b", &{e * &1}, bias.(fn _ -> w end)},
+      {"x_proj", &{rank.(&1) + 2 * n, e * &1}, kernel},
+      {"dt_w", &{e * &1, rank.(&1)}, &uniform/3},
+      {"dt_b", &{e * &1}, steps(opts)},
+      {"A_log", &{e * &1, n}, &decays/2},
+      {"D", &{e * &1}, :ones},
+      {"out_proj", &{&1, e * &1}, kernel},
+      opts.use_bias && {"out_proj_b", &{&1}, bias.(&(e * &1))}
+    ])
   end
 
   @doc """
@@ -287,8 +294,8 @@ defmodule Sidewinder.Axon do
 
       y = gamma x / sqrt(mean(x^2) + epsilon)
 
-  It is `Axon.rms_norm/2` with the epsilon of Mamba's checkpoints and a gradient of few operations, which
-  is what counts for backends that do them one by one. The arithmetic is f32 at least.
+  It is `Sidewinder.rms_norm/3` with the epsilon of Mamba's checkpoints. The parameter is `gamma`,
+  `{width}`.
 
   ## Options
 
@@ -308,33 +315,293 @@ defmodule Sidewinder.Axon do
   @spec rms_norm(Axon.t(), keyword) :: Axon.t()
   def rms_norm(%Axon{} = x, opts \\ []) do
     %{epsilon: epsilon} = opts = options!(:rms_norm, opts, @layer ++ @norm)
-    params = [{"gamma", fn [x] -> {width(x)} end, opts.gamma_initializer}]
+    params = by_width([{"gamma", &{&1}, opts.gamma_initializer}])
 
     layer(:rms_norm, [x], params, opts, fn [x], params ->
-      normalize(x, params["gamma"], epsilon)
+      Sidewinder.rms_norm(x, params["gamma"], eps: epsilon)
     end)
   end
 
-  deftransformp normalize(x, gamma, epsilon) do
-    wide = Nx.Type.merge(x.type, {:f, 32})
-    # A tensor from outside of the graph may be the input of no custom gradient.
-    [x_wide, gamma] = for t <- [x, gamma], do: t |> Nx.as_type(wide) |> Nx.Defn.Expr.tensor()
-    Nx.as_type(normalize_wide(x_wide, gamma, epsilon: epsilon), x.type)
-  end
+  @doc """
+  Adds layer normalization over the last axis, `Sidewinder.layer_norm/4`.
 
-  defnp normalize_wide(x, gamma, opts) do
-    scale = Nx.rsqrt(Nx.mean(x * x, axes: [-1], keep_axes: true) + opts[:epsilon])
-    unit = x * scale
+  Parameters are `gamma` and `beta`, `{width}`.
 
-    custom_grad(unit * gamma, [x, gamma], fn dy ->
-      along = dy * unit
-      dunit = dy * gamma
-      radial = Nx.new_axis(Nx.dot(along, gamma) / Nx.axis_size(x, -1), -1)
-      [scale * (dunit - unit * radial), Nx.sum(along, axes: leading_axes(x))]
+  ## Options
+
+    * `:activation` - `:gelu_tanh` (also `:gelu`) or `:gelu_erf`, done in the same pass:
+      `Sidewinder.layer_norm_gelu/4`. Defaults to `nil`.
+
+    * `:epsilon` - numerical stability term. Defaults to `1.0e-5`.
+
+    * `:gamma_initializer`, `:beta_initializer` - default to `:ones` and `:zeros`
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, 2}) |> Sidewinder.Axon.layer_norm()
+      iex> {init, predict} = Axon.build(model)
+      iex> x = Nx.tensor([[3.0, 5.0]])
+      iex> predict.(init.(x, Axon.ModelState.empty()), x) |> Nx.to_flat_list() |> Enum.map(&round/1)
+      [-1, 1]
+  """
+  @doc type: :normalization
+  @spec layer_norm(Axon.t(), keyword) :: Axon.t()
+  def layer_norm(%Axon{} = x, opts \\ []) do
+    known = [
+      activation: {nil, [:gelu, :gelu_tanh, :gelu_erf]},
+      beta_initializer: {:zeros, :initializer}
+    ]
+
+    opts = options!(:layer_norm, opts, @layer ++ @norm ++ known)
+
+    params =
+      by_width([
+        {"gamma", &{&1}, opts.gamma_initializer},
+        {"beta", &{&1}, opts.beta_initializer}
+      ])
+
+    layer(:layer_norm, [x], params, opts, fn [x], %{"gamma" => gamma, "beta" => beta} ->
+      case opts.activation do
+        nil -> Sidewinder.layer_norm(x, gamma, beta, eps: opts.epsilon)
+        :gelu_erf -> Sidewinder.layer_norm_gelu(x, gamma, beta, eps: opts.epsilon, gelu: :erf)
+        _ -> Sidewinder.layer_norm_gelu(x, gamma, beta, eps: opts.epsilon)
+      end
     end)
   end
 
-  deftransformp(leading_axes(t), do: Enum.drop(Nx.axes(t), -1))
+  @doc """
+  Adds a dense layer of so many `units`, `Sidewinder.linear/3`.
+
+  It is `Axon.dense/3` with its activation in the same kernel and a matrix stored `{out, in}`:
+
+  | name     | shape            | start                          |
+  | -------- | ---------------- | ------------------------------ |
+  | `kernel` | `{units, width}` | uniform within 1 / sqrt(width) |
+  | `bias`   | `{units}`        | zero                           |
+
+  ## Options
+
+    * `:activation` - one of those of `Sidewinder.linear/3`, such as `:relu`. Defaults to `nil`.
+
+    * `:use_bias` - whether to add a bias. Defaults to `true`.
+
+    * `:kernel_initializer`, `:bias_initializer` - other initializers
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.linear(3, activation: :relu)
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 3}
+  """
+  @doc type: :linear
+  @spec linear(Axon.t(), pos_integer, keyword) :: Axon.t()
+  def linear(%Axon{} = x, units, opts \\ []) do
+    known = [activation: {nil, @activations}, use_bias: {true, :flag}]
+    opts = options!(:linear, opts, @layer ++ known ++ @weights)
+    unless fits?(:size, units), do: raise(wrong(:linear, :units, expected(:size), units))
+
+    params =
+      by_width([
+        {"kernel", &{units, &1}, opts.kernel_initializer || (&uniform/3)},
+        opts.use_bias && {"bias", fn _ -> {units} end, opts.bias_initializer || :zeros}
+      ])
+
+    layer(:linear, [x], params, opts, fn [x], params ->
+      Sidewinder.linear(x, params["kernel"], bias: params["bias"], activation: opts.activation)
+    end)
+  end
+
+  @doc """
+  Adds attention of layers of queries, keys and values, `Sidewinder.attention/4`. It has no parameters.
+
+  `q` is `{batch, heads, queries, width}`, `k` and `v` `{batch, key_heads, keys, width}`, or as `:layout` has
+  them.
+
+  ## Options
+
+    * `:causal` - whether a query sees no later keys. Defaults to `false`.
+
+    * `:scale`, `:q_offset`, `:layout` - as in `Sidewinder.attention/4`
+
+    * `:mask` - a layer of integers, not 0 where a query sees a key, of a shape that repeats to
+      `{batch, heads, queries, keys}`
+
+  ## Examples
+
+      iex> q = Axon.input("q", shape: {nil, 4, nil, 8})
+      iex> kv = Axon.input("kv", shape: {nil, 2, nil, 8})
+      iex> model = Sidewinder.Axon.attention(q, kv, kv, causal: true)
+      iex> templates = %{"q" => Nx.template({1, 4, 3, 8}, :f32), "kv" => Nx.template({1, 2, 5, 8}, :f32)}
+      iex> Axon.get_output_shape(model, templates).shape
+      {1, 4, 3, 8}
+  """
+  @doc type: :attention
+  @spec attention(Axon.t(), Axon.t(), Axon.t(), keyword) :: Axon.t()
+  def attention(%Axon{} = q, %Axon{} = k, %Axon{} = v, opts \\ []) do
+    known = [
+      causal: {false, :flag},
+      scale: {nil, :number},
+      q_offset: {nil, :integer},
+      layout: {:heads_first, [:heads_first, :heads_last]},
+      mask: {nil, :layer}
+    ]
+
+    opts = options!(:attention, opts, @layer ++ known)
+    options = Map.to_list(Map.take(opts, [:causal, :scale, :q_offset, :layout]))
+
+    layer(:attention, [q, k, v | List.wrap(opts.mask)], [], opts, fn [q, k, v | mask], _ ->
+      Sidewinder.attention(q, k, v, [mask: List.first(mask)] ++ options)
+    end)
+  end
+
+  @doc """
+  Adds multi-head self-attention with its projections, `Sidewinder.mha/3`.
+
+  With the width D of `x`, its parameters are
+
+  | name   | shape      | start                      |
+  | ------ | ---------- | -------------------------- |
+  | `wqkv` | `{3 D, D}` | uniform within 1 / sqrt(D) |
+  | `wo`   | `{D, D}`   | uniform within 1 / sqrt(D) |
+  | `bo`   | `{D}`      | zero                       |
+
+  ## Options
+
+    * `:heads` - how many there are, a divisor of D. Defaults to `1`.
+
+    * `:causal` - whether a token sees no later ones. Defaults to `false`.
+
+    * `:rope_theta` - the base of rotary angles. Defaults to `nil`, no rotation.
+
+    * `:pairing` - which elements are rotated in pairs, `:half` or `:interleaved`. Defaults to `:half`.
+
+    * `:use_bias` - whether to add `bo`. Defaults to `false`.
+
+    * `:mask` - a layer of integers, not 0 where a token sees another one, of a shape that repeats to
+      `{batch, heads, length, length}`
+
+    * `:kernel_initializer`, `:bias_initializer` - other initializers
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.mha(heads: 2, causal: true)
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+  """
+  @doc type: :attention
+  @spec mha(Axon.t(), keyword) :: Axon.t()
+  def mha(%Axon{} = x, opts \\ []) do
+    opts = options!(:mha, opts, @layer ++ @attention ++ @weights)
+    masked(:mha, x, by_width(mha_params(opts)), opts, &Sidewinder.mha/3)
+  end
+
+  @doc """
+  Adds the gated feed-forward layer of Llama, `Sidewinder.swiglu_mlp/3`.
+
+  With the width D of `x` and the hidden width F, its parameters are
+
+  | name       | shape    | start                      |
+  | ---------- | -------- | -------------------------- |
+  | `wg`, `wu` | `{F, D}` | uniform within 1 / sqrt(D) |
+  | `wd`       | `{D, F}` | uniform within 1 / sqrt(F) |
+
+  ## Options
+
+    * `:hidden` - F. Defaults to 4 D.
+
+    * `:activation` - one of those of `Sidewinder.linear/3`. Defaults to `:silu`.
+
+    * `:kernel_initializer` - another initializer
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.swiglu_mlp(hidden: 20)
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+  """
+  @doc type: :linear
+  @spec swiglu_mlp(Axon.t(), keyword) :: Axon.t()
+  def swiglu_mlp(%Axon{} = x, opts \\ []) do
+    known = [
+      hidden: {nil, :size},
+      activation: {:silu, @activations},
+      kernel_initializer: {nil, :initializer}
+    ]
+
+    opts = options!(:swiglu_mlp, opts, @layer ++ known)
+
+    layer(:swiglu_mlp, [x], by_width(mlp_params(opts)), opts, fn [x], params ->
+      Sidewinder.swiglu_mlp(x, params, activation: opts.activation)
+    end)
+  end
+
+  @doc """
+  Adds a block of a transformer, `Sidewinder.transformer_block/3`: `mha/2` and `swiglu_mlp/2`, each behind a
+  `layer_norm/2` and beside a residual connection.
+
+  Parameters are those of `mha/2` and `swiglu_mlp/2`, and `ln1_w`, `ln1_b`, `ln2_w` and `ln2_b`, `{D}`, which
+  start as ones and zeros.
+
+  ## Options
+
+    * `:hidden` - the hidden width of the feed-forward layer. Defaults to 4 D.
+
+    * `:epsilon` - numerical stability term of the norms. Defaults to `1.0e-5`.
+
+    * all options of `mha/2`
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.transformer_block(heads: 2)
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+  """
+  @doc type: :attention
+  @spec transformer_block(Axon.t(), keyword) :: Axon.t()
+  def transformer_block(%Axon{} = x, opts \\ []) do
+    known = [hidden: {nil, :size}, epsilon: {1.0e-5, :positive}]
+    opts = options!(:transformer_block, opts, @layer ++ known ++ @attention ++ @weights)
+
+    norms =
+      for {name, start} <- [ln1_w: :ones, ln1_b: :zeros, ln2_w: :ones, ln2_b: :zeros],
+          do: {Atom.to_string(name), &{&1}, start}
+
+    params = by_width(mha_params(opts) ++ mlp_params(opts) ++ norms)
+
+    masked(:transformer_block, x, params, opts, fn x, params, options ->
+      Sidewinder.transformer_block(x, params, [eps: opts.epsilon] ++ options)
+    end)
+  end
+
+  defp mha_params(opts) do
+    kernel = opts.kernel_initializer || (&uniform/3)
+
+    [
+      {"wqkv", &{3 * &1, &1}, kernel},
+      {"wo", &{&1, &1}, kernel},
+      opts.use_bias && {"bo", &{&1}, opts.bias_initializer || :zeros}
+    ]
+  end
+
+  defp mlp_params(%{hidden: hidden} = opts) do
+    kernel = opts.kernel_initializer || (&uniform/3)
+    size = &(hidden || 4 * &1)
+
+    [
+      {"wg", &{size.(&1), &1}, kernel},
+      {"wu", &{size.(&1), &1}, kernel},
+      {"wd", &{&1, size.(&1)}, kernel}
+    ]
+  end
+
+  # A layer with self-attention, whose mask is a layer too.
+  defp masked(op_name, x, params, opts, fun) do
+    options = Map.to_list(Map.take(opts, [:heads, :causal, :rope_theta, :pairing]))
+
+    layer(op_name, [x | List.wrap(opts.mask)], params, opts, fn [x | mask], params ->
+      fun.(x, params, [mask: List.first(mask)] ++ options)
+    end)
+  end
 
   ## Layers
 
@@ -363,6 +630,12 @@ defmodule Sidewinder.Axon do
   for arity <- 1..16 do
     args = Macro.generate_arguments(arity, __MODULE__)
     defp spread(unquote(arity), fun), do: fn unquote_splicing(args) -> fun.(unquote(args)) end
+  end
+
+  # Parameters whose shapes follow from the width of the first input.
+  defp by_width(params) do
+    for {name, shape, initializer} <- params,
+        do: {name, fn [x | _] -> shape.(width(x)) end, initializer}
   end
 
   defp width(shape), do: elem(shape, tuple_size(shape) - 1)
@@ -424,6 +697,8 @@ defmodule Sidewinder.Axon do
   defp fits?(:prefix, name), do: is_binary(name)
   defp fits?(:size, n), do: is_integer(n) and n > 0
   defp fits?(:positive, number), do: is_number(number) and number > 0
+  defp fits?(:number, number), do: is_number(number)
+  defp fits?(:integer, integer), do: is_integer(integer)
   defp fits?(:flag, flag), do: is_boolean(flag)
   defp fits?(:layer, layer), do: is_struct(layer, Axon)
   defp fits?(choices, value) when is_list(choices), do: value in choices
@@ -437,6 +712,8 @@ defmodule Sidewinder.Axon do
   defp expected(:prefix), do: "a string"
   defp expected(:size), do: "a positive integer"
   defp expected(:positive), do: "a positive number"
+  defp expected(:number), do: "a number"
+  defp expected(:integer), do: "an integer"
   defp expected(:flag), do: "true or false"
   defp expected(:layer), do: "a layer of Axon"
   defp expected(choices) when is_list(choices), do: Enum.map_join(choices, " or ", &inspect/1)

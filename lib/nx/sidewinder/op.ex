@@ -14,32 +14,55 @@ defmodule Sidewinder.Op do
   alias Sidewinder.Op.{Check, Gradient, Vectorize, Warning}
 
   @typedoc """
-  What an op takes and gives. Sizes are letters, `{:divides, letter}` is any divisor of one,
-  `{:sum, letters, plus}` what it says, and the batch is `:b`. Inputs whose shape starts with it are
-  data, all others are weights.
+  What an op takes and gives. Sizes are letters, or options of the sort `:size` by their names.
+  `{:divides, size}` is any divisor of one, `{:divides, size, letter}` the same as a new letter,
+  `{:multiple, size, letter}` the other way round, `{:sum, letters, plus}` what it says. The batch is
+  `:b`, and `:...` in front any axes, which are made one: the batch. Inputs whose shape starts with
+  either are data, all others are weights. In a `{:repeated, sizes}` each size may be 1, and first axes
+  may be missing: it is data where it has a batch.
 
     * `inputs` - by the kernel's names: precision and allowed shapes
     * `optional` - the options that are inputs, with their kernel's names
-    * `options` - the other options, with the sort of their values: a list is one of choices, and
-      `{:gradient, sort}` is for the gradient's kernel alone
-    * `outputs` - in order: name, precision, shape, and `:always` or the option that asks for it;
-      or the name of a gradient and the input that it is like, which asks for it by being there
+    * `options` - the other options, with the sort of their values: a list is one of choices,
+      `{:gradient, sort}` is for the gradient's kernel alone, `{:here, sort}` for none, and what is
+      `:fixed` is not for the caller
+    * `outputs` - in order: name, precision, shape, and `:always` or the option that asks for it, or
+      `{:saved, option}` if the gradient needs it anyway; or the name of a gradient and the input that
+      it is like, which asks for it by being there
     * `composed` - whether the body is a composition of other ops, which brings its own gradient:
       compilers get it in place of a block
+    * `chosen_by` - an option: what are maps in place of shapes have one for each of its values
+    * `params` - the inputs that come as a map, see `Sidewinder.Op.Params`
+    * `hint` - what to say about wrong shapes
   """
   @type table :: %{
           required(:name) => atom,
           required(:inputs) => %{String.t() => {precision, [dims]}},
           required(:optional) => [{atom, String.t()}],
-          required(:options) => [{atom, sort | {:gradient, sort}}],
-          required(:outputs) => [{atom, precision, dims, atom} | {atom, String.t()}],
-          optional(:composed) => boolean
+          required(:options) => [{atom, sort | {:gradient | :here, sort} | :fixed}],
+          required(:outputs) => [
+            {atom, precision, dims, atom | {:saved, atom}} | {atom, String.t()}
+          ],
+          optional(:composed) => boolean,
+          optional(:chosen_by) => atom,
+          optional(:params) => Sidewinder.Op.Params.t(),
+          optional(:hint) => String.t()
         }
 
-  @typedoc "`:storage` is the type of the first input, `:wide` that of the arithmetic."
-  @type precision :: :storage | :wide
-  @type sort :: :flag | :pair | [atom]
-  @type dims :: [atom | {:divides, atom} | {:sum, [atom], integer}]
+  @typedoc """
+  `:storage` is the type of the first input, `:wide` that of the arithmetic, and a `:mask` has bytes,
+  0 or not, and no gradient.
+  """
+  @type precision :: :storage | :wide | :mask
+  @type sort :: :flag | :pair | :number | :positive | :not_negative | :integer | :size | [atom]
+  @type size :: atom | pos_integer
+  @type dims :: sizes | {:repeated, sizes} | %{atom => sizes}
+  @type sizes :: [
+          size
+          | {:divides, size}
+          | {:divides | :multiple, size, atom}
+          | {:sum, [atom], integer}
+        ]
 
   @callback table() :: table
   @callback body(struct, %{String.t() => Nx.Tensor.t()}) :: [{atom, Nx.Tensor.t() | nil}]
@@ -54,26 +77,98 @@ defmodule Sidewinder.Op do
   @optional_callbacks gradient: 2
 
   @doc """
+  What the modules of most ops have in common. Of an op:
+
+      use Sidewinder.Op, reference: module with body/2, gradient: module of the gradient
+
+  and of its gradient:
+
+      use Sidewinder.Op, reference: module with backward/2, gradient_of: module of the op
+
+  which needs no reference if the op is composed.
+  """
+  defmacro __using__(opts) do
+    if opts[:gradient_of], do: use_gradient(opts), else: use_op(opts)
+  end
+
+  defp use_op(opts) do
+    quote do
+      @behaviour Sidewinder.Op
+
+      @impl true
+      defdelegate body(op, inputs), to: unquote(opts[:reference])
+
+      @impl true
+      def gradient(op, given), do: Sidewinder.Op.Gradient.by(unquote(opts[:gradient]), op, given)
+    end
+  end
+
+  defp use_gradient(opts) do
+    quote do
+      @behaviour Sidewinder.Op
+
+      defstruct Sidewinder.Op.Gradient.fields(unquote(opts[:gradient_of]))
+
+      @table Sidewinder.Op.Gradient.table(unquote(opts[:gradient_of]).table())
+
+      @impl true
+      def table, do: @table
+      defoverridable table: 0
+
+      @impl true
+      unquote(gradient_body(opts))
+    end
+  end
+
+  defp gradient_body(opts) do
+    if reference = opts[:reference] do
+      quote do: defdelegate(body(op, inputs), to: unquote(reference), as: :backward)
+    else
+      quote do
+        def body(op, inputs),
+          do: Sidewinder.Op.Gradient.through(unquote(opts[:gradient_of]), op, inputs)
+      end
+    end
+  end
+
+  @doc """
   Runs `op` on its required `inputs` and on `opts`, which are the optional inputs, the op's options
   and those of `Sidewinder.Kernel`. Returns the outputs by name, in the table's order.
   """
   @spec call(struct, [{String.t(), Nx.t()}], keyword) :: [{atom, Nx.Tensor.t()}]
   def call(%module{} = op, inputs, opts) do
     %{name: name, options: options, optional: optional} = table = module.table()
-    {more, own, where} = Kernel.sort_options!(name, opts, optional, Keyword.keys(options))
+    known = for {key, sort} <- options, sort != :fixed, do: key
+    {more, own, where} = Kernel.sort_options!(name, opts, optional, known)
     op = op |> struct!(Check.options!(table, own)) |> Map.update!(:target, &(&1 ++ where))
 
-    {inputs, sizes} = Check.inputs!(table, inputs ++ more)
-    outputs = Enum.filter(table.outputs, &asked?(&1, op, inputs))
+    table = Check.choose(table, op)
+    {inputs, sizes} = Check.inputs!(table, op, inputs ++ more)
+    outputs = Enum.filter(table.outputs, &there?(&1, op, inputs))
 
     inputs
     |> Vectorize.map(Enum.map(outputs, &like/1), &once(op, &1, templates(outputs, &1, sizes, &2)))
-    |> Enum.zip_with(outputs, &{elem(&2, 0), rename(&1, &2, sizes.names)})
+    |> Enum.zip_with(outputs, &{elem(&2, 0), Check.restore(&1, &2, sizes)})
+    |> without(
+      for {name, _, _, {:saved, option}} <- outputs, not Map.fetch!(op, option), do: name
+    )
   end
 
-  defp asked?({_, _, _, :always}, _op, _inputs), do: true
-  defp asked?({_, _, _, option}, op, _inputs), do: Map.fetch!(op, option)
-  defp asked?({_, input}, _op, inputs), do: List.keymember?(inputs, input, 0)
+  @doc """
+  Runs a part of the composed op `whole` where that runs, on those inputs that are not nil.
+  """
+  @spec part(struct, struct, [{String.t(), Nx.t() | nil}]) :: [{atom, Nx.Tensor.t()}]
+  def part(whole, part, inputs) do
+    call(%{part | target: whole.target}, Enum.filter(inputs, &elem(&1, 1)), [])
+  end
+
+  defp there?({_, _, _, :always}, _op, _inputs), do: true
+  defp there?({_, _, _, {:saved, _}}, _op, _inputs), do: true
+  defp there?({_, _, _, option}, op, _inputs), do: Map.fetch!(op, option)
+  defp there?({_, input}, _op, inputs), do: List.keymember?(inputs, input, 0)
+
+  defp without(outputs, []), do: outputs
+  defp without(outputs, names), do: Keyword.drop(outputs, names)
 
   defp like({_, _, _, _}), do: nil
   defp like({_, input}), do: input
@@ -82,7 +177,7 @@ defmodule Sidewinder.Op do
     for output <- outputs, do: {elem(output, 0), template(output, inputs, sizes, copies)}
   end
 
-  defp template({_, precision, [:b | dims], _}, _inputs, sizes, copies) do
+  defp template({_, precision, [_batch | dims], _}, _inputs, sizes, copies) do
     shape = [copies * sizes.dims.b | Enum.map(dims, &Check.size!(&1, sizes.dims))]
     Check.template!(List.to_tuple(shape), Map.fetch!(sizes, precision))
   end
@@ -91,11 +186,6 @@ defmodule Sidewinder.Op do
     {_, t} = List.keyfind!(inputs, input, 0)
     Nx.template(t.shape, t.type)
   end
-
-  defp rename(t, {_, _, dims, _}, names) when names != %{},
-    do: Nx.rename(t, Enum.map(dims, &names[&1]))
-
-  defp rename(t, _, _), do: t
 
   # Tensors of the right types, without names and vectorized axes.
   defp once(op, inputs, templates) do
@@ -191,7 +281,7 @@ defmodule Sidewinder.Op do
   end
 
   defp to_options(op, options) do
-    for {key, sort} <- options, not match?({:gradient, _}, sort), into: %{} do
+    for {key, sort} <- options, not match?({_, _}, sort), into: %{} do
       {key, to_option(Map.fetch!(op, key))}
     end
   end
@@ -221,6 +311,7 @@ defmodule Sidewinder.Op do
   defp kernel_type(:f, 64), do: :f64
   defp kernel_type(:bf, 16), do: :bf16
   defp kernel_type(:f, 16), do: :f16
+  defp kernel_type(:u, 8), do: :u8
 
   @doc "The same numbers for Nx, on `Nx.BinaryBackend`."
   @spec from_kernel(Tensor.t(), Nx.Tensor.t()) :: Nx.Tensor.t()

@@ -38,33 +38,51 @@ defmodule Sidewinder.NxTest.Inline do
     Evaluator.__compile__(key, vars, &inlined(fun, &1), opts)
   end
 
-  defp inlined(fun, vars), do: Composite.traverse(fun.(vars), &inline/1)
-
-  # These nodes have the names that their expressions lack.
-  defp inline(%Nx.Tensor{data: %Expr{op: :elem, args: [%{data: %{op: :metadata}} = of, i]}} = t) do
-    [tuple, _] = of.data.args
-    %{inline(elem(tuple, i)) | names: t.names}
+  defp inlined(fun, vars) do
+    {out, _done} = Composite.traverse(fun.(vars), %{}, &inline/2)
+    out
   end
 
-  defp inline(%Nx.Tensor{data: %Expr{op: :metadata, args: [expr, _]}} = t) do
-    %{inline(expr) | names: t.names}
-  end
+  # Each node once, for many have several that depend on them.
+  defp inline(%Nx.Tensor{data: %Expr{id: id}, names: names} = t, done) do
+    case done do
+      %{^id => inlined} ->
+        {%{inlined | names: names}, done}
 
-  defp inline(%Nx.Tensor{data: %Expr{op: :block, args: [struct, args, default, fun]}}) do
-    args = args |> Enum.map(&inline/1) |> List.to_tuple()
-    out = Nx.to_template(default)
-
-    case Expr.runtime_call(out, args, [struct: struct, fun: fun], &__MODULE__.default/2) do
-      %Nx.Tensor{} = t -> t
-      tuple -> hd(elem(tuple, 0).data.args)
+      %{} ->
+        {inlined, done} = inside(t, done)
+        {inlined, Map.put(done, id, inlined)}
     end
   end
 
-  defp inline(%Nx.Tensor{data: %Expr{op: op}} = t) when op in [:while, :cond, :fun], do: t
+  # These nodes have the names that their expressions lack.
+  defp inside(%{data: %Expr{op: :elem, args: [%{data: %{op: :metadata}} = of, i]}} = t, done) do
+    [tuple, _] = of.data.args
+    {inlined, done} = inline(elem(tuple, i), done)
+    {%{inlined | names: t.names}, done}
+  end
 
-  defp inline(%Nx.Tensor{} = t) do
-    {args, nil} = Tree.apply_args(t, nil, fn arg, nil -> {inline(arg), nil} end)
-    put_in(t.data.args, args)
+  defp inside(%{data: %Expr{op: :metadata, args: [expr, _]}} = t, done) do
+    {inlined, done} = inline(expr, done)
+    {%{inlined | names: t.names}, done}
+  end
+
+  defp inside(%{data: %Expr{op: :block, args: [struct, args, default, fun]}}, done) do
+    {args, done} = Enum.map_reduce(args, done, &inline/2)
+    opts = [struct: struct, fun: fun]
+    out = Nx.to_template(default)
+
+    case Expr.runtime_call(out, List.to_tuple(args), opts, &__MODULE__.default/2) do
+      %Nx.Tensor{} = t -> {t, done}
+      tuple -> {hd(elem(tuple, 0).data.args), done}
+    end
+  end
+
+  defp inside(%{data: %Expr{op: op}} = t, done) when op in [:while, :cond, :fun], do: {t, done}
+
+  defp inside(t, done) do
+    {args, done} = Tree.apply_args(t, done, &inline/2)
+    {put_in(t.data.args, args), done}
   end
 
   @doc false

@@ -15,6 +15,16 @@ defmodule Sidewinder.NxTest.Golden do
     end
   end
 
+  @attributes [:dt_softplus, :dt_clamp, :activation, :eps, :eps_mode, :gelu, :pairing, :theta] ++
+                [:first_position, :scale, :causal, :q_offset, :heads, :rope_theta]
+
+  @doc "The attributes of a case that are options of the function of its op; texts are atoms."
+  def attributes(%{attrs: attrs}) do
+    for {key, value} <- attrs,
+        key in @attributes,
+        do: {key, if(is_binary(value), do: String.to_atom(value), else: value)}
+  end
+
   @doc "The options of a case: its attributes, its optional inputs, and those for all its outputs."
   def options(%{inputs: inputs, attrs: attrs, outputs: outputs}) do
     tensors = [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "h0"]

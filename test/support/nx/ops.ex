@@ -8,19 +8,33 @@ defmodule Sidewinder.NxTest.Ops do
 
   import Sidewinder.NxTest.Scans, only: [random: 5]
 
-  @ops %{
-    "selective_scan" =>
-      {~w(x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "h0"],
-       return_states: :states, return_state: :last_state},
-    "selective_state_update" => {~w(state x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias"], []},
-    "linear_scan" => {~w(a b), [initial_state: "h0"], return_state: :last_state},
-    "causal_conv1d" =>
-      {~w(x w), [bias: "bias", initial_state: "init_state"], return_state: :final_state},
-    "causal_conv1d_update" => {~w(state x w), [bias: "bias"], []},
-    "mamba_block" =>
-      {~w(x), [conv_state: "conv_state", ssm_state: "ssm_state"],
-       return_state: :conv_state, return_state: :ssm_state}
-  }
+  @activations ~w(sigmoid silu gelu softplus relu)
+
+  @ops Map.new(@activations, &{&1, {~w(x), [], []}})
+       |> Map.merge(%{
+         "selective_scan" =>
+           {~w(x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "h0"],
+            return_states: :states, return_state: :last_state},
+         "selective_state_update" =>
+           {~w(state x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias"], []},
+         "linear_scan" => {~w(a b), [initial_state: "h0"], return_state: :last_state},
+         "causal_conv1d" =>
+           {~w(x w), [bias: "bias", initial_state: "init_state"], return_state: :final_state},
+         "causal_conv1d_update" => {~w(state x w), [bias: "bias"], []},
+         "mamba_block" =>
+           {~w(x), [conv_state: "conv_state", ssm_state: "ssm_state"],
+            return_state: :conv_state, return_state: :ssm_state},
+         "rms_norm" => {~w(x w), [], []},
+         "layer_norm" => {~w(x w b), [], []},
+         "layer_norm_gelu" => {~w(x w b), [], []},
+         "linear" => {~w(x w), [bias: "b"], []},
+         "matmul" => {~w(a b), [], []},
+         "rope" => {~w(x), [], []},
+         "attention" => {~w(q k v), [mask: "mask", bias: "bias"], return_lse: :lse},
+         "swiglu_mlp" => {~w(x), [], []},
+         "mha" => {~w(x), [mask: "mask"], []},
+         "transformer_block" => {~w(x), [mask: "mask"], []}
+       })
 
   @optional %{
     "selective_scan" => ~w(D z dt_bias h0),
@@ -28,14 +42,43 @@ defmodule Sidewinder.NxTest.Ops do
     "linear_scan" => ~w(h0),
     "causal_conv1d" => ~w(bias init_state),
     "causal_conv1d_update" => ~w(bias),
-    "mamba_block" => ~w(conv_b in_proj_b out_proj_b conv_state ssm_state)
+    "mamba_block" => ~w(conv_b in_proj_b out_proj_b conv_state ssm_state),
+    "linear" => ~w(b),
+    "attention" => ~w(mask bias),
+    "mha" => ~w(bo mask),
+    "transformer_block" => ~w(bo mask)
+  }
+
+  # Those that take a map of parameters, with their other inputs.
+  @parameters %{
+    "mamba_block" => ~w(x conv_state ssm_state),
+    "swiglu_mlp" => ~w(x),
+    "mha" => ~w(x mask),
+    "transformer_block" => ~w(x mask)
   }
 
   @doc "The names of all ops."
   def ops, do: Map.keys(@ops)
 
   @doc "The names of an op's optional inputs."
-  def optional(op), do: Map.fetch!(@optional, op)
+  def optional(op), do: Map.get(@optional, op, [])
+
+  @doc "The names of all functions that are one kernel."
+  def activations, do: @activations
+
+  @doc "The name of the kernel of an op."
+  def kernel(op), do: if(op in @activations, do: "activations", else: op)
+
+  @doc "Whether an op is a sequence of others where it is no kernel."
+  def composed?(op), do: is_map_key(@parameters, op)
+
+  @doc "The options that `problem/3` has for an op."
+  def defaults("attention"), do: [causal: true, q_offset: 1]
+
+  def defaults(op) when op in ~w(mha transformer_block),
+    do: [heads: 2, causal: true, rope_theta: 100.0]
+
+  def defaults(_op), do: []
 
   @doc "All lists of some elements of a list."
   def subsets([]), do: [[]]
@@ -49,14 +92,17 @@ defmodule Sidewinder.NxTest.Ops do
     named(op, apply(Sidewinder, String.to_atom(op), args ++ [tensors ++ opts]))
   end
 
-  defp params("mamba_block", inputs), do: [Map.drop(inputs, ~w(x conv_state ssm_state))]
-  defp params(_, _), do: []
+  defp params(op, inputs) do
+    if others = @parameters[op], do: [Map.drop(inputs, others)], else: []
+  end
 
   defp named(_, %{y: _} = outputs), do: outputs
   defp named("linear_scan", {h, last_state}), do: %{h: h, last_state: last_state}
   defp named("linear_scan", h), do: %{h: h}
   defp named("selective_scan", {y, last_state}), do: %{y: y, last_state: last_state}
   defp named("causal_conv1d", {y, state}), do: %{y: y, final_state: state}
+  defp named("attention", {y, lse}), do: %{y: y, lse: lse}
+  defp named("matmul", c), do: %{c: c}
   defp named("mamba_block", {y, states}), do: Map.put(states, :y, y)
   defp named(_, {y, state}), do: %{y: y, state: state}
   defp named(_, y), do: %{y: y}
@@ -83,18 +129,27 @@ defmodule Sidewinder.NxTest.Ops do
 
   defp narrow?(t), do: t.type in [{:f, 16}, {:bf, 16}]
 
-  @doc "The gradients by the names of the inputs, in one of the ways of `Sidewinder.NxTest.Scans`."
-  def gradients({op, inputs, cotangents, opts}, way \\ &apply/2) do
-    way.(fn inputs -> Nx.Defn.grad(inputs, &loss({op, &1, cotangents, opts})) end, [inputs])
-  end
+  @doc """
+  The gradients by the names of the inputs, but for masks, in one of the ways of
+  `Sidewinder.NxTest.Scans`.
+  """
+  def gradients(call, way \\ &apply/2), do: derive(call, way, &Nx.Defn.grad/2)
 
   @doc "Loss and gradients."
-  def value_and_grad({op, inputs, cotangents, opts}, way \\ &apply/2) do
+  def value_and_grad(call, way \\ &apply/2), do: derive(call, way, &Nx.Defn.value_and_grad/2)
+
+  defp derive({op, inputs, cotangents, opts}, way, derive) do
+    {masks, inputs} = Map.split_with(inputs, fn {_, t} -> mask?(t) end)
+
     way.(
-      fn inputs -> Nx.Defn.value_and_grad(inputs, &loss({op, &1, cotangents, opts})) end,
-      [inputs]
+      fn inputs, masks ->
+        derive.(inputs, &loss({op, Map.merge(&1, masks), cotangents, opts}))
+      end,
+      [inputs, masks]
     )
   end
+
+  defp mask?(t), do: t.type == {:u, 8}
 
   @doc """
   A call with random tensors: all inputs, and cotangents of all outputs. `sizes` are `{b, l, d, n}`;
@@ -106,18 +161,29 @@ defmodule Sidewinder.NxTest.Ops do
     {inputs, cotangents} =
       for {{name, shape, lo, hi, precision}, seed} <- Enum.with_index(shapes(op, sizes)),
           into: %{} do
-        {name, random(seed + 1, shape, lo, hi, if(precision == :wide, do: wide, else: type))}
+        case precision do
+          :storage -> {name, random(seed + 1, shape, lo, hi, type)}
+          :wide -> {name, random(seed + 1, shape, lo, hi, wide)}
+          :mask -> {name, mask(random(seed + 1, shape, lo, hi, :f32))}
+        end
       end
       |> Map.split_with(fn {name, _} -> name not in cotangents(op) end)
 
-    {op, inputs, cotangents, []}
+    {op, inputs, cotangents, defaults(op)}
   end
+
+  # The first key is seen by all.
+  defp mask(t), do: Nx.logical_or(Nx.greater(t, 0), Nx.equal(Nx.iota(t.shape, axis: -1), 0))
 
   defp cotangents("selective_scan"), do: ~w(dy dlast_state dstates)
   defp cotangents("linear_scan"), do: ~w(dh dlast_state)
   defp cotangents("causal_conv1d"), do: ~w(dy dfinal_state)
   defp cotangents("mamba_block"), do: ~w(dy dconv_state dssm_state)
-  defp cotangents(_update), do: ~w(dy dstate)
+  defp cotangents("attention"), do: ~w(dy dlse)
+  defp cotangents("matmul"), do: ~w(dc)
+  defp cotangents("selective_state_update"), do: ~w(dy dstate)
+  defp cotangents("causal_conv1d_update"), do: ~w(dy dstate)
+  defp cotangents(_), do: ~w(dy)
 
   # Name, shape, bounds, precision.
   defp shapes("selective_scan", {b, l, d, n}) do
@@ -209,6 +275,88 @@ defmodule Sidewinder.NxTest.Ops do
     ]
   end
 
+  defp shapes(op, {b, l, d, _}) when op in @activations do
+    [{"x", {b, l, d}, -3.0, 3.0, :storage}, {"dy", {b, l, d}, -1.0, 1.0, :storage}]
+  end
+
+  defp shapes("rms_norm", sizes) do
+    Enum.reject(shapes("layer_norm", sizes), &(elem(&1, 0) == "b"))
+  end
+
+  defp shapes(norm, {b, l, d, _}) when norm in ~w(layer_norm layer_norm_gelu) do
+    [
+      {"x", {b, l, d}, -1.0, 1.0, :storage},
+      {"w", {d}, 0.5, 1.5, :wide},
+      {"b", {d}, -1.0, 1.0, :wide},
+      {"dy", {b, l, d}, -1.0, 1.0, :storage}
+    ]
+  end
+
+  defp shapes("linear", {b, l, d, n}) do
+    [
+      {"x", {b, l, d}, -1.0, 1.0, :storage},
+      {"w", {n, d}, -1.0, 1.0, :storage},
+      {"b", {n}, -1.0, 1.0, :storage},
+      {"dy", {b, l, n}, -1.0, 1.0, :storage}
+    ]
+  end
+
+  defp shapes("matmul", {_, l, d, n}) do
+    [
+      {"a", {l, d}, -1.0, 1.0, :storage},
+      {"b", {d, n}, -1.0, 1.0, :storage},
+      {"dc", {l, n}, -1.0, 1.0, :storage}
+    ]
+  end
+
+  defp shapes("rope", {b, l, d, n}) do
+    for name <- ~w(x dy), do: {name, {b, d, l, 2 * n}, -1.0, 1.0, :storage}
+  end
+
+  defp shapes("attention", {b, l, d, n}) do
+    [
+      {"q", {b, 4, l, d}, -1.0, 1.0, :storage},
+      {"k", {b, 2, l + 1, d}, -1.0, 1.0, :storage},
+      {"v", {b, 2, l + 1, n}, -1.0, 1.0, :storage},
+      {"mask", {1, l, l + 1}, -1.0, 1.0, :mask},
+      {"bias", {b, 1, l, 1}, -1.0, 1.0, :wide},
+      {"dy", {b, 4, l, n}, -1.0, 1.0, :storage},
+      {"dlse", {b, 4, l}, -1.0, 1.0, :wide}
+    ]
+  end
+
+  defp shapes("swiglu_mlp", {b, l, d, n}) do
+    [
+      {"x", {b, l, d}, -1.0, 1.0, :storage},
+      {"wg", {n, d}, -1.0, 1.0, :storage},
+      {"wu", {n, d}, -1.0, 1.0, :storage},
+      {"wd", {d, n}, -1.0, 1.0, :storage},
+      {"dy", {b, l, d}, -1.0, 1.0, :storage}
+    ]
+  end
+
+  defp shapes("mha", {b, l, n, _}) do
+    d = 4 * n
+
+    [
+      {"x", {b, l, d}, -1.0, 1.0, :storage},
+      {"wqkv", {3 * d, d}, -0.5, 0.5, :storage},
+      {"wo", {d, d}, -0.5, 0.5, :storage},
+      {"bo", {d}, -1.0, 1.0, :storage},
+      {"mask", {b, 1, l, l}, -1.0, 1.0, :mask},
+      {"dy", {b, l, d}, -1.0, 1.0, :storage}
+    ]
+  end
+
+  defp shapes("transformer_block", {b, l, _, n} = sizes) do
+    d = 4
+
+    norms =
+      for name <- ~w(ln1_w ln1_b ln2_w ln2_b), do: {name, {d}, 0.5, 1.5, :wide}
+
+    norms ++ shapes("mha", {b, l, 1, n}) ++ tl(shapes("swiglu_mlp", put_elem(sizes, 2, d)))
+  end
+
   @doc "The same call with some more options, or without some of its tensors."
   def with_options({op, inputs, cotangents, opts}, more),
     do: {op, inputs, cotangents, opts ++ more}
@@ -219,7 +367,10 @@ defmodule Sidewinder.NxTest.Ops do
 
   @doc "All tensors of a call in a type, weights and states in that of the arithmetic."
   def as_type({op, inputs, cotangents, opts}, type) do
-    change = fn tensors -> Map.new(tensors, fn {name, t} -> {name, Nx.as_type(t, type)} end) end
+    change = fn tensors ->
+      Map.new(tensors, fn {name, t} -> {name, if(mask?(t), do: t, else: Nx.as_type(t, type))} end)
+    end
+
     {op, change.(inputs), change.(cotangents), opts}
   end
 
@@ -230,7 +381,7 @@ defmodule Sidewinder.NxTest.Ops do
   def check_differences({op, inputs, cotangents, opts} = call, gradients \\ nil) do
     gradients = gradients || gradients(call)
 
-    for {{name, t}, seed} <- Enum.with_index(inputs) do
+    for {{name, t}, seed} <- Enum.with_index(inputs), not mask?(t) do
       direction = random(seed + 77, t.shape, -1.0, 1.0, :f64)
 
       at = fn step ->

@@ -2,9 +2,9 @@ defmodule Sidewinder.Block.CausalConv1d do
   @moduledoc """
   `Sidewinder.causal_conv1d/3` in the graph of a compiler; see `Sidewinder.Block.SelectiveScan`.
   """
-  @behaviour Sidewinder.Op
-
-  alias Sidewinder.{Op, Reference}
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.CausalConv1d,
+    gradient: Sidewinder.Block.CausalConv1dBackward
 
   defstruct activation: nil, return_state: false, inputs: [], target: []
 
@@ -28,27 +28,13 @@ defmodule Sidewinder.Block.CausalConv1d do
       ]
     }
   end
-
-  @impl true
-  defdelegate body(op, inputs), to: Reference.CausalConv1d
-
-  @impl true
-  def gradient(op, given), do: Op.Gradient.by(Sidewinder.Block.CausalConv1dBackward, op, given)
 end
 
 defmodule Sidewinder.Block.CausalConv1dBackward do
   @moduledoc "The gradient of `Sidewinder.Block.CausalConv1d`."
-  @behaviour Sidewinder.Op
-
-  alias Sidewinder.{Block, Op, Reference}
-
-  defstruct activation: nil, inputs: [], target: []
-
-  @impl true
-  def table, do: Op.Gradient.table(Block.CausalConv1d.table())
-
-  @impl true
-  defdelegate body(op, inputs), to: Reference.CausalConv1d, as: :backward
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.CausalConv1d,
+    gradient_of: Sidewinder.Block.CausalConv1d
 end
 
 defmodule Sidewinder.Block.CausalConv1dUpdate do

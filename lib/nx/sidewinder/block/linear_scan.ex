@@ -2,9 +2,9 @@ defmodule Sidewinder.Block.LinearScan do
   @moduledoc """
   `Sidewinder.linear_scan/3` in the graph of a compiler; see `Sidewinder.Block.SelectiveScan`.
   """
-  @behaviour Sidewinder.Op
-
-  alias Sidewinder.{Op, Reference}
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.LinearScan,
+    gradient: Sidewinder.Block.LinearScanBackward
 
   defstruct return_state: false, inputs: [], target: [], algorithm: :sequential
 
@@ -28,32 +28,22 @@ defmodule Sidewinder.Block.LinearScan do
 
   @doc false
   def call(op, [a, b], opts) do
-    case Op.call(op, [{"a", a}, {"b", b}], opts) do
+    case Sidewinder.Op.call(op, [{"a", a}, {"b", b}], opts) do
       [h: h] -> h
       [h: h, last_state: last_state] -> {h, last_state}
     end
   end
-
-  @impl true
-  defdelegate body(op, inputs), to: Reference.LinearScan
-
-  @impl true
-  def gradient(op, given), do: Op.Gradient.by(Sidewinder.Block.LinearScanBackward, op, given)
 end
 
 defmodule Sidewinder.Block.LinearScanBackward do
   @moduledoc "The gradient of `Sidewinder.Block.LinearScan`. It takes h in place of b."
-  @behaviour Sidewinder.Op
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.LinearScan,
+    gradient_of: Sidewinder.Block.LinearScan
 
-  defstruct inputs: [], target: []
-
-  @impl true
-  def table do
-    table = Sidewinder.Op.Gradient.table(Sidewinder.Block.LinearScan.table())
-    {b, inputs} = Map.pop!(table.inputs, "b")
-    %{table | inputs: Map.put(inputs, "h", b), outputs: [da: "a", db: "a", dh0: "h0"]}
-  end
+  {b, inputs} = Map.pop!(@table.inputs, "b")
+  @table %{@table | inputs: Map.put(inputs, "h", b), outputs: [da: "a", db: "a", dh0: "h0"]}
 
   @impl true
-  defdelegate body(op, inputs), to: Sidewinder.Reference.LinearScan, as: :backward
+  def table, do: @table
 end

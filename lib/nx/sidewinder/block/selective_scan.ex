@@ -6,9 +6,9 @@ defmodule Sidewinder.Block.SelectiveScan do
   the `target` that the caller chose. A compiler may lower it to a call of its own; the block's
   default is `Sidewinder.Reference`.
   """
-  @behaviour Sidewinder.Op
-
-  alias Sidewinder.{Op, Reference}
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.SelectiveScan,
+    gradient: Sidewinder.Block.SelectiveScanBackward
 
   defstruct dt_softplus: false,
             dt_clamp: nil,
@@ -55,7 +55,11 @@ defmodule Sidewinder.Block.SelectiveScan do
   @doc false
   # All outputs by name where there are three, as the kernels have it.
   def call(op, [x, dt, a, b, c], opts) do
-    case Op.call(op, [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}], complete(opts)) do
+    case Sidewinder.Op.call(
+           op,
+           [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}],
+           complete(opts)
+         ) do
       [y: y] -> y
       [y: y, last_state: last_state] -> {y, last_state}
       [_, _, _] = outputs -> Map.new(outputs)
@@ -67,25 +71,11 @@ defmodule Sidewinder.Block.SelectiveScan do
       do: Keyword.put(opts, :return_state, true),
       else: opts
   end
-
-  @impl true
-  defdelegate body(op, inputs), to: Reference.SelectiveScan
-
-  @impl true
-  def gradient(op, given), do: Op.Gradient.by(Sidewinder.Block.SelectiveScanBackward, op, given)
 end
 
 defmodule Sidewinder.Block.SelectiveScanBackward do
   @moduledoc "The gradient of `Sidewinder.Block.SelectiveScan`."
-  @behaviour Sidewinder.Op
-
-  alias Sidewinder.{Block, Op, Reference}
-
-  defstruct dt_softplus: false, dt_clamp: nil, clamp_grad: :mask, inputs: [], target: []
-
-  @impl true
-  def table, do: Op.Gradient.table(Block.SelectiveScan.table())
-
-  @impl true
-  defdelegate body(op, inputs), to: Reference.SelectiveScan, as: :backward
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.SelectiveScan,
+    gradient_of: Sidewinder.Block.SelectiveScan
 end

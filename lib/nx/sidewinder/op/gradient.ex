@@ -11,8 +11,11 @@ defmodule Sidewinder.Op.Gradient do
 
   @doc "The `outputs` of `op` in a graph, with its gradient to each of the `tensors`."
   def attach(outputs, op, tensors, templates) do
-    custom_grad(outputs, tensors, &gradients(&1, outputs, op, tensors, templates))
+    floats = Enum.reject(tensors, &mask?/1)
+    custom_grad(outputs, floats, &gradients(&1, outputs, op, tensors, templates))
   end
+
+  defp mask?(t), do: Nx.Type.integer?(t.type)
 
   defp gradients(cotangents, outputs, %module{} = op, tensors, templates) do
     unless function_exported?(module, :gradient, 2), do: raise(second_derivative(module))
@@ -25,7 +28,10 @@ defmodule Sidewinder.Op.Gradient do
 
     given = Enum.zip(op.inputs, tensors) ++ results ++ cotangents(module, cotangents, templates)
     gradients = module.gradient(op, given)
-    Enum.map(op.inputs, &Map.fetch!(gradients, "d" <> &1))
+
+    for {name, t} <- Enum.zip(op.inputs, tensors),
+        not mask?(t),
+        do: Map.fetch!(gradients, "d" <> name)
   end
 
   # Nx has the number 0 for the cotangent of what the result does not depend on.
@@ -106,21 +112,59 @@ defmodule Sidewinder.Op.Gradient do
   outputs that must be asked for if they are there, and gives a gradient for each input.
   """
   def table(%{outputs: outputs} = table) do
-    more = for {name, _, _, asked} <- outputs, asked != :always, do: {:"d#{name}", "d#{name}"}
-    asked = for {_, _, _, asked} <- outputs, do: asked
+    asked = for {name, _, _, asked} <- outputs, asked != :always, do: {name, option(asked)}
+    more = for {name, _} <- asked, do: {:"d#{name}", "d#{name}"}
+    asked = Keyword.values(asked)
 
     %{
-      name: :"#{table.name}_backward",
-      inputs:
-        for({name, p, dims, _} <- outputs, into: table.inputs, do: {"d#{name}", {p, [dims]}}),
-      optional: table.optional ++ more,
-      options: for({key, sort} <- table.options, key not in asked, do: {key, own(sort)}),
-      outputs: for({name, _} <- table.inputs, do: {:"d#{name}", name})
+      table
+      | name: :"#{table.name}_backward",
+        inputs:
+          for({name, p, dims, _} <- outputs, into: table.inputs, do: {"d#{name}", {p, [dims]}}),
+        optional: table.optional ++ more,
+        options: for({key, sort} <- table.options, key not in asked, do: {key, own(sort)}),
+        outputs: for({name, {p, _}} when p != :mask <- table.inputs, do: {:"d#{name}", name})
     }
+    |> Map.delete(:composed)
   end
+
+  defp option({:saved, option}), do: option
+  defp option(option), do: option
 
   defp own({:gradient, sort}), do: sort
   defp own(sort), do: sort
+
+  @doc "The fields of the struct of an op's gradient: its options, as the op itself has them."
+  def fields(module) do
+    op = struct(module)
+    options = for {key, _} <- table(module.table()).options, do: {key, Map.fetch!(op, key)}
+    options ++ [inputs: [], target: []]
+  end
+
+  @doc """
+  The gradient of a composed op of the struct `module`, in pure Nx: its parts have gradients, so that
+  of the whole is left to Nx.
+  """
+  def through(module, op, tensors) do
+    %{inputs: known, outputs: outputs} = module.table()
+    asked = for {_, _, _, asked} <- outputs, asked != :always, do: {asked, true}
+    op = struct(module, Map.to_list(Map.from_struct(op)) ++ asked)
+
+    {cotangents, tensors} =
+      Map.split_with(tensors, fn {name, _} -> not is_map_key(known, name) end)
+
+    {masks, tensors} = Map.split_with(tensors, fn {_, t} -> mask?(t) end)
+
+    gradients =
+      Nx.Defn.grad(tensors, fn tensors ->
+        outputs = module.body(op, Map.merge(tensors, masks))
+
+        for({"d" <> name, dy} <- cotangents, do: Nx.sum(Nx.multiply(outputs[:"#{name}"], dy)))
+        |> Enum.reduce(&Nx.add/2)
+      end)
+
+    for {name, t} <- gradients, do: {:"d#{name}", Nx.as_type(t, tensors[name].type)}
+  end
 
   @doc "`Nx.as_type/2` whose gradient has the type of `t` again, where that has one."
   def cast(%{data: %Expr{}, type: {kind, _} = type} = t, target) when kind in [:f, :bf] do

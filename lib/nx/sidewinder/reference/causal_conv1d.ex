@@ -3,11 +3,11 @@ defmodule Sidewinder.Reference.CausalConv1d do
   # The depthwise causal convolution and its gradient, of checked inputs. A kernel is a few taps
   # wide, so the graph has a product for each tap.
 
-  alias Sidewinder.Reference.Recurrence
+  alias Sidewinder.Reference.{Activations, Recurrence}
 
   def body(op, %{"x" => x} = inputs) do
     padded = padded(inputs)
-    y = inputs |> sums(padded) |> activate(op.activation) |> Nx.as_type(x.type)
+    y = inputs |> sums(padded) |> Activations.value(op.activation) |> Nx.as_type(x.type)
     [y: y, final_state: op.return_state && final_state(padded, inputs)]
   end
 
@@ -17,7 +17,11 @@ defmodule Sidewinder.Reference.CausalConv1d do
   def backward(op, %{"x" => x, "w" => w, "dy" => dy} = inputs) do
     padded = padded(inputs)
     {length, width} = {Nx.axis_size(x, 1), Nx.axis_size(w, 1)}
-    du = dy |> Nx.as_type(w.type) |> Nx.multiply(slope(sums(inputs, padded), op.activation))
+
+    du =
+      dy
+      |> Nx.as_type(w.type)
+      |> Nx.multiply(Activations.slope(sums(inputs, padded), op.activation))
 
     dw =
       for j <- 0..(width - 1), do: Nx.sum(Nx.multiply(du, rows(padded, j, length)), axes: [0, 1])
@@ -70,14 +74,4 @@ defmodule Sidewinder.Reference.CausalConv1d do
 
   defp last_rows(nil, _, _), do: []
   defp last_rows(dstate, w, length), do: [spread(Nx.as_type(dstate, w.type), length, 0)]
-
-  defp activate(u, nil), do: u
-  defp activate(u, :silu), do: Nx.multiply(u, Nx.sigmoid(u))
-
-  defp slope(u, nil), do: Nx.broadcast(Nx.tensor(1, type: u.type), u)
-
-  defp slope(u, :silu) do
-    sigmoid = Nx.sigmoid(u)
-    Nx.multiply(sigmoid, Nx.add(1, Nx.multiply(u, Nx.subtract(1, sigmoid))))
-  end
 end

@@ -2,7 +2,7 @@ defmodule Sidewinder.Reference.LinearScan do
   @moduledoc false
   # The linear recurrence and its gradient, of checked inputs.
 
-  alias Sidewinder.Reference.Recurrence
+  alias Sidewinder.Reference.{Numbers, Recurrence}
   import Recurrence, only: [at: 2, swap: 1]
 
   def body(op, %{"a" => a, "b" => b} = inputs) do
@@ -25,8 +25,7 @@ defmodule Sidewinder.Reference.LinearScan do
   end
 
   # [L, B, K] in the type of the arithmetic, and back.
-  defp wide(%{type: {:f, 64}} = t), do: swap(t)
-  defp wide(t), do: t |> Nx.as_type(:f32) |> swap()
+  defp wide(t), do: t |> Numbers.wide() |> swap()
 
   defp narrow(t, like), do: t |> swap() |> Nx.as_type(like.type)
 

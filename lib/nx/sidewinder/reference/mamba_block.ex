@@ -1,6 +1,6 @@
 defmodule Sidewinder.Reference.MambaBlock do
   @moduledoc false
-  # The Mamba block, composed of products of matrices and other ops, and its gradient.
+  # The Mamba block, composed of products of matrices and other ops.
 
   alias Sidewinder.{Block, Op}
 
@@ -43,9 +43,8 @@ defmodule Sidewinder.Reference.MambaBlock do
     part(%Block.SelectiveScan{dt_softplus: true}, op, tensors ++ more)
   end
 
-  defp part(part, %{return_state: return_state, target: target}, tensors) do
-    part = %{part | return_state: return_state, target: target}
-    outputs = Op.call(part, Enum.reject(tensors, fn {_, t} -> t == nil end), [])
+  defp part(part, %{return_state: return_state} = op, tensors) do
+    outputs = Op.part(op, %{part | return_state: return_state}, tensors)
     {elem(hd(outputs), 1), if(return_state, do: elem(List.last(outputs), 1))}
   end
 
@@ -58,23 +57,4 @@ defmodule Sidewinder.Reference.MambaBlock do
     for {start, size} <- Enum.zip(starts, sizes),
         do: Nx.slice_along_axis(t, start, size, axis: -1)
   end
-
-  @doc "The parts have gradients, so that of the whole is left to Nx."
-  def backward(%{target: target}, inputs) do
-    {cotangents, inputs} =
-      Map.split(inputs, for({name, _, _, _} <- Block.MambaBlock.table().outputs, do: "d#{name}"))
-
-    op = %Block.MambaBlock{return_state: true, target: target}
-
-    gradients =
-      Nx.Defn.grad(inputs, fn inputs ->
-        outputs = body(op, inputs)
-        for({"d" <> name, dy} <- cotangents, do: inner(outputs[:"#{name}"], dy)) |> sum()
-      end)
-
-    for {name, t} <- gradients, do: {:"d#{name}", Nx.as_type(t, inputs[name].type)}
-  end
-
-  defp inner(y, dy), do: Nx.sum(Nx.multiply(y, dy))
-  defp sum(terms), do: Enum.reduce(terms, &Nx.add/2)
 end

@@ -4,8 +4,9 @@ defmodule Sidewinder.Reference.SelectiveScan do
   # of its op's type.
 
   import Nx.Defn
-  alias Sidewinder.Reference.Recurrence
+  alias Sidewinder.Reference.{Activations, Recurrence}
   import Recurrence, only: [at: 2, put: 3, swap: 1, zeros: 2]
+  import Sidewinder.Reference.Numbers, only: [constant: 2]
 
   @doc "y, the last state, and all states where they are known."
   def body(op, %{"x" => x, "A" => a} = inputs) do
@@ -90,22 +91,17 @@ defmodule Sidewinder.Reference.SelectiveScan do
   defp add(t, nil), do: t
   defp add(t, other), do: Nx.add(t, other)
 
-  defp size(raw, op), do: if(op.dt_softplus, do: softplus(raw), else: raw)
+  defp size(raw, op), do: Activations.value(raw, softplus(op))
 
-  # Overflows nowhere, unlike log(1 + exp(v)).
-  defp softplus(v),
-    do: v |> Nx.abs() |> Nx.negate() |> Nx.exp() |> Nx.log1p() |> Nx.add(Nx.max(v, 0))
+  defp softplus(op), do: if(op.dt_softplus, do: :softplus)
 
+  # The bounds count in the type of the arithmetic, and are both inside.
   defp clamp(s, nil), do: s
   defp clamp(s, {lo, hi}), do: s |> Nx.max(constant(lo, s)) |> Nx.min(constant(hi, s))
 
-  # The bounds count in the type of the arithmetic, and are both inside.
-  defp constant(value, t), do: Nx.tensor(value, type: t.type)
-
   # d delta / d dt
   defp raw_slope(op, raw) do
-    slope = if op.dt_softplus, do: Nx.sigmoid(raw), else: Nx.broadcast(constant(1, raw), raw)
-    mask(slope, size(raw, op), op)
+    raw |> Activations.slope(softplus(op)) |> mask(size(raw, op), op)
   end
 
   defp mask(slope, _, %{dt_clamp: nil}), do: slope
@@ -121,12 +117,9 @@ defmodule Sidewinder.Reference.SelectiveScan do
   defp skip(y, d, x), do: Nx.add(y, Nx.multiply(d, Nx.reshape(x, y.shape)))
 
   defp gate(y, nil), do: y
-  defp gate(y, z), do: Nx.multiply(y, Nx.multiply(z, Nx.sigmoid(z)))
+  defp gate(y, z), do: Nx.multiply(y, Activations.value(z, :silu))
 
-  defp gate_slope(dy, z) do
-    sigmoid = Nx.sigmoid(z)
-    Nx.multiply(dy, Nx.multiply(sigmoid, Nx.add(1, Nx.multiply(z, Nx.subtract(1, sigmoid)))))
-  end
+  defp gate_slope(dy, z), do: Nx.multiply(dy, Activations.slope(z, :silu))
 
   # Repeats each group of [L, B, G, N] for its channels.
   defp per_channel(t, channels) do

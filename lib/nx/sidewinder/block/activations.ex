@@ -1,0 +1,53 @@
+defmodule Sidewinder.Block.Activations do
+  @moduledoc """
+  `Sidewinder.silu/2` and its like in the graph of a compiler; see
+  `Sidewinder.Block.SelectiveScan`.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Activations,
+    gradient: Sidewinder.Block.ActivationsBackward
+
+  defstruct fn: nil, inputs: [], target: []
+
+  @impl true
+  def table do
+    %{
+      name: :activations,
+      inputs: %{"x" => {:storage, [[:...]]}},
+      optional: [],
+      options: [fn: :fixed],
+      outputs: [{:y, :storage, [:...], :always}]
+    }
+  end
+
+  @doc false
+  def call(function, x, opts) do
+    [y: y] = Sidewinder.Op.call(%__MODULE__{fn: function}, [{"x", x}], opts)
+    y
+  end
+
+  @doc false
+  # `:form` is no option of the op: the forms are functions of their own.
+  def gelu(x, opts) do
+    {form, opts} =
+      if Keyword.keyword?(opts), do: Keyword.pop(opts, :form, :tanh), else: {:tanh, opts}
+
+    case form do
+      :tanh -> call(:gelu_tanh, x, opts)
+      :erf -> call(:gelu_erf, x, opts)
+      other -> raise wrong_form(other)
+    end
+  end
+
+  defp wrong_form(other) do
+    got = Sidewinder.Error.show(other)
+    Sidewinder.Error.new(:option, "form", op: "gelu", expected: ":tanh or :erf", got: got)
+  end
+end
+
+defmodule Sidewinder.Block.ActivationsBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.Activations`."
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Activations,
+    gradient_of: Sidewinder.Block.Activations
+end

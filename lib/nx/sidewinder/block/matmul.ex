@@ -1,0 +1,31 @@
+defmodule Sidewinder.Block.Matmul do
+  @moduledoc """
+  `Sidewinder.matmul/3` in the graph of a compiler; see
+  `Sidewinder.Block.SelectiveScan`.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Matmul,
+    gradient: Sidewinder.Block.MatmulBackward
+
+  defstruct inputs: [], target: []
+
+  # The rows of a product have no part in each other, as entries of a batch.
+  @impl true
+  def table do
+    %{
+      name: :matmul,
+      inputs: %{"a" => {:storage, [[:b, :k]]}, "b" => {:storage, [[:k, :n]]}},
+      optional: [],
+      options: [],
+      outputs: [{:c, :storage, [:b, :n], :always}],
+      hint: "Columns of a meet rows of b"
+    }
+  end
+end
+
+defmodule Sidewinder.Block.MatmulBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.Matmul`."
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Matmul,
+    gradient_of: Sidewinder.Block.Matmul
+end

@@ -1,0 +1,16 @@
+defmodule Sidewinder.Op.Heads do
+  @moduledoc false
+  # Shapes of tensors with heads, which the option `layout` chooses.
+
+  @doc "The shapes of a tensor by layout."
+  def axes(heads, length, width) do
+    %{heads_first: [:b, heads, length, width], heads_last: [:b, length, heads, width]}
+  end
+
+  def layouts, do: [:heads_first, :heads_last]
+
+  def hint do
+    "Axes are batch, heads, length, width, or with layout: :heads_last batch, length, heads, width; " <>
+      "those of masks and biases are always batch, heads, queries, keys"
+  end
+end

@@ -1,0 +1,44 @@
+defmodule Sidewinder.Op.Params do
+  @moduledoc false
+  # Ops with many weights take them as a map, by atoms or strings.
+
+  alias Sidewinder.{Error, Op}
+
+  @typedoc "Names in the order in which they tell the sizes, and other names for them."
+  @type t :: %{
+          required(:required) => [String.t()],
+          required(:optional) => [String.t()],
+          optional(:aliases) => %{String.t() => String.t()}
+        }
+
+  @doc "`Sidewinder.Op.call/3` with `x` and the weights."
+  @spec call(struct, Nx.t(), map, keyword) :: [{atom, Nx.Tensor.t()}]
+  def call(%module{} = op, x, params, opts) do
+    Op.call(op, [{"x", x} | tensors!(module.table(), params)], opts)
+  end
+
+  defp tensors!(%{params: known} = table, params) when is_map(params) and not is_struct(params) do
+    aliases = Map.get(known, :aliases, %{})
+
+    given =
+      Map.new(params, fn {key, t} -> {Map.get(aliases, to_string(key), to_string(key)), t} end)
+
+    all = known.required ++ known.optional
+
+    with [unknown | _] <- Map.keys(given) -- all,
+         do: raise(wrong(table, unknown, "one of #{Enum.join(all, ", ")}", unknown))
+
+    with [missing | _] <- Enum.reject(known.required, &given[&1]),
+         do: raise(wrong(table, missing, "a tensor", "none"))
+
+    for name <- all, t = given[name], do: {name, t}
+  end
+
+  defp tensors!(table, other) do
+    raise wrong(table, "params", "a map of tensors", Error.show(other))
+  end
+
+  defp wrong(table, name, expected, got) do
+    Error.new(:argument, name, op: Atom.to_string(table.name), expected: expected, got: got)
+  end
+end
