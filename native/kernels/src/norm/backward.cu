@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_back
         next_x.begin(p, p.x, at + step);
         next_dy.begin(p, p.dy, at + step);
         Statistics s = statistics(p, x, set);
-        REAL sums[2] = {0, 0};
+        REAL sums[2] = {0, 0}, u[HELD][VEC];
         EACH_PACK {
             Pack px = x.pack(k), pdy = dy.pack(k);
             of.again(p, k);
@@ -25,8 +25,9 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_back
             EACH_ELEMENT {
                 unit[e] = (widen(px.of[e]) - s.mean) * s.r;
                 dz[e] = widen(pdy.of[e]) * slope<FN>(of.w[WEIGHTS_AT][e] * unit[e] + of.b[WEIGHTS_AT][e]);
-                sums[0] += dz[e] * of.w[WEIGHTS_AT][e];
-                sums[1] += dz[e] * of.w[WEIGHTS_AT][e] * unit[e];
+                u[AT][e] = rounded_product(dz[e], of.w[WEIGHTS_AT][e]);
+                sums[0] += u[AT][e];
+                sums[1] += u[AT][e] * unit[e];
             }
 #if PACKS == 0
             // The row of sums is this thread's at its columns, and not yet anything before its first row.
@@ -48,14 +49,20 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_back
 #endif
         }
         row_sums<2>(sums, set);
-        REAL mean = CENTERED ? sums[0] * p.by_columns : 0, along = sums[1] * p.by_columns;
+        REAL mean = CENTERED ? sums[0] / p.count : 0, along = sums[1] / p.count;
         EACH_PACK {
-            Pack px = x.pack(k), pdy = dy.pack(k), out;
+            Pack px = x.pack(k), out;
+#if PACKS == 0
+            Pack pdy = dy.pack(k);
             of.again(p, k);
+#endif
             EACH_ELEMENT {
                 REAL v = widen(px.of[e]) - s.mean;
-                REAL u = of.w[WEIGHTS_AT][e] * widen(pdy.of[e]) * slope<FN>(of.w[WEIGHTS_AT][e] * (v * s.r) + of.b[WEIGHTS_AT][e]);
-                narrow(s.r * (u - mean - v * s.t * along), out.of[e]);
+#if PACKS == 0
+                REAL dz = widen(pdy.of[e]) * slope<FN>(of.w[0][e] * (v * s.r) + of.b[0][e]);
+                u[0][e] = rounded_product(dz, of.w[0][e]);
+#endif
+                narrow(s.r * (u[AT][e] - mean - v * s.t * along), out.of[e]);
             }
             store(out, p.to + at * p.columns, column(k), x.count);
         }

@@ -13,7 +13,7 @@ struct Params {
     REAL* dw;         // a row of sums for each slot of threads
     REAL* db;
     i64 rows, columns;
-    REAL eps, scale, to_mean, by_columns;
+    REAL eps, scale, to_mean, count;   // count: columns, or 1 if there are none
 };
 
 constexpr int WARPS = THREADS / 32;
@@ -72,6 +72,10 @@ struct Row {
 
 struct Statistics { REAL mean, r, t; };
 
+// A product that is rounded, whatever it is added to: of a row of one element nothing may be left.
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
 __device__ __forceinline__ Statistics statistics(const Params& p, const Row& row, int set) {
     REAL mean = 0;
 #if CENTERED
@@ -81,7 +85,8 @@ __device__ __forceinline__ Statistics statistics(const Params& p, const Row& row
         EACH_ELEMENT sum[0] += widen(pack.of[e]);
     }
     row_sums<0>(sum, set);
-    mean = sum[0] * p.by_columns;
+    // Not times the inverse: fused with what follows it would leave a row of equal numbers its roundings.
+    mean = sum[0] / p.count;
 #endif
     REAL squares[1] = {0};
     EACH_PACK {

@@ -42,7 +42,8 @@ struct Given<'a, S: Storage> {
     eps: f64,
     /// What values are multiplied by before they are squared, and then the sum of their squares.
     scales: [S::Wide; 2],
-    by_columns: S::Wide,
+    /// Columns, or 1 if there are none.
+    count: S::Wide,
 }
 
 impl<'a, S: Storage> Given<'a, S> {
@@ -58,7 +59,7 @@ impl<'a, S: Storage> Given<'a, S> {
             outside: problem.eps_mode == EpsMode::Outside,
             eps: problem.eps,
             scales: [of(scale), of(mean)],
-            by_columns: of(1.0 / problem.columns.max(1) as f64),
+            count: of(problem.columns.max(1) as f64),
         })
     }
 
@@ -115,7 +116,7 @@ impl<S: Storage> Given<'_, S> {
         let mut mean = V::zero();
         if self.centered {
             let sum = row_sum!(columns, |at| S::load::<V>(&x[at..columns.min(at + V::LANES)]));
-            mean = V::splat(sum).mul(V::splat(self.by_columns));
+            mean = V::splat(sum).div(V::splat(self.count));
         }
         let scales = V::splat(scale);
         let squares = row_sum!(columns, |at| {
@@ -336,16 +337,15 @@ impl<S: Storage, F: Unary> Reverse<'_, S, F> {
         dx: &mut [S],
     ) {
         let (given, columns) = (self.given, self.given.columns);
-        let by_columns = V::splat(given.by_columns);
+        let count = V::splat(given.count);
         let along = row_sum!(columns, |at| {
             let end = columns.min(at + V::LANES);
             given.weighted::<V>(dz, at, end).mul(S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs))
         });
-        let along = V::splat(along).mul(by_columns);
+        let along = V::splat(along).div(count);
         let mut mean = V::zero();
         if given.centered {
-            mean = V::splat(row_sum!(columns, |at| given.weighted::<V>(dz, at, columns.min(at + V::LANES))))
-                .mul(by_columns);
+            mean = V::splat(row_sum!(columns, |at| given.weighted::<V>(dz, at, columns.min(at + V::LANES)))).div(count);
         }
         let t = V::splat(statistics.t);
         let mut at = 0;

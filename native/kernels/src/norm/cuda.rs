@@ -51,7 +51,7 @@ struct Params<R> {
     eps: R,
     scale: R,
     to_mean: R,
-    by_columns: R,
+    count: R,
 }
 
 /// The parameters of the sums; the same struct is declared in `sums.cu`.
@@ -206,7 +206,7 @@ impl Call<'_> {
             eps: R::from_f64(eps),
             scale: R::from_f64(scale),
             to_mean: R::from_f64(to_mean),
-            by_columns: R::from_f64(1.0 / columns.max(1) as f64),
+            count: R::from_f64(columns.max(1) as f64),
         })
     }
 
