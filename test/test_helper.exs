@@ -22,4 +22,5 @@ unless Code.ensure_loaded?(Sidewinder.CustomCall) do
   IO.puts("The tests of lib/exla are left out (it was not compiled: it needs EXLA 0.12).")
 end
 
-ExUnit.start(exclude: Keyword.keys(left_out))
+# A minute is little on a busy machine with two cores.
+ExUnit.start(exclude: Keyword.keys(left_out), timeout: 300_000)

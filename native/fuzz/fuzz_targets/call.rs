@@ -52,12 +52,16 @@ fn size(call: &Call, letter: char) -> usize {
 }
 
 fn shape(call: &Call, slot: &Slot, input: Input) -> Vec<usize> {
-    let alternatives: Vec<&str> = slot.shape.split('|').collect();
+    let alternatives: Vec<&str> = slot.shape.split(" | ").collect();
     let chosen = alternatives[input.alternative as usize % alternatives.len()];
     let axes = chosen.trim().trim_matches(['(', ')']).split(',').map(str::trim);
     axes.flat_map(|axis| match axis {
         "..." => vec![size(call, 'B'); call.sizes[2] as usize % 3],
-        axis => vec![axis.split('+').map(|term| of_term(call, term)).sum()],
+        // What may be repeated along an axis, such as `H|1`.
+        axis => match axis.split_once('|') {
+            Some((full, _)) => vec![if call.flags % 2 == 0 { of_term(call, full) } else { 1 }],
+            None => vec![axis.split('+').map(|term| of_term(call, term)).sum()],
+        },
     })
     .collect()
 }
