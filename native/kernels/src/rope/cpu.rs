@@ -67,7 +67,7 @@ impl<S: Storage> Work<S::Wide> for Rotate<'_, S> {
 
 impl<S: Storage> Rotate<'_, S> {
     fn angles(&self, position: usize, angles: &mut Angles<S::Wide>) {
-        let position = self.sign * (self.problem.first_position + position as i64) as f64;
+        let position = self.sign * (self.problem.first_position as f64 + position as f64);
         for (i, rate) in self.problem.rates.iter().enumerate() {
             let (sin, cos) = (position * rate).sin_cos();
             (angles.sin[i], angles.cos[i]) = (S::Wide::from_f64(sin), S::Wide::from_f64(cos));
