@@ -57,6 +57,7 @@ macro_rules! for_each_op {
         $with!($crate::rope::RopeBackward);
         $with!($crate::attention::Attention);
         $with!($crate::attention::AttentionBackward);
+        $with!($crate::attention::decode::Decode);
         $with!($crate::swiglu_mlp::SwigluMlp);
         $with!($crate::swiglu_mlp::SwigluMlpBackward);
         $with!($crate::mha::Mha);

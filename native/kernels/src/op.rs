@@ -133,6 +133,12 @@ impl<T> Named<T> {
         self.find(name).ok_or_else(|| Error::new(Kind::Argument, name).expected("a tensor").got("none"))
     }
 
+    /// The one of that name to change, or an error that says it is missing.
+    pub fn get_mut(&mut self, name: &str) -> Result<&mut T> {
+        self.get(name)?;
+        Ok(self.0.iter_mut().find(|(n, _)| n == name).map(|(_, t)| t).expect("it was just there"))
+    }
+
     /// Removes and returns the one of that name, or says that it is missing.
     pub fn expect(&mut self, name: &str) -> Result<T> {
         self.get(name)?;
@@ -202,6 +208,10 @@ pub trait Op {
     /// The op that this one is the gradient of. It takes inputs, outputs and cotangents of that op
     /// by their names, and gives for each of its inputs `x` that is there a gradient `dx`.
     const BACKWARD_OF: Option<&'static str> = None;
+    /// Inputs that are changed in place: an output of the same name and spec holds what the input holds when
+    /// the computation begins, which reads it there. Who has no more use for what it was may give it as that
+    /// output alone.
+    const IN_PLACE: &'static [&'static str] = &[];
 
     /// The options, with their defaults; unknown keys are refused when they are decoded.
     type Options: DeserializeOwned + Default + Clone;
@@ -413,23 +423,53 @@ impl<O: Op> Call<O> {
     }
 
     /// Computes on the CPU, from views to views of the specs that were checked.
-    pub fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
-        same_specs(&self.inputs, inputs)
-            .and_then(|()| same_specs(&self.outputs, &outputs))
-            .and_then(|()| match exec.level {
-                cpu::Level::Reference => run_reference::<O>(&self.problem, inputs, outputs),
-                _ => O::cpu(&self.problem, inputs, outputs, exec),
+    pub fn cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+        self.same_specs(inputs, &outputs)
+            .and_then(|()| {
+                for (name, from) in in_place::<O, _>(inputs) {
+                    outputs.get_mut(name)?.bytes_mut().copy_from_slice(from.bytes());
+                }
+                match exec.level {
+                    cpu::Level::Reference => run_reference::<O>(&self.problem, inputs, outputs),
+                    _ => O::cpu(&self.problem, inputs, outputs, exec),
+                }
             })
             .map_err(|error| error.in_op(O::NAME))
     }
 
     /// Queues the computation on a lane, from buffers to buffers of the specs that were checked.
     pub fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()> {
-        same_specs(&self.inputs, inputs)
-            .and_then(|()| same_specs(&self.outputs, outputs))
+        self.same_specs(inputs, outputs)
+            .and_then(|()| in_place::<O, _>(inputs).try_for_each(|(name, from)| lane.copy(from, outputs.get(name)?)))
             .and_then(|()| O::cuda(&self.problem, inputs, outputs, lane))
             .map_err(|error| error.in_op(O::NAME))
     }
+
+    /// Kernels trust sizes that were checked, so the data must have the very same.
+    fn same_specs<I: Described, T: Described>(&self, inputs: &Named<I>, outputs: &Named<T>) -> Result<()> {
+        let given = self.inputs.iter().filter(|(name, _)| {
+            let held = O::IN_PLACE.contains(&name.as_ref()) && outputs.find(name).is_some();
+            !held || inputs.find(name).is_some()
+        });
+        same_specs(given, inputs)?;
+        same_specs(self.outputs.iter(), outputs)
+    }
+}
+
+/// The inputs that are there to be copied and then changed in place.
+fn in_place<'i, O: Op, T>(inputs: &'i Named<T>) -> impl Iterator<Item = (&'static str, &'i T)> {
+    O::IN_PLACE.iter().filter_map(|&name| Some((name, inputs.find(name)?)))
+}
+
+/// The specs of a call's inputs, those among them that are only there as outputs to be changed in place.
+pub fn specs_of_call<O: Op, I: Described, T: Described>(inputs: &Named<I>, outputs: &Named<T>) -> Named<Spec> {
+    let mut all = specs(inputs);
+    for &name in O::IN_PLACE {
+        if let (None, Some(held)) = (inputs.find(name), outputs.find(name)) {
+            all.push(name, held.spec());
+        }
+    }
+    all
 }
 
 /// Checks and runs `O` on the CPU from views to views.
@@ -439,7 +479,7 @@ pub fn run_cpu<O: Op>(
     outputs: Named<ViewMut>,
     exec: &cpu::Exec,
 ) -> Result<()> {
-    Call::<O>::new(specs(inputs), options)?.cpu(inputs, outputs, exec)
+    Call::<O>::new(specs_of_call::<O, _, _>(inputs, &outputs), options)?.cpu(inputs, outputs, exec)
 }
 
 /// Checks `O` and queues it on a lane, from device buffers to device buffers.
@@ -449,20 +489,25 @@ pub fn run_cuda<O: Op>(
     outputs: &Named<&cuda::Buffer>,
     lane: &cuda::Lane,
 ) -> Result<()> {
-    Call::<O>::new(specs(inputs), options)?.cuda(inputs, outputs, lane)
+    Call::<O>::new(specs_of_call::<O, _, _>(inputs, outputs), options)?.cuda(inputs, outputs, lane)
 }
 
 fn run_reference<O: Op>(problem: &O::Problem, inputs: &Named<View>, outputs: Named<ViewMut>) -> Result<()> {
-    let mut results = O::reference(problem, &inputs.map(View::to_f64))?;
+    let mut given = inputs.map(View::to_f64);
+    for &name in O::IN_PLACE {
+        if let (None, Some(held)) = (inputs.find(name), outputs.find(name)) {
+            given.push(name, held.view().to_f64());
+        }
+    }
+    let mut results = O::reference(problem, &given)?;
     for (name, output) in outputs {
         output.store_f64(&results.expect(&name)?);
     }
     Ok(())
 }
 
-/// Kernels trust sizes that were checked, so the data must have the very same.
-fn same_specs<T: Described>(expected: &Named<Spec>, got: &Named<T>) -> Result<()> {
-    for (name, expected) in expected.iter() {
+fn same_specs<'e, T: Described>(expected: impl Iterator<Item = (&'e Name, &'e Spec)>, got: &Named<T>) -> Result<()> {
+    for (name, expected) in expected {
         let got = got.get(name)?.spec();
         if got != *expected {
             return Err(Error::new(Kind::Shape, name.as_ref()).expected(expected).got(got));

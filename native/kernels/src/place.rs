@@ -1,6 +1,7 @@
 //! Where an op that is made of other ops runs. It is written once over [`Place`].
 
 use crate::activations::Activation;
+use crate::attention::rows::CopyRows;
 use crate::cpu::{Exec, Level, elementwise};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
@@ -37,7 +38,7 @@ pub trait Place {
     /// A tensor to read.
     type View<'a>: Clone + Described;
     /// A tensor to write.
-    type ViewMut<'a>;
+    type ViewMut<'a>: Described;
 
     /// Memory for a tensor.
     fn empty(&self, spec: Spec) -> Result<Self::Owned>;
@@ -53,6 +54,8 @@ pub trait Place {
     fn rows<'s, 'a: 's>(of: &Self::View<'a>, range: Range<usize>) -> Result<Self::View<'s>>;
     /// The first `at` of the first axis, and the others.
     fn split_rows<'s, 'a: 's>(of: Self::ViewMut<'a>, at: usize) -> Result<(Self::ViewMut<'s>, Self::ViewMut<'s>)>;
+    /// What lies in a tensor to write.
+    fn read<'s, 'a: 's>(of: &'s Self::ViewMut<'a>) -> Self::View<'s>;
     /// The same elements in order under another shape.
     fn reshape<'s, 'a: 's>(of: &Self::View<'a>, dims: &[usize]) -> Result<Self::View<'s>>;
     /// The same elements in order under another shape.
@@ -67,6 +70,8 @@ pub trait Place {
     ) -> Result<()>;
     /// Computes element by element, from tensors of one type and shape to another of them.
     fn map(&self, map: Map, inputs: &[Self::View<'_>], to: Self::ViewMut<'_>) -> Result<()>;
+    /// Copies rows of heads, as far as the tensors were made for them.
+    fn copy_rows(&self, copy: &CopyRows, from: &Self::View<'_>, to: &mut Self::ViewMut<'_>) -> Result<()>;
 }
 
 /// The CPU.
@@ -98,6 +103,9 @@ impl Place for Cpu<'_> {
     fn split_rows<'s, 'a: 's>(of: ViewMut<'a>, at: usize) -> Result<(ViewMut<'s>, ViewMut<'s>)> {
         of.split_rows(at)
     }
+    fn read<'s, 'a: 's>(of: &'s ViewMut<'a>) -> View<'s> {
+        of.view()
+    }
     fn reshape<'s, 'a: 's>(of: &View<'a>, dims: &[usize]) -> Result<View<'s>> {
         of.reshape(dims)
     }
@@ -115,6 +123,10 @@ impl Place for Cpu<'_> {
     }
     fn map(&self, map: Map, inputs: &[View], to: ViewMut) -> Result<()> {
         elementwise::map(map, inputs, to, self.0)
+    }
+    fn copy_rows(&self, copy: &CopyRows, from: &View, to: &mut ViewMut) -> Result<()> {
+        copy.cpu(from, to);
+        Ok(())
     }
 }
 
@@ -148,6 +160,9 @@ impl Place for Cuda<'_> {
         let all = of.spec().shape.first().copied().unwrap_or(0);
         Ok((of.rows(0..at)?, of.rows(at..all)?))
     }
+    fn read<'s, 'a: 's>(of: &'s Buffer) -> Buffer {
+        of.clone()
+    }
     fn reshape<'s, 'a: 's>(of: &Buffer, dims: &[usize]) -> Result<Buffer> {
         of.reshape(dims)
     }
@@ -161,11 +176,16 @@ impl Place for Cuda<'_> {
     fn map(&self, map: Map, inputs: &[Buffer], to: Buffer) -> Result<()> {
         cuda::map(map, &inputs.iter().collect::<Vec<_>>(), &to, self.0)
     }
+    fn copy_rows(&self, copy: &CopyRows, from: &Buffer, to: &mut Buffer) -> Result<()> {
+        copy.cuda(from, to, self.0)
+    }
 }
 
-/// Runs steps in f64 through the references of their ops, from inputs for these slots.
+/// Runs steps in f64 through the references of their ops, from inputs for these slots, of which some are
+/// changed in place.
 pub fn through_references(
     slots: &[Slot],
+    in_place: &[&str],
     inputs: &Named<ArrayD<f64>>,
     outputs: &Named<Spec>,
     run: impl FnOnce(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
@@ -179,6 +199,11 @@ pub fn through_references(
     };
     let inputs: Named<Owned> = inputs.iter().map(filled).collect::<Result<_>>()?;
     let mut results = outputs.map(|spec| Owned::poisoned(Spec { dtype: DType::F64, ..*spec }));
+    for &name in in_place {
+        if let (Some(from), Ok(to)) = (inputs.find(name), results.get_mut(name)) {
+            to.clone_from(from);
+        }
+    }
     let views = results.iter_mut().map(|(name, result)| (name.clone(), result.view_mut())).collect();
     run(&Cpu(&Exec { level: Level::Reference, threads: 1 }), &inputs.map(Owned::view), views)?;
     Ok(results.map(|result| result.view().to_f64()))
@@ -202,6 +227,7 @@ macro_rules! forward_by_steps {
             let problem = problem.in_f64();
             $crate::place::through_references(
                 Self::INPUTS,
+                Self::IN_PLACE,
                 inputs,
                 &Self::outputs(&problem)?,
                 |place, inputs, outputs| steps::forward(place, &problem, inputs, outputs),
@@ -229,7 +255,7 @@ macro_rules! backward_by_steps {
         }
 
         fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-            $crate::place::through_references(Self::GIVEN, inputs, &call.outputs, |place, inputs, outputs| {
+            $crate::place::through_references(Self::GIVEN, &[], inputs, &call.outputs, |place, inputs, outputs| {
                 steps::backward(place, &call.of.in_f64(), inputs, outputs)
             })
         }

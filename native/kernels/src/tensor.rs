@@ -363,6 +363,16 @@ impl<'a> ViewMut<'a> {
         self.bytes
     }
 
+    /// The raw bytes, for a while.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes
+    }
+
+    /// What lies there now.
+    pub fn view(&self) -> View<'_> {
+        View { spec: self.spec, bytes: self.bytes }
+    }
+
     /// The same elements under another shape of equal size.
     pub fn reshape(self, dims: &[usize]) -> Result<ViewMut<'a>> {
         ViewMut::new(Spec::new(self.spec.dtype, dims)?, self.bytes)

@@ -177,7 +177,7 @@ fn every_subset_of_options() {
             inputs.push("bias", check::noise(6, &[1, heads, queries, keys], -2.0, 2.0));
         }
         let scale = has(1).then_some(0.3);
-        agrees(&Options { causal: has(4), q_offset: None, scale, layout }, &inputs);
+        agrees(&Options { causal: has(4), q_offset: None, scale, layout, cache: None }, &inputs);
     }
 }
 

@@ -104,12 +104,12 @@ fn agrees<O: Differentiable>(options: &O::Options, inputs: &Named<Owned>) {
 }
 
 fn heads(heads: usize, causal: bool, rope_theta: Option<f64>, pairing: Pairing) -> mha::Options {
-    mha::Options { heads, causal, rope_theta, pairing }
+    mha::Options { heads, causal, rope_theta, pairing, cached: 0 }
 }
 
 fn block_options(mha: &mha::Options) -> transformer_block::Options {
-    let mha::Options { heads, causal, rope_theta, pairing } = *mha;
-    transformer_block::Options { heads, causal, rope_theta, pairing, eps: 1e-5 }
+    let mha::Options { heads, causal, rope_theta, pairing, cached } = *mha;
+    transformer_block::Options { heads, causal, rope_theta, pairing, cached, eps: 1e-5 }
 }
 
 #[test]

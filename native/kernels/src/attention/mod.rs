@@ -24,7 +24,9 @@
 
 mod cpu;
 mod cuda;
+pub mod decode;
 mod reference;
+pub mod rows;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
@@ -63,6 +65,10 @@ pub struct Options {
     pub q_offset: Option<i64>,
     /// The order of the axes.
     pub layout: Layout,
+    /// That keys and values are a cache, whose heads come first whatever the layout, and how many of them are
+    /// there. For ops that are made of this one.
+    #[serde(skip)]
+    pub cache: Option<usize>,
 }
 
 /// How many elements lie between neighbours along the axes of heads of rows.
@@ -131,36 +137,50 @@ pub struct Problem {
     pub bias: Option<Repeated>,
     /// The order of the axes.
     pub layout: Layout,
+    /// The order of the axes of keys and values.
+    pub key_layout: Layout,
     /// The storage type.
     pub dtype: DType,
 }
 
-/// Heads, rows and width of a tensor of rank 4.
+/// Batch, heads, rows and width of a tensor of rank 4.
 fn sizes(inputs: &Named<Spec>, name: &str, layout: Layout) -> Result<[usize; 4]> {
     let spec = inputs.get(name)?;
-    match (layout, &spec.shape[..]) {
-        (Layout::HeadsFirst, &[batch, heads, rows, width]) => Ok([batch, heads, rows, width]),
-        (Layout::HeadsLast, &[batch, rows, heads, width]) => Ok([batch, heads, rows, width]),
+    match (layout, spec.shape.len()) {
+        (_, 4) => Ok(sizes_of(layout, &spec.shape)),
         (Layout::HeadsFirst, _) => Err(op::wrong_shape(name, "(batch, heads, length, width)", spec).hint("")),
         (Layout::HeadsLast, _) => Err(op::wrong_shape(name, "(batch, length, heads, width)", spec).hint("")),
+    }
+}
+
+/// The same of a shape that is known to have four axes.
+fn sizes_of(layout: Layout, dims: &[usize]) -> [usize; 4] {
+    let [batch, second, third, width] = [dims[0], dims[1], dims[2], dims[3]];
+    match layout {
+        Layout::HeadsFirst => [batch, second, third, width],
+        Layout::HeadsLast => [batch, third, second, width],
     }
 }
 
 impl Problem {
     fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
         let layout = options.layout;
+        let key_layout = if options.cache.is_some() { Layout::HeadsFirst } else { layout };
         let [batch, heads, queries, width] = sizes(inputs, "q", layout)?;
-        let [_, key_heads, keys, _] = sizes(inputs, "k", layout)?;
-        let [_, _, _, value_width] = sizes(inputs, "v", layout)?;
+        let [_, key_heads, room, _] = sizes(inputs, "k", key_layout)?;
+        let [_, _, _, value_width] = sizes(inputs, "v", key_layout)?;
+        let keys = options.cache.unwrap_or(room);
         if key_heads == 0 || !heads.is_multiple_of(key_heads) {
             return Err(Error::new(Kind::Shape, "k")
                 .expected(format_args!("heads that divide the {heads} of q"))
                 .got(key_heads));
         }
-        op::same_shape(inputs, "k", &shape(layout, [batch, key_heads, keys, width])).map_err(of_heads)?;
-        op::same_shape(inputs, "v", &shape(layout, [batch, key_heads, keys, value_width])).map_err(of_heads)?;
+        op::same_shape(inputs, "k", &shape(key_layout, [batch, key_heads, room, width])).map_err(of_heads)?;
+        op::same_shape(inputs, "v", &shape(key_layout, [batch, key_heads, room, value_width])).map_err(of_heads)?;
+        assert!(keys <= room, "a cache has the rows that are said to be there");
         let scores = [batch, heads, queries, keys];
-        let strides = |heads, rows, width| Strides::new(layout, heads, rows, width);
+        let strides = |width| Strides::new(layout, heads, queries, width);
+        let key_strides = |width| Strides::new(key_layout, key_heads, room, width);
         Ok(Problem {
             batch,
             heads,
@@ -171,13 +191,14 @@ impl Problem {
             value_width,
             scale: scale(options.scale, width)?,
             causal: options.causal.then(|| options.q_offset.unwrap_or(keys as i64 - queries as i64)),
-            q: strides(heads, queries, width),
-            k: strides(key_heads, keys, width),
-            v: strides(key_heads, keys, value_width),
-            y: strides(heads, queries, value_width),
+            q: strides(width),
+            k: key_strides(width),
+            v: key_strides(value_width),
+            y: strides(value_width),
             mask: repeated(inputs, "mask", scores)?,
             bias: repeated(inputs, "bias", scores)?,
             layout,
+            key_layout,
             dtype: inputs.get("q")?.dtype,
         })
     }

@@ -17,9 +17,11 @@ struct Given<'a> {
 
 impl<'a> Given<'a> {
     fn new(problem: &'a Problem, inputs: &'a Named<ArrayD<f64>>) -> Result<Given<'a>> {
-        let of = |name| heads_first(problem, inputs.get(name)?);
+        let of = |name, layout| heads_first(layout, inputs.get(name)?);
+        let (layout, key_layout) = (problem.layout, problem.key_layout);
         let (mask, bias) = (inputs.find("mask"), inputs.find("bias"));
-        Ok(Given { problem, q: of("q")?, k: of("k")?, v: of("v")?, mask, bias })
+        let [q, k, v] = [of("q", layout)?, of("k", key_layout)?, of("v", key_layout)?];
+        Ok(Given { problem, q, k, v, mask, bias })
     }
 
     /// Batch, head and query of all rows.
@@ -50,9 +52,9 @@ impl<'a> Given<'a> {
     }
 }
 
-fn heads_first<'a>(problem: &Problem, tensor: &'a ArrayD<f64>) -> Result<ArrayView4<'a, f64>> {
+fn heads_first<'a>(layout: Layout, tensor: &'a ArrayD<f64>) -> Result<ArrayView4<'a, f64>> {
     let view = tensor.view().into_dimensionality::<Ix4>().expect("a checked rank");
-    Ok(match problem.layout {
+    Ok(match layout {
         Layout::HeadsFirst => view,
         Layout::HeadsLast => view.permuted_axes([0, 2, 1, 3]),
     })
@@ -104,7 +106,7 @@ pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<A
 /// again, for large scores lose digits of `P` where `lse` is rounded.
 pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let given = Given::new(problem, inputs)?;
-    let dy = heads_first(problem, inputs.get("dy")?)?;
+    let dy = heads_first(problem.layout, inputs.get("dy")?)?;
     let dlse = inputs.find("dlse").map(|d| d.view().into_dimensionality::<Ix3>().expect("a checked rank"));
     let [mut dq, mut dk, mut dv] = [given.q, given.k, given.v].map(|of| Array4::zeros(of.dim()));
     let mut dbias = given.bias.map(|bias| Array1::<f64>::zeros(bias.len()));

@@ -259,6 +259,19 @@ impl Lane {
         self.synchronize()
     }
 
+    /// Queues a copy of a buffer into another of the same size.
+    pub fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
+        same_size(from.spec().bytes(), to)?;
+        let (source, target, bytes) = (self.address(from)?, self.address(to)?, to.spec().bytes());
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.bind()?;
+        // SAFETY: both ranges are whole buffers.
+        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, self.stream()) };
+        self.device.answer(code, "cuMemcpyDtoDAsync")
+    }
+
     /// Fills a buffer with bytes of all ones, which read as NaN in every float type. For tests.
     pub fn poison(&self, buffer: &Buffer) -> Result<()> {
         let (address, bytes) = (self.address(buffer)?, buffer.spec().bytes());

@@ -12,11 +12,14 @@ pub fn run_host<O: Op>(
     inputs: &Named<View>,
     outputs: Named<ViewMut>,
 ) -> Result<()> {
-    op::check::<O>(&op::specs(inputs), options)?;
+    op::check::<O>(&op::specs_of_call::<O, _, _>(inputs, &outputs), options)?;
     let lane = device.lane()?;
     let sources = inputs.try_map(|view| Buffer::new(device, view.spec()))?;
     let results = outputs.try_map(|view| Buffer::new(device, view.spec()))?;
-    let copies: Vec<_> = inputs.iter().zip(sources.iter()).map(|((_, view), (_, to))| (view.bytes(), to)).collect();
+    let held = outputs.iter().filter(|(name, _)| O::IN_PLACE.contains(&name.as_ref()) && inputs.find(name).is_none());
+    let held: Vec<_> = held.map(|(name, output)| Ok((output.view(), results.get(name)?))).collect::<Result<_>>()?;
+    let given = inputs.iter().zip(sources.iter()).map(|((_, view), (_, to))| (view.bytes(), to));
+    let copies: Vec<_> = given.chain(held.iter().map(|(view, to)| (view.bytes(), *to))).collect();
     lane.upload_all(&copies)?;
     op::run_cuda::<O>(options, &sources.map(|b| b), &results.map(|b| b), &lane)?;
     let mut copies: Vec<_> =

@@ -8,10 +8,14 @@
 //! ```
 //!
 //! The gradient computes what lies in between again. What lies in between has the storage type.
+//!
+//! With a cache of keys and values, what is attended to are its rows and then the new ones, which it takes in
+//! ([`decode`]); rotation goes on at the first of them. A cache has no gradient.
 
 mod steps;
 
 use crate::attention;
+use crate::attention::decode;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
@@ -32,21 +36,38 @@ pub struct Options {
     pub rope_theta: Option<f64>,
     /// Which elements are rotated in pairs.
     pub pairing: Pairing,
+    /// How many rows of the cache are there, if there is one.
+    pub cached: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { heads: 1, causal: false, rope_theta: None, pairing: Pairing::Half }
+        Options { heads: 1, causal: false, rope_theta: None, pairing: Pairing::Half, cached: 0 }
     }
 }
 
 /// The documentation of the options.
-pub const OPTIONS: [OptionDoc; 4] = [
+pub const OPTIONS: [OptionDoc; 5] = [
     OptionDoc { name: "heads", takes: "integer", help: "how many heads there are; 1 by default" },
     OptionDoc { name: "causal", takes: "flag", help: "whether a token sees no later ones" },
     OptionDoc { name: "rope_theta", takes: "float", help: "the base of rotary angles; no rotation by default" },
     OptionDoc { name: "pairing", takes: "text", help: "of rotation: half, the default, or interleaved" },
+    decode::CACHED,
 ];
+
+/// A cache of keys and values, `C` rows long.
+pub const CACHE: [Slot; 2] =
+    [Slot::new("keys", "(B, H, C, D/H)").optional(), Slot::new("values", "(B, H, C, D/H)").optional()];
+
+/// The specs of a cache, if there is one.
+pub fn cache(inputs: &Named<Spec>) -> Result<Option<[Spec; 2]>> {
+    match (inputs.find("keys"), inputs.find("values")) {
+        (Some(&keys), Some(&values)) => Ok(Some([keys, values])),
+        (None, None) => Ok(None),
+        (Some(_), None) => inputs.get("values").map(|_| None),
+        (None, Some(_)) => inputs.get("keys").map(|_| None),
+    }
+}
 
 /// A checked call.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +88,10 @@ pub struct Problem {
     pub pairing: Pairing,
     /// The storage type.
     pub dtype: DType,
+    /// The cache's keys and values.
+    pub cache: Option<[Spec; 2]>,
+    /// How many rows of the cache are there.
+    pub cached: usize,
 }
 
 impl Problem {
@@ -78,8 +103,8 @@ impl Problem {
         for (name, dims) in [("wqkv", &[3 * width, width][..]), ("wo", &[width, width]), ("bo", &[width])] {
             op::same_shape(inputs, name, dims).map_err(|e| e.hint("Weights are stored (out, in)"))?;
         }
-        let Options { heads, causal, rope_theta, pairing } = *options;
-        attention::repeated(inputs, "mask", [batch, heads, length, length])?;
+        let Options { heads, causal, rope_theta, pairing, cached } = *options;
+        attention::repeated(inputs, "mask", [batch, heads, length, cached.saturating_add(length)])?;
         if heads == 0 || !width.is_multiple_of(heads) {
             return Err(Error::new(Kind::Option, "heads").expected(format_args!("a divisor of {width}")).got(heads));
         }
@@ -88,13 +113,52 @@ impl Problem {
                 .expected("heads of an even width, to rotate pairs")
                 .got(format_args!("{heads} of {}", width / heads)));
         }
-        Ok(Problem { batch, length, width, heads, causal, rope_theta, pairing, dtype: x.dtype })
+        let cache = cache(inputs)?;
+        let problem =
+            Problem { batch, length, width, heads, causal, rope_theta, pairing, dtype: x.dtype, cache, cached };
+        problem.check_cache()?;
+        Ok(problem)
+    }
+
+    fn check_cache(&self) -> Result<()> {
+        match self.cache {
+            Some([keys, values]) => {
+                let new = Spec::new(self.dtype, &self.in_heads())?;
+                let inputs = [("q", new), ("k", new), ("v", new), ("keys", keys), ("values", values)];
+                decode::Decode::check(&inputs.into_iter().collect(), &self.decode()).map(|_| ())
+            }
+            None if self.cached == 0 => Ok(()),
+            None => Err(Error::new(Kind::Option, "cached")
+                .expected("0 where there is no cache")
+                .got(self.cached)
+                .hint("Give the cache as `keys` and `values`")),
+        }
+    }
+
+    /// The sizes of a tensor like `x`, cut into heads.
+    fn in_heads(&self) -> [usize; 4] {
+        [self.batch, self.length, self.heads, self.width / self.heads]
+    }
+
+    fn decode(&self) -> decode::Options {
+        let Problem { causal, cached, .. } = *self;
+        decode::Options { causal, cached, layout: attention::Layout::HeadsLast, ..Default::default() }
     }
 
     fn in_f64(self) -> Problem {
-        Problem { dtype: DType::F64, ..self }
+        let cache = self.cache.map(|cache| cache.map(|spec| Spec { dtype: DType::F64, ..spec }));
+        Problem { dtype: DType::F64, cache, ..self }
     }
 }
+
+/// What it computes from beside a cache.
+const LAYER: [Slot; 5] = [
+    Slot::new("x", "(B, L, D)"),
+    Slot::new("wqkv", "(3D, D)"),
+    Slot::new("wo", "(D, D)"),
+    Slot::new("bo", "(D)").optional(),
+    Slot::new("mask", "(B|1, H|1, L|1, L|1)").mask().optional(),
+];
 
 /// Multi-head self-attention.
 pub struct Mha;
@@ -102,15 +166,10 @@ pub struct Mha;
 impl Op for Mha {
     const NAME: &'static str = "mha";
     const ABOUT: &'static str = "Multi-head self-attention with its projections";
-    const INPUTS: &'static [Slot] = &[
-        Slot::new("x", "(B, L, D)"),
-        Slot::new("wqkv", "(3D, D)"),
-        Slot::new("wo", "(D, D)"),
-        Slot::new("bo", "(D)").optional(),
-        Slot::new("mask", "(B|1, H|1, L|1, L|1)").mask().optional(),
-    ];
+    const INPUTS: &'static [Slot] = &op::slots::<7>(&LAYER, &CACHE);
     const OPTIONS: &'static [OptionDoc] = &OPTIONS;
     const COTANGENTS: &'static [&'static str] = &["dy"];
+    const IN_PLACE: &'static [&'static str] = &["keys", "values"];
 
     type Options = Options;
     type Problem = Problem;
@@ -121,7 +180,9 @@ impl Op for Mha {
 
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let Problem { batch, length, width, dtype, .. } = *problem;
-        Ok([("y", Spec::new(dtype, &[batch, length, width])?)].into_iter().collect())
+        let y = Spec::new(dtype, &[batch, length, width])?;
+        let [keys, values] = problem.cache.map_or([None; 2], |cache| cache.map(Some));
+        Ok(op::named([("y", Some(y)), ("keys", keys), ("values", values)]))
     }
 
     crate::forward_by_steps!();
@@ -132,7 +193,7 @@ pub type MhaBackward = Backward<Mha>;
 
 impl Differentiable for Mha {
     const BACKWARD: &'static str = "mha_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<6>(Self::INPUTS, &[Slot::new("dy", "(B, L, D)")]);
+    const GIVEN: &'static [Slot] = &op::slots::<6>(&LAYER, &[Slot::new("dy", "(B, L, D)")]);
 
     crate::backward_by_steps!();
 }

@@ -1,6 +1,7 @@
 //! Self-attention as a sequence of ops, wherever they run.
 
 use super::Problem;
+use crate::attention::decode::Decode;
 use crate::attention::{self, Attention, AttentionBackward, Layout};
 use crate::error::Result;
 use crate::linear;
@@ -17,7 +18,8 @@ pub fn forward<'a, P: Place>(
     mut outputs: Named<P::ViewMut<'a>>,
 ) -> Result<()> {
     let steps = Steps { place, problem, inputs };
-    let Between { a, .. } = steps.between()?;
+    let cache = [outputs.take("keys"), outputs.take("values")];
+    let Between { a, .. } = steps.between(cache)?;
     let bo = inputs.find("bo").map(P::briefly);
     linear::at(place, [P::view(&a), steps.input("wo")?], bo, P::briefly_mut(outputs.expect("y")?))
 }
@@ -30,7 +32,7 @@ pub fn backward<'a, P: Place>(
     mut outputs: Named<P::ViewMut<'a>>,
 ) -> Result<()> {
     let steps = Steps { place, problem, inputs };
-    let between = steps.between()?;
+    let between = steps.between([None, None])?;
     let mut da = steps.like_x()?;
     linear::backward_at(
         place,
@@ -71,28 +73,28 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         self.place.empty(Spec::new(dtype, &[batch, length, width])?)
     }
 
-    /// The sizes of a tensor like `x`, cut into heads.
-    fn in_heads(&self) -> [usize; 4] {
-        let Problem { batch, length, width, heads, .. } = *self.problem;
-        [batch, length, heads, width / heads]
-    }
-
     fn view<'s>(&self, of: &'s P::Owned) -> Result<P::View<'s>> {
-        P::reshape(&P::view(of), &self.in_heads())
+        P::reshape(&P::view(of), &self.problem.in_heads())
     }
 
     fn view_mut<'s>(&self, of: &'s mut P::Owned) -> Result<P::ViewMut<'s>> {
-        P::reshape_mut(P::view_mut(of), &self.in_heads())
+        P::reshape_mut(P::view_mut(of), &self.problem.in_heads())
     }
 
-    fn between(&self) -> Result<Between<P::Owned>> {
+    fn between(&self, [keys, values]: [Option<P::ViewMut<'a>>; 2]) -> Result<Between<P::Owned>> {
         let Problem { batch, length, heads, dtype, .. } = *self.problem;
         let lse = self.place.empty(Spec::new(dtype.wide(), &[batch, heads, length])?)?;
         let qkv = [self.projected(0)?, self.projected(1)?, self.projected(2)?];
         let mut between = Between { qkv, a: self.like_x()?, lse };
-        let outputs =
-            named([("y", Some(self.view_mut(&mut between.a)?)), ("lse", Some(P::view_mut(&mut between.lse)))]);
-        self.place.call::<Attention>(&self.attention(), self.attention_inputs(&between.qkv)?, outputs)?;
+        let (y, inputs) = (Some(self.view_mut(&mut between.a)?), self.attention_inputs(&between.qkv)?);
+        if self.problem.cache.is_some() {
+            let [keys, values] = [keys, values].map(|held| held.map(P::briefly_mut));
+            let outputs = named([("y", y), ("keys", keys), ("values", values)]);
+            self.place.call::<Decode>(&self.problem.decode(), inputs, outputs)?;
+        } else {
+            let outputs = named([("y", y), ("lse", Some(P::view_mut(&mut between.lse)))]);
+            self.place.call::<Attention>(&self.attention(), inputs, outputs)?;
+        }
         Ok(between)
     }
 
@@ -113,8 +115,9 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     }
 
     fn rope(&self) -> Option<rope::Options> {
-        let Problem { rope_theta, pairing, .. } = *self.problem;
-        Some(rope::Options { theta: rope_theta?, pairing, layout: Layout::HeadsLast, ..Default::default() })
+        let Problem { rope_theta, pairing, cached, .. } = *self.problem;
+        let (layout, first_position) = (Layout::HeadsLast, cached as i64);
+        Some(rope::Options { theta: rope_theta?, pairing, layout, first_position, ..Default::default() })
     }
 
     fn attention(&self) -> attention::Options {

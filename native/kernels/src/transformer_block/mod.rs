@@ -6,13 +6,13 @@
 //! ```
 //!
 //! The gradient computes what lies in between again, and then goes through the gradients of these steps in
-//! reverse. What lies in between has the storage type.
+//! reverse. What lies in between has the storage type. A cache of keys and values is that of [`mha`].
 
 mod steps;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::mha;
+use crate::mha::{self, Mha};
 use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
 use crate::rope::Pairing;
 use crate::tensor::{DType, Spec, View, ViewMut};
@@ -31,21 +31,23 @@ pub struct Options {
     pub rope_theta: Option<f64>,
     /// Which elements are rotated in pairs.
     pub pairing: Pairing,
+    /// How many rows of the cache are there, if there is one.
+    pub cached: usize,
     /// What keeps the norms' divisors from 0.
     pub eps: f64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        let mha::Options { heads, causal, rope_theta, pairing } = mha::Options::default();
-        Options { heads, causal, rope_theta, pairing, eps: 1e-5 }
+        let mha::Options { heads, causal, rope_theta, pairing, cached } = mha::Options::default();
+        Options { heads, causal, rope_theta, pairing, cached, eps: 1e-5 }
     }
 }
 
 impl Options {
     fn mha(&self) -> mha::Options {
-        let Options { heads, causal, rope_theta, pairing, .. } = *self;
-        mha::Options { heads, causal, rope_theta, pairing }
+        let Options { heads, causal, rope_theta, pairing, cached, .. } = *self;
+        mha::Options { heads, causal, rope_theta, pairing, cached }
     }
 }
 
@@ -54,6 +56,8 @@ impl Options {
 pub struct Problem {
     /// Type and shape of `x`.
     pub x: Spec,
+    /// The cache's keys and values.
+    pub cache: Option<[Spec; 2]>,
     /// The options.
     pub options: Options,
 }
@@ -67,13 +71,30 @@ impl Problem {
         for name in ["ln1_w", "ln1_b", "ln2_w", "ln2_b", "bo"] {
             op::same_shape(inputs, name, &[width])?;
         }
-        Ok(Problem { x, options: options.clone() })
+        Ok(Problem { x, cache: mha::cache(inputs)?, options: options.clone() })
     }
 
     fn in_f64(&self) -> Problem {
-        Problem { x: Spec { dtype: DType::F64, ..self.x }, options: self.options.clone() }
+        let f64 = |spec: Spec| Spec { dtype: DType::F64, ..spec };
+        Problem { x: f64(self.x), cache: self.cache.map(|cache| cache.map(f64)), options: self.options.clone() }
     }
 }
+
+/// What it computes from beside a cache.
+const BLOCK: [Slot; 12] = [
+    Slot::new("x", "(B, L, D)"),
+    Slot::new("wqkv", "(3D, D)"),
+    Slot::new("wo", "(D, D)"),
+    Slot::new("bo", "(D)").optional(),
+    Slot::new("ln1_w", "(D)").wide(),
+    Slot::new("ln1_b", "(D)").wide(),
+    Slot::new("ln2_w", "(D)").wide(),
+    Slot::new("ln2_b", "(D)").wide(),
+    Slot::new("wg", "(F, D)"),
+    Slot::new("wu", "(F, D)"),
+    Slot::new("wd", "(D, F)"),
+    Slot::new("mask", "(B|1, H|1, L|1, L|1)").mask().optional(),
+];
 
 /// The block.
 pub struct TransformerBlock;
@@ -81,28 +102,17 @@ pub struct TransformerBlock;
 impl Op for TransformerBlock {
     const NAME: &'static str = "transformer_block";
     const ABOUT: &'static str = "Transformer block: self-attention and feed-forward layer, each behind a norm";
-    const INPUTS: &'static [Slot] = &[
-        Slot::new("x", "(B, L, D)"),
-        Slot::new("wqkv", "(3D, D)"),
-        Slot::new("wo", "(D, D)"),
-        Slot::new("bo", "(D)").optional(),
-        Slot::new("ln1_w", "(D)").wide(),
-        Slot::new("ln1_b", "(D)").wide(),
-        Slot::new("ln2_w", "(D)").wide(),
-        Slot::new("ln2_b", "(D)").wide(),
-        Slot::new("wg", "(F, D)"),
-        Slot::new("wu", "(F, D)"),
-        Slot::new("wd", "(D, F)"),
-        Slot::new("mask", "(B|1, H|1, L|1, L|1)").mask().optional(),
-    ];
+    const INPUTS: &'static [Slot] = &op::slots::<14>(&BLOCK, &mha::CACHE);
     const OPTIONS: &'static [OptionDoc] = &[
         mha::OPTIONS[0],
         mha::OPTIONS[1],
         mha::OPTIONS[2],
         mha::OPTIONS[3],
+        mha::OPTIONS[4],
         OptionDoc { name: "eps", takes: "float", help: "what keeps the norms' divisors from 0; 1e-5 by default" },
     ];
     const COTANGENTS: &'static [&'static str] = &["dy"];
+    const IN_PLACE: &'static [&'static str] = Mha::IN_PLACE;
 
     type Options = Options;
     type Problem = Problem;
@@ -115,7 +125,8 @@ impl Op for TransformerBlock {
     }
 
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        Ok([("y", problem.x)].into_iter().collect())
+        let [keys, values] = problem.cache.map_or([None; 2], |cache| cache.map(Some));
+        Ok(op::named([("y", Some(problem.x)), ("keys", keys), ("values", values)]))
     }
 
     crate::forward_by_steps!();
@@ -126,7 +137,7 @@ pub type TransformerBlockBackward = Backward<TransformerBlock>;
 
 impl Differentiable for TransformerBlock {
     const BACKWARD: &'static str = "transformer_block_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<13>(Self::INPUTS, &[Slot::new("dy", "(B, L, D)")]);
+    const GIVEN: &'static [Slot] = &op::slots::<13>(&BLOCK, &[Slot::new("dy", "(B, L, D)")]);
 
     crate::backward_by_steps!();
 }

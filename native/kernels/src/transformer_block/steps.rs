@@ -20,7 +20,7 @@ pub fn check(inputs: &Named<Spec>, options: &Options) -> Result<()> {
         let names = ["x"].into_iter().chain(names.iter().copied());
         names.filter_map(|name| Some((name, *inputs.find(name)?))).collect()
     };
-    Mha::check(&of(&MHA), &options.mha())?;
+    Mha::check(&of(&[&MHA[..], Mha::IN_PLACE].concat()), &options.mha())?;
     SwigluMlp::check(&of(&MLP), &swiglu_mlp::Options::default())?;
     Ok(())
 }
@@ -33,7 +33,8 @@ pub fn forward<'a, P: Place>(
     mut outputs: Named<P::ViewMut<'a>>,
 ) -> Result<()> {
     let steps = Steps { place, problem, inputs };
-    let Between { h, n2, .. } = steps.between()?;
+    let cache = [outputs.take("keys"), outputs.take("values")];
+    let Between { h, n2, .. } = steps.between(cache)?;
     let mut m = steps.like_x()?;
     let given = steps.inputs_of(&n2, &MLP);
     place.call::<SwigluMlp>(&Default::default(), given, named([("y", Some(P::view_mut(&mut m)))]))?;
@@ -48,7 +49,7 @@ pub fn backward<'a, P: Place>(
     mut outputs: Named<P::ViewMut<'a>>,
 ) -> Result<()> {
     let steps = Steps { place, problem, inputs };
-    let Between { n1, h, n2 } = steps.between()?;
+    let Between { n1, h, n2 } = steps.between([None, None])?;
     let [mut dn2, mut of_n2, mut dh] = [steps.like_x()?, steps.like_x()?, steps.like_x()?];
     let dy = P::briefly(inputs.get("dy")?);
     let mut given = steps.inputs_of(&n2, &MLP);
@@ -109,12 +110,13 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         [("dx", P::view_mut(dx))].into_iter().chain(own).collect()
     }
 
-    fn between(&self) -> Result<Between<P::Owned>> {
+    fn between(&self, cache: [Option<P::ViewMut<'a>>; 2]) -> Result<Between<P::Owned>> {
         let [mut n1, mut a, mut h, mut n2] = [self.like_x()?, self.like_x()?, self.like_x()?, self.like_x()?];
         let x = P::briefly(self.inputs.get("x")?);
         self.norm(P::briefly(&x), 1, &mut n1)?;
-        let y = named([("y", Some(P::view_mut(&mut a)))]);
-        self.place.call::<Mha>(&self.problem.options.mha(), self.inputs_of(&n1, &MHA), y)?;
+        let [keys, values] = cache.map(|held| held.map(P::briefly_mut));
+        let to = named([("y", Some(P::view_mut(&mut a))), ("keys", keys), ("values", values)]);
+        self.place.call::<Mha>(&self.problem.options.mha(), self.inputs_of(&n1, &MHA), to)?;
         self.place.map(Map::Sum, &[x, P::view(&a)], P::view_mut(&mut h))?;
         self.norm(P::view(&h), 2, &mut n2)?;
         Ok(Between { n1, h, n2 })

@@ -1,0 +1,174 @@
+//! Attention of new tokens over those of a cache and themselves, which the cache takes in:
+//!
+//! ```text
+//! keys[cached..cached + L] = k            values[cached..cached + L] = v
+//! y = attention(q, keys[..cached + L], values[..cached + L])
+//! ```
+//!
+//! Token by token or many at a time, rows come out as those of one causal pass over all tokens. The cache has
+//! heads first whatever the layout of the rest, so that what a head reads lies together.
+
+use super::rows::CopyRows;
+use super::{Attention, LAYOUT, Layout, sizes};
+use crate::cuda::{Buffer, Lane};
+use crate::error::{Error, Kind, Result};
+use crate::op::{self, Named, Op, OptionDoc, Slot, named};
+use crate::place::Place;
+use crate::tensor::{DType, Described, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// The options.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// How many rows of the cache are there; 0 by default.
+    pub cached: usize,
+    /// What scores are multiplied by; `1 / sqrt(W)` by default.
+    pub scale: Option<f64>,
+    /// Whether a token sees no later ones; true by default.
+    pub causal: bool,
+    /// The order of the axes of all but the cache.
+    pub layout: Layout,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { cached: 0, scale: None, causal: true, layout: Layout::HeadsFirst }
+    }
+}
+
+/// The documentation of `cached`.
+pub const CACHED: OptionDoc =
+    OptionDoc { name: "cached", takes: "integer", help: "how many rows of the cache are there; 0 by default" };
+
+/// A checked call.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// The cache's keys and values, one after the other.
+    pub cache: [Spec; 2],
+    /// What attention makes of the cache after the new rows are in it.
+    pub attention: super::Options,
+    /// The cache's rows that were there.
+    pub cached: usize,
+    /// The outputs of attention, `y` and `lse`.
+    pub outputs: [Spec; 2],
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let Options { cached, scale, causal, layout } = *options;
+        let [batch, key_heads, room, width] = sizes(inputs, "keys", Layout::HeadsFirst)?;
+        let [_, _, _, value_width] = sizes(inputs, "values", Layout::HeadsFirst)?;
+        let [_, _, new, _] = sizes(inputs, "q", layout)?;
+        op::same_shape(inputs, "k", &super::shape(layout, [batch, key_heads, new, width])).map_err(of_cache)?;
+        op::same_shape(inputs, "v", &super::shape(layout, [batch, key_heads, new, value_width])).map_err(of_cache)?;
+        let most = room.checked_sub(new).filter(|&most| cached <= most);
+        most.ok_or_else(|| no_room(room, new, cached))?;
+        let attention = super::Options { scale, causal, layout, cache: Some(cached + new), ..Default::default() };
+        let with_cache = ["q", "mask", "bias"].iter().filter_map(|&name| Some((name, *inputs.find(name)?)));
+        let cache = [("k", *inputs.get("keys")?), ("v", *inputs.get("values")?)];
+        let checked = Attention::check(&with_cache.chain(cache).collect(), &attention).map_err(by_its_name)?;
+        let mut of_attention = Attention::outputs(&checked)?;
+        let outputs = [of_attention.expect("y")?, of_attention.expect("lse")?];
+        Ok(Problem { cache: cache.map(|(_, spec)| spec), attention, cached, outputs })
+    }
+
+    fn in_f64(&self) -> Problem {
+        let f64 = |spec: Spec| Spec { dtype: DType::F64, ..spec };
+        Problem { cache: self.cache.map(f64), outputs: self.outputs.map(f64), ..self.clone() }
+    }
+}
+
+fn of_cache(error: Error) -> Error {
+    error.hint("New keys and values have the cache's batch, heads and width, and the length of q")
+}
+
+/// What attention calls `k` and `v` are the cache's.
+fn by_its_name(error: Error) -> Error {
+    let argument = match &*error.argument {
+        "k" => "keys".into(),
+        "v" => "values".into(),
+        _ => error.argument.clone(),
+    };
+    Error { argument, ..error }
+}
+
+fn no_room(room: usize, new: usize, cached: usize) -> Error {
+    Error::new(Kind::Option, "cached")
+        .expected(format_args!("room for {new} rows after it, of {room} in the cache"))
+        .got(cached)
+        .hint("Give it a larger cache")
+}
+
+/// Attention over a cache that takes in what is new.
+pub struct Decode;
+
+impl Op for Decode {
+    const NAME: &'static str = "decode";
+    const ABOUT: &'static str = "Attention of new tokens over a cache of keys and values, which takes them in";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("q", "(B, H, L, W)"),
+        Slot::new("k", "(B, K, L, W)"),
+        Slot::new("v", "(B, K, L, V)"),
+        Slot::new("keys", "(B, K, C, W)"),
+        Slot::new("values", "(B, K, C, V)"),
+        Slot::new("mask", "(B|1, H|1, L|1, M|1)").mask().optional(),
+        Slot::new("bias", "(B|1, H|1, L|1, M|1)").wide().optional(),
+    ];
+    const OPTIONS: &'static [OptionDoc] = &[
+        CACHED,
+        OptionDoc { name: "scale", takes: "float", help: "what scores are multiplied by; 1 / sqrt(W) by default" },
+        OptionDoc { name: "causal", takes: "flag", help: "whether a token sees no later ones; true by default" },
+        LAYOUT,
+    ];
+    const COTANGENTS: &'static [&'static str] = &[];
+    const IN_PLACE: &'static [&'static str] = &["keys", "values"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let [keys, values] = problem.cache;
+        Ok([("y", problem.outputs[0]), ("keys", keys), ("values", values)].into_iter().collect())
+    }
+
+    crate::forward_by_steps!();
+}
+
+/// The same as a sequence of steps, wherever they run.
+mod steps {
+    use super::*;
+
+    /// Decoding: `y`, with new rows in `keys` and `values`.
+    pub fn forward<'a, P: Place>(
+        place: &P,
+        problem: &Problem,
+        inputs: &Named<P::View<'a>>,
+        mut outputs: Named<P::ViewMut<'a>>,
+    ) -> Result<()> {
+        let Problem { cached, ref attention, outputs: [_, lse], .. } = *problem;
+        let mut cache = [outputs.expect("keys")?, outputs.expect("values")?];
+        for (rows, to) in ["k", "v"].into_iter().zip(&mut cache) {
+            let rows = inputs.get(rows)?;
+            let spec = P::read(to).spec();
+            place.copy_rows(&CopyRows::into_heads_first(rows.spec(), attention.layout, spec, cached), rows, to)?;
+        }
+        let mut lse = place.empty(lse)?;
+        let input = |name| inputs.find(name).map(P::briefly);
+        let [keys, values] = &cache;
+        let given = named([
+            ("q", input("q")),
+            ("k", Some(P::read(keys))),
+            ("v", Some(P::read(values))),
+            ("mask", input("mask")),
+            ("bias", input("bias")),
+        ]);
+        let y = P::briefly_mut(outputs.expect("y")?);
+        place.call::<Attention>(attention, given, named([("y", Some(y)), ("lse", Some(P::view_mut(&mut lse)))]))
+    }
+}

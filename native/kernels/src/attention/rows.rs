@@ -1,0 +1,81 @@
+//! Copies of rows between tensors of heads that hold them in different orders or have room for more.
+
+use super::{Layout, Strides, sizes_of};
+use crate::cuda::{self, Buffer, Lane, Source};
+use crate::error::Result;
+use crate::tensor::{Described, Spec, View, ViewMut};
+
+const COPY: Source = Source { name: "copy_rows", text: include_str!("copy_rows.cu") };
+
+/// A copy of all rows of one tensor to as many neighbouring rows of another, whose heads come first.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyRows {
+    /// Batch, heads, rows and width.
+    sizes: [usize; 4],
+    from: Strides,
+    to: Strides,
+    /// The first row that is written.
+    first: usize,
+}
+
+/// The kernel's parameters; the same struct is declared in `copy_rows.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    from: u64,
+    to: u64,
+    sizes: [i64; 4],
+    from_at: [i64; 3],
+    to_at: [i64; 3],
+    first: i64,
+}
+
+impl CopyRows {
+    /// From a tensor in some order of axes to the rows from `first` on of one whose heads come first. The
+    /// caller has checked that batch, heads and width are the same and that the rows fit.
+    pub fn into_heads_first(from: Spec, layout: Layout, to: Spec, first: usize) -> CopyRows {
+        let sizes @ [_, heads, rows, width] = sizes_of(layout, &from.shape);
+        let [_, _, room, _] = sizes_of(Layout::HeadsFirst, &to.shape);
+        let strides = |layout, rows| Strides::new(layout, heads, rows, width);
+        CopyRows { sizes, from: strides(layout, rows), to: strides(Layout::HeadsFirst, room), first }
+    }
+
+    /// The first rows of a tensor whose heads come first, into one that has room for no less.
+    pub fn grow(from: Spec, to: Spec, rows: usize) -> CopyRows {
+        let mut copy = CopyRows::into_heads_first(from, Layout::HeadsFirst, to, 0);
+        copy.sizes[2] = rows;
+        copy
+    }
+
+    /// Copies on the CPU.
+    pub fn cpu(&self, from: &View, to: &mut ViewMut) {
+        let [batch, heads, rows, width] = self.sizes;
+        let size = from.spec().dtype.size();
+        // Neighbouring rows are copied at once.
+        let (runs, run) = if self.from.row == width { (1, rows * width) } else { (rows, width) };
+        for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+            for i in 0..runs {
+                let (at, to_at) = (size * self.from.at(b, h, i), size * self.to.at(b, h, self.first + i));
+                let to = &mut to.bytes_mut()[to_at..to_at + size * run];
+                to.copy_from_slice(&from.bytes()[at..at + size * run]);
+            }
+        }
+    }
+
+    /// Queues the copy on a lane.
+    pub fn cuda(&self, from: &Buffer, to: &Buffer, lane: &Lane) -> Result<()> {
+        let strides = |at: Strides| [at.batch as i64, at.head as i64, at.row as i64];
+        let params = Params {
+            from: lane.address(from)?,
+            to: lane.address(to)?,
+            sizes: self.sizes.map(|size| size as i64),
+            from_at: strides(self.from),
+            to_at: strides(self.to),
+            first: self.first as i64,
+        };
+        let kernel = lane.device().kernel(&COPY, &cuda::types(from.spec().dtype))?;
+        // SAFETY: Params is the struct that the kernel declares; the strides are those of the buffers, which
+        // the caller has checked to have these rows.
+        unsafe { cuda::launch_each(lane, &kernel, self.sizes.iter().product(), &params) }
+    }
+}
