@@ -135,7 +135,9 @@ defmodule Sidewinder.Kernel do
     do: div(Tensor.elements(weight), width)
 
   # Heads are fewer than keys, whichever comes first.
-  defp cost(name, %Tensor{shape: {_, m, n, _}}, _width) when name in ["k", "v"], do: max(m, n)
+  defp cost(name, %Tensor{shape: {_, m, n, _}}, _width) when name in ["k", "v", "keys", "values"],
+    do: max(m, n)
+
   defp cost(_name, _tensor, _width), do: 0
 
   # A gradient computes its op again and goes back through it.
@@ -148,7 +150,7 @@ defmodule Sidewinder.Kernel do
 
   defp device(:auto, inputs, large) do
     case Enum.find(inputs, &match?({_name, %Tensor{data: data}} when is_reference(data), &1)) do
-      {_name, tensor} -> tensor |> Tensor.device() |> elem(1)
+      {_name, tensor} -> ordinal(Tensor.device(tensor))
       nil -> if large and Device.cuda?(), do: 0
     end
   end
@@ -160,6 +162,10 @@ defmodule Sidewinder.Kernel do
             hint: "The pure Nx functions take Nx tensors: see Sidewinder and Sidewinder.Reference"
           )
   end
+
+  defp ordinal({:cuda, ordinal}), do: ordinal
+  # A cache on the host.
+  defp ordinal(:host), do: nil
 
   @doc """
   Sorts the options of a call of `op`: into those that are optional inputs (`tensors` gives their

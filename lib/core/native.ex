@@ -38,6 +38,9 @@ defmodule Sidewinder.Native do
   def buffer_to_host(_tensor), do: missing()
   def buffer_device(_tensor), do: missing()
 
+  def held_new(_type, _sizes, _ordinal), do: missing()
+  def held_grow(_tensor, _rows, _room), do: missing()
+
   def tensor_cast(_tensor, _type), do: missing()
 
   def safetensors_index(_path), do: missing()

@@ -41,6 +41,7 @@ defmodule Sidewinder.RandomInputs do
     "causal_conv1d_update" => %{"W" => 4},
     "mamba_block" => %{"N" => 16, "W" => 4},
     "attention" => %{"K" => 8},
+    "decode" => %{"K" => 8, "C" => 512},
     "matmul" => %{"M" => 256, "K" => 256}
   }
 
@@ -195,9 +196,9 @@ defmodule Sidewinder.RandomInputs do
           )
   end
 
-  # The words describe heads first.
+  # The words describe heads first, as masks and caches always are.
   defp by_layout([a, b, c, d] = sizes, %{shape: words}, %{layout: "heads_last"}) do
-    if words =~ "|1", do: sizes, else: [a, c, b, d]
+    if words =~ "|1" or words =~ "C", do: sizes, else: [a, c, b, d]
   end
 
   defp by_layout(sizes, _slot, _options), do: sizes

@@ -154,7 +154,8 @@ defmodule Sidewinder.Tensor do
   def device(%__MODULE__{data: data}) when is_binary(data), do: :host
 
   def device(%__MODULE__{} = tensor) do
-    {:cuda, Error.unwrap!(Native.buffer_device(to_native(tensor)))}
+    ordinal = Error.unwrap!(Native.buffer_device(to_native(tensor)))
+    if ordinal, do: {:cuda, ordinal}, else: :host
   end
 
   @doc """

@@ -8,7 +8,9 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Kernel.Scan
   doctest Sidewinder.Kernel.Conv
   doctest Sidewinder.Kernel.NN
+  doctest Sidewinder.Kernel.Attention
   doctest Sidewinder.Kernel.Mamba
+  doctest Sidewinder.KVCache
   doctest Sidewinder.Safetensors
   doctest Sidewinder.Compare
   doctest Sidewinder.RandomInputs

@@ -14,7 +14,7 @@ defmodule Sidewinder.Kernel.Attention do
   `Sidewinder.Kernel.Scan` tells.
   """
 
-  alias Sidewinder.{Kernel, Tensor}
+  alias Sidewinder.{Kernel, KVCache, Tensor}
 
   @tensors [mask: "mask", bias: "bias"]
   @attention [:scale, :causal, :q_offset, :layout]
@@ -105,6 +105,53 @@ defmodule Sidewinder.Kernel.Attention do
     Kernel.gradients(op, given ++ inputs, own, where)
   end
 
+  @doc """
+  Attention of new tokens over those of a cache and themselves; the cache takes them in.
+
+    * `q` - `{B, H, L, W}`
+    * `k` - `{B, K, L, W}`, rotated if the model does that
+    * `v` - `{B, K, L, V}`
+    * `cache` - a `Sidewinder.KVCache` of as many batches, heads and elements, where the tensors are
+
+  Options beside those of `Sidewinder.Kernel`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias`
+  for the keys of the cache and then the new ones, and `:causal` - whether a token sees no later ones, `true`
+  by default.
+
+  Returns `{y, cache}`, the latter with the new rows. Rows of `y`, `{B, H, L, V}`, are those of one causal
+  pass of `attention/4` over all tokens, however many come at a time.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> cache = Sidewinder.KVCache.new(:f32, {1, 1, 2})
+      iex> rows = [{[1, 0], [1, 2]}, {[0, 1], [3, 4]}]
+      iex> {ys, _cache} =
+      ...>   Enum.map_reduce(rows, cache, fn {q, v}, cache ->
+      ...>     [q, v] = for row <- [q, v], do: from_list(row, :f32, {1, 1, 1, 2})
+      ...>     Sidewinder.Kernel.Attention.decode(q, q, v, cache)
+      ...>   end)
+      iex> for y <- ys, do: Enum.map(Sidewinder.Tensor.to_list(y), &Float.round(&1, 4))
+      [[1.0, 2.0], [2.3395, 3.3395]]
+  """
+  @spec decode(Tensor.t(), Tensor.t(), Tensor.t(), KVCache.t(), keyword) ::
+          {Tensor.t(), KVCache.t()}
+  def decode(q, k, v, cache, options \\ []) do
+    names = [:scale, :causal, :layout]
+    {inputs, own, where} = Kernel.sort_options!(:decode, options, @tensors, names)
+    axis = if to_string(own[:layout]) == "heads_last", do: 1, else: 2
+    inputs = [{"q", q}, {"k", k}, {"v", v} | inputs]
+
+    KVCache.extend(cache, size(q, 4, axis), fn held, cached ->
+      Kernel.run(:decode, inputs ++ held, Map.merge(own, cached), where)["y"]
+    end)
+  end
+
+  # Of what is no such tensor, which the kernel then refuses.
+  defp size(%Tensor{shape: shape}, rank, axis) when tuple_size(shape) == rank do
+    Tensor.elements(shape)
+    elem(shape, axis)
+  end
+
+  defp size(_other, _rank, _axis), do: 0
+
   @rope [:pairing, :theta, :first_position, :layout] ++
           [:scaling_factor, :low_freq_factor, :high_freq_factor, :original_length]
 
@@ -163,8 +210,10 @@ defmodule Sidewinder.Kernel.Attention do
     * `:causal` - whether a token sees no later ones; `false` by default
     * `:rope_theta` - rotates queries and keys as `rope/2`, with its `:pairing`; no rotation by default
     * `:mask` - what can be repeated to `{B, H, L, L}`
+    * `:cache` - a `Sidewinder.KVCache` of `{B, H, D / H}`: tokens see those in it before their own, are
+      rotated as what follows them, and go into it; the axis of seen tokens of a mask counts these too
 
-  Returns `y`, `{B, L, D}`.
+  Returns `y`, `{B, L, D}`, or with a cache `{y, cache}`, the latter with the new rows.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> weights = %{wqkv: from_list([0, 0, 2], :f32, {3, 1}), wo: from_list([1], :f32, {1, 1})}
@@ -172,7 +221,7 @@ defmodule Sidewinder.Kernel.Attention do
       iex> Sidewinder.Kernel.Attention.mha(x, weights, causal: true)
       #Sidewinder.Tensor<f32 (1, 2, 1) [2.0, 4.0]>
   """
-  @spec mha(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t()
+  @spec mha(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t() | {Tensor.t(), KVCache.t()}
   def mha(x, weights, options \\ []), do: layer(:mha, x, weights, options, @mha)
 
   @doc "The gradient of `mha/3`, with its options: a map of `:dx`, `:dwqkv`, `:dwo` and maybe `:dbo`."
@@ -189,9 +238,11 @@ defmodule Sidewinder.Kernel.Attention do
     * `weights` - a map of those of `mha/3`, of `Sidewinder.Kernel.NN.swiglu_mlp/3`, and `:ln1_w`, `:ln1_b`,
       `:ln2_w` and `:ln2_b`, `{D}`
 
-  Options are those of `mha/3`, and `:eps` of the norms, `1.0e-5` by default. Returns `y`, `{B, L, D}`.
+  Options are those of `mha/3`, and `:eps` of the norms, `1.0e-5` by default. Returns `y`, `{B, L, D}`, or
+  with a cache `{y, cache}`.
   """
-  @spec transformer_block(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t()
+  @spec transformer_block(Tensor.t(), Kernel.weights(), keyword) ::
+          Tensor.t() | {Tensor.t(), KVCache.t()}
   def transformer_block(x, weights, options \\ []),
     do: layer(:transformer_block, x, weights, options, [:eps | @mha])
 
@@ -205,10 +256,11 @@ defmodule Sidewinder.Kernel.Attention do
     do: layer_backward(:transformer_block_backward, x, weights, dy, options, [:eps | @mha])
 
   defp layer(op, x, weights, options, names) do
-    {inputs, own, where} = Kernel.sort_options!(op, options, [mask: "mask"], names)
-    inputs = [{"x", x} | Kernel.weights!(op, weights)] ++ inputs
-    %{"y" => y} = Kernel.run(op, inputs, own, where)
-    y
+    {given, own, where} = Kernel.sort_options!(op, options, [mask: "mask"], [:cache | names])
+    {cache, own} = Map.pop(own, :cache)
+    inputs = [{"x", x} | Kernel.weights!(op, weights)] ++ given
+    run = &Kernel.run(op, inputs ++ &1, Map.merge(own, &2), where)["y"]
+    if cache, do: KVCache.extend(cache, size(x, 3, 1), run), else: run.([], %{})
   end
 
   defp layer_backward(op, x, weights, dy, options, names) do

@@ -1,9 +1,9 @@
 //! Times attention and its gradient on a CUDA device: one line of JSON per op, shape and type.
 //!
-//! `attention_time [SHAPE...]` with shapes such as `4x16x4096x64` (batch, heads, length, width) or
-//! `4x16/2x4096x64` where heads share keys. `TYPES=bf16,f32` chooses types, `CAUSAL=0` or `1` the calls.
-//! Times are those of the device, by events; `tflops` counts 4 B H L L W operations forward, 2.5 times as
-//! many backward, and half of them where calls are causal.
+//! `attention_time [SHAPE...]` with shapes such as `4x16x4096x64` (batch, heads, length, width),
+//! `4x16/2x4096x64` where heads share keys, or `1x32/8x1:32768x128` where queries are fewer than keys. `TYPES=bf16,f32` chooses types, `CAUSAL=0` or `1` the calls.
+//! Times are those of the device, by events; `tflops` counts 4 B H L M W operations forward, 2.5 times as
+//! many backward, and half of them where calls are causal; `gb_s` counts every tensor once.
 
 use serde_json::json;
 use sidewinder_kernels::attention::{Attention, AttentionBackward, Options};
@@ -45,12 +45,13 @@ impl Bench {
         let parts: Vec<&str> = shape.split('x').collect();
         let number = |text: &str| text.parse::<usize>().expect("a number");
         let (heads, key_heads) = parts[1].split_once('/').unwrap_or((parts[1], parts[1]));
-        let [b, h, k, l, w] = [parts[0], heads, key_heads, parts[2], parts[3]].map(number);
+        let (queries, keys) = parts[2].split_once(':').unwrap_or((parts[2], parts[2]));
+        let [b, h, k, l, m, w] = [parts[0], heads, key_heads, queries, keys, parts[3]].map(number);
         let options = Options { causal, ..Options::default() };
         let lane = device.lane()?;
         let mut tensors = Named::default();
-        for (name, heads, seed) in [("q", h, 1), ("k", k, 2), ("v", k, 3), ("dy", h, 4)] {
-            let tensor = noise(Spec::new(dtype, &[b, heads, l, w])?, seed);
+        for (name, heads, rows, seed) in [("q", h, l, 1), ("k", k, m, 2), ("v", k, m, 3), ("dy", h, l, 4)] {
+            let tensor = noise(Spec::new(dtype, &[b, heads, rows, w])?, seed);
             let buffer = Buffer::new(device, tensor.spec())?;
             lane.upload(tensor.view().bytes(), &buffer)?;
             tensors.push(name, buffer);
@@ -59,7 +60,7 @@ impl Bench {
         tensors.push("lse", Buffer::new(device, Spec::new(dtype.wide(), &[b, h, l])?)?);
         let gradient = |name: &str| Buffer::new(device, tensors.get(name)?.spec());
         let gradients = [("dq", gradient("q")?), ("dk", gradient("k")?), ("dv", gradient("v")?)];
-        let operations = 4.0 * (b * h * l * l * w) as f64 * if causal { 0.5 } else { 1.0 };
+        let operations = 4.0 * (b * h * l * m * w) as f64 * if causal && l == m { 0.5 } else { 1.0 };
         Ok(Bench { options, tensors, gradients: gradients.into_iter().collect(), lane, operations })
     }
 
@@ -98,9 +99,11 @@ impl Bench {
         let dtype = inputs.get("q")?.spec().dtype.name();
         let (median, least) = (f64::from(times[times.len() / 2]), f64::from(times[0]));
         let tflops = (operations / median / 1e7).round() / 1e2;
+        let bytes: usize = inputs.iter().chain(outputs.iter()).map(|(_, buffer)| buffer.spec().bytes()).sum();
+        let gb_s = (bytes as f64 / median / 1e6).round();
         println!(
             "{}",
-            json!({"op": O::NAME, "shape": shape, "dtype": dtype, "causal": causal, "ms": median, "least_ms": least, "tflops": tflops})
+            json!({"op": O::NAME, "shape": shape, "dtype": dtype, "causal": causal, "ms": median, "least_ms": least, "tflops": tflops, "gb_s": gb_s})
         );
         Ok(())
     }

@@ -160,6 +160,7 @@ fn download<'a>(env: Env<'a>, buffer: &Buffer) -> Result<Term<'a>> {
 fn buffer_device<'a>(env: Env<'a>, tensor: Term<'a>) -> Term<'a> {
     answer(env, || match Tensor::decode("tensor", tensor)? {
         Tensor::Device(buffer) => Ok(Some(buffer.0.device().ordinal())),
+        Tensor::Held(held) => Ok(held.device()),
         _ => Ok(None),
     })
 }

@@ -5,6 +5,7 @@
 
 mod answer;
 mod files;
+mod held;
 mod info;
 mod ops;
 mod tensor;
@@ -13,7 +14,7 @@ use rustler::{Env, Term};
 
 fn load(env: Env, _info: Term) -> bool {
     answer::keep_panics_quiet();
-    env.register::<tensor::DeviceBuffer>().is_ok()
+    env.register::<tensor::DeviceBuffer>().is_ok() && env.register::<held::Held>().is_ok()
 }
 
 rustler::init!("Elixir.Sidewinder.Native", load = load);

@@ -1,8 +1,9 @@
 //! Running ops: one function for all of them, under three schedulers.
 
 use crate::answer::answer;
+use crate::held::{Held, Memory};
 use crate::tensor::{Output, Tensor, buffer_term, describe};
-use rustler::{Atom, Encoder, Env, ListIterator, MapIterator, Term};
+use rustler::{Atom, Encoder, Env, ListIterator, MapIterator, ResourceArc, Term};
 use serde::Deserialize;
 use serde::de::value::MapDeserializer;
 use serde::de::{DeserializeOwned, IntoDeserializer, Visitor};
@@ -11,6 +12,8 @@ use sidewinder_kernels::cuda::{self, Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::for_each_op;
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::tensor::Spec;
+use std::sync::MutexGuard;
 
 /// Where and how to run.
 #[derive(Default, Deserialize)]
@@ -71,11 +74,52 @@ fn run_op<'a, O: Op>(env: Env<'a>, inputs: Term<'a>, options: Term<'a>, target: 
     let options: O::Options = decode_map("options", options)?;
     let target: Target = decode_map("target", target)?;
     let inputs = decode_inputs::<O>(inputs)?;
-    let on_device = inputs.iter().any(|(_, tensor)| matches!(tensor, Tensor::Device(_)));
+    let on_device = inputs.iter().any(|(_, tensor)| match tensor {
+        Tensor::Device(_) => true,
+        Tensor::Held(held) => held.device().is_some(),
+        _ => false,
+    });
+    let call = op::Call::<O>::new(op::specs(&inputs), &options)?;
+    let (inputs, held) = apart::<O>(inputs)?;
+    let held = lock(&held)?;
     match target.device {
-        Some(ordinal) if on_device => on_buffers::<O>(env, &inputs, &options, &Device::get(ordinal)?),
-        device => on_binaries::<O>(env, &inputs, &options, device, &target),
+        Some(ordinal) if on_device => on_buffers::<O>(env, &call, &inputs, held, &Device::get(ordinal)?),
+        device => on_binaries::<O>(env, (&call, &options), &inputs, held, (device, &target)),
     }
+}
+
+/// The inputs to read, and those to be changed in place, of which the others are none.
+type Apart<'a> = (Named<Tensor<'a>>, Vec<(op::Name, ResourceArc<Held>)>);
+
+fn apart<O: Op>(inputs: Named<Tensor>) -> Result<Apart> {
+    let (mut others, mut held) = (Named::default(), Vec::new());
+    for (name, tensor) in inputs {
+        match tensor {
+            Tensor::Held(memory) if O::IN_PLACE.contains(&name.as_ref()) => held.push((name, memory)),
+            other => others.push(name, other),
+        }
+    }
+    Ok((others, held))
+}
+
+/// The memory of each, always in the same order, so that calls wait for each other but never in a circle.
+fn lock<'h>(held: &'h [(op::Name, ResourceArc<Held>)]) -> Result<Vec<(op::Name, MutexGuard<'h, Memory>)>> {
+    let address = |held: &ResourceArc<Held>| &raw const **held as usize;
+    let mut sorted: Vec<_> = held.iter().collect();
+    sorted.sort_by_key(|(_, held)| address(held));
+    if let Some(pair) = sorted.windows(2).find(|pair| address(&pair[0].1) == address(&pair[1].1)) {
+        return Err(Error::new(Kind::Argument, &*pair[1].0).expected("memory of its own").got("that of another input"));
+    }
+    Ok(sorted.into_iter().map(|(name, held)| (name.clone(), held.lock())).collect())
+}
+
+/// The outputs that there is no memory for yet.
+fn missing<O: Op>(
+    call: &op::Call<O>,
+    held: &[(op::Name, MutexGuard<Memory>)],
+) -> impl Iterator<Item = (op::Name, Spec)> {
+    let is_held = |name: &op::Name| held.iter().any(|(held, _)| held == name);
+    call.outputs().iter().filter(move |(name, _)| !is_held(name)).map(|(name, spec)| (name.clone(), *spec))
 }
 
 /// A plain map with atoms as keys, to be decoded into a struct. For structs, rustler's own decoder
@@ -128,10 +172,10 @@ fn decode_inputs<O: Op>(term: Term) -> Result<Named<Tensor>> {
 
 fn on_binaries<'a, O: Op>(
     env: Env<'a>,
+    (call, options): (&op::Call<O>, &O::Options),
     inputs: &Named<Tensor<'a>>,
-    options: &O::Options,
-    device: Option<usize>,
-    target: &Target,
+    mut held: Vec<(op::Name, MutexGuard<Memory>)>,
+    (device, target): (Option<usize>, &Target),
 ) -> Result<Term<'a>> {
     let views: Named<_> = inputs
         .iter()
@@ -139,12 +183,11 @@ fn on_binaries<'a, O: Op>(
             Ok((name.clone(), tensor.view().map_err(|e| Error { argument: name.as_ref().into(), ..e })?))
         })
         .collect::<Result<_>>()?;
-    let call = op::Call::<O>::new(op::specs(&views), options)?;
-    let mut outputs = Vec::new();
-    for (name, spec) in call.outputs().iter() {
-        outputs.push((name.clone(), Output::new(*spec)?));
-    }
-    let to = outputs.iter_mut().map(|(name, output)| Ok((name.clone(), output.view_mut()?))).collect::<Result<_>>()?;
+    let mut outputs =
+        missing(call, &held).map(|(name, spec)| Ok((name, Output::new(spec)?))).collect::<Result<Vec<_>>>()?;
+    let new = outputs.iter_mut().map(|(name, output)| Ok((name.clone(), output.view_mut()?)));
+    let changed = held.iter_mut().map(|(name, memory)| Ok((name.clone(), memory.on_host(name)?.view_mut()?)));
+    let to = new.chain(changed).collect::<Result<_>>()?;
     match device {
         None => call.cpu(&views, to, &target.exec()?)?,
         Some(ordinal) => cuda::run_host::<O>(&Device::get(ordinal)?, options, &views, to)?,
@@ -154,19 +197,19 @@ fn on_binaries<'a, O: Op>(
 
 fn on_buffers<'a, O: Op>(
     env: Env<'a>,
+    call: &op::Call<O>,
     inputs: &Named<Tensor<'a>>,
-    options: &O::Options,
+    held: Vec<(op::Name, MutexGuard<Memory>)>,
     device: &Device,
 ) -> Result<Term<'a>> {
     let buffers = inputs.iter().map(|(name, tensor)| Ok((name.clone(), buffer_on(device, name, tensor)?)));
     let buffers: Named<&Buffer> = buffers.collect::<Result<_>>()?;
-    let call = op::Call::<O>::new(op::specs(&buffers), options)?;
-    let mut outputs: Vec<(op::Name, Buffer)> = Vec::new();
-    for (name, spec) in call.outputs().iter() {
-        outputs.push((name.clone(), Buffer::new(device, *spec)?));
-    }
+    let outputs =
+        missing(call, &held).map(|(name, spec)| Ok((name, Buffer::new(device, spec)?))).collect::<Result<Vec<_>>>()?;
     let lane = device.lane()?;
-    let to: Named<&Buffer> = outputs.iter().map(|(name, buffer)| (name.clone(), buffer)).collect();
+    let new = outputs.iter().map(|(name, buffer)| Ok((name.clone(), buffer)));
+    let changed = held.iter().map(|(name, memory)| Ok((name.clone(), memory.on_device(name, device)?)));
+    let to: Named<&Buffer> = new.chain(changed).collect::<Result<_>>()?;
     call.cuda(&buffers, &to, &lane)?;
     lane.synchronize()?;
     Ok(named_terms(env, outputs.into_iter().map(|(name, buffer)| (name, buffer_term(env, buffer)))))

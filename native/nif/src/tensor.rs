@@ -1,5 +1,6 @@
 //! Tensors at the boundary: `{type, shape, data}`, where `data` is a binary or a device buffer.
 
+use crate::held::Held;
 use rustler::{Atom, Binary, Encoder, Env, OwnedBinary, ResourceArc, Term};
 use sidewinder_kernels::cuda::Buffer;
 use sidewinder_kernels::error::{Error, Kind, Result};
@@ -18,6 +19,8 @@ pub enum Tensor<'a> {
     Copied(Owned),
     /// On a device.
     Device(ResourceArc<DeviceBuffer>),
+    /// Memory that calls change in place.
+    Held(ResourceArc<Held>),
 }
 
 impl<'a> Tensor<'a> {
@@ -26,19 +29,15 @@ impl<'a> Tensor<'a> {
         let wrong = |e: Error| Error { argument: name.into(), ..e };
         let (spec, data) = decode_spec(term).map_err(wrong)?;
         if let Ok(buffer) = data.decode::<ResourceArc<DeviceBuffer>>() {
-            return Tensor::device(spec, buffer).map_err(wrong);
+            return same_spec(spec, buffer.0.spec()).map(|()| Tensor::Device(buffer)).map_err(wrong);
+        }
+        if let Ok(held) = data.decode::<ResourceArc<Held>>() {
+            return same_spec(spec, held.spec()).map(|()| Tensor::Held(held)).map_err(wrong);
         }
         let binary = data.decode::<Binary>().map_err(|_| {
             Error::new(Kind::Argument, name).expected("a binary or a device buffer as data").got(describe(data))
         })?;
         Tensor::host(spec, binary).map_err(wrong)
-    }
-
-    fn device(spec: Spec, buffer: ResourceArc<DeviceBuffer>) -> Result<Tensor<'a>> {
-        if buffer.0.spec() == spec {
-            return Ok(Tensor::Device(buffer));
-        }
-        Err(Error::new(Kind::Shape, "data").expected(spec).got(format_args!("a buffer of {}", buffer.0.spec())))
     }
 
     fn host(spec: Spec, binary: Binary<'a>) -> Result<Tensor<'a>> {
@@ -60,6 +59,9 @@ impl<'a> Tensor<'a> {
                 .expected("a tensor on the host")
                 .got(format_args!("one on {}", buffer.0.device()))
                 .hint("Copy it with Sidewinder.Tensor.to_host/1")),
+            Tensor::Held(_) => {
+                Err(Error::new(Kind::Argument, "data").expected("a tensor").got("a cache that is changed in place"))
+            }
         }
     }
 }
@@ -70,8 +72,16 @@ impl Described for Tensor<'_> {
             Tensor::Binary(spec, _) => *spec,
             Tensor::Copied(owned) => owned.spec(),
             Tensor::Device(buffer) => buffer.0.spec(),
+            Tensor::Held(held) => held.spec(),
         }
     }
+}
+
+fn same_spec(spec: Spec, of_memory: Spec) -> Result<()> {
+    if of_memory == spec {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Shape, "data").expected(spec).got(format_args!("memory of {of_memory}")))
 }
 
 /// A term as a short text for errors.
@@ -128,6 +138,11 @@ impl Output {
         ViewMut::new(self.spec, self.binary.as_mut_slice())
     }
 
+    /// To read.
+    pub fn view(&self) -> Result<View<'_>> {
+        View::new(self.spec, self.binary.as_slice())
+    }
+
     /// As the term that Elixir gets.
     pub fn into_term(self, env: Env) -> Term {
         encode(env, self.spec, self.binary.release(env).to_term(env))
@@ -140,7 +155,8 @@ pub fn buffer_term(env: Env, buffer: Buffer) -> Term {
     encode(env, spec, ResourceArc::new(DeviceBuffer(buffer)).encode(env))
 }
 
-fn encode<'a>(env: Env<'a>, spec: Spec, data: Term<'a>) -> Term<'a> {
+/// The term of a tensor with that data.
+pub fn encode<'a>(env: Env<'a>, spec: Spec, data: Term<'a>) -> Term<'a> {
     let dims: Vec<Term> = spec.shape.iter().map(|d| d.encode(env)).collect();
     let dtype = Atom::from_str(env, spec.dtype.name()).expect("a short name");
     (dtype, rustler::types::tuple::make_tuple(env, &dims), data).encode(env)

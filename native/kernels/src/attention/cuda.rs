@@ -1,8 +1,10 @@
 //! Attention on CUDA: which kernels compute a call, and what they are given.
 //!
 //! Tensor cores compute calls of bf16 and f16 without mask and bias ([`mma`]); multiply-adds in the type of
-//! the arithmetic all others ([`general`]), f32 too, whose digits tensor cores would lose.
+//! the arithmetic all others ([`general`]), f32 too, whose digits tensor cores would lose. Forward calls of a
+//! few queries have kernels that share the keys of a head among many blocks ([`few`]).
 
+mod few;
 mod general;
 mod mma;
 
@@ -27,10 +29,19 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
         return Ok(());
     }
     match problem.dtype {
-        DType::F64 => general::forward(&Call::<f64>::new(problem, inputs, outputs, lane)?),
+        DType::F64 => {
+            let call = Call::<f64>::new(problem, inputs, outputs, lane)?;
+            if few::fits(&call) { few::forward(&call) } else { general::forward(&call) }
+        }
         _ => {
             let call = Call::<f32>::new(problem, inputs, outputs, lane)?;
-            if mma::fits(problem, lane) { mma::forward(&call) } else { general::forward(&call) }
+            if few::fits(&call) {
+                few::forward(&call)
+            } else if mma::fits(problem, lane) {
+                mma::forward(&call)
+            } else {
+                general::forward(&call)
+            }
         }
     }
 }

@@ -1,10 +1,9 @@
-// What the general kernels share, after common.cu: products of tiles by plain multiply-adds in the type
-// of the arithmetic, in shared memory. cuda/general.rs chooses the macros:
+// What the general kernels share, after common.cu and score.cu: products of tiles by plain multiply-adds in
+// the type of the arithmetic, in shared memory. cuda/general.rs chooses the macros:
 //   ROWS, COLS   rows and columns of the scores that a thread holds
 //   CHUNK        how much of a width is in shared memory at a time
 //   SLICE        columns of the result that a block computes
 //   WHOLE        whether both widths fit a chunk, so that a block's own rows are brought once
-//   HAS_MASK, HAS_BIAS   what the call has
 //
 // A block has 4 warps, a warp 4 by 8 lanes, so that the 8 lanes of a row talk by shuffles. A lane's rows
 // are 4 apart and its columns 8 apart: with rows in shared memory an odd number of 16-byte units long,
@@ -92,19 +91,6 @@ __device__ __forceinline__ void products(REAL (&s)[ROWS][COLS], const Matrix& a,
         __syncthreads();
         add_products(s, at_a, at_b);
     }
-}
-
-// The score of a key that the query sees, from their product; hidden where it does not.
-__device__ __forceinline__ REAL score(const Params& p, const Place& at, int i, int j, REAL product) {
-    if (i >= p.queries || j >= visible(p, i)) return hidden();
-#if HAS_MASK
-    if (!p.mask[at.batch * p.mask_at[0] + at.head * p.mask_at[1] + i * p.mask_at[2] + j * p.mask_at[3]]) return hidden();
-#endif
-    REAL s = p.scale * product;
-#if HAS_BIAS
-    s += p.bias[at.batch * p.bias_at[0] + at.head * p.bias_at[1] + i * p.bias_at[2] + j * p.bias_at[3]];
-#endif
-    return s;
 }
 
 // The sum, or the largest, over the 8 lanes of a row.

@@ -1,4 +1,4 @@
-// Attention for every call: any type, width, mask and bias. After common.cu and general.cu.
+// Attention for every call: any type, width, mask and bias. After general.cu.
 //
 // A block has OWN queries of a head, and SLICE columns of their results: mostly all. While the scores of a
 // tile are computed, its values come in; while these are weighted, the next keys do.

@@ -57,7 +57,7 @@ pub const OPTIONS: [OptionDoc; 5] = [
 
 /// A cache of keys and values, `C` rows long.
 pub const CACHE: [Slot; 2] =
-    [Slot::new("keys", "(B, H, C, D/H)").optional(), Slot::new("values", "(B, H, C, D/H)").optional()];
+    [Slot::new("keys", "(B, H, C, W)").optional(), Slot::new("values", "(B, H, C, W)").optional()];
 
 /// The specs of a cache, if there is one.
 pub fn cache(inputs: &Named<Spec>) -> Result<Option<[Spec; 2]>> {

@@ -8,10 +8,19 @@ use crate::tensor::{DType, Described, Spec};
 
 const FORWARD: Source = Source {
     name: "attention_general",
-    text: concat!(include_str!("../common.cu"), include_str!("../general.cu"), include_str!("../general_forward.cu")),
+    text: concat!(
+        include_str!("../common.cu"),
+        include_str!("../score.cu"),
+        include_str!("../general.cu"),
+        include_str!("../general_forward.cu")
+    ),
 };
-const BACKWARD_TEXT: &str =
-    concat!(include_str!("../common.cu"), include_str!("../general.cu"), include_str!("../general_backward.cu"));
+const BACKWARD_TEXT: &str = concat!(
+    include_str!("../common.cu"),
+    include_str!("../score.cu"),
+    include_str!("../general.cu"),
+    include_str!("../general_backward.cu")
+);
 const BACKWARD: Source = Source { name: "attention_general_backward", text: BACKWARD_TEXT };
 const DBIAS: Source = Source { name: "attention_dbias", text: BACKWARD_TEXT };
 

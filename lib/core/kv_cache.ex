@@ -1,0 +1,183 @@
+defmodule Sidewinder.KVCache do
+  @moduledoc """
+  The keys and values of the tokens that a sequence has so far, for attention to go on from.
+
+  A cache lives where its tensors do, on the host or on a GPU, and has room for more rows than it has:
+  `Sidewinder.Kernel.Attention.decode/5`, `mha/3` and `transformer_block/3` write new rows into it in place,
+  and it doubles its room where that is used up. It is still a value: a call gives a cache that has the new
+  rows, and the one it was given stays as long as it was. Who goes on from that one a second time, as in
+  trying several continuations, gets a copy of its rows first. All of that holds between processes too.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> cache = Sidewinder.KVCache.new(:f32, {1, 1, 2})
+      iex> q = from_list([1, 0], :f32, {1, 1, 1, 2})
+      iex> v = from_list([1, 2], :f32, {1, 1, 1, 2})
+      iex> {y, longer} = Sidewinder.Kernel.Attention.decode(q, q, v, cache)
+      iex> {y, longer.length, cache.length}
+      {v, 1, 0}
+  """
+
+  alias Sidewinder.{Error, Native, Tensor}
+
+  @enforce_keys [:keys, :values, :length, :written]
+  defstruct [:keys, :values, :length, :written]
+
+  @typedoc """
+  A cache of `length` rows. What `keys` and `values` hold is the kernels' business.
+  """
+  @type t :: %__MODULE__{
+          keys: Tensor.t(),
+          values: Tensor.t(),
+          length: non_neg_integer,
+          written: :atomics.atomics_ref()
+        }
+
+  @capacity 64
+
+  @doc """
+  A cache without rows, for `batch` sequences and so many heads of keys and values, each `width` wide.
+
+  Options:
+
+    * `:capacity` - rows that there is room for at first, #{@capacity} by default
+    * `:value_width` - the width of values, `width` by default
+    * `:device` - `:host`, the default, or `{:cuda, ordinal}`
+
+  Raises `Sidewinder.Error`: of kind `:dtype` for what is no float type, `:shape` and `:option` for sizes and
+  options that are none, `:unavailable` and `:memory` for devices and memory that cannot be had.
+
+      iex> cache = Sidewinder.KVCache.new(:bf16, {1, 8, 64}, capacity: 1024)
+      iex> {cache.length, Sidewinder.KVCache.capacity(cache), Sidewinder.KVCache.device(cache)}
+      {0, 1024, :host}
+  """
+  @spec new(Tensor.type(), {non_neg_integer, non_neg_integer, non_neg_integer}, keyword) :: t
+  def new(type, shape, options \\ [])
+
+  def new(type, {batch, heads, width} = shape, options) do
+    options = options!(options)
+    capacity = size!("capacity", options[:capacity] || @capacity)
+    value_width = size!("value_width", options[:value_width] || width)
+    Tensor.elements(shape)
+    unless type in Tensor.float_types(), do: wrong_type(type)
+    device = ordinal(options[:device] || :host)
+    held = &held(Native.held_new(type, [batch, heads, capacity, &1], device))
+    %__MODULE__{keys: held.(width), values: held.(value_width), length: 0, written: written(0)}
+  end
+
+  def new(_type, shape, _options) do
+    raise Error.new(:shape, "shape", expected: "{batch, heads, width}", got: Error.show(shape))
+  end
+
+  defp options!(options) do
+    case is_list(options) && Keyword.keyword?(options) &&
+           Keyword.keys(options) -- [:capacity, :value_width, :device] do
+      [] ->
+        options
+
+      [unknown | _] ->
+        raise Error.new(:option, to_string(unknown),
+                expected: "an option out of capacity, value_width, device",
+                got: to_string(unknown)
+              )
+
+      false ->
+        raise Error.new(:option, "options", expected: "a keyword list", got: Error.show(options))
+    end
+  end
+
+  defp size!(_name, size) when is_integer(size) and size >= 0, do: size
+
+  defp size!(name, other) do
+    raise Error.new(:option, name, expected: "a size, not negative", got: Error.show(other))
+  end
+
+  defp wrong_type(type) do
+    raise Error.new(:dtype, "type", expected: "f64, f32, bf16 or f16", got: Error.show(type))
+  end
+
+  defp ordinal(:host), do: nil
+  defp ordinal({:cuda, ordinal}) when is_integer(ordinal) and ordinal >= 0, do: ordinal
+
+  defp ordinal(other) do
+    raise Error.new(:option, "device", expected: "host or {:cuda, N}", got: Error.show(other))
+  end
+
+  defp held(answer), do: Tensor.from_native(answer)
+
+  # How many rows of the memory have been given away, by whatever process.
+  defp written(length) do
+    written = :atomics.new(1, signed: false)
+    :atomics.put(written, 1, length)
+    written
+  end
+
+  @doc "How many rows there is room for before memory grows."
+  @spec capacity(t) :: non_neg_integer
+  def capacity(%__MODULE__{keys: %{shape: {_batch, _heads, capacity, _width}}}), do: capacity
+
+  @doc "Where it lives."
+  @spec device(t) :: Tensor.device()
+  def device(%__MODULE__{keys: keys}), do: Tensor.device(keys)
+
+  @doc """
+  The first `length` rows, to go on from there. Nothing is copied until somebody does.
+
+      iex> cache = Sidewinder.KVCache.new(:f32, {1, 1, 2})
+      iex> Sidewinder.KVCache.truncate(cache, 1)
+      ** (Sidewinder.Error) length: expected 0 to 0, got 1
+  """
+  @spec truncate(t, non_neg_integer) :: t
+  def truncate(%__MODULE__{length: most} = cache, length) when length in 0..most//1,
+    do: %{cache | length: length}
+
+  def truncate(%__MODULE__{length: most}, length) do
+    raise Error.new(:argument, "length", expected: "0 to #{most}", got: Error.show(length))
+  end
+
+  @doc false
+  # Calls `run` with the cache as an op's inputs and options, in which `new` rows after its own are nobody
+  # else's; gives the outputs of that with the cache that has them. If it raises, what was claimed stays so,
+  # and the next to go on from this cache copies it.
+  def extend(%__MODULE__{} = cache, new, run) do
+    %{length: length} = cache = claim(cache, new)
+    inputs = [{"keys", cache.keys}, {"values", cache.values}]
+    {run.(inputs, %{cached: length}), %{cache | length: length + new}}
+  end
+
+  def extend(other, _new, _run) do
+    raise Error.new(:argument, "cache", expected: "a Sidewinder.KVCache", got: Error.show(other))
+  end
+
+  defp claim(%{length: length, written: written} = cache, new) do
+    total = length + new
+    capacity = capacity(cache)
+
+    cond do
+      total > capacity -> copy(cache, total, max(total, 2 * capacity))
+      :atomics.compare_exchange(written, 1, length, total) == :ok -> cache
+      true -> copy(cache, total, capacity)
+    end
+  end
+
+  defp copy(%{length: length} = cache, total, capacity) do
+    grown = &held(Native.held_grow(Tensor.to_native(&1), length, capacity))
+
+    %{
+      cache
+      | keys: grown.(cache.keys),
+        values: grown.(cache.values),
+        written: written(total)
+    }
+  end
+
+  defimpl Inspect do
+    alias Sidewinder.{Device, KVCache}
+
+    def inspect(cache, _opts) do
+      {batch, heads, capacity, width} = cache.keys.shape
+      rows = "#{cache.length} of #{capacity} rows"
+      where = Device.name(KVCache.device(cache))
+      "#Sidewinder.KVCache<#{cache.keys.type} (#{batch}, #{heads}, #{width}), #{rows}, #{where}>"
+    end
+  end
+end

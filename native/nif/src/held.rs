@@ -1,0 +1,121 @@
+//! Memory that calls change in place, such as caches of keys and values.
+
+use crate::answer::answer;
+use crate::tensor::{Output, Tensor, decode_type, describe, encode};
+use rustler::{Encoder, Env, ResourceArc, Term};
+use sidewinder_kernels::attention::rows::CopyRows;
+use sidewinder_kernels::cuda::{Buffer, Device};
+use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::tensor::{Described, Spec};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Memory that one call at a time changes. Elixir sees to it that no row is written twice that somebody may
+/// still read.
+pub struct Held {
+    spec: Spec,
+    device: Option<usize>,
+    memory: Mutex<Memory>,
+}
+
+impl rustler::Resource for Held {}
+
+/// Where it lies.
+pub enum Memory {
+    Host(Output),
+    Device(Buffer),
+}
+
+impl Held {
+    fn new(spec: Spec, device: Option<usize>) -> Result<Held> {
+        let memory = match device {
+            None => Memory::Host(Output::new(spec)?),
+            Some(ordinal) => Memory::Device(Buffer::new(&Device::get(ordinal)?, spec)?),
+        };
+        Ok(Held { spec, device, memory: Mutex::new(memory) })
+    }
+
+    /// The ordinal of the device that it lies on, or none.
+    pub fn device(&self) -> Option<usize> {
+        self.device
+    }
+
+    /// The memory, which nobody else has meanwhile.
+    pub fn lock(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn into_term(self, env: Env) -> Term {
+        let spec = self.spec;
+        encode(env, spec, ResourceArc::new(self).encode(env))
+    }
+}
+
+impl Described for Held {
+    fn spec(&self) -> Spec {
+        self.spec
+    }
+}
+
+impl Memory {
+    /// The memory on the host, or an error that says it is not there.
+    pub fn on_host(&mut self, name: &str) -> Result<&mut Output> {
+        match self {
+            Memory::Host(output) => Ok(output),
+            Memory::Device(buffer) => Err(Error::new(Kind::Argument, name)
+                .expected("a cache on the host, like the other tensors")
+                .got(format_args!("one on {}", buffer.device()))),
+        }
+    }
+
+    /// The memory on a device, or an error that says it is not there.
+    pub fn on_device(&self, name: &str, device: &Device) -> Result<&Buffer> {
+        let wrong = |got: String| {
+            Error::new(Kind::Argument, name)
+                .expected(format_args!("a cache on {device}, like the other tensors"))
+                .got(got)
+        };
+        match self {
+            Memory::Device(buffer) if buffer.device() == device => Ok(buffer),
+            Memory::Device(buffer) => Err(wrong(format!("one on {}", buffer.device()))),
+            Memory::Host(_) => Err(wrong("one on the host".to_string())),
+        }
+    }
+}
+
+/// Memory for a tensor, its contents undefined, on a device or, where that is nil, on the host.
+#[rustler::nif(schedule = "DirtyIo")]
+fn held_new<'a>(env: Env<'a>, dtype: Term<'a>, dims: Vec<usize>, device: Option<usize>) -> Term<'a> {
+    answer(env, || Ok(Held::new(Spec::new(decode_type(dtype)?, &dims)?, device)?.into_term(env)))
+}
+
+/// The first `rows` of each head, in new memory with room for `room` of them.
+#[rustler::nif(schedule = "DirtyIo")]
+fn held_grow<'a>(env: Env<'a>, tensor: Term<'a>, rows: usize, room: usize) -> Term<'a> {
+    answer(env, || {
+        let Tensor::Held(held) = Tensor::decode("cache", tensor)? else {
+            return Err(Error::new(Kind::Argument, "cache").expected("memory of a cache").got(describe(tensor)));
+        };
+        let &[batch, heads, had, width] = &held.spec.shape[..] else {
+            return Err(Error::new(Kind::Shape, "cache").expected("four axes").got(held.spec.shape));
+        };
+        if rows > had.min(room) {
+            return Err(Error::new(Kind::Size, "rows").expected(format_args!("at most {}", had.min(room))).got(rows));
+        }
+        let grown = Held::new(Spec::new(held.spec.dtype, &[batch, heads, room, width])?, held.device)?;
+        copy(&CopyRows::grow(held.spec, grown.spec, rows), &held.lock(), &mut grown.lock())?;
+        Ok(grown.into_term(env))
+    })
+}
+
+fn copy(rows: &CopyRows, from: &Memory, to: &mut Memory) -> Result<()> {
+    match (from, to) {
+        (Memory::Host(from), Memory::Host(to)) => rows.cpu(&from.view()?, &mut to.view_mut()?),
+        (Memory::Device(from), Memory::Device(to)) => {
+            let lane = from.device().lane()?;
+            rows.cuda(from, to, &lane)?;
+            lane.synchronize()?;
+        }
+        _ => unreachable!("memory grows where it lies"),
+    }
+    Ok(())
+}
