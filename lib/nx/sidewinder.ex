@@ -616,6 +616,35 @@ defmodule Sidewinder do
   end
 
   @doc """
+  Sinusoidal positions (Vaswani et al. 2017, section 3.5), added to embeddings. For the row at position `p`
+  and the pair `i`:
+
+      angle = p theta^(-2 i / D)          y[2 i] = x[2 i] + sin          y[2 i + 1] = x[2 i + 1] + cos
+
+    * `x` - `{B, L, D}`; the last cosine of an odd D is dropped
+
+  Options beside those of `Sidewinder`:
+
+    * `:theta` - `10_000.0` by default
+    * `:first_position` - the position of the first row; 0 by default
+
+  Angles are formed in f64. Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as
+  `selective_scan/6` does.
+
+  ## Examples
+
+      iex> x = Nx.tensor([[[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]])
+      iex> y = Sidewinder.sinusoidal_positions(x)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [1.0, 3.0, 3.0, 1.84147, 2.5403, 3.00215]
+  """
+  @spec sinusoidal_positions(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform sinusoidal_positions(x, opts \\ []) do
+    [y: y] = Op.call(%Block.SinusoidalPositions{}, [{"x", x}], opts)
+    y
+  end
+
+  @doc """
   Softmax attention (Vaswani et al. 2017). For a query `i` and a key `j` of a head:
 
       S[i,j] = scale q[i].k[j] + bias[i,j]

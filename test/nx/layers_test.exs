@@ -12,7 +12,7 @@ defmodule Sidewinder.LayersTest do
   @backends [:nx, :cpu]
   @norms ~w(rms_norm layer_norm layer_norm_gelu)
   @rows activations() ++ @norms ++ ~w(linear swiglu_mlp)
-  @layers @rows ++ ~w(matmul rope attention mha transformer_block)
+  @layers @rows ++ ~w(matmul rope sinusoidal_positions attention mha transformer_block)
   @golden @norms ++ ~w(linear matmul rope attention swiglu_mlp transformer_block)
   @sizes {2, 5, 4, 3}
 
@@ -245,6 +245,26 @@ defmodule Sidewinder.LayersTest do
     end
   end
 
+  test "sinusoidal positions are sines and cosines, of any width and from any position on" do
+    for width <- [1, 2, 3, 7, 33], first <- [0, -3, 100_000], theta <- [10_000, 10.0] do
+      x = random(1, {2, 5, width}, -1.0, 1.0, :f64)
+      opts = [first_position: first, theta: theta]
+
+      waves =
+        for p <- 0..4 do
+          for k <- 0..(width - 1) do
+            angle = (first + p) * :math.pow(theta, -2 * div(k, 2) / width)
+            if rem(k, 2) == 0, do: :math.sin(angle), else: :math.cos(angle)
+          end
+        end
+
+      for backend <- @backends, {_, way} <- ways() do
+        y = way.(&Sidewinder.sinusoidal_positions(&1, [backend: backend] ++ opts), [x])
+        assert_close(y, Nx.add(x, Nx.tensor(waves, type: :f64)), rtol: 1.0e-10)
+      end
+    end
+  end
+
   test "rows are rows, whatever the axes before them, and keep their names" do
     for op <- @rows, backend <- @backends do
       {_, inputs, _, opts} = problem(op, {2, 6, 4, 3})
@@ -289,6 +309,7 @@ defmodule Sidewinder.LayersTest do
 
     x = Nx.rename(Nx.iota({1, 2, 3, 4}), [:b, :l, :h, :w])
     assert Sidewinder.rope(x, layout: :heads_last).names == [:b, :l, :h, :w]
+    assert Sidewinder.sinusoidal_positions(x[0]).names == [:l, :h, :w]
   end
 
   test "integers become floats" do
@@ -301,7 +322,8 @@ defmodule Sidewinder.LayersTest do
           {&Sidewinder.layer_norm/3, [x, w, w]},
           {&Sidewinder.linear/2, [x, x]},
           {&Sidewinder.matmul(&1, Nx.transpose(&2)), [x, x]},
-          {&Sidewinder.rope(Nx.reshape(&1, {1, 1, 2, 4})), [x]}
+          {&Sidewinder.rope(Nx.reshape(&1, {1, 1, 2, 4})), [x]},
+          {&Sidewinder.sinusoidal_positions(Nx.reshape(&1, {1, 2, 4})), [x]}
         ] do
       floats = Enum.map(given, &Nx.as_type(&1, :f32))
       assert apply(fun, given) == apply(fun, floats)
@@ -350,6 +372,9 @@ defmodule Sidewinder.LayersTest do
            fn -> Sidewinder.rope(q, layout: :blhd) end},
           {:option, "high_freq_factor", "more than low_freq_factor",
            fn -> Sidewinder.rope(q, scaling_factor: 2, high_freq_factor: 1) end},
+          {:shape, "x", "{b, l, d}, got {4}", fn -> Sidewinder.sinusoidal_positions(w) end},
+          {:option, "theta", "a positive number, got -1",
+           fn -> Sidewinder.sinusoidal_positions(x, theta: -1) end},
           {:shape, "k", "{1, a divisor of 4, m, 6}, got {1, 3, 3, 6}",
            fn -> Sidewinder.attention(q, q[[.., 0..2]], q) end},
           {:shape, "v", "{1, 4, 3, v}, got {1, 2, 3, 6}",

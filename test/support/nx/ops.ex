@@ -30,6 +30,7 @@ defmodule Sidewinder.NxTest.Ops do
          "linear" => {~w(x w), [bias: "b"], []},
          "matmul" => {~w(a b), [], []},
          "rope" => {~w(x), [], []},
+         "sinusoidal_positions" => {~w(x), [], []},
          "attention" => {~w(q k v), [mask: "mask", bias: "bias"], return_lse: :lse},
          "swiglu_mlp" => {~w(x), [], []},
          "mha" => {~w(x), [mask: "mask"], []},
@@ -311,6 +312,10 @@ defmodule Sidewinder.NxTest.Ops do
 
   defp shapes("rope", {b, l, d, n}) do
     for name <- ~w(x dy), do: {name, {b, d, l, 2 * n}, -1.0, 1.0, :storage}
+  end
+
+  defp shapes("sinusoidal_positions", {b, l, d, _}) do
+    for name <- ~w(x dy), do: {name, {b, l, d}, -1.0, 1.0, :storage}
   end
 
   defp shapes("attention", {b, l, d, n}) do
