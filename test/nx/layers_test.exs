@@ -14,6 +14,7 @@ defmodule Sidewinder.LayersTest do
   @rows activations() ++ @norms ++ ~w(linear swiglu_mlp)
   @layers @rows ++ ~w(matmul rope sinusoidal_positions attention mha transformer_block)
   @golden @norms ++ ~w(linear matmul rope attention swiglu_mlp transformer_block)
+  @asking [attention: [return_lse: true], layer_norm: [return_statistics: true]]
   @sizes {2, 5, 4, 3}
 
   # An activation's golden case has the function among its attributes.
@@ -27,7 +28,7 @@ defmodule Sidewinder.LayersTest do
           # Pure Nx takes seconds for a million scores.
           unless golden.name == "l1024" and (unquote(backend) == :nx or name != :eager) do
             opts = [backend: unquote(backend)] ++ Golden.attributes(golden)
-            opts = if unquote(op) == "attention", do: [return_lse: true] ++ opts, else: opts
+            opts = Keyword.get(@asking, String.to_atom(unquote(op)), []) ++ opts
             inputs = Map.drop(golden.inputs, ["dy"])
             outputs = way.(&run(unquote(op), &1, opts), [inputs])
             assert map_size(outputs) > 0
@@ -155,6 +156,28 @@ defmodule Sidewinder.LayersTest do
             end
           end
         end
+      end
+    end
+  end
+
+  test "statistics of layers are those of rows, of any rank and type, with y as it is without" do
+    for {type, rtol} <- types(), shape <- [{7}, {3, 5}, {2, 3, 1, 6}], backend <- @backends do
+      x = random(1, shape, 2.0, 5.0, type)
+      opts = [eps: 1.0e-3, backend: backend]
+      wide = if type == :f64, do: {:f, 64}, else: {:f, 32}
+      [w, b] = for seed <- 2..3, do: random(seed, {Nx.axis_size(x, -1)}, -1.0, 1.0, wide)
+      exact = Nx.as_type(x, :f64)
+
+      rstd =
+        exact |> Nx.variance(axes: [-1]) |> Nx.add(Nx.tensor(1.0e-3, type: :f64)) |> Nx.rsqrt()
+
+      for {_, way} <- ways() do
+        norm = fn more -> way.(&Sidewinder.layer_norm(&1, &2, &3, more ++ opts), [x, w, b]) end
+        got = norm.(return_statistics: true)
+        assert got.y == norm.([])
+        assert {got.mean.type, got.rstd.type} == {wide, wide}
+        assert_close(got.mean, Nx.mean(exact, axes: [-1]), rtol: min(rtol, 1.0e-5))
+        assert_close(got.rstd, rstd, rtol: min(rtol, 1.0e-5))
       end
     end
   end
@@ -307,6 +330,10 @@ defmodule Sidewinder.LayersTest do
     {y, lse} = Sidewinder.attention(Nx.rename(q, [:b, :h, :l, :w]), k, v, return_lse: true)
     assert {y.names, lse.names} == {[:b, :h, :l, nil], [:b, :h, :l]}
 
+    {_, %{"x" => x, "w" => w, "b" => b}, _, _} = problem("layer_norm", @sizes)
+    got = Sidewinder.layer_norm(Nx.rename(x, [:b, :l, :d]), w, b, return_statistics: true)
+    assert {got.y.names, got.mean.names, got.rstd.names} == {[:b, :l, :d], [:b, :l], [:b, :l]}
+
     x = Nx.rename(Nx.iota({1, 2, 3, 4}), [:b, :l, :h, :w])
     assert Sidewinder.rope(x, layout: :heads_last).names == [:b, :l, :h, :w]
     assert Sidewinder.sinusoidal_positions(x[0]).names == [:l, :h, :w]
@@ -348,6 +375,8 @@ defmodule Sidewinder.LayersTest do
           {:shape, "b", "shape {4}, got {3}", fn -> Sidewinder.layer_norm(x, w, v) end},
           {:option, "eps", "a number, not negative, got -1",
            fn -> Sidewinder.layer_norm(x, w, w, eps: -1) end},
+          {:option, "return_statistics", "true or false",
+           fn -> Sidewinder.layer_norm(x, w, w, return_statistics: 1) end},
           {:option, "eps_mode", ":inside or :outside",
            fn -> Sidewinder.rms_norm(x, w, eps_mode: 1) end},
           {:option, "gelu", ":tanh or :erf",
