@@ -495,21 +495,33 @@ defmodule Sidewinder do
     * `x` - `{..., D}`, of any rank from 1 on
     * `w`, `b` - `{D}`
 
-  Options beside those of `Sidewinder`: `:eps` - `1.0e-5` by default.
+  Options beside those of `Sidewinder`:
 
-  Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+    * `:eps` - `1.0e-5` by default
+    * `:return_statistics` - returns `%{y: y, mean: mean, rstd: rstd}`, the last two `{...}`, where `rstd` is
+      what follows `x - mean(x)`: `1 / sqrt(mean((x - mean(x))^2) + eps)`
+
+  Returns `y`, of the shape and names of `x`, unless it asks for more. Raises `Sidewinder.Error` as
+  `selective_scan/6` does.
 
   ## Examples
 
       iex> one = Nx.broadcast(1.0, {4})
-      iex> y = Sidewinder.layer_norm(Nx.tensor([1.0, 2.0, 3.0, 4.0]), one, Nx.broadcast(0.0, one))
+      iex> x = Nx.tensor([1.0, 2.0, 3.0, 4.0])
+      iex> y = Sidewinder.layer_norm(x, one, Nx.broadcast(0.0, one))
       iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
       [-1.34164, -0.44721, 0.44721, 1.34164]
+      iex> %{mean: mean, rstd: rstd} = Sidewinder.layer_norm(x, one, one, return_statistics: true)
+      iex> for t <- [mean, rstd], do: Float.round(Nx.to_number(t), 5)
+      [2.5, 0.89442]
   """
-  @spec layer_norm(Nx.t(), Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  @spec layer_norm(Nx.t(), Nx.t(), Nx.t(), keyword) ::
+          Nx.Tensor.t() | %{y: Nx.Tensor.t(), mean: Nx.Tensor.t(), rstd: Nx.Tensor.t()}
   deftransform layer_norm(x, w, b, opts \\ []) do
-    [y: y] = Op.call(%Block.LayerNorm{}, [{"x", x}, {"w", w}, {"b", b}], opts)
-    y
+    case Op.call(%Block.LayerNorm{}, [{"x", x}, {"w", w}, {"b", b}], opts) do
+      [y: y] -> y
+      [_, _, _] = outputs -> Map.new(outputs)
+    end
   end
 
   @doc """
@@ -612,6 +624,35 @@ defmodule Sidewinder do
   @spec rope(Nx.t(), keyword) :: Nx.Tensor.t()
   deftransform rope(x, opts \\ []) do
     [y: y] = Op.call(%Block.Rope{}, [{"x", x}], opts)
+    y
+  end
+
+  @doc """
+  Sinusoidal positions (Vaswani et al. 2017, section 3.5), added to embeddings. For the row at position `p`
+  and the pair `i`:
+
+      angle = p theta^(-2 i / D)          y[2 i] = x[2 i] + sin          y[2 i + 1] = x[2 i + 1] + cos
+
+    * `x` - `{B, L, D}`; the last cosine of an odd D is dropped
+
+  Options beside those of `Sidewinder`:
+
+    * `:theta` - `10_000.0` by default
+    * `:first_position` - the position of the first row; 0 by default
+
+  Angles are formed in f64. Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as
+  `selective_scan/6` does.
+
+  ## Examples
+
+      iex> x = Nx.tensor([[[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]])
+      iex> y = Sidewinder.sinusoidal_positions(x)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [1.0, 3.0, 3.0, 1.84147, 2.5403, 3.00215]
+  """
+  @spec sinusoidal_positions(Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform sinusoidal_positions(x, opts \\ []) do
+    [y: y] = Op.call(%Block.SinusoidalPositions{}, [{"x", x}], opts)
     y
   end
 

@@ -12,8 +12,9 @@ defmodule Sidewinder.LayersTest do
   @backends [:nx, :cpu]
   @norms ~w(rms_norm layer_norm layer_norm_gelu)
   @rows activations() ++ @norms ++ ~w(linear swiglu_mlp)
-  @layers @rows ++ ~w(matmul rope attention mha transformer_block)
+  @layers @rows ++ ~w(matmul rope sinusoidal_positions attention mha transformer_block)
   @golden @norms ++ ~w(linear matmul rope attention swiglu_mlp transformer_block)
+  @asking [attention: [return_lse: true], layer_norm: [return_statistics: true]]
   @sizes {2, 5, 4, 3}
 
   # An activation's golden case has the function among its attributes.
@@ -27,7 +28,7 @@ defmodule Sidewinder.LayersTest do
           # Pure Nx takes seconds for a million scores.
           unless golden.name == "l1024" and (unquote(backend) == :nx or name != :eager) do
             opts = [backend: unquote(backend)] ++ Golden.attributes(golden)
-            opts = if unquote(op) == "attention", do: [return_lse: true] ++ opts, else: opts
+            opts = Keyword.get(@asking, String.to_atom(unquote(op)), []) ++ opts
             inputs = Map.drop(golden.inputs, ["dy"])
             outputs = way.(&run(unquote(op), &1, opts), [inputs])
             assert map_size(outputs) > 0
@@ -159,13 +160,35 @@ defmodule Sidewinder.LayersTest do
     end
   end
 
+  test "statistics of layers are those of rows, of any rank and type, with y as it is without" do
+    for {type, rtol} <- types(), shape <- [{7}, {3, 5}, {2, 3, 1, 6}], backend <- @backends do
+      x = random(1, shape, 2.0, 5.0, type)
+      opts = [eps: 1.0e-3, backend: backend]
+      wide = if type == :f64, do: {:f, 64}, else: {:f, 32}
+      [w, b] = for seed <- 2..3, do: random(seed, {Nx.axis_size(x, -1)}, -1.0, 1.0, wide)
+      exact = Nx.as_type(x, :f64)
+
+      rstd =
+        exact |> Nx.variance(axes: [-1]) |> Nx.add(Nx.tensor(1.0e-3, type: :f64)) |> Nx.rsqrt()
+
+      for {_, way} <- ways() do
+        norm = fn more -> way.(&Sidewinder.layer_norm(&1, &2, &3, more ++ opts), [x, w, b]) end
+        got = norm.(return_statistics: true)
+        assert got.y == norm.([])
+        assert {got.mean.type, got.rstd.type} == {wide, wide}
+        assert_close(got.mean, Nx.mean(exact, axes: [-1]), rtol: min(rtol, 1.0e-5))
+        assert_close(got.rstd, rstd, rtol: min(rtol, 1.0e-5))
+      end
+    end
+  end
+
   test "a bias of -infinity hides as a mask does" do
     {_, inputs, cotangents, _} = problem("attention", {1, 3, 2, 2})
     {inputs, cotangents} = {Map.drop(inputs, ~w(mask bias)), Map.take(cotangents, ["dy"])}
     some = Nx.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 1]], type: :u8)
     none = Nx.put_slice(some, [2, 0], Nx.tensor([[0, 0, 0, 0]], type: :u8))
 
-    for {mask, backend} <- [{some, :cpu}, {some, :nx}, {none, :nx}] do
+    for mask <- [some, none], backend <- @backends do
       bias = Nx.select(mask, Nx.tensor(0, type: :f64), Nx.Constants.neg_infinity(:f64))
       opts = [backend: backend]
       given = Map.put(inputs, "mask", mask)
@@ -245,6 +268,26 @@ defmodule Sidewinder.LayersTest do
     end
   end
 
+  test "sinusoidal positions are sines and cosines, of any width and from any position on" do
+    for width <- [1, 2, 3, 7, 33], first <- [0, -3, 100_000], theta <- [10_000, 10.0] do
+      x = random(1, {2, 5, width}, -1.0, 1.0, :f64)
+      opts = [first_position: first, theta: theta]
+
+      waves =
+        for p <- 0..4 do
+          for k <- 0..(width - 1) do
+            angle = (first + p) * :math.pow(theta, -2 * div(k, 2) / width)
+            if rem(k, 2) == 0, do: :math.sin(angle), else: :math.cos(angle)
+          end
+        end
+
+      for backend <- @backends, {_, way} <- ways() do
+        y = way.(&Sidewinder.sinusoidal_positions(&1, [backend: backend] ++ opts), [x])
+        assert_close(y, Nx.add(x, Nx.tensor(waves, type: :f64)), rtol: 1.0e-10)
+      end
+    end
+  end
+
   test "rows are rows, whatever the axes before them, and keep their names" do
     for op <- @rows, backend <- @backends do
       {_, inputs, _, opts} = problem(op, {2, 6, 4, 3})
@@ -287,8 +330,13 @@ defmodule Sidewinder.LayersTest do
     {y, lse} = Sidewinder.attention(Nx.rename(q, [:b, :h, :l, :w]), k, v, return_lse: true)
     assert {y.names, lse.names} == {[:b, :h, :l, nil], [:b, :h, :l]}
 
+    {_, %{"x" => x, "w" => w, "b" => b}, _, _} = problem("layer_norm", @sizes)
+    got = Sidewinder.layer_norm(Nx.rename(x, [:b, :l, :d]), w, b, return_statistics: true)
+    assert {got.y.names, got.mean.names, got.rstd.names} == {[:b, :l, :d], [:b, :l], [:b, :l]}
+
     x = Nx.rename(Nx.iota({1, 2, 3, 4}), [:b, :l, :h, :w])
     assert Sidewinder.rope(x, layout: :heads_last).names == [:b, :l, :h, :w]
+    assert Sidewinder.sinusoidal_positions(x[0]).names == [:l, :h, :w]
   end
 
   test "integers become floats" do
@@ -301,7 +349,8 @@ defmodule Sidewinder.LayersTest do
           {&Sidewinder.layer_norm/3, [x, w, w]},
           {&Sidewinder.linear/2, [x, x]},
           {&Sidewinder.matmul(&1, Nx.transpose(&2)), [x, x]},
-          {&Sidewinder.rope(Nx.reshape(&1, {1, 1, 2, 4})), [x]}
+          {&Sidewinder.rope(Nx.reshape(&1, {1, 1, 2, 4})), [x]},
+          {&Sidewinder.sinusoidal_positions(Nx.reshape(&1, {1, 2, 4})), [x]}
         ] do
       floats = Enum.map(given, &Nx.as_type(&1, :f32))
       assert apply(fun, given) == apply(fun, floats)
@@ -326,6 +375,8 @@ defmodule Sidewinder.LayersTest do
           {:shape, "b", "shape {4}, got {3}", fn -> Sidewinder.layer_norm(x, w, v) end},
           {:option, "eps", "a number, not negative, got -1",
            fn -> Sidewinder.layer_norm(x, w, w, eps: -1) end},
+          {:option, "return_statistics", "true or false",
+           fn -> Sidewinder.layer_norm(x, w, w, return_statistics: 1) end},
           {:option, "eps_mode", ":inside or :outside",
            fn -> Sidewinder.rms_norm(x, w, eps_mode: 1) end},
           {:option, "gelu", ":tanh or :erf",
@@ -350,6 +401,9 @@ defmodule Sidewinder.LayersTest do
            fn -> Sidewinder.rope(q, layout: :blhd) end},
           {:option, "high_freq_factor", "more than low_freq_factor",
            fn -> Sidewinder.rope(q, scaling_factor: 2, high_freq_factor: 1) end},
+          {:shape, "x", "{b, l, d}, got {4}", fn -> Sidewinder.sinusoidal_positions(w) end},
+          {:option, "theta", "a positive number, got -1",
+           fn -> Sidewinder.sinusoidal_positions(x, theta: -1) end},
           {:shape, "k", "{1, a divisor of 4, m, 6}, got {1, 3, 3, 6}",
            fn -> Sidewinder.attention(q, q[[.., 0..2]], q) end},
           {:shape, "v", "{1, 4, 3, v}, got {1, 2, 3, 6}",

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Kernel.Attention do
   @moduledoc """
-  Attention, rotary positions, and the layers and blocks of transformers that are made of them; and their
+  Attention, rotary and sinusoidal positions, and the layers and blocks of transformers that are made of them; and their
   gradients.
 
   In the shapes B is the batch, H the heads of queries, K those of keys and values (a divisor of H: query
@@ -193,6 +193,48 @@ defmodule Sidewinder.Kernel.Attention do
   def rope_backward(x, dy, options \\ []) do
     {[], own, where} = Kernel.sort_options!(:rope_backward, options, [], @rope)
     Kernel.gradients(:rope_backward, [{"x", x}, {"dy", dy}], own, where)
+  end
+
+  @positions [:theta, :first_position]
+
+  @doc """
+  Adds sinusoidal positions to embeddings (Vaswani et al. 2017, section 3.5): to element `2i` of a row at
+  position `p` the sine of `p theta^(-2i/D)`, and to element `2i + 1` the cosine.
+
+    * `x` - `{B, L, D}`; the last cosine of an odd D is dropped
+
+  Options beside those of `Sidewinder.Kernel`:
+
+    * `:theta` - `10000.0` by default
+    * `:first_position` - that of the first row, 0 by default
+
+  Returns `y`, shaped like `x`.
+
+      iex> x = Sidewinder.Tensor.from_list([1, 2, 3, 4], :f32, {1, 1, 4})
+      iex> y = Sidewinder.Kernel.Attention.sinusoidal_positions(x, first_position: 1)
+      iex> Enum.map(Sidewinder.Tensor.to_list(y), &Float.round(&1, 4))
+      [1.8415, 2.5403, 3.01, 5.0]
+  """
+  @spec sinusoidal_positions(Tensor.t(), keyword) :: Tensor.t()
+  def sinusoidal_positions(x, options \\ []) do
+    {[], own, where} = Kernel.sort_options!(:sinusoidal_positions, options, [], @positions)
+    %{"y" => y} = Kernel.run(:sinusoidal_positions, [{"x", x}], own, where)
+    y
+  end
+
+  @doc """
+  The gradient of `sinusoidal_positions/2`, with its options: a map of `:dx`, which is `dy`. `x` may be any
+  tensor of the right shape, such as `dy`.
+
+      iex> dy = Sidewinder.Tensor.from_list([1, 2], :f32, {1, 1, 2})
+      iex> Sidewinder.Kernel.Attention.sinusoidal_positions_backward(dy, dy).dx == dy
+      true
+  """
+  @spec sinusoidal_positions_backward(Tensor.t(), Tensor.t(), keyword) :: %{dx: Tensor.t()}
+  def sinusoidal_positions_backward(x, dy, options \\ []) do
+    op = :sinusoidal_positions_backward
+    {[], own, where} = Kernel.sort_options!(op, options, [], @positions)
+    Kernel.gradients(op, [{"x", x}, {"dy", dy}], own, where)
   end
 
   @mha [:heads, :causal, :rope_theta, :pairing]

@@ -100,6 +100,7 @@ defmodule Sidewinder.Op do
 
       @impl true
       def gradient(op, given), do: Sidewinder.Op.Gradient.by(unquote(opts[:gradient]), op, given)
+      defoverridable gradient: 2
     end
   end
 

@@ -7,9 +7,10 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::{self, Named, Op, Slot};
+use sidewinder_kernels::op::{self, Named, Op, OptionDoc, Slot};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 
 #[derive(Arbitrary, Debug)]
@@ -21,6 +22,7 @@ struct Call {
     damages: [Option<(u8, Damage)>; 2],
     options: String,
     flags: u8,
+    words: u8,
     threads: u8,
 }
 
@@ -122,14 +124,29 @@ fn tensors<O: Op>(call: &Call) -> Vec<Tensor> {
     tensors
 }
 
-/// The options as text, or some flags that the op knows.
+/// The options as text, or some flags and words that the op knows.
 fn options<O: Op>(call: &Call) -> O::Options {
     let known = || {
-        let flags = O::OPTIONS.iter().filter(|option| option.takes == "flag");
-        let set = flags.enumerate().map(|(i, o)| (o.name.to_string(), (call.flags >> i & 1 == 1).into()));
-        serde_json::from_value(serde_json::Value::Object(set.collect())).expect("known flags")
+        let of = |takes| O::OPTIONS.iter().filter(move |option| option.takes == takes).zip(0u32..);
+        let flags = of("flag").map(|(option, i)| (option.name, Value::from(call.flags >> i & 1 == 1)));
+        let words = of("text").filter_map(|(option, i)| word::<O>(option, call.words.rotate_left(3 * i)));
+        decoded::<O>(flags.chain(words)).expect("known options")
     };
     serde_json::from_str(&call.options).unwrap_or_else(|_| known())
+}
+
+fn decoded<O: Op>(options: impl Iterator<Item = (&'static str, Value)>) -> serde_json::Result<O::Options> {
+    serde_json::from_value(options.collect())
+}
+
+/// An option with one of its values, which are those words of its help that it takes; or none.
+fn word<O: Op>(option: &OptionDoc, choice: u8) -> Option<(&'static str, Value)> {
+    let words = option.help.split(|c: char| c != '_' && !c.is_alphanumeric()).map(Value::from);
+    let taken = |word: &Value| decoded::<O>([(option.name, word.clone())].into_iter()).is_ok();
+    let values: Vec<Value> = words.filter(taken).collect();
+    assert!(!values.is_empty(), "the help of {} names no value of {}", O::NAME, option.name);
+    let value = values.get(choice as usize % (values.len() + 1))?;
+    Some((option.name, value.clone()))
 }
 
 /// Small enough to compute.
@@ -142,7 +159,9 @@ fn run<O: Op>(call: &Call) {
     let mut memory = Vec::new();
     for (i, tensor) in tensors.iter().enumerate() {
         match Spec::new(tensor.dtype, &tensor.dims) {
-            Ok(spec) if small(&spec) => memory.push(Owned::from_fn(spec, |k| (k * 37 % 101) as f64 / 50.0 - i as f64 / 8.0)),
+            Ok(spec) if small(&spec) => {
+                memory.push(Owned::from_fn(spec, |k| (k * 37 % 101) as f64 / 50.0 - i as f64 / 8.0))
+            }
             _ => return,
         }
     }

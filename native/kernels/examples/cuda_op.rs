@@ -36,6 +36,7 @@ fn cases() -> Vec<Case> {
         ("layer_norm_gelu", json!({}), norm(std::slice::from_ref(&b))),
         ("layer_norm_gelu_backward", json!({}), norm(&[b.clone(), dy])),
         ("rope", json!({}), vec![("x", vec![4, 32, 4096, 128])]),
+        ("sinusoidal_positions", json!({}), vec![("x", vec![4, 2048, WIDTH])]),
         ("matmul", json!({}), vec![square("a"), square("b")]),
         ("linear", json!({}), vec![square("x"), square("w")]),
         ("linear", json!({"activation": "gelu"}), vec![square("x"), square("w"), ("b", vec![4096])]),

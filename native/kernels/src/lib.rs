@@ -24,6 +24,7 @@ pub mod norm;
 pub mod rope;
 pub mod selective_scan;
 pub mod selective_state_update;
+pub mod sinusoidal_positions;
 pub mod swiglu_mlp;
 pub mod transformer_block;
 
@@ -55,6 +56,8 @@ macro_rules! for_each_op {
         $with!($crate::matmul::MatmulBackward);
         $with!($crate::rope::Rope);
         $with!($crate::rope::RopeBackward);
+        $with!($crate::sinusoidal_positions::SinusoidalPositions);
+        $with!($crate::sinusoidal_positions::SinusoidalPositionsBackward);
         $with!($crate::attention::Attention);
         $with!($crate::attention::AttentionBackward);
         $with!($crate::attention::decode::Decode);

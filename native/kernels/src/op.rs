@@ -302,6 +302,14 @@ pub fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()
     }
 }
 
+/// Checks that an option's value is a positive number.
+pub fn positive(name: &str, value: f64) -> Result<()> {
+    match value > 0.0 && value.is_finite() {
+        true => Ok(()),
+        false => Err(Error::new(Kind::Option, name).expected("a positive number").got(value)),
+    }
+}
+
 /// An op whose gradient is an op too: [`Backward`] of it.
 pub trait Differentiable: Op {
     /// The gradient's name.

@@ -17,7 +17,7 @@ pub enum Map {
     NegExp,
     /// The product of two.
     Product,
-    /// The sum of two to four; rounded once.
+    /// The sum of one, which is a copy, to four; rounded once.
     Sum,
     /// `f(v)` of one.
     Activate(Activation),

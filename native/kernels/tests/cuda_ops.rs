@@ -17,6 +17,7 @@ use sidewinder_kernels::matmul;
 use sidewinder_kernels::norm;
 use sidewinder_kernels::op::{Named, Op};
 use sidewinder_kernels::rope;
+use sidewinder_kernels::sinusoidal_positions::{self, SinusoidalPositions, SinusoidalPositionsBackward};
 use sidewinder_kernels::swiglu_mlp::{self, SwigluMlp, SwigluMlpBackward};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use sidewinder_kernels::transformer_block::{self, TransformerBlock, TransformerBlockBackward};
@@ -310,6 +311,29 @@ fn rotation_and_its_gradient_agree() {
                 let inputs = named([("x", &dims, -1.0, 1.0)]);
                 both::<rope::Rope, rope::RopeBackward>(&device, (&options, &options), &inputs, 0.0);
             }
+        }
+    }
+}
+
+#[test]
+fn sinusoidal_positions_and_their_gradient_agree() {
+    let Some(device) = gpu() else { return };
+    for dims in [
+        [1, 1, 1],
+        [2, 5, 2],
+        [3, 7, 3],
+        [2, 300, 64],
+        [1, 513, 127],
+        [70, 33, 33],
+        [2, 4000, 300],
+        [0, 2, 4],
+        [2, 0, 4],
+        [2, 3, 0],
+    ] {
+        for first_position in [0, 100_003, i64::MIN, i64::MAX] {
+            let options = sinusoidal_positions::Options { first_position, ..Default::default() };
+            let inputs = named([("x", &dims, -1.0, 1.0)]);
+            both::<SinusoidalPositions, SinusoidalPositionsBackward>(&device, (&options, &options), &inputs, 0.0);
         }
     }
 }

@@ -25,11 +25,12 @@ defmodule Sidewinder.NxTest.Ops do
            {~w(x), [conv_state: "conv_state", ssm_state: "ssm_state"],
             return_state: :conv_state, return_state: :ssm_state},
          "rms_norm" => {~w(x w), [], []},
-         "layer_norm" => {~w(x w b), [], []},
+         "layer_norm" => {~w(x w b), [], return_statistics: :mean, return_statistics: :rstd},
          "layer_norm_gelu" => {~w(x w b), [], []},
          "linear" => {~w(x w), [bias: "b"], []},
          "matmul" => {~w(a b), [], []},
          "rope" => {~w(x), [], []},
+         "sinusoidal_positions" => {~w(x), [], []},
          "attention" => {~w(q k v), [mask: "mask", bias: "bias"], return_lse: :lse},
          "swiglu_mlp" => {~w(x), [], []},
          "mha" => {~w(x), [mask: "mask"], []},
@@ -181,6 +182,7 @@ defmodule Sidewinder.NxTest.Ops do
   defp cotangents("mamba_block"), do: ~w(dy dconv_state dssm_state)
   defp cotangents("attention"), do: ~w(dy dlse)
   defp cotangents("matmul"), do: ~w(dc)
+  defp cotangents("layer_norm"), do: ~w(dy dmean drstd)
   defp cotangents("selective_state_update"), do: ~w(dy dstate)
   defp cotangents("causal_conv1d_update"), do: ~w(dy dstate)
   defp cotangents(_), do: ~w(dy)
@@ -280,10 +282,15 @@ defmodule Sidewinder.NxTest.Ops do
   end
 
   defp shapes("rms_norm", sizes) do
-    Enum.reject(shapes("layer_norm", sizes), &(elem(&1, 0) == "b"))
+    Enum.reject(shapes("layer_norm_gelu", sizes), &(elem(&1, 0) == "b"))
   end
 
-  defp shapes(norm, {b, l, d, _}) when norm in ~w(layer_norm layer_norm_gelu) do
+  defp shapes("layer_norm", {b, l, _, _} = sizes) do
+    statistics = for name <- ~w(dmean drstd), do: {name, {b, l}, -1.0, 1.0, :wide}
+    shapes("layer_norm_gelu", sizes) ++ statistics
+  end
+
+  defp shapes("layer_norm_gelu", {b, l, d, _}) do
     [
       {"x", {b, l, d}, -1.0, 1.0, :storage},
       {"w", {d}, 0.5, 1.5, :wide},
@@ -311,6 +318,10 @@ defmodule Sidewinder.NxTest.Ops do
 
   defp shapes("rope", {b, l, d, n}) do
     for name <- ~w(x dy), do: {name, {b, d, l, 2 * n}, -1.0, 1.0, :storage}
+  end
+
+  defp shapes("sinusoidal_positions", {b, l, d, _}) do
+    for name <- ~w(x dy), do: {name, {b, l, d}, -1.0, 1.0, :storage}
   end
 
   defp shapes("attention", {b, l, d, n}) do

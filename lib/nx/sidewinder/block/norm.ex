@@ -38,7 +38,7 @@ defmodule Sidewinder.Block.LayerNorm do
     reference: Sidewinder.Reference.Norm,
     gradient: Sidewinder.Block.LayerNormBackward
 
-  defstruct eps: 1.0e-5, inputs: [], target: []
+  defstruct eps: 1.0e-5, return_statistics: false, inputs: [], target: []
 
   @impl true
   def table do
@@ -50,10 +50,23 @@ defmodule Sidewinder.Block.LayerNorm do
         "b" => {:wide, [[:d]]}
       },
       optional: [],
-      options: [eps: :not_negative],
-      outputs: [{:y, :storage, [:..., :d], :always}],
+      options: [eps: :not_negative, return_statistics: {:here, :flag}],
+      outputs: [
+        {:y, :storage, [:..., :d], :always},
+        {:mean, :wide, [:...], :return_statistics},
+        {:rstd, :wide, [:...], :return_statistics}
+      ],
       hint: "Rows are normalised over the last axis of x"
     }
+  end
+
+  @impl true
+  def gradient(%{return_statistics: false} = op, given), do: super(op, given)
+
+  def gradient(op, given) do
+    through = &Sidewinder.Reference.Norm.through_statistics(&1, Map.new(given))
+    last = &Sidewinder.Op.Gradient.last(through.(&1), given, Sidewinder.Block.LayerNormBackward)
+    op |> super(given) |> Map.update!("dx", last)
   end
 end
 
@@ -62,6 +75,12 @@ defmodule Sidewinder.Block.LayerNormBackward do
   use Sidewinder.Op,
     reference: Sidewinder.Reference.Norm,
     gradient_of: Sidewinder.Block.LayerNorm
+
+  # Cotangents of statistics are no business of its kernel.
+  @table %{@table | inputs: Map.drop(@table.inputs, ~w(dmean drstd)), optional: []}
+
+  @impl true
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.LayerNormGelu do
@@ -76,7 +95,12 @@ defmodule Sidewinder.Block.LayerNormGelu do
   defstruct eps: 1.0e-5, gelu: :tanh, inputs: [], target: []
 
   @norm Sidewinder.Block.LayerNorm.table()
-  @table %{@norm | name: :layer_norm_gelu, options: @norm.options ++ [gelu: [:tanh, :erf]]}
+  @table %{
+    @norm
+    | name: :layer_norm_gelu,
+      options: [eps: :not_negative, gelu: [:tanh, :erf]],
+      outputs: [hd(@norm.outputs)]
+  }
 
   @impl true
   def table, do: @table

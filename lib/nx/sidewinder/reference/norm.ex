@@ -9,8 +9,13 @@ defmodule Sidewinder.Reference.Norm do
   import Sidewinder.Reference.Numbers
 
   def body(op, %{"x" => x} = inputs) do
-    %{z: z} = rows(op, inputs)
-    [y: z |> Activations.value(function(op)) |> Nx.as_type(x.type)]
+    %{z: z, r: r} = rows(op, inputs)
+
+    [
+      y: z |> Activations.value(function(op)) |> Nx.as_type(x.type),
+      mean: Nx.mean(wide(x), axes: [-1]),
+      rstd: Nx.squeeze(r, axes: [-1])
+    ]
   end
 
   @doc "With u = w dz: dx = r (u - mean(u) - t (x - mean) mean(u x^)), mean(u) where there is a mean"
@@ -26,6 +31,21 @@ defmodule Sidewinder.Reference.Norm do
       dw: Nx.sum(Nx.multiply(dz, unit), axes: [0]),
       db: Nx.sum(dz, axes: [0])
     ]
+  end
+
+  @doc "dx plus what those cotangents of statistics that are there add: (dmean - drstd rstd^3 (x - mean)) / D"
+  def through_statistics(dx, %{"x" => x} = given) do
+    columns = Nx.axis_size(x, -1)
+    shares = for name <- ~w(dmean drstd), t = given[name], do: {name, Nx.divide(t, columns)}
+    shares |> Enum.reduce(wide(dx), &through(&1, &2, given)) |> Nx.as_type(dx.type)
+  end
+
+  defp through({"dmean", share}, dx, _given), do: Nx.add(dx, Nx.new_axis(share, -1))
+
+  defp through({"drstd", share}, dx, %{"x" => x} = given) do
+    [mean, r, share] = for t <- [given["mean"], given["rstd"], share], do: Nx.new_axis(t, -1)
+    unit = x |> wide() |> Nx.subtract(mean) |> Nx.multiply(r)
+    Nx.subtract(dx, Enum.reduce([r, r, share], unit, &Nx.multiply/2))
   end
 
   defp rows(op, %{"x" => x, "w" => w} = inputs) do

@@ -1,7 +1,6 @@
 defmodule Sidewinder.Reference.Rope do
   @moduledoc false
-  # Rotary position embedding, and its gradient: the rotation by the negative angles. Angles are f64,
-  # for those of f32 are off by 1e-3 at positions of 1e5.
+  # Rotary position embedding, and its gradient: the rotation by the negative angles.
 
   alias Sidewinder.Error
   import Sidewinder.Reference.Numbers
@@ -38,12 +37,22 @@ defmodule Sidewinder.Reference.Rope do
 
   # {1, 1, L, W / 2}, or as the layout has it.
   defp angles(op, x) do
-    axis = if op.layout == :heads_first, do: 2, else: 1
-    shape = put_elem({1, 1, 1, 1}, axis, elem(x.shape, axis))
-    first = Nx.tensor(op.first_position, type: :f64)
-    positions = Nx.add(Nx.iota(shape, axis: axis, type: :f64), first)
-    Nx.multiply(positions, Nx.tensor(rates(op, elem(x.shape, 3)), type: :f64))
+    {axis, new} = if op.layout == :heads_first, do: {2, 0}, else: {1, 1}
+    angles = angles(op.first_position, elem(x.shape, axis), rates(op, elem(x.shape, 3)))
+    Nx.new_axis(angles, new)
   end
+
+  @doc """
+  The angles of rows from the position `first` on, `{length, rates}`. They are f64, for those of f32 are
+  off by 1e-3 at positions of 1e5.
+  """
+  def angles(first, length, rates) do
+    positions = Nx.add(Nx.iota({length, 1}, axis: 0, type: :f64), Nx.tensor(first, type: :f64))
+    Nx.multiply(positions, Nx.tensor(rates, type: :f64))
+  end
+
+  @doc "`theta^(-2i / width)`"
+  def rate(theta, i, width), do: :math.pow(theta, -2 * i / width)
 
   defp rates(%{low_freq_factor: low, high_freq_factor: high}, _) when high <= low do
     raise Error.new(:option, "high_freq_factor",
@@ -54,7 +63,7 @@ defmodule Sidewinder.Reference.Rope do
   end
 
   defp rates(op, width) do
-    for i <- 0..(div(width, 2) - 1), do: scale(op, :math.pow(op.theta, -2 * i / width))
+    for i <- 0..(div(width, 2) - 1), do: scale(op, rate(op.theta, i, width))
   end
 
   defp scale(%{scaling_factor: nil}, rate), do: rate

@@ -26,6 +26,7 @@ fn map_as<S: Storage>(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Re
     match (map, &inputs[..]) {
         (Map::NegExp, &[v]) => each::<S, NegExp, 1>([v], to, exec),
         (Map::Product, &[a, b]) => each::<S, Product, 2>([a, b], to, exec),
+        (Map::Sum, &[a]) => each::<S, Sum, 1>([a], to, exec),
         (Map::Sum, &[a, b]) => each::<S, Sum, 2>([a, b], to, exec),
         (Map::Sum, &[a, b, c]) => each::<S, Sum, 3>([a, b, c], to, exec),
         (Map::Sum, &[a, b, c, d]) => each::<S, Sum, 4>([a, b, c, d], to, exec),

@@ -56,7 +56,7 @@ pub fn types(dtype: DType) -> String {
 }
 
 /// Threads in a block of a kernel whose threads have nothing to do with each other.
-const THREADS: u32 = 128;
+pub const THREADS: u32 = 128;
 
 /// Queues a kernel of `count` threads that have nothing to do with each other.
 ///

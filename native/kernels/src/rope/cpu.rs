@@ -67,10 +67,8 @@ impl<S: Storage> Work<S::Wide> for Rotate<'_, S> {
 
 impl<S: Storage> Rotate<'_, S> {
     fn angles(&self, position: usize, angles: &mut Angles<S::Wide>) {
-        let position = self.sign * (self.problem.first_position as f64 + position as f64);
-        for (i, rate) in self.problem.rates.iter().enumerate() {
-            let (sin, cos) = (position * rate).sin_cos();
-            (angles.sin[i], angles.cos[i]) = (S::Wide::from_f64(sin), S::Wide::from_f64(cos));
+        for (i, (sin, cos)) in self.problem.angles.sin_cos(position).enumerate() {
+            (angles.sin[i], angles.cos[i]) = (S::Wide::from_f64(self.sign * sin), S::Wide::from_f64(cos));
         }
     }
 }

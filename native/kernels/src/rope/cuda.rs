@@ -1,7 +1,8 @@
 //! Rotation on CUDA.
 
+use super::angles::Angles;
 use super::{Pairing, Problem};
-use crate::cuda::{Buffer, Lane, Source, grid_size, types};
+use crate::cuda::{Buffer, Lane, Source, THREADS, grid_size, types};
 use crate::error::Result;
 use crate::tensor::{DType, Spec};
 
@@ -9,6 +10,21 @@ const ROTATE: Source = Source { name: "rope", text: include_str!("rotate.cu") };
 
 /// Threads that fill any GPU.
 const FILLS: usize = 1 << 19;
+
+/// Blocks for angles, each of which is computed once for as many rows as leave enough threads to fill a GPU.
+pub fn grid(angles: usize, rows: usize) -> Result<[u32; 3]> {
+    let shares = FILLS.div_ceil(angles).min(rows).min(65535);
+    Ok([grid_size(angles.div_ceil(THREADS as usize))?, shares as u32, 1])
+}
+
+impl Angles {
+    /// The rates where a lane's kernels can read them.
+    pub fn rates_on(&self, lane: &Lane) -> Result<Buffer> {
+        let rates = lane.temporary(Spec::new(DType::F64, &[self.rates.len()])?)?;
+        lane.upload(bytemuck::cast_slice(&self.rates), &rates)?;
+        Ok(rates)
+    }
+}
 
 /// The kernel's parameters; the same struct is declared in `rotate.cu`.
 #[repr(C)]
@@ -32,8 +48,7 @@ pub fn rotate(problem: &Problem, sign: f64, x: &Buffer, y: &Buffer, lane: &Lane)
     if pairs * length * rows == 0 {
         return Ok(());
     }
-    let rates = lane.temporary(Spec::new(DType::F64, &[pairs])?)?;
-    lane.upload(bytemuck::cast_slice(&problem.rates), &rates)?;
+    let rates = problem.angles.rates_on(lane)?;
     let params = Params {
         x: lane.address(x)?,
         y: lane.address(y)?,
@@ -42,17 +57,13 @@ pub fn rotate(problem: &Problem, sign: f64, x: &Buffer, y: &Buffer, lane: &Lane)
         length: length as i64,
         rows: rows as i64,
         width: width as i64,
-        first_position: problem.first_position as f64,
+        first_position: problem.angles.first_position,
         sign,
     };
     let interleaved = u32::from(problem.pairing == Pairing::Interleaved);
     let kernel = lane.device().kernel(&ROTATE, &format!("{} -DINTERLEAVED={interleaved}", types(problem.x.dtype)))?;
-    let angles = pairs * length;
-    let threads = 128;
-    // An angle is computed once for as many rows as leave enough threads to fill a GPU.
-    let shares = FILLS.div_ceil(angles).min(rows).min(65535);
-    let grid = [grid_size(angles.div_ceil(threads))?, shares as u32, 1];
+    let grid = grid(pairs * length, rows)?;
     // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have
     // these sizes.
-    unsafe { lane.launch(&kernel, grid, threads as u32, &params) }
+    unsafe { lane.launch(&kernel, grid, THREADS, &params) }
 }

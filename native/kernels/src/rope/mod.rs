@@ -15,8 +15,9 @@
 //! by 1e-3 at positions of 1e5; the latter are rounded to the type of the arithmetic, f32 (f64 for f64), and
 //! results once to that of storage.
 
+pub mod angles;
 mod cpu;
-mod cuda;
+pub mod cuda;
 mod reference;
 
 use crate::attention::{LAYOUT, Layout};
@@ -24,6 +25,7 @@ use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
 use crate::tensor::{Spec, View, ViewMut};
+use angles::Angles;
 use ndarray::ArrayD;
 use serde::Deserialize;
 
@@ -90,10 +92,8 @@ pub struct Problem {
     pub width: usize,
     /// Which elements are a pair.
     pub pairing: Pairing,
-    /// The position of the first row.
-    pub first_position: i64,
-    /// `theta_i` of each pair.
-    pub rates: Vec<f64>,
+    /// The angles of each position.
+    pub angles: Angles,
 }
 
 impl Problem {
@@ -110,8 +110,8 @@ impl Problem {
         }
         options.check()?;
         let rates = (0..width / 2).map(|i| options.rate(i, width)).collect();
-        let Options { pairing, first_position, .. } = *options;
-        Ok(Problem { x, inner, length, outer, width, pairing, first_position, rates })
+        let angles = Angles { first_position: options.first_position as f64, rates };
+        Ok(Problem { x, inner, length, outer, width, pairing: options.pairing, angles })
     }
 
     /// Where the two elements of a pair are in a row.
@@ -126,15 +126,11 @@ impl Problem {
 
 impl Options {
     fn check(&self) -> Result<()> {
-        let positive = |name: &str, value: f64| match value > 0.0 && value.is_finite() {
-            true => Ok(()),
-            false => Err(Error::new(Kind::Option, name).expected("a positive number").got(value)),
-        };
-        positive("theta", self.theta)?;
-        positive("scaling_factor", self.scaling_factor.unwrap_or(1.0))?;
-        positive("low_freq_factor", self.low_freq_factor)?;
-        positive("high_freq_factor", self.high_freq_factor)?;
-        positive("original_length", self.original_length)?;
+        op::positive("theta", self.theta)?;
+        op::positive("scaling_factor", self.scaling_factor.unwrap_or(1.0))?;
+        op::positive("low_freq_factor", self.low_freq_factor)?;
+        op::positive("high_freq_factor", self.high_freq_factor)?;
+        op::positive("original_length", self.original_length)?;
         if self.high_freq_factor > self.low_freq_factor {
             return Ok(());
         }
@@ -144,7 +140,7 @@ impl Options {
     }
 
     fn rate(&self, i: usize, width: usize) -> f64 {
-        let rate = self.theta.powf(-2.0 * i as f64 / width as f64);
+        let rate = angles::rate(self.theta, i, width);
         let Some(factor) = self.scaling_factor else { return rate };
         let (wavelength, length) = (2.0 * std::f64::consts::PI / rate, self.original_length);
         let (low, high) = (self.low_freq_factor, self.high_freq_factor);
