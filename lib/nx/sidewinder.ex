@@ -706,6 +706,43 @@ defmodule Sidewinder do
   end
 
   @doc """
+  Attention of new tokens over those of a cache and themselves, as generating token by token wants it.
+
+    * `q` - `{B, H, L, W}`, `k` - `{B, K, L, W}` and `v` - `{B, K, L, V}`, as in `attention/4`: of L new tokens
+    * `keys` - `{B, K, C, W}` and `values` - `{B, K, C, V}`: a cache with room for C of them, whatever the
+      layout of the rest
+
+  Options beside those of `Sidewinder`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias` for the
+  tokens of the cache and then the new ones, and
+
+    * `:cached` - how many tokens the cache has; 0 by default
+    * `:causal` - whether a token sees no later ones; `true` by default
+
+  Returns `{y, keys, values}`, the cache with the new tokens in it. Rows of `y` are those of one causal pass of
+  `attention/4` over all tokens. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  Nx tensors never change, so each call copies the cache. `Sidewinder.Kernel.Attention.decode/5` has one that
+  it writes to in place.
+
+  ## Examples
+
+      iex> [keys, values] = List.duplicate(Nx.broadcast(0.0, {1, 1, 8, 2}), 2)
+      iex> {_y, keys, values} = Sidewinder.decode(Nx.tensor([[[[1.0, 0.0]]]]), Nx.tensor([[[[1.0, 0.0]]]]),
+      ...>   Nx.tensor([[[[1.0, 2.0]]]]), keys, values)
+      iex> {y, _keys, _values} = Sidewinder.decode(Nx.tensor([[[[0.0, 1.0]]]]), Nx.tensor([[[[0.0, 1.0]]]]),
+      ...>   Nx.tensor([[[[3.0, 4.0]]]]), keys, values, cached: 1)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [2.33952, 3.33952]
+  """
+  @spec decode(Nx.t(), Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) ::
+          {Nx.Tensor.t(), Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform decode(q, k, v, keys, values, opts \\ []) do
+    inputs = [{"q", q}, {"k", k}, {"v", v}, {"keys", keys}, {"values", values}]
+    [y: y, keys: keys, values: values] = Op.call(%Block.Decode{}, inputs, opts)
+    {y, keys, values}
+  end
+
+  @doc """
   The gated feed-forward layer of Llama (Shazeer 2020, "GLU Variants Improve Transformer"):
 
       y = (activation(x wg') * (x wu')) wd'

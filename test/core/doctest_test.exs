@@ -11,6 +11,7 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Kernel.Attention
   doctest Sidewinder.Kernel.Mamba
   doctest Sidewinder.KVCache
+  doctest Sidewinder.Transformer
   doctest Sidewinder.Safetensors
   doctest Sidewinder.Compare
   doctest Sidewinder.RandomInputs

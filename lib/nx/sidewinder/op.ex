@@ -81,7 +81,7 @@ defmodule Sidewinder.Op do
 
       use Sidewinder.Op, reference: module with body/2, gradient: module of the gradient
 
-  and of its gradient:
+  where a composed op may do without the last, and leave its gradient to Nx; and of its gradient:
 
       use Sidewinder.Op, reference: module with backward/2, gradient_of: module of the op
 
@@ -99,9 +99,20 @@ defmodule Sidewinder.Op do
       defdelegate body(op, inputs), to: unquote(opts[:reference])
 
       @impl true
-      def gradient(op, given), do: Sidewinder.Op.Gradient.by(unquote(opts[:gradient]), op, given)
+      def gradient(var!(op), var!(given)), do: unquote(gradient(opts[:gradient]))
       defoverridable gradient: 2
     end
+  end
+
+  defp gradient(nil) do
+    quote do
+      gradients = Sidewinder.Op.Gradient.through(__MODULE__, var!(op), Map.new(var!(given)))
+      Map.new(gradients, fn {name, t} -> {Atom.to_string(name), t} end)
+    end
+  end
+
+  defp gradient(module) do
+    quote do: Sidewinder.Op.Gradient.by(unquote(module), var!(op), var!(given))
   end
 
   defp use_gradient(opts) do

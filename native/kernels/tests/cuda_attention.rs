@@ -5,12 +5,13 @@
 mod common;
 
 use common::check::noise;
-use common::{bits, cast, gpu, worst};
+use common::{bits, cast, gpu, part, worst};
+use sidewinder_kernels::attention::decode::{self, Decode};
 use sidewinder_kernels::attention::{Attention, AttentionBackward, Layout, Options};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::tensor::{DType, Described, Owned};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// Sizes, options and extra inputs of a call.
 #[derive(Clone, Debug)]
@@ -304,6 +305,82 @@ fn nothing_agrees_with_nothing() {
 }
 
 #[test]
+fn few_queries_agree() {
+    for (rows, widths) in [
+        ([1, 1], [1, 1]),
+        ([1, 5000], [64, 64]),
+        ([2, 257], [128, 128]),
+        ([4, 700], [80, 96]),
+        ([1, 300], [256, 250]),
+        ([3, 1000], [7, 5]),
+        ([1, 130], [33, 127]),
+        ([1, 70], [520, 30]),
+    ] {
+        for heads in [[2, 2], [8, 2], [5, 1]] {
+            agrees(case(2, heads, rows, widths));
+            agrees(case(2, heads, rows, widths).causal().heads_last());
+            agrees(case(1, heads, rows, widths).mask(&[1, rows[1]]).bias(&[heads[0], 1, rows[1]]).causal());
+        }
+    }
+    agrees(case(1, [2, 1], [4, 300], [16, 16]).offset(-2));
+    agrees(case(1, [2, 1], [2, 0], [16, 16]));
+}
+
+/// Steps over a cache on the device, whose other rows are NaN, equal one causal pass on the CPU.
+#[test]
+fn decoding_equals_one_causal_pass() {
+    let Some(device) = gpu() else { return };
+    let (length, heads, key_heads, width) = (150, 4, 2, 64);
+    for storage in DType::FLOATS {
+        for layout in [Layout::HeadsFirst, Layout::HeadsLast] {
+            let options = Options { causal: true, layout, ..Default::default() };
+            let whole = Case { options, ..case(2, [heads, key_heads], [length, length], [width, width]) };
+            let inputs = cast::<Attention>(&whole.inputs(), storage);
+            let expected = in_f64::<Attention>(&whole.options, &inputs);
+            let lane = device.lane().unwrap();
+            let held = || {
+                let buffer =
+                    Buffer::new(&device, Spec::new(storage, &[2, key_heads, length + 9, width]).unwrap()).unwrap();
+                lane.poison(&buffer).unwrap();
+                buffer
+            };
+            let (keys, values) = (held(), held());
+            let axis = if layout == Layout::HeadsFirst { 2 } else { 1 };
+            for range in [0..90, 90..91, 91..92, 92..96, 96..149, 149..150] {
+                let given = inputs.map(|tensor| part(tensor, axis, range.clone()));
+                let sources = given.map(|tensor| {
+                    let buffer = Buffer::new(&device, tensor.spec()).unwrap();
+                    lane.upload(tensor.view().bytes(), &buffer).unwrap();
+                    buffer
+                });
+                let y = Buffer::new(&device, given.get("q").unwrap().spec()).unwrap();
+                lane.poison(&y).unwrap();
+                let options = decode::Options { cached: range.start, layout, ..Default::default() };
+                let outputs = [("y", &y), ("keys", &keys), ("values", &values)].into_iter().collect();
+                op::run_cuda::<Decode>(&options, &sources.map(|b| b), &outputs, &lane).unwrap();
+                let mut got = Owned::poisoned(y.spec());
+                lane.download(&y, got.view_mut().bytes()).unwrap();
+                let expected = part(expected.get("y").unwrap(), axis, range.clone());
+                let named = |tensor| [("y", tensor)].into_iter().collect();
+                compare(&named(got), &named(expected), storage, 1.0, &format!("{layout:?} {range:?}"));
+                // From host to host, the cache is copied there and back.
+                let mut with_cache = given.clone();
+                for (name, buffer) in [("keys", &keys), ("values", &values)] {
+                    let mut tensor = Owned::poisoned(buffer.spec());
+                    lane.download(buffer, tensor.view_mut().bytes()).unwrap();
+                    with_cache.push(name, tensor);
+                }
+                let again = common::run_cuda::<Decode>(&options, &with_cache, &device).unwrap();
+                let mut got = Owned::poisoned(y.spec());
+                lane.download(&y, got.view_mut().bytes()).unwrap();
+                assert_eq!(again.get("y").unwrap().view().bytes(), got.view().bytes());
+                assert_eq!(again.get("keys").unwrap().view().bytes(), with_cache.get("keys").unwrap().view().bytes());
+            }
+        }
+    }
+}
+
+#[test]
 fn scales_and_missing_cotangents_agree() {
     for scale in [1.0, 0.0, -0.3, 1e-3, 1e-42] {
         agrees(case(1, [2, 2], [40, 45], [16, 16]).scale(scale).without_dlse());
@@ -383,8 +460,7 @@ fn parts_of_buffers_agree_at_any_address() {
         let moved = |tensor: &Owned| {
             let spec = tensor.spec();
             let dims = [&[2], &spec.shape[1..]].concat();
-            let whole =
-                Buffer::new(&device, sidewinder_kernels::tensor::Spec::new(spec.dtype, &dims).unwrap()).unwrap();
+            let whole = Buffer::new(&device, Spec::new(spec.dtype, &dims).unwrap()).unwrap();
             lane.poison(&whole).unwrap();
             whole.rows(1..2).unwrap()
         };

@@ -4,7 +4,7 @@
 mod common;
 
 use common::check::noise;
-use common::{cast, worst};
+use common::{cast, part, worst};
 use sidewinder_kernels::attention::decode::{self, Decode};
 use sidewinder_kernels::attention::{self, Attention, Layout};
 use sidewinder_kernels::cpu::{Exec, Level};
@@ -24,16 +24,6 @@ fn in_place<O: Op>(options: &O::Options, inputs: &Named<Owned>, cache: &mut [Own
     let outputs = [("y", y.view_mut()), ("keys", keys.view_mut()), ("values", values.view_mut())];
     op::run_cpu::<O>(options, &inputs.map(Owned::view), outputs.into_iter().collect(), exec)?;
     Ok(y)
-}
-
-/// The part `range` of an axis.
-fn part(of: &Owned, axis: usize, range: std::ops::Range<usize>) -> Owned {
-    let mut dims = of.spec().shape.to_vec();
-    dims[axis] = range.len();
-    let values = of.view().to_f64();
-    let values = values.slice_axis(ndarray::Axis(axis), range.into());
-    let mut values = values.iter().copied();
-    Owned::from_fn(Spec::new(of.spec().dtype, &dims).unwrap(), |_| values.next().unwrap())
 }
 
 /// A cache of `room` rows, with NaN in all of them.

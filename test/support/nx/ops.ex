@@ -32,6 +32,7 @@ defmodule Sidewinder.NxTest.Ops do
          "rope" => {~w(x), [], []},
          "sinusoidal_positions" => {~w(x), [], []},
          "attention" => {~w(q k v), [mask: "mask", bias: "bias"], return_lse: :lse},
+         "decode" => {~w(q k v keys values), [mask: "mask", bias: "bias"], []},
          "swiglu_mlp" => {~w(x), [], []},
          "mha" => {~w(x), [mask: "mask"], []},
          "transformer_block" => {~w(x), [mask: "mask"], []}
@@ -46,6 +47,7 @@ defmodule Sidewinder.NxTest.Ops do
     "mamba_block" => ~w(conv_b in_proj_b out_proj_b conv_state ssm_state),
     "linear" => ~w(b),
     "attention" => ~w(mask bias),
+    "decode" => ~w(mask bias),
     "mha" => ~w(bo mask),
     "transformer_block" => ~w(bo mask)
   }
@@ -71,10 +73,11 @@ defmodule Sidewinder.NxTest.Ops do
   def kernel(op), do: if(op in @activations, do: "activations", else: op)
 
   @doc "Whether an op is a sequence of others where it is no kernel."
-  def composed?(op), do: is_map_key(@parameters, op)
+  def composed?(op), do: is_map_key(@parameters, op) or op == "decode"
 
   @doc "The options that `problem/3` has for an op."
   def defaults("attention"), do: [causal: true, q_offset: 1]
+  def defaults("decode"), do: [cached: 1]
 
   def defaults(op) when op in ~w(mha transformer_block),
     do: [heads: 2, causal: true, rope_theta: 100.0]
@@ -103,6 +106,7 @@ defmodule Sidewinder.NxTest.Ops do
   defp named("selective_scan", {y, last_state}), do: %{y: y, last_state: last_state}
   defp named("causal_conv1d", {y, state}), do: %{y: y, final_state: state}
   defp named("attention", {y, lse}), do: %{y: y, lse: lse}
+  defp named("decode", {y, keys, values}), do: %{y: y, keys: keys, values: values}
   defp named("matmul", c), do: %{c: c}
   defp named("mamba_block", {y, states}), do: Map.put(states, :y, y)
   defp named(_, {y, state}), do: %{y: y, state: state}
@@ -181,6 +185,7 @@ defmodule Sidewinder.NxTest.Ops do
   defp cotangents("causal_conv1d"), do: ~w(dy dfinal_state)
   defp cotangents("mamba_block"), do: ~w(dy dconv_state dssm_state)
   defp cotangents("attention"), do: ~w(dy dlse)
+  defp cotangents("decode"), do: ~w(dy dkeys dvalues)
   defp cotangents("matmul"), do: ~w(dc)
   defp cotangents("layer_norm"), do: ~w(dy dmean drstd)
   defp cotangents("selective_state_update"), do: ~w(dy dstate)
@@ -333,6 +338,21 @@ defmodule Sidewinder.NxTest.Ops do
       {"bias", {b, 1, l, 1}, -1.0, 1.0, :wide},
       {"dy", {b, 4, l, n}, -1.0, 1.0, :storage},
       {"dlse", {b, 4, l}, -1.0, 1.0, :wide}
+    ]
+  end
+
+  defp shapes("decode", {b, l, d, n}) do
+    [
+      {"q", {b, 4, l, d}, -1.0, 1.0, :storage},
+      {"k", {b, 2, l, d}, -1.0, 1.0, :storage},
+      {"v", {b, 2, l, n}, -1.0, 1.0, :storage},
+      {"keys", {b, 2, l + 2, d}, -1.0, 1.0, :storage},
+      {"values", {b, 2, l + 2, n}, -1.0, 1.0, :storage},
+      {"mask", {1, l, l + 1}, -1.0, 1.0, :mask},
+      {"bias", {b, 1, l, 1}, -1.0, 1.0, :wide},
+      {"dy", {b, 4, l, n}, -1.0, 1.0, :storage},
+      {"dkeys", {b, 2, l + 2, d}, -1.0, 1.0, :storage},
+      {"dvalues", {b, 2, l + 2, n}, -1.0, 1.0, :storage}
     ]
   end
 

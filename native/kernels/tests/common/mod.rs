@@ -124,6 +124,16 @@ pub fn bits(results: &Named<Owned>) -> Vec<Vec<u8>> {
     results.iter().map(|(_, tensor)| tensor.view().bytes().to_vec()).collect()
 }
 
+/// The part `range` of an axis.
+pub fn part(of: &Owned, axis: usize, range: std::ops::Range<usize>) -> Owned {
+    let mut dims = of.spec().shape.to_vec();
+    dims[axis] = range.len();
+    let values = of.view().to_f64();
+    let values = values.slice_axis(ndarray::Axis(axis), range.into());
+    let mut values = values.iter().copied();
+    Owned::from_fn(Spec::new(of.spec().dtype, &dims).unwrap(), |_| values.next().unwrap())
+}
+
 /// A small generator: tests need numbers that look random, not more.
 pub struct Random(pub u64);
 

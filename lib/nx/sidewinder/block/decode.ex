@@ -1,0 +1,37 @@
+defmodule Sidewinder.Block.Decode do
+  @moduledoc "`Sidewinder.decode/6` for `Nx.Defn.Evaluator`; other compilers get what it is composed of."
+  use Sidewinder.Op, reference: Sidewinder.Reference.Decode
+
+  defstruct cached: 0, scale: nil, causal: true, layout: :heads_first, inputs: [], target: []
+
+  import Sidewinder.Op.Heads
+
+  @scores {:repeated, [:b, :h, :l, :m]}
+  @key_heads {:divides, :h, :g}
+
+  @table %{
+    name: :decode,
+    composed: true,
+    chosen_by: :layout,
+    inputs: %{
+      "q" => {:storage, [axes(:h, :l, :w)]},
+      "k" => {:storage, [axes(@key_heads, :l, :w)]},
+      "v" => {:storage, [axes(@key_heads, :l, :v)]},
+      "keys" => {:storage, [[:b, @key_heads, :c, :w]]},
+      "values" => {:storage, [[:b, @key_heads, :c, :v]]},
+      "mask" => {:mask, [@scores]},
+      "bias" => {:wide, [@scores]}
+    },
+    optional: [mask: "mask", bias: "bias"],
+    options: [cached: :integer, scale: :number, causal: :flag, layout: layouts()],
+    outputs: [
+      {:y, :storage, axes(:h, :l, :v), :always},
+      {:keys, :storage, [:b, :g, :c, :w], :always},
+      {:values, :storage, [:b, :g, :c, :v], :always}
+    ],
+    hint: hint()
+  }
+
+  @impl true
+  def table, do: @table
+end
