@@ -14,7 +14,7 @@ import time
 from common import read_tensors, write_tensors
 
 
-def samples(peer, call, device, seconds, at_least=5):
+def samples(peer, call, device, seconds, at_least=3):
     """Clock readings for about `seconds`; the caller has warmed up."""
     end = time.perf_counter() + seconds
     times = []
