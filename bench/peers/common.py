@@ -1,12 +1,16 @@
-"""What the scripts here share: tensor files, the float64 truth, the machine."""
+"""What the scripts here share: ops and their forms, tensor files, the machine."""
 
 import json
 import os
 import platform
 import shutil
 import subprocess
+import time
+import tomllib
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -14,6 +18,54 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "avx2 fma avx512f avx512vl avx512_vnni avx512_bf16 asimd".split()
 DTYPES = {"float32": "F32", "float64": "F64"}
+
+
+class Op(NamedTuple):
+    """What contenders compute: random inputs of given sizes, and results in float64."""
+
+    name: str
+    inputs: Callable  # (random, **sizes) -> tensors; `dy` among them is for gradients
+    truth: Callable  # (**inputs) -> results
+    ours: str  # its name in time_op
+    options: dict = {}  # and its options there
+    streams: bool = False  # it reads x and writes y, so that a copy is its limit
+
+
+class Workload(NamedTuple):
+    """An op on inputs of one size."""
+
+    name: str
+    op: Op
+    sizes: dict
+
+    def inputs(self, gradient, seed=20231201):
+        tensors = self.op.inputs(np.random.default_rng(seed), **self.sizes)
+        if not gradient:
+            tensors.pop("dy", None)
+        return {name: value.astype(np.float32) for name, value in tensors.items()}
+
+
+class Form(NamedTuple):
+    """One way to compute an op; it may want some tensors with two axes exchanged."""
+
+    call: Callable
+    names: tuple = ()
+    axes: tuple = (1, 2)
+
+    def turned(self, tensors):
+        """The tensors as the form takes them, or the other way round."""
+        swapped = {
+            k: v.swapaxes(*self.axes) for k, v in tensors.items() if k in self.names
+        }
+        return {k: np.ascontiguousarray(v) for k, v in (tensors | swapped).items()}
+
+
+def host_clock(call, device="cpu"):
+    """(milliseconds, twice), where the device has no clock of its own."""
+    start = time.perf_counter()
+    call()
+    ms = (time.perf_counter() - start) * 1e3
+    return ms, ms
 
 
 def write_tensors(path, tensors, about=None):
@@ -33,54 +85,6 @@ def write_tensors(path, tensors, about=None):
 
 def read_tensors(path):
     return load_file(path)
-
-
-def shape_of(inputs):
-    """The workload's sizes by name."""
-    batch, length, channels = inputs["x"].shape
-    state = inputs["A"].shape[1]
-    return dict(batch=batch, length=length, channels=channels, state=state)
-
-
-def reference(x, dt, A, B, C):
-    """The plain selective scan in float64: one step of time after the other."""
-    x, dt, A, B, C = (v.astype(np.float64) for v in (x, dt, A, B, C))
-    h = np.zeros((x.shape[0], *A.shape))  # [B, D, N]
-    y = np.empty_like(x)
-    for t in range(x.shape[1]):
-        h *= np.exp(dt[:, t, :, None] * A)
-        h += (dt[:, t] * x[:, t])[:, :, None] * B[:, t, None]
-        y[:, t] = (h @ C[:, t, :, None])[..., 0]
-    return y
-
-
-def reference_gradient(x, dt, A, B, C, dy):
-    """The gradients of that scan in float64, for the cotangent `dy` of its output."""
-    x, dt, A, B, C, dy = (v.astype(np.float64) for v in (x, dt, A, B, C, dy))
-    h = np.zeros((x.shape[1] + 1, x.shape[0], *A.shape))  # [L + 1, B, D, N]
-    for t in range(x.shape[1]):
-        h[t + 1] = np.exp(dt[:, t, :, None] * A) * h[t]
-        h[t + 1] += (dt[:, t] * x[:, t])[:, :, None] * B[:, t, None]
-    to = {name: np.zeros_like(v) for name, v in dict(x=x, dt=dt, A=A, B=B, C=C).items()}
-    carry = np.zeros_like(h[0])
-    for t in reversed(range(x.shape[1])):
-        g = dy[:, t, :, None] * C[:, t, None] + carry
-        carry = np.exp(dt[:, t, :, None] * A) * g
-        log_decay = carry * h[t]
-        from_b = (g @ B[:, t, :, None])[..., 0]
-        to["x"][:, t] = from_b * dt[:, t]
-        to["dt"][:, t] = (log_decay * A).sum(-1) + from_b * x[:, t]
-        to["A"] += (log_decay * dt[:, t, :, None]).sum(0)
-        to["B"][:, t] = (g * (dt[:, t] * x[:, t])[..., None]).sum(1)
-        to["C"][:, t] = (dy[:, t, :, None] * h[t + 1]).sum(1)
-    return {f"d{name}": gradient for name, gradient in to.items()}
-
-
-def truth(inputs, gradient):
-    """All that a contender gives, in float64."""
-    forward = {name: v for name, v in inputs.items() if name != "dy"}
-    gradients = reference_gradient(**inputs) if gradient else {}
-    return dict(y=reference(**forward), **gradients)
 
 
 def check(name, got, want, rtol=1e-5):
@@ -112,12 +116,18 @@ def machine():
 
 def versions():
     found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
-    names = ("numpy", "torch", "jax", "jaxlib", "mamba_ssm")
+    names = ("numpy", "scipy", "torch", "jax", "jaxlib", "mamba_ssm")
     return dict(
         python=platform.python_version(),
         **{name: found[name] for name in names if name in found},
+        candle=candle_version(),
         rustc=first_line("rustc", "--version"),
     )
+
+
+def candle_version():
+    lock = tomllib.loads((ROOT / "bench/peers/candle/Cargo.lock").read_text())
+    return next(p["version"] for p in lock["package"] if p["name"] == "candle-core")
 
 
 def first_line(*command):

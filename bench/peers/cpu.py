@@ -1,11 +1,12 @@
-"""Times the selective scan on the CPU, peers and ours, with one thread and with two."""
+"""Times a suite on the CPU, peers and ours, with one thread and with two."""
 
 import os
-from functools import partial
 
-from race import arguments, our_command, peer_command, run
+import scan
+import transformer
+from race import Restarted, Served, Suite, arguments, our_command, peer_command, run
 
-PEERS = (
+SCANS = (
     "torch_eager/mamba_ref",
     "torch_eager/per_step",
     "torch_compile/per_step",
@@ -15,6 +16,30 @@ PEERS = (
     "jax_sequential/fori_channels_last",
     "jax_associative/associative_scan",
 )
+PLAIN = (
+    "torch_eager/plain",
+    "torch_compile/plain",
+    "jax/plain",
+    "numpy/plain",
+    "candle/plain",
+)
+COPIES = ("copy/torch", "copy/numpy")
+TRANSFORMER = {
+    **{op.name: PLAIN + COPIES for op in transformer.STREAMING},
+    "linear": PLAIN + ("jax/weights_in_out",),
+    "attention": PLAIN + ("jax/nn", "candle/flash"),
+}
+# As if large results were allocated once: glibc keeps their memory. Without this it gives
+# it back after every call, and peers mostly wait for the kernel to clear the next call's.
+KEEP_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+SUITES = {
+    "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": SCANS}),
+    "transformer": Suite(transformer.WORKLOADS, TRANSFORMER, KEEP_MEMORY),
+}
 
 
 def pinned(command, threads):
@@ -23,32 +48,32 @@ def pinned(command, threads):
     return ["taskset", "-c", ",".join(map(str, cores)), *command]
 
 
-def environment(threads):
+def environment(job):
     pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-    eigen = "true" if threads > 1 else "false"
+    eigen = "true" if job.threads > 1 else "false"
     return {
         "JAX_PLATFORMS": "cpu",
         # PyTorch's pool of compilers would start up on the timed cores.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "XLA_FLAGS": f"--xla_cpu_multi_thread_eigen={eigen}",
-        **{name: str(threads) for name in pools},
+        **{name: str(job.threads) for name in pools},
+        **job.environment,
     }
 
 
-def peer(name, file, threads, seconds, gradient, out):
-    command = peer_command(name, file, "cpu", threads, seconds, gradient, out)
-    return pinned(command, threads), environment(threads)
+def peer(name, job, out):
+    command = pinned(peer_command(name, job, "cpu", out), job.threads)
+    return Served(command, environment(job))
 
 
-def ours(file, threads, seconds, gradient, out):
-    command = our_command(file, ["--threads", str(threads)], seconds, gradient, out)
-    return pinned(command, threads), environment(threads)
+def ours(job, out):
+    command = pinned(our_command(job, ["--threads", job.threads]), job.threads)
+    return Restarted(command, environment(job), job.seconds, out)
 
 
 def main():
-    args = arguments(__doc__)
-    contenders = {"ours": ours, **{name: partial(peer, name) for name in PEERS}}
-    run("cpu", contenders, args.threads or (1, 2), args)
+    args = arguments(__doc__, SUITES)
+    run("cpu", SUITES[args.suite], ours, peer, (1, 2), args)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ result is there; `host_ms` holds the host's clock for all. (Not named cuda.py: t
 would hide the Python package `cuda`, which PyTorch imports.)
 """
 
-from functools import partial
 from importlib.util import find_spec
 
-from race import arguments, our_command, peer_command, run
+import scan
+from race import Restarted, Served, Suite, arguments, our_command, peer_command, run
 
 PEERS = (
     "torch_eager/mamba_ref",
@@ -23,21 +23,20 @@ PEERS = (
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-def peer(name, file, threads, seconds, gradient, out):
-    command = peer_command(name, file, "cuda", threads, seconds, gradient, out)
-    return command, ENVIRONMENT
+def peer(name, job, out):
+    return Served(peer_command(name, job, "cuda", out), job.environment)
 
 
-def ours(file, threads, seconds, gradient, out):
-    command = our_command(file, ["--backend", "cuda"], seconds, gradient, out)
-    return command, ENVIRONMENT
+def ours(job, out):
+    command = our_command(job, ["--backend", "cuda"])
+    return Restarted(command, job.environment, job.seconds, out)
 
 
 def main():
-    args = arguments(__doc__)
-    names = list(PEERS) + ["mamba_ssm/selective_scan_fn"] * bool(find_spec("mamba_ssm"))
-    contenders = {"ours": ours, **{name: partial(peer, name) for name in names}}
-    run("cuda", contenders, args.threads or (1,), args)
+    names = PEERS + ("mamba_ssm/selective_scan_fn",) * bool(find_spec("mamba_ssm"))
+    suite = Suite(scan.WORKLOADS, {"selective_scan": names}, ENVIRONMENT)
+    args = arguments(__doc__, ["selective_scan"])
+    run("cuda", suite, ours, peer, (1,), args)
 
 
 if __name__ == "__main__":

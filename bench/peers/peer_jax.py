@@ -1,125 +1,37 @@
-"""The selective scan in JAX: sequential forms and the associative scan, all jitted."""
-
-import time
+"""Ops in JAX, all jitted, as worker.py times them."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
+
+import scan_jax
+import transformer_jax
+from common import host_clock
 
 jax.config.update("jax_default_matmul_precision", "highest")  # on GPUs: no TF32
 
-
-def time_first(v):
-    return jnp.moveaxis(v, 1, 0)
-
-
-def scan_over(step, h, *along):
-    """lax.scan over time of inputs [B, L, ...]; gives y [B, L, D]."""
-    return time_first(lax.scan(step, h, tuple(map(time_first, along)))[1])
+FORMS = {"selective_scan": scan_jax.FORMS, **transformer_jax.FORMS}
+clock = host_clock
 
 
-def scan_precomputed(x, dt, A, B, C):
-    """All factors made before the loop, as mamba-ssm's reference does."""
-    decay = jnp.exp(dt[..., None] * A)
-    added = (dt * x)[..., None] * B[:, :, None]
-
-    def step(h, given):
-        decay, added, C = given
-        h = decay * h + added
-        return h, jnp.einsum("bdn,bn->bd", h, C)
-
-    return scan_over(step, jnp.zeros((x.shape[0], *A.shape)), decay, added, C)
-
-
-def scan_per_step(x, dt, A, B, C):
-    """The recurrence as one would write it down: state [B, D, N], exp in the loop."""
-
-    def step(h, given):
-        x, dt, B, C = given
-        h = jnp.exp(dt[..., None] * A) * h + (dt * x)[..., None] * B[:, None]
-        return h, (h * C[:, None]).sum(-1)  # no dot product, so that a GPU fuses it all
-
-    return scan_over(step, jnp.zeros((x.shape[0], *A.shape)), x, dt, B, C)
-
-
-def wide_step(h, x, dt, A, B, C):
-    """A step on the state [B, N, D], so that vectors run along the channels."""
-    h = jnp.exp(dt[:, None] * A) * h + (dt * x)[:, None] * B[..., None]
-    return h, jnp.einsum("bnd,bn->bd", h, C)
-
-
-def scan_channels_last(x, dt, A, B, C):
-    A = A.T  # inside the step it would be turned every time, at twice the cost
-
-    def step(h, given):
-        x, dt, B, C = given
-        return wide_step(h, x, dt, A, B, C)
-
-    return scan_over(step, jnp.zeros((x.shape[0], *A.shape)), x, dt, B, C)
-
-
-def fori_channels_last(x, dt, A, B, C):
-    """As above, but reading [B, L, ...] in place: no turning of the inputs."""
-
-    A = A.T
-
-    def step(t, carry):
-        h, ys = carry
-        now = [lax.dynamic_index_in_dim(v, t, 1, keepdims=False) for v in (x, dt, B, C)]
-        h, y = wide_step(h, now[0], now[1], A, now[2], now[3])
-        return h, lax.dynamic_update_index_in_dim(ys, y, t, 1)
-
-    start = jnp.zeros((x.shape[0], *A.shape)), jnp.zeros_like(x)
-    return lax.fori_loop(0, x.shape[1], step, start)[1]
-
-
-def compose(first, second):
-    return first[0] * second[0], second[0] * first[1] + second[1]
-
-
-def associative_scan(x, dt, A, B, C):
-    decay = jnp.exp(dt[..., None] * A)
-    added = (dt * x)[..., None] * B[:, :, None]
-    h = lax.associative_scan(compose, (decay, added), axis=1)[1]
-    return jnp.einsum("bldn,bln->bld", h, C)
-
-
-VARIANTS = {
-    "jax_sequential/scan_precomputed": scan_precomputed,
-    "jax_sequential/scan_per_step": scan_per_step,
-    "jax_sequential/scan_channels_last": scan_channels_last,
-    "jax_sequential/fori_channels_last": fori_channels_last,
-    "jax_associative/associative_scan": associative_scan,
-}
-
-
-def with_gradient(scan):
-    """The scan that gives the gradients of its inputs as well."""
+def with_gradient(call):
+    """The op that gives the gradients of its inputs as well."""
 
     def both(dy, **given):
-        y, pull_back = jax.vjp(lambda given: scan(**given), given)
+        y, pull_back = jax.vjp(lambda given: call(**given), given)
         (gradients,) = pull_back(dy)
         return dict(y=y, **{f"d{name}": v for name, v in gradients.items()})
 
     return both
 
 
-def prepare(name, inputs, device, threads):
+def prepare(name, op, inputs, device, threads):
     """Returns the call to time and a way to read its results.
 
     XLA takes as many threads as the process has cores, so `threads` is not needed.
     """
-    given = {k: jax.device_put(v, jax.devices(device)[0]) for k, v in inputs.items()}
-    scan = VARIANTS[name]
-    scan = jax.jit(with_gradient(scan) if "dy" in inputs else lambda **v: {"y": scan(**v)})
-    read = lambda results: {k: np.asarray(v) for k, v in results.items()}
-    return lambda: jax.block_until_ready(scan(**given)), read
-
-
-def clock(call, device):
-    """(milliseconds, twice): JAX offers no clock of the device's own."""
-    start = time.perf_counter()
-    call()
-    ms = (time.perf_counter() - start) * 1e3
-    return ms, ms
+    form, to = FORMS[op][name], jax.devices(device)[0]
+    given = {k: jax.device_put(v, to) for k, v in form.turned(inputs).items()}
+    y_alone = lambda **given: {"y": form.call(**given)}
+    call = jax.jit(with_gradient(form.call) if "dy" in inputs else y_alone)
+    read = lambda results: form.turned({k: np.asarray(v) for k, v in results.items()})
+    return lambda: jax.block_until_ready(call(**given)), read

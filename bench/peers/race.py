@@ -1,86 +1,168 @@
 """Checks all contenders against float64, then times them in interleaved rounds.
 
-A contender is a function
-`(file, threads, seconds, gradient, out) -> (command, environment)`.
-Every timing is a process of its own, and a round runs each contender once: a machine
-that slows down for a while slows all of them, not one.
+A contender is made by a function `(job, out) -> Served or Restarted` and leaves its
+results in the file `out`. Every contender is a process of its own, and a round gives
+each one turn: a machine that slows down for a while slows all of them, not one.
 """
 
 import argparse
 import datetime
 import json
 import os
+import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from common import ROOT, check, machine, read_tensors, shape_of, truth, versions
+from common import ROOT, Workload, check, machine, read_tensors, versions, write_tensors
 
 HERE = Path(__file__).resolve().parent
-EXAMPLE = (
-    "cargo run --quiet --release --manifest-path native/Cargo.toml"
+EXAMPLE = shlex.split(
+    os.environ.get("PEERS_TIME_OP")
+    or "cargo run --quiet --release --manifest-path native/Cargo.toml"
     " -p sidewinder_kernels --example time_op --"
-).split()
+)
+CANDLE = os.environ.get("PEERS_CANDLE")
 
 
-def ops(gradient):
-    return "selective_scan" + ",selective_scan_backward" * gradient
+class Suite(NamedTuple):
+    """Workloads that are raced together."""
+
+    workloads: tuple
+    peers: dict  # names by op
+    environment: dict = {}
 
 
-def peer_command(name, file, device, threads, seconds, gradient, out):
-    """The command line of one peer."""
-    options = ["--device", device, "--threads", str(threads), "--seconds", str(seconds)]
-    options += ["--gradient"] * gradient
-    return [sys.executable, HERE / "worker.py", name, file, *options, *out_option(out)]
+class Job(NamedTuple):
+    """What every contender is to do."""
+
+    workload: Workload
+    file: Path
+    threads: int
+    seconds: float
+    gradient: bool
+    environment: dict
 
 
-def our_command(file, options, seconds, gradient, out):
-    """The command line of our own kernel; cargo builds it on the first call."""
-    timing = ["--seconds", str(seconds)]
-    return [*EXAMPLE, ops(gradient), file, *options, *timing, *out_option(out)]
+class Served:
+    """A peer's process, which is stopped but for its turns: its threads wait for none."""
+
+    def __init__(self, command, environment):
+        self.command = command
+        self.process = started(command, environment, stdin=subprocess.PIPE)
+
+    def prepare(self):
+        self.answer()
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"It ended: {' '.join(map(str, self.command))}")
+        self.process.send_signal(signal.SIGSTOP)
+        return json.loads(line)
+
+    def turn(self):
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
 
 
-def out_option(out):
-    return ["--out", out] if out else []
+class Restarted:
+    """Our process, which is started anew for every turn."""
+
+    def __init__(self, command, environment, seconds, out):
+        self.run = lambda *more: measure([*command, *more], environment)
+        self.seconds = seconds
+        self.out = out
+
+    def prepare(self):
+        self.run("--seconds", 0.1, "--out", self.out)
+
+    def turn(self):
+        return self.run("--seconds", self.seconds)
+
+    def close(self):
+        pass
 
 
-def measure(command, environment):
-    """Runs the command; its last line is the result."""
-    done = subprocess.run(
+def started(command, environment, **more):
+    return subprocess.Popen(
         [str(part) for part in command],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         text=True,
-        check=True,
+        **more,
     )
-    return json.loads(done.stdout.splitlines()[-1])
 
 
-def verify(contenders, file, threads, gradient, want):
-    """Every contender's largest error; one out of tolerance ends the run, untimed."""
-    errors = {}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "y.safetensors"
-        for name, contender in contenders.items():
-            out.unlink(missing_ok=True)
-            measure(*contender(file, threads, 0.1, gradient, out))
-            got = read_tensors(out)
-            errors[name] = max(check(f"{name} {k}", got[k], v) for k, v in want.items())
-    return errors
+def measure(command, environment):
+    """Runs the command; its last line is the result."""
+    process = started(command, environment)
+    lines = process.communicate()[0].splitlines()
+    if process.returncode:
+        raise SystemExit(f"It failed: {' '.join(map(str, command))}")
+    return json.loads(lines[-1])
 
 
-def rounds(contenders, file, threads, args):
+def family(name):
+    return name.split("/")[0]
+
+
+def peer_command(name, job, device, out):
+    """The command line of one peer."""
+    candle = family(name) == "candle"
+    program = [CANDLE] if candle else [sys.executable, HERE / "worker.py"]
+    options = ["--threads", job.threads, "--seconds", job.seconds, "--out", out]
+    options += [] if candle else ["--device", device]
+    return [*program, name, job.workload.op.name, job.file, *options]
+
+
+def our_command(job, options):
+    """The command line of our own kernel; cargo builds it on the first call."""
+    op = job.workload.op
+    names = f"{op.ours},{op.ours}_backward" if job.gradient else op.ours
+    return [*EXAMPLE, names, job.file, "--options", json.dumps(op.options), *options]
+
+
+def prepared(makers, job, inputs, stack):
+    """All contenders and their largest errors; one out of tolerance ends the run."""
+    truth = job.workload.op.truth(**inputs)
+
+    def enter(number, name):
+        out = job.file.with_name(f"{number}.safetensors")
+        contender = makers[name](job, out)
+        stack.callback(contender.close)
+        contender.prepare()
+        got = read_tensors(out)
+        want = dict(y=inputs["x"]) if family(name) == "copy" else truth
+        return contender, max(check(f"{name} {k}", got[k], v) for k, v in want.items())
+
+    # Two at a time: most of it is starting up.
+    with ThreadPoolExecutor(2) as pool:
+        ready = list(pool.map(enter, range(len(makers)), makers))
+    return dict(zip(makers, ready))
+
+
+def rounds(contenders, count):
     """All results by contender, gathered round by round."""
     results = {name: [] for name in contenders}
-    for number in range(args.rounds):
-        for name, contender in contenders.items():
-            result = measure(
-                *contender(file, threads, args.seconds, args.gradient, None)
-            )
-            print(f"{number + 1} {name} {result['median_ms']:.2f} ms", file=sys.stderr)
+    for number in range(count):
+        for name, (contender, _) in contenders.items():
+            result = contender.turn()
+            print(f"{number + 1} {name} {result['median_ms']:.3f} ms", file=sys.stderr)
             results[name].append(result)
     return results
 
@@ -98,24 +180,29 @@ def summary(results):
     )
 
 
-def race(contenders, file, threads, args):
+def race(makers, workload, threads, environment, args):
     """One row per contender for this workload and this number of threads."""
-    inputs = read_tensors(file)
-    print(f"{file.stem}, threads {threads}", file=sys.stderr)
-    want = truth(inputs, args.gradient)
-    errors = verify(contenders, file, threads, args.gradient, want)
-    timed = rounds(contenders, file, threads, args)
-    about = dict(workload=file.stem, shape=shape_of(inputs), threads=threads)
+    print(f"{workload.name}, threads {threads}", file=sys.stderr)
+    inputs = workload.inputs(args.gradient)
+    about = dict(workload=workload.name, shape=workload.sizes, threads=threads)
+    if workload.op.streams:
+        about["bytes"] = 2 * inputs["x"].nbytes
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        file = Path(folder) / "inputs.safetensors"
+        write_tensors(file, inputs)
+        job = Job(workload, file, threads, args.seconds, args.gradient, environment)
+        contenders = prepared(makers, job, inputs, stack)
+        timed = rounds(contenders, args.rounds)
     return [
-        dict(about, contender=name, error=errors[name], **summary(results))
-        for name, results in timed.items()
+        dict(about, contender=name, error=error, **summary(timed[name]))
+        for name, (_, error) in contenders.items()
     ]
 
 
-def arguments(description):
+def arguments(description, suites):
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("folder", type=Path, help="what inputs.py wrote")
     parser.add_argument("--out", type=Path, required=True, help="result file, JSON")
+    parser.add_argument("--suite", choices=suites, default="selective_scan")
     parser.add_argument(
         "--skip", action="append", default=[], help="a contender or a family"
     )
@@ -126,25 +213,31 @@ def arguments(description):
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="per contender and round"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.gradient and args.suite != "selective_scan":
+        parser.error(f"{args.suite} is raced without gradients")
+    return args
 
 
-def kept(contenders, skip):
-    return {
-        name: value
-        for name, value in contenders.items()
-        if name not in skip and name.split("/")[0] not in skip
-    }
+def entrants(ours, peer, names, skip):
+    """What makes each contender, by name."""
+    makers = {"ours": ours, **{name: partial(peer, name) for name in names}}
+    skip = [*skip, *([] if CANDLE else ["candle"])]
+    return {k: v for k, v in makers.items() if k not in skip and family(k) not in skip}
 
 
-def run(device, contenders, threads, args):
+def run(device, suite, ours, peer, threads, args):
     """The whole race: every workload, every number of threads, one result file."""
-    contenders = kept(contenders, args.skip)
-    files = sorted(args.folder.glob("*.safetensors"), reverse=True)
-    files = [f for f in files if not args.workload or f.stem in args.workload]
-    rows = [row for f in files for t in threads for row in race(contenders, f, t, args)]
+    rows = []
+    for workload in suite.workloads:
+        if args.workload and workload.name not in args.workload:
+            continue
+        makers = entrants(ours, peer, suite.peers[workload.op.name], args.skip)
+        for count in args.threads or threads:
+            rows += race(makers, workload, count, suite.environment, args)
     result = dict(
-        op=ops(args.gradient),
+        suite=args.suite,
+        gradient=args.gradient,
         device=device,
         date=datetime.date.today().isoformat(),
         machine=machine(),

@@ -1,4 +1,4 @@
-"""Renders a result file as the README's table: table.py RESULT.json.
+"""Renders a result file as the README's tables: table.py RESULT.json.
 
 A family of peers counts with its fastest variant; the result file holds them all.
 """
@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-TITLES = {
+SCANS = {
     "ours": "**Sidewinder**",
     "jax_sequential": "JAX, `lax.scan` or `fori_loop`",
     "jax_associative": "JAX, `associative_scan`",
@@ -15,10 +15,27 @@ TITLES = {
     "torch_eager": "PyTorch loop, eager",
     "mamba_ssm": "mamba-ssm CUDA kernel",
 }
+TRANSFORMER = {
+    "ours": "Sidewinder",
+    "torch_eager": "PyTorch",
+    "torch_compile": "`torch.compile`",
+    "jax": "JAX",
+    "numpy": "NumPy",
+    "candle": "candle",
+}
+TOOLS = {
+    "selective_scan": ("torch", "jax"),
+    "transformer": ("torch", "jax", "numpy", "candle"),
+}
 
 
 def family(row):
     return row["contender"].split("/")[0]
+
+
+def present(titles, rows):
+    """The families that ran, in the order of the titles."""
+    return [name for name in titles if any(family(row) == name for row in rows)]
 
 
 def fastest(rows, name, threads):
@@ -41,43 +58,84 @@ def ratio(rows, names, threads):
     return f"**{best / ours:.2f}x**" if ours and best else ""
 
 
+def count(threads):
+    return f"{threads} thread{'s' * (threads > 1)}"
+
+
 def heading(row, device, lanes):
     s = row["shape"]
     sizes = f"{s['batch']} x {s['length']} x {s['channels']}, state {s['state']}"
-    columns = (
-        [device] if device != "cpu" else [f"{n} thread{'s' * (n > 1)}" for n in lanes]
-    )
+    columns = [device] if device != "cpu" else [count(lane) for lane in lanes]
     return [f"{row['workload']}: {sizes}", *columns]
 
 
-def table(rows, device):
-    """One workload's lines."""
-    lanes = sorted({row["threads"] for row in rows})
-    names = [name for name in TITLES if any(family(row) == name for row in rows)]
-    body = [
-        [TITLES[n], *(cell(fastest(rows, n, lane)) for lane in lanes)] for n in names
-    ]
-    if "ours" in names:
-        body.append(["best peer / ours", *(ratio(rows, names, lane) for lane in lanes)])
-    rule = ["---"] + ["---:"] * len(lanes)
-    lines = [heading(rows[0], device, lanes), rule, *body]
+def grid(head, body):
+    """The lines of a table whose cells are numbers but for the first column."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def footer(result):
+def by_workload(rows):
+    """The rows of each workload."""
+    names = dict.fromkeys(row["workload"] for row in rows)
+    return [[row for row in rows if row["workload"] == name] for name in names]
+
+
+def scan_table(rows, device):
+    """One workload's lines: a family each."""
+    lanes = sorted({row["threads"] for row in rows})
+    names = present(SCANS, rows)
+    body = [
+        [SCANS[n], *(cell(fastest(rows, n, lane)) for lane in lanes)] for n in names
+    ]
+    if "ours" in names:
+        body.append(["best peer / ours", *(ratio(rows, names, lane) for lane in lanes)])
+    return grid(heading(rows[0], device, lanes), body)
+
+
+def bandwidth(rows, threads):
+    """What ours moves in a second, and its share of what the fastest copy moves."""
+    ours, copy = (fastest(rows, name, threads) for name in ("ours", "copy"))
+    if not (ours and copy):
+        return ["", ""]
+    return [f"{rows[0]['bytes'] / ours / 1e6:.1f} GB/s", f"{copy / ours:.0%}"]
+
+
+def workload_line(rows, names, threads):
+    times = [cell(fastest(rows, name, threads)) for name in names]
+    label = rows[0]["workload"].replace("-", " ")
+    return [label, *times, ratio(rows, names, threads), *bandwidth(rows, threads)]
+
+
+def transformer_table(rows, threads):
+    """A line for each workload."""
+    names = present(TRANSFORMER, rows)
+    titles = [TRANSFORMER[name] for name in names]
+    head = [count(threads), *titles, "best peer / ours", "memory", "of a copy"]
+    body = [workload_line(some, names, threads) for some in by_workload(rows)]
+    return grid(head, body)
+
+
+def tables(suite, rows, device):
+    if suite == "selective_scan":
+        return [scan_table(some, device) for some in by_workload(rows)]
+    lanes = sorted({row["threads"] for row in rows})
+    return [transformer_table(rows, lane) for lane in lanes]
+
+
+def footer(result, suite):
     m, v = result["machine"], result["versions"]
     place = m["gpu"] if result["device"] != "cpu" else f"{m['cpu']}, {m['cores']} cores"
-    tools = ", ".join(f"{name} {v[name]}" for name in ("torch", "jax") if name in v)
+    tools = ", ".join(f"{name} {v[name]}" for name in TOOLS[suite] if name in v)
     return f"{place}; {tools}, {v['rustc']}; float32; {result['date']}."
 
 
 def main():
     result = json.loads(Path(sys.argv[1]).read_text())
-    workloads = dict.fromkeys(row["workload"] for row in result["rows"])
-    for workload in workloads:
-        rows = [row for row in result["rows"] if row["workload"] == workload]
-        print(table(rows, result["device"]), end="\n\n")
-    print(footer(result))
+    suite = result.get("suite", "selective_scan")  # older files have no other
+    for table in tables(suite, result["rows"], result["device"]):
+        print(table, end="\n\n")
+    print(footer(result, suite))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""Times one peer in its own process; prints one JSON line, as our example does."""
+"""Times one peer in its own process: worker.py FAMILY/VARIANT OP INPUTS [options].
+
+It computes once, writes the results and says so in a line of JSON. Then it times the
+op after each line that it is given, and answers with another. candle/ does the same.
+"""
 
 import argparse
 import importlib
 import json
 import statistics
+import sys
 import time
 
-from common import read_tensors, shape_of, write_tensors
+from common import read_tensors, write_tensors
 
 
-def samples(peer, call, device, seconds, at_least=5):
+def samples(peer, call, device, seconds, at_least=3):
     """Clock readings for about `seconds`; the caller has warmed up."""
     end = time.perf_counter() + seconds
     times = []
@@ -18,12 +23,10 @@ def samples(peer, call, device, seconds, at_least=5):
     return times
 
 
-def report(name, shape, threads, times):
+def report(name, times):
     device_ms, host_ms = zip(*times)
     return dict(
-        shape=shape,
         level=name,
-        threads=threads,
         median_ms=statistics.median(device_ms),
         min_ms=min(device_ms),
         host_ms=statistics.median(host_ms),
@@ -31,33 +34,41 @@ def report(name, shape, threads, times):
     )
 
 
+def say(answer):
+    print(json.dumps(answer), flush=True)
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="family/variant")
-    parser.add_argument("file", help="inputs, safetensors")
+    parser.add_argument("op")
+    parser.add_argument(
+        "file", help="inputs, safetensors; gradients too if there is dy"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--gradient", action="store_true", help="forward and backward")
     parser.add_argument("--out", help="where to write the results")
     return parser.parse_args()
 
 
+def module(name):
+    library = next((word for word in ("jax", "numpy") if word in name), "torch")
+    return importlib.import_module(f"peer_{library}")
+
+
 def main():
     args = arguments()
-    peer = importlib.import_module(
-        "peer_jax" if args.name.startswith("jax") else "peer_torch"
-    )
-    inputs = read_tensors(args.file)
-    if not args.gradient:
-        del inputs["dy"]
-    call, to_numpy = peer.prepare(args.name, inputs, args.device, args.threads)
-    results = to_numpy(call())  # compiles
+    peer, inputs = module(args.name), read_tensors(args.file)
+    call, read = peer.prepare(args.name, args.op, inputs, args.device, args.threads)
+    results = read(call())  # compiles
     if args.out:
         write_tensors(args.out, results)
-    call()
-    times = samples(peer, call, args.device, args.seconds)
-    print(json.dumps(report(args.name, shape_of(inputs), args.threads, times)))
+    del results
+    say(dict(level=args.name))
+    for _turn in sys.stdin:
+        call()
+        say(report(args.name, samples(peer, call, args.device, args.seconds)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,100 @@
+//! Times candle's ops on the CPU: `sidewinder_candle_peer NAME OP IN.safetensors --threads N --seconds S
+//! [--out OUT.safetensors]`.
+//!
+//! It talks as worker.py does: one line of JSON when all is ready, then one after each line of its input.
+
+use candle_core::{D, Device, Error, Result, Tensor, safetensors};
+use candle_nn::attention::{AttnMask, flash_attn};
+use candle_nn::{Linear, Module, ops};
+use serde_json::json;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+type Tensors = HashMap<String, Tensor>;
+type Call = Box<dyn Fn() -> Result<Tensor>>;
+
+/// What to time, as a call without arguments.
+fn call(name: &str, op: &str, given: &Tensors) -> Result<Call> {
+    let find = |name: &str| given.get(name).cloned().ok_or_else(|| Error::msg(format!("no `{name}`")));
+    if op == "attention" {
+        return attention(name, [find("q")?, find("k")?, find("v")?]);
+    }
+    let x = find("x")?;
+    Ok(match op {
+        "silu" => Box::new(move || x.silu()),
+        "gelu_tanh" => Box::new(move || x.gelu()),
+        "gelu_erf" => Box::new(move || x.gelu_erf()),
+        "linear" => {
+            let layer = Linear::new(find("w")?, None);
+            Box::new(move || layer.forward(&x))
+        }
+        "rms_norm" => {
+            let w = find("w")?;
+            Box::new(move || ops::rms_norm(&x, &w, 1e-6))
+        }
+        "layer_norm" => {
+            let (w, b) = (find("w")?, find("b")?);
+            Box::new(move || ops::layer_norm(&x, &w, &b, 1e-5))
+        }
+        "layer_norm_gelu" => {
+            let (w, b) = (find("w")?, find("b")?);
+            Box::new(move || ops::layer_norm(&x, &w, &b, 1e-5)?.gelu())
+        }
+        _ => return Err(Error::msg(format!("no op `{op}`"))),
+    })
+}
+
+fn attention(name: &str, [q, k, v]: [Tensor; 3]) -> Result<Call> {
+    let scale = 1.0 / (q.dim(D::Minus1)? as f64).sqrt();
+    if name == "candle/flash" {
+        // It takes (B, L, H, W), and gets it so, untimed.
+        let turned = |t: Tensor| t.transpose(1, 2)?.contiguous();
+        let (q, k, v) = (turned(q)?, turned(k)?, turned(v)?);
+        return Ok(Box::new(move || flash_attn::<f32>(&q, &k, &v, scale as f32, AttnMask::causal(), None, None)));
+    }
+    let mask = causal_mask(q.dim(2)?)?;
+    Ok(Box::new(move || {
+        let scores = (&q * scale)?.matmul(&k.t()?)?.broadcast_add(&mask)?;
+        ops::softmax_last_dim(&scores)?.matmul(&v)
+    }))
+}
+
+/// (L, L): 0 where a query sees a key, else minus infinity.
+fn causal_mask(length: usize) -> Result<Tensor> {
+    let value = |i| if i % length <= i / length { 0.0 } else { f32::NEG_INFINITY };
+    Tensor::from_vec((0..length * length).map(value).collect::<Vec<_>>(), (length, length), &Device::Cpu)
+}
+
+/// Sorted milliseconds of runs for that long, after one to warm up.
+fn times(call: &Call, limit: Duration) -> Result<Vec<f64>> {
+    call()?;
+    let (mut times, begin) = (Vec::new(), Instant::now());
+    while begin.elapsed() < limit || times.len() < 3 {
+        let start = Instant::now();
+        drop(call()?);
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [name, op, file, flags @ ..] = &words[..] else { return Err("usage: NAME OP IN.safetensors ...".into()) };
+    let flag = |name: &str| flags.iter().position(|f| f == name).map(|at| flags[at + 1].as_str());
+    let limit = Duration::from_secs_f64(flag("--seconds").unwrap_or("1").parse()?);
+    let call = call(name, op, &safetensors::load(file, &Device::Cpu)?)?;
+    let y = call()?;
+    if let Some(out) = flag("--out") {
+        y.save_safetensors("y", out)?;
+    }
+    drop(y);
+    println!("{}", json!({"level": name}));
+    for line in std::io::stdin().lines() {
+        line?;
+        let times = times(&call, limit)?;
+        let median = times[times.len() / 2];
+        println!("{}", json!({"level": name, "median_ms": median, "min_ms": times[0], "runs": times.len()}));
+    }
+    Ok(())
+}
