@@ -14,7 +14,8 @@ defmodule Sidewinder.Op do
   alias Sidewinder.Op.{Check, Gradient, Vectorize, Warning}
 
   @typedoc """
-  What an op takes and gives. Sizes are letters, or options of the sort `:size` by their names.
+  What an op takes and gives. Sizes are letters, or options of the sorts `:size` and
+  `:count` by their names.
   `{:divides, size}` is any divisor of one, `{:divides, size, letter}` the same as a new letter,
   `{:multiple, size, letter}` the other way round, `{:sum, letters, plus}` what it says. The batch is
   `:b`, and `:...` in front any axes, which are made one: the batch. Inputs whose shape starts with
@@ -54,7 +55,8 @@ defmodule Sidewinder.Op do
   0 or not, and no gradient.
   """
   @type precision :: :storage | :wide | :mask
-  @type sort :: :flag | :pair | :number | :positive | :not_negative | :integer | :size | [atom]
+  @type sort ::
+          :flag | :pair | :number | :positive | :not_negative | :integer | :size | :count | [atom]
   @type size :: atom | pos_integer
   @type dims :: sizes | {:repeated, sizes} | %{atom => sizes}
   @type sizes :: [

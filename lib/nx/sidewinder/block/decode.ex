@@ -6,7 +6,7 @@ defmodule Sidewinder.Block.Decode do
 
   import Sidewinder.Op.Heads
 
-  @scores {:repeated, [:b, :h, :l, :m]}
+  @scores {:repeated, [:b, :h, :l, {:sum, [:l, :cached], 0}]}
   @key_heads {:divides, :h, :g}
 
   @table %{
@@ -23,7 +23,7 @@ defmodule Sidewinder.Block.Decode do
       "bias" => {:wide, [@scores]}
     },
     optional: [mask: "mask", bias: "bias"],
-    options: [cached: :integer, scale: :number, causal: :flag, layout: layouts()],
+    options: [cached: :count, scale: :number, causal: :flag, layout: layouts()],
     outputs: [
       {:y, :storage, axes(:h, :l, :v), :always},
       {:keys, :storage, [:b, :g, :c, :w], :always},

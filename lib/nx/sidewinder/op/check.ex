@@ -41,7 +41,13 @@ defmodule Sidewinder.Op.Check do
           {[{String.t(), Nx.Tensor.t(), :data | :weight}], map}
   def inputs!(table, op, inputs) do
     inputs = for {name, value} <- inputs, do: {name, tensor!(table, name, value)}
-    sizes = for {key, :size} <- table.options, into: %{}, do: {key, Map.fetch!(op, key)}
+
+    sizes =
+      for {key, sort} <- table.options,
+          sort in [:size, :count],
+          into: %{},
+          do: {key, Map.fetch!(op, key)}
+
     {forms, dims} = Enum.map_reduce(inputs, sizes, &bind!(table, &1, &2))
     storage = storage(table, inputs)
 
@@ -288,6 +294,7 @@ defmodule Sidewinder.Op.Check do
   defp valid?(:positive, value), do: is_number(value) and value > 0
   defp valid?(:not_negative, value), do: is_number(value) and value >= 0
   defp valid?(:integer, value), do: is_integer(value) and abs(value) < @long
+  defp valid?(:count, value), do: is_integer(value) and value in 0..@long//1
   defp valid?(:size, value), do: is_integer(value) and value > 0 and value < @long
   defp valid?({_, sort}, value), do: valid?(sort, value)
   defp valid?(choices, value) when is_list(choices), do: value in choices
@@ -298,6 +305,7 @@ defmodule Sidewinder.Op.Check do
   defp expected(:positive), do: "a positive number"
   defp expected(:not_negative), do: "a number, not negative"
   defp expected(:integer), do: "an integer of 64 bits"
+  defp expected(:count), do: "an integer, not negative"
   defp expected(:size), do: "a positive integer"
   defp expected({_, sort}), do: expected(sort)
   defp expected(choices), do: Enum.map_join(choices, " or ", &inspect/1)
