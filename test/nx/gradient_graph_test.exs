@@ -51,7 +51,12 @@ defmodule Sidewinder.GradientGraphTest do
   describe "kernels called for value and gradients" do
     @describetag skip: no_library()
 
-    for op <- ops() do
+    test "of decoding: its gradient is composed" do
+      calls = kernel_calls(fn -> value_and_grad(call("decode", :cpu), ways()[:evaluator]) end)
+      assert strings(calls) == ~w(decode attention attention_backward)
+    end
+
+    for op <- ops(), op != "decode" do
       test "of #{op}: one forwards and one backwards" do
         call = call(unquote(op), :cpu)
         op = kernel(unquote(op))
