@@ -349,7 +349,7 @@ defmodule Sidewinder.NxTest.Ops do
       {"keys", {b, 2, l + 2, d}, -1.0, 1.0, :storage},
       {"values", {b, 2, l + 2, n}, -1.0, 1.0, :storage},
       {"mask", {1, l, l + 1}, -1.0, 1.0, :mask},
-      {"bias", {b, 1, l, 1}, -1.0, 1.0, :wide},
+      {"bias", {b, 1, 1, l + 1}, -1.0, 1.0, :wide},
       {"dy", {b, 4, l, n}, -1.0, 1.0, :storage},
       {"dkeys", {b, 2, l + 2, d}, -1.0, 1.0, :storage},
       {"dvalues", {b, 2, l + 2, n}, -1.0, 1.0, :storage}
