@@ -29,7 +29,7 @@ const SUMS: Source = Source { name: "norm_sums", text: include_str!("sums.cu") }
 
 /// Threads that a block has at least, if it may have several rows.
 const BLOCK: usize = 128;
-/// Bytes of a row that a thread holds at most: fewer make for more threads, whose sums are longer.
+/// Bytes of a row that a thread holds at most: fewer make for more threads, which wait longer for each other's sums.
 const HELD: usize = 64;
 /// Threads of the gradient that have registers for all that can be held.
 const HOLDING: usize = 256;
@@ -95,8 +95,8 @@ struct Layout {
 }
 
 impl Layout {
-    /// Found by timing rows of 1024 to 16384 elements on an H200. More threads than these wait longer for
-    /// each other's sums; and with more bytes under way memory gets slower again.
+    /// Found by timing rows of 1024 to 16384 elements on an H200, as is the gradient's: few threads, each with much
+    /// of a row, are best, but for f32 rows of 4096.
     fn forward(problem: &Problem, vec: usize) -> Layout {
         let size = problem.x.dtype.size();
         let (all, held) = (packs(problem, vec), HELD / (vec * size));
@@ -110,22 +110,21 @@ impl Layout {
         Layout::new(vec, threads, packs, resident, packs > 0 && threads < 1024)
     }
 
-    /// The same for the gradient, which has sums to hold too, for as many columns as may be.
+    /// The gradient has sums to hold too; of long rows it holds nothing else. Three stages are slower than two: with
+    /// more reads and writes under way the memory itself gets slower.
     fn backward(problem: &Problem, vec: usize, shared: usize) -> Layout {
         let (all, size) = (packs(problem, vec), problem.x.dtype.size());
         let most = (HELD_WIDE / (vec * problem.x.dtype.wide().size())).max(1);
         let holding = threads(all, HELD / (vec * size)).min(HOLDING);
-        let (threads, hold) = if all <= most * holding { (holding, true) } else { (2 * HOLDING, false) };
-        let one = all.div_ceil(threads);
-        let of = |threads, packs| Layout::new(vec, threads, packs, if hold { HOLDING } else { 512 }, hold && packs > 0);
-        let layout = Layout { stages: 2, ..of(threads, one) };
-        let stage = 2 * one * layout.threads * layout.rows * vec * size;
-        match shared / stage {
-            stages if stages > 0 && one <= most => {
-                Layout { stages: stages.min(2), shared: stages.min(2) * stage, ..layout }
-            }
-            _ => of(1024, 0),
+        let hold = all <= most * holding;
+        let threads = if hold { holding } else { 2 * HOLDING };
+        let layout = Layout::new(vec, threads, all.div_ceil(threads), threads.max(HOLDING), hold);
+        let stage = 2 * layout.packs * layout.block() as usize * vec * size;
+        let stages = (shared / stage).min(2);
+        if stages == 0 || layout.packs > most {
+            return Layout::new(vec, 1024, 0, 1024, false);
         }
+        Layout { stages, shared: stages * stage, ..layout }
     }
 
     fn new(vec: usize, threads: usize, packs: usize, resident: usize, hold: bool) -> Layout {
