@@ -2,13 +2,15 @@
 //!
 //! `cuda_op [NAME]` times the list below, or those of it whose op has NAME in its name. `ms` is the median of device
 //! times by events, `gb_s` the bytes of all inputs and outputs over it, `tflops` the multiplications and
-//! additions that the formula has over it, where they are what matters.
+//! additions that the formula has over it, where they are what matters. The first lines tell of the devices and
+//! of plain copies, timed in the same way.
 
 use serde_json::{Value, json};
-use sidewinder_kernels::cuda::{Buffer, Device};
+use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::for_each_op;
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::place::Map;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// An op, its options and the shapes of its inputs.
@@ -45,7 +47,17 @@ fn cases() -> Vec<Case> {
 
 fn main() -> Result<()> {
     let wanted = std::env::args().nth(1).unwrap_or_default();
+    for info in cuda::devices()? {
+        println!(
+            "{}",
+            json!({"device": info.name, "compiler": format!("{:?}", info.compiler),
+            "driver": format!("{:?}", info.driver)})
+        );
+    }
     let device = Device::get(0)?;
+    for dtype in [DType::F32, DType::Bf16] {
+        println!("{}", copy(&device, dtype)?);
+    }
     for (name, options, shapes) in cases().iter().filter(|(name, ..)| name.contains(&wanted)) {
         for dtype in [DType::F32, DType::Bf16] {
             macro_rules! time_if_named {
@@ -61,6 +73,15 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// A plain copy: the sum of one tensor.
+fn copy(device: &Device, dtype: DType) -> Result<Value> {
+    let (lane, spec) = (device.lane()?, Spec::new(dtype, &[ROWS, WIDTH])?);
+    let (from, to) = (filled(device, &lane, spec)?, Buffer::new(device, spec)?);
+    let (ms, least_ms) = median_and_least(&lane, || cuda::map(Map::Sum, &[&from], &to, &lane))?;
+    Ok(json!({"op": "copy", "dtype": dtype.name(), "ms": ms, "least_ms": least_ms,
+        "gb_s": 2.0 * spec.bytes() as f64 / ms / 1e6}))
+}
+
 fn time<O: Op>(device: &Device, options: &Value, shapes: &[(&'static str, Vec<usize>)], dtype: DType) -> Result<Value> {
     let chosen: O::Options = serde_json::from_value(options.clone()).expect("options of the op");
     let spec = |name: &str, dims: &[usize]| {
@@ -68,22 +89,32 @@ fn time<O: Op>(device: &Device, options: &Value, shapes: &[(&'static str, Vec<us
         Spec::new(slot.precision.dtype(dtype), dims)
     };
     let lane = device.lane()?;
-    let filled = |spec: Spec| {
-        let values = Owned::from_fn(spec, |i| (i % 2048) as f64 / 1024.0 - 1.0);
-        let buffer = Buffer::new(device, spec)?;
-        lane.upload(values.view().bytes(), &buffer)?;
-        Ok(buffer)
-    };
-    let named = shapes.iter().map(|(name, dims)| Ok((*name, filled(spec(name, dims)?)?)));
+    let named = shapes.iter().map(|(name, dims)| Ok((*name, filled(device, &lane, spec(name, dims)?)?)));
     let inputs: Named<Buffer> = named.collect::<Result<_>>()?;
     let call = op::Call::<O>::new(op::specs(&inputs), &chosen)?;
     let outputs = call.outputs().try_map(|&spec| Buffer::new(device, spec))?;
     let bytes: usize = inputs.iter().chain(outputs.iter()).map(|(_, buffer)| buffer.spec().bytes()).sum();
+    let (ms, least_ms) = median_and_least(&lane, || call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane))?;
+    let product = matches!(O::NAME, "matmul" | "linear");
+    let tflops = product.then_some(2.0 * 4096f64.powi(3) / ms / 1e9);
+    Ok(json!({"op": O::NAME, "options": options, "dtype": dtype.name(), "ms": ms, "least_ms": least_ms,
+        "gb_s": bytes as f64 / ms / 1e6, "tflops": tflops}))
+}
+
+fn filled(device: &Device, lane: &Lane, spec: Spec) -> Result<Buffer> {
+    let values = Owned::from_fn(spec, |i| (i % 2048) as f64 / 1024.0 - 1.0);
+    let buffer = Buffer::new(device, spec)?;
+    lane.upload(values.view().bytes(), &buffer)?;
+    Ok(buffer)
+}
+
+/// Milliseconds of a call, by events around several.
+fn median_and_least(lane: &Lane, call: impl Fn() -> Result<()>) -> Result<(f64, f64)> {
     let mut times = Vec::new();
     for round in 0..12 {
         let begin = lane.mark()?;
         for _ in 0..TOGETHER {
-            call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane)?;
+            call()?;
         }
         let end = lane.mark()?;
         lane.synchronize()?;
@@ -92,9 +123,5 @@ fn time<O: Op>(device: &Device, options: &Value, shapes: &[(&'static str, Vec<us
         }
     }
     times.sort_by(f64::total_cmp);
-    let ms = times[times.len() / 2];
-    let product = matches!(O::NAME, "matmul" | "linear");
-    let tflops = product.then_some(2.0 * 4096f64.powi(3) / ms / 1e9);
-    Ok(json!({"op": O::NAME, "options": options, "dtype": dtype.name(), "ms": ms, "least_ms": times[0],
-        "gb_s": bytes as f64 / ms / 1e6, "tflops": tflops}))
+    Ok((times[times.len() / 2], times[0]))
 }

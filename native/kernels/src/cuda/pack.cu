@@ -19,3 +19,17 @@ __device__ __forceinline__ void store(const Pack& pack, STORAGE* to, i64 at, i64
     for (int e = 0; e < VEC; ++e)
         if (at + e < count) to[at + e] = pack.of[e];
 }
+
+__device__ __forceinline__ void widen(const Pack& pack, REAL (&to)[VEC]) {
+#pragma unroll
+    for (int e = 0; e + 1 < VEC; e += 2) widen(pack.of + e, to[e], to[e + 1]);
+    if (VEC == 1) to[0] = widen(pack.of[0]);
+}
+
+__device__ __forceinline__ Pack narrow(const REAL (&from)[VEC]) {
+    Pack pack;
+#pragma unroll
+    for (int e = 0; e + 1 < VEC; e += 2) narrow(from[e], from[e + 1], pack.of + e);
+    if (VEC == 1) narrow(from[0], pack.of[0]);
+    return pack;
+}

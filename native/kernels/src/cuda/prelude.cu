@@ -31,6 +31,36 @@ __device__ __forceinline__ void narrow(float v, bf16& to) {
 #endif
 }
 
+// Two neighbours at once: 16-bit ones are a word, which need not be taken apart and put together again.
+template <class T, class R>
+__device__ __forceinline__ void widen(const T* from, R& low, R& high) {
+    low = widen(from[0]);
+    high = widen(from[1]);
+}
+__device__ __forceinline__ void widen(const bf16* from, float& low, float& high) {
+    unsigned both = *(const unsigned*)from;
+    low = __uint_as_float(both << 16);
+    high = __uint_as_float(both & 0xffff0000);
+}
+__device__ __forceinline__ void widen(const f16* from, float& low, float& high) {
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
+        : "=f"(low), "=f"(high) : "r"(*(const unsigned*)from));
+}
+
+template <class T, class R>
+__device__ __forceinline__ void narrow(R low, R high, T* to) {
+    narrow(low, to[0]);
+    narrow(high, to[1]);
+}
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ void narrow(float low, float high, bf16* to) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(*(unsigned*)to) : "f"(high), "f"(low));
+}
+__device__ __forceinline__ void narrow(float low, float high, f16* to) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(*(unsigned*)to) : "f"(high), "f"(low));
+}
+#endif
+
 // 2^v in one instruction, within 2 ulp; results below 2^-126 are 0.
 __device__ __forceinline__ float exp2_fast(float v) {
     float power;

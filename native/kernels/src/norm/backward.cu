@@ -1,76 +1,165 @@
 // The gradient of a norm. A slot of threads goes through its rows and holds its columns' sums for dw and db in
-// registers (in its row of p.dw and p.db where PACKS is 0); norm_sums adds up those of all slots.
+// registers (in its row of p.dw and p.db where PACKS is 0); norm_sums adds up those of all slots. They leave few
+// registers, so rows come by way of shared memory: STAGES of them at a time, of which one is worked on.
+
+extern __shared__ __align__(16) unsigned char shared[];
+
+// Where this thread keeps a pack of x (tensor 0) or dy; no other thread reads it.
+__device__ __forceinline__ Pack* kept(int stage, int tensor, int k) {
+    return (Pack*)shared + ((stage * 2 + tensor) * PACKS + k) * (THREADS * ROWS) + threadIdx.x;
+}
+
+// Queues the copy of a pack, or of zeros. What is too small or too old for that is copied at once.
+__device__ __forceinline__ void copy(Pack* to, const Pack* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+    constexpr int BYTES = sizeof(Pack) < 4 ? 4 : sizeof(Pack);
+    unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    if (sizeof(Pack) == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+    else if (sizeof(Pack) >= 4)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES),
+                     "r"(there ? BYTES : 0) : "memory");
+    else
+#endif
+        *to = there ? *from : Pack{};
+}
+__device__ __forceinline__ void end_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits for all rows but the last LEFT.
+template <int LEFT>
+__device__ __forceinline__ void wait_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+// A row of x or dy; past its end and past the last row there are zeros.
+template <int TENSOR>
+struct Row {
+    const STORAGE* from;
+    bool there;
+    int stage;
+
+    __device__ __forceinline__ Row(const Params& p, i64 row, int stage) : stage(stage) {
+        there = row < p.rows;
+        from = (TENSOR == 0 ? p.x : p.dy) + row * p.columns;
+    }
+    __device__ __forceinline__ void queue(const Params& p) const {
+        if (PACKS)
+            EACH_PACK copy(kept(stage, TENSOR, k), (const Pack*)(from + column(k)), there && inside(p, k));
+    }
+    __device__ __forceinline__ void values(const Params& p, int k, REAL (&to)[VEC]) const {
+        Pack pack = {};
+        if (PACKS)
+            pack = *kept(stage, TENSOR, k);
+        else if (there && inside(p, k))
+            pack = *(const Pack*)(from + column(k));
+        widen(pack, to);
+    }
+};
+
+__device__ __forceinline__ void queue_both(const Params& p, i64 row, int stage) {
+    Row<0>(p, row, stage).queue(p);
+    Row<1>(p, row, stage).queue(p);
+    end_copies();
+}
+
+// The same in registers, where it is taken to once it is there.
+struct Taken {
+    REAL of[HELD][VEC];
+
+    __device__ __forceinline__ Taken(const Params& p, const Row<0>& x) {
+        EACH_PACK x.values(p, k, of[AT]);
+    }
+    __device__ __forceinline__ void values(const Params&, int k, REAL (&to)[VEC]) const {
+        EACH_ELEMENT to[e] = of[AT][e];
+    }
+};
+
+// u is held too, or else cheap to compute again.
+constexpr bool HOLD_U = PACKS && (HOLD || FN >= 0);
+#define U_AT (HOLD_U ? AT : 0)
 
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_backward(Params p) {
     Weights of(p);
-    i64 step = (i64)gridDim.x * ROWS, own = (i64)blockIdx.x * ROWS + slot();
+    i64 step = (i64)gridDim.x * ROWS, own = (i64)blockIdx.x * ROWS + slot(), at = own;
     REAL* dw_sums = p.dw + own * p.columns;
     REAL* db_sums = HAS_B ? p.db + own * p.columns : nullptr;
     REAL dw[HELD][VEC] = {}, db[HELD][VEC] = {};
-    Row next_x, next_dy;
-    next_x.begin(p, p.x, own);
-    next_dy.begin(p, p.dy, own);
-    int set = 0;
-    for (i64 first = (i64)blockIdx.x * ROWS; first < p.rows; first += step, set ^= 1) {
-        i64 at = first + slot();
-        Row x = next_x, dy = next_dy;
-        next_x.begin(p, p.x, at + step);
-        next_dy.begin(p, p.dy, at + step);
+#pragma unroll
+    for (int ahead = 0; ahead < STAGES - 1; ++ahead) queue_both(p, own + ahead * step, ahead);
+    int set = 0, stage = 0;
+    for (i64 first = (i64)blockIdx.x * ROWS; first < p.rows; first += step, at += step, set ^= 1) {
+        queue_both(p, at + (STAGES - 1) * step, stage ? stage - 1 : STAGES - 1);
+        wait_copies<STAGES - 1>();
+#if HOLD
+        Taken x(p, Row<0>(p, at, stage));
+#else
+        Row<0> x(p, at, stage);
+#endif
+        Row<1> dy(p, at, stage);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
         Statistics s = statistics(p, x, set);
-        REAL sums[2] = {0, 0}, u[HELD][VEC];
+        REAL u_parts[PARTS] = {}, along_parts[PARTS] = {}, u[HOLD_U ? HELD : 1][VEC];
         EACH_PACK {
-            Pack px = x.pack(k), pdy = dy.pack(k);
+            REAL v[VEC], dz[VEC];
+            x.values(p, k, v);
+            dy.values(p, k, dz);
             of.again(p, k);
-            REAL dz[VEC], unit[VEC];
-            EACH_ELEMENT {
-                unit[e] = (widen(px.of[e]) - s.mean) * s.r;
-                dz[e] = widen(pdy.of[e]) * slope<FN>(of.w[WEIGHTS_AT][e] * unit[e] + of.b[WEIGHTS_AT][e]);
-                u[AT][e] = rounded_product(dz[e], of.w[WEIGHTS_AT][e]);
-                sums[0] += u[AT][e];
-                sums[1] += u[AT][e] * unit[e];
-            }
 #if PACKS == 0
             // The row of sums is this thread's at its columns, and not yet anything before its first row.
-            EACH_ELEMENT if (column(k) + e < p.columns) {
-                dw[0][e] = first == blockIdx.x * ROWS ? 0 : dw_sums[column(k) + e];
-                if (HAS_B) db[0][e] = first == blockIdx.x * ROWS ? 0 : db_sums[column(k) + e];
+            EACH_ELEMENT dw[0][e] = db[0][e] = 0;
+            if (at != own) {
+                read(p, dw_sums, k, dw[0]);
+                read(p, db_sums, k, db[0]);
             }
 #endif
-            // Past the last row dy is 0, but what it is multiplied by may be infinite.
-            EACH_ELEMENT if (x.count) {
-                dw[AT][e] += dz[e] * unit[e];
+            EACH_ELEMENT {
+                REAL unit = s.deviation(p, v[e]) * s.scaled_r;
+                dz[e] *= slope<FN>(of.w[WEIGHTS_AT][e] * unit + of.b[WEIGHTS_AT][e]);
+                REAL& own_u = u[U_AT][e];
+                own_u = dz[e] * of.w[WEIGHTS_AT][e];
+                u_parts[e % PARTS] += own_u;
+                along_parts[e % PARTS] += own_u * unit;
+                // Past the last row dy is 0, but what it is multiplied by may be infinite.
+                dw[AT][e] += ROWS == 1 || dy.there ? dz[e] * unit : 0;
                 db[AT][e] += dz[e];
             }
 #if PACKS == 0
-            EACH_ELEMENT if (column(k) + e < p.columns) {
-                dw_sums[column(k) + e] = dw[0][e];
-                if (HAS_B) db_sums[column(k) + e] = db[0][e];
-            }
+            write(p, dw[0], dw_sums, k);
+            if (HAS_B) write(p, db[0], db_sums, k);
 #endif
         }
+        REAL sums[2] = {total(u_parts), total(along_parts)};
         row_sums<2>(sums, set);
-        REAL mean = CENTERED ? sums[0] / p.count : 0, along = sums[1] / p.count;
+        // dx = r u - r t v mean(u x^) - r mean(u). Of a centered row of one element only roundings would be left.
+        REAL r = CENTERED && p.columns == 1 ? 0 : s.r;
+        REAL along = -r * s.scaled_t * (sums[1] * p.inverse_count), mean = -r * (sums[0] * p.inverse_count);
         EACH_PACK {
-            Pack px = x.pack(k), out;
-#if PACKS == 0
-            Pack pdy = dy.pack(k);
-            of.again(p, k);
-#endif
-            EACH_ELEMENT {
-                REAL v = widen(px.of[e]) - s.mean;
-#if PACKS == 0
-                REAL dz = widen(pdy.of[e]) * slope<FN>(of.w[0][e] * (v * s.r) + of.b[0][e]);
-                u[0][e] = rounded_product(dz, of.w[0][e]);
-#endif
-                narrow(s.r * (u[AT][e] - mean - v * s.t * along), out.of[e]);
+            REAL v[VEC], dx[VEC];
+            x.values(p, k, v);
+            if (!HOLD_U) {
+                dy.values(p, k, dx);
+                of.again(p, k);
             }
-            store(out, p.to + at * p.columns, column(k), x.count);
+            EACH_ELEMENT {
+                v[e] = s.deviation(p, v[e]);
+                if (!HOLD_U) {
+                    REAL w = of.w[WEIGHTS_AT][e], z = w * (v[e] * s.scaled_r) + of.b[WEIGHTS_AT][e];
+                    u[0][e] = dx[e] * slope<FN>(z) * w;
+                }
+                dx[e] = fma(u[U_AT][e], r, fma(v[e], along, CENTERED ? mean : 0));
+            }
+            write(p, dx, at, k);
         }
     }
 #if PACKS
-    EACH_PACK EACH_ELEMENT if (column(k) + e < p.columns) {
-        dw_sums[column(k) + e] = dw[AT][e];
-        if (HAS_B) db_sums[column(k) + e] = db[AT][e];
+    EACH_PACK {
+        write(p, dw[AT], dw_sums, k);
+        if (HAS_B) write(p, db[AT], db_sums, k);
     }
 #endif
 }

@@ -13,131 +13,177 @@ struct Params {
     REAL* dw;         // a row of sums for each slot of threads
     REAL* db;
     i64 rows, columns;
-    REAL eps, scale, to_mean, count;   // count: columns, or 1 if there are none
+    REAL eps, scale, inverse_scale, to_mean, count, inverse_count;   // count: columns, or 1 if there are none
 };
 
 constexpr int WARPS = THREADS / 32;
 
-// A thread's packs of a row, and where it holds them.
+// A thread's packs of a row, and where it holds them. Rows are whole packs.
 #if PACKS
 constexpr int HELD = PACKS;
+typedef int Column;
 #define EACH_PACK _Pragma("unroll") for (int k = 0; k < PACKS; ++k)
 #define AT k
 #else
 constexpr int HELD = 1;
+typedef i64 Column;
 #define EACH_PACK for (int k = 0; column(k) < p.columns; ++k)
 #define AT 0
 #endif
 #define EACH_ELEMENT _Pragma("unroll") for (int e = 0; e < VEC; ++e)
 
 __device__ __forceinline__ int slot() { return threadIdx.x / THREADS; }
-__device__ __forceinline__ i64 column(int k) { return ((i64)k * THREADS + threadIdx.x % THREADS) * VEC; }
+__device__ __forceinline__ Column column(int k) { return ((Column)k * THREADS + threadIdx.x % THREADS) * VEC; }
+__device__ __forceinline__ bool inside(const Params& p, int k) { return column(k) < (Column)p.columns; }
 
-// The sums of N values over the threads of a row, in all of them; the same order each time. There is a
-// place for each of a row's sums, in two sets that rows take in turn: so nobody writes where others still read.
+// Sums are made in so many parts, as an addition must wait for the one before it.
+constexpr int PARTS = VEC < 4 ? VEC : 4;
+template <int N>
+__device__ __forceinline__ REAL total(REAL (&parts)[N]) {
+#pragma unroll
+    for (int half = N / 2; half; half /= 2)
+#pragma unroll
+        for (int n = 0; n < half; ++n) parts[n] += parts[n + half];
+    return parts[0];
+}
+
+// The sums of a value, or of two, over a warp: of the first in its lower half, of the last in its upper half.
+__device__ __forceinline__ REAL warp_sums(const REAL (&values)[1]) {
+    REAL sum = values[0];
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    return sum;
+}
+__device__ __forceinline__ REAL warp_sums(const REAL (&values)[2]) {
+    bool upper = threadIdx.x & 16;
+    REAL sum = upper ? values[1] : values[0];
+    sum += __shfl_xor_sync(~0u, upper ? values[0] : values[1], 16);
+#pragma unroll
+    for (int distance = 8; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    return sum;
+}
+
+// The sums of N values over the threads of a row, in all of them; the same order each time. Each PLACE has its
+// own memory, in two sets that rows take in turn: so nobody writes where others still read.
 template <int PLACE, int N>
 __device__ __forceinline__ void row_sums(REAL (&values)[N], int set) {
+    REAL sum = warp_sums(values);
+    if (WARPS == 1) {
 #pragma unroll
-    for (int distance = 16; distance; distance /= 2)
-#pragma unroll
-        for (int n = 0; n < N; ++n) values[n] += __shfl_xor_sync(~0u, values[n], distance);
-    if (WARPS == 1) return;
-    __shared__ REAL sums[2][3][ROWS][WARPS][2];
-    if (threadIdx.x % 32 == 0)
-#pragma unroll
-        for (int n = 0; n < N; ++n) sums[set][PLACE][slot()][threadIdx.x % THREADS / 32][n] = values[n];
+        for (int n = 0; n < N; ++n) values[n] = N == 1 ? sum : __shfl_sync(~0u, sum, 16 * n);
+        return;
+    }
+    __shared__ alignas(16) REAL sums[2][ROWS][N][WARPS];
+    int n = threadIdx.x % 32 / 16;
+    if (threadIdx.x % 16 == 0 && n < N) sums[set][slot()][n][threadIdx.x % THREADS / 32] = sum;
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-        values[n] = 0;
+        REAL parts[WARPS < 4 ? WARPS : 4] = {};
 #pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp) values[n] += sums[set][PLACE][slot()][warp][n];
+        for (int warp = 0; warp < WARPS; ++warp) parts[warp % 4] += sums[set][slot()][n][warp];
+        values[n] = total(parts);
     }
 }
 
-// A row of x or dy; past the last row it is empty.
-struct Row {
-    const STORAGE* from;
-    i64 count;
-    Pack held[HELD];
+__device__ __forceinline__ void write(const Params& p, const REAL (&values)[VEC], i64 row, int k) {
+    if (row < p.rows && inside(p, k)) *(Pack*)(p.to + row * p.columns + column(k)) = narrow(values);
+}
 
-    __device__ __forceinline__ void begin(const Params& p, const STORAGE* all, i64 row) {
-        count = row < p.rows ? p.columns : 0;
-        from = all + (count ? row * p.columns : 0);
-        if (PACKS)
-            EACH_PACK held[AT] = load(from, column(k), count);
+struct Statistics {
+    REAL mean, r;
+    REAL scaled_mean, scaled_r, scaled_t;   // times the scale; r and t, which is 1 / sqrt(..), over it
+
+    // x - mean, times the scale: that is a power of two, so there is but one rounding.
+    __device__ __forceinline__ REAL deviation(const Params& p, REAL x) const {
+        return CENTERED ? fma(x, p.scale, -scaled_mean) : x * p.scale;
     }
-    __device__ __forceinline__ Pack pack(int k) const { return PACKS ? held[AT] : load(from, column(k), count); }
 };
 
-struct Statistics { REAL mean, r, t; };
-
-// A product that is rounded, whatever it is added to: of a row of one element nothing may be left.
-__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
-
+template <class Row>
 __device__ __forceinline__ Statistics statistics(const Params& p, const Row& row, int set) {
-    REAL mean = 0;
+    Statistics s = {};
 #if CENTERED
-    REAL sum[1] = {0};
+    REAL parts[PARTS] = {};
     EACH_PACK {
-        Pack pack = row.pack(k);
-        EACH_ELEMENT sum[0] += widen(pack.of[e]);
+        REAL x[VEC];
+        row.values(p, k, x);
+        EACH_ELEMENT parts[e % PARTS] += x[e];
     }
+    REAL sum[1] = {total(parts)};
     row_sums<0>(sum, set);
-    // Not times the inverse: fused with what follows it would leave a row of equal numbers its roundings.
-    mean = sum[0] / p.count;
+    // Not times the inverse: of a row of equal numbers roundings would be left.
+    s.mean = sum[0] / p.count;
+    s.scaled_mean = s.mean * p.scale;
 #endif
-    REAL squares[1] = {0};
+    REAL square_parts[PARTS] = {};
     EACH_PACK {
-        Pack pack = row.pack(k);
-        EACH_ELEMENT {
-            REAL v = (widen(pack.of[e]) - mean) * p.scale;
-            // Past the row's end there is nothing, not the mean.
-            squares[0] += column(k) + e < row.count ? v * v : 0;
-        }
+        REAL x[VEC];
+        row.values(p, k, x);
+        // Past the row's end there is nothing, not the mean.
+        if (inside(p, k))
+            EACH_ELEMENT {
+                REAL v = s.deviation(p, x[e]);
+                square_parts[e % PARTS] += v * v;
+            }
     }
+    REAL squares[1] = {total(square_parts)};
     row_sums<1>(squares, set);
     REAL square = squares[0] * p.to_mean;
 #if OUTSIDE
-    REAL q = sqrt(square);
-    return {mean, 1 / (q + p.eps), q == 0 ? 0 : 1 / q};
+    REAL q = sqrt(square), t = q == 0 ? 0 : 1 / q;
+    s.r = 1 / (q + p.eps);
 #else
-    REAL r = 1 / sqrt(square + p.eps);
-    return {mean, r, r};
+    s.r = rsqrt(square + p.eps);
+    REAL t = s.r;
 #endif
+    s.scaled_r = s.r * p.inverse_scale;
+    s.scaled_t = t * p.inverse_scale;
+    return s;
 }
 
-// 16 bytes of weights: they begin at such addresses where VEC is more than 1.
+// 16 bytes of weights or of their sums: they begin at such addresses where VEC is more than 1.
 constexpr int AT_ONCE = VEC > 1 ? 16 / sizeof(REAL) : 1;
 struct alignas(AT_ONCE * sizeof(REAL)) Some { REAL of[AT_ONCE]; };
 
-// Weights of a pack; those past the end are 0.
-__device__ __forceinline__ void weights(const Params& p, const REAL* from, int k, REAL (&to)[VEC]) {
+// Those of a pack's columns; past the end they are 0.
+__device__ __forceinline__ void read(const Params& p, const REAL* from, int k, REAL (&to)[VEC]) {
+    bool there = from && inside(p, k);
 #pragma unroll
     for (int e = 0; e < VEC; e += AT_ONCE) {
         Some some = {};
-        if (from && column(k) + e < p.columns) some = *(const Some*)(from + column(k) + e);
+        if (there) some = *(const Some*)(from + column(k) + e);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) to[e + i] = some.of[i];
     }
 }
 
-#define WEIGHTS_AT (HOLD_WEIGHTS ? AT : 0)
+__device__ __forceinline__ void write(const Params& p, const REAL (&from)[VEC], REAL* to, int k) {
+    if (inside(p, k))
+#pragma unroll
+        for (int e = 0; e < VEC; e += AT_ONCE) {
+            Some some;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) some.of[i] = from[e + i];
+            *(Some*)(to + column(k) + e) = some;
+        }
+}
 
-// w and b of a thread's columns, all of them with HOLD_WEIGHTS, else those of the pack they were read for.
+#define WEIGHTS_AT (HOLD ? AT : 0)
+
+// w and b of a thread's columns: with HOLD all of them, else those of the pack they were read for.
 struct Weights {
-    REAL w[HOLD_WEIGHTS ? HELD : 1][VEC], b[HOLD_WEIGHTS ? HELD : 1][VEC];
+    REAL w[HOLD ? HELD : 1][VEC], b[HOLD ? HELD : 1][VEC];
 
     __device__ __forceinline__ Weights(const Params& p) {
-        if (HOLD_WEIGHTS)
-            EACH_PACK read(p, k);
+        if (HOLD)
+            EACH_PACK read_both(p, k);
     }
-    __device__ __forceinline__ void read(const Params& p, int k) {
-        weights(p, p.w, k, w[WEIGHTS_AT]);
-        weights(p, HAS_B ? p.b : nullptr, k, b[WEIGHTS_AT]);
+    __device__ __forceinline__ void read_both(const Params& p, int k) {
+        read(p, p.w, k, w[WEIGHTS_AT]);
+        read(p, HAS_B ? p.b : nullptr, k, b[WEIGHTS_AT]);
     }
     __device__ __forceinline__ void again(const Params& p, int k) {
-        if (!HOLD_WEIGHTS) read(p, k);
+        if (!HOLD) read_both(p, k);
     }
 };

@@ -29,9 +29,17 @@ const SUMS: Source = Source { name: "norm_sums", text: include_str!("sums.cu") }
 
 /// Threads that a block has at least, if it may have several rows.
 const BLOCK: usize = 128;
-/// How many elements of a row a thread holds in registers, forward and backward: more make for fewer threads,
-/// whose sums are shorter. Twice as many where a row is long.
-const HELD: [usize; 2] = [16, 8];
+/// Bytes of a row that a thread holds at most: fewer make for more threads, which wait longer for each other's sums.
+const HELD: usize = 64;
+/// Threads of the gradient that have registers for all that can be held.
+const HOLDING: usize = 256;
+/// Bytes of a row, as wide as it is computed with, that a thread of the gradient holds at most.
+const HELD_WIDE: usize = 128;
+/// Columns of a block of the sums; the same constants are declared in `sums.cu`.
+const SUMS_COLUMNS: usize = 8;
+const SUMS_THREADS: u32 = 128;
+/// Bytes of shared memory that the gradient has beside its rows.
+const OTHER_SHARED: usize = 6 << 10;
 
 /// The kernels' parameters; the same struct is declared in `common.cu`.
 #[repr(C)]
@@ -50,8 +58,10 @@ struct Params<R> {
     columns: i64,
     eps: R,
     scale: R,
+    inverse_scale: R,
     to_mean: R,
     count: R,
+    inverse_count: R,
 }
 
 /// The parameters of the sums; the same struct is declared in `sums.cu`.
@@ -76,24 +86,49 @@ struct Layout {
     packs: usize,
     /// Threads that a multiprocessor has registers for.
     resident: usize,
-    /// Whether a thread holds the weights too.
-    hold_weights: bool,
+    /// Whether a thread holds the weights too, and the gradient's what it computes with.
+    hold: bool,
+    /// Rows that the gradient has in shared memory, with the one it works on.
+    stages: usize,
+    /// Bytes of shared memory for them.
+    shared: usize,
 }
 
 impl Layout {
-    fn new(problem: &Problem, vec: usize, backward: bool) -> Layout {
-        let (all, held) = (problem.columns.div_ceil(vec).max(1), (HELD[usize::from(backward)] / vec).max(1));
-        let threads = all.div_ceil(held).next_power_of_two().clamp(32, 1024);
-        let packs = all.div_ceil(threads);
-        let rows = (BLOCK / threads).max(1);
-        // Rows of 16-bit numbers are half as long: more must be under way, in less registers.
-        let resident = match (problem.x.dtype.size() == 2, backward) {
-            (false, _) => 512,
-            (true, false) => 768,
-            (true, true) => 1024,
+    /// Found by timing rows of 1024 to 16384 elements on an H200, as is the gradient's: few threads, each with much
+    /// of a row, are best, but for f32 rows of 4096.
+    fn forward(problem: &Problem, vec: usize) -> Layout {
+        let size = problem.x.dtype.size();
+        let (all, held) = (packs(problem, vec), HELD / (vec * size));
+        let threads = match threads(all, held) {
+            256 if size == 4 => 512,
+            threads => threads,
         };
-        let packs = if packs > 2 * held { 0 } else { packs };
-        Layout { vec, threads, rows, packs, resident, hold_weights: packs > 0 && threads < 1024 && resident < 1024 }
+        let one = all.div_ceil(threads);
+        let resident = if one * 2 <= held { 1024 } else { 512 };
+        let packs = if one > held { 0 } else { one };
+        Layout::new(vec, threads, packs, resident, packs > 0 && threads < 1024)
+    }
+
+    /// The gradient has sums to hold too; of long rows it holds nothing else. Three stages are slower than two: with
+    /// more reads and writes under way the memory itself gets slower.
+    fn backward(problem: &Problem, vec: usize, shared: usize) -> Layout {
+        let (all, size) = (packs(problem, vec), problem.x.dtype.size());
+        let most = (HELD_WIDE / (vec * problem.x.dtype.wide().size())).max(1);
+        let holding = threads(all, HELD / (vec * size)).min(HOLDING);
+        let hold = all <= most * holding;
+        let threads = if hold { holding } else { 2 * HOLDING };
+        let layout = Layout::new(vec, threads, all.div_ceil(threads), threads.max(HOLDING), hold);
+        let stage = 2 * layout.packs * layout.block() as usize * vec * size;
+        let stages = (shared / stage).min(2);
+        if stages == 0 || layout.packs > most {
+            return Layout::new(vec, 1024, 0, 1024, false);
+        }
+        Layout { stages, shared: stages * stage, ..layout }
+    }
+
+    fn new(vec: usize, threads: usize, packs: usize, resident: usize, hold: bool) -> Layout {
+        Layout { vec, threads, rows: (BLOCK / threads).max(1), packs, resident, hold, stages: 1, shared: 0 }
     }
 
     fn block(&self) -> u32 {
@@ -109,6 +144,16 @@ impl Layout {
     fn blocks(&self, rows: usize, multiprocessors: u32) -> usize {
         rows.div_ceil(self.rows).min(self.resident() * multiprocessors as usize)
     }
+}
+
+/// How many packs a row is.
+fn packs(problem: &Problem, vec: usize) -> usize {
+    problem.columns.div_ceil(vec).max(1)
+}
+
+/// How many threads a row has that hold so many packs each.
+fn threads(packs: usize, held: usize) -> usize {
+    packs.div_ceil(held).next_power_of_two().clamp(32, 1024)
 }
 
 /// Queues a norm.
@@ -142,7 +187,7 @@ impl Call<'_> {
             return Ok(());
         }
         let params = self.params::<R>("y")?;
-        let layout = Layout::new(self.problem, self.vec(&params), false);
+        let layout = Layout::forward(self.problem, self.vec(&params));
         let kernel = self.kernel(&FORWARD, &layout)?;
         let grid = [grid_size(self.blocks(&layout))?, 1, 1];
         // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit
@@ -156,7 +201,8 @@ impl Call<'_> {
 
     fn backward<R: Element>(&self) -> Result<()> {
         let mut params = self.params::<R>("dx")?;
-        let layout = Layout::new(self.problem, self.vec(&params), true);
+        let shared = self.lane.device().facts().shared as usize - OTHER_SHARED;
+        let layout = Layout::backward(self.problem, self.vec(&params), shared);
         let blocks = self.blocks(&layout);
         let slots = blocks * layout.rows;
         let wide = self.problem.x.dtype.wide();
@@ -166,8 +212,9 @@ impl Call<'_> {
         params.db = db.as_ref().map_or(Ok(0), |db| self.lane.address(db))?;
         if blocks > 0 {
             let kernel = self.kernel(&BACKWARD, &layout)?;
-            // SAFETY: as above; there is a row of sums for each slot.
-            unsafe { self.lane.launch(&kernel, [grid_size(blocks)?, 1, 1], layout.block(), &params)? };
+            let (grid, shared) = ([grid_size(blocks)?, 1, 1], layout.shared as u32);
+            // SAFETY: as above; there is a row of sums for each slot, and shared memory for all stages.
+            unsafe { self.lane.launch_with(&kernel, grid, layout.block(), shared, &params)? };
         }
         self.sums([params.dw, params.db], slots)
     }
@@ -184,7 +231,9 @@ impl Call<'_> {
         let kernel = self.lane.device().kernel(&SUMS, &types(self.problem.x.dtype))?;
         let kinds = if to[1] == 0 { 1 } else { 2 };
         // SAFETY: Sums is the struct that the kernel declares; the buffers have these sizes.
-        unsafe { self.lane.launch(&kernel, [grid_size(columns.div_ceil(32))?, kinds, 1], 256, &params) }
+        unsafe {
+            self.lane.launch(&kernel, [grid_size(columns.div_ceil(SUMS_COLUMNS))?, kinds, 1], SUMS_THREADS, &params)
+        }
     }
 
     fn params<R: Element>(&self, to: &str) -> Result<Params<R>> {
@@ -205,8 +254,10 @@ impl Call<'_> {
             columns: columns as i64,
             eps: R::from_f64(eps),
             scale: R::from_f64(scale),
+            inverse_scale: R::from_f64(scale.recip()),
             to_mean: R::from_f64(to_mean),
             count: R::from_f64(columns.max(1) as f64),
+            inverse_count: R::from_f64((columns.max(1) as f64).recip()),
         })
     }
 
@@ -220,14 +271,15 @@ impl Call<'_> {
     fn kernel(&self, source: &Source, layout: &Layout) -> Result<Kernel> {
         let problem = self.problem;
         let options = format!(
-            "{} -DVEC={} -DTHREADS={} -DROWS={} -DPACKS={} -DHOLD_WEIGHTS={} -DRESIDENT={} -DCENTERED={} -DOUTSIDE={} \
-             -DHAS_B={} -DFN={}",
+            "{} -DVEC={} -DTHREADS={} -DROWS={} -DPACKS={} -DHOLD={} -DSTAGES={} -DRESIDENT={} -DCENTERED={} \
+             -DOUTSIDE={} -DHAS_B={} -DFN={}",
             types(problem.x.dtype),
             layout.vec,
             layout.threads,
             layout.rows,
             layout.packs,
-            u32::from(layout.hold_weights),
+            u32::from(layout.hold),
+            layout.stages,
             layout.resident(),
             u32::from(problem.centered),
             u32::from(problem.eps_mode == EpsMode::Outside),

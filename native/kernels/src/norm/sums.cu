@@ -1,5 +1,5 @@
-// The sums over all slots of the gradient of a norm, in order: dw of the first row of blocks, db of the second.
-// A block has 32 columns; each of its warps sums up every eighth slot.
+// The sums over all slots of the gradient of a norm: dw of the first row of blocks, db of the second; the same
+// order each time. A block has 8 columns, which are what memory is read by, and SLOTS slots at a time.
 
 struct Params {
     const REAL* from[2];
@@ -7,17 +7,20 @@ struct Params {
     i64 slots, columns;
 };
 
-extern "C" __global__ void norm_sums(Params p) {
-    __shared__ REAL sums[8][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    i64 column = (i64)blockIdx.x * 32 + lane;
+constexpr int COLUMNS = 8, THREADS = 128, SLOTS = THREADS / COLUMNS;
+
+extern "C" __global__ void __launch_bounds__(THREADS) norm_sums(Params p) {
+    int own = threadIdx.x % COLUMNS, slot = threadIdx.x / COLUMNS;
+    i64 column = (i64)blockIdx.x * COLUMNS + own;
+    const REAL* from = blockIdx.y ? p.from[1] : p.from[0];
     REAL sum = 0;
     if (column < p.columns)
-#pragma unroll 4
-        for (i64 slot = warp; slot < p.slots; slot += 8) sum += p.from[blockIdx.y][slot * p.columns + column];
-    sums[warp][lane] = sum;
+#pragma unroll 8
+        for (i64 at = slot; at < p.slots; at += SLOTS) sum += from[at * p.columns + column];
+    __shared__ REAL sums[SLOTS][COLUMNS];
+    sums[slot][own] = sum;
     __syncthreads();
-    if (warp || column >= p.columns) return;
-    for (int other = 1; other < 8; ++other) sum += sums[other][lane];
-    p.to[blockIdx.y][column] = sum;
+    if (slot || column >= p.columns) return;
+    for (int other = 1; other < SLOTS; ++other) sum += sums[other][own];
+    (blockIdx.y ? p.to[1] : p.to[0])[column] = sum;
 }
