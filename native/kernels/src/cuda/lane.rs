@@ -336,8 +336,8 @@ struct Scratch {
     bytes: usize,
 }
 
-/// Bytes of shared memory that every kernel gets without asking.
-const GRANTED_UNASKED: u32 = 48 << 10;
+/// Bytes of shared memory that every kernel gets without asking: 48 KiB with what it declares itself.
+const GRANTED_UNASKED: u32 = 40 << 10;
 
 /// Scratch memory that a lane keeps when it goes back into the stock.
 const KEPT_SCRATCH: usize = 64 << 20;
