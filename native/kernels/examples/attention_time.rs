@@ -1,9 +1,13 @@
 //! Times attention and its gradient on a CUDA device: one line of JSON per op, shape and type.
 //!
 //! `attention_time [SHAPE...]` with shapes such as `4x16x4096x64` (batch, heads, length, width),
-//! `4x16/2x4096x64` where heads share keys, or `1x32/8x1:32768x128` where queries are fewer than keys. `TYPES=bf16,f32` chooses types, `CAUSAL=0` or `1` the calls.
+//! `4x16/2x4096x64` where heads share keys, or `1x32/8x1:32768x128` where queries are fewer than keys, as in
+//! decoding, which has no gradient. `TYPES=bf16,f32` chooses types, `CAUSAL=0` or `1` the calls.
 //! Times are those of the device, by events; `tflops` counts 4 B H L M W operations forward, 2.5 times as
 //! many backward, and half of them where calls are causal; `gb_s` counts every tensor once.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
 
 use serde_json::json;
 use sidewinder_kernels::attention::{Attention, AttentionBackward, Options};
@@ -12,13 +16,15 @@ use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
-const SHAPES: [&str; 2] = ["4x16x4096x64", "2x32x8192x128"];
+const SHAPES: [&str; 6] =
+    ["4x16x4096x64", "2x32x8192x128", "1x16x1:2048x64", "1x32x1:4096x128", "1x32/8x1:32768x128", "8x32/8x1:8192x128"];
 
 fn main() -> Result<()> {
     let asked: Vec<String> = std::env::args().skip(1).collect();
     let shapes = if asked.is_empty() { SHAPES.map(String::from).to_vec() } else { asked };
     let types = std::env::var("TYPES").unwrap_or("bf16,f16,f32".into());
     let wanted = std::env::var("CAUSAL").unwrap_or("01".into());
+    common::tell_gpus()?;
     let device = Device::get(0)?;
     for shape in &shapes {
         for name in types.split(',') {
@@ -71,6 +77,9 @@ impl Bench {
     fn report(&self, shape: &str, causal: bool) -> Result<()> {
         let (inputs, outputs) = (self.some(&["q", "k", "v"])?, self.some(&["y", "lse"])?);
         self.time::<Attention>(shape, causal, &inputs, &outputs, self.operations)?;
+        if shape.contains(':') {
+            return Ok(());
+        }
         let given = self.some(&["q", "k", "v", "y", "lse", "dy"])?;
         self.time::<AttentionBackward>(shape, causal, &given, &self.gradients.map(|b| b), 2.5 * self.operations)
     }

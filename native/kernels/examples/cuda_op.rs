@@ -5,6 +5,9 @@
 //! additions that the formula has over it, where they are what matters. The first lines tell of the devices and
 //! of plain copies, timed in the same way.
 
+#[path = "../tests/common/mod.rs"]
+mod common;
+
 use serde_json::{Value, json};
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
 use sidewinder_kernels::error::Result;
@@ -47,13 +50,7 @@ fn cases() -> Vec<Case> {
 
 fn main() -> Result<()> {
     let wanted = std::env::args().nth(1).unwrap_or_default();
-    for info in cuda::devices()? {
-        println!(
-            "{}",
-            json!({"device": info.name, "compiler": format!("{:?}", info.compiler),
-            "driver": format!("{:?}", info.driver)})
-        );
-    }
+    common::tell_gpus()?;
     let device = Device::get(0)?;
     for dtype in [DType::F32, DType::Bf16] {
         println!("{}", copy(&device, dtype)?);

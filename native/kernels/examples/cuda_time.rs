@@ -7,6 +7,9 @@
 //! exponentials a clock and multiprocessor (the gradient computes each decay three times), and memory
 //! at 4.2 TB/s.
 
+#[path = "../tests/common/mod.rs"]
+mod common;
+
 use serde_json::json;
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
 use sidewinder_kernels::error::Result;
@@ -36,12 +39,7 @@ const BANDWIDTH: f64 = 4.2e12;
 fn main() -> Result<()> {
     let asked: Vec<String> = std::env::args().skip(1).collect();
     let shapes = if asked.is_empty() { SHAPES.map(String::from).to_vec() } else { asked };
-    for info in cuda::devices()? {
-        println!(
-            "{}",
-            json!({"device": info.name, "compiler": format!("{:?}", info.compiler), "driver": format!("{:?}", info.driver)})
-        );
-    }
+    common::tell_gpus()?;
     let device = Device::get(0)?;
     for shape in shapes {
         time::<SelectiveScan>(&device, &shape)?;

@@ -465,7 +465,7 @@ impl<O: Op> Call<O> {
 }
 
 /// The inputs that are there to be copied and then changed in place.
-fn in_place<'i, O: Op, T>(inputs: &'i Named<T>) -> impl Iterator<Item = (&'static str, &'i T)> {
+fn in_place<O: Op, T>(inputs: &Named<T>) -> impl Iterator<Item = (&'static str, &T)> {
     O::IN_PLACE.iter().filter_map(|&name| Some((name, inputs.find(name)?)))
 }
 

@@ -87,9 +87,12 @@ macro_rules! element {
     ($type:ty, $dtype:ident, $to:expr, $from:expr) => {
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
+            #[inline(always)]
             fn to_f64(self) -> f64 {
                 $to(self)
             }
+            // Vector code has its constants from here, and must not call for them.
+            #[inline(always)]
             fn from_f64(value: f64) -> Self {
                 $from(value)
             }

@@ -306,21 +306,17 @@ fn nothing_agrees_with_nothing() {
 
 #[test]
 fn few_queries_agree() {
-    for (rows, widths) in [
-        ([1, 1], [1, 1]),
-        ([1, 5000], [64, 64]),
-        ([2, 257], [128, 128]),
-        ([4, 700], [80, 96]),
-        ([1, 300], [256, 250]),
-        ([3, 1000], [7, 5]),
-        ([1, 130], [33, 127]),
-        ([1, 70], [520, 30]),
+    for (heads, rows, widths) in [
+        ([2, 2], [1, 1], [1, 1]),
+        ([8, 2], [1, 5000], [64, 64]),
+        ([5, 1], [2, 257], [128, 128]),
+        ([2, 2], [4, 700], [80, 96]),
+        ([3, 1], [3, 1000], [7, 5]),
+        ([2, 2], [1, 130], [250, 127]),
     ] {
-        for heads in [[2, 2], [8, 2], [5, 1]] {
-            agrees(case(2, heads, rows, widths));
-            agrees(case(2, heads, rows, widths).causal().heads_last());
-            agrees(case(1, heads, rows, widths).mask(&[1, rows[1]]).bias(&[heads[0], 1, rows[1]]).causal());
-        }
+        agrees(case(2, heads, rows, widths));
+        agrees(case(2, heads, rows, widths).causal().heads_last());
+        agrees(case(1, heads, rows, widths).mask(&[1, rows[1]]).bias(&[heads[0], 1, rows[1]]).causal());
     }
     agrees(case(1, [2, 1], [4, 300], [16, 16]).offset(-2));
     agrees(case(1, [2, 1], [2, 0], [16, 16]));

@@ -182,8 +182,11 @@ impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
     #[inline(always)]
     fn value<V: Vector<Element = S::Wide>>(&self, at: usize, count: usize) -> V {
         let mut values = [V::zero(); N];
-        for (value, input) in values.iter_mut().zip(self.inputs) {
-            *value = S::load(&input[at..at + count]);
+        // An iterator would not be inlined here: a call for each vector.
+        let mut i = 0;
+        while i < N {
+            values[i] = S::load(&self.inputs[i][at..at + count]);
+            i += 1;
         }
         F::of(values)
     }

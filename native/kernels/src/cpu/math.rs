@@ -44,10 +44,11 @@ const ERF_END: f64 = 3.925;
 
 #[inline(always)]
 fn polynomial<V: Vector>(x: V, coefficients: &[f64]) -> V {
-    let (&last, rest) = coefficients.split_last().expect("a polynomial has coefficients");
-    let mut sum = V::constant(last);
-    for &c in rest.iter().rev() {
-        sum = sum.mul_add(x, V::constant(c));
+    let mut i = coefficients.len() - 1;
+    let mut sum = V::constant(coefficients[i]);
+    while i > 0 {
+        i -= 1;
+        sum = sum.mul_add(x, V::constant(coefficients[i]));
     }
     sum
 }

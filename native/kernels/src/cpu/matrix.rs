@@ -54,12 +54,74 @@ pub fn multiply<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, ex
         let to = &Shared::new(to);
         return FewRows { a, b, add, to }.run(threads, exec);
     }
+    if b.strides[0] == 1 && (SEVERAL..n).contains(&m) {
+        return by_columns(a, b, to, add, threads);
+    }
+    by_gemm(a, b, (to, [n, 1]), add, threads)
+}
+
+/// From so many rows on, a result that is written column by column and turned afterwards costs less than what
+/// gemm does otherwise: it packs `b` the slow way, across, where each of its columns lies in order, and more
+/// of it than there is of `a`.
+const SEVERAL: usize = 16;
+
+/// Columns of such a result that are computed and turned at a time.
+const PANEL: usize = 4096;
+
+fn by_columns<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, threads: usize) -> Result<()> {
+    let (rows, columns) = (a.rows, b.columns);
+    let mut panel = vec![E::from_f64(0.0); rows * columns.min(PANEL)];
+    for first in (0..columns).step_by(PANEL) {
+        let these = first..columns.min(first + PANEL);
+        let of_b = Matrix { values: &b.values[first * b.strides[1]..], columns: these.len(), ..b };
+        let panel = &mut panel[..rows * these.len()];
+        by_gemm(a, of_b, (panel, [1, rows]), false, threads)?;
+        turn_back(panel, &Shared::new(to), (columns, these), add, threads)?;
+    }
+    Ok(())
+}
+
+/// Writes the panel's columns into the rows of `to`, or adds them: those of these numbers.
+fn turn_back<E: Real>(
+    panel: &[E],
+    to: &Shared<E>,
+    (columns, these): (usize, Range<usize>),
+    add: bool,
+    threads: usize,
+) -> Result<()> {
+    const BLOCK: usize = 16;
+    let rows = panel.len() / these.len();
+    pool::for_each(threads, rows.div_ceil(BLOCK), |block| {
+        let block = block * BLOCK..rows.min((block + 1) * BLOCK);
+        for first in these.clone().step_by(BLOCK) {
+            for row in block.clone() {
+                let part = first..these.end.min(first + BLOCK);
+                // SAFETY: blocks share no row.
+                let to = unsafe { to.part(row * columns + first, part.len()) };
+                for (to, column) in to.iter_mut().zip(part) {
+                    let value = panel[(column - these.start) * rows + row];
+                    *to = if add { Vector::add(*to, value) } else { value };
+                }
+            }
+        }
+    })
+}
+
+/// Writes the product to where the elements of the result lie, at these strides.
+fn by_gemm<E: Real>(
+    a: Matrix<E>,
+    b: Matrix<E>,
+    (to, [to_down, to_along]): (&mut [E], [usize; 2]),
+    add: bool,
+    threads: usize,
+) -> Result<()> {
+    let (m, n, k) = (a.rows, b.columns, a.columns);
     let parallelism = if threads == 1 { Parallelism::None } else { Parallelism::Rayon(threads) };
     let ([a_down, a_along], [b_down, b_along]) = (a.strides.map(|s| s as isize), b.strides.map(|s| s as isize));
     let (zero, one) = (E::from_f64(0.0), E::from_f64(1.0));
     let to = pool::Shared::new(to);
     pool::inside(threads, || {
-        // SAFETY: strides and sizes stay within the slices, as asserted here and in `Matrix::new`;
+        // SAFETY: strides and sizes stay within the slices, as asserted by `multiply` and in `Matrix::new`;
         // nobody else has a part of `to`.
         unsafe {
             let to = to.part(0, m * n).as_mut_ptr();
@@ -70,8 +132,8 @@ pub fn multiply<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, ex
                 n,
                 k,
                 to,
-                1,
-                n as isize,
+                to_along as isize,
+                to_down as isize,
                 add,
                 a,
                 a_along,

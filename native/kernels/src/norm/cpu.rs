@@ -32,6 +32,7 @@ pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>
 }
 
 /// What rows are computed from.
+#[derive(Clone, Copy)]
 struct Given<'a, S: Storage> {
     x: &'a [S],
     w: &'a [S::Wide],
@@ -68,24 +69,46 @@ impl<'a, S: Storage> Given<'a, S> {
     }
 }
 
-/// Sums `$term`, a vector at `$at`, over a row: four sums side by side, for one would wait for itself.
+/// Sums `$term`, of the elements from `$at` to `$end`, over a row: four sums side by side, for one would wait
+/// for itself. They are written out, for a loop over them is unrolled too late to keep them in registers.
 macro_rules! row_sum {
-    ($columns:expr, |$at:ident| $term:expr) => {{
-        let mut sums = [V::zero(); 4];
+    ($columns:expr, |$at:ident, $end:ident| $term:expr) => {{
+        let (mut a, mut b, mut c, mut d) = (V::zero(), V::zero(), V::zero(), V::zero());
         let mut $at = 0;
+        macro_rules! add {
+            ($sum:ident, $to:expr) => {
+                let $end = $to;
+                $sum = $sum.add($term);
+                $at = $end;
+            };
+        }
         while $at + 4 * V::LANES <= $columns {
-            let mut k = 0;
-            while k < 4 {
-                sums[k] = sums[k].add($term);
-                $at += V::LANES;
-                k += 1;
-            }
+            add!(a, $at + V::LANES);
+            add!(b, $at + V::LANES);
+            add!(c, $at + V::LANES);
+            add!(d, $at + V::LANES);
         }
         while $at < $columns {
-            sums[0] = sums[0].add($term);
-            $at += V::LANES;
+            add!(a, $columns.min($at + V::LANES));
         }
-        sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum()
+        a.add(b).add(c.add(d)).sum()
+    }};
+}
+
+/// Does `$body` for the elements of a row, from `$at` to `$end`: a vector of them each time, which is known
+/// where it is compiled, and then what is left.
+macro_rules! each_vector {
+    ($columns:expr, |$at:ident, $end:ident| $body:block) => {{
+        let mut $at = 0;
+        while $at + V::LANES <= $columns {
+            let $end = $at + V::LANES;
+            $body
+            $at = $end;
+        }
+        if $at < $columns {
+            let $end = $columns;
+            $body
+        }
     }};
 }
 
@@ -99,15 +122,16 @@ struct Statistics<V: Vector> {
 }
 
 impl<S: Storage> Given<'_, S> {
-    /// The elements of a row from `at` on less their mean; those past its end are 0.
+    /// The elements of a row from `at` to `end` less their mean; those past its end are 0.
     #[inline(always)]
-    fn centered<V: Vector<Element = S::Wide>>(&self, x: &[S], at: usize, mean: V) -> V {
-        if at + V::LANES <= self.columns {
-            return S::load::<V>(&x[at..at + V::LANES]).sub(mean);
+    fn centered<V: Vector<Element = S::Wide>>(x: &[S], at: usize, end: usize, mean: V) -> V {
+        let centered = S::load::<V>(&x[at..end]).sub(mean);
+        if end - at == V::LANES {
+            return centered;
         }
         let mut ones = [S::Wide::from_f64(0.0); crate::cpu::vector::MAX_LANES];
-        ones[..self.columns - at].fill(S::Wide::from_f64(1.0));
-        S::load::<V>(&x[at..self.columns]).sub(mean).mul(V::load(&ones))
+        ones[..end - at].fill(S::Wide::from_f64(1.0));
+        centered.mul(V::load(&ones))
     }
 
     #[inline(always)]
@@ -115,12 +139,12 @@ impl<S: Storage> Given<'_, S> {
         let (columns, [scale, to_mean]) = (self.columns, self.scales);
         let mut mean = V::zero();
         if self.centered {
-            let sum = row_sum!(columns, |at| S::load::<V>(&x[at..columns.min(at + V::LANES)]));
+            let sum = row_sum!(columns, |at, end| S::load::<V>(&x[at..end]));
             mean = V::splat(sum).div(V::splat(self.count));
         }
         let scales = V::splat(scale);
-        let squares = row_sum!(columns, |at| {
-            let scaled = self.centered::<V>(x, at, mean).mul(scales);
+        let squares = row_sum!(columns, |at, end| {
+            let scaled = Self::centered::<V>(x, at, end, mean).mul(scales);
             scaled.mul(scaled)
         });
         self.of_square(mean, V::splat(squares).mul(V::splat(to_mean)))
@@ -222,11 +246,10 @@ impl<S: Storage, F: Unary> Work<S::Wide> for Forward<'_, S, F> {
 impl<S: Storage, F: Unary> Forward<'_, S, F> {
     #[inline(always)]
     fn normalise<V: Vector<Element = S::Wide>>(&self, x: &[S], statistics: &Statistics<V>, y: &mut [S]) {
-        let (given, columns) = (self.given, self.given.columns);
+        // A copy, for what is behind a reference is read again after each store.
+        let (given, columns) = (*self.given, self.given.columns);
         let stream = self.past_caches && S::to_alignment::<V>(y) == 0;
-        let mut at = 0;
-        while at < columns {
-            let end = columns.min(at + V::LANES);
+        each_vector!(columns, |at, end| {
             let unit = S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs);
             let value = F::value(given.sums(unit, at, end));
             if stream && end == at + V::LANES {
@@ -234,8 +257,7 @@ impl<S: Storage, F: Unary> Forward<'_, S, F> {
             } else {
                 S::store(value, &mut y[at..end]);
             }
-            at = end;
-        }
+        });
     }
 }
 
@@ -310,11 +332,9 @@ impl<S: Storage, F: Unary> Reverse<'_, S, F> {
         statistics: &Statistics<V>,
         dz: &mut [S::Wide],
     ) {
-        let (given, columns) = (self.given, self.given.columns);
+        let (given, columns) = (*self.given, self.given.columns);
         let (dw, db) = self.sums.split_at_mut(columns);
-        let mut at = 0;
-        while at < columns {
-            let end = columns.min(at + V::LANES);
+        each_vector!(columns, |at, end| {
             let unit = S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs);
             let slope = F::slope(given.sums(unit, at, end));
             let value = S::load::<V>(&dy[at..end]).mul(slope);
@@ -324,8 +344,7 @@ impl<S: Storage, F: Unary> Reverse<'_, S, F> {
             if !db.is_empty() {
                 value.add(V::load_partial(&db[at..end])).store_partial(&mut db[at..end]);
             }
-            at = end;
-        }
+        });
     }
 
     #[inline(always)]
@@ -336,25 +355,21 @@ impl<S: Storage, F: Unary> Reverse<'_, S, F> {
         statistics: &Statistics<V>,
         dx: &mut [S],
     ) {
-        let (given, columns) = (self.given, self.given.columns);
+        let (given, columns) = (*self.given, self.given.columns);
         let count = V::splat(given.count);
-        let along = row_sum!(columns, |at| {
-            let end = columns.min(at + V::LANES);
+        let along = row_sum!(columns, |at, end| {
             given.weighted::<V>(dz, at, end).mul(S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs))
         });
         let along = V::splat(along).div(count);
         let mut mean = V::zero();
         if given.centered {
-            mean = V::splat(row_sum!(columns, |at| given.weighted::<V>(dz, at, columns.min(at + V::LANES)))).div(count);
+            mean = V::splat(row_sum!(columns, |at, end| given.weighted::<V>(dz, at, end))).div(count);
         }
         let t = V::splat(statistics.t);
-        let mut at = 0;
-        while at < columns {
-            let end = columns.min(at + V::LANES);
+        each_vector!(columns, |at, end| {
             let around = S::load::<V>(&x[at..end]).sub(statistics.means).mul(t);
             let value = given.weighted::<V>(dz, at, end).sub(mean).sub(around.mul(along)).mul(statistics.rs);
             S::store(value, &mut dx[at..end]);
-            at = end;
-        }
+        });
     }
 }

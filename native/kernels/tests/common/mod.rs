@@ -69,6 +69,15 @@ pub fn gpu() -> Option<Device> {
     }
 }
 
+/// Prints what GPUs there are: one line of JSON for each.
+pub fn tell_gpus() -> Result<()> {
+    for info in cuda::devices()? {
+        let (compiler, driver) = (format!("{:?}", info.compiler), format!("{:?}", info.driver));
+        println!("{}", serde_json::json!({"device": info.name, "compiler": compiler, "driver": driver}));
+    }
+    Ok(())
+}
+
 /// The levels of this CPU that are made to be fast.
 pub fn levels() -> impl Iterator<Item = Level> {
     Level::available().iter().copied().filter(|&level| level != Level::Reference)
