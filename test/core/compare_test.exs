@@ -59,9 +59,13 @@ defmodule Sidewinder.CompareTest do
     "F" => 11
   }
 
+  # A cache has room for all tokens, heads as wide as the layers cut them, and nothing in it yet.
+  @with_cache Map.merge(@small, %{"C" => 24, "W" => 2, "M" => @small["L"]})
+
   defp small(op) do
     letters = Enum.uniq(Enum.flat_map(op.inputs, &Sidewinder.Shapes.letters(&1.shape)))
-    Enum.map_join(letters, ",", &"#{&1}=#{Map.get(@small, &1, 8)}")
+    sizes = if "C" in letters, do: @with_cache, else: @small
+    Enum.map_join(letters, ",", &"#{&1}=#{Map.get(sizes, &1, 8)}")
   end
 
   # With all that an op may give and be given.
