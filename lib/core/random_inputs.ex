@@ -91,10 +91,24 @@ defmodule Sidewinder.RandomInputs do
   """
   @spec tensor(tuple, Tensor.type(), {number, number}, term) :: Tensor.t()
   def tensor(shape, type, range, seed) do
-    state = :rand.seed_s(:exsss, :erlang.phash2(seed))
     count = checked!(Tensor.elements(shape))
-    numbers(type, shape, count, state, range)
+    numbers(type, shape, count, state(seed), range)
   end
+
+  @doc """
+  A tensor of normally distributed numbers around 0.
+
+      iex> Sidewinder.RandomInputs.normal({2}, :f32, 0, 7)
+      #Sidewinder.Tensor<f32 (2) [0.0, 0.0]>
+  """
+  @spec normal(tuple, Tensor.type(), number, term) :: Tensor.t()
+  def normal(shape, type, deviation, seed) do
+    number = &<<deviation * &1 + 0.0::float-native-32>>
+    data = fill(Tensor.elements(shape), state(seed), &:rand.normal_s/1, number, <<>>)
+    data |> Tensor.new(:f32, shape) |> Tensor.cast(type)
+  end
+
+  defp state(seed), do: :rand.seed_s(:exsss, :erlang.phash2(seed))
 
   defp checked!(count) when count <= @most, do: count
 
@@ -106,19 +120,21 @@ defmodule Sidewinder.RandomInputs do
   end
 
   defp numbers(:u8, shape, count, state, _range) do
-    Tensor.new(fill(count, state, &if(&1 < 0.75, do: <<1>>, else: <<0>>), <<>>), :u8, shape)
+    bytes = &if(&1 < 0.75, do: <<1>>, else: <<0>>)
+    Tensor.new(fill(count, state, &:rand.uniform_s/1, bytes, <<>>), :u8, shape)
   end
 
   defp numbers(type, shape, count, state, {lo, hi}) do
     number = &<<lo + (hi - lo) * &1::float-native-32>>
-    fill(count, state, number, <<>>) |> Tensor.new(:f32, shape) |> Tensor.cast(type)
+    data = fill(count, state, &:rand.uniform_s/1, number, <<>>)
+    data |> Tensor.new(:f32, shape) |> Tensor.cast(type)
   end
 
-  defp fill(0, _state, _number, data), do: data
+  defp fill(0, _state, _draw, _number, data), do: data
 
-  defp fill(count, state, number, data) do
-    {value, state} = :rand.uniform_s(state)
-    fill(count - 1, state, number, <<data::binary, number.(value)::binary>>)
+  defp fill(count, state, draw, number, data) do
+    {value, state} = draw.(state)
+    fill(count - 1, state, draw, number, <<data::binary, number.(value)::binary>>)
   end
 
   defp slots!(op, wanted) do

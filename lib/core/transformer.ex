@@ -13,7 +13,7 @@ defmodule Sidewinder.Transformer do
   In the shapes D is the width of the model, V the size of its vocabulary, B the batch and L the length.
   """
 
-  alias Sidewinder.{Error, KVCache, Tensor}
+  alias Sidewinder.{Error, KVCache, Ops, RandomInputs, Tensor}
   alias Sidewinder.Kernel.{Attention, NN}
 
   @enforce_keys [:embedding, :blocks, :ln_w, :ln_b, :output, :options]
@@ -96,7 +96,9 @@ defmodule Sidewinder.Transformer do
     hidden = own[:hidden] || 4 * width
     type = own[:type] || :f32
     normal = &normal(&1, type, {own[:seed] || 1, &2})
-    norm = &Tensor.from_list(List.duplicate(&1, width), wide(type), {width})
+
+    norm =
+      &Tensor.from_list(List.duplicate(&1, width), Ops.type(%{precision: "wide"}, type), {width})
 
     block = fn layer ->
       %{
@@ -123,19 +125,8 @@ defmodule Sidewinder.Transformer do
     new(weights, options)
   end
 
-  defp normal({rows, columns} = shape, type, seed) do
-    deviation = :math.sqrt(2 / max(columns, 1))
-    state = :rand.seed_s(:exsss, :erlang.phash2(seed))
-    data = normals(rows * columns, state, deviation, <<>>)
-    data |> Tensor.new(:f32, shape) |> Tensor.cast(type)
-  end
-
-  defp normals(0, _state, _deviation, data), do: data
-
-  defp normals(count, state, deviation, data) do
-    {value, state} = :rand.normal_s(state)
-    normals(count - 1, state, deviation, <<data::binary, deviation * value::float-native-32>>)
-  end
+  defp normal({_rows, columns} = shape, type, seed),
+    do: RandomInputs.normal(shape, type, :math.sqrt(2 / max(columns, 1)), seed)
 
   @doc "The model with its weights on a device; the embedding, whose rows are gathered, stays on the host."
   @spec to_device(t, Tensor.device()) :: t
@@ -327,9 +318,6 @@ defmodule Sidewinder.Transformer do
   defp heads!(heads, width) do
     raise Error.new(:option, "heads", expected: "a divisor of #{width}", got: Error.show(heads))
   end
-
-  defp wide(:f64), do: :f64
-  defp wide(_type), do: :f32
 
   defp size!(options, name) do
     case options[name] do
