@@ -4,7 +4,7 @@
 mod common;
 
 use common::scans::{Call, Varies, calls};
-use common::{assert_close, bits, levels, reference};
+use common::{assert_close, assert_close_for, bits, levels, reference};
 use proptest::prelude::*;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::{Error, Kind};
@@ -21,11 +21,12 @@ proptest! {
         for dtype in DType::FLOATS {
             let inputs = common::cast::<SelectiveScan>(&call.inputs(), dtype);
             let expected = reference::<SelectiveScan>(&call.options, &inputs);
+            let sizes = call.sizes::<SelectiveScan>(&inputs, &expected, &["x", "h0"]);
             for level in levels() {
                 for threads in [1, 3, 16] {
                     let exec = Exec { level, threads };
                     let got = common::run::<SelectiveScan>(&call.options, &inputs, &exec).unwrap();
-                    assert_close(&got, &expected, &format!("{call:?} {dtype} {exec:?}"));
+                    assert_close_for(&sizes, &got, &expected, &format!("{call:?} {dtype} {exec:?}"));
                 }
             }
         }

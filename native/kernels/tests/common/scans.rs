@@ -2,9 +2,9 @@
 
 use super::Random;
 use proptest::prelude::*;
-use sidewinder_kernels::op::Named;
+use sidewinder_kernels::op::{Named, Op};
 use sidewinder_kernels::selective_scan::{ClampGrad, Options};
-use sidewinder_kernels::tensor::{DType, Owned, Spec};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// A call to generate: its sizes, which optional inputs it has, how `B` and `C` vary.
 #[derive(Clone, Debug)]
@@ -85,6 +85,32 @@ impl Call {
         let mut tensor =
             |shape: &[usize]| Owned::from_fn(Spec::new(DType::F32, shape).unwrap(), |_| 2.0 * random.next() - 1.0);
         all.iter().filter(|(_, _, wanted)| *wanted).map(|(name, shape, _)| (*name, tensor(shape))).collect()
+    }
+}
+
+impl Call {
+    /// The size of each result where its sums do not cancel. Results are linear in some inputs together, so
+    /// with other signs of these the same terms add up to another sum: several are not all small by accident.
+    pub fn sizes<O: Op<Options = Options>>(
+        &self,
+        inputs: &Named<Owned>,
+        expected: &Named<Owned>,
+        linear_in: &[&str],
+    ) -> Named<f64> {
+        // Among many values of a tensor one is large anyhow.
+        let few = expected.iter().any(|(_, t)| t.spec().shape.elements() < 8);
+        (0..if few { 4 } else { 0 }).fold(super::sizes(expected), |sizes, turn| {
+            let mut random = Random(self.seed.wrapping_add(turn));
+            let mut turned = |t: &Owned| {
+                let values = t.view().to_f64();
+                let mut values = values.iter().map(|v| if random.next() < 0.5 { -v } else { *v });
+                Owned::from_fn(t.spec(), |_| values.next().unwrap())
+            };
+            let linear = |name: &str| linear_in.contains(&name);
+            let other = inputs.iter().map(|(n, t)| (n.clone(), if linear(n) { turned(t) } else { t.clone() }));
+            let other = super::sizes(&super::reference::<O>(&self.options, &other.collect()));
+            sizes.iter().map(|(name, size)| (name.clone(), size.max(*other.get(name).unwrap()))).collect()
+        })
     }
 }
 
