@@ -1,10 +1,10 @@
 //! Our own rayon pools: one per size, made on first use, apart from anybody else's.
 
 use crate::error::{Error, Kind, Result};
-use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 /// The most threads that can be asked for.
@@ -25,15 +25,46 @@ pub fn checked(threads: usize) -> Result<usize> {
     Err(Error::new(Kind::Option, "threads").expected(format_args!("a number from 1 to {MAX_THREADS}")).got(threads))
 }
 
-/// Calls `work(i)` for every `i` below `count`, shared among `threads` threads. With one thread, or
-/// one piece, the caller does it all.
+/// Calls `work(i)` for every `i` below `count`, shared among `threads` threads. The caller is one of them,
+/// so a short op does not wait for two others to wake, and where all others are busy it does everything.
 pub fn for_each(threads: usize, count: usize, work: impl Fn(usize) + Send + Sync) -> Result<()> {
     if threads == 1 || count <= 1 {
         (0..count).for_each(work);
         return Ok(());
     }
-    pool(checked(threads)?)?.install(|| (0..count).into_par_iter().for_each(work));
+    let pool = pool(checked(threads)?)?;
+    let (shares, work) = (&Shares::new(count, threads.min(count)), &work);
+    pool.in_place_scope(|scope| {
+        (1..shares.len()).for_each(|own| scope.spawn(move |_| shares.take(own, work)));
+        shares.take(0, work);
+    });
     Ok(())
+}
+
+/// Numbers in shares of neighbours, a share for each thread; who is done with its own goes on with others'.
+struct Shares {
+    count: usize,
+    /// The next number of each share that nobody has taken.
+    next: Vec<AtomicUsize>,
+}
+
+impl Shares {
+    fn new(count: usize, shares: usize) -> Shares {
+        Shares { count, next: (0..shares).map(|i| AtomicUsize::new(i * count / shares)).collect() }
+    }
+
+    fn len(&self) -> usize {
+        self.next.len()
+    }
+
+    /// Calls `work` with the numbers of share `own`, then with those that others have left.
+    fn take(&self, own: usize, work: impl Fn(usize)) {
+        for share in (own..self.len()).chain(0..own) {
+            let end = (share + 1) * self.count / self.len();
+            let next = || Some(self.next[share].fetch_add(1, Ordering::Relaxed)).filter(|&i| i < end);
+            std::iter::from_fn(next).for_each(&work);
+        }
+    }
 }
 
 /// Does work that shares itself among the threads of the rayon pool that it finds itself in.
@@ -93,4 +124,40 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
         .build()
         .map_err(|e| Error::new(Kind::Unavailable, "threads").expected(threads).got(e))?;
     Ok(pools.entry(threads).or_insert(Arc::new(pool)).clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_comes_once() {
+        for threads in [1, 2, 3, 7, 16] {
+            for count in [0, 1, 2, 3, 8, 13, 1000] {
+                let times: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+                for_each(threads, count, |i| drop(times[i].fetch_add(1, Ordering::Relaxed))).unwrap();
+                let times: Vec<usize> = times.into_iter().map(AtomicUsize::into_inner).collect();
+                assert_eq!(times, vec![1; count], "{threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn calls_within_calls_and_from_many_threads_end() {
+        let total = AtomicUsize::new(0);
+        let add = |_| drop(total.fetch_add(1, Ordering::Relaxed));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| for_each(3, 5, |_| for_each(3, 7, add).unwrap()).unwrap());
+            }
+        });
+        assert_eq!(total.into_inner(), 8 * 5 * 7);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_spoils_nothing() {
+        let failed = std::panic::catch_unwind(|| for_each(2, 100, |i| assert_ne!(i, 60)));
+        assert!(failed.is_err());
+        every_number_comes_once();
+    }
 }
