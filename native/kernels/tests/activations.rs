@@ -49,12 +49,16 @@ fn large_outputs_agree_from_any_address() {
         let only = Options { function: Some(Activation::Silu), return_derivative: false };
         let whole = common::run::<Activations>(&only, &whole, &Exec { level, threads: 2 }).unwrap();
         let whole = whole.get("y").unwrap().view().slice::<f32>().unwrap().to_vec();
-        let mut part = Owned::poisoned(Spec::new(DType::F32, &[count + skipped]).unwrap());
-        let (_, to) = part.view_mut().split_rows(skipped).unwrap();
-        let inputs = [("x", x.view().rows(skipped..count + skipped).unwrap())].into_iter().collect();
-        let outputs = [("y", to)].into_iter().collect();
-        sidewinder_kernels::op::run_cpu::<Activations>(&only, &inputs, outputs, &Exec { level, threads: 1 }).unwrap();
-        assert_eq!(part.view().slice::<f32>().unwrap()[skipped..], whole[skipped..], "{}", level.name());
+        // Few threads ask for memory ahead of writing it, more of them write past the caches.
+        for threads in [1, 5] {
+            let mut part = Owned::poisoned(Spec::new(DType::F32, &[count + skipped]).unwrap());
+            let (_, to) = part.view_mut().split_rows(skipped).unwrap();
+            let inputs = [("x", x.view().rows(skipped..count + skipped).unwrap())].into_iter().collect();
+            let outputs = [("y", to)].into_iter().collect();
+            sidewinder_kernels::op::run_cpu::<Activations>(&only, &inputs, outputs, &Exec { level, threads }).unwrap();
+            let part = part.view().slice::<f32>().unwrap()[skipped..].to_vec();
+            assert_eq!(part, whole[skipped..], "{} {threads} threads", level.name());
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use common::check::{self, noise};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::norm::*;
-use sidewinder_kernels::op::{Backward, Differentiable, Named, Op};
+use sidewinder_kernels::op::{Backward, Differentiable, Name, Named, Op};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn inputs<O: Op>(dims: &[usize], low: f64, high: f64) -> Named<Owned> {
@@ -54,6 +54,32 @@ fn every_level_and_type_agrees_with_the_reference() {
     }
     for dims in [&[7][..], &[0, 4], &[4, 0], &[2, 0, 3], &[2, 3, 65], &[67, 127], &[1, 4096], &[130, 1000]] {
         all(dims, -2.0, 2.0);
+    }
+}
+
+/// Larger than the caches, with every row at another distance from where vectors are aligned: few threads
+/// ask for memory ahead of writing it, more of them write past the caches, and neither changes a bit.
+#[test]
+fn large_outputs_are_those_of_their_rows() {
+    let (rows, width) = (4300, 1003);
+    let inputs = inputs::<LayerNorm>(&[rows, width], -2.0, 2.0);
+    let options = LayerOptions::default();
+    let all = |inputs: &Named<Owned>, level, threads| {
+        common::bits(&common::run::<LayerNorm>(&options, inputs, &Exec { level, threads }).unwrap())
+    };
+    for level in common::levels() {
+        let mut parts = vec![Vec::new(); 3];
+        for range in [0..rows / 2, rows / 2..rows] {
+            let part = |(name, t): (&Name, &Owned)| match name.as_ref() {
+                "x" => (name.clone(), common::part(t, 0, range.clone())),
+                _ => (name.clone(), t.clone()),
+            };
+            let part = all(&inputs.iter().map(part).collect(), level, 1);
+            parts.iter_mut().zip(part).for_each(|(all, part)| all.extend(part));
+        }
+        for threads in [2, 8] {
+            assert!(all(&inputs, level, threads) == parts, "{} {threads} threads", level.name());
+        }
     }
 }
 

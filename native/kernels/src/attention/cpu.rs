@@ -27,21 +27,6 @@
 // Iterators are not always inlined into functions as large as these, and are slow calls then.
 #![allow(clippy::needless_range_loop)]
 
-/// Repeats a block for `$i` from 0 to `$limit`, which is at most 16. A loop would do, but is unrolled
-/// only after the compiler has decided what lives in registers, and what does not is stored in every
-/// round.
-macro_rules! unrolled {
-    ($i:ident < $limit:tt, $body:block) => {
-        unrolled!(@ $i $limit $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
-    };
-    (@ $i:ident $limit:tt $body:block $($index:literal)*) => {
-        $(if $index < $limit {
-            let $i: usize = $index;
-            $body
-        })*
-    };
-}
-
 mod backward;
 mod bias;
 mod cover;

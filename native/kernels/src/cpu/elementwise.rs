@@ -3,7 +3,7 @@
 use super::activation::Unary;
 use super::pool::Shared;
 use super::strips::Strips;
-use super::{Exec, Real, Storage, Vector, Work, fence};
+use super::{Exec, Real, Storage, Vector, Work, Writing, each_vector, fence, line, prefetch_near, prefetch_to_write};
 use crate::error::Result;
 use crate::place::Map;
 use crate::tensor::{Described, View, ViewMut};
@@ -11,9 +11,8 @@ use crate::{with_activation, with_type};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// An output of so many bytes does not stay in the caches, so it is written past them: the memory then
-/// need not be read first.
-pub const STREAM_FROM: usize = 16 << 20;
+/// How many bytes before they are needed inputs and output are asked for.
+const AHEAD: usize = 4096;
 
 /// Computes on the CPU, from tensors of one type and shape to another of them.
 pub fn map(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Result<()> {
@@ -127,10 +126,10 @@ impl<F: Unary> Function<3> for GateSlope<F> {
 fn each<S: Storage, F: Function<N>, const N: usize>(inputs: [&[S]; N], to: &mut [S], exec: &Exec) -> Result<()> {
     let count = to.len();
     assert!(inputs.iter().all(|input| input.len() == count), "inputs as long as the output");
-    let past_caches = std::mem::size_of_val(to) >= STREAM_FROM;
+    let writing = Writing::of(std::mem::size_of_val(to), exec);
     let to = Shared::new(to);
     Strips::new(exec, 1, count, count, usize::MAX).for_each(|_, range| {
-        let strip = Strip::<S, F, N> { inputs: &inputs, to: &to, range, past_caches, function: PhantomData };
+        let strip = Strip::<S, F, N> { inputs: &inputs, to: &to, range, writing, function: PhantomData };
         S::Wide::dispatch(exec.level, strip);
     })
 }
@@ -139,7 +138,7 @@ struct Strip<'a, S, F, const N: usize> {
     inputs: &'a [&'a [S]; N],
     to: &'a Shared<'a, S>,
     range: Range<usize>,
-    past_caches: bool,
+    writing: Writing,
     function: PhantomData<F>,
 }
 
@@ -148,44 +147,67 @@ impl<S: Storage, F: Function<N>, const N: usize> Work<S::Wide> for Strip<'_, S, 
 
     #[inline(always)]
     fn run<V: Vector<Element = S::Wide>>(self) {
-        let Range { start, end } = self.range;
         // SAFETY: strips share no element.
-        let to = unsafe { self.to.part(start, end - start) };
-        let mut at = 0;
-        if self.past_caches {
-            let first = S::to_alignment::<V>(to).min(to.len());
-            at = self.some::<V>(to, 0, first);
+        let to = unsafe { self.to.part(self.range.start, self.range.len()) };
+        // Of one length, so that one check does for all; and copied, for what is behind a reference is read
+        // again after each store.
+        let mut from = *self.inputs;
+        let mut i = 0;
+        while i < N {
+            from[i] = &from[i][self.range.start..][..to.len()];
+            i += 1;
+        }
+        let mut at = Self::some::<V>(&from, to, 0, S::to_alignment::<V>(to).min(to.len()));
+        if self.writing == Writing::Past {
             while at + V::LANES <= to.len() {
-                S::stream(self.value::<V>(start + at, V::LANES), &mut to[at..at + V::LANES]);
+                S::stream(Self::value::<V>(&from, at, V::LANES), &mut to[at..at + V::LANES]);
                 at += V::LANES;
             }
             fence();
         }
+        let ahead = self.writing == Writing::Ahead;
         while at + V::LANES <= to.len() {
-            S::store(self.value::<V>(start + at, V::LANES), &mut to[at..at + V::LANES]);
+            if ahead {
+                Self::ask::<V>(&from, to, at);
+            }
+            S::store(Self::value::<V>(&from, at, V::LANES), &mut to[at..at + V::LANES]);
             at += V::LANES;
         }
-        self.some::<V>(to, at, to.len());
+        Self::some::<V>(&from, to, at, to.len());
     }
 }
 
 impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
     /// The elements from `at` to `end`, fewer than a vector; returns `end`.
     #[inline(always)]
-    fn some<V: Vector<Element = S::Wide>>(&self, to: &mut [S], at: usize, end: usize) -> usize {
+    fn some<V: Vector<Element = S::Wide>>(from: &[&[S]; N], to: &mut [S], at: usize, end: usize) -> usize {
         if at < end {
-            S::store(self.value::<V>(self.range.start + at, end - at), &mut to[at..end]);
+            S::store(Self::value::<V>(from, at, end - at), &mut to[at..end]);
         }
         end
     }
 
+    /// Asks for what comes some time after element `at`.
     #[inline(always)]
-    fn value<V: Vector<Element = S::Wide>>(&self, at: usize, count: usize) -> V {
+    fn ask<V: Vector>(from: &[&[S]; N], to: &[S], at: usize) {
+        if at % line::<S>() < V::LANES {
+            let at = at + AHEAD / size_of::<S>();
+            prefetch_to_write(to.as_ptr(), at);
+            let mut i = 0;
+            while i < N {
+                prefetch_near(from[i].as_ptr(), at);
+                i += 1;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn value<V: Vector<Element = S::Wide>>(from: &[&[S]; N], at: usize, count: usize) -> V {
         let mut values = [V::zero(); N];
         // An iterator would not be inlined here: a call for each vector.
         let mut i = 0;
         while i < N {
-            values[i] = S::load(&self.inputs[i][at..at + count]);
+            values[i] = S::load(&from[i][at..at + count]);
             i += 1;
         }
         F::of(values)
@@ -265,13 +287,12 @@ impl<E: Real, C: Change> Work<E> for Changed<'_, E, C> {
 
     #[inline(always)]
     fn run<V: Vector<Element = E>>(self) {
-        let mut at = 0;
-        while at < self.values.len() {
-            let end = self.values.len().min(at + V::LANES);
-            let argument = if C::ARGUMENTS { V::load_partial(&self.arguments[at..end]) } else { V::zero() };
+        let count = self.values.len();
+        let arguments = if C::ARGUMENTS { &self.arguments[..count] } else { &[] };
+        each_vector!(count, |at, end| {
+            let argument = if C::ARGUMENTS { V::load_partial(&arguments[at..end]) } else { V::zero() };
             let value = C::change(V::load_partial(&self.values[at..end]), argument);
             value.store_partial(&mut self.values[at..end]);
-            at = end;
-        }
+        });
     }
 }

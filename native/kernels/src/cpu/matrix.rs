@@ -6,7 +6,7 @@
 //! more than twice as long. They are computed here.
 
 use super::pool::Shared;
-use super::{Exec, Real, Vector, Work, pool};
+use super::{Exec, Real, Vector, Work, each_vector, pool, prefetch_near, unrolled};
 use crate::error::Result;
 use gemm::Parallelism;
 use std::ops::Range;
@@ -152,8 +152,13 @@ fn by_gemm<E: Real>(
     })
 }
 
-/// Columns of the second matrix that are summed together where they lie one behind the other.
+/// Columns, or rows, of the second matrix that are summed together: reading several at a time keeps more of
+/// the memory busy than one does, and where the first matrix has one row, eight need few enough registers.
 const TOGETHER: usize = 4;
+const TOGETHER_FOR_ONE: usize = 8;
+
+/// How many elements before they are read columns of the second matrix are asked for.
+const AHEAD: usize = 512;
 
 /// Columns of the result that stay in the first-level cache where rows of the second matrix are read.
 const WIDE: usize = 1024;
@@ -170,22 +175,22 @@ impl<E: Real> FewRows<'_, E> {
     /// Shares the columns of the result among threads.
     fn run(&self, threads: usize, exec: &Exec) -> Result<()> {
         match self.a.rows {
-            1 => self.of_rows::<1>(threads, exec),
-            2 => self.of_rows::<2>(threads, exec),
-            3 => self.of_rows::<3>(threads, exec),
-            _ => self.of_rows::<FEW>(threads, exec),
+            1 => self.of_rows::<1, TOGETHER_FOR_ONE>(threads, exec),
+            2 => self.of_rows::<2, TOGETHER>(threads, exec),
+            3 => self.of_rows::<3, TOGETHER>(threads, exec),
+            _ => self.of_rows::<FEW, TOGETHER>(threads, exec),
         }
     }
 
-    fn of_rows<const M: usize>(&self, threads: usize, exec: &Exec) -> Result<()> {
+    fn of_rows<const M: usize, const T: usize>(&self, threads: usize, exec: &Exec) -> Result<()> {
         let columns = self.b.columns;
         let by_columns = self.b.strides[0] == 1;
-        let each = if by_columns { (PIECE / self.b.rows).next_multiple_of(TOGETHER).max(TOGETHER) } else { WIDE };
+        let each = if by_columns { (PIECE / self.b.rows).next_multiple_of(T).max(T) } else { WIDE };
         pool::for_each(threads, columns.div_ceil(each), |piece| {
             let columns = piece * each..columns.min((piece + 1) * each);
             match by_columns {
-                true => E::dispatch(exec.level, Dots::<E, M> { of: self, columns }),
-                false => E::dispatch(exec.level, Rows::<E, M> { of: self, columns }),
+                true => E::dispatch(exec.level, Dots::<E, M, T> { of: self, columns }),
+                false => E::dispatch(exec.level, Rows::<E, M, T> { of: self, columns }),
             }
         })
     }
@@ -209,50 +214,49 @@ impl<E: Real> FewRows<'_, E> {
 
 /// Some columns of the result where the second matrix has its columns one behind the other: each element
 /// is the sum of a product of two slices.
-struct Dots<'a, E, const M: usize> {
+struct Dots<'a, E, const M: usize, const T: usize> {
     of: &'a FewRows<'a, E>,
     columns: Range<usize>,
 }
 
-impl<E: Real, const M: usize> Work<E> for Dots<'_, E, M> {
+impl<E: Real, const M: usize, const T: usize> Work<E> for Dots<'_, E, M, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: Vector<Element = E>>(self) {
         let mut column = self.columns.start;
         while column < self.columns.end {
-            let count = TOGETHER.min(self.columns.end - column);
+            let count = T.min(self.columns.end - column);
             self.together::<V>(column, count);
             column += count;
         }
     }
 }
 
-impl<E: Real, const M: usize> Dots<'_, E, M> {
+impl<E: Real, const M: usize, const T: usize> Dots<'_, E, M, T> {
     #[inline(always)]
     fn together<V: Vector<Element = E>>(&self, column: usize, count: usize) {
         let (of, inner) = (self.of, self.of.b.rows);
-        let mut sums = [[V::zero(); TOGETHER]; M];
-        let mut b = [&[][..]; TOGETHER];
+        let mut sums = [[V::zero(); T]; M];
+        let mut b = [&[][..]; T];
         for (k, b) in b.iter_mut().enumerate() {
             // Columns past the last are computed as the last, and not written.
             *b = &of.b.values[(column + k.min(count - 1)) * of.b.strides[1]..][..inner];
         }
-        let mut at = 0;
-        while at < inner {
-            let end = inner.min(at + V::LANES);
+        let a: [&[E]; M] = std::array::from_fn(|row| &of.row_of_a(row)[..inner]);
+        each_vector!(inner, |at, end| {
             let mut factors = [V::zero(); M];
-            for (row, factor) in factors.iter_mut().enumerate() {
-                *factor = V::load_partial(&of.row_of_a(row)[at..end]);
-            }
-            for k in 0..TOGETHER {
+            unrolled!(row < M, {
+                factors[row] = V::load_partial(&a[row][at..end]);
+            });
+            unrolled!(k < T, {
+                prefetch_near(b[k].as_ptr(), at + AHEAD);
                 let values = V::load_partial(&b[k][at..end]);
-                for row in 0..M {
+                unrolled!(row < M, {
                     sums[row][k] = values.mul_add(factors[row], sums[row][k]);
-                }
-            }
-            at = end;
-        }
+                });
+            });
+        });
         for (row, sums) in sums.iter().enumerate() {
             // SAFETY: pieces share no column.
             let to = unsafe { of.result(row, column..column + count) };
@@ -266,19 +270,19 @@ impl<E: Real, const M: usize> Dots<'_, E, M> {
 
 /// Some columns of the result where the second matrix has its rows one behind the other: four of them at
 /// a time are added to the result.
-struct Rows<'a, E, const M: usize> {
+struct Rows<'a, E, const M: usize, const T: usize> {
     of: &'a FewRows<'a, E>,
     columns: Range<usize>,
 }
 
-impl<E: Real, const M: usize> Work<E> for Rows<'_, E, M> {
+impl<E: Real, const M: usize, const T: usize> Work<E> for Rows<'_, E, M, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: Vector<Element = E>>(self) {
         let mut inner = 0;
         while inner < self.of.b.rows {
-            let count = TOGETHER.min(self.of.b.rows - inner);
+            let count = T.min(self.of.b.rows - inner);
             for row in 0..M {
                 self.add_rows::<V>(row, inner, count);
             }
@@ -287,28 +291,27 @@ impl<E: Real, const M: usize> Work<E> for Rows<'_, E, M> {
     }
 }
 
-impl<E: Real, const M: usize> Rows<'_, E, M> {
+impl<E: Real, const M: usize, const T: usize> Rows<'_, E, M, T> {
     #[inline(always)]
     fn add_rows<V: Vector<Element = E>>(&self, row: usize, inner: usize, count: usize) {
         let (of, width) = (self.of, self.columns.len());
         // SAFETY: pieces share no column.
         let to = unsafe { of.result(row, self.columns.clone()) };
         let fresh = inner == 0 && !of.add;
-        let mut factors = [V::zero(); TOGETHER];
-        let mut b = [&[][..]; TOGETHER];
+        let mut factors = [V::zero(); T];
+        let mut b = [&[][..]; T];
         for k in 0..count {
             factors[k] = V::splat(of.row_of_a(row)[inner + k]);
             b[k] = &of.b.values[(inner + k) * of.b.strides[0] + self.columns.start..][..width];
         }
-        let mut at = 0;
-        while at < width {
-            let end = width.min(at + V::LANES);
+        each_vector!(width, |at, end| {
             let mut sum = if fresh { V::zero() } else { V::load_partial(&to[at..end]) };
-            for k in 0..count {
+            let mut k = 0;
+            while k < count {
                 sum = V::load_partial(&b[k][at..end]).mul_add(factors[k], sum);
+                k += 1;
             }
             sum.store_partial(&mut to[at..end]);
-            at = end;
-        }
+        });
     }
 }

@@ -162,3 +162,45 @@ pub const NEAR: f64 = 125.0;
 
 /// The most lanes that any vector has.
 pub const MAX_LANES: usize = 16;
+
+/// Does `$body` for the elements of a row of `$count`, from `$at` to `$end`: for `$first` of them, if those
+/// lie in front of where vectors are aligned; then for a vector of them each time, whose length is known where
+/// it is compiled; and then for what is left.
+macro_rules! each_vector {
+    ($count:expr, |$at:ident, $end:ident| $body:block) => {
+        $crate::cpu::each_vector!(0, $count, |$at, $end| $body)
+    };
+    ($first:expr, $count:expr, |$at:ident, $end:ident| $body:block) => {{
+        let mut $at = $first;
+        if $at > 0 {
+            let ($at, $end) = (0, $at);
+            $body
+        }
+        while $at + V::LANES <= $count {
+            let $end = $at + V::LANES;
+            $body
+            $at = $end;
+        }
+        if $at < $count {
+            let $end = $count;
+            $body
+        }
+    }};
+}
+pub(crate) use each_vector;
+
+/// Repeats a block for `$i` from 0 to `$limit`, which is at most 16. A loop would do, but is unrolled only after
+/// the compiler has decided what lives in registers, and up to a size that some bodies exceed; what does not
+/// is stored in every round.
+macro_rules! unrolled {
+    ($i:ident < $limit:tt, $body:block) => {
+        $crate::cpu::unrolled!(@ $i $limit $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $i:ident $limit:tt $body:block $($index:literal)*) => {
+        $(if $index < $limit {
+            let $i: usize = $index;
+            $body
+        })*
+    };
+}
+pub(crate) use unrolled;

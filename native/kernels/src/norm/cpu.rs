@@ -6,7 +6,9 @@
 use super::{EpsMode, Problem};
 use crate::cpu::activation::Unary;
 use crate::cpu::pool::{self, Shared};
-use crate::cpu::{Exec, Real, Storage, Vector, Work, elementwise, fence, sum};
+use crate::cpu::{
+    Exec, Real, Storage, Vector, Work, Writing, each_vector, fence, line, prefetch, prefetch_to_write, sum,
+};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{Element, View, ViewMut};
@@ -18,6 +20,8 @@ use std::ops::Range;
 const WORTH_SHARING: usize = 1 << 15;
 /// About so many elements are a piece of the forward work.
 const PIECE: usize = 1 << 14;
+/// How many bytes before they are written those of the output are asked for.
+const WRITTEN_AHEAD: usize = 2048;
 /// The gradient has no more pieces than this: each has sums of its own for `dw` and `db`.
 const MOST_PARTS: usize = 32;
 
@@ -95,23 +99,6 @@ macro_rules! row_sum {
     }};
 }
 
-/// Does `$body` for the elements of a row, from `$at` to `$end`: a vector of them each time, which is known
-/// where it is compiled, and then what is left.
-macro_rules! each_vector {
-    ($columns:expr, |$at:ident, $end:ident| $body:block) => {{
-        let mut $at = 0;
-        while $at + V::LANES <= $columns {
-            let $end = $at + V::LANES;
-            $body
-            $at = $end;
-        }
-        if $at < $columns {
-            let $end = $columns;
-            $body
-        }
-    }};
-}
-
 /// What a row's elements have in common, as one value and as vectors.
 struct Statistics<V: Vector> {
     mean: V::Element,
@@ -136,7 +123,7 @@ impl<S: Storage> Given<'_, S> {
 
     #[inline(always)]
     fn statistics<V: Vector<Element = S::Wide>>(&self, x: &[S]) -> Statistics<V> {
-        let (columns, [scale, to_mean]) = (self.columns, self.scales);
+        let (columns, [scale, to_mean]) = (x.len(), self.scales);
         let mut mean = V::zero();
         if self.centered {
             let sum = row_sum!(columns, |at, end| S::load::<V>(&x[at..end]));
@@ -162,22 +149,31 @@ impl<S: Storage> Given<'_, S> {
         let (r, t) = (S::Wide::from_f64(r), S::Wide::from_f64(t));
         Statistics { mean: first(means), r, t, means, rs: V::splat(r) }
     }
+}
 
-    /// The sums `z` of the elements from `at` on.
+/// The weights of a row, as slices of its length, so that the checks of the row's own do for them too.
+struct Weights<'a, S: Storage, const BIAS: bool> {
+    w: &'a [S::Wide],
+    b: &'a [S::Wide],
+}
+
+impl<'a, S: Storage, const BIAS: bool> Weights<'a, S, BIAS> {
+    #[inline(always)]
+    fn of(given: &Given<'a, S>, columns: usize) -> Self {
+        let b = if BIAS { &given.b.unwrap_or_default()[..columns] } else { &[] };
+        Weights { w: &given.w[..columns], b }
+    }
+
+    /// The sums `z` of the elements from `at` to `end`.
     #[inline(always)]
     fn sums<V: Vector<Element = S::Wide>>(&self, unit: V, at: usize, end: usize) -> V {
         let w = V::load_partial(&self.w[at..end]);
-        match self.b {
-            Some(b) => w.mul_add(unit, V::load_partial(&b[at..end])),
-            None => w.mul(unit),
-        }
+        if BIAS { w.mul_add(unit, V::load_partial(&self.b[at..end])) } else { w.mul(unit) }
     }
-}
 
-impl<S: Storage> Given<'_, S> {
-    /// `w dz` of the elements from `at` on.
+    /// `w dz` of the elements from `at` to `end`.
     #[inline(always)]
-    fn weighted<V: Vector<Element = S::Wide>>(&self, dz: &[S::Wide], at: usize, end: usize) -> V {
+    fn times<V: Vector<Element = S::Wide>>(&self, dz: &[S::Wide], at: usize, end: usize) -> V {
         V::load_partial(&dz[at..end]).mul(V::load_partial(&self.w[at..end]))
     }
 }
@@ -195,7 +191,7 @@ fn forward_as<S: Storage>(
 ) -> Result<()> {
     let given = Given::<S>::new(problem, inputs)?;
     let y = outputs.expect("y")?.slice::<S>()?;
-    let past_caches = std::mem::size_of_val(y) >= elementwise::STREAM_FROM;
+    let writing = Writing::of(std::mem::size_of_val(y), exec);
     let mut statistic = |name| Ok(outputs.take(name).map(ViewMut::slice::<S::Wide>).transpose()?.map(Shared::new));
     let (y, mean, rstd) = (Shared::new(y), statistic("mean")?, statistic("rstd")?);
     let rows_each = (PIECE / problem.columns.max(1)).max(1);
@@ -203,7 +199,7 @@ fn forward_as<S: Storage>(
         let rows = piece * rows_each..problem.rows.min((piece + 1) * rows_each);
         let (given, y, statistics) = (&given, &y, [mean.as_ref(), rstd.as_ref()]);
         with_activation!(problem.activation, F => {
-            let work = Forward::<S, F> { given, rows, y, statistics, past_caches, activation: PhantomData };
+            let work = Forward::<S, F> { given, rows, y, statistics, writing, activation: PhantomData };
             S::Wide::dispatch(exec.level, work);
         });
     })
@@ -214,7 +210,7 @@ struct Forward<'a, S: Storage, F> {
     rows: Range<usize>,
     y: &'a Shared<'a, S>,
     statistics: [Option<&'a Shared<'a, S::Wide>>; 2],
-    past_caches: bool,
+    writing: Writing,
     activation: PhantomData<F>,
 }
 
@@ -229,7 +225,10 @@ impl<S: Storage, F: Unary> Work<S::Wide> for Forward<'_, S, F> {
             let statistics = self.given.statistics::<V>(x);
             // SAFETY: pieces share no row.
             let y = unsafe { self.y.part(row * columns, columns) };
-            self.normalise(x, &statistics, y);
+            match self.given.b {
+                Some(_) => self.normalise::<V, true>(x, &statistics, y),
+                None => self.normalise::<V, false>(x, &statistics, y),
+            }
             for (to, value) in self.statistics.iter().zip([statistics.mean, statistics.r]) {
                 if let Some(to) = to {
                     // SAFETY: as above.
@@ -237,7 +236,7 @@ impl<S: Storage, F: Unary> Work<S::Wide> for Forward<'_, S, F> {
                 }
             }
         }
-        if self.past_caches {
+        if self.writing == Writing::Past {
             fence();
         }
     }
@@ -245,14 +244,25 @@ impl<S: Storage, F: Unary> Work<S::Wide> for Forward<'_, S, F> {
 
 impl<S: Storage, F: Unary> Forward<'_, S, F> {
     #[inline(always)]
-    fn normalise<V: Vector<Element = S::Wide>>(&self, x: &[S], statistics: &Statistics<V>, y: &mut [S]) {
-        // A copy, for what is behind a reference is read again after each store.
-        let (given, columns) = (*self.given, self.given.columns);
-        let stream = self.past_caches && S::to_alignment::<V>(y) == 0;
-        each_vector!(columns, |at, end| {
+    fn normalise<V: Vector<Element = S::Wide>, const BIAS: bool>(
+        &self,
+        x: &[S],
+        statistics: &Statistics<V>,
+        y: &mut [S],
+    ) {
+        let columns = y.len();
+        let (x, weights) = (&x[..columns], Weights::<S, BIAS>::of(self.given, columns));
+        let (ahead, past) = (self.writing == Writing::Ahead, self.writing == Writing::Past);
+        let first = S::to_alignment::<V>(y).min(columns);
+        each_vector!(first, columns, |at, end| {
+            if ahead && at % line::<S>() < V::LANES {
+                // The row after this one: nothing waits for it in the meantime.
+                prefetch(x.as_ptr(), columns + at);
+                prefetch_to_write(y.as_ptr(), at + WRITTEN_AHEAD / size_of::<S>());
+            }
             let unit = S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs);
-            let value = F::value(given.sums(unit, at, end));
-            if stream && end == at + V::LANES {
+            let value = F::value(weights.sums(unit, at, end));
+            if past && end == at + V::LANES {
                 S::stream(value, &mut y[at..end]);
             } else {
                 S::store(value, &mut y[at..end]);
@@ -314,7 +324,10 @@ impl<S: Storage, F: Unary> Work<S::Wide> for Reverse<'_, S, F> {
             let place = row * columns..(row + 1) * columns;
             let (x, dy) = (&self.given.x[place.clone()], &self.dy[place.clone()]);
             let statistics = self.given.statistics::<V>(x);
-            self.through_activation(x, dy, &statistics, &mut dz);
+            match self.given.b {
+                Some(_) => self.through_activation::<V, true>(x, dy, &statistics, &mut dz),
+                None => self.through_activation::<V, false>(x, dy, &statistics, &mut dz),
+            }
             // SAFETY: parts share no row.
             let dx = unsafe { self.dx.part(place.start, columns) };
             self.through_norm(x, &dz, &statistics, dx);
@@ -325,23 +338,25 @@ impl<S: Storage, F: Unary> Work<S::Wide> for Reverse<'_, S, F> {
 impl<S: Storage, F: Unary> Reverse<'_, S, F> {
     /// `dz` of `dy`, and its share of `dw` and `db`.
     #[inline(always)]
-    fn through_activation<V: Vector<Element = S::Wide>>(
+    fn through_activation<V: Vector<Element = S::Wide>, const BIAS: bool>(
         &mut self,
         x: &[S],
         dy: &[S],
         statistics: &Statistics<V>,
         dz: &mut [S::Wide],
     ) {
-        let (given, columns) = (*self.given, self.given.columns);
+        let columns = dz.len();
+        let (x, dy, weights) = (&x[..columns], &dy[..columns], Weights::<S, BIAS>::of(self.given, columns));
         let (dw, db) = self.sums.split_at_mut(columns);
+        let db = if BIAS { &mut db[..columns] } else { db };
         each_vector!(columns, |at, end| {
             let unit = S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs);
-            let slope = F::slope(given.sums(unit, at, end));
+            let slope = F::slope(weights.sums(unit, at, end));
             let value = S::load::<V>(&dy[at..end]).mul(slope);
             value.store_partial(&mut dz[at..end]);
             let sum = value.mul_add(unit, V::load_partial(&dw[at..end]));
             sum.store_partial(&mut dw[at..end]);
-            if !db.is_empty() {
+            if BIAS {
                 value.add(V::load_partial(&db[at..end])).store_partial(&mut db[at..end]);
             }
         });
@@ -355,20 +370,21 @@ impl<S: Storage, F: Unary> Reverse<'_, S, F> {
         statistics: &Statistics<V>,
         dx: &mut [S],
     ) {
-        let (given, columns) = (*self.given, self.given.columns);
-        let count = V::splat(given.count);
+        let columns = dx.len();
+        let (x, dz, weights) = (&x[..columns], &dz[..columns], Weights::<S, false>::of(self.given, columns));
+        let count = V::splat(self.given.count);
         let along = row_sum!(columns, |at, end| {
-            given.weighted::<V>(dz, at, end).mul(S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs))
+            weights.times::<V>(dz, at, end).mul(S::load::<V>(&x[at..end]).sub(statistics.means).mul(statistics.rs))
         });
         let along = V::splat(along).div(count);
         let mut mean = V::zero();
-        if given.centered {
-            mean = V::splat(row_sum!(columns, |at, end| given.weighted::<V>(dz, at, end))).div(count);
+        if self.given.centered {
+            mean = V::splat(row_sum!(columns, |at, end| weights.times::<V>(dz, at, end))).div(count);
         }
         let t = V::splat(statistics.t);
         each_vector!(columns, |at, end| {
             let around = S::load::<V>(&x[at..end]).sub(statistics.means).mul(t);
-            let value = given.weighted::<V>(dz, at, end).sub(mean).sub(around.mul(along)).mul(statistics.rs);
+            let value = weights.times::<V>(dz, at, end).sub(mean).sub(around.mul(along)).mul(statistics.rs);
             S::store(value, &mut dx[at..end]);
         });
     }

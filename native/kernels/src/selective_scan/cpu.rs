@@ -10,20 +10,6 @@
 //! composing them (the decay over a chunk is `exp(A * sum of delta)`), and then the chunks are
 //! scanned again from there. [`backward`] is the gradient.
 
-/// Repeats a block for `$k` from 0 to `K`, which is at most 16. A loop would do, but is unrolled only
-/// up to a size that this body exceeds, and then states live in memory in place of registers.
-macro_rules! unrolled {
-    ($k:ident < $limit:ident, $body:block) => {
-        unrolled!(@ $k $limit $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
-    };
-    (@ $k:ident $limit:ident $body:block $($i:literal)*) => {
-        $(if $i < $limit {
-            let $k: usize = $i;
-            $body
-        })*
-    };
-}
-
 mod backward;
 mod by_channel;
 mod by_state;

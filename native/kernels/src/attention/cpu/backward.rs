@@ -12,7 +12,7 @@ use super::tile::{Aligned, from_columns};
 use super::{Given, KEYS, QUERIES, bias, each_range};
 use crate::attention::{Problem, Strides};
 use crate::cpu::pool::Shared;
-use crate::cpu::{Exec, Real, Storage, Vector, Work, convert};
+use crate::cpu::{Exec, Real, Storage, Vector, Work, convert, unrolled};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{Element, View, ViewMut};

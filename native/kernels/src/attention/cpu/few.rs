@@ -12,7 +12,7 @@ use super::{Given, KEYS, each_range};
 use crate::attention::Problem;
 use crate::cpu::pool::Shared;
 use crate::cpu::vector::MAX_LANES;
-use crate::cpu::{Real, Storage, Vector, Work};
+use crate::cpu::{Real, Storage, Vector, Work, unrolled};
 use crate::error::Result;
 use crate::tensor::Element;
 use std::ops::Range;

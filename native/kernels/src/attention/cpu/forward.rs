@@ -6,7 +6,7 @@ use super::tile::{Aligned, Room, ToColumns, from_columns, lanes};
 use super::{Given, KEYS, QUERIES, each_range, few};
 use crate::attention::{Problem, Strides};
 use crate::cpu::pool::Shared;
-use crate::cpu::{Exec, Real, Storage, Vector, Work};
+use crate::cpu::{Exec, Real, Storage, Vector, Work, unrolled};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{Element, View, ViewMut};

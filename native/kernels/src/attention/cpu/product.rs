@@ -1,6 +1,6 @@
 //! The product of two matrices that are small enough for the caches, from blocks that live in registers.
 
-use crate::cpu::{Level, Real, Vector, Work};
+use crate::cpu::{Level, Real, Vector, Work, unrolled};
 
 /// The left matrix, whose elements are read one by one.
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@ use super::{KEYS, each_range};
 use crate::attention::Strides;
 use crate::cpu::pool::Shared;
 use crate::cpu::vector::MAX_LANES;
-use crate::cpu::{Exec, Level, Real, Storage, Vector, Work};
+use crate::cpu::{Exec, Level, Real, Storage, Vector, Work, unrolled};
 use crate::error::Result;
 use std::ops::{Deref, DerefMut, Range};
 

@@ -28,7 +28,7 @@
 use super::call::{Ahead, Block, Call, Segment, State, Step};
 use super::coefficients::{Both, Rows, Tile, are_shared, fill};
 use crate::cpu::vector::{MAX_LANES, NEAR};
-use crate::cpu::{Storage, Vector};
+use crate::cpu::{Storage, Vector, unrolled};
 use crate::tensor::Element;
 use std::ops::Range;
 

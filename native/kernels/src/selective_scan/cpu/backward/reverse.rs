@@ -3,7 +3,7 @@
 
 use super::super::call::BackStep;
 use super::super::coefficients::Rows;
-use crate::cpu::Vector;
+use crate::cpu::{Vector, unrolled};
 
 /// The most states that go through a tile together: as many as there are registers for. What is kept of
 /// them between the two loops, and the sums that they add to, should stay in the first-level cache.
