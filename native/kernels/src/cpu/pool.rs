@@ -135,7 +135,8 @@ mod tests {
         for threads in [1, 2, 3, 7, 16] {
             for count in [0, 1, 2, 3, 8, 13, 1000] {
                 let times: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
-                for_each(threads, count, |i| drop(times[i].fetch_add(1, Ordering::Relaxed))).unwrap();
+                let add = |i: usize| _ = times[i].fetch_add(1, Ordering::Relaxed);
+                for_each(threads, count, add).unwrap();
                 let times: Vec<usize> = times.into_iter().map(AtomicUsize::into_inner).collect();
                 assert_eq!(times, vec![1; count], "{threads} threads");
             }
@@ -145,7 +146,7 @@ mod tests {
     #[test]
     fn calls_within_calls_and_from_many_threads_end() {
         let total = AtomicUsize::new(0);
-        let add = |_| drop(total.fetch_add(1, Ordering::Relaxed));
+        let add = |_| _ = total.fetch_add(1, Ordering::Relaxed);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| for_each(3, 5, |_| for_each(3, 7, add).unwrap()).unwrap());
