@@ -11,7 +11,7 @@ defmodule Sidewinder.Error do
     * `:option` - an option is unknown or has a value that is not allowed
     * `:unavailable` - the wanted device, level or library is not on this machine
     * `:device_lost` - the GPU failed before and takes no more work until the VM is started anew
-    * `:cuda` - a call to the CUDA driver or to NVRTC failed
+    * `:cuda` - a call to the CUDA driver, to NVRTC or to cuBLASLt failed
     * `:memory` - memory could not be had
     * `:file` - a file is missing, damaged or cannot be written
     * `:panic` - a bug in the native library, caught before it could do harm

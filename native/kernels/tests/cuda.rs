@@ -8,6 +8,7 @@ use common::{gpu, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane, Source};
 use sidewinder_kernels::error::{Kind, Result};
+use sidewinder_kernels::matmul::{self, Matmul};
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::selective_scan::backward::SelectiveScanBackward;
 use sidewinder_kernels::selective_scan::cuda::{BackwardPlan, Plan, backward_as, forward_as};
@@ -708,6 +709,22 @@ fn a_missing_compiler_is_named_child() {
     assert!(error.to_string().contains("/nowhere/libnvrtc.so"), "{error}");
     println!("{error}");
     assert_eq!(cuda::devices().unwrap()[0].compiler, Err(error));
+}
+
+#[test]
+fn a_missing_library_of_products_is_named() {
+    in_child("a_missing_library_of_products_is_named_child", &[("SIDEWINDER_CUBLASLT", "/nowhere/libcublasLt.so")]);
+}
+
+#[test]
+#[ignore = "run by a_missing_library_of_products_is_named"]
+fn a_missing_library_of_products_is_named_child() {
+    let device = gpu().unwrap();
+    let inputs = common::check::inputs(&[("a", &[2, 3]), ("b", &[3, 4])]);
+    let error = common::run_cuda::<Matmul>(&matmul::Options {}, &inputs, &device).map(drop).unwrap_err();
+    assert_eq!(error.kind, Kind::Unavailable);
+    assert!(error.to_string().contains("/nowhere/libcublasLt.so"), "{error}");
+    println!("{error}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use common::check::{backward_inputs, noise};
 use common::{cast, gpu, reference, worst};
-use sidewinder_kernels::activations::{self, Activations, ActivationsBackward};
+use sidewinder_kernels::activations::{self, Activation as Function, Activations, ActivationsBackward};
 use sidewinder_kernels::attention::Layout;
 use sidewinder_kernels::causal_conv1d::update::{self, CausalConv1dUpdate};
 use sidewinder_kernels::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
@@ -15,7 +15,7 @@ use sidewinder_kernels::linear_scan::{self, LinearScan, LinearScanBackward};
 use sidewinder_kernels::mamba_block::{self, MambaBlock, MambaBlockBackward};
 use sidewinder_kernels::matmul;
 use sidewinder_kernels::norm;
-use sidewinder_kernels::op::{Named, Op};
+use sidewinder_kernels::op::{self, Call, Named, Op};
 use sidewinder_kernels::rope;
 use sidewinder_kernels::sinusoidal_positions::{self, SinusoidalPositions, SinusoidalPositionsBackward};
 use sidewinder_kernels::swiglu_mlp::{self, SwigluMlp, SwigluMlpBackward};
@@ -32,19 +32,23 @@ fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, r
         let again = common::run_cuda::<O>(options, &inputs, device).unwrap();
         assert_eq!(common::bits(&got), common::bits(&again), "{} {dtype}", O::NAME);
         for (name, expected) in expected.iter() {
-            let got = got.get(name).unwrap();
-            let (relative, of_largest) = match (got.spec().dtype, dtype) {
-                (DType::F64, _) => (1e-10, 1e-11),
-                (DType::F32, DType::F32) => (2e-5, 1e-5),
-                (_, DType::Bf16) => (4e-3, 4e-3 * roundings + 1e-5),
-                (_, _) => (5e-4, 5e-4 * roundings + 1e-5),
-            };
-            let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
-            let off = worst(got, expected, relative, of_largest * largest);
-            let specs = sidewinder_kernels::op::specs(&inputs);
+            let off = off(got.get(name).unwrap(), expected, dtype, roundings);
+            let specs = op::specs(&inputs);
             assert!(off <= 1.0, "{} {name} is off by {off} times the tolerance: {dtype} {specs:?}", O::NAME);
         }
     }
+}
+
+/// By how many times the tolerance a result of an op in that storage type is off.
+fn off(got: &Owned, expected: &Owned, dtype: DType, roundings: f64) -> f64 {
+    let (relative, of_largest) = match (got.spec().dtype, dtype) {
+        (DType::F64, _) => (1e-10, 1e-11),
+        (DType::F32, DType::F32) => (2e-5, 1e-5),
+        (_, DType::Bf16) => (4e-3, 4e-3 * roundings + 1e-5),
+        (_, _) => (5e-4, 5e-4 * roundings + 1e-5),
+    };
+    let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
+    worst(got, expected, relative, of_largest * largest)
 }
 
 fn both<F: Op, B: Op>(device: &Device, options: (&F::Options, &B::Options), inputs: &Named<Owned>, roundings: f64) {
@@ -178,7 +182,7 @@ fn the_block_and_its_gradient_agree() {
 #[test]
 fn activations_and_their_gradients_agree() {
     let Some(device) = gpu() else { return };
-    for function in activations::Activation::ALL {
+    for function in Function::ALL {
         let options = activations::Options { function: Some(function), return_derivative: true };
         for dims in [&[1][..], &[7], &[33], &[3, 5, 7], &[2, 0, 3], &[70001]] {
             // A large value in front, as small values of GELU are as exact as the largest asks for.
@@ -200,7 +204,7 @@ fn extreme_arguments_of_activations_stay_finite() {
     let x: Vec<f64> = powers.flat_map(|v| [v, -v]).chain([88.0, -88.0, 104.0, -104.0, 3.4e38, -3.4e38, 0.0]).collect();
     let inputs: Named<Owned> =
         [("x", Owned::from_fn(Spec::new(DType::F32, &[x.len()]).unwrap(), |i| x[i]))].into_iter().collect();
-    for function in activations::Activation::ALL {
+    for function in Function::ALL {
         let options = activations::Options { function: Some(function), return_derivative: true };
         let truth = reference::<Activations>(&options, &inputs);
         let got = common::run_cuda::<Activations>(&options, &inputs, &device).unwrap();
@@ -249,40 +253,95 @@ fn norms_and_their_gradients_agree() {
     }
 }
 
-/// Rows of a larger buffer that begin at an address no vector begins at.
+/// Runs an op on buffers of which each begins so many elements behind an address that vectors begin at.
+fn run_behind<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, skipped: usize) -> Named<Owned> {
+    let lane = device.lane().unwrap();
+    let poisoned = |spec: Spec| {
+        let count = spec.shape.iter().product::<usize>();
+        let whole = Buffer::new(device, Spec::new(spec.dtype, &[skipped + count]).unwrap()).unwrap();
+        lane.poison(&whole).unwrap();
+        whole.rows(skipped..skipped + count).unwrap().reshape(&spec.shape).unwrap()
+    };
+    let given = inputs.map(|tensor| {
+        let buffer = poisoned(tensor.spec());
+        lane.upload(tensor.view().bytes(), &buffer).unwrap();
+        buffer
+    });
+    let call = Call::<O>::new(op::specs(inputs), options).unwrap();
+    let outputs = call.outputs().map(|&spec| poisoned(spec));
+    call.cuda(&given.map(|buffer| buffer), &outputs.map(|buffer| buffer), &lane).unwrap();
+    outputs.map(|buffer| {
+        let mut got = Owned::poisoned(buffer.spec());
+        lane.download(buffer, got.view_mut().bytes()).unwrap();
+        got
+    })
+}
+
 #[test]
 fn addresses_that_are_no_multiples_of_a_vector_agree() {
     let Some(device) = gpu() else { return };
-    let lane = device.lane().unwrap();
-    let on_device = |tensor: &Owned| {
-        let buffer = Buffer::new(&device, tensor.spec()).unwrap();
-        lane.upload(tensor.view().bytes(), &buffer).unwrap();
-        buffer
-    };
+    let options = norm::RmsOptions::default();
+    let inputs = named([("x", &[39, 20], -2.0, 2.0), ("w", &[20], -1.0, 1.0)]);
     for skipped in [1, 3] {
-        let (whole, w) = (noise(1, &[40, 20], -2.0, 2.0), noise(2, &[20], -1.0, 1.0));
-        let flat = Owned::from_fn(Spec::new(DType::F32, &[800]).unwrap(), {
-            let mut values = whole.view().to_f64().into_iter();
-            move |_| values.next().unwrap()
-        });
-        let x = on_device(&flat).rows(skipped..skipped + 780).unwrap().reshape(&[39, 20]).unwrap();
-        let weights = on_device(&w);
-        let host = Owned::from_fn(x.spec(), {
-            let mut values = flat.view().rows(skipped..skipped + 780).unwrap().to_f64().into_iter();
-            move |_| values.next().unwrap()
-        });
-        let inputs: Named<Owned> = [("x", host), ("w", w)].into_iter().collect();
-        let expected = reference::<norm::RmsNorm>(&norm::RmsOptions::default(), &inputs);
-        let y = Buffer::new(&device, x.spec()).unwrap();
-        lane.poison(&y).unwrap();
-        let (given, to) = ([("x", &x), ("w", &weights)], [("y", &y)]);
-        let options = norm::RmsOptions::default();
-        let (given, to) = (given.into_iter().collect(), to.into_iter().collect());
-        sidewinder_kernels::op::run_cuda::<norm::RmsNorm>(&options, &given, &to, &lane).unwrap();
-        let mut got = Owned::poisoned(y.spec());
-        lane.download(&y, got.view_mut().bytes()).unwrap();
-        let off = worst(&got, expected.get("y").unwrap(), 2e-5, 1e-5);
+        let got = run_behind::<norm::RmsNorm>(&device, &options, &inputs, skipped);
+        let expected = reference::<norm::RmsNorm>(&options, &inputs);
+        let off = off(got.get("y").unwrap(), expected.get("y").unwrap(), DType::F32, 0.0);
         assert!(off <= 1.0, "off by {off} times the tolerance");
+    }
+}
+
+/// Bias and function are done in the product or behind it, as type, sizes and addresses allow.
+#[test]
+fn whatever_is_done_with_the_sums_of_products_agrees() {
+    let Some(device) = gpu() else { return };
+    let functions = [None, Some(Function::Silu), Some(Function::Relu), Some(Function::GeluTanh)];
+    let sizes =
+        [[1, 1, 1], [1, 33, 17], [3, 17, 33], [17, 3, 1], [33, 1, 3], [17, 33, 17], [33, 64, 128], [130, 512, 72]];
+    for (activation, [rows, inner, columns]) in functions.into_iter().flat_map(|f| sizes.map(|size| (f, size))) {
+        let options = linear::Options { activation };
+        let mut inputs = named([("x", &[rows, inner], -1.0, 1.0), ("w", &[columns, inner], -1.0, 1.0)]);
+        for bias in [false, true] {
+            if bias {
+                inputs.push("b", noise(9, &[columns], -1.0, 1.0));
+            }
+            for (dtype, skipped) in
+                DType::FLOATS.into_iter().flat_map(|dtype| [0, 1, 2].map(|skipped| (dtype, skipped)))
+            {
+                let inputs = cast::<Linear>(&inputs, dtype);
+                let got = run_behind::<Linear>(&device, &options, &inputs, skipped);
+                let again = run_behind::<Linear>(&device, &options, &inputs, skipped);
+                assert_eq!(common::bits(&got), common::bits(&again));
+                let expected = reference::<Linear>(&options, &inputs);
+                let off = off(got.get("y").unwrap(), expected.get("y").unwrap(), dtype, 0.0);
+                let call = format!("{activation:?} {dtype} {rows} {inner} {columns} bias {bias} behind {skipped}");
+                assert!(off <= 1.0, "off by {off} times the tolerance: {call}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_that_are_no_numbers_stay_so_whatever_is_done_with_them() {
+    let Some(device) = gpu() else { return };
+    for activation in [None].into_iter().chain(Function::ALL.map(Some)) {
+        let mut inputs = named([("x", &[64, 64], -1.0, 1.0), ("w", &[64, 64], -1.0, 1.0), ("b", &[64], -1.0, 1.0)]);
+        let x = inputs
+            .take("x")
+            .unwrap()
+            .view()
+            .to_f64()
+            .into_iter()
+            .enumerate()
+            .map(|(i, v)| if i == 0 { f64::NAN } else { v });
+        let x: Vec<f64> = x.collect();
+        inputs.push("x", Owned::from_fn(Spec::new(DType::F32, &[64, 64]).unwrap(), |i| x[i]));
+        for dtype in DType::FLOATS {
+            let inputs = cast::<Linear>(&inputs, dtype);
+            let got = common::run_cuda::<Linear>(&linear::Options { activation }, &inputs, &device).unwrap();
+            let y = got.get("y").unwrap().view().to_f64();
+            assert!(y.iter().take(64).all(|v| v.is_nan()), "{activation:?} {dtype}: a number of NaN");
+            assert!(y.iter().skip(64).all(|v| v.is_finite()), "{activation:?} {dtype}: NaN of numbers");
+        }
     }
 }
 
@@ -294,7 +353,7 @@ fn products_and_layers_with_activations_agree() {
         let inputs = named([("a", &[m, k], -1.0, 1.0), ("b", &[k, n], -1.0, 1.0)]);
         both::<matmul::Matmul, matmul::MatmulBackward>(&device, (&options, &options), &inputs, 0.0);
     }
-    for activation in activations::Activation::ALL {
+    for activation in Function::ALL {
         let options = linear::Options { activation: Some(activation) };
         let mut inputs = named([("x", &[2, 65, 33], -1.0, 1.0), ("w", &[31, 33], -1.0, 1.0)]);
         both::<Linear, LinearBackward>(&device, (&options, &options), &inputs, 2.0);

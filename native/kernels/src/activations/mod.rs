@@ -25,7 +25,7 @@ use ndarray::ArrayD;
 use serde::Deserialize;
 
 /// A function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `1 / (1 + exp(-x))`.

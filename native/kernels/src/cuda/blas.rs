@@ -1,122 +1,155 @@
-//! cuBLAS, found and loaded by ourselves: matrix products on a lane.
+//! cuBLASLt, found and loaded by ourselves: matrix products, and what is done with their sums at once.
 
 use super::find;
-use super::lane::Lane;
+use crate::activations::Activation;
 use crate::error::{Error, Kind, Result};
 use crate::tensor::DType;
+use cudarc::cublaslt::sys::{
+    cublasComputeType_t as Compute, cublasLtEpilogue_t as Fused, cublasLtMatmulAlgo_t as Algo,
+    cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t as Wish,
+    cublasLtReductionScheme_t as Reduction, cudaDataType as Type,
+};
 use libloading::Library;
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::path::Path;
+use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-type Gemm = unsafe extern "C" fn(
-    *mut c_void,
-    c_int,
-    c_int,
-    c_int,
-    c_int,
-    c_int,
-    *const c_void,
-    u64,
-    c_int,
-    c_int,
-    u64,
-    c_int,
-    c_int,
-    *const c_void,
-    u64,
-    c_int,
-    c_int,
-    c_int,
-    c_int,
-) -> c_int;
+type Pointer = *mut c_void;
+type Destroy = unsafe extern "C" fn(Pointer) -> c_int;
+type Set<A> = unsafe extern "C" fn(Pointer, A, *const c_void, usize) -> c_int;
 
 /// The functions of the library that we call.
 struct Api {
-    create: unsafe extern "C" fn(*mut *mut c_void) -> c_int,
-    destroy: unsafe extern "C" fn(*mut c_void) -> c_int,
-    set_stream: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int,
-    set_math_mode: unsafe extern "C" fn(*mut c_void, c_int) -> c_int,
-    gemm: Gemm,
+    create: unsafe extern "C" fn(*mut Pointer) -> c_int,
+    destroy: Destroy,
+    create_operation: unsafe extern "C" fn(*mut Pointer, Compute, Type) -> c_int,
+    destroy_operation: Destroy,
+    set_operation: Set<Attribute>,
+    create_layout: unsafe extern "C" fn(*mut Pointer, Type, u64, u64, i64) -> c_int,
+    destroy_layout: Destroy,
+    create_wishes: unsafe extern "C" fn(*mut Pointer) -> c_int,
+    destroy_wishes: Destroy,
+    set_wishes: Set<Wish>,
+    /// Handle, operation, four layouts, wishes, how many are wanted, where to, how many came.
+    propose: unsafe extern "C" fn(
+        Pointer,
+        Pointer,
+        Pointer,
+        Pointer,
+        Pointer,
+        Pointer,
+        Pointer,
+        c_int,
+        *mut Proposal,
+        *mut c_int,
+    ) -> c_int,
+    /// Handle, operation, alpha, a and its layout, b, beta, c, d, the algorithm, workspace, its bytes, stream.
+    multiply: unsafe extern "C" fn(
+        Pointer,
+        Pointer,
+        *const c_void,
+        u64,
+        Pointer,
+        u64,
+        Pointer,
+        *const c_void,
+        u64,
+        Pointer,
+        u64,
+        Pointer,
+        *const Algo,
+        u64,
+        usize,
+        Pointer,
+    ) -> c_int,
     /// Keeps the code of the functions above in memory.
     _library: Library,
 }
 
 fn api() -> Result<&'static Api> {
     static API: OnceLock<Result<Api>> = OnceLock::new();
-    API.get_or_init(|| CUBLAS.load(load)).as_ref().map_err(Error::clone)
+    API.get_or_init(|| CUBLASLT.load(load)).as_ref().map_err(Error::clone)
 }
 
-const CUBLAS: find::Library = find::Library {
-    what: "cuBLAS",
-    name: "cublas",
-    windows: |major| format!("cublas64_{major}.dll"),
+const CUBLASLT: find::Library = find::Library {
+    what: "cuBLASLt",
+    name: "cublasLt",
+    windows: |major| format!("cublasLt64_{major}.dll"),
     package: "nvidia-cublas",
-    variable: "SIDEWINDER_CUBLAS",
+    variable: "SIDEWINDER_CUBLASLT",
 };
 
 fn load(path: &Path) -> Option<Api> {
-    // SAFETY: loading cuBLAS runs its initialisers, which is what they are for.
+    // SAFETY: loading cuBLASLt runs its initialisers, which is what they are for.
     let library = unsafe { Library::new(path) }.ok()?;
-    // SAFETY: the types are those that cublas_api.h declares, the same in versions 11 to 13.
+    // SAFETY: the types are those that cublasLt.h declares, the same in versions 12 and 13.
     unsafe {
         Some(Api {
-            create: *library.get(b"cublasCreate_v2\0").ok()?,
-            destroy: *library.get(b"cublasDestroy_v2\0").ok()?,
-            set_stream: *library.get(b"cublasSetStream_v2\0").ok()?,
-            set_math_mode: *library.get(b"cublasSetMathMode\0").ok()?,
-            gemm: *library.get(b"cublasGemmEx\0").ok()?,
+            create: *library.get(b"cublasLtCreate\0").ok()?,
+            destroy: *library.get(b"cublasLtDestroy\0").ok()?,
+            create_operation: *library.get(b"cublasLtMatmulDescCreate\0").ok()?,
+            destroy_operation: *library.get(b"cublasLtMatmulDescDestroy\0").ok()?,
+            set_operation: *library.get(b"cublasLtMatmulDescSetAttribute\0").ok()?,
+            create_layout: *library.get(b"cublasLtMatrixLayoutCreate\0").ok()?,
+            destroy_layout: *library.get(b"cublasLtMatrixLayoutDestroy\0").ok()?,
+            create_wishes: *library.get(b"cublasLtMatmulPreferenceCreate\0").ok()?,
+            destroy_wishes: *library.get(b"cublasLtMatmulPreferenceDestroy\0").ok()?,
+            set_wishes: *library.get(b"cublasLtMatmulPreferenceSetAttribute\0").ok()?,
+            propose: *library.get(b"cublasLtMatmulAlgoGetHeuristic\0").ok()?,
+            multiply: *library.get(b"cublasLtMatmul\0").ok()?,
             _library: library,
         })
     }
 }
 
+const SUCCESS: c_int = 0;
+const NO_MEMORY: c_int = 3;
+const NOT_SUPPORTED: c_int = 15;
+
 fn answer(code: c_int, what: &str) -> Result<()> {
-    const NO_MEMORY: c_int = 3;
     match code {
-        0 => Ok(()),
-        NO_MEMORY => Err(Error::new(Kind::Memory, what).got("no memory for its workspace")),
-        _ => Err(Error::new(Kind::Cuda, what).got(format_args!("cuBLAS status {code}"))),
+        SUCCESS => Ok(()),
+        NO_MEMORY => Err(Error::new(Kind::Memory, what).got("no memory for its own use")),
+        _ => Err(Error::new(Kind::Cuda, what).got(format_args!("cuBLASLt status {code}"))),
     }
 }
 
-/// The library's state for one stream. Its workspace is that stream's alone, which makes results repeat
-/// to the bit.
-pub(super) struct Handle(*mut c_void);
+/// Something that the library has made and is to destroy.
+struct Made {
+    it: Pointer,
+    destroy: Destroy,
+}
 
-// SAFETY: a handle may be used from any thread, by one at a time.
-unsafe impl Send for Handle {}
+impl Made {
+    fn new(what: &str, destroy: Destroy, create: impl FnOnce(*mut Pointer) -> c_int) -> Result<Made> {
+        let mut it = null_mut();
+        answer(create(&mut it), what)?;
+        Ok(Made { it, destroy })
+    }
 
-impl Handle {
-    /// For work on a stream of the bound context.
-    pub(super) fn new(stream: *mut c_void) -> Result<Handle> {
-        // 16-bit products are not added up in 16 bits, and f32 is not rounded to TF32.
-        const ACCUMULATE_WIDE: c_int = 16;
-        let api = api()?;
-        let mut handle = Handle(std::ptr::null_mut());
-        // SAFETY: writes one handle, which the other calls are given.
-        unsafe {
-            answer((api.create)(&mut handle.0), "cublasCreate")?;
-            answer((api.set_stream)(handle.0, stream), "cublasSetStream")?;
-            answer((api.set_math_mode)(handle.0, ACCUMULATE_WIDE), "cublasSetMathMode")?;
-        }
-        Ok(handle)
+    /// Sets an attribute of the type `V`.
+    fn set<A, V>(&self, set: Set<A>, which: A, value: V) -> Result<()> {
+        // SAFETY: the library copies the value.
+        answer(unsafe { set(self.it, which, (&raw const value).cast(), size_of::<V>()) }, "cublasLt...SetAttribute")
     }
 }
 
-impl Drop for Handle {
+impl Drop for Made {
     fn drop(&mut self) {
-        if let (false, Ok(api)) = (self.0.is_null(), api()) {
-            // SAFETY: created once and destroyed once.
-            unsafe { (api.destroy)(self.0) };
-        }
+        // SAFETY: created once and destroyed once, by the function that belongs to it.
+        unsafe { (self.destroy)(self.it) };
     }
 }
+
+// SAFETY: what the library makes may be used from any thread, by one at a time.
+unsafe impl Send for Made {}
 
 /// A row-major matrix on a device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matrix {
-    /// Where it lies, as [`Lane::address`] says.
+    /// Where it lies, as [`Lane::address`](super::Lane::address) says.
     pub address: u64,
     /// Its rows.
     pub rows: usize,
@@ -137,72 +170,230 @@ impl Matrix {
         Matrix { transposed: !self.transposed, ..self }
     }
 
-    fn sizes(&self) -> [usize; 2] {
-        if self.transposed { [self.columns, self.rows] } else { [self.rows, self.columns] }
+    /// What it is to cuBLASLt, which counts by columns: its transpose.
+    fn layout(&self, dtype: DType, api: &Api) -> Result<Made> {
+        let (rows, columns) = (self.columns as u64, self.rows as u64);
+        // SAFETY: writes one pointer.
+        let create = |to| unsafe { (api.create_layout)(to, types(dtype).0, rows, columns, rows as i64) };
+        Made::new("cublasLtMatrixLayoutCreate", api.destroy_layout, create)
     }
 }
 
-/// Queues `to = a b` for matrices of the first type and a result of the second, with sums in f32 (f64).
-///
-/// # Safety
-/// The matrices lie where they say, at addresses of this lane, and no inner size is 0.
-pub(super) unsafe fn multiply(
-    lane: &Lane,
-    handle: &Handle,
-    [dtype, result]: [DType; 2],
-    [a, b, to]: [Matrix; 3],
-) -> Result<()> {
-    let ([m, k], [_, n]) = (a.sizes(), b.sizes());
-    let size = |size: usize| {
-        c_int::try_from(size).map_err(|_| Error::new(Kind::Size, "matrix").expected("sizes below 2^31").got(size))
-    };
-    let (single, double) = ([1.0f32, 0.0], [1.0f64, 0.0]);
-    let scales: [*const c_void; 2] = match dtype {
-        DType::F64 => [(&raw const double[0]).cast(), (&raw const double[1]).cast()],
-        _ => [(&raw const single[0]).cast(), (&raw const single[1]).cast()],
-    };
-    let (storage, compute) = types(dtype);
-    let transposed = |matrix: Matrix| c_int::from(matrix.transposed);
-    let (columns_a, columns_b, columns_to) = (size(a.columns)?, size(b.columns)?, size(to.columns)?);
-    // cuBLAS counts by columns: to it a row-major matrix is its transpose, and to^T = b^T a^T.
-    // SAFETY: the caller's promise; sizes and leading dimensions are those of the matrices.
-    let code = unsafe {
-        const BEST: c_int = -1;
-        (api()?.gemm)(
-            handle.0,
-            transposed(b),
-            transposed(a),
-            size(n)?,
-            size(m)?,
-            size(k)?,
-            scales[0],
-            b.address,
-            storage,
-            columns_b,
-            a.address,
-            storage,
-            columns_a,
-            scales[1],
-            to.address,
-            types(result).0,
-            columns_to,
-            compute,
-            BEST,
-        )
-    };
-    lane.device().check()?;
-    answer(code, "cublasGemmEx")
+/// What is done with the sums of a product before they are rounded; nothing by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Epilogue {
+    /// Where a vector of the result's type lies that is added to each row.
+    pub bias: Option<u64>,
+    /// The function that comes after.
+    pub activation: Option<Activation>,
 }
 
-/// The library's numbers for a type and for the type of its sums.
-fn types(dtype: DType) -> (c_int, c_int) {
-    const SUM_F32: c_int = 68;
-    const SUM_F64: c_int = 70;
+/// A product: its factors' type and the result's, the factors and the result.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Product {
+    pub types: [DType; 2],
+    pub matrices: [Matrix; 3],
+    pub epilogue: Epilogue,
+}
+
+impl Product {
+    /// The one at the lowest addresses of the same alignment. All that share it are multiplied alike.
+    fn kind(self) -> Product {
+        let lowest = |address| u64::from(alignment(address));
+        let Epilogue { bias, activation } = self.epilogue;
+        Product {
+            matrices: self.matrices.map(|matrix| Matrix { address: lowest(matrix.address), ..matrix }),
+            epilogue: Epilogue { bias: bias.map(lowest), activation },
+            ..self
+        }
+    }
+
+    /// The library's name for what is done with the sums, if it has one.
+    ///
+    /// Its GELU was up to 5.5e-6 off (cuBLASLt 13.1, H200): a bf16 rounds that away where a result is above
+    /// 0.0014, so for x above -3.4; an f16 only above 0.011, and an f32 nowhere. Both functions keep NaN.
+    fn fused(&self) -> Option<Fused> {
+        Some(match (self.epilogue.activation, self.epilogue.bias, self.types[1]) {
+            (None, None, _) => Fused::CUBLASLT_EPILOGUE_DEFAULT,
+            (None, Some(_), _) => Fused::CUBLASLT_EPILOGUE_BIAS,
+            (Some(Activation::Relu), None, _) => Fused::CUBLASLT_EPILOGUE_RELU,
+            (Some(Activation::Relu), Some(_), _) => Fused::CUBLASLT_EPILOGUE_RELU_BIAS,
+            (Some(Activation::GeluTanh), None, DType::Bf16) => Fused::CUBLASLT_EPILOGUE_GELU,
+            (Some(Activation::GeluTanh), Some(_), DType::Bf16) => Fused::CUBLASLT_EPILOGUE_GELU_BIAS,
+            _ => return None,
+        })
+    }
+
+    /// What the library is to compute. It takes the transposes in the other order: to^T = b^T a^T.
+    fn operation(&self, fused: Fused, api: &Api) -> Result<Made> {
+        let ((scale, sum), [a, b, _]) = (types(self.types[0].wide()), self.matrices);
+        // SAFETY: writes one pointer.
+        let create = |to| unsafe { (api.create_operation)(to, sum, scale) };
+        let operation = Made::new("cublasLtMatmulDescCreate", api.destroy_operation, create)?;
+        operation.set(api.set_operation, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(b.transposed))?;
+        operation.set(api.set_operation, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(a.transposed))?;
+        operation.set(api.set_operation, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, fused)?;
+        Ok(operation)
+    }
+
+    /// What we ask of an algorithm.
+    fn wishes(&self, api: &Api) -> Result<Made> {
+        // SAFETY: writes one pointer.
+        let create = |to| unsafe { (api.create_wishes)(to) };
+        let wishes = Made::new("cublasLtMatmulPreferenceCreate", api.destroy_wishes, create)?;
+        wishes.set(api.set_wishes, Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE)?;
+        // Parts of a sum are not rounded to 16 bits before they are added.
+        let reduction = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        wishes.set(api.set_wishes, Wish::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction)?;
+        let [a, b, to] = self.matrices.map(|matrix| alignment(matrix.address));
+        let to = self.epilogue.bias.map_or(to, |bias| to.min(alignment(bias)));
+        for (wish, bytes) in [
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, to),
+            (Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, to),
+        ] {
+            wishes.set(api.set_wishes, wish, bytes)?;
+        }
+        Ok(wishes)
+    }
+}
+
+/// Of what power of two an address is a multiple; more than 256 bytes help nobody.
+fn alignment(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(8)
+}
+
+/// Bytes of workspace that algorithms may use at most: what NVIDIA recommends for Hopper.
+const WORKSPACE: usize = 32 << 20;
+
+/// What the library proposes: `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+struct Proposal {
+    algo: Algo,
+    workspace: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// How products of one kind are multiplied.
+struct Plan {
+    operation: Made,
+    /// Of the matrices in our order.
+    layouts: [Made; 3],
+    algo: Algo,
+    workspace: usize,
+}
+
+impl Plan {
+    /// None where the library cannot do it.
+    fn new(product: &Product, handle: &Made, api: &Api) -> Result<Option<Plan>> {
+        let Some(fused) = product.fused() else { return Ok(None) };
+        let (operation, wishes) = (product.operation(fused, api)?, product.wishes(api)?);
+        let ([dtype, result], [a, b, to]) = (product.types, product.matrices);
+        let layouts = [a.layout(dtype, api)?, b.layout(dtype, api)?, to.layout(result, api)?];
+        let [a, b, to] = layouts.each_ref().map(|layout| layout.it);
+        let none = Algo { data: [0; 8] };
+        let mut best = Proposal { algo: none, workspace: 0, state: SUCCESS, waves: 0.0, reserved: [0; 4] };
+        let mut count = 0;
+        // SAFETY: all was made above; writes one proposal, as asked, and a number.
+        let code = unsafe { (api.propose)(handle.it, operation.it, b, a, to, to, wishes.it, 1, &mut best, &mut count) };
+        if code == NOT_SUPPORTED || (code == SUCCESS && (count == 0 || best.state != SUCCESS)) {
+            return Ok(None);
+        }
+        answer(code, "cublasLtMatmulAlgoGetHeuristic")?;
+        Ok(Some(Plan { operation, layouts, algo: best.algo, workspace: best.workspace }))
+    }
+}
+
+/// Kinds of products whose plans are kept. To ask the library takes tens of microseconds.
+const KEPT_PLANS: usize = 1024;
+
+/// The library's state for one lane.
+pub(super) struct Handle {
+    plans: HashMap<Product, Option<Plan>>,
+    it: Made,
+}
+
+impl Handle {
+    pub(super) fn new() -> Result<Handle> {
+        let api = api()?;
+        // SAFETY: writes one pointer.
+        let it = Made::new("cublasLtCreate", api.destroy, |to| unsafe { (api.create)(to) })?;
+        Ok(Handle { plans: HashMap::new(), it })
+    }
+
+    fn plan(&mut self, product: &Product, api: &Api) -> Result<Option<&Plan>> {
+        let kind = product.kind();
+        if !self.plans.contains_key(&kind) {
+            if self.plans.len() == KEPT_PLANS {
+                self.plans.clear();
+            }
+            self.plans.insert(kind, Plan::new(product, &self.it, api)?);
+        }
+        Ok(self.plans[&kind].as_ref())
+    }
+
+    /// Queues a product on a stream of the bound context, where the library can do it; `workspace` gives so
+    /// many bytes for its work.
+    ///
+    /// # Safety
+    /// The matrices and the bias lie where they say, for work on this stream, and no size is 0.
+    pub(super) unsafe fn multiply(
+        &mut self,
+        product: &Product,
+        stream: Pointer,
+        workspace: impl FnOnce(usize) -> Result<u64>,
+    ) -> Result<bool> {
+        let (api, handle) = (api()?, self.it.it);
+        let Some(plan) = self.plan(product, api)? else { return Ok(false) };
+        if let Some(bias) = product.epilogue.bias {
+            plan.operation.set(api.set_operation, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+        }
+        let [one, zero]: [*const c_void; 2] = match product.types[0] {
+            DType::F64 => [(&raw const ONE_F64).cast(), (&raw const ZERO_F64).cast()],
+            _ => [(&raw const ONE_F32).cast(), (&raw const ZERO_F32).cast()],
+        };
+        let workspace = workspace(plan.workspace)?;
+        let ([a, b, to], [of_a, of_b, of_to]) = (product.matrices, plan.layouts.each_ref().map(|layout| layout.it));
+        // SAFETY: the caller's promise; the plan was made for matrices like these.
+        let code = unsafe {
+            (api.multiply)(
+                handle,
+                plan.operation.it,
+                one,
+                b.address,
+                of_b,
+                a.address,
+                of_a,
+                zero,
+                to.address,
+                of_to,
+                to.address,
+                of_to,
+                &plan.algo,
+                workspace,
+                plan.workspace,
+                stream,
+            )
+        };
+        answer(code, "cublasLtMatmul").map(|()| true)
+    }
+}
+
+static ONE_F32: f32 = 1.0;
+static ZERO_F32: f32 = 0.0;
+static ONE_F64: f64 = 1.0;
+static ZERO_F64: f64 = 0.0;
+
+/// The library's names for a type and for sums in it.
+fn types(dtype: DType) -> (Type, Compute) {
     match dtype {
-        DType::F32 => (0, SUM_F32),
-        DType::F64 => (1, SUM_F64),
-        DType::F16 => (2, SUM_F32),
-        DType::Bf16 => (14, SUM_F32),
+        DType::F32 => (Type::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F),
+        DType::F64 => (Type::CUDA_R_64F, Compute::CUBLAS_COMPUTE_64F),
+        DType::F16 => (Type::CUDA_R_16F, Compute::CUBLAS_COMPUTE_32F),
+        DType::Bf16 => (Type::CUDA_R_16BF, Compute::CUBLAS_COMPUTE_32F),
         DType::U8 => unreachable!("ops check that they compute with floats"),
     }
 }

@@ -1,6 +1,6 @@
 //! A lane: a stream of its own and the pinned memory through which copies to and from it go.
 
-use super::blas::{self, Matrix};
+use super::blas::{self, Epilogue, Matrix, Product};
 use super::buffer::Buffer;
 use super::device::Device;
 use super::event::{Event, Mark};
@@ -33,6 +33,8 @@ pub(super) struct Core {
     scratch: Scratch,
     /// Made by the first matrix product.
     blas: Option<blas::Handle>,
+    /// What matrix products work in.
+    workspace: Scratch,
 }
 
 /// How far a lane's work has come: points queued, and points known to be done.
@@ -86,7 +88,8 @@ impl Core {
     pub(super) fn new(device: &Device) -> Result<Core> {
         let stream = stream().or_else(|(code, what)| device.answer(code, what).map(|()| std::ptr::null_mut()))?;
         let clock = Clock { stream, queued: AtomicU64::new(0), done: AtomicU64::new(0) };
-        Ok(Core { clock: Arc::new(clock), staging: Staging::default(), scratch: Scratch::default(), blas: None })
+        let (staging, scratch, workspace) = Default::default();
+        Ok(Core { clock: Arc::new(clock), staging, scratch, blas: None, workspace })
     }
 }
 
@@ -96,6 +99,7 @@ impl Core {
         self.clock.synchronize(device)?;
         self.staging = Staging::default();
         self.blas = None;
+        self.workspace.release(device, &self.clock);
         self.scratch.release(device, &self.clock);
         self.clock.synchronize(device)
     }
@@ -144,13 +148,7 @@ impl Lane {
     /// Where `bytes` of memory lie for the work queued next. It is the lane's own and serves each op
     /// in turn: what an op leaves there, the next one overwrites.
     pub fn scratch(&self, bytes: usize) -> Result<u64> {
-        self.core(|core| {
-            if core.scratch.bytes < bytes {
-                core.scratch.release(&self.device, &self.clock);
-                core.scratch = Scratch::new(&self.device, &self.clock, bytes)?;
-            }
-            Ok(core.scratch.address)
-        })
+        self.core(|core| core.scratch.at_least(bytes, &self.device, &self.clock))
     }
 
     /// Bytes of that memory that the lane has now.
@@ -166,31 +164,52 @@ impl Lane {
 
     /// Queues the matrix product `to = a b` of matrices of the first type; the result has the second, which
     /// is the first or that of its arithmetic. Sums are in f32 (f64 for f64), never in a narrower type such
-    /// as TF32. Fails with
-    /// [`Kind::Unavailable`] where cuBLAS is not found.
+    /// as TF32. Fails with [`Kind::Unavailable`] where cuBLASLt is not found.
     ///
     /// # Safety
     /// The matrices lie in memory of their sizes, at addresses of this lane.
-    pub unsafe fn multiply(&self, types: [DType; 2], [a, b, to]: [Matrix; 3]) -> Result<()> {
+    pub unsafe fn multiply(&self, types: [DType; 2], matrices: [Matrix; 3]) -> Result<()> {
+        let [a, b, to] = matrices;
         let elements = to.rows * to.columns;
-        self.device.bind()?;
-        if a.rows * a.columns == 0 && elements > 0 {
+        if elements == 0 {
+            return Ok(());
+        }
+        if a.rows * a.columns == 0 {
+            self.device.bind()?;
             // SAFETY: the range is the whole matrix.
             let code = unsafe { sys::cuMemsetD8Async(to.address, 0, elements * types[1].size(), self.stream()) };
             return self.device.answer(code, "cuMemsetD8Async");
         }
-        if elements * a.rows * a.columns == 0 {
-            return Ok(());
+        // SAFETY: the caller's promise.
+        match unsafe { self.multiply_then(types, matrices, Epilogue::default())? } {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Unavailable, "matrix product")
+                .expected("sizes and types that cuBLASLt has an algorithm for")
+                .got(format_args!("{a:?} by {b:?} of {types:?}"))),
         }
-        self.core(|core| {
-            let handle = match core.blas.take() {
+    }
+
+    /// The same with something done to the sums before they are rounded, and whether it is queued: cuBLASLt
+    /// cannot do all of it for all types, sizes and addresses, and nothing at all where a size is 0.
+    ///
+    /// # Safety
+    /// As above, and the bias is one too, with the columns of `to`.
+    pub unsafe fn multiply_then(&self, types: [DType; 2], matrices: [Matrix; 3], epilogue: Epilogue) -> Result<bool> {
+        if matrices.iter().any(|matrix| matrix.rows * matrix.columns == 0) {
+            return Ok(false);
+        }
+        self.device.bind()?;
+        let queued = self.core(|core| {
+            let handle = match &mut core.blas {
                 Some(handle) => handle,
-                None => blas::Handle::new(self.stream().cast())?,
+                none => none.insert(blas::Handle::new()?),
             };
-            let handle = core.blas.insert(handle);
+            let workspace = |bytes| core.workspace.at_least(bytes, &self.device, &self.clock);
             // SAFETY: the caller's promise, and no size is 0.
-            unsafe { blas::multiply(self, handle, types, [a, b, to]) }
-        })
+            unsafe { handle.multiply(&Product { types, matrices, epilogue }, self.stream().cast(), workspace) }
+        });
+        self.device.check()?;
+        queued
     }
 
     /// Queues a kernel whose one parameter is the struct `params`.
@@ -347,6 +366,15 @@ impl Scratch {
         // A little more, so that calls that need a little more find it.
         let bytes = bytes.next_multiple_of((bytes.next_power_of_two() / 64).max(256));
         Ok(Scratch { address: device.take_scratch(bytes, lane.stream)?, bytes })
+    }
+
+    /// Where at least so many bytes lie. What was in fewer is lost.
+    fn at_least(&mut self, bytes: usize, device: &Device, lane: &Clock) -> Result<u64> {
+        if self.bytes < bytes {
+            self.release(device, lane);
+            *self = Scratch::new(device, lane, bytes)?;
+        }
+        Ok(self.address)
     }
 
     fn release(&mut self, device: &Device, lane: &Clock) {

@@ -23,7 +23,7 @@ mod sum;
 
 use crate::error::{Error, Kind, Result};
 use crate::tensor::DType;
-pub use blas::Matrix;
+pub use blas::{Epilogue, Matrix};
 pub use buffer::Buffer;
 pub use compiler::compiler;
 pub use device::{Device, Facts};

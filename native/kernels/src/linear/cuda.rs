@@ -1,7 +1,8 @@
-//! The dense layer on CUDA: matrix products by cuBLAS; bias and activation before the one rounding.
+//! The dense layer on CUDA: matrix products by cuBLASLt; bias and activation before the one rounding,
+//! in the product itself where cuBLASLt can, else by a kernel behind it.
 
 use super::Problem;
-use crate::cuda::{Buffer, Lane, Matrix, Source, columns, function, grid_size, types};
+use crate::cuda::{Buffer, Epilogue, Lane, Matrix, Source, columns, function, grid_size, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{Described, Shape, Spec};
@@ -26,8 +27,14 @@ struct Params {
 /// Queues the layer.
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let (y, dtype) = (outputs.get("y")?, problem.dtype);
-    if inputs.find("b").is_none() && problem.activation.is_none() {
+    let bias = inputs.find("b").map(|b| lane.address(b)).transpose()?;
+    let then = Epilogue { bias, activation: problem.activation };
+    if then == Epilogue::default() {
         return sums(problem, inputs, y, lane);
+    }
+    // SAFETY: the op's checks prove that the buffers have these sizes.
+    if unsafe { lane.multiply_then([dtype; 2], matrices(problem, inputs, y, lane)?, then)? } {
+        return Ok(());
     }
     if dtype == dtype.wide() {
         sums(problem, inputs, y, lane)?;
@@ -40,11 +47,15 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
 
 /// Queues the sums without the bias, in the type of `to`.
 fn sums(problem: &Problem, inputs: &Named<&Buffer>, to: &Buffer, lane: &Lane) -> Result<()> {
+    // SAFETY: the op's checks prove that the buffers have these sizes.
+    unsafe { lane.multiply([problem.dtype, to.spec().dtype], matrices(problem, inputs, to, lane)?) }
+}
+
+/// The factors and the result.
+fn matrices(problem: &Problem, inputs: &Named<&Buffer>, to: &Buffer, lane: &Lane) -> Result<[Matrix; 3]> {
     let x = Matrix::new(lane.address(inputs.get("x")?)?, problem.rows, problem.inputs);
     let w = Matrix::new(lane.address(inputs.get("w")?)?, problem.outputs, problem.inputs);
-    let matrix = Matrix::new(lane.address(to)?, problem.rows, problem.outputs);
-    // SAFETY: the op's checks prove that the buffers have these sizes.
-    unsafe { lane.multiply([problem.dtype, to.spec().dtype], [x, w.transposed(), matrix]) }
+    Ok([x, w.transposed(), Matrix::new(lane.address(to)?, problem.rows, problem.outputs)])
 }
 
 /// Queues bias and activation, or the gradient of the activation where there is a `dy`.
