@@ -19,7 +19,7 @@ pub enum Kind {
     Unavailable,
     /// The device failed before and takes no more work in this OS process.
     DeviceLost,
-    /// A call to the CUDA driver or to NVRTC failed.
+    /// A call to the CUDA driver, to NVRTC or to cuBLASLt failed.
     Cuda,
     /// Memory could not be had.
     Memory,
