@@ -2,7 +2,7 @@
 
 use super::super::Problem;
 use super::{Call, Params, Real, grid};
-use crate::cuda::{Source, launch_each, pack};
+use crate::cuda::{Source, pack};
 use crate::error::Result;
 use crate::tensor::Spec;
 
@@ -24,9 +24,11 @@ const QUERIES: usize = 4;
 const PACKS: usize = 4;
 /// Elements of all rows that a lane may hold, of queries and of sums.
 const HELD: usize = 32;
-/// Warps in a block, and keys whose loads a crew of lanes has under way; both as in `few.cu`.
+/// Warps in a block of either kernel, and keys whose loads a crew of lanes has under way; as in `few.cu` and `join.cu`.
 const WARPS: usize = 4;
 const TOGETHER: usize = 4;
+/// Parts at most, as in `join.cu`.
+const MOST_PARTS: usize = 1024;
 /// Blocks that keep a multiprocessor busy.
 const BUSY: usize = 4;
 
@@ -70,7 +72,7 @@ pub(super) fn forward<R: Real>(call: &Call<R>) -> Result<()> {
     let heads_of_keys = batch * key_heads * chunks;
     let busy = BUSY * call.lane.device().facts().multiprocessors as usize;
     // A part is worth its sums if it is read in more than one go.
-    let parts = busy.div_ceil(heads_of_keys).min(keys.div_ceil(2 * layout.keys())).max(1);
+    let parts = busy.div_ceil(heads_of_keys).min(keys.div_ceil(2 * layout.keys())).clamp(1, MOST_PARTS);
     let sums = call.lane.temporary(Spec::new(dtype.wide(), &[batch * heads * queries, parts, value_width + 2])?)?;
     let delta = call.lane.address(&sums)?;
     let params = Params { delta, tiles: chunks as i32, parts: parts as i32, ..call.params };
@@ -89,8 +91,8 @@ pub(super) fn forward<R: Real>(call: &Call<R>) -> Result<()> {
     // SAFETY: as for all launches; there are sums for every part of every query.
     unsafe { call.lane.launch(&kernel, [grid(heads_of_keys * parts)?, 1, 1], 32 * WARPS as u32, &params)? };
     let join = call.lane.device().kernel(&JOIN, &format!("{} -DCOPY=0", call.options()))?;
-    // SAFETY: as above; a warp a query.
-    unsafe { launch_each(call.lane, &join, 32 * batch * heads * queries, &params) }
+    // SAFETY: as above; a block a query.
+    unsafe { call.lane.launch(&join, [grid(batch * heads * queries)?, 1, 1], 32 * WARPS as u32, &params) }
 }
 
 /// Elements that are moved at once: as many as 16 bytes have, if all rows begin at such addresses.
