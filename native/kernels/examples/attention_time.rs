@@ -93,20 +93,8 @@ impl Bench {
         operations: f64,
     ) -> Result<()> {
         let call = || op::run_cuda::<O>(&self.options, inputs, outputs, &self.lane);
-        call()?;
-        call()?;
-        self.lane.synchronize()?;
-        let mut marks = vec![self.lane.mark()?];
-        for _ in 0..10 {
-            call()?;
-            marks.push(self.lane.mark()?);
-        }
-        self.lane.synchronize()?;
-        let times = marks.windows(2).map(|pair| pair[1].milliseconds_since(&pair[0]));
-        let mut times = times.collect::<Result<Vec<_>>>()?;
-        times.sort_by(f32::total_cmp);
+        let (median, least) = common::median_and_least(&self.lane, call)?;
         let dtype = inputs.get("q")?.spec().dtype.name();
-        let (median, least) = (f64::from(times[times.len() / 2]), f64::from(times[0]));
         let tflops = (operations / median / 1e7).round() / 1e2;
         let bytes: usize = inputs.iter().chain(outputs.iter()).map(|(_, buffer)| buffer.spec().bytes()).sum();
         let gb_s = (bytes as f64 / median / 1e6).round();

@@ -19,8 +19,6 @@ use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 /// An op, its options and the shapes of its inputs.
 type Case = (&'static str, Value, Vec<(&'static str, Vec<usize>)>);
 
-/// Calls between two events: one alone would mostly be measured with the events' own time.
-const TOGETHER: usize = 10;
 const ROWS: usize = 8192;
 const WIDTH: usize = 4096;
 
@@ -74,7 +72,7 @@ fn main() -> Result<()> {
 fn copy(device: &Device, dtype: DType) -> Result<Value> {
     let (lane, spec) = (device.lane()?, Spec::new(dtype, &[ROWS, WIDTH])?);
     let (from, to) = (filled(device, &lane, spec)?, Buffer::new(device, spec)?);
-    let (ms, least_ms) = median_and_least(&lane, || cuda::map(Map::Sum, &[&from], &to, &lane))?;
+    let (ms, least_ms) = common::median_and_least(&lane, || cuda::map(Map::Sum, &[&from], &to, &lane))?;
     Ok(json!({"op": "copy", "dtype": dtype.name(), "ms": ms, "least_ms": least_ms,
         "gb_s": 2.0 * spec.bytes() as f64 / ms / 1e6}))
 }
@@ -91,7 +89,7 @@ fn time<O: Op>(device: &Device, options: &Value, shapes: &[(&'static str, Vec<us
     let call = op::Call::<O>::new(op::specs(&inputs), &chosen)?;
     let outputs = call.outputs().try_map(|&spec| Buffer::new(device, spec))?;
     let bytes: usize = inputs.iter().chain(outputs.iter()).map(|(_, buffer)| buffer.spec().bytes()).sum();
-    let (ms, least_ms) = median_and_least(&lane, || call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane))?;
+    let (ms, least_ms) = common::median_and_least(&lane, || call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane))?;
     let product = matches!(O::NAME, "matmul" | "linear");
     let tflops = product.then_some(2.0 * 4096f64.powi(3) / ms / 1e9);
     Ok(json!({"op": O::NAME, "options": options, "dtype": dtype.name(), "ms": ms, "least_ms": least_ms,
@@ -103,22 +101,4 @@ fn filled(device: &Device, lane: &Lane, spec: Spec) -> Result<Buffer> {
     let buffer = Buffer::new(device, spec)?;
     lane.upload(values.view().bytes(), &buffer)?;
     Ok(buffer)
-}
-
-/// Milliseconds of a call, by events around several.
-fn median_and_least(lane: &Lane, call: impl Fn() -> Result<()>) -> Result<(f64, f64)> {
-    let mut times = Vec::new();
-    for round in 0..12 {
-        let begin = lane.mark()?;
-        for _ in 0..TOGETHER {
-            call()?;
-        }
-        let end = lane.mark()?;
-        lane.synchronize()?;
-        if round >= 2 {
-            times.push(f64::from(end.milliseconds_since(&begin)?) / TOGETHER as f64);
-        }
-    }
-    times.sort_by(f64::total_cmp);
-    Ok((times[times.len() / 2], times[0]))
 }

@@ -1,14 +1,15 @@
-//! Times ops on the CPU over the inputs of a safetensors file and prints one line of JSON.
+//! Times ops over the inputs of a safetensors file and prints one line of JSON.
 //!
-//! `time_op OP[,OP...] IN.safetensors [--level NAME] [--threads N] [--seconds S]
-//! [--out OUT.safetensors] [--options JSON]`. Several ops, such as one and its gradient, are run one
-//! after the other and timed together.
+//! `time_op OP[,OP...] IN.safetensors [--backend cpu|cuda] [--level NAME] [--threads N] [--seconds S]
+//! [--out OUT.safetensors] [--options JSON]`. Several ops, such as one and its gradient, are run one after the
+//! other and timed together. On CUDA inputs and outputs are resident, and times those of the device.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
 
 use serde_json::{Value, json};
 use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::for_each_op;
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::safetensors::{self, Reader};
@@ -17,6 +18,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 type Failure = Box<dyn std::error::Error>;
+
+const FLAGS: [&str; 6] = ["backend", "level", "threads", "seconds", "out", "options"];
 
 struct Arguments {
     positional: Vec<String>,
@@ -29,6 +32,7 @@ impl Arguments {
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             match word.strip_prefix("--") {
+                Some(flag) if !FLAGS.contains(&flag) => return Err(format!("no option --{flag}").into()),
                 Some(flag) => flags.push((flag.to_string(), words.next().ok_or(format!("--{flag} takes a value"))?)),
                 None => positional.push(word),
             }
@@ -63,7 +67,8 @@ fn inputs<O: Op>(path: &Path) -> Result<Named<Owned>, Failure> {
 
 /// Whatever can be run again and again, and what it gave.
 trait Job {
-    fn run(&mut self) -> Result<(), Failure>;
+    /// Runs it and gives the milliseconds that it took.
+    fn run(&mut self) -> Result<f64, Failure>;
     fn outputs(&self) -> &Named<Owned>;
     fn shapes(&self) -> Value;
 }
@@ -86,9 +91,11 @@ impl<O: Op> Call<O> {
 }
 
 impl<O: Op> Job for Call<O> {
-    fn run(&mut self) -> Result<(), Failure> {
+    fn run(&mut self) -> Result<f64, Failure> {
+        let start = Instant::now();
         let to = self.outputs.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
-        Ok(op::run_cpu::<O>(&self.options, &self.inputs.map(Owned::view), to, &self.exec)?)
+        op::run_cpu::<O>(&self.options, &self.inputs.map(Owned::view), to, &self.exec)?;
+        Ok(start.elapsed().as_secs_f64() * 1e3)
     }
 
     fn outputs(&self) -> &Named<Owned> {
@@ -100,13 +107,50 @@ impl<O: Op> Job for Call<O> {
     }
 }
 
+/// One op on a GPU, with what it gave once.
+struct OnDevice<O: Op> {
+    call: op::Call<O>,
+    lane: Lane,
+    inputs: Named<Buffer>,
+    results: Named<Buffer>,
+    outputs: Named<Owned>,
+}
+
+impl<O: Op> OnDevice<O> {
+    fn new(arguments: &Arguments) -> Result<Self, Failure> {
+        let (device, from) = (Device::get(0)?, inputs::<O>(Path::new(&arguments.positional[1]))?);
+        let options: O::Options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
+        let outputs = common::run_cuda::<O>(&options, &from, &device)?;
+        let (call, lane) = (op::Call::<O>::new(op::specs(&from), &options)?, device.lane()?);
+        let inputs = from.try_map(|tensor| {
+            let buffer = Buffer::new(&device, tensor.spec())?;
+            lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)
+        })?;
+        let results = call.outputs().try_map(|&spec| Buffer::new(&device, spec))?;
+        Ok(OnDevice { call, lane, inputs, results, outputs })
+    }
+}
+
+impl<O: Op> Job for OnDevice<O> {
+    fn run(&mut self) -> Result<f64, Failure> {
+        let (inputs, results) = (self.inputs.map(|b| b), self.results.map(|b| b));
+        Ok(common::milliseconds(&self.lane, || self.call.cuda(&inputs, &results, &self.lane))?)
+    }
+
+    fn outputs(&self) -> &Named<Owned> {
+        &self.outputs
+    }
+
+    fn shapes(&self) -> Value {
+        self.inputs.iter().map(|(name, buffer)| (name.to_string(), json!(buffer.spec().shape.to_vec()))).collect()
+    }
+}
+
 /// Milliseconds of each run of all jobs, sorted.
 fn times(jobs: &mut [Box<dyn Job>], limit: Duration) -> Result<Vec<f64>, Failure> {
     let (mut times, begin) = (Vec::new(), Instant::now());
     while begin.elapsed() < limit || times.len() < 3 {
-        let start = Instant::now();
-        jobs.iter_mut().try_for_each(|job| job.run())?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
+        times.push(jobs.iter_mut().map(|job| job.run()).sum::<Result<f64, Failure>>()?);
     }
     times.sort_by(f64::total_cmp);
     Ok(times)
@@ -116,7 +160,11 @@ fn job(name: &str, arguments: &Arguments) -> Result<Box<dyn Job>, Failure> {
     macro_rules! call_if_named {
         ($op:ty) => {
             if name == <$op>::NAME {
-                return Ok(Box::new(Call::<$op>::new(arguments)?));
+                return Ok(match arguments.flag("backend").unwrap_or("cpu") {
+                    "cpu" => Box::new(Call::<$op>::new(arguments)?),
+                    "cuda" => Box::new(OnDevice::<$op>::new(arguments)?),
+                    other => return Err(format!("no backend `{other}`: cpu or cuda").into()),
+                });
             }
         };
     }
@@ -136,10 +184,11 @@ fn main() -> Result<(), Failure> {
     let seconds = arguments.flag("seconds").unwrap_or("1").parse()?;
     let times = times(&mut jobs, Duration::from_secs_f64(seconds))?;
     let exec = exec(&arguments)?;
+    let level = if arguments.flag("backend") == Some("cuda") { "cuda" } else { exec.level.name() };
     println!(
         "{}",
         json!({
-            "op": ops, "shape": jobs[0].shapes(), "level": exec.level.name(), "threads": exec.threads,
+            "op": ops, "shape": jobs[0].shapes(), "level": level, "threads": exec.threads,
             "median_ms": times[times.len() / 2], "min_ms": times[0], "runs": times.len(),
         })
     );

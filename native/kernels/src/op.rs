@@ -455,11 +455,7 @@ impl<O: Op> Call<O> {
 
     /// Kernels trust sizes that were checked, so the data must have the very same.
     fn same_specs<I: Described, T: Described>(&self, inputs: &Named<I>, outputs: &Named<T>) -> Result<()> {
-        let given = self.inputs.iter().filter(|(name, _)| {
-            let held = O::IN_PLACE.contains(&name.as_ref()) && outputs.find(name).is_some();
-            !held || inputs.find(name).is_some()
-        });
-        same_specs(given, inputs)?;
+        same_specs(self.inputs.iter(), &specs_of_call::<O, _, _>(inputs, outputs))?;
         same_specs(self.outputs.iter(), outputs)
     }
 }
@@ -469,14 +465,19 @@ fn in_place<O: Op, T>(inputs: &Named<T>) -> impl Iterator<Item = (&'static str, 
     O::IN_PLACE.iter().filter_map(|&name| Some((name, inputs.find(name)?)))
 }
 
-/// The specs of a call's inputs, those among them that are only there as outputs to be changed in place.
+/// The inputs that are only there as outputs, to be changed in place.
+pub fn held<'t, O: Op, I, T>(
+    inputs: &'t Named<I>,
+    outputs: &'t Named<T>,
+) -> impl Iterator<Item = (&'static str, &'t T)> {
+    let alone = move |name: &&&'static str| inputs.find(name).is_none();
+    O::IN_PLACE.iter().filter(alone).filter_map(|&name| Some((name, outputs.find(name)?)))
+}
+
+/// The specs of a call's inputs, [`held`] ones among them.
 pub fn specs_of_call<O: Op, I: Described, T: Described>(inputs: &Named<I>, outputs: &Named<T>) -> Named<Spec> {
     let mut all = specs(inputs);
-    for &name in O::IN_PLACE {
-        if let (None, Some(held)) = (inputs.find(name), outputs.find(name)) {
-            all.push(name, held.spec());
-        }
-    }
+    held::<O, _, _>(inputs, outputs).for_each(|(name, tensor)| all.push(name, tensor.spec()));
     all
 }
 
@@ -502,11 +503,7 @@ pub fn run_cuda<O: Op>(
 
 fn run_reference<O: Op>(problem: &O::Problem, inputs: &Named<View>, outputs: Named<ViewMut>) -> Result<()> {
     let mut given = inputs.map(View::to_f64);
-    for &name in O::IN_PLACE {
-        if let (None, Some(held)) = (inputs.find(name), outputs.find(name)) {
-            given.push(name, held.view().to_f64());
-        }
-    }
+    held::<O, _, _>(inputs, &outputs).for_each(|(name, tensor)| given.push(name, tensor.view().to_f64()));
     let mut results = O::reference(problem, &given)?;
     for (name, output) in outputs {
         output.store_f64(&results.expect(&name)?);

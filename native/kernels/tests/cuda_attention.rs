@@ -313,12 +313,17 @@ fn few_queries_agree() {
         ([2, 2], [4, 700], [80, 96]),
         ([3, 1], [3, 1000], [7, 5]),
         ([2, 2], [1, 130], [250, 127]),
+        ([40, 2], [1, 333], [72, 64]),
+        ([4, 1], [1, 63], [16, 128]),
+        ([6, 2], [3, 100], [160, 256]),
     ] {
         agrees(case(2, heads, rows, widths));
         agrees(case(2, heads, rows, widths).causal().heads_last());
         agrees(case(1, heads, rows, widths).mask(&[1, rows[1]]).bias(&[heads[0], 1, rows[1]]).causal());
     }
     agrees(case(1, [2, 1], [4, 300], [16, 16]).offset(-2));
+    agrees(case(1, [4, 1], [1, 300], [64, 32]).offset(170));
+    agrees(case(1, [4, 1], [1, 300], [64, 32]).offset(-1));
     agrees(case(1, [2, 1], [2, 0], [16, 16]));
 }
 

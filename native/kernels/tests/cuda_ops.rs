@@ -447,3 +447,19 @@ fn parts_of_a_buffer_share_its_memory_and_keep_it() {
     assert!(part.rows(2..4).is_err());
     assert!(device.live_bytes() > before);
 }
+
+#[test]
+fn a_table_is_uploaded_once_while_it_is_kept() {
+    let Some(device) = gpu() else { return };
+    let values = [0.1, -2.0, 3e300];
+    let table = device.table(&values).unwrap();
+    assert!(std::sync::Arc::ptr_eq(&table, &device.table(&values).unwrap()));
+    for other in 0..20 {
+        device.table(&[other as f64]).unwrap();
+    }
+    for table in [table, device.table(&values).unwrap()] {
+        let mut got = Owned::poisoned(table.spec());
+        device.lane().unwrap().download(&table, got.view_mut().bytes()).unwrap();
+        assert_eq!(got.view().slice::<f64>().unwrap(), values);
+    }
+}

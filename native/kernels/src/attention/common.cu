@@ -112,14 +112,14 @@ __device__ __forceinline__ void put(T& to, const STORAGE* from, bool there) {
 __device__ __forceinline__ void put(REAL& to, const STORAGE* from, bool there) { to = there ? widen(*from) : (REAL)0; }
 
 // Brings TALL rows and BROAD columns from (row, column) on into shared memory, whose rows are APART
-// elements apart, with zeros where the matrix has ended. Copies are only queued. All CREW threads come.
+// elements apart, with zeros where the matrix has ended. Copies are only queued. CREW threads in a row come.
 template <int TALL, int BROAD, int APART, int CREW, typename T>
 __device__ __forceinline__ void fetch(T* to, const Matrix& from, int row, int column) {
 #if COPY
     constexpr int EACH = COPY / sizeof(STORAGE), UNITS = BROAD / EACH;
 #pragma unroll
     for (int first = 0; first < TALL * UNITS; first += CREW) {
-        int unit = first + threadIdx.x;
+        int unit = first + threadIdx.x % CREW;
         if (TALL * UNITS % CREW && unit >= TALL * UNITS) break;
         int r = unit / UNITS, c = unit % UNITS * EACH;
         bool there = row + r < from.rows && column + c < from.width;
@@ -128,7 +128,7 @@ __device__ __forceinline__ void fetch(T* to, const Matrix& from, int row, int co
     }
 #else
 #pragma unroll 8
-    for (int unit = threadIdx.x; unit < TALL * BROAD; unit += CREW) {
+    for (int unit = threadIdx.x % CREW; unit < TALL * BROAD; unit += CREW) {
         int r = unit / BROAD, c = unit % BROAD;
         bool there = row + r < from.rows && column + c < from.width;
         put(to[r * APART + c], from.first + ((row + r) * from.stride + column + c), there);

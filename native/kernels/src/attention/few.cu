@@ -3,16 +3,18 @@
 //   LANES        lanes that have a row together, VEC elements at a time
 //   PACKS, VALUE_PACKS   packs of a key, and of a value, that a lane holds
 //   ROWS         queries that a block has, of all heads that read its head of keys
+//   TOGETHER     keys that a crew has at a time
+//   COPY         the size of a pack, or 0 where such a one cannot be queued
 //   HAS_MASK, HAS_BIAS   what the call has
 //
 // A block has a part of a head's keys. Its lanes fall into crews of LANES, each of which goes through keys of
 // its own with an online softmax of its own; these are joined at the end, and those of all parts by a second
-// kernel, in an order that depends on the sizes alone.
+// kernel, in an order that depends on the sizes alone. Keys and values come by way of shared memory, as registers
+// do not hold all that must be under way: STAGES times TOGETHER keys, of which those of one stage are worked on. A
+// lane reads there only what it has copied itself, so nobody waits for anybody.
 
-constexpr int WARPS = 4, CREWS = 32 / LANES * WARPS;
-// Keys whose loads a crew has under way.
-constexpr int TOGETHER = 4;
-constexpr int HELD = PACKS * VEC, VALUES = VALUE_PACKS * VEC;
+constexpr int WARPS = 4, THREADS = 32 * WARPS, CREWS = THREADS / LANES, STAGES = 3;
+constexpr int HELD = PACKS * VEC, VALUES = VALUE_PACKS * VEC, ALL_PACKS = PACKS + VALUE_PACKS;
 
 // What is known of a query after some keys.
 struct Softmax {
@@ -58,13 +60,40 @@ struct Softmax {
 // The element of a row that a lane has at `e` of what it holds.
 __device__ __forceinline__ int column(int e) { return (e / VEC * LANES + threadIdx.x % LANES) * VEC + e % VEC; }
 
-template <int COUNT>
-__device__ __forceinline__ void load_row(Pack (&to)[COUNT], const STORAGE* row, int width) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) to[i] = load(row, column(i * VEC), width);
+extern __shared__ __align__(16) unsigned char shared[];
+
+// Where a lane has pack `i` of key `u` of a stage; those from PACKS on are the value's.
+__device__ __forceinline__ Pack* kept(int stage, int u, int i) {
+    return (Pack*)shared + ((stage * TOGETHER + u) * ALL_PACKS + i) * THREADS + threadIdx.x;
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_few(Params p) {
+// Queues the copy of a lane's packs of a row, or of zeros.
+template <int FIRST, int COUNT>
+__device__ __forceinline__ void queue(int stage, int u, const STORAGE* row, int width) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        bool there = column(i * VEC) < width;
+        const STORAGE* from = row + (there ? column(i * VEC) : 0);
+#if COPY
+        copy_or_zero(shared_address(kept(stage, u, FIRST + i)), from, there);
+#else
+        *kept(stage, u, FIRST + i) = there ? *(const Pack*)from : Pack{};
+#endif
+    }
+}
+
+template <int FIRST, int COUNT>
+__device__ __forceinline__ void take(int stage, int u, REAL (&to)[COUNT * VEC]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        REAL some[VEC];
+        widen(*kept(stage, u, FIRST + i), some);
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) to[i * VEC + e] = some[e];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1) attention_few(Params p) {
     int part = blockIdx.x % p.parts, rest = blockIdx.x / p.parts;
     int row = rest % p.tiles * ROWS, key_head = rest / p.tiles % p.key_heads, batch = rest / p.tiles / p.key_heads;
     int sharing = p.heads / p.key_heads, rows = sharing * p.queries, crew = threadIdx.x / LANES;
@@ -80,58 +109,82 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_few(Params p)
         int at = least(row + i, rows - 1);
         head[i] = key_head * sharing + at / p.queries, query[i] = at % p.queries;
         end = most(end, visible(p, query[i]));
-        Pack packs[PACKS];
-        load_row(packs, p.q + start(p.q_at, batch, head[i]) + query[i] * p.q_at.row, p.width);
+        const STORAGE* from = p.q + start(p.q_at, batch, head[i]) + query[i] * p.q_at.row;
 #pragma unroll
-        for (int e = 0; e < HELD; ++e) q[i][e] = widen(packs[e / VEC].of[e % VEC]);
+        for (int e = 0; e < HELD; ++e) q[i][e] = column(e) < p.width ? widen(from[column(e)]) : 0;
         of[i].clear();
     }
 
     int first = (i64)part * p.keys / p.parts, last = least((i64)(part + 1) * p.keys / p.parts, end);
-    // All lanes of a warp go round equally often, for they talk to each other.
-    for (int j = first + crew; j - crew < last; j += CREWS * TOGETHER) {
-        Pack k[TOGETHER][PACKS], v[TOGETHER][VALUE_PACKS];
+    auto queue_keys = [&](int stage, int j) {
 #pragma unroll
         for (int u = 0; u < TOGETHER; ++u) {
             int key = j + u * CREWS;
-            load_row(k[u], keys + key * p.k_at.row, key < last ? p.width : 0);
-            load_row(v[u], values + key * p.v_at.row, key < last ? p.value_width : 0);
+            bool there = key < last;
+            queue<0, PACKS>(stage, u, keys + (there ? key * p.k_at.row : 0), there ? p.width : 0);
+            queue<PACKS, VALUE_PACKS>(stage, u, values + (there ? key * p.v_at.row : 0), there ? p.value_width : 0);
         }
+        end_group();
+    };
+    constexpr int STEP = CREWS * TOGETHER;
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            REAL s[TOGETHER], highest = hidden();
+    for (int ahead = 0; ahead < STAGES - 1; ++ahead) queue_keys(ahead, first + crew + ahead * STEP);
+    int stage = 0;
+    // All lanes of a warp go round equally often, for they talk to each other.
+    for (int j = first + crew; j - crew < last; j += STEP) {
+        queue_keys(stage ? stage - 1 : STAGES - 1, j + (STAGES - 1) * STEP);
+        wait_groups<STAGES - 1>();
+        REAL s[ROWS][TOGETHER];
 #pragma unroll
-            for (int u = 0; u < TOGETHER; ++u) {
+        for (int u = 0; u < TOGETHER; ++u) {
+            REAL k[HELD];
+            take<0, PACKS>(stage, u, k);
+            int key = j + u * CREWS;
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
                 REAL product = 0;
 #pragma unroll
-                for (int e = 0; e < HELD; ++e) product = fma(q[i][e], (REAL)widen(k[u][e / VEC].of[e % VEC]), product);
+                for (int e = 0; e < HELD; ++e) product = fma(q[i][e], k[e], product);
 #pragma unroll
                 for (int apart = LANES / 2; apart; apart /= 2) product += __shfl_xor_sync(0xffffffff, product, apart);
-                int key = j + u * CREWS;
-                s[u] = key < last ? score(p, {0, batch, head[i]}, query[i], key, product) : hidden();
-                highest = largest(s[u], highest);
-            }
-            REAL by = of[i].raise(highest);
-#pragma unroll
-            for (int u = 0; u < TOGETHER; ++u) {
-                REAL weight = exp2_fast((s[u] - by) * (REAL)LOG2_E);
-                of[i].total += weight;
-                // What a hidden key has for a value must not come out, be it NaN.
-                if (s[u] == hidden()) continue;
-#pragma unroll
-                for (int e = 0; e < VALUES; ++e)
-                    of[i].sums[e] = fma(weight, (REAL)widen(v[u][e / VEC].of[e % VEC]), of[i].sums[e]);
+                s[i][u] = key < last ? score(p, {0, batch, head[i]}, query[i], key, product) : hidden();
             }
         }
+        REAL by[ROWS];
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            REAL highest = hidden();
+#pragma unroll
+            for (int u = 0; u < TOGETHER; ++u) highest = largest(s[i][u], highest);
+            by[i] = of[i].raise(highest);
+        }
+#pragma unroll
+        for (int u = 0; u < TOGETHER; ++u) {
+            REAL v[VALUES];
+            take<PACKS, VALUE_PACKS>(stage, u, v);
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                // What a hidden key has for a value must not come out, be it NaN.
+                if (s[i][u] == hidden()) continue;
+                REAL weight = exp2_fast((s[i][u] - by[i]) * (REAL)LOG2_E);
+                of[i].total += weight;
+#pragma unroll
+                for (int e = 0; e < VALUES; ++e) of[i].sums[e] = fma(weight, v[e], of[i].sums[e]);
+            }
+        }
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    __shared__ REAL shared[WARPS][ROWS][VALUES * LANES + 2];
+    // The memory is the sums' now.
+    wait_groups<0>();
+    __syncthreads();
+    REAL(*sums)[ROWS][VALUES * LANES + 2] = (REAL(*)[ROWS][VALUES * LANES + 2])shared;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         of[i].join_warp();
         if (lane < LANES) {
-            REAL* to = shared[warp][i];
+            REAL* to = sums[warp][i];
             to[0] = of[i].top, to[1] = of[i].total;
 #pragma unroll
             for (int e = 0; e < VALUES; ++e) to[2 + e * LANES + lane] = of[i].sums[e];
@@ -142,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_few(Params p)
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         for (int other = 1; other < WARPS; ++other) {
-            const REAL* from = shared[other][i];
+            const REAL* from = sums[other][i];
             REAL theirs[VALUES];
 #pragma unroll
             for (int e = 0; e < VALUES; ++e) theirs[e] = from[2 + e * LANES + lane];

@@ -10,7 +10,7 @@
 // operands without leaving the registers.
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int OWN = 16 * TILES * WARPS;
+[[maybe_unused]] constexpr int OWN = 16 * TILES * WARPS;
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different
 // banks, at every width; swizzled addresses would ask for powers of two.
 #define LEADING (WIDTH + 8)

@@ -9,16 +9,16 @@ __device__ __forceinline__ void begin(Softmax& state) {
         for (int half = 0; half < 2; ++half) state.top[m][half] = hidden(), state.total[m][half] = 0;
 }
 
-// Turns products into weights, and finds what all sums so far are to be multiplied by. On an edge, keys are
-// compared with those that the query sees.
-template <bool EDGE>
-__device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& state, const Params& p, int row, int first) {
+// Turns products into weights, and finds what all sums so far are to be multiplied by. On an edge, `seen` tells of
+// a row of the lane's how many of the keys it sees.
+template <bool EDGE, typename Seen>
+__device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& state, const Params& p, Seen seen) {
 #pragma unroll
     for (int m = 0; m < TILES; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float highest = hidden();
-            int end = EDGE ? visible(p, row + sum_row(m, half)) - first : OTHER;
+            int end = EDGE ? seen(m, half) : OTHER;
 #pragma unroll
             for (int n = 0; n < OTHER / 8; ++n)
 #pragma unroll
@@ -45,6 +45,12 @@ __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& stat
         }
 }
 
+// The same of keys from `first` on, where the warp's rows are queries from `row` on.
+template <bool EDGE>
+__device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& state, const Params& p, int row, int first) {
+    weigh<EDGE>(s, state, p, [&](int m, int half) { return visible(p, row + sum_row(m, half)) - first; });
+}
+
 __device__ __forceinline__ void fade(Sums (&sums)[TILES][VALUE_WIDTH / 8], const Softmax& state) {
 #pragma unroll
     for (int m = 0; m < TILES; ++m)
@@ -54,6 +60,13 @@ __device__ __forceinline__ void fade(Sums (&sums)[TILES][VALUE_WIDTH / 8], const
             for (int e = 0; e < 4; ++e) sums[m][n][e] *= state.fade[m][e / 2];
 }
 
+// The sum of weights of a row, in all lanes that share it.
+__device__ __forceinline__ float whole_total(const Softmax& state, int m, int half) {
+    float total = state.total[m][half];
+    total += __shfl_xor_sync(0xffffffff, total, 1);
+    return total + __shfl_xor_sync(0xffffffff, total, 2);
+}
+
 // Writes y and lse of a warp's rows.
 __device__ __forceinline__ void finish(const Params& p, const Place& at, int row, const Sums (&sums)[TILES][VALUE_WIDTH / 8],
                                        const Softmax& state) {
@@ -61,9 +74,7 @@ __device__ __forceinline__ void finish(const Params& p, const Place& at, int row
     for (int m = 0; m < TILES; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float total = state.total[m][half];
-            total += __shfl_xor_sync(0xffffffff, total, 1);
-            total += __shfl_xor_sync(0xffffffff, total, 2);
+            float total = whole_total(state, m, half);
             int query = row + sum_row(m, half);
             if (query >= p.queries) continue;
             STORAGE* to = p.to + start(p.y_at, at.batch, at.head) + query * p.y_at.row;

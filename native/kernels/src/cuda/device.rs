@@ -1,9 +1,11 @@
 //! A device: one context, one memory pool, a stock of lanes, the kernels it has loaded.
 
+use super::buffer::Buffer;
 use super::driver;
 use super::kernel::{self, Kernel, Source};
 use super::lane::{self, Lane};
 use super::memory::Memory;
+use super::tables::Tables;
 use crate::error::{Error, Kind, Result};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::collections::HashMap;
@@ -23,6 +25,7 @@ struct Inner {
     live: AtomicUsize,
     lanes: Mutex<Vec<lane::Core>>,
     kernels: kernel::Loaded,
+    tables: Tables,
 }
 
 // SAFETY: contexts may be used from any thread.
@@ -100,7 +103,13 @@ impl Device {
         self.0.kernels.get(self, source, options)
     }
 
-    /// Bytes of all [`Buffer`](super::Buffer)s alive on this device.
+    /// Values where kernels of every lane can read them, for those that are asked for again and again: they are
+    /// uploaded once, and kept until many others were asked for or the device is trimmed.
+    pub fn table(&self, values: &[f64]) -> Result<Arc<Buffer>> {
+        self.0.tables.get(self, values)
+    }
+
+    /// Bytes of all [`Buffer`]s alive on this device.
     pub fn live_bytes(&self) -> usize {
         self.0.live.load(Ordering::Relaxed)
     }
@@ -123,6 +132,7 @@ impl Device {
     /// Gives memory that is kept for later calls back to the system, on the device and on the host.
     pub fn trim(&self) -> Result<()> {
         self.bind()?;
+        self.0.tables.clear();
         // Lanes in use keep theirs.
         for core in self.lanes().iter_mut() {
             core.trim(self)?;
@@ -257,6 +267,7 @@ impl Inner {
             live: AtomicUsize::new(0),
             lanes: Mutex::default(),
             kernels: kernel::Loaded::default(),
+            tables: Tables::default(),
         })
     }
 }

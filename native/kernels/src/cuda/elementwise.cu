@@ -7,46 +7,51 @@ struct Params {
     i64 count;
 };
 
-__device__ __forceinline__ REAL value(const REAL* v) {
+__device__ __forceinline__ REAL value(const REAL (&v)[INPUTS][VEC], int e) {
 #if MAP == 0
-    return -exp(v[0]);
+    return -exp(v[0][e]);
 #elif MAP == 1
-    return v[0] * v[1];
+    return v[0][e] * v[1][e];
 #elif MAP == 2
-    REAL sum = v[0];
-    for (int input = 1; input < INPUTS; ++input) sum += v[input];
+    REAL sum = v[0][e];
+    for (int input = 1; input < INPUTS; ++input) sum += v[input][e];
     return sum;
 #elif MAP == 3
-    return activate<FN>(v[0]);
+    return activate<FN>(v[0][e]);
 #elif MAP == 4
-    return slope<FN>(v[0]);
+    return slope<FN>(v[0][e]);
 #elif MAP == 5
-    return slope<FN>(v[0]) * v[1];
+    return slope<FN>(v[0][e]) * v[1][e];
 #elif MAP == 6
-    return activate<FN>(v[0]) * v[1];
+    return activate<FN>(v[0][e]) * v[1][e];
 #else
-    return slope<FN>(v[0]) * v[1] * v[2];
+    return slope<FN>(v[0][e]) * v[1][e] * v[2][e];
 #endif
 }
 
 // A thread loads all it needs before it computes, to have that many bytes under way.
-extern "C" __global__ void elementwise(Params p) {
-    i64 first = ((i64)blockIdx.x * TOGETHER * blockDim.x + threadIdx.x) * VEC;
-    i64 step = (i64)blockDim.x * VEC;
+template <bool WHOLE>
+__device__ __forceinline__ void work(const Params& p, i64 first, i64 step) {
     Pack in[TOGETHER][INPUTS];
 #pragma unroll
     for (int k = 0; k < TOGETHER; ++k)
 #pragma unroll
-        for (int input = 0; input < INPUTS; ++input) in[k][input] = load(p.inputs[input], first + k * step, p.count);
+        for (int input = 0; input < INPUTS; ++input)
+            in[k][input] = load<WHOLE>(p.inputs[input], first + k * step, p.count);
 #pragma unroll
     for (int k = 0; k < TOGETHER; ++k) {
-        Pack out;
+        REAL v[INPUTS][VEC], to[VEC];
+        for (int input = 0; input < INPUTS; ++input) widen(in[k][input], v[input]);
 #pragma unroll
-        for (int e = 0; e < VEC; ++e) {
-            REAL v[INPUTS];
-            for (int input = 0; input < INPUTS; ++input) v[input] = widen(in[k][input].of[e]);
-            narrow(value(v), out.of[e]);
-        }
-        store(out, p.to, first + k * step, p.count);
+        for (int e = 0; e < VEC; ++e) to[e] = value(v, e);
+        store<WHOLE>(narrow(to), p.to, first + k * step, p.count);
     }
+}
+
+extern "C" __global__ void elementwise(Params p) {
+    i64 first = ((i64)blockIdx.x * TOGETHER * blockDim.x + threadIdx.x) * VEC, step = (i64)blockDim.x * VEC;
+    if (first + (TOGETHER - 1) * step + VEC <= p.count)
+        work<true>(p, first, step);
+    else
+        work<false>(p, first, step);
 }

@@ -60,7 +60,7 @@ pub fn map(map: Map, inputs: &[&Buffer], to: &Buffer, lane: &Lane) -> Result<()>
     unsafe { lane.launch(&kernel, [grid, 1, 1], THREADS as u32, &params) }
 }
 
-/// How many elements of a size can be read at once at all these addresses.
+/// How many elements of a size can be read at once at all these addresses, and at those so many bytes further on.
 pub fn pack(size: usize, addresses: &[u64]) -> usize {
     if addresses.iter().all(|address| address.is_multiple_of(PACK as u64)) { PACK / size } else { 1 }
 }

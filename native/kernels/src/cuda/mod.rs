@@ -20,6 +20,7 @@ mod memory;
 mod run;
 mod staging;
 mod sum;
+mod tables;
 
 use crate::error::{Error, Kind, Result};
 use crate::tensor::DType;

@@ -2,22 +2,24 @@
 // the host sets to 1 where they may not.
 struct alignas(VEC * sizeof(STORAGE)) Pack { STORAGE of[VEC]; };
 
-// The elements from `at` on; those from `count` on are 0.
+// The elements from `at` on; those from `count` on are 0. Who knows that there are WHOLE packs should say so:
+// where the compiler must choose, it takes 16-bit numbers apart as soon as they come, and so waits for them.
+template <bool WHOLE>
 __device__ __forceinline__ Pack load(const STORAGE* from, i64 at, i64 count) {
-    if (at + VEC <= count) return *(const Pack*)(from + at);
+    if (WHOLE || at + VEC <= count) return *(const Pack*)(from + at);
     Pack pack = {};
     for (int e = 0; e < VEC; ++e)
         if (at + e < count) pack.of[e] = from[at + e];
     return pack;
 }
 
+template <bool WHOLE>
 __device__ __forceinline__ void store(const Pack& pack, STORAGE* to, i64 at, i64 count) {
-    if (at + VEC <= count) {
+    if (WHOLE || at + VEC <= count)
         *(Pack*)(to + at) = pack;
-        return;
-    }
-    for (int e = 0; e < VEC; ++e)
-        if (at + e < count) to[at + e] = pack.of[e];
+    else
+        for (int e = 0; e < VEC; ++e)
+            if (at + e < count) to[at + e] = pack.of[e];
 }
 
 __device__ __forceinline__ void widen(const Pack& pack, REAL (&to)[VEC]) {

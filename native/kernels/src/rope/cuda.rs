@@ -1,29 +1,21 @@
 //! Rotation on CUDA.
 
-use super::angles::Angles;
 use super::{Pairing, Problem};
-use crate::cuda::{Buffer, Lane, Source, THREADS, grid_size, types};
+use crate::cuda::{Buffer, Lane, Source, THREADS, grid_size, pack, types};
 use crate::error::Result;
-use crate::tensor::{DType, Spec};
+use crate::tensor::DType;
 
-const ROTATE: Source = Source { name: "rope", text: include_str!("rotate.cu") };
+const ROTATE: Source = Source {
+    name: "rope",
+    text: concat!(include_str!("../cuda/pack.cu"), include_str!("angle.cu"), include_str!("rotate.cu")),
+};
 
-/// Threads that fill any GPU.
-const FILLS: usize = 1 << 19;
-
-/// Blocks for angles, each of which is computed once for as many rows as leave enough threads to fill a GPU.
-pub fn grid(angles: usize, rows: usize) -> Result<[u32; 3]> {
-    let shares = FILLS.div_ceil(angles).min(rows).min(65535);
-    Ok([grid_size(angles.div_ceil(THREADS as usize))?, shares as u32, 1])
-}
-
-impl Angles {
-    /// The rates where a lane's kernels can read them.
-    pub fn rates_on(&self, lane: &Lane) -> Result<Buffer> {
-        let rates = lane.temporary(Spec::new(DType::F64, &[self.rates.len()])?)?;
-        lane.upload(bytemuck::cast_slice(&self.rates), &rates)?;
-        Ok(rates)
-    }
+/// Blocks for threads that compute angles and then go through rows: these are shared among so many threads as is best
+/// on an H200. 16-bit numbers take more work a byte, and so more threads; else they move bytes in a bad order.
+pub fn grid(threads: usize, rows: usize, dtype: DType) -> Result<[u32; 3]> {
+    let most: usize = if dtype.size() == 2 { 1 << 19 } else { 1 << 16 };
+    let shares = most.div_ceil(threads).min(rows).min(65535);
+    Ok([grid_size(threads.div_ceil(THREADS as usize))?, shares as u32, 1])
 }
 
 /// The kernel's parameters; the same struct is declared in `rotate.cu`.
@@ -48,10 +40,13 @@ pub fn rotate(problem: &Problem, sign: f64, x: &Buffer, y: &Buffer, lane: &Lane)
     if pairs * length * rows == 0 {
         return Ok(());
     }
-    let rates = problem.angles.rates_on(lane)?;
+    let rates = lane.device().table(&problem.angles.rates)?;
+    let (x, y) = (lane.address(x)?, lane.address(y)?);
+    let size = problem.x.dtype.size();
+    let vec = pack(size, &[x, y, (pairs * size) as u64]);
     let params = Params {
-        x: lane.address(x)?,
-        y: lane.address(y)?,
+        x,
+        y,
         rates: lane.address(&rates)?,
         inner: inner as i64,
         length: length as i64,
@@ -61,8 +56,9 @@ pub fn rotate(problem: &Problem, sign: f64, x: &Buffer, y: &Buffer, lane: &Lane)
         sign,
     };
     let interleaved = u32::from(problem.pairing == Pairing::Interleaved);
-    let kernel = lane.device().kernel(&ROTATE, &format!("{} -DINTERLEAVED={interleaved}", types(problem.x.dtype)))?;
-    let grid = grid(pairs * length, rows)?;
+    let options = format!("{} -DINTERLEAVED={interleaved} -DVEC={vec}", types(problem.x.dtype));
+    let kernel = lane.device().kernel(&ROTATE, &options)?;
+    let grid = grid(pairs / vec * length, rows, problem.x.dtype)?;
     // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have
     // these sizes.
     unsafe { lane.launch(&kernel, grid, THREADS, &params) }

@@ -1,5 +1,6 @@
-// Sines and cosines of positions, added to rows. A thread has one pair of one position, and computes its
-// angle once for all rows of that position that are its block's.
+// Sines and cosines of positions, added to rows, after angle.cu and pack.cu. A thread has a pack of columns of one
+// position, and computes their angles once for all rows of that position that are its block's, of which it reads TOGETHER
+// before it writes one.
 
 struct Params {
     const STORAGE* x;
@@ -9,18 +10,37 @@ struct Params {
     double first_position;
 };
 
-extern "C" __global__ void sinusoidal_positions(Params p) {
-    i64 pairs = (p.width + 1) / 2, id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (id >= pairs * p.length) return;
-    i64 pair = id % pairs, position = id / pairs;
-    double sine, cosine;
-    sincos((p.first_position + (double)position) * p.rates[pair], &sine, &cosine);
-    REAL sin = (REAL)sine, cos = (REAL)cosine;
-    // The last cosine of an odd width has no place.
-    bool both = 2 * pair + 1 < p.width;
-    for (i64 row = blockIdx.y; row < p.batch; row += gridDim.y) {
-        i64 first = (row * p.length + position) * p.width + 2 * pair;
-        narrow(widen(p.x[first]) + sin, p.y[first]);
-        if (both) narrow(widen(p.x[first + 1]) + cos, p.y[first + 1]);
+constexpr int TOGETHER = 4;
+
+template <int COUNT>
+__device__ __forceinline__ void add_to(const Params& p, const REAL (&waves)[VEC], i64 row, i64 first) {
+    Pack in[COUNT];
+    i64 apart = p.length * p.width;
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) in[k] = *(const Pack*)(p.x + (row + k * gridDim.y) * apart + first);
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+        REAL v[VEC];
+        widen(in[k], v);
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) v[e] += waves[e];
+        *(Pack*)(p.y + (row + k * gridDim.y) * apart + first) = narrow(v);
     }
+}
+
+extern "C" __global__ void sinusoidal_positions(Params p) {
+    i64 packs = p.width / VEC, id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (id >= packs * p.length) return;
+    i64 column = id % packs * VEC, position = id / packs;
+    REAL waves[VEC];
+#pragma unroll
+    for (int e = 0; e < VEC; e += 2) {
+        REAL sine, cosine;
+        sine_and_cosine((p.first_position + (double)position) * p.rates[(column + e) / 2], sine, cosine);
+        waves[e] = VEC == 1 && column % 2 ? cosine : sine;
+        if (e + 1 < VEC) waves[e + 1] = cosine;
+    }
+    i64 row = blockIdx.y, first = position * p.width + column;
+    for (; row + (TOGETHER - 1) * gridDim.y < p.batch; row += TOGETHER * gridDim.y) add_to<TOGETHER>(p, waves, row, first);
+    for (; row < p.batch; row += gridDim.y) add_to<1>(p, waves, row, first);
 }

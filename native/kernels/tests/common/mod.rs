@@ -6,7 +6,7 @@ pub mod check;
 pub mod scans;
 
 use sidewinder_kernels::cpu::{Exec, Level};
-use sidewinder_kernels::cuda::{self, Device};
+use sidewinder_kernels::cuda::{self, Device, Lane};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View, ViewMut};
@@ -19,6 +19,24 @@ pub fn run<O: Op>(options: &O::Options, inputs: &Named<Owned>, exec: &Exec) -> R
 /// Runs an op on a CUDA device, from host memory into poisoned outputs.
 pub fn run_cuda<O: Op>(options: &O::Options, inputs: &Named<Owned>, device: &Device) -> Result<Named<Owned>> {
     into_poisoned::<O>(options, inputs, |views, outputs| cuda::run_host::<O>(device, options, views, outputs))
+}
+
+/// Milliseconds of a call on a device by events: around ten, as one alone would mostly be measured with their own time.
+pub fn milliseconds(lane: &Lane, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+    const TOGETHER: usize = 10;
+    let begin = lane.mark()?;
+    (0..TOGETHER).try_for_each(|_| call())?;
+    let end = lane.mark()?;
+    lane.synchronize()?;
+    Ok(f64::from(end.milliseconds_since(&begin)?) / TOGETHER as f64)
+}
+
+/// The median of ten such times and the least, after two.
+pub fn median_and_least(lane: &Lane, mut call: impl FnMut() -> Result<()>) -> Result<(f64, f64)> {
+    let times = (0..12).map(|_| milliseconds(lane, &mut call)).collect::<Result<Vec<_>>>()?;
+    let mut times = times[2..].to_vec();
+    times.sort_by(f64::total_cmp);
+    Ok((times[times.len() / 2], times[0]))
 }
 
 fn into_poisoned<O: Op>(

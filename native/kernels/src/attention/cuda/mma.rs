@@ -52,7 +52,7 @@ struct Tile {
 impl Tile {
     /// The tiles that are fastest, or where the device has no memory for them the smallest.
     fn choose(problem: &Problem, role: Role, lane: &Lane) -> Tile {
-        let [width, value_width] = [problem.width, problem.value_width].map(|w| w.max(1).next_multiple_of(16));
+        let [width, value_width] = [problem.width, problem.value_width].map(whole);
         let wide = width.max(value_width);
         let (tiles, other) = match role {
             Role::Forward if value_width <= 128 && problem.queries > 64 => (2, 64),
@@ -139,8 +139,13 @@ impl Tile {
     }
 }
 
+/// A width of whole tiles.
+pub(super) fn whole(width: usize) -> usize {
+    width.max(1).next_multiple_of(16)
+}
+
 /// The scale of scores that are powers of 2.
-fn scale(problem: &Problem) -> f32 {
+pub(super) fn scale(problem: &Problem) -> f32 {
     (problem.scale * std::f64::consts::LOG2_E) as f32
 }
 

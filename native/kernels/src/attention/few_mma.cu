@@ -1,0 +1,113 @@
+// Few queries over many keys on tensor cores, after common.cu, mma.cu and softmax.cu: of 16-bit storage without
+// mask and bias. As in few.cu a block has a part of a head's keys, and a second kernel joins the parts; the 16 rows of
+// a tile are queries of all heads that read that head of keys, and see the same ones. Each warp goes through keys of its
+// own, OTHER at a time, which it copies itself STAGES - 1 times ahead, so that warps do not wait for each other.
+//
+// What it reads decides: of 16 keys 128 wide there are 8 KiB, which take a quarter of a multiprocessor 1 us, and their
+// instructions a third of that.
+
+constexpr int ROWS = 16, STAGE = OTHER * (LEADING + VALUE_LEADING), STEP = WARPS * OTHER;
+
+// What a warp's keys came to, for each row: the sums, the top and the total.
+typedef float Found[ROWS][VALUE_WIDTH + 2];
+
+__device__ __forceinline__ void tell(const Params& p, Found& to, const Sums (&sums)[TILES][VALUE_WIDTH / 8], const Softmax& state) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float total = whole_total(state, 0, half);
+        float* row = to[sum_row(0, half)];
+#pragma unroll
+        for (int n = 0; n < VALUE_WIDTH / 8; ++n)
+            row[sum_column(n)] = sums[0][n][2 * half], row[sum_column(n) + 1] = sums[0][n][2 * half + 1];
+        // The scale has the factor of powers of 2 in it, which the join has not.
+        if (threadIdx.x % 4 == 0)
+            row[VALUE_WIDTH] = state.top[0][half] * p.scale * (float)(1 / LOG2_E), row[VALUE_WIDTH + 1] = total;
+    }
+}
+
+// Joins what all warps have of a row, in a warp.
+__device__ __forceinline__ void join(const Params& p, const Found* all, int row, float* to) {
+    float top = hidden(), total = 0, weights[WARPS];
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) top = largest(all[warp][row][VALUE_WIDTH], top);
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+        // A row that has seen nothing has no top to be shifted by.
+        weights[warp] = top == hidden() ? 0.0f : exp2_fast((all[warp][row][VALUE_WIDTH] - top) * (float)LOG2_E);
+        total = fmaf(weights[warp], all[warp][row][VALUE_WIDTH + 1], total);
+    }
+    int lane = threadIdx.x % 32;
+    if (lane == 0) to[0] = top, to[1] = total;
+    for (int c = lane; c < p.value_width; c += 32) {
+        float sum = 0;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) sum = fmaf(weights[warp], all[warp][row][c], sum);
+        to[2 + c] = sum;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN) attention_few_mma(Params p) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    int part = blockIdx.x % p.parts, rest = blockIdx.x / p.parts, warp = threadIdx.x / 32;
+    int row = rest % p.tiles * ROWS, key_head = rest / p.tiles % p.key_heads, batch = rest / p.tiles / p.key_heads;
+    int sharing = p.heads / p.key_heads, rows = sharing * p.queries, end = visible(p, 0);
+    int first = (i64)part * p.keys / p.parts, last = least((i64)(part + 1) * p.keys / p.parts, end);
+    // Keys that are not this part's are as if they were not there.
+    Matrix keys = {p.k + start(p.k_at, batch, key_head), p.k_at.row, last, p.width};
+    Matrix values = {p.v + start(p.v_at, batch, key_head), p.v_at.row, last, p.value_width};
+    STORAGE* q = (STORAGE*)memory;
+    STORAGE* own = q + ROWS * LEADING + warp * STAGES * STAGE;
+
+    auto queue = [&](int stage, int key) {
+        fetch<OTHER, WIDTH, LEADING, 32>(own + stage * STAGE, keys, key, 0);
+        fetch<OTHER, VALUE_WIDTH, VALUE_LEADING, 32>(own + stage * STAGE + OTHER * LEADING, values, key, 0);
+        end_group();
+    };
+    for (int r = warp; r < ROWS; r += WARPS) {
+        int at = least(row + r, rows - 1), head = key_head * sharing + at / p.queries;
+        Matrix query = {p.q + start(p.q_at, batch, head) + at % p.queries * p.q_at.row, 0, row + r < rows, p.width};
+        fetch<1, WIDTH, LEADING, 32>(q + r * LEADING, query, 0, 0);
+    }
+    end_group();
+    int key = first + warp * OTHER, stage = 0;
+#pragma unroll
+    for (int ahead = 0; ahead < STAGES - 1; ++ahead) queue(ahead, key + ahead * STEP);
+    wait_groups<STAGES - 1>();
+    __syncthreads();
+
+    Sums sums[TILES][VALUE_WIDTH / 8];
+    Softmax state;
+    clear(sums);
+    begin(state);
+    unsigned queries = left_at<LEADING>(q);
+#pragma unroll 1
+    for (; key < last; key += STEP) {
+        queue(stage ? stage - 1 : STAGES - 1, key + (STAGES - 1) * STEP);
+        wait_groups<STAGES - 1>();
+        __syncwarp();
+        const STORAGE* here = own + stage * STAGE;
+        Sums s[TILES][OTHER / 8];
+        Left weights[TILES][OTHER / 16];
+        clear(s);
+        add_products<OTHER, WIDTH, LEADING>(s, queries, right_at<LEADING>(here));
+        if (key + OTHER <= last) weigh<false>(s, state, p, 0, key);
+        else weigh<true>(s, state, p, [&](int, int) { return last - key; });
+        fade(sums, state);
+        round<OTHER>(weights, s);
+        add_weighted<VALUE_WIDTH, OTHER, VALUE_LEADING>(sums, weights, turned_at<VALUE_LEADING>(here + OTHER * LEADING));
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        // Nobody may still read what is overwritten next.
+        __syncwarp();
+    }
+
+    wait_groups<0>();
+    __syncthreads();
+    Found* all = (Found*)memory;
+    tell(p, all[warp], sums, state);
+    __syncthreads();
+    for (int r = warp; r < least(ROWS, rows - row); r += WARPS) {
+        int head = key_head * sharing + (row + r) / p.queries, query = (row + r) % p.queries;
+        i64 at = (((i64)batch * p.heads + head) * p.queries + query) * p.parts + part;
+        join(p, all, r, p.delta + at * (p.value_width + 2));
+    }
+}
