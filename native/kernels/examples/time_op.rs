@@ -134,7 +134,7 @@ impl<O: Op> OnDevice<O> {
 impl<O: Op> Job for OnDevice<O> {
     fn run(&mut self) -> Result<f64, Failure> {
         let (inputs, results) = (self.inputs.map(|b| b), self.results.map(|b| b));
-        Ok(common::milliseconds(&self.lane, || self.call.cuda(&inputs, &results, &self.lane))?)
+        Ok(common::milliseconds(&self.lane, 10, || self.call.cuda(&inputs, &results, &self.lane))?)
     }
 
     fn outputs(&self) -> &Named<Owned> {

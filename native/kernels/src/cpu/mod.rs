@@ -54,7 +54,7 @@ pub fn fence() {
 const LARGE: usize = 16 << 20;
 
 /// So many threads are held up by the latency of the memory, more of them by its bandwidth.
-const FEW_THREADS: usize = 4;
+const FEW_THREADS: usize = 8;
 
 /// How an output is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
