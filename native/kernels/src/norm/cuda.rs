@@ -140,9 +140,11 @@ impl Layout {
         (self.resident / (self.threads * self.rows)).max(1)
     }
 
-    /// As many blocks as there can be at once, if there are as many rows.
+    /// As many blocks as there can be at once, but so that all have as many rows, if there are as many: for the last
+    /// few rows that only some of them had, all would be waited for.
     fn blocks(&self, rows: usize, multiprocessors: u32) -> usize {
-        rows.div_ceil(self.rows).min(self.resident() * multiprocessors as usize)
+        let (shares, most) = (rows.div_ceil(self.rows), self.resident() * multiprocessors as usize);
+        shares.div_ceil(shares.div_ceil(most).max(1))
     }
 }
 
