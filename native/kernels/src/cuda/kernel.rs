@@ -100,5 +100,20 @@ fn load(device: &Device, name: &str, code: &[u8]) -> Result<Kernel> {
         device.answer(sys::cuModuleLoadData(&mut module, code.as_ptr().cast()), "cuModuleLoadData")?;
         device.answer(sys::cuModuleGetFunction(&mut function, module, name.as_ptr()), "cuModuleGetFunction")?;
     }
+    allow_shared_memory(device, function)?;
     Ok(Kernel(function))
+}
+
+/// Lets launches have all shared memory that the kernel does not declare itself. They would get 48 KiB unasked.
+fn allow_shared_memory(device: &Device, function: sys::CUfunction) -> Result<()> {
+    use sys::CUfunction_attribute as Attribute;
+    let mut declared = 0;
+    // SAFETY: reads and sets a number of a loaded kernel.
+    unsafe {
+        let which = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        device.answer(sys::cuFuncGetAttribute(&mut declared, which, function), "cuFuncGetAttribute")?;
+        let which = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let left = device.facts().shared as i32 - declared;
+        device.answer(sys::cuFuncSetAttribute(function, which, left), "cuFuncSetAttribute")
+    }
 }

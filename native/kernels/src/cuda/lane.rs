@@ -236,12 +236,6 @@ impl Lane {
         params: &P,
     ) -> Result<()> {
         self.device.bind()?;
-        if shared > GRANTED_UNASKED {
-            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: sets a number of a loaded kernel.
-            let code = unsafe { sys::cuFuncSetAttribute(kernel.function(), which, shared as i32) };
-            self.device.answer(code, "cuFuncSetAttribute")?;
-        }
         let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
         let code = unsafe {
@@ -354,9 +348,6 @@ struct Scratch {
     address: sys::CUdeviceptr,
     bytes: usize,
 }
-
-/// Bytes of shared memory that every kernel gets without asking: 48 KiB with what it declares itself.
-const GRANTED_UNASKED: u32 = 40 << 10;
 
 /// Scratch memory that a lane keeps when it goes back into the stock.
 const KEPT_SCRATCH: usize = 64 << 20;

@@ -145,8 +145,8 @@ pub(super) fn forward<R: Real>(call: &Call<R>) -> Result<()> {
     let busy = way.resident * call.lane.device().facts().multiprocessors as usize;
     // A part is worth its sums if it is read in more than one go; and no block should come when others have ended.
     let parts = (busy / heads_of_keys).min(keys.div_ceil(2 * way.keys)).clamp(1, MOST_PARTS);
-    let sums = call.lane.temporary(Spec::new(dtype.wide(), &[batch * heads * queries, parts, value_width + 2])?)?;
-    let (delta, scale) = (call.lane.address(&sums)?, R::of(way.scale));
+    let sums = Spec::new(dtype.wide(), &[batch * heads * queries, parts, value_width + 2])?;
+    let (delta, scale) = (call.lane.scratch(sums.bytes())?, R::of(way.scale));
     let params = Params { delta, scale, tiles: chunks as i32, parts: parts as i32, ..call.params };
     let (kernel, blocks) = (call.lane.device().kernel(way.source, &way.options)?, grid(heads_of_keys * parts)?);
     let threads = 32 * WARPS as u32;
