@@ -9,15 +9,17 @@ defmodule Sidewinder.Device do
   The default comes from the application's configuration, or from the environment, which goes
   first:
 
-      config :sidewinder, backend: :cpu, threads: 4
+      config :sidewinder, backend: :cpu, threads: 4, allow_tf32: false
 
-      SIDEWINDER_BACKEND=cuda:1 SIDEWINDER_THREADS=4 mix run ...
+      SIDEWINDER_BACKEND=cuda:1 SIDEWINDER_THREADS=4 SIDEWINDER_ALLOW_TF32=true mix run ...
+
+  `Sidewinder.Kernel` tells what these mean.
   """
 
   alias Sidewinder.{Error, Native, Ops, Tensor}
 
   @type backend :: :auto | :cpu | {:cuda, non_neg_integer} | :nx
-  @type config :: %{backend: backend, threads: pos_integer | nil}
+  @type config :: %{backend: backend, threads: pos_integer | nil, allow_tf32: boolean}
 
   @config {__MODULE__, :config}
   @cuda {__MODULE__, :cuda}
@@ -152,30 +154,40 @@ defmodule Sidewinder.Device do
   defp cpu_name(%{cpu: %{best: best, threads: 1}}), do: "cpu #{best}, 1 thread"
   defp cpu_name(%{cpu: %{best: best, threads: threads}}), do: "cpu #{best}, #{threads} threads"
 
-  @doc "The default backend and number of threads (nil is one per core)."
+  @doc "The default backend, number of threads (nil is one per core) and whether TF32 is allowed."
   @spec config() :: config
   def config, do: :persistent_term.get(@config, nil) || configure([])
 
   @doc """
-  Reads application configuration and environment anew, then takes what `options` say: `:backend`
-  and `:threads`.
+  Reads application configuration and environment anew, then takes what `options` say: `:backend`,
+  `:threads` and `:allow_tf32`.
 
   Raises `Sidewinder.Error` of kind `:option` for values that are none.
   """
-  @spec configure(backend: backend | String.t(), threads: pos_integer | nil) :: config
+  @spec configure(
+          backend: backend | String.t(),
+          threads: pos_integer | nil,
+          allow_tf32: boolean | nil
+        ) :: config
   def configure(options \\ []) do
     config = %{
-      backend: options[:backend] || env("SIDEWINDER_BACKEND") || setting(:backend, :auto),
-      threads: options[:threads] || env("SIDEWINDER_THREADS") || setting(:threads, nil)
+      backend: parse!(said(options, :backend, :auto)),
+      threads: threads!(said(options, :threads, nil)),
+      allow_tf32: boolean!("allow_tf32", said(options, :allow_tf32, false))
     }
 
-    config = %{backend: parse!(config.backend), threads: threads!(config.threads)}
     :persistent_term.put(@config, config)
     config
   end
 
+  # What a call says, the environment, or the application's configuration, in this order.
+  defp said(options, key, default) do
+    with nil <- options[key],
+         nil <- env("SIDEWINDER_#{String.upcase(to_string(key))}"),
+         do: Application.get_env(:sidewinder, key, default)
+  end
+
   defp env(name), do: if((value = System.get_env(name)) not in [nil, ""], do: value)
-  defp setting(key, default), do: Application.get_env(:sidewinder, key, default)
 
   @doc """
   A backend from a text (or from itself).
@@ -223,6 +235,15 @@ defmodule Sidewinder.Device do
                 got: Error.show(threads)
               )
     end
+  end
+
+  @doc false
+  def boolean!(_name, value) when is_boolean(value), do: value
+  def boolean!(_name, "true"), do: true
+  def boolean!(_name, "false"), do: false
+
+  def boolean!(name, other) do
+    raise Error.new(:option, name, expected: "true or false", got: Error.show(other))
   end
 
   @doc "Whether CUDA device 0 can be used. The answer is remembered."

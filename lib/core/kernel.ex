@@ -9,6 +9,9 @@ defmodule Sidewinder.Kernel do
       large work on host tensors on CUDA device 0 if that can be used.
     * `:level` - forces a CPU level, such as `"scalar"`; `Sidewinder.Device.info/0` lists them.
     * `:threads` - how many CPU threads share the work.
+    * `:allow_tf32` - whether matrix products of f32 on CUDA may round their factors to TF32, with 10 bits of
+      mantissa in place of 23, which tensor cores multiply several times faster. The default is that of
+      `Sidewinder.Device.config/0`, false if nobody says otherwise.
 
   An option that is `nil` counts as absent. Results are where the inputs are.
   """
@@ -20,7 +23,7 @@ defmodule Sidewinder.Kernel do
   @quick 131_072
   @large 4_194_304
 
-  @where [:backend, :level, :threads]
+  @where [:backend, :level, :threads, :allow_tf32]
 
   @typedoc "Inputs by name, the one that sets the storage type first."
   @type inputs :: [{String.t() | atom, Tensor.t()}]
@@ -28,7 +31,12 @@ defmodule Sidewinder.Kernel do
   @typedoc "A scheduler's sort, and what the native library is told."
   @type plan ::
           {:quick | :cpu | :io,
-           %{device: nil | non_neg_integer, level: nil | String.t(), threads: nil | pos_integer}}
+           %{
+             required(:device) => nil | non_neg_integer,
+             required(:level) => nil | String.t(),
+             required(:threads) => nil | pos_integer,
+             optional(:allow_tf32) => boolean
+           }}
 
   @doc """
   Runs `op` and returns its outputs by name.
@@ -88,11 +96,12 @@ defmodule Sidewinder.Kernel do
     level = where[:level]
     threads = where[:threads]
     size = size(inputs)
+    allow_tf32 = Device.boolean!("allow_tf32", Keyword.get(where, :allow_tf32, config.allow_tf32))
     backend = if where[:backend], do: Device.parse!(where[:backend]), else: config.backend
 
     cond do
       device = device(backend, inputs, size == :large and level == nil and threads == nil) ->
-        {:io, %{device: device, level: nil, threads: nil}}
+        {:io, %{device: device, level: nil, threads: nil, allow_tf32: allow_tf32}}
 
       size == :small and level == nil and threads in [nil, 1] ->
         {:quick, %{device: nil, level: nil, threads: 1}}
@@ -176,7 +185,7 @@ defmodule Sidewinder.Kernel do
       iex> Sidewinder.Kernel.sort_options!(:op, [threads: 2, flag: true, d: nil], [d: "D"], [:flag])
       {[], %{flag: true}, [threads: 2]}
       iex> Sidewinder.Kernel.sort_options!(:op, [flog: true], [d: "D"], [:flag])
-      ** (Sidewinder.Error) op: flog: expected an option out of d, flag, backend, level, threads, got flog
+      ** (Sidewinder.Error) op: flog: expected an option out of d, flag, backend, level, threads, allow_tf32, got flog
   """
   @spec sort_options!(atom, keyword, keyword(String.t()), [atom]) :: {inputs, map, keyword}
   def sort_options!(op, options, tensors, names)

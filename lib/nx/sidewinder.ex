@@ -50,6 +50,8 @@ defmodule Sidewinder do
       `Sidewinder.Device.config/0`
     * `:level` - forces a CPU level, such as `"scalar"`; see `Sidewinder.Device.info/0`
     * `:threads` - how many CPU threads share the work
+    * `:allow_tf32` - whether matrix products of f32 on CUDA may round their factors to TF32; see
+      `Sidewinder.Kernel`
 
   Compilers other than `Nx.Defn.Evaluator` get an op, and its gradient, as an `Nx.block/4`, whose struct
   they may lower to a call of their own; else they compile the pure Nx form.

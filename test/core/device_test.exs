@@ -4,8 +4,8 @@ defmodule Sidewinder.DeviceTest do
   alias Sidewinder.{Calls, Device, Error, Kernel, Tensor}
 
   setup do
-    kept =
-      for name <- ["SIDEWINDER_BACKEND", "SIDEWINDER_THREADS"], do: {name, System.get_env(name)}
+    names = ~w(SIDEWINDER_BACKEND SIDEWINDER_THREADS SIDEWINDER_ALLOW_TF32)
+    kept = for name <- names, do: {name, System.get_env(name)}
 
     on_exit(fn ->
       for {name, value} <- kept,
@@ -13,6 +13,7 @@ defmodule Sidewinder.DeviceTest do
 
       Application.put_env(:sidewinder, :backend, :auto)
       Application.delete_env(:sidewinder, :threads)
+      Application.delete_env(:sidewinder, :allow_tf32)
       Device.configure()
     end)
   end
@@ -91,29 +92,37 @@ defmodule Sidewinder.DeviceTest do
     System.delete_env("SIDEWINDER_BACKEND")
     Application.put_env(:sidewinder, :backend, "cuda:3")
     Application.put_env(:sidewinder, :threads, 3)
-    assert Device.configure() == %{backend: {:cuda, 3}, threads: 3}
+    Application.put_env(:sidewinder, :allow_tf32, true)
+    assert Device.configure() == %{backend: {:cuda, 3}, threads: 3, allow_tf32: true}
     System.put_env("SIDEWINDER_BACKEND", "cpu")
     System.put_env("SIDEWINDER_THREADS", "2")
-    assert Device.configure() == %{backend: :cpu, threads: 2}
+    System.put_env("SIDEWINDER_ALLOW_TF32", "false")
+    assert Device.configure() == %{backend: :cpu, threads: 2, allow_tf32: false}
+    assert %{allow_tf32: true} = Device.configure(allow_tf32: true)
     assert Device.info().cpu.threads == 2
-    assert Device.configure(backend: :auto) == %{backend: :auto, threads: 2}
+    assert %{backend: :auto, threads: 2} = Device.configure(backend: :auto)
 
     inputs = Calls.inputs({4, 100, 64, 16})
     assert {:cpu, %{device: nil, threads: 2}} = Kernel.plan(inputs)
     assert {:cpu, %{device: nil, threads: 1}} = Kernel.plan(inputs, threads: 1)
-    assert {:io, %{device: 7}} = Kernel.plan(inputs, backend: "cuda:7")
+    assert {:io, %{device: 7, allow_tf32: false}} = Kernel.plan(inputs, backend: "cuda:7")
+    assert {:io, %{allow_tf32: true}} = Kernel.plan(inputs, backend: "cuda:7", allow_tf32: true)
   end
 
   test "wrong values are refused" do
     for {name, value} <- [
           {"SIDEWINDER_BACKEND", "gpu"},
           {"SIDEWINDER_THREADS", "many"},
-          {"SIDEWINDER_THREADS", "0"}
+          {"SIDEWINDER_THREADS", "0"},
+          {"SIDEWINDER_ALLOW_TF32", "maybe"}
         ] do
       System.put_env(name, value)
       assert_raise Error, fn -> Device.configure() end
       System.delete_env(name)
     end
+
+    assert %Error{kind: :option, argument: "allow_tf32", expected: "true or false"} =
+             catch_error(Kernel.plan(Calls.inputs({1, 2, 3, 4}), allow_tf32: :maybe))
 
     for text <- ["cuda:", "cuda:-1", "cuda:x", "", nil, 1, {:cuda, :a}] do
       assert_raise Error, fn -> Device.parse!(text) end

@@ -277,13 +277,7 @@ fn host_to_host_from_many_threads() {
     let Some(device) = gpu() else { return };
     let call = Call::full([4, 200, 300, 16]);
     let inputs = call.inputs(DType::F32);
-    let run = || {
-        let specs = SelectiveScan::outputs(&op::check::<SelectiveScan>(&op::specs(&inputs), &call.options).unwrap());
-        let mut results: Vec<_> = specs.unwrap().into_iter().map(|(name, s)| (name, Owned::poisoned(s))).collect();
-        let outputs = results.iter_mut().map(|(name, t)| (name.clone(), t.view_mut())).collect();
-        cuda::run_host::<SelectiveScan>(&device, &call.options, &inputs.map(Owned::view), outputs).unwrap();
-        results.into_iter().map(|(_, t)| t.view().bytes().to_vec()).collect::<Vec<_>>()
-    };
+    let run = || common::bits(&common::run_cuda::<SelectiveScan>(&call.options, &inputs, &device).unwrap());
     let first = run();
     std::thread::scope(|scope| {
         for _ in 0..8 {

@@ -9,11 +9,11 @@ use sidewinder_kernels::activations::{self, Activation as Function, Activations,
 use sidewinder_kernels::attention::Layout;
 use sidewinder_kernels::causal_conv1d::update::{self, CausalConv1dUpdate};
 use sidewinder_kernels::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
-use sidewinder_kernels::cuda::{Buffer, Device};
+use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::linear::{self, Linear, LinearBackward};
 use sidewinder_kernels::linear_scan::{self, LinearScan, LinearScanBackward};
 use sidewinder_kernels::mamba_block::{self, MambaBlock, MambaBlockBackward};
-use sidewinder_kernels::matmul;
+use sidewinder_kernels::matmul::{self, Matmul};
 use sidewinder_kernels::norm;
 use sidewinder_kernels::op::{self, Call, Named, Op};
 use sidewinder_kernels::rope;
@@ -461,5 +461,26 @@ fn a_table_is_uploaded_once_while_it_is_kept() {
         let mut got = Owned::poisoned(table.spec());
         device.lane().unwrap().download(&table, got.view_mut().bytes()).unwrap();
         assert_eq!(got.view().slice::<f64>().unwrap(), values);
+    }
+}
+
+/// A product of f32 is exact to f32 unless who asks for it allows less; and other types never change.
+#[test]
+fn factors_are_rounded_to_tf32_only_where_that_is_allowed() {
+    let Some(device) = gpu() else { return };
+    let inputs = named([("a", &[128, 256], -1.0, 1.0), ("b", &[256, 64], -1.0, 1.0)]);
+    for dtype in DType::FLOATS {
+        let inputs = cast::<Matmul>(&inputs, dtype);
+        let run = |lane: Lane| common::run_on::<Matmul>(&matmul::Options::default(), &inputs, &lane).unwrap();
+        let exact = run(device.lane().unwrap());
+        let allowed = run(device.lane().unwrap().allow_tf32(true));
+        let off = worst(allowed.get("c").unwrap(), exact.get("c").unwrap(), 0.0, 1.0);
+        if dtype == DType::F32 && device.facts().capability.0 >= 8 {
+            assert!((1e-5..2e-2).contains(&off), "{off}");
+        } else {
+            assert_eq!(off, 0.0, "{dtype}");
+        }
+        let next = run(device.lane().unwrap());
+        assert_eq!(common::bits(&next), common::bits(&exact), "a lane that comes back has forgotten it: {dtype}");
     }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::value::MapDeserializer;
 use serde::de::{DeserializeOwned, IntoDeserializer, Visitor};
 use sidewinder_kernels::cpu::{Exec, Level};
-use sidewinder_kernels::cuda::{self, Buffer, Device};
+use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::for_each_op;
 use sidewinder_kernels::op::{self, Named, Op};
@@ -25,9 +25,15 @@ struct Target {
     level: Option<String>,
     /// CPU threads; `None` is the default.
     threads: Option<usize>,
+    /// Whether matrix products on CUDA may round f32 to TF32.
+    allow_tf32: bool,
 }
 
 impl Target {
+    fn lane(&self, device: &Device) -> Result<Lane> {
+        Ok(device.lane()?.allow_tf32(self.allow_tf32))
+    }
+
     fn exec(&self) -> Result<Exec> {
         let default = Exec::default();
         Ok(Exec {
@@ -83,8 +89,8 @@ fn run_op<'a, O: Op>(env: Env<'a>, inputs: Term<'a>, options: Term<'a>, target: 
     let (inputs, held) = apart::<O>(inputs)?;
     let held = lock(&held)?;
     match target.device {
-        Some(ordinal) if on_device => on_buffers::<O>(env, &call, &inputs, held, &Device::get(ordinal)?),
-        device => on_binaries::<O>(env, (&call, &options), &inputs, held, (device, &target)),
+        Some(ordinal) if on_device => on_buffers::<O>(env, &call, &inputs, held, &target.lane(&Device::get(ordinal)?)?),
+        _ => on_binaries::<O>(env, &call, &inputs, held, &target),
     }
 }
 
@@ -172,10 +178,10 @@ fn decode_inputs<O: Op>(term: Term) -> Result<Named<Tensor>> {
 
 fn on_binaries<'a, O: Op>(
     env: Env<'a>,
-    (call, options): (&op::Call<O>, &O::Options),
+    call: &op::Call<O>,
     inputs: &Named<Tensor<'a>>,
     mut held: Vec<(op::Name, MutexGuard<Memory>)>,
-    (device, target): (Option<usize>, &Target),
+    target: &Target,
 ) -> Result<Term<'a>> {
     let views: Named<_> = inputs
         .iter()
@@ -188,9 +194,9 @@ fn on_binaries<'a, O: Op>(
     let new = outputs.iter_mut().map(|(name, output)| Ok((name.clone(), output.view_mut()?)));
     let changed = held.iter_mut().map(|(name, memory)| Ok((name.clone(), memory.on_host(name)?.view_mut()?)));
     let to = new.chain(changed).collect::<Result<_>>()?;
-    match device {
+    match target.device {
         None => call.cpu(&views, to, &target.exec()?)?,
-        Some(ordinal) => cuda::run_host::<O>(&Device::get(ordinal)?, options, &views, to)?,
+        Some(ordinal) => cuda::run_host::<O>(call, &views, to, &target.lane(&Device::get(ordinal)?)?)?,
     }
     Ok(named_terms(env, outputs.into_iter().map(|(name, output)| (name, output.into_term(env)))))
 }
@@ -200,17 +206,17 @@ fn on_buffers<'a, O: Op>(
     call: &op::Call<O>,
     inputs: &Named<Tensor<'a>>,
     held: Vec<(op::Name, MutexGuard<Memory>)>,
-    device: &Device,
+    lane: &Lane,
 ) -> Result<Term<'a>> {
+    let device = lane.device();
     let buffers = inputs.iter().map(|(name, tensor)| Ok((name.clone(), buffer_on(device, name, tensor)?)));
     let buffers: Named<&Buffer> = buffers.collect::<Result<_>>()?;
     let outputs =
         missing(call, &held).map(|(name, spec)| Ok((name, Buffer::new(device, spec)?))).collect::<Result<Vec<_>>>()?;
-    let lane = device.lane()?;
     let new = outputs.iter().map(|(name, buffer)| Ok((name.clone(), buffer)));
     let changed = held.iter().map(|(name, memory)| Ok((name.clone(), memory.on_device(name, device)?)));
     let to: Named<&Buffer> = new.chain(changed).collect::<Result<_>>()?;
-    call.cuda(&buffers, &to, &lane)?;
+    call.cuda(&buffers, &to, lane)?;
     lane.synchronize()?;
     Ok(named_terms(env, outputs.into_iter().map(|(name, buffer)| (name, buffer_term(env, buffer)))))
 }

@@ -22,6 +22,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
 
     * `--backend auto|cpu|cuda|cuda:N` - where to run
     * `--level LEVEL`, `--threads N` - how to run on the CPU
+    * `--allow-tf32` - on CUDA, matrix products of f32 may round their factors to TF32
     * `--type f32|bf16|f16|f64` - rounds the inputs to that type first; those that are always in the
       type of the arithmetic to `f32`, or `f64` for `f64`; masks stay the bytes that they are
     * `--case NAME` - takes the tensors named `NAME.*` out of a file of several cases
@@ -35,7 +36,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
   alias Sidewinder.{CommandLine, Error, Kernel, OpArguments, Ops, Safetensors, Tensor}
 
   @rounds "--type TYPE rounds all inputs to what fits together"
-  @where [backend: :string, level: :string, threads: :integer]
+  @where [backend: :string, level: :string, threads: :integer, allow_tf32: :boolean]
   @common [type: :string, case: :string, help: :boolean] ++ @where
 
   @impl true
@@ -130,7 +131,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
     mix sidewinder.run OP IN.safetensors OUT.safetensors [OPTIONS]
 
     Every op: --backend auto|cpu|cuda|cuda:N  --level LEVEL  --threads N  --type f32|bf16|f16|f64
-              --case NAME (tensors named NAME.* of a file of several cases)
+              --allow-tf32  --case NAME (tensors named NAME.* of a file of several cases)
     Tensors have one type; those marked wide are f32 beside bf16 and f16, and are cast so by --type.
     Those marked mask are bytes (U8 or BOOL), where any number but 0 is true. With cotangents in the
     file, gradients are written too.

@@ -194,6 +194,8 @@ pub(super) struct Product {
     pub types: [DType; 2],
     pub matrices: [Matrix; 3],
     pub epilogue: Epilogue,
+    /// Whether factors in f32 may be rounded to TF32.
+    pub tf32: bool,
 }
 
 impl Product {
@@ -240,7 +242,11 @@ impl Product {
 
     /// What the library is to compute. It takes the transposes in the other order: to^T = b^T a^T.
     fn operation(&self, fused: Fused, api: &Api) -> Result<Made> {
-        let ((scale, sum), [a, b, _]) = (types(self.types[0].wide()), self.matrices);
+        let ((scale, exact), [a, b, _]) = (types(self.types[0].wide()), self.matrices);
+        let sum = match self.types[0] {
+            DType::F32 if self.tf32 => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => exact,
+        };
         // SAFETY: writes one pointer.
         let create = |to| unsafe { (api.create_operation)(to, sum, scale) };
         let operation = Made::new("cublasLtMatmulDescCreate", api.destroy_operation, create)?;

@@ -21,6 +21,7 @@ pub struct Lane {
     /// `None` only while it is being dropped.
     core: Option<RefCell<Core>>,
     clock: Arc<Clock>,
+    tf32: bool,
 }
 
 // SAFETY: streams may be used from any thread, and a lane is used by one at a time.
@@ -107,7 +108,13 @@ impl Core {
 
 impl Lane {
     pub(super) fn new(device: Device, core: Core) -> Lane {
-        Lane { device, clock: core.clock.clone(), core: Some(RefCell::new(core)) }
+        Lane { device, clock: core.clock.clone(), core: Some(RefCell::new(core)), tf32: false }
+    }
+
+    /// The lane, whose matrix products may round factors in f32 to TF32, with 10 bits of mantissa, if `allow`.
+    pub fn allow_tf32(mut self, allow: bool) -> Lane {
+        self.tf32 = allow;
+        self
     }
 
     /// The device it belongs to.
@@ -163,8 +170,8 @@ impl Lane {
     }
 
     /// Queues the matrix product `to = a b` of matrices of the first type; the result has the second, which
-    /// is the first or that of its arithmetic. Sums are in f32 (f64 for f64), never in a narrower type such
-    /// as TF32. Fails with [`Kind::Unavailable`] where cuBLASLt is not found.
+    /// is the first or that of its arithmetic. Sums are in f32 (f64 for f64), and no factor is rounded unless
+    /// [`Lane::allow_tf32`] says so. Fails with [`Kind::Unavailable`] where cuBLASLt is not found.
     ///
     /// # Safety
     /// The matrices lie in memory of their sizes, at addresses of this lane.
@@ -205,8 +212,9 @@ impl Lane {
                 none => none.insert(blas::Handle::new()?),
             };
             let workspace = |bytes| core.workspace.at_least(bytes, &self.device, &self.clock);
+            let product = Product { types, matrices, epilogue, tf32: self.tf32 };
             // SAFETY: the caller's promise, and no size is 0.
-            unsafe { handle.multiply(&Product { types, matrices, epilogue }, self.stream().cast(), workspace) }
+            unsafe { handle.multiply(&product, self.stream().cast(), workspace) }
         });
         self.device.check()?;
         queued

@@ -13,12 +13,17 @@ use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 
 /// Runs an op on the CPU into poisoned outputs.
 pub fn run<O: Op>(options: &O::Options, inputs: &Named<Owned>, exec: &Exec) -> Result<Named<Owned>> {
-    into_poisoned::<O>(options, inputs, |views, outputs| op::run_cpu::<O>(options, views, outputs, exec))
+    into_poisoned::<O>(options, inputs, |call, views, outputs| call.cpu(views, outputs, exec))
 }
 
 /// Runs an op on a CUDA device, from host memory into poisoned outputs.
 pub fn run_cuda<O: Op>(options: &O::Options, inputs: &Named<Owned>, device: &Device) -> Result<Named<Owned>> {
-    into_poisoned::<O>(options, inputs, |views, outputs| cuda::run_host::<O>(device, options, views, outputs))
+    run_on::<O>(options, inputs, &device.lane()?)
+}
+
+/// The same on a lane.
+pub fn run_on<O: Op>(options: &O::Options, inputs: &Named<Owned>, lane: &Lane) -> Result<Named<Owned>> {
+    into_poisoned::<O>(options, inputs, |call, views, outputs| cuda::run_host::<O>(call, views, outputs, lane))
 }
 
 /// Milliseconds of a call on a device by events, around several calls.
@@ -43,12 +48,12 @@ pub fn median_and_least(lane: &Lane, mut call: impl FnMut() -> Result<()>) -> Re
 fn into_poisoned<O: Op>(
     options: &O::Options,
     inputs: &Named<Owned>,
-    run: impl FnOnce(&Named<View>, Named<ViewMut>) -> Result<()>,
+    run: impl FnOnce(&op::Call<O>, &Named<View>, Named<ViewMut>) -> Result<()>,
 ) -> Result<Named<Owned>> {
     let call = op::Call::<O>::new(op::specs(inputs), options)?;
     let mut outputs = call.outputs().map(|spec| Owned::poisoned(*spec));
     let views_mut = outputs.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
-    run(&inputs.map(Owned::view), views_mut)?;
+    run(&call, &inputs.map(Owned::view), views_mut)?;
     Ok(outputs)
 }
 
