@@ -132,11 +132,13 @@ const SQRT_2_BY_PI: f64 = 0.797_884_560_802_865_4;
 /// The cubic term of the tanh form of GELU.
 const CUBIC: f64 = 0.044715;
 
-/// `v (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (v + 0.044715 v^3)`, where the tanh is a sigmoid:
-/// `v sigmoid(2 u)`.
+/// `v (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (v + 0.044715 v^3)`, where the tanh is a sigmoid: it is
+/// `v / (1 + exp(-2 u))`, by a power of 2, whose factor is in the constants.
 #[inline(always)]
 pub fn gelu_tanh<V: Vector>(v: V) -> V {
-    v.mul(sigmoid(twice_gelu_argument(v)))
+    const LINEAR: f64 = -2.0 * SQRT_2_BY_PI * std::f64::consts::LOG2_E;
+    let power = v.mul(v).mul_add(V::constant(LINEAR * CUBIC), V::constant(LINEAR)).mul(v).exp2();
+    v.div(power.add(V::constant(1.0)))
 }
 
 /// `2 u`.
