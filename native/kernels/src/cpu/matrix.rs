@@ -3,10 +3,11 @@
 //! that depends on the sizes and the CPU alone, not on the number of threads.
 //!
 //! Products of few rows read the second matrix once and are bound by that; gemm, which packs it first, takes
-//! more than twice as long. They are computed here.
+//! more than twice as long. They are computed here, where it has 16-bit storage from that.
 
+use super::convert::widened;
 use super::pool::Shared;
-use super::{Exec, Real, Vector, Work, each_vector, pool, prefetch_near, unrolled};
+use super::{Exec, Real, Storage, Vector, Work, each_vector, pool, prefetch_near, unrolled};
 use crate::error::Result;
 use gemm::Parallelism;
 use std::ops::Range;
@@ -44,9 +45,15 @@ impl<'a, E> Matrix<'a, E> {
     }
 }
 
-/// Writes the product `a b`, row after row; or with `add`, adds it to what is there. Panics where the
-/// sizes do not fit each other.
-pub fn multiply<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, exec: &Exec) -> Result<()> {
+/// Writes the product `a b`, row after row; or with `add`, adds it to what is there. The second matrix may be in
+/// storage of another type. Panics where the sizes do not fit each other.
+pub fn multiply<S: Storage>(
+    a: Matrix<S::Wide>,
+    b: Matrix<S>,
+    to: &mut [S::Wide],
+    add: bool,
+    exec: &Exec,
+) -> Result<()> {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     assert!(b.rows == k && to.len() == m * n, "({m}, {k}) by ({}, {n}) into {}", b.rows, to.len());
     let threads = if m.saturating_mul(n).saturating_mul(k) < WORTH_SHARING { 1 } else { exec.threads };
@@ -54,6 +61,8 @@ pub fn multiply<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, ex
         let to = &Shared::new(to);
         return FewRows { a, b, add, to }.run(threads, exec);
     }
+    let wide = widened::<S>(b.values, exec)?;
+    let b = Matrix { values: &wide, rows: b.rows, columns: b.columns, strides: b.strides };
     if b.strides[0] == 1 && (SEVERAL..n).contains(&m) {
         return by_columns(a, b, to, add, threads);
     }
@@ -164,14 +173,14 @@ const AHEAD: usize = 512;
 const WIDE: usize = 1024;
 
 /// A product of few rows.
-struct FewRows<'a, E> {
-    a: Matrix<'a, E>,
-    b: Matrix<'a, E>,
+struct FewRows<'a, S: Storage> {
+    a: Matrix<'a, S::Wide>,
+    b: Matrix<'a, S>,
     add: bool,
-    to: &'a Shared<'a, E>,
+    to: &'a Shared<'a, S::Wide>,
 }
 
-impl<E: Real> FewRows<'_, E> {
+impl<S: Storage> FewRows<'_, S> {
     /// Shares the columns of the result among threads.
     fn run(&self, threads: usize, exec: &Exec) -> Result<()> {
         match self.a.rows {
@@ -189,8 +198,8 @@ impl<E: Real> FewRows<'_, E> {
         pool::for_each(threads, columns.div_ceil(each), |piece| {
             let columns = piece * each..columns.min((piece + 1) * each);
             match by_columns {
-                true => E::dispatch(exec.level, Dots::<E, M, T> { of: self, columns }),
-                false => E::dispatch(exec.level, Rows::<E, M, T> { of: self, columns }),
+                true => S::Wide::dispatch(exec.level, Dots::<S, M, T> { of: self, columns }),
+                false => S::Wide::dispatch(exec.level, Rows::<S, M, T> { of: self, columns }),
             }
         })
     }
@@ -201,29 +210,29 @@ impl<E: Real> FewRows<'_, E> {
     /// Nobody else has these elements.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
-    unsafe fn result(&self, row: usize, columns: Range<usize>) -> &mut [E] {
+    unsafe fn result(&self, row: usize, columns: Range<usize>) -> &mut [S::Wide] {
         // SAFETY: the caller's promise.
         unsafe { self.to.part(row * self.b.columns + columns.start, columns.len()) }
     }
 
     #[inline(always)]
-    fn row_of_a(&self, row: usize) -> &[E] {
+    fn row_of_a(&self, row: usize) -> &[S::Wide] {
         &self.a.values[row * self.a.strides[0]..][..self.a.columns]
     }
 }
 
 /// Some columns of the result where the second matrix has its columns one behind the other: each element
 /// is the sum of a product of two slices.
-struct Dots<'a, E, const M: usize, const T: usize> {
-    of: &'a FewRows<'a, E>,
+struct Dots<'a, S: Storage, const M: usize, const T: usize> {
+    of: &'a FewRows<'a, S>,
     columns: Range<usize>,
 }
 
-impl<E: Real, const M: usize, const T: usize> Work<E> for Dots<'_, E, M, T> {
+impl<S: Storage, const M: usize, const T: usize> Work<S::Wide> for Dots<'_, S, M, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<V: Vector<Element = E>>(self) {
+    fn run<V: Vector<Element = S::Wide>>(self) {
         let mut column = self.columns.start;
         while column < self.columns.end {
             let count = T.min(self.columns.end - column);
@@ -233,9 +242,9 @@ impl<E: Real, const M: usize, const T: usize> Work<E> for Dots<'_, E, M, T> {
     }
 }
 
-impl<E: Real, const M: usize, const T: usize> Dots<'_, E, M, T> {
+impl<S: Storage, const M: usize, const T: usize> Dots<'_, S, M, T> {
     #[inline(always)]
-    fn together<V: Vector<Element = E>>(&self, column: usize, count: usize) {
+    fn together<V: Vector<Element = S::Wide>>(&self, column: usize, count: usize) {
         let (of, inner) = (self.of, self.of.b.rows);
         let mut sums = [[V::zero(); T]; M];
         let mut b = [&[][..]; T];
@@ -243,7 +252,7 @@ impl<E: Real, const M: usize, const T: usize> Dots<'_, E, M, T> {
             // Columns past the last are computed as the last, and not written.
             *b = &of.b.values[(column + k.min(count - 1)) * of.b.strides[1]..][..inner];
         }
-        let a: [&[E]; M] = std::array::from_fn(|row| &of.row_of_a(row)[..inner]);
+        let a: [&[S::Wide]; M] = std::array::from_fn(|row| &of.row_of_a(row)[..inner]);
         each_vector!(inner, |at, end| {
             let mut factors = [V::zero(); M];
             unrolled!(row < M, {
@@ -251,7 +260,7 @@ impl<E: Real, const M: usize, const T: usize> Dots<'_, E, M, T> {
             });
             unrolled!(k < T, {
                 prefetch_near(b[k].as_ptr(), at + AHEAD);
-                let values = V::load_partial(&b[k][at..end]);
+                let values = S::load::<V>(&b[k][at..end]);
                 unrolled!(row < M, {
                     sums[row][k] = values.mul_add(factors[row], sums[row][k]);
                 });
@@ -270,16 +279,16 @@ impl<E: Real, const M: usize, const T: usize> Dots<'_, E, M, T> {
 
 /// Some columns of the result where the second matrix has its rows one behind the other: four of them at
 /// a time are added to the result.
-struct Rows<'a, E, const M: usize, const T: usize> {
-    of: &'a FewRows<'a, E>,
+struct Rows<'a, S: Storage, const M: usize, const T: usize> {
+    of: &'a FewRows<'a, S>,
     columns: Range<usize>,
 }
 
-impl<E: Real, const M: usize, const T: usize> Work<E> for Rows<'_, E, M, T> {
+impl<S: Storage, const M: usize, const T: usize> Work<S::Wide> for Rows<'_, S, M, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<V: Vector<Element = E>>(self) {
+    fn run<V: Vector<Element = S::Wide>>(self) {
         let mut inner = 0;
         while inner < self.of.b.rows {
             let count = T.min(self.of.b.rows - inner);
@@ -291,9 +300,9 @@ impl<E: Real, const M: usize, const T: usize> Work<E> for Rows<'_, E, M, T> {
     }
 }
 
-impl<E: Real, const M: usize, const T: usize> Rows<'_, E, M, T> {
+impl<S: Storage, const M: usize, const T: usize> Rows<'_, S, M, T> {
     #[inline(always)]
-    fn add_rows<V: Vector<Element = E>>(&self, row: usize, inner: usize, count: usize) {
+    fn add_rows<V: Vector<Element = S::Wide>>(&self, row: usize, inner: usize, count: usize) {
         let (of, width) = (self.of, self.columns.len());
         // SAFETY: pieces share no column.
         let to = unsafe { of.result(row, self.columns.clone()) };
@@ -308,7 +317,7 @@ impl<E: Real, const M: usize, const T: usize> Rows<'_, E, M, T> {
             let mut sum = if fresh { V::zero() } else { V::load_partial(&to[at..end]) };
             let mut k = 0;
             while k < count {
-                sum = V::load_partial(&b[k][at..end]).mul_add(factors[k], sum);
+                sum = S::load::<V>(&b[k][at..end]).mul_add(factors[k], sum);
                 k += 1;
             }
             sum.store_partial(&mut to[at..end]);

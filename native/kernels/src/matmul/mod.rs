@@ -105,15 +105,15 @@ fn on_lane(buffers: &Named<&Buffer>, name: &str, [rows, columns]: [usize; 2], la
 }
 
 /// Writes the product of two matrices, each as it lies or transposed.
-fn product<S: Storage>(factors: [(&View, [usize; 2], bool); 2], to: ViewMut, exec: &Exec) -> Result<()> {
-    let [a, b] = factors.map(|(view, ..)| widened::<S>(view.slice()?, exec));
-    let (a, b) = (a?, b?);
-    let [of_a, of_b] = factors.map(|(_, sizes, transposed)| (sizes, transposed));
-    let shaped = |values, ([rows, columns], transposed): ([usize; 2], bool)| {
-        let matrix = matrix::Matrix::new(values, rows, columns);
-        if transposed { matrix.transposed() } else { matrix }
-    };
-    rounded::<S>(to.slice()?, exec, |to| matrix::multiply(shaped(&a, of_a), shaped(&b, of_b), to, false, exec))
+fn product<S: Storage>([a, b]: [(&View, [usize; 2], bool); 2], to: ViewMut, exec: &Exec) -> Result<()> {
+    let wide = widened::<S>(a.0.slice()?, exec)?;
+    let b = shaped(b.0.slice::<S>()?, b.1, b.2);
+    rounded::<S>(to.slice()?, exec, |to| matrix::multiply(shaped(&wide, a.1, a.2), b, to, false, exec))
+}
+
+fn shaped<E>(values: &[E], [rows, columns]: [usize; 2], transposed: bool) -> matrix::Matrix<'_, E> {
+    let matrix = matrix::Matrix::new(values, rows, columns);
+    if transposed { matrix.transposed() } else { matrix }
 }
 
 /// The gradient of [`Matmul`].
