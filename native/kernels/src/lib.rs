@@ -2,7 +2,7 @@
 //!
 //! Read in this order: [`tensor`] and [`error`] (what goes in and out), [`op`] (what an op is),
 //! [`cpu`] and [`cuda`] (what kernels are written with), then the ops, one folder each; [`place`] is for
-//! ops that are made of other ops.
+//! ops that are made of other ops, and [`mamba`] is a model made of them.
 
 pub mod cpu;
 pub mod cuda;
@@ -11,12 +11,14 @@ pub mod op;
 pub mod place;
 pub mod safetensors;
 pub mod tensor;
+pub mod tokenizer;
 
 pub mod activations;
 pub mod attention;
 pub mod causal_conv1d;
 pub mod linear;
 pub mod linear_scan;
+pub mod mamba;
 pub mod mamba_block;
 pub mod matmul;
 pub mod mha;

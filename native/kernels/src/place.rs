@@ -42,6 +42,12 @@ pub trait Place {
 
     /// Memory for a tensor.
     fn empty(&self, spec: Spec) -> Result<Self::Owned>;
+    /// The same with zeros in it.
+    fn zeros(&self, spec: Spec) -> Result<Self::Owned>;
+    /// The same with what lies in a tensor on the host.
+    fn bring(&self, from: View) -> Result<Self::Owned>;
+    /// Copies a tensor to one of its size on the host, and waits for all that is queued before.
+    fn fetch(&self, from: &Self::View<'_>, to: ViewMut) -> Result<()>;
     /// A tensor in between, to read.
     fn view<'a>(of: &'a Self::Owned) -> Self::View<'a>;
     /// A tensor in between, to write.
@@ -70,6 +76,8 @@ pub trait Place {
     ) -> Result<()>;
     /// Computes element by element, from tensors of one type and shape to another of them.
     fn map(&self, map: Map, inputs: &[Self::View<'_>], to: Self::ViewMut<'_>) -> Result<()>;
+    /// Copies the rows of a table that have these numbers, which must be there.
+    fn gather(&self, table: &Self::View<'_>, rows: &[u32], to: Self::ViewMut<'_>) -> Result<()>;
     /// Copies rows of heads, as far as the tensors were made for them.
     fn copy_rows(&self, copy: &CopyRows, from: &Self::View<'_>, to: &mut Self::ViewMut<'_>) -> Result<()>;
 }
@@ -84,6 +92,16 @@ impl Place for Cpu<'_> {
 
     fn empty(&self, spec: Spec) -> Result<Owned> {
         Ok(Owned::poisoned(spec))
+    }
+    fn zeros(&self, spec: Spec) -> Result<Owned> {
+        Ok(Owned::zeros(spec))
+    }
+    fn bring(&self, from: View) -> Result<Owned> {
+        Ok(from.cast(from.spec().dtype))
+    }
+    fn fetch(&self, from: &View, to: ViewMut) -> Result<()> {
+        to.bytes().copy_from_slice(from.bytes());
+        Ok(())
     }
     fn view<'a>(of: &'a Owned) -> View<'a> {
         of.view()
@@ -124,6 +142,13 @@ impl Place for Cpu<'_> {
     fn map(&self, map: Map, inputs: &[View], to: ViewMut) -> Result<()> {
         elementwise::map(map, inputs, to, self.0)
     }
+    fn gather(&self, table: &View, rows: &[u32], to: ViewMut) -> Result<()> {
+        let bytes = table.bytes().len() / table.spec().shape[0].max(1);
+        for (row, to) in rows.iter().zip(to.bytes().chunks_exact_mut(bytes.max(1))) {
+            to.copy_from_slice(&table.bytes()[*row as usize * bytes..][..bytes]);
+        }
+        Ok(())
+    }
     fn copy_rows(&self, copy: &CopyRows, from: &View, to: &mut ViewMut) -> Result<()> {
         copy.cpu(from, to);
         Ok(())
@@ -140,6 +165,19 @@ impl Place for Cuda<'_> {
 
     fn empty(&self, spec: Spec) -> Result<Buffer> {
         self.0.temporary(spec)
+    }
+    fn zeros(&self, spec: Spec) -> Result<Buffer> {
+        let zeros = self.0.temporary(spec)?;
+        self.0.fill(&zeros, 0)?;
+        Ok(zeros)
+    }
+    fn bring(&self, from: View) -> Result<Buffer> {
+        let buffer = self.0.temporary(from.spec())?;
+        self.0.upload(from.bytes(), &buffer)?;
+        Ok(buffer)
+    }
+    fn fetch(&self, from: &Buffer, to: ViewMut) -> Result<()> {
+        self.0.download(from, to.bytes())
     }
     fn view(of: &Buffer) -> Buffer {
         of.clone()
@@ -175,6 +213,9 @@ impl Place for Cuda<'_> {
     }
     fn map(&self, map: Map, inputs: &[Buffer], to: Buffer) -> Result<()> {
         cuda::map(map, &inputs.iter().collect::<Vec<_>>(), &to, self.0)
+    }
+    fn gather(&self, table: &Buffer, rows: &[u32], to: Buffer) -> Result<()> {
+        cuda::gather(table, rows, &to, self.0)
     }
     fn copy_rows(&self, copy: &CopyRows, from: &Buffer, to: &mut Buffer) -> Result<()> {
         copy.cuda(from, to, self.0)

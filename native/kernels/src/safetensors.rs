@@ -69,9 +69,7 @@ impl Reader {
 
     /// The type and shape of an entry, if it is of one of our element types.
     pub fn spec(&self, entry: &Entry) -> Result<Spec> {
-        // What files call truth values are bytes too.
-        let name = if entry.dtype == "BOOL" { "U8" } else { &entry.dtype };
-        let dtype = DType::ALL.into_iter().find(|&dtype| file_type(dtype).to_string() == name).ok_or_else(|| {
+        let dtype = our_type(&entry.dtype).ok_or_else(|| {
             Error::new(Kind::DType, &*entry.name).expected("F64, F32, BF16, F16, U8 or BOOL").got(&entry.dtype)
         })?;
         Spec::new(dtype, &entry.shape)
@@ -135,14 +133,35 @@ pub fn write(path: &Path, tensors: &[(&str, View)]) -> Result<()> {
 }
 
 fn serialize(tensors: &[(&str, View)], path: &Path) -> std::result::Result<(), String> {
-    let views: std::result::Result<Vec<_>, _> = tensors
-        .iter()
-        .map(|(name, view)| {
-            let spec = view.spec();
-            TensorView::new(file_type(spec.dtype), spec.shape.to_vec(), view.bytes()).map(|v| (*name, v))
-        })
-        .collect();
-    safetensors::serialize_to_file(views.map_err(|e| e.to_string())?, None, path).map_err(|e| e.to_string())
+    safetensors::serialize_to_file(views(tensors)?, None, path).map_err(|e| e.to_string())
+}
+
+fn views<'t>(tensors: &[(&'t str, View<'t>)]) -> std::result::Result<Vec<(&'t str, TensorView<'t>)>, String> {
+    let view = |(name, view): &(&'t str, View<'t>)| {
+        let spec = view.spec();
+        TensorView::new(file_type(spec.dtype), spec.shape.to_vec(), view.bytes()).map(|v| (*name, v))
+    };
+    tensors.iter().map(view).collect::<std::result::Result<_, _>>().map_err(|e| e.to_string())
+}
+
+/// Tensors as the bytes of a file.
+pub fn to_bytes(tensors: &[(&str, View)]) -> Result<Vec<u8>> {
+    views(tensors)
+        .and_then(|views| safetensors::serialize(views, None).map_err(|e| e.to_string()))
+        .map_err(|e| Error::new(Kind::Argument, "tensors").expected("tensors that a file can hold").got(e))
+}
+
+/// The tensors of the bytes of a file, all of our element types. `name` is for errors.
+pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Vec<(String, Owned)>> {
+    let wrong = |got: String| Error::new(Kind::Argument, name).expected("the bytes of a safetensors file").got(got);
+    let tensors = safetensors::SafeTensors::deserialize(bytes).map_err(|e| wrong(e.to_string()))?;
+    let owned = |(name, view): (String, TensorView)| {
+        let dtype = our_type(&view.dtype().to_string()).ok_or_else(|| wrong(format!("{name} of {}", view.dtype())))?;
+        let mut tensor = Owned::poisoned(Spec::new(dtype, view.shape())?);
+        tensor.view_mut().bytes().copy_from_slice(view.data());
+        Ok((name, tensor))
+    };
+    tensors.tensors().into_iter().map(owned).collect()
 }
 
 fn rename(from: &Path, to: &Path) -> std::result::Result<(), String> {
@@ -150,6 +169,13 @@ fn rename(from: &Path, to: &Path) -> std::result::Result<(), String> {
         .and_then(|file| file.sync_all())
         .and_then(|()| std::fs::rename(from, to))
         .map_err(|e| e.to_string())
+}
+
+/// The element type that files call so, if it is one of ours.
+fn our_type(name: &str) -> Option<DType> {
+    // What files call truth values are bytes too.
+    let name = if name == "BOOL" { "U8" } else { name };
+    DType::ALL.into_iter().find(|&dtype| file_type(dtype).to_string() == name)
 }
 
 fn file_type(dtype: DType) -> Dtype {

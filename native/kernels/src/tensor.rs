@@ -329,6 +329,17 @@ impl<'a> View<'a> {
         ArrayD::from_shape_vec(&self.spec.shape[..], values).expect("as many values as the shape says")
     }
 
+    /// The same values, rounded to another type.
+    pub fn cast(&self, dtype: DType) -> Owned {
+        let mut cast = Owned::poisoned(Spec { dtype, ..self.spec });
+        with_any_type!(self.spec.dtype, F => with_any_type!(dtype, T => {
+            let to = cast.view_mut().slice::<T>().expect("its own type");
+            let from = self.slice::<F>().expect("its own type");
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = T::from_f64(from.to_f64()));
+        }));
+        cast
+    }
+
     /// The raw bytes.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
@@ -404,6 +415,11 @@ impl Owned {
         Owned { spec, words: vec![u64::MAX; spec.bytes().div_ceil(8)] }
     }
 
+    /// All bits clear: zeros in every type.
+    pub fn zeros(spec: Spec) -> Owned {
+        Owned { spec, words: vec![0; spec.bytes().div_ceil(8)] }
+    }
+
     /// The values `value(0)`, `value(1)` and so on, rounded to the type of `spec`.
     pub fn from_fn(spec: Spec, value: impl FnMut(usize) -> f64) -> Owned {
         let mut tensor = Owned::poisoned(spec);
@@ -427,9 +443,7 @@ impl Owned {
 
     /// The same values, rounded to another type.
     pub fn cast(&self, dtype: DType) -> Owned {
-        let mut cast = Owned::poisoned(Spec { dtype, ..self.spec });
-        cast.view_mut().store_f64(&self.view().to_f64());
-        cast
+        self.view().cast(dtype)
     }
 }
 

@@ -5,9 +5,9 @@ use super::buffer::Buffer;
 use super::device::Device;
 use super::event::{Event, Mark};
 use super::kernel::Kernel;
-use super::staging::Staging;
+use super::staging::{Pinned, Staging};
 use crate::error::{Error, Kind, Result};
-use crate::tensor::{DType, Described, Spec};
+use crate::tensor::{DType, Described, Owned, Spec};
 use cudarc::driver::sys::{self, CUresult};
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -254,6 +254,74 @@ impl Lane {
         self.device.answer(code, "cuLaunchKernel")
     }
 
+    /// The same, and the kernel may begin before what was queued before it is done: it waits for that itself, with
+    /// `griddepcontrol.wait`, before it reads or writes what others write. On devices that cannot do that it begins
+    /// when all is done.
+    ///
+    /// # Safety
+    /// As above, and the kernel waits.
+    pub unsafe fn launch_early<P: Copy>(
+        &self,
+        kernel: &Kernel,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        params: &P,
+    ) -> Result<()> {
+        use sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
+        if self.device.facts().capability.0 < 9 {
+            // SAFETY: the caller's promise.
+            return unsafe { self.launch_with(kernel, grid, threads, shared, params) };
+        }
+        self.device.bind()?;
+        // SAFETY: zeros are a value of each field.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = EARLY;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.stream(),
+            attrs: &mut attribute,
+            numAttrs: 1,
+        };
+        let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
+        // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
+        let code =
+            unsafe { sys::cuLaunchKernelEx(&config, kernel.function(), arguments.as_mut_ptr(), std::ptr::null_mut()) };
+        self.device.answer(code, "cuLaunchKernelEx")
+    }
+
+    /// Where a buffer lies, for recorded work whose owner keeps it, and sees to it that nobody writes to it meanwhile.
+    pub fn recorded_address(&self, buffer: &Buffer) -> u64 {
+        buffer.address()
+    }
+
+    /// Queues a copy of pinned bytes, from `first` on, that fill a buffer. They must stay as they are until it is done.
+    pub fn from_pinned(&self, from: &Pinned, first: usize, to: &Buffer) -> Result<()> {
+        let bytes = to.spec().bytes();
+        let from = from.bytes()[first..first + bytes].as_ptr();
+        self.device.bind()?;
+        // SAFETY: both ranges have these bytes.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to.address(), from.cast(), bytes, self.stream()) };
+        self.device.answer(code, "cuMemcpyHtoDAsync")
+    }
+
+    /// Queues a copy of a buffer to pinned bytes from `first` on, which must not be read until it is done.
+    pub fn to_pinned(&self, from: &Buffer, to: &Pinned, first: usize) -> Result<()> {
+        let bytes = from.spec().bytes();
+        let to = to.bytes()[first..first + bytes].as_ptr().cast_mut();
+        self.device.bind()?;
+        // SAFETY: both ranges have these bytes.
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from.address(), bytes, self.stream()) };
+        self.device.answer(code, "cuMemcpyDtoHAsync")
+    }
+
     /// Copies host bytes into a buffer of the same size.
     pub fn upload(&self, from: &[u8], to: &Buffer) -> Result<()> {
         self.upload_all(&[(from, to)])
@@ -280,6 +348,13 @@ impl Lane {
         self.synchronize()
     }
 
+    /// A buffer's contents, when all that the lane has queued is done.
+    pub fn downloaded(&self, from: &Buffer) -> Result<Owned> {
+        let mut to = Owned::poisoned(from.spec());
+        self.download(from, to.view_mut().bytes())?;
+        Ok(to)
+    }
+
     /// Queues a copy of a buffer into another of the same size.
     pub fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
         same_size(from.spec().bytes(), to)?;
@@ -295,13 +370,18 @@ impl Lane {
 
     /// Fills a buffer with bytes of all ones, which read as NaN in every float type. For tests.
     pub fn poison(&self, buffer: &Buffer) -> Result<()> {
+        self.fill(buffer, 0xff)
+    }
+
+    /// Fills a buffer with one byte.
+    pub fn fill(&self, buffer: &Buffer, byte: u8) -> Result<()> {
         let (address, bytes) = (self.address(buffer)?, buffer.spec().bytes());
         if bytes == 0 {
             return Ok(());
         }
         self.device.bind()?;
         // SAFETY: the range is the whole buffer.
-        self.device.answer(unsafe { sys::cuMemsetD8Async(address, 0xff, bytes, self.stream()) }, "cuMemsetD8Async")
+        self.device.answer(unsafe { sys::cuMemsetD8Async(address, byte, bytes, self.stream()) }, "cuMemsetD8Async")
     }
 
     /// Waits until all that was queued is done; reports errors of kernels that ran.

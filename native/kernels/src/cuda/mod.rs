@@ -14,6 +14,8 @@ mod driver;
 mod elementwise;
 mod event;
 mod find;
+mod gather;
+mod graph;
 mod kernel;
 mod lane;
 mod memory;
@@ -31,9 +33,12 @@ pub use device::{Device, Facts};
 pub use driver::{DeviceInfo, devices};
 pub use elementwise::{function, map, pack};
 pub use event::Mark;
+pub use gather::gather;
+pub use graph::Graph;
 pub use kernel::{Kernel, Source};
 pub use lane::Lane;
 pub use run::run_host;
+pub use staging::Pinned;
 pub use sum::columns;
 
 /// The element types, rounding and functions that every kernel source begins with.

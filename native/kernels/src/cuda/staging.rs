@@ -173,7 +173,8 @@ impl<'a> Arrival<'a> {
 }
 
 /// Host memory that the device reads and writes by itself.
-struct Pinned {
+/// Memory on the host that a device reads and writes without the driver's help.
+pub struct Pinned {
     device: Device,
     start: *mut u8,
     bytes: usize,
@@ -183,11 +184,27 @@ struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    fn new(device: &Device, bytes: usize) -> Result<Pinned> {
+    /// So many bytes, which hold anything.
+    pub fn new(device: &Device, bytes: usize) -> Result<Pinned> {
+        device.bind()?;
         let mut start = std::ptr::null_mut();
         // SAFETY: writes one pointer; flag 1 makes the memory pinned for every context.
         device.answer(unsafe { sys::cuMemHostAlloc(&mut start, bytes, 1) }, "cuMemHostAlloc")?;
         Ok(Pinned { device: device.clone(), start: start.cast(), bytes })
+    }
+}
+
+impl Pinned {
+    /// To read, when no copy to it is under way.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the allocation, of bytes that are something or other.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+    }
+
+    /// To write, when no copy from it is under way.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and nobody else has it.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 }
 

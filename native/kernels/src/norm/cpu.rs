@@ -53,10 +53,14 @@ struct Given<'a, S: Storage> {
 
 impl<'a, S: Storage> Given<'a, S> {
     fn new(problem: &Problem, inputs: &Named<View<'a>>) -> Result<Self> {
+        Given::of(inputs.get("x")?.slice()?, problem, inputs)
+    }
+
+    fn of(x: &'a [S], problem: &Problem, inputs: &Named<View<'a>>) -> Result<Self> {
         let of = S::Wide::from_f64;
         let (scale, mean) = problem.scales();
         Ok(Given {
-            x: inputs.get("x")?.slice()?,
+            x,
             w: inputs.get("w")?.slice()?,
             b: inputs.find("b").map(View::slice).transpose()?,
             columns: problem.columns,
@@ -268,6 +272,58 @@ impl<S: Storage, F: Unary> Forward<'_, S, F> {
                 S::store(value, &mut y[at..end]);
             }
         });
+    }
+}
+
+/// Adds `x` to `sum`, and computes the norm of that.
+pub fn add(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.x.dtype, S => add_as::<S>(problem, inputs, outputs, exec))
+}
+
+fn add_as<S: Storage>(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    // Of the sums there is nothing to be had before they are made.
+    let given = Given::<S::Wide>::of(&[], problem, inputs)?;
+    let x = inputs.get("x")?.slice::<S>()?;
+    let sum = Shared::new(outputs.expect("sum")?.slice::<S::Wide>()?);
+    let y = Shared::new(outputs.expect("y")?.slice::<S>()?);
+    let rows_each = (PIECE / problem.columns.max(1)).max(1);
+    let threads = if x.len() < WORTH_SHARING { 1 } else { exec.threads };
+    pool::for_each(threads, problem.rows.div_ceil(rows_each), |piece| {
+        let rows = piece * rows_each..problem.rows.min((piece + 1) * rows_each);
+        let work = Adding::<S> { given: &given, x, rows, sum: &sum, y: &y };
+        S::Wide::dispatch(exec.level, work);
+    })
+}
+
+struct Adding<'a, S: Storage> {
+    given: &'a Given<'a, S::Wide>,
+    x: &'a [S],
+    rows: Range<usize>,
+    sum: &'a Shared<'a, S::Wide>,
+    y: &'a Shared<'a, S>,
+}
+
+impl<S: Storage> Work<S::Wide> for Adding<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let columns = self.given.columns;
+        let w = &self.given.w[..columns];
+        for row in self.rows.clone() {
+            let x = &self.x[row * columns..][..columns];
+            // SAFETY: pieces share no row.
+            let (sum, y) = unsafe { (self.sum.part(row * columns, columns), self.y.part(row * columns, columns)) };
+            each_vector!(columns, |at, end| {
+                let total = V::load_partial(&sum[at..end]).add(S::load::<V>(&x[at..end]));
+                total.store_partial(&mut sum[at..end]);
+            });
+            let r = self.given.statistics::<V>(sum).rs;
+            each_vector!(columns, |at, end| {
+                let unit = V::load_partial(&sum[at..end]).mul(r);
+                S::store(unit.mul(V::load_partial(&w[at..end])), &mut y[at..end]);
+            });
+        }
     }
 }
 

@@ -25,6 +25,8 @@ const BACKWARD: Source = Source {
     ),
 };
 
+const ADD: Source = Source { name: "add_norm", text: include_str!("add.cu") };
+
 const SUMS: Source = Source { name: "norm_sums", text: include_str!("sums.cu") };
 
 /// Threads that a block has at least, if it may have several rows.
@@ -38,6 +40,8 @@ const HELD_WIDE: usize = 128;
 /// Columns of a block of the sums; the same constants are declared in `sums.cu`.
 const SUMS_COLUMNS: usize = 8;
 const SUMS_THREADS: u32 = 128;
+/// Threads that have a row to which something is added.
+const ADD_THREADS: u32 = 256;
 /// Bytes of shared memory that the gradient has beside its rows.
 const OTHER_SHARED: usize = 6 << 10;
 
@@ -72,6 +76,20 @@ struct Sums {
     to: [u64; 2],
     slots: i64,
     columns: i64,
+}
+
+/// The parameters of a norm that adds first; the same struct is declared in `add.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Add<R> {
+    x: u64,
+    w: u64,
+    sum: u64,
+    y: u64,
+    columns: i64,
+    eps: R,
+    scale: R,
+    to_mean: R,
 }
 
 /// How threads share rows.
@@ -176,6 +194,15 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     }
 }
 
+/// Queues a norm that adds first.
+pub fn add(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let call = Call { problem, inputs, outputs, lane };
+    match problem.x.dtype {
+        DType::F64 => call.add::<f64>(),
+        _ => call.add::<f32>(),
+    }
+}
+
 struct Call<'a> {
     problem: &'a Problem,
     inputs: &'a Named<&'a Buffer>,
@@ -236,6 +263,29 @@ impl Call<'_> {
         unsafe {
             self.lane.launch(&kernel, [grid_size(columns.div_ceil(SUMS_COLUMNS))?, kinds, 1], SUMS_THREADS, &params)
         }
+    }
+
+    fn add<R: Element>(&self) -> Result<()> {
+        let Problem { rows, columns, eps, eps_mode, .. } = *self.problem;
+        if rows == 0 {
+            return Ok(());
+        }
+        let (scale, to_mean) = self.problem.scales();
+        let params = Add {
+            x: self.lane.address(self.inputs.get("x")?)?,
+            w: self.lane.address(self.inputs.get("w")?)?,
+            sum: self.lane.address(self.outputs.get("sum")?)?,
+            y: self.lane.address(self.outputs.get("y")?)?,
+            columns: columns as i64,
+            eps: R::from_f64(eps),
+            scale: R::from_f64(scale),
+            to_mean: R::from_f64(to_mean),
+        };
+        let outside = u32::from(eps_mode == EpsMode::Outside);
+        let options = format!("{} -DTHREADS={ADD_THREADS} -DOUTSIDE={outside}", types(self.problem.x.dtype));
+        let kernel = self.lane.device().kernel(&ADD, &options)?;
+        // SAFETY: Add is the struct that the kernel declares; the op's checks prove the sizes.
+        unsafe { self.lane.launch(&kernel, [grid_size(rows)?, 1, 1], ADD_THREADS, &params) }
     }
 
     fn params<R: Element>(&self, to: &str) -> Result<Params<R>> {

@@ -22,6 +22,7 @@
 //! rounded once. Squares are scaled by a power of two near `1 / sqrt(D)`, so that numbers up to 1e18 do not
 //! overflow f32. All sums are done in an order that depends on the sizes alone (on a GPU, on it too).
 
+pub mod add;
 mod cpu;
 mod cuda;
 mod reference;

@@ -1,0 +1,278 @@
+//! Models in safetensors files, with the names that Hugging Face's `MambaForCausalLM` or the `mamba_ssm`
+//! package gives their tensors.
+
+use super::config::Config;
+use super::weights::Weight;
+use super::{Layer, Weights};
+use crate::error::{Error, Kind, Result};
+use crate::mamba_block::MambaBlock;
+use crate::op::{Named, Op};
+use crate::safetensors::{Entry, Reader};
+use crate::tensor::{DType, Described, Owned, Shape};
+use memmap2::Mmap;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Tensors by the names that they have in files.
+pub struct Checkpoint {
+    /// Where they come from, for errors.
+    name: String,
+    config: Option<Config>,
+    tensors: BTreeMap<String, Found>,
+}
+
+/// A tensor, or why it is none that a model can have.
+type Found = Result<Weight>;
+
+/// A weight of a layer: our name, that in files, and its shape there.
+struct Part {
+    name: &'static str,
+    file: &'static str,
+    dims: fn(&Config) -> Vec<usize>,
+}
+
+const NORM: &str = "norm.weight";
+
+/// The weights of a block, by the names of [`MambaBlock`].
+const BLOCK: [Part; 11] = [
+    Part { name: "in_proj", file: "mixer.in_proj.weight", dims: |c| vec![2 * c.inner, c.width] },
+    Part { name: "in_proj_b", file: "mixer.in_proj.bias", dims: |c| vec![2 * c.inner] },
+    Part { name: "conv_w", file: "mixer.conv1d.weight", dims: |c| vec![c.inner, 1, c.conv] },
+    Part { name: "conv_b", file: "mixer.conv1d.bias", dims: |c| vec![c.inner] },
+    Part { name: "x_proj", file: "mixer.x_proj.weight", dims: |c| vec![c.rank + 2 * c.state, c.inner] },
+    Part { name: "dt_w", file: "mixer.dt_proj.weight", dims: |c| vec![c.inner, c.rank] },
+    Part { name: "dt_b", file: "mixer.dt_proj.bias", dims: |c| vec![c.inner] },
+    Part { name: "A_log", file: "mixer.A_log", dims: |c| vec![c.inner, c.state] },
+    Part { name: "D", file: "mixer.D", dims: |c| vec![c.inner] },
+    Part { name: "out_proj", file: "mixer.out_proj.weight", dims: |c| vec![c.width, c.inner] },
+    Part { name: "out_proj_b", file: "mixer.out_proj.bias", dims: |c| vec![c.width] },
+];
+
+/// What tensors of a whole model begin with; those of a backbone alone may do without.
+const BACKBONE: &str = "backbone.";
+const EMBEDDINGS: [&str; 2] = ["embeddings.weight", "embedding.weight"];
+const LAST_NORM: &str = "norm_f.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// The file that says in which files the tensors are, where they are in several.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// What of it matters.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+fn failure(name: impl Into<Box<str>>, expected: &str, got: impl std::fmt::Display) -> Error {
+    Error::new(Kind::File, name).expected(expected).got(got)
+}
+
+impl Checkpoint {
+    /// Opens a folder with `config.json` and safetensors files, or one such file. Where there is no
+    /// `config.json` beside the tensors, sizes follow from their shapes.
+    ///
+    /// The files are mapped into memory unless `copied` asks for a copy: as long as the model lives they must not be
+    /// cut short or written to; replacing them by others of their names does no harm.
+    pub fn open(path: &Path, copied: bool) -> Result<Checkpoint> {
+        let name = path.display().to_string();
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+        let json = folder.join("config.json");
+        let config = match std::fs::read(&json) {
+            Ok(bytes) => Some(Config::parse(&json.display().to_string(), &bytes)?),
+            Err(_) => None,
+        };
+        let mut tensors = BTreeMap::new();
+        for file in files(path)? {
+            read_file(&file, copied, &mut tensors)?;
+        }
+        Ok(Checkpoint { name, config, tensors })
+    }
+
+    /// Tensors that are in memory already.
+    pub fn new(name: &str, config: Option<Config>, tensors: impl IntoIterator<Item = (String, Weight)>) -> Checkpoint {
+        let tensors = tensors.into_iter().map(|(name, weight)| (name, Ok(weight))).collect();
+        Checkpoint { name: name.to_string(), config, tensors }
+    }
+
+    /// The model in the type that is asked for, or in that of its matrices. A `backbone` leaves out what has to
+    /// do with tokens. What is missing, what is too much and what has another shape than it should is told in
+    /// one error.
+    pub fn model(mut self, dtype: Option<DType>, backbone: bool) -> Result<(Config, DType, Weights<Weight>)> {
+        let prefix = if self.tensors.keys().any(|name| name.starts_with(BACKBONE)) { BACKBONE } else { "" };
+        let mut config = match self.config {
+            Some(config) => config,
+            None => self.config_of_shapes(prefix)?,
+        };
+        let matrix = self.shape_and_type(&format!("{prefix}layers.0.mixer.in_proj.weight"));
+        let dtype = dtype.or(matrix.map(|(_, dtype)| dtype)).unwrap_or(DType::F32);
+        let mut taker = Taker { tensors: &mut self.tensors, dtype, wrong: Vec::new() };
+        let layers: Vec<_> =
+            (0..config.layers).map(|i| taker.layer(&config, &format!("{prefix}layers.{i}."))).collect();
+        let norm = taker.take(&format!("{prefix}{LAST_NORM}"), &[config.width], dtype.wide(), false);
+        let embedding = EMBEDDINGS.map(|name| format!("{prefix}{name}"));
+        let embedding = embedding.iter().find(|name| taker.tensors.contains_key(*name)).unwrap_or(&embedding[0]);
+        let rows = [config.vocabulary, config.width];
+        let (mut embedding, mut head) = match config.vocabulary {
+            0 => (None, None),
+            _ => (taker.take(embedding, &rows, dtype, backbone), taker.take(HEAD, &rows, dtype, true)),
+        };
+        taker.done(&self.name)?;
+        if backbone {
+            (config.vocabulary, embedding, head) = (0, None, None);
+        }
+        let whole = "nothing is missing";
+        let layers = layers.into_iter().map(|layer| layer.expect(whole)).collect();
+        let head = head.or_else(|| embedding.clone());
+        Ok((config, dtype, Weights { embedding, layers, norm: norm.expect(whole), head }))
+    }
+
+    fn shape_and_type(&self, name: &str) -> Option<(Shape, DType)> {
+        let spec = self.tensors.get(name)?.as_ref().ok()?.spec();
+        Some((spec.shape, spec.dtype))
+    }
+
+    /// The sizes that the tensors have.
+    fn config_of_shapes(&self, prefix: &str) -> Result<Config> {
+        let size = |name: String, axis: usize| {
+            let shape = self.shape_and_type(&name).map(|(shape, _)| shape);
+            shape.and_then(|shape| shape.get(axis).copied()).ok_or_else(|| {
+                failure(
+                    &*self.name,
+                    "tensors of a Mamba model, or a config.json beside them",
+                    format_args!("no `{name}`"),
+                )
+            })
+        };
+        let of_first = |part: &str, axis| size(format!("{prefix}layers.0.mixer.{part}"), axis);
+        let is_layer = |layer: &usize| {
+            let start = format!("{prefix}layers.{layer}.");
+            self.tensors.range(start.clone()..).next().is_some_and(|(name, _)| name.starts_with(&start))
+        };
+        let embedding = EMBEDDINGS.map(|name| size(format!("{prefix}{name}"), 0));
+        Config {
+            width: size(format!("{prefix}{LAST_NORM}"), 0)?,
+            layers: (0..).take_while(is_layer).count(),
+            vocabulary: embedding.into_iter().flatten().next().unwrap_or(0),
+            inner: of_first("A_log", 0)?,
+            state: of_first("A_log", 1)?,
+            rank: of_first("dt_proj.weight", 1)?,
+            conv: of_first("conv1d.weight", 2)?,
+            eps: 1e-5,
+        }
+        .check(&self.name)
+    }
+}
+
+/// Takes tensors out of a checkpoint and notes what is wrong with them.
+struct Taker<'c> {
+    tensors: &'c mut BTreeMap<String, Found>,
+    dtype: DType,
+    wrong: Vec<String>,
+}
+
+impl Taker<'_> {
+    /// The weights of a layer, unless one is missing.
+    fn layer(&mut self, config: &Config, prefix: &str) -> Option<Layer<Weight>> {
+        let mut block = Named::default();
+        for part in &BLOCK {
+            let slot = MambaBlock::INPUTS.iter().find(|slot| slot.name == part.name).expect("a name of the block's");
+            let dtype = slot.precision.dtype(self.dtype);
+            let name = format!("{prefix}{}", part.file);
+            let taken = self.take(&name, &(part.dims)(config), dtype, slot.optional);
+            taken.into_iter().for_each(|weight| block.push(part.name, squeezed(weight)));
+        }
+        let norm = self.take(&format!("{prefix}{NORM}"), &[config.width], self.dtype.wide(), false);
+        let a_log = block.find("A_log")?.view().to_f64();
+        let mut a = Owned::poisoned(block.find("A_log")?.spec());
+        a.view_mut().store_f64(&a_log.mapv(|v| -v.exp()));
+        Some(Layer { norm: norm?, block, a: a.into() })
+    }
+
+    fn take(&mut self, name: &str, dims: &[usize], dtype: DType, optional: bool) -> Option<Weight> {
+        let problem = match self.tensors.remove(name) {
+            None if optional => return None,
+            None => format!("no `{name}`"),
+            Some(Err(error)) => format!("`{name}` of {}", error.got),
+            Some(Ok(weight)) if weight.spec().shape[..] == *dims => return Some(weight.cast(dtype)),
+            Some(Ok(weight)) => {
+                let dims: Vec<String> = dims.iter().map(usize::to_string).collect();
+                format!("`{name}` of shape {} where it should be ({})", weight.spec().shape, dims.join(", "))
+            }
+        };
+        self.wrong.push(problem);
+        None
+    }
+
+    /// The one error about all that is wrong, if anything is.
+    fn done(mut self, name: &str) -> Result<()> {
+        self.wrong.extend(self.tensors.keys().map(|name| format!("`{name}`, which no Mamba model has")));
+        match self.wrong.is_empty() {
+            true => Ok(()),
+            false => Err(failure(
+                name,
+                "the tensors of a Mamba model of the sizes of its configuration",
+                self.wrong.join("; "),
+            )),
+        }
+    }
+}
+
+/// Without the axis of length 1 that PyTorch's depthwise convolutions have.
+fn squeezed(weight: Weight) -> Weight {
+    match weight.spec().shape[..] {
+        [channels, 1, width] => weight.reshape(&[channels, width]).expect("the same elements"),
+        _ => weight,
+    }
+}
+
+/// The safetensors files that a path stands for.
+fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let index = path.join(INDEX);
+    if let Ok(json) = std::fs::read(&index) {
+        let name = index.display().to_string();
+        let index: Index =
+            serde_json::from_slice(&json).map_err(|e| failure(name, "an index of safetensors files", e))?;
+        let names: BTreeSet<String> = index.weight_map.into_values().collect();
+        return Ok(names.into_iter().map(|name| path.join(name)).collect());
+    }
+    let entries = std::fs::read_dir(path).map_err(|e| failure(path.display().to_string(), "a readable folder", e))?;
+    let all: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    let found = all.iter().find(|file| file.ends_with("model.safetensors"));
+    let found = found.or_else(|| all.iter().find(|file| file.extension().is_some_and(|e| e == "safetensors")));
+    match found {
+        Some(file) => Ok(vec![file.clone()]),
+        None => Err(failure(path.display().to_string(), "a folder with model.safetensors", "none there")
+            .hint("Weights in other formats, such as pytorch_model.bin, must be converted first")),
+    }
+}
+
+/// Adds the tensors of a file.
+fn read_file(path: &Path, copied: bool, tensors: &mut BTreeMap<String, Found>) -> Result<()> {
+    let reader = Reader::open(path)?;
+    let mapped = if copied { None } else { Some(Arc::new(map(path)?)) };
+    for entry in reader.entries() {
+        let weight = |spec| match &mapped {
+            Some(file) => Weight::mapped(spec, file, range(entry)),
+            None => reader.tensor(entry).map(Weight::from),
+        };
+        tensors.insert(entry.name.clone(), reader.spec(entry).and_then(weight));
+    }
+    Ok(())
+}
+
+fn range(entry: &Entry) -> std::ops::Range<usize> {
+    let start = entry.offset as usize;
+    start..start + entry.len
+}
+
+fn map(path: &Path) -> Result<Mmap> {
+    let failed = |e| failure(path.display().to_string(), "a file that can be mapped", e);
+    let file = std::fs::File::open(path).map_err(failed)?;
+    // SAFETY: as far as can be had: `Checkpoint::open` says what must not be done to the file.
+    unsafe { Mmap::map(&file) }.map_err(failed)
+}

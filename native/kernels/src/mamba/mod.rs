@@ -1,0 +1,50 @@
+//! Mamba models (Gu and Dao 2023): a language model, or a backbone that is fed with features.
+//!
+//! ```text
+//! x = embedding[tokens]                    or features, (B, L, M)
+//! x = x + mamba_block(rms_norm(x; norm))   for each layer
+//! logits = linear(rms_norm(x; norm_f), head)      head is the embedding unless there is another
+//! ```
+//!
+//! The sum `x` is kept in the type of the arithmetic, also where weights and what lies in between are 16 bits
+//! wide, as in the published models. A sequence is run at once, or in parts over a [`State`]: rows are the same
+//! within rounding, however it is cut. With a state, a step takes the same time however long the sequence is.
+
+mod checkpoint;
+mod config;
+mod layers;
+mod model;
+pub mod sample;
+mod session;
+mod step;
+mod weights;
+
+pub use checkpoint::Checkpoint;
+pub use config::Config;
+pub use layers::State;
+pub use model::{Input, Model, Where};
+pub use session::Session;
+pub use weights::Weight;
+
+use crate::op::Named;
+
+/// The weights of a model.
+pub struct Weights<T> {
+    /// `(V, M)`, or none for a backbone.
+    embedding: Option<T>,
+    layers: Vec<Layer<T>>,
+    /// `(M)`.
+    norm: T,
+    /// `(V, M)`, or none for a backbone.
+    head: Option<T>,
+}
+
+/// The weights of a layer.
+struct Layer<T> {
+    /// `(M)`.
+    norm: T,
+    /// By the names of [`MambaBlock`](crate::mamba_block::MambaBlock).
+    block: Named<T>,
+    /// `-exp(A_log)`, which steps need.
+    a: T,
+}

@@ -1,0 +1,251 @@
+//! A model where it lives, with its weights there.
+
+use super::layers::Layers;
+use super::step::Stepper;
+use super::{Checkpoint, Config, Layer, Weight, Weights};
+use crate::cpu::Exec;
+use crate::cuda::{Buffer, Device};
+use crate::error::{Error, Kind, Result};
+use crate::place::Place;
+use crate::tensor::{DType, Described, Spec, View, ViewMut};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Where a model runs.
+pub enum Where {
+    /// On the CPU.
+    Cpu(Exec),
+    /// On a CUDA device, in TF32 where that is allowed.
+    Cuda(Device, bool),
+}
+
+/// A model with its weights in the memory of the place where it runs. It does not change: threads may use it
+/// at once.
+pub struct Model {
+    config: Config,
+    dtype: DType,
+    pub(super) home: Home,
+    /// Recorded steps, by the number of their sequences.
+    steppers: Mutex<HashMap<usize, Arc<Mutex<Stepper>>>>,
+}
+
+/// Where the weights are.
+pub(super) enum Home {
+    Cpu(Weights<Weight>, Exec),
+    Cuda(Weights<Buffer>, Device, bool),
+}
+
+/// What goes into a model.
+#[derive(Clone, Copy)]
+pub enum Input<'a> {
+    /// Sequences of tokens, one behind the other, all of one length.
+    Tokens(&'a [u32]),
+    /// Rows of features, (..., M), on the host.
+    Features(View<'a>),
+}
+
+/// Where results go: memory at the place itself, or on the host.
+pub(super) enum Target<'a, P: Place> {
+    There(P::ViewMut<'a>),
+    Host(ViewMut<'a>),
+}
+
+/// Does what is said for the place where a model lives with `$layers`, its layers there, and waits for it.
+macro_rules! at_home {
+    ($model:expr, $layers:ident => cpu $cpu:expr, cuda $cuda:expr) => {
+        match &$model.home {
+            $crate::mamba::model::Home::Cpu(weights, exec) => {
+                let (place, weights) = ($crate::place::Cpu(exec), weights.map($crate::mamba::Weight::view));
+                let $layers = $model.layers(&place, &weights);
+                $cpu
+            }
+            $crate::mamba::model::Home::Cuda(weights, device, tf32) => {
+                let lane = device.lane()?.allow_tf32(*tf32);
+                let (place, weights) = ($crate::place::Cuda(&lane), weights.map(Clone::clone));
+                let $layers = $model.layers(&place, &weights);
+                $cuda?;
+                lane.synchronize()
+            }
+        }
+    };
+}
+pub(super) use at_home;
+
+impl Model {
+    /// The model of a checkpoint, in the type that is asked for or in that of its matrices.
+    pub fn new(checkpoint: Checkpoint, dtype: Option<DType>, backbone: bool, place: Where) -> Result<Model> {
+        let (config, dtype, weights) = checkpoint.model(dtype, backbone)?;
+        let home = match place {
+            Where::Cpu(exec) => Home::Cpu(weights, exec),
+            Where::Cuda(device, tf32) => Home::Cuda(upload(&weights, &device)?, device, tf32),
+        };
+        Ok(Model { config, dtype, home, steppers: Mutex::default() })
+    }
+
+    /// Its sizes.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The type of its matrices and of all that lies between its layers.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The CUDA device that it lives on, if it does.
+    pub fn device(&self) -> Option<&Device> {
+        match &self.home {
+            Home::Cpu(..) => None,
+            Home::Cuda(_, device, _) => Some(device),
+        }
+    }
+
+    /// What comes out of so many rows: logits, or normed features where there is no vocabulary.
+    pub fn output(&self, leading: &[usize]) -> Result<Spec> {
+        let Config { width, vocabulary, .. } = self.config;
+        let width = if vocabulary > 0 { vocabulary } else { width };
+        Spec::new(self.dtype, &[leading, &[width]].concat())
+    }
+
+    /// Runs whole sequences into memory on the host.
+    pub fn forward(&self, input: Input, batch: usize, to: ViewMut) -> Result<()> {
+        self.check(input)?;
+        at_home!(self, layers =>
+            cpu whole(&layers, input, batch, Target::There(to)),
+            cuda whole(&layers, input, batch, Target::Host(to)))
+    }
+
+    /// Runs whole sequences into memory on the model's device.
+    pub fn forward_there(&self, input: Input, batch: usize, to: &Buffer) -> Result<()> {
+        self.check(input)?;
+        at_home!(self, layers =>
+            cpu Err(layers.elsewhere(to)),
+            cuda whole(&layers, input, batch, Target::There(to.clone())))
+    }
+
+    /// The recorded step of so many sequences, if the model has one.
+    pub(super) fn stepper(&self, batch: usize) -> Result<Option<Arc<Mutex<Stepper>>>> {
+        let Home::Cuda(weights, device, _) = &self.home else {
+            return Ok(None);
+        };
+        if !Stepper::knows(&self.config, self.dtype, batch, device) {
+            return Ok(None);
+        }
+        let mut steppers = self.steppers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stepper) = steppers.get(&batch) {
+            return Ok(Some(stepper.clone()));
+        }
+        let stepper = Stepper::new(&self.config, self.dtype, weights.map(Clone::clone), batch, device)?;
+        let stepper = Arc::new(Mutex::new(stepper));
+        steppers.insert(batch, stepper.clone());
+        Ok(Some(stepper))
+    }
+
+    pub(super) fn layers<'p, 'w, P: Place>(
+        &'p self,
+        place: &'p P,
+        weights: &'p Weights<P::View<'w>>,
+    ) -> Layers<'p, 'w, P> {
+        Layers { place, config: &self.config, dtype: self.dtype, weights }
+    }
+
+    /// Refuses tokens and features that the model has no weights for.
+    pub(super) fn check(&self, input: Input) -> Result<usize> {
+        let Config { width, vocabulary, .. } = self.config;
+        match input {
+            Input::Tokens(_) if vocabulary == 0 => Err(Error::new(Kind::Argument, "input")
+                .expected(format_args!("features of width {width}"))
+                .got("tokens")
+                .hint("This model is a backbone: it has no embedding")),
+            Input::Tokens(tokens) => match tokens.iter().find(|&&token| token as usize >= vocabulary) {
+                Some(token) => Err(Error::new(Kind::Argument, "tokens")
+                    .expected(format_args!("numbers from 0 to {}", vocabulary - 1))
+                    .got(token)),
+                None => Ok(tokens.len()),
+            },
+            Input::Features(features) => {
+                let spec = features.spec();
+                let rows = spec.shape.split_last().filter(|(last, _)| **last == width && spec.dtype == self.dtype);
+                rows.map(|(_, rows)| rows.iter().product()).ok_or_else(|| {
+                    Error::new(Kind::Shape, "features")
+                        .expected(format_args!("{} (..., {width})", self.dtype))
+                        .got(spec)
+                })
+            }
+        }
+    }
+}
+
+fn upload(weights: &Weights<Weight>, device: &Device) -> Result<Weights<Buffer>> {
+    let lane = device.lane()?;
+    let uploaded = weights.try_map(|weight| {
+        let buffer = Buffer::new(device, weight.spec())?;
+        lane.upload(weight.view().bytes(), &buffer)?;
+        Ok(buffer)
+    })?;
+    lane.synchronize()?;
+    // The head that is the embedding is so there too.
+    let tied = matches!((&weights.embedding, &weights.head), (Some(a), Some(b)) if a.view().bytes().as_ptr() == b.view().bytes().as_ptr());
+    let head = if tied { uploaded.embedding.clone() } else { uploaded.head };
+    Ok(Weights { head, ..uploaded })
+}
+
+fn whole<P: Place>(layers: &Layers<P>, input: Input, batch: usize, to: Target<P>) -> Result<()> {
+    let x = layers.take(input)?;
+    let h = layers.run(x, batch, None)?;
+    layers.finish(&P::view(&h), to)
+}
+
+impl<P: Place> Layers<'_, '_, P> {
+    /// The rows that the first layer gets.
+    pub(super) fn take(&self, input: Input) -> Result<P::Owned> {
+        match input {
+            Input::Tokens(tokens) => self.embed(tokens),
+            Input::Features(features) => {
+                let width = self.config.width;
+                self.place.bring(features.reshape(&[features.spec().shape.elements() / width, width])?)
+            }
+        }
+    }
+
+    /// The logits of normed rows, or the rows themselves, to where they are wanted.
+    pub(super) fn finish(&self, h: &P::View<'_>, to: Target<P>) -> Result<()> {
+        let rows = h.spec().shape[0];
+        match to {
+            Target::There(to) => {
+                let width = to.spec().shape.last().copied().unwrap_or(0);
+                self.head(h, P::reshape_mut(to, &[rows, width])?)
+            }
+            Target::Host(to) if self.weights.head.is_none() => self.place.fetch(h, to),
+            Target::Host(to) => {
+                let mut logits = self.place.empty(Spec::new(self.dtype, &[rows, self.config.vocabulary])?)?;
+                self.head(h, P::view_mut(&mut logits))?;
+                self.place.fetch(&P::view(&logits), to)
+            }
+        }
+    }
+
+    fn elsewhere(&self, to: &Buffer) -> Error {
+        Error::new(Kind::Argument, "output")
+            .expected("memory on the host, where the model is")
+            .got(format_args!("{to:?}"))
+    }
+}
+
+impl<T> Weights<T> {
+    /// The same with something done to each weight.
+    pub(super) fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U + Copy) -> Weights<U> {
+        self.try_map(|weight| Ok(f(weight))).expect("nothing fails")
+    }
+
+    fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U> + Copy) -> Result<Weights<U>> {
+        let layer =
+            |layer: &'a Layer<T>| Ok(Layer { norm: f(&layer.norm)?, block: layer.block.try_map(f)?, a: f(&layer.a)? });
+        Ok(Weights {
+            embedding: self.embedding.as_ref().map(f).transpose()?,
+            layers: self.layers.iter().map(layer).collect::<Result<_>>()?,
+            norm: f(&self.norm)?,
+            head: self.head.as_ref().map(f).transpose()?,
+        })
+    }
+}

@@ -1,0 +1,205 @@
+//! The choice of the next token.
+
+use crate::error::{Error, Kind, Result};
+use serde::Deserialize;
+
+/// How tokens are chosen. The steps are those of Hugging Face's `generate`, in its order: logits are divided by the
+/// temperature, the largest `top_k` are kept, and of those the fewest whose probabilities come to `top_p`; one of
+/// them is drawn by their probabilities.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sampling {
+    /// What logits are divided by; with 0 the largest logit is chosen, the first of equal ones.
+    pub temperature: f64,
+    /// How many of the largest logits may be chosen.
+    pub top_k: Option<usize>,
+    /// What the probabilities of those that may be chosen come to.
+    pub top_p: Option<f64>,
+    /// Equal seeds give equal draws.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling { temperature: 1.0, top_k: None, top_p: None, seed: 0 }
+    }
+}
+
+/// So many of the largest logits are looked at first for `top_p`; mostly they are enough.
+const FIRST: usize = 256;
+
+impl Sampling {
+    /// Refuses values that mean nothing.
+    pub fn check(&self) -> Result<()> {
+        let wrong =
+            |name: &str, expected: &str, got: String| Err(Error::new(Kind::Option, name).expected(expected).got(got));
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            return wrong("temperature", "a finite number, not negative", self.temperature.to_string());
+        }
+        if self.top_k == Some(0) {
+            return wrong("top_k", "a positive number", "0".to_string());
+        }
+        match self.top_p {
+            Some(p) if !(p > 0.0 && p <= 1.0) => wrong("top_p", "a number above 0, at most 1", p.to_string()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Chooses one of the tokens with these logits; `draw` counts the choices of a text. Logits that are no numbers
+    /// are never chosen.
+    pub fn choose(&self, logits: &[f32], draw: u64) -> Result<u32> {
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if !most.is_finite() {
+            return Err(Error::new(Kind::Argument, "logits").expected("finite numbers").got(most));
+        }
+        if self.temperature == 0.0 {
+            return Ok(logits.iter().position(|&logit| logit == most).unwrap_or(0) as u32);
+        }
+        let weight = |logit: f32| match logit.is_nan() {
+            true => 0.0,
+            false => (f64::from(logit - most) / self.temperature).exp(),
+        };
+        let mut kept: Vec<(u32, f64)> =
+            logits.iter().enumerate().map(|(i, &logit)| (i as u32, weight(logit))).collect();
+        if let Some(k) = self.top_k {
+            keep_largest(&mut kept, k);
+        }
+        if let Some(p) = self.top_p {
+            keep_probable(&mut kept, p);
+        }
+        Ok(draw_from(&kept, uniform(self.seed, draw)))
+    }
+}
+
+/// Larger weights first, and of equal ones those of earlier tokens.
+fn order(a: &(u32, f64), b: &(u32, f64)) -> std::cmp::Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+fn keep_largest(kept: &mut Vec<(u32, f64)>, count: usize) {
+    if count < kept.len() {
+        kept.select_nth_unstable_by(count, order);
+        kept.truncate(count);
+    }
+}
+
+/// Keeps the fewest whose weights come to a share of all.
+fn keep_probable(kept: &mut Vec<(u32, f64)>, share: f64) {
+    let enough = share * kept.iter().map(|(_, weight)| weight).sum::<f64>();
+    let mut count = FIRST;
+    loop {
+        let mut largest = kept.clone();
+        keep_largest(&mut largest, count);
+        largest.sort_unstable_by(order);
+        let mut sum = 0.0;
+        let needed = largest.iter().position(|(_, weight)| {
+            sum += weight;
+            sum >= enough
+        });
+        if let Some(last) = needed {
+            largest.truncate(last + 1);
+        }
+        if needed.is_some() || count >= kept.len() {
+            *kept = largest;
+            return;
+        }
+        count *= 8;
+    }
+}
+
+fn draw_from(kept: &[(u32, f64)], uniform: f64) -> u32 {
+    let target = uniform * kept.iter().map(|(_, weight)| weight).sum::<f64>();
+    let mut sum = 0.0;
+    let found = kept.iter().find(|(_, weight)| {
+        sum += weight;
+        sum > target
+    });
+    // Rounding may leave the last sum at the target.
+    found.or_else(|| kept.iter().rfind(|(_, weight)| *weight > 0.0)).map_or(0, |(token, _)| *token)
+}
+
+/// A number from 0 to 1, less than that: the `draw`th of SplitMix64 (Steele et al. 2014) from this seed.
+fn uniform(seed: u64, draw: u64) -> f64 {
+    let mut z = seed.wrapping_add(draw.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 6] = [0.5, 2.0, -1.0, 2.0, f32::NAN, 1.0];
+
+    fn counts(sampling: Sampling, logits: &[f32]) -> Vec<usize> {
+        let mut counts = vec![0; logits.len()];
+        (0..20_000).for_each(|draw| counts[sampling.choose(logits, draw).unwrap() as usize] += 1);
+        counts
+    }
+
+    fn probabilities(weights: &[f64]) -> Vec<f64> {
+        let sum: f64 = weights.iter().sum();
+        weights.iter().map(|weight| weight / sum).collect()
+    }
+
+    fn agree(sampling: Sampling, weights: &[f64]) {
+        for (i, (count, expected)) in counts(sampling, &LOGITS).iter().zip(probabilities(weights)).enumerate() {
+            let share = *count as f64 / 20_000.0;
+            assert!((share - expected).abs() < 0.015, "{sampling:?}: token {i} came {share}, not {expected}");
+            assert!(expected > 0.0 || *count == 0, "{sampling:?}: token {i} must not come");
+        }
+    }
+
+    #[test]
+    fn tokens_come_as_often_as_they_should() {
+        let e = f64::exp;
+        let plain = Sampling::default();
+        agree(plain, &[e(0.5), e(2.0), e(-1.0), e(2.0), 0.0, e(1.0)]);
+        agree(Sampling { temperature: 0.5, ..plain }, &[e(1.0), e(4.0), e(-2.0), e(4.0), 0.0, e(2.0)]);
+        agree(Sampling { top_k: Some(3), ..plain }, &[0.0, e(2.0), 0.0, e(2.0), 0.0, e(1.0)]);
+        agree(Sampling { top_k: Some(1), ..plain }, &[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+        agree(Sampling { top_p: Some(0.5), ..plain }, &[0.0, 1.0, 0.0, 1.0, 0.0, 0.0]);
+        agree(Sampling { top_k: Some(3), top_p: Some(0.9), ..plain }, &[0.0, e(2.0), 0.0, e(2.0), 0.0, e(1.0)]);
+        agree(Sampling { temperature: 0.0, ..plain }, &[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+        agree(
+            Sampling { top_k: Some(100), top_p: Some(1.0), ..plain },
+            &[e(0.5), e(2.0), e(-1.0), e(2.0), 0.0, e(1.0)],
+        );
+    }
+
+    #[test]
+    fn flat_logits_need_more_than_the_first_look() {
+        let flat = vec![0.0; 5000];
+        let sampling = Sampling { top_p: Some(0.5), seed: 7, ..Default::default() };
+        let chosen: Vec<u32> = (0..2000).map(|draw| sampling.choose(&flat, draw).unwrap()).collect();
+        assert!(chosen.iter().all(|&token| token < 2500));
+        assert!(chosen.iter().any(|&token| token > 2000));
+    }
+
+    #[test]
+    fn seeds_decide() {
+        let sampling = |seed| Sampling { seed, ..Default::default() };
+        let text = |seed| (0..50).map(|draw| sampling(seed).choose(&[0.0; 100], draw).unwrap()).collect::<Vec<_>>();
+        assert_eq!(text(1), text(1));
+        assert_ne!(text(1), text(2));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let sampling = Sampling::default();
+        for logits in [&[][..], &[f32::NAN; 3], &[f32::NEG_INFINITY], &[1.0, f32::INFINITY]] {
+            assert_eq!(sampling.choose(logits, 0).unwrap_err().kind, Kind::Argument, "{logits:?}");
+        }
+        for wrong in [
+            Sampling { temperature: -1.0, ..sampling },
+            Sampling { temperature: f64::NAN, ..sampling },
+            Sampling { top_k: Some(0), ..sampling },
+            Sampling { top_p: Some(0.0), ..sampling },
+            Sampling { top_p: Some(1.1), ..sampling },
+        ] {
+            assert_eq!(wrong.check().unwrap_err().kind, Kind::Option, "{wrong:?}");
+        }
+        assert!(sampling.check().is_ok());
+    }
+}

@@ -1,0 +1,253 @@
+//! A running sequence: where it stands, and how it goes on.
+
+use super::layers::{Layers, State, States};
+use super::model::{Input, Model, Target, at_home};
+use crate::cuda::{Buffer, Lane};
+use crate::error::{Error, Kind, Result};
+use crate::place::Place;
+use crate::safetensors;
+use crate::tensor::{Described, Owned, Spec, View, ViewMut};
+use std::sync::{Arc, PoisonError};
+
+/// A sequence that a model is running, as states of constant size. A call that fails leaves it as it was.
+pub struct Session {
+    model: Arc<Model>,
+    memory: Memory,
+    /// Tokens, or frames, that it has seen.
+    length: u64,
+}
+
+enum Memory {
+    Cpu(Turns<Owned>),
+    Cuda(Turns<Buffer>),
+}
+
+/// The states as they are, and memory for the next ones.
+struct Turns<T> {
+    now: State<T>,
+    next: State<T>,
+}
+
+impl<T> Turns<T> {
+    fn states(&mut self) -> States<'_, T> {
+        States { before: &self.now, after: &mut self.next }
+    }
+
+    /// Samples and states, to be changed where they are.
+    fn in_place(&self) -> [&T; 2] {
+        [&self.now.conv, &self.now.ssm]
+    }
+
+    fn turn(&mut self) {
+        std::mem::swap(&mut self.now, &mut self.next);
+    }
+}
+
+/// What a dumped session holds, by the names of its tensors.
+const CONV: &str = "conv_state";
+const SSM: &str = "ssm_state";
+const LENGTH: &str = "length";
+
+impl Session {
+    /// A session that has seen nothing.
+    pub fn new(model: &Arc<Model>) -> Result<Session> {
+        let specs = State::specs(model.config(), model.dtype())?;
+        let memory = match model.device() {
+            None => {
+                let zeros = || specs.try_map(|spec| Ok(Owned::zeros(*spec)));
+                Memory::Cpu(Turns { now: zeros()?, next: zeros()? })
+            }
+            Some(device) => {
+                let buffers = || specs.try_map(|spec| Buffer::new(device, *spec));
+                Memory::Cuda(Turns { now: buffers()?, next: buffers()? })
+            }
+        };
+        let mut session = Session { model: model.clone(), memory, length: 0 };
+        session.reset()?;
+        Ok(session)
+    }
+
+    /// The model that runs it.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Tokens, or frames, that it has seen.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Forgets what it has seen.
+    pub fn reset(&mut self) -> Result<()> {
+        match &mut self.memory {
+            Memory::Cpu(turns) => {
+                for state in [&mut turns.now.conv, &mut turns.now.ssm] {
+                    state.view_mut().bytes().fill(0);
+                }
+            }
+            Memory::Cuda(turns) => {
+                let lane = self.model.lane()?;
+                lane.fill(&turns.now.conv, 0)?;
+                lane.fill(&turns.now.ssm, 0)?;
+                lane.synchronize()?;
+            }
+        }
+        self.length = 0;
+        Ok(())
+    }
+
+    /// Another session that has seen the same.
+    pub fn fork(&self) -> Result<Session> {
+        let mut fork = Session::new(&self.model)?;
+        match (&self.memory, &mut fork.memory) {
+            (Memory::Cpu(from), Memory::Cpu(to)) => to.now = from.now.try_map(|state| Ok(state.clone()))?,
+            (Memory::Cuda(from), Memory::Cuda(to)) => {
+                let lane = self.model.lane()?;
+                lane.copy(&from.now.conv, &to.now.conv)?;
+                lane.copy(&from.now.ssm, &to.now.ssm)?;
+                lane.synchronize()?;
+            }
+            _ => unreachable!("sessions of one model are at one place"),
+        }
+        fork.length = self.length;
+        Ok(fork)
+    }
+
+    /// Takes a sequence in, and writes what the model gives for its last row, if that is wanted.
+    pub fn prefill(&mut self, input: Input, to: Option<ViewMut>) -> Result<()> {
+        let rows = self.model.check(input)?;
+        if rows == 0 {
+            return match to {
+                None => Ok(()),
+                Some(_) => Err(Error::new(Kind::Argument, "input").expected("at least one token or frame").got("none")),
+            };
+        }
+        let Session { model, memory, .. } = self;
+        at_home!(model, layers =>
+            cpu prefill(&layers, input, memory.cpu(), to.map(Target::There)),
+            cuda prefill(&layers, input, memory.cuda(), to.map(Target::Host)))?;
+        self.advance(rows as u64);
+        Ok(())
+    }
+
+    /// Steps sessions of one model, each by one token or frame, and writes a row for each.
+    pub fn step(sessions: &mut [&mut Session], input: Input, to: ViewMut) -> Result<()> {
+        let Some(first) = sessions.first() else {
+            return Ok(());
+        };
+        let model = first.model.clone();
+        if sessions.iter().any(|session| !Arc::ptr_eq(&session.model, &model)) {
+            return Err(Error::new(Kind::Argument, "sessions").expected("sessions of one model").got("several models"));
+        }
+        let rows = model.check(input)?;
+        if rows != sessions.len() {
+            let expected = format_args!("one for each of {} sessions", sessions.len()).to_string();
+            return Err(Error::new(Kind::Argument, "input").expected(expected).got(rows));
+        }
+        if let Some(stepper) = model.stepper(rows)? {
+            let states = sessions.iter_mut().map(|session| session.memory.cuda().in_place()).collect::<Vec<_>>();
+            stepper.lock().unwrap_or_else(PoisonError::into_inner).step(input, &states, to)?;
+            sessions.iter_mut().for_each(|session| session.length += 1);
+            return Ok(());
+        }
+        let memories = sessions.iter_mut().map(|session| &mut session.memory);
+        at_home!(model, layers =>
+            cpu step(&layers, input, memories.map(Memory::cpu).collect(), Target::There(to)),
+            cuda step(&layers, input, memories.map(Memory::cuda).collect(), Target::Host(to)))?;
+        sessions.iter_mut().for_each(|session| session.advance(1));
+        Ok(())
+    }
+
+    /// The states as the bytes of a safetensors file.
+    pub fn dump(&self) -> Result<Vec<u8>> {
+        let host = match &self.memory {
+            Memory::Cpu(turns) => turns.now.try_map(|state| Ok(state.clone()))?,
+            Memory::Cuda(turns) => turns.now.try_map(|state| self.model.lane()?.downloaded(state))?,
+        };
+        let length = Spec::new(crate::tensor::DType::U8, &[8])?;
+        let bytes = self.length.to_le_bytes();
+        let length = View::new(length, &bytes)?;
+        safetensors::to_bytes(&[(CONV, host.conv.view()), (SSM, host.ssm.view()), (LENGTH, length)])
+    }
+
+    /// A session that has seen what a dumped one had, of a model of the same sizes.
+    pub fn restore(model: &Arc<Model>, bytes: &[u8]) -> Result<Session> {
+        let mut session = Session::new(model)?;
+        let specs = State::specs(model.config(), model.dtype())?;
+        let tensors = safetensors::from_bytes("dump", bytes)?;
+        let find = |name: &str, spec: Spec| {
+            let found = tensors.iter().find(|(found, _)| found == name).map(|(_, tensor)| tensor);
+            match found {
+                Some(tensor) if tensor.spec() == spec => Ok(tensor.clone()),
+                found => Err(Error::new(Kind::Argument, "dump")
+                    .expected(format_args!("`{name}`, {spec}, as sessions of this model have it"))
+                    .got(found.map_or("none".to_string(), |tensor| tensor.spec().to_string()))),
+            }
+        };
+        let state = State { conv: find(CONV, specs.conv)?, ssm: find(SSM, specs.ssm)? };
+        let length = find(LENGTH, Spec::new(crate::tensor::DType::U8, &[8])?)?;
+        session.length = u64::from_le_bytes(length.view().bytes().try_into().expect("eight bytes"));
+        match &mut session.memory {
+            Memory::Cpu(turns) => turns.now = state,
+            Memory::Cuda(turns) => {
+                let lane = model.lane()?;
+                lane.upload(state.conv.view().bytes(), &turns.now.conv)?;
+                lane.upload(state.ssm.view().bytes(), &turns.now.ssm)?;
+                lane.synchronize()?;
+            }
+        }
+        Ok(session)
+    }
+
+    fn advance(&mut self, rows: u64) {
+        match &mut self.memory {
+            Memory::Cpu(turns) => turns.turn(),
+            Memory::Cuda(turns) => turns.turn(),
+        }
+        self.length += rows;
+    }
+}
+
+impl Memory {
+    fn cpu(&mut self) -> &mut Turns<Owned> {
+        match self {
+            Memory::Cpu(turns) => turns,
+            Memory::Cuda(_) => unreachable!("sessions are where their model is"),
+        }
+    }
+
+    fn cuda(&mut self) -> &mut Turns<Buffer> {
+        match self {
+            Memory::Cuda(turns) => turns,
+            Memory::Cpu(_) => unreachable!("sessions are where their model is"),
+        }
+    }
+}
+
+impl Model {
+    fn lane(&self) -> Result<Lane> {
+        match self.device() {
+            Some(device) => device.lane(),
+            None => unreachable!("only models on a device are asked"),
+        }
+    }
+}
+
+fn prefill<P: Place>(
+    layers: &Layers<P>,
+    input: Input,
+    turns: &mut Turns<P::Owned>,
+    to: Option<Target<P>>,
+) -> Result<()> {
+    let x = layers.take(input)?;
+    let rows = P::view(&x).spec().shape[0];
+    let h = layers.run(x, 1, Some(turns.states()))?;
+    to.map_or(Ok(()), |to| layers.finish(&P::rows(&P::view(&h), rows - 1..rows)?, to))
+}
+
+fn step<P: Place>(layers: &Layers<P>, input: Input, turns: Vec<&mut Turns<P::Owned>>, to: Target<P>) -> Result<()> {
+    let x = layers.take(input)?;
+    let mut states: Vec<_> = turns.into_iter().map(Turns::states).collect();
+    let h = layers.step(x, &mut states)?;
+    layers.finish(&P::view(&h), to)
+}

@@ -1,0 +1,18 @@
+// The rows that a step of a model begins with: those of the embedding of some tokens, or features.
+
+struct Params {
+    const STORAGE* from;      // (vocabulary, width), or (batch, width)
+    const unsigned* tokens;   // (batch), or none for features
+    REAL* sum;                // (batch, width)
+    i64 width;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) step_embed(Params p) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+    i64 row = p.tokens ? p.tokens[blockIdx.x] : blockIdx.x;
+    for (i64 at = threadIdx.x; at < p.width; at += THREADS)
+        p.sum[blockIdx.x * p.width + at] = widen(p.from[row * p.width + at]);
+}

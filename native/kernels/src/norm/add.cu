@@ -1,0 +1,45 @@
+// Adds rows to sums and normalises those by the root mean square. A block has a row, which stays in the
+// first-level cache between its two readings.
+
+struct Params {
+    const STORAGE* x;
+    const REAL* w;
+    REAL* sum;
+    STORAGE* y;
+    i64 columns;
+    REAL eps, scale, to_mean;   // squares are taken of numbers times scale, so that they do not overflow
+};
+
+constexpr int WARPS = THREADS / 32;
+
+// The sum over the block, in all its threads; the same order each time.
+__device__ __forceinline__ REAL block_sum(REAL sum) {
+    __shared__ REAL sums[WARPS];
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int warp = 0; warp < WARPS; ++warp) sum += sums[warp];
+    return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) add_norm(Params p) {
+    i64 first = (i64)blockIdx.x * p.columns;
+    REAL squares = 0;
+    for (i64 column = threadIdx.x; column < p.columns; column += THREADS) {
+        REAL sum = p.sum[first + column] + widen(p.x[first + column]);
+        p.sum[first + column] = sum;
+        REAL scaled = sum * p.scale;
+        squares += scaled * scaled;
+    }
+    REAL square = block_sum(squares) * p.to_mean;
+#if OUTSIDE
+    REAL r = 1 / (sqrt(square) + p.eps);
+#else
+    REAL r = 1 / sqrt(square + p.eps);
+#endif
+    // A thread reads again what it wrote.
+    for (i64 column = threadIdx.x; column < p.columns; column += THREADS)
+        narrow(p.sum[first + column] * r * p.w[column], p.y[first + column]);
+}

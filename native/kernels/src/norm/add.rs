@@ -1,0 +1,59 @@
+//! Between the layers of a model: what a layer gave is added to the sum of those before it, and that is
+//! normalised for the next one, by the root mean square:
+//!
+//! ```text
+//! sum = sum + x        y = w sum r        r = 1 / sqrt(mean(sum^2) + eps)
+//! ```
+//!
+//! The sum has the type of the arithmetic: in 16 bits it would lose what late layers add. It is changed in
+//! place. This is a step of models and no op of the library's: [`for_each_op`](crate::for_each_op) lacks it.
+
+use super::{Problem, RmsNorm, RmsOptions, cpu, cuda, reference};
+use crate::cuda::{Buffer, Lane};
+use crate::error::Result;
+use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::tensor::{Spec, View, ViewMut};
+use ndarray::ArrayD;
+
+/// The op.
+pub struct AddRmsNorm;
+
+impl Op for AddRmsNorm {
+    const NAME: &'static str = "add_rms_norm";
+    const ABOUT: &'static str = "Adds to a sum and normalises that";
+    const INPUTS: &'static [Slot] =
+        &[Slot::new("x", "(..., D)"), Slot::new("w", "(D)").wide(), Slot::new("sum", "(..., D)").wide()];
+    const OPTIONS: &'static [OptionDoc] = RmsNorm::OPTIONS;
+    const COTANGENTS: &'static [&'static str] = &[];
+    const IN_PLACE: &'static [&'static str] = &["sum"];
+
+    type Options = RmsOptions;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &RmsOptions) -> Result<Problem> {
+        let problem = Problem { eps_mode: options.eps_mode, ..Problem::new(inputs, options.eps)? };
+        op::same_shape(inputs, "sum", &problem.x.shape)?;
+        Ok(problem)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let wide = problem.x.dtype.wide();
+        Ok([("sum", Spec { dtype: wide, ..problem.x }), ("y", problem.x)].into_iter().collect())
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::add(problem, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        let sum = inputs.get("sum")? + inputs.get("x")?;
+        let of_sum = [("x", sum.clone()), ("w", inputs.get("w")?.clone())].into_iter().collect();
+        let mut outputs = reference::forward(problem, &of_sum)?;
+        outputs.push("sum", sum);
+        Ok(outputs)
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::add(problem, inputs, outputs, lane)
+    }
+}
