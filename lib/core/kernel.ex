@@ -111,6 +111,23 @@ defmodule Sidewinder.Kernel do
     end
   end
 
+  @doc """
+  Where something that stays, such as a model, would live: with the backend `:auto` on CUDA device 0 if that can be
+  used and nothing is said of CPU levels or threads. The options are those of `plan/2`.
+  """
+  @spec residence(keyword) :: plan
+  def residence(where \\ []) do
+    config = Device.config()
+    {level, threads} = {where[:level], where[:threads]}
+    allow_tf32 = Device.boolean!("allow_tf32", Keyword.get(where, :allow_tf32, config.allow_tf32))
+    backend = if where[:backend], do: Device.parse!(where[:backend]), else: config.backend
+
+    case device(backend, [], level == nil and threads == nil) do
+      nil -> {:cpu, %{device: nil, level: level, threads: threads || config.threads}}
+      device -> {:io, %{device: device, level: nil, threads: nil, allow_tf32: allow_tf32}}
+    end
+  end
+
   defp size([{_name, %Tensor{type: type, shape: shape}} | inputs]) do
     each = each(inputs, shape)
     updates = Tensor.elements(shape) * each * passes(inputs)

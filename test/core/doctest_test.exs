@@ -12,6 +12,9 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Kernel.Mamba
   doctest Sidewinder.KVCache
   doctest Sidewinder.Transformer
+  doctest Sidewinder.Mamba
+  doctest Sidewinder.Mamba.Session
+  doctest Sidewinder.Tokenizer
   doctest Sidewinder.Safetensors
   doctest Sidewinder.Compare
   doctest Sidewinder.RandomInputs

@@ -7,14 +7,23 @@ mod answer;
 mod files;
 mod held;
 mod info;
+mod mamba;
 mod ops;
 mod tensor;
+mod tokenizer;
 
 use rustler::{Env, Term};
 
 fn load(env: Env, _info: Term) -> bool {
     answer::keep_panics_quiet();
-    env.register::<tensor::DeviceBuffer>().is_ok() && env.register::<held::Held>().is_ok()
+    let held = [
+        env.register::<tensor::DeviceBuffer>(),
+        env.register::<held::Held>(),
+        env.register::<mamba::HeldModel>(),
+        env.register::<mamba::HeldSession>(),
+        env.register::<tokenizer::HeldTokenizer>(),
+    ];
+    held.iter().all(Result::is_ok)
 }
 
 rustler::init!("Elixir.Sidewinder.Native", load = load);

@@ -18,15 +18,15 @@ use std::sync::MutexGuard;
 /// Where and how to run.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Target {
+pub struct Target {
     /// A CUDA device; `None` is the CPU.
-    device: Option<usize>,
+    pub device: Option<usize>,
     /// A CPU level by name; `None` is the best.
     level: Option<String>,
     /// CPU threads; `None` is the default.
     threads: Option<usize>,
     /// Whether matrix products on CUDA may round f32 to TF32.
-    allow_tf32: bool,
+    pub allow_tf32: bool,
 }
 
 impl Target {
@@ -34,7 +34,8 @@ impl Target {
         Ok(device.lane()?.allow_tf32(self.allow_tf32))
     }
 
-    fn exec(&self) -> Result<Exec> {
+    /// How to run on the CPU.
+    pub fn exec(&self) -> Result<Exec> {
         let default = Exec::default();
         Ok(Exec {
             level: self.level.as_deref().map_or(Ok(default.level), Level::from_name)?,
@@ -157,7 +158,8 @@ impl<'de, 'a: 'de> IntoDeserializer<'de, rustler::serde::Error> for Value<'a> {
     }
 }
 
-fn decode_map<T: DeserializeOwned>(what: &str, term: Term) -> Result<T> {
+/// Decodes a map of options, or says what is wrong with it.
+pub fn decode_map<T: DeserializeOwned>(what: &str, term: Term) -> Result<T> {
     T::deserialize(PlainMap(term)).map_err(|e| {
         Error::new(Kind::Option, what)
             .expected("known keys and values of their types")

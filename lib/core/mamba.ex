@@ -1,0 +1,329 @@
+defmodule Sidewinder.Mamba do
+  @moduledoc """
+  Mamba models that run entirely in the native library: language models from the checkpoints that people
+  have, or backbones that are fed with features, such as the frames of a game.
+
+      model = Sidewinder.Mamba.load("mamba-130m-hf")
+      model |> Sidewinder.Mamba.generate("Once upon a time", max_tokens: 100) |> Enum.each(&IO.write/1)
+
+  The model is (Gu and Dao 2023)
+
+      x = embedding[tokens]                    or features
+      x = x + mamba_block(rms_norm(x))         for each layer
+      logits = linear(rms_norm(x), head)       head is the embedding unless there is another
+
+  A whole sequence is run at once (`forward/2`), or by a session (`Sidewinder.Mamba.Session`) that takes a
+  prompt in and then goes on by steps, each in the same time and memory however long the text is.
+
+  A model is loaded once, on the CPU or on a GPU, and shared by all processes and sessions that use it: it
+  does not change, and its memory is given back when nobody holds it any more.
+
+  In the shapes M is the width of the model, V the size of its vocabulary, B the batch and L the length.
+  """
+
+  alias Sidewinder.{Error, Kernel, Native, RandomInputs, Tensor, Tokenizer}
+  alias Sidewinder.Mamba.Session
+
+  @enforce_keys [:ref, :config, :type, :scheduler, :tokenizer]
+  defstruct [:ref, :config, :type, :scheduler, :tokenizer]
+
+  @typedoc """
+  The sizes of a model: its `:width` M, its `:layers`, its `:vocabulary` V, 0 for a backbone, the `:inner` width,
+  the `:state` per channel, the `:rank` of the projection of dt, the width of the convolution, `:conv`, and what keeps
+  the norms' divisors from 0, `:eps`.
+  """
+  @type config :: %{
+          width: pos_integer,
+          layers: pos_integer,
+          vocabulary: non_neg_integer,
+          inner: pos_integer,
+          state: pos_integer,
+          rank: pos_integer,
+          conv: pos_integer,
+          eps: float
+        }
+
+  @type t :: %__MODULE__{
+          ref: reference,
+          config: config,
+          type: Tensor.type(),
+          scheduler: :cpu | :io,
+          tokenizer: Tokenizer.t() | nil
+        }
+
+  @typedoc "Token numbers from 0 to V - 1."
+  @type tokens :: [non_neg_integer]
+
+  @where [:backend, :level, :threads, :allow_tf32]
+  @loading [:type, :backbone, :copy, :tokenizer]
+
+  @doc """
+  Loads a checkpoint: a folder with `config.json` and safetensors files, in one or several parts, or one such
+  file. Its tensors have the names that Hugging Face's `MambaForCausalLM` gives them (`mamba-130m-hf` and its
+  siblings), or those of the `mamba_ssm` package; without a `config.json` the sizes are those of the tensors.
+
+  Options:
+
+    * `:type` - `:f32`, `:bf16`, `:f16` or `:f64`: the weights' type and that of all that lies between layers,
+      that of the file by default. Sums and states are at least f32.
+    * `:backbone` - whether to leave out embedding and head, and take features in place of tokens
+    * `:copy` - whether to copy the weights into memory. By default files are mapped, so that loading takes no time
+      and processes share them; as long as the model lives they must then not be written to or cut short.
+    * `:tokenizer` - a `Sidewinder.Tokenizer`; by default that of the `tokenizer.json` beside the weights, or of
+      bytes where the vocabulary has 256
+    * `:backend` - `:cpu`, `{:cuda, ordinal}` or `:auto`: a GPU if there is one that can be used
+    * `:level`, `:threads`, `:allow_tf32` - as in `Sidewinder.Kernel`
+
+  Raises `Sidewinder.Error`, of kind `:file` for a checkpoint that is missing, damaged or not that of a Mamba model:
+  all tensors that are missing, misshapen or too many are told in one error.
+  """
+  @spec load(Path.t(), keyword) :: t
+  def load(path, options \\ []) do
+    path = IO.chardata_to_string(path)
+    {options, where} = options!(options, @loading)
+    {scheduler, target} = Kernel.residence(where)
+
+    path
+    |> Native.mamba_load(loading(options), target)
+    |> from_native(scheduler, Keyword.get_lazy(options, :tokenizer, fn -> beside(path) end))
+  end
+
+  @doc """
+  A model of tensors on the host with the names of checkpoints, which are copied.
+
+  `config` is a map in the words of a `config.json`, or `nil` for the sizes that the tensors have. Options as in
+  `load/2`, without `:copy`.
+  """
+  @spec new(map | nil, %{String.t() => Tensor.t()}, keyword) :: t
+  def new(config, tensors, options \\ []) do
+    {options, where} = options!(options, @loading -- [:copy])
+    {scheduler, target} = Kernel.residence(where)
+    tensors = for {name, %Tensor{} = tensor} <- tensors, do: {name, Tensor.to_native(tensor)}
+
+    json(config || %{})
+    |> Native.mamba_new(tensors, loading(options), target)
+    |> from_native(scheduler, options[:tokenizer])
+  end
+
+  @doc """
+  A model of random weights.
+
+  Options beside those of `new/3`: `:layers` and `:width`, which must be given; `:vocabulary` (a backbone without),
+  `:expand` (2), `:state` (16), `:rank` (width / 16), `:conv` (4), `:seed` (1). Weights are drawn as layers are
+  initialised before training.
+
+      iex> model = Sidewinder.Mamba.random(layers: 2, width: 16, vocabulary: 11, backend: :cpu)
+      iex> Sidewinder.Mamba.forward(model, [[1, 2, 3]]).shape
+      {1, 3, 11}
+      iex> backbone = Sidewinder.Mamba.random(layers: 2, width: 16, backend: :cpu)
+      iex> Sidewinder.Mamba.forward(backbone, Sidewinder.Tensor.from_list([1, 2], :f32, {1, 1, 2}))
+      ** (Sidewinder.Error) features: expected f32 (..., 16), got f32 (1, 1, 2)
+  """
+  @spec random(keyword) :: t
+  def random(options) do
+    sizes = [:layers, :width, :vocabulary, :expand, :state, :rank, :conv, :seed]
+    {own, options} = Keyword.split(options, sizes)
+    config = random_config(own)
+    new(config, random_weights(config, own[:seed] || 1), options)
+  end
+
+  @doc """
+  What the model gives for whole sequences: the logits of what follows each token, `{B, L, V}`, or for a backbone
+  its normed features, `{B, L, M}`. The result is where the model is.
+
+    * `input` - a list of lists of tokens, all of one length, or features, `{B, L, M}`, on the host
+
+  Raises `Sidewinder.Error`, of kind `:argument` for tokens that are none.
+  """
+  @spec forward(t, [tokens] | Tensor.t()) :: Tensor.t()
+  def forward(%__MODULE__{ref: ref, scheduler: scheduler}, input) do
+    call = if scheduler == :cpu, do: &Native.mamba_forward_cpu/2, else: &Native.mamba_forward_io/2
+    Tensor.from_native(call.(ref, fed(input)))
+  end
+
+  @doc """
+  A stream of what follows a prompt: pieces of text after a text, tokens after a list of tokens. Nothing is
+  computed before the stream is asked, and no more than it is asked for.
+
+  Options:
+
+    * `:max_tokens` - how many at most, 128 by default
+    * `:temperature` - what logits are divided by before a token is drawn; 0, the default, always takes the
+      most probable one
+    * `:top_k` - draws from so many of the most probable tokens
+    * `:top_p` - draws from the fewest tokens whose probabilities come to this
+    * `:seed` - equal seeds give equal texts; a random one by default
+    * `:stop` - what ends the stream and does not come out: a list of tokens and, after a text, of texts. By default
+      the tokenizer's `<|endoftext|>`, if it has that.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> tokens = model |> Sidewinder.Mamba.generate([1, 2, 3], max_tokens: 5) |> Enum.to_list()
+      iex> length(tokens)
+      5
+  """
+  @spec generate(t, String.t() | tokens, keyword) :: Enumerable.t()
+  defdelegate generate(model, prompt, options \\ []), to: Sidewinder.Mamba.Generation
+
+  @doc false
+  # What goes into a model, as the native library takes it.
+  def fed(%Tensor{} = features), do: features |> Tensor.to_host() |> Tensor.to_native()
+
+  def fed([first | _] = sequences) when is_list(first) do
+    length = length(first)
+
+    unless Enum.all?(sequences, &(is_list(&1) and length(&1) == length)),
+      do: wrong_tokens("lists of tokens, all of one length", sequences)
+
+    {packed(Enum.concat(sequences)), [length(sequences), length]}
+  end
+
+  def fed(tokens) when is_list(tokens), do: {packed(tokens), [1, length(tokens)]}
+  def fed(other), do: wrong_tokens("lists of tokens, or features", other)
+
+  defp packed(tokens), do: for(token <- tokens, into: <<>>, do: <<token!(token)::native-32>>)
+
+  defp token!(token) when is_integer(token) and token >= 0 and token < 0x1_0000_0000, do: token
+  defp token!(other), do: wrong_tokens("token numbers", other)
+
+  defp wrong_tokens(expected, got) do
+    raise Error.new(:argument, "tokens", expected: expected, got: Error.show(got))
+  end
+
+  @doc false
+  def session(%__MODULE__{} = model), do: Session.new(model)
+
+  ## Loading
+
+  defp from_native(answer, scheduler, tokenizer) do
+    {ref, config, type} = Error.unwrap!(answer)
+    tokenizer = tokenizer || if config.vocabulary == 256, do: Tokenizer.bytes()
+
+    %__MODULE__{
+      ref: ref,
+      config: config,
+      type: type,
+      scheduler: scheduler,
+      tokenizer: tokenizer
+    }
+  end
+
+  defp loading(options) do
+    type = options[:type]
+    unless is_nil(type) or is_atom(type), do: wrong_type(type)
+
+    %{
+      dtype: type && Atom.to_string(type),
+      backbone: options[:backbone] || false,
+      copied: options[:copy] || false
+    }
+  end
+
+  defp wrong_type(type) do
+    raise Error.new(:option, "type", expected: "f64, f32, bf16 or f16", got: Error.show(type))
+  end
+
+  # The tokenizer that lies beside the weights.
+  defp beside(path) do
+    folder = if File.dir?(path), do: path, else: Path.dirname(path)
+    file = Path.join(folder, "tokenizer.json")
+    if File.regular?(file), do: Tokenizer.open(file)
+  end
+
+  @doc false
+  # Sorts options into those of these names and those that say where to run.
+  def options!(options, names) do
+    known = names ++ @where
+
+    for {name, _} <- options, name not in known do
+      raise Error.new(:option, Error.show(name),
+              expected: "an option out of #{Enum.join(known, ", ")}",
+              got: Error.show(name)
+            )
+    end
+
+    Keyword.split(options, names)
+  end
+
+  # Names and numbers are all there is.
+  defp json(config) when map_size(config) == 0, do: ""
+
+  defp json(config),
+    do: "{" <> Enum.map_join(config, ", ", fn {k, v} -> ~s("#{k}": #{value(v)}) end) <> "}"
+
+  defp value(value) when is_number(value) or is_boolean(value), do: "#{value}"
+
+  defp value(value) when is_map(value),
+    do: "{" <> Enum.map_join(value, ", ", fn {k, v} -> ~s("#{k}": #{value(v)}) end) <> "}"
+
+  defp value(value), do: inspect(to_string(value))
+
+  ## Random weights
+
+  defp random_config(own) do
+    [layers, width] = for name <- [:layers, :width], do: size!(own, name)
+
+    %{
+      hidden_size: width,
+      num_hidden_layers: layers,
+      vocab_size: own[:vocabulary] || 0,
+      intermediate_size: (own[:expand] || 2) * width,
+      state_size: own[:state] || 16,
+      time_step_rank: own[:rank] || max(div(width + 15, 16), 1),
+      conv_kernel: own[:conv] || 4
+    }
+  end
+
+  defp random_weights(config, seed) do
+    %{hidden_size: width, intermediate_size: inner, state_size: state} = config
+    %{time_step_rank: rank, conv_kernel: conv, vocab_size: vocabulary} = config
+    normal = &RandomInputs.normal(&1, :f32, &2, {seed, &3})
+    filled = &Tensor.from_list(&1, :f32, &2)
+    ones = &filled.(List.duplicate(1, &1), {&1})
+    a_log = for _ <- 1..inner, n <- 1..state, do: :math.log(n)
+    # The inverse softplus of steps from 0.001 to 0.1.
+    steps =
+      for i <- 1..inner, dt = 0.001 * :math.pow(100, i / inner), do: :math.log(:math.exp(dt) - 1)
+
+    layers =
+      for layer <- 0..(config.num_hidden_layers - 1)//1,
+          {name, tensor} <- [
+            {"norm.weight", ones.(width)},
+            {"mixer.in_proj.weight",
+             normal.({2 * inner, width}, 1 / :math.sqrt(width), {layer, 1})},
+            {"mixer.conv1d.weight", normal.({inner, 1, conv}, 1 / :math.sqrt(conv), {layer, 2})},
+            {"mixer.conv1d.bias", normal.({inner}, 0.1, {layer, 3})},
+            {"mixer.x_proj.weight",
+             normal.({rank + 2 * state, inner}, 1 / :math.sqrt(inner), {layer, 4})},
+            {"mixer.dt_proj.weight", normal.({inner, rank}, 1 / :math.sqrt(rank), {layer, 5})},
+            {"mixer.dt_proj.bias", filled.(steps, {inner})},
+            {"mixer.A_log", filled.(a_log, {inner, state})},
+            {"mixer.D", ones.(inner)},
+            {"mixer.out_proj.weight", normal.({width, inner}, 1 / :math.sqrt(inner), {layer, 6})}
+          ],
+          into: %{},
+          do: {"backbone.layers.#{layer}.#{name}", tensor}
+
+    embedding =
+      if vocabulary > 0,
+        do: %{"backbone.embeddings.weight" => normal.({vocabulary, width}, 0.02, :embedding)},
+        else: %{}
+
+    layers |> Map.merge(embedding) |> Map.put("backbone.norm_f.weight", ones.(width))
+  end
+
+  defp size!(options, name) do
+    case options[name] do
+      size when is_integer(size) and size > 0 ->
+        size
+
+      other ->
+        raise Error.new(:option, to_string(name), expected: "a size", got: Error.show(other))
+    end
+  end
+end
+
+defimpl Inspect, for: Sidewinder.Mamba do
+  def inspect(%{config: config, type: type}, _options) do
+    "#Sidewinder.Mamba<#{config.layers} layers of #{config.width}, vocabulary #{config.vocabulary}, #{type}>"
+  end
+end

@@ -1,0 +1,135 @@
+defmodule Sidewinder.Mamba.Session do
+  @moduledoc """
+  A running sequence of a `Sidewinder.Mamba`: where its layers stand after all that it has seen, in memory of
+  constant size, where the model is.
+
+  A session is changed in place by `prefill/3`, `step/2` and `reset/1`, whichever process calls them; calls wait
+  for each other, and one that fails leaves the session as it was. It lives as long as somebody holds it, not
+  as long as the process that made it.
+
+      iex> alias Sidewinder.{Mamba, Tensor}
+      iex> alias Sidewinder.Mamba.Session
+      iex> model = Mamba.random(layers: 2, width: 16, vocabulary: 11, backend: :cpu)
+      iex> session = Session.new(model)
+      iex> Session.prefill(session, [1, 2])
+      iex> logits = Session.step(session, 3)
+      iex> whole = Mamba.forward(model, [[1, 2, 3]])
+      iex> last = Enum.take(Tensor.to_list(whole), -11)
+      iex> Enum.zip_with(Tensor.to_list(logits), last, &(abs(&1 - &2) < 1.0e-5)) |> Enum.all?()
+      true
+      iex> Session.length(session)
+      3
+  """
+
+  alias Sidewinder.{Error, Mamba, Native, Tensor}
+
+  @enforce_keys [:ref, :model]
+  defstruct [:ref, :model]
+
+  @type t :: %__MODULE__{ref: reference, model: Mamba.t()}
+
+  @doc "A session that has seen nothing. Raises `Sidewinder.Error` of kind `:memory` where there is none left."
+  @spec new(Mamba.t()) :: t
+  def new(%Mamba{} = model), do: held(model, Native.mamba_session(model.ref))
+
+  defp held(model, answer), do: %__MODULE__{ref: Error.unwrap!(answer), model: model}
+
+  @doc """
+  Takes a list of tokens in, or features, `{L, M}`, as one pass over all of them.
+
+  With `logits: true` it gives what the model has after the last of them: logits, `{V}`, or normed features, `{M}`;
+  otherwise `:ok`.
+  """
+  @spec prefill(t, Mamba.tokens() | Tensor.t(), keyword) :: :ok | Tensor.t()
+  def prefill(%__MODULE__{ref: ref, model: model}, input, options \\ []) do
+    call =
+      if model.scheduler == :cpu,
+        do: &Native.mamba_prefill_cpu/3,
+        else: &Native.mamba_prefill_io/3
+
+    case Error.unwrap!(call.(ref, Mamba.fed(input), options[:logits] || false)) do
+      nil -> :ok
+      tensor -> first(tensor)
+    end
+  end
+
+  @doc """
+  Goes on by one token, or one frame of features, `{M}`: the logits of what follows, `{V}`, or the normed features,
+  `{M}`, on the host.
+
+  With a list of sessions of one model all of them go on in one call, which reads the weights once: each by its own
+  of a list of tokens, or by its row of features, `{B, M}`. It gives a row for each, `{B, V}` or `{B, M}`.
+
+  Raises `Sidewinder.Error` of kind `:argument` for what is no token, for sessions of several models and for a
+  session that is there twice; no session has then gone on.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> sessions = for _ <- 1..3, do: Sidewinder.Mamba.Session.new(model)
+      iex> Sidewinder.Mamba.Session.step(sessions, [1, 2, 3]).shape
+      {3, 11}
+  """
+  @spec step(t, non_neg_integer | Tensor.t()) :: Tensor.t()
+  @spec step([t], Mamba.tokens() | Tensor.t()) :: Tensor.t()
+  def step(%__MODULE__{} = session, %Tensor{} = frame), do: first(stepped([session], frame))
+  def step(%__MODULE__{} = session, token), do: first(stepped([session], [token]))
+
+  def step([%__MODULE__{} | _] = sessions, input),
+    do: Tensor.from_native({:ok, stepped(sessions, input)})
+
+  def step(other, _input) do
+    raise Error.new(:argument, "sessions",
+            expected: "a session, or a list of them",
+            got: Error.show(other)
+          )
+  end
+
+  defp stepped([%{model: %{scheduler: :cpu}} | _] = sessions, input),
+    do: Error.unwrap!(Native.mamba_step_cpu(refs(sessions), Mamba.fed(input)))
+
+  defp stepped(sessions, input),
+    do: Error.unwrap!(Native.mamba_step_io(refs(sessions), Mamba.fed(input)))
+
+  defp refs(sessions), do: for(%__MODULE__{ref: ref} <- sessions, do: ref)
+
+  # The only row there is.
+  defp first({type, {1, width}, data}), do: Tensor.from_native({:ok, {type, {width}, data}})
+
+  @doc "How many tokens or frames it has seen."
+  @spec length(t) :: non_neg_integer
+  def length(%__MODULE__{ref: ref}), do: Error.unwrap!(Native.mamba_length(ref))
+
+  @doc "Another session that has seen the same; each goes its own way from here."
+  @spec fork(t) :: t
+  def fork(%__MODULE__{ref: ref, model: model}), do: held(model, Native.mamba_fork(ref))
+
+  @doc "Forgets all that it has seen."
+  @spec reset(t) :: :ok
+  def reset(%__MODULE__{ref: ref}) do
+    {} = Error.unwrap!(Native.mamba_reset(ref))
+    :ok
+  end
+
+  @doc """
+  The session as a binary, to be kept or sent: the bytes of a safetensors file with `conv_state`, `ssm_state` and
+  `length`.
+  """
+  @spec dump(t) :: binary
+  def dump(%__MODULE__{ref: ref}), do: Error.unwrap!(Native.mamba_dump(ref))
+
+  @doc """
+  The session that was dumped, bit by bit, of a model of the same sizes and type; it may be on another machine.
+
+  Raises `Sidewinder.Error` of kind `:argument` for a binary that is damaged or does not fit the model.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> session = Session.new(model)
+      iex> Session.prefill(session, [1, 2, 3])
+      iex> other = Session.restore(model, Session.dump(session))
+      iex> Session.step(other, 4) == Session.step(session, 4)
+      true
+  """
+  @spec restore(Mamba.t(), binary) :: t
+  def restore(%Mamba{} = model, dump) when is_binary(dump),
+    do: held(model, Native.mamba_restore(model.ref, dump))
+end

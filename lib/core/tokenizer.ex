@@ -1,0 +1,119 @@
+defmodule Sidewinder.Tokenizer do
+  @moduledoc """
+  From text to tokens and back: by the `tokenizer.json` of a checkpoint, such as the byte pairs of GPT-NeoX, or
+  byte by byte.
+
+      iex> bytes = Sidewinder.Tokenizer.bytes()
+      iex> Sidewinder.Tokenizer.encode(bytes, "hé")
+      [104, 195, 169]
+      iex> Sidewinder.Tokenizer.decode(bytes, [104, 195, 169])
+      "hé"
+  """
+
+  alias Sidewinder.{Error, Native}
+
+  @enforce_keys [:ref, :vocabulary]
+  defstruct [:ref, :vocabulary]
+
+  @typedoc "A tokenizer with so many tokens."
+  @type t :: %__MODULE__{ref: reference, vocabulary: non_neg_integer}
+
+  @doc """
+  The tokenizer of a `tokenizer.json`, or of a folder with one.
+
+  Raises `Sidewinder.Error` of kind `:file` where there is none that can be read.
+  """
+  @spec open(Path.t()) :: t
+  def open(path), do: path |> IO.chardata_to_string() |> Native.tokenizer_open() |> from_native()
+
+  @doc "The tokenizer whose tokens are bytes."
+  @spec bytes() :: t
+  def bytes, do: from_native(Native.tokenizer_open(""))
+
+  defp from_native(answer) do
+    {ref, vocabulary} = Error.unwrap!(answer)
+    %__MODULE__{ref: ref, vocabulary: vocabulary}
+  end
+
+  @doc "The tokens of a text. Special tokens are known by their names in it, and none are added."
+  @spec encode(t, String.t()) :: [non_neg_integer]
+  def encode(%__MODULE__{ref: ref}, text) when is_binary(text),
+    do: Error.unwrap!(Native.tokenizer_encode(ref, text))
+
+  @doc "The text of tokens; special ones give none."
+  @spec decode(t, [non_neg_integer]) :: String.t()
+  def decode(%__MODULE__{ref: ref}, tokens) do
+    unless Enum.all?(tokens, &(is_integer(&1) and &1 >= 0 and &1 < 0x1_0000_0000)),
+      do:
+        raise(Error.new(:argument, "tokens", expected: "token numbers", got: Error.show(tokens)))
+
+    Error.unwrap!(Native.tokenizer_decode(ref, tokens))
+  end
+
+  @doc "The number of a token by its text, or nil."
+  @spec token(t, String.t()) :: non_neg_integer | nil
+  def token(%__MODULE__{ref: ref}, text), do: Error.unwrap!(Native.tokenizer_token(ref, text))
+
+  # Who waits for more tokens than this for the rest of a character waits for what is none.
+  @longest 8
+
+  @doc """
+  The texts of a stream of tokens, piece by piece; no piece ends within a character, and for bytes that are none
+  there is a U+FFFD.
+
+      iex> bytes = Sidewinder.Tokenizer.bytes()
+      iex> [104, 195, 169] |> Sidewinder.Tokenizer.decode_stream(bytes) |> Enum.to_list()
+      ["h", "é"]
+  """
+  @spec decode_stream(Enumerable.t(), t) :: Enumerable.t()
+  def decode_stream(tokens, %__MODULE__{} = tokenizer) do
+    # A token's text may depend on the one before: the tokens of the last piece are decoded along.
+    Stream.transform(
+      tokens,
+      fn -> {[], []} end,
+      fn token, {last, held} ->
+        held = held ++ [token]
+        text = after_last(tokenizer, last, held)
+
+        if not within?(text) or length(held) > @longest,
+          do: {piece(text), {held, []}},
+          else: {[], {last, held}}
+      end,
+      fn
+        {_last, []} -> {[], nil}
+        {last, held} -> {piece(after_last(tokenizer, last, held)), nil}
+      end,
+      fn _ -> :ok end
+    )
+  end
+
+  defp after_last(tokenizer, last, held) do
+    before = decode(tokenizer, last)
+    all = decode(tokenizer, last ++ held)
+    start = byte_size(before)
+
+    if String.starts_with?(all, before),
+      do: binary_part(all, start, byte_size(all) - start),
+      else: decode(tokenizer, held)
+  end
+
+  # Whether a text ends within a character.
+  defp within?(text) do
+    case :unicode.characters_to_binary(text) do
+      {:error, _good, <<_byte, rest::binary>>} -> within?(rest)
+      {:incomplete, _good, _rest} -> true
+      good -> String.ends_with?(good, "\uFFFD")
+    end
+  end
+
+  defp piece(""), do: []
+  defp piece(text), do: [valid(text)]
+
+  defp valid(text) do
+    case :unicode.characters_to_binary(text) do
+      {:error, good, <<_byte, rest::binary>>} -> good <> "\uFFFD" <> valid(rest)
+      {:incomplete, good, _rest} -> good <> "\uFFFD"
+      good -> good
+    end
+  end
+end

@@ -1,0 +1,316 @@
+//! Mamba models, their sessions and the choice of tokens.
+
+use crate::answer::answer;
+use crate::ops::{Target, decode_map};
+use crate::tensor::{Output, Tensor, buffer_term};
+use rustler::{Atom, Binary, Encoder, Env, NewBinary, ResourceArc, Term};
+use serde::Deserialize;
+use sidewinder_kernels::cuda::{Buffer, Device};
+use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::mamba::sample::Sampling;
+use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where};
+use sidewinder_kernels::tensor::{DType, Described};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A model that Elixir holds on to.
+pub struct HeldModel(Arc<Model>);
+
+impl rustler::Resource for HeldModel {}
+
+/// A session that Elixir holds on to. One call at a time has it.
+pub struct HeldSession(Mutex<Session>);
+
+impl rustler::Resource for HeldSession {}
+
+impl HeldSession {
+    fn lock(&self) -> MutexGuard<'_, Session> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a model is loaded.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Loading {
+    /// Its type by name; `None` is that of its matrices.
+    dtype: Option<String>,
+    /// Whether what has to do with tokens is left out.
+    backbone: bool,
+    /// Whether weights are copied from the file, not mapped.
+    copied: bool,
+}
+
+impl Loading {
+    fn dtype(&self) -> Result<Option<DType>> {
+        let named = |name: &String| {
+            DType::from_name(name)
+                .filter(|dtype| dtype.is_float())
+                .ok_or_else(|| Error::new(Kind::Option, "type").expected("f64, f32, bf16 or f16").got(name))
+        };
+        self.dtype.as_ref().map(named).transpose()
+    }
+}
+
+impl Target {
+    fn place(&self) -> Result<Where> {
+        Ok(match self.device {
+            None => Where::Cpu(self.exec()?),
+            Some(ordinal) => Where::Cuda(Device::get(ordinal)?, self.allow_tf32),
+        })
+    }
+}
+
+/// Loads a checkpoint: `{model, sizes, type}`.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_load<'a>(env: Env<'a>, path: String, loading: Term<'a>, target: Term<'a>) -> Term<'a> {
+    answer(env, || {
+        let loading: Loading = decode_map("options", loading)?;
+        let checkpoint = Checkpoint::open(Path::new(&path), loading.copied)?;
+        loaded(env, checkpoint, &loading, &decode_map("target", target)?)
+    })
+}
+
+/// A model of `{name, tensor}` pairs with the names of checkpoints; `config` is the text of a `config.json`, or empty.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn mamba_new<'a>(
+    env: Env<'a>,
+    config: String,
+    tensors: Vec<(String, Term<'a>)>,
+    loading: Term<'a>,
+    target: Term<'a>,
+) -> Term<'a> {
+    answer(env, || {
+        let config = (!config.is_empty()).then(|| Config::parse("config", config.as_bytes())).transpose()?;
+        let weight = |(name, term): (String, Term<'a>)| {
+            let tensor = Tensor::decode(&name, term)?;
+            let view = tensor.view().map_err(|e| Error { argument: name.as_str().into(), ..e })?;
+            Ok((name, Weight::copied(view.spec(), view.bytes())?))
+        };
+        let tensors = tensors.into_iter().map(weight).collect::<Result<Vec<_>>>()?;
+        let checkpoint = Checkpoint::new("tensors", config, tensors);
+        loaded(env, checkpoint, &decode_map("options", loading)?, &decode_map("target", target)?)
+    })
+}
+
+fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, target: &Target) -> Result<Term<'a>> {
+    let model = Model::new(checkpoint, loading.dtype()?, loading.backbone, target.place()?)?;
+    let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = *model.config();
+    let sizes = [
+        ("width", width),
+        ("layers", layers),
+        ("vocabulary", vocabulary),
+        ("inner", inner),
+        ("state", state),
+        ("rank", rank),
+        ("conv", conv),
+    ];
+    let atom = |name: &str| Atom::from_str(env, name).expect("a short name");
+    let mut pairs: Vec<(Term, Term)> =
+        sizes.iter().map(|(name, size)| (atom(name).encode(env), size.encode(env))).collect();
+    pairs.push((atom("eps").encode(env), eps.encode(env)));
+    let config = Term::map_from_pairs(env, &pairs).expect("distinct names");
+    let dtype = atom(model.dtype().name());
+    Ok((ResourceArc::new(HeldModel(Arc::new(model))), config, dtype).encode(env))
+}
+
+/// What goes into a model: `{tokens, sizes}` with tokens as 32-bit numbers, or a tensor of features.
+enum Fed<'a> {
+    Tokens(Vec<u32>, Vec<usize>),
+    Features(Tensor<'a>),
+}
+
+impl<'a> Fed<'a> {
+    fn decode(term: Term<'a>) -> Result<Fed<'a>> {
+        if let Ok((tokens, sizes)) = term.decode::<(Binary, Vec<usize>)>() {
+            let tokens: Vec<u32> =
+                tokens.chunks_exact(4).map(|bytes| u32::from_ne_bytes(bytes.try_into().expect("four bytes"))).collect();
+            return match sizes.iter().product::<usize>() == tokens.len() {
+                true => Ok(Fed::Tokens(tokens, sizes)),
+                false => Err(Error::new(Kind::Size, "tokens").expected(format_args!("{sizes:?}")).got(tokens.len())),
+            };
+        }
+        Tensor::decode("features", term).map(Fed::Features)
+    }
+
+    fn input(&self) -> Result<Input<'_>> {
+        Ok(match self {
+            Fed::Tokens(tokens, _) => Input::Tokens(tokens),
+            Fed::Features(tensor) => Input::Features(tensor.view()?),
+        })
+    }
+
+    /// Batch and length.
+    fn sizes(&self) -> Result<[usize; 2]> {
+        let sizes = match self {
+            Fed::Tokens(_, sizes) => sizes.clone(),
+            Fed::Features(tensor) => {
+                tensor.spec().shape.split_last().map(|(_, rows)| rows.to_vec()).unwrap_or_default()
+            }
+        };
+        sizes[..].try_into().map_err(|_| {
+            Error::new(Kind::Shape, "input")
+                .expected("a batch of sequences of one length")
+                .got(format_args!("{sizes:?}"))
+        })
+    }
+}
+
+/// Runs whole sequences; what comes out is where the model is.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn mamba_forward_cpu<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>) -> Term<'a> {
+    forward(env, &model.0, input)
+}
+
+/// The same for work on a GPU.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_forward_io<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>) -> Term<'a> {
+    forward(env, &model.0, input)
+}
+
+fn forward<'a>(env: Env<'a>, model: &Model, input: Term<'a>) -> Term<'a> {
+    answer(env, || {
+        let fed = Fed::decode(input)?;
+        let [batch, length] = fed.sizes()?;
+        let spec = model.output(&[batch, length])?;
+        match model.device() {
+            Some(device) => {
+                let to = Buffer::new(device, spec)?;
+                model.forward_there(fed.input()?, batch, &to)?;
+                Ok(buffer_term(env, to))
+            }
+            None => {
+                let mut to = Output::new(spec)?;
+                model.forward(fed.input()?, batch, to.view_mut()?)?;
+                Ok(to.into_term(env))
+            }
+        }
+    })
+}
+
+/// A session that has seen nothing.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_session(env: Env, model: ResourceArc<HeldModel>) -> Term {
+    answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(Session::new(&model.0)?)))))
+}
+
+/// Takes a sequence in; what comes of its last row, if that is wanted, or `nil`.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn mamba_prefill_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, wanted: bool) -> Term<'a> {
+    prefill(env, &session, input, wanted)
+}
+
+/// The same for work on a GPU.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_prefill_io<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, wanted: bool) -> Term<'a> {
+    prefill(env, &session, input, wanted)
+}
+
+fn prefill<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>, wanted: bool) -> Term<'a> {
+    answer(env, || {
+        let fed = Fed::decode(input)?;
+        let mut session = session.lock();
+        if !wanted {
+            session.prefill(fed.input()?, None)?;
+            return Ok(rustler::types::atom::nil().encode(env));
+        }
+        let mut to = Output::new(session.model().output(&[1])?)?;
+        session.prefill(fed.input()?, Some(to.view_mut()?))?;
+        Ok(to.into_term(env))
+    })
+}
+
+/// Steps sessions of one model by a token or frame each.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn mamba_step_cpu<'a>(env: Env<'a>, sessions: Vec<ResourceArc<HeldSession>>, input: Term<'a>) -> Term<'a> {
+    step(env, &sessions, input)
+}
+
+/// The same for work on a GPU.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_step_io<'a>(env: Env<'a>, sessions: Vec<ResourceArc<HeldSession>>, input: Term<'a>) -> Term<'a> {
+    step(env, &sessions, input)
+}
+
+fn step<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>) -> Term<'a> {
+    answer(env, || {
+        let fed = Fed::decode(input)?;
+        let mut locked = lock(sessions)?;
+        let Some(first) = locked.first() else {
+            return Err(Error::new(Kind::Argument, "sessions").expected("at least one").got("none"));
+        };
+        let mut to = Output::new(first.model().output(&[sessions.len()])?)?;
+        let mut sessions: Vec<&mut Session> = locked.iter_mut().map(|session| &mut **session).collect();
+        Session::step(&mut sessions, fed.input()?, to.view_mut()?)?;
+        Ok(to.into_term(env))
+    })
+}
+
+/// The sessions in their order, taken always in that of their addresses, so that calls wait for each other but never
+/// in a circle.
+fn lock(sessions: &[ResourceArc<HeldSession>]) -> Result<Vec<MutexGuard<'_, Session>>> {
+    let mut order: Vec<(usize, &HeldSession)> = sessions.iter().map(|session| &**session).enumerate().collect();
+    order.sort_by_key(|(_, session)| &raw const **session as usize);
+    if order.windows(2).any(|pair| std::ptr::eq(pair[0].1, pair[1].1)) {
+        return Err(Error::new(Kind::Argument, "sessions").expected("each of them once").got("one of them twice"));
+    }
+    let mut locked: Vec<_> = order.into_iter().map(|(at, session)| (at, session.lock())).collect();
+    locked.sort_by_key(|(at, _)| *at);
+    Ok(locked.into_iter().map(|(_, guard)| guard).collect())
+}
+
+/// A session that has seen the same.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_fork(env: Env, session: ResourceArc<HeldSession>) -> Term {
+    answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(session.lock().fork()?)))))
+}
+
+/// Forgets what a session has seen.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_reset(env: Env, session: ResourceArc<HeldSession>) -> Term {
+    answer(env, || session.lock().reset())
+}
+
+/// How many tokens or frames a session has seen.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_length(env: Env, session: ResourceArc<HeldSession>) -> Term {
+    answer(env, || Ok(session.lock().length()))
+}
+
+/// A session as a binary.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_dump(env: Env, session: ResourceArc<HeldSession>) -> Term {
+    answer(env, || Ok(binary(env, &session.lock().dump()?)))
+}
+
+/// The session of such a binary.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_restore<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, dump: Binary<'a>) -> Term<'a> {
+    answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(Session::restore(&model.0, &dump)?)))))
+}
+
+/// A binary of these bytes.
+pub fn binary<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
+    let mut binary = NewBinary::new(env, bytes.len());
+    binary.copy_from_slice(bytes);
+    binary.into()
+}
+
+/// The next token for each row of logits. `draws` counts the choices of each text.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn mamba_choose<'a>(env: Env<'a>, logits: Term<'a>, sampling: Term<'a>, draws: Vec<u64>) -> Term<'a> {
+    answer(env, || {
+        let sampling: Sampling = decode_map("sampling", sampling)?;
+        sampling.check()?;
+        let tensor = Tensor::decode("logits", logits)?;
+        let wide = tensor.view()?.cast(DType::F32);
+        let values = wide.view().slice::<f32>()?;
+        let width = wide.spec().shape.last().copied().unwrap_or(0).max(1);
+        if values.len() != width * draws.len() {
+            let expected = format_args!("{} rows of logits", draws.len()).to_string();
+            return Err(Error::new(Kind::Shape, "logits").expected(expected).got(wide.spec()));
+        }
+        let chosen = values.chunks_exact(width).zip(&draws).map(|(row, draw)| sampling.choose(row, *draw));
+        chosen.collect::<Result<Vec<u32>>>()
+    })
+}

@@ -1,0 +1,85 @@
+defmodule Sidewinder.GenerateTaskTest do
+  use ExUnit.Case
+
+  import ExUnit.CaptureIO
+
+  @model Path.expand("../golden/mamba", __DIR__)
+
+  setup do
+    shell = Mix.shell()
+    Mix.shell(Mix.Shell.Process)
+    on_exit(fn -> Mix.shell(shell) end)
+  end
+
+  defp run(args), do: Mix.Tasks.Sidewinder.Generate.run(args)
+
+  @tag :tmp_dir
+  test "writes the prompt and what follows, and tells the speed", %{tmp_dir: folder} do
+    byte_model(folder)
+    args = ["--model", folder, "--prompt", "Hi", "--max-tokens", "7", "--backend", "cpu"]
+
+    told =
+      capture_io(:stderr, fn ->
+        text = capture_io(fn -> run(args ++ ["--temperature", "1", "--seed", "2"]) end)
+        assert String.starts_with?(text, "Hi")
+        send(self(), {:text, text})
+      end)
+
+    assert told =~ ~r/2 layers of 16, vocabulary 256, f32> loaded in .* ms; \d pieces of text/
+    assert_received {:text, text}
+
+    again =
+      capture_io(fn ->
+        capture_io(:stderr, fn -> run(args ++ ["--temperature", "1", "--seed", "2"]) end)
+      end)
+
+    assert text == again
+  end
+
+  test "says in a line what is wrong" do
+    for {args, part} <- [
+          {["--prompt", "x"], "--model"},
+          {["--model", @model], "--prompt"},
+          {["--model", @model, "--prompt", "x", "--heat", "3"], "--heat"},
+          {["--model", @model, "--prompt", "x", "--top-k", "many"], "--top-k"},
+          {["--model", "/nowhere", "--prompt", "x"], "/nowhere"},
+          {["--model", @model, "--prompt", "x", "--backend", "cpu"], "no tokenizer"},
+          {["--model", @model, "--prompt", "x", "--type", "f31"], "--type"}
+        ] do
+      assert catch_exit(run(args)) == {:shutdown, 1}
+      assert_received {:mix_shell, :error, [message]}
+      assert message =~ part
+      refute message =~ "\n"
+    end
+  end
+
+  # Without a tokenizer.json a vocabulary of 256 is that of bytes.
+  defp byte_model(folder) do
+    {rows, width} = {256, 16}
+
+    normal = &Sidewinder.RandomInputs.normal(&1, :f32, 0.3, &2)
+    ones = &Sidewinder.Tensor.from_list(List.duplicate(1, &1), :f32, {&1})
+
+    layers =
+      for layer <- 0..1,
+          {name, tensor} <- [
+            {"norm.weight", ones.(width)},
+            {"mixer.in_proj.weight", normal.({64, width}, {layer, 1})},
+            {"mixer.conv1d.weight", normal.({32, 1, 4}, {layer, 2})},
+            {"mixer.x_proj.weight", normal.({9, 32}, {layer, 3})},
+            {"mixer.dt_proj.weight", normal.({32, 1}, {layer, 4})},
+            {"mixer.dt_proj.bias", normal.({32}, {layer, 5})},
+            {"mixer.A_log", normal.({32, 4}, {layer, 6})},
+            {"mixer.D", ones.(32)},
+            {"mixer.out_proj.weight", normal.({width, 32}, {layer, 7})}
+          ],
+          do: {"backbone.layers.#{layer}.#{name}", tensor}
+
+    tensors = [
+      {"backbone.embeddings.weight", normal.({rows, width}, :embedding)},
+      {"backbone.norm_f.weight", ones.(width)} | layers
+    ]
+
+    Sidewinder.Safetensors.write(Path.join(folder, "model.safetensors"), tensors)
+  end
+end
