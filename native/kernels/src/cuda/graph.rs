@@ -23,7 +23,9 @@ impl Lane {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is this lane's, which nobody else uses.
         device.answer(unsafe { sys::cuStreamBeginCapture_v2(self.stream(), mode) }, "cuStreamBeginCapture")?;
+        self.recording(true);
         let worked = work();
+        self.recording(false);
         let mut recorded = std::ptr::null_mut();
         // SAFETY: writes one handle; ends the recording in any case.
         let ended =

@@ -9,7 +9,7 @@ use super::staging::{Pinned, Staging};
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Owned, Spec};
 use cudarc::driver::sys::{self, CUresult};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +22,7 @@ pub struct Lane {
     core: Option<RefCell<Core>>,
     clock: Arc<Clock>,
     tf32: bool,
+    recording: Cell<bool>,
 }
 
 // SAFETY: streams may be used from any thread, and a lane is used by one at a time.
@@ -108,7 +109,13 @@ impl Core {
 
 impl Lane {
     pub(super) fn new(device: Device, core: Core) -> Lane {
-        Lane { device, clock: core.clock.clone(), core: Some(RefCell::new(core)), tf32: false }
+        Lane {
+            device,
+            clock: core.clock.clone(),
+            core: Some(RefCell::new(core)),
+            tf32: false,
+            recording: Cell::new(false),
+        }
     }
 
     /// The lane, whose matrix products may round factors in f32 to TF32, with 10 bits of mantissa, if `allow`.
@@ -126,17 +133,27 @@ impl Lane {
         self.clock.stream
     }
 
+    pub(super) fn recording(&self, on: bool) {
+        self.recording.set(on);
+    }
+
     pub(super) fn clock(&self) -> &Clock {
         &self.clock
     }
 
     /// Where the buffer lies, for work queued on this lane next; that work will wait for what other
     /// lanes have queued on it. Fails where the buffer is on another device.
+    ///
+    /// While the lane records, others are not waited for: whoever records keeps the buffers, and sees to it that nobody
+    /// else writes to them.
     pub fn address(&self, buffer: &Buffer) -> Result<u64> {
         if *buffer.device() != self.device {
             return Err(Error::new(Kind::Argument, "buffer")
                 .expected(format_args!("memory on {:?}", self.device))
                 .got(format_args!("memory on {:?}", buffer.device())));
+        }
+        if self.recording.get() {
+            return Ok(buffer.address());
         }
         let until = self.clock.queued.fetch_add(1, Ordering::AcqRel) + 1;
         for other in buffer.note(&self.clock, until) {
@@ -297,28 +314,23 @@ impl Lane {
         self.device.answer(code, "cuLaunchKernelEx")
     }
 
-    /// Where a buffer lies, for recorded work whose owner keeps it, and sees to it that nobody writes to it meanwhile.
-    pub fn recorded_address(&self, buffer: &Buffer) -> u64 {
-        buffer.address()
-    }
-
     /// Queues a copy of pinned bytes, from `first` on, that fill a buffer. They must stay as they are until it is done.
     pub fn from_pinned(&self, from: &Pinned, first: usize, to: &Buffer) -> Result<()> {
-        let bytes = to.spec().bytes();
+        let (bytes, to) = (to.spec().bytes(), self.address(to)?);
         let from = from.bytes()[first..first + bytes].as_ptr();
         self.device.bind()?;
         // SAFETY: both ranges have these bytes.
-        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to.address(), from.cast(), bytes, self.stream()) };
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream()) };
         self.device.answer(code, "cuMemcpyHtoDAsync")
     }
 
     /// Queues a copy of a buffer to pinned bytes from `first` on, which must not be read until it is done.
     pub fn to_pinned(&self, from: &Buffer, to: &Pinned, first: usize) -> Result<()> {
-        let bytes = from.spec().bytes();
+        let (bytes, from) = (from.spec().bytes(), self.address(from)?);
         let to = to.bytes()[first..first + bytes].as_ptr().cast_mut();
         self.device.bind()?;
         // SAFETY: both ranges have these bytes.
-        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from.address(), bytes, self.stream()) };
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream()) };
         self.device.answer(code, "cuMemcpyDtoHAsync")
     }
 

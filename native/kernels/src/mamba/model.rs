@@ -123,21 +123,21 @@ impl Model {
             cuda whole(&layers, input, batch, Target::There(to.clone())))
     }
 
-    /// The recorded step of so many sequences, if the model has one.
+    /// The recorded step of so many sequences, or of somewhat more, if the model has one.
     pub(super) fn stepper(&self, batch: usize) -> Result<Option<Arc<Mutex<Stepper>>>> {
-        let Home::Cuda(weights, device, _) = &self.home else {
+        let Home::Cuda(weights, device, tf32) = &self.home else {
             return Ok(None);
         };
-        if !Stepper::knows(&self.config, self.dtype, batch, device) {
+        let Some(size) = Stepper::size(&self.config, self.dtype, batch, device) else {
             return Ok(None);
-        }
+        };
         let mut steppers = self.steppers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stepper) = steppers.get(&batch) {
+        if let Some(stepper) = steppers.get(&size) {
             return Ok(Some(stepper.clone()));
         }
-        let stepper = Stepper::new(&self.config, self.dtype, weights.map(Clone::clone), batch, device)?;
+        let stepper = Stepper::new(&self.config, self.dtype, weights.map(Clone::clone), size, (device, *tf32))?;
         let stepper = Arc::new(Mutex::new(stepper));
-        steppers.insert(batch, stepper.clone());
+        steppers.insert(size, stepper.clone());
         Ok(Some(stepper))
     }
 

@@ -1,23 +1,35 @@
-//! A step of a few sequences on CUDA: four kernels a layer, recorded once for each number of sequences and queued by
-//! one call. What lies between layers is f32; states are changed in place.
+//! A step of some sequences on CUDA, recorded once for each number of them and queued by one call. States are changed in
+//! place.
+//!
+//! Dense layers of few sequences are bound by reading their weights: four kernels a layer do all there is, with f32 in
+//! between. Those of many go through cuBLASLt, in six kernels a layer, with the storage type in between, as in a pass
+//! over a whole sequence.
 //!
 //! A kernel that does so little is over sooner than the next one begins, so each lets the next one begin early, as far
 //! as reading weights; then it waits (programmatic dependent launches, on devices that have them).
 
 use super::model::Input;
-use super::{Config, State, Weights};
-use crate::cuda::{Buffer, Device, Graph, Kernel, Lane, Pinned, Source, grid_size, pack, types};
+use super::{Config, Layer, State, Weights};
+use crate::cuda::{Buffer, Device, Graph, Kernel, Lane, Pinned, Source, grid_size, pack, type_names, types};
 use crate::error::Result;
+use crate::linear;
+use crate::norm::RmsOptions;
+use crate::norm::add::AddRmsNorm;
+use crate::op::named;
+use crate::place::{Cuda, Place};
 use crate::tensor::{DType, Described, Spec, ViewMut};
 
 const EMBED: Source = Source { name: "step_embed", text: include_str!("step/embed.cu") };
 const DENSE: Source =
     Source { name: "step_dense", text: concat!(include_str!("../cuda/pack.cu"), include_str!("step/dense.cu")) };
+const CONV: Source = Source { name: "step_conv", text: include_str!("step/conv.cu") };
 const SCAN: Source = Source { name: "step_scan", text: include_str!("step/scan.cu") };
 const NORM: Source = Source { name: "step_norm", text: include_str!("step/norm.cu") };
 
-/// Sequences that are few: with more of them the dense layers are no longer bound by reading their weights.
-pub(super) const FEW: usize = 8;
+/// Sequences that are few.
+const FEW: usize = 4;
+/// More of them are stepped as so many times a number, so that there are not too many recordings.
+const TIMES: usize = 8;
 
 const THREADS: u32 = 256;
 const WARPS: usize = THREADS as usize / 32;
@@ -56,10 +68,17 @@ struct Dense {
     to_mean: f32,
 }
 
+impl Dense {
+    fn new(rows: i64, columns: i64) -> Dense {
+        Dense { rows, columns, stride: columns, ..Dense::default() }
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Scan {
-    xz: u64,
+    x: u64,
+    z: u64,
     projected: u64,
     dt_w: u64,
     dt_b: u64,
@@ -71,6 +90,21 @@ struct Scan {
     channels: i64,
     rank: i64,
     count: i64,
+    x_stride: i64,
+    z_stride: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Conv {
+    u: u64,
+    w: u64,
+    b: u64,
+    samples: u64,
+    y: u64,
+    layer: i64,
+    channels: i64,
+    stride: i64,
 }
 
 #[repr(C)]
@@ -114,48 +148,62 @@ struct Plan {
     projected: Buffer,
     y: Buffer,
     out: Buffer,
+    /// What many sequences need beside.
+    many: Option<Many>,
     /// What goes into `input`, then what comes out of `out`.
     pinned: Pinned,
+    /// The states of sequences that nobody has, to make up the number.
+    nobodys: State<Buffer>,
+}
+
+/// Normed rows, what comes out of the convolution, and what a layer adds to the sum.
+struct Many {
+    h: Buffer,
+    c: Buffer,
+    last: Buffer,
 }
 
 impl Stepper {
-    /// Whether there is such a step.
-    pub(super) fn knows(config: &Config, dtype: DType, batch: usize, device: &Device) -> bool {
+    /// Of how many sequences a recorded step of so many is, if there is one.
+    pub(super) fn size(config: &Config, dtype: DType, batch: usize, device: &Device) -> Option<usize> {
         // With room for the last packs, which may be mostly empty.
         let columns = config.inner.max(config.width).next_multiple_of(32 * 8 * PACKS);
-        dtype != DType::F64 && batch <= FEW && batch * columns * 4 + (8 << 10) <= device.facts().shared as usize
+        let fits = |batch: usize| batch * columns * 4 + (8 << 10) <= device.facts().shared as usize;
+        match batch {
+            _ if dtype == DType::F64 => None,
+            ..=FEW if fits(batch) => Some(batch),
+            _ => Some(batch.next_multiple_of(TIMES)),
+        }
     }
 
+    /// The step of so many sequences, one of the numbers that [`Stepper::size`] gives.
     pub(super) fn new(
         config: &Config,
         dtype: DType,
         weights: Weights<Buffer>,
         batch: usize,
-        device: &Device,
+        (device, tf32): (&Device, bool),
     ) -> Result<Stepper> {
-        let lane = device.lane()?;
+        let lane = device.lane()?.allow_tf32(tf32);
         let mut plan = Plan::new(config, dtype, weights, batch, device)?;
-        // Once as it is, so that kernels are compiled and loaded; of sequences whose states nobody has.
-        let nobodys = State::specs(config, dtype)?.try_map(|spec| Buffer::new(device, *spec))?;
-        lane.fill(&nobodys.conv, 0)?;
-        lane.fill(&nobodys.ssm, 0)?;
-        let at = [lane.address(&nobodys.conv)?, lane.address(&nobodys.ssm)?];
-        plan.fill(None, &vec![at; batch]);
+        lane.fill(&plan.nobodys.conv, 0)?;
+        lane.fill(&plan.nobodys.ssm, 0)?;
+        // Once as it is, so that kernels are compiled and loaded, and there is memory for cuBLASLt.
+        plan.fill(None, &[], &lane)?;
         plan.queue(&lane)?;
         lane.synchronize()?;
         let graph = lane.record(|| plan.queue(&lane))?;
         Ok(Stepper { graph, lane, plan })
     }
 
-    /// Steps the sequences whose samples and states these are, each by one token or frame.
+    /// Steps the sequences whose samples and states these are, no more than there are in it, each by one token or frame.
     pub(super) fn step(&mut self, input: Input, sequences: &[[&Buffer; 2]], to: ViewMut) -> Result<()> {
-        let address = |[samples, states]: &[&Buffer; 2]| Ok([self.lane.address(samples)?, self.lane.address(states)?]);
-        let at = sequences.iter().map(address).collect::<Result<Vec<_>>>()?;
-        self.plan.fill(Some(input), &at);
+        self.plan.fill(Some(input), sequences, &self.lane)?;
         // SAFETY: it was recorded by this lane, and all of it is in the plan or in use by the caller.
         unsafe { self.lane.replay(&self.graph)? };
         self.lane.synchronize()?;
-        to.bytes().copy_from_slice(self.plan.result());
+        let to = to.bytes();
+        to.copy_from_slice(&self.plan.result()[..to.len()]);
         Ok(())
     }
 }
@@ -163,112 +211,63 @@ impl Stepper {
 impl Plan {
     fn new(config: &Config, dtype: DType, weights: Weights<Buffer>, batch: usize, device: &Device) -> Result<Plan> {
         let Config { width, inner, rank, state, vocabulary, .. } = *config;
-        let wide = |columns| Buffer::new(device, Spec::new(DType::F32, &[batch, columns])?);
-        let out = Spec::new(dtype, &[batch, if vocabulary > 0 { vocabulary } else { width }])?;
+        let rows = |dtype, columns| Buffer::new(device, Spec::new(dtype, &[batch, columns])?);
+        let out = if vocabulary > 0 { vocabulary } else { width };
         let input = Spec::new(DType::U8, &[input_bytes(config, dtype, batch) + 16 * batch])?;
+        let many = || Ok(Many { h: rows(dtype, width)?, c: rows(dtype, inner)?, last: rows(dtype, width)? });
+        let many = (batch > FEW).then(many).transpose()?;
+        let between = if many.is_some() { dtype } else { DType::F32 };
         Ok(Plan {
             config: *config,
             dtype,
             batch,
             weights,
-            pinned: Pinned::new(device, input.bytes() + out.bytes())?,
+            pinned: Pinned::new(device, input.bytes() + batch * out * dtype.size())?,
+            nobodys: State::specs(config, dtype)?.try_map(|spec| Buffer::new(device, *spec))?,
             input: Buffer::new(device, input)?,
-            sum: wide(width)?,
-            xz: wide(2 * inner)?,
-            projected: wide(rank + 2 * state)?,
-            y: wide(inner)?,
-            out: Buffer::new(device, out)?,
+            sum: rows(DType::F32, width)?,
+            xz: rows(between, 2 * inner)?,
+            projected: rows(between, rank + 2 * state)?,
+            y: rows(between, inner)?,
+            out: rows(dtype, out)?,
+            many,
         })
     }
 
-    /// Writes what a step is to read.
-    fn fill(&mut self, input: Option<Input>, at: &[[u64; 2]]) {
+    /// Writes what a step is to read: of sequences that are not there, zeros and nobody's states.
+    fn fill(&mut self, input: Option<Input>, sequences: &[[&Buffer; 2]], lane: &Lane) -> Result<()> {
         let first = input_bytes(&self.config, self.dtype, self.batch);
+        let given = match &input {
+            Some(Input::Tokens(tokens)) => bytemuck::cast_slice(tokens),
+            Some(Input::Features(features)) => features.bytes(),
+            None => &[],
+        };
         let pinned = self.pinned.bytes_mut();
-        match input {
-            Some(Input::Tokens(tokens)) => pinned[..4 * tokens.len()].copy_from_slice(bytemuck::cast_slice(tokens)),
-            Some(Input::Features(features)) => pinned[..features.bytes().len()].copy_from_slice(features.bytes()),
-            None => pinned[..first].fill(0),
-        }
-        for (sequence, pair) in at.iter().enumerate() {
-            for (kind, address) in pair.iter().enumerate() {
+        pinned[..given.len()].copy_from_slice(given);
+        pinned[given.len()..first].fill(0);
+        for sequence in 0..self.batch {
+            let pair = sequences.get(sequence).copied().unwrap_or([&self.nobodys.conv, &self.nobodys.ssm]);
+            for (kind, buffer) in pair.into_iter().enumerate() {
                 let at = first + 8 * (kind * self.batch + sequence);
-                pinned[at..at + 8].copy_from_slice(&address.to_ne_bytes());
+                pinned[at..at + 8].copy_from_slice(&lane.address(buffer)?.to_ne_bytes());
             }
         }
+        Ok(())
     }
 
     fn result(&self) -> &[u8] {
-        let input = self.input.spec().bytes();
-        &self.pinned.bytes()[input..input + self.out.spec().bytes()]
+        &self.pinned.bytes()[self.input.spec().bytes()..]
     }
 
     /// Queues a step.
     fn queue(&self, lane: &Lane) -> Result<()> {
-        let Config { width, layers, inner, state, rank, .. } = self.config;
         let step = Step { plan: self, lane };
         lane.from_pinned(&self.pinned, 0, &self.input)?;
         step.embed()?;
-        for (i, layer) in self.weights.layers.iter().enumerate().take(layers) {
-            let of = |name: &str| layer.block.get(name).map(|buffer| lane.recorded_address(buffer));
-            let maybe = |name: &str| layer.block.find(name).map_or(0, |buffer| lane.recorded_address(buffer));
-            step.dense(
-                Behind::Convolved,
-                Dense {
-                    w: of("in_proj")?,
-                    b: maybe("in_proj_b"),
-                    x: lane.recorded_address(&self.sum),
-                    norm: lane.recorded_address(&layer.norm),
-                    y: lane.recorded_address(&self.xz),
-                    conv_w: of("conv_w")?,
-                    conv_b: maybe("conv_b"),
-                    samples: step.pointers(0),
-                    layer: i as i64,
-                    rows: 2 * inner as i64,
-                    columns: width as i64,
-                    ..Dense::default()
-                },
-            )?;
-            step.dense(
-                Behind::Written,
-                Dense {
-                    w: of("x_proj")?,
-                    x: lane.recorded_address(&self.xz),
-                    y: lane.recorded_address(&self.projected),
-                    rows: (rank + 2 * state) as i64,
-                    columns: inner as i64,
-                    stride: 2 * inner as i64,
-                    ..Dense::default()
-                },
-            )?;
-            step.scan(Scan {
-                xz: lane.recorded_address(&self.xz),
-                projected: lane.recorded_address(&self.projected),
-                dt_w: of("dt_w")?,
-                dt_b: of("dt_b")?,
-                a: lane.recorded_address(&layer.a),
-                d: of("D")?,
-                states: step.pointers(1),
-                y: lane.recorded_address(&self.y),
-                layer: i as i64,
-                channels: inner as i64,
-                rank: rank as i64,
-                count: state as i64,
-            })?;
-            step.dense(
-                Behind::Added,
-                Dense {
-                    w: of("out_proj")?,
-                    b: maybe("out_proj_b"),
-                    x: lane.recorded_address(&self.y),
-                    y: lane.recorded_address(&self.sum),
-                    rows: width as i64,
-                    columns: inner as i64,
-                    ..Dense::default()
-                },
-            )?;
+        match &self.many {
+            None => step.of_few()?,
+            Some(many) => step.of_many(many)?,
         }
-        step.head()?;
         lane.to_pinned(&self.out, &self.pinned, self.input.spec().bytes())
     }
 }
@@ -291,28 +290,110 @@ impl Step<'_> {
     }
 
     /// Where the addresses of the sequences' samples are, or with 1 those of their states.
-    fn pointers(&self, kind: usize) -> u64 {
-        let Plan { config, dtype, batch, .. } = self.plan;
-        self.lane.recorded_address(&self.plan.input) + (input_bytes(config, *dtype, *batch) + 8 * kind * batch) as u64
+    fn pointers(&self, kind: usize) -> Result<u64> {
+        let Plan { config, dtype, batch, input, .. } = self.plan;
+        Ok(self.lane.address(input)? + (input_bytes(config, *dtype, *batch) + 8 * kind * batch) as u64)
     }
 
     fn embed(&self) -> Result<()> {
-        let input = self.lane.recorded_address(&self.plan.input);
-        let (from, tokens) = match &self.plan.weights.embedding {
-            Some(table) if self.plan.config.vocabulary > 0 => (self.lane.recorded_address(table), input),
+        let Plan { config, weights, input, sum, batch, .. } = self.plan;
+        let input = self.lane.address(input)?;
+        let (from, tokens) = match &weights.embedding {
+            Some(table) if config.vocabulary > 0 => (self.lane.address(table)?, input),
             _ => (input, 0),
         };
-        let sum = self.lane.recorded_address(&self.plan.sum);
-        let params = Embed { from, tokens, sum, width: self.plan.config.width as i64 };
+        let params = Embed { from, tokens, sum: self.lane.address(sum)?, width: config.width as i64 };
         let kernel = self.kernel(&EMBED, "")?;
         // SAFETY: Embed is the struct that the kernel declares; tokens were checked to be rows.
-        unsafe { self.lane.launch_early(&kernel, [self.plan.batch as u32, 1, 1], THREADS, 0, &params) }
+        unsafe { self.lane.launch_early(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
+    }
+
+    fn of_few(&self) -> Result<()> {
+        let Plan { config, weights, sum, xz, projected, y, .. } = self.plan;
+        let [width, inner, rank, state] = [config.width, config.inner, config.rank, config.state].map(|n| n as i64);
+        let at = |buffer| self.lane.address(buffer);
+        for (i, layer) in weights.layers.iter().enumerate() {
+            let of = |name: &str| at(layer.block.get(name)?);
+            let maybe = |name: &str| layer.block.find(name).map_or(Ok(0), at);
+            let in_proj = Dense {
+                w: of("in_proj")?,
+                b: maybe("in_proj_b")?,
+                x: at(sum)?,
+                norm: at(&layer.norm)?,
+                y: at(xz)?,
+                conv_w: of("conv_w")?,
+                conv_b: maybe("conv_b")?,
+                samples: self.pointers(0)?,
+                layer: i as i64,
+                ..Dense::new(2 * inner, width)
+            };
+            self.dense(Behind::Convolved, in_proj)?;
+            let x_proj =
+                Dense { w: of("x_proj")?, x: at(xz)?, y: at(projected)?, ..Dense::new(rank + 2 * state, inner) };
+            self.dense(Behind::Written, Dense { stride: 2 * inner, ..x_proj })?;
+            self.scan(i, layer, [at(xz)?, at(xz)? + 4 * inner as u64], [2 * inner; 2])?;
+            let (w, b) = (of("out_proj")?, maybe("out_proj_b")?);
+            self.dense(Behind::Added, Dense { w, b, x: at(y)?, y: at(sum)?, ..Dense::new(width, inner) })?;
+        }
+        self.head_of_few()
+    }
+
+    fn of_many(&self, many: &Many) -> Result<()> {
+        let Plan { config, weights, xz, projected, y, out, .. } = self.plan;
+        let Many { h, c, last } = many;
+        let inner = config.inner as i64;
+        let at = |buffer| self.lane.address(buffer);
+        self.lane.fill(last, 0)?;
+        for (i, layer) in weights.layers.iter().enumerate() {
+            let block = &layer.block;
+            self.add_norm(many, &layer.norm)?;
+            self.linear(h, block.get("in_proj")?, block.find("in_proj_b"), xz)?;
+            self.conv(i, layer, c)?;
+            self.linear(c, block.get("x_proj")?, None, projected)?;
+            let z = at(xz)? + (inner as usize * self.plan.dtype.size()) as u64;
+            self.scan(i, layer, [at(c)?, z], [inner, 2 * inner])?;
+            self.linear(y, block.get("out_proj")?, block.find("out_proj_b"), last)?;
+        }
+        self.add_norm(many, &weights.norm)?;
+        match &weights.head {
+            Some(head) => self.linear(h, head, None, out),
+            None => self.lane.copy(h, out),
+        }
+    }
+
+    fn add_norm(&self, many: &Many, w: &Buffer) -> Result<()> {
+        let inputs = named([("x", Some(many.last.clone())), ("w", Some(w.clone()))]);
+        let outputs = named([("sum", Some(self.plan.sum.clone())), ("y", Some(many.h.clone()))]);
+        let options = RmsOptions { eps: self.plan.config.eps, ..Default::default() };
+        Cuda(self.lane).call::<AddRmsNorm>(&options, inputs, outputs)
+    }
+
+    fn linear(&self, x: &Buffer, w: &Buffer, b: Option<&Buffer>, y: &Buffer) -> Result<()> {
+        linear::at(&Cuda(self.lane), [x.clone(), w.clone()], b.cloned(), y.clone())
+    }
+
+    fn conv(&self, i: usize, layer: &Layer<Buffer>, y: &Buffer) -> Result<()> {
+        let channels = self.plan.config.inner as i64;
+        let at = |buffer| self.lane.address(buffer);
+        let params = Conv {
+            u: at(&self.plan.xz)?,
+            w: at(layer.block.get("conv_w")?)?,
+            b: layer.block.find("conv_b").map_or(Ok(0), at)?,
+            samples: self.pointers(0)?,
+            y: at(y)?,
+            layer: i as i64,
+            channels,
+            stride: 2 * channels,
+        };
+        let kernel = self.kernel(&CONV, &format!("-DWIDTH={}", self.plan.config.conv))?;
+        let blocks = grid_size(self.plan.config.inner.div_ceil(THREADS as usize))?;
+        // SAFETY: Conv is the struct that the kernel declares; sizes are those of the plan's buffers.
+        unsafe { self.lane.launch_early(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
     }
 
     fn dense(&self, behind: Behind, params: Dense) -> Result<()> {
         let Plan { config, dtype, batch, .. } = self.plan;
-        let stride = if params.stride == 0 { params.columns } else { params.stride };
-        let params = Dense { stride, eps: config.eps as f32, to_mean: 1.0 / params.columns as f32, ..params };
+        let params = Dense { eps: config.eps as f32, to_mean: 1.0 / params.columns as f32, ..params };
         let (rows, columns) = (params.rows as usize, params.columns as usize);
         let size = dtype.size();
         let vec = pack(size, &[params.w, (columns * size) as u64]);
@@ -334,37 +415,48 @@ impl Step<'_> {
         unsafe { self.lane.launch_early(&kernel, [grid_size(blocks)?, 1, 1], THREADS, shared, &params) }
     }
 
-    fn scan(&self, params: Scan) -> Result<()> {
-        let lanes = (params.count as usize).next_power_of_two().min(LANES);
-        let kernel = self.kernel(&SCAN, &format!("-DLANES={lanes}"))?;
-        let blocks = grid_size((params.channels as usize).div_ceil(THREADS as usize / lanes))?;
+    /// The scan, of what comes out of the convolution and of the gate, with rows so far apart.
+    fn scan(&self, i: usize, layer: &Layer<Buffer>, [x, z]: [u64; 2], [x_stride, z_stride]: [i64; 2]) -> Result<()> {
+        let Plan { config, projected, y, .. } = self.plan;
+        let at = |buffer| self.lane.address(buffer);
+        let of = |name: &str| at(layer.block.get(name)?);
+        let params = Scan {
+            x,
+            z,
+            projected: at(projected)?,
+            dt_w: of("dt_w")?,
+            dt_b: of("dt_b")?,
+            a: at(&layer.a)?,
+            d: of("D")?,
+            states: self.pointers(1)?,
+            y: at(y)?,
+            layer: i as i64,
+            channels: config.inner as i64,
+            rank: config.rank as i64,
+            count: config.state as i64,
+            x_stride,
+            z_stride,
+        };
+        let lanes = config.state.next_power_of_two().min(LANES);
+        let (between, _) = type_names(y.spec().dtype);
+        let kernel = self.kernel(&SCAN, &format!("-DLANES={lanes} -DBETWEEN={between}"))?;
+        let blocks = grid_size(config.inner.div_ceil(THREADS as usize / lanes))?;
         // SAFETY: as above.
         unsafe { self.lane.launch_early(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
     }
 
     /// The logits, or the normed features of a backbone.
-    fn head(&self) -> Result<()> {
-        let Plan { config, weights, sum, out, .. } = self.plan;
-        let address = |buffer| self.lane.recorded_address(buffer);
-        let (norm, x, to) = (address(&weights.norm), address(sum), address(out));
+    fn head_of_few(&self) -> Result<()> {
+        let Plan { config, weights, sum, out, batch, .. } = self.plan;
+        let at = |buffer| self.lane.address(buffer);
+        let (norm, x, to, width) = (at(&weights.norm)?, at(sum)?, at(out)?, config.width as i64);
         if let Some(head) = &weights.head {
-            return self.dense(
-                Behind::Narrowed,
-                Dense {
-                    w: address(head),
-                    x,
-                    norm,
-                    narrow_y: to,
-                    rows: config.vocabulary as i64,
-                    columns: config.width as i64,
-                    ..Dense::default()
-                },
-            );
+            let head = Dense { w: at(head)?, x, norm, narrow_y: to, ..Dense::new(config.vocabulary as i64, width) };
+            return self.dense(Behind::Narrowed, head);
         }
-        let (width, eps) = (config.width as i64, config.eps as f32);
-        let params = Norm { sum: x, norm, y: to, width, eps, to_mean: 1.0 / config.width as f32 };
+        let params = Norm { sum: x, norm, y: to, width, eps: config.eps as f32, to_mean: 1.0 / width as f32 };
         let kernel = self.kernel(&NORM, "")?;
         // SAFETY: Norm is the struct that the kernel declares.
-        unsafe { self.lane.launch_early(&kernel, [self.plan.batch as u32, 1, 1], THREADS, 0, &params) }
+        unsafe { self.lane.launch_early(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
     }
 }

@@ -1,16 +1,17 @@
 // One step of the selective scan of each of some sequences, with the projection of dt before it. LANES threads have a
-// channel together, a part of its states each.
+// channel together, a part of its states each. What comes in between the layers is of type BETWEEN.
 
 struct Params {
-    const REAL* xz;            // (batch, 2 channels): what comes out of the convolution, and the gate
-    const REAL* projected;     // (batch, rank + 2 states): dt's, B, C
+    const BETWEEN* x;          // (batch, channels), out of the convolution; rows apart by x_stride
+    const BETWEEN* z;          // (batch, channels), the gate; rows apart by z_stride
+    const BETWEEN* projected;  // (batch, rank + 2 states): dt's, B, C
     const STORAGE* dt_w;       // (channels, rank)
     const REAL* dt_b;          // (channels)
     const REAL* a;             // (channels, states)
     const REAL* d;             // (channels)
     REAL* const* states;       // the sequences' states, each (layers, channels, states)
-    REAL* y;                   // (batch, channels)
-    i64 layer, channels, rank, count;
+    BETWEEN* y;                // (batch, channels)
+    i64 layer, channels, rank, count, x_stride, z_stride;
 };
 
 template <class T> __device__ __forceinline__ T total(T sum) {
@@ -39,25 +40,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Params p) {
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    const REAL* projected = p.projected + sequence * (p.rank + 2 * p.count);
+    const BETWEEN* projected = p.projected + sequence * (p.rank + 2 * p.count);
     REAL dt = 0;
 #pragma unroll
     for (int k = 0; k < HELD; ++k) {
         i64 r = lane + k * LANES;
-        if (r < p.rank) dt = fma(held[k], projected[r], dt);
+        if (r < p.rank) dt = fma(held[k], widen(projected[r]), dt);
     }
-    for (i64 r = lane + HELD * LANES; r < p.rank; r += LANES) dt = fma(widen(dt_w[r]), projected[r], dt);
+    for (i64 r = lane + HELD * LANES; r < p.rank; r += LANES) dt = fma(widen(dt_w[r]), widen(projected[r]), dt);
     dt = softplus(total(dt) + dt_b);
-    REAL x = p.xz[sequence * 2 * p.channels + of], z = p.xz[(sequence * 2 + 1) * p.channels + of];
+    REAL x = widen(p.x[sequence * p.x_stride + of]), z = widen(p.z[sequence * p.z_stride + of]);
     REAL* states = p.states[sequence] + (p.layer * p.channels + of) * p.count;
-    const REAL *b = projected + p.rank, *c = b + p.count;
+    const BETWEEN *b = projected + p.rank, *c = b + p.count;
     REAL y = 0;
     for (i64 n = lane; n < p.count; n += LANES) {
         if (n > lane) a = p.a[of * p.count + n];
-        REAL h = exp2_fast(dt * a * (REAL)LOG2_E) * states[n] + dt * x * b[n];
+        REAL h = exp2_fast(dt * a * (REAL)LOG2_E) * states[n] + dt * x * widen(b[n]);
         if (there) states[n] = h;
-        y = fma(c[n], h, y);
+        y = fma(widen(c[n]), h, y);
     }
     y = total(y);
-    if (there && lane == 0) p.y[sequence * p.channels + channel] = fma(d, x, y) * silu(z);
+    if (there && lane == 0) narrow(fma(d, x, y) * silu(z), p.y[sequence * p.channels + channel]);
 }
