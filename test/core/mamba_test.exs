@@ -140,6 +140,33 @@ defmodule Sidewinder.MambaTest do
     assert Session.length(session) > length
   end
 
+  test "next chooses what the logits of a step say, alone or together" do
+    model = model()
+    session = Session.new(model)
+    Session.prefill(session, [1, 2, 3])
+    logits = session |> Session.fork() |> Session.step(4) |> Tensor.to_list()
+    {_, largest} = logits |> Enum.with_index() |> Enum.max()
+    assert session |> Session.fork() |> Session.next(4) == largest
+    options = [temperature: 3.0, seed: 9, top_k: 30]
+    forks = for _ <- 1..10, do: Session.fork(session)
+    [token | _] = tokens = Session.next(forks, List.duplicate(4, 10), options)
+    assert tokens == List.duplicate(token, 10)
+    seeds = for seed <- 1..10, do: [temperature: 3.0, seed: seed]
+    forks = for _ <- 1..10, do: Session.fork(session)
+    assert forks |> Session.next(List.duplicate(4, 10), seeds) |> Enum.uniq() |> length() > 2
+
+    for wrong <- [
+          fn -> Session.next(session, 4, top_k: 0) end,
+          fn -> Session.next(session, 4, heat: 1) end,
+          fn -> Session.next([session], [4], [[], []]) end,
+          fn -> Session.next([session], [1, 2]) end,
+          fn -> Session.next(:none, 4) end
+        ],
+        do: assert(%Error{} = catch_error(wrong.()))
+
+    assert Session.length(session) == 3
+  end
+
   describe "generate" do
     test "takes the most probable token by default" do
       model = model()

@@ -5,14 +5,17 @@ defmodule Sidewinder.Mamba.Generation do
   alias Sidewinder.{Error, Mamba, Native, Tensor, Tokenizer}
   alias Sidewinder.Mamba.Session
 
-  @options [:max_tokens, :temperature, :top_k, :top_p, :seed, :stop]
+  @sampling [:temperature, :top_k, :top_p, :seed]
+  @options [:max_tokens, :stop] ++ @sampling
   @seeds 0x1_0000_0000_0000_0000
 
   def generate(model, prompt, options) do
     {own, []} = Mamba.options!(options, @options) |> only_own!()
-    sampling = sampling(own)
+    seed = own[:seed] || :rand.uniform(@seeds) - 1
+    own = Keyword.put(own, :seed, seed)
+    sampling = own |> Keyword.take(@sampling) |> sampling()
     # Options are refused here, not when the stream is asked for its first token.
-    draw(Tensor.from_list([0], :f32, {1, 1}), sampling, 0)
+    draw(Tensor.from_list([0], :f32, {1}), sampling, 0)
 
     case prompt do
       text when is_binary(text) -> texts(model, text, own, sampling)
@@ -22,23 +25,28 @@ defmodule Sidewinder.Mamba.Generation do
 
   defp only_own!({own, []}), do: {own, []}
 
-  defp only_own!({_own, [{name, _} | _]}) do
+  defp only_own!({_own, [{name, _} | _]}), do: unknown(name, @options)
+
+  defp unknown(name, known) do
     raise Error.new(:option, to_string(name),
-            expected: "an option out of #{Enum.join(@options, ", ")}",
+            expected: "an option out of #{Enum.join(known, ", ")}",
             got: to_string(name),
             hint: "Where a model runs is said when it is loaded"
           )
   end
 
-  defp sampling(own) do
-    own
-    |> Keyword.take([:temperature, :top_k, :top_p, :seed])
+  @doc false
+  # What the native library takes; it refuses what is wrong, and draws nothing without a temperature.
+  def sampling(options) do
+    for {name, _} <- options, name not in @sampling, do: unknown(name, @sampling)
+
+    options
     |> Enum.reject(&match?({_, nil}, &1))
-    |> Map.new()
-    |> Map.put_new(:temperature, 0)
-    |> Map.put_new_lazy(:seed, fn -> :rand.uniform(@seeds) - 1 end)
-    |> Map.update!(:temperature, &float/1)
-    |> then(&if &1[:top_p], do: Map.update!(&1, :top_p, fn p -> float(p) end), else: &1)
+    |> Map.new(fn
+      {name, value} when name in [:temperature, :top_p] -> {name, float(value)}
+      pair -> pair
+    end)
+    |> Map.put_new(:temperature, 0.0)
   end
 
   defp float(number) when is_integer(number), do: number / 1
@@ -54,21 +62,28 @@ defmodule Sidewinder.Mamba.Generation do
             )
     end
 
-    start = fn -> {Session.new(model), &Session.prefill(&1, prompt, logits: true), 0} end
+    first = fn session ->
+      session |> Session.prefill(prompt, logits: true) |> draw(sampling, Session.length(session))
+    end
 
-    next = fn {session, step, draws} ->
-      token = draw(step.(session), sampling, draws)
+    choices = Keyword.take(own, @sampling)
+
+    next = fn {session, choose} ->
+      token = choose.(session)
 
       if token in stop,
         do: {:halt, session},
-        else: {[token], {session, &Session.step(&1, token), draws + 1}}
+        else: {[token], {session, &Session.next(&1, token, choices)}}
     end
+
+    start = fn -> {Session.new(model), first} end
 
     start |> Stream.resource(next, fn _ -> :ok end) |> Stream.take(own[:max_tokens] || 128)
   end
 
-  defp draw(%Tensor{} = logits, sampling, draws) do
-    [token] = Error.unwrap!(Native.mamba_choose(Tensor.to_native(logits), sampling, [draws]))
+  defp draw(%Tensor{data: data, type: type} = logits, sampling, place) do
+    row = {type, {1, Tensor.elements(logits.shape)}, data}
+    [token] = Error.unwrap!(Native.mamba_choose(row, sampling, [place]))
     token
   end
 

@@ -22,6 +22,7 @@ defmodule Sidewinder.Mamba.Session do
   """
 
   alias Sidewinder.{Error, Mamba, Native, Tensor}
+  alias Sidewinder.Mamba.Generation
 
   @enforce_keys [:ref, :model]
   defstruct [:ref, :model]
@@ -76,7 +77,9 @@ defmodule Sidewinder.Mamba.Session do
   def step([%__MODULE__{} | _] = sessions, input),
     do: Tensor.from_native({:ok, stepped(sessions, input)})
 
-  def step(other, _input) do
+  def step(other, _input), do: no_session(other)
+
+  defp no_session(other) do
     raise Error.new(:argument, "sessions",
             expected: "a session, or a list of them",
             got: Error.show(other)
@@ -93,6 +96,63 @@ defmodule Sidewinder.Mamba.Session do
 
   # The only row there is.
   defp first({type, {1, width}, data}), do: Tensor.from_native({:ok, {type, {width}, data}})
+
+  @doc """
+  Goes on by one token and chooses the one that follows, where the model is: on a GPU a token goes in and a token comes
+  out.
+
+  Options are `:temperature`, `:top_k`, `:top_p` and `:seed` as in `Sidewinder.Mamba.generate/3`, the seed being 0 by
+  default. A token is drawn by the seed and by its place in the text.
+
+  With a list of sessions it takes a list of tokens and gives one; the options are then those of all, or a list of one
+  for each.
+
+      iex> alias Sidewinder.{Mamba, Tensor}
+      iex> alias Sidewinder.Mamba.Session
+      iex> model = Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> [session, other] = sessions = for _ <- 1..2, do: Session.new(model)
+      iex> token = Session.next(session, 3)
+      iex> Session.next(other, 3) == token
+      true
+      iex> length(Session.next(sessions, [1, 2], [[temperature: 0.7], [top_k: 5, temperature: 1]]))
+      2
+  """
+  @spec next(t, non_neg_integer, keyword) :: non_neg_integer
+  @spec next([t], Mamba.tokens(), keyword | [keyword]) :: Mamba.tokens()
+  def next(sessions, tokens, options \\ [])
+
+  def next(%__MODULE__{} = session, token, options) do
+    [chosen] = next([session], [token], options)
+    chosen
+  end
+
+  def next([%__MODULE__{model: model} | _] = sessions, tokens, options) do
+    samplings = samplings(options, Kernel.length(sessions))
+
+    call =
+      if model.scheduler == :cpu, do: &Native.mamba_next_cpu/3, else: &Native.mamba_next_io/3
+
+    Error.unwrap!(call.(refs(sessions), Mamba.fed(tokens), samplings))
+  end
+
+  def next(other, _tokens, _options), do: no_session(other)
+
+  defp samplings(options, count) do
+    cond do
+      Keyword.keyword?(options) ->
+        List.duplicate(Generation.sampling(options), count)
+
+      is_list(options) and Kernel.length(options) == count and
+          Enum.all?(options, &Keyword.keyword?/1) ->
+        Enum.map(options, &Generation.sampling/1)
+
+      true ->
+        raise Error.new(:option, "options",
+                expected: "a keyword list, or one for each of #{count} sessions",
+                got: Error.show(options)
+              )
+    end
+  end
 
   @doc "How many tokens or frames it has seen."
   @spec length(t) :: non_neg_integer

@@ -10,6 +10,7 @@
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::error::Result;
+use sidewinder_kernels::mamba::sample::Sampling;
 use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 use std::sync::Arc;
@@ -137,5 +138,16 @@ fn steps(model: &Arc<Model>, batch: usize, about: impl Fn(&str, usize, &mut [f64
     let runs = number("STEPS", "60");
     let mut times = (0..runs + 5).map(|_| once()).collect::<Result<Vec<_>>>()?.split_off(5);
     about("step", batch, &mut times);
+    for (what, sampling) in [
+        ("next, greedy", Sampling { temperature: 0.0, ..Default::default() }),
+        ("next, drawn", Sampling::default()),
+        ("next, top_k 50", Sampling { top_k: Some(50), ..Default::default() }),
+        ("next, top_p 0.9", Sampling { top_p: Some(0.9), ..Default::default() }),
+    ] {
+        let choices: Vec<_> = (0..batch as u64).map(|draw| (sampling, draw)).collect();
+        let mut once = || milliseconds(|| Session::next(&mut sessions, Input::Tokens(&tokens), &choices).map(drop));
+        let mut times = (0..runs + 5).map(|_| once()).collect::<Result<Vec<_>>>()?.split_off(5);
+        about(what, batch, &mut times);
+    }
     Ok(())
 }

@@ -6,7 +6,8 @@ mod common;
 use common::{gpu, levels};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Kind, Result};
-use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where};
+use sidewinder_kernels::mamba::sample::Sampling;
+use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose};
 use sidewinder_kernels::safetensors::{self, Reader};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use std::path::{Path, PathBuf};
@@ -165,6 +166,40 @@ fn steps_of_several_sessions_equal_whole_sequences() {
             let [of_one, of_more] = [&mut one, &mut more].map(|session| step(&mut [session], &tokens[3..4]).unwrap());
             near(&of_one, &of_more, model.dtype(), &format!("{what}: after steps and after a prefill"));
         }
+    }
+}
+
+#[test]
+fn tokens_are_chosen_as_the_logits_say() {
+    let plain = Sampling::default();
+    let samplings = [
+        Sampling { temperature: 0.0, ..plain },
+        Sampling { temperature: 0.7, seed: 1, ..plain },
+        Sampling { top_k: Some(5), seed: 2, ..plain },
+        Sampling { top_p: Some(0.6), seed: 3, ..plain },
+        Sampling { temperature: 1.5, top_k: Some(9), top_p: Some(0.8), seed: 4 },
+    ];
+    let tokens = expected().tokens;
+    for (model, what) in models() {
+        let mut base = Session::new(&model).unwrap();
+        prefill(&mut base, &tokens[..5]);
+        for (sampling, count) in samplings.iter().flat_map(|sampling| [(sampling, 3), (sampling, 40)]) {
+            let [mut stepped, mut chosen] =
+                [0, 1].map(|_| (0..count).map(|_| base.fork().unwrap()).collect::<Vec<_>>());
+            let fed = vec![tokens[5]; count];
+            let choices: Vec<_> = (0..count as u64).map(|draw| (*sampling, draw)).collect();
+            let logits = step(&mut stepped.iter_mut().collect::<Vec<_>>(), &fed).unwrap();
+            let mut sessions: Vec<_> = chosen.iter_mut().collect();
+            let got = Session::next(&mut sessions, Input::Tokens(&fed), &choices).unwrap();
+            let expected = choose(&logits, &choices).unwrap();
+            let same = got.iter().zip(&expected).filter(|(got, expected)| got == expected).count();
+            // Where a draw falls between two tokens, rounding decides.
+            let enough = if what.contains("GPU") && sampling.temperature > 0.0 { count * 9 / 10 } else { count };
+            assert!(same >= enough, "{what}: {sampling:?} gave {got:?} for {expected:?}");
+            assert_eq!(chosen[0].dump().unwrap(), stepped[0].dump().unwrap(), "{what}");
+        }
+        let wrong = Session::next(&mut [&mut base], Input::Tokens(&[1]), &[]);
+        assert_eq!(wrong.unwrap_err().kind, Kind::Argument);
     }
 }
 

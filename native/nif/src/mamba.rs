@@ -8,7 +8,7 @@ use serde::Deserialize;
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::mamba::sample::Sampling;
-use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where};
+use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose};
 use sidewinder_kernels::tensor::{DType, Described};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -246,6 +246,42 @@ fn step<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>
     })
 }
 
+/// Steps sessions of one language model by a token each, and chooses the next one of each, as one map for each says.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn mamba_next_cpu<'a>(
+    env: Env<'a>,
+    sessions: Vec<ResourceArc<HeldSession>>,
+    input: Term<'a>,
+    samplings: Vec<Term<'a>>,
+) -> Term<'a> {
+    next(env, &sessions, input, &samplings)
+}
+
+/// The same for work on a GPU.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_next_io<'a>(
+    env: Env<'a>,
+    sessions: Vec<ResourceArc<HeldSession>>,
+    input: Term<'a>,
+    samplings: Vec<Term<'a>>,
+) -> Term<'a> {
+    next(env, &sessions, input, &samplings)
+}
+
+fn next<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>, samplings: &[Term<'a>]) -> Term<'a> {
+    answer(env, || {
+        let fed = Fed::decode(input)?;
+        let mut locked = lock(sessions)?;
+        // A token is drawn by its place in the text.
+        let choice = |(term, session): (&Term<'a>, &MutexGuard<Session>)| {
+            Ok((decode_map::<Sampling>("sampling", *term)?, session.length() + 1))
+        };
+        let choices = samplings.iter().zip(&locked).map(choice).collect::<Result<Vec<_>>>()?;
+        let mut sessions: Vec<&mut Session> = locked.iter_mut().map(|session| &mut **session).collect();
+        Session::next(&mut sessions, fed.input()?, &choices)
+    })
+}
+
 /// The sessions in their order, taken always in that of their addresses, so that calls wait for each other but never
 /// in a circle.
 fn lock(sessions: &[ResourceArc<HeldSession>]) -> Result<Vec<MutexGuard<'_, Session>>> {
@@ -296,21 +332,18 @@ pub fn binary<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
     binary.into()
 }
 
-/// The next token for each row of logits. `draws` counts the choices of each text.
+/// The token for each row of logits. `places` are those that they have in their texts.
 #[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_choose<'a>(env: Env<'a>, logits: Term<'a>, sampling: Term<'a>, draws: Vec<u64>) -> Term<'a> {
+fn mamba_choose<'a>(env: Env<'a>, logits: Term<'a>, sampling: Term<'a>, places: Vec<u64>) -> Term<'a> {
     answer(env, || {
         let sampling: Sampling = decode_map("sampling", sampling)?;
         sampling.check()?;
         let tensor = Tensor::decode("logits", logits)?;
-        let wide = tensor.view()?.cast(DType::F32);
-        let values = wide.view().slice::<f32>()?;
-        let width = wide.spec().shape.last().copied().unwrap_or(0).max(1);
-        if values.len() != width * draws.len() {
-            let expected = format_args!("{} rows of logits", draws.len()).to_string();
-            return Err(Error::new(Kind::Shape, "logits").expected(expected).got(wide.spec()));
+        let view = tensor.view()?;
+        if view.spec().shape.first() != Some(&places.len()) {
+            let expected = format_args!("{} rows of logits", places.len()).to_string();
+            return Err(Error::new(Kind::Shape, "logits").expected(expected).got(view.spec()));
         }
-        let chosen = values.chunks_exact(width).zip(&draws).map(|(row, draw)| sampling.choose(row, *draw));
-        chosen.collect::<Result<Vec<u32>>>()
+        choose(&view.cast(view.spec().dtype), &places.iter().map(|place| (sampling, *place)).collect::<Vec<_>>())
     })
 }

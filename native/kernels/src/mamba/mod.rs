@@ -23,7 +23,7 @@ pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use layers::State;
 pub use model::{Input, Model, Where};
-pub use session::Session;
+pub use session::{Session, choose};
 pub use weights::Weight;
 
 use crate::op::Named;

@@ -1,11 +1,11 @@
-//! The choice of the next token.
+//! The choice of the next token. On CUDA `step/choose.cu` does the same.
 
 use crate::error::{Error, Kind, Result};
 use serde::Deserialize;
 
 /// How tokens are chosen. The steps are those of Hugging Face's `generate`, in its order: logits are divided by the
 /// temperature, the largest `top_k` are kept, and of those the fewest whose probabilities come to `top_p`; one of
-/// them is drawn by their probabilities.
+/// them is drawn by their probabilities. Who equals the last one that is kept is kept too.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
@@ -71,16 +71,19 @@ impl Sampling {
     }
 }
 
-/// Larger weights first, and of equal ones those of earlier tokens.
-fn order(a: &(u32, f64), b: &(u32, f64)) -> std::cmp::Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+/// Keeps what is not below the `count`th largest weight.
+fn keep_largest(kept: &mut Vec<(u32, f64)>, count: usize) {
+    if let Some(least) = nth_largest(kept, count) {
+        kept.retain(|(_, weight)| *weight >= least);
+    }
 }
 
-fn keep_largest(kept: &mut Vec<(u32, f64)>, count: usize) {
-    if count < kept.len() {
-        kept.select_nth_unstable_by(count, order);
-        kept.truncate(count);
-    }
+/// The `count`th largest weight, if there are more.
+fn nth_largest(kept: &[(u32, f64)], count: usize) -> Option<f64> {
+    let mut weights: Vec<f64> = kept.iter().map(|(_, weight)| *weight).collect();
+    let (_, nth, _) =
+        (count < weights.len()).then(|| weights.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a)))?;
+    Some(*nth)
 }
 
 /// Keeps the fewest whose weights come to a share of all.
@@ -88,19 +91,19 @@ fn keep_probable(kept: &mut Vec<(u32, f64)>, share: f64) {
     let enough = share * kept.iter().map(|(_, weight)| weight).sum::<f64>();
     let mut count = FIRST;
     loop {
-        let mut largest = kept.clone();
-        keep_largest(&mut largest, count);
-        largest.sort_unstable_by(order);
+        let at_least = nth_largest(kept, count);
+        let mut largest: Vec<f64> = kept.iter().map(|(_, weight)| *weight).collect();
+        largest.retain(|weight| at_least.is_none_or(|least| *weight >= least));
+        largest.sort_unstable_by(|a, b| b.total_cmp(a));
         let mut sum = 0.0;
-        let needed = largest.iter().position(|(_, weight)| {
-            sum += weight;
+        let needed = largest.iter().find(|weight| {
+            sum += **weight;
             sum >= enough
         });
-        if let Some(last) = needed {
-            largest.truncate(last + 1);
+        if let Some(least) = needed {
+            return kept.retain(|(_, weight)| weight >= least);
         }
-        if needed.is_some() || count >= kept.len() {
-            *kept = largest;
+        if at_least.is_none() {
             return;
         }
         count *= 8;
@@ -116,6 +119,31 @@ fn draw_from(kept: &[(u32, f64)], uniform: f64) -> u32 {
     });
     // Rounding may leave the last sum at the target.
     found.or_else(|| kept.iter().rfind(|(_, weight)| *weight > 0.0)).map_or(0, |(token, _)| *token)
+}
+
+/// A choice as CUDA makes it; the same struct is declared in `choose.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(super) struct Draw {
+    per_temperature: f32,
+    top_k: u32,
+    top_p: f32,
+    none: u32,
+    uniform: f64,
+}
+
+impl Sampling {
+    /// The `draw`th choice of a text.
+    pub(super) fn draw(&self, draw: u64) -> Draw {
+        let per_temperature = if self.temperature == 0.0 { 0.0 } else { 1.0 / self.temperature as f32 };
+        Draw {
+            per_temperature,
+            top_k: self.top_k.map_or(0, |k| k.try_into().unwrap_or(u32::MAX)),
+            top_p: self.top_p.unwrap_or(1.0) as f32,
+            none: 0,
+            uniform: uniform(self.seed, draw),
+        }
+    }
 }
 
 /// A number from 0 to 1, less than that: the `draw`th of SplitMix64 (Steele et al. 2014) from this seed.
@@ -158,7 +186,7 @@ mod tests {
         agree(plain, &[e(0.5), e(2.0), e(-1.0), e(2.0), 0.0, e(1.0)]);
         agree(Sampling { temperature: 0.5, ..plain }, &[e(1.0), e(4.0), e(-2.0), e(4.0), 0.0, e(2.0)]);
         agree(Sampling { top_k: Some(3), ..plain }, &[0.0, e(2.0), 0.0, e(2.0), 0.0, e(1.0)]);
-        agree(Sampling { top_k: Some(1), ..plain }, &[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+        agree(Sampling { top_k: Some(1), ..plain }, &[0.0, 1.0, 0.0, 1.0, 0.0, 0.0]);
         agree(Sampling { top_p: Some(0.5), ..plain }, &[0.0, 1.0, 0.0, 1.0, 0.0, 0.0]);
         agree(Sampling { top_k: Some(3), top_p: Some(0.9), ..plain }, &[0.0, e(2.0), 0.0, e(2.0), 0.0, e(1.0)]);
         agree(Sampling { temperature: 0.0, ..plain }, &[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
@@ -172,9 +200,12 @@ mod tests {
     fn flat_logits_need_more_than_the_first_look() {
         let flat = vec![0.0; 5000];
         let sampling = Sampling { top_p: Some(0.5), seed: 7, ..Default::default() };
-        let chosen: Vec<u32> = (0..2000).map(|draw| sampling.choose(&flat, draw).unwrap()).collect();
+        let slope: Vec<f32> = flat.iter().enumerate().map(|(i, _): (usize, &f32)| i as f32 * -1e-6).collect();
+        let chosen: Vec<u32> = (0..2000).map(|draw| sampling.choose(&slope, draw).unwrap()).collect();
         assert!(chosen.iter().all(|&token| token < 2500));
         assert!(chosen.iter().any(|&token| token > 2000));
+        // Equal ones are kept together.
+        assert!((0..2000).any(|draw| sampling.choose(&flat, draw).unwrap() > 4000));
     }
 
     #[test]

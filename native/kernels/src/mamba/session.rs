@@ -2,11 +2,12 @@
 
 use super::layers::{Layers, State, States};
 use super::model::{Input, Model, Target, at_home};
+use super::sample::Sampling;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::place::Place;
 use crate::safetensors;
-use crate::tensor::{Described, Owned, Spec, View, ViewMut};
+use crate::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 use std::sync::{Arc, PoisonError};
 
 /// A sequence that a model is running, as states of constant size. A call that fails leaves it as it was.
@@ -31,11 +32,6 @@ struct Turns<T> {
 impl<T> Turns<T> {
     fn states(&mut self) -> States<'_, T> {
         States { before: &self.now, after: &mut self.next }
-    }
-
-    /// Samples and states, to be changed where they are.
-    fn in_place(&self) -> [&T; 2] {
-        [&self.now.conv, &self.now.ssm]
     }
 
     fn turn(&mut self) {
@@ -132,20 +128,11 @@ impl Session {
 
     /// Steps sessions of one model, each by one token or frame, and writes a row for each.
     pub fn step(sessions: &mut [&mut Session], input: Input, to: ViewMut) -> Result<()> {
-        let Some(first) = sessions.first() else {
+        let Some(model) = together(sessions, input)? else {
             return Ok(());
         };
-        let model = first.model.clone();
-        if sessions.iter().any(|session| !Arc::ptr_eq(&session.model, &model)) {
-            return Err(Error::new(Kind::Argument, "sessions").expected("sessions of one model").got("several models"));
-        }
-        let rows = model.check(input)?;
-        if rows != sessions.len() {
-            let expected = format_args!("one for each of {} sessions", sessions.len()).to_string();
-            return Err(Error::new(Kind::Argument, "input").expected(expected).got(rows));
-        }
-        if let Some(stepper) = model.stepper(rows)? {
-            let states = sessions.iter_mut().map(|session| session.memory.cuda().in_place()).collect::<Vec<_>>();
+        if let Some(stepper) = model.stepper(sessions.len())? {
+            let states = in_place(sessions);
             stepper.lock().unwrap_or_else(PoisonError::into_inner).step(input, &states, to)?;
             sessions.iter_mut().for_each(|session| session.length += 1);
             return Ok(());
@@ -158,13 +145,38 @@ impl Session {
         Ok(())
     }
 
+    /// Steps sessions of one language model, each by one token, and chooses the next token of each: the choice of so many
+    /// that its text has had.
+    pub fn next(sessions: &mut [&mut Session], input: Input, choices: &[(Sampling, u64)]) -> Result<Vec<u32>> {
+        let Some(model) = together(sessions, input)? else {
+            return Ok(Vec::new());
+        };
+        if choices.len() != sessions.len() || model.config().vocabulary == 0 {
+            return Err(Error::new(Kind::Argument, "choices")
+                .expected(format_args!("one for each of {} sessions of a language model", sessions.len()))
+                .got(choices.len()));
+        }
+        choices.iter().try_for_each(|(sampling, _)| sampling.check())?;
+        if let Some(stepper) = model.stepper(sessions.len())? {
+            let draws: Vec<_> = choices.iter().map(|(sampling, draw)| sampling.draw(*draw)).collect();
+            let states = in_place(sessions);
+            let chosen = stepper.lock().unwrap_or_else(PoisonError::into_inner).choose(input, &states, &draws)?;
+            sessions.iter_mut().for_each(|session| session.length += 1);
+            let none = || Error::new(Kind::Argument, "logits").expected("finite numbers").got("none");
+            return chosen.into_iter().map(|token| token.ok_or_else(none)).collect();
+        }
+        let mut logits = Owned::poisoned(model.output(&[sessions.len()])?);
+        Session::step(sessions, input, logits.view_mut())?;
+        choose(&logits, choices)
+    }
+
     /// The states as the bytes of a safetensors file.
     pub fn dump(&self) -> Result<Vec<u8>> {
         let host = match &self.memory {
             Memory::Cpu(turns) => turns.now.try_map(|state| Ok(state.clone()))?,
             Memory::Cuda(turns) => turns.now.try_map(|state| self.model.lane()?.downloaded(state))?,
         };
-        let length = Spec::new(crate::tensor::DType::U8, &[8])?;
+        let length = Spec::new(DType::U8, &[8])?;
         let bytes = self.length.to_le_bytes();
         let length = View::new(length, &bytes)?;
         safetensors::to_bytes(&[(CONV, host.conv.view()), (SSM, host.ssm.view()), (LENGTH, length)])
@@ -185,7 +197,7 @@ impl Session {
             }
         };
         let state = State { conv: find(CONV, specs.conv)?, ssm: find(SSM, specs.ssm)? };
-        let length = find(LENGTH, Spec::new(crate::tensor::DType::U8, &[8])?)?;
+        let length = find(LENGTH, Spec::new(DType::U8, &[8])?)?;
         session.length = u64::from_le_bytes(length.view().bytes().try_into().expect("eight bytes"));
         match &mut session.memory {
             Memory::Cpu(turns) => turns.now = state,
@@ -206,6 +218,40 @@ impl Session {
         }
         self.length += rows;
     }
+}
+
+/// The model of sessions that are to be stepped together, unless there are none of them.
+fn together(sessions: &[&mut Session], input: Input) -> Result<Option<Arc<Model>>> {
+    let Some(first) = sessions.first() else {
+        return Ok(None);
+    };
+    let model = first.model.clone();
+    if sessions.iter().any(|session| !Arc::ptr_eq(&session.model, &model)) {
+        return Err(Error::new(Kind::Argument, "sessions").expected("sessions of one model").got("several models"));
+    }
+    let rows = model.check(input)?;
+    if rows != sessions.len() {
+        let expected = format_args!("one for each of {} sessions", sessions.len()).to_string();
+        return Err(Error::new(Kind::Argument, "input").expected(expected).got(rows));
+    }
+    Ok(Some(model))
+}
+
+/// Samples and states of sessions on a device, to be changed where they are.
+fn in_place<'s>(sessions: &'s [&mut Session]) -> Vec<[&'s Buffer; 2]> {
+    let states = sessions.iter().map(|session| match &session.memory {
+        Memory::Cuda(turns) => [&turns.now.conv, &turns.now.ssm],
+        Memory::Cpu(_) => unreachable!("sessions are where their model is"),
+    });
+    states.collect()
+}
+
+/// Chooses a token for each row of logits.
+pub fn choose(logits: &Owned, choices: &[(Sampling, u64)]) -> Result<Vec<u32>> {
+    let wide = logits.cast(DType::F32);
+    let width = wide.spec().shape.last().copied().unwrap_or(0).max(1);
+    let rows = wide.view().slice::<f32>()?.chunks_exact(width);
+    rows.zip(choices).map(|(row, (sampling, draw))| sampling.choose(row, *draw)).collect()
 }
 
 impl Memory {

@@ -9,6 +9,7 @@
 //! as reading weights; then it waits (programmatic dependent launches, on devices that have them).
 
 use super::model::Input;
+use super::sample::Draw;
 use super::{Config, Layer, State, Weights};
 use crate::cuda::{Buffer, Device, Graph, Kernel, Lane, Pinned, Source, grid_size, pack, type_names, types};
 use crate::error::Result;
@@ -22,6 +23,7 @@ use crate::tensor::{DType, Described, Spec, ViewMut};
 const EMBED: Source = Source { name: "step_embed", text: include_str!("step/embed.cu") };
 const DENSE: Source =
     Source { name: "step_dense", text: concat!(include_str!("../cuda/pack.cu"), include_str!("step/dense.cu")) };
+const CHOOSE: Source = Source { name: "step_choose", text: include_str!("step/choose.cu") };
 const CONV: Source = Source { name: "step_conv", text: include_str!("step/conv.cu") };
 const SCAN: Source = Source { name: "step_scan", text: include_str!("step/scan.cu") };
 const NORM: Source = Source { name: "step_norm", text: include_str!("step/norm.cu") };
@@ -33,6 +35,8 @@ const TIMES: usize = 8;
 
 const THREADS: u32 = 256;
 const WARPS: usize = THREADS as usize / 32;
+/// Threads that choose a token.
+const CHOOSING: u32 = 1024;
 /// Packs of weights that a lane of a warp holds at most.
 const PACKS: usize = 8;
 /// Threads that have a channel of the scan together, at most.
@@ -109,6 +113,15 @@ struct Conv {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+struct Choose {
+    logits: u64,
+    draws: u64,
+    tokens: u64,
+    vocabulary: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 struct Norm {
     sum: u64,
     norm: u64,
@@ -129,8 +142,8 @@ enum Behind {
 
 /// A recorded step of so many sequences of a model.
 pub(super) struct Stepper {
-    // Dropped first: the driver waits for it.
-    graph: Graph,
+    // Dropped first: the driver waits for them. One gives rows, one tokens; they are recorded when they are needed.
+    graphs: [Option<Graph>; 2],
     lane: Lane,
     plan: Plan,
 }
@@ -141,16 +154,18 @@ struct Plan {
     dtype: DType,
     batch: usize,
     weights: Weights<Buffer>,
-    /// Tokens or features, then where the samples of each sequence are, then where its states are.
+    /// Tokens or features, then where the samples of each sequence are, then where its states are, then how its token is
+    /// chosen.
     input: Buffer,
     sum: Buffer,
     xz: Buffer,
     projected: Buffer,
     y: Buffer,
     out: Buffer,
+    tokens: Buffer,
     /// What many sequences need beside.
     many: Option<Many>,
-    /// What goes into `input`, then what comes out of `out`.
+    /// What goes into `input`, then what comes out of `out`, then of `tokens`.
     pinned: Pinned,
     /// The states of sequences that nobody has, to make up the number.
     nobodys: State<Buffer>,
@@ -188,24 +203,57 @@ impl Stepper {
         let mut plan = Plan::new(config, dtype, weights, batch, device)?;
         lane.fill(&plan.nobodys.conv, 0)?;
         lane.fill(&plan.nobodys.ssm, 0)?;
-        // Once as it is, so that kernels are compiled and loaded, and there is memory for cuBLASLt.
-        plan.fill(None, &[], &lane)?;
-        plan.queue(&lane)?;
-        lane.synchronize()?;
-        let graph = lane.record(|| plan.queue(&lane))?;
-        Ok(Stepper { graph, lane, plan })
+        plan.fill(None, &[], &[], &lane)?;
+        Ok(Stepper { graphs: [None, None], lane, plan })
     }
 
-    /// Steps the sequences whose samples and states these are, no more than there are in it, each by one token or frame.
+    /// Steps the sequences whose samples and states these are, no more than there are in it, each by one token or frame,
+    /// and gives a row for each.
     pub(super) fn step(&mut self, input: Input, sequences: &[[&Buffer; 2]], to: ViewMut) -> Result<()> {
-        self.plan.fill(Some(input), sequences, &self.lane)?;
-        // SAFETY: it was recorded by this lane, and all of it is in the plan or in use by the caller.
-        unsafe { self.lane.replay(&self.graph)? };
-        self.lane.synchronize()?;
         let to = to.bytes();
-        to.copy_from_slice(&self.plan.result()[..to.len()]);
+        let rows = self.run(Wanted::Rows, input, sequences, &[])?;
+        to.copy_from_slice(&rows[..to.len()]);
         Ok(())
     }
+
+    /// The same, but gives a token for each, chosen so; none where there are no finite logits.
+    pub(super) fn choose(
+        &mut self,
+        input: Input,
+        sequences: &[[&Buffer; 2]],
+        draws: &[Draw],
+    ) -> Result<Vec<Option<u32>>> {
+        let tokens = self.run(Wanted::Tokens, input, sequences, draws)?;
+        let tokens = tokens.chunks_exact(4).map(|bytes| u32::from_ne_bytes(bytes.try_into().expect("four bytes")));
+        Ok(tokens.take(sequences.len()).map(|token| (token != u32::MAX).then_some(token)).collect())
+    }
+
+    fn run(&mut self, wanted: Wanted, input: Input, sequences: &[[&Buffer; 2]], draws: &[Draw]) -> Result<&[u8]> {
+        let Stepper { graphs, lane, plan } = self;
+        let graph = match &mut graphs[wanted as usize] {
+            Some(graph) => graph,
+            none => {
+                // Once as it is, of nobody's states, so that kernels are compiled and loaded, and there is memory for
+                // cuBLASLt.
+                plan.fill(None, &[], &[], lane)?;
+                plan.queue(lane, wanted)?;
+                lane.synchronize()?;
+                none.insert(lane.record(|| plan.queue(lane, wanted))?)
+            }
+        };
+        plan.fill(Some(input), sequences, draws, lane)?;
+        // SAFETY: it was recorded by this lane, and all of it is in the plan or in use by the caller.
+        unsafe { lane.replay(graph)? };
+        lane.synchronize()?;
+        Ok(plan.result(wanted))
+    }
+}
+
+/// What is to come out of a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Rows = 0,
+    Tokens = 1,
 }
 
 impl Plan {
@@ -213,7 +261,8 @@ impl Plan {
         let Config { width, inner, rank, state, vocabulary, .. } = *config;
         let rows = |dtype, columns| Buffer::new(device, Spec::new(dtype, &[batch, columns])?);
         let out = if vocabulary > 0 { vocabulary } else { width };
-        let input = Spec::new(DType::U8, &[input_bytes(config, dtype, batch) + 16 * batch])?;
+        let input = Spec::new(DType::U8, &[input_bytes(config, dtype, batch) + (16 + size_of::<Draw>()) * batch])?;
+        let out_bytes = (batch * out * dtype.size()).next_multiple_of(8);
         let many = || Ok(Many { h: rows(dtype, width)?, c: rows(dtype, inner)?, last: rows(dtype, width)? });
         let many = (batch > FEW).then(many).transpose()?;
         let between = if many.is_some() { dtype } else { DType::F32 };
@@ -222,7 +271,7 @@ impl Plan {
             dtype,
             batch,
             weights,
-            pinned: Pinned::new(device, input.bytes() + batch * out * dtype.size())?,
+            pinned: Pinned::new(device, input.bytes() + out_bytes + 4 * batch)?,
             nobodys: State::specs(config, dtype)?.try_map(|spec| Buffer::new(device, *spec))?,
             input: Buffer::new(device, input)?,
             sum: rows(DType::F32, width)?,
@@ -230,12 +279,13 @@ impl Plan {
             projected: rows(between, rank + 2 * state)?,
             y: rows(between, inner)?,
             out: rows(dtype, out)?,
+            tokens: Buffer::new(device, Spec::new(DType::U8, &[4 * batch])?)?,
             many,
         })
     }
 
     /// Writes what a step is to read: of sequences that are not there, zeros and nobody's states.
-    fn fill(&mut self, input: Option<Input>, sequences: &[[&Buffer; 2]], lane: &Lane) -> Result<()> {
+    fn fill(&mut self, input: Option<Input>, sequences: &[[&Buffer; 2]], draws: &[Draw], lane: &Lane) -> Result<()> {
         let first = input_bytes(&self.config, self.dtype, self.batch);
         let given = match &input {
             Some(Input::Tokens(tokens)) => bytemuck::cast_slice(tokens),
@@ -252,15 +302,27 @@ impl Plan {
                 pinned[at..at + 8].copy_from_slice(&lane.address(buffer)?.to_ne_bytes());
             }
         }
+        let (given, first) = (bytemuck::cast_slice(draws), first + 16 * self.batch);
+        pinned[first..first + given.len()].copy_from_slice(given);
+        pinned[first + given.len()..first + size_of::<Draw>() * self.batch].fill(0);
         Ok(())
     }
 
-    fn result(&self) -> &[u8] {
-        &self.pinned.bytes()[self.input.spec().bytes()..]
+    /// Where in pinned memory the rows are, or the tokens.
+    fn place(&self, wanted: Wanted) -> usize {
+        let rows = self.input.spec().bytes();
+        match wanted {
+            Wanted::Rows => rows,
+            Wanted::Tokens => rows + self.out.spec().bytes().next_multiple_of(8),
+        }
+    }
+
+    fn result(&self, wanted: Wanted) -> &[u8] {
+        &self.pinned.bytes()[self.place(wanted)..]
     }
 
     /// Queues a step.
-    fn queue(&self, lane: &Lane) -> Result<()> {
+    fn queue(&self, lane: &Lane, wanted: Wanted) -> Result<()> {
         let step = Step { plan: self, lane };
         lane.from_pinned(&self.pinned, 0, &self.input)?;
         step.embed()?;
@@ -268,7 +330,11 @@ impl Plan {
             None => step.of_few()?,
             Some(many) => step.of_many(many)?,
         }
-        lane.to_pinned(&self.out, &self.pinned, self.input.spec().bytes())
+        if wanted == Wanted::Tokens {
+            step.choose()?;
+        }
+        let from = if wanted == Wanted::Tokens { &self.tokens } else { &self.out };
+        lane.to_pinned(from, &self.pinned, self.place(wanted))
     }
 }
 
@@ -458,5 +524,16 @@ impl Step<'_> {
         let kernel = self.kernel(&NORM, "")?;
         // SAFETY: Norm is the struct that the kernel declares.
         unsafe { self.lane.launch_early(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
+    }
+
+    fn choose(&self) -> Result<()> {
+        let Plan { config, batch, out, tokens, .. } = self.plan;
+        let (logits, tokens) = (self.lane.address(out)?, self.lane.address(tokens)?);
+        // Behind the addresses of states.
+        let params = Choose { logits, draws: self.pointers(2)?, tokens, vocabulary: config.vocabulary as i64 };
+        let options = format!("{} -DTHREADS={CHOOSING}", types(self.plan.dtype));
+        let kernel = self.lane.device().kernel(&CHOOSE, &options)?;
+        // SAFETY: Choose is the struct that the kernel declares.
+        unsafe { self.lane.launch_early(&kernel, [*batch as u32, 1, 1], CHOOSING, 0, &params) }
     }
 }
