@@ -107,7 +107,7 @@ defmodule Sidewinder.Mamba.Session do
   With a list of sessions it takes a list of tokens and gives one; the options are then those of all, or a list of one
   for each.
 
-      iex> alias Sidewinder.{Mamba, Tensor}
+      iex> alias Sidewinder.Mamba
       iex> alias Sidewinder.Mamba.Session
       iex> model = Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
       iex> [session, other] = sessions = for _ <- 1..2, do: Session.new(model)
