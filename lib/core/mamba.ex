@@ -22,7 +22,6 @@ defmodule Sidewinder.Mamba do
   """
 
   alias Sidewinder.{Error, Kernel, Native, RandomInputs, Tensor, Tokenizer}
-  alias Sidewinder.Mamba.Session
 
   @enforce_keys [:ref, :config, :type, :scheduler, :tokenizer]
   defstruct [:ref, :config, :type, :scheduler, :tokenizer]
@@ -189,9 +188,6 @@ defmodule Sidewinder.Mamba do
     raise Error.new(:argument, "tokens", expected: expected, got: Error.show(got))
   end
 
-  @doc false
-  def session(%__MODULE__{} = model), do: Session.new(model)
-
   ## Loading
 
   defp from_native(answer, scheduler, tokenizer) do
@@ -229,9 +225,8 @@ defmodule Sidewinder.Mamba do
     if File.regular?(file), do: Tokenizer.open(file)
   end
 
-  @doc false
   # Sorts options into those of these names and those that say where to run.
-  def options!(options, names) do
+  defp options!(options, names) do
     known = names ++ @where
 
     for {name, _} <- options, name not in known do

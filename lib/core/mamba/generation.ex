@@ -2,7 +2,7 @@ defmodule Sidewinder.Mamba.Generation do
   @moduledoc false
   # The stream of `Sidewinder.Mamba.generate/3`.
 
-  alias Sidewinder.{Error, Mamba, Native, Tensor, Tokenizer}
+  alias Sidewinder.{Error, Native, Tensor, Tokenizer}
   alias Sidewinder.Mamba.Session
 
   @sampling [:temperature, :top_k, :top_p, :seed]
@@ -10,7 +10,7 @@ defmodule Sidewinder.Mamba.Generation do
   @seeds 0x1_0000_0000_0000_0000
 
   def generate(model, prompt, options) do
-    {own, []} = Mamba.options!(options, @options) |> only_own!()
+    own = known!(options, @options)
     seed = own[:seed] || :rand.uniform(@seeds) - 1
     own = Keyword.put(own, :seed, seed)
     sampling = own |> Keyword.take(@sampling) |> sampling()
@@ -23,9 +23,10 @@ defmodule Sidewinder.Mamba.Generation do
     end
   end
 
-  defp only_own!({own, []}), do: {own, []}
-
-  defp only_own!({_own, [{name, _} | _]}), do: unknown(name, @options)
+  defp known!(options, known) do
+    for {name, _} <- options, name not in known, do: unknown(name, known)
+    options
+  end
 
   defp unknown(name, known) do
     raise Error.new(:option, to_string(name),
@@ -38,9 +39,8 @@ defmodule Sidewinder.Mamba.Generation do
   @doc false
   # What the native library takes; it refuses what is wrong, and draws nothing without a temperature.
   def sampling(options) do
-    for {name, _} <- options, name not in @sampling, do: unknown(name, @sampling)
-
     options
+    |> known!(@sampling)
     |> Enum.reject(&match?({_, nil}, &1))
     |> Map.new(fn
       {name, value} when name in [:temperature, :top_p] -> {name, float(value)}
