@@ -1,0 +1,170 @@
+defmodule Mix.Tasks.Sidewinder.Frames do
+  @shortdoc "Drives a Mamba backbone at 60 frames a second, as a game agent would"
+
+  @moduledoc """
+  Feeds a Mamba backbone of random weights with frames of features, 60 a second, and tells how long they took and
+  which came too late: a frame is missed if it is not done when the next one is due.
+
+      mix sidewinder.frames [OPTIONS]
+
+  There are two forms of it: `window` runs the last frames of each agent anew each time, `stream` keeps a session for
+  each agent and takes in the new frame alone.
+
+    * `--seconds N` - how long each form runs, 60 by default
+    * `--rate N` - frames a second, 60 by default
+    * `--backend cpu|cuda|cuda:N` - only there; by default on the CPU, and on a GPU if there is one
+    * `--agents N` (32), `--window N` (60), `--width N` (512), `--state N` (16), `--layers N` (2) - the sizes
+    * `--type f32|bf16|f16|f64` - the type, f32 by default
+    * `--threads N` - CPU threads
+
+  Times are in milliseconds from when a frame was due. The exit code is 1 only if something is wrong.
+  """
+
+  use Mix.Task
+
+  import Sidewinder.CommandLine, only: [short: 1]
+  alias Sidewinder.{CommandLine, Device, Error, Mamba, OpArguments, RandomInputs, Tensor}
+  alias Sidewinder.Mamba.Session
+
+  @sizes [agents: 32, window: 60, width: 512, state: 16, layers: 2]
+  @switches [seconds: :float, rate: :float, backend: :string, type: :string, threads: :integer] ++
+              for({name, _} <- @sizes, do: {name, :integer})
+
+  @impl true
+  def run(args) do
+    Mix.Task.run("app.config")
+    CommandLine.run(fn -> args |> parse!() |> main() end)
+  end
+
+  defp parse!(args) do
+    case OptionParser.parse(args, strict: @switches) do
+      {options, [], []} ->
+        options
+
+      {_options, [other | _], []} ->
+        wrong("arguments", "options only", other)
+
+      {_options, _, [{name, value} | _]} ->
+        wrong(name, "a known option with a value of its type", value || "none")
+    end
+  end
+
+  defp wrong(name, expected, got) do
+    raise Error.new(:option, name,
+            expected: expected,
+            got: got,
+            hint: "`mix help sidewinder.frames` lists the options"
+          )
+  end
+
+  defp main(options) do
+    sizes = Map.new(@sizes, fn {name, default} -> {name, positive!(options, name, default)} end)
+    rate = positive!(options, :rate, 60.0)
+    seconds = positive!(options, :seconds, 60.0)
+
+    Mix.shell().info(
+      "#{sizes.agents} agents, window #{sizes.window}, width #{sizes.width}, state #{sizes.state}, " <>
+        "#{sizes.layers} layers; #{short(rate)} frames a second for #{short(seconds)} s"
+    )
+
+    line(["backend", "form", "frames", "missed", "p50", "p95", "p99", "longest"])
+
+    for backend <- backends(options[:backend]) do
+      model = model(sizes, backend, options)
+
+      for {form, frame} <- [window: window(model, sizes), stream: stream(model, sizes)] do
+        # The first frames load kernels and touch memory.
+        for i <- 0..2, do: frame.(i)
+        report(Device.name(backend), form, rate, drive(frame, rate, seconds))
+      end
+    end
+  end
+
+  defp positive!(options, name, default) do
+    value = Keyword.get(options, name, default)
+    if value > 0, do: value, else: wrong("--#{name}", "a positive number", to_string(value))
+  end
+
+  defp backends(nil), do: if(Device.cuda?(), do: [:cpu, {:cuda, 0}], else: [:cpu])
+  defp backends(name), do: [Device.parse!(name)]
+
+  defp model(sizes, backend, options) do
+    threads = if backend == :cpu, do: Keyword.take(options, [:threads]), else: []
+    type = OpArguments.type!(options[:type])
+    own = [layers: sizes.layers, width: sizes.width, state: sizes.state]
+    Mamba.random(own ++ [type: type, backend: backend] ++ threads)
+  end
+
+  # What is done with frame `i`: functions, over features that were made before.
+  defp window(model, %{agents: agents, window: window, width: width}) do
+    features = RandomInputs.normal({agents, window, width}, model.type, 1, :window)
+    fn _i -> model |> Mamba.forward(features) |> Tensor.to_host() end
+  end
+
+  defp stream(model, %{agents: agents, width: width}) do
+    sessions = for _ <- 1..agents, do: Session.new(model)
+    frames = for i <- 0..7, do: RandomInputs.normal({agents, width}, model.type, 1, i)
+    frames = List.to_tuple(frames)
+    fn i -> Session.step(sessions, elem(frames, rem(i, 8))) end
+  end
+
+  ## The clock
+
+  # How many frames there were, and milliseconds from when a frame was due to when it was done, of those that were begun:
+  # others were over before the one before them was done.
+  defp drive(frame, rate, seconds) do
+    every = 1_000_000 / rate
+    start = System.monotonic_time(:microsecond) + 1000
+    frames = max(round(seconds * rate), 1)
+    times(frame, {start, every, frames}, 0, [])
+  end
+
+  defp times(_frame, {_start, _every, frames}, i, done) when i >= frames,
+    do: {frames, done}
+
+  defp times(frame, {start, every, frames} = plan, i, done) do
+    due = start + i * every
+    wait(due)
+    frame.(i)
+    now = System.monotonic_time(:microsecond)
+    # The next one that is not yet over.
+    next = max(i + 1, floor((now - start) / every))
+    times(frame, plan, min(next, max(frames, i + 1)), [(now - due) / 1000 | done])
+  end
+
+  # Timers are too coarse for the last two milliseconds.
+  defp wait(due) do
+    left = due - System.monotonic_time(:microsecond)
+
+    cond do
+      left > 3000 ->
+        Process.sleep(trunc(left / 1000) - 2)
+        wait(due)
+
+      left > 0 ->
+        wait(due)
+
+      true ->
+        :ok
+    end
+  end
+
+  defp report(backend, form, rate, {frames, done}) do
+    sorted = Enum.sort(done)
+    at = &Enum.at(sorted, min(trunc(length(sorted) * &1), length(sorted) - 1))
+    late = Enum.count(done, &(&1 > 1000 / rate))
+    missed = late + frames - length(done)
+
+    line([
+      backend,
+      form,
+      frames,
+      missed | for(share <- [0.5, 0.95, 0.99, 1.0], do: short(at.(share)))
+    ])
+  end
+
+  defp line([backend | cells]) do
+    cells = for cell <- cells, do: cell |> to_string() |> String.pad_leading(9)
+    Mix.shell().info(String.pad_trailing(backend, 12) <> Enum.join(cells))
+  end
+end
