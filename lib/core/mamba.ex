@@ -21,7 +21,7 @@ defmodule Sidewinder.Mamba do
   In the shapes M is the width of the model, V the size of its vocabulary, B the batch and L the length.
   """
 
-  alias Sidewinder.{Error, Kernel, Native, RandomInputs, Tensor, Tokenizer}
+  alias Sidewinder.{Error, Kernel, Native, RandomInputs, Safetensors, Tensor, Tokenizer}
 
   @enforce_keys [:ref, :config, :type, :scheduler, :tokenizer]
   defstruct [:ref, :config, :type, :scheduler, :tokenizer]
@@ -99,7 +99,9 @@ defmodule Sidewinder.Mamba do
     {scheduler, target} = Kernel.residence(where)
     tensors = for {name, %Tensor{} = tensor} <- tensors, do: {name, Tensor.to_native(tensor)}
 
-    json(config || %{})
+    config = if config in [nil, %{}], do: "", else: json(config)
+
+    config
     |> Native.mamba_new(tensors, loading(options), target)
     |> from_native(scheduler, options[:tokenizer])
   end
@@ -124,6 +126,101 @@ defmodule Sidewinder.Mamba do
     {own, options} = Keyword.split(options, sizes)
     config = random_config(own)
     new(config, random_weights(config, own[:seed] || 1), options)
+  end
+
+  @doc """
+  The weights on the host, copied, by the names and in the shapes that Hugging Face's files have them. A head that is
+  the embedding is not there by a name of its own.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> tensors = Sidewinder.Mamba.tensors(model)
+      iex> tensors["backbone.layers.0.mixer.conv1d.weight"].shape
+      {32, 1, 4}
+      iex> again = Sidewinder.Mamba.new(nil, tensors, backend: :cpu)
+      iex> Sidewinder.Mamba.forward(again, [[1, 2]]) == Sidewinder.Mamba.forward(model, [[1, 2]])
+      true
+  """
+  @spec tensors(t) :: %{String.t() => Tensor.t()}
+  def tensors(%__MODULE__{ref: ref}) do
+    for {name, tensor} <- Error.unwrap!(Native.mamba_tensors(ref)),
+        into: %{},
+        do: {name, Tensor.from_native({:ok, tensor})}
+  end
+
+  @doc """
+  Writes the model to a folder, which is made, as `model.safetensors` and `config.json` in the form of Hugging Face's
+  `MambaForCausalLM`. `load/2` reads back the same bits. A tokenizer is not written.
+
+  A folder that the model was loaded from may be written to: files appear whole, in place of those before them.
+  Raises `Sidewinder.Error` of kind `:file` where they cannot be written, or would lie beside an index of others.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, type: :bf16, backend: :cpu)
+      iex> folder = Path.join(System.tmp_dir!(), "sidewinder-doc-#{System.pid()}")
+      iex> Sidewinder.Mamba.save(model, folder)
+      :ok
+      iex> Sidewinder.Mamba.tensors(Sidewinder.Mamba.load(folder)) == Sidewinder.Mamba.tensors(model)
+      true
+      iex> File.rm_rf!(folder)
+  """
+  @spec save(t, Path.t()) :: :ok
+  def save(%__MODULE__{} = model, path) do
+    path = IO.chardata_to_string(path)
+    tensors = tensors(model)
+    make_folder(path)
+    no_index!(Path.join(path, "model.safetensors.index.json"))
+    Safetensors.write(Path.join(path, "model.safetensors"), tensors)
+    write(Path.join(path, "config.json"), model |> file_config(tensors) |> json())
+  end
+
+  defp make_folder(path) do
+    with {:error, reason} <- File.mkdir_p(path), do: cannot_write(path, "a folder", reason)
+  end
+
+  # It would send who loads the folder to other files.
+  defp no_index!(path) do
+    if File.exists?(path),
+      do: raise(Error.new(:file, path, expected: "a folder without it", got: "an index of files"))
+  end
+
+  defp write(path, text) do
+    unfinished = "#{path}.#{System.unique_integer([:positive])}"
+
+    with :ok <- File.write(unfinished, text <> "\n"),
+         :ok <- File.rename(unfinished, path) do
+      :ok
+    else
+      {:error, reason} -> cannot_write(path, "a file that can be written", reason)
+    end
+  end
+
+  defp cannot_write(path, expected, reason) do
+    raise Error.new(:file, path,
+            expected: expected,
+            got: List.to_string(:file.format_error(reason))
+          )
+  end
+
+  # What a `config.json` says of the model.
+  defp file_config(%{config: config, type: type}, tensors) do
+    has? = fn name -> is_map_key(tensors, "backbone.layers.0.mixer.#{name}") end
+
+    [
+      model_type: "mamba",
+      hidden_size: config.width,
+      num_hidden_layers: config.layers,
+      vocab_size: config.vocabulary,
+      intermediate_size: config.inner,
+      expand: div(config.inner, config.width),
+      state_size: config.state,
+      time_step_rank: config.rank,
+      conv_kernel: config.conv,
+      layer_norm_epsilon: config.eps,
+      hidden_act: "silu",
+      use_bias: has?.("in_proj.bias"),
+      use_conv_bias: has?.("conv1d.bias"),
+      tie_word_embeddings: not is_map_key(tensors, "lm_head.weight"),
+      torch_dtype: %{f64: "float64", f32: "float32", bf16: "bfloat16", f16: "float16"}[type]
+    ]
   end
 
   @doc """
@@ -240,17 +337,12 @@ defmodule Sidewinder.Mamba do
   end
 
   # Names and numbers are all there is.
-  defp json(config) when map_size(config) == 0, do: ""
+  defp json(value) when is_number(value) or is_boolean(value), do: "#{value}"
 
-  defp json(config),
-    do: "{" <> Enum.map_join(config, ", ", fn {k, v} -> ~s("#{k}": #{value(v)}) end) <> "}"
+  defp json(value) when is_map(value) or is_list(value),
+    do: "{" <> Enum.map_join(value, ", ", fn {k, v} -> ~s("#{k}": #{json(v)}) end) <> "}"
 
-  defp value(value) when is_number(value) or is_boolean(value), do: "#{value}"
-
-  defp value(value) when is_map(value),
-    do: "{" <> Enum.map_join(value, ", ", fn {k, v} -> ~s("#{k}": #{value(v)}) end) <> "}"
-
-  defp value(value), do: inspect(to_string(value))
+  defp json(value), do: inspect(to_string(value))
 
   ## Random weights
 

@@ -49,6 +49,8 @@ defmodule Sidewinder.Native do
 
   def mamba_load(_path, _loading, _target), do: missing()
   def mamba_new(_config, _tensors, _loading, _target), do: missing()
+  def mamba_tensors(_model), do: missing()
+  def mamba_names, do: missing()
   def mamba_forward_cpu(_model, _input), do: missing()
   def mamba_forward_io(_model, _input), do: missing()
   def mamba_session(_model), do: missing()

@@ -269,6 +269,39 @@ defmodule Sidewinder.MambaTest do
   end
 
   @tag :tmp_dir
+  test "what was saved is loaded bit by bit", %{tmp_dir: folder} do
+    head = Tensor.from_list(for(i <- 1..(37 * 20), do: i / 1000), :f32, {37, 20})
+    untied = Map.put(Safetensors.read(@model), "lm_head.weight", head)
+    config = %{hidden_size: 20, num_hidden_layers: 3, vocab_size: 37, intermediate_size: 40}
+    config = Map.merge(config, %{state_size: 5, time_step_rank: 3, layer_norm_epsilon: 0.003})
+    assert Mamba.tensors(model()) == Safetensors.read(@model)
+
+    for {model, i} <-
+          Enum.with_index([
+            model(),
+            model(type: :bf16),
+            model(backbone: true),
+            Mamba.new(config, untied, backend: :cpu)
+          ]) do
+      path = Path.join([folder, "new", "#{i}"])
+      assert Mamba.save(model, path) == :ok
+      assert Enum.sort(File.ls!(path)) == ["config.json", "model.safetensors"]
+      again = Mamba.load(path, backend: :cpu)
+      assert {again.config, again.type} == {model.config, model.type}
+      assert Mamba.tensors(again) == Mamba.tensors(model)
+      # In place of the files that it has mapped.
+      Mamba.save(again, path)
+      assert Mamba.tensors(again) == Mamba.tensors(Mamba.load(path, backend: :cpu))
+    end
+
+    file = Path.join(folder, "file")
+    File.write!(file, "")
+    assert %Error{kind: :file} = catch_error(Mamba.save(model(), Path.join(file, "folder")))
+    File.write!(Path.join(folder, "model.safetensors.index.json"), "{}")
+    assert %Error{kind: :file} = catch_error(Mamba.save(model(), folder))
+  end
+
+  @tag :tmp_dir
   test "checkpoints that are no models tell all that is wrong", %{tmp_dir: folder} do
     tensors = Safetensors.read(@model)
     file = Path.join(folder, "model.safetensors")

@@ -108,6 +108,60 @@ defmodule Sidewinder.Axon do
   defp output(x, :last), do: Axon.nx(x, & &1[[.., -1]], op_name: :last)
 
   @doc """
+  The `Sidewinder.Mamba` of a model that was trained: `mamba/2` over features, or over an embedding of tokens and
+  with a dense head behind it, `Axon.dense/3` or `linear/3`, without bias and activation. It gives the same numbers,
+  within rounding, for whole sequences; with `output: :last` the model gives those of the last step alone.
+
+  A head with the numbers of the embedding is kept once. Options are those of `Sidewinder.Mamba.new/3`: `:type`,
+  `:tokenizer` and where to run.
+
+  Of a larger model the stack can be converted alone: built again over an input, under the same name and with the
+  same options, it takes its parameters out of the same state.
+
+  Raises `Sidewinder.Error` of kind `:argument` for layers that a `Sidewinder.Mamba` has not got, and for parameters
+  that are missing.
+
+      iex> model =
+      ...>   Axon.input("tokens", shape: {nil, nil})
+      ...>   |> Axon.embedding(11, 8)
+      ...>   |> Sidewinder.Axon.mamba(layers: 2)
+      ...>   |> Axon.dense(11, use_bias: false)
+      iex> {init, predict} = Axon.build(model)
+      iex> state = init.(Nx.template({1, 3}, :s64), Axon.ModelState.empty())
+      iex> mamba = Sidewinder.Axon.to_mamba(model, state, backend: :cpu)
+      iex> logits = Sidewinder.Mamba.forward(mamba, [[1, 2, 3]])
+      iex> Nx.all_close(Nx.from_binary(logits.data, :f32), Nx.flatten(predict.(state, Nx.tensor([[1, 2, 3]])))) |> Nx.to_number()
+      1
+  """
+  @doc type: :model
+  @spec to_mamba(Axon.t(), Axon.ModelState.t(), keyword) :: Sidewinder.Mamba.t()
+  defdelegate to_mamba(model, state, options \\ []), to: Sidewinder.Axon.Mamba
+
+  @doc """
+  A model of Axon with the parameters of a `Sidewinder.Mamba`, to be trained on: `{model, state}`.
+
+  Its input is `"tokens"` or, of a backbone, `"features"`. With `name: "mamba"`, the default, layers are called as in
+  `mamba/2`, and `"mamba_embedding"` and `"mamba_head"`, which is `linear/3`. Where head and embedding are one they
+  start with the same numbers; training makes them two.
+
+  Raises `Sidewinder.Error` of kind `:argument` where layers of Axon have no room for what the model has: an inner
+  width that is no multiple of the width, or a bias in some layers only.
+
+      iex> mamba = Sidewinder.Mamba.random(layers: 1, width: 8, vocabulary: 11, backend: :cpu)
+      iex> {model, state} = Sidewinder.Axon.from_mamba(mamba)
+      iex> logits = Axon.predict(model, state, Nx.tensor([[1, 2, 3]]))
+      iex> expected = Sidewinder.Mamba.forward(mamba, [[1, 2, 3]])
+      iex> Nx.all_close(Nx.from_binary(expected.data, :f32), Nx.flatten(logits)) |> Nx.to_number()
+      1
+  """
+  @doc type: :model
+  @spec from_mamba(Sidewinder.Mamba.t(), keyword) :: {Axon.t(), Axon.ModelState.t()}
+  def from_mamba(%Sidewinder.Mamba{} = mamba, opts \\ []) do
+    %{name: name} = options!(:from_mamba, opts, name: {"mamba", :prefix})
+    Sidewinder.Axon.Mamba.from_mamba(mamba, name)
+  end
+
+  @doc """
   Adds `x + fun.(rms_norm(x))`, where `fun` takes and returns a layer of the width of `x`.
 
   ## Options
@@ -619,7 +673,9 @@ defmodule Sidewinder.Axon do
       end)
 
     params = for {name, shape, initializer} <- params, do: param(name, count, shape, initializer)
-    Axon.layer(op, inputs ++ params, name: opts.name, meta: opts.meta, op_name: op_name)
+    # What cannot be told from parameters, for who converts them.
+    told = opts |> Map.take([:epsilon, :activation]) |> Map.to_list()
+    Axon.layer(op, inputs ++ params, [name: opts.name, meta: opts.meta, op_name: op_name] ++ told)
   end
 
   defp param(name, inputs, shape, initializer) do

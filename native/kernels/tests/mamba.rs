@@ -304,6 +304,31 @@ fn other_names_and_no_configuration_make_the_same_model() {
 }
 
 #[test]
+fn the_tensors_of_a_model_are_those_it_was_made_of() {
+    let of = |tensors: Vec<(String, Weight)>| {
+        let mut all: Vec<_> = tensors.into_iter().map(|(n, w)| (n, w.spec(), w.view().bytes().to_vec())).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    };
+    let mut untied = tensors();
+    untied.push(("lm_head.weight".to_string(), Owned::zeros(Spec::new(DType::F32, &[37, 20]).unwrap()).into()));
+    let places = || [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false)));
+    for made_of in [tensors(), untied] {
+        for place in places() {
+            let checkpoint = Checkpoint::new("tensors", Some(config()), made_of.clone());
+            let model = Model::new(checkpoint, None, false, place).unwrap();
+            assert_eq!(of(model.tensors().unwrap()), of(made_of.clone()));
+        }
+    }
+    let backbone = Checkpoint::new("tensors", Some(config()), tensors());
+    let backbone = Model::new(backbone, Some(DType::Bf16), true, Where::Cpu(Exec::default())).unwrap();
+    let again = Checkpoint::new("again", None, backbone.tensors().unwrap());
+    let again = Model::new(again, None, false, Where::Cpu(Exec::default())).unwrap();
+    assert_eq!((again.dtype(), again.config()), (DType::Bf16, backbone.config()));
+    assert_eq!(of(again.tensors().unwrap()), of(backbone.tensors().unwrap()));
+}
+
+#[test]
 fn one_error_tells_all_that_is_wrong() {
     let mut tensors = tensors();
     tensors.retain(|(name, _)| name != "backbone.layers.1.mixer.D" && name != "backbone.norm_f.weight");

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::mamba::sample::Sampling;
-use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose};
+use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose, names};
 use sidewinder_kernels::tensor::{DType, Described};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -112,6 +112,25 @@ fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, target: &
     let config = Term::map_from_pairs(env, &pairs).expect("distinct names");
     let dtype = atom(model.dtype().name());
     Ok((ResourceArc::new(HeldModel(Arc::new(model))), config, dtype).encode(env))
+}
+
+/// The weights of a model on the host: `{name, tensor}` pairs that [`mamba_new`] takes.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_tensors<'a>(env: Env<'a>, model: ResourceArc<HeldModel>) -> Term<'a> {
+    answer(env, || {
+        let term = |(name, weight): (String, Weight)| {
+            let mut to = Output::new(weight.spec())?;
+            to.view_mut()?.bytes().copy_from_slice(weight.view().bytes());
+            Ok((name, to.into_term(env)))
+        };
+        model.0.tensors()?.into_iter().map(term).collect::<Result<Vec<_>>>()
+    })
+}
+
+/// The weights of a block: `{name, name in a layer of a file}`.
+#[rustler::nif]
+fn mamba_names(env: Env) -> Term {
+    answer(env, || Ok(names().collect::<Vec<_>>()))
 }
 
 /// What goes into a model: `{tokens, sizes}` with tokens as 32-bit numbers, or a tensor of features.

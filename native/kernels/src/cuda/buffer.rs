@@ -75,6 +75,11 @@ impl Buffer {
         &self.memory.device
     }
 
+    /// Whether both are the same memory.
+    pub fn same(&self, other: &Buffer) -> bool {
+        self.address == other.address && self.spec.bytes() == other.spec.bytes()
+    }
+
     pub(super) fn address(&self) -> sys::CUdeviceptr {
         self.address
     }

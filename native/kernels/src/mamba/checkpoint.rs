@@ -33,6 +33,9 @@ struct Part {
     dims: fn(&Config) -> Vec<usize>,
 }
 
+/// A weight as files have it: its name, its shape there, and itself.
+pub(super) type Filed<'w, T> = (String, Vec<usize>, &'w T);
+
 const NORM: &str = "norm.weight";
 
 /// The weights of a block, by the names of [`MambaBlock`].
@@ -50,11 +53,21 @@ const BLOCK: [Part; 11] = [
     Part { name: "out_proj_b", file: "mixer.out_proj.bias", dims: |c| vec![c.width] },
 ];
 
+/// The weights of a block by the names of [`MambaBlock`], and by those that they have in a layer of a file.
+pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    BLOCK.iter().map(|part| (part.name, part.file))
+}
+
 /// What tensors of a whole model begin with; those of a backbone alone may do without.
 const BACKBONE: &str = "backbone.";
 const EMBEDDINGS: [&str; 2] = ["embeddings.weight", "embedding.weight"];
 const LAST_NORM: &str = "norm_f.weight";
 const HEAD: &str = "lm_head.weight";
+
+/// What the names of a layer's weights begin with.
+fn of_layer(prefix: &str, layer: usize) -> String {
+    format!("{prefix}layers.{layer}.")
+}
 
 /// The file that says in which files the tensors are, where they are in several.
 const INDEX: &str = "model.safetensors.index.json";
@@ -105,11 +118,10 @@ impl Checkpoint {
             Some(config) => config,
             None => self.config_of_shapes(prefix)?,
         };
-        let matrix = self.shape_and_type(&format!("{prefix}layers.0.mixer.in_proj.weight"));
+        let matrix = self.shape_and_type(&format!("{}mixer.in_proj.weight", of_layer(prefix, 0)));
         let dtype = dtype.or(matrix.map(|(_, dtype)| dtype)).unwrap_or(DType::F32);
         let mut taker = Taker { tensors: &mut self.tensors, dtype, wrong: Vec::new() };
-        let layers: Vec<_> =
-            (0..config.layers).map(|i| taker.layer(&config, &format!("{prefix}layers.{i}."))).collect();
+        let layers: Vec<_> = (0..config.layers).map(|i| taker.layer(&config, &of_layer(prefix, i))).collect();
         let norm = taker.take(&format!("{prefix}{LAST_NORM}"), &[config.width], dtype.wide(), false);
         let embedding = EMBEDDINGS.map(|name| format!("{prefix}{name}"));
         let embedding = embedding.iter().find(|name| taker.tensors.contains_key(*name)).unwrap_or(&embedding[0]);
@@ -145,9 +157,9 @@ impl Checkpoint {
                 )
             })
         };
-        let of_first = |part: &str, axis| size(format!("{prefix}layers.0.mixer.{part}"), axis);
+        let of_first = |part: &str, axis| size(format!("{}mixer.{part}", of_layer(prefix, 0)), axis);
         let is_layer = |layer: &usize| {
-            let start = format!("{prefix}layers.{layer}.");
+            let start = of_layer(prefix, *layer);
             self.tensors.range(start.clone()..).next().is_some_and(|(name, _)| name.starts_with(&start))
         };
         let embedding = EMBEDDINGS.map(|name| size(format!("{prefix}{name}"), 0));
@@ -162,6 +174,28 @@ impl Checkpoint {
             eps: 1e-5,
         }
         .check(&self.name)
+    }
+}
+
+impl<T> Weights<T> {
+    /// Its weights by the names that Hugging Face's files have for them. A head that is the embedding, as `tied` says,
+    /// has no name of its own.
+    pub(super) fn filed(&self, config: &Config, tied: bool) -> Vec<Filed<'_, T>> {
+        let rows = vec![config.vocabulary, config.width];
+        let norm = |prefix: &str, name, weight| (format!("{prefix}{name}"), vec![config.width], weight);
+        let mut all = Vec::new();
+        all.extend(self.embedding.iter().map(|table| (format!("{BACKBONE}{}", EMBEDDINGS[0]), rows.clone(), table)));
+        for (i, layer) in self.layers.iter().enumerate() {
+            let prefix = of_layer(BACKBONE, i);
+            all.push(norm(&prefix, NORM, &layer.norm));
+            let part = |part: &Part| {
+                Some((format!("{prefix}{}", part.file), (part.dims)(config), layer.block.find(part.name)?))
+            };
+            all.extend(BLOCK.iter().filter_map(part));
+        }
+        all.push(norm(BACKBONE, LAST_NORM, &self.norm));
+        all.extend(self.head.iter().filter(|_| !tied).map(|head| (HEAD.to_string(), rows.clone(), head)));
+        all
     }
 }
 

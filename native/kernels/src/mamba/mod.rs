@@ -19,7 +19,7 @@ mod session;
 mod step;
 mod weights;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, names};
 pub use config::Config;
 pub use layers::State;
 pub use model::{Input, Model, Where};

@@ -100,6 +100,18 @@ impl Model {
         }
     }
 
+    /// Its weights on the host, by the names and in the shapes of Hugging Face's files, which [`Checkpoint`] reads back.
+    /// A head that is the embedding is not there twice. What lies on the host already is not copied.
+    pub fn tensors(&self) -> Result<Vec<(String, Weight)>> {
+        match &self.home {
+            Home::Cpu(weights, _) => filed(&self.config, weights, same_weight, |weight| Ok(weight.clone())),
+            Home::Cuda(weights, device, _) => {
+                let lane = device.lane()?;
+                filed(&self.config, weights, Buffer::same, |buffer| Ok(lane.downloaded(buffer)?.into()))
+            }
+        }
+    }
+
     /// What comes out of so many rows: logits, or normed features where there is no vocabulary.
     pub fn output(&self, leading: &[usize]) -> Result<Spec> {
         let Config { width, vocabulary, .. } = self.config;
@@ -185,9 +197,23 @@ fn upload(weights: &Weights<Weight>, device: &Device) -> Result<Weights<Buffer>>
     })?;
     lane.synchronize()?;
     // The head that is the embedding is so there too.
-    let tied = matches!((&weights.embedding, &weights.head), (Some(a), Some(b)) if a.view().bytes().as_ptr() == b.view().bytes().as_ptr());
-    let head = if tied { uploaded.embedding.clone() } else { uploaded.head };
+    let head = if weights.tied(same_weight) { uploaded.embedding.clone() } else { uploaded.head };
     Ok(Weights { head, ..uploaded })
+}
+
+/// Whether two weights are the same memory.
+fn same_weight(a: &Weight, b: &Weight) -> bool {
+    std::ptr::eq(a.view().bytes(), b.view().bytes())
+}
+
+fn filed<T>(
+    config: &Config,
+    weights: &Weights<T>,
+    same: fn(&T, &T) -> bool,
+    to_host: impl Fn(&T) -> Result<Weight>,
+) -> Result<Vec<(String, Weight)>> {
+    let filed = weights.filed(config, weights.tied(same));
+    filed.into_iter().map(|(name, dims, weight)| Ok((name, to_host(weight)?.reshape(&dims)?))).collect()
 }
 
 fn whole<P: Place>(layers: &Layers<P>, input: Input, batch: usize, to: Target<P>) -> Result<()> {
@@ -233,6 +259,11 @@ impl<P: Place> Layers<'_, '_, P> {
 }
 
 impl<T> Weights<T> {
+    /// Whether the head is the embedding.
+    fn tied(&self, same: fn(&T, &T) -> bool) -> bool {
+        self.embedding.as_ref().zip(self.head.as_ref()).is_some_and(|(embedding, head)| same(embedding, head))
+    }
+
     /// The same with something done to each weight.
     pub(super) fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U + Copy) -> Weights<U> {
         self.try_map(|weight| Ok(f(weight))).expect("nothing fails")

@@ -1,0 +1,277 @@
+defmodule Sidewinder.Axon.Mamba do
+  @moduledoc false
+  # The parameters of a model of `Sidewinder.Axon` as a `Sidewinder.Mamba`, and back.
+
+  alias Axon.ModelState
+  alias Sidewinder.{Error, Mamba, Native, Op}
+
+  @types [f: 64, f: 32, bf: 16, f: 16]
+
+  ## To a Mamba
+
+  def to_mamba(%Axon{} = model, %ModelState{data: data}, options) do
+    parts = parts(model)
+    tensors = Map.new(tensors(parts, data), fn {name, t} -> {name, Op.to_kernel(t)} end)
+    Mamba.new(config(parts, tensors), untied(tensors), options)
+  end
+
+  # The layers of a model, looked for from its output back.
+  defp parts(%Axon{output: id} = model) do
+    graph = named(model)
+    {head, id} = head(graph[id], id)
+    {norm, id} = norm(graph[id])
+    {blocks, id} = blocks(graph, last(graph[id], id), [])
+    parts = %{head: head, norm: norm, blocks: blocks, embedding: embedding(graph, graph[id])}
+    if blocks == [], do: wrong(graph[id], "a Mamba block and a residual connection around it")
+    one_epsilon!(parts)
+    whole!(parts)
+  end
+
+  defp head(%{op: op, parents: [below]} = layer, _id) when op in [:dense, :linear] do
+    if "bias" in layer.params,
+      do: wrong(layer, "a head without a bias", "Say use_bias: false")
+
+    if layer.opts[:activation], do: wrong(layer, "a head without an activation")
+    {layer, below}
+  end
+
+  defp head(_layer, id), do: {nil, id}
+
+  defp norm(%{op: :rms_norm, parents: [below]} = layer), do: {layer, below}
+  defp norm(layer), do: wrong(layer, "Sidewinder.Axon.mamba, or a dense layer right behind it")
+
+  defp last(%{op: :last, parents: [below]}, _id), do: below
+  defp last(_layer, id), do: id
+
+  defp blocks(graph, id, behind) do
+    with %{op: :add, parents: [pair]} <- graph[id],
+         %{op: :container, parents: [below, block]} <- graph[pair],
+         %{op: :mamba_block, parents: [norm]} = block <- graph[block],
+         %{op: :rms_norm, parents: [^below]} = norm <- graph[norm] do
+      blocks(graph, below, [{norm, block} | behind])
+    else
+      _ -> {behind, id}
+    end
+  end
+
+  defp embedding(_graph, %{op: :input}), do: nil
+
+  defp embedding(graph, %{op: :embedding, parents: [below]} = layer) do
+    if graph[below].op != :input, do: wrong(graph[below], "tokens as an input")
+    layer
+  end
+
+  defp embedding(_graph, layer), do: wrong(layer, "an embedding or features as an input")
+
+  defp one_epsilon!(%{norm: %{opts: [epsilon: epsilon]}, blocks: blocks}) do
+    for {%{opts: opts} = norm, _} <- blocks, opts[:epsilon] != epsilon do
+      wrong(norm, "the epsilon of the last norm, #{epsilon}", "A Mamba has one for all norms")
+    end
+  end
+
+  defp whole!(%{head: head, embedding: embedding} = parts) do
+    if head && !embedding, do: wrong(head, "an embedding where there is a head")
+    if embedding && !head, do: wrong(embedding, "a head where there is an embedding")
+    parts
+  end
+
+  # Layers by their ids, with the names that Axon gives them: unnamed ones are counted in the order of the graph.
+  defp named(%Axon{output: id, nodes: nodes}) do
+    {graph, _counts} = named(id, nodes, {%{}, %{}})
+    graph
+  end
+
+  defp named(id, _nodes, {graph, counts}) when is_map_key(graph, id), do: {graph, counts}
+
+  defp named(id, nodes, acc) do
+    %{op_name: op, parent: parents} = node = nodes[id]
+    {graph, counts} = Enum.reduce(parents, acc, &named(&1, nodes, &2))
+    params = for param <- node.parameters, do: param.name
+    layer = %{op: op, parents: parents, params: params, opts: node.opts}
+    layer = Map.put(layer, :name, node.name.(op, counts))
+    {Map.put(graph, id, layer), Map.update(counts, op, 1, &(&1 + 1))}
+  end
+
+  # Tensors by their names in checkpoints.
+  defp tensors(%{blocks: blocks} = parts, data) do
+    layers =
+      for {{norm, block}, i} <- Enum.with_index(blocks),
+          {file, t} <- [
+            {"norm.weight", param(data, norm, "gamma")} | block(data, block)
+          ],
+          do: {"backbone.layers.#{i}.#{file}", t}
+
+    layers ++
+      [{"backbone.norm_f.weight", param(data, parts.norm, "gamma")}] ++
+      embedding_tensor(data, parts.embedding) ++ head_tensor(data, parts.head)
+  end
+
+  defp block(data, block) do
+    for {name, file} <- names(), name in block.params do
+      t = param(data, block, name)
+      {file, if(name == "conv_w", do: Nx.new_axis(t, 1), else: t)}
+    end
+  end
+
+  defp embedding_tensor(_data, nil), do: []
+
+  defp embedding_tensor(data, layer),
+    do: [{"backbone.embeddings.weight", param(data, layer, "kernel")}]
+
+  defp head_tensor(_data, nil), do: []
+
+  defp head_tensor(data, %{op: op} = layer) do
+    kernel = param(data, layer, "kernel")
+    # Axon's own dense layers have {in, out}.
+    [{"lm_head.weight", if(op == :dense, do: Nx.transpose(kernel), else: kernel)}]
+  end
+
+  defp param(data, %{name: layer}, name) do
+    case data do
+      %{^layer => %{^name => %Nx.Tensor{type: type} = t}} when type in @types -> t
+      %{^layer => %{^name => other}} -> wrong_param(layer, name, Error.show(other))
+      _ -> wrong_param(layer, name, "none")
+    end
+  end
+
+  defp wrong_param(layer, name, got) do
+    raise error("state",
+            expected: "a tensor of floats as \"#{name}\" of the layer \"#{layer}\"",
+            got: got,
+            hint: "Hand in the state of this model, or of one whose layers have the same names"
+          )
+  end
+
+  # A head with the numbers of the embedding is the embedding.
+  defp untied(%{"lm_head.weight" => same, "backbone.embeddings.weight" => same} = tensors),
+    do: Map.delete(tensors, "lm_head.weight")
+
+  defp untied(tensors), do: tensors
+
+  # In the words of a config.json.
+  defp config(%{blocks: blocks, norm: norm}, tensors) do
+    of_first = &tensors["backbone.layers.0.mixer.#{&1}"].shape
+    {inner, state} = of_first.("A_log")
+    {width} = tensors["backbone.norm_f.weight"].shape
+    {vocabulary, _} = Map.get(tensors, "backbone.embeddings.weight", %{shape: {0, width}}).shape
+
+    %{
+      hidden_size: width,
+      num_hidden_layers: length(blocks),
+      vocab_size: vocabulary,
+      intermediate_size: inner,
+      state_size: state,
+      time_step_rank: elem(of_first.("dt_proj.weight"), 1),
+      conv_kernel: elem(of_first.("conv1d.weight"), 2),
+      layer_norm_epsilon: norm.opts[:epsilon]
+    }
+  end
+
+  @again "Build the model again without it: layers of the same names take the same state"
+
+  defp wrong(%{name: name, op: op}, expected, hint \\ @again) do
+    raise error("model",
+            expected: expected,
+            got: "the layer \"#{name}\" (#{op})",
+            hint: hint
+          )
+  end
+
+  defp error(argument, fields),
+    do: Error.new(:argument, argument, [op: "Sidewinder.Axon.to_mamba"] ++ fields)
+
+  # What parameters of a block are called here and in checkpoints.
+  defp names, do: Error.unwrap!(Native.mamba_names())
+
+  ## From a Mamba
+
+  def from_mamba(%Mamba{} = mamba, name) do
+    tensors = Mamba.tensors(mamba)
+    blocks = for i <- 0..(mamba.config.layers - 1), do: {i, block_of(tensors, i)}
+    model = model(mamba.config, elem(hd(blocks), 1), name)
+    data = Map.merge(stack(blocks, tensors, name), ends(mamba.config, tensors, name))
+    whole!(model, data)
+
+    parameters = Map.new(data, fn {layer, params} -> {layer, Map.keys(params)} end)
+    {model, %ModelState{data: data, parameters: parameters, state: %{}, frozen_parameters: %{}}}
+  end
+
+  defp block_of(tensors, i) do
+    for {name, file} <- names(),
+        tensor = tensors["backbone.layers.#{i}.#{file}"],
+        into: %{} do
+      t = Op.from_kernel(tensor)
+      {name, if(name == "conv_w", do: Nx.squeeze(t, axes: [1]), else: t)}
+    end
+  end
+
+  defp stack(blocks, tensors, name) do
+    for {i, block} <- blocks,
+        {layer, params} <- [
+          {"#{name}_#{i}", block},
+          {"#{name}_#{i}_norm", gamma(tensors["backbone.layers.#{i}.norm.weight"])}
+        ],
+        into: %{"#{name}_norm" => gamma(tensors["backbone.norm_f.weight"])},
+        do: {layer, params}
+  end
+
+  defp gamma(tensor), do: %{"gamma" => Op.from_kernel(tensor)}
+
+  defp ends(%{vocabulary: 0}, _tensors, _name), do: %{}
+
+  defp ends(_config, tensors, name) do
+    embedding = Op.from_kernel(tensors["backbone.embeddings.weight"])
+    head = tensors["lm_head.weight"]
+
+    %{
+      "#{name}_embedding" => %{"kernel" => embedding},
+      "#{name}_head" => %{"kernel" => if(head, do: Op.from_kernel(head), else: embedding)}
+    }
+  end
+
+  defp model(%{vocabulary: 0, width: width} = config, block, name),
+    do: "features" |> Axon.input(shape: {nil, nil, width}) |> layers(config, block, name)
+
+  defp model(%{vocabulary: vocabulary, width: width} = config, block, name) do
+    "tokens"
+    |> Axon.input(shape: {nil, nil})
+    |> Axon.embedding(vocabulary, width, name: "#{name}_embedding")
+    |> layers(config, block, name)
+    |> Sidewinder.Axon.linear(vocabulary, use_bias: false, name: "#{name}_head")
+  end
+
+  defp layers(x, %{inner: inner, width: width} = config, block, name) do
+    if rem(inner, width) != 0,
+      do: wrong_mamba("an inner width that is a multiple of the width, #{width}", "#{inner}")
+
+    Sidewinder.Axon.mamba(x,
+      name: name,
+      layers: config.layers,
+      state_size: config.state,
+      expand: div(inner, width),
+      kernel_size: config.conv,
+      dt_rank: config.rank,
+      epsilon: config.eps,
+      use_bias: is_map_key(block, "in_proj_b"),
+      conv_bias: is_map_key(block, "conv_b")
+    )
+  end
+
+  # Checkpoints may have biases where layers of Axon have none.
+  defp whole!(model, data) do
+    for {_id, %{name: layer, params: [_ | _] = params}} <- named(model),
+        got = Map.keys(data[layer]),
+        Enum.sort(params) != Enum.sort(got) do
+      wrong_mamba("#{Enum.join(params, ", ")} in \"#{layer}\"", Enum.join(got, ", "))
+    end
+  end
+
+  defp wrong_mamba(expected, got) do
+    raise Error.new(:argument, "model",
+            op: "Sidewinder.Axon.from_mamba",
+            expected: expected,
+            got: got,
+            hint: "Layers of Axon have no parameters for it"
+          )
+  end
+end
