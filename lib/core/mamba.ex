@@ -260,6 +260,50 @@ defmodule Sidewinder.Mamba do
   @spec generate(t, String.t() | tokens, keyword) :: Enumerable.t()
   defdelegate generate(model, prompt, options \\ []), to: Sidewinder.Mamba.Generation
 
+  @doc """
+  The model as an `Nx.Serving`, which generates for many callers: what they ask for at one time is generated as one
+  batch, whose steps read the weights once. It needs Nx.
+
+      children = [
+        {Nx.Serving,
+         serving: Sidewinder.Mamba.serving(model, max_tokens: 200, stream: true),
+         name: MyApp.Text, batch_size: 16, batch_timeout: 10}
+      ]
+
+      MyApp.Text |> Nx.Serving.batched_run("Once upon a time") |> Enum.each(&IO.write/1)
+
+  It runs on its own too (`Nx.Serving.run/2`), and `Nx.Serving.batched_run/2` finds it on another node of a cluster.
+
+  A request is a prompt, a text or a list of tokens, or `{prompt, options}`, and gives what `generate/3` gives, within
+  rounding: the text or the tokens, or with `stream: true` a stream of pieces of text or of tokens. Without streams a
+  request may also be a list of such requests, and gives a list.
+
+  Options are those of `generate/3`, for requests that do not say otherwise, and
+
+    * `:stream` - whether requests give streams. A stream ends when all of its batch are done, and is to be read to its
+      end by the process that asked.
+    * `:max_tokens` - as in `generate/3`; requests may ask for fewer
+    * `:max_prompt` - how many tokens a prompt may have, 8192 by default. Each request in a batch takes 4 bytes for each
+      of them.
+
+  What is wrong with a request is raised in the process that asks, as `Sidewinder.Error`; over a cluster that process
+  exits with it.
+  """
+  @spec serving(t, keyword) :: struct
+  def serving(%__MODULE__{} = model, options \\ []) do
+    serving = Sidewinder.Mamba.Serving
+
+    unless Code.ensure_loaded?(serving) do
+      raise Error.new(:unavailable, "Nx",
+              expected: "Nx 0.12 or later where Sidewinder was compiled",
+              got: "none",
+              hint: "Add {:nx, \"~> 0.12\"} to the dependencies; it needs Elixir 1.17"
+            )
+    end
+
+    apply(serving, :new, [model, options])
+  end
+
   @doc false
   # What goes into a model, as the native library takes it.
   def fed(%Tensor{} = features), do: features |> Tensor.to_host() |> Tensor.to_native()

@@ -67,25 +67,33 @@ defmodule Sidewinder.Tokenizer do
   """
   @spec decode_stream(Enumerable.t(), t) :: Enumerable.t()
   def decode_stream(tokens, %__MODULE__{} = tokenizer) do
-    # A token's text may depend on the one before: the tokens of the last piece are decoded along.
     Stream.transform(
       tokens,
-      fn -> {[], []} end,
-      fn token, {last, held} ->
-        held = held ++ [token]
-        text = after_last(tokenizer, last, held)
-
-        if not within?(text) or length(held) > @longest,
-          do: {piece(text), {held, []}},
-          else: {[], {last, held}}
-      end,
-      fn
-        {_last, []} -> {[], nil}
-        {last, held} -> {piece(after_last(tokenizer, last, held)), nil}
-      end,
+      fn -> decoding() end,
+      &decode_next(tokenizer, &1, &2),
+      &decode_rest(tokenizer, &1),
       fn _ -> :ok end
     )
   end
+
+  @doc false
+  # Where the decoding of a stream starts: no tokens of a last piece, and none held back.
+  def decoding, do: {[], []}
+
+  @doc false
+  # The pieces of text that a token completes. A token's text may depend on the one before: the tokens of the last piece
+  # are decoded along.
+  def decode_next(tokenizer, token, {last, held}) do
+    held = held ++ [token]
+    text = after_last(tokenizer, last, held)
+
+    if not within?(text) or length(held) > @longest,
+      do: {piece(text), {held, []}},
+      else: {[], {last, held}}
+  end
+
+  defp decode_rest(_tokenizer, {_last, []}), do: {[], nil}
+  defp decode_rest(tokenizer, {last, held}), do: {piece(after_last(tokenizer, last, held)), nil}
 
   defp after_last(tokenizer, last, held) do
     before = decode(tokenizer, last)

@@ -10,17 +10,21 @@ defmodule Sidewinder.Mamba.Generation do
   @seeds 0x1_0000_0000_0000_0000
 
   def generate(model, prompt, options) do
+    own = settled(options)
+    read? = is_binary(prompt)
+    prompt = prompt!(model.tokenizer, prompt)
+    tokens = tokens(model, prompt, own)
+    if read?, do: texts(tokens, model.tokenizer, own), else: tokens
+  end
+
+  @doc false
+  # The options of a text, with a seed. They are refused here, not when the first token is asked for.
+  def settled(options) do
     own = known!(options, @options)
     seed = own[:seed] || :rand.uniform(@seeds) - 1
     own = Keyword.put(own, :seed, seed)
-    sampling = own |> Keyword.take(@sampling) |> sampling()
-    # Options are refused here, not when the stream is asked for its first token.
-    draw(Tensor.from_list([0], :f32, {1}), sampling, 0)
-
-    case prompt do
-      text when is_binary(text) -> texts(model, text, own, sampling)
-      tokens -> tokens(model, tokens, stop_tokens(model, own), own, sampling)
-    end
+    draw(Tensor.from_list([0], :f32, {1}), own, 0)
+    own
   end
 
   defp known!(options, known) do
@@ -54,19 +58,31 @@ defmodule Sidewinder.Mamba.Generation do
 
   ## Tokens
 
-  defp tokens(model, prompt, stop, own, sampling) do
-    unless is_list(prompt) and prompt != [] do
-      raise Error.new(:argument, "prompt",
-              expected: "a text or a list of tokens, not empty",
-              got: Error.show(prompt)
-            )
-    end
+  @doc false
+  # The tokens of a prompt.
+  def prompt!(nil, text) when is_binary(text) do
+    raise Error.new(:argument, "prompt",
+            expected: "a list of tokens, for the model has no tokenizer",
+            got: "a text",
+            hint: "Load the model with a :tokenizer, or put its tokenizer.json beside the weights"
+          )
+  end
 
-    first = fn session ->
-      session |> Session.prefill(prompt, logits: true) |> draw(sampling, Session.length(session))
-    end
+  def prompt!(tokenizer, prompt) do
+    tokens = if is_binary(prompt), do: Tokenizer.encode(tokenizer, prompt), else: prompt
+    if is_list(tokens) and tokens != [], do: tokens, else: no_prompt(prompt)
+  end
 
-    choices = Keyword.take(own, @sampling)
+  defp no_prompt(prompt) do
+    raise Error.new(:argument, "prompt",
+            expected: "a text or a list of tokens, not empty",
+            got: Error.show(prompt)
+          )
+  end
+
+  defp tokens(model, prompt, own) do
+    stop = stop_tokens(model.tokenizer, own)
+    choices = choices(own)
 
     next = fn {session, choose} ->
       token = choose.(session)
@@ -76,18 +92,32 @@ defmodule Sidewinder.Mamba.Generation do
         else: {[token], {session, &Session.next(&1, token, choices)}}
     end
 
-    start = fn -> {Session.new(model), first} end
+    start = fn -> {Session.new(model), &first(&1, prompt, own)} end
 
-    start |> Stream.resource(next, fn _ -> :ok end) |> Stream.take(own[:max_tokens] || 128)
+    start |> Stream.resource(next, fn _ -> :ok end) |> Stream.take(max_tokens(own))
   end
 
-  defp draw(%Tensor{data: data, type: type} = logits, sampling, place) do
+  @doc false
+  # The token that follows a prompt, which the session takes in.
+  def first(session, prompt, own),
+    do: session |> Session.prefill(prompt, logits: true) |> draw(own, Session.length(session))
+
+  @doc false
+  def choices(own), do: Keyword.take(own, @sampling)
+
+  @doc false
+  def max_tokens(own), do: own[:max_tokens] || 128
+
+  defp draw(%Tensor{data: data, type: type} = logits, own, place) do
     row = {type, {1, Tensor.elements(logits.shape)}, data}
+    sampling = own |> choices() |> sampling()
     [token] = Error.unwrap!(Native.mamba_choose(row, sampling, [place]))
     token
   end
 
-  defp stop_tokens(%{tokenizer: tokenizer}, own) do
+  @doc false
+  # The tokens that end a text.
+  def stop_tokens(tokenizer, own) do
     case own[:stop] do
       nil -> List.wrap(tokenizer && Tokenizer.token(tokenizer, "<|endoftext|>"))
       stop -> for token <- List.wrap(stop), is_integer(token), do: token
@@ -96,43 +126,43 @@ defmodule Sidewinder.Mamba.Generation do
 
   ## Texts
 
-  defp texts(%{tokenizer: nil}, _prompt, _own, _sampling) do
-    raise Error.new(:argument, "prompt",
-            expected: "a list of tokens, for the model has no tokenizer",
-            got: "a text",
-            hint: "Load the model with a :tokenizer, or put its tokenizer.json beside the weights"
-          )
+  defp texts(tokens, tokenizer, own) do
+    tokens
+    |> Tokenizer.decode_stream(tokenizer)
+    |> until(stop_texts(own))
+    |> Stream.take_while(&(&1 != :done))
   end
 
-  defp texts(model, prompt, own, sampling) do
-    stop = for text <- List.wrap(own[:stop]), is_binary(text) and text != "", do: text
-    prompt = Tokenizer.encode(model.tokenizer, prompt)
+  @doc false
+  # The texts that end a text.
+  def stop_texts(own),
+    do: for(text <- List.wrap(own[:stop]), is_binary(text) and text != "", do: text)
 
-    model
-    |> tokens(prompt, stop_tokens(model, own), own, sampling)
-    |> Tokenizer.decode_stream(model.tokenizer)
-    |> until(stop)
-  end
+  @doc false
+  # Pieces up to the first of these texts, and then `:done`. What may be the beginning of one is held back.
+  def until(pieces, []), do: pieces
 
-  # Ends before the first of these texts. What may be the beginning of one is held back.
-  defp until(pieces, []), do: pieces
-
-  defp until(pieces, stop) do
-    pieces
-    |> Stream.transform(
+  def until(pieces, stop) do
+    Stream.transform(
+      pieces,
       fn -> "" end,
-      fn piece, held ->
-        text = held <> piece
-
-        case :binary.match(text, stop) do
-          {at, _} -> {piece(binary_part(text, 0, at)) ++ [:done], ""}
-          :nomatch -> split(text, longest_beginning(text, stop))
-        end
-      end,
-      fn held -> {piece(held), ""} end,
+      &until_next(stop, &1, &2),
+      fn held -> {held |> List.wrap() |> Enum.flat_map(&piece/1), nil} end,
       fn _ -> :ok end
     )
-    |> Stream.take_while(&(&1 != :done))
+  end
+
+  @doc false
+  # What comes out with a piece after what was held back before; nothing after the end, where `nil` is held.
+  def until_next(_stop, _piece, nil), do: {[], nil}
+
+  def until_next(stop, piece, held) do
+    text = held <> piece
+
+    case :binary.match(text, stop) do
+      {at, _} -> {piece(binary_part(text, 0, at)) ++ [:done], nil}
+      :nomatch -> split(text, longest_beginning(text, stop))
+    end
   end
 
   defp piece(""), do: []

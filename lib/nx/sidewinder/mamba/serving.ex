@@ -1,0 +1,223 @@
+defmodule Sidewinder.Mamba.Serving do
+  @moduledoc false
+  # `Sidewinder.Mamba.serving/2`. Batches of Nx have rows of one shape: a request goes in as the bytes of a term, and
+  # tokens come out with -1 behind them.
+
+  @behaviour Nx.Serving
+
+  alias Nx.Serving
+  alias Sidewinder.{Error, Mamba, Tokenizer}
+  alias Sidewinder.Mamba.{Generation, Session}
+
+  @own [stream: false, max_prompt: 8192]
+  # For what is asked beside a prompt of the greatest length.
+  @room 1024
+  @none -1
+
+  def new(%Mamba{config: %{vocabulary: vocabulary}} = model, options) do
+    {own, options} = Keyword.split(options, Keyword.keys(@own))
+    own = Map.new(Keyword.merge(@own, own))
+    unless vocabulary > 0, do: wrong("model", "a language model", "a backbone")
+    unless is_boolean(own.stream), do: wrong(:stream, "true or false", own.stream)
+    options = Keyword.put_new(options, :max_tokens, Generation.max_tokens([]))
+    size!(:max_prompt, own.max_prompt)
+    size!(:max_tokens, options[:max_tokens])
+    Generation.settled(options)
+    # Nx keeps what clients need for good, so they get no model.
+    clients =
+      Map.merge(own, %{vocabulary: vocabulary, tokenizer: model.tokenizer, options: options})
+
+    __MODULE__
+    |> Serving.new({model, options[:max_tokens]})
+    |> Serving.client_preprocessing(&batch(clients, &1))
+    |> Serving.client_postprocessing(&answer(clients, &1, &2))
+    |> then(&if own.stream, do: Serving.streaming(&1, hooks: [:token]), else: &1)
+  end
+
+  ## In the process that asks
+
+  defp batch(clients, input) do
+    many? = many?(input)
+    if many? and clients.stream, do: wrong("request", "one, where answers are streams", input)
+    requests = for one <- if(many?, do: input, else: [input]), do: request(clients, one)
+    rows = for request <- requests, do: row(request, clients)
+    {Nx.Batch.stack(rows), {many?, requests}}
+  end
+
+  defp many?([first | _]), do: not is_integer(first)
+  defp many?(_), do: false
+
+  defp request(clients, {prompt, options}) do
+    unless Keyword.keyword?(options), do: wrong("options", "a keyword list", options)
+    own = clients.options |> Keyword.merge(options) |> Generation.settled()
+    most = clients.options[:max_tokens]
+
+    unless own[:max_tokens] in 1..most,
+      do: wrong(:max_tokens, "1 to #{most}, as the serving has it", own[:max_tokens])
+
+    prompt!(clients, prompt, own)
+  end
+
+  defp request(clients, prompt), do: request(clients, {prompt, []})
+
+  defp prompt!(%{tokenizer: tokenizer, vocabulary: vocabulary} = clients, prompt, own) do
+    tokens = Generation.prompt!(tokenizer, prompt)
+
+    for token <- tokens,
+        token not in 0..(vocabulary - 1),
+        do: wrong("tokens", "numbers from 0 to #{vocabulary - 1}", token)
+
+    unless length(tokens) <= clients.max_prompt do
+      wrong("prompt", "at most #{clients.max_prompt} tokens, :max_prompt", "#{length(tokens)}")
+    end
+
+    %{
+      tokens: tokens,
+      text?: is_binary(prompt),
+      own: own,
+      stop_tokens: Generation.stop_tokens(tokenizer, own),
+      stop_texts: if(is_binary(prompt), do: Generation.stop_texts(own), else: [])
+    }
+  end
+
+  defp row(request, %{max_prompt: max_prompt}) do
+    packed = for token <- request.tokens, into: <<>>, do: <<token::32>>
+    term = :erlang.term_to_binary(%{request | tokens: packed})
+    room = 4 * max_prompt + @room - byte_size(term)
+    if room < 0, do: wrong("options", "less than #{@room} bytes of them", request.own)
+    Nx.from_binary(<<term::binary, 0::size(room)-unit(8)>>, :u8, backend: Nx.BinaryBackend)
+  end
+
+  defp answer(%{stream: true} = clients, events, {_many?, [request]}) do
+    events
+    |> Stream.flat_map(fn
+      {:token, token} -> tokens(token)
+      {:batch, _all, _metadata} -> []
+    end)
+    |> read(request, clients)
+  end
+
+  defp answer(clients, {rows, _metadata}, {many?, requests}) do
+    answers =
+      for {request, i} <- Enum.with_index(requests) do
+        read = rows[i] |> tokens() |> read(request, clients)
+        if request.text?, do: Enum.join(read), else: read
+      end
+
+    if many?, do: answers, else: hd(answers)
+  end
+
+  defp tokens(tensor), do: tensor |> Nx.to_flat_list() |> Enum.take_while(&(&1 != @none))
+
+  defp read(tokens, %{text?: false}, _clients), do: tokens
+
+  # Streams are read on behind a stop: Nx would leave what is still sent in the mailbox.
+  defp read(tokens, request, clients) do
+    tokens
+    |> Tokenizer.decode_stream(clients.tokenizer)
+    |> Generation.until(request.stop_texts)
+    |> Stream.reject(&(&1 == :done))
+  end
+
+  ## In the process that serves
+
+  @impl true
+  def init(_type, {model, max_tokens}, partitions) do
+    hooks = for options <- partitions, do: options[:hooks][:token]
+    {:ok, %{model: model, max_tokens: max_tokens, hooks: hooks}}
+  end
+
+  @impl true
+  def handle_batch(
+        batch,
+        partition,
+        %{model: model, max_tokens: max_tokens, hooks: hooks} = state
+      ) do
+    tell = Enum.at(hooks, partition) || fn _ -> :ok end
+    {:execute, fn -> {generate(model, batch, tell, max_tokens), :done} end, state}
+  end
+
+  defp generate(model, batch, tell, max_tokens) do
+    rows = for request <- requests(batch), do: start(model, request)
+    rows = go_on(rows, model.tokenizer, tell)
+
+    numbers =
+      for %{said: said} <- rows, token <- padded(Enum.reverse(said), max_tokens), do: token
+
+    numbers |> integers() |> Nx.reshape({length(rows), max_tokens})
+  end
+
+  defp requests(batch) do
+    tensor = Nx.Defn.jit_apply(&Function.identity/1, [batch], compiler: Nx.Defn.Evaluator)
+    size = div(Nx.size(tensor), batch.size)
+    for <<row::binary-size(size) <- Nx.to_binary(tensor)>>, do: :erlang.binary_to_term(row)
+  end
+
+  defp start(model, %{tokens: packed, own: own} = request) do
+    session = Session.new(model)
+    prompt = for <<token::32 <- packed>>, do: token
+
+    Map.merge(request, %{
+      session: session,
+      token: Generation.first(session, prompt, own),
+      left: own[:max_tokens],
+      said: [],
+      reading: {Tokenizer.decoding(), ""}
+    })
+  end
+
+  # Says the tokens that were chosen, and steps the sessions of those rows that are not done by them.
+  defp go_on(rows, tokenizer, tell) do
+    rows = for row <- rows, do: say(row, tokenizer)
+    tell.(integers(for row <- rows, do: row.token || @none))
+
+    case Enum.filter(rows, &(&1.token && &1.left > 0)) do
+      [] -> rows
+      live -> rows |> chosen(next(live)) |> go_on(tokenizer, tell)
+    end
+  end
+
+  defp say(%{token: nil} = row, _tokenizer), do: row
+  defp say(%{left: 0} = row, _tokenizer), do: %{row | token: nil}
+
+  defp say(%{token: token} = row, tokenizer) do
+    if token in row.stop_tokens,
+      do: %{row | token: nil},
+      else: follow(%{row | said: [token | row.said], left: row.left - 1}, tokenizer)
+  end
+
+  # A row is done when its text has a stop.
+  defp follow(%{stop_texts: []} = row, _tokenizer), do: row
+
+  defp follow(%{reading: {decoding, held}, stop_texts: stop} = row, tokenizer) do
+    {pieces, decoding} = Tokenizer.decode_next(tokenizer, row.token, decoding)
+    {pieces, held} = Enum.flat_map_reduce(pieces, held, &Generation.until_next(stop, &1, &2))
+    left = if :done in pieces, do: 0, else: row.left
+    %{row | reading: {decoding, held}, left: left}
+  end
+
+  # The next tokens of rows by their sessions.
+  defp next(live) do
+    sessions = for row <- live, do: row.session
+    tokens = for row <- live, do: row.token
+    choices = for row <- live, do: Generation.choices(row.own)
+    sessions |> Enum.zip(Session.next(sessions, tokens, choices)) |> Map.new()
+  end
+
+  defp chosen(rows, next),
+    do: for(row <- rows, do: %{row | token: next[row.session] || row.token})
+
+  defp integers(numbers), do: Nx.tensor(numbers, type: :s64, backend: Nx.BinaryBackend)
+
+  defp padded(tokens, size), do: tokens ++ List.duplicate(@none, size - length(tokens))
+
+  defp size!(name, size) do
+    unless is_integer(size) and size > 0, do: wrong(name, "a positive number", size)
+  end
+
+  defp wrong(name, expected, got) do
+    got = if is_binary(got), do: got, else: Error.show(got)
+    kind = if is_atom(name), do: :option, else: :argument
+    raise Error.new(kind, to_string(name), expected: expected, got: got)
+  end
+end
