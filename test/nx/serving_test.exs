@@ -168,4 +168,31 @@ defmodule Sidewinder.ServingTest do
     streaming = Mamba.serving(model(), stream: true)
     assert %Error{kind: :argument} = catch_error(Nx.Serving.run(streaming, [[1], [2]]))
   end
+
+  @tag :capture_log
+  test "serves the callers on another node" do
+    named? = Node.alive?()
+    on_exit(fn -> named? || Node.stop() end)
+    {peer, node} = NxTest.Served.start_node!()
+    options = [max_tokens: 15] ++ @drawn
+
+    NxTest.Served.serve!(node, @golden,
+      served_whole: options,
+      served_streams: [stream: true] ++ options
+    )
+
+    assert Process.whereis(:served_whole) == nil
+    model = model()
+    requests = for i <- 1..4, do: {[i, i + 1], seed: i}
+    expected = for {prompt, own} <- requests, do: generate(model, prompt, own ++ options)
+    assert ask_all(:served_whole, requests) == expected
+    assert ask_all(:served_streams, requests) == expected
+
+    assert {{%Error{kind: :argument}, _}, _} =
+             catch_exit(Nx.Serving.batched_run(:served_whole, [37]))
+
+    Process.flag(:trap_exit, true)
+    :peer.stop(peer)
+    assert {:noproc, _} = catch_exit(Nx.Serving.batched_run(:served_whole, [1]))
+  end
 end
