@@ -3,7 +3,8 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
   defmodule Sidewinder.AxonMambaTest do
     use ExUnit.Case, async: true
 
-    import Sidewinder.NxTest.Scans, only: [assert_close: 2, no_library: 0, random: 2]
+    import Sidewinder.NxTest.Scans,
+      only: [assert_close: 2, assert_close: 3, no_library: 0, random: 2]
 
     alias Sidewinder.{Error, Mamba, Op, Safetensors}
     alias Sidewinder.Axon, as: Layer
@@ -131,6 +132,26 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       assert Enum.at(row.(better), 4) > Enum.at(row.(mamba), 4)
       same(model, trained, better, [[1, 2, 3]])
     end
+
+    test "types of parameters go along" do
+      x = random(1, {2, 5, 6})
+      model = features([])
+      state = start(model, x)
+      half = &Nx.as_type(&1, :bf16)
+
+      data =
+        Map.new(state.data, fn {layer, params} -> {layer, Map.new(params, &half(&1, half))} end)
+
+      mamba = Layer.to_mamba(model, %{state | data: data}, backend: :cpu)
+      assert mamba.type == :bf16
+      {back, state_back} = Layer.from_mamba(mamba)
+      assert %{"mamba_0" => %{"in_proj" => %{type: {:bf, 16}}}} = state_back.data
+      # What a default policy computes in f32 is near to what is computed in between bf16 layers.
+      got = Op.from_kernel(Mamba.forward(mamba, Op.to_kernel(half.(x))))
+      assert_close(got, Axon.predict(back, state_back, half.(x)), rtol: 3.0e-2)
+    end
+
+    defp half({name, t}, half), do: {name, half.(t)}
 
     test "the last step alone is the last of them" do
       model = tokens(&Axon.dense(&1, 13, use_bias: false), output: :last, name: "m")

@@ -21,6 +21,8 @@ defmodule Sidewinder.Axon do
   transposing: `mixer.in_proj.weight` is `in_proj`, `mixer.conv1d.weight` is `conv_w` without its axis of
   size 1, `mixer.dt_proj.weight` and `bias` are `dt_w` and `dt_b`, `norm.weight` is `gamma`.
 
+  `to_mamba/3` makes a trained model one that runs inside the native library, `from_mamba/2` the other way round.
+
   ## Options of every layer
 
     * `:name` - layer name, as in Axon

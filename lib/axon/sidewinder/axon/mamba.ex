@@ -21,10 +21,11 @@ defmodule Sidewinder.Axon.Mamba do
     {head, id} = head(graph[id], id)
     {norm, id} = norm(graph[id])
     {blocks, id} = blocks(graph, last(graph[id], id), [])
-    parts = %{head: head, norm: norm, blocks: blocks, embedding: embedding(graph, graph[id])}
     if blocks == [], do: wrong(graph[id], "a Mamba block and a residual connection around it")
-    one_epsilon!(parts)
-    whole!(parts)
+    embedding = embedding(graph, graph[id])
+    one_epsilon!(norm, blocks)
+    whole!(head, embedding)
+    %{embedding: embedding, blocks: blocks, norm: norm, head: head}
   end
 
   defp head(%{op: op, parents: [below]} = layer, _id) when op in [:dense, :linear] do
@@ -37,7 +38,9 @@ defmodule Sidewinder.Axon.Mamba do
 
   defp head(_layer, id), do: {nil, id}
 
-  defp norm(%{op: :rms_norm, parents: [below]} = layer), do: {layer, below}
+  defp norm(%{op: :rms_norm, params: ["gamma"], opts: [epsilon: _], parents: [below]} = layer),
+    do: {layer, below}
+
   defp norm(layer), do: wrong(layer, "Sidewinder.Axon.mamba, or a dense layer right behind it")
 
   defp last(%{op: :last, parents: [below]}, _id), do: below
@@ -47,7 +50,7 @@ defmodule Sidewinder.Axon.Mamba do
     with %{op: :add, parents: [pair]} <- graph[id],
          %{op: :container, parents: [below, block]} <- graph[pair],
          %{op: :mamba_block, parents: [norm]} = block <- graph[block],
-         %{op: :rms_norm, parents: [^below]} = norm <- graph[norm] do
+         %{op: :rms_norm, opts: [epsilon: _], parents: [^below]} = norm <- graph[norm] do
       blocks(graph, below, [{norm, block} | behind])
     else
       _ -> {behind, id}
@@ -63,16 +66,15 @@ defmodule Sidewinder.Axon.Mamba do
 
   defp embedding(_graph, layer), do: wrong(layer, "an embedding or features as an input")
 
-  defp one_epsilon!(%{norm: %{opts: [epsilon: epsilon]}, blocks: blocks}) do
+  defp one_epsilon!(%{opts: [epsilon: epsilon]}, blocks) do
     for {%{opts: opts} = norm, _} <- blocks, opts[:epsilon] != epsilon do
       wrong(norm, "the epsilon of the last norm, #{epsilon}", "A Mamba has one for all norms")
     end
   end
 
-  defp whole!(%{head: head, embedding: embedding} = parts) do
+  defp whole!(head, embedding) do
     if head && !embedding, do: wrong(head, "an embedding where there is a head")
     if embedding && !head, do: wrong(embedding, "a head where there is an embedding")
-    parts
   end
 
   # Layers by their ids, with the names that Axon gives them: unnamed ones are counted in the order of the graph.
@@ -190,8 +192,7 @@ defmodule Sidewinder.Axon.Mamba do
     blocks = for i <- 0..(mamba.config.layers - 1), do: {i, block_of(tensors, i)}
     model = model(mamba.config, elem(hd(blocks), 1), name)
     data = Map.merge(stack(blocks, tensors, name), ends(mamba.config, tensors, name))
-    whole!(model, data)
-
+    same_params!(model, data)
     parameters = Map.new(data, fn {layer, params} -> {layer, Map.keys(params)} end)
     {model, %ModelState{data: data, parameters: parameters, state: %{}, frozen_parameters: %{}}}
   end
@@ -258,7 +259,7 @@ defmodule Sidewinder.Axon.Mamba do
   end
 
   # Checkpoints may have biases where layers of Axon have none.
-  defp whole!(model, data) do
+  defp same_params!(model, data) do
     for {_id, %{name: layer, params: [_ | _] = params}} <- named(model),
         got = Map.keys(data[layer]),
         Enum.sort(params) != Enum.sort(got) do
