@@ -47,12 +47,24 @@ impl CopyRows {
         copy
     }
 
+    /// So many columns of a matrix of `wide` ones, from where its memory begins, to a matrix of their own.
+    pub fn out_of_columns(rows: usize, wide: usize, columns: usize) -> CopyRows {
+        let strides = |width| Strides::new(Layout::HeadsFirst, 1, rows, width);
+        CopyRows { sizes: [1, 1, rows, columns], from: strides(wide), to: strides(columns), first: 0 }
+    }
+
+    /// The way back: a matrix to so many columns of one of `wide` ones, from where its memory begins.
+    pub fn into_columns(rows: usize, columns: usize, wide: usize) -> CopyRows {
+        let CopyRows { sizes, from, to, first } = CopyRows::out_of_columns(rows, wide, columns);
+        CopyRows { sizes, from: to, to: from, first }
+    }
+
     /// Copies on the CPU.
     pub fn cpu(&self, from: &View, to: &mut ViewMut) {
         let [batch, heads, rows, width] = self.sizes;
         let size = from.spec().dtype.size();
         // Neighbouring rows are copied at once.
-        let (runs, run) = if self.from.row == width { (1, rows * width) } else { (rows, width) };
+        let (runs, run) = if [self.from.row, self.to.row] == [width; 2] { (1, rows * width) } else { (rows, width) };
         for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
             for i in 0..runs {
                 let (at, to_at) = (size * self.from.at(b, h, i), size * self.to.at(b, h, self.first + i));

@@ -1,6 +1,7 @@
 //! The block as a sequence of ops, wherever they run.
 
 use super::Problem;
+use crate::attention::rows::CopyRows;
 use crate::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
 use crate::error::Result;
 use crate::linear;
@@ -121,16 +122,37 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             a: self.like_a()?,
         };
         self.conv(&between.u, &mut between.c, conv_state)?;
-        let x_proj = self.input("x_proj")?;
-        let mut row = 0;
+        let mut projected = self.like_x(rank + 2 * state)?;
+        self.linear(P::view(&between.c), self.input("x_proj")?, None, P::view_mut(&mut projected))?;
+        let mut start = 0;
         for (part, width) in [(&mut between.delta, rank), (&mut between.b_t, state), (&mut between.c_t, state)] {
-            let w = P::rows(&x_proj, row..row + width)?;
-            self.linear(P::view(&between.c), w, None, P::view_mut(part))?;
-            row += width;
+            self.take_columns(&projected, start, part, width)?;
+            start += width;
         }
         self.linear(P::view(&between.delta), self.input("dt_w")?, None, P::view_mut(&mut between.dt))?;
         self.place.map(Map::NegExp, &[self.input("A_log")?], P::view_mut(&mut between.a))?;
         Ok(between)
+    }
+
+    /// Copies so many columns of what x_proj gave, from column `start` on.
+    fn take_columns(&self, projected: &P::Owned, start: usize, to: &mut P::Owned, width: usize) -> Result<()> {
+        let (rows, wide, all) = self.projected();
+        let from = P::rows(&P::reshape(&P::view(projected), &[all])?, start.min(all)..all)?;
+        self.place.copy_rows(&CopyRows::out_of_columns(rows, wide, width), &from, &mut P::view_mut(to))
+    }
+
+    /// The same the other way, to the gradient of it.
+    fn put_columns(&self, projected: &mut P::Owned, start: usize, from: &P::Owned, width: usize) -> Result<()> {
+        let (rows, wide, all) = self.projected();
+        let (_, mut to) = P::split_rows(P::reshape_mut(P::view_mut(projected), &[all])?, start.min(all))?;
+        self.place.copy_rows(&CopyRows::into_columns(rows, width, wide), &P::view(from), &mut to)
+    }
+
+    /// Rows, columns and elements of what x_proj gives.
+    fn projected(&self) -> (usize, usize, usize) {
+        let Problem { batch, length, rank, state, .. } = *self.problem;
+        let (rows, wide) = (batch * length, rank + 2 * state);
+        (rows, wide, rows * wide)
     }
 
     /// `u` or `z`: the rows of in_proj that give it are a matrix of their own.
@@ -277,24 +299,20 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             [P::view_mut(&mut ddelta), P::briefly_mut(outputs.expect("ddt_w")?)],
             None,
         )?;
-        let (of_delta, rest) = P::split_rows(outputs.expect("dx_proj")?, rank)?;
-        let (of_b, of_c) = P::split_rows(rest, state)?;
-        let x_proj = self.input("x_proj")?;
-        let parts = [(0..rank, &ddelta, of_delta), (rank..rank + state, &scan.db_t, of_b)];
-        let last = (rank + state..rank + 2 * state, &scan.dc_t, of_c);
-        let mut terms = Vec::new();
-        for (rows, dy, dw) in parts.into_iter().chain([last]) {
-            let mut term = self.like_inner()?;
-            self.linear_backward(
-                [P::view(&between.c), P::rows(&x_proj, rows)?, P::view(dy)],
-                None,
-                [P::view_mut(&mut term), P::briefly_mut(dw)],
-                None,
-            )?;
-            terms.push(term);
+        let mut dprojected = self.like_x(rank + 2 * state)?;
+        let mut start = 0;
+        for (part, width) in [(&ddelta, rank), (&scan.db_t, state), (&scan.dc_t, state)] {
+            self.put_columns(&mut dprojected, start, part, width)?;
+            start += width;
         }
-        let terms: Vec<_> = terms.iter().chain([&scan.dc]).map(P::view).collect();
-        self.place.map(Map::Sum, &terms, P::view_mut(&mut dc))?;
+        let mut through = self.like_inner()?;
+        self.linear_backward(
+            [P::view(&between.c), self.input("x_proj")?, P::view(&dprojected)],
+            None,
+            [P::view_mut(&mut through), P::briefly_mut(outputs.expect("dx_proj")?)],
+            None,
+        )?;
+        self.place.map(Map::Sum, &[P::view(&through), P::view(&scan.dc)], P::view_mut(&mut dc))?;
         Ok(dc)
     }
 
