@@ -238,6 +238,28 @@ defmodule Sidewinder.Mamba do
   end
 
   @doc """
+  How well the model predicts a text, or a list of at least two tokens: the mean of -ln of the probability that each
+  token but the first has after all before it, in nats. Divided by ln 2 it is bits a token, for a model of bytes bits
+  a byte; e to its power is the perplexity.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 256, backend: :cpu)
+      iex> abs(Sidewinder.Mamba.loss(model, "any text") - :math.log(256)) < 1
+      true
+  """
+  @spec loss(t, String.t() | tokens) :: float
+  def loss(%__MODULE__{tokenizer: %Tokenizer{} = tokenizer} = model, text) when is_binary(text),
+    do: loss(model, Tokenizer.encode(tokenizer, text))
+
+  def loss(%__MODULE__{scheduler: scheduler, ref: ref}, tokens) when is_list(tokens) do
+    session = Error.unwrap!(Native.mamba_session(ref))
+    call = if scheduler == :cpu, do: &Native.mamba_loss_cpu/2, else: &Native.mamba_loss_io/2
+    Error.unwrap!(call.(session, fed(tokens)))
+  end
+
+  def loss(_model, other),
+    do: wrong_tokens("tokens, or a text for a model with a tokenizer", other)
+
+  @doc """
   A stream of what follows a prompt: pieces of text after a text, tokens after a list of tokens. Nothing is
   computed before the stream is asked, and no more than it is asked for.
 
@@ -302,6 +324,19 @@ defmodule Sidewinder.Mamba do
     end
 
     apply(serving, :new, [model, options])
+  end
+
+  @doc false
+  # The model of a trainer as it is now.
+  def learnt(%{ref: trainer, model: model}, options) do
+    {options, where} = options!(options, @loading -- [:copy])
+
+    {scheduler, target} =
+      if where == [], do: {model.scheduler, nil}, else: Kernel.residence(where)
+
+    trainer
+    |> Native.mamba_learnt(loading(options), target)
+    |> from_native(scheduler, options[:tokenizer] || model.tokenizer)
   end
 
   @doc false

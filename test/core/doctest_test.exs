@@ -14,6 +14,7 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Transformer
   doctest Sidewinder.Mamba
   doctest Sidewinder.Mamba.Session
+  doctest Sidewinder.Mamba.Trainer
   doctest Sidewinder.Tokenizer
   doctest Sidewinder.Safetensors
   doctest Sidewinder.Compare

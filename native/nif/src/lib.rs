@@ -21,6 +21,7 @@ fn load(env: Env, _info: Term) -> bool {
         env.register::<held::Held>(),
         env.register::<mamba::HeldModel>(),
         env.register::<mamba::HeldSession>(),
+        env.register::<mamba::HeldTrainer>(),
         env.register::<tokenizer::HeldTokenizer>(),
     ];
     held.iter().all(Result::is_ok)

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::mamba::sample::Sampling;
+use sidewinder_kernels::mamba::train::{AdamW, Trainer};
 use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose, names};
 use sidewinder_kernels::tensor::{DType, Described};
 use std::path::Path;
@@ -25,6 +26,17 @@ impl rustler::Resource for HeldSession {}
 
 impl HeldSession {
     fn lock(&self) -> MutexGuard<'_, Session> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A trainer that Elixir holds on to. One call at a time has it.
+pub struct HeldTrainer(Mutex<Trainer>);
+
+impl rustler::Resource for HeldTrainer {}
+
+impl HeldTrainer {
+    fn lock(&self) -> MutexGuard<'_, Trainer> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -67,7 +79,7 @@ fn mamba_load<'a>(env: Env<'a>, path: String, loading: Term<'a>, target: Term<'a
     answer(env, || {
         let loading: Loading = decode_map("options", loading)?;
         let checkpoint = Checkpoint::open(Path::new(&path), loading.copied)?;
-        loaded(env, checkpoint, &loading, &decode_map("target", target)?)
+        loaded(env, checkpoint, &loading, decode_map::<Target>("target", target)?.place()?)
     })
 }
 
@@ -89,12 +101,12 @@ fn mamba_new<'a>(
         };
         let tensors = tensors.into_iter().map(weight).collect::<Result<Vec<_>>>()?;
         let checkpoint = Checkpoint::new("tensors", config, tensors);
-        loaded(env, checkpoint, &decode_map("options", loading)?, &decode_map("target", target)?)
+        loaded(env, checkpoint, &decode_map("options", loading)?, decode_map::<Target>("target", target)?.place()?)
     })
 }
 
-fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, target: &Target) -> Result<Term<'a>> {
-    let model = Model::new(checkpoint, loading.dtype()?, loading.backbone, target.place()?)?;
+fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, place: Where) -> Result<Term<'a>> {
+    let model = Model::new(checkpoint, loading.dtype()?, loading.backbone, place)?;
     let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = *model.config();
     let sizes = [
         ("width", width),
@@ -157,6 +169,15 @@ impl<'a> Fed<'a> {
             Fed::Tokens(tokens, _) => Input::Tokens(tokens),
             Fed::Features(tensor) => Input::Features(tensor.view()?),
         })
+    }
+
+    fn tokens(&self) -> Result<&[u32]> {
+        match self {
+            Fed::Tokens(tokens, _) => Ok(tokens),
+            Fed::Features(tensor) => {
+                Err(Error::new(Kind::Argument, "input").expected("tokens").got(tensor.spec().to_string()))
+            }
+        }
     }
 
     /// Batch and length.
@@ -237,6 +258,22 @@ fn prefill<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>, wanted: boo
         session.prefill(fed.input()?, Some(to.view_mut()?))?;
         Ok(to.into_term(env))
     })
+}
+
+/// Takes all tokens but the last in; the mean of -ln of the probabilities of all but the first.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn mamba_loss_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>) -> Term<'a> {
+    loss(env, &session, input)
+}
+
+/// The same for work on a GPU.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_loss_io<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>) -> Term<'a> {
+    loss(env, &session, input)
+}
+
+fn loss<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>) -> Term<'a> {
+    answer(env, || session.lock().loss(Fed::decode(input)?.tokens()?))
 }
 
 /// Steps sessions of one model by a token or frame each.
@@ -364,5 +401,46 @@ fn mamba_choose<'a>(env: Env<'a>, logits: Term<'a>, sampling: Term<'a>, places: 
             return Err(Error::new(Kind::Shape, "logits").expected(expected).got(view.spec()));
         }
         choose(&view.cast(view.spec().dtype), &places.iter().map(|place| (sampling, *place)).collect::<Vec<_>>())
+    })
+}
+
+/// A trainer that starts from the weights of a model.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_trainer(env: Env, model: ResourceArc<HeldModel>) -> Term {
+    answer(env, || Ok(ResourceArc::new(HeldTrainer(Mutex::new(Trainer::new(&model.0)?)))))
+}
+
+/// Learns from sequences: `{loss, norm of the gradient}`.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn mamba_learn_cpu<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: Term<'a>, how: Term<'a>) -> Term<'a> {
+    learn(env, &trainer, input, how)
+}
+
+/// The same for work on a GPU.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_learn_io<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: Term<'a>, how: Term<'a>) -> Term<'a> {
+    learn(env, &trainer, input, how)
+}
+
+fn learn<'a>(env: Env<'a>, trainer: &HeldTrainer, input: Term<'a>, how: Term<'a>) -> Term<'a> {
+    answer(env, || {
+        let fed = Fed::decode(input)?;
+        let how: AdamW = decode_map("options", how)?;
+        let [batch, _] = fed.sizes()?;
+        let progress = trainer.lock().step(fed.tokens()?, batch, &how)?;
+        Ok((progress.loss, progress.norm))
+    })
+}
+
+/// The model as a trainer has it now, as [`mamba_load`] gives it; where the trainer is if the target is `nil`.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_learnt<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, loading: Term<'a>, target: Term<'a>) -> Term<'a> {
+    answer(env, || {
+        let trainer = trainer.lock();
+        let place = match target.is_atom() {
+            true => trainer.place(),
+            false => decode_map::<Target>("target", target)?.place()?,
+        };
+        loaded(env, trainer.checkpoint()?, &decode_map("options", loading)?, place)
     })
 }

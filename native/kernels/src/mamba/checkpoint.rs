@@ -36,7 +36,7 @@ struct Part {
 /// A weight as files have it: its name, its shape there, and itself.
 pub(super) type Filed<'w, T> = (String, Vec<usize>, &'w T);
 
-const NORM: &str = "norm.weight";
+pub(super) const NORM: &str = "norm.weight";
 
 /// The weights of a block, by the names of [`MambaBlock`].
 const BLOCK: [Part; 11] = [
@@ -60,9 +60,20 @@ pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 /// What tensors of a whole model begin with; those of a backbone alone may do without.
 const BACKBONE: &str = "backbone.";
-const EMBEDDINGS: [&str; 2] = ["embeddings.weight", "embedding.weight"];
-const LAST_NORM: &str = "norm_f.weight";
-const HEAD: &str = "lm_head.weight";
+pub(super) const EMBEDDING: &str = "embeddings.weight";
+const EMBEDDINGS: [&str; 2] = [EMBEDDING, "embedding.weight"];
+pub(super) const LAST_NORM: &str = "norm_f.weight";
+pub(super) const HEAD: &str = "lm_head.weight";
+
+/// The name of a tensor of a layer in a whole model.
+pub(super) fn in_layer(layer: usize, name: &str) -> String {
+    format!("{}{name}", of_layer(BACKBONE, layer))
+}
+
+/// The name of a tensor beside the layers and the head.
+pub(super) fn in_backbone(name: &str) -> String {
+    format!("{BACKBONE}{name}")
+}
 
 /// What the names of a layer's weights begin with.
 fn of_layer(prefix: &str, layer: usize) -> String {
@@ -184,7 +195,7 @@ impl<T> Weights<T> {
         let rows = vec![config.vocabulary, config.width];
         let norm = |prefix: &str, name, weight| (format!("{prefix}{name}"), vec![config.width], weight);
         let mut all = Vec::new();
-        all.extend(self.embedding.iter().map(|table| (format!("{BACKBONE}{}", EMBEDDINGS[0]), rows.clone(), table)));
+        all.extend(self.embedding.iter().map(|table| (in_backbone(EMBEDDING), rows.clone(), table)));
         for (i, layer) in self.layers.iter().enumerate() {
             let prefix = of_layer(BACKBONE, i);
             all.push(norm(&prefix, NORM, &layer.norm));
@@ -215,7 +226,10 @@ impl Taker<'_> {
             let dtype = slot.precision.dtype(self.dtype);
             let name = format!("{prefix}{}", part.file);
             let taken = self.take(&name, &(part.dims)(config), dtype, slot.optional);
-            taken.into_iter().for_each(|weight| block.push(part.name, squeezed(weight)));
+            if let Some(weight) = taken {
+                let dims = squeezed(&weight.spec().shape);
+                block.push(part.name, weight.reshape(&dims).expect("the same elements"));
+            }
         }
         let norm = self.take(&format!("{prefix}{NORM}"), &[config.width], self.dtype.wide(), false);
         let a_log = block.find("A_log")?.view().to_f64();
@@ -253,11 +267,11 @@ impl Taker<'_> {
     }
 }
 
-/// Without the axis of length 1 that PyTorch's depthwise convolutions have.
-fn squeezed(weight: Weight) -> Weight {
-    match weight.spec().shape[..] {
-        [channels, 1, width] => weight.reshape(&[channels, width]).expect("the same elements"),
-        _ => weight,
+/// A shape without the axis of length 1 that PyTorch's depthwise convolutions have.
+pub(super) fn squeezed(dims: &[usize]) -> Vec<usize> {
+    match *dims {
+        [channels, 1, width] => vec![channels, width],
+        _ => dims.to_vec(),
     }
 }
 

@@ -98,6 +98,11 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         }
     }
 
+    /// Memory for the logits of so many rows.
+    pub fn logits(&self, rows: usize) -> Result<P::Owned> {
+        self.rows(rows, self.config.vocabulary)
+    }
+
     /// Memory for rows of the storage type.
     fn rows(&self, rows: usize, width: usize) -> Result<P::Owned> {
         self.place.empty(Spec::new(self.dtype, &[rows, width])?)

@@ -17,6 +17,7 @@ mod model;
 pub mod sample;
 mod session;
 mod step;
+pub mod train;
 mod weights;
 
 pub use checkpoint::{Checkpoint, names};

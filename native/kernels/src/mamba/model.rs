@@ -169,12 +169,7 @@ impl Model {
                 .expected(format_args!("features of width {width}"))
                 .got("tokens")
                 .hint("This model is a backbone: it has no embedding")),
-            Input::Tokens(tokens) => match tokens.iter().find(|&&token| token as usize >= vocabulary) {
-                Some(token) => Err(Error::new(Kind::Argument, "tokens")
-                    .expected(format_args!("numbers from 0 to {}", vocabulary - 1))
-                    .got(token)),
-                None => Ok(tokens.len()),
-            },
+            Input::Tokens(tokens) => check_tokens(tokens, vocabulary).map(|()| tokens.len()),
             Input::Features(features) => {
                 let spec = features.spec();
                 let rows = spec.shape.split_last().filter(|(last, _)| **last == width && spec.dtype == self.dtype);
@@ -185,6 +180,16 @@ impl Model {
                 })
             }
         }
+    }
+}
+
+/// Refuses tokens that are none.
+pub(super) fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<()> {
+    match tokens.iter().find(|&&token| token as usize >= vocabulary) {
+        None => Ok(()),
+        Some(token) => Err(Error::new(Kind::Argument, "tokens")
+            .expected(format_args!("numbers from 0 to {}", vocabulary - 1))
+            .got(token)),
     }
 }
 
@@ -244,7 +249,7 @@ impl<P: Place> Layers<'_, '_, P> {
             }
             Target::Host(to) if self.weights.head.is_none() => self.place.fetch(h, to),
             Target::Host(to) => {
-                let mut logits = self.place.empty(Spec::new(self.dtype, &[rows, self.config.vocabulary])?)?;
+                let mut logits = self.logits(rows)?;
                 self.head(h, P::view_mut(&mut logits))?;
                 self.place.fetch(&P::view(&logits), to)
             }

@@ -3,6 +3,7 @@
 use super::layers::{Layers, State, States};
 use super::model::{Input, Model, Target, at_home};
 use super::sample::Sampling;
+use super::train::Learn;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::place::Place;
@@ -38,6 +39,9 @@ impl<T> Turns<T> {
         std::mem::swap(&mut self.now, &mut self.next);
     }
 }
+
+/// Tokens that are taken in at a time where all their logits are wanted.
+const PIECE: usize = 1024;
 
 /// What a dumped session holds, by the names of its tensors.
 const CONV: &str = "conv_state";
@@ -124,6 +128,26 @@ impl Session {
             cuda prefill(&layers, input, memory.cuda(), to.map(Target::Host)))?;
         self.advance(rows as u64);
         Ok(())
+    }
+
+    /// Takes all tokens but the last in, and gives the mean of -ln of the probabilities that each token but the first
+    /// had after those before it, in nats.
+    pub fn loss(&mut self, tokens: &[u32]) -> Result<f64> {
+        self.model.check(Input::Tokens(tokens))?;
+        if tokens.len() < 2 {
+            return Err(Error::new(Kind::Size, "tokens").expected("at least two").got(tokens.len()));
+        }
+        let mut sum = 0.0;
+        // Neighbours share a token, which one predicts and the next goes on from.
+        for start in (0..tokens.len() - 1).step_by(PIECE) {
+            let piece = &tokens[start..tokens.len().min(start + PIECE + 1)];
+            let Session { model, memory, .. } = self;
+            at_home!(model, layers =>
+                cpu loss(&layers, piece, memory.cpu(), &mut sum),
+                cuda loss(&layers, piece, memory.cuda(), &mut sum))?;
+            self.advance(piece.len() as u64 - 1);
+        }
+        Ok(sum / (tokens.len() - 1) as f64)
     }
 
     /// Steps sessions of one model, each by one token or frame, and writes a row for each.
@@ -289,6 +313,16 @@ fn prefill<P: Place>(
     let rows = P::view(&x).spec().shape[0];
     let h = layers.run(x, 1, Some(turns.states()))?;
     to.map_or(Ok(()), |to| layers.finish(&P::rows(&P::view(&h), rows - 1..rows)?, to))
+}
+
+/// Adds the losses of a piece.
+fn loss<P: Learn>(layers: &Layers<P>, tokens: &[u32], turns: &mut Turns<P::Owned>, sum: &mut f64) -> Result<()> {
+    let (read, next) = (&tokens[..tokens.len() - 1], &tokens[1..]);
+    let h = layers.run(layers.embed(read)?, 1, Some(turns.states()))?;
+    let mut logits = layers.logits(read.len())?;
+    layers.head(&P::view(&h), P::view_mut(&mut logits))?;
+    *sum += layers.place.cross_entropy(P::view_mut(&mut logits), next, None)?;
+    Ok(())
 }
 
 fn step<P: Place>(layers: &Layers<P>, input: Input, turns: Vec<&mut Turns<P::Owned>>, to: Target<P>) -> Result<()> {

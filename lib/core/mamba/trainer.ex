@@ -1,0 +1,86 @@
+defmodule Sidewinder.Mamba.Trainer do
+  @moduledoc """
+  Trains a Mamba language model entirely in the native library: the way through the whole model, the way back and
+  AdamW, where the model is. It needs no Nx. (A backbone within a model of your own is trained by Axon: see
+  `Sidewinder.Axon`.)
+
+      trainer = Trainer.new(Mamba.random(layers: 4, width: 128, vocabulary: 256))
+      for batch <- batches, do: Trainer.step(trainer, batch, learning_rate: 1.0e-3)
+      trainer |> Trainer.model(type: :bf16) |> Mamba.save("model")
+
+  A trainer keeps weights, gradients and both their means in f32 (f64 for a model in f64), and is changed in place by
+  `step/3`. Equal steps give equal weights, bit by bit, with any number of threads. On a GPU `allow_tf32: true` when
+  the model is loaded makes products faster and less exact.
+
+      iex> alias Sidewinder.Mamba
+      iex> alias Sidewinder.Mamba.Trainer
+      iex> model = Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> trainer = Trainer.new(model)
+      iex> batch = [[1, 2, 3, 4, 5], [3, 4, 5, 6, 7]]
+      iex> for _ <- 1..60, do: Trainer.step(trainer, batch, learning_rate: 0.01)
+      iex> learnt = Trainer.model(trainer)
+      iex> Mamba.loss(learnt, hd(batch)) < 0.5 * Mamba.loss(model, hd(batch))
+      true
+  """
+
+  alias Sidewinder.{Error, Mamba, Native}
+
+  @enforce_keys [:ref, :model]
+  defstruct [:ref, :model]
+
+  @type t :: %__MODULE__{ref: reference, model: Mamba.t()}
+
+  @doc """
+  Starts from the weights of a language model, which it copies.
+
+  Raises `Sidewinder.Error` of kind `:argument` for a backbone.
+  """
+  @spec new(Mamba.t()) :: t
+  def new(%Mamba{} = model),
+    do: %__MODULE__{ref: Error.unwrap!(Native.mamba_trainer(model.ref)), model: model}
+
+  @doc """
+  A step of AdamW (Loshchilov and Hutter 2019) on a batch of sequences of one length, each a list of at least two tokens:
+  from each token but the last the next one is learnt. Gives the mean loss before the step, in nats (divided by ln 2 it
+  is bits a token), and the norm of its gradient.
+
+  Options:
+
+    * `:learning_rate` - 1.0e-3 by default
+    * `:beta1`, `:beta2` - what stays of the means of gradients and of their squares, 0.9 and 0.95 by default
+    * `:eps` - what keeps the divisor from 0, 1.0e-8 by default
+    * `:weight_decay` - 0.1 by default; it concerns matrices, but not `A_log`
+    * `:clip` - the norm that larger gradients are scaled down to, 1.0 by default; 0 for any
+
+  Raises `Sidewinder.Error` for what are no tokens and, naming `learning_rate`, where loss or gradient are not finite:
+  the weights are then as before.
+  """
+  @spec step(t, [Mamba.tokens()], keyword) :: %{loss: float, norm: float}
+  def step(%__MODULE__{ref: ref, model: model}, sequences, options \\ []) do
+    call =
+      if model.scheduler == :cpu, do: &Native.mamba_learn_cpu/3, else: &Native.mamba_learn_io/3
+
+    how = for {name, value} <- options, into: %{}, do: {name, number!(name, value)}
+    {loss, norm} = Error.unwrap!(call.(ref, Mamba.fed(sequences), how))
+    %{loss: loss, norm: norm}
+  end
+
+  defp number!(_name, value) when is_number(value), do: value * 1.0
+
+  defp number!(name, value) do
+    raise Error.new(:option, to_string(name), expected: "a number", got: Error.show(value))
+  end
+
+  @doc """
+  The model as it is now. The trainer goes on without it.
+
+  Options are those of `Sidewinder.Mamba.new/3`; by default it is where the trainer is, in the trainer's type, with the
+  tokenizer of the model that it started from.
+  """
+  @spec model(t, keyword) :: Mamba.t()
+  def model(%__MODULE__{} = trainer, options \\ []), do: Mamba.learnt(trainer, options)
+end
+
+defimpl Inspect, for: Sidewinder.Mamba.Trainer do
+  def inspect(%{model: model}, _options), do: "#Sidewinder.Mamba.Trainer<#{inspect(model)}>"
+end

@@ -1,0 +1,154 @@
+//! Learning on a GPU.
+
+use super::Update;
+use super::learn::ByRow;
+use crate::cuda::{Buffer, Kernel, Lane, Source, THREADS, grid_size, launch_each, types};
+use crate::error::Result;
+use crate::tensor::{DType, Described, Spec};
+
+/// Blocks that sum up squares.
+const BLOCKS: usize = 512;
+
+/// One of the kernels, in the types of a tensor.
+fn kernel(name: &'static str, define: &str, of: &Buffer, lane: &Lane) -> Result<Kernel> {
+    let source = Source { name, text: include_str!("train.cu") };
+    lane.device().kernel(&source, &format!("{} -D{define}=1 -DTHREADS={THREADS}", types(of.spec().dtype)))
+}
+
+fn uploaded(numbers: &[u32], lane: &Lane) -> Result<Buffer> {
+    let buffer = lane.temporary(Spec::new(DType::U8, &[size_of_val(numbers)])?)?;
+    lane.upload(bytemuck::cast_slice(numbers), &buffer)?;
+    Ok(buffer)
+}
+
+/// The sum of all elements, which it waits for.
+fn sum(of: &Buffer, lane: &Lane) -> Result<f64> {
+    Ok(lane.downloaded(of)?.view().to_f64().sum())
+}
+
+/// A number in the type of the arithmetic, and how it is written into parameters.
+macro_rules! reals {
+    ($dtype:expr, $real:ident => $body:expr) => {
+        match $dtype.wide() {
+            DType::F64 => {
+                type $real = f64;
+                $body
+            }
+            _ => {
+                type $real = f32;
+                $body
+            }
+        }
+    };
+}
+
+/// The same struct is declared in `train.cu`, as are the others.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Entropy<R> {
+    logits: u64,
+    targets: u64,
+    losses: u64,
+    rows: i64,
+    width: i64,
+    scale: R,
+}
+
+pub fn cross_entropy(logits: Buffer, targets: &[u32], scale: Option<f64>, lane: &Lane) -> Result<f64> {
+    let (rows, dtype) = (targets.len(), logits.spec().dtype);
+    let losses = lane.temporary(Spec::new(dtype.wide(), &[rows])?)?;
+    let numbers = uploaded(targets, lane)?;
+    let addresses = [&logits, &numbers, &losses].map(|buffer| lane.address(buffer));
+    let [logits_at, targets_at, losses_at] = addresses;
+    let width = (logits.spec().shape.elements() / rows.max(1)) as i64;
+    let kernel = kernel("cross_entropy", "ENTROPY", &logits, lane)?;
+    let blocks = grid_size(rows.div_ceil(THREADS as usize / 32))?;
+    reals!(dtype, R => {
+        let params = Entropy {
+            logits: logits_at?,
+            targets: targets_at?,
+            losses: losses_at?,
+            rows: rows as i64,
+            width,
+            scale: scale.unwrap_or(0.0) as R,
+        };
+        // SAFETY: Entropy is the struct that the kernel declares; targets are columns, as the caller has checked.
+        unsafe { lane.launch(&kernel, [blocks, 1, 1], THREADS, &params) }
+    })?;
+    sum(&losses, lane)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Scatter {
+    from: u64,
+    starts: u64,
+    order: u64,
+    to: u64,
+    width: i64,
+}
+
+pub fn scatter(from: &Buffer, rows: &ByRow, to: Buffer, lane: &Lane) -> Result<()> {
+    let (starts, order) = (uploaded(&rows.starts, lane)?, uploaded(&rows.order, lane)?);
+    let count = rows.starts.len() - 1;
+    let params = Scatter {
+        from: lane.address(from)?,
+        starts: lane.address(&starts)?,
+        order: lane.address(&order)?,
+        to: lane.address(&to)?,
+        width: (to.spec().shape.elements() / count.max(1)) as i64,
+    };
+    let kernel = kernel("scatter", "SCATTER", from, lane)?;
+    // SAFETY: Scatter is the struct that the kernel declares; rows and table have these sizes.
+    unsafe { lane.launch(&kernel, [grid_size(count)?, 1, 1], THREADS, &params) }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Squares {
+    of: u64,
+    sums: u64,
+    count: i64,
+}
+
+pub fn squares(of: &Buffer, lane: &Lane) -> Result<f64> {
+    let sums = lane.temporary(Spec::new(of.spec().dtype, &[BLOCKS])?)?;
+    let params =
+        Squares { of: lane.address(of)?, sums: lane.address(&sums)?, count: of.spec().shape.elements() as i64 };
+    let kernel = kernel("squares", "SQUARES", of, lane)?;
+    // SAFETY: Squares is the struct that the kernel declares; each block writes one sum.
+    unsafe { lane.launch(&kernel, [BLOCKS as u32, 1, 1], THREADS, &params) }?;
+    sum(&sums, lane)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Changing<R> {
+    weights: u64,
+    means: u64,
+    squares: u64,
+    gradient: u64,
+    count: i64,
+    decayed: i64,
+    numbers: [R; 7],
+}
+
+pub fn update(changed: [Buffer; 3], gradient: &Buffer, update: &Update, lane: &Lane) -> Result<()> {
+    let Update { scale, beta1, beta2, rate, correction, eps, keep, decayed } = *update;
+    let count = gradient.spec().shape.elements();
+    let kernel = kernel("update", "UPDATE", gradient, lane)?;
+    let [weights, means, squares] = changed.each_ref().map(|buffer| lane.address(buffer));
+    reals!(gradient.spec().dtype, R => {
+        let params = Changing {
+            weights: weights?,
+            means: means?,
+            squares: squares?,
+            gradient: lane.address(gradient)?,
+            count: count as i64,
+            decayed: decayed as i64,
+            numbers: [scale, beta1, beta2, rate, correction, eps, keep].map(|number| number as R),
+        };
+        // SAFETY: Changing is the struct that the kernel declares, whose numbers come in this order.
+        unsafe { launch_each(lane, &kernel, count, &params) }
+    })
+}
