@@ -33,6 +33,13 @@ defmodule Sidewinder.Timing do
     {result, statistics([time])}
   end
 
+  @doc "The time that such a share of sorted times does not exceed."
+  @spec at([number, ...], float) :: number
+  def at(sorted, share) do
+    count = length(sorted)
+    Enum.at(sorted, min(trunc(count * share), count - 1))
+  end
+
   # Times of so many runs, until so many microseconds have passed.
   defp repeat(work, count, passed, most, times \\ [])
 

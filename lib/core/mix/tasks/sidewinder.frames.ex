@@ -23,7 +23,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
   use Mix.Task
 
   import Sidewinder.CommandLine, only: [short: 1]
-  alias Sidewinder.{CommandLine, Device, Error, Mamba, OpArguments, RandomInputs, Tensor}
+  alias Sidewinder.{CommandLine, Device, Error, Mamba, OpArguments, RandomInputs, Tensor, Timing}
   alias Sidewinder.Mamba.Session
 
   @sizes [agents: 32, window: 60, width: 512, state: 16, layers: 2]
@@ -151,7 +151,6 @@ defmodule Mix.Tasks.Sidewinder.Frames do
 
   defp report(backend, form, rate, {frames, done}) do
     sorted = Enum.sort(done)
-    at = &Enum.at(sorted, min(trunc(length(sorted) * &1), length(sorted) - 1))
     late = Enum.count(done, &(&1 > 1000 / rate))
     missed = late + frames - length(done)
 
@@ -159,7 +158,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
       backend,
       form,
       frames,
-      missed | for(share <- [0.5, 0.95, 0.99, 1.0], do: short(at.(share)))
+      missed | for(share <- [0.5, 0.95, 0.99, 1.0], do: short(Timing.at(sorted, share)))
     ])
   end
 

@@ -1,0 +1,101 @@
+defmodule Sidewinder.ModelDemo do
+  @moduledoc false
+  # The small language model of `priv/models/novels` at work: what it writes, how fast, and how well it predicts a book
+  # that it has not read. It was trained by `examples/text.exs`.
+
+  import Sidewinder.CommandLine, only: [short: 1, timed: 1]
+  alias Sidewinder.{Device, Error, Mamba, PPM, Timing}
+  alias Sidewinder.Mamba.Session
+
+  @frame_ms 1000 / 60
+  @prompt "The Queen of Hearts looked at the little girl, and said"
+  @drawing [temperature: 0.7, top_p: 0.95, seed: 1]
+  @written 320
+  @stepped 1000
+  @prompt_bytes 2048
+  @predicted 65_536
+
+  @doc "Runs it on the CPU and, if there is one, on a GPU; lines go to `tell`."
+  @spec run((String.t() -> any)) :: :ok
+  def run(tell) do
+    book = File.read!(priv("samples/alice.txt"))
+    path = priv("models/novels")
+    write(Mamba.load(path, backend: :cpu), tell)
+    backends = if Device.cuda?(), do: [:cpu, {:cuda, 0}], else: [:cpu]
+
+    for backend <- backends do
+      model = Mamba.load(path, backend: backend, type: type(backend))
+      tell.("\n#{Device.name(backend)}, #{model.type}:")
+      speeds(model, book, tell)
+    end
+
+    predict(path, book, tell)
+  end
+
+  defp priv(path), do: Application.app_dir(:sidewinder, ["priv", path])
+
+  # CPUs compute in f32 anyway.
+  defp type(:cpu), do: :f32
+  defp type(_cuda), do: :bf16
+
+  defp write(model, tell) do
+    text = Enum.join(Mamba.generate(model, @prompt, [max_tokens: @written] ++ @drawing))
+    tell.("\n#{inspect(model)} goes on with a text:\n\n#{@prompt}#{text}\n")
+  end
+
+  defp speeds(model, book, tell) do
+    session = Session.new(model)
+    prompt = :binary.bin_to_list(book, 0, @prompt_bytes)
+    # The first run loads kernels.
+    [first | _] = for _ <- 1..4, do: prefill(session, prompt)
+    times = for _ <- 1..3, do: prefill(session, prompt)
+    ms = times |> Enum.sort() |> Timing.at(0.5)
+
+    tell.(
+      "  a prompt of #{@prompt_bytes} bytes is read in #{short(ms)} ms (the first in #{short(first)} ms), " <>
+        "#{round(@prompt_bytes / ms * 1000)} bytes a second"
+    )
+
+    steps = steps(session, ?a, @stepped, [])
+    [p50, p99] = for share <- [0.5, 0.99], do: Timing.at(steps, share)
+    verdict = if p99 <= @frame_ms, do: "keeps", else: "does not keep"
+
+    tell.(
+      "  it writes #{round(1000 / (Enum.sum(steps) / @stepped))} bytes a second: a step takes #{short(p50)} ms " <>
+        "(99 of 100 at most #{short(p99)} ms) and #{verdict} up with 60 frames a second"
+    )
+  end
+
+  defp prefill(session, prompt) do
+    Session.reset(session)
+    {_, ms} = timed(fn -> Session.prefill(session, prompt, logits: true) end)
+    ms
+  end
+
+  defp steps(_session, _token, 0, times), do: Enum.sort(times)
+
+  defp steps(session, token, count, times) do
+    {token, ms} = timed(fn -> Session.next(session, token, @drawing) end)
+    steps(session, token, count - 1, [ms | times])
+  end
+
+  defp predict(path, book, tell) do
+    text = binary_part(book, 0, @predicted)
+    model = path |> Mamba.load() |> Mamba.loss(text) |> Kernel./(:math.log(2))
+    baseline = PPM.bits_per_byte(text)
+
+    tell.(
+      "\nThe first #{@predicted} bytes of Alice's Adventures in Wonderland, which it has not read, take it " <>
+        "#{short(model)} bits a byte, and PPM of order 5 #{short(baseline)}"
+    )
+
+    unless model < baseline do
+      raise Error.new(:panic, "bits a byte",
+              expected: "fewer than PPM's #{short(baseline)}",
+              got: short(model)
+            )
+    end
+
+    :ok
+  end
+end
