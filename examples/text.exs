@@ -1,5 +1,5 @@
 # A Mamba of 3.6 million weights learns to continue a text, byte by byte: fourteen English novels of the 19th century
-# (8.7 MB), in `examples/data/novels.txt.gz`. From a clone, best with a GPU (3 minutes on an H200):
+# (8.7 MB), in `examples/data/novels.txt.gz`. From a clone, best with a GPU (a minute on an H200):
 #
 #     mix run examples/text.exs [FOLDER]
 #
@@ -18,7 +18,7 @@ defmodule Text do
   @novels Path.join(__DIR__, "data/novels.txt.gz")
   @unread Path.join(__DIR__, "../priv/samples/alice.txt")
 
-  @sizes [steps: 5000, batch: 64, length: 512, layers: 8, width: 256, report: 100]
+  @sizes [steps: 1500, batch: 64, length: 512, layers: 8, width: 256, report: 100]
   @rate 2.0e-3
   @warmup 200
   # What the last novel ends with, by which to see whether the model only learns by heart.

@@ -328,14 +328,23 @@ fn next<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>
     answer(env, || {
         let fed = Fed::decode(input)?;
         let mut locked = lock(sessions)?;
+        let samplings = decode_samplings(samplings)?;
         // A token is drawn by its place in the text.
-        let choice = |(term, session): (&Term<'a>, &MutexGuard<Session>)| {
-            Ok((decode_map::<Sampling>("sampling", *term)?, session.length() + 1))
-        };
-        let choices = samplings.iter().zip(&locked).map(choice).collect::<Result<Vec<_>>>()?;
+        let places = locked.iter().map(|session| session.length() + 1);
+        let choices: Vec<_> = samplings.into_iter().zip(places).collect();
         let mut sessions: Vec<&mut Session> = locked.iter_mut().map(|session| &mut **session).collect();
         Session::next(&mut sessions, fed.input()?, &choices)
     })
+}
+
+/// One for each map. Neighbours are mostly the same, and decoding one takes as long as a GPU's work for a session.
+fn decode_samplings(terms: &[Term]) -> Result<Vec<Sampling>> {
+    let mut samplings: Vec<Sampling> = Vec::with_capacity(terms.len());
+    for (i, term) in terms.iter().enumerate() {
+        let same = samplings.last().filter(|_| terms[i - 1] == *term).copied();
+        samplings.push(same.map_or_else(|| decode_map("sampling", *term), Ok)?);
+    }
+    Ok(samplings)
 }
 
 /// The sessions in their order, taken always in that of their addresses, so that calls wait for each other but never
