@@ -2,15 +2,16 @@ defmodule Sidewinder.Mamba.Generation do
   @moduledoc false
   # The stream of `Sidewinder.Mamba.generate/3`.
 
-  alias Sidewinder.{Error, Native, Tensor, Tokenizer}
+  alias Sidewinder.{Error, Mamba, Native, Options, Tensor, Tokenizer}
   alias Sidewinder.Mamba.Session
 
   @sampling [:temperature, :top_k, :top_p, :seed]
   @options [:max_tokens, :stop] ++ @sampling
   @seeds 0x1_0000_0000_0000_0000
 
-  def generate(model, prompt, options) do
+  def generate(%Mamba{} = model, prompt, options) do
     own = known!(options, @options)
+    count!(own[:max_tokens])
     seed = own[:seed] || :rand.uniform(@seeds) - 1
     own = Keyword.put(own, :seed, seed)
     sampling = own |> Keyword.take(@sampling) |> sampling()
@@ -18,23 +19,35 @@ defmodule Sidewinder.Mamba.Generation do
     draw(Tensor.from_list([0], :f32, {1}), sampling, 0)
 
     case prompt do
-      text when is_binary(text) -> texts(model, text, own, sampling)
-      tokens -> tokens(model, tokens, stop_tokens(model, own), own, sampling)
+      text when is_binary(text) ->
+        stops!(own[:stop], &(token?(&1) or is_binary(&1)), "tokens and texts")
+        texts(model, text, own, sampling)
+
+      tokens ->
+        stops!(own[:stop], &token?/1, "tokens, as after a list of tokens")
+        tokens(model, tokens, stop_tokens(model, own), own, sampling)
     end
   end
 
-  defp known!(options, known) do
-    for {name, _} <- options, name not in known, do: unknown(name, known)
-    options
+  def generate(other, _prompt, _options), do: Mamba.no_model(other)
+
+  defp known!(options, known),
+    do: Options.known!(options, known, hint: "Where a model runs is said when it is loaded")
+
+  defp count!(count) do
+    fit = is_nil(count) or (is_integer(count) and count >= 0)
+    Options.check!(count, fit, :max_tokens, "a number, not negative")
   end
 
-  defp unknown(name, known) do
-    raise Error.new(:option, to_string(name),
-            expected: "an option out of #{Enum.join(known, ", ")}",
-            got: to_string(name),
-            hint: "Where a model runs is said when it is loaded"
-          )
+  defp stops!(nil, _stop?, _what), do: :ok
+
+  defp stops!(stop, stop?, what) do
+    all = if is_list(stop), do: stop, else: [stop]
+    fit = Options.list?(all) and Enum.all?(all, stop?)
+    Options.check!(stop, fit, :stop, "a list of " <> what)
   end
+
+  defp token?(term), do: is_integer(term) and term >= 0
 
   @doc false
   # What the native library takes; it refuses what is wrong, and draws nothing without a temperature.
@@ -49,18 +62,16 @@ defmodule Sidewinder.Mamba.Generation do
     |> Map.put_new(:temperature, 0.0)
   end
 
-  defp float(number) when is_integer(number), do: number / 1
+  # Larger ones have no float, and mean nothing.
+  defp float(number) when is_integer(number) and abs(number) < 0x1_0000_0000_0000_0000,
+    do: number / 1
+
   defp float(other), do: other
 
   ## Tokens
 
   defp tokens(model, prompt, stop, own, sampling) do
-    unless is_list(prompt) and prompt != [] do
-      raise Error.new(:argument, "prompt",
-              expected: "a text or a list of tokens, not empty",
-              got: Error.show(prompt)
-            )
-    end
+    prompt!(prompt, model.config.vocabulary)
 
     first = fn session ->
       session |> Session.prefill(prompt, logits: true) |> draw(sampling, Session.length(session))
@@ -79,6 +90,21 @@ defmodule Sidewinder.Mamba.Generation do
     start = fn -> {Session.new(model), first} end
 
     start |> Stream.resource(next, fn _ -> :ok end) |> Stream.take(own[:max_tokens] || 128)
+  end
+
+  defp prompt!(_prompt, 0) do
+    Options.wrong_argument!("model", "one with a vocabulary", :backbone,
+      hint: "A backbone takes features: see Sidewinder.Mamba.Session"
+    )
+  end
+
+  defp prompt!(prompt, vocabulary) do
+    unless Options.list?(prompt) and prompt != [],
+      do: Options.wrong_argument!("prompt", "a text or a list of tokens, not empty", prompt)
+
+    for token <- prompt,
+        not (token?(token) and token < vocabulary),
+        do: Options.wrong_argument!("prompt", "tokens from 0 to #{vocabulary - 1}", token)
   end
 
   defp draw(%Tensor{data: data, type: type} = logits, sampling, place) do
