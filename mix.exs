@@ -155,7 +155,9 @@ defmodule Sidewinder.MixProject do
   end
 
   defp package do
-    sources = ~w(lib native/Cargo.toml native/Cargo.lock native/kernels native/nif priv/models priv/samples)
+    sources =
+      ~w(lib native/Cargo.toml native/Cargo.lock native/kernels native/nif priv/models priv/samples)
+
     about = ~w(mix.exs .formatter.exs README.md CHANGELOG.md LICENSE)
     [licenses: ["Apache-2.0"], links: %{}, files: sources ++ about]
   end

@@ -2,15 +2,35 @@ defmodule Sidewinder.CommandLine do
   @moduledoc false
   # What the Mix tasks share.
 
-  alias Sidewinder.{Device, Kernel}
+  alias Sidewinder.{Device, Error, Kernel}
 
   @doc "Runs a task's work; an error of ours becomes one line on standard error and exit code 1."
   def run(work) do
     work.()
   rescue
-    error in Sidewinder.Error ->
+    error in Error ->
       Mix.shell().error(error |> Exception.message() |> String.replace(~r/\s*\n\s*/, " "))
       exit({:shutdown, 1})
+  end
+
+  @doc "The options of a task that takes no other arguments."
+  def options!(args, switches, task) do
+    case OptionParser.parse(args, strict: switches) do
+      {options, [], []} ->
+        options
+
+      {_options, [other | _], []} ->
+        wrong!("arguments", "options only", other, task)
+
+      {_options, _, [{name, value} | _]} ->
+        wrong!(name, "a known option with a value of its type", value || "none", task)
+    end
+  end
+
+  @doc "Raises the error about an option of a task."
+  def wrong!(name, expected, got, task) do
+    hint = "`mix help #{task}` lists the options"
+    raise Error.new(:option, name, expected: expected, got: got, hint: hint)
   end
 
   @doc "Does the work; on a terminal, tells every second how long it has been going on."

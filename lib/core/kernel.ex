@@ -16,7 +16,7 @@ defmodule Sidewinder.Kernel do
   An option that is `nil` counts as absent. Results are where the inputs are.
   """
 
-  alias Sidewinder.{Device, Error, Native, Tensor}
+  alias Sidewinder.{Device, Error, Native, Options, Tensor}
 
   # State updates, or products: below the first a call is too short to be worth the way to a dirty scheduler,
   # from the second on a GPU wins although the data has to be brought there.
@@ -93,8 +93,7 @@ defmodule Sidewinder.Kernel do
   @spec plan(inputs, keyword) :: plan
   def plan(inputs, where \\ []) do
     config = Device.config()
-    level = where[:level]
-    threads = where[:threads]
+    {level, threads} = {level!(where[:level]), threads!(where[:threads])}
     size = size(inputs)
     allow_tf32 = Device.boolean!("allow_tf32", Keyword.get(where, :allow_tf32, config.allow_tf32))
     backend = if where[:backend], do: Device.parse!(where[:backend]), else: config.backend
@@ -118,7 +117,7 @@ defmodule Sidewinder.Kernel do
   @spec residence(keyword) :: plan
   def residence(where \\ []) do
     config = Device.config()
-    {level, threads} = {where[:level], where[:threads]}
+    {level, threads} = {level!(where[:level]), threads!(where[:threads])}
     allow_tf32 = Device.boolean!("allow_tf32", Keyword.get(where, :allow_tf32, config.allow_tf32))
     backend = if where[:backend], do: Device.parse!(where[:backend]), else: config.backend
 
@@ -127,6 +126,14 @@ defmodule Sidewinder.Kernel do
       device -> {:io, %{device: device, level: nil, threads: nil, allow_tf32: allow_tf32}}
     end
   end
+
+  defp level!(level) when is_nil(level) or is_binary(level), do: level
+  defp level!(other), do: Options.wrong!("level", "the name of a level, a text", other)
+
+  # Which of them there can be is known to the native library.
+  defp threads!(nil), do: nil
+  defp threads!(threads) when is_integer(threads) and threads in 0..0xFFFF, do: threads
+  defp threads!(other), do: Options.wrong!("threads", "a number from 1 to 1024", other)
 
   defp size([{_name, %Tensor{type: type, shape: shape}} | inputs]) do
     each = each(inputs, shape)

@@ -21,7 +21,8 @@ defmodule Sidewinder.Mamba do
   In the shapes M is the width of the model, V the size of its vocabulary, B the batch and L the length.
   """
 
-  alias Sidewinder.{Error, Kernel, Native, RandomInputs, Safetensors, Tensor, Tokenizer}
+  alias Sidewinder.{Device, Error, Kernel, Native, Options, RandomInputs, Safetensors}
+  alias Sidewinder.{Tensor, Tokenizer}
 
   @enforce_keys [:ref, :config, :type, :scheduler, :tokenizer]
   defstruct [:ref, :config, :type, :scheduler, :tokenizer]
@@ -55,6 +56,7 @@ defmodule Sidewinder.Mamba do
 
   @where [:backend, :level, :threads, :allow_tf32]
   @loading [:type, :backbone, :copy, :tokenizer]
+  @random [:layers, :width, :vocabulary, :expand, :state, :rank, :conv, :seed]
 
   @doc """
   Loads a checkpoint: a folder with `config.json` and safetensors files, in one or several parts, or one such
@@ -78,7 +80,7 @@ defmodule Sidewinder.Mamba do
   """
   @spec load(Path.t(), keyword) :: t
   def load(path, options \\ []) do
-    path = IO.chardata_to_string(path)
+    path = Options.path!(path)
     {options, where} = options!(options, @loading)
     {scheduler, target} = Kernel.residence(where)
 
@@ -97,14 +99,25 @@ defmodule Sidewinder.Mamba do
   def new(config, tensors, options \\ []) do
     {options, where} = options!(options, @loading -- [:copy])
     {scheduler, target} = Kernel.residence(where)
-    tensors = for {name, %Tensor{} = tensor} <- tensors, do: {name, Tensor.to_native(tensor)}
 
-    config = if config in [nil, %{}], do: "", else: json(config)
-
-    config
-    |> Native.mamba_new(tensors, loading(options), target)
+    json(config || %{})
+    |> Native.mamba_new(named(tensors), loading(options), target)
     |> from_native(scheduler, options[:tokenizer])
   end
+
+  defp named(tensors) when is_map(tensors) and not is_struct(tensors) do
+    for {name, tensor} <- tensors do
+      unless is_binary(name) and String.valid?(name) and is_struct(tensor, Tensor),
+        do: wrong_tensors({name, tensor})
+
+      {name, Tensor.to_native(tensor)}
+    end
+  end
+
+  defp named(other), do: wrong_tensors(other)
+
+  defp wrong_tensors(got),
+    do: Options.wrong_argument!("tensors", "a map of tensors by their names", got)
 
   @doc """
   A model of random weights.
@@ -122,10 +135,10 @@ defmodule Sidewinder.Mamba do
   """
   @spec random(keyword) :: t
   def random(options) do
-    sizes = [:layers, :width, :vocabulary, :expand, :state, :rank, :conv, :seed]
-    {own, options} = Keyword.split(options, sizes)
+    {options, where} = options!(options, @random ++ (@loading -- [:copy]))
+    {own, loading} = Keyword.split(options, @random)
     config = random_config(own)
-    new(config, random_weights(config, own[:seed] || 1), options)
+    new(config, random_weights(config, own[:seed] || 1), loading ++ where)
   end
 
   @doc """
@@ -204,7 +217,7 @@ defmodule Sidewinder.Mamba do
   defp file_config(%{config: config, type: type}, tensors) do
     has? = fn name -> is_map_key(tensors, "backbone.layers.0.mixer.#{name}") end
 
-    [
+    %{
       model_type: "mamba",
       hidden_size: config.width,
       num_hidden_layers: config.layers,
@@ -220,7 +233,7 @@ defmodule Sidewinder.Mamba do
       use_conv_bias: has?.("conv1d.bias"),
       tie_word_embeddings: not is_map_key(tensors, "lm_head.weight"),
       torch_dtype: %{f64: "float64", f32: "float32", bf16: "bfloat16", f16: "float16"}[type]
-    ]
+    }
   end
 
   @doc """
@@ -236,6 +249,11 @@ defmodule Sidewinder.Mamba do
     call = if scheduler == :cpu, do: &Native.mamba_forward_cpu/2, else: &Native.mamba_forward_io/2
     Tensor.from_native(call.(ref, fed(input)))
   end
+
+  def forward(other, _input), do: no_model(other)
+
+  @doc false
+  def no_model(other), do: Options.wrong_argument!("model", "a Sidewinder.Mamba", other)
 
   @doc """
   How well the model predicts a text, or a list of at least two tokens: the mean of -ln of the probability that each
@@ -340,29 +358,34 @@ defmodule Sidewinder.Mamba do
   end
 
   @doc false
-  # What goes into a model, as the native library takes it.
-  def fed(%Tensor{} = features), do: features |> Tensor.to_host() |> Tensor.to_native()
-
+  # Whole sequences, as the native library takes them.
   def fed([first | _] = sequences) when is_list(first) do
-    length = length(first)
+    length = if Options.list?(first), do: length(first), else: 0
 
-    unless Enum.all?(sequences, &(is_list(&1) and length(&1) == length)),
-      do: wrong_tokens("lists of tokens, all of one length", sequences)
+    unless Options.list?(sequences) and
+             Enum.all?(sequences, &(Options.list?(&1) and length(&1) == length)),
+           do: wrong_tokens("lists of tokens, all of one length", sequences)
 
     {packed(Enum.concat(sequences)), [length(sequences), length]}
   end
 
-  def fed(tokens) when is_list(tokens), do: {packed(tokens), [1, length(tokens)]}
-  def fed(other), do: wrong_tokens("lists of tokens, or features", other)
+  def fed(input), do: fed_rows(input)
+
+  @doc false
+  # The same of tokens or frames alone.
+  def fed_rows(%Tensor{} = features), do: features |> Tensor.to_host() |> Tensor.to_native()
+
+  def fed_rows(tokens) do
+    unless Options.list?(tokens), do: wrong_tokens("lists of tokens, or features", tokens)
+    {packed(tokens), [1, length(tokens)]}
+  end
 
   defp packed(tokens), do: for(token <- tokens, into: <<>>, do: <<token!(token)::native-32>>)
 
   defp token!(token) when is_integer(token) and token >= 0 and token < 0x1_0000_0000, do: token
   defp token!(other), do: wrong_tokens("token numbers", other)
 
-  defp wrong_tokens(expected, got) do
-    raise Error.new(:argument, "tokens", expected: expected, got: Error.show(got))
-  end
+  defp wrong_tokens(expected, got), do: Options.wrong_argument!("tokens", expected, got)
 
   ## Loading
 
@@ -381,17 +404,16 @@ defmodule Sidewinder.Mamba do
 
   defp loading(options) do
     type = options[:type]
-    unless is_nil(type) or is_atom(type), do: wrong_type(type)
+    Options.check!(type, is_atom(type), :type, "f64, f32, bf16 or f16")
+    tokenizer = options[:tokenizer]
+    fit = is_nil(tokenizer) or is_struct(tokenizer, Tokenizer)
+    Options.check!(tokenizer, fit, :tokenizer, "a Sidewinder.Tokenizer")
 
     %{
       dtype: type && Atom.to_string(type),
-      backbone: options[:backbone] || false,
-      copied: options[:copy] || false
+      backbone: Device.boolean!("backbone", options[:backbone] || false),
+      copied: Device.boolean!("copy", options[:copy] || false)
     }
-  end
-
-  defp wrong_type(type) do
-    raise Error.new(:option, "type", expected: "f64, f32, bf16 or f16", got: Error.show(type))
   end
 
   # The tokenizer that lies beside the weights.
@@ -403,39 +425,80 @@ defmodule Sidewinder.Mamba do
 
   # Sorts options into those of these names and those that say where to run.
   defp options!(options, names) do
-    known = names ++ @where
-
-    for {name, _} <- options, name not in known do
-      raise Error.new(:option, Error.show(name),
-              expected: "an option out of #{Enum.join(known, ", ")}",
-              got: Error.show(name)
-            )
-    end
-
-    Keyword.split(options, names)
+    options |> Options.known!(names ++ @where) |> Keyword.split(names)
   end
 
-  # Names and numbers are all there is.
-  defp json(value) when is_number(value) or is_boolean(value), do: "#{value}"
+  defp json(config) when config == %{}, do: ""
+  defp json(config) when is_map(config) and not is_struct(config), do: value(config)
+  defp json(other), do: wrong_config(other)
 
-  defp json(value) when is_map(value) or is_list(value),
-    do: "{" <> Enum.map_join(value, ", ", fn {k, v} -> ~s("#{k}": #{json(v)}) end) <> "}"
+  defp value(value) when is_number(value) or is_boolean(value), do: "#{value}"
+  defp value(nil), do: "null"
+  defp value(value) when is_atom(value), do: value(Atom.to_string(value))
 
-  defp json(value), do: inspect(to_string(value))
+  defp value(value) when is_map(value) and not is_struct(value) do
+    members = for {name, value} <- value, do: "#{key(name)}: #{value(value)}"
+    "{" <> Enum.join(members, ", ") <> "}"
+  end
+
+  defp value(value) do
+    cond do
+      is_binary(value) and String.valid?(value) -> quoted(value)
+      Options.list?(value) -> "[" <> Enum.map_join(value, ", ", &value/1) <> "]"
+      true -> wrong_config(value)
+    end
+  end
+
+  defp key(name) when is_atom(name) or is_binary(name), do: value(to_string(name))
+  defp key(other), do: wrong_config(other)
+
+  defp quoted(text) do
+    escaped =
+      for <<c::utf8 <- text>>, into: "" do
+        if c < 32 or c in [?", ?\\],
+          do: "\\u" <> String.pad_leading(Integer.to_string(c, 16), 4, "0"),
+          else: <<c::utf8>>
+      end
+
+    ~s("#{escaped}")
+  end
+
+  defp wrong_config(got),
+    do: Options.wrong_argument!("config", "a map in the words of a config.json", got)
 
   ## Random weights
 
+  # Elements of a tensor.
+  @most 268_435_456
+
   defp random_config(own) do
-    [layers, width] = for name <- [:layers, :width], do: size!(own, name)
+    [layers, width] = for name <- [:layers, :width], do: size!(own, name, nil)
+    rank = max(div(width + 15, 16), 1)
+    defaults = [expand: 2, state: 16, rank: rank, conv: 4]
+    [expand, state, rank, conv] = for {name, default} <- defaults, do: size!(own, name, default)
+    inner = expand * width
+    vocabulary = if own[:vocabulary] in [nil, 0], do: 0, else: size!(own, :vocabulary, nil)
+
+    # Weights of the largest tensors; layers of few have others beside, and those of many are fewer.
+    for {name, count} <- [
+          width: 2 * inner * width,
+          vocabulary: vocabulary * width,
+          state: 2 * state * inner,
+          rank: rank * inner,
+          conv: inner * conv,
+          layers: layers * max(div(inner * width, 16), 0x10000)
+        ],
+        do:
+          Options.check!(own[name], count <= @most, name, "a size that a machine has memory for")
 
     %{
       hidden_size: width,
       num_hidden_layers: layers,
-      vocab_size: own[:vocabulary] || 0,
-      intermediate_size: (own[:expand] || 2) * width,
-      state_size: own[:state] || 16,
-      time_step_rank: own[:rank] || max(div(width + 15, 16), 1),
-      conv_kernel: own[:conv] || 4
+      vocab_size: vocabulary,
+      intermediate_size: inner,
+      state_size: state,
+      time_step_rank: rank,
+      conv_kernel: conv
     }
   end
 
@@ -477,14 +540,9 @@ defmodule Sidewinder.Mamba do
     layers |> Map.merge(embedding) |> Map.put("backbone.norm_f.weight", ones.(width))
   end
 
-  defp size!(options, name) do
-    case options[name] do
-      size when is_integer(size) and size > 0 ->
-        size
-
-      other ->
-        raise Error.new(:option, to_string(name), expected: "a size", got: Error.show(other))
-    end
+  defp size!(options, name, default) do
+    size = options[name] || default
+    Options.check!(size, is_integer(size) and size > 0, name, "a size")
   end
 end
 

@@ -104,7 +104,8 @@ defmodule Sidewinder.RandomInputs do
   @spec normal(tuple, Tensor.type(), number, term) :: Tensor.t()
   def normal(shape, type, deviation, seed) do
     number = &<<deviation * &1 + 0.0::float-native-32>>
-    data = fill(Tensor.elements(shape), state(seed), &:rand.normal_s/1, number, <<>>)
+    count = checked!(Tensor.elements(shape))
+    data = fill(count, state(seed), &:rand.normal_s/1, number, <<>>)
     data |> Tensor.new(:f32, shape) |> Tensor.cast(type)
   end
 

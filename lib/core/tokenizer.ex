@@ -10,7 +10,7 @@ defmodule Sidewinder.Tokenizer do
       "hé"
   """
 
-  alias Sidewinder.{Error, Native}
+  alias Sidewinder.{Error, Native, Options}
 
   @enforce_keys [:ref, :vocabulary]
   defstruct [:ref, :vocabulary]
@@ -24,7 +24,7 @@ defmodule Sidewinder.Tokenizer do
   Raises `Sidewinder.Error` of kind `:file` where there is none that can be read.
   """
   @spec open(Path.t()) :: t
-  def open(path), do: path |> IO.chardata_to_string() |> Native.tokenizer_open() |> from_native()
+  def open(path), do: path |> Options.path!() |> Native.tokenizer_open() |> from_native()
 
   @doc "The tokenizer whose tokens are bytes."
   @spec bytes() :: t
@@ -40,19 +40,34 @@ defmodule Sidewinder.Tokenizer do
   def encode(%__MODULE__{ref: ref}, text) when is_binary(text),
     do: Error.unwrap!(Native.tokenizer_encode(ref, text))
 
+  def encode(%__MODULE__{}, other), do: no_text(other)
+  def encode(other, _text), do: no_tokenizer(other)
+
+  defp no_text(other), do: Options.wrong_argument!("text", "a text", other)
+
+  defp no_tokenizer(other),
+    do: Options.wrong_argument!("tokenizer", "a Sidewinder.Tokenizer", other)
+
   @doc "The text of tokens; special ones give none."
   @spec decode(t, [non_neg_integer]) :: String.t()
   def decode(%__MODULE__{ref: ref}, tokens) do
-    unless Enum.all?(tokens, &(is_integer(&1) and &1 >= 0 and &1 < 0x1_0000_0000)),
-      do:
-        raise(Error.new(:argument, "tokens", expected: "token numbers", got: Error.show(tokens)))
+    unless Options.list?(tokens) and Enum.all?(tokens, &token?/1),
+      do: Options.wrong_argument!("tokens", "a list of token numbers", tokens)
 
     Error.unwrap!(Native.tokenizer_decode(ref, tokens))
   end
 
+  def decode(other, _tokens), do: no_tokenizer(other)
+
+  defp token?(term), do: is_integer(term) and term >= 0 and term < 0x1_0000_0000
+
   @doc "The number of a token by its text, or nil."
   @spec token(t, String.t()) :: non_neg_integer | nil
-  def token(%__MODULE__{ref: ref}, text), do: Error.unwrap!(Native.tokenizer_token(ref, text))
+  def token(%__MODULE__{ref: ref}, text) when is_binary(text),
+    do: Error.unwrap!(Native.tokenizer_token(ref, text))
+
+  def token(%__MODULE__{}, other), do: no_text(other)
+  def token(other, _text), do: no_tokenizer(other)
 
   # Who waits for more tokens than this for the rest of a character waits for what is none.
   @longest 8
@@ -75,6 +90,8 @@ defmodule Sidewinder.Tokenizer do
       fn _ -> :ok end
     )
   end
+
+  def decode_stream(_tokens, other), do: no_tokenizer(other)
 
   @doc false
   # Where the decoding of a stream starts: no tokens of a last piece, and none held back.

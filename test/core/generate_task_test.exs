@@ -44,7 +44,16 @@ defmodule Sidewinder.GenerateTaskTest do
           {["--model", @model, "--prompt", "x", "--top-k", "many"], "--top-k"},
           {["--model", "/nowhere", "--prompt", "x"], "/nowhere"},
           {["--model", @model, "--prompt", "x", "--backend", "cpu"], "no tokenizer"},
-          {["--model", @model, "--prompt", "x", "--type", "f31"], "--type"}
+          {["--model", @model, "--prompt", "x", "--type", "f31"], "--type"},
+          {["--model", @model, "--prompt", ""], "--prompt"},
+          {["--model", "", "--prompt", "x"], "--model"},
+          {["--model", @model, "--prompt", "x", "--max-tokens", "1.5"], "--max-tokens"},
+          {["--model", @model, "--prompt", "x", "--max-tokens", "-1"], "max_tokens"},
+          {["--model", @model, "--prompt", "x", "--temperature", "nan"], "--temperature"},
+          {["--model", @model, "--prompt", "x", "--threads", "0"], "threads"},
+          {["--model", @model, "--prompt", "x", "--level", "best"], "level"},
+          {["--model", @model, "--prompt", "x", "--tokenizer", "/nowhere"], "/nowhere"},
+          {["--model", @model, "--prompt", "x", "more"], "arguments"}
         ] do
       assert catch_exit(run(args)) == {:shutdown, 1}
       assert_received {:mix_shell, :error, [message]}

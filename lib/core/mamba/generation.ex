@@ -2,43 +2,55 @@ defmodule Sidewinder.Mamba.Generation do
   @moduledoc false
   # The stream of `Sidewinder.Mamba.generate/3`.
 
-  alias Sidewinder.{Error, Native, Tensor, Tokenizer}
+  alias Sidewinder.{Error, Mamba, Native, Options, Tensor, Tokenizer}
   alias Sidewinder.Mamba.Session
 
   @sampling [:temperature, :top_k, :top_p, :seed]
   @options [:max_tokens, :stop] ++ @sampling
   @seeds 0x1_0000_0000_0000_0000
 
-  def generate(model, prompt, options) do
+  def generate(%Mamba{} = model, prompt, options) do
     own = settled(options)
     read? = is_binary(prompt)
+    stops!(own[:stop], read?)
     prompt = prompt!(model.tokenizer, prompt)
+    in_vocabulary!(prompt, model.config.vocabulary)
     tokens = tokens(model, prompt, own)
     if read?, do: texts(tokens, model.tokenizer, own), else: tokens
   end
+
+  def generate(other, _prompt, _options), do: Mamba.no_model(other)
 
   @doc false
   # The options of a text, with a seed. They are refused here, not when the first token is asked for.
   def settled(options) do
     own = known!(options, @options)
+    count!(own[:max_tokens])
     seed = own[:seed] || :rand.uniform(@seeds) - 1
     own = Keyword.put(own, :seed, seed)
     draw(Tensor.from_list([0], :f32, {1}), own, 0)
     own
   end
 
-  defp known!(options, known) do
-    for {name, _} <- options, name not in known, do: unknown(name, known)
-    options
+  defp known!(options, known),
+    do: Options.known!(options, known, hint: "Where a model runs is said when it is loaded")
+
+  defp count!(count) do
+    fit = is_nil(count) or (is_integer(count) and count >= 0)
+    Options.check!(count, fit, :max_tokens, "a number, not negative")
   end
 
-  defp unknown(name, known) do
-    raise Error.new(:option, to_string(name),
-            expected: "an option out of #{Enum.join(known, ", ")}",
-            got: to_string(name),
-            hint: "Where a model runs is said when it is loaded"
-          )
+  defp stops!(nil, _read?), do: :ok
+
+  # Texts can only end a text.
+  defp stops!(stop, read?) do
+    all = if is_list(stop), do: stop, else: [stop]
+    fit = Options.list?(all) and Enum.all?(all, &(token?(&1) or (read? and is_binary(&1))))
+    what = if read?, do: "tokens and texts", else: "tokens, as after a list of tokens"
+    Options.check!(stop, fit, :stop, "a list of " <> what)
   end
+
+  defp token?(term), do: is_integer(term) and term >= 0
 
   @doc false
   # What the native library takes; it refuses what is wrong, and draws nothing without a temperature.
@@ -53,7 +65,10 @@ defmodule Sidewinder.Mamba.Generation do
     |> Map.put_new(:temperature, 0.0)
   end
 
-  defp float(number) when is_integer(number), do: number / 1
+  # Larger ones have no float, and mean nothing.
+  defp float(number) when is_integer(number) and abs(number) < 0x1_0000_0000_0000_0000,
+    do: number / 1
+
   defp float(other), do: other
 
   ## Tokens
@@ -70,14 +85,24 @@ defmodule Sidewinder.Mamba.Generation do
 
   def prompt!(tokenizer, prompt) do
     tokens = if is_binary(prompt), do: Tokenizer.encode(tokenizer, prompt), else: prompt
-    if is_list(tokens) and tokens != [], do: tokens, else: no_prompt(prompt)
+
+    unless Options.list?(tokens) and tokens != [],
+      do: Options.wrong_argument!("prompt", "a text or a list of tokens, not empty", prompt)
+
+    tokens
   end
 
-  defp no_prompt(prompt) do
-    raise Error.new(:argument, "prompt",
-            expected: "a text or a list of tokens, not empty",
-            got: Error.show(prompt)
-          )
+  @doc false
+  def in_vocabulary!(_prompt, 0) do
+    Options.wrong_argument!("model", "one with a vocabulary", :backbone,
+      hint: "A backbone takes features: see Sidewinder.Mamba.Session"
+    )
+  end
+
+  def in_vocabulary!(prompt, vocabulary) do
+    for token <- prompt,
+        not (token?(token) and token < vocabulary),
+        do: Options.wrong_argument!("prompt", "tokens from 0 to #{vocabulary - 1}", token)
   end
 
   defp tokens(model, prompt, own) do

@@ -21,7 +21,7 @@ defmodule Sidewinder.Mamba.Session do
       3
   """
 
-  alias Sidewinder.{Error, Mamba, Native, Tensor}
+  alias Sidewinder.{Device, Error, Mamba, Native, Options, Tensor}
   alias Sidewinder.Mamba.Generation
 
   @enforce_keys [:ref, :model]
@@ -32,6 +32,7 @@ defmodule Sidewinder.Mamba.Session do
   @doc "A session that has seen nothing. Raises `Sidewinder.Error` of kind `:memory` where there is none left."
   @spec new(Mamba.t()) :: t
   def new(%Mamba{} = model), do: held(model, Native.mamba_session(model.ref))
+  def new(other), do: Mamba.no_model(other)
 
   defp held(model, answer), do: %__MODULE__{ref: Error.unwrap!(answer), model: model}
 
@@ -42,17 +43,31 @@ defmodule Sidewinder.Mamba.Session do
   otherwise `:ok`.
   """
   @spec prefill(t, Mamba.tokens() | Tensor.t(), keyword) :: :ok | Tensor.t()
-  def prefill(%__MODULE__{ref: ref, model: model}, input, options \\ []) do
+  def prefill(session, input, options \\ [])
+
+  def prefill(%__MODULE__{ref: ref, model: model}, input, options) do
+    options = Options.known!(options, [:logits])
+    logits = Device.boolean!("logits", options[:logits] || false)
+
     call =
       if model.scheduler == :cpu,
         do: &Native.mamba_prefill_cpu/3,
         else: &Native.mamba_prefill_io/3
 
-    case Error.unwrap!(call.(ref, Mamba.fed(input), options[:logits] || false)) do
+    case Error.unwrap!(call.(ref, rows(input), logits)) do
       nil -> :ok
       tensor -> first(tensor)
     end
   end
+
+  def prefill(other, _input, _options), do: no_session(other)
+
+  # Tokens, or features row by row: not those of several sequences.
+  defp rows(%Tensor{shape: shape}) when tuple_size(shape) > 2 do
+    raise Error.new(:shape, "features", expected: "at most two axes", got: Error.show(shape))
+  end
+
+  defp rows(input), do: Mamba.fed_rows(input)
 
   @doc """
   Goes on by one token, or one frame of features, `{M}`: the logits of what follows, `{V}`, or the normed features,
@@ -61,8 +76,8 @@ defmodule Sidewinder.Mamba.Session do
   With a list of sessions of one model all of them go on in one call, which reads the weights once: each by its own
   of a list of tokens, or by its row of features, `{B, M}`. It gives a row for each, `{B, V}` or `{B, M}`.
 
-  Raises `Sidewinder.Error` of kind `:argument` for what is no token, for sessions of several models and for a
-  session that is there twice; no session has then gone on.
+  Raises `Sidewinder.Error` of kind `:argument` for what is no token, for features that are not finite, for sessions of
+  several models and for a session that is there twice; no session has then gone on.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
       iex> sessions = for _ <- 1..3, do: Sidewinder.Mamba.Session.new(model)
@@ -79,20 +94,21 @@ defmodule Sidewinder.Mamba.Session do
 
   def step(other, _input), do: no_session(other)
 
-  defp no_session(other) do
-    raise Error.new(:argument, "sessions",
-            expected: "a session, or a list of them",
-            got: Error.show(other)
-          )
-  end
+  defp no_session(other),
+    do: Options.wrong_argument!("sessions", "a session, or a list of them", other)
 
   defp stepped([%{model: %{scheduler: :cpu}} | _] = sessions, input),
-    do: Error.unwrap!(Native.mamba_step_cpu(refs(sessions), Mamba.fed(input)))
+    do: Error.unwrap!(Native.mamba_step_cpu(refs(sessions), rows(input)))
 
   defp stepped(sessions, input),
-    do: Error.unwrap!(Native.mamba_step_io(refs(sessions), Mamba.fed(input)))
+    do: Error.unwrap!(Native.mamba_step_io(refs(sessions), rows(input)))
 
-  defp refs(sessions), do: for(%__MODULE__{ref: ref} <- sessions, do: ref)
+  defp refs(sessions) do
+    unless Options.list?(sessions) and Enum.all?(sessions, &is_struct(&1, __MODULE__)),
+      do: no_session(sessions)
+
+    for session <- sessions, do: session.ref
+  end
 
   # The only row there is.
   defp first({type, {1, width}, data}), do: Tensor.from_native({:ok, {type, {width}, data}})
@@ -127,12 +143,13 @@ defmodule Sidewinder.Mamba.Session do
   end
 
   def next([%__MODULE__{model: model} | _] = sessions, tokens, options) do
-    samplings = samplings(options, Kernel.length(sessions))
+    refs = refs(sessions)
+    samplings = samplings(options, Kernel.length(refs))
 
     call =
       if model.scheduler == :cpu, do: &Native.mamba_next_cpu/3, else: &Native.mamba_next_io/3
 
-    Error.unwrap!(call.(refs(sessions), Mamba.fed(tokens), samplings))
+    Error.unwrap!(call.(refs, rows(tokens), samplings))
   end
 
   def next(other, _tokens, _options), do: no_session(other)
@@ -142,7 +159,7 @@ defmodule Sidewinder.Mamba.Session do
       Keyword.keyword?(options) ->
         List.duplicate(Generation.sampling(options), count)
 
-      is_list(options) and Kernel.length(options) == count and
+      Options.list?(options) and Kernel.length(options) == count and
           Enum.all?(options, &Keyword.keyword?/1) ->
         Enum.map(options, &Generation.sampling/1)
 
@@ -157,10 +174,12 @@ defmodule Sidewinder.Mamba.Session do
   @doc "How many tokens or frames it has seen."
   @spec length(t) :: non_neg_integer
   def length(%__MODULE__{ref: ref}), do: Error.unwrap!(Native.mamba_length(ref))
+  def length(other), do: no_session(other)
 
   @doc "Another session that has seen the same; each goes its own way from here."
   @spec fork(t) :: t
   def fork(%__MODULE__{ref: ref, model: model}), do: held(model, Native.mamba_fork(ref))
+  def fork(other), do: no_session(other)
 
   @doc "Forgets all that it has seen."
   @spec reset(t) :: :ok
@@ -169,12 +188,15 @@ defmodule Sidewinder.Mamba.Session do
     :ok
   end
 
+  def reset(other), do: no_session(other)
+
   @doc """
   The session as a binary, to be kept or sent: the bytes of a safetensors file with `conv_state`, `ssm_state` and
   `length`.
   """
   @spec dump(t) :: binary
   def dump(%__MODULE__{ref: ref}), do: Error.unwrap!(Native.mamba_dump(ref))
+  def dump(other), do: no_session(other)
 
   @doc """
   The session that was dumped, bit by bit, of a model of the same sizes and type; it may be on another machine.
@@ -192,4 +214,9 @@ defmodule Sidewinder.Mamba.Session do
   @spec restore(Mamba.t(), binary) :: t
   def restore(%Mamba{} = model, dump) when is_binary(dump),
     do: held(model, Native.mamba_restore(model.ref, dump))
+
+  def restore(%Mamba{}, other),
+    do: Options.wrong_argument!("dump", "a binary, as dump/1 gives it", other)
+
+  def restore(other, _dump), do: Mamba.no_model(other)
 end

@@ -7,6 +7,7 @@
 pub mod cpu;
 pub mod cuda;
 pub mod error;
+mod file;
 pub mod op;
 pub mod place;
 pub mod safetensors;

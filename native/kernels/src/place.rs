@@ -91,10 +91,10 @@ impl Place for Cpu<'_> {
     type ViewMut<'a> = ViewMut<'a>;
 
     fn empty(&self, spec: Spec) -> Result<Owned> {
-        Ok(Owned::poisoned(spec))
+        Owned::try_poisoned(spec)
     }
     fn zeros(&self, spec: Spec) -> Result<Owned> {
-        Ok(Owned::zeros(spec))
+        Owned::try_zeros(spec)
     }
     fn bring(&self, from: View) -> Result<Owned> {
         Ok(from.cast(from.spec().dtype))

@@ -5,10 +5,12 @@
 //! process.
 
 use crate::error::{Error, Kind, Result};
+use crate::file;
 use crate::tensor::{DType, Described, Owned, Spec, View};
 use safetensors::tensor::{Dtype, Metadata, TensorView};
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +32,14 @@ pub struct Entry {
     pub len: usize,
 }
 
+impl Entry {
+    /// The bytes of the file that are its own.
+    pub fn range(&self) -> Range<usize> {
+        let start = self.offset as usize;
+        start..start + self.len
+    }
+}
+
 /// An open file whose header is sound and whose size agrees with it.
 pub struct Reader {
     path: PathBuf,
@@ -44,16 +54,9 @@ fn failure(path: &Path, expected: &str, got: impl std::fmt::Display) -> Error {
 impl Reader {
     /// Opens a file and reads its header.
     pub fn open(path: &Path) -> Result<Reader> {
-        let mut file = File::open(path).map_err(|e| failure(path, "a readable file", e))?;
-        let size = file.metadata().map_err(|e| failure(path, "a readable file", e))?.len();
-        let header = read_header(&mut file, size).map_err(|got| failure(path, "a safetensors file", got))?;
-        let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| failure(path, "a safetensors file", e))?;
-        let start = 8 + header.len() as u64;
-        let entries = entries(&metadata, start);
-        let end = start + metadata.data_len() as u64;
-        if size != end {
-            return Err(failure(path, &format!("{end} bytes as its header says"), format_args!("{size} bytes")));
-        }
+        let (mut file, size) = file::open(path).map_err(|e| failure(path, "a readable file", e))?;
+        let entries = read_header(&mut file, size).and_then(|header| entries(&header, size));
+        let entries = entries.map_err(|got| failure(path, "a safetensors file", got))?;
         Ok(Reader { path: path.to_path_buf(), file, entries })
     }
 
@@ -90,11 +93,12 @@ impl Reader {
     }
 }
 
-fn read_header(file: &mut File, size: u64) -> std::result::Result<Vec<u8>, String> {
+/// The header of a file of so many bytes.
+fn read_header(file: &mut impl Read, size: u64) -> std::result::Result<Vec<u8>, String> {
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(|_| format!("{size} bytes"))?;
     let header = u64::from_le_bytes(length);
-    if header > MAX_HEADER || header > size - 8 {
+    if header > MAX_HEADER || header > size.saturating_sub(8) {
         return Err(format!("a header of {header} bytes in a file of {size}"));
     }
     let mut bytes = vec![0; header as usize];
@@ -102,7 +106,14 @@ fn read_header(file: &mut File, size: u64) -> std::result::Result<Vec<u8>, Strin
     Ok(bytes)
 }
 
-fn entries(metadata: &Metadata, start: u64) -> Vec<Entry> {
+/// What a header tells of a file of so many bytes; all of it lies within them.
+fn entries(header: &[u8], size: u64) -> std::result::Result<Vec<Entry>, String> {
+    let metadata: Metadata = serde_json::from_slice(header).map_err(|e| e.to_string())?;
+    let start = 8 + header.len() as u64;
+    if start.checked_add(metadata.data_len() as u64) != Some(size) {
+        let data = metadata.data_len();
+        return Err(format!("{size} bytes, where its header says {start} and {data} behind them"));
+    }
     let mut entries: Vec<Entry> = metadata
         .tensors()
         .into_iter()
@@ -115,7 +126,7 @@ fn entries(metadata: &Metadata, start: u64) -> Vec<Entry> {
         })
         .collect();
     entries.sort_by_key(|entry| entry.offset);
-    entries
+    Ok(entries)
 }
 
 /// Writes tensors to a new file beside `path` and renames it there, so that whoever looks sees the
@@ -154,14 +165,15 @@ pub fn to_bytes(tensors: &[(&str, View)]) -> Result<Vec<u8>> {
 /// The tensors of the bytes of a file, all of our element types. `name` is for errors.
 pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Vec<(String, Owned)>> {
     let wrong = |got: String| Error::new(Kind::Argument, name).expected("the bytes of a safetensors file").got(got);
-    let tensors = safetensors::SafeTensors::deserialize(bytes).map_err(|e| wrong(e.to_string()))?;
-    let owned = |(name, view): (String, TensorView)| {
-        let dtype = our_type(&view.dtype().to_string()).ok_or_else(|| wrong(format!("{name} of {}", view.dtype())))?;
-        let mut tensor = Owned::poisoned(Spec::new(dtype, view.shape())?);
-        tensor.view_mut().bytes().copy_from_slice(view.data());
-        Ok((name, tensor))
+    let size = bytes.len() as u64;
+    let entries = read_header(&mut &bytes[..], size).and_then(|header| entries(&header, size)).map_err(wrong)?;
+    let owned = |entry: Entry| {
+        let dtype = our_type(&entry.dtype).ok_or_else(|| wrong(format!("{} of {}", entry.name, entry.dtype)))?;
+        let mut tensor = Owned::poisoned(Spec::new(dtype, &entry.shape)?);
+        tensor.view_mut().bytes().copy_from_slice(&bytes[entry.range()]);
+        Ok((entry.name, tensor))
     };
-    tensors.tensors().into_iter().map(owned).collect()
+    entries.into_iter().map(owned).collect()
 }
 
 fn rename(from: &Path, to: &Path) -> std::result::Result<(), String> {
@@ -222,10 +234,19 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         let long = [&whole[..], b"x"].concat();
         let huge_header = [&u64::MAX.to_le_bytes()[..], &whole[8..]].concat();
-        for damaged in [&whole[..whole.len() - 1], &whole[..20], &whole[..7], &[], &long, &huge_header] {
+        // As many bytes as 64 bits can count.
+        let at = |i: usize| if i < 16 { i << 60 } else { usize::MAX };
+        let part = |i| {
+            let (from, to) = (at(i), at(i + 1));
+            format!(r#""{i}":{{"dtype":"U8","shape":[{}],"data_offsets":[{from},{to}]}}"#, to - from)
+        };
+        let header = format!("{{{}}}", (0..16).map(part).collect::<Vec<_>>().join(","));
+        let claimed = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        for damaged in [&whole[..whole.len() - 1], &whole[..20], &whole[..7], &[], &long, &huge_header, &claimed] {
             std::fs::write(&path, damaged).unwrap();
             let error = Reader::open(&path).err().expect("a damaged file is refused");
             assert_eq!(error.kind, Kind::File);
+            assert_eq!(from_bytes("bytes", damaged).err().unwrap().kind, Kind::Argument);
         }
         std::fs::remove_file(&path).unwrap();
         assert_eq!(Reader::open(&path).err().unwrap().kind, Kind::File);

@@ -420,6 +420,26 @@ impl Owned {
         Owned { spec, words: vec![0; spec.bytes().div_ceil(8)] }
     }
 
+    /// As [`Owned::poisoned`], where memory that cannot be had is an error, not the end of the process.
+    pub fn try_poisoned(spec: Spec) -> Result<Owned> {
+        Owned::try_filled(spec, u64::MAX)
+    }
+
+    /// As [`Owned::zeros`], likewise.
+    pub fn try_zeros(spec: Spec) -> Result<Owned> {
+        Owned::try_filled(spec, 0)
+    }
+
+    fn try_filled(spec: Spec, word: u64) -> Result<Owned> {
+        let (mut words, count) = (Vec::new(), spec.bytes().div_ceil(8));
+        words.try_reserve_exact(count).map_err(|_| {
+            let expected = format_args!("{} bytes of memory for {spec}", spec.bytes()).to_string();
+            Error::new(Kind::Memory, "tensor").expected(expected).got("none")
+        })?;
+        words.resize(count, word);
+        Ok(Owned { spec, words })
+    }
+
     /// The values `value(0)`, `value(1)` and so on, rounded to the type of `spec`.
     pub fn from_fn(spec: Spec, value: impl FnMut(usize) -> f64) -> Owned {
         let mut tensor = Owned::poisoned(spec);

@@ -2,7 +2,11 @@
 //! byte.
 
 use crate::error::{Error, Kind, Result};
+use crate::file;
 use std::path::Path;
+
+/// A `tokenizer.json` may take this many bytes.
+const MAX_FILE: u64 = 1 << 30;
 
 /// A tokenizer.
 pub enum Tokenizer {
@@ -18,7 +22,7 @@ impl Tokenizer {
         let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
         let wrong =
             |got: String| Error::new(Kind::File, path.display().to_string()).expected("a tokenizer.json").got(got);
-        let json = std::fs::read(&path).map_err(|e| wrong(e.to_string()))?;
+        let json = file::read(&path, MAX_FILE).map_err(|e| wrong(e.to_string()))?;
         let tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|e| wrong(e.to_string()))?;
         Ok(Tokenizer::File(Box::new(tokenizer)))
     }
@@ -63,10 +67,10 @@ impl Tokenizer {
     }
 
     /// The number of a token, such as one that ends texts.
-    pub fn token(&self, text: &str) -> Option<u32> {
+    pub fn token(&self, text: &[u8]) -> Option<u32> {
         match self {
-            Tokenizer::Bytes => text.as_bytes().first().filter(|_| text.len() == 1).map(|&byte| byte.into()),
-            Tokenizer::File(tokenizer) => tokenizer.token_to_id(text),
+            Tokenizer::Bytes => text.first().filter(|_| text.len() == 1).map(|&byte| byte.into()),
+            Tokenizer::File(tokenizer) => tokenizer.token_to_id(std::str::from_utf8(text).ok()?),
         }
     }
 }
@@ -106,7 +110,7 @@ mod tests {
         assert_eq!(tokens, [11, 12, 4, 5, 6, 4, 7, 3, 8, 0, 9, 10]);
         assert_eq!(tokenizer.decode(&tokens).unwrap(), "hello world\u{e9}".as_bytes());
         assert_eq!(tokenizer.decode(&[9]).unwrap(), "\u{fffd}".as_bytes());
-        assert_eq!(tokenizer.token("<|endoftext|>"), Some(0));
+        assert_eq!(tokenizer.token(b"<|endoftext|>"), Some(0));
         assert_eq!(tokenizer.encode(b"\xff").unwrap_err().kind, Kind::Argument);
         for wrong in ["", "{}", "[1]", "not JSON"] {
             std::fs::write(folder.join("tokenizer.json"), wrong).unwrap();
@@ -122,6 +126,6 @@ mod tests {
         let all: Vec<u8> = (0..=255).collect();
         assert_eq!(bytes.decode(&bytes.encode(&all).unwrap()).unwrap(), all);
         assert_eq!(bytes.decode(&[256]).unwrap_err().kind, Kind::Argument);
-        assert_eq!((bytes.vocabulary(), bytes.token("a"), bytes.token("ab")), (256, Some(97), None));
+        assert_eq!((bytes.vocabulary(), bytes.token(b"\xc8"), bytes.token(b"ab")), (256, Some(200), None));
     }
 }

@@ -351,6 +351,67 @@ fn one_error_tells_all_that_is_wrong() {
 }
 
 #[test]
+fn layers_that_are_only_claimed_are_told_together() {
+    let claimed = Config { layers: i32::MAX as usize, ..config() };
+    let mut tensors = tensors();
+    tensors.retain(|(name, _)| !name.starts_with("backbone.layers.1."));
+    tensors.push(("backbone.layers.99.mixer.D".into(), Owned::zeros(Spec::new(DType::F32, &[40]).unwrap()).into()));
+    let error = of_tensors(Some(claimed), tensors).err().expect("a model that is not whole");
+    let told: Vec<&str> = error.got.split("; ").collect();
+    for part in [
+        "no `backbone.layers.1`",
+        "no `backbone.layers.3` to `backbone.layers.98`",
+        "no `backbone.layers.99.mixer.in_proj.weight`",
+        "no `backbone.layers.100` to `backbone.layers.2147483646`",
+    ] {
+        assert!(told.contains(&part), "{part} in {error}");
+    }
+    assert_eq!(told.len(), 3 + 8, "{error}");
+    let extra =
+        (0..5000).map(|i| (format!("extra{i}"), Weight::from(Owned::zeros(Spec::new(DType::F32, &[1]).unwrap()))));
+    let error = of_tensors(Some(config()), self::tensors().into_iter().chain(extra).collect()).err().unwrap();
+    assert!(error.got.ends_with("; and 4000 more"), "{error}");
+}
+
+#[test]
+fn sizes_that_no_memory_has_are_errors() {
+    let huge = 1 << 40;
+    let plain = config();
+    for config in [
+        Config { width: huge, ..plain },
+        Config { state: 1 << 60, ..plain },
+        Config { inner: i32::MAX as usize, ..plain },
+        Config { rank: usize::MAX, ..plain },
+        Config { conv: 0, ..plain },
+        Config { vocabulary: usize::MAX, ..plain },
+        Config { eps: f64::INFINITY, ..plain },
+    ] {
+        assert_eq!(of_tensors(Some(config), tensors()).err().expect("an error").kind, Kind::File, "{config:?}");
+    }
+    let bytes = |(name, weight): (String, Weight)| (name, weight.cast(DType::U8));
+    let error = of_tensors(None, tensors().into_iter().map(bytes).collect()).err().unwrap();
+    assert!(error.got.contains("`backbone.layers.0.mixer.in_proj.weight` of u8"), "{error}");
+    let wrong =
+        Model::new(Checkpoint::new("tensors", None, tensors()), Some(DType::U8), false, Where::Cpu(Exec::default()));
+    assert_eq!(wrong.err().unwrap().kind, Kind::Option);
+}
+
+#[test]
+fn logits_that_are_no_numbers_leave_sessions_as_they_were() {
+    let nowhere = |(name, weight): (String, Weight)| match name.as_str() {
+        "backbone.norm_f.weight" => (name, Owned::poisoned(weight.spec()).into()),
+        _ => (name, weight),
+    };
+    let model = Arc::new(of_tensors(Some(config()), tensors().into_iter().map(nowhere).collect()).unwrap());
+    let mut session = Session::new(&model).unwrap();
+    session.prefill(Input::Tokens(&[1, 2, 3]), None).unwrap();
+    let before = session.dump().unwrap();
+    let wrong = Session::next(&mut [&mut session], Input::Tokens(&[4]), &[(Sampling::default(), 4)]);
+    assert_eq!(wrong.unwrap_err().kind, Kind::Argument);
+    assert_eq!(session.dump().unwrap(), before);
+}
+
+#[test]
 fn wrong_calls_say_what_is_wrong_and_change_nothing() {
     let model = model(DType::F32, Where::Cpu(Exec::default()));
     let other = self::model(DType::F32, Where::Cpu(Exec::default()));
@@ -365,15 +426,64 @@ fn wrong_calls_say_what_is_wrong_and_change_nothing() {
     assert_eq!(a.prefill(Input::Tokens(&[]), Some(logits.view_mut())).unwrap_err().kind, Kind::Argument);
     let narrow = Owned::zeros(Spec::new(DType::F32, &[1, 19]).unwrap());
     let wide = Owned::zeros(Spec::new(DType::F64, &[1, 20]).unwrap());
-    for features in [&narrow, &wide] {
-        assert_eq!(a.prefill(Input::Features(features.view()), None).unwrap_err().kind, Kind::Shape);
+    let fitting = Owned::zeros(Spec::new(DType::F32, &[1, 20]).unwrap());
+    assert_eq!(a.prefill(Input::Features(fitting.view()), None).unwrap_err().kind, Kind::Argument);
+    let place = Where::Cpu(Exec::default());
+    let backbone = Arc::new(Model::new(Checkpoint::open(&folder(), false).unwrap(), None, true, place).unwrap());
+    let mut session = Session::new(&backbone).unwrap();
+    let fresh = session.dump().unwrap();
+    let unfit = [f32::NAN, f32::INFINITY].map(|odd| {
+        let value = |i| if i == 7 { odd.into() } else { 0.5 };
+        Owned::from_fn(Spec::new(DType::F32, &[1, 20]).unwrap(), value)
+    });
+    for (features, kind) in
+        [(&narrow, Kind::Shape), (&wide, Kind::Shape), (&unfit[0], Kind::Argument), (&unfit[1], Kind::Argument)]
+    {
+        assert_eq!(session.prefill(Input::Features(features.view()), None).unwrap_err().kind, kind);
+        let mut y = Owned::poisoned(backbone.output(&[1]).unwrap());
+        let stepped = Session::step(&mut [&mut session], Input::Features(features.view()), y.view_mut());
+        assert_eq!(stepped.unwrap_err().kind, kind);
     }
+    assert_eq!(session.dump().unwrap(), fresh);
     let half = self::model(DType::Bf16, Where::Cpu(Exec::default()));
     assert_eq!(Session::restore(&half, &before).err().unwrap().kind, Kind::Argument);
     for damaged in [&before[..before.len() - 1], &before[..5], &[]] {
         assert_eq!(Session::restore(&model, damaged).err().unwrap().kind, Kind::Argument);
     }
+    for (length, allowed) in [(1 << 32, true), (1 << 62, true), ((1 << 62) + 1, false), (u64::MAX, false)] {
+        let restored = Session::restore(&model, &with_length(&before, length));
+        assert_eq!(restored.as_ref().map(Session::length).ok(), allowed.then_some(length));
+    }
     assert_eq!(a.dump().unwrap(), before);
+}
+
+#[test]
+fn lengths_beyond_32_bits_are_counted() {
+    let model = model(DType::F32, Where::Cpu(Exec::default()));
+    let mut plain = Session::new(&model).unwrap();
+    prefill(&mut plain, &[1, 2, 3]);
+    let mut long = Session::restore(&model, &with_length(&plain.dump().unwrap(), (1 << 32) - 2)).unwrap();
+    for (token, length) in [(4, (1 << 32) - 1), (5, 1 << 32), (6, (1 << 32) + 1)] {
+        let [of_plain, of_long] = [&mut plain, &mut long].map(|session| step(&mut [session], &[token]).unwrap());
+        assert_eq!(of_long.view().bytes(), of_plain.view().bytes());
+        assert_eq!(long.length(), length);
+    }
+    let restored = Session::restore(&model, &long.dump().unwrap()).unwrap();
+    assert_eq!(restored.length(), (1 << 32) + 1);
+}
+
+/// A dump of a session that has seen so many tokens.
+fn with_length(dump: &[u8], length: u64) -> Vec<u8> {
+    let tensors = safetensors::from_bytes("dump", dump).unwrap();
+    let (spec, bytes) = (Spec::new(DType::U8, &[8]).unwrap(), length.to_le_bytes());
+    let views: Vec<(&str, View)> = tensors
+        .iter()
+        .map(|(name, tensor)| match name.as_str() {
+            "length" => ("length", View::new(spec, &bytes).unwrap()),
+            name => (name, tensor.view()),
+        })
+        .collect();
+    safetensors::to_bytes(&views).unwrap()
 }
 
 #[test]
@@ -391,10 +501,28 @@ fn damaged_checkpoints_are_errors() {
     std::fs::write(folder.join("model.safetensors"), &whole).unwrap();
     std::fs::write(folder.join("config.json"), "{").unwrap();
     assert_eq!(kind(&folder), Kind::File);
-    std::fs::write(folder.join("model.safetensors.index.json"), r#"{"weight_map": {"x": "gone.safetensors"}}"#)
-        .unwrap();
+    // What is there but cannot be read is not as good as absent.
     std::fs::remove_file(folder.join("config.json")).unwrap();
-    assert_eq!(kind(&folder), Kind::File);
+    assert!(Checkpoint::open(&folder, false).is_ok());
+    for name in ["config.json", "model.safetensors.index.json"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+        let error = Checkpoint::open(&folder, false).err().expect(name);
+        assert!(error.kind == Kind::File && error.argument.ends_with(name), "{error}");
+        std::fs::remove_dir(folder.join(name)).unwrap();
+    }
+    let index = folder.join("model.safetensors.index.json");
+    std::fs::copy(folder.join("model.safetensors"), folder.join("same.safetensors")).unwrap();
+    for (map, part) in [
+        (r#"{"x": "gone.safetensors"}"#, "gone.safetensors"),
+        (r#"{"x": "../model.safetensors"}"#, "../model.safetensors"),
+        (r#"{"x": "/etc/passwd"}"#, "/etc/passwd"),
+        (r#"{"x": "model.safetensors", "y": "same.safetensors"}"#, "each tensor in one file"),
+        (r#"{"x": 1}"#, "invalid type"),
+    ] {
+        std::fs::write(&index, format!(r#"{{"weight_map": {map}}}"#)).unwrap();
+        let error = Checkpoint::open(&folder, false).err().expect(map);
+        assert!(error.kind == Kind::File && error.to_string().contains(part), "{error}");
+    }
     std::fs::remove_dir_all(folder).unwrap();
 }
 

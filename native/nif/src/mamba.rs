@@ -57,7 +57,6 @@ impl Loading {
     fn dtype(&self) -> Result<Option<DType>> {
         let named = |name: &String| {
             DType::from_name(name)
-                .filter(|dtype| dtype.is_float())
                 .ok_or_else(|| Error::new(Kind::Option, "type").expected("f64, f32, bf16 or f16").got(name))
         };
         self.dtype.as_ref().map(named).transpose()
@@ -156,7 +155,7 @@ impl<'a> Fed<'a> {
         if let Ok((tokens, sizes)) = term.decode::<(Binary, Vec<usize>)>() {
             let tokens: Vec<u32> =
                 tokens.chunks_exact(4).map(|bytes| u32::from_ne_bytes(bytes.try_into().expect("four bytes"))).collect();
-            return match sizes.iter().product::<usize>() == tokens.len() {
+            return match sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size)) == Some(tokens.len()) {
                 true => Ok(Fed::Tokens(tokens, sizes)),
                 false => Err(Error::new(Kind::Size, "tokens").expected(format_args!("{sizes:?}")).got(tokens.len())),
             };

@@ -36,6 +36,6 @@ fn tokenizer_decode(env: Env, tokenizer: ResourceArc<HeldTokenizer>, tokens: Vec
 
 /// The number of a token, or nil.
 #[rustler::nif]
-fn tokenizer_token(env: Env, tokenizer: ResourceArc<HeldTokenizer>, text: String) -> Term {
+fn tokenizer_token<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, text: Binary<'a>) -> Term<'a> {
     answer(env, || Ok(tokenizer.0.token(&text)))
 }

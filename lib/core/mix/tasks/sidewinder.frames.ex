@@ -23,9 +23,11 @@ defmodule Mix.Tasks.Sidewinder.Frames do
   use Mix.Task
 
   import Sidewinder.CommandLine, only: [short: 1]
-  alias Sidewinder.{CommandLine, Device, Error, Mamba, OpArguments, RandomInputs, Tensor, Timing}
+  alias Sidewinder.{CommandLine, Device, Mamba, OpArguments, RandomInputs, Tensor, Timing}
   alias Sidewinder.Mamba.Session
 
+  @task "sidewinder.frames"
+  @most 10_000_000
   @sizes [agents: 32, window: 60, width: 512, state: 16, layers: 2]
   @switches [seconds: :float, rate: :float, backend: :string, type: :string, threads: :integer] ++
               for({name, _} <- @sizes, do: {name, :integer})
@@ -33,34 +35,14 @@ defmodule Mix.Tasks.Sidewinder.Frames do
   @impl true
   def run(args) do
     Mix.Task.run("app.config")
-    CommandLine.run(fn -> args |> parse!() |> main() end)
-  end
-
-  defp parse!(args) do
-    case OptionParser.parse(args, strict: @switches) do
-      {options, [], []} ->
-        options
-
-      {_options, [other | _], []} ->
-        wrong("arguments", "options only", other)
-
-      {_options, _, [{name, value} | _]} ->
-        wrong(name, "a known option with a value of its type", value || "none")
-    end
-  end
-
-  defp wrong(name, expected, got) do
-    raise Error.new(:option, name,
-            expected: expected,
-            got: got,
-            hint: "`mix help sidewinder.frames` lists the options"
-          )
+    CommandLine.run(fn -> args |> CommandLine.options!(@switches, @task) |> main() end)
   end
 
   defp main(options) do
-    sizes = Map.new(@sizes, fn {name, default} -> {name, positive!(options, name, default)} end)
-    rate = positive!(options, :rate, 60.0)
-    seconds = positive!(options, :seconds, 60.0)
+    sizes = Map.new(@sizes, fn {name, default} -> {name, number!(options, name, default)} end)
+    rate = number!(options, :rate, 60.0)
+    seconds = number!(options, :seconds, 60.0)
+    backends = backends(options[:backend])
 
     Mix.shell().info(
       "#{sizes.agents} agents, window #{sizes.window}, width #{sizes.width}, state #{sizes.state}, " <>
@@ -69,7 +51,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
 
     line(["backend", "form", "frames", "missed", "p50", "p95", "p99", "longest"])
 
-    for backend <- backends(options[:backend]) do
+    for backend <- backends do
       model = model(sizes, backend, options)
 
       for {form, frame} <- [window: window(model, sizes), stream: stream(model, sizes)] do
@@ -80,13 +62,24 @@ defmodule Mix.Tasks.Sidewinder.Frames do
     end
   end
 
-  defp positive!(options, name, default) do
+  defp number!(options, name, default) do
     value = Keyword.get(options, name, default)
-    if value > 0, do: value, else: wrong("--#{name}", "a positive number", to_string(value))
+    expected = "a positive number, at most #{@most}"
+
+    if value > 0 and value <= @most,
+      do: value,
+      else: CommandLine.wrong!("--#{name}", expected, to_string(value), @task)
   end
 
   defp backends(nil), do: if(Device.cuda?(), do: [:cpu, {:cuda, 0}], else: [:cpu])
-  defp backends(name), do: [Device.parse!(name)]
+
+  defp backends(name) do
+    backend = Device.parse!(name)
+
+    if backend in [:auto, :nx],
+      do: CommandLine.wrong!("--backend", "cpu, cuda or cuda:N", name, @task),
+      else: [backend]
+  end
 
   defp model(sizes, backend, options) do
     threads = if backend == :cpu, do: Keyword.take(options, [:threads]), else: []

@@ -22,7 +22,9 @@ defmodule Mix.Tasks.Sidewinder.Generate do
 
   use Mix.Task
 
-  alias Sidewinder.{CommandLine, Error, Mamba, OpArguments, Tokenizer}
+  alias Sidewinder.{CommandLine, Mamba, OpArguments, Tokenizer}
+
+  @task "sidewinder.generate"
 
   @generation [
     max_tokens: :integer,
@@ -43,28 +45,13 @@ defmodule Mix.Tasks.Sidewinder.Generate do
   end
 
   defp parse!(args) do
-    case OptionParser.parse(args, strict: @switches) do
-      {options, [], []} ->
-        for name <- [:model, :prompt],
-            options[name] == nil,
-            do: wrong("--#{name}", "a value", "none")
+    options = CommandLine.options!(args, @switches, @task)
 
-        options
+    for name <- [:model, :prompt],
+        options[name] in [nil, ""],
+        do: CommandLine.wrong!("--#{name}", "a value", "none", @task)
 
-      {_options, [other | _], []} ->
-        wrong("arguments", "options only", other)
-
-      {_options, _, [{name, value} | _]} ->
-        wrong(name, "a known option with a value of its type", value || "none")
-    end
-  end
-
-  defp wrong(name, expected, got) do
-    raise Error.new(:option, name,
-            expected: expected,
-            got: got,
-            hint: "`mix help sidewinder.generate` lists the options"
-          )
+    options
   end
 
   defp main(options) do

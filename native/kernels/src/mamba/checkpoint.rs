@@ -4,15 +4,19 @@
 use super::config::Config;
 use super::weights::Weight;
 use super::{Layer, Weights};
+use crate::cpu::Exec;
 use crate::error::{Error, Kind, Result};
+use crate::file;
 use crate::mamba_block::MambaBlock;
 use crate::op::{Named, Op};
-use crate::safetensors::{Entry, Reader};
+use crate::place::{Cpu, Map, Place};
+use crate::safetensors::Reader;
 use crate::tensor::{DType, Described, Owned, Shape};
 use memmap2::Mmap;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 /// Tensors by the names that they have in files.
@@ -62,6 +66,7 @@ pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
 const BACKBONE: &str = "backbone.";
 pub(super) const EMBEDDING: &str = "embeddings.weight";
 const EMBEDDINGS: [&str; 2] = [EMBEDDING, "embedding.weight"];
+const LAYERS: &str = "layers.";
 pub(super) const LAST_NORM: &str = "norm_f.weight";
 pub(super) const HEAD: &str = "lm_head.weight";
 
@@ -77,7 +82,7 @@ pub(super) fn in_backbone(name: &str) -> String {
 
 /// What the names of a layer's weights begin with.
 fn of_layer(prefix: &str, layer: usize) -> String {
-    format!("{prefix}layers.{layer}.")
+    format!("{prefix}{LAYERS}{layer}.")
 }
 
 /// The file that says in which files the tensors are, where they are in several.
@@ -103,10 +108,8 @@ impl Checkpoint {
         let name = path.display().to_string();
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let json = folder.join("config.json");
-        let config = match std::fs::read(&json) {
-            Ok(bytes) => Some(Config::parse(&json.display().to_string(), &bytes)?),
-            Err(_) => None,
-        };
+        let config = read_if_there(&json)?;
+        let config = config.map(|bytes| Config::parse(&json.display().to_string(), &bytes)).transpose()?;
         let mut tensors = BTreeMap::new();
         for file in files(path)? {
             read_file(&file, copied, &mut tensors)?;
@@ -126,13 +129,17 @@ impl Checkpoint {
     pub fn model(mut self, dtype: Option<DType>, backbone: bool) -> Result<(Config, DType, Weights<Weight>)> {
         let prefix = if self.tensors.keys().any(|name| name.starts_with(BACKBONE)) { BACKBONE } else { "" };
         let mut config = match self.config {
-            Some(config) => config,
+            Some(config) => config.check(&self.name)?,
             None => self.config_of_shapes(prefix)?,
         };
-        let matrix = self.shape_and_type(&format!("{}mixer.in_proj.weight", of_layer(prefix, 0)));
-        let dtype = dtype.or(matrix.map(|(_, dtype)| dtype)).unwrap_or(DType::F32);
+        let matrix = self.shape_and_type(&format!("{prefix}{LAYERS}0.mixer.in_proj.weight"));
+        let dtype = dtype.or(matrix.map(|(_, dtype)| dtype).filter(|dtype| dtype.is_float())).unwrap_or(DType::F32);
+        if !dtype.is_float() {
+            return Err(Error::new(Kind::Option, "type").expected("f64, f32, bf16 or f16").got(dtype));
+        }
+        let numbers = self.layer_numbers(prefix);
         let mut taker = Taker { tensors: &mut self.tensors, dtype, wrong: Vec::new() };
-        let layers: Vec<_> = (0..config.layers).map(|i| taker.layer(&config, &of_layer(prefix, i))).collect();
+        let layers = taker.layers(&config, &format!("{prefix}{LAYERS}"), numbers);
         let norm = taker.take(&format!("{prefix}{LAST_NORM}"), &[config.width], dtype.wide(), false);
         let embedding = EMBEDDINGS.map(|name| format!("{prefix}{name}"));
         let embedding = embedding.iter().find(|name| taker.tensors.contains_key(*name)).unwrap_or(&embedding[0]);
@@ -149,6 +156,13 @@ impl Checkpoint {
         let layers = layers.into_iter().map(|layer| layer.expect(whole)).collect();
         let head = head.or_else(|| embedding.clone());
         Ok((config, dtype, Weights { embedding, layers, norm: norm.expect(whole), head }))
+    }
+
+    /// The numbers of the layers that there are tensors of.
+    fn layer_numbers(&self, prefix: &str) -> BTreeSet<usize> {
+        let start = format!("{prefix}{LAYERS}");
+        let names = self.tensors.range(start.clone()..).map_while(|(name, _)| name.strip_prefix(&start));
+        names.filter_map(|name| name.split_once('.')?.0.parse().ok()).collect()
     }
 
     fn shape_and_type(&self, name: &str) -> Option<(Shape, DType)> {
@@ -168,15 +182,11 @@ impl Checkpoint {
                 )
             })
         };
-        let of_first = |part: &str, axis| size(format!("{}mixer.{part}", of_layer(prefix, 0)), axis);
-        let is_layer = |layer: &usize| {
-            let start = of_layer(prefix, *layer);
-            self.tensors.range(start.clone()..).next().is_some_and(|(name, _)| name.starts_with(&start))
-        };
+        let of_first = |part: &str, axis| size(format!("{prefix}{LAYERS}0.mixer.{part}"), axis);
         let embedding = EMBEDDINGS.map(|name| size(format!("{prefix}{name}"), 0));
         Config {
             width: size(format!("{prefix}{LAST_NORM}"), 0)?,
-            layers: (0..).take_while(is_layer).count(),
+            layers: (0..).zip(self.layer_numbers(prefix)).take_while(|(i, number)| i == number).count(),
             vocabulary: embedding.into_iter().flatten().next().unwrap_or(0),
             inner: of_first("A_log", 0)?,
             state: of_first("A_log", 1)?,
@@ -217,7 +227,32 @@ struct Taker<'c> {
     wrong: Vec<String>,
 }
 
+/// So many problems are told; there may be as many as somebody cares to claim.
+const TOLD: usize = 1000;
+
 impl Taker<'_> {
+    /// The weights of the layers with these numbers, as far as the configuration has them. Those without any
+    /// tensor are told together: it may claim billions.
+    fn layers(&mut self, config: &Config, prefix: &str, numbers: BTreeSet<usize>) -> Vec<Option<Layer<Weight>>> {
+        let mut layers = Vec::new();
+        let mut next = 0;
+        for number in numbers.into_iter().take_while(|&number| number < config.layers) {
+            self.nothing_of(prefix, next..number);
+            next = number + 1;
+            layers.push(self.layer(config, &format!("{prefix}{number}.")));
+        }
+        self.nothing_of(prefix, next..config.layers);
+        layers
+    }
+
+    fn nothing_of(&mut self, prefix: &str, numbers: Range<usize>) {
+        match numbers.len() {
+            0 => {}
+            1 => self.wrong.push(format!("no `{prefix}{}`", numbers.start)),
+            _ => self.wrong.push(format!("no `{prefix}{}` to `{prefix}{}`", numbers.start, numbers.end - 1)),
+        }
+    }
+
     /// The weights of a layer, unless one is missing.
     fn layer(&mut self, config: &Config, prefix: &str) -> Option<Layer<Weight>> {
         let mut block = Named::default();
@@ -232,10 +267,8 @@ impl Taker<'_> {
             }
         }
         let norm = self.take(&format!("{prefix}{NORM}"), &[config.width], self.dtype.wide(), false);
-        let a_log = block.find("A_log")?.view().to_f64();
-        let mut a = Owned::poisoned(block.find("A_log")?.spec());
-        a.view_mut().store_f64(&a_log.mapv(|v| -v.exp()));
-        Some(Layer { norm: norm?, block, a: a.into() })
+        let a = negative_exp(block.find("A_log")?);
+        Some(Layer { norm: norm?, block, a })
     }
 
     fn take(&mut self, name: &str, dims: &[usize], dtype: DType, optional: bool) -> Option<Weight> {
@@ -243,6 +276,7 @@ impl Taker<'_> {
             None if optional => return None,
             None => format!("no `{name}`"),
             Some(Err(error)) => format!("`{name}` of {}", error.got),
+            Some(Ok(weight)) if !weight.spec().dtype.is_float() => format!("`{name}` of {}", weight.spec().dtype),
             Some(Ok(weight)) if weight.spec().shape[..] == *dims => return Some(weight.cast(dtype)),
             Some(Ok(weight)) => {
                 let dims: Vec<String> = dims.iter().map(usize::to_string).collect();
@@ -256,15 +290,22 @@ impl Taker<'_> {
     /// The one error about all that is wrong, if anything is.
     fn done(mut self, name: &str) -> Result<()> {
         self.wrong.extend(self.tensors.keys().map(|name| format!("`{name}`, which no Mamba model has")));
-        match self.wrong.is_empty() {
-            true => Ok(()),
-            false => Err(failure(
-                name,
-                "the tensors of a Mamba model of the sizes of its configuration",
-                self.wrong.join("; "),
-            )),
+        if self.wrong.is_empty() {
+            return Ok(());
         }
+        if let Some(others) = self.wrong.len().checked_sub(TOLD).filter(|&others| others > 0) {
+            self.wrong.truncate(TOLD);
+            self.wrong.push(format!("and {others} more"));
+        }
+        Err(failure(name, "the tensors of a Mamba model of the sizes of its configuration", self.wrong.join("; ")))
     }
+}
+
+/// What steps need of `A_log`.
+fn negative_exp(a_log: &Weight) -> Weight {
+    let mut a = Owned::poisoned(a_log.spec());
+    Cpu(&Exec::default()).map(Map::NegExp, &[a_log.view()], a.view_mut()).expect("tensors of one float type");
+    a.into()
 }
 
 /// A shape without the axis of length 1 that PyTorch's depthwise convolutions have.
@@ -275,17 +316,31 @@ pub(super) fn squeezed(dims: &[usize]) -> Vec<usize> {
     }
 }
 
+/// A description may take this many bytes.
+const MAX_DESCRIPTION: u64 = 64 << 20;
+
+/// What a file of JSON has in it, if there is such a file.
+fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
+    match file::read(path, MAX_DESCRIPTION) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(failure(path.display().to_string(), "a readable file, or none", e)),
+    }
+}
+
 /// The safetensors files that a path stands for.
 fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
     }
     let index = path.join(INDEX);
-    if let Ok(json) = std::fs::read(&index) {
-        let name = index.display().to_string();
-        let index: Index =
-            serde_json::from_slice(&json).map_err(|e| failure(name, "an index of safetensors files", e))?;
+    if let Some(json) = read_if_there(&index)? {
+        let wrong = |got: String| failure(index.display().to_string(), "an index of safetensors files beside it", got);
+        let index: Index = serde_json::from_slice(&json).map_err(|e| wrong(e.to_string()))?;
         let names: BTreeSet<String> = index.weight_map.into_values().collect();
+        if let Some(elsewhere) = names.iter().find(|name| !is_plain(name)) {
+            return Err(wrong(format!("`{elsewhere}`")));
+        }
         return Ok(names.into_iter().map(|name| path.join(name)).collect());
     }
     let entries = std::fs::read_dir(path).map_err(|e| failure(path.display().to_string(), "a readable folder", e))?;
@@ -299,23 +354,27 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
+/// Whether a name does not lead out of its folder.
+fn is_plain(name: &str) -> bool {
+    let mut parts = Path::new(name).components().peekable();
+    parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
+}
+
 /// Adds the tensors of a file.
 fn read_file(path: &Path, copied: bool, tensors: &mut BTreeMap<String, Found>) -> Result<()> {
     let reader = Reader::open(path)?;
     let mapped = if copied { None } else { Some(Arc::new(map(path)?)) };
     for entry in reader.entries() {
         let weight = |spec| match &mapped {
-            Some(file) => Weight::mapped(spec, file, range(entry)),
+            Some(file) => Weight::mapped(spec, file, entry.range()),
             None => reader.tensor(entry).map(Weight::from),
         };
-        tensors.insert(entry.name.clone(), reader.spec(entry).and_then(weight));
+        let twice = tensors.insert(entry.name.clone(), reader.spec(entry).and_then(weight)).is_some();
+        if twice {
+            return Err(failure(path.display().to_string(), "each tensor in one file", &*entry.name));
+        }
     }
     Ok(())
-}
-
-fn range(entry: &Entry) -> std::ops::Range<usize> {
-    let start = entry.offset as usize;
-    start..start + entry.len
 }
 
 fn map(path: &Path) -> Result<Mmap> {

@@ -106,10 +106,10 @@ impl Config {
         let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = self;
         let least = [width, layers, inner, state, rank, conv].into_iter().min().unwrap_or(0);
         let most = [width, layers, vocabulary, inner, state, rank, conv].into_iter().max().unwrap_or(0);
-        if least == 0 || most > i32::MAX as usize || eps.is_nan() || eps < 0.0 {
+        if least == 0 || most > i32::MAX as usize || !(eps >= 0.0 && eps.is_finite()) {
             return Err(wrong(
                 name,
-                "positive sizes of 31 bits, and an epsilon that is not negative",
+                "positive sizes of 31 bits, and a finite epsilon that is not negative",
                 format_args!("{self:?}"),
             ));
         }

@@ -170,6 +170,10 @@ impl Model {
                 .got("tokens")
                 .hint("This model is a backbone: it has no embedding")),
             Input::Tokens(tokens) => check_tokens(tokens, vocabulary).map(|()| tokens.len()),
+            Input::Features(_) if vocabulary > 0 => Err(Error::new(Kind::Argument, "input")
+                .expected(format_args!("numbers from 0 to {}", vocabulary - 1))
+                .got("features")
+                .hint("This model is one of tokens; loaded as a backbone it takes features")),
             Input::Features(features) => {
                 let spec = features.spec();
                 let rows = spec.shape.split_last().filter(|(last, _)| **last == width && spec.dtype == self.dtype);

@@ -135,7 +135,9 @@ pub(super) struct Draw {
 impl Sampling {
     /// The `draw`th choice of a text.
     pub(super) fn draw(&self, draw: u64) -> Draw {
-        let per_temperature = if self.temperature == 0.0 { 0.0 } else { 1.0 / self.temperature as f32 };
+        // Neither what means "the largest logit" nor what no difference can be multiplied by.
+        let within = |inverse: f32| inverse.clamp(1e-38, 1e38);
+        let per_temperature = if self.temperature == 0.0 { 0.0 } else { within(1.0 / self.temperature as f32) };
         Draw {
             per_temperature,
             top_k: self.top_k.map_or(0, |k| k.try_into().unwrap_or(u32::MAX)),
@@ -214,6 +216,18 @@ mod tests {
         let text = |seed| (0..50).map(|draw| sampling(seed).choose(&[0.0; 100], draw).unwrap()).collect::<Vec<_>>();
         assert_eq!(text(1), text(1));
         assert_ne!(text(1), text(2));
+    }
+
+    #[test]
+    fn temperatures_beyond_f32_are_still_temperatures() {
+        for temperature in [f64::MIN_POSITIVE, 1e-45, 1e-30, 1.0, 1e30, 1e45, f64::MAX] {
+            let sampling = Sampling { temperature, ..Default::default() };
+            let factor = sampling.draw(0).per_temperature * std::f32::consts::LOG2_E;
+            assert!(factor > 0.0 && factor.is_finite(), "{temperature}: {factor}");
+            let counts = counts(sampling, &LOGITS);
+            assert_eq!(counts[2] > 0, temperature >= 1.0, "{temperature}: {counts:?}");
+            assert!(counts[4] == 0 && counts[1] > 0 && counts[3] > 0, "{temperature}: {counts:?}");
+        }
     }
 
     #[test]

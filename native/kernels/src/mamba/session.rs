@@ -8,7 +8,8 @@ use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::place::Place;
 use crate::safetensors;
-use crate::tensor::{DType, Described, Owned, Spec, View, ViewMut};
+use crate::tensor::{DType, Described, Element, Owned, Spec, View, ViewMut};
+use crate::with_type;
 use std::sync::{Arc, PoisonError};
 
 /// A sequence that a model is running, as states of constant size. A call that fails leaves it as it was.
@@ -48,13 +49,16 @@ const CONV: &str = "conv_state";
 const SSM: &str = "ssm_state";
 const LENGTH: &str = "length";
 
+/// No session sees more in any lifetime: what goes on from there does not overflow.
+const LONGEST: u64 = 1 << 62;
+
 impl Session {
     /// A session that has seen nothing.
     pub fn new(model: &Arc<Model>) -> Result<Session> {
         let specs = State::specs(model.config(), model.dtype())?;
         let memory = match model.device() {
             None => {
-                let zeros = || specs.try_map(|spec| Ok(Owned::zeros(*spec)));
+                let zeros = || specs.try_map(|spec| Owned::try_zeros(*spec));
                 Memory::Cpu(Turns { now: zeros()?, next: zeros()? })
             }
             Some(device) => {
@@ -115,7 +119,7 @@ impl Session {
 
     /// Takes a sequence in, and writes what the model gives for its last row, if that is wanted.
     pub fn prefill(&mut self, input: Input, to: Option<ViewMut>) -> Result<()> {
-        let rows = self.model.check(input)?;
+        let rows = lasting(&self.model, input)?;
         if rows == 0 {
             return match to {
                 None => Ok(()),
@@ -189,9 +193,13 @@ impl Session {
             let none = || Error::new(Kind::Argument, "logits").expected("finite numbers").got("none");
             return chosen.into_iter().map(|token| token.ok_or_else(none)).collect();
         }
-        let mut logits = Owned::poisoned(model.output(&[sessions.len()])?);
+        let mut logits = Owned::try_poisoned(model.output(&[sessions.len()])?)?;
         Session::step(sessions, input, logits.view_mut())?;
-        choose(&logits, choices)
+        let chosen = choose(&logits, choices);
+        if chosen.is_err() {
+            sessions.iter_mut().for_each(|session| session.retreat());
+        }
+        chosen
     }
 
     /// The states as the bytes of a safetensors file.
@@ -223,6 +231,11 @@ impl Session {
         let state = State { conv: find(CONV, specs.conv)?, ssm: find(SSM, specs.ssm)? };
         let length = find(LENGTH, Spec::new(DType::U8, &[8])?)?;
         session.length = u64::from_le_bytes(length.view().bytes().try_into().expect("eight bytes"));
+        if session.length > LONGEST {
+            return Err(Error::new(Kind::Argument, "dump")
+                .expected(format_args!("`{LENGTH}`, at most {LONGEST}"))
+                .got(session.length));
+        }
         match &mut session.memory {
             Memory::Cpu(turns) => turns.now = state,
             Memory::Cuda(turns) => {
@@ -236,12 +249,37 @@ impl Session {
     }
 
     fn advance(&mut self, rows: u64) {
+        self.turn();
+        self.length += rows;
+    }
+
+    /// Takes the last step back.
+    fn retreat(&mut self) {
+        self.turn();
+        self.length -= 1;
+    }
+
+    fn turn(&mut self) {
         match &mut self.memory {
             Memory::Cpu(turns) => turns.turn(),
             Memory::Cuda(turns) => turns.turn(),
         }
-        self.length += rows;
     }
+}
+
+/// How many rows there are. What is no number is refused: a state that has seen it would never give numbers again.
+fn lasting(model: &Model, input: Input) -> Result<usize> {
+    let rows = model.check(input)?;
+    if let Input::Features(features) = input {
+        // Without an end at the first one, which would keep it from going by vectors.
+        let finite = with_type!(model.dtype(), T => {
+            features.slice::<T>()?.iter().fold(true, |all, v| all & v.to_f64().is_finite())
+        });
+        if !finite {
+            return Err(Error::new(Kind::Argument, "features").expected("finite numbers").got("NaN or infinity"));
+        }
+    }
+    Ok(rows)
 }
 
 /// The model of sessions that are to be stepped together, unless there are none of them.
@@ -253,7 +291,7 @@ fn together(sessions: &[&mut Session], input: Input) -> Result<Option<Arc<Model>
     if sessions.iter().any(|session| !Arc::ptr_eq(&session.model, &model)) {
         return Err(Error::new(Kind::Argument, "sessions").expected("sessions of one model").got("several models"));
     }
-    let rows = model.check(input)?;
+    let rows = lasting(&model, input)?;
     if rows != sessions.len() {
         let expected = format_args!("one for each of {} sessions", sessions.len()).to_string();
         return Err(Error::new(Kind::Argument, "input").expected(expected).got(rows));
