@@ -512,10 +512,25 @@ impl Step<'_> {
         };
         let lanes = config.state.next_power_of_two().min(LANES);
         let (between, _) = type_names(y.spec().dtype);
-        let kernel = self.kernel(&SCAN, THREADS, &format!("-DLANES={lanes} -DBETWEEN={between}"))?;
+        let each = |count: usize| count.div_ceil(lanes);
+        let (states, together) = (each(config.state), self.scanned_together(each(config.state)));
+        let options = format!(
+            "-DLANES={lanes} -DBETWEEN={between} -DSTATES={states} -DRANKS={} -DSEQUENCES={together}",
+            each(config.rank)
+        );
+        let kernel = self.kernel(&SCAN, THREADS, &options)?;
         let blocks = grid_size(config.inner.div_ceil(THREADS as usize / lanes))?;
+        let sequences = (self.plan.batch / together) as u32;
         // SAFETY: as above.
-        unsafe { self.lane.launch_with(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
+        unsafe { self.lane.launch_with(&kernel, [blocks, sequences, 1], THREADS, 0, &params) }
+    }
+
+    /// How many sequences a thread of the scan has that has so many states of each: as many as leave work for all
+    /// multiprocessors and fit its registers.
+    fn scanned_together(&self, states: usize) -> usize {
+        let batch = self.plan.batch;
+        let most = (batch / TIMES).min(8 / states.min(8));
+        [4, 2].into_iter().find(|&together| together <= most && batch.is_multiple_of(together)).unwrap_or(1)
     }
 
     /// The logits, or the normed features of a backbone.

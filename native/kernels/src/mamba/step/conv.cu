@@ -11,11 +11,12 @@ struct Params {
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_conv(Params p) {
     let_others_begin();
-    wait_for_others();
     i64 channel = (i64)blockIdx.x * THREADS + threadIdx.x, sequence = blockIdx.y;
     if (channel >= p.channels) return;
     STORAGE* samples = p.samples[sequence] + p.layer * (WIDTH - 1) * p.channels + channel;
-    REAL b = p.b ? p.b[channel] : (REAL)0;
+    // No kernel before this one writes these.
+    Taps held = taps(samples, p.channels, p.w + channel * WIDTH, p.b ? p.b + channel : 0);
+    wait_for_others();
     STORAGE newest = p.u[sequence * p.stride + channel];
-    narrow(convolve(samples, p.channels, p.w + channel * WIDTH, b, newest), p.y[sequence * p.channels + channel]);
+    narrow(convolve(held, samples, p.channels, newest), p.y[sequence * p.channels + channel]);
 }

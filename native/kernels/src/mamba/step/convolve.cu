@@ -1,17 +1,29 @@
-// One step of a channel's causal convolution, with SiLU behind it: its samples, so far apart, move on by one. All that
-// it reads is asked for before anything is written.
-__device__ __forceinline__ REAL convolve(STORAGE* samples, i64 apart, const REAL* w, REAL sum, STORAGE newest) {
+// One step of a channel's causal convolution, with SiLU behind it. All that it reads is asked for before anything is
+// written.
+struct Taps {
     STORAGE held[WIDTH];
-    REAL factors[WIDTH];
+    REAL factors[WIDTH], bias;
+};
+
+// A channel's samples, so far apart, with room for the newest, and its weights.
+__device__ __forceinline__ Taps taps(const STORAGE* samples, i64 apart, const REAL* w, const REAL* b) {
+    Taps taps;
 #pragma unroll
     for (int step = 0; step < WIDTH; ++step) {
-        if (step + 1 < WIDTH) held[step] = samples[step * apart];
-        factors[step] = w[step];
+        if (step + 1 < WIDTH) taps.held[step] = samples[step * apart];
+        taps.factors[step] = w[step];
     }
-    held[WIDTH - 1] = newest;
+    taps.bias = b ? *b : (REAL)0;
+    return taps;
+}
+
+// The samples move on by one.
+__device__ __forceinline__ REAL convolve(Taps taps, STORAGE* samples, i64 apart, STORAGE newest) {
+    taps.held[WIDTH - 1] = newest;
+    REAL sum = taps.bias;
 #pragma unroll
-    for (int step = 0; step < WIDTH; ++step) sum = fma(factors[step], widen(held[step]), sum);
+    for (int step = 0; step < WIDTH; ++step) sum = fma(taps.factors[step], widen(taps.held[step]), sum);
 #pragma unroll
-    for (int step = 0; step + 1 < WIDTH; ++step) samples[step * apart] = held[step + 1];
+    for (int step = 0; step + 1 < WIDTH; ++step) samples[step * apart] = taps.held[step + 1];
     return silu(sum);
 }

@@ -134,22 +134,58 @@ __device__ __forceinline__ void take(const Params& p, REAL* x, REAL (&scales)[BA
     }
 }
 
-__device__ __forceinline__ REAL convolved(const Params& p, int b, i64 channel, REAL u) {
-    i64 channels = p.rows / 2;
-    STORAGE *samples = p.samples[b] + p.layer * (WIDTH - 1) * channels + channel, newest;
-    narrow(u, newest);
-    return convolve(samples, channels, p.conv_w + channel * WIDTH, p.conv_b ? p.conv_b[channel] : (REAL)0, newest);
+// What a thread needs beside the sum that it puts, asked for before there is one: it would wait for each by itself.
+struct Behind {
+    REAL bias;
+#if BEHIND == 1
+    REAL old;
+#elif BEHIND == 2
+    Taps taps;
+#endif
+};
+
+// The thread of a warp that puts the sum of a row and a sequence, and what is that of this thread.
+__device__ __forceinline__ int putter(int r, int b) { return r * BATCH + b; }
+__device__ __forceinline__ int row_put() { return threadIdx.x % 32 / BATCH; }
+__device__ __forceinline__ int sequence_put() { return threadIdx.x % 32 % BATCH; }
+
+__device__ __forceinline__ STORAGE* samples(const Params& p, i64 channel) {
+    return p.samples[sequence_put()] + p.layer * (WIDTH - 1) * (p.rows / 2) + channel;
 }
 
-__device__ __forceinline__ void put(const Params& p, int b, i64 row, REAL y) {
-    if (p.b) y += widen(p.b[row]);
-    i64 at = b * p.rows + row;
+// What no kernel before this one writes.
+__device__ __forceinline__ void read_ahead(const Params& p, i64 row, Behind& behind) {
+    row += row_put();
+    if (row_put() >= ROWS || row >= p.rows) return;
+    behind.bias = p.b ? widen(p.b[row]) : (REAL)0;
+#if BEHIND == 2
+    if (row < p.rows / 2)
+        behind.taps = taps(samples(p, row), p.rows / 2, p.conv_w + row * WIDTH, p.conv_b ? p.conv_b + row : 0);
+#endif
+}
+
+// What they write.
+__device__ __forceinline__ void read_old(const Params& p, i64 row, Behind& behind) {
+#if BEHIND == 1
+    row += row_put();
+    if (row_put() < ROWS && row < p.rows) behind.old = p.y[sequence_put() * p.rows + row];
+#endif
+}
+
+__device__ __forceinline__ void put(const Params& p, i64 row, REAL y, const Behind& behind) {
+    y += behind.bias;
+    i64 at = sequence_put() * p.rows + row;
 #if BEHIND == 0
     p.y[at] = y;
 #elif BEHIND == 1
-    p.y[at] += y;
+    p.y[at] = behind.old + y;
 #elif BEHIND == 2
-    p.y[at] = row < p.rows / 2 ? convolved(p, b, row, y) : y;
+    if (row < p.rows / 2) {
+        STORAGE newest;
+        narrow(y, newest);
+        y = convolve(behind.taps, samples(p, row), p.rows / 2, newest);
+    }
+    p.y[at] = y;
 #else
     narrow(y, p.narrow_y[at]);
 #endif
@@ -161,8 +197,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_dense(Params p) {
     let_others_begin();
     i64 step = (i64)gridDim.x * WARPS * ROWS, row = ((i64)blockIdx.x * WARPS + threadIdx.x / 32) * ROWS;
     Held held;
+    Behind behind;
     read(p, row, 0, held);
+    read_ahead(p, row, behind);
     wait_for_others();
+    read_old(p, row, behind);
     REAL scales[BATCH];
     take(p, x, scales);
     for (; row < p.rows; row += step) {
@@ -181,7 +220,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_dense(Params p) {
                 REAL sum = sums[r][b];
 #pragma unroll
                 for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-                if (threadIdx.x % 32 == r * BATCH + b && row + r < p.rows) put(p, b, row + r, sum * scales[b]);
+                if (threadIdx.x % 32 == putter(r, b) && row + r < p.rows) put(p, row + r, sum * scales[b], behind);
             }
+        if (row + step < p.rows) {
+            read_ahead(p, row + step, behind);
+            read_old(p, row + step, behind);
+        }
     }
 }

@@ -1,5 +1,9 @@
 // One step of the selective scan of each of some sequences, with the projection of dt before it. LANES threads have a
-// channel together, a part of its states each. What comes in between the layers is of type BETWEEN.
+// channel together, each RANKS of the weights of dt's projection and STATES of the states, of SEQUENCES sequences. What
+// comes in between the layers is of type BETWEEN.
+//
+// A thread does little, and would wait for each thing that it reads by itself: all is asked for before it is used, and
+// what the kernels before this one do not write, states too, before they are waited for.
 
 struct Params {
     const BETWEEN* x;          // (batch, channels), out of the convolution; rows apart by x_stride
@@ -20,43 +24,57 @@ template <class T> __device__ __forceinline__ T total(T sum) {
     return sum;
 }
 
-// Weights of dt's projection that a thread has before the others are waited for.
-constexpr int HELD = 4;
+// What a thread has of a row of so many numbers, zeros past its end.
+template <int N, class T> __device__ __forceinline__ void own(const T* row, i64 count, REAL (&to)[N]) {
+    int lane = threadIdx.x % LANES;
+#pragma unroll
+    for (int k = 0; k < N; ++k) to[k] = lane + k * LANES < count ? widen(row[lane + k * LANES]) : (REAL)0;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Params p) {
-    i64 channel = (i64)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, sequence = blockIdx.y;
+    i64 channel = (i64)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, first = (i64)blockIdx.y * SEQUENCES;
     int lane = threadIdx.x % LANES;
     bool there = channel < p.channels;
     // Lanes past the last channel go along, for the sums.
     i64 of = there ? channel : p.channels - 1;
-    const STORAGE* dt_w = p.dt_w + of * p.rank;
-    REAL held[HELD], dt_b = p.dt_b[of], d = p.d[of], a = lane < p.count ? p.a[of * p.count + lane] : (REAL)0;
+    REAL dt_w[RANKS], a[STATES], dt_b = p.dt_b[of], d = p.d[of];
+    REAL *states[SEQUENCES], h[SEQUENCES][STATES];
+    own(p.dt_w + of * p.rank, p.rank, dt_w);
+    own(p.a + of * p.count, p.count, a);
 #pragma unroll
-    for (int k = 0; k < HELD; ++k) {
-        i64 r = lane + k * LANES;
-        held[k] = r < p.rank ? widen(dt_w[r]) : (REAL)0;
+    for (int s = 0; s < SEQUENCES; ++s) {
+        states[s] = p.states[first + s] + (p.layer * p.channels + of) * p.count;
+        own(states[s], p.count, h[s]);
     }
     let_others_begin();
     wait_for_others();
-    const BETWEEN* projected = p.projected + sequence * (p.rank + 2 * p.count);
-    REAL dt = 0;
+    REAL x[SEQUENCES], z[SEQUENCES], dt[SEQUENCES][RANKS], b[SEQUENCES][STATES], c[SEQUENCES][STATES];
 #pragma unroll
-    for (int k = 0; k < HELD; ++k) {
-        i64 r = lane + k * LANES;
-        if (r < p.rank) dt = fma(held[k], widen(projected[r]), dt);
+    for (int s = 0; s < SEQUENCES; ++s) {
+        i64 sequence = first + s;
+        const BETWEEN* projected = p.projected + sequence * (p.rank + 2 * p.count);
+        own(projected, p.rank, dt[s]);
+        own(projected + p.rank, p.count, b[s]);
+        own(projected + p.rank + p.count, p.count, c[s]);
+        x[s] = widen(p.x[sequence * p.x_stride + of]);
+        z[s] = widen(p.z[sequence * p.z_stride + of]);
     }
-    for (i64 r = lane + HELD * LANES; r < p.rank; r += LANES) dt = fma(widen(dt_w[r]), widen(projected[r]), dt);
-    dt = softplus(total(dt) + dt_b);
-    REAL x = widen(p.x[sequence * p.x_stride + of]), z = widen(p.z[sequence * p.z_stride + of]);
-    REAL* states = p.states[sequence] + (p.layer * p.channels + of) * p.count;
-    const BETWEEN *b = projected + p.rank, *c = b + p.count;
-    REAL y = 0;
-    for (i64 n = lane; n < p.count; n += LANES) {
-        if (n > lane) a = p.a[of * p.count + n];
-        REAL h = exp2_fast(dt * a * (REAL)LOG2_E) * states[n] + dt * x * widen(b[n]);
-        if (there) states[n] = h;
-        y = fma(widen(c[n]), h, y);
+#pragma unroll
+    for (int s = 0; s < SEQUENCES; ++s) {
+        REAL step = 0, y = 0;
+#pragma unroll
+        for (int k = 0; k < RANKS; ++k) step = fma(dt_w[k], dt[s][k], step);
+        step = softplus(total(step) + dt_b);
+#pragma unroll
+        for (int k = 0; k < STATES; ++k) {
+            h[s][k] = exp2_fast(step * a[k] * (REAL)LOG2_E) * h[s][k] + step * x[s] * b[s][k];
+            y = fma(c[s][k], h[s][k], y);
+        }
+        y = total(y);
+        if (!there) continue;
+#pragma unroll
+        for (int k = 0; k < STATES; ++k)
+            if (lane + k * LANES < p.count) states[s][lane + k * LANES] = h[s][k];
+        if (lane == 0) narrow(fma(d, x[s], y) * silu(z[s]), p.y[(first + s) * p.channels + channel]);
     }
-    y = total(y);
-    if (there && lane == 0) narrow(fma(d, x, y) * silu(z), p.y[sequence * p.channels + channel]);
 }
