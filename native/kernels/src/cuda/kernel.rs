@@ -19,7 +19,10 @@ pub struct Source {
 
 /// A kernel that is loaded on a device. Never unloaded: there are few, and they are small.
 #[derive(Clone, Copy)]
-pub struct Kernel(sys::CUfunction);
+pub struct Kernel {
+    function: sys::CUfunction,
+    early: bool,
+}
 
 // SAFETY: functions of a loaded module may be launched from any thread.
 unsafe impl Send for Kernel {}
@@ -28,7 +31,20 @@ unsafe impl Sync for Kernel {}
 
 impl Kernel {
     pub(super) fn function(&self) -> sys::CUfunction {
-        self.0
+        self.function
+    }
+
+    /// The same, to begin before what was queued before it is done. On devices that cannot do that it begins when all is
+    /// done.
+    ///
+    /// # Safety
+    /// The kernel waits for that itself, with `griddepcontrol.wait`, before it reads or writes what others write.
+    pub unsafe fn early(self) -> Kernel {
+        Kernel { early: true, ..self }
+    }
+
+    pub(super) fn is_early(&self) -> bool {
+        self.early
     }
 }
 
@@ -101,7 +117,7 @@ fn load(device: &Device, name: &str, code: &[u8]) -> Result<Kernel> {
         device.answer(sys::cuModuleGetFunction(&mut function, module, name.as_ptr()), "cuModuleGetFunction")?;
     }
     allow_shared_memory(device, function)?;
-    Ok(Kernel(function))
+    Ok(Kernel { function, early: false })
 }
 
 /// Lets launches have all shared memory that the kernel does not declare itself. They would get 48 KiB unasked.

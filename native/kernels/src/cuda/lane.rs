@@ -260,41 +260,12 @@ impl Lane {
         shared: u32,
         params: &P,
     ) -> Result<()> {
-        self.device.bind()?;
-        let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
-        // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
-        let code = unsafe {
-            let (stream, arguments) = (self.stream(), arguments.as_mut_ptr());
-            let ([x, y, z], none) = (grid, std::ptr::null_mut());
-            sys::cuLaunchKernel(kernel.function(), x, y, z, threads, 1, 1, shared, stream, arguments, none)
-        };
-        self.device.answer(code, "cuLaunchKernel")
-    }
-
-    /// The same, and the kernel may begin before what was queued before it is done: it waits for that itself, with
-    /// `griddepcontrol.wait`, before it reads or writes what others write. On devices that cannot do that it begins
-    /// when all is done.
-    ///
-    /// # Safety
-    /// As above, and the kernel waits.
-    pub unsafe fn launch_early<P: Copy>(
-        &self,
-        kernel: &Kernel,
-        grid: [u32; 3],
-        threads: u32,
-        shared: u32,
-        params: &P,
-    ) -> Result<()> {
         use sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
-        if self.device.facts().capability.0 < 9 {
-            // SAFETY: the caller's promise.
-            return unsafe { self.launch_with(kernel, grid, threads, shared, params) };
-        }
         self.device.bind()?;
         // SAFETY: zeros are a value of each field.
-        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id = EARLY;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let mut early: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        early.id = EARLY;
+        early.value.programmaticStreamSerializationAllowed = 1;
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -304,8 +275,8 @@ impl Lane {
             blockDimZ: 1,
             sharedMemBytes: shared,
             hStream: self.stream(),
-            attrs: &mut attribute,
-            numAttrs: 1,
+            attrs: &mut early,
+            numAttrs: u32::from(kernel.is_early() && self.device.facts().capability.0 >= 9),
         };
         let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.

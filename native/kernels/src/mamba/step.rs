@@ -20,13 +20,19 @@ use crate::op::named;
 use crate::place::{Cuda, Place};
 use crate::tensor::{DType, Described, Spec, ViewMut};
 
-const EMBED: Source = Source { name: "step_embed", text: include_str!("step/embed.cu") };
+/// Sources of a kernel's text, behind what begins all of them.
+macro_rules! text {
+    ($($part:literal),*) => {
+        concat!(include_str!("step/early.cu") $(, include_str!($part))*)
+    };
+}
+const EMBED: Source = Source { name: "step_embed", text: text!("step/embed.cu") };
 const DENSE: Source =
-    Source { name: "step_dense", text: concat!(include_str!("../cuda/pack.cu"), include_str!("step/dense.cu")) };
-const CHOOSE: Source = Source { name: "step_choose", text: include_str!("step/choose.cu") };
-const CONV: Source = Source { name: "step_conv", text: include_str!("step/conv.cu") };
-const SCAN: Source = Source { name: "step_scan", text: include_str!("step/scan.cu") };
-const NORM: Source = Source { name: "step_norm", text: include_str!("step/norm.cu") };
+    Source { name: "step_dense", text: text!("../cuda/pack.cu", "step/convolve.cu", "step/dense.cu") };
+const CHOOSE: Source = Source { name: "step_choose", text: text!("step/choose.cu") };
+const CONV: Source = Source { name: "step_conv", text: text!("step/convolve.cu", "step/conv.cu") };
+const SCAN: Source = Source { name: "step_scan", text: text!("step/scan.cu") };
+const NORM: Source = Source { name: "step_norm", text: text!("../cuda/block_sum.cu", "step/norm.cu") };
 
 /// Sequences that are few.
 const FEW: usize = 4;
@@ -200,10 +206,9 @@ impl Stepper {
         (device, tf32): (&Device, bool),
     ) -> Result<Stepper> {
         let lane = device.lane()?.allow_tf32(tf32);
-        let mut plan = Plan::new(config, dtype, weights, batch, device)?;
+        let plan = Plan::new(config, dtype, weights, batch, device)?;
         lane.fill(&plan.nobodys.conv, 0)?;
         lane.fill(&plan.nobodys.ssm, 0)?;
-        plan.fill(None, &[], &[], &lane)?;
         Ok(Stepper { graphs: [None, None], lane, plan })
     }
 
@@ -351,8 +356,10 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    fn kernel(&self, source: &Source, options: &str) -> Result<Kernel> {
-        self.lane.device().kernel(source, &format!("{} -DTHREADS={THREADS} {options}", types(self.plan.dtype)))
+    fn kernel(&self, source: &Source, threads: u32, options: &str) -> Result<Kernel> {
+        let options = format!("{} -DTHREADS={threads} {options}", types(self.plan.dtype));
+        // SAFETY: all kernels of a step wait before they read or write what others write.
+        Ok(unsafe { self.lane.device().kernel(source, &options)?.early() })
     }
 
     /// Where the addresses of the sequences' samples are, or with 1 those of their states.
@@ -369,9 +376,9 @@ impl Step<'_> {
             _ => (input, 0),
         };
         let params = Embed { from, tokens, sum: self.lane.address(sum)?, width: config.width as i64 };
-        let kernel = self.kernel(&EMBED, "")?;
+        let kernel = self.kernel(&EMBED, THREADS, "")?;
         // SAFETY: Embed is the struct that the kernel declares; tokens were checked to be rows.
-        unsafe { self.lane.launch_early(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
+        unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
     }
 
     fn of_few(&self) -> Result<()> {
@@ -451,10 +458,10 @@ impl Step<'_> {
             channels,
             stride: 2 * channels,
         };
-        let kernel = self.kernel(&CONV, &format!("-DWIDTH={}", self.plan.config.conv))?;
+        let kernel = self.kernel(&CONV, THREADS, &format!("-DWIDTH={}", self.plan.config.conv))?;
         let blocks = grid_size(self.plan.config.inner.div_ceil(THREADS as usize))?;
         // SAFETY: Conv is the struct that the kernel declares; sizes are those of the plan's buffers.
-        unsafe { self.lane.launch_early(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
+        unsafe { self.lane.launch_with(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
     }
 
     fn dense(&self, behind: Behind, params: Dense) -> Result<()> {
@@ -473,12 +480,12 @@ impl Step<'_> {
             u32::from(params.norm != 0),
             behind as u32,
         );
-        let kernel = self.kernel(&DENSE, &options)?;
+        let kernel = self.kernel(&DENSE, THREADS, &options)?;
         // As many blocks as there are registers for at once.
         let blocks = rows.div_ceil(WARPS * each).min(2 * multiprocessors);
         let shared = (batch * columns.next_multiple_of(32 * vec * packs) * 4) as u32;
         // SAFETY: Dense is the struct that the kernel declares; sizes are those of the plan's buffers.
-        unsafe { self.lane.launch_early(&kernel, [grid_size(blocks)?, 1, 1], THREADS, shared, &params) }
+        unsafe { self.lane.launch_with(&kernel, [grid_size(blocks)?, 1, 1], THREADS, shared, &params) }
     }
 
     /// The scan, of what comes out of the convolution and of the gate, with rows so far apart.
@@ -505,10 +512,10 @@ impl Step<'_> {
         };
         let lanes = config.state.next_power_of_two().min(LANES);
         let (between, _) = type_names(y.spec().dtype);
-        let kernel = self.kernel(&SCAN, &format!("-DLANES={lanes} -DBETWEEN={between}"))?;
+        let kernel = self.kernel(&SCAN, THREADS, &format!("-DLANES={lanes} -DBETWEEN={between}"))?;
         let blocks = grid_size(config.inner.div_ceil(THREADS as usize / lanes))?;
         // SAFETY: as above.
-        unsafe { self.lane.launch_early(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
+        unsafe { self.lane.launch_with(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
     }
 
     /// The logits, or the normed features of a backbone.
@@ -521,9 +528,9 @@ impl Step<'_> {
             return self.dense(Behind::Narrowed, head);
         }
         let params = Norm { sum: x, norm, y: to, width, eps: config.eps as f32, to_mean: 1.0 / width as f32 };
-        let kernel = self.kernel(&NORM, "")?;
+        let kernel = self.kernel(&NORM, THREADS, "")?;
         // SAFETY: Norm is the struct that the kernel declares.
-        unsafe { self.lane.launch_early(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
+        unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
     }
 
     fn choose(&self) -> Result<()> {
@@ -531,9 +538,8 @@ impl Step<'_> {
         let (logits, tokens) = (self.lane.address(out)?, self.lane.address(tokens)?);
         // Behind the addresses of states.
         let params = Choose { logits, draws: self.pointers(2)?, tokens, vocabulary: config.vocabulary as i64 };
-        let options = format!("{} -DTHREADS={CHOOSING}", types(self.plan.dtype));
-        let kernel = self.lane.device().kernel(&CHOOSE, &options)?;
+        let kernel = self.kernel(&CHOOSE, CHOOSING, "")?;
         // SAFETY: Choose is the struct that the kernel declares.
-        unsafe { self.lane.launch_early(&kernel, [*batch as u32, 1, 1], CHOOSING, 0, &params) }
+        unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], CHOOSING, 0, &params) }
     }
 }

@@ -10,20 +10,6 @@ struct Params {
     REAL eps, scale, to_mean;   // squares are taken of numbers times scale, so that they do not overflow
 };
 
-constexpr int WARPS = THREADS / 32;
-
-// The sum over the block, in all its threads; the same order each time.
-__device__ __forceinline__ REAL block_sum(REAL sum) {
-    __shared__ REAL sums[WARPS];
-#pragma unroll
-    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int warp = 0; warp < WARPS; ++warp) sum += sums[warp];
-    return sum;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) add_norm(Params p) {
     i64 first = (i64)blockIdx.x * p.columns;
     REAL squares = 0;

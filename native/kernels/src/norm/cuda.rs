@@ -25,7 +25,8 @@ const BACKWARD: Source = Source {
     ),
 };
 
-const ADD: Source = Source { name: "add_norm", text: include_str!("add.cu") };
+const ADD: Source =
+    Source { name: "add_norm", text: concat!(include_str!("../cuda/block_sum.cu"), include_str!("add.cu")) };
 
 const SUMS: Source = Source { name: "norm_sums", text: include_str!("sums.cu") };
 

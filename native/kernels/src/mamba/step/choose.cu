@@ -125,10 +125,8 @@ __device__ __forceinline__ void draw(const Row& row, unsigned least, double shar
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_choose(Params p) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    let_others_begin();
+    wait_for_others();
     Draw d = p.draws[blockIdx.x];
     unsigned* token = p.tokens + blockIdx.x;
     i64 part = (p.vocabulary + WARPS - 1) / WARPS, first = threadIdx.x / 32 * part;

@@ -23,18 +23,6 @@ struct Params {
 
 constexpr int WARPS = THREADS / 32;
 
-// Waits for the kernels before this one, whose beginning may come sooner: it reads nothing but weights.
-__device__ __forceinline__ void wait_for_others() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void let_others_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 // A warp's packs of its rows of the weights: those of the lane at PACKS places along the row.
 struct Held { Pack of[ROWS][PACKS]; };
 
@@ -146,24 +134,11 @@ __device__ __forceinline__ void take(const Params& p, REAL* x, REAL (&scales)[BA
     }
 }
 
-// One channel's convolution: its samples move on by one. All that it reads is asked for before anything is written.
-__device__ __forceinline__ REAL convolve(const Params& p, int b, i64 channel, REAL u) {
+__device__ __forceinline__ REAL convolved(const Params& p, int b, i64 channel, REAL u) {
     i64 channels = p.rows / 2;
-    STORAGE* samples = p.samples[b] + p.layer * (WIDTH - 1) * channels + channel;
-    const REAL* w = p.conv_w + channel * WIDTH;
-    STORAGE held[WIDTH];
-    REAL factors[WIDTH], sum = p.conv_b ? p.conv_b[channel] : (REAL)0;
-#pragma unroll
-    for (int step = 0; step < WIDTH; ++step) {
-        if (step + 1 < WIDTH) held[step] = samples[step * channels];
-        factors[step] = w[step];
-    }
-    narrow(u, held[WIDTH - 1]);
-#pragma unroll
-    for (int step = 0; step < WIDTH; ++step) sum = fma(factors[step], widen(held[step]), sum);
-#pragma unroll
-    for (int step = 0; step + 1 < WIDTH; ++step) samples[step * channels] = held[step + 1];
-    return silu(sum);
+    STORAGE *samples = p.samples[b] + p.layer * (WIDTH - 1) * channels + channel, newest;
+    narrow(u, newest);
+    return convolve(samples, channels, p.conv_w + channel * WIDTH, p.conv_b ? p.conv_b[channel] : (REAL)0, newest);
 }
 
 __device__ __forceinline__ void put(const Params& p, int b, i64 row, REAL y) {
@@ -174,7 +149,7 @@ __device__ __forceinline__ void put(const Params& p, int b, i64 row, REAL y) {
 #elif BEHIND == 1
     p.y[at] += y;
 #elif BEHIND == 2
-    p.y[at] = row < p.rows / 2 ? convolve(p, b, row, y) : y;
+    p.y[at] = row < p.rows / 2 ? convolved(p, b, row, y) : y;
 #else
     narrow(y, p.narrow_y[at]);
 #endif

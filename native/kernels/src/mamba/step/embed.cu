@@ -8,10 +8,8 @@ struct Params {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_embed(Params p) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    let_others_begin();
+    wait_for_others();
     i64 row = p.tokens ? p.tokens[blockIdx.x] : blockIdx.x;
     for (i64 at = threadIdx.x; at < p.width; at += THREADS)
         p.sum[blockIdx.x * p.width + at] = widen(p.from[row * p.width + at]);

@@ -36,10 +36,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Params p) {
         i64 r = lane + k * LANES;
         held[k] = r < p.rank ? widen(dt_w[r]) : (REAL)0;
     }
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    let_others_begin();
+    wait_for_others();
     const BETWEEN* projected = p.projected + sequence * (p.rank + 2 * p.count);
     REAL dt = 0;
 #pragma unroll

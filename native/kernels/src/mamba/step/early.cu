@@ -1,0 +1,13 @@
+// What kernels do that begin early, before those ahead of them are done: until then they read nothing but weights.
+
+// Waits for the kernels before this one.
+__device__ __forceinline__ void wait_for_others() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_others_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
