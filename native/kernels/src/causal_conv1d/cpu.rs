@@ -88,8 +88,10 @@ fn backward_as<'a, S: Storage>(
 /// From rows of `columns` values to columns.
 fn transpose<T: Copy>(from: &[T], columns: usize, to: &mut [T]) {
     let rows = from.len() / columns.max(1);
-    for (i, to) in to.iter_mut().enumerate() {
-        *to = from[i % rows * columns + i / rows];
+    for (column, to) in to.chunks_exact_mut(rows.max(1)).enumerate() {
+        for (to, row) in to.iter_mut().zip(from.chunks_exact(columns)) {
+            *to = row[column];
+        }
     }
 }
 

@@ -13,10 +13,13 @@ use gemm::Parallelism;
 use std::ops::Range;
 
 /// Up to so many rows of the first matrix are few.
-const FEW: usize = 4;
+pub const FEW: usize = 4;
 
-/// About so many elements of the second matrix are a piece of a product of few rows.
+/// At most about so many elements of the second matrix are a piece of a product of few rows.
 const PIECE: usize = 1 << 16;
+
+/// So many pieces each thread gets at least.
+const PIECES_PER_THREAD: usize = 4;
 
 /// Below this many multiplications waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 20;
@@ -56,7 +59,7 @@ pub fn multiply<S: Storage>(
 ) -> Result<()> {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     assert!(b.rows == k && to.len() == m * n, "({m}, {k}) by ({}, {n}) into {}", b.rows, to.len());
-    let threads = if m.saturating_mul(n).saturating_mul(k) < WORTH_SHARING { 1 } else { exec.threads };
+    let threads = pool::worth(exec.threads, m.saturating_mul(n).saturating_mul(k), WORTH_SHARING);
     if (1..=FEW).contains(&m) && k > 0 && a.strides[1] == 1 && b.strides.contains(&1) {
         let to = &Shared::new(to);
         return FewRows { a, b, add, to }.run(threads, exec);
@@ -162,9 +165,8 @@ fn by_gemm<E: Real>(
 }
 
 /// Columns, or rows, of the second matrix that are summed together: reading several at a time keeps more of
-/// the memory busy than one does, and where the first matrix has one row, eight need few enough registers.
+/// the memory busy than one does.
 const TOGETHER: usize = 4;
-const TOGETHER_FOR_ONE: usize = 8;
 
 /// How many elements before they are read columns of the second matrix are asked for.
 const AHEAD: usize = 512;
@@ -184,7 +186,7 @@ impl<S: Storage> FewRows<'_, S> {
     /// Shares the columns of the result among threads.
     fn run(&self, threads: usize, exec: &Exec) -> Result<()> {
         match self.a.rows {
-            1 => self.of_rows::<1, TOGETHER_FOR_ONE>(threads, exec),
+            1 => self.of_rows::<1, TOGETHER>(threads, exec),
             2 => self.of_rows::<2, TOGETHER>(threads, exec),
             3 => self.of_rows::<3, TOGETHER>(threads, exec),
             _ => self.of_rows::<FEW, TOGETHER>(threads, exec),
@@ -194,7 +196,8 @@ impl<S: Storage> FewRows<'_, S> {
     fn of_rows<const M: usize, const T: usize>(&self, threads: usize, exec: &Exec) -> Result<()> {
         let columns = self.b.columns;
         let by_columns = self.b.strides[0] == 1;
-        let each = if by_columns { (PIECE / self.b.rows).next_multiple_of(T).max(T) } else { WIDE };
+        let narrow = (PIECE / self.b.rows).min(columns / (threads * PIECES_PER_THREAD)).next_multiple_of(T).max(T);
+        let each = if by_columns { narrow } else { WIDE };
         pool::for_each(threads, columns.div_ceil(each), |piece| {
             let columns = piece * each..columns.min((piece + 1) * each);
             match by_columns {
@@ -253,13 +256,16 @@ impl<S: Storage, const M: usize, const T: usize> Dots<'_, S, M, T> {
             *b = &of.b.values[(column + k.min(count - 1)) * of.b.strides[1]..][..inner];
         }
         let a: [&[S::Wide]; M] = std::array::from_fn(|row| &of.row_of_a(row)[..inner]);
+        // What comes after a long column is read at the same time: asked for is what comes after all of them.
+        let skip = if inner > AHEAD { T * of.b.strides[1] - inner } else { 0 };
         each_vector!(inner, |at, end| {
+            let ahead = at + AHEAD + if at + AHEAD < inner { 0 } else { skip };
             let mut factors = [V::zero(); M];
             unrolled!(row < M, {
                 factors[row] = V::load_partial(&a[row][at..end]);
             });
             unrolled!(k < T, {
-                prefetch_near(b[k].as_ptr(), at + AHEAD);
+                prefetch_near(b[k].as_ptr(), ahead);
                 let values = S::load::<V>(&b[k][at..end]);
                 unrolled!(row < M, {
                     sums[row][k] = values.mul_add(factors[row], sums[row][k]);
