@@ -160,7 +160,7 @@ impl Place for Cpu<'_> {
         results.into_iter().try_for_each(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner).1)
     }
     fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        if rows > matrix::FEW { work() } else { pool::awake(self.0.threads, work)? }
+        if rows < matrix::SEVERAL { pool::awake(self.0.threads, work)? } else { work() }
     }
     fn map(&self, map: Map, inputs: &[View], to: ViewMut) -> Result<()> {
         elementwise::map(map, inputs, to, self.0)

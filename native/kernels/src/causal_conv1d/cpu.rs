@@ -88,9 +88,9 @@ fn backward_as<'a, S: Storage>(
 /// From rows of `columns` values to columns.
 fn transpose<T: Copy>(from: &[T], columns: usize, to: &mut [T]) {
     let rows = from.len() / columns.max(1);
-    for (column, to) in to.chunks_exact_mut(rows.max(1)).enumerate() {
-        for (to, row) in to.iter_mut().zip(from.chunks_exact(columns)) {
-            *to = row[column];
+    for row in 0..rows {
+        for column in 0..columns {
+            to[column * rows + row] = from[row * columns + column];
         }
     }
 }
