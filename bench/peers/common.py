@@ -20,15 +20,24 @@ FLAGS = "avx2 fma avx512f avx512vl avx512_vnni avx512_bf16 asimd".split()
 DTYPES = {"float32": "F32", "float64": "F64"}
 
 
+def write_inputs(folder, tensors, _sizes):
+    write_tensors(folder / "inputs.safetensors", tensors)
+    return folder / "inputs.safetensors"
+
+
 class Op(NamedTuple):
-    """What contenders compute: random inputs of given sizes, and results in float64."""
+    """What contenders compute: random inputs of given sizes, and the true results."""
 
     name: str
     inputs: Callable  # (random, **sizes) -> tensors; `dy` among them is for gradients
-    truth: Callable  # (**inputs) -> results
-    ours: str  # its name in time_op
+    truth: Callable  # (file, tensors) -> results
+    ours: str  # its name in our example
     options: dict = {}  # and its options there
-    streams: bool = False  # it reads x and writes y, so that a copy is its limit
+    example: str = "time_op"
+    write: Callable = write_inputs  # (folder, tensors, sizes) -> what contenders get
+    rtol: float = 1e-5  # the error that is allowed, relative to the largest result
+    moves: Callable | None = None  # (tensors) -> bytes, where the memory is the limit
+    limit: Callable | None = None  # (file, tensors) -> what those give who only move them
 
 
 class Workload(NamedTuple):
@@ -87,7 +96,7 @@ def read_tensors(path):
     return load_file(path)
 
 
-def check(name, got, want, rtol=1e-5):
+def check(name, got, want, rtol):
     """The largest error relative to the largest output; above `rtol` the run ends."""
     error = float(np.abs(got - want).max() / np.abs(want).max())
     if got.shape != want.shape or not error <= rtol:  # a NaN must fail as well
@@ -116,7 +125,7 @@ def machine():
 
 def versions():
     found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
-    names = ("numpy", "scipy", "torch", "jax", "jaxlib", "mamba_ssm")
+    names = ("numpy", "scipy", "torch", "jax", "jaxlib", "mamba_ssm", "transformers")
     return dict(
         python=platform.python_version(),
         **{name: found[name] for name in names if name in found},

@@ -2,6 +2,7 @@
 
 import os
 
+import mamba
 import scan
 import transformer
 from race import Restarted, Served, Suite, arguments, our_command, peer_command, run
@@ -29,6 +30,13 @@ TRANSFORMER = {
     "linear": PLAIN + ("jax/weights_in_out",),
     "attention": PLAIN + ("jax/nn", "candle/flash"),
 }
+MODELS = ("transformers/eager", "candle/plain")
+READS = ("read/ours", "read/torch", "read/numpy")
+# Compiled for a prefill, 24 layers are not ready after a quarter of an hour; one is 1.35 times faster.
+MAMBA = {
+    "prefill": MODELS,
+    "decode": MODELS + ("transformers_compiled/default",) + READS,
+}
 # As if large results were allocated once: glibc keeps their memory. Without this it gives
 # it back after every call, and peers mostly wait for the kernel to clear the next call's.
 KEEP_MEMORY = {
@@ -39,6 +47,7 @@ KEEP_MEMORY = {
 SUITES = {
     "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": SCANS}),
     "transformer": Suite(transformer.WORKLOADS, TRANSFORMER, KEEP_MEMORY),
+    "mamba": Suite(mamba.WORKLOADS, MAMBA, KEEP_MEMORY),
 }
 
 
@@ -62,6 +71,8 @@ def environment(job):
 
 
 def peer(name, job, out):
+    if name == "read/ours":
+        return ours(job._replace(workload=mamba.READ), out)
     command = pinned(peer_command(name, job, "cpu", out), job.threads)
     return Served(command, environment(job))
 

@@ -5,7 +5,7 @@ import numpy as np
 
 import scan_jax
 import transformer_jax
-from common import host_clock
+from common import host_clock, read_tensors
 
 jax.config.update("jax_default_matmul_precision", "highest")  # on GPUs: no TF32
 
@@ -24,11 +24,12 @@ def with_gradient(call):
     return both
 
 
-def prepare(name, op, inputs, device, threads):
+def prepare(name, op, file, device, threads):
     """Returns the call to time and a way to read its results.
 
     XLA takes as many threads as the process has cores, so `threads` is not needed.
     """
+    inputs = read_tensors(file)
     form, to = FORMS[op][name], jax.devices(device)[0]
     given = {k: jax.device_put(v, to) for k, v in form.turned(inputs).items()}
     y_alone = lambda **given: {"y": form.call(**given)}

@@ -4,13 +4,14 @@ import torch
 
 import scan_torch
 import transformer_torch
-from common import host_clock
+from common import host_clock, read_tensors
 
 FORMS = {"selective_scan": scan_torch.FORMS, **transformer_torch.FORMS}
 
 
-def prepare(name, op, inputs, device, threads):
+def prepare(name, op, file, device, threads):
     """Returns the call to time and a way to read its results."""
+    inputs = read_tensors(file)
     torch.set_num_threads(threads)
     form = FORMS[op][name]
     given = {k: torch.from_numpy(v).to(device) for k, v in form.turned(inputs).items()}

@@ -23,9 +23,16 @@ TRANSFORMER = {
     "numpy": "NumPy",
     "candle": "candle",
 }
+MAMBA = {
+    "ours": "Sidewinder",
+    "transformers": "transformers on PyTorch",
+    "transformers_compiled": "by `torch.compile`",
+    "candle": "candle",
+}
 TOOLS = {
     "selective_scan": ("torch", "jax"),
     "transformer": ("torch", "jax", "numpy", "candle"),
+    "mamba": ("transformers", "torch", "numpy", "candle"),
 }
 
 
@@ -93,26 +100,27 @@ def scan_table(rows, device):
     return grid(heading(rows[0], device, lanes), body)
 
 
-def bandwidth(rows, threads):
-    """What ours moves in a second, and its share of what the fastest copy moves."""
-    ours, copy = (fastest(rows, name, threads) for name in ("ours", "copy"))
-    if not (ours and copy):
+def bandwidth(rows, threads, limit):
+    """What ours moves in a second, and its share of what those move who only do that."""
+    ours, alone = (fastest(rows, name, threads) for name in ("ours", limit))
+    if not (ours and alone):
         return ["", ""]
-    return [f"{rows[0]['bytes'] / ours / 1e6:.1f} GB/s", f"{copy / ours:.0%}"]
+    return [f"{rows[0]['bytes'] / ours / 1e6:.1f} GB/s", f"{alone / ours:.0%}"]
 
 
-def workload_line(rows, names, threads):
+def workload_line(rows, names, threads, limit):
     times = [cell(fastest(rows, name, threads)) for name in names]
     label = rows[0]["workload"].replace("-", " ")
-    return [label, *times, ratio(rows, names, threads), *bandwidth(rows, threads)]
+    moved = bandwidth(rows, threads, limit)
+    return [label, *times, ratio(rows, names, threads), *moved]
 
 
-def transformer_table(rows, threads):
-    """A line for each workload."""
-    names = present(TRANSFORMER, rows)
-    titles = [TRANSFORMER[name] for name in names]
-    head = [count(threads), *titles, "best peer / ours", "memory", "of a copy"]
-    body = [workload_line(some, names, threads) for some in by_workload(rows)]
+def workloads_table(rows, threads, titles, limit):
+    """A line for each workload, and for ours its share of a limit."""
+    names = present(titles, rows)
+    columns = [titles[name] for name in names]
+    head = [count(threads), *columns, "best peer / ours", "memory", f"of a {limit}"]
+    body = [workload_line(some, names, threads, limit) for some in by_workload(rows)]
     return grid(head, body)
 
 
@@ -120,7 +128,8 @@ def tables(suite, rows, device):
     if suite == "selective_scan":
         return [scan_table(some, device) for some in by_workload(rows)]
     lanes = sorted({row["threads"] for row in rows})
-    return [transformer_table(rows, lane) for lane in lanes]
+    about = (MAMBA, "read") if suite == "mamba" else (TRANSFORMER, "copy")
+    return [workloads_table(rows, lane, *about) for lane in lanes]
 
 
 def footer(result, suite):

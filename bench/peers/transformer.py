@@ -66,19 +66,25 @@ def attention(q, k, v):
 
 def exact(function):
     """The function's `y` in float64."""
-    return lambda **given: {
-        "y": function(**{name: v.astype(np.float64) for name, v in given.items()})
+    return lambda _file, tensors: {
+        "y": function(**{name: v.astype(np.float64) for name, v in tensors.items()})
     }
+
+
+STREAMS = dict(
+    moves=lambda tensors: 2 * tensors["x"].nbytes,
+    limit=lambda _file, tensors: dict(y=tensors["x"]),
+)
 
 
 def activation(name, function):
     options = {"fn": name}
-    return Op(name, rows_alone, exact(function), "activations", options, streams=True)
+    return Op(name, rows_alone, exact(function), "activations", options, **STREAMS)
 
 
 def norm(name, function, **options):
     inputs = partial(weighted_rows, bias=name != "rms_norm")
-    return Op(name, inputs, exact(function), name, options, streams=True)
+    return Op(name, inputs, exact(function), name, options, **STREAMS)
 
 
 STREAMING = (

@@ -10,15 +10,16 @@ import json
 import statistics
 import sys
 import time
+from pathlib import Path
 
-from common import read_tensors, write_tensors
+from common import write_tensors
 
 
-def samples(peer, call, device, seconds, at_least=3):
+def samples(peer, call, device, seconds):
     """Clock readings for about `seconds`; the caller has warmed up."""
     end = time.perf_counter() + seconds
     times = []
-    while len(times) < at_least or time.perf_counter() < end:
+    while not times or time.perf_counter() < end:
         times.append(peer.clock(call, device))
     return times
 
@@ -43,7 +44,9 @@ def arguments():
     parser.add_argument("name", help="family/variant")
     parser.add_argument("op")
     parser.add_argument(
-        "file", help="inputs, safetensors; gradients too if there is dy"
+        "file",
+        type=Path,
+        help="inputs, safetensors, gradients too if there is dy; or a model's folder",
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
@@ -52,15 +55,17 @@ def arguments():
     return parser.parse_args()
 
 
-def module(name):
+def module(name, op):
+    if op in ("prefill", "decode"):
+        return importlib.import_module("peer_mamba")
     library = next((word for word in ("jax", "numpy") if word in name), "torch")
     return importlib.import_module(f"peer_{library}")
 
 
 def main():
     args = arguments()
-    peer, inputs = module(args.name), read_tensors(args.file)
-    call, read = peer.prepare(args.name, args.op, inputs, args.device, args.threads)
+    peer = module(args.name, args.op)
+    call, read = peer.prepare(args.name, args.op, args.file, args.device, args.threads)
     results = read(call())  # compiles
     if args.out:
         write_tensors(args.out, results)

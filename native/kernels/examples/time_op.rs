@@ -6,58 +6,20 @@
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+mod timing;
 
 use serde_json::{Value, json};
-use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::for_each_op;
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::safetensors::{self, Reader};
 use sidewinder_kernels::tensor::{Described, Owned};
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-type Failure = Box<dyn std::error::Error>;
+use std::time::Instant;
+use timing::{Arguments, Failure};
 
 const FLAGS: [&str; 6] = ["backend", "level", "threads", "seconds", "out", "options"];
-
-struct Arguments {
-    positional: Vec<String>,
-    flags: Vec<(String, String)>,
-}
-
-impl Arguments {
-    fn parse() -> Result<Arguments, Failure> {
-        let (mut positional, mut flags) = (Vec::new(), Vec::new());
-        let mut words = std::env::args().skip(1);
-        while let Some(word) = words.next() {
-            match word.strip_prefix("--") {
-                Some(flag) if !FLAGS.contains(&flag) => return Err(format!("no option --{flag}").into()),
-                Some(flag) => flags.push((flag.to_string(), words.next().ok_or(format!("--{flag} takes a value"))?)),
-                None => positional.push(word),
-            }
-        }
-        if positional.len() != 2 {
-            return Err("usage: time_op OP IN.safetensors [--FLAG VALUE ...]".into());
-        }
-        Ok(Arguments { positional, flags })
-    }
-
-    fn flag(&self, name: &str) -> Option<&str> {
-        self.flags.iter().find(|(flag, _)| flag == name).map(|(_, value)| value.as_str())
-    }
-}
-
-fn exec(arguments: &Arguments) -> Result<Exec, Failure> {
-    let mut exec = Exec::default();
-    if let Some(level) = arguments.flag("level").filter(|&level| level != "auto") {
-        exec.level = Level::from_name(level)?;
-    }
-    if let Some(threads) = arguments.flag("threads") {
-        exec.threads = threads.parse()?;
-    }
-    Ok(exec)
-}
 
 fn inputs<O: Op>(path: &Path) -> Result<Named<Owned>, Failure> {
     let reader = Reader::open(path)?;
@@ -83,7 +45,7 @@ struct Call<O: Op> {
 
 impl<O: Op> Call<O> {
     fn new(arguments: &Arguments) -> Result<Self, Failure> {
-        let (exec, inputs) = (exec(arguments)?, inputs::<O>(Path::new(&arguments.positional[1]))?);
+        let (exec, inputs) = (arguments.exec()?, inputs::<O>(Path::new(&arguments.positional[1]))?);
         let options: O::Options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
         let outputs = common::run::<O>(&options, &inputs, &exec)?;
         Ok(Call { options, exec, inputs, outputs })
@@ -146,16 +108,6 @@ impl<O: Op> Job for OnDevice<O> {
     }
 }
 
-/// Milliseconds of each run of all jobs, sorted.
-fn times(jobs: &mut [Box<dyn Job>], limit: Duration) -> Result<Vec<f64>, Failure> {
-    let (mut times, begin) = (Vec::new(), Instant::now());
-    while begin.elapsed() < limit || times.len() < 3 {
-        times.push(jobs.iter_mut().map(|job| job.run()).sum::<Result<f64, Failure>>()?);
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times)
-}
-
 fn job(name: &str, arguments: &Arguments) -> Result<Box<dyn Job>, Failure> {
     macro_rules! call_if_named {
         ($op:ty) => {
@@ -173,7 +125,7 @@ fn job(name: &str, arguments: &Arguments) -> Result<Box<dyn Job>, Failure> {
 }
 
 fn main() -> Result<(), Failure> {
-    let arguments = Arguments::parse()?;
+    let arguments = Arguments::parse("time_op OP IN.safetensors", 2, &FLAGS)?;
     let ops = &arguments.positional[0];
     let mut jobs = ops.split(',').map(|name| job(name, &arguments)).collect::<Result<Vec<_>, _>>()?;
     if let Some(out) = arguments.flag("out") {
@@ -181,9 +133,8 @@ fn main() -> Result<(), Failure> {
         let views: Vec<_> = outputs.map(|(name, tensor)| (name.as_ref(), tensor.view())).collect();
         safetensors::write(Path::new(out), &views)?;
     }
-    let seconds = arguments.flag("seconds").unwrap_or("1").parse()?;
-    let times = times(&mut jobs, Duration::from_secs_f64(seconds))?;
-    let exec = exec(&arguments)?;
+    let times = arguments.times(|| jobs.iter_mut().map(|job| job.run()).sum())?;
+    let exec = arguments.exec()?;
     let level = if arguments.flag("backend") == Some("cuda") { "cuda" } else { exec.level.name() };
     println!(
         "{}",

@@ -2,13 +2,14 @@
 
 use crate::activations::Activation;
 use crate::attention::rows::CopyRows;
-use crate::cpu::{Exec, Level, elementwise};
+use crate::cpu::{Exec, Level, elementwise, matrix, pool};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Name, Named, Op, Slot};
 use crate::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// What can be done with tensors element by element beside calling ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +35,11 @@ pub enum Map {
 /// A place where tensors lie and ops run.
 pub trait Place {
     /// A tensor in between, which nobody else sees.
-    type Owned;
+    type Owned: Send + Sync;
     /// A tensor to read.
-    type View<'a>: Clone + Described;
+    type View<'a>: Clone + Described + Send + Sync;
     /// A tensor to write.
-    type ViewMut<'a>: Described;
+    type ViewMut<'a>: Described + Send;
 
     /// Memory for a tensor.
     fn empty(&self, spec: Spec) -> Result<Self::Owned>;
@@ -74,6 +75,11 @@ pub trait Place {
         inputs: Named<Self::View<'s>>,
         outputs: Named<Self::ViewMut<'s>>,
     ) -> Result<()>;
+    /// Does for each item what is said, with ops that nothing else needs: on the CPU a thread each.
+    fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()>;
+    /// Does work that calls ops for so many rows: where they are few, calls are short.
+    /// Does work that calls ops for so many rows: where they are few, calls are short.
+    fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T>;
     /// Computes element by element, from tensors of one type and shape to another of them.
     fn map(&self, map: Map, inputs: &[Self::View<'_>], to: Self::ViewMut<'_>) -> Result<()>;
     /// Copies the rows of a table that have these numbers, which must be there.
@@ -138,6 +144,23 @@ impl Place for Cpu<'_> {
         outputs: Named<ViewMut<'s>>,
     ) -> Result<()> {
         op::run_cpu::<O>(options, &inputs, outputs, self.0)
+    }
+    fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()> {
+        if self.0.threads == 1 || items.len() == 1 {
+            return items.into_iter().try_for_each(|item| work(self, item));
+        }
+        let alone = Cpu(self.0.level.alone());
+        let results: Vec<_> = items.into_iter().map(|item| Mutex::new((Some(item), Ok(())))).collect();
+        pool::for_each(self.0.threads, results.len(), |i| {
+            let mut result = results[i].lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(item) = result.0.take() {
+                result.1 = work(&alone, item);
+            }
+        })?;
+        results.into_iter().try_for_each(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner).1)
+    }
+    fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        if rows < matrix::SEVERAL { pool::awake(self.0.threads, work)? } else { work() }
     }
     fn map(&self, map: Map, inputs: &[View], to: ViewMut) -> Result<()> {
         elementwise::map(map, inputs, to, self.0)
@@ -210,6 +233,12 @@ impl Place for Cuda<'_> {
 
     fn call<O: Op>(&self, options: &O::Options, inputs: Named<Buffer>, outputs: Named<Buffer>) -> Result<()> {
         op::run_cuda::<O>(options, &inputs.map(|b| b), &outputs.map(|b| b), self.0)
+    }
+    fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()> {
+        items.into_iter().try_for_each(|item| work(self, item))
+    }
+    fn of_rows<T>(&self, _rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        work()
     }
     fn map(&self, map: Map, inputs: &[Buffer], to: Buffer) -> Result<()> {
         cuda::map(map, &inputs.iter().collect::<Vec<_>>(), &to, self.0)

@@ -1,20 +1,30 @@
 //! Times candle's ops on the CPU: `sidewinder_candle_peer NAME OP IN.safetensors --threads N --seconds S
-//! [--out OUT.safetensors]`.
+//! [--out OUT.safetensors]`; of a model its folder is the input.
 //!
 //! It talks as worker.py does: one line of JSON when all is ready, then one after each line of its input.
+
+mod mamba;
 
 use candle_core::{D, Device, Error, Result, Tensor, safetensors};
 use candle_nn::attention::{AttnMask, flash_attn};
 use candle_nn::{Linear, Module, ops};
 use serde_json::json;
 use std::collections::HashMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 type Tensors = HashMap<String, Tensor>;
 type Call = Box<dyn Fn() -> Result<Tensor>>;
 
-/// What to time, as a call without arguments.
-fn call(name: &str, op: &str, given: &Tensors) -> Result<Call> {
+/// What to time, as a call without arguments, and how often its results are checked.
+fn call(name: &str, op: &str, file: &Path) -> Result<(Call, usize)> {
+    match op {
+        "prefill" | "decode" => mamba::call(op, file),
+        _ => Ok((call_of_op(name, op, &safetensors::load(file, &Device::Cpu)?)?, 1)),
+    }
+}
+
+fn call_of_op(name: &str, op: &str, given: &Tensors) -> Result<Call> {
     let find = |name: &str| given.get(name).cloned().ok_or_else(|| Error::msg(format!("no `{name}`")));
     if op == "attention" {
         return attention(name, [find("q")?, find("k")?, find("v")?]);
@@ -69,7 +79,7 @@ fn causal_mask(length: usize) -> Result<Tensor> {
 fn times(call: &Call, limit: Duration) -> Result<Vec<f64>> {
     call()?;
     let (mut times, begin) = (Vec::new(), Instant::now());
-    while begin.elapsed() < limit || times.len() < 3 {
+    while begin.elapsed() < limit || times.is_empty() {
         let start = Instant::now();
         drop(call()?);
         times.push(start.elapsed().as_secs_f64() * 1e3);
@@ -83,12 +93,12 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let [name, op, file, flags @ ..] = &words[..] else { return Err("usage: NAME OP IN.safetensors ...".into()) };
     let flag = |name: &str| flags.iter().position(|f| f == name).map(|at| flags[at + 1].as_str());
     let limit = Duration::from_secs_f64(flag("--seconds").unwrap_or("1").parse()?);
-    let call = call(name, op, &safetensors::load(file, &Device::Cpu)?)?;
-    let y = call()?;
+    let (call, checked) = call(name, op, Path::new(file))?;
+    let ys = (0..checked).map(|_| call()).collect::<Result<Vec<_>>>()?;
     if let Some(out) = flag("--out") {
-        y.save_safetensors("y", out)?;
+        Tensor::cat(&ys, 0)?.save_safetensors("y", out)?;
     }
-    drop(y);
+    drop(ys);
     println!("{}", json!({"level": name}));
     for line in std::io::stdin().lines() {
         line?;

@@ -88,8 +88,10 @@ fn backward_as<'a, S: Storage>(
 /// From rows of `columns` values to columns.
 fn transpose<T: Copy>(from: &[T], columns: usize, to: &mut [T]) {
     let rows = from.len() / columns.max(1);
-    for (i, to) in to.iter_mut().enumerate() {
-        *to = from[i % rows * columns + i / rows];
+    for row in 0..rows {
+        for column in 0..columns {
+            to[column * rows + row] = from[row * columns + column];
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The one place that asks the CPU what it can do.
 
+use super::Exec;
 use super::storage::Storage;
 use super::vector::Vector;
 use crate::error::{Error, Kind, Result};
@@ -23,6 +24,17 @@ pub enum Level {
 impl Level {
     /// All levels, slowest first, whether this CPU has them or not.
     pub const ALL: [Level; 5] = [Level::Reference, Level::Scalar, Level::Neon, Level::Avx2, Level::Avx512];
+
+    /// One thread with these instructions.
+    pub fn alone(self) -> &'static Exec {
+        match self {
+            Level::Reference => &Exec { level: Level::Reference, threads: 1 },
+            Level::Scalar => &Exec { level: Level::Scalar, threads: 1 },
+            Level::Neon => &Exec { level: Level::Neon, threads: 1 },
+            Level::Avx2 => &Exec { level: Level::Avx2, threads: 1 },
+            Level::Avx512 => &Exec { level: Level::Avx512, threads: 1 },
+        }
+    }
 
     /// The name used in options and tables.
     pub fn name(self) -> &'static str {

@@ -3,7 +3,8 @@
 //! that depends on the sizes and the CPU alone, not on the number of threads.
 //!
 //! Products of few rows read the second matrix once and are bound by that; gemm, which packs it first, takes
-//! more than twice as long. They are computed here, where it has 16-bit storage from that.
+//! more than twice as long. They are computed here, where it has 16-bit storage from that. So are those of somewhat
+//! more rows, some rows at a time, while a piece of it stays in the cache.
 
 use super::convert::widened;
 use super::pool::Shared;
@@ -15,8 +16,11 @@ use std::ops::Range;
 /// Up to so many rows of the first matrix are few.
 const FEW: usize = 4;
 
-/// About so many elements of the second matrix are a piece of a product of few rows.
-const PIECE: usize = 1 << 16;
+/// At most about so many elements of the second matrix are a piece of a product of few rows.
+const PIECE: usize = 1 << 14;
+
+/// So many pieces each thread gets at least.
+const PIECES_PER_THREAD: usize = 4;
 
 /// Below this many multiplications waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 20;
@@ -56,8 +60,9 @@ pub fn multiply<S: Storage>(
 ) -> Result<()> {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     assert!(b.rows == k && to.len() == m * n, "({m}, {k}) by ({}, {n}) into {}", b.rows, to.len());
-    let threads = if m.saturating_mul(n).saturating_mul(k) < WORTH_SHARING { 1 } else { exec.threads };
-    if (1..=FEW).contains(&m) && k > 0 && a.strides[1] == 1 && b.strides.contains(&1) {
+    let threads = pool::worth(exec.threads, m.saturating_mul(n).saturating_mul(k), WORTH_SHARING);
+    let few = if b.strides[0] == 1 { SEVERAL - 1 } else { FEW };
+    if (1..=few).contains(&m) && k > 0 && a.strides[1] == 1 && b.strides.contains(&1) {
         let to = &Shared::new(to);
         return FewRows { a, b, add, to }.run(threads, exec);
     }
@@ -71,8 +76,8 @@ pub fn multiply<S: Storage>(
 
 /// From so many rows on, a result that is written column by column and turned afterwards costs less than what
 /// gemm does otherwise: it packs `b` the slow way, across, where each of its columns lies in order, and more
-/// of it than there is of `a`.
-const SEVERAL: usize = 16;
+/// of it than there is of `a`. Products with dense layers of fewer rows than that are shared by `for_each` alone.
+pub const SEVERAL: usize = 16;
 
 /// Columns of such a result that are computed and turned at a time.
 const PANEL: usize = 4096;
@@ -90,6 +95,9 @@ fn by_columns<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, thre
     Ok(())
 }
 
+/// Rows and columns that are turned together.
+const BLOCK: usize = 16;
+
 /// Writes the panel's columns into the rows of `to`, or adds them: those of these numbers.
 fn turn_back<E: Real>(
     panel: &[E],
@@ -98,22 +106,32 @@ fn turn_back<E: Real>(
     add: bool,
     threads: usize,
 ) -> Result<()> {
-    const BLOCK: usize = 16;
     let rows = panel.len() / these.len();
     pool::for_each(threads, rows.div_ceil(BLOCK), |block| {
         let block = block * BLOCK..rows.min((block + 1) * BLOCK);
         for first in these.clone().step_by(BLOCK) {
-            for row in block.clone() {
-                let part = first..these.end.min(first + BLOCK);
+            let part = first..these.end.min(first + BLOCK);
+            let square = square(&panel[(first - these.start) * rows..], rows, part.len(), block.clone());
+            for (i, row) in block.clone().enumerate() {
                 // SAFETY: blocks share no row.
                 let to = unsafe { to.part(row * columns + first, part.len()) };
-                for (to, column) in to.iter_mut().zip(part) {
-                    let value = panel[(column - these.start) * rows + row];
-                    *to = if add { Vector::add(*to, value) } else { value };
+                for (to, column) in to.iter_mut().zip(&square) {
+                    *to = if add { Vector::add(*to, column[i]) } else { column[i] };
                 }
             }
         }
     })
+}
+
+/// Some rows of so many columns of a panel. Lines of the panel, and of the result too, often lie in the same few
+/// sets of the cache: each is read or written once, and turned where that is not so.
+#[inline(always)]
+fn square<E: Real>(panel: &[E], height: usize, columns: usize, rows: Range<usize>) -> [[E; BLOCK]; BLOCK] {
+    let mut square = [[E::from_f64(0.0); BLOCK]; BLOCK];
+    for (to, column) in square.iter_mut().zip(panel.chunks(height)).take(columns) {
+        to[..rows.len()].copy_from_slice(&column[rows.clone()]);
+    }
+    square
 }
 
 /// Writes the product to where the elements of the result lie, at these strides.
@@ -162,9 +180,8 @@ fn by_gemm<E: Real>(
 }
 
 /// Columns, or rows, of the second matrix that are summed together: reading several at a time keeps more of
-/// the memory busy than one does, and where the first matrix has one row, eight need few enough registers.
+/// the memory busy than one does.
 const TOGETHER: usize = 4;
-const TOGETHER_FOR_ONE: usize = 8;
 
 /// How many elements before they are read columns of the second matrix are asked for.
 const AHEAD: usize = 512;
@@ -183,83 +200,94 @@ struct FewRows<'a, S: Storage> {
 impl<S: Storage> FewRows<'_, S> {
     /// Shares the columns of the result among threads.
     fn run(&self, threads: usize, exec: &Exec) -> Result<()> {
-        match self.a.rows {
-            1 => self.of_rows::<1, TOGETHER_FOR_ONE>(threads, exec),
-            2 => self.of_rows::<2, TOGETHER>(threads, exec),
-            3 => self.of_rows::<3, TOGETHER>(threads, exec),
-            _ => self.of_rows::<FEW, TOGETHER>(threads, exec),
-        }
-    }
-
-    fn of_rows<const M: usize, const T: usize>(&self, threads: usize, exec: &Exec) -> Result<()> {
         let columns = self.b.columns;
-        let by_columns = self.b.strides[0] == 1;
-        let each = if by_columns { (PIECE / self.b.rows).next_multiple_of(T).max(T) } else { WIDE };
+        let narrow = (PIECE / self.b.rows).min(columns / (threads * PIECES_PER_THREAD));
+        let each = if self.b.strides[0] == 1 { narrow.next_multiple_of(TOGETHER).max(TOGETHER) } else { WIDE };
         pool::for_each(threads, columns.div_ceil(each), |piece| {
             let columns = piece * each..columns.min((piece + 1) * each);
-            match by_columns {
-                true => S::Wide::dispatch(exec.level, Dots::<S, M, T> { of: self, columns }),
-                false => S::Wide::dispatch(exec.level, Rows::<S, M, T> { of: self, columns }),
+            for first in (0..self.a.rows).step_by(FEW) {
+                match self.a.rows - first {
+                    1 => self.rows::<1>(first, columns.clone(), exec),
+                    2 => self.rows::<2>(first, columns.clone(), exec),
+                    3 => self.rows::<3>(first, columns.clone(), exec),
+                    _ => self.rows::<FEW>(first, columns.clone(), exec),
+                }
             }
         })
     }
 
-    /// A row of the result, at some columns.
-    ///
-    /// # Safety
-    /// Nobody else has these elements.
+    /// `M` rows of the result from `first` on, at some columns.
+    fn rows<const M: usize>(&self, first: usize, columns: Range<usize>, exec: &Exec) {
+        let piece = Piece::<S, M> { of: self, first, columns };
+        match self.b.strides[0] {
+            1 => S::Wide::dispatch(exec.level, Dots(piece)),
+            _ => S::Wide::dispatch(exec.level, Rows(piece)),
+        }
+    }
+}
+
+/// Some columns of `M` rows of the result.
+struct Piece<'a, S: Storage, const M: usize> {
+    of: &'a FewRows<'a, S>,
+    first: usize,
+    columns: Range<usize>,
+}
+
+impl<S: Storage, const M: usize> Piece<'_, S, M> {
+    /// A row of the result, at some of the columns.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
-    unsafe fn result(&self, row: usize, columns: Range<usize>) -> &mut [S::Wide] {
-        // SAFETY: the caller's promise.
-        unsafe { self.to.part(row * self.b.columns + columns.start, columns.len()) }
+    fn result(&self, row: usize, columns: Range<usize>) -> &mut [S::Wide] {
+        // SAFETY: pieces share no element, and each is gone through by one thread, one row after the other.
+        unsafe { self.of.to.part((self.first + row) * self.of.b.columns + columns.start, columns.len()) }
     }
 
     #[inline(always)]
     fn row_of_a(&self, row: usize) -> &[S::Wide] {
-        &self.a.values[row * self.a.strides[0]..][..self.a.columns]
+        &self.of.a.values[(self.first + row) * self.of.a.strides[0]..][..self.of.a.columns]
     }
 }
 
-/// Some columns of the result where the second matrix has its columns one behind the other: each element
-/// is the sum of a product of two slices.
-struct Dots<'a, S: Storage, const M: usize, const T: usize> {
-    of: &'a FewRows<'a, S>,
-    columns: Range<usize>,
-}
+/// Where the second matrix has its columns one behind the other: each element is the sum of a product of two
+/// slices.
+struct Dots<'a, S: Storage, const M: usize>(Piece<'a, S, M>);
 
-impl<S: Storage, const M: usize, const T: usize> Work<S::Wide> for Dots<'_, S, M, T> {
+impl<S: Storage, const M: usize> Work<S::Wide> for Dots<'_, S, M> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: Vector<Element = S::Wide>>(self) {
-        let mut column = self.columns.start;
-        while column < self.columns.end {
-            let count = T.min(self.columns.end - column);
+        let Range { start, end } = self.0.columns;
+        let mut column = start;
+        while column < end {
+            let count = TOGETHER.min(end - column);
             self.together::<V>(column, count);
             column += count;
         }
     }
 }
 
-impl<S: Storage, const M: usize, const T: usize> Dots<'_, S, M, T> {
+impl<S: Storage, const M: usize> Dots<'_, S, M> {
     #[inline(always)]
     fn together<V: Vector<Element = S::Wide>>(&self, column: usize, count: usize) {
-        let (of, inner) = (self.of, self.of.b.rows);
-        let mut sums = [[V::zero(); T]; M];
-        let mut b = [&[][..]; T];
+        let (of, inner) = (self.0.of, self.0.of.b.rows);
+        let mut sums = [[V::zero(); TOGETHER]; M];
+        let mut b = [&[][..]; TOGETHER];
         for (k, b) in b.iter_mut().enumerate() {
             // Columns past the last are computed as the last, and not written.
             *b = &of.b.values[(column + k.min(count - 1)) * of.b.strides[1]..][..inner];
         }
-        let a: [&[S::Wide]; M] = std::array::from_fn(|row| &of.row_of_a(row)[..inner]);
+        let a: [&[S::Wide]; M] = std::array::from_fn(|row| &self.0.row_of_a(row)[..inner]);
+        // What comes after a long column is read at the same time: asked for is what comes after all of them.
+        let skip = if inner > AHEAD { TOGETHER * of.b.strides[1] - inner } else { 0 };
         each_vector!(inner, |at, end| {
+            let ahead = at + AHEAD + if at + AHEAD < inner { 0 } else { skip };
             let mut factors = [V::zero(); M];
             unrolled!(row < M, {
                 factors[row] = V::load_partial(&a[row][at..end]);
             });
-            unrolled!(k < T, {
-                prefetch_near(b[k].as_ptr(), at + AHEAD);
+            unrolled!(k < TOGETHER, {
+                prefetch_near(b[k].as_ptr(), ahead);
                 let values = S::load::<V>(&b[k][at..end]);
                 unrolled!(row < M, {
                     sums[row][k] = values.mul_add(factors[row], sums[row][k]);
@@ -267,8 +295,7 @@ impl<S: Storage, const M: usize, const T: usize> Dots<'_, S, M, T> {
             });
         });
         for (row, sums) in sums.iter().enumerate() {
-            // SAFETY: pieces share no column.
-            let to = unsafe { of.result(row, column..column + count) };
+            let to = self.0.result(row, column..column + count);
             for (to, sum) in to.iter_mut().zip(sums) {
                 let sum = sum.sum();
                 *to = if of.add { Vector::add(*to, sum) } else { sum };
@@ -277,21 +304,17 @@ impl<S: Storage, const M: usize, const T: usize> Dots<'_, S, M, T> {
     }
 }
 
-/// Some columns of the result where the second matrix has its rows one behind the other: four of them at
-/// a time are added to the result.
-struct Rows<'a, S: Storage, const M: usize, const T: usize> {
-    of: &'a FewRows<'a, S>,
-    columns: Range<usize>,
-}
+/// Where the second matrix has its rows one behind the other: four of them at a time are added to the result.
+struct Rows<'a, S: Storage, const M: usize>(Piece<'a, S, M>);
 
-impl<S: Storage, const M: usize, const T: usize> Work<S::Wide> for Rows<'_, S, M, T> {
+impl<S: Storage, const M: usize> Work<S::Wide> for Rows<'_, S, M> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: Vector<Element = S::Wide>>(self) {
         let mut inner = 0;
-        while inner < self.of.b.rows {
-            let count = T.min(self.of.b.rows - inner);
+        while inner < self.0.of.b.rows {
+            let count = TOGETHER.min(self.0.of.b.rows - inner);
             for row in 0..M {
                 self.add_rows::<V>(row, inner, count);
             }
@@ -300,18 +323,18 @@ impl<S: Storage, const M: usize, const T: usize> Work<S::Wide> for Rows<'_, S, M
     }
 }
 
-impl<S: Storage, const M: usize, const T: usize> Rows<'_, S, M, T> {
+impl<S: Storage, const M: usize> Rows<'_, S, M> {
     #[inline(always)]
     fn add_rows<V: Vector<Element = S::Wide>>(&self, row: usize, inner: usize, count: usize) {
-        let (of, width) = (self.of, self.columns.len());
-        // SAFETY: pieces share no column.
-        let to = unsafe { of.result(row, self.columns.clone()) };
+        let (of, columns) = (self.0.of, &self.0.columns);
+        let width = columns.len();
+        let to = self.0.result(row, columns.clone());
         let fresh = inner == 0 && !of.add;
-        let mut factors = [V::zero(); T];
-        let mut b = [&[][..]; T];
+        let mut factors = [V::zero(); TOGETHER];
+        let mut b = [&[][..]; TOGETHER];
         for k in 0..count {
-            factors[k] = V::splat(of.row_of_a(row)[inner + k]);
-            b[k] = &of.b.values[(inner + k) * of.b.strides[0] + self.columns.start..][..width];
+            factors[k] = V::splat(self.0.row_of_a(row)[inner + k]);
+            b[k] = &of.b.values[(inner + k) * of.b.strides[0] + columns.start..][..width];
         }
         each_vector!(width, |at, end| {
             let mut sum = if fresh { V::zero() } else { V::load_partial(&to[at..end]) };

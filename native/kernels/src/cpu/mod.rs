@@ -11,6 +11,7 @@ pub mod pool;
 pub mod storage;
 pub mod strips;
 pub mod sum;
+mod team;
 pub mod vector;
 
 #[cfg(target_arch = "aarch64")]

@@ -1,5 +1,6 @@
 //! Our own rayon pools: one per size, made on first use, apart from anybody else's.
 
+use super::team::{self, Mine};
 use crate::error::{Error, Kind, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::HashMap;
@@ -32,13 +33,39 @@ pub fn for_each(threads: usize, count: usize, work: impl Fn(usize) + Send + Sync
         (0..count).for_each(work);
         return Ok(());
     }
-    let pool = pool(checked(threads)?)?;
-    let (shares, work) = (&Shares::new(count, threads.min(count)), &work);
-    pool.in_place_scope(|scope| {
+    let (shares, work) = (&Shares::new(count, checked(threads)?.min(count)), &work);
+    if team::run(shares.len(), &|own| shares.take(own, work)) {
+        return Ok(());
+    }
+    pool(threads)?.in_place_scope(|scope| {
         (1..shares.len()).for_each(|own| scope.spawn(move |_| shares.take(own, work)));
         shares.take(0, work);
     });
     Ok(())
+}
+
+/// Does work that calls [`for_each`] again and again. The threads that it is shared with stay awake until it is
+/// done: a call costs 1 us then, and not the 30 to 100 that a thread takes to wake. Nothing in it may need the pool
+/// itself, as [`inside`] does.
+pub fn awake<T>(threads: usize, work: impl FnOnce() -> T) -> Result<T> {
+    if threads == 1 || team::is_there() {
+        return Ok(work());
+    }
+    let (pool, mine) = (pool(checked(threads)?)?, Mine::new());
+    for own in 1..threads {
+        let team = mine.team();
+        pool.spawn(move || team.serve(own));
+    }
+    Ok(work())
+}
+
+/// So much less work is worth a thread that is awake.
+const AWAKE: usize = 32;
+
+/// How many of `threads` are to share `work` where `least` is worth waking another one.
+pub fn worth(threads: usize, work: usize, least: usize) -> usize {
+    let least = if team::is_there() { least / AWAKE } else { least };
+    if work < least { 1 } else { threads }
 }
 
 /// Numbers in shares of neighbours, a share for each thread; who is done with its own goes on with others'.
@@ -141,6 +168,31 @@ mod tests {
                 assert_eq!(times, vec![1; count], "{threads} threads");
             }
         }
+    }
+
+    #[test]
+    fn so_it_does_where_threads_are_awake() {
+        for threads in [1, 2, 3, 7] {
+            awake(threads, || (0..100).for_each(|_| every_number_comes_once())).unwrap();
+        }
+    }
+
+    #[test]
+    fn threads_that_are_awake_share_small_work() {
+        assert_eq!([worth(2, 99, 100), worth(2, 100, 100)], [1, 2]);
+        assert_eq!(awake(2, || [worth(2, 2, 100), worth(2, 3, 100)]).unwrap(), [1, 2]);
+        assert_eq!(worth(2, 3, 100), 1);
+    }
+
+    #[test]
+    fn a_panic_reaches_a_caller_whose_threads_are_awake() {
+        for first in [0, 99] {
+            let fail = |i: usize| assert!((i == 99) != (first == 99), "this one fails");
+            let failed = std::panic::catch_unwind(|| awake(2, || for_each(2, 100, fail)));
+            assert!(failed.is_err());
+        }
+        assert!(!team::is_there());
+        so_it_does_where_threads_are_awake();
     }
 
     #[test]

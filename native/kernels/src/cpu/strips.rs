@@ -25,7 +25,7 @@ impl Strips {
     /// there are fewer rows: narrower ones read memory out of order, which costs more than a thread
     /// that is held up. `elements` is how much work all of it is.
     pub fn new(exec: &Exec, rows: usize, channels: usize, elements: usize, widest: usize) -> Strips {
-        let threads = if elements < WORTH_SHARING { 1 } else { exec.threads };
+        let threads = pool::worth(exec.threads, elements, WORTH_SHARING);
         let width = channels.div_ceil(threads.div_ceil(rows.max(1))).next_multiple_of(ALIGN);
         Strips { rows, channels, width: width.clamp(ALIGN, widest), threads }
     }

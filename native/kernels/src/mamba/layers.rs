@@ -12,6 +12,7 @@ use crate::op::named;
 use crate::place::{Map, Place};
 use crate::selective_state_update::{self as scan, SelectiveStateUpdate};
 use crate::tensor::{DType, Described, Spec};
+use std::ops::Range;
 
 /// Where a sequence stands: for each layer what the convolution and the scan need of all that was before.
 pub struct State<T> {
@@ -84,8 +85,8 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         let mut stream = self.stream(x)?;
         for (i, layer) in self.weights.layers.iter().enumerate() {
             let h = self.norm(&mut stream, &layer.norm)?;
-            let y = self.step_of_layer(i, layer, P::view(&h), states)?;
-            self.linear(layer, P::view(&y), "out_proj", P::view_mut(&mut stream.last))?;
+            let s = self.step_of_layer(i, layer, P::view(&h), states)?;
+            stream.last = self.part(layer, P::view(&s), "out_proj", 0..self.config.width)?;
         }
         self.norm(&mut stream, &self.weights.norm)
     }
@@ -157,63 +158,113 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         states: &mut [States<P::Owned>],
     ) -> Result<P::Owned> {
         let Config { inner, rank, state, .. } = *self.config;
-        let batch = states.len();
-        let (mut xz, mut c) = (self.rows(batch, 2 * inner)?, self.rows(batch, inner)?);
-        let (mut projected, mut dt, mut y) =
-            (self.rows(batch, rank + 2 * state)?, self.rows(batch, inner)?, self.rows(batch, inner)?);
-        self.linear(layer, P::briefly(&h), "in_proj", P::view_mut(&mut xz))?;
-        for (row, States { before, after }) in states.iter_mut().enumerate() {
-            let inputs = named([
-                ("x", Some(part::<P>(&P::view(&xz), row, 0..inner)?)),
-                ("state", Some(P::rows(&P::view(&before.conv), i..i + 1)?)),
-                ("w", Some(P::briefly(layer.block.get("conv_w")?))),
-                ("bias", layer.block.find("conv_b").map(P::briefly)),
-            ]);
-            let outputs =
-                named([("y", Some(row_mut::<P>(&mut c, row)?)), ("state", Some(row_mut::<P>(&mut after.conv, i)?))]);
-            let options = conv::Options { activation: Some(Activation::Silu) };
-            self.place.call::<CausalConv1dUpdate>(&options, inputs, outputs)?;
-        }
-        self.linear(layer, P::view(&c), "x_proj", P::view_mut(&mut projected))?;
-        for (row, States { before, after }) in states.iter_mut().enumerate() {
-            let of_row = |range| part::<P>(&P::view(&projected), row, range);
-            self.linear(layer, of_row(0..rank)?, "dt_w", row_mut::<P>(&mut dt, row)?)?;
-            let inputs = named([
-                ("x", Some(P::rows(&P::view(&c), row..row + 1)?)),
-                ("state", Some(P::rows(&P::view(&before.ssm), i..i + 1)?)),
-                ("dt", Some(P::rows(&P::view(&dt), row..row + 1)?)),
-                ("A", Some(P::briefly(&layer.a))),
-                ("B", Some(of_row(rank..rank + state)?)),
-                ("C", Some(of_row(rank + state..rank + 2 * state)?)),
-                ("D", Some(P::briefly(layer.block.get("D")?))),
-                ("z", Some(part::<P>(&P::view(&xz), row, inner..2 * inner)?)),
-                ("dt_bias", Some(P::briefly(layer.block.get("dt_b")?))),
-            ]);
-            let outputs =
-                named([("y", Some(row_mut::<P>(&mut y, row)?)), ("state", Some(row_mut::<P>(&mut after.ssm, i)?))]);
-            let options = scan::Options { dt_softplus: true, dt_clamp: None };
-            self.place.call::<SelectiveStateUpdate>(&options, inputs, outputs)?;
-        }
-        Ok(y)
+        let part = |x: &P::Owned, name, rows| self.part(layer, P::view(x), name, rows);
+        let (u, z) =
+            (self.part(layer, P::briefly(&h), "in_proj", 0..inner)?, self.part(layer, h, "in_proj", inner..2 * inner)?);
+        let c = self.conv(i, layer, &u, states)?;
+        let b_t = part(&c, "x_proj", rank..rank + state)?;
+        let c_t = part(&c, "x_proj", rank + state..rank + 2 * state)?;
+        let dt = part(&part(&c, "x_proj", 0..rank)?, "dt_w", 0..inner)?;
+        self.scan(i, layer, [&c, &z, &dt, &b_t, &c_t], states)
     }
 
-    /// A dense layer of the block, with its bias if it has one.
-    fn linear(&self, layer: &Layer<P::View<'w>>, x: P::View<'_>, name: &str, y: P::ViewMut<'_>) -> Result<()> {
-        let w = P::briefly(layer.block.get(name)?);
-        let b = layer.block.find(&format!("{name}_b")).map(P::briefly);
-        linear::at(self.place, [P::briefly(&x), w], b, P::briefly_mut(y))
+    /// The convolution of one token of each sequence.
+    fn conv(
+        &self,
+        i: usize,
+        layer: &Layer<P::View<'w>>,
+        u: &P::Owned,
+        states: &mut [States<P::Owned>],
+    ) -> Result<P::Owned> {
+        let mut c = self.rows(states.len(), self.config.inner)?;
+        let (w, b) = (layer.block.get("conv_w")?, layer.block.find("conv_b"));
+        let options = conv::Options { activation: Some(Activation::Silu) };
+        let rows = each_row::<P>(&mut c, states, |States { before, after }| (&before.conv, &mut after.conv))?;
+        self.place.each(rows, |place, Row { number, y, before, after }| {
+            let inputs = named([
+                ("x", Some(row::<P>(u, number)?)),
+                ("state", Some(row::<P>(before, i)?)),
+                ("w", Some(P::briefly(w))),
+                ("bias", b.map(P::briefly)),
+            ]);
+            let outputs = named([("y", Some(P::briefly_mut(y))), ("state", Some(row_mut::<P>(after, i)?))]);
+            place.call::<CausalConv1dUpdate>(&options, inputs, outputs)
+        })?;
+        Ok(c)
     }
+
+    /// The scan of one token of each sequence.
+    fn scan(
+        &self,
+        i: usize,
+        layer: &Layer<P::View<'w>>,
+        [c, z, dt, b_t, c_t]: [&P::Owned; 5],
+        states: &mut [States<P::Owned>],
+    ) -> Result<P::Owned> {
+        let mut s = self.rows(states.len(), self.config.inner)?;
+        let (d, dt_b) = (layer.block.get("D")?, layer.block.get("dt_b")?);
+        let options = scan::Options { dt_softplus: true, dt_clamp: None };
+        let rows = each_row::<P>(&mut s, states, |States { before, after }| (&before.ssm, &mut after.ssm))?;
+        self.place.each(rows, |place, Row { number, y, before, after }| {
+            let inputs = named([
+                ("x", Some(row::<P>(c, number)?)),
+                ("state", Some(row::<P>(before, i)?)),
+                ("dt", Some(row::<P>(dt, number)?)),
+                ("A", Some(P::briefly(&layer.a))),
+                ("B", Some(row::<P>(b_t, number)?)),
+                ("C", Some(row::<P>(c_t, number)?)),
+                ("D", Some(P::briefly(d))),
+                ("z", Some(row::<P>(z, number)?)),
+                ("dt_bias", Some(P::briefly(dt_b))),
+            ]);
+            let outputs = named([("y", Some(P::briefly_mut(y))), ("state", Some(row_mut::<P>(after, i)?))]);
+            place.call::<SelectiveStateUpdate>(&options, inputs, outputs)
+        })?;
+        Ok(s)
+    }
+
+    /// What some rows of a weight of the block make of `x`, with its bias if it has one.
+    fn part(&self, layer: &Layer<P::View<'w>>, x: P::View<'_>, name: &str, rows: Range<usize>) -> Result<P::Owned> {
+        let mut y = self.rows(x.spec().shape[0], rows.len())?;
+        let w = P::rows(layer.block.get(name)?, rows.clone())?;
+        let b = layer.block.find(&format!("{name}_b")).map(|b| P::rows(b, rows)).transpose()?;
+        linear::at(self.place, [P::briefly(&x), w], b, P::view_mut(&mut y))?;
+        Ok(y)
+    }
+}
+
+/// One of the sequences that are stepped together: its output, and a state before and after.
+struct Row<'s, P: Place> {
+    number: usize,
+    y: P::ViewMut<'s>,
+    before: &'s P::Owned,
+    after: &'s mut P::Owned,
+}
+
+/// The rows of `y` with their states.
+fn each_row<'s, P: Place>(
+    y: &'s mut P::Owned,
+    states: &'s mut [States<P::Owned>],
+    of: impl for<'t> Fn(&'t mut States<P::Owned>) -> (&'t P::Owned, &'t mut P::Owned),
+) -> Result<Vec<Row<'s, P>>> {
+    let mut rest = P::view_mut(y);
+    let mut rows = Vec::with_capacity(states.len());
+    for (number, states) in states.iter_mut().enumerate() {
+        let (y, others) = P::split_rows(rest, 1)?;
+        let (before, after) = of(states);
+        rows.push(Row { number, y, before, after });
+        rest = others;
+    }
+    Ok(rows)
+}
+
+/// A row of a tensor, alone on its first axis.
+fn row<P: Place>(of: &P::Owned, row: usize) -> Result<P::View<'_>> {
+    P::rows(&P::view(of), row..row + 1)
 }
 
 /// A row of a tensor to write, alone on its first axis.
 fn row_mut<P: Place>(of: &mut P::Owned, row: usize) -> Result<P::ViewMut<'_>> {
     let (_, from) = P::split_rows(P::view_mut(of), row)?;
     Ok(P::split_rows(from, 1)?.0)
-}
-
-/// A part of a row of a matrix, as a matrix of one row.
-fn part<'a, P: Place>(of: &P::View<'a>, row: usize, range: std::ops::Range<usize>) -> Result<P::View<'a>> {
-    let (columns, width) = (of.spec().shape[1], range.len());
-    let row = P::rows(of, row..row + 1)?;
-    P::reshape(&P::rows(&P::reshape(&row, &[columns])?, range)?, &[1, width])
 }

@@ -366,6 +366,8 @@ fn loss<P: Learn>(layers: &Layers<P>, tokens: &[u32], turns: &mut Turns<P::Owned
 fn step<P: Place>(layers: &Layers<P>, input: Input, turns: Vec<&mut Turns<P::Owned>>, to: Target<P>) -> Result<()> {
     let x = layers.take(input)?;
     let mut states: Vec<_> = turns.into_iter().map(Turns::states).collect();
-    let h = layers.step(x, &mut states)?;
-    layers.finish(&P::view(&h), to)
+    layers.place.of_rows(states.len(), || {
+        let h = layers.step(x, &mut states)?;
+        layers.finish(&P::view(&h), to)
+    })
 }

@@ -67,7 +67,7 @@ impl<'a, S: Storage> Plan<'a, S> {
         let Problem { batch, length, channels, state, .. } = *problem;
         let lanes = S::Wide::dispatch(exec.level, Lanes);
         let updates = batch.saturating_mul(length).saturating_mul(channels * state.max(1));
-        let threads = if updates < WORTH_SHARING { 1 } else { pool::checked(exec.threads)? };
+        let threads = pool::worth(pool::checked(exec.threads)?, updates, WORTH_SHARING);
         let chunks = chunks(batch * channels.div_ceil(lanes), length, threads);
         let by_state = problem.options.return_states || by_state_is_faster(problem, lanes);
         let width = lanes * blocks_together(batch * channels.div_ceil(lanes) * chunks, threads);
