@@ -193,6 +193,8 @@ defmodule Sidewinder.ServingTest do
 
     Process.flag(:trap_exit, true)
     :peer.stop(peer)
-    assert {:noproc, _} = catch_exit(Nx.Serving.batched_run(:served_whole, [1]))
+    {reason, _} = catch_exit(Nx.Serving.batched_run(:served_whole, [1]))
+    # Whether its end has been told yet.
+    assert reason in [:noproc, :noconnection]
   end
 end
