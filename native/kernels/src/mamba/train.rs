@@ -333,7 +333,7 @@ struct Sequences {
 impl Sequences {
     fn new(tokens: &[u32], batch: usize, vocabulary: usize) -> Result<Sequences> {
         let length = tokens.len().checked_div(batch).unwrap_or(0);
-        if length < 2 || tokens.len() % batch != 0 {
+        if length < 2 || !tokens.len().is_multiple_of(batch) {
             return Err(Error::new(Kind::Size, "tokens")
                 .expected("sequences of one length, of at least two tokens")
                 .got(format_args!("{} tokens in {batch} sequences", tokens.len())));
