@@ -67,14 +67,20 @@ fn step(sessions: &mut [&mut Session], tokens: &[u32]) -> Result<Owned> {
     Ok(logits)
 }
 
+fn with_rounded_matrices(
+    tensors: impl IntoIterator<Item = (String, Weight)>,
+    dtype: DType,
+) -> impl Iterator<Item = (String, Weight)> {
+    let matrices = ["_proj.weight", "embeddings.weight", "lm_head.weight"];
+    tensors.into_iter().map(move |(name, weight)| {
+        let rounded = if matrices.iter().any(|end| name.ends_with(end)) { weight.cast(dtype) } else { weight };
+        (name, rounded.cast(DType::F64))
+    })
+}
+
 /// What f64 gives with matrices rounded to a type: logits, and both states behind the first sequence.
 fn rounded(dtype: DType, tokens: &[u32]) -> [Owned; 3] {
-    let matrix = |name: &str| ["_proj.weight", "embeddings.weight"].iter().any(|end| name.ends_with(end));
-    let round = |(name, weight): (String, Weight)| {
-        let rounded = if matrix(&name) { weight.cast(dtype) } else { weight };
-        (name, rounded.cast(DType::F64))
-    };
-    let checkpoint = Checkpoint::new("rounded", Some(config()), tensors().into_iter().map(round));
+    let checkpoint = Checkpoint::new("rounded", Some(config()), with_rounded_matrices(tensors(), dtype));
     let reference = Where::Cpu(Exec { level: Level::Reference, threads: 1 });
     let model = Arc::new(Model::new(checkpoint, None, false, reference).unwrap());
     let mut session = Session::new(&model).unwrap();
@@ -109,6 +115,40 @@ fn row(logits: &Owned, sequence: usize, row: usize) -> Owned {
 fn states(session: &Session) -> [Owned; 2] {
     let tensors = safetensors::from_bytes("dump", &session.dump().unwrap()).unwrap();
     ["conv_state", "ssm_state"].map(|name| tensors.iter().find(|(found, _)| found == name).unwrap().1.clone())
+}
+
+/// Steps of any number of sequences, of sizes whose parts are read at once and of others, also of more states than threads
+/// have a channel together.
+#[test]
+fn steps_of_any_number_are_those_of_whole_sequences() {
+    const LENGTH: usize = 4;
+    let sizes = Config { width: 48, layers: 2, vocabulary: 29, inner: 72, state: 16, rank: 4, conv: 4, eps: 1e-5 };
+    let configs = [sizes, Config { rank: 48, ..sizes }, Config { state: 100, rank: 6, inner: 41, conv: 3, ..sizes }];
+    for (config, dtype) in configs.into_iter().flat_map(|config| [(config, DType::F32), (config, DType::F16)]) {
+        let tensors = common::models::tensors(&config, true);
+        let tensors: Vec<_> = with_rounded_matrices(tensors, dtype).collect();
+        let made = |dtype: DType, place: Where| {
+            let checkpoint = Checkpoint::new("sizes", Some(config), tensors.clone());
+            Arc::new(Model::new(checkpoint, Some(dtype), false, place).unwrap())
+        };
+        let exact = made(DType::F64, Where::Cpu(Exec { level: Level::Reference, threads: 1 }));
+        let places = [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false)));
+        for model in places.map(|place| made(dtype, place)) {
+            for batch in [1, 3, 5, 8, 16, 33] {
+                let tokens: Vec<u32> = (0..batch * LENGTH).map(|i| (i * i % config.vocabulary) as u32).collect();
+                let expected = forward(&exact, &tokens, batch);
+                let mut sessions: Vec<Session> = (0..batch).map(|_| Session::new(&model).unwrap()).collect();
+                for at in 0..LENGTH {
+                    let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
+                    let now: Vec<u32> = tokens.iter().skip(at).step_by(LENGTH).copied().collect();
+                    let logits = step(&mut all, &now).unwrap();
+                    let expected = common::part(&expected, 1, at..at + 1);
+                    let expected = expected.view().reshape(&[batch, config.vocabulary]).unwrap().cast(DType::F64);
+                    near(&logits, &expected, dtype, &format!("{config:?} {dtype} {batch} at {at}"));
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -3,53 +3,20 @@
 
 mod common;
 
+use common::models::{self, Tensors};
 use common::{gpu, levels};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::mamba::train::{AdamW, Trainer};
-use sidewinder_kernels::mamba::{Checkpoint, Config, Model, Session, Weight, Where};
-use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use sidewinder_kernels::mamba::{Checkpoint, Config, Model, Session, Where};
+use sidewinder_kernels::tensor::{DType, Described, Owned};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-type Tensors = BTreeMap<String, Weight>;
-
 const CONFIG: Config = Config { width: 6, layers: 2, vocabulary: 11, inner: 10, state: 3, rank: 2, conv: 4, eps: 1e-5 };
 
-/// Weights of which none is too small to matter; with a head of its own and all biases, or with neither.
 fn tensors(whole: bool) -> Tensors {
-    let Config { width, layers, vocabulary, inner, state, rank, conv, .. } = CONFIG;
-    let mut tensors = Tensors::new();
-    let mut add = |name: String, dims: &[usize], mean: f64, spread: f64| {
-        let mut random = common::Random(tensors.len() as u64 + 1);
-        let spec = Spec::new(DType::F64, dims).unwrap();
-        tensors.insert(name, Owned::from_fn(spec, |_| mean + spread * 3.0 * (random.next() - 0.5)).into());
-    };
-    add("backbone.embeddings.weight".into(), &[vocabulary, width], 0.0, 1.0);
-    add("backbone.norm_f.weight".into(), &[width], 1.0, 0.3);
-    if whole {
-        add("lm_head.weight".into(), &[vocabulary, width], 0.0, 0.5);
-    }
-    for layer in 0..layers {
-        let mut of = |name: &str, dims: &[usize], mean: f64, spread: f64| {
-            add(format!("backbone.layers.{layer}.{name}"), dims, mean, spread)
-        };
-        of("norm.weight", &[width], 1.0, 0.3);
-        of("mixer.in_proj.weight", &[2 * inner, width], 0.0, 0.4);
-        of("mixer.conv1d.weight", &[inner, 1, conv], 0.0, 0.5);
-        of("mixer.conv1d.bias", &[inner], 0.0, 0.2);
-        of("mixer.x_proj.weight", &[rank + 2 * state, inner], 0.0, 0.4);
-        of("mixer.dt_proj.weight", &[inner, rank], 0.0, 0.5);
-        of("mixer.dt_proj.bias", &[inner], -1.0, 0.5);
-        of("mixer.A_log", &[inner, state], 0.0, 0.5);
-        of("mixer.D", &[inner], 1.0, 0.3);
-        of("mixer.out_proj.weight", &[width, inner], 0.0, 0.4);
-        if whole {
-            of("mixer.in_proj.bias", &[2 * inner], 0.0, 0.2);
-            of("mixer.out_proj.bias", &[width], 0.0, 0.2);
-        }
-    }
-    tensors
+    models::tensors(&CONFIG, whole)
 }
 
 fn reference() -> Where {

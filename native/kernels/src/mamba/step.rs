@@ -14,10 +14,7 @@ use super::{Config, Layer, State, Weights};
 use crate::cuda::{Buffer, Device, Graph, Kernel, Lane, Pinned, Source, grid_size, pack, type_names, types};
 use crate::error::Result;
 use crate::linear;
-use crate::norm::RmsOptions;
-use crate::norm::add::AddRmsNorm;
-use crate::op::named;
-use crate::place::{Cuda, Place};
+use crate::place::Cuda;
 use crate::tensor::{DType, Described, Spec, ViewMut};
 
 /// Sources of a kernel's text, behind what begins all of them.
@@ -45,8 +42,11 @@ const WARPS: usize = THREADS as usize / 32;
 const CHOOSING: u32 = 1024;
 /// Packs of weights that a lane of a warp holds at most.
 const PACKS: usize = 8;
-/// Threads that have a channel of the scan together, at most.
+/// Threads that have a channel of the scan together, at most; of many sequences.
 const LANES: usize = 16;
+const MANYS_LANES: usize = 4;
+/// States that a thread has at most, if there are threads enough.
+const HELD: usize = 16;
 
 /// The parameters of the kernels; the same structs are declared there.
 #[repr(C)]
@@ -129,6 +129,7 @@ struct Choose {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Norm {
+    x: u64,
     sum: u64,
     norm: u64,
     y: u64,
@@ -349,6 +350,40 @@ fn input_bytes(config: &Config, dtype: DType, batch: usize) -> usize {
     (batch * each).next_multiple_of(8)
 }
 
+/// What a thread of the scan has of a channel of a sequence.
+struct Scanned {
+    /// Threads that have it together.
+    lanes: usize,
+    states: usize,
+    ranks: usize,
+    /// Whether that is side by side, to be read at once.
+    aligned: bool,
+}
+
+impl Scanned {
+    /// Of few sequences, as little as can be, so that there are threads for all multiprocessors; of many, as much as is
+    /// read at once.
+    fn new(config: &Config, batch: usize) -> Scanned {
+        let Config { state, rank, .. } = *config;
+        let lanes = state.next_power_of_two();
+        let lanes = if batch > FEW { lanes.min(MANYS_LANES.max(lanes / HELD)) } else { lanes }.min(LANES);
+        let (states, ranks) = (state.div_ceil(lanes), rank.div_ceil(lanes));
+        // Parts of all rows of what is read start at whole numbers of what is read at once.
+        let part = |count: usize| 1 << count.trailing_zeros().min(3);
+        let aligned = [state, rank].iter().all(|count| count.is_multiple_of(lanes))
+            && rank.is_multiple_of(part(states))
+            && (rank + 2 * state).is_multiple_of(part(ranks).max(part(states)));
+        Scanned { lanes, states, ranks, aligned }
+    }
+}
+
+impl std::fmt::Display for Scanned {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let Scanned { lanes, states, ranks, aligned } = self;
+        write!(f, "-DLANES={lanes} -DSTATES={states} -DRANKS={ranks} -DALIGNED={}", u32::from(*aligned))
+    }
+}
+
 /// A step on its way to a lane.
 struct Step<'a> {
     plan: &'a Plan,
@@ -434,11 +469,21 @@ impl Step<'_> {
         }
     }
 
+    /// Adds what the last layer gave, and norms the sum.
     fn add_norm(&self, many: &Many, w: &Buffer) -> Result<()> {
-        let inputs = named([("x", Some(many.last.clone())), ("w", Some(w.clone()))]);
-        let outputs = named([("sum", Some(self.plan.sum.clone())), ("y", Some(many.h.clone()))]);
-        let options = RmsOptions { eps: self.plan.config.eps, ..Default::default() };
-        Cuda(self.lane).call::<AddRmsNorm>(&options, inputs, outputs)
+        self.norm(self.lane.address(&many.last)?, w, &many.h)
+    }
+
+    /// Norms the sum, to which rows at an address are added before, if there is one.
+    fn norm(&self, x: u64, w: &Buffer, y: &Buffer) -> Result<()> {
+        let Plan { config, sum, batch, .. } = self.plan;
+        let at = |buffer| self.lane.address(buffer);
+        let (width, eps, to_mean) = (config.width as i64, config.eps as f32, 1.0 / config.width as f32);
+        let params = Norm { x, sum: at(sum)?, norm: at(w)?, y: at(y)?, width, eps, to_mean };
+        let held = config.width.div_ceil(THREADS as usize);
+        let kernel = self.kernel(&NORM, THREADS, &format!("-DADD={} -DHELD={held}", u32::from(x != 0)))?;
+        // SAFETY: Norm is the struct that the kernel declares.
+        unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
     }
 
     fn linear(&self, x: &Buffer, w: &Buffer, b: Option<&Buffer>, y: &Buffer) -> Result<()> {
@@ -510,42 +555,24 @@ impl Step<'_> {
             x_stride,
             z_stride,
         };
-        let lanes = config.state.next_power_of_two().min(LANES);
+        let layout = Scanned::new(config, self.plan.batch);
         let (between, _) = type_names(y.spec().dtype);
-        let each = |count: usize| count.div_ceil(lanes);
-        let (states, together) = (each(config.state), self.scanned_together(each(config.state)));
-        let options = format!(
-            "-DLANES={lanes} -DBETWEEN={between} -DSTATES={states} -DRANKS={} -DSEQUENCES={together}",
-            each(config.rank)
-        );
-        let kernel = self.kernel(&SCAN, THREADS, &options)?;
-        let blocks = grid_size(config.inner.div_ceil(THREADS as usize / lanes))?;
-        let sequences = (self.plan.batch / together) as u32;
+        let kernel = self.kernel(&SCAN, THREADS, &format!("-DBETWEEN={between} {layout}"))?;
+        let blocks = grid_size(config.inner.div_ceil(THREADS as usize / layout.lanes))?;
         // SAFETY: as above.
-        unsafe { self.lane.launch_with(&kernel, [blocks, sequences, 1], THREADS, 0, &params) }
-    }
-
-    /// How many sequences a thread of the scan has that has so many states of each: as many as leave work for all
-    /// multiprocessors and fit its registers.
-    fn scanned_together(&self, states: usize) -> usize {
-        let batch = self.plan.batch;
-        let most = (batch / TIMES).min(8 / states.min(8));
-        [4, 2].into_iter().find(|&together| together <= most && batch.is_multiple_of(together)).unwrap_or(1)
+        unsafe { self.lane.launch_with(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
     }
 
     /// The logits, or the normed features of a backbone.
     fn head_of_few(&self) -> Result<()> {
-        let Plan { config, weights, sum, out, batch, .. } = self.plan;
+        let Plan { config, weights, sum, out, .. } = self.plan;
         let at = |buffer| self.lane.address(buffer);
-        let (norm, x, to, width) = (at(&weights.norm)?, at(sum)?, at(out)?, config.width as i64);
-        if let Some(head) = &weights.head {
-            let head = Dense { w: at(head)?, x, norm, narrow_y: to, ..Dense::new(config.vocabulary as i64, width) };
-            return self.dense(Behind::Narrowed, head);
-        }
-        let params = Norm { sum: x, norm, y: to, width, eps: config.eps as f32, to_mean: 1.0 / width as f32 };
-        let kernel = self.kernel(&NORM, THREADS, "")?;
-        // SAFETY: Norm is the struct that the kernel declares.
-        unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
+        let Some(head) = &weights.head else {
+            return self.norm(0, &weights.norm, out);
+        };
+        let (w, x, norm, narrow_y) = (at(head)?, at(sum)?, at(&weights.norm)?, at(out)?);
+        let head = Dense { w, x, norm, narrow_y, ..Dense::new(config.vocabulary as i64, config.width as i64) };
+        self.dense(Behind::Narrowed, head)
     }
 
     fn choose(&self) -> Result<()> {

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod check;
+pub mod models;
 pub mod scans;
 
 use sidewinder_kernels::cpu::{Exec, Level};

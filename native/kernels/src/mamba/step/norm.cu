@@ -1,7 +1,9 @@
-// The rows that a step of a backbone ends with: normed by the root mean square. A block has a row.
+// Rows normed by the root mean square: the sum of a model's layers, to which with ADD those of the last layer are added
+// before. A block has a row, a thread HELD elements of it.
 
 struct Params {
-    const REAL* sum;    // (batch, width)
+    const STORAGE* x;   // (batch, width), with ADD
+    REAL* sum;          // (batch, width)
     const REAL* norm;   // (width)
     STORAGE* y;         // (batch, width)
     i64 width;
@@ -10,11 +12,29 @@ struct Params {
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_norm(Params p) {
     let_others_begin();
+    i64 row = blockIdx.x * p.width;
+    REAL v[HELD], w[HELD], square = 0;
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) {
+        i64 at = threadIdx.x + k * THREADS;
+        bool there = at < p.width;
+        w[k] = there ? p.norm[at] : (REAL)0;
+        // Between this kernel and the one that wrote the sum there is another.
+        v[k] = ADD && there ? p.sum[row + at] : (REAL)0;
+    }
     wait_for_others();
-    const REAL* sum = p.sum + blockIdx.x * p.width;
-    REAL square = 0;
-    for (i64 at = threadIdx.x; at < p.width; at += THREADS) square = fma(sum[at], sum[at], square);
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) {
+        i64 at = threadIdx.x + k * THREADS;
+        if (at < p.width) v[k] = ADD ? v[k] + widen(p.x[row + at]) : p.sum[row + at];
+        square = fma(v[k], v[k], square);
+    }
     REAL r = 1 / sqrt(block_sum(square) * p.to_mean + p.eps);
-    for (i64 at = threadIdx.x; at < p.width; at += THREADS)
-        narrow(sum[at] * r * p.norm[at], p.y[blockIdx.x * p.width + at]);
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) {
+        i64 at = threadIdx.x + k * THREADS;
+        if (at >= p.width) break;
+        if (ADD) p.sum[row + at] = v[k];
+        narrow(v[k] * r * w[k], p.y[row + at]);
+    }
 }

@@ -1,6 +1,6 @@
 // One step of the selective scan of each of some sequences, with the projection of dt before it. LANES threads have a
-// channel together, each RANKS of the weights of dt's projection and STATES of the states, of SEQUENCES sequences. What
-// comes in between the layers is of type BETWEEN.
+// channel together, each RANKS of the weights of dt's projection and STATES of the states. What comes in between the
+// layers is of type BETWEEN.
 //
 // A thread does little, and would wait for each thing that it reads by itself: all is asked for before it is used, and
 // what the kernels before this one do not write, states too, before they are waited for.
@@ -24,57 +24,81 @@ template <class T> __device__ __forceinline__ T total(T sum) {
     return sum;
 }
 
-// What a thread has of a row of so many numbers, zeros past its end.
+template <class T, int N> struct alignas(N * sizeof(T)) Several { T of[N]; };
+
+// How many neighbours of N can be read at once: a power of two, of at most 16 bytes.
+template <class T> __device__ constexpr int at_once(int n) {
+    int together = 1;
+    while (n % (2 * together) == 0 && 2 * together * sizeof(T) <= 16) together *= 2;
+    return together;
+}
+
+// What a thread has of a row of so many numbers: N of them side by side where the host says that all rows can be read so,
+// otherwise one of each LANES, and zeros past the end.
 template <int N, class T> __device__ __forceinline__ void own(const T* row, i64 count, REAL (&to)[N]) {
     int lane = threadIdx.x % LANES;
+#if ALIGNED
+    constexpr int TOGETHER = at_once<T>(N);
+#pragma unroll
+    for (int k = 0; k < N; k += TOGETHER) {
+        auto several = *(const Several<T, TOGETHER>*)(row + lane * N + k);
+#pragma unroll
+        for (int e = 0; e < TOGETHER; ++e) to[k + e] = widen(several.of[e]);
+    }
+#else
 #pragma unroll
     for (int k = 0; k < N; ++k) to[k] = lane + k * LANES < count ? widen(row[lane + k * LANES]) : (REAL)0;
+#endif
+}
+
+// The way back.
+template <int N> __device__ __forceinline__ void give(const REAL (&from)[N], REAL* row, i64 count) {
+    int lane = threadIdx.x % LANES;
+#if ALIGNED
+    constexpr int TOGETHER = at_once<REAL>(N);
+#pragma unroll
+    for (int k = 0; k < N; k += TOGETHER) {
+        Several<REAL, TOGETHER> several;
+#pragma unroll
+        for (int e = 0; e < TOGETHER; ++e) several.of[e] = from[k + e];
+        *(Several<REAL, TOGETHER>*)(row + lane * N + k) = several;
+    }
+#else
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+        if (lane + k * LANES < count) row[lane + k * LANES] = from[k];
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Params p) {
-    i64 channel = (i64)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, first = (i64)blockIdx.y * SEQUENCES;
-    int lane = threadIdx.x % LANES;
+    i64 channel = (i64)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, sequence = blockIdx.y;
     bool there = channel < p.channels;
     // Lanes past the last channel go along, for the sums.
     i64 of = there ? channel : p.channels - 1;
-    REAL dt_w[RANKS], a[STATES], dt_b = p.dt_b[of], d = p.d[of];
-    REAL *states[SEQUENCES], h[SEQUENCES][STATES];
+    REAL dt_w[RANKS], a[STATES], h[STATES], dt_b = p.dt_b[of], d = p.d[of];
+    REAL* states = p.states[sequence] + (p.layer * p.channels + of) * p.count;
     own(p.dt_w + of * p.rank, p.rank, dt_w);
     own(p.a + of * p.count, p.count, a);
-#pragma unroll
-    for (int s = 0; s < SEQUENCES; ++s) {
-        states[s] = p.states[first + s] + (p.layer * p.channels + of) * p.count;
-        own(states[s], p.count, h[s]);
-    }
+    own(states, p.count, h);
     let_others_begin();
     wait_for_others();
-    REAL x[SEQUENCES], z[SEQUENCES], dt[SEQUENCES][RANKS], b[SEQUENCES][STATES], c[SEQUENCES][STATES];
+    REAL delta[RANKS], b[STATES], c[STATES];
+    const BETWEEN* projected = p.projected + sequence * (p.rank + 2 * p.count);
+    own(projected, p.rank, delta);
+    own(projected + p.rank, p.count, b);
+    own(projected + p.rank + p.count, p.count, c);
+    REAL x = widen(p.x[sequence * p.x_stride + of]), z = widen(p.z[sequence * p.z_stride + of]);
+    REAL dt = 0, y = 0;
 #pragma unroll
-    for (int s = 0; s < SEQUENCES; ++s) {
-        i64 sequence = first + s;
-        const BETWEEN* projected = p.projected + sequence * (p.rank + 2 * p.count);
-        own(projected, p.rank, dt[s]);
-        own(projected + p.rank, p.count, b[s]);
-        own(projected + p.rank + p.count, p.count, c[s]);
-        x[s] = widen(p.x[sequence * p.x_stride + of]);
-        z[s] = widen(p.z[sequence * p.z_stride + of]);
+    for (int k = 0; k < RANKS; ++k) dt = fma(dt_w[k], delta[k], dt);
+    dt = softplus(total(dt) + dt_b);
+#pragma unroll
+    for (int k = 0; k < STATES; ++k) {
+        h[k] = exp2_fast(dt * a[k] * (REAL)LOG2_E) * h[k] + dt * x * b[k];
+        y = fma(c[k], h[k], y);
     }
-#pragma unroll
-    for (int s = 0; s < SEQUENCES; ++s) {
-        REAL step = 0, y = 0;
-#pragma unroll
-        for (int k = 0; k < RANKS; ++k) step = fma(dt_w[k], dt[s][k], step);
-        step = softplus(total(step) + dt_b);
-#pragma unroll
-        for (int k = 0; k < STATES; ++k) {
-            h[s][k] = exp2_fast(step * a[k] * (REAL)LOG2_E) * h[s][k] + step * x[s] * b[s][k];
-            y = fma(c[s][k], h[s][k], y);
-        }
-        y = total(y);
-        if (!there) continue;
-#pragma unroll
-        for (int k = 0; k < STATES; ++k)
-            if (lane + k * LANES < p.count) states[s][lane + k * LANES] = h[s][k];
-        if (lane == 0) narrow(fma(d, x[s], y) * silu(z[s]), p.y[(first + s) * p.channels + channel]);
-    }
+    y = total(y);
+    if (!there) return;
+    give(h, states, p.count);
+    if (threadIdx.x % LANES == 0) narrow(fma(d, x, y) * silu(z), p.y[sequence * p.channels + channel]);
 }
