@@ -27,7 +27,8 @@ defmodule Sidewinder.FramesTaskTest do
   end
 
   defp row(line) do
-    ["cpu", form, frames, missed | times] = String.split(line)
+    ["cpu", type, form, frames, missed | times] = String.split(line)
+    assert type in ~w(f32 bf16)
     {form, String.to_integer(frames), String.to_integer(missed), for(t <- times, do: number(t))}
   end
 
@@ -39,7 +40,7 @@ defmodule Sidewinder.FramesTaskTest do
   test "frames that have time are not missed, and each form has its row" do
     assert [about, columns, window, stream] = lines(~w(--rate 2 --seconds 1))
     assert about =~ "2 agents, window 3, width 16, state 4, 1 layers; 2.00 frames a second for"
-    assert String.split(columns) == ~w(backend form frames missed p50 p95 p99 longest)
+    assert String.split(columns) == ~w(backend type form frames missed p50 p95 p99 longest)
 
     for {line, form} <- [{window, "window"}, {stream, "stream"}] do
       assert {^form, 2, 0, [p50, p95, p99, longest]} = row(line)

@@ -3,9 +3,9 @@ defmodule Sidewinder.Mamba.Session do
   A running sequence of a `Sidewinder.Mamba`: where its layers stand after all that it has seen, in memory of
   constant size, where the model is.
 
-  A session is changed in place by `prefill/3`, `step/2` and `reset/1`, whichever process calls them; calls wait
-  for each other, and one that fails leaves the session as it was. It lives as long as somebody holds it, not
-  as long as the process that made it.
+  A session is changed in place by `prefill/3`, `step/2`, `next/3` and `reset/1`, whichever process calls them; calls
+  wait for each other, and one that fails leaves the session as it was (but for `next/3` on a GPU where logits are not
+  finite). It lives as long as somebody holds it, not as long as the process that made it.
 
       iex> alias Sidewinder.{Mamba, Tensor}
       iex> alias Sidewinder.Mamba.Session

@@ -14,7 +14,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
     * `--rate N` - frames a second, 60 by default
     * `--backend cpu|cuda|cuda:N` - only there; by default on the CPU, and on a GPU if there is one
     * `--agents N` (32), `--window N` (60), `--width N` (512), `--state N` (16), `--layers N` (2) - the sizes
-    * `--type f32|bf16|f16|f64` - the type, f32 by default
+    * `--type f32|bf16|f16|f64` - the type, by default f32 on a CPU and bf16 on a GPU
     * `--threads N` - CPU threads
 
   Times are in milliseconds from when a frame was due. The exit code is 1 only if something is wrong.
@@ -49,7 +49,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
         "#{sizes.layers} layers; #{short(rate)} frames a second for #{short(seconds)} s"
     )
 
-    line(["backend", "form", "frames", "missed", "p50", "p95", "p99", "longest"])
+    line(["backend", "type", "form", "frames", "missed", "p50", "p95", "p99", "longest"])
 
     for backend <- backends do
       model = model(sizes, backend, options)
@@ -57,7 +57,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
       for {form, frame} <- [window: window(model, sizes), stream: stream(model, sizes)] do
         # The first frames load kernels and touch memory.
         for i <- 0..2, do: frame.(i)
-        report(Device.name(backend), form, rate, drive(frame, rate, seconds))
+        report([Device.name(backend), model.type, form], rate, drive(frame, rate, seconds))
       end
     end
   end
@@ -83,10 +83,13 @@ defmodule Mix.Tasks.Sidewinder.Frames do
 
   defp model(sizes, backend, options) do
     threads = if backend == :cpu, do: Keyword.take(options, [:threads]), else: []
-    type = OpArguments.type!(options[:type])
+    type = OpArguments.type!(options[:type] || default_type(backend))
     own = [layers: sizes.layers, width: sizes.width, state: sizes.state]
     Mamba.random(own ++ [type: type, backend: backend] ++ threads)
   end
+
+  defp default_type(:cpu), do: "f32"
+  defp default_type(_cuda), do: "bf16"
 
   # What is done with frame `i`: functions, over features that were made before.
   defp window(model, %{agents: agents, window: window, width: width}) do
@@ -142,17 +145,13 @@ defmodule Mix.Tasks.Sidewinder.Frames do
     end
   end
 
-  defp report(backend, form, rate, {frames, done}) do
+  defp report(what, rate, {frames, done}) do
     sorted = Enum.sort(done)
     late = Enum.count(done, &(&1 > 1000 / rate))
     missed = late + frames - length(done)
 
-    line([
-      backend,
-      form,
-      frames,
-      missed | for(share <- [0.5, 0.95, 0.99, 1.0], do: short(Timing.at(sorted, share)))
-    ])
+    times = for share <- [0.5, 0.95, 0.99, 1.0], do: short(Timing.at(sorted, share))
+    line(what ++ [frames, missed] ++ times)
   end
 
   defp line([backend | cells]) do
