@@ -7,7 +7,7 @@
 # `priv/models/novels` was made so. At the end it is measured on a book that it has not read, beside PPM of order 5.
 # Other sizes, for example for a try on a CPU:
 #
-#     STEPS=200 BATCH=4 LENGTH=256 LAYERS=2 WIDTH=64 mix run examples/text.exs /tmp/model
+#     STEPS=200 BATCH=4 CONTEXT=256 LAYERS=2 WIDTH=64 mix run examples/text.exs /tmp/model
 #
 # Which novels these are, and that they are in the public domain, is said in `examples/data/README.md`.
 
@@ -18,7 +18,7 @@ defmodule Text do
   @novels Path.join(__DIR__, "data/novels.txt.gz")
   @unread Path.join(__DIR__, "../priv/samples/alice.txt")
 
-  @sizes [steps: 1500, batch: 64, length: 512, layers: 8, width: 256, report: 100]
+  @sizes [steps: 1500, batch: 64, context: 512, layers: 8, width: 256, report: 100]
   @rate 2.0e-3
   @warmup 200
   # What the last novel ends with, by which to see whether the model only learns by heart.
@@ -37,7 +37,7 @@ defmodule Text do
     {time, _} = :timer.tc(fn -> learn(trainer, read, kept, sizes) end)
     model = Trainer.model(trainer, type: :bf16)
     Mamba.save(model, folder)
-    bytes = sizes.steps * sizes.batch * sizes.length
+    bytes = sizes.steps * sizes.batch * sizes.context
 
     IO.puts(
       "#{sizes.steps} steps, #{bytes} bytes read, in #{div(time, 1_000_000)} s; the model is in #{folder}"
@@ -62,7 +62,7 @@ defmodule Text do
   defp learn(trainer, text, kept, %{steps: steps} = sizes) do
     for step <- 1..steps, reduce: 0.0 do
       sum ->
-        batch = for _ <- 1..sizes.batch, do: piece(text, sizes.length + 1)
+        batch = for _ <- 1..sizes.batch, do: piece(text, sizes.context + 1)
         %{loss: loss} = Trainer.step(trainer, batch, learning_rate: rate(step, steps))
         report(trainer, kept, step, sizes, sum + loss)
     end
