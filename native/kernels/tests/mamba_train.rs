@@ -160,7 +160,12 @@ fn a_step_is_that_of_adamw() {
 
 #[test]
 fn a_model_learns_a_text_with_the_same_bits_each_time() {
+    let mut by_level = BTreeMap::new();
     for (place, dtype, what) in places().filter(|(_, dtype, _)| *dtype == DType::F32) {
+        let level = match &place {
+            Where::Cpu(exec) => exec.level.name(),
+            Where::Cuda(..) => "cuda",
+        };
         let model = model(&tensors(false), dtype, place);
         let learn = || {
             let mut trainer = Trainer::new(&model).unwrap();
@@ -171,6 +176,8 @@ fn a_model_learns_a_text_with_the_same_bits_each_time() {
         let (losses, trainer) = learn();
         assert!(losses[0] > 1.5 && losses[149] < 0.1, "{} and {}: {what}", losses[0], losses[149]);
         assert_eq!(losses, learn().0, "{what}");
+        let others = by_level.entry(level).or_insert_with(|| losses.clone());
+        assert_eq!(losses, *others, "with any number of threads: {what}");
         let learnt = Arc::new(Model::new(trainer.checkpoint().unwrap(), None, false, reference()).unwrap());
         let loss = Session::new(&learnt).unwrap().loss(&tokens()[..8]).unwrap();
         assert!(loss < 0.15, "{loss} from its checkpoint: {what}");
