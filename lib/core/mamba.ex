@@ -68,8 +68,9 @@ defmodule Sidewinder.Mamba do
     * `:type` - `:f32`, `:bf16`, `:f16` or `:f64`: the weights' type and that of all that lies between layers,
       that of the file by default. Sums and states are at least f32.
     * `:backbone` - whether to leave out embedding and head, and take features in place of tokens
-    * `:copy` - whether to copy the weights into memory. By default files are mapped, so that loading takes no time
-      and processes share them; as long as the model lives they must then not be written to or cut short.
+    * `:copy` - whether to copy the weights into memory, in large pages where the system has them, so that steps on a
+      CPU read them faster. By default files are mapped, so that loading takes no time and processes share them; as long
+      as the model lives they must then not be written to or cut short.
     * `:tokenizer` - a `Sidewinder.Tokenizer`; by default that of the `tokenizer.json` beside the weights, or of
       bytes where the vocabulary has 256
     * `:backend` - `:cpu`, `{:cuda, ordinal}` or `:auto`: a GPU if there is one that can be used

@@ -132,7 +132,7 @@ fn job(what: &str, folder: &Path, exec: Exec) -> Result<Box<dyn Job>, Failure> {
         return Ok(Box::new(Read { weights: weights(folder)?, sum: Owned::zeros(Spec::new(DType::F32, &[1])?), exec }));
     }
     let tokens: Tokens = serde_json::from_slice(&std::fs::read(folder.join("tokens.json"))?)?;
-    let model = Arc::new(Model::new(Checkpoint::open(folder, false)?, None, false, Where::Cpu(exec))?);
+    let model = Arc::new(Model::new(Checkpoint::open(folder, true)?, None, false, Where::Cpu(exec))?);
     let (logits, session) = (Owned::poisoned(model.output(&[1])?), Session::new(&model)?);
     let mut prefill = Prefill { session, prompt: tokens.prompt, logits };
     match what {

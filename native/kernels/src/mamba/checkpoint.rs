@@ -12,9 +12,12 @@ use crate::op::{Named, Op};
 use crate::place::{Cpu, Map, Place};
 use crate::safetensors::Reader;
 use crate::tensor::{DType, Described, Owned, Shape};
-use memmap2::Mmap;
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
+use memmap2::{Mmap, MmapMut};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -363,12 +366,9 @@ fn is_plain(name: &str) -> bool {
 /// Adds the tensors of a file.
 fn read_file(path: &Path, copied: bool, tensors: &mut BTreeMap<String, Found>) -> Result<()> {
     let reader = Reader::open(path)?;
-    let mapped = if copied { None } else { Some(Arc::new(map(path)?)) };
+    let memory = Arc::new(memory(path, copied)?);
     for entry in reader.entries() {
-        let weight = |spec| match &mapped {
-            Some(file) => Weight::mapped(spec, file, entry.range()),
-            None => reader.tensor(entry).map(Weight::from),
-        };
+        let weight = |spec| Weight::mapped(spec, &memory, entry.range());
         let twice = tensors.insert(entry.name.clone(), reader.spec(entry).and_then(weight)).is_some();
         if twice {
             return Err(failure(path.display().to_string(), "each tensor in one file", &*entry.name));
@@ -377,9 +377,18 @@ fn read_file(path: &Path, copied: bool, tensors: &mut BTreeMap<String, Found>) -
     Ok(())
 }
 
-fn map(path: &Path) -> Result<Mmap> {
-    let failed = |e| failure(path.display().to_string(), "a file that can be mapped", e);
-    let file = std::fs::File::open(path).map_err(failed)?;
-    // SAFETY: as far as can be had: `Checkpoint::open` says what must not be done to the file.
-    unsafe { Mmap::map(&file) }.map_err(failed)
+/// A file in memory: mapped, or copied to large pages where the system has them. A step reads all weights once, and
+/// addresses of small pages are looked up more often.
+fn memory(path: &Path, copied: bool) -> Result<Mmap> {
+    let failed = |e| failure(path.display().to_string(), "a file that can be held in memory", e);
+    let (mut file, size) = file::open(path).map_err(failed)?;
+    if !copied {
+        // SAFETY: as far as can be had: `Checkpoint::open` says what must not be done to the file.
+        return unsafe { Mmap::map(&file) }.map_err(failed);
+    }
+    let mut copy = MmapMut::map_anon(size as usize).map_err(failed)?;
+    #[cfg(target_os = "linux")]
+    let _ = copy.advise(Advice::HugePage);
+    file.read_exact(&mut copy).map_err(failed)?;
+    copy.make_read_only().map_err(failed)
 }
