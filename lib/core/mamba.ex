@@ -178,7 +178,7 @@ defmodule Sidewinder.Mamba do
   """
   @spec save(t, Path.t()) :: :ok
   def save(%__MODULE__{} = model, path) do
-    path = IO.chardata_to_string(path)
+    path = Options.path!(path)
     tensors = tensors(model)
     make_folder(path)
     no_index!(Path.join(path, "model.safetensors.index.json"))
@@ -272,7 +272,7 @@ defmodule Sidewinder.Mamba do
   def loss(%__MODULE__{scheduler: scheduler, ref: ref}, tokens) when is_list(tokens) do
     session = Error.unwrap!(Native.mamba_session(ref))
     call = if scheduler == :cpu, do: &Native.mamba_loss_cpu/2, else: &Native.mamba_loss_io/2
-    Error.unwrap!(call.(session, fed(tokens)))
+    Error.unwrap!(call.(session, fed_rows(tokens)))
   end
 
   def loss(_model, other),

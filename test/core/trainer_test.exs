@@ -32,6 +32,7 @@ defmodule Sidewinder.TrainerTest do
       assert refused(fn -> Mamba.loss(model(), [1, 11]) end).argument == "tokens"
       assert refused(fn -> Mamba.loss(model(), "text") end).argument == "tokens"
       assert refused(fn -> Mamba.loss(model(), :text) end).argument == "tokens"
+      assert refused(fn -> Mamba.loss(model(), [[1, 2], [3, 4]]) end).argument == "tokens"
       backbone = Mamba.random(layers: 1, width: 16, backend: :cpu)
       assert refused(fn -> Mamba.loss(backbone, [1, 2]) end).kind == :argument
     end
@@ -77,6 +78,9 @@ defmodule Sidewinder.TrainerTest do
       end
 
       assert refused(fn -> Trainer.step(trainer, @batch, rate: 1) end).kind == :option
+      assert refused(fn -> Trainer.step(trainer, @batch, [:clip]) end).kind == :option
+      huge = Integer.pow(10, 400)
+      assert refused(fn -> Trainer.step(trainer, @batch, clip: huge) end).argument == "clip"
     end
 
     test "is taken by one process at a time, and outlives killed ones" do

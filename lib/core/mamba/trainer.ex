@@ -23,7 +23,9 @@ defmodule Sidewinder.Mamba.Trainer do
       true
   """
 
-  alias Sidewinder.{Error, Mamba, Native}
+  alias Sidewinder.{Error, Mamba, Native, Options}
+
+  @options [:learning_rate, :beta1, :beta2, :eps, :weight_decay, :clip]
 
   @enforce_keys [:ref, :model]
   defstruct [:ref, :model]
@@ -60,15 +62,19 @@ defmodule Sidewinder.Mamba.Trainer do
     call =
       if model.scheduler == :cpu, do: &Native.mamba_learn_cpu/3, else: &Native.mamba_learn_io/3
 
-    how = for {name, value} <- options, into: %{}, do: {name, number!(name, value)}
+    how =
+      for {name, value} <- Options.known!(options, @options),
+          into: %{},
+          do: {name, number!(name, value)}
+
     {loss, norm} = Error.unwrap!(call.(ref, Mamba.fed(sequences), how))
     %{loss: loss, norm: norm}
   end
 
-  defp number!(_name, value) when is_number(value), do: value * 1.0
-
+  # Larger integers have no float.
   defp number!(name, value) do
-    raise Error.new(:option, to_string(name), expected: "a number", got: Error.show(value))
+    fit = is_float(value) or (is_integer(value) and abs(value) < 0x1_0000_0000_0000_0000)
+    Options.check!(value, fit, name, "a number") * 1.0
   end
 
   @doc """
