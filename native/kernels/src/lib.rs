@@ -22,6 +22,7 @@ pub mod linear_scan;
 pub mod mamba;
 pub mod mamba_block;
 pub mod matmul;
+pub mod mdi;
 pub mod mha;
 pub mod norm;
 pub mod rope;
@@ -70,5 +71,11 @@ macro_rules! for_each_op {
         $with!($crate::mha::MhaBackward);
         $with!($crate::transformer_block::TransformerBlock);
         $with!($crate::transformer_block::TransformerBlockBackward);
+        $with!($crate::mdi::update::MdiUpdate);
+        $with!($crate::mdi::update::MdiUpdateBackward);
+        $with!($crate::mdi::gamma::MdiGamma);
+        $with!($crate::mdi::gamma::MdiGammaBackward);
+        $with!($crate::mdi::Mdi);
+        $with!($crate::mdi::MdiBackward);
     };
 }

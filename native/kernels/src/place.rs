@@ -30,7 +30,20 @@ pub enum Map {
     Gate(Activation),
     /// `f'(v) by dy` of `v`, `by` and `dy`.
     GateSlope(Activation),
+    /// `s(a)` of one, or `s(a) s(c)` of two, with the logistic function s, within [`DECAY_ENDS`].
+    Decay,
+    /// The gradient of that by `a`, of `a`, maybe `c`, and the cotangent.
+    DecaySlope,
+    /// `g z + (1 - g) h + gamma h` of `z`, `h`, `g` and `gamma`.
+    Integrate,
+    /// `(1 - g + gamma) dh` of `g`, `gamma` and `dh`.
+    Carry,
+    /// `(a - b) c` of three.
+    DifferenceTimes,
 }
+
+/// Between which coefficients of decay lie; the gradient is 0 beyond.
+pub const DECAY_ENDS: [f64; 2] = [1e-6, 1.0 - 1e-6];
 
 /// A place where tensors lie and ops run.
 pub trait Place {
@@ -61,6 +74,8 @@ pub trait Place {
     fn rows<'s, 'a: 's>(of: &Self::View<'a>, range: Range<usize>) -> Result<Self::View<'s>>;
     /// The first `at` of the first axis, and the others.
     fn split_rows<'s, 'a: 's>(of: Self::ViewMut<'a>, at: usize) -> Result<(Self::ViewMut<'s>, Self::ViewMut<'s>)>;
+    /// A tensor to write, for a while.
+    fn reborrow<'s, 'a: 's>(of: &'s mut Self::ViewMut<'a>) -> Self::ViewMut<'s>;
     /// What lies in a tensor to write.
     fn read<'s, 'a: 's>(of: &'s Self::ViewMut<'a>) -> Self::View<'s>;
     /// The same elements in order under another shape.
@@ -77,7 +92,6 @@ pub trait Place {
     ) -> Result<()>;
     /// Does for each item what is said, with ops that nothing else needs: on the CPU a thread each.
     fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()>;
-    /// Does work that calls ops for so many rows: where they are few, calls are short.
     /// Does work that calls ops for so many rows: where they are few, calls are short.
     fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T>;
     /// Computes element by element, from tensors of one type and shape to another of them.
@@ -126,6 +140,9 @@ impl Place for Cpu<'_> {
     }
     fn split_rows<'s, 'a: 's>(of: ViewMut<'a>, at: usize) -> Result<(ViewMut<'s>, ViewMut<'s>)> {
         of.split_rows(at)
+    }
+    fn reborrow<'s, 'a: 's>(of: &'s mut ViewMut<'a>) -> ViewMut<'s> {
+        of.reborrow()
     }
     fn read<'s, 'a: 's>(of: &'s ViewMut<'a>) -> View<'s> {
         of.view()
@@ -220,6 +237,9 @@ impl Place for Cuda<'_> {
     fn split_rows<'s, 'a: 's>(of: Buffer, at: usize) -> Result<(Buffer, Buffer)> {
         let all = of.spec().shape.first().copied().unwrap_or(0);
         Ok((of.rows(0..at)?, of.rows(at..all)?))
+    }
+    fn reborrow<'s, 'a: 's>(of: &'s mut Buffer) -> Buffer {
+        of.clone()
     }
     fn read<'s, 'a: 's>(of: &'s Buffer) -> Buffer {
         of.clone()

@@ -358,6 +358,11 @@ impl<'a> View<'a> {
 }
 
 impl<'a> ViewMut<'a> {
+    /// The same for a while.
+    pub fn reborrow(&mut self) -> ViewMut<'_> {
+        ViewMut { spec: self.spec, bytes: self.bytes }
+    }
+
     /// The elements; fails if they are not of type `T`.
     pub fn slice<T: Element>(self) -> Result<&'a mut [T]> {
         typed::<T>(&self.spec)?;

@@ -4,6 +4,7 @@
 mod common;
 
 use common::check::{backward_inputs, noise};
+use common::on_device::{agrees, both, named, off};
 use common::{cast, gpu, reference, worst};
 use sidewinder_kernels::activations::{self, Activation as Function, Activations, ActivationsBackward};
 use sidewinder_kernels::attention::Layout;
@@ -21,44 +22,6 @@ use sidewinder_kernels::sinusoidal_positions::{self, SinusoidalPositions, Sinuso
 use sidewinder_kernels::swiglu_mlp::{self, SwigluMlp, SwigluMlpBackward};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use sidewinder_kernels::transformer_block::{self, TransformerBlock, TransformerBlockBackward};
-
-/// Runs `O` on the device in every type, near the reference, and twice for the same bits. With
-/// `roundings` many in sequence, 16-bit results may be off by so many.
-fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
-    for dtype in DType::FLOATS {
-        let inputs = cast::<O>(inputs, dtype);
-        let expected = reference::<O>(options, &inputs);
-        let got = common::run_cuda::<O>(options, &inputs, device).unwrap();
-        let again = common::run_cuda::<O>(options, &inputs, device).unwrap();
-        assert_eq!(common::bits(&got), common::bits(&again), "{} {dtype}", O::NAME);
-        for (name, expected) in expected.iter() {
-            let off = off(got.get(name).unwrap(), expected, dtype, roundings);
-            let specs = op::specs(&inputs);
-            assert!(off <= 1.0, "{} {name} is off by {off} times the tolerance: {dtype} {specs:?}", O::NAME);
-        }
-    }
-}
-
-/// By how many times the tolerance a result of an op in that storage type is off.
-fn off(got: &Owned, expected: &Owned, dtype: DType, roundings: f64) -> f64 {
-    let (relative, of_largest) = match (got.spec().dtype, dtype) {
-        (DType::F64, _) => (1e-10, 1e-11),
-        (DType::F32, DType::F32) => (2e-5, 1e-5),
-        (_, DType::Bf16) => (4e-3, 4e-3 * roundings + 1e-5),
-        (_, _) => (5e-4, 5e-4 * roundings + 1e-5),
-    };
-    let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
-    worst(got, expected, relative, of_largest * largest)
-}
-
-fn both<F: Op, B: Op>(device: &Device, options: (&F::Options, &B::Options), inputs: &Named<Owned>, roundings: f64) {
-    agrees::<F>(device, options.0, inputs, roundings);
-    agrees::<B>(device, options.1, &backward_inputs::<F, B>(options.0, inputs), roundings);
-}
-
-fn named<const N: usize>(shapes: [(&'static str, &[usize], f64, f64); N]) -> Named<Owned> {
-    shapes.iter().zip(1..).map(|(&(name, dims, low, high), seed)| (name, noise(seed, dims, low, high))).collect()
-}
 
 #[test]
 fn the_recurrence_and_its_gradient_agree() {

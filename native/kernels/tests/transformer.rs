@@ -4,12 +4,11 @@
 mod common;
 
 use common::check::{self, noise};
-use common::{cast, worst};
 use sidewinder_kernels::activations::Activation;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::mha::{self, Mha};
-use sidewinder_kernels::op::{Backward, Differentiable, Named, Op};
+use sidewinder_kernels::op::{Backward, Differentiable, Named};
 use sidewinder_kernels::rope::Pairing;
 use sidewinder_kernels::swiglu_mlp::{self, SwigluMlp};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
@@ -64,43 +63,10 @@ fn block([batch, length, width, hidden]: [usize; 4], bias: bool, masked: bool) -
     inputs
 }
 
-/// What lies in between is rounded to the storage type after each step, so 16-bit results may be off by
-/// several roundings of the largest of their tensor.
-fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
-    let relative = match dtype {
-        DType::F64 => 1e-10,
-        DType::F32 => 5e-5,
-        DType::F16 => 8e-3,
-        DType::Bf16 => 6e-2,
-        DType::U8 => 0.0,
-    };
-    for (name, expected) in expected.iter() {
-        let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
-        let worst = worst(got.get(name).unwrap(), expected, 0.0, relative * largest);
-        assert!(worst <= 1.0, "{name} is off by {worst} times the tolerance: {what}");
-    }
-}
-
-fn runs_near<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
-    for dtype in DType::FLOATS {
-        let inputs = cast::<O>(inputs, dtype);
-        let expected = common::reference::<O>(options, &inputs);
-        for level in common::levels() {
-            let runs = [1, 2, 8].map(|threads| {
-                let exec = Exec { level, threads };
-                let got = common::run::<O>(options, &inputs, &exec).unwrap();
-                near(&got, &expected, dtype, &format!("{} {dtype} {exec:?}", O::NAME));
-                common::bits(&got)
-            });
-            assert!(runs.iter().all(|bits| *bits == runs[0]), "{} {dtype} {}", O::NAME, level.name());
-        }
-    }
-}
-
 /// Forward and gradient.
 fn agrees<O: Differentiable>(options: &O::Options, inputs: &Named<Owned>) {
-    runs_near::<O>(options, inputs);
-    runs_near::<Backward<O>>(options, &check::backward_inputs::<O, Backward<O>>(options, inputs));
+    check::steps_agree_everywhere::<O>(options, inputs);
+    check::steps_agree_everywhere::<Backward<O>>(options, &check::backward_inputs::<O, Backward<O>>(options, inputs));
 }
 
 fn heads(heads: usize, causal: bool, rope_theta: Option<f64>, pairing: Pairing) -> mha::Options {

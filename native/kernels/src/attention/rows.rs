@@ -3,6 +3,7 @@
 use super::{Layout, Strides, sizes_of};
 use crate::cuda::{self, Buffer, Lane, Source};
 use crate::error::Result;
+use crate::place::Place;
 use crate::tensor::{Described, Spec, View, ViewMut};
 
 const COPY: Source = Source { name: "copy_rows", text: include_str!("copy_rows.cu") };
@@ -90,4 +91,28 @@ impl CopyRows {
         // the caller has checked to have these rows.
         unsafe { cuda::launch_each(lane, &kernel, self.sizes.iter().product(), &params) }
     }
+}
+
+/// Copies so many columns of a matrix, from column `start` on, to a matrix of their own. Both may have more
+/// axes, of which the last is the width.
+pub fn take_columns<P: Place>(place: &P, from: &P::View<'_>, start: usize, mut to: P::ViewMut<'_>) -> Result<()> {
+    let (wide, columns, rows) = widths(&from.spec(), &to.spec());
+    let all = rows * wide;
+    let from = P::rows(&P::reshape(from, &[all])?, start.min(all)..all)?;
+    place.copy_rows(&CopyRows::out_of_columns(rows, wide, columns), &from, &mut to)
+}
+
+/// The same the other way: a matrix to columns of another, from column `start` on.
+pub fn put_columns<P: Place>(place: &P, from: &P::View<'_>, to: P::ViewMut<'_>, start: usize) -> Result<()> {
+    let (wide, columns, rows) = widths(&to.spec(), &from.spec());
+    let all = rows * wide;
+    let (_, mut to) = P::split_rows(P::reshape_mut(to, &[all])?, start.min(all))?;
+    place.copy_rows(&CopyRows::into_columns(rows, columns, wide), from, &mut to)
+}
+
+/// Columns of the wide matrix and of the other, and rows of both.
+fn widths(wide: &Spec, part: &Spec) -> (usize, usize, usize) {
+    let last = |spec: &Spec| spec.shape.last().copied().unwrap_or(1);
+    let rows: usize = wide.shape.split_last().map_or(1, |(_, rows)| rows.iter().product());
+    (last(wide), last(part), rows)
 }

@@ -1,11 +1,12 @@
 //! What is done element by element.
 
 use super::activation::Unary;
+use super::math;
 use super::pool::Shared;
 use super::strips::Strips;
 use super::{Exec, Real, Storage, Vector, Work, Writing, each_vector, fence, line, prefetch_near, prefetch_to_write};
 use crate::error::Result;
-use crate::place::Map;
+use crate::place::{DECAY_ENDS, Map};
 use crate::tensor::{Described, View, ViewMut};
 use crate::{with_activation, with_type};
 use std::marker::PhantomData;
@@ -38,6 +39,13 @@ fn map_as<S: Storage>(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Re
         (Map::GateSlope(f), &[v, by, dy]) => {
             with_activation!(Some(f), F => each::<S, GateSlope<F>, 3>([v, by, dy], to, exec))
         }
+        (Map::Decay, &[a]) => each::<S, Decay, 1>([a], to, exec),
+        (Map::Decay, &[a, c]) => each::<S, Decay, 2>([a, c], to, exec),
+        (Map::DecaySlope, &[a, dy]) => each::<S, DecaySlope, 2>([a, dy], to, exec),
+        (Map::DecaySlope, &[a, c, dy]) => each::<S, DecaySlope, 3>([a, c, dy], to, exec),
+        (Map::Integrate, &[z, h, g, gamma]) => each::<S, Integrate, 4>([z, h, g, gamma], to, exec),
+        (Map::Carry, &[g, gamma, dh]) => each::<S, Carry, 3>([g, gamma, dh], to, exec),
+        (Map::DifferenceTimes, &[a, b, c]) => each::<S, DifferenceTimes, 3>([a, b, c], to, exec),
         (map, inputs) => unreachable!("{map:?} of {} tensors", inputs.len()),
     }
 }
@@ -120,6 +128,68 @@ impl<F: Unary> Function<3> for GateSlope<F> {
     #[inline(always)]
     fn of<V: Vector>([v, by, dy]: [V; 3]) -> V {
         F::slope(v).mul(by).mul(dy)
+    }
+}
+
+struct Decay;
+
+impl<const N: usize> Function<N> for Decay {
+    #[inline(always)]
+    fn of<V: Vector>(values: [V; N]) -> V {
+        let [low, high] = DECAY_ENDS;
+        product_of_sigmoids(&values).max(V::constant(low)).min(V::constant(high))
+    }
+}
+
+/// The product of one or two.
+#[inline(always)]
+fn product_of_sigmoids<V: Vector>(values: &[V]) -> V {
+    let first = math::sigmoid(values[0]);
+    if values.len() == 1 { first } else { first.mul(math::sigmoid(values[1])) }
+}
+
+struct DecaySlope;
+
+impl<const N: usize> Function<N> for DecaySlope {
+    #[inline(always)]
+    fn of<V: Vector>(values: [V; N]) -> V {
+        let [low, high] = DECAY_ENDS.map(V::constant);
+        let decay = product_of_sigmoids(&values[..N - 1]);
+        let mut slope = math::sigmoid_slope(values[0]);
+        if N == 3 {
+            slope = slope.mul(math::sigmoid(values[1]));
+        }
+        let zero = V::zero();
+        let slope = slope.mul(values[N - 1]);
+        zero.where_less(decay, low, zero.where_less(high, decay, slope))
+    }
+}
+
+struct Integrate;
+
+impl Function<4> for Integrate {
+    #[inline(always)]
+    fn of<V: Vector>([z, h, g, gamma]: [V; 4]) -> V {
+        let carried = V::constant(1.0).sub(g).add(gamma);
+        g.mul_add(z, carried.mul(h))
+    }
+}
+
+struct Carry;
+
+impl Function<3> for Carry {
+    #[inline(always)]
+    fn of<V: Vector>([g, gamma, dh]: [V; 3]) -> V {
+        V::constant(1.0).sub(g).add(gamma).mul(dh)
+    }
+}
+
+struct DifferenceTimes;
+
+impl Function<3> for DifferenceTimes {
+    #[inline(always)]
+    fn of<V: Vector>([a, b, c]: [V; 3]) -> V {
+        a.sub(b).mul(c)
     }
 }
 

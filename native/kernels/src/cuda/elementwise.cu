@@ -1,11 +1,19 @@
 // What is done element by element. The host chooses MAP, of so many INPUTS, and the function FN:
 //   0 -exp(a)   1 a b   2 their sum   3 f(a)   4 f'(a)   5 f'(a) b   6 f(a) b   7 f'(a) b c
+//   8 s(a) or s(a) s(b) with s = sigmoid, within LOW and HIGH   9 the gradient of 8 by a, the last is the cotangent
+//   10 c a + (1 - c) b + d b   11 (1 - a + b) c   12 (a - b) c
 
 struct Params {
     const STORAGE* inputs[4];
     STORAGE* to;
     i64 count;
 };
+
+// The ends of `DECAY_ENDS`.
+constexpr double LOW = 1e-6, HIGH = 1 - 1e-6;
+
+// NaN stays NaN.
+__device__ __forceinline__ REAL within(REAL v) { return v < (REAL)LOW ? (REAL)LOW : v > (REAL)HIGH ? (REAL)HIGH : v; }
 
 __device__ __forceinline__ REAL value(const REAL (&v)[INPUTS][VEC], int e) {
 #if MAP == 0
@@ -24,8 +32,19 @@ __device__ __forceinline__ REAL value(const REAL (&v)[INPUTS][VEC], int e) {
     return slope<FN>(v[0][e]) * v[1][e];
 #elif MAP == 6
     return activate<FN>(v[0][e]) * v[1][e];
-#else
+#elif MAP == 7
     return slope<FN>(v[0][e]) * v[1][e] * v[2][e];
+#elif MAP == 8
+    return within(INPUTS == 1 ? sigmoid(v[0][e]) : sigmoid(v[0][e]) * sigmoid(v[INPUTS - 1][e]));
+#elif MAP == 9
+    REAL other = INPUTS == 2 ? (REAL)1 : sigmoid(v[1][e]), decay = sigmoid(v[0][e]) * other;
+    return decay < (REAL)LOW || decay > (REAL)HIGH ? (REAL)0 : slope<0>(v[0][e]) * other * v[INPUTS - 1][e];
+#elif MAP == 10
+    return v[2][e] * v[0][e] + (1 - v[2][e] + v[3][e]) * v[1][e];
+#elif MAP == 11
+    return (1 - v[0][e] + v[1][e]) * v[2][e];
+#else
+    return (v[0][e] - v[1][e]) * v[2][e];
 #endif
 }
 

@@ -81,5 +81,10 @@ fn numbers(map: Map) -> (u32, i32) {
         Map::SlopeTimes(f) => (5, function(Some(f))),
         Map::Gate(f) => (6, function(Some(f))),
         Map::GateSlope(f) => (7, function(Some(f))),
+        Map::Decay => (8, -1),
+        Map::DecaySlope => (9, -1),
+        Map::Integrate => (10, -1),
+        Map::Carry => (11, -1),
+        Map::DifferenceTimes => (12, -1),
     }
 }

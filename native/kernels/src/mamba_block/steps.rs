@@ -1,7 +1,7 @@
 //! The block as a sequence of ops, wherever they run.
 
 use super::Problem;
-use crate::attention::rows::CopyRows;
+use crate::attention::rows;
 use crate::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
 use crate::error::Result;
 use crate::linear;
@@ -126,33 +126,12 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         self.linear(P::view(&between.c), self.input("x_proj")?, None, P::view_mut(&mut projected))?;
         let mut start = 0;
         for (part, width) in [(&mut between.delta, rank), (&mut between.b_t, state), (&mut between.c_t, state)] {
-            self.take_columns(&projected, start, part, width)?;
+            rows::take_columns(self.place, &P::view(&projected), start, P::view_mut(part))?;
             start += width;
         }
         self.linear(P::view(&between.delta), self.input("dt_w")?, None, P::view_mut(&mut between.dt))?;
         self.place.map(Map::NegExp, &[self.input("A_log")?], P::view_mut(&mut between.a))?;
         Ok(between)
-    }
-
-    /// Copies so many columns of what x_proj gave, from column `start` on.
-    fn take_columns(&self, projected: &P::Owned, start: usize, to: &mut P::Owned, width: usize) -> Result<()> {
-        let (rows, wide, all) = self.projected();
-        let from = P::rows(&P::reshape(&P::view(projected), &[all])?, start.min(all)..all)?;
-        self.place.copy_rows(&CopyRows::out_of_columns(rows, wide, width), &from, &mut P::view_mut(to))
-    }
-
-    /// The same the other way, to the gradient of it.
-    fn put_columns(&self, projected: &mut P::Owned, start: usize, from: &P::Owned, width: usize) -> Result<()> {
-        let (rows, wide, all) = self.projected();
-        let (_, mut to) = P::split_rows(P::reshape_mut(P::view_mut(projected), &[all])?, start.min(all))?;
-        self.place.copy_rows(&CopyRows::into_columns(rows, width, wide), &P::view(from), &mut to)
-    }
-
-    /// Rows, columns and elements of what x_proj gives.
-    fn projected(&self) -> (usize, usize, usize) {
-        let Problem { batch, length, rank, state, .. } = *self.problem;
-        let (rows, wide) = (batch * length, rank + 2 * state);
-        (rows, wide, rows * wide)
     }
 
     /// `u` or `z`: the rows of in_proj that give it are a matrix of their own.
@@ -302,7 +281,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         let mut dprojected = self.like_x(rank + 2 * state)?;
         let mut start = 0;
         for (part, width) in [(&ddelta, rank), (&scan.db_t, state), (&scan.dc_t, state)] {
-            self.put_columns(&mut dprojected, start, part, width)?;
+            rows::put_columns(self.place, &P::view(part), P::view_mut(&mut dprojected), start)?;
             start += width;
         }
         let mut through = self.like_inner()?;

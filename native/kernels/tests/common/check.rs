@@ -1,7 +1,7 @@
 //! What every op's tests check: agreement with its f64 reference on every level, in every type, and
 //! gradients against finite differences.
 
-use super::{Random, assert_close, bits, cast, levels, reference, run};
+use super::{Random, assert_close, bits, cast, levels, reference, run, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
@@ -30,6 +30,40 @@ pub fn agrees_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
             for threads in [2, 8] {
                 assert_eq!(bits(&run(threads)), bits(&one), "{} {dtype} {} {threads} threads", O::NAME, level.name());
             }
+        }
+    }
+}
+
+/// What lies in between is rounded to the storage type after each step, so 16-bit results may be off by
+/// several roundings of the largest of their tensor.
+fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
+    let relative = match dtype {
+        DType::F64 => 1e-10,
+        DType::F32 => 5e-5,
+        DType::F16 => 8e-3,
+        DType::Bf16 => 6e-2,
+        DType::U8 => 0.0,
+    };
+    for (name, expected) in expected.iter() {
+        let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
+        let worst = worst(got.get(name).unwrap(), expected, 0.0, relative * largest);
+        assert!(worst <= 1.0, "{name} is off by {worst} times the tolerance: {what}");
+    }
+}
+
+/// [`agrees_everywhere`] for an op that is made of others.
+pub fn steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
+    for dtype in DType::FLOATS {
+        let inputs = cast::<O>(inputs, dtype);
+        let expected = reference::<O>(options, &inputs);
+        for level in levels() {
+            let runs = [1, 2, 8].map(|threads| {
+                let exec = Exec { level, threads };
+                let got = run::<O>(options, &inputs, &exec).unwrap();
+                near(&got, &expected, dtype, &format!("{} {dtype} {exec:?}", O::NAME));
+                bits(&got)
+            });
+            assert!(runs.iter().all(|bits| *bits == runs[0]), "{} {dtype} {}", O::NAME, level.name());
         }
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod check;
 pub mod models;
+pub mod on_device;
 pub mod scans;
 
 use sidewinder_kernels::cpu::{Exec, Level};

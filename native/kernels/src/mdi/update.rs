@@ -1,0 +1,107 @@
+//! The element-wise core of memory decay integration and its gradient:
+//!
+//! ```text
+//! h = gate z + (1 - gate) h_old + gamma h_old
+//! dz = gate dh    dh_old = (1 - gate + gamma) dh    dgate = (z - h_old) dh    dgamma = h_old dh
+//! ```
+
+use crate::cpu::{self, Exec};
+use crate::cuda::{self, Buffer, Lane};
+use crate::error::Result;
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::place::Map;
+use crate::tensor::{Spec, View, ViewMut};
+use ndarray::{ArrayD, Zip};
+use serde::Deserialize;
+
+/// There are no options.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {}
+
+/// The update.
+pub struct MdiUpdate;
+
+impl Op for MdiUpdate {
+    const NAME: &'static str = "mdi_update";
+    const ABOUT: &'static str = "Memory decay integration, element by element";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("z", "(...)"),
+        Slot::new("h_old", "(...)"),
+        Slot::new("gate", "(...)"),
+        Slot::new("gamma", "(...)"),
+    ];
+    const OPTIONS: &'static [OptionDoc] = &[];
+    const COTANGENTS: &'static [&'static str] = &["dh"];
+
+    type Options = Options;
+    type Problem = Spec;
+
+    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<Spec> {
+        let z = *inputs.get("z")?;
+        for name in ["h_old", "gate", "gamma"] {
+            op::same_shape(inputs, name, &z.shape).map_err(|e| e.hint("All inputs have the shape of z"))?;
+        }
+        Ok(z)
+    }
+
+    fn outputs(&z: &Spec) -> Result<Named<Spec>> {
+        Ok([("h", z)].into_iter().collect())
+    }
+
+    fn cpu(_: &Spec, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+        cpu::elementwise::map(Map::Integrate, &all(inputs)?.map(|v| *v), outputs.expect("h")?, exec)
+    }
+
+    fn reference(_: &Spec, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        let [z, h, gate, gamma] = all(inputs)?;
+        Ok([("h", gate * z + (1.0 - gate) * h + gamma * h)].into_iter().collect())
+    }
+
+    fn cuda(_: &Spec, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::map(Map::Integrate, &all(inputs)?.map(|v| *v), outputs.get("h")?, lane)
+    }
+}
+
+/// The inputs in order.
+fn all<T>(inputs: &Named<T>) -> Result<[&T; 4]> {
+    Ok([inputs.get("z")?, inputs.get("h_old")?, inputs.get("gate")?, inputs.get("gamma")?])
+}
+
+/// Each gradient, and of which tensors which map gives it.
+const GRADIENTS: [(&str, Map, &[&str]); 4] = [
+    ("dz", Map::Product, &["gate", "dh"]),
+    ("dh_old", Map::Carry, &["gate", "gamma", "dh"]),
+    ("dgate", Map::DifferenceTimes, &["z", "h_old", "dh"]),
+    ("dgamma", Map::Product, &["h_old", "dh"]),
+];
+
+/// The gradient of [`MdiUpdate`].
+pub type MdiUpdateBackward = Backward<MdiUpdate>;
+
+impl Differentiable for MdiUpdate {
+    const BACKWARD: &'static str = "mdi_update_backward";
+    const GIVEN: &'static [Slot] = &op::slots::<5>(Self::INPUTS, &[Slot::new("dh", "(...)")]);
+
+    fn cpu_backward(_: &Gradient<Spec>, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+        GRADIENTS.into_iter().try_for_each(|(name, map, of)| {
+            let given = of.iter().map(|name| inputs.get(name).copied()).collect::<Result<Vec<_>>>()?;
+            cpu::elementwise::map(map, &given, outputs.expect(name)?, exec)
+        })
+    }
+
+    fn reference_backward(_: &Gradient<Spec>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        let ([z, h, gate, gamma], dh) = (all(inputs)?, inputs.get("dh")?);
+        let carried = Zip::from(gate).and(gamma).map_collect(|gate, gamma| 1.0 - gate + gamma);
+        Ok([("dz", gate * dh), ("dh_old", carried * dh), ("dgate", (z - h) * dh), ("dgamma", h * dh)]
+            .into_iter()
+            .collect())
+    }
+
+    fn cuda_backward(_: &Gradient<Spec>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        GRADIENTS.into_iter().try_for_each(|(name, map, of)| {
+            let given = of.iter().map(|name| inputs.get(name).copied()).collect::<Result<Vec<_>>>()?;
+            cuda::map(map, &given, outputs.get(name)?, lane)
+        })
+    }
+}
