@@ -16,6 +16,7 @@ pub mod tokenizer;
 
 pub mod activations;
 pub mod attention;
+pub mod block_recurrence;
 pub mod causal_conv1d;
 pub mod linear;
 pub mod linear_scan;
@@ -70,5 +71,7 @@ macro_rules! for_each_op {
         $with!($crate::mha::MhaBackward);
         $with!($crate::transformer_block::TransformerBlock);
         $with!($crate::transformer_block::TransformerBlockBackward);
+        $with!($crate::block_recurrence::BlockRecurrence);
+        $with!($crate::block_recurrence::BlockRecurrenceBackward);
     };
 }
