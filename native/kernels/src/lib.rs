@@ -16,6 +16,7 @@ pub mod tokenizer;
 
 pub mod activations;
 pub mod attention;
+pub mod block_recurrence;
 pub mod causal_conv1d;
 pub mod linear;
 pub mod linear_scan;
@@ -77,5 +78,7 @@ macro_rules! for_each_op {
         $with!($crate::mdi::gamma::MdiGammaBackward);
         $with!($crate::mdi::Mdi);
         $with!($crate::mdi::MdiBackward);
+        $with!($crate::block_recurrence::BlockRecurrence);
+        $with!($crate::block_recurrence::BlockRecurrenceBackward);
     };
 }

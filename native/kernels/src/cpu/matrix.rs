@@ -42,10 +42,30 @@ impl<'a, E> Matrix<'a, E> {
         Matrix { values, rows, columns, strides: [columns, 1] }
     }
 
+    /// Its rows and columns.
+    pub fn dims(&self) -> [usize; 2] {
+        [self.rows, self.columns]
+    }
+
+    /// Some of its columns.
+    pub fn part(self, columns: Range<usize>) -> Self {
+        assert!(columns.end <= self.columns, "columns that there are");
+        let first = (columns.start * self.strides[1]).min(self.values.len());
+        Matrix { values: &self.values[first..], columns: columns.len(), ..self }
+    }
+
     /// The same with rows and columns changed.
     pub fn transposed(self) -> Self {
         let Matrix { values, rows, columns, strides: [down, along] } = self;
         Matrix { values, rows: columns, columns: rows, strides: [along, down] }
+    }
+}
+
+impl<E: Copy> Matrix<'_, E> {
+    /// An element.
+    #[inline(always)]
+    pub fn at(&self, row: usize, column: usize) -> E {
+        self.values[row * self.strides[0] + column * self.strides[1]]
     }
 }
 

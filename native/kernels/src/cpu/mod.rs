@@ -1,5 +1,6 @@
 //! What CPU kernels are written with: [`level`] (what this CPU can do), [`vector`] (one narrow SIMD
-//! trait), [`math`] and [`activation`] (functions over it), [`pool`] (our own threads) and [`strips`] (sharing channels among them).
+//! trait), [`math`] and [`activation`] (functions over it), [`pool`] (our own threads),
+//! [`strips`] (sharing channels among them), [`matrix`] and [`panels`] (products).
 
 pub mod activation;
 pub mod convert;
@@ -7,6 +8,7 @@ pub mod elementwise;
 pub mod level;
 pub mod math;
 pub mod matrix;
+pub mod panels;
 pub mod pool;
 pub mod storage;
 pub mod strips;

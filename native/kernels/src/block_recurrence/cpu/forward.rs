@@ -1,0 +1,199 @@
+//! The recurrence itself.
+
+use super::super::Problem;
+use super::{bound, gated, initial, of_state, of_z, repeated, size, walk};
+use crate::cpu::convert::widened;
+use crate::cpu::matrix::{self, Matrix, multiply};
+use crate::cpu::panels::Panels;
+use crate::cpu::pool::{self, Shared};
+use crate::cpu::{Exec, Real, Storage, Vector, Work, each_vector};
+use crate::error::Result;
+use crate::op::Named;
+use crate::tensor::{View, ViewMut};
+use std::ops::Range;
+
+/// From so many steps on packing the matrices costs less than it saves.
+const WORTH_PACKING: usize = 8;
+
+pub fn run<S: Storage>(
+    problem: &Problem,
+    inputs: &Named<View>,
+    mut outputs: Named<ViewMut>,
+    exec: &Exec,
+) -> Result<()> {
+    let mut state = initial::<S::Wide>(problem, inputs, "h0")?;
+    if problem.width > 0 {
+        let z = widened::<S>(inputs.get("z")?.slice()?, exec)?;
+        let call = Forward::<S> {
+            problem,
+            z: &z,
+            gamma: inputs.get("gamma")?.slice()?,
+            bias: repeated(inputs.get("bg")?.slice::<S>()?, 1),
+            of_z: of_z::<S>(problem, inputs, &z, exec)?,
+            h: Shared::new(outputs.expect("h")?.slice()?),
+        };
+        call.run(&of_state(problem, inputs)?, &mut state, &problem.shared(exec))?;
+    }
+    outputs.expect("h_last")?.slice()?.copy_from_slice(&state);
+    Ok(())
+}
+
+struct Forward<'a, S: Storage> {
+    problem: &'a Problem,
+    z: &'a [S::Wide],
+    gamma: &'a [S],
+    bias: Vec<S::Wide>,
+    of_z: Vec<S::Wide>,
+    h: Shared<'a, S>,
+}
+
+impl<S: Storage> Forward<'_, S> {
+    fn run(&self, matrices: &[Matrix<S>], state: &mut Vec<S::Wide>, exec: &Exec) -> Result<()> {
+        let mut next = state.clone();
+        let mut sums: Vec<_> = matrices.iter().map(|_| state.clone()).collect();
+        let few = self.problem.length < WORTH_PACKING && self.problem.batch < matrix::SEVERAL;
+        let packed = matrices.iter().filter(|_| !few).map(|m| Panels::pack(*m, exec));
+        let packed = packed.collect::<Result<Vec<_>>>()?;
+        walk(0..self.problem.length, exec, |t| {
+            if few {
+                self.step_as_stored(t, matrices, [state, &mut next], &mut sums, exec)?;
+            } else {
+                self.step(t, &packed, [state, &mut next], &mut sums, exec)?;
+            }
+            if self.problem.norm {
+                S::Wide::dispatch(exec.level, Normalised { of: self, t, state: &mut next });
+            }
+            std::mem::swap(state, &mut next);
+            Ok(())
+        })
+    }
+
+    /// A step where each panel's columns go on to the next state as soon as their sums are there.
+    fn step(
+        &self,
+        t: usize,
+        packed: &[Panels<S>],
+        [before, next]: [&mut Vec<S::Wide>; 2],
+        sums: &mut [Vec<S::Wide>],
+        exec: &Exec,
+    ) -> Result<()> {
+        let sums: Vec<_> = sums.iter_mut().map(|sums| Shared::new(sums)).collect();
+        let next = Shared::new(next);
+        pool::for_each(exec.threads, packed[0].count(), |panel| {
+            for (panels, sums) in packed.iter().zip(&sums) {
+                // SAFETY: panels share no column.
+                unsafe { panels.multiply(panel, before, sums, false) };
+            }
+            let update = Update { of: self, t, columns: packed[0].rows(panel), before, sums: &sums, next: &next };
+            S::Wide::dispatch(exec.level, update);
+        })
+    }
+
+    /// The same with the matrices as they are stored.
+    fn step_as_stored(
+        &self,
+        t: usize,
+        matrices: &[Matrix<S>],
+        [before, next]: [&mut Vec<S::Wide>; 2],
+        sums: &mut [Vec<S::Wide>],
+        exec: &Exec,
+    ) -> Result<()> {
+        let Problem { batch, width, .. } = *self.problem;
+        for (matrix, sums) in matrices.iter().zip(&mut *sums) {
+            multiply(Matrix::new(before, batch, width), matrix.transposed(), sums, false, exec)?;
+        }
+        let sums: Vec<_> = sums.iter_mut().map(|sums| Shared::new(sums)).collect();
+        let update = Update { of: self, t, columns: 0..width, before, sums: &sums, next: &Shared::new(next) };
+        S::Wide::dispatch(exec.level, update);
+        Ok(())
+    }
+
+    /// A row of `h`, at some columns.
+    ///
+    /// # Safety
+    /// Nobody else has them.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn h(&self, batch: usize, t: usize, columns: &Range<usize>) -> &mut [S] {
+        // SAFETY: as the caller promises.
+        unsafe { self.h.part(self.problem.at(batch, t, columns.start), columns.len()) }
+    }
+}
+
+/// The next state at some columns, clipped, and stored as the result.
+struct Update<'c, 'a, S: Storage> {
+    of: &'c Forward<'a, S>,
+    t: usize,
+    columns: Range<usize>,
+    before: &'c [S::Wide],
+    sums: &'c [Shared<'c, S::Wide>],
+    next: &'c Shared<'c, S::Wide>,
+}
+
+impl<S: Storage> Work<S::Wide> for Update<'_, '_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let Update { of, t, columns, before, .. } = self;
+        let Problem { batch, width, mixed, .. } = *of.problem;
+        let (mix, bound) = (V::constant(of.problem.mix), V::splat(bound(of.problem)));
+        let (clipped, count) = (of.problem.clip.is_some() && !of.problem.norm, columns.len());
+        for i in 0..batch {
+            let (row, at) = (of.problem.at(i, t, columns.start), i * width + columns.start);
+            let (z, gamma) = (&of.z[row..][..count], &of.gamma[row..][..count]);
+            let (h, bias) = (&before[at..][..count], &of.bias[columns.start..][..count]);
+            let of_z = if mixed { &of.of_z[row..][..count] } else { bias };
+            // SAFETY: whoever computes these columns has them in all these places.
+            let (sums, next, to) = unsafe {
+                let second = if mixed { 1 } else { 0 };
+                let sums = [&*self.sums[0].part(at, count), &*self.sums[second].part(at, count)];
+                (sums, self.next.part(at, count), of.h(i, t, &columns))
+            };
+            each_vector!(count, |at, end| {
+                let values = [V::load_partial(&z[at..end]), S::load(&gamma[at..end]), V::load_partial(&h[at..end])];
+                let first = V::load_partial(&sums[0][at..end]).add(V::load_partial(&bias[at..end]));
+                let second = V::load_partial(&sums[1][at..end]).add(V::load_partial(&of_z[at..end]));
+                let [_, _, mut u] = gated(values, [first, second], mixed, mix);
+                if clipped {
+                    u = u.min(bound).max(V::zero().sub(bound));
+                }
+                u.store_partial(&mut next[at..end]);
+                S::store(u, &mut to[at..end]);
+            });
+        }
+    }
+}
+
+/// Normalises and clips a whole new state.
+struct Normalised<'c, 'a, S: Storage> {
+    of: &'c Forward<'a, S>,
+    t: usize,
+    state: &'c mut [S::Wide],
+}
+
+impl<S: Storage> Work<S::Wide> for Normalised<'_, '_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let width = self.of.problem.width;
+        let bound = V::splat(bound(self.of.problem));
+        for (i, state) in self.state.chunks_exact_mut(width).enumerate() {
+            let mut squares = V::zero();
+            each_vector!(width, |at, end| {
+                let u = V::load_partial(&state[at..end]);
+                squares = u.mul_add(u, squares);
+            });
+            let size = V::splat(size(squares.sum(), width));
+            // SAFETY: one thread does this, when all others are done with the step.
+            let to = unsafe { self.of.h(i, self.t, &(0..width)) };
+            each_vector!(width, |at, end| {
+                let n = V::load_partial(&state[at..end]).div(size);
+                let n = n.min(bound).max(V::zero().sub(bound));
+                n.store_partial(&mut state[at..end]);
+                S::store(n, &mut to[at..end]);
+            });
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The recurrence of the MM-Rec block, and its gradient: a gated state that each step multiplies with two
+//! matrices. For each batch and time `t` from 1 to L, where `h[0]` is `h0`, or zero, and products are per element:
+//!
+//! ```text
+//! s = sigmoid(Wg h[t-1] + bg)
+//! m = sigmoid(Wm [z[t]; h[t-1]] + bm)
+//! n = m z[t] + (1 - m) h[t-1] + gamma[t] h[t-1]
+//! u = z[t] s + gamma[t] h[t-1] + mix n
+//! h[t] = clip(norm(u))
+//! ```
+//!
+//! `norm` divides by `sqrt(mean(u^2)) + 1e-6` if `state_norm` is set, `clip` cuts at `state_clip` if that is given; else
+//! both do nothing, as in the original. Without Wm and bm, `mix` is 0 and `m` is not needed: the core recurrence.
+//! (`mm_rec.md`, sections 4 and 5; the guards are those of its remark on stability.)
+//!
+//! Given the cotangents `dh` and `dh_last`, time runs backwards; `G` starts as `dh_last`:
+//!
+//! ```text
+//! G  += dh[t]                             then through clip and norm
+//! ds  = G z[t] s (1 - s)                  dm = mix G (z[t] - h[t-1]) m (1 - m)
+//! dz[t] = G s + mix G m + (dm Wm)[:D]     dgamma[t] = (1 + mix) G h[t-1]
+//! G   = G ((1 + mix) gamma[t] + mix (1 - m)) + ds Wg + (dm Wm)[D:]
+//! dWg = sum ds h[t-1]^T    dbg = sum ds   dWm = sum dm [z[t]; h[t-1]]^T    dbm = sum dm    dh0 = G
+//! ```
+//!
+//! The gradient of a clipped element is 0 outside of the bounds and passes on them. Storage is f32, f64, bf16 or f16;
+//! `h0`, the state from step to step, `h_last` and all arithmetic are f32 (f64 for f64 storage), and outputs are
+//! rounded once. The gradient reads `h` as it was stored.
+//!
+//! Nothing keeps the state from growing: its weight on itself is `(1 + mix) gamma + mix (1 - m)`, up to 1.2.
+
+mod cpu;
+mod cuda;
+mod reference;
+
+use crate::cuda::{Buffer, Lane};
+use crate::error::{Error, Kind, Result};
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// What `norm` adds to the root.
+const EPS: f64 = 1e-6;
+
+/// The options of the recurrence.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// The weight of `n`; 0.1 by default.
+    pub mix: f64,
+    /// Keeps every element of the state within plus and minus this; none by default.
+    pub state_clip: Option<f64>,
+    /// Divides the state by its root mean square after each step.
+    pub state_norm: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { mix: 0.1, state_clip: None, state_norm: false }
+    }
+}
+
+/// The documentation of the options.
+pub const OPTIONS: [OptionDoc; 3] = [
+    OptionDoc { name: "mix", takes: "float", help: "weight of the gated mean; 0.1 by default, 0 without Wm and bm" },
+    OptionDoc { name: "state_clip", takes: "float", help: "bound of the state's elements; none by default" },
+    OptionDoc { name: "state_norm", takes: "flag", help: "divide the state by its root mean square after each step" },
+];
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Batch size, `B` in the shapes.
+    pub batch: usize,
+    /// Sequence length, `L`.
+    pub length: usize,
+    /// Width of the state, `D`.
+    pub width: usize,
+    /// The storage type.
+    pub dtype: DType,
+    /// Whether there is a second gate, `m`.
+    pub mixed: bool,
+    /// The weight of `n`.
+    pub mix: f64,
+    /// The bound of the state's elements.
+    pub clip: Option<f64>,
+    /// Whether the state is normalised.
+    pub norm: bool,
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let z = inputs.get("z")?;
+        let &[batch, length, width] = &z.shape[..] else {
+            return Err(op::wrong_shape("z", "(B, L, D)", z));
+        };
+        op::same_shape(inputs, "gamma", &[batch, length, width])?;
+        for (name, dims) in
+            [("Wg", &[width, width][..]), ("bg", &[width]), ("Wm", &[width, 2 * width]), ("bm", &[width])]
+        {
+            op::same_shape(inputs, name, dims).map_err(|e| e.hint("Weights are stored (out, in)"))?;
+        }
+        op::same_shape(inputs, "h0", &[batch, width])?;
+        op::same_shape(inputs, "dh_last", &[batch, width])?;
+        let &Options { mix, state_clip: clip, state_norm: norm } = options;
+        clip.map_or(Ok(()), |clip| op::positive("state_clip", clip))?;
+        let mixed = mixed(inputs, mix)?;
+        Ok(Problem { batch, length, width, dtype: z.dtype, mixed, mix, clip, norm })
+    }
+}
+
+/// Whether there is a second gate, which `mix` must agree with.
+fn mixed(inputs: &Named<Spec>, mix: f64) -> Result<bool> {
+    let wrong = |expected: &str| Err(Error::new(Kind::Option, "mix").expected(expected).got(mix));
+    match (inputs.find("Wm"), inputs.find("bm")) {
+        (Some(_), Some(_)) if !mix.is_finite() => wrong("a finite number"),
+        (Some(_), Some(_)) => Ok(true),
+        (Some(_), None) => inputs.get("bm").map(|_| true),
+        (None, Some(_)) => inputs.get("Wm").map(|_| true),
+        (None, None) if mix == 0.0 => Ok(false),
+        (None, None) => wrong("0 where there are no Wm and bm").map_err(|e: Error| e.hint("Give Wm and bm, or mix 0")),
+    }
+}
+
+/// The recurrence.
+pub struct BlockRecurrence;
+
+impl Op for BlockRecurrence {
+    const NAME: &'static str = "block_recurrence";
+    const ABOUT: &'static str = "The gated recurrence of the MM-Rec block over whole sequences";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("z", "(B, L, D)"),
+        Slot::new("gamma", "(B, L, D)"),
+        Slot::new("Wg", "(D, D)"),
+        Slot::new("bg", "(D)"),
+        Slot::new("Wm", "(D, 2D)").optional(),
+        Slot::new("bm", "(D)").optional(),
+        Slot::new("h0", "(B, D)").wide().optional(),
+    ];
+    const OPTIONS: &'static [OptionDoc] = &OPTIONS;
+    const COTANGENTS: &'static [&'static str] = &["dh", "dh_last"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let Problem { batch, length, width, dtype, .. } = *problem;
+        let h = Spec::new(dtype, &[batch, length, width])?;
+        Ok([("h", h), ("h_last", Spec::new(dtype.wide(), &[batch, width])?)].into_iter().collect())
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::forward(problem, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::forward(problem, inputs)
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::forward(problem, inputs, outputs, lane)
+    }
+}
+
+/// The gradient of [`BlockRecurrence`].
+pub type BlockRecurrenceBackward = Backward<BlockRecurrence>;
+
+impl Differentiable for BlockRecurrence {
+    const BACKWARD: &'static str = "block_recurrence_backward";
+    const GIVEN: &'static [Slot] = &op::slots::<10>(
+        Self::INPUTS,
+        &[Slot::new("h", "(B, L, D)"), Slot::new("dh", "(B, L, D)"), Slot::new("dh_last", "(B, D)").wide().optional()],
+    );
+
+    fn cpu_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        cpu::backward(&call.of, inputs, outputs, exec)
+    }
+
+    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&call.of, inputs)
+    }
+
+    fn cuda_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<&Buffer>,
+        outputs: &Named<&Buffer>,
+        lane: &Lane,
+    ) -> Result<()> {
+        cuda::backward(&call.of, inputs, outputs, lane)
+    }
+}

@@ -1,0 +1,184 @@
+//! A matrix that is multiplied with a few vectors again and again, as in each step of a recurrence: packed so that
+//! a product reads it in order, some rows at a time whose sums stay in registers.
+
+use super::matrix::Matrix;
+use super::pool::{self, Shared};
+use super::{Exec, Level, Real, Storage, Vector, Work, prefetch_near, unrolled};
+use crate::error::Result;
+
+/// Vectors of rows in a panel.
+const VECTORS: usize = 4;
+
+/// Columns that are packed together: a cache line of each row is read once, and written while near.
+const BLOCK: usize = 16;
+
+/// How many elements before they are read those of a panel are asked for.
+const AHEAD: usize = 2048;
+
+/// The rows of a matrix in panels: in each, the first elements of all its rows, then the second ones, and so on.
+pub struct Panels<S> {
+    values: Vec<S>,
+    rows: usize,
+    inner: usize,
+    /// Rows of a panel; of the last one some may be zeros.
+    width: usize,
+    level: Level,
+}
+
+impl<S: Storage> Panels<S> {
+    /// Packs a matrix for products on `exec.level`.
+    pub fn pack(matrix: Matrix<S>, exec: &Exec) -> Result<Self> {
+        let width = VECTORS * S::Wide::dispatch(exec.level, Lanes);
+        let [rows, inner] = matrix.dims();
+        let mut values = vec![S::from_f64(0.0); rows.next_multiple_of(width) * inner];
+        let to = Shared::new(&mut values);
+        pool::for_each(exec.threads, rows.div_ceil(width), |panel| {
+            // SAFETY: panels share no element.
+            let to = unsafe { to.part(panel * width * inner, width * inner) };
+            pack_panel(matrix, panel * width, width, to);
+        })?;
+        Ok(Panels { values, rows, inner, width, level: exec.level })
+    }
+
+    /// How many panels there are.
+    pub fn count(&self) -> usize {
+        self.rows.div_ceil(self.width)
+    }
+
+    /// The rows of a panel.
+    pub fn rows(&self, panel: usize) -> std::ops::Range<usize> {
+        panel * self.width..self.rows.min((panel + 1) * self.width)
+    }
+
+    /// Writes the sums of a panel's rows with each of the vectors, the rows of `vectors`, into the columns of these
+    /// numbers of `to`, whose rows are as long as the matrix has rows; or adds them there.
+    ///
+    /// # Safety
+    /// Nobody else has these columns of `to` at the same time.
+    pub unsafe fn multiply(&self, panel: usize, vectors: &[S::Wide], to: &Shared<S::Wide>, add: bool) {
+        assert_eq!(vectors.len() % self.inner.max(1), 0, "vectors as long as the rows");
+        S::Wide::dispatch(self.level, Product { of: self, panel, vectors, to, add });
+    }
+}
+
+struct Lanes;
+
+impl<E> Work<E> for Lanes {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<V: Vector<Element = E>>(self) -> usize {
+        V::LANES
+    }
+}
+
+fn pack_panel<S: Storage>(matrix: Matrix<S>, first: usize, width: usize, to: &mut [S]) {
+    let [rows, inner] = matrix.dims();
+    for columns in (0..inner).step_by(BLOCK) {
+        for row in first..rows.min(first + width) {
+            for column in columns..inner.min(columns + BLOCK) {
+                to[column * width + row - first] = matrix.at(row, column);
+            }
+        }
+    }
+}
+
+struct Product<'a, S: Storage> {
+    of: &'a Panels<S>,
+    panel: usize,
+    vectors: &'a [S::Wide],
+    to: &'a Shared<'a, S::Wide>,
+    add: bool,
+}
+
+impl<S: Storage> Work<S::Wide> for Product<'_, S> {
+    type Output = ();
+
+    /// Several vectors share each element of the matrix that is read, as many as there are registers for.
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let count = self.vectors.len() / self.of.inner.max(1);
+        let mut first = 0;
+        while first < count {
+            first += match count - first {
+                1 => self.some::<V, 1>(first),
+                2 => self.some::<V, 2>(first),
+                // AVX2 has 16 registers.
+                _ if V::LANES == 8 => self.some::<V, 2>(first),
+                3 => self.some::<V, 3>(first),
+                _ => self.some::<V, 4>(first),
+            }
+        }
+    }
+}
+
+impl<S: Storage> Product<'_, S> {
+    #[inline(always)]
+    fn some<V: Vector<Element = S::Wide>, const M: usize>(&self, first: usize) -> usize {
+        let (of, width) = (self.of, VECTORS * V::LANES);
+        let panel = &of.values[self.panel * width * of.inner..][..width * of.inner];
+        let mut vectors = [&[][..]; M];
+        for (m, vector) in vectors.iter_mut().enumerate() {
+            *vector = &self.vectors[(first + m) * of.inner..][..of.inner];
+        }
+        let mut sums = [[V::zero(); VECTORS]; M];
+        for (k, column) in panel.chunks_exact(width).enumerate() {
+            prefetch_near(column.as_ptr(), AHEAD);
+            let mut values = [V::zero(); VECTORS];
+            unrolled!(r < VECTORS, {
+                values[r] = S::load::<V>(&column[r * V::LANES..(r + 1) * V::LANES]);
+            });
+            unrolled!(m < M, {
+                let factor = V::splat(vectors[m][k]);
+                unrolled!(r < VECTORS, {
+                    sums[m][r] = values[r].mul_add(factor, sums[m][r]);
+                });
+            });
+        }
+        for (m, sums) in sums.iter().enumerate() {
+            self.store(first + m, sums);
+        }
+        M
+    }
+
+    #[inline(always)]
+    fn store<V: Vector<Element = S::Wide>>(&self, vector: usize, sums: &[V; VECTORS]) {
+        let rows = self.of.rows(self.panel);
+        // SAFETY: `multiply`'s caller promises that nobody else has these columns.
+        let to = unsafe { self.to.part(vector * self.of.rows + rows.start, rows.len()) };
+        for (sum, to) in sums.iter().zip(to.chunks_mut(V::LANES)) {
+            let sum = if self.add { V::load_partial(to).add(*sum) } else { *sum };
+            sum.store_partial(to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    #[test]
+    fn products_are_right_for_all_sizes_and_levels() {
+        for (rows, inner, vectors) in [(1, 1, 1), (5, 3, 2), (67, 33, 3), (64, 16, 4), (130, 7, 9), (0, 3, 1)] {
+            let matrix: Vec<bf16> = (0..rows * inner).map(|i| bf16::from_f64((i % 13) as f64 - 6.0)).collect();
+            let factors: Vec<f32> = (0..vectors * inner).map(|i| (i % 7) as f32 - 3.0).collect();
+            for &level in Level::available() {
+                let exec = Exec { level, threads: 2 };
+                let panels = Panels::pack(Matrix::new(&matrix, rows, inner), &exec).unwrap();
+                let mut got = vec![1.0f32; vectors * rows];
+                for add in [false, true] {
+                    let to = Shared::new(&mut got);
+                    // SAFETY: one panel after the other.
+                    (0..panels.count()).for_each(|panel| unsafe { panels.multiply(panel, &factors, &to, add) });
+                }
+                for (i, got) in got.iter().enumerate() {
+                    let (vector, row) = (i / rows, i % rows);
+                    let terms = (0..inner).map(|k| matrix[row * inner + k].to_f32() * factors[vector * inner + k]);
+                    let expected = 2.0 * terms.sum::<f32>();
+                    assert_eq!(*got, expected, "{rows} {inner} {vectors} {level:?}");
+                }
+            }
+        }
+    }
+}
