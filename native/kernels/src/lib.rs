@@ -17,12 +17,14 @@ pub mod tokenizer;
 pub mod activations;
 pub mod attention;
 pub mod causal_conv1d;
+pub mod hds;
 pub mod linear;
 pub mod linear_scan;
 pub mod mamba;
 pub mod mamba_block;
 pub mod matmul;
 pub mod mha;
+pub mod multi_memory_attention;
 pub mod norm;
 pub mod rope;
 pub mod selective_scan;
@@ -70,5 +72,9 @@ macro_rules! for_each_op {
         $with!($crate::mha::MhaBackward);
         $with!($crate::transformer_block::TransformerBlock);
         $with!($crate::transformer_block::TransformerBlockBackward);
+        $with!($crate::hds::HdsConstruct);
+        $with!($crate::hds::HdsConstructBackward);
+        $with!($crate::multi_memory_attention::MultiMemoryAttention);
+        $with!($crate::multi_memory_attention::MultiMemoryAttentionBackward);
     };
 }

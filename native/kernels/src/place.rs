@@ -20,6 +20,10 @@ pub enum Map {
     Product,
     /// The sum of one, which is a copy, to four; rounded once.
     Sum,
+    /// Half of one.
+    Half,
+    /// One and half of another: `a + b / 2`.
+    PlusHalf,
     /// `f(v)` of one.
     Activate(Activation),
     /// `f'(v)` of one.
@@ -77,7 +81,6 @@ pub trait Place {
     ) -> Result<()>;
     /// Does for each item what is said, with ops that nothing else needs: on the CPU a thread each.
     fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()>;
-    /// Does work that calls ops for so many rows: where they are few, calls are short.
     /// Does work that calls ops for so many rows: where they are few, calls are short.
     fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T>;
     /// Computes element by element, from tensors of one type and shape to another of them.

@@ -29,6 +29,8 @@ fn map_as<S: Storage>(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Re
         (Map::Sum, &[a, b]) => each::<S, Sum, 2>([a, b], to, exec),
         (Map::Sum, &[a, b, c]) => each::<S, Sum, 3>([a, b, c], to, exec),
         (Map::Sum, &[a, b, c, d]) => each::<S, Sum, 4>([a, b, c, d], to, exec),
+        (Map::Half, &[v]) => each::<S, Half, 1>([v], to, exec),
+        (Map::PlusHalf, &[a, b]) => each::<S, PlusHalf, 2>([a, b], to, exec),
         (Map::Activate(f), &[v]) => with_activation!(Some(f), F => each::<S, Value<F>, 1>([v], to, exec)),
         (Map::Slope(f), &[v]) => with_activation!(Some(f), F => each::<S, Slope<F>, 1>([v], to, exec)),
         (Map::SlopeTimes(f), &[v, dy]) => {
@@ -75,6 +77,24 @@ impl<const N: usize> Function<N> for Sum {
             sum = sum.add(*value);
         }
         sum
+    }
+}
+
+struct Half;
+
+impl Function<1> for Half {
+    #[inline(always)]
+    fn of<V: Vector>([v]: [V; 1]) -> V {
+        v.mul(V::constant(0.5))
+    }
+}
+
+struct PlusHalf;
+
+impl Function<2> for PlusHalf {
+    #[inline(always)]
+    fn of<V: Vector>([a, b]: [V; 2]) -> V {
+        b.mul_add(V::constant(0.5), a)
     }
 }
 

@@ -1,5 +1,6 @@
 // What is done element by element. The host chooses MAP, of so many INPUTS, and the function FN:
 //   0 -exp(a)   1 a b   2 their sum   3 f(a)   4 f'(a)   5 f'(a) b   6 f(a) b   7 f'(a) b c
+//   8 a / 2   9 a + b / 2
 
 struct Params {
     const STORAGE* inputs[4];
@@ -24,8 +25,12 @@ __device__ __forceinline__ REAL value(const REAL (&v)[INPUTS][VEC], int e) {
     return slope<FN>(v[0][e]) * v[1][e];
 #elif MAP == 6
     return activate<FN>(v[0][e]) * v[1][e];
-#else
+#elif MAP == 7
     return slope<FN>(v[0][e]) * v[1][e] * v[2][e];
+#elif MAP == 8
+    return v[0][e] / 2;
+#else
+    return v[0][e] + v[1][e] / 2;
 #endif
 }
 

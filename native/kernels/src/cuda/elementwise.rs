@@ -81,5 +81,7 @@ fn numbers(map: Map) -> (u32, i32) {
         Map::SlopeTimes(f) => (5, function(Some(f))),
         Map::Gate(f) => (6, function(Some(f))),
         Map::GateSlope(f) => (7, function(Some(f))),
+        Map::Half => (8, -1),
+        Map::PlusHalf => (9, -1),
     }
 }
