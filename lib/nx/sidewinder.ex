@@ -843,4 +843,214 @@ defmodule Sidewinder do
     [y: y] = Op.Params.call(%Block.TransformerBlock{}, x, params, opts)
     y
   end
+
+  @doc """
+  The element-wise core of memory decay integration (MM-Rec):
+
+      h = gate * z + (1 - gate) * h_old + gamma * h_old
+
+  All tensors have the shape of `z`, of any rank. The weight of `h_old` is up to 2.
+
+  Returns `h`, of the shape and names of `z`. Takes the options of `Sidewinder` and raises `Sidewinder.Error` as
+  `selective_scan/6` does.
+
+  ## Examples
+
+      iex> [z, h_old, gate, gamma] = for v <- [2.0, 1.0, 0.25, 0.5], do: Nx.tensor([v])
+      iex> Sidewinder.mdi_update(z, h_old, gate, gamma) |> Nx.to_flat_list()
+      [1.75]
+      iex> Nx.Defn.grad(gate, &Nx.sum(Sidewinder.mdi_update(z, h_old, &1, gamma))) |> Nx.to_flat_list()
+      [1.0]
+  """
+  @spec mdi_update(Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform mdi_update(z, h_old, gate, gamma, opts \\ []) do
+    inputs = [{"z", z}, {"h_old", h_old}, {"gate", gate}, {"gamma", gamma}]
+    [h: h] = Op.call(%Block.MdiUpdate{}, inputs, opts)
+    h
+  end
+
+  @doc """
+  How much of its memory a model keeps (MM-Rec): with the logistic function s,
+
+      a = gelu(z wg1' + bg1) wg2' + bg2
+      c = gelu(context wc1' + bc1) wc2' + bc2          if there is a context
+      gamma = clamp(s(a) * s(c), 1.0e-6, 1 - 1.0e-6)   with no gradient beyond
+
+  With the width D and the inner width I, `z` is `{..., D}`, of any rank from 1 on, and `params` a map of tensors, by
+  atoms or strings, stored `{out, in}`:
+
+    * `wg1` - `{I, D}`, `bg1` - `{I}`, `wg2` - `{D, I}`, `bg2` - `{D}`
+    * `wc1`, `bc1`, `wc2`, `bc2` - likewise, where there is a context
+
+  Options beside those of `Sidewinder`: `:context` - of the shape of `z`. GELU is the erf form.
+
+  Returns `gamma`, of the shape and names of `z`. Raises `Sidewinder.Error` as `mamba_block/3` does.
+
+  It is one kernel called eagerly and for `Nx.Defn.Evaluator`. Other compilers get its layers.
+
+  ## Examples
+
+      iex> params = %{wg1: Nx.tensor([[1.0]]), bg1: Nx.tensor([0.0]), wg2: Nx.tensor([[1.0]]), bg2: Nx.tensor([0.0])}
+      iex> Sidewinder.mdi_gamma(Nx.tensor([1.0]), params) |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.69875]
+  """
+  @spec mdi_gamma(Nx.t(), %{(atom | String.t()) => Nx.t()}, keyword) :: Nx.Tensor.t()
+  deftransform mdi_gamma(z, params, opts \\ []) do
+    Block.MdiGamma.complete!("mdi_gamma", params, opts)
+    [gamma: gamma] = Op.Params.call(%Block.MdiGamma{}, [{"z", z}], params, opts)
+    gamma
+  end
+
+  @doc """
+  One step of memory decay integration for each row (MM-Rec):
+
+      gate = s([z; h_prev] wm' + bm)
+      gamma = mdi_gamma(z, context)
+      h_new = mdi_update(z, h_prev, gate, gamma)
+
+  With the width D, `z` and `h_prev` are `{..., D}`, and `params` is a map of the tensors of `mdi_gamma/3` and of `wm`,
+  `{D, 2 D}`, and `bm`, `{D}`.
+
+  Options beside those of `Sidewinder`: `:context` as in `mdi_gamma/3`, and
+
+    * `:return_parts` - returns `{h_new, %{gamma: gamma, gate: gate}}`
+
+  Returns `h_new`, of the shape and names of `z`, unless it asks for more. Raises `Sidewinder.Error` as
+  `mamba_block/3` does.
+
+  It is one kernel called eagerly and for `Nx.Defn.Evaluator`. Other compilers get its parts.
+
+  ## Examples
+
+      iex> one = Nx.tensor([[1.0]])
+      iex> zero = Nx.tensor([0.0])
+      iex> params = %{wm: Nx.tensor([[1.0, 1.0]]), bm: zero, wg1: one, bg1: zero, wg2: one, bg2: zero}
+      iex> {h, %{gate: gate}} = Sidewinder.mdi(one, Nx.tensor([[0.5]]), params, return_parts: true)
+      iex> for t <- [h, gate], do: t |> Nx.to_flat_list() |> hd() |> Float.round(5)
+      [1.25816, 0.81757]
+  """
+  @spec mdi(Nx.t(), Nx.t(), %{(atom | String.t()) => Nx.t()}, keyword) ::
+          Nx.Tensor.t() | {Nx.Tensor.t(), %{gamma: Nx.Tensor.t(), gate: Nx.Tensor.t()}}
+  deftransform mdi(z, h_prev, params, opts \\ []) do
+    Block.MdiGamma.complete!("mdi", params, opts)
+
+    case Op.Params.call(%Block.Mdi{}, [{"z", z}, {"h_prev", h_prev}], params, opts) do
+      [h_new: h_new] -> h_new
+      [{:h_new, h_new} | parts] -> {h_new, Map.new(parts)}
+    end
+  end
+
+  @doc """
+  The gated recurrence of the MM-Rec block. For each batch and time, with the logistic function s and h of the time
+  before, which starts as the initial state or 0:
+
+      m = s([z[t]; h] wm' + bm)
+      n = m * z[t] + (1 - m) * h + gamma[t] * h
+      h = z[t] * s(h wg' + bg) + gamma[t] * h + mix * n
+
+  The steps depend on each other through s, so this is no scan: a sequence takes as many steps as it is long, and what
+  can be computed for all of them at once (`gamma`, and what `wm` makes of `z`) is.
+
+    * `z`, `gamma` - `{B, L, D}`
+    * `wg` - `{D, D}` and `bg` - `{D}`, stored `{out, in}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:wm` - `{D, 2 D}` and `:bm` - `{D}`: both, or none if nothing is mixed in
+    * `:mix` - the weight of n, by default `0.1`, or 0 where there are no `:wm` and `:bm`
+    * `:initial_state` - `{B, D}`
+    * `:state_norm` - whether h is divided by `sqrt(mean(h^2)) + 1.0e-6` after each step; `false` by default
+    * `:state_clip` - what each number of h is kept within after each step, plus and minus; none by default. Beyond,
+      it has no gradient
+    * `:return_state` - returns `{h, h_last}`, the second `{B, D}`
+
+  The weight of h on itself is `(1 + mix) * gamma + mix * (1 - m)`, up to 1.2: without `:state_norm` or `:state_clip` a
+  model is stable only where `gamma` is small.
+
+  Returns `h` at all times, `{B, L, D}`, with the names of `z`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> ones = Nx.broadcast(1.0, {1, 3, 1})
+      iex> [wg, bg, wm] = for shape <- [{1, 1}, {1}, {1, 2}], do: Nx.broadcast(0.0, shape)
+      iex> h = Sidewinder.block_recurrence(ones, Nx.divide(ones, 2), wg, bg, wm: wm, bm: bg)
+      iex> h |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.55, 0.88, 1.078]
+      iex> Sidewinder.block_recurrence(ones, Nx.divide(ones, 2), wg, bg) |> Nx.to_flat_list()
+      [0.5, 0.75, 0.875]
+  """
+  @spec block_recurrence(Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) ::
+          Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform block_recurrence(z, gamma, wg, bg, opts \\ []) do
+    Block.BlockRecurrence.call([z, gamma, wg, bg], opts)
+  end
+
+  @doc """
+  The block of MM-Rec: a gated recurrence, attention over a memory from before the sequence, and a feed-forward layer:
+
+      xn = rms_norm(x, n1)                       q, k, v, z = xn wq' + bq, and likewise
+      gamma = mdi_gamma(z, context: k)           h = block_recurrence(z, gamma, wgate, bgate, wm: wm, bm: bm)
+      context = attention of h waq' + baq + q / 2 over the memory's top level, times wao' + bao
+      r = x + h + context + v_mix * v            y = r + gelu(rms_norm(r, n2) wf1' + bf1) wf2' + bf2
+
+  With the width D, the inner width I and that of the feed-forward layer F, `x` is `{B, L, D}` and `params` a map of
+  tensors, by atoms or strings, stored `{out, in}`:
+
+    * `n1`, `n2` - `{D}`, scales of the norms
+    * `wq`, `wk`, `wv`, `wz`, `wgate`, `waq`, `wao` - `{D, D}`, and with a `b` in place of the `w`, `{D}`
+    * `wg1`, `bg1`, `wg2`, `bg2`, `wc1`, `bc1`, `wc2`, `bc2` - those of `mdi_gamma/3`
+    * `wm` - `{D, 2 D}` and `bm` - `{D}`: both, or none if nothing is mixed in
+    * `wf1` - `{F, D}`, `bf1` - `{F}`, `wf2` - `{D, F}`, `bf2` - `{D}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:k_mem`, `:v_mem` - the memory, `{B, M, D}`, or `{1, M, D}` for all sequences; zeros by default
+    * `:initial_state` - `{B, D}`, where the recurrence goes on
+    * `:return_state` - returns `{y, state}`, a map of `:h`, `:h_last`, `:gamma`, `:context` and `:summary`, which is
+      `{B, D}`, the mean of `y` over time
+    * `:heads` - of attention, a divisor of D; 1 by default
+    * `:mix`, `:state_norm`, `:state_clip` - those of `block_recurrence/5`
+    * `:v_mix` - 0.1 by default
+    * `:eps` - of the norms, `1.0e-6` by default, `:norm` - where it goes: `:outside` of the root, the default, or
+      `:inside`
+    * `:levels`, `:ratio` - attention sees the top one of so many levels of the memory, 3 by default, each the average
+      of so many slots, 4 by default, of the one below
+    * `:cursor` - how many writes a memory that is a ring has had, so that its oldest slot comes first; 0 by default
+    * `:checkpoint` - whether a gradient computes again what it needs, the default. `false` keeps it: about
+      `B L (7 D + F)` numbers for each block, to the same bits, for less time
+    * `:dropout` - a rate, for training: of what is added to `x` and of both sides of the last layer, and
+      `:dropout_key` - a key of `Nx.Random`. Blocks with dropout are computed as their parts.
+
+  Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `mamba_block/3` does.
+
+  It is one kernel called eagerly and for `Nx.Defn.Evaluator`. Other compilers get its parts.
+
+  ## From call to call
+
+  A call changes no memory. Sequences that come in parts go on where the part before ended with its `:h_last` as
+  `:initial_state`: the same numbers as in one piece. What a model shall remember beyond is written into the memory
+  between two calls, for example the summary into a ring of slots:
+
+      {y, state} = Sidewinder.mmrec_block(x, params, k_mem: k, v_mem: v, cursor: n, return_state: true)
+      slot = Nx.new_axis(state.summary, 1)
+      [k, v] = for bank <- [k, v], do: Nx.put_slice(bank, [0, rem(n, slots), 0], slot)
+      {y, _} = Sidewinder.mmrec_block(next, params, k_mem: k, v_mem: v, cursor: n + 1,
+        initial_state: state.h_last, return_state: true)
+
+  ## Examples
+
+      iex> [eye, row, one] = [Nx.eye(2, type: :f32), Nx.broadcast(0.0, {1, 2}), Nx.tensor([1.0, 1.0])]
+      iex> zero = Nx.tensor([0.0, 0.0])
+      iex> squares = for name <- ~w(wq wk wv wz wgate waq wao)a, do: {name, eye}
+      iex> zeros = for name <- ~w(bq bk bv bz bgate baq bao bf2 bg2 bc2)a, do: {name, zero}
+      iex> inner = for name <- ~w(g1 c1 f1), {kind, t} <- [w: row, b: Nx.tensor([0.0])], do: {:"\#{kind}\#{name}", t}
+      iex> outer = for name <- ~w(wg2 wc2 wf2)a, do: {name, Nx.transpose(row)}
+      iex> params = Map.new(squares ++ zeros ++ inner ++ outer ++ [n1: one, n2: one])
+      iex> {y, state} = Sidewinder.mmrec_block(Nx.tensor([[[3.0, 4.0]]]), params, return_state: true)
+      iex> for t <- [y, state.h_last], do: t |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 4))
+      [[3.5091, 4.6788], [0.4243, 0.5657]]
+  """
+  @spec mmrec_block(Nx.t(), %{(atom | String.t()) => Nx.t()}, keyword) ::
+          Nx.Tensor.t() | {Nx.Tensor.t(), %{atom => Nx.Tensor.t()}}
+  deftransform(mmrec_block(x, params, opts \\ []), do: Block.MmrecBlock.call(x, params, opts))
 end

@@ -28,8 +28,8 @@ defmodule Sidewinder.Op do
       `{:gradient, sort}` is for the gradient's kernel alone, `{:here, sort}` for none, and what is
       `:fixed` is not for the caller
     * `outputs` - in order: name, precision, shape, and `:always` or the option that asks for it, or
-      `{:saved, option}` if the gradient needs it anyway; or the name of a gradient and the input that
-      it is like, which asks for it by being there
+      `{:saved, option}` if the gradient needs it anyway, or `{:unless, option}` if that is false; or the name of a
+      gradient and the input that it is like, which asks for it by being there
     * `composed` - whether the body is a composition of other ops, which brings its own gradient:
       compilers get it in place of a block
     * `chosen_by` - an option: what are maps in place of shapes have one for each of its values
@@ -150,14 +150,8 @@ defmodule Sidewinder.Op do
   and those of `Sidewinder.Kernel`. Returns the outputs by name, in the table's order.
   """
   @spec call(struct, [{String.t(), Nx.t()}], keyword) :: [{atom, Nx.Tensor.t()}]
-  def call(%module{} = op, inputs, opts) do
-    %{name: name, options: options, optional: optional} = table = module.table()
-    known = for {key, sort} <- options, sort != :fixed, do: key
-    {more, own, where} = Kernel.sort_options!(name, opts, optional, known)
-    op = op |> struct!(Check.options!(table, own)) |> Map.update!(:target, &(&1 ++ where))
-
-    table = Check.choose(table, op)
-    {inputs, sizes} = Check.inputs!(table, op, inputs ++ more)
+  def call(op, inputs, opts) do
+    {op, table, inputs, sizes} = checked!(op, inputs, opts)
     outputs = Enum.filter(table.outputs, &there?(&1, op, inputs))
 
     inputs
@@ -166,6 +160,28 @@ defmodule Sidewinder.Op do
     |> without(
       for {name, _, _, {:saved, option}} <- outputs, not Map.fetch!(op, option), do: name
     )
+  end
+
+  defp checked!(%module{} = op, inputs, opts) do
+    %{name: name, options: options, optional: optional} = table = module.table()
+    known = for {key, sort} <- options, sort != :fixed, do: key
+    {more, own, where} = Kernel.sort_options!(name, opts, optional, known)
+    op = op |> struct!(Check.options!(table, own)) |> Map.update!(:target, &(&1 ++ where))
+
+    table = Check.choose(table, op)
+    {inputs, sizes} = Check.inputs!(table, op, inputs ++ more)
+    {op, table, inputs, sizes}
+  end
+
+  @doc """
+  Checks the inputs and options of a composed op, as `call/3` does, and gives them to `compose`, which makes it of
+  parts wherever it runs.
+  """
+  @spec compose(struct, [{String.t(), Nx.t()}], keyword, (struct, map -> result)) :: result
+        when result: term
+  def compose(op, inputs, opts, compose) do
+    {op, _table, inputs, _sizes} = checked!(op, inputs, opts)
+    compose.(op, Map.new(inputs, fn {name, t, _kind} -> {name, t} end))
   end
 
   @doc """
@@ -178,6 +194,7 @@ defmodule Sidewinder.Op do
 
   defp there?({_, _, _, :always}, _op, _inputs), do: true
   defp there?({_, _, _, {:saved, _}}, _op, _inputs), do: true
+  defp there?({_, _, _, {:unless, option}}, op, _inputs), do: not Map.fetch!(op, option)
   defp there?({_, _, _, option}, op, _inputs), do: Map.fetch!(op, option)
   defp there?({_, input}, _op, inputs), do: List.keymember?(inputs, input, 0)
 

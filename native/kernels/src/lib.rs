@@ -18,6 +18,7 @@ pub mod activations;
 pub mod attention;
 pub mod block_recurrence;
 pub mod causal_conv1d;
+pub mod hds;
 pub mod linear;
 pub mod linear_scan;
 pub mod mamba;
@@ -25,6 +26,8 @@ pub mod mamba_block;
 pub mod matmul;
 pub mod mdi;
 pub mod mha;
+pub mod mmrec_block;
+pub mod multi_memory_attention;
 pub mod norm;
 pub mod rope;
 pub mod selective_scan;
@@ -80,5 +83,11 @@ macro_rules! for_each_op {
         $with!($crate::mdi::MdiBackward);
         $with!($crate::block_recurrence::BlockRecurrence);
         $with!($crate::block_recurrence::BlockRecurrenceBackward);
+        $with!($crate::hds::HdsConstruct);
+        $with!($crate::hds::HdsConstructBackward);
+        $with!($crate::multi_memory_attention::MultiMemoryAttention);
+        $with!($crate::multi_memory_attention::MultiMemoryAttentionBackward);
+        $with!($crate::mmrec_block::MmrecBlock);
+        $with!($crate::mmrec_block::MmrecBlockBackward);
     };
 }

@@ -123,6 +123,11 @@ impl<T> Named<T> {
         self.0.push((name.into(), tensor));
     }
 
+    /// Adds one, if there is one.
+    pub fn extend_with(&mut self, name: impl Into<Name>, tensor: Option<T>) {
+        self.0.extend(tensor.map(|tensor| (name.into(), tensor)));
+    }
+
     /// The one of that name, if it is there.
     pub fn find(&self, name: &str) -> Option<&T> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, t)| t)

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// What can be done with tensors element by element beside calling ops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Map {
     /// `-exp(v)` of one tensor.
     NegExp,
@@ -20,6 +20,10 @@ pub enum Map {
     Product,
     /// The sum of one, which is a copy, to four; rounded once.
     Sum,
+    /// One by a factor.
+    Scaled(f64),
+    /// The sum of two to four, of which the last by a factor.
+    PlusScaled(f64),
     /// `f(v)` of one.
     Activate(Activation),
     /// `f'(v)` of one.
@@ -40,6 +44,16 @@ pub enum Map {
     Carry,
     /// `(a - b) c` of three.
     DifferenceTimes,
+}
+
+impl Map {
+    /// The factor, of those that have one.
+    pub fn factor(self) -> f64 {
+        match self {
+            Map::Scaled(factor) | Map::PlusScaled(factor) => factor,
+            _ => 0.0,
+        }
+    }
 }
 
 /// Between which coefficients of decay lie; the gradient is 0 beyond.

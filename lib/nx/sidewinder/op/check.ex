@@ -147,6 +147,8 @@ defmodule Sidewinder.Op.Check do
 
   defp repeats?({dim, size}, dims), do: size == 1 or size == size!(dim, dims)
 
+  defp bind(number, size, dims) when is_integer(number), do: if(size == number, do: dims)
+
   defp bind({:divides, dim}, size, dims), do: if(rem(size!(dim, dims), size) == 0, do: dims)
 
   defp bind({:divides, dim, letter}, size, dims),

@@ -128,7 +128,7 @@ defmodule Sidewinder.Op.Gradient do
     |> Map.delete(:composed)
   end
 
-  defp option({:saved, option}), do: option
+  defp option({sort, option}) when sort in [:saved, :unless], do: option
   defp option(option), do: option
 
   defp own({:gradient, sort}), do: sort

@@ -11,11 +11,16 @@ defmodule Sidewinder.Op.Params do
           optional(:aliases) => %{String.t() => String.t()}
         }
 
-  @doc "`Sidewinder.Op.call/3` with `x` and the weights."
-  @spec call(struct, Nx.t(), map, keyword) :: [{atom, Nx.Tensor.t()}]
-  def call(%module{} = op, x, params, opts) do
-    Op.call(op, [{"x", x} | tensors!(module.table(), params)], opts)
-  end
+  @doc "`Sidewinder.Op.call/3` with `x`, or some inputs by name, and the weights."
+  @spec call(struct, Nx.t() | [{String.t(), Nx.t()}], map, keyword) :: [{atom, Nx.Tensor.t()}]
+  def call(op, x, params, opts), do: Op.call(op, inputs!(op, x, params), opts)
+
+  @doc "The inputs of an op: `x`, or some inputs by name, and then the weights."
+  @spec inputs!(struct, Nx.t() | [{String.t(), Nx.t()}], map) :: [{String.t(), Nx.t()}]
+  def inputs!(%module{}, [{_, _} | _] = inputs, params),
+    do: inputs ++ tensors!(module.table(), params)
+
+  def inputs!(%module{}, x, params), do: [{"x", x} | tensors!(module.table(), params)]
 
   defp tensors!(%{params: known} = table, params) when is_map(params) and not is_struct(params) do
     aliases = Map.get(known, :aliases, %{})

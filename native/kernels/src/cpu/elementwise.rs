@@ -23,43 +23,48 @@ pub fn map(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Result<()> {
 fn map_as<S: Storage>(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Result<()> {
     let inputs = inputs.iter().map(View::slice).collect::<Result<Vec<&[S]>>>()?;
     let to = to.slice::<S>()?;
+    let factor = map.factor();
     match (map, &inputs[..]) {
-        (Map::NegExp, &[v]) => each::<S, NegExp, 1>([v], to, exec),
-        (Map::Product, &[a, b]) => each::<S, Product, 2>([a, b], to, exec),
-        (Map::Sum, &[a]) => each::<S, Sum, 1>([a], to, exec),
-        (Map::Sum, &[a, b]) => each::<S, Sum, 2>([a, b], to, exec),
-        (Map::Sum, &[a, b, c]) => each::<S, Sum, 3>([a, b, c], to, exec),
-        (Map::Sum, &[a, b, c, d]) => each::<S, Sum, 4>([a, b, c, d], to, exec),
-        (Map::Activate(f), &[v]) => with_activation!(Some(f), F => each::<S, Value<F>, 1>([v], to, exec)),
-        (Map::Slope(f), &[v]) => with_activation!(Some(f), F => each::<S, Slope<F>, 1>([v], to, exec)),
+        (Map::NegExp, &[v]) => each::<S, NegExp, 1>([v], to, factor, exec),
+        (Map::Product, &[a, b]) => each::<S, Product, 2>([a, b], to, factor, exec),
+        (Map::Sum, &[a]) => each::<S, Sum, 1>([a], to, factor, exec),
+        (Map::Sum, &[a, b]) => each::<S, Sum, 2>([a, b], to, factor, exec),
+        (Map::Sum, &[a, b, c]) => each::<S, Sum, 3>([a, b, c], to, factor, exec),
+        (Map::Sum, &[a, b, c, d]) => each::<S, Sum, 4>([a, b, c, d], to, factor, exec),
+        (Map::Scaled(_), &[v]) => each::<S, Scaled, 1>([v], to, factor, exec),
+        (Map::PlusScaled(_), &[a, b]) => each::<S, PlusScaled, 2>([a, b], to, factor, exec),
+        (Map::PlusScaled(_), &[a, b, c]) => each::<S, PlusScaled, 3>([a, b, c], to, factor, exec),
+        (Map::PlusScaled(_), &[a, b, c, d]) => each::<S, PlusScaled, 4>([a, b, c, d], to, factor, exec),
+        (Map::Activate(f), &[v]) => with_activation!(Some(f), F => each::<S, Value<F>, 1>([v], to, factor, exec)),
+        (Map::Slope(f), &[v]) => with_activation!(Some(f), F => each::<S, Slope<F>, 1>([v], to, factor, exec)),
         (Map::SlopeTimes(f), &[v, dy]) => {
-            with_activation!(Some(f), F => each::<S, SlopeTimes<F>, 2>([v, dy], to, exec))
+            with_activation!(Some(f), F => each::<S, SlopeTimes<F>, 2>([v, dy], to, factor, exec))
         }
-        (Map::Gate(f), &[v, by]) => with_activation!(Some(f), F => each::<S, Gate<F>, 2>([v, by], to, exec)),
+        (Map::Gate(f), &[v, by]) => with_activation!(Some(f), F => each::<S, Gate<F>, 2>([v, by], to, factor, exec)),
         (Map::GateSlope(f), &[v, by, dy]) => {
-            with_activation!(Some(f), F => each::<S, GateSlope<F>, 3>([v, by, dy], to, exec))
+            with_activation!(Some(f), F => each::<S, GateSlope<F>, 3>([v, by, dy], to, factor, exec))
         }
-        (Map::Decay, &[a]) => each::<S, Decay, 1>([a], to, exec),
-        (Map::Decay, &[a, c]) => each::<S, Decay, 2>([a, c], to, exec),
-        (Map::DecaySlope, &[a, dy]) => each::<S, DecaySlope, 2>([a, dy], to, exec),
-        (Map::DecaySlope, &[a, c, dy]) => each::<S, DecaySlope, 3>([a, c, dy], to, exec),
-        (Map::Integrate, &[z, h, g, gamma]) => each::<S, Integrate, 4>([z, h, g, gamma], to, exec),
-        (Map::Carry, &[g, gamma, dh]) => each::<S, Carry, 3>([g, gamma, dh], to, exec),
-        (Map::DifferenceTimes, &[a, b, c]) => each::<S, DifferenceTimes, 3>([a, b, c], to, exec),
+        (Map::Decay, &[a]) => each::<S, Decay, 1>([a], to, factor, exec),
+        (Map::Decay, &[a, c]) => each::<S, Decay, 2>([a, c], to, factor, exec),
+        (Map::DecaySlope, &[a, dy]) => each::<S, DecaySlope, 2>([a, dy], to, factor, exec),
+        (Map::DecaySlope, &[a, c, dy]) => each::<S, DecaySlope, 3>([a, c, dy], to, factor, exec),
+        (Map::Integrate, &[z, h, g, gamma]) => each::<S, Integrate, 4>([z, h, g, gamma], to, factor, exec),
+        (Map::Carry, &[g, gamma, dh]) => each::<S, Carry, 3>([g, gamma, dh], to, factor, exec),
+        (Map::DifferenceTimes, &[a, b, c]) => each::<S, DifferenceTimes, 3>([a, b, c], to, factor, exec),
         (map, inputs) => unreachable!("{map:?} of {} tensors", inputs.len()),
     }
 }
 
-/// A function of `N` values.
+/// A function of `N` values, and of a factor that is the same everywhere.
 trait Function<const N: usize> {
-    fn of<V: Vector>(values: [V; N]) -> V;
+    fn of<V: Vector>(values: [V; N], factor: V) -> V;
 }
 
 struct NegExp;
 
 impl Function<1> for NegExp {
     #[inline(always)]
-    fn of<V: Vector>([v]: [V; 1]) -> V {
+    fn of<V: Vector>([v]: [V; 1], _: V) -> V {
         V::zero().sub(v.exp())
     }
 }
@@ -68,7 +73,7 @@ struct Product;
 
 impl Function<2> for Product {
     #[inline(always)]
-    fn of<V: Vector>([a, b]: [V; 2]) -> V {
+    fn of<V: Vector>([a, b]: [V; 2], _: V) -> V {
         a.mul(b)
     }
 }
@@ -77,7 +82,7 @@ struct Sum;
 
 impl<const N: usize> Function<N> for Sum {
     #[inline(always)]
-    fn of<V: Vector>(values: [V; N]) -> V {
+    fn of<V: Vector>(values: [V; N], _: V) -> V {
         let mut sum = values[0];
         for value in &values[1..] {
             sum = sum.add(*value);
@@ -86,11 +91,33 @@ impl<const N: usize> Function<N> for Sum {
     }
 }
 
+struct Scaled;
+
+impl Function<1> for Scaled {
+    #[inline(always)]
+    fn of<V: Vector>([v]: [V; 1], factor: V) -> V {
+        v.mul(factor)
+    }
+}
+
+struct PlusScaled;
+
+impl<const N: usize> Function<N> for PlusScaled {
+    #[inline(always)]
+    fn of<V: Vector>(values: [V; N], factor: V) -> V {
+        let mut sum = values[0];
+        for value in &values[1..N - 1] {
+            sum = sum.add(*value);
+        }
+        values[N - 1].mul_add(factor, sum)
+    }
+}
+
 struct Value<F>(PhantomData<F>);
 
 impl<F: Unary> Function<1> for Value<F> {
     #[inline(always)]
-    fn of<V: Vector>([v]: [V; 1]) -> V {
+    fn of<V: Vector>([v]: [V; 1], _: V) -> V {
         F::value(v)
     }
 }
@@ -99,7 +126,7 @@ struct Slope<F>(PhantomData<F>);
 
 impl<F: Unary> Function<1> for Slope<F> {
     #[inline(always)]
-    fn of<V: Vector>([v]: [V; 1]) -> V {
+    fn of<V: Vector>([v]: [V; 1], _: V) -> V {
         F::slope(v)
     }
 }
@@ -108,7 +135,7 @@ struct SlopeTimes<F>(PhantomData<F>);
 
 impl<F: Unary> Function<2> for SlopeTimes<F> {
     #[inline(always)]
-    fn of<V: Vector>([v, dy]: [V; 2]) -> V {
+    fn of<V: Vector>([v, dy]: [V; 2], _: V) -> V {
         F::slope(v).mul(dy)
     }
 }
@@ -117,7 +144,7 @@ struct Gate<F>(PhantomData<F>);
 
 impl<F: Unary> Function<2> for Gate<F> {
     #[inline(always)]
-    fn of<V: Vector>([v, by]: [V; 2]) -> V {
+    fn of<V: Vector>([v, by]: [V; 2], _: V) -> V {
         F::value(v).mul(by)
     }
 }
@@ -126,7 +153,7 @@ struct GateSlope<F>(PhantomData<F>);
 
 impl<F: Unary> Function<3> for GateSlope<F> {
     #[inline(always)]
-    fn of<V: Vector>([v, by, dy]: [V; 3]) -> V {
+    fn of<V: Vector>([v, by, dy]: [V; 3], _: V) -> V {
         F::slope(v).mul(by).mul(dy)
     }
 }
@@ -135,7 +162,7 @@ struct Decay;
 
 impl<const N: usize> Function<N> for Decay {
     #[inline(always)]
-    fn of<V: Vector>(values: [V; N]) -> V {
+    fn of<V: Vector>(values: [V; N], _: V) -> V {
         let [low, high] = DECAY_ENDS;
         product_of_sigmoids(&values).max(V::constant(low)).min(V::constant(high))
     }
@@ -152,7 +179,7 @@ struct DecaySlope;
 
 impl<const N: usize> Function<N> for DecaySlope {
     #[inline(always)]
-    fn of<V: Vector>(values: [V; N]) -> V {
+    fn of<V: Vector>(values: [V; N], _: V) -> V {
         let [low, high] = DECAY_ENDS.map(V::constant);
         let decay = product_of_sigmoids(&values[..N - 1]);
         let mut slope = math::sigmoid_slope(values[0]);
@@ -169,7 +196,7 @@ struct Integrate;
 
 impl Function<4> for Integrate {
     #[inline(always)]
-    fn of<V: Vector>([z, h, g, gamma]: [V; 4]) -> V {
+    fn of<V: Vector>([z, h, g, gamma]: [V; 4], _: V) -> V {
         let carried = V::constant(1.0).sub(g).add(gamma);
         g.mul_add(z, carried.mul(h))
     }
@@ -179,7 +206,7 @@ struct Carry;
 
 impl Function<3> for Carry {
     #[inline(always)]
-    fn of<V: Vector>([g, gamma, dh]: [V; 3]) -> V {
+    fn of<V: Vector>([g, gamma, dh]: [V; 3], _: V) -> V {
         V::constant(1.0).sub(g).add(gamma).mul(dh)
     }
 }
@@ -188,18 +215,23 @@ struct DifferenceTimes;
 
 impl Function<3> for DifferenceTimes {
     #[inline(always)]
-    fn of<V: Vector>([a, b, c]: [V; 3]) -> V {
+    fn of<V: Vector>([a, b, c]: [V; 3], _: V) -> V {
         a.sub(b).mul(c)
     }
 }
 
-fn each<S: Storage, F: Function<N>, const N: usize>(inputs: [&[S]; N], to: &mut [S], exec: &Exec) -> Result<()> {
+fn each<S: Storage, F: Function<N>, const N: usize>(
+    inputs: [&[S]; N],
+    to: &mut [S],
+    factor: f64,
+    exec: &Exec,
+) -> Result<()> {
     let count = to.len();
     assert!(inputs.iter().all(|input| input.len() == count), "inputs as long as the output");
     let writing = Writing::of(std::mem::size_of_val(to), exec);
     let to = Shared::new(to);
     Strips::new(exec, 1, count, count, usize::MAX).for_each(|_, range| {
-        let strip = Strip::<S, F, N> { inputs: &inputs, to: &to, range, writing, function: PhantomData };
+        let strip = Strip::<S, F, N> { inputs: &inputs, to: &to, range, writing, factor, function: PhantomData };
         S::Wide::dispatch(exec.level, strip);
     })
 }
@@ -209,6 +241,7 @@ struct Strip<'a, S, F, const N: usize> {
     to: &'a Shared<'a, S>,
     range: Range<usize>,
     writing: Writing,
+    factor: f64,
     function: PhantomData<F>,
 }
 
@@ -227,10 +260,11 @@ impl<S: Storage, F: Function<N>, const N: usize> Work<S::Wide> for Strip<'_, S, 
             from[i] = &from[i][self.range.start..][..to.len()];
             i += 1;
         }
-        let mut at = Self::some::<V>(&from, to, 0, S::to_alignment::<V>(to).min(to.len()));
+        let factor = V::constant(self.factor);
+        let mut at = Self::some::<V>(&from, to, factor, 0, S::to_alignment::<V>(to).min(to.len()));
         if self.writing == Writing::Past {
             while at + V::LANES <= to.len() {
-                S::stream(Self::value::<V>(&from, at, V::LANES), &mut to[at..at + V::LANES]);
+                S::stream(Self::value::<V>(&from, factor, at, V::LANES), &mut to[at..at + V::LANES]);
                 at += V::LANES;
             }
             fence();
@@ -240,19 +274,19 @@ impl<S: Storage, F: Function<N>, const N: usize> Work<S::Wide> for Strip<'_, S, 
             if ahead {
                 Self::ask::<V>(&from, to, at);
             }
-            S::store(Self::value::<V>(&from, at, V::LANES), &mut to[at..at + V::LANES]);
+            S::store(Self::value::<V>(&from, factor, at, V::LANES), &mut to[at..at + V::LANES]);
             at += V::LANES;
         }
-        Self::some::<V>(&from, to, at, to.len());
+        Self::some::<V>(&from, to, factor, at, to.len());
     }
 }
 
 impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
     /// The elements from `at` to `end`, fewer than a vector; returns `end`.
     #[inline(always)]
-    fn some<V: Vector<Element = S::Wide>>(from: &[&[S]; N], to: &mut [S], at: usize, end: usize) -> usize {
+    fn some<V: Vector<Element = S::Wide>>(from: &[&[S]; N], to: &mut [S], factor: V, at: usize, end: usize) -> usize {
         if at < end {
-            S::store(Self::value::<V>(from, at, end - at), &mut to[at..end]);
+            S::store(Self::value::<V>(from, factor, at, end - at), &mut to[at..end]);
         }
         end
     }
@@ -272,7 +306,7 @@ impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
     }
 
     #[inline(always)]
-    fn value<V: Vector<Element = S::Wide>>(from: &[&[S]; N], at: usize, count: usize) -> V {
+    fn value<V: Vector<Element = S::Wide>>(from: &[&[S]; N], factor: V, at: usize, count: usize) -> V {
         let mut values = [V::zero(); N];
         // An iterator would not be inlined here: a call for each vector.
         let mut i = 0;
@@ -280,7 +314,7 @@ impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
             values[i] = S::load(&from[i][at..at + count]);
             i += 1;
         }
-        F::of(values)
+        F::of(values, factor)
     }
 }
 

@@ -2,11 +2,13 @@
 //   0 -exp(a)   1 a b   2 their sum   3 f(a)   4 f'(a)   5 f'(a) b   6 f(a) b   7 f'(a) b c
 //   8 s(a) or s(a) s(b) with s = sigmoid, within LOW and HIGH   9 the gradient of 8 by a, the last is the cotangent
 //   10 c a + (1 - c) b + d b   11 (1 - a + b) c   12 (a - b) c
+//   13 the factor times a   14 the sum of all, of the last by the factor
 
 struct Params {
     const STORAGE* inputs[4];
     STORAGE* to;
     i64 count;
+    double factor;
 };
 
 // The ends of `DECAY_ENDS`.
@@ -15,7 +17,7 @@ constexpr double LOW = 1e-6, HIGH = 1 - 1e-6;
 // NaN stays NaN.
 __device__ __forceinline__ REAL within(REAL v) { return v < (REAL)LOW ? (REAL)LOW : v > (REAL)HIGH ? (REAL)HIGH : v; }
 
-__device__ __forceinline__ REAL value(const REAL (&v)[INPUTS][VEC], int e) {
+__device__ __forceinline__ REAL value(const REAL (&v)[INPUTS][VEC], int e, REAL factor) {
 #if MAP == 0
     return -exp(v[0][e]);
 #elif MAP == 1
@@ -43,8 +45,14 @@ __device__ __forceinline__ REAL value(const REAL (&v)[INPUTS][VEC], int e) {
     return v[2][e] * v[0][e] + (1 - v[2][e] + v[3][e]) * v[1][e];
 #elif MAP == 11
     return (1 - v[0][e] + v[1][e]) * v[2][e];
-#else
+#elif MAP == 12
     return (v[0][e] - v[1][e]) * v[2][e];
+#elif MAP == 13
+    return factor * v[0][e];
+#else
+    REAL sum = v[0][e];
+    for (int input = 1; input + 1 < INPUTS; ++input) sum += v[input][e];
+    return sum + factor * v[INPUTS - 1][e];
 #endif
 }
 
@@ -62,7 +70,7 @@ __device__ __forceinline__ void work(const Params& p, i64 first, i64 step) {
         REAL v[INPUTS][VEC], to[VEC];
         for (int input = 0; input < INPUTS; ++input) widen(in[k][input], v[input]);
 #pragma unroll
-        for (int e = 0; e < VEC; ++e) to[e] = value(v, e);
+        for (int e = 0; e < VEC; ++e) to[e] = value(v, e, (REAL)p.factor);
         store<WHOLE>(narrow(to), p.to, first + k * step, p.count);
     }
 }

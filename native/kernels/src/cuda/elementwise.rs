@@ -30,6 +30,7 @@ struct Params {
     inputs: [u64; MOST],
     to: u64,
     count: i64,
+    factor: f64,
 }
 
 /// Queues a map, from tensors of one type and shape to another of them.
@@ -39,7 +40,7 @@ pub fn map(map: Map, inputs: &[&Buffer], to: &Buffer, lane: &Lane) -> Result<()>
     if count == 0 {
         return Ok(());
     }
-    let mut params = Params { to: lane.address(to)?, count: count as i64, ..Params::default() };
+    let mut params = Params { to: lane.address(to)?, count: count as i64, factor: map.factor(), ..Params::default() };
     for (at, input) in params.inputs.iter_mut().zip(inputs) {
         *at = lane.address(input)?;
     }
@@ -86,5 +87,7 @@ fn numbers(map: Map) -> (u32, i32) {
         Map::Integrate => (10, -1),
         Map::Carry => (11, -1),
         Map::DifferenceTimes => (12, -1),
+        Map::Scaled(_) => (13, -1),
+        Map::PlusScaled(_) => (14, -1),
     }
 }

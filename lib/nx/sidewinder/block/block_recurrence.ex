@@ -1,0 +1,97 @@
+defmodule Sidewinder.Block.BlockRecurrence do
+  @moduledoc """
+  `Sidewinder.block_recurrence/5` in the graph of a compiler; see `Sidewinder.Block.SelectiveScan`.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.BlockRecurrence,
+    gradient: Sidewinder.Block.BlockRecurrenceBackward
+
+  alias Sidewinder.Error
+
+  defstruct mix: 0.1,
+            state_clip: nil,
+            state_norm: false,
+            return_state: false,
+            inputs: [],
+            target: []
+
+  @impl true
+  def table do
+    %{
+      name: :block_recurrence,
+      inputs: %{
+        "z" => {:storage, [[:b, :l, :d]]},
+        "gamma" => {:storage, [[:b, :l, :d]]},
+        "Wg" => {:storage, [[:d, :d]]},
+        "bg" => {:storage, [[:d]]},
+        "Wm" => {:storage, [[:d, {:sum, [:d, :d], 0}]]},
+        "bm" => {:storage, [[:d]]},
+        "h0" => {:wide, [[:b, :d]]}
+      },
+      optional: [wm: "Wm", bm: "bm", initial_state: "h0"],
+      options: [
+        mix: :number,
+        state_clip: :positive,
+        state_norm: :flag,
+        return_state: {:here, :flag}
+      ],
+      outputs: [
+        {:h, :storage, [:b, :l, :d], :always},
+        {:h_last, :wide, [:b, :d], :return_state}
+      ],
+      hint: "Sequences are {batch, length, width}, and weights are stored {out, in}"
+    }
+  end
+
+  @doc false
+  def call([z, gamma, wg, bg], opts) do
+    inputs = [{"z", z}, {"gamma", gamma}, {"Wg", wg}, {"bg", bg}]
+
+    case Sidewinder.Op.call(%__MODULE__{}, inputs, mix(opts, "block_recurrence")) do
+      [h: h] -> h
+      [h: h, h_last: h_last] -> {h, h_last}
+    end
+  end
+
+  @doc false
+  # Without a gate, wm and bm, nothing is mixed in.
+  def mix(opts, op) do
+    if Keyword.keyword?(opts) do
+      gate = for key <- [:wm, :bm], opts[key] != nil, do: key
+      mix!(gate, opts, op)
+    else
+      opts
+    end
+  end
+
+  defp mix!([], opts, op) do
+    case Keyword.get(opts, :mix) do
+      nil -> Keyword.put(opts, :mix, 0)
+      mix when mix == 0 -> opts
+      mix -> raise wrong(:option, "mix", op, "0 where there are no wm and bm", mix)
+    end
+  end
+
+  defp mix!([_, _], opts, _op), do: opts
+
+  defp mix!([given], _opts, op) do
+    [missing] = [:wm, :bm] -- [given]
+    raise wrong(:argument, "#{missing}", op, "a tensor beside #{given}", nil)
+  end
+
+  defp wrong(kind, argument, op, expected, got) do
+    Error.new(kind, argument, op: op, expected: expected, got: Error.show(got))
+  end
+end
+
+defmodule Sidewinder.Block.BlockRecurrenceBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.BlockRecurrence`. It takes its h too."
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.BlockRecurrence,
+    gradient_of: Sidewinder.Block.BlockRecurrence
+
+  @table put_in(@table, [:inputs, "h"], {:storage, [[:b, :l, :d]]})
+
+  @impl true
+  def table, do: @table
+end

@@ -1,0 +1,169 @@
+defmodule Sidewinder.Block.MmrecBlock do
+  @moduledoc """
+  `Sidewinder.mmrec_block/3`, as one kernel where the caller is the Evaluator or no graph at all.
+
+  Other compilers get it as its parts, so this struct is in none of their graphs.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.MmrecBlock,
+    gradient: Sidewinder.Block.MmrecBlockBackward
+
+  alias Sidewinder.Block.{BlockRecurrence, MdiGamma}
+  alias Sidewinder.{Op, Reference}
+
+  defstruct heads: 1,
+            mix: 0.1,
+            v_mix: 0.1,
+            eps: 1.0e-6,
+            norm: :outside,
+            levels: 3,
+            ratio: 4,
+            cursor: 0,
+            state_clip: nil,
+            state_norm: false,
+            checkpoint: true,
+            return_state: false,
+            inputs: [],
+            target: []
+
+  @squares ~w(wq wk wv wz wgate waq wao)
+  @vectors ~w(bq bk bv bz bgate bm baq bao bf2)
+
+  @params ~w(n1 n2 wq bq wk bk wv bv wz bz wg1 bg1 wg2 bg2 wc1 bc1 wc2 bc2 wgate bgate waq baq wao bao) ++
+            ~w(wf1 bf1 wf2 bf2)
+
+  @weights Map.new(@squares, &{&1, {:storage, [[:d, :d]]}})
+           |> Map.merge(Map.new(@vectors, &{&1, {:storage, [[:d]]}}))
+           |> Map.merge(MdiGamma.weights())
+
+  # What the gradient takes if it is kept for it, and what only it wants to be kept.
+  @kept ~w(h gamma context q k v z hidden)
+  @own [:q, :k, :v, :z, :hidden]
+
+  @table %{
+    name: :mmrec_block,
+    composed: true,
+    params: %{required: @params, optional: ~w(wm bm)},
+    inputs:
+      Map.merge(@weights, %{
+        "x" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]},
+        "k_mem" => {:storage, [[:b, :m, :d], [1, :m, :d]]},
+        "v_mem" => {:storage, [[:b, :m, :d], [1, :m, :d]]},
+        "n1" => {:wide, [[:d]]},
+        "n2" => {:wide, [[:d]]},
+        "wm" => {:storage, [[:d, {:sum, [:d, :d], 0}]]},
+        "wf1" => {:storage, [[:f, :d]]},
+        "bf1" => {:storage, [[:f]]},
+        "wf2" => {:storage, [[:d, :f]]},
+        "h0" => {:wide, [[:b, :d]]}
+      }),
+    optional: [k_mem: "k_mem", v_mem: "v_mem", initial_state: "h0"],
+    options: [
+      heads: :size,
+      mix: :number,
+      v_mix: :number,
+      eps: :positive,
+      norm: [:outside, :inside],
+      levels: :size,
+      ratio: :size,
+      cursor: :count,
+      state_clip: :positive,
+      state_norm: :flag,
+      checkpoint: :flag,
+      return_state: {:here, :flag}
+    ],
+    outputs: [
+      {:y, :storage, [:b, :l, :d], :always},
+      {:h, :storage, [:b, :l, :d], :return_state},
+      {:h_last, :wide, [:b, :d], :return_state},
+      {:gamma, :storage, [:b, :l, :d], :return_state},
+      {:context, :storage, [:b, :l, :d], :return_state},
+      {:summary, :storage, [:b, :d], :return_state},
+      {:q, :storage, [:b, :l, :d], {:unless, :checkpoint}},
+      {:k, :storage, [:b, :l, :d], {:unless, :checkpoint}},
+      {:v, :storage, [:b, :l, :d], {:unless, :checkpoint}},
+      {:z, :storage, [:b, :l, :d], {:unless, :checkpoint}},
+      {:hidden, :storage, [:b, :l, :f], {:unless, :checkpoint}}
+    ],
+    hint:
+      "x is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
+  }
+
+  @impl true
+  def table, do: @table
+
+  @doc false
+  def kept, do: @kept
+
+  # A gradient that shall compute again what it needs must not keep it alive.
+  @impl true
+  def gradient(%{checkpoint: checkpoint} = op, given) do
+    given = if checkpoint, do: Enum.reject(given, &(elem(&1, 0) in @kept)), else: given
+    Sidewinder.Op.Gradient.by(Sidewinder.Block.MmrecBlockBackward, op, given)
+  end
+
+  @doc false
+  def call(x, params, opts) do
+    {dropout, opts} = Reference.MmrecBlock.dropout!(opts)
+    opts = ready(x, params, opts)
+    {wanted, opts} = all_if_kept(opts)
+    inputs = Op.Params.inputs!(%__MODULE__{}, x, params)
+
+    outputs =
+      if dropout,
+        do: Reference.MmrecBlock.with_dropout(%__MODULE__{}, inputs, opts, dropout),
+        else: Op.call(%__MODULE__{}, inputs, opts)
+
+    case Keyword.drop(outputs, @own) do
+      [{:y, y} | state] when wanted -> {y, Map.new(state)}
+      [{:y, y} | _] -> y
+    end
+  end
+
+  # No memory is one with a slot of zeros, which is what any number of them gives.
+  defp ready(x, params, opts) do
+    if Keyword.keyword?(opts) and is_map(params) do
+      given = for {name, t} <- params, to_string(name) in ["wm", "bm"], do: {:"#{name}", t}
+      mix = (given ++ opts) |> BlockRecurrence.mix("mmrec_block") |> Keyword.take([:mix])
+      opts |> Keyword.merge(mix) |> memory(x)
+    else
+      opts
+    end
+  end
+
+  defp memory(opts, %Nx.Tensor{shape: {_, _, width}, type: type}) do
+    if opts[:k_mem] || opts[:v_mem] do
+      opts
+    else
+      zeros = Nx.broadcast(Nx.tensor(0, type: Nx.Type.to_floating(type)), {1, 1, width})
+      Keyword.merge(opts, k_mem: zeros, v_mem: zeros)
+    end
+  end
+
+  defp memory(opts, _wrong), do: opts
+
+  defp all_if_kept(opts) do
+    if Keyword.keyword?(opts) do
+      wanted = opts[:return_state] == true
+
+      {wanted,
+       if(opts[:checkpoint] == false, do: Keyword.put(opts, :return_state, true), else: opts)}
+    else
+      {false, opts}
+    end
+  end
+end
+
+defmodule Sidewinder.Block.MmrecBlockBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.MmrecBlock`, as one kernel. It takes what that kept for it."
+  use Sidewinder.Op, gradient_of: Sidewinder.Block.MmrecBlock
+
+  @kept for name <- Sidewinder.Block.MmrecBlock.kept(),
+            into: %{},
+            do: {name, {:storage, [[:b, :l, if(name == "hidden", do: :f, else: :d)]]}}
+
+  @table %{@table | inputs: Map.merge(@table.inputs, @kept)}
+
+  @impl true
+  def table, do: @table
+end

@@ -1,0 +1,351 @@
+//! The block of MM-Rec and its gradient against their f64 references, finite differences and their parts.
+
+mod common;
+
+use common::check::{self, noise};
+use common::{cast, levels, part, run, worst};
+use sidewinder_kernels::block_recurrence::{self, BlockRecurrence};
+use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::error::{Error, Kind};
+use sidewinder_kernels::linear::{self, Linear};
+use sidewinder_kernels::mdi::Mdi;
+use sidewinder_kernels::mmrec_block::{MmrecBlock, MmrecBlockBackward, Options};
+use sidewinder_kernels::norm::{EpsMode, RmsNorm, RmsOptions};
+use sidewinder_kernels::op::Named;
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+
+const KEPT: [&str; 5] = ["q", "k", "v", "z", "hidden"];
+
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    length: usize,
+    width: usize,
+    inner: usize,
+    hidden: usize,
+    of_memory: usize,
+    slots: usize,
+}
+
+const SMALL: Sizes = Sizes { batch: 2, length: 5, width: 6, inner: 2, hidden: 7, of_memory: 2, slots: 9 };
+
+fn sizes([batch, length, width]: [usize; 3], [inner, hidden]: [usize; 2], [of_memory, slots]: [usize; 2]) -> Sizes {
+    Sizes { batch, length, width, inner, hidden, of_memory, slots }
+}
+
+/// Inputs with weights of the sizes that layers start from; coefficients of decay begin small, so that states stay so.
+fn inputs(sizes: Sizes, h0: bool) -> Named<Owned> {
+    let Sizes { batch: b, length: l, width: d, inner: i, hidden: f, of_memory, slots: m } = sizes;
+    let mut shapes: Vec<(&'static str, Vec<usize>)> = vec![
+        ("x", vec![b, l, d]),
+        ("k_mem", vec![of_memory, m, d]),
+        ("v_mem", vec![of_memory, m, d]),
+        ("n1", vec![d]),
+        ("n2", vec![d]),
+        ("wg1", vec![i, d]),
+        ("bg1", vec![i]),
+        ("wg2", vec![d, i]),
+        ("bg2", vec![d]),
+        ("wc1", vec![i, d]),
+        ("bc1", vec![i]),
+        ("wc2", vec![d, i]),
+        ("bc2", vec![d]),
+        ("wm", vec![d, 2 * d]),
+        ("wf1", vec![f, d]),
+        ("bf1", vec![f]),
+        ("wf2", vec![d, f]),
+    ];
+    shapes.extend(["wq", "wk", "wv", "wz", "wgate", "waq", "wao"].map(|name| (name, vec![d, d])));
+    shapes.extend(["bq", "bk", "bv", "bz", "bgate", "bm", "baq", "bao", "bf2"].map(|name| (name, vec![d])));
+    if h0 {
+        shapes.push(("h0", vec![b, d]));
+    }
+    let tensor = |((name, dims), seed): (&(&'static str, Vec<usize>), u64)| {
+        let (low, high) = match (*name, &dims[..]) {
+            ("n1" | "n2", _) => (0.5, 1.5),
+            ("bg2", _) => (-2.0, 0.0),
+            (name, [_, inputs]) if name != "h0" => {
+                let bound = 1.0 / (*inputs.max(&1) as f64).sqrt();
+                (-bound, bound)
+            }
+            (_, [_]) => (-0.5, 0.5),
+            _ => (-1.0, 1.0),
+        };
+        (*name, noise(seed, dims, low, high))
+    };
+    shapes.iter().zip(1..).map(tensor).collect()
+}
+
+fn options(heads: usize) -> Options {
+    Options { heads, ..Options::default() }
+}
+
+fn keeping(heads: usize) -> Options {
+    Options { checkpoint: false, ..options(heads) }
+}
+
+/// The inputs of the gradient, without what the block kept and without the cotangents of a list.
+fn lean(backward: &Named<Owned>, without: &[&str]) -> Named<Owned> {
+    let outputs = ["h", "gamma", "context"].into_iter().chain(KEPT);
+    let left_out: Vec<&str> = outputs.chain(without.iter().copied()).collect();
+    backward.iter().filter(|(name, _)| !left_out.contains(&&***name)).map(|(n, t)| (n.clone(), t.clone())).collect()
+}
+
+#[test]
+fn every_level_and_type_agrees_with_the_reference() {
+    for (sizes, options) in [
+        (SMALL, keeping(2)),
+        (sizes([1, 1, 1], [1, 1], [1, 1]), options(1)),
+        (sizes([3, 17, 20], [5, 31], [1, 37]), options(5)),
+        (sizes([1, 33, 8], [2, 32], [1, 5]), Options { levels: 1, v_mix: 0.7, norm: EpsMode::Inside, ..options(4) }),
+        (
+            sizes([2, 7, 12], [3, 19], [2, 10]),
+            Options { levels: 2, ratio: 3, cursor: 4, state_clip: Some(0.7), ..options(3) },
+        ),
+        (sizes([2, 3, 4], [1, 5], [2, 6]), Options { state_norm: true, eps: 1e-3, ..options(2) }),
+        (sizes([0, 3, 4], [1, 5], [1, 6]), options(2)),
+        (sizes([2, 0, 4], [1, 5], [2, 6]), keeping(2)),
+    ] {
+        for h0 in [false, true] {
+            let inputs = inputs(sizes, h0);
+            check::steps_agree_everywhere::<MmrecBlock>(&options, &inputs);
+            let all = check::backward_inputs::<MmrecBlock, MmrecBlockBackward>(&options, &inputs);
+            check::steps_agree_everywhere::<MmrecBlockBackward>(&options, &lean(&all, &[]));
+            let without = ["dh", "dh_last", "dgamma", "dcontext", "dsummary"];
+            check::steps_agree_everywhere::<MmrecBlockBackward>(&options, &lean(&all, &without));
+        }
+    }
+}
+
+#[test]
+fn gradients_agree_with_finite_differences() {
+    let sizes = sizes([2, 3, 4], [2, 3], [2, 5]);
+    for options in [options(2), Options { levels: 1, mix: 0.3, state_norm: true, ..keeping(1) }] {
+        check::gradients_agree_with_differences::<MmrecBlock, MmrecBlockBackward>(&options, &inputs(sizes, true));
+    }
+    let mut core = inputs(sizes, true);
+    ["wm", "bm"].into_iter().for_each(|name| drop(core.take(name)));
+    let options = Options { mix: 0.0, ..options(2) };
+    check::gradients_agree_with_differences::<MmrecBlock, MmrecBlockBackward>(&options, &core);
+}
+
+/// What the gradient is given it would have computed to the same bits, each tensor by itself.
+#[test]
+fn what_is_kept_changes_no_bit() {
+    let inputs = inputs(sizes([2, 37, 12], [3, 29], [1, 21]), true);
+    for dtype in DType::FLOATS {
+        let inputs = cast::<MmrecBlock>(&inputs, dtype);
+        for level in levels() {
+            for threads in [1, 3] {
+                let exec = Exec { level, threads };
+                let kept = run::<MmrecBlock>(&keeping(3), &inputs, &exec).unwrap();
+                let mut outputs = run::<MmrecBlock>(&options(3), &inputs, &exec).unwrap();
+                for name in ["y", "h", "h_last", "gamma", "context", "summary"] {
+                    let bytes = |of: &Named<Owned>| of.get(name).unwrap().view().bytes().to_vec();
+                    assert_eq!(bytes(&outputs), bytes(&kept), "{name} {dtype} {exec:?}");
+                }
+                KEPT.into_iter().for_each(|name| outputs.push(name, kept.get(name).unwrap().clone()));
+                let full = check::backward_inputs::<MmrecBlock, MmrecBlockBackward>(&keeping(3), &inputs);
+                let base = lean(&full, &[]);
+                let expected = run::<MmrecBlockBackward>(&options(3), &base, &exec).unwrap();
+                let mut given = base.clone();
+                for name in ["h", "gamma", "context"].into_iter().chain(KEPT) {
+                    given.push(name, outputs.get(name).unwrap().clone());
+                    let got = run::<MmrecBlockBackward>(&keeping(3), &given, &exec).unwrap();
+                    assert_eq!(common::bits(&got), common::bits(&expected), "with {name} {dtype} {exec:?}");
+                }
+            }
+        }
+    }
+}
+
+fn replaced(inputs: &Named<Owned>, with: impl IntoIterator<Item = (&'static str, Owned)>) -> Named<Owned> {
+    let mut inputs = inputs.clone();
+    for (name, tensor) in with {
+        inputs.take(name);
+        inputs.push(name, tensor);
+    }
+    inputs
+}
+
+fn near(got: &Owned, expected: &Owned, what: &str) {
+    let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
+    let off = worst(got, expected, 0.0, 2e-5 * largest);
+    assert!(off <= 1.0, "{what} is off by {off} times the tolerance");
+}
+
+/// In parts that hand on their states, a sequence gives what it gives in one piece.
+#[test]
+fn a_sequence_may_be_cut_anywhere() {
+    let sizes = sizes([2, 11, 8], [2, 16], [2, 9]);
+    let whole_inputs = inputs(sizes, true);
+    let whole = run::<MmrecBlock>(&options(2), &whole_inputs, &Exec::default()).unwrap();
+    for cut in 0..=11 {
+        let of = |range, h0| {
+            let x = part(whole_inputs.get("x").unwrap(), 1, range);
+            run::<MmrecBlock>(&options(2), &replaced(&whole_inputs, [("x", x), ("h0", h0)]), &Exec::default()).unwrap()
+        };
+        let first = of(0..cut, whole_inputs.get("h0").unwrap().clone());
+        let second = of(cut..11, first.get("h_last").unwrap().clone());
+        for name in ["y", "h", "gamma", "context"] {
+            let expected = whole.get(name).unwrap();
+            near(first.get(name).unwrap(), &part(expected, 1, 0..cut), name);
+            near(second.get(name).unwrap(), &part(expected, 1, cut..11), name);
+        }
+        near(second.get("h_last").unwrap(), whole.get("h_last").unwrap(), "h_last");
+    }
+}
+
+/// Longer than what is meant to go in one piece: in chunks the numbers are the same.
+#[test]
+fn chunks_of_a_long_sequence_agree_with_the_whole() {
+    let (length, chunk) = (40_000, 8192);
+    let inputs = inputs(sizes([1, length, 4], [1, 8], [1, 16]), true);
+    let whole = run::<MmrecBlock>(&options(2), &inputs, &Exec::default()).unwrap();
+    let mut h0 = inputs.get("h0").unwrap().clone();
+    for from in (0..length).step_by(chunk) {
+        let range = from..(from + chunk).min(length);
+        let x = part(inputs.get("x").unwrap(), 1, range.clone());
+        let got = run::<MmrecBlock>(&options(2), &replaced(&inputs, [("x", x), ("h0", h0)]), &Exec::default()).unwrap();
+        near(got.get("y").unwrap(), &part(whole.get("y").unwrap(), 1, range), "y");
+        h0 = got.get("h_last").unwrap().clone();
+    }
+    near(&h0, whole.get("h_last").unwrap(), "h_last");
+}
+
+#[test]
+fn sequences_of_a_batch_do_not_meet() {
+    let sizes = sizes([3, 7, 8], [2, 16], [3, 9]);
+    let all = inputs(sizes, true);
+    let together = run::<MmrecBlock>(&options(2), &all, &Exec::default()).unwrap();
+    for row in 0..3 {
+        let own = ["x", "k_mem", "v_mem", "h0"].map(|name| (name, part(all.get(name).unwrap(), 0, row..row + 1)));
+        let alone = run::<MmrecBlock>(&options(2), &replaced(&all, own), &Exec::default()).unwrap();
+        for (name, got) in alone.iter() {
+            near(got, &part(together.get(name).unwrap(), 0, row..row + 1), name);
+        }
+    }
+}
+
+/// What comes later changes no bit of what came before.
+#[test]
+fn nothing_is_seen_before_it_comes() {
+    let inputs = inputs(sizes([1, 9, 8], [2, 16], [1, 9]), false);
+    let x = inputs.get("x").unwrap();
+    for level in levels() {
+        let exec = Exec { level, threads: 2 };
+        let base = run::<MmrecBlock>(&options(2), &inputs, &exec).unwrap();
+        for at in 0..9 {
+            let values = x.view().to_f64();
+            let changed =
+                Owned::from_fn(x.spec(), |i| values.as_slice().unwrap()[i] + f64::from(u8::from(i / 8 == at)));
+            let got = run::<MmrecBlock>(&options(2), &replaced(&inputs, [("x", changed)]), &exec).unwrap();
+            for name in ["y", "h", "gamma", "context"] {
+                let rows = |of: &Named<Owned>, range| part(of.get(name).unwrap(), 1, range).view().bytes().to_vec();
+                assert_eq!(rows(&got, 0..at), rows(&base, 0..at), "{name} before {at} on {}", level.name());
+                assert_ne!(rows(&got, at..at + 1), rows(&base, at..at + 1), "{name} at {at} on {}", level.name());
+            }
+        }
+    }
+}
+
+/// A sequence of one step is the core step and a step of integration by hand.
+#[test]
+fn one_step_is_made_of_its_parts() {
+    let inputs = inputs(Sizes { length: 1, ..SMALL }, true);
+    let exec = Exec { level: Level::Reference, threads: 1 };
+    let inputs = cast::<MmrecBlock>(&inputs, DType::F64);
+    let [b, d] = [SMALL.batch, SMALL.width];
+    let of = |name: &str| inputs.get(name).unwrap().clone();
+    let flat = |t: &Owned| {
+        Owned::from_fn(Spec::new(DType::F64, &[b, d]).unwrap(), |i| t.view().to_f64().as_slice().unwrap()[i])
+    };
+    let call = |x: &Owned, w: &str, bias: &str, activation| {
+        let given = [("x", x.clone()), ("w", of(w)), ("b", of(bias))].into_iter().collect();
+        run::<Linear>(&linear::Options { activation }, &given, &exec).unwrap().take("y").unwrap()
+    };
+    let rms = RmsOptions { eps: 1e-6, eps_mode: EpsMode::Outside };
+    let given = [("x", flat(&of("x"))), ("w", of("n1"))].into_iter().collect();
+    let xn = run::<RmsNorm>(&rms, &given, &exec).unwrap().take("y").unwrap();
+    let (z, k) = (call(&xn, "wz", "bz", None), call(&xn, "wk", "bk", None));
+    let names = ["wg1", "bg1", "wg2", "bg2", "wc1", "bc1", "wc2", "bc2", "wm", "bm"];
+    let mut given: Named<Owned> = names.into_iter().map(|name| (name, of(name))).collect();
+    for (name, tensor) in [("z", z.clone()), ("context", k), ("h_prev", of("h0"))] {
+        given.push(name, tensor);
+    }
+    let integrated = run::<Mdi>(&Default::default(), &given, &exec).unwrap();
+    let longer = |t: &Owned| {
+        Owned::from_fn(Spec::new(DType::F64, &[b, 1, d]).unwrap(), |i| t.view().to_f64().as_slice().unwrap()[i])
+    };
+    let core = [
+        ("z", longer(&z)),
+        ("gamma", longer(integrated.get("gamma").unwrap())),
+        ("Wg", of("wgate")),
+        ("bg", of("bgate")),
+        ("h0", of("h0")),
+    ];
+    let core = run::<BlockRecurrence>(
+        &block_recurrence::Options { mix: 0.0, ..Default::default() },
+        &core.into_iter().collect(),
+        &exec,
+    )
+    .unwrap();
+    let (core, integrated) =
+        (core.get("h_last").unwrap().view().to_f64(), integrated.get("h_new").unwrap().view().to_f64());
+    let expected = core + 0.1 * integrated;
+    let got = run::<MmrecBlock>(&options(2), &inputs, &exec).unwrap();
+    let off = (got.get("h_last").unwrap().view().to_f64() - expected).mapv(f64::abs);
+    assert!(off.iter().all(|&off| off < 1e-12), "{off}");
+    assert_eq!(got.get("h").unwrap().view().bytes(), got.get("h_last").unwrap().view().bytes());
+}
+
+fn refused(options: &Options, inputs: &Named<Owned>) -> Error {
+    run::<MmrecBlock>(options, inputs, &Exec::default()).err().expect("a refusal")
+}
+
+#[test]
+fn wrong_calls_say_what_is_wrong() {
+    let right = inputs(SMALL, true);
+    for (name, dims) in [
+        ("x", &[2, 6][..]),
+        ("k_mem", &[3, 9, 6]),
+        ("k_mem", &[2, 0, 6]),
+        ("v_mem", &[2, 8, 6]),
+        ("n1", &[5]),
+        ("wq", &[6, 5]),
+        ("bz", &[7]),
+        ("wg2", &[2, 6]),
+        ("bc1", &[6]),
+        ("wgate", &[12, 6]),
+        ("wm", &[6, 6]),
+        ("bao", &[1]),
+        ("wf1", &[7, 5]),
+        ("bf1", &[6]),
+        ("wf2", &[7, 6]),
+        ("h0", &[1, 6]),
+    ] {
+        let error = refused(&options(2), &replaced(&right, [(name, noise(1, dims, 0.0, 1.0))]));
+        assert_eq!((error.kind, &*error.argument, &*error.op), (Kind::Shape, name, "mmrec_block"), "{error}");
+    }
+    for (name, options) in [
+        ("heads", options(4)),
+        ("heads", options(0)),
+        ("eps", Options { eps: 0.0, ..options(2) }),
+        ("levels", Options { levels: 0, ..options(2) }),
+        ("ratio", Options { ratio: 1, ..options(2) }),
+        ("mix", Options { mix: f64::NAN, ..options(2) }),
+        ("state_clip", Options { state_clip: Some(-1.0), ..options(2) }),
+    ] {
+        let error = refused(&options, &right);
+        assert_eq!((error.kind, &*error.argument), (Kind::Option, name), "{error}");
+    }
+    let mut core = right.clone();
+    ["wm", "bm"].into_iter().for_each(|name| drop(core.take(name)));
+    assert_eq!(&*refused(&options(2), &core).argument, "mix");
+    assert!(run::<MmrecBlock>(&Options { mix: 0.0, ..options(2) }, &core, &Exec::default()).is_ok());
+    let mut backward = check::backward_inputs::<MmrecBlock, MmrecBlockBackward>(&keeping(2), &right);
+    backward.take("hidden");
+    backward.push("hidden", noise(1, &[2, 5, 6], 0.0, 1.0));
+    let error = run::<MmrecBlockBackward>(&options(2), &backward, &Exec::default()).err().expect("a refusal");
+    assert_eq!((error.kind, &*error.argument), (Kind::Shape, "hidden"), "{error}");
+}
