@@ -1,0 +1,47 @@
+//! What the tests of every op on CUDA check: agreement with its f64 reference, and the same bits each time.
+
+use super::check::{backward_inputs, noise};
+use super::{bits, cast, reference, run_cuda, worst};
+use sidewinder_kernels::cuda::Device;
+use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::tensor::{DType, Described, Owned};
+
+/// Runs `O` on the device in every type, near the reference, and twice for the same bits. With
+/// `roundings` many in sequence, 16-bit results may be off by so many.
+pub fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
+    for dtype in DType::FLOATS {
+        let inputs = cast::<O>(inputs, dtype);
+        let expected = reference::<O>(options, &inputs);
+        let got = run_cuda::<O>(options, &inputs, device).unwrap();
+        let again = run_cuda::<O>(options, &inputs, device).unwrap();
+        assert_eq!(bits(&got), bits(&again), "{} {dtype}", O::NAME);
+        for (name, expected) in expected.iter() {
+            let off = off(got.get(name).unwrap(), expected, dtype, roundings);
+            let specs = op::specs(&inputs);
+            assert!(off <= 1.0, "{} {name} is off by {off} times the tolerance: {dtype} {specs:?}", O::NAME);
+        }
+    }
+}
+
+/// By how many times the tolerance a result of an op in that storage type is off.
+pub fn off(got: &Owned, expected: &Owned, dtype: DType, roundings: f64) -> f64 {
+    let (relative, of_largest) = match (got.spec().dtype, dtype) {
+        (DType::F64, _) => (1e-10, 1e-11),
+        (DType::F32, DType::F32) => (2e-5, 1e-5),
+        (_, DType::Bf16) => (4e-3, 4e-3 * roundings + 1e-5),
+        (_, _) => (5e-4, 5e-4 * roundings + 1e-5),
+    };
+    let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
+    worst(got, expected, relative, of_largest * largest)
+}
+
+/// The same of an op and its gradient.
+pub fn both<F: Op, B: Op>(device: &Device, options: (&F::Options, &B::Options), inputs: &Named<Owned>, roundings: f64) {
+    agrees::<F>(device, options.0, inputs, roundings);
+    agrees::<B>(device, options.1, &backward_inputs::<F, B>(options.0, inputs), roundings);
+}
+
+/// Noise by names, shapes and ranges.
+pub fn named<const N: usize>(shapes: [(&'static str, &[usize], f64, f64); N]) -> Named<Owned> {
+    shapes.iter().zip(1..).map(|(&(name, dims, low, high), seed)| (name, noise(seed, dims, low, high))).collect()
+}
