@@ -27,6 +27,12 @@ fn cases() -> Vec<Case> {
     let (dy, w, b) = (("dy", vec![ROWS, WIDTH]), ("w", vec![WIDTH]), ("b", vec![WIDTH]));
     let norm = |more: &[(&'static str, Vec<usize>)]| [&[x(), w.clone()], more].concat();
     let square = |name| (name, vec![4096, 4096]);
+    let recurrence = |width: usize, more: &[&'static str]| {
+        let sequence = |name| (name, vec![8, 2048, width]);
+        let weights =
+            [("Wg", vec![width, width]), ("bg", vec![width]), ("Wm", vec![width, 2 * width]), ("bm", vec![width])];
+        ["z", "gamma"].into_iter().map(sequence).chain(weights).chain(more.iter().copied().map(sequence)).collect()
+    };
     vec![
         ("activations", json!({"fn": "silu"}), vec![x()]),
         ("activations", json!({"fn": "gelu_tanh"}), vec![x()]),
@@ -40,6 +46,10 @@ fn cases() -> Vec<Case> {
         ("layer_norm_gelu_backward", json!({}), norm(&[b.clone(), dy])),
         ("rope", json!({}), vec![("x", vec![4, 32, 4096, 128])]),
         ("sinusoidal_positions", json!({}), vec![("x", vec![4, 2048, WIDTH])]),
+        ("block_recurrence", json!({}), recurrence(512, &[])),
+        ("block_recurrence", json!({}), recurrence(2048, &[])),
+        ("block_recurrence_backward", json!({}), recurrence(512, &["h", "dh"])),
+        ("block_recurrence_backward", json!({}), recurrence(2048, &["h", "dh"])),
         ("matmul", json!({}), vec![square("a"), square("b")]),
         ("linear", json!({}), vec![square("x"), square("w")]),
         ("linear", json!({"activation": "gelu"}), vec![square("x"), square("w"), ("b", vec![4096])]),

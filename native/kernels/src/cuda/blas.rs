@@ -12,6 +12,7 @@ use cudarc::cublaslt::sys::{
 use libloading::Library;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
@@ -155,6 +156,8 @@ pub struct Matrix {
     pub rows: usize,
     /// Its columns.
     pub columns: usize,
+    /// Elements from row to row.
+    pub stride: usize,
     /// Whether it is used with rows and columns changed.
     pub transposed: bool,
 }
@@ -162,7 +165,13 @@ pub struct Matrix {
 impl Matrix {
     /// A matrix as it lies.
     pub fn new(address: u64, rows: usize, columns: usize) -> Matrix {
-        Matrix { address, rows, columns, transposed: false }
+        Matrix { address, rows, columns, stride: columns, transposed: false }
+    }
+
+    /// Some of its columns, as it lies, of elements of that type.
+    pub fn part(self, columns: Range<usize>, dtype: DType) -> Matrix {
+        let address = self.address + (columns.start * dtype.size()) as u64;
+        Matrix { address, columns: columns.len(), ..self }
     }
 
     /// The same with rows and columns changed.
@@ -174,7 +183,7 @@ impl Matrix {
     fn layout(&self, dtype: DType, api: &Api) -> Result<Made> {
         let (rows, columns) = (self.columns as u64, self.rows as u64);
         // SAFETY: writes one pointer.
-        let create = |to| unsafe { (api.create_layout)(to, types(dtype).0, rows, columns, rows as i64) };
+        let create = |to| unsafe { (api.create_layout)(to, types(dtype).0, rows, columns, self.stride as i64) };
         Made::new("cublasLtMatrixLayoutCreate", api.destroy_layout, create)
     }
 }
@@ -186,6 +195,8 @@ pub struct Epilogue {
     pub bias: Option<u64>,
     /// The function that comes after.
     pub activation: Option<Activation>,
+    /// Whether the sums are added to what is there before.
+    pub add: bool,
 }
 
 /// A product: its factors' type and the result's, the factors and the result.
@@ -202,10 +213,9 @@ impl Product {
     /// The one at the lowest addresses of the same alignment. All that share it are multiplied alike.
     fn kind(self) -> Product {
         let lowest = |address| u64::from(alignment(address));
-        let Epilogue { bias, activation } = self.epilogue;
         Product {
             matrices: self.matrices.map(|matrix| Matrix { address: lowest(matrix.address), ..matrix }),
-            epilogue: Epilogue { bias: bias.map(lowest), activation },
+            epilogue: Epilogue { bias: self.epilogue.bias.map(lowest), ..self.epilogue },
             ..self
         }
     }
@@ -215,7 +225,7 @@ impl Product {
     /// Its GELU was up to 5.5e-6 off (cuBLASLt 13.1, H200): a bf16 rounds that away where a result is above
     /// 0.0014, so for x above -3.4; an f16 only above 0.011, and an f32 nowhere. Both functions keep NaN.
     fn fused(&self) -> Option<Fused> {
-        if self.epilogue != Epilogue::default() && !self.fits_vectors() {
+        if self.epilogue != (Epilogue { add: self.epilogue.add, ..Epilogue::default() }) && !self.fits_vectors() {
             return None;
         }
         Some(match (self.epilogue.activation, self.epilogue.bias, self.types[1]) {
@@ -234,7 +244,7 @@ impl Product {
     fn fits_vectors(&self) -> bool {
         let ([factor, result], [a, b, to]) = (self.types, self.matrices);
         let fits = |matrix: Matrix, dtype: DType| {
-            alignment(matrix.address) >= 16 && (matrix.columns * dtype.size()).is_multiple_of(16)
+            alignment(matrix.address) >= 16 && (matrix.stride * dtype.size()).is_multiple_of(16)
         };
         let bias = self.epilogue.bias.is_none_or(|bias| alignment(bias) >= 16);
         bias && fits(a, factor) && fits(b, factor) && fits(to, result)
@@ -375,6 +385,7 @@ impl Handle {
             DType::F64 => [(&raw const ONE_F64).cast(), (&raw const ZERO_F64).cast()],
             _ => [(&raw const ONE_F32).cast(), (&raw const ZERO_F32).cast()],
         };
+        let before = if product.epilogue.add { one } else { zero };
         let workspace = workspace(plan.workspace)?;
         let ([a, b, to], [of_a, of_b, of_to]) = (product.matrices, plan.layouts.each_ref().map(|layout| layout.it));
         // SAFETY: the caller's promise; the plan was made for matrices like these.
@@ -387,7 +398,7 @@ impl Handle {
                 of_b,
                 a.address,
                 of_a,
-                zero,
+                before,
                 to.address,
                 of_to,
                 to.address,

@@ -6,6 +6,7 @@ use super::device::Device;
 use super::event::{Event, Mark};
 use super::kernel::Kernel;
 use super::staging::{Pinned, Staging};
+use super::together::{Together, attribute, config};
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Owned, Spec};
 use cudarc::driver::sys::{self, CUresult};
@@ -193,7 +194,7 @@ impl Lane {
     /// # Safety
     /// The matrices lie in memory of their sizes, at addresses of this lane.
     pub unsafe fn multiply(&self, types: [DType; 2], matrices: [Matrix; 3]) -> Result<()> {
-        let [a, b, to] = matrices;
+        let [a, _, to] = matrices;
         let elements = to.rows * to.columns;
         if elements == 0 {
             return Ok(());
@@ -205,11 +206,20 @@ impl Lane {
             return self.device.answer(code, "cuMemsetD8Async");
         }
         // SAFETY: the caller's promise.
-        match unsafe { self.multiply_then(types, matrices, Epilogue::default())? } {
+        unsafe { self.multiply_with(types, matrices, Epilogue::default()) }
+    }
+
+    /// The same for sizes that are not 0, with something done to the sums before they are rounded that cuBLASLt can do.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn multiply_with(&self, types: [DType; 2], matrices: [Matrix; 3], epilogue: Epilogue) -> Result<()> {
+        // SAFETY: the caller's promise.
+        match unsafe { self.multiply_then(types, matrices, epilogue)? } {
             true => Ok(()),
             false => Err(Error::new(Kind::Unavailable, "matrix product")
                 .expected("sizes and types that cuBLASLt has an algorithm for")
-                .got(format_args!("{a:?} by {b:?} of {types:?}"))),
+                .got(format_args!("{matrices:?} of {types:?}"))),
         }
     }
 
@@ -261,23 +271,42 @@ impl Lane {
         params: &P,
     ) -> Result<()> {
         use sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
-        self.device.bind()?;
-        // SAFETY: zeros are a value of each field.
-        let mut early: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        early.id = EARLY;
+        let mut early = attribute(EARLY);
         early.value.programmaticStreamSerializationAllowed = 1;
-        let config = sys::CUlaunchConfig {
-            gridDimX: grid[0],
-            gridDimY: grid[1],
-            gridDimZ: grid[2],
-            blockDimX: threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: shared,
-            hStream: self.stream(),
-            attrs: &mut early,
-            numAttrs: u32::from(kernel.is_early() && self.device.facts().capability.0 >= 9),
-        };
+        let early = &mut [early][..usize::from(kernel.is_early() && self.device.facts().capability.0 >= 9)];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(kernel, grid, [threads, shared], early, params) }
+    }
+
+    /// Queues a kernel of so many blocks that wait for each other.
+    ///
+    /// Those of a grid must fit on the device all at once: if they do not, this fails at once, and nothing runs.
+    ///
+    /// # Safety
+    /// As for [`Lane::launch_with`].
+    pub unsafe fn launch_together<P: Copy>(
+        &self,
+        kernel: &Kernel,
+        together: Together,
+        blocks: u32,
+        size: [u32; 2],
+        params: &P,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(kernel, [blocks, 1, 1], size, &mut [together.attribute()], params) }
+    }
+
+    /// Queues a kernel with so many threads in a block and bytes of shared memory.
+    unsafe fn launch_as<P: Copy>(
+        &self,
+        kernel: &Kernel,
+        grid: [u32; 3],
+        size: [u32; 2],
+        attributes: &mut [sys::CUlaunchAttribute],
+        params: &P,
+    ) -> Result<()> {
+        self.device.bind()?;
+        let config = config(grid, size, self.stream(), attributes);
         let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
         let code =

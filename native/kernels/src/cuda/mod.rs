@@ -23,6 +23,7 @@ mod run;
 mod staging;
 mod sum;
 mod tables;
+mod together;
 
 use crate::error::{Error, Kind, Result};
 use crate::tensor::DType;
@@ -40,6 +41,7 @@ pub use lane::Lane;
 pub use run::run_host;
 pub use staging::Pinned;
 pub use sum::columns;
+pub use together::Together;
 
 /// The element types, rounding and functions that every kernel source begins with.
 pub const PRELUDE: &str = include_str!("prelude.cu");

@@ -28,7 +28,7 @@ struct Params {
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let (y, dtype) = (outputs.get("y")?, problem.dtype);
     let bias = inputs.find("b").map(|b| lane.address(b)).transpose()?;
-    let then = Epilogue { bias, activation: problem.activation };
+    let then = Epilogue { bias, activation: problem.activation, add: false };
     if then == Epilogue::default() {
         return sums(problem, inputs, y, lane);
     }

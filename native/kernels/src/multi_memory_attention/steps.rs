@@ -162,6 +162,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         dq: &mut P::Owned,
         outputs: &mut Named<P::ViewMut<'a>>,
     ) -> Result<()> {
+        let (mut dk, dv) = (outputs.expect("dk_mem")?, outputs.expect("dv_mem")?);
         let dlse = self.lse_cotangent()?;
         let mut inputs = self.attention_inputs(q)?;
         inputs.push("y", P::reshape(&P::view(a), &self.in_heads())?);
@@ -172,7 +173,6 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         } else if let Some(dlse) = self.inputs.find("dlse") {
             inputs.push("dlse", P::briefly(dlse));
         }
-        let (mut dk, dv) = (outputs.expect("dk_mem")?, outputs.expect("dv_mem")?);
         let outputs = named([
             ("dq", Some(P::reshape_mut(P::view_mut(dq), &self.in_heads())?)),
             ("dk", Some(P::reshape_mut(P::reborrow(&mut dk), &self.memory_in_heads())?)),

@@ -5,6 +5,7 @@
 pub mod check;
 pub mod models;
 pub mod on_device;
+pub mod recurrences;
 pub mod scans;
 
 use sidewinder_kernels::cpu::{Exec, Level};

@@ -1,0 +1,23 @@
+// What the walks need that is computed for all times at once.
+
+struct Params {
+    const FROM* from;
+    const REAL* h0;
+    TO* to;
+    i64 batch, length, width, count;
+};
+
+// The same numbers in another type.
+extern "C" __global__ void recurrence_convert(Params p) {
+    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < p.count) narrow(widen(p.from[at]), p.to[at]);
+}
+
+// For each time the state before it.
+extern "C" __global__ void recurrence_before(Params p) {
+    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= p.count) return;
+    i64 column = at % p.width, t = at / p.width % p.length, batch = at / p.width / p.length;
+    REAL before = t > 0 ? widen(p.from[at - p.width]) : p.h0 ? p.h0[batch * p.width + column] : (REAL)0;
+    narrow(before, p.to[at]);
+}

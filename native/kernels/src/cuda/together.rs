@@ -1,0 +1,83 @@
+//! Kernels whose blocks wait for each other.
+
+use super::device::Device;
+use super::kernel::Kernel;
+use crate::error::Result;
+use cudarc::driver::sys;
+
+/// Which blocks of a launch wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Together {
+    /// All of them.
+    Grid,
+    /// So many neighbours, who also reach each other's shared memory. Devices have that from compute capability 9 on.
+    Cluster(u32),
+}
+
+impl Together {
+    pub(super) fn attribute(self) -> sys::CUlaunchAttribute {
+        use sys::CUlaunchAttributeID_enum as Id;
+        match self {
+            Together::Grid => {
+                let mut grid = attribute(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+                grid.value.cooperative = 1;
+                grid
+            }
+            Together::Cluster(blocks) => {
+                let mut cluster = attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+                cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
+                cluster
+            }
+        }
+    }
+}
+
+/// An attribute of a launch, its value all zeros.
+pub(super) fn attribute(id: sys::CUlaunchAttributeID) -> sys::CUlaunchAttribute {
+    // SAFETY: zeros are a value of each field.
+    sys::CUlaunchAttribute { id, ..unsafe { std::mem::zeroed() } }
+}
+
+/// A launch with so many threads in a block and bytes of shared memory.
+pub(super) fn config(
+    grid: [u32; 3],
+    [threads, shared]: [u32; 2],
+    stream: sys::CUstream,
+    attributes: &mut [sys::CUlaunchAttribute],
+) -> sys::CUlaunchConfig {
+    sys::CUlaunchConfig {
+        gridDimX: grid[0],
+        gridDimY: grid[1],
+        gridDimZ: grid[2],
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shared,
+        hStream: stream,
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
+    }
+}
+
+impl Device {
+    /// How many clusters of so many blocks, of so many threads and bytes of shared memory, run at once: 0 where there
+    /// are no clusters, or none of that size.
+    pub fn clusters(&self, kernel: &Kernel, blocks: u32, size: [u32; 2]) -> Result<usize> {
+        use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED as LARGE;
+        if self.facts().capability.0 < 9 {
+            return Ok(0);
+        }
+        self.bind()?;
+        let attributes = &mut [Together::Cluster(blocks).attribute()];
+        let config = config([blocks, 1, 1], size, std::ptr::null_mut(), attributes);
+        let mut clusters = 0;
+        // SAFETY: sets and asks for a number of a loaded kernel.
+        unsafe {
+            self.answer(sys::cuFuncSetAttribute(kernel.function(), LARGE, 1), "cuFuncSetAttribute")?;
+            // It may also refuse a size that no device of this sort has room for.
+            let code = sys::cuOccupancyMaxActiveClusters(&mut clusters, kernel.function(), &config);
+            let there = self.answer(code, "cuOccupancyMaxActiveClusters").is_ok();
+            self.check().map(|()| if there { clusters as usize } else { 0 })
+        }
+    }
+}
