@@ -35,7 +35,15 @@ defmodule Sidewinder.NxTest.Ops do
          "decode" => {~w(q k v keys values), [mask: "mask", bias: "bias"], []},
          "swiglu_mlp" => {~w(x), [], []},
          "mha" => {~w(x), [mask: "mask"], []},
-         "transformer_block" => {~w(x), [mask: "mask"], []}
+         "transformer_block" => {~w(x), [mask: "mask"], []},
+         "mdi_update" => {~w(z h_old gate gamma), [], []},
+         "mdi_gamma" => {~w(z), [context: "context"], []},
+         "mdi" => {~w(z h_prev), [context: "context"], return_parts: :gamma, return_parts: :gate},
+         "block_recurrence" =>
+           {~w(z gamma Wg bg), [wm: "Wm", bm: "bm", initial_state: "h0"], return_state: :h_last},
+         "mmrec_block" =>
+           {~w(x), [k_mem: "k_mem", v_mem: "v_mem", initial_state: "h0"],
+            for(name <- ~w(h h_last gamma context summary)a, do: {:return_state, name})}
        })
 
   @optional %{
@@ -49,7 +57,9 @@ defmodule Sidewinder.NxTest.Ops do
     "attention" => ~w(mask bias),
     "decode" => ~w(mask bias),
     "mha" => ~w(bo mask),
-    "transformer_block" => ~w(bo mask)
+    "transformer_block" => ~w(bo mask),
+    "block_recurrence" => ~w(h0),
+    "mmrec_block" => ~w(h0)
   }
 
   # Those that take a map of parameters, with their other inputs.
@@ -57,7 +67,10 @@ defmodule Sidewinder.NxTest.Ops do
     "mamba_block" => ~w(x conv_state ssm_state),
     "swiglu_mlp" => ~w(x),
     "mha" => ~w(x mask),
-    "transformer_block" => ~w(x mask)
+    "transformer_block" => ~w(x mask),
+    "mdi_gamma" => ~w(z context),
+    "mdi" => ~w(z h_prev context),
+    "mmrec_block" => ~w(x k_mem v_mem h0)
   }
 
   @doc "The names of all ops."
@@ -78,6 +91,8 @@ defmodule Sidewinder.NxTest.Ops do
   @doc "The options that `problem/3` has for an op."
   def defaults("attention"), do: [causal: true, q_offset: 1]
   def defaults("decode"), do: [cached: 1]
+
+  def defaults("mmrec_block"), do: [heads: 2, levels: 2, ratio: 2, cursor: 1]
 
   def defaults(op) when op in ~w(mha transformer_block),
     do: [heads: 2, causal: true, rope_theta: 100.0]
@@ -101,6 +116,13 @@ defmodule Sidewinder.NxTest.Ops do
   end
 
   defp named(_, %{y: _} = outputs), do: outputs
+  defp named("mdi_update", h), do: %{h: h}
+  defp named("mdi_gamma", gamma), do: %{gamma: gamma}
+  defp named("mdi", {h_new, parts}), do: Map.put(parts, :h_new, h_new)
+  defp named("mdi", h_new), do: %{h_new: h_new}
+  defp named("block_recurrence", {h, h_last}), do: %{h: h, h_last: h_last}
+  defp named("block_recurrence", h), do: %{h: h}
+  defp named("mmrec_block", {y, state}), do: Map.put(state, :y, y)
   defp named("linear_scan", {h, last_state}), do: %{h: h, last_state: last_state}
   defp named("linear_scan", h), do: %{h: h}
   defp named("selective_scan", {y, last_state}), do: %{y: y, last_state: last_state}
@@ -184,6 +206,11 @@ defmodule Sidewinder.NxTest.Ops do
   defp cotangents("linear_scan"), do: ~w(dh dlast_state)
   defp cotangents("causal_conv1d"), do: ~w(dy dfinal_state)
   defp cotangents("mamba_block"), do: ~w(dy dconv_state dssm_state)
+  defp cotangents("mdi_update"), do: ~w(dh)
+  defp cotangents("mdi_gamma"), do: ~w(dgamma)
+  defp cotangents("mdi"), do: ~w(dh_new dgamma dgate)
+  defp cotangents("block_recurrence"), do: ~w(dh dh_last)
+  defp cotangents("mmrec_block"), do: ~w(dy dh dh_last dgamma dcontext dsummary)
   defp cotangents("attention"), do: ~w(dy dlse)
   defp cotangents("decode"), do: ~w(dy dkeys dvalues)
   defp cotangents("matmul"), do: ~w(dc)
@@ -386,6 +413,69 @@ defmodule Sidewinder.NxTest.Ops do
       for name <- ~w(ln1_w ln1_b ln2_w ln2_b), do: {name, {d}, 0.5, 1.5, :wide}
 
     norms ++ shapes("mha", {b, l, 1, n}) ++ tl(shapes("swiglu_mlp", put_elem(sizes, 2, d)))
+  end
+
+  defp shapes("mdi_update", {b, l, d, _}) do
+    for name <- ~w(z h_old gate gamma dh), do: {name, {b, l, d}, -1.0, 1.0, :storage}
+  end
+
+  defp shapes("mdi_gamma", {b, l, d, n}) do
+    sequences = for name <- ~w(z context dgamma), do: {name, {b, l, d}, -1.0, 1.0, :storage}
+    sequences ++ networks(d, n)
+  end
+
+  defp shapes("mdi", {b, l, d, n}) do
+    names = ~w(z h_prev context dh_new dgamma dgate)
+    sequences = for name <- names, do: {name, {b, l, d}, -1.0, 1.0, :storage}
+    sequences ++ networks(d, n) ++ second_gate("wm", d)
+  end
+
+  defp shapes("block_recurrence", {b, l, d, _}) do
+    [
+      {"z", {b, l, d}, -1.0, 1.0, :storage},
+      {"gamma", {b, l, d}, 0.0, 0.6, :storage},
+      {"Wg", {d, d}, -0.5, 0.5, :storage},
+      {"bg", {d}, -0.5, 0.5, :storage},
+      {"h0", {b, d}, -1.0, 1.0, :wide},
+      {"dh", {b, l, d}, -1.0, 1.0, :storage},
+      {"dh_last", {b, d}, -1.0, 1.0, :wide}
+    ] ++ second_gate("Wm", d)
+  end
+
+  defp shapes("mmrec_block", {b, l, _, n}) do
+    {d, f, m} = {4, n + 2, 5}
+    squares = ~w(wq wk wv wz wgate waq wao)
+    vectors = ~w(bq bk bv bz bgate baq bao bf2)
+
+    [
+      {"x", {b, l, d}, -1.0, 1.0, :storage},
+      {"k_mem", {b, m, d}, -1.0, 1.0, :storage},
+      {"v_mem", {b, m, d}, -1.0, 1.0, :storage},
+      {"n1", {d}, 0.5, 1.5, :wide},
+      {"n2", {d}, 0.5, 1.5, :wide},
+      {"wf1", {f, d}, -0.5, 0.5, :storage},
+      {"bf1", {f}, -0.5, 0.5, :storage},
+      {"wf2", {d, f}, -0.5, 0.5, :storage},
+      {"h0", {b, d}, -1.0, 1.0, :wide},
+      {"dh_last", {b, d}, -1.0, 1.0, :wide},
+      {"dsummary", {b, d}, -1.0, 1.0, :storage}
+    ] ++
+      for(name <- squares, do: {name, {d, d}, -0.5, 0.5, :storage}) ++
+      for(name <- vectors, do: {name, {d}, -0.5, 0.5, :storage}) ++
+      for(name <- ~w(dy dh dgamma dcontext), do: {name, {b, l, d}, -1.0, 1.0, :storage}) ++
+      networks(d, n) ++ second_gate("wm", d)
+  end
+
+  # Of coefficients of decay.
+  defp networks(d, n) do
+    for net <- ~w(g c),
+        {layer, out, inputs} <- [{"1", n, d}, {"2", d, n}],
+        {kind, shape} <- [{"w", {out, inputs}}, {"b", {out}}],
+        do: {kind <> net <> layer, shape, -0.5, 0.5, :storage}
+  end
+
+  defp second_gate(name, d) do
+    [{name, {d, 2 * d}, -0.5, 0.5, :storage}, {"bm", {d}, -0.5, 0.5, :storage}]
   end
 
   @doc "The same call with some more options, or without some of its tensors."
