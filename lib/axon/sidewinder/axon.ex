@@ -1,7 +1,7 @@
 defmodule Sidewinder.Axon do
   @moduledoc """
-  Sequence models as layers of Axon: `mamba/2` stacks whole blocks, `mamba_block/2` and
-  `transformer_block/2` are one, the others are their parts.
+  Sequence models as layers of Axon: `mamba/2` stacks whole blocks, `mm_rec/2` is a whole
+  model of them, `mamba_block/2`, `mm_rec_block/2` and `transformer_block/2` are one, the others are their parts.
 
       iex> model =
       ...>   Axon.input("tokens", shape: {nil, 60})
@@ -264,6 +264,116 @@ defmodule Sidewinder.Axon do
       opts.use_bias && {"out_proj_b", &{&1}, bias.(&(e * &1))}
     ])
   end
+
+  @doc """
+  Adds a block of MM-Rec, `Sidewinder.mmrec_block/3`: a gated recurrence, attention over a memory from before the
+  sequence, and a feed-forward layer, with norms and residual connections.
+
+  With the width D of `x`, the inner width I and that of the feed-forward layer F, its parameters are
+
+  | name                                                      | shape              | start                        |
+  | --------------------------------------------------------- | ------------------ | ---------------------------- |
+  | `n1`, `n2`                                                | `{D}`              | 1                            |
+  | `wq`, `wk`, `wv`, `wz`, `wgate`, `waq`, `wao`             | `{D, D}`           | uniform within 1 / sqrt(D)   |
+  | `wg1`, `wc1`, `wf1`                                       | `{I, D}`, `{F, D}` | uniform within 1 / sqrt(D)   |
+  | `wc2`, `wf2`                                              | `{D, I}`, `{D, F}` | uniform within 1 / sqrt of I and F |
+  | `wm`                                                      | `{D, 2 D}`         | uniform within 1 / sqrt(2 D) |
+  | `wg2`                                                     | `{D, I}`           | 0                            |
+  | `bg2`                                                     | `{D}`              | `:decay_bias`                |
+  | the other biases, by the names of their matrices          | `{D}`, `{I}`, `{F}` | as their matrices           |
+
+  (But `bg1`, `bc1` and `bf1` start as 0 if I or F is given here, where D is not known.)
+
+  The state's weight on itself grows with the coefficient of decay, which is near s(`:decay_bias`) / 2 at first. With
+  -3 that is 0.02: a start that is stable at any length. A model that shall remember over long times may start from more,
+  with `:state_norm` or `:state_clip`, or with a `:mix` of 0, where the weight is at most 1.
+
+  ## Options
+
+    * `:heads` - of attention, a divisor of D. Defaults to `1`.
+
+    * `:inner` - I. Defaults to a quarter of D, and at least 1.
+
+    * `:hidden` - F. Defaults to 4 D.
+
+    * `:mix` - the weight of what the second gate mixes in. Defaults to `0.1`. With 0 there are no `wm` and `bm`.
+
+    * `:dropout` - a rate. Defaults to `0.0`. With more, the layer keeps a key of random numbers as its state, and in
+      training is computed as its parts.
+
+    * `:decay_bias` - where `bg2` starts. Defaults to `-3.0`.
+
+    * `:memory` - a pair of layers, `{batch or 1, slots, D}` each. Defaults to none, which is a memory of zeros.
+
+    * `:initial_state` - a layer, `{batch, D}`, where the recurrence goes on. Defaults to none, which is zeros.
+
+    * `:return_state` - returns `{y, %{h_last: layer, summary: layer}}`, `{batch, D}` each, which go on as
+      `:initial_state`, or are written into the memory, for the part that comes next. Defaults to `false`.
+
+    * `:v_mix`, `:epsilon`, `:norm`, `:levels`, `:ratio`, `:state_clip`, `:state_norm`, `:checkpoint` - as in
+      `Sidewinder.mmrec_block/3`
+
+    * `:kernel_initializer`, `:bias_initializer` - other initializers, for all but `wg2`, `bg2`, `n1` and `n2`
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.mm_rec_block(heads: 2)
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+
+      iex> [x, h] = for name <- ["x", "h"], do: Axon.input(name)
+      iex> {y, state} = Sidewinder.Axon.mm_rec_block(x, initial_state: h, return_state: true)
+      iex> {init, predict} = Axon.build(Axon.container({y, state.h_last}))
+      iex> first = %{"x" => Nx.iota({1, 2, 4}, type: :f32), "h" => Nx.broadcast(0.0, {1, 4})}
+      iex> params = init.(first, Axon.ModelState.empty())
+      iex> {_y, h_last} = predict.(params, first)
+      iex> {y, _h_last} = predict.(params, %{first | "h" => h_last})
+      iex> y.shape
+      {1, 2, 4}
+  """
+  @doc type: :recurrent
+  @spec mm_rec_block(Axon.t(), keyword) :: Axon.t() | {Axon.t(), %{atom => Axon.t()}}
+  defdelegate mm_rec_block(x, opts \\ []), to: Sidewinder.Axon.MMRec, as: :block
+
+  @doc """
+  A model of MM-Rec over tokens: an embedding, `mm_rec_block/2` so many times, `rms_norm/2`, and logits by the numbers
+  of the embedding.
+
+  `tokens` is a layer of integers, `{batch, length}`. Parameters are the `kernel` of the embedding, `{vocabulary, width}`,
+  normally distributed with a deviation of 1 / sqrt(width), those of the blocks, and the `gamma` of the norm.
+
+  ## Options
+
+    * `:vocabulary` - how many tokens there are. It must be given.
+
+    * `:width` - D. Defaults to `64`.
+
+    * `:layers` - how many blocks. Defaults to `2`.
+
+    * `:last` - of how many tokens at the end there shall be logits. Defaults to all.
+
+    * `:memory`, `:initial_state`, `:return_state` - those of `mm_rec_block/2`, with an axis of the blocks in front:
+      `{layers, batch or 1, slots, width}`, and `{layers, batch, width}`
+
+    * `:name` - what the names of the layers start with. Defaults to `"mm_rec"`: `"mm_rec_embedding"`, `"mm_rec_0"` (a
+      block), and so on, and `"mm_rec_norm"`.
+
+    * all other options of `mm_rec_block/2` but `:meta`
+
+  ## Examples
+
+      iex> model = Sidewinder.Axon.mm_rec(Axon.input("tokens", shape: {nil, nil}), vocabulary: 11, width: 8)
+      iex> {init, predict} = Axon.build(model)
+      iex> tokens = Nx.tensor([[1, 2, 3]])
+      iex> state = init.(tokens, Axon.ModelState.empty())
+      iex> Map.keys(state.data)
+      ["mm_rec_0", "mm_rec_1", "mm_rec_embedding", "mm_rec_norm"]
+      iex> predict.(state, tokens).shape
+      {1, 3, 11}
+  """
+  @doc type: :model
+  @spec mm_rec(Axon.t(), keyword) :: Axon.t() | {Axon.t(), %{atom => Axon.t()}}
+  defdelegate mm_rec(tokens, opts \\ []), to: Sidewinder.Axon.MMRec, as: :model
 
   @doc """
   Adds a causal convolution over time of each channel by itself, `Sidewinder.causal_conv1d/3`.
@@ -662,8 +772,9 @@ defmodule Sidewinder.Axon do
   ## Layers
 
   # `params` are `{name, shape by the inputs' shapes, initializer}`, or false for one that is not wanted.
-  # `fun` takes the inputs and a map of the parameters.
-  defp layer(op_name, inputs, params, opts, fun) do
+  # `fun` takes the inputs, a map of the parameters, and if it wants them Axon's options of the layer.
+  @doc false
+  def layer(op_name, inputs, params, opts, fun) do
     params = Enum.filter(params, & &1)
     names = for {name, _, _} <- params, do: name
     count = length(inputs)
@@ -671,7 +782,11 @@ defmodule Sidewinder.Axon do
     op =
       spread(count + length(names) + 1, fn args ->
         {inputs, params} = Enum.split(args, count)
-        fun.(inputs, Map.new(Enum.zip(names, params)))
+        params = Map.new(Enum.zip(names, params))
+
+        if is_function(fun, 3),
+          do: fun.(inputs, params, List.last(args)),
+          else: fun.(inputs, params)
       end)
 
     params = for {name, shape, initializer} <- params, do: param(name, count, shape, initializer)
@@ -685,13 +800,14 @@ defmodule Sidewinder.Axon do
   end
 
   # Axon gives functions an argument for each input and parameter.
-  for arity <- 1..16 do
+  for arity <- 1..48 do
     args = Macro.generate_arguments(arity, __MODULE__)
     defp spread(unquote(arity), fun), do: fn unquote_splicing(args) -> fun.(unquote(args)) end
   end
 
   # Parameters whose shapes follow from the width of the first input.
-  defp by_width(params) do
+  @doc false
+  def by_width(params) do
     for {name, shape, initializer} <- params,
         do: {name, fn [x | _] -> shape.(width(x)) end, initializer}
   end
@@ -700,12 +816,14 @@ defmodule Sidewinder.Axon do
 
   ## Initializers
 
+  @doc false
   # A matrix `{out, in}`.
-  defp uniform(shape, type, key),
+  def uniform(shape, type, key),
     do: uniform(shape, type, key, width(shape))
 
+  @doc false
   # A vector, by its size, of what has so many inputs.
-  defp uniform(inputs), do: fn {size}, type, key -> uniform({size}, type, key, inputs.(size)) end
+  def uniform(inputs), do: fn {size}, type, key -> uniform({size}, type, key, inputs.(size)) end
 
   defp uniform(shape, type, key, inputs) do
     Axon.Initializers.uniform(scale: 1 / :math.sqrt(inputs)).(shape, type, key)
@@ -730,7 +848,8 @@ defmodule Sidewinder.Axon do
   ## Options
 
   # `known` has each option's default and sort. Returns the options as a map.
-  defp options!(op, opts, known) do
+  @doc false
+  def options!(op, opts, known) do
     unless Keyword.keyword?(opts), do: raise(wrong(op, "options", "a keyword list", opts))
     options = Map.new(known, fn {key, {default, _}} -> {key, default} end)
 
@@ -759,6 +878,9 @@ defmodule Sidewinder.Axon do
   defp fits?(:integer, integer), do: is_integer(integer)
   defp fits?(:flag, flag), do: is_boolean(flag)
   defp fits?(:layer, layer), do: is_struct(layer, Axon)
+  defp fits?(:layers, {a, b}), do: is_struct(a, Axon) and is_struct(b, Axon)
+  defp fits?(:layers, _), do: false
+  defp fits?(:rate, rate), do: is_number(rate) and rate >= 0 and rate < 1
   defp fits?(choices, value) when is_list(choices), do: value in choices
 
   defp fits?(:initializer, name) when is_atom(name),
@@ -774,6 +896,8 @@ defmodule Sidewinder.Axon do
   defp expected(:integer), do: "an integer"
   defp expected(:flag), do: "true or false"
   defp expected(:layer), do: "a layer of Axon"
+  defp expected(:layers), do: "a pair of layers of Axon"
+  defp expected(:rate), do: "a number from 0 on, below 1"
   defp expected(choices) when is_list(choices), do: Enum.map_join(choices, " or ", &inspect/1)
 
   defp expected(:initializer),

@@ -108,11 +108,11 @@ fn every_level_and_type_agrees_with_the_reference() {
     ] {
         for h0 in [false, true] {
             let inputs = inputs(sizes, h0);
-            check::steps_agree_everywhere::<MmrecBlock>(&options, &inputs);
+            check::deep_steps_agree_everywhere::<MmrecBlock>(&options, &inputs, 3.0);
             let all = check::backward_inputs::<MmrecBlock, MmrecBlockBackward>(&options, &inputs);
-            check::steps_agree_everywhere::<MmrecBlockBackward>(&options, &lean(&all, &[]));
+            check::deep_steps_agree_everywhere::<MmrecBlockBackward>(&options, &lean(&all, &[]), 3.0);
             let without = ["dh", "dh_last", "dgamma", "dcontext", "dsummary"];
-            check::steps_agree_everywhere::<MmrecBlockBackward>(&options, &lean(&all, &without));
+            check::deep_steps_agree_everywhere::<MmrecBlockBackward>(&options, &lean(&all, &without), 3.0);
         }
     }
 }
@@ -230,7 +230,7 @@ fn sequences_of_a_batch_do_not_meet() {
 /// What comes later changes no bit of what came before.
 #[test]
 fn nothing_is_seen_before_it_comes() {
-    let inputs = inputs(sizes([1, 9, 8], [2, 16], [1, 9]), false);
+    let inputs = inputs(sizes([1, 9, 8], [2, 16], [1, 37]), false);
     let x = inputs.get("x").unwrap();
     for level in levels() {
         let exec = Exec { level, threads: 2 };

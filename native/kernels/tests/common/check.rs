@@ -36,12 +36,12 @@ pub fn agrees_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
 
 /// What lies in between is rounded to the storage type after each step, so 16-bit results may be off by
 /// several roundings of the largest of their tensor.
-fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
+fn near(got: &Named<Owned>, expected: &Named<Owned>, (dtype, depth): (DType, f64), what: &str) {
     let relative = match dtype {
         DType::F64 => 1e-10,
         DType::F32 => 5e-5,
-        DType::F16 => 8e-3,
-        DType::Bf16 => 6e-2,
+        DType::F16 => 8e-3 * depth,
+        DType::Bf16 => 6e-2 * depth,
         DType::U8 => 0.0,
     };
     for (name, expected) in expected.iter() {
@@ -53,6 +53,11 @@ fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
 
 /// [`agrees_everywhere`] for an op that is made of others.
 pub fn steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
+    deep_steps_agree_everywhere::<O>(options, inputs, 1.0);
+}
+
+/// The same where so many times as many steps as in a layer round to 16 bits.
+pub fn deep_steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>, depth: f64) {
     for dtype in DType::FLOATS {
         let inputs = cast::<O>(inputs, dtype);
         let expected = reference::<O>(options, &inputs);
@@ -60,7 +65,7 @@ pub fn steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>
             let runs = [1, 2, 8].map(|threads| {
                 let exec = Exec { level, threads };
                 let got = run::<O>(options, &inputs, &exec).unwrap();
-                near(&got, &expected, dtype, &format!("{} {dtype} {exec:?}", O::NAME));
+                near(&got, &expected, (dtype, depth), &format!("{} {dtype} {exec:?}", O::NAME));
                 bits(&got)
             });
             assert!(runs.iter().all(|bits| *bits == runs[0]), "{} {dtype} {}", O::NAME, level.name());

@@ -1,0 +1,102 @@
+defmodule Sidewinder.Axon.Embedding do
+  @moduledoc false
+  # An embedding whose table is that of the logits too. Axon has no parameters of two layers, so the layer gives the
+  # table on together with the rows.
+
+  import Nx.Defn.Kernel, only: [custom_grad: 3]
+  import Sidewinder.Axon, only: [layer: 5]
+
+  # A product with rows of one 1 each is a kernel, and so is its gradient. With more tokens these are too long.
+  @most 4096
+
+  @doc "A layer of `{rows, table}` for tokens."
+  def table(tokens, vocabulary, width, name) do
+    start = Axon.Initializers.normal(scale: 1 / :math.sqrt(width))
+    params = [{"kernel", fn _ -> {vocabulary, width} end, start}]
+    opts = %{name: name, meta: nil}
+
+    layer(:tied_embedding, [tokens], params, opts, fn [tokens], %{"kernel" => kernel} ->
+      {take(kernel, tokens), kernel}
+    end)
+  end
+
+  @doc "The rows alone."
+  def rows(table), do: Axon.nx(table, &elem(&1, 0), op_name: :rows)
+
+  @doc "Logits by the same table."
+  def logits(x, table) do
+    opts = %{name: nil, meta: nil}
+
+    layer(:tied_logits, [x, table], [], opts, fn [x, {_rows, kernel}], _ ->
+      Sidewinder.linear(x, kernel)
+    end)
+  end
+
+  defp take(kernel, tokens) do
+    if Nx.axis_size(kernel, 0) > @most,
+      do: Nx.take(kernel, tokens),
+      else: Sidewinder.linear(one_hot(tokens, kernel), Nx.transpose(kernel))
+  end
+
+  # Nx.BinaryBackend compares number by number, which takes a thousand times longer.
+  defp one_hot(tokens, %{type: type} = kernel) do
+    vocabulary = Nx.axis_size(kernel, 0)
+    shape = Tuple.insert_at(tokens.shape, tuple_size(tokens.shape), vocabulary)
+    template = Nx.template(shape, type)
+
+    if Nx.Defn.Compiler.current() == Nx.Defn.Evaluator,
+      do: Nx.runtime_call(template, {tokens}, [template: template], &__MODULE__.callback/2),
+      else: compared(tokens, template)
+  end
+
+  @doc false
+  def callback({%{data: %Nx.BinaryBackend{}} = tokens}, template: template) do
+    %{shape: shape, type: type} = template
+    vocabulary = elem(shape, tuple_size(shape) - 1)
+
+    rows =
+      for row <- 0..(vocabulary - 1),
+          do: {row, Nx.to_binary(compared(Nx.tensor(row), type, vocabulary))}
+
+    Nx.from_binary(join(Nx.to_flat_list(tokens), Map.new(rows), vocabulary), type)
+    |> Nx.reshape(shape)
+  end
+
+  def callback({tokens}, template: template), do: compared(tokens, template)
+
+  defp join(tokens, rows, vocabulary) do
+    for token <- tokens, into: <<>> do
+      case rows do
+        %{^token => row} -> row
+        _ -> raise wrong(token, vocabulary)
+      end
+    end
+  end
+
+  defp wrong(token, vocabulary) do
+    Sidewinder.Error.new(:argument, "tokens",
+      op: "Sidewinder.Axon.mm_rec",
+      expected: "numbers from 0 to #{vocabulary - 1}",
+      got: inspect(token)
+    )
+  end
+
+  defp compared(tokens, %{shape: shape, type: type}),
+    do: compared(tokens, type, elem(shape, tuple_size(shape) - 1))
+
+  defp compared(tokens, type, vocabulary) do
+    tokens |> Nx.new_axis(-1) |> Nx.equal(Nx.iota({vocabulary})) |> Nx.as_type(type)
+  end
+
+  @doc "The last rows of each sequence. Its gradient is made of zeros and rows, where Nx would pad number by number."
+  def last(x, count) do
+    {batch, length, width} = x.shape
+    count = min(count, length)
+    last = Nx.slice_along_axis(x, length - count, count, axis: 1)
+
+    custom_grad(last, [x], fn dy ->
+      before = Nx.broadcast(Nx.tensor(0, type: x.type), {batch, length - count, width})
+      [if(count == length, do: dy, else: Nx.concatenate([before, dy], axis: 1))]
+    end)
+  end
+end

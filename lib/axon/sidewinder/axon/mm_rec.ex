@@ -1,0 +1,183 @@
+defmodule Sidewinder.Axon.MMRec do
+  @moduledoc false
+  # The layers of MM-Rec, which `Sidewinder.Axon` documents.
+
+  import Sidewinder.Axon, only: [by_width: 1, layer: 5, options!: 3, uniform: 1, uniform: 3]
+  alias Sidewinder.{Axon.Embedding, Error}
+
+  @steps [
+    heads: {1, :size},
+    mix: {0.1, :number},
+    v_mix: {0.1, :number},
+    norm: {:outside, [:outside, :inside]},
+    levels: {3, :size},
+    ratio: {4, :size},
+    state_clip: {nil, :positive},
+    state_norm: {false, :flag},
+    checkpoint: {true, :flag}
+  ]
+  @start [
+    inner: {nil, :size},
+    hidden: {nil, :size},
+    epsilon: {1.0e-6, :positive},
+    dropout: {0.0, :rate},
+    decay_bias: {-3.0, :number},
+    kernel_initializer: {nil, :initializer},
+    bias_initializer: {nil, :initializer}
+  ]
+  @carried [memory: {nil, :layers}, initial_state: {nil, :layer}, return_state: {false, :flag}]
+  @block @steps ++ @start
+  @names [name: {nil, :name}, meta: {nil, :any}]
+
+  ## A block
+
+  def block(%Axon{} = x, opts \\ []), do: block(x, opts, %{})
+
+  # A model knows the width.
+  defp block(x, opts, known) do
+    opts = Map.merge(options!(:mm_rec_block, opts, @names ++ @carried ++ @block), known)
+    {keys, inputs} = inputs(x, opts)
+
+    out = layer(:mm_rec_block, inputs, params(opts), opts, &run(&1, &2, &3, keys, opts))
+    if opts.return_state, do: parts(out), else: out
+  end
+
+  # What goes in beside `x`, and by which names.
+  defp inputs(x, opts) do
+    {k, v} = opts.memory || {nil, nil}
+    key = if opts.dropout > 0, do: key(x, opts.name)
+    more = [k_mem: k, v_mem: v, initial_state: opts.initial_state, dropout_key: key]
+    there = for {name, %Axon{} = layer} <- more, do: {name, layer}
+    {Keyword.keys(there), [x | Keyword.values(there)]}
+  end
+
+  defp run([x | more], params, %{mode: _} = layer, keys, opts),
+    do: run([x | more], params, Map.to_list(layer), keys, opts)
+
+  defp run([x | more], params, layer, keys, opts) do
+    {key, carried} = keys |> Enum.zip(more) |> Keyword.pop(:dropout_key)
+    options = opts |> Map.take(Keyword.keys(@steps)) |> Map.to_list()
+    options = [eps: opts.epsilon, return_state: opts.return_state] ++ carried ++ options
+
+    dropout =
+      if key && layer[:mode] == :train, do: [dropout: opts.dropout, dropout_key: key], else: []
+
+    case Sidewinder.mmrec_block(x, params, dropout ++ options) do
+      {y, state} -> %{y: y, h_last: state.h_last, summary: state.summary}
+      y -> y
+    end
+  end
+
+  defp parts(out) do
+    [y, h_last, summary] =
+      for name <- [:y, :h_last, :summary], do: Axon.nx(out, & &1[name], op_name: name)
+
+    {y, %{h_last: h_last, summary: summary}}
+  end
+
+  # A layer whose state is a key of random numbers, which is another one each time in training.
+  defp key(x, name) do
+    start = fn _shape, _type -> Nx.Random.key(:erlang.system_time()) end
+    shape = fn _ -> {2} end
+    key = Axon.param("key", shape, type: {:u, 32}, initializer: start, kind: :state)
+
+    next = fn _x, key, _opts ->
+      keys = Nx.Random.split(key)
+      %Axon.StatefulOutput{output: keys[0], state: %{"key" => keys[1]}}
+    end
+
+    name = if is_binary(name), do: "#{name}_key"
+    Axon.layer(next, [x, key], name: name, op_name: :dropout_key)
+  end
+
+  defp params(opts) do
+    {inner, hidden, width} = {inner(opts), &(opts.hidden || 4 * &1), & &1}
+    layer = &dense(opts, &1, &2, &3)
+
+    by_width(
+      [{"n1", &{&1}, :ones}, {"n2", &{&1}, :ones}] ++
+        Enum.flat_map(~w(q k v z gate aq ao), &layer.(&1, width, {width, width})) ++
+        if(opts.mix == 0, do: [], else: layer.("m", width, {&(2 * &1), &(2 * &1)})) ++
+        layer.("g1", inner, {width, of(opts, opts.inner, &(4 * &1))}) ++
+        [{"wg2", &{&1, inner.(&1)}, :zeros}, {"bg2", &{&1}, constant(opts.decay_bias)}] ++
+        layer.("c1", inner, {width, of(opts, opts.inner, &(4 * &1))}) ++
+        layer.("c2", width, {inner, inner}) ++
+        layer.("f1", hidden, {width, of(opts, opts.hidden, &div(&1, 4))}) ++
+        layer.("f2", width, {hidden, hidden})
+    )
+  end
+
+  defp inner(opts), do: &(opts.inner || max(div(&1, 4), 1))
+
+  # The width, by a size that follows from it, if it is known.
+  defp of(%{width: width}, _given, _by_size), do: fn _size -> width end
+  defp of(_opts, nil, by_size), do: by_size
+  defp of(_opts, _given, _by_size), do: nil
+
+  # Inputs come by the width, and by the number of outputs, as an initializer gets it.
+  defp dense(opts, name, out, {inputs, by_outputs}) do
+    bias = opts.bias_initializer || if(by_outputs, do: uniform(by_outputs), else: :zeros)
+    kernel = opts.kernel_initializer || (&uniform/3)
+    [{"w" <> name, &{out.(&1), inputs.(&1)}, kernel}, {"b" <> name, &{out.(&1)}, bias}]
+  end
+
+  defp constant(value),
+    do: fn shape, type -> Nx.broadcast(Nx.tensor(value, type: type), shape) end
+
+  ## A model
+
+  @model [
+    name: {"mm_rec", :prefix},
+    vocabulary: {nil, :size},
+    width: {64, :size},
+    layers: {2, :size},
+    last: {nil, :size}
+  ]
+
+  def model(%Axon{} = tokens, opts \\ []) do
+    all = options!(:mm_rec, opts, @model ++ @carried ++ @block)
+    unless all.vocabulary, do: raise(missing())
+    block = Keyword.take(opts, Keyword.keys(@block))
+
+    table = Embedding.table(tokens, all.vocabulary, all.width, "#{all.name}_embedding")
+    first = {Embedding.rows(table), []}
+    {x, states} = Enum.reduce(0..(all.layers - 1), first, &stacked(&1, &2, block, all))
+
+    logits =
+      x
+      |> last(all.last)
+      |> Sidewinder.Axon.rms_norm(name: "#{all.name}_norm", epsilon: all.epsilon)
+      |> Embedding.logits(table)
+
+    if all.return_state, do: {logits, together(Enum.reverse(states))}, else: logits
+  end
+
+  defp stacked(i, {x, states}, block, all) do
+    of = fn layer -> layer && Axon.nx(layer, & &1[i], op_name: :of_block) end
+    memory = with {k, v} <- all.memory, do: {of.(k), of.(v)}
+    carried = [memory: memory, initial_state: of.(all.initial_state), return_state: true]
+    opts = [name: "#{all.name}_#{i}"] ++ carried ++ block
+    {y, state} = block(x, opts, %{width: all.width})
+    {y, [state | states]}
+  end
+
+  defp together(states) do
+    for name <- [:h_last, :summary], into: %{} do
+      layers = for state <- states, do: state[name]
+      {name, Axon.nx(Axon.container(List.to_tuple(layers)), &stack/1, op_name: :states)}
+    end
+  end
+
+  defp stack(states), do: states |> Tuple.to_list() |> Nx.stack()
+
+  defp last(x, nil), do: x
+  defp last(x, count), do: Axon.nx(x, &Embedding.last(&1, count), op_name: :last)
+
+  defp missing do
+    Error.new(:option, "vocabulary",
+      op: "Sidewinder.Axon.mm_rec",
+      expected: "a positive integer",
+      got: "none"
+    )
+  end
+end
