@@ -80,7 +80,7 @@ defmodule Sidewinder.MixProject do
   use Mix.Project
 
   # What lib/nx builds on and what the scripts in bench/ use, where this Erlang has them.
-  @found_elsewhere [:nx, :exla, :axon, :polaris, :benchee]
+  @found_elsewhere [:complex, :nx, :exla, :axon, :polaris, :benchee]
 
   def project do
     [

@@ -160,7 +160,7 @@ defmodule Sidewinder.Kernel do
 
   defp each(_inputs, _shape), do: 1
 
-  @weights ~w(w b in_proj wqkv wo wg wu wd)
+  @weights ~w(w b in_proj wqkv wo wg wu wd Wg Wm wgate wm wq wk wv wz wg1 wg2 wc1 wc2 waq wao wf1 wf2)
 
   defp cost("A", %Tensor{shape: {_channels, states}}, _width), do: states
 
@@ -175,7 +175,9 @@ defmodule Sidewinder.Kernel do
 
   # A gradient computes its op again and goes back through it.
   defp passes(inputs) do
-    if Enum.any?(inputs, fn {name, _} -> text(name) in ["dy", "dh", "dc"] end), do: 4, else: 1
+    if Enum.any?(inputs, fn {name, _} -> text(name) in ["dy", "dh", "dc", "dh_new", "dgamma"] end),
+      do: 4,
+      else: 1
   end
 
   defp device(:cpu, _inputs, _large), do: nil

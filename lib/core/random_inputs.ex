@@ -42,7 +42,10 @@ defmodule Sidewinder.RandomInputs do
     "mamba_block" => %{"N" => 16, "W" => 4},
     "attention" => %{"K" => 8},
     "decode" => %{"K" => 8, "C" => 512},
-    "matmul" => %{"M" => 256, "K" => 256}
+    "matmul" => %{"M" => 256, "K" => 256},
+    "mdi" => %{"I" => 64},
+    "mdi_gamma" => %{"I" => 64},
+    "mmrec_block" => %{"I" => 64}
   }
 
   # As inside a trained model: small positive steps, states that fade at different rates.
@@ -53,7 +56,12 @@ defmodule Sidewinder.RandomInputs do
     "dt_bias" => {0, 0.1},
     "dt_b" => {-4, -2}
   }
-  @own_ranges %{"linear_scan" => %{"a" => {0.5, 1}}}
+  @own_ranges %{
+    "linear_scan" => %{"a" => {0.5, 1}},
+    "mdi_update" => %{"gate" => {0, 1}, "gamma" => {0, 1}},
+    "block_recurrence" => %{"gamma" => {0, 0.5}},
+    "mmrec_block" => %{"bg2" => {-4, -2}}
+  }
 
   @doc """
   The inputs of `op`, in its order. Options:

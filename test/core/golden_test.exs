@@ -23,7 +23,11 @@ defmodule Sidewinder.GoldenTest do
     matmul: false,
     rope: true,
     swiglu_mlp: true,
-    transformer_block: true
+    transformer_block: true,
+    mdi_update: true,
+    mdi: true,
+    block_recurrence: true,
+    mmrec_block: true
   ]
 
   defp op(find), do: Enum.find(Error.unwrap!(Native.op_list()), find)

@@ -19,7 +19,7 @@ defmodule Sidewinder.GradientTest do
   end
 
   @golden ~w(selective_scan linear_scan causal_conv1d mamba_block rms_norm layer_norm layer_norm_gelu) ++
-            ~w(linear rope attention swiglu_mlp transformer_block)
+            ~w(linear rope attention swiglu_mlp transformer_block mdi_update mdi block_recurrence mmrec_block)
 
   for op <- @golden,
       backend <- @backends,
@@ -48,7 +48,7 @@ defmodule Sidewinder.GradientTest do
 
   # Pure Nx takes seconds for the long ones: one of each op is enough, in f32.
   defp long?(_, :cpu, _), do: false
-  defp long?(name, :nx, :f32), do: name in ~w(long4096 l4096_fast l1000 l1024)
+  defp long?(name, :nx, :f32), do: name in ~w(long4096 l4096_fast l1000 l1024 core_1000 core_4096)
   defp long?(name, :nx, :f64), do: name =~ ~r/4096|1000|1024/
 
   defp scale(output, factor),

@@ -50,26 +50,30 @@ defmodule Sidewinder.Axon.Embedding do
   end
 
   @doc false
-  def callback({%{data: %Nx.BinaryBackend{}} = tokens}, template: template) do
-    %{shape: shape, type: type} = template
+  def callback({%{data: %Nx.BinaryBackend{}} = tokens}, template: %{shape: shape} = template) do
     vocabulary = elem(shape, tuple_size(shape) - 1)
+    one = one(template.type)
+    zeros = &:binary.copy(<<0>>, &1 * byte_size(one))
 
     rows =
       for row <- 0..(vocabulary - 1),
-          do: {row, Nx.to_binary(compared(Nx.tensor(row), type, vocabulary))}
+          into: %{},
+          do: {row, zeros.(row) <> one <> zeros.(vocabulary - 1 - row)}
 
-    Nx.from_binary(join(Nx.to_flat_list(tokens), Map.new(rows), vocabulary), type)
-    |> Nx.reshape(shape)
+    data = for token <- Nx.to_flat_list(tokens), into: <<>>, do: row!(rows, token)
+    Nx.BinaryBackend.from_binary(template, data, [])
   end
 
   def callback({tokens}, template: template), do: compared(tokens, template)
 
-  defp join(tokens, rows, vocabulary) do
-    for token <- tokens, into: <<>> do
-      case rows do
-        %{^token => row} -> row
-        _ -> raise wrong(token, vocabulary)
-      end
+  # Where tokens are known while a graph is made, tensors made here would be part of it.
+  defp one({:bf, 16}), do: <<0x3F80::16-native>>
+  defp one({:f, bits}), do: <<1.0::float-size(bits)-native>>
+
+  defp row!(rows, token) do
+    case rows do
+      %{^token => row} -> row
+      _ -> raise wrong(token, map_size(rows))
     end
   end
 
@@ -81,22 +85,24 @@ defmodule Sidewinder.Axon.Embedding do
     )
   end
 
-  defp compared(tokens, %{shape: shape, type: type}),
-    do: compared(tokens, type, elem(shape, tuple_size(shape) - 1))
-
-  defp compared(tokens, type, vocabulary) do
+  defp compared(tokens, %{shape: shape, type: type}) do
+    vocabulary = elem(shape, tuple_size(shape) - 1)
     tokens |> Nx.new_axis(-1) |> Nx.equal(Nx.iota({vocabulary})) |> Nx.as_type(type)
   end
 
   @doc "The last rows of each sequence. Its gradient is made of zeros and rows, where Nx would pad number by number."
   def last(x, count) do
-    {batch, length, width} = x.shape
-    count = min(count, length)
-    last = Nx.slice_along_axis(x, length - count, count, axis: 1)
+    length = Nx.axis_size(x, 1)
+    if count < length, do: last(x, count, length - count), else: x
+  end
+
+  defp last(x, count, before) do
+    {batch, _length, width} = x.shape
+    last = Nx.slice_along_axis(x, before, count, axis: 1)
 
     custom_grad(last, [x], fn dy ->
-      before = Nx.broadcast(Nx.tensor(0, type: x.type), {batch, length - count, width})
-      [if(count == length, do: dy, else: Nx.concatenate([before, dy], axis: 1))]
+      zeros = Nx.broadcast(Nx.tensor(0, type: x.type), {batch, before, width})
+      [Nx.concatenate([zeros, dy], axis: 1)]
     end)
   end
 end

@@ -85,7 +85,7 @@ defmodule Sidewinder.Reference.BlockRecurrence do
 
   defp gates(h, of_z, {wg, bg, wm}, mixed) do
     s = Activations.value(Nx.add(linear(h, wg), bg), :sigmoid)
-    {s, mixed && Activations.value(Nx.add(of_z, linear(h, wm)), :sigmoid)}
+    {s, if(mixed, do: Activations.value(Nx.add(of_z, linear(h, wm)), :sigmoid))}
   end
 
   # u of the formula.
