@@ -42,7 +42,13 @@ defmodule Sidewinder.RandomInputs do
     "mamba_block" => %{"N" => 16, "W" => 4},
     "attention" => %{"K" => 8},
     "decode" => %{"K" => 8, "C" => 512},
-    "matmul" => %{"M" => 256, "K" => 256}
+    "matmul" => %{"M" => 256, "K" => 256},
+    "hds_construct" => %{"M" => 1024, "D" => 512},
+    "hds_construct_backward" => %{"M" => 1024, "D" => 512},
+    "hds_query_topk" => %{"M" => 1024},
+    "write_short" => %{"S" => 1024},
+    "write_long" => %{"M" => 1024},
+    "memory_state" => %{"S" => 1024, "M" => 1024, "N" => 8}
   }
 
   # As inside a trained model: small positive steps, states that fade at different rates.

@@ -23,6 +23,7 @@ pub mod linear_scan;
 pub mod mamba;
 pub mod mamba_block;
 pub mod matmul;
+pub mod memory;
 pub mod mha;
 pub mod multi_memory_attention;
 pub mod norm;
@@ -74,7 +75,11 @@ macro_rules! for_each_op {
         $with!($crate::transformer_block::TransformerBlockBackward);
         $with!($crate::hds::HdsConstruct);
         $with!($crate::hds::HdsConstructBackward);
+        $with!($crate::hds::query::HdsQueryTopk);
         $with!($crate::multi_memory_attention::MultiMemoryAttention);
         $with!($crate::multi_memory_attention::MultiMemoryAttentionBackward);
+        $with!($crate::memory::write_short::WriteShort);
+        $with!($crate::memory::write_long::WriteLong);
+        $with!($crate::memory::state::MemoryState);
     };
 }

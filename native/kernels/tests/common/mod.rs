@@ -138,7 +138,7 @@ fn tolerance(dtype: DType) -> (f64, f64) {
         DType::F32 => (2e-5, 5e-6),
         DType::Bf16 => (1.0 / 256.0, 1e-5),
         DType::F16 => (1.0 / 2048.0, 1e-5),
-        DType::U8 => (0.0, 0.0),
+        DType::U8 | DType::I32 | DType::I64 => (0.0, 0.0),
     }
 }
 
