@@ -37,6 +37,7 @@ defmodule Sidewinder.Native do
   def buffer_from_host(_tensor, _ordinal), do: missing()
   def buffer_to_host(_tensor), do: missing()
   def buffer_device(_tensor), do: missing()
+  def buffer_reshape(_tensor, _sizes), do: missing()
 
   def held_new(_type, _sizes, _ordinal), do: missing()
   def held_grow(_tensor, _first, _rows, _room), do: missing()

@@ -166,6 +166,29 @@ defmodule Sidewinder.Tensor do
   end
 
   @doc """
+  The same elements in order under another shape, where they are. Nothing is copied.
+
+  Raises `Sidewinder.Error` of kind `:size` if there are not as many.
+
+      iex> Sidewinder.Tensor.reshape(Sidewinder.Tensor.from_list([1, 2], :f32, {1, 2}), {2})
+      #Sidewinder.Tensor<f32 (2) [1.0, 2.0]>
+      iex> Sidewinder.Tensor.reshape(Sidewinder.Tensor.from_list([1, 2], :f32, {1, 2}), {3})
+      ** (Sidewinder.Error) data: expected 12 bytes for f32 (3), got 8 bytes
+  """
+  @spec reshape(t, shape) :: t
+  def reshape(%__MODULE__{data: data, type: type}, shape) when is_binary(data),
+    do: new(data, type, shape)
+
+  def reshape(%__MODULE__{shape: old} = tensor, shape) do
+    unless elements(shape) == elements(old) do
+      expected = "#{elements(shape)} elements for #{describe(%{tensor | shape: shape})}"
+      raise Error.new(:size, "data", expected: expected, got: "#{elements(old)}")
+    end
+
+    from_native(Native.buffer_reshape(to_native(tensor), Tuple.to_list(shape)))
+  end
+
+  @doc """
   How many elements a shape has. Raises `Sidewinder.Error` of kind `:shape` if it is not a tuple of
   sizes.
 

@@ -392,6 +392,103 @@ defmodule Sidewinder.MMRec.MemoryTest do
     end
   end
 
+  # Writes are copies and sums in the same order wherever they are done.
+  @tag :cuda
+  test "a memory on a GPU holds what one on the host does" do
+    [here, there] =
+      for backend <- [:cpu, {:cuda, 0}] do
+        memory = small(layers: 2, batch: 2, init: {:normal, 0.02, 5}, backend: backend)
+
+        Enum.reduce(1..40, memory, fn step, memory ->
+          rows = random({2, rem(step, 7), @width}, step)
+          summary = random({2, @width}, step)
+          options = [layer: rem(step, 2)] ++ if(rem(step, 5) == 0, do: [start: step], else: [])
+          memory = Memory.write_short(memory, rows, rows, options)
+          Memory.write_long(memory, summary, summary, layer: rem(step, 2))
+        end)
+      end
+
+    assert Memory.dump(there) == Memory.dump(here)
+
+    for layer <- 0..1, level <- 0..2 do
+      [{a, _}, {b, _}] = for m <- [here, there], do: Memory.query(m, level, layer: layer)
+      assert Tensor.device(b) == {:cuda, 0}
+      for {x, y} <- Enum.zip(values(a), values(b)), do: assert_in_delta(x, y, 1.0e-6)
+    end
+
+    for slot <- 0..4 do
+      [{a, _}, {b, _}] = for m <- [here, there], do: Memory.read_step(m, slot, layer: 1)
+      assert values(a) == values(b)
+    end
+
+    restored = Memory.restore(Memory.dump(there), backend: {:cuda, 0})
+    assert Memory.dump(restored) == Memory.dump(here)
+    assert inspect(restored) =~ "cuda:0"
+    assert Memory.dump(Memory.reset(there)) == Memory.dump(Memory.reset(here))
+  end
+
+  describe "kernels" do
+    alias Sidewinder.{Golden, Kernel.MMRec}
+
+    defp close(got, golden) do
+      for {name, tensor} <- got do
+        %{tensor: expected, rtol: rtol, atol: atol} = golden.outputs[to_string(name)]
+        Golden.assert_close(tensor, expected, rtol, atol, name)
+      end
+    end
+
+    test "attention over a memory and its gradient, by their functions" do
+      for %{inputs: i, attrs: attrs} = golden <- Golden.cases(:multi_memory_attention) do
+        weights = Map.take(i, ~w(waq baq wao bao))
+        options = [heads: attrs.heads, q_in: i["q_in"]]
+        call = &MMRec.multi_memory_attention(i["h"], i["k_mem"], i["v_mem"], weights, &1)
+        {y, lse} = call.([{:return_lse, true} | options])
+        close([y: y, lse: lse], golden)
+        assert call.(options) == y
+
+        got =
+          MMRec.multi_memory_attention_backward(i["h"], i["k_mem"], i["v_mem"], weights, i["dy"],
+            heads: attrs.heads,
+            q_in: i["q_in"]
+          )
+
+        assert map_size(got) == map_size(golden.outputs) - 2
+        close(got, golden)
+      end
+    end
+
+    test "the hierarchy and queries to it, by their functions" do
+      for %{inputs: i, attrs: attrs} = golden <- Golden.cases(:hds_construct) do
+        levels = MMRec.hds_construct(i["k"], i["v"], Map.to_list(attrs))
+        assert length(levels) == attrs.levels - 1
+
+        for {{k, v}, level} <- Enum.with_index(levels, 1),
+            do: close([{:"k#{level}", k}, {:"v#{level}", v}], golden)
+      end
+
+      for %{inputs: i, attrs: attrs} = golden <- Golden.cases(:hds_query_topk) do
+        {context, slots} = MMRec.hds_query_topk(i["q"], i["k"], i["v"], Map.to_list(attrs))
+        close([context: context, slots: slots], golden)
+        assert slots.type == :i32
+      end
+    end
+
+    test "cotangents that are none are refused" do
+      bank = random({1, 8, 2}, 1)
+      backward = fn cotangents -> MMRec.hds_construct_backward(bank, bank, cotangents) end
+      assert backward.([]).dk |> values() |> Enum.uniq() == [0.0]
+
+      for other <- [nil, %{}, [bank], [{bank, nil} | bank]],
+          do: assert(refused(fn -> backward.(other) end) == {:argument, "cotangents"})
+
+      assert refused(fn -> backward.([{bank, nil}]) end) == {:shape, "dk1"}
+      top = random({1, 1, 2}, 1)
+
+      assert refused(fn -> backward.([nil, nil, {top, nil}] |> Enum.map(&(&1 || {nil, nil}))) end) ==
+               {:argument, "dk3"}
+    end
+  end
+
   test "what it looks like" do
     rows = random({1, 2, @width}, 1)
 

@@ -442,7 +442,7 @@ defmodule Sidewinder.MMRec.Memory do
         do: Held.rows(held, held.length - back, 1),
         else: List.duplicate(zeros(memory, 1), 2)
 
-    [k, v] = for t <- tensors, do: %{t | shape: {memory.batch, memory.width}}
+    [k, v] = for t <- tensors, do: Tensor.reshape(t, {memory.batch, memory.width})
     {k, v}
   end
 

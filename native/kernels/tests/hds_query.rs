@@ -7,7 +7,7 @@ use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::hds::query::{HdsQueryTopk, Options};
 use sidewinder_kernels::op::Named;
-use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn inputs([batch, length, width]: [usize; 3], of_memory: usize, slots: usize) -> Named<Owned> {
     let memory: &[usize] = &[of_memory, slots, width];

@@ -35,7 +35,9 @@ defmodule Sidewinder.NxTest.Ops do
          "decode" => {~w(q k v keys values), [mask: "mask", bias: "bias"], []},
          "swiglu_mlp" => {~w(x), [], []},
          "mha" => {~w(x), [mask: "mask"], []},
-         "transformer_block" => {~w(x), [mask: "mask"], []}
+         "transformer_block" => {~w(x), [mask: "mask"], []},
+         "hds_construct" => {~w(k v), [], []},
+         "multi_memory_attention" => {~w(h k_mem v_mem), [q_in: "q_in"], return_lse: :lse}
        })
 
   @optional %{
@@ -49,7 +51,8 @@ defmodule Sidewinder.NxTest.Ops do
     "attention" => ~w(mask bias),
     "decode" => ~w(mask bias),
     "mha" => ~w(bo mask),
-    "transformer_block" => ~w(bo mask)
+    "transformer_block" => ~w(bo mask),
+    "multi_memory_attention" => ~w(baq bao q_in)
   }
 
   # Those that take a map of parameters, with their other inputs.
@@ -57,7 +60,8 @@ defmodule Sidewinder.NxTest.Ops do
     "mamba_block" => ~w(x conv_state ssm_state),
     "swiglu_mlp" => ~w(x),
     "mha" => ~w(x mask),
-    "transformer_block" => ~w(x mask)
+    "transformer_block" => ~w(x mask),
+    "multi_memory_attention" => ~w(h k_mem v_mem q_in)
   }
 
   @doc "The names of all ops."
@@ -82,6 +86,8 @@ defmodule Sidewinder.NxTest.Ops do
   def defaults(op) when op in ~w(mha transformer_block),
     do: [heads: 2, causal: true, rope_theta: 100.0]
 
+  def defaults("multi_memory_attention"), do: [heads: 2]
+  def defaults("hds_construct"), do: [ratio: 2, cursor: 3]
   def defaults(_op), do: []
 
   @doc "All lists of some elements of a list."
@@ -107,6 +113,8 @@ defmodule Sidewinder.NxTest.Ops do
   defp named("causal_conv1d", {y, state}), do: %{y: y, final_state: state}
   defp named("attention", {y, lse}), do: %{y: y, lse: lse}
   defp named("decode", {y, keys, values}), do: %{y: y, keys: keys, values: values}
+  defp named("multi_memory_attention", {y, lse}), do: %{y: y, lse: lse}
+  defp named("hds_construct", {{k1, v1}, {k2, v2}}), do: %{k1: k1, v1: v1, k2: k2, v2: v2}
   defp named("matmul", c), do: %{c: c}
   defp named("mamba_block", {y, states}), do: Map.put(states, :y, y)
   defp named(_, {y, state}), do: %{y: y, state: state}
@@ -185,6 +193,8 @@ defmodule Sidewinder.NxTest.Ops do
   defp cotangents("causal_conv1d"), do: ~w(dy dfinal_state)
   defp cotangents("mamba_block"), do: ~w(dy dconv_state dssm_state)
   defp cotangents("attention"), do: ~w(dy dlse)
+  defp cotangents("multi_memory_attention"), do: ~w(dy dlse)
+  defp cotangents("hds_construct"), do: ~w(dk1 dv1 dk2 dv2)
   defp cotangents("decode"), do: ~w(dy dkeys dvalues)
   defp cotangents("matmul"), do: ~w(dc)
   defp cotangents("layer_norm"), do: ~w(dy dmean drstd)
@@ -386,6 +396,34 @@ defmodule Sidewinder.NxTest.Ops do
       for name <- ~w(ln1_w ln1_b ln2_w ln2_b), do: {name, {d}, 0.5, 1.5, :wide}
 
     norms ++ shapes("mha", {b, l, 1, n}) ++ tl(shapes("swiglu_mlp", put_elem(sizes, 2, d)))
+  end
+
+  defp shapes("hds_construct", {b, l, d, _}) do
+    slots = l + 2
+    levels = [{1, div(slots, 2)}, {2, max(1, div(slots, 4))}]
+
+    for(name <- ~w(k v), do: {name, {b, slots, d}, -1.0, 1.0, :storage}) ++
+      for {level, size} <- levels,
+          name <- ~w(dk dv),
+          do: {"#{name}#{level}", {b, size, d}, -1.0, 1.0, :storage}
+  end
+
+  # A memory for all of the batch where that is longer than one.
+  defp shapes("multi_memory_attention", {b, l, n, _}) do
+    d = 2 * n
+
+    [
+      {"h", {b, l, d}, -1.0, 1.0, :storage},
+      {"k_mem", {1, l + 1, d}, -1.0, 1.0, :storage},
+      {"v_mem", {1, l + 1, d}, -1.0, 1.0, :storage},
+      {"waq", {d, d}, -0.5, 0.5, :storage},
+      {"baq", {d}, -1.0, 1.0, :storage},
+      {"wao", {d, d}, -0.5, 0.5, :storage},
+      {"bao", {d}, -1.0, 1.0, :storage},
+      {"q_in", {b, l, d}, -1.0, 1.0, :storage},
+      {"dy", {b, l, d}, -1.0, 1.0, :storage},
+      {"dlse", {b, 2, l}, -1.0, 1.0, :wide}
+    ]
   end
 
   @doc "The same call with some more options, or without some of its tensors."

@@ -11,11 +11,12 @@ defmodule Sidewinder.Op.Params do
           optional(:aliases) => %{String.t() => String.t()}
         }
 
-  @doc "`Sidewinder.Op.call/3` with `x` and the weights."
-  @spec call(struct, Nx.t(), map, keyword) :: [{atom, Nx.Tensor.t()}]
-  def call(%module{} = op, x, params, opts) do
-    Op.call(op, [{"x", x} | tensors!(module.table(), params)], opts)
-  end
+  @doc "`Sidewinder.Op.call/3` with `x`, or inputs by name, and the weights."
+  @spec call(struct, Nx.t() | [{String.t(), Nx.t()}], map, keyword) :: [{atom, Nx.Tensor.t()}]
+  def call(%module{} = op, inputs, params, opts) when is_list(inputs),
+    do: Op.call(op, inputs ++ tensors!(module.table(), params), opts)
+
+  def call(op, x, params, opts), do: call(op, [{"x", x}], params, opts)
 
   defp tensors!(%{params: known} = table, params) when is_map(params) and not is_struct(params) do
     aliases = Map.get(known, :aliases, %{})

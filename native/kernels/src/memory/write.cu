@@ -37,7 +37,7 @@ extern "C" __global__ void write_long(Params p) {
     if (p.decay == 0)
         to = summary;
     else
-        narrow((REAL)p.decay * widen(to) + (REAL)(1 - p.decay) * widen(summary), to);
+        narrow(fma((REAL)p.decay, (REAL)widen(to), (REAL)(1 - p.decay) * widen(summary)), to);
 }
 
 #endif
