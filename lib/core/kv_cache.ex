@@ -17,7 +17,7 @@ defmodule Sidewinder.KVCache do
       {v, 1, 0}
   """
 
-  alias Sidewinder.{Error, Native, Tensor}
+  alias Sidewinder.{Error, Held, Tensor}
 
   @enforce_keys [:keys, :values, :length, :written]
   defstruct [:keys, :values, :length, :written]
@@ -59,9 +59,9 @@ defmodule Sidewinder.KVCache do
     value_width = size!("value_width", options[:value_width] || width)
     Tensor.elements(shape)
     unless type in Tensor.float_types(), do: wrong_type(type)
-    device = ordinal(options[:device] || :host)
-    held = &held(Native.held_new(type, [batch, heads, capacity, &1], device))
-    %__MODULE__{keys: held.(width), values: held.(value_width), length: 0, written: written(0)}
+    shapes = for width <- [width, value_width], do: [batch, heads, capacity, width]
+    held = Held.new(type, shapes, Held.ordinal!(options[:device] || :host))
+    held(%__MODULE__{keys: nil, values: nil, length: 0, written: nil}, held)
   end
 
   def new(_type, shape, _options) do
@@ -95,21 +95,8 @@ defmodule Sidewinder.KVCache do
     raise Error.new(:dtype, "type", expected: "f64, f32, bf16 or f16", got: Error.show(type))
   end
 
-  defp ordinal(:host), do: nil
-  defp ordinal({:cuda, ordinal}) when is_integer(ordinal) and ordinal >= 0, do: ordinal
-
-  defp ordinal(other) do
-    raise Error.new(:option, "device", expected: "host or {:cuda, N}", got: Error.show(other))
-  end
-
-  defp held(answer), do: Tensor.from_native(answer)
-
-  # How many rows of the memory have been given away, by whatever process.
-  defp written(length) do
-    written = :atomics.new(1, signed: false)
-    :atomics.put(written, 1, length)
-    written
-  end
+  defp held(cache, %Held{tensors: [keys, values], written: written}),
+    do: %{cache | keys: keys, values: values, written: written}
 
   @doc "How many rows there is room for before memory grows."
   @spec capacity(t) :: non_neg_integer
@@ -139,35 +126,15 @@ defmodule Sidewinder.KVCache do
   # else's; gives the outputs of that with the cache that has them. If it raises, what was claimed stays so,
   # and the next to go on from this cache copies it.
   def extend(%__MODULE__{} = cache, new, run) do
-    %{length: length} = cache = claim(cache, new)
+    %{keys: keys, values: values, length: length, written: written} = cache
+    held = %Held{tensors: [keys, values], first: 0, length: length, written: written}
+    cache = held(cache, Held.claim(held, new))
     inputs = [{"keys", cache.keys}, {"values", cache.values}]
     {run.(inputs, %{cached: length}), %{cache | length: length + new}}
   end
 
   def extend(other, _new, _run) do
     raise Error.new(:argument, "cache", expected: "a Sidewinder.KVCache", got: Error.show(other))
-  end
-
-  defp claim(%{length: length, written: written} = cache, new) do
-    total = length + new
-    capacity = capacity(cache)
-
-    cond do
-      total > capacity -> copy(cache, total, max(total, 2 * capacity))
-      :atomics.compare_exchange(written, 1, length, total) == :ok -> cache
-      true -> copy(cache, total, capacity)
-    end
-  end
-
-  defp copy(%{length: length} = cache, total, capacity) do
-    grown = &held(Native.held_grow(Tensor.to_native(&1), length, capacity))
-
-    %{
-      cache
-      | keys: grown.(cache.keys),
-        values: grown.(cache.values),
-        written: written(total)
-    }
   end
 
   defimpl Inspect do

@@ -37,15 +37,19 @@ defmodule Sidewinder.Native do
   def buffer_from_host(_tensor, _ordinal), do: missing()
   def buffer_to_host(_tensor), do: missing()
   def buffer_device(_tensor), do: missing()
+  def buffer_reshape(_tensor, _sizes), do: missing()
 
   def held_new(_type, _sizes, _ordinal), do: missing()
-  def held_grow(_tensor, _rows, _room), do: missing()
+  def held_grow(_tensor, _first, _rows, _room), do: missing()
+  def held_rows(_tensor, _first, _rows), do: missing()
 
   def tensor_cast(_tensor, _type), do: missing()
 
   def safetensors_index(_path), do: missing()
   def safetensors_read(_path, _name), do: missing()
   def safetensors_write(_path, _tensors), do: missing()
+  def safetensors_encode(_tensors), do: missing()
+  def safetensors_decode(_bytes), do: missing()
 
   def mamba_load(_path, _loading, _target), do: missing()
   def mamba_new(_config, _tensors, _loading, _target), do: missing()

@@ -45,7 +45,13 @@ defmodule Sidewinder.RandomInputs do
     "matmul" => %{"M" => 256, "K" => 256},
     "mdi" => %{"I" => 64},
     "mdi_gamma" => %{"I" => 64},
-    "mmrec_block" => %{"I" => 64}
+    "mmrec_block" => %{"I" => 64},
+    "hds_construct" => %{"M" => 1024, "D" => 512},
+    "hds_construct_backward" => %{"M" => 1024, "D" => 512},
+    "hds_query_topk" => %{"M" => 1024},
+    "write_short" => %{"S" => 1024},
+    "write_long" => %{"M" => 1024},
+    "memory_state" => %{"S" => 1024, "M" => 1024, "N" => 8}
   }
 
   # As inside a trained model: small positive steps, states that fade at different rates.

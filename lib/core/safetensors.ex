@@ -29,8 +29,8 @@ defmodule Sidewinder.Safetensors do
   @doc """
   Reads the tensors of these names, or all of them.
 
-  Raises `Sidewinder.Error` of kind `:dtype` for a tensor that is of neither floats nor bytes. Truth
-  values (`BOOL`) come as `:u8`.
+  Raises `Sidewinder.Error` of kind `:dtype` for a tensor of a type that is not one of
+  `Sidewinder.Tensor`'s. Truth values (`BOOL`) come as `:u8`.
   """
   @spec read(Path.t(), [String.t()] | :all) :: %{String.t() => Tensor.t()}
   def read(path, names \\ :all)
@@ -44,9 +44,35 @@ defmodule Sidewinder.Safetensors do
   @doc "Writes tensors on the host to a file, which appears whole or not at all."
   @spec write(Path.t(), %{String.t() => Tensor.t()} | [{String.t(), Tensor.t()}]) :: :ok
   def write(path, tensors) do
-    tensors = for {name, %Tensor{} = tensor} <- tensors, do: {name, Tensor.to_native(tensor)}
-    {} = Error.unwrap!(Native.safetensors_write(text(path), tensors))
+    {} = Error.unwrap!(Native.safetensors_write(text(path), natives(tensors)))
     :ok
+  end
+
+  defp natives(tensors),
+    do: for({name, %Tensor{} = tensor} <- tensors, do: {name, Tensor.to_native(tensor)})
+
+  @doc """
+  Tensors on the host as the bytes of a file.
+
+      iex> tensor = Sidewinder.Tensor.from_list([7], :i64, {1})
+      iex> Sidewinder.Safetensors.decode(Sidewinder.Safetensors.encode(%{"x" => tensor}))
+      %{"x" => tensor}
+  """
+  @spec encode(%{String.t() => Tensor.t()} | [{String.t(), Tensor.t()}]) :: binary
+  def encode(tensors), do: Error.unwrap!(Native.safetensors_encode(natives(tensors)))
+
+  @doc """
+  The tensors of the bytes of a file. Raises `Sidewinder.Error` of kind `:argument` if they are damaged or of
+  types that are not `Sidewinder.Tensor`'s.
+  """
+  @spec decode(binary) :: %{String.t() => Tensor.t()}
+  def decode(bytes) when is_binary(bytes) do
+    pairs = Error.unwrap!(Native.safetensors_decode(bytes))
+    Map.new(pairs, fn {name, tensor} -> {name, Tensor.from_native({:ok, tensor})} end)
+  end
+
+  def decode(other) do
+    raise Error.new(:argument, "bytes", expected: "a binary", got: Error.show(other))
   end
 
   defp text(path), do: IO.chardata_to_string(path)

@@ -2,8 +2,8 @@ defmodule Sidewinder.Tensor do
   @moduledoc """
   A tensor: an element type, a shape and the data.
 
-  The types are `:f64`, `:f32`, `:bf16` and `:f16`, and for masks `:u8`: a byte for each element,
-  where any number but 0 is true. The data is row-major with the last axis contiguous: a binary in the
+  The types are `:f64`, `:f32`, `:bf16` and `:f16`; for masks `:u8`: a byte for each element, where any
+  number but 0 is true; and for what is counted `:i32` and `:i64`. The data is row-major with the last axis contiguous: a binary in the
   machine's byte order, or a reference to memory of a CUDA device.
   Ops leave their results where their inputs are; `to_device/2` and `to_host/1` are the only
   copies between the two.
@@ -19,13 +19,14 @@ defmodule Sidewinder.Tensor do
   @enforce_keys [:type, :shape, :data]
   defstruct [:type, :shape, :data]
 
-  @type type :: :f64 | :f32 | :bf16 | :f16 | :u8
+  @type type :: :f64 | :f32 | :bf16 | :f16 | :u8 | :i32 | :i64
   @type shape :: tuple
   @type device :: :host | {:cuda, non_neg_integer}
   @type t :: %__MODULE__{type: type, shape: shape, data: binary | reference}
 
-  @sizes %{f64: 8, f32: 4, bf16: 2, f16: 2, u8: 1}
+  @sizes %{f64: 8, f32: 4, bf16: 2, f16: 2, u8: 1, i32: 4, i64: 8}
   @types Map.keys(@sizes)
+  @integers [:u8, :i32, :i64]
 
   @doc """
   A tensor over a binary of row-major data, which is not copied.
@@ -82,7 +83,7 @@ defmodule Sidewinder.Tensor do
   defp truth(other), do: other
 
   @doc """
-  The elements as a flat list, row-major: floats, or integers for `:u8`. Those that Elixir has no
+  The elements as a flat list, row-major: floats, or integers for types of these. Those that Elixir has no
   number for come as `:nan`, `:infinity` and `:neg_infinity`.
 
       iex> Sidewinder.Tensor.to_list(Sidewinder.Tensor.new(<<0, 0, 128, 63, 0, 0, 128, 255>>, :f32, {2}))
@@ -90,8 +91,14 @@ defmodule Sidewinder.Tensor do
       iex> Sidewinder.Tensor.to_list(Sidewinder.Tensor.new(<<1, 0>>, :u8, {2}))
       [1, 0]
   """
-  @spec to_list(t) :: [float | non_neg_integer | :nan | :infinity | :neg_infinity]
+  @spec to_list(t) :: [float | integer | :nan | :infinity | :neg_infinity]
   def to_list(%__MODULE__{type: :u8} = tensor), do: :binary.bin_to_list(to_host(tensor).data)
+
+  def to_list(%__MODULE__{type: :i32} = tensor),
+    do: for(<<value::signed-native-32 <- to_host(tensor).data>>, do: value)
+
+  def to_list(%__MODULE__{type: :i64} = tensor),
+    do: for(<<value::signed-native-64 <- to_host(tensor).data>>, do: value)
 
   def to_list(%__MODULE__{} = tensor) do
     %{data: data} = tensor |> to_host() |> cast(:f64)
@@ -106,8 +113,8 @@ defmodule Sidewinder.Tensor do
   @doc """
   The same values rounded to another type. The tensor must be on the host.
 
-  Raises `Sidewinder.Error` of kind `:argument` where values other than whole numbers from 0 to 255
-  would become `:u8`, and of kind `:dtype` for a type that is none.
+  Raises `Sidewinder.Error` of kind `:argument` where values other than whole numbers of its range
+  would become an integer type (of `:i64`, those that f64 has), and of kind `:dtype` for a type that is none.
 
       iex> Sidewinder.Tensor.cast(Sidewinder.Tensor.from_list([0.1], :f32, {1}), :f64)
       #Sidewinder.Tensor<f64 (1) [0.10000000149011612]>
@@ -159,6 +166,29 @@ defmodule Sidewinder.Tensor do
   end
 
   @doc """
+  The same elements in order under another shape, where they are. Nothing is copied.
+
+  Raises `Sidewinder.Error` of kind `:size` if there are not as many.
+
+      iex> Sidewinder.Tensor.reshape(Sidewinder.Tensor.from_list([1, 2], :f32, {1, 2}), {2})
+      #Sidewinder.Tensor<f32 (2) [1.0, 2.0]>
+      iex> Sidewinder.Tensor.reshape(Sidewinder.Tensor.from_list([1, 2], :f32, {1, 2}), {3})
+      ** (Sidewinder.Error) data: expected 12 bytes for f32 (3), got 8 bytes
+  """
+  @spec reshape(t, shape) :: t
+  def reshape(%__MODULE__{data: data, type: type}, shape) when is_binary(data),
+    do: new(data, type, shape)
+
+  def reshape(%__MODULE__{shape: old} = tensor, shape) do
+    unless elements(shape) == elements(old) do
+      expected = "#{elements(shape)} elements for #{describe(%{tensor | shape: shape})}"
+      raise Error.new(:size, "data", expected: expected, got: "#{elements(old)}")
+    end
+
+    from_native(Native.buffer_reshape(to_native(tensor), Tuple.to_list(shape)))
+  end
+
+  @doc """
   How many elements a shape has. Raises `Sidewinder.Error` of kind `:shape` if it is not a tuple of
   sizes.
 
@@ -183,9 +213,9 @@ defmodule Sidewinder.Tensor do
   @spec types() :: [type]
   def types, do: @types
 
-  @doc "The types that ops compute with: all but `:u8`."
+  @doc "The types that ops compute with: all but those of integers."
   @spec float_types() :: [type]
-  def float_types, do: @types -- [:u8]
+  def float_types, do: @types -- @integers
 
   @doc false
   def to_native(%__MODULE__{type: type, shape: shape, data: data}), do: {type, shape, data}
@@ -199,7 +229,7 @@ defmodule Sidewinder.Tensor do
   defp element_bytes(type) do
     Map.get(@sizes, type) ||
       raise Error.new(:dtype, "type",
-              expected: "f64, f32, bf16, f16 or u8",
+              expected: "f64, f32, bf16, f16, u8, i32 or i64",
               got: Error.show(type)
             )
   end

@@ -986,6 +986,116 @@ defmodule Sidewinder do
   end
 
   @doc """
+  The hierarchy over a memory bank (MM-Rec): levels of fewer and fewer slots, each the adaptive average of the one
+  below.
+
+    * `k`, `v` - `{B, M, D}`, level 0
+
+  Level i has `max(1, div(M, ratio^i))` slots. From S slots to T, slot `j` is the mean of those from `j S / T`, rounded
+  down, to before `(j + 1) S / T`, rounded up.
+
+  Options beside those of `Sidewinder`:
+
+    * `:levels` - how many there are with the bank, 2 to 16; 3 by default
+    * `:ratio` - 2 or more; 4 by default
+    * `:cursor` - how many writes a bank that is a ring has had: it is pooled from its oldest slot on. 0 by default
+
+  Returns a tuple of `{k, v}`, from level 1 on. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> bank = Nx.iota({1, 16, 1}, type: :f32)
+      iex> {{k1, _v1}, {k2, _v2}} = Sidewinder.hds_construct(bank, bank)
+      iex> {Nx.to_flat_list(k1), Nx.to_flat_list(k2)}
+      {[1.5, 5.5, 9.5, 13.5], [7.5]}
+  """
+  @spec hds_construct(Nx.t(), Nx.t(), keyword) :: tuple
+  deftransform hds_construct(k, v, opts \\ []) do
+    Block.HdsConstruct.call(%Block.HdsConstruct{}, k, v, opts)
+  end
+
+  @doc """
+  Attention over the slots that a walk down the hierarchy of a memory finds for each query (MM-Rec): at each level above
+  the bank the `:top_k` best candidates go on as their `:ratio` children. Of equal scores the lower slot counts more, and
+  one that is NaN less than any other.
+
+    * `q` - `{B, L, D}`
+    * `k`, `v` - `{B, M, D}`, or `{1, M, D}` for all of the batch, where M is a multiple of `ratio^(levels - 1)`
+
+  Options beside those of `Sidewinder`:
+
+    * `:levels` - how many there are with the bank, 1 to 16; 3 by default
+    * `:ratio` - 2 or more; 4 by default
+    * `:top_k` - 4 by default
+
+  Returns `{context, slots}`: `{B, L, D}`, and the slots in order, `{B, L, C}` of s32. Gradients go from `context` to `q`, `k`
+  and `v` with the slots that were found. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> bank = Nx.iota({1, 16, 1}, type: :f32)
+      iex> {context, slots} = Sidewinder.hds_query_topk(Nx.tensor([[[1.0]]]), bank, bank, top_k: 1)
+      iex> Nx.to_flat_list(slots)
+      [12, 13, 14, 15]
+      iex> context |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 4))
+      [14.4926]
+  """
+  @spec hds_query_topk(Nx.t(), Nx.t(), Nx.t(), keyword) :: {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform hds_query_topk(q, k, v, opts \\ []) do
+    inputs = [{"q", q}, {"k", k}, {"v", v}]
+    [context: context, slots: slots] = Op.call(%Block.HdsQueryTopk{}, inputs, opts)
+    {context, slots}
+  end
+
+  @doc """
+  Attention of a sequence over a memory that is not part of it (MM-Rec):
+
+      q = h waq' + baq + q_in / 2                     each cut into heads, of D / H columns one behind the other
+      y = attention(q, k_mem, v_mem) wao' + bao
+
+  The memory is not projected, and every row sees all of its slots. With the width D of the model and H heads:
+
+    * `h` - `{B, L, D}`
+    * `k_mem`, `v_mem` - `{B, S, D}`, or `{1, S, D}` for all of the batch, such as a level of `hds_construct/3`
+    * `params` - a map of tensors, by atoms or strings, stored `{out, in}`: `waq` and `wao`, `{D, D}`, and if wanted `baq`
+      and `bao`, `{D}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:heads` - how many there are, a divisor of D; 1 by default
+    * `:q_in` - `{B, L, D}`
+    * `:return_lse` - returns `{y, lse}`, the second `{B, H, L}`, as in `attention/4`
+
+  Returns `y`, of the shape and names of `h`. Raises `Sidewinder.Error` as `mamba_block/3` does.
+
+  It is one kernel called eagerly and for `Nx.Defn.Evaluator`. Other compilers get `linear/3` and `attention/4`.
+
+  ## Examples
+
+      iex> eye = Nx.eye(2, type: :f32)
+      iex> {h, q_in} = {Nx.tensor([[[1.0, 0.0]]]), Nx.tensor([[[0.0, 2.0]]])}
+      iex> {k, v} = {Nx.new_axis(eye, 0), Nx.tensor([[[10.0, 0.0], [0.0, 20.0]]])}
+      iex> y = Sidewinder.multi_memory_attention(h, k, v, %{waq: eye, wao: eye}, q_in: q_in)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 4))
+      [5.0, 10.0]
+  """
+  @spec multi_memory_attention(
+          Nx.t(),
+          Nx.t(),
+          Nx.t(),
+          %{(atom | String.t()) => Nx.t()},
+          keyword
+        ) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform multi_memory_attention(h, k_mem, v_mem, params, opts \\ []) do
+    inputs = [{"h", h}, {"k_mem", k_mem}, {"v_mem", v_mem}]
+
+    case Op.Params.call(%Block.MultiMemoryAttention{}, inputs, params, opts) do
+      [y: y] -> y
+      [y: y, lse: lse] -> {y, lse}
+    end
+  end
+
+  @doc """
   The block of MM-Rec: a gated recurrence, attention over a memory from before the sequence, and a feed-forward layer:
 
       xn = rms_norm(x, n1)                       q, k, v, z = xn wq' + bq, and likewise

@@ -10,6 +10,8 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Kernel.NN
   doctest Sidewinder.Kernel.Attention
   doctest Sidewinder.Kernel.Mamba
+  doctest Sidewinder.Kernel.MMRec
+  doctest Sidewinder.MMRec.Memory
   doctest Sidewinder.KVCache
   doctest Sidewinder.Transformer
   doctest Sidewinder.Mamba

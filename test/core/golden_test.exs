@@ -27,7 +27,11 @@ defmodule Sidewinder.GoldenTest do
     mdi_update: true,
     mdi: true,
     block_recurrence: true,
-    mmrec_block: true
+    mmrec_block: true,
+    hds_construct: false,
+    multi_memory_attention: true,
+    hds_query_topk: false,
+    memory_state: false
   ]
 
   defp op(find), do: Enum.find(Error.unwrap!(Native.op_list()), find)

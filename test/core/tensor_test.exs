@@ -108,6 +108,8 @@ defmodule Sidewinder.TensorTest do
       assert Tensor.to_host(there) == tensor
       assert Tensor.to_list(there) == Tensor.to_list(tensor)
       assert inspect(there) =~ "on cuda:0"
+      flat = {Tensor.elements(shape)}
+      assert Tensor.to_host(Tensor.reshape(there, flat)) == Tensor.reshape(tensor, flat)
     end
   end
 end

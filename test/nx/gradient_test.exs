@@ -19,7 +19,7 @@ defmodule Sidewinder.GradientTest do
   end
 
   @golden ~w(selective_scan linear_scan causal_conv1d mamba_block rms_norm layer_norm layer_norm_gelu) ++
-            ~w(linear rope attention swiglu_mlp transformer_block mdi_update mdi block_recurrence mmrec_block)
+            ~w(linear rope attention swiglu_mlp transformer_block mdi_update mdi block_recurrence mmrec_block multi_memory_attention)
 
   for op <- @golden,
       backend <- @backends,

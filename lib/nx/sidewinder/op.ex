@@ -17,7 +17,8 @@ defmodule Sidewinder.Op do
   What an op takes and gives. Sizes are letters, or options of the sorts `:size` and
   `:count` by their names.
   `{:divides, size}` is any divisor of one, `{:divides, size, letter}` the same as a new letter,
-  `{:multiple, size, letter}` the other way round, `{:sum, letters, plus}` what it says. The batch is
+  `{:multiple, size, letter}` the other way round, `{:sum, letters, plus}` what it says, and
+  `{:by, {module, function, more}}` what that makes of all sizes. The batch is
   `:b`, and `:...` in front any axes, which are made one: the batch. Inputs whose shape starts with
   either are data, all others are weights. In a `{:repeated, sizes}` each size may be 1, and first axes
   may be missing: it is data where it has a batch.
@@ -28,8 +29,9 @@ defmodule Sidewinder.Op do
       `{:gradient, sort}` is for the gradient's kernel alone, `{:here, sort}` for none, and what is
       `:fixed` is not for the caller
     * `outputs` - in order: name, precision, shape, and `:always` or the option that asks for it, or
-      `{:saved, option}` if the gradient needs it anyway, or `{:unless, option}` if that is false; or the name of a
-      gradient and the input that it is like, which asks for it by being there
+      `{:saved, option}` if the gradient needs it anyway, `{:unless, option}` if that is false, or
+      `{:more, option, number}` if the option is more than that; or the name of a gradient and the input that
+      it is like, which asks for it by being there
     * `composed` - whether the body is a composition of other ops, which brings its own gradient:
       compilers get it in place of a block
     * `chosen_by` - an option: what are maps in place of shapes have one for each of its values
@@ -42,7 +44,8 @@ defmodule Sidewinder.Op do
           required(:optional) => [{atom, String.t()}],
           required(:options) => [{atom, sort | {:gradient | :here, sort} | :fixed}],
           required(:outputs) => [
-            {atom, precision, dims, atom | {:saved, atom}} | {atom, String.t()}
+            {atom, precision, dims, atom | {:saved, atom} | {:more, atom, integer}}
+            | {atom, String.t()}
           ],
           optional(:composed) => boolean,
           optional(:chosen_by) => atom,
@@ -52,9 +55,9 @@ defmodule Sidewinder.Op do
 
   @typedoc """
   `:storage` is the type of the first input, `:wide` that of the arithmetic, and a `:mask` has bytes,
-  0 or not, and no gradient.
+  0 or not, and no gradient, as an output that is an `:index` has none.
   """
-  @type precision :: :storage | :wide | :mask
+  @type precision :: :storage | :wide | :mask | :index
   @type sort ::
           :flag | :pair | :number | :positive | :not_negative | :integer | :size | :count | [atom]
   @type size :: atom | pos_integer
@@ -64,6 +67,7 @@ defmodule Sidewinder.Op do
           | {:divides, size}
           | {:divides | :multiple, size, atom}
           | {:sum, [atom], integer}
+          | {:by, {module, atom, list}}
         ]
 
   @callback table() :: table
@@ -195,6 +199,7 @@ defmodule Sidewinder.Op do
   defp there?({_, _, _, :always}, _op, _inputs), do: true
   defp there?({_, _, _, {:saved, _}}, _op, _inputs), do: true
   defp there?({_, _, _, {:unless, option}}, op, _inputs), do: not Map.fetch!(op, option)
+  defp there?({_, _, _, {:more, option, than}}, op, _inputs), do: Map.fetch!(op, option) > than
   defp there?({_, _, _, option}, op, _inputs), do: Map.fetch!(op, option)
   defp there?({_, input}, _op, inputs), do: List.keymember?(inputs, input, 0)
 
@@ -262,7 +267,7 @@ defmodule Sidewinder.Op do
   end
 
   # A block takes each of its tensors as an argument of its default function.
-  for count <- 1..16 do
+  for count <- 1..32 do
     args = Macro.generate_arguments(count, __MODULE__)
 
     defp block(unquote(count), templates),
@@ -343,6 +348,8 @@ defmodule Sidewinder.Op do
   defp kernel_type(:bf, 16), do: :bf16
   defp kernel_type(:f, 16), do: :f16
   defp kernel_type(:u, 8), do: :u8
+  defp kernel_type(:s, 32), do: :i32
+  defp kernel_type(:s, 64), do: :i64
 
   @doc "The same numbers for Nx, on `Nx.BinaryBackend`."
   @spec from_kernel(Tensor.t(), Nx.Tensor.t()) :: Nx.Tensor.t()
@@ -353,8 +360,12 @@ defmodule Sidewinder.Op do
   @doc "The same, with type and shape of the tensor itself."
   @spec from_kernel(Tensor.t()) :: Nx.Tensor.t()
   def from_kernel(%Tensor{type: type, shape: shape} = t) do
-    from_kernel(t, Nx.template(shape, type))
+    from_kernel(t, Nx.template(shape, nx_type(type)))
   end
+
+  defp nx_type(:i32), do: :s32
+  defp nx_type(:i64), do: :s64
+  defp nx_type(type), do: type
 
   ## Pure Nx or the kernel
 

@@ -25,6 +25,7 @@ pub mod mamba;
 pub mod mamba_block;
 pub mod matmul;
 pub mod mdi;
+pub mod memory;
 pub mod mha;
 pub mod mmrec_block;
 pub mod multi_memory_attention;
@@ -85,9 +86,13 @@ macro_rules! for_each_op {
         $with!($crate::block_recurrence::BlockRecurrenceBackward);
         $with!($crate::hds::HdsConstruct);
         $with!($crate::hds::HdsConstructBackward);
+        $with!($crate::hds::query::HdsQueryTopk);
         $with!($crate::multi_memory_attention::MultiMemoryAttention);
         $with!($crate::multi_memory_attention::MultiMemoryAttentionBackward);
         $with!($crate::mmrec_block::MmrecBlock);
         $with!($crate::mmrec_block::MmrecBlockBackward);
+        $with!($crate::memory::write_short::WriteShort);
+        $with!($crate::memory::write_long::WriteLong);
+        $with!($crate::memory::state::MemoryState);
     };
 }

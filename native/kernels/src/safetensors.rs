@@ -73,7 +73,9 @@ impl Reader {
     /// The type and shape of an entry, if it is of one of our element types.
     pub fn spec(&self, entry: &Entry) -> Result<Spec> {
         let dtype = our_type(&entry.dtype).ok_or_else(|| {
-            Error::new(Kind::DType, &*entry.name).expected("F64, F32, BF16, F16, U8 or BOOL").got(&entry.dtype)
+            Error::new(Kind::DType, &*entry.name)
+                .expected("F64, F32, BF16, F16, I64, I32, U8 or BOOL")
+                .got(&entry.dtype)
         })?;
         Spec::new(dtype, &entry.shape)
     }
@@ -197,6 +199,8 @@ fn file_type(dtype: DType) -> Dtype {
         DType::Bf16 => Dtype::BF16,
         DType::F16 => Dtype::F16,
         DType::U8 => Dtype::U8,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
     }
 }
 

@@ -19,11 +19,15 @@ pub enum DType {
     F16,
     /// Unsigned byte: masks, where any number but 0 is true.
     U8,
+    /// 32-bit signed integer: numbers of slots.
+    I32,
+    /// 64-bit signed integer: what files count with.
+    I64,
 }
 
 impl DType {
     /// All of them.
-    pub const ALL: [DType; 5] = [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::U8];
+    pub const ALL: [DType; 7] = [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::U8, DType::I32, DType::I64];
     /// Those that ops compute with.
     pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::Bf16, DType::F16];
 
@@ -35,6 +39,8 @@ impl DType {
             DType::Bf16 => "bf16",
             DType::F16 => "f16",
             DType::U8 => "u8",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
         }
     }
 
@@ -46,8 +52,8 @@ impl DType {
     /// Bytes an element takes.
     pub fn size(self) -> usize {
         match self {
-            DType::F64 => 8,
-            DType::F32 => 4,
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
             DType::Bf16 | DType::F16 => 2,
             DType::U8 => 1,
         }
@@ -55,7 +61,7 @@ impl DType {
 
     /// Whether it is one of [`DType::FLOATS`].
     pub fn is_float(self) -> bool {
-        self != DType::U8
+        DType::FLOATS.contains(&self)
     }
 
     /// The type in which values stored as this one are computed: f64 for f64, f32 for all others.
@@ -77,7 +83,7 @@ impl fmt::Display for DType {
 pub trait Element: bytemuck::Pod + Send + Sync {
     /// Its tag.
     const DTYPE: DType;
-    /// Its value, exactly.
+    /// Its value, exactly; of an integer beyond 2^53 the nearest one.
     fn to_f64(self) -> f64;
     /// The nearest value of this type.
     fn from_f64(value: f64) -> Self;
@@ -104,6 +110,8 @@ element!(f32, F32, |v| v as f64, |v| v as f32);
 element!(bf16, Bf16, bf16::to_f64, bf16::from_f64);
 element!(f16, F16, f16::to_f64, f16::from_f64);
 element!(u8, U8, |v| v as f64, |v: f64| v.round_ties_even() as u8);
+element!(i32, I32, |v| v as f64, |v: f64| v.round_ties_even() as i32);
+element!(i64, I64, |v| v as f64, |v: f64| v.round_ties_even() as i64);
 
 /// Calls `$body` with the Rust type of any [`DType`] as `$type`.
 #[macro_export]
@@ -112,6 +120,14 @@ macro_rules! with_any_type {
         match $dtype {
             $crate::tensor::DType::U8 => {
                 type $type = u8;
+                $body
+            }
+            $crate::tensor::DType::I32 => {
+                type $type = i32;
+                $body
+            }
+            $crate::tensor::DType::I64 => {
+                type $type = i64;
                 $body
             }
             float => $crate::with_type!(float, $type => $body),
@@ -140,7 +156,9 @@ macro_rules! with_type {
                 type $type = half::f16;
                 $body
             }
-            $crate::tensor::DType::U8 => unreachable!("ops check that they compute with floats"),
+            $crate::tensor::DType::U8 | $crate::tensor::DType::I32 | $crate::tensor::DType::I64 => {
+                unreachable!("ops check that they compute with floats")
+            }
         }
     };
 }

@@ -6,10 +6,14 @@ mod common;
 use common::check::{backward_inputs, noise};
 use common::{cast, gpu, reference, worst};
 use sidewinder_kernels::cuda::Device;
+use sidewinder_kernels::hds::query::{self, HdsQueryTopk};
 use sidewinder_kernels::hds::{self, HdsConstruct, HdsConstructBackward};
+use sidewinder_kernels::memory::state::{self, MemoryState};
+use sidewinder_kernels::memory::write_long::{self, Policy, WriteLong};
+use sidewinder_kernels::memory::write_short::{self, Mode, WriteShort};
 use sidewinder_kernels::multi_memory_attention::{self, MultiMemoryAttention, MultiMemoryAttentionBackward};
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::tensor::{DType, Described, Owned};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// Runs `O` on the device in every type, near the reference, and twice for the same bits. With
 /// `roundings` many in sequence, 16-bit results may be off by so many.
@@ -31,6 +35,7 @@ fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, r
 /// By how many times the tolerance a result of an op in that storage type is off.
 fn off(got: &Owned, expected: &Owned, dtype: DType, roundings: f64) -> f64 {
     let (relative, of_largest) = match (got.spec().dtype, dtype) {
+        (DType::I32, _) => (0.0, 0.0),
         (DType::F64, _) => (1e-10, 1e-11),
         (DType::F32, DType::F32) => (2e-5, 2e-5),
         (_, DType::Bf16) => (4e-3, 4e-3 * roundings + 1e-5),
@@ -99,4 +104,72 @@ fn attention_over_a_memory_and_its_gradient_agree() {
         inputs.push("q_in", noise(8, row, -1.0, 1.0));
         both::<MultiMemoryAttention, MultiMemoryAttentionBackward>(&device, &options, &inputs, 16.0);
     }
+}
+
+#[test]
+fn walks_down_the_hierarchy_agree() {
+    let Some(device) = gpu() else { return };
+    for (q, of_memory, slots, levels, ratio, top_k) in [
+        ([1, 3, 4], 1, 16, 3, 4, 1),
+        ([2, 5, 17], 2, 64, 3, 4, 2),
+        ([2, 3, 31], 1, 48, 3, 4, 100),
+        ([1, 9, 33], 1, 1024, 5, 4, 7),
+        ([3, 1, 8], 3, 7, 1, 4, 1),
+        ([2, 700, 5], 1, 3000, 2, 2, 600),
+        ([0, 2, 4], 1, 16, 3, 4, 1),
+        ([2, 3, 0], 2, 16, 3, 4, 1),
+    ] {
+        let memory: &[usize] = &[of_memory, slots, q[2]];
+        let inputs = named([("q", &q), ("k", memory), ("v", memory)]);
+        let options = query::Options { levels, ratio, top_k };
+        // Where scores are all but equal the order is a matter of rounding: these are not.
+        agrees::<HdsQueryTopk>(&device, &options, &inputs, 0.0);
+    }
+}
+
+/// The same slots as on the CPU where scores are equal or NaN.
+#[test]
+fn ties_and_nan_are_taken_as_on_the_cpu() {
+    let Some(device) = gpu() else { return };
+    let (nan, none) = (f64::NAN, f64::NEG_INFINITY);
+    for keys in [
+        vec![1.0; 64],
+        vec![nan, 1.0, none, none, 0.0, 0.0, -0.0, -0.0],
+        vec![nan; 8],
+        vec![none, none, nan, nan, none, none, nan, 5.0],
+        (0..1024).map(|i| f64::from(i / 2 % 3)).collect(),
+    ] {
+        for top_k in [1, 2, 3, 50] {
+            let bank = Owned::from_fn(Spec::new(DType::F32, &[1, keys.len(), 1]).unwrap(), |i| keys[i]);
+            let q = Owned::from_fn(Spec::new(DType::F32, &[1, 1, 1]).unwrap(), |_| 1.0);
+            let inputs: Named<Owned> = [("q", q), ("k", bank.clone()), ("v", bank)].into_iter().collect();
+            let options = query::Options { levels: 2, ratio: 2, top_k };
+            let got = common::run_cuda::<HdsQueryTopk>(&options, &inputs, &device).unwrap();
+            let expected = reference::<HdsQueryTopk>(&options, &inputs);
+            for (name, expected) in expected.iter() {
+                assert!(worst(got.get(name).unwrap(), expected, 1e-5, 1e-6) <= 1.0, "{name} {top_k} of {keys:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn writes_into_banks_agree() {
+    let Some(device) = gpu() else { return };
+    for [batch, slots, rows, width] in
+        [[1, 1, 1, 1], [2, 4, 6, 5], [3, 10, 3, 17], [1, 5, 23, 31], [2, 1023, 2, 16], [0, 3, 2, 4], [2, 3, 0, 4]]
+    {
+        let inputs = named([("bank", &[batch, slots, width]), ("rows", &[batch, rows, width])]);
+        for start in [0, slots - 1, usize::MAX] {
+            let options = write_short::Options { start, mode: Mode::Ring };
+            agrees::<WriteShort>(&device, &options, &inputs, 0.0);
+        }
+        let inputs = named([("bank", &[batch, slots, width]), ("summary", &[batch, width])]);
+        for policy in [Policy::Ring, Policy::Ema, Policy::Broadcast] {
+            let options = write_long::Options { policy, cursor: slots + 1, decay: 0.9 };
+            agrees::<WriteLong>(&device, &options, &inputs, 0.0);
+        }
+    }
+    let inputs = named([("short", &[2, 4, 5]), ("h", &[2, 6, 5]), ("long_k", &[2, 3, 5]), ("summaries", &[6, 2, 5])]);
+    agrees::<MemoryState>(&device, &state::Options { ema_decay: 0.9, cursor0: 3 }, &inputs, 8.0);
 }

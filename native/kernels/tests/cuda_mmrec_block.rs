@@ -3,13 +3,17 @@
 
 mod common;
 
+use common::blocks::{inputs, sizes};
+use common::check::backward_inputs;
 use common::gpu;
 use common::on_device::{both, named};
 use sidewinder_kernels::mdi::gamma::{MdiGamma, MdiGammaBackward};
 use sidewinder_kernels::mdi::update::{MdiUpdate, MdiUpdateBackward, Options};
 use sidewinder_kernels::mdi::{Mdi, MdiBackward};
+use sidewinder_kernels::mmrec_block::{self, MmrecBlock, MmrecBlockBackward};
+use sidewinder_kernels::norm::EpsMode;
 use sidewinder_kernels::op::Named;
-use sidewinder_kernels::tensor::Owned;
+use sidewinder_kernels::tensor::{DType, Owned};
 
 const NONE: (&Options, &Options) = (&Options {}, &Options {});
 
@@ -57,5 +61,52 @@ fn decay_integration_and_its_gradients_agree() {
             let inputs = common::check::known::<MdiGamma>(&inputs);
             both::<MdiGamma, MdiGammaBackward>(&device, NONE, &inputs, 8.0);
         }
+    }
+}
+
+#[test]
+fn the_block_and_its_gradient_agree() {
+    let Some(device) = gpu() else { return };
+    let of = |heads| mmrec_block::Options { heads, ..Default::default() };
+    for (sizes, options) in [
+        (sizes([1, 1, 1], [1, 1], [1, 1]), of(1)),
+        (sizes([3, 17, 20], [5, 31], [1, 37]), of(5)),
+        (sizes([2, 33, 64], [16, 256], [2, 64]), of(4)),
+        (
+            sizes([2, 7, 12], [3, 19], [2, 10]),
+            mmrec_block::Options {
+                levels: 2,
+                ratio: 3,
+                cursor: 4,
+                state_clip: Some(0.7),
+                norm: EpsMode::Inside,
+                ..of(3)
+            },
+        ),
+        (sizes([1, 9, 8], [2, 32], [1, 5]), mmrec_block::Options { levels: 1, state_norm: true, ..of(2) }),
+        (sizes([0, 3, 4], [1, 5], [1, 6]), of(2)),
+        (sizes([2, 0, 4], [1, 5], [2, 6]), of(2)),
+    ] {
+        for h0 in [false, true] {
+            both::<MmrecBlock, MmrecBlockBackward>(&device, (&options, &options), &inputs(sizes, h0), 24.0);
+        }
+    }
+}
+
+/// What the gradient is given it would have computed to the same bits.
+#[test]
+fn what_the_block_keeps_changes_no_bit() {
+    let Some(device) = gpu() else { return };
+    let keeping = mmrec_block::Options { heads: 3, checkpoint: false, ..Default::default() };
+    for dtype in DType::FLOATS {
+        let inputs = common::cast::<MmrecBlock>(&inputs(sizes([2, 37, 12], [3, 29], [1, 21]), true), dtype);
+        let kept = common::run_cuda::<MmrecBlock>(&keeping, &inputs, &device).unwrap();
+        let mut backward = backward_inputs::<MmrecBlock, MmrecBlockBackward>(&keeping, &inputs);
+        let names = ["h", "gamma", "context", "q", "k", "v", "z", "hidden"];
+        names.into_iter().for_each(|name| drop(backward.take(name)));
+        let expected = common::run_cuda::<MmrecBlockBackward>(&keeping, &backward, &device).unwrap();
+        names.into_iter().for_each(|name| backward.push(name, kept.get(name).unwrap().clone()));
+        let got = common::run_cuda::<MmrecBlockBackward>(&keeping, &backward, &device).unwrap();
+        assert_eq!(common::bits(&got), common::bits(&expected), "{dtype}");
     }
 }

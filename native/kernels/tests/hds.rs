@@ -96,7 +96,7 @@ fn the_examples_of_the_formula_are_exact() {
         assert_eq!(of(5, &Options { levels: 2, ratio: 2, cursor: 0 }), [vec![2.0, 4.0]]);
         // A ring whose oldest slot has the 3: 3 4 5 1 2, of which windows are 3 4 5 and 5 1 2.
         let ring = levels_of(count(5), &Options { levels: 2, ratio: 2, cursor: 7 }, &exec);
-        assert_eq!(ring, [vec![4.0, 8.0f64 / 3.0].iter().map(|&v| v as f32 as f64).collect::<Vec<_>>()]);
+        assert_eq!(ring, [[4.0, f64::from(8.0f32 / 3.0)]]);
     }
 }
 

@@ -79,7 +79,7 @@ fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
         DType::F32 => 3e-5,
         DType::F16 => 8e-3,
         DType::Bf16 => 6e-2,
-        DType::U8 => 0.0,
+        _ => 0.0,
     };
     for (name, expected) in expected.iter() {
         let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));

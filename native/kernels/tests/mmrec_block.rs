@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::blocks::{SMALL, Sizes, inputs, sizes};
 use common::check::{self, noise};
 use common::{cast, levels, part, run, worst};
 use sidewinder_kernels::block_recurrence::{self, BlockRecurrence};
@@ -15,66 +16,6 @@ use sidewinder_kernels::op::Named;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 const KEPT: [&str; 5] = ["q", "k", "v", "z", "hidden"];
-
-#[derive(Clone, Copy)]
-struct Sizes {
-    batch: usize,
-    length: usize,
-    width: usize,
-    inner: usize,
-    hidden: usize,
-    of_memory: usize,
-    slots: usize,
-}
-
-const SMALL: Sizes = Sizes { batch: 2, length: 5, width: 6, inner: 2, hidden: 7, of_memory: 2, slots: 9 };
-
-fn sizes([batch, length, width]: [usize; 3], [inner, hidden]: [usize; 2], [of_memory, slots]: [usize; 2]) -> Sizes {
-    Sizes { batch, length, width, inner, hidden, of_memory, slots }
-}
-
-/// Inputs with weights of the sizes that layers start from; coefficients of decay begin small, so that states stay so.
-fn inputs(sizes: Sizes, h0: bool) -> Named<Owned> {
-    let Sizes { batch: b, length: l, width: d, inner: i, hidden: f, of_memory, slots: m } = sizes;
-    let mut shapes: Vec<(&'static str, Vec<usize>)> = vec![
-        ("x", vec![b, l, d]),
-        ("k_mem", vec![of_memory, m, d]),
-        ("v_mem", vec![of_memory, m, d]),
-        ("n1", vec![d]),
-        ("n2", vec![d]),
-        ("wg1", vec![i, d]),
-        ("bg1", vec![i]),
-        ("wg2", vec![d, i]),
-        ("bg2", vec![d]),
-        ("wc1", vec![i, d]),
-        ("bc1", vec![i]),
-        ("wc2", vec![d, i]),
-        ("bc2", vec![d]),
-        ("wm", vec![d, 2 * d]),
-        ("wf1", vec![f, d]),
-        ("bf1", vec![f]),
-        ("wf2", vec![d, f]),
-    ];
-    shapes.extend(["wq", "wk", "wv", "wz", "wgate", "waq", "wao"].map(|name| (name, vec![d, d])));
-    shapes.extend(["bq", "bk", "bv", "bz", "bgate", "bm", "baq", "bao", "bf2"].map(|name| (name, vec![d])));
-    if h0 {
-        shapes.push(("h0", vec![b, d]));
-    }
-    let tensor = |((name, dims), seed): (&(&'static str, Vec<usize>), u64)| {
-        let (low, high) = match (*name, &dims[..]) {
-            ("n1" | "n2", _) => (0.5, 1.5),
-            ("bg2", _) => (-2.0, 0.0),
-            (name, [_, inputs]) if name != "h0" => {
-                let bound = 1.0 / (*inputs.max(&1) as f64).sqrt();
-                (-bound, bound)
-            }
-            (_, [_]) => (-0.5, 0.5),
-            _ => (-1.0, 1.0),
-        };
-        (*name, noise(seed, dims, low, high))
-    };
-    shapes.iter().zip(1..).map(tensor).collect()
-}
 
 fn options(heads: usize) -> Options {
     Options { heads, ..Options::default() }

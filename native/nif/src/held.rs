@@ -1,7 +1,7 @@
 //! Memory that calls change in place, such as caches of keys and values.
 
 use crate::answer::answer;
-use crate::tensor::{Output, Tensor, decode_type, describe, encode};
+use crate::tensor::{Output, Tensor, buffer_term, decode_type, describe, encode};
 use rustler::{Encoder, Env, ResourceArc, Term};
 use sidewinder_kernels::attention::rows::CopyRows;
 use sidewinder_kernels::cuda::{Buffer, Device};
@@ -88,23 +88,49 @@ fn held_new<'a>(env: Env<'a>, dtype: Term<'a>, dims: Vec<usize>, device: Option<
     answer(env, || Ok(Held::new(Spec::new(decode_type(dtype)?, &dims)?, device)?.into_term(env)))
 }
 
-/// The first `rows` of each head, in new memory with room for `room` of them.
+/// So many rows of each head from `first` on, at the front of new memory with room for `room` of them.
 #[rustler::nif(schedule = "DirtyIo")]
-fn held_grow<'a>(env: Env<'a>, tensor: Term<'a>, rows: usize, room: usize) -> Term<'a> {
+fn held_grow<'a>(env: Env<'a>, tensor: Term<'a>, first: usize, rows: usize, room: usize) -> Term<'a> {
     answer(env, || {
-        let Tensor::Held(held) = Tensor::decode("cache", tensor)? else {
-            return Err(Error::new(Kind::Argument, "cache").expected("memory of a cache").got(describe(tensor)));
-        };
-        let &[batch, heads, had, width] = &held.spec.shape[..] else {
-            return Err(Error::new(Kind::Shape, "cache").expected("four axes").got(held.spec.shape));
-        };
-        if rows > had.min(room) {
-            return Err(Error::new(Kind::Size, "rows").expected(format_args!("at most {}", had.min(room))).got(rows));
-        }
-        let grown = Held::new(Spec::new(held.spec.dtype, &[batch, heads, room, width])?, held.device)?;
-        copy(&CopyRows::grow(held.spec, grown.spec, rows), &held.lock(), &mut grown.lock())?;
+        let grown = part(tensor, first, rows, room)?;
         Ok(grown.into_term(env))
     })
+}
+
+/// So many rows of each head from `first` on, as a tensor of their own where they lie.
+#[rustler::nif(schedule = "DirtyIo")]
+fn held_rows<'a>(env: Env<'a>, tensor: Term<'a>, first: usize, rows: usize) -> Term<'a> {
+    answer(env, || {
+        let part = part(tensor, first, rows, rows)?;
+        Ok(match part.memory.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Memory::Host(output) => output.into_term(env),
+            Memory::Device(buffer) => buffer_term(env, buffer),
+        })
+    })
+}
+
+/// Rows are the axis before the last; of four axes the second are heads.
+fn part(tensor: Term, first: usize, rows: usize, room: usize) -> Result<Held> {
+    let Tensor::Held(held) = Tensor::decode("cache", tensor)? else {
+        return Err(Error::new(Kind::Argument, "cache").expected("memory of a cache").got(describe(tensor)));
+    };
+    let (spec, shape) = (held.spec, &held.spec.shape[..]);
+    let (of_heads, had) = match *shape {
+        [batch, heads, had, width] => ([batch, heads, had, width], had),
+        [batch, had, width] => ([batch, 1, had, width], had),
+        _ => return Err(Error::new(Kind::Shape, "cache").expected("three axes or four").got(spec.shape)),
+    };
+    if rows > room || first.checked_add(rows).is_none_or(|end| end > had) {
+        let expected = format_args!("rows of {had} into {room}").to_string();
+        return Err(Error::new(Kind::Size, "rows").expected(expected).got(format_args!("{rows} from {first}")));
+    }
+    let mut dims = shape.to_vec();
+    dims[shape.len() - 2] = room;
+    let part = Held::new(Spec::new(spec.dtype, &dims)?, held.device)?;
+    let from = Spec::new(spec.dtype, &of_heads)?;
+    let to = Spec::new(spec.dtype, &[of_heads[0], of_heads[1], room, of_heads[3]])?;
+    copy(&CopyRows::grow(from, to, first, rows), &held.lock(), &mut part.lock())?;
+    Ok(part)
 }
 
 fn copy(rows: &CopyRows, from: &Memory, to: &mut Memory) -> Result<()> {

@@ -5,7 +5,7 @@ use crate::tensor::{Output, Tensor, buffer_term};
 use rustler::{Encoder, Env, NifMap, Term};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device};
-use sidewinder_kernels::error::Result;
+use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::for_each_op;
 use sidewinder_kernels::op::Op;
 use sidewinder_kernels::tensor::Described;
@@ -162,6 +162,15 @@ fn buffer_device<'a>(env: Env<'a>, tensor: Term<'a>) -> Term<'a> {
         Tensor::Device(buffer) => Ok(Some(buffer.0.device().ordinal())),
         Tensor::Held(held) => Ok(held.device()),
         _ => Ok(None),
+    })
+}
+
+/// A device tensor under another shape of as many elements, in the same memory.
+#[rustler::nif]
+fn buffer_reshape<'a>(env: Env<'a>, tensor: Term<'a>, dims: Vec<usize>) -> Term<'a> {
+    answer(env, || match Tensor::decode("tensor", tensor)? {
+        Tensor::Device(buffer) => Ok(buffer_term(env, buffer.0.reshape(&dims)?)),
+        _ => Err(Error::new(Kind::Argument, "tensor").expected("a tensor on a device").got("another")),
     })
 }
 

@@ -31,11 +31,15 @@ defmodule Sidewinder.Golden do
         ),
       inputs: for({input, _} <- inputs, into: %{}, do: {input, tensors["#{name}.#{input}"]}),
       outputs:
-        for {output, %{"rtol" => rtol, "atol" => atol}} <- outputs, into: %{} do
+        for {output, about} <- outputs, into: %{} do
+          {rtol, atol} = tolerance(about)
           {output, %{tensor: tensors["#{name}.out.#{output}"], rtol: rtol, atol: atol}}
         end
     }
   end
+
+  defp tolerance(%{"exact" => true}), do: {0.0, 0.0}
+  defp tolerance(%{"rtol" => rtol, "atol" => atol}), do: {rtol, atol}
 
   defp attr([lo, hi]), do: {lo, hi}
   defp attr(value), do: value

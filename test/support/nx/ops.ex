@@ -43,7 +43,9 @@ defmodule Sidewinder.NxTest.Ops do
            {~w(z gamma Wg bg), [wm: "Wm", bm: "bm", initial_state: "h0"], return_state: :h_last},
          "mmrec_block" =>
            {~w(x), [k_mem: "k_mem", v_mem: "v_mem", initial_state: "h0"],
-            for(name <- ~w(h h_last gamma context summary)a, do: {:return_state, name})}
+            for(name <- ~w(h h_last gamma context summary)a, do: {:return_state, name})},
+         "hds_construct" => {~w(k v), [], []},
+         "multi_memory_attention" => {~w(h k_mem v_mem), [q_in: "q_in"], return_lse: :lse}
        })
 
   @optional %{
@@ -59,7 +61,8 @@ defmodule Sidewinder.NxTest.Ops do
     "mha" => ~w(bo mask),
     "transformer_block" => ~w(bo mask),
     "block_recurrence" => ~w(h0),
-    "mmrec_block" => ~w(h0)
+    "mmrec_block" => ~w(h0),
+    "multi_memory_attention" => ~w(baq bao q_in)
   }
 
   # Those that take a map of parameters, with their other inputs.
@@ -70,7 +73,8 @@ defmodule Sidewinder.NxTest.Ops do
     "transformer_block" => ~w(x mask),
     "mdi_gamma" => ~w(z context),
     "mdi" => ~w(z h_prev context),
-    "mmrec_block" => ~w(x k_mem v_mem h0)
+    "mmrec_block" => ~w(x k_mem v_mem h0),
+    "multi_memory_attention" => ~w(h k_mem v_mem q_in)
   }
 
   @doc "The names of all ops."
@@ -97,6 +101,8 @@ defmodule Sidewinder.NxTest.Ops do
   def defaults(op) when op in ~w(mha transformer_block),
     do: [heads: 2, causal: true, rope_theta: 100.0]
 
+  def defaults("multi_memory_attention"), do: [heads: 2]
+  def defaults("hds_construct"), do: [ratio: 2, cursor: 3]
   def defaults(_op), do: []
 
   @doc "All lists of some elements of a list."
@@ -129,6 +135,8 @@ defmodule Sidewinder.NxTest.Ops do
   defp named("causal_conv1d", {y, state}), do: %{y: y, final_state: state}
   defp named("attention", {y, lse}), do: %{y: y, lse: lse}
   defp named("decode", {y, keys, values}), do: %{y: y, keys: keys, values: values}
+  defp named("multi_memory_attention", {y, lse}), do: %{y: y, lse: lse}
+  defp named("hds_construct", {{k1, v1}, {k2, v2}}), do: %{k1: k1, v1: v1, k2: k2, v2: v2}
   defp named("matmul", c), do: %{c: c}
   defp named("mamba_block", {y, states}), do: Map.put(states, :y, y)
   defp named(_, {y, state}), do: %{y: y, state: state}
@@ -212,6 +220,8 @@ defmodule Sidewinder.NxTest.Ops do
   defp cotangents("block_recurrence"), do: ~w(dh dh_last)
   defp cotangents("mmrec_block"), do: ~w(dy dh dh_last dgamma dcontext dsummary)
   defp cotangents("attention"), do: ~w(dy dlse)
+  defp cotangents("multi_memory_attention"), do: ~w(dy dlse)
+  defp cotangents("hds_construct"), do: ~w(dk1 dv1 dk2 dv2)
   defp cotangents("decode"), do: ~w(dy dkeys dvalues)
   defp cotangents("matmul"), do: ~w(dc)
   defp cotangents("layer_norm"), do: ~w(dy dmean drstd)
@@ -476,6 +486,34 @@ defmodule Sidewinder.NxTest.Ops do
 
   defp second_gate(name, d) do
     [{name, {d, 2 * d}, -0.5, 0.5, :storage}, {"bm", {d}, -0.5, 0.5, :storage}]
+  end
+
+  defp shapes("hds_construct", {b, l, d, _}) do
+    slots = l + 2
+    levels = [{1, div(slots, 2)}, {2, max(1, div(slots, 4))}]
+
+    for(name <- ~w(k v), do: {name, {b, slots, d}, -1.0, 1.0, :storage}) ++
+      for {level, size} <- levels,
+          name <- ~w(dk dv),
+          do: {"#{name}#{level}", {b, size, d}, -1.0, 1.0, :storage}
+  end
+
+  # A memory for all of the batch where that is longer than one.
+  defp shapes("multi_memory_attention", {b, l, n, _}) do
+    d = 2 * n
+
+    [
+      {"h", {b, l, d}, -1.0, 1.0, :storage},
+      {"k_mem", {1, l + 1, d}, -1.0, 1.0, :storage},
+      {"v_mem", {1, l + 1, d}, -1.0, 1.0, :storage},
+      {"waq", {d, d}, -0.5, 0.5, :storage},
+      {"baq", {d}, -1.0, 1.0, :storage},
+      {"wao", {d, d}, -0.5, 0.5, :storage},
+      {"bao", {d}, -1.0, 1.0, :storage},
+      {"q_in", {b, l, d}, -1.0, 1.0, :storage},
+      {"dy", {b, l, d}, -1.0, 1.0, :storage},
+      {"dlse", {b, 2, l}, -1.0, 1.0, :wide}
+    ]
   end
 
   @doc "The same call with some more options, or without some of its tensors."

@@ -35,7 +35,7 @@ defmodule Sidewinder.Op.Check do
   inputs of wide precision may have the storage type. Returns `{[{name, tensor, :data | :weight}],
   sizes}`, the tensors without names, and those with any first axes with one in their place; `sizes`
   has the `dims` and their `names` as the first input has them, the `shapes` of all inputs, and the
-  types `storage` and `wide`.
+  types `storage`, `wide` and `index`.
   """
   @spec inputs!(Sidewinder.Op.table(), struct, [{String.t(), Nx.t()}]) ::
           {[{String.t(), Nx.Tensor.t(), :data | :weight}], map}
@@ -56,7 +56,8 @@ defmodule Sidewinder.Op.Check do
       names: names(table, hd(inputs)),
       shapes: for({name, t} <- inputs, do: {name, t.shape}),
       storage: storage,
-      wide: wide(storage)
+      wide: wide(storage),
+      index: {:s, 32}
     }
 
     ready =
@@ -147,8 +148,6 @@ defmodule Sidewinder.Op.Check do
 
   defp repeats?({dim, size}, dims), do: size == 1 or size == size!(dim, dims)
 
-  defp bind(number, size, dims) when is_integer(number), do: if(size == number, do: dims)
-
   defp bind({:divides, dim}, size, dims), do: if(rem(size!(dim, dims), size) == 0, do: dims)
 
   defp bind({:divides, dim, letter}, size, dims),
@@ -158,6 +157,8 @@ defmodule Sidewinder.Op.Check do
     do: if(rem(size, size!(dim, dims)) == 0, do: bind(letter, size, dims))
 
   defp bind({:sum, _, _} = sum, size, dims), do: if(size!(sum, dims) == size, do: dims)
+  defp bind({:by, _} = by, size, dims), do: if(size!(by, dims) == size, do: dims)
+  defp bind(number, size, dims) when is_integer(number), do: if(size == number, do: dims)
 
   defp bind(letter, size, dims) do
     case dims do
@@ -191,6 +192,7 @@ defmodule Sidewinder.Op.Check do
   @doc "The size of an axis, once all letters in it have one; the sizes of `:...`."
   @spec size!(Sidewinder.Op.size() | tuple, map) :: integer | [integer]
   def size!({:sum, letters, plus}, dims), do: Enum.sum(Enum.map(letters, &size!(&1, dims))) + plus
+  def size!({:by, {module, function, more}}, dims), do: apply(module, function, [dims | more])
   def size!({_, _, letter}, dims), do: size!(letter, dims)
   def size!(number, _dims) when is_integer(number), do: number
   def size!(letter, dims), do: Map.fetch!(dims, letter)
@@ -226,6 +228,7 @@ defmodule Sidewinder.Op.Check do
   defp show_dim({:multiple, dim, _}, dims), do: "a multiple of #{show_dim(dim, dims)}"
   defp show_dim(:..., %{...: leading}), do: Enum.join(leading, ", ")
   defp show_dim({:sum, _, _} = sum, dims), do: to_string(size!(sum, dims))
+  defp show_dim({:by, _} = by, dims), do: to_string(size!(by, dims))
   defp show_dim(dim, dims), do: to_string(Map.get(dims, dim, dim))
 
   ## Types

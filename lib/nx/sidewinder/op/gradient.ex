@@ -129,6 +129,8 @@ defmodule Sidewinder.Op.Gradient do
   end
 
   defp option({sort, option}) when sort in [:saved, :unless], do: option
+  # It does more than ask for outputs.
+  defp option({:more, _option, _than}), do: nil
   defp option(option), do: option
 
   defp own({:gradient, sort}), do: sort

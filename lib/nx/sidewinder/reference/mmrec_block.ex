@@ -3,7 +3,16 @@ defmodule Sidewinder.Reference.MmrecBlock do
   # The block of MM-Rec, composed of its parts.
 
   alias Sidewinder.{Error, Op}
-  alias Sidewinder.Block.{Attention, BlockRecurrence, Linear, MdiGamma, RmsNorm}
+
+  alias Sidewinder.Block.{
+    BlockRecurrence,
+    HdsConstruct,
+    Linear,
+    MdiGamma,
+    MultiMemoryAttention,
+    RmsNorm
+  }
+
   import Sidewinder.Reference.Numbers
 
   @gamma Map.keys(MdiGamma.weights())
@@ -53,60 +62,19 @@ defmodule Sidewinder.Reference.MmrecBlock do
 
   ## The memory
 
-  defp attention(op, h, q_in, inputs) do
-    {batch, length, width} = h.shape
-    q = Nx.add(linear(op, h, inputs, "aq"), Nx.multiply(constant(0.5, q_in), q_in))
-
-    [k, v] =
-      for name <- ~w(k_mem v_mem) do
-        top = top(op, inputs[name])
-        slots = Nx.axis_size(top, 1)
-        top |> Nx.broadcast({batch, slots, width}) |> heads(op)
-      end
-
-    given = [{"q", heads(q, op)}, {"k", k}, {"v", v}]
-    y = part(op, %Attention{layout: :heads_last}, given)
-    linear(op, Nx.reshape(y, {batch, length, width}), inputs, "ao")
+  defp attention(op, h, q, inputs) do
+    [k, v] = top(op, inputs["k_mem"], inputs["v_mem"])
+    weights = for name <- ~w(waq baq wao bao), do: {name, inputs[name]}
+    given = [{"h", h}, {"k_mem", k}, {"v_mem", v}, {"q_in", q} | weights]
+    part(op, %MultiMemoryAttention{heads: op.heads}, given)
   end
 
-  defp heads(t, %{heads: heads}) do
-    {batch, rows, width} = t.shape
-    Nx.reshape(t, {batch, rows, heads, div(width, heads)})
-  end
+  defp top(%{levels: 1}, k, v), do: [k, v]
 
-  # The top level over a bank, whose oldest slot comes first.
-  defp top(op, bank) do
-    slots = Nx.axis_size(bank, 1)
-    oldest = rem(op.cursor, slots)
-
-    1..(op.levels - 1)//1
-    |> Enum.map(&max(div(slots, Integer.pow(op.ratio, &1)), 1))
-    |> Enum.reduce(roll(wide(bank), oldest, slots), &pool(&2, &1))
-    |> Nx.as_type(bank.type)
-  end
-
-  defp roll(bank, 0, _slots), do: bank
-
-  defp roll(bank, oldest, slots) do
-    [old, new] = for {at, n} <- [{oldest, slots - oldest}, {0, oldest}], do: {at, n}
-
-    Nx.concatenate(for({at, n} <- [old, new], do: Nx.slice_along_axis(bank, at, n, axis: 1)),
-      axis: 1
-    )
-  end
-
-  # Row j of so many is the average of rows j S / T to (j + 1) S / T, rounded down and up, of S.
-  defp pool(level, to) do
-    from = Nx.axis_size(level, 1)
-    [row, of] = for axis <- [0, 1], do: Nx.iota({to, from}, axis: axis)
-    first = Nx.quotient(Nx.multiply(row, from), to)
-    behind = Nx.quotient(Nx.add(Nx.multiply(Nx.add(row, 1), from), to - 1), to)
-    inside = Nx.logical_and(Nx.greater_equal(of, first), Nx.less(of, behind))
-    weights = Nx.divide(Nx.as_type(inside, level.type), Nx.subtract(behind, first))
-
-    [[1], [1]]
-    |> then(fn [a, b] -> Nx.dot(Nx.as_type(weights, level.type), a, level, b) end)
-    |> Nx.transpose(axes: [1, 0, 2])
+  defp top(op, k, v) do
+    hierarchy = struct(HdsConstruct, Map.take(op, [:levels, :ratio, :cursor]))
+    levels = Op.part(op, hierarchy, [{"k", k}, {"v", v}])
+    for name <- ~w(k v), do: levels[:"#{name}#{op.levels - 1}"]
   end
 
   ## Dropout

@@ -17,6 +17,8 @@ pub struct CopyRows {
     to: Strides,
     /// The first row that is written.
     first: usize,
+    /// The first row that is read.
+    skip: usize,
 }
 
 /// The kernel's parameters; the same struct is declared in `copy_rows.cu`.
@@ -38,12 +40,12 @@ impl CopyRows {
         let sizes @ [_, heads, rows, width] = sizes_of(layout, &from.shape);
         let [_, _, room, _] = sizes_of(Layout::HeadsFirst, &to.shape);
         let strides = |layout, rows| Strides::new(layout, heads, rows, width);
-        CopyRows { sizes, from: strides(layout, rows), to: strides(Layout::HeadsFirst, room), first }
+        CopyRows { sizes, from: strides(layout, rows), to: strides(Layout::HeadsFirst, room), first, skip: 0 }
     }
 
-    /// The first rows of a tensor whose heads come first, into one that has room for no less.
-    pub fn grow(from: Spec, to: Spec, rows: usize) -> CopyRows {
-        let mut copy = CopyRows::into_heads_first(from, Layout::HeadsFirst, to, 0);
+    /// So many rows from `skip` on of a tensor whose heads come first, to the front of one that has room for no less.
+    pub fn grow(from: Spec, to: Spec, skip: usize, rows: usize) -> CopyRows {
+        let mut copy = CopyRows { skip, ..CopyRows::into_heads_first(from, Layout::HeadsFirst, to, 0) };
         copy.sizes[2] = rows;
         copy
     }
@@ -51,13 +53,13 @@ impl CopyRows {
     /// So many columns of a matrix of `wide` ones, from where its memory begins, to a matrix of their own.
     pub fn out_of_columns(rows: usize, wide: usize, columns: usize) -> CopyRows {
         let strides = |width| Strides::new(Layout::HeadsFirst, 1, rows, width);
-        CopyRows { sizes: [1, 1, rows, columns], from: strides(wide), to: strides(columns), first: 0 }
+        CopyRows { sizes: [1, 1, rows, columns], from: strides(wide), to: strides(columns), first: 0, skip: 0 }
     }
 
     /// The way back: a matrix to so many columns of one of `wide` ones, from where its memory begins.
     pub fn into_columns(rows: usize, columns: usize, wide: usize) -> CopyRows {
-        let CopyRows { sizes, from, to, first } = CopyRows::out_of_columns(rows, wide, columns);
-        CopyRows { sizes, from: to, to: from, first }
+        let copy = CopyRows::out_of_columns(rows, wide, columns);
+        CopyRows { from: copy.to, to: copy.from, ..copy }
     }
 
     /// Copies on the CPU.
@@ -68,7 +70,7 @@ impl CopyRows {
         let (runs, run) = if [self.from.row, self.to.row] == [width; 2] { (1, rows * width) } else { (rows, width) };
         for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
             for i in 0..runs {
-                let (at, to_at) = (size * self.from.at(b, h, i), size * self.to.at(b, h, self.first + i));
+                let (at, to_at) = (size * self.from.at(b, h, self.skip + i), size * self.to.at(b, h, self.first + i));
                 let to = &mut to.bytes_mut()[to_at..to_at + size * run];
                 to.copy_from_slice(&from.bytes()[at..at + size * run]);
             }
@@ -79,7 +81,7 @@ impl CopyRows {
     pub fn cuda(&self, from: &Buffer, to: &Buffer, lane: &Lane) -> Result<()> {
         let strides = |at: Strides| [at.batch as i64, at.head as i64, at.row as i64];
         let params = Params {
-            from: lane.address(from)?,
+            from: lane.address(from)? + (self.skip * self.from.row * from.spec().dtype.size()) as u64,
             to: lane.address(to)?,
             sizes: self.sizes.map(|size| size as i64),
             from_at: strides(self.from),

@@ -119,6 +119,19 @@ fn pool(
     unsafe { launch(&POOL, &options, levels.batch * slots * levels.width, banks, &params, lane) }
 }
 
+/// Queues the unrounded levels above a single bank.
+pub fn unrounded(levels: &Levels, dtype: DType, bank: &Buffer, lane: &Lane) -> Result<Vec<Buffer>> {
+    let mut made = Vec::new();
+    let mut from = [lane.address(bank)?, 0];
+    for level in 1..levels.sizes.len() {
+        let (buffer, at) = wide(levels, level, 1, dtype, lane)?;
+        pool(levels, level, (dtype, level > 1), [from, [0; 2], at], 1, lane)?;
+        made.push(buffer);
+        from = at;
+    }
+    Ok(made)
+}
+
 /// Queues the gradients.
 pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let Problem { ref levels, dtype } = *problem;

@@ -14,6 +14,7 @@
 
 mod cpu;
 mod cuda;
+pub mod query;
 mod reference;
 
 use crate::cuda::{Buffer, Lane};

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub mod blocks;
 pub mod check;
 pub mod models;
 pub mod on_device;
@@ -140,7 +141,7 @@ fn tolerance(dtype: DType) -> (f64, f64) {
         DType::F32 => (2e-5, 5e-6),
         DType::Bf16 => (1.0 / 256.0, 1e-5),
         DType::F16 => (1.0 / 2048.0, 1e-5),
-        DType::U8 => (0.0, 0.0),
+        DType::U8 | DType::I32 | DType::I64 => (0.0, 0.0),
     }
 }
 

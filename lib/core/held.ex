@@ -1,0 +1,97 @@
+defmodule Sidewinder.Held do
+  @moduledoc false
+  # Rows in memory that calls write in place, and that belong to values all the same. A value is the rows from
+  # `first` to `length`. Rows behind them are claimed before they are written, by whatever process: the first to go
+  # on from a value writes into the same memory, which changes nothing that the value has, and whoever goes on from it
+  # a second time gets a copy of its rows, as does who needs more room than there is.
+
+  alias Sidewinder.{Error, Native, Tensor}
+
+  @enforce_keys [:tensors, :first, :length, :written]
+  defstruct [:tensors, :first, :length, :written]
+
+  @typedoc "Tensors of as many rows, which are the axis before the last."
+  @type t :: %__MODULE__{
+          tensors: [Tensor.t()],
+          first: non_neg_integer,
+          length: non_neg_integer,
+          written: :atomics.atomics_ref()
+        }
+
+  @doc "Memory for tensors of these shapes, lists of sizes, without rows that anybody has."
+  @spec new(Tensor.type(), [[non_neg_integer]], nil | non_neg_integer) :: t
+  def new(type, shapes, ordinal) do
+    tensors =
+      for shape <- shapes, do: Tensor.from_native(Native.held_new(type, shape, ordinal))
+
+    %__MODULE__{tensors: tensors, first: 0, length: 0, written: written(0)}
+  end
+
+  # How many rows of the memory have been given away.
+  defp written(length) do
+    written = :atomics.new(1, signed: false)
+    :atomics.put(written, 1, length)
+    written
+  end
+
+  @doc "How many rows there is room for."
+  @spec capacity(t) :: non_neg_integer
+  def capacity(%{tensors: [%{shape: shape} | _]}), do: elem(shape, tuple_size(shape) - 2)
+
+  @doc """
+  The same rows, with memory for `new` ones behind them that is nobody else's. Of all of them the last `keep` are
+  wanted, so that rows before those need not come along.
+  """
+  @spec claim(t, non_neg_integer, pos_integer | :infinity) :: t
+  def claim(%__MODULE__{length: length} = held, new, keep \\ :infinity) do
+    total = length + new
+    capacity = capacity(held)
+
+    cond do
+      total > capacity -> copy(held, new, keep, 2 * capacity)
+      :atomics.compare_exchange(held.written, 1, length, total) == :ok -> held
+      true -> copy(held, new, keep, capacity)
+    end
+  end
+
+  defp copy(%{length: length} = held, new, keep, room) do
+    first = min(first(held, new, keep), length)
+    rows = length - first
+    # Twice what is kept, so that rows are copied as seldom as they are written.
+    room = max(rows + new, min(room, twice(keep)))
+
+    grown =
+      for tensor <- held.tensors,
+          do: Tensor.from_native(Native.held_grow(Tensor.to_native(tensor), first, rows, room))
+
+    %{held | tensors: grown, first: 0, length: rows, written: written(rows + new)}
+  end
+
+  defp first(held, _new, :infinity), do: held.first
+  defp first(held, new, keep), do: max(held.first, held.length + new - keep)
+
+  # Any number is less than an atom.
+  defp twice(:infinity), do: :infinity
+  defp twice(keep), do: 2 * keep
+
+  @doc "The rows with the `new` ones that have been claimed and written, as far as they are kept."
+  @spec extended(t, non_neg_integer, pos_integer | :infinity) :: t
+  def extended(%__MODULE__{} = held, new, keep),
+    do: %{held | first: first(held, new, keep), length: held.length + new}
+
+  @doc "So many rows from `first` on, as tensors of their own."
+  @spec rows(t, non_neg_integer, non_neg_integer) :: [Tensor.t()]
+  def rows(%__MODULE__{tensors: tensors}, first, count) do
+    for tensor <- tensors,
+        do: Tensor.from_native(Native.held_rows(Tensor.to_native(tensor), first, count))
+  end
+
+  @doc "The ordinal of a device, nil for the host."
+  @spec ordinal!(term) :: nil | non_neg_integer
+  def ordinal!(:host), do: nil
+  def ordinal!({:cuda, ordinal}) when is_integer(ordinal) and ordinal >= 0, do: ordinal
+
+  def ordinal!(other) do
+    raise Error.new(:option, "device", expected: "host or {:cuda, N}", got: Error.show(other))
+  end
+end

@@ -1,0 +1,635 @@
+defmodule Sidewinder.MMRec.Memory do
+  @moduledoc """
+  The memory of MM-Rec: for each layer a short bank, which takes in the hidden state of each step, and a long one, which
+  takes in summaries and has a hierarchy above it that queries go to.
+
+  A memory lives on the host or on a GPU, where its results are too. It is a value: a write gives a memory that has it, and the one that was
+  given stays as it was, between processes as well. Still a write into the short bank costs no more than its rows:
+  these go behind those that are there, and only who goes on from a memory a second time gets a copy. Nothing is there
+  for slots of the short bank that were never written, so that a large one costs nothing at first. A write into the long
+  bank makes a new one with all levels of its hierarchy.
+
+      iex> alias Sidewinder.{MMRec.Memory, Tensor}
+      iex> memory = Memory.new(width: 2, long_slots: 4, short_slots: 3, levels: 2)
+      iex> h = Tensor.from_list([1, 2, 3, 4], :f32, {1, 2, 2})
+      iex> written = Memory.write_short(memory, h, h)
+      iex> {k, _v} = Memory.read(written, :short)
+      iex> Tensor.to_list(k)
+      [1.0, 2.0, 3.0, 4.0, 0.0, 0.0]
+      iex> {k, _v} = Memory.read(memory, :short)
+      iex> Tensor.to_list(k) |> Enum.sum()
+      0.0
+      iex> summary = Tensor.from_list([4, 8], :f32, {1, 2})
+      iex> {k, _v} = written |> Memory.write_long(summary, summary) |> Memory.query(1)
+      iex> Tensor.to_list(k)
+      [1.0, 2.0]
+
+  Functions that are about one layer take the option `:layer`, 0 by default. All raise `Sidewinder.Error`: of kind
+  `:option` or `:argument` for what is given beside tensors, `:shape` and `:dtype` for tensors that do not fit the memory, and
+  `:memory` where there is none left.
+  """
+
+  alias Sidewinder.{Error, Held, Kernel, Options, RandomInputs, Safetensors, Tensor}
+
+  @defaults [
+    width: nil,
+    batch: 1,
+    layers: 1,
+    short_slots: 32_768,
+    long_slots: 1024,
+    levels: 3,
+    ratio: 4,
+    init: :zeros,
+    type: :f32,
+    backend: :cpu
+  ]
+
+  @enforce_keys [:layers | Keyword.keys(@defaults) -- [:layers]]
+  defstruct @enforce_keys
+
+  @typedoc "A memory. What `layers` hold is the module's business."
+  @type t :: %__MODULE__{
+          layers: tuple,
+          width: pos_integer,
+          batch: pos_integer,
+          short_slots: pos_integer,
+          long_slots: pos_integer,
+          levels: pos_integer,
+          ratio: pos_integer,
+          init: init,
+          type: Tensor.type(),
+          backend: :cpu | {:cuda, non_neg_integer}
+        }
+
+  @typedoc "What the long bank has at first: zeros, or normally distributed numbers of a deviation and a seed."
+  @type init :: :zeros | {:normal, number, integer}
+
+  @typedoc "Keys and values."
+  @type pair :: {Tensor.t(), Tensor.t()}
+
+  # Offsets and byte counts stay far from what 64 bits can count.
+  @most 268_435_456
+
+  @doc """
+  A memory in which nothing has been written.
+
+  Options:
+
+    * `:width` - D, that of slots; it must be given
+    * `:batch` - how many sequences it is for, B; 1 by default
+    * `:layers` - 1 by default
+    * `:short_slots` - S, 32768 by default; memory is taken as they are written
+    * `:long_slots` - M, 1024 by default
+    * `:levels` - levels of the hierarchy with the long bank itself, 1 to 16; 3 by default
+    * `:ratio` - how many slots of a level make one of the next, 2 or more; 4 by default
+    * `:init` - what the long banks have at first: `:zeros`, the default, or `{:normal, deviation, seed}`
+    * `:type` - `:f32`, the default, or another type of floats
+    * `:backend` - `:cpu`, the default, or `{:cuda, ordinal}`
+
+      iex> Sidewinder.MMRec.Memory.new(width: 16, layers: 2)
+      #Sidewinder.MMRec.Memory<f32, 2 layers of width 16, batch 1, 0 of 32768 short slots, 1024 long slots in 3 levels, cpu>
+  """
+  @spec new(keyword) :: t
+  def new(options) do
+    memory =
+      described!(Keyword.merge(@defaults, Options.known!(options, Keyword.keys(@defaults))))
+
+    count = count!(:layers, memory.layers, 65_536)
+    layers = for layer <- 0..(count - 1), do: layer(memory, layer)
+    %{memory | layers: List.to_tuple(layers)}
+  end
+
+  defp described!(options) do
+    %{batch: batch, width: width} = memory = struct!(__MODULE__, options)
+    for name <- [:batch, :width], do: count!(name, Map.fetch!(memory, name), @most)
+
+    Options.check!(
+      batch * width,
+      batch * width <= @most,
+      :width,
+      "at most #{@most} with the batch"
+    )
+
+    for name <- [:short_slots, :long_slots], do: count!(name, Map.fetch!(memory, name), @most)
+    count!(:levels, memory.levels, 16)
+    ratio = memory.ratio
+    Options.check!(ratio, is_integer(ratio) and ratio in 2..@most, :ratio, "2 to #{@most}")
+    init!(memory.init)
+
+    unless memory.type in Tensor.float_types() do
+      expected = "f64, f32, bf16 or f16"
+      raise Error.new(:dtype, "type", expected: expected, got: Error.show(memory.type))
+    end
+
+    unless memory.backend == :cpu,
+      do: match?({:cuda, _}, memory.backend) || wrong_backend(memory.backend)
+
+    Held.ordinal!(device(memory))
+    memory
+  end
+
+  defp count!(name, value, most),
+    do: Options.check!(value, is_integer(value) and value in 1..most, name, "1 to #{most}")
+
+  defp init!(:zeros), do: :ok
+
+  defp init!({:normal, deviation, seed})
+       when is_number(deviation) and deviation >= 0 and is_integer(seed),
+       do: :ok
+
+  defp init!(other), do: Options.wrong!(:init, ":zeros or {:normal, deviation, seed}", other)
+
+  defp wrong_backend(other), do: Options.wrong!(:backend, ":cpu or {:cuda, ordinal}", other)
+
+  # A layer: the rows of the short bank that have been written and are still there, of which the last is in the slot
+  # before the cursor; and the long bank with the levels above it.
+  defp layer(memory, index) do
+    filled(memory, %{short: nil, short_cursor: 0, long: long(memory, index), long_cursor: 0})
+  end
+
+  defp long(%{init: :zeros} = memory, _index) do
+    zeros = zeros(memory, memory.long_slots)
+    {zeros, zeros}
+  end
+
+  defp long(%{init: {:normal, deviation, seed}} = memory, index) do
+    shape = {memory.batch, memory.long_slots, memory.width}
+
+    normal =
+      &(shape |> RandomInputs.normal(memory.type, deviation, {seed, index, &1}) |> here(memory))
+
+    {normal.("k"), normal.("v")}
+  end
+
+  # Memory that cannot be had is an error in the native library, and the end of the VM for a binary made here.
+  defp zeros(memory, slots) do
+    %{tensors: [tensor]} = held = Held.new(memory.type, [shape(memory, slots)], ordinal(memory))
+    %{data: zero} = Tensor.from_list([0], memory.type, {1})
+    row = :binary.copy(zero, memory.batch * memory.width)
+    zero = here(Tensor.new(row, memory.type, {memory.batch, memory.width}), memory)
+
+    Kernel.run(:write_long, [{"bank", tensor}, {"summary", zero}], %{policy: "broadcast"},
+      backend: memory.backend
+    )
+
+    [zeros] = Held.rows(held, 0, slots)
+    zeros
+  end
+
+  defp shape(memory, slots), do: [memory.batch, slots, memory.width]
+
+  defp device(%{backend: :cpu}), do: :host
+  defp device(%{backend: backend}), do: backend
+
+  defp ordinal(memory), do: Held.ordinal!(device(memory))
+
+  defp here(tensor, memory), do: Tensor.to_device(tensor, device(memory))
+
+  # A stale hierarchy would be a bug, so it is made with every long bank.
+  defp filled(%{levels: 1}, layer), do: Map.put(layer, :above, [])
+
+  defp filled(memory, %{long: {k, v}, long_cursor: cursor} = layer) do
+    options = [levels: memory.levels, ratio: memory.ratio, cursor: cursor]
+
+    Map.put(
+      layer,
+      :above,
+      Kernel.MMRec.hds_construct(k, v, [{:backend, memory.backend} | options])
+    )
+  end
+
+  @doc """
+  Writes rows into the short bank: slot `start + i` gets row `i`.
+
+    * `k`, `v` - `{B, n, D}`
+
+  Options:
+
+    * `:start` - the slot of the first row; the one after the last that was written by default
+    * `:mode` - `:ring`, the default, where slots are counted round and round and of more rows than slots the last ones
+      stay; or `:strict`, where rows past the last slot raise
+    * `:layer`
+
+  A start that is not the default one costs a copy of the bank.
+
+      iex> alias Sidewinder.{MMRec.Memory, Tensor}
+      iex> memory = Memory.new(width: 1, short_slots: 2, long_slots: 1)
+      iex> rows = Tensor.from_list([1, 2, 3], :f32, {1, 3, 1})
+      iex> {k, _v} = memory |> Memory.write_short(rows, rows) |> Memory.read(:short)
+      iex> Tensor.to_list(k)
+      [3.0, 2.0]
+      iex> Memory.write_short(memory, rows, rows, mode: :strict)
+      ** (Sidewinder.Error) write_short: start: expected room for 3 rows after it, of 2 slots, got 0. The mode `ring` goes on from the first slot
+  """
+  @spec write_short(t, Tensor.t(), Tensor.t(), keyword) :: t
+  def write_short(%__MODULE__{} = memory, k, v, options \\ []) do
+    options = Options.known!(options, [:start, :mode, :layer])
+    index = layer!(memory, options[:layer])
+    layer = elem(memory.layers, index)
+    {batch, count, width} = rows!(memory, k)
+    [k, v] = for {name, t} <- [k: k, v: v], do: tensor!(memory, name, t, {batch, count, width})
+    start = start!(options[:start], layer.short_cursor)
+    mode!(memory, options[:mode] || :ring, start, count)
+    put(memory, index, short(memory, layer, [k, v], start, count))
+  end
+
+  defp rows!(%{batch: batch, width: width}, %Tensor{shape: {batch, count, width}}),
+    do: {batch, count, width}
+
+  defp rows!(%{batch: batch, width: width}, other),
+    do: wrong_tensor("k", "{#{batch}, n, #{width}}", other)
+
+  defp tensor!(memory, name, %Tensor{shape: shape, type: type} = tensor, shape) do
+    unless type == memory.type do
+      hint = "A memory has one type; convert with Sidewinder.Tensor.cast/2"
+      raise Error.new(:dtype, "#{name}", expected: "#{memory.type}", got: "#{type}", hint: hint)
+    end
+
+    here(tensor, memory)
+  end
+
+  defp tensor!(_memory, name, other, shape), do: wrong_tensor("#{name}", inspect(shape), other)
+
+  defp wrong_tensor(name, expected, %Tensor{shape: shape}),
+    do: raise(Error.new(:shape, name, expected: "shape #{expected}", got: inspect(shape)))
+
+  defp wrong_tensor(name, _expected, other),
+    do: Options.wrong_argument!(name, "a Sidewinder.Tensor", other)
+
+  defp start!(nil, cursor), do: cursor
+
+  defp start!(start, _cursor),
+    do: Options.check!(start, slot?(start), :start, "a slot, not negative")
+
+  defp slot?(slot), do: is_integer(slot) and slot >= 0 and slot < 0x4000000000000000
+
+  defp mode!(_memory, :ring, _start, _count), do: :ok
+
+  defp mode!(%{short_slots: slots}, :strict, start, count) when start + count <= slots, do: :ok
+
+  defp mode!(%{short_slots: slots}, :strict, start, count) do
+    raise Error.new(:option, "start",
+            op: "write_short",
+            expected: "room for #{count} rows after it, of #{slots} slots",
+            got: "#{start}",
+            hint: "The mode `ring` goes on from the first slot"
+          )
+  end
+
+  defp mode!(_memory, other, _start, _count),
+    do: Options.wrong!(:mode, ":ring or :strict", other)
+
+  defp short(_memory, layer, _rows, _start, 0), do: layer
+
+  # None of the rows that are there stays.
+  defp short(%{short_slots: slots} = memory, layer, rows, start, count) when count >= slots,
+    do: whole(memory, layer, rows, Integer.mod(-count, slots), start + count)
+
+  defp short(memory, %{short: nil} = layer, rows, start, count),
+    do: behind(memory, layer, held(memory, count), rows, start, count)
+
+  defp short(%{short_slots: slots} = memory, layer, rows, start, count) do
+    if rem(start, slots) == rem(layer.short_cursor, slots),
+      do: behind(memory, layer, layer.short, rows, start, count),
+      else: elsewhere(memory, layer, rows, start, count)
+  end
+
+  defp behind(memory, layer, held, rows, start, count) do
+    held = Held.claim(held, count, memory.short_slots)
+    into(memory, held, rows, %{start: held.length, mode: "strict"})
+    held = Held.extended(held, count, memory.short_slots)
+    %{layer | short: held, short_cursor: start + count}
+  end
+
+  # Rows behind the cursor would no longer be neighbours.
+  defp elsewhere(%{short_slots: slots} = memory, layer, rows, start, count) do
+    {k, v} = whole_short(memory, layer)
+
+    banks =
+      for {bank, rows} <- Enum.zip([k, v], rows),
+          do: Kernel.MMRec.write_short(bank, rows, start: start, backend: memory.backend)
+
+    whole(memory, layer, banks, Integer.mod(-(start + count), slots), start + count)
+  end
+
+  # All slots, the one at the cursor first.
+  defp whole(%{short_slots: slots} = memory, layer, rows, start, cursor) do
+    held = memory |> held(slots, slots) |> Held.claim(slots)
+    into(memory, held, rows, %{start: start, mode: "ring"})
+    %{layer | short: Held.extended(held, slots, slots), short_cursor: cursor}
+  end
+
+  @room 64
+
+  # Keys and values.
+  defp held(%{short_slots: slots} = memory, count),
+    do: held(memory, count, max(count, min(@room, slots)))
+
+  defp held(memory, _count, room) do
+    shape = shape(memory, room)
+    Held.new(memory.type, [shape, shape], ordinal(memory))
+  end
+
+  defp into(memory, held, rows, options) do
+    for {bank, rows} <- Enum.zip(held.tensors, rows) do
+      inputs = [{"bank", bank}, {"rows", rows}]
+      Kernel.run(:write_short, inputs, options, backend: memory.backend)
+    end
+  end
+
+  defp put(memory, index, layer), do: %{memory | layers: put_elem(memory.layers, index, layer)}
+
+  @doc """
+  Writes a summary into the long bank, and makes the hierarchy above it anew.
+
+    * `k`, `v` - `{B, D}`
+
+  Options:
+
+    * `:policy` - `:ring`, the default: into the slot at the cursor, which goes on by one; `:ema`: each slot becomes
+      `decay slot + (1 - decay) summary`; or `:broadcast`: into all slots, which makes attention over them the same for
+      all queries
+    * `:decay` - 0.99 by default
+    * `:layer`
+  """
+  @spec write_long(t, Tensor.t(), Tensor.t(), keyword) :: t
+  def write_long(%__MODULE__{} = memory, k, v, options \\ []) do
+    options = Options.known!(options, [:policy, :decay, :layer])
+    index = layer!(memory, options[:layer])
+    %{long: {k_bank, v_bank}, long_cursor: cursor} = layer = elem(memory.layers, index)
+    shape = {memory.batch, memory.width}
+    [k, v] = for {name, t} <- [k: k, v: v], do: tensor!(memory, name, t, shape)
+    policy = options[:policy] || :ring
+    policies = [:ring, :ema, :broadcast]
+    Options.check!(policy, policy in policies, :policy, ":ring, :ema or :broadcast")
+
+    how = [
+      policy: policy,
+      cursor: cursor,
+      backend: memory.backend,
+      decay: decay!(options[:decay])
+    ]
+
+    new = &Kernel.MMRec.write_long(&1, &2, how)
+    layer = %{layer | long: {new.(k_bank, k), new.(v_bank, v)}}
+    layer = if policy == :ring, do: %{layer | long_cursor: cursor + 1}, else: layer
+    put(memory, index, filled(memory, layer))
+  end
+
+  defp decay!(nil), do: nil
+
+  defp decay!(decay) do
+    valid = is_number(decay) and decay >= 0 and decay <= 1
+    Options.check!(decay, valid, :decay, "a number from 0 to 1") * 1.0
+  end
+
+  @doc """
+  The keys and values of a bank, `:short` or `:long`: `{B, S, D}` or `{B, M, D}`, in order of slots. Option: `:layer`.
+  """
+  @spec read(t, :short | :long, keyword) :: pair
+  def read(%__MODULE__{} = memory, bank, options \\ []) do
+    layer = the_layer!(memory, options)
+
+    case bank!(bank) do
+      :long -> layer.long
+      :short -> whole_short(memory, layer)
+    end
+  end
+
+  defp bank!(bank) when bank in [:short, :long], do: bank
+  defp bank!(other), do: Options.wrong_argument!("bank", ":short or :long", other)
+
+  defp whole_short(memory, %{short: nil}) do
+    zeros = zeros(memory, memory.short_slots)
+    {zeros, zeros}
+  end
+
+  defp whole_short(%{short_slots: slots} = memory, %{short: held, short_cursor: cursor}) do
+    count = held.length - held.first
+    zeros = if count < slots, do: zeros(memory, slots)
+
+    banks =
+      for rows <- Held.rows(held, held.first, count) do
+        start = Integer.mod(cursor - count, slots)
+        bank = zeros || rows
+        Kernel.MMRec.write_short(bank, rows, start: start, backend: memory.backend)
+      end
+
+    List.to_tuple(banks)
+  end
+
+  @doc """
+  The keys and values of one slot of the short bank, `{B, D}`. Option: `:layer`.
+
+      iex> memory = Sidewinder.MMRec.Memory.new(width: 2, short_slots: 4)
+      iex> {k, _v} = Sidewinder.MMRec.Memory.read_step(memory, 3)
+      iex> k
+      #Sidewinder.Tensor<f32 (1, 2) [0.0, 0.0]>
+      iex> Sidewinder.MMRec.Memory.read_step(memory, 4)
+      ** (Sidewinder.Error) step: expected 0 to 3, got 4
+  """
+  @spec read_step(t, non_neg_integer, keyword) :: pair
+  def read_step(memory, step, options \\ [])
+
+  def read_step(%__MODULE__{short_slots: slots} = memory, step, options)
+      when is_integer(step) and step >= 0 and step < slots do
+    %{short: held, short_cursor: cursor} = the_layer!(memory, options)
+    # How many rows before the cursor it is.
+    back = slots - Integer.mod(step - cursor, slots)
+
+    tensors =
+      if held != nil and back <= held.length - held.first,
+        do: Held.rows(held, held.length - back, 1),
+        else: List.duplicate(zeros(memory, 1), 2)
+
+    [k, v] = for t <- tensors, do: Tensor.reshape(t, {memory.batch, memory.width})
+    {k, v}
+  end
+
+  def read_step(%__MODULE__{short_slots: slots}, other, _options),
+    do: Options.wrong_argument!("step", "0 to #{slots - 1}", other)
+
+  @doc """
+  The keys and values of a level of the hierarchy: 0 is the long bank, and -1, the default, or more than there are is the
+  top. Option: `:layer`.
+  """
+  @spec query(t, integer, keyword) :: pair
+  def query(memory, level \\ -1, options \\ [])
+
+  def query(%__MODULE__{levels: levels} = memory, level, options)
+      when is_integer(level) and level >= -1 do
+    %{long: long, above: above} = the_layer!(memory, options)
+    level = if level == -1, do: levels - 1, else: min(level, levels - 1)
+    Enum.at([long | above], level)
+  end
+
+  def query(%__MODULE__{}, other, _options),
+    do: Options.wrong_argument!("level", "-1 or more", other)
+
+  @doc """
+  How many rows, or summaries by the policy `:ring`, a bank has had; the next one goes into this slot, counted round and
+  round. Option: `:layer`.
+  """
+  @spec cursor(t, :short | :long, keyword) :: non_neg_integer
+  def cursor(%__MODULE__{} = memory, bank, options \\ []) do
+    layer = the_layer!(memory, options)
+    if bank!(bank) == :short, do: layer.short_cursor, else: layer.long_cursor
+  end
+
+  defp the_layer!(memory, options) do
+    options = Options.known!(options, [:layer])
+    elem(memory.layers, layer!(memory, options[:layer]))
+  end
+
+  defp layer!(_memory, nil), do: 0
+
+  defp layer!(%{layers: layers}, layer) do
+    most = tuple_size(layers) - 1
+
+    Options.check!(
+      layer,
+      is_integer(layer) and layer in 0..most,
+      :layer,
+      "0 to #{most}"
+    )
+  end
+
+  @doc "The memory as `new/1` made it, or, if it was restored, with the content that its `:init` says."
+  @spec reset(t) :: t
+  def reset(%__MODULE__{layers: layers} = memory) do
+    layers = for index <- 0..(tuple_size(layers) - 1), do: layer(memory, index)
+    %{memory | layers: List.to_tuple(layers)}
+  end
+
+  @doc """
+  All that the memory holds, as the bytes of a safetensors file: for each layer `i` and bank `short` and `long` the
+  tensors `layer.i.bank.k` and `layer.i.bank.v`, and `layer.i.bank.cursor`, `{1}` of I64. Bytes of the same memory are the
+  same everywhere.
+
+      iex> alias Sidewinder.{MMRec.Memory, Safetensors}
+      iex> dump = Memory.dump(Memory.new(width: 2, short_slots: 4, long_slots: 4, init: {:normal, 0.02, 1}))
+      iex> Enum.sort(Map.keys(Safetensors.decode(dump)))
+      ["layer.0.long.cursor", "layer.0.long.k", "layer.0.long.v",
+        "layer.0.short.cursor", "layer.0.short.k", "layer.0.short.v"]
+      iex> Memory.dump(Memory.restore(dump)) == dump
+      true
+  """
+  @spec dump(t) :: binary
+  def dump(%__MODULE__{layers: layers} = memory) do
+    banks = for index <- 0..(tuple_size(layers) - 1), bank <- [:short, :long], do: {index, bank}
+
+    banks
+    |> Enum.flat_map(fn {index, bank} ->
+      {k, v} = read(memory, bank, layer: index)
+      cursor = <<cursor(memory, bank, layer: index)::signed-native-64>>
+      named = [k: Tensor.to_host(k), v: Tensor.to_host(v), cursor: Tensor.new(cursor, :i64, {1})]
+      for {part, tensor} <- named, do: {name(index, bank, part), tensor}
+    end)
+    |> Safetensors.encode()
+  end
+
+  defp name(layer, bank, part), do: "layer.#{layer}.#{bank}.#{part}"
+
+  @doc """
+  The memory that a dump is of. Options are `:levels`, `:ratio`, `:init` and `:backend` as in `new/1`, which the dump
+  does not tell.
+
+  Raises `Sidewinder.Error` of kind `:argument` for what is no dump, or a damaged one.
+  """
+  @spec restore(binary, keyword) :: t
+  def restore(dump, options \\ []) do
+    options = Options.known!(options, [:levels, :ratio, :init, :backend])
+    tensors = Safetensors.decode(dump)
+    count = div(map_size(tensors), 6)
+
+    unless count > 0 and map_size(tensors) == 6 * count,
+      do: no_dump("six tensors for each layer", "#{map_size(tensors)}")
+
+    short = bank!(tensors, 0, :short)
+    long = bank!(tensors, 0, :long)
+    {batch, slots, width} = short.shape
+
+    sizes = [
+      batch: batch,
+      width: width,
+      short_slots: slots,
+      long_slots: elem(long.shape, 1),
+      type: short.type,
+      layers: {}
+    ]
+
+    memory = @defaults |> Keyword.merge(options) |> Keyword.merge(sizes) |> described!()
+
+    layers = for layer <- 0..(count - 1), do: restored(memory, tensors, layer)
+    %{memory | layers: List.to_tuple(layers)}
+  end
+
+  defp restored(memory, tensors, layer) do
+    [{k, v}, long] =
+      for {bank, slots} <- [short: memory.short_slots, long: memory.long_slots] do
+        shape = {memory.batch, slots, memory.width}
+        [k, v] = for part <- [:k, :v], do: part!(tensors, layer, bank, part, {shape, memory.type})
+        {here(k, memory), here(v, memory)}
+      end
+
+    [short_cursor, long_cursor] = for bank <- [:short, :long], do: cursor!(tensors, layer, bank)
+    empty = %{short: nil, short_cursor: 0, long: long, long_cursor: long_cursor}
+    start = Integer.mod(-short_cursor, memory.short_slots)
+    filled(memory, whole(memory, empty, [k, v], start, short_cursor))
+  end
+
+  defp bank!(tensors, layer, bank) do
+    case tensors[name(layer, bank, :k)] do
+      %{shape: {_, _, _}} = tensor -> tensor
+      other -> no_dump("#{name(layer, bank, :k)} of three axes", show(other))
+    end
+  end
+
+  defp part!(tensors, layer, bank, part, {shape, type} = expected) do
+    case tensors[name(layer, bank, part)] do
+      %{shape: ^shape, type: ^type} = tensor ->
+        tensor
+
+      other ->
+        no_dump(
+          "#{name(layer, bank, part)} of #{type} #{inspect(elem(expected, 0))}",
+          show(other)
+        )
+    end
+  end
+
+  defp cursor!(tensors, layer, bank) do
+    case tensors[name(layer, bank, :cursor)] do
+      %{type: :i64, data: <<cursor::signed-native-64>>} when cursor >= 0 ->
+        Options.check!(cursor, slot?(cursor), :cursor, "less than 2^62")
+
+      other ->
+        no_dump("#{name(layer, bank, :cursor)}, one number of i64, not negative", show(other))
+    end
+  end
+
+  defp show(nil), do: "none"
+  defp show(tensor), do: inspect(tensor)
+
+  defp no_dump(expected, got) do
+    raise Error.new(:argument, "dump",
+            expected: expected,
+            got: got,
+            hint: "It is what Sidewinder.MMRec.Memory.dump/1 gives"
+          )
+  end
+
+  defimpl Inspect do
+    alias Sidewinder.{Device, MMRec.Memory}
+
+    def inspect(%Memory{layers: layers} = memory, _opts) do
+      [first | _] = Tuple.to_list(layers)
+      count = tuple_size(layers)
+      written = if first.short, do: first.short.length - first.short.first, else: 0
+
+      "#Sidewinder.MMRec.Memory<#{memory.type}, #{count} #{if count == 1, do: "layer", else: "layers"} of width " <>
+        "#{memory.width}, batch #{memory.batch}, #{written} of #{memory.short_slots} short slots, " <>
+        "#{memory.long_slots} long slots in #{memory.levels} levels, #{Device.name(memory.backend)}>"
+    end
+  end
+end

@@ -1,0 +1,44 @@
+defmodule Sidewinder.Block.HdsConstruct do
+  @moduledoc """
+  `Sidewinder.hds_construct/3` in the graph of a compiler; see `Sidewinder.Block.SelectiveScan`.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.HdsConstruct,
+    gradient: Sidewinder.Block.HdsConstructBackward
+
+  defstruct levels: 3, ratio: 4, cursor: 0, inputs: [], target: []
+
+  alias Sidewinder.Reference.HdsConstruct
+
+  # A level is there if there are more than its number.
+  outputs =
+    for level <- 1..15, name <- [:k, :v] do
+      slots = {:by, {HdsConstruct, :slots, [level]}}
+      {:"#{name}#{level}", :storage, [:b, slots, :d], {:more, :levels, level}}
+    end
+
+  @table %{
+    name: :hds_construct,
+    inputs: %{"k" => {:storage, [[:b, :m, :d]]}, "v" => {:storage, [[:b, :m, :d]]}},
+    optional: [],
+    options: [levels: :size, ratio: :size, cursor: :count],
+    outputs: outputs,
+    hint: "A bank is {batch, slots, width}, and k and v are alike"
+  }
+
+  @impl true
+  def table, do: @table
+
+  @doc false
+  def call(op, k, v, opts) do
+    levels = op |> Sidewinder.Op.call([{"k", k}, {"v", v}], opts) |> Keyword.values()
+    levels |> Enum.chunk_every(2) |> Enum.map(&List.to_tuple/1) |> List.to_tuple()
+  end
+end
+
+defmodule Sidewinder.Block.HdsConstructBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.HdsConstruct`."
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.HdsConstruct,
+    gradient_of: Sidewinder.Block.HdsConstruct
+end

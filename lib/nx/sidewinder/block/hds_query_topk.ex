@@ -1,0 +1,42 @@
+defmodule Sidewinder.Block.HdsQueryTopk do
+  @moduledoc """
+  `Sidewinder.hds_query_topk/4` in the graph of a compiler; see `Sidewinder.Block.SelectiveScan`.
+
+  Its gradient is that of attention over the slots that were found, in pure Nx.
+  """
+  @behaviour Sidewinder.Op
+
+  alias Sidewinder.Op.Gradient
+  alias Sidewinder.Reference.HdsQueryTopk
+
+  defstruct levels: 3, ratio: 4, top_k: 4, inputs: [], target: []
+
+  @impl true
+  def table do
+    %{
+      name: :hds_query_topk,
+      inputs: %{
+        "q" => {:storage, [[:b, :l, :d]]},
+        "k" => {:storage, [[:b, :m, :d], [1, :m, :d]]},
+        "v" => {:storage, [[:b, :m, :d], [1, :m, :d]]}
+      },
+      optional: [],
+      options: [levels: :size, ratio: :size, top_k: :size],
+      outputs: [
+        {:context, :storage, [:b, :l, :d], :always},
+        {:slots, :index, [:b, :l, {:by, {HdsQueryTopk, :candidates, []}}], :always}
+      ],
+      hint: "q is {batch, length, width}, and a memory {batch or 1, slots, width}"
+    }
+  end
+
+  @impl true
+  defdelegate body(op, inputs), to: HdsQueryTopk
+
+  @impl true
+  def gradient(_op, given) do
+    gradients = HdsQueryTopk.gradient(Map.new(given))
+    tensors = for {name, t} <- given, name in ~w(q k v dcontext), do: {name, t}
+    Map.new(gradients, fn {name, t} -> {name, Gradient.last(t, tensors, __MODULE__)} end)
+  end
+end

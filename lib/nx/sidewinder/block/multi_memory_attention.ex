@@ -1,0 +1,44 @@
+defmodule Sidewinder.Block.MultiMemoryAttention do
+  @moduledoc """
+  `Sidewinder.multi_memory_attention/5`, as one kernel where the caller is the Evaluator or no graph at all.
+
+  Other compilers get it as its parts, so this struct is in none of their graphs.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.MultiMemoryAttention,
+    gradient: Sidewinder.Block.MultiMemoryAttentionBackward
+
+  defstruct heads: 1, return_lse: false, inputs: [], target: []
+
+  @impl true
+  def table do
+    %{
+      name: :multi_memory_attention,
+      composed: true,
+      params: %{required: ~w(waq wao), optional: ~w(baq bao)},
+      inputs: %{
+        "h" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]},
+        "k_mem" => {:storage, [[:b, :s, :d], [1, :s, :d]]},
+        "v_mem" => {:storage, [[:b, :s, :d], [1, :s, :d]]},
+        "q_in" => {:storage, [[:b, :l, :d]]},
+        "waq" => {:storage, [[:d, :d]]},
+        "baq" => {:storage, [[:d]]},
+        "wao" => {:storage, [[:d, :d]]},
+        "bao" => {:storage, [[:d]]}
+      },
+      optional: [q_in: "q_in"],
+      options: [heads: :size, return_lse: {:here, :flag}],
+      outputs: [
+        {:y, :storage, [:b, :l, :d], :always},
+        {:lse, :wide, [:b, :heads, :l], :return_lse}
+      ],
+      hint:
+        "h is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
+    }
+  end
+end
+
+defmodule Sidewinder.Block.MultiMemoryAttentionBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.MultiMemoryAttention`, as one kernel."
+  use Sidewinder.Op, gradient_of: Sidewinder.Block.MultiMemoryAttention
+end

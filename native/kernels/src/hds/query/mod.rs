@@ -1,0 +1,156 @@
+//! Attention of queries over the slots that a walk down the hierarchy of a memory finds for each of them. With
+//! `ratio` slots to one of the next level, exactly:
+//!
+//! ```text
+//! candidates = all slots of the top level
+//! at each level above the bank: of the candidates keep the top_k of the largest q.k[j], fewer if there are fewer
+//!                               candidates = their children, ratio j to ratio j + ratio - 1, in order
+//! slots = the candidates of the bank       context = softmax(q.k[slots] / sqrt(D)) v[slots]
+//! ```
+//!
+//! Of equal scores the lower slot counts more, and a score that is NaN counts less than any other; it makes the
+//! context NaN where it is among the last candidates. A row so costs `top_k ratio` products a level, whatever the
+//! size of the memory. One memory, of batch 1, may serve all queries. The levels are those of
+//! [`HdsConstruct`](super::HdsConstruct), not rounded; scores and sums are f32 (f64 for f64 storage).
+
+mod cpu;
+mod cuda;
+mod reference;
+
+use super::{LEVELS, Levels, RATIO, within};
+use crate::cuda::{Buffer, Lane};
+use crate::error::{Error, Kind, Result};
+use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// The options.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// How many levels there are, that of the bank among them; 3 by default.
+    pub levels: usize,
+    /// How many slots of a level make one of the next; 4 by default.
+    pub ratio: usize,
+    /// How many candidates go on to the next level down; 4 by default.
+    pub top_k: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { levels: 3, ratio: 4, top_k: 4 }
+    }
+}
+
+/// A checked call.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// The sizes of the hierarchy, whose batch is that of the memory.
+    pub levels: Levels,
+    /// Batch size of the queries, `B` in the shapes.
+    pub batch: usize,
+    /// Queries of a batch, `L`.
+    pub length: usize,
+    /// Slots of a level that make one of the next.
+    pub ratio: usize,
+    /// How many candidates go on.
+    pub top_k: usize,
+    /// The storage type.
+    pub dtype: DType,
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let Options { levels, ratio, top_k } = *options;
+        let (q, k) = (inputs.get("q")?, inputs.get("k")?);
+        let sizes = Levels::new("k", k, &super::Options { levels, ratio, cursor: 0 })?;
+        let &[batch, length, width] = &q.shape[..] else {
+            return Err(op::wrong_shape("q", "(B, L, D)", q));
+        };
+        if width != sizes.width || (sizes.batch != batch && sizes.batch != 1) {
+            let expected = format!("({batch} or 1, M, {width})");
+            return Err(op::wrong_shape("k", &expected, k).hint("Queries and memory have the width in common"));
+        }
+        within("top_k", top_k, 1..=usize::MAX)?;
+        let problem = Problem { levels: sizes, batch, length, ratio, top_k, dtype: q.dtype };
+        problem.exact()?;
+        op::same_shape(inputs, "v", &k.shape).map(|()| problem)
+    }
+
+    /// That slots have children, and numbers that fit.
+    fn exact(&self) -> Result<()> {
+        let sizes = &self.levels.sizes;
+        let slots = |expected: String| Err(Error::new(Kind::Shape, "k").expected(expected).got(sizes[0]));
+        match self.ratio.checked_pow(sizes.len() as u32 - 1) {
+            Some(parts) if sizes[0].is_multiple_of(parts) => {}
+            _ => return slots(format!("slots that are a multiple of {}^{}", self.ratio, sizes.len() - 1)),
+        }
+        if sizes[0] > i32::MAX as usize {
+            return slots("fewer than 2^31 slots".to_string());
+        }
+        Ok(())
+    }
+
+    /// How many candidates each level has, the bank's first.
+    pub fn candidates(&self) -> Vec<usize> {
+        let mut counts = vec![self.levels.sizes[self.levels.sizes.len() - 1]];
+        for _ in 1..self.levels.sizes.len() {
+            counts.push(self.top_k.min(counts[counts.len() - 1]) * self.ratio);
+        }
+        counts.reverse();
+        counts
+    }
+
+    /// What scores are multiplied by.
+    pub fn scale(&self) -> f64 {
+        1.0 / (self.levels.width.max(1) as f64).sqrt()
+    }
+
+    /// The memory that the queries of a batch go to.
+    pub fn memory(&self, batch: usize) -> usize {
+        if self.levels.batch == 1 { 0 } else { batch }
+    }
+}
+
+/// Attention over the slots that a walk down the hierarchy finds.
+pub struct HdsQueryTopk;
+
+impl Op for HdsQueryTopk {
+    const NAME: &'static str = "hds_query_topk";
+    const ABOUT: &'static str = "Attention over the slots that a walk down the levels of a memory finds";
+    const INPUTS: &'static [Slot] =
+        &[Slot::new("q", "(B, L, D)"), Slot::new("k", "(B|1, M, D)"), Slot::new("v", "(B|1, M, D)")];
+    const OPTIONS: &'static [OptionDoc] = &[
+        LEVELS,
+        RATIO,
+        OptionDoc { name: "top_k", takes: "integer", help: "how many candidates of a level go on; 4 by default" },
+    ];
+    const COTANGENTS: &'static [&'static str] = &[];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let Problem { batch, length, dtype, .. } = *problem;
+        let context = Spec::new(dtype, &[batch, length, problem.levels.width])?;
+        let slots = Spec::new(DType::I32, &[batch, length, problem.candidates()[0]])?;
+        Ok([("context", context), ("slots", slots)].into_iter().collect())
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::forward(problem, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::forward(problem, inputs)
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::forward(problem, inputs, outputs, lane)
+    }
+}

@@ -1,0 +1,43 @@
+// What is written into the slots of a bank, a thread an element: rows into neighbouring slots of a ring, or a summary
+// into one slot or all.
+
+#ifdef SHORT
+
+struct Params {
+    const STORAGE* rows;
+    STORAGE* bank;
+    i64 batch, slots, count, width;
+    i64 first, slot;  // the first row that stays, and its slot
+};
+
+extern "C" __global__ void write_short(Params p) {
+    i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x, stay = p.count - p.first;
+    i64 column = id % p.width, row = id / p.width, i = row % stay, batch = row / stay;
+    if (batch >= p.batch) return;
+    i64 slot = (p.slot + i) % p.slots;
+    p.bank[(batch * p.slots + slot) * p.width + column] = p.rows[(batch * p.count + p.first + i) * p.width + column];
+}
+
+#else
+
+struct Params {
+    const STORAGE* summary;
+    STORAGE* bank;
+    i64 batch, slots, width;
+    i64 first, count;  // the slots that take it in
+    double decay;      // how much of them stays
+};
+
+extern "C" __global__ void write_long(Params p) {
+    i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    i64 column = id % p.width, row = id / p.width, slot = p.first + row % p.count, batch = row / p.count;
+    if (batch >= p.batch) return;
+    const STORAGE& summary = p.summary[batch * p.width + column];
+    STORAGE& to = p.bank[(batch * p.slots + slot) * p.width + column];
+    if (p.decay == 0)
+        to = summary;
+    else
+        narrow(fma((REAL)p.decay, (REAL)widen(to), (REAL)(1 - p.decay) * widen(summary)), to);
+}
+
+#endif

@@ -1,0 +1,204 @@
+//! A summary into a bank of slots:
+//!
+//! ```text
+//! ring:       bank[cursor mod M] = summary
+//! ema:        bank[j] = decay bank[j] + (1 - decay) summary       for all j
+//! broadcast:  bank[j] = summary                                   for all j
+//! ```
+
+use super::WRITE;
+use crate::cpu::pool::Shared;
+use crate::cpu::strips::Strips;
+use crate::cpu::{Exec, Real, Storage, Vector, Work};
+use crate::cuda::{Buffer, Lane, Source, launch_each, types};
+use crate::error::{Error, Kind, Result};
+use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::tensor::{Spec, View, ViewMut};
+use crate::with_type;
+use ndarray::{ArrayD, Axis};
+use serde::Deserialize;
+
+const SOURCE: Source = Source { name: "write_long", text: WRITE };
+
+/// Which slots take a summary in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// The one at the cursor.
+    #[default]
+    Ring,
+    /// All, each as a part of its average.
+    Ema,
+    /// All. They are then equal, and attention over them no longer depends on the query.
+    Broadcast,
+}
+
+/// The options.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Which slots take it in.
+    pub policy: Policy,
+    /// The slot of a ring, counted round and round; 0 by default.
+    pub cursor: usize,
+    /// How much of a slot stays in an average, from 0 to 1; 0.99 by default.
+    pub decay: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { policy: Policy::Ring, cursor: 0, decay: 0.99 }
+    }
+}
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Type and shape of the bank.
+    pub bank: Spec,
+    /// Batch size, `B` in the shapes.
+    pub batch: usize,
+    /// Slots, `M`.
+    pub slots: usize,
+    /// Width, `D`.
+    pub width: usize,
+    /// The first slot that takes it in.
+    pub first: usize,
+    /// How many slots do.
+    pub count: usize,
+    /// How much of a slot stays.
+    pub decay: f64,
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let bank = *inputs.get("bank")?;
+        let (batch, slots, width) = match bank.shape[..] {
+            [batch, slots, width] if slots > 0 => (batch, slots, width),
+            _ => {
+                let expected = "(B, M, D) with at least one slot";
+                return Err(op::wrong_shape("bank", expected, &bank).hint("A bank is batch, slots and width"));
+            }
+        };
+        op::same_shape(inputs, "summary", &[batch, width]).map_err(|e| e.hint("One row for each of the batch"))?;
+        let Options { policy, cursor, decay } = *options;
+        if !(0.0..=1.0).contains(&decay) {
+            return Err(Error::new(Kind::Option, "decay").expected("a number from 0 to 1").got(decay));
+        }
+        let (first, count) = if policy == Policy::Ring { (cursor % slots, 1) } else { (0, slots) };
+        let decay = if policy == Policy::Ema { decay } else { 0.0 };
+        Ok(Problem { bank, batch, slots, width, first, count, decay })
+    }
+}
+
+/// A summary into a bank.
+pub struct WriteLong;
+
+/// The kernel's parameters; the same struct is declared in `write.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    summary: u64,
+    bank: u64,
+    batch: i64,
+    slots: i64,
+    width: i64,
+    first: i64,
+    count: i64,
+    decay: f64,
+}
+
+impl Op for WriteLong {
+    const NAME: &'static str = "write_long";
+    const ABOUT: &'static str = "A summary into the slots of a memory bank";
+    const INPUTS: &'static [Slot] = &[Slot::new("bank", "(B, M, D)"), Slot::new("summary", "(B, D)")];
+    const OPTIONS: &'static [OptionDoc] = &[
+        OptionDoc { name: "policy", takes: "text", help: "ring (the default), ema or broadcast: which slots take it" },
+        OptionDoc { name: "cursor", takes: "integer", help: "the slot of a ring; 0 by default" },
+        OptionDoc { name: "decay", takes: "float", help: "how much of a slot stays with ema; 0.99 by default" },
+    ];
+    const COTANGENTS: &'static [&'static str] = &[];
+    const IN_PLACE: &'static [&'static str] = &["bank"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        Ok([("bank", problem.bank)].into_iter().collect())
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+        let Problem { bank, batch, slots, width, first, count, decay } = *problem;
+        with_type!(bank.dtype, S => {
+            let summary = inputs.get("summary")?.slice::<S>()?;
+            let bank = Shared::new(outputs.expect("bank")?.slice::<S>()?);
+            let rows = batch * count;
+            Strips::new(exec, rows, width, rows * width, usize::MAX).for_each(|row, columns| {
+                let (batch, slot) = (row / count, first + row % count);
+                // SAFETY: strips share no element of (batch, slot, column).
+                let to = unsafe { bank.part((batch * slots + slot) * width + columns.start, columns.len()) };
+                let summary = &summary[batch * width..][columns];
+                if decay == 0.0 {
+                    return to.copy_from_slice(summary);
+                }
+                <S as Storage>::Wide::dispatch(exec.level, Average { summary, decay, to });
+            })
+        })
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        let Problem { first, count, decay, .. } = *problem;
+        let (mut bank, summary) = (inputs.get("bank")?.clone(), inputs.get("summary")?);
+        for slot in first..first + count {
+            let mut slot = bank.index_axis_mut(Axis(1), slot);
+            let new = match decay {
+                0.0 => summary.clone(),
+                _ => &slot * decay + summary * (1.0 - decay),
+            };
+            slot.assign(&new);
+        }
+        Ok([("bank", bank)].into_iter().collect())
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        let Problem { bank, batch, slots, width, first, count, decay } = *problem;
+        let params = Params {
+            summary: lane.address(inputs.get("summary")?)?,
+            bank: lane.address(outputs.get("bank")?)?,
+            batch: batch as i64,
+            slots: slots as i64,
+            width: width as i64,
+            first: first as i64,
+            count: count as i64,
+            decay,
+        };
+        let kernel = lane.device().kernel(&SOURCE, &types(bank.dtype))?;
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have these
+        // sizes.
+        unsafe { launch_each(lane, &kernel, batch * count * width, &params) }
+    }
+}
+
+/// Makes a summary a part of the average in a slot.
+struct Average<'a, S> {
+    summary: &'a [S],
+    decay: f64,
+    to: &'a mut [S],
+}
+
+impl<S: Storage> Work<S::Wide> for Average<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let (decay, rest) = (V::constant(self.decay), V::constant(1.0 - self.decay));
+        for (to, summary) in self.to.chunks_mut(V::LANES).zip(self.summary.chunks(V::LANES)) {
+            let new = S::load::<V>(summary).mul(rest);
+            S::store(S::load::<V>(to).mul_add(decay, new), to);
+        }
+    }
+}

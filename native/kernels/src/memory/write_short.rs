@@ -1,0 +1,174 @@
+//! Rows into a bank of slots that is a ring:
+//!
+//! ```text
+//! bank[(start + i) mod S] = rows[i]
+//! ```
+//!
+//! Of more rows than slots the last ones stay. In the mode `strict` rows past the last slot are an error.
+
+use super::WRITE;
+use crate::cpu::Exec;
+use crate::cuda::{Buffer, Lane, Source, launch_each, types};
+use crate::error::{Error, Kind, Result};
+use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::tensor::{Spec, View, ViewMut};
+use ndarray::{ArrayD, Axis};
+use serde::Deserialize;
+
+const SOURCE: Source = Source { name: "write_short", text: WRITE };
+
+/// What becomes of rows past the last slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// They go on from the first slot.
+    #[default]
+    Ring,
+    /// They are an error.
+    Strict,
+}
+
+/// The options.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// The slot of the first row, counted round and round; 0 by default.
+    pub start: usize,
+    /// What becomes of rows past the last slot.
+    pub mode: Mode,
+}
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Type and shape of the bank.
+    pub bank: Spec,
+    /// Batch size, `B` in the shapes.
+    pub batch: usize,
+    /// Slots, `S`.
+    pub slots: usize,
+    /// Rows, `N`.
+    pub rows: usize,
+    /// Width, `D`.
+    pub width: usize,
+    /// The slot of the first row.
+    pub start: usize,
+}
+
+impl Problem {
+    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let (bank, rows) = (*inputs.get("bank")?, inputs.get("rows")?);
+        let &[batch, slots, width] = &bank.shape[..] else {
+            return Err(op::wrong_shape("bank", "(B, S, D)", &bank).hint("A bank is batch, slots and width"));
+        };
+        let count = match rows.shape[..] {
+            [b, count, d] if b == batch && d == width => count,
+            _ => return Err(op::wrong_shape("rows", &format!("({batch}, N, {width})"), rows).hint("As the bank has")),
+        };
+        if slots == 0 && count > 0 {
+            return Err(op::wrong_shape("bank", "(B, S, D) with at least one slot", &bank).hint("Rows need a slot"));
+        }
+        let fits = options.start.checked_add(count).is_some_and(|end| end <= slots);
+        if options.mode == Mode::Strict && !fits {
+            return Err(Error::new(Kind::Option, "start")
+                .expected(format_args!("room for {count} rows after it, of {slots} slots"))
+                .got(options.start)
+                .hint("The mode `ring` goes on from the first slot"));
+        }
+        Ok(Problem { bank, batch, slots, rows: count, width, start: options.start % slots.max(1) })
+    }
+
+    /// The first row that stays, and its slot.
+    fn first(&self) -> (usize, usize) {
+        let row = self.rows.saturating_sub(self.slots);
+        (row, (self.start + row % self.slots.max(1)) % self.slots.max(1))
+    }
+
+    /// Neighbouring rows that go to neighbouring slots: first row, first slot and how many.
+    fn runs(&self) -> [(usize, usize, usize); 2] {
+        let (row, slot) = self.first();
+        let stay = self.rows - row;
+        let until_end = stay.min(self.slots - slot);
+        [(row, slot, until_end), (row + until_end, 0, stay - until_end)]
+    }
+}
+
+/// Rows into a bank.
+pub struct WriteShort;
+
+/// The kernel's parameters; the same struct is declared in `write.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    rows: u64,
+    bank: u64,
+    batch: i64,
+    slots: i64,
+    count: i64,
+    width: i64,
+    first: i64,
+    slot: i64,
+}
+
+impl Op for WriteShort {
+    const NAME: &'static str = "write_short";
+    const ABOUT: &'static str = "Rows into the slots of a memory bank";
+    const INPUTS: &'static [Slot] = &[Slot::new("bank", "(B, S, D)"), Slot::new("rows", "(B, N, D)")];
+    const OPTIONS: &'static [OptionDoc] = &[
+        OptionDoc { name: "start", takes: "integer", help: "the slot of the first row; 0 by default" },
+        OptionDoc { name: "mode", takes: "text", help: "ring (the default) or strict: of rows past the last slot" },
+    ];
+    const COTANGENTS: &'static [&'static str] = &[];
+    const IN_PLACE: &'static [&'static str] = &["bank"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        Problem::new(inputs, options)
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        Ok([("bank", problem.bank)].into_iter().collect())
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, _exec: &Exec) -> Result<()> {
+        let (from, to) = (inputs.get("rows")?.bytes(), outputs.expect("bank")?.bytes());
+        let row = problem.width * problem.bank.dtype.size();
+        for batch in 0..problem.batch {
+            for (first, slot, count) in problem.runs() {
+                let from = &from[(batch * problem.rows + first) * row..][..count * row];
+                to[(batch * problem.slots + slot) * row..][..count * row].copy_from_slice(from);
+            }
+        }
+        Ok(())
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        let (mut bank, rows) = (inputs.get("bank")?.clone(), inputs.get("rows")?);
+        for i in 0..problem.rows {
+            let slot = (problem.start + i) % problem.slots;
+            bank.index_axis_mut(Axis(1), slot).assign(&rows.index_axis(Axis(1), i));
+        }
+        Ok([("bank", bank)].into_iter().collect())
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        let Problem { bank, batch, slots, rows, width, .. } = *problem;
+        let (first, slot) = problem.first();
+        let params = Params {
+            rows: lane.address(inputs.get("rows")?)?,
+            bank: lane.address(outputs.get("bank")?)?,
+            batch: batch as i64,
+            slots: slots as i64,
+            count: rows as i64,
+            width: width as i64,
+            first: first as i64,
+            slot: slot as i64,
+        };
+        let kernel = lane.device().kernel(&SOURCE, &format!("{} -DSHORT", types(bank.dtype)))?;
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have these
+        // sizes.
+        unsafe { launch_each(lane, &kernel, batch * (rows - first) * width, &params) }
+    }
+}
