@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod check;
+pub mod cumulative;
 pub mod models;
 pub mod scans;
 
