@@ -65,8 +65,10 @@ __device__ __forceinline__ Factor scaled(REAL factor, REAL power) {
 }
 
 __device__ __forceinline__ REAL times(REAL v, Factor by) {
-    REAL bound = by.power < -60 ? (REAL)-60 : by.power > 60 ? (REAL)60 : by.power;
-    return by.power == 0 ? v * by.factor : power(v * by.factor, 40 * (int)bound);
+    if (by.power == 0) return v * by.factor;
+    Factor both = scaled(v, by.power);
+    REAL bound = both.power < -60 ? (REAL)-60 : both.power > 60 ? (REAL)60 : both.power;
+    return power(both.factor * by.factor, 40 * (int)bound);
 }
 
 // What a scan is made of:

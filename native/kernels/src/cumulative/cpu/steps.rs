@@ -69,8 +69,12 @@ fn scaled<V: Vector>([factor, power]: [V; 2]) -> [V; 2] {
 }
 
 #[inline(always)]
-fn unscaled<V: Vector>(state: V, [factor, mut power]: [V; 2]) -> V {
-    let (mut value, one) = (state.mul(factor), V::constant(1.0));
+fn unscaled<V: Vector>(state: V, [factor, power]: [V; 2]) -> V {
+    let (mut state, one) = ([state, power], V::constant(1.0));
+    for _ in 0..POWERS {
+        state = scaled(state);
+    }
+    let [mut value, mut power] = [state[0].mul(factor), state[1]];
     for _ in 0..POWERS {
         let (down, up) = (value.mul(V::constant(1.0 / STEP)), value.mul(V::constant(STEP)));
         value = up.where_less(V::zero(), power, down.where_less(power, V::zero(), value));
