@@ -53,7 +53,11 @@ defmodule Sidewinder.RandomInputs do
     "dt_bias" => {0, 0.1},
     "dt_b" => {-4, -2}
   }
-  @own_ranges %{"linear_scan" => %{"a" => {0.5, 1}}}
+  @own_ranges %{
+    "linear_scan" => %{"a" => {0.5, 1}},
+    "exp_product_scan" => %{"gamma" => {0.5, 1}},
+    "cumprod_scan" => %{"gamma" => {0.5, 1}}
+  }
 
   @doc """
   The inputs of `op`, in its order. Options:

@@ -10,6 +10,7 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Kernel.NN
   doctest Sidewinder.Kernel.Attention
   doctest Sidewinder.Kernel.Mamba
+  doctest Sidewinder.Kernel.MMRec
   doctest Sidewinder.KVCache
   doctest Sidewinder.Transformer
   doctest Sidewinder.Mamba

@@ -19,7 +19,7 @@ defmodule Sidewinder.GradientTest do
   end
 
   @golden ~w(selective_scan linear_scan causal_conv1d mamba_block rms_norm layer_norm layer_norm_gelu) ++
-            ~w(linear rope attention swiglu_mlp transformer_block)
+            ~w(exp_product_scan cumprod_scan linear rope attention swiglu_mlp transformer_block)
 
   for op <- @golden,
       backend <- @backends,

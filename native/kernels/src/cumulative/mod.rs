@@ -152,11 +152,9 @@ impl<T: Table> Op for Cumulative<T> {
 
     fn check(inputs: &Named<Spec>, options: &T::Options) -> Result<Problem> {
         let [x, start, ..] = T::NAMES;
-        // The gradient of a sum does not take the sequence itself.
-        let name = if inputs.find(x).is_some() { x } else { "dy" };
-        let sequence = *inputs.get(name)?;
+        let sequence = *inputs.get(x)?;
         let &[batch, heads, length, width] = &sequence.shape[..] else {
-            return Err(op::wrong_shape(name, "(B, H, L, W)", &sequence)
+            return Err(op::wrong_shape(x, "(B, H, L, W)", &sequence)
                 .hint("Layout is (batch, heads, length, channels of a head)"));
         };
         for name in [start, "dlast_state"] {
@@ -196,12 +194,6 @@ impl<T: Table> Op for Cumulative<T> {
 impl<T: Table> Differentiable for Cumulative<T> {
     const BACKWARD: &'static str = T::BACKWARD;
     const GIVEN: &'static [Slot] = T::GIVEN;
-
-    /// The gradient of the sequence is of the type and shape of `dy`.
-    fn gradients(inputs: &Named<Spec>) -> Named<Spec> {
-        let [_, start, dx, dstart] = T::NAMES;
-        op::gradients(inputs, &[("dy", dx), (start, dstart)])
-    }
 
     fn cpu_backward(
         call: &Gradient<Problem>,

@@ -52,7 +52,7 @@ pub fn backward(problem: &Problem, names: [&str; 4], inputs: &Named<ArrayD<f64>>
     let dy = inputs.get("dy")?;
     let zeros = || ArrayD::zeros(&problem.state.shape[..]);
     let first = start(problem, inputs.find(names[1])).mapv(|v| seen(problem.settings.scan, v));
-    let forward = forward_of(problem, names, inputs)?;
+    let (x, y) = (inputs.get(names[0])?, results(problem, names, inputs)?);
     let mut dx = ArrayD::zeros(dy.shape());
     // What the later steps have to say: the cotangent of y, and that of the sum of logarithms.
     let dlast = inputs.find("dlast_state").cloned().unwrap_or_else(zeros);
@@ -64,11 +64,11 @@ pub fn backward(problem: &Problem, names: [&str; 4], inputs: &Named<ArrayD<f64>>
             let here = sequence_index(&at, t);
             let before = match i {
                 0 => first[&at],
-                _ => forward.y[&sequence_index(&at, order[i - 1])[..]],
+                _ => y[&sequence_index(&at, order[i - 1])[..]],
             };
             log_later[&at] += inputs.find("dlog_y").map_or(0.0, |dlog_y| dlog_y[&here[..]]);
             let total = dy[&here[..]] + *later;
-            let x = forward.x.map_or(0.0, |x| x[&here[..]]);
+            let x = x[&here[..]];
             (dx[&here[..]], *later) = match problem.settings.scan {
                 Scan::ExpProduct { floor, .. } => {
                     let inside = !(x < floor || x > 1.0);
@@ -77,9 +77,8 @@ pub fn backward(problem: &Problem, names: [&str; 4], inputs: &Named<ArrayD<f64>>
                 }
                 Scan::Product => (before * total, x * total),
                 Scan::LogSumExp => {
-                    let y = forward.y[&here[..]];
-                    let share = if x == f64::NEG_INFINITY { 0.0 } else { below(x, y).exp() };
-                    (share * total, below(before, y).exp() * total)
+                    let share = if x == f64::NEG_INFINITY { 0.0 } else { below(x, y[&here[..]]).exp() };
+                    (share * total, below(before, y[&here[..]]).exp() * total)
                 }
                 Scan::Sum => (total, total),
             };
@@ -89,19 +88,13 @@ pub fn backward(problem: &Problem, names: [&str; 4], inputs: &Named<ArrayD<f64>>
     Ok([(names[2].to_string(), dx), (names[3].to_string(), dstart)].into_iter().collect())
 }
 
-/// What the gradient needs of the scan itself.
-struct Forward<'a> {
-    x: Option<&'a ArrayD<f64>>,
-    y: ArrayD<f64>,
-}
-
-fn forward_of<'a>(problem: &Problem, names: [&str; 4], inputs: &'a Named<ArrayD<f64>>) -> Result<Forward<'a>> {
-    let y = match (inputs.find("y"), problem.settings.scan) {
-        (Some(y), _) => y.clone(),
-        (None, Scan::LogSumExp) => forward(problem, names, inputs)?.expect("y")?,
-        (None, _) => ArrayD::zeros(&problem.sequence.shape[..]),
-    };
-    Ok(Forward { x: inputs.find(names[0]), y })
+/// What the gradient needs of the scan itself: nothing if that is a sum.
+fn results(problem: &Problem, names: [&str; 4], inputs: &Named<ArrayD<f64>>) -> Result<ArrayD<f64>> {
+    match (inputs.find("y"), problem.settings.scan) {
+        (Some(y), _) => Ok(y.clone()),
+        (None, Scan::LogSumExp) => forward(problem, names, inputs)?.expect("y"),
+        (None, _) => Ok(ArrayD::zeros(&problem.sequence.shape[..])),
+    }
 }
 
 /// How far `a` is below `b`, where equal infinities are no distance apart.

@@ -156,7 +156,7 @@ impl<const REVERSED: bool> Table for Sum<REVERSED> {
     const BACKWARD: &'static str = if REVERSED { "reverse_cumsum_backward" } else { "cumsum_backward" };
     const NAMES: [&'static str; 4] = ["x", "carry", "dx", "dcarry"];
     const INPUTS: &'static [Slot] = &[Slot::new("x", SEQUENCE), CARRY];
-    const GIVEN: &'static [Slot] = &[DY, CARRY, DLAST_STATE];
+    const GIVEN: &'static [Slot] = &[Slot::new("x", SEQUENCE), CARRY, DY, DLAST_STATE];
     const OPTIONS: &'static [OptionDoc] = &[RETURN_STATE];
     type Options = SumOptions;
 
