@@ -68,9 +68,9 @@ defmodule Sidewinder.Kernel.MMRec do
 
   Returns `y`, `{B, H, L, W}`, unless it asks for more.
 
-      iex> gamma = Sidewinder.Tensor.from_list([0.5, -2, 3, 0], :f32, {1, 1, 4, 1})
+      iex> gamma = Sidewinder.Tensor.from_list([0.5, -2, -3, 0], :f32, {1, 1, 4, 1})
       iex> Sidewinder.Kernel.MMRec.cumprod_scan(gamma)
-      #Sidewinder.Tensor<f32 (1, 1, 4, 1) [0.5, -1.0, -3.0, 0.0]>
+      #Sidewinder.Tensor<f32 (1, 1, 4, 1) [0.5, -1.0, 3.0, 0.0]>
   """
   @spec cumprod_scan(Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
   def cumprod_scan(gamma, options \\ []) do

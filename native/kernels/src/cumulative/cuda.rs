@@ -6,7 +6,8 @@ use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
 
-const SCAN: Source = Source { name: "cumulative", text: include_str!("scan.cu") };
+const SCAN: Source =
+    Source { name: "cumulative", text: concat!(include_str!("scans.cu"), "\n", include_str!("tiles.cu")) };
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -17,7 +18,7 @@ const SIDE_BY_SIDE: usize = 32;
 /// Tiles of a group: each tile composes those before it in its group, and the groups before.
 const GROUP: usize = 32;
 
-/// The kernel's parameters; the same struct is declared in `scan.cu`.
+/// The kernel's parameters; the same struct is declared in `scans.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Params {
@@ -128,8 +129,8 @@ struct Plan {
     side_by_side: usize,
     /// Blocks that a multiprocessor shall hold, which bounds the registers.
     blocks: usize,
-    /// Numbers that say what a stretch of time is as a whole.
-    words: usize,
+    /// Bytes that say what a stretch of time is as a whole.
+    total: usize,
 }
 
 impl Plan {
@@ -139,16 +140,17 @@ impl Plan {
         let side_by_side = problem.width.div_ceil(channels).next_power_of_two().min(SIDE_BY_SIDE);
         let gradient = pass == Pass::Gradient;
         // What a thread reads stays in registers: about 32 numbers, as many blocks as then fit.
-        let (scan, words, (steps, blocks)) = match (problem.settings.scan, gradient) {
-            (Scan::Product, false) => (0, 2, (8, 3)),
-            (Scan::Product, true) => (0, 3, (4, 2)),
-            (Scan::ExpProduct { .. }, false) => (1, 1, (8, 3)),
-            (Scan::ExpProduct { .. }, true) => (1, 3, (2, 2)),
-            (Scan::Sum, _) => (2, 1, (8, 3)),
-            (Scan::LogSumExp, false) => (3, 2, (8, 2)),
-            (Scan::LogSumExp, true) => (3, 2, (2, 2)),
+        let real = problem.state.dtype.size();
+        let (scan, total, (steps, blocks)) = match (problem.settings.scan, gradient) {
+            (Scan::Product, false) => (0, size_of::<f64>(), (8, 3)),
+            (Scan::Product, true) => (0, size_of::<f64>() + real, (4, 2)),
+            (Scan::ExpProduct { .. }, false) => (1, real, (8, 3)),
+            (Scan::ExpProduct { .. }, true) => (1, 3 * real, (2, 2)),
+            (Scan::Sum, _) => (2, real, (8, 3)),
+            (Scan::LogSumExp, false) => (3, 2 * real, (8, 2)),
+            (Scan::LogSumExp, true) => (3, 2 * real, (2, 2)),
         };
-        Plan { pass, scan, channels, steps, side_by_side, blocks, words }
+        Plan { pass, scan, channels, steps, side_by_side, blocks, total }
     }
 
     /// The same for addresses at which neighbouring channels do not come at once.
@@ -183,7 +185,7 @@ impl Plan {
         let groups = tiles / GROUP;
         let (next, published, totals) = match tiles {
             1 => (0, 0, 0),
-            _ => self.scratch(problem, rows * columns * (tiles + groups), lane)?,
+            _ => self.scratch(rows * columns * (tiles + groups), lane)?,
         };
         let (eps, log_min, floor) = match problem.settings.scan {
             Scan::ExpProduct { eps, log_min, floor } => (eps, log_min, floor),
@@ -214,10 +216,10 @@ impl Plan {
     }
 
     /// Where the number of the next tile, the marks of published ones and their totals lie.
-    fn scratch(&self, problem: &Problem, slots: usize, lane: &Lane) -> Result<(u64, u64, u64)> {
+    fn scratch(&self, slots: usize, lane: &Lane) -> Result<(u64, u64, u64)> {
         let next = 16;
         let marks = next + (slots * size_of::<u32>()).next_multiple_of(16);
-        let totals = slots * self.words * self.side_by_side * self.channels * problem.state.dtype.size();
+        let totals = slots * self.total * self.side_by_side * self.channels;
         let address = lane.zeroed_scratch(marks + totals, marks)?;
         Ok((address, address + next as u64, address + marks as u64))
     }
