@@ -66,7 +66,9 @@ defmodule Sidewinder.RandomInputs do
     "linear_scan" => %{"a" => {0.5, 1}},
     "mdi_update" => %{"gate" => {0, 1}, "gamma" => {0, 1}},
     "block_recurrence" => %{"gamma" => {0, 0.5}},
-    "mmrec_block" => %{"bg2" => {-4, -2}}
+    "mmrec_block" => %{"bg2" => {-4, -2}},
+    "exp_product_scan" => %{"gamma" => {0.5, 1}},
+    "cumprod_scan" => %{"gamma" => {0.5, 1}}
   }
 
   @doc """

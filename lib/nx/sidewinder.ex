@@ -293,6 +293,127 @@ defmodule Sidewinder do
   end
 
   @doc """
+  The cumulative product of decays over the length, by the sum of their logarithms.
+
+    * `gamma` - `{B, H, L, W}`: batch, heads, length, channels of a head; meant to be in 0 to 1
+
+  With `t` from 1 to L, or from L to 1 if reversed:
+
+      l[t] = max(ln(min(max(gamma[t], eps), 1)), log_min)
+      log_y[t] = initial_state + sum_{i<=t} l[i]        y[t] = exp(log_y[t])
+
+  Options beside those of `Sidewinder`:
+
+    * `:initial_state` - `{B, H, W}`, the logarithm of what came before; zeros by default
+    * `:eps` - 1.0e-8 by default, `:log_min` - -50 by default
+    * `:reverse` - whether time runs from the end; `false` by default
+    * `:return_state` - also returns the last state, `{B, H, W}`: what the next stretch of time starts from
+
+  Returns `{y, log_y}`, or `{y, log_y, last_state}`. `log_y` and states are f32, or f64 for f64. Raises
+  `Sidewinder.Error` as `selective_scan/6` does.
+
+  `log_y` tells products apart that are 0 in `y`; who needs no logarithms, and exact zeros, has `cumprod_scan/2`. Decays
+  out of their bounds have no gradient.
+
+  ## Examples
+
+      iex> gamma = Nx.tensor([[[[0.5], [0.5], [1.0], [0.0]]]])
+      iex> {y, log_y} = Sidewinder.exp_product_scan(gamma)
+      iex> y |> Nx.to_flat_list() |> Enum.take(3) |> Enum.map(&Float.round(&1, 5))
+      [0.5, 0.25, 0.25]
+      iex> log_y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 4))
+      [-0.6931, -1.3863, -1.3863, -19.807]
+      iex> Nx.Defn.grad(gamma, fn gamma -> Nx.sum(elem(Sidewinder.exp_product_scan(gamma), 0)) end)
+      ...> |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [2.0, 1.0, 0.25, 0.0]
+  """
+  @spec exp_product_scan(Nx.t(), keyword) ::
+          {Nx.Tensor.t(), Nx.Tensor.t()} | {Nx.Tensor.t(), Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform exp_product_scan(gamma, opts \\ []) do
+    Block.Cumulative.call(%Block.ExpProductScan{}, gamma, opts)
+  end
+
+  @doc """
+  The cumulative product over the length, of any numbers: after an exact 0 it is 0.
+
+    * `gamma` - `{B, H, L, W}`: batch, heads, length, channels of a head
+
+  Options beside those of `Sidewinder`:
+
+    * `:initial_state` - `{B, H, W}`, the product of what came before; ones by default
+    * `:reverse` - whether time runs from the end; `false` by default
+    * `:return_state` - returns `{y, last_state}`, the second `{B, H, W}`
+
+  Returns `y`, `{B, H, L, W}`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  Its gradient does not divide: `T[i] = dy[i] + gamma[i+1] T[i+1]`, `dgamma[i] = y[i-1] T[i]`.
+
+  ## Examples
+
+      iex> gamma = Nx.tensor([[[[0.5], [0.0], [0.75]]]])
+      iex> Nx.to_flat_list(Sidewinder.cumprod_scan(gamma))
+      [0.5, 0.0, 0.0]
+      iex> Nx.to_flat_list(Nx.Defn.grad(gamma, &Nx.sum(Sidewinder.cumprod_scan(&1))))
+      [1.0, 0.875, 0.0]
+  """
+  @spec cumprod_scan(Nx.t(), keyword) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform cumprod_scan(gamma, opts \\ []) do
+    Block.Cumulative.call(%Block.CumprodScan{}, gamma, opts)
+  end
+
+  @doc """
+  The logarithm of the cumulative sum of exponentials over the length, which neither overflows nor loses small numbers.
+
+    * `x` - `{B, H, L, W}`; minus infinity adds nothing, and its gradient is 0
+
+  Options are those of `cumprod_scan/2`; the initial state is minus infinity by default.
+
+  ## Examples
+
+      iex> x = Nx.tensor([[[[0.0], [0.0], [100.0], [100.0]]]])
+      iex> Sidewinder.logcumsumexp(x) |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 4))
+      [0.0, 0.6931, 100.0, 100.6931]
+  """
+  @spec logcumsumexp(Nx.t(), keyword) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform logcumsumexp(x, opts \\ []) do
+    Block.Cumulative.call(%Block.Logcumsumexp{}, x, opts)
+  end
+
+  @doc """
+  The cumulative sum over the length; a long one is about as exact as a short one.
+
+    * `x` - `{B, H, L, W}`: batch, heads, length, channels of a head
+
+  Options beside those of `Sidewinder`: `:initial_state` - `{B, H, W}`, zeros by default, and `:return_state`, as in
+  `cumprod_scan/2`.
+
+  ## Examples
+
+      iex> x = Nx.tensor([[[[1.0], [2.0], [3.0]]]])
+      iex> Nx.to_flat_list(Sidewinder.cumsum(x))
+      [1.0, 3.0, 6.0]
+  """
+  @spec cumsum(Nx.t(), keyword) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform cumsum(x, opts \\ []) do
+    Block.Cumulative.call(%Block.Cumsum{}, x, opts)
+  end
+
+  @doc """
+  The cumulative sum from the end of the length: `cumsum/2` with time the other way round. The initial state comes from
+  the right.
+
+  ## Examples
+
+      iex> x = Nx.tensor([[[[1.0], [2.0], [3.0]]]])
+      iex> Nx.to_flat_list(Sidewinder.reverse_cumsum(x))
+      [6.0, 5.0, 3.0]
+  """
+  @spec reverse_cumsum(Nx.t(), keyword) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform reverse_cumsum(x, opts \\ []) do
+    Block.Cumulative.call(%Block.ReverseCumsum{}, x, opts)
+  end
+
+  @doc """
   The causal convolution over time of each channel by itself (depthwise).
 
   With `xp` the W - 1 rows of the initial state followed by `x`:

@@ -19,7 +19,8 @@ defmodule Sidewinder.GradientTest do
   end
 
   @golden ~w(selective_scan linear_scan causal_conv1d mamba_block rms_norm layer_norm layer_norm_gelu) ++
-            ~w(linear rope attention swiglu_mlp transformer_block mdi_update mdi block_recurrence mmrec_block multi_memory_attention)
+            ~w(linear rope attention swiglu_mlp transformer_block mdi_update mdi block_recurrence mmrec_block multi_memory_attention) ++
+            ~w(exp_product_scan cumprod_scan)
 
   for op <- @golden,
       backend <- @backends,

@@ -59,7 +59,17 @@ defmodule Sidewinder.Op do
   """
   @type precision :: :storage | :wide | :mask | :index
   @type sort ::
-          :flag | :pair | :number | :positive | :not_negative | :integer | :size | :count | [atom]
+          :flag
+          | :pair
+          | :number
+          | :positive
+          | :not_negative
+          | :not_positive
+          | :share
+          | :integer
+          | :size
+          | :count
+          | [atom]
   @type size :: atom | pos_integer
   @type dims :: sizes | {:repeated, sizes} | %{atom => sizes}
   @type sizes :: [

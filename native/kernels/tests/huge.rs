@@ -1,10 +1,11 @@
-//! Tensors of more than 2^31 elements, where 32-bit offsets would wrap. Needs 14 GB of memory and
+//! Tensors of more than 2^31 elements, where 32-bit offsets would wrap. Needs 14 GB of memory, on the GPU 9, and
 //! some seconds: `cargo test --release --test huge -- --ignored`.
 
 mod common;
 
 use half::bf16;
 use sidewinder_kernels::cpu::Exec;
+use sidewinder_kernels::cumulative::{self, CumprodScan};
 use sidewinder_kernels::op::Named;
 use sidewinder_kernels::selective_scan::{Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
@@ -45,4 +46,36 @@ fn last_rows(length: usize, rows: usize) -> Vec<bf16> {
 fn the_end_of_a_huge_tensor_is_right() {
     let huge = (1 << 31) / CHANNELS + 5;
     assert_eq!(last_rows(huge, 64), last_rows(100, 64));
+}
+
+/// The last rows of a cumulative product in either direction, whose factors are powers of 2 there, and before them 1:
+/// exact in whatever order they are multiplied.
+fn last_products(
+    length: usize,
+    rows: usize,
+    run: impl Fn(&cumulative::Options, &Named<Owned>) -> Named<Owned>,
+) -> Vec<Vec<bf16>> {
+    let value = |i: usize| match (length * CHANNELS - 1 - i) / CHANNELS {
+        from_end if from_end < rows => [0.5, 1.0, 2.0, 0.25, 1.0, 2.0, 0.5][(from_end + i % CHANNELS) % 7],
+        _ => 1.0,
+    };
+    let inputs = [("gamma", bf16_tensor(&[1, 1, length, CHANNELS], value))].into_iter().collect();
+    let last = |reverse| {
+        let outputs = run(&cumulative::Options { reverse, return_state: false }, &inputs);
+        let y = outputs.get("y").unwrap().view();
+        y.slice::<bf16>().unwrap()[(length - rows) * CHANNELS..].to_vec()
+    };
+    vec![last(false), last(true)]
+}
+
+#[test]
+#[ignore = "needs 14 GB of memory"]
+fn the_end_of_a_huge_product_is_right() {
+    let huge = (1 << 31) / CHANNELS + 5;
+    let on_cpu = |options: &_, inputs: &_| common::run::<CumprodScan>(options, inputs, &Exec::default()).unwrap();
+    let expected = last_products(100, 64, on_cpu);
+    assert_eq!(last_products(huge, 64, on_cpu), expected);
+    let Some(device) = common::gpu() else { return };
+    let on_gpu = |options: &_, inputs: &_| common::run_cuda::<CumprodScan>(options, inputs, &device).unwrap();
+    assert_eq!(last_products(huge, 64, on_gpu), last_products(100, 64, on_gpu));
 }

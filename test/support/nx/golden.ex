@@ -16,7 +16,7 @@ defmodule Sidewinder.NxTest.Golden do
   end
 
   @attributes [:dt_softplus, :dt_clamp, :activation, :eps, :eps_mode, :gelu, :pairing, :theta] ++
-                [:first_position, :scale, :causal, :q_offset, :heads, :rope_theta] ++
+                [:first_position, :scale, :causal, :q_offset, :heads, :rope_theta, :log_min] ++
                 [:mix, :v_mix, :norm, :levels, :ratio, :state_clip, :state_norm]
 
   @doc "The attributes of a case that are options of the function of its op; texts are atoms."

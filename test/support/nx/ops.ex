@@ -9,6 +9,7 @@ defmodule Sidewinder.NxTest.Ops do
   import Sidewinder.NxTest.Scans, only: [random: 5]
 
   @activations ~w(sigmoid silu gelu softplus relu)
+  @cumulative ~w(cumprod_scan logcumsumexp cumsum reverse_cumsum)
 
   @ops Map.new(@activations, &{&1, {~w(x), [], []}})
        |> Map.merge(%{
@@ -18,6 +19,11 @@ defmodule Sidewinder.NxTest.Ops do
          "selective_state_update" =>
            {~w(state x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias"], []},
          "linear_scan" => {~w(a b), [initial_state: "h0"], return_state: :last_state},
+         "exp_product_scan" => {~w(gamma), [initial_state: "carry"], return_state: :last_state},
+         "cumprod_scan" => {~w(gamma), [initial_state: "init"], return_state: :last_state},
+         "logcumsumexp" => {~w(x), [initial_state: "carry"], return_state: :last_state},
+         "cumsum" => {~w(x), [initial_state: "carry"], return_state: :last_state},
+         "reverse_cumsum" => {~w(x), [initial_state: "carry"], return_state: :last_state},
          "causal_conv1d" =>
            {~w(x w), [bias: "bias", initial_state: "init_state"], return_state: :final_state},
          "causal_conv1d_update" => {~w(state x w), [bias: "bias"], []},
@@ -52,6 +58,11 @@ defmodule Sidewinder.NxTest.Ops do
     "selective_scan" => ~w(D z dt_bias h0),
     "selective_state_update" => ~w(D z dt_bias),
     "linear_scan" => ~w(h0),
+    "exp_product_scan" => ~w(carry),
+    "cumprod_scan" => ~w(init),
+    "logcumsumexp" => ~w(carry),
+    "cumsum" => ~w(carry),
+    "reverse_cumsum" => ~w(carry),
     "causal_conv1d" => ~w(bias init_state),
     "causal_conv1d_update" => ~w(bias),
     "mamba_block" => ~w(conv_b in_proj_b out_proj_b conv_state ssm_state),
@@ -131,6 +142,9 @@ defmodule Sidewinder.NxTest.Ops do
   defp named("mmrec_block", {y, state}), do: Map.put(state, :y, y)
   defp named("linear_scan", {h, last_state}), do: %{h: h, last_state: last_state}
   defp named("linear_scan", h), do: %{h: h}
+  defp named("exp_product_scan", {y, log_y}), do: %{y: y, log_y: log_y}
+  defp named("exp_product_scan", {y, log_y, state}), do: %{y: y, log_y: log_y, last_state: state}
+  defp named(op, {y, state}) when op in @cumulative, do: %{y: y, last_state: state}
   defp named("selective_scan", {y, last_state}), do: %{y: y, last_state: last_state}
   defp named("causal_conv1d", {y, state}), do: %{y: y, final_state: state}
   defp named("attention", {y, lse}), do: %{y: y, lse: lse}
@@ -212,6 +226,8 @@ defmodule Sidewinder.NxTest.Ops do
 
   defp cotangents("selective_scan"), do: ~w(dy dlast_state dstates)
   defp cotangents("linear_scan"), do: ~w(dh dlast_state)
+  defp cotangents("exp_product_scan"), do: ~w(dy dlog_y dlast_state)
+  defp cotangents(op) when op in @cumulative, do: ~w(dy dlast_state)
   defp cotangents("causal_conv1d"), do: ~w(dy dfinal_state)
   defp cotangents("mamba_block"), do: ~w(dy dconv_state dssm_state)
   defp cotangents("mdi_update"), do: ~w(dh)
@@ -270,6 +286,27 @@ defmodule Sidewinder.NxTest.Ops do
       {"h0", {b, k}, -1.0, 1.0, :wide},
       {"dh", {b, l, k}, -1.0, 1.0, :storage},
       {"dlast_state", {b, k}, -1.0, 1.0, :wide}
+    ]
+  end
+
+  defp shapes("exp_product_scan", {b, l, d, n}) do
+    [
+      {"gamma", {b, n, l, d}, 0.1, 0.9, :storage},
+      {"carry", {b, n, d}, -1.0, 1.0, :wide},
+      {"dy", {b, n, l, d}, -1.0, 1.0, :storage},
+      {"dlog_y", {b, n, l, d}, -1.0, 1.0, :wide},
+      {"dlast_state", {b, n, d}, -1.0, 1.0, :wide}
+    ]
+  end
+
+  defp shapes(op, {b, l, d, n}) when op in @cumulative do
+    {x, start} = if op == "cumprod_scan", do: {"gamma", "init"}, else: {"x", "carry"}
+
+    [
+      {x, {b, n, l, d}, -1.0, 1.0, :storage},
+      {start, {b, n, d}, -1.0, 1.0, :wide},
+      {"dy", {b, n, l, d}, -1.0, 1.0, :storage},
+      {"dlast_state", {b, n, d}, -1.0, 1.0, :wide}
     ]
   end
 

@@ -298,6 +298,8 @@ defmodule Sidewinder.Op.Check do
   defp valid?(:number, value), do: is_number(value)
   defp valid?(:positive, value), do: is_number(value) and value > 0
   defp valid?(:not_negative, value), do: is_number(value) and value >= 0
+  defp valid?(:not_positive, value), do: is_number(value) and value <= 0
+  defp valid?(:share, value), do: is_number(value) and value >= 0 and value <= 1
   defp valid?(:integer, value), do: is_integer(value) and abs(value) < @long
   defp valid?(:count, value), do: is_integer(value) and value in 0..@long//1
   defp valid?(:size, value), do: is_integer(value) and value > 0 and value < @long
@@ -309,6 +311,8 @@ defmodule Sidewinder.Op.Check do
   defp expected(:number), do: "a number"
   defp expected(:positive), do: "a positive number"
   defp expected(:not_negative), do: "a number, not negative"
+  defp expected(:not_positive), do: "a number, not positive"
+  defp expected(:share), do: "a number from 0 to 1"
   defp expected(:integer), do: "an integer of 64 bits"
   defp expected(:count), do: "an integer, not negative"
   defp expected(:size), do: "a positive integer"

@@ -21,6 +21,9 @@ const EXP: [f64; 7] = [
     0.0013814613260782068,
 ];
 
+/// ln 2 in two parts: the first is short, so that a whole number times it is exact.
+const LN2: [f64; 2] = [0.693145751953125, 1.428_606_820_309_417_2e-6];
+
 /// `2 atanh(s) / s` on [0, 1/3], in powers of `s^2`.
 const ATANH: [f64; 5] =
     [2.000000007921047, 0.6666631468190275, 0.4002491028546024, 0.27960602708820476, 0.2817833510482286];
@@ -73,13 +76,10 @@ pub fn exp2<V: Vector>(p: V) -> V {
 /// `e^v`, within 1.25 ULP for v from -86.9 to 88.7; the ends are those of [`exp2`].
 #[inline(always)]
 pub fn exp<V: Vector>(v: V) -> V {
-    // ln 2 in two parts: the first is short, so that n times it is exact.
-    const LN2_HIGH: f64 = 0.693145751953125;
-    const LN2_LOW: f64 = 1.428_606_820_309_417_2e-6;
     let v = v.max(V::constant(V::LOWEST * std::f64::consts::LN_2)).min(V::constant(89.1));
     let n = v.mul(V::constant(std::f64::consts::LOG2_E)).round();
-    let rest = n.mul_add(V::constant(-LN2_HIGH), v);
-    let rest = n.mul_add(V::constant(-LN2_LOW), rest);
+    let rest = n.mul_add(V::constant(-LN2[0]), v);
+    let rest = n.mul_add(V::constant(-LN2[1]), rest);
     polynomial(rest, &EXP).scale(n)
 }
 
@@ -90,6 +90,22 @@ pub fn ln_1p<V: Vector>(v: V) -> V {
     let s = v.div(v.add(V::constant(2.0)));
     let series = polynomial(s.mul(s), &ATANH);
     s.mul(series)
+}
+
+/// `ln(v)`, within 2.75 ULP, near 1 too. Minus infinity at 0, NaN below, infinity at infinity; NaN stays NaN.
+#[inline(always)]
+pub fn ln<V: Vector>(v: V) -> V {
+    // Subnormal numbers have no exponent of their own.
+    let (normal, up) = (V::constant(f32::MIN_POSITIVE as f64), V::constant((1 << 24) as f64));
+    let (m, n) = v.mul(up).where_less(v, normal, v).split();
+    let n = n.sub(V::constant(24.0)).where_less(v, normal, n);
+    // m - 1 is exact. With s = (m - 1) / (m + 1): ln(m) = 2 atanh(s), an odd series in s.
+    let s = m.sub(V::constant(1.0)).div(m.add(V::constant(1.0)));
+    let near = s.mul(polynomial(s.mul(s), &ATANH));
+    let ln = n.mul_add(V::constant(LN2[0]), n.mul_add(V::constant(LN2[1]), near));
+    let infinity = V::constant(f64::INFINITY);
+    let not_positive = V::constant(f64::NAN).where_less(v, V::zero(), v.sub(infinity));
+    ln.where_less(v, infinity, v).where_less(V::zero(), v, not_positive)
 }
 
 /// `max(v, 0) + ln(1 + exp(-|v|))`, within 3.75 ULP.
@@ -244,6 +260,7 @@ mod tests {
     function!(Exp2, Vector::exp2);
     function!(Exp2Near, Vector::exp2_near);
     function!(Exp, Vector::exp);
+    function!(Ln, Vector::ln);
     function!(Ln1p, Vector::ln_1p);
     function!(Softplus, softplus);
     function!(Sigmoid, sigmoid);
@@ -317,6 +334,31 @@ mod tests {
             worst(Sigmoid, |v| 1.0 / (1.0 + (-v).exp()), patterns(-0.0, -85.0, 97).chain(patterns(0.0, 1e9, 97)));
         assert!(ln <= 2.75 && softplus <= 3.75 && sigmoid <= 2.5, "{ln} {softplus} {sigmoid}");
         println!("ln_1p: {ln:.2}, softplus: {softplus:.2}, sigmoid: {sigmoid:.2} ULP");
+    }
+
+    #[test]
+    fn ln_is_accurate_over_its_range_and_near_1() {
+        let all = worst(Ln, f64::ln, patterns(f32::from_bits(1), f32::MAX, 97));
+        let near = worst(Ln, f64::ln, patterns(0.99, 1.01, 1));
+        assert!(all <= 2.75 && near <= 2.75, "{all} {near}");
+        println!("ln: {:.2} ULP", all.max(near));
+        for &level in Level::available().iter().filter(|&&level| level != Level::Reference) {
+            let mut ends = vec![0.0, -0.0, f32::INFINITY, f32::NAN, -1.0, f32::NEG_INFINITY, 1.0, 2.0];
+            ends.extend(ends.clone());
+            f32::dispatch(level, Apply(&mut ends, Ln));
+            assert_eq!(ends[..3], [f32::NEG_INFINITY, f32::NEG_INFINITY, f32::INFINITY], "{}", level.name());
+            assert!(ends[3..6].iter().all(|v| v.is_nan()), "{ends:?} on {}", level.name());
+            assert_eq!(ends[6..8], [0.0, std::f32::consts::LN_2]);
+        }
+    }
+
+    #[test]
+    fn numbers_split_into_a_factor_and_a_power() {
+        for v in [1.0, 0.70, 0.71, 1.41, 1.42, 3e38, 1.2e-38, 1e300, 1e-300] {
+            let ((m, n), (m32, n32)) = (Vector::split(v), Vector::split(v as f32));
+            assert!((0.70..1.42).contains(&m) && m * n.exp2() == v, "{v} is {m} 2^{n}");
+            assert!(v > 1e39 || v < 1e-39 || m32 as f64 * (n32 as f64).exp2() == (v as f32) as f64, "{m32} 2^{n32}");
+        }
     }
 
     #[test]

@@ -90,6 +90,16 @@ impl Vector for F32x4 {
         }
     }
     #[inline(always)]
+    fn split(self) -> (Self, Self) {
+        unsafe {
+            let bits = vreinterpretq_s32_f32(self.0);
+            let over = vsubq_s32(bits, vdupq_n_s32(std::f32::consts::FRAC_1_SQRT_2.to_bits() as i32));
+            let n = vshrq_n_s32::<23>(over);
+            let m = vsubq_s32(bits, vshlq_n_s32::<23>(n));
+            (Self(vreinterpretq_f32_s32(m)), Self(vcvtq_f32_s32(n)))
+        }
+    }
+    #[inline(always)]
     fn sum(self) -> f32 {
         unsafe { vaddvq_f32(self.0) }
     }

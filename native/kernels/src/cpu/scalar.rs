@@ -97,6 +97,11 @@ one_lane!(f32, {
         (self * 2.0) * power
     }
     #[inline(always)]
+    fn split(self) -> (Self, Self) {
+        let n = self.to_bits().wrapping_sub(std::f32::consts::FRAC_1_SQRT_2.to_bits()) as i32 >> 23;
+        (f32::from_bits(self.to_bits().wrapping_sub((n << 23) as u32)), n as f32)
+    }
+    #[inline(always)]
     fn store_f16(self, values: &mut [f16]) {
         values[0] = f16::from_f32(self);
     }
@@ -110,6 +115,15 @@ one_lane!(f64, {
     #[inline(always)]
     fn scale(self, n: Self) -> Self {
         self * n.exp2()
+    }
+    #[inline(always)]
+    fn split(self) -> (Self, Self) {
+        let n = self.to_bits().wrapping_sub(std::f64::consts::FRAC_1_SQRT_2.to_bits()) as i64 >> 52;
+        (f64::from_bits(self.to_bits().wrapping_sub((n << 52) as u64)), n as f64)
+    }
+    #[inline(always)]
+    fn ln(self) -> Self {
+        f64::ln(self)
     }
     #[inline(always)]
     fn store_f16(self, values: &mut [f16]) {

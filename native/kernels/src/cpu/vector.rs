@@ -52,6 +52,8 @@ pub trait Vector: Copy + Send + Sync {
     ///
     /// [`LOWEST`]: Vector::LOWEST
     fn scale(self, n: Self) -> Self;
+    /// `m` in about [0.7, 1.42) and whole `n` with `self = m * 2^n`, for positive lanes that are not subnormal.
+    fn split(self) -> (Self, Self);
     /// Writes all lanes past the caches to the front of a slice whose address is a multiple of the
     /// vector's size; [`fence`](super::fence) must follow the last one.
     #[inline(always)]
@@ -108,6 +110,12 @@ pub trait Vector: Copy + Send + Sync {
     #[inline(always)]
     fn ln_1p(self) -> Self {
         math::ln_1p(self)
+    }
+
+    /// The natural logarithm of each lane: see [`math::ln`] for its accuracy.
+    #[inline(always)]
+    fn ln(self) -> Self {
+        math::ln(self)
     }
 
     /// The error function of each lane: see [`math::erf`] for its accuracy.

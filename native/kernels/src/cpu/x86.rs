@@ -125,6 +125,16 @@ impl Vector for F32x16 {
         unsafe { Self(_mm512_roundscale_ps::<NEAREST>(self.0)) }
     }
     #[inline(always)]
+    fn split(self) -> (Self, Self) {
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let over = _mm512_sub_epi32(bits, _mm512_set1_epi32(std::f32::consts::FRAC_1_SQRT_2.to_bits() as i32));
+            let n = _mm512_srai_epi32::<23>(over);
+            let m = _mm512_sub_epi32(bits, _mm512_slli_epi32::<23>(n));
+            (Self(_mm512_castsi512_ps(m)), Self(_mm512_cvtepi32_ps(n)))
+        }
+    }
+    #[inline(always)]
     fn sum(self) -> f32 {
         unsafe { _mm512_reduce_add_ps(self.0) }
     }
@@ -254,6 +264,16 @@ impl Vector for F32x8 {
             let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n.0), _mm256_set1_epi32(126));
             let half_power = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased));
             Self(_mm256_mul_ps(_mm256_add_ps(self.0, self.0), half_power))
+        }
+    }
+    #[inline(always)]
+    fn split(self) -> (Self, Self) {
+        unsafe {
+            let bits = _mm256_castps_si256(self.0);
+            let over = _mm256_sub_epi32(bits, _mm256_set1_epi32(std::f32::consts::FRAC_1_SQRT_2.to_bits() as i32));
+            let n = _mm256_srai_epi32::<23>(over);
+            let m = _mm256_sub_epi32(bits, _mm256_slli_epi32::<23>(n));
+            (Self(_mm256_castsi256_ps(m)), Self(_mm256_cvtepi32_ps(n)))
         }
     }
     #[inline(always)]

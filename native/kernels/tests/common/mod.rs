@@ -4,6 +4,7 @@
 
 pub mod blocks;
 pub mod check;
+pub mod cumulative;
 pub mod models;
 pub mod on_device;
 pub mod recurrences;

@@ -1,0 +1,181 @@
+defmodule Sidewinder.Block.Cumulative do
+  @moduledoc false
+  # What the blocks of cumulative products, sums and log-sums have in common: the names of the kernel's sequence and
+  # of what it starts from, and the options that a scan has beside `return_state`.
+
+  @sequence [:b, :h, :l, :w]
+  @state [:b, :h, :w]
+
+  @doc "The table of a scan."
+  def table(name, {x, start}, options, more \\ []) do
+    %{
+      name: name,
+      inputs: %{x => {:storage, [@sequence]}, start => {:wide, [@state]}},
+      optional: [initial_state: start],
+      options: options ++ [return_state: :flag],
+      outputs:
+        [{:y, :storage, @sequence, :always}] ++
+          for(name <- more, do: {name, :wide, @sequence, :always}) ++
+          [{:last_state, :wide, @state, :return_state}],
+      hint: "Layout is batch, heads, length, channels of a head"
+    }
+  end
+
+  @doc "The table of a gradient that takes the result of its scan as well."
+  def with_result(table), do: put_in(table.inputs["y"], {:storage, [@sequence]})
+
+  @doc "Calls a scan; returns its outputs, in a tuple if there are several."
+  def call(%module{} = op, x, opts) do
+    [name | _] = Map.keys(module.table().inputs) -- ["carry", "init"]
+    op |> Sidewinder.Op.call([{name, x}], opts) |> Keyword.values() |> outputs()
+  end
+
+  defp outputs([y]), do: y
+  defp outputs(several), do: List.to_tuple(several)
+end
+
+defmodule Sidewinder.Block.ExpProductScan do
+  @moduledoc """
+  `Sidewinder.exp_product_scan/2` in the graph of a compiler; see
+  `Sidewinder.Block.SelectiveScan`.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Cumulative,
+    gradient: Sidewinder.Block.ExpProductScanBackward
+
+  alias Sidewinder.Block.Cumulative
+
+  defstruct eps: 1.0e-8,
+            log_min: -50.0,
+            reverse: false,
+            return_state: false,
+            inputs: [],
+            target: []
+
+  @options [eps: :share, log_min: :not_positive, reverse: :flag]
+  @table Cumulative.table(:exp_product_scan, {"gamma", "carry"}, @options, [:log_y])
+
+  @impl true
+  def table, do: @table
+end
+
+defmodule Sidewinder.Block.ExpProductScanBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.ExpProductScan`. It takes y as well."
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Cumulative,
+    gradient_of: Sidewinder.Block.ExpProductScan
+
+  @table Sidewinder.Block.Cumulative.with_result(@table)
+
+  @impl true
+  def table, do: @table
+end
+
+defmodule Sidewinder.Block.CumprodScan do
+  @moduledoc """
+  `Sidewinder.cumprod_scan/2` in the graph of a compiler; see
+  `Sidewinder.Block.SelectiveScan`.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Cumulative,
+    gradient: Sidewinder.Block.CumprodScanBackward
+
+  alias Sidewinder.Block.Cumulative
+
+  defstruct reverse: false, return_state: false, inputs: [], target: []
+
+  @table Cumulative.table(:cumprod_scan, {"gamma", "init"}, reverse: :flag)
+
+  @impl true
+  def table, do: @table
+end
+
+defmodule Sidewinder.Block.CumprodScanBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.CumprodScan`. It takes y as well."
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Cumulative,
+    gradient_of: Sidewinder.Block.CumprodScan
+
+  @table Sidewinder.Block.Cumulative.with_result(@table)
+
+  @impl true
+  def table, do: @table
+end
+
+defmodule Sidewinder.Block.Logcumsumexp do
+  @moduledoc """
+  `Sidewinder.logcumsumexp/2` in the graph of a compiler; see
+  `Sidewinder.Block.SelectiveScan`.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Cumulative,
+    gradient: Sidewinder.Block.LogcumsumexpBackward
+
+  alias Sidewinder.Block.Cumulative
+
+  defstruct reverse: false, return_state: false, inputs: [], target: []
+
+  @table Cumulative.table(:logcumsumexp, {"x", "carry"}, reverse: :flag)
+
+  @impl true
+  def table, do: @table
+end
+
+defmodule Sidewinder.Block.LogcumsumexpBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.Logcumsumexp`."
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Cumulative,
+    gradient_of: Sidewinder.Block.Logcumsumexp
+end
+
+defmodule Sidewinder.Block.Cumsum do
+  @moduledoc """
+  `Sidewinder.cumsum/2` in the graph of a compiler; see
+  `Sidewinder.Block.SelectiveScan`.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Cumulative,
+    gradient: Sidewinder.Block.CumsumBackward
+
+  alias Sidewinder.Block.Cumulative
+
+  defstruct return_state: false, inputs: [], target: []
+
+  @table Cumulative.table(:cumsum, {"x", "carry"}, [])
+
+  @impl true
+  def table, do: @table
+end
+
+defmodule Sidewinder.Block.CumsumBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.Cumsum`."
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Cumulative,
+    gradient_of: Sidewinder.Block.Cumsum
+end
+
+defmodule Sidewinder.Block.ReverseCumsum do
+  @moduledoc """
+  `Sidewinder.reverse_cumsum/2` in the graph of a compiler; see
+  `Sidewinder.Block.SelectiveScan`.
+  """
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Cumulative,
+    gradient: Sidewinder.Block.ReverseCumsumBackward
+
+  alias Sidewinder.Block.Cumulative
+
+  defstruct return_state: false, inputs: [], target: []
+
+  @table Cumulative.table(:reverse_cumsum, {"x", "carry"}, [])
+
+  @impl true
+  def table, do: @table
+end
+
+defmodule Sidewinder.Block.ReverseCumsumBackward do
+  @moduledoc "The gradient of `Sidewinder.Block.ReverseCumsum`."
+  use Sidewinder.Op,
+    reference: Sidewinder.Reference.Cumulative,
+    gradient_of: Sidewinder.Block.ReverseCumsum
+end

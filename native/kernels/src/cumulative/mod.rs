@@ -1,0 +1,219 @@
+//! Cumulative products, sums and log-sums along the length of tensors `(B, H, L, W)`, and their gradients.
+//!
+//! For each batch, head and channel, with time `t` from 1 to L, or from L to 1 where the scan is reversed:
+//!
+//! ```text
+//! exp_product_scan   l[t] = max(ln(min(max(gamma[t], eps), 1)), log_min)
+//!                    log_y[t] = carry + sum_{i<=t} l[i]        y[t] = exp(log_y[t])
+//! cumprod_scan       y[t] = init * prod_{i<=t} gamma[i]
+//! logcumsumexp       y[t] = ln(exp(carry) + sum_{i<=t} exp(x[i]))
+//! cumsum             y[t] = carry + sum_{i<=t} x[i]            reverse_cumsum: over i >= t
+//! ```
+//!
+//! Without `carry` or `init` they start from what changes nothing: 0, 1, or minus infinity for `logcumsumexp`.
+//! `last_state` is what the next stretch of time starts from.
+//!
+//! Gradients run the other way, and none divides by what may be 0. With `f = min(max(gamma, floor), 1)`, `floor`
+//! the larger of `eps` and `exp(log_min)`, and what lies beyond the last step given by `dlast_state`:
+//!
+//! ```text
+//! exp_product_scan   T[i] = dy[i] + f[i+1] T[i+1]              R[i] = dlog_y[i] + R[i+1]      R[L+1] = dlast_state
+//!                    dgamma[i] = y[i-1] T[i] + R[i] / gamma[i] where floor <= gamma[i] <= 1, else 0
+//!                    dcarry = exp(carry) f[1] T[1] + R[1]
+//! cumprod_scan       T[i] = dy[i] + gamma[i+1] T[i+1]          dgamma[i] = y[i-1] T[i]        dinit = gamma[1] T[1]
+//! logcumsumexp       G[i] = dy[i] + exp(y[i] - y[i+1]) G[i+1]  dx[i] = exp(x[i] - y[i]) G[i]
+//!                    dcarry = exp(carry - y[1]) G[1]           where x is minus infinity dx is 0
+//! cumsum             dx[i] = sum_{t>=i} dy[t]                  dcarry = dx[1]
+//! ```
+//!
+//! (Blelloch 1990, "Prefix Sums and Their Applications", has them as associative scans; the division-free form is
+//! the linear recurrence of its section 1.4.) Storage is f32, f64, bf16 or f16; `log_y`, the states and all arithmetic
+//! are f32 (f64 for f64 storage). Sums are compensated on the CPU and in blocks on CUDA, so a long one is about as
+//! exact as a short one. Gradients of products read `y` as it was stored; that of `logcumsumexp` computes it again.
+
+mod cpu;
+mod cuda;
+mod reference;
+mod tables;
+
+pub use tables::{CumSum, CumprodScan, ExpProductScan, LogCumSumExp, ReverseCumSum};
+pub use tables::{ExpProductOptions, Options, SumOptions};
+
+use crate::cuda::{Buffer, Lane};
+use crate::error::Result;
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::de::DeserializeOwned;
+use std::marker::PhantomData;
+
+/// The gradient of [`ExpProductScan`].
+pub type ExpProductScanBackward = Backward<ExpProductScan>;
+/// The gradient of [`CumprodScan`].
+pub type CumprodScanBackward = Backward<CumprodScan>;
+/// The gradient of [`LogCumSumExp`].
+pub type LogCumSumExpBackward = Backward<LogCumSumExp>;
+/// The gradient of [`CumSum`].
+pub type CumSumBackward = Backward<CumSum>;
+/// The gradient of [`ReverseCumSum`].
+pub type ReverseCumSumBackward = Backward<ReverseCumSum>;
+
+/// What is accumulated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scan {
+    /// The product of factors that are brought into `[floor, 1]`, by the sum of their logarithms.
+    ExpProduct {
+        /// The least factor.
+        eps: f64,
+        /// The least logarithm of a factor.
+        log_min: f64,
+        /// The larger of `eps` and `exp(log_min)`.
+        floor: f64,
+    },
+    /// The product.
+    Product,
+    /// The logarithm of the sum of exponentials.
+    LogSumExp,
+    /// The sum.
+    Sum,
+}
+
+/// What the options of a scan ask for.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// What is accumulated.
+    pub scan: Scan,
+    /// Whether time runs from the end.
+    pub reverse: bool,
+    /// Whether `last_state` is wanted.
+    pub return_state: bool,
+}
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Batch size times heads: what is independent and far apart.
+    pub rows: usize,
+    /// Sequence length, `L`.
+    pub length: usize,
+    /// Channels that lie side by side, `W`.
+    pub width: usize,
+    /// The shape of the sequences.
+    pub sequence: Spec,
+    /// Type and shape of states.
+    pub state: Spec,
+    /// What the options ask for.
+    pub settings: Settings,
+}
+
+impl Problem {
+    /// The storage type.
+    pub fn dtype(&self) -> DType {
+        self.sequence.dtype
+    }
+}
+
+/// What tells one of these ops from another.
+pub trait Table: 'static {
+    /// The op's name.
+    const NAME: &'static str;
+    /// What it does, in a line.
+    const ABOUT: &'static str;
+    /// The gradient's name.
+    const BACKWARD: &'static str;
+    /// The names of the sequence, of what it starts from, and of their gradients.
+    const NAMES: [&'static str; 4];
+    /// What the op takes.
+    const INPUTS: &'static [Slot];
+    /// What its gradient takes.
+    const GIVEN: &'static [Slot];
+    /// Its options.
+    const OPTIONS: &'static [OptionDoc];
+    /// The cotangents of its outputs.
+    const COTANGENTS: &'static [&'static str] = &["dy", "dlast_state"];
+    /// The options as they are decoded.
+    type Options: DeserializeOwned + Default + Clone;
+    /// What they ask for, for arithmetic in the type `wide`.
+    fn settings(options: &Self::Options, wide: DType) -> Result<Settings>;
+}
+
+/// One of these ops.
+pub struct Cumulative<T>(PhantomData<T>);
+
+impl<T: Table> Op for Cumulative<T> {
+    const NAME: &'static str = T::NAME;
+    const ABOUT: &'static str = T::ABOUT;
+    const INPUTS: &'static [Slot] = T::INPUTS;
+    const OPTIONS: &'static [OptionDoc] = T::OPTIONS;
+    const COTANGENTS: &'static [&'static str] = T::COTANGENTS;
+
+    type Options = T::Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &T::Options) -> Result<Problem> {
+        let [x, start, ..] = T::NAMES;
+        let sequence = *inputs.get(x)?;
+        let &[batch, heads, length, width] = &sequence.shape[..] else {
+            return Err(op::wrong_shape(x, "(B, H, L, W)", &sequence)
+                .hint("Layout is (batch, heads, length, channels of a head)"));
+        };
+        for name in [start, "dlast_state"] {
+            op::same_shape(inputs, name, &[batch, heads, width])?;
+        }
+        let wide = sequence.dtype.wide();
+        let state = Spec::new(wide, &[batch, heads, width])?;
+        let settings = T::settings(options, wide)?;
+        Ok(Problem { rows: batch * heads, length, width, sequence, state, settings })
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let mut outputs = Named::default();
+        outputs.push("y", problem.sequence);
+        if matches!(problem.settings.scan, Scan::ExpProduct { .. }) {
+            outputs.push("log_y", Spec { dtype: problem.state.dtype, ..problem.sequence });
+        }
+        if problem.settings.return_state {
+            outputs.push("last_state", problem.state);
+        }
+        Ok(outputs)
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::forward(problem, T::NAMES, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::forward(problem, T::NAMES, inputs)
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::forward(problem, T::NAMES, inputs, outputs, lane)
+    }
+}
+
+impl<T: Table> Differentiable for Cumulative<T> {
+    const BACKWARD: &'static str = T::BACKWARD;
+    const GIVEN: &'static [Slot] = T::GIVEN;
+
+    fn cpu_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        cpu::backward(&call.of, T::NAMES, inputs, outputs, exec)
+    }
+
+    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&call.of, T::NAMES, inputs)
+    }
+
+    fn cuda_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<&Buffer>,
+        outputs: &Named<&Buffer>,
+        lane: &Lane,
+    ) -> Result<()> {
+        cuda::backward(&call.of, T::NAMES, inputs, outputs, lane)
+    }
+}

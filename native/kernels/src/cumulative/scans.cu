@@ -1,0 +1,196 @@
+// Cumulative products, sums and log-sums, and their gradients, in one pass over memory. The formulas are in
+// mod.rs; cuda.rs chooses the macros:
+//   SCAN       0 the product, 1 the product by logarithms, 2 the sum, 3 the log-sum-exp
+//   GRADIENT   0 the scan, 1 its gradient: time runs the other way
+//   Y          the type of what the scan writes
+//   VEC        neighbouring channels of a thread
+//   COLS       threads side by side; the others are one after another in time
+//   ROWS       steps of a thread
+//   GROUP      tiles of a group
+//   THREADS    threads of a block
+//   BLOCKS     blocks that a multiprocessor shall hold
+//
+// A block takes a tile of time and channels. Its threads read all their rows before they do anything and compose them
+// as a whole; then they are put together, a thread a channel, and the block publishes what the tile is as a whole.
+// It waits for those of the earlier tiles of its group and of the earlier groups, composes them, always in the same
+// order, and goes through its rows, which it still holds, from there. Tiles are taken in the order of time, each by a
+// block that is already running, and what a tile publishes waits for tiles of its own group alone: somebody can
+// always go on.
+
+typedef unsigned long long u64;
+
+struct Params {
+    const STORAGE* x;
+    const STORAGE* y;
+    const REAL* wide_y;
+    const STORAGE* dy;
+    const REAL* dlog_y;
+    // What the scan starts from; what this walk starts from, which is the same, or `dlast_state`.
+    const REAL *first, *start;
+    Y* to;
+    REAL *log_to, *last;
+    // Zeroed: the next tile, and which tiles and groups are published.
+    u64* next;
+    unsigned* published;
+    // What each tile and each group is as a whole.
+    unsigned* totals;
+    i64 rows, length, width, columns, tiles, groups;
+    double eps, log_min, floor;
+    i64 back;
+};
+
+__device__ __forceinline__ float exponential(float v) { return expf(v); }
+__device__ __forceinline__ double exponential(double v) { return exp(v); }
+__device__ __forceinline__ float logarithm(float v) { return logf(v); }
+__device__ __forceinline__ double logarithm(double v) { return log(v); }
+
+// Not fmin and fmax, which turn NaN into a number.
+__device__ __forceinline__ REAL bounded(REAL v, REAL low, REAL high) { return v < low ? low : v > high ? high : v; }
+
+// exp(a - b), where equal infinities are no distance apart.
+__device__ __forceinline__ REAL ratio(REAL a, REAL b) { return a == b ? (REAL)1 : exponential(a - b); }
+
+// A product of many factors, in double: it may be larger or smaller by far than any float, and what it is multiplied
+// with the other way round. Nothing times what became infinite so is nothing.
+__device__ __forceinline__ double times(double a, double b) {
+    return a == 0 && (b == 1.0 / 0.0 || b == -1.0 / 0.0) ? 0 : a * b;
+}
+
+// What a scan is made of:
+//   READS       tensors it reads; `load` reads the numbers of one step
+//   Total       a stretch of time as a whole: `identity`, `then` of two, and of one and a step
+//   State       what is carried on from step to step: `start`, `after` a stretch, `last` as it is seen outside
+//   step        one step: writes its result
+
+#if SCAN == 0 && !GRADIENT
+
+constexpr int READS = 1;
+struct Total { double factor; };
+typedef REAL State;
+__device__ Total identity() { return {1}; }
+__device__ Total then(Total a, Total b) { return {times(a.factor, b.factor)}; }
+__device__ Total then(const Params& p, Total a, const REAL (&read)[READS]) { return {a.factor * read[0]}; }
+__device__ State start(REAL given, bool there) { return there ? given : (REAL)1; }
+__device__ State after(State s, Total t) { return (REAL)times(s, t.factor); }
+__device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&) { return s *= read[0]; }
+__device__ REAL last(State s, REAL) { return s; }
+
+#elif SCAN == 0
+
+// Reads gamma, dy and the y before; carries gamma T.
+constexpr int READS = 3;
+struct __attribute__((packed, aligned(4))) Total { double factor; REAL end; };
+typedef REAL State;
+__device__ Total identity() { return {1, 0}; }
+__device__ State after(State s, Total t) { return (REAL)times(s, t.factor) + t.end; }
+__device__ Total then(Total a, Total b) { return {times(a.factor, b.factor), after(a.end, b)}; }
+__device__ Total then(const Params& p, Total a, const REAL (&read)[READS]) {
+    return {a.factor * read[0], read[0] * (read[1] + a.end)};
+}
+__device__ State start(REAL given, bool there) { return there ? given : (REAL)0; }
+__device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&) {
+    REAL total = read[1] + s;
+    s = read[0] * total;
+    return read[2] * total;
+}
+__device__ REAL last(State s, REAL) { return s; }
+
+#elif SCAN == 1 && !GRADIENT
+
+// Reads the logarithm of the factor.
+constexpr int READS = 1;
+struct Total { REAL sum; };
+typedef REAL State;
+__device__ Total identity() { return {0}; }
+__device__ Total then(Total a, Total b) { return {a.sum + b.sum}; }
+__device__ Total then(const Params& p, Total a, const REAL (&read)[READS]) { return {a.sum + read[0]}; }
+__device__ State start(REAL given, bool there) { return there ? given : (REAL)0; }
+__device__ State after(State s, Total t) { return s + t.sum; }
+__device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL& log_y) {
+    log_y = s += read[0];
+    return exponential(s);
+}
+__device__ REAL last(State s, REAL) { return s; }
+
+#elif SCAN == 1
+
+// Reads gamma, dy, dlog_y and the y before; carries f T and the sum of dlog_y.
+constexpr int READS = 4;
+struct Total { REAL factor, end, sum; };
+struct State { REAL later, sum; };
+__device__ REAL decay(const Params& p, REAL gamma) { return bounded(gamma, p.floor, 1); }
+__device__ Total identity() { return {1, 0, 0}; }
+__device__ Total then(Total a, Total b) {
+    return {a.factor * b.factor, b.factor * a.end + b.end, a.sum + b.sum};
+}
+__device__ Total then(const Params& p, Total a, const REAL (&read)[READS]) {
+    REAL f = decay(p, read[0]);
+    return {a.factor * f, f * (read[1] + a.end), a.sum + read[2]};
+}
+__device__ State start(REAL given, bool there) { return {0, there ? given : (REAL)0}; }
+__device__ State after(State s, Total t) { return {t.factor * s.later + t.end, s.sum + t.sum}; }
+__device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&) {
+    REAL gamma = read[0], total = read[1] + s.later;
+    s.later = decay(p, gamma) * total;
+    s.sum += read[2];
+    return gamma < (REAL)p.floor || gamma > 1 ? (REAL)0 : read[3] * total + s.sum / gamma;
+}
+__device__ REAL last(State s, REAL first) { return first * s.later + s.sum; }
+
+#elif SCAN == 2
+
+// Its own gradient, of dy.
+constexpr int READS = 1;
+struct Total { REAL sum; };
+typedef REAL State;
+__device__ Total identity() { return {0}; }
+__device__ Total then(Total a, Total b) { return {a.sum + b.sum}; }
+__device__ Total then(const Params& p, Total a, const REAL (&read)[READS]) { return {a.sum + read[0]}; }
+__device__ State start(REAL given, bool there) { return there ? given : (REAL)0; }
+__device__ State after(State s, Total t) { return s + t.sum; }
+__device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&) { return s += read[0]; }
+__device__ REAL last(State s, REAL) { return s; }
+
+#elif !GRADIENT
+
+// The largest number, and the sum of the exponentials of how far each is below it.
+constexpr int READS = 1;
+struct Total { REAL max, sum; };
+typedef Total State;
+__device__ REAL none() { return -(REAL)(1.0f / 0.0f); }
+__device__ Total identity() { return {none(), 0}; }
+__device__ Total then(Total a, Total b) {
+    REAL max = a.max < b.max || b.max != b.max ? b.max : a.max;
+    return {max, a.sum * ratio(a.max, max) + b.sum * ratio(b.max, max)};
+}
+__device__ Total then(const Params& p, Total a, const REAL (&read)[READS]) { return then(a, {read[0], 1}); }
+__device__ State start(REAL given, bool there) { return {there ? given : none(), there ? (REAL)1 : (REAL)0}; }
+__device__ State after(State s, Total t) { return then(s, t); }
+__device__ REAL last(State s, REAL) { return s.max + logarithm(s.sum); }
+__device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&) {
+    s = then(p, s, read);
+    return last(s, 0);
+}
+
+#else
+
+// Reads x, dy, y and the y before; carries exp(y[t-1] - y[t]) G.
+constexpr int READS = 4;
+struct Total { REAL factor, end; };
+typedef REAL State;
+__device__ Total identity() { return {1, 0}; }
+__device__ Total then(Total a, Total b) { return {a.factor * b.factor, b.factor * a.end + b.end}; }
+__device__ Total then(const Params& p, Total a, const REAL (&read)[READS]) {
+    REAL fade = ratio(read[3], read[2]);
+    return {a.factor * fade, fade * (read[1] + a.end)};
+}
+__device__ State start(REAL given, bool there) { return there ? given : (REAL)0; }
+__device__ State after(State s, Total t) { return t.factor * s + t.end; }
+__device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&) {
+    REAL total = read[1] + s, x = read[0];
+    s = ratio(read[3], read[2]) * total;
+    return x == -(REAL)(1.0f / 0.0f) ? (REAL)0 : ratio(x, read[2]) * total;
+}
+__device__ REAL last(State s, REAL) { return s; }
+
+#endif

@@ -1,0 +1,166 @@
+//! What tells the ops apart: their names, inputs and options.
+
+use super::{Cumulative, Scan, Settings, Table};
+use crate::error::{Error, Kind, Result};
+use crate::op::{OptionDoc, Slot};
+use crate::tensor::DType;
+use serde::Deserialize;
+
+const SEQUENCE: &str = "(B, H, L, W)";
+const STATE: &str = "(B, H, W)";
+const DY: Slot = Slot::new("dy", SEQUENCE);
+const DLAST_STATE: Slot = Slot::new("dlast_state", STATE).wide().optional();
+const CARRY: Slot = Slot::new("carry", STATE).wide().optional();
+
+const REVERSE: OptionDoc = OptionDoc { name: "reverse", takes: "flag", help: "let time run from the end" };
+const RETURN_STATE: OptionDoc = OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, H, W)" };
+
+/// The options of [`CumprodScan`] and [`LogCumSumExp`].
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Let time run from the end.
+    pub reverse: bool,
+    /// Write `last_state`.
+    pub return_state: bool,
+}
+
+/// The options of [`CumSum`] and [`ReverseCumSum`].
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SumOptions {
+    /// Write `last_state`.
+    pub return_state: bool,
+}
+
+/// The options of [`ExpProductScan`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExpProductOptions {
+    /// Factors below count as this.
+    pub eps: f64,
+    /// Logarithms of factors below count as this.
+    pub log_min: f64,
+    /// Let time run from the end.
+    pub reverse: bool,
+    /// Write `last_state`.
+    pub return_state: bool,
+}
+
+impl Default for ExpProductOptions {
+    fn default() -> Self {
+        ExpProductOptions { eps: 1e-8, log_min: -50.0, reverse: false, return_state: false }
+    }
+}
+
+/// See [`ExpProductScan`].
+pub struct ExpProduct;
+/// See [`CumprodScan`].
+pub struct Product;
+/// See [`LogCumSumExp`].
+pub struct LogSumExp;
+/// See [`CumSum`] and [`ReverseCumSum`].
+pub struct Sum<const REVERSE: bool>;
+
+/// The cumulative product of decays by their logarithms.
+pub type ExpProductScan = Cumulative<ExpProduct>;
+/// The cumulative product.
+pub type CumprodScan = Cumulative<Product>;
+/// The cumulative log-sum-exp.
+pub type LogCumSumExp = Cumulative<LogSumExp>;
+/// The cumulative sum.
+pub type CumSum = Cumulative<Sum<false>>;
+/// The cumulative sum from the end.
+pub type ReverseCumSum = Cumulative<Sum<true>>;
+
+impl Table for ExpProduct {
+    const NAME: &'static str = "exp_product_scan";
+    const ABOUT: &'static str = "Cumulative product of decays in [0, 1] by the sum of their logarithms";
+    const BACKWARD: &'static str = "exp_product_scan_backward";
+    const NAMES: [&'static str; 4] = ["gamma", "carry", "dgamma", "dcarry"];
+    const INPUTS: &'static [Slot] = &[Slot::new("gamma", SEQUENCE), CARRY];
+    const GIVEN: &'static [Slot] = &[
+        Slot::new("gamma", SEQUENCE),
+        Slot::new("y", SEQUENCE),
+        CARRY,
+        DY,
+        Slot::new("dlog_y", SEQUENCE).wide().optional(),
+        DLAST_STATE,
+    ];
+    const OPTIONS: &'static [OptionDoc] = &[
+        OptionDoc { name: "eps", takes: "float", help: "decays below count as this; 1e-8 by default" },
+        OptionDoc { name: "log_min", takes: "float", help: "logarithms below count as this; -50 by default" },
+        REVERSE,
+        RETURN_STATE,
+    ];
+    const COTANGENTS: &'static [&'static str] = &["dy", "dlog_y", "dlast_state"];
+    type Options = ExpProductOptions;
+
+    fn settings(options: &ExpProductOptions, wide: DType) -> Result<Settings> {
+        let &ExpProductOptions { eps, log_min, reverse, return_state } = options;
+        if !(0.0..=1.0).contains(&eps) {
+            return Err(Error::new(Kind::Option, "eps").expected("a number from 0 to 1").got(eps));
+        }
+        if !(f64::from(f32::MIN)..=0.0).contains(&log_min) {
+            return Err(Error::new(Kind::Option, "log_min")
+                .expected("a finite number that is not positive")
+                .got(log_min));
+        }
+        // What lies on a bound is inside, as the arithmetic sees that bound.
+        let round = |bound: f64| if wide == DType::F64 { bound } else { f64::from(bound as f32) };
+        let floor = round(eps.max(log_min.exp()));
+        let scan = Scan::ExpProduct { eps: round(eps), log_min: round(log_min), floor };
+        Ok(Settings { scan, reverse, return_state })
+    }
+}
+
+impl Table for Product {
+    const NAME: &'static str = "cumprod_scan";
+    const ABOUT: &'static str = "Cumulative product, exact for zeros";
+    const BACKWARD: &'static str = "cumprod_scan_backward";
+    const NAMES: [&'static str; 4] = ["gamma", "init", "dgamma", "dinit"];
+    const INPUTS: &'static [Slot] = &[Slot::new("gamma", SEQUENCE), Slot::new("init", STATE).wide().optional()];
+    const GIVEN: &'static [Slot] = &[
+        Slot::new("gamma", SEQUENCE),
+        Slot::new("y", SEQUENCE),
+        Slot::new("init", STATE).wide().optional(),
+        DY,
+        DLAST_STATE,
+    ];
+    const OPTIONS: &'static [OptionDoc] = &[REVERSE, RETURN_STATE];
+    type Options = Options;
+
+    fn settings(options: &Options, _wide: DType) -> Result<Settings> {
+        Ok(Settings { scan: Scan::Product, reverse: options.reverse, return_state: options.return_state })
+    }
+}
+
+impl Table for LogSumExp {
+    const NAME: &'static str = "logcumsumexp";
+    const ABOUT: &'static str = "Logarithm of the cumulative sum of exponentials";
+    const BACKWARD: &'static str = "logcumsumexp_backward";
+    const NAMES: [&'static str; 4] = ["x", "carry", "dx", "dcarry"];
+    const INPUTS: &'static [Slot] = &[Slot::new("x", SEQUENCE), CARRY];
+    const GIVEN: &'static [Slot] = &[Slot::new("x", SEQUENCE), CARRY, DY, DLAST_STATE];
+    const OPTIONS: &'static [OptionDoc] = &[REVERSE, RETURN_STATE];
+    type Options = Options;
+
+    fn settings(options: &Options, _wide: DType) -> Result<Settings> {
+        Ok(Settings { scan: Scan::LogSumExp, reverse: options.reverse, return_state: options.return_state })
+    }
+}
+
+impl<const REVERSED: bool> Table for Sum<REVERSED> {
+    const NAME: &'static str = if REVERSED { "reverse_cumsum" } else { "cumsum" };
+    const ABOUT: &'static str = if REVERSED { "Cumulative sum from the end" } else { "Cumulative sum" };
+    const BACKWARD: &'static str = if REVERSED { "reverse_cumsum_backward" } else { "cumsum_backward" };
+    const NAMES: [&'static str; 4] = ["x", "carry", "dx", "dcarry"];
+    const INPUTS: &'static [Slot] = &[Slot::new("x", SEQUENCE), CARRY];
+    const GIVEN: &'static [Slot] = &[Slot::new("x", SEQUENCE), CARRY, DY, DLAST_STATE];
+    const OPTIONS: &'static [OptionDoc] = &[RETURN_STATE];
+    type Options = SumOptions;
+
+    fn settings(options: &SumOptions, _wide: DType) -> Result<Settings> {
+        Ok(Settings { scan: Scan::Sum, reverse: REVERSED, return_state: options.return_state })
+    }
+}
