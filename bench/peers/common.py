@@ -17,6 +17,8 @@ from safetensors.numpy import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "avx2 fma avx512f avx512vl avx512_vnni avx512_bf16 asimd".split()
+# What ops give, where it is not `y`.
+OUTPUTS = {"block_recurrence": "h"}
 DTYPES = {"float32": "F32", "float64": "F64"}
 
 
@@ -29,7 +31,7 @@ class Op(NamedTuple):
     """What contenders compute: random inputs of given sizes, and the true results."""
 
     name: str
-    inputs: Callable  # (random, **sizes) -> tensors; `dy` among them is for gradients
+    inputs: Callable  # (random, **sizes) -> tensors, maybe a cotangent for gradients
     truth: Callable  # (file, tensors) -> results
     ours: str  # its name in our example
     options: dict = {}  # and its options there
@@ -50,7 +52,7 @@ class Workload(NamedTuple):
     def inputs(self, gradient, seed=20231201):
         tensors = self.op.inputs(np.random.default_rng(seed), **self.sizes)
         if not gradient:
-            tensors.pop("dy", None)
+            tensors.pop(f"d{OUTPUTS.get(self.op.name, 'y')}", None)
         return {name: value.astype(np.float32) for name, value in tensors.items()}
 
 

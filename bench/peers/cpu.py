@@ -3,6 +3,7 @@
 import os
 
 import mamba
+import mm_rec
 import scan
 import transformer
 from race import Restarted, Served, Suite, arguments, our_command, peer_command, run
@@ -37,6 +38,16 @@ MAMBA = {
     "prefill": MODELS,
     "decode": MODELS + ("transformers_compiled/default",) + READS,
 }
+RECURRENCE = ("torch_eager/per_step", "torch_compile/per_step", "jax/scan", "gru/torch")
+MM_REC = {
+    "block_recurrence": RECURRENCE,
+    "cumprod_scan": (
+        "torch_eager/plain",
+        "torch_compile/plain",
+        "jax/cumprod",
+        "jax/associative_scan",
+    ),
+}
 # As if large results were allocated once: glibc keeps their memory. Without this it gives
 # it back after every call, and peers mostly wait for the kernel to clear the next call's.
 KEEP_MEMORY = {
@@ -48,6 +59,7 @@ SUITES = {
     "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": SCANS}),
     "transformer": Suite(transformer.WORKLOADS, TRANSFORMER, KEEP_MEMORY),
     "mamba": Suite(mamba.WORKLOADS, MAMBA, KEEP_MEMORY),
+    "mm_rec": Suite(mm_rec.ON_CPU, MM_REC, KEEP_MEMORY),
 }
 
 

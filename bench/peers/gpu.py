@@ -1,4 +1,4 @@
-"""Times the selective scan on an NVIDIA GPU, peers and ours.
+"""Times a suite on an NVIDIA GPU, peers and ours.
 
 PyTorch and our kernel are timed by CUDA events, JAX by the host's clock until the
 result is there; `host_ms` holds the host's clock for all. (Not named cuda.py: that
@@ -7,10 +7,11 @@ would hide the Python package `cuda`, which PyTorch imports.)
 
 from importlib.util import find_spec
 
+import mm_rec
 import scan
 from race import Restarted, Served, Suite, arguments, our_command, peer_command, run
 
-PEERS = (
+SCANS = (
     "torch_eager/mamba_ref",
     "torch_eager/per_step",
     "torch_compile/per_step",
@@ -19,6 +20,16 @@ PEERS = (
     "jax_sequential/fori_channels_last",
     "jax_associative/associative_scan",
 )
+MM_REC = {
+    "block_recurrence": (
+        "torch_eager/per_step",
+        "torch_compile/per_step",
+        "torch_graph/per_step",
+        "jax/scan",
+        "gru/torch",
+    ),
+    "cumprod_scan": ("torch_eager/plain", "torch_compile/plain", "jax/cumprod"),
+}
 # Without this JAX takes most of the GPU's memory at once.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
@@ -33,10 +44,13 @@ def ours(job, out):
 
 
 def main():
-    names = PEERS + ("mamba_ssm/selective_scan_fn",) * bool(find_spec("mamba_ssm"))
-    suite = Suite(scan.WORKLOADS, {"selective_scan": names}, ENVIRONMENT)
-    args = arguments(__doc__, ["selective_scan"])
-    run("cuda", suite, ours, peer, (1,), args)
+    names = SCANS + ("mamba_ssm/selective_scan_fn",) * bool(find_spec("mamba_ssm"))
+    suites = {
+        "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": names}, ENVIRONMENT),
+        "mm_rec": Suite(mm_rec.ON_GPU, MM_REC, ENVIRONMENT),
+    }
+    args = arguments(__doc__, suites)
+    run("cuda", suites[args.suite], ours, peer, (1,), args)
 
 
 if __name__ == "__main__":

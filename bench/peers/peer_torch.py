@@ -2,11 +2,16 @@
 
 import torch
 
+import mm_rec_torch
 import scan_torch
 import transformer_torch
-from common import host_clock, read_tensors
+from common import OUTPUTS, host_clock, read_tensors
 
-FORMS = {"selective_scan": scan_torch.FORMS, **transformer_torch.FORMS}
+FORMS = {
+    "selective_scan": scan_torch.FORMS,
+    **transformer_torch.FORMS,
+    **mm_rec_torch.FORMS,
+}
 
 
 def prepare(name, op, file, device, threads):
@@ -15,17 +20,21 @@ def prepare(name, op, file, device, threads):
     torch.set_num_threads(threads)
     form = FORMS[op][name]
     given = {k: torch.from_numpy(v).to(device) for k, v in form.turned(inputs).items()}
-    dy = given.pop("dy", None)
+    output = OUTPUTS.get(op, "y")
+    dy = given.pop(f"d{output}", None)
 
     def call():
         with torch.inference_mode():
-            return {"y": form.call(**given)}
+            return {output: form.call(**given)}
 
     def call_with_gradient():
         leaves = {k: v.detach().requires_grad_() for k, v in given.items()}
         y = form.call(**leaves)
-        gradients = torch.autograd.grad(y, list(leaves.values()), dy)
-        return dict(zip(["y", *(f"d{k}" for k in leaves)], [y, *gradients]))
+        # What a limit does not read has no gradient, and it may have weights of its own.
+        of = [*leaves.values(), *getattr(form.call, "parameters", list)()]
+        gradients = torch.autograd.grad(y, of, dy, allow_unused=True)
+        named = zip([output, *(f"d{k}" for k in leaves)], [y, *gradients])
+        return {name: value for name, value in named if value is not None}
 
     def read(results):
         return form.turned({k: v.detach().cpu().numpy() for k, v in results.items()})

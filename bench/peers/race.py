@@ -25,8 +25,9 @@ from common import ROOT, Workload, check, machine, read_tensors, versions
 
 HERE = Path(__file__).resolve().parent
 CANDLE = os.environ.get("PEERS_CANDLE")
-# They only move what others compute with: the limit where that is the memory's.
-LIMITS = ("copy", "read")
+# They only move what others compute with, the limit where that is the memory's; or
+# compute something else of the same size.
+LIMITS = ("copy", "read", "gru")
 SLOPPY = 1e-2  # a single sum over all weights in float32 is not exact
 
 
@@ -226,7 +227,7 @@ def arguments(description, suites):
         "--seconds", type=float, default=2.0, help="per contender and round"
     )
     args = parser.parse_args()
-    if args.gradient and args.suite != "selective_scan":
+    if args.gradient and args.suite in ("transformer", "mamba"):
         parser.error(f"{args.suite} is raced without gradients")
     return args
 

@@ -29,10 +29,27 @@ MAMBA = {
     "transformers_compiled": "by `torch.compile`",
     "candle": "candle",
 }
+MM_REC = {
+    "ours": "Sidewinder",
+    "torch_eager": "PyTorch loop",
+    "torch_compile": "PyTorch loop, compiled step",
+    "torch_graph": "as one CUDA graph",
+    "jax": "JAX",
+    "gru": "PyTorch's GRU (another op)",
+}
+# A measure beside the race.
+OTHER_OPS = ("gru",)
+# A suite's titles, and the family of contenders that shows its limit.
+ABOUT = {
+    "transformer": (TRANSFORMER, "copy"),
+    "mamba": (MAMBA, "read"),
+    "mm_rec": (MM_REC, None),
+}
 TOOLS = {
     "selective_scan": ("torch", "jax"),
     "transformer": ("torch", "jax", "numpy", "candle"),
     "mamba": ("transformers", "torch", "numpy", "candle"),
+    "mm_rec": ("torch", "jax"),
 }
 
 
@@ -111,15 +128,18 @@ def bandwidth(rows, threads, limit):
 def workload_line(rows, names, threads, limit):
     times = [cell(fastest(rows, name, threads)) for name in names]
     label = rows[0]["workload"].replace("-", " ")
-    moved = bandwidth(rows, threads, limit)
-    return [label, *times, ratio(rows, names, threads), *moved]
+    moved = bandwidth(rows, threads, limit) if limit else []
+    raced = [name for name in names if name not in OTHER_OPS]
+    return [label, *times, ratio(rows, raced, threads), *moved]
 
 
-def workloads_table(rows, threads, titles, limit):
-    """A line for each workload, and for ours its share of a limit."""
+def workloads_table(rows, device, threads, titles, limit):
+    """A line for each workload, and for ours its share of a limit if there is one."""
     names = present(titles, rows)
     columns = [titles[name] for name in names]
-    head = [count(threads), *columns, "best peer / ours", "memory", f"of a {limit}"]
+    first = count(threads) if device == "cpu" else device.upper()
+    limits = ["memory", f"of a {limit}"] if limit else []
+    head = [first, *columns, "best peer / ours", *limits]
     body = [workload_line(some, names, threads, limit) for some in by_workload(rows)]
     return grid(head, body)
 
@@ -128,8 +148,7 @@ def tables(suite, rows, device):
     if suite == "selective_scan":
         return [scan_table(some, device) for some in by_workload(rows)]
     lanes = sorted({row["threads"] for row in rows})
-    about = (MAMBA, "read") if suite == "mamba" else (TRANSFORMER, "copy")
-    return [workloads_table(rows, lane, *about) for lane in lanes]
+    return [workloads_table(rows, device, lane, *ABOUT[suite]) for lane in lanes]
 
 
 def footer(result, suite):

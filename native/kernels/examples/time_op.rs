@@ -2,7 +2,7 @@
 //!
 //! `time_op OP[,OP...] IN.safetensors [--backend cpu|cuda] [--level NAME] [--threads N] [--seconds S]
 //! [--out OUT.safetensors] [--options JSON]`. Several ops, such as one and its gradient, are run one after the
-//! other and timed together. On CUDA inputs and outputs are resident, and times those of the device.
+//! other and timed together; what the file lacks a later one takes from what an earlier one gave. On CUDA inputs and outputs are resident, and times those of the device.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -21,10 +21,19 @@ use timing::{Arguments, Failure};
 
 const FLAGS: [&str; 6] = ["backend", "level", "threads", "seconds", "out", "options"];
 
-fn inputs<O: Op>(path: &Path) -> Result<Named<Owned>, Failure> {
+/// What the op takes of the file, and else of what ops before it gave.
+fn inputs<O: Op>(path: &Path, before: &[Box<dyn Job>]) -> Result<Named<Owned>, Failure> {
     let reader = Reader::open(path)?;
-    let known = reader.entries().iter().filter(|entry| O::INPUTS.iter().any(|slot| slot.name == entry.name));
-    known.map(|entry| Ok((op::name::<O>(&entry.name), reader.tensor(entry)?))).collect()
+    let mut inputs = Named::default();
+    for slot in O::INPUTS {
+        let given = before.iter().find_map(|job| job.outputs().find(slot.name));
+        if let Some(entry) = reader.entry(slot.name) {
+            inputs.push(slot.name, reader.tensor(entry)?);
+        } else if let Some(given) = given {
+            inputs.push(slot.name, given.clone());
+        }
+    }
+    Ok(inputs)
 }
 
 /// Whatever can be run again and again, and what it gave.
@@ -44,8 +53,8 @@ struct Call<O: Op> {
 }
 
 impl<O: Op> Call<O> {
-    fn new(arguments: &Arguments) -> Result<Self, Failure> {
-        let (exec, inputs) = (arguments.exec()?, inputs::<O>(Path::new(&arguments.positional[1]))?);
+    fn new(arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Self, Failure> {
+        let (exec, inputs) = (arguments.exec()?, inputs::<O>(Path::new(&arguments.positional[1]), before)?);
         let options: O::Options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
         let outputs = common::run::<O>(&options, &inputs, &exec)?;
         Ok(Call { options, exec, inputs, outputs })
@@ -79,8 +88,8 @@ struct OnDevice<O: Op> {
 }
 
 impl<O: Op> OnDevice<O> {
-    fn new(arguments: &Arguments) -> Result<Self, Failure> {
-        let (device, from) = (Device::get(0)?, inputs::<O>(Path::new(&arguments.positional[1]))?);
+    fn new(arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Self, Failure> {
+        let (device, from) = (Device::get(0)?, inputs::<O>(Path::new(&arguments.positional[1]), before)?);
         let options: O::Options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
         let outputs = common::run_cuda::<O>(&options, &from, &device)?;
         let (call, lane) = (op::Call::<O>::new(op::specs(&from), &options)?, device.lane()?);
@@ -108,13 +117,13 @@ impl<O: Op> Job for OnDevice<O> {
     }
 }
 
-fn job(name: &str, arguments: &Arguments) -> Result<Box<dyn Job>, Failure> {
+fn job(name: &str, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Box<dyn Job>, Failure> {
     macro_rules! call_if_named {
         ($op:ty) => {
             if name == <$op>::NAME {
                 return Ok(match arguments.flag("backend").unwrap_or("cpu") {
-                    "cpu" => Box::new(Call::<$op>::new(arguments)?),
-                    "cuda" => Box::new(OnDevice::<$op>::new(arguments)?),
+                    "cpu" => Box::new(Call::<$op>::new(arguments, before)?),
+                    "cuda" => Box::new(OnDevice::<$op>::new(arguments, before)?),
                     other => return Err(format!("no backend `{other}`: cpu or cuda").into()),
                 });
             }
@@ -127,7 +136,10 @@ fn job(name: &str, arguments: &Arguments) -> Result<Box<dyn Job>, Failure> {
 fn main() -> Result<(), Failure> {
     let arguments = Arguments::parse("time_op OP IN.safetensors", 2, &FLAGS)?;
     let ops = &arguments.positional[0];
-    let mut jobs = ops.split(',').map(|name| job(name, &arguments)).collect::<Result<Vec<_>, _>>()?;
+    let mut jobs = Vec::new();
+    for name in ops.split(',') {
+        jobs.push(job(name, &arguments, &jobs)?);
+    }
     if let Some(out) = arguments.flag("out") {
         let outputs = jobs.iter().flat_map(|job| job.outputs().iter());
         let views: Vec<_> = outputs.map(|(name, tensor)| (name.as_ref(), tensor.view())).collect();

@@ -1,0 +1,90 @@
+"""MM-Rec's recurrence in PyTorch: a loop over time, and a GRU of the same width."""
+
+import torch
+from torch.nn import functional as F
+
+from common import Form
+from mm_rec import MIX
+
+
+def step(h, z, gamma, Wg, bg, Wm, bm):
+    """One step, with the matrix products that the original has in each."""
+    s = torch.sigmoid(F.linear(h, Wg, bg))
+    m = torch.sigmoid(F.linear(torch.cat([z, h], -1), Wm, bm))
+    kept = gamma * h
+    return z * s + kept + MIX * (m * z + (1 - m) * h + kept)
+
+
+def loop(step):
+    def recurrence(z, gamma, Wg, bg, Wm, bm):
+        h, hs = torch.zeros_like(z[:, 0]), []
+        # Unbound, not indexed: the gradient of an index is a whole tensor of zeros.
+        for z, gamma in zip(z.unbind(1), gamma.unbind(1)):
+            h = step(h, z, gamma, Wg, bg, Wm, bm)
+            hs.append(h)
+        return torch.stack(hs, dim=1)
+
+    return recurrence
+
+
+class Recorded:
+    """The loop as one CUDA graph, recorded at the first call with tensors."""
+
+    def __init__(self, call):
+        self.call = call
+        self.graph = None
+
+    def __call__(self, **given):
+        if self.graph is None:
+            self.record(given)
+        self.graph.replay()
+        return self.result
+
+    def record(self, given):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.call(**given)  # PyTorch wants a run before
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = self.call(**given)
+
+
+class Gru:
+    """cuDNN's on a GPU."""
+
+    layer = None
+
+    def __call__(self, z, Wg, Wm, **_others):
+        if self.layer is None:
+            weights = torch.cat([Wg, *Wm.chunk(2, 1)]).detach()
+            with torch.inference_mode(False):
+                self.layer = self.made(z.shape[-1], weights.clone())
+        return self.layer(z)[0]
+
+    @staticmethod
+    @torch.no_grad()
+    def made(width, weights):
+        layer = torch.nn.GRU(width, width, bias=False, batch_first=True)
+        layer = layer.to(weights.device)
+        for parameter in layer.parameters():
+            parameter.copy_(weights)
+        return layer
+
+    def parameters(self):
+        return self.layer.parameters()
+
+
+FORMS = {
+    "block_recurrence": {
+        "torch_eager/per_step": Form(loop(step)),
+        "torch_compile/per_step": Form(loop(torch.compile(step))),
+        "torch_graph/per_step": Form(Recorded(loop(step))),
+        "gru/torch": Form(Gru()),
+    },
+    "cumprod_scan": {
+        "torch_eager/plain": Form(lambda gamma: torch.cumprod(gamma, 2)),
+        "torch_compile/plain": Form(torch.compile(lambda gamma: torch.cumprod(gamma, 2))),
+    },
+}
