@@ -135,21 +135,22 @@ impl<S: Storage> Product<'_, S> {
                 });
             });
         }
-        for (m, sums) in sums.iter().enumerate() {
-            self.store(first + m, sums);
-        }
+        unrolled!(m < M, {
+            self.store(first + m, sums[m]);
+        });
         M
     }
 
     #[inline(always)]
-    fn store<V: Vector<Element = S::Wide>>(&self, vector: usize, sums: &[V; VECTORS]) {
+    fn store<V: Vector<Element = S::Wide>>(&self, vector: usize, sums: [V; VECTORS]) {
         let rows = self.of.rows(self.panel);
         // SAFETY: `multiply`'s caller promises that nobody else has these columns.
         let to = unsafe { self.to.part(vector * self.of.rows + rows.start, rows.len()) };
-        for (sum, to) in sums.iter().zip(to.chunks_mut(V::LANES)) {
-            let sum = if self.add { V::load_partial(to).add(*sum) } else { *sum };
+        unrolled!(r < VECTORS, {
+            let to = &mut to[rows.len().min(r * V::LANES)..rows.len().min((r + 1) * V::LANES)];
+            let sum = if self.add { V::load_partial(to).add(sums[r]) } else { sums[r] };
             sum.store_partial(to);
-        }
+        });
     }
 }
 
