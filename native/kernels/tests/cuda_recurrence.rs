@@ -102,6 +102,23 @@ fn repeats<O: Op>(device: &sidewinder_kernels::cuda::Device, options: &O::Option
     }
 }
 
+/// By a cluster, by the grid, and both with the norm: small enough for tools that look at every access.
+#[test]
+fn one_small_walk_of_each_kind_repeats() {
+    let Some(device) = gpu() else { return };
+    for (size, options) in [
+        ([2, 3, 67], options(true)),
+        ([2, 3, 67], guarded(true)),
+        ([2, 2, 530], options(true)),
+        ([1, 2, 530], guarded(true)),
+    ] {
+        let inputs = inputs(size, true, true);
+        repeats::<BlockRecurrence>(&device, &options, &inputs);
+        let backward = backward_inputs::<BlockRecurrence, BlockRecurrenceBackward>(&options, &inputs);
+        repeats::<BlockRecurrenceBackward>(&device, &options, &backward);
+    }
+}
+
 /// Walks of several threads at once, of which each needs the whole device.
 #[test]
 fn walks_at_the_same_time_end() {
