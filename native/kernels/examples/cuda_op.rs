@@ -33,6 +33,7 @@ fn cases() -> Vec<Case> {
             [("Wg", vec![width, width]), ("bg", vec![width]), ("Wm", vec![width, 2 * width]), ("bm", vec![width])];
         ["z", "gamma"].into_iter().map(sequence).chain(weights).chain(more.iter().copied().map(sequence)).collect()
     };
+    let scan = |shape: [usize; 4]| ["gamma", "y", "dy"].map(|name| (name, shape.to_vec())).to_vec();
     vec![
         ("activations", json!({"fn": "silu"}), vec![x()]),
         ("activations", json!({"fn": "gelu_tanh"}), vec![x()]),
@@ -46,6 +47,12 @@ fn cases() -> Vec<Case> {
         ("layer_norm_gelu_backward", json!({}), norm(&[b.clone(), dy])),
         ("rope", json!({}), vec![("x", vec![4, 32, 4096, 128])]),
         ("sinusoidal_positions", json!({}), vec![("x", vec![4, 2048, WIDTH])]),
+        ("cumprod_scan", json!({}), vec![("gamma", vec![8, 16, 2048, 64])]),
+        ("cumprod_scan", json!({}), vec![("gamma", vec![1, 8, 32768, 128])]),
+        ("cumprod_scan_backward", json!({}), scan([8, 16, 2048, 64])),
+        ("cumprod_scan_backward", json!({}), scan([1, 8, 32768, 128])),
+        ("exp_product_scan", json!({}), vec![("gamma", vec![8, 16, 2048, 64])]),
+        ("logcumsumexp", json!({}), vec![("x", vec![8, 16, 2048, 64])]),
         ("block_recurrence", json!({}), recurrence(512, &[])),
         ("block_recurrence", json!({}), recurrence(2048, &[])),
         ("block_recurrence_backward", json!({}), recurrence(512, &["h", "dh"])),
