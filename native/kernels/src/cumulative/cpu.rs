@@ -31,7 +31,7 @@ fn forward_as<S: Storage>(
     mut outputs: Named<ViewMut>,
     exec: &Exec,
 ) -> Result<()> {
-    let mut y = outputs.expect("y")?.slice::<S>()?;
+    let y = outputs.expect("y")?.slice::<S>()?;
     let call = Forward {
         problem,
         x: inputs.get(x)?.slice::<S>()?,
@@ -42,7 +42,7 @@ fn forward_as<S: Storage>(
         Scan::ExpProduct { eps, log_min, .. } => {
             let log_y = outputs.expect("log_y")?.slice()?;
             let scan = steps::ExpProduct { eps, log_min };
-            call.run(scan, [Write::Narrow(Shared::new(&mut y)), Write::Wide(Shared::new(log_y))], exec)
+            call.run(scan, [Write::Narrow(Shared::new(y)), Write::Wide(Shared::new(log_y))], exec)
         }
         Scan::Product => call.run(steps::Product, [Write::Narrow(Shared::new(y))], exec),
         Scan::LogSumExp => call.run(steps::LogSumExp, [Write::Narrow(Shared::new(y))], exec),

@@ -361,11 +361,14 @@ impl<S: Storage, K: Steps<IN, N, T, OUT>, const IN: usize, const OUT: usize, con
     }
 }
 
+/// The states before a chunk, and what it is as a whole.
+type Chunk<'w, S> = (&'w [<S as Storage>::Wide], &'w [<S as Storage>::Wide]);
+
 /// The states before a chunk: those before the one before it, and that one as a whole.
 struct Compose<'w, 'a, S: Storage, K, const IN: usize, const OUT: usize, const N: usize, const T: usize> {
     walk: &'w Walk<'a, S, K, IN, OUT>,
     row: usize,
-    before: Option<(&'w [S::Wide], &'w [S::Wide])>,
+    before: Option<Chunk<'w, S>>,
     to: &'w mut [S::Wide],
 }
 
