@@ -187,7 +187,7 @@ defmodule Recall do
   end
 
   defp json(%{curve: curve, without_curve: without} = results) do
-    rows = fn curve -> Enum.map_join(curve, ",\n", &"    #{row(&1)}") end
+    rows = fn curve -> curve |> thinned() |> Enum.map_join(",\n", &"    #{row(&1)}") end
     plain = Map.drop(results, [:curve, :without_curve])
     fields = for {key, value} <- Enum.sort(plain), do: ~s(  "#{key}": #{value})
 
@@ -204,11 +204,19 @@ defmodule Recall do
     """
   end
 
+  # Ten steps of one length as one, the last of them.
+  defp thinned(curve) do
+    for same <- Enum.chunk_by(curve, & &1.length), ten <- Enum.chunk_every(same, 10) do
+      mean = fn key -> Enum.sum(Enum.map(ten, &Map.fetch!(&1, key))) / length(ten) end
+      %{List.last(ten) | loss: mean.(:loss), right: mean.(:right)}
+    end
+  end
+
   defp row(%{step: step, length: length, loss: loss, right: right}) do
     ~s({"step": #{step}, "length": #{length}, "loss": #{Float.round(loss, 4)}, "right": #{Float.round(right, 4)}})
   end
 
-  # The part of right answers, of 20 steps together, and how long sequences were.
+  # The part of right answers, and how long sequences were.
   defp plot(%{curve: curve, without_curve: without, chance: chance}) do
     last = length(curve) - 1
     line = fn curve, colour -> line(points(curve, last), colour) end
@@ -229,9 +237,8 @@ defmodule Recall do
   end
 
   defp points(curve, last) do
-    for part <- Enum.chunk_every(curve, 20) do
-      mean = Enum.sum(Enum.map(part, & &1.right)) / length(part)
-      "#{Float.round(x(List.last(part).step, last), 1)},#{Float.round(y(mean), 1)}"
+    for %{step: step, right: right} <- thinned(curve) do
+      "#{Float.round(x(step, last), 1)},#{Float.round(y(right), 1)}"
     end
   end
 

@@ -52,6 +52,9 @@ defmodule Sidewinder.GradientTest do
   defp long?(name, :nx, :f32), do: name in ~w(long4096 l4096_fast l1000 l1024 core_1000 core_4096)
   defp long?(name, :nx, :f64), do: name =~ ~r/4096|1000|1024/
 
+  # Of many, all but one or one alone.
+  defp some?(absent, all), do: absent < all and (all < 5 or absent in [0, 1, all - 1])
+
   defp scale(output, factor),
     do: %{output | rtol: output.rtol * factor, atol: output.atol * factor}
 
@@ -71,7 +74,7 @@ defmodule Sidewinder.GradientTest do
     test "of #{op} takes the cotangents of any outputs, on #{backend}" do
       {_, _, cotangents, _} = call = problem(unquote(op), {2, 5, 3, 2})
 
-      for absent <- subsets(Map.keys(cotangents)), length(absent) < map_size(cotangents) do
+      for absent <- subsets(Map.keys(cotangents)), some?(length(absent), map_size(cotangents)) do
         call |> without(absent) |> with_options(backend: unquote(backend)) |> check_differences()
       end
     end

@@ -336,8 +336,8 @@ defmodule Sidewinder.Axon do
   defdelegate mm_rec_block(x, opts \\ []), to: Sidewinder.Axon.MMRec, as: :block
 
   @doc """
-  A model of MM-Rec over tokens: an embedding, `mm_rec_block/2` so many times, `rms_norm/2`, and logits by the numbers
-  of the embedding.
+  A model of MM-Rec over tokens: an embedding, `mm_rec_block/2` so many times, a norm like those within, and logits by
+  the numbers of the embedding.
 
   `tokens` is a layer of integers, `{batch, length}`. Parameters are the `kernel` of the embedding, `{vocabulary, width}`,
   normally distributed with a deviation of 1 / sqrt(width), those of the blocks, and the `gamma` of the norm.

@@ -513,18 +513,6 @@ defmodule Sidewinder.NxTest.Ops do
       networks(d, n) ++ second_gate("wm", d)
   end
 
-  # Of coefficients of decay.
-  defp networks(d, n) do
-    for net <- ~w(g c),
-        {layer, out, inputs} <- [{"1", n, d}, {"2", d, n}],
-        {kind, shape} <- [{"w", {out, inputs}}, {"b", {out}}],
-        do: {kind <> net <> layer, shape, -0.5, 0.5, :storage}
-  end
-
-  defp second_gate(name, d) do
-    [{name, {d, 2 * d}, -0.5, 0.5, :storage}, {"bm", {d}, -0.5, 0.5, :storage}]
-  end
-
   defp shapes("hds_construct", {b, l, d, _}) do
     slots = l + 2
     levels = [{1, div(slots, 2)}, {2, max(1, div(slots, 4))}]
@@ -551,6 +539,18 @@ defmodule Sidewinder.NxTest.Ops do
       {"dy", {b, l, d}, -1.0, 1.0, :storage},
       {"dlse", {b, 2, l}, -1.0, 1.0, :wide}
     ]
+  end
+
+  # Of coefficients of decay.
+  defp networks(d, n) do
+    for net <- ~w(g c),
+        {layer, out, inputs} <- [{"1", n, d}, {"2", d, n}],
+        {kind, shape} <- [{"w", {out, inputs}}, {"b", {out}}],
+        do: {kind <> net <> layer, shape, -0.5, 0.5, :storage}
+  end
+
+  defp second_gate(name, d) do
+    [{name, {d, 2 * d}, -0.5, 0.5, :storage}, {"bm", {d}, -0.5, 0.5, :storage}]
   end
 
   @doc "The same call with some more options, or without some of its tensors."

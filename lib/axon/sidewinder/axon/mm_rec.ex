@@ -146,7 +146,7 @@ defmodule Sidewinder.Axon.MMRec do
     logits =
       x
       |> last(all.last)
-      |> Sidewinder.Axon.rms_norm(name: "#{all.name}_norm", epsilon: all.epsilon)
+      |> norm(all)
       |> Embedding.logits(table)
 
     if all.return_state, do: {logits, together(Enum.reverse(states))}, else: logits
@@ -169,6 +169,16 @@ defmodule Sidewinder.Axon.MMRec do
   end
 
   defp stack(states), do: states |> Tuple.to_list() |> Nx.stack()
+
+  # As in the blocks.
+  defp norm(x, all) do
+    opts = %{name: "#{all.name}_norm", meta: nil, epsilon: all.epsilon}
+
+    layer(:rms_norm, [x], by_width([{"gamma", &{&1}, :ones}]), opts, fn [x],
+                                                                        %{"gamma" => gamma} ->
+      Sidewinder.rms_norm(x, gamma, eps: all.epsilon, eps_mode: all.norm)
+    end)
+  end
 
   defp last(x, nil), do: x
   defp last(x, count), do: Axon.nx(x, &Embedding.last(&1, count), op_name: :last)

@@ -27,6 +27,9 @@ defmodule Sidewinder.Reference.MultiMemoryAttention do
 
     [y: a, lse: lse] = Op.part(op, attention, given)
 
+    # The weight of an only slot is 1, whatever its score, which so has no gradient: what there is of one is rounding.
+    a = if slots == 1, do: Nx.broadcast(in_heads.(v, [of_memory, 1]), a.shape), else: a
+
     [y: y] =
       Op.part(op, %Linear{}, [
         {"x", Nx.reshape(a, h.shape)},
