@@ -372,8 +372,8 @@ defmodule Sidewinder.Kernel.MMRec do
 
   Options beside those of `Sidewinder.Kernel`:
 
-    * `:wm` - `{D, 2 D}` and `:bm` - `{D}`: both, or none, where `:mix` must be 0
-    * `:mix` - `0.1` by default
+    * `:wm` - `{D, 2 D}` and `:bm` - `{D}`: both, or none
+    * `:mix` - `0.1` by default; without them it can only be 0, as it then is by default
     * `:initial_state` - `{B, D}`; zeros by default
     * `:state_norm` - divide h by `sqrt(mean(h^2)) + 1.0e-6` after each step
     * `:state_clip` - keep each number of h within plus and minus this after each step; none by default

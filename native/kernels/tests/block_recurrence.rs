@@ -36,7 +36,7 @@ fn guards_agree_with_the_reference() {
     for size in [[2, 3, 5], [3, 11, 67], [1, 0, 2]] {
         for state_norm in [false, true] {
             agrees(&guarded(state_norm), &inputs(size, true, true));
-            let norm = Options { mix: 0.0, state_clip: None, state_norm };
+            let norm = Options { mix: None, state_clip: None, state_norm };
             agrees(&norm, &inputs(size, false, true));
         }
     }
@@ -173,7 +173,7 @@ fn wrong_calls_say_what_is_wrong() {
         assert_eq!((error.kind, &*error.argument), (Kind::Argument, argument), "{error}");
     }
     let clip = |clip| Options { state_clip: Some(clip), ..options(true) };
-    for options in [clip(0.0), clip(-1.0), clip(f64::NAN), Options { mix: f64::INFINITY, ..options(true) }] {
+    for options in [clip(0.0), clip(-1.0), clip(f64::NAN), Options { mix: Some(f64::INFINITY), ..options(true) }] {
         assert_eq!(refused(&options, "h0", None).kind, Kind::Option);
     }
     let core = inputs([1, 2, 3], false, false);

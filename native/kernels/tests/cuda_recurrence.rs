@@ -70,7 +70,7 @@ fn guards_agree() {
     for size in [[2, 3, 5], [3, 11, 67], [2, 4, 300], [2, 3, 600]] {
         for state_norm in [false, true] {
             agrees(&guarded(state_norm), &inputs(size, true, true));
-            let norm = Options { mix: 0.0, state_clip: None, state_norm };
+            let norm = Options { mix: None, state_clip: None, state_norm };
             agrees(&norm, &inputs(size, false, true));
         }
     }

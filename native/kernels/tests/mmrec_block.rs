@@ -61,12 +61,12 @@ fn every_level_and_type_agrees_with_the_reference() {
 #[test]
 fn gradients_agree_with_finite_differences() {
     let sizes = sizes([2, 3, 4], [2, 3], [2, 5]);
-    for options in [options(2), Options { levels: 1, mix: 0.3, state_norm: true, ..keeping(1) }] {
+    for options in [options(2), Options { levels: 1, mix: Some(0.3), state_norm: true, ..keeping(1) }] {
         check::gradients_agree_with_differences::<MmrecBlock, MmrecBlockBackward>(&options, &inputs(sizes, true));
     }
     let mut core = inputs(sizes, true);
     ["wm", "bm"].into_iter().for_each(|name| drop(core.take(name)));
-    let options = Options { mix: 0.0, ..options(2) };
+    let options = Options { mix: Some(0.0), ..options(2) };
     check::gradients_agree_with_differences::<MmrecBlock, MmrecBlockBackward>(&options, &core);
 }
 
@@ -226,7 +226,7 @@ fn one_step_is_made_of_its_parts() {
         ("h0", of("h0")),
     ];
     let core = run::<BlockRecurrence>(
-        &block_recurrence::Options { mix: 0.0, ..Default::default() },
+        &block_recurrence::Options { mix: Some(0.0), ..Default::default() },
         &core.into_iter().collect(),
         &exec,
     )
@@ -274,7 +274,7 @@ fn wrong_calls_say_what_is_wrong() {
         ("eps", Options { eps: 0.0, ..options(2) }),
         ("levels", Options { levels: 0, ..options(2) }),
         ("ratio", Options { ratio: 1, ..options(2) }),
-        ("mix", Options { mix: f64::NAN, ..options(2) }),
+        ("mix", Options { mix: Some(f64::NAN), ..options(2) }),
         ("state_clip", Options { state_clip: Some(-1.0), ..options(2) }),
     ] {
         let error = refused(&options, &right);
@@ -282,8 +282,8 @@ fn wrong_calls_say_what_is_wrong() {
     }
     let mut core = right.clone();
     ["wm", "bm"].into_iter().for_each(|name| drop(core.take(name)));
-    assert_eq!(&*refused(&options(2), &core).argument, "mix");
-    assert!(run::<MmrecBlock>(&Options { mix: 0.0, ..options(2) }, &core, &Exec::default()).is_ok());
+    assert_eq!(&*refused(&Options { mix: Some(0.1), ..options(2) }, &core).argument, "mix");
+    assert!(run::<MmrecBlock>(&Options { mix: Some(0.0), ..options(2) }, &core, &Exec::default()).is_ok());
     let mut backward = check::backward_inputs::<MmrecBlock, MmrecBlockBackward>(&keeping(2), &right);
     backward.take("hidden");
     backward.push("hidden", noise(1, &[2, 5, 6], 0.0, 1.0));

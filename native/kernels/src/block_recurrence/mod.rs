@@ -44,22 +44,19 @@ use serde::Deserialize;
 const EPS: f64 = 1e-6;
 
 /// The options of the recurrence.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// The weight of `n`; 0.1 by default.
-    pub mix: f64,
+    /// The weight of `n`: 0.1 by default, 0 without Wm and bm.
+    pub mix: Option<f64>,
     /// Keeps every element of the state within plus and minus this; none by default.
     pub state_clip: Option<f64>,
     /// Divides the state by its root mean square after each step.
     pub state_norm: bool,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Options { mix: 0.1, state_clip: None, state_norm: false }
-    }
-}
+/// The weight of `n` where nobody says otherwise.
+const MIX: f64 = 0.1;
 
 /// The documentation of the options.
 pub const OPTIONS: [OptionDoc; 3] = [
@@ -106,12 +103,14 @@ impl Problem {
         let &Options { mix, state_clip: clip, state_norm: norm } = options;
         clip.map_or(Ok(()), |clip| op::positive("state_clip", clip))?;
         let mixed = mixed(inputs, mix)?;
+        let mix = mix.unwrap_or(if mixed { MIX } else { 0.0 });
         Ok(Problem { batch, length, width, dtype: z.dtype, mixed, mix, clip, norm })
     }
 }
 
 /// Whether there is a second gate, which `mix` must agree with.
-fn mixed(inputs: &Named<Spec>, mix: f64) -> Result<bool> {
+fn mixed(inputs: &Named<Spec>, mix: Option<f64>) -> Result<bool> {
+    let mix = mix.unwrap_or(0.0);
     let wrong = |expected: &str| Err(Error::new(Kind::Option, "mix").expected(expected).got(mix));
     match (inputs.find("Wm"), inputs.find("bm")) {
         (Some(_), Some(_)) if !mix.is_finite() => wrong("a finite number"),

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A row sees those before it and the memory, which the call does not change; a sequence may be cut anywhere if
-//! `h_last` of a part is `h0` of the next. Where there is no `wm`, `mix` must be 0.
+//! `h_last` of a part is `h0` of the next. Where there is no `wm`, `mix` is 0.
 //!
 //! The gradient computes again what lies in between, so that a training step holds nothing for it but the inputs.
 //! Without `checkpoint` the block also gives `q`, `k`, `v`, `z` and `hidden`, B L (4 D + F) numbers more. The
@@ -38,8 +38,8 @@ use serde::Deserialize;
 pub struct Options {
     /// How many heads attention has; 1 by default.
     pub heads: usize,
-    /// The recurrence's weight of the gated mean; 0.1 by default.
-    pub mix: f64,
+    /// The recurrence's weight of the gated mean: 0.1 by default, 0 without `wm` and `bm`.
+    pub mix: Option<f64>,
     /// The weight of `v` in the sum; 0.1 by default.
     pub v_mix: f64,
     /// What keeps the norms' divisors from 0.

@@ -28,10 +28,10 @@ pub fn inputs([batch, length, width]: [usize; 3], mixed: bool, initial: bool) ->
 
 /// The options for these inputs.
 pub fn options(mixed: bool) -> Options {
-    Options { mix: if mixed { 0.1 } else { 0.0 }, ..Default::default() }
+    Options { mix: Some(if mixed { 0.1 } else { 0.0 }), ..Default::default() }
 }
 
 /// With a bound that some of the elements are beyond.
 pub fn guarded(state_norm: bool) -> Options {
-    Options { mix: 0.3, state_clip: Some(if state_norm { 1.2 } else { 0.4 }), state_norm }
+    Options { mix: Some(0.3), state_clip: Some(if state_norm { 1.2 } else { 0.4 }), state_norm }
 }
