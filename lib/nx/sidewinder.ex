@@ -1038,7 +1038,7 @@ defmodule Sidewinder do
       iex> Nx.to_flat_list(slots)
       [12, 13, 14, 15]
       iex> context |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 4))
-      [14.4926]
+      [14.4927]
   """
   @spec hds_query_topk(Nx.t(), Nx.t(), Nx.t(), keyword) :: {Nx.Tensor.t(), Nx.Tensor.t()}
   deftransform hds_query_topk(q, k, v, opts \\ []) do

@@ -211,36 +211,6 @@ defmodule Sidewinder.MMRec.MemoryTest do
       assert length(Enum.uniq(got)) == 200
       assert Memory.dump(memory) == dump
     end
-
-    test "20,000 writes do not make it grow" do
-      memory = Memory.new(width: 64, short_slots: 32, long_slots: 4)
-      [row, summary] = [random({1, 1, 64}, 1), random({1, 64}, 2)]
-
-      write = fn memory, count ->
-        Enum.reduce(1..count, memory, fn _, memory ->
-          memory |> Memory.write_short(row, row) |> Memory.write_long(summary, summary)
-        end)
-      end
-
-      memory = write.(memory, 2_000)
-      before = resident()
-      written = write.(memory, 18_000)
-      assert Memory.cursor(written, :short) == 20_000
-      assert resident() - before < 64 * 1024
-    end
-  end
-
-  # KiB of memory that the process of the operating system has, where it tells.
-  defp resident do
-    :erlang.garbage_collect()
-
-    case File.read("/proc/self/status") do
-      {:ok, text} ->
-        text |> then(&Regex.run(~r/VmRSS:\s+(\d+)/, &1)) |> List.last() |> String.to_integer()
-
-      {:error, _} ->
-        0
-    end
   end
 
   describe "dumps" do

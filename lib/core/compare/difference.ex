@@ -24,7 +24,7 @@ defmodule Sidewinder.Compare.Difference do
   @type truth :: %{tensor: Tensor.t(), largest: float, rtol: number, atol: number}
 
   @doc """
-  The reference's outputs, f64 on the host, with how far from them others may be: by the tolerance of
+  The reference's outputs on the host, f64 or of integers, with how far from them others may be: by the tolerance of
   the type of the first of the `inputs`, or as `options` say.
   """
   @spec truths(map, [{String.t(), Tensor.t()}], keyword) :: %{String.t() => truth}
@@ -32,11 +32,17 @@ defmodule Sidewinder.Compare.Difference do
     Map.new(outputs, fn {name, tensor} -> {name, truth(tensor, inputs, options)} end)
   end
 
-  defp truth(tensor, [{_, %{type: type}} | _] = inputs, options) do
+  defp truth(%{type: :f64} = tensor, [{_, %{type: type}} | _] = inputs, options) do
     {rtol, atol} = tolerance(type, options[:terms] || terms(tensor, inputs))
     largest = largest(tensor.data, 0.0)
     rtol = options[:rtol] || rtol
     %{tensor: tensor, largest: largest, rtol: rtol, atol: options[:atol] || atol * largest}
+  end
+
+  # Numbers of slots are right or wrong.
+  defp truth(integers, _inputs, _options) do
+    tensor = Tensor.cast(integers, :f64)
+    %{tensor: tensor, largest: largest(tensor.data, 0.0), rtol: 0.0, atol: 0.0}
   end
 
   defp tolerance(type, _terms) when is_map_key(@rounded, type),

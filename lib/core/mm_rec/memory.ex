@@ -1,13 +1,13 @@
 defmodule Sidewinder.MMRec.Memory do
   @moduledoc """
-  The memory of MM-Rec: for each layer a short bank, which takes in the hidden state of each step, and a long one, which
-  takes in summaries and has a hierarchy above it that queries go to.
+  The memory of MM-Rec: for each layer a short bank, which takes in the hidden state of each step, and a long one,
+  which takes in summaries and has a hierarchy above it that queries go to.
 
-  A memory lives on the host or on a GPU, where its results are too. It is a value: a write gives a memory that has it, and the one that was
-  given stays as it was, between processes as well. Still a write into the short bank costs no more than its rows:
-  these go behind those that are there, and only who goes on from a memory a second time gets a copy. Nothing is there
-  for slots of the short bank that were never written, so that a large one costs nothing at first. A write into the long
-  bank makes a new one with all levels of its hierarchy.
+  A memory lives on the host or on a GPU, where what is read from it is too. It is a value: a write gives a memory that
+  has it, and the one that was given stays as it was, between processes as well. Still a write into the short bank costs
+  no more than its rows: these go behind those that are there, and only who goes on from a memory a second time gets a
+  copy. Slots of the short bank that were never written take no memory. A write into the long bank makes a new one with
+  all levels of its hierarchy.
 
       iex> alias Sidewinder.{MMRec.Memory, Tensor}
       iex> memory = Memory.new(width: 2, long_slots: 4, short_slots: 3, levels: 2)
@@ -25,8 +25,8 @@ defmodule Sidewinder.MMRec.Memory do
       [1.0, 2.0]
 
   Functions that are about one layer take the option `:layer`, 0 by default. All raise `Sidewinder.Error`: of kind
-  `:option` or `:argument` for what is given beside tensors, `:shape` and `:dtype` for tensors that do not fit the memory, and
-  `:memory` where there is none left.
+  `:option` or `:argument` for what is given beside tensors, `:shape` and `:dtype` for tensors that do not fit the
+  memory, `:unavailable` for a device that is not there, and `:memory` where there is none left.
   """
 
   alias Sidewinder.{Error, Held, Kernel, Options, RandomInputs, Safetensors, Tensor}

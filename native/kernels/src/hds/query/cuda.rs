@@ -14,6 +14,9 @@ const THREADS: u32 = 256;
 /// Blocks that a multiprocessor has under way.
 const BLOCKS: usize = 8;
 
+/// Bytes of scores that there are at most, unless one block alone needs more.
+const MOST_SCORES: usize = 256 << 20;
+
 /// The kernel's parameters; the same struct is declared in `query.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -57,8 +60,10 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     let most = counts.iter().copied().max().unwrap_or(0);
     // No level has more to keep than candidates.
     let top_k = problem.top_k.min(most);
-    let blocks = queries.min(BLOCKS * lane.device().facts().multiprocessors as usize);
-    let scores = (blocks * most * problem.dtype.wide().size()).next_multiple_of(8);
+    let of_block = most * problem.dtype.wide().size();
+    let busy = BLOCKS * lane.device().facts().multiprocessors as usize;
+    let blocks = queries.min(busy).min((MOST_SCORES / of_block.max(1)).max(1));
+    let scores = (blocks * of_block).next_multiple_of(8);
     let scratch = lane.scratch(scores + blocks * 2 * top_k * size_of::<i32>())?;
     let params = Params {
         q: lane.address(inputs.get("q")?)?,
