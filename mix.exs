@@ -79,8 +79,8 @@ end
 defmodule Sidewinder.MixProject do
   use Mix.Project
 
-  # What lib/nx builds on, with what Nx itself needs, and what the scripts in bench/ use, where this Erlang has them.
-  @found_elsewhere [:complex, :telemetry, :nx, :exla, :axon, :polaris, :benchee]
+  # What lib/nx builds on and what the scripts in bench/ use, where this Erlang has them.
+  @found_elsewhere [:nx, :exla, :axon, :polaris, :benchee]
 
   def project do
     [

@@ -39,7 +39,7 @@ fn linear(m: ArrayView2<f64>, v: ArrayView1<f64>, b: &Array1<f64>) -> Array1<f64
 impl<'a> Given<'a> {
     fn new(problem: &'a Problem, inputs: &Named<ArrayD<f64>>) -> Result<Self> {
         let Problem { batch, width, .. } = *problem;
-        let [z, gamma] = ["z", "gamma"].map(|name| inputs.get(name).map(|t| rank::<Ix3>(t)));
+        let [z, gamma] = ["z", "gamma"].map(|name| inputs.get(name).map(rank::<Ix3>));
         let matrix = |name, dims| inputs.find(name).map_or_else(|| Array2::zeros(dims), rank::<Ix2>);
         let vector = |name| inputs.find(name).map_or_else(|| Array1::zeros(width), rank::<Ix1>);
         Ok(Given {
