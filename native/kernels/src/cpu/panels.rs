@@ -12,6 +12,9 @@ const VECTORS: usize = 4;
 /// Columns that are packed together: a cache line of each row is read once, and written while near.
 const BLOCK: usize = 16;
 
+/// Vectors that a panel is multiplied with before another thread may go on.
+const TOGETHER: usize = 64;
+
 /// How many elements before they are read those of a panel are asked for.
 const AHEAD: usize = 2048;
 
@@ -56,8 +59,29 @@ impl<S: Storage> Panels<S> {
     /// # Safety
     /// Nobody else has these columns of `to` at the same time.
     pub unsafe fn multiply(&self, panel: usize, vectors: &[S::Wide], to: &Shared<S::Wide>, add: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { self.multiply_from(0, panel, vectors, to, add) };
+    }
+
+    /// The same into the rows of `to` from `first` on.
+    ///
+    /// # Safety
+    /// Nobody else has these columns of these rows at the same time.
+    unsafe fn multiply_from(&self, first: usize, panel: usize, vectors: &[S::Wide], to: &Shared<S::Wide>, add: bool) {
         assert_eq!(vectors.len() % self.inner.max(1), 0, "vectors as long as the rows");
-        S::Wide::dispatch(self.level, Product { of: self, panel, vectors, to, add });
+        S::Wide::dispatch(self.level, Product { of: self, panel, vectors, first, to, add });
+    }
+
+    /// Adds the products with many vectors, shared among threads.
+    pub fn add_all(&self, vectors: &[S::Wide], to: &mut [S::Wide], threads: usize) -> Result<()> {
+        let (each, to) = (TOGETHER * self.inner, Shared::new(to));
+        let blocks = vectors.len().div_ceil(each.max(1));
+        pool::for_each(threads, self.count() * blocks, |i| {
+            let (panel, block) = (i / blocks, i % blocks);
+            let vectors = &vectors[block * each..vectors.len().min((block + 1) * each)];
+            // SAFETY: no two of them share a panel and a vector.
+            unsafe { self.multiply_from(block * TOGETHER, panel, vectors, &to, true) };
+        })
     }
 }
 
@@ -87,6 +111,8 @@ struct Product<'a, S: Storage> {
     of: &'a Panels<S>,
     panel: usize,
     vectors: &'a [S::Wide],
+    /// The row of `to` that the first of them is for.
+    first: usize,
     to: &'a Shared<'a, S::Wide>,
     add: bool,
 }
@@ -145,7 +171,7 @@ impl<S: Storage> Product<'_, S> {
     fn store<V: Vector<Element = S::Wide>>(&self, vector: usize, sums: [V; VECTORS]) {
         let rows = self.of.rows(self.panel);
         // SAFETY: `multiply`'s caller promises that nobody else has these columns.
-        let to = unsafe { self.to.part(vector * self.of.rows + rows.start, rows.len()) };
+        let to = unsafe { self.to.part((self.first + vector) * self.of.rows + rows.start, rows.len()) };
         unrolled!(r < VECTORS, {
             let to = &mut to[rows.len().min(r * V::LANES)..rows.len().min((r + 1) * V::LANES)];
             let sum = if self.add { V::load_partial(to).add(sums[r]) } else { sums[r] };
@@ -161,7 +187,9 @@ mod tests {
 
     #[test]
     fn products_are_right_for_all_sizes_and_levels() {
-        for (rows, inner, vectors) in [(1, 1, 1), (5, 3, 2), (67, 33, 3), (64, 16, 4), (130, 7, 9), (0, 3, 1)] {
+        for (rows, inner, vectors) in
+            [(1, 1, 1), (5, 3, 2), (67, 33, 3), (64, 16, 4), (5, 2, 150), (130, 7, 9), (0, 3, 1)]
+        {
             let matrix: Vec<bf16> = (0..rows * inner).map(|i| bf16::from_f64((i % 13) as f64 - 6.0)).collect();
             let factors: Vec<f32> = (0..vectors * inner).map(|i| (i % 7) as f32 - 3.0).collect();
             for &level in Level::available() {
@@ -173,10 +201,11 @@ mod tests {
                     // SAFETY: one panel after the other.
                     (0..panels.count()).for_each(|panel| unsafe { panels.multiply(panel, &factors, &to, add) });
                 }
+                panels.add_all(&factors, &mut got, 2).unwrap();
                 for (i, got) in got.iter().enumerate() {
                     let (vector, row) = (i / rows, i % rows);
                     let terms = (0..inner).map(|k| matrix[row * inner + k].to_f32() * factors[vector * inner + k]);
-                    let expected = 2.0 * terms.sum::<f32>();
+                    let expected = 3.0 * terms.sum::<f32>();
                     assert_eq!(*got, expected, "{rows} {inner} {vectors} {level:?}");
                 }
             }

@@ -1,7 +1,7 @@
 //! The recurrence itself.
 
 use super::super::Problem;
-use super::{bound, gated, initial, of_state, of_z, repeated, size, walk};
+use super::{bound, gated, initial, of_state, of_z, repeated, second, size, walk};
 use crate::cpu::convert::widened;
 use crate::cpu::matrix::{self, Matrix, multiply};
 use crate::cpu::panels::Panels;
@@ -22,20 +22,45 @@ pub fn run<S: Storage>(
     exec: &Exec,
 ) -> Result<()> {
     let mut state = initial::<S::Wide>(problem, inputs, "h0")?;
-    if problem.width > 0 {
+    let h = outputs.expect("h")?.slice::<S>()?;
+    if problem.width > 0 && is_short(problem) {
         let z = widened::<S>(inputs.get("z")?.slice()?, exec)?;
-        let call = Forward::<S> {
-            problem,
-            z: &z,
-            gamma: inputs.get("gamma")?.slice()?,
-            bias: repeated(inputs.get("bg")?.slice::<S>()?, 1),
-            of_z: of_z::<S>(problem, inputs, &z, exec)?,
-            h: Shared::new(outputs.expect("h")?.slice()?),
-        };
-        call.run(&of_state(problem, inputs)?, &mut state, &problem.shared(exec))?;
+        let of_z = of_z::<S>(problem, inputs, &z, exec)?;
+        let call = Forward::new(problem, inputs, (&z, of_z), h)?;
+        call.run_as_stored(&of_state(problem, inputs)?, &mut state, &problem.shared(exec))?;
+    } else if problem.width > 0 {
+        let exec = &problem.shared(exec);
+        // All in one: threads that fall asleep in between would be slow to come back.
+        pool::awake(exec.threads, || -> Result<()> {
+            let z = widened::<S>(inputs.get("z")?.slice()?, exec)?;
+            let of_z = packed_of_z::<S>(problem, inputs, &z, exec)?;
+            let call = Forward::new(problem, inputs, (&z, of_z), h)?;
+            call.run(&of_state(problem, inputs)?, &mut state, exec)
+        })??;
     }
     outputs.expect("h_last")?.slice()?.copy_from_slice(&state);
     Ok(())
+}
+
+/// Whether packing the matrices costs more than it saves.
+fn is_short(problem: &Problem) -> bool {
+    problem.length < WORTH_PACKING && problem.batch < matrix::SEVERAL
+}
+
+/// What the second gate's sums have from `z`, and its bias, by our own threads.
+fn packed_of_z<S: Storage>(
+    problem: &Problem,
+    inputs: &Named<View>,
+    z: &[S::Wide],
+    exec: &Exec,
+) -> Result<Vec<S::Wide>> {
+    if !problem.mixed {
+        return Ok(Vec::new());
+    }
+    let mut sums = repeated(inputs.get("bm")?.slice::<S>()?, problem.batch * problem.length);
+    let w = second::<S>(problem, inputs)?.part(0..problem.width);
+    Panels::pack(w, exec)?.add_all(z, &mut sums, exec.threads)?;
+    Ok(sums)
 }
 
 struct Forward<'a, S: Storage> {
@@ -47,19 +72,37 @@ struct Forward<'a, S: Storage> {
     h: Shared<'a, S>,
 }
 
-impl<S: Storage> Forward<'_, S> {
+impl<'a, S: Storage> Forward<'a, S> {
+    fn new(
+        problem: &'a Problem,
+        inputs: &Named<View<'a>>,
+        (z, of_z): (&'a [S::Wide], Vec<S::Wide>),
+        h: &'a mut [S],
+    ) -> Result<Self> {
+        let (gamma, bias) = (inputs.get("gamma")?.slice()?, repeated(inputs.get("bg")?.slice::<S>()?, 1));
+        Ok(Forward { problem, z, gamma, bias, of_z, h: Shared::new(h) })
+    }
+
     fn run(&self, matrices: &[Matrix<S>], state: &mut Vec<S::Wide>, exec: &Exec) -> Result<()> {
-        let mut next = state.clone();
-        let mut sums: Vec<_> = matrices.iter().map(|_| state.clone()).collect();
-        let few = self.problem.length < WORTH_PACKING && self.problem.batch < matrix::SEVERAL;
-        let packed = matrices.iter().filter(|_| !few).map(|m| Panels::pack(*m, exec));
-        let packed = packed.collect::<Result<Vec<_>>>()?;
+        let packed = matrices.iter().map(|m| Panels::pack(*m, exec)).collect::<Result<Vec<_>>>()?;
+        self.walk(state, matrices.len(), exec, |t, states, sums| self.step(t, &packed, states, sums, exec))
+    }
+
+    fn run_as_stored(&self, matrices: &[Matrix<S>], state: &mut Vec<S::Wide>, exec: &Exec) -> Result<()> {
+        self.walk(state, matrices.len(), exec, |t, states, sums| self.step_as_stored(t, matrices, states, sums, exec))
+    }
+
+    /// Goes from state to state; `step` is given the time, the states before and after, and where to put sums.
+    fn walk(
+        &self,
+        state: &mut Vec<S::Wide>,
+        gates: usize,
+        exec: &Exec,
+        step: impl Fn(usize, [&mut Vec<S::Wide>; 2], &mut [Vec<S::Wide>]) -> Result<()>,
+    ) -> Result<()> {
+        let (mut next, mut sums) = (state.clone(), vec![state.clone(); gates]);
         walk(0..self.problem.length, exec, |t| {
-            if few {
-                self.step_as_stored(t, matrices, [state, &mut next], &mut sums, exec)?;
-            } else {
-                self.step(t, &packed, [state, &mut next], &mut sums, exec)?;
-            }
+            step(t, [state, &mut next], &mut sums)?;
             if self.problem.norm {
                 S::Wide::dispatch(exec.level, Normalised { of: self, t, state: &mut next });
             }
