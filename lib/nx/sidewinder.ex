@@ -330,7 +330,7 @@ defmodule Sidewinder do
   @spec exp_product_scan(Nx.t(), keyword) ::
           {Nx.Tensor.t(), Nx.Tensor.t()} | {Nx.Tensor.t(), Nx.Tensor.t(), Nx.Tensor.t()}
   deftransform exp_product_scan(gamma, opts \\ []) do
-    Block.Cumulative.call(%Block.ExpProductScan{}, gamma, opts)
+    Op.Cumulative.call(%Block.ExpProductScan{}, gamma, opts)
   end
 
   @doc """
@@ -358,7 +358,7 @@ defmodule Sidewinder do
   """
   @spec cumprod_scan(Nx.t(), keyword) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
   deftransform cumprod_scan(gamma, opts \\ []) do
-    Block.Cumulative.call(%Block.CumprodScan{}, gamma, opts)
+    Op.Cumulative.call(%Block.CumprodScan{}, gamma, opts)
   end
 
   @doc """
@@ -376,7 +376,7 @@ defmodule Sidewinder do
   """
   @spec logcumsumexp(Nx.t(), keyword) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
   deftransform logcumsumexp(x, opts \\ []) do
-    Block.Cumulative.call(%Block.Logcumsumexp{}, x, opts)
+    Op.Cumulative.call(%Block.Logcumsumexp{}, x, opts)
   end
 
   @doc """
@@ -395,7 +395,7 @@ defmodule Sidewinder do
   """
   @spec cumsum(Nx.t(), keyword) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
   deftransform cumsum(x, opts \\ []) do
-    Block.Cumulative.call(%Block.Cumsum{}, x, opts)
+    Op.Cumulative.call(%Block.Cumsum{}, x, opts)
   end
 
   @doc """
@@ -410,7 +410,7 @@ defmodule Sidewinder do
   """
   @spec reverse_cumsum(Nx.t(), keyword) :: Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
   deftransform reverse_cumsum(x, opts \\ []) do
-    Block.Cumulative.call(%Block.ReverseCumsum{}, x, opts)
+    Op.Cumulative.call(%Block.ReverseCumsum{}, x, opts)
   end
 
   @doc """

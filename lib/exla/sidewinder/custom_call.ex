@@ -59,7 +59,22 @@ defimpl EXLA.CustomCall,
     Block.Mha,
     Block.MhaBackward,
     Block.TransformerBlock,
-    Block.TransformerBlockBackward
+    Block.TransformerBlockBackward,
+    Block.MdiUpdate,
+    Block.MdiUpdateBackward,
+    Block.MdiGamma,
+    Block.MdiGammaBackward,
+    Block.Mdi,
+    Block.MdiBackward,
+    Block.BlockRecurrence,
+    Block.BlockRecurrenceBackward,
+    Block.HdsConstruct,
+    Block.HdsConstructBackward,
+    Block.HdsQueryTopk,
+    Block.MultiMemoryAttention,
+    Block.MultiMemoryAttentionBackward,
+    Block.MmrecBlock,
+    Block.MmrecBlockBackward
   ] do
   defdelegate call(op, out, args, client), to: Sidewinder.CustomCall
 end

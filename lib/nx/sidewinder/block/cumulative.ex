@@ -1,39 +1,3 @@
-defmodule Sidewinder.Block.Cumulative do
-  @moduledoc false
-  # What the blocks of cumulative products, sums and log-sums have in common: the names of the kernel's sequence and
-  # of what it starts from, and the options that a scan has beside `return_state`.
-
-  @sequence [:b, :h, :l, :w]
-  @state [:b, :h, :w]
-
-  @doc "The table of a scan."
-  def table(name, {x, start}, options, more \\ []) do
-    %{
-      name: name,
-      inputs: %{x => {:storage, [@sequence]}, start => {:wide, [@state]}},
-      optional: [initial_state: start],
-      options: options ++ [return_state: :flag],
-      outputs:
-        [{:y, :storage, @sequence, :always}] ++
-          for(name <- more, do: {name, :wide, @sequence, :always}) ++
-          [{:last_state, :wide, @state, :return_state}],
-      hint: "Layout is batch, heads, length, channels of a head"
-    }
-  end
-
-  @doc "The table of a gradient that takes the result of its scan as well."
-  def with_result(table), do: put_in(table.inputs["y"], {:storage, [@sequence]})
-
-  @doc "Calls a scan; returns its outputs, in a tuple if there are several."
-  def call(%module{} = op, x, opts) do
-    [name | _] = Map.keys(module.table().inputs) -- ["carry", "init"]
-    op |> Sidewinder.Op.call([{name, x}], opts) |> Keyword.values() |> outputs()
-  end
-
-  defp outputs([y]), do: y
-  defp outputs(several), do: List.to_tuple(several)
-end
-
 defmodule Sidewinder.Block.ExpProductScan do
   @moduledoc """
   `Sidewinder.exp_product_scan/2` in the graph of a compiler; see
@@ -43,7 +7,7 @@ defmodule Sidewinder.Block.ExpProductScan do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.ExpProductScanBackward
 
-  alias Sidewinder.Block.Cumulative
+  alias Sidewinder.Op.Cumulative
 
   defstruct eps: 1.0e-8,
             log_min: -50.0,
@@ -65,7 +29,7 @@ defmodule Sidewinder.Block.ExpProductScanBackward do
     reference: Sidewinder.Reference.Cumulative,
     gradient_of: Sidewinder.Block.ExpProductScan
 
-  @table Sidewinder.Block.Cumulative.with_result(@table)
+  @table Sidewinder.Op.Cumulative.with_result(@table)
 
   @impl true
   def table, do: @table
@@ -80,7 +44,7 @@ defmodule Sidewinder.Block.CumprodScan do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.CumprodScanBackward
 
-  alias Sidewinder.Block.Cumulative
+  alias Sidewinder.Op.Cumulative
 
   defstruct reverse: false, return_state: false, inputs: [], target: []
 
@@ -96,7 +60,7 @@ defmodule Sidewinder.Block.CumprodScanBackward do
     reference: Sidewinder.Reference.Cumulative,
     gradient_of: Sidewinder.Block.CumprodScan
 
-  @table Sidewinder.Block.Cumulative.with_result(@table)
+  @table Sidewinder.Op.Cumulative.with_result(@table)
 
   @impl true
   def table, do: @table
@@ -111,7 +75,7 @@ defmodule Sidewinder.Block.Logcumsumexp do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.LogcumsumexpBackward
 
-  alias Sidewinder.Block.Cumulative
+  alias Sidewinder.Op.Cumulative
 
   defstruct reverse: false, return_state: false, inputs: [], target: []
 
@@ -137,7 +101,7 @@ defmodule Sidewinder.Block.Cumsum do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.CumsumBackward
 
-  alias Sidewinder.Block.Cumulative
+  alias Sidewinder.Op.Cumulative
 
   defstruct return_state: false, inputs: [], target: []
 
@@ -163,7 +127,7 @@ defmodule Sidewinder.Block.ReverseCumsum do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.ReverseCumsumBackward
 
-  alias Sidewinder.Block.Cumulative
+  alias Sidewinder.Op.Cumulative
 
   defstruct return_state: false, inputs: [], target: []
 
