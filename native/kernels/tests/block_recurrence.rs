@@ -42,6 +42,17 @@ fn guards_agree_with_the_reference() {
     }
 }
 
+/// Nothing kept, and everything: the state grows then.
+#[test]
+fn decays_of_0_and_1_agree() {
+    for gamma in [0.0, 1.0] {
+        let mut inputs = inputs([2, 9, 19], true, true);
+        *inputs.get_mut("gamma").unwrap() = Owned::from_fn(Spec::new(DType::F32, &[2, 9, 19]).unwrap(), |_| gamma);
+        agrees(&options(true), &inputs);
+        agrees(&guarded(true), &inputs);
+    }
+}
+
 #[test]
 fn gradients_agree_with_finite_differences() {
     let cases = [(options(true), true), (options(false), false), (guarded(false), true), (guarded(true), true)];
