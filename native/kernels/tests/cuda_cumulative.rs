@@ -53,10 +53,17 @@ fn both<F: Op, B: Op<Options = F::Options>>(device: &Device, options: &F::Option
     agrees::<B>(device, options, &backward_inputs::<F, B>(options, inputs), &DType::FLOATS);
 }
 
-/// Beside those of the CPU: several tiles with channels that come four at once, in more than one block side by side;
-/// and more tiles than two groups have, of single channels and of four.
-const TILES: [[usize; 4]; 5] =
-    [[2, 3, 300, 64], [1, 2, 129, 132], [1, 1, 500, 260], [1, 1, 5000, 36], [1, 2, 4400, 37]];
+/// Beside those of the CPU: clusters with channels that come four at once, in more than one block side by side; many
+/// rounds of clusters, of single channels and of four; and so many rows that each has a block, without and with rounds.
+const TILES: [[usize; 4]; 7] = [
+    [2, 3, 300, 64],
+    [1, 2, 129, 132],
+    [1, 1, 500, 260],
+    [1, 1, 5000, 36],
+    [1, 2, 4400, 37],
+    [16, 17, 33, 5],
+    [16, 17, 140, 36],
+];
 
 fn sizes() -> impl Iterator<Item = [usize; 4]> {
     SIZES.into_iter().chain(TILES)
@@ -105,7 +112,7 @@ fn the_sums_and_their_gradients_agree() {
     }
 }
 
-/// Groups of groups: 131072 steps of 3 channels are 512 tiles in 16 groups.
+/// 131072 steps of 3 channels are dozens of rounds of a cluster.
 #[test]
 fn long_scans_agree() {
     let Some(device) = gpu() else { return };
@@ -198,7 +205,7 @@ fn infinities_and_nan_go_where_they_belong() {
     assert_eq!(y.iter().map(|y| y.is_nan()).collect::<Vec<_>>(), [false, true, true, true]);
 }
 
-/// Many launches one after another on several lanes: no launch finds what another one left, and none waits for ever.
+/// Many launches one after another on several lanes: clusters that wait do not keep each other from going on.
 #[test]
 fn many_launches_at_once_give_the_same_bits() {
     let Some(device) = gpu() else { return };

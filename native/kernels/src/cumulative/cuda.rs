@@ -1,7 +1,7 @@
-//! The scans on CUDA: one kernel for all of them, which reads and writes memory once.
+//! The scans on CUDA: one kernel for all of them, whose blocks walk through time and read and write memory once.
 
 use super::{Problem, Scan};
-use crate::cuda::{Buffer, Lane, Source, grid_size, types};
+use crate::cuda::{Buffer, Facts, Lane, Source, Together, grid_size, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
@@ -10,17 +10,22 @@ const SCAN: Source =
     Source { name: "cumulative", text: concat!(include_str!("scans.cu"), "\n", include_str!("tiles.cu")) };
 
 /// Threads of a block.
-const THREADS: usize = 256;
-
-/// Those of a product, whose tiles are the cheaper the larger they are: threads, steps of each, blocks of a
-/// multiprocessor and threads side by side are the best of 36 choices on an H200.
-const OF_PRODUCT: (usize, usize, usize, usize) = (128, 16, 4, 16);
+const THREADS: usize = 128;
 
 /// So many threads at most lie side by side.
 const SIDE_BY_SIDE: usize = 32;
 
-/// Tiles of a group: each tile composes those before it in its group, and the groups before.
-const GROUP: usize = 32;
+/// Steps of a thread, where it reads a single tensor.
+const STEPS: usize = 16;
+
+/// Blocks of a cluster at most; the same number is in `tiles.cu`.
+const MOST_BLOCKS: usize = 8;
+
+/// Bytes of shared memory that the kernel declares at most.
+const DECLARED: usize = 20 << 10;
+
+/// Bytes of a row that are read at once: those of fewer would be read with others, in vain.
+const SECTOR: usize = 32;
 
 /// The kernel's parameters; the same struct is declared in `scans.cu`.
 #[repr(C)]
@@ -36,15 +41,11 @@ struct Params {
     to: u64,
     log_to: u64,
     last: u64,
-    next: u64,
-    published: u64,
-    totals: u64,
-    rows: i64,
     length: i64,
     width: i64,
     columns: i64,
-    tiles: i64,
-    groups: i64,
+    cluster: i64,
+    rounds: i64,
     eps: f64,
     log_min: f64,
     floor: f64,
@@ -68,7 +69,7 @@ pub fn forward(
         back: problem.settings.reverse.into(),
         ..Params::default()
     };
-    Plan::new(problem, Pass::Scan).launch(problem, params, lane)
+    launch(problem, Pass::Scan, params, lane)
 }
 
 /// Queues a gradient.
@@ -91,9 +92,8 @@ pub fn backward(
         back: (!problem.settings.reverse).into(),
         ..Params::default()
     };
-    let plan = Plan::new(problem, Pass::Gradient);
     if problem.settings.scan != Scan::LogSumExp {
-        return plan.launch(problem, params, lane);
+        return launch(problem, Pass::Gradient, params, lane);
     }
     let y = lane.temporary(Spec { dtype: problem.state.dtype, ..problem.sequence })?;
     let again = Params {
@@ -103,8 +103,8 @@ pub fn backward(
         back: problem.settings.reverse.into(),
         ..Params::default()
     };
-    Plan::new(problem, Pass::WideScan).launch(problem, again, lane)?;
-    plan.launch(problem, Params { wide_y: lane.address(&y)?, ..params }, lane)
+    launch(problem, Pass::WideScan, again, lane)?;
+    launch(problem, Pass::Gradient, Params { wide_y: lane.address(&y)?, ..params }, lane)
 }
 
 fn address(lane: &Lane, tensors: &Named<&Buffer>, name: &str) -> Result<u64> {
@@ -120,115 +120,124 @@ enum Pass {
     Gradient,
 }
 
+fn launch(problem: &Problem, pass: Pass, params: Params, lane: &Lane) -> Result<()> {
+    if problem.rows * problem.width == 0 {
+        return Ok(());
+    }
+    let Params { x, y, wide_y, dy, dlog_y, to, log_to, .. } = params;
+    let aligned = [x, y, wide_y, dy, dlog_y, to, log_to].iter().all(|address| address.is_multiple_of(16));
+    let plan = Plan::new(problem, pass, aligned, &lane.device().facts());
+    let (eps, log_min, floor) = match problem.settings.scan {
+        Scan::ExpProduct { eps, log_min, floor } => (eps, log_min, floor),
+        _ => (0.0, 0.0, 0.0),
+    };
+    let [length, width, columns, cluster, rounds] =
+        [problem.length, problem.width, plan.columns, plan.cluster, plan.rounds].map(|size| size as i64);
+    let params = Params { length, width, columns, cluster, rounds, eps, log_min, floor, ..params };
+    let kernel = lane.device().kernel(&SCAN, &plan.options(problem.dtype()))?;
+    let blocks = grid_size(problem.rows * plan.columns * plan.cluster)?;
+    let size = [THREADS as u32, plan.shared() as u32];
+    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
+    // whose addresses are this lane's; and the kernel has the shared memory that its stages take.
+    unsafe {
+        match plan.cluster {
+            1 => lane.launch_with(&kernel, [blocks, 1, 1], size[0], size[1], &params),
+            cluster => lane.launch_together(&kernel, Together::Cluster(cluster as u32), blocks, size, &params),
+        }
+    }
+}
+
 /// How the work is cut.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     pass: Pass,
     /// What the source calls the scan.
     scan: usize,
+    /// Tensors that lie in shared memory, and bytes of an element there.
+    tensors: usize,
+    element: usize,
     /// Channels of a thread, and steps of it.
     channels: usize,
     steps: usize,
-    /// Threads side by side.
+    /// Threads side by side, and how many times as many a row has.
     side_by_side: usize,
-    /// Threads of a block.
-    threads: usize,
+    columns: usize,
+    /// Blocks that share a row, and tiles of each of them.
+    cluster: usize,
+    rounds: usize,
     /// Blocks that a multiprocessor shall hold, which bounds the registers.
     blocks: usize,
-    /// Bytes that say what a stretch of time is as a whole.
-    total: usize,
 }
 
 impl Plan {
-    fn new(problem: &Problem, pass: Pass) -> Plan {
-        let together = if problem.dtype() == DType::F64 { 2 } else { 4 };
-        let channels = if problem.width.is_multiple_of(together) { together } else { 1 };
-        let gradient = pass == Pass::Gradient;
-        // What a thread reads stays in registers: about 32 numbers, as many blocks as then fit.
-        let real = problem.state.dtype.size();
-        let product = (problem.settings.scan, gradient, real) == (Scan::Product, false, size_of::<f32>());
-        let (scan, total, (steps, blocks)) = match (problem.settings.scan, gradient) {
-            (Scan::Product, false) => (0, size_of::<f64>(), (8, 3)),
-            (Scan::Product, true) => (0, size_of::<f64>() + real, (4, 2)),
-            (Scan::ExpProduct { .. }, false) => (1, real, (8, 3)),
-            (Scan::ExpProduct { .. }, true) => (1, 3 * real, (2, 2)),
-            (Scan::Sum, _) => (2, real, (8, 3)),
-            (Scan::LogSumExp, false) => (3, 2 * real, (8, 2)),
-            (Scan::LogSumExp, true) => (3, 2 * real, (2, 2)),
+    fn new(problem: &Problem, pass: Pass, aligned: bool, facts: &Facts) -> Plan {
+        let (stored, real) = (problem.dtype().size(), problem.state.dtype.size());
+        let (scan, tensors) = match (problem.settings.scan, pass) {
+            (Scan::Product, Pass::Gradient) => (0, 3),
+            (Scan::Product, _) => (0, 1),
+            (Scan::ExpProduct { .. }, Pass::Gradient) => (1, 4),
+            (Scan::ExpProduct { .. }, _) => (1, 2),
+            (Scan::Sum, _) => (2, 1),
+            (Scan::LogSumExp, Pass::Gradient) => (3, 4),
+            (Scan::LogSumExp, _) => (3, 1),
         };
-        let (threads, steps, blocks, most) = if product { OF_PRODUCT } else { (THREADS, steps, blocks, SIDE_BY_SIDE) };
-        let side_by_side = problem.width.div_ceil(channels).next_power_of_two().min(most);
-        Plan { pass, scan, channels, steps, side_by_side, threads, blocks, total }
+        let wide = tensors > 1 || pass == Pass::WideScan;
+        let together = if stored == size_of::<f64>() { 2 } else { 4 };
+        let channels = if aligned && problem.width.is_multiple_of(together) { together } else { 1 };
+        let mut plan = Plan {
+            pass,
+            scan,
+            tensors,
+            element: if wide { real } else { stored },
+            channels,
+            steps: STEPS / tensors.next_power_of_two(),
+            side_by_side: problem.width.div_ceil(channels).next_power_of_two().min(SIDE_BY_SIDE),
+            columns: 0,
+            cluster: 1,
+            rounds: 0,
+            blocks: if real == size_of::<f64>() { 2 } else { 3 },
+        };
+        while plan.shared() + DECLARED > facts.shared as usize {
+            plan.steps /= 2;
+        }
+        plan.spread(problem, facts);
+        plan
     }
 
-    /// The same for addresses at which neighbouring channels do not come at once.
-    fn of_single_channels(self, problem: &Problem) -> Plan {
-        let side_by_side = problem.width.next_power_of_two().min(SIDE_BY_SIDE);
-        Plan { channels: 1, side_by_side, ..self }
+    /// So that nearly two blocks a multiprocessor have something to do: clusters of as many as it takes share a row
+    /// and, where these are not enough, take fewer of its channels. Three blocks here and two there would wait for
+    /// each other.
+    fn spread(&mut self, problem: &Problem, facts: &Facts) {
+        let wanted = facts.multiprocessors as usize * 9 / 5;
+        let least = SECTOR.div_ceil(self.channels * problem.dtype().size());
+        let columns = |side_by_side: usize| problem.width.div_ceil(side_by_side * self.channels);
+        let tiles = |side_by_side: usize| problem.length.div_ceil(THREADS / side_by_side * self.steps).max(1);
+        let most = |side_by_side| if facts.capability.0 < 9 { 1 } else { MOST_BLOCKS.min(tiles(side_by_side)) };
+        let mut side_by_side = self.side_by_side;
+        while side_by_side > least && problem.rows * columns(side_by_side) * most(side_by_side) < wanted {
+            side_by_side /= 2;
+        }
+        let columns = columns(side_by_side);
+        let cluster = (wanted / (problem.rows * columns)).clamp(1, most(side_by_side));
+        let rounds = tiles(side_by_side).div_ceil(cluster);
+        *self = Plan { side_by_side, columns, cluster, rounds, ..*self };
+    }
+
+    /// Bytes of shared memory of both stages, with the gaps between the steps of threads.
+    fn shared(&self) -> usize {
+        let gap = usize::from(self.side_by_side < 8);
+        2 * self.tensors * THREADS * (self.steps + gap) * self.channels * self.element
     }
 
     fn options(&self, dtype: DType) -> String {
-        let Plan { scan, channels, side_by_side, steps, threads, blocks, .. } = self;
+        let Plan { scan, channels, side_by_side, steps, blocks, .. } = self;
         let gradient = u8::from(self.pass == Pass::Gradient);
         let y = if self.pass == Pass::WideScan { "REAL" } else { "STORAGE" };
+        let clustered = u8::from(self.cluster > 1);
         format!(
             "{} -DY={y} -DSCAN={scan} -DGRADIENT={gradient} -DVEC={channels} -DCOLS={side_by_side} -DROWS={steps} \
-             -DGROUP={GROUP} -DTHREADS={threads} -DBLOCKS={blocks}",
+             -DTHREADS={THREADS} -DBLOCKS={blocks} -DCLUSTERED={clustered}",
             types(dtype)
         )
-    }
-
-    fn launch(self, problem: &Problem, params: Params, lane: &Lane) -> Result<()> {
-        if problem.rows * problem.width == 0 {
-            return Ok(());
-        }
-        let Params { x, y, wide_y, dy, dlog_y, to, log_to, .. } = params;
-        if ![x, y, wide_y, dy, dlog_y, to, log_to].iter().all(|address| address.is_multiple_of(16)) && self.channels > 1
-        {
-            return self.of_single_channels(problem).launch(problem, params, lane);
-        }
-        let &Problem { rows, length, width, .. } = problem;
-        let tile = self.threads / self.side_by_side * self.steps;
-        let (columns, tiles) = (width.div_ceil(self.side_by_side * self.channels), length.div_ceil(tile).max(1));
-        let groups = tiles / GROUP;
-        let (next, published, totals) = match tiles {
-            1 => (0, 0, 0),
-            _ => self.scratch(rows * columns * (tiles + groups), lane)?,
-        };
-        let (eps, log_min, floor) = match problem.settings.scan {
-            Scan::ExpProduct { eps, log_min, floor } => (eps, log_min, floor),
-            _ => (0.0, 0.0, 0.0),
-        };
-        let [rows, length, width, columns, tiles, groups] =
-            [rows, length, width, columns, tiles, groups].map(|size| size as i64);
-        let params = Params {
-            next,
-            published,
-            totals,
-            rows,
-            length,
-            width,
-            columns,
-            tiles,
-            groups,
-            eps,
-            log_min,
-            floor,
-            ..params
-        };
-        let kernel = lane.device().kernel(&SCAN, &self.options(problem.dtype()))?;
-        let blocks = grid_size((rows * columns * tiles) as usize)?;
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the
-        // buffers, whose addresses are this lane's, as is the scratch memory, which has room for all totals.
-        unsafe { lane.launch(&kernel, [blocks, 1, 1], self.threads as u32, &params) }
-    }
-
-    /// Where the number of the next tile, the marks of published ones and their totals lie.
-    fn scratch(&self, slots: usize, lane: &Lane) -> Result<(u64, u64, u64)> {
-        let next = 16;
-        let marks = next + (slots * size_of::<u32>()).next_multiple_of(16);
-        let totals = slots * self.total * self.side_by_side * self.channels;
-        let address = lane.zeroed_scratch(marks + totals, marks)?;
-        Ok((address, address + next as u64, address + marks as u64))
     }
 }

@@ -6,16 +6,14 @@
 //   VEC        neighbouring channels of a thread
 //   COLS       threads side by side; the others are one after another in time
 //   ROWS       steps of a thread
-//   GROUP      tiles of a group
 //   THREADS    threads of a block
 //   BLOCKS     blocks that a multiprocessor shall hold
+//   CLUSTERED  whether blocks of a cluster share a row
 //
-// A block takes a tile of time and channels. Its threads read all their rows before they do anything and compose them
-// as a whole; then they are put together, a thread a channel, and the block publishes what the tile is as a whole.
-// It waits for those of the earlier tiles of its group and of the earlier groups, composes them, always in the same
-// order, and goes through its rows, which it still holds, from there. Tiles are taken in the order of time, each by a
-// block that is already running, and what a tile publishes waits for tiles of its own group alone: somebody can
-// always go on.
+// A block walks through time over some columns of a row, tile by tile, and reads the next tile while it works on one:
+// its threads compose their steps as a whole, learn from each other what is before them, and go through their steps
+// from there. Where there are few rows, the blocks of a cluster take neighbouring tiles and tell each other what theirs
+// are as a whole. Totals are composed in the same order each time.
 
 typedef unsigned long long u64;
 
@@ -29,12 +27,8 @@ struct Params {
     const REAL *first, *start;
     Y* to;
     REAL *log_to, *last;
-    // Zeroed: the next tile, and which tiles and groups are published.
-    u64* next;
-    unsigned* published;
-    // What each tile and each group is as a whole.
-    unsigned* totals;
-    i64 rows, length, width, columns, tiles, groups;
+    // Channels of a row in tiles side by side; blocks that share a row; tiles of a block.
+    i64 length, width, columns, cluster, rounds;
     double eps, log_min, floor;
     i64 back;
 };
@@ -56,6 +50,9 @@ __device__ __forceinline__ double times(double a, double b) {
     return a == 0 && (b == 1.0 / 0.0 || b == -1.0 / 0.0) ? 0 : a * b;
 }
 
+// Whether it is no number: products that are none have this in their upper word.
+__device__ __forceinline__ bool is_none(double v) { return (__double2hiint(v) & 0x7fffffff) >= 0x7ff80000; }
+
 // What a scan is made of:
 //   READS       tensors it reads; `load` reads the numbers of one step
 //   Total       a stretch of time as a whole: `identity`, `then` of two, and of one and a step
@@ -69,6 +66,8 @@ struct Total { double factor; };
 typedef REAL State;
 __device__ Total identity() { return {1}; }
 __device__ Total then(Total a, Total b) { return {times(a.factor, b.factor)}; }
+__device__ Total swift(Total a, Total b) { return {a.factor * b.factor}; }
+__device__ bool is_odd(Total t) { return is_none(t.factor); }
 __device__ Total then(const Params& p, Total a, const REAL (&read)[READS]) { return {a.factor * read[0]}; }
 __device__ State start(REAL given, bool there) { return there ? given : (REAL)1; }
 __device__ State after(State s, Total t) { return (REAL)times(s, t.factor); }
@@ -84,6 +83,8 @@ typedef REAL State;
 __device__ Total identity() { return {1, 0}; }
 __device__ State after(State s, Total t) { return (REAL)times(s, t.factor) + t.end; }
 __device__ Total then(Total a, Total b) { return {times(a.factor, b.factor), after(a.end, b)}; }
+__device__ Total swift(Total a, Total b) { return {a.factor * b.factor, (REAL)(a.end * b.factor) + b.end}; }
+__device__ bool is_odd(Total t) { return is_none(t.factor) || t.end != t.end; }
 __device__ Total then(const Params& p, Total a, const REAL (&read)[READS]) {
     return {a.factor * read[0], read[0] * (read[1] + a.end)};
 }

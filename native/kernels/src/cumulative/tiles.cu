@@ -1,4 +1,4 @@
-// How all of them go through memory: scans.cu says in which order.
+// How all of them go through memory: scans.cu says in which order and what the macros are.
 
 // VEC neighbours at once, as far as the type allows it.
 template <class T>
@@ -26,16 +26,13 @@ __device__ __forceinline__ void store(const REAL (&from)[VEC], T* to) {
     }
 }
 
-// Where a thread stands in its tile.
+// Where a thread stands: its row, its first channel and the first step of its tile.
 struct Place {
-    i64 row, tile, column, channel, step;
+    i64 row, channel, step;
     bool inside;
+    // Where that step lies, and how much further the next one.
+    i64 here, further;
 };
-
-__device__ __forceinline__ i64 address(const Params& p, const Place& at, i64 step) {
-    i64 time = p.back ? p.length - 1 - step : step;
-    return (at.row * p.length + time) * p.width + at.channel;
-}
 
 // What comes before the first step of the scan, as a gradient sees it.
 __device__ __forceinline__ REAL first(const Params& p, const Place& at, int v) {
@@ -49,67 +46,196 @@ __device__ __forceinline__ REAL first(const Params& p, const Place& at, int v) {
 #endif
 }
 
+// Threads of a column, one after another in time; channels of a tile; steps of a tile; warps of a block.
+constexpr int AT_ONCE = THREADS / COLS, CHANNELS = COLS * VEC, STEPS = AT_ONCE * ROWS, WARPS = THREADS / 32;
+
+// What a block reads ahead lies in shared memory, and what it writes takes its place.
+#if SCAN != 2 && (GRADIENT || SCAN == 1)
+typedef REAL Widest;
+#else
+typedef Y Widest;
+#endif
+constexpr int PLACE = VEC * sizeof(Widest), WRITES = SCAN == 1 && !GRADIENT ? 2 : 1;
+constexpr int TENSORS = READS > WRITES ? READS : WRITES;
+// Behind the steps of a thread comes a gap, without which those of many threads would lie in the same banks.
+constexpr int GAP = COLS < 8, TENSOR = (STEPS + GAP * AT_ONCE) * COLS * PLACE, STAGE = TENSORS * TENSOR;
+
+extern __shared__ __align__(16) unsigned char stages[];
+
+// Where step `step` of a tile has the thread's channels of tensor `k`.
+__device__ __forceinline__ unsigned char* there(int stage, int step, int k) {
+    return stages + stage * STAGE + k * TENSOR + ((step + GAP * (step / ROWS)) * COLS + threadIdx.x % COLS) * PLACE;
+}
+
+// Threads copy what neighbours in memory need, whichever thread will use it: the `r`th step that a thread copies, and
+// the `r`th that it computes.
+__device__ __forceinline__ int copied(int r) { return r * AT_ONCE + threadIdx.x / COLS; }
+__device__ __forceinline__ int computed(int r) { return threadIdx.x / COLS * ROWS + r; }
+
+// Asks for a thread's neighbours in memory; `arrived` waits for them.
 template <class T>
-__device__ __forceinline__ void before(const Params& p, const T* y, const Place& at, i64 step, REAL (&to)[VEC]) {
-    if (step + 1 < p.length) return load(y + address(p, at, step + 1), to);
+__device__ __forceinline__ void ask(const T* from, unsigned char* to) {
+    constexpr int BYTES = VEC * sizeof(T), EACH = BYTES > 16 ? 16 : BYTES;
+#if __CUDA_ARCH__ >= 800
+    if constexpr (EACH >= 4) {
+#pragma unroll
+        for (int b = 0; b < BYTES; b += EACH) {
+            unsigned there = (unsigned)__cvta_generic_to_shared(to + b);
+            const char* here = (const char*)from + b;
+            if constexpr (EACH == 16)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(there), "l"(here) : "memory");
+            else
+                asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                             ::"r"(there), "l"(here), "n"(EACH) : "memory");
+        }
+        return;
+    }
+#endif
+    memcpy(to, from, BYTES);
+}
+
+// What is asked for a tile is a group; all but the last have arrived.
+__device__ __forceinline__ void asked() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void arrived() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(1) : "memory");
+#endif
+}
+
+// Asks for what a step reads. `FULL`: all the tile's steps are there, and one behind them.
+template <bool FULL>
+__device__ __forceinline__ void ask(const Params& p, const Place& at, int stage, int step) {
+    i64 here = at.here + step * at.further;
+#if !GRADIENT
+    ask(p.x + here, there(stage, step, 0));
+#elif SCAN == 2
+    ask(p.dy + here, there(stage, step, 0));
+#else
+    bool follows = FULL || at.step + step + 1 < p.length;
+    ask(p.x + here, there(stage, step, 0));
+    ask(p.dy + here, there(stage, step, 1));
+#if SCAN == 0
+    if (follows) ask(p.y + here + at.further, there(stage, step, 2));
+#elif SCAN == 1
+    if (p.dlog_y) ask(p.dlog_y + here, there(stage, step, 2));
+    if (follows) ask(p.y + here + at.further, there(stage, step, 3));
+#else
+    ask(p.wide_y + here, there(stage, step, 2));
+    if (follows) ask(p.wide_y + here + at.further, there(stage, step, 3));
+#endif
+#endif
+}
+
+// What comes before a step of the scan, as a gradient sees it, which goes the other way.
+template <class T, bool FULL>
+__device__ __forceinline__ void before(const Params& p, const Place& at, int step, const void* y, REAL (&to)[VEC]) {
+    if (FULL || at.step + step + 1 < p.length) return load((const T*)y, to);
 #pragma unroll
     for (int v = 0; v < VEC; ++v) to[v] = first(p, at, v);
 }
 
 // What a step reads, for each of its channels.
-__device__ __forceinline__ void read(const Params& p, const Place& at, i64 step, REAL (&to)[READS][VEC]) {
-    i64 here = address(p, at, step);
-#if !GRADIENT
-    load(p.x + here, to[0]);
-#elif SCAN == 2
-    load(p.dy + here, to[0]);
-#else
-    load(p.x + here, to[0]);
-    load(p.dy + here, to[1]);
+template <bool FULL>
+__device__ __forceinline__ void read(const Params& p, const Place& at, int stage, int step,
+                                     REAL (&to)[READS][VEC]) {
+    load((const STORAGE*)there(stage, step, 0), to[0]);
+#if GRADIENT && SCAN != 2
+    load((const STORAGE*)there(stage, step, 1), to[1]);
 #if SCAN == 0
-    before(p, p.y, at, step, to[2]);
+    before<STORAGE, FULL>(p, at, step, there(stage, step, 2), to[2]);
 #elif SCAN == 1
     if (p.dlog_y) {
-        load(p.dlog_y + here, to[2]);
+        load((const REAL*)there(stage, step, 2), to[2]);
     } else {
 #pragma unroll
         for (int v = 0; v < VEC; ++v) to[2][v] = 0;
     }
-    before(p, p.y, at, step, to[3]);
+    before<STORAGE, FULL>(p, at, step, there(stage, step, 3), to[3]);
 #else
-    load(p.wide_y + here, to[2]);
-    before(p, p.wide_y, at, step, to[3]);
+    load((const REAL*)there(stage, step, 2), to[2]);
+    before<REAL, FULL>(p, at, step, there(stage, step, 3), to[3]);
 #endif
 #endif
 }
 
-// What can be computed once of what is read.
-__device__ __forceinline__ void prepare(const Params& p, REAL (&read)[READS][VEC]) {
+// The first time: what can be computed once of what is read takes its place.
+template <bool FULL>
+__device__ __forceinline__ void read_first(const Params& p, const Place& at, int stage, int step,
+                                           REAL (&to)[READS][VEC]) {
+    read<FULL>(p, at, stage, step, to);
 #if SCAN == 1 && !GRADIENT
 #pragma unroll
     for (int v = 0; v < VEC; ++v) {
-        REAL log = logarithm(bounded(read[0][v], p.eps, 1));
-        read[0][v] = log < (REAL)p.log_min ? (REAL)p.log_min : log;
+        REAL log = logarithm(bounded(to[0][v], p.eps, 1));
+        to[0][v] = log < (REAL)p.log_min ? (REAL)p.log_min : log;
     }
+    store(to[0], (REAL*)there(stage, step, 0));
+#endif
+}
+
+template <bool FULL>
+__device__ __forceinline__ void read_again(const Params& p, const Place& at, int stage, int step,
+                                           REAL (&to)[READS][VEC]) {
+#if SCAN == 1 && !GRADIENT
+    load((const REAL*)there(stage, step, 0), to[0]);
+#else
+    read<FULL>(p, at, stage, step, to);
 #endif
 }
 
 constexpr int WORDS = sizeof(Total) / 4;
-// Threads of a column, one after another in time; and channels of a tile.
-constexpr int AT_ONCE = THREADS / COLS, CHANNELS = COLS * VEC;
-// Threads of a channel, where each thread has one.
-constexpr int PARTS = THREADS / CHANNELS < 8 ? THREADS / CHANNELS : 8;
+// Blocks of a cluster at most.
+constexpr int MOST_BLOCKS = CLUSTERED ? 8 : 1;
 
+// What the threads of a block, and the blocks of a cluster, tell each other in a round: what the steps of a warp, and
+// of a block, are as a whole. And the barrier that waits for the blocks.
 struct Exchange {
-    alignas(16) unsigned threads[WORDS][AT_ONCE][CHANNELS];
-    alignas(16) unsigned parts[WORDS][PARTS + 1][CHANNELS];
+    alignas(16) unsigned warps[WORDS][WARPS][CHANNELS];
+    alignas(16) unsigned blocks[WORDS][MOST_BLOCKS][CHANNELS];
+    u64 barrier;
 };
+
+#if SCAN == 0
+__device__ __noinline__ void append_odd(Total (&sum)[VEC], const Total (&later)[VEC]) {
+    for (int v = 0; v < VEC; ++v) sum[v] = then(sum[v], later[v]);
+}
+#endif
+
+// Composes what is earlier with what is later, in each channel. Totals that are odd are rare, and looked for in all.
+__device__ __forceinline__ void append(Total (&sum)[VEC], const Total (&later)[VEC]) {
+#if SCAN == 0
+    bool odd = false;
+    Total all[VEC];
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) {
+        all[v] = swift(sum[v], later[v]);
+        odd |= is_odd(all[v]);
+    }
+    if (odd) {
+        Total a[VEC], b[VEC];
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) a[v] = sum[v], b[v] = later[v];
+        append_odd(a, b);
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) all[v] = a[v];
+    }
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) sum[v] = all[v];
+#else
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) sum[v] = then(sum[v], later[v]);
+#endif
+}
 
 struct alignas(VEC * 4) Pack { unsigned of[VEC]; };
 
-// The totals of a thread's channels, to where rows are those of threads or parts, and back.
-template <int ROWS_THERE>
-__device__ __forceinline__ void put(unsigned (&to)[WORDS][ROWS_THERE][CHANNELS], int row, const Total (&totals)[VEC]) {
+// The totals of neighbouring channels, whose words lie `apart`.
+__device__ __forceinline__ void put(const Total (&totals)[VEC], unsigned* to, int apart) {
     unsigned words[VEC][WORDS];
     memcpy(words, totals, sizeof(words));
 #pragma unroll
@@ -117,212 +243,317 @@ __device__ __forceinline__ void put(unsigned (&to)[WORDS][ROWS_THERE][CHANNELS],
         Pack pack;
 #pragma unroll
         for (int v = 0; v < VEC; ++v) pack.of[v] = words[v][w];
-        *(Pack*)&to[w][row][threadIdx.x % COLS * VEC] = pack;
+        *(Pack*)(to + w * apart) = pack;
     }
 }
 
-template <int ROWS_THERE>
-__device__ __forceinline__ void get(const unsigned (&from)[WORDS][ROWS_THERE][CHANNELS], int row, Total (&totals)[VEC]) {
+__device__ __forceinline__ void get(const unsigned* from, int apart, Total (&totals)[VEC]) {
     unsigned words[VEC][WORDS];
 #pragma unroll
     for (int w = 0; w < WORDS; ++w) {
-        Pack pack = *(const Pack*)&from[w][row][threadIdx.x % COLS * VEC];
+        Pack pack = *(const Pack*)(from + w * apart);
 #pragma unroll
         for (int v = 0; v < VEC; ++v) words[v][w] = pack.of[v];
     }
     memcpy(totals, words, sizeof(words));
 }
 
-// The same of a single channel.
-template <int ROWS_THERE>
-__device__ __forceinline__ void put(unsigned (&to)[WORDS][ROWS_THERE][CHANNELS], int row, int channel, Total total) {
+// Puts `before` behind all that come before the `me`th of these, and `sum` behind all.
+template <int MOST>
+__device__ __forceinline__ void compose(const unsigned (&of)[WORDS][MOST][CHANNELS], int count, int me,
+                                        Total (&sum)[VEC], Total (&before)[VEC]) {
+#pragma unroll
+    for (int i = 0; i < MOST; ++i) {
+        if (i >= count) break;
+        if (i == me) {
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) before[v] = sum[v];
+        }
+        Total one[VEC];
+        get(&of[0][i][threadIdx.x % COLS * VEC], MOST * CHANNELS, one);
+        append(sum, one);
+    }
+}
+
+// What lane `from` has.
+__device__ __forceinline__ Total of_lane(Total own, int from) {
     unsigned words[WORDS];
-    memcpy(words, &total, sizeof(words));
+    memcpy(words, &own, sizeof(words));
 #pragma unroll
-    for (int w = 0; w < WORDS; ++w) to[w][row][channel] = words[w];
+    for (int w = 0; w < WORDS; ++w) words[w] = __shfl_sync(~0u, words[w], from & 31);
+    memcpy(&own, words, sizeof(words));
+    return own;
 }
 
-template <int ROWS_THERE>
-__device__ __forceinline__ Total get(const unsigned (&from)[WORDS][ROWS_THERE][CHANNELS], int row, int channel) {
-    unsigned words[WORDS];
+#if CLUSTERED
+__device__ __forceinline__ int own_rank() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ unsigned address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
+
+__device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
+    unsigned there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+__device__ __forceinline__ void begin(Exchange (&exchange)[2]) {
+    if (threadIdx.x < 2) {
+        unsigned barrier = address(&exchange[threadIdx.x].barrier);
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Tells all blocks of the cluster what the tile of this one is as a whole: each warp tells some of them.
+__device__ __forceinline__ void tell(const Params& p, Exchange& shared, const Total (&tile)[VEC]) {
+    unsigned barrier = address(&shared.barrier), bytes = WORDS * CHANNELS * 4 * (unsigned)p.cluster;
+    unsigned own = address(&shared.blocks[0][own_rank()][threadIdx.x % COLS * VEC]);
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    if (threadIdx.x % 32 >= COLS) return;
+    unsigned words[VEC][WORDS];
+    memcpy(words, tile, sizeof(words));
+    for (int rank = threadIdx.x / 32; rank < p.cluster; rank += WARPS) {
+        unsigned there = in_block(own, rank), his = in_block(barrier, rank);
 #pragma unroll
-    for (int w = 0; w < WORDS; ++w) words[w] = from[w][row][channel];
-    Total total;
-    memcpy(&total, words, sizeof(words));
-    return total;
-}
-
-// A thread of a channel: which part of what is to be composed is its own, and none for those that are too many.
-struct Part {
-    int channel, part;
-    __device__ Part() : channel(threadIdx.x % CHANNELS), part(threadIdx.x / CHANNELS) {}
-    __device__ bool there() const { return part < PARTS; }
-    __device__ bool first() const { return part == 0; }
-};
-
-// Composes the parts: those before a thread's own, if that is `to`, or all.
-__device__ __forceinline__ Total parts(const Exchange& shared, const Part& me, int to) {
-    Total total = identity();
-    for (int i = 0; i < to; ++i) total = then(total, get(shared.parts, i, me.channel));
-    return total;
-}
-
-// Puts in place of each thread's totals those of the threads before it; returns those of all.
-__device__ Total across(Exchange& shared, const Part& me) {
-    constexpr int EACH = AT_ONCE / PARTS;
-    if (me.there()) {
-        Total own = identity();
-        for (int i = 0; i < EACH; ++i) own = then(own, get(shared.threads, me.part * EACH + i, me.channel));
-        put(shared.parts, me.part, me.channel, own);
-    }
-    __syncthreads();
-    if (me.there()) {
-        Total before = parts(shared, me, me.part);
-        for (int i = 0; i < EACH; ++i) {
-            Total own = get(shared.threads, me.part * EACH + i, me.channel);
-            put(shared.threads, me.part * EACH + i, me.channel, before);
-            before = then(before, own);
-        }
-    }
-    return parts(shared, me, me.first() ? PARTS : 0);
-}
-
-// Tile or group `i` of this row and these columns: groups come after the tiles.
-__device__ __forceinline__ i64 slot(const Params& p, const Place& at, i64 i) {
-    return (at.row * p.columns + at.column) * (p.tiles + p.groups) + i;
-}
-
-__device__ __forceinline__ unsigned* totals(const Params& p, const Place& at, i64 i, const Part& me) {
-    return p.totals + slot(p, at, i) * WORDS * CHANNELS + me.channel;
-}
-
-// The first thread of each channel has its total.
-__device__ void publish(const Params& p, const Place& at, i64 i, const Part& me, Total total) {
-    if (me.first()) {
-        unsigned words[WORDS];
-        memcpy(words, &total, sizeof(words));
+        for (int w = 0; w < WORDS; ++w)
 #pragma unroll
-        for (int w = 0; w < WORDS; ++w) totals(p, at, i, me)[w * CHANNELS] = words[w];
-        __threadfence();
+            for (int v = 0; v < VEC; ++v)
+                asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                             ::"r"(there + (w * MOST_BLOCKS * CHANNELS + v) * 4), "r"(words[v][w]), "r"(his)
+                             : "memory");
     }
-    __syncthreads();
-    if (threadIdx.x == 0) *(volatile unsigned*)(p.published + slot(p, at, i)) = 1;
 }
 
-// Waits for `count` tiles or groups from `from` on and composes them: the first thread of each channel has the total.
-__device__ Total collect(const Params& p, const Place& at, i64 from, i64 count, const Part& me, Exchange& shared) {
-    for (i64 i = threadIdx.x; i < count; i += THREADS) {
-        while (!*(volatile unsigned*)(p.published + slot(p, at, from + i))) {
-        }
-        __threadfence();
-    }
-    __syncthreads();
-    if (me.there()) {
-        i64 each = (count + PARTS - 1) / PARTS, begin = me.part * each;
-        Total own = identity();
-#pragma unroll 4
-        for (i64 i = begin; i < begin + each && i < count; ++i) {
-            // Past the first-level caches, which do not see what other multiprocessors write.
-            const volatile unsigned* there = totals(p, at, from + i, me);
-            unsigned words[WORDS];
+// Waits for what all blocks of the cluster tell in this round.
+__device__ __forceinline__ void listen(const Exchange& shared, i64 round) {
+    unsigned told, parity = round / 2 % 2;
+    do
+        asm volatile("{ .reg .pred told; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 told, [%1], %2; "
+                     "selp.u32 %0, 1, 0, told; }"
+                     : "=r"(told) : "r"(address(&shared.barrier)), "r"(parity) : "memory");
+    while (!told);
+}
+#else
+__device__ __forceinline__ int own_rank() { return 0; }
+__device__ __forceinline__ void begin(Exchange (&)[2]) {}
+#endif
+
+// What is before a thread's tile and its warp, and in `carry` what is before the next round.
+__device__ __forceinline__ void exchange_totals(const Params& p, Exchange& shared, i64 round, Total (&carry)[VEC],
+                                                Total (&before)[VEC]) {
+#if CLUSTERED
+    Total tile[VEC], warps[VEC];
 #pragma unroll
-            for (int w = 0; w < WORDS; ++w) words[w] = there[w * CHANNELS];
-            Total one;
-            memcpy(&one, words, sizeof(words));
-            own = then(own, one);
-        }
-        put(shared.parts, me.part, me.channel, own);
-    }
-    __syncthreads();
-    Total all = parts(shared, me, me.first() ? PARTS : 0);
-    __syncthreads();
-    return all;
+    for (int v = 0; v < VEC; ++v) tile[v] = identity();
+    compose(shared.warps, WARPS, threadIdx.x / 32, tile, warps);
+    tell(p, shared, tile);
+    listen(shared, round);
+    compose(shared.blocks, p.cluster, own_rank(), carry, before);
+    append(before, warps);
+#else
+    compose(shared.warps, WARPS, threadIdx.x / 32, carry, before);
+#endif
 }
 
-// Tiles in the order of time, whichever block comes first.
+// A cluster has some columns of a row. In a round each of its blocks has a tile, one after another in time.
 __device__ __forceinline__ Place place(const Params& p) {
-    __shared__ u64 taken;
-    if (threadIdx.x == 0) taken = p.tiles > 1 ? atomicAdd(p.next, 1ull) : blockIdx.x;
-    __syncthreads();
     Place at;
-    i64 id = taken, side_by_side = p.rows * p.columns;
-    at.tile = id / side_by_side;
-    at.row = id % side_by_side / p.columns;
-    at.column = id % p.columns;
-    at.channel = (at.column * COLS + threadIdx.x % COLS) * VEC;
+    i64 id = blockIdx.x / p.cluster;
+    at.row = id / p.columns;
+    at.channel = (id % p.columns * COLS + threadIdx.x % COLS) * VEC;
     at.inside = at.channel < p.width;
-    at.step = (at.tile * AT_ONCE + threadIdx.x / COLS) * ROWS;
+    at.step = own_rank() * STEPS;
+    at.further = p.back ? -p.width : p.width;
+    at.here = (at.row * p.length + (p.back ? p.length - 1 - at.step : at.step)) * p.width + at.channel;
     return at;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cumulative(Params p) {
-    __shared__ Exchange shared;
-    Place at = place(p);
-    REAL all[ROWS][READS][VEC];
-    i64 rows = !at.inside || at.step >= p.length ? 0 : p.length - at.step < ROWS ? p.length - at.step : ROWS;
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r)
-        if (r < rows) read(p, at, at.step + r, all[r]);
+__device__ __forceinline__ Place next_round(const Params& p, Place at) {
+    at.step += p.cluster * STEPS;
+    at.here += p.cluster * STEPS * at.further;
+    return at;
+}
 
-    Total own[VEC], prefix[VEC];
+// How many of the tile's steps are there, at most all of them; and whether one follows.
+__device__ __forceinline__ int steps(const Params& p, const Place& at) {
+    i64 left = at.inside ? p.length - at.step : 0;
+    return left < 0 ? 0 : left < STEPS ? left : STEPS;
+}
+
+__device__ __forceinline__ bool is_followed(const Params& p, const Place& at) {
+    return at.inside && at.step + STEPS < p.length;
+}
+
+__device__ __forceinline__ void fetch(const Params& p, const Place& at, int stage) {
+    if (is_followed(p, at)) {
 #pragma unroll
-    for (int v = 0; v < VEC; ++v) own[v] = prefix[v] = identity();
+        for (int r = 0; r < ROWS; ++r) ask<true>(p, at, stage, copied(r));
+    } else {
+        int count = steps(p, at);
+        for (int r = 0; r < ROWS && copied(r) < count; ++r) ask<false>(p, at, stage, copied(r));
+    }
+    asked();
+}
+
+template <bool FULL>
+__device__ __forceinline__ void summarize(const Params& p, const Place& at, int stage, Total (&own)[VEC]) {
+    int count = steps(p, at);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        if (r >= rows) break;
-        prepare(p, all[r]);
+        if (!FULL && computed(r) >= count) break;
+        REAL all[READS][VEC];
+        read_first<FULL>(p, at, stage, computed(r), all);
 #pragma unroll
         for (int v = 0; v < VEC; ++v) {
             REAL one[READS];
 #pragma unroll
-            for (int k = 0; k < READS; ++k) one[k] = all[r][k][v];
+            for (int k = 0; k < READS; ++k) one[k] = all[k][v];
             own[v] = then(p, own[v], one);
         }
     }
-    Part me;
-    put(shared.threads, threadIdx.x / COLS, own);
-    __syncthreads();
-    Total tile = across(shared, me);
-    if (p.tiles > 1) {
-        publish(p, at, at.tile, me, tile);
-        i64 group = at.tile / GROUP, of_group = at.tile % GROUP;
-        Total earlier = collect(p, at, group * GROUP, of_group, me, shared);
-        if (of_group == GROUP - 1) publish(p, at, p.tiles + group, me, then(earlier, tile));
-        if (group > 0) earlier = then(collect(p, at, p.tiles, group, me, shared), earlier);
-        if (me.first()) put(shared.parts, PARTS, me.channel, earlier);
-    }
-    __syncthreads();
-    get(shared.threads, threadIdx.x / COLS, own);
-    if (p.tiles > 1) get(shared.parts, PARTS, prefix);
+}
 
-    State state[VEC];
+// What a thread's steps are as a whole.
+__device__ __forceinline__ void summarize(const Params& p, const Place& at, int stage, Total (&own)[VEC]) {
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) own[v] = identity();
+    if (is_followed(p, at))
+        summarize<true>(p, at, stage, own);
+    else
+        summarize<false>(p, at, stage, own);
+}
+
+// Replaces a thread's total by what is before it in its warp.
+__device__ __forceinline__ void over_lanes(Total (&own)[VEC], Exchange& shared) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int distance = COLS; distance < 32; distance *= 2) {
+        Total left[VEC];
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) left[v] = of_lane(own[v], lane - distance);
+        if (lane >= distance) {
+            append(left, own);
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) own[v] = left[v];
+        }
+    }
+    if (lane >= 32 - COLS)
+        put(own, &shared.warps[0][threadIdx.x / 32][threadIdx.x % COLS * VEC], WARPS * CHANNELS);
 #pragma unroll
     for (int v = 0; v < VEC; ++v) {
-        REAL given = at.inside && p.start ? p.start[at.row * p.width + at.channel + v] : (REAL)0;
-        state[v] = after(after(start(given, p.start), prefix[v]), own[v]);
+        own[v] = of_lane(own[v], lane - COLS);
+        if (lane < COLS) own[v] = identity();
     }
+}
 
+template <bool FULL>
+__device__ __forceinline__ void apply(const Params& p, const Place& at, int stage, State (&state)[VEC]) {
+    int count = steps(p, at);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        if (r >= rows) break;
-        REAL result[VEC], log_result[VEC];
+        if (!FULL && computed(r) >= count) break;
+        REAL all[READS][VEC], result[VEC], log_result[VEC];
+        read_again<FULL>(p, at, stage, computed(r), all);
 #pragma unroll
         for (int v = 0; v < VEC; ++v) {
             REAL one[READS];
 #pragma unroll
-            for (int k = 0; k < READS; ++k) one[k] = all[r][k][v];
+            for (int k = 0; k < READS; ++k) one[k] = all[k][v];
             result[v] = step(p, state[v], one, log_result[v]);
         }
-        i64 here = address(p, at, at.step + r);
-        store(result, p.to + here);
+        store(result, (Y*)there(stage, computed(r), 0));
 #if SCAN == 1 && !GRADIENT
-        store(log_result, p.log_to + here);
+        store(log_result, (REAL*)there(stage, computed(r), 1));
 #endif
     }
-    bool ends = at.tile == p.tiles - 1 && threadIdx.x / COLS == AT_ONCE - 1;
-    if (p.last && ends && at.inside) {
+}
+
+// Goes through a thread's steps: their results take the place of what they read.
+__device__ __forceinline__ void apply(const Params& p, const Place& at, int stage, State (&state)[VEC]) {
+    if (is_followed(p, at))
+        apply<true>(p, at, stage, state);
+    else
+        apply<false>(p, at, stage, state);
+}
+
+template <class T>
+__device__ __forceinline__ void copy(const unsigned char* from, T* to) {
+    constexpr int BYTES = VEC * sizeof(T), EACH = BYTES > 16 ? 16 : BYTES;
+    struct alignas(EACH) Piece { unsigned char of[EACH]; };
 #pragma unroll
-        for (int v = 0; v < VEC; ++v)
-            p.last[at.row * p.width + at.channel + v] = last(state[v], GRADIENT ? first(p, at, v) : (REAL)0);
+    for (int b = 0; b < BYTES; b += EACH) *(Piece*)((char*)to + b) = *(const Piece*)(from + b);
+}
+
+__device__ __forceinline__ void write(const Params& p, const Place& at, int stage, int step) {
+    i64 here = at.here + step * at.further;
+    copy(there(stage, step, 0), p.to + here);
+#if SCAN == 1 && !GRADIENT
+    copy(there(stage, step, 1), p.log_to + here);
+#endif
+}
+
+// Writes a tile's results.
+__device__ __forceinline__ void write(const Params& p, const Place& at, int stage) {
+    if (is_followed(p, at)) {
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) write(p, at, stage, copied(r));
+    } else {
+        int count = steps(p, at);
+        for (int r = 0; r < ROWS && copied(r) < count; ++r) write(p, at, stage, copied(r));
+    }
+}
+
+// What the thread with the scan's last step ends with.
+__device__ __forceinline__ void end(const Params& p, const Place& at, const State (&state)[VEC]) {
+    i64 mine = at.step + computed(0);
+    if (!p.last || !at.inside || mine + ROWS < p.length || (mine >= p.length && mine > 0)) return;
+#pragma unroll
+    for (int v = 0; v < VEC; ++v)
+        p.last[at.row * p.width + at.channel + v] = last(state[v], GRADIENT ? first(p, at, v) : (REAL)0);
+}
+
+// A round asks for the next tile, waits for its own, learns what is before it and writes its results. Neighbouring
+// rounds exchange in places of their own: nobody is two rounds ahead of anybody.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cumulative(Params p) {
+    __shared__ Exchange exchange[2];
+    begin(exchange);
+    Place at = place(p);
+    fetch(p, at, 0);
+    Total carry[VEC];
+    State starts[VEC];
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) {
+        REAL given = at.inside && p.start ? p.start[at.row * p.width + at.channel + v] : (REAL)0;
+        starts[v] = start(given, p.start);
+        carry[v] = identity();
+    }
+    for (i64 round = 0; round < p.rounds; ++round) {
+        int stage = round % 2;
+        Place next = next_round(p, at);
+        fetch(p, next, 1 - stage);
+        arrived();
+        __syncthreads();
+
+        Total own[VEC], before[VEC];
+        State state[VEC];
+        summarize(p, at, stage, own);
+        over_lanes(own, exchange[stage]);
+        __syncthreads();
+
+        exchange_totals(p, exchange[stage], round, carry, before);
+        append(before, own);
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) state[v] = after(starts[v], before[v]);
+        apply(p, at, stage, state);
+        end(p, at, state);
+        __syncthreads();
+
+        write(p, at, stage);
+        at = next;
     }
 }
