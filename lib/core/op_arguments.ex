@@ -87,7 +87,7 @@ defmodule Sidewinder.OpArguments do
   def cast(tensors, _op, nil), do: tensors
 
   def cast(tensors, op, type) do
-    slots = for slot <- op.inputs, slot.precision != "mask", into: %{}, do: {slot.name, slot}
+    slots = for slot <- op.inputs, Ops.float?(slot), into: %{}, do: {slot.name, slot}
 
     for {name, tensor} <- tensors do
       slot = slots[name]

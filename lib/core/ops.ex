@@ -15,7 +15,7 @@ defmodule Sidewinder.Ops do
           backward_of: String.t() | nil
         }
 
-  @typedoc "An input: its shape in words, and `\"storage\"`, `\"wide\"` or `\"mask\"` as its precision."
+  @typedoc "An input: its shape in words, and `\"storage\"`, `\"wide\"`, `\"mask\"` or a type as its precision."
   @type slot :: %{
           name: String.t(),
           shape: String.t(),
@@ -50,6 +50,11 @@ defmodule Sidewinder.Ops do
   def type(%{precision: "storage"}, storage), do: storage
   def type(%{precision: "wide"}, storage), do: wide(storage)
   def type(%{precision: "mask"}, _storage), do: :u8
+  def type(%{precision: type}, _storage), do: String.to_existing_atom(type)
+
+  @doc "Whether an input's type follows from the storage type, so that it has a gradient."
+  @spec float?(slot) :: boolean
+  def float?(%{precision: precision}), do: precision in ["storage", "wide"]
 
   defp wide(:f64), do: :f64
   defp wide(_), do: :f32

@@ -3,8 +3,9 @@ defmodule Sidewinder.Tensor do
   A tensor: an element type, a shape and the data.
 
   The types are `:f64`, `:f32`, `:bf16` and `:f16`; for masks `:u8`: a byte for each element, where any
-  number but 0 is true; and for what is counted `:i32` and `:i64`. The data is row-major with the last axis contiguous: a binary in the
-  machine's byte order, or a reference to memory of a CUDA device.
+  number but 0 is true; for what is counted `:i32` and `:i64`; for what is quantized `:i8` and `:i16`. The
+  data is row-major with the last axis contiguous: a binary in the machine's byte order, or a reference
+  to memory of a CUDA device.
   Ops leave their results where their inputs are; `to_device/2` and `to_host/1` are the only
   copies between the two.
 
@@ -19,14 +20,14 @@ defmodule Sidewinder.Tensor do
   @enforce_keys [:type, :shape, :data]
   defstruct [:type, :shape, :data]
 
-  @type type :: :f64 | :f32 | :bf16 | :f16 | :u8 | :i32 | :i64
+  @type type :: :f64 | :f32 | :bf16 | :f16 | :u8 | :i8 | :i16 | :i32 | :i64
   @type shape :: tuple
   @type device :: :host | {:cuda, non_neg_integer}
   @type t :: %__MODULE__{type: type, shape: shape, data: binary | reference}
 
-  @sizes %{f64: 8, f32: 4, bf16: 2, f16: 2, u8: 1, i32: 4, i64: 8}
+  @sizes %{f64: 8, f32: 4, bf16: 2, f16: 2, u8: 1, i8: 1, i16: 2, i32: 4, i64: 8}
   @types Map.keys(@sizes)
-  @integers [:u8, :i32, :i64]
+  @integers [:u8, :i8, :i16, :i32, :i64]
 
   @doc """
   A tensor over a binary of row-major data, which is not copied.
@@ -93,6 +94,12 @@ defmodule Sidewinder.Tensor do
   """
   @spec to_list(t) :: [float | integer | :nan | :infinity | :neg_infinity]
   def to_list(%__MODULE__{type: :u8} = tensor), do: :binary.bin_to_list(to_host(tensor).data)
+
+  def to_list(%__MODULE__{type: :i8} = tensor),
+    do: for(<<value::signed-8 <- to_host(tensor).data>>, do: value)
+
+  def to_list(%__MODULE__{type: :i16} = tensor),
+    do: for(<<value::signed-native-16 <- to_host(tensor).data>>, do: value)
 
   def to_list(%__MODULE__{type: :i32} = tensor),
     do: for(<<value::signed-native-32 <- to_host(tensor).data>>, do: value)
@@ -229,7 +236,7 @@ defmodule Sidewinder.Tensor do
   defp element_bytes(type) do
     Map.get(@sizes, type) ||
       raise Error.new(:dtype, "type",
-              expected: "f64, f32, bf16, f16, u8, i32 or i64",
+              expected: "f64, f32, bf16, f16, u8, i8, i16, i32 or i64",
               got: Error.show(type)
             )
   end

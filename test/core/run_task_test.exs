@@ -285,6 +285,6 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
     File.write!(path, <<byte_size(header)::64-little, header::binary, 0::32>>)
 
     assert refused(["selective_scan", path, out]) =~
-             "x: expected F64, F32, BF16, F16, I64, I32, U8 or BOOL, got U32"
+             "x: expected F64, F32, BF16, F16, I64, I32, I16, I8, U8 or BOOL, got U32"
   end
 end

@@ -358,6 +358,8 @@ defmodule Sidewinder.Op do
   defp kernel_type(:bf, 16), do: :bf16
   defp kernel_type(:f, 16), do: :f16
   defp kernel_type(:u, 8), do: :u8
+  defp kernel_type(:s, 8), do: :i8
+  defp kernel_type(:s, 16), do: :i16
   defp kernel_type(:s, 32), do: :i32
   defp kernel_type(:s, 64), do: :i64
 
@@ -373,6 +375,8 @@ defmodule Sidewinder.Op do
     from_kernel(t, Nx.template(shape, nx_type(type)))
   end
 
+  defp nx_type(:i8), do: :s8
+  defp nx_type(:i16), do: :s16
   defp nx_type(:i32), do: :s32
   defp nx_type(:i64), do: :s64
   defp nx_type(type), do: type

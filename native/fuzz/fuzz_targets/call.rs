@@ -106,7 +106,7 @@ fn damage(tensors: &mut Vec<Tensor>, at: usize, damage: &Damage) {
 }
 
 fn tensors<O: Op>(call: &Call) -> Vec<Tensor> {
-    let storage = DType::FLOATS[call.dtype as usize % 4];
+    let storage = O::STORAGE[call.dtype as usize % O::STORAGE.len()];
     let inputs = call.inputs.iter().copied().chain(std::iter::repeat(Input::default()));
     let present = O::INPUTS.iter().zip(inputs).filter(|(slot, input)| !(slot.optional && input.absent));
     let mut tensors: Vec<Tensor> = present

@@ -21,6 +21,8 @@ pub enum Precision {
     Wide,
     /// Bytes, where any number but 0 is true. It has no gradient.
     Mask,
+    /// This type, whatever the storage type is. It has no gradient.
+    Exactly(DType),
 }
 
 impl Precision {
@@ -30,6 +32,7 @@ impl Precision {
             Precision::Storage => "storage",
             Precision::Wide => "wide",
             Precision::Mask => "mask",
+            Precision::Exactly(dtype) => dtype.name(),
         }
     }
 
@@ -39,7 +42,13 @@ impl Precision {
             Precision::Storage => storage,
             Precision::Wide => storage.wide(),
             Precision::Mask => DType::U8,
+            Precision::Exactly(dtype) => dtype,
         }
+    }
+
+    /// Whether inputs of it have gradients.
+    pub fn is_differentiable(self) -> bool {
+        matches!(self, Precision::Storage | Precision::Wide)
     }
 }
 
@@ -71,6 +80,12 @@ impl Slot {
     /// The same, stored as bytes that say yes or no.
     pub const fn mask(mut self) -> Slot {
         self.precision = Precision::Mask;
+        self
+    }
+
+    /// The same, stored as this type.
+    pub const fn exactly(mut self, dtype: DType) -> Slot {
+        self.precision = Precision::Exactly(dtype);
         self
     }
 
@@ -204,8 +219,10 @@ pub trait Op {
     const NAME: &'static str;
     /// What it does, in a line.
     const ABOUT: &'static str;
-    /// Its inputs, the one that sets the storage type first.
+    /// Its inputs, of those of the storage type the one that sets it first.
     const INPUTS: &'static [Slot];
+    /// The storage types that it takes.
+    const STORAGE: &'static [DType] = &DType::FLOATS;
     /// Its options.
     const OPTIONS: &'static [OptionDoc];
     /// Cotangents of its outputs that files may carry beside its inputs.
@@ -273,22 +290,32 @@ fn known_names<O: Op>(inputs: &Named<Spec>) -> Result<()> {
 }
 
 fn one_storage_type<O: Op>(inputs: &Named<Spec>) -> Result<()> {
-    let first = O::INPUTS[0].name;
-    let storage = inputs.get(first)?.dtype;
-    if !storage.is_float() {
-        return Err(Error::new(Kind::DType, first).expected("f64, f32, bf16 or f16").got(storage));
+    let (first, storage) = storage::<O>(inputs);
+    if !O::STORAGE.contains(&storage) {
+        let names: Vec<_> = O::STORAGE.iter().map(|dtype| dtype.name()).collect();
+        let (last, others) = names.split_last().expect("a type");
+        let expected = if others.is_empty() { last.to_string() } else { format!("{} or {last}", others.join(", ")) };
+        return Err(Error::new(Kind::DType, first).expected(expected).got(storage));
     }
     for slot in O::INPUTS {
         let Some(spec) = inputs.find(slot.name) else { continue };
         let expected = slot.precision.dtype(storage);
         if spec.dtype != expected {
-            return Err(Error::new(Kind::DType, slot.name)
-                .expected(expected)
-                .got(spec.dtype)
-                .hint(format_args!("`{first}` is {storage}; convert one of them")));
+            let error = Error::new(Kind::DType, slot.name).expected(expected).got(spec.dtype);
+            return Err(match slot.precision {
+                Precision::Exactly(_) => error,
+                _ => error.hint(format_args!("`{first}` is {storage}; convert one of them")),
+            });
         }
     }
     Ok(())
+}
+
+/// The input that sets the storage type, and that type: f32 where there is none.
+pub fn storage<O: Op>(inputs: &Named<Spec>) -> (&'static str, DType) {
+    let of_storage = O::INPUTS.iter().filter(|slot| slot.precision == Precision::Storage);
+    let mut given = of_storage.filter_map(|slot| Some((slot.name, inputs.find(slot.name)?.dtype)));
+    given.next().unwrap_or((O::INPUTS[0].name, DType::F32))
 }
 
 /// The error of a tensor whose shape is not the one that is `expected` in words.
@@ -322,10 +349,10 @@ pub trait Differentiable: Op {
     /// What the gradient takes: inputs of the op, outputs of it, and cotangents, all by their names.
     const GIVEN: &'static [Slot];
 
-    /// The gradients: for each input that is there and no mask, its spec under its name with a `d`
+    /// The gradients: for each input that is there and can have one, its spec under its name with a `d`
     /// before.
     fn gradients(inputs: &Named<Spec>) -> Named<Spec> {
-        let wanted = Self::INPUTS.iter().filter(|slot| slot.precision != Precision::Mask);
+        let wanted = Self::INPUTS.iter().filter(|slot| slot.precision.is_differentiable());
         wanted.filter_map(|slot| Some((format!("d{}", slot.name), *inputs.find(slot.name)?))).collect()
     }
 

@@ -74,7 +74,7 @@ impl Reader {
     pub fn spec(&self, entry: &Entry) -> Result<Spec> {
         let dtype = our_type(&entry.dtype).ok_or_else(|| {
             Error::new(Kind::DType, &*entry.name)
-                .expected("F64, F32, BF16, F16, I64, I32, U8 or BOOL")
+                .expected("F64, F32, BF16, F16, I64, I32, I16, I8, U8 or BOOL")
                 .got(&entry.dtype)
         })?;
         Spec::new(dtype, &entry.shape)
@@ -199,6 +199,8 @@ fn file_type(dtype: DType) -> Dtype {
         DType::Bf16 => Dtype::BF16,
         DType::F16 => Dtype::F16,
         DType::U8 => Dtype::U8,
+        DType::I8 => Dtype::I8,
+        DType::I16 => Dtype::I16,
         DType::I32 => Dtype::I32,
         DType::I64 => Dtype::I64,
     }

@@ -19,7 +19,11 @@ pub enum DType {
     F16,
     /// Unsigned byte: masks, where any number but 0 is true.
     U8,
-    /// 32-bit signed integer: numbers of slots.
+    /// 8-bit signed integer: what is quantized.
+    I8,
+    /// 16-bit signed integer: the bits of half-precision numbers.
+    I16,
+    /// 32-bit signed integer: numbers of slots, and sums of quantized products.
     I32,
     /// 64-bit signed integer: what files count with.
     I64,
@@ -27,7 +31,8 @@ pub enum DType {
 
 impl DType {
     /// All of them.
-    pub const ALL: [DType; 7] = [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::U8, DType::I32, DType::I64];
+    pub const ALL: [DType; 9] =
+        [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::U8, DType::I8, DType::I16, DType::I32, DType::I64];
     /// Those that ops compute with.
     pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::Bf16, DType::F16];
 
@@ -39,6 +44,8 @@ impl DType {
             DType::Bf16 => "bf16",
             DType::F16 => "f16",
             DType::U8 => "u8",
+            DType::I8 => "i8",
+            DType::I16 => "i16",
             DType::I32 => "i32",
             DType::I64 => "i64",
         }
@@ -54,8 +61,8 @@ impl DType {
         match self {
             DType::F64 | DType::I64 => 8,
             DType::F32 | DType::I32 => 4,
-            DType::Bf16 | DType::F16 => 2,
-            DType::U8 => 1,
+            DType::Bf16 | DType::F16 | DType::I16 => 2,
+            DType::U8 | DType::I8 => 1,
         }
     }
 
@@ -110,6 +117,8 @@ element!(f32, F32, |v| v as f64, |v| v as f32);
 element!(bf16, Bf16, bf16::to_f64, bf16::from_f64);
 element!(f16, F16, f16::to_f64, f16::from_f64);
 element!(u8, U8, |v| v as f64, |v: f64| v.round_ties_even() as u8);
+element!(i8, I8, |v| v as f64, |v: f64| v.round_ties_even() as i8);
+element!(i16, I16, |v| v as f64, |v: f64| v.round_ties_even() as i16);
 element!(i32, I32, |v| v as f64, |v: f64| v.round_ties_even() as i32);
 element!(i64, I64, |v| v as f64, |v: f64| v.round_ties_even() as i64);
 
@@ -120,6 +129,14 @@ macro_rules! with_any_type {
         match $dtype {
             $crate::tensor::DType::U8 => {
                 type $type = u8;
+                $body
+            }
+            $crate::tensor::DType::I8 => {
+                type $type = i8;
+                $body
+            }
+            $crate::tensor::DType::I16 => {
+                type $type = i16;
                 $body
             }
             $crate::tensor::DType::I32 => {
@@ -156,9 +173,7 @@ macro_rules! with_type {
                 type $type = half::f16;
                 $body
             }
-            $crate::tensor::DType::U8 | $crate::tensor::DType::I32 | $crate::tensor::DType::I64 => {
-                unreachable!("ops check that they compute with floats")
-            }
+            integer => unreachable!("ops check that they compute with floats, not {integer}"),
         }
     };
 }

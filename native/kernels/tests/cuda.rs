@@ -94,7 +94,7 @@ impl Call {
                 DType::F32 => (1e-5, 4e-6),
                 DType::F16 => (6e-4, 4e-6),
                 DType::Bf16 => (4.1e-3, 4e-6),
-                DType::U8 | DType::I32 | DType::I64 => (0.0, 0.0),
+                _ => (0.0, 0.0),
             };
             let largest = expected.view().to_f64().fold(1.0f64, |m, v| m.max(v.abs()));
             let worst = worst(got.get(name).unwrap(), expected, rtol, atol * largest);
@@ -332,7 +332,7 @@ impl Call {
                 DType::F32 => (5e-5, 1e-5),
                 DType::F16 => (1e-3, 1e-5),
                 DType::Bf16 => (4.2e-3, 1e-5),
-                DType::U8 | DType::I32 | DType::I64 => (0.0, 0.0),
+                _ => (0.0, 0.0),
             };
             let largest = expected.view().to_f64().fold(1.0f64, |m, v| m.max(v.abs()));
             let worst = worst(got, expected, rtol, atol * largest);

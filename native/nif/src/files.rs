@@ -63,6 +63,8 @@ fn tensor_cast<'a>(env: Env<'a>, tensor: Term<'a>, to: Term<'a>) -> Term<'a> {
 fn whole<'a>(dtype: DType, mut values: impl Iterator<Item = &'a f64>) -> Result<()> {
     let (least, most) = match dtype {
         DType::U8 => (0.0, 255.0),
+        DType::I8 => (f64::from(i8::MIN), f64::from(i8::MAX)),
+        DType::I16 => (f64::from(i16::MIN), f64::from(i16::MAX)),
         DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
         // Beyond these f64 has not all of them.
         DType::I64 => (-9007199254740992.0, 9007199254740992.0),

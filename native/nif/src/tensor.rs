@@ -91,16 +91,26 @@ pub fn describe(term: Term) -> String {
 }
 
 mod types {
-    rustler::atoms! { f64, f32, bf16, f16, u8, i32, i64 }
+    rustler::atoms! { f64, f32, bf16, f16, u8, i8, i16, i32, i64 }
 }
 
 /// The element type of that name.
 pub fn decode_type(term: Term) -> Result<DType> {
     // Atoms are compared as such: names would have to be copied.
-    let atoms = [types::f64(), types::f32(), types::bf16(), types::f16(), types::u8(), types::i32(), types::i64()];
+    let atoms = [
+        types::f64(),
+        types::f32(),
+        types::bf16(),
+        types::f16(),
+        types::u8(),
+        types::i8(),
+        types::i16(),
+        types::i32(),
+        types::i64(),
+    ];
     let mut known = atoms.into_iter().zip(DType::ALL);
     known.find(|(atom, _)| atom == &term).map(|(_, dtype)| dtype).ok_or_else(|| {
-        Error::new(Kind::DType, "type").expected("f64, f32, bf16, f16, u8, i32 or i64").got(describe(term))
+        Error::new(Kind::DType, "type").expected("f64, f32, bf16, f16, u8, i8, i16, i32 or i64").got(describe(term))
     })
 }
 

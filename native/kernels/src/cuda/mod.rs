@@ -54,6 +54,8 @@ pub fn type_names(dtype: DType) -> (&'static str, &'static str) {
         DType::Bf16 => ("bf16", "float"),
         DType::F16 => ("f16", "float"),
         DType::U8 => ("unsigned char", "float"),
+        DType::I8 => ("signed char", "float"),
+        DType::I16 => ("short", "float"),
         DType::I32 => ("int", "float"),
         DType::I64 => ("i64", "float"),
     }
