@@ -55,7 +55,7 @@ defmodule Sidewinder.Mamba do
   @type tokens :: [non_neg_integer]
 
   @where [:backend, :level, :threads, :allow_tf32]
-  @loading [:type, :backbone, :copy, :tokenizer]
+  @loading [:type, :backbone, :copy, :quantize, :tokenizer]
   @random [:layers, :width, :vocabulary, :expand, :state, :rank, :conv, :seed]
 
   @doc """
@@ -71,6 +71,10 @@ defmodule Sidewinder.Mamba do
     * `:copy` - whether to copy the weights into memory, in large pages where the system has them, so that steps on a
       CPU read them faster. By default files are mapped, so that loading takes no time and processes share them; as long
       as the model lives they must then not be written to or cut short.
+    * `:quantize` - `:q8_0`, `:q4_0` or `:ternary`: how the large matrices of layers and head are held, of which steps
+      then read 3.8, 7.1 or 16 times fewer bytes than of f32 ones. Those whose rows are no multiple of 32 stay as they
+      are, but for `:ternary`. Ternary weights make sense for models that were trained with them. The model's `:type`,
+      here not `:f64`, is that of what lies between layers; such a model can't be saved or trained.
     * `:tokenizer` - a `Sidewinder.Tokenizer`; by default that of the `tokenizer.json` beside the weights, or of
       bytes where the vocabulary has 256
     * `:backend` - `:cpu`, `{:cuda, ordinal}` or `:auto`: a GPU if there is one that can be used
@@ -410,7 +414,11 @@ defmodule Sidewinder.Mamba do
     fit = is_nil(tokenizer) or is_struct(tokenizer, Tokenizer)
     Options.check!(tokenizer, fit, :tokenizer, "a Sidewinder.Tokenizer")
 
+    how = options[:quantize]
+    Options.check!(how, how in [nil, :q8_0, :q4_0, :ternary], :quantize, ":q8_0, :q4_0 or :ternary")
+
     %{
+      quantize: how && Atom.to_string(how),
       dtype: type && Atom.to_string(type),
       backbone: Device.boolean!("backbone", options[:backbone] || false),
       copied: Device.boolean!("copy", options[:copy] || false)

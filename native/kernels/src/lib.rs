@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod error;
 mod file;
+pub mod matrices;
 pub mod op;
 pub mod place;
 pub mod safetensors;

@@ -171,6 +171,11 @@ impl<T> Named<T> {
         Some(self.0.swap_remove(at).1)
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// All of them with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&Name, &T)> {
         self.0.iter().map(|(n, t)| (n, t))

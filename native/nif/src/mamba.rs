@@ -9,6 +9,7 @@ use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::mamba::sample::Sampling;
 use sidewinder_kernels::mamba::train::{AdamW, Trainer};
+use sidewinder_kernels::matrices::Quantization;
 use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose, names};
 use sidewinder_kernels::tensor::{DType, Described};
 use std::path::Path;
@@ -51,6 +52,8 @@ struct Loading {
     backbone: bool,
     /// Whether weights are copied from the file, not mapped.
     copied: bool,
+    /// How large matrices are quantized, if they are.
+    quantize: Option<String>,
 }
 
 impl Loading {
@@ -60,6 +63,16 @@ impl Loading {
                 .ok_or_else(|| Error::new(Kind::Option, "type").expected("f64, f32, bf16 or f16").got(name))
         };
         self.dtype.as_ref().map(named).transpose()
+    }
+}
+
+impl Loading {
+    fn quantization(&self) -> Result<Option<Quantization>> {
+        let named = |name: &String| {
+            Quantization::from_name(name)
+                .ok_or_else(|| Error::new(Kind::Option, "quantize").expected("q8_0, q4_0 or ternary").got(name))
+        };
+        self.quantize.as_ref().map(named).transpose()
     }
 }
 
@@ -105,7 +118,11 @@ fn mamba_new<'a>(
 }
 
 fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, place: Where) -> Result<Term<'a>> {
-    let model = Model::new(checkpoint, loading.dtype()?, loading.backbone, place)?;
+    let (dtype, backbone) = (loading.dtype()?, loading.backbone);
+    let model = match loading.quantization()? {
+        None => Model::new(checkpoint, dtype, backbone, place)?,
+        Some(how) => Model::quantized(checkpoint, dtype, backbone, how, place)?,
+    };
     let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = *model.config();
     let sizes = [
         ("width", width),

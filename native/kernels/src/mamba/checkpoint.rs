@@ -8,7 +8,7 @@ use crate::cpu::Exec;
 use crate::error::{Error, Kind, Result};
 use crate::file;
 use crate::mamba_block::MambaBlock;
-use crate::op::{Named, Op};
+use crate::op::{Named, Op, named};
 use crate::place::{Cpu, Map, Place};
 use crate::safetensors::Reader;
 use crate::tensor::{DType, Described, Owned, Shape};
@@ -157,7 +157,7 @@ impl Checkpoint {
         }
         let whole = "nothing is missing";
         let layers = layers.into_iter().map(|layer| layer.expect(whole)).collect();
-        let head = head.or_else(|| embedding.clone());
+        let head = named([(super::HEAD, head.or_else(|| embedding.clone()))]);
         Ok((config, dtype, Weights { embedding, layers, norm: norm.expect(whole), head }))
     }
 
@@ -218,7 +218,7 @@ impl<T> Weights<T> {
             all.extend(BLOCK.iter().filter_map(part));
         }
         all.push(norm(BACKBONE, LAST_NORM, &self.norm));
-        all.extend(self.head.iter().filter(|_| !tied).map(|head| (HEAD.to_string(), rows.clone(), head)));
+        all.extend(self.head.iter().filter(|_| !tied).map(|(_, head)| (HEAD.to_string(), rows.clone(), head)));
         all
     }
 }

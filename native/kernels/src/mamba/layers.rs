@@ -1,11 +1,11 @@
 //! What a model computes between tokens and logits, wherever it runs.
 
-use super::{Config, Layer, Weights};
+use super::{Config, HEAD, Layer, Weights};
 use crate::causal_conv1d::Activation;
 use crate::causal_conv1d::update::{self as conv, CausalConv1dUpdate};
 use crate::error::Result;
-use crate::linear;
 use crate::mamba_block::{self, MambaBlock};
+use crate::matrices;
 use crate::norm::RmsOptions;
 use crate::norm::add::AddRmsNorm;
 use crate::op::named;
@@ -93,10 +93,11 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
 
     /// The logits of normed rows; without a head the rows themselves.
     pub fn head(&self, h: &P::View<'_>, to: P::ViewMut<'_>) -> Result<()> {
-        match &self.weights.head {
-            Some(head) => linear::at(self.place, [P::briefly(h), P::briefly(head)], None, P::briefly_mut(to)),
-            None => self.place.map(Map::Sum, &[P::briefly(h)], to),
+        if self.weights.head.is_empty() {
+            return self.place.map(Map::Sum, &[P::briefly(h)], to);
         }
+        let head = matrices::find::<P>(&self.weights.head, HEAD)?;
+        matrices::multiply(self.place, P::briefly(h), head, None, P::briefly_mut(to))
     }
 
     /// Memory for the logits of so many rows.
@@ -145,7 +146,19 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
             outputs.push("conv_state", row_mut::<P>(&mut after.conv, i)?);
             outputs.push("ssm_state", row_mut::<P>(&mut after.ssm, i)?);
         }
+        if layer.block.find("in_proj").is_none() {
+            // The op knows no quantized matrices; sizes were checked when the model was made.
+            let problem = self.problem([dims[0], dims[1]], options.return_state);
+            return mamba_block::steps::forward(self.place, &problem, &inputs, outputs);
+        }
         self.place.call::<MambaBlock>(&options, inputs, outputs)
+    }
+
+    /// The sizes of a block.
+    fn problem(&self, [batch, length]: [usize; 2], return_state: bool) -> mamba_block::Problem {
+        let Config { width, inner, state, rank, conv, .. } = *self.config;
+        let dtype = self.dtype;
+        mamba_block::Problem { batch, length, model: width, inner, state, rank, width: conv, dtype, return_state }
     }
 
     /// A block of one token of each sequence, up to its last projection: dense layers for all of them together,
@@ -226,9 +239,9 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
     /// What some rows of a weight of the block make of `x`, with its bias if it has one.
     fn part(&self, layer: &Layer<P::View<'w>>, x: P::View<'_>, name: &str, rows: Range<usize>) -> Result<P::Owned> {
         let mut y = self.rows(x.spec().shape[0], rows.len())?;
-        let w = P::rows(layer.block.get(name)?, rows.clone())?;
+        let w = matrices::rows::<P>(&matrices::find::<P>(&layer.block, name)?, rows.clone())?;
         let b = layer.block.find(&format!("{name}_b")).map(|b| P::rows(b, rows)).transpose()?;
-        linear::at(self.place, [P::briefly(&x), w], b, P::view_mut(&mut y))?;
+        matrices::multiply(self.place, P::briefly(&x), w, b, P::view_mut(&mut y))?;
         Ok(y)
     }
 }

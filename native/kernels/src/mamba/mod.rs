@@ -14,6 +14,7 @@ mod checkpoint;
 mod config;
 mod layers;
 mod model;
+mod quantize;
 pub mod sample;
 mod session;
 mod step;
@@ -29,6 +30,9 @@ pub use weights::Weight;
 
 use crate::op::Named;
 
+/// The name of the head among named tensors.
+const HEAD: &str = "head";
+
 /// The weights of a model.
 pub struct Weights<T> {
     /// `(V, M)`, or none for a backbone.
@@ -36,15 +40,15 @@ pub struct Weights<T> {
     layers: Vec<Layer<T>>,
     /// `(M)`.
     norm: T,
-    /// `(V, M)`, or none for a backbone.
-    head: Option<T>,
+    /// `(V, M)` by the name [`HEAD`], however it is stored; nothing for a backbone.
+    head: Named<T>,
 }
 
 /// The weights of a layer.
 struct Layer<T> {
     /// `(M)`.
     norm: T,
-    /// By the names of [`MambaBlock`](crate::mamba_block::MambaBlock).
+    /// By the names of [`MambaBlock`](crate::mamba_block::MambaBlock), matrices however they are stored.
     block: Named<T>,
     /// `-exp(A_log)`, which steps need.
     a: T,

@@ -2,10 +2,12 @@
 
 use super::layers::Layers;
 use super::step::Stepper;
-use super::{Checkpoint, Config, Layer, Weight, Weights};
+use super::{Checkpoint, Config, HEAD, Layer, Weight, Weights};
 use crate::cpu::Exec;
 use crate::cuda::{Buffer, Device};
 use crate::error::{Error, Kind, Result};
+use crate::matrices::Quantization;
+use crate::op::named;
 use crate::place::Place;
 use crate::tensor::{DType, Described, Spec, View, ViewMut};
 use std::collections::HashMap;
@@ -75,6 +77,31 @@ impl Model {
     /// The model of a checkpoint, in the type that is asked for or in that of its matrices.
     pub fn new(checkpoint: Checkpoint, dtype: Option<DType>, backbone: bool, place: Where) -> Result<Model> {
         let (config, dtype, weights) = checkpoint.model(dtype, backbone)?;
+        Model::of(config, dtype, weights, place)
+    }
+
+    /// The same with its large matrices quantized. What lies between its layers is of the type that is asked for, f64
+    /// excepted.
+    pub fn quantized(
+        checkpoint: Checkpoint,
+        dtype: Option<DType>,
+        backbone: bool,
+        how: Quantization,
+        place: Where,
+    ) -> Result<Model> {
+        let (config, dtype, weights) = checkpoint.model(dtype, backbone)?;
+        if dtype == DType::F64 {
+            let expected = format_args!("f32, bf16 or f16 for a model in {}", how.name()).to_string();
+            return Err(Error::new(Kind::Option, "type").expected(expected).got(dtype));
+        }
+        let exec = match &place {
+            Where::Cpu(exec) => *exec,
+            Where::Cuda(..) => Exec::default(),
+        };
+        Model::of(config, dtype, weights.quantized(how, &exec)?, place)
+    }
+
+    fn of(config: Config, dtype: DType, weights: Weights<Weight>, place: Where) -> Result<Model> {
         let home = match place {
             Where::Cpu(exec) => Home::Cpu(weights, exec),
             Where::Cuda(device, tf32) => Home::Cuda(upload(&weights, &device)?, device, tf32),
@@ -92,6 +119,14 @@ impl Model {
         self.dtype
     }
 
+    /// Whether its large matrices are quantized.
+    pub fn is_quantized(&self) -> bool {
+        match &self.home {
+            Home::Cpu(weights, _) => weights.is_quantized(),
+            Home::Cuda(weights, ..) => weights.is_quantized(),
+        }
+    }
+
     /// The CUDA device that it lives on, if it does.
     pub fn device(&self) -> Option<&Device> {
         match &self.home {
@@ -101,8 +136,15 @@ impl Model {
     }
 
     /// Its weights on the host, by the names and in the shapes of Hugging Face's files, which [`Checkpoint`] reads back.
-    /// A head that is the embedding is not there twice. What lies on the host already is not copied.
+    /// A head that is the embedding is not there twice. What lies on the host already is not copied. A quantized model
+    /// has none to give.
     pub fn tensors(&self) -> Result<Vec<(String, Weight)>> {
+        if self.is_quantized() {
+            return Err(Error::new(Kind::Argument, "model")
+                .expected("a model whose weights are floats")
+                .got("a quantized one")
+                .hint("Load it without `quantize`"));
+        }
         match &self.home {
             Home::Cpu(weights, _) => filed(&self.config, weights, same_weight, |weight| Ok(weight.clone())),
             Home::Cuda(weights, device, _) => {
@@ -206,7 +248,8 @@ fn upload(weights: &Weights<Weight>, device: &Device) -> Result<Weights<Buffer>>
     })?;
     lane.synchronize()?;
     // The head that is the embedding is so there too.
-    let head = if weights.tied(same_weight) { uploaded.embedding.clone() } else { uploaded.head };
+    let tied = weights.tied(same_weight).then(|| uploaded.embedding.clone()).flatten();
+    let head = tied.map_or(uploaded.head, |embedding| named([(HEAD, Some(embedding))]));
     Ok(Weights { head, ..uploaded })
 }
 
@@ -251,7 +294,7 @@ impl<P: Place> Layers<'_, '_, P> {
                 let width = to.spec().shape.last().copied().unwrap_or(0);
                 self.head(h, P::reshape_mut(to, &[rows, width])?)
             }
-            Target::Host(to) if self.weights.head.is_none() => self.place.fetch(h, to),
+            Target::Host(to) if self.weights.head.is_empty() => self.place.fetch(h, to),
             Target::Host(to) => {
                 let mut logits = self.logits(rows)?;
                 self.head(h, P::view_mut(&mut logits))?;
@@ -270,7 +313,7 @@ impl<P: Place> Layers<'_, '_, P> {
 impl<T> Weights<T> {
     /// Whether the head is the embedding.
     fn tied(&self, same: fn(&T, &T) -> bool) -> bool {
-        self.embedding.as_ref().zip(self.head.as_ref()).is_some_and(|(embedding, head)| same(embedding, head))
+        self.embedding.as_ref().zip(self.head.find(HEAD)).is_some_and(|(embedding, head)| same(embedding, head))
     }
 
     /// The same with something done to each weight.
@@ -285,7 +328,7 @@ impl<T> Weights<T> {
             embedding: self.embedding.as_ref().map(f).transpose()?,
             layers: self.layers.iter().map(layer).collect::<Result<_>>()?,
             norm: f(&self.norm)?,
-            head: self.head.as_ref().map(f).transpose()?,
+            head: self.head.try_map(f)?,
         })
     }
 }

@@ -10,10 +10,11 @@
 
 use super::model::Input;
 use super::sample::Draw;
-use super::{Config, Layer, State, Weights};
+use super::{Config, HEAD, Layer, State, Weights};
 use crate::cuda::{Buffer, Device, Graph, Kernel, Lane, Pinned, Source, grid_size, pack, type_names, types};
 use crate::error::Result;
-use crate::linear;
+use crate::matrices;
+use crate::op::Named;
 use crate::place::Cuda;
 use crate::tensor::{DType, Described, Spec, ViewMut};
 
@@ -270,7 +271,8 @@ impl Plan {
         let input = Spec::new(DType::U8, &[input_bytes(config, dtype, batch) + (16 + size_of::<Draw>()) * batch])?;
         let out_bytes = (batch * out * dtype.size()).next_multiple_of(8);
         let many = || Ok(Many { h: rows(dtype, width)?, c: rows(dtype, inner)?, last: rows(dtype, width)? });
-        let many = (batch > FEW).then(many).transpose()?;
+        // Kernels for few read floats.
+        let many = (batch > FEW || weights.is_quantized()).then(many).transpose()?;
         let between = if many.is_some() { dtype } else { DType::F32 };
         Ok(Plan {
             config: *config,
@@ -455,17 +457,17 @@ impl Step<'_> {
         for (i, layer) in weights.layers.iter().enumerate() {
             let block = &layer.block;
             self.add_norm(many, &layer.norm)?;
-            self.linear(h, block.get("in_proj")?, block.find("in_proj_b"), xz)?;
+            self.linear(h, block, "in_proj", xz)?;
             self.conv(i, layer, c)?;
-            self.linear(c, block.get("x_proj")?, None, projected)?;
+            self.linear(c, block, "x_proj", projected)?;
             let z = at(xz)? + (inner as usize * self.plan.dtype.size()) as u64;
             self.scan(i, layer, [at(c)?, z], [inner, 2 * inner])?;
-            self.linear(y, block.get("out_proj")?, block.find("out_proj_b"), last)?;
+            self.linear(y, block, "out_proj", last)?;
         }
         self.add_norm(many, &weights.norm)?;
-        match &weights.head {
-            Some(head) => self.linear(h, head, None, out),
-            None => self.lane.copy(h, out),
+        match weights.head.is_empty() {
+            false => self.linear(h, &weights.head, HEAD, out),
+            true => self.lane.copy(h, out),
         }
     }
 
@@ -486,8 +488,9 @@ impl Step<'_> {
         unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
     }
 
-    fn linear(&self, x: &Buffer, w: &Buffer, b: Option<&Buffer>, y: &Buffer) -> Result<()> {
-        linear::at(&Cuda(self.lane), [x.clone(), w.clone()], b.cloned(), y.clone())
+    fn linear(&self, x: &Buffer, of: &Named<Buffer>, name: &str, y: &Buffer) -> Result<()> {
+        let (w, b) = (matrices::find::<Cuda>(of, name)?, of.find(&format!("{name}_b")).cloned());
+        matrices::multiply(&Cuda(self.lane), x.clone(), w, b, y.clone())
     }
 
     fn conv(&self, i: usize, layer: &Layer<Buffer>, y: &Buffer) -> Result<()> {
@@ -567,7 +570,7 @@ impl Step<'_> {
     fn head_of_few(&self) -> Result<()> {
         let Plan { config, weights, sum, out, .. } = self.plan;
         let at = |buffer| self.lane.address(buffer);
-        let Some(head) = &weights.head else {
+        let Some(head) = weights.head.find(HEAD) else {
             return self.norm(0, &weights.norm, out);
         };
         let (w, x, norm, narrow_y) = (at(head)?, at(sum)?, at(&weights.norm)?, at(out)?);

@@ -17,7 +17,7 @@
 //! ops on every backend (`steps.rs`). What lies in between has the storage type, but `A` and the states
 //! of the scan: with 16-bit storage it is rounded after each step.
 
-mod steps;
+pub(crate) mod steps;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};

@@ -5,11 +5,13 @@ use crate::attention::rows;
 use crate::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
 use crate::error::Result;
 use crate::linear;
+use crate::matrices;
 use crate::op::{Named, named};
 use crate::place::{Map, Place};
 use crate::selective_scan::backward::SelectiveScanBackward;
 use crate::selective_scan::{self, SelectiveScan};
 use crate::tensor::Spec;
+use std::ops::Range;
 
 /// The block: `y`, and if they are wanted `conv_state` and `ssm_state`.
 pub fn forward<'a, P: Place>(
@@ -21,8 +23,8 @@ pub fn forward<'a, P: Place>(
     let steps = Steps { place, problem, inputs };
     let between = steps.between(outputs.take("conv_state"))?;
     let s = steps.scan(&between, outputs.take("ssm_state"))?;
-    let (w, b) = (steps.input("out_proj")?, steps.optional("out_proj_b"));
-    steps.linear(P::view(&s), w, b, P::briefly_mut(outputs.expect("y")?))
+    let y = P::briefly_mut(outputs.expect("y")?);
+    steps.linear(P::view(&s), "out_proj", 0..problem.model, y)
 }
 
 /// The gradients of the block for all inputs that are there.
@@ -123,13 +125,13 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         };
         self.conv(&between.u, &mut between.c, conv_state)?;
         let mut projected = self.like_x(rank + 2 * state)?;
-        self.linear(P::view(&between.c), self.input("x_proj")?, None, P::view_mut(&mut projected))?;
+        self.linear(P::view(&between.c), "x_proj", 0..rank + 2 * state, P::view_mut(&mut projected))?;
         let mut start = 0;
         for (part, width) in [(&mut between.delta, rank), (&mut between.b_t, state), (&mut between.c_t, state)] {
             rows::take_columns(self.place, &P::view(&projected), start, P::view_mut(part))?;
             start += width;
         }
-        self.linear(P::view(&between.delta), self.input("dt_w")?, None, P::view_mut(&mut between.dt))?;
+        self.linear(P::view(&between.delta), "dt_w", 0..self.problem.inner, P::view_mut(&mut between.dt))?;
         self.place.map(Map::NegExp, &[self.input("A_log")?], P::view_mut(&mut between.a))?;
         Ok(between)
     }
@@ -138,15 +140,18 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     fn half_of_in_proj(&self, half: usize) -> Result<P::Owned> {
         let mut to = self.like_inner()?;
         let inner = self.problem.inner;
-        let rows = half * inner..(half + 1) * inner;
-        let w = P::rows(&self.input("in_proj")?, rows.clone())?;
-        let b = self.optional("in_proj_b").map(|b| P::rows(&b, rows)).transpose()?;
-        self.linear(self.input("x")?, w, b, P::view_mut(&mut to))?;
+        self.linear(self.input("x")?, "in_proj", half * inner..(half + 1) * inner, P::view_mut(&mut to))?;
         Ok(to)
     }
 
-    fn linear<'s>(&self, x: P::View<'s>, w: P::View<'s>, b: Option<P::View<'s>>, y: P::ViewMut<'s>) -> Result<()> {
-        linear::at(self.place, [x, w], b, y)
+    /// What some rows of a matrix make of `x`, with its bias if it has one.
+    fn linear<'s>(&self, x: P::View<'s>, name: &str, rows: Range<usize>, y: P::ViewMut<'s>) -> Result<()>
+    where
+        'a: 's,
+    {
+        let w = matrices::rows::<P>(&matrices::find::<P>(self.inputs, name)?, rows.clone())?;
+        let b = self.optional(&format!("{name}_b")).map(|b| P::rows(&b, rows)).transpose()?;
+        matrices::multiply(self.place, x, w, b, y)
     }
 
     fn linear_backward<'s>(

@@ -1,0 +1,53 @@
+//! Models whose large matrices are quantized when they are loaded.
+
+use super::{HEAD, Layer, Weight, Weights};
+use crate::cpu::Exec;
+use crate::error::Result;
+use crate::matrices::{self, Quantization};
+use crate::op::Named;
+use crate::tensor::Described;
+
+/// The matrices of a layer that are: the other one is small, and its rows are short.
+const OF_LAYER: [&str; 3] = ["in_proj", "x_proj", "out_proj"];
+
+impl Weights<Weight> {
+    /// The same with its large matrices quantized, the head among them. The embedding stays as it is: of it rows are read.
+    pub(super) fn quantized(&self, how: Quantization, exec: &Exec) -> Result<Weights<Weight>> {
+        let layer = |layer: &Layer<Weight>| {
+            let block = quantized(&layer.block, &OF_LAYER, how, exec)?;
+            Ok(Layer { norm: layer.norm.clone(), block, a: layer.a.clone() })
+        };
+        Ok(Weights {
+            layers: self.layers.iter().map(layer).collect::<Result<_>>()?,
+            head: quantized(&self.head, &[HEAD], how, exec)?,
+            embedding: self.embedding.clone(),
+            norm: self.norm.clone(),
+        })
+    }
+}
+
+impl<T> Weights<T> {
+    /// Whether any matrix is quantized.
+    pub(super) fn is_quantized(&self) -> bool {
+        let of_layers = self.layers.iter().flat_map(|layer| layer.block.iter());
+        of_layers.chain(self.head.iter()).any(|(name, _)| matrices::is_quantized(name))
+    }
+}
+
+/// The tensors with those of these names quantized where their rows allow it, and then their biases in the type of the
+/// arithmetic.
+fn quantized(of: &Named<Weight>, names: &[&str], how: Quantization, exec: &Exec) -> Result<Named<Weight>> {
+    let fits = |name: &str| names.contains(&name) && of.find(name).is_some_and(|weight| how.fits(&weight.spec()));
+    let mut all = Named::default();
+    for (name, weight) in of.iter() {
+        if fits(name) {
+            let parts = how.of(name, &weight.view(), exec)?;
+            parts.into_iter().for_each(|(name, part)| all.push(name, part.into()));
+        } else if name.strip_suffix("_b").is_some_and(fits) {
+            all.push(name.clone(), weight.cast(weight.spec().dtype.wide()));
+        } else {
+            all.push(name.clone(), weight.clone());
+        }
+    }
+    Ok(all)
+}
