@@ -6,8 +6,10 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod difference;
 pub mod error;
 mod file;
+pub mod gguf;
 pub mod op;
 pub mod place;
 pub mod safetensors;
