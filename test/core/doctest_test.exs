@@ -19,6 +19,7 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Mamba.Trainer
   doctest Sidewinder.Tokenizer
   doctest Sidewinder.Safetensors
+  doctest Sidewinder.Quantized
   doctest Sidewinder.Compare
   doctest Sidewinder.RandomInputs
   doctest Sidewinder.Shapes
