@@ -49,38 +49,45 @@ defmodule Sidewinder.Safetensors do
   end
 
   @doc """
-  Writes tensors to a file one after another, so that they need not be in memory all at once. `specs` are the name, type
-  and shape of each; `tensors` gives `{name, tensor}` pairs in any order, such as a stream that makes them as they
-  are wanted. The file appears whole, or not at all where something is missing or raises.
+  Writes tensors to a file one after another, so that they need not be in memory all at once.
 
-      iex> path = Path.join(System.tmp_dir!(), "sidewinder-pieces-#{System.pid()}.safetensors")
-      iex> ones = &Sidewinder.Tensor.from_list(List.duplicate(1, &1), :f32, {&1})
-      iex> pieces = Stream.map([3, 2], &{"ones." <> to_string(&1), ones.(&1)})
-      iex> Sidewinder.Safetensors.write_each(path, [{"ones.2", :f32, {2}}, {"ones.3", :f32, {3}}], pieces)
+  `specs` are the name, type and shape of each. `work` gets a function that writes one of them, and calls it for each in
+  any order; what it returns is the result. The file appears whole, or not at all where a tensor is missing or
+  something raises.
+
+      iex> path = Path.join(System.tmp_dir!(), "sidewinder-pieces-\#{System.pid()}.safetensors")
+      iex> Sidewinder.Safetensors.write_each(path, [{"a", :f32, {1}}, {"b", :u8, {2}}], fn write ->
+      ...>   write.("b", Sidewinder.Tensor.from_list([1, 2], :u8, {2}))
+      ...>   write.("a", Sidewinder.Tensor.from_list([0.5], :f32, {1}))
+      ...> end)
       :ok
-      iex> Sidewinder.Safetensors.read(path)["ones.3"]
-      #Sidewinder.Tensor<f32 (3) [1.0, 1.0, 1.0]>
+      iex> Sidewinder.Safetensors.read(path)["a"]
+      #Sidewinder.Tensor<f32 (1) [0.5]>
       iex> File.rm(path)
       :ok
   """
   @spec write_each(
           Path.t(),
           [{String.t(), Tensor.type(), Tensor.shape()}],
-          Enumerable.t()
-        ) :: :ok
-  def write_each(path, specs, tensors) do
+          ((String.t(), Tensor.t() -> :ok) -> result)
+        ) :: result
+        when result: term
+  def write_each(path, specs, work) do
     specs = for {name, type, shape} <- specs, do: {name, type, Tuple.to_list(shape)}
     file = Error.unwrap!(Native.safetensors_create(text(path), specs))
 
     try do
-      for {name, tensor} <- tensors,
-          do: Error.unwrap!(Native.safetensors_put(file, name, Tensor.to_native(tensor)))
-
+      result = work.(&put(file, &1, &2))
       {} = Error.unwrap!(Native.safetensors_finish(file))
-      :ok
+      result
     after
       Native.safetensors_abandon(file)
     end
+  end
+
+  defp put(file, name, %Tensor{} = tensor) do
+    {} = Error.unwrap!(Native.safetensors_put(file, name, Tensor.to_native(tensor)))
+    :ok
   end
 
   defp natives(tensors),
