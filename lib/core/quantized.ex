@@ -12,6 +12,7 @@ defmodule Sidewinder.Quantized do
   """
 
   alias Sidewinder.{Error, Options, Safetensors, Tensor}
+  alias Sidewinder.Kernel.Quant
 
   @enforce_keys [:format, :shape, :data]
   defstruct [:format, :shape, :data, :scale]
@@ -98,6 +99,103 @@ defmodule Sidewinder.Quantized do
     got = if match?(%Tensor{}, tensor), do: Tensor.describe(tensor), else: Error.show(tensor)
     kind = if match?(%Tensor{type: ^type}, tensor), do: :shape, else: :dtype
     raise Error.new(kind, name, expected: expected, got: got)
+  end
+
+  @doc """
+  Quantizes weights `{out, in}` of f32, bf16 or f16, where they are.
+
+  Options for `:q8_0` and `:q4_0`:
+
+    * `:unchecked` - numbers that are not finite, or too large for the format, become infinite scales in place of an
+      error
+
+  and those of `Sidewinder.Kernel`. Raises `Sidewinder.Error` for rows that do not fit, of other types, and for numbers that
+  are not finite.
+
+      iex> x = Sidewinder.Tensor.from_list(Enum.to_list(-16..15), :f32, {1, 32})
+      iex> q = Sidewinder.Quantized.quantize(x, :q4_0)
+      #Sidewinder.Quantized<q4_0 (1, 32) 18 bytes, 7.1x smaller than f32>
+      iex> Base.encode16(q.data.data, case: :lower)
+      "0040809191a2a2b3b3c4c4d5d5e6e6f7f7f8"
+  """
+  @spec quantize(Tensor.t(), format, keyword) :: t
+  def quantize(x, format, options \\ [])
+
+  def quantize(%Tensor{} = x, format, options) when format in @blocks,
+    do: new(format, x.shape, Quant.quantize(x, format, options))
+
+  def quantize(%Tensor{}, other, _options),
+    do: Options.wrong_argument!("format", "q8_0 or q4_0", other)
+
+  def quantize(other, _format, _options),
+    do: Options.wrong_argument!("x", "a Sidewinder.Tensor", other)
+
+  @doc """
+  The weights that it stands for, in f32, where it is. The options are those of `Sidewinder.Kernel`.
+
+      iex> x = Sidewinder.Tensor.from_list(Enum.to_list(-16..15), :f32, {1, 32})
+      iex> Sidewinder.Quantized.dequantize(Sidewinder.Quantized.quantize(x, :q4_0))
+      #Sidewinder.Tensor<f32 (1, 32) [-16.0, -14.0, -14.0, -12.0, -12.0, -10.0, ...]>
+  """
+  @spec dequantize(t, keyword) :: Tensor.t()
+  def dequantize(quantized, options \\ [])
+
+  def dequantize(%__MODULE__{format: format, data: data}, options) when format in @blocks,
+    do: Quant.dequantize(data, format, options)
+
+  @doc """
+  Rows `x` of `{..., in}` times the transpose of weights `{out, in}`, which gives `{..., out}`: where both are, the host or
+  one device.
+
+    * `:activations` - what rows are quantized to before. For `:q8_0` and `:q4_0` weights `:q8` (the default): to Q8_0, so that
+      sums are of integers; or `:f32`: not at all, more accurate and slower
+    * `:bias` - `{out}`, added last
+    * `:activation` - applied to the result, as `Sidewinder.Kernel.NN.linear/3` does
+
+  and the options of `Sidewinder.Kernel`.
+
+      iex> x = Sidewinder.Tensor.from_list(Enum.to_list(0..31), :f32, {1, 32})
+      iex> w = Sidewinder.Quantized.quantize(Sidewinder.Tensor.from_list(Enum.to_list(-16..15), :f32, {1, 32}), :q4_0)
+      iex> Sidewinder.Quantized.matmul(x, w)
+      #Sidewinder.Tensor<f32 (1, 1) [2679.19921875]>
+      iex> Sidewinder.Quantized.matmul(x, w, activations: :f32)
+      #Sidewinder.Tensor<f32 (1, 1) [2674.0]>
+  """
+  @spec matmul(Tensor.t(), t, keyword) :: Tensor.t()
+  def matmul(x, %__MODULE__{format: format} = weights, options \\ []) do
+    unless Keyword.keyword?(options), do: Options.wrong!("options", "a keyword list", options)
+    {activations, options} = Keyword.pop(options, :activations)
+    product(format, activations || default(format), x, weights, options)
+  end
+
+  defp default(format) when format in @blocks, do: :q8
+
+  defp product(:q8_0, :q8, x, w, options), do: Quant.matmul_q8_q8(x, w.data, options)
+  defp product(:q4_0, :q8, x, w, options), do: Quant.matmul_q8_q4(x, w.data, options)
+  defp product(:q8_0, :f32, x, w, options), do: Quant.matmul_f32_q8(x, w.data, options)
+  defp product(:q4_0, :f32, x, w, options), do: Quant.matmul_f32_q4(x, w.data, options)
+
+  defp product(format, other, _x, _w, _options) when format in @blocks,
+    do: Options.wrong!("activations", "q8 or f32 for #{format}", other)
+
+  @doc "Whether weights of a shape can be quantized to a format."
+  @spec fits?(format, tuple) :: boolean
+  def fits?(:ternary, shape), do: tuple_size(shape) == 2
+
+  def fits?(_blocks, shape),
+    do: tuple_size(shape) > 0 and rem(elem(shape, tuple_size(shape) - 1), @block) == 0
+
+  @doc false
+  # The types and shapes alone, of tensors without data.
+  def blank(:ternary, {out, width} = shape, per_row) do
+    plane = %Tensor{type: :u8, shape: {out, div(width + 7, 8)}, data: ""}
+    scale = %Tensor{type: :f32, shape: {if(per_row, do: out, else: 1)}, data: ""}
+    %__MODULE__{format: :ternary, shape: shape, data: {plane, plane}, scale: scale}
+  end
+
+  def blank(format, shape, _per_row) do
+    blocks = %Tensor{type: :u8, shape: blocks!(format, shape), data: ""}
+    %__MODULE__{format: format, shape: shape, data: blocks}
   end
 
   @doc """

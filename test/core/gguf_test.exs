@@ -78,6 +78,17 @@ defmodule Sidewinder.GGUFTest do
              "#Sidewinder.Quantized<q4_0 (3, 64) 108 bytes, 7.1x smaller than f32>"
   end
 
+  test "our quantizer makes the blocks that gguf-py made" do
+    wide = GGUF.load!(@sample, "w.f32")
+
+    for format <- [:q8_0, :q4_0] do
+      theirs = GGUF.load!(@sample, "w.#{format}")
+      assert Quantized.quantize(wide, format) == theirs
+      pairs = Enum.zip(Tensor.to_list(Quantized.dequantize(theirs)), Tensor.to_list(wide))
+      for {back, value} <- pairs, do: assert_in_delta(back, value, 0.5)
+    end
+  end
+
   @tag :tmp_dir
   test "floats that Elixir has no number for, and texts that are none", %{tmp_dir: folder} do
     keys = [

@@ -125,4 +125,20 @@ defmodule Sidewinder.QuantizedTest do
     assert_raise Error, ~r/two tensors named `a`/, twice
     assert File.ls!(folder) == []
   end
+
+  @tag :tmp_dir
+  test "the README's example does what it says", %{tmp_dir: folder} do
+    readme = File.read!(Path.expand("../../README.md", __DIR__))
+    [_, section] = String.split(readme, "\n## Quantized weights\n")
+    [_, code] = Regex.run(~r/```elixir\n(.*?)```/s, section)
+    [_, shown] = Regex.run(~r/^(#Sidewinder.Quantized<.*>)$/m, code)
+    {_, binding} = Code.eval_string(code, folder: folder)
+    assert inspect(binding[:w]) == shown
+    assert %Tensor{type: :f32, shape: {1, 64}} = binding[:y]
+
+    wanted = Sidewinder.Kernel.NN.linear(binding[:x], binding[:weights], activation: :relu)
+    pairs = Enum.zip(Tensor.to_list(binding[:y]), Tensor.to_list(wanted))
+    # A step of a weight is an eighth of the largest, which is 1.
+    for {quantized, exact} <- pairs, do: assert_in_delta(quantized, exact, 128 / 8)
+  end
 end
