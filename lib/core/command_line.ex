@@ -15,14 +15,19 @@ defmodule Sidewinder.CommandLine do
 
   @doc "The options of a task that takes no other arguments."
   def options!(args, switches, task) do
+    case parse!(args, switches, task) do
+      {options, []} -> options
+      {_options, [other | _]} -> wrong!("arguments", "options only", other, task)
+    end
+  end
+
+  @doc "The options of a task, and its other arguments."
+  def parse!(args, switches, task) do
     case OptionParser.parse(args, strict: switches) do
-      {options, [], []} ->
-        options
+      {options, words, []} ->
+        {options, words}
 
-      {_options, [other | _], []} ->
-        wrong!("arguments", "options only", other, task)
-
-      {_options, _, [{name, value} | _]} ->
+      {_options, _words, [{name, value} | _]} ->
         wrong!(name, "a known option with a value of its type", value || "none", task)
     end
   end

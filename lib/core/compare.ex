@@ -246,7 +246,7 @@ defmodule Sidewinder.Compare do
   defp compare(op, inputs, others, options) do
     call = %{op: String.to_atom(op.name), inputs: inputs, options: options[:options]}
     tell(options, "f64 reference")
-    {outputs, time} = Timing.once(fn -> reference(call) end)
+    {outputs, time} = Timing.once(fn -> reference(op, inputs, options[:options]) end)
     truth = Difference.truths(outputs, inputs, options)
     first = %{level: "reference", label: "f64 reference"}
     levels = all_levels(call, options) ++ Enum.map(others, &other(&1, call, options))
@@ -256,13 +256,9 @@ defmodule Sidewinder.Compare do
 
   defp tell(options, label), do: if(options[:progress], do: options[:progress].(label))
 
-  # Masks are the same in any type.
-  defp reference(%{op: op, inputs: inputs, options: options}) do
-    wide =
-      for {name, %{type: type} = tensor} <- inputs,
-          do: {name, if(type == :u8, do: tensor, else: Tensor.cast(tensor, :f64))}
-
-    Kernel.run(op, wide, options, backend: :cpu, level: "reference")
+  defp reference(op, inputs, options) do
+    wide = Ops.wide_inputs(op, inputs)
+    Kernel.run(String.to_atom(op.name), wide, options, backend: :cpu, level: "reference")
   end
 
   ## The levels

@@ -44,12 +44,21 @@ defmodule Sidewinder.Native do
   def held_rows(_tensor, _first, _rows), do: missing()
 
   def tensor_cast(_tensor, _type), do: missing()
+  def tensor_difference(_tensor, _reference), do: missing()
 
   def safetensors_index(_path), do: missing()
   def safetensors_read(_path, _name), do: missing()
   def safetensors_write(_path, _tensors), do: missing()
   def safetensors_encode(_tensors), do: missing()
   def safetensors_decode(_bytes), do: missing()
+  def safetensors_create(_path, _specs), do: missing()
+  def safetensors_put(_writer, _name, _tensor), do: missing()
+  def safetensors_finish(_writer), do: missing()
+  def safetensors_abandon(_writer), do: missing()
+
+  def gguf_index(_path), do: missing()
+  def gguf_metadata(_path), do: missing()
+  def gguf_read(_path, _name), do: missing()
 
   def mamba_load(_path, _loading, _target), do: missing()
   def mamba_new(_config, _tensors, _loading, _target), do: missing()

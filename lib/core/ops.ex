@@ -10,6 +10,7 @@ defmodule Sidewinder.Ops do
           name: String.t(),
           about: String.t(),
           inputs: [slot],
+          storage: [String.t()],
           options: [%{name: String.t(), takes: String.t(), help: String.t()}],
           cotangents: [String.t()],
           backward_of: String.t() | nil
@@ -51,6 +52,13 @@ defmodule Sidewinder.Ops do
   def type(%{precision: "wide"}, storage), do: wide(storage)
   def type(%{precision: "mask"}, _storage), do: :u8
   def type(%{precision: type}, _storage), do: String.to_existing_atom(type)
+
+  @doc "Inputs in f64 as far as the op computes in it, for its reference."
+  @spec wide_inputs(op, [{String.t(), Tensor.t()}]) :: [{String.t(), Tensor.t()}]
+  def wide_inputs(op, inputs) do
+    floats = if "f64" in op.storage, do: for(slot <- op.inputs, float?(slot), do: slot.name), else: []
+    for {name, tensor} <- inputs, do: {name, if(name in floats, do: Tensor.cast(tensor, :f64), else: tensor)}
+  end
 
   @doc "Whether an input's type follows from the storage type, so that it has a gradient."
   @spec float?(slot) :: boolean

@@ -51,7 +51,9 @@ defmodule Sidewinder.RandomInputs do
     "hds_query_topk" => %{"M" => 1024},
     "write_short" => %{"S" => 1024},
     "write_long" => %{"M" => 1024},
-    "memory_state" => %{"S" => 1024, "M" => 1024, "N" => 8}
+    "memory_state" => %{"S" => 1024, "M" => 1024, "N" => 8},
+    # Whole blocks of either format.
+    "dequantize" => %{"Q" => 612}
   }
 
   # As inside a trained model: small positive steps, states that fade at different rates.
@@ -70,6 +72,19 @@ defmodule Sidewinder.RandomInputs do
     "exp_product_scan" => %{"gamma" => {0.5, 1}},
     "cumprod_scan" => %{"gamma" => {0.5, 1}}
   }
+
+  # Bytes that are blocks: the name is the format's, or nil where an option says it.
+  @blocks %{
+    "dequantize" => %{"q" => nil},
+    "matmul_q8_q8" => %{"w" => "q8_0"},
+    "matmul_f32_q8" => %{"w" => "q8_0"},
+    "matmul_q8_q4" => %{"w" => "q4_0"},
+    "matmul_f32_q4" => %{"w" => "q4_0"},
+    "block_dequantize" => %{"q8_0" => "q8_0", "q4_0" => "q4_0"},
+    "block_matmul" => %{"w_q8_0" => "q8_0", "w_q4_0" => "q4_0"}
+  }
+  # Bytes behind the scale of a block, and the upper byte of that: about 1/256, or 1/16 for nibbles.
+  @formats %{"q8_0" => {32, 0x1C}, "q4_0" => {16, 0x2C}}
 
   @doc """
   The inputs of `op`, in its order. Options:
@@ -94,9 +109,35 @@ defmodule Sidewinder.RandomInputs do
     for slot <- slots do
       sizes = Shapes.sizes!(slot.name, slot.shape, letters)
       shape = List.to_tuple(by_layout(sizes, slot, options[:options] || %{}))
+      seed = {options[:seed] || 1, slot.name}
+      format = block_format(op, slot, options[:options] || %{})
       range = @own_ranges[op.name][slot.name] || range(slot, sizes)
-      {slot.name, tensor(shape, Ops.type(slot, type), range, {options[:seed] || 1, slot.name})}
+
+      {slot.name,
+       if(format, do: blocks(shape, format, seed), else: tensor(shape, Ops.type(slot, type), range, seed))}
     end
+  end
+
+  defp block_format(op, %{name: name}, options) do
+    case @blocks[op.name] do
+      %{^name => format} -> format || to_string(options[:format] || "q8_0")
+      _ -> nil
+    end
+  end
+
+  # Any bytes, with scales that are finite and of one size.
+  defp blocks(shape, format, seed) do
+    {size, high} = Map.get(@formats, format, @formats["q8_0"])
+    {bytes, _state} = :rand.bytes_s(checked!(Tensor.elements(shape)), state(seed))
+
+    data =
+      for <<low, _, values::binary-size(size) <- bytes>>,
+        into: <<>>,
+        do: <<low, high, values::binary>>
+
+    # What is no whole block is left to the op to refuse.
+    rest = binary_part(bytes, byte_size(data), byte_size(bytes) - byte_size(data))
+    Tensor.new(data <> rest, :u8, shape)
   end
 
   @doc """

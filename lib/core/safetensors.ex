@@ -48,6 +48,48 @@ defmodule Sidewinder.Safetensors do
     :ok
   end
 
+  @doc """
+  Writes tensors to a file one after another, so that they need not be in memory all at once.
+
+  `specs` are the name, type and shape of each. `work` gets a function that writes one of them, and calls it for each in
+  any order; what it returns is the result. The file appears whole, or not at all where a tensor is missing or
+  something raises.
+
+      iex> path = Path.join(System.tmp_dir!(), "sidewinder-pieces-\#{System.pid()}.safetensors")
+      iex> Sidewinder.Safetensors.write_each(path, [{"a", :f32, {1}}, {"b", :u8, {2}}], fn write ->
+      ...>   write.("b", Sidewinder.Tensor.from_list([1, 2], :u8, {2}))
+      ...>   write.("a", Sidewinder.Tensor.from_list([0.5], :f32, {1}))
+      ...> end)
+      :ok
+      iex> Sidewinder.Safetensors.read(path)["a"]
+      #Sidewinder.Tensor<f32 (1) [0.5]>
+      iex> File.rm(path)
+      :ok
+  """
+  @spec write_each(
+          Path.t(),
+          [{String.t(), Tensor.type(), Tensor.shape()}],
+          ((String.t(), Tensor.t() -> :ok) -> result)
+        ) :: result
+        when result: term
+  def write_each(path, specs, work) do
+    specs = for {name, type, shape} <- specs, do: {name, type, Tuple.to_list(shape)}
+    file = Error.unwrap!(Native.safetensors_create(text(path), specs))
+
+    try do
+      result = work.(&put(file, &1, &2))
+      {} = Error.unwrap!(Native.safetensors_finish(file))
+      result
+    after
+      Native.safetensors_abandon(file)
+    end
+  end
+
+  defp put(file, name, %Tensor{} = tensor) do
+    {} = Error.unwrap!(Native.safetensors_put(file, name, Tensor.to_native(tensor)))
+    :ok
+  end
+
   defp natives(tensors),
     do: for({name, %Tensor{} = tensor} <- tensors, do: {name, Tensor.to_native(tensor)})
 

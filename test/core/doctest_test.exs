@@ -11,6 +11,7 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Kernel.Attention
   doctest Sidewinder.Kernel.Mamba
   doctest Sidewinder.Kernel.MMRec
+  doctest Sidewinder.Kernel.Quant
   doctest Sidewinder.MMRec.Memory
   doctest Sidewinder.KVCache
   doctest Sidewinder.Transformer
@@ -19,6 +20,7 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Mamba.Trainer
   doctest Sidewinder.Tokenizer
   doctest Sidewinder.Safetensors
+  doctest Sidewinder.Quantized
   doctest Sidewinder.Compare
   doctest Sidewinder.RandomInputs
   doctest Sidewinder.Shapes

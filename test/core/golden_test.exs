@@ -35,7 +35,11 @@ defmodule Sidewinder.GoldenTest do
     hds_construct: false,
     multi_memory_attention: true,
     hds_query_topk: false,
-    memory_state: false
+    memory_state: false,
+    f16_convert: false,
+    block_quantize: false,
+    block_dequantize: false,
+    block_matmul: false
   ]
 
   defp op(find), do: Enum.find(Error.unwrap!(Native.op_list()), find)

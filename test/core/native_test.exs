@@ -52,6 +52,12 @@ defmodule Sidewinder.NativeTest do
       {:safetensors_index, ["none"]},
       {:safetensors_read, ["none", "x"]},
       {:safetensors_write, ["none/none", [{"x", tensor}]]},
+      {:safetensors_create, ["none/none", [{"x", :f32, [2]}]]},
+      {:safetensors_put, [make_ref(), "x", tensor]},
+      {:tensor_difference, [tensor, tensor]},
+      {:gguf_index, ["none"]},
+      {:gguf_metadata, ["none"]},
+      {:gguf_read, ["none", "x"]},
       {:debug_panic, ["text"]}
     ]
   end

@@ -24,7 +24,7 @@ defmodule Sidewinder.Compare.Difference do
   @type truth :: %{tensor: Tensor.t(), largest: float, rtol: number, atol: number}
 
   @doc """
-  The reference's outputs on the host, f64 or of integers, with how far from them others may be: by the tolerance of
+  The reference's outputs on the host, of floats or of integers, with how far from them others may be: by the tolerance of
   the type of the first of the `inputs`, or as `options` say.
   """
   @spec truths(map, [{String.t(), Tensor.t()}], keyword) :: %{String.t() => truth}
@@ -32,8 +32,11 @@ defmodule Sidewinder.Compare.Difference do
     Map.new(outputs, fn {name, tensor} -> {name, truth(tensor, inputs, options)} end)
   end
 
-  defp truth(%{type: :f64} = tensor, [{_, %{type: type}} | _] = inputs, options) do
-    {rtol, atol} = tolerance(type, options[:terms] || terms(tensor, inputs))
+  defp truth(%{type: type} = tensor, [{_, %{type: storage}} | _] = inputs, options)
+       when type in [:f64, :f32, :bf16, :f16] do
+    {rtol, atol} = tolerance(storage, options[:terms] || terms(tensor, inputs))
+    # The reference of what is defined in a narrower type is rounded to it.
+    tensor = Tensor.cast(tensor, :f64)
     largest = largest(tensor.data, 0.0)
     rtol = options[:rtol] || rtol
     %{tensor: tensor, largest: largest, rtol: rtol, atol: options[:atol] || atol * largest}
@@ -49,7 +52,7 @@ defmodule Sidewinder.Compare.Difference do
     do: @rounded[type]
 
   defp tolerance(type, terms) do
-    {rtol, atol} = @summed[type]
+    {rtol, atol} = @summed[type] || @summed.f32
     {rtol, atol * :math.sqrt(terms)}
   end
 

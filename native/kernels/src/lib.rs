@@ -6,8 +6,10 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod difference;
 pub mod error;
 mod file;
+pub mod gguf;
 pub mod matrices;
 pub mod op;
 pub mod place;
@@ -18,6 +20,7 @@ pub mod tokenizer;
 pub mod activations;
 pub mod attention;
 pub mod block_recurrence;
+pub mod blocks;
 pub mod causal_conv1d;
 pub mod cumulative;
 pub mod hds;
@@ -106,5 +109,15 @@ macro_rules! for_each_op {
         $with!($crate::memory::write_short::WriteShort);
         $with!($crate::memory::write_long::WriteLong);
         $with!($crate::memory::state::MemoryState);
+        $with!($crate::blocks::Quantize);
+        $with!($crate::blocks::Dequantize);
+        $with!($crate::blocks::MatmulQ8Q8);
+        $with!($crate::blocks::MatmulQ8Q4);
+        $with!($crate::blocks::MatmulF32Q8);
+        $with!($crate::blocks::MatmulF32Q4);
+        $with!($crate::blocks::F16Convert);
+        $with!($crate::blocks::BlockQuantize);
+        $with!($crate::blocks::BlockDequantize);
+        $with!($crate::blocks::BlockMatmul);
     };
 }

@@ -1,13 +1,15 @@
 //! Matrices of dense layers among named tensors: floats, or quantized under names that say how.
 
-use crate::blocks::{self, Format};
+use crate::blocks::format::BLOCK;
+use crate::blocks::{self, Format, MatmulQ8Q4, MatmulQ8Q8, Quantize, QuantizeOptions};
 use crate::cpu::Exec;
 use crate::error::Result;
 use crate::linear;
-use crate::op::Named;
+use crate::op::{self, Call, Named, Op, named};
 use crate::place::Place;
-use crate::tensor::{Owned, Spec, View};
-use crate::ternary;
+use crate::tensor::{DType, Owned, Spec, View};
+use crate::ternary::products::{I8, Matmul};
+use crate::ternary::rules::{self, QuantizeTernary};
 use std::ops::Range;
 
 /// A matrix `(O, I)` that rows are multiplied with, as it is stored.
@@ -57,14 +59,14 @@ impl Quantization {
 
     /// Whether a matrix has rows that can be quantized so.
     pub fn fits(self, matrix: &Spec) -> bool {
-        self == Quantization::Ternary || matrix.shape.last().is_some_and(|columns| columns.is_multiple_of(blocks::BLOCK))
+        self == Quantization::Ternary || matrix.shape.last().is_some_and(|columns| columns.is_multiple_of(BLOCK))
     }
 
     /// The tensors of a matrix of that name.
     pub fn of(self, name: &str, matrix: &View, exec: &Exec) -> Result<Vec<(String, Owned)>> {
         let parts = match self {
-            Quantization::Blocks(format) => vec![blocks::quantized(format, matrix, exec)?],
-            Quantization::Ternary => ternary::quantized_rows(matrix, exec)?.into(),
+            Quantization::Blocks(format) => vec![in_blocks(format, matrix, exec)?],
+            Quantization::Ternary => in_planes(matrix, exec)?.into(),
         };
         Ok(self.names(name).into_iter().zip(parts).collect())
     }
@@ -110,7 +112,47 @@ pub fn multiply<'s, P: Place>(
 ) -> Result<()> {
     match w {
         Matrix::Float(w) => linear::at(place, [x, w], b, y),
-        Matrix::Blocks(format, w) => blocks::multiply_at(place, format, [x, w], b, y),
-        Matrix::Ternary(planes, scale) => ternary::multiply_at(place, x, planes, scale, b, y),
+        Matrix::Blocks(format, w) => {
+            let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b)]);
+            let outputs = named([("y", Some(y))]);
+            match format {
+                Format::Q8 => place.call::<MatmulQ8Q8>(&blocks::Options::default(), inputs, outputs),
+                Format::Q4 => place.call::<MatmulQ8Q4>(&blocks::Options::default(), inputs, outputs),
+            }
+        }
+        Matrix::Ternary([plane0, plane1], scale) => {
+            let inputs = named([
+                ("x", Some(x)),
+                ("plane0", Some(plane0)),
+                ("plane1", Some(plane1)),
+                ("w_scale", Some(scale)),
+                ("bias", b),
+            ]);
+            place.call::<Matmul<I8>>(&Default::default(), inputs, named([("y", Some(y))]))
+        }
     }
+}
+
+/// The blocks of a matrix.
+fn in_blocks(format: Format, matrix: &View, exec: &Exec) -> Result<Owned> {
+    let options = QuantizeOptions { format, ..Default::default() };
+    run::<Quantize>(&options, "x", matrix, exec)?.expect("q")
+}
+
+/// The planes of a matrix, and the scale of each row.
+fn in_planes(matrix: &View, exec: &Exec) -> Result<[Owned; 3]> {
+    let options = rules::Options { per_row: true, ..Default::default() };
+    let mut parts = run::<QuantizeTernary>(&options, "w", matrix, exec)?;
+    Ok([parts.expect("plane0")?, parts.expect("plane1")?, parts.expect("scale")?])
+}
+
+/// What an op on the CPU gives of a matrix.
+fn run<O: Op>(options: &O::Options, name: &'static str, matrix: &View, exec: &Exec) -> Result<Named<Owned>> {
+    let wide = matrix.cast(DType::F32);
+    let inputs: Named<View> = [(name, wide.view())].into_iter().collect();
+    let call = Call::<O>::new(op::specs(&inputs), options)?;
+    let mut outputs = call.outputs().map(|&spec| Owned::poisoned(spec));
+    let views = outputs.iter_mut().map(|(name, output)| (name.clone(), output.view_mut())).collect();
+    call.cpu(&inputs, views, exec)?;
+    Ok(outputs)
 }

@@ -7,7 +7,8 @@
 use crate::error::{Error, Kind, Result};
 use crate::file;
 use crate::tensor::{DType, Described, Owned, Spec, View};
-use safetensors::tensor::{Dtype, Metadata, TensorView};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo, TensorView};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
@@ -134,15 +135,100 @@ fn entries(header: &[u8], size: u64) -> std::result::Result<Vec<Entry>, String> 
 /// Writes tensors to a new file beside `path` and renames it there, so that whoever looks sees the
 /// old file or the whole new one.
 pub fn write(path: &Path, tensors: &[(&str, View)]) -> Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name().ok_or_else(|| failure(path, "the name of a file", "none"))?;
-    let unfinished = folder.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+    let unfinished = beside(path)?;
     let written = serialize(tensors, &unfinished).and_then(|()| rename(&unfinished, path));
     written.map_err(|got| {
         // It may never have been made; what matters is the first error.
         let _ = std::fs::remove_file(&unfinished);
-        failure(path, "a file that can be written", got)
+        unwritten(path, got)
     })
+}
+
+/// The name of a file that is not whole yet.
+fn beside(path: &Path) -> Result<PathBuf> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().ok_or_else(|| failure(path, "the name of a file", "none"))?;
+    Ok(folder.join(format!(".{}.{}", name.to_string_lossy(), std::process::id())))
+}
+
+fn unwritten(path: &Path, got: impl std::fmt::Display) -> Error {
+    failure(path, "a file that can be written", got)
+}
+
+/// A file that is written one tensor after another, in any order, so that they need not be in memory all at once. It
+/// appears when it is whole; what has been written goes away with a writer that has not finished.
+pub struct Writer {
+    path: PathBuf,
+    unfinished: PathBuf,
+    file: File,
+    entries: Vec<Entry>,
+    missing: BTreeSet<String>,
+}
+
+impl Writer {
+    /// Begins a file of tensors of these names, types and shapes.
+    pub fn create(path: &Path, specs: &[(&str, Spec)]) -> Result<Writer> {
+        distinct(specs.iter().map(|(name, _)| *name)).map_err(|got| unwritten(path, got))?;
+        let header = header(specs).map_err(|got| unwritten(path, got))?;
+        let bytes = specs.iter().map(|(_, spec)| spec.bytes() as u64);
+        let len = bytes.fold(header.len() as u64, u64::saturating_add);
+        let entries = entries(&header[8..], len).map_err(|got| unwritten(path, got))?;
+        let missing = entries.iter().map(|entry| entry.name.clone()).collect();
+        let unfinished = beside(path)?;
+        let file = File::create(&unfinished).map_err(|e| unwritten(path, e))?;
+        let writer = Writer { path: path.into(), unfinished, file, entries, missing };
+        writer.file.write_all_at(&header, 0).map_err(|e| unwritten(path, e))?;
+        Ok(writer)
+    }
+
+    /// Writes the tensor of that name.
+    pub fn put(&mut self, name: &str, tensor: View) -> Result<()> {
+        let entry = self.entries.iter().find(|entry| entry.name == name);
+        let entry = entry.ok_or_else(|| unwritten(&self.path, format_args!("a tensor `{name}` that it has not")))?;
+        let spec = tensor.spec();
+        if (file_type(spec.dtype).to_string(), &spec.shape[..]) != (entry.dtype.clone(), &entry.shape[..]) {
+            let expected = format_args!("{} {:?}, as its header says", entry.dtype, entry.shape).to_string();
+            return Err(Error::new(Kind::Shape, name).expected(expected).got(spec));
+        }
+        self.file.write_all_at(tensor.bytes(), entry.offset).map_err(|e| unwritten(&self.path, e))?;
+        self.missing.remove(name);
+        Ok(())
+    }
+
+    /// Gives the file its name.
+    pub fn finish(mut self) -> Result<()> {
+        if let Some(name) = self.missing.first() {
+            return Err(unwritten(&self.path, format_args!("no tensor `{name}`, which its header names")));
+        }
+        rename(&self.unfinished, &self.path).map_err(|got| unwritten(&self.path, got))?;
+        self.unfinished.clear();
+        Ok(())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Whoever lost a writer cannot be told; that of a finished file has no name left.
+        let _ = std::fs::remove_file(&self.unfinished);
+    }
+}
+
+/// The bytes before the data, which begins at a multiple of 8. Large elements come first, so that all are aligned.
+fn header(specs: &[(&str, Spec)]) -> std::result::Result<Vec<u8>, String> {
+    let mut sorted: Vec<&(&str, Spec)> = specs.iter().collect();
+    sorted.sort_by_key(|(name, spec)| (std::cmp::Reverse(spec.dtype.size()), *name));
+    let mut end = 0usize;
+    let infos = sorted.into_iter().map(|(name, spec)| {
+        let start = end;
+        // What overflows is no size that the format takes.
+        end = end.saturating_add(spec.bytes());
+        let info = TensorInfo { dtype: file_type(spec.dtype), shape: spec.shape.to_vec(), data_offsets: (start, end) };
+        (name.to_string(), info)
+    });
+    let metadata = Metadata::new(None, infos.collect()).map_err(|e| e.to_string())?;
+    let mut json = serde_json::to_vec(&metadata).map_err(|e| e.to_string())?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    Ok([&(json.len() as u64).to_le_bytes()[..], &json].concat())
 }
 
 fn serialize(tensors: &[(&str, View)], path: &Path) -> std::result::Result<(), String> {
@@ -150,11 +236,18 @@ fn serialize(tensors: &[(&str, View)], path: &Path) -> std::result::Result<(), S
 }
 
 fn views<'t>(tensors: &[(&'t str, View<'t>)]) -> std::result::Result<Vec<(&'t str, TensorView<'t>)>, String> {
+    distinct(tensors.iter().map(|(name, _)| *name))?;
     let view = |(name, view): &(&'t str, View<'t>)| {
         let spec = view.spec();
         TensorView::new(file_type(spec.dtype), spec.shape.to_vec(), view.bytes()).map(|v| (*name, v))
     };
     tensors.iter().map(view).collect::<std::result::Result<_, _>>().map_err(|e| e.to_string())
+}
+
+/// The format's crate has no good word for two tensors of one name.
+fn distinct<'n>(mut names: impl Iterator<Item = &'n str>) -> std::result::Result<(), String> {
+    let mut seen = BTreeSet::new();
+    names.find(|name| !seen.insert(*name)).map_or(Ok(()), |name| Err(format!("two tensors named `{name}`")))
 }
 
 /// Tensors as the bytes of a file.
@@ -230,6 +323,47 @@ mod tests {
             assert_eq!(reader.tensor(reader.entry("empty").unwrap()).unwrap().spec(), empty.spec());
         }
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn one_tensor_after_another_is_the_same_file() {
+        let (path, other) = (temporary("pieces.safetensors"), temporary("whole.safetensors"));
+        let tensor = |dtype, dims: &[usize]| Owned::from_fn(Spec::new(dtype, dims).unwrap(), |i| i as f64);
+        let tensors =
+            [("b", tensor(DType::U8, &[3])), ("a", tensor(DType::I64, &[2])), ("c", tensor(DType::F32, &[2, 0]))];
+        let specs = tensors.each_ref().map(|(name, tensor)| (*name, tensor.spec()));
+        let mut writer = Writer::create(&path, &specs).unwrap();
+        tensors.iter().for_each(|(name, tensor)| writer.put(name, tensor.view()).unwrap());
+        assert!(!path.exists());
+        writer.finish().unwrap();
+        write(&other, &tensors.each_ref().map(|(name, tensor)| (*name, tensor.view()))).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), std::fs::read(&other).unwrap());
+        std::fs::remove_file(path).unwrap();
+        std::fs::remove_file(other).unwrap();
+    }
+
+    #[test]
+    fn a_file_in_pieces_is_whole_or_not_there() {
+        let path = temporary("unfinished.safetensors");
+        let spec = Spec::new(DType::F32, &[2]).unwrap();
+        let tensor = Owned::from_fn(spec, |i| i as f64);
+        let mut writer = Writer::create(&path, &[("a", spec), ("b", spec)]).unwrap();
+        let unfinished = writer.unfinished.clone();
+        writer.put("a", tensor.view()).unwrap();
+        assert_eq!(writer.put("c", tensor.view()).unwrap_err().kind, Kind::File);
+        assert_eq!(writer.put("b", tensor.cast(DType::F64).view()).unwrap_err().kind, Kind::Shape);
+        assert!(unfinished.exists());
+        assert!(writer.finish().unwrap_err().got.contains("`b`"));
+        assert!(!path.exists() && !unfinished.exists());
+        let twice = [("a", tensor.view()), ("a", tensor.view())];
+        for error in [
+            Writer::create(&path, &[("a", spec), ("a", spec)]).err().unwrap(),
+            write(&path, &twice).unwrap_err(),
+            to_bytes(&twice).unwrap_err(),
+        ] {
+            assert!(error.got.contains("two tensors named `a`"), "{error}");
+        }
+        assert!(Writer::create(Path::new("/nowhere/at/all"), &[]).is_err());
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Safetensors files.
 
 use crate::answer::answer;
-use crate::tensor::{Output, Tensor};
-use rustler::{Binary, Encoder, Env, OwnedBinary, Term};
+use crate::tensor::{Output, Tensor, decode_type};
+use rustler::{Binary, Encoder, Env, OwnedBinary, ResourceArc, Term};
+use sidewinder_kernels::difference::difference;
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::safetensors::{self, Reader};
+use sidewinder_kernels::safetensors::{self, Reader, Writer};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 /// What is in a file: a list of `{name, type as the file calls it, list of sizes}`.
 #[rustler::nif(schedule = "DirtyIo")]
@@ -44,18 +46,87 @@ fn with_views<T>(tensors: &[(String, Term)], run: impl FnOnce(&[(&str, View)]) -
     run(&views.collect::<Result<Vec<_>>>()?)
 }
 
+/// A file that is being written, until it is finished or given up.
+pub struct HeldWriter(Mutex<Option<Writer>>);
+
+impl rustler::Resource for HeldWriter {}
+
+impl HeldWriter {
+    fn with<T>(&self, work: impl FnOnce(&mut Option<Writer>) -> Result<T>) -> Result<T> {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn open(writer: &mut Option<Writer>) -> Result<&mut Writer> {
+    writer
+        .as_mut()
+        .ok_or_else(|| Error::new(Kind::Argument, "file").expected("a file that is being written").got("none"))
+}
+
+/// Begins a file of `{name, type, list of sizes}`.
+#[rustler::nif(schedule = "DirtyIo")]
+fn safetensors_create<'a>(env: Env<'a>, path: String, specs: Vec<(String, Term<'a>, Vec<usize>)>) -> Term<'a> {
+    answer(env, || {
+        let spec = |(name, dtype, dims): &'_ (String, Term<'a>, Vec<usize>)| {
+            Ok((name.clone(), Spec::new(decode_type(*dtype)?, dims)?))
+        };
+        let specs: Vec<(String, Spec)> = specs.iter().map(spec).collect::<Result<_>>()?;
+        let specs: Vec<(&str, Spec)> = specs.iter().map(|(name, spec)| (name.as_str(), *spec)).collect();
+        Ok(ResourceArc::new(HeldWriter(Mutex::new(Some(Writer::create(Path::new(&path), &specs)?)))))
+    })
+}
+
+/// Writes one tensor of it.
+#[rustler::nif(schedule = "DirtyIo")]
+fn safetensors_put<'a>(env: Env<'a>, writer: ResourceArc<HeldWriter>, name: String, tensor: Term<'a>) -> Term<'a> {
+    answer(env, || {
+        let tensor = Tensor::decode(&name, tensor)?;
+        writer.with(|writer| open(writer)?.put(&name, tensor.view()?))
+    })
+}
+
+/// Gives it its name.
+#[rustler::nif(schedule = "DirtyIo")]
+fn safetensors_finish(env: Env, writer: ResourceArc<HeldWriter>) -> Term {
+    answer(env, || {
+        writer.with(|writer| {
+            open(writer)?;
+            writer.take().map_or(Ok(()), Writer::finish)
+        })
+    })
+}
+
+/// Gives it up, unless it is finished.
+#[rustler::nif(schedule = "DirtyIo")]
+fn safetensors_abandon(env: Env, writer: ResourceArc<HeldWriter>) -> Term {
+    answer(env, || writer.with(|writer| Ok(drop(writer.take()))))
+}
+
 /// The same values, rounded to another type.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn tensor_cast<'a>(env: Env<'a>, tensor: Term<'a>, to: Term<'a>) -> Term<'a> {
     answer(env, || {
         let tensor = Tensor::decode("tensor", tensor)?;
         let view = tensor.view()?;
-        let dtype = crate::tensor::decode_type(to)?;
+        let dtype = decode_type(to)?;
         let values = view.to_f64();
         whole(dtype, values.iter())?;
         let mut output = Output::new(Spec { dtype, ..view.spec() })?;
         output.view_mut()?.store_f64(&values);
         Ok(output.into_term(env))
+    })
+}
+
+/// How far a tensor in f32 is from one of the same shape: the sum of the squared differences, that of the other's squares,
+/// and the largest difference.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn tensor_difference<'a>(env: Env<'a>, tensor: Term<'a>, reference: Term<'a>) -> Term<'a> {
+    answer(env, || {
+        let (tensor, reference) = (Tensor::decode("tensor", tensor)?, Tensor::decode("reference", reference)?);
+        let apart = difference(tensor.view()?, reference.view()?)?;
+        // Erlang has no floats but finite ones.
+        let finite = |number: f64| if number.is_finite() { number } else { f64::MAX };
+        Ok((finite(apart.squares), finite(apart.reference), finite(apart.largest)))
     })
 }
 

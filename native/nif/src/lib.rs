@@ -5,6 +5,7 @@
 
 mod answer;
 mod files;
+mod gguf;
 mod held;
 mod info;
 mod mamba;
@@ -19,6 +20,7 @@ fn load(env: Env, _info: Term) -> bool {
     let held = [
         env.register::<tensor::DeviceBuffer>(),
         env.register::<held::Held>(),
+        env.register::<files::HeldWriter>(),
         env.register::<mamba::HeldModel>(),
         env.register::<mamba::HeldSession>(),
         env.register::<mamba::HeldTrainer>(),

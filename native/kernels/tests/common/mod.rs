@@ -7,6 +7,7 @@ pub mod check;
 pub mod cumulative;
 pub mod models;
 pub mod on_device;
+pub mod quant;
 pub mod recurrences;
 pub mod scans;
 

@@ -1,0 +1,194 @@
+defmodule Mix.Tasks.Sidewinder.Quantize do
+  @shortdoc "Quantizes the weights of a safetensors file"
+
+  @moduledoc """
+  Quantizes the weights of a safetensors file into another, and tells what that costs.
+
+      mix sidewinder.quantize IN.safetensors OUT.safetensors --format q4_0
+      mix sidewinder.quantize IN.safetensors OUT.safetensors --format q8_0 --only "*proj.weight"
+
+  Quantized are the tensors of floats with two axes whose rows fit the format; all others are copied. What is
+  written is read by `Sidewinder.Quantized.load!/2`.
+
+    * `--format q8_0|q4_0` - what to quantize to. Rows are multiples of 32
+    * `--only PATTERN`, `--except PATTERN` - names to quantize, and names not to, where `*` stands for any characters; both
+      may be given several times
+    * `--force` - replaces OUT.safetensors if it is there
+    * `--backend auto|cpu|cuda|cuda:N`, `--level LEVEL`, `--threads N` - where and how to run
+
+  Each tensor gets a line when it is done: its size before and after, the relative error, which is the root mean square
+  of what was lost by that of what was there, and the largest error of a number. The last line sums up. Tensors are
+  read, quantized and written one after another, so that memory is needed for the largest of them only. The output
+  appears whole or not at all; the exit code is 1 if something is wrong.
+  """
+
+  use Mix.Task
+
+  alias Sidewinder.{CommandLine, Error, Native, Quantized, Safetensors, Tensor}
+
+  @task "sidewinder.quantize"
+  @where [backend: :string, level: :string, threads: :integer]
+  @formats [:q8_0, :q4_0]
+  @switches [format: :string, only: :keep, except: :keep, force: :boolean] ++ @where
+  @floats ~w(F64 F32 BF16 F16)
+
+  @impl true
+  def run(args) do
+    Mix.Task.run("app.config")
+    CommandLine.run(fn -> main(CommandLine.parse!(args, @switches, @task)) end)
+  end
+
+  defp main({options, [input, output]}) do
+    format = format!(options)
+    unless options[:force], do: absent!(output)
+    plan = plan(Safetensors.index(input), format, options)
+    specs = Enum.flat_map(plan, &specs(&1, format))
+
+    work = fn write ->
+      for entry <- plan do
+        result =
+          CommandLine.ticking(entry.name, fn -> one(entry, input, format, options, write) end)
+
+        Mix.shell().info(line(entry, format, result))
+        result
+      end
+    end
+
+    results = Safetensors.write_each(output, specs, work)
+    Mix.shell().info("#{total(results, format)}, written to #{output}")
+  end
+
+  defp main({_options, words}) do
+    CommandLine.wrong!("files", "IN.safetensors OUT.safetensors", Enum.join(words, " "), @task)
+  end
+
+  defp format!(options) do
+    given = options[:format]
+
+    Enum.find(@formats, &(to_string(&1) == given)) ||
+      CommandLine.wrong!("--format", "q8_0 or q4_0", given || "none", @task)
+  end
+
+  defp absent!(output) do
+    if File.exists?(output) do
+      raise Error.new(:file, output,
+              expected: "a file that is not there",
+              got: "one that is",
+              hint: "--force replaces it"
+            )
+    end
+  end
+
+  # What becomes of each tensor: `why` it is copied, or nil.
+  defp plan(index, format, options) do
+    [only, except] =
+      for key <- [:only, :except],
+          do: for(text <- Keyword.get_values(options, key), do: like(text))
+
+    for entry <- index, do: Map.put(entry, :why, why(entry, format, only, except))
+  end
+
+  defp like(pattern) do
+    parts = for part <- String.split(pattern, "*"), do: Regex.escape(part)
+    Regex.compile!("\\A#{Enum.join(parts, ".*")}\\z", "s")
+  end
+
+  defp why(%{name: name, type: type, shape: shape}, format, only, except) do
+    named? = fn patterns -> Enum.any?(patterns, &Regex.match?(&1, name)) end
+
+    cond do
+      type not in @floats -> "no floats"
+      tuple_size(shape) != 2 -> "not two axes"
+      not Quantized.fits?(format, shape) -> "rows of #{elem(shape, 1)} do not fit"
+      named?.(except) -> "excepted"
+      only != [] and not named?.(only) -> "not asked for"
+      true -> nil
+    end
+  end
+
+  defp specs(%{why: nil, name: name, shape: shape}, format) do
+    tensors =
+      Quantized.to_tensors(Quantized.blank(format, shape, false), name)
+
+    for {name, tensor} <- tensors, do: {name, tensor.type, tensor.shape}
+  end
+
+  defp specs(%{name: name, type: type, shape: shape}, _format),
+    do: [{name, our_type!(type, name), shape}]
+
+  # Truth values are read as bytes.
+  defp our_type!("BOOL", _name), do: :u8
+
+  defp our_type!(type, name) do
+    Enum.find(Tensor.types(), &(to_string(&1) == String.downcase(type))) ||
+      raise Error.new(:dtype, name,
+              expected: "F64, F32, BF16, F16, I64, I32, I16, I8, U8 or BOOL",
+              got: type
+            )
+  end
+
+  defp one(%{why: nil, name: name}, input, format, options, write) do
+    tensor = Safetensors.read(input, [name])[name]
+    where = Keyword.take(options, Keyword.keys(@where))
+    quantized = Quantized.quantize(floats(tensor), format, where)
+    for {name, part} <- Quantized.to_tensors(quantized, name), do: write.(name, part)
+    back = Tensor.to_native(Quantized.dequantize(quantized, where))
+
+    {squares, reference, largest} =
+      Error.unwrap!(Native.tensor_difference(back, Tensor.to_native(tensor)))
+
+    %{
+      quantized?: true,
+      before: byte_size(tensor.data),
+      after: Quantized.bytes(quantized),
+      squares: squares,
+      reference: reference,
+      largest: largest
+    }
+  end
+
+  defp one(%{name: name}, input, _format, _options, write) do
+    tensor = Safetensors.read(input, [name])[name]
+    write.(name, tensor)
+    bytes = byte_size(tensor.data)
+    %{quantized?: false, before: bytes, after: bytes, squares: 0.0, reference: 0.0, largest: 0.0}
+  end
+
+  # Quantizers compute in f32.
+  defp floats(%Tensor{type: :f64} = tensor), do: Tensor.cast(tensor, :f32)
+  defp floats(tensor), do: tensor
+
+  defp line(%{why: nil} = entry, format, result),
+    do: "#{describe(entry)} -> #{format}: #{sizes(result)}, #{errors([result])}"
+
+  defp line(%{why: why} = entry, _format, result),
+    do: "#{describe(entry)}: copied (#{why}), #{Quantized.size(result.before)}"
+
+  defp describe(%{name: name, type: type, shape: shape}) do
+    "#{name} #{String.downcase(type)} (#{Enum.map_join(Tuple.to_list(shape), ", ", &to_string/1)})"
+  end
+
+  defp sizes(%{before: before, after: now}) do
+    smaller = CommandLine.short(before / max(now, 1))
+    "#{Quantized.size(before)} -> #{Quantized.size(now)} (#{smaller}x smaller)"
+  end
+
+  defp errors(results) do
+    largest = Enum.max([0.0 | for(result <- results, do: result.largest)])
+    relative = relative(sum(results, :squares), sum(results, :reference))
+    "relative error #{CommandLine.short(relative)}, largest #{CommandLine.short(largest)}"
+  end
+
+  defp relative(squares, _reference) when squares == 0, do: 0
+  defp relative(_squares, reference) when reference == 0, do: :infinity
+  defp relative(squares, reference), do: :math.sqrt(squares / reference)
+
+  defp sum(results, key), do: Enum.sum(for result <- results, do: Map.fetch!(result, key))
+
+  defp total(results, format) do
+    quantized = Enum.filter(results, & &1.quantized?)
+    sizes = sizes(%{before: sum(results, :before), after: sum(results, :after)})
+    count = "#{length(quantized)} of #{length(results)} tensors quantized to #{format}"
+    "#{count}: #{sizes}, #{errors(quantized)}"
+  end
+end

@@ -1,0 +1,127 @@
+//! What is done with floats: values of blocks, products of rows as they are, and what follows on sums.
+
+use super::super::format::{self, BLOCK, Format};
+use crate::cpu::activation::Unary;
+use crate::cpu::{Storage, Vector, Work};
+use std::marker::PhantomData;
+
+/// A block's values in f32.
+#[inline(always)]
+pub fn of_block<S: Storage<Wide = f32>, V: Vector<Element = f32>>(x: &[S]) -> [f32; BLOCK] {
+    let mut values = [0.0; BLOCK];
+    for at in (0..BLOCK).step_by(V::LANES) {
+        S::load::<V>(&x[at..at + V::LANES]).store(&mut values[at..]);
+    }
+    values
+}
+
+/// The sums of all rows of x for some outputs, row after row.
+pub struct Sums<'a> {
+    /// Rows of x.
+    pub x: &'a [f32],
+    /// The weights of these outputs.
+    pub weights: &'a [u8],
+    /// Their format.
+    pub format: Format,
+    /// Columns of x.
+    pub columns: usize,
+    /// Where the sums go.
+    pub to: &'a mut [f32],
+}
+
+impl Work<f32> for Sums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = f32>>(self) {
+        match self.format {
+            Format::Q8 => self.of_format::<V>(Format::Q8),
+            Format::Q4 => self.of_format::<V>(Format::Q4),
+        }
+    }
+}
+
+impl Sums<'_> {
+    /// Eight rows at a time, so that blocks are unpacked for as many; fewer are as fast as those that they lack.
+    #[inline(always)]
+    fn of_format<V: Vector<Element = f32>>(self, format: Format) {
+        let (columns, bytes) = (self.columns, format.row_bytes(self.columns));
+        if columns == 0 {
+            return self.to.fill(0.0);
+        }
+        let (rows, outputs) = (self.x.len() / columns, self.weights.len() / bytes);
+        for (o, weights) in self.weights.chunks_exact(bytes).enumerate() {
+            let mut row = 0;
+            while row < rows {
+                let x = &self.x[row * columns..];
+                let (taken, sums) = match rows - row {
+                    8.. => (8, rows_by_blocks::<V, 8>(format, x, columns, weights)),
+                    4..8 => (4, rows_by_blocks::<V, 4>(format, x, columns, weights)),
+                    2..4 => (2, rows_by_blocks::<V, 2>(format, x, columns, weights)),
+                    _ => (1, rows_by_blocks::<V, 1>(format, x, columns, weights)),
+                };
+                for (at, sum) in sums[..taken].iter().enumerate() {
+                    self.to[(row + at) * outputs + o] = *sum;
+                }
+                row += taken;
+            }
+        }
+    }
+}
+
+/// The sums of `ROWS` rows for one output.
+#[inline(always)]
+fn rows_by_blocks<V: Vector<Element = f32>, const ROWS: usize>(
+    format: Format,
+    x: &[f32],
+    columns: usize,
+    weights: &[u8],
+) -> [f32; 8] {
+    let rows: [&[f32]; ROWS] = std::array::from_fn(|row| &x[row * columns..][..columns]);
+    let mut sums = [V::zero(); ROWS];
+    for (block, weights) in weights.chunks_exact(format.bytes()).enumerate() {
+        let values = format::read(format, weights);
+        for at in (0..BLOCK).step_by(V::LANES) {
+            let w = V::load(&values[at..]);
+            for (sum, x) in sums.iter_mut().zip(rows) {
+                *sum = w.mul_add(V::load(&x[block * BLOCK + at..]), *sum);
+            }
+        }
+    }
+    let mut totals = [0.0; 8];
+    for (total, sum) in totals.iter_mut().zip(sums) {
+        *total = sum.sum();
+    }
+    totals
+}
+
+/// Adds a bias to sums and writes what an activation makes of them.
+pub struct Finish<'a, F, S> {
+    sums: &'a [f32],
+    b: Option<&'a [f32]>,
+    y: &'a mut [S],
+    activation: PhantomData<F>,
+}
+
+impl<'a, F, S> Finish<'a, F, S> {
+    /// Of as many sums as there are results.
+    pub fn new(sums: &'a [f32], b: Option<&'a [f32]>, y: &'a mut [S]) -> Self {
+        Finish { sums, b, y, activation: PhantomData }
+    }
+}
+
+impl<F: Unary, S: Storage<Wide = f32>> Work<f32> for Finish<'_, F, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = f32>>(self) {
+        for (at, y) in self.y.chunks_mut(V::LANES).enumerate() {
+            let at = at * V::LANES;
+            let mut z = V::load_partial(&self.sums[at..]);
+            if let Some(b) = self.b {
+                z = z.add(V::load_partial(&b[at..]));
+            }
+            S::store(F::value(z), y);
+        }
+    }
+}

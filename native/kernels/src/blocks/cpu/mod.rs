@@ -1,0 +1,392 @@
+//! Blocks on the CPU. Quantizers and products with floats are loops that the compiler makes vectors of; integer
+//! products are written over [`lanes`], for the byte products that each CPU has.
+
+mod floats;
+mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod plain;
+mod product;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use super::format::{self, BLOCK, Format};
+use super::matmul::Problem;
+use super::quantize;
+use crate::cpu::convert::widened;
+use crate::cpu::pool::{self, Shared};
+use crate::cpu::{Exec, Level, Real, Storage, Vector, Work};
+use crate::error::Result;
+use crate::tensor::{DType, View, ViewMut};
+use crate::with_activation;
+use half::f16;
+use lanes::Lanes;
+use product::{Prepared, Quantized, Sums};
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Values that a thread takes at a time.
+const PIECE: usize = 1 << 13;
+
+/// Below this many values waking a second thread costs more than it saves.
+const WORTH_SHARING: usize = 1 << 16;
+
+/// Below this many multiplications waking a second thread costs more than it saves.
+const WORTH_SHARING_PRODUCTS: usize = 1 << 20;
+
+/// Outputs that a thread takes at a time: whole vectors of them.
+const OUTPUTS: usize = 32;
+
+/// Calls `$body` with the Rust type of one of the types that are computed in f32 as `$type`.
+macro_rules! with_type_in_f32 {
+    ($dtype:expr, $type:ident => $body:expr) => {
+        match $dtype {
+            DType::Bf16 => {
+                type $type = half::bf16;
+                $body
+            }
+            DType::F16 => {
+                type $type = f16;
+                $body
+            }
+            _ => {
+                type $type = f32;
+                $body
+            }
+        }
+    };
+}
+
+/// Something to be compiled for the byte products of a CPU.
+pub trait With {
+    /// Does it.
+    fn with<L: Lanes>(self);
+}
+
+/// Byte products that CPUs have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instructions {
+    /// One product at a time.
+    Plain,
+    /// NEON, by products of 16 bits.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// NEON with its dot product.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
+    /// AVX2, by pairs in 16 bits.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// AVX2 with VNNI.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    /// AVX-512 with VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+}
+
+impl Instructions {
+    /// Those that this CPU has at a level, slowest first.
+    pub fn available(level: Level) -> Vec<Instructions> {
+        let mut all = vec![Instructions::Plain];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let more = [
+                (Instructions::Avx2, level >= Level::Avx2),
+                (Instructions::AvxVnni, level >= Level::Avx2 && is_x86_feature_detected!("avxvnni")),
+                (Instructions::Avx512Vnni, level >= Level::Avx512 && is_x86_feature_detected!("avx512vnni")),
+            ];
+            all.extend(more.into_iter().filter(|(_, there)| *there).map(|(one, _)| one));
+        }
+        #[cfg(target_arch = "aarch64")]
+        if level >= Level::Neon {
+            all.push(Instructions::Neon);
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                all.push(Instructions::NeonDot);
+            }
+        }
+        let _ = level;
+        all
+    }
+
+    /// The fastest of them.
+    pub fn best(level: Level) -> Instructions {
+        *Instructions::available(level).last().expect("plain ones")
+    }
+
+    fn run<W: With>(self, work: W) {
+        match self {
+            Instructions::Plain => work.with::<plain::Plain>(),
+            // SAFETY: they are only given out where the CPU has them; so for all below.
+            #[cfg(target_arch = "aarch64")]
+            Instructions::Neon => work.with::<neon::Neon>(),
+            #[cfg(target_arch = "aarch64")]
+            Instructions::NeonDot => unsafe { neon::neon_dot(work) },
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe { x86::avx2(work) },
+            #[cfg(target_arch = "x86_64")]
+            Instructions::AvxVnni => unsafe { x86::avx_vnni(work) },
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512Vnni => unsafe { x86::avx512_vnni(work) },
+        }
+    }
+}
+
+/// Writes rows of blocks. A value that no scale can have is an error, unless the problem says otherwise.
+pub fn quantize(problem: &quantize::Problem, x: &View, q: ViewMut, exec: &Exec) -> Result<()> {
+    with_type_in_f32!(problem.x.dtype, S => quantize_as::<S>(problem, x.slice::<S>()?, q.bytes(), exec))
+}
+
+fn quantize_as<S: Storage<Wide = f32>>(problem: &quantize::Problem, x: &[S], q: &mut [u8], exec: &Exec) -> Result<()> {
+    let (format, q, first) = (problem.format, Shared::new(q), AtomicUsize::new(usize::MAX));
+    let threads = pool::worth(exec.threads, x.len(), WORTH_SHARING);
+    pool::for_each(threads, x.len().div_ceil(PIECE), |piece| {
+        let start = piece * PIECE;
+        let x = &x[start..x.len().min(start + PIECE)];
+        // SAFETY: pieces share no block.
+        let q = unsafe { q.part(format.row_bytes(start), format.row_bytes(x.len())) };
+        if let Some(at) = f32::dispatch(exec.level, ToBlocks { format, x, q }) {
+            first.fetch_min(start + at, Ordering::Relaxed);
+        }
+    })?;
+    match first.into_inner() {
+        at if at < x.len() && !problem.unchecked => Err(format.refused(at, x[at].widen())),
+        _ => Ok(()),
+    }
+}
+
+/// Whole blocks; gives the position of the first value whose scale would not be finite.
+struct ToBlocks<'a, S> {
+    format: Format,
+    x: &'a [S],
+    q: &'a mut [u8],
+}
+
+impl<S: Storage<Wide = f32>> Work<f32> for ToBlocks<'_, S> {
+    type Output = Option<usize>;
+
+    #[inline(always)]
+    fn run<V: Vector<Element = f32>>(self) -> Option<usize> {
+        match self.format {
+            Format::Q8 => to_blocks::<S, V>(Format::Q8, self.x, self.q),
+            Format::Q4 => to_blocks::<S, V>(Format::Q4, self.x, self.q),
+        }
+    }
+}
+
+#[inline(always)]
+fn to_blocks<S: Storage<Wide = f32>, V: Vector<Element = f32>>(format: Format, x: &[S], q: &mut [u8]) -> Option<usize> {
+    let mut first = None;
+    for (at, (x, q)) in x.chunks_exact(BLOCK).zip(q.chunks_exact_mut(format.bytes())).enumerate() {
+        let largest = format::write(format, &floats::of_block::<S, V>(x), q);
+        if first.is_none() && !(largest < format.limit()) {
+            let refused = |v: &S| !(v.widen().abs() < format.limit());
+            first = x.iter().position(refused).map(|within| at * BLOCK + within);
+        }
+    }
+    first
+}
+
+/// Reads rows of blocks.
+pub fn dequantize(format: Format, q: &View, x: ViewMut, exec: &Exec) -> Result<()> {
+    let (q, x) = (q.bytes(), x.slice::<f32>()?);
+    let count = x.len();
+    let to = Shared::new(x);
+    let threads = pool::worth(exec.threads, count, WORTH_SHARING);
+    pool::for_each(threads, count.div_ceil(PIECE), |piece| {
+        let (start, end) = (piece * PIECE, count.min((piece + 1) * PIECE));
+        // SAFETY: pieces share no block.
+        let x = unsafe { to.part(start, end - start) };
+        f32::dispatch(exec.level, FromBlocks { format, q: &q[format.row_bytes(start)..format.row_bytes(end)], x });
+    })
+}
+
+struct FromBlocks<'a> {
+    format: Format,
+    q: &'a [u8],
+    x: &'a mut [f32],
+}
+
+impl Work<f32> for FromBlocks<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = f32>>(self) {
+        match self.format {
+            Format::Q8 => from_blocks(Format::Q8, self.q, self.x),
+            Format::Q4 => from_blocks(Format::Q4, self.q, self.x),
+        }
+    }
+}
+
+#[inline(always)]
+fn from_blocks(format: Format, q: &[u8], x: &mut [f32]) {
+    for (q, x) in q.chunks_exact(format.bytes()).zip(x.chunks_exact_mut(BLOCK)) {
+        x.copy_from_slice(&format::read(format, q));
+    }
+}
+
+/// Writes the bits of half-precision numbers, and what they are read back as.
+pub fn to_f16(x: &View, bits: ViewMut, back: ViewMut, exec: &Exec) -> Result<()> {
+    let x = x.slice::<f32>()?;
+    let (bits, back) = (Shared::new(bits.slice::<i16>()?), Shared::new(back.slice::<f32>()?));
+    let threads = pool::worth(exec.threads, x.len(), WORTH_SHARING);
+    pool::for_each(threads, x.len().div_ceil(PIECE), |piece| {
+        let start = piece * PIECE;
+        let x = &x[start..x.len().min(start + PIECE)];
+        // SAFETY: pieces share no element.
+        let (bits, back) = unsafe { (bits.part(start, x.len()), back.part(start, x.len())) };
+        f32::dispatch(exec.level, ToF16 { x, bits: bytemuck::cast_slice_mut(bits), back });
+    })
+}
+
+struct ToF16<'a> {
+    x: &'a [f32],
+    bits: &'a mut [f16],
+    back: &'a mut [f32],
+}
+
+impl Work<f32> for ToF16<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = f32>>(self) {
+        let chunks = self.x.chunks(V::LANES).zip(self.bits.chunks_mut(V::LANES)).zip(self.back.chunks_mut(V::LANES));
+        for ((x, bits), back) in chunks {
+            f16::store(V::load_partial(x), bits);
+            f16::load::<V>(bits).store_partial(back);
+        }
+    }
+}
+
+/// The product, with bias and activation before the one rounding.
+pub fn multiply(problem: &Problem, given: [&View; 2], b: Option<&View>, y: ViewMut, exec: &Exec) -> Result<()> {
+    multiply_by(Instructions::best(exec.level), problem, given, b, y, exec)
+}
+
+/// The same by these instructions.
+pub fn multiply_by(
+    instructions: Instructions,
+    problem: &Problem,
+    [x, w]: [&View; 2],
+    b: Option<&View>,
+    y: ViewMut,
+    exec: &Exec,
+) -> Result<()> {
+    let b = b.map(|b| b.slice::<f32>()).transpose()?;
+    with_type_in_f32!(problem.x.dtype, S => {
+        let (x, y) = (x.slice::<S>()?, y.slice::<S>()?);
+        multiply_as::<S>(instructions, problem, x, w.bytes(), b, y, exec)
+    })
+}
+
+/// What is the same for all outputs.
+enum Factor<'x> {
+    Integers(Prepared),
+    Floats(Cow<'x, [f32]>),
+}
+
+fn multiply_as<S: Storage<Wide = f32>>(
+    instructions: Instructions,
+    problem: &Problem,
+    x: &[S],
+    weights: &[u8],
+    b: Option<&[f32]>,
+    y: &mut [S],
+    exec: &Exec,
+) -> Result<()> {
+    let Problem { rows, inputs, outputs, factors, .. } = *problem;
+    if y.is_empty() {
+        return Ok(());
+    }
+    let x = match factors.quantized {
+        true => {
+            let mut prepared = None;
+            let x = quantized(x, rows, exec)?;
+            instructions.run(Prepare { x: &x, format: factors.weights, to: &mut prepared });
+            Factor::Integers(prepared.expect("rows of x"))
+        }
+        false => Factor::Floats(widened::<S>(x, exec)?),
+    };
+    let y = Shared::new(y);
+    let threads =
+        pool::worth(exec.threads, rows.saturating_mul(inputs).saturating_mul(outputs), WORTH_SHARING_PRODUCTS);
+    pool::for_each(threads, outputs.div_ceil(OUTPUTS), |piece| {
+        let some = piece * OUTPUTS..outputs.min((piece + 1) * OUTPUTS);
+        let mut sums = vec![0.0f32; rows * some.len()];
+        let (format, to) = (factors.weights, &mut sums[..]);
+        match &x {
+            Factor::Integers(x) => instructions.run(Sums { x, weights, format, outputs: some.clone(), to }),
+            Factor::Floats(x) => {
+                let weights = &weights[format.row_bytes(inputs) * some.start..format.row_bytes(inputs) * some.end];
+                f32::dispatch(exec.level, floats::Sums { x, weights, format, columns: inputs, to })
+            }
+        }
+        finish(problem, &sums, b, &y, some, exec);
+    })
+}
+
+struct Prepare<'a> {
+    x: &'a Quantized,
+    format: Format,
+    to: &'a mut Option<Prepared>,
+}
+
+impl With for Prepare<'_> {
+    #[inline(always)]
+    fn with<L: Lanes>(self) {
+        *self.to = Some(Prepared::new::<L>(self.x, self.format));
+    }
+}
+
+/// Rows in Q8_0, by all threads.
+fn quantized<S: Storage<Wide = f32>>(x: &[S], rows: usize, exec: &Exec) -> Result<Quantized> {
+    let blocks = x.len() / BLOCK;
+    let mut of_rows = Quantized { q: vec![0; x.len()], d: vec![0.0; blocks], rows, blocks: blocks / rows };
+    let (q, d) = (Shared::new(&mut of_rows.q), Shared::new(&mut of_rows.d));
+    let threads = pool::worth(exec.threads, x.len(), WORTH_SHARING);
+    pool::for_each(threads, x.len().div_ceil(PIECE), |piece| {
+        let start = piece * PIECE;
+        let x = &x[start..x.len().min(start + PIECE)];
+        // SAFETY: pieces share no block.
+        let (q, d) = unsafe { (q.part(start, x.len()), d.part(start / BLOCK, x.len() / BLOCK)) };
+        f32::dispatch(exec.level, ToIntegers { x, q, d });
+    })?;
+    Ok(of_rows)
+}
+
+struct ToIntegers<'a, S> {
+    x: &'a [S],
+    q: &'a mut [i8],
+    d: &'a mut [f32],
+}
+
+impl<S: Storage<Wide = f32>> Work<f32> for ToIntegers<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = f32>>(self) {
+        for ((x, q), d) in self.x.chunks_exact(BLOCK).zip(self.q.chunks_exact_mut(BLOCK)).zip(self.d) {
+            let q = q.try_into().expect("a block");
+            *d = format::to_q8(&floats::of_block::<S, V>(x), q).1.to_f32();
+        }
+    }
+}
+
+/// Adds the bias to the sums of some outputs, and writes what the activation makes of them.
+fn finish<S: Storage<Wide = f32>>(
+    problem: &Problem,
+    sums: &[f32],
+    b: Option<&[f32]>,
+    y: &Shared<S>,
+    some: Range<usize>,
+    exec: &Exec,
+) {
+    for (row, sums) in sums.chunks_exact(some.len()).enumerate() {
+        let b = b.map(|b| &b[some.clone()]);
+        // SAFETY: no other piece has these outputs.
+        let y = unsafe { y.part(row * problem.outputs + some.start, some.len()) };
+        with_activation!(problem.activation, F => f32::dispatch(exec.level, floats::Finish::<F, S>::new(sums, b, y)));
+    }
+}

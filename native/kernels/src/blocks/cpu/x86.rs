@@ -1,0 +1,278 @@
+//! Byte products on x86: AVX-512 with VNNI, AVX2 with VNNI, AVX2.
+//!
+//! `vpdpbusd` multiplies unsigned bytes with signed ones, so weights of Q8_0 are made unsigned by adding 128, which is
+//! exact for -128 too. Without it `vpmaddubsw` adds up pairs in 16 bits and saturates, which pairs of such weights would
+//! reach; there the sign of each weight goes to its factor: 2 x 128 x 127 still fits.
+
+// Every `unsafe` here is an intrinsic, sound where its type is: where the CPU has the instructions.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
+use super::With;
+use super::lanes::{Lanes, transpose};
+use crate::blocks::format::SCALE;
+use half::f16;
+use std::arch::x86_64::*;
+
+/// AVX-512 with VNNI: two blocks.
+#[derive(Clone, Copy)]
+pub struct Avx512Vnni;
+
+/// AVX2 with VNNI: one block.
+#[derive(Clone, Copy)]
+pub struct AvxVnni;
+
+/// AVX2: one block.
+#[derive(Clone, Copy)]
+pub struct Avx2;
+
+#[inline(always)]
+unsafe fn nibbles(block: *const u8) -> __m256i {
+    unsafe {
+        let both = _mm_loadu_si128(block.add(SCALE).cast());
+        let apart = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(both), _mm_srli_epi16::<4>(both));
+        _mm256_and_si256(apart, _mm256_set1_epi8(15))
+    }
+}
+
+#[inline(always)]
+unsafe fn eight_scales(block: *const u8) -> __m128i {
+    unsafe { _mm_set1_epi16(block.cast::<i16>().read_unaligned()) }
+}
+
+#[inline(always)]
+unsafe fn first_of_each_half(a: __m512i, b: __m512i) -> __m512i {
+    unsafe { _mm512_permutex2var_epi64(a, _mm512_set_epi64(13, 12, 5, 4, 9, 8, 1, 0), b) }
+}
+
+#[inline(always)]
+unsafe fn second_of_each_half(a: __m512i, b: __m512i) -> __m512i {
+    unsafe { _mm512_permutex2var_epi64(a, _mm512_set_epi64(15, 14, 7, 6, 11, 10, 3, 2), b) }
+}
+
+impl Lanes for Avx512Vnni {
+    type Words = __m512i;
+    type Floats = __m512;
+    const BLOCKS: usize = 2;
+    const OFFSETS: [i32; 2] = [128, 8];
+
+    #[inline(always)]
+    unsafe fn q8([a, b]: [*const u8; 2]) -> __m512i {
+        unsafe {
+            let a = _mm512_castsi256_si512(_mm256_loadu_si256(a.add(SCALE).cast()));
+            let both = _mm512_inserti64x4::<1>(a, _mm256_loadu_si256(b.add(SCALE).cast()));
+            _mm512_xor_si512(both, _mm512_set1_epi8(-128))
+        }
+    }
+    #[inline(always)]
+    unsafe fn q4([a, b]: [*const u8; 2]) -> __m512i {
+        unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(nibbles(a)), nibbles(b)) }
+    }
+    #[inline(always)]
+    unsafe fn scales([a, b]: [*const u8; 2]) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_set_m128i(eight_scales(b), eight_scales(a))) }
+    }
+    #[inline(always)]
+    unsafe fn words(from: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn floats(from: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn write(floats: __m512, to: *mut f32) {
+        unsafe { _mm512_storeu_ps(to, floats) }
+    }
+    #[inline(always)]
+    fn widen(halves: &[f16; 16]) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(halves.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn spread(word: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(word) }
+    }
+    #[inline(always)]
+    fn spread_float(value: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(value) }
+    }
+    #[inline(always)]
+    fn dot8(sums: __m512i, weights: __m512i, x: __m512i) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(sums, weights, x) }
+    }
+    #[inline(always)]
+    fn dot4(sums: __m512i, weights: __m512i, x: __m512i) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(sums, weights, x) }
+    }
+    #[inline(always)]
+    fn to_floats(sums: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(sums) }
+    }
+    #[inline(always)]
+    fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn total(floats: __m512) -> f32 {
+        unsafe { _mm512_reduce_add_ps(floats) }
+    }
+    #[inline(always)]
+    fn transposed(rows: [__m512i; 8]) -> [__m512i; 8] {
+        unsafe {
+            transpose!(
+                rows,
+                _mm512_unpacklo_epi32,
+                _mm512_unpackhi_epi32,
+                _mm512_unpacklo_epi64,
+                _mm512_unpackhi_epi64,
+                first_of_each_half,
+                second_of_each_half
+            )
+        }
+    }
+}
+
+/// What both sets of 256-bit instructions have in common.
+macro_rules! of_256_bits {
+    () => {
+        type Words = __m256i;
+        type Floats = __m256;
+        const BLOCKS: usize = 1;
+
+        #[inline(always)]
+        unsafe fn q4([block, _]: [*const u8; 2]) -> __m256i {
+            unsafe { nibbles(block) }
+        }
+        #[inline(always)]
+        unsafe fn scales([block, _]: [*const u8; 2]) -> __m256 {
+            unsafe { _mm256_cvtph_ps(eight_scales(block)) }
+        }
+        #[inline(always)]
+        unsafe fn words(from: *const u8) -> __m256i {
+            unsafe { _mm256_loadu_si256(from.cast()) }
+        }
+        #[inline(always)]
+        unsafe fn floats(from: *const f32) -> __m256 {
+            unsafe { _mm256_loadu_ps(from) }
+        }
+        #[inline(always)]
+        unsafe fn write(floats: __m256, to: *mut f32) {
+            unsafe { _mm256_storeu_ps(to, floats) }
+        }
+        #[inline(always)]
+        fn widen(halves: &[f16; 16]) -> __m256 {
+            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(halves.as_ptr().cast())) }
+        }
+        #[inline(always)]
+        fn spread(word: i32) -> __m256i {
+            unsafe { _mm256_set1_epi32(word) }
+        }
+        #[inline(always)]
+        fn spread_float(value: f32) -> __m256 {
+            unsafe { _mm256_set1_ps(value) }
+        }
+        #[inline(always)]
+        fn to_floats(sums: __m256i) -> __m256 {
+            unsafe { _mm256_cvtepi32_ps(sums) }
+        }
+        #[inline(always)]
+        fn mul(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
+            unsafe { _mm256_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        fn total(floats: __m256) -> f32 {
+            unsafe {
+                let four = _mm_add_ps(_mm256_castps256_ps128(floats), _mm256_extractf128_ps::<1>(floats));
+                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+            }
+        }
+        #[inline(always)]
+        fn transposed(rows: [__m256i; 8]) -> [__m256i; 8] {
+            unsafe {
+                transpose!(
+                    rows,
+                    _mm256_unpacklo_epi32,
+                    _mm256_unpackhi_epi32,
+                    _mm256_unpacklo_epi64,
+                    _mm256_unpackhi_epi64,
+                    _mm256_permute2x128_si256::<0x20>,
+                    _mm256_permute2x128_si256::<0x31>
+                )
+            }
+        }
+    };
+}
+
+impl Lanes for AvxVnni {
+    const OFFSETS: [i32; 2] = [128, 8];
+    of_256_bits!();
+
+    #[inline(always)]
+    unsafe fn q8([block, _]: [*const u8; 2]) -> __m256i {
+        unsafe { _mm256_xor_si256(_mm256_loadu_si256(block.add(SCALE).cast()), _mm256_set1_epi8(-128)) }
+    }
+    #[inline(always)]
+    fn dot8(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+        unsafe { _mm256_dpbusd_avx_epi32(sums, weights, x) }
+    }
+    #[inline(always)]
+    fn dot4(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+        unsafe { _mm256_dpbusd_avx_epi32(sums, weights, x) }
+    }
+}
+
+impl Lanes for Avx2 {
+    const OFFSETS: [i32; 2] = [0, 8];
+    of_256_bits!();
+
+    #[inline(always)]
+    unsafe fn q8([block, _]: [*const u8; 2]) -> __m256i {
+        unsafe { _mm256_loadu_si256(block.add(SCALE).cast()) }
+    }
+    #[inline(always)]
+    fn dot8(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+        unsafe { Self::dot4(sums, _mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)) }
+    }
+    #[inline(always)]
+    fn dot4(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(weights, x);
+            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+}
+
+/// Does work compiled for AVX-512 with VNNI.
+///
+/// # Safety
+/// The CPU must have these features.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub unsafe fn avx512_vnni<W: With>(work: W) {
+    work.with::<Avx512Vnni>();
+}
+
+/// Does work compiled for AVX2 with VNNI.
+///
+/// # Safety
+/// The CPU must have these features.
+#[target_feature(enable = "avxvnni,avx2,fma,f16c")]
+pub unsafe fn avx_vnni<W: With>(work: W) {
+    work.with::<AvxVnni>();
+}
+
+/// Does work compiled for AVX2.
+///
+/// # Safety
+/// The CPU must have these features.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn avx2<W: With>(work: W) {
+    work.with::<Avx2>();
+}

@@ -1,0 +1,21 @@
+// The bits of half-precision numbers, and what they are read back as.
+
+struct Params {
+    const float* x;
+    unsigned short* bits;
+    float* back;
+    i64 count;
+};
+
+extern "C" __global__ void f16_convert(Params p) {
+    i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+    if (at >= p.count) return;
+    float x = p.x[at];
+    f16 half;
+    narrow(x, half);
+    // NaN keeps its sign and what fits of its bits, as on CPUs.
+    unsigned bits = __float_as_uint(x);
+    if (x != x) half.bits = bits >> 16 & 0x8000 | 0x7e00 | bits >> 13 & 0x3ff;
+    p.bits[at] = half.bits;
+    p.back[at] = widen(half);
+}

@@ -1,0 +1,61 @@
+// Weights on their way: 16 bytes at a time from where rows of blocks lie, which is any even address, to shared memory.
+
+constexpr int BYTES = FORMAT == 8 ? 34 : 18;
+
+__device__ __forceinline__ const unsigned char* rounded_down(const unsigned char* at) {
+    return (const unsigned char*)((unsigned long long)at & ~15ull);
+}
+
+// Copies 16 bytes, or what there is before `end`.
+__device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* from, const unsigned char* end) {
+#if __CUDA_ARCH__ >= 800
+    i64 left = end - from;
+    int bytes = left >= 16 ? 16 : left > 0 ? (int)left : 0;
+    // Nothing is read there.
+    if (left <= 0) from = rounded_down(end - 1);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(bytes));
+#else
+    for (int i = 0; i < 16; i += 2)
+        if (from + i < end) *(unsigned short*)(to + i) = *(const unsigned short*)(from + i);
+#endif
+}
+
+__device__ __forceinline__ void commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;");
+#endif
+}
+
+// Waits until all but the latest LEFT groups of this thread are there.
+template <int LEFT>
+__device__ __forceinline__ void arrived() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+    __syncwarp();
+}
+
+// What was queued before is done: until then only weights may be read.
+__device__ __forceinline__ void others_are_done() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// A block at an even address of shared memory.
+struct Block {
+    const unsigned* words;
+    int shift;
+
+    __device__ __forceinline__ Block(const unsigned char* at) {
+        unsigned odd = (unsigned)(unsigned long long)at & 2;
+        words = (const unsigned*)(at - odd);
+        shift = odd * 8;
+    }
+    __device__ __forceinline__ float scale() const { return widen(f16{(unsigned short)(words[0] >> shift)}); }
+    // Word i of its bytes, which begin two bytes on.
+    __device__ __forceinline__ unsigned word(int i) const {
+        return __funnelshift_rc(words[i], words[i + 1], shift + 16);
+    }
+};

@@ -1,0 +1,57 @@
+//! How far a tensor is from another, such as one that has been quantized and back.
+
+use crate::error::{Error, Kind, Result};
+use crate::tensor::{DType, Described, Element, View};
+use crate::with_any_type;
+
+/// How far a tensor is from another, summed in f64.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Difference {
+    /// The sum of the squared differences.
+    pub squares: f64,
+    /// The sum of the other's squares.
+    pub reference: f64,
+    /// The largest difference.
+    pub largest: f64,
+}
+
+/// How far a tensor in f32 is from one of any type and the same shape.
+pub fn difference(tensor: View, reference: View) -> Result<Difference> {
+    let (spec, wanted) = (tensor.spec(), reference.spec());
+    if (spec.dtype, spec.shape) != (DType::F32, wanted.shape) {
+        let expected = format_args!("f32 {}, the shape of the other", wanted.shape).to_string();
+        return Err(Error::new(Kind::Shape, "tensor").expected(expected).got(spec));
+    }
+    let values = tensor.slice::<f32>()?;
+    Ok(with_any_type!(wanted.dtype, T => of(values, reference.slice::<T>()?)))
+}
+
+fn of<T: Element>(values: &[f32], reference: &[T]) -> Difference {
+    values.iter().zip(reference).fold(Difference::default(), |sum, (value, wanted)| {
+        let wanted = wanted.to_f64();
+        let apart = (f64::from(*value) - wanted).abs();
+        Difference {
+            squares: sum.squares + apart * apart,
+            reference: sum.reference + wanted * wanted,
+            largest: sum.largest.max(apart),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Owned, Spec};
+
+    #[test]
+    fn sums_of_squares_and_the_largest() {
+        let of = |dtype, scale| Owned::from_fn(Spec::new(dtype, &[3]).unwrap(), |i| scale * [3.0, -4.0, 0.0][i]);
+        for dtype in DType::FLOATS {
+            let difference = difference(of(DType::F32, 1.5).view(), of(dtype, 1.0).view()).unwrap();
+            assert_eq!(difference, Difference { squares: 6.25, reference: 25.0, largest: 2.0 });
+        }
+        let other = Owned::poisoned(Spec::new(DType::F32, &[1, 3]).unwrap());
+        assert_eq!(difference(other.view(), of(DType::F32, 1.0).view()).unwrap_err().kind, Kind::Shape);
+        assert!(difference(of(DType::F64, 1.0).view(), of(DType::F32, 1.0).view()).is_err());
+    }
+}

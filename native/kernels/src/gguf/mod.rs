@@ -1,0 +1,183 @@
+//! GGUF files, versions 2 and 3: what is in them, one tensor at a time.
+//!
+//! The format is that of ggml's `docs/gguf.md`, read as strictly as its own reader does: names differ, offsets are
+//! aligned, all data lies in the file, and no two tensors share any of it, for no writer makes such a file and one of the two
+//! would be wrong. As with safetensors, tensors are read by position, not mapped.
+
+mod header;
+mod types;
+
+pub use header::{Array, Value};
+pub use types::Type;
+
+use crate::error::{Error, Kind, Result};
+use crate::file;
+use crate::tensor::{DType, Owned, Shape, Spec};
+use header::{Header, Info, Key, Stop};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// A header may take this many bytes: those of language models, with their tokens, take less than 30 MB.
+const MAX_HEADER: u64 = 100_000_000;
+/// So many are read at first.
+const FIRST: u64 = 1 << 16;
+
+/// One tensor of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub kind: &'static Type,
+    /// The sizes of its axes, outermost first: in reverse of the file's order.
+    pub shape: Vec<usize>,
+    /// Where its bytes begin in the file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub len: usize,
+}
+
+/// An open file whose header is sound and whose size agrees with it.
+pub struct Reader {
+    path: PathBuf,
+    file: File,
+    header: Vec<u8>,
+    version: u32,
+    keys: Vec<Key>,
+    entries: Vec<Entry>,
+}
+
+impl Reader {
+    /// Opens a file and reads its header.
+    pub fn open(path: &Path) -> Result<Reader> {
+        let name = path.display().to_string();
+        let unreadable = |e| Error::new(Kind::File, &*name).expected("a readable file").got(e);
+        let named = |e: Error| Error { argument: name.as_str().into(), ..e };
+        let (mut file, size) = file::open(path).map_err(unreadable)?;
+        let (bytes, header) = read_header(&mut file, size).map_err(named)?;
+        let start = (header.len as u64).checked_next_multiple_of(header.alignment).unwrap_or(u64::MAX);
+        let entries = entries(header.infos, start, header.alignment, size).map_err(named)?;
+        Ok(Reader { path: path.into(), file, header: bytes, version: header.version, keys: header.keys, entries })
+    }
+
+    /// The version of the format.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The metadata, in the order of the file.
+    pub fn metadata(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
+        self.keys.iter().map(|key| (key.name.as_str(), key.value(&self.header)))
+    }
+
+    /// What tensors there are, in the order of the data.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The entry of that name.
+    pub fn entry(&self, name: &str) -> Result<&Entry> {
+        self.entries.iter().find(|entry| entry.name == name).ok_or_else(|| {
+            Error::new(Kind::File, self.path.display().to_string())
+                .expected(format_args!("a tensor `{name}`"))
+                .got("a file without it")
+        })
+    }
+
+    /// The type and shape of what [`Reader::read`] reads: of `Q8_0` and `Q4_0` the bytes of each row.
+    pub fn spec(&self, entry: &Entry) -> Result<Spec> {
+        if let Some(dtype) = entry.kind.plain() {
+            return Spec::new(dtype, &entry.shape);
+        }
+        let (mut dims, kind) = (entry.shape.clone(), entry.kind);
+        match dims.last_mut() {
+            Some(row) if kind.is_ours() => *row = *row / kind.block * kind.bytes,
+            _ => {
+                return Err(Error::new(Kind::DType, &*entry.name)
+                    .expected("F64, F32, BF16, F16, I64, I32, I16, I8, Q8_0 or Q4_0")
+                    .got(kind.name)
+                    .hint("Have the file written in one of these types, as llama-quantize does"));
+            }
+        }
+        Spec::new(DType::U8, &dims)
+    }
+
+    /// Reads an entry of a type that [`Reader::spec`] knows.
+    pub fn tensor(&self, entry: &Entry) -> Result<Owned> {
+        let mut tensor = Owned::try_poisoned(self.spec(entry)?)?;
+        self.read(entry, tensor.view_mut().bytes())?;
+        Ok(tensor)
+    }
+
+    /// Reads the bytes of an entry. `bytes` must be as long as the entry.
+    pub fn read(&self, entry: &Entry, bytes: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(bytes, entry.offset).map_err(|e| {
+            let expected = format_args!("the data of `{}`", entry.name).to_string();
+            Error::new(Kind::File, self.path.display().to_string()).expected(expected).got(e)
+        })
+    }
+}
+
+/// The header of a file of so many bytes, and what it says. Nothing tells its length before: twice as much is read until
+/// it is whole.
+fn read_header(file: &mut impl Read, size: u64) -> Result<(Vec<u8>, Header)> {
+    let most = size.min(MAX_HEADER);
+    let mut bytes = Vec::new();
+    loop {
+        let had = bytes.len() as u64;
+        let wanted = (2 * had).max(FIRST).min(most);
+        let read = file.take(wanted - had).read_to_end(&mut bytes);
+        read.map_err(|e| Error::new(Kind::File, "").expected("a readable file").got(e))?;
+        match Header::parse(&bytes, size) {
+            Ok(header) => {
+                bytes.truncate(header.len);
+                return Ok((bytes, header));
+            }
+            Err(Stop::Wrong(error)) => return Err(error),
+            Err(Stop::More) if bytes.len() as u64 == wanted && wanted < most => {}
+            Err(Stop::More) => {
+                let expected = format_args!("a header of at most {MAX_HEADER} bytes").to_string();
+                return Err(Error::new(Kind::File, "").expected(expected).got("one that goes on"));
+            }
+        }
+    }
+}
+
+/// Where the tensors lie in a file of so many bytes whose data begins at `start`.
+fn entries(infos: Vec<Info>, start: u64, alignment: u64, size: u64) -> Result<Vec<Entry>> {
+    let entries = infos.into_iter().map(|info| entry(info, start, alignment, size));
+    let mut entries: Vec<Entry> = entries.collect::<Result<_>>()?;
+    // Those without data first, for they may begin where another does.
+    entries.sort_by_key(|entry| (entry.offset, entry.len));
+    match entries.windows(2).find(|pair| pair[0].offset + pair[0].len as u64 > pair[1].offset) {
+        Some(pair) => Err(Error::new(Kind::File, "")
+            .expected("data of its own for each tensor")
+            .got(format_args!("bytes that `{}` and `{}` share", pair[0].name, pair[1].name))),
+        None => Ok(entries),
+    }
+}
+
+fn entry(info: Info, start: u64, alignment: u64, size: u64) -> Result<Entry> {
+    let Info { name, kind, shape, offset } = info;
+    let wrong = |expected: String, got: String| Error::new(Kind::File, "").expected(expected).got(got);
+    let row = shape.last().copied().unwrap_or(1);
+    if !row.is_multiple_of(kind.block) {
+        return Err(wrong(format!("rows of `{name}` of whole blocks of {}", kind.block), format!("{row} values")));
+    }
+    if !offset.is_multiple_of(alignment) {
+        return Err(wrong(format!("the data of `{name}` at a multiple of {alignment}"), format!("{offset}")));
+    }
+    // At most 2^60 of them, so that the bytes fit too.
+    let elements = Shape::new(&shape).map_err(|e| Error { kind: Kind::File, ..e })?.elements();
+    let len = elements / kind.block * kind.bytes;
+    let begin = start.checked_add(offset);
+    match begin.filter(|begin| begin.checked_add(len as u64).is_some_and(|end| end <= size)) {
+        Some(offset) => Ok(Entry { name, kind, shape, offset, len }),
+        None => {
+            let expected = format!("{len} bytes of `{name}`, {offset} behind byte {start}");
+            Err(wrong(expected, format!("a file of {size}")))
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! GGUF files.
+
+use crate::answer::answer;
+use crate::tensor::Output;
+use rustler::{Atom, Binary, Encoder, Env, NewBinary, Term};
+use sidewinder_kernels::gguf::{Reader, Value};
+use std::path::Path;
+
+mod atoms {
+    rustler::atoms! { nan, infinity, neg_infinity }
+}
+
+/// What is in a file: a list of `{name, type as the file calls it, list of sizes, bytes}`.
+#[rustler::nif(schedule = "DirtyIo")]
+fn gguf_index(env: Env, path: String) -> Term {
+    answer(env, || {
+        let reader = Reader::open(Path::new(&path))?;
+        let entries = reader.entries().iter();
+        Ok(entries.map(|e| (&e.name, e.kind.name, &e.shape, e.len).encode(env)).collect::<Vec<_>>())
+    })
+}
+
+/// The metadata of a file: `{key, value}` pairs.
+#[rustler::nif(schedule = "DirtyIo")]
+fn gguf_metadata(env: Env, path: String) -> Term {
+    answer(env, || {
+        let reader = Reader::open(Path::new(&path))?;
+        Ok(reader.metadata().map(|(name, value)| (name, term(env, value)).encode(env)).collect::<Vec<_>>())
+    })
+}
+
+fn term<'a>(env: Env<'a>, value: Value) -> Term<'a> {
+    match value {
+        Value::Unsigned(number) => number.encode(env),
+        Value::Signed(number) => number.encode(env),
+        Value::Float(number) => float(env, number),
+        Value::Bool(truth) => truth.encode(env),
+        Value::Text(bytes) => text(env, bytes),
+        Value::Array(array) => array.iter().map(|value| term(env, value)).collect::<Vec<_>>().encode(env),
+    }
+}
+
+/// Erlang has no floats but finite ones.
+fn float(env: Env, number: f64) -> Term {
+    let atom: Atom = match number {
+        _ if number.is_finite() => return number.encode(env),
+        f64::INFINITY => atoms::infinity(),
+        f64::NEG_INFINITY => atoms::neg_infinity(),
+        _ => atoms::nan(),
+    };
+    atom.encode(env)
+}
+
+fn text<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
+    let mut binary = NewBinary::new(env, bytes.len());
+    binary.copy_from_slice(bytes);
+    Binary::from(binary).encode(env)
+}
+
+/// One tensor of a file: `{type as the file calls it, list of sizes, tensor}`, of block formats their bytes.
+#[rustler::nif(schedule = "DirtyIo")]
+fn gguf_read(env: Env, path: String, name: String) -> Term {
+    answer(env, || {
+        let reader = Reader::open(Path::new(&path))?;
+        let entry = reader.entry(&name)?;
+        let mut output = Output::new(reader.spec(entry)?)?;
+        reader.read(entry, output.view_mut()?.bytes())?;
+        Ok((entry.kind.name, &entry.shape, output.into_term(env)).encode(env))
+    })
+}

@@ -1,0 +1,144 @@
+defmodule Sidewinder.QuantizedTest do
+  use ExUnit.Case, async: true
+
+  alias Sidewinder.{Error, Quantized, Safetensors, Tensor}
+
+  defp zeros(type, shape),
+    do: Tensor.from_list(List.duplicate(0, Tensor.elements(shape)), type, shape)
+
+  defp ternary(out, width, rows \\ 1) do
+    bytes = {out, div(width + 7, 8)}
+    scale = Tensor.from_list(Enum.to_list(1..rows), :f32, {rows})
+    Quantized.new(:ternary, {out, width}, {zeros(:u8, bytes), zeros(:u8, bytes)}, scale)
+  end
+
+  test "parts that do not fit are refused" do
+    planes = {zeros(:u8, {3, 2}), zeros(:u8, {3, 2})}
+    one = zeros(:f32, {1})
+
+    for {arguments, kind, part} <- [
+          {[:q9, {1, 32}, zeros(:u8, {1, 34})], :argument, "format"},
+          {[:q8_0, {1, 33}, zeros(:u8, {1, 34})], :shape, "a multiple of 32"},
+          {[:q8_0, {}, zeros(:u8, {1})], :shape, "a multiple of 32"},
+          {[:q8_0, {1, 32}, zeros(:i8, {1, 34})], :dtype, "expected u8 (1, 34)"},
+          {[:q4_0, {1, 32}, zeros(:u8, {1, 34})], :shape, "expected u8 (1, 18)"},
+          {[:q4_0, {1, 32}, planes], :argument, "another form"},
+          {[:q4_0, {1, 32}, zeros(:u8, {1, 18}), one], :argument, "another form"},
+          {[:ternary, {3, 9}, zeros(:u8, {3, 2}), one], :argument, "two planes"},
+          {[:ternary, {3, 17}, planes, one], :shape, "plane0"},
+          {[:ternary, {3, 9}, put_elem(planes, 1, one), one], :dtype, "plane1"},
+          {[:ternary, {3, 9}, planes], :dtype, "scale"},
+          {[:ternary, {3, 9}, planes, zeros(:f32, {2})], :shape, "expected f32 (3)"},
+          {[:ternary, {9}, planes, one], :argument, "{out, in}"}
+        ] do
+      error = assert_raise Error, fn -> apply(Quantized, :new, arguments) end
+      assert error.kind == kind and Exception.message(error) =~ part
+    end
+  end
+
+  test "prints what it takes" do
+    blocks = fn format, bytes -> %Quantized{format: format, shape: {4096, 4096}, data: bytes} end
+    data = %Tensor{type: :u8, shape: {4096, 2304}, data: ""}
+
+    assert inspect(blocks.(:q4_0, data)) ==
+             "#Sidewinder.Quantized<q4_0 (4096, 4096) 9.4 MB, 7.1x smaller than f32>"
+
+    assert inspect(ternary(3, 9, 3)) ==
+             "#Sidewinder.Quantized<ternary (3, 9) 24 bytes, 4.5x smaller than f32>"
+
+    assert Quantized.size(1_234) == "1.2 kB" and Quantized.size(2_500_000_000) == "2.5 GB"
+  end
+
+  @tag :tmp_dir
+  test "files give back what they were given", %{tmp_dir: folder} do
+    path = Path.join(folder, "model.safetensors")
+
+    tensors =
+      for width <- [1, 7, 8, 9, 31, 64], rows <- [1, 3], into: %{} do
+        {"t.#{width}.#{rows}", ternary(3, width, rows)}
+      end
+
+    tensors =
+      Map.merge(tensors, %{
+        "b.weight" => Quantized.new(:q8_0, {2, 64}, zeros(:u8, {2, 68})),
+        "c" => Quantized.new(:q4_0, {2, 2, 32}, zeros(:u8, {2, 2, 18})),
+        "empty" => Quantized.new(:q4_0, {2, 0}, zeros(:u8, {2, 0})),
+        "norm.weight" => zeros(:bf16, {5}),
+        # No blocks, whatever its name.
+        "other.q4_0" => zeros(:f32, {18}),
+        "some.plane0" => zeros(:u8, {1})
+      })
+
+    assert Quantized.save!(path, tensors) == :ok
+    assert Quantized.load!(path) == tensors
+    assert Quantized.load!(path, ["c"]) == Map.take(tensors, ["c"])
+    assert Quantized.load!(path, ["c.q4_0"])["c.q4_0"] == tensors["c"].data
+    assert_raise Error, ~r/a tensor `d`/, fn -> Quantized.load!(path, ["d"]) end
+    names = for %{name: name} <- Safetensors.index(path), do: name
+    assert "b.weight.q8_0" in names and "t.9.3.plane1" in names and "t.9.3.shape" in names
+  end
+
+  @tag :tmp_dir
+  test "damaged parts of files are told", %{tmp_dir: folder} do
+    path = Path.join(folder, "damaged.safetensors")
+
+    for {tensors, part} <- [
+          {[{"w.q8_0", zeros(:u8, {1, 33})}], "w.q8_0: expected rows of a multiple of 34 bytes"},
+          {[{"w.q8_0", zeros(:u8, {})}], "multiple of 34"},
+          {Quantized.to_tensors(%{ternary(3, 9) | shape: {3, 99}}, "w"), "plane0"},
+          {Quantized.to_tensors(%{ternary(3, 9) | shape: {3, -9}}, "w"), "shape"},
+          {Quantized.to_tensors(%{ternary(3, 9) | shape: {3, 9, 1}}, "w"), "w.shape"}
+        ] do
+      Safetensors.write(path, tensors)
+      error = assert_raise Error, fn -> Quantized.load!(path) end
+      assert Exception.message(error) =~ part
+    end
+
+    assert_raise Error, ~r/w: expected tensors named/, fn -> Quantized.from_tensors(%{}, "w") end
+    assert_raise Error, ~r/w: expected a Sidewinder/, fn -> Quantized.save!(path, %{"w" => 1}) end
+  end
+
+  @tag :tmp_dir
+  test "files in pieces are whole or not there", %{tmp_dir: folder} do
+    path = Path.join(folder, "pieces.safetensors")
+    specs = [{"a", :f32, {2}}, {"b", :u8, {3}}]
+    {a, b} = {zeros(:f32, {2}), zeros(:u8, {3})}
+    each = fn pieces -> &Enum.map(pieces, fn {name, tensor} -> &1.(name, tensor) end) end
+    assert Safetensors.write_each(path, specs, each.([{"b", b}, {"a", a}])) == [:ok, :ok]
+    assert Safetensors.read(path) == %{"a" => a, "b" => b}
+    File.rm!(path)
+
+    for {pieces, part} <- [
+          {[{"a", a}], "no tensor `b`"},
+          {[{"a", b}], "as its header says"},
+          {[{"c", a}], "a tensor `c` that it has not"}
+        ] do
+      error = assert_raise Error, fn -> Safetensors.write_each(path, specs, each.(pieces)) end
+      assert Exception.message(error) =~ part
+    end
+
+    assert_raise RuntimeError, fn ->
+      Safetensors.write_each(path, specs, fn _ -> raise "no" end)
+    end
+
+    twice = fn -> Safetensors.write_each(path, specs ++ specs, each.([])) end
+    assert_raise Error, ~r/two tensors named `a`/, twice
+    assert File.ls!(folder) == []
+  end
+
+  @tag :tmp_dir
+  test "the README's example does what it says", %{tmp_dir: folder} do
+    readme = File.read!(Path.expand("../../README.md", __DIR__))
+    [_, section] = String.split(readme, "\n## Quantized weights\n")
+    [_, code] = Regex.run(~r/```elixir\n(.*?)```/s, section)
+    [_, shown] = Regex.run(~r/^(#Sidewinder.Quantized<.*>)$/m, code)
+    {_, binding} = Code.eval_string(code, folder: folder)
+    assert inspect(binding[:w]) == shown
+    assert %Tensor{type: :f32, shape: {1, 64}} = binding[:y]
+
+    wanted = Sidewinder.Kernel.NN.linear(binding[:x], binding[:weights], activation: :relu)
+    pairs = Enum.zip(Tensor.to_list(binding[:y]), Tensor.to_list(wanted))
+    # A step of a weight is an eighth of the largest, which is 1.
+    for {quantized, exact} <- pairs, do: assert_in_delta(quantized, exact, 128 / 8)
+  end
+end
