@@ -2,7 +2,7 @@
 
 use super::{HEAD, Layer, Weight, Weights};
 use crate::cpu::Exec;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::matrices::{self, Quantization};
 use crate::op::Named;
 use crate::tensor::Described;
@@ -13,13 +13,13 @@ const OF_LAYER: [&str; 3] = ["in_proj", "x_proj", "out_proj"];
 impl Weights<Weight> {
     /// The same with its large matrices quantized, the head among them. The embedding stays as it is: of it rows are read.
     pub(super) fn quantized(&self, how: Quantization, exec: &Exec) -> Result<Weights<Weight>> {
-        let layer = |layer: &Layer<Weight>| {
-            let block = quantized(&layer.block, &OF_LAYER, how, exec)?;
+        let layer = |(i, layer): (usize, &Layer<Weight>)| {
+            let block = quantized(&layer.block, (&OF_LAYER, Some(i)), how, exec)?;
             Ok(Layer { norm: layer.norm.clone(), block, a: layer.a.clone() })
         };
         Ok(Weights {
-            layers: self.layers.iter().map(layer).collect::<Result<_>>()?,
-            head: quantized(&self.head, &[HEAD], how, exec)?,
+            layers: self.layers.iter().enumerate().map(layer).collect::<Result<_>>()?,
+            head: quantized(&self.head, (&[HEAD], None), how, exec)?,
             embedding: self.embedding.clone(),
             norm: self.norm.clone(),
         })
@@ -36,12 +36,18 @@ impl<T> Weights<T> {
 
 /// The tensors with those of these names quantized where their rows allow it, and then their biases in the type of the
 /// arithmetic.
-fn quantized(of: &Named<Weight>, names: &[&str], how: Quantization, exec: &Exec) -> Result<Named<Weight>> {
+fn quantized(
+    of: &Named<Weight>,
+    (names, layer): (&[&str], Option<usize>),
+    how: Quantization,
+    exec: &Exec,
+) -> Result<Named<Weight>> {
+    let place = |name: &str| layer.map_or(name.into(), |layer| format!("layers.{layer}.{name}").into());
     let fits = |name: &str| names.contains(&name) && of.find(name).is_some_and(|weight| how.fits(&weight.spec()));
     let mut all = Named::default();
     for (name, weight) in of.iter() {
         if fits(name) {
-            let parts = how.of(name, &weight.view(), exec)?;
+            let parts = how.of(name, &weight.view(), exec).map_err(|error| Error { argument: place(name), ..error })?;
             parts.into_iter().for_each(|(name, part)| all.push(name, part.into()));
         } else if name.strip_suffix("_b").is_some_and(fits) {
             all.push(name.clone(), weight.cast(weight.spec().dtype.wide()));
