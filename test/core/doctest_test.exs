@@ -11,6 +11,7 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Kernel.Attention
   doctest Sidewinder.Kernel.Mamba
   doctest Sidewinder.Kernel.MMRec
+  doctest Sidewinder.Kernel.Ternary
   doctest Sidewinder.MMRec.Memory
   doctest Sidewinder.KVCache
   doctest Sidewinder.Transformer

@@ -35,7 +35,14 @@ defmodule Sidewinder.GoldenTest do
     hds_construct: false,
     multi_memory_attention: true,
     hds_query_topk: false,
-    memory_state: false
+    memory_state: false,
+    ternary_encode: false,
+    ternary_layouts: false,
+    ternary_sentinel: false,
+    ternary_quantize: false,
+    activation_i8: false,
+    ternary_matmul: false,
+    simple_rotor_net: false
   ]
 
   defp op(find), do: Enum.find(Error.unwrap!(Native.op_list()), find)

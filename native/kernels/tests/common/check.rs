@@ -20,7 +20,7 @@ pub fn inputs(shapes: &[(&'static str, &[usize])]) -> Named<Owned> {
 /// Runs `O` in every type, on every level and with several numbers of threads: near the reference,
 /// and the same bits whatever the number of threads.
 pub fn agrees_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
-    for dtype in DType::FLOATS {
+    for &dtype in O::STORAGE {
         let inputs = cast::<O>(inputs, dtype);
         let expected = reference::<O>(options, &inputs);
         for level in levels() {

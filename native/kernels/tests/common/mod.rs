@@ -9,6 +9,7 @@ pub mod models;
 pub mod on_device;
 pub mod recurrences;
 pub mod scans;
+pub mod ternary;
 
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Device, Lane};
