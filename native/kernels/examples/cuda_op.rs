@@ -33,6 +33,9 @@ fn cases() -> Vec<Case> {
             [("Wg", vec![width, width]), ("bg", vec![width]), ("Wm", vec![width, 2 * width]), ("bm", vec![width])];
         ["z", "gamma"].into_iter().map(sequence).chain(weights).chain(more.iter().copied().map(sequence)).collect()
     };
+    let ternary = |rows: usize, width: usize| {
+        vec![("x", vec![rows, width]), ("plane0", vec![width, width / 8]), ("plane1", vec![width, width / 8])]
+    };
     let scan = |shape: [usize; 4]| ["gamma", "y", "dy"].map(|name| (name, shape.to_vec())).to_vec();
     vec![
         ("activations", json!({"fn": "silu"}), vec![x()]),
@@ -57,6 +60,11 @@ fn cases() -> Vec<Case> {
         ("block_recurrence", json!({}), recurrence(2048, &[])),
         ("block_recurrence_backward", json!({}), recurrence(512, &["h", "dh"])),
         ("block_recurrence_backward", json!({}), recurrence(2048, &["h", "dh"])),
+        ("matmul_i8_ternary", json!({}), ternary(1, 8192)),
+        ("matmul_i8_ternary", json!({}), ternary(32, 8192)),
+        ("matmul_ternary", json!({}), ternary(1, 8192)),
+        ("matmul_ternary", json!({}), ternary(32, 8192)),
+        ("matmul_f32_ternary", json!({}), ternary(1, 8192)),
         ("matmul", json!({}), vec![square("a"), square("b")]),
         ("linear", json!({}), vec![square("x"), square("w")]),
         ("linear", json!({"activation": "gelu"}), vec![square("x"), square("w"), ("b", vec![4096])]),
