@@ -267,6 +267,27 @@ defmodule Sidewinder.Kernel.Ternary do
   end
 
   @doc """
+  The weights that planes and a scale stand for, of type `:f32`: the other way than `quantize/2`.
+
+    * `planes` - the weights, whose sentinels are 0
+    * `scale` - `{1}`, or one number for each row
+
+  Takes the option `:n`, as `decode/2` does.
+
+      iex> planes = Sidewinder.Kernel.Ternary.encode(Sidewinder.Tensor.from_list([1, -1, 0, 1], :i8, {2, 2}))
+      iex> scale = Sidewinder.Tensor.from_list([0.5, 2], :f32, {2})
+      iex> Sidewinder.Kernel.Ternary.dequantize(planes, scale, n: 2)
+      #Sidewinder.Tensor<f32 (2, 2) [0.5, -0.5, 0.0, 2.0]>
+  """
+  @spec dequantize(planes, Tensor.t(), keyword) :: Tensor.t()
+  def dequantize(planes, scale, options \\ []) do
+    {[], own, where} = Kernel.sort_options!(:dequantize_ternary, options, [], [:n])
+    inputs = inputs!(:planes, planes) ++ [{"scale", scale}]
+    %{"w" => w} = Kernel.run(:dequantize_ternary, inputs, own, where)
+    w
+  end
+
+  @doc """
   Activations of 8 bits, each row with its own scale.
 
     * `x` - `{..., n}`, finite

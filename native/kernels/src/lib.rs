@@ -126,6 +126,7 @@ macro_rules! for_each_op {
         $with!($crate::ternary::stats::StatsTernary);
         $with!($crate::ternary::rules::QuantizeTernary);
         $with!($crate::ternary::rules::TernaryQuantize);
+        $with!($crate::ternary::dequantize::DequantizeTernary);
         $with!($crate::ternary::rules::ActivationI8);
         $with!($crate::ternary::products::DotTernary);
         $with!($crate::ternary::products::Matmul<$crate::ternary::products::Ternary>);

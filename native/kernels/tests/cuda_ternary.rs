@@ -8,6 +8,7 @@ use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::op::{Named, Op};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
+use sidewinder_kernels::ternary::dequantize::DequantizeTernary;
 use sidewinder_kernels::ternary::layouts::{ConvertTernary, Layout, OnSentinel, Options};
 use sidewinder_kernels::ternary::linear::TernaryLinear;
 use sidewinder_kernels::ternary::net::Argmax;
@@ -81,6 +82,19 @@ fn rules() {
         let w = named([("w", noise(9, &[rows, n], -1.0, 1.0))]);
         for text in [r#"{}"#, r#"{"per_row":true}"#, r#"{"rule":"twn"}"#, r#"{"rule":"threshold","threshold":0.3}"#] {
             same::<QuantizeTernary>(&device, &options::<QuantizeTernary>(text), &w);
+        }
+    }
+}
+
+#[test]
+fn dequantized() {
+    let Some(device) = common::gpu() else { return };
+    for (rows, n) in [(0, 5), (1, 1), (2, 7), (5, 64), (300, 1001)] {
+        for scales in [1, rows] {
+            let planes = |seed| bytes(seed, &[rows, usize::div_ceil(n, 8)]);
+            let scale = noise(4, &[scales], 0.1, 1.0);
+            let inputs = named([("plane0", planes(2)), ("plane1", planes(3)), ("scale", scale)]);
+            same::<DequantizeTernary>(&device, &options::<DequantizeTernary>(&format!(r#"{{"n":{n}}}"#)), &inputs);
         }
     }
 }

@@ -158,6 +158,7 @@ const WITHOUT_CASES: &[&str] = &[
     "convert_ternary",
     "stats_ternary",
     "quantize_ternary",
+    "dequantize_ternary",
     "dot_ternary",
     "matmul_ternary",
     "matmul_i8_ternary",

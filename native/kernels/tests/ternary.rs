@@ -8,6 +8,7 @@ use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::op::{Named, Op};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use sidewinder_kernels::ternary::dequantize::DequantizeTernary;
 use sidewinder_kernels::ternary::layouts::{ConvertTernary, Layout, OnSentinel, Options};
 use sidewinder_kernels::ternary::linear::TernaryLinear;
 use sidewinder_kernels::ternary::net::{Argmax, SimpleRotorNet};
@@ -164,6 +165,29 @@ fn rules_agree_with_the_reference() {
             }
         }
     }
+}
+
+#[test]
+fn dequantized_numbers_agree_with_the_reference() {
+    for (rows, n) in [(0, 5), (3, 0), (1, 1), (2, 7), (5, 64), (4, 130), (300, 1001)] {
+        let options = serde_json::from_value(serde_json::json!({"n": n})).unwrap();
+        for scales in [1, rows] {
+            let planes = |seed| bytes(seed, &[rows, n.div_ceil(8)]);
+            let scale = noise(4, &[scales], 0.1, 1.0);
+            let inputs = named([("plane0", planes(2)), ("plane1", planes(3)), ("scale", scale)]);
+            agrees_everywhere::<DequantizeTernary>(&options, &inputs);
+        }
+    }
+    let scale = |of: &[f64]| tensor(DType::F32, &[of.len()], of);
+    let planes = || [("plane0", bytes(2, &[2, 1])), ("plane1", bytes(3, &[2, 1]))];
+    let [plane0, plane1] = planes();
+    let infinite =
+        run::<DequantizeTernary>(&Default::default(), &named([plane0, plane1, ("scale", scale(&[f64::INFINITY]))]));
+    assert!(numbers(infinite.get("w").unwrap()).iter().all(|w| *w == 0.0 || w.is_infinite()));
+    let [plane0, plane1] = planes();
+    let three = named([plane0, plane1, ("scale", scale(&[1.0, 2.0, 3.0]))]);
+    let error = refused::<DequantizeTernary>(&Default::default(), &three);
+    assert_eq!((error.kind, &*error.argument), (Kind::Shape, "scale"));
 }
 
 #[test]

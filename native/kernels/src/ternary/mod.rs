@@ -12,6 +12,7 @@
 
 mod cpu;
 mod cuda;
+pub mod dequantize;
 pub mod encode;
 pub mod layouts;
 pub mod linear;
