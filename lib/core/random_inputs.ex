@@ -119,7 +119,10 @@ defmodule Sidewinder.RandomInputs do
       range = @own_ranges[op.name][slot.name] || range(slot, sizes)
 
       {slot.name,
-       if(format, do: blocks(shape, format, seed), else: tensor(shape, Ops.type(slot, type), range, seed))}
+       if(format,
+         do: blocks(shape, format, seed),
+         else: tensor(shape, Ops.type(slot, type), range, seed)
+       )}
     end
   end
 
@@ -211,7 +214,11 @@ defmodule Sidewinder.RandomInputs do
             )
     end
 
-    Enum.filter(op.inputs, &(not &1.optional or &1.name in wanted))
+    # An op that needs none of its inputs needs some of them.
+    case Enum.filter(op.inputs, &(not &1.optional or &1.name in wanted)) do
+      [] -> op.inputs
+      slots -> slots
+    end
   end
 
   ## Sizes

@@ -75,7 +75,10 @@ defmodule Sidewinder.CompareTest do
     # All slots have parents.
     sizes = if op.name == "hds_query_topk", do: %{sizes | "M" => 32}, else: sizes
     # Rows of whole blocks.
-    blocks? = op.name =~ ~r/^(quantize|dequantize|block_|matmul_.*_q[48]$)/ and op.name != "block_recurrence"
+    blocks? =
+      op.name =~ ~r/^(quantize|dequantize|block_|matmul_.*_q[48]$)/ and
+        op.name != "block_recurrence"
+
     sizes = if blocks?, do: Map.merge(sizes, %{"N" => 96, "I" => 160, "Q" => 612}), else: sizes
     Enum.map_join(letters, ",", &"#{&1}=#{Map.get(sizes, &1, 8)}")
   end

@@ -37,7 +37,24 @@ fn cases() -> Vec<Case> {
         vec![("x", vec![rows, width]), ("plane0", vec![width, width / 8]), ("plane1", vec![width, width / 8])]
     };
     let scan = |shape: [usize; 4]| ["gamma", "y", "dy"].map(|name| (name, shape.to_vec())).to_vec();
+    // As many bytes a row as blocks of 34 or 18 take. The second ones are more than the cache holds.
+    let blocks = |rows: usize, outputs: usize, bytes: usize| {
+        vec![("x", vec![rows, 8192]), ("w", vec![outputs, 8192 / 32 * bytes])]
+    };
     vec![
+        ("matmul_q8_q8", json!({}), blocks(1, 8192, 34)),
+        ("matmul_q8_q8", json!({}), blocks(1, 32768, 34)),
+        ("matmul_q8_q8", json!({}), blocks(32, 8192, 34)),
+        ("matmul_q8_q8", json!({}), blocks(32, 32768, 34)),
+        ("matmul_q8_q4", json!({}), blocks(1, 8192, 18)),
+        ("matmul_q8_q4", json!({}), blocks(1, 32768, 18)),
+        ("matmul_q8_q4", json!({}), blocks(32, 8192, 18)),
+        ("matmul_q8_q4", json!({}), blocks(32, 32768, 18)),
+        ("matmul_f32_q8", json!({}), blocks(1, 8192, 34)),
+        ("matmul_f32_q4", json!({}), blocks(1, 8192, 18)),
+        ("quantize", json!({"format": "q8_0", "unchecked": true}), vec![x()]),
+        ("quantize", json!({"format": "q4_0", "unchecked": true}), vec![x()]),
+        ("dequantize", json!({"format": "q4_0"}), vec![("q", vec![ROWS, WIDTH / 32 * 18])]),
         ("activations", json!({"fn": "silu"}), vec![x()]),
         ("activations", json!({"fn": "gelu_tanh"}), vec![x()]),
         ("activations", json!({"fn": "gelu_erf"}), vec![x()]),
