@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "avx2 fma avx512f avx512vl avx512_vnni avx512_bf16 asimd".split()
 # What ops give, where it is not `y`.
 OUTPUTS = {"block_recurrence": "h"}
-DTYPES = {"float32": "F32", "float64": "F64"}
+DTYPES = {"float32": "F32", "float64": "F64", "uint8": "U8"}
 
 
 def write_inputs(folder, tensors, _sizes):
@@ -39,6 +39,7 @@ class Op(NamedTuple):
     write: Callable = write_inputs  # (folder, tensors, sizes) -> what contenders get
     rtol: float = 1e-5  # the error that is allowed, relative to the largest result
     moves: Callable | None = None  # (tensors) -> bytes, where the memory is the limit
+    copies: int = 1  # of the inputs, which take turns: more than caches hold
     limit: Callable | None = None  # (file, tensors) -> what those give who only move them
 
 

@@ -4,6 +4,7 @@ import os
 
 import mamba
 import mm_rec
+import quant
 import scan
 import transformer
 from race import Restarted, Served, Suite, arguments, our_command, peer_command, run
@@ -55,10 +56,15 @@ KEEP_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
 }
+QUANT = {
+    "matmul_q8_q8": ("candle/plain", "torch_eager/f32", "torch_eager/bf16"),
+    "matmul_q8_q4": ("candle/plain",),
+}
 SUITES = {
     "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": SCANS}),
     "transformer": Suite(transformer.WORKLOADS, TRANSFORMER, KEEP_MEMORY),
     "mamba": Suite(mamba.WORKLOADS, MAMBA, KEEP_MEMORY),
+    "quant": Suite(quant.WORKLOADS, QUANT, KEEP_MEMORY),
     "mm_rec": Suite(mm_rec.ON_CPU, MM_REC, KEEP_MEMORY),
 }
 

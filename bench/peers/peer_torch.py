@@ -3,6 +3,7 @@
 import torch
 
 import mm_rec_torch
+import quant_torch
 import scan_torch
 import transformer_torch
 from common import OUTPUTS, host_clock, read_tensors
@@ -11,6 +12,7 @@ FORMS = {
     "selective_scan": scan_torch.FORMS,
     **transformer_torch.FORMS,
     **mm_rec_torch.FORMS,
+    **quant_torch.FORMS,
 }
 
 

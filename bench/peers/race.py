@@ -125,7 +125,7 @@ def peer_command(name, job, device, out):
     candle = family(name) == "candle"
     program = [CANDLE] if candle else [sys.executable, HERE / "worker.py"]
     options = ["--threads", job.threads, "--seconds", job.seconds, "--out", out]
-    options += [] if candle else ["--device", device]
+    options += ["--copies", job.workload.op.copies] if candle else ["--device", device]
     return [*program, name, job.workload.op.name, job.file, *options]
 
 
@@ -143,6 +143,7 @@ def our_command(job, options):
     op = job.workload.op
     names = f"{op.ours},{op.ours}_backward" if job.gradient else op.ours
     given = ["--options", json.dumps(op.options)] if op.options else []
+    given += ["--copies", op.copies] if op.copies > 1 else []
     return [*our_example(op.example), names, job.file, *given, *options]
 
 
@@ -227,7 +228,7 @@ def arguments(description, suites):
         "--seconds", type=float, default=2.0, help="per contender and round"
     )
     args = parser.parse_args()
-    if args.gradient and args.suite in ("transformer", "mamba"):
+    if args.gradient and args.suite in ("transformer", "mamba", "quant"):
         parser.error(f"{args.suite} is raced without gradients")
     return args
 

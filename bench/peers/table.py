@@ -37,6 +37,7 @@ MM_REC = {
     "jax": "JAX",
     "gru": "PyTorch's GRU (another op)",
 }
+QUANT = {"ours": "Sidewinder", "candle": "candle", "torch_eager": "PyTorch, unquantized"}
 # A measure beside the race.
 OTHER_OPS = ("gru",)
 # A suite's titles, and the family of contenders that shows its limit.
@@ -44,12 +45,14 @@ ABOUT = {
     "transformer": (TRANSFORMER, "copy"),
     "mamba": (MAMBA, "read"),
     "mm_rec": (MM_REC, None),
+    "quant": (QUANT, None),
 }
 TOOLS = {
     "selective_scan": ("torch", "jax"),
     "transformer": ("torch", "jax", "numpy", "candle"),
     "mamba": ("transformers", "torch", "numpy", "candle"),
     "mm_rec": ("torch", "jax"),
+    "quant": ("torch", "candle"),
 }
 
 

@@ -160,7 +160,7 @@ defmodule Sidewinder.Kernel do
 
   defp each(_inputs, _shape), do: 1
 
-  @weights ~w(w b in_proj wqkv wo wg wu wd Wg Wm wgate wm wq wk wv wz wg1 wg2 wc1 wc2 waq wao wf1 wf2)
+  @weights ~w(w plane0 w1_plane0 b in_proj wqkv wo wg wu wd Wg Wm wgate wm wq wk wv wz wg1 wg2 wc1 wc2 waq wao wf1 wf2)
 
   defp cost("A", %Tensor{shape: {_channels, states}}, _width), do: states
 

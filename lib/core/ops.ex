@@ -56,8 +56,11 @@ defmodule Sidewinder.Ops do
   @doc "Inputs in f64 as far as the op computes in it, for its reference."
   @spec wide_inputs(op, [{String.t(), Tensor.t()}]) :: [{String.t(), Tensor.t()}]
   def wide_inputs(op, inputs) do
-    floats = if "f64" in op.storage, do: for(slot <- op.inputs, float?(slot), do: slot.name), else: []
-    for {name, tensor} <- inputs, do: {name, if(name in floats, do: Tensor.cast(tensor, :f64), else: tensor)}
+    floats =
+      if "f64" in op.storage, do: for(slot <- op.inputs, float?(slot), do: slot.name), else: []
+
+    for {name, tensor} <- inputs,
+        do: {name, if(name in floats, do: Tensor.cast(tensor, :f64), else: tensor)}
   end
 
   @doc "Whether an input's type follows from the storage type, so that it has a gradient."

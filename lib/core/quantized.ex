@@ -12,7 +12,7 @@ defmodule Sidewinder.Quantized do
   """
 
   alias Sidewinder.{Error, Options, Safetensors, Tensor}
-  alias Sidewinder.Kernel.Quant
+  alias Sidewinder.Kernel.{Quant, Ternary}
 
   @enforce_keys [:format, :shape, :data]
   defstruct [:format, :shape, :data, :scale]
@@ -109,6 +109,11 @@ defmodule Sidewinder.Quantized do
     * `:unchecked` - numbers that are not finite, or too large for the format, become infinite scales in place of an
       error
 
+  for `:ternary`:
+
+    * `:rule` - `:absmean` (the default), `:twn`, or `:threshold` with `:threshold`
+    * `:per_row` - a scale for each row in place of one for all
+
   and those of `Sidewinder.Kernel`. Raises `Sidewinder.Error` for rows that do not fit, of other types, and for numbers that
   are not finite.
 
@@ -124,8 +129,13 @@ defmodule Sidewinder.Quantized do
   def quantize(%Tensor{} = x, format, options) when format in @blocks,
     do: new(format, x.shape, Quant.quantize(x, format, options))
 
+  def quantize(%Tensor{} = x, :ternary, options) do
+    {planes, scale} = Ternary.quantize(x, options)
+    new(:ternary, x.shape, planes, scale)
+  end
+
   def quantize(%Tensor{}, other, _options),
-    do: Options.wrong_argument!("format", "q8_0 or q4_0", other)
+    do: Options.wrong_argument!("format", "q8_0, q4_0 or ternary", other)
 
   def quantize(other, _format, _options),
     do: Options.wrong_argument!("x", "a Sidewinder.Tensor", other)
@@ -143,12 +153,16 @@ defmodule Sidewinder.Quantized do
   def dequantize(%__MODULE__{format: format, data: data}, options) when format in @blocks,
     do: Quant.dequantize(data, format, options)
 
+  def dequantize(%__MODULE__{shape: {_, width}, data: planes, scale: scale}, options),
+    do: Ternary.dequantize(planes, scale, [n: width] ++ options)
+
   @doc """
   Rows `x` of `{..., in}` times the transpose of weights `{out, in}`, which gives `{..., out}`: where both are, the host or
   one device.
 
     * `:activations` - what rows are quantized to before. For `:q8_0` and `:q4_0` weights `:q8` (the default): to Q8_0, so that
-      sums are of integers; or `:f32`: not at all, more accurate and slower
+      sums are of integers; for ternary `:i8` (the default): to bytes, each row with a scale, or `:ternary`: to their signs.
+      For all `:f32`: not at all, more accurate and slower
     * `:bias` - `{out}`, added last
     * `:activation` - applied to the result, as `Sidewinder.Kernel.NN.linear/3` does
 
@@ -160,6 +174,11 @@ defmodule Sidewinder.Quantized do
       #Sidewinder.Tensor<f32 (1, 1) [2679.19921875]>
       iex> Sidewinder.Quantized.matmul(x, w, activations: :f32)
       #Sidewinder.Tensor<f32 (1, 1) [2674.0]>
+
+      iex> w = Sidewinder.Tensor.from_list([0.9, -0.1, 0.4, -0.6], :f32, {1, 4})
+      iex> x = Sidewinder.Tensor.from_list([1, 1, 1, -1], :f32, {1, 4})
+      iex> Sidewinder.Quantized.matmul(x, Sidewinder.Quantized.quantize(w, :ternary))
+      #Sidewinder.Tensor<f32 (1, 1) [1.5]>
   """
   @spec matmul(Tensor.t(), t, keyword) :: Tensor.t()
   def matmul(x, %__MODULE__{format: format} = weights, options \\ []) do
@@ -168,15 +187,28 @@ defmodule Sidewinder.Quantized do
     product(format, activations || default(format), x, weights, options)
   end
 
-  defp default(format) when format in @blocks, do: :q8
+  defp default(:ternary), do: :i8
+  defp default(_blocks), do: :q8
 
   defp product(:q8_0, :q8, x, w, options), do: Quant.matmul_q8_q8(x, w.data, options)
   defp product(:q4_0, :q8, x, w, options), do: Quant.matmul_q8_q4(x, w.data, options)
   defp product(:q8_0, :f32, x, w, options), do: Quant.matmul_f32_q8(x, w.data, options)
   defp product(:q4_0, :f32, x, w, options), do: Quant.matmul_f32_q4(x, w.data, options)
 
-  defp product(format, other, _x, _w, _options) when format in @blocks,
-    do: Options.wrong!("activations", "q8 or f32 for #{format}", other)
+  defp product(:ternary, :i8, x, w, options), do: Ternary.matmul_i8(x, w.data, scaled(w, options))
+
+  defp product(:ternary, :f32, x, w, options),
+    do: Ternary.matmul_f32(x, w.data, scaled(w, options))
+
+  defp product(:ternary, :ternary, x, w, options),
+    do: Ternary.matmul_ternary(x, w.data, scaled(w, options))
+
+  defp product(format, other, _x, _w, _options) do
+    known = if format == :ternary, do: "i8, ternary or f32", else: "q8 or f32"
+    Options.wrong!("activations", "#{known} for #{format}", other)
+  end
+
+  defp scaled(weights, options), do: [w_scale: weights.scale] ++ options
 
   @doc "Whether weights of a shape can be quantized to a format."
   @spec fits?(format, tuple) :: boolean
@@ -259,21 +291,27 @@ defmodule Sidewinder.Quantized do
   @doc """
   The quantized tensor of that name among those of a file.
 
+  Takes the option `:on_sentinel` for cells of ternary planes that are no value: `:error` (the default), `:zero`, or `:warn`,
+  which is `:zero` with a warning in the log.
+
   Raises `Sidewinder.Error` of kind `:argument` if there is none, and as `new/4` does if its parts do not fit.
 
       iex> blocks = Sidewinder.Tensor.new(<<0::272>>, :u8, {1, 34})
       iex> Sidewinder.Quantized.from_tensors(%{"w.q8_0" => blocks}, "w")
       #Sidewinder.Quantized<q8_0 (1, 32) 34 bytes, 3.8x smaller than f32>
   """
-  @spec from_tensors(%{String.t() => Tensor.t()}, String.t()) :: t
-  def from_tensors(tensors, name) do
+  @spec from_tensors(%{String.t() => Tensor.t()}, String.t(), keyword) :: t
+  def from_tensors(tensors, name, options \\ []) do
+    Options.known!(options, [:on_sentinel])
+
     case Enum.find(@formats, &Enum.all?(names(name, &1), fn name -> tensors[name] end)) do
       nil ->
         names = Enum.map_join(@formats, " or ", &hd(names(name, &1)))
         raise Error.new(:argument, name, expected: "tensors named #{names}", got: "none")
 
       format ->
-        from_parts(format, for(name <- names(name, format), do: tensors[name]), name)
+        parts = for name <- names(name, format), do: tensors[name]
+        parts |> from_parts(format, name) |> verified(options)
     end
   end
 
@@ -282,12 +320,12 @@ defmodule Sidewinder.Quantized do
   defp names(name, :ternary), do: for(part <- @ternary, do: "#{name}.#{part}")
   defp names(name, format), do: ["#{name}.#{format}"]
 
-  defp from_parts(:ternary, [plane0, plane1, scale, shape], name) do
+  defp from_parts([plane0, plane1, scale, shape], :ternary, name) do
     check_shape!(shape, name)
     new(:ternary, List.to_tuple(Tensor.to_list(shape)), {plane0, plane1}, scale)
   end
 
-  defp from_parts(format, [data], name) do
+  defp from_parts([data], format, name) do
     rank = tuple_size(data.shape)
     row = if rank > 0, do: elem(data.shape, rank - 1), else: 1
     bytes = @block_bytes[format]
@@ -299,6 +337,12 @@ defmodule Sidewinder.Quantized do
 
     new(format, put_elem(data.shape, rank - 1, div(row, bytes) * @block), data)
   end
+
+  # Both bits of a cell set are no value: what wrote them wrote another layout, or the file is damaged.
+  defp verified(%{format: :ternary, shape: {_, width}, data: planes} = quantized, options),
+    do: %{quantized | data: Ternary.convert(planes, :planes, :planes, [n: width] ++ options)}
+
+  defp verified(quantized, _options), do: quantized
 
   defp check_shape!(%Tensor{type: :i64, shape: {2}}, _name), do: :ok
 
@@ -330,15 +374,17 @@ defmodule Sidewinder.Quantized do
   @doc """
   Reads the tensors of these names, or all of them, quantized ones by the names that `save!/2` was given.
 
-  Raises `Sidewinder.Error` of kind `:file` for a file that is missing, damaged or without a tensor of that name.
+  Takes the option of `from_tensors/3`. Raises `Sidewinder.Error` as that does, and of kind `:file` for a file that is
+  missing, damaged or without a tensor of that name.
   """
-  @spec load!(Path.t(), [String.t()] | :all) :: %{String.t() => t | Tensor.t()}
-  def load!(path, names \\ :all) do
+  @spec load!(Path.t(), [String.t()] | :all, keyword) :: %{String.t() => t | Tensor.t()}
+  def load!(path, names \\ :all, options \\ []) do
+    Options.known!(options, [:on_sentinel])
     types = for %{name: name, type: type} <- Safetensors.index(path), into: %{}, do: {name, type}
     quantized = quantized(types)
     parts = for {name, format} <- quantized, part <- names(name, format), do: part
     names = if names == :all, do: Map.keys(quantized) ++ (Map.keys(types) -- parts), else: names
-    Map.new(names, &{&1, load_one(path, &1, quantized[&1])})
+    Map.new(names, &{&1, load_one(path, &1, quantized[&1], options)})
   end
 
   # The names of those that are quantized, with their formats.
@@ -353,10 +399,10 @@ defmodule Sidewinder.Quantized do
         do: {name, format}
   end
 
-  defp load_one(path, name, nil), do: Safetensors.read(path, [name])[name]
+  defp load_one(path, name, nil, _options), do: Safetensors.read(path, [name])[name]
 
-  defp load_one(path, name, format),
-    do: path |> Safetensors.read(names(name, format)) |> from_tensors(name)
+  defp load_one(path, name, format, options),
+    do: path |> Safetensors.read(names(name, format)) |> from_tensors(name, options)
 
   @doc "So many bytes as a text, such as `9.4 MB`."
   @spec size(non_neg_integer) :: String.t()

@@ -53,7 +53,12 @@ defmodule Sidewinder.RandomInputs do
     "write_long" => %{"M" => 1024},
     "memory_state" => %{"S" => 1024, "M" => 1024, "N" => 8},
     # Whole blocks of either format.
-    "dequantize" => %{"Q" => 612}
+    "dequantize" => %{"Q" => 612},
+    "matmul_ternary" => %{"P" => 32},
+    "matmul_i8_ternary" => %{"P" => 32},
+    "matmul_f32_ternary" => %{"P" => 32},
+    "ternary_matmul" => %{"P" => 32},
+    "simple_rotor_net" => %{"I" => 512, "P" => 64, "H" => 256, "Q" => 32, "O" => 10}
   }
 
   # As inside a trained model: small positive steps, states that fade at different rates.
@@ -114,7 +119,10 @@ defmodule Sidewinder.RandomInputs do
       range = @own_ranges[op.name][slot.name] || range(slot, sizes)
 
       {slot.name,
-       if(format, do: blocks(shape, format, seed), else: tensor(shape, Ops.type(slot, type), range, seed))}
+       if(format,
+         do: blocks(shape, format, seed),
+         else: tensor(shape, Ops.type(slot, type), range, seed)
+       )}
     end
   end
 
@@ -206,7 +214,11 @@ defmodule Sidewinder.RandomInputs do
             )
     end
 
-    Enum.filter(op.inputs, &(not &1.optional or &1.name in wanted))
+    # An op that needs none of its inputs needs some of them.
+    case Enum.filter(op.inputs, &(not &1.optional or &1.name in wanted)) do
+      [] -> op.inputs
+      slots -> slots
+    end
   end
 
   ## Sizes

@@ -12,6 +12,7 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Kernel.Mamba
   doctest Sidewinder.Kernel.MMRec
   doctest Sidewinder.Kernel.Quant
+  doctest Sidewinder.Kernel.Ternary
   doctest Sidewinder.MMRec.Memory
   doctest Sidewinder.KVCache
   doctest Sidewinder.Transformer

@@ -39,7 +39,14 @@ defmodule Sidewinder.GoldenTest do
     f16_convert: false,
     block_quantize: false,
     block_dequantize: false,
-    block_matmul: false
+    block_matmul: false,
+    ternary_encode: false,
+    ternary_layouts: false,
+    ternary_sentinel: false,
+    ternary_quantize: false,
+    activation_i8: false,
+    ternary_matmul: false,
+    simple_rotor_net: false
   ]
 
   defp op(find), do: Enum.find(Error.unwrap!(Native.op_list()), find)

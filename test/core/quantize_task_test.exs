@@ -91,6 +91,28 @@ defmodule Sidewinder.QuantizeTaskTest do
   end
 
   @tag :tmp_dir
+  test "ternary numbers, of rows of any length, by every rule", %{tmp_dir: folder} do
+    {input, output, tensors} = write(folder)
+
+    for {args, options} <- [
+          {[], []},
+          {["--rule", "twn", "--per-row"], [rule: :twn, per_row: true]},
+          {["--rule", "threshold", "--threshold", "0.5"], [rule: :threshold, threshold: 0.5]}
+        ] do
+      run([input, output, "--format", "ternary", "--force", "--only", "*.weight"] ++ args)
+      loaded = Quantized.load!(output)
+
+      for name <- ["a.proj.weight", "b.proj.weight", "c.weight", "odd.weight"] do
+        wanted = Tensor.cast(tensors[name], :f32)
+        assert loaded[name] == Quantized.quantize(wanted, :ternary, options)
+      end
+
+      assert loaded["norm"] == tensors["norm"] and loaded["ids"] == tensors["ids"]
+      assert List.last(said(:info)) =~ "4 of 6 tensors quantized to ternary"
+    end
+  end
+
+  @tag :tmp_dir
   test "names choose", %{tmp_dir: folder} do
     {input, output, tensors} = write(folder)
     chosen = fn -> for {name, %Quantized{}} <- Quantized.load!(output), do: name end
@@ -112,13 +134,16 @@ defmodule Sidewinder.QuantizeTaskTest do
 
     for {args, part} <- [
           {[input, output], "--format"},
-          {[input, output, "--format", "q5_0"], "q8_0 or q4_0, got q5_0"},
+          {[input, output, "--format", "q5_0"], "q8_0, q4_0 or ternary, got q5_0"},
           {[input, "--format", "q8_0"], "IN.safetensors OUT.safetensors"},
           {["/nowhere", output, "--format", "q8_0"], "/nowhere"},
           {[input, "/nowhere/at/all", "--format", "q8_0"], "/nowhere/at/all"},
           {[input, output, "--format", "q8_0", "--rule", "twn"], "--rule"},
+          {[input, output, "--format", "q8_0", "--per-row"], "--per-row"},
           {[input, output, "--format", "q8_0", "--heat", "3"], "--heat"},
           {[input, output, "--format", "q8_0", "--threads", "0"], "threads"},
+          {[input, output, "--format", "ternary", "--rule", "best"], "best"},
+          {[input, output, "--format", "ternary", "--rule", "threshold"], "threshold"},
           {[input, input, "--format", "q8_0"], "--force replaces it"},
           {[bad, output, "--format", "q8_0"], "finite"}
         ] do

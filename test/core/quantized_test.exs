@@ -1,7 +1,7 @@
 defmodule Sidewinder.QuantizedTest do
   use ExUnit.Case, async: true
 
-  alias Sidewinder.{Error, Quantized, Safetensors, Tensor}
+  alias Sidewinder.{Error, Quantized, RandomInputs, Safetensors, Tensor}
 
   defp zeros(type, shape),
     do: Tensor.from_list(List.duplicate(0, Tensor.elements(shape)), type, shape)
@@ -124,6 +124,81 @@ defmodule Sidewinder.QuantizedTest do
     twice = fn -> Safetensors.write_each(path, specs ++ specs, each.([])) end
     assert_raise Error, ~r/two tensors named `a`/, twice
     assert File.ls!(folder) == []
+  end
+
+  test "ternary weights multiply as what they stand for does" do
+    for width <- [1, 8, 9, 63, 130], per_row <- [false, true] do
+      x = RandomInputs.normal({3, width}, :f32, 1.0, {:x, width})
+      w = RandomInputs.normal({5, width}, :f32, 1.0, {:w, width})
+      bias = RandomInputs.normal({5}, :f32, 1.0, :bias)
+      quantized = Quantized.quantize(w, :ternary, per_row: per_row)
+      assert quantized.scale.shape == if(per_row, do: {5}, else: {1})
+      plain = Quantized.dequantize(quantized)
+      assert plain.shape == {5, width}
+      signs = x |> Tensor.to_list() |> Enum.map(&if(&1 > 0, do: 1, else: -1))
+
+      for {activations, x_as_it_is, within} <- [
+            {:f32, x, 1.0e-4},
+            {:i8, x, 0.02 * width},
+            {:ternary, Tensor.from_list(signs, :f32, {3, width}), 1.0e-4}
+          ] do
+        given = [bias: bias, activation: :relu]
+        y = Quantized.matmul(x, quantized, [activations: activations] ++ given)
+        wanted = Sidewinder.Kernel.NN.linear(x_as_it_is, plain, given)
+        pairs = Enum.zip(Tensor.to_list(y), Tensor.to_list(wanted))
+        for {got, wanted} <- pairs, do: assert_in_delta(got, wanted, within)
+      end
+    end
+  end
+
+  test "activations that a format has not are refused" do
+    x = zeros(:f32, {1, 32})
+    blocks = Quantized.quantize(x, :q8_0)
+
+    assert_raise Error, ~r/q8 or f32 for q8_0/, fn ->
+      Quantized.matmul(x, blocks, activations: :i8)
+    end
+
+    ternary = Quantized.quantize(x, :ternary)
+
+    assert_raise Error, ~r/i8, ternary or f32/, fn ->
+      Quantized.matmul(x, ternary, activations: :q8)
+    end
+
+    assert_raise Error, ~r/a keyword list/, fn -> Quantized.matmul(x, blocks, 3) end
+    assert_raise Error, ~r/format: expected q8_0/, fn -> Quantized.quantize(x, :q5_0) end
+
+    assert_raise Error, ~r/x: expected a Sidewinder.Tensor/, fn ->
+      Quantized.quantize(1, :q8_0)
+    end
+
+    assert_raise Error, ~r/\(32\)|\{out, in\}/, fn ->
+      Quantized.quantize(zeros(:f32, {32}), :ternary)
+    end
+  end
+
+  @tag :tmp_dir
+  test "cells that are no value are refused, unless told otherwise", %{tmp_dir: folder} do
+    path = Path.join(folder, "sentinel.safetensors")
+    plane = Tensor.new(<<0b101>>, :u8, {1, 1})
+
+    w =
+      Quantized.new(
+        :ternary,
+        {1, 3},
+        {plane, Tensor.new(<<0b100>>, :u8, {1, 1})},
+        zeros(:f32, {1})
+      )
+
+    Quantized.save!(path, %{"w" => w})
+    error = assert_raise Error, fn -> Quantized.load!(path) end
+    assert error.kind == :argument and error.got =~ "the first in row 0 at 2"
+    one = Tensor.new(<<0b001>>, :u8, {1, 1})
+    none = Tensor.new(<<0>>, :u8, {1, 1})
+    assert Quantized.load!(path, ["w"], on_sentinel: :zero)["w"].data == {one, none}
+    log = ExUnit.CaptureLog.capture_log(fn -> Quantized.load!(path, :all, on_sentinel: :warn) end)
+    assert log =~ "1 cells"
+    assert_raise Error, ~r/on_other/, fn -> Quantized.load!(path, :all, on_other: :zero) end
   end
 
   @tag :tmp_dir

@@ -10,7 +10,7 @@ defmodule Sidewinder.RandomInputsTest do
   test "the words of every op's inputs are understood" do
     for op <- Ops.all(), slot <- op.inputs do
       assert [[_ | _] | _] = Shapes.parse!(slot.shape)
-      assert slot.precision in ~w(storage wide mask)
+      assert slot.precision in ~w(storage wide mask u8 i8 i16 i32 i64 f32)
     end
   end
 

@@ -84,7 +84,7 @@ defmodule Sidewinder.Kernel.Quant do
       iex> w = Sidewinder.Kernel.Quant.quantize(x, :q8_0)
       iex> [y] = Sidewinder.Tensor.to_list(Sidewinder.Kernel.Quant.matmul_q8_q8(x, w))
       iex> Float.round(y, 1)
-      10422.5
+      10429.9
   """
   @spec matmul_q8_q8(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def matmul_q8_q8(x, w, options \\ []), do: product(:matmul_q8_q8, x, w, options)
@@ -112,7 +112,7 @@ defmodule Sidewinder.Kernel.Quant do
       iex> x = Sidewinder.Tensor.from_list(List.duplicate(2, 32), :f32, {1, 32})
       iex> w = Sidewinder.Kernel.Quant.quantize(x, :q8_0)
       iex> Sidewinder.Kernel.Quant.matmul_f32_q8(x, w)
-      #Sidewinder.Tensor<f32 (1, 1) [127.99609375]>
+      #Sidewinder.Tensor<f32 (1, 1) [127.9921875]>
   """
   @spec matmul_f32_q8(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def matmul_f32_q8(x, w, options \\ []), do: product(:matmul_f32_q8, x, w, options)

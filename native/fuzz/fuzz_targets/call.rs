@@ -49,6 +49,9 @@ fn size(call: &Call, letter: char) -> usize {
     match letter {
         'G' => group,
         'D' => group * (call.sizes[1] as usize % 8),
+        // Rows of whole blocks.
+        'I' | 'N' if call.flags > 127 => 32 * (call.sizes[2] as usize % 4),
+        'Q' => 306 * (call.sizes[2] as usize % 3),
         letter => call.sizes[2 + letter as usize % 6] as usize % 12,
     }
 }
@@ -68,8 +71,11 @@ fn shape(call: &Call, slot: &Slot, input: Input) -> Vec<usize> {
     .collect()
 }
 
-/// The size that a term such as `D`, `2N` or `W-1` comes to.
+/// The size that a term such as `D`, `2N`, `W-1` or `9I/16` comes to.
 fn of_term(call: &Call, term: &str) -> usize {
+    if let Some((term, over)) = term.split_once('/') {
+        return of_term(call, term) / over.parse::<usize>().unwrap_or(1);
+    }
     let (term, less) = term.strip_suffix("-1").map_or((term, 0), |term| (term, 1));
     let (times, letter) = term.split_at(term.len() - 1);
     let size = size(call, letter.chars().next().unwrap_or('B'));

@@ -33,8 +33,28 @@ fn cases() -> Vec<Case> {
             [("Wg", vec![width, width]), ("bg", vec![width]), ("Wm", vec![width, 2 * width]), ("bm", vec![width])];
         ["z", "gamma"].into_iter().map(sequence).chain(weights).chain(more.iter().copied().map(sequence)).collect()
     };
+    let ternary = |rows: usize, width: usize| {
+        vec![("x", vec![rows, width]), ("plane0", vec![width, width / 8]), ("plane1", vec![width, width / 8])]
+    };
     let scan = |shape: [usize; 4]| ["gamma", "y", "dy"].map(|name| (name, shape.to_vec())).to_vec();
+    // As many bytes a row as blocks of 34 or 18 take. The second ones are more than the cache holds.
+    let blocks = |rows: usize, outputs: usize, bytes: usize| {
+        vec![("x", vec![rows, 8192]), ("w", vec![outputs, 8192 / 32 * bytes])]
+    };
     vec![
+        ("matmul_q8_q8", json!({}), blocks(1, 8192, 34)),
+        ("matmul_q8_q8", json!({}), blocks(1, 32768, 34)),
+        ("matmul_q8_q8", json!({}), blocks(32, 8192, 34)),
+        ("matmul_q8_q8", json!({}), blocks(32, 32768, 34)),
+        ("matmul_q8_q4", json!({}), blocks(1, 8192, 18)),
+        ("matmul_q8_q4", json!({}), blocks(1, 32768, 18)),
+        ("matmul_q8_q4", json!({}), blocks(32, 8192, 18)),
+        ("matmul_q8_q4", json!({}), blocks(32, 32768, 18)),
+        ("matmul_f32_q8", json!({}), blocks(1, 8192, 34)),
+        ("matmul_f32_q4", json!({}), blocks(1, 8192, 18)),
+        ("quantize", json!({"format": "q8_0", "unchecked": true}), vec![x()]),
+        ("quantize", json!({"format": "q4_0", "unchecked": true}), vec![x()]),
+        ("dequantize", json!({"format": "q4_0"}), vec![("q", vec![ROWS, WIDTH / 32 * 18])]),
         ("activations", json!({"fn": "silu"}), vec![x()]),
         ("activations", json!({"fn": "gelu_tanh"}), vec![x()]),
         ("activations", json!({"fn": "gelu_erf"}), vec![x()]),
@@ -57,6 +77,11 @@ fn cases() -> Vec<Case> {
         ("block_recurrence", json!({}), recurrence(2048, &[])),
         ("block_recurrence_backward", json!({}), recurrence(512, &["h", "dh"])),
         ("block_recurrence_backward", json!({}), recurrence(2048, &["h", "dh"])),
+        ("matmul_i8_ternary", json!({}), ternary(1, 8192)),
+        ("matmul_i8_ternary", json!({}), ternary(32, 8192)),
+        ("matmul_ternary", json!({}), ternary(1, 8192)),
+        ("matmul_ternary", json!({}), ternary(32, 8192)),
+        ("matmul_f32_ternary", json!({}), ternary(1, 8192)),
         ("matmul", json!({}), vec![square("a"), square("b")]),
         ("linear", json!({}), vec![square("x"), square("w")]),
         ("linear", json!({"activation": "gelu"}), vec![square("x"), square("w"), ("b", vec![4096])]),

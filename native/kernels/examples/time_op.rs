@@ -1,7 +1,8 @@
 //! Times ops over the inputs of a safetensors file and prints one line of JSON.
 //!
 //! `time_op OP[,OP...] IN.safetensors [--backend cpu|cuda] [--level NAME] [--threads N] [--seconds S]
-//! [--out OUT.safetensors] [--options JSON]`. Several ops, such as one and its gradient, are run one after the
+//! [--out OUT.safetensors] [--options JSON] [--copies N]`. There are N copies of the inputs, 1 by default, that take turns, so
+//! that together they may be more than caches hold. Several ops, such as one and its gradient, are run one after the
 //! other and timed together; what the file lacks a later one takes from what an earlier one gave. On CUDA inputs and outputs are resident, and times those of the device.
 
 #[path = "../tests/common/mod.rs"]
@@ -19,7 +20,7 @@ use std::path::Path;
 use std::time::Instant;
 use timing::{Arguments, Failure};
 
-const FLAGS: [&str; 6] = ["backend", "level", "threads", "seconds", "out", "options"];
+const FLAGS: [&str; 7] = ["backend", "level", "threads", "seconds", "out", "options", "copies"];
 
 /// What the op takes of the file, and else of what ops before it gave.
 fn inputs<O: Op>(path: &Path, before: &[Box<dyn Job>]) -> Result<Named<Owned>, Failure> {
@@ -36,6 +37,11 @@ fn inputs<O: Op>(path: &Path, before: &[Box<dyn Job>]) -> Result<Named<Owned>, F
     Ok(inputs)
 }
 
+/// How many copies of the inputs there are.
+fn copies(arguments: &Arguments) -> Result<usize, Failure> {
+    Ok(arguments.flag("copies").unwrap_or("1").parse::<usize>()?.max(1))
+}
+
 /// Whatever can be run again and again, and what it gave.
 trait Job {
     /// Runs it and gives the milliseconds that it took.
@@ -48,7 +54,7 @@ trait Job {
 struct Call<O: Op> {
     options: O::Options,
     exec: Exec,
-    inputs: Named<Owned>,
+    inputs: Vec<Named<Owned>>,
     outputs: Named<Owned>,
 }
 
@@ -57,15 +63,16 @@ impl<O: Op> Call<O> {
         let (exec, inputs) = (arguments.exec()?, inputs::<O>(Path::new(&arguments.positional[1]), before)?);
         let options: O::Options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
         let outputs = common::run::<O>(&options, &inputs, &exec)?;
-        Ok(Call { options, exec, inputs, outputs })
+        Ok(Call { options, exec, inputs: vec![inputs; copies(arguments)?], outputs })
     }
 }
 
 impl<O: Op> Job for Call<O> {
     fn run(&mut self) -> Result<f64, Failure> {
+        self.inputs.rotate_left(1);
         let start = Instant::now();
         let to = self.outputs.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
-        op::run_cpu::<O>(&self.options, &self.inputs.map(Owned::view), to, &self.exec)?;
+        op::run_cpu::<O>(&self.options, &self.inputs[0].map(Owned::view), to, &self.exec)?;
         Ok(start.elapsed().as_secs_f64() * 1e3)
     }
 
@@ -74,7 +81,7 @@ impl<O: Op> Job for Call<O> {
     }
 
     fn shapes(&self) -> Value {
-        self.inputs.iter().map(|(name, tensor)| (name.to_string(), json!(tensor.spec().shape.to_vec()))).collect()
+        self.inputs[0].iter().map(|(name, tensor)| (name.to_string(), json!(tensor.spec().shape.to_vec()))).collect()
     }
 }
 
@@ -82,7 +89,7 @@ impl<O: Op> Job for Call<O> {
 struct OnDevice<O: Op> {
     call: op::Call<O>,
     lane: Lane,
-    inputs: Named<Buffer>,
+    inputs: Vec<Named<Buffer>>,
     results: Named<Buffer>,
     outputs: Named<Owned>,
 }
@@ -93,10 +100,11 @@ impl<O: Op> OnDevice<O> {
         let options: O::Options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
         let outputs = common::run_cuda::<O>(&options, &from, &device)?;
         let (call, lane) = (op::Call::<O>::new(op::specs(&from), &options)?, device.lane()?);
-        let inputs = from.try_map(|tensor| {
+        let brought = |tensor: &Owned| {
             let buffer = Buffer::new(&device, tensor.spec())?;
             lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)
-        })?;
+        };
+        let inputs = (0..copies(arguments)?).map(|_| Ok(from.try_map(brought)?)).collect::<Result<_, Failure>>()?;
         let results = call.outputs().try_map(|&spec| Buffer::new(&device, spec))?;
         Ok(OnDevice { call, lane, inputs, results, outputs })
     }
@@ -104,8 +112,11 @@ impl<O: Op> OnDevice<O> {
 
 impl<O: Op> Job for OnDevice<O> {
     fn run(&mut self) -> Result<f64, Failure> {
-        let (inputs, results) = (self.inputs.map(|b| b), self.results.map(|b| b));
-        Ok(common::milliseconds(&self.lane, 10, || self.call.cuda(&inputs, &results, &self.lane))?)
+        let inputs: Vec<_> = self.inputs.iter().map(|inputs| inputs.map(|b| b)).collect();
+        let (results, mut copies) = (self.results.map(|b| b), inputs.iter().cycle());
+        Ok(common::milliseconds(&self.lane, 10, || {
+            self.call.cuda(copies.next().expect("an endless one"), &results, &self.lane)
+        })?)
     }
 
     fn outputs(&self) -> &Named<Owned> {
@@ -113,7 +124,7 @@ impl<O: Op> Job for OnDevice<O> {
     }
 
     fn shapes(&self) -> Value {
-        self.inputs.iter().map(|(name, buffer)| (name.to_string(), json!(buffer.spec().shape.to_vec()))).collect()
+        self.inputs[0].iter().map(|(name, buffer)| (name.to_string(), json!(buffer.spec().shape.to_vec()))).collect()
     }
 }
 

@@ -40,6 +40,7 @@ pub mod selective_scan;
 pub mod selective_state_update;
 pub mod sinusoidal_positions;
 pub mod swiglu_mlp;
+pub mod ternary;
 pub mod transformer_block;
 
 /// Calls `$with!(Op)` for every op there is: the one list that all op-independent code walks.
@@ -119,5 +120,24 @@ macro_rules! for_each_op {
         $with!($crate::blocks::BlockQuantize);
         $with!($crate::blocks::BlockDequantize);
         $with!($crate::blocks::BlockMatmul);
+        $with!($crate::ternary::encode::TernaryEncode);
+        $with!($crate::ternary::encode::layouts::TernaryLayouts);
+        $with!($crate::ternary::encode::sentinel::TernarySentinel);
+        $with!($crate::ternary::layouts::ConvertTernary);
+        $with!($crate::ternary::stats::StatsTernary);
+        $with!($crate::ternary::rules::QuantizeTernary);
+        $with!($crate::ternary::rules::TernaryQuantize);
+        $with!($crate::ternary::dequantize::DequantizeTernary);
+        $with!($crate::ternary::rules::ActivationI8);
+        $with!($crate::ternary::products::DotTernary);
+        $with!($crate::ternary::products::Matmul<$crate::ternary::products::Ternary>);
+        $with!($crate::ternary::products::Matmul<$crate::ternary::products::I8>);
+        $with!($crate::ternary::products::Matmul<$crate::ternary::products::F32>);
+        $with!($crate::ternary::linear::all::TernaryMatmul);
+        $with!($crate::ternary::linear::TernaryLinear);
+        $with!($crate::ternary::net::SimpleRotorNet);
+        $with!($crate::ternary::net::Argmax);
+        $with!($crate::ternary::sums::ColumnSumsTernary);
+        $with!($crate::ternary::sums::VerifySumsTernary);
     };
 }

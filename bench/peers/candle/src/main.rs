@@ -1,14 +1,18 @@
 //! Times candle's ops on the CPU: `sidewinder_candle_peer NAME OP IN.safetensors --threads N --seconds S
-//! [--out OUT.safetensors]`; of a model its folder is the input.
+//! [--out OUT.safetensors] [--copies N]`; of a model its folder is the input, and of quantized weights there are N copies
+//! that take turns.
 //!
 //! It talks as worker.py does: one line of JSON when all is ready, then one after each line of its input.
 
 mod mamba;
 
+use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{D, Device, Error, Result, Tensor, safetensors};
 use candle_nn::attention::{AttnMask, flash_attn};
 use candle_nn::{Linear, Module, ops};
 use serde_json::json;
+use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,9 +21,11 @@ type Tensors = HashMap<String, Tensor>;
 type Call = Box<dyn Fn() -> Result<Tensor>>;
 
 /// What to time, as a call without arguments, and how often its results are checked.
-fn call(name: &str, op: &str, file: &Path) -> Result<(Call, usize)> {
+fn call(name: &str, op: &str, file: &Path, copies: usize) -> Result<(Call, usize)> {
     match op {
         "prefill" | "decode" => mamba::call(op, file),
+        "matmul_q8_q8" => Ok((quantized(GgmlDType::Q8_0, &safetensors::load(file, &Device::Cpu)?, copies)?, 1)),
+        "matmul_q8_q4" => Ok((quantized(GgmlDType::Q4_0, &safetensors::load(file, &Device::Cpu)?, copies)?, 1)),
         _ => Ok((call_of_op(name, op, &safetensors::load(file, &Device::Cpu)?)?, 1)),
     }
 }
@@ -52,6 +58,23 @@ fn call_of_op(name: &str, op: &str, given: &Tensors) -> Result<Call> {
         }
         _ => return Err(Error::msg(format!("no op `{op}`"))),
     })
+}
+
+/// A layer of weights whose bytes these are.
+fn quantized(dtype: GgmlDType, given: &Tensors, copies: usize) -> Result<Call> {
+    let find = |name: &str| given.get(name).cloned().ok_or_else(|| Error::msg(format!("no `{name}`")));
+    let (x, w) = (find("x")?, find("w")?);
+    let (outputs, bytes) = (w.dim(0)?, w.flatten_all()?.to_vec1::<u8>()?);
+    let layer = || {
+        let storage = QStorage::from_data(Cow::Borrowed(&bytes), &Device::Cpu, dtype)?;
+        QMatMul::from_qtensor(QTensor::new(storage, (outputs, x.dim(D::Minus1)?))?)
+    };
+    let layers = (0..copies).map(|_| layer()).collect::<Result<Vec<_>>>()?;
+    let turn = Cell::new(0);
+    Ok(Box::new(move || {
+        turn.set((turn.get() + 1) % layers.len());
+        layers[turn.get()].forward(&x)
+    }))
 }
 
 fn attention(name: &str, [q, k, v]: [Tensor; 3]) -> Result<Call> {
@@ -93,7 +116,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let [name, op, file, flags @ ..] = &words[..] else { return Err("usage: NAME OP IN.safetensors ...".into()) };
     let flag = |name: &str| flags.iter().position(|f| f == name).map(|at| flags[at + 1].as_str());
     let limit = Duration::from_secs_f64(flag("--seconds").unwrap_or("1").parse()?);
-    let (call, checked) = call(name, op, Path::new(file))?;
+    let copies = flag("--copies").unwrap_or("1").parse()?;
+    let (call, checked) = call(name, op, Path::new(file), copies)?;
     let ys = (0..checked).map(|_| call()).collect::<Result<Vec<_>>>()?;
     if let Some(out) = flag("--out") {
         Tensor::cat(&ys, 0)?.save_safetensors("y", out)?;

@@ -5,14 +5,16 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
   Quantizes the weights of a safetensors file into another, and tells what that costs.
 
       mix sidewinder.quantize IN.safetensors OUT.safetensors --format q4_0
-      mix sidewinder.quantize IN.safetensors OUT.safetensors --format q8_0 --only "*proj.weight"
+      mix sidewinder.quantize IN.safetensors OUT.safetensors --format ternary --only "*proj.weight"
 
   Quantized are the tensors of floats with two axes whose rows fit the format; all others are copied. What is
   written is read by `Sidewinder.Quantized.load!/2`.
 
-    * `--format q8_0|q4_0` - what to quantize to. Rows are multiples of 32
+    * `--format q8_0|q4_0|ternary` - what to quantize to. Rows of `q8_0` and `q4_0` are multiples of 32
     * `--only PATTERN`, `--except PATTERN` - names to quantize, and names not to, where `*` stands for any characters; both
       may be given several times
+    * `--rule absmean|twn|threshold`, `--threshold X`, `--per-row` - how ternary numbers are found: see
+      `Sidewinder.Quantized.quantize/3`
     * `--force` - replaces OUT.safetensors if it is there
     * `--backend auto|cpu|cuda|cuda:N`, `--level LEVEL`, `--threads N` - where and how to run
 
@@ -28,8 +30,8 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
 
   @task "sidewinder.quantize"
   @where [backend: :string, level: :string, threads: :integer]
-  @formats [:q8_0, :q4_0]
-  @switches [format: :string, only: :keep, except: :keep, force: :boolean] ++ @where
+  @ternary [rule: :string, threshold: :float, per_row: :boolean]
+  @switches [format: :string, only: :keep, except: :keep, force: :boolean] ++ @ternary ++ @where
   @floats ~w(F64 F32 BF16 F16)
 
   @impl true
@@ -42,7 +44,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
     format = format!(options)
     unless options[:force], do: absent!(output)
     plan = plan(Safetensors.index(input), format, options)
-    specs = Enum.flat_map(plan, &specs(&1, format))
+    specs = Enum.flat_map(plan, &specs(&1, format, options))
 
     work = fn write ->
       for entry <- plan do
@@ -64,9 +66,21 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
 
   defp format!(options) do
     given = options[:format]
+    format = Enum.find(Quantized.formats(), &(to_string(&1) == given))
+    for_ternary = Keyword.take(options, Keyword.keys(@ternary))
 
-    Enum.find(@formats, &(to_string(&1) == given)) ||
-      CommandLine.wrong!("--format", "q8_0 or q4_0", given || "none", @task)
+    cond do
+      format == nil ->
+        CommandLine.wrong!("--format", "q8_0, q4_0 or ternary", given || "none", @task)
+
+      format != :ternary and for_ternary != [] ->
+        [{name, _} | _] = for_ternary
+        dashed = "--" <> String.replace(to_string(name), "_", "-")
+        CommandLine.wrong!(dashed, "options of #{format}", "one of ternary", @task)
+
+      true ->
+        format
+    end
   end
 
   defp absent!(output) do
@@ -106,14 +120,14 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
     end
   end
 
-  defp specs(%{why: nil, name: name, shape: shape}, format) do
+  defp specs(%{why: nil, name: name, shape: shape}, format, options) do
     tensors =
-      Quantized.to_tensors(Quantized.blank(format, shape, false), name)
+      Quantized.to_tensors(Quantized.blank(format, shape, options[:per_row] == true), name)
 
     for {name, tensor} <- tensors, do: {name, tensor.type, tensor.shape}
   end
 
-  defp specs(%{name: name, type: type, shape: shape}, _format),
+  defp specs(%{name: name, type: type, shape: shape}, _format, _options),
     do: [{name, our_type!(type, name), shape}]
 
   # Truth values are read as bytes.
@@ -130,7 +144,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
   defp one(%{why: nil, name: name}, input, format, options, write) do
     tensor = Safetensors.read(input, [name])[name]
     where = Keyword.take(options, Keyword.keys(@where))
-    quantized = Quantized.quantize(floats(tensor), format, where)
+    quantized = Quantized.quantize(floats(tensor), format, rule(format, options) ++ where)
     for {name, part} <- Quantized.to_tensors(quantized, name), do: write.(name, part)
     back = Tensor.to_native(Quantized.dequantize(quantized, where))
 
@@ -157,6 +171,9 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
   # Quantizers compute in f32.
   defp floats(%Tensor{type: :f64} = tensor), do: Tensor.cast(tensor, :f32)
   defp floats(tensor), do: tensor
+
+  defp rule(:ternary, options), do: Keyword.take(options, Keyword.keys(@ternary))
+  defp rule(_blocks, _options), do: []
 
   defp line(%{why: nil} = entry, format, result),
     do: "#{describe(entry)} -> #{format}: #{sizes(result)}, #{errors([result])}"

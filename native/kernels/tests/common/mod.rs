@@ -10,6 +10,7 @@ pub mod on_device;
 pub mod quant;
 pub mod recurrences;
 pub mod scans;
+pub mod ternary;
 
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Device, Lane};

@@ -9,7 +9,7 @@ use sidewinder_kernels::tensor::{DType, Described, Owned};
 /// Runs `O` on the device in every type, near the reference, and twice for the same bits. With
 /// `roundings` many in sequence, 16-bit results may be off by so many.
 pub fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
-    for dtype in DType::FLOATS {
+    for &dtype in O::STORAGE {
         let inputs = cast::<O>(inputs, dtype);
         let expected = reference::<O>(options, &inputs);
         let got = run_cuda::<O>(options, &inputs, device).unwrap();

@@ -1,0 +1,26 @@
+"""Dense layers whose weights are not quantized, in PyTorch: what quantized ones are used in place of."""
+
+from functools import cache
+
+import torch
+from torch.nn import functional as F
+
+from common import Form
+
+
+# Once, as a layer's weights are.
+@cache
+def narrow(weights):
+    return weights.to(torch.bfloat16)
+
+
+def in_bf16(x, read, **_quantized):
+    return F.linear(x.to(torch.bfloat16), narrow(read)).float()
+
+
+FORMS = {
+    "matmul_q8_q8": {
+        "torch_eager/f32": Form(lambda x, read, **_: F.linear(x, read)),
+        "torch_eager/bf16": Form(in_bf16),
+    }
+}

@@ -1,0 +1,449 @@
+//! Sums of products with ternary weights.
+//!
+//! Of bytes: a cell becomes its code, value + 1, in two bits, and two bits of 8 cells are in as many vectors after six
+//! instructions for 8 vectors of cells; `sum W q = sum code q - sum q` then takes one dot product of bytes a vector.
+//! On a Sapphire Rapids core that is 5 times faster than masks for each plane. Of signs: bits are counted where both
+//! are not 0, and where their signs differ. Of floats: they are added and taken away by masks.
+
+use super::quantize::{by_bits, bytes, in_f32, signs, store, vector};
+use super::wide::{Task, WORD, Wide, dispatch};
+use crate::activations::Activation;
+use crate::cpu::activation::{GeluErf, GeluTanh, Relu, Sigmoid, Silu, Softplus, Unary};
+use crate::cpu::pool::{self, Shared};
+use crate::cpu::{Exec, Storage};
+use crate::error::Result;
+use crate::op::Named;
+use crate::tensor::{DType, View, ViewMut};
+use crate::ternary::plane_bytes;
+use crate::ternary::products::{Form, Pairs, Problem};
+use crate::ternary::sums::Weights;
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// Rows of weights of a task: their planes stay in the cache while all rows of activations meet them.
+const ROWS: usize = 32;
+
+/// So many cells are worth waking another thread.
+const WORTH_SHARING: usize = 1 << 22;
+
+/// The codes, value + 1, of 8 vectors of cells, of which both bits are read as 0: vector `b` has those of every eighth
+/// cell from `b` on.
+#[inline(always)]
+fn codes<V: Wide>(plane0: V, plane1: V) -> [V; 8] {
+    let (even, odd, two) = (V::splat(0x55), V::splat(0xaa), V::splat(3));
+    // The low and the high bit of bit0 + (1 - bit1).
+    let low = plane0.xor(plane1).xor(V::splat(0xff));
+    let high = plane0.and_not(plane1);
+    let evens = low.and(even).or(high.and(even).left());
+    let odds = low.and(odd).right::<1>().or(high.and(odd));
+    [
+        evens.and(two),
+        odds.and(two),
+        evens.right::<2>().and(two),
+        odds.right::<2>().and(two),
+        evens.right::<4>().and(two),
+        odds.right::<4>().and(two),
+        evens.right::<6>().and(two),
+        odds.right::<6>().and(two),
+    ]
+}
+
+/// Activations as they meet the weights, each row padded by zeros to whole vectors.
+enum Activations<'a> {
+    /// As [`by_bits`] has them, with their sums.
+    Bytes { x: &'a [i8], sums: &'a [i32] },
+    /// Planes.
+    Signs { planes: [&'a [u8]; 2] },
+    /// Floats.
+    Floats { x: &'a [f32] },
+}
+
+/// What is done with sums: a row of activations, a row of weights, the sum in integers or in floats.
+trait End: Sync {
+    fn integer(&self, row: usize, out: usize, sum: i32);
+    fn float(&self, row: usize, out: usize, sum: f32);
+}
+
+/// A vector of a row, the last filled up with zeros.
+#[inline(always)]
+fn vector_of<V: Wide>(row: &[u8], block: usize) -> V {
+    let start = block * V::BYTES;
+    if start + V::BYTES <= row.len() {
+        return V::load(&row[start..]);
+    }
+    let mut end = [0u8; 64];
+    end[..row.len() - start].copy_from_slice(&row[start..]);
+    V::load(&end)
+}
+
+struct Call<'a> {
+    n: usize,
+    /// Elements of a row of activations with their padding.
+    stride: usize,
+    rows: usize,
+    planes: [&'a [u8]; 2],
+    x: Activations<'a>,
+}
+
+impl Call<'_> {
+    #[inline(always)]
+    fn row(&self, out: usize) -> [&[u8]; 2] {
+        let bytes = plane_bytes(self.n);
+        self.planes.map(|plane| &plane[out * bytes..][..bytes])
+    }
+
+    #[inline(always)]
+    fn bytes<V: Wide, const R: usize>(&self, out: usize, x: &[i8]) -> [i32; R] {
+        let mut sums = [V::no_sums(); R];
+        let block_of = 8 * V::BYTES;
+        let [plane0, plane1] = self.row(out);
+        for block in 0..plane0.len().div_ceil(V::BYTES) {
+            let codes = codes::<V>(vector_of(plane0, block), vector_of(plane1, block));
+            for r in 0..R {
+                sums[r] = V::add_products(sums[r], &codes, &x[r * self.stride + block * block_of..][..block_of]);
+            }
+        }
+        let mut totals = [0; R];
+        for r in 0..R {
+            totals[r] = V::sum(sums[r]);
+        }
+        totals
+    }
+
+    #[inline(always)]
+    fn signs<V: Wide, const R: usize>(&self, out: usize, x: [&[u8]; 2]) -> [i32; R] {
+        let (mut all, mut negative) = ([V::no_counts(); R], [V::no_counts(); R]);
+        let [plane0, plane1] = self.row(out);
+        for block in 0..plane0.len().div_ceil(V::BYTES) {
+            let (plane0, plane1): (V, V) = (vector_of(plane0, block), vector_of(plane1, block));
+            let there = plane0.xor(plane1);
+            for r in 0..R {
+                let at = r * self.stride + block * V::BYTES;
+                let (x0, x1) = (V::load(&x[0][at..]), V::load(&x[1][at..]));
+                let both = there.and(x0.xor(x1));
+                all[r] = V::add_count(all[r], both);
+                negative[r] = V::add_count(negative[r], both.and(plane1.xor(x1)));
+            }
+        }
+        let mut totals = [0; R];
+        for r in 0..R {
+            totals[r] = V::count(all[r], negative[r]) as i32;
+        }
+        totals
+    }
+
+    #[inline(always)]
+    fn floats<V: Wide, const R: usize>(&self, out: usize, x: &[f32]) -> [f32; R] {
+        let mut sums = [V::no_floats(); R];
+        let [plane0, plane1] = self.row(out);
+        let words = plane0.chunks(8).zip(plane1.chunks(8)).enumerate();
+        for (word, (plane0, plane1)) in words {
+            let (mut a, mut b) = ([0; 8], [0; 8]);
+            a[..plane0.len()].copy_from_slice(plane0);
+            b[..plane1.len()].copy_from_slice(plane1);
+            let [a, b] = [u64::from_le_bytes(a), u64::from_le_bytes(b)];
+            // A sentinel is 0, and what is past the end may be anything.
+            let inside = if self.n - word * WORD >= WORD { u64::MAX } else { (1 << (self.n - word * WORD)) - 1 };
+            let planes = [a & !b & inside, b & !a & inside];
+            for r in 0..R {
+                sums[r] = V::add_floats(sums[r], planes, &x[r * self.stride + word * WORD..][..WORD]);
+            }
+        }
+        let mut totals = [0.0; R];
+        for r in 0..R {
+            totals[r] = V::sum_floats(sums[r]);
+        }
+        totals
+    }
+
+    /// Some rows of activations by some rows of weights.
+    #[inline(always)]
+    fn tile<V: Wide, const R: usize>(&self, first: usize, outs: Range<usize>, end: &impl End) {
+        let at = first * self.stride;
+        for out in outs {
+            match &self.x {
+                Activations::Bytes { x, sums } => {
+                    let totals = self.bytes::<V, R>(out, &x[at..]);
+                    for r in 0..R {
+                        end.integer(first + r, out, totals[r].wrapping_sub(sums[first + r]));
+                    }
+                }
+                Activations::Signs { planes } => {
+                    let totals = self.signs::<V, R>(out, planes.map(|plane| &plane[at..]));
+                    for r in 0..R {
+                        end.integer(first + r, out, totals[r]);
+                    }
+                }
+                Activations::Floats { x } => {
+                    let totals = self.floats::<V, R>(out, &x[at..]);
+                    for r in 0..R {
+                        end.float(first + r, out, totals[r]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Block<'a, 'c, E> {
+    call: &'a Call<'c>,
+    outs: Range<usize>,
+    end: &'a E,
+}
+
+impl<E: End> Task for Block<'_, '_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Wide>(self) {
+        let Block { call, outs, end } = self;
+        let mut row = 0;
+        while V::TILE == 8 && row + 8 <= call.rows {
+            call.tile::<V, 8>(row, outs.clone(), end);
+            row += 8;
+        }
+        while row + 4 <= call.rows {
+            call.tile::<V, 4>(row, outs.clone(), end);
+            row += 4;
+        }
+        for row in row..call.rows {
+            call.tile::<V, 1>(row, outs.clone(), end);
+        }
+    }
+}
+
+/// What y is made of.
+struct Ends<'a, S> {
+    x_scale: Option<&'a [f32]>,
+    w_scale: Option<&'a [f32]>,
+    bias: Option<&'a [f32]>,
+    activation: Option<Activation>,
+    outs: usize,
+    acc: Option<Shared<'a, i32>>,
+    y: Option<Shared<'a, S>>,
+}
+
+/// A function of one float.
+fn activate(activation: Option<Activation>, v: f32) -> f32 {
+    match activation {
+        None => v,
+        Some(Activation::Sigmoid) => Sigmoid::value(v),
+        Some(Activation::Silu) => Silu::value(v),
+        Some(Activation::GeluTanh) => GeluTanh::value(v),
+        Some(Activation::GeluErf) => GeluErf::value(v),
+        Some(Activation::Softplus) => Softplus::value(v),
+        Some(Activation::Relu) => Relu::value(v),
+    }
+}
+
+impl<S: Storage<Wide = f32>> End for Ends<'_, S> {
+    #[inline(always)]
+    fn integer(&self, row: usize, out: usize, sum: i32) {
+        if let Some(acc) = &self.acc {
+            // SAFETY: each sum is made once.
+            let to = unsafe { acc.part(row * self.outs + out, 1) };
+            to[0] = sum;
+        }
+        if self.y.is_some() {
+            self.float(row, out, sum as f32);
+        }
+    }
+
+    #[inline(always)]
+    fn float(&self, row: usize, out: usize, mut sum: f32) {
+        if let Some(scales) = self.x_scale {
+            sum *= scales[row];
+        }
+        if let Some(scales) = self.w_scale {
+            sum *= if scales.len() == 1 { scales[0] } else { scales[out] };
+        }
+        if let Some(bias) = self.bias {
+            sum += bias[out];
+        }
+        if let Some(y) = &self.y {
+            // SAFETY: each sum is made once.
+            let to = unsafe { y.part(row * self.outs + out, 1) };
+            store(activate(self.activation, sum), &mut to[0]);
+        }
+    }
+}
+
+fn run<E: End>(call: &Call, outs: usize, end: &E, exec: &Exec) -> Result<()> {
+    let work = call.rows * call.n * outs;
+    let rows = if outs < 4 * ROWS { outs.div_ceil(4).max(1) } else { ROWS };
+    pool::for_each(pool::worth(exec.threads, work, WORTH_SHARING), outs.div_ceil(rows), |task| {
+        let outs = task * rows..outs.min((task + 1) * rows);
+        dispatch(exec.level, Block { call, outs, end });
+    })
+}
+
+/// Multiplies on the CPU.
+pub fn matmul(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    let y = outputs.take("y");
+    match problem.dtype {
+        DType::Bf16 => matmul_to::<bf16>(problem, inputs, y, outputs, exec),
+        DType::F16 => matmul_to::<f16>(problem, inputs, y, outputs, exec),
+        _ => matmul_to::<f32>(problem, inputs, y, outputs, exec),
+    }
+}
+
+fn matmul_to<S: Storage<Wide = f32>>(
+    problem: &Problem,
+    inputs: &Named<View>,
+    y: Option<ViewMut>,
+    mut outputs: Named<ViewMut>,
+    exec: &Exec,
+) -> Result<()> {
+    let of = |name: &str| inputs.find(name).map(View::slice::<f32>).transpose();
+    let acc = outputs.take("acc").map(ViewMut::slice::<i32>).transpose()?.map(Shared::new);
+    let mut ends = Ends::<S> {
+        x_scale: None,
+        w_scale: of("w_scale")?,
+        bias: of("bias")?,
+        activation: problem.options.activation,
+        outs: problem.outs,
+        acc,
+        y: y.map(ViewMut::slice::<S>).transpose()?.map(Shared::new),
+    };
+    let planes = [inputs.get("plane0")?.bytes(), inputs.get("plane1")?.bytes()];
+    let call = |stride, x| Call { n: problem.n, stride, rows: problem.rows, planes, x };
+    match problem.form {
+        Form::I8 => {
+            let made = Made::new(problem, inputs, outputs, exec)?;
+            ends.x_scale = Some(&made.scales);
+            let x = Activations::Bytes { x: &made.x, sums: &made.sums };
+            run(&call(made.stride, x), problem.outs, &ends, exec)
+        }
+        Form::Ternary => {
+            let (stride, planes) = padded_signs(problem, inputs, exec)?;
+            let x = Activations::Signs { planes: [&planes[0], &planes[1]] };
+            run(&call(stride, x), problem.outs, &ends, exec)
+        }
+        Form::F32 => {
+            let x = in_f32(inputs.get("x")?, exec)?;
+            let stride = problem.n.next_multiple_of(WORD);
+            if stride == problem.n {
+                return run(&call(stride, Activations::Floats { x: &x }), problem.outs, &ends, exec);
+            }
+            let mut padded = vec![0f32; problem.rows * stride];
+            for row in 0..problem.rows {
+                padded[row * stride..][..problem.n].copy_from_slice(&x[row * problem.n..][..problem.n]);
+            }
+            run(&call(stride, Activations::Floats { x: &padded }), problem.outs, &ends, exec)
+        }
+    }
+}
+
+/// Activations as bytes.
+struct Made {
+    stride: usize,
+    x: Vec<i8>,
+    sums: Vec<i32>,
+    scales: Vec<f32>,
+}
+
+impl Made {
+    fn new(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<Made> {
+        let Problem { rows, n, .. } = *problem;
+        let (mut q, mut scales) = (vec![0i8; rows * n], vec![0f32; rows]);
+        bytes(&problem.activations(), &in_f32(inputs.get("x")?, exec)?, &mut q, &mut scales, exec)?;
+        let vector = vector(exec.level);
+        let stride = n.next_multiple_of(8 * vector);
+        let (mut x, mut sums) = (vec![0i8; rows * stride], vec![0i32; rows]);
+        {
+            let (x, sums) = (Shared::new(&mut x), Shared::new(&mut sums));
+            pool::for_each(pool::worth(exec.threads, rows * n, WORTH_SHARING / 32), rows, |row| {
+                // SAFETY: rows share nothing.
+                let (to, sum) = unsafe { (x.part(row * stride, stride), sums.part(row, 1)) };
+                sum[0] = by_bits(&q[row * n..][..n], vector, exec.level, to);
+            })?;
+        }
+        if let Some(xq) = outputs.take("xq") {
+            xq.slice()?.copy_from_slice(&q);
+            outputs.expect("x_scale")?.slice()?.copy_from_slice(&scales);
+        }
+        Ok(Made { stride, x, sums, scales })
+    }
+}
+
+/// The planes of signs, or those that are given, with rows of whole vectors.
+fn padded_signs(problem: &Problem, inputs: &Named<View>, exec: &Exec) -> Result<(usize, [Vec<u8>; 2])> {
+    let (rows, bytes) = (problem.rows, problem.bytes());
+    let mut made = [Vec::new(), Vec::new()];
+    let given = if problem.planes {
+        [inputs.get("x_plane0")?.bytes(), inputs.get("x_plane1")?.bytes()]
+    } else {
+        let x = in_f32(inputs.get("x")?, exec)?;
+        made = [vec![0; rows * bytes], vec![0; rows * bytes]];
+        let [plane0, plane1] = &mut made;
+        signs(&x, rows, problem.n, &[0.0], [plane0, plane1], exec)?;
+        [&made[0][..], &made[1]]
+    };
+    let stride = bytes.next_multiple_of(vector(exec.level));
+    if stride == bytes && !problem.planes {
+        return Ok((stride, made));
+    }
+    let padded = given.map(|plane| {
+        let mut padded = vec![0; rows * stride];
+        for row in 0..rows {
+            padded[row * stride..][..bytes].copy_from_slice(&plane[row * bytes..][..bytes]);
+        }
+        padded
+    });
+    Ok((stride, padded))
+}
+
+/// Products of rows of planes on the CPU.
+pub fn dot(problem: &Pairs, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    let of = |name: &str| Ok(inputs.get(name)?.bytes());
+    let planes = [of("a0")?, of("a1")?, of("b0")?, of("b1")?];
+    let (bytes, to) = (problem.bytes, Shared::new(outputs.expect("dot")?.slice::<i32>()?));
+    pool::for_each(pool::worth(exec.threads, problem.rows * bytes * 8, WORTH_SHARING), problem.rows, |row| {
+        let rows = planes.map(|plane| &plane[row * bytes..][..bytes]);
+        // SAFETY: rows share no sum.
+        let to = unsafe { to.part(row, 1) };
+        to[0] = dispatch(exec.level, Dot(rows));
+    })
+}
+
+struct Dot<'a>([&'a [u8]; 4]);
+
+impl Task for Dot<'_> {
+    type Output = i32;
+
+    #[inline(always)]
+    fn run<V: Wide>(self) -> i32 {
+        let [a0, a1, b0, b1] = self.0;
+        let (mut all, mut negative) = (V::no_counts(), V::no_counts());
+        for block in 0..a0.len().div_ceil(V::BYTES) {
+            let (a0, a1): (V, V) = (vector_of(a0, block), vector_of(a1, block));
+            let (b0, b1): (V, V) = (vector_of(b0, block), vector_of(b1, block));
+            let both = a0.xor(a1).and(b0.xor(b1));
+            all = V::add_count(all, both);
+            negative = V::add_count(negative, both.and(a1.xor(b1)));
+        }
+        V::count(all, negative) as i32
+    }
+}
+
+/// Columns of a task.
+const COLUMNS: usize = 4096;
+
+/// Sums of columns on the CPU.
+pub fn column_sums(problem: &Weights, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    let Weights { rows, n } = *problem;
+    let planes = [inputs.get("plane0")?.bytes(), inputs.get("plane1")?.bytes()];
+    let (bytes, to) = (plane_bytes(n), Shared::new(outputs.expect("column_sums")?.slice::<i32>()?));
+    pool::for_each(pool::worth(exec.threads, rows * n, WORTH_SHARING), n.div_ceil(COLUMNS), |task| {
+        let (start, end) = (task * COLUMNS, n.min((task + 1) * COLUMNS));
+        // SAFETY: tasks share no column.
+        let sums = unsafe { to.part(start, end - start) };
+        sums.fill(0);
+        let mut values = vec![0i8; end - start];
+        for row in 0..rows {
+            let part = planes.map(|plane| &plane[row * bytes..][..bytes][start / 8..]);
+            super::cells::values_of_row(part, 0, end - start, exec.level, &mut values);
+            sums.iter_mut().zip(&values).for_each(|(sum, &value)| *sum += i32::from(value));
+        }
+    })
+}

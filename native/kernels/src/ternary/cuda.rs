@@ -1,0 +1,451 @@
+//! Ternary numbers on CUDA.
+//!
+//! Conversions are done byte by byte of the target. Products read planes as words of 32 cells, whose codes are made in
+//! registers and meet four activations an instruction (`dp4a`), or are counted (`popc`). Content that is refused is found
+//! by a kernel and read back, so that conversions, quantized activations and proofs wait for the device; products do not.
+
+use super::layouts::{Grid, Layout, OnSentinel, Problem as Conversion};
+use super::net::Rows;
+use super::plane_bytes;
+use super::products::{Form, Pairs, Problem as Product};
+use super::rules::{Activations, Problem as Quantization, Rule};
+use super::sums::{Proof, Weights};
+use crate::cuda::{Buffer, Lane, Source, function, grid_size, launch_each, types};
+use crate::error::Result;
+use crate::op::Named;
+use crate::tensor::{DType, Described, Spec};
+
+const CELLS: Source = Source { name: "ternary_cells", text: include_str!("cells.cu") };
+const RULES: &str = include_str!("rules.cu");
+const SIZES: Source = Source { name: "ternary_sizes", text: RULES };
+const THRESHOLD: Source = Source { name: "ternary_threshold", text: RULES };
+const CUT: Source = Source { name: "ternary_cut", text: RULES };
+const BYTES: Source = Source { name: "ternary_bytes", text: RULES };
+const PRODUCT: Source = Source {
+    name: "ternary_product",
+    text: concat!(include_str!("../cuda/activation.cu"), include_str!("products.cu")),
+};
+const SUMS: &str = include_str!("sums.cu");
+const DOT: Source = Source { name: "ternary_dot", text: SUMS };
+const COLUMNS: Source = Source { name: "ternary_columns", text: SUMS };
+const PROOF: Source = Source { name: "ternary_proof", text: SUMS };
+const ARGMAX: Source = Source { name: "argmax", text: SUMS };
+
+/// Threads of a block that has a row, as `rules.cu` has them.
+const THREADS: u32 = 256;
+
+/// Warps of a block of products, as `products.cu` has them.
+const WARPS: usize = 8;
+
+/// Rows of the columns that a thread sums.
+const PART: usize = 512;
+
+fn at(tensors: &Named<&Buffer>, name: &str, lane: &Lane) -> Result<u64> {
+    tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer))
+}
+
+/// A number that is found: all bits set where nothing is.
+struct Found(Buffer);
+
+impl Found {
+    fn new(lane: &Lane) -> Result<Found> {
+        let buffer = lane.temporary(Spec::new(DType::I64, &[1])?)?;
+        lane.fill(&buffer, 0xff)?;
+        Ok(Found(buffer))
+    }
+
+    /// Waits for it.
+    fn read(&self, lane: &Lane) -> Result<Option<usize>> {
+        let value = lane.downloaded(&self.0)?.view().slice::<i64>()?[0];
+        Ok(usize::try_from(value).ok())
+    }
+}
+
+/// The parameters of `cells.cu`; the same struct is declared there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Cells {
+    from: [u64; 2],
+    to: [u64; 2],
+    sentinels: u64,
+    first: u64,
+    counts: u64,
+    rows: i64,
+    n: i64,
+}
+
+/// The addresses of a layout's tensors, of one twice.
+fn pair(layout: Layout, tensors: &Named<&Buffer>, lane: &Lane) -> Result<[u64; 2]> {
+    let names = layout.tensors();
+    Ok([lane.address(tensors.get(names[0])?)?, lane.address(tensors.get(names[names.len() - 1])?)?])
+}
+
+fn cells(from: &Grid, to: usize, threads: usize, params: &Cells, lane: &Lane) -> Result<()> {
+    let options = format!("{} -DFROM={} -DTO={to}", types(DType::F32), from.layout.number());
+    let kernel = lane.device().kernel(&CELLS, &options)?;
+    // SAFETY: Cells is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers.
+    unsafe { launch_each(lane, &kernel, threads, params) }
+}
+
+/// Converts, and reads back whether there was something to refuse.
+pub fn convert(problem: &Conversion, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let Conversion { from, to, on_sentinel } = problem;
+    let (count, first) = (*outputs.get("sentinels")?, *outputs.get("first")?);
+    lane.fill(count, 0)?;
+    lane.fill(first, 0xff)?;
+    let params = Cells {
+        from: pair(from.layout, inputs, lane)?,
+        to: pair(to.layout, outputs, lane)?,
+        sentinels: lane.address(count)?,
+        first: lane.address(first)?,
+        counts: 0,
+        rows: from.rows as i64,
+        n: from.n as i64,
+    };
+    let high = if to.layout == Layout::OffsetRows { to.quarter() } else { to.rows };
+    let threads = high * to.n.div_ceil(to.layout.in_byte());
+    cells(from, to.layout.number(), threads, &params, lane)?;
+    if *on_sentinel != OnSentinel::Error {
+        return Ok(());
+    }
+    match Found(first.clone()).read(lane)? {
+        Some(at) => Err(from.refuse(lane.downloaded(count)?.view().slice::<i32>()?[0] as usize, at)),
+        None => Ok(()),
+    }
+}
+
+/// Counts.
+pub fn stats(grid: &Grid, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let (counts, first) = (*outputs.get("counts")?, *outputs.get("first")?);
+    lane.fill(counts, 0)?;
+    lane.fill(first, 0xff)?;
+    let params = Cells {
+        from: pair(grid.layout, inputs, lane)?,
+        to: [0; 2],
+        sentinels: 0,
+        first: lane.address(first)?,
+        counts: lane.address(counts)?,
+        rows: grid.rows as i64,
+        n: grid.n as i64,
+    };
+    cells(grid, Layout::ALL.len(), grid.rows * grid.n.div_ceil(8), &params, lane)
+}
+
+/// The parameters of `rules.cu`; the same struct is declared there.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Rules {
+    x: u64,
+    sums: u64,
+    thresholds: u64,
+    scales: u64,
+    planes: [u64; 2],
+    q: u64,
+    bits: u64,
+    totals: u64,
+    bad: u64,
+    rows: i64,
+    n: i64,
+    stride: i64,
+    parts: i64,
+    floor: f32,
+    stage: i32,
+}
+
+/// Queues blocks that have a row each, or a part.
+fn blocks(source: &Source, count: usize, params: &Rules, dtype: DType, lane: &Lane) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    let kernel = lane.device().kernel(source, &types(dtype))?;
+    // SAFETY: Rules is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers.
+    unsafe { lane.launch(&kernel, [grid_size(count)?, 1, 1], THREADS, params) }
+}
+
+fn cut(params: &Rules, dtype: DType, lane: &Lane) -> Result<()> {
+    let kernel = lane.device().kernel(&CUT, &types(dtype))?;
+    // SAFETY: as above.
+    unsafe { launch_each(lane, &kernel, params.rows as usize * plane_bytes(params.n as usize), params) }
+}
+
+/// Quantizes by a rule.
+pub fn quantize(problem: &Quantization, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let (rows, parts) = (problem.rows, problem.scales());
+    let sums = (rows * 16).next_multiple_of(256);
+    let scratch = lane.scratch(sums + parts * 4)?;
+    let mut params = Rules {
+        x: at(inputs, "w", lane)?,
+        sums: scratch,
+        thresholds: scratch + sums as u64,
+        scales: at(outputs, "scale", lane)?,
+        planes: [at(outputs, "plane0", lane)?, at(outputs, "plane1", lane)?],
+        rows: rows as i64,
+        n: problem.n as i64,
+        parts: parts as i64,
+        floor: problem.options.threshold.unwrap_or_default() as f32,
+        ..Rules::default()
+    };
+    let mut stage = |source, count, stage| {
+        params.stage = stage;
+        blocks(source, count, &params, problem.dtype, lane)
+    };
+    match problem.options.rule {
+        Rule::Threshold => stage(&THRESHOLD, parts, 3)?,
+        Rule::Absmean => {
+            stage(&SIZES, rows, 0)?;
+            stage(&THRESHOLD, parts, 0)?;
+        }
+        Rule::Twn => {
+            stage(&SIZES, rows, 0)?;
+            stage(&THRESHOLD, parts, 1)?;
+            stage(&SIZES, rows, 2)?;
+            stage(&THRESHOLD, parts, 2)?;
+        }
+    }
+    cut(&params, problem.dtype, lane)
+}
+
+/// Quantizes activations, and reads back whether they were finite.
+pub fn activations(
+    problem: &Activations,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+) -> Result<()> {
+    let found = Found::new(lane)?;
+    let x = *inputs.get("x")?;
+    let params = Rules {
+        x: lane.address(x)?,
+        scales: at(outputs, "scale", lane)?,
+        q: at(outputs, "q", lane)?,
+        bad: lane.address(&found.0)?,
+        rows: problem.rows as i64,
+        n: problem.n as i64,
+        floor: problem.floor,
+        ..Rules::default()
+    };
+    blocks(&BYTES, problem.rows, &params, problem.dtype, lane)?;
+    match found.read(lane)? {
+        Some(at) => Err(problem.refuse(at, value(x, at, lane)?)),
+        None => Ok(()),
+    }
+}
+
+/// One number of a tensor.
+fn value(x: &Buffer, at: usize, lane: &Lane) -> Result<f32> {
+    let one = x.reshape(&[x.spec().shape.elements()])?.rows(at..at + 1)?;
+    Ok(lane.downloaded(&one)?.view().to_f64()[[0]] as f32)
+}
+
+/// The parameters of `products.cu`; the same struct is declared there.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Params {
+    planes: [u64; 2],
+    x: u64,
+    x_planes: [u64; 2],
+    bits: u64,
+    totals: u64,
+    x_scale: u64,
+    w_scale: u64,
+    bias: u64,
+    acc: u64,
+    y: u64,
+    rows: i64,
+    n: i64,
+    outs: i64,
+    stride: i64,
+    scales: i64,
+}
+
+/// Multiplies.
+pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let Product { rows, n, outs, dtype, form, .. } = *problem;
+    let mut params = Params {
+        planes: [at(inputs, "plane0", lane)?, at(inputs, "plane1", lane)?],
+        x: at(inputs, "x", lane)?,
+        x_planes: [at(inputs, "x_plane0", lane)?, at(inputs, "x_plane1", lane)?],
+        w_scale: at(inputs, "w_scale", lane)?,
+        bias: at(inputs, "bias", lane)?,
+        acc: at(outputs, "acc", lane)?,
+        y: at(outputs, "y", lane)?,
+        rows: rows as i64,
+        n: n as i64,
+        outs: outs as i64,
+        scales: problem.scales as i64,
+        ..Params::default()
+    };
+    prepare(problem, &mut params, outputs, lane)?;
+    if rows * outs == 0 {
+        return Ok(());
+    }
+    let whole = problem.bytes().is_multiple_of(16) && params.planes.iter().all(|at| at.is_multiple_of(16));
+    let aligned = whole && params.x_planes.iter().all(|at| at.is_multiple_of(16));
+    let of_rows = if rows == 1 { 1 } else { 4 };
+    let busy = WARPS * lane.device().facts().multiprocessors as usize;
+    let of_outs = if outs * rows.div_ceil(of_rows) >= 4 * busy { 4 } else { 1 };
+    let options = format!(
+        "{} -DFORM={} -DALIGNED={} -DOUTS={of_outs} -DROWS={of_rows} -DFN={}",
+        types(dtype),
+        form as usize,
+        usize::from(aligned),
+        function(problem.options.activation)
+    );
+    let kernel = lane.device().kernel(&PRODUCT, &options)?;
+    let grid = grid_size(outs.div_ceil(WARPS * of_outs))?;
+    // The second size of a grid is small.
+    const MOST: usize = 32768;
+    let widths = [n as u64, outs as u64, params.stride as u64, plane_bytes(n) as u64];
+    for first in (0..rows).step_by(MOST * of_rows) {
+        let (some, skipped) = ((rows - first).min(MOST * of_rows), first as u64);
+        let skip = |at: u64, bytes: u64| if at == 0 { 0 } else { at + skipped * bytes };
+        let part = Params {
+            x: skip(params.x, widths[0] * dtype.size() as u64),
+            x_planes: params.x_planes.map(|at| skip(at, widths[3])),
+            bits: skip(params.bits, widths[2]),
+            totals: skip(params.totals, 4),
+            x_scale: skip(params.x_scale, 4),
+            acc: skip(params.acc, 4 * widths[1]),
+            y: skip(params.y, widths[1] * dtype.size() as u64),
+            rows: some as i64,
+            ..params
+        };
+        let grid = [grid, some.div_ceil(of_rows) as u32, 1];
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
+        // and scratch memory has what was prepared.
+        unsafe { lane.launch(&kernel, grid, 32 * WARPS as u32, &part)? };
+    }
+    Ok(())
+}
+
+/// Makes of activations what meets the weights, in scratch memory.
+fn prepare(problem: &Product, params: &mut Params, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let Product { rows, n, dtype, .. } = *problem;
+    let mut rules = Rules { x: params.x, rows: rows as i64, n: n as i64, parts: 1, ..Rules::default() };
+    match problem.form {
+        Form::Ternary if !problem.planes => {
+            let plane = (rows * plane_bytes(n)).next_multiple_of(256);
+            let scratch = lane.scratch(2 * plane)?;
+            params.x_planes = [scratch, scratch + plane as u64];
+            rules.planes = params.x_planes;
+            cut(&rules, dtype, lane)
+        }
+        Form::I8 => {
+            // Four words of 32 cells are read at once.
+            let stride = n.next_multiple_of(128);
+            let (bits, numbers) = ((rows * stride).next_multiple_of(256), (rows * 4).next_multiple_of(256));
+            let scratch = lane.scratch(bits + 2 * numbers)?;
+            params.bits = scratch;
+            params.totals = scratch + bits as u64;
+            params.stride = stride as i64;
+            params.x_scale = match outputs.find("x_scale") {
+                Some(scales) => lane.address(scales)?,
+                None => params.totals + numbers as u64,
+            };
+            rules.q = at(outputs, "xq", lane)?;
+            (rules.bits, rules.totals, rules.scales) = (params.bits, params.totals, params.x_scale);
+            (rules.stride, rules.floor) = (stride as i64, problem.activations().floor);
+            blocks(&BYTES, rows, &rules, dtype, lane)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The parameters of `sums.cu`; the same struct is declared there.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    planes: [u64; 4],
+    acc: u64,
+    columns: u64,
+    xq: u64,
+    x: u64,
+    to: u64,
+    difference: u64,
+    bad: u64,
+    rows: i64,
+    n: i64,
+    outs: i64,
+    bytes: i64,
+    part: i64,
+}
+
+/// Queues so many threads.
+fn each(source: &Source, threads: usize, params: &Sums, dtype: DType, lane: &Lane) -> Result<()> {
+    let kernel = lane.device().kernel(source, &types(dtype))?;
+    // SAFETY: Sums is the struct that the kernels declare; the ops' checks prove that all sizes fit the buffers.
+    unsafe { launch_each(lane, &kernel, threads, params) }
+}
+
+/// Products of rows of planes.
+pub fn dot(problem: &Pairs, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let of = |name| at(inputs, name, lane);
+    let params = Sums {
+        planes: [of("a0")?, of("a1")?, of("b0")?, of("b1")?],
+        to: at(outputs, "dot", lane)?,
+        rows: problem.rows as i64,
+        bytes: problem.bytes as i64,
+        ..Sums::default()
+    };
+    each(&DOT, problem.rows * 32, &params, DType::F32, lane)
+}
+
+/// Sums of columns.
+pub fn column_sums(problem: &Weights, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let Weights { rows, n } = *problem;
+    let to = *outputs.get("column_sums")?;
+    lane.fill(to, 0)?;
+    if rows * n == 0 {
+        return Ok(());
+    }
+    // The second size of a grid is small.
+    let part = rows.div_ceil(32768).max(PART.min(rows));
+    let params = Sums {
+        planes: [at(inputs, "plane0", lane)?, at(inputs, "plane1", lane)?, 0, 0],
+        to: lane.address(to)?,
+        rows: rows as i64,
+        n: n as i64,
+        bytes: plane_bytes(n) as i64,
+        part: part as i64,
+        ..Sums::default()
+    };
+    let kernel = lane.device().kernel(&COLUMNS, &types(DType::F32))?;
+    let grid = [grid_size(n.div_ceil(THREADS as usize))?, rows.div_ceil(part) as u32, 1];
+    // SAFETY: as above.
+    unsafe { lane.launch(&kernel, grid, THREADS, &params) }
+}
+
+/// Proves sums, and reads back whether they are right.
+pub fn verify_sums(problem: &Proof, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let found = Found::new(lane)?;
+    let difference = *outputs.get("difference")?;
+    let params = Sums {
+        acc: at(inputs, "acc", lane)?,
+        columns: at(inputs, "column_sums", lane)?,
+        xq: at(inputs, "xq", lane)?,
+        difference: lane.address(difference)?,
+        bad: lane.address(&found.0)?,
+        rows: problem.rows as i64,
+        n: problem.n as i64,
+        outs: problem.outs as i64,
+        ..Sums::default()
+    };
+    each(&PROOF, problem.rows * 32, &params, DType::F32, lane)?;
+    match found.read(lane)? {
+        Some(row) => Err(problem.refuse(row, lane.downloaded(difference)?.view().slice::<i64>()?[row])),
+        None => Ok(()),
+    }
+}
+
+/// The place of the largest of each row.
+pub fn argmax(problem: &Rows, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let rows = problem.shape.elements() / problem.n;
+    let params = Sums {
+        x: at(inputs, "x", lane)?,
+        to: at(outputs, "class", lane)?,
+        rows: rows as i64,
+        n: problem.n as i64,
+        ..Sums::default()
+    };
+    each(&ARGMAX, rows, &params, problem.dtype, lane)
+}

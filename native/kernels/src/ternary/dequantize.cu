@@ -1,0 +1,20 @@
+// Ternary numbers in planes times their scale. A thread has one number.
+
+struct Params {
+    const unsigned char* plane0;
+    const unsigned char* plane1;
+    const float* scale;
+    float* w;
+    i64 rows, n;
+    int per_row;
+};
+
+extern "C" __global__ void dequantize_ternary(Params p) {
+    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= p.rows * p.n) return;
+    i64 row = at / p.n, i = at % p.n, byte = row * ((p.n + 7) / 8) + i / 8;
+    int value = (p.plane0[byte] >> (i % 8) & 1) - (p.plane1[byte] >> (i % 8) & 1);
+    float scale = p.scale[p.per_row ? row : 0];
+    // No scale makes anything but 0 of 0.
+    p.w[at] = value == 0 ? 0.0f : value > 0 ? scale : -scale;
+}

@@ -1,0 +1,161 @@
+//! Ternary numbers times their scale, as floats:
+//!
+//! ```text
+//! w = scale q          q of planes, where cells that are no value are 0
+//! ```
+
+use super::layouts::{Grid, Layout, N, Options as Sizes};
+use super::{one_or, plane};
+use crate::cpu::pool::{self, Shared};
+use crate::cuda::{Buffer, Lane, Source, launch_each, types};
+use crate::error::Result;
+use crate::op::{Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// So many numbers are worth waking another thread.
+const WORTH_SHARING: usize = 1 << 17;
+
+const SOURCE: Source = Source { name: "dequantize_ternary", text: include_str!("dequantize.cu") };
+
+/// Planes and their scale to floats.
+pub struct DequantizeTernary;
+
+/// The options.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Cells of a row; all there is room for by default.
+    pub n: Option<usize>,
+}
+
+/// A checked call.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    grid: Grid,
+    /// How many scales there are, 1 or one for each row.
+    scales: usize,
+}
+
+impl Problem {
+    fn spec(&self) -> Result<Spec> {
+        Spec::new(DType::F32, &[&self.grid.leading[..], &[self.grid.n]].concat())
+    }
+
+    fn scale(&self, row: usize) -> usize {
+        if self.scales == 1 { 0 } else { row }
+    }
+
+    /// The bytes of a row of a plane.
+    fn row<'a>(&self, plane: &'a [u8], row: usize) -> &'a [u8] {
+        let bytes = super::plane_bytes(self.grid.n);
+        &plane[row * bytes..][..bytes]
+    }
+}
+
+/// Of a value of -1, 0 or 1, so that no scale makes anything but 0 of 0.
+fn scaled(plane0: u8, plane1: u8, bit: usize, scale: f32) -> f32 {
+    match (plane0 >> bit & 1, plane1 >> bit & 1) {
+        (1, 0) => scale,
+        (0, 1) => -scale,
+        _ => 0.0,
+    }
+}
+
+fn write(w: &mut [f32], plane0: &[u8], plane1: &[u8], scale: f32) {
+    for ((w, &plane0), &plane1) in w.chunks_mut(8).zip(plane0).zip(plane1) {
+        w.iter_mut().enumerate().for_each(|(bit, w)| *w = scaled(plane0, plane1, bit, scale));
+    }
+}
+
+/// The parameters of `dequantize.cu`; the same struct is declared there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    plane0: u64,
+    plane1: u64,
+    scale: u64,
+    w: u64,
+    rows: i64,
+    n: i64,
+    per_row: i32,
+}
+
+impl Op for DequantizeTernary {
+    const NAME: &'static str = "dequantize_ternary";
+    const ABOUT: &'static str = "Ternary numbers in planes times their scale, as f32";
+    const INPUTS: &'static [Slot] =
+        &[plane("plane0", "(O, P)"), plane("plane1", "(O, P)"), Slot::new("scale", "(O|1)").exactly(DType::F32)];
+    const STORAGE: &'static [DType] = super::STORAGE;
+    const OPTIONS: &'static [OptionDoc] = &[N];
+    const COTANGENTS: &'static [&'static str] = &[];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let planes = ["plane0", "plane1"].iter().map(|&name| Ok((name, *inputs.get(name)?)));
+        let planes: Named<Spec> = planes.collect::<Result<Vec<_>>>()?.into_iter().collect();
+        let grid = Grid::given(&planes, &Sizes { n: options.n, ..Sizes::default() })?;
+        one_or(inputs, "scale", grid.rows)?;
+        debug_assert_eq!(grid.layout, Layout::Planes);
+        Ok(Problem { scales: inputs.get("scale")?.shape.elements(), grid })
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        Ok([("w", problem.spec()?)].into_iter().collect())
+    }
+
+    fn cpu(
+        problem: &Problem,
+        inputs: &Named<View>,
+        mut outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        let (plane0, plane1) = (inputs.get("plane0")?.bytes(), inputs.get("plane1")?.bytes());
+        let scales = inputs.get("scale")?.slice::<f32>()?;
+        let w = Shared::new(outputs.expect("w")?.slice::<f32>()?);
+        let Grid { rows, n, .. } = problem.grid;
+        let threads = pool::worth(exec.threads, rows * n, WORTH_SHARING);
+        pool::for_each(threads, rows, |row| {
+            // SAFETY: no two rows share a number.
+            let w = unsafe { w.part(row * n, n) };
+            write(w, problem.row(plane0, row), problem.row(plane1, row), scales[problem.scale(row)]);
+        })
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        let bytes = |name: &str| -> Result<Vec<u8>> { Ok(inputs.get(name)?.iter().map(|&byte| byte as u8).collect()) };
+        let (plane0, plane1, scale) = (bytes("plane0")?, bytes("plane1")?, inputs.get("scale")?);
+        let n = problem.grid.n;
+        let cell = |at: usize| {
+            let (row, i) = (at / n, at % n);
+            let bit = |plane: &[u8]| f64::from(problem.row(plane, row)[i / 8] >> (i % 8) & 1);
+            match bit(&plane0) - bit(&plane1) {
+                0.0 => 0.0,
+                value => value * scale.as_slice().expect("in order")[problem.scale(row)],
+            }
+        };
+        let values = (0..problem.grid.rows * n).map(cell).collect();
+        let w = ArrayD::from_shape_vec(&problem.spec()?.shape[..], values).expect("as many values as the shape says");
+        Ok([("w", w)].into_iter().collect())
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        let at = |name: &str| lane.address(inputs.get(name)?);
+        let Grid { rows, n, .. } = problem.grid;
+        let params = Params {
+            plane0: at("plane0")?,
+            plane1: at("plane1")?,
+            scale: at("scale")?,
+            w: lane.address(outputs.get("w")?)?,
+            rows: rows as i64,
+            n: n as i64,
+            per_row: (problem.scales != 1).into(),
+        };
+        let kernel = lane.device().kernel(&SOURCE, &types(DType::F32))?;
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers.
+        unsafe { launch_each(lane, &kernel, rows * n, &params) }
+    }
+}

@@ -1,0 +1,286 @@
+//! The layouts of ternary numbers, and conversions between them, each by name:
+//!
+//! ```text
+//! values       I8 (..., n)            -1, 0 or 1
+//! planes       two U8 (..., n / 8)    cell i at bit i mod 8 of byte i / 8
+//! packed2      U8 (..., n / 4)        code 2 bit0 + bit1 of cell i at bits 2 (i mod 4) and one up of byte i / 4
+//! offset_rows  U8 (rows / 4, n)       code value + 1, 3 is none; with R = rows / 4, row i R + r is in byte row r at
+//!                                     bits 2 i: public BitNet checkpoints
+//! byte_planes  two U8 (..., n)        a byte of 0 or 1 for each bit, to exchange with others
+//! ```
+//!
+//! Quotients are rounded up, and cells that are not there are written as 0; missing rows of `offset_rows` are code 0,
+//! which reads as -1: say how many rows there are.
+
+use super::{cpu, cuda, plane, reference, split_last, wrong};
+use crate::cuda::{Buffer, Lane};
+use crate::error::{Error, Kind, Result};
+use crate::op::{Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// A layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// A byte a cell, with its value.
+    Values,
+    /// Two planes of bits.
+    Planes,
+    /// Two neighbouring bits a cell.
+    Packed2,
+    /// Two bits a cell, of four rows in a byte.
+    OffsetRows,
+    /// Two planes of bytes.
+    BytePlanes,
+}
+
+impl Layout {
+    /// All of them, in the order of their numbers in CUDA sources.
+    pub const ALL: [Layout; 5] =
+        [Layout::Values, Layout::Planes, Layout::Packed2, Layout::OffsetRows, Layout::BytePlanes];
+
+    /// The names of its tensors.
+    pub fn tensors(self) -> &'static [&'static str] {
+        match self {
+            Layout::Values => &["values"],
+            Layout::Planes => &["plane0", "plane1"],
+            Layout::Packed2 => &["packed2"],
+            Layout::OffsetRows => &["offset_rows"],
+            Layout::BytePlanes => &["byte0", "byte1"],
+        }
+    }
+
+    fn dtype(self) -> DType {
+        if self == Layout::Values { DType::I8 } else { DType::U8 }
+    }
+
+    /// How many cells of a row a byte holds.
+    pub fn in_byte(self) -> usize {
+        match self {
+            Layout::Planes => 8,
+            Layout::Packed2 => 4,
+            _ => 1,
+        }
+    }
+
+    /// Its number in CUDA sources.
+    pub fn number(self) -> usize {
+        Layout::ALL.iter().position(|&one| one == self).unwrap_or_default()
+    }
+}
+
+/// What to do with cells that are no value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnSentinel {
+    /// Fail, naming the first.
+    #[default]
+    Error,
+    /// Write them as 0.
+    Zero,
+    /// The same; who calls warns of those that there were.
+    Warn,
+}
+
+/// What tells cells of a layout apart that its shape does not tell.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// The layout to convert to; planes by default.
+    pub to: Option<Layout>,
+    /// Cells of a row, of planes and packed2; as many as there is room for by default.
+    pub n: Option<usize>,
+    /// Rows of offset_rows, likewise.
+    pub rows: Option<usize>,
+    /// What to do with cells that are no value; an error by default.
+    pub on_sentinel: OnSentinel,
+}
+
+/// The documentation of `n`.
+pub const N: OptionDoc = OptionDoc {
+    name: "n",
+    takes: "integer",
+    help: "cells of a row of planes or packed2; all there is room for by default",
+};
+
+/// The documentation of `rows`.
+pub const ROWS: OptionDoc =
+    OptionDoc { name: "rows", takes: "integer", help: "rows of offset_rows; all there is room for by default" };
+
+/// The tensors of all layouts, of which those of one are given.
+pub const SLOTS: &[Slot] = &[
+    Slot::new("values", "(..., N)").exactly(DType::I8).optional(),
+    plane("plane0", "(..., P)").optional(),
+    plane("plane1", "(..., P)").optional(),
+    plane("packed2", "(..., P)").optional(),
+    plane("offset_rows", "(R, N)").optional(),
+    plane("byte0", "(..., N)").optional(),
+    plane("byte1", "(..., N)").optional(),
+];
+
+/// Cells in some layout: their sizes.
+#[derive(Clone, Debug)]
+pub struct Grid {
+    /// The layout.
+    pub layout: Layout,
+    /// The sizes of the axes before the last.
+    pub leading: Vec<usize>,
+    /// Their product.
+    pub rows: usize,
+    /// Cells of a row.
+    pub n: usize,
+}
+
+impl Grid {
+    /// The cells that are given, in the one layout whose tensors are there.
+    pub fn given(inputs: &Named<Spec>, options: &Options) -> Result<Grid> {
+        let mut there = Layout::ALL.into_iter().filter(|l| l.tensors().iter().any(|name| inputs.find(name).is_some()));
+        let (layout, second) = (there.next(), there.next());
+        let (Some(layout), None) = (layout, second) else {
+            let got = if layout.is_none() { "none" } else { "several" };
+            let error = Error::new(Kind::Argument, layout.map_or("values", |layout| layout.tensors()[0]));
+            return Err(error
+                .expected("the tensors of one layout: values, plane0 and plane1, packed2, offset_rows, byte0 and byte1")
+                .got(got));
+        };
+        let name = layout.tensors()[0];
+        let spec = inputs.get(name)?;
+        for other in layout.tensors() {
+            let got = inputs.get(other)?;
+            if got.shape != spec.shape {
+                return Err(wrong(other, &spec.shape.to_string(), got));
+            }
+        }
+        let grid = Grid::of(layout, name, spec, options)?;
+        match grid.rows.checked_mul(grid.n) {
+            Some(cells) if cells <= i32::MAX as usize => Ok(grid),
+            _ => Err(Error::new(Kind::Size, name).expected("fewer than 2^31 cells").got(spec)),
+        }
+    }
+
+    fn of(layout: Layout, name: &str, spec: &Spec, options: &Options) -> Result<Grid> {
+        let (before, last) = split_last(name, "(..., N)", spec)?;
+        let n = room("n", options.n, last, layout.in_byte())?;
+        if layout != Layout::OffsetRows {
+            if let Some(rows) = options.rows {
+                super::agree("rows", Some(rows), before.iter().product())?;
+            }
+            return Ok(Grid { layout, leading: before.to_vec(), rows: before.iter().product(), n });
+        }
+        let &[quarter] = before else { return Err(wrong(name, "(R, N)", spec)) };
+        let rows = room("rows", options.rows, quarter, 4)?;
+        Ok(Grid { layout, leading: vec![rows], rows, n })
+    }
+
+    /// The same cells in another layout.
+    pub fn to(&self, layout: Layout) -> Grid {
+        Grid { layout, ..self.clone() }
+    }
+
+    /// Byte rows of `offset_rows`.
+    pub fn quarter(&self) -> usize {
+        self.rows.div_ceil(4)
+    }
+
+    /// The tensors.
+    pub fn specs(&self) -> Result<Named<Spec>> {
+        let mut dims = if self.layout == Layout::OffsetRows { vec![self.quarter()] } else { self.leading.clone() };
+        dims.push(self.n.div_ceil(self.layout.in_byte()));
+        let spec = Spec::new(self.layout.dtype(), &dims)?;
+        Ok(self.layout.tensors().iter().map(|&name| (name, spec)).collect())
+    }
+
+    /// Their bytes, of one tensor twice.
+    pub fn bytes<'a>(&self, inputs: &Named<View<'a>>) -> Result<[&'a [u8]; 2]> {
+        let names = self.layout.tensors();
+        let bytes = |name: &str| inputs.get(name).map(View::bytes);
+        Ok([bytes(names[0])?, bytes(names[names.len() - 1])?])
+    }
+
+    /// The error of cells that are no value: how many, and which is the first, counted row by row.
+    pub fn refuse(&self, count: usize, first: usize) -> Error {
+        let (row, cell) = (first / self.n.max(1), first % self.n.max(1));
+        let hint = match self.layout {
+            Layout::Values => "Quantize first, or say on_sentinel: \"zero\" to read them as 0",
+            _ => "Is it this layout? Say on_sentinel: \"zero\" or \"warn\" to read them as 0",
+        };
+        Error::new(Kind::Argument, self.layout.tensors()[0])
+            .expected("cells of -1, 0 or 1")
+            .got(format_args!("{count} that are none, the first in row {row} at {cell}"))
+            .hint(hint)
+    }
+}
+
+/// A number of cells that fills so many bytes.
+fn room(name: &str, option: Option<usize>, bytes: usize, in_byte: usize) -> Result<usize> {
+    match option {
+        None => Ok(bytes * in_byte),
+        Some(count) if count.div_ceil(in_byte) == bytes => Ok(count),
+        Some(count) => Err(Error::new(Kind::Option, name)
+            .expected(format_args!("a number that takes {bytes} bytes of {in_byte}"))
+            .got(count)),
+    }
+}
+
+/// A checked conversion.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// What is given.
+    pub from: Grid,
+    /// What is wanted.
+    pub to: Grid,
+    /// What to do with cells that are no value.
+    pub on_sentinel: OnSentinel,
+}
+
+/// A conversion from the layout whose tensors are given.
+pub struct ConvertTernary;
+
+impl Op for ConvertTernary {
+    const NAME: &'static str = "convert_ternary";
+    const ABOUT: &'static str = "Ternary numbers from one layout to another; -1, 0 and 1 to planes and back";
+    const INPUTS: &'static [Slot] = SLOTS;
+    const STORAGE: &'static [DType] = super::STORAGE;
+    const OPTIONS: &'static [OptionDoc] = &[
+        OptionDoc { name: "to", takes: "text", help: "values, planes (default), packed2, offset_rows or byte_planes" },
+        N,
+        ROWS,
+        OptionDoc {
+            name: "on_sentinel",
+            takes: "text",
+            help: "for cells that are no value: error (default), zero or warn",
+        },
+    ];
+    const COTANGENTS: &'static [&'static str] = &[];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let from = Grid::given(inputs, options)?;
+        let to = from.to(options.to.unwrap_or(Layout::Planes));
+        Ok(Problem { from, to, on_sentinel: options.on_sentinel })
+    }
+
+    /// The tensors of the layout, how many cells were no value, and the first of them or -1.
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let mut outputs = problem.to.specs()?;
+        outputs.push("sentinels", Spec::new(DType::I32, &[1])?);
+        outputs.push("first", Spec::new(DType::I64, &[1])?);
+        Ok(outputs)
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::cells::convert(problem, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::convert(problem, inputs)
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::convert(problem, inputs, outputs, lane)
+    }
+}

@@ -1,0 +1,221 @@
+//! The dense layer with weights that are made ternary by a rule each time, `y = x (s q)^T + bias`; and all products of one
+//! matrix in planes, as golden values have them.
+
+use super::products::{F32, Form, I8, Matmul, Options as Ends, Ternary};
+use super::rules::{self, QuantizeTernary, RULES};
+use super::{agree, by_steps, plane};
+use crate::activations::{Activation, NAMES};
+use crate::cuda::{Buffer, Lane};
+use crate::error::Result;
+use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::place::Place;
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::Deserialize;
+
+/// The options.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// The weights' rule.
+    pub rule: rules::Rule,
+    /// Its threshold.
+    pub threshold: Option<f64>,
+    /// Whether each row has its own scale.
+    pub per_row: bool,
+    /// What x is when it meets the weights; bytes by default.
+    pub activations: Form,
+    /// What is done with y.
+    pub activation: Option<Activation>,
+}
+
+impl Options {
+    fn rules(&self) -> rules::Options {
+        rules::Options { rule: self.rule, threshold: self.threshold, per_row: self.per_row }
+    }
+}
+
+/// A checked call.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    x: Spec,
+    weights: rules::Problem,
+    options: Options,
+    dtype: DType,
+}
+
+/// The layer.
+pub struct TernaryLinear;
+
+impl Op for TernaryLinear {
+    const NAME: &'static str = "ternary_linear";
+    const ABOUT: &'static str = "Dense layer of float weights that a rule makes ternary";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("x", "(..., I)"),
+        Slot::new("w", "(O, I)"),
+        Slot::new("bias", "(O)").exactly(DType::F32).optional(),
+    ];
+    const STORAGE: &'static [DType] = super::STORAGE;
+    const OPTIONS: &'static [OptionDoc] = &[
+        RULES[0],
+        RULES[1],
+        RULES[2],
+        OptionDoc {
+            name: "activations",
+            takes: "text",
+            help: "what x is in the product: i8 (default), ternary or f32",
+        },
+        OptionDoc { name: "activation", takes: "text", help: NAMES },
+    ];
+    const COTANGENTS: &'static [&'static str] = &[];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let (x, w) = (inputs.get("x")?, inputs.get("w")?);
+        let weights = rules::Problem::new("w", w, &options.rules())?;
+        if x.shape.last() != Some(&weights.n) || weights.leading.len() != 1 {
+            return Err(op::wrong_shape("w", "(O, I) with the last axis of x as I", w));
+        }
+        op::same_shape(inputs, "bias", &weights.leading)?;
+        Ok(Problem { x: *x, weights, options: *options, dtype: x.dtype })
+    }
+
+    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        let (_, leading) = problem.x.shape.split_last().expect("it has a last axis");
+        let y = Spec::new(problem.dtype, &[leading, &problem.weights.leading[..]].concat())?;
+        Ok([("y", y)].into_iter().collect())
+    }
+
+    by_steps!();
+}
+
+fn steps<'a, P: Place>(
+    place: &P,
+    problem: &Problem,
+    inputs: &Named<P::View<'a>>,
+    mut outputs: Named<P::ViewMut<'a>>,
+) -> Result<()> {
+    let Problem { weights, options, .. } = problem;
+    let dims = [&problem.x.shape[..problem.x.shape.len() - 1], &weights.leading[..]].concat();
+    let mut sums = place.empty(Spec::new(DType::I32, &dims)?)?;
+    let mut planes = [place.empty(weights.plane()?)?, place.empty(weights.plane()?)?];
+    let mut scale = place.empty(Spec::new(DType::F32, &[weights.scales()])?)?;
+    let [plane0, plane1] = planes.each_mut().map(P::view_mut);
+    let made = [("plane0", plane0), ("plane1", plane1), ("scale", P::view_mut(&mut scale))].into_iter().collect();
+    place.call::<QuantizeTernary>(&options.rules(), op::named([("w", inputs.find("w").map(P::briefly))]), made)?;
+    let [plane0, plane1] = planes.each_ref().map(P::view);
+    let given = op::named([
+        ("x", inputs.find("x").map(P::briefly)),
+        ("plane0", Some(plane0)),
+        ("plane1", Some(plane1)),
+        ("w_scale", Some(P::view(&scale))),
+        ("bias", inputs.find("bias").map(P::briefly)),
+    ]);
+    let mut to: Named<_> = [("y", P::briefly_mut(outputs.expect("y")?))].into_iter().collect();
+    let ends = Ends { activation: options.activation, return_sums: false };
+    let done = match options.activations {
+        Form::I8 => place.call::<Matmul<I8>>(&ends, given, to),
+        Form::F32 => place.call::<Matmul<F32>>(&ends, given, to),
+        Form::Ternary => {
+            to.push("acc", P::view_mut(&mut sums));
+            place.call::<Matmul<Ternary>>(&ends, given, to)
+        }
+    };
+    done
+}
+
+/// All products of one matrix.
+pub mod all {
+    use super::*;
+
+    /// The sizes, which must be those of the tensors where they are given.
+    #[derive(Clone, Copy, Debug, Default, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Sizes {
+        /// Rows of the weights.
+        pub out: Option<usize>,
+        /// Cells of a row.
+        #[serde(rename = "in")]
+        pub inputs: Option<usize>,
+    }
+
+    /// A checked call.
+    #[derive(Clone, Debug)]
+    pub struct Problem {
+        leading: Vec<usize>,
+        n: usize,
+        outs: usize,
+        dtype: DType,
+    }
+
+    /// The products.
+    pub struct TernaryMatmul;
+
+    impl Op for TernaryMatmul {
+        const NAME: &'static str = "ternary_matmul";
+        const ABOUT: &'static str = "All products of activations and ternary weights, with their sums";
+        const INPUTS: &'static [Slot] = &[
+            Slot::new("x", "(..., I)"),
+            plane("plane0", "(O, P)"),
+            plane("plane1", "(O, P)"),
+            Slot::new("w_scale", "(O|1)").exactly(DType::F32),
+        ];
+        const STORAGE: &'static [DType] = crate::ternary::STORAGE;
+        const OPTIONS: &'static [OptionDoc] = &[
+            OptionDoc { name: "out", takes: "integer", help: "rows of the weights, to prove them" },
+            OptionDoc { name: "in", takes: "integer", help: "columns of x, to prove them" },
+        ];
+        const COTANGENTS: &'static [&'static str] = &[];
+
+        type Options = Sizes;
+        type Problem = Problem;
+
+        fn check(inputs: &Named<Spec>, options: &Sizes) -> Result<Problem> {
+            Matmul::<I8>::check(inputs, &Ends::default()).and_then(|product| {
+                agree("in", options.inputs, product.n)?;
+                agree("out", options.out, product.outs)?;
+                Ok(Problem { leading: product.leading, n: product.n, outs: product.outs, dtype: product.dtype })
+            })
+        }
+
+        fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+            let of = |dtype, last: usize| Spec::new(dtype, &[&problem.leading[..], &[last]].concat());
+            let outputs = [
+                ("xq", of(DType::I8, problem.n)?),
+                ("x_scale", Spec::new(DType::F32, &problem.leading)?),
+                ("acc_i8", of(DType::I32, problem.outs)?),
+                ("acc_ternary", of(DType::I32, problem.outs)?),
+                ("y_i8", of(problem.dtype, problem.outs)?),
+                ("y_f32", of(problem.dtype, problem.outs)?),
+            ];
+            Ok(outputs.into_iter().collect())
+        }
+
+        by_steps!();
+    }
+
+    fn steps<'a, P: Place>(
+        place: &P,
+        _: &Problem,
+        inputs: &Named<P::View<'a>>,
+        mut outputs: Named<P::ViewMut<'a>>,
+    ) -> Result<()> {
+        let mut take = |names: &[(&'static str, &str)]| -> Result<Named<P::ViewMut<'a>>> {
+            names.iter().map(|&(of, name)| Ok((of, outputs.expect(name)?))).collect()
+        };
+        let (bytes, signs, floats) = (
+            take(&[("xq", "xq"), ("x_scale", "x_scale"), ("acc", "acc_i8"), ("y", "y_i8")])?,
+            take(&[("acc", "acc_ternary")])?,
+            take(&[("y", "y_f32")])?,
+        );
+        let given = |names: &[&'static str]| -> Named<P::View<'a>> {
+            names.iter().filter_map(|&name| Some((name, P::briefly(inputs.find(name)?)))).collect()
+        };
+        let all = ["x", "plane0", "plane1", "w_scale"];
+        place.call::<Matmul<I8>>(&Ends { return_sums: true, ..Ends::default() }, given(&all), bytes)?;
+        place.call::<Matmul<Ternary>>(&Ends::default(), given(&all[..3]), signs)?;
+        place.call::<Matmul<F32>>(&Ends::default(), given(&all), floats)
+    }
+}

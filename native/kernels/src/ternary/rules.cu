@@ -1,0 +1,138 @@
+// Floats to ternary numbers and to bytes: sums of sizes, thresholds, planes, bytes.
+
+struct Params {
+    const STORAGE* x;
+    double* sums;        // of each row: sum of sizes, and how many
+    float* thresholds;   // one, or one for each row
+    float* scales;
+    unsigned char* plane0;
+    unsigned char* plane1;
+    signed char* q;      // as it lies
+    signed char* bits;   // as products want it, rows of `stride`
+    int* totals;         // sums of q
+    unsigned long long* bad;
+    i64 rows, n, stride, parts;
+    float floor;
+    int stage;
+};
+
+constexpr int THREADS = 256;
+
+template <class T, class F>
+__device__ __forceinline__ T reduced(T value, T* shared, F join) {
+    shared[threadIdx.x] = value;
+    __syncthreads();
+    for (int step = THREADS / 2; step > 0; step /= 2) {
+        if (threadIdx.x < step) shared[threadIdx.x] = join(shared[threadIdx.x], shared[threadIdx.x + step]);
+        __syncthreads();
+    }
+    T all = shared[0];
+    __syncthreads();
+    return all;
+}
+
+// Stage 0 sums all sizes of a row, stage 2 those above the threshold; NaN belongs to both. A block has a row.
+extern "C" __global__ void ternary_sizes(Params p) {
+    __shared__ double shared[THREADS];
+    auto add = [](double a, double b) { return a + b; };
+    i64 row = blockIdx.x;
+    float above = p.stage == 0 ? -1.0f : p.thresholds[p.parts == 1 ? 0 : row];
+    double sum = 0.0, count = 0.0;
+    for (i64 i = threadIdx.x; i < p.n; i += THREADS) {
+        float size = fabsf(widen(p.x[row * p.n + i]));
+        if (!(size <= above)) {
+            sum += size;
+            count += 1.0;
+        }
+    }
+    sum = reduced(sum, shared, add);
+    count = reduced(count, shared, add);
+    if (threadIdx.x == 0) {
+        p.sums[2 * row] = sum;
+        p.sums[2 * row + 1] = count;
+    }
+}
+
+// Stage 0 makes absmean's threshold and scale, stage 1 twn's threshold, stage 2 its scale; stage 3 takes the threshold
+// that is given as floor. A block has a part: a row, or all of them.
+extern "C" __global__ void ternary_threshold(Params p) {
+    __shared__ double shared[THREADS];
+    auto add = [](double a, double b) { return a + b; };
+    i64 part = blockIdx.x, per = p.parts == 1 ? p.rows : 1;
+    double sum = 0.0, count = 0.0;
+    if (p.stage != 3) {
+        for (i64 row = threadIdx.x; row < per; row += THREADS) {
+            sum += p.sums[2 * (part * per + row)];
+            count += p.sums[2 * (part * per + row) + 1];
+        }
+    }
+    sum = reduced(sum, shared, add);
+    count = reduced(count, shared, add);
+    if (threadIdx.x != 0) return;
+    double mean = count == 0.0 ? 0.0 : sum / count;
+    if (p.stage == 0) {
+        float scale = (float)(mean < 1e-5 ? 1e-5 : mean);
+        p.scales[part] = scale;
+        p.thresholds[part] = scale / 2.0f;
+    } else if (p.stage == 1) {
+        p.thresholds[part] = __fmul_rn(0.7f, (float)mean);
+    } else if (p.stage == 2) {
+        p.scales[part] = (float)mean;
+    } else {
+        p.scales[part] = 1.0f;
+        p.thresholds[part] = p.floor;
+    }
+}
+
+// The planes by thresholds; without any, by 0. A thread has a byte.
+extern "C" __global__ void ternary_cut(Params p) {
+    i64 bytes = (p.n + 7) / 8, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= p.rows * bytes) return;
+    i64 row = at / bytes, begin = at % bytes * 8;
+    float threshold = p.thresholds ? p.thresholds[p.parts == 1 ? 0 : row] : 0.0f;
+    int plane0 = 0, plane1 = 0;
+    for (int j = 0; j < 8 && begin + j < p.n; j++) {
+        float value = widen(p.x[row * p.n + begin + j]);
+        plane0 |= (value > threshold) << j;
+        plane1 |= (value < -threshold) << j;
+    }
+    p.plane0[at] = plane0;
+    p.plane1[at] = plane1;
+}
+
+// Bytes of a row and its scale; of a row that is not finite zeros and NaN. A block has a row.
+//
+// Products read 32 cells as 8 words, of which word b has cells b, 8 + b, 16 + b and 24 + b.
+extern "C" __global__ void ternary_bytes(Params p) {
+    __shared__ unsigned largest_of[THREADS];
+    __shared__ int totals[THREADS];
+    i64 row = blockIdx.x;
+    const STORAGE* x = p.x + row * p.n;
+    unsigned most = 0;
+    for (i64 i = threadIdx.x; i < p.n; i += THREADS) {
+        unsigned size = __float_as_uint(widen(x[i])) & 0x7fffffff;
+        most = size > most ? size : most;
+        if (size >= 0x7f800000 && p.bad) atomicMin(p.bad, (unsigned long long)(row * p.n + i));
+    }
+    most = reduced(most, largest_of, [](unsigned a, unsigned b) { return a > b ? a : b; });
+    bool finite = most < 0x7f800000;
+    float largest = fmaxf(__uint_as_float(most), p.floor);
+    float inverse = finite ? __fdiv_rn(127.0f, largest) : 0.0f;
+    int total = 0;
+    i64 end = p.bits ? p.stride : p.n;
+    for (i64 i = threadIdx.x; i < end; i += THREADS) {
+        int value = 0;
+        if (i < p.n && finite) {
+            value = __float2int_rn(__fmul_rn(widen(x[i]), inverse));
+            value = value > 127 ? 127 : value < -127 ? -127 : value;
+        }
+        total += value;
+        if (p.q && i < p.n) p.q[row * p.n + i] = value;
+        if (p.bits) p.bits[row * p.stride + i / 32 * 32 + i % 8 * 4 + i % 32 / 8] = value;
+    }
+    total = reduced(total, totals, [](int a, int b) { return a + b; });
+    if (threadIdx.x == 0) {
+        p.scales[row] = finite ? __fdiv_rn(largest, 127.0f) : __uint_as_float(0x7fc00000);
+        if (p.totals) p.totals[row] = total;
+    }
+}

@@ -1,0 +1,46 @@
+//! Counts of the values among ternary numbers, and of the cells that are none.
+
+use super::layouts::{Grid, N, Options, ROWS, SLOTS};
+use super::{cpu, cuda, reference};
+use crate::cuda::{Buffer, Lane};
+use crate::error::Result;
+use crate::op::{Named, Op, OptionDoc, Slot};
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+
+/// The counts.
+pub struct StatsTernary;
+
+impl Op for StatsTernary {
+    const NAME: &'static str = "stats_ternary";
+    const ABOUT: &'static str = "Counts of -1, 0, +1 and sentinels among ternary numbers, and the first sentinel";
+    const INPUTS: &'static [Slot] = SLOTS;
+    const STORAGE: &'static [DType] = super::STORAGE;
+    const OPTIONS: &'static [OptionDoc] = &[N, ROWS];
+    const COTANGENTS: &'static [&'static str] = &[];
+
+    type Options = Options;
+    type Problem = Grid;
+
+    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Grid> {
+        Grid::given(inputs, options)
+    }
+
+    /// `counts` of -1, 0, +1 and sentinels, and the `first` sentinel, counted row by row, or -1.
+    fn outputs(_: &Grid) -> Result<Named<Spec>> {
+        let of = |count| Spec::new(DType::I64, &[count]);
+        Ok([("counts", of(4)?), ("first", of(1)?)].into_iter().collect())
+    }
+
+    fn cpu(grid: &Grid, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::cells::stats(grid, inputs, outputs, exec)
+    }
+
+    fn reference(grid: &Grid, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::stats(grid, inputs)
+    }
+
+    fn cuda(grid: &Grid, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::stats(grid, inputs, outputs, lane)
+    }
+}
