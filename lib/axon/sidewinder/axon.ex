@@ -578,6 +578,64 @@ defmodule Sidewinder.Axon do
   end
 
   @doc """
+  Adds a dense layer of so many `units` whose weights are ternary when they are used, `Sidewinder.Ternary.dense/3`.
+
+  The parameters are floats, as those of `linear/3`, and are trained straight through what makes them ternary.
+  `Sidewinder.Kernel.Ternary` runs what was trained on two bits a weight.
+
+  | name     | shape            | start                          |
+  | -------- | ---------------- | ------------------------------ |
+  | `kernel` | `{units, width}` | uniform within 1 / sqrt(width) |
+  | `bias`   | `{units}`        | zero                           |
+
+  ## Options
+
+    * `:rule` - `:absmean`, `:twn` or `:threshold`, as in `Sidewinder.Ternary.quantize/2`. Defaults to `:absmean`.
+
+    * `:threshold` - that of the rule `:threshold`
+
+    * `:per_row` - whether each unit has its own scale. Defaults to `false`.
+
+    * `:use_bias` - whether to add a bias. Defaults to `true`.
+
+    * `:kernel_initializer`, `:bias_initializer` - other initializers
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, 8}) |> Sidewinder.Axon.ternary_dense(3)
+      iex> Axon.get_output_shape(model, Nx.template({2, 8}, :f32)).shape
+      {2, 3}
+  """
+  @doc type: :linear
+  @spec ternary_dense(Axon.t(), pos_integer, keyword) :: Axon.t()
+  def ternary_dense(%Axon{} = x, units, opts \\ []) do
+    known = [
+      rule: {:absmean, [:absmean, :twn, :threshold]},
+      threshold: {nil, :number},
+      per_row: {false, :flag},
+      use_bias: {true, :flag}
+    ]
+
+    opts = options!(:ternary_dense, opts, @layer ++ known ++ @weights)
+    unless fits?(:size, units), do: raise(wrong(:ternary_dense, :units, expected(:size), units))
+
+    params =
+      by_width([
+        {"kernel", &{units, &1}, opts.kernel_initializer || (&uniform/3)},
+        opts.use_bias && {"bias", fn _ -> {units} end, opts.bias_initializer || :zeros}
+      ])
+
+    rule =
+      for {name, value} <- Map.take(opts, [:rule, :threshold, :per_row]),
+          value != nil,
+          do: {name, value}
+
+    layer(:ternary_dense, [x], params, opts, fn [x], params ->
+      Sidewinder.Ternary.dense(x, params["kernel"], [bias: params["bias"]] ++ rule)
+    end)
+  end
+
+  @doc """
   Adds attention of layers of queries, keys and values, `Sidewinder.attention/4`. It has no parameters.
 
   `q` is `{batch, heads, queries, width}`, `k` and `v` `{batch, key_heads, keys, width}`, or as `:layout` has
