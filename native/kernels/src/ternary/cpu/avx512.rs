@@ -85,10 +85,18 @@ impl<const DOT: bool, const COUNT: bool> Wide for Bytes64<DOT, COUNT> {
         unsafe { _mm512_setzero_si512() }
     }
     #[inline(always)]
-    fn add_products(mut sums: __m512i, codes: &[Self; 8], x: &[i8]) -> __m512i {
+    fn add_products(mut sums: __m512i, codes: &[Self; 8], x: &[i8], few: bool) -> __m512i {
         let x = &x[..8 * 64];
         unsafe {
             let x = |i: usize| _mm512_loadu_si512(x.as_ptr().add(64 * i).cast());
+            if DOT && few {
+                let two = |i: usize| {
+                    let one = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[i].0, x(i));
+                    _mm512_dpbusd_epi32(one, codes[i + 4].0, x(i + 4))
+                };
+                let (a, b) = (_mm512_add_epi32(two(0), two(1)), _mm512_add_epi32(two(2), two(3)));
+                return _mm512_add_epi32(sums, _mm512_add_epi32(a, b));
+            }
             if DOT {
                 for i in 0..8 {
                     sums = _mm512_dpbusd_epi32(sums, codes[i].0, x(i));
