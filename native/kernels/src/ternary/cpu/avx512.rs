@@ -98,15 +98,15 @@ impl<const DOT: bool, const COUNT: bool> Wide for Bytes64<DOT, COUNT> {
                 return _mm512_add_epi32(sums, _mm512_add_epi32(a, b));
             }
             if DOT {
-                for i in 0..8 {
-                    sums = _mm512_dpbusd_epi32(sums, codes[i].0, x(i));
+                for (i, code) in codes.iter().enumerate() {
+                    sums = _mm512_dpbusd_epi32(sums, code.0, x(i));
                 }
                 return sums;
             }
             // Of codes up to 2, eight pairs fit 16 bits.
             let mut pairs = _mm512_maddubs_epi16(codes[0].0, x(0));
-            for i in 1..8 {
-                pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(codes[i].0, x(i)));
+            for (i, code) in codes.iter().enumerate().skip(1) {
+                pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(code.0, x(i)));
             }
             _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
         }

@@ -165,20 +165,20 @@ impl Call<'_> {
             match &self.x {
                 Activations::Bytes { x, sums } => {
                     let totals = self.bytes::<V, R>(out, &x[at..]);
-                    for r in 0..R {
-                        end.integer(first + r, out, totals[r].wrapping_sub(sums[first + r]));
+                    for (r, total) in totals.into_iter().enumerate() {
+                        end.integer(first + r, out, total.wrapping_sub(sums[first + r]));
                     }
                 }
                 Activations::Signs { planes } => {
                     let totals = self.signs::<V, R>(out, planes.map(|plane| &plane[at..]));
-                    for r in 0..R {
-                        end.integer(first + r, out, totals[r]);
+                    for (r, total) in totals.into_iter().enumerate() {
+                        end.integer(first + r, out, total);
                     }
                 }
                 Activations::Floats { x } => {
                     let totals = self.floats::<V, R>(out, &x[at..]);
-                    for r in 0..R {
-                        end.float(first + r, out, totals[r]);
+                    for (r, total) in totals.into_iter().enumerate() {
+                        end.float(first + r, out, total);
                     }
                 }
             }
