@@ -164,12 +164,12 @@ fn dots_sums_and_the_largest() {
     for (rows, n, outs) in [(2, 7, 5), (3, 1001, 40), (2, 64, 1500)] {
         let inputs = product(rows, n, outs);
         let mut weights = product(rows, n, outs);
-        (weights.take("x"), weights.take("w_scale"), weights.take("bias"));
+        ["x", "w_scale", "bias"].into_iter().for_each(|name| drop(weights.take(name)));
         let n = options::<ColumnSumsTernary>(&format!(r#"{{"n":{n}}}"#));
         same::<ColumnSumsTernary>(&device, &n, &weights);
         let [mut columns, _] = both::<ColumnSumsTernary>(&device, &n, &weights);
         let [mut sums, _] = both::<Matmul<I8>>(&device, &options::<Matmul<I8>>(r#"{"return_sums":true}"#), &inputs);
-        (sums.take("y"), sums.take("x_scale"));
+        ["y", "x_scale"].into_iter().for_each(|name| drop(sums.take(name)));
         sums.push("column_sums", columns.expect("column_sums").unwrap());
         same::<VerifySumsTernary>(&device, &Default::default(), &sums);
         let acc = sums.expect("acc").unwrap();

@@ -63,7 +63,7 @@ fn every_layout_and_back() {
             for other in Layout::ALL {
                 let options = Options { n: Some(n), rows: Some(rows), ..to(other) };
                 let mut on = run::<ConvertTernary>(&options, &there);
-                (on.take("sentinels"), on.take("first"));
+                ["sentinels", "first"].into_iter().for_each(|name| drop(on.take(name)));
                 let back = Options { n: Some(n), rows: Some(rows), ..to(Layout::Values) };
                 let back = run::<ConvertTernary>(&back, &on);
                 assert_eq!(numbers(back.get("values").unwrap()), numbers(&v), "{n} {layout:?} {other:?}");
@@ -231,7 +231,7 @@ fn products_agree_with_the_reference() {
         with_and_without_extensions::<Matmul<Ternary>>(&Default::default(), &inputs);
         agrees_everywhere::<Matmul<F32>>(&Default::default(), &inputs);
         let mut alone = product(rows, n, outs);
-        (alone.take("w_scale"), alone.take("bias"));
+        ["w_scale", "bias"].into_iter().for_each(|name| drop(alone.take(name)));
         agrees_everywhere::<Matmul<Ternary>>(&Default::default(), &alone);
         let planes = [("x_plane0", 6), ("x_plane1", 7)].map(|(name, seed)| (name, bytes(seed, &[rows, n.div_ceil(8)])));
         alone.take("x");
@@ -363,12 +363,12 @@ fn sums_of_columns_prove_results() {
     for (rows, n, outs) in SIZES {
         let inputs = product(rows, n, outs);
         let mut planes = product(rows, n, outs);
-        (planes.take("x"), planes.take("w_scale"), planes.take("bias"));
+        ["x", "w_scale", "bias"].into_iter().for_each(|name| drop(planes.take(name)));
         let options = serde_json::from_value(serde_json::json!({"n": n})).unwrap();
         agrees_everywhere::<ColumnSumsTernary>(&options, &planes);
         let mut columns = run::<ColumnSumsTernary>(&options, &planes);
         let mut sums = run::<Matmul<I8>>(&serde_json::from_str(r#"{"return_sums":true}"#).unwrap(), &inputs);
-        (sums.take("y"), sums.take("x_scale"));
+        ["y", "x_scale"].into_iter().for_each(|name| drop(sums.take(name)));
         sums.push("column_sums", columns.expect("column_sums").unwrap());
         agrees_everywhere::<VerifySumsTernary>(&Default::default(), &sums);
         if rows * outs * n > 100 {

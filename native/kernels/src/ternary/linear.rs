@@ -115,15 +115,14 @@ fn steps<'a, P: Place>(
     ]);
     let mut to: Named<_> = [("y", P::briefly_mut(outputs.expect("y")?))].into_iter().collect();
     let ends = Ends { activation: options.activation, return_sums: false };
-    let done = match options.activations {
+    match options.activations {
         Form::I8 => place.call::<Matmul<I8>>(&ends, given, to),
         Form::F32 => place.call::<Matmul<F32>>(&ends, given, to),
         Form::Ternary => {
             to.push("acc", P::view_mut(&mut sums));
             place.call::<Matmul<Ternary>>(&ends, given, to)
         }
-    };
-    done
+    }
 }
 
 /// All products of one matrix.

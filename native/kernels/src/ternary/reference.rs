@@ -142,7 +142,7 @@ fn threshold(problem: &Quantization, w: &[f32]) -> (f32, f32) {
         }
         Rule::Twn => {
             let threshold = TWN * mean(sizes()) as f32;
-            (threshold, mean(sizes().filter(|size| !(*size <= threshold))) as f32)
+            (threshold, mean(sizes().filter(|size| *size > threshold || size.is_nan())) as f32)
         }
     }
 }

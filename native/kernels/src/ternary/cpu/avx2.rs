@@ -96,14 +96,14 @@ impl Wide for Bytes32 {
         unsafe { _mm256_setzero_si256() }
     }
     #[inline(always)]
-    fn add_products(sums: __m256i, codes: &[Self; 8], x: &[i8]) -> __m256i {
+    fn add_products(sums: __m256i, codes: &[Self; 8], x: &[i8], _few: bool) -> __m256i {
         let x = &x[..8 * 32];
         unsafe {
             let x = |i: usize| _mm256_loadu_si256(x.as_ptr().add(32 * i).cast());
             // Of codes up to 2, eight pairs fit 16 bits.
             let mut pairs = _mm256_maddubs_epi16(codes[0].0, x(0));
-            for i in 1..8 {
-                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(codes[i].0, x(i)));
+            for (i, code) in codes.iter().enumerate().skip(1) {
+                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(code.0, x(i)));
             }
             _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }

@@ -85,20 +85,28 @@ impl<const DOT: bool, const COUNT: bool> Wide for Bytes64<DOT, COUNT> {
         unsafe { _mm512_setzero_si512() }
     }
     #[inline(always)]
-    fn add_products(mut sums: __m512i, codes: &[Self; 8], x: &[i8]) -> __m512i {
+    fn add_products(mut sums: __m512i, codes: &[Self; 8], x: &[i8], few: bool) -> __m512i {
         let x = &x[..8 * 64];
         unsafe {
             let x = |i: usize| _mm512_loadu_si512(x.as_ptr().add(64 * i).cast());
+            if DOT && few {
+                let two = |i: usize| {
+                    let one = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[i].0, x(i));
+                    _mm512_dpbusd_epi32(one, codes[i + 4].0, x(i + 4))
+                };
+                let (a, b) = (_mm512_add_epi32(two(0), two(1)), _mm512_add_epi32(two(2), two(3)));
+                return _mm512_add_epi32(sums, _mm512_add_epi32(a, b));
+            }
             if DOT {
-                for i in 0..8 {
-                    sums = _mm512_dpbusd_epi32(sums, codes[i].0, x(i));
+                for (i, code) in codes.iter().enumerate() {
+                    sums = _mm512_dpbusd_epi32(sums, code.0, x(i));
                 }
                 return sums;
             }
             // Of codes up to 2, eight pairs fit 16 bits.
             let mut pairs = _mm512_maddubs_epi16(codes[0].0, x(0));
-            for i in 1..8 {
-                pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(codes[i].0, x(i)));
+            for (i, code) in codes.iter().enumerate().skip(1) {
+                pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(code.0, x(i)));
             }
             _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
         }

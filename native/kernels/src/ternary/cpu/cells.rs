@@ -111,11 +111,16 @@ struct To<'a> {
 impl To<'_> {
     /// Writes bytes from one of a row on, as many as the row has of them.
     #[inline(always)]
-    fn write(&self, tensor: usize, row: usize, at: usize, bytes: &[u8]) {
+    fn write<const N: usize>(&self, tensor: usize, row: usize, at: usize, bytes: &[u8; N]) {
         let stride = self.grid.n.div_ceil(self.grid.layout.in_byte());
-        let count = bytes.len().min(stride - at);
+        let count = N.min(stride - at);
         // SAFETY: no two words of a layout share a byte of a row.
-        unsafe { self.bytes[tensor].part(row * stride + at, count) }.copy_from_slice(&bytes[..count]);
+        let to = unsafe { self.bytes[tensor].part(row * stride + at, count) };
+        // A copy of a size that the compiler knows is no call.
+        match <&mut [u8; N]>::try_from(&mut *to) {
+            Ok(to) => *to = *bytes,
+            Err(_) => to.copy_from_slice(&bytes[..count]),
+        }
     }
 
     #[inline(always)]

@@ -24,7 +24,7 @@ fn planes_of(values: u64) -> [u64; 3] {
     let ones = bytes(1);
     let (low, sign) = (values & ones, values >> 7 & ones);
     // Of what is negative all bits must be set, of others none but the lowest.
-    let odd = (values ^ sign * 0xff) & bytes(0xfe);
+    let odd = (values ^ (sign * 0xff)) & bytes(0xfe);
     // What is odd has a bit in 1 to 7: fold them into the lowest.
     let folded = (odd >> 1 | odd >> 2 | odd >> 3 | odd >> 4 | odd >> 5 | odd >> 6 | odd >> 7) & ones;
     let none = folded | sign & !low;
@@ -47,8 +47,8 @@ pub fn compress(values: &[u8; WORD]) -> Planes {
 #[inline(always)]
 fn spread(bits: u64) -> u64 {
     // Each byte has all bits; it keeps its own, which the addition then carries to its highest place.
-    let own = bits * bytes(1) & 0x8040_2010_0804_0201;
-    (own + 0x007f_7f7f_7f7f_7f7f | own) >> 7 & bytes(1)
+    let own = (bits * bytes(1)) & 0x8040_2010_0804_0201;
+    (((own + 0x007f_7f7f_7f7f_7f7f) | own) >> 7) & bytes(1)
 }
 
 /// The values of 64 cells, as [`Wide::expand`] says.
@@ -57,7 +57,7 @@ pub fn expand(planes: Planes) -> [u8; WORD] {
     let mut values = [0; WORD];
     for (i, eight) in values.chunks_exact_mut(8).enumerate() {
         let [p0, p1] = [0, 1].map(|plane: usize| spread(planes[plane] >> (8 * i) & 0xff));
-        eight.copy_from_slice(&(p0 | p1 * 0xff).to_le_bytes());
+        eight.copy_from_slice(&(p0 | (p1 * 0xff)).to_le_bytes());
     }
     values
 }
@@ -121,7 +121,7 @@ impl Wide for Portable {
         0
     }
     #[inline(always)]
-    fn add_products(mut sums: i32, codes: &[Self; 8], x: &[i8]) -> i32 {
+    fn add_products(mut sums: i32, codes: &[Self; 8], x: &[i8], _few: bool) -> i32 {
         for (codes, x) in codes.iter().zip(x.chunks_exact(8)) {
             for (code, &x) in codes.0.to_le_bytes().into_iter().zip(x) {
                 sums = sums.wrapping_add(i32::from(code) * i32::from(x));

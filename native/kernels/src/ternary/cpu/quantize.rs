@@ -59,7 +59,7 @@ impl Task for Sizes<'_> {
                 for ((sum, count), &value) in sums.iter_mut().zip(&mut counts).zip(values) {
                     let size = value.abs();
                     // NaN is not above anything, but belongs to the mean of all.
-                    let counts = !(size <= self.above);
+                    let counts = size > self.above || size.is_nan();
                     *sum += if counts { f64::from(size) } else { 0.0 };
                     *count += u32::from(counts);
                 }

@@ -44,8 +44,9 @@ pub trait Wide: Copy {
 
     /// No sums.
     fn no_sums() -> Self::Sums;
-    /// Adds the products of codes of 0 to 2 with eight vectors of activations.
-    fn add_products(sums: Self::Sums, codes: &[Self; 8], x: &[i8]) -> Self::Sums;
+    /// Adds the products of codes of 0 to 2 with eight vectors of activations. With `few` other sums under way, one
+    /// instruction must not wait for the one before.
+    fn add_products(sums: Self::Sums, codes: &[Self; 8], x: &[i8], few: bool) -> Self::Sums;
     /// Their sum.
     fn sum(sums: Self::Sums) -> i32;
 
