@@ -404,6 +404,21 @@ defmodule Sidewinder.Quantized do
   defp load_one(path, name, format, options),
     do: path |> Safetensors.read(names(name, format)) |> from_tensors(name, options)
 
+  @doc """
+  The weights of a linear layer out of a BitNet checkpoint, a safetensors file with `NAME.weight` and `NAME.weight_scale`.
+
+  The options are those of `Sidewinder.Kernel.Ternary.from_bitnet/3`, of which `:scale_mode` must be given.
+  """
+  @spec from_bitnet(Path.t(), String.t(), keyword) :: t
+  def from_bitnet(path, name, options) do
+    {{plane0, _} = planes, scale} = Ternary.from_bitnet(path, name, options)
+    weight = name <> ".weight"
+    [width] = for %{name: ^weight, shape: {_, width}} <- Safetensors.index(path), do: width
+    # One scale for all rows may be stored without an axis.
+    scale = if Tensor.elements(scale.shape) == 1, do: Tensor.reshape(scale, {1}), else: scale
+    new(:ternary, {elem(plane0.shape, 0), width}, planes, scale)
+  end
+
   @doc "So many bytes as a text, such as `9.4 MB`."
   @spec size(non_neg_integer) :: String.t()
   def size(bytes) when bytes < 1000, do: "#{bytes} bytes"

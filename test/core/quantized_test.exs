@@ -202,6 +202,55 @@ defmodule Sidewinder.QuantizedTest do
   end
 
   @tag :tmp_dir
+  test "layers of BitNet checkpoints", %{tmp_dir: folder} do
+    path = Path.join(folder, "bitnet.safetensors")
+    bytes = Tensor.from_list([0xA1, 0x18, 0x90, 0x0A], :u8, {2, 2})
+    values = [0, -1, -1, 1, -1, 1, -1, 1, 1, 0, 0, -1, 1, -1, 1, -1]
+
+    for shape <- [{1}, {}], {mode, factor} <- [multiply: 4, divide: 0.25] do
+      scale = Tensor.from_list([4], :bf16, shape)
+      Safetensors.write(path, %{"up.weight" => bytes, "up.weight_scale" => scale})
+      w = Quantized.from_bitnet(path, "up", scale_mode: mode)
+      assert w.shape == {8, 2} and w.scale == Tensor.from_list([factor], :f32, {1})
+
+      assert Tensor.to_list(Quantized.dequantize(w)) ==
+               for(value <- values, do: value * factor / 1)
+
+      seven = Quantized.from_bitnet(path, "up", scale_mode: mode, rows: 7)
+      assert seven.shape == {7, 2}
+
+      assert Tensor.to_list(Quantized.dequantize(seven)) ==
+               Enum.take(Tensor.to_list(Quantized.dequantize(w)), 14)
+    end
+
+    assert_raise Error, ~r/multiply or :divide/, fn -> Quantized.from_bitnet(path, "up", []) end
+  end
+
+  @tag :cuda
+  test "weights stay on a device, and results with them" do
+    x = RandomInputs.normal({3, 96}, :f32, 1.0, :x)
+    w = RandomInputs.normal({40, 96}, :f32, 1.0, :w)
+
+    for format <- Quantized.formats() do
+      host = Quantized.quantize(w, format)
+      there = Quantized.to_device(host, {:cuda, 0})
+      assert Quantized.device(there) == {:cuda, 0} and inspect(there) =~ "smaller than f32, on "
+      assert Quantized.to_host(there) == host
+      assert Quantized.bytes(there) == Quantized.bytes(host)
+      assert there == Quantized.to_device(there, {:cuda, 0})
+      made = Quantized.quantize(Tensor.to_device(w, {:cuda, 0}), format)
+      assert Quantized.device(made) == {:cuda, 0} and Quantized.to_host(made).data == host.data
+      back = Quantized.dequantize(there)
+      assert Tensor.device(back) == {:cuda, 0}
+      assert Tensor.to_host(back) == Quantized.dequantize(host)
+      y = Quantized.matmul(Tensor.to_device(x, {:cuda, 0}), there)
+      assert Tensor.device(y) == {:cuda, 0}
+      pairs = Enum.zip(Tensor.to_list(y), Tensor.to_list(Quantized.matmul(x, host)))
+      for {got, wanted} <- pairs, do: assert_in_delta(got, wanted, 1.0e-3)
+    end
+  end
+
+  @tag :tmp_dir
   test "the README's example does what it says", %{tmp_dir: folder} do
     readme = File.read!(Path.expand("../../README.md", __DIR__))
     [_, section] = String.split(readme, "\n## Quantized weights\n")

@@ -172,7 +172,7 @@ fn dequantized_numbers_agree_with_the_reference() {
     for (rows, n) in [(0, 5), (3, 0), (1, 1), (2, 7), (5, 64), (4, 130), (300, 1001)] {
         let options = serde_json::from_value(serde_json::json!({"n": n})).unwrap();
         for scales in [1, rows] {
-            let planes = |seed| bytes(seed, &[rows, n.div_ceil(8)]);
+            let planes = |seed| bytes(seed, &[rows, usize::div_ceil(n, 8)]);
             let scale = noise(4, &[scales], 0.1, 1.0);
             let inputs = named([("plane0", planes(2)), ("plane1", planes(3)), ("scale", scale)]);
             agrees_everywhere::<DequantizeTernary>(&options, &inputs);

@@ -89,6 +89,11 @@ impl Format {
             .hint("Scale the tensor down, or give `unchecked` to store infinite scales as ggml does")
     }
 
+    /// Whether there is a scale for values up to this magnitude; for NaN there is none.
+    pub fn holds(self, magnitude: f32) -> bool {
+        magnitude < self.limit()
+    }
+
     /// The least magnitude whose scale is no f16.
     pub fn limit(self) -> f32 {
         65520.0 * self.divisor()

@@ -118,15 +118,18 @@ impl Instructions {
     fn run<W: With>(self, work: W) {
         match self {
             Instructions::Plain => work.with::<plain::Plain>(),
-            // SAFETY: they are only given out where the CPU has them; so for all below.
             #[cfg(target_arch = "aarch64")]
             Instructions::Neon => work.with::<neon::Neon>(),
+            // SAFETY: they are only given out where the CPU has them.
             #[cfg(target_arch = "aarch64")]
             Instructions::NeonDot => unsafe { neon::neon_dot(work) },
+            // SAFETY: they are only given out where the CPU has them.
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx2 => unsafe { x86::avx2(work) },
+            // SAFETY: they are only given out where the CPU has them.
             #[cfg(target_arch = "x86_64")]
             Instructions::AvxVnni => unsafe { x86::avx_vnni(work) },
+            // SAFETY: they are only given out where the CPU has them.
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx512Vnni => unsafe { x86::avx512_vnni(work) },
         }
@@ -180,8 +183,8 @@ fn to_blocks<S: Storage<Wide = f32>, V: Vector<Element = f32>>(format: Format, x
     let mut first = None;
     for (at, (x, q)) in x.chunks_exact(BLOCK).zip(q.chunks_exact_mut(format.bytes())).enumerate() {
         let largest = format::write(format, &floats::of_block::<S, V>(x), q);
-        if first.is_none() && !(largest < format.limit()) {
-            let refused = |v: &S| !(v.widen().abs() < format.limit());
+        if first.is_none() && !format.holds(largest) {
+            let refused = |v: &S| !format.holds(v.widen().abs());
             first = x.iter().position(refused).map(|within| at * BLOCK + within);
         }
     }
