@@ -38,6 +38,7 @@ impl Format {
     }
 
     /// Bytes of a block.
+    #[inline(always)]
     pub const fn bytes(self) -> usize {
         match self {
             Format::Q8 => SCALE + BLOCK,
@@ -46,6 +47,7 @@ impl Format {
     }
 
     /// By what a block's largest magnitude is divided for its scale.
+    #[inline(always)]
     pub const fn divisor(self) -> f32 {
         match self {
             Format::Q8 => 127.0,
@@ -54,6 +56,7 @@ impl Format {
     }
 
     /// The bytes of rows of so many values.
+    #[inline(always)]
     pub fn row_bytes(self, values: usize) -> usize {
         values / BLOCK * self.bytes()
     }
@@ -90,11 +93,13 @@ impl Format {
     }
 
     /// Whether there is a scale for values up to this magnitude; for NaN there is none.
+    #[inline(always)]
     pub fn holds(self, magnitude: f32) -> bool {
         magnitude < self.limit()
     }
 
     /// The least magnitude whose scale is no f16.
+    #[inline(always)]
     pub fn limit(self) -> f32 {
         65520.0 * self.divisor()
     }

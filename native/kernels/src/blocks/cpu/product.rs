@@ -42,7 +42,8 @@ unsafe impl bytemuck::Zeroable for Line {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for Line {}
 
-/// Bytes of a group: a vector of bytes, one of what sums start from, one of scales.
+/// (Inlined, as all that loops call here is: a call would put their vectors aside.) Bytes of a group: a vector of bytes, one of what sums start from, one of scales.
+#[inline(always)]
 const fn group<L: Lanes>() -> usize {
     3 * BLOCK * L::BLOCKS
 }
@@ -178,6 +179,7 @@ fn dot<L: Lanes, const Q4: bool>(sums: L::Words, weights: L::Words, x: L::Words)
     if Q4 { L::dot4(sums, weights, x) } else { L::dot8(sums, weights, x) }
 }
 
+#[inline(always)]
 const fn block_bytes(q4: bool) -> usize {
     if q4 { Format::Q4.bytes() } else { Format::Q8.bytes() }
 }
