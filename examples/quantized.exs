@@ -26,8 +26,17 @@ defmodule Sidewinder.Examples.Quantized do
             ternary: [type: :f32, quantize: :ternary]
           ] do
         loss = @model |> Mamba.load([backend: :cpu] ++ options) |> Mamba.loss(text)
-        row = %{format: name, bits_per_byte: Float.round(loss / :math.log(2), 4), mb: megabytes(values, name)}
-        IO.puts("#{String.pad_trailing("#{name}", 8)} #{row.bits_per_byte} bits a byte, matrices of #{row.mb} MB")
+
+        row = %{
+          format: name,
+          bits_per_byte: Float.round(loss / :math.log(2), 4),
+          mb: megabytes(values, name)
+        }
+
+        IO.puts(
+          "#{String.pad_trailing("#{name}", 8)} #{row.bits_per_byte} bits a byte, matrices of #{row.mb} MB"
+        )
+
         row
       end
 
@@ -36,6 +45,7 @@ defmodule Sidewinder.Examples.Quantized do
 
   defp values do
     index = Safetensors.index(Path.join(@model, "model.safetensors"))
+
     for %{name: name, shape: shape} <- index, String.ends_with?(name, @matrices), reduce: 0 do
       sum -> sum + Tuple.product(shape)
     end

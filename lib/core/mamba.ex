@@ -415,7 +415,13 @@ defmodule Sidewinder.Mamba do
     Options.check!(tokenizer, fit, :tokenizer, "a Sidewinder.Tokenizer")
 
     how = options[:quantize]
-    Options.check!(how, how in [nil, :q8_0, :q4_0, :ternary], :quantize, ":q8_0, :q4_0 or :ternary")
+
+    Options.check!(
+      how,
+      how in [nil, :q8_0, :q4_0, :ternary],
+      :quantize,
+      ":q8_0, :q4_0 or :ternary"
+    )
 
     %{
       quantize: how && Atom.to_string(how),

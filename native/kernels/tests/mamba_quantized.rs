@@ -8,8 +8,8 @@ use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where};
 use sidewinder_kernels::matrices::{self, Matrix, Quantization};
-use sidewinder_kernels::place::Cpu;
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::place::Cpu;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use std::sync::Arc;
 
@@ -153,7 +153,8 @@ fn a_matrix_that_is_not_finite_is_refused() {
     });
     let checkpoint = Checkpoint::new("bad", Some(config), tensors.collect::<Vec<_>>());
     let q4 = Quantization::from_name("q4_0").unwrap();
-    let error = Model::quantized(checkpoint, Some(DType::F32), false, q4, Where::Cpu(Exec::default())).map(|_| ()).unwrap_err();
+    let error =
+        Model::quantized(checkpoint, Some(DType::F32), false, q4, Where::Cpu(Exec::default())).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("NaN"), "{error}");
     assert!(error.to_string().contains("out_proj"), "{error}");
 }

@@ -99,7 +99,12 @@ fn safetensors_finish(env: Env, writer: ResourceArc<HeldWriter>) -> Term {
 /// Gives it up, unless it is finished.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_abandon(env: Env, writer: ResourceArc<HeldWriter>) -> Term {
-    answer(env, || writer.with(|writer| Ok(drop(writer.take()))))
+    answer(env, || {
+        writer.with(|writer| {
+            *writer = None;
+            Ok(())
+        })
+    })
 }
 
 /// The same values, rounded to another type.
