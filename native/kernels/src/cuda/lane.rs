@@ -176,16 +176,6 @@ impl Lane {
         self.core(|core| core.scratch.at_least(bytes, &self.device, &self.clock))
     }
 
-    /// The same, where the first `zeroed` bytes are zeros.
-    pub fn zeroed_scratch(&self, bytes: usize, zeroed: usize) -> Result<u64> {
-        let address = self.scratch(bytes)?;
-        self.device.bind()?;
-        // SAFETY: the range is in the memory that was just given out.
-        let code = unsafe { sys::cuMemsetD8Async(address, 0, zeroed.min(bytes), self.stream()) };
-        self.device.answer(code, "cuMemsetD8Async")?;
-        Ok(address)
-    }
-
     /// Bytes of that memory that the lane has now.
     pub fn scratch_bytes(&self) -> usize {
         self.core.as_ref().map_or(0, |core| core.borrow().scratch.bytes)
