@@ -11,6 +11,8 @@ pub trait Lanes: Copy {
     type Words: Copy;
     /// As many floats.
     type Floats: Copy;
+    /// Vectors of one block with the same offsets, for what is summed over lanes.
+    type Row: Eight;
     /// Blocks that a vector holds.
     const BLOCKS: usize;
     /// Sums and floats of a vector.
@@ -28,11 +30,6 @@ pub trait Lanes: Copy {
     /// # Safety
     /// Whole blocks lie there.
     unsafe fn q4(blocks: [*const u8; 2]) -> Self::Words;
-    /// The scales of blocks, each in eight lanes.
-    ///
-    /// # Safety
-    /// Whole blocks lie there.
-    unsafe fn scales(blocks: [*const u8; 2]) -> Self::Floats;
     /// The same words again.
     ///
     /// # Safety
@@ -64,10 +61,27 @@ pub trait Lanes: Copy {
     fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a b + c`, rounded once.
     fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    /// The sum of all lanes.
-    fn total(floats: Self::Floats) -> f32;
     /// Of vectors whose eight words in each half are a row: those whose lanes are the rows.
     fn transposed(rows: [Self::Words; 8]) -> [Self::Words; 8];
+}
+
+/// Eight lanes, which a block fills.
+pub trait Eight: Lanes {
+    /// A word in the first lane, zeros in the others.
+    fn first(word: i32) -> Self::Words;
+    /// The first, and the second, 16 weights of two blocks of Q4_0, a block in each half.
+    ///
+    /// # Safety
+    /// Whole blocks lie there.
+    unsafe fn q4_halves(blocks: [*const u8; 2]) -> [Self::Words; 2];
+    /// What `picked` takes for the lane that each half of a vector is to have.
+    fn pick(halves: [usize; 2]) -> Self::Words;
+    /// What one lane has, in each of a half.
+    fn picked(floats: Self::Floats, pick: Self::Words) -> Self::Floats;
+    /// The sum of two.
+    fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// The sum of all lanes.
+    fn total(floats: Self::Floats) -> f32;
 }
 
 /// Transposes eight words by eight, in each half where there are two: `low32` and the others interleave words and pairs

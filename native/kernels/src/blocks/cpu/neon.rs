@@ -4,7 +4,7 @@
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use super::With;
-use super::lanes::{Lanes, transpose};
+use super::lanes::{Eight, Lanes, transpose};
 use crate::blocks::format::SCALE;
 use half::f16;
 use std::arch::aarch64::*;
@@ -50,6 +50,7 @@ macro_rules! of_two_registers {
     ($dot:ident) => {
         type Words = Words;
         type Floats = Floats;
+        type Row = Self;
         const BLOCKS: usize = 1;
         const OFFSETS: [i32; 2] = [0, 0];
 
@@ -65,11 +66,6 @@ macro_rules! of_two_registers {
                 let high = vreinterpretq_s8_u8(vshrq_n_u8::<4>(both));
                 [vreinterpretq_s32_s8(vsubq_s8(low, eight)), vreinterpretq_s32_s8(vsubq_s8(high, eight))]
             }
-        }
-        #[inline(always)]
-        unsafe fn scales([block, _]: [*const u8; 2]) -> Floats {
-            let d = unsafe { block.cast::<u16>().read_unaligned() };
-            Self::spread_float(f16::from_bits(d).to_f32())
         }
         #[inline(always)]
         unsafe fn words(from: *const u8) -> Words {
@@ -123,15 +119,46 @@ macro_rules! of_two_registers {
             unsafe { [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])] }
         }
         #[inline(always)]
-        fn total(floats: Floats) -> f32 {
-            unsafe { vaddvq_f32(vaddq_f32(floats[0], floats[1])) }
-        }
-        #[inline(always)]
         fn transposed(rows: [Words; 8]) -> [Words; 8] {
             transpose!(rows, low32, high32, low64, high64, first, second)
         }
     };
 }
+
+macro_rules! eight {
+    ($($type:ty)*) => {
+        $(impl Eight for $type {
+            #[inline(always)]
+            fn first(word: i32) -> Words {
+                unsafe { [vsetq_lane_s32::<0>(word, vdupq_n_s32(0)), vdupq_n_s32(0)] }
+            }
+            #[inline(always)]
+            unsafe fn q4_halves([a, b]: [*const u8; 2]) -> [Words; 2] {
+                let (a, b) = unsafe { (Self::q4([a; 2]), Self::q4([b; 2])) };
+                [first(a, b), second(a, b)]
+            }
+            #[inline(always)]
+            fn pick([low, high]: [usize; 2]) -> Words {
+                unsafe { [vdupq_n_s32(low as i32), vdupq_n_s32(high as i32)] }
+            }
+            #[inline(always)]
+            fn picked(floats: Floats, pick: Words) -> Floats {
+                let all: [f32; 8] = unsafe { std::mem::transmute(floats) };
+                pick.map(|half| unsafe { vdupq_n_f32(all[vgetq_lane_s32::<0>(half) as usize]) })
+            }
+            #[inline(always)]
+            fn add(a: Floats, b: Floats) -> Floats {
+                unsafe { [vaddq_f32(a[0], b[0]), vaddq_f32(a[1], b[1])] }
+            }
+            #[inline(always)]
+            fn total(floats: Floats) -> f32 {
+                unsafe { vaddvq_f32(vaddq_f32(floats[0], floats[1])) }
+            }
+        })*
+    };
+}
+
+eight!(Neon NeonDot);
 
 macro_rules! of_both {
     ($($name:ident = $intrinsic:ident;)*) => {

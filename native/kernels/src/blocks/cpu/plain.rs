@@ -1,7 +1,7 @@
 //! Byte products one value at a time, in vectors of one block that the compiler may do as it likes.
 
-use super::lanes::{Lanes, transpose};
-use crate::blocks::format::{BLOCK, Format, integers, scale};
+use super::lanes::{Eight, Lanes, transpose};
+use crate::blocks::format::{BLOCK, Format, integers};
 use half::f16;
 
 /// One block.
@@ -39,6 +39,7 @@ picks! {
 impl Lanes for Plain {
     type Words = Words;
     type Floats = [f32; 8];
+    type Row = Plain;
     const BLOCKS: usize = 1;
     const OFFSETS: [i32; 2] = [0, 0];
 
@@ -51,11 +52,6 @@ impl Lanes for Plain {
     unsafe fn q4([start, _]: [*const u8; 2]) -> Words {
         // SAFETY: as above.
         bytemuck::cast(integers(Format::Q4, unsafe { block(Format::Q4, start) }))
-    }
-    #[inline(always)]
-    unsafe fn scales([start, _]: [*const u8; 2]) -> [f32; 8] {
-        // SAFETY: as above; either format begins so.
-        [scale(unsafe { block(Format::Q4, start) }); 8]
     }
     #[inline(always)]
     unsafe fn words(from: *const u8) -> Words {
@@ -111,11 +107,36 @@ impl Lanes for Plain {
         std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
     }
     #[inline(always)]
-    fn total(floats: [f32; 8]) -> f32 {
-        floats.iter().sum()
-    }
-    #[inline(always)]
     fn transposed(rows: [Words; 8]) -> [Words; 8] {
         transpose!(rows, low32, high32, low64, high64, first, second)
+    }
+}
+
+impl Eight for Plain {
+    #[inline(always)]
+    fn first(word: i32) -> Words {
+        [word, 0, 0, 0, 0, 0, 0, 0]
+    }
+    #[inline(always)]
+    unsafe fn q4_halves([a, b]: [*const u8; 2]) -> [Words; 2] {
+        // SAFETY: the caller's promise.
+        let (a, b) = unsafe { (Self::q4([a; 2]), Self::q4([b; 2])) };
+        [first(a, b), second(a, b)]
+    }
+    #[inline(always)]
+    fn pick([low, high]: [usize; 2]) -> Words {
+        std::array::from_fn(|lane| if lane < 4 { low } else { high } as i32)
+    }
+    #[inline(always)]
+    fn picked(floats: [f32; 8], pick: Words) -> [f32; 8] {
+        pick.map(|lane| floats[lane as usize])
+    }
+    #[inline(always)]
+    fn add(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|lane| a[lane] + b[lane])
+    }
+    #[inline(always)]
+    fn total(floats: [f32; 8]) -> f32 {
+        floats.iter().sum()
     }
 }

@@ -2,17 +2,20 @@
 //! by tiles of weights in which each lane has an output.
 
 use super::With;
-use super::lanes::Lanes;
+use super::lanes::{Eight, Lanes};
 use crate::blocks::format::{BLOCK, Format};
-use crate::cpu::prefetch_near;
+use crate::cpu::unrolled;
 use half::f16;
 use std::ops::Range;
 
-/// So many bytes ahead weights are asked for.
-const AHEAD: usize = 2048;
+/// Blocks that a walk takes at a time: their scales fill a vector of eight.
+const GROUP: usize = 8;
 
-/// What 32 zeros look like in either format.
-const ZEROS: [u8; 34] = [0; 34];
+/// Bytes of a group of x: scales, what sums start from, integers. For Q4_0 two blocks share a vector, of which each has a
+/// half: sums start from vectors, and of the integers there are 16 of one block, 16 of the other, and then the others.
+const fn group_bytes(q4: bool) -> usize {
+    GROUP * (4 + if q4 { 16 } else { 4 } + BLOCK)
+}
 
 /// Rows of x in Q8_0, scales apart.
 pub struct Quantized {
@@ -42,12 +45,6 @@ unsafe impl bytemuck::Zeroable for Line {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for Line {}
 
-/// (Inlined, as all that loops call here is: a call would put their vectors aside.) Bytes of a group: a vector of bytes, one of what sums start from, one of scales.
-#[inline(always)]
-const fn group<L: Lanes>() -> usize {
-    3 * BLOCK * L::BLOCKS
-}
-
 /// Words of a cell: a block of a row, what its sum starts from, its scale.
 const CELL: usize = BLOCK / 4 + 2;
 
@@ -56,41 +53,45 @@ impl Prepared {
     pub fn new<L: Lanes>(x: &Quantized, format: Format) -> Prepared {
         let Quantized { rows, blocks, .. } = *x;
         let bytes = match rows {
-            1 => blocks.div_ceil(L::BLOCKS) * group::<L>(),
+            1 => blocks.div_ceil(GROUP) * group_bytes(format == Format::Q4),
             _ => rows * blocks * CELL * 4,
         };
         let mut prepared = Prepared { lines: vec![Line([0; 64]); bytes.div_ceil(64)], rows, blocks };
-        let offset = L::OFFSETS[usize::from(format == Format::Q4)];
         for (at, (q, &d)) in x.q.chunks_exact(BLOCK).zip(&x.d).enumerate() {
-            let (row, block) = (at / blocks, at % blocks);
+            let sum: i32 = q.iter().map(|&q| i32::from(q)).sum();
+            let start = -sum * L::OFFSETS[usize::from(format == Format::Q4)];
             match rows {
-                1 => prepared.set_group::<L>(block, q, d, offset),
-                _ => prepared.set_cell(row, block, q, d, offset),
+                1 => prepared.set_in_group(format, at, q, d, start),
+                _ => prepared.set_cell(at / blocks, at % blocks, q, d, start),
             }
         }
         prepared
     }
 
-    fn set_group<L: Lanes>(&mut self, block: usize, q: &[i8], d: f32, offset: i32) {
-        let start = block / L::BLOCKS * group::<L>();
-        let (part, vector) = (block % L::BLOCKS * BLOCK, L::BLOCKS * BLOCK);
+    fn set_in_group(&mut self, format: Format, block: usize, q: &[i8], d: f32, start: i32) {
+        let (q4, at) = (format == Format::Q4, block % GROUP);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.lines);
-        let group = &mut bytes[start..][..3 * vector];
-        group[part..][..BLOCK].copy_from_slice(bytemuck::cast_slice(q));
-        for (lane, q) in q.chunks_exact(4).enumerate() {
-            let too_much = offset * q.iter().map(|&q| i32::from(q)).sum::<i32>();
-            group[vector + part + 4 * lane..][..4].copy_from_slice(&(-too_much).to_ne_bytes());
-            group[2 * vector + part + 4 * lane..][..4].copy_from_slice(&d.to_ne_bytes());
+        let group = &mut bytes[block / GROUP * group_bytes(q4)..][..group_bytes(q4)];
+        let (scales, rest) = group.split_at_mut(4 * GROUP);
+        let (starts, integers) = rest.split_at_mut(rest.len() - GROUP * BLOCK);
+        let start_at = at * starts.len() / GROUP;
+        scales[4 * at..][..4].copy_from_slice(&d.to_ne_bytes());
+        starts[start_at..][..4].copy_from_slice(&start.to_ne_bytes());
+        let q: &[u8] = bytemuck::cast_slice(q);
+        if q4 {
+            let pair = at / 2 * 2 * BLOCK + at % 2 * BLOCK / 2;
+            integers[pair..][..BLOCK / 2].copy_from_slice(&q[..BLOCK / 2]);
+            integers[pair + BLOCK..][..BLOCK / 2].copy_from_slice(&q[BLOCK / 2..]);
+        } else {
+            integers[BLOCK * at..][..BLOCK].copy_from_slice(q);
         }
     }
 
-    fn set_cell(&mut self, row: usize, block: usize, q: &[i8], d: f32, offset: i32) {
-        let start = (block * self.rows + row) * CELL * 4;
+    fn set_cell(&mut self, row: usize, block: usize, q: &[i8], d: f32, start: i32) {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.lines);
-        let cell = &mut bytes[start..][..CELL * 4];
-        let too_much = offset * q.iter().map(|&q| i32::from(q)).sum::<i32>();
+        let cell = &mut bytes[(block * self.rows + row) * CELL * 4..][..CELL * 4];
         cell[..BLOCK].copy_from_slice(bytemuck::cast_slice(q));
-        cell[BLOCK..BLOCK + 4].copy_from_slice(&(-too_much).to_ne_bytes());
+        cell[BLOCK..BLOCK + 4].copy_from_slice(&start.to_ne_bytes());
         cell[BLOCK + 4..].copy_from_slice(&d.to_ne_bytes());
     }
 
@@ -143,7 +144,7 @@ impl Sums<'_> {
     #[inline(always)]
     fn one_row<L: Lanes, const Q4: bool>(self) {
         for at in 0..self.outputs.len() {
-            self.to[at] = walk::<L, Q4>(self.x, self.row(self.outputs.start + at));
+            self.to[at] = walk::<L::Row, Q4>(self.x, self.row(self.outputs.start + at));
         }
     }
 
@@ -187,26 +188,71 @@ const fn block_bytes(q4: bool) -> usize {
 /// The sum of one row of x for an output. One row of weights after the other makes one stream through memory, which is
 /// read faster than two side by side.
 #[inline(always)]
-fn walk<L: Lanes, const Q4: bool>(x: &Prepared, weights: &[u8]) -> f32 {
-    let bytes = block_bytes(Q4);
-    let (whole, groups) = (x.blocks / L::BLOCKS, x.blocks.div_ceil(L::BLOCKS));
-    assert!(weights.len() == x.blocks * bytes, "a row of as many blocks");
-    assert!(size_of_val(&x.lines[..]) >= groups * group::<L>(), "a row of x");
-    let mut sum = L::spread_float(0.0);
-    for at in 0..groups {
-        // SAFETY: group `at` begins within the row, and where its second block does not, that is zeros.
+fn walk<L: Eight, const Q4: bool>(x: &Prepared, weights: &[u8]) -> f32 {
+    let (bytes, of_x) = (GROUP * block_bytes(Q4), group_bytes(Q4));
+    assert!(weights.len() == x.blocks * block_bytes(Q4), "a row of as many blocks");
+    assert!(size_of_val(&x.lines[..]) >= x.blocks.div_ceil(GROUP) * of_x, "a row of x");
+    let (groups, rest) = (weights.chunks_exact(bytes), weights.chunks_exact(bytes).remainder());
+    let mut sums = [L::spread_float(0.0); 4];
+    let (mut group_of_x, picks) = (x.start(), picks::<L, Q4>());
+    for weights in groups {
+        // SAFETY: as many groups of x are there.
         unsafe {
-            let first = weights.as_ptr().add(at * L::BLOCKS * bytes);
-            let second = if at < whole { first.wrapping_add(bytes) } else { ZEROS.as_ptr() };
-            prefetch_near(first, AHEAD);
-            let x = x.start().add(at * group::<L>());
-            let products = L::words(x.add(BLOCK * L::BLOCKS));
-            let products = dot::<L, Q4>(products, unpacked::<L, Q4>([first, second]), L::words(x));
-            let scales = L::mul(L::scales([first, second]), L::floats(x.add(2 * BLOCK * L::BLOCKS).cast()));
-            sum = L::mul_add(L::to_floats(products), scales, sum);
+            add_group::<L, Q4>(weights.as_ptr(), group_of_x, &picks, &mut sums);
+            group_of_x = group_of_x.add(of_x);
         }
     }
-    L::total(sum)
+    if !rest.is_empty() {
+        // Blocks of zeros, like those of x, add nothing.
+        let mut last = [0; GROUP * block_bytes(false)];
+        last[..rest.len()].copy_from_slice(rest);
+        // SAFETY: a last group of x is there, and room for a group of either format.
+        unsafe { add_group::<L, Q4>(last.as_ptr(), group_of_x, &picks, &mut sums) };
+    }
+    L::total(L::add(L::add(sums[0], sums[1]), L::add(sums[2], sums[3])))
+}
+
+/// What picks the scales of each block of a group, or of each two.
+#[inline(always)]
+fn picks<L: Eight, const Q4: bool>() -> [L::Words; 8] {
+    let mut picks = [L::spread(0); 8];
+    unrolled!(at < 8, {
+        picks[at] = L::pick(if Q4 { [at / 2 * 2, at / 2 * 2 + 1] } else { [at, at] });
+    });
+    picks
+}
+
+/// Adds what a group gives. Four sums take turns: one would make each block wait for the one before.
+///
+/// # Safety
+/// A group of weights and one of x lie there.
+#[inline(always)]
+unsafe fn add_group<L: Eight, const Q4: bool>(
+    weights: *const u8,
+    x: *const u8,
+    picks: &[L::Words; 8],
+    sums: &mut [L::Floats; 4],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut halves = [f16::ZERO; 16];
+        unrolled!(at < 8, { halves[at] = weights.add(at * block_bytes(Q4)).cast::<f16>().read_unaligned() });
+        let scales = L::mul(L::widen(&halves), L::floats(x.cast()));
+        let (starts, integers) = (x.add(4 * GROUP), x.add(group_bytes(Q4) - GROUP * BLOCK));
+        unrolled!(at < 8, {
+            let (block, q) = (weights.add(at * block_bytes(Q4)), integers.add(at * BLOCK));
+            if !Q4 {
+                let products = L::first(starts.cast::<i32>().add(at).read());
+                let products = L::dot8(products, L::q8([block; 2]), L::words(q));
+                sums[at % 4] = L::mul_add(L::to_floats(products), L::picked(scales, picks[at]), sums[at % 4]);
+            } else if at % 2 == 0 {
+                let [first, second] = L::q4_halves([block, block.add(block_bytes(true))]);
+                let products = L::dot4(L::words(starts.add(16 * at)), first, L::words(q));
+                let products = L::dot4(products, second, L::words(q.add(BLOCK)));
+                sums[at / 2] = L::mul_add(L::to_floats(products), L::picked(scales, picks[at]), sums[at / 2]);
+            }
+        });
+    }
 }
 
 /// Adds to the sums of a tile, `L::LANES` for each row of x, what all blocks of these outputs give.

@@ -8,7 +8,7 @@
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use super::With;
-use super::lanes::{Lanes, transpose};
+use super::lanes::{Eight, Lanes, transpose};
 use crate::blocks::format::SCALE;
 use half::f16;
 use std::arch::x86_64::*;
@@ -16,6 +16,10 @@ use std::arch::x86_64::*;
 /// AVX-512 with VNNI: two blocks.
 #[derive(Clone, Copy)]
 pub struct Avx512Vnni;
+
+/// The lower half of its vectors: one block.
+#[derive(Clone, Copy)]
+pub struct HalfAvx512Vnni;
 
 /// AVX2 with VNNI: one block.
 #[derive(Clone, Copy)]
@@ -35,11 +39,6 @@ unsafe fn nibbles(block: *const u8) -> __m256i {
 }
 
 #[inline(always)]
-unsafe fn eight_scales(block: *const u8) -> __m128i {
-    unsafe { _mm_set1_epi16(block.cast::<i16>().read_unaligned()) }
-}
-
-#[inline(always)]
 unsafe fn first_of_each_half(a: __m512i, b: __m512i) -> __m512i {
     unsafe { _mm512_permutex2var_epi64(a, _mm512_set_epi64(13, 12, 5, 4, 9, 8, 1, 0), b) }
 }
@@ -52,6 +51,7 @@ unsafe fn second_of_each_half(a: __m512i, b: __m512i) -> __m512i {
 impl Lanes for Avx512Vnni {
     type Words = __m512i;
     type Floats = __m512;
+    type Row = HalfAvx512Vnni;
     const BLOCKS: usize = 2;
     const OFFSETS: [i32; 2] = [128, 8];
 
@@ -66,10 +66,6 @@ impl Lanes for Avx512Vnni {
     #[inline(always)]
     unsafe fn q4([a, b]: [*const u8; 2]) -> __m512i {
         unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(nibbles(a)), nibbles(b)) }
-    }
-    #[inline(always)]
-    unsafe fn scales([a, b]: [*const u8; 2]) -> __m512 {
-        unsafe { _mm512_cvtph_ps(_mm256_set_m128i(eight_scales(b), eight_scales(a))) }
     }
     #[inline(always)]
     unsafe fn words(from: *const u8) -> __m512i {
@@ -116,10 +112,6 @@ impl Lanes for Avx512Vnni {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
-    fn total(floats: __m512) -> f32 {
-        unsafe { _mm512_reduce_add_ps(floats) }
-    }
-    #[inline(always)]
     fn transposed(rows: [__m512i; 8]) -> [__m512i; 8] {
         unsafe {
             transpose!(
@@ -140,15 +132,12 @@ macro_rules! of_256_bits {
     () => {
         type Words = __m256i;
         type Floats = __m256;
+        type Row = Self;
         const BLOCKS: usize = 1;
 
         #[inline(always)]
         unsafe fn q4([block, _]: [*const u8; 2]) -> __m256i {
             unsafe { nibbles(block) }
-        }
-        #[inline(always)]
-        unsafe fn scales([block, _]: [*const u8; 2]) -> __m256 {
-            unsafe { _mm256_cvtph_ps(eight_scales(block)) }
         }
         #[inline(always)]
         unsafe fn words(from: *const u8) -> __m256i {
@@ -187,14 +176,6 @@ macro_rules! of_256_bits {
             unsafe { _mm256_fmadd_ps(a, b, c) }
         }
         #[inline(always)]
-        fn total(floats: __m256) -> f32 {
-            unsafe {
-                let four = _mm_add_ps(_mm256_castps256_ps128(floats), _mm256_extractf128_ps::<1>(floats));
-                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-                _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-            }
-        }
-        #[inline(always)]
         fn transposed(rows: [__m256i; 8]) -> [__m256i; 8] {
             unsafe {
                 transpose!(
@@ -211,22 +192,32 @@ macro_rules! of_256_bits {
     };
 }
 
-impl Lanes for AvxVnni {
-    const OFFSETS: [i32; 2] = [128, 8];
-    of_256_bits!();
+/// Where bytes are multiplied by `vpdpbusd`, which has two encodings.
+macro_rules! vnni_of_256_bits {
+    ($($type:ty: $dot:ident;)*) => {
+        $(impl Lanes for $type {
+            const OFFSETS: [i32; 2] = [128, 8];
+            of_256_bits!();
 
-    #[inline(always)]
-    unsafe fn q8([block, _]: [*const u8; 2]) -> __m256i {
-        unsafe { _mm256_xor_si256(_mm256_loadu_si256(block.add(SCALE).cast()), _mm256_set1_epi8(-128)) }
-    }
-    #[inline(always)]
-    fn dot8(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
-        unsafe { _mm256_dpbusd_avx_epi32(sums, weights, x) }
-    }
-    #[inline(always)]
-    fn dot4(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
-        unsafe { _mm256_dpbusd_avx_epi32(sums, weights, x) }
-    }
+            #[inline(always)]
+            unsafe fn q8([block, _]: [*const u8; 2]) -> __m256i {
+                unsafe { _mm256_xor_si256(_mm256_loadu_si256(block.add(SCALE).cast()), _mm256_set1_epi8(-128)) }
+            }
+            #[inline(always)]
+            fn dot8(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+                unsafe { $dot(sums, weights, x) }
+            }
+            #[inline(always)]
+            fn dot4(sums: __m256i, weights: __m256i, x: __m256i) -> __m256i {
+                unsafe { $dot(sums, weights, x) }
+            }
+        })*
+    };
+}
+
+vnni_of_256_bits! {
+    AvxVnni: _mm256_dpbusd_avx_epi32;
+    HalfAvx512Vnni: _mm256_dpbusd_epi32;
 }
 
 impl Lanes for Avx2 {
@@ -249,6 +240,54 @@ impl Lanes for Avx2 {
         }
     }
 }
+
+static LANES: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+macro_rules! eight {
+    ($($type:ty)*) => {
+        $(impl Eight for $type {
+            #[inline(always)]
+            fn first(word: i32) -> __m256i {
+                unsafe { _mm256_zextsi128_si256(_mm_cvtsi32_si128(word)) }
+            }
+            #[inline(always)]
+            unsafe fn q4_halves([a, b]: [*const u8; 2]) -> [__m256i; 2] {
+                unsafe {
+                    let a = _mm256_castsi128_si256(_mm_loadu_si128(a.add(SCALE).cast()));
+                    let both = _mm256_inserti128_si256::<1>(a, _mm_loadu_si128(b.add(SCALE).cast()));
+                    let nibble = _mm256_set1_epi8(15);
+                    [_mm256_and_si256(both, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(both), nibble)]
+                }
+            }
+            #[inline(always)]
+            fn pick(halves: [usize; 2]) -> __m256i {
+                unsafe {
+                    // Of places that it knows the compiler would make two shuffles.
+                    let of = |lane: usize| _mm_set1_epi32((&raw const LANES[lane]).read_volatile());
+                    _mm256_set_m128i(of(halves[1]), of(halves[0]))
+                }
+            }
+            #[inline(always)]
+            fn picked(floats: __m256, pick: __m256i) -> __m256 {
+                unsafe { _mm256_permutevar8x32_ps(floats, pick) }
+            }
+            #[inline(always)]
+            fn add(a: __m256, b: __m256) -> __m256 {
+                unsafe { _mm256_add_ps(a, b) }
+            }
+            #[inline(always)]
+            fn total(floats: __m256) -> f32 {
+                unsafe {
+                    let four = _mm_add_ps(_mm256_castps256_ps128(floats), _mm256_extractf128_ps::<1>(floats));
+                    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+                }
+            }
+        })*
+    };
+}
+
+eight!(HalfAvx512Vnni AvxVnni Avx2);
 
 /// Does work compiled for AVX-512 with VNNI.
 ///
