@@ -12,7 +12,7 @@ use sidewinder_kernels::ternary::dequantize::DequantizeTernary;
 use sidewinder_kernels::ternary::layouts::{ConvertTernary, Layout, OnSentinel, Options};
 use sidewinder_kernels::ternary::linear::TernaryLinear;
 use sidewinder_kernels::ternary::net::{Argmax, SimpleRotorNet};
-use sidewinder_kernels::ternary::products::{DotTernary, F32, I8, Matmul, Ternary};
+use sidewinder_kernels::ternary::products::{DotTernary, F32, I8, LONGEST, Matmul, Ternary};
 use sidewinder_kernels::ternary::rules::{ActivationI8, QuantizeTernary};
 use sidewinder_kernels::ternary::stats::StatsTernary;
 use sidewinder_kernels::ternary::sums::{ColumnSumsTernary, VerifySumsTernary};
@@ -252,7 +252,7 @@ fn sums_are_the_same_bits_on_every_level() {
 
 #[test]
 fn products_of_the_largest_sums_fit() {
-    let n = 100_000;
+    let n = LONGEST / 8 * 8;
     let ones = |name, byte: f64| (name, tensor(DType::U8, &[1, n / 8], &vec![byte; n / 8]));
     let x = ("x", tensor(DType::F32, &[1, n], &vec![1.0; n]));
     let inputs = named([x, ones("plane0", 255.0), ones("plane1", 0.0)]);

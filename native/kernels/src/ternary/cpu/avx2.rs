@@ -96,7 +96,7 @@ impl Wide for Bytes32 {
         unsafe { _mm256_setzero_si256() }
     }
     #[inline(always)]
-    fn add_products(sums: __m256i, codes: &[Self; 8], x: &[i8], _few: bool) -> __m256i {
+    fn add_products(sums: __m256i, codes: &[Self; 8], x: &[i8]) -> __m256i {
         let x = &x[..8 * 32];
         unsafe {
             let x = |i: usize| _mm256_loadu_si256(x.as_ptr().add(32 * i).cast());

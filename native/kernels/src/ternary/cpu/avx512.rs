@@ -85,18 +85,10 @@ impl<const DOT: bool, const COUNT: bool> Wide for Bytes64<DOT, COUNT> {
         unsafe { _mm512_setzero_si512() }
     }
     #[inline(always)]
-    fn add_products(mut sums: __m512i, codes: &[Self; 8], x: &[i8], few: bool) -> __m512i {
+    fn add_products(mut sums: __m512i, codes: &[Self; 8], x: &[i8]) -> __m512i {
         let x = &x[..8 * 64];
         unsafe {
             let x = |i: usize| _mm512_loadu_si512(x.as_ptr().add(64 * i).cast());
-            if DOT && few {
-                let two = |i: usize| {
-                    let one = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[i].0, x(i));
-                    _mm512_dpbusd_epi32(one, codes[i + 4].0, x(i + 4))
-                };
-                let (a, b) = (_mm512_add_epi32(two(0), two(1)), _mm512_add_epi32(two(2), two(3)));
-                return _mm512_add_epi32(sums, _mm512_add_epi32(a, b));
-            }
             if DOT {
                 for (i, code) in codes.iter().enumerate() {
                     sums = _mm512_dpbusd_epi32(sums, code.0, x(i));
@@ -114,6 +106,34 @@ impl<const DOT: bool, const COUNT: bool> Wide for Bytes64<DOT, COUNT> {
     #[inline(always)]
     fn sum(sums: __m512i) -> i32 {
         unsafe { _mm512_reduce_add_epi32(sums) }
+    }
+
+    #[inline(always)]
+    fn add_pairs(sums: &mut [__m512i; 4], [even, odd]: [Self; 2], x: &[i8]) {
+        if !DOT {
+            sums[0] = Self::add_products(sums[0], &Self::codes([even, odd]), x);
+            return;
+        }
+        let x = &x[..8 * 64];
+        // Codes stay where they are in their bytes: each sum is so many times too large.
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let mask = Self::splat(3 << (2 * i));
+            unsafe {
+                let x = |i: usize| _mm512_loadu_si512(x.as_ptr().add(64 * i).cast());
+                *sum = _mm512_dpbusd_epi32(*sum, even.and(mask).0, x(2 * i));
+                *sum = _mm512_dpbusd_epi32(*sum, odd.and(mask).0, x(2 * i + 1));
+            }
+        }
+    }
+    #[inline(always)]
+    fn sum_of_pairs([a, b, c, d]: [__m512i; 4]) -> i32 {
+        if !DOT {
+            return Self::sum(a);
+        }
+        unsafe {
+            let (b, c, d) = (_mm512_srai_epi32::<2>(b), _mm512_srai_epi32::<4>(c), _mm512_srai_epi32::<6>(d));
+            Self::sum(_mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d)))
+        }
     }
 
     #[inline(always)]

@@ -82,7 +82,7 @@ impl<const DOT: bool> Wide for Bytes16<DOT> {
         unsafe { vdupq_n_s32(0) }
     }
     #[inline(always)]
-    fn add_products(mut sums: int32x4_t, codes: &[Self; 8], x: &[i8], _few: bool) -> int32x4_t {
+    fn add_products(mut sums: int32x4_t, codes: &[Self; 8], x: &[i8]) -> int32x4_t {
         let x = &x[..8 * 16];
         for (i, code) in codes.iter().enumerate() {
             unsafe {

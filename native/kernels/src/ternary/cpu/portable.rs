@@ -121,7 +121,7 @@ impl Wide for Portable {
         0
     }
     #[inline(always)]
-    fn add_products(mut sums: i32, codes: &[Self; 8], x: &[i8], _few: bool) -> i32 {
+    fn add_products(mut sums: i32, codes: &[Self; 8], x: &[i8]) -> i32 {
         for (codes, x) in codes.iter().zip(x.chunks_exact(8)) {
             for (code, &x) in codes.0.to_le_bytes().into_iter().zip(x) {
                 sums = sums.wrapping_add(i32::from(code) * i32::from(x));

@@ -1,9 +1,9 @@
 //! Sums of products with ternary weights.
 //!
-//! Of bytes: a cell becomes its code, value + 1, in two bits, and two bits of 8 cells are in as many vectors after six
-//! instructions for 8 vectors of cells; `sum W q = sum code q - sum q` then takes one dot product of bytes a vector.
-//! Of signs: bits are counted where both
-//! are not 0, and where their signs differ. Of floats: they are added and taken away by masks.
+//! Of bytes: a cell becomes its code, value + 1, in two bits of a byte, and `sum W q = sum code q - sum q`. Codes are
+//! moved to the lower end of bytes of their own, which all rows of activations share, or stay where they are.
+//! Of signs: bits are counted where both are not 0, and where their signs differ. Of floats: they are added and taken
+//! away by masks.
 
 use super::quantize::{by_bits, bytes, in_f32, signs, store, vector};
 use super::wide::{Task, WORD, Wide, dispatch};
@@ -26,26 +26,17 @@ const ROWS: usize = 32;
 /// So many cells are worth waking another thread.
 const WORTH_SHARING: usize = 1 << 22;
 
-/// The codes, value + 1, of 8 vectors of cells, of which both bits are read as 0: vector `b` has those of every eighth
-/// cell from `b` on.
+/// Bytes of a plane whose products are summed before they are joined: [`Wide::add_pairs`] bears twice as many.
+const PART: usize = 1 << 19;
+
+/// The codes, value + 1, of cells, of which both bits are read as 0: four even ones a byte, and four odd ones.
 #[inline(always)]
-fn codes<V: Wide>(plane0: V, plane1: V) -> [V; 8] {
-    let (even, odd, two) = (V::splat(0x55), V::splat(0xaa), V::splat(3));
+fn pairs<V: Wide>(plane0: V, plane1: V) -> [V; 2] {
+    let (even, odd) = (V::splat(0x55), V::splat(0xaa));
     // The low and the high bit of bit0 + (1 - bit1).
     let low = plane0.xor(plane1).xor(V::splat(0xff));
     let high = plane0.and_not(plane1);
-    let evens = low.and(even).or(high.and(even).left());
-    let odds = low.and(odd).right::<1>().or(high.and(odd));
-    [
-        evens.and(two),
-        odds.and(two),
-        evens.right::<2>().and(two),
-        odds.right::<2>().and(two),
-        evens.right::<4>().and(two),
-        odds.right::<4>().and(two),
-        evens.right::<6>().and(two),
-        odds.right::<6>().and(two),
-    ]
+    [low.and(even).or(high.and(even).left()), low.and(odd).right::<1>().or(high.and(odd))]
 }
 
 /// Activations as they meet the weights, each row padded by zeros to whole vectors.
@@ -58,10 +49,10 @@ enum Activations<'a> {
     Floats { x: &'a [f32] },
 }
 
-/// What is done with sums: a row of activations, a row of weights, the sum in integers or in floats.
+/// What is done with the sums of a row of activations and of neighbouring rows of weights.
 trait End: Sync {
-    fn integer(&self, row: usize, out: usize, sum: i32);
-    fn float(&self, row: usize, out: usize, sum: f32);
+    fn integers(&self, row: usize, outs: Range<usize>, sums: &[i32]);
+    fn floats(&self, row: usize, outs: Range<usize>, sums: &mut [f32]);
 }
 
 /// A vector of a row, the last filled up with zeros.
@@ -89,26 +80,48 @@ impl Call<'_> {
     #[inline(always)]
     fn row(&self, out: usize) -> [&[u8]; 2] {
         let bytes = plane_bytes(self.n);
-        self.planes.map(|plane| &plane[out * bytes..][..bytes])
+        let [plane0, plane1] = self.planes;
+        [&plane0[out * bytes..][..bytes], &plane1[out * bytes..][..bytes]]
     }
 
     #[inline(always)]
     fn bytes<V: Wide, const R: usize>(&self, out: usize, x: &[i8]) -> [i32; R] {
         let mut sums = [V::no_sums(); R];
-        let block_of = 8 * V::BYTES;
         let [plane0, plane1] = self.row(out);
-        for block in 0..plane0.len().div_ceil(V::BYTES) {
-            let codes = codes::<V>(vector_of(plane0, block), vector_of(plane1, block));
-            for r in 0..R {
-                let x = &x[r * self.stride + block * block_of..][..block_of];
-                sums[r] = V::add_products(sums[r], &codes, x, R < 8);
-            }
+        let whole = plane0.len() / V::BYTES;
+        for block in 0..whole {
+            let at = block * V::BYTES;
+            self.add_codes(&mut sums, V::load(&plane0[at..]), V::load(&plane1[at..]), &x[8 * at..]);
+        }
+        if whole * V::BYTES < plane0.len() {
+            let (plane0, plane1): (V, V) = (vector_of(plane0, whole), vector_of(plane1, whole));
+            self.add_codes(&mut sums, plane0, plane1, &x[8 * whole * V::BYTES..]);
         }
         let mut totals = [0; R];
         for r in 0..R {
             totals[r] = V::sum(sums[r]);
         }
         totals
+    }
+
+    #[inline(always)]
+    fn add_codes<V: Wide, const R: usize>(&self, sums: &mut [V::Sums; R], plane0: V, plane1: V, x: &[i8]) {
+        let codes = V::codes(pairs(plane0, plane1));
+        for r in 0..R {
+            sums[r] = V::add_products(sums[r], &codes, &x[r * self.stride..][..8 * V::BYTES]);
+        }
+    }
+
+    /// The sum for the only row of activations.
+    #[inline(always)]
+    fn bytes_of_one<V: Wide>(&self, out: usize, x: &[i8]) -> i32 {
+        let [plane0, plane1] = self.row(out);
+        let mut sum = 0i32;
+        for start in (0..plane0.len()).step_by(PART) {
+            let end = plane0.len().min(start + PART);
+            sum = sum.wrapping_add(sum_of_part::<V>(&plane0[start..end], &plane1[start..end], &x[8 * start..]));
+        }
+        sum
     }
 
     #[inline(always)]
@@ -157,33 +170,63 @@ impl Call<'_> {
         totals
     }
 
-    /// Some rows of activations by some rows of weights.
+    /// Some rows of activations by some rows of weights, at most [`ROWS`] of these.
     #[inline(always)]
     fn tile<V: Wide, const R: usize>(&self, first: usize, outs: Range<usize>, end: &impl End) {
-        let at = first * self.stride;
-        for out in outs {
-            match &self.x {
-                Activations::Bytes { x, sums } => {
-                    let totals = self.bytes::<V, R>(out, &x[at..]);
-                    for (r, total) in totals.into_iter().enumerate() {
-                        end.integer(first + r, out, total.wrapping_sub(sums[first + r]));
+        let (at, count) = (first * self.stride, outs.len());
+        match &self.x {
+            Activations::Bytes { x, sums } => {
+                let mut totals = [[0; ROWS]; R];
+                for (i, out) in outs.clone().enumerate() {
+                    let products = if R == 1 {
+                        [self.bytes_of_one::<V>(out, &x[at..]); R]
+                    } else {
+                        self.bytes::<V, R>(out, &x[at..])
+                    };
+                    for r in 0..R {
+                        totals[r][i] = products[r].wrapping_sub(sums[first + r]);
                     }
                 }
-                Activations::Signs { planes } => {
-                    let totals = self.signs::<V, R>(out, planes.map(|plane| &plane[at..]));
-                    for (r, total) in totals.into_iter().enumerate() {
-                        end.integer(first + r, out, total);
+                (0..R).for_each(|r| end.integers(first + r, outs.clone(), &totals[r][..count]));
+            }
+            Activations::Signs { planes: [plane0, plane1] } => {
+                let mut totals = [[0; ROWS]; R];
+                for (i, out) in outs.clone().enumerate() {
+                    let sums = self.signs::<V, R>(out, [&plane0[at..], &plane1[at..]]);
+                    for r in 0..R {
+                        totals[r][i] = sums[r];
                     }
                 }
-                Activations::Floats { x } => {
-                    let totals = self.floats::<V, R>(out, &x[at..]);
-                    for (r, total) in totals.into_iter().enumerate() {
-                        end.float(first + r, out, total);
+                (0..R).for_each(|r| end.integers(first + r, outs.clone(), &totals[r][..count]));
+            }
+            Activations::Floats { x } => {
+                let mut totals = [[0.0; ROWS]; R];
+                for (i, out) in outs.clone().enumerate() {
+                    let sums = self.floats::<V, R>(out, &x[at..]);
+                    for r in 0..R {
+                        totals[r][i] = sums[r];
                     }
                 }
+                (0..R).for_each(|r| end.floats(first + r, outs.clone(), &mut totals[r][..count]));
             }
         }
     }
+}
+
+#[inline(always)]
+fn sum_of_part<V: Wide>(plane0: &[u8], plane1: &[u8], x: &[i8]) -> i32 {
+    let mut sums = [V::no_sums(); 4];
+    let whole = plane0.len() / V::BYTES;
+    for block in 0..whole {
+        let at = block * V::BYTES;
+        let pairs = pairs(V::load(&plane0[at..]), V::load(&plane1[at..]));
+        V::add_pairs(&mut sums, pairs, &x[8 * at..][..8 * V::BYTES]);
+    }
+    if whole * V::BYTES < plane0.len() {
+        let pairs = pairs::<V>(vector_of(plane0, whole), vector_of(plane1, whole));
+        V::add_pairs(&mut sums, pairs, &x[8 * whole * V::BYTES..][..8 * V::BYTES]);
+    }
+    V::sum_of_pairs(sums)
 }
 
 struct Block<'a, 'c, E> {
@@ -238,33 +281,38 @@ fn activate(activation: Option<Activation>, v: f32) -> f32 {
 }
 
 impl<S: Storage<Wide = f32>> End for Ends<'_, S> {
-    #[inline(always)]
-    fn integer(&self, row: usize, out: usize, sum: i32) {
+    fn integers(&self, row: usize, outs: Range<usize>, sums: &[i32]) {
         if let Some(acc) = &self.acc {
             // SAFETY: each sum is made once.
-            let to = unsafe { acc.part(row * self.outs + out, 1) };
-            to[0] = sum;
+            unsafe { acc.part(row * self.outs + outs.start, outs.len()) }.copy_from_slice(sums);
         }
         if self.y.is_some() {
-            self.float(row, out, sum as f32);
+            let mut floats = [0.0; ROWS];
+            let floats = &mut floats[..sums.len()];
+            floats.iter_mut().zip(sums).for_each(|(float, &sum)| *float = sum as f32);
+            self.floats(row, outs, floats);
         }
     }
 
-    #[inline(always)]
-    fn float(&self, row: usize, out: usize, mut sum: f32) {
+    fn floats(&self, row: usize, outs: Range<usize>, sums: &mut [f32]) {
         if let Some(scales) = self.x_scale {
-            sum *= scales[row];
+            sums.iter_mut().for_each(|sum| *sum *= scales[row]);
         }
-        if let Some(scales) = self.w_scale {
-            sum *= if scales.len() == 1 { scales[0] } else { scales[out] };
+        match self.w_scale {
+            Some(&[scale]) => sums.iter_mut().for_each(|sum| *sum *= scale),
+            Some(scales) => sums.iter_mut().zip(&scales[outs.clone()]).for_each(|(sum, scale)| *sum *= scale),
+            None => (),
         }
         if let Some(bias) = self.bias {
-            sum += bias[out];
+            sums.iter_mut().zip(&bias[outs.clone()]).for_each(|(sum, bias)| *sum += bias);
+        }
+        if self.activation.is_some() {
+            sums.iter_mut().for_each(|sum| *sum = activate(self.activation, *sum));
         }
         if let Some(y) = &self.y {
             // SAFETY: each sum is made once.
-            let to = unsafe { y.part(row * self.outs + out, 1) };
-            store(activate(self.activation, sum), &mut to[0]);
+            let to = unsafe { y.part(row * self.outs + outs.start, outs.len()) };
+            to.iter_mut().zip(sums).for_each(|(to, sum)| store(*sum, to));
         }
     }
 }

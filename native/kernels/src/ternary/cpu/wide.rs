@@ -44,11 +44,36 @@ pub trait Wide: Copy {
 
     /// No sums.
     fn no_sums() -> Self::Sums;
-    /// Adds the products of codes of 0 to 2 with eight vectors of activations. With `few` other sums under way, one
-    /// instruction must not wait for the one before.
-    fn add_products(sums: Self::Sums, codes: &[Self; 8], x: &[i8], few: bool) -> Self::Sums;
+    /// Adds the products of codes of 0 to 2 with eight vectors of activations.
+    fn add_products(sums: Self::Sums, codes: &[Self; 8], x: &[i8]) -> Self::Sums;
     /// Their sum.
     fn sum(sums: Self::Sums) -> i32;
+    /// Codes apart: vector `b` has those of every eighth cell from `b` on.
+    #[inline(always)]
+    fn codes([even, odd]: [Self; 2]) -> [Self; 8] {
+        let two = Self::splat(3);
+        [
+            even.and(two),
+            odd.and(two),
+            even.right::<2>().and(two),
+            odd.right::<2>().and(two),
+            even.right::<4>().and(two),
+            odd.right::<4>().and(two),
+            even.right::<6>().and(two),
+            odd.right::<6>().and(two),
+        ]
+    }
+    /// [`Wide::add_products`] of codes that are not apart yet, where no other row needs them: sums may be kept in what
+    /// way is best.
+    #[inline(always)]
+    fn add_pairs(sums: &mut [Self::Sums; 4], pairs: [Self; 2], x: &[i8]) {
+        sums[0] = Self::add_products(sums[0], &Self::codes(pairs), x);
+    }
+    /// The sum of those.
+    #[inline(always)]
+    fn sum_of_pairs(sums: [Self::Sums; 4]) -> i32 {
+        Self::sum(sums[0])
+    }
 
     /// No counts.
     fn no_counts() -> Self::Counts;
