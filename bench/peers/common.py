@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "avx2 fma avx512f avx512vl avx512_vnni avx512_bf16 asimd".split()
 # What ops give, where it is not `y`.
-OUTPUTS = {"block_recurrence": "h"}
-DTYPES = {"float32": "F32", "float64": "F64", "uint8": "U8"}
+OUTPUTS = {"block_recurrence": "h", "simple_rotor_net": "logits"}
+DTYPES = {"float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8"}
 
 
 def write_inputs(folder, tensors, _sizes):
@@ -128,7 +128,16 @@ def machine():
 
 def versions():
     found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
-    names = ("numpy", "scipy", "torch", "jax", "jaxlib", "mamba_ssm", "transformers")
+    names = (
+        "numpy",
+        "scipy",
+        "torch",
+        "jax",
+        "jaxlib",
+        "mamba_ssm",
+        "transformers",
+        "ggml_python",
+    )
     return dict(
         python=platform.python_version(),
         **{name: found[name] for name in names if name in found},

@@ -56,9 +56,15 @@ KEEP_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
 }
+BLOCKS = ("candle/plain", "ggml/plain", "ggml/repacked")
+DENSE = ("torch_eager/f32", "torch_eager/bf16", "numpy/f32")
 QUANT = {
-    "matmul_q8_q8": ("candle/plain", "torch_eager/f32", "torch_eager/bf16"),
-    "matmul_q8_q4": ("candle/plain",),
+    "matmul_q8_q8": BLOCKS + DENSE,
+    "matmul_q8_q4": BLOCKS,
+    "matmul_i8_ternary": ("ggml/plain", *DENSE),
+    "ternary_encode": ("numpy/packbits",),
+    "ternary_decode": ("numpy/unpackbits",),
+    "simple_rotor_net": ("torch_eager/f32", "numpy/f32"),
 }
 SUITES = {
     "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": SCANS}),

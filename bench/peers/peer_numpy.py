@@ -1,7 +1,10 @@
 """Ops in NumPy, as worker.py times them."""
 
-from common import host_clock, read_tensors
-from transformer_numpy import FORMS
+import quant_numpy
+import transformer_numpy
+from common import OUTPUTS, host_clock, read_tensors
+
+FORMS = {**transformer_numpy.FORMS, **quant_numpy.FORMS}
 
 clock = host_clock
 
@@ -14,4 +17,9 @@ def prepare(name, op, file, device, threads):
     inputs = read_tensors(file)
     form = FORMS[op][name]
     given = form.turned(inputs)
-    return lambda: {"y": form.call(**given)}, form.turned
+
+    def call():
+        result = form.call(**given)
+        return result if isinstance(result, dict) else {OUTPUTS.get(op, "y"): result}
+
+    return call, form.turned

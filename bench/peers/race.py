@@ -125,7 +125,8 @@ def peer_command(name, job, device, out):
     candle = family(name) == "candle"
     program = [CANDLE] if candle else [sys.executable, HERE / "worker.py"]
     options = ["--threads", job.threads, "--seconds", job.seconds, "--out", out]
-    options += ["--copies", job.workload.op.copies] if candle else ["--device", device]
+    options += ["--copies", job.workload.op.copies]
+    options += [] if candle else ["--device", device]
     return [*program, name, job.workload.op.name, job.file, *options]
 
 

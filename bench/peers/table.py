@@ -37,7 +37,13 @@ MM_REC = {
     "jax": "JAX",
     "gru": "PyTorch's GRU (another op)",
 }
-QUANT = {"ours": "Sidewinder", "candle": "candle", "torch_eager": "PyTorch, unquantized"}
+QUANT = {
+    "ours": "Sidewinder",
+    "candle": "candle",
+    "ggml": "ggml",
+    "torch_eager": "PyTorch, unquantized",
+    "numpy": "NumPy, unquantized",
+}
 # A measure beside the race.
 OTHER_OPS = ("gru",)
 # A suite's titles, and the family of contenders that shows its limit.
@@ -52,7 +58,7 @@ TOOLS = {
     "transformer": ("torch", "jax", "numpy", "candle"),
     "mamba": ("transformers", "torch", "numpy", "candle"),
     "mm_rec": ("torch", "jax"),
-    "quant": ("torch", "candle"),
+    "quant": ("candle", "ggml_python", "torch", "numpy"),
 }
 
 

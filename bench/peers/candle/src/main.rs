@@ -70,6 +70,8 @@ fn quantized(dtype: GgmlDType, given: &Tensors, copies: usize) -> Result<Call> {
         QMatMul::from_qtensor(QTensor::new(storage, (outputs, x.dim(D::Minus1)?))?)
     };
     let layers = (0..copies).map(|_| layer()).collect::<Result<Vec<_>>>()?;
+    // At their first use they are put into another order.
+    layers.iter().try_for_each(|layer| layer.forward(&x).map(drop))?;
     let turn = Cell::new(0);
     Ok(Box::new(move || {
         turn.set((turn.get() + 1) % layers.len());
