@@ -245,7 +245,7 @@ unsafe fn add_group<L: Eight, const Q4: bool>(
                 let products = L::first(starts.cast::<i32>().add(at).read());
                 let products = L::dot8(products, L::q8([block; 2]), L::words(q));
                 sums[at % 4] = L::mul_add(L::to_floats(products), L::picked(scales, picks[at]), sums[at % 4]);
-            } else if at % 2 == 0 {
+            } else if at & 1 == 0 {
                 let [first, second] = L::q4_halves([block, block.add(block_bytes(true))]);
                 let products = L::dot4(L::words(starts.add(16 * at)), first, L::words(q));
                 let products = L::dot4(products, second, L::words(q.add(BLOCK)));
