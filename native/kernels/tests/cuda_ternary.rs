@@ -111,7 +111,7 @@ fn activations() {
     assert_eq!(&*error.got, "NaN in row 1 at 200");
 }
 
-const SIZES: [(usize, usize, usize); 9] = [
+const SIZES: [(usize, usize, usize); 14] = [
     (0, 5, 3),
     (3, 0, 2),
     (1, 1, 1),
@@ -121,6 +121,11 @@ const SIZES: [(usize, usize, usize); 9] = [
     (9, 1001, 4),
     (1, 1024, 5000),
     (6, 512, 5000),
+    (5, 128, 33),
+    (9, 1024, 65),
+    (33, 640, 200),
+    (32, 4096, 130),
+    (70, 2176, 17_000),
 ];
 
 #[test]

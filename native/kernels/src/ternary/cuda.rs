@@ -1,7 +1,8 @@
 //! Ternary numbers on CUDA.
 //!
 //! Conversions are done byte by byte of the target. Products read planes as words of 32 cells, whose codes are made in
-//! registers and meet four activations an instruction (`dp4a`), or are counted (`popc`). Content that is refused is found
+//! registers and meet four activations an instruction (`dp4a`), those of many rows tensor cores, or are counted (`popc`).
+//! Content that is refused is found
 //! by a kernel and read back, so that conversions, quantized activations and proofs wait for the device; products do not.
 
 use super::layouts::{Grid, Layout, OnSentinel, Problem as Conversion};
@@ -23,7 +24,11 @@ const CUT: Source = Source { name: "ternary_cut", text: RULES };
 const BYTES: Source = Source { name: "ternary_bytes", text: RULES };
 const PRODUCT: Source = Source {
     name: "ternary_product",
-    text: concat!(include_str!("../cuda/activation.cu"), include_str!("products.cu")),
+    text: concat!(include_str!("../cuda/activation.cu"), include_str!("ends.cu"), include_str!("products.cu")),
+};
+const TILE: Source = Source {
+    name: "ternary_tile",
+    text: concat!(include_str!("../cuda/activation.cu"), include_str!("ends.cu"), include_str!("tile.cu")),
 };
 const SUMS: &str = include_str!("sums.cu");
 const DOT: Source = Source { name: "ternary_dot", text: SUMS };
@@ -36,6 +41,12 @@ const THREADS: u32 = 256;
 
 /// Warps of a block of products, as `products.cu` has them.
 const WARPS: usize = 8;
+
+/// More rows of activations than this are worth tensor cores.
+const FEW: usize = 4;
+
+/// Columns that a tile takes at a time, as `tile.cu` has them.
+const CHUNK: usize = 512;
 
 /// Rows of the columns that a thread sums.
 const PART: usize = 512;
@@ -148,6 +159,7 @@ struct Rules {
     n: i64,
     stride: i64,
     parts: i64,
+    tiles: i64,
     floor: f32,
     stage: i32,
 }
@@ -275,11 +287,15 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
         scales: problem.scales as i64,
         ..Params::default()
     };
-    prepare(problem, &mut params, outputs, lane)?;
+    let whole = problem.bytes().is_multiple_of(16) && params.planes.iter().all(|at| at.is_multiple_of(16));
+    let tile = if whole { Tile::of(problem, lane) } else { None };
+    prepare(problem, tile.as_ref(), &mut params, outputs, lane)?;
     if rows * outs == 0 {
         return Ok(());
     }
-    let whole = problem.bytes().is_multiple_of(16) && params.planes.iter().all(|at| at.is_multiple_of(16));
+    if let Some(tile) = tile {
+        return tile.launch(problem, &params, lane);
+    }
     let aligned = whole && params.x_planes.iter().all(|at| at.is_multiple_of(16));
     let of_rows = if rows == 1 { 1 } else { 4 };
     let busy = WARPS * lane.device().facts().multiprocessors as usize;
@@ -318,8 +334,69 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
     Ok(())
 }
 
+/// What `tile.cu` is compiled for: quarters of a block's weights in 16 rows, eighths of activations, groups of four warps,
+/// chunks on their way and the one at work.
+struct Tile {
+    outs: usize,
+    rows: usize,
+    groups: usize,
+    stages: usize,
+}
+
+impl Tile {
+    /// A tile for many rows of bytes, where there are tensor cores for them.
+    fn of(problem: &Product, lane: &Lane) -> Option<Tile> {
+        let facts = lane.device().facts();
+        let rows = problem.rows.div_ceil(8).next_power_of_two().min(4);
+        // The second size of a grid is small.
+        let few = problem.rows <= FEW || problem.rows.div_ceil(8 * rows) > 65535;
+        if problem.form != Form::I8 || facts.capability.0 < 8 || few {
+            return None;
+        }
+        let outs = if problem.outs >= 128 * facts.multiprocessors as usize { 2 } else { 1 };
+        let fits =
+            |&(groups, stages): &(usize, usize)| Tile { outs, rows, groups, stages }.shared() <= facts.shared as usize;
+        let (groups, stages) = [(4, 3), (4, 2), (2, 2)].into_iter().find(fits)?;
+        Some(Tile { outs, rows, groups, stages })
+    }
+
+    fn shared(&self) -> usize {
+        self.groups * self.stages * 8 * self.rows * CHUNK
+    }
+
+    /// Tiles of 8 rows of activations.
+    fn count(&self, rows: usize) -> usize {
+        rows.next_multiple_of(8 * self.rows) / 8
+    }
+
+    fn launch(&self, problem: &Product, params: &Params, lane: &Lane) -> Result<()> {
+        let Product { rows, outs, dtype, form, .. } = *problem;
+        let options = format!(
+            "{} -DFORM={} -DMT={} -DNT={} -DGROUPS={} -DSTAGES={} -DFN={}",
+            types(dtype),
+            form as usize,
+            self.outs,
+            self.rows,
+            self.groups,
+            self.stages,
+            function(problem.options.activation)
+        );
+        let kernel = lane.device().kernel(&TILE, &options)?;
+        let grid = [grid_size(outs.div_ceil(64 * self.outs))?, (self.count(rows) / self.rows) as u32, 1];
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
+        // and scratch memory has what was prepared.
+        unsafe { lane.launch_with(&kernel, grid, 128 * self.groups as u32, self.shared() as u32, params) }
+    }
+}
+
 /// Makes of activations what meets the weights, in scratch memory.
-fn prepare(problem: &Product, params: &mut Params, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+fn prepare(
+    problem: &Product,
+    tile: Option<&Tile>,
+    params: &mut Params,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+) -> Result<()> {
     let Product { rows, n, dtype, .. } = *problem;
     let mut rules = Rules { x: params.x, rows: rows as i64, n: n as i64, parts: 1, ..Rules::default() };
     match problem.form {
@@ -332,8 +409,10 @@ fn prepare(problem: &Product, params: &mut Params, outputs: &Named<&Buffer>, lan
         }
         Form::I8 => {
             // Four words of 32 cells are read at once.
-            let stride = n.next_multiple_of(128);
-            let (bits, numbers) = ((rows * stride).next_multiple_of(256), (rows * 4).next_multiple_of(256));
+            let stride = n.next_multiple_of(if tile.is_some() { CHUNK } else { 128 });
+            let tiles = tile.map_or(0, |tile| tile.count(rows));
+            let all = rows.max(8 * tiles);
+            let (bits, numbers) = ((all * stride).next_multiple_of(256), (rows * 4).next_multiple_of(256));
             let scratch = lane.scratch(bits + 2 * numbers)?;
             params.bits = scratch;
             params.totals = scratch + bits as u64;
@@ -344,8 +423,8 @@ fn prepare(problem: &Product, params: &mut Params, outputs: &Named<&Buffer>, lan
             };
             rules.q = at(outputs, "xq", lane)?;
             (rules.bits, rules.totals, rules.scales) = (params.bits, params.totals, params.x_scale);
-            (rules.stride, rules.floor) = (stride as i64, problem.activations().floor);
-            blocks(&BYTES, rows, &rules, dtype, lane)
+            (rules.stride, rules.tiles, rules.floor) = (stride as i64, tiles as i64, problem.activations().floor);
+            blocks(&BYTES, all, &rules, dtype, lane)
         }
         _ => Ok(()),
     }

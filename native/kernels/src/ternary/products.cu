@@ -1,21 +1,5 @@
-// Products with ternary weights in planes: FORM 0 of signs, 1 of bytes, 2 of floats. A warp has OUTS rows of weights and
-// ROWS rows of activations; ALIGNED says that rows of planes are of whole 16 bytes. FN is a function behind.
-
-struct Params {
-    const unsigned char* plane0;
-    const unsigned char* plane1;
-    const STORAGE* x;
-    const unsigned char* x_plane0;
-    const unsigned char* x_plane1;
-    const signed char* bits;
-    const int* totals;
-    const float* x_scale;
-    const float* w_scale;
-    const float* bias;
-    int* acc;
-    STORAGE* y;
-    i64 rows, n, outs, stride, scales;
-};
+// Products with ternary weights in planes. A warp has OUTS rows of weights and ROWS rows of activations; ALIGNED says that
+// rows of planes are of whole 16 bytes.
 
 constexpr int WARPS = 8;
 
@@ -38,44 +22,10 @@ __device__ __forceinline__ uint4 words(const unsigned char* row, i64 at, i64 byt
 #endif
 }
 
-__device__ __forceinline__ unsigned pick(uint4 of, int which) {
-    return which == 0 ? of.x : which == 1 ? of.y : which == 2 ? of.z : of.w;
-}
-
-// The codes, value + 1, of 32 cells: in byte j of code b that of cell 8 j + b.
-__device__ __forceinline__ void codes(unsigned plane0, unsigned plane1, int (&to)[8]) {
-    unsigned low = ~(plane0 ^ plane1), high = plane0 & ~plane1;
-    unsigned even = (low & 0x55555555) | (high & 0x55555555) << 1, odd = (low >> 1 & 0x55555555) | (high & 0xaaaaaaaa);
-#pragma unroll
-    for (int b = 0; b < 8; b += 2) {
-        to[b] = even >> b & 0x03030303;
-        to[b + 1] = odd >> b & 0x03030303;
-    }
-}
-
 template <class T>
 __device__ __forceinline__ T total(T sum) {
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
     return sum;
-}
-
-#if FORM == 2
-typedef float Sum;
-#else
-typedef int Sum;
-#endif
-
-__device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum sum) {
-    i64 at = row * p.outs + out;
-#if FORM != 2
-    if (p.acc) p.acc[at] = sum;
-#endif
-    if (!p.y) return;
-    float y = (float)sum;
-    if (p.x_scale) y = __fmul_rn(y, p.x_scale[row]);
-    if (p.w_scale) y = __fmul_rn(y, p.w_scale[p.scales == 1 ? 0 : out]);
-    if (p.bias) y = __fadd_rn(y, p.bias[out]);
-    narrow(activate<FN>(y), p.y[at]);
 }
 
 extern "C" __global__ void ternary_product(Params p) {

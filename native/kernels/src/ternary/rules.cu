@@ -8,10 +8,10 @@ struct Params {
     unsigned char* plane0;
     unsigned char* plane1;
     signed char* q;      // as it lies
-    signed char* bits;   // as products want it, rows of `stride`
+    signed char* bits;   // as products want it, rows of `stride`, or so many tiles of 8 rows
     int* totals;         // sums of q
     unsigned long long* bad;
-    i64 rows, n, stride, parts;
+    i64 rows, n, stride, parts, tiles;
     float floor;
     int stage;
 };
@@ -100,16 +100,26 @@ extern "C" __global__ void ternary_cut(Params p) {
     p.plane1[at] = plane1;
 }
 
-// Bytes of a row and its scale; of a row that is not finite zeros and NaN. A block has a row.
-//
-// Products read 32 cells as 8 words, of which word b has cells b, 8 + b, 16 + b and 24 + b.
+// Where products look for a byte. They read 32 cells as 8 words, of which word b has cells b, 8 + b, 16 + b and 24 + b:
+// one after the other, or as tile.cu has them in its threads. There thread 4 (row % 8) + t of a warp has of 512 columns
+// 4 words of cells from the 4 t-th on, and reads of each 16 bytes, and then 16 more.
+__device__ __forceinline__ i64 place(const Params& p, i64 row, i64 i) {
+    i64 word = i / 32;
+    int b = i % 8, j = i % 32 / 8;
+    if (p.tiles == 0) return row * p.stride + word * 32 + b * 4 + j;
+    i64 line = (word / 16 * p.tiles + row / 8) * 8 + word % 4 * 2 + b / 4;
+    return line * 512 + (row % 8 * 4 + word % 16 / 4) * 16 + b % 4 * 4 + j;
+}
+
+// Bytes of a row and its scale; of a row that is not finite zeros and NaN. A block has a row; those past the last are
+// zeros, which fill up a tile.
 extern "C" __global__ void ternary_bytes(Params p) {
     __shared__ unsigned largest_of[THREADS];
     __shared__ int totals[THREADS];
-    i64 row = blockIdx.x;
+    i64 row = blockIdx.x, n = row < p.rows ? p.n : 0;
     const STORAGE* x = p.x + row * p.n;
     unsigned most = 0;
-    for (i64 i = threadIdx.x; i < p.n; i += THREADS) {
+    for (i64 i = threadIdx.x; i < n; i += THREADS) {
         unsigned size = __float_as_uint(widen(x[i])) & 0x7fffffff;
         most = size > most ? size : most;
         if (size >= 0x7f800000 && p.bad) atomicMin(p.bad, (unsigned long long)(row * p.n + i));
@@ -119,19 +129,19 @@ extern "C" __global__ void ternary_bytes(Params p) {
     float largest = fmaxf(__uint_as_float(most), p.floor);
     float inverse = finite ? __fdiv_rn(127.0f, largest) : 0.0f;
     int total = 0;
-    i64 end = p.bits ? p.stride : p.n;
+    i64 end = p.bits ? p.stride : n;
     for (i64 i = threadIdx.x; i < end; i += THREADS) {
         int value = 0;
-        if (i < p.n && finite) {
+        if (i < n && finite) {
             value = __float2int_rn(__fmul_rn(widen(x[i]), inverse));
             value = value > 127 ? 127 : value < -127 ? -127 : value;
         }
         total += value;
-        if (p.q && i < p.n) p.q[row * p.n + i] = value;
-        if (p.bits) p.bits[row * p.stride + i / 32 * 32 + i % 8 * 4 + i % 32 / 8] = value;
+        if (p.q && i < n) p.q[row * p.n + i] = value;
+        if (p.bits) p.bits[place(p, row, i)] = value;
     }
     total = reduced(total, totals, [](int a, int b) { return a + b; });
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && row < p.rows) {
         p.scales[row] = finite ? __fdiv_rn(largest, 127.0f) : __uint_as_float(0x7fc00000);
         if (p.totals) p.totals[row] = total;
     }

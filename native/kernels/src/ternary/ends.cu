@@ -1,0 +1,53 @@
+// What kernels of products share: the call, codes of weights, and what is made of sums. FORM is what activations are: 0 signs,
+// 1 bytes, 2 floats; FN is a function behind.
+
+struct Params {
+    const unsigned char* plane0;
+    const unsigned char* plane1;
+    const STORAGE* x;
+    const unsigned char* x_plane0;
+    const unsigned char* x_plane1;
+    const signed char* bits;
+    const int* totals;
+    const float* x_scale;
+    const float* w_scale;
+    const float* bias;
+    int* acc;
+    STORAGE* y;
+    i64 rows, n, outs, stride, scales;
+};
+
+__device__ __forceinline__ unsigned pick(uint4 of, int which) {
+    return which == 0 ? of.x : which == 1 ? of.y : which == 2 ? of.z : of.w;
+}
+
+// The codes, value + 1, of 32 cells: in byte j of code b that of cell 8 j + b.
+__device__ __forceinline__ void codes(unsigned plane0, unsigned plane1, int (&to)[8]) {
+    unsigned low = ~(plane0 ^ plane1), high = plane0 & ~plane1;
+    unsigned even = (low & 0x55555555) | (high & 0x55555555) << 1, odd = (low >> 1 & 0x55555555) | (high & 0xaaaaaaaa);
+#pragma unroll
+    for (int b = 0; b < 8; b += 2) {
+        to[b] = even >> b & 0x03030303;
+        to[b + 1] = odd >> b & 0x03030303;
+    }
+}
+
+#if FORM == 2
+typedef float Sum;
+#else
+typedef int Sum;
+#endif
+
+__device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum sum) {
+    i64 at = row * p.outs + out;
+#if FORM != 2
+    if (p.acc) p.acc[at] = sum;
+#endif
+    if (!p.y) return;
+    float y = (float)sum;
+    if (p.x_scale) y = __fmul_rn(y, p.x_scale[row]);
+    if (p.w_scale) y = __fmul_rn(y, p.w_scale[p.scales == 1 ? 0 : out]);
+    if (p.bias) y = __fadd_rn(y, p.bias[out]);
+    narrow(activate<FN>(y), p.y[at]);
+}
+

@@ -1,0 +1,124 @@
+// Products of many rows of bytes with ternary weights by tensor cores, whose rows of planes are of whole 16 bytes. A block of
+// threads has 64 MT rows of weights and 8 NT rows of activations; four warps side by side have a quarter of the weights
+// each, and GROUPS of such four take chunks of 512 columns in turn and add up at the end. A thread reads planes straight
+// from memory, a chunk ahead, and makes codes of them; activations, which all four warps need, come through shared memory,
+// STAGES - 1 chunks ahead.
+
+constexpr int SIDE = 16 * MT, OUTS = 4 * SIDE, ROWS = 8 * NT, CHUNK = 512;
+// Bytes of activations of a chunk, in units of 16.
+constexpr int UNITS = ROWS * CHUNK / 16;
+
+struct Weights {
+    uint4 planes[MT][2][2];
+};
+
+__device__ __forceinline__ Weights weights_of(const Params& p, i64 first, i64 chunk) {
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    i64 bytes = (p.n + 7) / 8, at = chunk * (CHUNK / 8) + t * 16;
+    Weights all;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            i64 out = first + m * 16 + half * 8 + g;
+            // What is past the last row is computed again, and not written; past its end there are zeros among x.
+            i64 row = (out < p.outs ? out : p.outs - 1) * bytes;
+            bool there = at < bytes;
+            all.planes[m][half][0] = there ? __ldg((const uint4*)(p.plane0 + row + at)) : make_uint4(0, 0, 0, 0);
+            all.planes[m][half][1] = there ? __ldg((const uint4*)(p.plane1 + row + at)) : make_uint4(0, 0, 0, 0);
+        }
+    return all;
+}
+
+__device__ __forceinline__ void multiply(int (&to)[4], int a0, int a1, int a2, int a3, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
+        : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Four warps' x of a chunk on its way.
+__device__ __forceinline__ void fetch(const Params& p, i64 tiles, i64 chunk, uint4* stage) {
+    const uint4* from = (const uint4*)p.bits + (chunk * tiles + blockIdx.y * (i64)NT) * (8 * CHUNK / 16);
+    for (int at = threadIdx.x % 128; at < UNITS; at += 128)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(stage + at)),
+                     "l"(from + at));
+}
+
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
+
+// Waits until all but the latest LEFT groups of all four warps are there, and they are done with what was before.
+template <int LEFT>
+__device__ __forceinline__ void arrived() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128) : "memory");
+}
+
+// 128 columns of each row: `which` of the four words that a thread has.
+__device__ __forceinline__ void add_words(const Weights& weights, const uint4* x, int which, int (&sums)[MT][NT][4]) {
+    int of[MT][2][8];
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint4(&planes)[2] = weights.planes[m][half];
+            codes(pick(planes[0], which), pick(planes[1], which), of[m][half]);
+        }
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        uint4 low = x[(n * 8 + which * 2) * 32], high = x[(n * 8 + which * 2 + 1) * 32];
+        unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int b = 0; b < 8; b += 2)
+                multiply(sums[m][n], of[m][0][b], of[m][1][b], of[m][0][b + 1], of[m][1][b + 1], words[b], words[b + 1]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128 * GROUPS) ternary_tile(Params p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    int group = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    uint4* stages = (uint4*)shared + group * STAGES * UNITS;
+    i64 tiles = (p.rows + ROWS - 1) / ROWS * NT, chunks = p.stride / CHUNK, first = blockIdx.x * (i64)OUTS + warp * SIDE;
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        i64 chunk = group + stage * GROUPS;
+        if (chunk < chunks) fetch(p, tiles, chunk, stages + stage * UNITS);
+        commit();
+    }
+    Weights next = weights_of(p, first, group);
+    int sums[MT][NT][4] = {};
+    int turn = 0;
+    for (i64 chunk = group; chunk < chunks; chunk += GROUPS, turn++) {
+        Weights weights = next;
+        next = weights_of(p, first, chunk + GROUPS);
+        arrived<STAGES - 2>();
+        i64 ahead = chunk + (STAGES - 1) * GROUPS;
+        if (ahead < chunks) fetch(p, tiles, ahead, stages + (turn + STAGES - 1) % STAGES * UNITS);
+        commit();
+#pragma unroll
+        for (int which = 0; which < 4; which++) add_words(weights, stages + turn % STAGES * UNITS + lane, which, sums);
+    }
+    // All groups' sums, where activations were.
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    int* all = (int*)shared;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int out = warp * SIDE + m * 16 + i / 2 * 8 + g, row = n * 8 + 2 * t + i % 2;
+                all[(group * ROWS + row) * OUTS + out] = sums[m][n][i];
+            }
+    __syncthreads();
+    for (int at = threadIdx.x; at < ROWS * OUTS; at += 128 * GROUPS) {
+        i64 row = blockIdx.y * (i64)ROWS + at / OUTS, out = blockIdx.x * (i64)OUTS + at % OUTS;
+        if (row >= p.rows || out >= p.outs) continue;
+        // Codes are greater by one than what they are for.
+        int sum = -p.totals[row];
+        for (int other = 0; other < GROUPS; other++) sum += all[other * ROWS * OUTS + at];
+        finish(p, row, out, sum);
+    }
+}
