@@ -308,6 +308,19 @@ __device__ __forceinline__ void begin(Exchange (&exchange)[2]) {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// Writes neighbouring words into another block's memory, and tells its barrier so.
+__device__ __forceinline__ void tell(unsigned there, const unsigned (&words)[VEC], unsigned barrier) {
+    if constexpr (VEC == 4)
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+                     ::"r"(there), "r"(words[0]), "r"(words[VEC / 4]), "r"(words[VEC / 2]), "r"(words[VEC - 1]),
+                     "r"(barrier) : "memory");
+    else
+#pragma unroll
+        for (int v = 0; v < VEC; ++v)
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                         ::"r"(there + v * 4), "r"(words[v]), "r"(barrier) : "memory");
+}
+
 // Tells all blocks of the cluster what the tile of this one is as a whole: each warp tells some of them.
 __device__ __forceinline__ void tell(const Params& p, Exchange& shared, const Total (&tile)[VEC]) {
     unsigned barrier = address(&shared.barrier), bytes = WORDS * CHANNELS * 4 * (unsigned)p.cluster;
@@ -315,17 +328,21 @@ __device__ __forceinline__ void tell(const Params& p, Exchange& shared, const To
     if (threadIdx.x == 0)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
     if (threadIdx.x % 32 >= COLS) return;
-    unsigned words[VEC][WORDS];
-    memcpy(words, tile, sizeof(words));
+    unsigned words[WORDS][VEC];
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) {
+        unsigned of[WORDS];
+        memcpy(of, &tile[v], sizeof(of));
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) words[w][v] = of[w];
+    }
     for (int rank = threadIdx.x / 32; rank < p.cluster; rank += WARPS) {
         unsigned there = in_block(own, rank), his = in_block(barrier, rank);
 #pragma unroll
-        for (int w = 0; w < WORDS; ++w)
-#pragma unroll
-            for (int v = 0; v < VEC; ++v)
-                asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                             ::"r"(there + (w * MOST_BLOCKS * CHANNELS + v) * 4), "r"(words[v][w]), "r"(his)
-                             : "memory");
+        for (int w = 0; w < WORDS; ++w) {
+            tell(there, words[w], his);
+            there += MOST_BLOCKS * CHANNELS * 4;
+        }
     }
 }
 
