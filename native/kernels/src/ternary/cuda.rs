@@ -22,6 +22,7 @@ const SIZES: Source = Source { name: "ternary_sizes", text: RULES };
 const THRESHOLD: Source = Source { name: "ternary_threshold", text: RULES };
 const CUT: Source = Source { name: "ternary_cut", text: RULES };
 const BYTES: Source = Source { name: "ternary_bytes", text: RULES };
+const BITS: Source = Source { name: "ternary_bits", text: RULES };
 const PRODUCT: Source = Source {
     name: "ternary_product",
     text: concat!(include_str!("../cuda/activation.cu"), include_str!("ends.cu"), include_str!("products.cu")),
@@ -38,6 +39,9 @@ const ARGMAX: Source = Source { name: "argmax", text: SUMS };
 
 /// Threads of a block that has a row, as `rules.cu` has them.
 const THREADS: u32 = 256;
+
+/// Threads of a block that makes a row ready for products, as `rules.cu` has them.
+const WIDE: u32 = 1024;
 
 /// Warps of a block of products, as `products.cu` has them.
 const WARPS: usize = 8;
@@ -308,6 +312,8 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
         function(problem.options.activation)
     );
     let kernel = lane.device().kernel(&PRODUCT, &options)?;
+    // SAFETY: as for tiles; but planes that are given as activations are made by nobody here.
+    let kernel = if form == Form::I8 { unsafe { kernel.early() } } else { kernel };
     let grid = grid_size(outs.div_ceil(WARPS * of_outs))?;
     // The second size of a grid is small.
     const MOST: usize = 32768;
@@ -334,10 +340,10 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
     Ok(())
 }
 
-/// What `tile.cu` is compiled for: quarters of a block's weights in 16 rows, eighths of activations, groups of four warps,
-/// chunks on their way and the one at work.
+/// What `tile.cu` is compiled for: warps side by side, activations in 8 rows, groups of such warps, chunks on their way and
+/// the one at work.
 struct Tile {
-    outs: usize,
+    sides: usize,
     rows: usize,
     groups: usize,
     stages: usize,
@@ -353,11 +359,11 @@ impl Tile {
         if problem.form != Form::I8 || facts.capability.0 < 8 || few {
             return None;
         }
-        let outs = if problem.outs >= 128 * facts.multiprocessors as usize { 2 } else { 1 };
+        let sides = if problem.outs >= 128 * facts.multiprocessors as usize { 4 } else { 2 };
         let fits =
-            |&(groups, stages): &(usize, usize)| Tile { outs, rows, groups, stages }.shared() <= facts.shared as usize;
+            |&(groups, stages): &(usize, usize)| Tile { sides, rows, groups, stages }.shared() <= facts.shared as usize;
         let (groups, stages) = [(4, 3), (4, 2), (2, 2)].into_iter().find(fits)?;
-        Some(Tile { outs, rows, groups, stages })
+        Some(Tile { sides, rows, groups, stages })
     }
 
     fn shared(&self) -> usize {
@@ -372,20 +378,22 @@ impl Tile {
     fn launch(&self, problem: &Product, params: &Params, lane: &Lane) -> Result<()> {
         let Product { rows, outs, dtype, form, .. } = *problem;
         let options = format!(
-            "{} -DFORM={} -DMT={} -DNT={} -DGROUPS={} -DSTAGES={} -DFN={}",
+            "{} -DFORM={} -DSIDES={} -DNT={} -DGROUPS={} -DSTAGES={} -DFN={}",
             types(dtype),
             form as usize,
-            self.outs,
+            self.sides,
             self.rows,
             self.groups,
             self.stages,
             function(problem.options.activation)
         );
-        let kernel = lane.device().kernel(&TILE, &options)?;
-        let grid = [grid_size(outs.div_ceil(64 * self.outs))?, (self.count(rows) / self.rows) as u32, 1];
+        // SAFETY: it waits before it reads what x was made to, and nobody writes weights meanwhile: what was queued before
+        // x was made ready is done.
+        let kernel = unsafe { lane.device().kernel(&TILE, &options)?.early() };
+        let grid = [grid_size(outs.div_ceil(32 * self.sides))?, (self.count(rows) / self.rows) as u32, 1];
         // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
         // and scratch memory has what was prepared.
-        unsafe { lane.launch_with(&kernel, grid, 128 * self.groups as u32, self.shared() as u32, params) }
+        unsafe { lane.launch_with(&kernel, grid, (32 * self.sides * self.groups) as u32, self.shared() as u32, params) }
     }
 }
 
@@ -424,7 +432,9 @@ fn prepare(
             rules.q = at(outputs, "xq", lane)?;
             (rules.bits, rules.totals, rules.scales) = (params.bits, params.totals, params.x_scale);
             (rules.stride, rules.tiles, rules.floor) = (stride as i64, tiles as i64, problem.activations().floor);
-            blocks(&BYTES, all, &rules, dtype, lane)
+            let kernel = lane.device().kernel(&BITS, &types(dtype))?;
+            // SAFETY: Rules is the struct that the kernel declares; scratch has room for all rows.
+            unsafe { lane.launch(&kernel, [grid_size(all)?, 1, 1], WIDE, &rules) }
         }
         _ => Ok(()),
     }

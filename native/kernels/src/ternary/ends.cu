@@ -21,15 +21,17 @@ __device__ __forceinline__ unsigned pick(uint4 of, int which) {
     return which == 0 ? of.x : which == 1 ? of.y : which == 2 ? of.z : of.w;
 }
 
-// The codes, value + 1, of 32 cells: in byte j of code b that of cell 8 j + b.
-__device__ __forceinline__ void codes(unsigned plane0, unsigned plane1, int (&to)[8]) {
+// The codes, value + 1, of 32 cells, two bits each: those of even ones and those of odd ones.
+__device__ __forceinline__ uint2 pairs(unsigned plane0, unsigned plane1) {
     unsigned low = ~(plane0 ^ plane1), high = plane0 & ~plane1;
-    unsigned even = (low & 0x55555555) | (high & 0x55555555) << 1, odd = (low >> 1 & 0x55555555) | (high & 0xaaaaaaaa);
-#pragma unroll
-    for (int b = 0; b < 8; b += 2) {
-        to[b] = even >> b & 0x03030303;
-        to[b + 1] = odd >> b & 0x03030303;
-    }
+    return make_uint2((low & 0x55555555) | (high & 0x55555555) << 1, (low >> 1 & 0x55555555) | (high & 0xaaaaaaaa));
+}
+
+// What was queued before is done: until then only weights may be read.
+__device__ __forceinline__ void others_are_done() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 #if FORM == 2

@@ -1,10 +1,9 @@
 // Products of many rows of bytes with ternary weights by tensor cores, whose rows of planes are of whole 16 bytes. A block of
-// threads has 64 MT rows of weights and 8 NT rows of activations; four warps side by side have a quarter of the weights
-// each, and GROUPS of such four take chunks of 512 columns in turn and add up at the end. A thread reads planes straight
-// from memory, a chunk ahead, and makes codes of them; activations, which all four warps need, come through shared memory,
-// STAGES - 1 chunks ahead.
+// threads has 8 NT rows of activations and, in SIDES warps side by side, 32 rows of weights each; GROUPS of these warps take
+// chunks of 512 columns in turn and add up at the end. A thread reads planes straight from memory, a chunk ahead, and makes
+// codes of them; activations, which all warps of a group need, come through shared memory, STAGES - 1 chunks ahead.
 
-constexpr int SIDE = 16 * MT, OUTS = 4 * SIDE, ROWS = 8 * NT, CHUNK = 512;
+constexpr int MT = 2, SIDE = 16 * MT, OUTS = SIDES * SIDE, GROUP = 32 * SIDES, ROWS = 8 * NT, CHUNK = 512;
 // Bytes of activations of a chunk, in units of 16.
 constexpr int UNITS = ROWS * CHUNK / 16;
 
@@ -37,21 +36,31 @@ __device__ __forceinline__ void multiply(int (&to)[4], int a0, int a1, int a2, i
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Four warps' x of a chunk on its way.
+// A group's x of a chunk on its way.
 __device__ __forceinline__ void fetch(const Params& p, i64 tiles, i64 chunk, uint4* stage) {
     const uint4* from = (const uint4*)p.bits + (chunk * tiles + blockIdx.y * (i64)NT) * (8 * CHUNK / 16);
-    for (int at = threadIdx.x % 128; at < UNITS; at += 128)
+    for (int at = threadIdx.x % GROUP; at < UNITS; at += GROUP)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(stage + at)),
-                     "l"(from + at));
+                     "l"(from + at)
+                     : "memory");
 }
 
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until all but the latest LEFT groups of all four warps are there, and they are done with what was before.
+// Waits until all but the latest LEFT chunks of all warps of a group are there, and they are done with what was before.
 template <int LEFT>
 __device__ __forceinline__ void arrived() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / GROUP), "n"(GROUP) : "memory");
+}
+
+// Codes apart: in byte j of code b that of cell 8 j + b.
+__device__ __forceinline__ void codes(uint2 pairs, int (&to)[8]) {
+#pragma unroll
+    for (int b = 0; b < 8; b += 2) {
+        to[b] = pairs.x >> b & 0x03030303;
+        to[b + 1] = pairs.y >> b & 0x03030303;
+    }
 }
 
 // 128 columns of each row: `which` of the four words that a thread has.
@@ -62,7 +71,7 @@ __device__ __forceinline__ void add_words(const Weights& weights, const uint4* x
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const uint4(&planes)[2] = weights.planes[m][half];
-            codes(pick(planes[0], which), pick(planes[1], which), of[m][half]);
+            codes(pairs(pick(planes[0], which), pick(planes[1], which)), of[m][half]);
         }
 #pragma unroll
     for (int n = 0; n < NT; n++) {
@@ -76,17 +85,18 @@ __device__ __forceinline__ void add_words(const Weights& weights, const uint4* x
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128 * GROUPS) ternary_tile(Params p) {
+extern "C" __global__ void __launch_bounds__(GROUP * GROUPS) ternary_tile(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
-    int group = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int group = threadIdx.x / GROUP, warp = threadIdx.x % GROUP / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint4* stages = (uint4*)shared + group * STAGES * UNITS;
     i64 tiles = (p.rows + ROWS - 1) / ROWS * NT, chunks = p.stride / CHUNK, first = blockIdx.x * (i64)OUTS + warp * SIDE;
+    Weights next = weights_of(p, first, group);
+    others_are_done();
     for (int stage = 0; stage < STAGES - 1; stage++) {
         i64 chunk = group + stage * GROUPS;
         if (chunk < chunks) fetch(p, tiles, chunk, stages + stage * UNITS);
         commit();
     }
-    Weights next = weights_of(p, first, group);
     int sums[MT][NT][4] = {};
     int turn = 0;
     for (i64 chunk = group; chunk < chunks; chunk += GROUPS, turn++) {
@@ -113,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS) ternary_tile(Params p
                 all[(group * ROWS + row) * OUTS + out] = sums[m][n][i];
             }
     __syncthreads();
-    for (int at = threadIdx.x; at < ROWS * OUTS; at += 128 * GROUPS) {
+    for (int at = threadIdx.x; at < ROWS * OUTS; at += GROUP * GROUPS) {
         i64 row = blockIdx.y * (i64)ROWS + at / OUTS, out = blockIdx.x * (i64)OUTS + at % OUTS;
         if (row >= p.rows || out >= p.outs) continue;
         // Codes are greater by one than what they are for.
