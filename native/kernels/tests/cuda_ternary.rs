@@ -111,7 +111,7 @@ fn activations() {
     assert_eq!(&*error.got, "NaN in row 1 at 200");
 }
 
-const SIZES: [(usize, usize, usize); 14] = [
+const SIZES: [(usize, usize, usize); 18] = [
     (0, 5, 3),
     (3, 0, 2),
     (1, 1, 1),
@@ -126,6 +126,11 @@ const SIZES: [(usize, usize, usize); 14] = [
     (33, 640, 200),
     (32, 4096, 130),
     (70, 2176, 17_000),
+    // More chunks than are under way, and bits past the last column.
+    (9, 6272, 65),
+    (17, 8320, 70),
+    (9, 1021, 65),
+    (1, 8192, 4300),
 ];
 
 #[test]
@@ -148,14 +153,18 @@ fn products() {
 #[test]
 fn rows_that_are_not_finite_are_nan() {
     let Some(device) = common::gpu() else { return };
-    let mut inputs = product(2, 64, 3);
-    let spec = Spec::new(DType::F32, &[2, 64]).unwrap();
-    inputs.take("x");
-    inputs.push("x", Owned::from_fn(spec, |at| if at == 70 { f64::INFINITY } else { 1.0 }));
-    let got = common::run_cuda::<Matmul<I8>>(&Default::default(), &inputs, &device).unwrap();
-    let y = got.get("y").unwrap().view().to_f64();
-    let nan: Vec<bool> = y.iter().map(|y| y.is_nan()).collect();
-    assert_eq!(nan, [false, false, false, true, true, true]);
+    // Few rows, and as many as tensor cores are there for.
+    for (rows, n) in [(2, 64), (9, 128)] {
+        let mut inputs = product(rows, n, 3);
+        let spec = Spec::new(DType::F32, &[rows, n]).unwrap();
+        inputs.take("x");
+        inputs.push("x", Owned::from_fn(spec, |at| if at == n + 6 { f64::INFINITY } else { 1.0 }));
+        let got = common::run_cuda::<Matmul<I8>>(&Default::default(), &inputs, &device).unwrap();
+        let y = got.get("y").unwrap().view().to_f64();
+        let nan: Vec<bool> = y.iter().map(|y| y.is_nan()).collect();
+        let expected: Vec<bool> = (0..3 * rows).map(|at| at / 3 == 1).collect();
+        assert_eq!(nan, expected);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use super::format::{BLOCK, Format};
 use super::{matmul, quantize};
 use crate::cuda::{Buffer, Kernel, Lane, Source, function, grid_size, launch_each, types};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Spec};
 
 const QUANTIZE: Source = Source { name: "blocks_quantize", text: include_str!("convert.cu") };
@@ -119,10 +119,20 @@ pub fn quantize(problem: &quantize::Problem, x: &Buffer, q: &Buffer, lane: &Lane
     Err(problem.format.refused(at as usize, value))
 }
 
+/// The address of blocks, whose scales have two bytes.
+fn even(name: &str, blocks: &Buffer, lane: &Lane) -> Result<u64> {
+    let at = lane.address(blocks)?;
+    if at % 2 == 0 {
+        return Ok(at);
+    }
+    let error = Error::new(Kind::Argument, name).expected("blocks at an even address").got(format_args!("{at:#x}"));
+    Err(error.hint("Copy the part of the tensor to one of its own"))
+}
+
 /// Queues the way back.
 pub fn dequantize(format: Format, q: &Buffer, x: &Buffer, lane: &Lane) -> Result<()> {
     let blocks = (x.spec().shape.elements() / BLOCK) as i64;
-    let params = Convert { q: lane.address(q)?, back: lane.address(x)?, blocks, ..Convert::default() };
+    let params = Convert { q: even("q", q, lane)?, back: lane.address(x)?, blocks, ..Convert::default() };
     convert(lane, &DEQUANTIZE, DType::F32, format, &params)
 }
 
@@ -184,7 +194,7 @@ pub fn multiply(
     let (_, values, scales) = way.prepared(rows, blocks);
     let scratch = lane.scratch((values + scales).max(16))?;
     let params = Product {
-        w: lane.address(w)?,
+        w: even("w", w, lane)?,
         x: scratch,
         scales: scratch + values as u64,
         b: b.map_or(Ok(0), |b| lane.address(b))?,
@@ -207,7 +217,9 @@ fn make_ready(problem: &matmul::Problem, way: Way, x: u64, product: &Product, la
     let Product { x: values, scales, rows, blocks, .. } = *product;
     let params = Rows { x, values, scales, rows, padded: padded as i64, blocks, offset };
     let number = way.prepared(0, 0).0;
-    let kernel = lane.device().kernel(&ROWS, &format!("{} -DWAY={number}", types(problem.x.dtype)))?;
+    let together = if let Way::Tile { rows } = way { rows } else { 1 };
+    let options = format!("{} -DWAY={number} -DNT={together}", types(problem.x.dtype));
+    let kernel = lane.device().kernel(&ROWS, &options)?;
     // SAFETY: Rows is the struct that the kernel declares; scratch has room for so many rows.
     unsafe { launch_each(lane, &kernel, padded * problem.inputs, &params) }
 }
@@ -236,7 +248,8 @@ fn launch(problem: &matmul::Problem, way: Way, params: &Product, lane: &Lane) ->
     // SAFETY: both kernels wait before they read what x was made to, and nobody writes weights meanwhile: what was queued
     // before x was made ready is done.
     let kernel: Kernel = unsafe { lane.device().kernel(source, &options)?.early() };
-    let grid = [grid_size(grid[0])?, grid_size(grid[1])?, 1];
+    // One size, as the second one of a grid is small.
+    let grid = [grid_size(grid[0].saturating_mul(grid[1]))?, 1, 1];
     // SAFETY: Product is the struct that the kernels declare; the op's checks prove that the buffers have these sizes.
     unsafe { lane.launch_with(&kernel, grid, 32 * WARPS as u32, shared as u32, params) }
 }

@@ -2,7 +2,7 @@
 //   0   Q8_0 for walks: of 32 neighbouring blocks the first halves, then the second ones, 16 bytes each, so that lanes that
 //       have a block each read neighbours; and for each block its scale, and what its sums start from
 //   1   Q8_0 for tiles: of 8 rows the words of a block in the order of the lanes that multiply them; and for each row the
-//       scale and what takes the float that sums start from away again
+//       scale and what takes the float that sums start from away again. The blocks of NT such eights stand together
 //   2   floats for walks: of 32 neighbouring blocks the first values, then the second ones, and so on
 
 constexpr unsigned ALL = 0xffffffff;
@@ -48,7 +48,7 @@ extern "C" __global__ void blocks_rows(Params p) {
         p.values[((chunk * 2 + lane / 16) * 32 + block % 32) * 16 + lane % 16] = q;
         if (lane == 0) ((int2*)p.scales)[chunk * 32 + block % 32] = {__float_as_int(scale), -p.offset * sum};
     } else {
-        i64 group = row / 8 * p.blocks + block;
+        i64 group = (row / 8 / NT * p.blocks + block) * NT + row / 8 % NT;
         int word = lane / 4;
         p.values[((group * 32 + row % 8 * 4 + word % 4) * 2 + word / 4) * 4 + lane % 4] = q;
         if (lane == 0) ((float2*)p.scales)[group * 8 + row % 8] = {scale, -START * scale};

@@ -6,24 +6,26 @@ __device__ __forceinline__ const unsigned char* rounded_down(const unsigned char
     return (const unsigned char*)((unsigned long long)at & ~15ull);
 }
 
-// Copies 16 bytes, or what there is before `end`.
-__device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* from, const unsigned char* end) {
+// Copies 16 bytes.
+__device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* from) {
 #if __CUDA_ARCH__ >= 800
-    i64 left = end - from;
-    int bytes = left >= 16 ? 16 : left > 0 ? (int)left : 0;
-    // Nothing is read there.
-    if (left <= 0) from = rounded_down(end - 1);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(bytes));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
 #else
-    for (int i = 0; i < 16; i += 2)
-        if (from + i < end) *(unsigned short*)(to + i) = *(const unsigned short*)(from + i);
+    *(uint4*)to = *(const uint4*)from;
 #endif
+}
+
+// The same of what there is before `end`, and zeros.
+__device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* from, const unsigned char* end) {
+    if (from + 16 <= end) return copy16(to, from);
+    for (int i = 0; i < 16; i += 2)
+        *(unsigned short*)(to + i) = from + i < end ? *(const unsigned short*)(from + i) : 0;
 }
 
 __device__ __forceinline__ void commit() {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;");
+    asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 

@@ -17,18 +17,31 @@ struct Params {
     i64 rows, outputs, blocks;
 };
 
-__device__ __forceinline__ const unsigned char* weights_at(const Params& p, int row, i64 chunk) {
-    i64 output = blockIdx.x * (i64)ROWS + row;
+__device__ __forceinline__ const unsigned char* weights_at(const Params& p, i64 first, int row, i64 chunk) {
+    i64 output = first + row;
     return p.w + ((output < p.outputs ? output : p.outputs - 1) * p.blocks + chunk * COLUMNS) * BYTES;
 }
 
-__device__ __forceinline__ void fetch(const Params& p, i64 chunk, unsigned char* stage) {
+__device__ __forceinline__ void fetch(const Params& p, i64 first, i64 chunk, unsigned char* stage) {
+    constexpr int AT_ONCE = 32 / UNITS;  // rows
+    int lane = threadIdx.x % 32;
+    if ((chunk + 1) * COLUMNS < p.blocks && first + ROWS <= p.outputs) {
+        // Another block follows in each row, and so all units are there.
+        int row = lane / UNITS, unit = lane % UNITS * 16;
+        const unsigned char* from = weights_at(p, first, row, chunk);
+        i64 step = AT_ONCE * p.blocks * BYTES;
+        stage += row * STRIDE + unit;
+#pragma unroll
+        for (int done = 0; done < ROWS; done += AT_ONCE, from += step)
+            if (row < (ROWS - done < AT_ONCE ? ROWS - done : AT_ONCE))
+                copy16(stage + done * STRIDE, rounded_down(from) + unit);
+        return;
+    }
     const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
-    for (int at = threadIdx.x % 32; at < ROWS * UNITS; at += 32) {
-        int row = at / UNITS, unit = at % UNITS;
-        const unsigned char* from = weights_at(p, row, chunk);
-        if (rounded_down(from) + unit * 16 < from + COLUMNS * BYTES)
-            copy16(stage + row * STRIDE + unit * 16, rounded_down(from) + unit * 16, end);
+#pragma unroll 1
+    for (int at = lane; at < ROWS * UNITS; at += 32) {
+        const unsigned char* from = rounded_down(weights_at(p, first, at / UNITS, chunk)) + at % UNITS * 16;
+        if (from < end) copy16(stage + at / UNITS * STRIDE + at % UNITS * 16, from, end);
     }
 }
 
@@ -48,10 +61,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_tile(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     unsigned char* stages = shared + warp * STAGES * ROWS * STRIDE;
+    i64 columns = (p.outputs + ROWS - 1) / ROWS, first = blockIdx.x % columns * ROWS, group = blockIdx.x / columns;
     i64 chunks = (p.blocks + COLUMNS - 1) / COLUMNS;
     for (int stage = 0; stage < STAGES - 1; ++stage) {
         i64 chunk = warp + stage * WARPS;
-        if (chunk < chunks) fetch(p, chunk, stages + stage * ROWS * STRIDE);
+        if (chunk < chunks) fetch(p, first, chunk, stages + stage * ROWS * STRIDE);
         commit();
     }
     others_are_done();
@@ -59,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_tile(Params p) {
     int turn = 0;
     for (i64 chunk = warp; chunk < chunks; chunk += WARPS, ++turn) {
         i64 next = chunk + (STAGES - 1) * WARPS;
-        if (next < chunks) fetch(p, next, stages + (turn + STAGES - 1) % STAGES * ROWS * STRIDE);
+        if (next < chunks) fetch(p, first, next, stages + (turn + STAGES - 1) % STAGES * ROWS * STRIDE);
         commit();
         arrived<STAGES - 1>();
         const unsigned char* stage = stages + turn % STAGES * ROWS * STRIDE;
@@ -69,12 +83,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_tile(Params p) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 int row = m * 16 + half * 8 + g;
-                rows[m][half] = stage + row * STRIDE + ((unsigned long long)weights_at(p, row, chunk) & 15);
+                rows[m][half] = stage + row * STRIDE + ((unsigned long long)weights_at(p, first, row, chunk) & 15);
             }
         int count = (int)(p.blocks - chunk * COLUMNS < COLUMNS ? p.blocks - chunk * COLUMNS : COLUMNS);
 #pragma unroll 2
         for (int k = 0; k < count; ++k) {
-            i64 block = chunk * COLUMNS + k;
+            i64 at = (group * p.blocks + chunk * COLUMNS + k) * NT;
+            const int2* x_at = p.x + at * 32 + lane;
+            const float4* scales_at = p.scales + at * 4 + t;
             unsigned a[MT][4];
             float d[MT][2];
 #pragma unroll
@@ -89,10 +105,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_tile(Params p) {
                 }
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
-                i64 group = (blockIdx.y * (i64)NT + n) * p.blocks + block;
-                int2 x = p.x[group * 32 + lane];
+                int2 x = x_at[n * 32];
                 // Of two rows: scale, and that times the float that sums start from.
-                float4 scale = p.scales[group * 4 + t];
+                float4 scale = scales_at[n * 4];
 #pragma unroll
                 for (int m = 0; m < MT; ++m) {
                     int to[4];
@@ -122,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_tile(Params p) {
             }
     __syncthreads();
     for (int at = threadIdx.x; at < 8 * NT * ROWS; at += 32 * WARPS) {
-        i64 row = blockIdx.y * 8 * (i64)NT + at / ROWS, output = blockIdx.x * (i64)ROWS + at % ROWS;
+        i64 row = group * 8 * NT + at / ROWS, output = first + at % ROWS;
         float z = all[at];
         for (int w = 1; w < WARPS; ++w) z += all[w * 8 * NT * ROWS + at];
         if (row >= p.rows || output >= p.outputs) continue;

@@ -15,22 +15,41 @@ struct Params {
     i64 rows, outputs, blocks;
 };
 
-// Asks for the weights of 32 blocks of all outputs of a warp.
-__device__ __forceinline__ void fetch(const Params& p, i64 first, i64 chunk, unsigned char* stage) {
+// Units of a row that are left when each lane has copied as many as all others. The last few of all rows are one copy.
+constexpr int REST = UNITS % 32;
+static_assert(OUTPUTS * REST <= 32, "one copy");
+
+// Asks for the weights of 32 blocks of all outputs of a warp, whose rows these are, and last the one of which this lane
+// copies what is left. 32 blocks are whole units.
+__device__ __forceinline__ void fetch(const Params& p, const unsigned char* const (&rows)[OUTPUTS + 1], i64 chunk,
+                                      unsigned char* stage) {
+    int lane = threadIdx.x % 32;
+    i64 skipped = chunk * 32 * BYTES;
+    if ((chunk + 1) * 32 < p.blocks) {
+        // Another block follows in each row, and so all units are there.
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) {
+            const unsigned char* from = rounded_down(rows[o]) + skipped + lane * 16;
+#pragma unroll
+            for (int unit = 0; unit + 32 <= UNITS; unit += 32)
+                copy16(stage + o * ROW_BYTES + (lane + unit) * 16, from + unit * 16);
+        }
+        int unit = UNITS - REST + lane % REST;
+        if (lane < OUTPUTS * REST)
+            copy16(stage + lane / REST * ROW_BYTES + unit * 16, rounded_down(rows[OUTPUTS]) + skipped + unit * 16);
+        return;
+    }
     const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) {
-        i64 output = first + o < p.outputs ? first + o : p.outputs - 1;
-        const unsigned char* from = rounded_down(p.w + (output * p.blocks + chunk * 32) * BYTES);
-        for (int unit = threadIdx.x % 32; unit < UNITS; unit += 32)
-            copy16(stage + o * ROW_BYTES + unit * 16, from + unit * 16, end);
+        const unsigned char* from = rounded_down(rows[o]) + skipped;
+        for (int unit = lane; unit < UNITS; unit += 32)
+            if (from + unit * 16 < end) copy16(stage + o * ROW_BYTES + unit * 16, from + unit * 16, end);
     }
 }
 
-__device__ __forceinline__ Block block_at(const Params& p, i64 first, i64 chunk, int o, const unsigned char* stage) {
-    i64 output = first + o < p.outputs ? first + o : p.outputs - 1;
-    int begin = (int)((unsigned long long)(p.w + (output * p.blocks + chunk * 32) * BYTES) & 15);
-    return Block(stage + o * ROW_BYTES + begin + threadIdx.x % 32 * BYTES);
+__device__ __forceinline__ Block block_at(const unsigned char* row, int o, const unsigned char* stage) {
+    return Block(stage + o * ROW_BYTES + ((unsigned long long)row & 15) + threadIdx.x % 32 * BYTES);
 }
 
 #if FLOATS
@@ -53,36 +72,36 @@ __device__ __forceinline__ float product(const Block& block, const float* x) {
     return sum;
 }
 
-__device__ __forceinline__ void add(const Params& p, i64 first, i64 chunk, const unsigned char* stage,
-                                    float (&sums)[OUTPUTS][ROWS]) {
+__device__ __forceinline__ void add(const Params& p, const unsigned char* const (&rows)[OUTPUTS + 1], i64 group, i64 chunk,
+                                    const unsigned char* stage, float (&sums)[OUTPUTS][ROWS]) {
     i64 chunks = (p.blocks + 31) / 32;
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) {
-        Block block = block_at(p, first, chunk, o, stage);
+        Block block = block_at(rows[o], o, stage);
         for (int r = 0; r < ROWS; ++r) {
-            i64 row = blockIdx.y * ROWS + r;
+            i64 row = group * ROWS + r;
             row = row < p.rows ? row : p.rows - 1;
             sums[o][r] += product(block, (const float*)p.x + (row * chunks + chunk) * 1024 + threadIdx.x % 32);
         }
     }
 }
 #else
-__device__ __forceinline__ void add(const Params& p, i64 first, i64 chunk, const unsigned char* stage,
-                                    float (&sums)[OUTPUTS][ROWS]) {
+__device__ __forceinline__ void add(const Params& p, const unsigned char* const (&rows)[OUTPUTS + 1], i64 group, i64 chunk,
+                                    const unsigned char* stage, float (&sums)[OUTPUTS][ROWS]) {
     i64 chunks = (p.blocks + 31) / 32;
     int lane = threadIdx.x % 32;
     unsigned weights[OUTPUTS][WORDS];
     float d[OUTPUTS];
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) {
-        Block block = block_at(p, first, chunk, o, stage);
+        Block block = block_at(rows[o], o, stage);
         d[o] = block.scale();
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) weights[o][i] = block.word(i);
     }
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        i64 row = blockIdx.y * ROWS + r;
+        i64 row = group * ROWS + r;
         row = row < p.rows ? row : p.rows - 1;
         const int4* x = (const int4*)p.x + (row * chunks + chunk) * 64 + lane;
         int4 low = x[0], high = x[32];
@@ -110,20 +129,27 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_walk(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
     unsigned char* stages = shared + threadIdx.x / 32 * STAGES * OUTPUTS * ROW_BYTES;
     int lane = threadIdx.x % 32;
-    i64 first = (blockIdx.x * (i64)WARPS + threadIdx.x / 32) * OUTPUTS, chunks = (p.blocks + 31) / 32;
+    i64 columns = (p.outputs + OUTPUTS * WARPS - 1) / (OUTPUTS * WARPS), group = blockIdx.x / columns;
+    i64 first = (blockIdx.x % columns * WARPS + threadIdx.x / 32) * OUTPUTS, chunks = (p.blocks + 31) / 32;
     if (first >= p.outputs) return;
+    const unsigned char* rows[OUTPUTS + 1];
+#pragma unroll
+    for (int o = 0; o <= OUTPUTS; ++o) {
+        i64 output = first + (o < OUTPUTS ? o : lane / REST);
+        rows[o] = p.w + (output < p.outputs ? output : p.outputs - 1) * p.blocks * BYTES;
+    }
     for (int stage = 0; stage < STAGES - 1; ++stage) {
-        if (stage < chunks) fetch(p, first, stage, stages + stage * OUTPUTS * ROW_BYTES);
+        if (stage < chunks) fetch(p, rows, stage, stages + stage * OUTPUTS * ROW_BYTES);
         commit();
     }
     others_are_done();
     float sums[OUTPUTS][ROWS] = {};
     for (i64 chunk = 0; chunk < chunks; ++chunk) {
         i64 next = chunk + STAGES - 1;
-        if (next < chunks) fetch(p, first, next, stages + next % STAGES * OUTPUTS * ROW_BYTES);
+        if (next < chunks) fetch(p, rows, next, stages + next % STAGES * OUTPUTS * ROW_BYTES);
         commit();
         arrived<STAGES - 1>();
-        if (chunk * 32 + lane < p.blocks) add(p, first, chunk, stages + chunk % STAGES * OUTPUTS * ROW_BYTES, sums);
+        if (chunk * 32 + lane < p.blocks) add(p, rows, group, chunk, stages + chunk % STAGES * OUTPUTS * ROW_BYTES, sums);
         // The next copy goes where this was read.
         __syncwarp();
     }
@@ -134,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_walk(Params p) {
             float sum = sums[o][r];
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
-            i64 output = first + o, row = blockIdx.y * ROWS + r;
+            i64 output = first + o, row = group * ROWS + r;
             if (lane == o * ROWS + r && output < p.outputs && row < p.rows) {
                 float z = p.b ? sum + p.b[output] : sum;
                 narrow(activate<FN>(z), p.y[row * p.outputs + output]);
