@@ -9,6 +9,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::for_each_op;
 use sidewinder_kernels::op::{self, Named, Op, OptionDoc, Slot};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
@@ -187,14 +188,30 @@ fn run<O: Op>(call: &Call) {
 }
 
 fn on_every_level<O: Op>(call: &Call, options: &O::Options, views: &Named<View>, outputs: &Named<Spec>) {
-    for &level in Level::available() {
+    let levels = Level::available();
+    let refusals = levels.iter().filter_map(|&level| {
         let exec = Exec { level, threads: call.threads as usize % 9 + 1 };
-        let mut to = outputs.map(|spec| Owned::poisoned(*spec));
-        let writes = to.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
-        op::run_cpu::<O>(options, views, writes, &exec).expect("a checked call");
-        let poison = |tensor: &Owned| tensor.view().bytes().windows(8).any(|bytes| bytes == [0xff; 8]);
-        assert!(!to.iter().any(|(_, tensor)| poison(tensor)), "an output was not written on {level:?}");
-    }
+        let run = |mut to: Named<Owned>| {
+            let writes = to.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
+            op::run_cpu::<O>(options, views, writes, &exec).map(|()| to)
+        };
+        let poisoned = run(outputs.map(|spec| Owned::poisoned(*spec)));
+        let zeroed = run(outputs.map(|spec| Owned::from_fn(*spec, |_| 0.0)));
+        match (poisoned, zeroed) {
+            (Ok(poisoned), Ok(zeroed)) => {
+                let mut pairs = poisoned.iter().zip(zeroed.iter());
+                let same = pairs.all(|((_, a), (_, b))| a.view().bytes() == b.view().bytes());
+                assert!(same, "an output was not written on {level:?}");
+                None
+            }
+            // Contents that an op refuses.
+            (Err(error), Err(again)) if error.kind == Kind::Argument && error == again => Some(error),
+            _ => panic!("a checked call failed on {level:?}"),
+        }
+    });
+    let refusals: Vec<_> = refusals.collect();
+    assert!(refusals.is_empty() || refusals.len() == levels.len(), "not every level refuses: {refusals:?}");
+    assert!(refusals.iter().all(|error| *error == refusals[0]), "{refusals:?}");
 }
 
 fuzz_target!(|call: Call| {

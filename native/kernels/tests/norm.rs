@@ -3,7 +3,7 @@
 mod common;
 
 use common::check::{self, noise};
-use sidewinder_kernels::cpu::Exec;
+use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::norm::*;
 use sidewinder_kernels::op::{Backward, Differentiable, Name, Named, Op};
@@ -214,5 +214,16 @@ fn wrong_calls_say_what_is_wrong() {
         let options = LayerOptions { eps };
         let error = common::run::<LayerNorm>(&options, &inputs::<LayerNorm>(&[2, 4], 0.0, 1.0), &Exec::default());
         assert_eq!(error.err().expect("a refusal").kind, Kind::Option);
+    }
+}
+
+#[test]
+fn any_number_of_rows_of_nothing_is_nothing() {
+    let mut inputs = inputs::<LayerNormGelu>(&[0], 0.0, 1.0);
+    inputs.take("x");
+    inputs.push("x", Owned::from_fn(Spec::new(DType::F32, &[1 << 45, 0]).unwrap(), |_| 0.0));
+    for level in common::levels().chain([Level::Reference]) {
+        let exec = Exec { level, threads: 2 };
+        common::run::<LayerNormGelu>(&LayerGeluOptions::default(), &inputs, &exec).unwrap();
     }
 }
