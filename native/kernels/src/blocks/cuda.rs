@@ -103,7 +103,7 @@ pub fn quantize(problem: &quantize::Problem, x: &Buffer, q: &Buffer, lane: &Lane
     let count = problem.x.shape.elements();
     let first = lane.temporary(Spec::new(DType::I64, &[1])?)?;
     let mut params =
-        Convert { x: lane.address(x)?, q: lane.address(q)?, blocks: (count / BLOCK) as i64, ..Convert::default() };
+        Convert { x: lane.address(x)?, q: even("q", q, lane)?, blocks: (count / BLOCK) as i64, ..Convert::default() };
     if problem.unchecked {
         return convert(lane, &QUANTIZE, problem.x.dtype, problem.format, &params);
     }

@@ -432,6 +432,9 @@ fn prepare(
             rules.q = at(outputs, "xq", lane)?;
             (rules.bits, rules.totals, rules.scales) = (params.bits, params.totals, params.x_scale);
             (rules.stride, rules.tiles, rules.floor) = (stride as i64, tiles as i64, problem.activations().floor);
+            if rows == 0 {
+                return Ok(());
+            }
             let kernel = lane.device().kernel(&BITS, &types(dtype))?;
             // SAFETY: Rules is the struct that the kernel declares; scratch has room for all rows.
             unsafe { lane.launch(&kernel, [grid_size(all)?, 1, 1], WIDE, &rules) }

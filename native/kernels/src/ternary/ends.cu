@@ -21,6 +21,16 @@ __device__ __forceinline__ unsigned pick(uint4 of, int which) {
     return which == 0 ? of.x : which == 1 ? of.y : which == 2 ? of.z : of.w;
 }
 
+// 16 bytes, which are asked for where this stands: others than volatile loads are moved behind the wait.
+__device__ __forceinline__ uint4 asked(const unsigned char* from) {
+    uint4 to;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+                 : "l"(from)
+                 : "memory");
+    return to;
+}
+
 // The codes, value + 1, of 32 cells, two bits each: those of even ones and those of odd ones.
 __device__ __forceinline__ uint2 pairs(unsigned plane0, unsigned plane1) {
     unsigned low = ~(plane0 ^ plane1), high = plane0 & ~plane1;

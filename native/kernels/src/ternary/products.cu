@@ -15,7 +15,7 @@ __device__ __forceinline__ unsigned word(const unsigned char* row, i64 at, i64 b
 // Four words from the 4 at-th on.
 __device__ __forceinline__ uint4 words(const unsigned char* row, i64 at, i64 bytes) {
 #if ALIGNED
-    return __ldg((const uint4*)row + at);
+    return asked(row + 16 * at);
 #else
     return make_uint4(word(row, 4 * at, bytes), word(row, 4 * at + 1, bytes), word(row, 4 * at + 2, bytes),
                       word(row, 4 * at + 3, bytes));
@@ -101,6 +101,8 @@ extern "C" __global__ void ternary_product(Params p) {
     for (i64 at = lane; 16 * at < bytes; at += 32) {
         Weights weights = next;
         next = weights_of(planes, at + 32, bytes);
+        // So that they are asked for before this step's work.
+        __syncwarp(__activemask());
 #if FORM == 0
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {

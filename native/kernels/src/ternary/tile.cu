@@ -23,8 +23,8 @@ __device__ __forceinline__ Weights weights_of(const Params& p, i64 first, i64 ch
             // What is past the last row is computed again, and not written; past its end there are zeros among x.
             i64 row = (out < p.outs ? out : p.outs - 1) * bytes;
             bool there = at < bytes;
-            all.planes[m][half][0] = there ? __ldg((const uint4*)(p.plane0 + row + at)) : make_uint4(0, 0, 0, 0);
-            all.planes[m][half][1] = there ? __ldg((const uint4*)(p.plane1 + row + at)) : make_uint4(0, 0, 0, 0);
+            all.planes[m][half][0] = there ? asked(p.plane0 + row + at) : make_uint4(0, 0, 0, 0);
+            all.planes[m][half][1] = there ? asked(p.plane1 + row + at) : make_uint4(0, 0, 0, 0);
         }
     return all;
 }
