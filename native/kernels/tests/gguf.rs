@@ -1,36 +1,17 @@
 //! GGUF files: one that gguf-py wrote, ones made by hand, and thousands of damaged ones.
 
+#[path = "common/largest.rs"]
+mod largest;
 #[path = "common/gguf.rs"]
 mod made;
 
+use largest::LARGEST;
 use made::{Parts, array, damaged, is_fair, read, text, whole};
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::gguf::{Reader, Value};
 use sidewinder_kernels::tensor::{DType, Described};
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// The system's memory, of which it notes the most that was asked for at once.
-struct Noted;
-
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: the system's allocator does it all.
-unsafe impl GlobalAlloc for Noted {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static NOTED: Noted = Noted;
+use std::sync::atomic::Ordering;
 
 /// A file that is there as long as this.
 struct Temporary(PathBuf);

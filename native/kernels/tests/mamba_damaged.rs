@@ -3,34 +3,15 @@
 
 #[path = "common/damage.rs"]
 mod damage;
+#[path = "common/largest.rs"]
+mod largest;
 
 use damage::{damage_file, damaged, is_fair, model, restore, run, whole};
+use largest::LARGEST;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::mamba::Session;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// The system's memory, of which it notes the most that was asked for at once.
-struct Noted;
-
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: the system's allocator does it all.
-unsafe impl GlobalAlloc for Noted {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static NOTED: Noted = Noted;
+use std::sync::atomic::Ordering;
 
 const SEEDS: u64 = 3000;
 
