@@ -1,147 +1,224 @@
-// Products of many rows by tensor cores: a block of threads has 16 MT outputs and 8 NT rows of x; its warps share the
-// columns, COLUMNS blocks at a time, and add up at the end. A multiplication is one block of 16 outputs and 8 rows,
-// whose sums begin with the bits of a float, so that they are floats already, and one multiplication takes that away.
-// x was made ready by blocks_rows. The host gives FORMAT, MT, NT and FN.
+// Products of many rows by tensor cores: a block of threads has 32 SIDES outputs, 8 NT rows of x, and COLUMNS blocks of each
+// at a time. Of these, SIDES warps side by side have 32 outputs each, and DEEP warps behind one another every DEEP-th block;
+// they add up at the end. SPLIT neighbours, a cluster, share the columns of the same outputs and rows, and add up last. A
+// multiplication is one block of 16 outputs and 8 rows, whose sums begin with the bits of a float, so that they are floats
+// already, and one multiplication takes that away. x was made ready by blocks_rows. The host gives FORMAT, NT, SIDES, SPLIT,
+// STAGES and FN.
 
-constexpr int WARPS = 4, STAGES = 3, COLUMNS = FORMAT == 8 ? 4 : 8, ROWS = 16 * MT;
+constexpr int MT = 2, DEEP = 4, COLUMNS = FORMAT == 8 ? 8 : 16, ROWS = 32 * SIDES, THREADS = 32 * SIDES * DEEP;
 // From an even address on, in units of 16 bytes; an odd number of them keeps rows in different banks.
 constexpr int UNITS = (COLUMNS * BYTES + 14 + 2 + 15) / 16, STRIDE = (UNITS | 1) * 16;
-constexpr int START = 0x4b400000;
+// Bytes of a block of x, and of a stage: weights, then x.
+constexpr int X_BYTES = NT * 320, STAGE = ROWS * STRIDE + COLUMNS * X_BYTES;
 
 struct Params {
     const unsigned char* w;
-    const int2* x;
-    const float4* scales;
+    const unsigned char* x;
     const float* b;
     STORAGE* y;
     i64 rows, outputs, blocks;
 };
 
-__device__ __forceinline__ const unsigned char* weights_at(const Params& p, i64 first, int row, i64 chunk) {
-    i64 output = first + row;
+// Where a block of threads stands: its first output, its eights of rows, and its first and last chunk.
+struct Place {
+    i64 first, group, begin, end;
+};
+
+__device__ __forceinline__ int own_part() { return blockIdx.x % SPLIT; }
+
+__device__ __forceinline__ Place place(const Params& p) {
+    i64 tiles = (p.outputs + ROWS - 1) / ROWS, tile = blockIdx.x / SPLIT, chunks = (p.blocks + COLUMNS - 1) / COLUMNS;
+    i64 most = (chunks + SPLIT - 1) / SPLIT, begin = own_part() * most;
+    return {tile % tiles * ROWS, tile / tiles, begin < chunks ? begin : chunks, begin + most < chunks ? begin + most : chunks};
+}
+
+__device__ __forceinline__ int count(const Params& p, i64 chunk) {
+    i64 left = p.blocks - chunk * COLUMNS;
+    return (int)(left < COLUMNS ? left : COLUMNS);
+}
+
+__device__ __forceinline__ const unsigned char* weights_at(const Params& p, i64 output, i64 chunk) {
     return p.w + ((output < p.outputs ? output : p.outputs - 1) * p.blocks + chunk * COLUMNS) * BYTES;
 }
 
-__device__ __forceinline__ void fetch(const Params& p, i64 first, i64 chunk, unsigned char* stage) {
-    constexpr int AT_ONCE = 32 / UNITS;  // rows
-    int lane = threadIdx.x % 32;
-    if ((chunk + 1) * COLUMNS < p.blocks && first + ROWS <= p.outputs) {
-        // Another block follows in each row, and so all units are there.
-        int row = lane / UNITS, unit = lane % UNITS * 16;
-        const unsigned char* from = weights_at(p, first, row, chunk);
-        i64 step = AT_ONCE * p.blocks * BYTES;
-        stage += row * STRIDE + unit;
+// Copies 16 units of as many rows at once as there are threads for, and then what is left of all rows.
+__device__ __forceinline__ void fetch_whole(const Params& p, i64 first, i64 chunk, unsigned char* stage) {
+    constexpr int AT_ONCE = THREADS / 16, REST = UNITS - 16;
+    int row = threadIdx.x / 16, unit = threadIdx.x % 16 * 16;
+    const unsigned char* from = weights_at(p, first + row, chunk);
+    i64 step = AT_ONCE * p.blocks * BYTES;
 #pragma unroll
-        for (int done = 0; done < ROWS; done += AT_ONCE, from += step)
-            if (row < (ROWS - done < AT_ONCE ? ROWS - done : AT_ONCE))
-                copy16(stage + done * STRIDE, rounded_down(from) + unit);
-        return;
-    }
+    for (int done = 0; done < ROWS; done += AT_ONCE, from += step)
+        copy16(stage + (row + done) * STRIDE + unit, rounded_down(from) + unit);
+    row = threadIdx.x / REST, unit = (16 + threadIdx.x % REST) * 16;
+    if (row < ROWS) copy16(stage + row * STRIDE + unit, rounded_down(weights_at(p, first + row, chunk)) + unit);
+}
+static_assert(UNITS > 16 && ROWS * (UNITS - 16) <= THREADS, "two steps");
+
+__device__ __forceinline__ void fetch_weights(const Params& p, i64 first, i64 chunk, unsigned char* stage) {
+    // Where another block follows in each row, all units are there.
+    if ((chunk + 1) * COLUMNS < p.blocks && first + ROWS <= p.outputs) return fetch_whole(p, first, chunk, stage);
     const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
 #pragma unroll 1
-    for (int at = lane; at < ROWS * UNITS; at += 32) {
-        const unsigned char* from = rounded_down(weights_at(p, first, at / UNITS, chunk)) + at % UNITS * 16;
+    for (int at = threadIdx.x; at < ROWS * UNITS; at += THREADS) {
+        const unsigned char* from = rounded_down(weights_at(p, first + at / UNITS, chunk)) + at % UNITS * 16;
         if (from < end) copy16(stage + at / UNITS * STRIDE + at % UNITS * 16, from, end);
     }
 }
 
-__device__ __forceinline__ void multiply(int (&to)[4], const unsigned (&a)[4], int2 b) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, "
-        "%10};"
+__device__ __forceinline__ void fetch_x(const Params& p, i64 group, i64 chunk, unsigned char* stage) {
+    const unsigned char* from = p.x + (group * p.blocks + chunk * COLUMNS) * X_BYTES;
+    int bytes = count(p, chunk) * X_BYTES;
+    for (int at = threadIdx.x * 16; at < bytes; at += THREADS * 16) copy16(stage + ROWS * STRIDE + at, from + at);
+}
+
+__device__ __forceinline__ void multiply(int (&to)[4], const unsigned (&a)[4], int2 b, int4 scales) {
+#if FORMAT == 8
+#define PRODUCT "s8.s8"
+#else
+#define PRODUCT "u8.s8"
+#endif
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." PRODUCT ".s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %11, %10, %11};"
         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(START));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(scales.y), "r"(scales.w));
 }
 
-// Four nibbles as signed bytes.
-__device__ __forceinline__ unsigned less_8(unsigned nibbles) {
-    return (((nibbles & 0x0f0f0f0f) | 0x80808080) - 0x08080808) ^ 0x80808080;
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_tile(Params p) {
-    extern __shared__ __align__(16) unsigned char shared[];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    unsigned char* stages = shared + warp * STAGES * ROWS * STRIDE;
-    i64 columns = (p.outputs + ROWS - 1) / ROWS, first = blockIdx.x % columns * ROWS, group = blockIdx.x / columns;
-    i64 chunks = (p.blocks + COLUMNS - 1) / COLUMNS;
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-        i64 chunk = warp + stage * WARPS;
-        if (chunk < chunks) fetch(p, first, chunk, stages + stage * ROWS * STRIDE);
-        commit();
+// A block of 16 outputs as a multiplication takes them, and the scales of the two that this lane has.
+__device__ __forceinline__ void weights_of(const unsigned char* const (&rows)[2], int k, unsigned (&a)[4], float (&d)[2]) {
+    int t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        Block from(rows[half] + k * BYTES);
+        d[half] = from.scale();
+        unsigned word = from.word(t);
+        a[half] = FORMAT == 8 ? word : word & 0x0f0f0f0f;
+        a[2 + half] = FORMAT == 8 ? from.word(t + 4) : word >> 4 & 0x0f0f0f0f;
     }
-    others_are_done();
-    float sums[MT][NT][4] = {};
-    int turn = 0;
-    for (i64 chunk = warp; chunk < chunks; chunk += WARPS, ++turn) {
-        i64 next = chunk + (STAGES - 1) * WARPS;
-        if (next < chunks) fetch(p, first, next, stages + (turn + STAGES - 1) % STAGES * ROWS * STRIDE);
-        commit();
-        arrived<STAGES - 1>();
-        const unsigned char* stage = stages + turn % STAGES * ROWS * STRIDE;
-        const unsigned char* rows[MT][2];
-#pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                int row = m * 16 + half * 8 + g;
-                rows[m][half] = stage + row * STRIDE + ((unsigned long long)weights_at(p, first, row, chunk) & 15);
-            }
-        int count = (int)(p.blocks - chunk * COLUMNS < COLUMNS ? p.blocks - chunk * COLUMNS : COLUMNS);
+}
+
+// Adds a warp's share of a chunk.
+__device__ __forceinline__ void add(const unsigned char* const (&rows)[MT][2], const unsigned char* x, int count,
+                                    float (&sums)[MT][NT][4]) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll 2
-        for (int k = 0; k < count; ++k) {
-            i64 at = (group * p.blocks + chunk * COLUMNS + k) * NT;
-            const int2* x_at = p.x + at * 32 + lane;
-            const float4* scales_at = p.scales + at * 4 + t;
-            unsigned a[MT][4];
-            float d[MT][2];
+    for (int k = warp / SIDES; k < count; k += DEEP) {
+        unsigned a[MT][4];
+        float d[MT][2];
 #pragma unroll
-            for (int m = 0; m < MT; ++m)
+        for (int m = 0; m < MT; ++m) weights_of(rows[m], k, a[m], d[m]);
+        const unsigned char* x_at = x + k * X_BYTES;
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    Block from(rows[m][half] + k * BYTES);
-                    d[m][half] = from.scale();
-                    unsigned word = from.word(t);
-                    a[m][half] = FORMAT == 8 ? word : less_8(word);
-                    a[m][2 + half] = FORMAT == 8 ? from.word(t + 4) : less_8(word >> 4);
-                }
+        for (int n = 0; n < NT; ++n) {
+            int2 b = ((const int2*)x_at)[n * 32 + lane];
+            // Of two rows: scale, and what sums start from.
+            int4 scales = ((const int4*)(x_at + NT * 256))[n * 4 + t];
+            float scale[2] = {__int_as_float(scales.x), __int_as_float(scales.z)};
+            // A float whose last bit is worth 1, times that: exact, as it has two bits and a scale 11.
+            float less[2] = {-12582912.0f * scale[0], -12582912.0f * scale[1]};
 #pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                int2 x = x_at[n * 32];
-                // Of two rows: scale, and that times the float that sums start from.
-                float4 scale = scales_at[n * 4];
+            for (int m = 0; m < MT; ++m) {
+                int to[4];
+                multiply(to, a[m], b, scales);
 #pragma unroll
-                for (int m = 0; m < MT; ++m) {
-                    int to[4];
-                    multiply(to, a[m], x);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        // Exact before it is rounded once: a scale has 11 bits, and the float two.
-                        float product = fmaf(__int_as_float(to[i]), i % 2 ? scale.z : scale.x, i % 2 ? scale.w : scale.y);
-                        sums[m][n][i] = fmaf(product, d[m][i / 2], sums[m][n][i]);
-                    }
+                for (int i = 0; i < 4; ++i) {
+                    // Rounded once.
+                    float product = fmaf(__int_as_float(to[i]), scale[i % 2], less[i % 2]);
+                    sums[m][n][i] = fmaf(product, d[m][i / 2], sums[m][n][i]);
                 }
             }
         }
-        __syncwarp();
     }
-    // All warps' sums, one warp after the other, where weights were.
-    __syncthreads();
-    float* all = (float*)shared;
+}
+
+// Adds up what the warps behind one another have, in the first part of `all`.
+__device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], float* all) {
+    int side = threadIdx.x / 32 % SIDES, deep = threadIdx.x / 32 / SIDES, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int output = m * 16 + i / 2 * 8 + g, row = n * 8 + 2 * t + i % 2;
-                all[(warp * 8 * NT + row) * ROWS + output] = sums[m][n][i];
+                int output = side * 32 + m * 16 + i / 2 * 8 + g, row = n * 8 + 2 * t + i % 2;
+                all[(deep * 8 * NT + row) * ROWS + output] = sums[m][n][i];
             }
     __syncthreads();
-    for (int at = threadIdx.x; at < 8 * NT * ROWS; at += 32 * WARPS) {
-        i64 row = group * 8 * NT + at / ROWS, output = first + at % ROWS;
-        float z = all[at];
-        for (int w = 1; w < WARPS; ++w) z += all[w * 8 * NT * ROWS + at];
+    for (int at = threadIdx.x; at < 8 * NT * ROWS; at += THREADS)
+        for (int d = 1; d < DEEP; ++d) all[at] += all[d * 8 * NT * ROWS + at];
+}
+
+#if SPLIT > 1
+__device__ __forceinline__ void meet() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ float of_part(const float* shared, int part) {
+    float value;
+    asm volatile("{ .reg .u32 there; mapa.shared::cluster.u32 there, %1, %2; ld.shared::cluster.f32 %0, [there]; }"
+                 : "=f"(value) : "r"((unsigned)__cvta_generic_to_shared(shared)), "r"(part) : "memory");
+    return value;
+}
+#else
+__device__ __forceinline__ void meet() { __syncthreads(); }
+__device__ __forceinline__ float of_part(const float* shared, int) { return *shared; }
+#endif
+
+// Adds up what the neighbours have, of which each writes a part.
+__device__ __forceinline__ void write(const Params& p, const Place& at, const float* all) {
+    meet();
+    for (int i = threadIdx.x + own_part() * THREADS; i < 8 * NT * ROWS; i += SPLIT * THREADS) {
+        float z = of_part(all + i, 0);
+#pragma unroll
+        for (int part = 1; part < SPLIT; ++part) z += of_part(all + i, part);
+        i64 row = at.group * 8 * NT + i / ROWS, output = at.first + i % ROWS;
         if (row >= p.rows || output >= p.outputs) continue;
         if (p.b) z += p.b[output];
         narrow(activate<FN>(z), p.y[row * p.outputs + output]);
     }
+    // Nobody leaves whose sums are still read.
+    meet();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) blocks_tile(Params p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    Place at = place(p);
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+        if (at.begin + stage < at.end) fetch_weights(p, at.first, at.begin + stage, shared + stage * STAGE);
+        commit();
+    }
+    others_are_done();
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+        if (at.begin + stage < at.end) fetch_x(p, at.group, at.begin + stage, shared + stage * STAGE);
+        commit();
+    }
+    float sums[MT][NT][4] = {};
+    int stage = 0, free = STAGES - 1, g = threadIdx.x % 32 / 4, side = threadIdx.x / 32 % SIDES;
+    for (i64 chunk = at.begin; chunk < at.end; ++chunk) {
+        arrived<STAGES - 2>();
+        // All are done with the stage that is free.
+        __syncthreads();
+        i64 ahead = chunk + STAGES - 1;
+        if (ahead < at.end) {
+            fetch_weights(p, at.first, ahead, shared + free * STAGE);
+            fetch_x(p, at.group, ahead, shared + free * STAGE);
+        }
+        commit();
+        const unsigned char* rows[MT][2];
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                int row = side * 32 + m * 16 + half * 8 + g;
+                unsigned skewed = (unsigned)(unsigned long long)weights_at(p, at.first + row, chunk) & 15;
+                rows[m][half] = shared + stage * STAGE + row * STRIDE + skewed;
+            }
+        add(rows, shared + stage * STAGE + ROWS * STRIDE, count(p, chunk), sums);
+        free = stage;
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+    }
+    // Sums lie where weights were.
+    __syncthreads();
+    add_warps(sums, (float*)shared);
+    write(p, at, (const float*)shared);
 }

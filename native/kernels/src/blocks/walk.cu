@@ -1,170 +1,213 @@
-// Products of a few rows: a warp has OUTPUTS rows of weights, and of 32 neighbouring blocks a lane each. STAGES pieces
-// of weights are under way. x was made ready by blocks_rows. The host gives FORMAT, ROWS of x, FLOATS and FN.
+// Products of a few rows: a warp has OUTPUTS rows of weights at a time, and of 32 neighbouring blocks a lane each. STAGES - 1
+// pieces of weights are under way while one is multiplied. FUSED: all threads of a block make its rows of x ready while
+// the first pieces are under way; else blocks_rows did. The host gives FORMAT, ROWS of x, FLOATS, FUSED, WARPS, STAGES and FN.
 
-constexpr unsigned ALL = 0xffffffff;
-constexpr int OUTPUTS = 4, STAGES = 3, WARPS = 4, WORDS = FORMAT == 8 ? 8 : 4;
+constexpr int OUTPUTS = 4, WORDS = FORMAT == 8 ? 8 : 4;
 // 32 blocks from an even address on, in units of 16 bytes from that address rounded down.
-constexpr int UNITS = (32 * BYTES + 14 + 2 + 15) / 16, ROW_BYTES = UNITS * 16;
+constexpr int UNITS = (32 * BYTES + 14 + 2 + 15) / 16, ROW_BYTES = UNITS * 16, STAGE = OUTPUTS * ROW_BYTES;
 
 struct Params {
     const unsigned char* w;
-    const unsigned char* x;
-    const int2* scales;
+    const STORAGE* x;
+    const unsigned char* ready;
     const float* b;
     STORAGE* y;
     i64 rows, outputs, blocks;
+    i64 columns;  // blocks of threads that share the outputs
 };
 
 // Units of a row that are left when each lane has copied as many as all others. The last few of all rows are one copy.
 constexpr int REST = UNITS % 32;
 static_assert(OUTPUTS * REST <= 32, "one copy");
 
-// Asks for the weights of 32 blocks of all outputs of a warp, whose rows these are, and last the one of which this lane
-// copies what is left. 32 blocks are whole units.
-__device__ __forceinline__ void fetch(const Params& p, const unsigned char* const (&rows)[OUTPUTS + 1], i64 chunk,
-                                      unsigned char* stage) {
+// A row of weights; past the last one that again, which is not written.
+__device__ __forceinline__ const unsigned char* weights_of(const Params& p, i64 output) {
+    return p.w + (output < p.outputs ? output : p.outputs - 1) * p.blocks * BYTES;
+}
+
+// The piece that a warp asks for next: its rows, and last the one of which this lane copies what is left.
+struct Ahead {
+    i64 first, chunk;
+    const unsigned char* rows[OUTPUTS + 1];
+};
+
+__device__ __forceinline__ Ahead ahead_of(const Params& p, i64 first) {
+    Ahead at = {first, 0};
+#pragma unroll
+    for (int o = 0; o <= OUTPUTS; ++o) at.rows[o] = weights_of(p, first + (o < OUTPUTS ? o : threadIdx.x % 32 / REST));
+    return at;
+}
+
+// Asks for the weights of 32 blocks, which are whole units.
+__device__ __forceinline__ void fetch(const Params& p, const Ahead& at, unsigned char* stage) {
     int lane = threadIdx.x % 32;
-    i64 skipped = chunk * 32 * BYTES;
-    if ((chunk + 1) * 32 < p.blocks) {
+    i64 skipped = at.chunk * 32 * BYTES;
+    if ((at.chunk + 1) * 32 < p.blocks) {
         // Another block follows in each row, and so all units are there.
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
-            const unsigned char* from = rounded_down(rows[o]) + skipped + lane * 16;
+            const unsigned char* from = rounded_down(at.rows[o]) + skipped + lane * 16;
 #pragma unroll
             for (int unit = 0; unit + 32 <= UNITS; unit += 32)
                 copy16(stage + o * ROW_BYTES + (lane + unit) * 16, from + unit * 16);
         }
         int unit = UNITS - REST + lane % REST;
         if (lane < OUTPUTS * REST)
-            copy16(stage + lane / REST * ROW_BYTES + unit * 16, rounded_down(rows[OUTPUTS]) + skipped + unit * 16);
+            copy16(stage + lane / REST * ROW_BYTES + unit * 16, rounded_down(at.rows[OUTPUTS]) + skipped + unit * 16);
         return;
     }
     const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) {
-        const unsigned char* from = rounded_down(rows[o]) + skipped;
+        const unsigned char* from = rounded_down(at.rows[o]) + skipped;
         for (int unit = lane; unit < UNITS; unit += 32)
             if (from + unit * 16 < end) copy16(stage + o * ROW_BYTES + unit * 16, from + unit * 16, end);
     }
 }
 
-__device__ __forceinline__ Block block_at(const unsigned char* row, int o, const unsigned char* stage) {
-    return Block(stage + o * ROW_BYTES + ((unsigned long long)row & 15) + threadIdx.x % 32 * BYTES);
+// The same of the next piece, if there is one.
+__device__ __forceinline__ void fetch_next(const Params& p, Ahead& at, i64 chunks, i64 step, unsigned char* stage) {
+    if (at.first < p.outputs && chunks > 0) fetch(p, at, stage);
+    commit();
+    if (++at.chunk >= chunks) at = ahead_of(p, at.first + step);
 }
 
 #if FLOATS
-__device__ __forceinline__ float product(const Block& block, const float* x) {
-    float d = block.scale(), sum = 0;
+// Adds a block of each row of weights, whose values meet those of `x`, 32 floats apart.
+__device__ __forceinline__ void add(const Block (&blocks)[OUTPUTS], const float (&d)[OUTPUTS], const unsigned char* x,
+                                    float (&sums)[OUTPUTS]) {
+    const float* values = (const float*)x + threadIdx.x % 32;
+    float block_sums[OUTPUTS] = {};
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
-        unsigned word = block.word(i);
+        unsigned words[OUTPUTS];
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) words[o] = blocks[o].word(i);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            int byte = word >> 8 * j;
-            if (FORMAT == 8) {
-                sum = fmaf(__fmul_rn(d, (float)(signed char)byte), x[(4 * i + j) * 32], sum);
-            } else {
-                sum = fmaf(__fmul_rn(d, (float)((byte & 15) - 8)), x[(4 * i + j) * 32], sum);
-                sum = fmaf(__fmul_rn(d, (float)((byte >> 4 & 15) - 8)), x[(4 * i + j + 16) * 32], sum);
-            }
-        }
-    }
-    return sum;
-}
-
-__device__ __forceinline__ void add(const Params& p, const unsigned char* const (&rows)[OUTPUTS + 1], i64 group, i64 chunk,
-                                    const unsigned char* stage, float (&sums)[OUTPUTS][ROWS]) {
-    i64 chunks = (p.blocks + 31) / 32;
+            float low = values[(4 * i + j) * 32], high = FORMAT == 8 ? 0 : values[(4 * i + j + 16) * 32];
 #pragma unroll
-    for (int o = 0; o < OUTPUTS; ++o) {
-        Block block = block_at(rows[o], o, stage);
-        for (int r = 0; r < ROWS; ++r) {
-            i64 row = group * ROWS + r;
-            row = row < p.rows ? row : p.rows - 1;
-            sums[o][r] += product(block, (const float*)p.x + (row * chunks + chunk) * 1024 + threadIdx.x % 32);
-        }
-    }
-}
-#else
-__device__ __forceinline__ void add(const Params& p, const unsigned char* const (&rows)[OUTPUTS + 1], i64 group, i64 chunk,
-                                    const unsigned char* stage, float (&sums)[OUTPUTS][ROWS]) {
-    i64 chunks = (p.blocks + 31) / 32;
-    int lane = threadIdx.x % 32;
-    unsigned weights[OUTPUTS][WORDS];
-    float d[OUTPUTS];
-#pragma unroll
-    for (int o = 0; o < OUTPUTS; ++o) {
-        Block block = block_at(rows[o], o, stage);
-        d[o] = block.scale();
-#pragma unroll
-        for (int i = 0; i < WORDS; ++i) weights[o][i] = block.word(i);
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        i64 row = group * ROWS + r;
-        row = row < p.rows ? row : p.rows - 1;
-        const int4* x = (const int4*)p.x + (row * chunks + chunk) * 64 + lane;
-        int4 low = x[0], high = x[32];
-        int2 scale = p.scales[(row * chunks + chunk) * 32 + lane];
-        int words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; ++o) {
-            int sum = scale.y;
-#pragma unroll
-            for (int i = 0; i < WORDS; ++i) {
+            for (int o = 0; o < OUTPUTS; ++o) {
+                int byte = words[o] >> 8 * j;
                 if (FORMAT == 8) {
-                    sum = __dp4a((int)weights[o][i], words[i], sum);
+                    block_sums[o] = fmaf(__fmul_rn(d[o], (float)(signed char)byte), low, block_sums[o]);
                 } else {
-                    sum = __dp4a((int)(weights[o][i] & 0x0f0f0f0f), words[i], sum);
-                    sum = __dp4a((int)(weights[o][i] >> 4 & 0x0f0f0f0f), words[i + 4], sum);
+                    block_sums[o] = fmaf(__fmul_rn(d[o], (float)((byte & 15) - 8)), low, block_sums[o]);
+                    block_sums[o] = fmaf(__fmul_rn(d[o], (float)((byte >> 4 & 15) - 8)), high, block_sums[o]);
                 }
             }
-            sums[o][r] = fmaf(__int_as_float(scale.x) * d[o], (float)sum, sums[o][r]);
         }
+    }
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; ++o) sums[o] += block_sums[o];
+}
+#else
+__device__ __forceinline__ void add(const unsigned (&weights)[OUTPUTS][WORDS], const float (&d)[OUTPUTS],
+                                    const unsigned char* x, float (&sums)[OUTPUTS]) {
+    int lane = threadIdx.x % 32;
+    int4 low = ((const int4*)x)[lane], high = ((const int4*)x)[lane + 32];
+    int2 scale = ((const int2*)(x + 1024))[lane];
+    int words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int o = 0; o < OUTPUTS; ++o) {
+        int sum = scale.y;
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) {
+            if (FORMAT == 8) {
+                sum = __dp4a((int)weights[o][i], words[i], sum);
+            } else {
+                sum = __dp4a((int)(weights[o][i] & 0x0f0f0f0f), words[i], sum);
+                sum = __dp4a((int)(weights[o][i] >> 4 & 0x0f0f0f0f), words[i + 4], sum);
+            }
+        }
+        sums[o] = fmaf(__int_as_float(scale.x) * d[o], (float)sum, sums[o]);
     }
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_walk(Params p) {
-    extern __shared__ __align__(16) unsigned char shared[];
-    unsigned char* stages = shared + threadIdx.x / 32 * STAGES * OUTPUTS * ROW_BYTES;
-    int lane = threadIdx.x % 32;
-    i64 columns = (p.outputs + OUTPUTS * WARPS - 1) / (OUTPUTS * WARPS), group = blockIdx.x / columns;
-    i64 first = (blockIdx.x % columns * WARPS + threadIdx.x / 32) * OUTPUTS, chunks = (p.blocks + 31) / 32;
-    if (first >= p.outputs) return;
-    const unsigned char* rows[OUTPUTS + 1];
+// Adds the lane's blocks: rows of x are so many bytes apart, and rows of weights begin `skewed` bytes into their pieces.
+__device__ __forceinline__ void add(const unsigned char* x, i64 apart, const unsigned char* stage,
+                                    const int (&skewed)[OUTPUTS], float (&sums)[ROWS][OUTPUTS]) {
+    float d[OUTPUTS];
+    const unsigned char* own = stage + threadIdx.x % 32 * BYTES;
+#if FLOATS
+    Block weights[OUTPUTS] = {own + skewed[0], own + ROW_BYTES + skewed[1], own + 2 * ROW_BYTES + skewed[2],
+                              own + 3 * ROW_BYTES + skewed[3]};
 #pragma unroll
-    for (int o = 0; o <= OUTPUTS; ++o) {
-        i64 output = first + (o < OUTPUTS ? o : lane / REST);
-        rows[o] = p.w + (output < p.outputs ? output : p.outputs - 1) * p.blocks * BYTES;
-    }
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-        if (stage < chunks) fetch(p, rows, stage, stages + stage * OUTPUTS * ROW_BYTES);
-        commit();
-    }
-    others_are_done();
-    float sums[OUTPUTS][ROWS] = {};
-    for (i64 chunk = 0; chunk < chunks; ++chunk) {
-        i64 next = chunk + STAGES - 1;
-        if (next < chunks) fetch(p, rows, next, stages + next % STAGES * OUTPUTS * ROW_BYTES);
-        commit();
-        arrived<STAGES - 1>();
-        if (chunk * 32 + lane < p.blocks) add(p, rows, group, chunk, stages + chunk % STAGES * OUTPUTS * ROW_BYTES, sums);
-        // The next copy goes where this was read.
-        __syncwarp();
-    }
+    for (int o = 0; o < OUTPUTS; ++o) d[o] = weights[o].scale();
+#else
+    unsigned weights[OUTPUTS][WORDS];
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) {
+        Block block(own + o * ROW_BYTES + skewed[o]);
+        d[o] = block.scale();
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            float sum = sums[o][r];
+        for (int i = 0; i < WORDS; ++i) weights[o][i] = block.word(i);
+    }
+#endif
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) add(weights, d, x + r * apart, sums[r]);
+}
+
+__device__ __forceinline__ void write(const Params& p, i64 first, i64 group, const float (&sums)[ROWS][OUTPUTS]) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) {
+            float sum = sums[r][o];
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
             i64 output = first + o, row = group * ROWS + r;
-            if (lane == o * ROWS + r && output < p.outputs && row < p.rows) {
+            if (threadIdx.x % 32 == r * OUTPUTS + o && output < p.outputs && row < p.rows) {
                 float z = p.b ? sum + p.b[output] : sum;
                 narrow(activate<FN>(z), p.y[row * p.outputs + output]);
             }
         }
+    }
+}
+
+// The rows of a group, those past the last one zeros, as are blocks past the last one.
+__device__ __forceinline__ void make_all_ready(const Params& p, i64 group, int chunks, unsigned char* to) {
+    for (int at = threadIdx.x; at < ROWS * chunks * 128; at += 32 * WARPS) {
+        int quarter = at % 4, chunk = at / 128;
+        i64 row = group * ROWS + chunk / chunks, block = chunk % chunks * 32 + at / 4 % 32;
+        float x[8] = {};
+        if (row < p.rows && block < p.blocks) eight(p.x + (row * p.blocks + block) * 32 + quarter * 8, x);
+        make_ready(x, to + chunk * READY, at / 4 % 32, quarter, FORMAT == 4 ? 8 : 0);
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_walk(Params p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    unsigned char* stages = shared + warp * STAGES * STAGE;
+    i64 chunks = (p.blocks + 31) / 32, group = blockIdx.x / p.columns, step = p.columns * WARPS * OUTPUTS;
+    i64 begin = (blockIdx.x % p.columns * WARPS + warp) * OUTPUTS;
+    Ahead ahead = ahead_of(p, begin);
+    for (int stage = 0; stage < STAGES - 1; ++stage) fetch_next(p, ahead, chunks, step, stages + stage * STAGE);
+#if FUSED
+    unsigned char* x = shared + WARPS * STAGES * STAGE;
+    make_all_ready(p, group, (int)chunks, x);
+#else
+    others_are_done();
+    const unsigned char* x = p.ready + group * ROWS * chunks * READY;
+#endif
+    int stage = 0, next = STAGES - 1;
+    for (i64 first = begin; first < p.outputs; first += step) {
+        int skewed[OUTPUTS];
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) skewed[o] = (unsigned long long)weights_of(p, first + o) & 15;
+        float sums[ROWS][OUTPUTS] = {};
+        for (i64 chunk = 0; chunk < chunks; ++chunk) {
+            fetch_next(p, ahead, chunks, step, stages + next * STAGE);
+            arrived<STAGES - 1>();
+            if (chunk * 32 + lane < p.blocks) add(x + chunk * READY, chunks * READY, stages + stage * STAGE, skewed, sums);
+            // The next copy goes where this was read.
+            __syncwarp();
+            next = stage;
+            stage = stage + 1 < STAGES ? stage + 1 : 0;
+        }
+        write(p, first, group, sums);
     }
 }
