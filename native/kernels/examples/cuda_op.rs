@@ -2,9 +2,8 @@
 //!
 //! `cuda_op [NAME]` times the list below, or those of it whose op has NAME in its name. `ms` is the median of device
 //! times by events, `gb_s` the bytes of all inputs and outputs over it, `tflops` the multiplications and
-//! additions that the formula has over it, where they are what matters. Quantized products take less time than the host
-//! takes to queue them: their `ms` is that of a recorded call, one after the other, and `queued_ms` that of calls as they
-//! come. The first lines tell of the devices and of plain copies, timed in the same way.
+//! additions of products over it. Products may take less time than the host takes to queue them: their `ms` is that of
+//! recorded calls, one after the other, and `queued_ms` that of calls as they come. The first lines tell of the devices and of plain copies, timed in the same way.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -42,7 +41,12 @@ fn cases() -> Vec<Case> {
     let blocks = |rows: usize, outputs: usize, bytes: usize| {
         vec![("x", vec![rows, 8192]), ("w", vec![outputs, 8192 / 32 * bytes])]
     };
+    let dense = |rows: usize, outputs: usize| vec![("x", vec![rows, 8192]), ("w", vec![outputs, 8192])];
     vec![
+        ("linear", json!({}), dense(1, 8192)),
+        ("linear", json!({}), dense(1, 32768)),
+        ("linear", json!({}), dense(32, 8192)),
+        ("linear", json!({}), dense(32, 32768)),
         ("matmul_q8_q8", json!({}), blocks(1, 8192, 34)),
         ("matmul_q8_q8", json!({}), blocks(1, 32768, 34)),
         ("matmul_q8_q8", json!({}), blocks(32, 8192, 34)),
@@ -135,16 +139,14 @@ fn time<O: Op>(device: &Device, options: &Value, shapes: &[(&'static str, Vec<us
     let queue = || call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane);
     let (ms, least_ms) = common::median_and_least(&lane, queue)?;
     let dims: Vec<_> = shapes.iter().map(|(_, dims)| dims).collect();
-    let about = json!({"op": O::NAME, "options": options, "dtype": dtype.name(), "shapes": dims});
-    let product = matches!(O::NAME, "matmul" | "linear");
-    let tflops = product.then_some(2.0 * 4096f64.powi(3) / ms / 1e9);
-    let times = if O::NAME.starts_with("matmul_") {
-        let (recorded, least) = recorded(&lane, queue)?;
-        json!({"ms": recorded, "least_ms": least, "queued_ms": ms, "gb_s": bytes as f64 / recorded / 1e6})
-    } else {
-        json!({"ms": ms, "least_ms": least_ms, "gb_s": bytes as f64 / ms / 1e6, "tflops": tflops})
-    };
-    Ok(merged(about, times))
+    let product = O::NAME.starts_with("matmul") || O::NAME == "linear";
+    let (queued_ms, (ms, least_ms)) =
+        if product { (Some(ms), recorded(&lane, queue)?) } else { (None, (ms, least_ms)) };
+    // Of each result so many products as a row of the first factor has numbers.
+    let results: usize = outputs.iter().map(|(_, buffer)| buffer.spec().shape.elements()).sum();
+    let products = (results * shapes[0].1.last().copied().unwrap_or(0)) as f64;
+    Ok(json!({"op": O::NAME, "options": options, "dtype": dtype.name(), "shapes": dims, "ms": ms, "least_ms": least_ms,
+        "queued_ms": queued_ms, "gb_s": bytes as f64 / ms / 1e6, "tflops": product.then_some(2.0 * products / ms / 1e9)}))
 }
 
 /// The times of one of many calls that are recorded. What they use, inputs, outputs and the lane's scratch memory, is kept.
@@ -154,13 +156,6 @@ fn recorded(lane: &Lane, call: impl Fn() -> Result<()>) -> Result<(f64, f64)> {
     // SAFETY: this lane recorded it, and the caller keeps what it uses.
     let (ms, least) = common::median_and_least(lane, || unsafe { lane.replay(&graph) })?;
     Ok((ms / CALLS as f64, least / CALLS as f64))
-}
-
-fn merged(mut about: Value, more: Value) -> Value {
-    if let (Some(to), Value::Object(more)) = (about.as_object_mut(), more) {
-        to.extend(more);
-    }
-    about
 }
 
 fn filled(device: &Device, lane: &Lane, spec: Spec) -> Result<Buffer> {
