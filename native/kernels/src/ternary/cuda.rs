@@ -1,7 +1,8 @@
 //! Ternary numbers on CUDA.
 //!
 //! Conversions are done byte by byte of the target. Products read planes as words of 32 cells, whose codes are made in
-//! registers and meet four activations an instruction (`dp4a`), those of many rows tensor cores, or are counted (`popc`).
+//! registers and meet four activations an instruction (`dp4a`), those of many rows tensor cores, or are counted, by words
+//! (`popc`) or on tensor cores.
 //! Content that is refused is found
 //! by a kernel and read back, so that conversions, quantized activations and proofs wait for the device; products do not.
 
@@ -17,7 +18,7 @@ use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
 
 const CELLS: Source = Source { name: "ternary_cells", text: include_str!("cells.cu") };
-const RULES: &str = include_str!("rules.cu");
+const RULES: &str = concat!(include_str!("bytes.cu"), include_str!("rules.cu"));
 const SIZES: Source = Source { name: "ternary_sizes", text: RULES };
 const THRESHOLD: Source = Source { name: "ternary_threshold", text: RULES };
 const CUT: Source = Source { name: "ternary_cut", text: RULES };
@@ -29,7 +30,22 @@ const PRODUCT: Source = Source {
 };
 const TILE: Source = Source {
     name: "ternary_tile",
-    text: concat!(include_str!("../cuda/activation.cu"), include_str!("ends.cu"), include_str!("tile.cu")),
+    text: concat!(
+        include_str!("../cuda/activation.cu"),
+        include_str!("ends.cu"),
+        include_str!("copies.cu"),
+        include_str!("tile.cu")
+    ),
+};
+const COUNTS: Source = Source {
+    name: "ternary_counts",
+    text: concat!(
+        include_str!("../cuda/activation.cu"),
+        include_str!("ends.cu"),
+        include_str!("bytes.cu"),
+        include_str!("copies.cu"),
+        include_str!("counts.cu")
+    ),
 };
 const SUMS: &str = include_str!("sums.cu");
 const DOT: Source = Source { name: "ternary_dot", text: SUMS };
@@ -46,10 +62,13 @@ const WIDE: u32 = 1024;
 /// Warps of a block of products, as `products.cu` has them.
 const WARPS: usize = 8;
 
-/// More rows of activations than this are worth tensor cores.
+/// Warps of a block that counts, as `counts.cu` has them.
+const COUNTING: usize = 16;
+
+/// So many rows of bytes are counted; more are worth being multiplied on tensor cores, and more signs being counted there.
 const FEW: usize = 4;
 
-/// Columns that a tile takes at a time, as `tile.cu` has them.
+/// Columns that a tile takes at a time, as `tile.cu` and `counts.cu` have them.
 const CHUNK: usize = 512;
 
 /// Rows of the columns that a thread sums.
@@ -267,11 +286,14 @@ struct Params {
     bias: u64,
     acc: u64,
     y: u64,
+    q: u64,
+    x_scales: u64,
     rows: i64,
     n: i64,
     outs: i64,
     stride: i64,
     scales: i64,
+    floor: f32,
 }
 
 /// Multiplies.
@@ -292,6 +314,10 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
         ..Params::default()
     };
     let whole = problem.bytes().is_multiple_of(16) && params.planes.iter().all(|at| at.is_multiple_of(16));
+    let aligned = whole && params.x_planes.iter().all(|at| at.is_multiple_of(16));
+    if aligned && let Some(counts) = Counts::of(problem, lane) {
+        return counts.run(problem, &mut params, outputs, lane);
+    }
     let tile = if whole { Tile::of(problem, lane) } else { None };
     prepare(problem, tile.as_ref(), &mut params, outputs, lane)?;
     if rows * outs == 0 {
@@ -300,7 +326,6 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
     if let Some(tile) = tile {
         return tile.launch(problem, &params, lane);
     }
-    let aligned = whole && params.x_planes.iter().all(|at| at.is_multiple_of(16));
     let of_rows = if rows == 1 { 1 } else { 4 };
     let busy = WARPS * lane.device().facts().multiprocessors as usize;
     let of_outs = if outs * rows.div_ceil(of_rows) >= 4 * busy { 4 } else { 1 };
@@ -338,6 +363,74 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
         unsafe { lane.launch(&kernel, grid, 32 * WARPS as u32, &part)? };
     }
     Ok(())
+}
+
+/// What `counts.cu` is compiled for: rows of activations of a block, sixteens of rows of weights, and chunks on their way.
+struct Counts {
+    rows: usize,
+    sides: usize,
+    stages: usize,
+}
+
+impl Counts {
+    /// For few rows of bytes or many of signs, where tensor cores count and there is room for the activations.
+    fn of(problem: &Product, lane: &Lane) -> Option<Counts> {
+        let facts = lane.device().facts();
+        let devices = facts.multiprocessors as usize;
+        let most = match problem.form {
+            Form::I8 if (1..=FEW).contains(&problem.rows) => problem.rows.next_power_of_two(),
+            Form::Ternary if problem.rows > FEW => 8 * problem.rows.div_ceil(8).next_power_of_two().min(4),
+            _ => return None,
+        };
+        // The second size of a grid is small.
+        if facts.capability.0 < 8 || problem.outs == 0 || problem.rows > 8 * 65535 {
+            return None;
+        }
+        let sides = [1, 2].into_iter().find(|sides| problem.outs <= 16 * sides * devices).unwrap_or(4);
+        let fits = |rows: usize| {
+            let blocks = problem.outs.div_ceil(16 * sides) * problem.rows.div_ceil(rows);
+            let steps = problem.n.div_ceil(CHUNK).div_ceil(COUNTING / sides).max(1);
+            // Where there are more blocks than multiprocessors have, two are at work on each.
+            let stages = steps.min(if blocks > devices { 2 } else { 6 });
+            let counts = |stages| Counts { rows, sides, stages };
+            (1..=stages).rev().map(counts).find(|counts| counts.shared(problem) + 128 <= facts.shared as usize)
+        };
+        match problem.form {
+            Form::I8 => fits(most),
+            _ => [32, 16, 8].into_iter().filter(|&rows| rows <= most).find_map(fits),
+        }
+    }
+
+    /// Chunks of weights, and rows of bits, each an odd number of chunks long.
+    fn shared(&self, problem: &Product) -> usize {
+        let bits = if problem.form == Form::I8 { 8 } else { 2 };
+        self.stages * COUNTING * 32 * 64 + bits * self.rows * (problem.n.div_ceil(CHUNK) | 1) * (CHUNK / 8)
+    }
+
+    fn run(self, problem: &Product, params: &mut Params, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        let Product { rows, outs, dtype, form, .. } = *problem;
+        if form == Form::I8 {
+            (params.q, params.x_scales) = (at(outputs, "xq", lane)?, at(outputs, "x_scale", lane)?);
+            params.floor = problem.activations().floor;
+        } else {
+            prepare(problem, None, params, outputs, lane)?;
+        }
+        let options = format!(
+            "{} -DFORM={} -DROWS={} -DSIDES={} -DSTAGES={} -DFN={}",
+            types(dtype),
+            form as usize,
+            self.rows,
+            self.sides,
+            self.stages,
+            function(problem.options.activation)
+        );
+        // SAFETY: it waits before it reads or writes anything.
+        let kernel = unsafe { lane.device().kernel(&COUNTS, &options)?.early() };
+        let grid = [grid_size(outs.div_ceil(16 * self.sides))?, rows.div_ceil(self.rows) as u32, 1];
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
+        // and scratch memory has what was prepared.
+        unsafe { lane.launch_with(&kernel, grid, 32 * COUNTING as u32, self.shared(problem) as u32, params) }
+    }
 }
 
 /// What `tile.cu` is compiled for: warps side by side, activations in 8 rows, groups of such warps, chunks on their way and

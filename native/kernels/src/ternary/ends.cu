@@ -14,7 +14,10 @@ struct Params {
     const float* bias;
     int* acc;
     STORAGE* y;
+    signed char* q;  // what kernels that make bytes of x themselves write: bytes as they lie, and their scales
+    float* x_scales;
     i64 rows, n, outs, stride, scales;
+    float floor;
 };
 
 __device__ __forceinline__ unsigned pick(uint4 of, int which) {
@@ -44,6 +47,13 @@ __device__ __forceinline__ void others_are_done() {
 #endif
 }
 
+// What comes after may begin. Whoever says so has waited for others: until it is done nobody writes weights.
+__device__ __forceinline__ void others_may_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 #if FORM == 2
 typedef float Sum;
 #else
@@ -63,3 +73,16 @@ __device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum su
     narrow(activate<FN>(y), p.y[at]);
 }
 
+
+// The sums of a block of LINES rows by WIDTH: those that its PARTS have left in shared memory, added up by ALL threads.
+template <int PARTS, int LINES, int WIDTH, int ALL>
+__device__ __forceinline__ void add_up(const Params& p, const Sum* parts) {
+    for (int at = threadIdx.x; at < LINES * WIDTH; at += ALL) {
+        i64 row = blockIdx.y * (i64)LINES + at / WIDTH, out = blockIdx.x * (i64)WIDTH + at % WIDTH;
+        if (row >= p.rows || out >= p.outs) continue;
+        // Codes are greater by one than what they are for.
+        Sum sum = p.totals ? -p.totals[row] : 0;
+        for (int part = 0; part < PARTS; part++) sum += parts[part * LINES * WIDTH + at];
+        finish(p, row, out, sum);
+    }
+}

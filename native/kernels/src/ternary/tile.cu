@@ -40,17 +40,13 @@ __device__ __forceinline__ void multiply(int (&to)[4], int a0, int a1, int a2, i
 __device__ __forceinline__ void fetch(const Params& p, i64 tiles, i64 chunk, uint4* stage) {
     const uint4* from = (const uint4*)p.bits + (chunk * tiles + blockIdx.y * (i64)NT) * (8 * CHUNK / 16);
     for (int at = threadIdx.x % GROUP; at < UNITS; at += GROUP)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(stage + at)),
-                     "l"(from + at)
-                     : "memory");
+        copy16(stage + at, from + at);
 }
-
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the latest LEFT chunks of all warps of a group are there, and they are done with what was before.
 template <int LEFT>
 __device__ __forceinline__ void arrived() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+    copied<LEFT>();
     asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / GROUP), "n"(GROUP) : "memory");
 }
 
@@ -110,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(GROUP * GROUPS) ternary_tile(Params
         for (int which = 0; which < 4; which++) add_words(weights, stages + turn % STAGES * UNITS + lane, which, sums);
     }
     // All groups' sums, where activations were.
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    copied<0>();
     __syncthreads();
     int* all = (int*)shared;
 #pragma unroll
@@ -123,12 +119,5 @@ extern "C" __global__ void __launch_bounds__(GROUP * GROUPS) ternary_tile(Params
                 all[(group * ROWS + row) * OUTS + out] = sums[m][n][i];
             }
     __syncthreads();
-    for (int at = threadIdx.x; at < ROWS * OUTS; at += GROUP * GROUPS) {
-        i64 row = blockIdx.y * (i64)ROWS + at / OUTS, out = blockIdx.x * (i64)OUTS + at % OUTS;
-        if (row >= p.rows || out >= p.outs) continue;
-        // Codes are greater by one than what they are for.
-        int sum = -p.totals[row];
-        for (int other = 0; other < GROUPS; other++) sum += all[other * ROWS * OUTS + at];
-        finish(p, row, out, sum);
-    }
+    add_up<GROUPS, ROWS, OUTS, GROUP * GROUPS>(p, all);
 }
