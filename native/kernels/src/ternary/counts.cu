@@ -205,5 +205,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
     __syncthreads();
     leave(sums, (int*)shared);
     __syncthreads();
-    add_up<SPLIT, ROWS, OUTS, THREADS>(p, (const int*)shared);
+    finish_all<ROWS, OUTS, THREADS>(p, blockIdx.x, threadIdx.x, [&](int at) {
+        int sum = 0;
+#pragma unroll
+        for (int other = 0; other < SPLIT; other++) sum += ((const int*)shared)[other * ROWS * OUTS + at];
+        return sum;
+    });
 }

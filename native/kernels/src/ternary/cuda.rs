@@ -12,7 +12,7 @@ use super::plane_bytes;
 use super::products::{Form, Pairs, Problem as Product};
 use super::rules::{Activations, Problem as Quantization, Rule};
 use super::sums::{Proof, Weights};
-use crate::cuda::{Buffer, Lane, Source, function, grid_size, launch_each, types};
+use crate::cuda::{Buffer, Kernel, Lane, Source, Together, function, grid_size, launch_each, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
@@ -433,12 +433,14 @@ impl Counts {
     }
 }
 
-/// What `tile.cu` is compiled for: warps side by side, activations in 8 rows, groups of such warps, chunks on their way and
-/// the one at work.
+/// What `tile.cu` is compiled for: warps side by side, activations in 8 rows, groups of such warps, blocks of a cluster,
+/// chunks on their way and the one at work.
+#[derive(Clone, Copy)]
 struct Tile {
     sides: usize,
     rows: usize,
     groups: usize,
+    cluster: usize,
     stages: usize,
 }
 
@@ -453,14 +455,48 @@ impl Tile {
             return None;
         }
         let sides = if problem.outs >= 128 * facts.multiprocessors as usize { 4 } else { 2 };
-        let fits =
-            |&(groups, stages): &(usize, usize)| Tile { sides, rows, groups, stages }.shared() <= facts.shared as usize;
-        let (groups, stages) = [(4, 3), (4, 2), (2, 2)].into_iter().find(fits)?;
-        Some(Tile { sides, rows, groups, stages })
+        let of = |sides| Tile { sides, rows, groups: WARPS / sides, cluster: 1, stages: 0 }.staged(problem, lane);
+        of(sides).or_else(|| of(4))
+    }
+
+    /// With as many stages as there are chunks and as have room.
+    fn staged(self, problem: &Product, lane: &Lane) -> Option<Tile> {
+        let turns = problem.n.div_ceil(CHUNK).div_ceil(self.groups * self.cluster);
+        let fits = |tile: &Tile| tile.shared() <= lane.device().facts().shared as usize;
+        (2..=(turns + 1).clamp(2, 5)).rev().map(|stages| Tile { stages, ..self }).find(fits)
+    }
+
+    /// Clusters whose blocks share the columns, and need so much less of x each, if they are as quick to be all at work.
+    fn clustered(self, problem: &Product, lane: &Lane) -> Result<Option<(Tile, Kernel)>> {
+        let all = lane.device().facts().multiprocessors as usize;
+        let alone = self.sides_of(problem.outs).div_ceil(all) * self.sides;
+        if self.count(problem.rows) > self.rows {
+            return Ok(None);
+        }
+        for (sides, cluster) in [(8, 8), (8, 4), (4, 2)] {
+            let tile = Tile { sides, groups: WARPS / sides, cluster, ..self };
+            let blocks = tile.sides_of(problem.outs);
+            let empty = problem.n.div_ceil(CHUNK) <= cluster / 2;
+            let Some(tile) = tile.staged(problem, lane).filter(|_| !empty && (cluster < 8 || 8 * blocks <= all)) else {
+                continue;
+            };
+            let kernel = tile.kernel(problem, lane)?;
+            let at_once = lane.device().clusters(&kernel, cluster as u32, tile.size())?;
+            let together = blocks.div_ceil(at_once.max(1)) * sides / cluster;
+            if at_once > 0 && together <= alone - usize::from(cluster == 8) {
+                return Ok(Some((tile, kernel)));
+            }
+        }
+        Ok(None)
     }
 
     fn shared(&self) -> usize {
         self.groups * self.stages * 8 * self.rows * CHUNK
+    }
+
+    /// Threads and shared memory of a block.
+    fn size(&self) -> [u32; 2] {
+        [32 * WARPS as u32, self.shared() as u32]
     }
 
     /// Tiles of 8 rows of activations.
@@ -468,25 +504,37 @@ impl Tile {
         rows.next_multiple_of(8 * self.rows) / 8
     }
 
-    fn launch(&self, problem: &Product, params: &Params, lane: &Lane) -> Result<()> {
-        let Product { rows, outs, dtype, form, .. } = *problem;
+    /// Blocks, or clusters, that have all rows of weights.
+    fn sides_of(&self, outs: usize) -> usize {
+        outs.div_ceil(32 * self.sides)
+    }
+
+    fn kernel(&self, problem: &Product, lane: &Lane) -> Result<Kernel> {
+        let Tile { sides, rows, groups, cluster, stages } = *self;
+        let (form, function) = (problem.form as usize, function(problem.options.activation));
         let options = format!(
-            "{} -DFORM={} -DSIDES={} -DNT={} -DGROUPS={} -DSTAGES={} -DFN={}",
-            types(dtype),
-            form as usize,
-            self.sides,
-            self.rows,
-            self.groups,
-            self.stages,
-            function(problem.options.activation)
+            "{} -DFORM={form} -DSIDES={sides} -DNT={rows} -DGROUPS={groups} -DCLUSTER={cluster} -DSTAGES={stages} \
+             -DFN={function}",
+            types(problem.dtype),
         );
         // SAFETY: it waits before it reads what x was made to, and nobody writes weights meanwhile: what was queued before
         // x was made ready is done.
-        let kernel = unsafe { lane.device().kernel(&TILE, &options)?.early() };
-        let grid = [grid_size(outs.div_ceil(32 * self.sides))?, (self.count(rows) / self.rows) as u32, 1];
+        Ok(unsafe { lane.device().kernel(&TILE, &options)?.early() })
+    }
+
+    fn launch(&self, problem: &Product, params: &Params, lane: &Lane) -> Result<()> {
+        if let Some((tile, kernel)) = self.clustered(problem, lane)? {
+            let (cluster, blocks) = (tile.cluster, grid_size(tile.cluster * tile.sides_of(problem.outs))?);
+            // SAFETY: as below.
+            return unsafe {
+                lane.launch_together(&kernel, Together::Cluster(cluster as u32), blocks, tile.size(), params)
+            };
+        }
+        let (kernel, [threads, shared]) = (self.kernel(problem, lane)?, self.size());
+        let grid = [grid_size(self.sides_of(problem.outs))?, (self.count(problem.rows) / self.rows) as u32, 1];
         // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
         // and scratch memory has what was prepared.
-        unsafe { lane.launch_with(&kernel, grid, (32 * self.sides * self.groups) as u32, self.shared() as u32, params) }
+        unsafe { lane.launch_with(&kernel, grid, threads, shared, params) }
     }
 }
 
@@ -528,7 +576,8 @@ fn prepare(
             if rows == 0 {
                 return Ok(());
             }
-            let kernel = lane.device().kernel(&BITS, &types(dtype))?;
+            // SAFETY: it waits before it reads or writes anything.
+            let kernel = unsafe { lane.device().kernel(&BITS, &types(dtype))?.early() };
             // SAFETY: Rules is the struct that the kernel declares; scratch has room for all rows.
             unsafe { lane.launch(&kernel, [grid_size(all)?, 1, 1], WIDE, &rules) }
         }

@@ -74,15 +74,20 @@ __device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum su
 }
 
 
-// The sums of a block of LINES rows by WIDTH: those that its PARTS have left in shared memory, added up by ALL threads.
-template <int PARTS, int LINES, int WIDTH, int ALL>
-__device__ __forceinline__ void add_up(const Params& p, const Sum* parts) {
-    for (int at = threadIdx.x; at < LINES * WIDTH; at += ALL) {
-        i64 row = blockIdx.y * (i64)LINES + at / WIDTH, out = blockIdx.x * (i64)WIDTH + at % WIDTH;
-        if (row >= p.rows || out >= p.outs) continue;
+// What is made of a block's sums, of LINES rows by WIDTH, of which a thread has those from `first` on in steps. All of them
+// are asked for before it waits for one.
+template <int LINES, int WIDTH, int STEP, class F>
+__device__ __forceinline__ void finish_all(const Params& p, i64 block, int first, F sum_of) {
+    constexpr int ALL = LINES * WIDTH, COUNT = (ALL + STEP - 1) / STEP;
+    int sums[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) sums[k] = first + k * STEP < ALL ? sum_of(first + k * STEP) : 0;
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        int at = first + k * STEP;
+        i64 row = blockIdx.y * (i64)LINES + at / WIDTH, out = block * WIDTH + at % WIDTH;
+        if (at >= ALL || row >= p.rows || out >= p.outs) continue;
         // Codes are greater by one than what they are for.
-        Sum sum = p.totals ? -p.totals[row] : 0;
-        for (int part = 0; part < PARTS; part++) sum += parts[part * LINES * WIDTH + at];
-        finish(p, row, out, sum);
+        finish(p, row, out, p.totals ? sums[k] - p.totals[row] : sums[k]);
     }
 }

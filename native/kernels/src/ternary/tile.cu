@@ -1,9 +1,11 @@
 // Products of many rows of bytes with ternary weights by tensor cores, whose rows of planes are of whole 16 bytes. A block of
-// threads has 8 NT rows of activations and, in SIDES warps side by side, 32 rows of weights each; GROUPS of these warps take
-// chunks of 512 columns in turn and add up at the end. A thread reads planes straight from memory, a chunk ahead, and makes
-// codes of them; activations, which all warps of a group need, come through shared memory, STAGES - 1 chunks ahead.
+// threads has 8 NT rows of activations and, in SIDES warps side by side, 32 rows of weights each; GROUPS of these warps, and
+// as many in each block of a cluster of CLUSTER, take chunks of 512 columns in turn and add up at the end. A thread reads
+// planes straight from memory, two chunks ahead, and makes codes of them; activations, which all warps of a group need, come
+// through shared memory, STAGES - 1 chunks ahead.
 
-constexpr int MT = 2, SIDE = 16 * MT, OUTS = SIDES * SIDE, GROUP = 32 * SIDES, ROWS = 8 * NT, CHUNK = 512;
+constexpr int MT = 2, SIDE = 16 * MT, OUTS = SIDES * SIDE, GROUP = 32 * SIDES, THREADS = GROUP * GROUPS, ROWS = 8 * NT;
+constexpr int PARTS = GROUPS * CLUSTER, CHUNK = 512;
 // Bytes of activations of a chunk, in units of 16.
 constexpr int UNITS = ROWS * CHUNK / 16;
 
@@ -81,25 +83,51 @@ __device__ __forceinline__ void add_words(const Weights& weights, const uint4* x
     }
 }
 
-extern "C" __global__ void __launch_bounds__(GROUP * GROUPS) ternary_tile(Params p) {
+// All blocks of the cluster are here, and see what the others have written.
+__device__ __forceinline__ void all_here() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+// A number in the same place of another block's shared memory.
+__device__ __forceinline__ int there(const int* here, int block) {
+#if CLUSTER > 1
+    unsigned at;
+    int value;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((unsigned)__cvta_generic_to_shared(here)), "r"(block));
+    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+    return value;
+#else
+    return *here;
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) ternary_tile(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
     int group = threadIdx.x / GROUP, warp = threadIdx.x % GROUP / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int block = blockIdx.x % CLUSTER, part = block * GROUPS + group;
     uint4* stages = (uint4*)shared + group * STAGES * UNITS;
-    i64 tiles = (p.rows + ROWS - 1) / ROWS * NT, chunks = p.stride / CHUNK, first = blockIdx.x * (i64)OUTS + warp * SIDE;
-    Weights next = weights_of(p, first, group);
+    i64 tiles = (p.rows + ROWS - 1) / ROWS * NT, chunks = p.stride / CHUNK;
+    i64 side = blockIdx.x / CLUSTER, first = side * OUTS + warp * SIDE;
+    Weights next = weights_of(p, first, part), after = weights_of(p, first, part + PARTS);
     others_are_done();
+    others_may_begin();
     for (int stage = 0; stage < STAGES - 1; stage++) {
-        i64 chunk = group + stage * GROUPS;
+        i64 chunk = part + stage * PARTS;
         if (chunk < chunks) fetch(p, tiles, chunk, stages + stage * UNITS);
         commit();
     }
     int sums[MT][NT][4] = {};
     int turn = 0;
-    for (i64 chunk = group; chunk < chunks; chunk += GROUPS, turn++) {
+    for (i64 chunk = part; chunk < chunks; chunk += PARTS, turn++) {
         Weights weights = next;
-        next = weights_of(p, first, chunk + GROUPS);
+        next = after;
+        after = weights_of(p, first, chunk + 2 * PARTS);
         arrived<STAGES - 2>();
-        i64 ahead = chunk + (STAGES - 1) * GROUPS;
+        i64 ahead = chunk + (STAGES - 1) * PARTS;
         if (ahead < chunks) fetch(p, tiles, ahead, stages + (turn + STAGES - 1) % STAGES * UNITS);
         commit();
 #pragma unroll
@@ -118,6 +146,14 @@ extern "C" __global__ void __launch_bounds__(GROUP * GROUPS) ternary_tile(Params
                 int out = warp * SIDE + m * 16 + i / 2 * 8 + g, row = n * 8 + 2 * t + i % 2;
                 all[(group * ROWS + row) * OUTS + out] = sums[m][n][i];
             }
-    __syncthreads();
-    add_up<GROUPS, ROWS, OUTS, GROUP * GROUPS>(p, all);
+    all_here();
+    finish_all<ROWS, OUTS, CLUSTER * THREADS>(p, side, block * THREADS + threadIdx.x, [&](int at) {
+        int sum = 0;
+#pragma unroll
+        for (int other = 0; other < PARTS; other++)
+            sum += there(all + other % GROUPS * ROWS * OUTS + at, other / GROUPS);
+        return sum;
+    });
+    // Nobody leaves while others read.
+    if (CLUSTER > 1) all_here();
 }
