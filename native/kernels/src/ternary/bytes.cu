@@ -21,20 +21,35 @@ struct Measure {
     }
 };
 
-// Eight neighbours, zeros past the end of a row.
-__device__ __forceinline__ void eight(const STORAGE* x, i64 i, i64 n, float (&to)[8]) {
-    struct __align__(16) Eight { STORAGE of[8]; };
-    if (i + 8 <= n && (unsigned long long)(x + i) % 16 == 0) {
-        Eight all = *(const Eight*)(x + i);
+// Eight neighbours as they lie, which nobody waits for before they are looked at.
+struct Eight {
+    uint4 words[sizeof(STORAGE) / 2];
+
+    __device__ __forceinline__ float operator[](int b) const { return widen(((const STORAGE*)words)[b]); }
+
+    // From here on they may be looked at.
+    __device__ __forceinline__ void here() {
 #pragma unroll
-        for (int b = 0; b < 8; b++) to[b] = widen(all.of[b]);
-        return;
+        for (int k = 0; k < sizeof(STORAGE) / 2; k++)
+            asm volatile("" : "+r"(words[k].x), "+r"(words[k].y), "+r"(words[k].z), "+r"(words[k].w)::"memory");
+    }
+};
+
+// Zeros past the end of a row.
+__device__ __forceinline__ Eight eight(const STORAGE* x, i64 i, i64 n) {
+    Eight all = {};
+    if (i + 8 <= n && (unsigned long long)(x + i) % 16 == 0) {
+#pragma unroll
+        for (int k = 0; k < sizeof(STORAGE) / 2; k++) all.words[k] = ((const uint4*)(x + i))[k];
+        return all;
     }
 #pragma unroll
-    for (int b = 0; b < 8; b++) to[b] = i + b < n ? widen(x[i + b]) : 0.0f;
+    for (int b = 0; b < 8; b++)
+        if (i + b < n) ((STORAGE*)all.words)[b] = x[i + b];
+    return all;
 }
 
-__device__ __forceinline__ unsigned largest_of(const float (&x)[8]) {
+__device__ __forceinline__ unsigned largest_of(const Eight& x) {
     unsigned most = 0;
 #pragma unroll
     for (int b = 0; b < 8; b++) most = larger(most, size_of(x[b]));
@@ -47,7 +62,7 @@ struct Bytes {
     int total;
 };
 
-__device__ __forceinline__ Bytes bytes_of(const Measure& measure, const float (&x)[8], signed char* q, i64 i, i64 n) {
+__device__ __forceinline__ Bytes bytes_of(const Measure& measure, const Eight& x, signed char* q, i64 i, i64 n) {
     unsigned words[2] = {0, 0};
     int total = 0;
 #pragma unroll
@@ -55,7 +70,11 @@ __device__ __forceinline__ Bytes bytes_of(const Measure& measure, const float (&
         int value = measure.byte_of(x[b]);
         total += value;
         words[b / 4] |= (unsigned)(value & 255) << (8 * (b % 4));
-        if (q && i + b < n) q[i + b] = value;
+    }
+    if (q) {
+#pragma unroll
+        for (int b = 0; b < 8; b++)
+            if (i + b < n) q[i + b] = words[b / 4] >> (8 * (b % 4));
     }
     return {words[0], words[1], total};
 }

@@ -63,7 +63,7 @@ __device__ __forceinline__ void spread(Bytes bytes, unsigned char* to, int pitch
 
 // A row of x on its way to a group of threads, and what they make of it.
 struct Ready {
-    float kept[KEPT][8];
+    Eight kept[KEPT];
     i64 row, n, first;
     const STORAGE* x;
 
@@ -72,18 +72,16 @@ struct Ready {
         n = row < p.rows ? p.n : 0;
         x = p.x + row * p.n;
 #pragma unroll
-        for (int k = 0; k < KEPT; k++) eight(x, first + k * 8 * OF_ROW, n, kept[k]);
+        for (int k = 0; k < KEPT; k++) kept[k] = eight(x, first + k * 8 * OF_ROW, n);
     }
 
     __device__ __forceinline__ void make(const Params& p, unsigned char* bits, i64 chunks, unsigned* sizes, float* scale) {
-        float now[8];
         unsigned most = 0;
 #pragma unroll
+        for (int k = 0; k < KEPT; k++) kept[k].here();
+#pragma unroll
         for (int k = 0; k < KEPT; k++) most = larger(most, largest_of(kept[k]));
-        for (i64 i = first + KEPT * 8 * OF_ROW; i < n; i += 8 * OF_ROW) {
-            eight(x, i, n, now);
-            most = larger(most, largest_of(now));
-        }
+        for (i64 i = first + KEPT * 8 * OF_ROW; i < n; i += 8 * OF_ROW) most = larger(most, largest_of(eight(x, i, n)));
         Measure measure(joined<WARPS / ROWS>(most, sizes, larger), p.floor);
         bool writes = blockIdx.x == 0 && row < p.rows;
         signed char* q = writes && p.q ? p.q + row * p.n : nullptr;
@@ -94,10 +92,8 @@ struct Ready {
             i64 i = first + k * 8 * OF_ROW;
             if (i < chunks * CHUNK) spread(bytes_of(measure, kept[k], q, i, n), bits + i / 8, pitch);
         }
-        for (i64 i = first + KEPT * 8 * OF_ROW; i < chunks * CHUNK; i += 8 * OF_ROW) {
-            eight(x, i, n, now);
-            spread(bytes_of(measure, now, q, i, n), bits + i / 8, pitch);
-        }
+        for (i64 i = first + KEPT * 8 * OF_ROW; i < chunks * CHUNK; i += 8 * OF_ROW)
+            spread(bytes_of(measure, eight(x, i, n), q, i, n), bits + i / 8, pitch);
         if (first != 0) return;
         scale[row] = measure.scale;
         if (writes && p.x_scales) p.x_scales[row] = measure.scale;
@@ -176,6 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
 #else
     fetch_bits(p, bits, chunks);
 #endif
+#pragma unroll 1
     for (int stage = 0; stage < STAGES; stage++) {
         i64 chunk = part + stage * SPLIT;
         if (chunk < chunks) fetch(p, chunk, stages + stage * PIECES * THREADS);

@@ -151,20 +151,15 @@ extern "C" __global__ void __launch_bounds__(WIDE) ternary_bits(Params p) {
     i64 row = blockIdx.x, n = row < p.rows ? p.n : 0;
     const STORAGE* x = p.x + row * p.n;
     signed char* q = p.q ? p.q + row * p.n : nullptr;
-    float first[8], now[8];
-    eight(x, 8 * threadIdx.x, n, first);
+    Eight first = eight(x, 8 * threadIdx.x, n);
     unsigned most = largest_of(first);
-    for (i64 i = 8 * (threadIdx.x + WIDE); i < n; i += 8 * WIDE) {
-        eight(x, i, n, now);
-        most = larger(most, largest_of(now));
-    }
+    for (i64 i = 8 * (threadIdx.x + WIDE); i < n; i += 8 * WIDE) most = larger(most, largest_of(eight(x, i, n)));
     Measure measure(joined<WIDE / 32>(most, sizes, larger), p.floor);
     int total = 0;
     // Warps go on as a whole: lanes exchange bytes.
     for (i64 i = 8 * threadIdx.x; i - 8 * (threadIdx.x % 32) < p.stride; i += 8 * WIDE) {
-        bool again = i >= 8 * WIDE;
-        if (again) eight(x, i, n, now);
-        Bytes bytes = bytes_of(measure, again ? now : first, q, i, n);
+        if (i >= 8 * WIDE) first = eight(x, i, n);
+        Bytes bytes = bytes_of(measure, first, q, i, n);
         total += bytes.total;
         unsigned low = turned(bytes.low), high = turned(bytes.high);
         if (i >= p.stride) continue;
