@@ -202,10 +202,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
     __syncthreads();
     leave(sums, (int*)shared);
     __syncthreads();
-    finish_all<ROWS, OUTS, THREADS>(p, blockIdx.x, threadIdx.x, [&](int at) {
+    auto sum_of = [&](int at) {
         int sum = 0;
 #pragma unroll
         for (int other = 0; other < SPLIT; other++) sum += ((const int*)shared)[other * ROWS * OUTS + at];
         return sum;
-    });
+    };
+    finish_all<ROWS, OUTS, THREADS>(p, blockIdx.x, threadIdx.x, sum_of, [] {});
 }

@@ -75,13 +75,14 @@ __device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum su
 
 
 // What is made of a block's sums, of LINES rows by WIDTH, of which a thread has those from `first` on in steps. All of them
-// are asked for before it waits for one.
-template <int LINES, int WIDTH, int STEP, class F>
-__device__ __forceinline__ void finish_all(const Params& p, i64 block, int first, F sum_of) {
+// are asked for before it waits for one, and it says when it has them.
+template <int LINES, int WIDTH, int STEP, class F, class G>
+__device__ __forceinline__ void finish_all(const Params& p, i64 block, int first, F sum_of, G there) {
     constexpr int ALL = LINES * WIDTH, COUNT = (ALL + STEP - 1) / STEP;
     int sums[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; k++) sums[k] = first + k * STEP < ALL ? sum_of(first + k * STEP) : 0;
+    there();
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
         int at = first + k * STEP;

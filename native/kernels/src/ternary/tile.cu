@@ -9,25 +9,44 @@ constexpr int PARTS = GROUPS * CLUSTER, CHUNK = 512;
 // Bytes of activations of a chunk, in units of 16.
 constexpr int UNITS = ROWS * CHUNK / 16;
 
+// A thread's rows of planes, from its columns of the first chunk on.
+struct Planes {
+    const unsigned char* of[MT][2][2];
+    i64 left;
+
+    __device__ __forceinline__ Planes(const Params& p, i64 first) {
+        int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        i64 bytes = (p.n + 7) / 8;
+        left = bytes - t * 16;
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                i64 out = first + m * 16 + half * 8 + g;
+                // What is past the last row is computed again, and not written.
+                i64 from = (out < p.outs ? out : p.outs - 1) * bytes + t * 16;
+                of[m][half][0] = p.plane0 + from;
+                of[m][half][1] = p.plane1 + from;
+            }
+    }
+};
+
 struct Weights {
     uint4 planes[MT][2][2];
 };
 
-__device__ __forceinline__ Weights weights_of(const Params& p, i64 first, i64 chunk) {
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    i64 bytes = (p.n + 7) / 8, at = chunk * (CHUNK / 8) + t * 16;
+// Past the end of a row there are zeros among x.
+__device__ __forceinline__ Weights weights_of(const Planes& from, i64 chunk) {
+    i64 at = chunk * (CHUNK / 8);
+    bool there = at < from.left;
     Weights all;
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            i64 out = first + m * 16 + half * 8 + g;
-            // What is past the last row is computed again, and not written; past its end there are zeros among x.
-            i64 row = (out < p.outs ? out : p.outs - 1) * bytes;
-            bool there = at < bytes;
-            all.planes[m][half][0] = there ? asked(p.plane0 + row + at) : make_uint4(0, 0, 0, 0);
-            all.planes[m][half][1] = there ? asked(p.plane1 + row + at) : make_uint4(0, 0, 0, 0);
-        }
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int plane = 0; plane < 2; plane++)
+                all.planes[m][half][plane] = there ? asked(from.of[m][half][plane] + at) : make_uint4(0, 0, 0, 0);
     return all;
 }
 
@@ -83,12 +102,15 @@ __device__ __forceinline__ void add_words(const Weights& weights, const uint4* x
     }
 }
 
-// All blocks of the cluster are here, and see what the others have written.
-__device__ __forceinline__ void all_here() {
+// A block is done with what stands before, and all blocks of the cluster are.
+__device__ __forceinline__ void done() {
 #if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-    __syncthreads();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void all_done() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
@@ -112,7 +134,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_tile(Params p) {
     uint4* stages = (uint4*)shared + group * STAGES * UNITS;
     i64 tiles = (p.rows + ROWS - 1) / ROWS * NT, chunks = p.stride / CHUNK;
     i64 side = blockIdx.x / CLUSTER, first = side * OUTS + warp * SIDE;
-    Weights next = weights_of(p, first, part), after = weights_of(p, first, part + PARTS);
+    Planes planes(p, first);
+    Weights next = weights_of(planes, part), after = weights_of(planes, part + PARTS);
     others_are_done();
     others_may_begin();
     for (int stage = 0; stage < STAGES - 1; stage++) {
@@ -125,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_tile(Params p) {
     for (i64 chunk = part; chunk < chunks; chunk += PARTS, turn++) {
         Weights weights = next;
         next = after;
-        after = weights_of(p, first, chunk + 2 * PARTS);
+        after = weights_of(planes, chunk + 2 * PARTS);
         arrived<STAGES - 2>();
         i64 ahead = chunk + (STAGES - 1) * PARTS;
         if (ahead < chunks) fetch(p, tiles, ahead, stages + (turn + STAGES - 1) % STAGES * UNITS);
@@ -146,14 +169,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_tile(Params p) {
                 int out = warp * SIDE + m * 16 + i / 2 * 8 + g, row = n * 8 + 2 * t + i % 2;
                 all[(group * ROWS + row) * OUTS + out] = sums[m][n][i];
             }
-    all_here();
-    finish_all<ROWS, OUTS, CLUSTER * THREADS>(p, side, block * THREADS + threadIdx.x, [&](int at) {
+    __syncthreads();
+    done();
+    all_done();
+    auto sum_of = [&](int at) {
         int sum = 0;
 #pragma unroll
         for (int other = 0; other < PARTS; other++)
             sum += there(all + other % GROUPS * ROWS * OUTS + at, other / GROUPS);
         return sum;
-    });
+    };
+    finish_all<ROWS, OUTS, CLUSTER * THREADS>(p, side, block * THREADS + threadIdx.x, sum_of, done);
     // Nobody leaves while others read.
-    if (CLUSTER > 1) all_here();
+    all_done();
 }
