@@ -376,22 +376,22 @@ impl Counts {
     /// For few rows of bytes or many of signs, where tensor cores count and there is room for the activations.
     fn of(problem: &Product, lane: &Lane) -> Option<Counts> {
         let facts = lane.device().facts();
-        let devices = facts.multiprocessors as usize;
+        let processors = facts.multiprocessors as usize;
         let most = match problem.form {
             Form::I8 if (1..=FEW).contains(&problem.rows) => problem.rows.next_power_of_two(),
             Form::Ternary if problem.rows > FEW => 8 * problem.rows.div_ceil(8).next_power_of_two().min(4),
             _ => return None,
         };
-        // The second size of a grid is small.
-        if facts.capability.0 < 8 || problem.outs == 0 || problem.rows > 8 * 65535 {
+        // Devices of other generations count bits one after the other. The second size of a grid is small.
+        if !matches!(facts.capability.0, 8 | 9) || problem.outs == 0 || problem.rows > 8 * 65535 {
             return None;
         }
-        let sides = [1, 2].into_iter().find(|sides| problem.outs <= 16 * sides * devices).unwrap_or(4);
+        let sides = [1, 2].into_iter().find(|sides| problem.outs <= 16 * sides * processors).unwrap_or(4);
         let fits = |rows: usize| {
             let blocks = problem.outs.div_ceil(16 * sides) * problem.rows.div_ceil(rows);
             let steps = problem.n.div_ceil(CHUNK).div_ceil(COUNTING / sides).max(1);
-            // Where there are more blocks than multiprocessors have, two are at work on each.
-            let stages = steps.min(if blocks > devices { 2 } else { 6 });
+            // Where there are more blocks than multiprocessors, two are at work on each, if they have registers for it.
+            let stages = steps.min(if blocks > processors && matches!(rows, 1 | 8) { 2 } else { 6 });
             let counts = |stages| Counts { rows, sides, stages };
             (1..=stages).rev().map(counts).find(|counts| counts.shared(problem) + 128 <= facts.shared as usize)
         };

@@ -91,10 +91,12 @@ extern "C" __global__ void ternary_cut(Params p) {
     i64 row = at / bytes, begin = at % bytes * 8;
     float threshold = p.thresholds ? p.thresholds[p.parts == 1 ? 0 : row] : 0.0f;
     int plane0 = 0, plane1 = 0;
-    for (int j = 0; j < 8 && begin + j < p.n; j++) {
-        float value = widen(p.x[row * p.n + begin + j]);
-        plane0 |= (value > threshold) << j;
-        plane1 |= (value < -threshold) << j;
+    Eight values = eight(p.x + row * p.n, begin, p.n);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        bool there = begin + j < p.n;
+        plane0 |= (there && values[j] > threshold) << j;
+        plane1 |= (there && values[j] < -threshold) << j;
     }
     p.plane0[at] = plane0;
     p.plane1[at] = plane1;
