@@ -45,16 +45,20 @@ __device__ __forceinline__ void others_are_done() {
 #endif
 }
 
-// A block at an even address of shared memory.
+// Where a block lies in a stage, `at` bytes on: its first whole word, and what of that was before.
+struct Where {
+    int offset, shift;
+};
+
+__device__ __forceinline__ Where where(int at) { return {at & ~3, (at & 2) * 8}; }
+
+// A block in shared memory.
 struct Block {
     const unsigned* words;
     int shift;
 
-    __device__ __forceinline__ Block(const unsigned char* at) {
-        unsigned odd = (unsigned)(unsigned long long)at & 2;
-        words = (const unsigned*)(at - odd);
-        shift = odd * 8;
-    }
+    __device__ __forceinline__ Block(const unsigned char* stage, Where where)
+        : words((const unsigned*)(stage + where.offset)), shift(where.shift) {}
     __device__ __forceinline__ float scale() const { return widen(f16{(unsigned short)(words[0] >> shift)}); }
     // Word i of its bytes, which begin two bytes on.
     __device__ __forceinline__ unsigned word(int i) const {

@@ -37,31 +37,45 @@ __device__ __forceinline__ int count(const Params& p, i64 chunk) {
     return (int)(left < COLUMNS ? left : COLUMNS);
 }
 
-__device__ __forceinline__ const unsigned char* weights_at(const Params& p, i64 output, i64 chunk) {
-    return p.w + ((output < p.outputs ? output : p.outputs - 1) * p.blocks + chunk * COLUMNS) * BYTES;
+__device__ __forceinline__ const unsigned char* weights_of(const Params& p, i64 output) {
+    return p.w + (output < p.outputs ? output : p.outputs - 1) * p.blocks * BYTES;
 }
 
-// Copies 16 units of as many rows at once as there are threads for, and then what is left of all rows.
-__device__ __forceinline__ void fetch_whole(const Params& p, i64 first, i64 chunk, unsigned char* stage) {
-    constexpr int AT_ONCE = THREADS / 16, REST = UNITS - 16;
-    int row = threadIdx.x / 16, unit = threadIdx.x % 16 * 16;
-    const unsigned char* from = weights_at(p, first + row, chunk);
-    i64 step = AT_ONCE * p.blocks * BYTES;
+// Where a thread copies weights from in each chunk: 16 units of a row have as many threads, and then what is left of all rows.
+constexpr int AT_ONCE = THREADS / 16, REST = UNITS - 16;
+static_assert(REST > 0 && ROWS * REST <= THREADS, "two steps");
+struct Source {
+    const unsigned char* rows;
+    const unsigned char* rest;
+    // How much further the next row at once is; and how many chunks have all units.
+    i64 step, whole;
+};
+
+__device__ __forceinline__ Source source(const Params& p, i64 first) {
+    const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
+    const unsigned char* last = rounded_down(weights_of(p, first + ROWS - 1)) + UNITS * 16;
+    i64 whole = first + ROWS > p.outputs || last > end ? 0 : (end - last) / (COLUMNS * BYTES) + 1;
+    return {weights_of(p, first + threadIdx.x / 16) + threadIdx.x % 16 * 16,
+            rounded_down(weights_of(p, first + threadIdx.x / REST)) + (16 + threadIdx.x % REST) * 16,
+            AT_ONCE * p.blocks * BYTES, whole};
+}
+
+__device__ __forceinline__ void fetch_weights(const Params& p, const Source& source, i64 first, i64 chunk,
+                                              unsigned char* stage) {
+    i64 skipped = chunk * COLUMNS * BYTES;
+    if (chunk < source.whole) {
+        const unsigned char* from = source.rows + skipped;
+        unsigned char* to = stage + threadIdx.x / 16 * STRIDE + threadIdx.x % 16 * 16;
 #pragma unroll
-    for (int done = 0; done < ROWS; done += AT_ONCE, from += step)
-        copy16(stage + (row + done) * STRIDE + unit, rounded_down(from) + unit);
-    row = threadIdx.x / REST, unit = (16 + threadIdx.x % REST) * 16;
-    if (row < ROWS) copy16(stage + row * STRIDE + unit, rounded_down(weights_at(p, first + row, chunk)) + unit);
-}
-static_assert(UNITS > 16 && ROWS * (UNITS - 16) <= THREADS, "two steps");
-
-__device__ __forceinline__ void fetch_weights(const Params& p, i64 first, i64 chunk, unsigned char* stage) {
-    // Where another block follows in each row, all units are there.
-    if ((chunk + 1) * COLUMNS < p.blocks && first + ROWS <= p.outputs) return fetch_whole(p, first, chunk, stage);
+        for (int done = 0; done < ROWS; done += AT_ONCE, from += source.step) copy16(to + done * STRIDE, rounded_down(from));
+        to = stage + threadIdx.x / REST * STRIDE + (16 + threadIdx.x % REST) * 16;
+        if (threadIdx.x < ROWS * REST) copy16(to, source.rest + skipped);
+        return;
+    }
     const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
 #pragma unroll 1
     for (int at = threadIdx.x; at < ROWS * UNITS; at += THREADS) {
-        const unsigned char* from = rounded_down(weights_at(p, first + at / UNITS, chunk)) + at % UNITS * 16;
+        const unsigned char* from = rounded_down(weights_of(p, first + at / UNITS)) + skipped + at % UNITS * 16;
         if (from < end) copy16(stage + at / UNITS * STRIDE + at % UNITS * 16, from, end);
     }
 }
@@ -72,50 +86,57 @@ __device__ __forceinline__ void fetch_x(const Params& p, i64 group, i64 chunk, u
     for (int at = threadIdx.x * 16; at < bytes; at += THREADS * 16) copy16(stage + ROWS * STRIDE + at, from + at);
 }
 
+// What sums start from in Q8_0; in Q4_0 weights are too large by 8, and each row of x has a number of its own.
+constexpr int START = 0x4b400000;
+
 __device__ __forceinline__ void multiply(int (&to)[4], const unsigned (&a)[4], int2 b, int4 scales) {
 #if FORMAT == 8
-#define PRODUCT "s8.s8"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, "
+        "%10};"
+        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(START));
 #else
-#define PRODUCT "u8.s8"
-#endif
-    asm("mma.sync.aligned.m16n8k32.row.col.s32." PRODUCT ".s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%10, %11, %10, %11};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %10, "
+        "%11};"
         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(scales.y), "r"(scales.w));
+#endif
 }
 
 // A block of 16 outputs as a multiplication takes them, and the scales of the two that this lane has.
-__device__ __forceinline__ void weights_of(const unsigned char* const (&rows)[2], int k, unsigned (&a)[4], float (&d)[2]) {
-    int t = threadIdx.x % 4;
+__device__ __forceinline__ void factor(const unsigned char* stage, const Where (&at)[2], unsigned (&a)[4], float (&d)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        Block from(rows[half] + k * BYTES);
+        Block from(stage, at[half]);
         d[half] = from.scale();
-        unsigned word = from.word(t);
+        // The lane's words are as many further.
+        const Block own(stage + threadIdx.x % 4 * 4, at[half]);
+        unsigned word = own.word(0);
         a[half] = FORMAT == 8 ? word : word & 0x0f0f0f0f;
-        a[2 + half] = FORMAT == 8 ? from.word(t + 4) : word >> 4 & 0x0f0f0f0f;
+        a[2 + half] = FORMAT == 8 ? own.word(4) : word >> 4 & 0x0f0f0f0f;
     }
 }
 
-// Adds a warp's share of a chunk.
-__device__ __forceinline__ void add(const unsigned char* const (&rows)[MT][2], const unsigned char* x, int count,
+// Adds a warp's share of a chunk: every DEEP-th block.
+__device__ __forceinline__ void add(const unsigned char* stage, const Where (&at)[MT][2], const unsigned char* x, int count,
                                     float (&sums)[MT][NT][4]) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
-#pragma unroll 2
-    for (int k = warp / SIDES; k < count; k += DEEP) {
+    int lane = threadIdx.x % 32, deep = threadIdx.x / 32 / SIDES;
+    x += deep * X_BYTES;
+#pragma unroll
+    for (int k = 0; k < COLUMNS; k += DEEP) {
+        if (k + deep >= count) break;
         unsigned a[MT][4];
         float d[MT][2];
 #pragma unroll
-        for (int m = 0; m < MT; ++m) weights_of(rows[m], k, a[m], d[m]);
-        const unsigned char* x_at = x + k * X_BYTES;
+        for (int m = 0; m < MT; ++m) factor(stage + k * BYTES, at[m], a[m], d[m]);
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            int2 b = ((const int2*)x_at)[n * 32 + lane];
+            int2 b = ((const int2*)(x + k * X_BYTES))[n * 32 + lane];
             // Of two rows: scale, and what sums start from.
-            int4 scales = ((const int4*)(x_at + NT * 256))[n * 4 + t];
+            int4 scales = ((const int4*)(x + k * X_BYTES + NT * 256))[n * 4 + lane % 4];
             float scale[2] = {__int_as_float(scales.x), __int_as_float(scales.z)};
             // A float whose last bit is worth 1, times that: exact, as it has two bits and a scale 11.
-            float less[2] = {-12582912.0f * scale[0], -12582912.0f * scale[1]};
+            float less[2] = {-__int_as_float(START) * scale[0], -__int_as_float(START) * scale[1]};
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
                 int to[4];
@@ -180,40 +201,48 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, const fl
     meet();
 }
 
+// Where a lane's first blocks of weights lie in a stage: blocks are two bytes more than whole words, and so are of the same
+// sort where DEEP of them lie between.
+__device__ __forceinline__ void find(const Params& p, i64 first, Where (&at)[MT][2]) {
+    static_assert(DEEP * BYTES % 4 == 0, "whole words");
+    int side = threadIdx.x / 32 % SIDES, deep = threadIdx.x / 32 / SIDES, g = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int row = side * 32 + m * 16 + half * 8 + g, skewed = (unsigned long long)weights_of(p, first + row) & 15;
+            at[m][half] = where(row * STRIDE + skewed + deep * BYTES);
+        }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) blocks_tile(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
     Place at = place(p);
+    Source from = source(p, at.first);
     for (int stage = 0; stage < STAGES - 1; ++stage) {
-        if (at.begin + stage < at.end) fetch_weights(p, at.first, at.begin + stage, shared + stage * STAGE);
+        if (at.begin + stage < at.end) fetch_weights(p, from, at.first, at.begin + stage, shared + stage * STAGE);
         commit();
     }
+    Where blocks[MT][2];
+    find(p, at.first, blocks);
     others_are_done();
     for (int stage = 0; stage < STAGES - 1; ++stage) {
         if (at.begin + stage < at.end) fetch_x(p, at.group, at.begin + stage, shared + stage * STAGE);
         commit();
     }
     float sums[MT][NT][4] = {};
-    int stage = 0, free = STAGES - 1, g = threadIdx.x % 32 / 4, side = threadIdx.x / 32 % SIDES;
+    int stage = 0, free = STAGES - 1;
     for (i64 chunk = at.begin; chunk < at.end; ++chunk) {
         arrived<STAGES - 2>();
         // All are done with the stage that is free.
         __syncthreads();
         i64 ahead = chunk + STAGES - 1;
         if (ahead < at.end) {
-            fetch_weights(p, at.first, ahead, shared + free * STAGE);
+            fetch_weights(p, from, at.first, ahead, shared + free * STAGE);
             fetch_x(p, at.group, ahead, shared + free * STAGE);
         }
         commit();
-        const unsigned char* rows[MT][2];
-#pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                int row = side * 32 + m * 16 + half * 8 + g;
-                unsigned skewed = (unsigned)(unsigned long long)weights_at(p, at.first + row, chunk) & 15;
-                rows[m][half] = shared + stage * STAGE + row * STRIDE + skewed;
-            }
-        add(rows, shared + stage * STAGE + ROWS * STRIDE, count(p, chunk), sums);
+        add(shared + stage * STAGE, blocks, shared + stage * STAGE + ROWS * STRIDE, count(p, chunk), sums);
         free = stage;
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }

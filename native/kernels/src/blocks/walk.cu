@@ -25,58 +25,61 @@ __device__ __forceinline__ const unsigned char* weights_of(const Params& p, i64 
     return p.w + (output < p.outputs ? output : p.outputs - 1) * p.blocks * BYTES;
 }
 
-// The piece that a warp asks for next: its rows, and last the one of which this lane copies what is left.
+// The piece that a warp asks for next: of how many of its rows with that one, and this lane's first unit of each row; and last
+// the unit that it copies of what is left.
 struct Ahead {
-    i64 first, chunk;
-    const unsigned char* rows[OUTPUTS + 1];
+    i64 first, left;
+    const unsigned char* units[OUTPUTS + 1];
 };
 
-__device__ __forceinline__ Ahead ahead_of(const Params& p, i64 first) {
-    Ahead at = {first, 0};
+__device__ __forceinline__ Ahead ahead_of(const Params& p, i64 first, i64 chunks, int lane) {
+    Ahead at = {first, chunks};
 #pragma unroll
-    for (int o = 0; o <= OUTPUTS; ++o) at.rows[o] = weights_of(p, first + (o < OUTPUTS ? o : threadIdx.x % 32 / REST));
+    for (int o = 0; o < OUTPUTS; ++o) at.units[o] = rounded_down(weights_of(p, first + o)) + lane * 16;
+    at.units[OUTPUTS] = rounded_down(weights_of(p, first + lane / REST)) + (UNITS - REST + lane % REST) * 16;
     return at;
 }
 
-// Asks for the weights of 32 blocks, which are whole units.
-__device__ __forceinline__ void fetch(const Params& p, const Ahead& at, unsigned char* stage) {
-    int lane = threadIdx.x % 32;
-    i64 skipped = at.chunk * 32 * BYTES;
-    if ((at.chunk + 1) * 32 < p.blocks) {
-        // Another block follows in each row, and so all units are there.
+// Asks for the weights of 32 blocks, which are whole units, of which some are not there at the end.
+__device__ __forceinline__ void fetch(const Params& p, const Ahead& at, int lane, unsigned char* stage) {
+    const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
+    if (at.units[OUTPUTS - 1] + (UNITS - lane) * 16 <= end) {
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
-            const unsigned char* from = rounded_down(at.rows[o]) + skipped + lane * 16;
 #pragma unroll
             for (int unit = 0; unit + 32 <= UNITS; unit += 32)
-                copy16(stage + o * ROW_BYTES + (lane + unit) * 16, from + unit * 16);
+                copy16(stage + o * ROW_BYTES + (lane + unit) * 16, at.units[o] + unit * 16);
         }
         int unit = UNITS - REST + lane % REST;
-        if (lane < OUTPUTS * REST)
-            copy16(stage + lane / REST * ROW_BYTES + unit * 16, rounded_down(at.rows[OUTPUTS]) + skipped + unit * 16);
+        if (lane < OUTPUTS * REST) copy16(stage + lane / REST * ROW_BYTES + unit * 16, at.units[OUTPUTS]);
         return;
     }
-    const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
-#pragma unroll
+#pragma unroll 1
     for (int o = 0; o < OUTPUTS; ++o) {
-        const unsigned char* from = rounded_down(at.rows[o]) + skipped;
-        for (int unit = lane; unit < UNITS; unit += 32)
-            if (from + unit * 16 < end) copy16(stage + o * ROW_BYTES + unit * 16, from + unit * 16, end);
+        const unsigned char* from = rounded_down(weights_of(p, at.first + o)) + (at.units[0] - rounded_down(weights_of(p, at.first)));
+#pragma unroll 1
+        for (int unit = 0; unit + lane < UNITS; unit += 32)
+            if (from + unit * 16 < end) copy16(stage + o * ROW_BYTES + (lane + unit) * 16, from + unit * 16, end);
     }
 }
 
 // The same of the next piece, if there is one.
-__device__ __forceinline__ void fetch_next(const Params& p, Ahead& at, i64 chunks, i64 step, unsigned char* stage) {
-    if (at.first < p.outputs && chunks > 0) fetch(p, at, stage);
+__device__ __forceinline__ void fetch_next(const Params& p, Ahead& at, i64 chunks, i64 step, int lane, unsigned char* stage) {
+    if (at.left > 0 && at.first < p.outputs) fetch(p, at, lane, stage);
     commit();
-    if (++at.chunk >= chunks) at = ahead_of(p, at.first + step);
+    if (--at.left <= 0) {
+        at = ahead_of(p, at.first + step, chunks, lane);
+        return;
+    }
+#pragma unroll
+    for (int o = 0; o <= OUTPUTS; ++o) at.units[o] += 32 * BYTES;
 }
 
 #if FLOATS
 // Adds a block of each row of weights, whose values meet those of `x`, 32 floats apart.
 __device__ __forceinline__ void add(const Block (&blocks)[OUTPUTS], const float (&d)[OUTPUTS], const unsigned char* x,
-                                    float (&sums)[OUTPUTS]) {
-    const float* values = (const float*)x + threadIdx.x % 32;
+                                    int lane, float (&sums)[OUTPUTS]) {
+    const float* values = (const float*)x + lane;
     float block_sums[OUTPUTS] = {};
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
@@ -103,8 +106,7 @@ __device__ __forceinline__ void add(const Block (&blocks)[OUTPUTS], const float 
 }
 #else
 __device__ __forceinline__ void add(const unsigned (&weights)[OUTPUTS][WORDS], const float (&d)[OUTPUTS],
-                                    const unsigned char* x, float (&sums)[OUTPUTS]) {
-    int lane = threadIdx.x % 32;
+                                    const unsigned char* x, int lane, float (&sums)[OUTPUTS]) {
     int4 low = ((const int4*)x)[lane], high = ((const int4*)x)[lane + 32];
     int2 scale = ((const int2*)(x + 1024))[lane];
     int words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -125,28 +127,26 @@ __device__ __forceinline__ void add(const unsigned (&weights)[OUTPUTS][WORDS], c
 }
 #endif
 
-// Adds the lane's blocks: rows of x are so many bytes apart, and rows of weights begin `skewed` bytes into their pieces.
+// Adds the lane's blocks; rows of x are so many bytes apart.
 __device__ __forceinline__ void add(const unsigned char* x, i64 apart, const unsigned char* stage,
-                                    const int (&skewed)[OUTPUTS], float (&sums)[ROWS][OUTPUTS]) {
+                                    const Where (&at)[OUTPUTS], int lane, float (&sums)[ROWS][OUTPUTS]) {
     float d[OUTPUTS];
-    const unsigned char* own = stage + threadIdx.x % 32 * BYTES;
 #if FLOATS
-    Block weights[OUTPUTS] = {own + skewed[0], own + ROW_BYTES + skewed[1], own + 2 * ROW_BYTES + skewed[2],
-                              own + 3 * ROW_BYTES + skewed[3]};
+    Block weights[OUTPUTS] = {{stage, at[0]}, {stage, at[1]}, {stage, at[2]}, {stage, at[3]}};
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) d[o] = weights[o].scale();
 #else
     unsigned weights[OUTPUTS][WORDS];
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) {
-        Block block(own + o * ROW_BYTES + skewed[o]);
+        Block block(stage, at[o]);
         d[o] = block.scale();
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) weights[o][i] = block.word(i);
     }
 #endif
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) add(weights, d, x + r * apart, sums[r]);
+    for (int r = 0; r < ROWS; ++r) add(weights, d, x + r * apart, lane, sums[r]);
 }
 
 __device__ __forceinline__ void write(const Params& p, i64 first, i64 group, const float (&sums)[ROWS][OUTPUTS]) {
@@ -180,29 +180,35 @@ __device__ __forceinline__ void make_all_ready(const Params& p, i64 group, int c
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_walk(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32, lane;
+    // Read once: the compiler would ask for it again and again.
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     unsigned char* stages = shared + warp * STAGES * STAGE;
     i64 chunks = (p.blocks + 31) / 32, group = blockIdx.x / p.columns, step = p.columns * WARPS * OUTPUTS;
     i64 begin = (blockIdx.x % p.columns * WARPS + warp) * OUTPUTS;
-    Ahead ahead = ahead_of(p, begin);
-    for (int stage = 0; stage < STAGES - 1; ++stage) fetch_next(p, ahead, chunks, step, stages + stage * STAGE);
+    Ahead ahead = ahead_of(p, begin, chunks, lane);
+    for (int stage = 0; stage < STAGES - 1; ++stage) fetch_next(p, ahead, chunks, step, lane, stages + stage * STAGE);
 #if FUSED
-    unsigned char* x = shared + WARPS * STAGES * STAGE;
-    make_all_ready(p, group, (int)chunks, x);
+    unsigned char* ready = shared + WARPS * STAGES * STAGE;
+    make_all_ready(p, group, (int)chunks, ready);
+    int apart = (int)chunks * READY;
 #else
     others_are_done();
-    const unsigned char* x = p.ready + group * ROWS * chunks * READY;
+    i64 apart = chunks * READY;
+    const unsigned char* ready = p.ready + group * ROWS * apart;
 #endif
     int stage = 0, next = STAGES - 1;
     for (i64 first = begin; first < p.outputs; first += step) {
-        int skewed[OUTPUTS];
+        Where at[OUTPUTS];
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; ++o) skewed[o] = (unsigned long long)weights_of(p, first + o) & 15;
+        for (int o = 0; o < OUTPUTS; ++o)
+            at[o] = where(o * ROW_BYTES + ((int)(unsigned long long)weights_of(p, first + o) & 15) + lane * BYTES);
         float sums[ROWS][OUTPUTS] = {};
-        for (i64 chunk = 0; chunk < chunks; ++chunk) {
-            fetch_next(p, ahead, chunks, step, stages + next * STAGE);
+        const unsigned char* x = ready;
+        for (i64 chunk = 0; chunk < chunks; ++chunk, x += READY) {
+            fetch_next(p, ahead, chunks, step, lane, stages + next * STAGE);
             arrived<STAGES - 1>();
-            if (chunk * 32 + lane < p.blocks) add(x + chunk * READY, chunks * READY, stages + stage * STAGE, skewed, sums);
+            if (chunk * 32 + lane < p.blocks) add(x, apart, stages + stage * STAGE, at, lane, sums);
             // The next copy goes where this was read.
             __syncwarp();
             next = stage;

@@ -14,7 +14,10 @@ struct Params {
     const float* bias;
     int* acc;
     STORAGE* y;
+    signed char* q;  // what kernels that make bytes of x themselves write: bytes as they lie, and their scales
+    float* x_scales;
     i64 rows, n, outs, stride, scales;
+    float floor;
 };
 
 __device__ __forceinline__ unsigned pick(uint4 of, int which) {
@@ -44,6 +47,13 @@ __device__ __forceinline__ void others_are_done() {
 #endif
 }
 
+// What comes after may begin. Whoever says so has waited for others: until it is done nobody writes weights.
+__device__ __forceinline__ void others_may_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 #if FORM == 2
 typedef float Sum;
 #else
@@ -63,3 +73,22 @@ __device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum su
     narrow(activate<FN>(y), p.y[at]);
 }
 
+
+// What is made of a block's sums, of LINES rows by WIDTH, of which a thread has those from `first` on in steps. All of them
+// are asked for before it waits for one, and it says when it has them.
+template <int LINES, int WIDTH, int STEP, class F, class G>
+__device__ __forceinline__ void finish_all(const Params& p, i64 block, int first, F sum_of, G there) {
+    constexpr int ALL = LINES * WIDTH, COUNT = (ALL + STEP - 1) / STEP;
+    int sums[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) sums[k] = first + k * STEP < ALL ? sum_of(first + k * STEP) : 0;
+    there();
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        int at = first + k * STEP;
+        i64 row = blockIdx.y * (i64)LINES + at / WIDTH, out = block * WIDTH + at % WIDTH;
+        if (at >= ALL || row >= p.rows || out >= p.outs) continue;
+        // Codes are greater by one than what they are for.
+        finish(p, row, out, p.totals ? sums[k] - p.totals[row] : sums[k]);
+    }
+}

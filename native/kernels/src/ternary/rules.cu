@@ -91,37 +91,32 @@ extern "C" __global__ void ternary_cut(Params p) {
     i64 row = at / bytes, begin = at % bytes * 8;
     float threshold = p.thresholds ? p.thresholds[p.parts == 1 ? 0 : row] : 0.0f;
     int plane0 = 0, plane1 = 0;
-    for (int j = 0; j < 8 && begin + j < p.n; j++) {
-        float value = widen(p.x[row * p.n + begin + j]);
-        plane0 |= (value > threshold) << j;
-        plane1 |= (value < -threshold) << j;
+    Eight values = eight(p.x + row * p.n, begin, p.n);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        bool there = begin + j < p.n;
+        plane0 |= (there && values[j] > threshold) << j;
+        plane1 |= (there && values[j] < -threshold) << j;
     }
     p.plane0[at] = plane0;
     p.plane1[at] = plane1;
 }
 
-__device__ __forceinline__ int byte_of(float x, float inverse) {
-    int value = __float2int_rn(__fmul_rn(x, inverse));
-    return value > 127 ? 127 : value < -127 ? -127 : value;
-}
-
 // Bytes of a row and its scale; of a row that is not finite zeros and NaN. A block has a row.
 extern "C" __global__ void ternary_bytes(Params p) {
-    __shared__ unsigned largest_of[THREADS];
+    __shared__ unsigned sizes[THREADS];
     i64 row = blockIdx.x;
     const STORAGE* x = p.x + row * p.n;
     unsigned most = 0;
     for (i64 i = threadIdx.x; i < p.n; i += THREADS) {
-        unsigned size = __float_as_uint(widen(x[i])) & 0x7fffffff;
-        most = size > most ? size : most;
+        unsigned size = size_of(widen(x[i]));
+        most = larger(most, size);
         if (size >= 0x7f800000 && p.bad) atomicMin(p.bad, (unsigned long long)(row * p.n + i));
     }
-    most = reduced(most, largest_of, [](unsigned a, unsigned b) { return a > b ? a : b; });
-    bool finite = most < 0x7f800000;
-    float largest = fmaxf(__uint_as_float(most), p.floor);
-    float inverse = finite ? __fdiv_rn(127.0f, largest) : 0.0f;
-    for (i64 i = threadIdx.x; i < p.n; i += THREADS) p.q[row * p.n + i] = finite ? byte_of(widen(x[i]), inverse) : 0;
-    if (threadIdx.x == 0) p.scales[row] = finite ? __fdiv_rn(largest, 127.0f) : __uint_as_float(0x7fc00000);
+    most = reduced(most, sizes, larger);
+    Measure measure(most, p.floor);
+    for (i64 i = threadIdx.x; i < p.n; i += THREADS) p.q[row * p.n + i] = measure.byte_of(widen(x[i]));
+    if (threadIdx.x == 0) p.scales[row] = measure.scale;
 }
 
 // Where products look for a byte. They read 32 cells as 8 words, of which word b has cells b, 8 + b, 16 + b and 24 + b:
@@ -139,16 +134,6 @@ __device__ __forceinline__ i64 place(const Params& p, i64 row, i64 i) {
 // row write zeros, which fill up a tile. A thread has eight columns at a time, of which it keeps the first.
 constexpr int WIDE = 1024;
 
-template <class T, class F>
-__device__ __forceinline__ T joined(T value, T* shared, F join) {
-    for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(0xffffffff, value, step));
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-    __syncthreads();
-    value = shared[threadIdx.x % 32];
-    for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(0xffffffff, value, step));
-    return value;
-}
-
 // Lane j of four gets byte j of all four.
 __device__ __forceinline__ unsigned turned(unsigned bytes) {
     unsigned other = __shfl_xor_sync(0xffffffff, bytes, 1);
@@ -157,56 +142,36 @@ __device__ __forceinline__ unsigned turned(unsigned bytes) {
     return __byte_perm(bytes, other, threadIdx.x & 2 ? 0x3276 : 0x5410);
 }
 
-__device__ __forceinline__ void eight(const STORAGE* x, i64 i, i64 n, float (&to)[8]) {
-#pragma unroll
-    for (int b = 0; b < 8; b++) to[b] = i + b < n ? widen(x[i + b]) : 0.0f;
-}
-
-__device__ __forceinline__ unsigned size_of(float value) { return __float_as_uint(value) & 0x7fffffff; }
-
 extern "C" __global__ void __launch_bounds__(WIDE) ternary_bits(Params p) {
 #if __CUDA_ARCH__ >= 900
-    // The product may begin to read weights.
+    // The product may begin to read weights, which nobody writes when all that came before is done.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
-    __shared__ unsigned largest_of[WIDE / 32];
+    __shared__ unsigned sizes[WIDE / 32];
     __shared__ int totals[WIDE / 32];
-    auto larger = [](unsigned a, unsigned b) { return a > b ? a : b; };
     i64 row = blockIdx.x, n = row < p.rows ? p.n : 0;
     const STORAGE* x = p.x + row * p.n;
-    float first[8], now[8];
-    eight(x, 8 * threadIdx.x, n, first);
-    unsigned most = 0;
-    for (int b = 0; b < 8; b++) most = larger(most, size_of(first[b]));
-    for (i64 i = 8 * (threadIdx.x + WIDE); i < n; i += 8 * WIDE) {
-        eight(x, i, n, now);
-        for (int b = 0; b < 8; b++) most = larger(most, size_of(now[b]));
-    }
-    most = joined(most, largest_of, larger);
-    bool finite = most < 0x7f800000;
-    float largest = fmaxf(__uint_as_float(most), p.floor), inverse = finite ? __fdiv_rn(127.0f, largest) : 0.0f;
+    signed char* q = p.q ? p.q + row * p.n : nullptr;
+    Eight first = eight(x, 8 * threadIdx.x, n);
+    unsigned most = largest_of(first);
+    for (i64 i = 8 * (threadIdx.x + WIDE); i < n; i += 8 * WIDE) most = larger(most, largest_of(eight(x, i, n)));
+    Measure measure(joined<WIDE / 32>(most, sizes, larger), p.floor);
     int total = 0;
     // Warps go on as a whole: lanes exchange bytes.
     for (i64 i = 8 * threadIdx.x; i - 8 * (threadIdx.x % 32) < p.stride; i += 8 * WIDE) {
-        bool again = i >= 8 * WIDE;
-        if (again) eight(x, i, n, now);
-        unsigned bytes[2] = {0, 0};
-#pragma unroll
-        for (int b = 0; b < 8; b++) {
-            int value = finite ? byte_of(again ? now[b] : first[b], inverse) : 0;
-            total += value;
-            bytes[b / 4] |= (unsigned)(value & 255) << (8 * (b % 4));
-            if (p.q && i + b < n) p.q[row * p.n + i + b] = value;
-        }
-        unsigned low = turned(bytes[0]), high = turned(bytes[1]);
+        if (i >= 8 * WIDE) first = eight(x, i, n);
+        Bytes bytes = bytes_of(measure, first, q, i, n);
+        total += bytes.total;
+        unsigned low = turned(bytes.low), high = turned(bytes.high);
         if (i >= p.stride) continue;
         i64 cell = i / 32 * 32 + i / 8 % 4;
         *(unsigned*)(p.bits + place(p, row, cell)) = low;
         *(unsigned*)(p.bits + place(p, row, cell + 4)) = high;
     }
-    total = joined(total, totals, [](int a, int b) { return a + b; });
+    total = joined<WIDE / 32>(total, totals, [](int a, int b) { return a + b; });
     if (threadIdx.x == 0 && row < p.rows) {
-        p.scales[row] = finite ? __fdiv_rn(largest, 127.0f) : __uint_as_float(0x7fc00000);
+        p.scales[row] = measure.scale;
         p.totals[row] = total;
     }
 }

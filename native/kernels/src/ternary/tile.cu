@@ -1,31 +1,52 @@
 // Products of many rows of bytes with ternary weights by tensor cores, whose rows of planes are of whole 16 bytes. A block of
-// threads has 8 NT rows of activations and, in SIDES warps side by side, 32 rows of weights each; GROUPS of these warps take
-// chunks of 512 columns in turn and add up at the end. A thread reads planes straight from memory, a chunk ahead, and makes
-// codes of them; activations, which all warps of a group need, come through shared memory, STAGES - 1 chunks ahead.
+// threads has 8 NT rows of activations and, in SIDES warps side by side, 32 rows of weights each; GROUPS of these warps, and
+// as many in each block of a cluster of CLUSTER, take chunks of 512 columns in turn and add up at the end. A thread reads
+// planes straight from memory, two chunks ahead, and makes codes of them; activations, which all warps of a group need, come
+// through shared memory, STAGES - 1 chunks ahead.
 
-constexpr int MT = 2, SIDE = 16 * MT, OUTS = SIDES * SIDE, GROUP = 32 * SIDES, ROWS = 8 * NT, CHUNK = 512;
+constexpr int MT = 2, SIDE = 16 * MT, OUTS = SIDES * SIDE, GROUP = 32 * SIDES, THREADS = GROUP * GROUPS, ROWS = 8 * NT;
+constexpr int PARTS = GROUPS * CLUSTER, CHUNK = 512;
 // Bytes of activations of a chunk, in units of 16.
 constexpr int UNITS = ROWS * CHUNK / 16;
+
+// A thread's rows of planes, from its columns of the first chunk on.
+struct Planes {
+    const unsigned char* of[MT][2][2];
+    i64 left;
+
+    __device__ __forceinline__ Planes(const Params& p, i64 first) {
+        int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        i64 bytes = (p.n + 7) / 8;
+        left = bytes - t * 16;
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                i64 out = first + m * 16 + half * 8 + g;
+                // What is past the last row is computed again, and not written.
+                i64 from = (out < p.outs ? out : p.outs - 1) * bytes + t * 16;
+                of[m][half][0] = p.plane0 + from;
+                of[m][half][1] = p.plane1 + from;
+            }
+    }
+};
 
 struct Weights {
     uint4 planes[MT][2][2];
 };
 
-__device__ __forceinline__ Weights weights_of(const Params& p, i64 first, i64 chunk) {
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    i64 bytes = (p.n + 7) / 8, at = chunk * (CHUNK / 8) + t * 16;
+// Past the end of a row there are zeros among x.
+__device__ __forceinline__ Weights weights_of(const Planes& from, i64 chunk) {
+    i64 at = chunk * (CHUNK / 8);
+    bool there = at < from.left;
     Weights all;
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            i64 out = first + m * 16 + half * 8 + g;
-            // What is past the last row is computed again, and not written; past its end there are zeros among x.
-            i64 row = (out < p.outs ? out : p.outs - 1) * bytes;
-            bool there = at < bytes;
-            all.planes[m][half][0] = there ? asked(p.plane0 + row + at) : make_uint4(0, 0, 0, 0);
-            all.planes[m][half][1] = there ? asked(p.plane1 + row + at) : make_uint4(0, 0, 0, 0);
-        }
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int plane = 0; plane < 2; plane++)
+                all.planes[m][half][plane] = there ? asked(from.of[m][half][plane] + at) : make_uint4(0, 0, 0, 0);
     return all;
 }
 
@@ -40,17 +61,13 @@ __device__ __forceinline__ void multiply(int (&to)[4], int a0, int a1, int a2, i
 __device__ __forceinline__ void fetch(const Params& p, i64 tiles, i64 chunk, uint4* stage) {
     const uint4* from = (const uint4*)p.bits + (chunk * tiles + blockIdx.y * (i64)NT) * (8 * CHUNK / 16);
     for (int at = threadIdx.x % GROUP; at < UNITS; at += GROUP)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(stage + at)),
-                     "l"(from + at)
-                     : "memory");
+        copy16(stage + at, from + at);
 }
-
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the latest LEFT chunks of all warps of a group are there, and they are done with what was before.
 template <int LEFT>
 __device__ __forceinline__ void arrived() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+    copied<LEFT>();
     asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / GROUP), "n"(GROUP) : "memory");
 }
 
@@ -85,32 +102,62 @@ __device__ __forceinline__ void add_words(const Weights& weights, const uint4* x
     }
 }
 
-extern "C" __global__ void __launch_bounds__(GROUP * GROUPS) ternary_tile(Params p) {
+// A block is done with what stands before, and all blocks of the cluster are.
+__device__ __forceinline__ void done() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void all_done() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// A number in the same place of another block's shared memory.
+__device__ __forceinline__ int there(const int* here, int block) {
+#if CLUSTER > 1
+    unsigned at;
+    int value;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((unsigned)__cvta_generic_to_shared(here)), "r"(block));
+    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+    return value;
+#else
+    return *here;
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) ternary_tile(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
     int group = threadIdx.x / GROUP, warp = threadIdx.x % GROUP / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int block = blockIdx.x % CLUSTER, part = block * GROUPS + group;
     uint4* stages = (uint4*)shared + group * STAGES * UNITS;
-    i64 tiles = (p.rows + ROWS - 1) / ROWS * NT, chunks = p.stride / CHUNK, first = blockIdx.x * (i64)OUTS + warp * SIDE;
-    Weights next = weights_of(p, first, group);
+    i64 tiles = (p.rows + ROWS - 1) / ROWS * NT, chunks = p.stride / CHUNK;
+    i64 side = blockIdx.x / CLUSTER, first = side * OUTS + warp * SIDE;
+    Planes planes(p, first);
+    Weights next = weights_of(planes, part), after = weights_of(planes, part + PARTS);
     others_are_done();
+    others_may_begin();
     for (int stage = 0; stage < STAGES - 1; stage++) {
-        i64 chunk = group + stage * GROUPS;
+        i64 chunk = part + stage * PARTS;
         if (chunk < chunks) fetch(p, tiles, chunk, stages + stage * UNITS);
         commit();
     }
     int sums[MT][NT][4] = {};
     int turn = 0;
-    for (i64 chunk = group; chunk < chunks; chunk += GROUPS, turn++) {
+    for (i64 chunk = part; chunk < chunks; chunk += PARTS, turn++) {
         Weights weights = next;
-        next = weights_of(p, first, chunk + GROUPS);
+        next = after;
+        after = weights_of(planes, chunk + 2 * PARTS);
         arrived<STAGES - 2>();
-        i64 ahead = chunk + (STAGES - 1) * GROUPS;
+        i64 ahead = chunk + (STAGES - 1) * PARTS;
         if (ahead < chunks) fetch(p, tiles, ahead, stages + (turn + STAGES - 1) % STAGES * UNITS);
         commit();
 #pragma unroll
         for (int which = 0; which < 4; which++) add_words(weights, stages + turn % STAGES * UNITS + lane, which, sums);
     }
     // All groups' sums, where activations were.
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    copied<0>();
     __syncthreads();
     int* all = (int*)shared;
 #pragma unroll
@@ -123,12 +170,16 @@ extern "C" __global__ void __launch_bounds__(GROUP * GROUPS) ternary_tile(Params
                 all[(group * ROWS + row) * OUTS + out] = sums[m][n][i];
             }
     __syncthreads();
-    for (int at = threadIdx.x; at < ROWS * OUTS; at += GROUP * GROUPS) {
-        i64 row = blockIdx.y * (i64)ROWS + at / OUTS, out = blockIdx.x * (i64)OUTS + at % OUTS;
-        if (row >= p.rows || out >= p.outs) continue;
-        // Codes are greater by one than what they are for.
-        int sum = -p.totals[row];
-        for (int other = 0; other < GROUPS; other++) sum += all[other * ROWS * OUTS + at];
-        finish(p, row, out, sum);
-    }
+    done();
+    all_done();
+    auto sum_of = [&](int at) {
+        int sum = 0;
+#pragma unroll
+        for (int other = 0; other < PARTS; other++)
+            sum += there(all + other % GROUPS * ROWS * OUTS + at, other / GROUPS);
+        return sum;
+    };
+    finish_all<ROWS, OUTS, CLUSTER * THREADS>(p, side, block * THREADS + threadIdx.x, sum_of, done);
+    // Nobody leaves while others read.
+    all_done();
 }
