@@ -9,20 +9,25 @@ use crate::tensor::{DType, Spec};
 const SCAN: Source =
     Source { name: "cumulative", text: concat!(include_str!("scans.cu"), "\n", include_str!("tiles.cu")) };
 
-/// Threads of a block.
-const THREADS: usize = 128;
+/// Threads of a block, of which a multiprocessor shall hold so many: some work while others wait.
+const THREADS: usize = 256;
+const BLOCKS: usize = 2;
 
-/// So many threads at most lie side by side.
+/// So many channels at most lie side by side in a tile.
 const SIDE_BY_SIDE: usize = 32;
 
-/// Steps of a thread, where it reads a single tensor.
+/// Bytes that a thread reads of a tile, about, and steps of it at most.
+const READ: usize = 128;
 const STEPS: usize = 16;
+
+/// Tiles in shared memory at most.
+const STAGES: usize = 4;
 
 /// Blocks of a cluster at most; the same number is in `tiles.cu`.
 const MOST_BLOCKS: usize = 8;
 
-/// Bytes of shared memory that the kernel declares at most.
-const DECLARED: usize = 20 << 10;
+/// Bytes of shared memory that a block takes beside what it asks for.
+const RESERVED: usize = 1 << 10;
 
 /// Bytes of a row that are read at once: those of fewer would be read with others, in vain.
 const SECTOR: usize = 32;
@@ -153,90 +158,112 @@ struct Plan {
     pass: Pass,
     /// What the source calls the scan.
     scan: usize,
+    /// Bytes of an element of the arithmetic.
+    real: usize,
     /// Tensors that lie in shared memory, and bytes of an element there.
     tensors: usize,
     element: usize,
     /// Channels of a thread, and steps of it.
     channels: usize,
     steps: usize,
+    /// Tiles in shared memory.
+    stages: usize,
     /// Threads side by side, and how many times as many a row has.
     side_by_side: usize,
     columns: usize,
+    /// Whether they fill what memory reads at once, so that threads may read what they use themselves.
+    own: bool,
     /// Blocks that share a row, and tiles of each of them.
     cluster: usize,
     rounds: usize,
-    /// Blocks that a multiprocessor shall hold, which bounds the registers.
-    blocks: usize,
 }
 
 impl Plan {
     fn new(problem: &Problem, pass: Pass, aligned: bool, facts: &Facts) -> Plan {
         let (stored, real) = (problem.dtype().size(), problem.state.dtype.size());
-        let (scan, tensors) = match (problem.settings.scan, pass) {
-            (Scan::Product, Pass::Gradient) => (0, 3),
-            (Scan::Product, _) => (0, 1),
-            (Scan::ExpProduct { .. }, Pass::Gradient) => (1, 4),
-            (Scan::ExpProduct { .. }, _) => (1, 2),
-            (Scan::Sum, _) => (2, 1),
-            (Scan::LogSumExp, Pass::Gradient) => (3, 4),
-            (Scan::LogSumExp, _) => (3, 1),
-        };
-        let wide = tensors > 1 || pass == Pass::WideScan;
         let together = if stored == size_of::<f64>() { 2 } else { 4 };
         let channels = if aligned && problem.width.is_multiple_of(together) { together } else { 1 };
-        let mut plan = Plan {
+        let side_by_side = problem.width.div_ceil(channels).next_power_of_two().min(SIDE_BY_SIDE / channels);
+        let own = side_by_side * channels * stored >= SECTOR;
+        let (scan, tensors, wide): (_, usize, _) = match (problem.settings.scan, pass) {
+            (Scan::Product, Pass::Gradient) => (0, 3, false),
+            (Scan::Product, _) => (0, 1, false),
+            (Scan::ExpProduct { .. }, Pass::Gradient) => (1, 4, true),
+            // It writes two, which take the place of what is read unless threads write them at once.
+            (Scan::ExpProduct { .. }, _) => (1, if own { 1 } else { 2 }, true),
+            (Scan::Sum, _) => (2, 1, false),
+            (Scan::LogSumExp, Pass::Gradient) => (3, 4, true),
+            (Scan::LogSumExp, _) => (3, 1, pass == Pass::WideScan),
+        };
+        let element = if wide { real } else { stored };
+        let steps = (READ / (tensors.next_power_of_two() * channels * element)).clamp(1, STEPS);
+        let (columns, cluster, rounds, stages) = (0, 1, 0, 2);
+        let plan = Plan {
             pass,
             scan,
+            real,
             tensors,
-            element: if wide { real } else { stored },
+            element,
             channels,
-            steps: STEPS / tensors.next_power_of_two(),
-            side_by_side: problem.width.div_ceil(channels).next_power_of_two().min(SIDE_BY_SIDE),
-            columns: 0,
-            cluster: 1,
-            rounds: 0,
-            blocks: if real == size_of::<f64>() { 2 } else { 3 },
+            steps,
+            stages,
+            side_by_side,
+            columns,
+            own,
+            cluster,
+            rounds,
         };
-        while plan.shared() + DECLARED > facts.shared as usize {
-            plan.steps /= 2;
-        }
-        plan.spread(problem, facts);
-        plan
+        plan.in_shared(facts.shared as usize).spread(problem, facts)
     }
 
-    /// So that nearly two blocks a multiprocessor have something to do: clusters of as many as it takes share a row
-    /// and, where these are not enough, take fewer of its channels. Three blocks here and two there would wait for
-    /// each other.
-    fn spread(&mut self, problem: &Problem, facts: &Facts) {
-        let wanted = facts.multiprocessors as usize * 9 / 5;
+    /// With as many tiles as its part of the shared memory takes, and smaller ones where it does not take two.
+    fn in_shared(mut self, all: usize) -> Plan {
+        let part = ((all + RESERVED) / BLOCKS).saturating_sub(RESERVED + self.declared());
+        while self.shared() > part && self.steps > 1 {
+            self.steps /= 2;
+        }
+        let tile = self.shared() / self.stages;
+        Plan { stages: (part / tile).clamp(2, STAGES), ..self }
+    }
+
+    /// So that each multiprocessor has its blocks: clusters of as many as it takes share a row and, where these are not
+    /// enough, take fewer of its channels.
+    fn spread(self, problem: &Problem, facts: &Facts) -> Plan {
+        let wanted = facts.multiprocessors as usize * BLOCKS;
         let least = SECTOR.div_ceil(self.channels * problem.dtype().size());
         let columns = |side_by_side: usize| problem.width.div_ceil(side_by_side * self.channels);
         let tiles = |side_by_side: usize| problem.length.div_ceil(THREADS / side_by_side * self.steps).max(1);
         let most = |side_by_side| if facts.capability.0 < 9 { 1 } else { MOST_BLOCKS.min(tiles(side_by_side)) };
+        let few = |side_by_side| problem.rows * columns(side_by_side) * most(side_by_side) < wanted * 9 / 10;
         let mut side_by_side = self.side_by_side;
-        while side_by_side > least && problem.rows * columns(side_by_side) * most(side_by_side) < wanted {
+        while side_by_side > least && few(side_by_side) {
             side_by_side /= 2;
         }
         let columns = columns(side_by_side);
         let cluster = (wanted / (problem.rows * columns)).clamp(1, most(side_by_side));
         let rounds = tiles(side_by_side).div_ceil(cluster);
-        *self = Plan { side_by_side, columns, cluster, rounds, ..*self };
+        Plan { side_by_side, columns, cluster, rounds, ..self }
     }
 
-    /// Bytes of shared memory of both stages, with the gaps between the steps of threads.
+    /// Bytes of shared memory that the kernel declares at most: in two places, three numbers for each channel of each
+    /// warp, of each block and of the tile.
+    fn declared(&self) -> usize {
+        2 * (3 * self.real * (THREADS / 32 + 1 + MOST_BLOCKS) * self.side_by_side * self.channels + 64)
+    }
+
+    /// Bytes of shared memory of all stages.
     fn shared(&self) -> usize {
-        let gap = usize::from(self.side_by_side < 8);
-        2 * self.tensors * THREADS * (self.steps + gap) * self.channels * self.element
+        self.stages * self.tensors * THREADS * self.steps * self.channels * self.element
     }
 
     fn options(&self, dtype: DType) -> String {
-        let Plan { scan, channels, side_by_side, steps, blocks, .. } = self;
+        let Plan { scan, channels, side_by_side, steps, stages, .. } = self;
         let gradient = u8::from(self.pass == Pass::Gradient);
         let y = if self.pass == Pass::WideScan { "REAL" } else { "STORAGE" };
-        let clustered = u8::from(self.cluster > 1);
+        let (own, clustered) = (u8::from(self.own), u8::from(self.cluster > 1));
         format!(
             "{} -DY={y} -DSCAN={scan} -DGRADIENT={gradient} -DVEC={channels} -DCOLS={side_by_side} -DROWS={steps} \
-             -DTHREADS={THREADS} -DBLOCKS={blocks} -DCLUSTERED={clustered}",
+             -DTHREADS={THREADS} -DBLOCKS={BLOCKS} -DSTAGES={stages} -DOWN={own} -DCLUSTERED={clustered}",
             types(dtype)
         )
     }

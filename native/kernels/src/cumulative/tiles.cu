@@ -70,10 +70,11 @@ __device__ __forceinline__ REAL first(const Params& p, const Place& at, int v) {
 
 // Threads of a column, one after another in time; channels of a tile; steps of a tile; warps of a block.
 constexpr int AT_ONCE = THREADS / COLS, CHANNELS = COLS * VEC, STEPS = AT_ONCE * ROWS, WARPS = THREADS / 32;
+static_assert(CHANNELS <= THREADS, "each channel has a thread that exchanges totals");
 
 // What a block reads ahead lies in shared memory. Unless each thread reads what it uses itself and writes it straight
 // to memory, results take the place of what is read.
-#if SCAN != 2 && (GRADIENT || SCAN == 1)
+#if SCAN == 1 || SCAN == 3 && GRADIENT
 typedef REAL Widest;
 #else
 typedef Y Widest;
