@@ -152,6 +152,11 @@ fn launch(problem: &Problem, pass: Pass, params: Params, lane: &Lane) -> Result<
     }
 }
 
+/// Blocks of a cluster at most, on this device.
+fn most_blocks(facts: &Facts) -> usize {
+    if facts.capability.0 < 9 { 1 } else { MOST_BLOCKS }
+}
+
 /// How the work is cut.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
@@ -213,12 +218,13 @@ impl Plan {
             cluster,
             rounds,
         };
-        plan.in_shared(facts.shared as usize).spread(problem, facts)
+        plan.in_shared(facts).spread(problem, facts)
     }
 
     /// With as many tiles as its part of the shared memory takes, and smaller ones where it does not take two.
-    fn in_shared(mut self, all: usize) -> Plan {
-        let part = ((all + RESERVED) / BLOCKS).saturating_sub(RESERVED + self.declared());
+    fn in_shared(mut self, facts: &Facts) -> Plan {
+        let declared = self.declared(most_blocks(facts));
+        let part = ((facts.shared as usize + RESERVED) / BLOCKS).saturating_sub(RESERVED + declared);
         while self.shared() > part && self.steps > 1 {
             self.steps /= 2;
         }
@@ -233,7 +239,7 @@ impl Plan {
         let least = SECTOR.div_ceil(self.channels * problem.dtype().size());
         let columns = |side_by_side: usize| problem.width.div_ceil(side_by_side * self.channels);
         let tiles = |side_by_side: usize| problem.length.div_ceil(THREADS / side_by_side * self.steps).max(1);
-        let most = |side_by_side| if facts.capability.0 < 9 { 1 } else { MOST_BLOCKS.min(tiles(side_by_side)) };
+        let most = |side_by_side| most_blocks(facts).min(tiles(side_by_side));
         let few = |side_by_side| problem.rows * columns(side_by_side) * most(side_by_side) < wanted * 9 / 10;
         let mut side_by_side = self.side_by_side;
         while side_by_side > least && few(side_by_side) {
@@ -246,9 +252,9 @@ impl Plan {
     }
 
     /// Bytes of shared memory that the kernel declares at most: in two places, three numbers for each channel of each
-    /// warp, of each block and of the tile.
-    fn declared(&self) -> usize {
-        2 * (3 * self.real * (THREADS / 32 + 1 + MOST_BLOCKS) * self.side_by_side * self.channels + 64)
+    /// warp, of each of `blocks` and of the tile.
+    fn declared(&self, blocks: usize) -> usize {
+        2 * (3 * self.real * (THREADS / 32 + blocks + 1) * self.side_by_side * self.channels + 64)
     }
 
     /// Bytes of shared memory of all stages.
