@@ -52,6 +52,17 @@ struct Where {
 
 __device__ __forceinline__ Where where(int at) { return {at & ~3, (at & 2) * 8}; }
 
+// Keeps a number that would else be computed again each time.
+__device__ __forceinline__ int kept(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+__device__ __forceinline__ const unsigned char* kept(const unsigned char* value) {
+    asm volatile("" : "+l"(value));
+    return value;
+}
+
 // A block in shared memory.
 struct Block {
     const unsigned* words;

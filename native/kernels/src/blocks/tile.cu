@@ -55,8 +55,8 @@ __device__ __forceinline__ Source source(const Params& p, i64 first) {
     const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
     const unsigned char* last = rounded_down(weights_of(p, first + ROWS - 1)) + UNITS * 16;
     i64 whole = first + ROWS > p.outputs || last > end ? 0 : (end - last) / (COLUMNS * BYTES) + 1;
-    return {weights_of(p, first + threadIdx.x / 16) + threadIdx.x % 16 * 16,
-            rounded_down(weights_of(p, first + threadIdx.x / REST)) + (16 + threadIdx.x % REST) * 16,
+    return {kept(weights_of(p, first + threadIdx.x / 16) + threadIdx.x % 16 * 16),
+            kept(rounded_down(weights_of(p, first + threadIdx.x / REST)) + (16 + threadIdx.x % REST) * 16),
             AT_ONCE * p.blocks * BYTES, whole};
 }
 
@@ -104,13 +104,13 @@ __device__ __forceinline__ void multiply(int (&to)[4], const unsigned (&a)[4], i
 }
 
 // A block of 16 outputs as a multiplication takes them, and the scales of the two that this lane has.
-__device__ __forceinline__ void factor(const unsigned char* stage, const Where (&at)[2], unsigned (&a)[4], float (&d)[2]) {
+__device__ __forceinline__ void factor(const unsigned char* stage, const int (&at)[2], unsigned (&a)[4], float (&d)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        Block from(stage, at[half]);
+        Block from(stage, where(at[half]));
         d[half] = from.scale();
         // The lane's words are as many further.
-        const Block own(stage + threadIdx.x % 4 * 4, at[half]);
+        Block own(stage + threadIdx.x % 4 * 4, where(at[half]));
         unsigned word = own.word(0);
         a[half] = FORMAT == 8 ? word : word & 0x0f0f0f0f;
         a[2 + half] = FORMAT == 8 ? own.word(4) : word >> 4 & 0x0f0f0f0f;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void factor(const unsigned char* stage, const Where (
 }
 
 // Adds a warp's share of a chunk: every DEEP-th block.
-__device__ __forceinline__ void add(const unsigned char* stage, const Where (&at)[MT][2], const unsigned char* x, int count,
+__device__ __forceinline__ void add(const unsigned char* stage, const int (&at)[MT][2], const unsigned char* x, int count,
                                     float (&sums)[MT][NT][4]) {
     int lane = threadIdx.x % 32, deep = threadIdx.x / 32 / SIDES;
     x += deep * X_BYTES;
@@ -203,7 +203,7 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, const fl
 
 // Where a lane's first blocks of weights lie in a stage: blocks are two bytes more than whole words, and so are of the same
 // sort where DEEP of them lie between.
-__device__ __forceinline__ void find(const Params& p, i64 first, Where (&at)[MT][2]) {
+__device__ __forceinline__ void find(const Params& p, i64 first, int (&at)[MT][2]) {
     static_assert(DEEP * BYTES % 4 == 0, "whole words");
     int side = threadIdx.x / 32 % SIDES, deep = threadIdx.x / 32 / SIDES, g = threadIdx.x % 32 / 4;
 #pragma unroll
@@ -211,7 +211,7 @@ __device__ __forceinline__ void find(const Params& p, i64 first, Where (&at)[MT]
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             int row = side * 32 + m * 16 + half * 8 + g, skewed = (unsigned long long)weights_of(p, first + row) & 15;
-            at[m][half] = where(row * STRIDE + skewed + deep * BYTES);
+            at[m][half] = kept(row * STRIDE + skewed + deep * BYTES);
         }
 }
 
@@ -223,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) blocks_tile(Params p) {
         if (at.begin + stage < at.end) fetch_weights(p, from, at.first, at.begin + stage, shared + stage * STAGE);
         commit();
     }
-    Where blocks[MT][2];
+    int blocks[MT][2];
     find(p, at.first, blocks);
     others_are_done();
     for (int stage = 0; stage < STAGES - 1; ++stage) {

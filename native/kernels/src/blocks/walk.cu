@@ -178,7 +178,7 @@ __device__ __forceinline__ void make_all_ready(const Params& p, i64 group, int c
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_walk(Params p) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) blocks_walk(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
     int warp = threadIdx.x / 32, lane;
     // Read once: the compiler would ask for it again and again.
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) blocks_walk(Params p) {
         Where at[OUTPUTS];
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o)
-            at[o] = where(o * ROW_BYTES + ((int)(unsigned long long)weights_of(p, first + o) & 15) + lane * BYTES);
+            at[o] = where(kept(o * ROW_BYTES + ((int)(unsigned long long)weights_of(p, first + o) & 15) + lane * BYTES));
         float sums[ROWS][OUTPUTS] = {};
         const unsigned char* x = ready;
         for (i64 chunk = 0; chunk < chunks; ++chunk, x += READY) {
