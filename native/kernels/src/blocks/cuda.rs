@@ -34,7 +34,7 @@ const OUTPUTS: usize = 4;
 
 /// Warps of a tile that share the outputs, and outputs of a warp, as `tile.cu` has them.
 const DEEP: usize = 4;
-const SIDE: usize = 32;
+const SIDE: usize = 64;
 
 /// Blocks of threads that share a tile at most.
 const SPLIT: usize = 8;
@@ -327,7 +327,7 @@ impl Tile {
         let tiles = |sides| problem.outputs.div_ceil(SIDE * sides) * problem.rows.div_ceil(8 * rows);
         // Large tiles read x less often, and small ones, or shared ones, leave nobody idle.
         let good = |&sides: &usize| fits(sides).is_some() && (sides == 1 || tiles(sides) * most >= busy);
-        let sides = [4, 2, 1].into_iter().find(good).unwrap_or(1);
+        let sides = [2, 1].into_iter().find(good).unwrap_or(1);
         let (stages, shared) = fits(sides).expect("a tile that fits");
         let split = [8, 4, 2].into_iter().find(|&split| split <= most.min(chunks) && tiles(sides) * split <= busy);
         Tile { rows, sides, split: split.unwrap_or(1), stages, shared }
@@ -359,7 +359,7 @@ impl Tile {
         let params = Tiled { w, x: ready, b, y, rows, outputs, blocks };
         let tiles = problem.outputs.div_ceil(SIDE * sides).saturating_mul(groups);
         let grid = grid_size(tiles.saturating_mul(split))?;
-        let size = [(SIDE * sides * DEEP) as u32, shared as u32];
+        let size = [(32 * sides * DEEP) as u32, shared as u32];
         // SAFETY: Tiled is the struct that the kernel declares; the op's checks prove that the buffers have these sizes.
         unsafe {
             match split {

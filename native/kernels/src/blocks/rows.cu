@@ -11,15 +11,16 @@ struct Params {
 constexpr int START = 0x4b400000;
 
 // For tiles, NT eights of rows have a block together: the words of each eight in the order of the lanes that multiply them,
-// and behind all of these for each row its scale and what its sums start from.
+// and behind all of these for each row its scale, and what its sums start from, or where that is the same for all, what
+// takes it away again.
 __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i64 row, i64 block, int quarter) {
     unsigned char* to = p.ready + (row / 8 / NT * p.blocks + block) * NT * 320;
     int eight = row / 8 % NT, lane = row % 8 * 4 + quarter % 2 * 2;
     unsigned* words = (unsigned*)to + (eight * 32 + lane) * 2 + quarter / 2;
     words[0] = all.words[0];
     words[2] = all.words[1];
-    if (quarter == 0)
-        ((int2*)(to + NT * 256))[eight * 8 + row % 8] = {__float_as_int(all.scale), START - p.offset * all.sum};
+    int start = p.offset ? START - p.offset * all.sum : __float_as_int(-__int_as_float(START) * all.scale);
+    if (quarter == 0) ((int2*)(to + NT * 256))[eight * 8 + row % 8] = {__float_as_int(all.scale), start};
 }
 
 extern "C" __global__ void blocks_rows(Params p) {

@@ -1,11 +1,12 @@
-// Products of many rows by tensor cores: a block of threads has 32 SIDES outputs, 8 NT rows of x, and COLUMNS blocks of each
-// at a time. Of these, SIDES warps side by side have 32 outputs each, and DEEP warps behind one another every DEEP-th block;
+// Products of many rows by tensor cores: a block of threads has 64 SIDES outputs, 8 NT rows of x, and COLUMNS blocks of each
+// at a time. Of these, SIDES warps side by side have 64 outputs each, and DEEP warps behind one another every DEEP-th block;
 // they add up at the end. SPLIT neighbours, a cluster, share the columns of the same outputs and rows, and add up last. A
 // multiplication is one block of 16 outputs and 8 rows, whose sums begin with the bits of a float, so that they are floats
 // already, and one multiplication takes that away. x was made ready by blocks_rows. The host gives FORMAT, NT, SIDES, SPLIT,
 // STAGES and FN.
 
-constexpr int MT = 2, DEEP = 4, COLUMNS = FORMAT == 8 ? 8 : 16, ROWS = 32 * SIDES, THREADS = 32 * SIDES * DEEP;
+constexpr int MT = 4, SIDE = 16 * MT, DEEP = 4, COLUMNS = FORMAT == 8 ? 8 : 16, ROWS = SIDE * SIDES;
+constexpr int THREADS = 32 * SIDES * DEEP;
 // From an even address on, in units of 16 bytes; an odd number of them keeps rows in different banks.
 constexpr int UNITS = (COLUMNS * BYTES + 14 + 2 + 15) / 16, STRIDE = (UNITS | 1) * 16;
 // Bytes of a block of x, and of a stage: weights, then x.
@@ -43,12 +44,13 @@ __device__ __forceinline__ const unsigned char* weights_of(const Params& p, i64 
 
 // Where a thread copies weights from in each chunk: 16 units of a row have as many threads, and then what is left of all rows.
 constexpr int AT_ONCE = THREADS / 16, REST = UNITS - 16;
-static_assert(REST > 0 && ROWS * REST <= THREADS, "two steps");
+// Threads for what is left: as many as are of whole rows.
+constexpr int REST_AT_ONCE = THREADS / REST < ROWS ? THREADS / REST : ROWS;
 struct Source {
     const unsigned char* rows;
     const unsigned char* rest;
-    // How much further the next row at once is; and how many chunks have all units.
-    i64 step, whole;
+    // How much further the next of these rows are; and how many chunks have all units.
+    i64 step, rest_step, whole;
 };
 
 __device__ __forceinline__ Source source(const Params& p, i64 first) {
@@ -56,8 +58,8 @@ __device__ __forceinline__ Source source(const Params& p, i64 first) {
     const unsigned char* last = rounded_down(weights_of(p, first + ROWS - 1)) + UNITS * 16;
     i64 whole = first + ROWS > p.outputs || last > end ? 0 : (end - last) / (COLUMNS * BYTES) + 1;
     return {kept(weights_of(p, first + threadIdx.x / 16) + threadIdx.x % 16 * 16),
-            kept(rounded_down(weights_of(p, first + threadIdx.x / REST)) + (16 + threadIdx.x % REST) * 16),
-            AT_ONCE * p.blocks * BYTES, whole};
+            kept(weights_of(p, first + threadIdx.x / REST) + (16 + threadIdx.x % REST) * 16),
+            AT_ONCE * p.blocks * BYTES, REST_AT_ONCE * p.blocks * BYTES, whole};
 }
 
 __device__ __forceinline__ void fetch_weights(const Params& p, const Source& source, i64 first, i64 chunk,
@@ -68,8 +70,12 @@ __device__ __forceinline__ void fetch_weights(const Params& p, const Source& sou
         unsigned char* to = stage + threadIdx.x / 16 * STRIDE + threadIdx.x % 16 * 16;
 #pragma unroll
         for (int done = 0; done < ROWS; done += AT_ONCE, from += source.step) copy16(to + done * STRIDE, rounded_down(from));
+        from = source.rest + skipped;
         to = stage + threadIdx.x / REST * STRIDE + (16 + threadIdx.x % REST) * 16;
-        if (threadIdx.x < ROWS * REST) copy16(to, source.rest + skipped);
+        int row = threadIdx.x / REST;
+#pragma unroll
+        for (int done = 0; done < ROWS; done += REST_AT_ONCE, from += source.rest_step)
+            if (row < REST_AT_ONCE && row + done < ROWS) copy16(to + done * STRIDE, rounded_down(from));
         return;
     }
     const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
@@ -103,6 +109,11 @@ __device__ __forceinline__ void multiply(int (&to)[4], const unsigned (&a)[4], i
 #endif
 }
 
+// What takes the float that sums start from away again, times a scale: exact, as it has two bits and a scale 11.
+__device__ __forceinline__ float less(int scale, int start) {
+    return FORMAT == 8 ? __int_as_float(start) : -__int_as_float(START) * __int_as_float(scale);
+}
+
 // A block of 16 outputs as a multiplication takes them, and the scales of the two that this lane has.
 __device__ __forceinline__ void factor(const unsigned char* stage, const int (&at)[2], unsigned (&a)[4], float (&d)[2]) {
 #pragma unroll
@@ -132,11 +143,10 @@ __device__ __forceinline__ void add(const unsigned char* stage, const int (&at)[
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
             int2 b = ((const int2*)(x + k * X_BYTES))[n * 32 + lane];
-            // Of two rows: scale, and what sums start from.
+            // Of two rows.
             int4 scales = ((const int4*)(x + k * X_BYTES + NT * 256))[n * 4 + lane % 4];
             float scale[2] = {__int_as_float(scales.x), __int_as_float(scales.z)};
-            // A float whose last bit is worth 1, times that: exact, as it has two bits and a scale 11.
-            float less[2] = {-__int_as_float(START) * scale[0], -__int_as_float(START) * scale[1]};
+            float away[2] = {less(scales.x, scales.y), less(scales.z, scales.w)};
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
                 int to[4];
@@ -144,7 +154,7 @@ __device__ __forceinline__ void add(const unsigned char* stage, const int (&at)[
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     // Rounded once.
-                    float product = fmaf(__int_as_float(to[i]), scale[i % 2], less[i % 2]);
+                    float product = fmaf(__int_as_float(to[i]), scale[i % 2], away[i % 2]);
                     sums[m][n][i] = fmaf(product, d[m][i / 2], sums[m][n][i]);
                 }
             }
@@ -161,7 +171,7 @@ __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], float*
         for (int n = 0; n < NT; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int output = side * 32 + m * 16 + i / 2 * 8 + g, row = n * 8 + 2 * t + i % 2;
+                int output = side * SIDE + m * 16 + i / 2 * 8 + g, row = n * 8 + 2 * t + i % 2;
                 all[(deep * 8 * NT + row) * ROWS + output] = sums[m][n][i];
             }
     __syncthreads();
@@ -210,12 +220,12 @@ __device__ __forceinline__ void find(const Params& p, i64 first, int (&at)[MT][2
     for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            int row = side * 32 + m * 16 + half * 8 + g, skewed = (unsigned long long)weights_of(p, first + row) & 15;
+            int row = side * SIDE + m * 16 + half * 8 + g, skewed = (unsigned long long)weights_of(p, first + row) & 15;
             at[m][half] = kept(row * STRIDE + skewed + deep * BYTES);
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) blocks_tile(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) blocks_tile(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
     Place at = place(p);
     Source from = source(p, at.first);
