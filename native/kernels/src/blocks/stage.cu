@@ -9,8 +9,7 @@ __device__ __forceinline__ const unsigned char* rounded_down(const unsigned char
 // Copies 16 bytes.
 __device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* from) {
 #if __CUDA_ARCH__ >= 800
-    // What lies around it is read soon, too.
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
                  : "memory");
 #else
     *(uint4*)to = *(const uint4*)from;
