@@ -11,11 +11,16 @@ use crate::tensor::{DType, Described, Spec};
 const QUANTIZE: Source = Source { name: "blocks_quantize", text: include_str!("convert.cu") };
 const DEQUANTIZE: Source = Source { name: "blocks_dequantize", text: include_str!("convert.cu") };
 const F16: Source = Source { name: "f16_convert", text: include_str!("f16.cu") };
-const ROWS: Source = Source { name: "blocks_rows", text: concat!(include_str!("ready.cu"), include_str!("rows.cu")) };
+const ROWS: Source = Source {
+    name: "blocks_rows",
+    text: concat!(include_str!("../cuda/early.cu"), include_str!("ready.cu"), include_str!("rows.cu")),
+};
 const WALK: Source = Source {
     name: "blocks_walk",
     text: concat!(
         include_str!("../cuda/activation.cu"),
+        include_str!("../cuda/early.cu"),
+        include_str!("../cuda/copies.cu"),
         include_str!("ready.cu"),
         include_str!("stage.cu"),
         include_str!("walk.cu")
@@ -23,7 +28,14 @@ const WALK: Source = Source {
 };
 const TILE: Source = Source {
     name: "blocks_tile",
-    text: concat!(include_str!("../cuda/activation.cu"), include_str!("stage.cu"), include_str!("tile.cu")),
+    text: concat!(
+        include_str!("../cuda/activation.cu"),
+        include_str!("../cuda/early.cu"),
+        include_str!("../cuda/copies.cu"),
+        include_str!("../cuda/cluster.cu"),
+        include_str!("stage.cu"),
+        include_str!("tile.cu")
+    ),
 };
 
 /// The most rows of x of a walk.
@@ -351,8 +363,7 @@ impl Tile {
         let groups = problem.rows.div_ceil(8 * rows);
         let sizes = [groups * 8 * rows, blocks, BLOCK + 8];
         let ready = make_ready(problem, sizes, tensors.x, &format!("-DFLOATS=0 -DTILE=1 -DNT={rows}"), lane)?;
-        let options =
-            format!("{} -DNT={rows} -DSIDES={sides} -DSPLIT={split} -DSTAGES={stages}", common(problem));
+        let options = format!("{} -DNT={rows} -DSIDES={sides} -DSPLIT={split} -DSTAGES={stages}", common(problem));
         let kernel = early(&TILE, &options, lane)?;
         let Tensors { w, b, y, .. } = *tensors;
         let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);

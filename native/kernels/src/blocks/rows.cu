@@ -24,10 +24,8 @@ __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i
 }
 
 extern "C" __global__ void blocks_rows(Params p) {
-#if __CUDA_ARCH__ >= 900
     // The products may begin to fetch weights.
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
+    let_others_begin();
     i64 thread = blockIdx.x * (i64)blockDim.x + threadIdx.x, row = thread / 4 / p.blocks, block = thread / 4 % p.blocks;
     int quarter = threadIdx.x % 4;
     // Threads past the last row go along, as lanes exchange.

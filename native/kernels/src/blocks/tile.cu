@@ -180,19 +180,15 @@ __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], float*
 }
 
 #if SPLIT > 1
-__device__ __forceinline__ void meet() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ float of_part(const float* shared, int part) {
+__device__ __forceinline__ void meet() { meet_in_cluster(); }
+__device__ __forceinline__ float of_part(const float* sum, int part) {
     float value;
-    asm volatile("{ .reg .u32 there; mapa.shared::cluster.u32 there, %1, %2; ld.shared::cluster.f32 %0, [there]; }"
-                 : "=f"(value) : "r"((unsigned)__cvta_generic_to_shared(shared)), "r"(part) : "memory");
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(in_block(address(sum), part)) : "memory");
     return value;
 }
 #else
 __device__ __forceinline__ void meet() { __syncthreads(); }
-__device__ __forceinline__ float of_part(const float* shared, int) { return *shared; }
+__device__ __forceinline__ float of_part(const float* sum, int) { return *sum; }
 #endif
 
 // Adds up what the neighbours have, of which each writes a part.
@@ -235,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) blocks_tile(Params p) {
     }
     int blocks[MT][2];
     find(p, at.first, blocks);
-    others_are_done();
+    wait_for_others();
     for (int stage = 0; stage < STAGES - 1; ++stage) {
         if (at.begin + stage < at.end) fetch_x(p, at.group, at.begin + stage, shared + stage * STAGE);
         commit();
@@ -243,8 +239,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) blocks_tile(Params p) {
     float sums[MT][NT][4] = {};
     int stage = 0, free = STAGES - 1;
     for (i64 chunk = at.begin; chunk < at.end; ++chunk) {
-        arrived<STAGES - 2>();
-        // All are done with the stage that is free.
+        copied<STAGES - 2>();
+        // And those of others; and all are done with the stage that is free.
         __syncthreads();
         i64 ahead = chunk + STAGES - 1;
         if (ahead < at.end) {

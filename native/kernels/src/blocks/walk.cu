@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) blocks_walk(Params p
     make_all_ready(p, group, (int)chunks, ready);
     int apart = (int)chunks * READY;
 #else
-    others_are_done();
+    wait_for_others();
     i64 apart = chunks * READY;
     const unsigned char* ready = p.ready + group * ROWS * apart;
 #endif
@@ -207,7 +207,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) blocks_walk(Params p
         const unsigned char* x = ready;
         for (i64 chunk = 0; chunk < chunks; ++chunk, x += READY) {
             fetch_next(p, ahead, chunks, step, lane, stages + next * STAGE);
-            arrived<STAGES - 1>();
+            copied<STAGES - 1>();
+            __syncwarp();
             if (chunk * 32 + lane < p.blocks) add(x, apart, stages + stage * STAGE, at, lane, sums);
             // The next copy goes where this was read.
             __syncwarp();

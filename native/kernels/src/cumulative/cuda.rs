@@ -6,8 +6,10 @@ use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
 
-const SCAN: Source =
-    Source { name: "cumulative", text: concat!(include_str!("scans.cu"), "\n", include_str!("tiles.cu")) };
+const SCAN: Source = Source {
+    name: "cumulative",
+    text: concat!(include_str!("../cuda/cluster.cu"), include_str!("scans.cu"), include_str!("tiles.cu")),
+};
 
 /// Threads of a block.
 const THREADS: usize = 256;

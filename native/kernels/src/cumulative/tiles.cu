@@ -335,26 +335,14 @@ __device__ __forceinline__ Total of_lane(Total own, int from) {
 }
 
 #if CLUSTERED
-__device__ __forceinline__ int own_rank() {
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-__device__ __forceinline__ unsigned address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
-
-__device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
-    unsigned there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
+__device__ __forceinline__ int own_rank() { return rank_in_cluster(); }
 
 __device__ __forceinline__ void begin(Exchange (&exchange)[2]) {
     if (threadIdx.x < 2) {
         unsigned barrier = address(&exchange[threadIdx.x].barrier);
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
     }
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    meet_in_cluster();
 }
 
 // Tells all blocks of the cluster what the tile of this one is as a whole, in the thread's channel.

@@ -164,8 +164,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
     uint4* stages = (uint4*)shared + threadIdx.x;
     unsigned char* bits = shared + STAGES * PIECES * 16 * THREADS;
     i64 chunks = (p.n + CHUNK - 1) / CHUNK, part = threadIdx.x / 32 / SIDES;
-    others_are_done();
-    others_may_begin();
+    wait_for_others();
+    let_others_begin();
 #if FORM == 1
     // Before weights, which would be in front of it.
     Ready ready(p);

@@ -18,7 +18,7 @@ use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
 
 const CELLS: Source = Source { name: "ternary_cells", text: include_str!("cells.cu") };
-const RULES: &str = concat!(include_str!("bytes.cu"), include_str!("rules.cu"));
+const RULES: &str = concat!(include_str!("../cuda/early.cu"), include_str!("bytes.cu"), include_str!("rules.cu"));
 const SIZES: Source = Source { name: "ternary_sizes", text: RULES };
 const THRESHOLD: Source = Source { name: "ternary_threshold", text: RULES };
 const CUT: Source = Source { name: "ternary_cut", text: RULES };
@@ -26,14 +26,21 @@ const BYTES: Source = Source { name: "ternary_bytes", text: RULES };
 const BITS: Source = Source { name: "ternary_bits", text: RULES };
 const PRODUCT: Source = Source {
     name: "ternary_product",
-    text: concat!(include_str!("../cuda/activation.cu"), include_str!("ends.cu"), include_str!("products.cu")),
+    text: concat!(
+        include_str!("../cuda/activation.cu"),
+        include_str!("../cuda/early.cu"),
+        include_str!("ends.cu"),
+        include_str!("products.cu")
+    ),
 };
 const TILE: Source = Source {
     name: "ternary_tile",
     text: concat!(
         include_str!("../cuda/activation.cu"),
+        include_str!("../cuda/early.cu"),
+        include_str!("../cuda/copies.cu"),
+        include_str!("../cuda/cluster.cu"),
         include_str!("ends.cu"),
-        include_str!("copies.cu"),
         include_str!("tile.cu")
     ),
 };
@@ -41,9 +48,10 @@ const COUNTS: Source = Source {
     name: "ternary_counts",
     text: concat!(
         include_str!("../cuda/activation.cu"),
+        include_str!("../cuda/early.cu"),
+        include_str!("../cuda/copies.cu"),
         include_str!("ends.cu"),
         include_str!("bytes.cu"),
-        include_str!("copies.cu"),
         include_str!("counts.cu")
     ),
 };

@@ -40,20 +40,6 @@ __device__ __forceinline__ uint2 pairs(unsigned plane0, unsigned plane1) {
     return make_uint2((low & 0x55555555) | (high & 0x55555555) << 1, (low >> 1 & 0x55555555) | (high & 0xaaaaaaaa));
 }
 
-// What was queued before is done: until then only weights may be read.
-__device__ __forceinline__ void others_are_done() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// What comes after may begin. Whoever says so has waited for others: until it is done nobody writes weights.
-__device__ __forceinline__ void others_may_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 #if FORM == 2
 typedef float Sum;
 #else

@@ -74,7 +74,7 @@ extern "C" __global__ void ternary_product(Params p) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) row_of[r] = first_row + r < p.rows ? first_row + r : p.rows - 1;
 #if FORM == 2
-    others_are_done();
+    wait_for_others();
     for (i64 at = 0; 32 * at < p.n; at++) {
         i64 i = 32 * at + lane;
         float x[ROWS];
@@ -97,7 +97,7 @@ extern "C" __global__ void ternary_product(Params p) {
     }
 #else
     Weights next = weights_of(planes, lane, bytes);
-    others_are_done();
+    wait_for_others();
     for (i64 at = lane; 16 * at < bytes; at += 32) {
         Weights weights = next;
         next = weights_of(planes, at + 32, bytes);

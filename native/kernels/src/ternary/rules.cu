@@ -143,11 +143,9 @@ __device__ __forceinline__ unsigned turned(unsigned bytes) {
 }
 
 extern "C" __global__ void __launch_bounds__(WIDE) ternary_bits(Params p) {
-#if __CUDA_ARCH__ >= 900
-    // The product may begin to read weights, which nobody writes when all that came before is done.
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
+    wait_for_others();
+    // The product may begin to read weights.
+    let_others_begin();
     __shared__ unsigned sizes[WIDE / 32];
     __shared__ int totals[WIDE / 32];
     i64 row = blockIdx.x, n = row < p.rows ? p.n : 0;

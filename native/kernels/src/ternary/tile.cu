@@ -102,30 +102,20 @@ __device__ __forceinline__ void add_words(const Weights& weights, const uint4* x
     }
 }
 
-// A block is done with what stands before, and all blocks of the cluster are.
-__device__ __forceinline__ void done() {
+// A block is done with what stands before, and all blocks of the cluster are; and a number in the same place of another one.
 #if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void all_done() {
-#if CLUSTER > 1
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// A number in the same place of another block's shared memory.
+__device__ __forceinline__ void done() { done_in_cluster(); }
+__device__ __forceinline__ void all_done() { wait_for_cluster(); }
 __device__ __forceinline__ int there(const int* here, int block) {
-#if CLUSTER > 1
-    unsigned at;
     int value;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((unsigned)__cvta_generic_to_shared(here)), "r"(block));
-    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(in_block(address(here), block)) : "memory");
     return value;
-#else
-    return *here;
-#endif
 }
+#else
+__device__ __forceinline__ void done() {}
+__device__ __forceinline__ void all_done() {}
+__device__ __forceinline__ int there(const int* here, int) { return *here; }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) ternary_tile(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
@@ -136,8 +126,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_tile(Params p) {
     i64 side = blockIdx.x / CLUSTER, first = side * OUTS + warp * SIDE;
     Planes planes(p, first);
     Weights next = weights_of(planes, part), after = weights_of(planes, part + PARTS);
-    others_are_done();
-    others_may_begin();
+    wait_for_others();
+    let_others_begin();
     for (int stage = 0; stage < STAGES - 1; stage++) {
         i64 chunk = part + stage * PARTS;
         if (chunk < chunks) fetch(p, tiles, chunk, stages + stage * UNITS);
