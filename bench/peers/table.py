@@ -163,8 +163,9 @@ def tables(suite, rows, device):
 def footer(result, suite):
     m, v = result["machine"], result["versions"]
     place = m["gpu"] if result["device"] != "cpu" else f"{m['cpu']}, {m['cores']} cores"
-    tools = ", ".join(f"{name} {v[name]}" for name in TOOLS[suite] if name in v)
-    return f"{place}; {tools}, {v['rustc']}; float32; {result['date']}."
+    tools = [f"{name} {v[name]}" for name in TOOLS[suite] if name in v]
+    tools += filter(None, [v["rustc"]])  # who carries a built program elsewhere has no compiler there
+    return f"{place}; {', '.join(tools)}; float32; {result['date']}."
 
 
 def main():

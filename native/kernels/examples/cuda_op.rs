@@ -2,8 +2,8 @@
 //!
 //! `cuda_op [NAME]` times the list below, or those of it whose op has NAME in its name. `ms` is the median of device
 //! times by events, `gb_s` the bytes of all inputs and outputs over it, `tflops` the multiplications and
-//! additions that the formula has over it, where they are what matters. The first lines tell of the devices and
-//! of plain copies, timed in the same way.
+//! additions of products over it. Products may take less time than the host takes to queue them: their `ms` is that of
+//! recorded calls, one after the other, and `queued_ms` that of calls as they come. The first lines tell of the devices and of plain copies, timed in the same way.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -41,7 +41,12 @@ fn cases() -> Vec<Case> {
     let blocks = |rows: usize, outputs: usize, bytes: usize| {
         vec![("x", vec![rows, 8192]), ("w", vec![outputs, 8192 / 32 * bytes])]
     };
+    let dense = |rows: usize, outputs: usize| vec![("x", vec![rows, 8192]), ("w", vec![outputs, 8192])];
     vec![
+        ("linear", json!({}), dense(1, 8192)),
+        ("linear", json!({}), dense(1, 32768)),
+        ("linear", json!({}), dense(32, 8192)),
+        ("linear", json!({}), dense(32, 32768)),
         ("matmul_q8_q8", json!({}), blocks(1, 8192, 34)),
         ("matmul_q8_q8", json!({}), blocks(1, 32768, 34)),
         ("matmul_q8_q8", json!({}), blocks(32, 8192, 34)),
@@ -113,7 +118,7 @@ fn main() -> Result<()> {
 /// A plain copy: the sum of one tensor.
 fn copy(device: &Device, dtype: DType) -> Result<Value> {
     let (lane, spec) = (device.lane()?, Spec::new(dtype, &[ROWS, WIDTH])?);
-    let (from, to) = (filled(device, &lane, spec)?, Buffer::new(device, spec)?);
+    let (from, to) = (filled("x", device, &lane, spec)?, Buffer::new(device, spec)?);
     let (ms, least_ms) = common::median_and_least(&lane, || cuda::map(Map::Sum, &[&from], &to, &lane))?;
     Ok(json!({"op": "copy", "dtype": dtype.name(), "ms": ms, "least_ms": least_ms,
         "gb_s": 2.0 * spec.bytes() as f64 / ms / 1e6}))
@@ -126,20 +131,38 @@ fn time<O: Op>(device: &Device, options: &Value, shapes: &[(&'static str, Vec<us
         Spec::new(slot.precision.dtype(dtype), dims)
     };
     let lane = device.lane()?;
-    let named = shapes.iter().map(|(name, dims)| Ok((*name, filled(device, &lane, spec(name, dims)?)?)));
+    let named = shapes.iter().map(|(name, dims)| Ok((*name, filled(name, device, &lane, spec(name, dims)?)?)));
     let inputs: Named<Buffer> = named.collect::<Result<_>>()?;
     let call = op::Call::<O>::new(op::specs(&inputs), &chosen)?;
     let outputs = call.outputs().try_map(|&spec| Buffer::new(device, spec))?;
     let bytes: usize = inputs.iter().chain(outputs.iter()).map(|(_, buffer)| buffer.spec().bytes()).sum();
-    let (ms, least_ms) = common::median_and_least(&lane, || call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane))?;
-    let product = matches!(O::NAME, "matmul" | "linear");
-    let tflops = product.then_some(2.0 * 4096f64.powi(3) / ms / 1e9);
-    Ok(json!({"op": O::NAME, "options": options, "dtype": dtype.name(), "ms": ms, "least_ms": least_ms,
-        "gb_s": bytes as f64 / ms / 1e6, "tflops": tflops}))
+    let queue = || call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane);
+    let (ms, least_ms) = common::median_and_least(&lane, queue)?;
+    let dims: Vec<_> = shapes.iter().map(|(_, dims)| dims).collect();
+    let product = O::NAME.starts_with("matmul") || O::NAME == "linear";
+    let (queued_ms, (ms, least_ms)) =
+        if product { (Some(ms), recorded(&lane, queue)?) } else { (None, (ms, least_ms)) };
+    // Of each result so many products as a row of the first factor has numbers.
+    let results: usize = outputs.iter().map(|(_, buffer)| buffer.spec().shape.elements()).sum();
+    let products = (results * shapes[0].1.last().copied().unwrap_or(0)) as f64;
+    Ok(json!({"op": O::NAME, "options": options, "dtype": dtype.name(), "shapes": dims, "ms": ms, "least_ms": least_ms,
+        "queued_ms": queued_ms, "gb_s": bytes as f64 / ms / 1e6, "tflops": product.then_some(2.0 * products / ms / 1e9)}))
 }
 
-fn filled(device: &Device, lane: &Lane, spec: Spec) -> Result<Buffer> {
-    let values = Owned::from_fn(spec, |i| (i % 2048) as f64 / 1024.0 - 1.0);
+/// The times of one of many calls that are recorded. What they use, inputs, outputs and the lane's scratch memory, is kept.
+fn recorded(lane: &Lane, call: impl Fn() -> Result<()>) -> Result<(f64, f64)> {
+    const CALLS: usize = 50;
+    let graph = lane.record(|| (0..CALLS).try_for_each(|_| call()))?;
+    // SAFETY: this lane recorded it, and the caller keeps what it uses.
+    let (ms, least) = common::median_and_least(lane, || unsafe { lane.replay(&graph) })?;
+    Ok((ms / CALLS as f64, least / CALLS as f64))
+}
+
+/// Between -1 and 1, but decays just below 1, so that their products go on being numbers.
+fn filled(name: &str, device: &Device, lane: &Lane, spec: Spec) -> Result<Buffer> {
+    let value = |i: usize| (i % 2048) as f64 / 1024.0 - 1.0;
+    let decay = |i: usize| 1.0 - (i % 2048) as f64 / 2e7;
+    let values = Owned::from_fn(spec, |i| if name == "gamma" { decay(i) } else { value(i) });
     let buffer = Buffer::new(device, spec)?;
     lane.upload(values.view().bytes(), &buffer)?;
     Ok(buffer)

@@ -79,8 +79,24 @@ fn agrees<O: Op<Options = Options>>(device: &Device, options: &Options, inputs: 
 }
 
 fn products_agree<O: Op<Options = Options>>(device: &Device, format: Format) {
-    // Beside those of the CPU: many pieces under way, and tiles side by side in both directions.
-    let large = [(1, 200, 37), (4, 97, 70), (5, 40, 64), (9, 131, 33), (17, 64, 96), (40, 33, 130), (100, 5, 200)];
+    // Beside those of the CPU: many pieces under way, and tiles side by side in both directions; blocks of threads of each
+    // size, that go on with other outputs, or share columns of a tile; and rows of x that are too long for a kernel's own.
+    let large = [
+        (1, 200, 37),
+        (4, 97, 70),
+        (5, 40, 64),
+        (9, 131, 33),
+        (17, 64, 96),
+        (40, 33, 130),
+        (100, 5, 200),
+        (1, 40, 9001),
+        (3, 33, 5000),
+        (33, 70, 2200),
+        (9, 20, 1100),
+        (8, 257, 2100),
+        (32, 64, 4500),
+        (1, 6000, 5),
+    ];
     for (at, (rows, blocks, outputs)) in SIZES.into_iter().chain(large).enumerate() {
         let activation = [None, Some(Activation::Relu), Some(Activation::Silu)][at % 3];
         let inputs = product(format, &[rows, blocks * 32], outputs, at % 2 == 0);

@@ -111,7 +111,7 @@ fn activations() {
     assert_eq!(&*error.got, "NaN in row 1 at 200");
 }
 
-const SIZES: [(usize, usize, usize); 9] = [
+const SIZES: [(usize, usize, usize); 26] = [
     (0, 5, 3),
     (3, 0, 2),
     (1, 1, 1),
@@ -121,7 +121,32 @@ const SIZES: [(usize, usize, usize); 9] = [
     (9, 1001, 4),
     (1, 1024, 5000),
     (6, 512, 5000),
+    (5, 128, 33),
+    (9, 1024, 65),
+    (33, 640, 200),
+    (32, 4096, 130),
+    (70, 2176, 17_000),
+    // More chunks than are under way, and bits past the last column.
+    (9, 6272, 65),
+    (17, 8320, 70),
+    (9, 1021, 65),
+    (1, 8192, 4300),
+    // Few rows that are counted: of all numbers, at odd addresses, one chunk for many warps, and more blocks than run at once.
+    (2, 8192, 300),
+    (3, 1021, 65),
+    (4, 4224, 4300),
+    (1, 128, 9),
+    (1, 512, 17_000),
+    // Clusters: some blocks without a chunk, more of them than run at once, and rows that one has no room for.
+    (9, 2560, 300),
+    (20, 2560, 9000),
+    (40, 4096, 130),
 ];
+
+/// Columns of which a multiprocessor of 227 KB has just room for the bits of one row of bytes, or eight of signs, and some
+/// more.
+const LONG: [(usize, usize, usize); 5] =
+    [(1, 20_480, 70), (1, 199_168, 3), (1, 199_296, 3), (5, 98_816, 3), (5, 98_944, 3)];
 
 #[test]
 fn products() {
@@ -141,16 +166,30 @@ fn products() {
 }
 
 #[test]
+fn products_of_long_rows() {
+    let Some(device) = common::gpu() else { return };
+    for (rows, n, outs) in LONG {
+        let inputs = product(rows, n, outs);
+        same::<Matmul<I8>>(&device, &options::<Matmul<I8>>(r#"{"return_sums":true}"#), &inputs);
+        same::<Matmul<Ternary>>(&device, &Default::default(), &inputs);
+    }
+}
+
+#[test]
 fn rows_that_are_not_finite_are_nan() {
     let Some(device) = common::gpu() else { return };
-    let mut inputs = product(2, 64, 3);
-    let spec = Spec::new(DType::F32, &[2, 64]).unwrap();
-    inputs.take("x");
-    inputs.push("x", Owned::from_fn(spec, |at| if at == 70 { f64::INFINITY } else { 1.0 }));
-    let got = common::run_cuda::<Matmul<I8>>(&Default::default(), &inputs, &device).unwrap();
-    let y = got.get("y").unwrap().view().to_f64();
-    let nan: Vec<bool> = y.iter().map(|y| y.is_nan()).collect();
-    assert_eq!(nan, [false, false, false, true, true, true]);
+    // Few rows, which are counted if they are whole, and as many as are multiplied by tensor cores.
+    for (rows, n) in [(2, 64), (2, 128), (4, 128), (9, 128)] {
+        let mut inputs = product(rows, n, 3);
+        let spec = Spec::new(DType::F32, &[rows, n]).unwrap();
+        inputs.take("x");
+        inputs.push("x", Owned::from_fn(spec, |at| if at == n + 6 { f64::INFINITY } else { 1.0 }));
+        let got = common::run_cuda::<Matmul<I8>>(&Default::default(), &inputs, &device).unwrap();
+        let y = got.get("y").unwrap().view().to_f64();
+        let nan: Vec<bool> = y.iter().map(|y| y.is_nan()).collect();
+        let expected: Vec<bool> = (0..3 * rows).map(|at| at / 3 == 1).collect();
+        assert_eq!(nan, expected);
+    }
 }
 
 #[test]

@@ -18,7 +18,12 @@ macro_rules! walk {
     ($name:literal, $file:literal) => {
         Source {
             name: $name,
-            text: concat!(include_str!("../cuda/activation.cu"), include_str!("walk.cu"), include_str!($file)),
+            text: concat!(
+                include_str!("../cuda/activation.cu"),
+                include_str!("../cuda/cluster.cu"),
+                include_str!("walk.cu"),
+                include_str!($file)
+            ),
         }
     };
 }

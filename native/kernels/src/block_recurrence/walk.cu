@@ -51,26 +51,19 @@ __device__ __forceinline__ State& state() { return *(State*)memory; }
 __device__ __forceinline__ Four<STORAGE>* shared_weights() { return (Four<STORAGE>*)(memory + sizeof(State)); }
 
 #if CLUSTER
-__device__ __forceinline__ int own_rank() {
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
+__device__ __forceinline__ int own_rank() { return rank_in_cluster(); }
 __device__ __forceinline__ i64 first_sequence(const Params&) { return (i64)(blockIdx.x / BLOCKS) * BATCH; }
 
 // Writes to where `at` lies in another block.
 __device__ __forceinline__ void write_to(int rank, REAL* at, REAL value) {
-    unsigned address = (unsigned)__cvta_generic_to_shared(at), there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    unsigned there = in_block(address(at), rank);
     if constexpr (sizeof(REAL) == 4)
         asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"((float)value) : "memory");
     else
         asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(there), "d"((double)value) : "memory");
 }
 
-__device__ __forceinline__ void meet(const Params&, unsigned&) {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void meet(const Params&, unsigned&) { meet_in_cluster(); }
 #else
 __device__ __forceinline__ int own_rank() { return blockIdx.x; }
 __device__ __forceinline__ i64 first_sequence(const Params& p) { return p.first_batch; }

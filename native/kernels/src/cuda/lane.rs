@@ -270,12 +270,8 @@ impl Lane {
         shared: u32,
         params: &P,
     ) -> Result<()> {
-        use sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
-        let mut early = attribute(EARLY);
-        early.value.programmaticStreamSerializationAllowed = 1;
-        let early = &mut [early][..usize::from(kernel.is_early() && self.device.facts().capability.0 >= 9)];
         // SAFETY: the caller's promise.
-        unsafe { self.launch_as(kernel, grid, [threads, shared], early, params) }
+        unsafe { self.launch_as(kernel, grid, [threads, shared], None, params) }
     }
 
     /// Queues a kernel of so many blocks that wait for each other.
@@ -293,7 +289,7 @@ impl Lane {
         params: &P,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch_as(kernel, [blocks, 1, 1], size, &mut [together.attribute()], params) }
+        unsafe { self.launch_as(kernel, [blocks, 1, 1], size, Some(together), params) }
     }
 
     /// Queues a kernel with so many threads in a block and bytes of shared memory.
@@ -302,11 +298,16 @@ impl Lane {
         kernel: &Kernel,
         grid: [u32; 3],
         size: [u32; 2],
-        attributes: &mut [sys::CUlaunchAttribute],
+        together: Option<Together>,
         params: &P,
     ) -> Result<()> {
+        use sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
         self.device.bind()?;
-        let config = config(grid, size, self.stream(), attributes);
+        let mut early = attribute(EARLY);
+        early.value.programmaticStreamSerializationAllowed = 1;
+        let early = (kernel.is_early() && self.device.facts().capability.0 >= 9).then_some(early);
+        let mut attributes: Vec<_> = early.into_iter().chain(together.map(Together::attribute)).collect();
+        let config = config(grid, size, self.stream(), &mut attributes);
         let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
         let code =

@@ -1,28 +1,38 @@
 //! The scans on CUDA: one kernel for all of them, whose blocks walk through time and read and write memory once.
 
 use super::{Problem, Scan};
-use crate::cuda::{Buffer, Facts, Lane, Source, Together, grid_size, types};
+use crate::cuda::{Buffer, Facts, Kernel, Lane, Source, Together, grid_size, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
 
-const SCAN: Source =
-    Source { name: "cumulative", text: concat!(include_str!("scans.cu"), "\n", include_str!("tiles.cu")) };
+const SCAN: Source = Source {
+    name: "cumulative",
+    text: concat!(include_str!("../cuda/cluster.cu"), include_str!("scans.cu"), include_str!("tiles.cu")),
+};
 
 /// Threads of a block.
-const THREADS: usize = 128;
+const THREADS: usize = 256;
 
-/// So many threads at most lie side by side.
+/// So many channels at most lie side by side in a tile.
 const SIDE_BY_SIDE: usize = 32;
 
-/// Steps of a thread, where it reads a single tensor.
+/// Bytes that a thread reads of a tile at most, numbers of a tensor, and steps.
+const READ: usize = 256;
+const NUMBERS: usize = 32;
 const STEPS: usize = 16;
+
+/// Tiles in shared memory at most.
+const STAGES: usize = 4;
 
 /// Blocks of a cluster at most; the same number is in `tiles.cu`.
 const MOST_BLOCKS: usize = 8;
 
-/// Bytes of shared memory that the kernel declares at most.
-const DECLARED: usize = 20 << 10;
+/// Shared memory of which three blocks have enough, if they read a single tensor.
+const MUCH: usize = 200 << 10;
+
+/// Bytes of shared memory that a block takes beside what it asks for.
+const RESERVED: usize = 1 << 10;
 
 /// Bytes of a row that are read at once: those of fewer would be read with others, in vain.
 const SECTOR: usize = 32;
@@ -131,10 +141,11 @@ fn launch(problem: &Problem, pass: Pass, params: Params, lane: &Lane) -> Result<
         Scan::ExpProduct { eps, log_min, floor } => (eps, log_min, floor),
         _ => (0.0, 0.0, 0.0),
     };
-    let [length, width, columns, cluster, rounds] =
-        [problem.length, problem.width, plan.columns, plan.cluster, plan.rounds].map(|size| size as i64);
-    let params = Params { length, width, columns, cluster, rounds, eps, log_min, floor, ..params };
     let kernel = lane.device().kernel(&SCAN, &plan.options(problem.dtype()))?;
+    let plan = plan.at_once(problem, &kernel, lane)?;
+    let [length, width, columns, cluster, rounds] =
+        [problem.length, problem.width, plan.columns, plan.cluster, plan.rounds(problem)].map(|size| size as i64);
+    let params = Params { length, width, columns, cluster, rounds, eps, log_min, floor, ..params };
     let blocks = grid_size(problem.rows * plan.columns * plan.cluster)?;
     let size = [THREADS as u32, plan.shared() as u32];
     // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
@@ -147,96 +158,143 @@ fn launch(problem: &Problem, pass: Pass, params: Params, lane: &Lane) -> Result<
     }
 }
 
+/// Blocks of a cluster at most, on this device.
+fn most_blocks(facts: &Facts) -> usize {
+    if facts.capability.0 < 9 { 1 } else { MOST_BLOCKS }
+}
+
 /// How the work is cut.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     pass: Pass,
     /// What the source calls the scan.
     scan: usize,
+    /// Bytes of a channel's total.
+    total: usize,
     /// Tensors that lie in shared memory, and bytes of an element there.
     tensors: usize,
     element: usize,
     /// Channels of a thread, and steps of it.
     channels: usize,
     steps: usize,
+    /// Tiles in shared memory.
+    stages: usize,
     /// Threads side by side, and how many times as many a row has.
     side_by_side: usize,
     columns: usize,
-    /// Blocks that share a row, and tiles of each of them.
+    /// Whether they fill what memory reads at once, so that threads may read what they use themselves.
+    own: bool,
+    /// Blocks that share a row.
     cluster: usize,
-    rounds: usize,
-    /// Blocks that a multiprocessor shall hold, which bounds the registers.
+    /// Blocks that a multiprocessor shall hold, so that some work while others wait.
     blocks: usize,
 }
 
 impl Plan {
     fn new(problem: &Problem, pass: Pass, aligned: bool, facts: &Facts) -> Plan {
         let (stored, real) = (problem.dtype().size(), problem.state.dtype.size());
-        let (scan, tensors) = match (problem.settings.scan, pass) {
-            (Scan::Product, Pass::Gradient) => (0, 3),
-            (Scan::Product, _) => (0, 1),
-            (Scan::ExpProduct { .. }, Pass::Gradient) => (1, 4),
-            (Scan::ExpProduct { .. }, _) => (1, 2),
-            (Scan::Sum, _) => (2, 1),
-            (Scan::LogSumExp, Pass::Gradient) => (3, 4),
-            (Scan::LogSumExp, _) => (3, 1),
-        };
-        let wide = tensors > 1 || pass == Pass::WideScan;
         let together = if stored == size_of::<f64>() { 2 } else { 4 };
         let channels = if aligned && problem.width.is_multiple_of(together) { together } else { 1 };
-        let mut plan = Plan {
+        let side_by_side = problem.width.div_ceil(channels).next_power_of_two().min(SIDE_BY_SIDE / channels);
+        let own = side_by_side * channels * stored >= SECTOR;
+        let (scan, tensors, wide, total): (_, usize, _, _) = match (problem.settings.scan, pass) {
+            (Scan::Product, Pass::Gradient) => (0, 3, false, size_of::<f64>() + real),
+            (Scan::Product, _) => (0, 1, false, size_of::<f64>()),
+            (Scan::ExpProduct { .. }, Pass::Gradient) => (1, 4, true, 3 * real),
+            // It writes two, which take the place of what is read unless threads write them at once.
+            (Scan::ExpProduct { .. }, _) => (1, if own { 1 } else { 2 }, true, real),
+            (Scan::Sum, _) => (2, 1, false, real),
+            (Scan::LogSumExp, Pass::Gradient) => (3, 4, true, 2 * real),
+            (Scan::LogSumExp, _) => (3, 1, pass == Pass::WideScan, 2 * real),
+        };
+        let element = if wide { real } else { stored };
+        let steps = READ / (tensors.next_power_of_two() * channels * element);
+        let light = tensors == 1 && real < size_of::<f64>() && facts.shared as usize > MUCH;
+        let plan = Plan {
             pass,
             scan,
+            total,
             tensors,
-            element: if wide { real } else { stored },
+            element,
             channels,
-            steps: STEPS / tensors.next_power_of_two(),
-            side_by_side: problem.width.div_ceil(channels).next_power_of_two().min(SIDE_BY_SIDE),
+            steps: steps.min(NUMBERS / channels).clamp(1, STEPS),
+            stages: 2,
+            side_by_side,
             columns: 0,
+            own,
             cluster: 1,
-            rounds: 0,
-            blocks: if real == size_of::<f64>() { 2 } else { 3 },
+            blocks: if light { 3 } else { 2 },
         };
-        while plan.shared() + DECLARED > facts.shared as usize {
-            plan.steps /= 2;
-        }
-        plan.spread(problem, facts);
-        plan
+        plan.in_shared(facts).spread(problem, facts)
     }
 
-    /// So that nearly two blocks a multiprocessor have something to do: clusters of as many as it takes share a row
-    /// and, where these are not enough, take fewer of its channels. Three blocks here and two there would wait for
-    /// each other.
-    fn spread(&mut self, problem: &Problem, facts: &Facts) {
-        let wanted = facts.multiprocessors as usize * 9 / 5;
+    /// With as many tiles as its part of the shared memory takes, and smaller ones where it does not take two.
+    fn in_shared(mut self, facts: &Facts) -> Plan {
+        let declared = self.declared(most_blocks(facts));
+        let part = ((facts.shared as usize + RESERVED) / self.blocks).saturating_sub(RESERVED + declared);
+        while self.shared() > part && self.steps > 1 {
+            self.steps /= 2;
+        }
+        let tile = self.shared() / self.stages;
+        Plan { stages: (part / tile).clamp(2, STAGES), ..self }
+    }
+
+    /// So that nearly two blocks a multiprocessor have something to do: clusters of as many as it takes, and more if
+    /// there is room, share a row and, where these are not enough, take fewer of its channels.
+    fn spread(mut self, problem: &Problem, facts: &Facts) -> Plan {
+        let multiprocessors = facts.multiprocessors as usize;
         let least = SECTOR.div_ceil(self.channels * problem.dtype().size());
-        let columns = |side_by_side: usize| problem.width.div_ceil(side_by_side * self.channels);
-        let tiles = |side_by_side: usize| problem.length.div_ceil(THREADS / side_by_side * self.steps).max(1);
-        let most = |side_by_side| if facts.capability.0 < 9 { 1 } else { MOST_BLOCKS.min(tiles(side_by_side)) };
-        let mut side_by_side = self.side_by_side;
-        while side_by_side > least && problem.rows * columns(side_by_side) * most(side_by_side) < wanted {
-            side_by_side /= 2;
+        loop {
+            self.columns = problem.width.div_ceil(self.side_by_side * self.channels);
+            let (chains, most) = (problem.rows * self.columns, most_blocks(facts).min(self.tiles(problem)));
+            self.cluster = (multiprocessors * self.blocks / chains).clamp(1, most);
+            if self.side_by_side <= least || chains * most >= multiprocessors * 9 / 5 {
+                return self;
+            }
+            self.side_by_side /= 2;
         }
-        let columns = columns(side_by_side);
-        let cluster = (wanted / (problem.rows * columns)).clamp(1, most(side_by_side));
-        let rounds = tiles(side_by_side).div_ceil(cluster);
-        *self = Plan { side_by_side, columns, cluster, rounds, ..*self };
     }
 
-    /// Bytes of shared memory of both stages, with the gaps between the steps of threads.
+    /// With clusters so small that all of them run at once.
+    fn at_once(mut self, problem: &Problem, kernel: &Kernel, lane: &Lane) -> Result<Plan> {
+        let size = [THREADS as u32, self.shared() as u32];
+        while self.cluster > 2
+            && lane.device().clusters(kernel, self.cluster as u32, size)? < problem.rows * self.columns
+        {
+            self.cluster -= 1;
+        }
+        Ok(self)
+    }
+
+    /// Tiles of a row.
+    fn tiles(&self, problem: &Problem) -> usize {
+        problem.length.div_ceil(THREADS / self.side_by_side * self.steps).max(1)
+    }
+
+    /// Tiles of a block.
+    fn rounds(&self, problem: &Problem) -> usize {
+        self.tiles(problem).div_ceil(self.cluster)
+    }
+
+    /// Bytes of shared memory that the kernel declares at most: in two places, totals of each warp, of each of `blocks`
+    /// and of the tile.
+    fn declared(&self, blocks: usize) -> usize {
+        2 * (self.total * (THREADS / 32 + blocks + 1) * self.side_by_side * self.channels + 64)
+    }
+
+    /// Bytes of shared memory of all stages.
     fn shared(&self) -> usize {
-        let gap = usize::from(self.side_by_side < 8);
-        2 * self.tensors * THREADS * (self.steps + gap) * self.channels * self.element
+        self.stages * self.tensors * THREADS * self.steps * self.channels * self.element
     }
 
     fn options(&self, dtype: DType) -> String {
-        let Plan { scan, channels, side_by_side, steps, blocks, .. } = self;
+        let Plan { scan, channels, side_by_side, steps, stages, blocks, .. } = self;
         let gradient = u8::from(self.pass == Pass::Gradient);
         let y = if self.pass == Pass::WideScan { "REAL" } else { "STORAGE" };
-        let clustered = u8::from(self.cluster > 1);
+        let (own, clustered) = (u8::from(self.own), u8::from(self.cluster > 1));
         format!(
             "{} -DY={y} -DSCAN={scan} -DGRADIENT={gradient} -DVEC={channels} -DCOLS={side_by_side} -DROWS={steps} \
-             -DTHREADS={THREADS} -DBLOCKS={blocks} -DCLUSTERED={clustered}",
+             -DTHREADS={THREADS} -DBLOCKS={blocks} -DSTAGES={stages} -DOWN={own} -DCLUSTERED={clustered}",
             types(dtype)
         )
     }

@@ -8,9 +8,11 @@
 //   ROWS       steps of a thread
 //   THREADS    threads of a block
 //   BLOCKS     blocks that a multiprocessor shall hold
+//   STAGES     tiles in shared memory: the one at work, and those ahead
+//   OWN        whether threads read ahead what they use themselves
 //   CLUSTERED  whether blocks of a cluster share a row
 //
-// A block walks through time over some columns of a row, tile by tile, and reads the next tile while it works on one:
+// A block walks through time over some columns of a row, tile by tile, and reads the next tiles while it works on one:
 // its threads compose their steps as a whole, learn from each other what is before them, and go through their steps
 // from there. Where there are few rows, the blocks of a cluster take neighbouring tiles and tell each other what theirs
 // are as a whole. Totals are composed in the same order each time.

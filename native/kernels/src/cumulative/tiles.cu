@@ -26,6 +26,28 @@ __device__ __forceinline__ void store(const REAL (&from)[VEC], T* to) {
     }
 }
 
+// The same into memory, at once: the compiler itself would store piece by piece there.
+template <class T>
+__device__ __forceinline__ void store_far(const REAL (&from)[VEC], T* to) {
+    constexpr int BYTES = VEC * sizeof(T);
+    if constexpr (BYTES % 8 == 0) {
+        T all[VEC];
+        u64 words[BYTES / 8];
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) narrow(from[v], all[v]);
+        memcpy(words, all, BYTES);
+        if constexpr (BYTES == 8)
+            *(u64*)to = words[0];
+        else
+#pragma unroll
+            for (int w = 0; w < BYTES / 8; w += 2)
+                asm volatile("st.global.v2.b64 [%0], {%1, %2};"
+                             ::"l"((u64*)to + w), "l"(words[w]), "l"(words[w + 1]) : "memory");
+    } else {
+        store(from, to);
+    }
+}
+
 // Where a thread stands: its row, its first channel and the first step of its tile.
 struct Place {
     i64 row, channel, step;
@@ -48,29 +70,37 @@ __device__ __forceinline__ REAL first(const Params& p, const Place& at, int v) {
 
 // Threads of a column, one after another in time; channels of a tile; steps of a tile; warps of a block.
 constexpr int AT_ONCE = THREADS / COLS, CHANNELS = COLS * VEC, STEPS = AT_ONCE * ROWS, WARPS = THREADS / 32;
+static_assert(CHANNELS <= THREADS, "each channel has a thread that exchanges totals");
 
-// What a block reads ahead lies in shared memory, and what it writes takes its place.
-#if SCAN != 2 && (GRADIENT || SCAN == 1)
+// What a block reads ahead lies in shared memory. Unless each thread reads what it uses itself and writes it straight
+// to memory, results take the place of what is read.
+#if SCAN == 1 || SCAN == 3 && GRADIENT
 typedef REAL Widest;
 #else
 typedef Y Widest;
 #endif
-constexpr int PLACE = VEC * sizeof(Widest), WRITES = SCAN == 1 && !GRADIENT ? 2 : 1;
+constexpr int PLACE = VEC * sizeof(Widest), WRITES = SCAN == 1 && !GRADIENT && !OWN ? 2 : 1;
 constexpr int TENSORS = READS > WRITES ? READS : WRITES;
-// Behind the steps of a thread comes a gap, without which those of many threads would lie in the same banks.
-constexpr int GAP = COLS < 8, TENSOR = (STEPS + GAP * AT_ONCE) * COLS * PLACE, STAGE = TENSORS * TENSOR;
+constexpr int TENSOR = STEPS * COLS * PLACE, STAGE = TENSORS * TENSOR;
+// Threads of which each reads its own steps would find them in the same banks: so many take them in other orders.
+constexpr int APART = 128 / (COLS * PLACE), ORDERS = APART < 1 ? 1 : APART < ROWS ? APART : ROWS;
 
 extern __shared__ __align__(16) unsigned char stages[];
 
 // Where step `step` of a tile has the thread's channels of tensor `k`.
 __device__ __forceinline__ unsigned char* there(int stage, int step, int k) {
-    return stages + stage * STAGE + k * TENSOR + ((step + GAP * (step / ROWS)) * COLS + threadIdx.x % COLS) * PLACE;
+    int place = (step ^ step / ROWS % ORDERS) * COLS + threadIdx.x % COLS;
+    return stages + stage * STAGE + k * TENSOR + place * PLACE;
 }
 
-// Threads copy what neighbours in memory need, whichever thread will use it: the `r`th step that a thread copies, and
-// the `r`th that it computes.
-__device__ __forceinline__ int copied(int r) { return r * AT_ONCE + threadIdx.x / COLS; }
+// The `r`th step that a thread computes, and the `r`th that it copies: its own, where neighbouring channels fill what
+// memory reads at once; else threads copy what neighbours in memory need, whichever thread will use it.
 __device__ __forceinline__ int computed(int r) { return threadIdx.x / COLS * ROWS + r; }
+__device__ __forceinline__ int copied(int r) { return OWN ? computed(r) : r * AT_ONCE + threadIdx.x / COLS; }
+
+__device__ __forceinline__ void all_threads_copied() {
+    if (!OWN) __syncthreads();
+}
 
 // Asks for a thread's neighbours in memory; `arrived` waits for them.
 template <class T>
@@ -94,7 +124,7 @@ __device__ __forceinline__ void ask(const T* from, unsigned char* to) {
     memcpy(to, from, BYTES);
 }
 
-// What is asked for a tile is a group; all but the last have arrived.
+// What is asked for a tile is a group; all but those ahead have arrived.
 __device__ __forceinline__ void asked() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -103,7 +133,7 @@ __device__ __forceinline__ void asked() {
 
 __device__ __forceinline__ void arrived() {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(1) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
 #endif
 }
 
@@ -193,10 +223,11 @@ constexpr int WORDS = sizeof(Total) / 4;
 constexpr int MOST_BLOCKS = CLUSTERED ? 8 : 1;
 
 // What the threads of a block, and the blocks of a cluster, tell each other in a round: what the steps of a warp, and
-// of a block, are as a whole. And the barrier that waits for the blocks.
+// of a block, are as a whole, and then what is before them. And the barrier that waits for the blocks.
 struct Exchange {
-    alignas(16) unsigned warps[WORDS][WARPS][CHANNELS];
-    alignas(16) unsigned blocks[WORDS][MOST_BLOCKS][CHANNELS];
+    alignas(32) unsigned warps[WORDS][WARPS][CHANNELS];
+    alignas(32) unsigned before[WORDS][CHANNELS];
+    unsigned blocks[WORDS][MOST_BLOCKS][CHANNELS];
     u64 barrier;
 };
 
@@ -232,47 +263,65 @@ __device__ __forceinline__ void append(Total (&sum)[VEC], const Total (&later)[V
 #endif
 }
 
-struct alignas(VEC * 4) Pack { unsigned of[VEC]; };
+constexpr int PACKED = VEC < 4 ? VEC : 4;
+struct alignas(PACKED * 4) Pack { unsigned of[PACKED]; };
 
 // The totals of neighbouring channels, whose words lie `apart`.
 __device__ __forceinline__ void put(const Total (&totals)[VEC], unsigned* to, int apart) {
     unsigned words[VEC][WORDS];
     memcpy(words, totals, sizeof(words));
 #pragma unroll
-    for (int w = 0; w < WORDS; ++w) {
-        Pack pack;
+    for (int w = 0; w < WORDS; ++w)
 #pragma unroll
-        for (int v = 0; v < VEC; ++v) pack.of[v] = words[v][w];
-        *(Pack*)(to + w * apart) = pack;
-    }
+        for (int first = 0; first < VEC; first += PACKED) {
+            Pack pack;
+#pragma unroll
+            for (int v = 0; v < PACKED; ++v) pack.of[v] = words[first + v][w];
+            *(Pack*)(to + w * apart + first) = pack;
+        }
 }
 
 __device__ __forceinline__ void get(const unsigned* from, int apart, Total (&totals)[VEC]) {
     unsigned words[VEC][WORDS];
 #pragma unroll
-    for (int w = 0; w < WORDS; ++w) {
-        Pack pack = *(const Pack*)(from + w * apart);
+    for (int w = 0; w < WORDS; ++w)
 #pragma unroll
-        for (int v = 0; v < VEC; ++v) words[v][w] = pack.of[v];
-    }
+        for (int first = 0; first < VEC; first += PACKED) {
+            Pack pack = *(const Pack*)(from + w * apart + first);
+#pragma unroll
+            for (int v = 0; v < PACKED; ++v) words[first + v][w] = pack.of[v];
+        }
     memcpy(totals, words, sizeof(words));
 }
 
-// Puts `before` behind all that come before the `me`th of these, and `sum` behind all.
-template <int MOST>
-__device__ __forceinline__ void compose(const unsigned (&of)[WORDS][MOST][CHANNELS], int count, int me,
-                                        Total (&sum)[VEC], Total (&before)[VEC]) {
+// The same for a single channel.
+__device__ __forceinline__ void put(Total total, unsigned* to, int apart) {
+    unsigned words[WORDS];
+    memcpy(words, &total, sizeof(words));
 #pragma unroll
-    for (int i = 0; i < MOST; ++i) {
-        if (i >= count) break;
-        if (i == me) {
+    for (int w = 0; w < WORDS; ++w) to[w * apart] = words[w];
+}
+
+__device__ __forceinline__ Total get(const unsigned* from, int apart) {
+    unsigned words[WORDS];
 #pragma unroll
-            for (int v = 0; v < VEC; ++v) before[v] = sum[v];
-        }
-        Total one[VEC];
-        get(&of[0][i][threadIdx.x % COLS * VEC], MOST * CHANNELS, one);
-        append(sum, one);
+    for (int w = 0; w < WORDS; ++w) words[w] = from[w * apart];
+    Total total;
+    memcpy(&total, words, sizeof(words));
+    return total;
+}
+
+// Puts what is before each warp in the place of its total, in the thread's channel; and what all are as a whole.
+__device__ __forceinline__ Total over_warps(Exchange& shared) {
+    Total sum = identity(), all[WARPS];
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) all[i] = get(&shared.warps[0][i][threadIdx.x], WARPS * CHANNELS);
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) {
+        put(sum, &shared.warps[0][i][threadIdx.x], WARPS * CHANNELS);
+        sum = then(sum, all[i]);
     }
+    return sum;
 }
 
 // What lane `from` has.
@@ -286,46 +335,29 @@ __device__ __forceinline__ Total of_lane(Total own, int from) {
 }
 
 #if CLUSTERED
-__device__ __forceinline__ int own_rank() {
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-__device__ __forceinline__ unsigned address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
-
-__device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
-    unsigned there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
+__device__ __forceinline__ int own_rank() { return rank_in_cluster(); }
 
 __device__ __forceinline__ void begin(Exchange (&exchange)[2]) {
     if (threadIdx.x < 2) {
         unsigned barrier = address(&exchange[threadIdx.x].barrier);
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
     }
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    meet_in_cluster();
 }
 
-// Tells all blocks of the cluster what the tile of this one is as a whole: each warp tells some of them.
-__device__ __forceinline__ void tell(const Params& p, Exchange& shared, const Total (&tile)[VEC]) {
+// Tells all blocks of the cluster what the tile of this one is as a whole, in the thread's channel.
+__device__ __forceinline__ void tell(const Params& p, Exchange& shared, Total tile) {
     unsigned barrier = address(&shared.barrier), bytes = WORDS * CHANNELS * 4 * (unsigned)p.cluster;
-    unsigned own = address(&shared.blocks[0][own_rank()][threadIdx.x % COLS * VEC]);
+    unsigned own = address(&shared.blocks[0][own_rank()][threadIdx.x]), words[WORDS];
+    memcpy(words, &tile, sizeof(words));
     if (threadIdx.x == 0)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-    if (threadIdx.x % 32 >= COLS) return;
-    unsigned words[VEC][WORDS];
-    memcpy(words, tile, sizeof(words));
-    for (int rank = threadIdx.x / 32; rank < p.cluster; rank += WARPS) {
+    for (int rank = 0; rank < p.cluster; ++rank) {
         unsigned there = in_block(own, rank), his = in_block(barrier, rank);
 #pragma unroll
         for (int w = 0; w < WORDS; ++w)
-#pragma unroll
-            for (int v = 0; v < VEC; ++v)
-                asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                             ::"r"(there + (w * MOST_BLOCKS * CHANNELS + v) * 4), "r"(words[v][w]), "r"(his)
-                             : "memory");
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                         ::"r"(there + w * MOST_BLOCKS * CHANNELS * 4), "r"(words[w]), "r"(his) : "memory");
     }
 }
 
@@ -338,26 +370,46 @@ __device__ __forceinline__ void listen(const Exchange& shared, i64 round) {
                      : "=r"(told) : "r"(address(&shared.barrier)), "r"(parity) : "memory");
     while (!told);
 }
+
+// What is before the block's tile, and in `carry` what is before the next round.
+__device__ __forceinline__ Total over_blocks(const Params& p, Exchange& shared, i64 round, Total tile, Total& carry) {
+    tell(p, shared, tile);
+    listen(shared, round);
+    Total all[MOST_BLOCKS], before = carry;
+#pragma unroll
+    for (int i = 0; i < MOST_BLOCKS; ++i)
+        if (i < p.cluster) all[i] = get(&shared.blocks[0][i][threadIdx.x], MOST_BLOCKS * CHANNELS);
+#pragma unroll
+    for (int i = 0; i < MOST_BLOCKS; ++i) {
+        if (i == own_rank()) before = carry;
+        if (i < p.cluster) carry = then(carry, all[i]);
+    }
+    return before;
+}
 #else
 __device__ __forceinline__ int own_rank() { return 0; }
 __device__ __forceinline__ void begin(Exchange (&)[2]) {}
+__device__ __forceinline__ Total over_blocks(const Params&, Exchange&, i64, Total tile, Total& carry) {
+    Total before = carry;
+    carry = then(carry, tile);
+    return before;
+}
 #endif
 
-// What is before a thread's tile and its warp, and in `carry` what is before the next round.
-__device__ __forceinline__ void exchange_totals(const Params& p, Exchange& shared, i64 round, Total (&carry)[VEC],
-                                                Total (&before)[VEC]) {
-#if CLUSTERED
-    Total tile[VEC], warps[VEC];
-#pragma unroll
-    for (int v = 0; v < VEC; ++v) tile[v] = identity();
-    compose(shared.warps, WARPS, threadIdx.x / 32, tile, warps);
-    tell(p, shared, tile);
-    listen(shared, round);
-    compose(shared.blocks, p.cluster, own_rank(), carry, before);
+// What is before a thread, which knows what is before it in its warp: as many threads as there are channels see to what
+// is before each warp and the tile, and know in `carry` what is before the next round.
+__device__ __forceinline__ void exchange_totals(const Params& p, Exchange& shared, i64 round, Total& carry,
+                                                const Total (&own)[VEC], Total (&before)[VEC]) {
+    __syncthreads();
+    if (threadIdx.x < CHANNELS)
+        put(over_blocks(p, shared, round, over_warps(shared), carry), &shared.before[0][threadIdx.x], CHANNELS);
+    __syncthreads();
+    Total warps[VEC];
+    int channel = threadIdx.x % COLS * VEC;
+    get(&shared.before[0][channel], CHANNELS, before);
+    get(&shared.warps[0][threadIdx.x / 32][channel], WARPS * CHANNELS, warps);
     append(before, warps);
-#else
-    compose(shared.warps, WARPS, threadIdx.x / 32, carry, before);
-#endif
+    append(before, own);
 }
 
 // A cluster has some columns of a row. In a round each of its blocks has a tile, one after another in time.
@@ -451,29 +503,38 @@ __device__ __forceinline__ void over_lanes(Total (&own)[VEC], Exchange& shared) 
     }
 }
 
+// Writes a step's result: into memory, or in the place of what it read.
+template <class T>
+__device__ __forceinline__ void result(const Place& at, int stage, int step, int k, const REAL (&from)[VEC], T* to) {
+    if (OWN)
+        store_far(from, to + at.here + step * at.further);
+    else
+        store(from, (T*)there(stage, step, k));
+}
+
 template <bool FULL>
 __device__ __forceinline__ void apply(const Params& p, const Place& at, int stage, State (&state)[VEC]) {
     int count = steps(p, at);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         if (!FULL && computed(r) >= count) break;
-        REAL all[READS][VEC], result[VEC], log_result[VEC];
+        REAL all[READS][VEC], y[VEC], log_y[VEC];
         read_again<FULL>(p, at, stage, computed(r), all);
 #pragma unroll
         for (int v = 0; v < VEC; ++v) {
             REAL one[READS];
 #pragma unroll
             for (int k = 0; k < READS; ++k) one[k] = all[k][v];
-            result[v] = step(p, state[v], one, log_result[v]);
+            y[v] = step(p, state[v], one, log_y[v]);
         }
-        store(result, (Y*)there(stage, computed(r), 0));
+        result(at, stage, computed(r), 0, y, p.to);
 #if SCAN == 1 && !GRADIENT
-        store(log_result, (REAL*)there(stage, computed(r), 1));
+        result(at, stage, computed(r), 1, log_y, p.log_to);
 #endif
     }
 }
 
-// Goes through a thread's steps: their results take the place of what they read.
+// Goes through a thread's steps.
 __device__ __forceinline__ void apply(const Params& p, const Place& at, int stage, State (&state)[VEC]) {
     if (is_followed(p, at))
         apply<true>(p, at, stage, state);
@@ -497,8 +558,10 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, int stag
 #endif
 }
 
-// Writes a tile's results.
+// Writes a tile's results, unless they are written.
 __device__ __forceinline__ void write(const Params& p, const Place& at, int stage) {
+    if (OWN) return;
+    __syncthreads();
     if (is_followed(p, at)) {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) write(p, at, stage, copied(r));
@@ -517,43 +580,44 @@ __device__ __forceinline__ void end(const Params& p, const Place& at, const Stat
         p.last[at.row * p.width + at.channel + v] = last(state[v], GRADIENT ? first(p, at, v) : (REAL)0);
 }
 
-// A round asks for the next tile, waits for its own, learns what is before it and writes its results. Neighbouring
+// A round asks for a tile ahead, waits for its own, learns what is before it and writes its results. Neighbouring
 // rounds exchange in places of their own: nobody is two rounds ahead of anybody.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cumulative(Params p) {
     __shared__ Exchange exchange[2];
     begin(exchange);
-    Place at = place(p);
-    fetch(p, at, 0);
-    Total carry[VEC];
+    Place at = place(p), ahead = at;
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+        fetch(p, ahead, stage);
+        ahead = next_round(p, ahead);
+    }
     State starts[VEC];
 #pragma unroll
     for (int v = 0; v < VEC; ++v) {
         REAL given = at.inside && p.start ? p.start[at.row * p.width + at.channel + v] : (REAL)0;
         starts[v] = start(given, p.start);
-        carry[v] = identity();
     }
+    Total carry = identity();
+    int stage = 0, free = STAGES - 1;
     for (i64 round = 0; round < p.rounds; ++round) {
-        int stage = round % 2;
-        Place next = next_round(p, at);
-        fetch(p, next, 1 - stage);
+        fetch(p, ahead, free);
         arrived();
-        __syncthreads();
+        all_threads_copied();
 
         Total own[VEC], before[VEC];
         State state[VEC];
         summarize(p, at, stage, own);
-        over_lanes(own, exchange[stage]);
-        __syncthreads();
-
-        exchange_totals(p, exchange[stage], round, carry, before);
-        append(before, own);
+        over_lanes(own, exchange[round % 2]);
+        exchange_totals(p, exchange[round % 2], round, carry, own, before);
 #pragma unroll
         for (int v = 0; v < VEC; ++v) state[v] = after(starts[v], before[v]);
         apply(p, at, stage, state);
         end(p, at, state);
-        __syncthreads();
-
         write(p, at, stage);
-        at = next;
+
+        at = next_round(p, at);
+        ahead = next_round(p, ahead);
+        free = stage;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 }

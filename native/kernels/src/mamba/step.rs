@@ -21,7 +21,7 @@ use crate::tensor::{DType, Described, Spec, ViewMut};
 /// Sources of a kernel's text, behind what begins all of them.
 macro_rules! text {
     ($($part:literal),*) => {
-        concat!(include_str!("step/early.cu") $(, include_str!($part))*)
+        concat!(include_str!("../cuda/early.cu") $(, include_str!($part))*)
     };
 }
 const EMBED: Source = Source { name: "step_embed", text: text!("step/embed.cu") };

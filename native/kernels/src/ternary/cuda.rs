@@ -1,7 +1,9 @@
 //! Ternary numbers on CUDA.
 //!
 //! Conversions are done byte by byte of the target. Products read planes as words of 32 cells, whose codes are made in
-//! registers and meet four activations an instruction (`dp4a`), or are counted (`popc`). Content that is refused is found
+//! registers and meet four activations an instruction (`dp4a`), those of many rows tensor cores, or are counted, by words
+//! (`popc`) or on tensor cores.
+//! Content that is refused is found
 //! by a kernel and read back, so that conversions, quantized activations and proofs wait for the device; products do not.
 
 use super::layouts::{Grid, Layout, OnSentinel, Problem as Conversion};
@@ -10,20 +12,48 @@ use super::plane_bytes;
 use super::products::{Form, Pairs, Problem as Product};
 use super::rules::{Activations, Problem as Quantization, Rule};
 use super::sums::{Proof, Weights};
-use crate::cuda::{Buffer, Lane, Source, function, grid_size, launch_each, types};
+use crate::cuda::{Buffer, Kernel, Lane, Source, Together, function, grid_size, launch_each, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
 
 const CELLS: Source = Source { name: "ternary_cells", text: include_str!("cells.cu") };
-const RULES: &str = include_str!("rules.cu");
+const RULES: &str = concat!(include_str!("../cuda/early.cu"), include_str!("bytes.cu"), include_str!("rules.cu"));
 const SIZES: Source = Source { name: "ternary_sizes", text: RULES };
 const THRESHOLD: Source = Source { name: "ternary_threshold", text: RULES };
 const CUT: Source = Source { name: "ternary_cut", text: RULES };
 const BYTES: Source = Source { name: "ternary_bytes", text: RULES };
+const BITS: Source = Source { name: "ternary_bits", text: RULES };
 const PRODUCT: Source = Source {
     name: "ternary_product",
-    text: concat!(include_str!("../cuda/activation.cu"), include_str!("products.cu")),
+    text: concat!(
+        include_str!("../cuda/activation.cu"),
+        include_str!("../cuda/early.cu"),
+        include_str!("ends.cu"),
+        include_str!("products.cu")
+    ),
+};
+const TILE: Source = Source {
+    name: "ternary_tile",
+    text: concat!(
+        include_str!("../cuda/activation.cu"),
+        include_str!("../cuda/early.cu"),
+        include_str!("../cuda/copies.cu"),
+        include_str!("../cuda/cluster.cu"),
+        include_str!("ends.cu"),
+        include_str!("tile.cu")
+    ),
+};
+const COUNTS: Source = Source {
+    name: "ternary_counts",
+    text: concat!(
+        include_str!("../cuda/activation.cu"),
+        include_str!("../cuda/early.cu"),
+        include_str!("../cuda/copies.cu"),
+        include_str!("ends.cu"),
+        include_str!("bytes.cu"),
+        include_str!("counts.cu")
+    ),
 };
 const SUMS: &str = include_str!("sums.cu");
 const DOT: Source = Source { name: "ternary_dot", text: SUMS };
@@ -34,8 +64,20 @@ const ARGMAX: Source = Source { name: "argmax", text: SUMS };
 /// Threads of a block that has a row, as `rules.cu` has them.
 const THREADS: u32 = 256;
 
+/// Threads of a block that makes a row ready for products, as `rules.cu` has them.
+const WIDE: u32 = 1024;
+
 /// Warps of a block of products, as `products.cu` has them.
 const WARPS: usize = 8;
+
+/// Warps of a block that counts, as `counts.cu` has them.
+const COUNTING: usize = 16;
+
+/// So many rows of bytes are counted; more are worth being multiplied on tensor cores, and more signs being counted there.
+const FEW: usize = 4;
+
+/// Columns that a tile takes at a time, as `tile.cu` and `counts.cu` have them.
+const CHUNK: usize = 512;
 
 /// Rows of the columns that a thread sums.
 const PART: usize = 512;
@@ -148,6 +190,7 @@ struct Rules {
     n: i64,
     stride: i64,
     parts: i64,
+    tiles: i64,
     floor: f32,
     stage: i32,
 }
@@ -251,11 +294,14 @@ struct Params {
     bias: u64,
     acc: u64,
     y: u64,
+    q: u64,
+    x_scales: u64,
     rows: i64,
     n: i64,
     outs: i64,
     stride: i64,
     scales: i64,
+    floor: f32,
 }
 
 /// Multiplies.
@@ -275,12 +321,19 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
         scales: problem.scales as i64,
         ..Params::default()
     };
-    prepare(problem, &mut params, outputs, lane)?;
+    let whole = problem.bytes().is_multiple_of(16) && params.planes.iter().all(|at| at.is_multiple_of(16));
+    let aligned = whole && params.x_planes.iter().all(|at| at.is_multiple_of(16));
+    if aligned && let Some(counts) = Counts::of(problem, lane) {
+        return counts.run(problem, &mut params, outputs, lane);
+    }
+    let tile = if whole { Tile::of(problem, lane) } else { None };
+    prepare(problem, tile.as_ref(), &mut params, outputs, lane)?;
     if rows * outs == 0 {
         return Ok(());
     }
-    let whole = problem.bytes().is_multiple_of(16) && params.planes.iter().all(|at| at.is_multiple_of(16));
-    let aligned = whole && params.x_planes.iter().all(|at| at.is_multiple_of(16));
+    if let Some(tile) = tile {
+        return tile.launch(problem, &params, lane);
+    }
     let of_rows = if rows == 1 { 1 } else { 4 };
     let busy = WARPS * lane.device().facts().multiprocessors as usize;
     let of_outs = if outs * rows.div_ceil(of_rows) >= 4 * busy { 4 } else { 1 };
@@ -292,6 +345,8 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
         function(problem.options.activation)
     );
     let kernel = lane.device().kernel(&PRODUCT, &options)?;
+    // SAFETY: as for tiles; but planes that are given as activations are made by nobody here.
+    let kernel = if form == Form::I8 { unsafe { kernel.early() } } else { kernel };
     let grid = grid_size(outs.div_ceil(WARPS * of_outs))?;
     // The second size of a grid is small.
     const MOST: usize = 32768;
@@ -318,8 +373,187 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
     Ok(())
 }
 
+/// What `counts.cu` is compiled for: rows of activations of a block, sixteens of rows of weights, and chunks on their way.
+struct Counts {
+    rows: usize,
+    sides: usize,
+    stages: usize,
+}
+
+impl Counts {
+    /// For few rows of bytes or many of signs, where tensor cores count and there is room for the activations.
+    fn of(problem: &Product, lane: &Lane) -> Option<Counts> {
+        let facts = lane.device().facts();
+        let processors = facts.multiprocessors as usize;
+        let most = match problem.form {
+            Form::I8 if (1..=FEW).contains(&problem.rows) => problem.rows.next_power_of_two(),
+            Form::Ternary if problem.rows > FEW => 8 * problem.rows.div_ceil(8).next_power_of_two().min(4),
+            _ => return None,
+        };
+        // Devices of other generations count bits one after the other. The second size of a grid is small.
+        if !matches!(facts.capability.0, 8 | 9) || problem.outs == 0 || problem.rows > 8 * 65535 {
+            return None;
+        }
+        let sides = [1, 2].into_iter().find(|sides| problem.outs <= 16 * sides * processors).unwrap_or(4);
+        let fits = |rows: usize| {
+            let blocks = problem.outs.div_ceil(16 * sides) * problem.rows.div_ceil(rows);
+            let steps = problem.n.div_ceil(CHUNK).div_ceil(COUNTING / sides).max(1);
+            // Where there are more blocks than multiprocessors, two are at work on each, if they have registers for it.
+            let stages = steps.min(if blocks > processors && matches!(rows, 1 | 8) { 2 } else { 6 });
+            let counts = |stages| Counts { rows, sides, stages };
+            (1..=stages).rev().map(counts).find(|counts| counts.shared(problem) + 128 <= facts.shared as usize)
+        };
+        match problem.form {
+            Form::I8 => fits(most),
+            _ => [32, 16, 8].into_iter().filter(|&rows| rows <= most).find_map(fits),
+        }
+    }
+
+    /// Chunks of weights, and rows of bits, each an odd number of chunks long.
+    fn shared(&self, problem: &Product) -> usize {
+        let bits = if problem.form == Form::I8 { 8 } else { 2 };
+        self.stages * COUNTING * 32 * 64 + bits * self.rows * (problem.n.div_ceil(CHUNK) | 1) * (CHUNK / 8)
+    }
+
+    fn run(self, problem: &Product, params: &mut Params, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        let Product { rows, outs, dtype, form, .. } = *problem;
+        if form == Form::I8 {
+            (params.q, params.x_scales) = (at(outputs, "xq", lane)?, at(outputs, "x_scale", lane)?);
+            params.floor = problem.activations().floor;
+        } else {
+            prepare(problem, None, params, outputs, lane)?;
+        }
+        let options = format!(
+            "{} -DFORM={} -DROWS={} -DSIDES={} -DSTAGES={} -DFN={}",
+            types(dtype),
+            form as usize,
+            self.rows,
+            self.sides,
+            self.stages,
+            function(problem.options.activation)
+        );
+        // SAFETY: it waits before it reads or writes anything.
+        let kernel = unsafe { lane.device().kernel(&COUNTS, &options)?.early() };
+        let grid = [grid_size(outs.div_ceil(16 * self.sides))?, rows.div_ceil(self.rows) as u32, 1];
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
+        // and scratch memory has what was prepared.
+        unsafe { lane.launch_with(&kernel, grid, 32 * COUNTING as u32, self.shared(problem) as u32, params) }
+    }
+}
+
+/// What `tile.cu` is compiled for: warps side by side, activations in 8 rows, groups of such warps, blocks of a cluster,
+/// chunks on their way and the one at work.
+#[derive(Clone, Copy)]
+struct Tile {
+    sides: usize,
+    rows: usize,
+    groups: usize,
+    cluster: usize,
+    stages: usize,
+}
+
+impl Tile {
+    /// A tile for many rows of bytes, where there are tensor cores for them.
+    fn of(problem: &Product, lane: &Lane) -> Option<Tile> {
+        let facts = lane.device().facts();
+        let rows = problem.rows.div_ceil(8).next_power_of_two().min(4);
+        // The second size of a grid is small.
+        let few = problem.rows <= FEW || problem.rows.div_ceil(8 * rows) > 65535;
+        if problem.form != Form::I8 || facts.capability.0 < 8 || few {
+            return None;
+        }
+        let sides = if problem.outs >= 128 * facts.multiprocessors as usize { 4 } else { 2 };
+        let of = |sides| Tile { sides, rows, groups: WARPS / sides, cluster: 1, stages: 0 }.staged(problem, lane);
+        of(sides).or_else(|| of(4))
+    }
+
+    /// With as many stages as there are chunks and as have room.
+    fn staged(self, problem: &Product, lane: &Lane) -> Option<Tile> {
+        let turns = problem.n.div_ceil(CHUNK).div_ceil(self.groups * self.cluster);
+        let fits = |tile: &Tile| tile.shared() <= lane.device().facts().shared as usize;
+        (2..=(turns + 1).clamp(2, 5)).rev().map(|stages| Tile { stages, ..self }).find(fits)
+    }
+
+    /// Clusters whose blocks share the columns, and need so much less of x each, if they are as quick to be all at work.
+    fn clustered(self, problem: &Product, lane: &Lane) -> Result<Option<(Tile, Kernel)>> {
+        let all = lane.device().facts().multiprocessors as usize;
+        let alone = self.sides_of(problem.outs).div_ceil(all) * self.sides;
+        if self.count(problem.rows) > self.rows {
+            return Ok(None);
+        }
+        for (sides, cluster) in [(8, 8), (8, 4), (4, 2)] {
+            let tile = Tile { sides, groups: WARPS / sides, cluster, ..self };
+            let blocks = tile.sides_of(problem.outs);
+            let empty = problem.n.div_ceil(CHUNK) <= cluster / 2;
+            let Some(tile) = tile.staged(problem, lane).filter(|_| !empty && (cluster < 8 || 8 * blocks <= all)) else {
+                continue;
+            };
+            let kernel = tile.kernel(problem, lane)?;
+            let at_once = lane.device().clusters(&kernel, cluster as u32, tile.size())?;
+            let together = blocks.div_ceil(at_once.max(1)) * sides / cluster;
+            if at_once > 0 && together <= alone - usize::from(cluster == 8) {
+                return Ok(Some((tile, kernel)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn shared(&self) -> usize {
+        self.groups * self.stages * 8 * self.rows * CHUNK
+    }
+
+    /// Threads and shared memory of a block.
+    fn size(&self) -> [u32; 2] {
+        [32 * WARPS as u32, self.shared() as u32]
+    }
+
+    /// Tiles of 8 rows of activations.
+    fn count(&self, rows: usize) -> usize {
+        rows.next_multiple_of(8 * self.rows) / 8
+    }
+
+    /// Blocks, or clusters, that have all rows of weights.
+    fn sides_of(&self, outs: usize) -> usize {
+        outs.div_ceil(32 * self.sides)
+    }
+
+    fn kernel(&self, problem: &Product, lane: &Lane) -> Result<Kernel> {
+        let Tile { sides, rows, groups, cluster, stages } = *self;
+        let (form, function) = (problem.form as usize, function(problem.options.activation));
+        let options = format!(
+            "{} -DFORM={form} -DSIDES={sides} -DNT={rows} -DGROUPS={groups} -DCLUSTER={cluster} -DSTAGES={stages} \
+             -DFN={function}",
+            types(problem.dtype),
+        );
+        // SAFETY: it waits before it reads what x was made to, and nobody writes weights meanwhile: what was queued before
+        // x was made ready is done.
+        Ok(unsafe { lane.device().kernel(&TILE, &options)?.early() })
+    }
+
+    fn launch(&self, problem: &Product, params: &Params, lane: &Lane) -> Result<()> {
+        if let Some((tile, kernel)) = self.clustered(problem, lane)? {
+            let (cluster, blocks) = (tile.cluster, grid_size(tile.cluster * tile.sides_of(problem.outs))?);
+            // SAFETY: as below.
+            return unsafe {
+                lane.launch_together(&kernel, Together::Cluster(cluster as u32), blocks, tile.size(), params)
+            };
+        }
+        let (kernel, [threads, shared]) = (self.kernel(problem, lane)?, self.size());
+        let grid = [grid_size(self.sides_of(problem.outs))?, (self.count(problem.rows) / self.rows) as u32, 1];
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
+        // and scratch memory has what was prepared.
+        unsafe { lane.launch_with(&kernel, grid, threads, shared, params) }
+    }
+}
+
 /// Makes of activations what meets the weights, in scratch memory.
-fn prepare(problem: &Product, params: &mut Params, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+fn prepare(
+    problem: &Product,
+    tile: Option<&Tile>,
+    params: &mut Params,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+) -> Result<()> {
     let Product { rows, n, dtype, .. } = *problem;
     let mut rules = Rules { x: params.x, rows: rows as i64, n: n as i64, parts: 1, ..Rules::default() };
     match problem.form {
@@ -332,8 +566,10 @@ fn prepare(problem: &Product, params: &mut Params, outputs: &Named<&Buffer>, lan
         }
         Form::I8 => {
             // Four words of 32 cells are read at once.
-            let stride = n.next_multiple_of(128);
-            let (bits, numbers) = ((rows * stride).next_multiple_of(256), (rows * 4).next_multiple_of(256));
+            let stride = n.next_multiple_of(if tile.is_some() { CHUNK } else { 128 });
+            let tiles = tile.map_or(0, |tile| tile.count(rows));
+            let all = rows.max(8 * tiles);
+            let (bits, numbers) = ((all * stride).next_multiple_of(256), (rows * 4).next_multiple_of(256));
             let scratch = lane.scratch(bits + 2 * numbers)?;
             params.bits = scratch;
             params.totals = scratch + bits as u64;
@@ -344,8 +580,14 @@ fn prepare(problem: &Product, params: &mut Params, outputs: &Named<&Buffer>, lan
             };
             rules.q = at(outputs, "xq", lane)?;
             (rules.bits, rules.totals, rules.scales) = (params.bits, params.totals, params.x_scale);
-            (rules.stride, rules.floor) = (stride as i64, problem.activations().floor);
-            blocks(&BYTES, rows, &rules, dtype, lane)
+            (rules.stride, rules.tiles, rules.floor) = (stride as i64, tiles as i64, problem.activations().floor);
+            if rows == 0 {
+                return Ok(());
+            }
+            // SAFETY: it waits before it reads or writes anything.
+            let kernel = unsafe { lane.device().kernel(&BITS, &types(dtype))?.early() };
+            // SAFETY: Rules is the struct that the kernel declares; scratch has room for all rows.
+            unsafe { lane.launch(&kernel, [grid_size(all)?, 1, 1], WIDE, &rules) }
         }
         _ => Ok(()),
     }

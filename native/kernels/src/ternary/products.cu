@@ -1,21 +1,5 @@
-// Products with ternary weights in planes: FORM 0 of signs, 1 of bytes, 2 of floats. A warp has OUTS rows of weights and
-// ROWS rows of activations; ALIGNED says that rows of planes are of whole 16 bytes. FN is a function behind.
-
-struct Params {
-    const unsigned char* plane0;
-    const unsigned char* plane1;
-    const STORAGE* x;
-    const unsigned char* x_plane0;
-    const unsigned char* x_plane1;
-    const signed char* bits;
-    const int* totals;
-    const float* x_scale;
-    const float* w_scale;
-    const float* bias;
-    int* acc;
-    STORAGE* y;
-    i64 rows, n, outs, stride, scales;
-};
+// Products with ternary weights in planes. A warp has OUTS rows of weights and ROWS rows of activations; ALIGNED says that
+// rows of planes are of whole 16 bytes.
 
 constexpr int WARPS = 8;
 
@@ -31,51 +15,40 @@ __device__ __forceinline__ unsigned word(const unsigned char* row, i64 at, i64 b
 // Four words from the 4 at-th on.
 __device__ __forceinline__ uint4 words(const unsigned char* row, i64 at, i64 bytes) {
 #if ALIGNED
-    return __ldg((const uint4*)row + at);
+    return asked(row + 16 * at);
 #else
     return make_uint4(word(row, 4 * at, bytes), word(row, 4 * at + 1, bytes), word(row, 4 * at + 2, bytes),
                       word(row, 4 * at + 3, bytes));
 #endif
 }
 
-__device__ __forceinline__ unsigned pick(uint4 of, int which) {
-    return which == 0 ? of.x : which == 1 ? of.y : which == 2 ? of.z : of.w;
+struct Weights {
+    uint4 planes[OUTS][2];
+};
+
+// Four words of each row, or zeros after its end.
+__device__ __forceinline__ Weights weights_of(const unsigned char* const (&planes)[OUTS][2], i64 at, i64 bytes) {
+    Weights all;
+#pragma unroll
+    for (int o = 0; o < OUTS; o++)
+#pragma unroll
+        for (int plane = 0; plane < 2; plane++)
+            all.planes[o][plane] = 16 * at < bytes ? words(planes[o][plane], at, bytes) : make_uint4(0, 0, 0, 0);
+    return all;
 }
 
-// The codes, value + 1, of 32 cells: in byte j of code b that of cell 8 j + b.
-__device__ __forceinline__ void codes(unsigned plane0, unsigned plane1, int (&to)[8]) {
-    unsigned low = ~(plane0 ^ plane1), high = plane0 & ~plane1;
-    unsigned even = (low & 0x55555555) | (high & 0x55555555) << 1, odd = (low >> 1 & 0x55555555) | (high & 0xaaaaaaaa);
-#pragma unroll
-    for (int b = 0; b < 8; b += 2) {
-        to[b] = even >> b & 0x03030303;
-        to[b + 1] = odd >> b & 0x03030303;
-    }
+// Products of 16 codes; every other one stays where it is in its byte and is added to `fours`, four times too large.
+__device__ __forceinline__ void add_codes(uint2 of, int4 x, int& sum, int& fours) {
+    sum = __dp4a((int)(of.x & 0x03030303), x.x, sum);
+    sum = __dp4a((int)(of.y & 0x03030303), x.y, sum);
+    fours = __dp4a((int)(of.x & 0x0c0c0c0c), x.z, fours);
+    fours = __dp4a((int)(of.y & 0x0c0c0c0c), x.w, fours);
 }
 
 template <class T>
 __device__ __forceinline__ T total(T sum) {
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
     return sum;
-}
-
-#if FORM == 2
-typedef float Sum;
-#else
-typedef int Sum;
-#endif
-
-__device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum sum) {
-    i64 at = row * p.outs + out;
-#if FORM != 2
-    if (p.acc) p.acc[at] = sum;
-#endif
-    if (!p.y) return;
-    float y = (float)sum;
-    if (p.x_scale) y = __fmul_rn(y, p.x_scale[row]);
-    if (p.w_scale) y = __fmul_rn(y, p.w_scale[p.scales == 1 ? 0 : out]);
-    if (p.bias) y = __fadd_rn(y, p.bias[out]);
-    narrow(activate<FN>(y), p.y[at]);
 }
 
 extern "C" __global__ void ternary_product(Params p) {
@@ -94,10 +67,14 @@ extern "C" __global__ void ternary_product(Params p) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) sums[o][r] = 0;
     }
+#if FORM == 1
+    int fours[OUTS][ROWS] = {};
+#endif
     i64 row_of[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) row_of[r] = first_row + r < p.rows ? first_row + r : p.rows - 1;
 #if FORM == 2
+    wait_for_others();
     for (i64 at = 0; 32 * at < p.n; at++) {
         i64 i = 32 * at + lane;
         float x[ROWS];
@@ -119,13 +96,13 @@ extern "C" __global__ void ternary_product(Params p) {
         }
     }
 #else
+    Weights next = weights_of(planes, lane, bytes);
+    wait_for_others();
     for (i64 at = lane; 16 * at < bytes; at += 32) {
-        uint4 a[OUTS], b[OUTS];
-#pragma unroll
-        for (int o = 0; o < OUTS; o++) {
-            a[o] = words(planes[o][0], at, bytes);
-            b[o] = words(planes[o][1], at, bytes);
-        }
+        Weights weights = next;
+        next = weights_of(planes, at + 32, bytes);
+        // So that they are asked for before this step's work.
+        __syncwarp(__activemask());
 #if FORM == 0
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
@@ -135,7 +112,7 @@ extern "C" __global__ void ternary_product(Params p) {
             for (int o = 0; o < OUTS; o++) {
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
-                    unsigned w0 = pick(a[o], k), w1 = pick(b[o], k), v0 = pick(x0, k), v1 = pick(x1, k);
+                    unsigned w0 = pick(weights.planes[o][0], k), w1 = pick(weights.planes[o][1], k), v0 = pick(x0, k), v1 = pick(x1, k);
                     unsigned both = (w0 ^ w1) & (v0 ^ v1);
                     sums[o][r] += __popc(both) - 2 * __popc(both & (w1 ^ v1));
                 }
@@ -144,18 +121,17 @@ extern "C" __global__ void ternary_product(Params p) {
 #else
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            int of[OUTS][8];
+            uint2 of[OUTS];
 #pragma unroll
-            for (int o = 0; o < OUTS; o++) codes(pick(a[o], k), pick(b[o], k), of[o]);
+            for (int o = 0; o < OUTS; o++) of[o] = pairs(pick(weights.planes[o][0], k), pick(weights.planes[o][1], k));
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 const int4* x = (const int4*)(p.bits + row_of[r] * p.stride + 32 * (4 * at + k));
                 int4 low = x[0], high = x[1];
-                int values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
                 for (int o = 0; o < OUTS; o++) {
-#pragma unroll
-                    for (int i = 0; i < 8; i++) sums[o][r] = __dp4a(of[o][i], values[i], sums[o][r]);
+                    add_codes(of[o], low, sums[o][r], fours[o][r]);
+                    add_codes(make_uint2(of[o].x >> 4, of[o].y >> 4), high, sums[o][r], fours[o][r]);
                 }
             }
         }
@@ -166,10 +142,11 @@ extern "C" __global__ void ternary_product(Params p) {
     for (int o = 0; o < OUTS; o++) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            Sum sum = total(sums[o][r]);
 #if FORM == 1
             // Codes are greater by one than what they are for.
-            sum -= p.totals[row_of[r]];
+            Sum sum = total(sums[o][r] + (fours[o][r] >> 2)) - p.totals[row_of[r]];
+#else
+            Sum sum = total(sums[o][r]);
 #endif
             if (lane == 0 && first_out + o < p.outs && first_row + r < p.rows) finish(p, first_row + r, first_out + o, sum);
         }

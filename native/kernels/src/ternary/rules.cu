@@ -8,10 +8,10 @@ struct Params {
     unsigned char* plane0;
     unsigned char* plane1;
     signed char* q;      // as it lies
-    signed char* bits;   // as products want it, rows of `stride`
+    signed char* bits;   // as products want it, rows of `stride`, or so many tiles of 8 rows
     int* totals;         // sums of q
     unsigned long long* bad;
-    i64 rows, n, stride, parts;
+    i64 rows, n, stride, parts, tiles;
     float floor;
     int stage;
 };
@@ -91,48 +91,85 @@ extern "C" __global__ void ternary_cut(Params p) {
     i64 row = at / bytes, begin = at % bytes * 8;
     float threshold = p.thresholds ? p.thresholds[p.parts == 1 ? 0 : row] : 0.0f;
     int plane0 = 0, plane1 = 0;
-    for (int j = 0; j < 8 && begin + j < p.n; j++) {
-        float value = widen(p.x[row * p.n + begin + j]);
-        plane0 |= (value > threshold) << j;
-        plane1 |= (value < -threshold) << j;
+    Eight values = eight(p.x + row * p.n, begin, p.n);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        bool there = begin + j < p.n;
+        plane0 |= (there && values[j] > threshold) << j;
+        plane1 |= (there && values[j] < -threshold) << j;
     }
     p.plane0[at] = plane0;
     p.plane1[at] = plane1;
 }
 
 // Bytes of a row and its scale; of a row that is not finite zeros and NaN. A block has a row.
-//
-// Products read 32 cells as 8 words, of which word b has cells b, 8 + b, 16 + b and 24 + b.
 extern "C" __global__ void ternary_bytes(Params p) {
-    __shared__ unsigned largest_of[THREADS];
-    __shared__ int totals[THREADS];
+    __shared__ unsigned sizes[THREADS];
     i64 row = blockIdx.x;
     const STORAGE* x = p.x + row * p.n;
     unsigned most = 0;
     for (i64 i = threadIdx.x; i < p.n; i += THREADS) {
-        unsigned size = __float_as_uint(widen(x[i])) & 0x7fffffff;
-        most = size > most ? size : most;
+        unsigned size = size_of(widen(x[i]));
+        most = larger(most, size);
         if (size >= 0x7f800000 && p.bad) atomicMin(p.bad, (unsigned long long)(row * p.n + i));
     }
-    most = reduced(most, largest_of, [](unsigned a, unsigned b) { return a > b ? a : b; });
-    bool finite = most < 0x7f800000;
-    float largest = fmaxf(__uint_as_float(most), p.floor);
-    float inverse = finite ? __fdiv_rn(127.0f, largest) : 0.0f;
+    most = reduced(most, sizes, larger);
+    Measure measure(most, p.floor);
+    for (i64 i = threadIdx.x; i < p.n; i += THREADS) p.q[row * p.n + i] = measure.byte_of(widen(x[i]));
+    if (threadIdx.x == 0) p.scales[row] = measure.scale;
+}
+
+// Where products look for a byte. They read 32 cells as 8 words, of which word b has cells b, 8 + b, 16 + b and 24 + b:
+// one after the other, or as tile.cu has them in its threads. There thread 4 (row % 8) + t of a warp has of 512 columns
+// 4 words of cells from the 4 t-th on, and reads of each 16 bytes, and then 16 more.
+__device__ __forceinline__ i64 place(const Params& p, i64 row, i64 i) {
+    i64 word = i / 32;
+    int b = i % 8, j = i % 32 / 8;
+    if (p.tiles == 0) return row * p.stride + word * 32 + b * 4 + j;
+    i64 line = (word / 16 * p.tiles + row / 8) * 8 + word % 4 * 2 + b / 4;
+    return line * 512 + (row % 8 * 4 + word % 16 / 4) * 16 + b % 4 * 4 + j;
+}
+
+// The same for products: the bytes where they look for them, and their sum, and on demand as they lie. Blocks past the last
+// row write zeros, which fill up a tile. A thread has eight columns at a time, of which it keeps the first.
+constexpr int WIDE = 1024;
+
+// Lane j of four gets byte j of all four.
+__device__ __forceinline__ unsigned turned(unsigned bytes) {
+    unsigned other = __shfl_xor_sync(0xffffffff, bytes, 1);
+    bytes = __byte_perm(bytes, other, threadIdx.x & 1 ? 0x3715 : 0x6240);
+    other = __shfl_xor_sync(0xffffffff, bytes, 2);
+    return __byte_perm(bytes, other, threadIdx.x & 2 ? 0x3276 : 0x5410);
+}
+
+extern "C" __global__ void __launch_bounds__(WIDE) ternary_bits(Params p) {
+    wait_for_others();
+    // The product may begin to read weights.
+    let_others_begin();
+    __shared__ unsigned sizes[WIDE / 32];
+    __shared__ int totals[WIDE / 32];
+    i64 row = blockIdx.x, n = row < p.rows ? p.n : 0;
+    const STORAGE* x = p.x + row * p.n;
+    signed char* q = p.q ? p.q + row * p.n : nullptr;
+    Eight first = eight(x, 8 * threadIdx.x, n);
+    unsigned most = largest_of(first);
+    for (i64 i = 8 * (threadIdx.x + WIDE); i < n; i += 8 * WIDE) most = larger(most, largest_of(eight(x, i, n)));
+    Measure measure(joined<WIDE / 32>(most, sizes, larger), p.floor);
     int total = 0;
-    i64 end = p.bits ? p.stride : p.n;
-    for (i64 i = threadIdx.x; i < end; i += THREADS) {
-        int value = 0;
-        if (i < p.n && finite) {
-            value = __float2int_rn(__fmul_rn(widen(x[i]), inverse));
-            value = value > 127 ? 127 : value < -127 ? -127 : value;
-        }
-        total += value;
-        if (p.q && i < p.n) p.q[row * p.n + i] = value;
-        if (p.bits) p.bits[row * p.stride + i / 32 * 32 + i % 8 * 4 + i % 32 / 8] = value;
+    // Warps go on as a whole: lanes exchange bytes.
+    for (i64 i = 8 * threadIdx.x; i - 8 * (threadIdx.x % 32) < p.stride; i += 8 * WIDE) {
+        if (i >= 8 * WIDE) first = eight(x, i, n);
+        Bytes bytes = bytes_of(measure, first, q, i, n);
+        total += bytes.total;
+        unsigned low = turned(bytes.low), high = turned(bytes.high);
+        if (i >= p.stride) continue;
+        i64 cell = i / 32 * 32 + i / 8 % 4;
+        *(unsigned*)(p.bits + place(p, row, cell)) = low;
+        *(unsigned*)(p.bits + place(p, row, cell + 4)) = high;
     }
-    total = reduced(total, totals, [](int a, int b) { return a + b; });
-    if (threadIdx.x == 0) {
-        p.scales[row] = finite ? __fdiv_rn(largest, 127.0f) : __uint_as_float(0x7fc00000);
-        if (p.totals) p.totals[row] = total;
+    total = joined<WIDE / 32>(total, totals, [](int a, int b) { return a + b; });
+    if (threadIdx.x == 0 && row < p.rows) {
+        p.scales[row] = measure.scale;
+        p.totals[row] = total;
     }
 }

@@ -6,6 +6,8 @@ __device__ __forceinline__ void wait_for_others() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+// Whoever says so has waited, or began late: when others begin, nobody writes weights that they read.
 __device__ __forceinline__ void let_others_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

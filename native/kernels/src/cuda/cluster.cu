@@ -1,0 +1,27 @@
+// Blocks of a cluster, which reach each other's shared memory.
+
+__device__ __forceinline__ unsigned address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ int rank_in_cluster() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Where an address of this block's shared memory lies in another block.
+__device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
+    unsigned there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+// A block is done with what stands before; and all blocks of the cluster are.
+__device__ __forceinline__ void done_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void meet_in_cluster() {
+    done_in_cluster();
+    wait_for_cluster();
+}
+#endif

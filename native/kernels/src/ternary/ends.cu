@@ -1,0 +1,80 @@
+// What kernels of products share: the call, codes of weights, and what is made of sums. FORM is what activations are: 0 signs,
+// 1 bytes, 2 floats; FN is a function behind.
+
+struct Params {
+    const unsigned char* plane0;
+    const unsigned char* plane1;
+    const STORAGE* x;
+    const unsigned char* x_plane0;
+    const unsigned char* x_plane1;
+    const signed char* bits;
+    const int* totals;
+    const float* x_scale;
+    const float* w_scale;
+    const float* bias;
+    int* acc;
+    STORAGE* y;
+    signed char* q;  // what kernels that make bytes of x themselves write: bytes as they lie, and their scales
+    float* x_scales;
+    i64 rows, n, outs, stride, scales;
+    float floor;
+};
+
+__device__ __forceinline__ unsigned pick(uint4 of, int which) {
+    return which == 0 ? of.x : which == 1 ? of.y : which == 2 ? of.z : of.w;
+}
+
+// 16 bytes, which are asked for where this stands: others than volatile loads are moved behind the wait.
+__device__ __forceinline__ uint4 asked(const unsigned char* from) {
+    uint4 to;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+                 : "l"(from)
+                 : "memory");
+    return to;
+}
+
+// The codes, value + 1, of 32 cells, two bits each: those of even ones and those of odd ones.
+__device__ __forceinline__ uint2 pairs(unsigned plane0, unsigned plane1) {
+    unsigned low = ~(plane0 ^ plane1), high = plane0 & ~plane1;
+    return make_uint2((low & 0x55555555) | (high & 0x55555555) << 1, (low >> 1 & 0x55555555) | (high & 0xaaaaaaaa));
+}
+
+#if FORM == 2
+typedef float Sum;
+#else
+typedef int Sum;
+#endif
+
+__device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum sum) {
+    i64 at = row * p.outs + out;
+#if FORM != 2
+    if (p.acc) p.acc[at] = sum;
+#endif
+    if (!p.y) return;
+    float y = (float)sum;
+    if (p.x_scale) y = __fmul_rn(y, p.x_scale[row]);
+    if (p.w_scale) y = __fmul_rn(y, p.w_scale[p.scales == 1 ? 0 : out]);
+    if (p.bias) y = __fadd_rn(y, p.bias[out]);
+    narrow(activate<FN>(y), p.y[at]);
+}
+
+
+// What is made of a block's sums, of LINES rows by WIDTH, of which a thread has those from `first` on in steps. All of them
+// are asked for before it waits for one, and it says when it has them.
+template <int LINES, int WIDTH, int STEP, class F, class G>
+__device__ __forceinline__ void finish_all(const Params& p, i64 block, int first, F sum_of, G there) {
+    constexpr int ALL = LINES * WIDTH, COUNT = (ALL + STEP - 1) / STEP;
+    int sums[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) sums[k] = first + k * STEP < ALL ? sum_of(first + k * STEP) : 0;
+    there();
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        int at = first + k * STEP;
+        i64 row = blockIdx.y * (i64)LINES + at / WIDTH, out = block * WIDTH + at % WIDTH;
+        if (at >= ALL || row >= p.rows || out >= p.outs) continue;
+        // Codes are greater by one than what they are for.
+        finish(p, row, out, p.totals ? sums[k] - p.totals[row] : sums[k]);
+    }
+}
