@@ -3,7 +3,8 @@
 //! `cuda_op [NAME]` times the list below, or those of it whose op has NAME in its name. `ms` is the median of device
 //! times by events, `gb_s` the bytes of all inputs and outputs over it, `tflops` the multiplications and
 //! additions of products over it. Products may take less time than the host takes to queue them: their `ms` is that of
-//! recorded calls, one after the other, and `queued_ms` that of calls as they come. The first lines tell of the devices and of plain copies, timed in the same way.
+//! recorded calls, one after the other, and `queued_ms` that of calls as they come. The first lines tell of the devices and
+//! of plain copies, timed in the same way.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

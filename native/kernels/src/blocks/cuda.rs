@@ -271,8 +271,8 @@ impl Walk {
             [16, 8, 4].into_iter().flat_map(move |warps| [4, 3, 2].map(|stages| (fused, warps, stages)))
         });
         let mut plans = plans.map(|(fused, warps, stages)| plan(fused, warps, stages));
-        // Large blocks make x ready less often, and small ones leave nobody idle.
-        // Many floats a thread do not fit into registers.
+        // Large blocks make x ready less often, and small ones leave nobody idle; many floats a thread do not fit into
+        // registers.
         let good = |plan: &Walk| {
             let fits = plan.shared <= facts.shared as usize && (!floats || plan.warps * rows <= 32);
             fits && (plan.warps == 4 || plan.columns * groups * 10 >= busy * 9)

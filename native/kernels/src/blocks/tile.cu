@@ -179,17 +179,17 @@ __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], float*
         for (int d = 1; d < DEEP; ++d) all[at] += all[d * 8 * NT * ROWS + at];
 }
 
-#if SPLIT > 1
-__device__ __forceinline__ void meet() { meet_in_cluster(); }
-__device__ __forceinline__ float of_part(const float* sum, int part) {
-    float value;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(in_block(address(sum), part)) : "memory");
-    return value;
+__device__ __forceinline__ void meet() {
+    if constexpr (SPLIT > 1)
+        meet_in_cluster();
+    else
+        __syncthreads();
 }
-#else
-__device__ __forceinline__ void meet() { __syncthreads(); }
-__device__ __forceinline__ float of_part(const float* sum, int) { return *sum; }
-#endif
+
+__device__ __forceinline__ float of_part(const float* sum, int part) {
+    if constexpr (SPLIT > 1) return of_block(sum, part);
+    return *sum;
+}
 
 // Adds up what the neighbours have, of which each writes a part.
 __device__ __forceinline__ void write(const Params& p, const Place& at, const float* all) {

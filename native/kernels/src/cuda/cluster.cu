@@ -1,8 +1,7 @@
-// Blocks of a cluster, which reach each other's shared memory.
+// Blocks of a cluster, which reach each other's shared memory, from compute capability 9 on.
 
 __device__ __forceinline__ unsigned address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
 
-#if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ int rank_in_cluster() {
     unsigned rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -16,6 +15,17 @@ __device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
     return there;
 }
 
+// A number in the same place of another block's shared memory.
+template <class T>
+__device__ __forceinline__ T of_block(const T* own, int rank) {
+    static_assert(sizeof(T) == 4, "a word");
+    T value;
+    unsigned word;
+    asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(word) : "r"(in_block(address(own), rank)) : "memory");
+    memcpy(&value, &word, sizeof(word));
+    return value;
+}
+
 // A block is done with what stands before; and all blocks of the cluster are.
 __device__ __forceinline__ void done_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
@@ -24,4 +34,3 @@ __device__ __forceinline__ void meet_in_cluster() {
     done_in_cluster();
     wait_for_cluster();
 }
-#endif

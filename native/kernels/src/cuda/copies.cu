@@ -1,4 +1,4 @@
-// Copies of 16 bytes to shared memory that are under way while a thread goes on; before compute capability 8 it waits for them.
+// Copies to shared memory that are under way while a thread goes on; before compute capability 8 it waits for them.
 
 __device__ __forceinline__ void copy16(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800

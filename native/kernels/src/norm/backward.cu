@@ -23,18 +23,6 @@ __device__ __forceinline__ void copy(Pack* to, const Pack* from, bool there) {
 #endif
         *to = there ? *from : Pack{};
 }
-__device__ __forceinline__ void end_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Waits for all rows but the last LEFT.
-template <int LEFT>
-__device__ __forceinline__ void wait_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-#endif
-}
 
 // A row of x or dy; past its end and past the last row there are zeros.
 template <int TENSOR>
@@ -64,7 +52,7 @@ struct Row {
 __device__ __forceinline__ void queue_both(const Params& p, i64 row, int stage) {
     Row<0>(p, row, stage).queue(p);
     Row<1>(p, row, stage).queue(p);
-    end_copies();
+    commit();
 }
 
 // The same in registers, where it is taken to once it is there.
@@ -94,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_back
     int set = 0, stage = 0;
     for (i64 first = (i64)blockIdx.x * ROWS; first < p.rows; first += step, at += step, set ^= 1) {
         queue_both(p, at + (STAGES - 1) * step, stage ? stage - 1 : STAGES - 1);
-        wait_copies<STAGES - 1>();
+        copied<STAGES - 1>();
 #if HOLD
         Taken x(p, Row<0>(p, at, stage));
 #else

@@ -20,6 +20,7 @@ const BACKWARD: Source = Source {
     text: concat!(
         include_str!("../cuda/activation.cu"),
         include_str!("../cuda/pack.cu"),
+        include_str!("../cuda/copies.cu"),
         include_str!("common.cu"),
         include_str!("backward.cu")
     ),

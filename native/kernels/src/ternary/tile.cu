@@ -102,20 +102,18 @@ __device__ __forceinline__ void add_words(const Weights& weights, const uint4* x
     }
 }
 
-// A block is done with what stands before, and all blocks of the cluster are; and a number in the same place of another one.
-#if CLUSTER > 1
-__device__ __forceinline__ void done() { done_in_cluster(); }
-__device__ __forceinline__ void all_done() { wait_for_cluster(); }
-__device__ __forceinline__ int there(const int* here, int block) {
-    int value;
-    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(in_block(address(here), block)) : "memory");
-    return value;
+// A block is done with what stands before, and all blocks of the cluster are.
+__device__ __forceinline__ void done() {
+    if constexpr (CLUSTER > 1) done_in_cluster();
 }
-#else
-__device__ __forceinline__ void done() {}
-__device__ __forceinline__ void all_done() {}
-__device__ __forceinline__ int there(const int* here, int) { return *here; }
-#endif
+__device__ __forceinline__ void all_done() {
+    if constexpr (CLUSTER > 1) wait_for_cluster();
+}
+
+__device__ __forceinline__ int there(const int* here, int block) {
+    if constexpr (CLUSTER > 1) return of_block(here, block);
+    return *here;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) ternary_tile(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
