@@ -254,7 +254,7 @@ __device__ __forceinline__ void take(const Params& p, int next) {
 #if !CLUSTER
     constexpr int PACKS = BATCH * PADDED * sizeof(REAL) / 16;
     const char* from = (const char*)(p.exchange + (i64)next * BATCH * PADDED);
-    unsigned to = (unsigned)__cvta_generic_to_shared(&state().vectors[0][0][0]);
+    unsigned to = address(&state().vectors[0][0][0]);
     for (int i = threadIdx.x; i < PACKS; i += THREADS)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * 16), "l"(from + i * 16) : "memory");
     asm volatile("cp.async.wait_all;" ::: "memory");

@@ -4,7 +4,7 @@
 
 use super::format::{BLOCK, Format};
 use super::{matmul, quantize};
-use crate::cuda::{Buffer, Facts, Kernel, Lane, Source, Together, function, grid_size, launch_each, types};
+use crate::cuda::{Buffer, Facts, Kernel, Lane, Source, TensorMap, Together, function, grid_size, launch_each, types};
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Spec};
 
@@ -13,7 +13,12 @@ const DEQUANTIZE: Source = Source { name: "blocks_dequantize", text: include_str
 const F16: Source = Source { name: "f16_convert", text: include_str!("f16.cu") };
 const ROWS: Source = Source {
     name: "blocks_rows",
-    text: concat!(include_str!("../cuda/early.cu"), include_str!("ready.cu"), include_str!("rows.cu")),
+    text: concat!(
+        include_str!("../cuda/early.cu"),
+        include_str!("ready.cu"),
+        include_str!("order.cu"),
+        include_str!("rows.cu")
+    ),
 };
 const WALK: Source = Source {
     name: "blocks_walk",
@@ -31,25 +36,32 @@ const TILE: Source = Source {
     text: concat!(
         include_str!("../cuda/activation.cu"),
         include_str!("../cuda/early.cu"),
-        include_str!("../cuda/copies.cu"),
         include_str!("../cuda/cluster.cu"),
-        include_str!("stage.cu"),
+        include_str!("../cuda/pipeline.cu"),
+        include_str!("ready.cu"),
+        include_str!("order.cu"),
         include_str!("tile.cu")
     ),
 };
 
-/// The most rows of x of a walk.
+/// The most rows of x of a walk, and of a tile that makes them ready itself.
 const FEW: usize = 4;
 
 /// Outputs of a warp of a walk, as `walk.cu` has them.
 const OUTPUTS: usize = 4;
 
-/// Warps of a tile that share the outputs, and outputs of a warp, as `tile.cu` has them.
-const DEEP: usize = 4;
-const SIDE: usize = 64;
+/// Outputs of warps of a tile that share columns, blocks of a row at a time, and threads that fetch where the device does not by
+/// itself, as `tile.cu` has them.
+const SIDE: usize = 32;
+const COLUMNS: usize = 8;
+const PRODUCERS: usize = 128;
 
-/// Blocks of threads that share a tile at most.
+/// Blocks of threads that share a tile, and stages of one, at most.
 const SPLIT: usize = 8;
+const STAGES: usize = 24;
+
+/// Bytes of shared memory that a tile declares, and a few more.
+const DECLARED: usize = 512;
 
 /// What a piece may lie off an aligned address, and what is read beyond it.
 const AROUND: usize = 14 + 2;
@@ -84,6 +96,7 @@ struct Rows {
     rows: i64,
     padded: i64,
     blocks: i64,
+    given: i64,
     offset: i32,
 }
 
@@ -106,8 +119,10 @@ struct Walked {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Tiled {
+    matrix: TensorMap,
     w: u64,
     x: u64,
+    ready: u64,
     b: u64,
     y: u64,
     rows: i64,
@@ -204,10 +219,9 @@ pub fn multiply(
         y: lane.address(y)?,
     };
     let facts = lane.device().facts();
-    if !problem.factors.quantized || problem.rows <= FEW || facts.capability.0 < 8 {
-        Walk::of(problem, &facts).launch(problem, &tensors, lane)
-    } else {
-        Tile::of(problem, &facts).launch(problem, &tensors, lane)
+    match Tile::of(problem, tensors.w, &facts) {
+        Some(tile) => tile.launch(problem, &tensors, lane),
+        None => Walk::of(problem, &facts).launch(problem, &tensors, lane),
     }
 }
 
@@ -217,7 +231,7 @@ fn common(problem: &matmul::Problem) -> String {
     format!("{} -DFORMAT={format} -DFN={}", types(problem.x.dtype), function(problem.activation))
 }
 
-/// Queues what makes rows of x ready in scratch memory, where a block of a row takes so many bytes, and tells where that is.
+/// Queues what makes rows of x ready in scratch memory, so many rows of so many blocks and bytes, and tells where that is.
 fn make_ready(
     problem: &matmul::Problem,
     [padded, blocks, bytes]: [usize; 3],
@@ -225,20 +239,24 @@ fn make_ready(
     options: &str,
     lane: &Lane,
 ) -> Result<u64> {
-    let ready = lane.scratch((padded * blocks * bytes).max(16))?;
-    let offset = if problem.factors.weights == Format::Q4 { 8 } else { 0 };
-    let (rows, own) = (problem.rows as i64, problem.inputs / BLOCK);
-    let params = Rows { x, ready, rows, padded: padded as i64, blocks: own as i64, offset };
-    let kernel = lane.device().kernel(&ROWS, &format!("{} {options}", types(problem.x.dtype)))?;
+    let ready = lane.scratch((padded * bytes).max(16))?;
+    let format = problem.factors.weights;
+    let offset = if format == Format::Q4 { 8 } else { 0 };
+    let [rows, given, threads] = [problem.rows, problem.inputs / BLOCK, padded * blocks * 4];
+    let [rows, padded, given, blocks] = [rows, padded, given, blocks].map(|size| size as i64);
+    let params = Rows { x, ready, rows, padded, blocks, given, offset };
+    let options = format!("{} -DFORMAT={} {options}", types(problem.x.dtype), number(format));
+    // SAFETY: it waits before it reads or writes anything.
+    let kernel = unsafe { lane.device().kernel(&ROWS, &options)?.early() };
     // SAFETY: Rows is the struct that the kernel declares; scratch has room for so many rows, and four threads have a block.
-    unsafe { launch_each(lane, &kernel, padded * own * 4, &params)? };
+    unsafe { launch_each(lane, &kernel, threads, &params)? };
     Ok(ready)
 }
 
 /// A kernel that fetches weights while x is made ready.
 fn early(source: &Source, options: &str, lane: &Lane) -> Result<Kernel> {
-    // SAFETY: these kernels wait before they read what x was made to, and nobody writes weights meanwhile: what was queued
-    // before x was made ready is done.
+    // SAFETY: these kernels wait before they read anything but weights, and nobody writes weights meanwhile: kernels that do
+    // let nobody begin before they are done.
     Ok(unsafe { lane.device().kernel(source, options)?.early() })
 }
 
@@ -303,7 +321,7 @@ impl Walk {
         let (ready, kernel) = if fused {
             (0, lane.device().kernel(&WALK, &options)?)
         } else {
-            let sizes = [groups * rows, 1, Walk::ready(problem)];
+            let sizes = [groups * rows, problem.inputs / BLOCK, Walk::ready(problem)];
             let ready = make_ready(problem, sizes, tensors.x, &format!("{given} -DTILE=0 -DNT=1"), lane)?;
             (ready, early(&WALK, &options, lane)?)
         };
@@ -317,60 +335,96 @@ impl Walk {
     }
 }
 
-/// How a product of many rows is done: what `tile.cu` is compiled for.
+/// How a product is done on tensor cores: what `tile.cu` is compiled for.
 #[derive(Debug)]
 struct Tile {
-    rows: usize,
+    eights: usize,
     sides: usize,
+    groups: usize,
     split: usize,
     stages: usize,
+    fused: usize,
+    piece: u64,
     shared: usize,
 }
 
 impl Tile {
-    fn of(problem: &matmul::Problem, facts: &Facts) -> Tile {
-        let rows = problem.rows.div_ceil(8).next_power_of_two().min(4);
+    /// None where a walk is faster, or nothing else is possible.
+    fn of(problem: &matmul::Problem, w: u64, facts: &Facts) -> Option<Tile> {
+        if !problem.factors.quantized || facts.capability.0 < 8 {
+            return None;
+        }
+        let piece = Tile::piece(problem, w, facts);
+        if problem.rows > FEW {
+            return Tile::with(problem, 0, piece, facts);
+        }
+        // For few rows a walk is no slower where threads must fetch the weights.
+        (piece == 0).then(|| Tile::with(problem, problem.rows.next_power_of_two(), 0, facts)).flatten()
+    }
+
+    /// With so many rows made ready by each block itself, or none.
+    fn with(problem: &matmul::Problem, fused: usize, piece: u64, facts: &Facts) -> Option<Tile> {
+        let eights = problem.rows.div_ceil(8).next_power_of_two().min(4);
+        let busy = facts.multiprocessors as usize;
         let most = if facts.capability.0 < 9 { 1 } else { SPLIT };
-        let (busy, chunks) = (facts.multiprocessors as usize, problem.inputs.div_ceil(BLOCK * Tile::columns(problem)));
-        let fits = |sides| {
-            let shared = |stages| stages * Tile::stage(problem, rows, sides);
-            [4, 3, 2].into_iter().map(|stages| (stages, shared(stages))).find(|&(_, all)| all <= facts.shared as usize)
-        };
-        let tiles = |sides| problem.outputs.div_ceil(SIDE * sides) * problem.rows.div_ceil(8 * rows);
+        let pieces = problem.inputs.div_ceil(BLOCK * COLUMNS);
+        let tiles = |sides| problem.outputs.div_ceil(SIDE * sides) * problem.rows.div_ceil(8 * eights);
         // Large tiles read x less often, and small ones, or shared ones, leave nobody idle.
-        let good = |&sides: &usize| fits(sides).is_some() && (sides == 1 || tiles(sides) * most >= busy);
-        let sides = [2, 1].into_iter().find(good).unwrap_or(1);
-        let (stages, shared) = fits(sides).expect("a tile that fits");
-        let split = [8, 4, 2].into_iter().find(|&split| split <= most.min(chunks) && tiles(sides) * split <= busy);
-        Tile { rows, sides, split: split.unwrap_or(1), stages, shared }
+        let sides = if tiles(2) * most >= busy { 2 } else { 1 };
+        let shares = |&split: &usize| split <= most.min(pieces) && tiles(sides) * split <= busy;
+        let split = [8, 4, 2].into_iter().find(shares).unwrap_or(1);
+        let of_x = if fused > 0 { 0 } else { 8 * eights * (BLOCK + 4) };
+        let stage = COLUMNS * (SIDE * sides * problem.factors.weights.bytes() + of_x);
+        let ready = pieces.div_ceil(split) * COLUMNS * fused * (BLOCK + 4);
+        let rows = if fused > 0 { fused } else { 8 * eights };
+        // Few rows leave room for more warps.
+        let groups = if fused > 0 { 2 } else { 1 };
+        let sums = 4 * groups * rows * (SIDE * sides + 4) * size_of::<f32>();
+        let room = (facts.shared as usize - DECLARED).checked_sub(ready)?;
+        let stages = (room / stage).min(STAGES);
+        let shared = (stages * stage + ready).max(sums);
+        (stages >= 3).then_some(Tile { eights, sides, groups, split, stages, fused, piece, shared })
     }
 
-    /// Blocks of a row at a time, as `tile.cu` has them.
-    fn columns(problem: &matmul::Problem) -> usize {
-        if problem.factors.weights == Format::Q8 { 8 } else { 16 }
-    }
-
-    /// Bytes of a stage.
-    fn stage(problem: &matmul::Problem, rows: usize, sides: usize) -> usize {
-        let columns = Tile::columns(problem);
-        let row = ((columns * problem.factors.weights.bytes() + AROUND).div_ceil(16) | 1) * 16;
-        SIDE * sides * row + columns * rows * 8 * (BLOCK + 8)
+    /// The largest piece that rows of weights are made of; 0 where the device copies them by itself.
+    fn piece(problem: &matmul::Problem, w: u64, facts: &Facts) -> u64 {
+        let bytes = (problem.inputs / BLOCK * problem.factors.weights.bytes()) as u64;
+        let piece = 1 << (w | bytes | TensorMap::UNIT).trailing_zeros();
+        let by_itself = facts.capability.0 >= 9 && bytes > 0 && bytes.max(problem.outputs as u64) < 1 << 31;
+        if piece == TensorMap::UNIT && by_itself { 0 } else { piece }
     }
 
     fn launch(&self, problem: &matmul::Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
-        let Tile { rows, sides, split, stages, shared } = *self;
+        let Tile { eights, sides, groups, split, stages, fused, piece, shared } = *self;
         let blocks = problem.inputs / BLOCK;
-        let groups = problem.rows.div_ceil(8 * rows);
-        let sizes = [groups * 8 * rows, blocks, BLOCK + 8];
-        let ready = make_ready(problem, sizes, tensors.x, &format!("-DFLOATS=0 -DTILE=1 -DNT={rows}"), lane)?;
-        let options = format!("{} -DNT={rows} -DSIDES={sides} -DSPLIT={split} -DSTAGES={stages}", common(problem));
+        let many = problem.rows.div_ceil(8 * eights);
+        let mut ready = 0;
+        if fused == 0 {
+            let padded = blocks.next_multiple_of(COLUMNS);
+            let sizes = [many * 8 * eights, padded, padded * (BLOCK + 4)];
+            ready = make_ready(problem, sizes, tensors.x, &format!("-DFLOATS=0 -DTILE=1 -DNT={eights}"), lane)?;
+        }
+        let matrix = match piece {
+            0 => {
+                let bytes = problem.factors.weights.bytes();
+                let (all, part) = ([problem.outputs, blocks * bytes / 2], [SIDE * sides, COLUMNS * bytes / 2]);
+                lane.device().tensor_map(tensors.w, all, part)?
+            }
+            _ => TensorMap::NONE,
+        };
+        let options = format!(
+            "{} -DFLOATS=0 -DNT={eights} -DSIDES={sides} -DGROUPS={groups} -DSPLIT={split} -DSTAGES={stages} -DFUSED={fused} \
+             -DPIECE={piece}",
+            common(problem)
+        );
         let kernel = early(&TILE, &options, lane)?;
-        let Tensors { w, b, y, .. } = *tensors;
+        let Tensors { x, w, b, y } = *tensors;
         let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
-        let params = Tiled { w, x: ready, b, y, rows, outputs, blocks };
-        let tiles = problem.outputs.div_ceil(SIDE * sides).saturating_mul(groups);
+        let params = Tiled { matrix, w, x, ready, b, y, rows, outputs, blocks };
+        let tiles = problem.outputs.div_ceil(SIDE * sides).saturating_mul(many);
         let grid = grid_size(tiles.saturating_mul(split))?;
-        let size = [(32 * sides * DEEP) as u32, shared as u32];
+        let producers = if piece == 0 { 32 } else { PRODUCERS };
+        let size = [(32 * 4 * sides * groups + producers) as u32, shared as u32];
         // SAFETY: Tiled is the struct that the kernel declares; the op's checks prove that the buffers have these sizes.
         unsafe {
             match split {

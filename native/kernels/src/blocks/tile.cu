@@ -1,185 +1,366 @@
-// Products of many rows by tensor cores: a block of threads has 64 SIDES outputs, 8 NT rows of x, and COLUMNS blocks of each
-// at a time. Of these, SIDES warps side by side have 64 outputs each, and DEEP warps behind one another every DEEP-th block;
-// they add up at the end. SPLIT neighbours, a cluster, share the columns of the same outputs and rows, and add up last. A
-// multiplication is one block of 16 outputs and 8 rows, whose sums begin with the bits of a float, so that they are floats
-// already, and one multiplication takes that away. x was made ready by blocks_rows. The host gives FORMAT, NT, SIDES, SPLIT,
-// STAGES and FN.
+// Products by tensor cores: a block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along COLUMNS blocks of each at
+// a time, of which STAGES lie in shared memory or are on their way there. SIDES warps side by side have 32 outputs each, and
+// four warps behind one another a pair of blocks each; GROUPS of all these take turns, and SPLIT neighbours, a cluster, share the
+// columns. They add up at the end.
+// A multiplication is one block of 16 outputs and 8 rows, whose sums begin with the bits of a float, so that they are floats
+// already, and one multiplication takes that away.
+//
+// FUSED is 0 where blocks_rows made x ready; else there are so many rows at most, which the block makes ready itself while its
+// first weights are on their way. PIECE is 0 where the device copies weights by itself, which takes rows of whole units of 16
+// bytes at such addresses; else the largest piece that all rows of weights are made of. The host gives FORMAT, NT, SIDES,
+// GROUPS, SPLIT, STAGES, FUSED, PIECE and FN.
 
-constexpr int MT = 4, SIDE = 16 * MT, DEEP = 4, COLUMNS = FORMAT == 8 ? 8 : 16, ROWS = SIDE * SIDES;
-constexpr int THREADS = 32 * SIDES * DEEP;
-// From an even address on, in units of 16 bytes; an odd number of them keeps rows in different banks.
-constexpr int UNITS = (COLUMNS * BYTES + 14 + 2 + 15) / 16, STRIDE = (UNITS | 1) * 16;
+constexpr int MT = 2, SIDE = 16 * MT, OUTPUTS = SIDE * SIDES, TURN = 4 * SIDES, WARPS = TURN * GROUPS, THREADS = 32 * WARPS;
+constexpr int PRODUCERS = PIECE ? 128 : 32;
+// Of a row in shared memory: an odd number of units, so that neighbours lie in different banks.
+constexpr int PITCH = COLUMNS * BYTES;
 // Bytes of a block of x, and of a stage: weights, then x.
-constexpr int X_BYTES = NT * 320, STAGE = ROWS * STRIDE + COLUMNS * X_BYTES;
+constexpr int X_BYTES = NT * (256 + 32), STAGE = OUTPUTS * PITCH + (FUSED ? 0 : COLUMNS * X_BYTES);
+// Rows that are written at most.
+constexpr int ROWS = FUSED ? FUSED : 8 * NT;
+// So many pieces are fetched before x is ready: fewer bring the first ones sooner.
+constexpr int SOON = FUSED || STAGES < 6 ? STAGES : 6;
 
-struct Params {
+struct alignas(64) Params {
+    unsigned char matrix[128];  // the weights for those that copy by themselves
     const unsigned char* w;
-    const unsigned char* x;
+    const STORAGE* x;
+    const unsigned char* ready;
     const float* b;
     STORAGE* y;
     i64 rows, outputs, blocks;
 };
 
-// Where a block of threads stands: its first output, its eights of rows, and its first and last chunk.
+// Where a block of threads stands: its first output, its eights of rows, and its first piece of columns and how many it has.
 struct Place {
-    i64 first, group, begin, end;
+    i64 first, group, begin;
+    int count;
 };
 
+__device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
 __device__ __forceinline__ int own_part() { return blockIdx.x % SPLIT; }
 
 __device__ __forceinline__ Place place(const Params& p) {
-    i64 tiles = (p.outputs + ROWS - 1) / ROWS, tile = blockIdx.x / SPLIT, chunks = (p.blocks + COLUMNS - 1) / COLUMNS;
-    i64 most = (chunks + SPLIT - 1) / SPLIT, begin = own_part() * most;
-    return {tile % tiles * ROWS, tile / tiles, begin < chunks ? begin : chunks, begin + most < chunks ? begin + most : chunks};
+    i64 tiles = (p.outputs + OUTPUTS - 1) / OUTPUTS, tile = blockIdx.x / SPLIT;
+    i64 most = (pieces(p) + SPLIT - 1) / SPLIT, begin = own_part() * most, left = pieces(p) - begin;
+    return {tile % tiles * OUTPUTS, tile / tiles, begin, (int)(left < 0 ? 0 : left < most ? left : most)};
 }
 
-__device__ __forceinline__ int count(const Params& p, i64 chunk) {
-    i64 left = p.blocks - chunk * COLUMNS;
-    return (int)(left < COLUMNS ? left : COLUMNS);
-}
-
-__device__ __forceinline__ const unsigned char* weights_of(const Params& p, i64 output) {
-    return p.w + (output < p.outputs ? output : p.outputs - 1) * p.blocks * BYTES;
-}
-
-// Where a thread copies weights from in each chunk: 16 units of a row have as many threads, and then what is left of all rows.
-constexpr int AT_ONCE = THREADS / 16, REST = UNITS - 16;
-// Threads for what is left: as many as are of whole rows.
-constexpr int REST_AT_ONCE = THREADS / REST < ROWS ? THREADS / REST : ROWS;
-struct Source {
-    const unsigned char* rows;
-    const unsigned char* rest;
-    // How much further the next of these rows are; and how many chunks have all units.
-    i64 step, rest_step, whole;
+// Stages, and what they wait for: their being full, and being free again.
+struct Stages {
+    Barrier full[STAGES], free[STAGES];
+    int start[4];
+    unsigned high;
 };
 
-__device__ __forceinline__ Source source(const Params& p, i64 first) {
-    const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
-    const unsigned char* last = rounded_down(weights_of(p, first + ROWS - 1)) + UNITS * 16;
-    i64 whole = first + ROWS > p.outputs || last > end ? 0 : (end - last) / (COLUMNS * BYTES) + 1;
-    return {kept(weights_of(p, first + threadIdx.x / 16) + threadIdx.x % 16 * 16),
-            kept(weights_of(p, first + threadIdx.x / REST) + (16 + threadIdx.x % REST) * 16),
-            AT_ONCE * p.blocks * BYTES, REST_AT_ONCE * p.blocks * BYTES, whole};
-}
-
-__device__ __forceinline__ void fetch_weights(const Params& p, const Source& source, i64 first, i64 chunk,
-                                              unsigned char* stage) {
-    i64 skipped = chunk * COLUMNS * BYTES;
-    if (chunk < source.whole) {
-        const unsigned char* from = source.rows + skipped;
-        unsigned char* to = stage + threadIdx.x / 16 * STRIDE + threadIdx.x % 16 * 16;
-#pragma unroll
-        for (int done = 0; done < ROWS; done += AT_ONCE, from += source.step) copy16(to + done * STRIDE, rounded_down(from));
-        from = source.rest + skipped;
-        to = stage + threadIdx.x / REST * STRIDE + (16 + threadIdx.x % REST) * 16;
-        int row = threadIdx.x / REST;
-#pragma unroll
-        for (int done = 0; done < ROWS; done += REST_AT_ONCE, from += source.rest_step)
-            if (row < REST_AT_ONCE && row + done < ROWS) copy16(to + done * STRIDE, rounded_down(from));
-        return;
+__device__ __forceinline__ void open(Stages& stages) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; ++i) {
+            open(&stages.full[i], PIECE ? PRODUCERS : 1);
+            open(&stages.free[i], TURN);
+        }
+        for (int i = 0; i < 4; ++i) stages.start[i] = START;
+        stages.high = 0xf0f0f0f0;
+        opened();
     }
-    const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
-#pragma unroll 1
-    for (int at = threadIdx.x; at < ROWS * UNITS; at += THREADS) {
-        const unsigned char* from = rounded_down(weights_of(p, first + at / UNITS)) + skipped + at % UNITS * 16;
-        if (from < end) copy16(stage + at / UNITS * STRIDE + at % UNITS * 16, from, end);
-    }
+    __syncthreads();
 }
 
-__device__ __forceinline__ void fetch_x(const Params& p, i64 group, i64 chunk, unsigned char* stage) {
-    const unsigned char* from = p.x + (group * p.blocks + chunk * COLUMNS) * X_BYTES;
-    int bytes = count(p, chunk) * X_BYTES;
-    for (int at = threadIdx.x * 16; at < bytes; at += THREADS * 16) copy16(stage + ROWS * STRIDE + at, from + at);
-}
+// Fetches pieces of weights and of x.
+struct Producer {
+    const Params& p;
+    const Place& at;
+    unsigned char* shared;
+    Stages& stages;
 
-// What sums start from in Q8_0; in Q4_0 weights are too large by 8, and each row of x has a number of its own.
-constexpr int START = 0x4b400000;
+    __device__ __forceinline__ unsigned char* stage(int i) const { return shared + i % STAGES * STAGE; }
+    __device__ __forceinline__ Barrier* full(int i) const { return &stages.full[i % STAGES]; }
 
-__device__ __forceinline__ void multiply(int (&to)[4], const unsigned (&a)[4], int2 b, int4 scales) {
-#if FORMAT == 8
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, "
-        "%10};"
-        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(START));
+    __device__ __forceinline__ void weights(int i) const {
+        if (i >= STAGES) wait(&stages.free[i % STAGES], (i / STAGES - 1) & 1);
+        i64 skipped = (at.begin + i) * PITCH;
+#if PIECE
+        i64 row_bytes = p.blocks * BYTES;
+        for (int n = threadIdx.x - THREADS; n < OUTPUTS * (PITCH / PIECE); n += PRODUCERS) {
+            // What is past the last row is computed again, and not written.
+            i64 row = at.first + n / (PITCH / PIECE), from = skipped + n % (PITCH / PIECE) * PIECE;
+            row = row < p.outputs ? row : p.outputs - 1;
+            bool there = from < row_bytes;
+            copy_piece<PIECE>(stage(i) + n * PIECE, p.w + row * row_bytes + (there ? from : 0), there);
+        }
 #else
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %10, "
-        "%11};"
-        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(scales.y), "r"(scales.w));
+        expect(full(i), STAGE);
+        copy_box(stage(i), p.matrix, (int)(skipped / 2), (int)at.first, full(i));
 #endif
-}
+    }
 
-// What takes the float that sums start from away again, times a scale: exact, as it has two bits and a scale 11.
-__device__ __forceinline__ float less(int scale, int start) {
-    return FORMAT == 8 ? __int_as_float(start) : -__int_as_float(START) * __int_as_float(scale);
-}
+    // The other part of a stage, which makes it full.
+    __device__ __forceinline__ void x(int i) const {
+        const unsigned char* from = p.ready + (at.group * pieces(p) + at.begin + i) * (COLUMNS * X_BYTES);
+        unsigned char* to = stage(i) + OUTPUTS * PITCH;
+#if PIECE
+        for (int n = (threadIdx.x - THREADS) * 16; !FUSED && n < COLUMNS * X_BYTES; n += PRODUCERS * 16)
+            copy_piece<16>(to + n, from + n, true);
+        arrive_copied<PIECE>(full(i));
+#else
+        if (!FUSED) copy_bytes(to, from, COLUMNS * X_BYTES, full(i));
+#endif
+    }
 
-// A block of 16 outputs as a multiplication takes them, and the scales of the two that this lane has.
-__device__ __forceinline__ void factor(const unsigned char* stage, const int (&at)[2], unsigned (&a)[4], float (&d)[2]) {
+    __device__ __forceinline__ void run() const {
+        int soon = at.count < SOON ? at.count : SOON;
+        for (int i = 0; i < soon; ++i) weights(i);
+        if (!FUSED) wait_for_others();
+        for (int i = 0; i < soon; ++i) x(i);
+        for (int i = soon; i < at.count; ++i) {
+            weights(i);
+            x(i);
+        }
+    }
+};
+
+// Where a lane finds what it multiplies, and numbers that it keeps: from memory, as the compiler would write constants again
+// and again.
+struct Own {
+    int group, pair, g, t, ends[2], middle, scales, joins[2], start[4];
+    unsigned high;
+
+    __device__ __forceinline__ Own(const Stages& stages) {
+        int warp = threadIdx.x / 32, lane = threadIdx.x % 32, side = warp % SIDES * SIDE;
+        group = warp / TURN, pair = warp / SIDES % 4, g = lane / 4, t = lane % 4;
+        int units = pair * (WORDS / 2) * 16;
+        // Sixteen lanes tell where the rows of a unit are, and as many those of the unit to the left or right of it.
+        ends[0] = (side + lane % 16) * PITCH + units + (1 - lane / 16) * 16;
+        ends[1] = (side + lane % 16) * PITCH + units + (3 + lane / 16) * 16;
+        middle = (side + lane) * PITCH + units + (FORMAT == 8 ? 32 : 0);
+        scales = (side + g) * PITCH + 2 * pair * BYTES;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        Block from(stage, where(at[half]));
-        d[half] = from.scale();
-        // The lane's words are as many further.
-        Block own(stage + threadIdx.x % 4 * 4, where(at[half]));
-        unsigned word = own.word(0);
-        a[half] = FORMAT == 8 ? word : word & 0x0f0f0f0f;
-        a[2 + half] = FORMAT == 8 ? own.word(4) : word >> 4 & 0x0f0f0f0f;
+        for (int second = 0; second < 2; ++second) joins[second] = joined(t, pair, second);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) start[i] = ((const volatile int*)stages.start)[i];
+        high = *(const volatile unsigned*)&stages.high;
+    }
+};
+
+// Rows of 16 bytes in shared memory, whose addresses eight lanes give for each word: a word of each row for each lane.
+__device__ __forceinline__ void deal(const unsigned char* from, unsigned& a, unsigned& b, unsigned& c, unsigned& d) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(address(from)) : "memory");
+}
+
+// Units of a pair that are read once: of Q8_0 the one that both blocks have a part of, of Q4_0 all.
+constexpr int ONCE = FORMAT == 8 ? 1 : UNITS;
+struct Pair {
+    unsigned of[ONCE][MT][2];
+
+    __device__ __forceinline__ Pair(const unsigned char* stage, const Own& own) {
+#pragma unroll
+        for (int i = 0; i < ONCE; ++i)
+#pragma unroll
+            for (int m = 0; m < MT; m += 2)
+                deal(stage + own.middle + m * 16 * PITCH + i * 16, of[i][m][0], of[i][m][1], of[i][m + 1][0], of[i][m + 1][1]);
+    }
+};
+
+// One block of a pair, of 16 outputs, as a multiplication takes it.
+template <int SECOND>
+__device__ __forceinline__ void factor(const unsigned char* stage, const Pair& pair, const Own& own, int m, unsigned (&a)[4]) {
+    if constexpr (FORMAT == 8) {
+        deal(stage + own.ends[SECOND] + m * 16 * PITCH, a[0], a[1], a[2], a[3]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            unsigned middle = pair.of[0][m][half], end = a[2 + half];
+            a[2 + half] = SECOND ? __byte_perm(middle, end, own.joins[1]) : __byte_perm(end, middle, own.joins[0]);
+        }
+    } else {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            unsigned both = __byte_perm(pair.of[SECOND][m][half], pair.of[SECOND + (FORMAT == 4)][m][half], own.joins[SECOND]);
+            // 16 times the values, as bytes with a sign.
+            a[half] = (both << 4 & own.high) ^ 0x80808080;
+            a[2 + half] = (both & own.high) ^ 0x80808080;
+        }
     }
 }
 
-// Adds a warp's share of a chunk: every DEEP-th block.
-__device__ __forceinline__ void add(const unsigned char* stage, const int (&at)[MT][2], const unsigned char* x, int count,
+// A block of x: of each eight of rows two words, and the scales of two rows.
+struct Rows {
+    unsigned words[NT][2];
+    float scales[NT][2];
+};
+
+// Neighbouring words, as one instruction reads them.
+template <int N, class T>
+__device__ __forceinline__ void read(const unsigned char* from, T* to) {
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            uint4 four = ((const uint4*)from)[i / 4];
+            memcpy(to + i, &four, sizeof(four));
+        }
+    } else {
+        static_assert(N == 2, "words");
+        uint2 two = *(const uint2*)from;
+        memcpy(to, &two, sizeof(two));
+    }
+}
+
+__device__ __forceinline__ Rows rows_of(const unsigned char* x, const Own& own) {
+    constexpr int TWO = NT < 2 ? NT : 2;
+    Rows all;
+#pragma unroll
+    for (int n = 0; n < NT; n += TWO) read<TWO * 2>(x + (n * 32 + (own.g * 4 + own.t) * TWO) * 8, all.words[n]);
+    read<NT * 2>(x + NT * 256 + own.t * NT * 8, all.scales[0]);
+    return all;
+}
+
+// Rows of x that the block makes ready itself, for all its columns: words of each block and row, and behind them their scales.
+struct Ready {
+    unsigned char* words;
+    float* scales;
+
+    __device__ __forceinline__ Ready(const Place& at, unsigned char* shared)
+        : words(shared + STAGES * STAGE), scales((float*)(words + at.count * (COLUMNS * FUSED * 32))) {}
+
+#if FUSED
+    // Of FUSED rows those that there are; others are those again, and nobody reads their products.
+    __device__ __forceinline__ Rows rows_of(int block, const Own& own) const {
+        Rows all;
+        read<2>(words + (block * FUSED + own.g % FUSED) * 32 + own.t * 8, all.words[0]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) all.scales[0][i] = scales[block * FUSED + (2 * own.t + i) % FUSED];
+        return all;
+    }
+
+    __device__ __forceinline__ void make(const Params& p, const Place& at) const {
+        constexpr int KEPT = 4, QUADS = THREADS / 4;
+        int blocks = at.count * COLUMNS, quarter = threadIdx.x % 4;
+        for (int first = 0; first < blocks * FUSED; first += KEPT * QUADS) {
+            float x[KEPT][8] = {};
+#pragma unroll
+            for (int k = 0; k < KEPT; ++k) {
+                int of = first + k * QUADS + threadIdx.x / 4, row = of / blocks;
+                i64 block = at.begin * COLUMNS + of % blocks;
+                if (row < FUSED && row < p.rows && block < p.blocks) eight(p.x + (row * p.blocks + block) * 32 + quarter * 8, x[k]);
+            }
+#pragma unroll
+            for (int k = 0; k < KEPT; ++k) {
+                int of = first + k * QUADS + threadIdx.x / 4, row = of / blocks, block = of % blocks;
+                Eight all = quantized(x[k]);
+                if (row < FUSED) put(all, block, row, quarter);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void put(const Eight& all, int block, int row, int quarter) const {
+        unsigned short* to = (unsigned short*)(words + (block * FUSED + row) * 32);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            Spot at = spot(block, quarter * 4 + i);
+            to[(at.lane * 2 + at.word) * 2 + at.half] = (unsigned short)(all.words[i / 2] >> 16 * (i % 2));
+        }
+        if (quarter == 0) scales[block * FUSED + row] = of_products(all.scale);
+    }
+#endif
+};
+
+__device__ __forceinline__ void multiply(int (&to)[4], const unsigned (&a)[4], const unsigned (&b)[2], const int (&start)[4]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, "
+        "%13};"
+        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(start[0]), "r"(start[1]), "r"(start[2]),
+          "r"(start[3]));
+}
+
+// Adds one block of a pair.
+template <int SECOND>
+__device__ __forceinline__ void add(const unsigned char* stage, const Pair& pair, const Rows& x, const Own& own,
                                     float (&sums)[MT][NT][4]) {
-    int lane = threadIdx.x % 32, deep = threadIdx.x / 32 / SIDES;
-    x += deep * X_BYTES;
+    unsigned a[MT][4];
+    float d[MT][2];
 #pragma unroll
-    for (int k = 0; k < COLUMNS; k += DEEP) {
-        if (k + deep >= count) break;
-        unsigned a[MT][4];
-        float d[MT][2];
+    for (int m = 0; m < MT; ++m) {
+        factor<SECOND>(stage, pair, own, m, a[m]);
 #pragma unroll
-        for (int m = 0; m < MT; ++m) factor(stage + k * BYTES, at[m], a[m], d[m]);
+        for (int half = 0; half < 2; ++half)
+            d[m][half] = widen(*(const f16*)(stage + own.scales + SECOND * BYTES + (m * 16 + half * 8) * PITCH));
+    }
 #pragma unroll
-        for (int n = 0; n < NT; ++n) {
-            int2 b = ((const int2*)(x + k * X_BYTES))[n * 32 + lane];
-            // Of two rows.
-            int4 scales = ((const int4*)(x + k * X_BYTES + NT * 256))[n * 4 + lane % 4];
-            float scale[2] = {__int_as_float(scales.x), __int_as_float(scales.z)};
-            float away[2] = {less(scales.x, scales.y), less(scales.z, scales.w)};
+    for (int n = 0; n < NT; ++n) {
+        // What takes the float that sums start from away again: exact, as it has two bits and a scale 11.
+        float away[2] = {-__int_as_float(START) * x.scales[n][0], -__int_as_float(START) * x.scales[n][1]};
 #pragma unroll
-            for (int m = 0; m < MT; ++m) {
-                int to[4];
-                multiply(to, a[m], b, scales);
+        for (int m = 0; m < MT; ++m) {
+            int to[4];
+            multiply(to, a[m], x.words[n], own.start);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    // Rounded once.
-                    float product = fmaf(__int_as_float(to[i]), scale[i % 2], away[i % 2]);
-                    sums[m][n][i] = fmaf(product, d[m][i / 2], sums[m][n][i]);
-                }
+            for (int i = 0; i < 4; ++i) {
+                // Rounded once.
+                float product = fmaf(__int_as_float(to[i]), x.scales[n][i % 2], away[i % 2]);
+                sums[m][n][i] = fmaf(product, d[m][i / 2], sums[m][n][i]);
             }
         }
     }
 }
 
+// Goes along all pieces.
+__device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, const Ready& ready, Stages& stages,
+                                        const Own& own, float (&sums)[MT][NT][4]) {
+    int stage = own.group, parity = 0;
+    for (int i = own.group; i < at.count; i += GROUPS) {
+        wait(&stages.full[stage], parity);
+        const unsigned char* from = shared + stage * STAGE;
+        Pair pair(from, own);
+#if FUSED
+        int block = i * COLUMNS + 2 * own.pair;
+        add<0>(from, pair, ready.rows_of(block, own), own, sums);
+        add<1>(from, pair, ready.rows_of(block + 1, own), own, sums);
+#else
+        const unsigned char* x = from + OUTPUTS * PITCH + 2 * own.pair * X_BYTES;
+        add<0>(from, pair, rows_of(x, own), own, sums);
+        add<1>(from, pair, rows_of(x + X_BYTES, own), own, sums);
+#endif
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(&stages.free[stage]);
+        stage += GROUPS;
+        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
+    }
+}
+
+// Waits for all that multiply.
+__device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+
+// Sums of rows lie so far apart that lanes write to different banks.
+constexpr int SUMS_PITCH = OUTPUTS + 4;
+
 // Adds up what the warps behind one another have, in the first part of `all`.
-__device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], float* all) {
-    int side = threadIdx.x / 32 % SIDES, deep = threadIdx.x / 32 / SIDES, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+__device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], const Own& own, float* all) {
+    float* to = all + threadIdx.x / 32 / SIDES * ROWS * SUMS_PITCH + threadIdx.x / 32 % SIDES * SIDE + own.g;
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int output = side * SIDE + m * 16 + i / 2 * 8 + g, row = n * 8 + 2 * t + i % 2;
-                all[(deep * 8 * NT + row) * ROWS + output] = sums[m][n][i];
+                int row = n * 8 + 2 * own.t + i % 2;
+                if (row < ROWS) to[row * SUMS_PITCH + m * 16 + i / 2 * 8] = sums[m][n][i];
             }
-    __syncthreads();
-    for (int at = threadIdx.x; at < 8 * NT * ROWS; at += THREADS)
-        for (int d = 1; d < DEEP; ++d) all[at] += all[d * 8 * NT * ROWS + at];
+    meet_consumers();
+    constexpr int FOURS = ROWS * SUMS_PITCH / 4;
+    float4* fours = (float4*)all;
+    for (int at = threadIdx.x; at < FOURS; at += THREADS) {
+        float4 z = fours[at];
+#pragma unroll
+        for (int warp = 1; warp < WARPS / SIDES; ++warp) {
+            float4 other = fours[warp * FOURS + at];
+            z.x += other.x, z.y += other.y, z.z += other.z, z.w += other.w;
+        }
+        fours[at] = z;
+    }
 }
 
 __device__ __forceinline__ void meet() {
+    __syncwarp();
     if constexpr (SPLIT > 1)
         meet_in_cluster();
     else
@@ -191,69 +372,54 @@ __device__ __forceinline__ float of_part(const float* sum, int part) {
     return *sum;
 }
 
-// Adds up what the neighbours have, of which each writes a part.
+// Adds up what the neighbours have, of which each writes a part: all is asked for before any is waited for.
 __device__ __forceinline__ void write(const Params& p, const Place& at, const float* all) {
-    meet();
-    for (int i = threadIdx.x + own_part() * THREADS; i < 8 * NT * ROWS; i += SPLIT * THREADS) {
-        float z = of_part(all + i, 0);
+    constexpr int ALL = ROWS * OUTPUTS, EACH = (ALL + SPLIT * THREADS - 1) / (SPLIT * THREADS);
+    int first = threadIdx.x + own_part() * THREADS;
+    float z[EACH][SPLIT] = {};
 #pragma unroll
-        for (int part = 1; part < SPLIT; ++part) z += of_part(all + i, part);
-        i64 row = at.group * 8 * NT + i / ROWS, output = at.first + i % ROWS;
-        if (row >= p.rows || output >= p.outputs) continue;
-        if (p.b) z += p.b[output];
-        narrow(activate<FN>(z), p.y[row * p.outputs + output]);
+    for (int e = 0; e < EACH; ++e) {
+        int i = first + e * SPLIT * THREADS;
+#pragma unroll
+        for (int part = 0; part < SPLIT; ++part)
+            if (i < ALL) z[e][part] = of_part(all + i / OUTPUTS * SUMS_PITCH + i % OUTPUTS, part);
     }
-    // Nobody leaves whose sums are still read.
-    meet();
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        int i = first + e * SPLIT * THREADS;
+#pragma unroll
+        for (int part = 1; part < SPLIT; ++part) z[e][0] += z[e][part];
+        i64 row = at.group * ROWS + i / OUTPUTS, output = at.first + i % OUTPUTS;
+        if (i >= ALL || row >= p.rows || output >= p.outputs) continue;
+        if (p.b) z[e][0] += p.b[output];
+        narrow(activate<FN>(z[e][0]), p.y[row * p.outputs + output]);
+    }
 }
 
-// Where a lane's first blocks of weights lie in a stage: blocks are two bytes more than whole words, and so are of the same
-// sort where DEEP of them lie between.
-__device__ __forceinline__ void find(const Params& p, i64 first, int (&at)[MT][2]) {
-    static_assert(DEEP * BYTES % 4 == 0, "whole words");
-    int side = threadIdx.x / 32 % SIDES, deep = threadIdx.x / 32 / SIDES, g = threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int row = side * SIDE + m * 16 + half * 8 + g, skewed = (unsigned long long)weights_of(p, first + row) & 15;
-            at[m][half] = kept(row * STRIDE + skewed + deep * BYTES);
-        }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1) blocks_tile(Params p) {
-    extern __shared__ __align__(16) unsigned char shared[];
+extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile(const __grid_constant__ Params p) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ Stages stages;
+    open(stages);
     Place at = place(p);
-    Source from = source(p, at.first);
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-        if (at.begin + stage < at.end) fetch_weights(p, from, at.first, at.begin + stage, shared + stage * STAGE);
-        commit();
+    if (threadIdx.x >= THREADS) {
+        let_others_begin();
+        if (PIECE || threadIdx.x == THREADS) Producer{p, at, shared, stages}.run();
+    } else {
+        Own own(stages);
+        Ready ready(at, shared);
+#if FUSED
+        wait_for_others();
+        ready.make(p, at);
+        meet_consumers();
+#endif
+        float sums[MT][NT][4] = {};
+        consume(at, shared, ready, stages, own, sums);
+        // Sums lie where weights were.
+        meet_consumers();
+        add_warps(sums, own, (float*)shared);
     }
-    int blocks[MT][2];
-    find(p, at.first, blocks);
-    wait_for_others();
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-        if (at.begin + stage < at.end) fetch_x(p, at.group, at.begin + stage, shared + stage * STAGE);
-        commit();
-    }
-    float sums[MT][NT][4] = {};
-    int stage = 0, free = STAGES - 1;
-    for (i64 chunk = at.begin; chunk < at.end; ++chunk) {
-        copied<STAGES - 2>();
-        // And those of others; and all are done with the stage that is free.
-        __syncthreads();
-        i64 ahead = chunk + STAGES - 1;
-        if (ahead < at.end) {
-            fetch_weights(p, from, at.first, ahead, shared + free * STAGE);
-            fetch_x(p, at.group, ahead, shared + free * STAGE);
-        }
-        commit();
-        add(shared + stage * STAGE, blocks, shared + stage * STAGE + ROWS * STRIDE, count(p, chunk), sums);
-        free = stage;
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
-    }
-    // Sums lie where weights were.
-    __syncthreads();
-    add_warps(sums, (float*)shared);
-    write(p, at, (const float*)shared);
+    meet();
+    if (threadIdx.x < THREADS) write(p, at, (const float*)shared);
+    // Nobody leaves whose sums are still read.
+    if constexpr (SPLIT > 1) meet();
 }

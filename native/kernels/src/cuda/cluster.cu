@@ -1,7 +1,5 @@
 // Blocks of a cluster, which reach each other's shared memory, from compute capability 9 on.
 
-__device__ __forceinline__ unsigned address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
-
 __device__ __forceinline__ int rank_in_cluster() {
     unsigned rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -2,7 +2,7 @@
 
 __device__ __forceinline__ void copy16(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address(to)), "l"(from)
                  : "memory");
 #else
     *(uint4*)to = *(const uint4*)from;

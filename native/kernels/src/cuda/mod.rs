@@ -23,6 +23,7 @@ mod run;
 mod staging;
 mod sum;
 mod tables;
+mod tensor_map;
 mod together;
 
 use crate::error::{Error, Kind, Result};
@@ -41,6 +42,7 @@ pub use lane::Lane;
 pub use run::run_host;
 pub use staging::Pinned;
 pub use sum::columns;
+pub use tensor_map::TensorMap;
 pub use together::Together;
 
 /// The element types, rounding and functions that every kernel source begins with.

@@ -6,6 +6,9 @@ typedef long long i64;
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
 
+// Where something lies in shared memory, for instructions that take nothing else.
+__device__ __forceinline__ unsigned address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
+
 __device__ __forceinline__ float widen(float v) { return v; }
 __device__ __forceinline__ double widen(double v) { return v; }
 __device__ __forceinline__ float widen(bf16 v) { return __uint_as_float((unsigned)v.bits << 16); }

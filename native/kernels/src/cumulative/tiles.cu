@@ -110,7 +110,7 @@ __device__ __forceinline__ void ask(const T* from, unsigned char* to) {
     if constexpr (EACH >= 4) {
 #pragma unroll
         for (int b = 0; b < BYTES; b += EACH) {
-            unsigned there = (unsigned)__cvta_generic_to_shared(to + b);
+            unsigned there = address(to + b);
             const char* here = (const char*)from + b;
             if constexpr (EACH == 16)
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(there), "l"(here) : "memory");

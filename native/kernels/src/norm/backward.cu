@@ -13,7 +13,7 @@ __device__ __forceinline__ Pack* kept(int stage, int tensor, int k) {
 __device__ __forceinline__ void copy(Pack* to, const Pack* from, bool there) {
 #if __CUDA_ARCH__ >= 800
     constexpr int BYTES = sizeof(Pack) < 4 ? 4 : sizeof(Pack);
-    unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    unsigned at = address(to);
     if (sizeof(Pack) == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
     else if (sizeof(Pack) >= 4)

@@ -1,0 +1,33 @@
+// The order in which tiles multiply the bytes of a block. Two neighbouring blocks, the first of them at a whole word, are an odd
+// number of words. Four lanes take those in turn, out of UNITS aligned units of 16 bytes; pair k of a piece of eight blocks
+// begins at word k of its first unit. What a lane has of a unit in the middle is a word of one block; of the units around it a
+// lane has a word in one, and the lane where the pair begins one half in each, as scales have two bytes. So each lane gets
+// two words of each block of Q8_0, and one of Q4_0, without reading any twice; and x is put in the same order.
+
+constexpr int COLUMNS = 8, BYTES = FORMAT == 8 ? 34 : 18, WORDS = FORMAT == 8 ? 8 : 4, UNITS = WORDS / 2 + 1;
+
+// Of rows of x: two words that a lane multiplies, and where one of their halves is.
+struct Spot {
+    int lane, word, half;
+};
+
+// Where bytes 2 i and 2 i + 1 of a block go.
+__device__ __forceinline__ Spot spot(i64 block, int i) {
+    int pair = block / 2 % 4, second = block % 2;
+    // Halves from the beginning of the pair on; of Q4_0 a byte of weights has two values.
+    int at = i % (2 * WORDS) + (second ? 2 * WORDS + 2 : 1), from = at / 2 + pair;
+    // The lane where a pair begins has a last half instead of the first one of a word, and the other way round.
+    bool split = !second && at / 2 % WORDS == 0;
+    return {from % 4, FORMAT == 8 ? from / 4 % 2 ^ 1 : i / 8, split ? at % 2 ^ 1 : at % 2};
+}
+
+// How a lane joins its words of two units that only some lanes need.
+__device__ __forceinline__ int joined(int lane, int pair, bool second) {
+    return lane > pair ? 0x3210 : lane < pair || second ? 0x7654 : 0x5432;
+}
+
+// The bits of a float whose last bit is worth 1, so that they and an integer make the bits of their sum.
+constexpr int START = 0x4b400000;
+
+// Values of Q4_0 are multiplied by 16, which is exact.
+__device__ __forceinline__ float of_products(float scale) { return FORMAT == 8 ? scale : scale / 16; }

@@ -1,0 +1,52 @@
+//! Matrices as devices describe them to themselves, to copy parts of them without a thread's help.
+
+use super::device::Device;
+use crate::error::Result;
+use cudarc::driver::sys;
+
+/// A matrix of two-byte elements in device memory, and the part of it that one copy brings.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub struct TensorMap(sys::CUtensorMap);
+
+impl TensorMap {
+    /// None: for kernels that copy otherwise.
+    pub const NONE: TensorMap = TensorMap(sys::CUtensorMap { opaque: [0; 16] });
+
+    /// Addresses, and bytes of a row, are multiples of this.
+    pub const UNIT: u64 = 16;
+}
+
+impl Device {
+    /// Of rows that follow each other without gaps; parts have at most 256 rows and elements of each, and are whole units of
+    /// 16 bytes. For devices of compute capability 9 or more.
+    pub fn tensor_map(&self, address: u64, [rows, elements]: [usize; 2], part: [usize; 2]) -> Result<TensorMap> {
+        use sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_UINT16;
+        use sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+        use sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE;
+        use sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+        use sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_NONE;
+        let mut map = TensorMap::NONE;
+        let (sizes, strides) = ([elements as u64, rows as u64], [elements as u64 * 2]);
+        let part = [part[1] as u32, part[0] as u32];
+        // SAFETY: writes the map; all arrays have two elements, that of strides one, and the address is not read.
+        let code = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map.0,
+                CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                2,
+                address as *mut _,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                part.as_ptr(),
+                [1, 1].as_ptr(),
+                CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_NONE,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        self.answer(code, "cuTensorMapEncodeTiled")?;
+        Ok(map)
+    }
+}
