@@ -128,6 +128,8 @@ struct Tiled {
     rows: i64,
     outputs: i64,
     blocks: i64,
+    columns: i32,
+    tiles: i32,
 }
 
 fn number(format: Format) -> u32 {
@@ -380,9 +382,9 @@ impl Tile {
         // Few rows leave room for more warps.
         let groups = if fused > 0 { 2 } else { 1 };
         let sums = 4 * groups * rows * (SIDE * sides + 4) * size_of::<f32>();
-        let room = (facts.shared as usize - DECLARED).checked_sub(ready)?;
+        let room = (facts.shared as usize - DECLARED).checked_sub(ready + sums)?;
         let stages = (room / stage).min(STAGES);
-        let shared = (stages * stage + ready).max(sums);
+        let shared = stages * stage + ready + sums;
         (stages >= 3).then_some(Tile { eights, sides, groups, split, stages, fused, piece, shared })
     }
 
@@ -420,9 +422,11 @@ impl Tile {
         let kernel = early(&TILE, &options, lane)?;
         let Tensors { x, w, b, y } = *tensors;
         let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
-        let params = Tiled { matrix, w, x, ready, b, y, rows, outputs, blocks };
-        let tiles = problem.outputs.div_ceil(SIDE * sides).saturating_mul(many);
-        let grid = grid_size(tiles.saturating_mul(split))?;
+        let columns = problem.outputs.div_ceil(SIDE * sides);
+        let tiles = grid_size(columns.saturating_mul(many))?;
+        let params =
+            Tiled { matrix, w, x, ready, b, y, rows, outputs, blocks, columns: columns as i32, tiles: tiles as i32 };
+        let grid = if split > 1 { tiles * split as u32 } else { tiles.min(lane.device().facts().multiprocessors) };
         let producers = if piece == 0 { 32 } else { PRODUCERS };
         let size = [(32 * 4 * sides * groups + producers) as u32, shared as u32];
         // SAFETY: Tiled is the struct that the kernel declares; the op's checks prove that the buffers have these sizes.

@@ -1,7 +1,8 @@
 // Products by tensor cores: a block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along COLUMNS blocks of each at
 // a time, of which STAGES lie in shared memory or are on their way there. SIDES warps side by side have 32 outputs each, and
 // four warps behind one another a pair of blocks each; GROUPS of all these take turns, and SPLIT neighbours, a cluster, share the
-// columns. They add up at the end.
+// columns. They add up at the end. Without neighbours a block goes on with other outputs, whose weights are on their way before
+// it is done with those before.
 // A multiplication is one block of 16 outputs and 8 rows, whose sums begin with the bits of a float, so that they are floats
 // already, and one multiplication takes that away.
 //
@@ -14,6 +15,8 @@ constexpr int MT = 2, SIDE = 16 * MT, OUTPUTS = SIDE * SIDES, TURN = 4 * SIDES, 
 constexpr int PRODUCERS = PIECE ? 128 : 32;
 // Of a row in shared memory: an odd number of units, so that neighbours lie in different banks.
 constexpr int PITCH = COLUMNS * BYTES;
+// Eights of rows of x of which a lane has neighbouring words.
+constexpr int TWO = NT < 2 ? NT : 2;
 // Bytes of a block of x, and of a stage: weights, then x.
 constexpr int X_BYTES = NT * (256 + 32), STAGE = OUTPUTS * PITCH + (FUSED ? 0 : COLUMNS * X_BYTES);
 // Rows that are written at most.
@@ -29,9 +32,10 @@ struct alignas(64) Params {
     const float* b;
     STORAGE* y;
     i64 rows, outputs, blocks;
+    int columns, tiles;  // blocks of outputs, and those of all eights of rows
 };
 
-// Where a block of threads stands: its first output, its eights of rows, and its first piece of columns and how many it has.
+// What a block of threads does: its first output, its eights of rows, and its first piece of columns and how many it has.
 struct Place {
     i64 first, group, begin;
     int count;
@@ -40,27 +44,37 @@ struct Place {
 __device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
 __device__ __forceinline__ int own_part() { return blockIdx.x % SPLIT; }
 
-__device__ __forceinline__ Place place(const Params& p) {
-    i64 tiles = (p.outputs + OUTPUTS - 1) / OUTPUTS, tile = blockIdx.x / SPLIT;
+__device__ __forceinline__ Place place(const Params& p, int tile) {
     i64 most = (pieces(p) + SPLIT - 1) / SPLIT, begin = own_part() * most, left = pieces(p) - begin;
-    return {tile % tiles * OUTPUTS, tile / tiles, begin, (int)(left < 0 ? 0 : left < most ? left : most)};
+    return {tile % p.columns * (i64)OUTPUTS, tile / p.columns, begin, (int)(left < 0 ? 0 : left < most ? left : most)};
+}
+
+template <class F>
+__device__ __forceinline__ void each_place(const Params& p, F done) {
+    for (int tile = blockIdx.x / SPLIT; tile < p.tiles; tile += gridDim.x / SPLIT) done(place(p, tile));
 }
 
 // Stages, and what they wait for: their being full, and being free again.
 struct Stages {
     Barrier full[STAGES], free[STAGES];
-    int start[4];
-    unsigned high;
+};
+
+// Whose turn it is, and the parity of its phase.
+struct Turn {
+    int stage, parity;
+
+    __device__ __forceinline__ void skip(int count) {
+        stage += count;
+        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
+    }
 };
 
 __device__ __forceinline__ void open(Stages& stages) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
             open(&stages.full[i], PIECE ? PRODUCERS : 1);
-            open(&stages.free[i], TURN);
+            open(&stages.free[i], PIECE ? 32 * TURN : TURN);
         }
-        for (int i = 0; i < 4; ++i) stages.start[i] = START;
-        stages.high = 0xf0f0f0f0;
         opened();
     }
     __syncthreads();
@@ -69,16 +83,15 @@ __device__ __forceinline__ void open(Stages& stages) {
 // Fetches pieces of weights and of x.
 struct Producer {
     const Params& p;
-    const Place& at;
     unsigned char* shared;
     Stages& stages;
 
-    __device__ __forceinline__ unsigned char* stage(int i) const { return shared + i % STAGES * STAGE; }
-    __device__ __forceinline__ Barrier* full(int i) const { return &stages.full[i % STAGES]; }
-
-    __device__ __forceinline__ void weights(int i) const {
-        if (i >= STAGES) wait(&stages.free[i % STAGES], (i / STAGES - 1) & 1);
+    __device__ __forceinline__ void weights(const Place& at, int i, Turn turn) const {
+        Barrier* full = &stages.full[turn.stage];
+        unsigned char* to = shared + turn.stage * STAGE;
         i64 skipped = (at.begin + i) * PITCH;
+        // At first nobody has to leave.
+        wait(&stages.free[turn.stage], turn.parity ^ 1);
 #if PIECE
         i64 row_bytes = p.blocks * BYTES;
         for (int n = threadIdx.x - THREADS; n < OUTPUTS * (PITCH / PIECE); n += PRODUCERS) {
@@ -86,59 +99,69 @@ struct Producer {
             i64 row = at.first + n / (PITCH / PIECE), from = skipped + n % (PITCH / PIECE) * PIECE;
             row = row < p.outputs ? row : p.outputs - 1;
             bool there = from < row_bytes;
-            copy_piece<PIECE>(stage(i) + n * PIECE, p.w + row * row_bytes + (there ? from : 0), there);
+            copy_piece<PIECE>(to + n * PIECE, p.w + row * row_bytes + (there ? from : 0), there);
         }
 #else
-        expect(full(i), STAGE);
-        copy_box(stage(i), p.matrix, (int)(skipped / 2), (int)at.first, full(i));
+        expect(full, STAGE);
+        copy_box(to, p.matrix, (int)(skipped / 2), (int)at.first, full);
 #endif
     }
 
     // The other part of a stage, which makes it full.
-    __device__ __forceinline__ void x(int i) const {
+    __device__ __forceinline__ void x(const Place& at, int i, Turn turn) const {
+        Barrier* full = &stages.full[turn.stage];
+        unsigned char* to = shared + turn.stage * STAGE + OUTPUTS * PITCH;
         const unsigned char* from = p.ready + (at.group * pieces(p) + at.begin + i) * (COLUMNS * X_BYTES);
-        unsigned char* to = stage(i) + OUTPUTS * PITCH;
 #if PIECE
         for (int n = (threadIdx.x - THREADS) * 16; !FUSED && n < COLUMNS * X_BYTES; n += PRODUCERS * 16)
             copy_piece<16>(to + n, from + n, true);
-        arrive_copied<PIECE>(full(i));
+        arrive_copied<PIECE>(full);
 #else
-        if (!FUSED) copy_bytes(to, from, COLUMNS * X_BYTES, full(i));
+        if (!FUSED) copy_bytes(to, from, COLUMNS * X_BYTES, full);
 #endif
     }
 
     __device__ __forceinline__ void run() const {
-        int soon = at.count < SOON ? at.count : SOON;
-        for (int i = 0; i < soon; ++i) weights(i);
-        if (!FUSED) wait_for_others();
-        for (int i = 0; i < soon; ++i) x(i);
-        for (int i = soon; i < at.count; ++i) {
-            weights(i);
-            x(i);
-        }
+        Turn turn = {};
+        bool waited = FUSED;
+        each_place(p, [&](const Place& at) {
+            int soon = waited ? 0 : at.count < SOON ? at.count : SOON;
+            Turn ahead = turn;
+            for (int i = 0; i < soon; ++i, ahead.skip(1)) weights(at, i, ahead);
+            if (!waited) wait_for_others();
+            waited = true;
+            for (int i = 0; i < soon; ++i, turn.skip(1)) x(at, i, turn);
+            for (int i = soon; i < at.count; ++i, turn.skip(1)) {
+                weights(at, i, turn);
+                x(at, i, turn);
+            }
+        });
     }
 };
 
-// Where a lane finds what it multiplies, and numbers that it keeps: from memory, as the compiler would write constants again
-// and again.
-struct Own {
-    int group, pair, g, t, ends[2], middle, scales, joins[2], start[4];
-    unsigned high;
+// The same number, which the compiler keeps, as it cannot know that it could compute it again in each turn.
+__device__ __forceinline__ int kept(int value) { return __shfl_sync(0xffffffff, value, threadIdx.x % 32); }
 
-    __device__ __forceinline__ Own(const Stages& stages) {
+// Where a lane finds what it multiplies, and numbers for all.
+struct Own {
+    int group, pair, g, t, ends[2], middle, scales, words_of_x, scales_of_x, joins[2], start[4], high;
+
+    __device__ __forceinline__ Own() {
         int warp = threadIdx.x / 32, lane = threadIdx.x % 32, side = warp % SIDES * SIDE;
         group = warp / TURN, pair = warp / SIDES % 4, g = lane / 4, t = lane % 4;
-        int units = pair * (WORDS / 2) * 16;
+        int units = pair * (WORDS / 2) * 16, x = OUTPUTS * PITCH + 2 * pair * X_BYTES;
         // Sixteen lanes tell where the rows of a unit are, and as many those of the unit to the left or right of it.
-        ends[0] = (side + lane % 16) * PITCH + units + (1 - lane / 16) * 16;
-        ends[1] = (side + lane % 16) * PITCH + units + (3 + lane / 16) * 16;
-        middle = (side + lane) * PITCH + units + (FORMAT == 8 ? 32 : 0);
-        scales = (side + g) * PITCH + 2 * pair * BYTES;
+        ends[0] = kept((side + lane % 16) * PITCH + units + (1 - lane / 16) * 16);
+        ends[1] = kept((side + lane % 16) * PITCH + units + (3 + lane / 16) * 16);
+        middle = kept((side + lane) * PITCH + units + (FORMAT == 8 ? 32 : 0));
+        scales = kept((side + g) * PITCH + 2 * pair * BYTES);
+        words_of_x = kept(x + lane * TWO * 8);
+        scales_of_x = kept(x + NT * 256 + t * NT * 8);
 #pragma unroll
-        for (int second = 0; second < 2; ++second) joins[second] = joined(t, pair, second);
+        for (int second = 0; second < 2; ++second) joins[second] = kept(joined(t, pair, second));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) start[i] = ((const volatile int*)stages.start)[i];
-        high = *(const volatile unsigned*)&stages.high;
+        for (int i = 0; i < 4; ++i) start[i] = kept(START);
+        high = kept(0xf0f0f0f0);
     }
 };
 
@@ -205,12 +228,13 @@ __device__ __forceinline__ void read(const unsigned char* from, T* to) {
     }
 }
 
-__device__ __forceinline__ Rows rows_of(const unsigned char* x, const Own& own) {
-    constexpr int TWO = NT < 2 ? NT : 2;
+// Those of a stage.
+template <int SECOND>
+__device__ __forceinline__ Rows rows_of(const unsigned char* stage, const Own& own) {
     Rows all;
 #pragma unroll
-    for (int n = 0; n < NT; n += TWO) read<TWO * 2>(x + (n * 32 + (own.g * 4 + own.t) * TWO) * 8, all.words[n]);
-    read<NT * 2>(x + NT * 256 + own.t * NT * 8, all.scales[0]);
+    for (int n = 0; n < NT; n += TWO) read<TWO * 2>(stage + own.words_of_x + SECOND * X_BYTES + n * 256, all.words[n]);
+    read<NT * 2>(stage + own.scales_of_x + SECOND * X_BYTES, all.scales[0]);
     return all;
 }
 
@@ -220,7 +244,7 @@ struct Ready {
     float* scales;
 
     __device__ __forceinline__ Ready(const Place& at, unsigned char* shared)
-        : words(shared + STAGES * STAGE), scales((float*)(words + at.count * (COLUMNS * FUSED * 32))) {}
+        : words(shared), scales((float*)(words + at.count * (COLUMNS * FUSED * 32))) {}
 
 #if FUSED
     // Of FUSED rows those that there are; others are those again, and nobody reads their products.
@@ -234,22 +258,22 @@ struct Ready {
 
     __device__ __forceinline__ void make(const Params& p, const Place& at) const {
         constexpr int KEPT = 4, QUADS = THREADS / 4;
-        int blocks = at.count * COLUMNS, quarter = threadIdx.x % 4;
-        for (int first = 0; first < blocks * FUSED; first += KEPT * QUADS) {
-            float x[KEPT][8] = {};
+        int quad = threadIdx.x / 4, quarter = threadIdx.x % 4;
+        for (int row = 0; row < FUSED; ++row)
+            for (int first = 0; first < at.count * COLUMNS; first += KEPT * QUADS) {
+                float x[KEPT][8] = {};
 #pragma unroll
-            for (int k = 0; k < KEPT; ++k) {
-                int of = first + k * QUADS + threadIdx.x / 4, row = of / blocks;
-                i64 block = at.begin * COLUMNS + of % blocks;
-                if (row < FUSED && row < p.rows && block < p.blocks) eight(p.x + (row * p.blocks + block) * 32 + quarter * 8, x[k]);
-            }
+                for (int k = 0; k < KEPT; ++k) {
+                    i64 block = at.begin * COLUMNS + first + k * QUADS + quad;
+                    if (row < p.rows && block < p.blocks) eight(p.x + (row * p.blocks + block) * 32 + quarter * 8, x[k]);
+                }
 #pragma unroll
-            for (int k = 0; k < KEPT; ++k) {
-                int of = first + k * QUADS + threadIdx.x / 4, row = of / blocks, block = of % blocks;
-                Eight all = quantized(x[k]);
-                if (row < FUSED) put(all, block, row, quarter);
+                for (int k = 0; k < KEPT; ++k) {
+                    int block = first + k * QUADS + quad;
+                    Eight all = quantized(x[k]);
+                    if (block < at.count * COLUMNS) put(all, block, row, quarter);
+                }
             }
-        }
     }
 
     __device__ __forceinline__ void put(const Eight& all, int block, int row, int quarter) const {
@@ -303,27 +327,24 @@ __device__ __forceinline__ void add(const unsigned char* stage, const Pair& pair
     }
 }
 
-// Goes along all pieces.
+// Goes along all pieces, of which group 0 has the first.
 __device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, const Ready& ready, Stages& stages,
-                                        const Own& own, float (&sums)[MT][NT][4]) {
-    int stage = own.group, parity = 0;
-    for (int i = own.group; i < at.count; i += GROUPS) {
-        wait(&stages.full[stage], parity);
-        const unsigned char* from = shared + stage * STAGE;
+                                        const Own& own, Turn turn, float (&sums)[MT][NT][4]) {
+    turn.skip(own.group);
+    for (int i = own.group; i < at.count; i += GROUPS, turn.skip(GROUPS)) {
+        wait(&stages.full[turn.stage], turn.parity);
+        const unsigned char* from = shared + turn.stage * STAGE;
         Pair pair(from, own);
 #if FUSED
         int block = i * COLUMNS + 2 * own.pair;
         add<0>(from, pair, ready.rows_of(block, own), own, sums);
         add<1>(from, pair, ready.rows_of(block + 1, own), own, sums);
 #else
-        const unsigned char* x = from + OUTPUTS * PITCH + 2 * own.pair * X_BYTES;
-        add<0>(from, pair, rows_of(x, own), own, sums);
-        add<1>(from, pair, rows_of(x + X_BYTES, own), own, sums);
+        add<0>(from, pair, rows_of<0>(from, own), own, sums);
+        add<1>(from, pair, rows_of<1>(from, own), own, sums);
 #endif
         __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(&stages.free[stage]);
-        stage += GROUPS;
-        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
+        if (PIECE || threadIdx.x % 32 == 0) arrive(&stages.free[turn.stage]);
     }
 }
 
@@ -359,12 +380,10 @@ __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], const 
     }
 }
 
+// Waits for all of the cluster.
 __device__ __forceinline__ void meet() {
     __syncwarp();
-    if constexpr (SPLIT > 1)
-        meet_in_cluster();
-    else
-        __syncthreads();
+    meet_in_cluster();
 }
 
 __device__ __forceinline__ float of_part(const float* sum, int part) {
@@ -399,27 +418,36 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, const fl
 extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile(const __grid_constant__ Params p) {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ Stages stages;
+    Place at = place(p, blockIdx.x / SPLIT);
+    float* all = (float*)(shared + STAGES * STAGE);
     open(stages);
-    Place at = place(p);
     if (threadIdx.x >= THREADS) {
         let_others_begin();
-        if (PIECE || threadIdx.x == THREADS) Producer{p, at, shared, stages}.run();
+        if (PIECE || threadIdx.x == THREADS) Producer{p, shared, stages}.run();
     } else {
-        Own own(stages);
-        Ready ready(at, shared);
+        Own own;
+        Ready ready(at, (unsigned char*)(all + WARPS / SIDES * ROWS * SUMS_PITCH));
 #if FUSED
         wait_for_others();
         ready.make(p, at);
         meet_consumers();
 #endif
-        float sums[MT][NT][4] = {};
-        consume(at, shared, ready, stages, own, sums);
-        // Sums lie where weights were.
-        meet_consumers();
-        add_warps(sums, own, (float*)shared);
+        Turn turn = {};
+        each_place(p, [&](const Place& at) {
+            float sums[MT][NT][4] = {};
+            consume(at, shared, ready, stages, own, turn, sums);
+            for (int i = 0; i < at.count; i += STAGES) turn.skip(at.count - i < STAGES ? at.count - i : STAGES);
+            // Nobody reads sums of the place before.
+            meet_consumers();
+            add_warps(sums, own, all);
+            meet_consumers();
+            if constexpr (SPLIT == 1) write(p, at, all);
+        });
     }
-    meet();
-    if (threadIdx.x < THREADS) write(p, at, (const float*)shared);
-    // Nobody leaves whose sums are still read.
-    if constexpr (SPLIT > 1) meet();
+    if constexpr (SPLIT > 1) {
+        meet();
+        if (threadIdx.x < THREADS) write(p, at, all);
+        // Nobody leaves whose sums are still read.
+        meet();
+    }
 }

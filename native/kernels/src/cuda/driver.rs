@@ -7,8 +7,8 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
 
-/// The newest function that we call: a driver that has it has all the others (CUDA 11.2, 2020).
-const NEWEST: &[u8] = b"cuMemAllocFromPoolAsync\0";
+/// The newest function that we call: a driver that has it has all the others (CUDA 12.0, 2022).
+const NEWEST: &[u8] = b"cuTensorMapEncodeTiled\0";
 
 /// Whether CUDA can be used. Asked once; the verdict holds as long as the OS process.
 pub(super) fn ready() -> Result<()> {
