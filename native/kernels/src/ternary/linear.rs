@@ -98,8 +98,7 @@ fn steps<'a, P: Place>(
     mut outputs: Named<P::ViewMut<'a>>,
 ) -> Result<()> {
     let Problem { weights, options, .. } = problem;
-    let dims = [&problem.x.shape[..problem.x.shape.len() - 1], &weights.leading[..]].concat();
-    let mut sums = place.empty(Spec::new(DType::I32, &dims)?)?;
+    let mut sums;
     let mut planes = [place.empty(weights.plane()?)?, place.empty(weights.plane()?)?];
     let mut scale = place.empty(Spec::new(DType::F32, &[weights.scales()])?)?;
     let [plane0, plane1] = planes.each_mut().map(P::view_mut);
@@ -119,6 +118,8 @@ fn steps<'a, P: Place>(
         Form::I8 => place.call::<Matmul<I8>>(&ends, given, to),
         Form::F32 => place.call::<Matmul<F32>>(&ends, given, to),
         Form::Ternary => {
+            let dims = [&problem.x.shape[..problem.x.shape.len() - 1], &weights.leading[..]].concat();
+            sums = place.empty(Spec::new(DType::I32, &dims)?)?;
             to.push("acc", P::view_mut(&mut sums));
             place.call::<Matmul<Ternary>>(&ends, given, to)
         }
