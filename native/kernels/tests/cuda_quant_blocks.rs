@@ -80,7 +80,7 @@ fn agrees<O: Op<Options = Options>>(device: &Device, options: &Options, inputs: 
 
 fn products_agree<O: Op<Options = Options>>(device: &Device, format: Format) {
     // Beside those of the CPU: many pieces under way, and tiles side by side in both directions; blocks of threads of each
-    // size, that go on with other outputs, or share columns of a tile; and rows of x that are too long for a kernel's own.
+    // size, that go on with other outputs, or share columns of a tile; rows of x that are too long for a kernel's own; and none.
     let large = [
         (1, 200, 37),
         (4, 97, 70),
@@ -96,6 +96,8 @@ fn products_agree<O: Op<Options = Options>>(device: &Device, format: Format) {
         (8, 257, 2100),
         (32, 64, 4500),
         (1, 6000, 5),
+        (6, 0, 3),
+        (6, 24, 9001),
     ];
     for (at, (rows, blocks, outputs)) in SIZES.into_iter().chain(large).enumerate() {
         let activation = [None, Some(Activation::Relu), Some(Activation::Silu)][at % 3];

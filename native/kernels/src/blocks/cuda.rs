@@ -1,6 +1,7 @@
-//! Blocks on CUDA. Quantizers are a warp a block. Products walk along rows of weights for a few rows of x, or multiply tiles
-//! on tensor cores for more. Weights are fetched in aligned pieces of 16 bytes, whatever their address, and that begins while
-//! rows of x are still made ready: by the kernel that walks, where they fit into its shared memory, else by one before.
+//! Blocks on CUDA. Quantizers are a warp a block. Products multiply tiles on tensor cores; or walk along rows of weights, where
+//! x stays as it is, or has few rows and weights are not rows of whole units that the device copies by itself. The fetching of
+//! weights begins while rows of x are still made ready: by the same kernel where there are few and they fit into its shared
+//! memory, else by one before.
 
 use super::format::{BLOCK, Format};
 use super::{matmul, quantize};
@@ -249,17 +250,18 @@ fn make_ready(
     let params = Rows { x, ready, rows, padded, blocks, given, offset };
     let options = format!("{} -DFORMAT={} {options}", types(problem.x.dtype), number(format));
     // SAFETY: it waits before it reads or writes anything.
-    let kernel = unsafe { lane.device().kernel(&ROWS, &options)?.early() };
+    let kernel = unsafe { lane.device().kernel(&ROWS, &options)?.early_behind_early() };
     // SAFETY: Rows is the struct that the kernel declares; scratch has room for so many rows, and four threads have a block.
     unsafe { launch_each(lane, &kernel, threads, &params)? };
     Ok(ready)
 }
 
-/// A kernel that fetches weights while x is made ready.
-fn early(source: &Source, options: &str, lane: &Lane) -> Result<Kernel> {
-    // SAFETY: these kernels wait before they read anything but weights, and nobody writes weights meanwhile: kernels that do
-    // let nobody begin before they are done.
-    Ok(unsafe { lane.device().kernel(source, options)?.early() })
+/// A kernel that fetches weights while x is made ready, by the kernel before it or by itself.
+fn early(source: &Source, options: &str, itself: bool, lane: &Lane) -> Result<Kernel> {
+    let kernel = lane.device().kernel(source, options)?;
+    // SAFETY: these kernels wait before they read anything but weights, write none, and either are behind the one that makes x
+    // ready, or begin early only where nobody still writes any.
+    Ok(unsafe { if itself { kernel.early_behind_early() } else { kernel.early() } })
 }
 
 /// How a product of few rows is done: what `walk.cu` is compiled for, and blocks of threads that share the outputs.
@@ -325,7 +327,7 @@ impl Walk {
         } else {
             let sizes = [groups * rows, problem.inputs / BLOCK, Walk::ready(problem)];
             let ready = make_ready(problem, sizes, tensors.x, &format!("{given} -DTILE=0 -DNT=1"), lane)?;
-            (ready, early(&WALK, &options, lane)?)
+            (ready, early(&WALK, &options, false, lane)?)
         };
         let Tensors { x, w, b, y } = *tensors;
         let [rows, outputs, blocks, columns] =
@@ -353,7 +355,7 @@ struct Tile {
 impl Tile {
     /// None where a walk is faster, or nothing else is possible.
     fn of(problem: &matmul::Problem, w: u64, facts: &Facts) -> Option<Tile> {
-        if !problem.factors.quantized || facts.capability.0 < 8 {
+        if !problem.factors.quantized || facts.capability.0 < 8 || problem.inputs == 0 {
             return None;
         }
         let piece = Tile::piece(problem, w, facts);
@@ -372,20 +374,22 @@ impl Tile {
         let pieces = problem.inputs.div_ceil(BLOCK * COLUMNS);
         let tiles = |sides| problem.outputs.div_ceil(SIDE * sides) * problem.rows.div_ceil(8 * eights);
         // Large tiles read x less often, and small ones, or shared ones, leave nobody idle.
-        let sides = if tiles(2) * most >= busy { 2 } else { 1 };
-        let shares = |&split: &usize| split <= most.min(pieces) && tiles(sides) * split <= busy;
-        let split = [8, 4, 2].into_iter().find(shares).unwrap_or(1);
-        let of_x = if fused > 0 { 0 } else { 8 * eights * (BLOCK + 4) };
-        let stage = COLUMNS * (SIDE * sides * problem.factors.weights.bytes() + of_x);
-        let ready = pieces.div_ceil(split) * COLUMNS * fused * (BLOCK + 4);
-        let rows = if fused > 0 { fused } else { 8 * eights };
-        // Few rows leave room for more warps.
-        let groups = if fused > 0 { 2 } else { 1 };
-        let sums = 4 * groups * rows * (SIDE * sides + 4) * size_of::<f32>();
-        let room = (facts.shared as usize - DECLARED).checked_sub(ready + sums)?;
-        let stages = (room / stage).min(STAGES);
-        let shared = stages * stage + ready + sums;
-        (stages >= 3).then_some(Tile { eights, sides, groups, split, stages, fused, piece, shared })
+        let good = |&sides: &usize| sides == 1 || tiles(sides) * most >= busy;
+        [2, 1].into_iter().filter(good).find_map(|sides| {
+            let shares = |&split: &usize| split <= most.min(pieces) && tiles(sides) * split <= busy;
+            let split = [8, 4, 2].into_iter().find(shares).unwrap_or(1);
+            // Few rows leave room for more warps.
+            let (rows, groups) = if fused > 0 { (fused, 2) } else { (8 * eights, 1) };
+            let of_x = if fused > 0 { 0 } else { rows * (BLOCK + 4) };
+            let stage = COLUMNS * (SIDE * sides * problem.factors.weights.bytes() + of_x);
+            let ready = pieces.div_ceil(split) * COLUMNS * fused * (BLOCK + 4);
+            let sums = 4 * groups * rows * (SIDE * sides + 4) * size_of::<f32>();
+            let room = (facts.shared as usize - DECLARED).checked_sub(ready + sums)?;
+            // A stage is always of the same group, which so knows which of its turns has come.
+            let stages = (room / stage).min(STAGES) / groups * groups;
+            let shared = stages * stage + ready + sums;
+            (stages >= 3).then_some(Tile { eights, sides, groups, split, stages, fused, piece, shared })
+        })
     }
 
     /// The largest piece that rows of weights are made of; 0 where the device copies them by itself.
@@ -419,7 +423,7 @@ impl Tile {
              -DPIECE={piece}",
             common(problem)
         );
-        let kernel = early(&TILE, &options, lane)?;
+        let kernel = early(&TILE, &options, fused > 0, lane)?;
         let Tensors { x, w, b, y } = *tensors;
         let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
         let columns = problem.outputs.div_ceil(SIDE * sides);

@@ -12,7 +12,7 @@ struct Spot {
 };
 
 // Where bytes 2 i and 2 i + 1 of a block go.
-__device__ __forceinline__ Spot spot(i64 block, int i) {
+__device__ __forceinline__ Spot spot_of(i64 block, int i) {
     int pair = block / 2 % 4, second = block % 2;
     // Halves from the beginning of the pair on; of Q4_0 a byte of weights has two values.
     int at = i % (2 * WORDS) + (second ? 2 * WORDS + 2 : 1), from = at / 2 + pair;
@@ -31,3 +31,18 @@ constexpr int START = 0x4b400000;
 
 // Values of Q4_0 are multiplied by 16, which is exact.
 __device__ __forceinline__ float of_products(float scale) { return FORMAT == 8 ? scale : scale / 16; }
+
+// Eights of rows of x of which a lane has neighbouring words, and bytes of a block of NT eights: words, then scales.
+constexpr int TWO = NT < 2 ? NT : 2, X_BYTES = NT * (256 + 32);
+
+// Puts a quarter of a row's block to the lanes from `first` on that multiply it, which have the words of EACH rows after one
+// another, these as number `at`.
+template <int EACH>
+__device__ __forceinline__ void put_words(const Eight& all, i64 block, int quarter, int first, int at, unsigned char* to) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        Spot spot = spot_of(block, quarter * 4 + i);
+        int word = ((first + spot.lane) * EACH + at) * 2 + spot.word;
+        ((unsigned short*)to)[word * 2 + spot.half] = (unsigned short)(all.words[i / 2] >> 16 * (i % 2));
+    }
+}

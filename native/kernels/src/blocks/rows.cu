@@ -13,15 +13,9 @@ struct Params {
 // For tiles, NT eights of rows have a block together: the words of two eights after one another in the order of the lanes that
 // multiply them, and behind all of these the scales of two rows of each eight after one another.
 __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i64 row, i64 block, int quarter) {
-    constexpr int TWO = NT < 2 ? NT : 2;
-    unsigned char* to = p.ready + (row / 8 / NT * p.blocks + block) * NT * (256 + 32);
+    unsigned char* to = p.ready + (row / 8 / NT * p.blocks + block) * X_BYTES;
     int eight = row / 8 % NT;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        Spot at = spot(block, quarter * 4 + i);
-        int lane = row % 8 * 4 + at.lane, word = ((eight / TWO * 32 + lane) * TWO + eight % TWO) * 2 + at.word;
-        ((unsigned short*)to)[word * 2 + at.half] = (unsigned short)(all.words[i / 2] >> 16 * (i % 2));
-    }
+    put_words<TWO>(all, block, quarter, eight / TWO * 32 + row % 8 * 4, eight % TWO, to);
     if (quarter == 0) ((float*)(to + NT * 256))[(row % 8 / 2 * NT + eight) * 2 + row % 2] = of_products(all.scale);
 }
 #endif

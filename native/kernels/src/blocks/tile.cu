@@ -7,7 +7,7 @@
 // already, and one multiplication takes that away.
 //
 // FUSED is 0 where blocks_rows made x ready; else there are so many rows at most, which the block makes ready itself while its
-// first weights are on their way. PIECE is 0 where the device copies weights by itself, which takes rows of whole units of 16
+// first weights are on their way; PIECE is 0 then. PIECE is 0 where the device copies weights by itself, which takes rows of whole units of 16
 // bytes at such addresses; else the largest piece that all rows of weights are made of. The host gives FORMAT, NT, SIDES,
 // GROUPS, SPLIT, STAGES, FUSED, PIECE and FN.
 
@@ -15,14 +15,12 @@ constexpr int MT = 2, SIDE = 16 * MT, OUTPUTS = SIDE * SIDES, TURN = 4 * SIDES, 
 constexpr int PRODUCERS = PIECE ? 128 : 32;
 // Of a row in shared memory: an odd number of units, so that neighbours lie in different banks.
 constexpr int PITCH = COLUMNS * BYTES;
-// Eights of rows of x of which a lane has neighbouring words.
-constexpr int TWO = NT < 2 ? NT : 2;
-// Bytes of a block of x, and of a stage: weights, then x.
-constexpr int X_BYTES = NT * (256 + 32), STAGE = OUTPUTS * PITCH + (FUSED ? 0 : COLUMNS * X_BYTES);
+// Bytes of a stage: weights, then x.
+constexpr int STAGE = OUTPUTS * PITCH + (FUSED ? 0 : COLUMNS * X_BYTES);
 // Rows that are written at most.
 constexpr int ROWS = FUSED ? FUSED : 8 * NT;
 // So many pieces are fetched before x is ready: fewer bring the first ones sooner.
-constexpr int SOON = FUSED || STAGES < 6 ? STAGES : 6;
+constexpr int SOON = STAGES < 6 ? STAGES : 6;
 
 struct alignas(64) Params {
     unsigned char matrix[128];  // the weights for those that copy by themselves
@@ -73,6 +71,7 @@ __device__ __forceinline__ void open(Stages& stages) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
             open(&stages.full[i], PIECE ? PRODUCERS : 1);
+            // Where the device does not copy by itself, each lane arrives: racecheck cannot tell that one does for its warp.
             open(&stages.free[i], PIECE ? 32 * TURN : TURN);
         }
         opened();
@@ -113,7 +112,7 @@ struct Producer {
         unsigned char* to = shared + turn.stage * STAGE + OUTPUTS * PITCH;
         const unsigned char* from = p.ready + (at.group * pieces(p) + at.begin + i) * (COLUMNS * X_BYTES);
 #if PIECE
-        for (int n = (threadIdx.x - THREADS) * 16; !FUSED && n < COLUMNS * X_BYTES; n += PRODUCERS * 16)
+        for (int n = (threadIdx.x - THREADS) * 16; n < COLUMNS * X_BYTES; n += PRODUCERS * 16)
             copy_piece<16>(to + n, from + n, true);
         arrive_copied<PIECE>(full);
 #else
@@ -277,12 +276,7 @@ struct Ready {
     }
 
     __device__ __forceinline__ void put(const Eight& all, int block, int row, int quarter) const {
-        unsigned short* to = (unsigned short*)(words + (block * FUSED + row) * 32);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            Spot at = spot(block, quarter * 4 + i);
-            to[(at.lane * 2 + at.word) * 2 + at.half] = (unsigned short)(all.words[i / 2] >> 16 * (i % 2));
-        }
+        put_words<1>(all, block, quarter, 0, 0, words + (block * FUSED + row) * 32);
         if (quarter == 0) scales[block * FUSED + row] = of_products(all.scale);
     }
 #endif
@@ -311,7 +305,8 @@ __device__ __forceinline__ void add(const unsigned char* stage, const Pair& pair
     }
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-        // What takes the float that sums start from away again: exact, as it has two bits and a scale 11.
+        // What takes the float that sums start from away again: exact, as it has two bits and a scale 11. A scale that is
+        // infinite makes NaN.
         float away[2] = {-__int_as_float(START) * x.scales[n][0], -__int_as_float(START) * x.scales[n][1]};
 #pragma unroll
         for (int m = 0; m < MT; ++m) {

@@ -7,7 +7,7 @@ __device__ __forceinline__ void wait_for_others() {
 #endif
 }
 
-// Whoever says so has waited, or began late: when others begin, nobody writes weights that they read.
+// Whoever says so has waited, or began when nobody wrote weights any more: others read them when they begin.
 __device__ __forceinline__ void let_others_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

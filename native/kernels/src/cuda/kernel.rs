@@ -21,7 +21,18 @@ pub struct Source {
 #[derive(Clone, Copy)]
 pub struct Kernel {
     function: sys::CUfunction,
-    early: bool,
+    pub(super) early: Early,
+}
+
+/// When a kernel begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Early {
+    /// When what was queued before it is done.
+    Never,
+    /// Before, if the kernel before it is one that may begin early as well.
+    Behind,
+    /// Before.
+    Always,
 }
 
 // SAFETY: functions of a loaded module may be launched from any thread.
@@ -38,13 +49,19 @@ impl Kernel {
     /// done.
     ///
     /// # Safety
-    /// The kernel waits for that itself, with `griddepcontrol.wait`, before it reads or writes what others write.
+    /// The kernel waits for that itself, with `griddepcontrol.wait`, before it reads or writes what others write, and writes no
+    /// weights.
     pub unsafe fn early(self) -> Kernel {
-        Kernel { early: true, ..self }
+        Kernel { early: Early::Always, ..self }
     }
 
-    pub(super) fn is_early(&self) -> bool {
-        self.early
+    /// The same, but only behind a kernel that may begin early itself: what was queued before those is done, and they write
+    /// no weights.
+    ///
+    /// # Safety
+    /// As above, but the kernel may read weights before it waits, and let others begin.
+    pub unsafe fn early_behind_early(self) -> Kernel {
+        Kernel { early: Early::Behind, ..self }
     }
 }
 
@@ -117,7 +134,7 @@ fn load(device: &Device, name: &str, code: &[u8]) -> Result<Kernel> {
         device.answer(sys::cuModuleGetFunction(&mut function, module, name.as_ptr()), "cuModuleGetFunction")?;
     }
     allow_shared_memory(device, function)?;
-    Ok(Kernel { function, early: false })
+    Ok(Kernel { function, early: Early::Never })
 }
 
 /// Lets launches have all shared memory that the kernel does not declare itself. They would get 48 KiB unasked.

@@ -4,7 +4,7 @@ use super::blas::{self, Epilogue, Matrix, Product};
 use super::buffer::Buffer;
 use super::device::Device;
 use super::event::{Event, Mark};
-use super::kernel::Kernel;
+use super::kernel::{Early, Kernel};
 use super::staging::{Pinned, Staging};
 use super::together::{Together, attribute, config};
 use crate::error::{Error, Kind, Result};
@@ -24,6 +24,8 @@ pub struct Lane {
     clock: Arc<Clock>,
     tf32: bool,
     recording: Cell<bool>,
+    /// Whether the latest kernel may begin early.
+    behind_early: Cell<bool>,
 }
 
 // SAFETY: streams may be used from any thread, and a lane is used by one at a time.
@@ -116,6 +118,7 @@ impl Lane {
             core: Some(RefCell::new(core)),
             tf32: false,
             recording: Cell::new(false),
+            behind_early: Cell::new(false),
         }
     }
 
@@ -305,7 +308,13 @@ impl Lane {
         self.device.bind()?;
         let mut early = attribute(EARLY);
         early.value.programmaticStreamSerializationAllowed = 1;
-        let early = (kernel.is_early() && self.device.facts().capability.0 >= 9).then_some(early);
+        let behind_early = self.behind_early.replace(kernel.early != Early::Never);
+        let begins_early = match kernel.early {
+            Early::Never => false,
+            Early::Behind => behind_early,
+            Early::Always => true,
+        };
+        let early = (begins_early && self.device.facts().capability.0 >= 9).then_some(early);
         let mut attributes: Vec<_> = early.into_iter().chain(together.map(Together::attribute)).collect();
         let config = config(grid, size, self.stream(), &mut attributes);
         let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
