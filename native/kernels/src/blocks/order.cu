@@ -1,5 +1,5 @@
-// The order in which tiles multiply the bytes of a block. Two neighbouring blocks, the first of them at a whole word, are an odd
-// number of words. Four lanes take those in turn, out of UNITS aligned units of 16 bytes; pair k of a piece of eight blocks
+// The order in which tiles multiply the bytes of a block. Two neighbouring blocks, the first of them at a whole word, are an
+// odd number of words. Four lanes take those in turn, out of UNITS aligned units of 16 bytes; pair k of a piece of eight blocks
 // begins at word k of its first unit. What a lane has of a unit in the middle is a word of one block; of the units around it a
 // lane has a word in one, and the lane where the pair begins one half in each, as scales have two bytes. So each lane gets
 // two words of each block of Q8_0, and one of Q4_0, without reading any twice; and x is put in the same order.

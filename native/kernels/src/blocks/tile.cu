@@ -1,15 +1,15 @@
 // Products by tensor cores: a block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along COLUMNS blocks of each at
 // a time, of which STAGES lie in shared memory or are on their way there. SIDES warps side by side have 32 outputs each, and
-// four warps behind one another a pair of blocks each; GROUPS of all these take turns, and SPLIT neighbours, a cluster, share the
-// columns. They add up at the end. Without neighbours a block goes on with other outputs, whose weights are on their way before
-// it is done with those before.
+// four warps behind one another a pair of blocks each; GROUPS of all these take turns, and SPLIT neighbours, a cluster, share
+// the columns. They add up at the end. Without neighbours a block goes on with other outputs, whose weights are on their way
+// before it is done with those before.
 // A multiplication is one block of 16 outputs and 8 rows, whose sums begin with the bits of a float, so that they are floats
 // already, and one multiplication takes that away.
 //
 // FUSED is 0 where blocks_rows made x ready; else there are so many rows at most, which the block makes ready itself while its
-// first weights are on their way; PIECE is 0 then. PIECE is 0 where the device copies weights by itself, which takes rows of whole units of 16
-// bytes at such addresses; else the largest piece that all rows of weights are made of. The host gives FORMAT, NT, SIDES,
-// GROUPS, SPLIT, STAGES, FUSED, PIECE and FN.
+// first weights are on their way. PIECE is 0 where the device copies weights by itself, which takes rows of whole units of 16
+// bytes at such addresses, and wherever x is made ready here; else the largest piece that all rows of weights are made of. The
+// host gives FORMAT, NT, SIDES, GROUPS, SPLIT, STAGES, FUSED, PIECE and FN.
 
 constexpr int MT = 2, SIDE = 16 * MT, OUTPUTS = SIDE * SIDES, TURN = 4 * SIDES, WARPS = TURN * GROUPS, THREADS = 32 * WARPS;
 constexpr int PRODUCERS = PIECE ? 128 : 32;
