@@ -250,18 +250,16 @@ fn make_ready(
     let params = Rows { x, ready, rows, padded, blocks, given, offset };
     let options = format!("{} -DFORMAT={} {options}", types(problem.x.dtype), number(format));
     // SAFETY: it waits before it reads or writes anything.
-    let kernel = unsafe { lane.device().kernel(&ROWS, &options)?.early_behind_early() };
+    let kernel = unsafe { lane.device().kernel(&ROWS, &options)?.early() };
     // SAFETY: Rows is the struct that the kernel declares; scratch has room for so many rows, and four threads have a block.
     unsafe { launch_each(lane, &kernel, threads, &params)? };
     Ok(ready)
 }
 
 /// A kernel that fetches weights while x is made ready, by the kernel before it or by itself.
-fn early(source: &Source, options: &str, itself: bool, lane: &Lane) -> Result<Kernel> {
-    let kernel = lane.device().kernel(source, options)?;
-    // SAFETY: these kernels wait before they read anything but weights, write none, and either are behind the one that makes x
-    // ready, or begin early only where nobody still writes any.
-    Ok(unsafe { if itself { kernel.early_behind_early() } else { kernel.early() } })
+fn early(source: &Source, options: &str, lane: &Lane) -> Result<Kernel> {
+    // SAFETY: these kernels wait before they read or write anything, but for weights, which they read.
+    Ok(unsafe { lane.device().kernel(source, options)?.early() })
 }
 
 /// How a product of few rows is done: what `walk.cu` is compiled for, and blocks of threads that share the outputs.
@@ -327,7 +325,7 @@ impl Walk {
         } else {
             let sizes = [groups * rows, problem.inputs / BLOCK, Walk::ready(problem)];
             let ready = make_ready(problem, sizes, tensors.x, &format!("{given} -DTILE=0 -DNT=1"), lane)?;
-            (ready, early(&WALK, &options, false, lane)?)
+            (ready, early(&WALK, &options, lane)?)
         };
         let Tensors { x, w, b, y } = *tensors;
         let [rows, outputs, blocks, columns] =
@@ -423,7 +421,7 @@ impl Tile {
              -DPIECE={piece}",
             common(problem)
         );
-        let kernel = early(&TILE, &options, fused > 0, lane)?;
+        let kernel = early(&TILE, &options, lane)?;
         let Tensors { x, w, b, y } = *tensors;
         let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
         let columns = problem.outputs.div_ceil(SIDE * sides);

@@ -26,11 +26,6 @@ __device__ __forceinline__ int kept(int value) {
     return value;
 }
 
-__device__ __forceinline__ const unsigned char* kept(const unsigned char* value) {
-    asm volatile("" : "+l"(value));
-    return value;
-}
-
 // A block in shared memory.
 struct Block {
     const unsigned* words;

@@ -1,4 +1,5 @@
-// What kernels do that begin early, before those ahead of them are done: until then they read nothing but weights.
+// What kernels do that begin early, behind others of their sort that are not done yet: until then they read nothing but
+// weights, which none of them writes.
 
 // Waits for the kernels before this one.
 __device__ __forceinline__ void wait_for_others() {
@@ -7,7 +8,6 @@ __device__ __forceinline__ void wait_for_others() {
 #endif
 }
 
-// Whoever says so has waited, or began when nobody wrote weights any more: others read them when they begin.
 __device__ __forceinline__ void let_others_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

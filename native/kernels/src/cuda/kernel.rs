@@ -21,18 +21,7 @@ pub struct Source {
 #[derive(Clone, Copy)]
 pub struct Kernel {
     function: sys::CUfunction,
-    pub(super) early: Early,
-}
-
-/// When a kernel begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Early {
-    /// When what was queued before it is done.
-    Never,
-    /// Before, if the kernel before it is one that may begin early as well.
-    Behind,
-    /// Before.
-    Always,
+    early: bool,
 }
 
 // SAFETY: functions of a loaded module may be launched from any thread.
@@ -45,23 +34,18 @@ impl Kernel {
         self.function
     }
 
-    /// The same, to begin before what was queued before it is done. On devices that cannot do that it begins when all is
-    /// done.
+    /// The same, to begin behind another of this sort before that one is done. On devices that cannot do that, and behind any
+    /// other kernel, it begins when all is done; so what was queued before a row of such kernels is done when they begin.
     ///
     /// # Safety
-    /// The kernel waits for that itself, with `griddepcontrol.wait`, before it reads or writes what others write, and writes no
-    /// weights.
+    /// The kernel waits with `griddepcontrol.wait` before it reads or writes what others write; but weights, which none of this
+    /// sort writes, it may read at once.
     pub unsafe fn early(self) -> Kernel {
-        Kernel { early: Early::Always, ..self }
+        Kernel { early: true, ..self }
     }
 
-    /// The same, but only behind a kernel that may begin early itself: what was queued before those is done, and they write
-    /// no weights.
-    ///
-    /// # Safety
-    /// As above, but the kernel may read weights before it waits, and let others begin.
-    pub unsafe fn early_behind_early(self) -> Kernel {
-        Kernel { early: Early::Behind, ..self }
+    pub(super) fn is_early(&self) -> bool {
+        self.early
     }
 }
 
@@ -134,7 +118,7 @@ fn load(device: &Device, name: &str, code: &[u8]) -> Result<Kernel> {
         device.answer(sys::cuModuleGetFunction(&mut function, module, name.as_ptr()), "cuModuleGetFunction")?;
     }
     allow_shared_memory(device, function)?;
-    Ok(Kernel { function, early: Early::Never })
+    Ok(Kernel { function, early: false })
 }
 
 /// Lets launches have all shared memory that the kernel does not declare itself. They would get 48 KiB unasked.

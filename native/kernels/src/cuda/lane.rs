@@ -4,7 +4,7 @@ use super::blas::{self, Epilogue, Matrix, Product};
 use super::buffer::Buffer;
 use super::device::Device;
 use super::event::{Event, Mark};
-use super::kernel::{Early, Kernel};
+use super::kernel::Kernel;
 use super::staging::{Pinned, Staging};
 use super::together::{Together, attribute, config};
 use crate::error::{Error, Kind, Result};
@@ -24,7 +24,7 @@ pub struct Lane {
     clock: Arc<Clock>,
     tf32: bool,
     recording: Cell<bool>,
-    /// Whether the latest kernel may begin early.
+    /// Whether the latest kernel was one that may begin early.
     behind_early: Cell<bool>,
 }
 
@@ -308,13 +308,9 @@ impl Lane {
         self.device.bind()?;
         let mut early = attribute(EARLY);
         early.value.programmaticStreamSerializationAllowed = 1;
-        let behind_early = self.behind_early.replace(kernel.early != Early::Never);
-        let begins_early = match kernel.early {
-            Early::Never => false,
-            Early::Behind => behind_early,
-            Early::Always => true,
-        };
-        let early = (begins_early && self.device.facts().capability.0 >= 9).then_some(early);
+        let begins_early = kernel.is_early() && self.behind_early.get() && self.device.facts().capability.0 >= 9;
+        self.behind_early.set(kernel.is_early());
+        let early = begins_early.then_some(early);
         let mut attributes: Vec<_> = early.into_iter().chain(together.map(Together::attribute)).collect();
         let config = config(grid, size, self.stream(), &mut attributes);
         let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];

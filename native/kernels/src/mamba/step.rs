@@ -395,7 +395,7 @@ struct Step<'a> {
 impl Step<'_> {
     fn kernel(&self, source: &Source, threads: u32, options: &str) -> Result<Kernel> {
         let options = format!("{} -DTHREADS={threads} {options}", types(self.plan.dtype));
-        // SAFETY: all kernels of a step wait before they read or write what others write.
+        // SAFETY: all kernels of a step wait before they read or write what others write; nobody writes weights.
         Ok(unsafe { self.lane.device().kernel(source, &options)?.early() })
     }
 

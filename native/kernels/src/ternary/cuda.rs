@@ -525,8 +525,7 @@ impl Tile {
              -DFN={function}",
             types(problem.dtype),
         );
-        // SAFETY: it waits before it reads what x was made to, and nobody writes weights meanwhile: what was queued before
-        // x was made ready is done.
+        // SAFETY: it waits before it reads or writes anything, but for weights, which it reads.
         Ok(unsafe { lane.device().kernel(&TILE, &options)?.early() })
     }
 
