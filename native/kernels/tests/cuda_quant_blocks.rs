@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::check::noise;
 use common::quant::{SIZES, hard_rows, product, weights};
 use common::{bits, cast, gpu, run, run_cuda};
 use sidewinder_kernels::activations::Activation;
@@ -171,6 +172,42 @@ fn weights_may_lie_at_any_even_address() {
             for ((row, o), got) in ndarray::indices((rows, 50 - from)).into_iter().zip(&got) {
                 assert_eq!(*got, expected[[row, from + o]], "row {row}, output {o} from {from}");
             }
+        }
+    }
+}
+
+/// Products read weights early only where nobody still writes them: what the op before makes is what they multiply.
+#[test]
+fn weights_that_the_op_before_makes_are_multiplied() {
+    let Some(device) = gpu() else { return };
+    let lane = device.lane().unwrap();
+    let (outputs, blocks) = (2000, 128);
+    let made = |seed| one("x", noise(seed, &[outputs, blocks * 32], -1.0, 1.0));
+    let quantized = QuantizeOptions { format: Format::Q8, unchecked: true };
+    for rows in [1, 8, 32] {
+        let x = noise(7, &[rows, blocks * 32], -1.0, 1.0);
+        let up = |tensor: &Owned| {
+            let buffer = Buffer::new(&device, tensor.spec()).unwrap();
+            lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer).unwrap()
+        };
+        let (floats, x_there) = ([1, 2].map(|seed| up(made(seed).get("x").unwrap())), up(&x));
+        let w = Buffer::new(&device, Spec::new(DType::U8, &[outputs, blocks * 34]).unwrap()).unwrap();
+        let y = [0, 1].map(|_| Buffer::new(&device, Spec::new(DType::F32, &[rows, outputs]).unwrap()).unwrap());
+        for (floats, y) in floats.iter().zip(&y) {
+            let (from, to) = ([("x", floats)].into_iter().collect(), [("q", &w)].into_iter().collect());
+            op::run_cuda::<Quantize>(&quantized, &from, &to, &lane).unwrap();
+            let (from, to) = ([("x", &x_there), ("w", &w)].into_iter().collect(), [("y", y)].into_iter().collect());
+            op::run_cuda::<MatmulQ8Q8>(&Options::default(), &from, &to, &lane).unwrap();
+        }
+        for (seed, y) in [1, 2].into_iter().zip(&y) {
+            let mut inputs = one("x", x.clone());
+            inputs.push("w", run::<Quantize>(&quantized, &made(seed), &Exec::default()).unwrap().take("q").unwrap());
+            let expected = run_cuda::<MatmulQ8Q8>(&Options::default(), &inputs, &device).unwrap();
+            assert_eq!(
+                lane.downloaded(y).unwrap().view().bytes(),
+                expected.get("y").unwrap().view().bytes(),
+                "{rows} rows"
+            );
         }
     }
 }
