@@ -35,8 +35,11 @@ const WORTH_SHARING: usize = 1 << 16;
 /// Below this many multiplications waking a second thread costs more than it saves.
 const WORTH_SHARING_PRODUCTS: usize = 1 << 20;
 
-/// Outputs that a thread takes at a time: whole vectors of them.
+/// Outputs that a thread takes at a time at least: whole vectors of them.
 const OUTPUTS: usize = 32;
+
+/// So many times a thread takes some, of one row of x: the more there are at a time, the longer memory is read without a break.
+const TURNS: usize = 8;
 
 /// Calls `$body` with the Rust type of one of the types that are computed in f32 as `$type`.
 macro_rules! with_type_in_f32 {
@@ -315,8 +318,10 @@ fn multiply_as<S: Storage<Wide = f32>>(
     let y = Shared::new(y);
     let threads =
         pool::worth(exec.threads, rows.saturating_mul(inputs).saturating_mul(outputs), WORTH_SHARING_PRODUCTS);
-    pool::for_each(threads, outputs.div_ceil(OUTPUTS), |piece| {
-        let some = piece * OUTPUTS..outputs.min((piece + 1) * OUTPUTS);
+    let at_once =
+        if rows == 1 { (outputs / (threads * TURNS)).next_multiple_of(OUTPUTS).max(OUTPUTS) } else { OUTPUTS };
+    pool::for_each(threads, outputs.div_ceil(at_once), |piece| {
+        let some = piece * at_once..outputs.min((piece + 1) * at_once);
         let mut sums = vec![0.0f32; rows * some.len()];
         let (format, to) = (factors.weights, &mut sums[..]);
         match &x {

@@ -141,10 +141,17 @@ impl Sums<'_> {
         &self.weights[o * bytes..][..bytes]
     }
 
+    /// Each output of the first half beside one of the second: what both read of x is read once, and two streams go through
+    /// memory without a break. Neighbours side by side would break both at the end of each row.
     #[inline(always)]
     fn one_row<L: Lanes, const Q4: bool>(self) {
-        for at in 0..self.outputs.len() {
-            self.to[at] = walk::<L::Row, Q4>(self.x, self.row(self.outputs.start + at));
+        let (start, half) = (self.outputs.start, self.outputs.len() / 2);
+        for at in 0..half {
+            let rows = [self.row(start + at), self.row(start + half + at)];
+            [self.to[at], self.to[half + at]] = walk::<L::Row, Q4, 2>(self.x, rows);
+        }
+        if self.outputs.len() % 2 == 1 {
+            [self.to[2 * half]] = walk::<L::Row, Q4, 1>(self.x, [self.row(start + 2 * half)]);
         }
     }
 
@@ -185,31 +192,44 @@ const fn block_bytes(q4: bool) -> usize {
     if q4 { Format::Q4.bytes() } else { Format::Q8.bytes() }
 }
 
-/// The sum of one row of x for an output. One row of weights after the other makes one stream through memory, which is
-/// read faster than two side by side.
+/// The sums of one row of x for some outputs.
 #[inline(always)]
-fn walk<L: Eight, const Q4: bool>(x: &Prepared, weights: &[u8]) -> f32 {
+fn walk<L: Eight, const Q4: bool, const OUTPUTS: usize>(x: &Prepared, weights: [&[u8]; OUTPUTS]) -> [f32; OUTPUTS] {
     let (bytes, of_x) = (GROUP * block_bytes(Q4), group_bytes(Q4));
-    assert!(weights.len() == x.blocks * block_bytes(Q4), "a row of as many blocks");
+    assert!(weights.iter().all(|weights| weights.len() == x.blocks * block_bytes(Q4)), "rows of as many blocks");
     assert!(size_of_val(&x.lines[..]) >= x.blocks.div_ceil(GROUP) * of_x, "a row of x");
-    let (groups, rest) = (weights.chunks_exact(bytes), weights.chunks_exact(bytes).remainder());
-    let mut sums = [L::spread_float(0.0); 4];
-    let (mut group_of_x, picks) = (x.start(), picks::<L, Q4>());
-    for weights in groups {
-        // SAFETY: as many groups of x are there.
+    let picks = picks::<L, Q4>();
+    let (mut sums, mut group_of_x) = ([[L::spread_float(0.0); 2]; OUTPUTS], x.start());
+    let mut groups = [std::ptr::null(); OUTPUTS];
+    unrolled!(o < OUTPUTS, {
+        groups[o] = weights[o].as_ptr();
+    });
+    for _ in 0..x.blocks / GROUP {
+        // SAFETY: as many groups are there.
         unsafe {
-            add_group::<L, Q4>(weights.as_ptr(), group_of_x, &picks, &mut sums);
+            add_group::<L, Q4, OUTPUTS>(groups, group_of_x, &picks, &mut sums);
+            unrolled!(o < OUTPUTS, {
+                groups[o] = groups[o].add(bytes);
+            });
             group_of_x = group_of_x.add(of_x);
         }
     }
-    if !rest.is_empty() {
+    let rest = x.blocks % GROUP * block_bytes(Q4);
+    if rest > 0 {
         // Blocks of zeros, like those of x, add nothing.
-        let mut last = [0; GROUP * block_bytes(false)];
-        last[..rest.len()].copy_from_slice(rest);
+        let mut last = [[0; GROUP * block_bytes(false)]; OUTPUTS];
+        for (last, weights) in last.iter_mut().zip(weights) {
+            last[..rest].copy_from_slice(&weights[weights.len() - rest..]);
+        }
+        let groups = std::array::from_fn(|at| last[at].as_ptr());
         // SAFETY: a last group of x is there, and room for a group of either format.
-        unsafe { add_group::<L, Q4>(last.as_ptr(), group_of_x, &picks, &mut sums) };
+        unsafe { add_group::<L, Q4, OUTPUTS>(groups, group_of_x, &picks, &mut sums) };
     }
-    L::total(L::add(L::add(sums[0], sums[1]), L::add(sums[2], sums[3])))
+    let mut totals = [0.0; OUTPUTS];
+    unrolled!(o < OUTPUTS, {
+        totals[o] = L::total(L::add(sums[o][0], sums[o][1]));
+    });
+    totals
 }
 
 /// What picks the scales of each block of a group, or of each two.
@@ -222,37 +242,61 @@ fn picks<L: Eight, const Q4: bool>() -> [L::Words; 8] {
     picks
 }
 
-/// Adds what a group gives. Four sums take turns: one would make each block wait for the one before.
+/// Adds what a group of each output gives. Two sums of each take turns: one would make each block wait for the one before.
 ///
 /// # Safety
-/// A group of weights and one of x lie there.
+/// A group of weights of each, and one of x, lie there.
 #[inline(always)]
-unsafe fn add_group<L: Eight, const Q4: bool>(
-    weights: *const u8,
+unsafe fn add_group<L: Eight, const Q4: bool, const OUTPUTS: usize>(
+    weights: [*const u8; OUTPUTS],
     x: *const u8,
     picks: &[L::Words; 8],
-    sums: &mut [L::Floats; 4],
+    sums: &mut [[L::Floats; 2]; OUTPUTS],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut halves = [f16::ZERO; 16];
-        unrolled!(at < 8, { halves[at] = weights.add(at * block_bytes(Q4)).cast::<f16>().read_unaligned() });
-        let scales = L::mul(L::widen(&halves), L::floats(x.cast()));
+        let mut scales = [L::floats(x.cast()); OUTPUTS];
+        unrolled!(o < OUTPUTS, {
+            scales[o] = L::mul(scales_of::<L, Q4>(weights[o]), scales[o]);
+        });
         let (starts, integers) = (x.add(4 * GROUP), x.add(group_bytes(Q4) - GROUP * BLOCK));
         unrolled!(at < 8, {
-            let (block, q) = (weights.add(at * block_bytes(Q4)), integers.add(at * BLOCK));
+            let q = integers.add(at * BLOCK);
             if !Q4 {
-                let products = L::first(starts.cast::<i32>().add(at).read());
-                let products = L::dot8(products, L::q8([block; 2]), L::words(q));
-                sums[at % 4] = L::mul_add(L::to_floats(products), L::picked(scales, picks[at]), sums[at % 4]);
+                let (start, x) = (L::first(starts.cast::<i32>().add(at).read()), L::words(q));
+                unrolled!(o < OUTPUTS, {
+                    let products = L::dot8(start, L::q8([weights[o].add(at * block_bytes(false)); 2]), x);
+                    add_scaled::<L>(products, scales[o], picks[at], &mut sums[o][at % 2]);
+                });
             } else if at & 1 == 0 {
-                let [first, second] = L::q4_halves([block, block.add(block_bytes(true))]);
-                let products = L::dot4(L::words(starts.add(16 * at)), first, L::words(q));
-                let products = L::dot4(products, second, L::words(q.add(BLOCK)));
-                sums[at / 2] = L::mul_add(L::to_floats(products), L::picked(scales, picks[at]), sums[at / 2]);
+                let (start, x) = (L::words(starts.add(16 * at)), [L::words(q), L::words(q.add(BLOCK))]);
+                unrolled!(o < OUTPUTS, {
+                    let block = weights[o].add(at * block_bytes(true));
+                    let [first, second] = L::q4_halves([block, block.add(block_bytes(true))]);
+                    let products = L::dot4(L::dot4(start, first, x[0]), second, x[1]);
+                    add_scaled::<L>(products, scales[o], picks[at], &mut sums[o][at / 2 % 2]);
+                });
             }
         });
     }
+}
+
+/// The scales of a group.
+///
+/// # Safety
+/// A group lies there.
+#[inline(always)]
+unsafe fn scales_of<L: Eight, const Q4: bool>(group: *const u8) -> L::Floats {
+    let mut halves = [f16::ZERO; 16];
+    // SAFETY: the caller's promise.
+    unrolled!(at < 8, { halves[at] = unsafe { group.add(at * block_bytes(Q4)).cast::<f16>().read_unaligned() } });
+    L::widen(&halves)
+}
+
+/// Adds products by the scale that is picked.
+#[inline(always)]
+fn add_scaled<L: Eight>(products: L::Words, scales: L::Floats, pick: L::Words, to: &mut L::Floats) {
+    *to = L::mul_add(L::to_floats(products), L::picked(scales, pick), *to);
 }
 
 /// Adds to the sums of a tile, `L::LANES` for each row of x, what all blocks of these outputs give.
