@@ -39,6 +39,7 @@ const TILE: Source = Source {
         include_str!("../cuda/early.cu"),
         include_str!("../cuda/cluster.cu"),
         include_str!("../cuda/pipeline.cu"),
+        include_str!("../cuda/tiles.cu"),
         include_str!("ready.cu"),
         include_str!("order.cu"),
         include_str!("tile.cu")

@@ -33,51 +33,7 @@ struct alignas(64) Params {
     int columns, tiles;  // blocks of outputs, and those of all eights of rows
 };
 
-// What a block of threads does: its first output, its eights of rows, and its first piece of columns and how many it has.
-struct Place {
-    i64 first, group, begin;
-    int count;
-};
-
 __device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
-__device__ __forceinline__ int own_part() { return blockIdx.x % SPLIT; }
-
-__device__ __forceinline__ Place place(const Params& p, int tile) {
-    i64 most = (pieces(p) + SPLIT - 1) / SPLIT, begin = own_part() * most, left = pieces(p) - begin;
-    return {tile % p.columns * (i64)OUTPUTS, tile / p.columns, begin, (int)(left < 0 ? 0 : left < most ? left : most)};
-}
-
-template <class F>
-__device__ __forceinline__ void each_place(const Params& p, F done) {
-    for (int tile = blockIdx.x / SPLIT; tile < p.tiles; tile += gridDim.x / SPLIT) done(place(p, tile));
-}
-
-// Stages, and what they wait for: their being full, and being free again.
-struct Stages {
-    Barrier full[STAGES], free[STAGES];
-};
-
-// Whose turn it is, and the parity of its phase.
-struct Turn {
-    int stage, parity;
-
-    __device__ __forceinline__ void skip(int count) {
-        stage += count;
-        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
-    }
-};
-
-__device__ __forceinline__ void open(Stages& stages) {
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; ++i) {
-            open(&stages.full[i], PIECE ? PRODUCERS : 1);
-            // Where the device does not copy by itself, each lane arrives: racecheck cannot tell that one does for its warp.
-            open(&stages.free[i], PIECE ? 32 * TURN : TURN);
-        }
-        opened();
-    }
-    __syncthreads();
-}
 
 // Fetches pieces of weights and of x.
 struct Producer {
@@ -123,23 +79,9 @@ struct Producer {
     __device__ __forceinline__ void run() const {
         Turn turn = {};
         bool waited = FUSED;
-        each_place(p, [&](const Place& at) {
-            int soon = waited ? 0 : at.count < SOON ? at.count : SOON;
-            Turn ahead = turn;
-            for (int i = 0; i < soon; ++i, ahead.skip(1)) weights(at, i, ahead);
-            if (!waited) wait_for_others();
-            waited = true;
-            for (int i = 0; i < soon; ++i, turn.skip(1)) x(at, i, turn);
-            for (int i = soon; i < at.count; ++i, turn.skip(1)) {
-                weights(at, i, turn);
-                x(at, i, turn);
-            }
-        });
+        each_place<OUTPUTS>(p, [&](const Place& at) { fetch_all<SOON>(*this, at, waited, turn); });
     }
 };
-
-// The same number, which the compiler keeps, as it cannot know that it could compute it again in each turn.
-__device__ __forceinline__ int kept(int value) { return __shfl_sync(0xffffffff, value, threadIdx.x % 32); }
 
 // Where a lane finds what it multiplies, and numbers for all.
 struct Own {
@@ -164,12 +106,6 @@ struct Own {
     }
 };
 
-// Rows of 16 bytes in shared memory, whose addresses eight lanes give for each word: a word of each row for each lane.
-__device__ __forceinline__ void deal(const unsigned char* from, unsigned& a, unsigned& b, unsigned& c, unsigned& d) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(address(from)) : "memory");
-}
-
 // Units of a pair that are read once: of Q8_0 the one that both blocks have a part of, of Q4_0 all.
 constexpr int ONCE = FORMAT == 8 ? 1 : UNITS;
 struct Pair {
@@ -180,7 +116,8 @@ struct Pair {
         for (int i = 0; i < ONCE; ++i)
 #pragma unroll
             for (int m = 0; m < MT; m += 2)
-                deal(stage + own.middle + m * 16 * PITCH + i * 16, of[i][m][0], of[i][m][1], of[i][m + 1][0], of[i][m + 1][1]);
+                deal(address(stage + own.middle + m * 16 * PITCH + i * 16), of[i][m][0], of[i][m][1], of[i][m + 1][0],
+                     of[i][m + 1][1]);
     }
 };
 
@@ -188,7 +125,7 @@ struct Pair {
 template <int SECOND>
 __device__ __forceinline__ void factor(const unsigned char* stage, const Pair& pair, const Own& own, int m, unsigned (&a)[4]) {
     if constexpr (FORMAT == 8) {
-        deal(stage + own.ends[SECOND] + m * 16 * PITCH, a[0], a[1], a[2], a[3]);
+        deal(address(stage + own.ends[SECOND] + m * 16 * PITCH), a[0], a[1], a[2], a[3]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             unsigned middle = pair.of[0][m][half], end = a[2 + half];
@@ -343,9 +280,6 @@ __device__ __forceinline__ void consume(const Place& at, const unsigned char* sh
     }
 }
 
-// Waits for all that multiply.
-__device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
-
 // Sums of rows lie so far apart that lanes write to different banks.
 constexpr int SUMS_PITCH = OUTPUTS + 4;
 
@@ -361,7 +295,7 @@ __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], const 
                 int row = n * 8 + 2 * own.t + i % 2;
                 if (row < ROWS) to[row * SUMS_PITCH + m * 16 + i / 2 * 8] = sums[m][n][i];
             }
-    meet_consumers();
+    meet_first<THREADS>();
     constexpr int FOURS = ROWS * SUMS_PITCH / 4;
     float4* fours = (float4*)all;
     for (int at = threadIdx.x; at < FOURS; at += THREADS) {
@@ -373,17 +307,6 @@ __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], const 
         }
         fours[at] = z;
     }
-}
-
-// Waits for all of the cluster.
-__device__ __forceinline__ void meet() {
-    __syncwarp();
-    meet_in_cluster();
-}
-
-__device__ __forceinline__ float of_part(const float* sum, int part) {
-    if constexpr (SPLIT > 1) return of_block(sum, part);
-    return *sum;
 }
 
 // Adds up what the neighbours have, of which each writes a part: all is asked for before any is waited for.
@@ -413,9 +336,10 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, const fl
 extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile(const __grid_constant__ Params p) {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ Stages stages;
-    Place at = place(p, blockIdx.x / SPLIT);
+    Place at = place<OUTPUTS>(p, blockIdx.x / SPLIT);
     float* all = (float*)(shared + STAGES * STAGE);
-    open(stages);
+    // Where the device does not copy by itself, each lane arrives: racecheck cannot tell that one does for its warp.
+    open(stages, PIECE ? PRODUCERS : 1, PIECE ? 32 * TURN : TURN);
     if (threadIdx.x >= THREADS) {
         let_others_begin();
         if (PIECE || threadIdx.x == THREADS) Producer{p, shared, stages}.run();
@@ -425,17 +349,17 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile
 #if FUSED
         wait_for_others();
         ready.make(p, at);
-        meet_consumers();
+        meet_first<THREADS>();
 #endif
         Turn turn = {};
-        each_place(p, [&](const Place& at) {
+        each_place<OUTPUTS>(p, [&](const Place& at) {
             float sums[MT][NT][4] = {};
             consume(at, shared, ready, stages, own, turn, sums);
             for (int i = 0; i < at.count; i += STAGES) turn.skip(at.count - i < STAGES ? at.count - i : STAGES);
             // Nobody reads sums of the place before.
-            meet_consumers();
+            meet_first<THREADS>();
             add_warps(sums, own, all);
-            meet_consumers();
+            meet_first<THREADS>();
             if constexpr (SPLIT == 1) write(p, at, all);
         });
     }
