@@ -413,7 +413,7 @@ impl Tile {
             0 => {
                 let bytes = problem.factors.weights.bytes();
                 let (all, part) = ([problem.outputs, blocks * bytes / 2], [SIDE * sides, COLUMNS * bytes / 2]);
-                lane.device().tensor_map(tensors.w, all, part)?
+                lane.device().tensor_map(tensors.w, all, part, false)?
             }
             _ => TensorMap::NONE,
         };

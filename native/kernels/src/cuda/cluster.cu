@@ -24,6 +24,14 @@ __device__ __forceinline__ T of_block(const T* own, int rank) {
     return value;
 }
 
+// Four neighbours.
+__device__ __forceinline__ int4 of_block(const int4* own, int rank) {
+    int4 all;
+    asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(all.x), "=r"(all.y), "=r"(all.z), "=r"(all.w) : "r"(in_block(address(own), rank)) : "memory");
+    return all;
+}
+
 // A block is done with what stands before; and all blocks of the cluster are.
 __device__ __forceinline__ void done_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }

@@ -68,4 +68,11 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned 
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(address(to)), "l"(from), "r"(bytes), "r"(address(barrier)) : "memory");
 }
+
+// A number for the same place of a block of the cluster, whose barrier counts its bytes.
+__device__ __forceinline__ void send(unsigned* place, unsigned number, int block, Barrier* barrier) {
+    asm volatile("{ .reg .b32 to, there; mapa.shared::cluster.u32 to, %0, %3; mapa.shared::cluster.u32 there, %2, %3; "
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %1, [there]; }"
+                 ::"r"(address(place)), "r"(number), "r"(address(barrier)), "r"(block) : "memory");
+}
 #endif

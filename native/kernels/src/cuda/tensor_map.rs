@@ -19,15 +19,27 @@ impl TensorMap {
 
 impl Device {
     /// Of rows that follow each other without gaps; parts have at most 256 rows and elements of each, and are whole units of
-    /// 16 bytes. For devices of compute capability 9 or more.
-    pub fn tensor_map(&self, address: u64, [rows, elements]: [usize; 2], part: [usize; 2]) -> Result<TensorMap> {
+    /// 16 bytes. Of parts with rows of 64 or 128 bytes units can be `exchanged`, so that those of neighbouring rows lie in
+    /// different banks. For devices of compute capability 9 or more.
+    pub fn tensor_map(
+        &self,
+        address: u64,
+        [rows, elements]: [usize; 2],
+        part: [usize; 2],
+        exchanged: bool,
+    ) -> Result<TensorMap> {
         use sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_UINT16;
         use sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
         use sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE;
         use sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-        use sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_NONE;
+        use sys::CUtensorMapSwizzle_enum as Swizzle;
         let mut map = TensorMap::NONE;
         let (sizes, strides) = ([elements as u64, rows as u64], [elements as u64 * 2]);
+        let swizzle = match part[1] * 2 {
+            64 if exchanged => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            128 if exchanged => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        };
         let part = [part[1] as u32, part[0] as u32];
         // SAFETY: writes the map; all arrays have two elements, that of strides one, and the address is not read.
         let code = unsafe {
@@ -41,7 +53,7 @@ impl Device {
                 part.as_ptr(),
                 [1, 1].as_ptr(),
                 CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_NONE,
+                swizzle,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )

@@ -71,7 +71,9 @@ __device__ __forceinline__ Bytes bytes_of(const Measure& measure, const Eight& x
         total += value;
         words[b / 4] |= (unsigned)(value & 255) << (8 * (b % 4));
     }
-    if (q) {
+    if (q && i + 8 <= n && (unsigned long long)(q + i) % 8 == 0) {
+        *(uint2*)(q + i) = make_uint2(words[0], words[1]);
+    } else if (q) {
 #pragma unroll
         for (int b = 0; b < 8; b++)
             if (i + b < n) q[i + b] = words[b / 4] >> (8 * (b % 4));

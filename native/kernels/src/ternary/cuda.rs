@@ -6,6 +6,8 @@
 //! Content that is refused is found
 //! by a kernel and read back, so that conversions, quantized activations and proofs wait for the device; products do not.
 
+mod boxes;
+
 use super::layouts::{Grid, Layout, OnSentinel, Problem as Conversion};
 use super::net::Rows;
 use super::plane_bytes;
@@ -16,14 +18,22 @@ use crate::cuda::{Buffer, Kernel, Lane, Source, Together, function, grid_size, l
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
+use boxes::Boxes;
 
 const CELLS: Source = Source { name: "ternary_cells", text: include_str!("cells.cu") };
-const RULES: &str = concat!(include_str!("../cuda/early.cu"), include_str!("bytes.cu"), include_str!("rules.cu"));
+const RULES: &str = concat!(
+    include_str!("../cuda/early.cu"),
+    include_str!("../cuda/cluster.cu"),
+    include_str!("../cuda/pipeline.cu"),
+    include_str!("bytes.cu"),
+    include_str!("rules.cu")
+);
 const SIZES: Source = Source { name: "ternary_sizes", text: RULES };
 const THRESHOLD: Source = Source { name: "ternary_threshold", text: RULES };
 const CUT: Source = Source { name: "ternary_cut", text: RULES };
 const BYTES: Source = Source { name: "ternary_bytes", text: RULES };
 const BITS: Source = Source { name: "ternary_bits", text: RULES };
+const PARTS: Source = Source { name: "ternary_parts", text: RULES };
 const PRODUCT: Source = Source {
     name: "ternary_product",
     text: concat!(
@@ -76,8 +86,11 @@ const COUNTING: usize = 16;
 /// So many rows of bytes are counted; more are worth being multiplied on tensor cores, and more signs being counted there.
 const FEW: usize = 4;
 
-/// Columns that a tile takes at a time, as `tile.cu` and `counts.cu` have them.
+/// Columns that a tile takes at a time, as `tile.cu` and `counts.cu` have them, and as `box.cu` is compiled with.
 const CHUNK: usize = 512;
+
+/// Blocks of threads that make a row ready together at most, as `rules.cu` has them.
+const MOST_PARTS: usize = 8;
 
 /// Rows of the columns that a thread sums.
 const PART: usize = 512;
@@ -191,6 +204,7 @@ struct Rules {
     stride: i64,
     parts: i64,
     tiles: i64,
+    eights: i64,
     floor: f32,
     stage: i32,
 }
@@ -326,8 +340,12 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
     if aligned && let Some(counts) = Counts::of(problem, lane) {
         return counts.run(problem, &mut params, outputs, lane);
     }
+    if whole && let Some((boxes, kernel)) = Boxes::of(problem, lane)? {
+        return boxes.run(problem, &kernel, &mut params, outputs, lane);
+    }
     let tile = if whole { Tile::of(problem, lane) } else { None };
-    prepare(problem, tile.as_ref(), &mut params, outputs, lane)?;
+    let order = tile.map_or(Order::Rows, |tile| Order::Tiles(tile.count(rows)));
+    prepare(problem, order, &mut params, outputs, lane)?;
     if rows * outs == 0 {
         return Ok(());
     }
@@ -421,7 +439,7 @@ impl Counts {
             (params.q, params.x_scales) = (at(outputs, "xq", lane)?, at(outputs, "x_scale", lane)?);
             params.floor = problem.activations().floor;
         } else {
-            prepare(problem, None, params, outputs, lane)?;
+            prepare(problem, Order::Rows, params, outputs, lane)?;
         }
         let options = format!(
             "{} -DFORM={} -DROWS={} -DSIDES={} -DSTAGES={} -DFN={}",
@@ -545,50 +563,92 @@ impl Tile {
     }
 }
 
+/// Where products look for bytes of activations, as `rules.cu` has it.
+#[derive(Clone, Copy)]
+enum Order {
+    Rows,
+    /// So many tiles of 8 rows.
+    Tiles(usize),
+    /// Matrices of groups of so many eights of rows.
+    Matrices(usize),
+}
+
 /// Makes of activations what meets the weights, in scratch memory.
-fn prepare(
-    problem: &Product,
-    tile: Option<&Tile>,
-    params: &mut Params,
-    outputs: &Named<&Buffer>,
-    lane: &Lane,
-) -> Result<()> {
+fn prepare(problem: &Product, order: Order, params: &mut Params, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let Product { rows, n, dtype, .. } = *problem;
-    let mut rules = Rules { x: params.x, rows: rows as i64, n: n as i64, parts: 1, ..Rules::default() };
     match problem.form {
         Form::Ternary if !problem.planes => {
             let plane = (rows * plane_bytes(n)).next_multiple_of(256);
             let scratch = lane.scratch(2 * plane)?;
             params.x_planes = [scratch, scratch + plane as u64];
-            rules.planes = params.x_planes;
-            cut(&rules, dtype, lane)
+            let rules = Rules { x: params.x, rows: rows as i64, n: n as i64, parts: 1, ..Rules::default() };
+            cut(&Rules { planes: params.x_planes, ..rules }, dtype, lane)
         }
-        Form::I8 => {
-            // Four words of 32 cells are read at once.
-            let stride = n.next_multiple_of(if tile.is_some() { CHUNK } else { 128 });
-            let tiles = tile.map_or(0, |tile| tile.count(rows));
-            let all = rows.max(8 * tiles);
-            let (bits, numbers) = ((all * stride).next_multiple_of(256), (rows * 4).next_multiple_of(256));
-            let scratch = lane.scratch(bits + 2 * numbers)?;
-            params.bits = scratch;
-            params.totals = scratch + bits as u64;
-            params.stride = stride as i64;
-            params.x_scale = match outputs.find("x_scale") {
-                Some(scales) => lane.address(scales)?,
-                None => params.totals + numbers as u64,
-            };
-            rules.q = at(outputs, "xq", lane)?;
-            (rules.bits, rules.totals, rules.scales) = (params.bits, params.totals, params.x_scale);
-            (rules.stride, rules.tiles, rules.floor) = (stride as i64, tiles as i64, problem.activations().floor);
-            if rows == 0 {
-                return Ok(());
-            }
-            // SAFETY: it waits before it reads or writes anything.
-            let kernel = unsafe { lane.device().kernel(&BITS, &types(dtype))?.early() };
-            // SAFETY: Rules is the struct that the kernel declares; scratch has room for all rows.
-            unsafe { lane.launch(&kernel, [grid_size(all)?, 1, 1], WIDE, &rules) }
-        }
+        Form::I8 => make_bits(problem, order, params, outputs, lane),
         _ => Ok(()),
+    }
+}
+
+/// Makes bytes of activations, where products look for them.
+fn make_bits(
+    problem: &Product,
+    order: Order,
+    params: &mut Params,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+) -> Result<()> {
+    let Product { rows, n, .. } = *problem;
+    // Four words of 32 cells are read at once.
+    let (unit, all, [tiles, eights]) = match order {
+        Order::Rows => (128, rows, [0, 0]),
+        Order::Tiles(tiles) => (CHUNK, rows.max(8 * tiles), [tiles, 0]),
+        Order::Matrices(eights) => (CHUNK, rows.next_multiple_of(8 * eights), [0, eights]),
+    };
+    let stride = n.next_multiple_of(unit);
+    let (bits, numbers) = ((all * stride).next_multiple_of(256), (rows * 4).next_multiple_of(256));
+    let scratch = lane.scratch(bits + 2 * numbers)?;
+    let totals = scratch + bits as u64;
+    params.bits = scratch;
+    // Only codes are greater than what they are for.
+    params.totals = if eights == 0 { totals } else { 0 };
+    params.stride = stride as i64;
+    params.x_scale = match outputs.find("x_scale") {
+        Some(scales) => lane.address(scales)?,
+        None => totals + numbers as u64,
+    };
+    let [tiles, eights] = [tiles, eights].map(|count| count as i64);
+    let rules = Rules {
+        x: params.x,
+        scales: params.x_scale,
+        q: at(outputs, "xq", lane)?,
+        bits: params.bits,
+        totals: params.totals,
+        rows: rows as i64,
+        n: n as i64,
+        stride: stride as i64,
+        parts: stride.div_ceil(8 * THREADS as usize).next_power_of_two().min(MOST_PARTS) as i64,
+        tiles,
+        eights,
+        floor: problem.activations().floor,
+        ..Rules::default()
+    };
+    launch_bits(problem.dtype, all, &rules, lane)
+}
+
+fn launch_bits(dtype: DType, rows: usize, rules: &Rules, lane: &Lane) -> Result<()> {
+    if rules.rows == 0 {
+        return Ok(());
+    }
+    let source = if rules.eights > 0 { &PARTS } else { &BITS };
+    // SAFETY: it waits before it reads or writes anything that others have.
+    let kernel = unsafe { lane.device().kernel(source, &types(dtype))?.early_behind_early() };
+    // SAFETY: Rules is the struct that the kernels declare; scratch has room for all rows.
+    unsafe {
+        if rules.eights == 0 {
+            return lane.launch(&kernel, [grid_size(rows)?, 1, 1], WIDE, rules);
+        }
+        let (parts, blocks) = (rules.parts as u32, grid_size(rows * rules.parts as usize)?);
+        lane.launch_together(&kernel, Together::Cluster(parts), blocks, [THREADS, 0], rules)
     }
 }
 

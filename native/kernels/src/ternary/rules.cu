@@ -8,10 +8,10 @@ struct Params {
     unsigned char* plane0;
     unsigned char* plane1;
     signed char* q;      // as it lies
-    signed char* bits;   // as products want it, rows of `stride`, or so many tiles of 8 rows
+    signed char* bits;   // as products want it, rows of `stride`, or so many tiles of 8 rows, or groups of so many `eights`
     int* totals;         // sums of q
     unsigned long long* bad;
-    i64 rows, n, stride, parts, tiles;
+    i64 rows, n, stride, parts, tiles, eights;
     float floor;
     int stage;
 };
@@ -130,9 +130,23 @@ __device__ __forceinline__ i64 place(const Params& p, i64 row, i64 i) {
     return line * 512 + (row % 8 * 4 + word % 16 / 4) * 16 + b % 4 * 4 + j;
 }
 
-// The same for products: the bytes where they look for them, and their sum, and on demand as they lie. Blocks past the last
-// row write zeros, which fill up a tile. A thread has eight columns at a time, of which it keeps the first.
-constexpr int WIDE = 1024;
+// Where box.cu does: it multiplies words 2 k and 2 k + 1 of each four times 32 cells in turn k, as matrices of 8 rows by 16
+// bytes, of so many `eights` of rows one after the other.
+struct Matrices {
+    i64 own, turn;
+
+    __device__ __forceinline__ Matrices(const Params& p, int row) {
+        int eights = (int)p.eights, eight = row / 8;
+        turn = eights * 256;
+        own = eight / eights * (p.stride / 32) * turn + eight % eights * 256 + row % 8 * 16;
+    }
+
+    __device__ __forceinline__ i64 operator()(i64 i) const {
+        i64 word = i / 32;
+        int b = i % 8, j = i % 32 / 8;
+        return own + (word / 4 * 4 + b / 2) * turn + b % 2 * 128 + word % 4 * 4 + j;
+    }
+};
 
 // Lane j of four gets byte j of all four.
 __device__ __forceinline__ unsigned turned(unsigned bytes) {
@@ -142,34 +156,86 @@ __device__ __forceinline__ unsigned turned(unsigned bytes) {
     return __byte_perm(bytes, other, threadIdx.x & 2 ? 0x3276 : 0x5410);
 }
 
-extern "C" __global__ void __launch_bounds__(WIDE) ternary_bits(Params p) {
-    wait_for_others();
-    // The product may begin to read weights.
-    let_others_begin();
-    __shared__ unsigned sizes[WIDE / 32];
-    __shared__ int totals[WIDE / 32];
-    i64 row = blockIdx.x, n = row < p.rows ? p.n : 0;
+// The same for products: the bytes where they look for them, and as they lie on demand, of a part of a row: of the columns that
+// COUNT threads, eight each, have in a round every `parts`-th, of which a thread keeps the first ones. Rows past the last one
+// are zeros, which fill up a tile. `join` makes of the largest of a thread that of the row. Tells the sum of a thread's bytes.
+template <int COUNT, class F, class G>
+__device__ __forceinline__ int make_bits(const Params& p, i64 row, int part, int parts, F join, G place) {
+    i64 n = row < p.rows ? p.n : 0, begin = 8 * (part * COUNT + (i64)threadIdx.x), step = 8 * COUNT * parts;
     const STORAGE* x = p.x + row * p.n;
     signed char* q = p.q ? p.q + row * p.n : nullptr;
-    Eight first = eight(x, 8 * threadIdx.x, n);
+    Eight first = eight(x, begin, n);
     unsigned most = largest_of(first);
-    for (i64 i = 8 * (threadIdx.x + WIDE); i < n; i += 8 * WIDE) most = larger(most, largest_of(eight(x, i, n)));
-    Measure measure(joined<WIDE / 32>(most, sizes, larger), p.floor);
+    for (i64 i = begin + step; i < n; i += step) most = larger(most, largest_of(eight(x, i, n)));
+    Measure measure(join(most), p.floor);
     int total = 0;
     // Warps go on as a whole: lanes exchange bytes.
-    for (i64 i = 8 * threadIdx.x; i - 8 * (threadIdx.x % 32) < p.stride; i += 8 * WIDE) {
-        if (i >= 8 * WIDE) first = eight(x, i, n);
+    for (i64 i = begin; i - 8 * (threadIdx.x % 32) < p.stride; i += step) {
+        if (i != begin) first = eight(x, i, n);
         Bytes bytes = bytes_of(measure, first, q, i, n);
         total += bytes.total;
         unsigned low = turned(bytes.low), high = turned(bytes.high);
         if (i >= p.stride) continue;
         i64 cell = i / 32 * 32 + i / 8 % 4;
-        *(unsigned*)(p.bits + place(p, row, cell)) = low;
-        *(unsigned*)(p.bits + place(p, row, cell + 4)) = high;
+        *(unsigned*)(p.bits + place(cell)) = low;
+        *(unsigned*)(p.bits + place(cell + 4)) = high;
     }
-    total = joined<WIDE / 32>(total, totals, [](int a, int b) { return a + b; });
-    if (threadIdx.x == 0 && row < p.rows) {
-        p.scales[row] = measure.scale;
-        p.totals[row] = total;
-    }
+    if (threadIdx.x == 0 && part == 0 && row < p.rows) p.scales[row] = measure.scale;
+    return total;
 }
+
+// A block has a row.
+constexpr int WIDE = 1024;
+
+extern "C" __global__ void __launch_bounds__(WIDE) ternary_bits(Params p) {
+    // The product may begin to read weights. Before, others may still read what is written here.
+    let_others_begin();
+    wait_for_others();
+    __shared__ unsigned sizes[WIDE / 32];
+    __shared__ int totals[WIDE / 32];
+    i64 row = blockIdx.x;
+    auto join = [&](unsigned most) { return joined<WIDE / 32>(most, sizes, larger); };
+    int total = make_bits<WIDE>(p, row, 0, 1, join, [&](i64 i) { return place(p, row, i); });
+    total = joined<WIDE / 32>(total, totals, [](int a, int b) { return a + b; });
+    if (threadIdx.x == 0 && row < p.rows) p.totals[row] = total;
+}
+
+#if __CUDA_ARCH__ >= 900
+constexpr int MOST_PARTS = 8;
+
+// The largest number of all blocks of a cluster, which send theirs to each other.
+struct Largest {
+    unsigned of[MOST_PARTS];
+    Barrier there;
+
+    // All have to be ready before one sends.
+    __device__ __forceinline__ void open_for(int parts) {
+        if (threadIdx.x == 0) {
+            open(&there, 1);
+            opened();
+            expect(&there, parts * sizeof(unsigned));
+        }
+        meet_in_cluster();
+    }
+
+    __device__ __forceinline__ unsigned among(unsigned own, int part, int parts) {
+        if (threadIdx.x < parts) send(&of[part], own, threadIdx.x, &there);
+        wait(&there, 0);
+        return __reduce_max_sync(0xffffffff, of[threadIdx.x % 32 % parts]);
+    }
+};
+
+// A cluster of so many `parts` has a row, for products that need no sums of rows.
+extern "C" __global__ void __launch_bounds__(THREADS) ternary_parts(Params p) {
+    __shared__ unsigned sizes[THREADS / 32];
+    __shared__ Largest largest;
+    let_others_begin();
+    int parts = (int)p.parts, part = rank_in_cluster();
+    int row = blockIdx.x / parts;
+    Matrices place(p, row);
+    largest.open_for(parts);
+    wait_for_others();
+    auto join = [&](unsigned most) { return largest.among(joined<THREADS / 32>(most, sizes, larger), part, parts); };
+    make_bits<THREADS>(p, row, part, parts, join, place);
+}
+#endif
