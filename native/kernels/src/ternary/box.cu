@@ -143,7 +143,22 @@ __device__ __forceinline__ void multiply(int (&to)[NT][4], const unsigned (&a)[4
 template <int LEFT>
 __device__ __forceinline__ void multiplied() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
 
-__device__ __forceinline__ void add(const Factors& factors, const Activations& x, int unit, int (&sums)[MT][NT][4]) {
+// Registers have their values here, which the compiler would not know of multiplications under way.
+template <class T>
+__device__ __forceinline__ void pinned(T (&numbers)[4]) {
+    asm volatile("" : "+r"(numbers[0]), "+r"(numbers[1]), "+r"(numbers[2]), "+r"(numbers[3])::"memory");
+}
+
+// The sums of all units are there.
+__device__ __forceinline__ void multiplied(int (&sums)[MT][NT][4]) {
+    multiplied<0>();
+#pragma unroll
+    for (int i = 0; i < MT * NT; i++) pinned(sums[i / NT][i % NT]);
+}
+
+__device__ __forceinline__ void add(Factors& factors, const Activations& x, int unit, int (&sums)[MT][NT][4]) {
+#pragma unroll
+    for (int i = 0; i < MT * 4; i++) pinned(factors.a[i / 4][i % 4]);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int k = 0; k < 4; k++)
@@ -168,8 +183,7 @@ __device__ __forceinline__ void multiply(int (&to)[4], const unsigned (&a)[4], u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-template <int LEFT>
-__device__ __forceinline__ void multiplied() {}
+__device__ __forceinline__ void multiplied(int (&)[MT][NT][4]) {}
 
 __device__ __forceinline__ void add(const Factors& factors, const Activations& from, int unit, int (&sums)[MT][NT][4]) {
     unsigned x[4 * NT][2];
@@ -197,7 +211,7 @@ __device__ __forceinline__ void consume(const Place& at, const unsigned char* sh
             Factors factors(stage, own, unit);
             add(factors, x, unit, sums);
         }
-        multiplied<0>();
+        multiplied(sums);
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(&stages.free[turn.stage]);
     }
@@ -286,6 +300,7 @@ __device__ __forceinline__ void multiply_place(const Box& p, const Place& at, co
         int i = first + k * STEP;
         if (i < ALL) of_all[k] = added((const int4*)all + i / WIDE * (SUMS_PITCH / 4) + i % WIDE);
     }
+    __syncwarp();
     if constexpr (SPLIT > 1) done_in_cluster();
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
@@ -315,5 +330,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) ternary_box(const 
         each_place<OUTPUTS>(p, [&](const Place& at) { multiply_place(p, at, shared, all, stages, own, turn, meet_all); });
     }
     // Nobody leaves whose sums are still read.
+    __syncwarp();
     if constexpr (SPLIT > 1) wait_for_cluster();
 }

@@ -215,6 +215,7 @@ struct Largest {
             opened();
             expect(&there, parts * sizeof(unsigned));
         }
+        __syncwarp();
         meet_in_cluster();
     }
 
