@@ -641,7 +641,7 @@ fn launch_bits(dtype: DType, rows: usize, rules: &Rules, lane: &Lane) -> Result<
     }
     let source = if rules.eights > 0 { &PARTS } else { &BITS };
     // SAFETY: it waits before it reads or writes anything that others have.
-    let kernel = unsafe { lane.device().kernel(source, &types(dtype))?.early_behind_early() };
+    let kernel = unsafe { lane.device().kernel(source, &types(dtype))?.early() };
     // SAFETY: Rules is the struct that the kernels declare; scratch has room for all rows.
     unsafe {
         if rules.eights == 0 {
