@@ -200,8 +200,10 @@ struct Ready {
                 float x[KEPT][8] = {};
 #pragma unroll
                 for (int k = 0; k < KEPT; ++k) {
-                    i64 block = at.begin * COLUMNS + first + k * QUADS + quad;
-                    if (row < p.rows && block < p.blocks) eight(p.x + (row * p.blocks + block) * 32 + quarter * 8, x[k]);
+                    int own = first + k * QUADS + quad;
+                    i64 block = at.begin * COLUMNS + own;
+                    bool there = row < p.rows && own < at.count * COLUMNS && block < p.blocks;
+                    if (there) eight(p.x + (row * p.blocks + block) * 32 + quarter * 8, x[k]);
                 }
 #pragma unroll
                 for (int k = 0; k < KEPT; ++k) {
@@ -259,11 +261,12 @@ __device__ __forceinline__ void add(const unsigned char* stage, const Pair& pair
     }
 }
 
-// Goes along all pieces, of which group 0 has the first.
+// Goes along the pieces of which it is this group's turn: a stage is always of the same group, which so knows its phases.
 __device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, const Ready& ready, Stages& stages,
                                         const Own& own, Turn turn, float (&sums)[MT][NT][4]) {
-    turn.skip(own.group);
-    for (int i = own.group; i < at.count; i += GROUPS, turn.skip(GROUPS)) {
+    int first = (own.group + GROUPS - turn.stage % GROUPS) % GROUPS;
+    turn.skip(first);
+    for (int i = first; i < at.count; i += GROUPS, turn.skip(GROUPS)) {
         wait(&stages.full[turn.stage], turn.parity);
         const unsigned char* from = shared + turn.stage * STAGE;
         Pair pair(from, own);
@@ -355,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile
         each_place<OUTPUTS>(p, [&](const Place& at) {
             float sums[MT][NT][4] = {};
             consume(at, shared, ready, stages, own, turn, sums);
-            for (int i = 0; i < at.count; i += STAGES) turn.skip(at.count - i < STAGES ? at.count - i : STAGES);
+            turn.skip_all(at.count);
             // Nobody reads sums of the place before.
             meet_first<THREADS>();
             add_warps(sums, own, all);

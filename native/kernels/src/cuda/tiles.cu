@@ -34,6 +34,13 @@ struct Turn {
         stage += count;
         if (stage >= STAGES) stage -= STAGES, parity ^= 1;
     }
+
+    // Any number.
+    __device__ __forceinline__ void skip_all(int count) {
+        stage += count;
+        parity ^= stage / STAGES % 2;
+        stage %= STAGES;
+    }
 };
 
 __device__ __forceinline__ void open(Stages& stages, int producers, int consumers) {

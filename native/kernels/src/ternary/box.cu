@@ -1,18 +1,16 @@
 // Products of many rows of bytes with ternary weights where the device copies planes by itself: instead of tile.cu for compute
 // capability 9 and rows of planes of whole 16 bytes. A block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along
-// CHUNK columns of each at a time; SIDES teams side by side have 16 MT outputs a warp, and DEEP ones behind one another take
-// units of 128 columns in turn. TOGETHER: a team is four warps, which multiply as one and leave x in shared memory; else it is
-// a warp.
+// CHUNK columns of each at a time. SIDES teams of four warps, which multiply as one, have 64 outputs each; DEEP of all these
+// take turns, and SPLIT neighbours, a cluster, share the columns. The host gives NT, SIDES, DEEP, SPLIT, STAGES, CHUNK and FN.
 //
 // A lane has a word of each plane, that is 32 columns. Values of two bits, sign above size, are moved to the upper end of
 // bytes: so four of them take two operations, are the values 64 times, and both bits set are 0 still. Lane t of four
 // multiplies in turn k columns 8 j + 2 k and 8 j + 2 k + 1 of the t-th 32, for j from 0 to 3; x lies in that order, as Matrices
 // of rules.cu have it.
 
-constexpr int TEAM = TOGETHER ? 4 : 1, SIDE = 16 * MT * TEAM, OUTPUTS = SIDE * SIDES, WARPS = TEAM * SIDES * DEEP;
-constexpr int THREADS = 32 * WARPS, ROWS = 8 * NT, UNITS = CHUNK / 128;
+constexpr int SIDE = 64, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES * DEEP, THREADS = 32 * WARPS, ROWS = 8 * NT;
 // Bytes of a row of a plane in a stage, of all of them, of the x of one turn, and of a stage: planes, then x.
-constexpr int WIDTH = CHUNK / 8, PLANE = OUTPUTS * WIDTH, X_BYTES = 32 * ROWS, STAGE = 2 * PLANE + CHUNK * ROWS;
+constexpr int UNITS = CHUNK / 128, WIDTH = CHUNK / 8, PLANE = OUTPUTS * WIDTH, X_BYTES = 32 * ROWS, STAGE = 2 * PLANE + CHUNK * ROWS;
 // Values are multiplied by 2 to this.
 constexpr int HIGH = 6;
 
@@ -54,23 +52,19 @@ struct Producer {
     }
 };
 
-// Where a lane finds weights and x, of its first unit.
+// Where a lane finds weights, of its first unit.
 struct Own {
-    int deep, output, planes, x;
+    int deep, output, planes;
 
     __device__ __forceinline__ Own() {
-        int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / TEAM;
-        deep = team / SIDES, output = team % SIDES * SIDE + warp % TEAM * 16;
+        int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4;
+        deep = team / SIDES, output = team % SIDES * SIDE + warp % 4 * 16;
         // Eight lanes each tell where rows of a plane are, the upper ones and the lower ones. The device has exchanged units of
         // 16 bytes, so that those of neighbours lie in different banks.
-        int row = output + lane % 16, units = WIDTH == 128 ? row % 8 : row / 2 % 4;
-        planes = kept(lane / 16 * PLANE + row * WIDTH + (units ^ deep) * 16);
-        x = kept(2 * PLANE + deep * 4 * X_BYTES + (TOGETHER ? 0 : lane * 16));
+        int row = output + lane % 16;
+        planes = kept(lane / 16 * PLANE + row * WIDTH + row / 2 % 4 * 16);
     }
 };
-
-// How far apart the sixteens of a warp are.
-constexpr int APART = 16 * TEAM;
 
 // Bits of one word where the mask has them, else of the other.
 __device__ __forceinline__ unsigned mixed(unsigned there, unsigned other, unsigned mask) {
@@ -91,158 +85,83 @@ __device__ __forceinline__ void spread(unsigned plane0, unsigned plane1, unsigne
     }
 }
 
-// What a warp multiplies of a unit: MT sixteens of outputs, in four turns.
+// What a warp multiplies of a unit: sixteen outputs, in four turns.
 struct Factors {
-    unsigned a[MT][4][4];
+    unsigned a[4][4];
 
-    __device__ __forceinline__ Factors(unsigned stage, const Own& own, int unit) {
-#pragma unroll
-        for (int m = 0; m < MT; m++) {
-            unsigned words[4];
-            deal(((stage + own.planes) ^ unit * 16) + m * APART * WIDTH, words[0], words[1], words[2], words[3]);
-            spread(words[0], words[2], a[m], 0);
-            spread(words[1], words[3], a[m], 1);
-        }
+    __device__ __forceinline__ void make(unsigned stage, const Own& own, int unit) {
+        unsigned words[4];
+        deal((stage + own.planes) ^ unit * 16, words[0], words[1], words[2], words[3]);
+        spread(words[0], words[2], a, 0);
+        spread(words[1], words[3], a, 1);
     }
 };
 
-#if TOGETHER
-// Where x lies, as multiplications take it: matrices of 8 rows by 16 bytes, one after the other, of which those of the other
-// half of the columns and of the next eight rows are named.
-struct Activations {
-    unsigned long long at;
-
-    __device__ __forceinline__ Activations(unsigned from) {
-        constexpr unsigned OTHER = 128 / 16, NEXT = 256 / 16;
-        // The same for all lanes, which the compiler is told so.
-        at = __shfl_sync(0xffffffff, from / 16 | OTHER << 16, 0) | (unsigned long long)NEXT << 32;
-    }
-};
-
-#define SUMS(i) "+r"(to[i][0]), "+r"(to[i][1]), "+r"(to[i][2]), "+r"(to[i][3])
-
-// Registers belong to the multiplications under way until they are waited for.
-__device__ __forceinline__ void multiply(int (&to)[NT][4], const unsigned (&a)[4], unsigned long long x) {
-    static_assert(NT == 1 || NT == 2 || NT == 4, "eights of rows");
-    if constexpr (NT == 1)
-        asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 "
-                     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, add; }"
-                     : SUMS(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x));
-    if constexpr (NT == 2)
-        asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 "
-                     "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, add; }"
-                     : SUMS(0), SUMS(NT - 1) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x));
-    if constexpr (NT == 4)
-        asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 "
-                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, add; }"
-                     : SUMS(0), SUMS(NT / 4), SUMS(NT / 2), SUMS(NT - 1)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x));
+template <class T, int N>
+__device__ __forceinline__ void pinned_all(T (&all)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) pinned(all[i]);
 }
 
-// Waits for all multiplications but those of the latest LEFT units.
-template <int LEFT>
-__device__ __forceinline__ void multiplied() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
-
-// Registers have their values here, which the compiler would not know of multiplications under way.
-template <class T>
-__device__ __forceinline__ void pinned(T (&numbers)[4]) {
-    asm volatile("" : "+r"(numbers[0]), "+r"(numbers[1]), "+r"(numbers[2]), "+r"(numbers[3])::"memory");
-}
-
-// The sums of all units are there.
-__device__ __forceinline__ void multiplied(int (&sums)[MT][NT][4]) {
-    multiplied<0>();
+// Adds a unit. The factors of the unit before are its own until its multiplications are done.
+__device__ __forceinline__ void add(Factors& factors, Factors& before, unsigned x, int unit, int (&sums)[NT][4]) {
+    pinned_all(factors.a);
+    multiplications();
 #pragma unroll
-    for (int i = 0; i < MT * NT; i++) pinned(sums[i / NT][i % NT]);
-}
-
-__device__ __forceinline__ void add(Factors& factors, const Activations& x, int unit, int (&sums)[MT][NT][4]) {
-#pragma unroll
-    for (int i = 0; i < MT * 4; i++) pinned(factors.a[i / 4][i % 4]);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-            multiply(sums[m], factors.a[m][k], x.at + (unit * 4 + k) * (X_BYTES / 16));
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    // The registers of the unit before are written next.
+    for (int k = 0; k < 4; k++) multiply_add(sums, factors.a[k], described(x + (unit * 4 + k) * (X_BYTES / 16)));
+    grouped();
     multiplied<1>();
-}
-#else
-struct Activations {
-    unsigned at;
-
-    __device__ __forceinline__ Activations(unsigned from) : at(from) {}
-};
-
-__device__ __forceinline__ void multiply(int (&to)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-        "%3};"
-        : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    pinned_all(before.a);
 }
 
-__device__ __forceinline__ void multiplied(int (&)[MT][NT][4]) {}
-
-__device__ __forceinline__ void add(const Factors& factors, const Activations& from, int unit, int (&sums)[MT][NT][4]) {
-    unsigned x[4 * NT][2];
+// Adds a piece.
+__device__ __forceinline__ void add_piece(unsigned stage, const Own& own, int (&sums)[NT][4]) {
+    unsigned x = matrices(stage + 2 * PLANE);
+    Factors factors[2] = {};
 #pragma unroll
-    for (int i = 0; i < 4 * NT; i += 2)
-        deal(from.at + unit * 4 * X_BYTES + i * 256, x[i][0], x[i][1], x[i + 1][0], x[i + 1][1]);
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int m = 0; m < MT; m++) multiply(sums[m][n], factors.a[m][k], x[k * NT + n][0], x[k * NT + n][1]);
+    for (int unit = 0; unit < UNITS; unit++) {
+        factors[unit % 2].make(stage, own, unit);
+        add(factors[unit % 2], factors[(unit + 1) % 2], x, unit, sums);
+    }
+    multiplied<0>();
+    pinned_all(sums);
+    pinned_all(factors[(UNITS - 1) % 2].a);
 }
-#endif
 
-// Goes along all pieces.
-__device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, Stages& stages, const Own& own,
-                                        Turn& turn, int (&sums)[MT][NT][4]) {
-    for (int i = 0; i < at.count; i++, turn.skip(1)) {
+// Goes along the pieces of which it is this team's turn: a stage is always of the same teams, which so know its phases.
+__device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, Stages& stages, const Own& own, Turn turn,
+                                        int (&sums)[NT][4]) {
+    static_assert(STAGES % DEEP == 0, "turns");
+    int first = (own.deep + DEEP - turn.stage % DEEP) % DEEP;
+    turn.skip(first);
+    for (int i = first; i < at.count; i += DEEP, turn.skip(DEEP)) {
         wait(&stages.full[turn.stage], turn.parity);
-        unsigned stage = address(shared) + turn.stage * STAGE;
-        Activations x(stage + own.x);
-#pragma unroll
-        for (int unit = 0; unit < UNITS; unit += DEEP) {
-            Factors factors(stage, own, unit);
-            add(factors, x, unit, sums);
-        }
-        multiplied(sums);
+        add_piece(address(shared) + turn.stage * STAGE, own, sums);
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(&stages.free[turn.stage]);
     }
 }
 
 // Sums of rows lie so far apart that lanes write to different banks.
-constexpr int SUMS_PITCH = OUTPUTS + 4;
+constexpr int SUMS_PITCH = OUTPUTS + 4, SUMS = ROWS * SUMS_PITCH;
 
-// A warp's sums to where all are added up.
-__device__ __forceinline__ void leave(const int (&sums)[MT][NT][4], const Own& own, int* all) {
+// Adds a warp's sums to where all are added up, which is exact in any order.
+__device__ __forceinline__ void leave(const int (&sums)[NT][4], const Own& own, int* all) {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int* to = all + (own.deep * ROWS + 2 * t) * SUMS_PITCH + own.output + g;
+    int* to = all + 2 * t * SUMS_PITCH + own.output + g;
 #pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                to[(n * 8 + i % 2) * SUMS_PITCH + m * APART + i / 2 * 8] = sums[m][n][i] >> HIGH;
+    for (int i = 0; i < 4 * NT; i++)
+        atomicAdd(&to[(i / 4 * 8 + i % 2) * SUMS_PITCH + i % 4 / 2 * 8], sums[i / 4][i % 4] >> HIGH);
 }
 
 // What all parts have of four neighbours.
 __device__ __forceinline__ int4 added(const int4* fours) {
     int4 sum = {};
 #pragma unroll
-    for (int part = 0; part < SPLIT; part++)
-#pragma unroll
-        for (int deep = 0; deep < DEEP; deep++) {
-            int4 other = of_part(fours + deep * (ROWS * SUMS_PITCH / 4), part);
-            sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-        }
+    for (int part = 0; part < SPLIT; part++) {
+        int4 other = of_part(fours, part);
+        sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+    }
     return sum;
 }
 
@@ -278,30 +197,29 @@ struct Four {
 
 // A place, until its results are written.
 template <class F>
-__device__ __forceinline__ void multiply_place(const Box& p, const Place& at, const unsigned char* shared, int* all,
-                                               Stages& stages, const Own& own, Turn& turn, F meet_all) {
+__device__ __forceinline__ void finish_place(const Box& p, const Place& at, int* all, const Own& own,
+                                             const int (&sums)[NT][4], F meet_all) {
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
-    int sums[MT][NT][4] = {}, first = own_part() * THREADS + threadIdx.x;
-    consume(at, shared, stages, own, turn, sums);
-    // The kernel that made x ready made its scales as well.
-    wait_for_others();
+    int first = own_part() * THREADS + threadIdx.x;
     auto four_of = [&](int k) {
         int i = first + k * STEP;
         return Four(p.of, i < ALL ? at.group * ROWS + i / WIDE : p.of.rows, at.first + i % WIDE * 4);
     };
     Four next = four_of(0);
-    // Nobody reads sums of the place before.
-    if (SPLIT == 1) meet_first<THREADS>();
     leave(sums, own, all);
     meet_all();
     int4 of_all[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
         int i = first + k * STEP;
-        if (i < ALL) of_all[k] = added((const int4*)all + i / WIDE * (SUMS_PITCH / 4) + i % WIDE);
+        if (i >= ALL) continue;
+        int4* four = (int4*)all + i / WIDE * (SUMS_PITCH / 4) + i % WIDE;
+        of_all[k] = added(four);
+        if (SPLIT == 1) *four = {};
     }
-    __syncwarp();
-    if constexpr (SPLIT > 1) done_in_cluster();
+    // Nobody adds to what is not zero again.
+    if constexpr (SPLIT > 1) __syncwarp(), done_in_cluster();
+    else meet_first<THREADS>();
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
         Four four = next;
@@ -310,24 +228,38 @@ __device__ __forceinline__ void multiply_place(const Box& p, const Place& at, co
     }
 }
 
+// All that there is for one who multiplies.
+__device__ __forceinline__ void multiply_all(const Box& p, const unsigned char* shared, Stages& stages, int* all) {
+    Own own;
+    Turn turn = {};
+    for (int i = threadIdx.x; i < SUMS; i += THREADS) all[i] = 0;
+    meet_first<THREADS>();
+    auto meet_all = [] {
+        if constexpr (SPLIT > 1) meet(); else meet_first<THREADS>();
+    };
+    each_place<OUTPUTS>(p, [&](const Place& at) {
+        int sums[NT][4] = {};
+        consume(at, shared, stages, own, turn, sums);
+        turn.skip_all(at.count);
+        // The kernel that made x ready made its scales as well.
+        wait_for_others();
+        finish_place(p, at, all, own, sums, meet_all);
+    });
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) ternary_box(const __grid_constant__ Box p) {
     extern __shared__ __align__(1024) unsigned char shared[];
     int* all = (int*)(shared + STAGES * STAGE);
     // Nothing is declared, so that stages begin where the device exchanges units as told above.
-    Stages& stages = *(Stages*)(all + DEEP * ROWS * SUMS_PITCH);
-    open(stages, 1, WARPS);
+    Stages& stages = *(Stages*)(all + SUMS);
+    open(stages, 1, WARPS / DEEP);
     if (threadIdx.x >= THREADS) {
         let_others_begin();
         if (threadIdx.x == THREADS) Producer{p, shared, stages}.run();
         __syncwarp();
         if constexpr (SPLIT > 1) meet_in_cluster(), done_in_cluster();
     } else {
-        Own own;
-        Turn turn = {};
-        auto meet_all = [] {
-            if constexpr (SPLIT > 1) meet(); else meet_first<THREADS>();
-        };
-        each_place<OUTPUTS>(p, [&](const Place& at) { multiply_place(p, at, shared, all, stages, own, turn, meet_all); });
+        multiply_all(p, shared, stages, all);
     }
     // Nobody leaves whose sums are still read.
     __syncwarp();

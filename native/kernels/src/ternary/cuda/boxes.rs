@@ -14,6 +14,7 @@ const BOX: Source = Source {
         include_str!("../../cuda/cluster.cu"),
         include_str!("../../cuda/pipeline.cu"),
         include_str!("../../cuda/tiles.cu"),
+        include_str!("../../cuda/wgmma.cu"),
         include_str!("../ends.cu"),
         include_str!("../box.cu")
     ),
@@ -29,19 +30,21 @@ struct Boxed {
     tiles: i32,
 }
 
-/// What `box.cu` is compiled for: eights of rows of activations, teams of warps side by side, blocks of a cluster, chunks in
-/// shared memory.
+/// What `box.cu` is compiled for: eights of rows of activations, teams of warps side by side and behind one another, blocks of a
+/// cluster, chunks in shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Boxes {
     eights: usize,
     sides: usize,
+    deep: usize,
     split: usize,
     stages: usize,
 }
 
 impl Boxes {
-    /// Outputs of a team.
+    /// Outputs of a team of four warps, and teams.
     const SIDE: usize = 64;
+    const TEAMS: usize = 4;
 
     /// For many rows of bytes, where the device copies planes by itself and teams multiply, and sums of 64 times as much fit.
     pub(super) fn of(problem: &Product, lane: &Lane) -> Result<Option<(Boxes, Kernel)>> {
@@ -66,13 +69,13 @@ impl Boxes {
         Ok(None)
     }
 
-    /// With as many stages as there are chunks and as have room.
+    /// With as many stages as there are chunks and as have room; a stage is always of the same teams.
     fn with(problem: &Product, [eights, sides, split]: [usize; 3], lane: &Lane) -> Option<Boxes> {
         let facts = lane.device().facts();
-        let turns = problem.n.div_ceil(CHUNK).div_ceil(split);
-        let boxes = |stages| Boxes { eights, sides, split, stages };
+        let (turns, deep) = (problem.n.div_ceil(CHUNK).div_ceil(split), Boxes::TEAMS / sides);
+        let boxes = |turns: usize| Boxes { eights, sides, deep, split, stages: turns * deep };
         let fits = |boxes: &Boxes| boxes.needed() <= facts.shared as usize;
-        let boxes = (1..=turns.min(8)).rev().map(boxes).find(fits)?;
+        let boxes = (1..=turns.min(8).div_ceil(deep)).rev().map(boxes).find(fits)?;
         let spread = split == 1 || boxes.tiles(problem) * split <= facts.multiprocessors as usize;
         let busy = split <= problem.n.div_ceil(CHUNK) && boxes.stages >= turns.min(2);
         (spread && busy).then_some(boxes)
@@ -100,7 +103,7 @@ impl Boxes {
     /// Threads and shared memory of a block, of which no two have room on a multiprocessor: they would be spread unevenly.
     fn size(&self, lane: &Lane) -> [u32; 2] {
         let half = lane.device().facts().shared / 2 + 1;
-        [(128 * self.sides + 32) as u32, half.max(self.needed() as u32)]
+        [(128 * Boxes::TEAMS + 32) as u32, half.max(self.needed() as u32)]
     }
 
     fn columns(&self, problem: &Product) -> usize {
@@ -112,10 +115,9 @@ impl Boxes {
     }
 
     fn kernel(&self, problem: &Product, lane: &Lane) -> Result<Kernel> {
-        let Boxes { eights, sides, split, stages } = *self;
+        let Boxes { eights, sides, deep, split, stages } = *self;
         let options = format!(
-            "{} -DFORM={} -DNT={eights} -DMT=1 -DSIDES={sides} -DDEEP=1 -DSPLIT={split} -DSTAGES={stages} -DCHUNK={CHUNK} \
-             -DTOGETHER=1 -DFN={}",
+            "{} -DFORM={} -DNT={eights} -DSIDES={sides} -DDEEP={deep} -DSPLIT={split} -DSTAGES={stages} -DCHUNK={CHUNK} -DFN={}",
             types(problem.dtype),
             problem.form as usize,
             function(problem.options.activation)

@@ -1,0 +1,84 @@
+// Multiplications of compute capability 9 that four warps do as one: 64 rows in registers by 8 EIGHTS rows in shared memory.
+// Registers belong to those under way until they are waited for, of which the compiler knows nothing: factors are pinned before
+// them, and factors and products after them, so that it neither gives them to others nor reads them sooner.
+
+// Registers have their values before these multiplications.
+__device__ __forceinline__ void multiplications() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// What was asked for since the last time is a group.
+__device__ __forceinline__ void grouped() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits for all groups but the latest LEFT.
+template <int LEFT>
+__device__ __forceinline__ void multiplied() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+
+__device__ __forceinline__ void pinned(unsigned (&all)[4]) {
+    asm volatile("" : "+r"(all[0]), "+r"(all[1]), "+r"(all[2]), "+r"(all[3])::"memory");
+}
+__device__ __forceinline__ void pinned(int (&all)[4]) {
+    asm volatile("" : "+r"(all[0]), "+r"(all[1]), "+r"(all[2]), "+r"(all[3])::"memory");
+}
+__device__ __forceinline__ void pinned(float (&all)[4]) {
+    asm volatile("" : "+f"(all[0]), "+f"(all[1]), "+f"(all[2]), "+f"(all[3])::"memory");
+}
+
+// Where rows lie, as multiplications take it: matrices of 8 rows by 16 bytes, one after the other, of which those of the other
+// half of the columns and of the next eight rows are named. A sixteenth of a distance may be added to the lower half, which is
+// the same for all lanes: the compiler is told so.
+constexpr unsigned OTHER = 128 / 16 << 16, NEXT = 256 / 16;
+__device__ __forceinline__ unsigned matrices(unsigned from) {
+    // Above these bits addresses tell which block of a cluster they are of.
+    return __shfl_sync(0xffffffff, (from & 0x3ffff) / 16 | OTHER, 0);
+}
+__device__ __forceinline__ unsigned long long described(unsigned matrices) {
+    return matrices | (unsigned long long)NEXT << 32;
+}
+
+#define FOUR_OF(c, i) c(to[i][0]), c(to[i][1]), c(to[i][2]), c(to[i][3])
+#define MULTIPLY(kind, registers, compare, others, ...) \
+    asm volatile("{ .reg .pred add; setp." compare ".u32 add, 0, 0; " \
+                 "wgmma.mma_async.sync.aligned." kind " " registers ", add" others "; }" \
+                 : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows))
+#define REGISTERS_1 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8"
+#define REGISTERS_2 "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12"
+#define REGISTERS_4 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20"
+
+#define BYTES(compare, c) \
+    static_assert(EIGHTS == 1 || EIGHTS == 2 || EIGHTS == 4, "eights of rows"); \
+    if constexpr (EIGHTS == 1) MULTIPLY("m64n8k32.s32.s8.s8", REGISTERS_1, compare, "", FOUR_OF(c, 0)); \
+    if constexpr (EIGHTS == 2) \
+        MULTIPLY("m64n16k32.s32.s8.s8", REGISTERS_2, compare, "", FOUR_OF(c, 0), FOUR_OF(c, EIGHTS - 1)); \
+    if constexpr (EIGHTS == 4) \
+        MULTIPLY("m64n32k32.s32.s8.s8", REGISTERS_4, compare, "", FOUR_OF(c, 0), FOUR_OF(c, EIGHTS / 4), \
+                 FOUR_OF(c, EIGHTS / 2), FOUR_OF(c, EIGHTS - 1))
+
+// Products of 32 bytes with 32 bytes, which are not added to anything.
+template <int EIGHTS>
+__device__ __forceinline__ void multiply(int (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
+    BYTES("ne", "=r");
+}
+
+// The same, added to what is there.
+template <int EIGHTS>
+__device__ __forceinline__ void multiply_add(int (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
+    BYTES("eq", "+r");
+}
+
+// Of 16 halves with 16 halves.
+template <int EIGHTS>
+__device__ __forceinline__ void multiply(float (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
+    if constexpr (EIGHTS == 1) MULTIPLY("m64n8k16.f32.f16.f16", REGISTERS_1, "ne", ", 1, 1, 0", FOUR_OF("=f", 0));
+    if constexpr (EIGHTS == 2)
+        MULTIPLY("m64n16k16.f32.f16.f16", REGISTERS_2, "ne", ", 1, 1, 0", FOUR_OF("=f", 0), FOUR_OF("=f", EIGHTS - 1));
+    if constexpr (EIGHTS == 4)
+        MULTIPLY("m64n32k16.f32.f16.f16", REGISTERS_4, "ne", ", 1, 1, 0", FOUR_OF("=f", 0), FOUR_OF("=f", EIGHTS / 4),
+               FOUR_OF("=f", EIGHTS / 2), FOUR_OF("=f", EIGHTS - 1));
+}
+
+#undef FOUR_OF
+#undef BYTES
+#undef MULTIPLY
+#undef REGISTERS_1
+#undef REGISTERS_2
+#undef REGISTERS_4
