@@ -111,7 +111,7 @@ fn activations() {
     assert_eq!(&*error.got, "NaN in row 1 at 200");
 }
 
-const SIZES: [(usize, usize, usize); 26] = [
+const SIZES: [(usize, usize, usize); 30] = [
     (0, 5, 3),
     (3, 0, 2),
     (1, 1, 1),
@@ -141,12 +141,24 @@ const SIZES: [(usize, usize, usize); 26] = [
     (9, 2560, 300),
     (20, 2560, 9000),
     (40, 4096, 130),
+    // Teams that multiply as one: side by side, behind one another, more groups of rows, and blocks that go on.
+    (29, 1152, 8200),
+    (32, 16_384, 520),
+    (50, 4096, 1000),
+    (70, 1152, 30_000),
 ];
 
 /// Columns of which a multiprocessor of 227 KB has just room for the bits of one row of bytes, or eight of signs, and some
-/// more.
-const LONG: [(usize, usize, usize); 5] =
-    [(1, 20_480, 70), (1, 199_168, 3), (1, 199_296, 3), (5, 98_816, 3), (5, 98_944, 3)];
+/// more; and those up to which sums of 64 times the values are counted.
+const LONG: [(usize, usize, usize); 7] = [
+    (1, 20_480, 70),
+    (1, 199_168, 3),
+    (1, 199_296, 3),
+    (5, 98_816, 3),
+    (5, 98_944, 3),
+    (7, 262_144, 70),
+    (7, 262_272, 70),
+];
 
 #[test]
 fn products() {
