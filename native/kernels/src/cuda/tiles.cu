@@ -21,6 +21,17 @@ __device__ __forceinline__ void each_place(const P& p, F done) {
     for (int tile = blockIdx.x / SPLIT; tile < p.tiles; tile += gridDim.x / SPLIT) done(place<OUTPUTS>(p, tile));
 }
 
+// Blocks of threads without a place nap for up to two microseconds where products take longer. Blocks of the kernel that makes
+// the next x ready begin meanwhile: they would crowd on an empty multiprocessor, but beside another block there is room for one.
+template <class P>
+__device__ __forceinline__ bool idle(const P& p) {
+    if (SPLIT > 1 || blockIdx.x < p.tiles) return false;
+    wait_for_others();
+    let_others_begin();
+    for (int i = 0; i < 2 && 8 * (i + 1) <= pieces(p); ++i) __nanosleep(1000);
+    return true;
+}
+
 // Stages, and what they wait for: their being full, and being free again.
 struct Stages {
     Barrier full[STAGES], free[STAGES];

@@ -145,113 +145,111 @@ __device__ __forceinline__ void consume(const Place& at, const unsigned char* sh
 // Sums of rows lie so far apart that lanes write to different banks.
 constexpr int SUMS_PITCH = OUTPUTS + 4, SUMS = ROWS * SUMS_PITCH;
 
-// Adds a warp's sums to where all are added up, which is exact in any order.
+// So many sums of teams behind one another have room: two teams share one.
+constexpr int HALF = (DEEP + 1) / 2;
+
+// A warp's sums to where all are added up, or added to what is there.
+template <bool ADDED>
 __device__ __forceinline__ void leave(const int (&sums)[NT][4], const Own& own, int* all) {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int* to = all + 2 * t * SUMS_PITCH + own.output + g;
+    int* to = all + own.deep % HALF * SUMS + 2 * t * SUMS_PITCH + own.output + g;
 #pragma unroll
-    for (int i = 0; i < 4 * NT; i++)
-        atomicAdd(&to[(i / 4 * 8 + i % 2) * SUMS_PITCH + i % 4 / 2 * 8], sums[i / 4][i % 4] >> HIGH);
+    for (int i = 0; i < 4 * NT; i++) {
+        int& sum = to[(i / 4 * 8 + i % 2) * SUMS_PITCH + i % 4 / 2 * 8];
+        sum = (sums[i / 4][i % 4] >> HIGH) + (ADDED ? sum : 0);
+    }
 }
 
 // What all parts have of four neighbours.
 __device__ __forceinline__ int4 added(const int4* fours) {
     int4 sum = {};
 #pragma unroll
-    for (int part = 0; part < SPLIT; part++) {
-        int4 other = of_part(fours, part);
-        sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-    }
+    for (int part = 0; part < SPLIT; part++)
+#pragma unroll
+        for (int deep = 0; deep < HALF; deep++) {
+            int4 other = of_part(fours + deep * (SUMS / 4), part);
+            sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+        }
     return sum;
 }
 
-// Four neighbouring outputs of a row, and what becomes of them, which is asked for before they are there.
-struct Four {
-    i64 row, out;
-    int count;
-    End ends[4];
-
-    __device__ __forceinline__ Four(const Params& p, i64 row, i64 out) : row(row), out(out) {
-        i64 left = row < p.rows ? p.outs - out : 0;
-        count = left < 4 ? (int)left : 4;
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (j < count) ends[j] = End(p, row, out + j);
-    }
-
-    __device__ __forceinline__ void finish(const Params& p, int4 four) const {
-        int sums[4] = {four.x, four.y, four.z, four.w};
-        struct alignas(4 * sizeof(STORAGE)) Results { STORAGE of[4]; } y;
-#pragma unroll
-        for (int j = 0; j < 4; j++) y.of[j] = ends[j].of(sums[j]);
-        i64 at = row * p.outs + out;
-        bool whole = p.y && count == 4 && (unsigned long long)(p.y + at) % sizeof(y) == 0;
-        if (whole) *(Results*)(p.y + at) = y;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (p.acc && j < count) p.acc[at + j] = sums[j];
-            if (p.y && !whole && j < count) p.y[at + j] = y.of[j];
-        }
-    }
+// What a block adds up, and what becomes of its sums.
+struct alignas(16) Results {
+    int sums[HALF][SUMS];
+    End ends[OUTPUTS];
 };
 
-// A place, until its results are written.
+// Writes four neighbouring outputs of a row, or those that there are.
+__device__ __forceinline__ void write(const Params& p, i64 row, i64 out, int4 four, float x_scale, const End* ends) {
+    i64 left = row < p.rows ? p.outs - out : 0, at = row * p.outs + out;
+    int sums[4] = {four.x, four.y, four.z, four.w};
+    struct alignas(4 * sizeof(STORAGE)) Four { STORAGE of[4]; } y;
+#pragma unroll
+    for (int j = 0; j < 4; j++) y.of[j] = ends[j].of(sums[j], x_scale);
+    bool whole = p.y && left >= 4 && (unsigned long long)(p.y + at) % sizeof(y) == 0;
+    if (whole) *(Four*)(p.y + at) = y;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        if (p.acc && j < left) p.acc[at + j] = sums[j];
+        if (p.y && !whole && j < left) p.y[at + j] = y.of[j];
+    }
+}
+
+// A place, until its results are written. What becomes of sums is asked for before they are there, of an output and of a row.
 template <class F>
-__device__ __forceinline__ void finish_place(const Box& p, const Place& at, int* all, const Own& own,
-                                             const int (&sums)[NT][4], F meet_all) {
+__device__ __forceinline__ void multiply_place(const Box& p, const Place& at, const unsigned char* shared, Stages& stages,
+                                               const Own& own, Turn& turn, Results& all, F meet_all) {
+    static_assert(OUTPUTS <= THREADS && ROWS <= 32, "threads");
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
-    int first = own_part() * THREADS + threadIdx.x;
-    auto four_of = [&](int k) {
-        int i = first + k * STEP;
-        return Four(p.of, i < ALL ? at.group * ROWS + i / WIDE : p.of.rows, at.first + i % WIDE * 4);
-    };
-    Four next = four_of(0);
-    leave(sums, own, all);
+    int first = own_part() * THREADS + threadIdx.x, lane = threadIdx.x % 32;
+    i64 out = at.first + threadIdx.x, own_row = at.group * ROWS + lane;
+    End end;
+    if (threadIdx.x < OUTPUTS && out < p.of.outs) end = End(p.of, out);
+    float x_scale = lane < ROWS && own_row < p.of.rows ? scale_of(p.of, own_row) : 0;
+    int sums[NT][4] = {};
+    consume(at, shared, stages, own, turn, sums);
+    turn.skip_all(at.count);
+    // Nobody reads results of the place before.
+    if (SPLIT == 1) meet_first<THREADS>();
+    if (threadIdx.x < OUTPUTS) all.ends[threadIdx.x] = end;
+    if (own.deep < HALF) leave<false>(sums, own, all.sums[0]);
+    if (DEEP > 1) meet_first<THREADS>();
+    if (own.deep >= HALF) leave<true>(sums, own, all.sums[0]);
     meet_all();
     int4 of_all[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
         int i = first + k * STEP;
-        if (i >= ALL) continue;
-        int4* four = (int4*)all + i / WIDE * (SUMS_PITCH / 4) + i % WIDE;
-        of_all[k] = added(four);
-        if (SPLIT == 1) *four = {};
+        if (i < ALL) of_all[k] = added((const int4*)all.sums + i / WIDE * (SUMS_PITCH / 4) + i % WIDE);
     }
-    // Nobody adds to what is not zero again.
-    if constexpr (SPLIT > 1) __syncwarp(), done_in_cluster();
-    else meet_first<THREADS>();
+    __syncwarp();
+    if constexpr (SPLIT > 1) done_in_cluster();
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
-        Four four = next;
-        if (k + 1 < COUNT) next = four_of(k + 1);
-        if (four.count > 0) four.finish(p.of, of_all[k]);
+        int i = first + k * STEP, row = i / WIDE, own = i % WIDE * 4;
+        float scale = __shfl_sync(0xffffffff, x_scale, row);
+        if (i < ALL) write(p.of, at.group * ROWS + row, at.first + own, of_all[k], scale, all.ends + own);
     }
 }
 
 // All that there is for one who multiplies.
-__device__ __forceinline__ void multiply_all(const Box& p, const unsigned char* shared, Stages& stages, int* all) {
+__device__ __forceinline__ void multiply_all(const Box& p, const unsigned char* shared, Stages& stages, Results& all) {
     Own own;
     Turn turn = {};
-    for (int i = threadIdx.x; i < SUMS; i += THREADS) all[i] = 0;
-    meet_first<THREADS>();
+    // The kernel that makes x ready makes its scales as well.
+    wait_for_others();
     auto meet_all = [] {
         if constexpr (SPLIT > 1) meet(); else meet_first<THREADS>();
     };
-    each_place<OUTPUTS>(p, [&](const Place& at) {
-        int sums[NT][4] = {};
-        consume(at, shared, stages, own, turn, sums);
-        turn.skip_all(at.count);
-        // The kernel that made x ready made its scales as well.
-        wait_for_others();
-        finish_place(p, at, all, own, sums, meet_all);
-    });
+    each_place<OUTPUTS>(p, [&](const Place& at) { multiply_place(p, at, shared, stages, own, turn, all, meet_all); });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) ternary_box(const __grid_constant__ Box p) {
+extern "C" __global__ void ternary_box(const __grid_constant__ Box p) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    int* all = (int*)(shared + STAGES * STAGE);
+    if (idle(p)) return;
     // Nothing is declared, so that stages begin where the device exchanges units as told above.
-    Stages& stages = *(Stages*)(all + SUMS);
+    Results& all = *(Results*)(shared + STAGES * STAGE);
+    Stages& stages = *(Stages*)(&all + 1);
     open(stages, 1, WARPS / DEEP);
     if (threadIdx.x >= THREADS) {
         let_others_begin();

@@ -46,32 +46,33 @@ typedef float Sum;
 typedef int Sum;
 #endif
 
+__device__ __forceinline__ float scale_of(const Params& p, i64 row) { return p.y && p.x_scale ? p.x_scale[row] : 1; }
+
 // What becomes of a sum: numbers that change nothing where there are none.
 struct End {
-    float x_scale = 1, w_scale = 1, bias = -0.0f;
+    float scale = 1, bias = -0.0f;
 
     End() = default;
-    __device__ __forceinline__ End(const Params& p, i64 row, i64 out) {
-        if (!p.y) return;
-        if (p.x_scale) x_scale = p.x_scale[row];
-        if (p.w_scale) w_scale = p.w_scale[p.scales == 1 ? 0 : out];
-        if (p.bias) bias = p.bias[out];
+    __device__ __forceinline__ End(const Params& p, i64 out) {
+        if (p.y && p.w_scale) scale = p.w_scale[p.scales == 1 ? 0 : out];
+        if (p.y && p.bias) bias = p.bias[out];
     }
 
-    __device__ __forceinline__ STORAGE of(Sum sum) const {
+    __device__ __forceinline__ STORAGE of(Sum sum, float x_scale) const {
         STORAGE y;
-        narrow(activate<FN>(__fadd_rn(__fmul_rn(__fmul_rn((float)sum, x_scale), w_scale), bias)), y);
+        narrow(activate<FN>(__fadd_rn(__fmul_rn(__fmul_rn((float)sum, x_scale), scale), bias)), y);
         return y;
     }
 };
 
 __device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum sum) {
     i64 at = row * p.outs + out;
-    End end(p, row, out);
+    End end(p, out);
+    float x_scale = scale_of(p, row);
 #if FORM != 2
     if (p.acc) p.acc[at] = sum;
 #endif
-    if (p.y) p.y[at] = end.of(sum);
+    if (p.y) p.y[at] = end.of(sum, x_scale);
 }
 
 // What is made of a block's sums, of LINES rows by WIDTH, of which a thread has those from `first` on in steps. All of them

@@ -227,7 +227,7 @@ struct Largest {
 };
 
 // A cluster of so many `parts` has a row, for products that need no sums of rows.
-extern "C" __global__ void __launch_bounds__(THREADS) ternary_parts(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS) ternary_parts(Params p) {
     __shared__ unsigned sizes[THREADS / 32];
     __shared__ Largest largest;
     let_others_begin();
