@@ -35,6 +35,9 @@ __device__ __forceinline__ float of_products(float scale) { return FORMAT == 8 ?
 // Eights of rows of x of which a lane has neighbouring words, and bytes of a block of NT eights: words, then scales.
 constexpr int TWO = NT < 2 ? NT : 2, X_BYTES = NT * (256 + 32);
 
+// Of x for teams of warps: bytes of a block, and of a piece with its scales behind it.
+constexpr int X_BLOCK = NT * 256, X_PIECE = COLUMNS * X_BLOCK + NT * 256;
+
 // Puts a quarter of a row's block to the lanes from `first` on that multiply it, which have the words of EACH rows after one
 // another, these as number `at`.
 template <int EACH>

@@ -1,5 +1,5 @@
-// Rows of x made ready for products that do not do it themselves. TILE: for tiles of 8 NT rows and weights of FORMAT, else for
-// walks.
+// Rows of x made ready for products that do not do it themselves. TILE is 1 for tiles of 8 NT rows and weights of FORMAT, 2 for
+// the same where warps multiply in teams, and 0 for walks.
 
 struct Params {
     const STORAGE* x;
@@ -9,7 +9,7 @@ struct Params {
     int offset;  // by how much weights are too large
 };
 
-#if TILE
+#if TILE == 1
 // For tiles, NT eights of rows have a block together: the words of two eights after one another in the order of the lanes that
 // multiply them, and behind all of these the scales of two rows of each eight after one another.
 __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i64 row, i64 block, int quarter) {
@@ -17,6 +17,24 @@ __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i
     int eight = row / 8 % NT;
     put_words<TWO>(all, block, quarter, eight / TWO * 32 + row % 8 * 4, eight % TWO, to);
     if (quarter == 0) ((float*)(to + NT * 256))[(row % 8 / 2 * NT + eight) * 2 + row % 2] = of_products(all.scale);
+}
+#elif TILE == 2
+// For teams, pieces of COLUMNS blocks of NT eights of rows: of each block and eight two matrices of 8 rows by 16 bytes, of the
+// first words that lanes multiply and of the second ones. Behind all blocks the scales are as many halves of a row as one
+// multiplication takes: those of first blocks of pairs in one matrix and of second ones in the other, each behind a zero.
+__device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i64 row, i64 block, int quarter) {
+    unsigned char* piece = p.ready + (row / 8 / NT * (p.blocks / COLUMNS) + block / COLUMNS) * X_PIECE;
+    int place = row / 8 % NT * 256 + row % 8 * 16, number = block % COLUMNS;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        Spot spot = spot_of(block, quarter * 4 + i);
+        unsigned char* to = piece + number * X_BLOCK + place + spot.word * 128 + spot.lane * 4 + spot.half * 2;
+        *(unsigned short*)to = (unsigned short)(all.words[i / 2] >> 16 * (i % 2));
+    }
+    f16 scale;
+    narrow(all.scale, scale);
+    if (quarter == 0)
+        *(unsigned*)(piece + COLUMNS * X_BLOCK + place + number % 2 * 128 + number / 2 * 4) = (unsigned)scale.bits << 16;
 }
 #endif
 

@@ -1,0 +1,298 @@
+// Products by four warps that multiply as one, instead of tile.cu for compute capability 9 and more than a few rows, where the
+// device copies weights by itself. A block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along COLUMNS blocks of
+// each at a time. Of its teams of four warps SIDES side by side have 64 outputs each, and DEEP behind one another take pairs of
+// blocks in turn; SPLIT neighbours, a cluster, share the columns.
+//
+// Two multiplications do a block: one of its bytes, and one that makes the products of the scales of weights with those of x,
+// each exact as it is the only one of its sum that is not zero. So a sum takes one operation that makes a float of it, and one
+// that adds it.
+
+constexpr int SIDE = 64, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES * DEEP, THREADS = 32 * WARPS, ROWS = 8 * NT;
+// Pairs of a piece that a team has.
+constexpr int PAIRS = COLUMNS / 2 / DEEP;
+// Of a row in shared memory: an odd number of units, so that neighbours lie in different banks.
+constexpr int PITCH = COLUMNS * BYTES;
+// Bytes of a stage: weights, then x.
+constexpr int STAGE = OUTPUTS * PITCH + X_PIECE;
+// So many pieces are fetched before x is ready: fewer bring the first ones sooner.
+constexpr int SOON = STAGES < 6 ? STAGES : 6;
+
+struct alignas(64) Params {
+    unsigned char matrix[128];  // the weights, as the device describes them to itself
+    const unsigned char* ready;
+    const float* b;
+    STORAGE* y;
+    i64 rows, outputs, blocks;
+    int columns, tiles;  // blocks of outputs, and those of all eights of rows
+};
+
+__device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
+
+// Fetches pieces of weights and of x.
+struct Producer {
+    const Params& p;
+    unsigned char* shared;
+    Stages& stages;
+
+    __device__ __forceinline__ void weights(const Place& at, int i, Turn turn) const {
+        Barrier* full = &stages.full[turn.stage];
+        // At first nobody has to leave.
+        wait(&stages.free[turn.stage], turn.parity ^ 1);
+        expect(full, STAGE);
+        copy_box(shared + turn.stage * STAGE, p.matrix, (int)(at.begin + i) * (PITCH / 2), (int)at.first, full);
+    }
+
+    // The other part of a stage, which makes it full.
+    __device__ __forceinline__ void x(const Place& at, int i, Turn turn) const {
+        const unsigned char* from = p.ready + (at.group * pieces(p) + at.begin + i) * X_PIECE;
+        copy_bytes(shared + turn.stage * STAGE + OUTPUTS * PITCH, from, X_PIECE, &stages.full[turn.stage]);
+    }
+
+    __device__ __forceinline__ void run() const {
+        Turn turn = {};
+        bool waited = false;
+        each_place<OUTPUTS>(p, [&](const Place& at) { fetch_all<SOON>(*this, at, waited, turn); });
+    }
+};
+
+// Where a lane finds weights and x, of a team's first pair in the first stage; and numbers for each of its pairs: how it joins
+// words, and by what it multiplies or masks words that may have a scale, which only one lane of four keeps.
+struct Own {
+    int deep, output, ends[2], joins[PAIRS][2], up[PAIRS], below[PAIRS], high;
+    unsigned bytes, scales;
+
+    __device__ __forceinline__ Own(unsigned shared) {
+        int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, t = lane % 4;
+        deep = team / SIDES, output = team % SIDES * SIDE + warp % 4 * 16;
+        // Sixteen lanes tell where the rows of a unit are, and as many those of another one: of Q4_0 the next one, of Q8_0 the
+        // one left of it for the first block, and right of it for the second.
+        int row = shared + (output + lane % 16) * PITCH + deep * (WORDS / 2) * 16;
+        ends[0] = kept(row + (FORMAT == 8 ? 1 - lane / 16 : lane / 16) * 16);
+        ends[1] = kept(row + (3 + lane / 16) * 16);
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) {
+            int pair = deep + i * DEEP;
+            joins[i][0] = kept(joined(t, pair, false)), joins[i][1] = kept(joined(t, pair, true));
+            up[i] = kept(t == pair ? 0x10000 : 0), below[i] = kept(t == pair ? 0xffff0000 : 0);
+        }
+        high = kept(0xf0f0f0f0);
+        bytes = matrices(shared + OUTPUTS * PITCH + 2 * deep * X_BLOCK);
+        scales = matrices(shared + OUTPUTS * PITCH + COLUMNS * X_BLOCK);
+    }
+};
+
+// How far apart a team's pairs are.
+constexpr int APART = DEEP * (WORDS / 2) * 16;
+
+// Two words for each lane of rows whose addresses the first sixteen lanes give.
+__device__ __forceinline__ void deal(unsigned from, unsigned& a, unsigned& b) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
+}
+
+// What is read once of a pair: of Q8_0 the unit that both blocks have a part of, of Q4_0 all units.
+struct Pair {
+    unsigned of[FORMAT == 8 ? 1 : UNITS][2];
+
+    __device__ __forceinline__ Pair(int stage, const Own& own, int i) {
+        unsigned from = stage + own.ends[0] + i * APART;
+        if constexpr (FORMAT == 4) {
+            deal(from, of[0][0], of[0][1], of[1][0], of[1][1]);
+            deal(from + 32, of[2][0], of[2][1]);
+        } else {
+            deal(from + 16, of[0][0], of[0][1]);
+        }
+    }
+};
+
+// What a warp multiplies of a block: bytes and scales.
+struct Factors {
+    unsigned bytes[4], scales[4];
+
+    __device__ __forceinline__ void pin() { pinned(bytes), pinned(scales); }
+};
+
+// A scale in the lower half of a word of a pair's first block, or in the upper one of its second. Both come to the upper half,
+// those of second blocks to the other half of the columns.
+template <int SECOND>
+__device__ __forceinline__ void put_scale(Factors& to, int half, unsigned word, const Own& own, int i) {
+    to.scales[2 * SECOND + half] = SECOND ? word & own.below[i] : word * own.up[i];
+    to.scales[2 * (1 - SECOND) + half] = 0;
+}
+
+template <int SECOND>
+__device__ __forceinline__ void factor(Factors& to, const Pair& pair, int stage, const Own& own, int i) {
+    if constexpr (FORMAT == 8) {
+        deal(stage + own.ends[SECOND] + i * APART, to.bytes[0], to.bytes[1], to.bytes[2], to.bytes[3]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            unsigned middle = pair.of[0][half], end = to.bytes[2 + half];
+            put_scale<SECOND>(to, half, SECOND ? middle : end, own, i);
+            to.bytes[2 + half] =
+                SECOND ? __byte_perm(middle, end, own.joins[i][1]) : __byte_perm(end, middle, own.joins[i][0]);
+        }
+    } else {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            unsigned word = pair.of[SECOND][half];
+            unsigned both = __byte_perm(word, pair.of[SECOND + (FORMAT == 4)][half], own.joins[i][SECOND]);
+            put_scale<SECOND>(to, half, word, own, i);
+            // 16 times the values, as bytes with a sign.
+            to.bytes[half] = (both << 4 & own.high) ^ 0x80808080;
+            to.bytes[2 + half] = (both & own.high) ^ 0x80808080;
+        }
+    }
+}
+
+// A block under way: what is multiplied, and what becomes of it.
+struct Block {
+    Factors factors;
+    int bytes[NT][4];
+    float scales[NT][4];
+
+    __device__ __forceinline__ void begin(const Own& own, int stage, int block) {
+        factors.pin();
+        multiplications();
+        multiply(bytes, factors.bytes, described(own.bytes + stage / 16) + block * (X_BLOCK / 16));
+        multiply(scales, factors.scales, described(own.scales + stage / 16));
+        grouped();
+    }
+
+    __device__ __forceinline__ void end(float (&sums)[NT][4]) {
+        factors.pin();
+#pragma unroll
+        for (int n = 0; n < NT; ++n) pinned(bytes[n]), pinned(scales[n]);
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[n][i] = fmaf((float)bytes[n][i], scales[n][i], sums[n][i]);
+    }
+};
+
+__device__ __forceinline__ void leave(Stages& stages, int stage) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(&stages.free[stage]);
+}
+
+// Adds one block.
+__device__ __forceinline__ void add(Block& one, const Own& own, int stage, int block, float (&sums)[NT][4]) {
+    one.begin(own, stage, block);
+    multiplied<0>();
+    one.end(sums);
+}
+
+// Goes along all pieces.
+__device__ __forceinline__ void consume(const Place& at, Stages& stages, const Own& own, Turn& turn,
+                                        float (&sums)[NT][4]) {
+    for (int i = 0; i < at.count; ++i, turn.skip(1)) {
+        wait(&stages.full[turn.stage], turn.parity);
+        int stage = turn.stage * STAGE;
+#pragma unroll
+        for (int k = 0; k < PAIRS; ++k) {
+            Pair pair(stage, own, k);
+            Block first, second;
+            factor<0>(first.factors, pair, stage, own, k);
+            add(first, own, stage, 2 * k * DEEP, sums);
+            factor<1>(second.factors, pair, stage, own, k);
+            add(second, own, stage, 2 * k * DEEP + 1, sums);
+        }
+        leave(stages, turn.stage);
+    }
+}
+
+// Sums of rows lie so far apart that lanes write to different banks.
+constexpr int SUMS_PITCH = OUTPUTS + 4;
+
+// A warp's sums to where all are added up.
+__device__ __forceinline__ void leave(const float (&sums)[NT][4], const Own& own, float* all) {
+    // Values of Q4_0 are 16 times as large, which is exact.
+    constexpr float SMALL = FORMAT == 8 ? 1 : 1.0f / 16;
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    float* to = all + (own.deep * ROWS + 2 * t) * SUMS_PITCH + own.output + g;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[(n * 8 + i % 2) * SUMS_PITCH + i / 2 * 8] = sums[n][i] * SMALL;
+}
+
+// What all parts have of four neighbours.
+__device__ __forceinline__ float4 added(const float* fours) {
+    float4 sum = {};
+#pragma unroll
+    for (int part = 0; part < SPLIT; ++part)
+#pragma unroll
+        for (int deep = 0; deep < DEEP; ++deep) {
+            int4 bits = of_part((const int4*)(fours + deep * ROWS * SUMS_PITCH), part);
+            sum.x += __int_as_float(bits.x), sum.y += __int_as_float(bits.y);
+            sum.z += __int_as_float(bits.z), sum.w += __int_as_float(bits.w);
+        }
+    return sum;
+}
+
+// Writes four neighbouring outputs of a row, or those that there are.
+__device__ __forceinline__ void write(const Params& p, i64 row, i64 output, float4 four) {
+    i64 left = row < p.rows ? p.outputs - output : 0, at = row * p.outputs + output;
+    float sums[4] = {four.x, four.y, four.z, four.w};
+    struct alignas(4 * sizeof(STORAGE)) Results { STORAGE of[4]; } y;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        if (p.b && j < left) sums[j] += p.b[output + j];
+        narrow(activate<FN>(sums[j]), y.of[j]);
+    }
+    bool whole = left >= 4 && (unsigned long long)(p.y + at) % sizeof(y) == 0;
+    if (whole) *(Results*)(p.y + at) = y;
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        if (!whole && j < left) p.y[at + j] = y.of[j];
+}
+
+// A place, until its results are written.
+template <class F>
+__device__ __forceinline__ void multiply_place(const Params& p, const Place& at, float* all, Stages& stages,
+                                               const Own& own, Turn& turn, F meet_all) {
+    constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
+    int first = own_part() * THREADS + threadIdx.x;
+    float sums[NT][4] = {};
+    consume(at, stages, own, turn, sums);
+    // Nobody reads sums of the place before.
+    if (SPLIT == 1) meet_first<THREADS>();
+    leave(sums, own, all);
+    meet_all();
+    float4 of_all[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+        int i = first + k * STEP;
+        if (i < ALL) of_all[k] = added(all + i / WIDE * SUMS_PITCH + i % WIDE * 4);
+    }
+    __syncwarp();
+    if constexpr (SPLIT > 1) done_in_cluster();
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+        int i = first + k * STEP;
+        if (i < ALL) write(p, at.group * ROWS + i / WIDE, at.first + i % WIDE * 4, of_all[k]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) blocks_box(const __grid_constant__ Params p) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    float* all = (float*)(shared + STAGES * STAGE);
+    Stages& stages = *(Stages*)(all + DEEP * ROWS * SUMS_PITCH);
+    open(stages, 1, WARPS);
+    if (threadIdx.x >= THREADS) {
+        let_others_begin();
+        if (threadIdx.x == THREADS) Producer{p, shared, stages}.run();
+        __syncwarp();
+        if constexpr (SPLIT > 1) meet_in_cluster(), done_in_cluster();
+    } else {
+        Own own(address(shared));
+        Turn turn = {};
+        auto meet_all = [] {
+            if constexpr (SPLIT > 1) meet(); else meet_first<THREADS>();
+        };
+        each_place<OUTPUTS>(p, [&](const Place& at) {
+            multiply_place(p, at, all, stages, own, turn, meet_all);
+        });
+    }
+    // Nobody leaves whose sums are still read.
+    __syncwarp();
+    if constexpr (SPLIT > 1) wait_for_cluster();
+}
