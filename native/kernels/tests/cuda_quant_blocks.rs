@@ -99,6 +99,11 @@ fn products_agree<O: Op<Options = Options>>(device: &Device, format: Format) {
         (1, 6000, 5),
         (6, 0, 3),
         (6, 24, 9001),
+        // Teams of warps: one piece, pieces shared by neighbours, and more tiles than run at once.
+        (13, 8, 70),
+        (50, 136, 1000),
+        (32, 512, 520),
+        (33, 16, 9000),
     ];
     for (at, (rows, blocks, outputs)) in SIZES.into_iter().chain(large).enumerate() {
         let activation = [None, Some(Activation::Relu), Some(Activation::Silu)][at % 3];
@@ -129,11 +134,14 @@ fn products_of_floats_agree_with_the_reference() {
 #[test]
 fn what_is_not_finite_makes_its_row_not_finite_and_no_other() {
     fn check<O: Op<Options = Options>>(device: &Device, format: Format) {
-        for (rows, bad) in [(2, f64::NAN), (2, f64::INFINITY), (6, f64::NAN), (6, f64::NEG_INFINITY)] {
-            let mut inputs = product(format, &[rows, 96], 5, false);
+        let bad = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+        let all = [(2, 96), (6, 96), (2, 256), (6, 256)].into_iter().flat_map(|size| bad.map(|bad| (size, bad)));
+        for ((rows, columns), bad) in all {
+            let mut inputs = product(format, &[rows, columns], 5, false);
             let x = inputs.take("x").unwrap().view().to_f64();
-            let spec = Spec::new(DType::F32, &[rows, 96]).unwrap();
-            inputs.push("x", Owned::from_fn(spec, |at| if at == 96 + 40 { bad } else { x.as_slice().unwrap()[at] }));
+            let spec = Spec::new(DType::F32, &[rows, columns]).unwrap();
+            let place = columns + 40;
+            inputs.push("x", Owned::from_fn(spec, |at| if at == place { bad } else { x.as_slice().unwrap()[at] }));
             let y = run_cuda::<O>(&Options::default(), &inputs, device).unwrap().take("y").unwrap().view().to_f64();
             for (at, y) in y.iter().enumerate() {
                 assert_eq!(y.is_finite(), at / 5 != 1, "{} {bad} row {}", O::NAME, at / 5);

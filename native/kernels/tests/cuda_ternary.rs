@@ -111,7 +111,7 @@ fn activations() {
     assert_eq!(&*error.got, "NaN in row 1 at 200");
 }
 
-const SIZES: [(usize, usize, usize); 30] = [
+const SIZES: [(usize, usize, usize); 26] = [
     (0, 5, 3),
     (3, 0, 2),
     (1, 1, 1),
@@ -141,16 +141,12 @@ const SIZES: [(usize, usize, usize); 30] = [
     (9, 2560, 300),
     (20, 2560, 9000),
     (40, 4096, 130),
-    // Teams that multiply as one: side by side, behind one another, more groups of rows, and blocks that go on.
-    (29, 1152, 8200),
-    (32, 16_384, 520),
-    (50, 4096, 1000),
-    (70, 1152, 30_000),
 ];
 
 /// Columns of which a multiprocessor of 227 KB has just room for the bits of one row of bytes, or eight of signs, and some
-/// more; and those up to which sums of 64 times the values are counted.
-const LONG: [(usize, usize, usize); 7] = [
+/// more; those up to which sums of 64 times the values are counted; and tiles of teams of warps: side by side, behind one
+/// another, more groups of rows, and more than run at once.
+const LONG: [(usize, usize, usize); 11] = [
     (1, 20_480, 70),
     (1, 199_168, 3),
     (1, 199_296, 3),
@@ -158,6 +154,10 @@ const LONG: [(usize, usize, usize); 7] = [
     (5, 98_944, 3),
     (7, 262_144, 70),
     (7, 262_272, 70),
+    (29, 1152, 8200),
+    (32, 16_384, 520),
+    (50, 4096, 1000),
+    (70, 1152, 30_000),
 ];
 
 #[test]
@@ -178,7 +178,7 @@ fn products() {
 }
 
 #[test]
-fn products_of_long_rows() {
+fn products_of_long_rows_and_of_many() {
     let Some(device) = common::gpu() else { return };
     for (rows, n, outs) in LONG {
         let inputs = product(rows, n, outs);

@@ -1,21 +1,18 @@
 // Products by four warps that multiply as one, instead of tile.cu for compute capability 9 and more than a few rows, where the
-// device copies weights by itself. A block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along COLUMNS blocks of
-// each at a time. Of its teams of four warps SIDES side by side have 64 outputs each, and DEEP behind one another take pairs of
-// blocks in turn; SPLIT neighbours, a cluster, share the columns.
+// device copies weights by itself. A block of threads has 64 outputs and 8 NT rows of x, and goes along COLUMNS blocks of each
+// at a time. Each of its teams of four warps has a pair of blocks; SPLIT neighbours, a cluster, share the columns.
 //
 // Two multiplications do a block: one of its bytes, and one that makes the products of the scales of weights with those of x,
 // each exact as it is the only one of its sum that is not zero. So a sum takes one operation that makes a float of it, and one
 // that adds it.
 
-constexpr int SIDE = 64, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES * DEEP, THREADS = 32 * WARPS, ROWS = 8 * NT;
-// Pairs of a piece that a team has.
-constexpr int PAIRS = COLUMNS / 2 / DEEP;
+constexpr int OUTPUTS = 64, TEAMS = COLUMNS / 2, WARPS = 4 * TEAMS, THREADS = 32 * WARPS, ROWS = 8 * NT;
 // Of a row in shared memory: an odd number of units, so that neighbours lie in different banks.
 constexpr int PITCH = COLUMNS * BYTES;
 // Bytes of a stage: weights, then x.
 constexpr int STAGE = OUTPUTS * PITCH + X_PIECE;
-// So many pieces are fetched before x is ready: fewer bring the first ones sooner.
-constexpr int SOON = STAGES < 6 ? STAGES : 6;
+// So many pieces of weights are asked for before x, which comes behind them: Q4_0 multiplies for longer than it fetches.
+constexpr int MOST = FORMAT == 8 ? 6 : 3, SOON = STAGES < MOST ? STAGES : MOST;
 
 struct alignas(64) Params {
     unsigned char matrix[128];  // the weights, as the device describes them to itself
@@ -39,7 +36,7 @@ struct Producer {
         // At first nobody has to leave.
         wait(&stages.free[turn.stage], turn.parity ^ 1);
         expect(full, STAGE);
-        copy_box(shared + turn.stage * STAGE, p.matrix, (int)(at.begin + i) * (PITCH / 2), (int)at.first, full);
+        copy_box<STREAMED>(shared + turn.stage * STAGE, p.matrix, (at.begin + i) * (PITCH / 2), at.column * OUTPUTS, full);
     }
 
     // The other part of a stage, which makes it full.
@@ -51,38 +48,31 @@ struct Producer {
     __device__ __forceinline__ void run() const {
         Turn turn = {};
         bool waited = false;
-        each_place<OUTPUTS>(p, [&](const Place& at) { fetch_all<SOON>(*this, at, waited, turn); });
+        each_place(p, [&](const Place& at) { fetch_all<SOON>(*this, at, waited, turn); });
     }
 };
 
-// Where a lane finds weights and x, of a team's first pair in the first stage; and numbers for each of its pairs: how it joins
-// words, and by what it multiplies or masks words that may have a scale, which only one lane of four keeps.
+// Where a lane finds weights and x of its team's pair in the first stage; how it joins words of both of the pair's blocks, and by
+// what it multiplies or masks words that may have a scale, which only one lane of four keeps.
 struct Own {
-    int deep, output, ends[2], joins[PAIRS][2], up[PAIRS], below[PAIRS], high;
+    int pair, output, ends[2], joins[2], up, below, high;
     unsigned bytes, scales;
 
     __device__ __forceinline__ Own(unsigned shared) {
-        int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4, t = lane % 4;
-        deep = team / SIDES, output = team % SIDES * SIDE + warp % 4 * 16;
+        int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
+        pair = warp / 4, output = warp % 4 * 16;
         // Sixteen lanes tell where the rows of a unit are, and as many those of another one: of Q4_0 the next one, of Q8_0 the
         // one left of it for the first block, and right of it for the second.
-        int row = shared + (output + lane % 16) * PITCH + deep * (WORDS / 2) * 16;
+        int row = shared + (output + lane % 16) * PITCH + pair * (WORDS / 2) * 16;
         ends[0] = kept(row + (FORMAT == 8 ? 1 - lane / 16 : lane / 16) * 16);
         ends[1] = kept(row + (3 + lane / 16) * 16);
-#pragma unroll
-        for (int i = 0; i < PAIRS; ++i) {
-            int pair = deep + i * DEEP;
-            joins[i][0] = kept(joined(t, pair, false)), joins[i][1] = kept(joined(t, pair, true));
-            up[i] = kept(t == pair ? 0x10000 : 0), below[i] = kept(t == pair ? 0xffff0000 : 0);
-        }
+        joins[0] = kept(joined(t, pair, false)), joins[1] = kept(joined(t, pair, true));
+        up = kept(t == pair ? 0x10000 : 0), below = kept(t == pair ? 0xffff0000 : 0);
         high = kept(0xf0f0f0f0);
-        bytes = matrices(shared + OUTPUTS * PITCH + 2 * deep * X_BLOCK);
+        bytes = matrices(shared + OUTPUTS * PITCH + 2 * pair * X_BLOCK);
         scales = matrices(shared + OUTPUTS * PITCH + COLUMNS * X_BLOCK);
     }
 };
-
-// How far apart a team's pairs are.
-constexpr int APART = DEEP * (WORDS / 2) * 16;
 
 // Two words for each lane of rows whose addresses the first sixteen lanes give.
 __device__ __forceinline__ void deal(unsigned from, unsigned& a, unsigned& b) {
@@ -93,8 +83,8 @@ __device__ __forceinline__ void deal(unsigned from, unsigned& a, unsigned& b) {
 struct Pair {
     unsigned of[FORMAT == 8 ? 1 : UNITS][2];
 
-    __device__ __forceinline__ Pair(int stage, const Own& own, int i) {
-        unsigned from = stage + own.ends[0] + i * APART;
+    __device__ __forceinline__ Pair(int stage, const Own& own) {
+        unsigned from = stage + own.ends[0];
         if constexpr (FORMAT == 4) {
             deal(from, of[0][0], of[0][1], of[1][0], of[1][1]);
             deal(from + 32, of[2][0], of[2][1]);
@@ -114,28 +104,28 @@ struct Factors {
 // A scale in the lower half of a word of a pair's first block, or in the upper one of its second. Both come to the upper half,
 // those of second blocks to the other half of the columns.
 template <int SECOND>
-__device__ __forceinline__ void put_scale(Factors& to, int half, unsigned word, const Own& own, int i) {
-    to.scales[2 * SECOND + half] = SECOND ? word & own.below[i] : word * own.up[i];
+__device__ __forceinline__ void put_scale(Factors& to, int half, unsigned word, const Own& own) {
+    to.scales[2 * SECOND + half] = SECOND ? word & own.below : word * own.up;
     to.scales[2 * (1 - SECOND) + half] = 0;
 }
 
 template <int SECOND>
-__device__ __forceinline__ void factor(Factors& to, const Pair& pair, int stage, const Own& own, int i) {
+__device__ __forceinline__ void factor(Factors& to, const Pair& pair, int stage, const Own& own) {
     if constexpr (FORMAT == 8) {
-        deal(stage + own.ends[SECOND] + i * APART, to.bytes[0], to.bytes[1], to.bytes[2], to.bytes[3]);
+        deal(stage + own.ends[SECOND], to.bytes[0], to.bytes[1], to.bytes[2], to.bytes[3]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             unsigned middle = pair.of[0][half], end = to.bytes[2 + half];
-            put_scale<SECOND>(to, half, SECOND ? middle : end, own, i);
+            put_scale<SECOND>(to, half, SECOND ? middle : end, own);
             to.bytes[2 + half] =
-                SECOND ? __byte_perm(middle, end, own.joins[i][1]) : __byte_perm(end, middle, own.joins[i][0]);
+                SECOND ? __byte_perm(middle, end, own.joins[1]) : __byte_perm(end, middle, own.joins[0]);
         }
     } else {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             unsigned word = pair.of[SECOND][half];
-            unsigned both = __byte_perm(word, pair.of[SECOND + (FORMAT == 4)][half], own.joins[i][SECOND]);
-            put_scale<SECOND>(to, half, word, own, i);
+            unsigned both = __byte_perm(word, pair.of[SECOND + (FORMAT == 4)][half], own.joins[SECOND]);
+            put_scale<SECOND>(to, half, word, own);
             // 16 times the values, as bytes with a sign.
             to.bytes[half] = (both << 4 & own.high) ^ 0x80808080;
             to.bytes[2 + half] = (both & own.high) ^ 0x80808080;
@@ -143,21 +133,20 @@ __device__ __forceinline__ void factor(Factors& to, const Pair& pair, int stage,
     }
 }
 
-// A block under way: what is multiplied, and what becomes of it.
+// A block: what is multiplied, and what becomes of it.
 struct Block {
     Factors factors;
     int bytes[NT][4];
     float scales[NT][4];
 
-    __device__ __forceinline__ void begin(const Own& own, int stage, int block) {
+    // Adds block `number` of the pair.
+    __device__ __forceinline__ void add_to(float (&sums)[NT][4], const Own& own, int stage, int number) {
         factors.pin();
         multiplications();
-        multiply(bytes, factors.bytes, described(own.bytes + stage / 16) + block * (X_BLOCK / 16));
+        multiply(bytes, factors.bytes, described(own.bytes + stage / 16) + number * (X_BLOCK / 16));
         multiply(scales, factors.scales, described(own.scales + stage / 16));
         grouped();
-    }
-
-    __device__ __forceinline__ void end(float (&sums)[NT][4]) {
+        multiplied<0>();
         factors.pin();
 #pragma unroll
         for (int n = 0; n < NT; ++n) pinned(bytes[n]), pinned(scales[n]);
@@ -168,34 +157,20 @@ struct Block {
     }
 };
 
-__device__ __forceinline__ void leave(Stages& stages, int stage) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(&stages.free[stage]);
-}
-
-// Adds one block.
-__device__ __forceinline__ void add(Block& one, const Own& own, int stage, int block, float (&sums)[NT][4]) {
-    one.begin(own, stage, block);
-    multiplied<0>();
-    one.end(sums);
-}
-
 // Goes along all pieces.
 __device__ __forceinline__ void consume(const Place& at, Stages& stages, const Own& own, Turn& turn,
                                         float (&sums)[NT][4]) {
     for (int i = 0; i < at.count; ++i, turn.skip(1)) {
         wait(&stages.full[turn.stage], turn.parity);
         int stage = turn.stage * STAGE;
-#pragma unroll
-        for (int k = 0; k < PAIRS; ++k) {
-            Pair pair(stage, own, k);
-            Block first, second;
-            factor<0>(first.factors, pair, stage, own, k);
-            add(first, own, stage, 2 * k * DEEP, sums);
-            factor<1>(second.factors, pair, stage, own, k);
-            add(second, own, stage, 2 * k * DEEP + 1, sums);
-        }
-        leave(stages, turn.stage);
+        Pair pair(stage, own);
+        Block first, second;
+        factor<0>(first.factors, pair, stage, own);
+        first.add_to(sums, own, stage, 0);
+        factor<1>(second.factors, pair, stage, own);
+        second.add_to(sums, own, stage, 1);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(&stages.free[turn.stage]);
     }
 }
 
@@ -207,7 +182,7 @@ __device__ __forceinline__ void leave(const float (&sums)[NT][4], const Own& own
     // Values of Q4_0 are 16 times as large, which is exact.
     constexpr float SMALL = FORMAT == 8 ? 1 : 1.0f / 16;
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    float* to = all + (own.deep * ROWS + 2 * t) * SUMS_PITCH + own.output + g;
+    float* to = all + (own.pair * ROWS + 2 * t) * SUMS_PITCH + own.output + g;
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -220,8 +195,8 @@ __device__ __forceinline__ float4 added(const float* fours) {
 #pragma unroll
     for (int part = 0; part < SPLIT; ++part)
 #pragma unroll
-        for (int deep = 0; deep < DEEP; ++deep) {
-            int4 bits = of_part((const int4*)(fours + deep * ROWS * SUMS_PITCH), part);
+        for (int team = 0; team < TEAMS; ++team) {
+            int4 bits = of_part((const int4*)(fours + team * ROWS * SUMS_PITCH), part);
             sum.x += __int_as_float(bits.x), sum.y += __int_as_float(bits.y);
             sum.z += __int_as_float(bits.z), sum.w += __int_as_float(bits.w);
         }
@@ -246,9 +221,8 @@ __device__ __forceinline__ void write(const Params& p, i64 row, i64 output, floa
 }
 
 // A place, until its results are written.
-template <class F>
 __device__ __forceinline__ void multiply_place(const Params& p, const Place& at, float* all, Stages& stages,
-                                               const Own& own, Turn& turn, F meet_all) {
+                                               const Own& own, Turn& turn) {
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
     int first = own_part() * THREADS + threadIdx.x;
     float sums[NT][4] = {};
@@ -256,7 +230,7 @@ __device__ __forceinline__ void multiply_place(const Params& p, const Place& at,
     // Nobody reads sums of the place before.
     if (SPLIT == 1) meet_first<THREADS>();
     leave(sums, own, all);
-    meet_all();
+    meet_all<THREADS>();
     float4 of_all[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
@@ -268,31 +242,19 @@ __device__ __forceinline__ void multiply_place(const Params& p, const Place& at,
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
         int i = first + k * STEP;
-        if (i < ALL) write(p, at.group * ROWS + i / WIDE, at.first + i % WIDE * 4, of_all[k]);
+        if (i < ALL) write(p, at.group * (i64)ROWS + i / WIDE, at.column * (i64)OUTPUTS + i % WIDE * 4, of_all[k]);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) blocks_box(const __grid_constant__ Params p) {
+extern "C" __global__ void blocks_box(const __grid_constant__ Params p) {
     extern __shared__ __align__(128) unsigned char shared[];
+    if (idle(p)) return;
     float* all = (float*)(shared + STAGES * STAGE);
-    Stages& stages = *(Stages*)(all + DEEP * ROWS * SUMS_PITCH);
-    open(stages, 1, WARPS);
-    if (threadIdx.x >= THREADS) {
-        let_others_begin();
-        if (threadIdx.x == THREADS) Producer{p, shared, stages}.run();
-        __syncwarp();
-        if constexpr (SPLIT > 1) meet_in_cluster(), done_in_cluster();
-    } else {
+    Stages& stages = *(Stages*)(all + TEAMS * ROWS * SUMS_PITCH);
+    auto multiply_all = [&] {
         Own own(address(shared));
         Turn turn = {};
-        auto meet_all = [] {
-            if constexpr (SPLIT > 1) meet(); else meet_first<THREADS>();
-        };
-        each_place<OUTPUTS>(p, [&](const Place& at) {
-            multiply_place(p, at, all, stages, own, turn, meet_all);
-        });
-    }
-    // Nobody leaves whose sums are still read.
-    __syncwarp();
-    if constexpr (SPLIT > 1) wait_for_cluster();
+        each_place(p, [&](const Place& at) { multiply_place(p, at, all, stages, own, turn); });
+    };
+    fetch_and_multiply<THREADS>(stages, WARPS, [&] { Producer{p, shared, stages}.run(); }, multiply_all);
 }

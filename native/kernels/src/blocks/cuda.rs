@@ -1,13 +1,17 @@
-//! Blocks on CUDA. Quantizers are a warp a block. Products multiply tiles on tensor cores; or walk along rows of weights, where
-//! x stays as it is, or has few rows and weights are not rows of whole units that the device copies by itself. The fetching of
-//! weights begins while rows of x are still made ready: by the same kernel where there are few and they fit into its shared
-//! memory, else by one before.
+//! Blocks on CUDA. Quantizers are a warp a block. Products multiply tiles on tensor cores, in teams of warps or each warp by
+//! itself; or walk along rows of weights, where x stays as it is, or has few rows and weights are not rows of whole units that
+//! the device copies by itself. The fetching of weights begins while rows of x are still made ready: by the same kernel where
+//! there are few and they fit into its shared memory, else by one before.
+
+mod boxes;
 
 use super::format::{BLOCK, Format};
 use super::{matmul, quantize};
+use crate::cuda::tiles::{eights, streamed};
 use crate::cuda::{Buffer, Facts, Kernel, Lane, Source, TensorMap, Together, function, grid_size, launch_each, types};
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Spec};
+use boxes::Boxes;
 
 const QUANTIZE: Source = Source { name: "blocks_quantize", text: include_str!("convert.cu") };
 const DEQUANTIZE: Source = Source { name: "blocks_dequantize", text: include_str!("convert.cu") };
@@ -89,6 +93,9 @@ struct Halves {
     count: i64,
 }
 
+/// Blocks of a row that a block of threads makes ready, as in `rows.cu`.
+const SHARE: usize = 64;
+
 /// The parameters of `rows.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -96,7 +103,6 @@ struct Rows {
     x: u64,
     ready: u64,
     rows: i64,
-    padded: i64,
     blocks: i64,
     given: i64,
     offset: i32,
@@ -223,13 +229,26 @@ pub fn multiply(
         y: lane.address(y)?,
     };
     let facts = lane.device().facts();
+    if let Some((boxes, kernel)) = Boxes::of(problem, Tile::piece(problem, tensors.w, &facts), lane)? {
+        return boxes.launch(problem, &kernel, &tensors, lane);
+    }
     match Tile::of(problem, tensors.w, &facts) {
         Some(tile) => tile.launch(problem, &tensors, lane),
         None => Walk::of(problem, &facts).launch(problem, &tensors, lane),
     }
 }
 
-/// What both kernels are compiled with.
+/// Pieces of weights that tiles go along.
+fn pieces(problem: &matmul::Problem) -> usize {
+    problem.inputs.div_ceil(BLOCK * COLUMNS)
+}
+
+/// Bytes of all weights.
+fn weights(problem: &matmul::Problem) -> usize {
+    problem.outputs.saturating_mul(problem.inputs / BLOCK).saturating_mul(problem.factors.weights.bytes())
+}
+
+/// What all kernels are compiled with.
 fn common(problem: &matmul::Problem) -> String {
     let format = number(problem.factors.weights);
     format!("{} -DFORMAT={format} -DFN={}", types(problem.x.dtype), function(problem.activation))
@@ -246,14 +265,14 @@ fn make_ready(
     let ready = lane.scratch((padded * bytes).max(16))?;
     let format = problem.factors.weights;
     let offset = if format == Format::Q4 { 8 } else { 0 };
-    let [rows, given, threads] = [problem.rows, problem.inputs / BLOCK, padded * blocks * 4];
-    let [rows, padded, given, blocks] = [rows, padded, given, blocks].map(|size| size as i64);
-    let params = Rows { x, ready, rows, padded, blocks, given, offset };
+    let grid = [grid_size(padded.saturating_mul(blocks.div_ceil(SHARE)))?, 1, 1];
+    let [rows, given, blocks] = [problem.rows, problem.inputs / BLOCK, blocks].map(|size| size as i64);
+    let params = Rows { x, ready, rows, blocks, given, offset };
     let options = format!("{} -DFORMAT={} {options}", types(problem.x.dtype), number(format));
     // SAFETY: it waits before it reads or writes anything.
     let kernel = unsafe { lane.device().kernel(&ROWS, &options)?.early() };
-    // SAFETY: Rows is the struct that the kernel declares; scratch has room for so many rows, and four threads have a block.
-    unsafe { launch_each(lane, &kernel, threads, &params)? };
+    // SAFETY: Rows is the struct that the kernel declares; scratch has room for so many rows.
+    unsafe { lane.launch(&kernel, grid, 4 * SHARE as u32, &params)? };
     Ok(ready)
 }
 
@@ -367,10 +386,10 @@ impl Tile {
 
     /// With so many rows made ready by each block itself, or none.
     fn with(problem: &matmul::Problem, fused: usize, piece: u64, facts: &Facts) -> Option<Tile> {
-        let eights = problem.rows.div_ceil(8).next_power_of_two().min(4);
+        let eights = eights(problem.rows);
         let busy = facts.multiprocessors as usize;
         let most = if facts.capability.0 < 9 { 1 } else { SPLIT };
-        let pieces = problem.inputs.div_ceil(BLOCK * COLUMNS);
+        let pieces = pieces(problem);
         let tiles = |sides| problem.outputs.div_ceil(SIDE * sides) * problem.rows.div_ceil(8 * eights);
         // Large tiles read x less often, and small ones, or shared ones, leave nobody idle.
         let good = |&sides: &usize| sides == 1 || tiles(sides) * most >= busy;
@@ -419,8 +438,9 @@ impl Tile {
         };
         let options = format!(
             "{} -DFLOATS=0 -DNT={eights} -DSIDES={sides} -DGROUPS={groups} -DSPLIT={split} -DSTAGES={stages} -DFUSED={fused} \
-             -DPIECE={piece}",
-            common(problem)
+             -DPIECE={piece} {}",
+            common(problem),
+            streamed(if piece == 0 { weights(problem) } else { 0 }, lane)
         );
         let kernel = early(&TILE, &options, lane)?;
         let Tensors { x, w, b, y } = *tensors;

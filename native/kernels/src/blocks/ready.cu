@@ -40,7 +40,7 @@ __device__ __forceinline__ Eight quantized(const float (&x)[8]) {
     for (int i = 0; i < 8; ++i) most = max(most, __float_as_uint(x[i]) & 0x7fffffff);
     most = max(most, __shfl_xor_sync(ALL, most, 1));
     most = max(most, __shfl_xor_sync(ALL, most, 2));
-    float d = __fdiv_rn(__uint_as_float(most), 127), id = d == 0 ? 0 : __fdiv_rn(1, d);
+    float d = __fdiv_rn(__uint_as_float(most), 127), id = d == 0 ? 0 : __frcp_rn(d);
     Eight to = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

@@ -4,7 +4,7 @@
 struct Params {
     const STORAGE* x;
     unsigned char* ready;
-    i64 rows, padded, blocks;
+    i64 rows, blocks;
     i64 given;   // blocks of a row of x; those after them are zeros
     int offset;  // by how much weights are too large
 };
@@ -38,21 +38,26 @@ __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i
 }
 #endif
 
-extern "C" __global__ void blocks_rows(Params p) {
+// Blocks of a row that a block of threads has.
+constexpr int SHARE = 64;
+
+extern "C" __global__ void __launch_bounds__(4 * SHARE) blocks_rows(Params p) {
     // The products may begin to fetch weights. Before, others may still read what is written here.
     let_others_begin();
-    wait_for_others();
-    i64 thread = blockIdx.x * (i64)blockDim.x + threadIdx.x, row = thread / 4 / p.blocks, block = thread / 4 % p.blocks;
+    unsigned shares = (unsigned)((p.blocks + SHARE - 1) / SHARE);
+    i64 row = blockIdx.x / shares, block = blockIdx.x % shares * (i64)SHARE + threadIdx.x / 4;
     int quarter = threadIdx.x % 4;
-    // Threads past the last row go along, as lanes exchange.
+    const STORAGE* from = p.x + (row * p.given + block) * 32 + quarter * 8;
+    wait_for_others();
+    // Threads past the last block go along, as lanes exchange.
     float x[8] = {};
-    if (row < p.rows && block < p.given) eight(p.x + (row * p.given + block) * 32 + quarter * 8, x);
+    if (row < p.rows && block < p.given) eight(from, x);
 #if TILE
     Eight all = quantized(x);
-    if (row < p.padded) put_in_tile(p, all, row, block, quarter);
+    if (block < p.blocks) put_in_tile(p, all, row, block, quarter);
 #else
     i64 chunks = (p.blocks + 31) / 32;
-    unsigned char* to = row < p.padded ? p.ready + (row * chunks + block / 32) * READY : nullptr;
+    unsigned char* to = block < p.blocks ? p.ready + (row * chunks + block / 32) * READY : nullptr;
     make_ready(x, to, block % 32, quarter, p.offset);
 #endif
 }

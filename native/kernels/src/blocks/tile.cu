@@ -44,21 +44,21 @@ struct Producer {
     __device__ __forceinline__ void weights(const Place& at, int i, Turn turn) const {
         Barrier* full = &stages.full[turn.stage];
         unsigned char* to = shared + turn.stage * STAGE;
-        i64 skipped = (at.begin + i) * PITCH;
+        i64 skipped = (at.begin + i) * (i64)PITCH;
         // At first nobody has to leave.
         wait(&stages.free[turn.stage], turn.parity ^ 1);
 #if PIECE
         i64 row_bytes = p.blocks * BYTES;
         for (int n = threadIdx.x - THREADS; n < OUTPUTS * (PITCH / PIECE); n += PRODUCERS) {
             // What is past the last row is computed again, and not written.
-            i64 row = at.first + n / (PITCH / PIECE), from = skipped + n % (PITCH / PIECE) * PIECE;
+            i64 row = at.column * (i64)OUTPUTS + n / (PITCH / PIECE), from = skipped + n % (PITCH / PIECE) * PIECE;
             row = row < p.outputs ? row : p.outputs - 1;
             bool there = from < row_bytes;
             copy_piece<PIECE>(to + n * PIECE, p.w + row * row_bytes + (there ? from : 0), there);
         }
 #else
         expect(full, STAGE);
-        copy_box(to, p.matrix, (int)(skipped / 2), (int)at.first, full);
+        copy_box<STREAMED>(to, p.matrix, (int)(skipped / 2), at.column * OUTPUTS, full);
 #endif
     }
 
@@ -79,7 +79,7 @@ struct Producer {
     __device__ __forceinline__ void run() const {
         Turn turn = {};
         bool waited = FUSED;
-        each_place<OUTPUTS>(p, [&](const Place& at) { fetch_all<SOON>(*this, at, waited, turn); });
+        each_place(p, [&](const Place& at) { fetch_all<SOON>(*this, at, waited, turn); });
     }
 };
 
@@ -201,7 +201,7 @@ struct Ready {
 #pragma unroll
                 for (int k = 0; k < KEPT; ++k) {
                     int own = first + k * QUADS + quad;
-                    i64 block = at.begin * COLUMNS + own;
+                    i64 block = at.begin * (i64)COLUMNS + own;
                     bool there = row < p.rows && own < at.count * COLUMNS && block < p.blocks;
                     if (there) eight(p.x + (row * p.blocks + block) * 32 + quarter * 8, x[k]);
                 }
@@ -329,7 +329,7 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, const fl
         int i = first + e * SPLIT * THREADS;
 #pragma unroll
         for (int part = 1; part < SPLIT; ++part) z[e][0] += z[e][part];
-        i64 row = at.group * ROWS + i / OUTPUTS, output = at.first + i % OUTPUTS;
+        i64 row = at.group * (i64)ROWS + i / OUTPUTS, output = at.column * (i64)OUTPUTS + i % OUTPUTS;
         if (i >= ALL || row >= p.rows || output >= p.outputs) continue;
         if (p.b) z[e][0] += p.b[output];
         narrow(activate<FN>(z[e][0]), p.y[row * p.outputs + output]);
@@ -339,7 +339,7 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, const fl
 extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile(const __grid_constant__ Params p) {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ Stages stages;
-    Place at = place<OUTPUTS>(p, blockIdx.x / SPLIT);
+    Place at = place(p, blockIdx.x / SPLIT);
     float* all = (float*)(shared + STAGES * STAGE);
     // Where the device does not copy by itself, each lane arrives: racecheck cannot tell that one does for its warp.
     open(stages, PIECE ? PRODUCERS : 1, PIECE ? 32 * TURN : TURN);
@@ -355,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile
         meet_first<THREADS>();
 #endif
         Turn turn = {};
-        each_place<OUTPUTS>(p, [&](const Place& at) {
+        each_place(p, [&](const Place& at) {
             float sums[MT][NT][4] = {};
             consume(at, shared, ready, stages, own, turn, sums);
             turn.skip_all(at.count);

@@ -42,6 +42,8 @@ pub struct Facts {
     pub multiprocessors: u32,
     /// Bytes of shared memory that a block can have.
     pub shared: u32,
+    /// Bytes of the cache that all multiprocessors share.
+    pub cache: u32,
 }
 
 static IN_USE: LazyLock<Mutex<HashMap<usize, Device>>> = LazyLock::new(Mutex::default);
@@ -262,6 +264,7 @@ impl Inner {
                 capability: driver::capability(device)?,
                 multiprocessors: driver::attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
                 shared: driver::attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+                cache: driver::attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
             },
             lost: OnceLock::new(),
             live: AtomicUsize::new(0),

@@ -24,7 +24,7 @@ mod staging;
 mod sum;
 mod tables;
 mod tensor_map;
-pub mod tiles;
+pub(crate) mod tiles;
 mod together;
 
 use crate::error::{Error, Kind, Result};
@@ -44,7 +44,7 @@ pub use run::run_host;
 pub use staging::Pinned;
 pub use sum::columns;
 pub use tensor_map::TensorMap;
-pub use tiles::Tiles;
+pub(crate) use tiles::Tiles;
 pub use together::Together;
 
 /// The element types, rounding and functions that every kernel source begins with.

@@ -57,10 +57,19 @@ __device__ __forceinline__ void expect(Barrier* barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address(barrier)), "r"(bytes) : "memory");
 }
 
-// Part of a matrix that the host describes, from an element of a row on; what is past its ends becomes zeros.
+// Part of a matrix that the host describes, from an element of a row on; what is past its ends becomes zeros. What is read only
+// ONCE pushes nothing else out of the cache.
+template <bool ONCE>
 __device__ __forceinline__ void copy_box(void* to, const void* matrix, int element, int row, Barrier* barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-                 ::"r"(address(to)), "l"(matrix), "r"(element), "r"(row), "r"(address(barrier)) : "memory");
+#define COPY_BOX "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    if constexpr (ONCE)
+        asm volatile("{ .reg .b64 first; createpolicy.fractional.L2::evict_first.b64 first, 1.0; "
+                     COPY_BOX ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], first; }"
+                     ::"r"(address(to)), "l"(matrix), "r"(element), "r"(row), "r"(address(barrier)) : "memory");
+    else
+        asm volatile(COPY_BOX " [%0], [%1, {%2, %3}], [%4];"
+                     ::"r"(address(to)), "l"(matrix), "r"(element), "r"(row), "r"(address(barrier)) : "memory");
+#undef COPY_BOX
 }
 
 // Neighbouring bytes, in whole pieces of 16.

@@ -19,8 +19,8 @@ impl TensorMap {
 
 impl Device {
     /// Of rows that follow each other without gaps; parts have at most 256 rows and elements of each, and are whole units of
-    /// 16 bytes. Of parts with rows of 64 or 128 bytes units can be `exchanged`, so that those of neighbouring rows lie in
-    /// different banks. For devices of compute capability 9 or more.
+    /// 16 bytes. Of parts with rows of 64 bytes units can be `exchanged`, so that those of neighbouring rows lie in different
+    /// banks. For devices of compute capability 9 or more.
     pub fn tensor_map(
         &self,
         address: u64,
@@ -35,11 +35,9 @@ impl Device {
         use sys::CUtensorMapSwizzle_enum as Swizzle;
         let mut map = TensorMap::NONE;
         let (sizes, strides) = ([elements as u64, rows as u64], [elements as u64 * 2]);
-        let swizzle = match part[1] * 2 {
-            64 if exchanged => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
-            128 if exchanged => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
-        };
+        assert!(!exchanged || part[1] * 2 == 64, "rows of 64 bytes");
+        let none = Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE;
+        let swizzle = if exchanged { Swizzle::CU_TENSOR_MAP_SWIZZLE_64B } else { none };
         let part = [part[1] as u32, part[0] as u32];
         // SAFETY: writes the map; all arrays have two elements, that of strides one, and the address is not read.
         let code = unsafe {

@@ -1,34 +1,32 @@
 // What products share that fetch pieces of weights and of x into STAGES stages of shared memory, and whose blocks of threads go
-// on with other outputs, or are SPLIT neighbours, a cluster, that share the columns. The host gives STAGES and SPLIT.
+// on with other outputs, or are SPLIT neighbours, a cluster, that share the columns. The host gives STAGES and SPLIT, and
+// to those who fetch weights STREAMED: whether these are more than the cache holds.
 
-// What a block of threads does: its first output, its group of rows, and its first piece of columns and how many it has.
+// What a block of threads does: its tile, as a column of tiles and a group of rows, and its first piece of columns and how many
+// it has.
 struct Place {
-    i64 first, group, begin;
-    int count;
+    int column, group, begin, count;
 };
 
 __device__ __forceinline__ int own_part() { return blockIdx.x % SPLIT; }
 
-// Of a tile, of which so many `columns` have all outputs, OUTPUTS each.
-template <int OUTPUTS, class P>
+// Of a tile, of which so many `columns` have all outputs.
+template <class P>
 __device__ __forceinline__ Place place(const P& p, int tile) {
     i64 most = (pieces(p) + SPLIT - 1) / SPLIT, begin = own_part() * most, left = pieces(p) - begin;
-    return {tile % p.columns * (i64)OUTPUTS, tile / p.columns, begin, (int)(left < 0 ? 0 : left < most ? left : most)};
+    return {tile % p.columns, tile / p.columns, (int)begin, (int)(left < 0 ? 0 : left < most ? left : most)};
 }
 
-template <int OUTPUTS, class P, class F>
+template <class P, class F>
 __device__ __forceinline__ void each_place(const P& p, F done) {
-    for (int tile = blockIdx.x / SPLIT; tile < p.tiles; tile += gridDim.x / SPLIT) done(place<OUTPUTS>(p, tile));
+    for (int tile = blockIdx.x / SPLIT; tile < p.tiles; tile += gridDim.x / SPLIT) done(place(p, tile));
 }
 
-// Blocks of threads without a place nap for up to two microseconds where products take longer. Blocks of the kernel that makes
-// the next x ready begin meanwhile: they would crowd on an empty multiprocessor, but beside another block there is room for one.
+// Whether a block of threads has no place.
 template <class P>
 __device__ __forceinline__ bool idle(const P& p) {
     if (SPLIT > 1 || blockIdx.x < p.tiles) return false;
-    wait_for_others();
-    let_others_begin();
-    for (int i = 0; i < 2 && 8 * (i + 1) <= pieces(p); ++i) __nanosleep(1000);
+    stay(pieces(p) >= 8);
     return true;
 }
 
@@ -97,6 +95,28 @@ __device__ __forceinline__ void meet_first() { asm volatile("bar.sync 1, %0;" ::
 __device__ __forceinline__ void meet() {
     __syncwarp();
     meet_in_cluster();
+}
+
+template <int THREADS>
+__device__ __forceinline__ void meet_all() {
+    if constexpr (SPLIT > 1) meet(); else meet_first<THREADS>();
+}
+
+// What a block of threads does of which the first ones multiply, and one of another warp fetches.
+template <int THREADS, class F, class G>
+__device__ __forceinline__ void fetch_and_multiply(Stages& stages, int consumers, F fetch, G multiply) {
+    open(stages, 1, consumers);
+    if (threadIdx.x >= THREADS) {
+        let_others_begin();
+        if (threadIdx.x == THREADS) fetch();
+        __syncwarp();
+        if constexpr (SPLIT > 1) meet_in_cluster(), done_in_cluster();
+    } else {
+        multiply();
+    }
+    // Nobody leaves whose sums are still read.
+    __syncwarp();
+    if constexpr (SPLIT > 1) wait_for_cluster();
 }
 
 template <class T>

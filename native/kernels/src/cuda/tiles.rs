@@ -5,46 +5,78 @@ use super::{Kernel, Lane, Together, compiler, grid_size};
 use crate::error::Result;
 
 /// Outputs of a team of four warps.
-pub const SIDE: usize = 64;
+pub(crate) const SIDE: usize = 64;
 /// Teams of a block of threads.
-pub const TEAMS: usize = 4;
+pub(crate) const TEAMS: usize = 4;
 /// Options of such kernels: registers of a thread, so few that a block of the kernel which makes the next x ready has room beside
-/// one of these.
-pub const REGISTERS: &str = "--maxrregcount=88";
+/// one of these; and the shared memory that it needs, with what the device keeps to itself.
+pub(crate) const REGISTERS: &str = "--maxrregcount=88";
+const BESIDE: usize = 1152;
+
+/// An option of kernels with `tiles.cu`: whether so many bytes of weights are more than the device's cache holds.
+pub(crate) fn streamed(bytes: usize, lane: &Lane) -> String {
+    format!("-DSTREAMED={}", usize::from(bytes > lane.device().facts().cache as usize))
+}
+
+/// Eights of rows that a tile has.
+pub(crate) fn eights(rows: usize) -> usize {
+    rows.div_ceil(8).next_power_of_two().min(4)
+}
 
 /// The tiles of a product, each of so many outputs and rows, and how many neighbours share one.
 #[derive(Clone, Copy, Debug)]
-pub struct Tiles {
+pub(crate) struct Tiles {
     pub columns: usize,
     pub groups: usize,
     pub split: usize,
+    /// How long a block of threads takes for its share of one.
+    pub turns: usize,
     /// Bytes of shared memory that a block of threads needs.
     pub shared: usize,
 }
 
 impl Tiles {
-    /// Whether the device has teams that multiply as one.
+    /// Whether the device has teams that multiply as one, and the compiler knows all that their kernels need.
     pub fn possible(lane: &Lane) -> bool {
-        let old = compiler().is_ok_and(|version| version.0 < 12);
+        let old = compiler().is_ok_and(|version| version < (12, 1));
         lane.device().facts().capability.0 == 9 && !old
     }
 
-    pub fn count(&self) -> usize {
+    /// The fastest of such plans, whose clusters run all at once, and its kernel. Of equally fast ones the first is best, but
+    /// neighbours wait for each other.
+    pub fn fastest<T>(
+        mut plans: Vec<T>,
+        tiles: impl Fn(&T) -> &Tiles,
+        kernel: impl Fn(&T) -> Result<Kernel>,
+        lane: &Lane,
+    ) -> Result<Option<(T, Kernel)>> {
+        plans.sort_by_key(|plan| (tiles(plan).rounds(lane) * tiles(plan).turns, tiles(plan).split));
+        for plan in plans {
+            let kernel = kernel(&plan)?;
+            if tiles(&plan).at_once(&kernel, lane)? {
+                return Ok(Some((plan, kernel)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn count(&self) -> usize {
         self.columns.saturating_mul(self.groups)
     }
 
     /// How many a multiprocessor has one after the other.
-    pub fn rounds(&self, lane: &Lane) -> usize {
+    fn rounds(&self, lane: &Lane) -> usize {
         self.count().saturating_mul(self.split).div_ceil(lane.device().facts().multiprocessors as usize)
     }
 
-    /// Whether there is room for them, and all clusters run at once: what begins behind others would take as long again.
+    /// Whether a block has room on a multiprocessor, beside one of the kernel that makes the next x ready, and all clusters run at
+    /// once: what begins behind others would take as long again.
     pub fn fit(&self, lane: &Lane) -> bool {
-        self.shared <= lane.device().facts().shared as usize && (self.split == 1 || self.rounds(lane) <= 1)
+        self.shared + BESIDE <= lane.device().facts().shared as usize && (self.split == 1 || self.rounds(lane) <= 1)
     }
 
     /// The same for a kernel that is compiled for them.
-    pub fn at_once(&self, kernel: &Kernel, lane: &Lane) -> Result<bool> {
+    fn at_once(&self, kernel: &Kernel, lane: &Lane) -> Result<bool> {
         Ok(self.split == 1 || lane.device().clusters(kernel, self.split as u32, self.size(lane))? >= self.count())
     }
 

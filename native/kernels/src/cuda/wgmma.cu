@@ -44,7 +44,7 @@ __device__ __forceinline__ unsigned long long described(unsigned matrices) {
 #define REGISTERS_4 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20"
 
-#define BYTES(compare, c) \
+#define OF_BYTES(compare, c) \
     static_assert(EIGHTS == 1 || EIGHTS == 2 || EIGHTS == 4, "eights of rows"); \
     if constexpr (EIGHTS == 1) MULTIPLY("m64n8k32.s32.s8.s8", REGISTERS_1, compare, "", FOUR_OF(c, 0)); \
     if constexpr (EIGHTS == 2) \
@@ -56,13 +56,13 @@ __device__ __forceinline__ unsigned long long described(unsigned matrices) {
 // Products of 32 bytes with 32 bytes, which are not added to anything.
 template <int EIGHTS>
 __device__ __forceinline__ void multiply(int (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
-    BYTES("ne", "=r");
+    OF_BYTES("ne", "=r");
 }
 
 // The same, added to what is there.
 template <int EIGHTS>
 __device__ __forceinline__ void multiply_add(int (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
-    BYTES("eq", "+r");
+    OF_BYTES("eq", "+r");
 }
 
 // Of 16 halves with 16 halves.
@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply(float (&to)[EIGHTS][4], const unsigned 
 }
 
 #undef FOUR_OF
-#undef BYTES
+#undef OF_BYTES
 #undef MULTIPLY
 #undef REGISTERS_1
 #undef REGISTERS_2

@@ -1,7 +1,8 @@
 // Products of many rows of bytes with ternary weights where the device copies planes by itself: instead of tile.cu for compute
 // capability 9 and rows of planes of whole 16 bytes. A block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along
 // CHUNK columns of each at a time. SIDES teams of four warps, which multiply as one, have 64 outputs each; DEEP of all these
-// take turns, and SPLIT neighbours, a cluster, share the columns. The host gives NT, SIDES, DEEP, SPLIT, STAGES, CHUNK and FN.
+// take turns, and SPLIT neighbours, a cluster, share the columns. The host gives NT, SIDES, DEEP, CHUNK and FN, and what tiles.cu
+// asks for.
 //
 // A lane has a word of each plane, that is 32 columns. Values of two bits, sign above size, are moved to the upper end of
 // bytes: so four of them take two operations, are the values 64 times, and both bits set are 0 still. Lane t of four
@@ -36,7 +37,7 @@ struct Producer {
         expect(full, STAGE);
 #pragma unroll
         for (int plane = 0; plane < 2; plane++)
-            copy_box(to + plane * PLANE, p.planes[plane], (int)(at.begin + i) * (WIDTH / 2), (int)at.first, full);
+            copy_box<STREAMED>(to + plane * PLANE, p.planes[plane], (at.begin + i) * (WIDTH / 2), at.column * OUTPUTS, full);
     }
 
     // The other part of a stage, which makes it full.
@@ -48,21 +49,23 @@ struct Producer {
     __device__ __forceinline__ void run() const {
         Turn turn = {};
         bool waited = false;
-        each_place<OUTPUTS>(p, [&](const Place& at) { fetch_all<STAGES>(*this, at, waited, turn); });
+        each_place(p, [&](const Place& at) { fetch_all<STAGES>(*this, at, waited, turn); });
     }
 };
 
-// Where a lane finds weights, of its first unit.
+// Where a lane finds weights and x of the first unit in the first stage.
 struct Own {
     int deep, output, planes;
+    unsigned x;
 
-    __device__ __forceinline__ Own() {
+    __device__ __forceinline__ Own(unsigned shared) {
         int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4;
         deep = team / SIDES, output = team % SIDES * SIDE + warp % 4 * 16;
         // Eight lanes each tell where rows of a plane are, the upper ones and the lower ones. The device has exchanged units of
         // 16 bytes, so that those of neighbours lie in different banks.
         int row = output + lane % 16;
-        planes = kept(lane / 16 * PLANE + row * WIDTH + row / 2 % 4 * 16);
+        planes = kept(shared + lane / 16 * PLANE + row * WIDTH + row / 2 % 4 * 16);
+        x = matrices(shared + 2 * PLANE);
     }
 };
 
@@ -89,7 +92,7 @@ __device__ __forceinline__ void spread(unsigned plane0, unsigned plane1, unsigne
 struct Factors {
     unsigned a[4][4];
 
-    __device__ __forceinline__ void make(unsigned stage, const Own& own, int unit) {
+    __device__ __forceinline__ void make(int stage, const Own& own, int unit) {
         unsigned words[4];
         deal((stage + own.planes) ^ unit * 16, words[0], words[1], words[2], words[3]);
         spread(words[0], words[2], a, 0);
@@ -115,8 +118,8 @@ __device__ __forceinline__ void add(Factors& factors, Factors& before, unsigned 
 }
 
 // Adds a piece.
-__device__ __forceinline__ void add_piece(unsigned stage, const Own& own, int (&sums)[NT][4]) {
-    unsigned x = matrices(stage + 2 * PLANE);
+__device__ __forceinline__ void add_piece(int stage, const Own& own, int (&sums)[NT][4]) {
+    unsigned x = own.x + stage / 16;
     Factors factors[2] = {};
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) {
@@ -129,14 +132,13 @@ __device__ __forceinline__ void add_piece(unsigned stage, const Own& own, int (&
 }
 
 // Goes along the pieces of which it is this team's turn: a stage is always of the same teams, which so know its phases.
-__device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, Stages& stages, const Own& own, Turn turn,
-                                        int (&sums)[NT][4]) {
+__device__ __forceinline__ void consume(const Place& at, Stages& stages, const Own& own, Turn turn, int (&sums)[NT][4]) {
     static_assert(STAGES % DEEP == 0, "turns");
     int first = (own.deep + DEEP - turn.stage % DEEP) % DEEP;
     turn.skip(first);
     for (int i = first; i < at.count; i += DEEP, turn.skip(DEEP)) {
         wait(&stages.full[turn.stage], turn.parity);
-        add_piece(address(shared) + turn.stage * STAGE, own, sums);
+        add_piece(turn.stage * STAGE, own, sums);
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(&stages.free[turn.stage]);
     }
@@ -196,18 +198,17 @@ __device__ __forceinline__ void write(const Params& p, i64 row, i64 out, int4 fo
 }
 
 // A place, until its results are written. What becomes of sums is asked for before they are there, of an output and of a row.
-template <class F>
-__device__ __forceinline__ void multiply_place(const Box& p, const Place& at, const unsigned char* shared, Stages& stages,
-                                               const Own& own, Turn& turn, Results& all, F meet_all) {
+__device__ __forceinline__ void multiply_place(const Box& p, const Place& at, Stages& stages, const Own& own, Turn& turn,
+                                               Results& all) {
     static_assert(OUTPUTS <= THREADS && ROWS <= 32, "threads");
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
     int first = own_part() * THREADS + threadIdx.x, lane = threadIdx.x % 32;
-    i64 out = at.first + threadIdx.x, own_row = at.group * ROWS + lane;
+    i64 out = at.column * (i64)OUTPUTS + threadIdx.x, own_row = at.group * (i64)ROWS + lane;
     End end;
     if (threadIdx.x < OUTPUTS && out < p.of.outs) end = End(p.of, out);
     float x_scale = lane < ROWS && own_row < p.of.rows ? scale_of(p.of, own_row) : 0;
     int sums[NT][4] = {};
-    consume(at, shared, stages, own, turn, sums);
+    consume(at, stages, own, turn, sums);
     turn.skip_all(at.count);
     // Nobody reads results of the place before.
     if (SPLIT == 1) meet_first<THREADS>();
@@ -215,7 +216,7 @@ __device__ __forceinline__ void multiply_place(const Box& p, const Place& at, co
     if (own.deep < HALF) leave<false>(sums, own, all.sums[0]);
     if (DEEP > 1) meet_first<THREADS>();
     if (own.deep >= HALF) leave<true>(sums, own, all.sums[0]);
-    meet_all();
+    meet_all<THREADS>();
     int4 of_all[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
@@ -226,22 +227,10 @@ __device__ __forceinline__ void multiply_place(const Box& p, const Place& at, co
     if constexpr (SPLIT > 1) done_in_cluster();
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
-        int i = first + k * STEP, row = i / WIDE, own = i % WIDE * 4;
+        int i = first + k * STEP, row = i / WIDE, four = i % WIDE * 4;
         float scale = __shfl_sync(0xffffffff, x_scale, row);
-        if (i < ALL) write(p.of, at.group * ROWS + row, at.first + own, of_all[k], scale, all.ends + own);
+        if (i < ALL) write(p.of, at.group * (i64)ROWS + row, at.column * (i64)OUTPUTS + four, of_all[k], scale, all.ends + four);
     }
-}
-
-// All that there is for one who multiplies.
-__device__ __forceinline__ void multiply_all(const Box& p, const unsigned char* shared, Stages& stages, Results& all) {
-    Own own;
-    Turn turn = {};
-    // The kernel that makes x ready makes its scales as well.
-    wait_for_others();
-    auto meet_all = [] {
-        if constexpr (SPLIT > 1) meet(); else meet_first<THREADS>();
-    };
-    each_place<OUTPUTS>(p, [&](const Place& at) { multiply_place(p, at, shared, stages, own, turn, all, meet_all); });
 }
 
 extern "C" __global__ void ternary_box(const __grid_constant__ Box p) {
@@ -250,16 +239,12 @@ extern "C" __global__ void ternary_box(const __grid_constant__ Box p) {
     // Nothing is declared, so that stages begin where the device exchanges units as told above.
     Results& all = *(Results*)(shared + STAGES * STAGE);
     Stages& stages = *(Stages*)(&all + 1);
-    open(stages, 1, WARPS / DEEP);
-    if (threadIdx.x >= THREADS) {
-        let_others_begin();
-        if (threadIdx.x == THREADS) Producer{p, shared, stages}.run();
-        __syncwarp();
-        if constexpr (SPLIT > 1) meet_in_cluster(), done_in_cluster();
-    } else {
-        multiply_all(p, shared, stages, all);
-    }
-    // Nobody leaves whose sums are still read.
-    __syncwarp();
-    if constexpr (SPLIT > 1) wait_for_cluster();
+    auto multiply_all = [&] {
+        Own own(address(shared));
+        Turn turn = {};
+        // The kernel that makes x ready makes its scales as well.
+        wait_for_others();
+        each_place(p, [&](const Place& at) { multiply_place(p, at, stages, own, turn, all); });
+    };
+    fetch_and_multiply<THREADS>(stages, WARPS / DEEP, [&] { Producer{p, shared, stages}.run(); }, multiply_all);
 }

@@ -2,7 +2,8 @@
 // those are rows of bits as well: of signs (FORM 0) the planes of their rows, of bytes (FORM 1) their eight bits, which every
 // block makes of x itself while its weights are on their way. A block has ROWS rows of activations and 16 SIDES rows of
 // weights, whose chunks of 512 columns SPLIT warps take in turn. Each thread copies what it will read itself, STAGES chunks
-// ahead, so that nobody waits for others before the end.
+// ahead, so that nobody waits for others before the end. AHEAD: a multiprocessor has room for two blocks, so that one fetches
+// weights while another kernel's is still at work.
 
 constexpr int WARPS = 16, THREADS = 32 * WARPS, SPLIT = WARPS / SIDES, OUTS = 16 * SIDES, CHUNK = 512;
 // Eights of rows of bits that are counted together.
@@ -164,20 +165,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
     uint4* stages = (uint4*)shared + threadIdx.x;
     unsigned char* bits = shared + STAGES * PIECES * 16 * THREADS;
     i64 chunks = (p.n + CHUNK - 1) / CHUNK, part = threadIdx.x / 32 / SIDES;
+    auto fetch_first = [&] {
+#pragma unroll 1
+        for (int stage = 0; stage < STAGES; stage++) {
+            i64 chunk = part + stage * SPLIT;
+            if (chunk < chunks) fetch(p, chunk, stages + stage * PIECES * THREADS);
+            commit();
+        }
+    };
+    if (blockIdx.x * (i64)OUTS >= p.outs) return stay(chunks >= 8);
+#if AHEAD
+    let_others_begin();
+    fetch_first();
+    wait_for_others();
+#else
     wait_for_others();
     let_others_begin();
+#endif
 #if FORM == 1
-    // Before weights, which would be in front of it.
+    // Before weights, which would be in front of it, where they are not there long since.
     Ready ready(p);
 #else
     fetch_bits(p, bits, chunks);
 #endif
-#pragma unroll 1
-    for (int stage = 0; stage < STAGES; stage++) {
-        i64 chunk = part + stage * SPLIT;
-        if (chunk < chunks) fetch(p, chunk, stages + stage * PIECES * THREADS);
-        commit();
-    }
+#if !AHEAD
+    fetch_first();
+#endif
 #if FORM == 1
     __shared__ unsigned sizes[WARPS];
     __shared__ float scales[ROWS];

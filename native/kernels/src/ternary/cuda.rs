@@ -1,10 +1,9 @@
 //! Ternary numbers on CUDA.
 //!
 //! Conversions are done byte by byte of the target. Products read planes as words of 32 cells, whose codes are made in
-//! registers and meet four activations an instruction (`dp4a`), those of many rows tensor cores, or are counted, by words
-//! (`popc`) or on tensor cores.
-//! Content that is refused is found
-//! by a kernel and read back, so that conversions, quantized activations and proofs wait for the device; products do not.
+//! registers and meet four activations an instruction (`dp4a`), those of many rows tensor cores, in teams of warps or each
+//! warp by itself, or are counted, by words (`popc`) or on tensor cores. Content that is refused is found by a kernel and
+//! read back, so that conversions, quantized activations and proofs wait for the device; products do not.
 
 mod boxes;
 
@@ -14,6 +13,7 @@ use super::plane_bytes;
 use super::products::{Form, Pairs, Problem as Product};
 use super::rules::{Activations, Problem as Quantization, Rule};
 use super::sums::{Proof, Weights};
+use crate::cuda::tiles::eights;
 use crate::cuda::{Buffer, Kernel, Lane, Source, Together, function, grid_size, launch_each, types};
 use crate::error::Result;
 use crate::op::Named;
@@ -21,19 +21,23 @@ use crate::tensor::{DType, Described, Spec};
 use boxes::Boxes;
 
 const CELLS: Source = Source { name: "ternary_cells", text: include_str!("cells.cu") };
-const RULES: &str = concat!(
-    include_str!("../cuda/early.cu"),
-    include_str!("../cuda/cluster.cu"),
-    include_str!("../cuda/pipeline.cu"),
-    include_str!("bytes.cu"),
-    include_str!("rules.cu")
-);
+const RULES: &str = concat!(include_str!("../cuda/early.cu"), include_str!("bytes.cu"), include_str!("rules.cu"));
 const SIZES: Source = Source { name: "ternary_sizes", text: RULES };
 const THRESHOLD: Source = Source { name: "ternary_threshold", text: RULES };
 const CUT: Source = Source { name: "ternary_cut", text: RULES };
 const BYTES: Source = Source { name: "ternary_bytes", text: RULES };
 const BITS: Source = Source { name: "ternary_bits", text: RULES };
-const PARTS: Source = Source { name: "ternary_parts", text: RULES };
+const PARTS: Source = Source {
+    name: "ternary_parts",
+    text: concat!(
+        include_str!("../cuda/early.cu"),
+        include_str!("../cuda/cluster.cu"),
+        include_str!("../cuda/pipeline.cu"),
+        include_str!("bytes.cu"),
+        include_str!("rules.cu"),
+        include_str!("parts.cu")
+    ),
+};
 const PRODUCT: Source = Source {
     name: "ternary_product",
     text: concat!(
@@ -396,6 +400,8 @@ struct Counts {
     rows: usize,
     sides: usize,
     stages: usize,
+    /// Whether there is room for two blocks on a multiprocessor, which weights are fetched for while others are at work.
+    ahead: bool,
 }
 
 impl Counts {
@@ -405,7 +411,7 @@ impl Counts {
         let processors = facts.multiprocessors as usize;
         let most = match problem.form {
             Form::I8 if (1..=FEW).contains(&problem.rows) => problem.rows.next_power_of_two(),
-            Form::Ternary if problem.rows > FEW => 8 * problem.rows.div_ceil(8).next_power_of_two().min(4),
+            Form::Ternary if problem.rows > FEW => 8 * eights(problem.rows),
             _ => return None,
         };
         // Devices of other generations count bits one after the other. The second size of a grid is small.
@@ -417,9 +423,16 @@ impl Counts {
             let blocks = problem.outs.div_ceil(16 * sides) * problem.rows.div_ceil(rows);
             let steps = problem.n.div_ceil(CHUNK).div_ceil(COUNTING / sides).max(1);
             // Where there are more blocks than multiprocessors, two are at work on each, if they have registers for it.
-            let stages = steps.min(if blocks > processors && matches!(rows, 1 | 8) { 2 } else { 6 });
-            let counts = |stages| Counts { rows, sides, stages };
-            (1..=stages).rev().map(counts).find(|counts| counts.shared(problem) + 128 <= facts.shared as usize)
+            let most = steps.min(if blocks > processors && matches!(rows, 1 | 8) { 2 } else { 6 });
+            let find = |least, ahead, room| {
+                let all = (least..=most).rev().map(|stages| Counts { rows, sides, stages, ahead });
+                all.into_iter().find(|counts| counts.shared(problem) + 128 <= room)
+            };
+            let room = facts.shared as usize;
+            let alone = || find(1, false, room);
+            // Of each block's shared memory the device keeps one kilobyte to itself.
+            let beside = || find(steps.min(3), true, (room + 1024) / 2 - 1024);
+            if rows == 1 && blocks <= processors { beside().or_else(alone) } else { alone() }
         };
         match problem.form {
             Form::I8 => fits(most),
@@ -442,17 +455,19 @@ impl Counts {
             prepare(problem, Order::Rows, params, outputs, lane)?;
         }
         let options = format!(
-            "{} -DFORM={} -DROWS={} -DSIDES={} -DSTAGES={} -DFN={}",
+            "{} -DFORM={} -DROWS={} -DSIDES={} -DSTAGES={} -DAHEAD={} -DFN={}",
             types(dtype),
             form as usize,
             self.rows,
             self.sides,
             self.stages,
+            usize::from(self.ahead),
             function(problem.options.activation)
         );
-        // SAFETY: it waits before it reads or writes anything.
+        // SAFETY: it waits before it reads or writes anything but weights, which it reads.
         let kernel = unsafe { lane.device().kernel(&COUNTS, &options)?.early() };
-        let grid = [grid_size(outs.div_ceil(16 * self.sides))?, rows.div_ceil(self.rows) as u32, 1];
+        let busy = if self.ahead { lane.device().facts().multiprocessors } else { 0 };
+        let grid = [grid_size(outs.div_ceil(16 * self.sides))?.max(busy), rows.div_ceil(self.rows) as u32, 1];
         // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
         // and scratch memory has what was prepared.
         unsafe { lane.launch_with(&kernel, grid, 32 * COUNTING as u32, self.shared(problem) as u32, params) }
@@ -474,7 +489,7 @@ impl Tile {
     /// A tile for many rows of bytes, where there are tensor cores for them.
     fn of(problem: &Product, lane: &Lane) -> Option<Tile> {
         let facts = lane.device().facts();
-        let rows = problem.rows.div_ceil(8).next_power_of_two().min(4);
+        let rows = eights(problem.rows);
         // The second size of a grid is small.
         let few = problem.rows <= FEW || problem.rows.div_ceil(8 * rows) > 65535;
         if problem.form != Form::I8 || facts.capability.0 < 8 || few {
@@ -609,8 +624,7 @@ fn make_bits(
     let scratch = lane.scratch(bits + 2 * numbers)?;
     let totals = scratch + bits as u64;
     params.bits = scratch;
-    // Only codes are greater than what they are for.
-    params.totals = if eights == 0 { totals } else { 0 };
+    params.totals = totals;
     params.stride = stride as i64;
     params.x_scale = match outputs.find("x_scale") {
         Some(scales) => lane.address(scales)?,
@@ -626,7 +640,6 @@ fn make_bits(
         rows: rows as i64,
         n: n as i64,
         stride: stride as i64,
-        parts: stride.div_ceil(8 * THREADS as usize).next_power_of_two().min(MOST_PARTS) as i64,
         tiles,
         eights,
         floor: problem.activations().floor,
@@ -647,8 +660,9 @@ fn launch_bits(dtype: DType, rows: usize, rules: &Rules, lane: &Lane) -> Result<
         if rules.eights == 0 {
             return lane.launch(&kernel, [grid_size(rows)?, 1, 1], WIDE, rules);
         }
-        let (parts, blocks) = (rules.parts as u32, grid_size(rows * rules.parts as usize)?);
-        lane.launch_together(&kernel, Together::Cluster(parts), blocks, [THREADS, 0], rules)
+        let parts = (rules.stride as usize).div_ceil(8 * THREADS as usize).next_power_of_two().min(MOST_PARTS);
+        let (cluster, blocks) = (Together::Cluster(parts as u32), grid_size(rows * parts)?);
+        lane.launch_together(&kernel, cluster, blocks, [THREADS, 0], &Rules { parts: parts as i64, ..*rules })
     }
 }
 

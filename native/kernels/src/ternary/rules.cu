@@ -130,24 +130,6 @@ __device__ __forceinline__ i64 place(const Params& p, i64 row, i64 i) {
     return line * 512 + (row % 8 * 4 + word % 16 / 4) * 16 + b % 4 * 4 + j;
 }
 
-// Where box.cu does: it multiplies words 2 k and 2 k + 1 of each four times 32 cells in turn k, as matrices of 8 rows by 16
-// bytes, of so many `eights` of rows one after the other.
-struct Matrices {
-    i64 own, turn;
-
-    __device__ __forceinline__ Matrices(const Params& p, int row) {
-        int eights = (int)p.eights, eight = row / 8;
-        turn = eights * 256;
-        own = eight / eights * (p.stride / 32) * turn + eight % eights * 256 + row % 8 * 16;
-    }
-
-    __device__ __forceinline__ i64 operator()(i64 i) const {
-        i64 word = i / 32;
-        int b = i % 8, j = i % 32 / 8;
-        return own + (word / 4 * 4 + b / 2) * turn + b % 2 * 128 + word % 4 * 4 + j;
-    }
-};
-
 // Lane j of four gets byte j of all four.
 __device__ __forceinline__ unsigned turned(unsigned bytes) {
     unsigned other = __shfl_xor_sync(0xffffffff, bytes, 1);
@@ -199,44 +181,3 @@ extern "C" __global__ void __launch_bounds__(WIDE) ternary_bits(Params p) {
     total = joined<WIDE / 32>(total, totals, [](int a, int b) { return a + b; });
     if (threadIdx.x == 0 && row < p.rows) p.totals[row] = total;
 }
-
-#if __CUDA_ARCH__ >= 900
-constexpr int MOST_PARTS = 8;
-
-// The largest number of all blocks of a cluster, which send theirs to each other.
-struct Largest {
-    unsigned of[MOST_PARTS];
-    Barrier there;
-
-    // All have to be ready before one sends.
-    __device__ __forceinline__ void open_for(int parts) {
-        if (threadIdx.x == 0) {
-            open(&there, 1);
-            opened();
-            expect(&there, parts * sizeof(unsigned));
-        }
-        __syncwarp();
-        meet_in_cluster();
-    }
-
-    __device__ __forceinline__ unsigned among(unsigned own, int part, int parts) {
-        if (threadIdx.x < parts) send(&of[part], own, threadIdx.x, &there);
-        wait(&there, 0);
-        return __reduce_max_sync(0xffffffff, of[threadIdx.x % 32 % parts]);
-    }
-};
-
-// A cluster of so many `parts` has a row, for products that need no sums of rows.
-extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS) ternary_parts(Params p) {
-    __shared__ unsigned sizes[THREADS / 32];
-    __shared__ Largest largest;
-    let_others_begin();
-    int parts = (int)p.parts, part = rank_in_cluster();
-    int row = blockIdx.x / parts;
-    Matrices place(p, row);
-    largest.open_for(parts);
-    wait_for_others();
-    auto join = [&](unsigned most) { return largest.among(joined<THREADS / 32>(most, sizes, larger), part, parts); };
-    make_bits<THREADS>(p, row, part, parts, join, place);
-}
-#endif

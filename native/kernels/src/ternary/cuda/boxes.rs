@@ -1,7 +1,7 @@
 //! Products whose planes the device copies by itself.
 
 use super::{CHUNK, FEW, Order, Params, prepare};
-use crate::cuda::tiles::{REGISTERS, SIDE, TEAMS};
+use crate::cuda::tiles::{REGISTERS, SIDE, TEAMS, eights, streamed};
 use crate::cuda::{Buffer, Kernel, Lane, Source, TensorMap, Tiles, function, types};
 use crate::error::Result;
 use crate::op::Named;
@@ -51,42 +51,37 @@ impl Boxes {
             return Ok(None);
         }
         let all = [4, 2, 1].into_iter().flat_map(|sides| [8, 4, 2, 1].map(|split| (sides, split)));
-        let mut all: Vec<_> = all.filter_map(|(sides, split)| Boxes::with(problem, sides, split, lane)).collect();
         // Large ones, which come first, read less of x.
-        all.sort_by_key(|boxes| boxes.tiles.rounds(lane) * boxes.sides * chunks(problem, boxes.tiles.split));
-        for boxes in all {
-            let kernel = boxes.kernel(problem, lane)?;
-            if boxes.tiles.at_once(&kernel, lane)? {
-                return Ok(Some((boxes, kernel)));
-            }
-        }
-        Ok(None)
+        let all = all.filter_map(|(sides, split)| Boxes::with(problem, sides, split, lane)).collect();
+        Tiles::fastest(all, |boxes| &boxes.tiles, |boxes| boxes.kernel(problem, lane), lane)
     }
 
     /// With as many stages as there are chunks and as have room; a stage is always of the same teams.
     fn with(problem: &Product, sides: usize, split: usize, lane: &Lane) -> Option<Boxes> {
-        let eights = problem.rows.div_ceil(8).next_power_of_two().min(4);
-        let (turns, deep) = (chunks(problem, split), TEAMS / sides);
+        let eights = eights(problem.rows);
+        let (chunks, deep) = (chunks(problem, split), TEAMS / sides);
         let columns = problem.outs.div_ceil(SIDE * sides);
         let groups = problem.rows.div_ceil(8 * eights);
         let boxes = |turn: usize| {
             let stages = turn * deep;
-            let tiles = Tiles { columns, groups, split, shared: shared(8 * eights, SIDE * sides, deep, stages) };
+            let shared = shared(8 * eights, SIDE * sides, deep, stages);
+            let tiles = Tiles { columns, groups, split, turns: sides * chunks, shared };
             Boxes { eights, sides, deep, stages, tiles }
         };
-        let busy = |boxes: &Boxes| boxes.tiles.fit(lane) && boxes.stages >= turns.min(2);
-        let shares = split <= chunks(problem, 1);
-        (1..=turns.min(8).div_ceil(deep)).rev().map(boxes).find(|boxes| shares && busy(boxes))
+        let busy = |boxes: &Boxes| boxes.tiles.fit(lane) && boxes.stages >= chunks.min(2);
+        let shares = split <= problem.n.div_ceil(CHUNK);
+        (1..=chunks.min(8).div_ceil(deep)).rev().map(boxes).find(|boxes| shares && busy(boxes))
     }
 
     fn kernel(&self, problem: &Product, lane: &Lane) -> Result<Kernel> {
         let Boxes { eights, sides, deep, stages, tiles: Tiles { split, .. } } = *self;
         let options = format!(
             "{} -DFORM={} -DNT={eights} -DSIDES={sides} -DDEEP={deep} -DSPLIT={split} -DSTAGES={stages} -DCHUNK={CHUNK} -DFN={} \
-             {REGISTERS}",
+             {REGISTERS} {}",
             types(problem.dtype),
             problem.form as usize,
-            function(problem.options.activation)
+            function(problem.options.activation),
+            streamed(2 * problem.outs * problem.bytes(), lane)
         );
         // SAFETY: it waits before it reads anything but weights, writes none, and begins early only where nobody still writes any.
         Ok(unsafe { lane.device().kernel(&BOX, &options)?.early() })
