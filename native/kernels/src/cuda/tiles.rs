@@ -8,9 +8,10 @@ use crate::error::Result;
 pub(crate) const SIDE: usize = 64;
 /// Teams of a block of threads.
 pub(crate) const TEAMS: usize = 4;
-/// Options of such kernels: registers of a thread, so few that a block of the kernel which makes the next x ready has room beside
-/// one of these; and the shared memory that it needs, with what the device keeps to itself.
+/// An option of such kernels: registers of a thread, so few that a block of the kernel which makes the next x ready has room
+/// beside one of theirs.
 pub(crate) const REGISTERS: &str = "--maxrregcount=88";
+/// Bytes of shared memory that such a block needs, with what the device keeps to itself.
 const BESIDE: usize = 1152;
 
 /// An option of kernels with `tiles.cu`: whether so many bytes of weights are more than the device's cache holds.

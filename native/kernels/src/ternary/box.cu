@@ -7,7 +7,7 @@
 // A lane has a word of each plane, that is 32 columns. Values of two bits, sign above size, are moved to the upper end of
 // bytes: so four of them take two operations, are the values 64 times, and both bits set are 0 still. Lane t of four
 // multiplies in turn k columns 8 j + 2 k and 8 j + 2 k + 1 of the t-th 32, for j from 0 to 3; x lies in that order, as Matrices
-// of rules.cu have it.
+// of parts.cu have it.
 
 constexpr int SIDE = 64, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES * DEEP, THREADS = 32 * WARPS, ROWS = 8 * NT;
 // Bytes of a row of a plane in a stage, of all of them, of the x of one turn, and of a stage: planes, then x.
