@@ -432,7 +432,9 @@ impl Counts {
             let alone = || find(1, false, room);
             // Of each block's shared memory the device keeps one kilobyte to itself.
             let beside = || find(steps.min(3), true, (room + 1024) / 2 - 1024);
-            if rows == 1 && blocks <= processors { beside().or_else(alone) } else { alone() }
+            // Only from capability 9 on a kernel begins while another one is at work.
+            let early = facts.capability.0 == 9 && rows == 1 && blocks <= processors;
+            if early { beside().or_else(alone) } else { alone() }
         };
         match problem.form {
             Form::I8 => fits(most),
