@@ -148,8 +148,7 @@ struct Block {
         grouped();
         multiplied<0>();
         factors.pin();
-#pragma unroll
-        for (int n = 0; n < NT; ++n) pinned(bytes[n]), pinned(scales[n]);
+        pinned(bytes), pinned(scales);
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll

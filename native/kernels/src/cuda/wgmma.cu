@@ -21,6 +21,11 @@ __device__ __forceinline__ void pinned(int (&all)[4]) {
 __device__ __forceinline__ void pinned(float (&all)[4]) {
     asm volatile("" : "+f"(all[0]), "+f"(all[1]), "+f"(all[2]), "+f"(all[3])::"memory");
 }
+template <class T, int N>
+__device__ __forceinline__ void pinned(T (&all)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) pinned(all[i]);
+}
 
 // Where rows lie, as multiplications take it: matrices of 8 rows by 16 bytes, one after the other, of which those of the other
 // half of the columns and of the next eight rows are named. A sixteenth of a distance may be added to the lower half, which is

@@ -100,21 +100,15 @@ struct Factors {
     }
 };
 
-template <class T, int N>
-__device__ __forceinline__ void pinned_all(T (&all)[N][4]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) pinned(all[i]);
-}
-
 // Adds a unit. The factors of the unit before are its own until its multiplications are done.
 __device__ __forceinline__ void add(Factors& factors, Factors& before, unsigned x, int unit, int (&sums)[NT][4]) {
-    pinned_all(factors.a);
+    pinned(factors.a);
     multiplications();
 #pragma unroll
     for (int k = 0; k < 4; k++) multiply_add(sums, factors.a[k], described(x + (unit * 4 + k) * (X_BYTES / 16)));
     grouped();
     multiplied<1>();
-    pinned_all(before.a);
+    pinned(before.a);
 }
 
 // Adds a piece.
@@ -127,8 +121,8 @@ __device__ __forceinline__ void add_piece(int stage, const Own& own, int (&sums)
         add(factors[unit % 2], factors[(unit + 1) % 2], x, unit, sums);
     }
     multiplied<0>();
-    pinned_all(sums);
-    pinned_all(factors[(UNITS - 1) % 2].a);
+    pinned(sums);
+    pinned(factors[(UNITS - 1) % 2].a);
 }
 
 // Goes along the pieces of which it is this team's turn: a stage is always of the same teams, which so know its phases.

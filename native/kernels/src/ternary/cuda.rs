@@ -93,7 +93,7 @@ const FEW: usize = 4;
 /// Columns that a tile takes at a time, as `tile.cu` and `counts.cu` have them, and as `box.cu` is compiled with.
 const CHUNK: usize = 512;
 
-/// Blocks of threads that make a row ready together at most, as `rules.cu` has them.
+/// Blocks of threads that make a row ready together at most, as `parts.cu` has them.
 const MOST_PARTS: usize = 8;
 
 /// Rows of the columns that a thread sums.
@@ -425,8 +425,8 @@ impl Counts {
             // Where there are more blocks than multiprocessors, two are at work on each, if they have registers for it.
             let most = steps.min(if blocks > processors && matches!(rows, 1 | 8) { 2 } else { 6 });
             let find = |least, ahead, room| {
-                let all = (least..=most).rev().map(|stages| Counts { rows, sides, stages, ahead });
-                all.into_iter().find(|counts| counts.shared(problem) + 128 <= room)
+                let counts = |stages| Counts { rows, sides, stages, ahead };
+                (least..=most).rev().map(counts).find(|counts| counts.shared(problem) + 128 <= room)
             };
             let room = facts.shared as usize;
             let alone = || find(1, false, room);
@@ -580,7 +580,7 @@ impl Tile {
     }
 }
 
-/// Where products look for bytes of activations, as `rules.cu` has it.
+/// Where products look for bytes of activations, as `rules.cu` and `parts.cu` have it.
 #[derive(Clone, Copy)]
 enum Order {
     Rows,
