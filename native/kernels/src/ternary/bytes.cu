@@ -19,6 +19,13 @@ struct Measure {
         int value = __float2int_rn(__fmul_rn(x, inverse));
         return !finite ? 0 : value > 127 ? 127 : value < -127 ? -127 : value;
     }
+
+    // The same as the lowest byte of a word, where this is plain: then no product is past 127 by more than rounding takes away
+    // again, and adding a number whose last bit is worth 1 rounds it, in a fraction of the time that a conversion takes.
+    __device__ __forceinline__ unsigned low_byte_of(float x) const {
+        return __float_as_uint(__fadd_rn(__fmul_rn(x, inverse), 12582912.0f));
+    }
+    __device__ __forceinline__ bool plain() const { return finite && size_of(inverse) < 0x7f800000; }
 };
 
 // Eight neighbours as they lie, which nobody waits for before they are looked at.
@@ -59,17 +66,22 @@ __device__ __forceinline__ unsigned largest_of(const Eight& x) {
 // Their bytes; also as they lie, on demand.
 struct Bytes {
     unsigned low, high;
-    int total;
+
+    __device__ __forceinline__ int total() const { return __dp4a((int)low, 0x01010101, __dp4a((int)high, 0x01010101, 0)); }
 };
 
 __device__ __forceinline__ Bytes bytes_of(const Measure& measure, const Eight& x, signed char* q, i64 i, i64 n) {
-    unsigned words[2] = {0, 0};
-    int total = 0;
+    unsigned words[2], of[8];
 #pragma unroll
-    for (int b = 0; b < 8; b++) {
-        int value = measure.byte_of(x[b]);
-        total += value;
-        words[b / 4] |= (unsigned)(value & 255) << (8 * (b % 4));
+    for (int b = 0; b < 8; b++) of[b] = measure.low_byte_of(x[b]);
+    if (!measure.plain()) {
+#pragma unroll
+        for (int b = 0; b < 8; b++) of[b] = measure.byte_of(x[b]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        unsigned low = __byte_perm(of[4 * i], of[4 * i + 1], 0x0040), high = __byte_perm(of[4 * i + 2], of[4 * i + 3], 0x0040);
+        words[i] = __byte_perm(low, high, 0x5410);
     }
     if (q && i + 8 <= n && (unsigned long long)(q + i) % 8 == 0) {
         *(uint2*)(q + i) = make_uint2(words[0], words[1]);
@@ -78,7 +90,7 @@ __device__ __forceinline__ Bytes bytes_of(const Measure& measure, const Eight& x
         for (int b = 0; b < 8; b++)
             if (i + b < n) q[i + b] = words[b / 4] >> (8 * (b % 4));
     }
-    return {words[0], words[1], total};
+    return {words[0], words[1]};
 }
 
 // What the threads of OF warps, neighbours, have, joined; OF is a power of two.

@@ -155,7 +155,7 @@ __device__ __forceinline__ int make_bits(const Params& p, i64 row, int part, int
     for (i64 i = begin; i - 8 * (threadIdx.x % 32) < p.stride; i += step) {
         if (i != begin) first = eight(x, i, n);
         Bytes bytes = bytes_of(measure, first, q, i, n);
-        total += bytes.total;
+        total += bytes.total();
         unsigned low = turned(bytes.low), high = turned(bytes.high);
         if (i >= p.stride) continue;
         i64 cell = i / 32 * 32 + i / 8 % 4;
