@@ -1,4 +1,4 @@
-// Products by four warps that multiply as one, instead of tile.cu for compute capability 9 and more than a few rows, where the
+// Products by four warps that multiply as one, instead of tile.cu for compute capability 9 and more than one row, where the
 // device copies weights by itself. A block of threads has 64 outputs and 8 NT rows of x, and goes along COLUMNS blocks of each
 // at a time. Each of its teams of four warps has a pair of blocks; SPLIT neighbours, a cluster, share the columns.
 //
@@ -44,12 +44,6 @@ struct Producer {
         const unsigned char* from = p.ready + (at.group * pieces(p) + at.begin + i) * X_PIECE;
         copy_bytes(shared + turn.stage * STAGE + OUTPUTS * PITCH, from, X_PIECE, &stages.full[turn.stage]);
     }
-
-    __device__ __forceinline__ void run() const {
-        Turn turn = {};
-        bool waited = false;
-        each_place(p, [&](const Place& at) { fetch_all<SOON>(*this, at, waited, turn); });
-    }
 };
 
 // Where a lane finds weights and x of its team's pair in the first stage; how it joins words of both of the pair's blocks, and by
@@ -73,11 +67,6 @@ struct Own {
         scales = matrices(shared + OUTPUTS * PITCH + COLUMNS * X_BLOCK);
     }
 };
-
-// Two words for each lane of rows whose addresses the first sixteen lanes give.
-__device__ __forceinline__ void deal(unsigned from, unsigned& a, unsigned& b) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
-}
 
 // What is read once of a pair: of Q8_0 the unit that both blocks have a part of, of Q4_0 all units.
 struct Pair {
@@ -255,5 +244,5 @@ extern "C" __global__ void blocks_box(const __grid_constant__ Params p) {
         Turn turn = {};
         each_place(p, [&](const Place& at) { multiply_place(p, at, all, stages, own, turn); });
     };
-    fetch_and_multiply<THREADS>(stages, WARPS, [&] { Producer{p, shared, stages}.run(); }, multiply_all);
+    fetch_and_multiply<THREADS>(stages, WARPS, [&] { fetch_all<SOON>(Producer{p, shared, stages}, false); }, multiply_all);
 }

@@ -1,9 +1,11 @@
-//! Blocks on CUDA. Quantizers are a warp a block. Products multiply tiles on tensor cores, in teams of warps or each warp by
-//! itself; or walk along rows of weights, where x stays as it is, or has few rows and weights are not rows of whole units that
-//! the device copies by itself. The fetching of weights begins while rows of x are still made ready: by the same kernel where
-//! there are few and they fit into its shared memory, else by one before.
+//! Blocks on CUDA. Quantizers are a warp a block. Products multiply on tensor cores: one row, which each block of threads makes
+//! ready by itself, or tiles of rows, in teams of warps or each warp by itself; or walk along rows of weights, where x stays as it
+//! is, or has few rows and weights are not rows of whole units that the device copies by itself. The fetching of weights begins
+//! while rows of x are still made ready: by the same kernel where there are few and they fit into its shared memory, else by one
+//! before.
 
 mod boxes;
+mod matvec;
 
 use super::format::{BLOCK, Format};
 use super::{matmul, quantize};
@@ -12,6 +14,7 @@ use crate::cuda::{Buffer, Facts, Kernel, Lane, Source, TensorMap, Together, func
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Spec};
 use boxes::Boxes;
+use matvec::Matvec;
 
 const QUANTIZE: Source = Source { name: "blocks_quantize", text: include_str!("convert.cu") };
 const DEQUANTIZE: Source = Source { name: "blocks_dequantize", text: include_str!("convert.cu") };
@@ -50,7 +53,7 @@ const TILE: Source = Source {
     ),
 };
 
-/// The most rows of x of a walk, and of a tile that makes them ready itself.
+/// The most rows of x of a walk.
 const FEW: usize = 4;
 
 /// Outputs of a warp of a walk, as `walk.cu` has them.
@@ -129,7 +132,6 @@ struct Walked {
 struct Tiled {
     matrix: TensorMap,
     w: u64,
-    x: u64,
     ready: u64,
     b: u64,
     y: u64,
@@ -229,8 +231,13 @@ pub fn multiply(
         y: lane.address(y)?,
     };
     let facts = lane.device().facts();
-    if let Some((boxes, kernel)) = Boxes::of(problem, Tile::piece(problem, tensors.w, &facts), lane)? {
-        return boxes.launch(problem, &kernel, &tensors, lane);
+    if Tile::piece(problem, tensors.w, &facts) == 0 {
+        if let Some((boxes, kernel)) = Boxes::of(problem, lane)? {
+            return boxes.launch(problem, &kernel, &tensors, lane);
+        }
+        if let Some(matvec) = Matvec::of(problem, &facts) {
+            return matvec.launch(problem, &tensors, lane);
+        }
     }
     match Tile::of(problem, tensors.w, &facts) {
         Some(tile) => tile.launch(problem, &tensors, lane),
@@ -241,6 +248,12 @@ pub fn multiply(
 /// Pieces of weights that tiles go along.
 fn pieces(problem: &matmul::Problem) -> usize {
     problem.inputs.div_ceil(BLOCK * COLUMNS)
+}
+
+/// How many blocks of threads, at most so many, share each of these tiles of so many pieces, where so many are at work at once.
+fn shares(tiles: usize, pieces: usize, most: usize, busy: usize) -> usize {
+    let fits = |&split: &usize| split <= most.min(pieces) && tiles * split <= busy;
+    [8, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
 /// Bytes of all weights.
@@ -362,10 +375,8 @@ impl Walk {
 struct Tile {
     eights: usize,
     sides: usize,
-    groups: usize,
     split: usize,
     stages: usize,
-    fused: usize,
     piece: u64,
     shared: usize,
 }
@@ -373,40 +384,26 @@ struct Tile {
 impl Tile {
     /// None where a walk is faster, or nothing else is possible.
     fn of(problem: &matmul::Problem, w: u64, facts: &Facts) -> Option<Tile> {
-        if !problem.factors.quantized || facts.capability.0 < 8 || problem.inputs == 0 {
+        let piece = Tile::piece(problem, w, facts);
+        // For few rows a walk is no slower where threads must fetch the weights.
+        let few = problem.rows <= FEW && piece != 0 || problem.rows == 1;
+        if few || !problem.factors.quantized || facts.capability.0 < 8 || problem.inputs == 0 {
             return None;
         }
-        let piece = Tile::piece(problem, w, facts);
-        if problem.rows > FEW {
-            return Tile::with(problem, 0, piece, facts);
-        }
-        // For few rows a walk is no slower where threads must fetch the weights.
-        (piece == 0).then(|| Tile::with(problem, problem.rows.next_power_of_two(), 0, facts)).flatten()
-    }
-
-    /// With so many rows made ready by each block itself, or none.
-    fn with(problem: &matmul::Problem, fused: usize, piece: u64, facts: &Facts) -> Option<Tile> {
         let eights = eights(problem.rows);
         let busy = facts.multiprocessors as usize;
         let most = if facts.capability.0 < 9 { 1 } else { SPLIT };
-        let pieces = pieces(problem);
         let tiles = |sides| problem.outputs.div_ceil(SIDE * sides) * problem.rows.div_ceil(8 * eights);
         // Large tiles read x less often, and small ones, or shared ones, leave nobody idle.
         let good = |&sides: &usize| sides == 1 || tiles(sides) * most >= busy;
         [2, 1].into_iter().filter(good).find_map(|sides| {
-            let shares = |&split: &usize| split <= most.min(pieces) && tiles(sides) * split <= busy;
-            let split = [8, 4, 2].into_iter().find(shares).unwrap_or(1);
-            // Few rows leave room for more warps.
-            let (rows, groups) = if fused > 0 { (fused, 2) } else { (8 * eights, 1) };
-            let of_x = if fused > 0 { 0 } else { rows * (BLOCK + 4) };
-            let stage = COLUMNS * (SIDE * sides * problem.factors.weights.bytes() + of_x);
-            let ready = pieces.div_ceil(split) * COLUMNS * fused * (BLOCK + 4);
-            let sums = 4 * groups * rows * (SIDE * sides + 4) * size_of::<f32>();
-            let room = (facts.shared as usize - DECLARED).checked_sub(ready + sums)?;
-            // A stage is always of the same group, which so knows which of its turns has come.
-            let stages = (room / stage).min(STAGES) / groups * groups;
-            let shared = stages * stage + ready + sums;
-            (stages >= 3).then_some(Tile { eights, sides, groups, split, stages, fused, piece, shared })
+            let split = shares(tiles(sides), pieces(problem), most, busy);
+            let rows = 8 * eights;
+            let stage = COLUMNS * (SIDE * sides * problem.factors.weights.bytes() + rows * (BLOCK + 4));
+            let sums = 4 * rows * (SIDE * sides + 4) * size_of::<f32>();
+            let stages = ((facts.shared as usize - DECLARED).checked_sub(sums)? / stage).min(STAGES);
+            let shared = stages * stage + sums;
+            (stages >= 3).then_some(Tile { eights, sides, split, stages, piece, shared })
         })
     }
 
@@ -419,15 +416,12 @@ impl Tile {
     }
 
     fn launch(&self, problem: &matmul::Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
-        let Tile { eights, sides, groups, split, stages, fused, piece, shared } = *self;
+        let Tile { eights, sides, split, stages, piece, shared } = *self;
         let blocks = problem.inputs / BLOCK;
         let many = problem.rows.div_ceil(8 * eights);
-        let mut ready = 0;
-        if fused == 0 {
-            let padded = blocks.next_multiple_of(COLUMNS);
-            let sizes = [many * 8 * eights, padded, padded * (BLOCK + 4)];
-            ready = make_ready(problem, sizes, tensors.x, &format!("-DFLOATS=0 -DTILE=1 -DNT={eights}"), lane)?;
-        }
+        let padded = blocks.next_multiple_of(COLUMNS);
+        let sizes = [many * 8 * eights, padded, padded * (BLOCK + 4)];
+        let ready = make_ready(problem, sizes, tensors.x, &format!("-DFLOATS=0 -DTILE=1 -DNT={eights}"), lane)?;
         let matrix = match piece {
             0 => {
                 let bytes = problem.factors.weights.bytes();
@@ -437,21 +431,20 @@ impl Tile {
             _ => TensorMap::NONE,
         };
         let options = format!(
-            "{} -DFLOATS=0 -DNT={eights} -DSIDES={sides} -DGROUPS={groups} -DSPLIT={split} -DSTAGES={stages} -DFUSED={fused} \
-             -DPIECE={piece} {}",
+            "{} -DFLOATS=0 -DNT={eights} -DSIDES={sides} -DSPLIT={split} -DSTAGES={stages} -DPIECE={piece} {}",
             common(problem),
             streamed(if piece == 0 { weights(problem) } else { 0 }, lane)
         );
         let kernel = early(&TILE, &options, lane)?;
-        let Tensors { x, w, b, y } = *tensors;
+        let Tensors { w, b, y, .. } = *tensors;
         let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
         let columns = problem.outputs.div_ceil(SIDE * sides);
         let tiles = grid_size(columns.saturating_mul(many))?;
         let params =
-            Tiled { matrix, w, x, ready, b, y, rows, outputs, blocks, columns: columns as i32, tiles: tiles as i32 };
+            Tiled { matrix, w, ready, b, y, rows, outputs, blocks, columns: columns as i32, tiles: tiles as i32 };
         let grid = if split > 1 { tiles * split as u32 } else { tiles.min(lane.device().facts().multiprocessors) };
         let producers = if piece == 0 { 32 } else { PRODUCERS };
-        let size = [(32 * 4 * sides * groups + producers) as u32, shared as u32];
+        let size = [(32 * 4 * sides + producers) as u32, shared as u32];
         // SAFETY: Tiled is the struct that the kernel declares; the op's checks prove that the buffers have these sizes.
         unsafe {
             match split {

@@ -1,31 +1,26 @@
 // Products by tensor cores: a block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along COLUMNS blocks of each at
 // a time, of which STAGES lie in shared memory or are on their way there. SIDES warps side by side have 32 outputs each, and
-// four warps behind one another a pair of blocks each; GROUPS of all these take turns, and SPLIT neighbours, a cluster, share
-// the columns. They add up at the end. Without neighbours a block goes on with other outputs, whose weights are on their way
-// before it is done with those before.
+// four warps behind one another a pair of blocks each; SPLIT neighbours, a cluster, share the columns. They add up at the end.
+// Without neighbours a block goes on with other outputs, whose weights are on their way before it is done with those before.
 // A multiplication is one block of 16 outputs and 8 rows, whose sums begin with the bits of a float, so that they are floats
 // already, and one multiplication takes that away.
 //
-// FUSED is 0 where blocks_rows made x ready; else there are so many rows at most, which the block makes ready itself while its
-// first weights are on their way. PIECE is 0 where the device copies weights by itself, which takes rows of whole units of 16
-// bytes at such addresses, and wherever x is made ready here; else the largest piece that all rows of weights are made of. The
-// host gives FORMAT, NT, SIDES, GROUPS, SPLIT, STAGES, FUSED, PIECE and FN.
+// PIECE is 0 where the device copies weights by itself, which takes rows of whole units of 16 bytes at such addresses; else the
+// largest piece that all rows of weights are made of. The host gives FORMAT, NT, SIDES, SPLIT, STAGES, PIECE and FN.
 
-constexpr int MT = 2, SIDE = 16 * MT, OUTPUTS = SIDE * SIDES, TURN = 4 * SIDES, WARPS = TURN * GROUPS, THREADS = 32 * WARPS;
+constexpr int MT = 2, SIDE = 16 * MT, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES, THREADS = 32 * WARPS;
 constexpr int PRODUCERS = PIECE ? 128 : 32;
 // Of a row in shared memory: an odd number of units, so that neighbours lie in different banks.
 constexpr int PITCH = COLUMNS * BYTES;
 // Bytes of a stage: weights, then x.
-constexpr int STAGE = OUTPUTS * PITCH + (FUSED ? 0 : COLUMNS * X_BYTES);
-// Rows that are written at most.
-constexpr int ROWS = FUSED ? FUSED : 8 * NT;
+constexpr int STAGE = OUTPUTS * PITCH + COLUMNS * X_BYTES;
+constexpr int ROWS = 8 * NT;
 // So many pieces are fetched before x is ready: fewer bring the first ones sooner.
 constexpr int SOON = STAGES < 6 ? STAGES : 6;
 
 struct alignas(64) Params {
     unsigned char matrix[128];  // the weights for those that copy by themselves
     const unsigned char* w;
-    const STORAGE* x;
     const unsigned char* ready;
     const float* b;
     STORAGE* y;
@@ -72,24 +67,18 @@ struct Producer {
             copy_piece<16>(to + n, from + n, true);
         arrive_copied<PIECE>(full);
 #else
-        if (!FUSED) copy_bytes(to, from, COLUMNS * X_BYTES, full);
+        copy_bytes(to, from, COLUMNS * X_BYTES, full);
 #endif
-    }
-
-    __device__ __forceinline__ void run() const {
-        Turn turn = {};
-        bool waited = FUSED;
-        each_place(p, [&](const Place& at) { fetch_all<SOON>(*this, at, waited, turn); });
     }
 };
 
 // Where a lane finds what it multiplies, and numbers for all.
 struct Own {
-    int group, pair, g, t, ends[2], middle, scales, words_of_x, scales_of_x, joins[2], start[4], high;
+    int pair, g, t, ends[2], middle, scales, words_of_x, scales_of_x, joins[2], start[4], high;
 
     __device__ __forceinline__ Own() {
         int warp = threadIdx.x / 32, lane = threadIdx.x % 32, side = warp % SIDES * SIDE;
-        group = warp / TURN, pair = warp / SIDES % 4, g = lane / 4, t = lane % 4;
+        pair = warp / SIDES, g = lane / 4, t = lane % 4;
         int units = pair * (WORDS / 2) * 16, x = OUTPUTS * PITCH + 2 * pair * X_BYTES;
         // Sixteen lanes tell where the rows of a unit are, and as many those of the unit to the left or right of it.
         ends[0] = kept((side + lane % 16) * PITCH + units + (1 - lane / 16) * 16);
@@ -174,53 +163,6 @@ __device__ __forceinline__ Rows rows_of(const unsigned char* stage, const Own& o
     return all;
 }
 
-// Rows of x that the block makes ready itself, for all its columns: words of each block and row, and behind them their scales.
-struct Ready {
-    unsigned char* words;
-    float* scales;
-
-    __device__ __forceinline__ Ready(const Place& at, unsigned char* shared)
-        : words(shared), scales((float*)(words + at.count * (COLUMNS * FUSED * 32))) {}
-
-#if FUSED
-    // Of FUSED rows those that there are; others are those again, and nobody reads their products.
-    __device__ __forceinline__ Rows rows_of(int block, const Own& own) const {
-        Rows all;
-        read<2>(words + (block * FUSED + own.g % FUSED) * 32 + own.t * 8, all.words[0]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) all.scales[0][i] = scales[block * FUSED + (2 * own.t + i) % FUSED];
-        return all;
-    }
-
-    __device__ __forceinline__ void make(const Params& p, const Place& at) const {
-        constexpr int KEPT = 4, QUADS = THREADS / 4;
-        int quad = threadIdx.x / 4, quarter = threadIdx.x % 4;
-        for (int row = 0; row < FUSED; ++row)
-            for (int first = 0; first < at.count * COLUMNS; first += KEPT * QUADS) {
-                float x[KEPT][8] = {};
-#pragma unroll
-                for (int k = 0; k < KEPT; ++k) {
-                    int own = first + k * QUADS + quad;
-                    i64 block = at.begin * (i64)COLUMNS + own;
-                    bool there = row < p.rows && own < at.count * COLUMNS && block < p.blocks;
-                    if (there) eight(p.x + (row * p.blocks + block) * 32 + quarter * 8, x[k]);
-                }
-#pragma unroll
-                for (int k = 0; k < KEPT; ++k) {
-                    int block = first + k * QUADS + quad;
-                    Eight all = quantized(x[k]);
-                    if (block < at.count * COLUMNS) put(all, block, row, quarter);
-                }
-            }
-    }
-
-    __device__ __forceinline__ void put(const Eight& all, int block, int row, int quarter) const {
-        put_words<1>(all, block, quarter, 0, 0, words + (block * FUSED + row) * 32);
-        if (quarter == 0) scales[block * FUSED + row] = of_products(all.scale);
-    }
-#endif
-};
-
 __device__ __forceinline__ void multiply(int (&to)[4], const unsigned (&a)[4], const unsigned (&b)[2], const int (&start)[4]) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, "
         "%13};"
@@ -261,23 +203,15 @@ __device__ __forceinline__ void add(const unsigned char* stage, const Pair& pair
     }
 }
 
-// Goes along the pieces of which it is this group's turn: a stage is always of the same group, which so knows its phases.
-__device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, const Ready& ready, Stages& stages,
-                                        const Own& own, Turn turn, float (&sums)[MT][NT][4]) {
-    int first = (own.group + GROUPS - turn.stage % GROUPS) % GROUPS;
-    turn.skip(first);
-    for (int i = first; i < at.count; i += GROUPS, turn.skip(GROUPS)) {
+// Goes along all pieces.
+__device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, Stages& stages, const Own& own, Turn& turn,
+                                        float (&sums)[MT][NT][4]) {
+    for (int i = 0; i < at.count; ++i, turn.skip(1)) {
         wait(&stages.full[turn.stage], turn.parity);
         const unsigned char* from = shared + turn.stage * STAGE;
         Pair pair(from, own);
-#if FUSED
-        int block = i * COLUMNS + 2 * own.pair;
-        add<0>(from, pair, ready.rows_of(block, own), own, sums);
-        add<1>(from, pair, ready.rows_of(block + 1, own), own, sums);
-#else
         add<0>(from, pair, rows_of<0>(from, own), own, sums);
         add<1>(from, pair, rows_of<1>(from, own), own, sums);
-#endif
         __syncwarp();
         if (PIECE || threadIdx.x % 32 == 0) arrive(&stages.free[turn.stage]);
     }
@@ -296,7 +230,7 @@ __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], const 
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int row = n * 8 + 2 * own.t + i % 2;
-                if (row < ROWS) to[row * SUMS_PITCH + m * 16 + i / 2 * 8] = sums[m][n][i];
+                to[row * SUMS_PITCH + m * 16 + i / 2 * 8] = sums[m][n][i];
             }
     meet_first<THREADS>();
     constexpr int FOURS = ROWS * SUMS_PITCH / 4;
@@ -342,23 +276,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile
     Place at = place(p, blockIdx.x / SPLIT);
     float* all = (float*)(shared + STAGES * STAGE);
     // Where the device does not copy by itself, each lane arrives: racecheck cannot tell that one does for its warp.
-    open(stages, PIECE ? PRODUCERS : 1, PIECE ? 32 * TURN : TURN);
+    open(stages, PIECE ? PRODUCERS : 1, PIECE ? THREADS : WARPS);
     if (threadIdx.x >= THREADS) {
         let_others_begin();
-        if (PIECE || threadIdx.x == THREADS) Producer{p, shared, stages}.run();
+        if (PIECE || threadIdx.x == THREADS) fetch_all<SOON>(Producer{p, shared, stages}, false);
     } else {
         Own own;
-        Ready ready(at, (unsigned char*)(all + WARPS / SIDES * ROWS * SUMS_PITCH));
-#if FUSED
-        wait_for_others();
-        ready.make(p, at);
-        meet_first<THREADS>();
-#endif
         Turn turn = {};
         each_place(p, [&](const Place& at) {
             float sums[MT][NT][4] = {};
-            consume(at, shared, ready, stages, own, turn, sums);
-            turn.skip_all(at.count);
+            consume(at, shared, stages, own, turn, sums);
             // Nobody reads sums of the place before.
             meet_first<THREADS>();
             add_warps(sums, own, all);

@@ -63,19 +63,22 @@ __device__ __forceinline__ void open(Stages& stages, int producers, int consumer
     __syncthreads();
 }
 
-// Fetches a place's pieces: of the first place so many of weights, SOON at most, before x is ready.
+// Fetches the pieces of all places: of the first one so many of weights, SOON at most, before x is ready, unless it is.
 template <int SOON, class Producer>
-__device__ __forceinline__ void fetch_all(const Producer& from, const Place& at, bool& waited, Turn& turn) {
-    int soon = waited ? 0 : at.count < SOON ? at.count : SOON;
-    Turn ahead = turn;
-    for (int i = 0; i < soon; ++i, ahead.skip(1)) from.weights(at, i, ahead);
-    if (!waited) wait_for_others();
-    waited = true;
-    for (int i = 0; i < soon; ++i, turn.skip(1)) from.x(at, i, turn);
-    for (int i = soon; i < at.count; ++i, turn.skip(1)) {
-        from.weights(at, i, turn);
-        from.x(at, i, turn);
-    }
+__device__ __forceinline__ void fetch_all(const Producer& from, bool ready) {
+    Turn turn = {};
+    each_place(from.p, [&](const Place& at) {
+        int soon = ready ? 0 : at.count < SOON ? at.count : SOON;
+        Turn ahead = turn;
+        for (int i = 0; i < soon; ++i, ahead.skip(1)) from.weights(at, i, ahead);
+        if (!ready) wait_for_others();
+        ready = true;
+        for (int i = 0; i < soon; ++i, turn.skip(1)) from.x(at, i, turn);
+        for (int i = soon; i < at.count; ++i, turn.skip(1)) {
+            from.weights(at, i, turn);
+            from.x(at, i, turn);
+        }
+    });
 }
 
 // The same number, which the compiler keeps, as it cannot know that it could compute it again in each turn.
@@ -85,6 +88,11 @@ __device__ __forceinline__ int kept(int value) { return __shfl_sync(0xffffffff, 
 __device__ __forceinline__ void deal(unsigned from, unsigned& a, unsigned& b, unsigned& c, unsigned& d) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
+}
+
+// Two words for each lane of rows whose addresses the first sixteen lanes give.
+__device__ __forceinline__ void deal(unsigned from, unsigned& a, unsigned& b) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
 }
 
 // Waits for so many threads, the first ones.

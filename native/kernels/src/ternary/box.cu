@@ -45,12 +45,6 @@ struct Producer {
         const signed char* from = p.of.bits + (at.group * pieces(p) + at.begin + i) * (CHUNK * ROWS);
         copy_bytes(shared + turn.stage * STAGE + 2 * PLANE, from, CHUNK * ROWS, &stages.full[turn.stage]);
     }
-
-    __device__ __forceinline__ void run() const {
-        Turn turn = {};
-        bool waited = false;
-        each_place(p, [&](const Place& at) { fetch_all<STAGES>(*this, at, waited, turn); });
-    }
 };
 
 // Where a lane finds weights and x of the first unit in the first stage.
@@ -65,7 +59,7 @@ struct Own {
         // 16 bytes, so that those of neighbours lie in different banks.
         int row = output + lane % 16;
         planes = kept(shared + lane / 16 * PLANE + row * WIDTH + row / 2 % 4 * 16);
-        x = matrices(shared + 2 * PLANE);
+        x = shared + 2 * PLANE;
     }
 };
 
@@ -113,7 +107,7 @@ __device__ __forceinline__ void add(Factors& factors, Factors& before, unsigned 
 
 // Adds a piece.
 __device__ __forceinline__ void add_piece(int stage, const Own& own, int (&sums)[NT][4]) {
-    unsigned x = own.x + stage / 16;
+    unsigned x = matrices(own.x + stage);
     Factors factors[2] = {};
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) {
@@ -240,5 +234,5 @@ extern "C" __global__ void ternary_box(const __grid_constant__ Box p) {
         wait_for_others();
         each_place(p, [&](const Place& at) { multiply_place(p, at, stages, own, turn, all); });
     };
-    fetch_and_multiply<THREADS>(stages, WARPS / DEEP, [&] { Producer{p, shared, stages}.run(); }, multiply_all);
+    fetch_and_multiply<THREADS>(stages, WARPS / DEEP, [&] { fetch_all<STAGES>(Producer{p, shared, stages}, false); }, multiply_all);
 }

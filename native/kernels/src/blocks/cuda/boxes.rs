@@ -1,6 +1,6 @@
 //! Products of more than a few rows where teams of warps multiply and the device copies weights by itself.
 
-use super::{COLUMNS, FEW, Tensors, common, early, make_ready, matmul, pieces, weights};
+use super::{COLUMNS, Tensors, common, early, make_ready, matmul, pieces, weights};
 use crate::blocks::format::BLOCK;
 use crate::cuda::tiles::{REGISTERS, SIDE, TEAMS, eights, streamed};
 use crate::cuda::{Kernel, Lane, Source, TensorMap, Tiles};
@@ -48,9 +48,9 @@ pub(super) struct Boxes {
 }
 
 impl Boxes {
-    /// For weights that the device copies by itself, that is in no `piece`.
-    pub(super) fn of(problem: &matmul::Problem, piece: u64, lane: &Lane) -> Result<Option<(Boxes, Kernel)>> {
-        if piece != 0 || problem.rows <= FEW || !problem.factors.quantized || !Tiles::possible(lane) {
+    /// For weights that the device copies by itself.
+    pub(super) fn of(problem: &matmul::Problem, lane: &Lane) -> Result<Option<(Boxes, Kernel)>> {
+        if problem.rows < 2 || !problem.factors.quantized || !Tiles::possible(lane) {
             return Ok(None);
         }
         let all = [8, 4, 2, 1].into_iter().filter_map(|split| Boxes::with(problem, split, lane)).collect();
