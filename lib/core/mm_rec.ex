@@ -27,6 +27,8 @@ defmodule Sidewinder.MMRec do
     * `memory` - a `Sidewinder.MMRec.Memory` of that batch, width and type
     * `weights` - a map
 
+  For a memory on a GPU all that is on the host is copied there.
+
   Attention sees the top level of the memory as it was before the call. Then the hidden states of all steps are written
   into its short bank, and the mean of the results into its long one.
 
@@ -59,12 +61,13 @@ defmodule Sidewinder.MMRec do
   def block(%Tensor{shape: {batch, length, width}} = x, %Memory{} = memory, weights, options) do
     {own, options} = own!(options)
     fits!(memory, batch, width)
+    weights = beside(weights, memory)
     top = Memory.query(memory, -1, layer: own.layer)
     parts = parts(x, length, own.chunk)
-    start = {options[:initial_state], memory, []}
+    start = {beside(options[:initial_state], memory), memory, []}
 
     {h_last, memory, results} =
-      Enum.reduce(parts, start, &part(&1, &2, {top, weights, options, own}))
+      Enum.reduce(parts, start, &part(beside(&1, memory), &2, {top, weights, options, own}))
 
     {y, summary} = whole(Enum.reverse(results), {batch, length, width})
     memory = remember(memory, summary, length, own)
@@ -127,6 +130,15 @@ defmodule Sidewinder.MMRec do
   end
 
   defp error(kind, argument, fields), do: Error.new(kind, argument, [op: "MMRec.block"] ++ fields)
+
+  # Where the memory is: on a GPU all else has to be there, too.
+  defp beside(%Tensor{} = tensor, %{backend: {:cuda, _} = device}),
+    do: Tensor.to_device(tensor, device)
+
+  defp beside(%{} = tensors, memory) when not is_struct(tensors),
+    do: Map.new(tensors, fn {name, tensor} -> {name, beside(tensor, memory)} end)
+
+  defp beside(other, _memory), do: other
 
   ## Pieces
 
