@@ -150,6 +150,14 @@ fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
+/// A value without its fraction, within limits; NaN counts as 0. With `as` compilers look at value after value.
+#[inline(always)]
+fn whole<const LEAST: i8, const MOST: i8>(v: f32) -> i32 {
+    let v = if v.is_nan() { 0.0 } else { v.clamp(f32::from(LEAST), f32::from(MOST)) };
+    // SAFETY: it is no NaN, and its limits are those of a byte.
+    unsafe { v.to_int_unchecked() }
+}
+
 /// Writes a block of Q8_0; gives the largest magnitude of its values, NaN if one is NaN, and the scale as stored.
 #[inline(always)]
 pub fn to_q8(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> (f32, f16) {
@@ -159,7 +167,7 @@ pub fn to_q8(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> (f32, f16) {
     for (q, x) in q.iter_mut().zip(x) {
         let v = x * id;
         // Rounds halves away from zero, for |v| < 2^22.
-        *q = (v + 0.49999997f32.copysign(v)).clamp(-127.0, 127.0) as i8;
+        *q = whole::<-127, 127>(v + 0.49999997f32.copysign(v)) as i8;
     }
     (amax, stored(d))
 }
@@ -172,7 +180,7 @@ pub fn to_q4(x: &[f32; BLOCK], q: &mut [u8; BLOCK / 2]) -> (f32, f16) {
     let id = inverse(d);
     let mut nibbles = [0u8; BLOCK];
     for (nibble, x) in nibbles.iter_mut().zip(x) {
-        *nibble = (x * id + 8.5).clamp(0.0, 15.0) as u8;
+        *nibble = whole::<0, 15>(x * id + 8.5) as u8;
     }
     for (j, q) in q.iter_mut().enumerate() {
         *q = nibbles[j] | nibbles[j + BLOCK / 2] << 4;

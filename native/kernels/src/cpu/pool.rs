@@ -1,6 +1,7 @@
-//! Our own rayon pools: one per size, made on first use, apart from anybody else's.
+//! Our own threads, made on first use: a crew per number of them for one caller at a time, and a rayon pool for all others, apart
+//! from anybody else's.
 
-use super::team::{self, Mine};
+use super::team::{self, Crew, Mine};
 use crate::error::{Error, Kind, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::HashMap;
@@ -34,7 +35,8 @@ pub fn for_each(threads: usize, count: usize, work: impl Fn(usize) + Send + Sync
         return Ok(());
     }
     let (shares, work) = (&Shares::new(count, checked(threads)?.min(count)), &work);
-    if team::run(shares.len(), &|own| shares.take(own, work)) {
+    let job = |own| shares.take(own, work);
+    if team::run(shares.len(), &job) || crew(threads)?.run(shares.len(), &job) {
         return Ok(());
     }
     pool(threads)?.in_place_scope(|scope| {
@@ -140,17 +142,33 @@ impl<'a, T> Shared<'a, T> {
 }
 
 fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
-    static POOLS: LazyLock<Mutex<HashMap<usize, Arc<ThreadPool>>>> = LazyLock::new(Mutex::default);
-    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(pool) = pools.get(&threads) {
-        return Ok(pool.clone());
+    static POOLS: Made<ThreadPool> = LazyLock::new(Mutex::default);
+    made(&POOLS, threads, || {
+        let builder = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("sidewinder-{i}"));
+        builder.build().map(Arc::new)
+    })
+}
+
+fn crew(threads: usize) -> Result<Arc<Crew>> {
+    static CREWS: Made<Crew> = LazyLock::new(Mutex::default);
+    made(&CREWS, threads, || Crew::new(threads, default_threads()))
+}
+
+/// Those of each number of threads.
+type Made<T> = LazyLock<Mutex<HashMap<usize, Arc<T>>>>;
+
+/// The one of so many threads, which is made where there is none.
+fn made<T, E: std::fmt::Display>(
+    all: &Made<T>,
+    threads: usize,
+    make: impl FnOnce() -> std::result::Result<Arc<T>, E>,
+) -> Result<Arc<T>> {
+    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(one) = all.get(&threads) {
+        return Ok(one.clone());
     }
-    let pool = ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .thread_name(|i| format!("sidewinder-{i}"))
-        .build()
-        .map_err(|e| Error::new(Kind::Unavailable, "threads").expected(threads).got(e))?;
-    Ok(pools.entry(threads).or_insert(Arc::new(pool)).clone())
+    let one = make().map_err(|e| Error::new(Kind::Unavailable, "threads").expected(threads).got(e))?;
+    Ok(all.entry(threads).or_insert(one).clone())
 }
 
 #[cfg(test)]

@@ -1,13 +1,17 @@
-//! Threads that wait awake for the calls of [`for_each`](super::pool::for_each) of one caller: work that comes in
-//! many short calls, such as a step of a model, does not wait for another thread to wake in each of them.
+//! Threads that wait awake for the calls of [`for_each`](super::pool::for_each): work that comes in many short calls, such as a
+//! step of a model, does not wait for another thread to wake in each of them. A caller can have a team of its own; a crew is for
+//! one caller after the other, and sleeps when none has come for a while.
 
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 /// Helpers and their caller, who gives them one job at a time.
+#[derive(Default)]
 pub struct Team {
     /// Jobs that there were.
     jobs: AtomicUsize,
@@ -15,6 +19,8 @@ pub struct Team {
     /// Helpers that are at work on the present job.
     busy: AtomicUsize,
     present: Mutex<Present>,
+    /// Helpers that may be asleep.
+    sleepers: Vec<Sleeper>,
 }
 
 type Job<'j> = &'j (dyn Fn(usize) + Sync);
@@ -57,12 +63,7 @@ pub struct Mine(Arc<Team>);
 impl Mine {
     /// A team; its helpers are those threads who [`serve`](Team::serve) it.
     pub fn new() -> Mine {
-        let team = Arc::new(Team {
-            jobs: AtomicUsize::new(0),
-            open: AtomicBool::new(true),
-            busy: AtomicUsize::new(0),
-            present: Mutex::default(),
-        });
+        let team = Arc::new(Team { open: AtomicBool::new(true), ..Team::default() });
         MINE.set(Some(team.clone()));
         Mine(team)
     }
@@ -116,7 +117,8 @@ impl Team {
         // function is left.
         let lasting = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         *self.present() = Present { job: Some(lasting), threads, panic: None };
-        self.jobs.fetch_add(1, Ordering::Release);
+        self.jobs.fetch_add(1, Ordering::SeqCst);
+        self.sleepers.iter().take(threads - 1).for_each(Sleeper::wake);
         let leaving = Leaving(self);
         job(0);
         drop(leaving);
@@ -128,6 +130,85 @@ impl Team {
 
     fn present(&self) -> MutexGuard<'_, Present> {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A helper that may be asleep.
+#[derive(Default)]
+struct Sleeper {
+    thread: OnceLock<Thread>,
+    asleep: AtomicBool,
+}
+
+impl Sleeper {
+    /// Called by whoever changed what it waits for.
+    fn wake(&self) {
+        if self.asleep.swap(false, Ordering::SeqCst)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Sleeps for as long as it is to wait; called by the helper alone.
+    fn sleep(&self, waits: impl Fn() -> bool) {
+        self.thread.get_or_init(thread::current);
+        self.asleep.store(true, Ordering::SeqCst);
+        while waits() {
+            thread::park();
+        }
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+/// How long a crew waits awake: a good part of what waking it takes, and what lies between an op and the next one of a program
+/// that calls them one by one.
+const LINGER: Duration = Duration::from_micros(150);
+
+/// Helpers who serve one caller after the other, with threads of their own.
+pub struct Crew {
+    team: Team,
+    taken: Mutex<()>,
+    /// How long helpers stay awake. More threads than cores would take these from those who work.
+    linger: Duration,
+}
+
+impl Crew {
+    /// For so many threads, the caller among them, on so many cores.
+    pub fn new(threads: usize, cores: usize) -> std::io::Result<Arc<Crew>> {
+        let sleepers = (1..threads).map(|_| Sleeper::default()).collect();
+        let linger = if threads <= cores { LINGER } else { Duration::ZERO };
+        let crew = Arc::new(Crew { team: Team { sleepers, ..Team::default() }, taken: Mutex::default(), linger });
+        for own in 1..threads {
+            let crew = crew.clone();
+            thread::Builder::new().name(format!("sidewinder-crew-{own}")).spawn(move || crew.serve(own))?;
+        }
+        Ok(crew)
+    }
+
+    /// Calls `job(i)` as [`run`] does. Returns false where another caller has the crew.
+    pub fn run(&self, threads: usize, job: Job) -> bool {
+        let _taken = match self.taken.try_lock() {
+            Ok(taken) => taken,
+            Err(TryLockError::Poisoned(taken)) => taken.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        self.team.run(threads, job);
+        true
+    }
+
+    fn serve(&self, own: usize) {
+        let team = &self.team;
+        let mut seen = 0;
+        loop {
+            let (mut waiting, since) = (Waiting(0), Instant::now());
+            while team.jobs.load(Ordering::SeqCst) == seen && since.elapsed() < self.linger {
+                waiting.a_little();
+            }
+            team.sleepers[own - 1].sleep(|| team.jobs.load(Ordering::SeqCst) == seen);
+            seen = team.jobs.load(Ordering::SeqCst);
+            team.help(own);
+        }
     }
 }
 
@@ -152,5 +233,33 @@ impl Waiting {
         const PATIENT: usize = 200;
         self.0 += 1;
         if self.0 < PATIENT { std::hint::spin_loop() } else { std::thread::yield_now() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    #[test]
+    fn a_crew_wakes_for_each_call() {
+        for cores in [1, 3] {
+            let crew = Crew::new(3, cores).unwrap();
+            for pause in [0, 0, 0, 100, 150, 200, 1000].repeat(30) {
+                thread::sleep(Duration::from_micros(pause));
+                let all = Barrier::new(3);
+                assert!(crew.run(3, &|_| _ = all.wait()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_crew_has_one_caller_at_a_time() {
+        let crew = Crew::new(2, 2).unwrap();
+        let within = AtomicUsize::new(0);
+        assert!(crew.run(2, &|_| _ = within.fetch_add(usize::from(crew.run(2, &|_| ())), Ordering::Relaxed)));
+        assert_eq!(within.into_inner(), 0);
+        assert!(std::panic::catch_unwind(|| crew.run(2, &|_| panic!("this one fails"))).is_err());
+        assert!(crew.run(2, &|_| ()));
     }
 }
