@@ -50,6 +50,10 @@ class Job(NamedTuple):
     environment: dict
 
 
+class Ended(Exception):
+    """A peer's process ended before its turn."""
+
+
 class Served:
     """A peer's process, which is stopped but for its turns: its threads wait for none."""
 
@@ -63,7 +67,7 @@ class Served:
     def answer(self):
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"It ended: {' '.join(map(str, self.command))}")
+            raise Ended(f"It ended, and is left out: {' '.join(map(str, self.command))}")
         self.process.send_signal(signal.SIGSTOP)
         return json.loads(line)
 
@@ -149,7 +153,7 @@ def our_command(job, options):
 
 
 def prepared(makers, job, inputs, folder, stack):
-    """All contenders and their largest errors; one out of tolerance ends the run."""
+    """All contenders that can do it and their largest errors; one out of tolerance ends the run."""
     op = job.workload.op
     truth = op.truth(job.file, inputs)
     limit = op.limit and op.limit(job.file, inputs)
@@ -158,7 +162,11 @@ def prepared(makers, job, inputs, folder, stack):
         out = folder / f"{number}.safetensors"
         contender = makers[name](job, out)
         stack.callback(contender.close)
-        contender.prepare()
+        try:
+            contender.prepare()
+        except Ended as ended:
+            print(ended, file=sys.stderr)
+            return None
         got = read_tensors(out)
         mere = family(name) in LIMITS
         want, rtol = (limit, SLOPPY) if mere else (truth, op.rtol)
@@ -168,7 +176,7 @@ def prepared(makers, job, inputs, folder, stack):
     # Two at a time: most of it is starting up.
     with ThreadPoolExecutor(2) as pool:
         ready = list(pool.map(enter, range(len(makers)), makers))
-    return dict(zip(makers, ready))
+    return {name: contender for name, contender in zip(makers, ready) if contender}
 
 
 def rounds(contenders, count):
