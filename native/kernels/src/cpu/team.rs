@@ -153,8 +153,12 @@ impl Sleeper {
     /// Sleeps for as long as it is to wait; called by the helper alone.
     fn sleep(&self, waits: impl Fn() -> bool) {
         self.thread.get_or_init(thread::current);
-        self.asleep.store(true, Ordering::SeqCst);
-        while waits() {
+        loop {
+            // Anew each time: somebody may have come late to wake it for what it has seen already.
+            self.asleep.store(true, Ordering::SeqCst);
+            if !waits() {
+                break;
+            }
             thread::park();
         }
         self.asleep.store(false, Ordering::SeqCst);
