@@ -50,8 +50,8 @@ class Job(NamedTuple):
     environment: dict
 
 
-class Ended(Exception):
-    """A peer's process ended before its turn."""
+class Ended(SystemExit):
+    """A peer's process ended; whoever can do without it goes on."""
 
 
 class Served:
@@ -67,7 +67,7 @@ class Served:
     def answer(self):
         line = self.process.stdout.readline()
         if not line:
-            raise Ended(f"It ended, and is left out: {' '.join(map(str, self.command))}")
+            raise Ended(f"It ended: {' '.join(map(str, self.command))}")
         self.process.send_signal(signal.SIGSTOP)
         return json.loads(line)
 
@@ -165,7 +165,7 @@ def prepared(makers, job, inputs, folder, stack):
         try:
             contender.prepare()
         except Ended as ended:
-            print(ended, file=sys.stderr)
+            print(f"{ended}. It is left out.", file=sys.stderr)
             return None
         got = read_tensors(out)
         mere = family(name) in LIMITS

@@ -97,8 +97,11 @@ defmodule Sidewinder.TensorTest do
   defp some(type, shape) do
     if type in Tensor.float_types(),
       do: Calls.uniform(shape, -1, 1, type),
-      else: Tensor.from_list(List.duplicate(5, Tensor.elements(shape)), type, shape)
+      else: Tensor.from_list(whole_numbers(Tensor.elements(shape)), type, shape)
   end
+
+  # Those that all types of integers have.
+  defp whole_numbers(count), do: for(_ <- 1..count//1, do: :rand.uniform(128) - 1)
 
   @tag :cuda
   test "to a device and back" do
