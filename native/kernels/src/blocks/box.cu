@@ -32,10 +32,7 @@ struct Producer {
     Stages& stages;
 
     __device__ __forceinline__ void weights(const Place& at, int i, Turn turn) const {
-        Barrier* full = &stages.full[turn.stage];
-        // At first nobody has to leave.
-        wait(&stages.free[turn.stage], turn.parity ^ 1);
-        expect(full, STAGE);
+        Barrier* full = begin(stages, turn, STAGE);
         copy_box<STREAMED>(shared + turn.stage * STAGE, p.matrix, (at.begin + i) * (PITCH / 2), at.column * OUTPUTS, full);
     }
 

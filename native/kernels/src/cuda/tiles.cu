@@ -52,6 +52,16 @@ struct Turn {
     }
 };
 
+#if __CUDA_ARCH__ >= 900
+// Waits until nobody needs a stage any more, and tells what counts its bytes that it gets so many.
+__device__ __forceinline__ Barrier* begin(Stages& stages, Turn turn, unsigned bytes) {
+    // At first nobody has to leave.
+    wait(&stages.free[turn.stage], turn.parity ^ 1);
+    expect(&stages.full[turn.stage], bytes);
+    return &stages.full[turn.stage];
+}
+#endif
+
 __device__ __forceinline__ void open(Stages& stages, int producers, int consumers) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {

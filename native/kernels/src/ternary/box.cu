@@ -30,11 +30,8 @@ struct Producer {
     Stages& stages;
 
     __device__ __forceinline__ void weights(const Place& at, int i, Turn turn) const {
-        Barrier* full = &stages.full[turn.stage];
+        Barrier* full = begin(stages, turn, STAGE);
         unsigned char* to = shared + turn.stage * STAGE;
-        // At first nobody has to leave.
-        wait(&stages.free[turn.stage], turn.parity ^ 1);
-        expect(full, STAGE);
 #pragma unroll
         for (int plane = 0; plane < 2; plane++)
             copy_box<STREAMED>(to + plane * PLANE, p.planes[plane], (at.begin + i) * (WIDTH / 2), at.column * OUTPUTS, full);
