@@ -38,14 +38,13 @@ constexpr int TWO = NT < 2 ? NT : 2, X_BYTES = NT * (256 + 32);
 // Of x for teams of warps: bytes of a block, and of a piece with its scales behind it.
 constexpr int X_BLOCK = NT * 256, X_PIECE = COLUMNS * X_BLOCK + NT * 256;
 
-// Puts a quarter of a row's block to the lanes from `first` on that multiply it, which have the words of EACH rows after one
+// Puts a quarter of a row's block to the lanes from `first` on that multiply it, which have the words of TWO rows after one
 // another, these as number `at`.
-template <int EACH>
 __device__ __forceinline__ void put_words(const Eight& all, i64 block, int quarter, int first, int at, unsigned char* to) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         Spot spot = spot_of(block, quarter * 4 + i);
-        int word = ((first + spot.lane) * EACH + at) * 2 + spot.word;
+        int word = ((first + spot.lane) * TWO + at) * 2 + spot.word;
         ((unsigned short*)to)[word * 2 + spot.half] = (unsigned short)(all.words[i / 2] >> 16 * (i % 2));
     }
 }

@@ -15,7 +15,7 @@ struct Params {
 __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i64 row, i64 block, int quarter) {
     unsigned char* to = p.ready + (row / 8 / NT * p.blocks + block) * X_BYTES;
     int eight = row / 8 % NT;
-    put_words<TWO>(all, block, quarter, eight / TWO * 32 + row % 8 * 4, eight % TWO, to);
+    put_words(all, block, quarter, eight / TWO * 32 + row % 8 * 4, eight % TWO, to);
     if (quarter == 0) ((float*)(to + NT * 256))[(row % 8 / 2 * NT + eight) * 2 + row % 2] = of_products(all.scale);
 }
 #elif TILE == 2
