@@ -1,18 +1,19 @@
-// Products by four warps that multiply as one, instead of tile.cu for compute capability 9 and more than one row, where the
-// device copies weights by itself. A block of threads has 64 outputs and 8 NT rows of x, and goes along COLUMNS blocks of each
-// at a time. Each of its teams of four warps has a pair of blocks; SPLIT neighbours, a cluster, share the columns.
+// Products by teams of warps, instead of tile.cu for compute capability 9 and more than one row, where the device copies weights by
+// itself. A block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along COLUMNS blocks of each at a time; SPLIT
+// neighbours, a cluster, share the columns. The host gives FN, and what tiles.cu and teams.cu ask for.
 //
 // Two multiplications do a block: one of its bytes, and one that makes the products of the scales of weights with those of x,
 // each exact as it is the only one of its sum that is not zero. So a sum takes one operation that makes a float of it, and one
 // that adds it.
 
-constexpr int OUTPUTS = 64, TEAMS = COLUMNS / 2, WARPS = 4 * TEAMS, THREADS = 32 * WARPS, ROWS = 8 * NT;
-// Of a row in shared memory: an odd number of units, so that neighbours lie in different banks.
-constexpr int PITCH = COLUMNS * BYTES;
-// Bytes of a stage: weights, then x.
-constexpr int STAGE = OUTPUTS * PITCH + X_PIECE;
-// So many pieces of weights are asked for before x, which comes behind them: Q4_0 multiplies for longer than it fetches.
-constexpr int MOST = FORMAT == 8 ? 6 : 3, SOON = STAGES < MOST ? STAGES : MOST;
+// Bytes of a row of weights in a stage: an odd number of units, so that neighbours lie in different banks; and of a stage:
+// weights, then x.
+constexpr int PITCH = COLUMNS * BYTES, STAGE = OUTPUTS * PITCH + X_PIECE;
+// So many pieces of weights are asked for before x, which comes behind them: few rows are multiplied as fast as weights come,
+// and many for longer.
+constexpr int MOST = NT < 4 ? STAGES : FORMAT == 8 ? 4 : 2, SOON = STAGES < MOST ? STAGES : MOST;
+// Words of a block that a lane multiplies, out of every fourth one.
+constexpr int OWN = FORMAT == 8 ? 2 : 1;
 
 struct alignas(64) Params {
     unsigned char matrix[128];  // the weights, as the device describes them to itself
@@ -43,97 +44,100 @@ struct Producer {
     }
 };
 
-// Where a lane finds weights and x of its team's pair in the first stage; how it joins words of both of the pair's blocks, and by
-// what it multiplies or masks words that may have a scale, which only one lane of four keeps.
+// Where a lane finds weights, scales and x in the first stage, and how it joins the words that a scale is in.
 struct Own {
-    int pair, output, ends[2], joins[2], up, below, high;
-    unsigned bytes, scales;
+    Team team;
+    int words, scales, join, high;
+    unsigned x;
 
     __device__ __forceinline__ Own(unsigned shared) {
-        int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
-        pair = warp / 4, output = warp % 4 * 16;
-        // Sixteen lanes tell where the rows of a unit are, and as many those of another one: of Q4_0 the next one, of Q8_0 the
-        // one left of it for the first block, and right of it for the second.
-        int row = shared + (output + lane % 16) * PITCH + pair * (WORDS / 2) * 16;
-        ends[0] = kept(row + (FORMAT == 8 ? 1 - lane / 16 : lane / 16) * 16);
-        ends[1] = kept(row + (3 + lane / 16) * 16);
-        joins[0] = kept(joined(t, pair, false)), joins[1] = kept(joined(t, pair, true));
-        up = kept(t == pair ? 0x10000 : 0), below = kept(t == pair ? 0xffff0000 : 0);
+        int lane = threadIdx.x % 32, t = lane % 4, row = shared + (team.output + lane / 4) * PITCH;
+        words = kept(row + t * 4);
+        scales = kept(row + t * 2 * BYTES);
+        join = kept(t == 0 ? 0x5432 : 0x3210);
         high = kept(0xf0f0f0f0);
-        bytes = matrices(shared + OUTPUTS * PITCH + 2 * pair * X_BLOCK);
-        scales = matrices(shared + OUTPUTS * PITCH + COLUMNS * X_BLOCK);
+        x = shared + OUTPUTS * PITCH;
     }
 };
 
-// What is read once of a pair: of Q8_0 the unit that both blocks have a part of, of Q4_0 all units.
+__device__ __forceinline__ unsigned word_at(int from) {
+    unsigned word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}
+
+// The scales of a piece as factors, of the first and of the second blocks of pairs: a lane has those of a pair, which x meets with
+// zeros where it is about another one. The other half of the columns has none.
+struct Scales {
+    unsigned of[2][4];
+
+    __device__ __forceinline__ Scales(int from) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            of[0][half] = word_at(from + half * 8 * PITCH) & 0xffff;
+            of[1][half] = word_at(from + half * 8 * PITCH + WORDS * 4) & 0xffff0000;
+            of[0][2 + half] = of[1][2 + half] = 0;
+        }
+    }
+};
+
+// What a lane has of a pair of blocks, of two outputs: words of the first one, whose first one may begin with the scale; the word
+// where it ends; and words of the second one.
 struct Pair {
-    unsigned of[FORMAT == 8 ? 1 : UNITS][2];
+    unsigned first[2][OWN], end[2], second[2][OWN];
 
-    __device__ __forceinline__ Pair(int stage, const Own& own) {
-        unsigned from = stage + own.ends[0];
-        if constexpr (FORMAT == 4) {
-            deal(from, of[0][0], of[0][1], of[1][0], of[1][1]);
-            deal(from + 32, of[2][0], of[2][1]);
-        } else {
-            deal(from + 16, of[0][0], of[0][1]);
+    __device__ __forceinline__ Pair(int from) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int at = from + half * 8 * PITCH;
+            end[half] = word_at(at + WORDS * 4);
+#pragma unroll
+            for (int i = 0; i < OWN; ++i) {
+                first[half][i] = word_at(at + i * 16);
+                second[half][i] = word_at(at + WORDS * 4 + 4 + i * 16);
+            }
         }
     }
 };
 
-// What a warp multiplies of a block: bytes and scales.
+// What a warp multiplies of a block.
 struct Factors {
-    unsigned bytes[4], scales[4];
+    unsigned of[4];
 
-    __device__ __forceinline__ void pin() { pinned(bytes), pinned(scales); }
-};
-
-// A scale in the lower half of a word of a pair's first block, or in the upper one of its second. Both come to the upper half,
-// those of second blocks to the other half of the columns.
-template <int SECOND>
-__device__ __forceinline__ void put_scale(Factors& to, int half, unsigned word, const Own& own) {
-    to.scales[2 * SECOND + half] = SECOND ? word & own.below : word * own.up;
-    to.scales[2 * (1 - SECOND) + half] = 0;
-}
-
-template <int SECOND>
-__device__ __forceinline__ void factor(Factors& to, const Pair& pair, int stage, const Own& own) {
-    if constexpr (FORMAT == 8) {
-        deal(stage + own.ends[SECOND], to.bytes[0], to.bytes[1], to.bytes[2], to.bytes[3]);
+    template <int SECOND>
+    __device__ __forceinline__ void make(const Pair& pair, const Own& own) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            unsigned middle = pair.of[0][half], end = to.bytes[2 + half];
-            put_scale<SECOND>(to, half, SECOND ? middle : end, own);
-            to.bytes[2 + half] =
-                SECOND ? __byte_perm(middle, end, own.joins[1]) : __byte_perm(end, middle, own.joins[0]);
-        }
-    } else {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            unsigned word = pair.of[SECOND][half];
-            unsigned both = __byte_perm(word, pair.of[SECOND + (FORMAT == 4)][half], own.joins[SECOND]);
-            put_scale<SECOND>(to, half, word, own);
-            // 16 times the values, as bytes with a sign.
-            to.bytes[half] = (both << 4 & own.high) ^ 0x80808080;
-            to.bytes[2 + half] = (both & own.high) ^ 0x80808080;
+            unsigned joined = __byte_perm(pair.first[half][0], pair.end[half], own.join);
+            unsigned word = SECOND ? pair.second[half][0] : joined;
+            if constexpr (FORMAT == 8) {
+                of[half] = word;
+                of[2 + half] = SECOND ? pair.second[half][1] : pair.first[half][1];
+            } else {
+                // 16 times the values, as bytes with a sign.
+                of[half] = (word << 4 & own.high) ^ 0x80808080;
+                of[2 + half] = (word & own.high) ^ 0x80808080;
+            }
         }
     }
-}
+};
 
-// A block: what is multiplied, and what becomes of it.
-struct Block {
-    Factors factors;
+// Products of a block: of its bytes, and of its scales.
+struct Products {
     int bytes[NT][4];
     float scales[NT][4];
 
-    // Adds block `number` of the pair.
-    __device__ __forceinline__ void add_to(float (&sums)[NT][4], const Own& own, int stage, int number) {
-        factors.pin();
+    __device__ __forceinline__ void begin(Factors& a, unsigned (&a_scales)[4], unsigned x, unsigned x_scales) {
+        pinned(a.of), pinned(a_scales);
         multiplications();
-        multiply(bytes, factors.bytes, described(own.bytes + stage / 16) + number * (X_BLOCK / 16));
-        multiply(scales, factors.scales, described(own.scales + stage / 16));
+        multiply(bytes, a.of, described(x));
+        multiply(scales, a_scales, described(x_scales));
         grouped();
+    }
+
+    __device__ __forceinline__ void add_to(float (&sums)[NT][4], Factors& a, unsigned (&a_scales)[4]) {
         multiplied<0>();
-        factors.pin();
+        pinned(a.of), pinned(a_scales);
         pinned(bytes), pinned(scales);
 #pragma unroll
         for (int n = 0; n < NT; ++n)
@@ -142,51 +146,30 @@ struct Block {
     }
 };
 
-// Goes along all pieces.
-__device__ __forceinline__ void consume(const Place& at, Stages& stages, const Own& own, Turn& turn,
-                                        float (&sums)[NT][4]) {
-    for (int i = 0; i < at.count; ++i, turn.skip(1)) {
-        wait(&stages.full[turn.stage], turn.parity);
-        int stage = turn.stage * STAGE;
-        Pair pair(stage, own);
-        Block first, second;
-        factor<0>(first.factors, pair, stage, own);
-        first.add_to(sums, own, stage, 0);
-        factor<1>(second.factors, pair, stage, own);
-        second.add_to(sums, own, stage, 1);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(&stages.free[turn.stage]);
+// Adds a piece. What is multiplied next is made ready while multiplications are under way.
+__device__ __forceinline__ void add_piece(int stage, const Own& own, float (&sums)[NT][4]) {
+    unsigned x = matrices(own.x + stage), all = eights(own.x + stage);
+    Scales scales(stage + own.scales);
+    Pair pair(stage + own.words);
+    Factors first, second;
+    Products products;
+    first.make<0>(pair, own);
+#pragma unroll
+    for (int k = 0; k < COLUMNS; k += 2) {
+        unsigned others = all + x_scales(k / 2) / 16;
+        products.begin(first, scales.of[0], x + k * (X_BLOCK / 16), others);
+        second.make<1>(pair, own);
+        pinned(second.of);
+        if (k + 2 < COLUMNS) pair = Pair(stage + own.words + (k + 2) * BYTES);
+        products.add_to(sums, first, scales.of[0]);
+        products.begin(second, scales.of[1], x + (k + 1) * (X_BLOCK / 16), others);
+        if (k + 2 < COLUMNS) first.make<0>(pair, own), pinned(first.of);
+        products.add_to(sums, second, scales.of[1]);
     }
 }
 
-// Sums of rows lie so far apart that lanes write to different banks.
-constexpr int SUMS_PITCH = OUTPUTS + 4;
-
-// A warp's sums to where all are added up.
-__device__ __forceinline__ void leave(const float (&sums)[NT][4], const Own& own, float* all) {
-    // Values of Q4_0 are 16 times as large, which is exact.
-    constexpr float SMALL = FORMAT == 8 ? 1 : 1.0f / 16;
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    float* to = all + (own.pair * ROWS + 2 * t) * SUMS_PITCH + own.output + g;
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) to[(n * 8 + i % 2) * SUMS_PITCH + i / 2 * 8] = sums[n][i] * SMALL;
-}
-
-// What all parts have of four neighbours.
-__device__ __forceinline__ float4 added(const float* fours) {
-    float4 sum = {};
-#pragma unroll
-    for (int part = 0; part < SPLIT; ++part)
-#pragma unroll
-        for (int team = 0; team < TEAMS; ++team) {
-            int4 bits = of_part((const int4*)(fours + team * ROWS * SUMS_PITCH), part);
-            sum.x += __int_as_float(bits.x), sum.y += __int_as_float(bits.y);
-            sum.z += __int_as_float(bits.z), sum.w += __int_as_float(bits.w);
-        }
-    return sum;
-}
+// So many sums of teams have room beside as many stages as possible.
+constexpr int ROOM = FORMAT == 8 ? 1 : 2;
 
 // Writes four neighbouring outputs of a row, or those that there are.
 __device__ __forceinline__ void write(const Params& p, i64 row, i64 output, float4 four) {
@@ -211,16 +194,17 @@ __device__ __forceinline__ void multiply_place(const Params& p, const Place& at,
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
     int first = own_part() * THREADS + threadIdx.x;
     float sums[NT][4] = {};
-    consume(at, stages, own, turn, sums);
+    take_turns(at, stages, own.team, turn, [&](int stage) { add_piece(stage * STAGE, own, sums); });
+    turn.skip_all(at.count);
     // Nobody reads sums of the place before.
     if (SPLIT == 1) meet_first<THREADS>();
-    leave(sums, own, all);
-    meet_all<THREADS>();
+    // Values of Q4_0 are 16 times as large, which is exact.
+    leave_all<ROOM>(sums, own.team, all, [](float sum) { return FORMAT == 8 ? sum : sum / 16; });
     float4 of_all[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
         int i = first + k * STEP;
-        if (i < ALL) of_all[k] = added(all + i / WIDE * SUMS_PITCH + i % WIDE * 4);
+        if (i < ALL) of_all[k] = added<ROOM>((const float4*)all + i / WIDE * (SUMS_PITCH / 4) + i % WIDE);
     }
     __syncwarp();
     if constexpr (SPLIT > 1) done_in_cluster();
@@ -235,11 +219,11 @@ extern "C" __global__ void blocks_box(const __grid_constant__ Params p) {
     extern __shared__ __align__(128) unsigned char shared[];
     if (idle(p)) return;
     float* all = (float*)(shared + STAGES * STAGE);
-    Stages& stages = *(Stages*)(all + TEAMS * ROWS * SUMS_PITCH);
+    Stages& stages = *(Stages*)(all + ROOM * SUMS);
     auto multiply_all = [&] {
         Own own(address(shared));
         Turn turn = {};
         each_place(p, [&](const Place& at) { multiply_place(p, at, all, stages, own, turn); });
     };
-    fetch_and_multiply<THREADS>(stages, WARPS, [&] { fetch_all<SOON>(Producer{p, shared, stages}, false); }, multiply_all);
+    fetch_and_multiply<THREADS>(stages, WARPS / DEEP, [&] { fetch_all<SOON>(Producer{p, shared, stages}, false); }, multiply_all);
 }

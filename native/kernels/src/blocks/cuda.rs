@@ -99,6 +99,11 @@ struct Halves {
 /// Blocks of a row that a block of threads makes ready, as in `rows.cu`.
 const SHARE: usize = 64;
 
+/// Threads of such a block, each of which has parts of so many of these.
+fn ready_threads(turns: usize) -> u32 {
+    (4 * SHARE / turns) as u32
+}
+
 /// The parameters of `rows.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -267,10 +272,12 @@ fn common(problem: &matmul::Problem) -> String {
     format!("{} -DFORMAT={format} -DFN={}", types(problem.x.dtype), function(problem.activation))
 }
 
-/// Queues what makes rows of x ready in scratch memory, so many rows of so many blocks and bytes, and tells where that is.
+/// Queues what makes rows of x ready in scratch memory, so many rows of so many blocks and bytes, by threads that have parts of so
+/// many blocks each, and tells where that is.
 fn make_ready(
     problem: &matmul::Problem,
     [padded, blocks, bytes]: [usize; 3],
+    turns: usize,
     x: u64,
     options: &str,
     lane: &Lane,
@@ -281,11 +288,11 @@ fn make_ready(
     let grid = [grid_size(padded.saturating_mul(blocks.div_ceil(SHARE)))?, 1, 1];
     let [rows, given, blocks] = [problem.rows, problem.inputs / BLOCK, blocks].map(|size| size as i64);
     let params = Rows { x, ready, rows, blocks, given, offset };
-    let options = format!("{} -DFORMAT={} {options}", types(problem.x.dtype), number(format));
+    let options = format!("{} -DFORMAT={} -DTURNS={turns} {options}", types(problem.x.dtype), number(format));
     // SAFETY: it waits before it reads or writes anything.
     let kernel = unsafe { lane.device().kernel(&ROWS, &options)?.early() };
     // SAFETY: Rows is the struct that the kernel declares; scratch has room for so many rows.
-    unsafe { lane.launch(&kernel, grid, 4 * SHARE as u32, &params)? };
+    unsafe { lane.launch(&kernel, grid, ready_threads(turns), &params)? };
     Ok(ready)
 }
 
@@ -357,7 +364,7 @@ impl Walk {
             (0, lane.device().kernel(&WALK, &options)?)
         } else {
             let sizes = [groups * rows, problem.inputs / BLOCK, Walk::ready(problem)];
-            let ready = make_ready(problem, sizes, tensors.x, &format!("{given} -DTILE=0 -DNT=1"), lane)?;
+            let ready = make_ready(problem, sizes, 1, tensors.x, &format!("{given} -DTILE=0 -DNT=1"), lane)?;
             (ready, early(&WALK, &options, lane)?)
         };
         let Tensors { x, w, b, y } = *tensors;
@@ -421,7 +428,7 @@ impl Tile {
         let many = problem.rows.div_ceil(8 * eights);
         let padded = blocks.next_multiple_of(COLUMNS);
         let sizes = [many * 8 * eights, padded, padded * (BLOCK + 4)];
-        let ready = make_ready(problem, sizes, tensors.x, &format!("-DFLOATS=0 -DTILE=1 -DNT={eights}"), lane)?;
+        let ready = make_ready(problem, sizes, 1, tensors.x, &format!("-DFLOATS=0 -DTILE=1 -DNT={eights}"), lane)?;
         let matrix = match piece {
             0 => {
                 let bytes = problem.factors.weights.bytes();

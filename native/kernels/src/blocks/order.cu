@@ -36,7 +36,19 @@ __device__ __forceinline__ float of_products(float scale) { return FORMAT == 8 ?
 constexpr int TWO = NT < 2 ? NT : 2, X_BYTES = NT * (256 + 32);
 
 // Of x for teams of warps: bytes of a block, and of a piece with its scales behind it.
-constexpr int X_BLOCK = NT * 256, X_PIECE = COLUMNS * X_BLOCK + NT * 256;
+constexpr int X_BLOCK = NT * 256, X_PIECE = COLUMNS * X_BLOCK + COLUMNS / 2 * (NT * 128);
+
+// Where the first eight rows have the scales of a pair of blocks, in a multiplication's first columns: those of two pairs lie
+// by turns, so that the next rows are as far as those of bytes.
+__device__ __forceinline__ constexpr int x_scales(int pair) { return COLUMNS * X_BLOCK + pair / 2 * (NT * 256) + pair % 2 * 128; }
+
+// Where bytes 2 i and 2 i + 1 of a block go for teams of warps, of which four lanes have every fourth word each from where a pair
+// begins on: words of the second block are whole ones; of the first one the first lane joins the first half and the last one.
+__device__ __forceinline__ Spot spot_of_pair(i64 block, int i) {
+    constexpr int HALVES = 2 * WORDS;
+    int half = i % HALVES, at = block % 2 ? half : half == 0 ? 0 : half == HALVES - 1 ? 1 : half + 1;
+    return {at / 2 % 4, FORMAT == 8 ? at / 8 : i / 8, at % 2};
+}
 
 // Puts a quarter of a row's block to the lanes from `first` on that multiply it, which have the words of TWO rows after one
 // another, these as number `at`.

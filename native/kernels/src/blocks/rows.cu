@@ -1,5 +1,5 @@
-// Rows of x made ready for products that do not do it themselves. TILE is 1 for tiles of 8 NT rows and weights of FORMAT, 2 for
-// the same where warps multiply in teams, and 0 for walks.
+// Rows of x made ready for products that do not do it themselves, by threads that have parts of TURNS blocks each. TILE is 1 for
+// tiles of 8 NT rows and weights of FORMAT, 2 for the same where warps multiply in teams, and 0 for walks.
 
 struct Params {
     const STORAGE* x;
@@ -20,38 +20,28 @@ __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i
 }
 #elif TILE == 2
 // For teams, pieces of COLUMNS blocks of NT eights of rows: of each block and eight two matrices of 8 rows by 16 bytes, of the
-// first words that lanes multiply and of the second ones. Behind all blocks the scales are as many halves of a row as one
-// multiplication takes: those of first blocks of pairs in one matrix and of second ones in the other, each behind a zero.
+// first words that lanes multiply and of the second ones. Behind all blocks are such of halves, for each pair of blocks, whose
+// scales stand in the columns of their numbers, among zeros.
 __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i64 row, i64 block, int quarter) {
     unsigned char* piece = p.ready + (row / 8 / NT * (p.blocks / COLUMNS) + block / COLUMNS) * X_PIECE;
-    int place = row / 8 % NT * 256 + row % 8 * 16, number = block % COLUMNS;
+    unsigned char* to = piece + row / 8 % NT * 256 + row % 8 * 16;
+    int number = block % COLUMNS;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        Spot spot = spot_of(block, quarter * 4 + i);
-        unsigned char* to = piece + number * X_BLOCK + place + spot.word * 128 + spot.lane * 4 + spot.half * 2;
-        *(unsigned short*)to = (unsigned short)(all.words[i / 2] >> 16 * (i % 2));
+        Spot spot = spot_of_pair(block, quarter * 4 + i);
+        *(unsigned short*)(to + number * X_BLOCK + spot.word * 128 + spot.lane * 4 + spot.half * 2) =
+            (unsigned short)(all.words[i / 2] >> 16 * (i % 2));
     }
     f16 scale;
     narrow(all.scale, scale);
-    if (quarter == 0)
-        *(unsigned*)(piece + COLUMNS * X_BLOCK + place + number % 2 * 128 + number / 2 * 4) = (unsigned)scale.bits << 16;
+    *(unsigned short*)(to + x_scales(number / 2) + (quarter * 2 + number % 2) * 2) = quarter == number / 2 ? scale.bits : 0;
 }
 #endif
 
-// Blocks of a row that a block of threads has.
-constexpr int SHARE = 64;
+// Blocks of a row that a block of threads has, and as many as it has at a time.
+constexpr int SHARE = 64, STEP = SHARE / TURNS;
 
-extern "C" __global__ void __launch_bounds__(4 * SHARE) blocks_rows(Params p) {
-    // The products may begin to fetch weights. Before, others may still read what is written here.
-    let_others_begin();
-    unsigned shares = (unsigned)((p.blocks + SHARE - 1) / SHARE);
-    i64 row = blockIdx.x / shares, block = blockIdx.x % shares * (i64)SHARE + threadIdx.x / 4;
-    int quarter = threadIdx.x % 4;
-    const STORAGE* from = p.x + (row * p.given + block) * 32 + quarter * 8;
-    wait_for_others();
-    // Threads past the last block go along, as lanes exchange.
-    float x[8] = {};
-    if (row < p.rows && block < p.given) eight(from, x);
+__device__ __forceinline__ void put(const Params& p, const float (&x)[8], i64 row, i64 block, int quarter) {
 #if TILE
     Eight all = quantized(x);
     if (block < p.blocks) put_in_tile(p, all, row, block, quarter);
@@ -60,4 +50,22 @@ extern "C" __global__ void __launch_bounds__(4 * SHARE) blocks_rows(Params p) {
     unsigned char* to = block < p.blocks ? p.ready + (row * chunks + block / 32) * READY : nullptr;
     make_ready(x, to, block % 32, quarter, p.offset);
 #endif
+}
+
+// With no more than 32 registers each, these threads have room beside a product's.
+extern "C" __global__ void __launch_bounds__(4 * STEP, 512 / STEP) blocks_rows(Params p) {
+    // The products may begin to fetch weights. Before, others may still read what is written here.
+    let_others_begin();
+    unsigned shares = (unsigned)((p.blocks + SHARE - 1) / SHARE);
+    i64 row = blockIdx.x / shares, block = blockIdx.x % shares * (i64)SHARE + threadIdx.x / 4;
+    int quarter = threadIdx.x % 4;
+    const STORAGE* from = p.x + (row * p.given + block) * 32 + quarter * 8;
+    wait_for_others();
+    // Threads past the last block go along, as lanes exchange.
+    float x[TURNS][8] = {};
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i)
+        if (row < p.rows && block + i * STEP < p.given) eight(from + i * STEP * 32, x[i]);
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) put(p, x[i], row, block + i * STEP, quarter);
 }

@@ -32,6 +32,11 @@ __device__ __forceinline__ int4 of_block(const int4* own, int rank) {
     return all;
 }
 
+__device__ __forceinline__ float4 of_block(const float4* own, int rank) {
+    int4 all = of_block((const int4*)own, rank);
+    return {__int_as_float(all.x), __int_as_float(all.y), __int_as_float(all.z), __int_as_float(all.w)};
+}
+
 // A block is done with what stands before; and all blocks of the cluster are.
 __device__ __forceinline__ void done_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }

@@ -8,11 +8,15 @@ use crate::error::Result;
 pub(crate) const SIDE: usize = 64;
 /// Teams of a block of threads.
 pub(crate) const TEAMS: usize = 4;
-/// An option of such kernels: registers of a thread, so few that a block of the kernel which makes the next x ready has room
-/// beside one of theirs.
-pub(crate) const REGISTERS: &str = "--maxrregcount=88";
 /// Bytes of shared memory that such a block needs, with what the device keeps to itself.
 const BESIDE: usize = 1152;
+
+/// An option of such kernels: registers of a thread, so few that a block of the kernel which makes the next x ready, so many
+/// threads of 32 registers, has room beside one of theirs on each quarter of a multiprocessor.
+pub(crate) fn registers(beside: u32) -> String {
+    let (own, all) = ((4 * TEAMS as u32 + 1).div_ceil(4) * 32, 65536 / 4 - beside / 4 * 32);
+    format!("--maxrregcount={}", all / own / 8 * 8)
+}
 
 /// An option of kernels with `tiles.cu`: whether so many bytes of weights are more than the device's cache holds.
 pub(crate) fn streamed(bytes: usize, lane: &Lane) -> String {

@@ -27,17 +27,15 @@ __device__ __forceinline__ void pinned(T (&all)[N][4]) {
     for (int i = 0; i < N; i++) pinned(all[i]);
 }
 
-// Where rows lie, as multiplications take it: matrices of 8 rows by 16 bytes, one after the other, of which those of the other
-// half of the columns and of the next eight rows are named. A sixteenth of a distance may be added to the lower half, which is
-// the same for all lanes: the compiler is told so.
-constexpr unsigned OTHER = 128 / 16 << 16, NEXT = 256 / 16;
-__device__ __forceinline__ unsigned matrices(unsigned from) {
+// Where rows of 16 bytes lie, as multiplications take it: eight after one another, and the next eight 256 bytes on. All lanes name
+// the same ones: the compiler is told so. A sixteenth of a distance may be added.
+__device__ __forceinline__ unsigned eights(unsigned from) {
     // Above these bits addresses tell which block of a cluster they are of.
-    return __shfl_sync(0xffffffff, (from & 0x3ffff) / 16 | OTHER, 0);
+    return __shfl_sync(0xffffffff, (from & 0x3ffff) / 16, 0);
 }
-__device__ __forceinline__ unsigned long long described(unsigned matrices) {
-    return matrices | (unsigned long long)NEXT << 32;
-}
+// The same where the other half of the columns lies behind each eight.
+__device__ __forceinline__ unsigned matrices(unsigned from) { return eights(from) | 128 / 16 << 16; }
+__device__ __forceinline__ unsigned long long described(unsigned rows) { return rows | 256ull / 16 << 32; }
 
 #define FOUR_OF(c, i) c(to[i][0]), c(to[i][1]), c(to[i][2]), c(to[i][3])
 #define MULTIPLY(kind, registers, compare, others, ...) \

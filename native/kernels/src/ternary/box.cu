@@ -1,15 +1,13 @@
 // Products of many rows of bytes with ternary weights where the device copies planes by itself: instead of tile.cu for compute
 // capability 9 and rows of planes of whole 16 bytes. A block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along
-// CHUNK columns of each at a time. SIDES teams of four warps, which multiply as one, have 64 outputs each; DEEP of all these
-// take turns, and SPLIT neighbours, a cluster, share the columns. The host gives NT, SIDES, DEEP, CHUNK and FN, and what tiles.cu
-// asks for.
+// CHUNK columns of each at a time; SPLIT neighbours, a cluster, share the columns. The host gives CHUNK and FN, and what tiles.cu
+// and teams.cu ask for.
 //
 // A lane has a word of each plane, that is 32 columns. Values of two bits, sign above size, are moved to the upper end of
 // bytes: so four of them take two operations, are the values 64 times, and both bits set are 0 still. Lane t of four
 // multiplies in turn k columns 8 j + 2 k and 8 j + 2 k + 1 of the t-th 32, for j from 0 to 3; x lies in that order, as Matrices
 // of parts.cu have it.
 
-constexpr int SIDE = 64, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES * DEEP, THREADS = 32 * WARPS, ROWS = 8 * NT;
 // Bytes of a row of a plane in a stage, of all of them, of the x of one turn, and of a stage: planes, then x.
 constexpr int UNITS = CHUNK / 128, WIDTH = CHUNK / 8, PLANE = OUTPUTS * WIDTH, X_BYTES = 32 * ROWS, STAGE = 2 * PLANE + CHUNK * ROWS;
 // Values are multiplied by 2 to this.
@@ -46,15 +44,14 @@ struct Producer {
 
 // Where a lane finds weights and x of the first unit in the first stage.
 struct Own {
-    int deep, output, planes;
+    Team team;
+    int planes;
     unsigned x;
 
     __device__ __forceinline__ Own(unsigned shared) {
-        int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = warp / 4;
-        deep = team / SIDES, output = team % SIDES * SIDE + warp % 4 * 16;
         // Eight lanes each tell where rows of a plane are, the upper ones and the lower ones. The device has exchanged units of
         // 16 bytes, so that those of neighbours lie in different banks.
-        int row = output + lane % 16;
+        int lane = threadIdx.x % 32, row = team.output + lane % 16;
         planes = kept(shared + lane / 16 * PLANE + row * WIDTH + row / 2 % 4 * 16);
         x = shared + 2 * PLANE;
     }
@@ -116,53 +113,12 @@ __device__ __forceinline__ void add_piece(int stage, const Own& own, int (&sums)
     pinned(factors[(UNITS - 1) % 2].a);
 }
 
-// Goes along the pieces of which it is this team's turn: a stage is always of the same teams, which so know its phases.
-__device__ __forceinline__ void consume(const Place& at, Stages& stages, const Own& own, Turn turn, int (&sums)[NT][4]) {
-    static_assert(STAGES % DEEP == 0, "turns");
-    int first = (own.deep + DEEP - turn.stage % DEEP) % DEEP;
-    turn.skip(first);
-    for (int i = first; i < at.count; i += DEEP, turn.skip(DEEP)) {
-        wait(&stages.full[turn.stage], turn.parity);
-        add_piece(turn.stage * STAGE, own, sums);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(&stages.free[turn.stage]);
-    }
-}
-
-// Sums of rows lie so far apart that lanes write to different banks.
-constexpr int SUMS_PITCH = OUTPUTS + 4, SUMS = ROWS * SUMS_PITCH;
-
 // So many sums of teams behind one another have room: two teams share one.
-constexpr int HALF = (DEEP + 1) / 2;
-
-// A warp's sums to where all are added up, or added to what is there.
-template <bool ADDED>
-__device__ __forceinline__ void leave(const int (&sums)[NT][4], const Own& own, int* all) {
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int* to = all + own.deep % HALF * SUMS + 2 * t * SUMS_PITCH + own.output + g;
-#pragma unroll
-    for (int i = 0; i < 4 * NT; i++) {
-        int& sum = to[(i / 4 * 8 + i % 2) * SUMS_PITCH + i % 4 / 2 * 8];
-        sum = (sums[i / 4][i % 4] >> HIGH) + (ADDED ? sum : 0);
-    }
-}
-
-// What all parts have of four neighbours.
-__device__ __forceinline__ int4 added(const int4* fours) {
-    int4 sum = {};
-#pragma unroll
-    for (int part = 0; part < SPLIT; part++)
-#pragma unroll
-        for (int deep = 0; deep < HALF; deep++) {
-            int4 other = of_part(fours + deep * (SUMS / 4), part);
-            sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-        }
-    return sum;
-}
+constexpr int ROOM = (DEEP + 1) / 2;
 
 // What a block adds up, and what becomes of its sums.
 struct alignas(16) Results {
-    int sums[HALF][SUMS];
+    int sums[ROOM][SUMS];
     End ends[OUTPUTS];
 };
 
@@ -193,20 +149,17 @@ __device__ __forceinline__ void multiply_place(const Box& p, const Place& at, St
     if (threadIdx.x < OUTPUTS && out < p.of.outs) end = End(p.of, out);
     float x_scale = lane < ROWS && own_row < p.of.rows ? scale_of(p.of, own_row) : 0;
     int sums[NT][4] = {};
-    consume(at, stages, own, turn, sums);
+    take_turns(at, stages, own.team, turn, [&](int stage) { add_piece(stage * STAGE, own, sums); });
     turn.skip_all(at.count);
     // Nobody reads results of the place before.
     if (SPLIT == 1) meet_first<THREADS>();
     if (threadIdx.x < OUTPUTS) all.ends[threadIdx.x] = end;
-    if (own.deep < HALF) leave<false>(sums, own, all.sums[0]);
-    if (DEEP > 1) meet_first<THREADS>();
-    if (own.deep >= HALF) leave<true>(sums, own, all.sums[0]);
-    meet_all<THREADS>();
+    leave_all<ROOM>(sums, own.team, all.sums[0], [](int sum) { return sum >> HIGH; });
     int4 of_all[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
         int i = first + k * STEP;
-        if (i < ALL) of_all[k] = added((const int4*)all.sums + i / WIDE * (SUMS_PITCH / 4) + i % WIDE);
+        if (i < ALL) of_all[k] = added<ROOM>((const int4*)all.sums + i / WIDE * (SUMS_PITCH / 4) + i % WIDE);
     }
     __syncwarp();
     if constexpr (SPLIT > 1) done_in_cluster();

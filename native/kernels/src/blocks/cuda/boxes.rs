@@ -1,8 +1,8 @@
 //! Products of more than a few rows where teams of warps multiply and the device copies weights by itself.
 
-use super::{COLUMNS, Tensors, common, early, make_ready, matmul, pieces, weights};
-use crate::blocks::format::BLOCK;
-use crate::cuda::tiles::{REGISTERS, SIDE, TEAMS, eights, streamed};
+use super::{COLUMNS, Tensors, common, early, make_ready, matmul, pieces, ready_threads, weights};
+use crate::blocks::format::{BLOCK, Format};
+use crate::cuda::tiles::{SIDE, TEAMS, eights, registers, streamed};
 use crate::cuda::{Kernel, Lane, Source, TensorMap, Tiles};
 use crate::error::Result;
 
@@ -15,14 +15,18 @@ const BOX: Source = Source {
         include_str!("../../cuda/pipeline.cu"),
         include_str!("../../cuda/tiles.cu"),
         include_str!("../../cuda/wgmma.cu"),
+        include_str!("../../cuda/teams.cu"),
         include_str!("../ready.cu"),
         include_str!("../order.cu"),
         include_str!("../box.cu")
     ),
 };
 
-/// Pieces in shared memory at most.
-const STAGES: usize = 12;
+/// Pieces of each team in shared memory at most.
+const STAGES: usize = 3;
+
+/// Bytes of a row of x for each block, with those of scales.
+const X_BYTES: usize = BLOCK + 8;
 
 /// The parameters of `box.cu`; the same struct is declared there.
 #[repr(C)]
@@ -58,23 +62,31 @@ impl Boxes {
         Tiles::fastest(all, |boxes| &boxes.tiles, kernel, lane)
     }
 
-    /// With as many stages as have room.
+    /// With as many stages as have room; a stage is always of the same team.
     fn with(problem: &matmul::Problem, split: usize, lane: &Lane) -> Option<Boxes> {
         let eights = eights(problem.rows);
         let (columns, groups) = (problem.outputs.div_ceil(SIDE), problem.rows.div_ceil(8 * eights));
-        let boxes = |stages| {
-            let shared = shared(problem.factors.weights.bytes(), 8 * eights, stages);
+        let boxes = |turns: usize| {
+            let stages = TEAMS * turns;
+            let shared = shared(problem.factors.weights, 8 * eights, stages);
             let turns = pieces(problem).div_ceil(split);
             Boxes { eights, stages, tiles: Tiles { columns, groups, split, turns, shared } }
         };
         let shares = split <= pieces(problem);
-        (3..=STAGES).rev().map(boxes).find(|boxes| shares && boxes.tiles.fit(lane))
+        (1..=STAGES).rev().map(boxes).find(|boxes| shares && boxes.tiles.fit(lane))
+    }
+
+    /// Of blocks, for each thread that makes x ready: so few threads that multiplications of many rows get registers.
+    fn turns(&self) -> usize {
+        if self.eights == 4 { 2 } else { 1 }
     }
 
     fn options(&self, problem: &matmul::Problem, lane: &Lane) -> String {
         let Boxes { eights, stages, tiles: Tiles { split, .. } } = *self;
-        let (common, streamed) = (common(problem), streamed(weights(problem), lane));
-        format!("{common} -DFLOATS=0 -DNT={eights} -DSPLIT={split} -DSTAGES={stages} {streamed} {REGISTERS}")
+        let (common, streamed, registers) =
+            (common(problem), streamed(weights(problem), lane), registers(ready_threads(self.turns())));
+        let tiles = format!("-DNT={eights} -DSIDES=1 -DDEEP={TEAMS} -DSPLIT={split} -DSTAGES={stages}");
+        format!("{common} -DFLOATS=0 {tiles} {streamed} {registers}")
     }
 
     pub(super) fn launch(
@@ -87,7 +99,7 @@ impl Boxes {
         let (blocks, bytes) = (problem.inputs / BLOCK, problem.factors.weights.bytes());
         let (padded, rows) = (blocks.next_multiple_of(COLUMNS), 8 * self.eights * self.tiles.groups);
         let options = format!("-DFLOATS=0 -DTILE=2 -DNT={}", self.eights);
-        let ready = make_ready(problem, [rows, padded, padded * (BLOCK + 4)], tensors.x, &options, lane)?;
+        let ready = make_ready(problem, [rows, padded, padded * X_BYTES], self.turns(), tensors.x, &options, lane)?;
         let (all, part) = ([problem.outputs, blocks * bytes / 2], [SIDE, COLUMNS * bytes / 2]);
         let matrix = lane.device().tensor_map(tensors.w, all, part, false)?;
         let [columns, tiles] = self.tiles.numbers()?;
@@ -101,8 +113,9 @@ impl Boxes {
     }
 }
 
-/// Bytes of shared memory: stages with their barriers, and the sums of all teams.
-fn shared(bytes: usize, rows: usize, stages: usize) -> usize {
-    let stage = COLUMNS * (SIDE * bytes + rows * (BLOCK + 4)) + 16;
-    stages * stage + TEAMS * rows * (SIDE + 4) * size_of::<f32>()
+/// Bytes of shared memory: stages with their barriers, and the sums of so many teams as `box.cu` has room for.
+fn shared(weights: Format, rows: usize, stages: usize) -> usize {
+    let stage = COLUMNS * (SIDE * weights.bytes() + rows * X_BYTES) + 16;
+    let room = if weights == Format::Q8 { 1 } else { 2 };
+    stages * stage + room * rows * (SIDE + 4) * size_of::<f32>()
 }

@@ -1,7 +1,7 @@
 //! Products whose planes the device copies by itself.
 
-use super::{CHUNK, FEW, Order, Params, prepare};
-use crate::cuda::tiles::{REGISTERS, SIDE, TEAMS, eights, streamed};
+use super::{CHUNK, FEW, Order, Params, THREADS, prepare};
+use crate::cuda::tiles::{SIDE, TEAMS, eights, registers, streamed};
 use crate::cuda::{Buffer, Kernel, Lane, Source, TensorMap, Tiles, function, types};
 use crate::error::Result;
 use crate::op::Named;
@@ -16,6 +16,7 @@ const BOX: Source = Source {
         include_str!("../../cuda/pipeline.cu"),
         include_str!("../../cuda/tiles.cu"),
         include_str!("../../cuda/wgmma.cu"),
+        include_str!("../../cuda/teams.cu"),
         include_str!("../ends.cu"),
         include_str!("../box.cu")
     ),
@@ -77,10 +78,11 @@ impl Boxes {
         let Boxes { eights, sides, deep, stages, tiles: Tiles { split, .. } } = *self;
         let options = format!(
             "{} -DFORM={} -DNT={eights} -DSIDES={sides} -DDEEP={deep} -DSPLIT={split} -DSTAGES={stages} -DCHUNK={CHUNK} -DFN={} \
-             {REGISTERS} {}",
+             {} {}",
             types(problem.dtype),
             problem.form as usize,
             function(problem.options.activation),
+            registers(THREADS),
             streamed(2 * problem.outs * problem.bytes(), lane)
         );
         // SAFETY: it waits before it reads anything but weights, writes none, and begins early only where nobody still writes any.
