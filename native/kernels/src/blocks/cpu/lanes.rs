@@ -1,5 +1,7 @@
 //! What integer products are written with: bytes in vectors, and sums of four neighbours' products.
 
+use super::product::block_bytes;
+use crate::cpu::unrolled;
 use half::f16;
 
 /// Bytes of one or two blocks in a vector, and sums of four products each, for a set of instructions.
@@ -67,6 +69,17 @@ pub trait Lanes: Copy {
 
 /// Eight lanes, which a block fills.
 pub trait Eight: Lanes {
+    /// The scales of eight blocks.
+    ///
+    /// # Safety
+    /// They lie there.
+    #[inline(always)]
+    unsafe fn scales<const Q4: bool>(blocks: *const u8) -> Self::Floats {
+        let mut halves = [f16::ZERO; 16];
+        // SAFETY: the caller's promise.
+        unrolled!(at < 8, { halves[at] = unsafe { blocks.add(at * block_bytes(Q4)).cast::<f16>().read_unaligned() } });
+        Self::widen(&halves)
+    }
     /// A word in the first lane, zeros in the others.
     fn first(word: i32) -> Self::Words;
     /// The first, and the second, 16 weights of two blocks of Q4_0, a block in each half.

@@ -188,7 +188,7 @@ fn dot<L: Lanes, const Q4: bool>(sums: L::Words, weights: L::Words, x: L::Words)
 }
 
 #[inline(always)]
-const fn block_bytes(q4: bool) -> usize {
+pub(super) const fn block_bytes(q4: bool) -> usize {
     if q4 { Format::Q4.bytes() } else { Format::Q8.bytes() }
 }
 
@@ -257,7 +257,7 @@ unsafe fn add_group<L: Eight, const Q4: bool, const OUTPUTS: usize>(
     unsafe {
         let mut scales = [L::floats(x.cast()); OUTPUTS];
         unrolled!(o < OUTPUTS, {
-            scales[o] = L::mul(scales_of::<L, Q4>(weights[o]), scales[o]);
+            scales[o] = L::mul(L::scales::<Q4>(weights[o]), scales[o]);
         });
         let (starts, integers) = (x.add(4 * GROUP), x.add(group_bytes(Q4) - GROUP * BLOCK));
         unrolled!(at < 8, {
@@ -279,18 +279,6 @@ unsafe fn add_group<L: Eight, const Q4: bool, const OUTPUTS: usize>(
             }
         });
     }
-}
-
-/// The scales of a group.
-///
-/// # Safety
-/// A group lies there.
-#[inline(always)]
-unsafe fn scales_of<L: Eight, const Q4: bool>(group: *const u8) -> L::Floats {
-    let mut halves = [f16::ZERO; 16];
-    // SAFETY: the caller's promise.
-    unrolled!(at < 8, { halves[at] = unsafe { group.add(at * block_bytes(Q4)).cast::<f16>().read_unaligned() } });
-    L::widen(&halves)
 }
 
 /// Adds products by the scale that is picked.

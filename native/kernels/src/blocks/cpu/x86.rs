@@ -9,8 +9,10 @@
 
 use super::With;
 use super::lanes::{Eight, Lanes, transpose};
+use super::product::block_bytes;
 use crate::blocks::format::SCALE;
 use half::f16;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// AVX-512 with VNNI: two blocks.
@@ -241,11 +243,39 @@ impl Lanes for Avx2 {
     }
 }
 
+/// Four scales of neighbouring blocks, from one on. Left to itself the compiler puts each into a vector, by the units that
+/// multiply.
+macro_rules! four_scales {
+    ($blocks:ident, $bytes:expr, $($at:literal)*) => {{
+        let mut four = 0u64;
+        $(
+            let scale: u64;
+            asm!(
+                "movzx {:e}, word ptr [{} + {}]",
+                out(reg) scale,
+                in(reg) $blocks,
+                const $at * $bytes,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+            four |= scale << ($at % 4 * 16);
+        )*
+        four as i64
+    }};
+}
+
 static LANES: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
 macro_rules! eight {
     ($($type:ty)*) => {
         $(impl Eight for $type {
+            #[inline(always)]
+            unsafe fn scales<const Q4: bool>(blocks: *const u8) -> __m256 {
+                unsafe {
+                    let first = four_scales!(blocks, block_bytes(Q4), 0 1 2 3);
+                    let second = four_scales!(blocks, block_bytes(Q4), 4 5 6 7);
+                    _mm256_cvtph_ps(_mm_set_epi64x(second, first))
+                }
+            }
             #[inline(always)]
             fn first(word: i32) -> __m256i {
                 unsafe { _mm256_zextsi128_si256(_mm_cvtsi32_si128(word)) }
