@@ -9,6 +9,21 @@ use crate::tensor::{View, ViewMut};
 use crate::ternary::layouts::{Grid, Layout, OnSentinel, Problem};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// Calls `$body` with a layout as one that the compiler knows, so that it asks once, and not for each word.
+macro_rules! with_layout {
+    ($layout:expr, $known:ident => $body:expr) => {
+        with_layout!($layout, $known => $body, Values Planes Packed2 OffsetRows BytePlanes)
+    };
+    ($layout:expr, $known:ident => $body:expr, $($name:ident)*) => {
+        match $layout {
+            $(Layout::$name => {
+                let $known = Layout::$name;
+                $body
+            })*
+        }
+    };
+}
+
 /// Words of a task: 16384 cells.
 const STRIP: usize = 256;
 
@@ -62,16 +77,18 @@ fn apart(bits: u64) -> u128 {
 impl Cells<'_> {
     /// The planes of a word; both bits of what is no value, and no bits past the end of the row.
     #[inline(always)]
-    fn word<V: Wide>(&self, row: usize, word: usize) -> Planes {
+    fn word<V: Wide>(&self, layout: Layout, row: usize, word: usize) -> Planes {
         let n = self.grid.n;
         let start = word * WORD;
         let inside = if n - start >= WORD { u64::MAX } else { (1 << (n - start)) - 1 };
-        self.whole_word::<V>(row, word).map(|plane| plane & inside)
+        // Written out, as the compiler calls the closure of `map`.
+        let [p0, p1] = self.whole_word::<V>(layout, row, word);
+        [p0 & inside, p1 & inside]
     }
 
     #[inline(always)]
-    fn whole_word<V: Wide>(&self, row: usize, word: usize) -> Planes {
-        let Grid { layout, n, .. } = *self.grid;
+    fn whole_word<V: Wide>(&self, layout: Layout, row: usize, word: usize) -> Planes {
+        let n = self.grid.n;
         let stride = n.div_ceil(layout.in_byte());
         let bytes = |plane: usize| part::<WORD>(self.bytes[plane], row * n + word * WORD, (row + 1) * n);
         match layout {
@@ -111,8 +128,8 @@ struct To<'a> {
 impl To<'_> {
     /// Writes bytes from one of a row on, as many as the row has of them.
     #[inline(always)]
-    fn write<const N: usize>(&self, tensor: usize, row: usize, at: usize, bytes: &[u8; N]) {
-        let stride = self.grid.n.div_ceil(self.grid.layout.in_byte());
+    fn write<const N: usize>(&self, layout: Layout, tensor: usize, row: usize, at: usize, bytes: &[u8; N]) {
+        let stride = self.grid.n.div_ceil(layout.in_byte());
         let count = N.min(stride - at);
         // SAFETY: no two words of a layout share a byte of a row.
         let to = unsafe { self.bytes[tensor].part(row * stride + at, count) };
@@ -124,20 +141,20 @@ impl To<'_> {
     }
 
     #[inline(always)]
-    fn word<V: Wide>(&self, row: usize, word: usize, planes: Planes) {
-        match self.grid.layout {
-            Layout::Values => self.write(0, row, word * WORD, &V::expand(planes)),
+    fn word<V: Wide>(&self, layout: Layout, row: usize, word: usize, planes: Planes) {
+        match layout {
+            Layout::Values => self.write(layout, 0, row, word * WORD, &V::expand(planes)),
             Layout::BytePlanes => {
-                self.write(0, row, word * WORD, &V::expand([planes[0], 0]));
-                self.write(1, row, word * WORD, &V::expand([planes[1], 0]));
+                self.write(layout, 0, row, word * WORD, &V::expand([planes[0], 0]));
+                self.write(layout, 1, row, word * WORD, &V::expand([planes[1], 0]));
             }
             Layout::Planes => {
-                self.write(0, row, word * 8, &planes[0].to_le_bytes());
-                self.write(1, row, word * 8, &planes[1].to_le_bytes());
+                self.write(layout, 0, row, word * 8, &planes[0].to_le_bytes());
+                self.write(layout, 1, row, word * 8, &planes[1].to_le_bytes());
             }
             Layout::Packed2 => {
                 let codes = apart(planes[0]) << 1 | apart(planes[1]);
-                self.write(0, row, word * 16, &codes.to_le_bytes());
+                self.write(layout, 0, row, word * 16, &codes.to_le_bytes());
             }
             Layout::OffsetRows => unreachable!("four rows are written at once"),
         }
@@ -197,40 +214,45 @@ impl Task for Convert<'_, '_> {
 
     #[inline(always)]
     fn run<V: Wide>(self) {
-        for word in self.words.clone() {
-            if self.to.grid.layout == Layout::OffsetRows {
-                self.four_rows::<V>(word);
-            } else {
-                self.to.word::<V>(self.unit, word, self.cleared::<V>(self.unit, word));
-            }
-        }
+        with_layout!(self.cells.grid.layout, from => with_layout!(self.to.grid.layout, to => self.all::<V>(from, to)));
     }
 }
 
 impl Convert<'_, '_> {
+    #[inline(always)]
+    fn all<V: Wide>(&self, from: Layout, to: Layout) {
+        for word in self.words.clone() {
+            if to == Layout::OffsetRows {
+                self.four_rows::<V>(from, word);
+            } else {
+                self.to.word::<V>(to, self.unit, word, self.cleared::<V>(from, self.unit, word));
+            }
+        }
+    }
+
     /// A word without what is no value, which is noted.
     #[inline(always)]
-    fn cleared<V: Wide>(&self, row: usize, word: usize) -> Planes {
-        let [p0, p1] = self.cells.word::<V>(row, word);
+    fn cleared<V: Wide>(&self, from: Layout, row: usize, word: usize) -> Planes {
+        let [p0, p1] = self.cells.word::<V>(from, row, word);
         let none = p0 & p1;
         self.found.note(self.cells.grid, row, word, none);
         [p0 & !none, p1 & !none]
     }
 
     #[inline(always)]
-    fn four_rows<V: Wide>(&self, word: usize) {
+    fn four_rows<V: Wide>(&self, from: Layout, word: usize) {
         let mut codes = [0u8; WORD];
         let (quarter, rows) = (self.cells.grid.quarter(), self.cells.grid.rows);
         for i in 0..4 {
             let row = i * quarter + self.unit;
             if row < rows {
-                let values = V::expand(self.cleared::<V>(row, word));
+                let values = V::expand(self.cleared::<V>(from, row, word));
                 for (code, value) in codes.iter_mut().zip(values) {
                     *code |= value.wrapping_add(1) << (2 * i);
                 }
             }
         }
-        self.to.write(0, self.unit, word * WORD, &codes);
+        self.to.write(Layout::OffsetRows, 0, self.unit, word * WORD, &codes);
     }
 }
 
@@ -269,16 +291,24 @@ impl Task for Count<'_, '_> {
 
     #[inline(always)]
     fn run<V: Wide>(self) {
+        let counts = with_layout!(self.cells.grid.layout, from => self.all::<V>(from));
+        for (all, count) in self.counts.iter().zip(counts) {
+            all.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Count<'_, '_> {
+    #[inline(always)]
+    fn all<V: Wide>(&self, from: Layout) -> [usize; 2] {
         let mut counts = [0; 2];
         for word in self.words.clone() {
-            let [p0, p1] = self.cells.word::<V>(self.row, word);
+            let [p0, p1] = self.cells.word::<V>(from, self.row, word);
             self.found.note(self.cells.grid, self.row, word, p0 & p1);
             counts[0] += (p1 & !p0).count_ones() as usize;
             counts[1] += (p0 & !p1).count_ones() as usize;
         }
-        for (all, count) in self.counts.iter().zip(counts) {
-            all.fetch_add(count, Ordering::Relaxed);
-        }
+        counts
     }
 }
 
@@ -315,7 +345,7 @@ impl Task for Row<'_, '_> {
     #[inline(always)]
     fn run<V: Wide>(self) {
         for (word, to) in self.to.chunks_mut(WORD).enumerate() {
-            let [p0, p1] = self.cells.word::<V>(self.row, word);
+            let [p0, p1] = self.cells.word::<V>(Layout::Planes, self.row, word);
             for (to, value) in to.iter_mut().zip(V::expand([p0 & !p1, p1 & !p0])) {
                 *to = value as i8;
             }
