@@ -180,7 +180,7 @@ struct DecaySlope;
 impl<const N: usize> Function<N> for DecaySlope {
     #[inline(always)]
     fn of<V: Vector>(values: [V; N], _: V) -> V {
-        let [low, high] = DECAY_ENDS.map(V::constant);
+        let [low, high] = [V::constant(DECAY_ENDS[0]), V::constant(DECAY_ENDS[1])];
         let decay = product_of_sigmoids(&values[..N - 1]);
         let mut slope = math::sigmoid_slope(values[0]);
         if N == 3 {

@@ -166,8 +166,8 @@ impl Wide for Bytes32 {
         for half in 0..2 {
             unsafe {
                 let values = _mm256_loadu_si256(values.as_ptr().add(32 * half).cast());
-                let equal = |value: i8| _mm256_cmpeq_epi8(values, _mm256_set1_epi8(value));
-                let [p0, p1, zero] = [equal(1), equal(-1), equal(0)].map(|v| _mm256_movemask_epi8(v) as u32);
+                let equal = |value| _mm256_movemask_epi8(_mm256_cmpeq_epi8(values, _mm256_set1_epi8(value))) as u32;
+                let [p0, p1, zero] = [equal(1), equal(-1), equal(0)];
                 let none = !(p0 | p1 | zero);
                 planes[0] |= u64::from(p0 | none) << (32 * half);
                 planes[1] |= u64::from(p1 | none) << (32 * half);
