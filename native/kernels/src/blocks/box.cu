@@ -147,12 +147,11 @@ struct Products {
 };
 
 // Adds a piece. What is multiplied next is made ready while multiplications are under way.
-__device__ __forceinline__ void add_piece(int stage, const Own& own, float (&sums)[NT][4]) {
+__device__ __forceinline__ void add_piece(int stage, const Own& own, Products& products, float (&sums)[NT][4]) {
     unsigned x = matrices(own.x + stage), all = eights(own.x + stage);
     Scales scales(stage + own.scales);
     Pair pair(stage + own.words);
     Factors first, second;
-    Products products;
     first.make<0>(pair, own);
 #pragma unroll
     for (int k = 0; k < COLUMNS; k += 2) {
@@ -169,7 +168,7 @@ __device__ __forceinline__ void add_piece(int stage, const Own& own, float (&sum
 }
 
 // So many sums of teams have room beside as many stages as possible.
-constexpr int ROOM = FORMAT == 8 ? 1 : 2;
+constexpr int ROOM = FORMAT == 8 ? 1 : DEEP;
 
 // Writes four neighbouring outputs of a row, or those that there are.
 __device__ __forceinline__ void write(const Params& p, i64 row, i64 output, float4 four) {
@@ -193,8 +192,9 @@ __device__ __forceinline__ void multiply_place(const Params& p, const Place& at,
                                                const Own& own, Turn& turn) {
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
     int first = own_part() * THREADS + threadIdx.x;
+    Products products = {};
     float sums[NT][4] = {};
-    take_turns(at, stages, own.team, turn, [&](int stage) { add_piece(stage * STAGE, own, sums); });
+    take_turns(at, stages, own.team, turn, [&](int stage) { add_piece(stage * STAGE, own, products, sums); });
     turn.skip_all(at.count);
     // Nobody reads sums of the place before.
     if (SPLIT == 1) meet_first<THREADS>();

@@ -38,8 +38,10 @@ __device__ __forceinline__ unsigned matrices(unsigned from) { return eights(from
 __device__ __forceinline__ unsigned long long described(unsigned rows) { return rows | 256ull / 16 << 32; }
 
 #define FOUR_OF(c, i) c(to[i][0]), c(to[i][1]), c(to[i][2]), c(to[i][3])
+// Whether products are added to what is there. That they are not, the compiler must not know: for products that begin anew it
+// takes other registers each time, soon has none left, and then waits for every single multiplication. Grids have one row.
 #define MULTIPLY(kind, registers, compare, others, ...) \
-    asm volatile("{ .reg .pred add; setp." compare ".u32 add, 0, 0; " \
+    asm volatile("{ .reg .pred add; .reg .u32 row; mov.u32 row, %%ctaid.y; setp." compare ".u32 add, row, 0; " \
                  "wgmma.mma_async.sync.aligned." kind " " registers ", add" others "; }" \
                  : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows))
 #define REGISTERS_1 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8"
@@ -47,36 +49,36 @@ __device__ __forceinline__ unsigned long long described(unsigned rows) { return 
 #define REGISTERS_4 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20"
 
-#define OF_BYTES(compare, c) \
+#define OF_BYTES(compare) \
     static_assert(EIGHTS == 1 || EIGHTS == 2 || EIGHTS == 4, "eights of rows"); \
-    if constexpr (EIGHTS == 1) MULTIPLY("m64n8k32.s32.s8.s8", REGISTERS_1, compare, "", FOUR_OF(c, 0)); \
+    if constexpr (EIGHTS == 1) MULTIPLY("m64n8k32.s32.s8.s8", REGISTERS_1, compare, "", FOUR_OF("+r", 0)); \
     if constexpr (EIGHTS == 2) \
-        MULTIPLY("m64n16k32.s32.s8.s8", REGISTERS_2, compare, "", FOUR_OF(c, 0), FOUR_OF(c, EIGHTS - 1)); \
+        MULTIPLY("m64n16k32.s32.s8.s8", REGISTERS_2, compare, "", FOUR_OF("+r", 0), FOUR_OF("+r", EIGHTS - 1)); \
     if constexpr (EIGHTS == 4) \
-        MULTIPLY("m64n32k32.s32.s8.s8", REGISTERS_4, compare, "", FOUR_OF(c, 0), FOUR_OF(c, EIGHTS / 4), \
-                 FOUR_OF(c, EIGHTS / 2), FOUR_OF(c, EIGHTS - 1))
+        MULTIPLY("m64n32k32.s32.s8.s8", REGISTERS_4, compare, "", FOUR_OF("+r", 0), FOUR_OF("+r", EIGHTS / 4), \
+                 FOUR_OF("+r", EIGHTS / 2), FOUR_OF("+r", EIGHTS - 1))
 
-// Products of 32 bytes with 32 bytes, which are not added to anything.
+// Products of 32 bytes with 32 bytes, instead of what is there.
 template <int EIGHTS>
 __device__ __forceinline__ void multiply(int (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
-    OF_BYTES("ne", "=r");
+    OF_BYTES("ne");
 }
 
 // The same, added to what is there.
 template <int EIGHTS>
 __device__ __forceinline__ void multiply_add(int (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
-    OF_BYTES("eq", "+r");
+    OF_BYTES("eq");
 }
 
 // Of 16 halves with 16 halves.
 template <int EIGHTS>
 __device__ __forceinline__ void multiply(float (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
-    if constexpr (EIGHTS == 1) MULTIPLY("m64n8k16.f32.f16.f16", REGISTERS_1, "ne", ", 1, 1, 0", FOUR_OF("=f", 0));
+    if constexpr (EIGHTS == 1) MULTIPLY("m64n8k16.f32.f16.f16", REGISTERS_1, "ne", ", 1, 1, 0", FOUR_OF("+f", 0));
     if constexpr (EIGHTS == 2)
-        MULTIPLY("m64n16k16.f32.f16.f16", REGISTERS_2, "ne", ", 1, 1, 0", FOUR_OF("=f", 0), FOUR_OF("=f", EIGHTS - 1));
+        MULTIPLY("m64n16k16.f32.f16.f16", REGISTERS_2, "ne", ", 1, 1, 0", FOUR_OF("+f", 0), FOUR_OF("+f", EIGHTS - 1));
     if constexpr (EIGHTS == 4)
-        MULTIPLY("m64n32k16.f32.f16.f16", REGISTERS_4, "ne", ", 1, 1, 0", FOUR_OF("=f", 0), FOUR_OF("=f", EIGHTS / 4),
-               FOUR_OF("=f", EIGHTS / 2), FOUR_OF("=f", EIGHTS - 1));
+        MULTIPLY("m64n32k16.f32.f16.f16", REGISTERS_4, "ne", ", 1, 1, 0", FOUR_OF("+f", 0), FOUR_OF("+f", EIGHTS / 4),
+               FOUR_OF("+f", EIGHTS / 2), FOUR_OF("+f", EIGHTS - 1));
 }
 
 #undef FOUR_OF

@@ -116,6 +116,6 @@ impl Boxes {
 /// Bytes of shared memory: stages with their barriers, and the sums of so many teams as `box.cu` has room for.
 fn shared(weights: Format, rows: usize, stages: usize) -> usize {
     let stage = COLUMNS * (SIDE * weights.bytes() + rows * X_BYTES) + 16;
-    let room = if weights == Format::Q8 { 1 } else { 2 };
+    let room = if weights == Format::Q8 { 1 } else { TEAMS };
     stages * stage + room * rows * (SIDE + 4) * size_of::<f32>()
 }
