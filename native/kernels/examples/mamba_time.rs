@@ -5,13 +5,14 @@
 //! ```
 //!
 //! The sizes are those of mamba-130m, or of the environment: `LAYERS`, `WIDTH`, `VOCABULARY`, `PROMPT` (length) and
-//! `BATCHES` (sessions stepped at once, such as `1,8`). Prints a line of JSON for each time, in milliseconds.
+//! `BATCHES` (sessions stepped at once, such as `1,8`). `QUANTIZE` makes matrices `q8_0`, `q4_0` or `ternary`. Prints a line of JSON for each time, in milliseconds.
 
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::mamba::sample::Sampling;
 use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where};
+use sidewinder_kernels::matrices::Quantization;
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,16 +30,21 @@ fn main() -> Result<()> {
     let start = Instant::now();
     let config = sizes();
     let checkpoint = Checkpoint::new("random", Some(config), random(&config, dtype)?);
-    let model = Arc::new(Model::new(checkpoint, Some(dtype), false, place)?);
-    let bytes = parameters(&config) * dtype.size();
+    let how = std::env::var("QUANTIZE").ok().map(|name| Quantization::from_name(&name).expect("a format"));
+    let model = Arc::new(match how {
+        Some(how) => Model::quantized(checkpoint, Some(dtype), false, how, place)?,
+        None => Model::new(checkpoint, Some(dtype), false, place)?,
+    });
+    // Of those in blocks or planes only large matrices are smaller.
+    let bytes = how.is_none().then(|| parameters(&config) * dtype.size());
     let about = |what: &str, size: usize, times: &mut [f64]| {
         times.sort_by(f64::total_cmp);
         let (median, least) = (times[times.len() / 2], times[0]);
         println!(
             "{}",
             serde_json::json!({"what": what, "size": size, "median_ms": median, "min_ms": least, "runs": times.len(),
-                "dtype": dtype.name(), "threads": threads, "level": level, "weights_mb": bytes / 1_000_000,
-                "gb_per_s": bytes as f64 / median / 1e6})
+                "dtype": dtype.name(), "quantized": how.map(Quantization::name), "threads": threads, "level": level,
+                "weights_mb": bytes.map(|bytes| bytes / 1_000_000), "gb_per_s": bytes.map(|bytes| bytes as f64 / median / 1e6)})
         );
     };
     println!("# made in {:.1} s", start.elapsed().as_secs_f64());
