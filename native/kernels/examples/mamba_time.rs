@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The sizes are those of mamba-130m, or of the environment: `LAYERS`, `WIDTH`, `VOCABULARY`, `PROMPT` (length) and
-//! `BATCHES` (sessions stepped at once, such as `1,8`). `QUANTIZE` makes matrices `q8_0`, `q4_0` or `ternary`. Prints a line of JSON for each time, in milliseconds.
+//! `BATCHES` (sessions stepped at once, such as `1,8`). `QUANTIZE` makes matrices `q8_0`, `q4_0` or `ternary`. Prints a line of
+//! JSON for each time, in milliseconds.
 
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::Device;
@@ -35,7 +36,7 @@ fn main() -> Result<()> {
         Some(how) => Model::quantized(checkpoint, Some(dtype), false, how, place)?,
         None => Model::new(checkpoint, Some(dtype), false, place)?,
     });
-    // Of those in blocks or planes only large matrices are smaller.
+    // Of a quantized model it is not told: only its large matrices are smaller.
     let bytes = how.is_none().then(|| parameters(&config) * dtype.size());
     let about = |what: &str, size: usize, times: &mut [f64]| {
         times.sort_by(f64::total_cmp);
