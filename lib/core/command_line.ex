@@ -70,9 +70,9 @@ defmodule Sidewinder.CommandLine do
     {result, microseconds / 1000}
   end
 
-  @doc "Where a call runs, as a text."
-  def place(inputs, where) do
-    case Kernel.plan(inputs, where) do
+  @doc "Where a call of an op runs, as a text."
+  def place(op, inputs, options, where) do
+    case Kernel.plan(op, inputs, options, where) do
       {_scheduler, %{device: nil} = target} ->
         cpu = Device.info().cpu
         "cpu (#{target.level || cpu.best}, threads: #{target.threads || cpu.threads})"

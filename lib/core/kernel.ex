@@ -18,8 +18,8 @@ defmodule Sidewinder.Kernel do
 
   alias Sidewinder.{Device, Error, Native, Options, Tensor}
 
-  # State updates, or products: below the first a call is too short to be worth the way to a dirty scheduler,
-  # from the second on a GPU wins although the data has to be brought there.
+  # Products or updates of a state, as the op itself counts them: below the first a call is too short to be worth the
+  # way to a dirty scheduler, from the second on a GPU wins although the data has to be brought there.
   @quick 131_072
   @large 4_194_304
 
@@ -50,21 +50,31 @@ defmodule Sidewinder.Kernel do
   """
   @spec run(atom, inputs, map, keyword) :: %{String.t() => Tensor.t()}
   def run(op, inputs, options, where \\ []) do
-    {scheduler, target} = plan(inputs, where)
-    tensors = for {name, tensor} <- inputs, do: {text(name), to_native(op, name, tensor)}
+    tensors = natives(op, inputs)
 
-    case call(scheduler, op, tensors, options, target) do
+    case start(placed(inputs, where), op, tensors, options) do
       {:ok, outputs} -> :maps.map(fn _name, output -> from_native(output) end, outputs)
       {:error, fields} -> failed(fields)
     end
   end
 
-  defp call(:quick, op, inputs, options, target) do
-    Native.run_quick(op, inputs, options, target)
+  # A call whose work is not known yet is tried where it is quick; the library runs none that is not.
+  defp start({:by_work, free}, op, tensors, options) do
+    with {:ok, work} when is_integer(work) <- quickly(op, tensors, options, @quick),
+         do: call(by_work(work, tensors, free), op, tensors, options)
   end
 
-  defp call(:cpu, op, inputs, options, target), do: Native.run_cpu(op, inputs, options, target)
-  defp call(:io, op, inputs, options, target), do: Native.run_io(op, inputs, options, target)
+  defp start(plan, op, tensors, options), do: call(plan, op, tensors, options)
+
+  defp quickly(op, tensors, options, below),
+    do:
+      Native.run_quick(op, tensors, options, %{device: nil, level: nil, threads: 1, below: below})
+
+  defp call({:cpu, target}, op, inputs, options), do: Native.run_cpu(op, inputs, options, target)
+  defp call({:io, target}, op, inputs, options), do: Native.run_io(op, inputs, options, target)
+
+  defp natives(op, inputs),
+    do: for({name, tensor} <- inputs, do: {text(name), to_native(op, name, tensor)})
 
   defp text(name) when is_binary(name), do: name
   defp text(name) when is_atom(name), do: Atom.to_string(name)
@@ -87,43 +97,83 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc """
-  Where a call would run: the scheduler's sort, and the CUDA device (nil is the CPU), CPU level and
+  Where a call of `op` would run: the scheduler's sort, and the CUDA device (nil is the CPU), CPU level and
   threads (nil is the default).
+
+  Where `where` leaves a choice, the op's own count of its work decides: products or updates of a state. Raises
+  `Sidewinder.Error` as `run/4` does.
+
+      iex> tensor = fn shape -> Sidewinder.Tensor.from_list(List.duplicate(0, Tuple.product(shape)), :f32, shape) end
+      iex> inputs = [q: tensor.({1, 1, 16}), k: tensor.({1, 10_000, 16}), v: tensor.({1, 10_000, 16})]
+      iex> {scheduler, _target} = Sidewinder.Kernel.plan(:hds_query_topk, inputs, %{}, backend: :cpu)
+      iex> scheduler
+      :cpu
   """
-  @spec plan(inputs, keyword) :: plan
-  def plan(inputs, where \\ []) do
-    config = Device.config()
-    {level, threads} = {level!(where[:level]), threads!(where[:threads])}
-    size = size(inputs)
-    allow_tf32 = Device.boolean!("allow_tf32", Keyword.get(where, :allow_tf32, config.allow_tf32))
-    backend = if where[:backend], do: Device.parse!(where[:backend]), else: config.backend
+  @spec plan(atom, inputs, map, keyword) :: plan
+  def plan(op, inputs, options \\ %{}, where \\ []) do
+    case placed(inputs, where) do
+      {:by_work, free} ->
+        tensors = natives(op, inputs)
+        by_work(work!(quickly(op, tensors, options, 0)), tensors, free)
+
+      plan ->
+        plan
+    end
+  end
+
+  defp work!({:ok, work}), do: work
+  defp work!({:error, fields}), do: failed(fields)
+
+  # The plan, or what is left to choose by the work.
+  defp placed(inputs, where) do
+    {backend, cpu, gpu} = asked(where)
 
     cond do
-      device = device(backend, inputs, size == :large and level == nil and threads == nil) ->
-        {:io, %{device: device, level: nil, threads: nil, allow_tf32: allow_tf32}}
-
-      size == :small and level == nil and threads in [nil, 1] ->
-        {:quick, %{device: nil, level: nil, threads: 1}}
-
-      true ->
-        {:cpu, %{device: nil, level: level, threads: threads || config.threads}}
+      device = device(backend, inputs) -> {:io, %{gpu | device: device}}
+      cpu.level != nil or where[:threads] not in [nil, 1] -> {:cpu, cpu}
+      true -> {:by_work, {cpu, if(free?(backend, where), do: gpu)}}
     end
+  end
+
+  # What `where` and the configuration say: the backend, and the targets on the CPU and on CUDA device 0.
+  defp asked(where) do
+    config = Device.config()
+    {level, threads} = {level!(where[:level]), threads!(where[:threads])}
+    allow_tf32 = Device.boolean!("allow_tf32", Keyword.get(where, :allow_tf32, config.allow_tf32))
+    backend = if where[:backend], do: Device.parse!(where[:backend]), else: config.backend
+    cpu = %{device: nil, level: level, threads: threads || config.threads}
+    {backend, cpu, %{device: 0, level: nil, threads: nil, allow_tf32: allow_tf32}}
+  end
+
+  defp free?(backend, where),
+    do: backend == :auto and where[:level] == nil and where[:threads] == nil
+
+  defp by_work(work, tensors, {cpu, gpu}) do
+    cond do
+      gpu != nil and worth_moving?(work, tensors) and Device.cuda?() -> {:io, gpu}
+      work < @quick -> {:quick, %{cpu | threads: 1}}
+      true -> {:cpu, cpu}
+    end
+  end
+
+  # What does little with each element is done sooner than it can be brought to a GPU and back.
+  defp worth_moving?(work, tensors) do
+    elements = for {_name, {_type, shape, _data}} <- tensors, do: Tensor.elements(shape)
+    work >= @large and work >= 2 * Enum.sum(elements)
   end
 
   @doc """
   Where something that stays, such as a model, would live: with the backend `:auto` on CUDA device 0 if that can be
-  used and nothing is said of CPU levels or threads. The options are those of `plan/2`.
+  used and nothing is said of CPU levels or threads. The options are those of `plan/4`.
   """
   @spec residence(keyword) :: plan
   def residence(where \\ []) do
-    config = Device.config()
-    {level, threads} = {level!(where[:level]), threads!(where[:threads])}
-    allow_tf32 = Device.boolean!("allow_tf32", Keyword.get(where, :allow_tf32, config.allow_tf32))
-    backend = if where[:backend], do: Device.parse!(where[:backend]), else: config.backend
+    {backend, cpu, gpu} = asked(where)
 
-    case device(backend, [], level == nil and threads == nil) do
-      nil -> {:cpu, %{device: nil, level: level, threads: threads || config.threads}}
-      device -> {:io, %{device: device, level: nil, threads: nil, allow_tf32: allow_tf32}}
+    cond do
+      device = device(backend, []) -> {:io, %{gpu | device: device}}
+      free?(backend, where) and Device.cuda?() -> {:io, gpu}
+      true -> {:cpu, cpu}
     end
   end
 
@@ -135,62 +185,18 @@ defmodule Sidewinder.Kernel do
   defp threads!(threads) when is_integer(threads) and threads in 0..0xFFFF, do: threads
   defp threads!(other), do: Options.wrong!("threads", "a number from 1 to 1024", other)
 
-  defp size([{_name, %Tensor{type: type, shape: shape}} | inputs]) do
-    each = each(inputs, shape)
-    updates = Tensor.elements(shape) * each * passes(inputs)
+  # The CUDA device that is named, or that the inputs are on.
+  defp device(:cpu, _inputs), do: nil
+  defp device({:cuda, ordinal}, _inputs), do: ordinal
 
-    cond do
-      # What does little with each element is done sooner than it can be brought to a GPU and back.
-      updates >= @large and each > 1 -> :large
-      # On the CPU, f64 is computed one value at a time.
-      updates < @quick and type != :f64 -> :small
-      true -> :middling
-    end
-  end
-
-  # Refused anyway.
-  defp size(_inputs), do: :small
-
-  # The work for each element of the first input: the states of its channel, its products with
-  # weights, and with keys and values.
-  defp each(inputs, shape) when tuple_size(shape) > 0 do
-    width = max(elem(shape, tuple_size(shape) - 1), 1)
-    max(Enum.sum(for {name, tensor} <- inputs, do: cost(text(name), tensor, width)), 1)
-  end
-
-  defp each(_inputs, _shape), do: 1
-
-  @weights ~w(w plane0 w1_plane0 b in_proj wqkv wo wg wu wd Wg Wm wgate wm wq wk wv wz wg1 wg2 wc1 wc2 waq wao wf1 wf2)
-
-  defp cost("A", %Tensor{shape: {_channels, states}}, _width), do: states
-
-  defp cost(name, %Tensor{shape: {_, _} = weight}, width) when name in @weights,
-    do: div(Tensor.elements(weight), width)
-
-  # Heads are fewer than keys, whichever comes first.
-  defp cost(name, %Tensor{shape: {_, m, n, _}}, _width) when name in ["k", "v", "keys", "values"],
-    do: max(m, n)
-
-  defp cost(_name, _tensor, _width), do: 0
-
-  # A gradient computes its op again and goes back through it.
-  defp passes(inputs) do
-    if Enum.any?(inputs, fn {name, _} -> text(name) in ["dy", "dh", "dc", "dh_new", "dgamma"] end),
-      do: 4,
-      else: 1
-  end
-
-  defp device(:cpu, _inputs, _large), do: nil
-  defp device({:cuda, ordinal}, _inputs, _large), do: ordinal
-
-  defp device(:auto, inputs, large) do
+  defp device(:auto, inputs) do
     case Enum.find(inputs, &match?({_name, %Tensor{data: data}} when is_reference(data), &1)) do
       {_name, tensor} -> ordinal(Tensor.device(tensor))
-      nil -> if large and Device.cuda?(), do: 0
+      nil -> nil
     end
   end
 
-  defp device(:nx, _inputs, _large) do
+  defp device(:nx, _inputs) do
     raise Error.new(:option, "backend",
             expected: "auto, cpu or cuda:N",
             got: "nx",

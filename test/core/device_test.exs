@@ -103,10 +103,11 @@ defmodule Sidewinder.DeviceTest do
     assert %{backend: :auto, threads: 2} = Device.configure(backend: :auto)
 
     inputs = Calls.inputs({4, 100, 64, 16})
-    assert {:cpu, %{device: nil, threads: 2}} = Kernel.plan(inputs)
-    assert {:cpu, %{device: nil, threads: 1}} = Kernel.plan(inputs, threads: 1)
-    assert {:io, %{device: 7, allow_tf32: false}} = Kernel.plan(inputs, backend: "cuda:7")
-    assert {:io, %{allow_tf32: true}} = Kernel.plan(inputs, backend: "cuda:7", allow_tf32: true)
+    plan = &Kernel.plan(:selective_scan, inputs, %{}, &1)
+    assert {:cpu, %{device: nil, threads: 2}} = plan.([])
+    assert {:cpu, %{device: nil, threads: 1}} = plan.(threads: 1)
+    assert {:io, %{device: 7, allow_tf32: false}} = plan.(backend: "cuda:7")
+    assert {:io, %{allow_tf32: true}} = plan.(backend: "cuda:7", allow_tf32: true)
   end
 
   test "wrong values are refused" do
@@ -122,7 +123,9 @@ defmodule Sidewinder.DeviceTest do
     end
 
     assert %Error{kind: :option, argument: "allow_tf32", expected: "true or false"} =
-             catch_error(Kernel.plan(Calls.inputs({1, 2, 3, 4}), allow_tf32: :maybe))
+             catch_error(
+               Kernel.plan(:selective_scan, Calls.inputs({1, 2, 3, 4}), %{}, allow_tf32: :maybe)
+             )
 
     for text <- ["cuda:", "cuda:-1", "cuda:x", "", nil, 1, {:cuda, :a}] do
       assert_raise Error, fn -> Device.parse!(text) end
@@ -130,28 +133,30 @@ defmodule Sidewinder.DeviceTest do
   end
 
   test "small work stays on its scheduler, larger and forced work does not" do
+    scan = fn inputs, where ->
+      Kernel.plan(:selective_scan, inputs, %{}, [backend: :cpu] ++ where)
+    end
+
     small = Calls.inputs({1, 2, 3, 4})
-    assert {:quick, %{threads: 1}} = Kernel.plan(small, backend: :cpu)
-    assert {:cpu, %{level: "scalar"}} = Kernel.plan(small, backend: :cpu, level: "scalar")
-    assert {:cpu, _} = Kernel.plan(Calls.inputs({4, 100, 64, 16}), backend: :cpu)
-    assert {:cpu, _} = Kernel.plan(for({name, t} <- small, do: {name, Tensor.cast(t, :f64)}))
+    assert {:quick, %{threads: 1}} = scan.(small, [])
+    assert {:cpu, %{level: "scalar"}} = scan.(small, level: "scalar")
+    assert {:cpu, _} = scan.(Calls.inputs({4, 100, 64, 16}), [])
 
-    assert {:cpu, _} =
-             Kernel.plan(x: Calls.uniform({100, 100}, 0, 1), A: Calls.uniform({1, 16}, 0, 1))
-
-    rows = Calls.uniform({10, 100}, 0, 1)
-    assert {:quick, _} = Kernel.plan(x: rows, w: Calls.uniform({100, 100}, 0, 1))
-    assert {:cpu, _} = Kernel.plan(x: rows, in_proj: Calls.uniform({200, 100}, 0, 1))
+    # An update in f64 is slower.
+    middling = Calls.inputs({1, 100, 64, 16})
+    assert {:quick, _} = scan.(middling, [])
+    assert {:cpu, _} = scan.(for({name, t} <- middling, do: {name, Tensor.cast(t, :f64)}), [])
   end
 
   @tag :no_cuda
   test "large work runs on the CPU where there is no GPU" do
-    assert {:cpu, %{device: nil}} = Kernel.plan(Calls.inputs({8, 200, 200, 16}))
+    assert {:cpu, %{device: nil}} = Kernel.plan(:selective_scan, Calls.inputs({8, 200, 200, 16}))
   end
 
   @tag :cuda
   test "large work from the host runs on the GPU" do
-    assert {:io, %{device: 0}} = Kernel.plan(Calls.inputs({8, 200, 200, 16}))
-    assert {:cpu, %{device: nil}} = Kernel.plan(Calls.inputs({8, 200, 200, 16}), backend: :cpu)
+    assert {:io, %{device: 0}} = Kernel.plan(:selective_scan, Calls.inputs({8, 200, 200, 16}))
+    inputs = Calls.inputs({8, 200, 200, 16})
+    assert {:cpu, %{device: nil}} = Kernel.plan(:selective_scan, inputs, %{}, backend: :cpu)
   end
 end

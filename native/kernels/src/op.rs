@@ -248,6 +248,12 @@ pub trait Op {
     /// Proves that inputs and options fit each other.
     fn check(inputs: &Named<Spec>, options: &Self::Options) -> Result<Self::Problem>;
 
+    /// How many products or updates of a state a checked call computes, where that is more than a few for each
+    /// element that it reads or writes. It chooses the scheduler and the device: see [`Call::work`].
+    fn work(_problem: &Self::Problem, _inputs: &Named<Spec>) -> u64 {
+        0
+    }
+
     /// The outputs of a checked call, in a fixed order.
     fn outputs(problem: &Self::Problem) -> Result<Named<Spec>>;
 
@@ -339,6 +345,21 @@ pub fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()
     }
 }
 
+/// The product of sizes, at most the largest number there is.
+pub fn product(sizes: &[usize]) -> u64 {
+    sizes.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
+}
+
+/// How many elements the inputs of these names have together.
+pub fn elements(inputs: &Named<Spec>, names: &[&str]) -> usize {
+    names.iter().filter_map(|name| inputs.find(name)).map(|spec| spec.shape.elements()).fold(0, usize::saturating_add)
+}
+
+/// The work of a gradient: it computes its op again and goes back through it.
+pub fn work_of_gradient<O: Op>(of: &O::Problem, inputs: &Named<Spec>) -> u64 {
+    O::work(of, inputs).saturating_mul(4)
+}
+
 /// Checks that an option's value is a positive number.
 pub fn positive(name: &str, value: f64) -> Result<()> {
     match value > 0.0 && value.is_finite() {
@@ -420,6 +441,10 @@ impl<O: Differentiable> Op for Backward<O> {
         Ok(Gradient { of, outputs: O::gradients(inputs) })
     }
 
+    fn work(call: &Gradient<O::Problem>, inputs: &Named<Spec>) -> u64 {
+        work_of_gradient::<O>(&call.of, inputs)
+    }
+
     fn outputs(call: &Gradient<O::Problem>) -> Result<Named<Spec>> {
         Ok(call.outputs.clone())
     }
@@ -447,6 +472,9 @@ pub fn specs<T: Described>(tensors: &Named<T>) -> Named<Spec> {
     tensors.map(Described::spec)
 }
 
+/// What an update in f64 costs, of those in f32. Some ops compute one value of f64 at a time.
+const F64: u64 = 16;
+
 /// A call of `O` whose inputs and options are proven to fit each other; what is left is the data.
 pub struct Call<O: Op> {
     problem: O::Problem,
@@ -465,6 +493,15 @@ impl<O: Op> Call<O> {
     /// What the call gives.
     pub fn outputs(&self) -> &Named<Spec> {
         &self.outputs
+    }
+
+    /// How long the call takes on a CPU, in products or updates of a state in f32: at least one for each element that
+    /// it reads or writes.
+    pub fn work(&self) -> u64 {
+        let tensors = self.inputs.iter().chain(self.outputs.iter());
+        let elements = tensors.map(|(_, spec)| spec.shape.elements() as u64).fold(0, u64::saturating_add);
+        let each = if storage::<O>(&self.inputs).1 == DType::F64 { F64 } else { 1 };
+        O::work(&self.problem, &self.inputs).max(elements).saturating_mul(each)
     }
 
     /// Computes on the CPU, from views to views of the specs that were checked.

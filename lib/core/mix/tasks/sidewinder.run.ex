@@ -72,7 +72,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
     {outputs, ms} = CommandLine.timed(fn -> CommandLine.ticking(op.name, work) end)
     Safetensors.write(output, outputs)
     done = "#{op.name}: #{describe(Enum.take(inputs, 1))} -> #{describe(outputs)}"
-    place = CommandLine.place(inputs, where)
+    place = CommandLine.place(String.to_atom(op.name), inputs, own, where)
     Mix.shell().info("#{done} in #{CommandLine.short(ms)} ms on #{place}, written to #{output}")
   end
 

@@ -132,6 +132,12 @@ impl Op for Decode {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        let (y, keys) = (problem.outputs[0].shape, problem.cache[0].shape);
+        // Rows of the cache that are not there yet cost nothing, but its room bounds those that are.
+        op::product(&[y.elements(), keys[1].max(keys[2])])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let [keys, values] = problem.cache;
         Ok([("y", problem.outputs[0]), ("keys", keys), ("values", values)].into_iter().collect())

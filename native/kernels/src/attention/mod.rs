@@ -292,6 +292,11 @@ impl Op for Attention {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        let Problem { batch, heads, queries, keys, width, value_width, .. } = *problem;
+        op::product(&[batch, heads, queries, keys, width.max(value_width)])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let Problem { batch, heads, queries, value_width, layout, dtype, .. } = *problem;
         let y = Spec::new(dtype, &shape(layout, [batch, heads, queries, value_width]))?;

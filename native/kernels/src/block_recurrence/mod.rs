@@ -147,6 +147,10 @@ impl Op for BlockRecurrence {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
+        op::product(&[problem.batch, problem.length, op::elements(inputs, &["Wg", "Wm"])])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let Problem { batch, length, width, dtype, .. } = *problem;
         let h = Spec::new(dtype, &[batch, length, width])?;

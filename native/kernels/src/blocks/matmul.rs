@@ -111,6 +111,10 @@ impl<T: Table> Op for Product<T> {
         Problem::new("w", T::FACTORS, inputs, options)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        op::product(&[problem.rows, problem.inputs, problem.outputs])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         Ok([("y", Spec { dtype: problem.x.dtype, shape: problem.y()? })].into_iter().collect())
     }

@@ -280,6 +280,11 @@ impl Op for BlockMatmul {
         Ok(Products { quantizer, products })
     }
 
+    fn work(problem: &Products, _: &Named<Spec>) -> u64 {
+        let products = problem.products.iter().map(|(_, _, of)| crate::op::product(&[of.rows, of.inputs, of.outputs]));
+        products.fold(0, u64::saturating_add)
+    }
+
     fn outputs(problem: &Products) -> Result<Named<Spec>> {
         let spec = |of: &matmul::Problem| Ok(Spec { dtype: of.x.dtype, shape: of.y()? });
         let quantized = [Ok((Name::from("x_q8_0"), problem.quantizer.q))].into_iter();

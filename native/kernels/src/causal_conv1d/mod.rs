@@ -120,6 +120,10 @@ impl Op for CausalConv1d {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        op::product(&[problem.batch, problem.length, problem.channels, problem.width])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let Problem { batch, length, channels, width, dtype, .. } = *problem;
         let mut outputs = Named::default();

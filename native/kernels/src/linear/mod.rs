@@ -99,6 +99,10 @@ impl Op for Linear {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        op::product(&[problem.rows, problem.inputs, problem.outputs])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         Ok([("y", Spec { dtype: problem.dtype, shape: problem.y()? })].into_iter().collect())
     }

@@ -166,6 +166,11 @@ impl Op for MambaBlock {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
+        let each = op::elements(inputs, &["in_proj", "conv_w", "x_proj", "dt_w", "A_log", "out_proj"]);
+        op::product(&[problem.batch, problem.length, each])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let Problem { batch, length, model, inner, state, width, dtype, .. } = *problem;
         let mut outputs = Named::default();

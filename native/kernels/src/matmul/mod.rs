@@ -74,6 +74,10 @@ impl Op for Matmul {
         Ok(Problem { rows, inner, columns, dtype: a.dtype })
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        op::product(&[problem.rows, problem.inner, problem.columns])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         Ok([("c", Spec::new(problem.dtype, &problem.c())?)].into_iter().collect())
     }

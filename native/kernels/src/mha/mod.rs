@@ -178,6 +178,12 @@ impl Op for Mha {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        let Problem { batch, length, width, cached, .. } = *problem;
+        let keys = cached.saturating_add(length);
+        op::product(&[4, batch, length, width, width.max(keys)])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let Problem { batch, length, width, dtype, .. } = *problem;
         let y = Spec::new(dtype, &[batch, length, width])?;

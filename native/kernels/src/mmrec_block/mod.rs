@@ -254,6 +254,13 @@ impl Op for MmrecBlock {
         Ok(problem)
     }
 
+    fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
+        let weights = ["wq", "wk", "wv", "wz", "wg1", "wg2", "wc1", "wc2", "wgate", "wm", "waq", "wao", "wf1", "wf2"];
+        let [batch, length, width] = [0, 1, 2].map(|axis| problem.x.shape[axis]);
+        let attention = op::product(&[2, batch, length, problem.memory.shape[1], width]);
+        op::product(&[batch, length, op::elements(inputs, &weights)]).saturating_add(attention)
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let x = problem.x;
         let mut outputs: Named<_> = [

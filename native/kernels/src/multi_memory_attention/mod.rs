@@ -116,6 +116,11 @@ impl Op for MultiMemoryAttention {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        let Problem { batch, length, width, slots, .. } = *problem;
+        op::product(&[2, batch, length, width, width.saturating_add(slots)])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let y = Spec::new(problem.dtype, &[problem.batch, problem.length, problem.width])?;
         Ok([("y", y), ("lse", problem.lse()?)].into_iter().collect())

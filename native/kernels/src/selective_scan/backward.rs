@@ -76,6 +76,10 @@ impl Op for SelectiveScanBackward {
         Ok(Gradient { of, outputs: op::gradients(inputs, &GRADIENTS) })
     }
 
+    fn work(problem: &Gradient<Problem>, inputs: &Named<Spec>) -> u64 {
+        op::work_of_gradient::<SelectiveScan>(&problem.of, inputs)
+    }
+
     fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
         Ok(problem.outputs.clone())
     }

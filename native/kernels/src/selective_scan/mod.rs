@@ -133,6 +133,10 @@ impl Op for SelectiveScan {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        crate::op::product(&[problem.batch, problem.length, problem.channels, problem.state])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let Problem { batch, length, channels, state, dtype, .. } = *problem;
         let mut outputs = Named::default();

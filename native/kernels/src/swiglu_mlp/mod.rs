@@ -82,6 +82,10 @@ impl Op for SwigluMlp {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        op::product(&[3, problem.x.shape.elements(), problem.hidden])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         Ok([("y", problem.x)].into_iter().collect())
     }

@@ -82,6 +82,11 @@ impl Op for TernaryLinear {
         Ok(Problem { x: *x, weights, options: *options, dtype: x.dtype })
     }
 
+    fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
+        let leading = problem.x.shape.split_last().map_or(&[][..], |(_, leading)| leading);
+        op::product(&[leading.iter().product(), op::elements(inputs, &["w"])])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let (_, leading) = problem.x.shape.split_last().expect("it has a last axis");
         let y = Spec::new(problem.dtype, &[leading, &problem.weights.leading[..]].concat())?;
@@ -178,6 +183,10 @@ pub mod all {
                 agree("out", options.out, product.outs)?;
                 Ok(Problem { leading: product.leading, n: product.n, outs: product.outs, dtype: product.dtype })
             })
+        }
+
+        fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
+            op::product(&[problem.leading.iter().product(), op::elements(inputs, &["plane0"]), 3])
         }
 
         fn outputs(problem: &Problem) -> Result<Named<Spec>> {

@@ -176,6 +176,10 @@ impl Op for SimpleRotorNet {
         Ok(Problem { leading: leading.to_vec(), hidden, out, dtype: x.dtype })
     }
 
+    fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
+        op::product(&[problem.leading.iter().product(), op::elements(inputs, &["w1_plane0", "w2_plane0"])])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let logits = Spec::new(problem.dtype, &[&problem.leading[..], &[problem.out]].concat())?;
         Ok([("logits", logits), ("class", Spec::new(DType::I32, &problem.leading)?)].into_iter().collect())

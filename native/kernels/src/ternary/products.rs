@@ -269,6 +269,11 @@ impl<A: Activated> Op for Matmul<A> {
 
     /// `y` of the storage type; of signs the sums `acc`, and y if there is anything to do to them; of bytes on demand the
     /// sums, the bytes `xq` and their `x_scale`.
+    fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
+        // A word of planes has the products of many cells.
+        op::product(&[problem.rows, op::elements(inputs, &["plane0"])])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let of = |dtype, last: usize| Spec::new(dtype, &[&problem.leading[..], &[last]].concat());
         let bytes = problem.form == Form::I8 && problem.options.return_sums;

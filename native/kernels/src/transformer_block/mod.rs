@@ -124,6 +124,13 @@ impl Op for TransformerBlock {
         Ok(problem)
     }
 
+    fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
+        let [batch, length, width] = [0, 1, 2].map(|axis| problem.x.shape[axis]);
+        let weights = op::elements(inputs, &["wqkv", "wo", "wg", "wu", "wd"]);
+        let keys = problem.options.cached.saturating_add(length);
+        op::product(&[batch, length, weights]).saturating_add(op::product(&[2, batch, length, keys, width]))
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let [keys, values] = problem.cache.map_or([None; 2], |cache| cache.map(Some));
         Ok(op::named([("y", Some(problem.x)), ("keys", keys), ("values", values)]))

@@ -135,6 +135,13 @@ impl Op for HdsQueryTopk {
         Problem::new(inputs, options)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        let Levels { width, sizes, .. } = &problem.levels;
+        let above = sizes.len() - 1;
+        let seen = problem.top_k.saturating_mul(problem.ratio).saturating_mul(above).saturating_add(sizes[above]);
+        op::product(&[problem.batch, problem.length, *width, seen])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let Problem { batch, length, dtype, .. } = *problem;
         let context = Spec::new(dtype, &[batch, length, problem.levels.width])?;

@@ -107,6 +107,10 @@ impl Op for MdiGamma {
         Problem::new(inputs)
     }
 
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        op::product(&[if problem.context { 4 } else { 2 }, problem.z.shape.elements(), problem.inner])
+    }
+
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         Ok([("gamma", problem.z)].into_iter().collect())
     }
