@@ -42,8 +42,9 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
 
         expected = Nx.reshape(Nx.tensor(Tensor.to_list(y)), {4, 3})
 
-        assert Nx.to_number(Nx.all_close(Axon.predict(model, state, x), expected, rtol: 1.0e-4)) ==
-                 1
+        # Products of random weights may cancel to nearly 0.
+        close = Nx.all_close(Axon.predict(model, state, x), expected, rtol: 1.0e-4, atol: 1.0e-5)
+        assert Nx.to_number(close) == 1
       end
     end
 

@@ -16,8 +16,7 @@ defmodule Sidewinder.NxTest.Served do
   end
 
   defp start_distribution! do
-    # Erlang starts it by itself only for nodes that have a name from the beginning.
-    if epmd = System.find_executable("epmd"), do: System.cmd(epmd, ["-daemon"])
+    start_port_mapper()
 
     case Node.start(:"sidewinder_#{System.pid()}@127.0.0.1", :longnames) do
       {:ok, _} ->
@@ -29,6 +28,21 @@ defmodule Sidewinder.NxTest.Served do
         `epmd -daemon`, and let this machine connect to itself, 127.0.0.1, on port 4369 and those above 1024. \
         The reason: #{inspect(reason)}
         """
+    end
+  end
+
+  # Erlang starts it by itself only for nodes that have a name from the beginning.
+  defp start_port_mapper do
+    if epmd = System.find_executable("epmd"), do: System.cmd(epmd, ["-daemon"])
+    until_listening(System.monotonic_time(:millisecond) + 10_000)
+  end
+
+  # The daemon detaches before it listens.
+  defp until_listening(deadline) do
+    with {:error, _} <- :erl_epmd.names(~c"127.0.0.1"),
+         true <- System.monotonic_time(:millisecond) < deadline do
+      Process.sleep(20)
+      until_listening(deadline)
     end
   end
 
