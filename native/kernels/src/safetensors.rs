@@ -418,6 +418,69 @@ mod tests {
         assert!(Writer::create(Path::new("/nowhere/at/all"), &[]).is_err());
     }
 
+    /// A file of one tensor of four F32 numbers and another one, of which its header tells this.
+    fn with(other: &str, bytes: usize) -> Vec<u8> {
+        let header = format!(
+            r#"{{"__metadata__":{{"format":"pt"}},"a":{{"dtype":"F32","shape":[4],"data_offsets":[0,16]}},"b":{{{other}}}}}"#
+        );
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![1; 16 + bytes]].concat()
+    }
+
+    #[test]
+    fn a_tensor_of_an_unknown_type_hides_no_other() {
+        let path = temporary("unknown.safetensors");
+        for (dtype, shape, bytes) in [("F8_E4M3", "[3]", 3), ("F4", "[2,4]", 4), ("I2_S", "[128]", 7), ("X", "[0]", 0)]
+        {
+            let end = 16 + bytes;
+            let other = format!(r#""dtype":"{dtype}","shape":{shape},"data_offsets":[16,{end}]"#);
+            std::fs::write(&path, with(&other, bytes)).unwrap();
+            let reader = Reader::open(&path).unwrap();
+            assert_eq!(reader.metadata()["format"], "pt");
+            assert_eq!(reader.tensor(reader.entry("a").unwrap()).unwrap().view().bytes(), [1; 16]);
+            let entry = reader.entry("b").unwrap();
+            assert_eq!((&*entry.dtype, entry.len), (dtype, bytes));
+            let error = reader.tensor(entry).err().unwrap();
+            assert_eq!((error.kind, &*error.argument, &*error.got), (Kind::DType, "b", dtype));
+        }
+        for other in [
+            r#""dtype":"F8_E4M3","shape":[4],"data_offsets":[16,19]"#,
+            r#""dtype":"F4","shape":[3],"data_offsets":[16,19]"#,
+            r#""dtype":"X","shape":[3],"data_offsets":[17,19]"#,
+            r#""dtype":"X","shape":[3],"data_offsets":[15,19]"#,
+            r#""dtype":"X","shape":[3],"data_offsets":[19,16]"#,
+            r#""dtype":"X","shape":[4294967296,4294967296,4294967296],"data_offsets":[16,19]"#,
+            r#""dtype":3,"shape":[3],"data_offsets":[16,19]"#,
+            r#""shape":[3],"data_offsets":[16,19]"#,
+        ] {
+            std::fs::write(&path, with(other, 3)).unwrap();
+            assert!(Reader::open(&path).err().expect(other).got.contains("`b`"), "{other}");
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn other_files_are_named_for_what_they_are() {
+        let path = temporary("other.safetensors");
+        for (bytes, part) in [
+            (&b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 516567560\n"[..], "git lfs pull"),
+            (b"<!DOCTYPE html>", "HTML"),
+            (b"GGUF\x03\0\0\0\0\0\0\0", "a GGUF file"),
+            (b"PK\x03\x04 archive/data.pkl", "PyTorch"),
+            (b"\x80\x02\x8a\nl\xfc", "pickle"),
+            (b"{\"weight_map\": {}}", "JSON"),
+            (b"Entry not found", "Entry not found"),
+            (b"", "an empty file"),
+            (&[0; 64], "nothing but zeros"),
+            (&with(r#""dtype":"U8","shape":[3],"data_offsets":[16,19]"#, 2), "download it again"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let error = Reader::open(&path).err().expect(part);
+            assert!(error.to_string().contains(part) && &*error.expected == SAFETENSORS, "{error}");
+            assert!(from_bytes("bytes", bytes).err().unwrap().to_string().contains(part));
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
     #[test]
     fn damaged_files_are_errors() {
         let path = temporary("damaged.safetensors");

@@ -155,7 +155,8 @@ fn other_than(word: &str, value: Option<&Value>, allowed: &[&str]) -> Option<Str
 /// A word and its value, with what that is where it is known.
 fn described(word: &str, value: &Value) -> String {
     let value = shown(value);
-    match what(&value) {
+    let value = value.trim_matches('"');
+    match what(value) {
         Some(what) => format!("`{word}` {value}: {what}"),
         None => format!("`{word}` {value}"),
     }
@@ -192,4 +193,51 @@ fn unnamed_told(words: &Words) -> Option<String> {
         (rows && words.contains_key("hidden_size")).then(|| falcon("no `model_type`"))
     };
     second.map(|word| format!("`{word}`: {SECOND}")).or_else(falcon)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn tensors_tell_models_of_other_layers() {
+        let of = |name: &str, axes, rows| check_tensors("t", [("a", 1), (name, axes)].into_iter(), rows);
+        let layer = |part: &str| format!("backbone.layers.0.{part}");
+        for (name, axes, part) in [
+            (layer("mixer.dt_bias"), 1, "Mamba-2"),
+            (layer("mixer.norm.weight"), 1, "Mamba-2"),
+            (layer("mixer.A_log"), 1, "Mamba-2"),
+            ("model.layers.0.mamba.dt_layernorm.weight".to_string(), 1, "Jamba"),
+            ("model.layers.0.mamba.A_log".to_string(), 2, "hybrid"),
+            (layer("mixer.Wqkv.weight"), 2, "attention"),
+            (layer("mlp.fc1.weight"), 2, "MLPs"),
+            ("base_model.model.backbone.layers.0.mixer.in_proj.lora_A.weight".to_string(), 2, "adapter"),
+            ("blk.0.ssm_a".to_string(), 2, "GGUF"),
+        ] {
+            let error = of(&name, axes, None).unwrap_err();
+            assert!(error.got.contains(part) && error.got.contains(&name), "{error}");
+        }
+        assert_eq!(of(&layer("mixer.A_log"), 2, Some(50280)), Ok(()));
+        let error = of(&layer("mixer.A_log"), 2, Some(65024)).unwrap_err();
+        assert!(error.got.contains("FalconMamba") && error.hint.contains("model_type"), "{error}");
+    }
+
+    #[test]
+    fn metadata_tells_models_of_other_layers() {
+        let of = |key: &str, text: &str| {
+            check_metadata("t", &BTreeMap::from([("format".to_string(), "pt".to_string()), (key.into(), text.into())]))
+        };
+        for (key, text) in [
+            ("model_type", "falcon_mamba"),
+            ("mixer_rms_eps", "1e-06"),
+            ("architectures", "[\"FalconMambaForCausalLM\"]"),
+            ("config", "{\"model_type\": \"falcon_mamba\", \"hidden_size\": 16}"),
+        ] {
+            assert!(of(key, text).unwrap_err().got.contains("FalconMamba"), "{key}");
+        }
+        for (key, text) in [("model_type", "mamba"), ("total_size", "65024"), ("config", "{\"d_model\": 16}")] {
+            assert_eq!(of(key, text), Ok(()));
+        }
+    }
 }

@@ -225,3 +225,89 @@ impl<'n> Set<'n> {
         Ok(all)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// The files that are the model in a folder of files of these names, which are empty, and an index if there is one.
+    fn model(names: &[&str], index: Option<&str>) -> Result<Vec<String>> {
+        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
+        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("sidewinder-layout-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        names.iter().for_each(|name| std::fs::write(folder.join(name), "").unwrap());
+        index.iter().for_each(|index| std::fs::write(folder.join(INDEX), index).unwrap());
+        let found = files(&folder);
+        std::fs::remove_dir_all(&folder).unwrap();
+        found.map(|files| files.iter().map(|file| file.file_name().unwrap().to_str().unwrap().to_string()).collect())
+    }
+
+    const PARTS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+
+    #[test]
+    fn what_is_plainly_the_model_is_taken() {
+        let adapter = "adapter_model.safetensors";
+        for (names, found) in [
+            (&["model.safetensors"][..], &["model.safetensors"][..]),
+            (&["mamba-tiny.safetensors"], &["mamba-tiny.safetensors"]),
+            (&[adapter, "model.safetensors", "other.safetensors"], &["model.safetensors"]),
+            (&["model.safetensors", PARTS[0]], &["model.safetensors"]),
+            (&[".model.safetensors.12", "._a.safetensors", "x.safetensors~", "a.safetensors"], &["a.safetensors"]),
+            (&["~$a.safetensors", "a.safetensors", "pytorch_model.bin", "optimizer.pt"], &["a.safetensors"]),
+            (&PARTS, &PARTS),
+            (&[adapter, "optimizer.safetensors", PARTS[1], PARTS[0]], &PARTS),
+            (&["consolidated.safetensors", PARTS[1], PARTS[0]], &PARTS),
+            (&["a-00001-of-00001.safetensors"], &["a-00001-of-00001.safetensors"]),
+        ] {
+            assert_eq!(model(names, None).unwrap(), found, "{names:?}");
+        }
+        let index = r#"{"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}"#;
+        let names = ["x.safetensors", "y.safetensors", "z.safetensors"];
+        assert_eq!(model(&names, Some(index)).unwrap(), names[..2]);
+        assert_eq!(model(&names, Some(&format!("\u{feff}{index}"))).unwrap(), names[..2]);
+    }
+
+    #[test]
+    fn folders_that_leave_it_open_are_told_by_their_files() {
+        for (names, parts) in [
+            (&["a.safetensors", "b.safetensors"][..], &["`a.safetensors`, `b.safetensors`", "plainly"][..]),
+            (&["adapter_model.safetensors", "mamba-tiny.safetensors"], &["adapter_model", "mamba-tiny"]),
+            (&["model.fp16.safetensors", "model.bf16.safetensors"], &["model.fp16", "model.bf16"]),
+            (&["optimizer.safetensors", "a.safetensors"], &["`optimizer.safetensors`", "`a.safetensors`"]),
+            (&["adapter_model.safetensors"], &["an adapter to a model", "merge_and_unload"]),
+            (&["adapter_model.bin", "training_args.bin"], &["an adapter to a model"]),
+            (&["optimizer.safetensors"], &["the state of an optimizer"]),
+            (&[PARTS[0]], &["no `model-00002-of-00002.safetensors`"]),
+            (&[PARTS[0], "model-00001-of-00003.safetensors"], &["model-00001-of-00003"]),
+            (&["pytorch_model.bin"], &["`pytorch_model.bin`", "save_pretrained"]),
+            (&["mamba.Q8_0.gguf"], &["`mamba.Q8_0.gguf`", "Sidewinder.GGUF"]),
+            (&["model.safetensors.aria2"], &["aria2", "download it again"]),
+            (&["README.md"], &["none there"]),
+        ] {
+            let error = model(names, None).unwrap_err();
+            assert!(parts.iter().all(|part| error.to_string().contains(part)), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_index_says_what_is_missing_and_what_it_is_if_it_is_none() {
+        let index = r#"{"weight_map": {"a": "x.safetensors", "b": "gone.safetensors"}}"#;
+        for (index, part) in [
+            (index, "no `gone.safetensors`"),
+            (r#"{"weight_map": {}}"#, "names none"),
+            (r#"{"metadata": {}}"#, "weight_map"),
+            ("version https://git-lfs.github.com/spec/v1\nsize 1\n", "git lfs pull"),
+            ("<html>", "HTML"),
+            ("", "an empty file"),
+        ] {
+            let error = model(&["x.safetensors", "model.safetensors"], Some(index)).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+            assert!(error.argument.ends_with(INDEX), "{error}");
+        }
+        let part = Path::new("/nowhere").join(PARTS[0]);
+        assert!(files(&part).unwrap_err().hint.contains("folder"));
+        assert_eq!(files(Path::new("/nowhere/a.safetensors")).unwrap().len(), 1);
+    }
+}
