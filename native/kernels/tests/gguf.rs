@@ -128,6 +128,10 @@ fn a_tensor_of_an_unknown_type_hides_nothing_else() {
             assert_eq!((error.kind, &*error.argument, &*error.got), (Kind::DType, name, told));
         }
         assert_eq!(reader.tensor(reader.entry("f32").unwrap()).unwrap().spec().dtype, DType::F32);
+        // What its data takes is not known, so that none of it may be there.
+        parts.data = 512;
+        let file = Temporary::new("unknown-end", &parts.bytes());
+        assert_eq!(Reader::open(&file.0).unwrap().entry("q4_k").unwrap().len, 0);
     }
 }
 

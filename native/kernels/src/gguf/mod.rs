@@ -185,8 +185,7 @@ fn entry(info: Info, room: u64, start: u64, alignment: u64, size: u64) -> Result
     let len = match elements {
         0 => 0,
         _ if kind.is_known() => (elements / kind.block * kind.bytes) as u64,
-        // Something, at least.
-        _ => room.max(1),
+        _ => room,
     };
     let begin = start.checked_add(offset);
     match begin.filter(|begin| begin.checked_add(len).is_some_and(|end| end <= size)) {
