@@ -5,7 +5,7 @@ defmodule Sidewinder.GGUF do
   Versions 2 and 3 are read, little-endian. Shapes are outermost first, `{out, in}` for a weight, where the file has them
   the other way round. A tensor of ggml's block formats `Q8_0` or `Q4_0` comes as a `Sidewinder.Quantized`, its bytes as
   they are; one of `F32`, `F16`, `BF16`, `F64` or integers as a `Sidewinder.Tensor`. Those of other types are listed, but
-  not loaded.
+  not loaded: also of types that are not known here, such as those of forks of ggml.
 
       Sidewinder.GGUF.metadata("model.gguf")["general.architecture"]
       w = Sidewinder.GGUF.load!("model.gguf", "blk.0.ffn_up.weight")
@@ -18,7 +18,12 @@ defmodule Sidewinder.GGUF do
 
   @formats %{"Q8_0" => :q8_0, "Q4_0" => :q4_0}
 
-  @typedoc "What a file tells of a tensor. `type` is as the file names it, such as `Q4_K`, and `bytes` what its data takes."
+  @typedoc """
+  What a file tells of a tensor. `type` is as the file names it, such as `Q4_K`, and `bytes` what its data takes.
+
+  A type that is not known has its number, and its name where that is known, such as `type 36 (I2_S)`; `bytes` is then
+  the room up to the next tensor or the end of the file.
+  """
   @type entry :: %{name: String.t(), type: String.t(), shape: tuple, bytes: non_neg_integer}
 
   @typedoc "A value of the metadata. A text is what bytes the file has, UTF-8 if whoever wrote it took care."

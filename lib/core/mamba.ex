@@ -63,6 +63,10 @@ defmodule Sidewinder.Mamba do
   file. Its tensors have the names that Hugging Face's `MambaForCausalLM` gives them (`mamba-130m-hf` and its
   siblings), or those of the `mamba_ssm` package; without a `config.json` the sizes are those of the tensors.
 
+  The files of a folder are those of its `model.safetensors.index.json`, or `model.safetensors`, or all of
+  `model-00001-of-0000N.safetensors`, or the only safetensors file; several others are refused by their names. Models of
+  other layers, such as FalconMamba and Mamba-2, are too.
+
   Options:
 
     * `:type` - `:f32`, `:bf16`, `:f16` or `:f64`: the weights' type and that of all that lies between layers,
@@ -76,7 +80,7 @@ defmodule Sidewinder.Mamba do
       are, but for `:ternary`. Ternary weights make sense for models that were trained with them. The model's `:type`,
       here not `:f64`, is that of what lies between layers; such a model can't be saved or trained.
     * `:tokenizer` - a `Sidewinder.Tokenizer`; by default that of the `tokenizer.json` beside the weights, or of
-      bytes where the vocabulary has 256
+      bytes where the vocabulary has 256. What is wrong with that file is raised when text is used.
     * `:backend` - `:cpu`, `{:cuda, ordinal}` or `:auto`: a GPU if there is one that can be used
     * `:level`, `:threads`, `:allow_tf32` - as in `Sidewinder.Kernel`
 
@@ -435,7 +439,7 @@ defmodule Sidewinder.Mamba do
   defp beside(path) do
     folder = if File.dir?(path), do: path, else: Path.dirname(path)
     file = Path.join(folder, "tokenizer.json")
-    if File.regular?(file), do: Tokenizer.open(file)
+    if File.regular?(file), do: Tokenizer.open_for_use(file)
   end
 
   # Sorts options into those of these names and those that say where to run.
@@ -507,6 +511,7 @@ defmodule Sidewinder.Mamba do
           Options.check!(own[name], count <= @most, name, "a size that a machine has memory for")
 
     %{
+      model_type: "mamba",
       hidden_size: width,
       num_hidden_layers: layers,
       vocab_size: vocabulary,

@@ -15,8 +15,8 @@ defmodule Sidewinder.Tokenizer do
   @enforce_keys [:ref, :vocabulary]
   defstruct [:ref, :vocabulary]
 
-  @typedoc "A tokenizer with so many tokens."
-  @type t :: %__MODULE__{ref: reference, vocabulary: non_neg_integer}
+  @typedoc "A tokenizer with so many tokens; or the error of a file that could not be read, which is raised upon use."
+  @type t :: %__MODULE__{ref: reference | {:error, map}, vocabulary: non_neg_integer}
 
   @doc """
   The tokenizer of a `tokenizer.json`, or of a folder with one.
@@ -25,6 +25,21 @@ defmodule Sidewinder.Tokenizer do
   """
   @spec open(Path.t()) :: t
   def open(path), do: path |> Options.path!() |> Native.tokenizer_open() |> from_native()
+
+  @doc false
+  # The same, but what is wrong with the file is raised when the tokenizer is used: tokens alone need none.
+  def open_for_use(path) do
+    case path |> Options.path!() |> Native.tokenizer_open() do
+      {:ok, _} = answer -> from_native(answer)
+      {:error, _} = unread -> %__MODULE__{ref: unread, vocabulary: 0}
+    end
+  end
+
+  @doc false
+  def readable?(%__MODULE__{ref: ref}), do: not match?({:error, _}, ref)
+
+  defp ref!(%__MODULE__{ref: {:error, _} = unread}), do: Error.unwrap!(unread)
+  defp ref!(%__MODULE__{ref: ref}), do: ref
 
   @doc "The tokenizer whose tokens are bytes."
   @spec bytes() :: t
@@ -37,8 +52,8 @@ defmodule Sidewinder.Tokenizer do
 
   @doc "The tokens of a text. Special tokens are known by their names in it, and none are added."
   @spec encode(t, String.t()) :: [non_neg_integer]
-  def encode(%__MODULE__{ref: ref}, text) when is_binary(text),
-    do: Error.unwrap!(Native.tokenizer_encode(ref, text))
+  def encode(%__MODULE__{} = tokenizer, text) when is_binary(text),
+    do: Error.unwrap!(Native.tokenizer_encode(ref!(tokenizer), text))
 
   def encode(%__MODULE__{}, other), do: no_text(other)
   def encode(other, _text), do: no_tokenizer(other)
@@ -50,11 +65,11 @@ defmodule Sidewinder.Tokenizer do
 
   @doc "The text of tokens; special ones give none."
   @spec decode(t, [non_neg_integer]) :: String.t()
-  def decode(%__MODULE__{ref: ref}, tokens) do
+  def decode(%__MODULE__{} = tokenizer, tokens) do
     unless Options.list?(tokens) and Enum.all?(tokens, &token?/1),
       do: Options.wrong_argument!("tokens", "a list of token numbers", tokens)
 
-    Error.unwrap!(Native.tokenizer_decode(ref, tokens))
+    Error.unwrap!(Native.tokenizer_decode(ref!(tokenizer), tokens))
   end
 
   def decode(other, _tokens), do: no_tokenizer(other)
@@ -63,8 +78,8 @@ defmodule Sidewinder.Tokenizer do
 
   @doc "The number of a token by its text, or nil."
   @spec token(t, String.t()) :: non_neg_integer | nil
-  def token(%__MODULE__{ref: ref}, text) when is_binary(text),
-    do: Error.unwrap!(Native.tokenizer_token(ref, text))
+  def token(%__MODULE__{} = tokenizer, text) when is_binary(text),
+    do: Error.unwrap!(Native.tokenizer_token(ref!(tokenizer), text))
 
   def token(%__MODULE__{}, other), do: no_text(other)
   def token(other, _text), do: no_tokenizer(other)

@@ -62,6 +62,20 @@ defmodule Sidewinder.GenerateTaskTest do
     end
   end
 
+  @tag :tmp_dir
+  test "a model that is no such file is called what it is", %{tmp_dir: folder} do
+    gguf = Path.expand("../golden/gguf/sample.gguf", __DIR__)
+    pointer = Path.join(folder, "model.safetensors")
+    File.write!(pointer, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+    for {path, part} <- [{gguf, "a GGUF file"}, {folder, "git lfs pull"}] do
+      assert catch_exit(run(["--model", path, "--prompt", "x"])) == {:shutdown, 1}
+      assert_received {:mix_shell, :error, [message]}
+      assert message =~ part
+      refute message =~ "\n"
+    end
+  end
+
   # Without a tokenizer.json a vocabulary of 256 is that of bytes.
   defp byte_model(folder) do
     {rows, width} = {256, 16}

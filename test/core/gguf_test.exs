@@ -116,6 +116,27 @@ defmodule Sidewinder.GGUFTest do
   end
 
   @tag :tmp_dir
+  test "a tensor of an unknown type hides neither metadata nor other tensors", %{tmp_dir: folder} do
+    keys = [{"general.architecture", 8, <<12::little-64, "bitnet-b1.58">>}]
+    infos = [{"up", [128], 36, 0}, {"norm", [4], 0, 64}, {"down", [64, 3], 200, 96}]
+    path = write(folder, keys, infos, <<0::512, 1.0::float-little-32, 0::96, 0::128, 7::160>>)
+    assert GGUF.metadata(path) == %{"general.architecture" => "bitnet-b1.58"}
+
+    assert GGUF.index(path) == [
+             %{name: "up", type: "type 36 (I2_S)", shape: {128}, bytes: 64},
+             %{name: "norm", type: "F32", shape: {4}, bytes: 16},
+             %{name: "down", type: "type 200", shape: {3, 64}, bytes: 20}
+           ]
+
+    assert GGUF.load!(path, "norm") == Tensor.from_list([1, 0, 0, 0], :f32, {4})
+
+    for {name, type} <- [{"up", "type 36 (I2_S)"}, {"down", "type 200"}] do
+      error = assert_raise Error, fn -> GGUF.load!(path, name) end
+      assert {error.kind, error.argument, error.got} == {:dtype, name, type}
+    end
+  end
+
+  @tag :tmp_dir
   test "says what is wrong", %{tmp_dir: folder} do
     error = assert_raise Error, fn -> GGUF.load!(@sample, "w.q5_0") end
     assert {error.kind, error.got} == {:dtype, "Q5_0"}

@@ -144,9 +144,16 @@ defmodule Sidewinder.Mamba.Generation do
   # The tokens that end a text.
   def stop_tokens(tokenizer, own) do
     case own[:stop] do
-      nil -> List.wrap(tokenizer && Tokenizer.token(tokenizer, "<|endoftext|>"))
+      nil -> default_stop(tokenizer)
       stop -> for token <- List.wrap(stop), is_integer(token), do: token
     end
+  end
+
+  # Tokens alone do not need a tokenizer that can be read.
+  defp default_stop(tokenizer) do
+    if tokenizer && Tokenizer.readable?(tokenizer),
+      do: List.wrap(Tokenizer.token(tokenizer, "<|endoftext|>")),
+      else: []
   end
 
   ## Texts

@@ -1,7 +1,8 @@
 //! Files to be read: regular ones alone, for what is read from others, such as pipes, may never come or never end.
 
+use crate::error::{self, Kind};
 use std::fs::File;
-use std::io::{Error, Read, Result};
+use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
 /// Opens a file; with its size.
@@ -24,4 +25,24 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// What a file of at most so many bytes has in it, if there is such a file.
+pub fn read_if_there(path: &Path, most: u64) -> error::Result<Option<Vec<u8>>> {
+    match read(path, most) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => {
+            let error = error::Error::new(Kind::File, path.display().to_string());
+            Err(error.expected("a readable file, or none").got(e))
+        }
+    }
+}
+
+/// The first bytes of a file, at most `most`, or none where it cannot be read.
+pub fn first(path: &Path, most: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // Whoever asks has an error already, which this can only make clearer.
+    let _ = open(path).and_then(|(file, _)| file.take(most as u64).read_to_end(&mut bytes));
+    bytes
 }

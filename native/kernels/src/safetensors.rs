@@ -1,14 +1,15 @@
 //! Safetensors files: what is in them, one tensor at a time, and written whole or not at all.
 //!
-//! The header is parsed and checked by the `safetensors` crate. Tensors are read by position, not
-//! mapped: a file that another program cuts short gives an error, where a mapping would end the
-//! process.
+//! Headers are read here, so that element types that nobody knows yet hide no other tensor. Tensors are read by
+//! position, not mapped: a file that another program cuts short gives an error, where a mapping would end the process.
 
 use crate::error::{Error, Kind, Result};
 use crate::file;
+use crate::recognise::{AGAIN, FIRST, SAFETENSORS, explained};
 use crate::tensor::{DType, Described, Owned, Spec, View};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo, TensorView};
-use std::collections::BTreeSet;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
@@ -45,6 +46,7 @@ impl Entry {
 pub struct Reader {
     path: PathBuf,
     file: File,
+    metadata: BTreeMap<String, String>,
     entries: Vec<Entry>,
 }
 
@@ -56,9 +58,15 @@ impl Reader {
     /// Opens a file and reads its header.
     pub fn open(path: &Path) -> Result<Reader> {
         let (mut file, size) = file::open(path).map_err(|e| failure(path, "a readable file", e))?;
-        let entries = read_header(&mut file, size).and_then(|header| entries(&header, size));
-        let entries = entries.map_err(|got| failure(path, "a safetensors file", got))?;
-        Ok(Reader { path: path.to_path_buf(), file, entries })
+        let header = read_header(&mut file, size).and_then(|header| Header::parse(&header, size));
+        let wrong = |got| explained(not_whole(failure(path, SAFETENSORS, got)), &file::first(path, FIRST), SAFETENSORS);
+        let Header { metadata, entries } = header.map_err(wrong)?;
+        Ok(Reader { path: path.to_path_buf(), file, metadata, entries })
+    }
+
+    /// What the file says beside its tensors.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
     }
 
     /// What the file holds, in the order of the data.
@@ -109,27 +117,70 @@ fn read_header(file: &mut impl Read, size: u64) -> std::result::Result<Vec<u8>, 
     Ok(bytes)
 }
 
-/// What a header tells of a file of so many bytes; all of it lies within them.
-fn entries(header: &[u8], size: u64) -> std::result::Result<Vec<Entry>, String> {
-    let metadata: Metadata = serde_json::from_slice(header).map_err(|e| e.to_string())?;
-    let start = 8 + header.len() as u64;
-    if start.checked_add(metadata.data_len() as u64) != Some(size) {
-        let data = metadata.data_len();
-        return Err(format!("{size} bytes, where its header says {start} and {data} behind them"));
+/// With what to do about a file that may have been cut short.
+fn not_whole(error: Error) -> Error {
+    let cut = error.got.contains(CUT);
+    if cut { error.hint(AGAIN) } else { error }
+}
+
+const CUT: &str = "bytes, where its header says";
+
+/// What a header tells of a file; the data of all tensors lies within it, one behind the other.
+struct Header {
+    metadata: BTreeMap<String, String>,
+    entries: Vec<Entry>,
+}
+
+/// What it tells of a tensor.
+#[derive(Deserialize)]
+struct Info {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: (u64, u64),
+}
+
+impl Header {
+    /// The header of a file of so many bytes.
+    fn parse(header: &[u8], size: u64) -> std::result::Result<Header, String> {
+        let mut parts: BTreeMap<String, serde_json::Value> =
+            serde_json::from_slice(header).map_err(|e| e.to_string())?;
+        let metadata = parts.remove("__metadata__").map_or(Ok(None), serde_json::from_value);
+        let metadata: Option<BTreeMap<String, String>> = metadata.map_err(|e| format!("metadata: {e}"))?;
+        let start = 8 + header.len() as u64;
+        let entry = |(name, info)| entry(name, info, start);
+        let mut entries: Vec<Entry> = parts.into_iter().map(entry).collect::<std::result::Result<_, _>>()?;
+        // Those without data first, for they may begin where another does.
+        entries.sort_by_key(|entry| (entry.offset, entry.len));
+        let end = entries.iter().try_fold(start, |end, entry| match entry.offset == end {
+            true => Ok(end + entry.len as u64),
+            false => Err(format!("`{}` at byte {}, where byte {end} is the next", entry.name, entry.offset)),
+        })?;
+        if end != size {
+            return Err(format!("{size} {CUT} {end}"));
+        }
+        Ok(Header { metadata: metadata.unwrap_or_default(), entries })
     }
-    let mut entries: Vec<Entry> = metadata
-        .tensors()
-        .into_iter()
-        .map(|(name, info)| Entry {
-            name,
-            dtype: info.dtype.to_string(),
-            shape: info.shape.clone(),
-            offset: start + info.data_offsets.0 as u64,
-            len: info.data_offsets.1 - info.data_offsets.0,
-        })
-        .collect();
-    entries.sort_by_key(|entry| entry.offset);
-    Ok(entries)
+}
+
+/// What a header tells of a tensor in a file whose data begins at `start`. How many bytes an element of an unknown type
+/// has is not checked.
+fn entry(name: String, info: serde_json::Value, start: u64) -> std::result::Result<Entry, String> {
+    let info: Info = serde_json::from_value(info).map_err(|e| format!("`{name}`: {e}"))?;
+    let (from, to) = info.data_offsets;
+    let len = to.checked_sub(from).filter(|_| start.checked_add(to).is_some());
+    let elements = info.shape.iter().try_fold(1usize, |elements, &size| elements.checked_mul(size));
+    let bits = elements.zip(bits(&info.dtype)).map(|(elements, bits)| elements.checked_mul(bits));
+    let fits = bits.is_none_or(|bits| bits.is_some_and(|bits| bits.is_multiple_of(8) && Some(bits as u64 / 8) == len));
+    match len.filter(|_| fits && elements.is_some()) {
+        Some(len) => Ok(Entry { name, dtype: info.dtype, shape: info.shape, offset: start + from, len: len as usize }),
+        None => Err(format!("`{name}` of {} {:?} at {from} to {to}", info.dtype, info.shape)),
+    }
+}
+
+/// How many bits an element of a type of the format has, if it is one that is known.
+fn bits(dtype: &str) -> Option<usize> {
+    let known: std::result::Result<Dtype, _> = serde_json::from_value(dtype.into());
+    known.ok().map(|dtype| dtype.bitsize())
 }
 
 /// Writes tensors to a new file beside `path` and renames it there, so that whoever looks sees the
@@ -172,7 +223,7 @@ impl Writer {
         let header = header(specs).map_err(|got| unwritten(path, got))?;
         let bytes = specs.iter().map(|(_, spec)| spec.bytes() as u64);
         let len = bytes.fold(header.len() as u64, u64::saturating_add);
-        let entries = entries(&header[8..], len).map_err(|got| unwritten(path, got))?;
+        let Header { entries, .. } = Header::parse(&header[8..], len).map_err(|got| unwritten(path, got))?;
         let missing = entries.iter().map(|entry| entry.name.clone()).collect();
         let unfinished = beside(path)?;
         let file = File::create(&unfinished).map_err(|e| unwritten(path, e))?;
@@ -261,7 +312,8 @@ pub fn to_bytes(tensors: &[(&str, View)]) -> Result<Vec<u8>> {
 pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Vec<(String, Owned)>> {
     let wrong = |got: String| Error::new(Kind::Argument, name).expected("the bytes of a safetensors file").got(got);
     let size = bytes.len() as u64;
-    let entries = read_header(&mut &bytes[..], size).and_then(|header| entries(&header, size)).map_err(wrong)?;
+    let header = read_header(&mut &bytes[..], size).and_then(|header| Header::parse(&header, size));
+    let Header { entries, .. } = header.map_err(|got| explained(not_whole(wrong(got)), bytes, SAFETENSORS))?;
     let owned = |entry: Entry| {
         let dtype = our_type(&entry.dtype).ok_or_else(|| wrong(format!("{} of {}", entry.name, entry.dtype)))?;
         let mut tensor = Owned::poisoned(Spec::new(dtype, &entry.shape)?);
@@ -364,6 +416,69 @@ mod tests {
             assert!(error.got.contains("two tensors named `a`"), "{error}");
         }
         assert!(Writer::create(Path::new("/nowhere/at/all"), &[]).is_err());
+    }
+
+    /// A file of one tensor of four F32 numbers and another one, of which its header tells this.
+    fn with(other: &str, bytes: usize) -> Vec<u8> {
+        let header = format!(
+            r#"{{"__metadata__":{{"format":"pt"}},"a":{{"dtype":"F32","shape":[4],"data_offsets":[0,16]}},"b":{{{other}}}}}"#
+        );
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![1; 16 + bytes]].concat()
+    }
+
+    #[test]
+    fn a_tensor_of_an_unknown_type_hides_no_other() {
+        let path = temporary("unknown.safetensors");
+        for (dtype, shape, bytes) in [("F8_E4M3", "[3]", 3), ("F4", "[2,4]", 4), ("I2_S", "[128]", 7), ("X", "[0]", 0)]
+        {
+            let end = 16 + bytes;
+            let other = format!(r#""dtype":"{dtype}","shape":{shape},"data_offsets":[16,{end}]"#);
+            std::fs::write(&path, with(&other, bytes)).unwrap();
+            let reader = Reader::open(&path).unwrap();
+            assert_eq!(reader.metadata()["format"], "pt");
+            assert_eq!(reader.tensor(reader.entry("a").unwrap()).unwrap().view().bytes(), [1; 16]);
+            let entry = reader.entry("b").unwrap();
+            assert_eq!((&*entry.dtype, entry.len), (dtype, bytes));
+            let error = reader.tensor(entry).err().unwrap();
+            assert_eq!((error.kind, &*error.argument, &*error.got), (Kind::DType, "b", dtype));
+        }
+        for other in [
+            r#""dtype":"F8_E4M3","shape":[4],"data_offsets":[16,19]"#,
+            r#""dtype":"F4","shape":[3],"data_offsets":[16,19]"#,
+            r#""dtype":"X","shape":[3],"data_offsets":[17,19]"#,
+            r#""dtype":"X","shape":[3],"data_offsets":[15,19]"#,
+            r#""dtype":"X","shape":[3],"data_offsets":[19,16]"#,
+            r#""dtype":"X","shape":[4294967296,4294967296,4294967296],"data_offsets":[16,19]"#,
+            r#""dtype":3,"shape":[3],"data_offsets":[16,19]"#,
+            r#""shape":[3],"data_offsets":[16,19]"#,
+        ] {
+            std::fs::write(&path, with(other, 3)).unwrap();
+            assert!(Reader::open(&path).err().expect(other).got.contains("`b`"), "{other}");
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn other_files_are_named_for_what_they_are() {
+        let path = temporary("other.safetensors");
+        for (bytes, part) in [
+            (&b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 516567560\n"[..], "git lfs pull"),
+            (b"<!DOCTYPE html>", "HTML"),
+            (b"GGUF\x03\0\0\0\0\0\0\0", "a GGUF file"),
+            (b"PK\x03\x04 archive/data.pkl", "PyTorch"),
+            (b"\x80\x02\x8a\nl\xfc", "pickle"),
+            (b"{\"weight_map\": {}}", "JSON"),
+            (b"Entry not found", "Entry not found"),
+            (b"", "an empty file"),
+            (&[0; 64], "nothing but zeros"),
+            (&with(r#""dtype":"U8","shape":[3],"data_offsets":[16,19]"#, 2), "download it again"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let error = Reader::open(&path).err().expect(part);
+            assert!(error.to_string().contains(part) && &*error.expected == SAFETENSORS, "{error}");
+            assert!(from_bytes("bytes", bytes).err().unwrap().to_string().contains(part));
+        }
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::file;
+use crate::json::text;
+use crate::recognise::{JSON, explained};
 use std::path::Path;
 
 /// A `tokenizer.json` may take this many bytes.
@@ -23,7 +25,8 @@ impl Tokenizer {
         let wrong =
             |got: String| Error::new(Kind::File, path.display().to_string()).expected("a tokenizer.json").got(got);
         let json = file::read(&path, MAX_FILE).map_err(|e| wrong(e.to_string()))?;
-        let tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|e| wrong(e.to_string()))?;
+        let tokenizer = tokenizers::Tokenizer::from_bytes(text(&json));
+        let tokenizer = tokenizer.map_err(|e| explained(wrong(e.to_string()), &json, JSON))?;
         Ok(Tokenizer::File(Box::new(tokenizer)))
     }
 

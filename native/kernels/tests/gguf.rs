@@ -110,6 +110,32 @@ fn every_part_is_read() {
 }
 
 #[test]
+fn a_tensor_of_an_unknown_type_hides_nothing_else() {
+    for (id, told) in [(36, "type 36 (I2_S)"), (4, "type 4 (Q4_2)"), (77, "type 77"), (u32::MAX, "type 4294967295")] {
+        let mut parts = whole();
+        // In the middle and at the end.
+        (parts.infos[3].2, parts.infos[8].2) = (id, id);
+        parts.infos[3].1 = vec![33, 2];
+        let bytes = parts.bytes();
+        let file = Temporary::new("unknown-type", &bytes);
+        read(&file.0, &bytes).unwrap();
+        let reader = Reader::open(&file.0).unwrap();
+        assert_eq!((reader.metadata().count(), reader.entries().len()), (parts.keys.len(), parts.infos.len()));
+        for (name, shape, room) in [("q8_0", &[2, 33][..], 128), ("q4_k", &[256], 144)] {
+            let entry = reader.entry(name).unwrap();
+            assert_eq!((entry.shape.as_slice(), entry.len, entry.kind.to_string()), (shape, room, told.to_string()));
+            let error = reader.tensor(entry).err().unwrap();
+            assert_eq!((error.kind, &*error.argument, &*error.got), (Kind::DType, name, told));
+        }
+        assert_eq!(reader.tensor(reader.entry("f32").unwrap()).unwrap().spec().dtype, DType::F32);
+        // What its data takes is not known, so that none of it may be there.
+        parts.data = 512;
+        let file = Temporary::new("unknown-end", &parts.bytes());
+        assert_eq!(Reader::open(&file.0).unwrap().entry("q4_k").unwrap().len, 0);
+    }
+}
+
+#[test]
 fn a_header_larger_than_what_is_read_at_first() {
     let mut parts = whole();
     let values: Vec<u8> = (0..50_000u32).flat_map(|i| text(&i.to_string())).collect();
@@ -131,7 +157,7 @@ fn what_is_wrong_is_said() {
     };
     let deep =
         (0..6).fold(vec![0; 0], |inner, depth| array(if depth == 0 { 0 } else { 9 }, (depth > 0).into(), &inner));
-    let cases: [(&str, Vec<u8>, &str); 20] = [
+    let cases: [(&str, Vec<u8>, &str); 26] = [
         ("empty", vec![], "4 bytes at byte 0"),
         ("magic", b"ggjt, and more".to_vec(), "a GGUF file"),
         ("old", change(&|p| p.version = 1), "made anew"),
@@ -146,7 +172,13 @@ fn what_is_wrong_is_said() {
         ("name-twice", change(&|p| p.infos[1].0 = "f32"), "`f32` twice"),
         ("alignment", change(&|p| p.keys[15].2 = 48u32.to_le_bytes().to_vec()), "a power of two"),
         ("axes", change(&|p| p.infos[0].1 = vec![1; 5]), "at most 4 axes"),
-        ("type", change(&|p| p.infos[0].2 = 4), "a type of ggml for `f32`, got number 4"),
+        ("shared-room", change(&|p| (p.infos[0].2, p.infos[0].3) = (77, 64)), "share"),
+        ("no-room", change(&|p| (p.infos[8].2, p.infos[8].3) = (77, 704)), "of `q4_k`"),
+        ("pointer", b"version https://git-lfs.github.com/spec/v1\nsize 9\n".to_vec(), "git lfs pull"),
+        ("page", b"<!DOCTYPE html>".to_vec(), "a GGUF file, got an HTML page"),
+        ("torch", b"PK\x03\x04 archive/data.pkl".to_vec(), "a PyTorch checkpoint"),
+        ("tensors", b"\x40\0\0\0\0\0\0\0{\"a\"".to_vec(), "got a safetensors file"),
+        ("short", change(&|p| p.data -= 1), "download it again"),
         ("blocks", change(&|p| p.infos[3].1 = vec![33, 2]), "whole blocks of 32, got 33"),
         ("offset", change(&|p| p.infos[1].3 = 96), "at a multiple of 64, got 96"),
         ("overlap", change(&|p| p.infos[4].3 = 192), "share"),

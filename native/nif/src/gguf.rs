@@ -16,7 +16,7 @@ fn gguf_index(env: Env, path: String) -> Term {
     answer(env, || {
         let reader = Reader::open(Path::new(&path))?;
         let entries = reader.entries().iter();
-        Ok(entries.map(|e| (&e.name, e.kind.name, &e.shape, e.len).encode(env)).collect::<Vec<_>>())
+        Ok(entries.map(|e| (&e.name, e.kind.to_string(), &e.shape, e.len).encode(env)).collect::<Vec<_>>())
     })
 }
 

@@ -3,6 +3,7 @@
 
 use super::types::Type;
 use crate::error::{Error, Kind};
+use crate::recognise::GGUF;
 use std::collections::HashSet;
 
 /// Arrays in arrays go so deep at most.
@@ -86,7 +87,7 @@ impl Key {
 /// What is told of a tensor.
 pub struct Info {
     pub name: String,
-    pub kind: &'static Type,
+    pub kind: Type,
     /// Outermost first, where files have the innermost first.
     pub shape: Vec<usize>,
     /// From where the data begins.
@@ -175,7 +176,7 @@ impl<'a> Cursor<'a> {
     fn version(&mut self) -> Parsed<u32> {
         let magic: [u8; 4] = self.array()?;
         if &magic != b"GGUF" {
-            return wrong("a GGUF file", format_args!("the first bytes {magic:02x?}"));
+            return wrong(GGUF, format_args!("the first bytes {magic:02x?}"));
         }
         let version = self.u32()?;
         let hint = match version {
@@ -290,10 +291,7 @@ impl<'a> Cursor<'a> {
             // No memory has more on any machine where it could be less than 64 bits.
             shape.insert(0, usize::try_from(self.u64()?).unwrap_or(usize::MAX));
         }
-        let (id, offset) = (self.u32()?, self.u64()?);
-        match Type::of(id) {
-            Some(kind) => Ok(Info { name, kind, shape, offset }),
-            None => wrong(format_args!("a type of ggml for `{name}`"), format_args!("number {id}")),
-        }
+        let (kind, offset) = (Type::of(self.u32()?), self.u64()?);
+        Ok(Info { name, kind, shape, offset })
     }
 }

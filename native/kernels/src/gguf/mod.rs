@@ -2,7 +2,8 @@
 //!
 //! The format is that of ggml's `docs/gguf.md`, read as strictly as its own reader does: names differ, offsets are
 //! aligned, all data lies in the file, and no two tensors share any of it, for no writer makes such a file and one of the two
-//! would be wrong. As with safetensors, tensors are read by position, not mapped.
+//! would be wrong. As with safetensors, tensors are read by position, not mapped. One of a type that is not known, as forks
+//! of ggml have, is listed like others; what its data takes is not known then, only what room it has.
 
 mod header;
 mod types;
@@ -12,6 +13,7 @@ pub use types::Type;
 
 use crate::error::{Error, Kind, Result};
 use crate::file;
+use crate::recognise::{self, explained};
 use crate::tensor::{DType, Owned, Shape, Spec};
 use header::{Header, Info, Key, Stop};
 use std::fs::File;
@@ -30,12 +32,12 @@ pub struct Entry {
     /// Its name.
     pub name: String,
     /// Its element type.
-    pub kind: &'static Type,
+    pub kind: Type,
     /// The sizes of its axes, outermost first: in reverse of the file's order.
     pub shape: Vec<usize>,
     /// Where its bytes begin in the file.
     pub offset: u64,
-    /// How many bytes it has.
+    /// How many bytes it has. Of a type that is not known: those up to the data of the next tensor, or to the end.
     pub len: usize,
 }
 
@@ -56,7 +58,8 @@ impl Reader {
         let unreadable = |e| Error::new(Kind::File, &*name).expected("a readable file").got(e);
         let named = |e: Error| Error { argument: name.as_str().into(), ..e };
         let (mut file, size) = file::open(path).map_err(unreadable)?;
-        let (bytes, header) = read_header(&mut file, size).map_err(named)?;
+        let named_for_what_it_is = |e| explained(named(e), &file::first(path, recognise::FIRST), recognise::GGUF);
+        let (bytes, header) = read_header(&mut file, size).map_err(named_for_what_it_is)?;
         let start = (header.len as u64).checked_next_multiple_of(header.alignment).unwrap_or(u64::MAX);
         let entries = entries(header.infos, start, header.alignment, size).map_err(named)?;
         Ok(Reader { path: path.into(), file, header: bytes, version: header.version, keys: header.keys, entries })
@@ -97,7 +100,7 @@ impl Reader {
             _ => {
                 return Err(Error::new(Kind::DType, &*entry.name)
                     .expected("F64, F32, BF16, F16, I64, I32, I16, I8, Q8_0 or Q4_0")
-                    .got(kind.name)
+                    .got(kind)
                     .hint("Have the file written in one of these types, as llama-quantize does"));
             }
         }
@@ -147,7 +150,14 @@ fn read_header(file: &mut impl Read, size: u64) -> Result<(Vec<u8>, Header)> {
 
 /// Where the tensors lie in a file of so many bytes whose data begins at `start`.
 fn entries(infos: Vec<Info>, start: u64, alignment: u64, size: u64) -> Result<Vec<Entry>> {
-    let entries = infos.into_iter().map(|info| entry(info, start, alignment, size));
+    let mut ends: Vec<u64> = infos.iter().map(|info| info.offset).chain([size.saturating_sub(start)]).collect();
+    ends.sort_unstable();
+    // Where the next tensor begins after one that begins there.
+    let next = |offset| ends.get(ends.partition_point(|&end| end <= offset)).copied().unwrap_or(offset);
+    let entries = infos.into_iter().map(|info| {
+        let room = next(info.offset) - info.offset;
+        entry(info, room, start, alignment, size)
+    });
     let mut entries: Vec<Entry> = entries.collect::<Result<_>>()?;
     // Those without data first, for they may begin where another does.
     entries.sort_by_key(|entry| (entry.offset, entry.len));
@@ -159,11 +169,12 @@ fn entries(infos: Vec<Info>, start: u64, alignment: u64, size: u64) -> Result<Ve
     }
 }
 
-fn entry(info: Info, start: u64, alignment: u64, size: u64) -> Result<Entry> {
+/// A tensor that has this much room before the next.
+fn entry(info: Info, room: u64, start: u64, alignment: u64, size: u64) -> Result<Entry> {
     let Info { name, kind, shape, offset } = info;
     let wrong = |expected: String, got: String| Error::new(Kind::File, "").expected(expected).got(got);
     let row = shape.last().copied().unwrap_or(1);
-    if !row.is_multiple_of(kind.block) {
+    if kind.is_known() && !row.is_multiple_of(kind.block) {
         return Err(wrong(format!("rows of `{name}` of whole blocks of {}", kind.block), format!("{row} values")));
     }
     if !offset.is_multiple_of(alignment) {
@@ -171,13 +182,17 @@ fn entry(info: Info, start: u64, alignment: u64, size: u64) -> Result<Entry> {
     }
     // At most 2^60 of them, so that the bytes fit too.
     let elements = Shape::new(&shape).map_err(|e| Error { kind: Kind::File, ..e })?.elements();
-    let len = elements / kind.block * kind.bytes;
+    let len = match elements {
+        0 => 0,
+        _ if kind.is_known() => (elements / kind.block * kind.bytes) as u64,
+        _ => room,
+    };
     let begin = start.checked_add(offset);
-    match begin.filter(|begin| begin.checked_add(len as u64).is_some_and(|end| end <= size)) {
-        Some(offset) => Ok(Entry { name, kind, shape, offset, len }),
+    match begin.filter(|begin| begin.checked_add(len).is_some_and(|end| end <= size)) {
+        Some(offset) => Ok(Entry { name, kind, shape, offset, len: len as usize }),
         None => {
             let expected = format!("{len} bytes of `{name}`, {offset} behind byte {start}");
-            Err(wrong(expected, format!("a file of {size}")))
+            Err(wrong(expected, format!("a file of {size}")).hint(recognise::AGAIN))
         }
     }
 }

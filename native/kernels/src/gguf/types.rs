@@ -1,24 +1,31 @@
 //! The element types of ggml, by the numbers that files have for them.
 
 use crate::tensor::DType;
+use std::fmt;
 
 /// An element type: so many values of a row in so many bytes.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Type {
     /// Its number in files.
     pub id: u32,
-    /// Its name, such as `Q4_0`.
+    /// Its name, such as `Q4_0`, or none.
     pub name: &'static str,
-    /// How many values a block has: 1 for plain numbers.
+    /// How many values a block has: 1 for plain numbers, 0 where the type is not known.
     pub block: usize,
-    /// How many bytes a block takes.
+    /// How many bytes a block takes, or 0.
     pub bytes: usize,
 }
 
 impl Type {
-    /// The type of that number. Those that ggml has removed have none: 4, 5, 31 to 33 and 36 to 38.
-    pub fn of(id: u32) -> Option<&'static Type> {
-        TYPES.iter().find(|kind| kind.id == id)
+    /// The type of that number, which need not be known.
+    pub fn of(id: u32) -> Type {
+        let name = || FOREIGN.iter().find(|(foreign, _)| *foreign == id).map_or("", |(_, name)| name);
+        TYPES.iter().find(|kind| kind.id == id).copied().unwrap_or_else(|| kind(id, name(), 0, 0))
+    }
+
+    /// Whether the sizes of its blocks are known.
+    pub fn is_known(&self) -> bool {
+        self.block > 0
     }
 
     /// The same among our own types, if it is one of plain numbers.
@@ -32,9 +39,43 @@ impl Type {
     }
 }
 
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.name, self.is_known()) {
+            (name, true) => f.write_str(name),
+            ("", false) => write!(f, "type {}", self.id),
+            (name, false) => write!(f, "type {} ({name})", self.id),
+        }
+    }
+}
+
 const fn kind(id: u32, name: &'static str, block: usize, bytes: usize) -> Type {
     Type { id, name, block, bytes }
 }
+
+/// Types that ggml has removed, and those of other programs that write the format: bitnet.cpp from 36 on, ik_llama.cpp
+/// from 97. The sizes of their blocks are not known here.
+const FOREIGN: [(u32, &str); 19] = [
+    (4, "Q4_2"),
+    (5, "Q4_3"),
+    (31, "Q4_0_4_4"),
+    (32, "Q4_0_4_8"),
+    (33, "Q4_0_8_8"),
+    (36, "I2_S"),
+    (37, "I8_S"),
+    (38, "TL1"),
+    (97, "Q8_0_X4"),
+    (98, "Q8_1_X4"),
+    (133, "Q6_0"),
+    (134, "IQ1_BN"),
+    (135, "IQ2_BN"),
+    (136, "Q8_K64"),
+    (137, "IQ2_K"),
+    (138, "IQ3_K"),
+    (139, "IQ4_K"),
+    (140, "IQ5_K"),
+    (141, "IQ6_K"),
+];
 
 /// From ggml's `ggml_type` and the sizes of its block structs.
 const TYPES: [Type; 34] = [

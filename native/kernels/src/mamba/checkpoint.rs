@@ -3,7 +3,7 @@
 
 use super::config::Config;
 use super::weights::Weight;
-use super::{Layer, Weights};
+use super::{Layer, Weights, family, layout};
 use crate::cpu::Exec;
 use crate::error::{Error, Kind, Result};
 use crate::file;
@@ -15,11 +15,10 @@ use crate::tensor::{DType, Described, Owned, Shape};
 #[cfg(target_os = "linux")]
 use memmap2::Advice;
 use memmap2::{Mmap, MmapMut};
-use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::ops::Range;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Tensors by the names that they have in files.
@@ -88,15 +87,6 @@ fn of_layer(prefix: &str, layer: usize) -> String {
     format!("{prefix}{LAYERS}{layer}.")
 }
 
-/// The file that says in which files the tensors are, where they are in several.
-const INDEX: &str = "model.safetensors.index.json";
-
-/// What of it matters.
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
 fn failure(name: impl Into<Box<str>>, expected: &str, got: impl std::fmt::Display) -> Error {
     Error::new(Kind::File, name).expected(expected).got(got)
 }
@@ -111,10 +101,10 @@ impl Checkpoint {
         let name = path.display().to_string();
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let json = folder.join("config.json");
-        let config = read_if_there(&json)?;
+        let config = file::read_if_there(&json, MAX_DESCRIPTION)?;
         let config = config.map(|bytes| Config::parse(&json.display().to_string(), &bytes)).transpose()?;
         let mut tensors = BTreeMap::new();
-        for file in files(path)? {
+        for file in layout::files(path)? {
             read_file(&file, copied, &mut tensors)?;
         }
         Ok(Checkpoint { name, config, tensors })
@@ -131,6 +121,7 @@ impl Checkpoint {
     /// one error.
     pub fn model(mut self, dtype: Option<DType>, backbone: bool) -> Result<(Config, DType, Weights<Weight>)> {
         let prefix = if self.tensors.keys().any(|name| name.starts_with(BACKBONE)) { BACKBONE } else { "" };
+        self.check_family(prefix)?;
         let mut config = match self.config {
             Some(config) => config.check(&self.name)?,
             None => self.config_of_shapes(prefix)?,
@@ -159,6 +150,14 @@ impl Checkpoint {
         let layers = layers.into_iter().map(|layer| layer.expect(whole)).collect();
         let head = named([(super::HEAD, head.or_else(|| embedding.clone()))]);
         Ok((config, dtype, Weights { embedding, layers, norm: norm.expect(whole), head }))
+    }
+
+    /// Refuses tensors of other models, also of one that only its vocabulary tells where no configuration does.
+    fn check_family(&self, prefix: &str) -> Result<()> {
+        let axes = |found: &Found| found.as_ref().map_or(0, |weight| weight.spec().shape.len());
+        let tensors = self.tensors.iter().map(|(name, found)| (name.as_str(), axes(found)));
+        let rows = || EMBEDDINGS.iter().find_map(|name| Some(self.shape_and_type(&format!("{prefix}{name}"))?.0[0]));
+        family::check_tensors(&self.name, tensors, self.config.is_none().then(rows).flatten())
     }
 
     /// The numbers of the layers that there are tensors of.
@@ -320,52 +319,12 @@ pub(super) fn squeezed(dims: &[usize]) -> Vec<usize> {
 }
 
 /// A description may take this many bytes.
-const MAX_DESCRIPTION: u64 = 64 << 20;
-
-/// What a file of JSON has in it, if there is such a file.
-fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
-    match file::read(path, MAX_DESCRIPTION) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(failure(path.display().to_string(), "a readable file, or none", e)),
-    }
-}
-
-/// The safetensors files that a path stands for.
-fn files(path: &Path) -> Result<Vec<PathBuf>> {
-    if !path.is_dir() {
-        return Ok(vec![path.to_path_buf()]);
-    }
-    let index = path.join(INDEX);
-    if let Some(json) = read_if_there(&index)? {
-        let wrong = |got: String| failure(index.display().to_string(), "an index of safetensors files beside it", got);
-        let index: Index = serde_json::from_slice(&json).map_err(|e| wrong(e.to_string()))?;
-        let names: BTreeSet<String> = index.weight_map.into_values().collect();
-        if let Some(elsewhere) = names.iter().find(|name| !is_plain(name)) {
-            return Err(wrong(format!("`{elsewhere}`")));
-        }
-        return Ok(names.into_iter().map(|name| path.join(name)).collect());
-    }
-    let entries = std::fs::read_dir(path).map_err(|e| failure(path.display().to_string(), "a readable folder", e))?;
-    let all: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    let found = all.iter().find(|file| file.ends_with("model.safetensors"));
-    let found = found.or_else(|| all.iter().find(|file| file.extension().is_some_and(|e| e == "safetensors")));
-    match found {
-        Some(file) => Ok(vec![file.clone()]),
-        None => Err(failure(path.display().to_string(), "a folder with model.safetensors", "none there")
-            .hint("Weights in other formats, such as pytorch_model.bin, must be converted first")),
-    }
-}
-
-/// Whether a name does not lead out of its folder.
-fn is_plain(name: &str) -> bool {
-    let mut parts = Path::new(name).components().peekable();
-    parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
-}
+pub(super) const MAX_DESCRIPTION: u64 = 64 << 20;
 
 /// Adds the tensors of a file.
 fn read_file(path: &Path, copied: bool, tensors: &mut BTreeMap<String, Found>) -> Result<()> {
     let reader = Reader::open(path)?;
+    family::check_metadata(&path.display().to_string(), reader.metadata())?;
     let memory = Arc::new(memory(path, copied)?);
     for entry in reader.entries() {
         let weight = |spec| Weight::mapped(spec, &memory, entry.range());

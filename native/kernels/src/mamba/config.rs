@@ -1,8 +1,10 @@
-//! The sizes of a model, as `config.json` tells them: in the words of Hugging Face's `MambaConfig`, or in
-//! those of the `mamba_ssm` package.
+//! The sizes of a model, as `config.json` tells them: in the words of Hugging Face's `MambaConfig`, of the `mamba_ssm`
+//! package, or of others that name the same sizes, such as `mamba.py` and MLX. Published files say some by several names.
 
+use super::family::{self, Words};
 use crate::error::{Error, Kind, Result};
-use serde::Deserialize;
+use crate::json::{self, shown};
+use serde_json::Value;
 
 /// The sizes of a model and what its norms add under the root.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,80 +27,26 @@ pub struct Config {
     pub eps: f64,
 }
 
-/// What a `config.json` may say of that; whatever else it says concerns training or text.
-#[derive(Deserialize)]
-struct File {
-    model_type: Option<String>,
-    #[serde(alias = "d_model")]
-    hidden_size: usize,
-    #[serde(alias = "n_layer")]
-    num_hidden_layers: usize,
-    #[serde(default)]
-    vocab_size: usize,
-    pad_vocab_size_multiple: Option<usize>,
-    #[serde(alias = "d_state")]
-    state_size: Option<usize>,
-    #[serde(alias = "d_conv")]
-    conv_kernel: Option<usize>,
-    expand: Option<usize>,
-    #[serde(alias = "d_inner")]
-    intermediate_size: Option<usize>,
-    #[serde(alias = "dt_rank")]
-    time_step_rank: Option<Rank>,
-    #[serde(alias = "norm_epsilon")]
-    layer_norm_epsilon: Option<f64>,
-    rms_norm: Option<bool>,
-    hidden_act: Option<String>,
-    #[serde(default)]
-    ssm_cfg: Ssm,
-}
-
-/// The part of `mamba_ssm`'s file that concerns its blocks.
-#[derive(Default, Deserialize)]
-struct Ssm {
-    layer: Option<String>,
-    d_state: Option<usize>,
-    d_conv: Option<usize>,
-    expand: Option<usize>,
-    dt_rank: Option<Rank>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Rank {
-    Number(usize),
-    /// `"auto"`.
-    Word(String),
-}
+/// The names of each size. Hugging Face's comes first, then that of `mamba_ssm`.
+const WIDTH: &[&str] = &["hidden_size", "d_model"];
+const LAYERS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
+const VOCABULARY: &[&str] = &["vocab_size"];
+const MULTIPLE: &[&str] = &["pad_vocab_size_multiple"];
+const INNER: &[&str] = &["intermediate_size", "d_inner"];
+const EXPAND: &[&str] = &["expand", "expand_factor", "ssm_cfg.expand"];
+const STATE: &[&str] = &["state_size", "d_state", "ssm_cfg.d_state"];
+const RANK: &[&str] = &["time_step_rank", "dt_rank", "ssm_cfg.dt_rank"];
+const CONV: &[&str] = &["conv_kernel", "d_conv", "ssm_cfg.d_conv"];
+const EPS: &[&str] = &["layer_norm_epsilon", "norm_epsilon", "rms_norm_eps", "norm_eps"];
 
 impl Config {
     /// Reads what a `config.json` says. `name` is for errors.
     pub fn parse(name: &str, json: &[u8]) -> Result<Config> {
-        let file: File =
-            serde_json::from_slice(json).map_err(|e| wrong(name, "the configuration of a Mamba model", e))?;
-        file.check(name)?;
-        let ssm = &file.ssm_cfg;
-        let width = file.hidden_size;
-        let expand = file.expand.or(ssm.expand).unwrap_or(2);
-        let multiple = file.pad_vocab_size_multiple.unwrap_or(1).max(1);
-        let rank = match file.time_step_rank.as_ref().or(ssm.dt_rank.as_ref()) {
-            Some(Rank::Number(rank)) => *rank,
-            Some(Rank::Word(word)) if word != "auto" => {
-                return Err(wrong(name, "a rank that is a number or auto", word));
-            }
-            _ => width.div_ceil(16).max(1),
-        };
-        let config = Config {
-            width,
-            layers: file.num_hidden_layers,
-            vocabulary: file.vocab_size.checked_next_multiple_of(multiple).unwrap_or(usize::MAX),
-            inner: file.intermediate_size.unwrap_or_else(|| expand.saturating_mul(width)),
-            state: file.state_size.or(ssm.d_state).unwrap_or(16),
-            rank,
-            conv: file.conv_kernel.or(ssm.d_conv).unwrap_or(4),
-            eps: file.layer_norm_epsilon.unwrap_or(1e-5),
-        };
-        config.check(name)
+        let expected = "the configuration of a Mamba model";
+        let json = json::parse(name, json, expected)?;
+        let words = json.as_object().ok_or_else(|| wrong(name, expected, shown(&json)))?;
+        family::check(name, words)?;
+        File { name, words }.config()?.check(name)
     }
 
     /// Refuses sizes that no model has.
@@ -117,26 +65,100 @@ impl Config {
     }
 }
 
-impl File {
-    /// Refuses models whose layers compute something else.
-    fn check(&self, name: &str) -> Result<()> {
-        let is = |value: &Option<String>, allowed: &[&str]| value.as_deref().is_none_or(|v| allowed.contains(&v));
-        let what = if !is(&self.model_type, &["mamba", "mamba_ssm"]) {
-            format!("model_type {}", self.model_type.as_deref().unwrap_or_default())
-        } else if !is(&self.ssm_cfg.layer, &["Mamba1"]) {
-            format!("layers of {}", self.ssm_cfg.layer.as_deref().unwrap_or_default())
-        } else if !is(&self.hidden_act, &["silu", "swish"]) {
-            format!("hidden_act {}", self.hidden_act.as_deref().unwrap_or_default())
-        } else if self.rms_norm == Some(false) {
-            "layer norms".to_string()
-        } else {
-            return Ok(());
+/// A configuration that is being read.
+struct File<'j> {
+    name: &'j str,
+    words: &'j Words,
+}
+
+impl File<'_> {
+    fn config(&self) -> Result<Config> {
+        let width = self.needed(WIDTH)?;
+        let rank = self.one(RANK, "a whole number or \"auto\"", |value| rank(value, width))?;
+        let inner = match self.size(INNER)? {
+            Some(inner) => inner,
+            None => (self.one(EXPAND, "a factor", factor)?.unwrap_or(2.0) * width as f64) as usize,
         };
-        Err(wrong(name, "a model of the first Mamba: blocks with SiLU between norms of the root mean square", what))
+        Ok(Config {
+            width,
+            layers: self.needed(LAYERS)?,
+            vocabulary: self.vocabulary()?,
+            inner,
+            state: self.size(STATE)?.unwrap_or(16),
+            rank: rank.unwrap_or(automatic(width)),
+            conv: self.size(CONV)?.unwrap_or(4),
+            eps: self.one(EPS, "a finite number, not negative", factor)?.unwrap_or(1e-5),
+        })
+    }
+
+    /// The rows of the embedding. `mamba_ssm` pads them to a multiple; Hugging Face's `vocab_size` is what they are.
+    fn vocabulary(&self) -> Result<usize> {
+        let rows = self.size(VOCABULARY)?.unwrap_or(0);
+        let multiple = self.size(MULTIPLE)?.unwrap_or(8).max(1);
+        let padded = self.said("hidden_size").is_none();
+        Ok(if padded { rows.checked_next_multiple_of(multiple).unwrap_or(usize::MAX) } else { rows })
+    }
+
+    fn needed(&self, names: &[&str]) -> Result<usize> {
+        let expected = || format!("a configuration of a Mamba model with `{}`", names[..2].join("` or `"));
+        self.size(names)?.ok_or_else(|| wrong(self.name, expected(), "none"))
+    }
+
+    fn size(&self, names: &[&str]) -> Result<Option<usize>> {
+        self.one(names, "a whole number of at most 31 bits", whole)
+    }
+
+    /// The one value that is said under these names, or none.
+    fn one<T: PartialEq>(
+        &self,
+        names: &[&str],
+        expected: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let mut first: Option<(&str, &Value, T)> = None;
+        for (name, value) in names.iter().filter_map(|name| Some((*name, self.said(name)?))) {
+            let got = || format!("`{name}` {}", shown(value));
+            let read = read(value).ok_or_else(|| wrong(self.name, format!("{expected} as `{name}`"), got()))?;
+            match &first {
+                None => first = Some((name, value, read)),
+                Some((before, other, one)) if *one != read => {
+                    let got = format!("`{before}` {} and {}", shown(other), got());
+                    return Err(wrong(self.name, format!("one value of `{before}` and `{name}`"), got));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(first.map(|(_, _, value)| value))
+    }
+
+    /// What is said under a name, which may be one in an object; null says nothing.
+    fn said(&self, name: &str) -> Option<&Value> {
+        let value = match name.split_once('.') {
+            Some((object, name)) => self.words.get(object)?.get(name),
+            None => self.words.get(name),
+        };
+        value.filter(|value| !value.is_null())
     }
 }
 
-fn wrong(name: &str, expected: &str, got: impl std::fmt::Display) -> Error {
+fn whole(value: &Value) -> Option<usize> {
+    let number = value.as_f64()?;
+    (number.fract() == 0.0 && (0.0..=f64::from(i32::MAX)).contains(&number)).then_some(number as usize)
+}
+
+fn factor(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| number.is_finite() && *number >= 0.0)
+}
+
+fn rank(value: &Value, width: usize) -> Option<usize> {
+    if value == "auto" { Some(automatic(width)) } else { whole(value) }
+}
+
+fn automatic(width: usize) -> usize {
+    width.div_ceil(16).max(1)
+}
+
+fn wrong(name: &str, expected: impl std::fmt::Display, got: impl std::fmt::Display) -> Error {
     Error::new(Kind::File, name).expected(expected).got(got)
 }
 

@@ -12,7 +12,9 @@
 
 mod checkpoint;
 mod config;
+mod family;
 mod layers;
+mod layout;
 mod model;
 mod quantize;
 pub mod sample;
