@@ -115,14 +115,15 @@ pub fn decode_type(term: Term) -> Result<DType> {
 }
 
 fn decode_spec<'a>(term: Term<'a>) -> Result<(Spec, Term<'a>)> {
-    let malformed = || Error::new(Kind::Argument, "tensor").expected("{type, shape, data}").got(describe(term));
-    let (dtype, shape, data) = term.decode::<(Term, Term, Term)>().map_err(|_| malformed())?;
-    let dims = rustler::types::tuple::get_tuple(shape).map_err(|_| malformed())?;
-    let dims: Vec<usize> =
-        dims.into_iter().map(|d| d.decode()).collect::<std::result::Result<_, _>>().map_err(|_| {
-            Error::new(Kind::Shape, "shape").expected("a tuple of sizes, none negative").got(describe(shape))
-        })?;
-    Ok((Spec::new(decode_type(dtype)?, &dims)?, data))
+    let malformed = |_| Error::new(Kind::Argument, "tensor").expected("{type, shape, data}").got(describe(term));
+    let (dtype, shape, data) = term.decode::<(Term, Term, Term)>().map_err(malformed)?;
+    Ok((Spec::new(decode_type(dtype)?, &decode_shape(shape)?)?, data))
+}
+
+fn decode_shape(shape: Term) -> Result<Vec<usize>> {
+    let sizes =
+        rustler::types::tuple::get_tuple(shape).and_then(|sizes| sizes.into_iter().map(|d| d.decode()).collect());
+    sizes.map_err(|_| Error::new(Kind::Shape, "shape").expected("a tuple of sizes, none negative").got(describe(shape)))
 }
 
 /// A tensor that Elixir is going to get, written straight into its binary.
