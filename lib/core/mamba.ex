@@ -25,7 +25,7 @@ defmodule Sidewinder.Mamba do
   alias Sidewinder.{Tensor, Tokenizer}
 
   @enforce_keys [:ref, :config, :type, :scheduler, :tokenizer]
-  defstruct [:ref, :config, :type, :scheduler, :tokenizer]
+  defstruct [:ref, :config, :type, :scheduler, :tokenizer, :ends]
 
   @typedoc """
   The sizes of a model: its `:width` M, its `:layers`, its `:vocabulary` V, 0 for a backbone, the `:inner` width,
@@ -43,19 +43,24 @@ defmodule Sidewinder.Mamba do
           eps: float
         }
 
+  @typedoc """
+  A model. Its `:ends` are the tokens that end its texts; nil where only its tokenizer tells (`Sidewinder.Tokenizer.eos/1`),
+  or the error in a configuration, which `generate/3` raises.
+  """
   @type t :: %__MODULE__{
           ref: reference,
           config: config,
           type: Tensor.type(),
           scheduler: :cpu | :io,
-          tokenizer: Tokenizer.t() | nil
+          tokenizer: Tokenizer.t() | nil,
+          ends: tokens | nil | Error.t()
         }
 
   @typedoc "Token numbers from 0 to V - 1."
   @type tokens :: [non_neg_integer]
 
   @where [:backend, :level, :threads, :allow_tf32]
-  @loading [:type, :backbone, :copy, :quantize, :tokenizer]
+  @loading [:type, :backbone, :copy, :quantize, :tokenizer, :ends]
   @random [:layers, :width, :vocabulary, :expand, :state, :rank, :conv, :seed]
 
   @doc """
@@ -81,6 +86,9 @@ defmodule Sidewinder.Mamba do
       here not `:f64`, is that of what lies between layers; such a model can't be saved or trained.
     * `:tokenizer` - a `Sidewinder.Tokenizer`; by default that of the `tokenizer.json` beside the weights, or of
       bytes where the vocabulary has 256. What is wrong with that file is raised when text is used.
+    * `:ends` - a list of the tokens that end texts (`generate/3`). By default they are the `eos_token_id`, a number or
+      a list, of `generation_config.json`, or else of `config.json`, or else the tokenizer's
+      (`Sidewinder.Tokenizer.eos/1`). A value there that is no token is an error of `generate/3`.
     * `:backend` - `:cpu`, `{:cuda, ordinal}` or `:auto`: a GPU if there is one that can be used
     * `:level`, `:threads`, `:allow_tf32` - as in `Sidewinder.Kernel`
 
@@ -95,24 +103,33 @@ defmodule Sidewinder.Mamba do
 
     path
     |> Native.mamba_load(loading(options), target)
-    |> from_native(scheduler, Keyword.get_lazy(options, :tokenizer, fn -> beside(path) end))
+    |> from_native(
+      scheduler,
+      Keyword.get_lazy(options, :tokenizer, fn -> beside(path) end),
+      options[:ends] || (&Native.mamba_ends(path, &1))
+    )
   end
 
   @doc """
   A model of tensors on the host with the names of checkpoints, which are copied.
 
   `config` is a map in the words of a `config.json`, or `nil` for the sizes that the tensors have. Options as in
-  `load/2`, without `:copy`.
+  `load/2`, without `:copy`; `:ends` are by default the `eos_token_id` of `config`.
   """
   @spec new(map | nil, %{String.t() => Tensor.t()}, keyword) :: t
   def new(config, tensors, options \\ []) do
     {options, where} = options!(options, @loading -- [:copy])
     {scheduler, target} = Kernel.residence(where)
 
-    json(config || %{})
+    json = json(config || %{})
+
+    json
     |> Native.mamba_new(named(tensors), loading(options), target)
-    |> from_native(scheduler, options[:tokenizer])
+    |> from_native(scheduler, options[:tokenizer], options[:ends] || ends_in(json))
   end
+
+  defp ends_in(""), do: nil
+  defp ends_in(json), do: &{:ok, Error.unwrap!(Native.mamba_ends_in(json, &1))}
 
   defp named(tensors) when is_map(tensors) and not is_struct(tensors) do
     for {name, tensor} <- tensors do
@@ -298,8 +315,12 @@ defmodule Sidewinder.Mamba do
     * `:top_k` - draws from so many of the most probable tokens
     * `:top_p` - draws from the fewest tokens whose probabilities come to this
     * `:seed` - equal seeds give equal texts; a random one by default
-    * `:stop` - what ends the stream and does not come out: a list of tokens and, after a text, of texts. By default
-      the tokenizer's `<|endoftext|>`, if it has that.
+    * `:stop` - what ends the stream and does not come out, beside the model's ends: a list of tokens and, after a
+      text, of texts. The name of a special token, such as `"<|im_end|>"`, stands for that token.
+    * `:ignore_eos` - whether the stream goes on after a token that ends texts by the model's configuration (`:ends` in
+      `load/2`); `false` by default
+    * `:add_bos` - whether a prompt that is a text begins with the token that begins texts; by default as the
+      checkpoint's tokenizer has it: see `Sidewinder.Tokenizer.encode/3`. A list of tokens is taken as it is.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
       iex> tokens = model |> Sidewinder.Mamba.generate([1, 2, 3], max_tokens: 5) |> Enum.to_list()
@@ -363,7 +384,11 @@ defmodule Sidewinder.Mamba do
 
     trainer
     |> Native.mamba_learnt(loading(options), target)
-    |> from_native(scheduler, options[:tokenizer] || model.tokenizer)
+    |> from_native(
+      scheduler,
+      options[:tokenizer] || model.tokenizer,
+      options[:ends] || model.ends
+    )
   end
 
   @doc false
@@ -398,7 +423,7 @@ defmodule Sidewinder.Mamba do
 
   ## Loading
 
-  defp from_native(answer, scheduler, tokenizer) do
+  defp from_native(answer, scheduler, tokenizer, ends) do
     {ref, config, type} = Error.unwrap!(answer)
     tokenizer = tokenizer || if config.vocabulary == 256, do: Tokenizer.bytes()
 
@@ -407,9 +432,28 @@ defmodule Sidewinder.Mamba do
       config: config,
       type: type,
       scheduler: scheduler,
-      tokenizer: tokenizer
+      tokenizer: tokenizer,
+      ends: ends(ends, config.vocabulary)
     }
   end
+
+  # Those that were given, or what a function of the vocabulary finds. What is wrong with a file is raised when its ends
+  # are needed.
+  defp ends(_ends, 0), do: nil
+
+  defp ends(find, vocabulary) when is_function(find) do
+    case find.(vocabulary) do
+      {:ok, ends} -> ends
+      {:error, fields} -> struct!(Error, fields)
+    end
+  end
+
+  defp ends(ends, vocabulary) when is_list(ends) do
+    fit = Enum.all?(ends, &(&1 in 0..(vocabulary - 1)))
+    Options.check!(ends, fit, :ends, "a list of tokens from 0 to #{vocabulary - 1}")
+  end
+
+  defp ends(ends, _vocabulary), do: ends
 
   defp loading(options) do
     type = options[:type]
@@ -418,6 +462,8 @@ defmodule Sidewinder.Mamba do
     fit = is_nil(tokenizer) or is_struct(tokenizer, Tokenizer)
     Options.check!(tokenizer, fit, :tokenizer, "a Sidewinder.Tokenizer")
 
+    ends = options[:ends]
+    Options.check!(ends, is_nil(ends) or Options.list?(ends), :ends, "a list of tokens")
     how = options[:quantize]
 
     Options.check!(

@@ -61,6 +61,8 @@ defmodule Sidewinder.Native do
   def gguf_read(_path, _name), do: missing()
 
   def mamba_load(_path, _loading, _target), do: missing()
+  def mamba_ends(_path, _vocabulary), do: missing()
+  def mamba_ends_in(_config, _vocabulary), do: missing()
   def mamba_new(_config, _tensors, _loading, _target), do: missing()
   def mamba_tensors(_model), do: missing()
   def mamba_names, do: missing()
@@ -90,6 +92,12 @@ defmodule Sidewinder.Native do
   def tokenizer_encode(_tokenizer, _text), do: missing()
   def tokenizer_decode(_tokenizer, _tokens), do: missing()
   def tokenizer_token(_tokenizer, _text), do: missing()
+  def tokenizer_special(_tokenizer, _text), do: missing()
+  def tokenizer_end(_tokenizer), do: missing()
+  def tokenizer_beginning(_tokenizer, _wanted), do: missing()
+  def tokenizer_start(_tokenizer, _tokens), do: missing()
+  def tokenizer_next(_tokenizer, _window, _token), do: missing()
+  def tokenizer_rest(_tokenizer, _window), do: missing()
 
   def debug_device_bytes(_ordinal), do: missing()
   def debug_panic(_text), do: missing()

@@ -50,13 +50,31 @@ defmodule Sidewinder.Tokenizer do
     %__MODULE__{ref: ref, vocabulary: vocabulary}
   end
 
-  @doc "The tokens of a text. Special tokens are known by their names in it, and none are added."
-  @spec encode(t, String.t()) :: [non_neg_integer]
-  def encode(%__MODULE__{} = tokenizer, text) when is_binary(text),
-    do: Error.unwrap!(Native.tokenizer_encode(ref!(tokenizer), text))
+  @doc """
+  The tokens of a text. Special tokens are known by their names in it.
 
-  def encode(%__MODULE__{}, other), do: no_text(other)
-  def encode(other, _text), do: no_tokenizer(other)
+  Options:
+
+    * `:add_bos` - whether the token that begins texts comes first, `false` by default; `nil` is as the files have it:
+      `add_bos_token` in a `tokenizer_config.json` beside `tokenizer.json`, else what the latter's post-processor adds,
+      such as `<s>` in the manner of Llama. The token is that of the post-processor, or else `bos_token` of
+      `tokenizer_config.json` or `special_tokens_map.json`, or else the first of `<s>`, `<|begin_of_text|>`, `<bos>` and
+      `<|endoftext|>` that is a token. A text that begins with it gets no second one.
+  """
+  @spec encode(t, String.t(), keyword) :: [non_neg_integer]
+  def encode(tokenizer, text, options \\ [])
+
+  def encode(%__MODULE__{} = tokenizer, text, options) when is_binary(text) do
+    wanted = options |> Options.known!([:add_bos]) |> Keyword.get(:add_bos, false)
+    Options.check!(wanted, wanted in [true, false, nil], :add_bos, "true, false or nil")
+    ref = ref!(tokenizer)
+    first = Error.unwrap!(Native.tokenizer_beginning(ref, wanted))
+    tokens = Error.unwrap!(Native.tokenizer_encode(ref, text))
+    if List.starts_with?(tokens, first), do: tokens, else: first ++ tokens
+  end
+
+  def encode(%__MODULE__{}, other, _options), do: no_text(other)
+  def encode(other, _text, _options), do: no_tokenizer(other)
 
   defp no_text(other), do: Options.wrong_argument!("text", "a text", other)
 
@@ -66,9 +84,7 @@ defmodule Sidewinder.Tokenizer do
   @doc "The text of tokens; special ones give none."
   @spec decode(t, [non_neg_integer]) :: String.t()
   def decode(%__MODULE__{} = tokenizer, tokens) do
-    unless Options.list?(tokens) and Enum.all?(tokens, &token?/1),
-      do: Options.wrong_argument!("tokens", "a list of token numbers", tokens)
-
+    tokens!(tokens)
     Error.unwrap!(Native.tokenizer_decode(ref!(tokenizer), tokens))
   end
 
@@ -84,76 +100,76 @@ defmodule Sidewinder.Tokenizer do
   def token(%__MODULE__{}, other), do: no_text(other)
   def token(other, _text), do: no_tokenizer(other)
 
-  # Who waits for more tokens than this for the rest of a character waits for what is none.
-  @longest 8
+  @doc false
+  # The number of a special token, which has no text, or nil.
+  def special(%__MODULE__{} = tokenizer, text),
+    do: Error.unwrap!(Native.tokenizer_special(ref!(tokenizer), text))
 
   @doc """
-  The texts of a stream of tokens, piece by piece; no piece ends within a character, and for bytes that are none
-  there is a U+FFFD.
+  The token that ends texts, or nil: `eos_token` of a `tokenizer_config.json` or `special_tokens_map.json` beside
+  `tokenizer.json`, or else the first of `<|endoftext|>`, `</s>`, `<|end_of_text|>`, `<|im_end|>` and `<eos>` that
+  is a token. Raises `Sidewinder.Error` where the files name one that is none.
+
+      iex> Sidewinder.Tokenizer.eos(Sidewinder.Tokenizer.bytes())
+      nil
+  """
+  @spec eos(t) :: non_neg_integer | nil
+  def eos(%__MODULE__{} = tokenizer), do: Error.unwrap!(Native.tokenizer_end(ref!(tokenizer)))
+  def eos(other), do: no_tokenizer(other)
+
+  @doc """
+  The texts of a stream of tokens that follow others, `before`, piece by piece. All pieces together are the text of all
+  tokens without that of `before`, however they are divided; no piece ends within a character, and for bytes that are
+  none there is a U+FFFD.
 
       iex> bytes = Sidewinder.Tokenizer.bytes()
       iex> [104, 195, 169] |> Sidewinder.Tokenizer.decode_stream(bytes) |> Enum.to_list()
       ["h", "é"]
+      iex> [169, 33] |> Sidewinder.Tokenizer.decode_stream(bytes, [104, 195]) |> Enum.to_list()
+      ["é", "!"]
+
+  Where the whole text does not begin with that of `before`, because a character was not complete there, the pieces are
+  what follows the longest beginning that both have.
+
+  A text comes out when later tokens cannot change it. With byte tokens (`<0xE2>`) that is when a run of them has ended:
+  it is text if all of it is UTF-8, and else a U+FFFD for each byte. A run of more than 256 comes out in parts, and what
+  has come out stays.
   """
-  @spec decode_stream(Enumerable.t(), t) :: Enumerable.t()
-  def decode_stream(tokens, %__MODULE__{} = tokenizer) do
+  @spec decode_stream(Enumerable.t(), t, [non_neg_integer]) :: Enumerable.t()
+  def decode_stream(tokens, tokenizer, before \\ [])
+
+  def decode_stream(tokens, %__MODULE__{} = tokenizer, before) do
+    tokens!(before)
+
     Stream.transform(
       tokens,
-      fn -> decoding() end,
+      fn -> decoding(tokenizer, before) end,
       &decode_next(tokenizer, &1, &2),
-      &decode_rest(tokenizer, &1),
+      &{piece(Error.unwrap!(Native.tokenizer_rest(ref!(tokenizer), &1))), nil},
       fn _ -> :ok end
     )
   end
 
-  def decode_stream(_tokens, other), do: no_tokenizer(other)
+  def decode_stream(_tokens, other, _before), do: no_tokenizer(other)
 
   @doc false
-  # Where the decoding of a stream starts: no tokens of a last piece, and none held back.
-  def decoding, do: {[], []}
+  # Where the decoding of a stream starts that follows these tokens.
+  def decoding(tokenizer, before),
+    do: Error.unwrap!(Native.tokenizer_start(ref!(tokenizer), before))
 
   @doc false
-  # The pieces of text that a token completes. A token's text may depend on the one before: the tokens of the last piece
-  # are decoded along.
-  def decode_next(tokenizer, token, {last, held}) do
-    held = held ++ [token]
-    text = after_last(tokenizer, last, held)
-
-    if not within?(text) or length(held) > @longest,
-      do: {piece(text), {held, []}},
-      else: {[], {last, held}}
-  end
-
-  defp decode_rest(_tokenizer, {_last, []}), do: {[], nil}
-  defp decode_rest(tokenizer, {last, held}), do: {piece(after_last(tokenizer, last, held)), nil}
-
-  defp after_last(tokenizer, last, held) do
-    before = decode(tokenizer, last)
-    all = decode(tokenizer, last ++ held)
-    start = byte_size(before)
-
-    if String.starts_with?(all, before),
-      do: binary_part(all, start, byte_size(all) - start),
-      else: decode(tokenizer, held)
-  end
-
-  # Whether a text ends within a character.
-  defp within?(text) do
-    case :unicode.characters_to_binary(text) do
-      {:error, _good, <<_byte, rest::binary>>} -> within?(rest)
-      {:incomplete, _good, _rest} -> true
-      good -> String.ends_with?(good, "\uFFFD")
-    end
+  # The pieces of text, at most one, that a token completes.
+  def decode_next(tokenizer, token, window) do
+    tokens!([token])
+    {text, window} = Error.unwrap!(Native.tokenizer_next(ref!(tokenizer), window, token))
+    {piece(text), window}
   end
 
   defp piece(""), do: []
-  defp piece(text), do: [valid(text)]
+  defp piece(text), do: [text]
 
-  defp valid(text) do
-    case :unicode.characters_to_binary(text) do
-      {:error, good, <<_byte, rest::binary>>} -> good <> "\uFFFD" <> valid(rest)
-      {:incomplete, good, _rest} -> good <> "\uFFFD"
-      good -> good
-    end
+  defp tokens!(tokens) do
+    unless Options.list?(tokens) and Enum.all?(tokens, &token?/1),
+      do: Options.wrong_argument!("tokens", "a list of token numbers", tokens)
   end
 end

@@ -36,6 +36,33 @@ defmodule Sidewinder.GenerateTaskTest do
     assert text == again
   end
 
+  @scripted Path.expand("../golden/scripted", __DIR__)
+
+  defp written(model, args) do
+    args =
+      ["--model", Path.join(@scripted, model), "--prompt", "Hello", "--backend", "cpu"] ++ args
+
+    capture_io(fn -> capture_io(:stderr, fn -> run(args) end) end)
+  end
+
+  test "ends where the model's texts end, and where it is told to" do
+    goes_on = ["--ignore-eos", "--max-tokens", "4"]
+
+    for {model, args, text} <- [
+          {"chat_eos", [], "Hello world"},
+          {"chat_eos", ["--stop", "cat"], "Hello world"},
+          {"chat_eos", goes_on, "Hello worldThe cat"},
+          {"chat_eos", ["--stop", "<|im_end|>" | goes_on], "Hello world"},
+          {"chat_eos", ["--stop", "none", "--stop", "he c" | goes_on], "Hello worldT"},
+          {"chat_eos", ["--stop-token", "393" | goes_on], "Hello world"},
+          {"chat_eos", ["--stop-token", "2", "--stop-token", "360" | goes_on], "Hello"},
+          {"chat_eos", ["--add-bos"], "Hello world"},
+          {"llama_space", ["--max-tokens", "4"], "Hello world how are you"},
+          {"llama_space", ["--max-tokens", "4", "--no-add-bos"], "Hello world how are you"}
+        ],
+        do: assert(written(model, args) == text <> "\n")
+  end
+
   test "says in a line what is wrong" do
     for {args, part} <- [
           {["--prompt", "x"], "--model"},
@@ -53,6 +80,8 @@ defmodule Sidewinder.GenerateTaskTest do
           {["--model", @model, "--prompt", "x", "--threads", "0"], "threads"},
           {["--model", @model, "--prompt", "x", "--level", "best"], "level"},
           {["--model", @model, "--prompt", "x", "--tokenizer", "/nowhere"], "/nowhere"},
+          {["--model", @scripted <> "/chat_eos", "--prompt", "x", "--stop-token", "400"], "stop"},
+          {["--model", @model, "--prompt", "x", "--stop-token", "a"], "--stop-token"},
           {["--model", @model, "--prompt", "x", "more"], "arguments"}
         ] do
       assert catch_exit(run(args)) == {:shutdown, 1}

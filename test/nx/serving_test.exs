@@ -5,6 +5,7 @@ defmodule Sidewinder.ServingTest do
   alias Sidewinder.{Error, Mamba, NxTest}
 
   @golden Path.expand("../golden/mamba", __DIR__)
+  @scripted Path.expand("../golden/scripted", __DIR__)
 
   # There is no Sidewinder.Mamba in pure Nx.
   @moduletag skip: NxTest.Scans.no_library()
@@ -104,6 +105,44 @@ defmodule Sidewinder.ServingTest do
              [[text, generate(model, [?H, ?i], options)]]
   end
 
+  test "texts of a tokenizer are those that generate gives, up to their ends" do
+    requests =
+      for own <- [
+            [],
+            [ignore_eos: true],
+            [ignore_eos: true, stop: "<|im_end|>"],
+            [ignore_eos: true, stop: "ldTh"],
+            [ignore_eos: true, stop: " are"],
+            [add_bos: true],
+            [add_bos: false]
+          ],
+          do: {"Hello", own}
+
+    for name <- ["chat_eos", "llama_space"], stream <- [false, true] do
+      model = Mamba.load(Path.join(@scripted, name), backend: :cpu, threads: 1)
+      serving = Mamba.serving(model, max_tokens: 6, stream: stream)
+      texts = for request <- requests, do: serving |> Nx.Serving.run(request) |> joined()
+
+      assert texts ==
+               for(
+                 {prompt, own} <- requests,
+                 do: model |> generate(prompt, [max_tokens: 6] ++ own) |> Enum.join()
+               )
+
+      assert String.starts_with?(hd(texts), " world")
+    end
+  end
+
+  test "stops of a serving that are texts leave lists of tokens alone" do
+    stopping = Mamba.serving(model(), max_tokens: 4, stop: ["\n", 36])
+    assert Nx.Serving.run(stopping, [1]) == generate(model(), [1], max_tokens: 4, stop: [36])
+    assert %Error{kind: :option} = catch_error(Nx.Serving.run(stopping, {[1], stop: ["a"]}))
+    assert %Error{kind: :option} = catch_error(Mamba.serving(model(), stop: [37]))
+  end
+
+  defp joined(text) when is_binary(text), do: text
+  defp joined(pieces), do: Enum.join(pieces)
+
   test "streams piece by piece, and leaves nothing in the mailbox" do
     model = bytes()
     options = [max_tokens: 40, temperature: 1.0]
@@ -154,7 +193,8 @@ defmodule Sidewinder.ServingTest do
           {{[1], max_tokens: 6}, :option},
           {{[1], max_tokens: 0}, :option},
           {{[1], :seed}, :argument},
-          {{[1], stop: Enum.to_list(1..600)}, :argument}
+          {{[1], stop: List.duplicate(1, 1200)}, :argument},
+          {{[1], stop: [37]}, :option}
         ] do
       assert %Error{kind: ^kind} = catch_error(Nx.Serving.batched_run(name, wrong))
     end

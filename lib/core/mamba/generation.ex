@@ -6,17 +6,17 @@ defmodule Sidewinder.Mamba.Generation do
   alias Sidewinder.Mamba.Session
 
   @sampling [:temperature, :top_k, :top_p, :seed]
-  @options [:max_tokens, :stop] ++ @sampling
+  @options [:max_tokens, :stop, :ignore_eos, :add_bos] ++ @sampling
   @seeds 0x1_0000_0000_0000_0000
 
   def generate(%Mamba{} = model, prompt, options) do
     own = settled(options)
     read? = is_binary(prompt)
-    stops!(own[:stop], read?)
-    prompt = prompt!(model.tokenizer, prompt)
+    prompt = prompt!(model.tokenizer, prompt, own)
     in_vocabulary!(prompt, model.config.vocabulary)
+    stops!(own[:stop], read?, model.config.vocabulary)
     tokens = tokens(model, prompt, own)
-    if read?, do: texts(tokens, model.tokenizer, own), else: tokens
+    if read?, do: texts(tokens, model.tokenizer, prompt, own), else: tokens
   end
 
   def generate(other, _prompt, _options), do: Mamba.no_model(other)
@@ -26,6 +26,7 @@ defmodule Sidewinder.Mamba.Generation do
   def settled(options) do
     own = known!(options, @options)
     count!(own[:max_tokens])
+    for name <- [:ignore_eos, :add_bos], do: choice!(name, own[name])
     seed = own[:seed] || :rand.uniform(@seeds) - 1
     own = Keyword.put(own, :seed, seed)
     draw(Tensor.from_list([0], :f32, {1}), own, 0)
@@ -40,14 +41,19 @@ defmodule Sidewinder.Mamba.Generation do
     Options.check!(count, fit, :max_tokens, "a number, not negative")
   end
 
-  defp stops!(nil, _read?), do: :ok
+  defp choice!(name, choice),
+    do: Options.check!(choice, choice in [nil, true, false], name, "true or false")
 
-  # Texts can only end a text.
-  defp stops!(stop, read?) do
+  @doc false
+  # Texts can only end a text, and tokens that there are not would end none.
+  def stops!(nil, _read?, _vocabulary), do: :ok
+
+  def stops!(stop, read?, vocabulary) do
     all = if is_list(stop), do: stop, else: [stop]
-    fit = Options.list?(all) and Enum.all?(all, &(token?(&1) or (read? and is_binary(&1))))
-    what = if read?, do: "tokens and texts", else: "tokens, as after a list of tokens"
-    Options.check!(stop, fit, :stop, "a list of " <> what)
+    ends? = &((token?(&1) and &1 < vocabulary) or (read? and is_binary(&1)))
+    fit = Options.list?(all) and Enum.all?(all, ends?)
+    what = if read?, do: " and texts", else: ", as after a list of tokens"
+    Options.check!(stop, fit, :stop, "a list of tokens below #{vocabulary}" <> what)
   end
 
   defp token?(term), do: is_integer(term) and term >= 0
@@ -74,8 +80,8 @@ defmodule Sidewinder.Mamba.Generation do
   ## Tokens
 
   @doc false
-  # The tokens of a prompt.
-  def prompt!(nil, text) when is_binary(text) do
+  # The tokens of a prompt. A list of them is taken as it is.
+  def prompt!(nil, text, _own) when is_binary(text) do
     raise Error.new(:argument, "prompt",
             expected: "a list of tokens, for the model has no tokenizer",
             got: "a text",
@@ -83,8 +89,11 @@ defmodule Sidewinder.Mamba.Generation do
           )
   end
 
-  def prompt!(tokenizer, prompt) do
-    tokens = if is_binary(prompt), do: Tokenizer.encode(tokenizer, prompt), else: prompt
+  def prompt!(tokenizer, prompt, own) do
+    tokens =
+      if is_binary(prompt),
+        do: Tokenizer.encode(tokenizer, prompt, add_bos: own[:add_bos]),
+        else: prompt
 
     unless Options.list?(tokens) and tokens != [],
       do: Options.wrong_argument!("prompt", "a text or a list of tokens, not empty", prompt)
@@ -106,7 +115,7 @@ defmodule Sidewinder.Mamba.Generation do
   end
 
   defp tokens(model, prompt, own) do
-    stop = stop_tokens(model.tokenizer, own)
+    stop = stop_tokens(model, own)
     choices = choices(own)
 
     next = fn {session, choose} ->
@@ -141,26 +150,29 @@ defmodule Sidewinder.Mamba.Generation do
   end
 
   @doc false
-  # The tokens that end a text.
-  def stop_tokens(tokenizer, own) do
-    case own[:stop] do
-      nil -> default_stop(tokenizer)
-      stop -> for token <- List.wrap(stop), is_integer(token), do: token
-    end
+  # The tokens that end a text, of a model or what there is of one. The name of a special token is no text that would
+  # come out, so it is one of them.
+  def stop_tokens(%{tokenizer: tokenizer} = model, own) do
+    given = for token <- List.wrap(own[:stop]), is_integer(token), do: token
+    texts = if tokenizer, do: stop_texts(own), else: []
+    named = for text <- texts, token = Tokenizer.special(tokenizer, text), do: token
+    Enum.uniq(given ++ named ++ if(own[:ignore_eos], do: [], else: ends(model)))
   end
 
+  defp ends(%{ends: %Error{} = error}), do: raise(error)
+  defp ends(%{ends: nil, tokenizer: nil}), do: []
+
   # Tokens alone do not need a tokenizer that can be read.
-  defp default_stop(tokenizer) do
-    if tokenizer && Tokenizer.readable?(tokenizer),
-      do: List.wrap(Tokenizer.token(tokenizer, "<|endoftext|>")),
-      else: []
-  end
+  defp ends(%{ends: nil, tokenizer: tokenizer}),
+    do: if(Tokenizer.readable?(tokenizer), do: List.wrap(Tokenizer.eos(tokenizer)), else: [])
+
+  defp ends(%{ends: ends}), do: ends
 
   ## Texts
 
-  defp texts(tokens, tokenizer, own) do
+  defp texts(tokens, tokenizer, prompt, own) do
     tokens
-    |> Tokenizer.decode_stream(tokenizer)
+    |> Tokenizer.decode_stream(tokenizer, prompt)
     |> until(stop_texts(own))
     |> Stream.take_while(&(&1 != :done))
   end

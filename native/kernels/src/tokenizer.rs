@@ -5,7 +5,16 @@ use crate::error::{Error, Kind, Result};
 use crate::file;
 use crate::json::text;
 use crate::recognise::{JSON, explained};
+use rules::Rules;
+use special::Special;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+
+mod rules;
+mod special;
+mod stream;
+
+pub use stream::Window;
 
 /// A `tokenizer.json` may take this many bytes.
 const MAX_FILE: u64 = 1 << 30;
@@ -15,7 +24,17 @@ pub enum Tokenizer {
     /// A token is a byte.
     Bytes,
     /// That of a `tokenizer.json`.
-    File(Box<tokenizers::Tokenizer>),
+    File(Box<File>),
+}
+
+/// A `tokenizer.json`.
+pub struct File {
+    tokenizer: tokenizers::Tokenizer,
+    rules: Rules,
+    /// The tokens that come before a text.
+    prefix: Vec<u32>,
+    /// What the files beside it say; what is wrong with them is told to those who ask for that.
+    special: Result<Special>,
 }
 
 impl Tokenizer {
@@ -26,15 +45,20 @@ impl Tokenizer {
             |got: String| Error::new(Kind::File, path.display().to_string()).expected("a tokenizer.json").got(got);
         let json = file::read(&path, MAX_FILE).map_err(|e| wrong(e.to_string()))?;
         let tokenizer = tokenizers::Tokenizer::from_bytes(text(&json));
-        let tokenizer = tokenizer.map_err(|e| explained(wrong(e.to_string()), &json, JSON))?;
-        Ok(Tokenizer::File(Box::new(tokenizer)))
+        let mut tokenizer = tokenizer.map_err(|e| explained(wrong(e.to_string()), &json, JSON))?;
+        // Those are for batches in training: a prompt is taken as it is.
+        tokenizer.with_padding(None).with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        let rules = Rules::of(tokenizer.get_decoder());
+        let prefix = special::prefix(tokenizer.get_post_processor());
+        let special = Special::read(path.parent().unwrap_or(Path::new("")));
+        Ok(Tokenizer::File(Box::new(File { tokenizer, rules, prefix, special })))
     }
 
     /// How many tokens there are.
     pub fn vocabulary(&self) -> usize {
         match self {
             Tokenizer::Bytes => 256,
-            Tokenizer::File(tokenizer) => tokenizer.get_vocab_size(true),
+            Tokenizer::File(file) => file.tokenizer.get_vocab_size(true),
         }
     }
 
@@ -42,10 +66,10 @@ impl Tokenizer {
     pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>> {
         match self {
             Tokenizer::Bytes => Ok(text.iter().map(|&byte| byte.into()).collect()),
-            Tokenizer::File(tokenizer) => {
+            Tokenizer::File(file) => {
                 let wrong = |got: String| Error::new(Kind::Argument, "text").expected("text in UTF-8").got(got);
                 let text = std::str::from_utf8(text).map_err(|e| wrong(e.to_string()))?;
-                let encoding = tokenizer.encode_fast(text, false).map_err(|e| wrong(e.to_string()))?;
+                let encoding = file.tokenizer.encode_fast(text, false).map_err(|e| wrong(e.to_string()))?;
                 Ok(encoding.get_ids().to_vec())
             }
         }
@@ -54,18 +78,32 @@ impl Tokenizer {
     /// The text of tokens, of which special ones give none. It may begin or end within a character: from bytes it
     /// then comes so, else with U+FFFD there.
     pub fn decode(&self, tokens: &[u32]) -> Result<Vec<u8>> {
-        let wrong = |got: String| {
-            let expected = format_args!("tokens below {}", self.vocabulary()).to_string();
-            Error::new(Kind::Argument, "tokens").expected(expected).got(got)
-        };
         match self {
-            Tokenizer::Bytes => {
-                tokens.iter().map(|&token| u8::try_from(token).map_err(|_| wrong(token.to_string()))).collect()
-            }
-            Tokenizer::File(tokenizer) => {
-                let text = tokenizer.decode(tokens, true).map_err(|e| wrong(e.to_string()))?;
-                Ok(text.into_bytes())
-            }
+            Tokenizer::Bytes => tokens.iter().map(|&token| byte(token)).collect(),
+            Tokenizer::File(_) => self.text(tokens).map(String::into_bytes),
+        }
+    }
+
+    /// The text of tokens, with U+FFFD for what is no character.
+    fn text(&self, tokens: &[u32]) -> Result<String> {
+        match self {
+            Tokenizer::Bytes => Ok(String::from_utf8_lossy(&self.decode(tokens)?).into_owned()),
+            Tokenizer::File(file) => file.text(tokens),
+        }
+    }
+
+    /// The name of a token that has text; special tokens have none.
+    fn name(&self, token: u32) -> Result<Option<String>> {
+        match self {
+            Tokenizer::Bytes => byte(token).map(|_| Some(String::new())),
+            Tokenizer::File(file) => Ok(file.name(token)),
+        }
+    }
+
+    fn rules(&self) -> Rules {
+        match self {
+            Tokenizer::Bytes => Rules::BYTES,
+            Tokenizer::File(file) => file.rules,
         }
     }
 
@@ -73,9 +111,94 @@ impl Tokenizer {
     pub fn token(&self, text: &[u8]) -> Option<u32> {
         match self {
             Tokenizer::Bytes => text.first().filter(|_| text.len() == 1).map(|&byte| byte.into()),
-            Tokenizer::File(tokenizer) => tokenizer.token_to_id(std::str::from_utf8(text).ok()?),
+            Tokenizer::File(file) => file.tokenizer.token_to_id(std::str::from_utf8(text).ok()?),
         }
     }
+
+    /// The number of a special token, which has no text when tokens are decoded.
+    pub fn special(&self, text: &[u8]) -> Option<u32> {
+        self.token(text).filter(|&token| matches!(self.name(token), Ok(None)))
+    }
+
+    /// The token that ends texts, if there is one.
+    pub fn end(&self) -> Result<Option<u32>> {
+        match self {
+            Tokenizer::Bytes => Ok(None),
+            Tokenizer::File(file) => match &file.special()?.eos {
+                Some(text) => file.known("eos_token", text).map(Some),
+                None => Ok(special::ENDS.iter().find_map(|text| self.token(text.as_bytes()))),
+            },
+        }
+    }
+
+    /// The tokens that begin texts, if they are wanted; by default as the files have it.
+    pub fn beginning(&self, wanted: Option<bool>) -> Result<Vec<u32>> {
+        match (self, wanted) {
+            (_, Some(false)) | (Tokenizer::Bytes, None) => Ok(Vec::new()),
+            (Tokenizer::Bytes, _) => Err(no_beginning()),
+            (Tokenizer::File(file), _) => file.beginning(wanted),
+        }
+    }
+}
+
+impl File {
+    fn name(&self, token: u32) -> Option<String> {
+        let special = |name: &String| self.tokenizer.get_added_vocabulary().is_special_token(name);
+        self.tokenizer.id_to_token(token).filter(|name| !special(name))
+    }
+
+    /// Some decoders panic where there is too little text for them.
+    fn text(&self, tokens: &[u32]) -> Result<String> {
+        if tokens.iter().all(|&token| self.name(token).is_none()) {
+            return Ok(String::new());
+        }
+        let decoded = catch_unwind(AssertUnwindSafe(|| self.tokenizer.decode(tokens, true)));
+        let wrong = |got: String| Error::new(Kind::Argument, "tokens").expected("tokens that have a text").got(got);
+        let decoded = decoded.map_err(|_| wrong("tokens for which the tokenizer's decoder fails".into()))?;
+        decoded.map_err(|e| wrong(e.to_string()))
+    }
+
+    fn special(&self) -> Result<&Special> {
+        self.special.as_ref().map_err(Error::clone)
+    }
+
+    fn known(&self, key: &str, text: &str) -> Result<u32> {
+        self.tokenizer.token_to_id(text).ok_or_else(|| {
+            let expected = format!("an `{key}` that is a token of the tokenizer");
+            Error::new(Kind::File, "tokenizer_config.json").expected(expected).got(format!("{text:?}"))
+        })
+    }
+
+    fn beginning(&self, wanted: Option<bool>) -> Result<Vec<u32>> {
+        // What is asked for and is in the file itself needs no other files.
+        if wanted.is_some() && !self.prefix.is_empty() {
+            return Ok(self.prefix.clone());
+        }
+        let special = self.special()?;
+        match wanted.or(special.add_bos) {
+            Some(false) => Ok(Vec::new()),
+            Some(true) if self.prefix.is_empty() => Ok(vec![self.first(special)?]),
+            _ => Ok(self.prefix.clone()),
+        }
+    }
+
+    fn first(&self, special: &Special) -> Result<u32> {
+        let usual =
+            || special::BEGINS.iter().find_map(|text| self.tokenizer.token_to_id(text)).ok_or_else(no_beginning);
+        special.bos.as_ref().map_or_else(usual, |text| self.known("bos_token", text))
+    }
+}
+
+fn byte(token: u32) -> Result<u8> {
+    u8::try_from(token)
+        .map_err(|_| Error::new(Kind::Argument, "tokens").expected("tokens below 256").got(token.to_string()))
+}
+
+fn no_beginning() -> Error {
+    Error::new(Kind::Option, "add_bos")
+        .expected("a tokenizer with a token that begins texts")
+        .got("none of the usual ones, nor `bos_token` in a tokenizer_config.json beside tokenizer.json")
+        .hint("Leave it out, or put that token before a list of tokens")
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::mamba::sample::Sampling;
 use sidewinder_kernels::mamba::train::{AdamW, Trainer};
-use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose, names};
+use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose, ends, names};
 use sidewinder_kernels::matrices::Quantization;
 use sidewinder_kernels::tensor::{DType, Described};
 use std::path::Path;
@@ -93,6 +93,18 @@ fn mamba_load<'a>(env: Env<'a>, path: String, loading: Term<'a>, target: Term<'a
         let checkpoint = Checkpoint::open(Path::new(&path), loading.copied)?;
         loaded(env, checkpoint, &loading, decode_map::<Target>("target", target)?.place()?)
     })
+}
+
+/// The tokens that end texts by the files of a checkpoint, or nil.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_ends(env: Env, path: String, vocabulary: usize) -> Term {
+    answer(env, || ends::read(Path::new(&path), vocabulary))
+}
+
+/// The tokens that end texts by the text of a `config.json`, or nil.
+#[rustler::nif]
+fn mamba_ends_in(env: Env, config: String, vocabulary: usize) -> Term {
+    answer(env, || ends::parse("config", config.as_bytes(), vocabulary))
 }
 
 /// A model of `{name, tensor}` pairs with the names of checkpoints; `config` is the text of a `config.json`, or empty.

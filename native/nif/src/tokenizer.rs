@@ -4,7 +4,7 @@ use crate::answer::answer;
 use crate::mamba::binary;
 use rustler::{Binary, Env, ResourceArc, Term};
 use sidewinder_kernels::error::Result;
-use sidewinder_kernels::tokenizer::Tokenizer;
+use sidewinder_kernels::tokenizer::{Tokenizer, Window};
 use std::path::Path;
 
 /// A tokenizer that Elixir holds on to.
@@ -38,4 +38,55 @@ fn tokenizer_decode(env: Env, tokenizer: ResourceArc<HeldTokenizer>, tokens: Vec
 #[rustler::nif]
 fn tokenizer_token<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, text: Binary<'a>) -> Term<'a> {
     answer(env, || Ok(tokenizer.0.token(&text)))
+}
+
+/// The number of a special token, or nil.
+#[rustler::nif]
+fn tokenizer_special<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, text: Binary<'a>) -> Term<'a> {
+    answer(env, || Ok(tokenizer.0.special(&text)))
+}
+
+/// The token that ends texts, or nil.
+#[rustler::nif]
+fn tokenizer_end(env: Env, tokenizer: ResourceArc<HeldTokenizer>) -> Term {
+    answer(env, || tokenizer.0.end())
+}
+
+/// The tokens that begin texts; `wanted` is nil for what the files say.
+#[rustler::nif]
+fn tokenizer_beginning(env: Env, tokenizer: ResourceArc<HeldTokenizer>, wanted: Option<bool>) -> Term {
+    answer(env, || tokenizer.0.beginning(wanted))
+}
+
+/// A window: its tokens, how many of them are old, and the text that has come out.
+type Parts<'a> = (Vec<u32>, usize, Binary<'a>);
+
+fn window((tokens, old, said): Parts) -> Window {
+    Window { tokens, old, said: String::from_utf8_lossy(&said).into_owned() }
+}
+
+fn parts(env: Env, window: Window) -> (Vec<u32>, usize, Term) {
+    (window.tokens, window.old, binary(env, window.said.as_bytes()))
+}
+
+/// The window with which a stream of text begins after these tokens.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn tokenizer_start(env: Env, tokenizer: ResourceArc<HeldTokenizer>, tokens: Vec<u32>) -> Term {
+    answer(env, || Ok(parts(env, tokenizer.0.start(&tokens)?)))
+}
+
+/// The text that a token completes, and the window after it.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn tokenizer_next<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, before: Parts<'a>, token: u32) -> Term<'a> {
+    answer(env, || {
+        let mut window = window(before);
+        let piece = tokenizer.0.next(&mut window, token)?;
+        Ok((binary(env, piece.as_bytes()), parts(env, window)))
+    })
+}
+
+/// The text that is held back in a window.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn tokenizer_rest<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, before: Parts<'a>) -> Term<'a> {
+    answer(env, || Ok(binary(env, tokenizer.0.rest(&window(before))?.as_bytes())))
 }

@@ -11,7 +11,11 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     * `--max-tokens N` - how many tokens at most, 128 by default
     * `--temperature X`, `--top-k N`, `--top-p X`, `--seed N` - how they are drawn; by default always the most
       probable one
-    * `--stop TEXT` - ends before this text; may be given several times
+    * `--stop TEXT` - ends before this text, or at the special token of this name; may be given several times
+    * `--stop-token N` - ends at this token; may be given several times
+    * `--ignore-eos` - goes on after the token that ends texts
+    * `--add-bos`, `--no-add-bos` - whether the prompt begins with the token that begins texts; by default as the
+      tokenizer has it: see `Sidewinder.Tokenizer.encode/3`
     * `--tokenizer FILE` - a `tokenizer.json`, by default the one beside the weights
     * `--type f32|bf16|f16|f64` - the type to run in, by default that of the weights
     * `--backend auto|cpu|cuda|cuda:N`, `--level LEVEL`, `--threads N`, `--allow-tf32` - where and how to run
@@ -32,7 +36,10 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     top_k: :integer,
     top_p: :float,
     seed: :integer,
-    stop: :keep
+    stop: :keep,
+    stop_token: [:integer, :keep],
+    ignore_eos: :boolean,
+    add_bos: :boolean
   ]
   @where [backend: :string, level: :string, threads: :integer, allow_tf32: :boolean]
   @loading [model: :string, tokenizer: :string, type: :string] ++ @where
@@ -56,11 +63,9 @@ defmodule Mix.Tasks.Sidewinder.Generate do
 
   defp main(options) do
     {model, loading} = CommandLine.timed(fn -> load(options) end)
-    generation = Keyword.take(options, Keyword.keys(@generation) -- [:stop])
-    stop = Keyword.get_values(options, :stop)
-    # A list of texts alone would replace the token that ends texts.
-    ends = List.wrap(model.tokenizer && Tokenizer.token(model.tokenizer, "<|endoftext|>"))
-    pieces = Mamba.generate(model, options[:prompt], [stop: stop ++ ends] ++ generation)
+    generation = Keyword.take(options, Keyword.keys(@generation) -- [:stop, :stop_token])
+    stop = Keyword.get_values(options, :stop) ++ Keyword.get_values(options, :stop_token)
+    pieces = Mamba.generate(model, options[:prompt], [stop: stop] ++ generation)
     IO.write(options[:prompt])
     {times, ms} = CommandLine.timed(fn -> write(pieces) end)
     IO.puts("")

@@ -23,9 +23,12 @@ defmodule Sidewinder.Mamba.Serving do
     size!(:max_prompt, own.max_prompt)
     size!(:max_tokens, options[:max_tokens])
     Generation.settled(options)
+    Generation.stops!(options[:stop], true, vocabulary)
     # Nx keeps what clients need for good, so they get no model.
     clients =
-      Map.merge(own, %{vocabulary: vocabulary, tokenizer: model.tokenizer, options: options})
+      own
+      |> Map.merge(%{vocabulary: vocabulary, options: options})
+      |> Map.merge(Map.take(model, [:tokenizer, :ends]))
 
     __MODULE__
     |> Serving.new({model, options[:max_tokens]})
@@ -61,7 +64,7 @@ defmodule Sidewinder.Mamba.Serving do
   defp request(clients, prompt), do: request(clients, {prompt, []})
 
   defp prompt!(%{tokenizer: tokenizer, vocabulary: vocabulary} = clients, prompt, own) do
-    tokens = Generation.prompt!(tokenizer, prompt)
+    tokens = Generation.prompt!(tokenizer, prompt, own)
 
     for token <- tokens,
         token not in 0..(vocabulary - 1),
@@ -71,11 +74,15 @@ defmodule Sidewinder.Mamba.Serving do
       wrong("prompt", "at most #{clients.max_prompt} tokens, :max_prompt", "#{length(tokens)}")
     end
 
+    # Texts that the serving stops at concern texts alone.
+    texts? = is_binary(prompt) or own[:stop] == clients.options[:stop]
+    Generation.stops!(own[:stop], texts?, vocabulary)
+
     %{
       tokens: tokens,
       text?: is_binary(prompt),
       own: own,
-      stop_tokens: Generation.stop_tokens(tokenizer, own),
+      stop_tokens: Generation.stop_tokens(clients, own),
       stop_texts: if(is_binary(prompt), do: Generation.stop_texts(own), else: [])
     }
   end
@@ -114,7 +121,7 @@ defmodule Sidewinder.Mamba.Serving do
   # Streams are read on behind a stop: Nx would leave what is still sent in the mailbox.
   defp read(tokens, request, clients) do
     tokens
-    |> Tokenizer.decode_stream(clients.tokenizer)
+    |> Tokenizer.decode_stream(clients.tokenizer, request.tokens)
     |> Generation.until(request.stop_texts)
     |> Stream.reject(&(&1 == :done))
   end
@@ -157,12 +164,15 @@ defmodule Sidewinder.Mamba.Serving do
     session = Session.new(model)
     prompt = for <<token::32 <- packed>>, do: token
 
+    reading =
+      if request.stop_texts != [], do: {Tokenizer.decoding(model.tokenizer, prompt), ""}
+
     Map.merge(request, %{
       session: session,
       token: Generation.first(session, prompt, own),
       left: own[:max_tokens],
       said: [],
-      reading: {Tokenizer.decoding(), ""}
+      reading: reading
     })
   end
 

@@ -12,6 +12,7 @@
 
 mod checkpoint;
 mod config;
+pub mod ends;
 mod family;
 mod layers;
 mod layout;
