@@ -33,9 +33,21 @@ defmodule Sidewinder.Axon.Layers do
           do: Axon.param(name, by_position(length(layers), shape), initializer: initializer)
 
     op = Function.capture(__MODULE__, op_name, length(layers ++ params) + 1)
-    names = [name: names[:name], meta: names[:meta], op_name: op_name]
+    names = [name: names[:name] || numbered(op_name), meta: names[:meta], op_name: op_name]
     Axon.layer(op, stateful(layers) ++ params, names ++ told ++ options)
   end
+
+  # The name by which Axon draws random numbers counts functions, of which a layer has one for each number of inputs:
+  # by Axon's own count two layers would start with the same numbers.
+  defp numbered(op_name) do
+    fn _op, counts ->
+      same = for {op, count} <- counts, op_name(op) == op_name, do: count
+      "#{op_name}_#{Enum.sum(same)}"
+    end
+  end
+
+  defp op_name(op) when is_function(op), do: op |> Function.info(:name) |> elem(1)
+  defp op_name(op), do: op
 
   # Axon forgets the states of earlier inputs where a later one was computed before. What is between them in training
   # belongs to this layer alone, so it was not.
