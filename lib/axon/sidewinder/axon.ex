@@ -13,8 +13,11 @@ defmodule Sidewinder.Axon do
 
   Sequences are `{batch, length, width}`. Each layer is one kernel forward and one backward under
   `Nx.Defn.Evaluator`. `Axon.build/2`, `Axon.Loop`, policies of `Axon.MixedPrecision` and the freezing of
-  parameters work as with Axon's own layers. Under a policy sequences and matrices have its type; the
-  arithmetic within a kernel is f32 at least.
+  parameters work as with Axon's own layers.
+
+  So do types: a layer computes in the common type of its inputs and parameters (`Nx.Type.merge/2`), once a policy has
+  cast both, and returns it. Features in bf16 and parameters in f32 make f32, as in `Axon.dense/3`, and integers take the
+  type of the parameters. Masks, tokens and an initial state do not count. The arithmetic within a kernel is f32 at least.
 
   Matrices are stored `{out, in}`, as the checkpoints of Mamba have them, so what Axon's initializers call
   `:fan_out` is here the number of inputs. The parameters keep those checkpoints' names and need no

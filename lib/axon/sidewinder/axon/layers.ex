@@ -15,7 +15,6 @@ defmodule Sidewinder.Axon.Layers do
   @indices [:tokens, :mask, :dropout_key]
   # Its type is that of the arithmetic, also where sequences are of 16 bits.
   @carried [:initial_state]
-  @computed [f: 64, f: 32, bf: 16, f: 16]
 
   ## Building
 
@@ -104,13 +103,17 @@ defmodule Sidewinder.Axon.Layers do
         fun.(Map.new(inputs), Map.new(params))
 
       type ->
-        computed = if type in @computed, do: type, else: {:f, 32}
+        computed = computed(type)
         inputs = for {name, t} <- inputs, into: %{}, do: {name, cast_input(name, t, computed)}
         params = for {name, t} <- params, into: %{}, do: {name, cast(t, computed)}
         out = fun.(inputs, params)
         if type == computed, do: out, else: Nx.Defn.Composite.traverse(out, &Nx.as_type(&1, type))
     end
   end
+
+  # Kernels know no floats of 8 bits.
+  defp computed({_kind, 8}), do: {:f, 32}
+  defp computed(type), do: type
 
   defp type(tensors) do
     types = for {_name, %Nx.Tensor{type: type}} <- tensors, do: type
