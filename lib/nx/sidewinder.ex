@@ -21,8 +21,8 @@ defmodule Sidewinder do
 
   ## Names of axes
 
-  Inputs that call the same axis differently raise, as in `Nx.add/2`. Axes that a product of matrices sums over may
-  differ, as in `Nx.dot/2`. Results have the names of the first input.
+  Inputs that call the same axis differently raise, as in `Nx.add/2`. The axis of a weight that a product sums over may
+  have a name of its own, as in `Nx.dot/2`. Results have the names of the first input.
 
   ## Vectorized tensors
 

@@ -126,6 +126,29 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       end
     end
 
+    test "keys start from the seed of the model, each from another number" do
+      model =
+        Enum.reduce(1..3, Axon.input("x"), fn _, x -> Layer.mm_rec_block(x, dropout: 0.5) end)
+
+      for policy <- [[], [params: {:bf, 16}, compute: {:bf, 16}, output: {:bf, 16}]] do
+        policy = Axon.MixedPrecision.create_policy(policy)
+        model = Axon.MixedPrecision.apply_policy(model, policy)
+
+        [first, again, other] =
+          for seed <- [1, 1, 2] do
+            {init, _} = Axon.build(model, seed: seed)
+            %{data: data} = init.(Nx.template({1, 3, 8}, :f32), ModelState.empty())
+
+            for {"dropout_key" <> _, %{"key" => key}} <- data,
+                do: {key.type, Nx.to_flat_list(key)}
+          end
+
+        assert first == again and first != other
+        assert length(Enum.uniq(first)) == 3
+        assert Enum.all?(first, &match?({{:u, 32}, [_, _]}, &1))
+      end
+    end
+
     test "layers without a name start from other numbers, whatever their parameters and inputs" do
       x = Axon.input("x")
       mha = &Layer.mha(&1, heads: 2)

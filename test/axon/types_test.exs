@@ -252,6 +252,26 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       end
     end
 
+    test "a Mamba of any type takes features and tokens of every type" do
+      for type <- [:f32, :bf16, :f16, :f64], vocabulary <- [0, 11] do
+        opts = [layers: 1, width: 8, vocabulary: vocabulary, backend: :cpu]
+        {model, state} = Layer.from_mamba(Sidewinder.Mamba.random(opts))
+        data = Nx.Defn.Composite.traverse(state.data, &Nx.as_type(&1, type))
+        inputs = if vocabulary == 0, do: @types, else: [{:s, 64}, {:u, 8}]
+
+        for input <- inputs do
+          x = if vocabulary == 0, do: features(input), else: Nx.tensor([[1, 2, 3]], type: input)
+
+          common =
+            if Nx.Type.integer?(input),
+              do: Nx.Type.normalize!(type),
+              else: Nx.Type.merge(input, Nx.Type.normalize!(type))
+
+          assert Axon.predict(model, %{state | data: data}, x).type == common
+        end
+      end
+    end
+
     test "floats of 8 bits are computed in f32, complex numbers are refused" do
       for {name, layer} <- layers() do
         {_, y} = started(with_policy(layer, params: {:f, 8}), features({:f, 8}))

@@ -58,7 +58,7 @@ defmodule Sidewinder.Axon.Layers do
   A layer whose state is a key of random numbers, which is another one at each step of training.
   """
   def key(x, name) do
-    start = fn _shape, _type -> Nx.Random.key(:erlang.system_time()) end
+    start = fn _shape, _type, key -> key end
     shape = fn _ -> {2} end
     key = Axon.param("key", shape, type: {:u, 32}, initializer: start, kind: :state)
     Axon.layer(&dropout_key/3, [x, key], name: name, op_name: :dropout_key)

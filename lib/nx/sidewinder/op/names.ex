@@ -1,8 +1,7 @@
 defmodule Sidewinder.Op.Names do
   @moduledoc false
-  # The names of axes that inputs have in common. Where an op adds or multiplies tensors number by number an axis has
-  # one name, as in `Nx.add/2`; axes that a product of matrices sums over may be called differently in both, as in
-  # `Nx.dot/2`.
+  # The names of axes that inputs have in common. An axis that several sequences, states or vectors have must have one
+  # name, as in `Nx.add/2`; the axis of a weight that a product sums over may have another one, as in `Nx.dot/2`.
 
   alias Sidewinder.Error
 
