@@ -19,6 +19,11 @@ defmodule Sidewinder do
   Integers become floats. Any other mix of types raises, for it would round without a word. Masks are of
   integers, 0 or not.
 
+  ## Names of axes
+
+  Inputs that call the same axis differently raise, as in `Nx.add/2`. The axis of a weight that a product sums over may
+  have a name of its own, as in `Nx.dot/2`. Results have the names of the first input.
+
   ## Vectorized tensors
 
   Vectorized axes of sequences, states and masks join the batch, and weights without them are shared. Over

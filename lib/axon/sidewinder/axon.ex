@@ -13,8 +13,11 @@ defmodule Sidewinder.Axon do
 
   Sequences are `{batch, length, width}`. Each layer is one kernel forward and one backward under
   `Nx.Defn.Evaluator`. `Axon.build/2`, `Axon.Loop`, policies of `Axon.MixedPrecision` and the freezing of
-  parameters work as with Axon's own layers. Under a policy sequences and matrices have its type; the
-  arithmetic within a kernel is f32 at least.
+  parameters work as with Axon's own layers.
+
+  So do types: a layer computes in the common type of its inputs and parameters (`Nx.Type.merge/2`), once a policy has
+  cast both, and returns it. Features in bf16 and parameters in f32 make f32, as in `Axon.dense/3`, and integers take the
+  type of the parameters. Masks, tokens and an initial state do not count. The arithmetic within a kernel is f32 at least.
 
   Matrices are stored `{out, in}`, as the checkpoints of Mamba have them, so what Axon's initializers call
   `:fan_out` is here the number of inputs. The parameters keep those checkpoints' names and need no
@@ -30,6 +33,7 @@ defmodule Sidewinder.Axon do
 
   Options that are unknown or have a value that is not allowed raise `Sidewinder.Error` of kind `:option`.
   """
+  import Sidewinder.Axon.Layers, only: [layer: 4, layer: 5]
   alias Sidewinder.{Error, Reference}
 
   @layer [name: {nil, :name}, meta: {nil, :any}]
@@ -58,6 +62,7 @@ defmodule Sidewinder.Axon do
     use_bias: {false, :flag},
     mask: {nil, :layer}
   ]
+  @heads [:heads, :causal, :rope_theta, :pairing]
   @activations Reference.Activations.names()
 
   @doc """
@@ -107,7 +112,7 @@ defmodule Sidewinder.Axon do
 
   # The norm is that of each step by itself, so it need not see the others.
   defp output(x, :sequence), do: x
-  defp output(x, :last), do: Axon.nx(x, & &1[[.., -1]], op_name: :last)
+  defp output(x, :last), do: layer(:last, [x: x], [], %{}, count: nil)
 
   @doc """
   The `Sidewinder.Mamba` of a model that was trained: `mamba/2` over features, or over an embedding of tokens and
@@ -242,7 +247,7 @@ defmodule Sidewinder.Axon do
   @spec mamba_block(Axon.t(), keyword) :: Axon.t()
   def mamba_block(%Axon{} = x, opts \\ []) do
     opts = options!(:mamba_block, opts, @layer ++ @block)
-    layer(:mamba_block, [x], block_params(opts), opts, &Sidewinder.mamba_block(hd(&1), &2))
+    layer(:mamba_block, [x: x], block_params(opts), opts)
   end
 
   defp block_params(%{expand: e, state_size: n, kernel_size: w} = opts) do
@@ -409,10 +414,7 @@ defmodule Sidewinder.Axon do
       opts.use_bias && {"bias", fn [x] -> {width(x)} end, bias}
     ]
 
-    layer(:causal_conv1d, [x], params, opts, fn [x], params ->
-      options = [bias: params["bias"], activation: opts.activation]
-      Sidewinder.causal_conv1d(x, params["kernel"], options)
-    end)
+    layer(:causal_conv1d, [x: x], params, opts, activation: opts.activation)
   end
 
   @doc """
@@ -447,12 +449,7 @@ defmodule Sidewinder.Axon do
       {"D", fn [x | _] -> {width(x)} end, :ones}
     ]
 
-    layer(:selective_scan, [x, dt, b, c | List.wrap(opts.gate)], params, opts, &scan/2)
-  end
-
-  defp scan([x, dt, b, c | gate], %{"A_log" => a_log} = params) do
-    options = [d: params["D"], dt_bias: params["dt_b"], dt_softplus: true, z: List.first(gate)]
-    Sidewinder.selective_scan(x, dt, Nx.negate(Nx.exp(a_log)), b, c, options)
+    layer(:selective_scan, [x: x, dt: dt, b: b, c: c, gate: opts.gate], params, opts)
   end
 
   @doc """
@@ -480,12 +477,9 @@ defmodule Sidewinder.Axon do
   @doc type: :normalization
   @spec rms_norm(Axon.t(), keyword) :: Axon.t()
   def rms_norm(%Axon{} = x, opts \\ []) do
-    %{epsilon: epsilon} = opts = options!(:rms_norm, opts, @layer ++ @norm)
+    opts = options!(:rms_norm, opts, @layer ++ @norm)
     params = by_width([{"gamma", &{&1}, opts.gamma_initializer}])
-
-    layer(:rms_norm, [x], params, opts, fn [x], params ->
-      Sidewinder.rms_norm(x, params["gamma"], eps: epsilon)
-    end)
+    layer(:rms_norm, [x: x], params, opts, epsilon: opts.epsilon)
   end
 
   @doc """
@@ -526,13 +520,7 @@ defmodule Sidewinder.Axon do
         {"beta", &{&1}, opts.beta_initializer}
       ])
 
-    layer(:layer_norm, [x], params, opts, fn [x], %{"gamma" => gamma, "beta" => beta} ->
-      case opts.activation do
-        nil -> Sidewinder.layer_norm(x, gamma, beta, eps: opts.epsilon)
-        :gelu_erf -> Sidewinder.layer_norm_gelu(x, gamma, beta, eps: opts.epsilon, gelu: :erf)
-        _ -> Sidewinder.layer_norm_gelu(x, gamma, beta, eps: opts.epsilon)
-      end
-    end)
+    layer(:layer_norm, [x: x], params, opts, epsilon: opts.epsilon, activation: opts.activation)
   end
 
   @doc """
@@ -572,9 +560,7 @@ defmodule Sidewinder.Axon do
         opts.use_bias && {"bias", fn _ -> {units} end, opts.bias_initializer || :zeros}
       ])
 
-    layer(:linear, [x], params, opts, fn [x], params ->
-      Sidewinder.linear(x, params["kernel"], bias: params["bias"], activation: opts.activation)
-    end)
+    layer(:linear, [x: x], params, opts, activation: opts.activation)
   end
 
   @doc """
@@ -625,14 +611,7 @@ defmodule Sidewinder.Axon do
         opts.use_bias && {"bias", fn _ -> {units} end, opts.bias_initializer || :zeros}
       ])
 
-    rule =
-      for {name, value} <- Map.take(opts, [:rule, :threshold, :per_row]),
-          value != nil,
-          do: {name, value}
-
-    layer(:ternary_dense, [x], params, opts, fn [x], params ->
-      Sidewinder.Ternary.dense(x, params["kernel"], [bias: params["bias"]] ++ rule)
-    end)
+    layer(:ternary_dense, [x: x], params, opts, given(opts, [:rule, :threshold, :per_row]))
   end
 
   @doc """
@@ -671,11 +650,8 @@ defmodule Sidewinder.Axon do
     ]
 
     opts = options!(:attention, opts, @layer ++ known)
-    options = Map.to_list(Map.take(opts, [:causal, :scale, :q_offset, :layout]))
-
-    layer(:attention, [q, k, v | List.wrap(opts.mask)], [], opts, fn [q, k, v | mask], _ ->
-      Sidewinder.attention(q, k, v, [mask: List.first(mask)] ++ options)
-    end)
+    options = given(opts, [:causal, :scale, :q_offset, :layout])
+    layer(:attention, [q: q, k: k, v: v, mask: opts.mask], [], opts, options)
   end
 
   @doc """
@@ -716,7 +692,7 @@ defmodule Sidewinder.Axon do
   @spec mha(Axon.t(), keyword) :: Axon.t()
   def mha(%Axon{} = x, opts \\ []) do
     opts = options!(:mha, opts, @layer ++ @attention ++ @weights)
-    masked(:mha, x, by_width(mha_params(opts)), opts, &Sidewinder.mha/3)
+    layer(:mha, [x: x, mask: opts.mask], by_width(mha_params(opts)), opts, given(opts, @heads))
   end
 
   @doc """
@@ -754,9 +730,8 @@ defmodule Sidewinder.Axon do
 
     opts = options!(:swiglu_mlp, opts, @layer ++ known)
 
-    layer(:swiglu_mlp, [x], by_width(mlp_params(opts)), opts, fn [x], params ->
-      Sidewinder.swiglu_mlp(x, params, activation: opts.activation)
-    end)
+    params = by_width(mlp_params(opts))
+    layer(:swiglu_mlp, [x: x], params, opts, activation: opts.activation)
   end
 
   @doc """
@@ -792,9 +767,8 @@ defmodule Sidewinder.Axon do
 
     params = by_width(mha_params(opts) ++ mlp_params(opts) ++ norms)
 
-    masked(:transformer_block, x, params, opts, fn x, params, options ->
-      Sidewinder.transformer_block(x, params, [eps: opts.epsilon] ++ options)
-    end)
+    options = given(opts, [:epsilon | @heads])
+    layer(:transformer_block, [x: x, mask: opts.mask], params, opts, options)
   end
 
   defp mha_params(opts) do
@@ -818,50 +792,7 @@ defmodule Sidewinder.Axon do
     ]
   end
 
-  # A layer with self-attention, whose mask is a layer too.
-  defp masked(op_name, x, params, opts, fun) do
-    options = Map.to_list(Map.take(opts, [:heads, :causal, :rope_theta, :pairing]))
-
-    layer(op_name, [x | List.wrap(opts.mask)], params, opts, fn [x | mask], params ->
-      fun.(x, params, [mask: List.first(mask)] ++ options)
-    end)
-  end
-
-  ## Layers
-
-  # `params` are `{name, shape by the inputs' shapes, initializer}`, or false for one that is not wanted.
-  # `fun` takes the inputs, a map of the parameters, and if it wants them Axon's options of the layer.
-  @doc false
-  def layer(op_name, inputs, params, opts, fun) do
-    params = Enum.filter(params, & &1)
-    names = for {name, _, _} <- params, do: name
-    count = length(inputs)
-
-    op =
-      spread(count + length(names) + 1, fn args ->
-        {inputs, params} = Enum.split(args, count)
-        params = Map.new(Enum.zip(names, params))
-
-        if is_function(fun, 3),
-          do: fun.(inputs, params, List.last(args)),
-          else: fun.(inputs, params)
-      end)
-
-    params = for {name, shape, initializer} <- params, do: param(name, count, shape, initializer)
-    # What cannot be told from parameters, for who converts them.
-    told = opts |> Map.take([:epsilon, :activation]) |> Map.to_list()
-    Axon.layer(op, inputs ++ params, [name: opts.name, meta: opts.meta, op_name: op_name] ++ told)
-  end
-
-  defp param(name, inputs, shape, initializer) do
-    Axon.param(name, spread(inputs, shape), initializer: initializer)
-  end
-
-  # Axon gives functions an argument for each input and parameter.
-  for arity <- 1..48 do
-    args = Macro.generate_arguments(arity, __MODULE__)
-    defp spread(unquote(arity), fun), do: fn unquote_splicing(args) -> fun.(unquote(args)) end
-  end
+  defp given(opts, keys), do: for(key <- keys, do: {key, Map.fetch!(opts, key)})
 
   # Parameters whose shapes follow from the width of the first input.
   @doc false

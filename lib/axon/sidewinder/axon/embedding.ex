@@ -4,7 +4,7 @@ defmodule Sidewinder.Axon.Embedding do
   # table on together with the rows.
 
   import Nx.Defn.Kernel, only: [custom_grad: 3]
-  import Sidewinder.Axon, only: [layer: 5]
+  import Sidewinder.Axon.Layers, only: [layer: 4]
 
   # A product with rows of one 1 each is a kernel, and so is its gradient. With more tokens these are too long.
   @most 4096
@@ -13,26 +13,19 @@ defmodule Sidewinder.Axon.Embedding do
   def table(tokens, vocabulary, width, name) do
     start = Axon.Initializers.normal(scale: 1 / :math.sqrt(width))
     params = [{"kernel", fn _ -> {vocabulary, width} end, start}]
-    opts = %{name: name, meta: nil}
-
-    layer(:tied_embedding, [tokens], params, opts, fn [tokens], %{"kernel" => kernel} ->
-      {take(kernel, tokens), kernel}
-    end)
+    layer(:tied_embedding, [tokens: tokens], params, %{name: name})
   end
 
   @doc "The rows alone."
-  def rows(table), do: Axon.nx(table, &elem(&1, 0), op_name: :rows)
+  def rows(table), do: layer(:rows, [x: table], [], %{})
 
   @doc "Logits by the same table."
   def logits(x, table) do
-    opts = %{name: nil, meta: nil}
-
-    layer(:tied_logits, [x, table], [], opts, fn [x, {_rows, kernel}], _ ->
-      Sidewinder.linear(x, kernel)
-    end)
+    layer(:tied_logits, [x: x, table: layer(:table, [x: table], [], %{})], [], %{})
   end
 
-  defp take(kernel, tokens) do
+  @doc "The rows of tokens."
+  def take(kernel, tokens) do
     if Nx.axis_size(kernel, 0) > @most,
       do: Nx.take(kernel, tokens),
       else: Sidewinder.linear(one_hot(tokens, kernel), Nx.transpose(kernel))

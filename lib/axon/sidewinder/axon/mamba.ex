@@ -89,7 +89,8 @@ defmodule Sidewinder.Axon.Mamba do
     %{op_name: op, parent: parents} = node = nodes[id]
     {graph, counts} = Enum.reduce(parents, acc, &named(&1, nodes, &2))
     params = for param <- node.parameters, do: param.name
-    layer = %{op: op, parents: parents, params: params, opts: node.opts}
+    opts = Keyword.drop(node.opts, [:inputs, :parameters])
+    layer = %{op: op, parents: parents, params: params, opts: opts}
     layer = Map.put(layer, :name, node.name.(op, counts))
     {Map.put(graph, id, layer), Map.update(counts, op, 1, &(&1 + 1))}
   end

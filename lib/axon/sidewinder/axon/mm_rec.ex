@@ -2,7 +2,8 @@ defmodule Sidewinder.Axon.MMRec do
   @moduledoc false
   # The layers of MM-Rec, which `Sidewinder.Axon` documents.
 
-  import Sidewinder.Axon, only: [by_width: 1, layer: 5, options!: 3, uniform: 1, uniform: 3]
+  import Sidewinder.Axon, only: [by_width: 1, options!: 3, uniform: 1, uniform: 3]
+  import Sidewinder.Axon.Layers, only: [layer: 4, layer: 5, key: 2]
   alias Sidewinder.{Axon.Embedding, Error}
 
   @steps [
@@ -26,6 +27,7 @@ defmodule Sidewinder.Axon.MMRec do
     bias_initializer: {nil, :initializer}
   ]
   @carried [memory: {nil, :layers}, initial_state: {nil, :layer}, return_state: {false, :flag}]
+  @computed Keyword.keys(@steps)
   @block @steps ++ @start
   @names [name: {nil, :name}, meta: {nil, :any}]
 
@@ -36,58 +38,23 @@ defmodule Sidewinder.Axon.MMRec do
   # A model knows the width.
   defp block(x, opts, known) do
     opts = Map.merge(options!(:mm_rec_block, opts, @names ++ @carried ++ @block), known)
-    {keys, inputs} = inputs(x, opts)
-
-    out = layer(:mm_rec_block, inputs, params(opts), opts, &run(&1, &2, &3, keys, opts))
+    options = Map.to_list(Map.take(opts, [:epsilon, :dropout, :return_state | @computed]))
+    out = layer(:mm_rec_block, inputs(x, opts), params(opts), opts, options)
     if opts.return_state, do: parts(out), else: out
   end
 
-  # What goes in beside `x`, and by which names.
   defp inputs(x, opts) do
     {k, v} = opts.memory || {nil, nil}
-    key = if opts.dropout > 0, do: key(x, opts.name)
-    more = [k_mem: k, v_mem: v, initial_state: opts.initial_state, dropout_key: key]
-    there = for {name, %Axon{} = layer} <- more, do: {name, layer}
-    {Keyword.keys(there), [x | Keyword.values(there)]}
-  end
-
-  defp run([x | more], params, %{mode: _} = layer, keys, opts),
-    do: run([x | more], params, Map.to_list(layer), keys, opts)
-
-  defp run([x | more], params, layer, keys, opts) do
-    {key, carried} = keys |> Enum.zip(more) |> Keyword.pop(:dropout_key)
-    options = opts |> Map.take(Keyword.keys(@steps)) |> Map.to_list()
-    options = [eps: opts.epsilon, return_state: opts.return_state] ++ carried ++ options
-
-    dropout =
-      if key && layer[:mode] == :train, do: [dropout: opts.dropout, dropout_key: key], else: []
-
-    case Sidewinder.mmrec_block(x, params, dropout ++ options) do
-      {y, state} -> %{y: y, h_last: state.h_last, summary: state.summary}
-      y -> y
-    end
+    name = if is_binary(opts.name), do: "#{opts.name}_key"
+    key = if opts.dropout > 0, do: key(x, name)
+    [x: x, k_mem: k, v_mem: v, initial_state: opts.initial_state, dropout_key: key]
   end
 
   defp parts(out) do
     [y, h_last, summary] =
-      for name <- [:y, :h_last, :summary], do: Axon.nx(out, & &1[name], op_name: name)
+      for name <- [:y, :h_last, :summary], do: layer(name, [x: out], [], %{})
 
     {y, %{h_last: h_last, summary: summary}}
-  end
-
-  # A layer whose state is a key of random numbers, which is another one each time in training.
-  defp key(x, name) do
-    start = fn _shape, _type -> Nx.Random.key(:erlang.system_time()) end
-    shape = fn _ -> {2} end
-    key = Axon.param("key", shape, type: {:u, 32}, initializer: start, kind: :state)
-
-    next = fn _x, key, _opts ->
-      keys = Nx.Random.split(key)
-      %Axon.StatefulOutput{output: keys[0], state: %{"key" => keys[1]}}
-    end
-
-    name = if is_binary(name), do: "#{name}_key"
-    Axon.layer(next, [x, key], name: name, op_name: :dropout_key)
   end
 
   defp params(opts) do
@@ -153,7 +120,7 @@ defmodule Sidewinder.Axon.MMRec do
   end
 
   defp stacked(i, {x, states}, block, all) do
-    of = fn layer -> layer && Axon.nx(layer, & &1[i], op_name: :of_block) end
+    of = fn layer -> layer && layer(:of_block, [x: layer], [], %{}, block: i) end
     memory = with {k, v} <- all.memory, do: {of.(k), of.(v)}
     carried = [memory: memory, initial_state: of.(all.initial_state), return_state: true]
     opts = [name: "#{all.name}_#{i}"] ++ carried ++ block
@@ -164,24 +131,19 @@ defmodule Sidewinder.Axon.MMRec do
   defp together(states) do
     for name <- [:h_last, :summary], into: %{} do
       layers = for state <- states, do: state[name]
-      {name, Axon.nx(Axon.container(List.to_tuple(layers)), &stack/1, op_name: :states)}
+      {name, layer(:states, [x: Axon.container(List.to_tuple(layers))], [], %{})}
     end
   end
 
-  defp stack(states), do: states |> Tuple.to_list() |> Nx.stack()
-
   # As in the blocks.
   defp norm(x, all) do
-    opts = %{name: "#{all.name}_norm", meta: nil, epsilon: all.epsilon}
-
-    layer(:rms_norm, [x], by_width([{"gamma", &{&1}, :ones}]), opts, fn [x],
-                                                                        %{"gamma" => gamma} ->
-      Sidewinder.rms_norm(x, gamma, eps: all.epsilon, eps_mode: all.norm)
-    end)
+    names = %{name: "#{all.name}_norm"}
+    params = by_width([{"gamma", &{&1}, :ones}])
+    layer(:rms_norm, [x: x], params, names, epsilon: all.epsilon, eps_mode: all.norm)
   end
 
   defp last(x, nil), do: x
-  defp last(x, count), do: Axon.nx(x, &Embedding.last(&1, count), op_name: :last)
+  defp last(x, count), do: layer(:last, [x: x], [], %{}, count: count)
 
   defp missing do
     Error.new(:option, "vocabulary",

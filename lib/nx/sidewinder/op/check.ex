@@ -3,7 +3,7 @@ defmodule Sidewinder.Op.Check do
   # Nx tensors and options against an op's table, before anything is computed or traced.
 
   alias Sidewinder.Error
-  alias Sidewinder.Op.Gradient
+  alias Sidewinder.Op.{Gradient, Names}
 
   @storage [{:f, 32}, {:f, 64}, {:bf, 16}, {:f, 16}]
   @long 2 ** 62
@@ -49,6 +49,7 @@ defmodule Sidewinder.Op.Check do
           do: {key, Map.fetch!(op, key)}
 
     {forms, dims} = Enum.map_reduce(inputs, sizes, &bind!(table, &1, &2))
+    Names.check!(table, inputs, forms)
     storage = storage(table, inputs)
 
     sizes = %{
