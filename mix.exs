@@ -27,7 +27,7 @@ defmodule Mix.Tasks.Compile.Sidewinder do
   @impl true
   def clean, do: Enum.each([library(), stamp()], &File.rm/1)
 
-  defp library, do: Path.join(Mix.Project.app_path(), "priv/sidewinder_nif.so")
+  defp library, do: Path.join(Mix.Project.app_path(), "priv/native/sidewinder_nif.so")
   defp stamp, do: Path.join(Mix.Project.manifest_path(), "compile.sidewinder")
 
   defp prebuilt(unset) when unset in [nil, ""], do: nil
@@ -52,7 +52,8 @@ defmodule Mix.Tasks.Compile.Sidewinder do
 
   defp build(prebuilt, seen) do
     Sidewinder.MixProject.tell_packages()
-    own_priv(Path.dirname(library()))
+    own_priv(Path.join(Mix.Project.app_path(), "priv"))
+    File.mkdir_p!(Path.dirname(library()))
 
     case prebuilt do
       nil -> cargo(System.find_executable("cargo"))
@@ -65,7 +66,7 @@ defmodule Mix.Tasks.Compile.Sidewinder do
   end
 
   # Mix links `priv` to that of the sources, where other projects would find our library as well.
-  # Where it finds a folder it copies.
+  # Where it finds a folder it copies into that.
   defp own_priv(priv) do
     if match?({:ok, _}, File.read_link(priv)), do: File.rm!(priv)
     File.mkdir_p!(priv)
@@ -186,10 +187,10 @@ defmodule Sidewinder.MixProject do
     ] ++ layers()
   end
 
-  # Not those that are dependencies already.
+  # Beside an Nx of the project, what was built for that of Erlang would be out of place.
   def application do
-    declared = for dep <- Mix.Project.config()[:deps], do: elem(dep, 0)
-    found = if hex?() or not elixir_for_nx?(), do: [], else: @found_elsewhere -- declared
+    declared? = List.keymember?(Mix.Project.config()[:deps], :nx, 0)
+    found = if declared? or not elixir_for_nx?(), do: [], else: @found_elsewhere
     [extra_applications: [:logger | Enum.map(found, &{&1, :optional})]]
   end
 

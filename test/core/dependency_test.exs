@@ -3,7 +3,7 @@ defmodule Sidewinder.DependencyTest do
   use ExUnit.Case, async: true
 
   @mix_exs Path.expand("../../mix.exs", __DIR__)
-  @library Path.join(:code.priv_dir(:sidewinder), "sidewinder_nif.so")
+  @library Path.join(:code.priv_dir(:sidewinder), "native/sidewinder_nif.so")
   @has_library File.exists?(@library)
   @has_layers Version.match?(System.version(), ">= 1.17.0")
 
@@ -165,19 +165,19 @@ defmodule Sidewinder.DependencyTest do
     compile!(root, "other")
 
     assert files.() == before
-    assert File.read!(built(root, "one", "priv/sidewinder_nif.so")) == File.read!(@library)
-    refute File.exists?(built(root, "other", "priv/sidewinder_nif.so"))
+    assert File.read!(built(root, "one", "priv/native/sidewinder_nif.so")) == File.read!(@library)
+    refute File.exists?(built(root, "other", "priv/native/sidewinder_nif.so"))
 
     for project <- ~w(one other),
         do: assert(File.read!(built(root, project, "priv/models/small")) == "weights")
 
     # What is built is kept, and made again where it has gone.
     refute compile!(root, "one", [{"SIDEWINDER_NATIVE", @library}]) =~ "sidewinder: built"
-    File.rm!(built(root, "one", "priv/sidewinder_nif.so"))
+    File.rm!(built(root, "one", "priv/native/sidewinder_nif.so"))
     compile!(root, "one", [{"SIDEWINDER_NATIVE", @library}])
-    assert File.exists?(built(root, "one", "priv/sidewinder_nif.so"))
+    assert File.exists?(built(root, "one", "priv/native/sidewinder_nif.so"))
     compile!(root, "one")
-    refute File.exists?(built(root, "one", "priv/sidewinder_nif.so"))
+    refute File.exists?(built(root, "one", "priv/native/sidewinder_nif.so"))
   end
 
   test "cargo builds below the project's build path or where it is told to", %{root: root} do
@@ -199,7 +199,7 @@ defmodule Sidewinder.DependencyTest do
         ] do
       compile!(root, "app", cargo ++ env)
       assert File.dir?(Path.join([root, target, "release"]))
-      assert File.read!(built(root, "app", "priv/sidewinder_nif.so")) == "built\n"
+      assert File.read!(built(root, "app", "priv/native/sidewinder_nif.so")) == "built\n"
       File.rm_rf!(Path.join(root, "app/_build"))
     end
 
@@ -232,12 +232,12 @@ defmodule Sidewinder.DependencyTest do
       assert status != 0
       assert output =~ "cannot be taken from #{Path.expand(path, Path.join(root, "app"))}: "
       assert output =~ why and output =~ "Set SIDEWINDER_NATIVE to the path"
-      assert Path.wildcard(built(root, "app", "priv/*.so")) == []
+      assert Path.wildcard(built(root, "app", "priv/native/*.so")) == []
     end
 
     # From the project's folder, by any name.
     File.write!(Path.join(root, "app/ours"), library)
     compile!(root, "app", [{"SIDEWINDER_NATIVE", "ours"}])
-    assert File.exists?(built(root, "app", "priv/sidewinder_nif.so"))
+    assert File.exists?(built(root, "app", "priv/native/sidewinder_nif.so"))
   end
 end
