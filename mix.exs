@@ -125,7 +125,16 @@ defmodule Mix.Tasks.Compile.Sidewinder do
 
   # A library for another machine than this one cannot be tried here.
   defp check_prebuilt!(path, copy) do
-    with true <- Mix.target() == :host, {:error, why} <- try_library(copy), do: refuse(path, why)
+    with true <- Mix.target() == :host, {:error, why} <- try_library(copy) do
+      refuse(path, why |> String.replace(copy, path) |> plainly(path))
+    end
+  end
+
+  # The system's loader passes over a file for another processor, and then has found none.
+  defp plainly(why, path) do
+    if why =~ "#{path}: cannot open shared object file",
+      do: "it was built for another kind of machine",
+      else: why
   end
 
   defp refuse(path, why) do

@@ -46,6 +46,9 @@ defmodule Sidewinder.DependencyTest do
     end
     """)
 
+    # Mix looks at whole seconds.
+    later = System.os_time(:second) + System.unique_integer([:positive, :monotonic])
+    File.touch!(Path.join(root, "#{app}/mix.exs"), later)
     name = %{"nx" => "Nx", "exla" => "EXLA"}[app] || module
 
     source(
@@ -217,6 +220,9 @@ defmodule Sidewinder.DependencyTest do
     library = File.read!(@library)
     source(root, "app/text.so", "no library")
     source(root, "app/half.so", binary_part(library, 0, div(byte_size(library), 2)))
+    <<_::binary-size(18), machine, _::binary>> = library
+    for_other = :binary.replace(library, <<machine>>, <<255 - machine>>, scope: {18, 1})
+    source(root, "app/other.so", for_other)
     crypto = Path.join(:code.priv_dir(:crypto), "lib/crypto.so")
 
     wrong = [
@@ -224,6 +230,7 @@ defmodule Sidewinder.DependencyTest do
       {".", ~r/directory|not owner|illegal/},
       {"text.so", ~r/load|invalid ELF header/i},
       {"half.so", ~r/load|crashes/i},
+      {"other.so", ~r/another kind of machine|load/},
       {crypto, ~r/module name 'crypto'/}
     ]
 
