@@ -5,13 +5,20 @@ defmodule Sidewinder.Native do
   @why {__MODULE__, :why_not_loaded}
 
   # A module that fails to load would take the whole application with it, and pure Nx works without.
+  # Only where a version of it runs that has its library is failing better: then that one goes on.
   def load do
-    path = Application.app_dir(:sidewinder, "priv/sidewinder_nif")
-    :persistent_term.put(@why, load_nif(path))
-  rescue
-    ArgumentError ->
-      :persistent_term.put(@why, "the application :sidewinder is not on the code path")
+    why = load_nif(path())
+    runs? = :erlang.module_loaded(__MODULE__) and loaded?()
+    if why != nil and runs?, do: {:error, why}, else: :persistent_term.put(@why, why)
   end
+
+  defp path do
+    Application.app_dir(:sidewinder, "priv/native/sidewinder_nif")
+  rescue
+    ArgumentError -> nil
+  end
+
+  defp load_nif(nil), do: "the application :sidewinder is not on the code path"
 
   defp load_nif(path) do
     case :erlang.load_nif(path, 0) do
@@ -108,9 +115,14 @@ defmodule Sidewinder.Native do
     :erlang.nif_error(
       Sidewinder.Error.new(:unavailable, "native library",
         expected: "Sidewinder's compiled library",
-        got: "none (#{why_not_loaded()})",
-        hint: "Build it with `mix compile --force` where cargo is installed"
+        got: got(why_not_loaded()),
+        hint:
+          "Build it with `mix compile --force` where cargo is installed, and start Erlang again"
       )
     )
   end
+
+  # The library stays in memory as it was when the module is loaded again.
+  defp got(nil), do: "one that was built before this function was added"
+  defp got(why), do: "none (#{why})"
 end

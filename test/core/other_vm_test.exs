@@ -53,6 +53,100 @@ defmodule Sidewinder.OtherVmTest do
       else: assert(output =~ "No op can run")
   end
 
+  # A model and what it says, so that a lost resource shows.
+  @model """
+  alias Sidewinder.{Mamba, Native, Tensor}
+  model = Mamba.random(layers: 1, width: 8, vocabulary: 11, seed: 1)
+  says = fn model -> Mamba.forward(model, [[1, 2, 3]]) |> Tensor.to_host() end
+  said = says.(model)
+  works? = fn -> Native.loaded?() and says.(model) == said end
+  """
+
+  @tag skip: not Sidewinder.Native.loaded?()
+  test "the module is loaded again, as upgrades and recompiling do, and models go on" do
+    {output, status} =
+      elixir(@ebin, """
+      #{@model}
+      beam = File.read!(:code.which(Native))
+      load = fn -> :code.load_binary(Native, ~c"native.beam", beam) end
+      busy = Task.async(fn -> for _ <- 1..2000, do: ^said = says.(model) end)
+
+      for again <- 1..3 do
+        :code.purge(Native)
+        {:module, Native} = :code.load_file(Native)
+        true = works?.()
+        # Held by a version that has gone, and freed by this one.
+        for _ <- 1..20, do: Mamba.random(layers: 1, width: 8, vocabulary: 11, seed: again)
+        :erlang.garbage_collect()
+      end
+
+      2000 = busy |> Task.await(:infinity) |> length()
+
+      # As `recompile` does it.
+      :code.purge(Native)
+      :code.delete(Native)
+      {:module, Native} = load.()
+      true = works?.()
+
+      # Nothing refers to the library for a while, but its threads are there.
+      for _ <- 1..2 do
+        :code.purge(Native)
+        :code.delete(Native)
+        :code.purge(Native)
+        {:module, Native} = load.()
+        ^said = says.(Mamba.random(layers: 1, width: 8, vocabulary: 11, seed: 1))
+      end
+
+      IO.puts("all is well")
+      """)
+
+    assert {String.trim(output), status} == {"all is well", 0}
+  end
+
+  @tag skip: not Sidewinder.Native.loaded?()
+  test "where the library cannot be loaded again, or is another, the old module goes on" do
+    root = Path.join(System.tmp_dir!(), "sidewinder-again-#{System.pid()}")
+    other = Path.join([root, "sidewinder"])
+    File.mkdir_p!(other)
+    for dir <- ~w(ebin priv), do: File.cp_r!(Path.join(@ebin, "../#{dir}"), Path.join(other, dir))
+    on_exit(fn -> File.rm_rf!(root) end)
+
+    {output, status} =
+      elixir(@ebin, """
+      #{@model}
+      beam = File.read!(:code.which(Native))
+      load = fn -> :code.load_binary(Native, ~c"native.beam", beam) end
+      Logger.configure(level: :none)
+      ebin = #{inspect(@ebin)}
+
+      # No application, so no library.
+      Code.delete_path(ebin)
+      {:error, :on_load_failure} = load.()
+      true = works?.()
+
+      # Another file is another library, which must not touch what the first one has made.
+      Code.prepend_path(#{inspect(Path.join(other, "ebin"))})
+      {:error, :on_load_failure} = load.()
+      true = works?.()
+
+      # It can take over the module, not the resources.
+      for forget <- [&:code.purge/1, &:code.delete/1, &:code.purge/1], do: forget.(Native)
+      {:module, Native} = load.()
+      ^said = says.(Mamba.random(layers: 1, width: 8, vocabulary: 11, seed: 1))
+      try do
+        says.(model)
+        raise "it has used a foreign model"
+      rescue
+        ArgumentError -> :ok
+      end
+      IO.puts("all is well")
+      """)
+
+    assert {output |> String.split("\n", trim: true) |> List.last(), status} ==
+             {"all is well", 0},
+           output
+  end
+
   test "a wrong setting in the environment is named at the first call" do
     code = "Sidewinder.Device.config()"
     {output, status} = elixir(@ebin, code, [{"SIDEWINDER_BACKEND", "abacus"}])

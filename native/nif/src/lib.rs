@@ -8,25 +8,8 @@ mod files;
 mod gguf;
 mod held;
 mod info;
+mod load;
 mod mamba;
 mod ops;
 mod tensor;
 mod tokenizer;
-
-use rustler::{Env, Term};
-
-fn load(env: Env, _info: Term) -> bool {
-    answer::keep_panics_quiet();
-    let held = [
-        env.register::<tensor::DeviceBuffer>(),
-        env.register::<held::Held>(),
-        env.register::<files::HeldWriter>(),
-        env.register::<mamba::HeldModel>(),
-        env.register::<mamba::HeldSession>(),
-        env.register::<mamba::HeldTrainer>(),
-        env.register::<tokenizer::HeldTokenizer>(),
-    ];
-    held.iter().all(Result::is_ok)
-}
-
-rustler::init!("Elixir.Sidewinder.Native", load = load);

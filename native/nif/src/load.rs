@@ -1,0 +1,104 @@
+//! Loading the library, once and again.
+//!
+//! Erlang loads a module's library anew with each new version of the module. The library is in memory
+//! by then, so that its state goes on: the resources that Elixir holds are taken over. Another build
+//! of the library cannot take them over, for its types may be laid out in another way; it refuses,
+//! and the old module goes on. `rustler::init!` has no upgrade, hence what it does is written here.
+
+use crate::{answer, files, held, mamba, tensor, tokenizer};
+use rustler::codegen_runtime::{ErlNifEntry, ErlNifEnv, ErlNifTerm, ResourceRegistration, c_int, c_void};
+use rustler::codegen_runtime::{internal_write_symbols, inventory};
+use rustler::sys::{ErlNifResourceFlags, ErlNifResourceTypeInit, enif_open_resource_type_x};
+use rustler::{Env, Resource};
+use std::any::type_name;
+use std::ffi::CString;
+use std::mem::{MaybeUninit, align_of};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+/// Its address tells this library from any other in memory.
+static HERE: u8 = 0;
+
+/// What Erlang calls first, each time it loads the library.
+#[unsafe(no_mangle)]
+extern "C" fn nif_init() -> *const ErlNifEntry {
+    // SAFETY: Erlang calls this before anything else of the library.
+    unsafe { internal_write_symbols() };
+    let functions: Vec<_> = inventory::iter::<rustler::Nif>().map(rustler::Nif::get_def).collect();
+    let mut entry = ErlNifEntry::new(c"Elixir.Sidewinder.Native", functions.leak(), load);
+    entry.upgrade = Some(upgrade);
+    Box::leak(Box::new(entry))
+}
+
+unsafe extern "C" fn load(env: *mut ErlNifEnv, data: *mut *mut c_void, _: ErlNifTerm) -> c_int {
+    answer::keep_panics_quiet();
+    // SAFETY: `data` is Erlang's place for what an upgrade is shown.
+    unsafe { *data = here() };
+    open(env)
+}
+
+unsafe extern "C" fn upgrade(
+    env: *mut ErlNifEnv,
+    data: *mut *mut c_void,
+    old: *mut *mut c_void,
+    _: ErlNifTerm,
+) -> c_int {
+    // SAFETY: both are places of Erlang's, and `old` has what the running library has put there.
+    let same = unsafe {
+        *data = here();
+        *old == here()
+    };
+    if same { open(env) } else { 1 }
+}
+
+fn here() -> *mut c_void {
+    (&raw const HERE).cast_mut().cast()
+}
+
+/// Zero if all types of resources are known to Erlang.
+fn open(env: *mut ErlNifEnv) -> c_int {
+    // SAFETY: Erlang has called `load` or `upgrade` with it, where types may be opened.
+    let env = unsafe { Env::new_init_env(&env, env) };
+    let opened = [
+        open_type::<tensor::DeviceBuffer>(env),
+        open_type::<held::Held>(env),
+        open_type::<files::HeldWriter>(env),
+        open_type::<mamba::HeldModel>(env),
+        open_type::<mamba::HeldSession>(env),
+        open_type::<mamba::HeldTrainer>(env),
+        open_type::<tokenizer::HeldTokenizer>(env),
+    ];
+    c_int::from(opened.contains(&false))
+}
+
+/// Takes the type over from the module's version before, or makes it where there is none.
+fn open_type<T: Resource>(env: Env) -> bool {
+    // Another library's types have other names.
+    let name = format!("{} {:p}", type_name::<T>(), here());
+    taken_over::<T>(env, &name) || {
+        // A type is made when its library is loaded for the first time.
+        ResourceRegistration::new::<T>().with_name(name.leak()).register(env).is_ok()
+    }
+}
+
+fn taken_over<T: Resource>(env: Env, name: &str) -> bool {
+    let name = CString::new(name).expect("no zero in it");
+    let callbacks = ErlNifResourceTypeInit { dtor: destroy::<T> as *const _, stop: ptr::null(), down: ptr::null() };
+    let flags = ErlNifResourceFlags::ERL_NIF_RT_TAKEOVER;
+    let mut tried = MaybeUninit::uninit();
+    // SAFETY: all that is pointed to is there until the call returns; `destroy` fits the type, whose
+    // name has this library in it. Its pointer stays what it was, so that rustler knows it already.
+    let taken = unsafe {
+        enif_open_resource_type_x(env.as_c_arg(), name.as_ptr().cast(), &callbacks, flags, tried.as_mut_ptr())
+    };
+    !taken.is_null()
+}
+
+/// What rustler does with a resource that nothing refers to, which it does not let others use.
+unsafe extern "C" fn destroy<T>(_env: *mut ErlNifEnv, place: *mut c_void) {
+    let align = align_of::<T>();
+    // SAFETY: Erlang hands over a resource of this type for the last time. It lies where rustler has
+    // put it, at the first aligned address behind the place.
+    let value: T = unsafe { ptr::read(place.byte_add(align - place.addr() % align).cast()) };
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
+}
