@@ -2,7 +2,7 @@ defmodule Sidewinder.OpArguments do
   @moduledoc false
   # An op's options and tensors as the Mix tasks get them: from the command line and from files.
 
-  alias Sidewinder.{Error, Ops, Safetensors, Tensor}
+  alias Sidewinder.{CommandLine, Error, Ops, Safetensors, Tensor}
 
   @takes %{
     "flag" => :boolean,
@@ -23,7 +23,7 @@ defmodule Sidewinder.OpArguments do
   def name(args, ops, common) do
     every = switches(Enum.flat_map(ops, & &1.options))
 
-    case OptionParser.parse(args, strict: common ++ every) do
+    case CommandLine.parse(args, common ++ every) do
       {options, [name | _], _invalid} -> if(options == [help: true], do: :help, else: name)
       _ -> :help
     end
@@ -33,7 +33,7 @@ defmodule Sidewinder.OpArguments do
   def parse!(op, args, common) do
     known = common ++ switches(op.options)
 
-    case OptionParser.parse(args, strict: known) do
+    case CommandLine.parse(args, known) do
       {options, [_name | words], []} -> {options, words}
       {_options, _words, [{name, nil} | _]} -> unknown_option(op, name, known)
       {_options, _words, [{name, value} | _]} -> wrong_value(op, name, value)

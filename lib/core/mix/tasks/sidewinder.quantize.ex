@@ -37,7 +37,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
   @impl true
   def run(args) do
     Mix.Task.run("app.config")
-    CommandLine.run(fn -> main(CommandLine.parse!(args, @switches, @task)) end)
+    CommandLine.run(args, &main(CommandLine.parse!(&1, @switches, @task)))
   end
 
   defp main({options, [input, output]}) do
@@ -51,13 +51,13 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
         result =
           CommandLine.ticking(entry.name, fn -> one(entry, input, format, options, write) end)
 
-        Mix.shell().info(line(entry, format, result))
+        CommandLine.tell(line(entry, format, result))
         result
       end
     end
 
     results = Safetensors.write_each(output, specs, work)
-    Mix.shell().info("#{total(results, format)}, written to #{output}")
+    CommandLine.tell("#{total(results, format)}, written to #{output}")
   end
 
   defp main({_options, words}) do
