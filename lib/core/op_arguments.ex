@@ -63,8 +63,8 @@ defmodule Sidewinder.OpArguments do
 
   defp value("pair", key, text) do
     with [lo, hi] <- String.split(text, ","),
-         {lo, ""} <- Float.parse(lo),
-         {hi, ""} <- Float.parse(hi) do
+         {lo, ""} <- number(lo),
+         {hi, ""} <- number(hi) do
       {lo, hi}
     else
       _ -> raise Error.new(:option, dashed(key), expected: "two numbers LO,HI", got: text)
@@ -72,6 +72,13 @@ defmodule Sidewinder.OpArguments do
   end
 
   defp value(_takes, _key, value), do: value
+
+  # It raises that for digits that no float is near to.
+  defp number(text) do
+    Float.parse(text)
+  rescue
+    ArgumentError -> :error
+  end
 
   defp dashed(key), do: "--" <> (key |> to_string() |> String.replace("_", "-"))
 

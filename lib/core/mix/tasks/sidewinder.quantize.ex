@@ -42,6 +42,8 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
 
   defp main({options, [input, output]}) do
     format = format!(options)
+    # Refused even if nothing is quantized.
+    options |> Keyword.take(Keyword.keys(@where)) |> Sidewinder.Kernel.residence()
     unless options[:force], do: absent!(output)
     plan = plan(Safetensors.index(input), format, options)
     specs = Enum.flat_map(plan, &specs(&1, format, options))
