@@ -4,14 +4,115 @@ defmodule Sidewinder.CommandLine do
 
   alias Sidewinder.{Device, Error, Kernel}
 
-  @doc "Runs a task's work; an error of ours becomes one line on standard error and exit code 1."
-  def run(work) do
-    work.()
+  # What Erlang says of a write to a pipe that nothing reads from, but also to a full disk.
+  @unwritten [:terminated, :epipe]
+  @full [expected: "a file that can be written", got: "a failed write"]
+
+  @doc """
+  Runs a task's work on its arguments. An error of ours becomes one line on standard error and exit code 1. Where the
+  reader of standard output has seen enough, as `head` has, the task ends quietly.
+  """
+  def run(args, work) do
+    for device <- [:standard_io, :standard_error], do: :io.setopts(device, encoding: :unicode)
+    :logger.add_primary_filter(__MODULE__, {&__MODULE__.printable/2, nil})
+    args |> utf8!() |> work.()
   rescue
-    error in Error ->
-      Mix.shell().error(error |> Exception.message() |> String.replace(~r/\s*\n\s*/, " "))
-      exit({:shutdown, 1})
+    error in Error -> fail(error)
+    error in ErlangError -> unwritten(error, __STACKTRACE__)
   end
+
+  defp fail(error) do
+    Mix.shell().error(error |> Exception.message() |> String.replace(~r/\s*\n\s*/, " "))
+    exit({:shutdown, 1})
+  end
+
+  defp unwritten(%{original: reason}, _stacktrace) when reason in @unwritten do
+    case File.read_link("/proc/self/fd/1") do
+      {:ok, "/" <> _ = path} -> fail(Error.new(:file, path, @full))
+      _ -> exit({:shutdown, 0})
+    end
+  end
+
+  defp unwritten(error, stacktrace), do: reraise(error, stacktrace)
+
+  @doc false
+  # The end of standard output is logged, and loggers that print there tell of their own end after it.
+  def printable(_event, _), do: if(Process.whereis(:user), do: :ignore, else: :stop)
+
+  @doc "Says a line about work that has another result, and so does not end where nothing reads such lines."
+  def tell(line, say \\ &Mix.shell().info/1) do
+    say.(line)
+  rescue
+    error in ErlangError ->
+      if error.original in @unwritten, do: :ok, else: reraise(error, __STACKTRACE__)
+  end
+
+  ## Texts
+
+  # Where the locale is not one of UTF-8, Erlang takes each byte of an argument for a character. Other arguments were not
+  # on the command line.
+  defp utf8!(args) do
+    misread =
+      if :file.native_name_encoding() == :latin1,
+        do: for(arg <- :init.get_plain_arguments(), do: List.to_string(arg)),
+        else: []
+
+    for arg <- args do
+      bytes = if arg in misread, do: :unicode.characters_to_binary(arg, :utf8, :latin1), else: arg
+      utf8!(bytes, "arguments")
+    end
+  end
+
+  defp utf8!(text, what) do
+    case :unicode.characters_to_binary(text) do
+      ^text -> text
+      {_, good, _} -> no_utf8(text, what, byte_size(good))
+    end
+  end
+
+  defp no_utf8(text, what, at) do
+    byte = text |> :binary.at(at) |> Integer.to_string(16)
+    got = "the byte 0x#{byte} at offset #{at}, which is none"
+    raise Error.new(:argument, what, expected: "text in UTF-8", got: got)
+  end
+
+  @doc "The text of a file, or of standard input where its name is `-`, as it is to the last byte."
+  def text!("-"), do: text!(standard_input(), "standard input")
+
+  def text!(path) do
+    case File.read(path) do
+      {:ok, text} ->
+        text!(text, path)
+
+      {:error, reason} ->
+        got = List.to_string(:file.format_error(reason))
+        raise Error.new(:file, path, expected: "a file that can be read", got: got)
+    end
+  end
+
+  defp text!("", what),
+    do: raise(Error.new(:argument, what, expected: "a text, not empty", got: "nothing"))
+
+  defp text!(text, what), do: utf8!(text, what)
+
+  # Bytes come through where each of them is a character.
+  defp standard_input do
+    before = Keyword.take(:io.getopts(:standard_io), [:encoding])
+    :io.setopts(:standard_io, encoding: :latin1)
+    bytes = read_on([])
+    :io.setopts(:standard_io, before)
+    bytes
+  end
+
+  # As `IO.binread/2` does, but with a prompt that ExUnit's devices take.
+  defp read_on(read) do
+    case :io.request(:standard_io, {:get_chars, :latin1, "", 65_536}) do
+      more when is_binary(more) or is_list(more) -> read_on([read | more])
+      _ -> IO.iodata_to_binary(read)
+    end
+  end
+
+  ## Options
 
   @doc "The options of a task that takes no other arguments."
   def options!(args, switches, task) do
@@ -23,13 +124,23 @@ defmodule Sidewinder.CommandLine do
 
   @doc "The options of a task, and its other arguments."
   def parse!(args, switches, task) do
-    case OptionParser.parse(args, strict: switches) do
+    case parse(args, switches) do
       {options, words, []} ->
         {options, words}
 
       {_options, _words, [{name, value} | _]} ->
         wrong!(name, "a known option with a value of its type", value || "none", task)
     end
+  end
+
+  @doc "What `OptionParser` makes of arguments."
+  def parse(args, switches) do
+    OptionParser.parse(args, strict: switches)
+  rescue
+    # It raises it, without a name, for digits that no float is near to.
+    ArgumentError ->
+      got = "one that is too large"
+      reraise Error.new(:option, "arguments", expected: "numbers", got: got), __STACKTRACE__
   end
 
   @doc "Raises the error about an option of a task."

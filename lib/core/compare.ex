@@ -147,7 +147,8 @@ defmodule Sidewinder.Compare do
   end
 
   defp valid?(key, value) when key in [:threads, :rtol, :atol, :terms] and value == nil, do: true
-  defp valid?(key, value) when key in [:iterations, :threads], do: is_integer(value) and value > 0
+  defp valid?(:iterations, value), do: is_integer(value) and value > 0
+  defp valid?(:threads, value), do: value in 1..1024
   defp valid?(:warmup, value), do: is_integer(value) and value >= 0
   defp valid?(key, value) when key in [:max_ms, :rtol, :atol, :terms], do: number?(value)
   defp valid?(_key, _value), do: true
@@ -155,7 +156,8 @@ defmodule Sidewinder.Compare do
   defp number?(value), do: is_number(value) and value >= 0
 
   defp wrong_value(key, value) do
-    expected = if key in [:iterations, :threads], do: "1 or more", else: "a number, 0 or more"
+    whole = %{iterations: "1 or more", threads: "a number from 1 to 1024"}
+    expected = Map.get(whole, key, "a number, 0 or more")
     raise Error.new(:option, to_string(key), expected: expected, got: Error.show(value))
   end
 

@@ -180,9 +180,8 @@ defmodule Sidewinder.Kernel do
   defp level!(level) when is_nil(level) or is_binary(level), do: level
   defp level!(other), do: Options.wrong!("level", "the name of a level, a text", other)
 
-  # Which of them there can be is known to the native library.
   defp threads!(nil), do: nil
-  defp threads!(threads) when is_integer(threads) and threads in 0..0xFFFF, do: threads
+  defp threads!(threads) when is_integer(threads) and threads in 1..1024, do: threads
   defp threads!(other), do: Options.wrong!("threads", "a number from 1 to 1024", other)
 
   # The CUDA device that is named, or that the inputs are on.

@@ -314,7 +314,9 @@ defmodule Sidewinder.Mamba do
       most probable one
     * `:top_k` - draws from so many of the most probable tokens
     * `:top_p` - draws from the fewest tokens whose probabilities come to this
-    * `:seed` - equal seeds give equal texts; a random one by default
+    * `:repetition_penalty` - what positive logits of tokens that the prompt or the text has are divided by, and
+      others multiplied by, as in Hugging Face's `generate`: above 1 they are less probable. 1 by default
+    * `:seed` - equal seeds give equal texts; a random one by default, for each prompt
     * `:stop` - what ends the stream and does not come out, beside the model's ends: a list of tokens and, after a
       text, of texts. The name of a special token, such as `"<|im_end|>"`, stands for that token.
     * `:ignore_eos` - whether the stream goes on after a token that ends texts by the model's configuration (`:ends` in
@@ -326,8 +328,20 @@ defmodule Sidewinder.Mamba do
       iex> tokens = model |> Sidewinder.Mamba.generate([1, 2, 3], max_tokens: 5) |> Enum.to_list()
       iex> length(tokens)
       5
+
+  With a list of prompts, each a text or a list of tokens, all are continued as one batch, whose steps read the weights
+  once. The stream is then of `{index, piece}`, with the index of the prompt from 0 and a piece of text, or a token; those
+  of a prompt are in their order, among those of others. Together they are what the prompt gives alone with these options,
+  `:seed` too, on a GPU within rounding; each ends on its own. Quantized weights are on a CPU still read for each prompt.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> prompts = [[1, 2, 3], [4]]
+      iex> pieces = Sidewinder.Mamba.generate(model, prompts, max_tokens: 5)
+      iex> together = Enum.group_by(pieces, &elem(&1, 0), &elem(&1, 1))
+      iex> together[1] == model |> Sidewinder.Mamba.generate([4], max_tokens: 5) |> Enum.to_list()
+      true
   """
-  @spec generate(t, String.t() | tokens, keyword) :: Enumerable.t()
+  @spec generate(t, String.t() | tokens | [String.t() | tokens], keyword) :: Enumerable.t()
   defdelegate generate(model, prompt, options \\ []), to: Sidewinder.Mamba.Generation
 
   @doc """

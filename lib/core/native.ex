@@ -93,7 +93,9 @@ defmodule Sidewinder.Native do
   def mamba_length(_session), do: missing()
   def mamba_dump(_session), do: missing()
   def mamba_restore(_model, _dump), do: missing()
-  def mamba_choose(_logits, _sampling, _places), do: missing()
+  def mamba_alike(_model), do: missing()
+  def mamba_choose(_session, _logits, _sampling), do: missing()
+  def mamba_sampling(_sampling), do: missing()
 
   def tokenizer_open(_path), do: missing()
   def tokenizer_encode(_tokenizer, _text), do: missing()

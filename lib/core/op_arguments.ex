@@ -2,7 +2,7 @@ defmodule Sidewinder.OpArguments do
   @moduledoc false
   # An op's options and tensors as the Mix tasks get them: from the command line and from files.
 
-  alias Sidewinder.{Error, Ops, Safetensors, Tensor}
+  alias Sidewinder.{CommandLine, Error, Ops, Safetensors, Tensor}
 
   @takes %{
     "flag" => :boolean,
@@ -23,7 +23,7 @@ defmodule Sidewinder.OpArguments do
   def name(args, ops, common) do
     every = switches(Enum.flat_map(ops, & &1.options))
 
-    case OptionParser.parse(args, strict: common ++ every) do
+    case CommandLine.parse(args, common ++ every) do
       {options, [name | _], _invalid} -> if(options == [help: true], do: :help, else: name)
       _ -> :help
     end
@@ -33,7 +33,7 @@ defmodule Sidewinder.OpArguments do
   def parse!(op, args, common) do
     known = common ++ switches(op.options)
 
-    case OptionParser.parse(args, strict: known) do
+    case CommandLine.parse(args, known) do
       {options, [_name | words], []} -> {options, words}
       {_options, _words, [{name, nil} | _]} -> unknown_option(op, name, known)
       {_options, _words, [{name, value} | _]} -> wrong_value(op, name, value)
@@ -63,8 +63,8 @@ defmodule Sidewinder.OpArguments do
 
   defp value("pair", key, text) do
     with [lo, hi] <- String.split(text, ","),
-         {lo, ""} <- Float.parse(lo),
-         {hi, ""} <- Float.parse(hi) do
+         {lo, ""} <- number(lo),
+         {hi, ""} <- number(hi) do
       {lo, hi}
     else
       _ -> raise Error.new(:option, dashed(key), expected: "two numbers LO,HI", got: text)
@@ -72,6 +72,13 @@ defmodule Sidewinder.OpArguments do
   end
 
   defp value(_takes, _key, value), do: value
+
+  # It raises that for digits that no float is near to.
+  defp number(text) do
+    Float.parse(text)
+  rescue
+    ArgumentError -> :error
+  end
 
   defp dashed(key), do: "--" <> (key |> to_string() |> String.replace("_", "-"))
 

@@ -145,7 +145,7 @@ defmodule Sidewinder.Tokenizer do
       tokens,
       fn -> decoding(tokenizer, before) end,
       &decode_next(tokenizer, &1, &2),
-      &{piece(Error.unwrap!(Native.tokenizer_rest(ref!(tokenizer), &1))), nil},
+      &{decode_rest(tokenizer, &1), nil},
       fn _ -> :ok end
     )
   end
@@ -164,6 +164,11 @@ defmodule Sidewinder.Tokenizer do
     {text, window} = Error.unwrap!(Native.tokenizer_next(ref!(tokenizer), window, token))
     {piece(text), window}
   end
+
+  @doc false
+  # The pieces of text, at most one, that no token completes any more.
+  def decode_rest(tokenizer, window),
+    do: piece(Error.unwrap!(Native.tokenizer_rest(ref!(tokenizer), window)))
 
   defp piece(""), do: []
   defp piece(text), do: [text]

@@ -344,6 +344,7 @@ defmodule Sidewinder.CompareTest do
           {fn -> Compare.levels(:linear_scan, inputs, options: %{odd: 1}) end, :option,
            "options"},
           {fn -> Compare.levels(:linear_scan, inputs, threads: 0) end, :option, "threads"},
+          {fn -> Compare.levels(:linear_scan, inputs, threads: 1025) end, :option, "threads"},
           {fn -> Compare.levels(:linear_scan, inputs, iterations: 0) end, :option, "iterations"},
           {fn -> Compare.levels(:linear_scan, inputs, rtol: "1") end, :option, "rtol"},
           {fn -> Compare.levels(:linear_scan, a: 1, b: 2) end, :argument, "a"},

@@ -63,6 +63,47 @@ defmodule Sidewinder.GenerateTaskTest do
         do: assert(written(model, args) == text <> "\n")
   end
 
+  test "prompts that are given several times are continued as one batch, below a line each" do
+    args = ["--max-tokens", "4", "--ignore-eos", "--temperature", "1", "--seed", "7"]
+    file = Path.join(System.tmp_dir!(), "sidewinder-prompt-#{System.pid()}")
+    File.write!(file, "The cat\n")
+    [first, second] = for prompt <- ["Hello", "The"], do: continued(["--prompt", prompt | args])
+    third = continued(["--prompt-file", file | args])
+
+    prompts = ["--prompt", "Hello", "--prompt-file", file, "--prompt", "The", "--prompt", "Hello"]
+    text = continued(prompts ++ args)
+    File.rm!(file)
+
+    assert text ==
+             Enum.map_join(Enum.with_index([first, third, second, first], 1), "\n", fn {one, i} ->
+               "==> prompt #{i} <==\n" <> one
+             end)
+  end
+
+  defp continued(args) do
+    args = ["--model", @scripted <> "/chat_eos", "--backend", "cpu"] ++ args
+    capture_io(fn -> capture_io(:stderr, fn -> run(args) end) end)
+  end
+
+  test "a prompt comes from standard input" do
+    args = ["--model", @scripted <> "/chat_eos", "--backend", "cpu", "--prompt-file", "-"]
+    text = capture_io("Hello", fn -> capture_io(:stderr, fn -> run(args) end) end)
+    assert text == "Hello world\n"
+  end
+
+  @tag :tmp_dir
+  test "a repetition penalty leads elsewhere", %{tmp_dir: folder} do
+    byte_model(folder)
+
+    written = fn args ->
+      args = ["--model", folder, "--backend", "cpu", "--prompt", "Hi" | args]
+      capture_io(fn -> capture_io(:stderr, fn -> run(args) end) end)
+    end
+
+    assert written.([]) == written.(["--repetition-penalty", "1"])
+    assert written.([]) != written.(["--repetition-penalty", "1.0e9"])
+  end
+
   test "says in a line what is wrong" do
     for {args, part} <- [
           {["--prompt", "x"], "--model"},
@@ -82,7 +123,25 @@ defmodule Sidewinder.GenerateTaskTest do
           {["--model", @model, "--prompt", "x", "--tokenizer", "/nowhere"], "/nowhere"},
           {["--model", @scripted <> "/chat_eos", "--prompt", "x", "--stop-token", "400"], "stop"},
           {["--model", @model, "--prompt", "x", "--stop-token", "a"], "--stop-token"},
-          {["--model", @model, "--prompt", "x", "more"], "arguments"}
+          {["--model", @model, "--prompt", "x", "more"], "arguments"},
+          {["--model", @model, "--prompt", "x", "--seed", "-1"], "seed"},
+          {["--model", @model, "--prompt", "x", "--seed", "1.5"], "--seed"},
+          {["--model", @model, "--prompt", "x", "--seed", String.duplicate("9", 23)], "seed"},
+          {["--model", @model, "--prompt", "x", "--top-k", "0"], "top_k"},
+          {["--model", @model, "--prompt", "x", "--top-k", "2.0"], "--top-k"},
+          {["--model", @model, "--prompt", "x", "--top-p", "0"], "top_p"},
+          {["--model", @model, "--prompt", "x", "--top-p", "1e999"], "--top-p"},
+          {["--model", @model, "--prompt", "x", "--top-p", String.duplicate("9", 400)],
+           "too large"},
+          {["--model", @model, "--prompt", "x", "--temperature", "-1"], "temperature"},
+          {["--model", @model, "--prompt", "x", "--repetition-penalty", "0"],
+           "repetition_penalty"},
+          {["--model", @model, "--prompt", "x", "--threads", "-1"], "threads"},
+          {["--model", @model, "--prompt", "x", "--threads", String.duplicate("9", 23)],
+           "threads"},
+          {["--model", @model, "--prompt", <<255>>], "UTF-8"},
+          {["--model", @model, "--prompt-file", "/nowhere"], "/nowhere"},
+          {["--model", @model, "--prompt", "x", "--prompt", ""], "--prompt"}
         ] do
       assert catch_exit(run(args)) == {:shutdown, 1}
       assert_received {:mix_shell, :error, [message]}

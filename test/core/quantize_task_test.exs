@@ -142,6 +142,7 @@ defmodule Sidewinder.QuantizeTaskTest do
           {[input, output, "--format", "q8_0", "--per-row"], "--per-row"},
           {[input, output, "--format", "q8_0", "--heat", "3"], "--heat"},
           {[input, output, "--format", "q8_0", "--threads", "0"], "threads"},
+          {[input, output, "--format", "q8_0", "--only", "none", "--threads", "0"], "threads"},
           {[input, output, "--format", "ternary", "--rule", "best"], "best"},
           {[input, output, "--format", "ternary", "--rule", "threshold"], "threshold"},
           {[input, input, "--format", "q8_0"], "--force replaces it"},

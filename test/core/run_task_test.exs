@@ -260,6 +260,10 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
           {["selective_scan", path, out, "--threads", "0"], "threads"},
           {["selective_scan", path, out, "--dt-clamp", "1"], "--dt-clamp"},
           {["selective_scan", path, out, "--dt-clamp", "2,1"], "dt_clamp"},
+          {["selective_scan", path, out, "--dt-clamp", "1e999,1"], "--dt-clamp"},
+          {["selective_scan", path, out, "--dt-clamp", String.duplicate("9", 400) <> ",1"],
+           "--dt-clamp"},
+          {["selective_scan", path, out, "--threads", String.duplicate("9", 23)], "threads"},
           {["selective_scan", path, out, "--clamp-grad", "none"], "clamp_grad"},
           {[
              "selective_scan",

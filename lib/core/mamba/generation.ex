@@ -1,25 +1,62 @@
 defmodule Sidewinder.Mamba.Generation do
   @moduledoc false
-  # The stream of `Sidewinder.Mamba.generate/3`.
+  # The streams of `Sidewinder.Mamba.generate/3`.
 
   alias Sidewinder.{Error, Mamba, Native, Options, Tensor, Tokenizer}
-  alias Sidewinder.Mamba.Session
+  alias Sidewinder.Mamba.{Batch, Session}
 
-  @sampling [:temperature, :top_k, :top_p, :seed]
+  @sampling [:temperature, :top_k, :top_p, :seed, :repetition_penalty]
   @options [:max_tokens, :stop, :ignore_eos, :add_bos] ++ @sampling
   @seeds 0x1_0000_0000_0000_0000
 
-  def generate(%Mamba{} = model, prompt, options) do
-    own = settled(options)
-    read? = is_binary(prompt)
-    prompt = prompt!(model.tokenizer, prompt, own)
-    in_vocabulary!(prompt, model.config.vocabulary)
-    stops!(own[:stop], read?, model.config.vocabulary)
-    tokens = tokens(model, prompt, own)
-    if read?, do: texts(tokens, model.tokenizer, prompt, own), else: tokens
+  def generate(%Mamba{} = model, [first | _] = prompts, options) when not is_integer(first) do
+    unless Options.list?(prompts) and Enum.all?(prompts, &(is_binary(&1) or is_list(&1))),
+      do: Options.wrong_argument!("prompt", "texts, or lists of tokens, in a list", prompts)
+
+    stream(model, for(prompt <- prompts, do: request(model, prompt, options)))
   end
 
+  def generate(%Mamba{} = model, prompt, options),
+    do: model |> stream([request(model, prompt, options)]) |> Stream.map(&elem(&1, 1))
+
   def generate(other, _prompt, _options), do: Mamba.no_model(other)
+
+  # What `Sidewinder.Mamba.Batch` takes.
+  defp request(model, prompt, options) do
+    own = settled(options)
+    read? = is_binary(prompt)
+    tokens = prompt!(model.tokenizer, prompt, own)
+    in_vocabulary!(tokens, model.config.vocabulary)
+    stops!(own[:stop], read?, model.config.vocabulary)
+    ends = %{stop_tokens: stop_tokens(model, own), stop_texts: stop_texts(own)}
+    Map.merge(ends, %{tokens: tokens, own: own, read?: read?})
+  end
+
+  # Pieces of texts, or tokens, with the indices of their prompts.
+  defp stream(model, requests) do
+    start = fn -> {:prompts, Enum.with_index(requests)} end
+    Stream.resource(start, &go_on(model, &1), fn _ -> :ok end)
+  end
+
+  defp go_on(model, {:prompts, requests}) do
+    rows = for {request, i} <- requests, do: model |> Batch.start(request) |> Map.put(:index, i)
+    said(model, rows)
+  end
+
+  defp go_on(model, rows) do
+    # Each is what it is alone, to the bit where the model can.
+    case Batch.step(rows, Native.mamba_alike(model.ref)) do
+      nil -> {:halt, rows}
+      rows -> said(model, rows)
+    end
+  end
+
+  # Rows that have ended let go of their sessions.
+  defp said(model, rows) do
+    rows = Batch.say(rows, model.tokenizer)
+    pieces = for row <- rows, piece <- row.pieces, do: {row.index, piece}
+    {pieces, Enum.filter(rows, & &1.token)}
+  end
 
   @doc false
   # The options of a text, with a seed. They are refused here, not when the first token is asked for.
@@ -29,7 +66,7 @@ defmodule Sidewinder.Mamba.Generation do
     for name <- [:ignore_eos, :add_bos], do: choice!(name, own[name])
     seed = own[:seed] || :rand.uniform(@seeds) - 1
     own = Keyword.put(own, :seed, seed)
-    draw(Tensor.from_list([0], :f32, {1}), own, 0)
+    {} = own |> choices() |> sampling() |> Native.mamba_sampling() |> Error.unwrap!()
     own
   end
 
@@ -64,18 +101,25 @@ defmodule Sidewinder.Mamba.Generation do
     options
     |> known!(@sampling)
     |> Enum.reject(&match?({_, nil}, &1))
-    |> Map.new(fn
-      {name, value} when name in [:temperature, :top_p] -> {name, float(value)}
-      pair -> pair
-    end)
+    |> Map.new(fn {name, value} -> {name, typed!(name, value)} end)
     |> Map.put_new(:temperature, 0.0)
   end
 
-  # Larger ones have no float, and mean nothing.
-  defp float(number) when is_integer(number) and abs(number) < 0x1_0000_0000_0000_0000,
-    do: number / 1
+  defp typed!(:seed, seed) do
+    fit = is_integer(seed) and seed >= 0 and seed < @seeds
+    Options.check!(seed, fit, :seed, "a whole number from 0 to #{@seeds - 1}")
+  end
 
-  defp float(other), do: other
+  defp typed!(:top_k, count) do
+    fit = is_integer(count) and count > 0 and count < @seeds
+    Options.check!(count, fit, :top_k, "a positive whole number below #{@seeds}")
+  end
+
+  # Larger ones have no float, and mean nothing.
+  defp typed!(name, number) do
+    fit = is_float(number) or (is_integer(number) and abs(number) < @seeds)
+    Options.check!(number, fit, name, "a number") / 1
+  end
 
   ## Tokens
 
@@ -114,27 +158,10 @@ defmodule Sidewinder.Mamba.Generation do
         do: Options.wrong_argument!("prompt", "tokens from 0 to #{vocabulary - 1}", token)
   end
 
-  defp tokens(model, prompt, own) do
-    stop = stop_tokens(model, own)
-    choices = choices(own)
-
-    next = fn {session, choose} ->
-      token = choose.(session)
-
-      if token in stop,
-        do: {:halt, session},
-        else: {[token], {session, &Session.next(&1, token, choices)}}
-    end
-
-    start = fn -> {Session.new(model), &first(&1, prompt, own)} end
-
-    start |> Stream.resource(next, fn _ -> :ok end) |> Stream.take(max_tokens(own))
-  end
-
   @doc false
   # The token that follows a prompt, which the session takes in.
   def first(session, prompt, own),
-    do: session |> Session.prefill(prompt, logits: true) |> draw(own, Session.length(session))
+    do: session |> Session.prefill(prompt, logits: true) |> draw(session, own)
 
   @doc false
   def choices(own), do: Keyword.take(own, @sampling)
@@ -142,11 +169,9 @@ defmodule Sidewinder.Mamba.Generation do
   @doc false
   def max_tokens(own), do: own[:max_tokens] || 128
 
-  defp draw(%Tensor{data: data, type: type} = logits, own, place) do
-    row = {type, {1, Tensor.elements(logits.shape)}, data}
+  defp draw(logits, session, own) do
     sampling = own |> choices() |> sampling()
-    [token] = Error.unwrap!(Native.mamba_choose(row, sampling, [place]))
-    token
+    Error.unwrap!(Native.mamba_choose(session.ref, Tensor.to_native(logits), sampling))
   end
 
   @doc false
@@ -170,13 +195,6 @@ defmodule Sidewinder.Mamba.Generation do
 
   ## Texts
 
-  defp texts(tokens, tokenizer, prompt, own) do
-    tokens
-    |> Tokenizer.decode_stream(tokenizer, prompt)
-    |> until(stop_texts(own))
-    |> Stream.take_while(&(&1 != :done))
-  end
-
   @doc false
   # The texts that end a text.
   def stop_texts(own),
@@ -199,6 +217,7 @@ defmodule Sidewinder.Mamba.Generation do
   @doc false
   # What comes out with a piece after what was held back before; nothing after the end, where `nil` is held.
   def until_next(_stop, _piece, nil), do: {[], nil}
+  def until_next([], piece, held), do: {piece(held <> piece), ""}
 
   def until_next(stop, piece, held) do
     text = held <> piece

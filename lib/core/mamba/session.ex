@@ -117,8 +117,9 @@ defmodule Sidewinder.Mamba.Session do
   Goes on by one token and chooses the one that follows, where the model is: on a GPU a token goes in and a token comes
   out.
 
-  Options are `:temperature`, `:top_k`, `:top_p` and `:seed` as in `Sidewinder.Mamba.generate/3`, the seed being 0 by
-  default. A token is drawn by the seed and by its place in the text.
+  Options are `:temperature`, `:top_k`, `:top_p`, `:repetition_penalty` and `:seed` as in
+  `Sidewinder.Mamba.generate/3`, the seed being 0 by default. A token is drawn by the seed and by its place in the text;
+  the penalty concerns all tokens that the session has seen. With a penalty logits come to the host.
 
   With a list of sessions it takes a list of tokens and gives one; the options are then those of all, or a list of one
   for each.
@@ -191,8 +192,8 @@ defmodule Sidewinder.Mamba.Session do
   def reset(other), do: no_session(other)
 
   @doc """
-  The session as a binary, to be kept or sent: the bytes of a safetensors file with `conv_state`, `ssm_state` and
-  `length`.
+  The session as a binary, to be kept or sent: the bytes of a safetensors file with `conv_state`, `ssm_state`,
+  `length` and `seen`, a bit for each token of the vocabulary.
   """
   @spec dump(t) :: binary
   def dump(%__MODULE__{ref: ref}), do: Error.unwrap!(Native.mamba_dump(ref))

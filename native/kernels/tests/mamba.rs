@@ -217,7 +217,9 @@ fn tokens_are_chosen_as_the_logits_say() {
         Sampling { temperature: 0.7, seed: 1, ..plain },
         Sampling { top_k: Some(5), seed: 2, ..plain },
         Sampling { top_p: Some(0.6), seed: 3, ..plain },
-        Sampling { temperature: 1.5, top_k: Some(9), top_p: Some(0.8), seed: 4 },
+        Sampling { temperature: 1.5, top_k: Some(9), top_p: Some(0.8), seed: 4, ..plain },
+        Sampling { temperature: 0.0, repetition_penalty: 2.0, ..plain },
+        Sampling { seed: 5, repetition_penalty: 1.3, ..plain },
     ];
     let tokens = expected().tokens;
     for (model, what) in models() {
@@ -231,7 +233,7 @@ fn tokens_are_chosen_as_the_logits_say() {
             let logits = step(&mut stepped.iter_mut().collect::<Vec<_>>(), &fed).unwrap();
             let mut sessions: Vec<_> = chosen.iter_mut().collect();
             let got = Session::next(&mut sessions, Input::Tokens(&fed), &choices).unwrap();
-            let expected = choose(&logits, &choices).unwrap();
+            let expected = choose(&logits, &choices, stepped.iter().map(Session::seen)).unwrap();
             let same = got.iter().zip(&expected).filter(|(got, expected)| got == expected).count();
             // Where a draw falls between two tokens, rounding decides.
             let enough = if what.contains("GPU") && sampling.temperature > 0.0 { count * 9 / 10 } else { count };

@@ -394,6 +394,12 @@ fn mamba_fork(env: Env, session: ResourceArc<HeldSession>) -> Term {
     answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(session.lock().fork()?)))))
 }
 
+/// How many sessions may step in one call, each to the bits that it has alone.
+#[rustler::nif]
+fn mamba_alike(model: ResourceArc<HeldModel>) -> usize {
+    model.0.alike()
+}
+
 /// Forgets what a session has seen.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_reset(env: Env, session: ResourceArc<HeldSession>) -> Term {
@@ -425,19 +431,29 @@ pub fn binary<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
     binary.into()
 }
 
-/// The token for each row of logits. `places` are those that they have in their texts.
+/// Whether tokens can be chosen so.
+#[rustler::nif]
+fn mamba_sampling<'a>(env: Env<'a>, sampling: Term<'a>) -> Term<'a> {
+    answer(env, || decode_map::<Sampling>("sampling", sampling)?.check())
+}
+
+/// The token that a session goes on with, of a row of logits that it gave.
 #[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_choose<'a>(env: Env<'a>, logits: Term<'a>, sampling: Term<'a>, places: Vec<u64>) -> Term<'a> {
+fn mamba_choose<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, logits: Term<'a>, sampling: Term<'a>) -> Term<'a> {
     answer(env, || {
         let sampling: Sampling = decode_map("sampling", sampling)?;
         sampling.check()?;
         let tensor = Tensor::decode("logits", logits)?;
         let view = tensor.view()?;
-        if view.spec().shape.first() != Some(&places.len()) {
-            let expected = format_args!("{} rows of logits", places.len()).to_string();
+        let session = session.lock();
+        let width = session.model().config().vocabulary;
+        if view.spec().shape[..] != [width] {
+            let expected = format_args!("a row of {width} logits").to_string();
             return Err(Error::new(Kind::Shape, "logits").expected(expected).got(view.spec()));
         }
-        choose(&view.cast(view.spec().dtype), &places.iter().map(|place| (sampling, *place)).collect::<Vec<_>>())
+        // A token is drawn by its place in the text.
+        let choices = [(sampling, session.length())];
+        Ok(choose(&view.cast(view.spec().dtype), &choices, [session.seen()])?[0])
     })
 }
 

@@ -56,7 +56,7 @@ defmodule Mix.Tasks.Sidewinder.Compare do
   @impl true
   def run(args) do
     Mix.Task.run("app.config")
-    CommandLine.run(fn -> main(args, Ops.all()) end)
+    CommandLine.run(args, &main(&1, Ops.all()))
   end
 
   defp main(args, ops) do

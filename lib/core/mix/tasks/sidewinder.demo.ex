@@ -29,10 +29,10 @@ defmodule Mix.Tasks.Sidewinder.Demo do
   ]
 
   @impl true
-  def run(_args) do
+  def run(args) do
     Mix.Task.run("app.config")
 
-    CommandLine.run(fn ->
+    CommandLine.run(args, fn _ ->
       ModelDemo.run(&Mix.shell().info/1)
       real_data()
       tables = for size <- @sizes, do: {title(size), rows(size)}

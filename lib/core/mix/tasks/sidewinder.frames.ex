@@ -35,7 +35,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
   @impl true
   def run(args) do
     Mix.Task.run("app.config")
-    CommandLine.run(fn -> args |> CommandLine.options!(@switches, @task) |> main() end)
+    CommandLine.run(args, &main(CommandLine.options!(&1, @switches, @task)))
   end
 
   defp main(options) do

@@ -5,12 +5,17 @@ defmodule Mix.Tasks.Sidewinder.Generate do
   Loads a Mamba language model and writes what follows a prompt, word by word.
 
       mix sidewinder.generate --model DIR --prompt TEXT [OPTIONS]
+      mix sidewinder.generate --model DIR --prompt-file FILE [OPTIONS]
 
   The model is a folder with safetensors files and a `config.json`, or such a file: see `Sidewinder.Mamba.load/2`.
 
+    * `--prompt TEXT`, `--prompt-file FILE` - a text, or the text of a file, of standard input where it is `-`, to the last
+      byte: a line end that it has is part of the prompt. Both may be given several times; all are then continued as one
+      batch, each as it would be alone, and written when all are done, each below a line `==> prompt N <==`.
     * `--max-tokens N` - how many tokens at most, 128 by default
     * `--temperature X`, `--top-k N`, `--top-p X`, `--seed N` - how they are drawn; by default always the most
       probable one
+    * `--repetition-penalty X` - makes tokens that the text has less probable, where it is above 1, the default
     * `--stop TEXT` - ends before this text, or at the special token of this name; may be given several times
     * `--stop-token N` - ends at this token; may be given several times
     * `--ignore-eos` - goes on after the token that ends texts
@@ -20,7 +25,7 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     * `--type f32|bf16|f16|f64` - the type to run in, by default that of the weights
     * `--backend auto|cpu|cuda|cuda:N`, `--level LEVEL`, `--threads N`, `--allow-tf32` - where and how to run
 
-  The prompt and what follows it go to standard output, and at the end a line about the speed to standard
+  Texts are UTF-8, whatever the locale is. The prompt and what follows it go to standard output, and at the end a line about the speed to standard
   error. The exit code is 1 if something is wrong.
   """
 
@@ -36,6 +41,7 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     top_k: :integer,
     top_p: :float,
     seed: :integer,
+    repetition_penalty: :float,
     stop: :keep,
     stop_token: [:integer, :keep],
     ignore_eos: :boolean,
@@ -43,34 +49,41 @@ defmodule Mix.Tasks.Sidewinder.Generate do
   ]
   @where [backend: :string, level: :string, threads: :integer, allow_tf32: :boolean]
   @loading [model: :string, tokenizer: :string, type: :string] ++ @where
-  @switches [prompt: :string] ++ @loading ++ @generation
+  @switches [prompt: [:string, :keep], prompt_file: [:string, :keep]] ++ @loading ++ @generation
 
   @impl true
   def run(args) do
     Mix.Task.run("app.config")
-    CommandLine.run(fn -> args |> parse!() |> main() end)
+    CommandLine.run(args, &main(parse!(&1)))
   end
 
   defp parse!(args) do
     options = CommandLine.options!(args, @switches, @task)
-
-    for name <- [:model, :prompt],
-        options[name] in [nil, ""],
-        do: CommandLine.wrong!("--#{name}", "a value", "none", @task)
-
+    for {name, ""} when name in [:prompt, :prompt_file] <- options, do: missing(name)
+    if options[:model] in [nil, ""], do: missing(:model)
+    unless options[:prompt] || options[:prompt_file], do: missing(:prompt)
     options
   end
 
+  defp missing(name) do
+    option = "--" <> String.replace(to_string(name), "_", "-")
+    CommandLine.wrong!(option, "a value", "none", @task)
+  end
+
   defp main(options) do
+    prompts = Enum.flat_map(options, &prompt/1)
     {model, loading} = CommandLine.timed(fn -> load(options) end)
     generation = Keyword.take(options, Keyword.keys(@generation) -- [:stop, :stop_token])
     stop = Keyword.get_values(options, :stop) ++ Keyword.get_values(options, :stop_token)
-    pieces = Mamba.generate(model, options[:prompt], [stop: stop] ++ generation)
-    IO.write(options[:prompt])
-    {times, ms} = CommandLine.timed(fn -> write(pieces) end)
-    IO.puts("")
-    IO.puts(:stderr, about(model, loading, times, ms))
+    write = fn -> write(model, prompts, [stop: stop] ++ generation) end
+    {times, ms} = CommandLine.timed(write)
+    CommandLine.tell(about(model, loading, times, ms), &IO.puts(:stderr, &1))
   end
+
+  # In the order in which they were given.
+  defp prompt({:prompt, text}), do: [text]
+  defp prompt({:prompt_file, path}), do: [CommandLine.text!(path)]
+  defp prompt(_other), do: []
 
   defp load(options) do
     where = Keyword.take(options, Keyword.keys(@where))
@@ -79,13 +92,34 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     Mamba.load(options[:model], [type: type] ++ tokenizer ++ where)
   end
 
-  # How many pieces there were, and when the first of them came.
-  defp write(pieces) do
+  defp write(model, [prompt], options) do
+    pieces = Mamba.generate(model, prompt, options)
+    IO.write(prompt)
+    {_, times} = written(pieces, &IO.write/1)
+    IO.puts("")
+    times
+  end
+
+  # Pieces of several texts come in turns.
+  defp write(model, prompts, options) do
+    {pieces, times} = model |> Mamba.generate(prompts, options) |> written(fn _ -> :ok end)
+    texts = Enum.group_by(pieces, &elem(&1, 0), &elem(&1, 1))
+
+    parts =
+      for {prompt, i} <- Enum.with_index(prompts),
+          do: ["==> prompt #{i + 1} <==\n", prompt, texts[i] || [], "\n"]
+
+    parts |> Enum.intersperse("\n") |> IO.write()
+    times
+  end
+
+  # The pieces, how many there were, and when the first of them came.
+  defp written(pieces, write) do
     start = System.monotonic_time(:microsecond)
 
-    Enum.reduce(pieces, {0, nil}, fn piece, {count, first} ->
-      IO.write(piece)
-      {count + 1, first || (System.monotonic_time(:microsecond) - start) / 1000}
+    Enum.map_reduce(pieces, {0, nil}, fn piece, {count, first} ->
+      write.(piece)
+      {piece, {count + 1, first || (System.monotonic_time(:microsecond) - start) / 1000}}
     end)
   end
 

@@ -16,9 +16,9 @@ defmodule Mix.Tasks.Sidewinder.Info do
   alias Sidewinder.{CommandLine, Device}
 
   @impl true
-  def run(_args) do
+  def run(args) do
     Mix.Task.run("app.config")
-    CommandLine.run(fn -> Enum.each(lines(Device.info()), &Mix.shell().info/1) end)
+    CommandLine.run(args, fn _ -> Enum.each(lines(Device.info()), &Mix.shell().info/1) end)
   end
 
   @doc false

@@ -37,11 +37,13 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
   @impl true
   def run(args) do
     Mix.Task.run("app.config")
-    CommandLine.run(fn -> main(CommandLine.parse!(args, @switches, @task)) end)
+    CommandLine.run(args, &main(CommandLine.parse!(&1, @switches, @task)))
   end
 
   defp main({options, [input, output]}) do
     format = format!(options)
+    # Refused even if nothing is quantized.
+    options |> Keyword.take(Keyword.keys(@where)) |> Sidewinder.Kernel.residence()
     unless options[:force], do: absent!(output)
     plan = plan(Safetensors.index(input), format, options)
     specs = Enum.flat_map(plan, &specs(&1, format, options))
@@ -51,13 +53,13 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
         result =
           CommandLine.ticking(entry.name, fn -> one(entry, input, format, options, write) end)
 
-        Mix.shell().info(line(entry, format, result))
+        CommandLine.tell(line(entry, format, result))
         result
       end
     end
 
     results = Safetensors.write_each(output, specs, work)
-    Mix.shell().info("#{total(results, format)}, written to #{output}")
+    CommandLine.tell("#{total(results, format)}, written to #{output}")
   end
 
   defp main({_options, words}) do

@@ -42,7 +42,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
   @impl true
   def run(args) do
     Mix.Task.run("app.config")
-    CommandLine.run(fn -> main(args, Ops.all()) end)
+    CommandLine.run(args, &main(&1, Ops.all()))
   end
 
   # Gradients are asked for by cotangents, not by name.

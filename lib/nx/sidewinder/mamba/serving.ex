@@ -7,7 +7,7 @@ defmodule Sidewinder.Mamba.Serving do
 
   alias Nx.Serving
   alias Sidewinder.{Error, Mamba, Tokenizer}
-  alias Sidewinder.Mamba.{Generation, Session}
+  alias Sidewinder.Mamba.{Batch, Generation}
 
   @own [stream: false, max_prompt: 8192]
   # For what is asked beside a prompt of the greatest length.
@@ -160,62 +160,21 @@ defmodule Sidewinder.Mamba.Serving do
     for <<row::binary-size(size) <- Nx.to_binary(tensor)>>, do: :erlang.binary_to_term(row)
   end
 
-  defp start(model, %{tokens: packed, own: own} = request) do
-    session = Session.new(model)
+  defp start(model, %{tokens: packed} = request) do
     prompt = for <<token::32 <- packed>>, do: token
-
-    reading =
-      if request.stop_texts != [], do: {Tokenizer.decoding(model.tokenizer, prompt), ""}
-
-    Map.merge(request, %{
-      session: session,
-      token: Generation.first(session, prompt, own),
-      left: own[:max_tokens],
-      said: [],
-      reading: reading
-    })
+    request = Map.put(%{request | tokens: prompt}, :read?, request.stop_texts != [])
+    model |> Batch.start(request) |> Map.put(:said, [])
   end
 
-  # Says the tokens that were chosen, and steps the sessions of those rows that are not done by them.
+  # Tells the tokens that rows say, until all are done.
   defp go_on(rows, tokenizer, tell) do
-    rows = for row <- rows, do: say(row, tokenizer)
+    rows = for row <- Batch.say(rows, tokenizer), do: %{row | said: said(row)}
     tell.(integers(for row <- rows, do: row.token || @none))
-
-    case Enum.filter(rows, &(&1.token && &1.left > 0)) do
-      [] -> rows
-      live -> rows |> chosen(next(live)) |> go_on(tokenizer, tell)
-    end
+    if next = Batch.step(rows, length(rows)), do: go_on(next, tokenizer, tell), else: rows
   end
 
-  defp say(%{token: nil} = row, _tokenizer), do: row
-  defp say(%{left: 0} = row, _tokenizer), do: %{row | token: nil}
-
-  defp say(%{token: token} = row, tokenizer) do
-    if token in row.stop_tokens,
-      do: %{row | token: nil},
-      else: follow(%{row | said: [token | row.said], left: row.left - 1}, tokenizer)
-  end
-
-  # A row is done when its text has a stop.
-  defp follow(%{stop_texts: []} = row, _tokenizer), do: row
-
-  defp follow(%{reading: {decoding, held}, stop_texts: stop} = row, tokenizer) do
-    {pieces, decoding} = Tokenizer.decode_next(tokenizer, row.token, decoding)
-    {pieces, held} = Enum.flat_map_reduce(pieces, held, &Generation.until_next(stop, &1, &2))
-    left = if :done in pieces, do: 0, else: row.left
-    %{row | reading: {decoding, held}, left: left}
-  end
-
-  # The next tokens of rows by their sessions.
-  defp next(live) do
-    sessions = for row <- live, do: row.session
-    tokens = for row <- live, do: row.token
-    choices = for row <- live, do: Generation.choices(row.own)
-    sessions |> Enum.zip(Session.next(sessions, tokens, choices)) |> Map.new()
-  end
-
-  defp chosen(rows, next),
-    do: for(row <- rows, do: %{row | token: next[row.session] || row.token})
+  defp said(%{token: nil, said: said}), do: said
+  defp said(%{token: token, said: said}), do: [token | said]
 
   defp integers(numbers), do: Nx.tensor(numbers, type: :s64, backend: Nx.BinaryBackend)
 

@@ -19,6 +19,7 @@ mod layout;
 mod model;
 mod quantize;
 pub mod sample;
+mod seen;
 mod session;
 mod step;
 pub mod train;
@@ -28,6 +29,7 @@ pub use checkpoint::{Checkpoint, names};
 pub use config::Config;
 pub use layers::State;
 pub use model::{Input, Model, Where};
+pub use seen::Seen;
 pub use session::{Session, choose};
 pub use weights::Weight;
 

@@ -4,6 +4,7 @@ use super::layers::Layers;
 use super::step::Stepper;
 use super::{Checkpoint, Config, HEAD, Layer, Weight, Weights};
 use crate::cpu::Exec;
+use crate::cpu::matrix::SEVERAL;
 use crate::cuda::{Buffer, Device};
 use crate::error::{Error, Kind, Result};
 use crate::matrices::Quantization;
@@ -117,6 +118,16 @@ impl Model {
     /// The type of its matrices and of all that lies between its layers.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// How many sequences may step in one call, each to the bits that it has alone. On CPUs more of them are summed in
+    /// another order, and what quantizes its input may then round it to another integer. GPUs promise no bits.
+    pub fn alike(&self) -> usize {
+        match &self.home {
+            Home::Cpu(weights, _) if weights.is_quantized() => 1,
+            Home::Cpu(..) => SEVERAL - 1,
+            Home::Cuda(..) => usize::MAX,
+        }
     }
 
     /// Whether its large matrices are quantized.

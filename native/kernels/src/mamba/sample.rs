@@ -1,11 +1,13 @@
 //! The choice of the next token. On CUDA `step/choose.cu` does the same.
 
+use super::seen::Seen;
 use crate::error::{Error, Kind, Result};
 use serde::Deserialize;
 
-/// How tokens are chosen. The steps are those of Hugging Face's `generate`, in its order: logits are divided by the
-/// temperature, the largest `top_k` are kept, and of those the fewest whose probabilities come to `top_p`; one of
-/// them is drawn by their probabilities. Who equals the last one that is kept is kept too.
+/// How tokens are chosen. The steps are those of Hugging Face's `generate`, in its order: logits of tokens that the text
+/// has are divided by the repetition penalty where they are positive, and multiplied by it otherwise (Keskar et al.
+/// 2019); all are divided by the temperature, the largest `top_k` are kept, and of those the fewest whose probabilities
+/// come to `top_p`; one of them is drawn by their probabilities. Tokens that equal the last one kept are kept too.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
@@ -17,11 +19,13 @@ pub struct Sampling {
     pub top_p: Option<f64>,
     /// Equal seeds give equal draws.
     pub seed: u64,
+    /// What makes tokens that the text has less probable if it is above 1, and more if it is below; 1 changes nothing.
+    pub repetition_penalty: f64,
 }
 
 impl Default for Sampling {
     fn default() -> Self {
-        Sampling { temperature: 1.0, top_k: None, top_p: None, seed: 0 }
+        Sampling { temperature: 1.0, top_k: None, top_p: None, seed: 0, repetition_penalty: 1.0 }
     }
 }
 
@@ -39,9 +43,32 @@ impl Sampling {
         if self.top_k == Some(0) {
             return wrong("top_k", "a positive number", "0".to_string());
         }
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+            return wrong("repetition_penalty", "a finite positive number", self.repetition_penalty.to_string());
+        }
         match self.top_p {
             Some(p) if !(p > 0.0 && p <= 1.0) => wrong("top_p", "a number above 0, at most 1", p.to_string()),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether the kernel of `choose.cu` does all of it.
+    pub(super) fn on_device(&self) -> bool {
+        self.repetition_penalty == 1.0
+    }
+
+    /// Changes the logits of the tokens that a text has. Finite ones stay finite.
+    pub(super) fn penalize(&self, logits: &mut [f32], seen: &Seen) {
+        let penalty = self.repetition_penalty;
+        if penalty == 1.0 {
+            return;
+        }
+        for token in seen.tokens() {
+            if let Some(logit) = logits.get_mut(token).filter(|logit| logit.is_finite()) {
+                let wide = f64::from(*logit);
+                let changed = if wide > 0.0 { wide / penalty } else { wide * penalty };
+                *logit = (changed as f32).clamp(f32::MIN, f32::MAX);
+            }
         }
     }
 
@@ -210,6 +237,29 @@ mod tests {
         assert!((0..2000).any(|draw| sampling.choose(&flat, draw).unwrap() > 4000));
     }
 
+    /// As transformers' `RepetitionPenaltyLogitsProcessor` has it.
+    #[test]
+    fn tokens_that_were_there_are_less_probable_by_the_penalty() {
+        let mut logits = LOGITS;
+        let seen = Seen::of(6, &[2, 1, 4, 1]);
+        Sampling { repetition_penalty: 1.25, ..Default::default() }.penalize(&mut logits, &seen);
+        assert_eq!(logits[..4], [0.5, 1.6, -1.25, 2.0]);
+        assert!(logits[4].is_nan() && logits[5] == 1.0);
+        Sampling { repetition_penalty: 0.5, ..Default::default() }.penalize(&mut logits, &seen);
+        assert_eq!(logits[..4], [0.5, 3.2, -0.625, 2.0]);
+    }
+
+    #[test]
+    fn extreme_penalties_leave_finite_logits_finite() {
+        let seen = Seen::of(4, &[0, 1, 2, 3]);
+        for penalty in [1e-300, f64::MIN_POSITIVE, f64::MAX] {
+            let mut logits = [3.0, -2.0, 0.0, f32::NEG_INFINITY];
+            Sampling { repetition_penalty: penalty, ..Default::default() }.penalize(&mut logits, &seen);
+            assert!(logits[..3].iter().all(|logit| logit.is_finite()), "{penalty}: {logits:?}");
+            assert!(logits[0] >= logits[2] && logits[2] >= logits[1] && logits[3] == f32::NEG_INFINITY);
+        }
+    }
+
     #[test]
     fn seeds_decide() {
         let sampling = |seed| Sampling { seed, ..Default::default() };
@@ -242,6 +292,10 @@ mod tests {
             Sampling { top_k: Some(0), ..sampling },
             Sampling { top_p: Some(0.0), ..sampling },
             Sampling { top_p: Some(1.1), ..sampling },
+            Sampling { repetition_penalty: 0.0, ..sampling },
+            Sampling { repetition_penalty: -1.0, ..sampling },
+            Sampling { repetition_penalty: f64::NAN, ..sampling },
+            Sampling { repetition_penalty: f64::INFINITY, ..sampling },
         ] {
             assert_eq!(wrong.check().unwrap_err().kind, Kind::Option, "{wrong:?}");
         }

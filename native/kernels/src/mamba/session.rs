@@ -3,6 +3,7 @@
 use super::layers::{Layers, State, States};
 use super::model::{Input, Model, Target, at_home};
 use super::sample::Sampling;
+use super::seen::Seen;
 use super::train::Learn;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
@@ -10,6 +11,7 @@ use crate::place::Place;
 use crate::safetensors;
 use crate::tensor::{DType, Described, Element, Owned, Spec, View, ViewMut};
 use crate::with_type;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 /// A sequence that a model is running, as states of constant size. A call that fails leaves it as it was.
@@ -18,6 +20,7 @@ pub struct Session {
     memory: Memory,
     /// Tokens, or frames, that it has seen.
     length: u64,
+    seen: Seen,
 }
 
 enum Memory {
@@ -48,6 +51,7 @@ const PIECE: usize = 1024;
 const CONV: &str = "conv_state";
 const SSM: &str = "ssm_state";
 const LENGTH: &str = "length";
+const SEEN: &str = "seen";
 
 /// No session sees more in any lifetime: what goes on from there does not overflow.
 const LONGEST: u64 = 1 << 62;
@@ -66,7 +70,8 @@ impl Session {
                 Memory::Cuda(Turns { now: buffers()?, next: buffers()? })
             }
         };
-        let mut session = Session { model: model.clone(), memory, length: 0 };
+        let seen = Seen::new(model.config().vocabulary);
+        let mut session = Session { model: model.clone(), memory, length: 0, seen };
         session.reset()?;
         Ok(session)
     }
@@ -79,6 +84,11 @@ impl Session {
     /// Tokens, or frames, that it has seen.
     pub fn length(&self) -> u64 {
         self.length
+    }
+
+    /// Which tokens it has seen.
+    pub fn seen(&self) -> &Seen {
+        &self.seen
     }
 
     /// Forgets what it has seen.
@@ -97,6 +107,7 @@ impl Session {
             }
         }
         self.length = 0;
+        self.seen.clear();
         Ok(())
     }
 
@@ -114,6 +125,7 @@ impl Session {
             _ => unreachable!("sessions of one model are at one place"),
         }
         fork.length = self.length;
+        fork.seen = self.seen.clone();
         Ok(fork)
     }
 
@@ -130,7 +142,7 @@ impl Session {
         at_home!(model, layers =>
             cpu prefill(&layers, input, memory.cpu(), to.map(Target::There)),
             cuda prefill(&layers, input, memory.cuda(), to.map(Target::Host)))?;
-        self.advance(rows as u64);
+        self.advance(input, 0..rows);
         Ok(())
     }
 
@@ -149,7 +161,7 @@ impl Session {
             at_home!(model, layers =>
                 cpu loss(&layers, piece, memory.cpu(), &mut sum),
                 cuda loss(&layers, piece, memory.cuda(), &mut sum))?;
-            self.advance(piece.len() as u64 - 1);
+            self.advance(Input::Tokens(piece), 0..piece.len() - 1);
         }
         Ok(sum / (tokens.len() - 1) as f64)
     }
@@ -160,16 +172,16 @@ impl Session {
             return Ok(());
         };
         if let Some(stepper) = model.stepper(sessions.len())? {
-            let states = in_place(sessions);
+            let states = states_there(sessions);
             stepper.lock().unwrap_or_else(PoisonError::into_inner).step(input, &states, to)?;
-            sessions.iter_mut().for_each(|session| session.length += 1);
+            sessions.iter_mut().enumerate().for_each(|(i, session)| session.note(input, i..i + 1));
             return Ok(());
         }
         let memories = sessions.iter_mut().map(|session| &mut session.memory);
         at_home!(model, layers =>
             cpu step(&layers, input, memories.map(Memory::cpu).collect(), Target::There(to)),
             cuda step(&layers, input, memories.map(Memory::cuda).collect(), Target::Host(to)))?;
-        sessions.iter_mut().for_each(|session| session.advance(1));
+        sessions.iter_mut().enumerate().for_each(|(i, session)| session.advance(input, i..i + 1));
         Ok(())
     }
 
@@ -185,18 +197,20 @@ impl Session {
                 .got(choices.len()));
         }
         choices.iter().try_for_each(|(sampling, _)| sampling.check())?;
-        if let Some(stepper) = model.stepper(sessions.len())? {
+        let stepper = model.stepper(sessions.len())?;
+        let in_place = stepper.is_some();
+        if let Some(stepper) = stepper.filter(|_| choices.iter().all(|(sampling, _)| sampling.on_device())) {
             let draws: Vec<_> = choices.iter().map(|(sampling, draw)| sampling.draw(*draw)).collect();
-            let states = in_place(sessions);
+            let states = states_there(sessions);
             let chosen = stepper.lock().unwrap_or_else(PoisonError::into_inner).choose(input, &states, &draws)?;
-            sessions.iter_mut().for_each(|session| session.length += 1);
+            sessions.iter_mut().enumerate().for_each(|(i, session)| session.note(input, i..i + 1));
             let none = || Error::new(Kind::Argument, "logits").expected("finite numbers").got("none");
             return chosen.into_iter().map(|token| token.ok_or_else(none)).collect();
         }
         let mut logits = Owned::try_poisoned(model.output(&[sessions.len()])?)?;
         Session::step(sessions, input, logits.view_mut())?;
-        let chosen = choose(&logits, choices);
-        if chosen.is_err() {
+        let chosen = choose(&logits, choices, sessions.iter().map(|session| session.seen()));
+        if chosen.is_err() && !in_place {
             sessions.iter_mut().for_each(|session| session.retreat());
         }
         chosen
@@ -211,7 +225,8 @@ impl Session {
         let length = Spec::new(DType::U8, &[8])?;
         let bytes = self.length.to_le_bytes();
         let length = View::new(length, &bytes)?;
-        safetensors::to_bytes(&[(CONV, host.conv.view()), (SSM, host.ssm.view()), (LENGTH, length)])
+        let seen = View::new(Spec::new(DType::U8, &[self.seen.bits().len()])?, self.seen.bits())?;
+        safetensors::to_bytes(&[(CONV, host.conv.view()), (SSM, host.ssm.view()), (LENGTH, length), (SEEN, seen)])
     }
 
     /// A session that has seen what a dumped one had, of a model of the same sizes.
@@ -236,6 +251,8 @@ impl Session {
                 .expected(format_args!("`{LENGTH}`, at most {LONGEST}"))
                 .got(session.length));
         }
+        let seen = find(SEEN, Spec::new(DType::U8, &[session.seen.bits().len()])?)?;
+        session.seen = Seen::from_bits(seen.view().bytes());
         match &mut session.memory {
             Memory::Cpu(turns) => turns.now = state,
             Memory::Cuda(turns) => {
@@ -248,15 +265,24 @@ impl Session {
         Ok(session)
     }
 
-    fn advance(&mut self, rows: u64) {
+    fn advance(&mut self, input: Input, rows: Range<usize>) {
         self.turn();
-        self.length += rows;
+        self.note(input, rows);
+    }
+
+    /// Remembers to have seen these rows.
+    fn note(&mut self, input: Input, rows: Range<usize>) {
+        self.length += rows.len() as u64;
+        if let Input::Tokens(tokens) = input {
+            tokens[rows].iter().for_each(|&token| self.seen.insert(token));
+        }
     }
 
     /// Takes the last step back.
     fn retreat(&mut self) {
         self.turn();
         self.length -= 1;
+        self.seen.retract();
     }
 
     fn turn(&mut self) {
@@ -300,7 +326,7 @@ fn together(sessions: &[&mut Session], input: Input) -> Result<Option<Arc<Model>
 }
 
 /// Samples and states of sessions on a device, to be changed where they are.
-fn in_place<'s>(sessions: &'s [&mut Session]) -> Vec<[&'s Buffer; 2]> {
+fn states_there<'s>(sessions: &'s [&mut Session]) -> Vec<[&'s Buffer; 2]> {
     let states = sessions.iter().map(|session| match &session.memory {
         Memory::Cuda(turns) => [&turns.now.conv, &turns.now.ssm],
         Memory::Cpu(_) => unreachable!("sessions are where their model is"),
@@ -308,12 +334,21 @@ fn in_place<'s>(sessions: &'s [&mut Session]) -> Vec<[&'s Buffer; 2]> {
     states.collect()
 }
 
-/// Chooses a token for each row of logits.
-pub fn choose(logits: &Owned, choices: &[(Sampling, u64)]) -> Result<Vec<u32>> {
-    let wide = logits.cast(DType::F32);
+/// Chooses a token for each row of logits, of texts that have had these tokens.
+pub fn choose<'s>(
+    logits: &Owned,
+    choices: &[(Sampling, u64)],
+    seen: impl IntoIterator<Item = &'s Seen>,
+) -> Result<Vec<u32>> {
+    let mut wide = logits.cast(DType::F32);
     let width = wide.spec().shape.last().copied().unwrap_or(0).max(1);
-    let rows = wide.view().slice::<f32>()?.chunks_exact(width);
-    rows.zip(choices).map(|(row, (sampling, draw))| sampling.choose(row, *draw)).collect()
+    let view = wide.view_mut();
+    let rows = view.slice::<f32>()?.chunks_exact_mut(width);
+    let row = |((row, (sampling, draw)), seen): ((&mut [f32], &(Sampling, u64)), &Seen)| {
+        sampling.penalize(row, seen);
+        sampling.choose(row, *draw)
+    };
+    rows.zip(choices).zip(seen).map(row).collect()
 }
 
 impl Memory {

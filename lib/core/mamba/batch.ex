@@ -1,0 +1,81 @@
+defmodule Sidewinder.Mamba.Batch do
+  @moduledoc false
+  # Texts that are generated together. Each has a row: its session, the token that was chosen and is yet to be said, and
+  # how many it may still say. Rows that go on step in one call, which reads the weights once; each ends on its own.
+
+  alias Sidewinder.Mamba.{Generation, Session}
+  alias Sidewinder.Tokenizer
+
+  @doc """
+  The row of a request, which has taken the prompt in. A request has `tokens`, the prompt's; `own`, its options;
+  `stop_tokens` and `stop_texts`; and `read?`, whether tokens are read as a text, which stop texts need.
+  """
+  def start(model, %{tokens: prompt, own: own} = request) do
+    session = Session.new(model)
+    left = Generation.max_tokens(own)
+    reading = if request.read?, do: {Tokenizer.decoding(model.tokenizer, prompt), ""}
+    token = if left > 0, do: Generation.first(session, prompt, own)
+    started = %{session: session, token: token, left: left, reading: reading, pieces: []}
+    Map.merge(request, started)
+  end
+
+  @doc """
+  Says the tokens that were chosen. A row's `token` is then the one that it said, or nil where it had ended; its `pieces`
+  are what came out: texts, or tokens where they are not read.
+  """
+  def say(rows, tokenizer), do: for(row <- rows, do: say_one(row, tokenizer))
+
+  defp say_one(%{token: token, left: left} = row, _) when token == nil or left == 0,
+    do: %{row | token: nil, pieces: []}
+
+  defp say_one(%{token: token} = row, tokenizer) do
+    if token in row.stop_tokens,
+      do: finish(%{row | token: nil, left: 0, pieces: []}, tokenizer),
+      else: %{row | left: row.left - 1} |> read(tokenizer) |> finish(tokenizer)
+  end
+
+  defp read(%{reading: nil, token: token} = row, _), do: %{row | pieces: [token]}
+
+  defp read(%{reading: {decoding, _held}} = row, tokenizer) do
+    {texts, decoding} = Tokenizer.decode_next(tokenizer, row.token, decoding)
+    come(%{row | pieces: []}, texts, decoding)
+  end
+
+  # Texts come out unless they may be the beginning of a stop, which ends the row.
+  defp come(%{reading: {_, held}} = row, texts, decoding) do
+    next = &Generation.until_next(row.stop_texts, &1, &2)
+    {pieces, held} = Enum.flat_map_reduce(texts, held, next)
+    left = if :done in pieces, do: 0, else: row.left
+    pieces = row.pieces ++ List.delete(pieces, :done)
+    %{row | pieces: pieces, reading: {decoding, held}, left: left}
+  end
+
+  # What was held back comes out at the end.
+  defp finish(%{left: 0, reading: {decoding, _}} = row, tokenizer) do
+    %{reading: {_, held}} = row = come(row, Tokenizer.decode_rest(tokenizer, decoding), decoding)
+    %{row | pieces: row.pieces ++ Enum.reject([held], &(&1 in [nil, ""]))}
+  end
+
+  defp finish(row, _tokenizer), do: row
+
+  @doc """
+  The rows, of which those that go on have chosen their next tokens, at most so many in one call; nil where none goes on.
+  """
+  def step(rows, most) do
+    case Enum.filter(rows, &(&1.token && &1.left > 0)) do
+      [] -> nil
+      live -> chosen(rows, live |> Enum.chunk_every(most) |> Enum.flat_map(&next/1) |> Map.new())
+    end
+  end
+
+  # The next tokens of rows by their sessions.
+  defp next(live) do
+    sessions = for row <- live, do: row.session
+    tokens = for row <- live, do: row.token
+    choices = for row <- live, do: Generation.choices(row.own)
+    Enum.zip(sessions, Session.next(sessions, tokens, choices))
+  end
+
+  defp chosen(rows, next),
+    do: for(row <- rows, do: %{row | token: next[row.session] || row.token})
+end
