@@ -20,6 +20,20 @@ pub fn text(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes)
 }
 
+/// A value as the text of a file, with numbers that are not finite as Python writes them.
+pub fn written(value: &Value) -> String {
+    let text = serde_json::to_string_pretty(value).expect("values with texts as keys");
+    let mut written = String::with_capacity(text.len());
+    let mut rest = &text[..];
+    while !rest.is_empty() {
+        let (part, behind) = rest.split_at(part(rest));
+        let odd = part.strip_prefix("\"\\u0000").and_then(|odd| odd.strip_suffix('"'));
+        written.push_str(odd.filter(|odd| is_odd(odd)).unwrap_or(part));
+        rest = behind;
+    }
+    written + "\n"
+}
+
 /// A value in a few words, for errors.
 pub fn shown(value: &Value) -> String {
     let text = match value {
@@ -93,6 +107,15 @@ mod tests {
         assert_eq!(read(r#"{"a": 1, "a": 2}"#)["a"], 2);
         assert_eq!(read(r#"{"é\\": "\\\\"}"#)["é\\"], "\\\\");
         assert_eq!(shown(&read(&format!("{:?}", "ü".repeat(100)))).chars().count(), 83);
+    }
+
+    #[test]
+    fn what_was_read_is_written() {
+        let text = r#"{"a": [0.0, Infinity, -Infinity, NaN, 1e999], "b": "\u0000a \"é\\ Infinity", "c": {"d": null}}"#;
+        let value = read(text);
+        let again = written(&value);
+        assert!(again.contains("-Infinity,") && again.contains("1e999") && again.ends_with("}\n"), "{again}");
+        assert_eq!(read(&again), value);
     }
 
     #[test]

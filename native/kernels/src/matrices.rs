@@ -1,13 +1,14 @@
 //! Matrices of dense layers among named tensors: floats, or quantized under names that say how.
 
 use crate::blocks::format::BLOCK;
-use crate::blocks::{self, Format, MatmulQ8Q4, MatmulQ8Q8, Quantize, QuantizeOptions};
+use crate::blocks::{self, Dequantize, DequantizeOptions, Format, MatmulQ8Q4, MatmulQ8Q8, Quantize, QuantizeOptions};
 use crate::cpu::Exec;
 use crate::error::Result;
 use crate::linear;
 use crate::op::{self, Call, Named, Op, named};
 use crate::place::Place;
 use crate::tensor::{DType, Owned, Spec, View};
+use crate::ternary::dequantize::{self, DequantizeTernary};
 use crate::ternary::products::{I8, Matmul};
 use crate::ternary::rules::{self, QuantizeTernary};
 use std::ops::Range;
@@ -43,14 +44,18 @@ impl Quantization {
         }
     }
 
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Quantization> {
+        Format::ALL.into_iter().map(Quantization::Blocks).chain([Quantization::Ternary])
+    }
+
     /// The one of that name.
     pub fn from_name(name: &str) -> Option<Quantization> {
-        let blocks = Format::ALL.into_iter().map(Quantization::Blocks);
-        blocks.chain([Quantization::Ternary]).find(|quantization| quantization.name() == name)
+        Quantization::all().find(|quantization| quantization.name() == name)
     }
 
     /// The names of the tensors of a matrix of that name.
-    fn names(self, matrix: &str) -> Vec<String> {
+    pub fn names(self, matrix: &str) -> Vec<String> {
         match self {
             Quantization::Blocks(format) => vec![format!("{matrix}.{}", format.name())],
             Quantization::Ternary => TERNARY.map(|part| format!("{matrix}.{part}")).to_vec(),
@@ -69,6 +74,21 @@ impl Quantization {
             Quantization::Ternary => in_planes(matrix, exec)?.into(),
         };
         Ok(self.names(name).into_iter().zip(parts).collect())
+    }
+
+    /// The floats that the tensors of a matrix with rows of `n` stand for, in f32.
+    pub fn floats(self, parts: &[View], n: usize) -> Result<Owned> {
+        let exec = &Exec::default();
+        match self {
+            Quantization::Blocks(format) => {
+                let inputs = ["q"].into_iter().zip(parts.iter().copied()).collect();
+                run::<Dequantize>(&DequantizeOptions { format }, &inputs, exec)?.expect("x")
+            }
+            Quantization::Ternary => {
+                let inputs = TERNARY.into_iter().zip(parts.iter().copied()).collect();
+                run::<DequantizeTernary>(&dequantize::Options { n: Some(n) }, &inputs, exec)?.expect("w")
+            }
+        }
     }
 }
 
@@ -136,23 +156,27 @@ pub fn multiply<'s, P: Place>(
 /// The blocks of a matrix.
 fn in_blocks(format: Format, matrix: &View, exec: &Exec) -> Result<Owned> {
     let options = QuantizeOptions { format, ..Default::default() };
-    run::<Quantize>(&options, "x", matrix, exec)?.expect("q")
+    of_wide::<Quantize>(&options, "x", matrix, exec)?.expect("q")
 }
 
 /// The planes of a matrix, and the scale of each row.
 fn in_planes(matrix: &View, exec: &Exec) -> Result<[Owned; 3]> {
     let options = rules::Options { per_row: true, ..Default::default() };
-    let mut parts = run::<QuantizeTernary>(&options, "w", matrix, exec)?;
+    let mut parts = of_wide::<QuantizeTernary>(&options, "w", matrix, exec)?;
     Ok([parts.expect("plane0")?, parts.expect("plane1")?, parts.expect("scale")?])
 }
 
-/// What an op on the CPU gives of a matrix.
-fn run<O: Op>(options: &O::Options, name: &'static str, matrix: &View, exec: &Exec) -> Result<Named<Owned>> {
+/// What an op on the CPU gives of a matrix in f32.
+fn of_wide<O: Op>(options: &O::Options, name: &'static str, matrix: &View, exec: &Exec) -> Result<Named<Owned>> {
     let wide = matrix.cast(DType::F32);
-    let inputs: Named<View> = [(name, wide.view())].into_iter().collect();
-    let call = Call::<O>::new(op::specs(&inputs), options)?;
+    run::<O>(options, &[(name, wide.view())].into_iter().collect(), exec)
+}
+
+/// What an op on the CPU gives.
+fn run<O: Op>(options: &O::Options, inputs: &Named<View>, exec: &Exec) -> Result<Named<Owned>> {
+    let call = Call::<O>::new(op::specs(inputs), options)?;
     let mut outputs = call.outputs().map(|&spec| Owned::poisoned(spec));
     let views = outputs.iter_mut().map(|(name, output)| (name.clone(), output.view_mut())).collect();
-    call.cpu(&inputs, views, exec)?;
+    call.cpu(inputs, views, exec)?;
     Ok(outputs)
 }

@@ -46,7 +46,7 @@ impl Entry {
 pub struct Reader {
     path: PathBuf,
     file: File,
-    metadata: BTreeMap<String, String>,
+    metadata: Told,
     entries: Vec<Entry>,
 }
 
@@ -65,7 +65,7 @@ impl Reader {
     }
 
     /// What the file says beside its tensors.
-    pub fn metadata(&self) -> &BTreeMap<String, String> {
+    pub fn metadata(&self) -> &Told {
         &self.metadata
     }
 
@@ -127,7 +127,7 @@ const CUT: &str = "bytes, where its header says";
 
 /// What a header tells of a file; the data of all tensors lies within it, one behind the other.
 struct Header {
-    metadata: BTreeMap<String, String>,
+    metadata: Told,
     entries: Vec<Entry>,
 }
 
@@ -145,7 +145,7 @@ impl Header {
         let mut parts: BTreeMap<String, serde_json::Value> =
             serde_json::from_slice(header).map_err(|e| e.to_string())?;
         let metadata = parts.remove("__metadata__").map_or(Ok(None), serde_json::from_value);
-        let metadata: Option<BTreeMap<String, String>> = metadata.map_err(|e| format!("metadata: {e}"))?;
+        let metadata: Option<Told> = metadata.map_err(|e| format!("metadata: {e}"))?;
         let start = 8 + header.len() as u64;
         let entry = |(name, info)| entry(name, info, start);
         let mut entries: Vec<Entry> = parts.into_iter().map(entry).collect::<std::result::Result<_, _>>()?;
@@ -183,16 +183,21 @@ fn bits(dtype: &str) -> Option<usize> {
     known.ok().map(|dtype| dtype.bitsize())
 }
 
+/// What a file says beside its tensors.
+pub type Told = BTreeMap<String, String>;
+
 /// Writes tensors to a new file beside `path` and renames it there, so that whoever looks sees the
 /// old file or the whole new one.
 pub fn write(path: &Path, tensors: &[(&str, View)]) -> Result<()> {
-    let unfinished = beside(path)?;
-    let written = serialize(tensors, &unfinished).and_then(|()| rename(&unfinished, path));
-    written.map_err(|got| {
-        // It may never have been made; what matters is the first error.
-        let _ = std::fs::remove_file(&unfinished);
-        unwritten(path, got)
-    })
+    write_told(path, tensors, &Told::new())
+}
+
+/// The same with what the file says beside them.
+pub fn write_told(path: &Path, tensors: &[(&str, View)], told: &Told) -> Result<()> {
+    let specs: Vec<(&str, Spec)> = tensors.iter().map(|(name, view)| (*name, view.spec())).collect();
+    let mut writer = Writer::create(path, &specs, told)?;
+    tensors.iter().try_for_each(|(name, view)| writer.put(name, *view))?;
+    writer.finish()
 }
 
 /// The name of a file that is not whole yet.
@@ -218,9 +223,9 @@ pub struct Writer {
 
 impl Writer {
     /// Begins a file of tensors of these names, types and shapes.
-    pub fn create(path: &Path, specs: &[(&str, Spec)]) -> Result<Writer> {
+    pub fn create(path: &Path, specs: &[(&str, Spec)], told: &Told) -> Result<Writer> {
         distinct(specs.iter().map(|(name, _)| *name)).map_err(|got| unwritten(path, got))?;
-        let header = header(specs).map_err(|got| unwritten(path, got))?;
+        let header = header(specs, told).map_err(|got| unwritten(path, got))?;
         let bytes = specs.iter().map(|(_, spec)| spec.bytes() as u64);
         let len = bytes.fold(header.len() as u64, u64::saturating_add);
         let Header { entries, .. } = Header::parse(&header[8..], len).map_err(|got| unwritten(path, got))?;
@@ -265,7 +270,7 @@ impl Drop for Writer {
 }
 
 /// The bytes before the data, which begins at a multiple of 8. Large elements come first, so that all are aligned.
-fn header(specs: &[(&str, Spec)]) -> std::result::Result<Vec<u8>, String> {
+fn header(specs: &[(&str, Spec)], told: &Told) -> std::result::Result<Vec<u8>, String> {
     let mut sorted: Vec<&(&str, Spec)> = specs.iter().collect();
     sorted.sort_by_key(|(name, spec)| (std::cmp::Reverse(spec.dtype.size()), *name));
     let mut end = 0usize;
@@ -278,12 +283,14 @@ fn header(specs: &[(&str, Spec)]) -> std::result::Result<Vec<u8>, String> {
     });
     let metadata = Metadata::new(None, infos.collect()).map_err(|e| e.to_string())?;
     let mut json = serde_json::to_vec(&metadata).map_err(|e| e.to_string())?;
+    if !told.is_empty() {
+        // In the order of its keys, which the crate would shuffle.
+        let told = serde_json::to_string(told).map_err(|e| e.to_string())?;
+        let comma = if specs.is_empty() { "" } else { "," };
+        json.splice(1..1, format!("\"__metadata__\":{told}{comma}").into_bytes());
+    }
     json.resize(json.len().next_multiple_of(8), b' ');
     Ok([&(json.len() as u64).to_le_bytes()[..], &json].concat())
-}
-
-fn serialize(tensors: &[(&str, View)], path: &Path) -> std::result::Result<(), String> {
-    safetensors::serialize_to_file(views(tensors)?, None, path).map_err(|e| e.to_string())
 }
 
 fn views<'t>(tensors: &[(&'t str, View<'t>)]) -> std::result::Result<Vec<(&'t str, TensorView<'t>)>, String> {
@@ -384,14 +391,32 @@ mod tests {
         let tensors =
             [("b", tensor(DType::U8, &[3])), ("a", tensor(DType::I64, &[2])), ("c", tensor(DType::F32, &[2, 0]))];
         let specs = tensors.each_ref().map(|(name, tensor)| (*name, tensor.spec()));
-        let mut writer = Writer::create(&path, &specs).unwrap();
+        let mut writer = Writer::create(&path, &specs, &Told::new()).unwrap();
         tensors.iter().for_each(|(name, tensor)| writer.put(name, tensor.view()).unwrap());
         assert!(!path.exists());
         writer.finish().unwrap();
-        write(&other, &tensors.each_ref().map(|(name, tensor)| (*name, tensor.view()))).unwrap();
+        let views = tensors.each_ref().map(|(name, tensor)| (*name, tensor.view()));
+        write(&other, &views).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), std::fs::read(&other).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), to_bytes(&views).unwrap());
         std::fs::remove_file(path).unwrap();
         std::fs::remove_file(other).unwrap();
+    }
+
+    #[test]
+    fn what_a_file_says_beside_its_tensors_is_kept() {
+        let path = temporary("told.safetensors");
+        let told = Told::from([("format", "pt"), ("a \"b\"", "é\n")].map(|(key, text)| (key.into(), text.into())));
+        let tensor = Owned::from_fn(Spec::new(DType::F64, &[3]).unwrap(), |i| i as f64);
+        for tensors in [&[("a", tensor.view())][..], &[]] {
+            write_told(&path, tensors, &told).unwrap();
+            let reader = Reader::open(&path).unwrap();
+            assert_eq!((reader.metadata(), reader.entries().len()), (&told, tensors.len()));
+            assert!(reader.entries().iter().all(|entry| entry.offset.is_multiple_of(8)));
+            let theirs = std::fs::read(&path).unwrap();
+            assert_eq!(safetensors::SafeTensors::deserialize(&theirs).unwrap().len(), tensors.len());
+        }
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
@@ -399,7 +424,7 @@ mod tests {
         let path = temporary("unfinished.safetensors");
         let spec = Spec::new(DType::F32, &[2]).unwrap();
         let tensor = Owned::from_fn(spec, |i| i as f64);
-        let mut writer = Writer::create(&path, &[("a", spec), ("b", spec)]).unwrap();
+        let mut writer = Writer::create(&path, &[("a", spec), ("b", spec)], &Told::new()).unwrap();
         let unfinished = writer.unfinished.clone();
         writer.put("a", tensor.view()).unwrap();
         assert_eq!(writer.put("c", tensor.view()).unwrap_err().kind, Kind::File);
@@ -409,13 +434,13 @@ mod tests {
         assert!(!path.exists() && !unfinished.exists());
         let twice = [("a", tensor.view()), ("a", tensor.view())];
         for error in [
-            Writer::create(&path, &[("a", spec), ("a", spec)]).err().unwrap(),
+            Writer::create(&path, &[("a", spec), ("a", spec)], &Told::new()).err().unwrap(),
             write(&path, &twice).unwrap_err(),
             to_bytes(&twice).unwrap_err(),
         ] {
             assert!(error.got.contains("two tensors named `a`"), "{error}");
         }
-        assert!(Writer::create(Path::new("/nowhere/at/all"), &[]).is_err());
+        assert!(Writer::create(Path::new("/nowhere/at/all"), &[], &Told::new()).is_err());
     }
 
     /// A file of one tensor of four F32 numbers and another one, of which its header tells this.

@@ -19,6 +19,12 @@ fn safetensors_index(env: Env, path: String) -> Term {
     })
 }
 
+/// What it says beside its tensors: `{key, text}` pairs.
+#[rustler::nif(schedule = "DirtyIo")]
+fn safetensors_metadata(env: Env, path: String) -> Term {
+    answer(env, || Ok(Reader::open(Path::new(&path))?.metadata().clone().into_iter().collect::<Vec<_>>()))
+}
+
 /// One tensor of a file.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_read(env: Env, path: String, name: String) -> Term {
@@ -33,10 +39,16 @@ fn safetensors_read(env: Env, path: String, name: String) -> Term {
     })
 }
 
-/// Writes `{name, tensor}` pairs to a file, whole or not at all.
+/// Writes `{name, tensor}` pairs to a file, whole or not at all, with `{key, text}` pairs beside them.
 #[rustler::nif(schedule = "DirtyIo")]
-fn safetensors_write<'a>(env: Env<'a>, path: String, tensors: Vec<(String, Term<'a>)>) -> Term<'a> {
-    answer(env, || with_views(&tensors, |views| safetensors::write(Path::new(&path), views)))
+fn safetensors_write<'a>(
+    env: Env<'a>,
+    path: String,
+    tensors: Vec<(String, Term<'a>)>,
+    told: Vec<(String, String)>,
+) -> Term<'a> {
+    let told = told.into_iter().collect();
+    answer(env, || with_views(&tensors, |views| safetensors::write_told(Path::new(&path), views, &told)))
 }
 
 fn with_views<T>(tensors: &[(String, Term)], run: impl FnOnce(&[(&str, View)]) -> Result<T>) -> Result<T> {
@@ -63,16 +75,25 @@ fn open(writer: &mut Option<Writer>) -> Result<&mut Writer> {
         .ok_or_else(|| Error::new(Kind::Argument, "file").expected("a file that is being written").got("none"))
 }
 
-/// Begins a file of `{name, type, list of sizes}`.
+/// Begins a file of `{name, type, list of sizes}`, with `{key, text}` pairs beside them.
 #[rustler::nif(schedule = "DirtyIo")]
-fn safetensors_create<'a>(env: Env<'a>, path: String, specs: Vec<(String, Term<'a>, Vec<usize>)>) -> Term<'a> {
+fn safetensors_create<'a>(
+    env: Env<'a>,
+    path: String,
+    specs: Vec<(String, Term<'a>, Vec<usize>)>,
+    told: Vec<(String, String)>,
+) -> Term<'a> {
     answer(env, || {
         let spec = |(name, dtype, dims): &'_ (String, Term<'a>, Vec<usize>)| {
             Ok((name.clone(), Spec::new(decode_type(*dtype)?, dims)?))
         };
         let specs: Vec<(String, Spec)> = specs.iter().map(spec).collect::<Result<_>>()?;
         let specs: Vec<(&str, Spec)> = specs.iter().map(|(name, spec)| (name.as_str(), *spec)).collect();
-        Ok(ResourceArc::new(HeldWriter(Mutex::new(Some(Writer::create(Path::new(&path), &specs)?)))))
+        Ok(ResourceArc::new(HeldWriter(Mutex::new(Some(Writer::create(
+            Path::new(&path),
+            &specs,
+            &told.into_iter().collect(),
+        )?)))))
     })
 }
 

@@ -9,7 +9,10 @@ use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::mamba::sample::Sampling;
 use sidewinder_kernels::mamba::train::{AdamW, Trainer};
-use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose, ends, names};
+use sidewinder_kernels::mamba::{
+    Checkpoint, Config, Description, Input, Model, Session, Weight, Where, choose, ends, formats, names,
+    quantized_config, told,
+};
 use sidewinder_kernels::matrices::Quantization;
 use sidewinder_kernels::tensor::{DType, Described};
 use std::path::Path;
@@ -117,14 +120,14 @@ fn mamba_new<'a>(
     target: Term<'a>,
 ) -> Term<'a> {
     answer(env, || {
-        let config = (!config.is_empty()).then(|| Config::parse("config", config.as_bytes())).transpose()?;
+        let config = (!config.is_empty()).then(|| Description::parse("config", config.as_bytes())).transpose()?;
         let weight = |(name, term): (String, Term<'a>)| {
             let tensor = Tensor::decode(&name, term)?;
             let view = tensor.view().map_err(|e| Error { argument: name.as_str().into(), ..e })?;
             Ok((name, Weight::copied(view.spec(), view.bytes())?))
         };
         let tensors = tensors.into_iter().map(weight).collect::<Result<Vec<_>>>()?;
-        let checkpoint = Checkpoint::new("tensors", config, tensors);
+        let checkpoint = Checkpoint::described("tensors", config, tensors);
         loaded(env, checkpoint, &decode_map("options", loading)?, decode_map::<Target>("target", target)?.place()?)
     })
 }
@@ -165,6 +168,30 @@ fn mamba_tensors<'a>(env: Env<'a>, model: ResourceArc<HeldModel>) -> Term<'a> {
         };
         model.0.tensors()?.into_iter().map(term).collect::<Result<Vec<_>>>()
     })
+}
+
+/// Writes the weights of a model to a file.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_save<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, path: String) -> Term<'a> {
+    answer(env, || model.0.save(Path::new(&path)))
+}
+
+/// The `config.json` of a model that keeps what these say.
+#[rustler::nif]
+fn mamba_described<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, configs: Vec<String>) -> Term<'a> {
+    answer(env, || model.0.described(&configs.iter().map(String::as_bytes).collect::<Vec<_>>()))
+}
+
+/// A `config.json` that says in which formats matrices are.
+#[rustler::nif]
+fn mamba_quantized_config<'a>(env: Env<'a>, config: String, formats: Vec<String>) -> Term<'a> {
+    answer(env, || quantized_config(config.as_bytes(), &formats.iter().map(String::as_str).collect()))
+}
+
+/// What a file says beside tensors of these names: `{key, text}` pairs.
+#[rustler::nif]
+fn mamba_told<'a>(env: Env<'a>, names: Vec<String>) -> Term<'a> {
+    answer(env, || Ok(told(&formats(names.iter().map(String::as_str))).into_iter().collect::<Vec<_>>()))
 }
 
 /// The weights of a block: `{name, name in a layer of a file}`.

@@ -1,14 +1,16 @@
 //! Models in safetensors files, with the names that Hugging Face's `MambaForCausalLM` or the `mamba_ssm`
 //! package gives their tensors.
 
-use super::config::Config;
+use super::config::{Config, Description};
+use super::quantize::{self, OF_LAYER};
+use super::stored::{self, Stored};
 use super::weights::Weight;
 use super::{Layer, Weights, family, layout};
 use crate::cpu::Exec;
 use crate::error::{Error, Kind, Result};
 use crate::file;
 use crate::mamba_block::MambaBlock;
-use crate::op::{Named, Op, named};
+use crate::op::{Named, Op};
 use crate::place::{Cpu, Map, Place};
 use crate::safetensors::Reader;
 use crate::tensor::{DType, Described, Owned, Shape};
@@ -25,12 +27,12 @@ use std::sync::Arc;
 pub struct Checkpoint {
     /// Where they come from, for errors.
     name: String,
-    config: Option<Config>,
+    description: Option<Description>,
     tensors: BTreeMap<String, Found>,
 }
 
 /// A tensor, or why it is none that a model can have.
-type Found = Result<Weight>;
+pub(super) type Found = Result<Weight>;
 
 /// A weight of a layer: our name, that in files, and its shape there.
 struct Part {
@@ -102,18 +104,27 @@ impl Checkpoint {
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let json = folder.join("config.json");
         let config = file::read_if_there(&json, MAX_DESCRIPTION)?;
-        let config = config.map(|bytes| Config::parse(&json.display().to_string(), &bytes)).transpose()?;
+        let description = config.map(|bytes| Description::parse(&json.display().to_string(), &bytes)).transpose()?;
         let mut tensors = BTreeMap::new();
         for file in layout::files(path)? {
             read_file(&file, copied, &mut tensors)?;
         }
-        Ok(Checkpoint { name, config, tensors })
+        Ok(Checkpoint { name, description, tensors })
     }
 
     /// Tensors that are in memory already.
     pub fn new(name: &str, config: Option<Config>, tensors: impl IntoIterator<Item = (String, Weight)>) -> Checkpoint {
+        Checkpoint::described(name, config.map(Description::from), tensors)
+    }
+
+    /// The same with all that a `config.json` says.
+    pub fn described(
+        name: &str,
+        description: Option<Description>,
+        tensors: impl IntoIterator<Item = (String, Weight)>,
+    ) -> Checkpoint {
         let tensors = tensors.into_iter().map(|(name, weight)| (name, Ok(weight))).collect();
-        Checkpoint { name: name.to_string(), config, tensors }
+        Checkpoint { name: name.to_string(), description, tensors }
     }
 
     /// The model in the type that is asked for, or in that of its matrices. A `backbone` leaves out what has to
@@ -122,49 +133,65 @@ impl Checkpoint {
     pub fn model(mut self, dtype: Option<DType>, backbone: bool) -> Result<(Config, DType, Weights<Weight>)> {
         let prefix = if self.tensors.keys().any(|name| name.starts_with(BACKBONE)) { BACKBONE } else { "" };
         self.check_family(prefix)?;
-        let mut config = match self.config {
-            Some(config) => config.check(&self.name)?,
-            None => self.config_of_shapes(prefix)?,
+        self.check_formats()?;
+        let mut wrong = Vec::new();
+        let matrices = stored::take(&mut self.tensors, &mut wrong);
+        let mut config = match &self.description {
+            Some(description) => description.config.check(&self.name)?,
+            None => self.config_of_shapes(prefix, &matrices)?,
         };
-        let matrix = self.shape_and_type(&format!("{prefix}{LAYERS}0.mixer.in_proj.weight"));
-        let dtype = dtype.or(matrix.map(|(_, dtype)| dtype).filter(|dtype| dtype.is_float())).unwrap_or(DType::F32);
-        if !dtype.is_float() {
-            return Err(Error::new(Kind::Option, "type").expected("f64, f32, bf16 or f16").got(dtype));
-        }
-        let numbers = self.layer_numbers(prefix);
-        let mut taker = Taker { tensors: &mut self.tensors, dtype, wrong: Vec::new() };
+        let dtype = dtype.unwrap_or_else(|| self.dtype(prefix, !matrices.is_empty()));
+        check_type(dtype, &matrices)?;
+        let numbers = self.layer_numbers(prefix, &matrices);
+        let mut taker = Taker { tensors: &mut self.tensors, matrices, dtype, wrong };
         let layers = taker.layers(&config, &format!("{prefix}{LAYERS}"), numbers);
         let norm = taker.take(&format!("{prefix}{LAST_NORM}"), &[config.width], dtype.wide(), false);
-        let embedding = EMBEDDINGS.map(|name| format!("{prefix}{name}"));
-        let embedding = embedding.iter().find(|name| taker.tensors.contains_key(*name)).unwrap_or(&embedding[0]);
-        let rows = [config.vocabulary, config.width];
-        let (mut embedding, mut head) = match config.vocabulary {
-            0 => (None, None),
-            _ => (taker.take(embedding, &rows, dtype, backbone), taker.take(HEAD, &rows, dtype, true)),
-        };
+        let (mut embedding, mut head) = taker.ends(&config, prefix, backbone);
         taker.done(&self.name)?;
         if backbone {
-            (config.vocabulary, embedding, head) = (0, None, None);
+            (config.vocabulary, embedding, head) = (0, None, Named::default());
         }
         let whole = "nothing is missing";
         let layers = layers.into_iter().map(|layer| layer.expect(whole)).collect();
-        let head = named([(super::HEAD, head.or_else(|| embedding.clone()))]);
         Ok((config, dtype, Weights { embedding, layers, norm: norm.expect(whole), head }))
+    }
+
+    /// The type of the matrices, or of what lies beside them where they are quantized: that is computed in f32 at most.
+    fn dtype(&self, prefix: &str, quantized: bool) -> DType {
+        let of = |part: &str| self.shape_and_type(&format!("{prefix}{LAYERS}0.mixer.{part}.weight"));
+        let found = of("in_proj").or_else(|| of("conv1d")).map(|(_, dtype)| dtype);
+        let dtype = found.filter(|dtype| dtype.is_float()).unwrap_or(DType::F32);
+        if quantized && dtype == DType::F64 { DType::F32 } else { dtype }
+    }
+
+    /// Refuses a configuration that says that matrices are quantized otherwise than they are.
+    fn check_formats(&self) -> Result<()> {
+        match self.description.as_ref().and_then(|description| description.formats.as_ref()) {
+            None => Ok(()),
+            Some(told) => same_formats(&self.name, told, self.tensors.keys()),
+        }
     }
 
     /// Refuses tensors of other models, also of one that only its vocabulary tells where no configuration does.
     fn check_family(&self, prefix: &str) -> Result<()> {
         let axes = |found: &Found| found.as_ref().map_or(0, |weight| weight.spec().shape.len());
         let tensors = self.tensors.iter().map(|(name, found)| (name.as_str(), axes(found)));
-        let rows = || EMBEDDINGS.iter().find_map(|name| Some(self.shape_and_type(&format!("{prefix}{name}"))?.0[0]));
-        family::check_tensors(&self.name, tensors, self.config.is_none().then(rows).flatten())
+        // Of a quantized one the blocks or planes have as many rows.
+        let embedding =
+            |name: &String| EMBEDDINGS.iter().any(|own| name.strip_prefix(prefix).is_some_and(|n| n.starts_with(own)));
+        let rows = || {
+            let found =
+                self.tensors.iter().filter(|(name, _)| embedding(name)).find_map(|(_, found)| found.as_ref().ok());
+            found.and_then(|weight| weight.spec().shape.first().copied())
+        };
+        family::check_tensors(&self.name, tensors, self.description.is_none().then(rows).flatten())
     }
 
     /// The numbers of the layers that there are tensors of.
-    fn layer_numbers(&self, prefix: &str) -> BTreeSet<usize> {
+    fn layer_numbers(&self, prefix: &str, matrices: &Matrices) -> BTreeSet<usize> {
         let start = format!("{prefix}{LAYERS}");
-        let names = self.tensors.range(start.clone()..).map_while(|(name, _)| name.strip_prefix(&start));
-        names.filter_map(|name| name.split_once('.')?.0.parse().ok()).collect()
+        let number = |name: &String| name.strip_prefix(&start)?.split_once('.')?.0.parse().ok();
+        self.tensors.keys().chain(matrices.keys()).filter_map(number).collect()
     }
 
     fn shape_and_type(&self, name: &str) -> Option<(Shape, DType)> {
@@ -173,9 +200,10 @@ impl Checkpoint {
     }
 
     /// The sizes that the tensors have.
-    fn config_of_shapes(&self, prefix: &str) -> Result<Config> {
+    fn config_of_shapes(&self, prefix: &str, matrices: &Matrices) -> Result<Config> {
         let size = |name: String, axis: usize| {
-            let shape = self.shape_and_type(&name).map(|(shape, _)| shape);
+            let stored = || Some(matrices.get(&name)?.dims.to_vec());
+            let shape = self.shape_and_type(&name).map(|(shape, _)| shape.to_vec()).or_else(stored);
             shape.and_then(|shape| shape.get(axis).copied()).ok_or_else(|| {
                 failure(
                     &*self.name,
@@ -188,7 +216,7 @@ impl Checkpoint {
         let embedding = EMBEDDINGS.map(|name| size(format!("{prefix}{name}"), 0));
         Config {
             width: size(format!("{prefix}{LAST_NORM}"), 0)?,
-            layers: (0..).zip(self.layer_numbers(prefix)).take_while(|(i, number)| i == number).count(),
+            layers: (0..).zip(self.layer_numbers(prefix, matrices)).take_while(|(i, number)| i == number).count(),
             vocabulary: embedding.into_iter().flatten().next().unwrap_or(0),
             inner: of_first("A_log", 0)?,
             state: of_first("A_log", 1)?,
@@ -201,8 +229,8 @@ impl Checkpoint {
 }
 
 impl<T> Weights<T> {
-    /// Its weights by the names that Hugging Face's files have for them. A head that is the embedding, as `tied` says,
-    /// has no name of its own.
+    /// Its weights by the names that Hugging Face's files have for them, and their shapes there. The parts of a quantized
+    /// matrix have names of their own, but its shape. A head that is the embedding, as `tied` says, has no name of its own.
     pub(super) fn filed(&self, config: &Config, tied: bool) -> Vec<Filed<'_, T>> {
         let rows = vec![config.vocabulary, config.width];
         let norm = |prefix: &str, name, weight| (format!("{prefix}{name}"), vec![config.width], weight);
@@ -211,20 +239,55 @@ impl<T> Weights<T> {
         for (i, layer) in self.layers.iter().enumerate() {
             let prefix = of_layer(BACKBONE, i);
             all.push(norm(&prefix, NORM, &layer.norm));
-            let part = |part: &Part| {
-                Some((format!("{prefix}{}", part.file), (part.dims)(config), layer.block.find(part.name)?))
-            };
-            all.extend(BLOCK.iter().filter_map(part));
+            for part in &BLOCK {
+                all.extend(filed_as(&layer.block, part.name, format!("{prefix}{}", part.file), (part.dims)(config)));
+            }
         }
         all.push(norm(BACKBONE, LAST_NORM, &self.norm));
-        all.extend(self.head.iter().filter(|_| !tied).map(|(_, head)| (HEAD.to_string(), rows.clone(), head)));
+        all.extend(filed_as(&self.head, super::HEAD, HEAD.into(), rows).filter(|_| !tied));
         all
     }
 }
 
+/// A weight of that name, or the parts of one that is quantized, by the name that it has in files.
+fn filed_as<'w, T>(
+    of: &'w Named<T>,
+    name: &'w str,
+    file: String,
+    dims: Vec<usize>,
+) -> impl Iterator<Item = Filed<'w, T>> {
+    let part = move |whole: &'w str| whole.strip_prefix(name).filter(|rest| rest.is_empty() || rest.starts_with('.'));
+    of.iter().filter_map(move |(whole, weight)| Some((format!("{file}{}", part(whole)?), dims.clone(), weight)))
+}
+
+/// Refuses matrices that are quantized otherwise than is told, by the names of all tensors.
+fn same_formats<'n>(name: &str, told: &BTreeSet<String>, names: impl Iterator<Item = &'n String>) -> Result<()> {
+    let listed = |formats: Vec<&str>| if formats.is_empty() { "none".to_string() } else { formats.join(", ") };
+    let (told, found) = (told.iter().map(String::as_str).collect(), stored::formats(names.map(String::as_str)));
+    let (told, found) = (listed(told), listed(found.into_iter().collect()));
+    match told == found {
+        true => Ok(()),
+        false => Err(failure(name, &format!("matrices in {told}, as is said beside them"), format_args!("in {found}"))
+            .hint("The configuration and the tensors are of different models, or one was changed alone")),
+    }
+}
+
+fn check_type(dtype: DType, matrices: &Matrices) -> Result<()> {
+    let expected = match matrices.values().next() {
+        Some(matrix) if dtype == DType::F64 => format!("f32, bf16 or f16 for a model in {}", matrix.how().name()),
+        _ if dtype.is_float() => return Ok(()),
+        _ => "f64, f32, bf16 or f16".to_string(),
+    };
+    Err(Error::new(Kind::Option, "type").expected(expected).got(dtype))
+}
+
+/// Quantized matrices by the names that they would have as floats.
+type Matrices = BTreeMap<String, Stored>;
+
 /// Takes tensors out of a checkpoint and notes what is wrong with them.
 struct Taker<'c> {
     tensors: &'c mut BTreeMap<String, Found>,
+    matrices: Matrices,
     dtype: DType,
     wrong: Vec<String>,
 }
@@ -262,27 +325,74 @@ impl Taker<'_> {
             let slot = MambaBlock::INPUTS.iter().find(|slot| slot.name == part.name).expect("a name of the block's");
             let dtype = slot.precision.dtype(self.dtype);
             let name = format!("{prefix}{}", part.file);
-            let taken = self.take(&name, &(part.dims)(config), dtype, slot.optional);
-            if let Some(weight) = taken {
+            let dims = (part.dims)(config);
+            if OF_LAYER.contains(&part.name) {
+                let parts = self.matrix(part.name, &name, &dims, slot.optional);
+                parts.into_iter().for_each(|(name, part)| block.push(name, part));
+            } else if let Some(weight) = self.take(&name, &dims, dtype, slot.optional) {
                 let dims = squeezed(&weight.spec().shape);
                 block.push(part.name, weight.reshape(&dims).expect("the same elements"));
             }
         }
         let norm = self.take(&format!("{prefix}{NORM}"), &[config.width], self.dtype.wide(), false);
         let a = negative_exp(block.find("A_log")?);
-        Some(Layer { norm: norm?, block, a })
+        Some(Layer { norm: norm?, block: quantize::with_biases(block), a })
     }
 
+    /// The embedding and the head, which is the embedding where there is no other.
+    fn ends(&mut self, config: &Config, prefix: &str, backbone: bool) -> (Option<Weight>, Named<Weight>) {
+        if config.vocabulary == 0 {
+            return (None, Named::default());
+        }
+        let rows = [config.vocabulary, config.width];
+        let names = EMBEDDINGS.map(|name| format!("{prefix}{name}"));
+        let is_there = |name: &&String| self.tensors.contains_key(*name) || self.matrices.contains_key(*name);
+        let name = names.iter().find(is_there).unwrap_or(&names[0]);
+        let stored = self.matrices.get(name).cloned();
+        let embedding = self.take(name, &rows, self.dtype, backbone);
+        let own = self.matrix(super::HEAD, HEAD, &rows, true);
+        let tied = || stored.map(|stored| stored.named(super::HEAD).collect());
+        let head = if own.is_empty() { tied().unwrap_or_else(|| whole(super::HEAD, embedding.clone())) } else { own };
+        (embedding, head.into_iter().collect())
+    }
+
+    /// A matrix that may be quantized, or its parts, by the names that it has here.
+    fn matrix(&mut self, own: &str, name: &str, dims: &[usize], optional: bool) -> Vec<(String, Weight)> {
+        match self.matrices.remove(name) {
+            None => whole(own, self.take(name, dims, self.dtype, optional)),
+            Some(stored) if stored.dims[..] == *dims => stored.named(own).collect(),
+            Some(stored) => {
+                self.misshapen(name, &stored.dims, dims);
+                Vec::new()
+            }
+        }
+    }
+
+    fn misshapen(&mut self, name: &str, got: &[usize], expected: &[usize]) {
+        let listed = |dims: &[usize]| dims.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let (got, expected) = (listed(got), listed(expected));
+        self.wrong.push(format!("`{name}` of shape ({got}) where it should be ({expected})"));
+    }
+
+    /// A weight as floats, also where it is quantized.
     fn take(&mut self, name: &str, dims: &[usize], dtype: DType, optional: bool) -> Option<Weight> {
-        let problem = match self.tensors.remove(name) {
+        let found = match self.matrices.remove(name) {
+            Some(stored) if stored.dims[..] == *dims => Some(stored.floats()),
+            Some(stored) => {
+                self.misshapen(name, &stored.dims, dims);
+                return None;
+            }
+            None => self.tensors.remove(name),
+        };
+        let problem = match found {
             None if optional => return None,
             None => format!("no `{name}`"),
             Some(Err(error)) => format!("`{name}` of {}", error.got),
             Some(Ok(weight)) if !weight.spec().dtype.is_float() => format!("`{name}` of {}", weight.spec().dtype),
             Some(Ok(weight)) if weight.spec().shape[..] == *dims => return Some(weight.cast(dtype)),
             Some(Ok(weight)) => {
-                let dims: Vec<String> = dims.iter().map(usize::to_string).collect();
-                format!("`{name}` of shape {} where it should be ({})", weight.spec().shape, dims.join(", "))
+                self.misshapen(name, &weight.spec().shape, dims);
+                return None;
             }
         };
         self.wrong.push(problem);
@@ -291,7 +401,8 @@ impl Taker<'_> {
 
     /// The one error about all that is wrong, if anything is.
     fn done(mut self, name: &str) -> Result<()> {
-        self.wrong.extend(self.tensors.keys().map(|name| format!("`{name}`, which no Mamba model has")));
+        let others = self.tensors.keys().chain(self.matrices.keys());
+        self.wrong.extend(others.map(|name| format!("`{name}`, which no Mamba model has")));
         if self.wrong.is_empty() {
             return Ok(());
         }
@@ -301,6 +412,11 @@ impl Taker<'_> {
         }
         Err(failure(name, "the tensors of a Mamba model of the sizes of its configuration", self.wrong.join("; ")))
     }
+}
+
+/// A weight by its name here, if it is there.
+fn whole(name: &str, weight: Option<Weight>) -> Vec<(String, Weight)> {
+    weight.map(|weight| (name.to_string(), weight)).into_iter().collect()
 }
 
 /// What steps need of `A_log`.
@@ -318,13 +434,21 @@ pub(super) fn squeezed(dims: &[usize]) -> Vec<usize> {
     }
 }
 
+/// What a file calls the formats of its quantized matrices.
+pub(super) const TOLD_FORMATS: &str = "sidewinder.quantized";
+
 /// A description may take this many bytes.
 pub(super) const MAX_DESCRIPTION: u64 = 64 << 20;
 
 /// Adds the tensors of a file.
 fn read_file(path: &Path, copied: bool, tensors: &mut BTreeMap<String, Found>) -> Result<()> {
     let reader = Reader::open(path)?;
-    family::check_metadata(&path.display().to_string(), reader.metadata())?;
+    let name = path.display().to_string();
+    family::check_metadata(&name, reader.metadata())?;
+    if let Some(told) = reader.metadata().get(TOLD_FORMATS) {
+        let told = told.split(',').map(|format| format.trim().to_string()).collect();
+        same_formats(&name, &told, reader.entries().iter().map(|entry| &entry.name))?;
+    }
     let memory = Arc::new(memory(path, copied)?);
     for entry in reader.entries() {
         let weight = |spec| Weight::mapped(spec, &memory, entry.range());

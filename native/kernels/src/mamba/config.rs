@@ -5,6 +5,7 @@ use super::family::{self, Words};
 use crate::error::{Error, Kind, Result};
 use crate::json::{self, shown};
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// The sizes of a model and what its norms add under the root.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +28,46 @@ pub struct Config {
     pub eps: f64,
 }
 
+/// What a `config.json` says: the sizes of a model, and how its matrices are quantized if it says so.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Description {
+    /// The sizes.
+    pub config: Config,
+    /// The names of the formats.
+    pub formats: Option<BTreeSet<String>>,
+}
+
+/// Where a configuration says how matrices are quantized, and by whom: readers that do not know the method refuse it.
+pub(super) const QUANTIZATION: &str = "quantization_config";
+pub(super) const METHOD: &str = "quant_method";
+pub(super) const OURS: &str = "sidewinder";
+pub(super) const FORMATS: &str = "formats";
+
+impl From<Config> for Description {
+    fn from(config: Config) -> Description {
+        Description { config, formats: None }
+    }
+}
+
+impl Description {
+    /// Reads what a `config.json` says. `name` is for errors.
+    pub fn parse(name: &str, json: &[u8]) -> Result<Description> {
+        let words = words(name, json)?;
+        family::check(name, &words)?;
+        let file = File { name, words: &words };
+        Ok(Description { formats: file.formats()?, config: file.config()?.check(name)? })
+    }
+}
+
+/// The words of a `config.json`. `name` is for errors.
+pub(super) fn words(name: &str, json: &[u8]) -> Result<Words> {
+    let expected = "the configuration of a Mamba model";
+    match json::parse(name, json, expected)? {
+        Value::Object(words) => Ok(words),
+        other => Err(wrong(name, expected, shown(&other))),
+    }
+}
+
 /// The names of each size. Hugging Face's comes first, then that of `mamba_ssm`.
 const WIDTH: &[&str] = &["hidden_size", "d_model"];
 const LAYERS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
@@ -40,13 +81,32 @@ const CONV: &[&str] = &["conv_kernel", "d_conv", "ssm_cfg.d_conv"];
 const EPS: &[&str] = &["layer_norm_epsilon", "norm_epsilon", "rms_norm_eps", "norm_eps"];
 
 impl Config {
-    /// Reads what a `config.json` says. `name` is for errors.
+    /// The sizes that a `config.json` says. `name` is for errors.
     pub fn parse(name: &str, json: &[u8]) -> Result<Config> {
-        let expected = "the configuration of a Mamba model";
-        let json = json::parse(name, json, expected)?;
-        let words = json.as_object().ok_or_else(|| wrong(name, expected, shown(&json)))?;
-        family::check(name, words)?;
-        File { name, words }.config()?.check(name)
+        Ok(Description::parse(name, json)?.config)
+    }
+
+    /// Writes the sizes into a configuration: by Hugging Face's names, and by every other name that it has for them.
+    pub fn tell(&self, words: &mut Words) {
+        let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = *self;
+        // Who reads no inner width computes it by this factor.
+        let expand = if inner % width == 0 { (inner / width).into() } else { Value::from(inner as f64 / width as f64) };
+        for (names, value) in [
+            (WIDTH, width.into()),
+            (LAYERS, layers.into()),
+            (VOCABULARY, vocabulary.into()),
+            (INNER, inner.into()),
+            (EXPAND, expand),
+            (STATE, state.into()),
+            (RANK, rank.into()),
+            (CONV, conv.into()),
+            (EPS, Value::from(eps)),
+        ] {
+            words.insert(names[0].into(), value.clone());
+            for name in names {
+                said_mut(words, name).into_iter().for_each(|said| *said = value.clone());
+            }
+        }
     }
 
     /// Refuses sizes that no model has.
@@ -99,6 +159,25 @@ impl File<'_> {
         Ok(if padded { rows.checked_next_multiple_of(multiple).unwrap_or(usize::MAX) } else { rows })
     }
 
+    /// The formats of quantized matrices; those of other methods are no formats of ours.
+    fn formats(&self) -> Result<Option<BTreeSet<String>>> {
+        let Some(said) = self.said(QUANTIZATION).filter(|said| **said != Value::Object(Words::new())) else {
+            return Ok(None);
+        };
+        let read =
+            |formats: &Value| formats.as_array()?.iter().map(|format| Some(format.as_str()?.to_string())).collect();
+        let ours = said.get(METHOD).is_some_and(|method| method == OURS);
+        let formats = said.get(FORMATS).filter(|_| ours).and_then(read);
+        formats.map(Some).ok_or_else(|| {
+            wrong(
+                self.name,
+                "weights as floats, or quantized by Sidewinder",
+                format!("`{QUANTIZATION}` {}", shown(said)),
+            )
+            .hint("Take the checkpoint whose weights are floats, and load it with `quantize`")
+        })
+    }
+
     fn needed(&self, names: &[&str]) -> Result<usize> {
         let expected = || format!("a configuration of a Mamba model with `{}`", names[..2].join("` or `"));
         self.size(names)?.ok_or_else(|| wrong(self.name, expected(), "none"))
@@ -139,6 +218,15 @@ impl File<'_> {
         };
         value.filter(|value| !value.is_null())
     }
+}
+
+/// The same to change.
+fn said_mut<'w>(words: &'w mut Words, name: &str) -> Option<&'w mut Value> {
+    let value = match name.split_once('.') {
+        Some((object, name)) => words.get_mut(object)?.get_mut(name),
+        None => words.get_mut(name),
+    };
+    value.filter(|value| !value.is_null())
 }
 
 fn whole(value: &Value) -> Option<usize> {

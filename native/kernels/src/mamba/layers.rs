@@ -146,7 +146,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
             outputs.push("conv_state", row_mut::<P>(&mut after.conv, i)?);
             outputs.push("ssm_state", row_mut::<P>(&mut after.ssm, i)?);
         }
-        if layer.block.find("in_proj").is_none() {
+        if layer.block.iter().any(|(name, _)| matrices::is_quantized(name)) {
             // The op knows no quantized matrices; sizes were checked when the model was made.
             let problem = self.problem([dims[0], dims[1]], options.return_state);
             return mamba_block::steps::forward(self.place, &problem, &inputs, outputs);

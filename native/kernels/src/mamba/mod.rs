@@ -19,18 +19,22 @@ mod layout;
 mod model;
 mod quantize;
 pub mod sample;
+mod save;
 mod seen;
 mod session;
 mod step;
+mod stored;
 pub mod train;
 mod weights;
 
 pub use checkpoint::{Checkpoint, names};
-pub use config::Config;
+pub use config::{Config, Description};
 pub use layers::State;
 pub use model::{Input, Model, Where};
+pub use save::{quantized_config, told};
 pub use seen::Seen;
 pub use session::{Session, choose};
+pub use stored::formats;
 pub use weights::Weight;
 
 use crate::op::Named;

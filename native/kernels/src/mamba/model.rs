@@ -2,6 +2,7 @@
 
 use super::layers::Layers;
 use super::step::Stepper;
+use super::stored;
 use super::{Checkpoint, Config, HEAD, Layer, Weight, Weights};
 use crate::cpu::Exec;
 use crate::cpu::matrix::SEVERAL;
@@ -11,7 +12,7 @@ use crate::matrices::Quantization;
 use crate::op::named;
 use crate::place::Place;
 use crate::tensor::{DType, Described, Spec, View, ViewMut};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where a model runs.
@@ -95,6 +96,12 @@ impl Model {
             let expected = format_args!("f32, bf16 or f16 for a model in {}", how.name()).to_string();
             return Err(Error::new(Kind::Option, "type").expected(expected).got(dtype));
         }
+        if let Some(other) = weights.formats().into_iter().find(|format| *format != how.name()) {
+            return Err(Error::new(Kind::Option, "quantize")
+                .expected(format_args!("{other}, as the checkpoint has it"))
+                .got(how.name())
+                .hint("Load it without `quantize`, or quantize the checkpoint that it was made of"));
+        }
         let exec = match &place {
             Where::Cpu(exec) => *exec,
             Where::Cuda(..) => Exec::default(),
@@ -124,17 +131,17 @@ impl Model {
     /// another order, and what quantizes its input may then round it to another integer. GPUs promise no bits.
     pub fn alike(&self) -> usize {
         match &self.home {
-            Home::Cpu(weights, _) if weights.is_quantized() => 1,
+            Home::Cpu(weights, _) if !weights.formats().is_empty() => 1,
             Home::Cpu(..) => SEVERAL - 1,
             Home::Cuda(..) => usize::MAX,
         }
     }
 
-    /// Whether its large matrices are quantized.
-    pub fn is_quantized(&self) -> bool {
+    /// How its large matrices are quantized, if any are.
+    pub fn formats(&self) -> BTreeSet<&'static str> {
         match &self.home {
-            Home::Cpu(weights, _) => weights.is_quantized(),
-            Home::Cuda(weights, ..) => weights.is_quantized(),
+            Home::Cpu(weights, _) => weights.formats(),
+            Home::Cuda(weights, ..) => weights.formats(),
         }
     }
 
@@ -150,12 +157,17 @@ impl Model {
     /// A head that is the embedding is not there twice. What lies on the host already is not copied. A quantized model
     /// has none to give.
     pub fn tensors(&self) -> Result<Vec<(String, Weight)>> {
-        if self.is_quantized() {
+        if !self.formats().is_empty() {
             return Err(Error::new(Kind::Argument, "model")
                 .expected("a model whose weights are floats")
                 .got("a quantized one")
                 .hint("Load it without `quantize`"));
         }
+        self.stored()
+    }
+
+    /// The same with the parts of quantized matrices, by the names that [`Checkpoint`] knows them by.
+    pub fn stored(&self) -> Result<Vec<(String, Weight)>> {
         match &self.home {
             Home::Cpu(weights, _) => filed(&self.config, weights, same_weight, |weight| Ok(weight.clone())),
             Home::Cuda(weights, device, _) => {
@@ -265,7 +277,7 @@ fn upload(weights: &Weights<Weight>, device: &Device) -> Result<Weights<Buffer>>
 }
 
 /// Whether two weights are the same memory.
-fn same_weight(a: &Weight, b: &Weight) -> bool {
+pub(super) fn same_weight(a: &Weight, b: &Weight) -> bool {
     std::ptr::eq(a.view().bytes(), b.view().bytes())
 }
 
@@ -275,8 +287,13 @@ fn filed<T>(
     same: fn(&T, &T) -> bool,
     to_host: impl Fn(&T) -> Result<Weight>,
 ) -> Result<Vec<(String, Weight)>> {
-    let filed = weights.filed(config, weights.tied(same));
-    filed.into_iter().map(|(name, dims, weight)| Ok((name, to_host(weight)?.reshape(&dims)?))).collect()
+    let mut all = Vec::new();
+    for (name, dims, weight) in weights.filed(config, weights.tied(same)) {
+        let weight = to_host(weight)?;
+        all.extend(stored::shape_of(&name).map(|shape| (shape, stored::told_shape(&dims))));
+        all.push(if stored::is_part(&name) { (name, weight) } else { (name, weight.reshape(&dims)?) });
+    }
+    Ok(all)
 }
 
 fn whole<P: Place>(layers: &Layers<P>, input: Input, batch: usize, to: Target<P>) -> Result<()> {
@@ -323,7 +340,7 @@ impl<P: Place> Layers<'_, '_, P> {
 
 impl<T> Weights<T> {
     /// Whether the head is the embedding.
-    fn tied(&self, same: fn(&T, &T) -> bool) -> bool {
+    pub(super) fn tied(&self, same: fn(&T, &T) -> bool) -> bool {
         self.embedding.as_ref().zip(self.head.find(HEAD)).is_some_and(|(embedding, head)| same(embedding, head))
     }
 

@@ -1,14 +1,16 @@
 //! Models whose large matrices are quantized when they are loaded.
 
+use super::stored;
 use super::{HEAD, Layer, Weight, Weights};
 use crate::cpu::Exec;
 use crate::error::{Error, Result};
-use crate::matrices::{self, Quantization};
+use crate::matrices::Quantization;
 use crate::op::Named;
 use crate::tensor::Described;
+use std::collections::BTreeSet;
 
 /// The matrices of a layer that are: the other one is small, and its rows are short.
-const OF_LAYER: [&str; 3] = ["in_proj", "x_proj", "out_proj"];
+pub(super) const OF_LAYER: [&str; 3] = ["in_proj", "x_proj", "out_proj"];
 
 impl Weights<Weight> {
     /// The same with its large matrices quantized, the head among them. The embedding stays as it is: of it rows are read.
@@ -29,13 +31,17 @@ impl Weights<Weight> {
 impl<T> Weights<T> {
     /// Whether any matrix is quantized.
     pub(super) fn is_quantized(&self) -> bool {
+        !self.formats().is_empty()
+    }
+
+    /// How matrices are quantized.
+    pub(super) fn formats(&self) -> BTreeSet<&'static str> {
         let of_layers = self.layers.iter().flat_map(|layer| layer.block.iter());
-        of_layers.chain(self.head.iter()).any(|(name, _)| matrices::is_quantized(name))
+        stored::formats(of_layers.chain(self.head.iter()).map(|(name, _)| &**name))
     }
 }
 
-/// The tensors with those of these names quantized where their rows allow it, and then their biases in the type of the
-/// arithmetic.
+/// The tensors with those of these names quantized where their rows allow it.
 fn quantized(
     of: &Named<Weight>,
     (names, layer): (&[&str], Option<usize>),
@@ -43,17 +49,24 @@ fn quantized(
     exec: &Exec,
 ) -> Result<Named<Weight>> {
     let place = |name: &str| layer.map_or(name.into(), |layer| format!("layers.{layer}.{name}").into());
-    let fits = |name: &str| names.contains(&name) && of.find(name).is_some_and(|weight| how.fits(&weight.spec()));
     let mut all = Named::default();
     for (name, weight) in of.iter() {
-        if fits(name) {
+        if names.contains(&&**name) && how.fits(&weight.spec()) {
             let parts = how.of(name, &weight.view(), exec).map_err(|error| Error { argument: place(name), ..error })?;
             parts.into_iter().for_each(|(name, part)| all.push(name, part.into()));
-        } else if name.strip_suffix("_b").is_some_and(fits) {
-            all.push(name.clone(), weight.cast(weight.spec().dtype.wide()));
         } else {
             all.push(name.clone(), weight.clone());
         }
     }
-    Ok(all)
+    Ok(with_biases(all))
+}
+
+/// The weights of a block with the biases of quantized matrices in the type of the arithmetic.
+pub(super) fn with_biases(block: Named<Weight>) -> Named<Weight> {
+    let is_quantized = |matrix: &str| OF_LAYER.contains(&matrix) && block.find(matrix).is_none();
+    let bias = |name: &str, weight: &Weight| match name.strip_suffix("_b") {
+        Some(matrix) if is_quantized(matrix) => weight.cast(weight.spec().dtype.wide()),
+        _ => weight.clone(),
+    };
+    block.iter().map(|(name, weight)| (name.clone(), bias(name, weight))).collect()
 }

@@ -1,0 +1,99 @@
+//! Models as files that other programs read too: the weights, and what `config.json` says of them.
+
+use super::checkpoint::TOLD_FORMATS;
+use super::config::{self, FORMATS, METHOD, OURS, QUANTIZATION};
+use super::family::Words;
+use super::model::Home;
+use super::{Model, Weights};
+use crate::error::Result;
+use crate::json;
+use crate::safetensors::{self, Told};
+use crate::tensor::{DType, View};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// What a file of a model says beside tensors of which some are in these formats. Transformers reads none that does not
+/// say whose tensors they are.
+pub fn told(formats: &BTreeSet<&str>) -> Told {
+    let mut told = Told::from([("format".to_string(), "pt".to_string())]);
+    if !formats.is_empty() {
+        told.insert(TOLD_FORMATS.to_string(), formats.iter().copied().collect::<Vec<_>>().join(","));
+    }
+    told
+}
+
+/// A configuration that says in which formats matrices are, if any is.
+pub fn quantized_config(config: &[u8], formats: &BTreeSet<&str>) -> Result<String> {
+    let mut words = config::words("config", config)?;
+    tell_formats(&mut words, formats);
+    Ok(json::written(&Value::Object(words)))
+}
+
+fn tell_formats(words: &mut Words, formats: &BTreeSet<&str>) {
+    match formats.is_empty() {
+        true => words.remove(QUANTIZATION),
+        false => words.insert(QUANTIZATION.into(), json!({ METHOD: OURS, FORMATS: formats })),
+    };
+}
+
+impl Model {
+    /// Writes its weights to a file, as [`Model::stored`] gives them.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let tensors = self.stored()?;
+        let views: Vec<(&str, View)> = tensors.iter().map(|(name, weight)| (name.as_str(), weight.view())).collect();
+        safetensors::write_told(path, &views, &told(&self.formats()))
+    }
+
+    /// The `config.json` of what [`Model::save`] writes, in the words of Hugging Face's `MambaConfig`. What these
+    /// configurations say beside is kept, of several what the last one says.
+    pub fn described(&self, configs: &[&[u8]]) -> Result<String> {
+        let mut words = Words::new();
+        for config in configs {
+            words.extend(config::words("config", config)?);
+        }
+        self.config().tell(&mut words);
+        self.tell_layers(&mut words);
+        tell_formats(&mut words, &self.formats());
+        Ok(json::written(&Value::Object(words)))
+    }
+
+    fn tell_layers(&self, words: &mut Words) {
+        let [in_bias, conv_bias, tied] = match &self.home {
+            Home::Cpu(weights, _) => parts(weights, weights.tied(super::model::same_weight)),
+            Home::Cuda(weights, ..) => parts(weights, weights.tied(crate::cuda::Buffer::same)),
+        };
+        let architecture = if self.config().vocabulary > 0 { "MambaForCausalLM" } else { "MambaModel" };
+        for (word, value) in [
+            ("model_type", "mamba".into()),
+            ("architectures", json!([architecture])),
+            ("hidden_act", "silu".into()),
+            ("use_bias", in_bias.into()),
+            ("use_conv_bias", conv_bias.into()),
+            ("tie_word_embeddings", tied.into()),
+            ("torch_dtype", torch(self.dtype()).into()),
+        ] {
+            words.insert(word.into(), value);
+        }
+        // Other names of two of these, in files of mamba_ssm and of later versions of transformers.
+        for (word, value) in [("tie_embeddings", tied.into()), ("dtype", torch(self.dtype()).into())] {
+            words.get_mut(word).into_iter().for_each(|said| *said = Value::clone(&value));
+        }
+    }
+}
+
+/// Whether there are biases of projections and of the convolution, and whether the head is the embedding.
+fn parts<T>(weights: &Weights<T>, tied: bool) -> [bool; 3] {
+    let has = |name: &str| weights.layers.iter().any(|layer| layer.block.find(name).is_some());
+    [has("in_proj_b"), has("conv_b"), tied]
+}
+
+/// What PyTorch calls a type.
+fn torch(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "float64",
+        DType::Bf16 => "bfloat16",
+        DType::F16 => "float16",
+        _ => "float32",
+    }
+}
