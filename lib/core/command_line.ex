@@ -2,7 +2,7 @@ defmodule Sidewinder.CommandLine do
   @moduledoc false
   # What the Mix tasks share.
 
-  alias Sidewinder.{Device, Error, Kernel}
+  alias Sidewinder.{Device, Error, Kernel, Quantized}
 
   # What Erlang says of a write to a pipe that nothing reads from, but also to a full disk.
   @unwritten [:terminated, :epipe]
@@ -141,6 +141,14 @@ defmodule Sidewinder.CommandLine do
     ArgumentError ->
       got = "one that is too large"
       reraise Error.new(:option, "arguments", expected: "numbers", got: got), __STACKTRACE__
+  end
+
+  @doc "The format that `--quantize` or the like names, or nil."
+  def format!(nil, _name, _task), do: nil
+
+  def format!(given, name, task) do
+    Enum.find(Quantized.formats(), &(to_string(&1) == given)) ||
+      wrong!(name, "q8_0, q4_0 or ternary", given, task)
   end
 
   @doc "Raises the error about an option of a task."

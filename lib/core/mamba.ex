@@ -21,11 +21,11 @@ defmodule Sidewinder.Mamba do
   In the shapes M is the width of the model, V the size of its vocabulary, B the batch and L the length.
   """
 
-  alias Sidewinder.{Device, Error, Kernel, Native, Options, RandomInputs, Safetensors}
-  alias Sidewinder.{Tensor, Tokenizer}
+  alias Sidewinder.{Device, Error, Kernel, Native, Options, RandomInputs, Tensor, Tokenizer}
+  alias Sidewinder.Mamba.Saving
 
   @enforce_keys [:ref, :config, :type, :scheduler, :tokenizer]
-  defstruct [:ref, :config, :type, :scheduler, :tokenizer, :ends]
+  defstruct [:ref, :config, :type, :scheduler, :tokenizer, :ends, :origin]
 
   @typedoc """
   The sizes of a model: its `:width` M, its `:layers`, its `:vocabulary` V, 0 for a backbone, the `:inner` width,
@@ -45,7 +45,7 @@ defmodule Sidewinder.Mamba do
 
   @typedoc """
   A model. Its `:ends` are the tokens that end its texts; nil where only its tokenizer tells (`Sidewinder.Tokenizer.eos/1`),
-  or the error in a configuration, which `generate/3` raises.
+  or the error in a configuration, which `generate/3` raises. Its `:origin` is what `save/2` keeps of the checkpoint.
   """
   @type t :: %__MODULE__{
           ref: reference,
@@ -53,7 +53,8 @@ defmodule Sidewinder.Mamba do
           type: Tensor.type(),
           scheduler: :cpu | :io,
           tokenizer: Tokenizer.t() | nil,
-          ends: tokens | nil | Error.t()
+          ends: tokens | nil | Error.t(),
+          origin: %{path: Path.t() | nil, configs: [String.t()]} | nil
         }
 
   @typedoc "Token numbers from 0 to V - 1."
@@ -83,7 +84,8 @@ defmodule Sidewinder.Mamba do
     * `:quantize` - `:q8_0`, `:q4_0` or `:ternary`: how the large matrices of layers and head are held, of which steps
       then read 3.8, 7.1 or 16 times fewer bytes than of f32 ones. Those whose rows are no multiple of 32 stay as they
       are, but for `:ternary`. Ternary weights make sense for models that were trained with them. The model's `:type`,
-      here not `:f64`, is that of what lies between layers; such a model can't be saved or trained.
+      here not `:f64`, is that of what lies between layers; such a model can't be trained. A checkpoint whose matrices
+      are quantized (`save/2`, `mix sidewinder.quantize`) needs no `:quantize`, and takes no other format than its own.
     * `:tokenizer` - a `Sidewinder.Tokenizer`; by default that of the `tokenizer.json` beside the weights, or of
       bytes where the vocabulary has 256. What is wrong with that file is raised when text is used.
     * `:ends` - a list of the tokens that end texts (`generate/3`). By default they are the `eos_token_id`, a number or
@@ -108,24 +110,33 @@ defmodule Sidewinder.Mamba do
       Keyword.get_lazy(options, :tokenizer, fn -> beside(path) end),
       options[:ends] || (&Native.mamba_ends(path, &1))
     )
+    |> Map.put(:origin, Saving.origin(path))
   end
 
   @doc """
   A model of tensors on the host with the names of checkpoints, which are copied.
 
   `config` is a map in the words of a `config.json`, or `nil` for the sizes that the tensors have. Options as in
-  `load/2`, without `:copy`; `:ends` are by default the `eos_token_id` of `config`.
+  `load/2`, without `:copy`; `:ends` are by default the `eos_token_id` of `config`. And `:like`, a model whose tokenizer
+  and ends this one has by default, and whose configuration and files `save/2` keeps, such as the one that was trained.
   """
   @spec new(map | nil, %{String.t() => Tensor.t()}, keyword) :: t
   def new(config, tensors, options \\ []) do
-    {options, where} = options!(options, @loading -- [:copy])
+    {options, where} = options!(options, [:like | @loading -- [:copy]])
     {scheduler, target} = Kernel.residence(where)
-
+    like = options[:like]
+    Options.check!(like, is_nil(like) or is_struct(like, __MODULE__), :like, "a Sidewinder.Mamba")
+    like = like || %{tokenizer: nil, ends: nil, origin: nil}
     json = json(config || %{})
 
     json
     |> Native.mamba_new(named(tensors), loading(options), target)
-    |> from_native(scheduler, options[:tokenizer], options[:ends] || ends_in(json))
+    |> from_native(
+      scheduler,
+      options[:tokenizer] || like.tokenizer,
+      options[:ends] || like.ends || ends_in(json)
+    )
+    |> Map.put(:origin, Saving.origin(like.origin, json))
   end
 
   defp ends_in(""), do: nil
@@ -187,10 +198,20 @@ defmodule Sidewinder.Mamba do
   end
 
   @doc """
-  Writes the model to a folder, which is made, as `model.safetensors` and `config.json` in the form of Hugging Face's
-  `MambaForCausalLM`. `load/2` reads back the same bits. A tokenizer is not written.
+  Writes the model to a folder, which is made, in the form of Hugging Face's `MambaForCausalLM`: `model.safetensors`,
+  `config.json`, and copies of the files of the tokenizer, of `generation_config.json` and of a license that lie beside the
+  weights that it was loaded from. `load/2` reads back the same bits.
 
-  A folder that the model was loaded from may be written to: files appear whole, in place of those before them.
+  The configuration keeps what that of the loaded checkpoint says beside sizes and types; so do models that were trained
+  from one (`Sidewinder.Mamba.Trainer`) or made `:like` one (`new/3`). Where it tells no `eos_token_id`, that of the model's
+  ends or of its tokenizer is added.
+
+  A quantized model is written as it is: a matrix `NAME` as `NAME.q8_0` or `NAME.q4_0`, ternary ones in four parts, as
+  `Sidewinder.Quantized.save!/2` does. File and configuration tell that it is, so that no other reader takes it for one of
+  floats.
+
+  A folder that the model was loaded from may be written to: files appear whole, in place of those before them. If an
+  index said there which files the model is, it goes, and the parts are left.
   Raises `Sidewinder.Error` of kind `:file` where they cannot be written, or would lie beside an index of others.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, type: :bf16, backend: :cpu)
@@ -202,65 +223,8 @@ defmodule Sidewinder.Mamba do
       iex> File.rm_rf!(folder)
   """
   @spec save(t, Path.t()) :: :ok
-  def save(%__MODULE__{} = model, path) do
-    path = Options.path!(path)
-    tensors = tensors(model)
-    make_folder(path)
-    no_index!(Path.join(path, "model.safetensors.index.json"))
-    Safetensors.write(Path.join(path, "model.safetensors"), tensors)
-    write(Path.join(path, "config.json"), model |> file_config(tensors) |> json())
-  end
-
-  defp make_folder(path) do
-    with {:error, reason} <- File.mkdir_p(path), do: cannot_write(path, "a folder", reason)
-  end
-
-  # It would send who loads the folder to other files.
-  defp no_index!(path) do
-    if File.exists?(path),
-      do: raise(Error.new(:file, path, expected: "a folder without it", got: "an index of files"))
-  end
-
-  defp write(path, text) do
-    unfinished = "#{path}.#{System.unique_integer([:positive])}"
-
-    with :ok <- File.write(unfinished, text <> "\n"),
-         :ok <- File.rename(unfinished, path) do
-      :ok
-    else
-      {:error, reason} -> cannot_write(path, "a file that can be written", reason)
-    end
-  end
-
-  defp cannot_write(path, expected, reason) do
-    raise Error.new(:file, path,
-            expected: expected,
-            got: List.to_string(:file.format_error(reason))
-          )
-  end
-
-  # What a `config.json` says of the model.
-  defp file_config(%{config: config, type: type}, tensors) do
-    has? = fn name -> is_map_key(tensors, "backbone.layers.0.mixer.#{name}") end
-
-    %{
-      model_type: "mamba",
-      hidden_size: config.width,
-      num_hidden_layers: config.layers,
-      vocab_size: config.vocabulary,
-      intermediate_size: config.inner,
-      expand: div(config.inner, config.width),
-      state_size: config.state,
-      time_step_rank: config.rank,
-      conv_kernel: config.conv,
-      layer_norm_epsilon: config.eps,
-      hidden_act: "silu",
-      use_bias: has?.("in_proj.bias"),
-      use_conv_bias: has?.("conv1d.bias"),
-      tie_word_embeddings: not is_map_key(tensors, "lm_head.weight"),
-      torch_dtype: %{f64: "float64", f32: "float32", bf16: "bfloat16", f16: "float16"}[type]
-    }
-  end
+  def save(%__MODULE__{} = model, path), do: Saving.save(model, Options.path!(path))
+  def save(other, _path), do: no_model(other)
 
   @doc """
   What the model gives for whole sequences: the logits of what follows each token, `{B, L, V}`, or for a backbone
@@ -403,6 +367,7 @@ defmodule Sidewinder.Mamba do
       options[:tokenizer] || model.tokenizer,
       options[:ends] || model.ends
     )
+    |> Map.put(:origin, model.origin)
   end
 
   @doc false

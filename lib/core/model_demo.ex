@@ -4,7 +4,7 @@ defmodule Sidewinder.ModelDemo do
   # that it has not read. It was trained by `examples/text.exs`.
 
   import Sidewinder.CommandLine, only: [short: 1, timed: 1]
-  alias Sidewinder.{Device, Error, Mamba, PPM, Timing}
+  alias Sidewinder.{Device, Error, Mamba, PPM, Quantized, Timing}
   alias Sidewinder.Mamba.Session
 
   @frame_ms 1000 / 60
@@ -15,21 +15,22 @@ defmodule Sidewinder.ModelDemo do
   @prompt_bytes 2048
   @predicted 65_536
 
-  @doc "Runs it on the CPU and, if there is one, on a GPU; lines go to `tell`."
-  @spec run((String.t() -> any)) :: :ok
-  def run(tell) do
+  @doc "Runs it on the CPU and, if there is one, on a GPU, perhaps quantized; lines go to `tell`."
+  @spec run((String.t() -> any), Quantized.format() | nil) :: :ok
+  def run(tell, quantize \\ nil) do
     book = File.read!(priv("samples/alice.txt"))
-    path = priv("models/novels")
-    write(Mamba.load(path, backend: :cpu), tell)
+    load = &Mamba.load(priv("models/novels"), [quantize: quantize] ++ &1)
+    write(load.(backend: :cpu), tell)
     backends = if Device.cuda?(), do: [:cpu, {:cuda, 0}], else: [:cpu]
 
     for backend <- backends do
-      model = Mamba.load(path, backend: backend, type: type(backend))
-      tell.("\n#{Device.name(backend)}, #{model.type}:")
+      model = load.(backend: backend, type: type(backend))
+      matrices = if quantize, do: " with matrices in #{quantize}"
+      tell.("\n#{Device.name(backend)}, #{model.type}#{matrices}:")
       speeds(model, book, tell)
     end
 
-    predict(path, book, tell)
+    predict(load.([]), quantize, book, tell)
   end
 
   defp priv(path), do: Application.app_dir(:sidewinder, ["priv", path])
@@ -79,9 +80,9 @@ defmodule Sidewinder.ModelDemo do
     steps(session, token, count - 1, [ms | times])
   end
 
-  defp predict(path, book, tell) do
+  defp predict(model, quantize, book, tell) do
     text = binary_part(book, 0, @predicted)
-    model = path |> Mamba.load() |> Mamba.loss(text) |> Kernel./(:math.log(2))
+    model = Mamba.loss(model, text) / :math.log(2)
     baseline = PPM.bits_per_byte(text)
 
     tell.(
@@ -89,7 +90,8 @@ defmodule Sidewinder.ModelDemo do
         "#{short(model)} bits a byte, and PPM of order 5 #{short(baseline)}"
     )
 
-    unless model < baseline do
+    # Quantized weights may predict worse.
+    unless quantize || model < baseline do
       raise Error.new(:panic, "bits a byte",
               expected: "fewer than PPM's #{short(baseline)}",
               got: short(model)

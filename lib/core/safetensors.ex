@@ -16,7 +16,7 @@ defmodule Sidewinder.Safetensors do
   cannot be written.
   """
 
-  alias Sidewinder.{Error, Native, Tensor}
+  alias Sidewinder.{Error, Native, Options, Tensor}
 
   @doc "What a file holds, in the order of its data. The type is as the file names it, such as `F32`."
   @spec index(Path.t()) :: [%{name: String.t(), type: String.t(), shape: tuple}]
@@ -25,6 +25,19 @@ defmodule Sidewinder.Safetensors do
       %{name: name, type: type, shape: List.to_tuple(sizes)}
     end
   end
+
+  @doc """
+  What a file says beside its tensors, such as `%{"format" => "pt"}` in those that PyTorch reads.
+
+      iex> path = Path.join(System.tmp_dir!(), "sidewinder-told-\#{System.pid()}.safetensors")
+      iex> Sidewinder.Safetensors.write(path, %{}, metadata: %{"format" => "pt"})
+      iex> Sidewinder.Safetensors.metadata(path)
+      %{"format" => "pt"}
+      iex> File.rm(path)
+      :ok
+  """
+  @spec metadata(Path.t()) :: %{String.t() => String.t()}
+  def metadata(path), do: Map.new(Error.unwrap!(Native.safetensors_metadata(text(path))))
 
   @doc """
   Reads the tensors of these names, or all of them.
@@ -41,11 +54,22 @@ defmodule Sidewinder.Safetensors do
     Map.new(names, &{&1, Tensor.from_native(Native.safetensors_read(path, &1))})
   end
 
-  @doc "Writes tensors on the host to a file, which appears whole or not at all."
-  @spec write(Path.t(), %{String.t() => Tensor.t()} | [{String.t(), Tensor.t()}]) :: :ok
-  def write(path, tensors) do
-    {} = Error.unwrap!(Native.safetensors_write(text(path), natives(tensors)))
+  @doc """
+  Writes tensors on the host to a file, which appears whole or not at all.
+
+  Option `:metadata`: what the file says beside them, texts by their names.
+  """
+  @spec write(Path.t(), %{String.t() => Tensor.t()} | [{String.t(), Tensor.t()}], keyword) :: :ok
+  def write(path, tensors, options \\ []) do
+    {} = Error.unwrap!(Native.safetensors_write(text(path), natives(tensors), told(options)))
     :ok
+  end
+
+  defp told(options) do
+    told = Options.known!(options, [:metadata])[:metadata] || %{}
+    text? = &(is_binary(&1) and String.valid?(&1))
+    fit = is_map(told) and Enum.all?(told, fn {key, value} -> text?.(key) and text?.(value) end)
+    told |> Options.check!(fit, :metadata, "a map of texts by their names") |> Map.to_list()
   end
 
   @doc """
@@ -53,7 +77,7 @@ defmodule Sidewinder.Safetensors do
 
   `specs` are the name, type and shape of each. `work` gets a function that writes one of them, and calls it for each in
   any order; what it returns is the result. The file appears whole, or not at all where a tensor is missing or
-  something raises.
+  something raises. Options are those of `write/3`.
 
       iex> path = Path.join(System.tmp_dir!(), "sidewinder-pieces-\#{System.pid()}.safetensors")
       iex> Sidewinder.Safetensors.write_each(path, [{"a", :f32, {1}}, {"b", :u8, {2}}], fn write ->
@@ -69,12 +93,13 @@ defmodule Sidewinder.Safetensors do
   @spec write_each(
           Path.t(),
           [{String.t(), Tensor.type(), Tensor.shape()}],
-          ((String.t(), Tensor.t() -> :ok) -> result)
+          ((String.t(), Tensor.t() -> :ok) -> result),
+          keyword
         ) :: result
         when result: term
-  def write_each(path, specs, work) do
+  def write_each(path, specs, work, options \\ []) do
     specs = for {name, type, shape} <- specs, do: {name, type, Tuple.to_list(shape)}
-    file = Error.unwrap!(Native.safetensors_create(text(path), specs))
+    file = Error.unwrap!(Native.safetensors_create(text(path), specs, told(options)))
 
     try do
       result = work.(&put(file, &1, &2))

@@ -13,10 +13,17 @@ defmodule Sidewinder.Tokenizer do
   alias Sidewinder.{Error, Native, Options}
 
   @enforce_keys [:ref, :vocabulary]
-  defstruct [:ref, :vocabulary]
+  defstruct [:ref, :vocabulary, :file]
 
-  @typedoc "A tokenizer with so many tokens; or the error of a file that could not be read, which is raised upon use."
-  @type t :: %__MODULE__{ref: reference | {:error, map}, vocabulary: non_neg_integer}
+  @typedoc """
+  A tokenizer with so many tokens, and the file that it was read from; or the error of a file that could not be read,
+  which is raised upon use.
+  """
+  @type t :: %__MODULE__{
+          ref: reference | {:error, map},
+          vocabulary: non_neg_integer,
+          file: String.t() | nil
+        }
 
   @doc """
   The tokenizer of a `tokenizer.json`, or of a folder with one.
@@ -24,16 +31,22 @@ defmodule Sidewinder.Tokenizer do
   Raises `Sidewinder.Error` of kind `:file` where there is none that can be read.
   """
   @spec open(Path.t()) :: t
-  def open(path), do: path |> Options.path!() |> Native.tokenizer_open() |> from_native()
+  def open(path) do
+    path = Options.path!(path)
+    path |> Native.tokenizer_open() |> from_native(file(path))
+  end
 
   @doc false
   # The same, but what is wrong with the file is raised when the tokenizer is used: tokens alone need none.
   def open_for_use(path) do
     case path |> Options.path!() |> Native.tokenizer_open() do
-      {:ok, _} = answer -> from_native(answer)
-      {:error, _} = unread -> %__MODULE__{ref: unread, vocabulary: 0}
+      {:ok, _} = answer -> from_native(answer, file(path))
+      {:error, _} = unread -> %__MODULE__{ref: unread, vocabulary: 0, file: file(path)}
     end
   end
+
+  defp file(path),
+    do: Path.expand(if File.dir?(path), do: Path.join(path, "tokenizer.json"), else: path)
 
   @doc false
   def readable?(%__MODULE__{ref: ref}), do: not match?({:error, _}, ref)
@@ -43,11 +56,11 @@ defmodule Sidewinder.Tokenizer do
 
   @doc "The tokenizer whose tokens are bytes."
   @spec bytes() :: t
-  def bytes, do: from_native(Native.tokenizer_open(""))
+  def bytes, do: from_native(Native.tokenizer_open(""), nil)
 
-  defp from_native(answer) do
+  defp from_native(answer, file) do
     {ref, vocabulary} = Error.unwrap!(answer)
-    %__MODULE__{ref: ref, vocabulary: vocabulary}
+    %__MODULE__{ref: ref, vocabulary: vocabulary, file: file}
   end
 
   @doc """

@@ -48,6 +48,16 @@ defmodule Sidewinder.FramesTaskTest do
     end
   end
 
+  test "matrices may be quantized" do
+    for format <- ~w(q8_0 q4_0 ternary) do
+      assert [about, _, window, _] =
+               lines(~w(--rate 2 --seconds 0.5 --width 32 --quantize) ++ [format])
+
+      assert about =~ "1 layers in #{format};"
+      assert {"window", 1, 0, _} = row(window)
+    end
+  end
+
   test "at a rate that nothing can keep all frames are missed, those never begun among them" do
     [_, _ | rows] = lines(~w(--rate 1000000 --seconds 0.002 --type bf16))
 
@@ -71,6 +81,8 @@ defmodule Sidewinder.FramesTaskTest do
           {~w(--threads 0), "threads"},
           {~w(--type f31), "--type"},
           {~w(--backend nx), "--backend"},
+          {~w(--quantize q5_0), "--quantize: expected q8_0, q4_0 or ternary, got q5_0"},
+          {~w(--quantize q8_0 --type f64), "type"},
           {~w(--backend tpu), "backend"},
           {~w(now), "arguments"}
         ] do

@@ -104,6 +104,25 @@ defmodule Sidewinder.GenerateTaskTest do
     assert written.([]) != written.(["--repetition-penalty", "1.0e9"])
   end
 
+  @tag :tmp_dir
+  test "matrices may be quantized when they are loaded, or before", %{tmp_dir: folder} do
+    byte_model(folder)
+    args = ["--prompt", "Hi", "--max-tokens", "20", "--seed", "2", "--temperature", "1"]
+    args = args ++ ["--backend", "cpu"]
+
+    text = fn path, more ->
+      capture_io(fn -> capture_io(:stderr, fn -> run(["--model", path | args] ++ more) end) end)
+    end
+
+    for format <- ["q8_0", "q4_0", "ternary"] do
+      model = Sidewinder.Mamba.load(folder, quantize: String.to_atom(format), backend: :cpu)
+      saved = Path.join(folder, format)
+      Sidewinder.Mamba.save(model, saved)
+      assert text.(folder, ["--quantize", format]) == text.(saved, [])
+      if format == "ternary", do: refute(text.(saved, []) == text.(folder, []))
+    end
+  end
+
   test "says in a line what is wrong" do
     for {args, part} <- [
           {["--prompt", "x"], "--model"},
@@ -113,6 +132,7 @@ defmodule Sidewinder.GenerateTaskTest do
           {["--model", "/nowhere", "--prompt", "x"], "/nowhere"},
           {["--model", @model, "--prompt", "x", "--backend", "cpu"], "no tokenizer"},
           {["--model", @model, "--prompt", "x", "--type", "f31"], "--type"},
+          {["--model", @model, "--prompt", "x", "--quantize", "q5_0"], "--quantize"},
           {["--model", @model, "--prompt", ""], "--prompt"},
           {["--model", "", "--prompt", "x"], "--model"},
           {["--model", @model, "--prompt", "x", "--max-tokens", "1.5"], "--max-tokens"},

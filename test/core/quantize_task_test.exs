@@ -1,7 +1,7 @@
 defmodule Sidewinder.QuantizeTaskTest do
   use ExUnit.Case
 
-  alias Sidewinder.{Quantized, RandomInputs, Safetensors, Tensor}
+  alias Sidewinder.{Mamba, Quantized, RandomInputs, Safetensors, Tensor}
 
   setup do
     shell = Mix.shell()
@@ -110,6 +110,160 @@ defmodule Sidewinder.QuantizeTaskTest do
       assert loaded["norm"] == tensors["norm"] and loaded["ids"] == tensors["ids"]
       assert List.last(said(:info)) =~ "4 of 6 tensors quantized to ternary"
     end
+  end
+
+  defp load(path, options \\ []), do: Mamba.load(path, [backend: :cpu] ++ options)
+  defp logits(model), do: Mamba.forward(model, [[1, 2, 3, 4, 5]])
+
+  # A whole model with a tokenizer beside it.
+  defp model(folder, options) do
+    sizes = [layers: 2, width: 64, vocabulary: 50, ends: [3], backend: :cpu]
+    Mamba.save(Mamba.random(sizes ++ options), folder)
+    File.write!(Path.join(folder, "tokenizer.json"), "{")
+    folder
+  end
+
+  @tag :tmp_dir
+  test "a whole Mamba is read again as the model that is quantized when it is loaded", %{
+    tmp_dir: folder
+  } do
+    input = model(Path.join(folder, "in"), state: 32, rank: 32)
+    file = Path.join(input, "model.safetensors")
+    bf16 = Path.join(folder, "bf16")
+    Mamba.save(load(input, type: :bf16), bf16)
+    untied = Path.join(folder, "untied")
+    head = %{"lm_head.weight" => normal({50, 64}, 9)}
+    tensors = Map.merge(Mamba.tensors(load(input)), head)
+    Mamba.save(Mamba.new(nil, tensors, like: load(input), backend: :cpu), untied)
+    output = Path.join([folder, "out", "model.safetensors"])
+
+    for format <- ["q8_0", "q4_0", "ternary"], input <- [input, bf16, untied] do
+      expected = load(input, quantize: String.to_atom(format))
+
+      run([
+        Path.join(input, "model.safetensors"),
+        Path.join(folder, "alone.safetensors"),
+        "--format",
+        format,
+        "--force"
+      ])
+
+      assert logits(load(Path.join(folder, "alone.safetensors"))) == logits(expected)
+      run([input, Path.join(folder, "out"), "--format", format, "--force", "--backend", "cpu"])
+      model = load(Path.join(folder, "out"))
+      assert logits(model) == logits(expected)
+      assert {model.type, model.config} == {expected.type, expected.config}
+      assert Safetensors.metadata(output) == %{"format" => "pt", "sidewinder.quantized" => format}
+      assert List.last(said(:info)) =~ "7 of "
+      # What it is saved as is it again.
+      Mamba.save(model, Path.join(folder, "saved"))
+      assert logits(load(Path.join(folder, "saved"))) == logits(expected)
+      File.rm_rf!(Path.join(folder, "saved"))
+    end
+
+    assert File.read!(Path.join([folder, "out", "tokenizer.json"])) == "{"
+    assert load(Path.join(folder, "out")).ends == [3]
+
+    # Beside the input, which stays as it is, and in its place.
+    quantized = Path.join(input, "q8.safetensors")
+    config = File.read!(Path.join(input, "config.json"))
+    run([file, quantized, "--format", "q8_0"])
+    expected = logits(load(input, quantize: :q8_0))
+    assert logits(load(quantized)) == expected
+    assert File.read!(Path.join(input, "config.json")) == config
+    run([file, file, "--format", "q8_0", "--force"])
+    assert logits(load(input)) == expected
+    assert File.read!(Path.join(input, "config.json")) =~ "sidewinder"
+  end
+
+  @tag :tmp_dir
+  test "of a model in parts one file is made", %{tmp_dir: folder} do
+    input = model(Path.join(folder, "in"), [])
+    expected = logits(load(input, quantize: :q8_0))
+    file = Path.join(input, "model.safetensors")
+    {first, second} = file |> Safetensors.read() |> Enum.split(7)
+    File.rm!(file)
+
+    for {tensors, i} <- [{first, 1}, {second, 2}],
+        do: Safetensors.write(Path.join(input, "model-0000#{i}-of-00002.safetensors"), tensors)
+
+    run([input, Path.join(folder, "out"), "--format", "q8_0"])
+
+    assert Enum.sort(File.ls!(Path.join(folder, "out"))) ==
+             ~w(config.json model.safetensors tokenizer.json)
+
+    assert logits(load(Path.join(folder, "out"))) == expected
+    File.write!(Path.join([folder, "out", "model.safetensors.index.json"]), "{}")
+
+    assert catch_exit(run([input, Path.join(folder, "out"), "--format", "q8_0", "--force"])) ==
+             {:shutdown, 1}
+
+    assert_received {:mix_shell, :error, [message]}
+    assert message =~ "an index of files"
+  end
+
+  @tag :tmp_dir
+  test "of a whole Mamba all that is named is quantized, and read as floats where it must be", %{
+    tmp_dir: folder
+  } do
+    input = model(Path.join(folder, "in"), state: 32, rank: 32)
+    output = Path.join(folder, "out.safetensors")
+
+    for format <- ["q8_0", "q4_0", "ternary"] do
+      run([
+        Path.join(input, "model.safetensors"),
+        output,
+        "--format",
+        format,
+        "--only",
+        "*",
+        "--force"
+      ])
+
+      floats = for {name, t} <- Quantized.load!(output), into: %{}, do: {name, float(t)}
+      model = load(output)
+      # Rows of what is multiplied are rounded to bytes on the way.
+      pairs =
+        Enum.zip(
+          for(
+            t <- [logits(model), logits(Mamba.new(nil, floats, backend: :cpu))],
+            do: Tensor.to_list(t)
+          )
+        )
+
+      largest = Enum.max(for {_, b} <- pairs, do: abs(b))
+      for {a, b} <- pairs, do: assert_in_delta(a, b, 0.05 * largest)
+
+      run([
+        Path.join(input, "model.safetensors"),
+        output,
+        "--format",
+        format,
+        "--only",
+        "*in_proj*",
+        "--force"
+      ])
+
+      assert Enum.count(Quantized.load!(output), &match?({_, %Quantized{}}, &1)) == 2
+      assert logits(load(output)) != logits(model)
+    end
+  end
+
+  defp float(%Quantized{} = quantized), do: Quantized.dequantize(quantized)
+  defp float(tensor), do: tensor
+
+  @tag :tmp_dir
+  test "metadata go along", %{tmp_dir: folder} do
+    {input, output, tensors} = write(folder)
+
+    Safetensors.write(input, tensors,
+      metadata: %{"format" => "np", "sidewinder.quantized" => "q4_0"}
+    )
+
+    run([input, output, "--format", "q8_0"])
+    assert Safetensors.metadata(output) == %{"format" => "np", "sidewinder.quantized" => "q8_0"}
+    run([input, output, "--format", "q8_0", "--only", "none", "--force"])
+    assert Safetensors.metadata(output) == %{"format" => "np"}
   end
 
   @tag :tmp_dir

@@ -120,7 +120,7 @@ defmodule Sidewinder.Axon do
   within rounding, for whole sequences; with `output: :last` the model gives those of the last step alone.
 
   A head with the numbers of the embedding is kept once. Options are those of `Sidewinder.Mamba.new/3`: `:type`,
-  `:tokenizer` and where to run.
+  `:tokenizer`, where to run, and `:like`, with which a model that came from one by `from_mamba/2` is saved as that was.
 
   Of a larger model the stack can be converted alone: built again over an input, under the same name and with the
   same options, it takes its parameters out of the same state.

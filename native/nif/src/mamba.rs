@@ -10,7 +10,7 @@ use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::mamba::sample::Sampling;
 use sidewinder_kernels::mamba::train::{AdamW, Trainer};
 use sidewinder_kernels::mamba::{
-    Checkpoint, Config, Description, Input, Model, Session, Weight, Where, choose, ends, formats, names,
+    Checkpoint, Config, Description, Input, Model, Session, Weight, Where, choose, ends, files, merged, names,
     quantized_config, told,
 };
 use sidewinder_kernels::matrices::Quantization;
@@ -182,16 +182,31 @@ fn mamba_described<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, configs: Vec
     answer(env, || model.0.described(&configs.iter().map(String::as_bytes).collect::<Vec<_>>()))
 }
 
-/// A `config.json` that says in which formats matrices are.
+/// A `config.json` that says how matrices are quantized, by the names of all tensors.
 #[rustler::nif]
-fn mamba_quantized_config<'a>(env: Env<'a>, config: String, formats: Vec<String>) -> Term<'a> {
-    answer(env, || quantized_config(config.as_bytes(), &formats.iter().map(String::as_str).collect()))
+fn mamba_quantized_config(env: Env, config: String, names: Vec<String>) -> Term {
+    answer(env, || quantized_config(config.as_bytes(), names.iter().map(String::as_str)))
+}
+
+/// The safetensors files that a path stands for.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_files(env: Env, path: String) -> Term {
+    answer(env, || {
+        let files = files(Path::new(&path))?;
+        Ok(files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>())
+    })
+}
+
+/// One configuration of several, of which the last one counts.
+#[rustler::nif]
+fn json_merged(env: Env, configs: Vec<String>) -> Term {
+    answer(env, || merged(&configs.iter().map(String::as_bytes).collect::<Vec<_>>()))
 }
 
 /// What a file says beside tensors of these names: `{key, text}` pairs.
 #[rustler::nif]
 fn mamba_told<'a>(env: Env<'a>, names: Vec<String>) -> Term<'a> {
-    answer(env, || Ok(told(&formats(names.iter().map(String::as_str))).into_iter().collect::<Vec<_>>()))
+    answer(env, || Ok(told(names.iter().map(String::as_str)).into_iter().collect::<Vec<_>>()))
 }
 
 /// The weights of a block: `{name, name in a layer of a file}`.

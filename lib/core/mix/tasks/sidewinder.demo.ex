@@ -6,7 +6,9 @@ defmodule Mix.Tasks.Sidewinder.Demo do
   book that it has not read, beside prediction by partial matching. Then runs the selective scan on real data, compares
   with PyTorch's results, and measures every level that this machine has on two real sizes.
 
-      mix sidewinder.demo
+      mix sidewinder.demo [--quantize q8_0|q4_0|ternary]
+
+  With `--quantize` the model's large matrices are held so (`Sidewinder.Mamba.load/2`), and need not predict as well.
 
   Takes less than two minutes. The exit code is 1 if a result is wrong.
   """
@@ -16,6 +18,7 @@ defmodule Mix.Tasks.Sidewinder.Demo do
   import Sidewinder.CommandLine, only: [short: 1]
   alias Sidewinder.{CommandLine, Compare, Error, ModelDemo, RandomInputs, Safetensors}
 
+  @task "sidewinder.demo"
   @sample "samples/mamba_layer.safetensors"
   @tolerance 1.0e-4
   @frame_ms 1000 / 60
@@ -32,8 +35,10 @@ defmodule Mix.Tasks.Sidewinder.Demo do
   def run(args) do
     Mix.Task.run("app.config")
 
-    CommandLine.run(args, fn _ ->
-      ModelDemo.run(&Mix.shell().info/1)
+    CommandLine.run(args, fn args ->
+      options = CommandLine.options!(args, [quantize: :string], @task)
+      quantize = CommandLine.format!(options[:quantize], "--quantize", @task)
+      ModelDemo.run(&Mix.shell().info/1, quantize)
       real_data()
       tables = for size <- @sizes, do: {title(size), rows(size)}
       Enum.each(tables, &print/1)

@@ -15,6 +15,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
     * `--backend cpu|cuda|cuda:N` - only there; by default on the CPU, and on a GPU if there is one
     * `--agents N` (32), `--window N` (60), `--width N` (512), `--state N` (16), `--layers N` (2) - the sizes
     * `--type f32|bf16|f16|f64` - the type, by default f32 on a CPU and bf16 on a GPU
+    * `--quantize q8_0|q4_0|ternary` - how large matrices are held: see `Sidewinder.Mamba.load/2`
     * `--threads N` - CPU threads
 
   Times are in milliseconds from when a frame was due. The exit code is 1 only if something is wrong.
@@ -29,7 +30,8 @@ defmodule Mix.Tasks.Sidewinder.Frames do
   @task "sidewinder.frames"
   @most 10_000_000
   @sizes [agents: 32, window: 60, width: 512, state: 16, layers: 2]
-  @switches [seconds: :float, rate: :float, backend: :string, type: :string, threads: :integer] ++
+  @switches [seconds: :float, rate: :float, backend: :string, type: :string] ++
+              [quantize: :string, threads: :integer] ++
               for({name, _} <- @sizes, do: {name, :integer})
 
   @impl true
@@ -43,10 +45,13 @@ defmodule Mix.Tasks.Sidewinder.Frames do
     rate = number!(options, :rate, 60.0)
     seconds = number!(options, :seconds, 60.0)
     backends = backends(options[:backend])
+    quantize = CommandLine.format!(options[:quantize], "--quantize", @task)
+    options = Keyword.put(options, :quantize, quantize)
+    matrices = if quantize, do: " in #{quantize}"
 
     Mix.shell().info(
       "#{sizes.agents} agents, window #{sizes.window}, width #{sizes.width}, state #{sizes.state}, " <>
-        "#{sizes.layers} layers; #{short(rate)} frames a second for #{short(seconds)} s"
+        "#{sizes.layers} layers#{matrices}; #{short(rate)} frames a second for #{short(seconds)} s"
     )
 
     line(["backend", "type", "form", "frames", "missed", "p50", "p95", "p99", "longest"])
@@ -85,7 +90,8 @@ defmodule Mix.Tasks.Sidewinder.Frames do
     threads = if backend == :cpu, do: Keyword.take(options, [:threads]), else: []
     type = OpArguments.type!(options[:type] || default_type(backend))
     own = [layers: sizes.layers, width: sizes.width, state: sizes.state]
-    Mamba.random(own ++ [type: type, backend: backend] ++ threads)
+    how = [type: type, quantize: options[:quantize], backend: backend]
+    Mamba.random(own ++ how ++ threads)
   end
 
   defp default_type(:cpu), do: "f32"

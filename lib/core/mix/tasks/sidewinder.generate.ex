@@ -23,6 +23,7 @@ defmodule Mix.Tasks.Sidewinder.Generate do
       tokenizer has it: see `Sidewinder.Tokenizer.encode/3`
     * `--tokenizer FILE` - a `tokenizer.json`, by default the one beside the weights
     * `--type f32|bf16|f16|f64` - the type to run in, by default that of the weights
+    * `--quantize q8_0|q4_0|ternary` - how large matrices are held: see `Sidewinder.Mamba.load/2`
     * `--backend auto|cpu|cuda|cuda:N`, `--level LEVEL`, `--threads N`, `--allow-tf32` - where and how to run
 
   Texts are UTF-8, whatever the locale is. The prompt and what follows it go to standard output, and at the end a line about the speed to standard
@@ -48,7 +49,7 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     add_bos: :boolean
   ]
   @where [backend: :string, level: :string, threads: :integer, allow_tf32: :boolean]
-  @loading [model: :string, tokenizer: :string, type: :string] ++ @where
+  @loading [model: :string, tokenizer: :string, type: :string, quantize: :string] ++ @where
   @switches [prompt: [:string, :keep], prompt_file: [:string, :keep]] ++ @loading ++ @generation
 
   @impl true
@@ -89,7 +90,8 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     where = Keyword.take(options, Keyword.keys(@where))
     tokenizer = if file = options[:tokenizer], do: [tokenizer: Tokenizer.open(file)], else: []
     type = OpArguments.type!(options[:type])
-    Mamba.load(options[:model], [type: type] ++ tokenizer ++ where)
+    quantize = CommandLine.format!(options[:quantize], "--quantize", @task)
+    Mamba.load(options[:model], [type: type, quantize: quantize] ++ tokenizer ++ where)
   end
 
   defp write(model, [prompt], options) do

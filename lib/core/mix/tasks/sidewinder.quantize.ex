@@ -6,16 +6,23 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
 
       mix sidewinder.quantize IN.safetensors OUT.safetensors --format q4_0
       mix sidewinder.quantize IN.safetensors OUT.safetensors --format ternary --only "*proj.weight"
+      mix sidewinder.quantize mamba-130m-hf mamba-130m-q8 --format q8_0
 
   Quantized are the tensors of floats with two axes whose rows fit the format; all others are copied. What is
   written is read by `Sidewinder.Quantized.load!/2`.
+
+  Of a whole Mamba they are the matrices that it multiplies with, the head among them, which is written beside the
+  embedding, and ternary ones get a scale for each row. `Sidewinder.Mamba.load/2` reads then what it makes of the input with
+  `:quantize`, bit by bit. IN and OUT may be folders: of one with several files, one is made. In another folder than
+  that of the input the configuration and the tokenizer's files are written too. Other tensors that `--only` asks for are
+  read as the floats that they stand for.
 
     * `--format q8_0|q4_0|ternary` - what to quantize to. Rows of `q8_0` and `q4_0` are multiples of 32
     * `--only PATTERN`, `--except PATTERN` - names to quantize, and names not to, where `*` stands for any characters; both
       may be given several times
     * `--rule absmean|twn|threshold`, `--threshold X`, `--per-row` - how ternary numbers are found: see
       `Sidewinder.Quantized.quantize/3`
-    * `--force` - replaces OUT.safetensors if it is there
+    * `--force` - replaces OUT.safetensors, and a configuration beside it, if they are there
     * `--backend auto|cpu|cuda|cuda:N`, `--level LEVEL`, `--threads N` - where and how to run
 
   Each tensor gets a line when it is done: its size before and after, the relative error, which is the root mean square
@@ -27,6 +34,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
   use Mix.Task
 
   alias Sidewinder.{CommandLine, Error, Native, Quantized, Safetensors, Tensor}
+  alias Sidewinder.Mamba.Quantizing
 
   @task "sidewinder.quantize"
   @where [backend: :string, level: :string, threads: :integer]
@@ -44,21 +52,25 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
     format = format!(options)
     # Refused even if nothing is quantized.
     options |> Keyword.take(Keyword.keys(@where)) |> Sidewinder.Kernel.residence()
+    {files, output} = Quantizing.files(input, output)
     unless options[:force], do: absent!(output)
-    plan = plan(Safetensors.index(input), format, options)
+    Quantizing.prepare!(input, output)
+    {model?, plan} = plan(files, format, options)
+    options = if model?, do: per_row(format, options), else: options
     specs = Enum.flat_map(plan, &specs(&1, format, options))
+    names = for {name, _type, _shape} <- specs, do: name
 
     work = fn write ->
       for entry <- plan do
-        result =
-          CommandLine.ticking(entry.name, fn -> one(entry, input, format, options, write) end)
-
+        result = CommandLine.ticking(entry.name, fn -> one(entry, format, options, write) end)
         CommandLine.tell(line(entry, format, result))
         result
       end
     end
 
-    results = Safetensors.write_each(output, specs, work)
+    metadata = Quantizing.metadata(files, names, model?)
+    results = Safetensors.write_each(output, specs, work, metadata: metadata)
+    if model?, do: Quantizing.write_beside(files, output, options[:force] == true)
     CommandLine.tell("#{total(results, format)}, written to #{output}")
   end
 
@@ -67,23 +79,28 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
   end
 
   defp format!(options) do
-    given = options[:format]
-    format = Enum.find(Quantized.formats(), &(to_string(&1) == given))
-    for_ternary = Keyword.take(options, Keyword.keys(@ternary))
+    format = CommandLine.format!(options[:format] || "none", "--format", @task)
 
-    cond do
-      format == nil ->
-        CommandLine.wrong!("--format", "q8_0, q4_0 or ternary", given || "none", @task)
-
-      format != :ternary and for_ternary != [] ->
-        [{name, _} | _] = for_ternary
-        dashed = "--" <> String.replace(to_string(name), "_", "-")
-        CommandLine.wrong!(dashed, "options of #{format}", "one of ternary", @task)
-
-      true ->
-        format
-    end
+    if format == :ternary, do: format, else: no_ternary!(options, format)
   end
+
+  defp no_ternary!(options, format) do
+    for {name, _} <- Keyword.take(options, Keyword.keys(@ternary)) do
+      dashed = "--" <> String.replace(to_string(name), "_", "-")
+      CommandLine.wrong!(dashed, "options of #{format}", "one of ternary", @task)
+    end
+
+    format
+  end
+
+  # As models have it, unless it is said otherwise.
+  defp per_row(:ternary, options) do
+    if Keyword.take(options, Keyword.keys(@ternary)) == [],
+      do: [per_row: true] ++ options,
+      else: options
+  end
+
+  defp per_row(_blocks, options), do: options
 
   defp absent!(output) do
     if File.exists?(output) do
@@ -95,21 +112,29 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
     end
   end
 
-  # What becomes of each tensor: `why` it is copied, or nil.
-  defp plan(index, format, options) do
+  # What becomes of each tensor: `why` it is copied, or nil. And whether they are a model.
+  defp plan(files, format, options) do
     [only, except] =
       for key <- [:only, :except],
           do: for(text <- Keyword.get_values(options, key), do: like(text))
 
-    for entry <- index, do: Map.put(entry, :why, why(entry, format, only, except))
+    index = for file <- files, entry <- Safetensors.index(file), do: Map.put(entry, :file, file)
+    model? = Quantizing.model?(index)
+    why = &Map.put(&1, :why, why(&1, format, {only, except}, model?))
+    plan = Enum.map(index, why)
+
+    heads = if model?, do: Enum.map(Quantizing.with_head(index) -- index, why), else: []
+    {model?, plan ++ for(%{why: nil} = head <- heads, not quantized?(plan, head.of), do: head)}
   end
+
+  defp quantized?(plan, name), do: Enum.any?(plan, &(&1.name == name and &1.why == nil))
 
   defp like(pattern) do
     parts = for part <- String.split(pattern, "*"), do: Regex.escape(part)
     Regex.compile!("\\A#{Enum.join(parts, ".*")}\\z", "s")
   end
 
-  defp why(%{name: name, type: type, shape: shape}, format, only, except) do
+  defp why(%{name: name, type: type, shape: shape}, format, {only, except}, model?) do
     named? = fn patterns -> Enum.any?(patterns, &Regex.match?(&1, name)) end
 
     cond do
@@ -118,6 +143,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
       not Quantized.fits?(format, shape) -> "rows of #{elem(shape, 1)} do not fit"
       named?.(except) -> "excepted"
       only != [] and not named?.(only) -> "not asked for"
+      only == [] and model? and not Quantizing.matrix?(name) -> "read as floats"
       true -> nil
     end
   end
@@ -143,8 +169,8 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
             )
   end
 
-  defp one(%{why: nil, name: name}, input, format, options, write) do
-    tensor = Safetensors.read(input, [name])[name]
+  defp one(%{why: nil, name: name} = entry, format, options, write) do
+    tensor = read(entry)
     where = Keyword.take(options, Keyword.keys(@where))
     quantized = Quantized.quantize(floats(tensor), format, rule(format, options) ++ where)
     for {name, part} <- Quantized.to_tensors(quantized, name), do: write.(name, part)
@@ -155,7 +181,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
 
     %{
       quantized?: true,
-      before: byte_size(tensor.data),
+      before: if(entry[:of], do: 0, else: byte_size(tensor.data)),
       after: Quantized.bytes(quantized),
       squares: squares,
       reference: reference,
@@ -163,11 +189,16 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
     }
   end
 
-  defp one(%{name: name}, input, _format, _options, write) do
-    tensor = Safetensors.read(input, [name])[name]
+  defp one(%{name: name} = entry, _format, _options, write) do
+    tensor = read(entry)
     write.(name, tensor)
     bytes = byte_size(tensor.data)
     %{quantized?: false, before: bytes, after: bytes, squares: 0.0, reference: 0.0, largest: 0.0}
+  end
+
+  defp read(%{file: file} = entry) do
+    name = entry[:of] || entry.name
+    Safetensors.read(file, [name])[name]
   end
 
   # Quantizers compute in f32.
@@ -186,6 +217,9 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
   defp describe(%{name: name, type: type, shape: shape}) do
     "#{name} #{String.downcase(type)} (#{Enum.map_join(Tuple.to_list(shape), ", ", &to_string/1)})"
   end
+
+  # The head beside an embedding.
+  defp sizes(%{before: 0, after: now}), do: "#{Quantized.size(now)} more"
 
   defp sizes(%{before: before, after: now}) do
     smaller = CommandLine.short(before / max(now, 1))

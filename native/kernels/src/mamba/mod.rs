@@ -30,11 +30,11 @@ mod weights;
 pub use checkpoint::{Checkpoint, names};
 pub use config::{Config, Description};
 pub use layers::State;
+pub use layout::files;
 pub use model::{Input, Model, Where};
-pub use save::{quantized_config, told};
+pub use save::{merged, quantized_config, told};
 pub use seen::Seen;
 pub use session::{Session, choose};
-pub use stored::formats;
 pub use weights::Weight;
 
 use crate::op::Named;

@@ -4,7 +4,7 @@ use super::checkpoint::TOLD_FORMATS;
 use super::config::{self, FORMATS, METHOD, OURS, QUANTIZATION};
 use super::family::Words;
 use super::model::Home;
-use super::{Model, Weights};
+use super::{Model, Weights, stored};
 use crate::error::Result;
 use crate::json;
 use crate::safetensors::{self, Told};
@@ -13,9 +13,13 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What a file of a model says beside tensors of which some are in these formats. Transformers reads none that does not
-/// say whose tensors they are.
-pub fn told(formats: &BTreeSet<&str>) -> Told {
+/// What a file of a model says beside tensors of these names.
+pub fn told<'n>(names: impl Iterator<Item = &'n str>) -> Told {
+    told_of(&stored::formats(names))
+}
+
+/// The same of these formats. Transformers reads no file that does not say whose tensors it has.
+fn told_of(formats: &BTreeSet<&str>) -> Told {
     let mut told = Told::from([("format".to_string(), "pt".to_string())]);
     if !formats.is_empty() {
         told.insert(TOLD_FORMATS.to_string(), formats.iter().copied().collect::<Vec<_>>().join(","));
@@ -23,11 +27,24 @@ pub fn told(formats: &BTreeSet<&str>) -> Told {
     told
 }
 
-/// A configuration that says in which formats matrices are, if any is.
-pub fn quantized_config(config: &[u8], formats: &BTreeSet<&str>) -> Result<String> {
-    let mut words = config::words("config", config)?;
-    tell_formats(&mut words, formats);
+/// One configuration of several, of which the last one counts.
+pub fn merged(configs: &[&[u8]]) -> Result<String> {
+    Ok(json::written(&Value::Object(words(configs)?)))
+}
+
+/// A configuration that says how matrices are quantized, by the names of all tensors.
+pub fn quantized_config<'n>(config: &[u8], names: impl Iterator<Item = &'n str>) -> Result<String> {
+    let mut words = words(&[config])?;
+    tell_formats(&mut words, &stored::formats(names));
     Ok(json::written(&Value::Object(words)))
+}
+
+fn words(configs: &[&[u8]]) -> Result<Words> {
+    let mut words = Words::new();
+    for config in configs {
+        words.extend(config::words("config", config)?);
+    }
+    Ok(words)
 }
 
 fn tell_formats(words: &mut Words, formats: &BTreeSet<&str>) {
@@ -42,16 +59,13 @@ impl Model {
     pub fn save(&self, path: &Path) -> Result<()> {
         let tensors = self.stored()?;
         let views: Vec<(&str, View)> = tensors.iter().map(|(name, weight)| (name.as_str(), weight.view())).collect();
-        safetensors::write_told(path, &views, &told(&self.formats()))
+        safetensors::write_told(path, &views, &told_of(&self.formats()))
     }
 
     /// The `config.json` of what [`Model::save`] writes, in the words of Hugging Face's `MambaConfig`. What these
     /// configurations say beside is kept, of several what the last one says.
     pub fn described(&self, configs: &[&[u8]]) -> Result<String> {
-        let mut words = Words::new();
-        for config in configs {
-            words.extend(config::words("config", config)?);
-        }
+        let mut words = words(configs)?;
         self.config().tell(&mut words);
         self.tell_layers(&mut words);
         tell_formats(&mut words, &self.formats());

@@ -1,0 +1,83 @@
+defmodule Sidewinder.Mamba.Quantizing do
+  @moduledoc false
+  # What `mix sidewinder.quantize` does with a whole Mamba, so that `Sidewinder.Mamba.load/2` reads of its output the model
+  # that `:quantize` makes of its input.
+
+  alias Sidewinder.{Error, Native, Safetensors}
+  alias Sidewinder.Mamba.Saving
+
+  @model "model.safetensors"
+  @head "lm_head.weight"
+
+  @doc "The files that are read, and the one that is written, where both may be folders."
+  def files(input, output) do
+    if File.dir?(input),
+      do: {Error.unwrap!(Native.mamba_files(input)), Path.join(output, @model)},
+      else: {[input], output}
+  end
+
+  @doc "Whether tensors are those of a whole Mamba."
+  def model?(index) do
+    Enum.any?(index, &(&1.name =~ ~r/layers\.0\.mixer\.x_proj\.weight\z/)) and
+      Enum.any?(index, &(&1.name =~ ~r/layers\.0\.mixer\.A_log\z/ and tuple_size(&1.shape) == 2))
+  end
+
+  @doc "Whether a model multiplies with the matrix of this name as it is quantized; others are read as floats."
+  def matrix?(name),
+    do: name == @head or name =~ ~r/\.mixer\.(in_proj|x_proj|out_proj)\.weight\z/
+
+  @doc "The tensors of a model, with a head of its own: the embedding stays as it is."
+  def with_head(index) do
+    table = Enum.find(index, &(&1.name =~ ~r/\A(backbone\.)?embeddings?\.weight\z/))
+
+    if table == nil or Enum.any?(index, &(&1.name == @head)),
+      do: index,
+      else: index ++ [%{table | name: @head} |> Map.put(:of, table.name)]
+  end
+
+  @doc "What the output says beside tensors of these names: what its input does, and how matrices are quantized."
+  def metadata(files, names, model?) do
+    told = Map.new(Error.unwrap!(Native.mamba_told(names)))
+    own = if model?, do: told, else: Map.delete(told, "format")
+    before = files |> hd() |> Safetensors.metadata() |> Map.delete("sidewinder.quantized")
+    Map.merge(before, own)
+  end
+
+  @doc "Makes the folder of a model that is made of one; refuses one whose index would send its readers to other files."
+  def prepare!(input, output) do
+    folder = Path.dirname(output)
+    if File.dir?(input), do: Saving.make_folder(folder)
+    if Path.basename(output) == @model, do: Saving.no_index!(folder)
+  end
+
+  @doc """
+  Writes what else a folder needs to be a model: the configuration, which tells the formats, and the files of the
+  tokenizer. In the folder of the input they are there, and its configuration tells of the input unless that is replaced.
+  """
+  def write_beside([file | _] = files, output, force?) do
+    [from, to] = for path <- [file, output], do: Path.dirname(Path.expand(path))
+    config = File.read(Path.join(from, "config.json"))
+    target = Path.join(to, "config.json")
+
+    cond do
+      match?({:error, _}, config) ->
+        :ok
+
+      from == to ->
+        if Path.expand(output) in Enum.map(files, &Path.expand/1),
+          do: describe(config, output, target)
+
+      force? or not File.exists?(target) ->
+        describe(config, output, target)
+        Saving.copy_beside(Saving.beside(file), to)
+
+      true ->
+        :ok
+    end
+  end
+
+  defp describe({:ok, config}, output, target) do
+    names = for entry <- Safetensors.index(output), do: entry.name
+    Saving.write(target, Error.unwrap!(Native.mamba_quantized_config(config, names)))
+  end
+end
