@@ -98,7 +98,6 @@ defmodule Sidewinder.Safetensors do
         ) :: result
         when result: term
   def write_each(path, specs, work, options \\ []) do
-    specs = for {name, type, shape} <- specs, do: {name, type, Tuple.to_list(shape)}
     file = Error.unwrap!(Native.safetensors_create(text(path), specs, told(options)))
 
     try do

@@ -78,6 +78,19 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       end
     end
 
+    @tag :tmp_dir
+    test "a model that goes through Axon is saved as the one that it came from", %{tmp_dir: to} do
+      from = Path.expand("../golden/scripted/chat_eos", __DIR__)
+      mamba = Mamba.load(from, backend: :cpu)
+      {model, state} = Layer.from_mamba(mamba)
+      back = Layer.to_mamba(model, state, like: mamba, backend: :cpu)
+      assert {back.ends, back.tokenizer} == {mamba.ends, mamba.tokenizer}
+      Mamba.save(back, to)
+      assert Enum.sort(File.ls!(to)) == Enum.sort(File.ls!(from))
+      assert File.read!(Path.join(to, "config.json")) =~ ~s("eos_token_id": 393)
+      assert Mamba.tensors(Mamba.load(to, backend: :cpu)) == Mamba.tensors(mamba)
+    end
+
     test "a language model has its head behind it, Axon's or ours" do
       for head <- [&Axon.dense/3, &Layer.linear/3] do
         model = tokens(&head.(&1, 13, use_bias: false))

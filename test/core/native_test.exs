@@ -53,7 +53,7 @@ defmodule Sidewinder.NativeTest do
       {:safetensors_read, ["none", "x"]},
       {:safetensors_metadata, ["none"]},
       {:safetensors_write, ["none/none", [{"x", tensor}], [{"format", "pt"}]]},
-      {:safetensors_create, ["none/none", [{"x", :f32, [2]}], [{"format", "pt"}]]},
+      {:safetensors_create, ["none/none", [{"x", :f32, {2}}], [{"format", "pt"}]]},
       {:json_merged, [["{}", "{}"]]},
       {:mamba_quantized_config, ["{}", ["w.q8_0"]]},
       {:mamba_files, ["none"]},

@@ -1,7 +1,7 @@
 //! Safetensors files.
 
 use crate::answer::answer;
-use crate::tensor::{Output, Tensor, decode_type};
+use crate::tensor::{Output, Tensor, decode_shape, decode_type};
 use rustler::{Binary, Encoder, Env, OwnedBinary, ResourceArc, Term};
 use sidewinder_kernels::difference::difference;
 use sidewinder_kernels::error::{Error, Kind, Result};
@@ -75,17 +75,17 @@ fn open(writer: &mut Option<Writer>) -> Result<&mut Writer> {
         .ok_or_else(|| Error::new(Kind::Argument, "file").expected("a file that is being written").got("none"))
 }
 
-/// Begins a file of `{name, type, list of sizes}`, with `{key, text}` pairs beside them.
+/// Begins a file of `{name, type, shape}`, with `{key, text}` pairs beside them.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_create<'a>(
     env: Env<'a>,
     path: String,
-    specs: Vec<(String, Term<'a>, Vec<usize>)>,
+    specs: Vec<(String, Term<'a>, Term<'a>)>,
     told: Vec<(String, String)>,
 ) -> Term<'a> {
     answer(env, || {
-        let spec = |(name, dtype, dims): &'_ (String, Term<'a>, Vec<usize>)| {
-            Ok((name.clone(), Spec::new(decode_type(*dtype)?, dims)?))
+        let spec = |(name, dtype, shape): &'_ (String, Term<'a>, Term<'a>)| {
+            Ok((name.clone(), Spec::new(decode_type(*dtype)?, &decode_shape(*shape)?)?))
         };
         let specs: Vec<(String, Spec)> = specs.iter().map(spec).collect::<Result<_>>()?;
         let specs: Vec<(&str, Spec)> = specs.iter().map(|(name, spec)| (name.as_str(), *spec)).collect();

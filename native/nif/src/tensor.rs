@@ -120,7 +120,8 @@ fn decode_spec<'a>(term: Term<'a>) -> Result<(Spec, Term<'a>)> {
     Ok((Spec::new(decode_type(dtype)?, &decode_shape(shape)?)?, data))
 }
 
-fn decode_shape(shape: Term) -> Result<Vec<usize>> {
+/// A tuple of sizes.
+pub fn decode_shape(shape: Term) -> Result<Vec<usize>> {
     let sizes =
         rustler::types::tuple::get_tuple(shape).and_then(|sizes| sizes.into_iter().map(|d| d.decode()).collect());
     sizes.map_err(|_| Error::new(Kind::Shape, "shape").expected("a tuple of sizes, none negative").got(describe(shape)))

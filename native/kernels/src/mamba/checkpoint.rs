@@ -1,27 +1,25 @@
 //! Models in safetensors files, with the names that Hugging Face's `MambaForCausalLM` or the `mamba_ssm`
 //! package gives their tensors.
 
+mod taking;
+
 use super::config::{Config, Description};
-use super::quantize::{self, OF_LAYER};
 use super::stored::{self, Stored};
 use super::weights::Weight;
-use super::{Layer, Weights, family, layout};
-use crate::cpu::Exec;
+use super::{Weights, family, layout};
 use crate::error::{Error, Kind, Result};
 use crate::file;
-use crate::mamba_block::MambaBlock;
-use crate::op::{Named, Op};
-use crate::place::{Cpu, Map, Place};
+use crate::op::Named;
 use crate::safetensors::Reader;
-use crate::tensor::{DType, Described, Owned, Shape};
+use crate::tensor::{DType, Described, Shape};
 #[cfg(target_os = "linux")]
 use memmap2::Advice;
 use memmap2::{Mmap, MmapMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use taking::Taker;
 
 /// Tensors by the names that they have in files.
 pub struct Checkpoint {
@@ -46,7 +44,7 @@ pub(super) type Filed<'w, T> = (String, Vec<usize>, &'w T);
 
 pub(super) const NORM: &str = "norm.weight";
 
-/// The weights of a block, by the names of [`MambaBlock`].
+/// The weights of a block, by the names of [`MambaBlock`](crate::mamba_block::MambaBlock).
 const BLOCK: [Part; 11] = [
     Part { name: "in_proj", file: "mixer.in_proj.weight", dims: |c| vec![2 * c.inner, c.width] },
     Part { name: "in_proj_b", file: "mixer.in_proj.bias", dims: |c| vec![2 * c.inner] },
@@ -61,7 +59,8 @@ const BLOCK: [Part; 11] = [
     Part { name: "out_proj_b", file: "mixer.out_proj.bias", dims: |c| vec![c.width] },
 ];
 
-/// The weights of a block by the names of [`MambaBlock`], and by those that they have in a layer of a file.
+/// The weights of a block by the names of [`MambaBlock`](crate::mamba_block::MambaBlock), and by those that they have in
+/// a layer of a file.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     BLOCK.iter().map(|part| (part.name, part.file))
 }
@@ -159,8 +158,9 @@ impl Checkpoint {
     /// The type of the matrices, or of what lies beside them where they are quantized: that is computed in f32 at most.
     fn dtype(&self, prefix: &str, quantized: bool) -> DType {
         let of = |part: &str| self.shape_and_type(&format!("{prefix}{LAYERS}0.mixer.{part}.weight"));
-        let found = of("in_proj").or_else(|| of("conv1d")).map(|(_, dtype)| dtype);
-        let dtype = found.filter(|dtype| dtype.is_float()).unwrap_or(DType::F32);
+        // Small ones are kept as floats, and the convolution, but its type may be that of the arithmetic.
+        let found = ["in_proj", "x_proj", "out_proj", "dt_proj", "conv1d"].into_iter().find_map(of);
+        let dtype = found.map(|(_, dtype)| dtype).filter(|dtype| dtype.is_float()).unwrap_or(DType::F32);
         if quantized && dtype == DType::F64 { DType::F32 } else { dtype }
     }
 
@@ -283,148 +283,6 @@ fn check_type(dtype: DType, matrices: &Matrices) -> Result<()> {
 
 /// Quantized matrices by the names that they would have as floats.
 type Matrices = BTreeMap<String, Stored>;
-
-/// Takes tensors out of a checkpoint and notes what is wrong with them.
-struct Taker<'c> {
-    tensors: &'c mut BTreeMap<String, Found>,
-    matrices: Matrices,
-    dtype: DType,
-    wrong: Vec<String>,
-}
-
-/// So many problems are told; there may be as many as somebody cares to claim.
-const TOLD: usize = 1000;
-
-impl Taker<'_> {
-    /// The weights of the layers with these numbers, as far as the configuration has them. Those without any
-    /// tensor are told together: it may claim billions.
-    fn layers(&mut self, config: &Config, prefix: &str, numbers: BTreeSet<usize>) -> Vec<Option<Layer<Weight>>> {
-        let mut layers = Vec::new();
-        let mut next = 0;
-        for number in numbers.into_iter().take_while(|&number| number < config.layers) {
-            self.nothing_of(prefix, next..number);
-            next = number + 1;
-            layers.push(self.layer(config, &format!("{prefix}{number}.")));
-        }
-        self.nothing_of(prefix, next..config.layers);
-        layers
-    }
-
-    fn nothing_of(&mut self, prefix: &str, numbers: Range<usize>) {
-        match numbers.len() {
-            0 => {}
-            1 => self.wrong.push(format!("no `{prefix}{}`", numbers.start)),
-            _ => self.wrong.push(format!("no `{prefix}{}` to `{prefix}{}`", numbers.start, numbers.end - 1)),
-        }
-    }
-
-    /// The weights of a layer, unless one is missing.
-    fn layer(&mut self, config: &Config, prefix: &str) -> Option<Layer<Weight>> {
-        let mut block = Named::default();
-        for part in &BLOCK {
-            let slot = MambaBlock::INPUTS.iter().find(|slot| slot.name == part.name).expect("a name of the block's");
-            let dtype = slot.precision.dtype(self.dtype);
-            let name = format!("{prefix}{}", part.file);
-            let dims = (part.dims)(config);
-            if OF_LAYER.contains(&part.name) {
-                let parts = self.matrix(part.name, &name, &dims, slot.optional);
-                parts.into_iter().for_each(|(name, part)| block.push(name, part));
-            } else if let Some(weight) = self.take(&name, &dims, dtype, slot.optional) {
-                let dims = squeezed(&weight.spec().shape);
-                block.push(part.name, weight.reshape(&dims).expect("the same elements"));
-            }
-        }
-        let norm = self.take(&format!("{prefix}{NORM}"), &[config.width], self.dtype.wide(), false);
-        let a = negative_exp(block.find("A_log")?);
-        Some(Layer { norm: norm?, block: quantize::with_biases(block), a })
-    }
-
-    /// The embedding and the head, which is the embedding where there is no other.
-    fn ends(&mut self, config: &Config, prefix: &str, backbone: bool) -> (Option<Weight>, Named<Weight>) {
-        if config.vocabulary == 0 {
-            return (None, Named::default());
-        }
-        let rows = [config.vocabulary, config.width];
-        let names = EMBEDDINGS.map(|name| format!("{prefix}{name}"));
-        let is_there = |name: &&String| self.tensors.contains_key(*name) || self.matrices.contains_key(*name);
-        let name = names.iter().find(is_there).unwrap_or(&names[0]);
-        let stored = self.matrices.get(name).cloned();
-        let embedding = self.take(name, &rows, self.dtype, backbone);
-        let own = self.matrix(super::HEAD, HEAD, &rows, true);
-        let tied = || stored.map(|stored| stored.named(super::HEAD).collect());
-        let head = if own.is_empty() { tied().unwrap_or_else(|| whole(super::HEAD, embedding.clone())) } else { own };
-        (embedding, head.into_iter().collect())
-    }
-
-    /// A matrix that may be quantized, or its parts, by the names that it has here.
-    fn matrix(&mut self, own: &str, name: &str, dims: &[usize], optional: bool) -> Vec<(String, Weight)> {
-        match self.matrices.remove(name) {
-            None => whole(own, self.take(name, dims, self.dtype, optional)),
-            Some(stored) if stored.dims[..] == *dims => stored.named(own).collect(),
-            Some(stored) => {
-                self.misshapen(name, &stored.dims, dims);
-                Vec::new()
-            }
-        }
-    }
-
-    fn misshapen(&mut self, name: &str, got: &[usize], expected: &[usize]) {
-        let listed = |dims: &[usize]| dims.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-        let (got, expected) = (listed(got), listed(expected));
-        self.wrong.push(format!("`{name}` of shape ({got}) where it should be ({expected})"));
-    }
-
-    /// A weight as floats, also where it is quantized.
-    fn take(&mut self, name: &str, dims: &[usize], dtype: DType, optional: bool) -> Option<Weight> {
-        let found = match self.matrices.remove(name) {
-            Some(stored) if stored.dims[..] == *dims => Some(stored.floats()),
-            Some(stored) => {
-                self.misshapen(name, &stored.dims, dims);
-                return None;
-            }
-            None => self.tensors.remove(name),
-        };
-        let problem = match found {
-            None if optional => return None,
-            None => format!("no `{name}`"),
-            Some(Err(error)) => format!("`{name}` of {}", error.got),
-            Some(Ok(weight)) if !weight.spec().dtype.is_float() => format!("`{name}` of {}", weight.spec().dtype),
-            Some(Ok(weight)) if weight.spec().shape[..] == *dims => return Some(weight.cast(dtype)),
-            Some(Ok(weight)) => {
-                self.misshapen(name, &weight.spec().shape, dims);
-                return None;
-            }
-        };
-        self.wrong.push(problem);
-        None
-    }
-
-    /// The one error about all that is wrong, if anything is.
-    fn done(mut self, name: &str) -> Result<()> {
-        let others = self.tensors.keys().chain(self.matrices.keys());
-        self.wrong.extend(others.map(|name| format!("`{name}`, which no Mamba model has")));
-        if self.wrong.is_empty() {
-            return Ok(());
-        }
-        if let Some(others) = self.wrong.len().checked_sub(TOLD).filter(|&others| others > 0) {
-            self.wrong.truncate(TOLD);
-            self.wrong.push(format!("and {others} more"));
-        }
-        Err(failure(name, "the tensors of a Mamba model of the sizes of its configuration", self.wrong.join("; ")))
-    }
-}
-
-/// A weight by its name here, if it is there.
-fn whole(name: &str, weight: Option<Weight>) -> Vec<(String, Weight)> {
-    weight.map(|weight| (name.to_string(), weight)).into_iter().collect()
-}
-
-/// What steps need of `A_log`.
-fn negative_exp(a_log: &Weight) -> Weight {
-    let mut a = Owned::poisoned(a_log.spec());
-    Cpu(&Exec::default()).map(Map::NegExp, &[a_log.view()], a.view_mut()).expect("tensors of one float type");
-    a.into()
-}
 
 /// A shape without the axis of length 1 that PyTorch's depthwise convolutions have.
 pub(super) fn squeezed(dims: &[usize]) -> Vec<usize> {
