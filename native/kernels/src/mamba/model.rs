@@ -131,7 +131,7 @@ impl Model {
     /// another order, and what quantizes its input may then round it to another integer. GPUs promise no bits.
     pub fn alike(&self) -> usize {
         match &self.home {
-            Home::Cpu(weights, _) if !weights.formats().is_empty() => 1,
+            Home::Cpu(weights, _) if weights.is_quantized() => 1,
             Home::Cpu(..) => SEVERAL - 1,
             Home::Cuda(..) => usize::MAX,
         }
