@@ -90,7 +90,8 @@ impl Config {
     pub fn tell(&self, words: &mut Words) {
         let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = *self;
         // Who reads no inner width computes it by this factor.
-        let expand = if inner % width == 0 { (inner / width).into() } else { Value::from(inner as f64 / width as f64) };
+        let expand =
+            if inner.is_multiple_of(width) { (inner / width).into() } else { Value::from(inner as f64 / width as f64) };
         for (names, value) in [
             (WIDTH, width.into()),
             (LAYERS, layers.into()),

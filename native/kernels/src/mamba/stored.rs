@@ -161,7 +161,7 @@ fn planes(name: &str, parts: Vec<Weight>, [rows, columns]: [usize; 2]) -> Told<V
 /// Refuses cells that are no value, and any behind the last column: who wrote those wrote another layout.
 fn cells(name: &str, plane0: &[u8], plane1: &[u8], columns: usize) -> Told<()> {
     let row = columns.div_ceil(8).max(1);
-    let behind = if columns % 8 == 0 { 0 } else { u8::MAX << (columns % 8) };
+    let behind = if columns.is_multiple_of(8) { 0 } else { u8::MAX << (columns % 8) };
     let rows = plane0.chunks_exact(row).zip(plane1.chunks_exact(row));
     let odd = |(a, b): (&[u8], &[u8])| {
         let both = a.iter().zip(b).any(|(a, b)| a & b != 0);
