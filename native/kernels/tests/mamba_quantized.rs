@@ -265,7 +265,7 @@ fn stored_matrices_that_contradict_are_refused() {
     };
     for (how, end, with, part) in [
         ("q8_0", "", Some(zeros(DType::F32, &[64, 96])), "as floats and in q8_0"),
-        ("q8_0", ".q4_0", Some(zeros(DType::U8, &[64, 54])), "in q8_0 and in q4_0"),
+        ("q8_0", ".q4_0", Some(zeros(DType::U8, &[64, 54])), "in q4_0 and in q8_0"),
         ("q8_0", ".plane0", Some(zeros(DType::U8, &[64, 12])), "out_proj.weight.plane1`"),
         ("q8_0", ".scale", Some(zeros(DType::F32, &[64])), "out_proj.weight.plane0`"),
         ("q8_0", ".shape", Some(sizes([64, 96])), "out_proj.weight.shape`, which no Mamba model has"),
