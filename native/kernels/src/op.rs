@@ -472,6 +472,9 @@ pub fn specs<T: Described>(tensors: &Named<T>) -> Named<Spec> {
     tensors.map(Described::spec)
 }
 
+/// Below this much work a call is too short to be worth waking other threads: `Sidewinder.Kernel` knows it too.
+pub const QUICK: u64 = 131_072;
+
 /// What an update in f64 costs, of those in f32. Some ops compute one value of f64 at a time.
 const F64: u64 = 16;
 

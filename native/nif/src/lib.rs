@@ -13,3 +13,4 @@ mod mamba;
 mod ops;
 mod tensor;
 mod tokenizer;
+mod xla;

@@ -6,6 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::tensor::{Described, Spec};
 use cudarc::driver::sys;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A tensor on a device. Can be shared between threads and dropped on any of them: lanes note what
@@ -26,6 +27,7 @@ struct Memory {
     /// The one lane that uses it, if it is taken and given back in that lane's order.
     lane: Option<Arc<Clock>>,
     uses: Mutex<Vec<Use>>,
+    kept: AtomicBool,
 }
 
 /// Up to which point of a lane's work memory is in use.
@@ -50,9 +52,14 @@ impl Buffer {
         Ok(Buffer::over(device, Some(lane.clone()), spec, address))
     }
 
+    /// The same in memory that is somebody else's.
+    pub(super) fn lent(device: &Device, lane: &Arc<Clock>, spec: Spec, address: sys::CUdeviceptr) -> Buffer {
+        Buffer { address, ..Buffer::over(device, Some(lane.clone()), spec, 0) }
+    }
+
     fn over(device: &Device, lane: Option<Arc<Clock>>, spec: Spec, address: sys::CUdeviceptr) -> Buffer {
-        let (device, bytes, uses) = (device.clone(), spec.bytes(), Mutex::default());
-        Buffer { spec, address, memory: Arc::new(Memory { device, address, bytes, lane, uses }) }
+        let (device, bytes, uses, kept) = (device.clone(), spec.bytes(), Mutex::default(), AtomicBool::default());
+        Buffer { spec, address, memory: Arc::new(Memory { device, address, bytes, lane, uses, kept }) }
     }
 
     /// A part of the first axis, in the same memory.
@@ -95,6 +102,19 @@ impl Buffer {
         let others = uses.iter().map(|one| one.lane.clone()).collect();
         uses.push(Use { lane: lane.clone(), until });
         others
+    }
+
+    /// Keeps the memory for good, for work of which nothing tells when it is done, and returns the lanes whose earlier
+    /// work on it is not known to be done.
+    pub(super) fn keep(&self) -> Vec<Arc<Clock>> {
+        if self.memory.lane.is_some() {
+            return Vec::new();
+        }
+        if !self.memory.kept.swap(true, Ordering::Relaxed) {
+            std::mem::forget(self.memory.clone());
+        }
+        let uses = self.memory.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        uses.iter().filter(|one| !one.lane.passed(one.until)).map(|one| one.lane.clone()).collect()
     }
 }
 

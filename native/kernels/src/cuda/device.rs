@@ -1,5 +1,6 @@
 //! A device: one context, one memory pool, a stock of lanes, the kernels it has loaded.
 
+use super::blas;
 use super::buffer::Buffer;
 use super::driver;
 use super::kernel::{self, Kernel, Source};
@@ -24,6 +25,8 @@ struct Inner {
     lost: OnceLock<Error>,
     live: AtomicUsize,
     lanes: Mutex<Vec<lane::Core>>,
+    /// Those of lanes that are no more.
+    handles: Mutex<Vec<blas::Handle>>,
     kernels: kernel::Loaded,
     tables: Tables,
 }
@@ -97,6 +100,15 @@ impl Device {
 
     pub(super) fn lanes(&self) -> std::sync::MutexGuard<'_, Vec<lane::Core>> {
         self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn handles(&self) -> std::sync::MutexGuard<'_, Vec<blas::Handle>> {
+        self.0.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the context that it works in.
+    pub(super) fn is_in(&self, context: sys::CUcontext) -> bool {
+        self.0.context == context
     }
 
     /// The kernel of `source` under these compiler options, compiled and loaded on first use.
@@ -269,6 +281,7 @@ impl Inner {
             lost: OnceLock::new(),
             live: AtomicUsize::new(0),
             lanes: Mutex::default(),
+            handles: Mutex::default(),
             kernels: kernel::Loaded::default(),
             tables: Tables::default(),
         })

@@ -24,6 +24,8 @@ pub struct Lane {
     clock: Arc<Clock>,
     tf32: bool,
     recording: Cell<bool>,
+    /// Whether the stream is another library's.
+    guest: bool,
     /// Whether the latest kernel was one that may begin early.
     behind_early: Cell<bool>,
 }
@@ -92,9 +94,13 @@ pub(super) fn stream() -> std::result::Result<sys::CUstream, (CUresult, &'static
 impl Core {
     pub(super) fn new(device: &Device) -> Result<Core> {
         let stream = stream().or_else(|(code, what)| device.answer(code, what).map(|()| std::ptr::null_mut()))?;
+        Ok(Core::on(stream))
+    }
+
+    fn on(stream: sys::CUstream) -> Core {
         let clock = Clock { stream, queued: AtomicU64::new(0), done: AtomicU64::new(0) };
         let (staging, scratch, workspace) = Default::default();
-        Ok(Core { clock: Arc::new(clock), staging, scratch, blas: None, workspace })
+        Core { clock: Arc::new(clock), staging, scratch, blas: None, workspace }
     }
 }
 
@@ -110,6 +116,18 @@ impl Core {
     }
 }
 
+impl Core {
+    /// Leaves a stream that may soon be no more.
+    fn leave(mut self, device: &Device) {
+        if self.staging.is_used() {
+            self.clock.wait(device);
+        }
+        self.workspace.release(device, &self.clock);
+        self.scratch.release(device, &self.clock);
+        device.handles().extend(self.blas);
+    }
+}
+
 impl Lane {
     pub(super) fn new(device: Device, core: Core) -> Lane {
         Lane {
@@ -118,8 +136,16 @@ impl Lane {
             core: Some(RefCell::new(core)),
             tf32: false,
             recording: Cell::new(false),
+            guest: false,
             behind_early: Cell::new(false),
         }
+    }
+
+    /// A lane on a stream of another library: see [`Device::lane_on`].
+    pub(super) fn guest(device: Device, stream: sys::CUstream) -> Lane {
+        let mut lane = Lane::new(device, Core::on(stream));
+        lane.guest = true;
+        lane
     }
 
     /// The lane, whose matrix products may round factors in f32 to TF32, with 10 bits of mantissa, if `allow`.
@@ -145,6 +171,10 @@ impl Lane {
         &self.clock
     }
 
+    pub(super) fn shared_clock(&self) -> &Arc<Clock> {
+        &self.clock
+    }
+
     /// Where the buffer lies, for work queued on this lane next; that work will wait for what other
     /// lanes have queued on it. Fails where the buffer is on another device.
     ///
@@ -159,11 +189,17 @@ impl Lane {
         if self.recording.get() {
             return Ok(buffer.address());
         }
-        let until = self.clock.queued.fetch_add(1, Ordering::AcqRel) + 1;
-        for other in buffer.note(&self.clock, until) {
-            self.wait_for(&other)?;
-        }
+        self.note(buffer).iter().try_for_each(|other| self.wait_for(other))?;
         Ok(buffer.address())
+    }
+
+    /// Notes that work on the buffer is queued next, and returns whom that work has to wait for.
+    fn note(&self, buffer: &Buffer) -> Vec<Arc<Clock>> {
+        if self.guest {
+            return buffer.keep();
+        }
+        let until = self.clock.queued.fetch_add(1, Ordering::AcqRel) + 1;
+        buffer.note(&self.clock, until)
     }
 
     fn wait_for(&self, other: &Clock) -> Result<()> {
@@ -239,7 +275,10 @@ impl Lane {
         let queued = self.core(|core| {
             let handle = match &mut core.blas {
                 Some(handle) => handle,
-                none => none.insert(blas::Handle::new()?),
+                none => {
+                    let stocked = self.device.handles().pop();
+                    none.insert(stocked.map_or_else(blas::Handle::new, Ok)?)
+                }
             };
             let workspace = |bytes| core.workspace.at_least(bytes, &self.device, &self.clock);
             let product = Product { types, matrices, epilogue, tf32: self.tf32 };
@@ -440,6 +479,9 @@ impl Drop for Lane {
     fn drop(&mut self) {
         if let Some(core) = self.core.take() {
             let mut core = core.into_inner();
+            if self.guest {
+                return core.leave(&self.device);
+            }
             if core.scratch.bytes > KEPT_SCRATCH {
                 core.scratch.release(&self.device, &self.clock);
             }

@@ -16,6 +16,7 @@ mod event;
 mod find;
 mod gather;
 mod graph;
+mod guest;
 mod kernel;
 mod lane;
 mod memory;

@@ -50,6 +50,11 @@ impl Staging {
         self.used = 0;
     }
 
+    /// Whether copies may be in flight.
+    pub(super) fn is_used(&self) -> bool {
+        self.used > 0
+    }
+
     pub(super) fn upload(&mut self, lane: &Lane, copies: &[(&[u8], &Buffer)]) -> Result<()> {
         let mut rest = Vec::with_capacity(copies.len());
         for (from, to) in copies {

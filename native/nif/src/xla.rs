@@ -1,0 +1,51 @@
+//! The kernels in programs of XLA: registration, and the question before a call whether the kernels take it.
+
+use crate::answer::answer;
+use crate::ops::decode_map;
+use crate::tensor::{decode_type, describe};
+use rustler::{Atom, Env, Term};
+use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::for_each_op;
+use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::tensor::Spec;
+use std::path::Path;
+
+/// Registers the handlers with the XLA of a library that is loaded; answers the platforms that have one.
+#[rustler::nif(schedule = "DirtyIo")]
+fn xla_register<'a>(env: Env<'a>, path: &str) -> Term<'a> {
+    answer(env, || sidewinder_xla::register::register(Path::new(path)))
+}
+
+/// Nil if a custom call of `op` computes outputs of these names, types and shapes; else an error that says why not.
+#[rustler::nif]
+fn xla_check<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, outputs: Term<'a>, options: Term<'a>) -> Term<'a> {
+    answer(env, || {
+        let name = op.to_term(env).atom_to_string().unwrap_or_default();
+        macro_rules! check_if_named {
+            ($op:ty) => {
+                if name == <$op>::NAME {
+                    return check::<$op>(inputs, outputs, options).map_err(|e| e.in_op(<$op>::NAME));
+                }
+            };
+        }
+        for_each_op!(check_if_named);
+        Err(Error::new(Kind::Argument, "op").expected("the name of an op").got(format_args!("`{name}`")))
+    })
+}
+
+fn check<O: Op>(inputs: Term, outputs: Term, options: Term) -> Result<()> {
+    let options = decode_map::<O::Options>("options", options)?;
+    let call = op::Call::<O>::new(specs::<O>(inputs)?, &options)?;
+    sidewinder_xla::check(&call, &specs::<O>(outputs)?)
+}
+
+/// Tensors as `{name, type, shape}`.
+fn specs<O: Op>(tensors: Term) -> Result<Named<Spec>> {
+    let malformed =
+        |_| Error::new(Kind::Argument, "tensors").expected("{name, type, shape} each").got(describe(tensors));
+    let tensors: Vec<(String, Term, Vec<usize>)> = tensors.decode().map_err(malformed)?;
+    let specs = tensors
+        .into_iter()
+        .map(|(name, dtype, dims)| Ok((op::name::<O>(&name), Spec::new(decode_type(dtype)?, &dims)?)));
+    specs.collect()
+}

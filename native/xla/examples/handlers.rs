@@ -1,0 +1,4 @@
+//! The handlers as a library by themselves, for clients of XLA that are not Elixir: `sidewinder_xla_host` and
+//! `sidewinder_xla_cuda`. `bench/peers/xla.py` is one.
+
+pub use sidewinder_xla::{sidewinder_xla_cuda, sidewinder_xla_host};

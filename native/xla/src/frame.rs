@@ -1,0 +1,240 @@
+//! A call as XLA gives it, read with every pointer, count and type looked at first.
+
+use crate::abi::{self, Array, Attributes, BUFFER, Buffers, CallFrame, Scalar, Span};
+use crate::value::{Value, decode};
+use serde::de::DeserializeOwned;
+use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::tensor::{DType, Spec};
+use std::ffi::c_void;
+use std::slice;
+
+/// The attributes that are no options of the op: its name, the names of operands and results, separated by commas, and
+/// how to run it.
+const OWN: [&str; 6] = ["op", "inputs", "outputs", "level", "threads", "allow_tf32"];
+
+/// A call that is proven to have what it says.
+pub struct Frame<'f> {
+    frame: &'f CallFrame,
+    attributes: Vec<(&'f str, Value<'f>)>,
+}
+
+/// A tensor of a call: what it is, and where its elements are.
+#[derive(Clone, Copy)]
+pub struct Tensor<'f> {
+    /// Its name.
+    pub name: &'f str,
+    /// Its type and shape.
+    pub spec: Spec,
+    /// Its first element, on the host or on a device; not null unless it has no elements.
+    pub data: *mut u8,
+}
+
+/// The error of a frame that XLA does not make.
+fn malformed(what: &str, expected: &str, got: impl std::fmt::Display) -> Error {
+    Error::new(Kind::Argument, what).expected(expected).got(got)
+}
+
+/// The items of a list in C, of which XLA may give none as null.
+unsafe fn items<'f, T>(what: &str, start: *const T, count: i64) -> Result<&'f [T]> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        // SAFETY: the caller's promise: `count` items from `start` on.
+        Ok(count) if !start.is_null() => Ok(unsafe { slice::from_raw_parts(start, count) }),
+        _ => Err(malformed(what, "items where they are counted", format_args!("{count} at {start:?}"))),
+    }
+}
+
+impl Span {
+    unsafe fn text<'f>(&self, what: &str) -> Result<&'f str> {
+        // SAFETY: the caller's promise: `length` bytes from `start` on.
+        let bytes = unsafe { items(what, self.start, self.length as i64)? };
+        std::str::from_utf8(bytes).map_err(|e| malformed(what, "text in UTF-8", e))
+    }
+}
+
+impl<'f> Frame<'f> {
+    /// Reads the attributes of a call.
+    ///
+    /// # Safety
+    /// Pointers of the frame that are not null lead to what XLA's interface says.
+    pub unsafe fn new(frame: &'f CallFrame) -> Result<Frame<'f>> {
+        // SAFETY: the caller's promise.
+        Ok(Frame { frame, attributes: unsafe { attributes(&frame.attributes)? } })
+    }
+
+    /// A text among the attributes.
+    pub fn text(&self, name: &str) -> Result<&'f str> {
+        match self.find(name) {
+            Some(Value::Text(text)) => Ok(text),
+            other => Err(malformed(name, "an attribute that is a text", format_args!("{other:?}"))),
+        }
+    }
+
+    /// The attribute of that name.
+    pub fn find(&self, name: &str) -> Option<&Value<'f>> {
+        self.attributes.iter().find(|(n, _)| *n == name).map(|(_, value)| value)
+    }
+
+    /// How to run the call.
+    pub fn target<T: DeserializeOwned>(&self) -> Result<T> {
+        let own = self.attributes.iter().filter(|(name, _)| OWN[3..].contains(name));
+        decode("attributes", own.cloned())
+    }
+
+    /// The op's options: all other attributes.
+    pub fn options<T: DeserializeOwned>(&self) -> Result<T> {
+        let others = self.attributes.iter().filter(|(name, _)| !OWN.contains(name));
+        decode("attributes", others.cloned())
+    }
+
+    /// The operands by the names that `inputs` gives them.
+    pub fn operands(&self) -> Result<Vec<Tensor<'f>>> {
+        // SAFETY: the frame is one of XLA's, as `new` was promised.
+        unsafe { tensors("operands", &self.frame.operands, self.text("inputs")?) }
+    }
+
+    /// The results by the names that `outputs` gives them.
+    pub fn results(&self) -> Result<Vec<Tensor<'f>>> {
+        // SAFETY: as above.
+        unsafe { tensors("results", &self.frame.results, self.text("outputs")?) }
+    }
+
+    /// The CUDA stream of the call.
+    pub fn stream(&self) -> Result<*mut c_void> {
+        // SAFETY: as above.
+        let api = unsafe { self.frame.api.as_ref() }.filter(|api| api.size >= std::mem::size_of::<abi::Api>());
+        let missing = || malformed("XLA", "a call with a stream", "none");
+        let get = api.and_then(|api| api.stream_get).ok_or_else(missing)?;
+        let mut asked = abi::StreamGet {
+            size: std::mem::size_of::<abi::StreamGet>(),
+            extension: std::ptr::null_mut(),
+            context: self.frame.context,
+            stream: std::ptr::null_mut(),
+        };
+        // SAFETY: XLA's own function with the arguments that it asks for.
+        let error = unsafe { get(&mut asked) };
+        if error.is_null() { Ok(asked.stream) } else { Err(self.error(error)) }
+    }
+
+    /// What XLA says.
+    fn error(&self, error: *mut abi::Error) -> Error {
+        // SAFETY: the error is one of this interface's, which was there to make it.
+        let text = unsafe { crate::report::text(&*self.frame.api, error) };
+        malformed("XLA", "a call with a stream", text)
+    }
+}
+
+unsafe fn attributes<'f>(list: &Attributes) -> Result<Vec<(&'f str, Value<'f>)>> {
+    // SAFETY: the caller's promise: three lists of as many items.
+    let (kinds, names, values) = unsafe {
+        (
+            items("attributes", list.kinds, list.count)?,
+            items("attributes", list.names, list.count)?,
+            items("attributes", list.items, list.count)?,
+        )
+    };
+    let each = kinds.iter().zip(names).zip(values);
+    each.map(|((&kind, &name), &value)| {
+        if name.is_null() || value.is_null() {
+            return Err(malformed("attributes", "names and values", "null"));
+        }
+        // SAFETY: neither is null, and the kind says what the value is.
+        unsafe {
+            let name = (*name).text("attributes")?;
+            Ok((name, attribute(name, kind, value)?))
+        }
+    })
+    .collect()
+}
+
+unsafe fn attribute<'f>(name: &str, kind: i32, value: *const c_void) -> Result<Value<'f>> {
+    // SAFETY: the caller's promise: the kind says what the value is.
+    unsafe {
+        match kind {
+            abi::STRING => Ok(Value::Text((*value.cast::<Span>()).text(name)?)),
+            abi::SCALAR => {
+                let Scalar { dtype, value } = *value.cast::<Scalar>();
+                let [number] = &numbers(name, dtype, value, 1)?[..] else { unreachable!("one was asked for") };
+                Ok(number.clone())
+            }
+            abi::ARRAY => {
+                let Array { dtype, count, values } = *value.cast::<Array>();
+                Ok(Value::List(numbers(name, dtype, values, count)?))
+            }
+            other => Err(malformed(name, "a text, a number, a truth value or an array", format_args!("kind {other}"))),
+        }
+    }
+}
+
+/// Numbers of the types that attributes are written in.
+unsafe fn numbers<'f>(name: &str, dtype: i32, start: *const c_void, count: usize) -> Result<Vec<Value<'f>>> {
+    macro_rules! of {
+        // Attributes may lie at any address.
+        ($type:ty, $value:expr) => {{
+            // SAFETY: the caller's promise: `count` values from `start` on.
+            let bytes = unsafe { items(name, start.cast::<[u8; std::mem::size_of::<$type>()]>(), count as i64)? };
+            Ok(bytes.iter().map(|&bytes| $value(<$type>::from_ne_bytes(bytes))).collect())
+        }};
+    }
+    match dtype {
+        1 => of!(u8, |value: u8| Value::Bool(value != 0)),
+        3 => of!(i16, |value: i16| Value::Integer(value.into())),
+        4 => of!(i32, |value: i32| Value::Integer(value.into())),
+        5 => of!(i64, Value::Integer),
+        8 => of!(u32, |value: u32| Value::Integer(value.into())),
+        9 => of!(u64, |value: u64| i64::try_from(value).map_or(Value::Float(value as f64), Value::Integer)),
+        11 => of!(f32, |value: f32| Value::Float(value.into())),
+        12 => of!(f64, Value::Float),
+        other => Err(malformed(name, "integers of 16 to 64 bits, f32, f64 or i1", format_args!("data type {other}"))),
+    }
+}
+
+/// The buffers of a list by their names.
+unsafe fn tensors<'f>(what: &str, list: &Buffers, names: &'f str) -> Result<Vec<Tensor<'f>>> {
+    // SAFETY: the caller's promise: two lists of as many items.
+    let (kinds, buffers) = unsafe { (items(what, list.kinds, list.count)?, items(what, list.items, list.count)?) };
+    let names: Vec<&str> = if names.is_empty() { Vec::new() } else { names.split(',').collect() };
+    if names.len() != buffers.len() {
+        return Err(malformed(what, &format!("{}, as named", names.len()), buffers.len()));
+    }
+    let each = kinds.iter().zip(buffers).zip(names);
+    each.map(|((&kind, &buffer), name)| {
+        if kind != BUFFER || buffer.is_null() {
+            return Err(malformed(name, "a buffer", format_args!("kind {kind} at {buffer:?}")));
+        }
+        // SAFETY: it is a buffer, and not null.
+        unsafe { tensor(name, &*buffer) }
+    })
+    .collect()
+}
+
+unsafe fn tensor<'f>(name: &'f str, buffer: &abi::Buffer) -> Result<Tensor<'f>> {
+    // SAFETY: the caller's promise: `rank` sizes.
+    let dims = unsafe { items(name, buffer.dims, buffer.rank)? };
+    let dims: Option<Vec<usize>> = dims.iter().map(|&size| usize::try_from(size).ok()).collect();
+    let dims = dims.ok_or_else(|| malformed(name, "sizes of 0 or more", "a negative one"))?;
+    let spec = Spec::new(dtype(name, buffer.dtype)?, &dims)?;
+    if buffer.data.is_null() && spec.bytes() > 0 {
+        return Err(malformed(name, "elements", format_args!("null for {spec}")));
+    }
+    Ok(Tensor { name, spec, data: buffer.data.cast() })
+}
+
+/// Our name for one of XLA's types. Truth values are masks.
+fn dtype(name: &str, number: i32) -> Result<DType> {
+    Ok(match number {
+        1 | 6 => DType::U8,
+        2 => DType::I8,
+        3 => DType::I16,
+        4 => DType::I32,
+        5 => DType::I64,
+        10 => DType::F16,
+        11 => DType::F32,
+        12 => DType::F64,
+        16 => DType::Bf16,
+        other => {
+            let expected = "pred, u8, s8, s16, s32, s64, f16, bf16, f32 or f64";
+            return Err(Error::new(Kind::DType, name).expected(expected).got(format_args!("data type {other}")));
+        }
+    })
+}

@@ -1,0 +1,78 @@
+//! Calls on the CPU.
+
+use crate::control::Strict;
+use crate::frame::{Frame, Tensor};
+use crate::{check, unasked};
+use serde::Deserialize;
+use sidewinder_kernels::cpu::{Exec, Level, pool};
+use sidewinder_kernels::error::{Error, Result};
+use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::tensor::{Owned, View, ViewMut};
+use std::slice;
+
+/// How to run a call.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Target {
+    /// A CPU level by name; the best by default.
+    level: Option<String>,
+    /// CPU threads; one per core by default.
+    threads: Option<usize>,
+    /// For CUDA alone.
+    allow_tf32: bool,
+}
+
+impl Target {
+    /// Small calls stay in the thread that XLA calls from, as they do when they are called directly.
+    fn exec(&self, work: u64) -> Result<Exec> {
+        let default = Exec::default();
+        let quick = self.level.is_none() && self.threads.is_none() && work < op::QUICK;
+        let threads = self.threads.unwrap_or(if quick { 1 } else { default.threads });
+        Ok(Exec {
+            level: self.level.as_deref().map_or(Ok(default.level), Level::from_name)?,
+            threads: pool::checked(threads)?,
+        })
+    }
+}
+
+/// Runs a call of `O` on XLA's memory.
+pub fn run<O: Op>(frame: &Frame) -> Result<()> {
+    let target: Target = frame.target()?;
+    let options: O::Options = frame.options()?;
+    let (inputs, outputs) = (frame.operands()?, frame.results()?);
+    let inputs = named::<O, _>(&inputs, |tensor| View::new(tensor.spec, bytes(tensor)))?;
+    let mut outputs = named::<O, _>(&outputs, |tensor| ViewMut::new(tensor.spec, bytes_mut(tensor)))?;
+    let call = op::Call::<O>::new(op::specs(&inputs), &options)?;
+    let results = op::specs(&outputs);
+    check(&call, &results)?;
+    let unasked = unasked(&call, &results).into_iter().map(|(name, spec)| Ok((name, Owned::try_poisoned(spec)?)));
+    let mut unasked = unasked.collect::<Result<Vec<_>>>()?;
+    unasked.iter_mut().for_each(|(name, memory)| outputs.push(name.clone(), memory.view_mut()));
+    let exec = target.exec(call.work())?;
+    let _strict = Strict::new();
+    call.cpu(&inputs, outputs, &exec)
+}
+
+fn named<'t, O: Op, T>(tensors: &[Tensor<'t>], view: impl Fn(Tensor<'t>) -> Result<T>) -> Result<Named<T>> {
+    let each = tensors.iter().map(|tensor| {
+        let view = view(*tensor).map_err(|error| Error { argument: tensor.name.into(), ..error })?;
+        Ok((op::name::<O>(tensor.name), view))
+    });
+    each.collect()
+}
+
+fn bytes(tensor: Tensor<'_>) -> &[u8] {
+    match tensor.spec.bytes() {
+        0 => &[],
+        // SAFETY: XLA's buffers have the bytes of their shapes, and are not written to during a call that reads them.
+        bytes => unsafe { slice::from_raw_parts(tensor.data, bytes) },
+    }
+}
+
+fn bytes_mut(tensor: Tensor<'_>) -> &mut [u8] {
+    match tensor.spec.bytes() {
+        0 => &mut [],
+        // SAFETY: as above; each result has memory of its own, and the call alone has it.
+        bytes => unsafe { slice::from_raw_parts_mut(tensor.data, bytes) },
+    }
+}

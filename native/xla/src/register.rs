@@ -1,0 +1,71 @@
+//! Registration with an XLA that this process has loaded.
+
+use crate::abi::{Api, Handler, HandlerRegister, Span};
+use crate::report;
+use crate::{TARGET, sidewinder_xla_cuda, sidewinder_xla_host};
+use libloading::os::unix::Library;
+use sidewinder_kernels::error::{Error, Kind, Result};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::{Mutex, PoisonError};
+
+/// XLA's function that gives its interface, in C and in C++.
+const ENTRIES: [&[u8]; 2] = [b"XLA_FFI_GetApi\0", b"_ZN3xla3ffi12GetXlaFfiApiEv\0"];
+
+/// The libraries with whose XLA the handlers are registered.
+static DONE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// The handlers by their platforms.
+const HANDLERS: [(&str, Handler); 2] = [("Host", sidewinder_xla_host), ("CUDA", sidewinder_xla_cuda)];
+
+/// Registers the handlers with the XLA in the library at this path, or in one that it depends on, unless that was done
+/// before, and answers their platforms. The library must be loaded already, and stays so. What this code is in must never
+/// be unloaded either: XLA holds pointers into it.
+pub fn register(library: &Path) -> Result<Vec<&'static str>> {
+    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !done.iter().any(|path| path == library) {
+        let api = api(library)?;
+        HANDLERS.iter().try_for_each(|(platform, handle)| handler(api, platform, *handle))?;
+        done.push(library.to_path_buf());
+    }
+    Ok(HANDLERS.iter().map(|(platform, _)| *platform).collect())
+}
+
+fn api(path: &Path) -> Result<&'static Api> {
+    let wrong = |expected: &str, got: String| {
+        Error::new(Kind::Unavailable, path.display().to_string()).expected(expected).got(got)
+    };
+    // SAFETY: a library that is loaded already runs no code when it is opened again.
+    let library = unsafe { Library::open(Some(path), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+    let library = library.map_err(|e| wrong("a library that is loaded", e.to_string()))?;
+    let entry = ENTRIES.iter().find_map(|name| {
+        // SAFETY: a symbol of this name is this function.
+        unsafe { library.get::<unsafe extern "C" fn() -> *const Api>(name) }.ok().map(|entry| *entry)
+    });
+    let entry = entry.ok_or_else(|| wrong("XLA's FFI, `XLA_FFI_GetApi`", "no such symbol".to_string()))?;
+    // Handlers outlive this call, and what they are registered with must, too.
+    std::mem::forget(library);
+    // SAFETY: XLA's function, which gives null or a table that lives as long as the library.
+    unsafe { entry().as_ref() }.ok_or_else(|| wrong("XLA's FFI", "null".to_string()))
+}
+
+fn handler(api: &Api, platform: &str, handler: Handler) -> Result<()> {
+    let span = |text: &str| Span { start: text.as_ptr(), length: text.len() };
+    let mut asked = HandlerRegister {
+        size: size_of::<HandlerRegister>(),
+        extension: null_mut(),
+        name: span(TARGET),
+        platform: span(platform),
+        earlier_stages: [None; 3],
+        execute: Some(handler),
+        traits: 0,
+    };
+    // SAFETY: XLA's own function, which copies the names.
+    let error = unsafe { (api.handler_register)(&mut asked) };
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the error is this table's.
+    let got = unsafe { report::text(api, error) };
+    Err(Error::new(Kind::Unavailable, "XLA").expected(format!("a handler for {platform} to be taken")).got(got))
+}

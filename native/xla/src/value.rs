@@ -1,0 +1,76 @@
+//! Values of attributes, as the parameters of ops are decoded from them.
+
+use serde::de::value::{Error as SerdeError, MapDeserializer, SeqDeserializer};
+use serde::de::{DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
+use sidewinder_kernels::error::{Error, Kind, Result};
+
+/// The value of an attribute.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value<'f> {
+    /// A truth value.
+    Bool(bool),
+    /// An integer.
+    Integer(i64),
+    /// A number.
+    Float(f64),
+    /// A text, such as the name of a choice.
+    Text(&'f str),
+    /// Numbers in a row.
+    List(Vec<Value<'f>>),
+}
+
+/// Decodes named values into a struct; unknown names are refused as the struct says.
+pub fn decode<'f, T: DeserializeOwned>(
+    what: &str,
+    values: impl Iterator<Item = (&'f str, Value<'f>)> + Clone,
+) -> Result<T> {
+    T::deserialize(MapDeserializer::<_, SerdeError>::new(values.clone())).map_err(|e| {
+        let got: Vec<String> = values.map(|(name, value)| format!("{name} = {value:?}")).collect();
+        Error::new(Kind::Option, what)
+            .expected("known names with values of their types")
+            .got(format_args!("{} ({e})", got.join(", ")))
+    })
+}
+
+impl<'f> IntoDeserializer<'f, SerdeError> for Value<'f> {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+impl<'de> Deserializer<'de> for Value<'de> {
+    type Error = SerdeError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> std::result::Result<V::Value, SerdeError> {
+        match self {
+            Value::Bool(value) => visitor.visit_bool(value),
+            Value::Integer(value) => visitor.visit_i64(value),
+            Value::Float(value) => visitor.visit_f64(value),
+            Value::Text(value) => visitor.visit_borrowed_str(value),
+            Value::List(values) => visitor.visit_seq(SeqDeserializer::new(values.into_iter())),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> std::result::Result<V::Value, SerdeError> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> std::result::Result<V::Value, SerdeError> {
+        match self {
+            Value::Text(text) => text.into_deserializer().deserialize_enum(name, variants, visitor),
+            other => other.deserialize_any(visitor),
+        }
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf unit unit_struct newtype_struct seq
+        tuple tuple_struct map struct identifier ignored_any
+    }
+}
