@@ -200,7 +200,11 @@ defmodule Sidewinder.MixProject do
   def application do
     declared? = List.keymember?(Mix.Project.config()[:deps], :nx, 0)
     found = if declared? or not elixir_for_nx?(), do: [], else: @found_elsewhere
-    [extra_applications: [:logger | Enum.map(found, &{&1, :optional})]]
+
+    [
+      mod: {Sidewinder.Application, []},
+      extra_applications: [:logger | Enum.map(found, &{&1, :optional})]
+    ]
   end
 
   @doc """
@@ -226,7 +230,9 @@ defmodule Sidewinder.MixProject do
   end
 
   defp elixirc_paths(:test),
-    do: elixirc_paths(:dev) ++ ["test/support/core" | nx("test/support/nx")]
+    do:
+      elixirc_paths(:dev) ++
+        ["test/support/core" | nx("test/support/nx") ++ exla("test/support/exla")]
 
   defp elixirc_paths(_), do: ["lib/core" | nx("lib/nx") ++ axon("lib/axon") ++ exla("lib/exla")]
 

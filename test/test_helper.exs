@@ -1,10 +1,12 @@
-%{gpus: gpus, why_no_gpus: why} = Sidewinder.Device.info()
+%{gpus: gpus, why_no_gpus: why, exla: exla} = Sidewinder.Device.info()
 
 left_out =
   case gpus do
     [] -> [cuda: "no CUDA device: #{why}"]
     [gpu | _] -> [no_cuda: "there is a CUDA device: #{gpu.name}"]
   end
+
+left_out = if exla.available, do: left_out, else: [{:exla, exla.why_not} | left_out]
 
 for {tag, reason} <- left_out, do: IO.puts("Tests tagged #{tag} are left out (#{reason}).")
 
@@ -16,10 +18,6 @@ end
 
 unless Code.ensure_loaded?(Sidewinder.Axon) do
   IO.puts("The tests of lib/axon are left out (it was not compiled: it needs Axon 0.7).")
-end
-
-unless Code.ensure_loaded?(Sidewinder.CustomCall) do
-  IO.puts("The tests of lib/exla are left out (it was not compiled: it needs EXLA 0.12).")
 end
 
 # A minute is little on a busy machine with two cores.

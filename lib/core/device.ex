@@ -39,6 +39,7 @@ defmodule Sidewinder.Device do
     * `has_native`, `has_simd`, `simd_level`, `threads` - the same in short: whether there is the
       library, whether it computes with vectors on this CPU, and with which
     * `cuda` - whether CUDA device 0 can be used, the names of all devices, and why it cannot
+    * `exla` - whether programs that EXLA compiles run the kernels, on which of XLA's platforms, and why not
     * `ops` - for each op where it would run
 
   `why_no_native`, `why_no_gpus` and `why_not` are texts, or nil where there is nothing to explain.
@@ -56,6 +57,7 @@ defmodule Sidewinder.Device do
           simd_level: :avx512 | :avx2 | :neon | :scalar | nil,
           threads: pos_integer | nil,
           cuda: %{available: boolean, devices: [String.t()], why_not: String.t() | nil},
+          exla: %{available: boolean, platforms: [String.t()], why_not: String.t() | nil},
           ops: %{String.t() => choice}
         }
   def info do
@@ -79,7 +81,8 @@ defmodule Sidewinder.Device do
         available: why_no_cuda == nil,
         devices: for(gpu <- gpus, do: gpu.name),
         why_not: why_no_cuda
-      }
+      },
+      exla: exla()
     }
 
     Map.put(info, :ops, ops(info))
@@ -98,6 +101,19 @@ defmodule Sidewinder.Device do
     end
   rescue
     error in Error -> {[], Exception.message(error)}
+  end
+
+  # lib/exla is compiled where EXLA is.
+  defp exla do
+    status =
+      if Code.ensure_loaded?(Sidewinder.CustomCall),
+        do: apply(Sidewinder.CustomCall, :status, []),
+        else: {:error, "Sidewinder was compiled without EXLA 0.12 or later"}
+
+    case status do
+      {:ok, platforms} -> %{available: true, platforms: platforms, why_not: nil}
+      {:error, why} -> %{available: false, platforms: [], why_not: why}
+    end
   end
 
   # Why a device cannot be used, or nil.

@@ -115,6 +115,9 @@ defmodule Sidewinder.Native do
   def tokenizer_next(_tokenizer, _window, _token), do: missing()
   def tokenizer_rest(_tokenizer, _window), do: missing()
 
+  def xla_register(_path), do: missing()
+  def xla_check(_op, _inputs, _outputs, _options), do: missing()
+
   def debug_device_bytes(_ordinal), do: missing()
   def debug_panic(_text), do: missing()
   def debug_panic_in_encode, do: missing()

@@ -58,8 +58,15 @@ defmodule Sidewinder do
     * `:allow_tf32` - whether matrix products of f32 on CUDA may round their factors to TF32; see
       `Sidewinder.Kernel`
 
-  Compilers other than `Nx.Defn.Evaluator` get an op, and its gradient, as an `Nx.block/4`, whose struct
-  they may lower to a call of their own; else they compile the pure Nx form.
+  ## Under EXLA
+
+  With `compiler: EXLA` an op, and its gradient, is a custom call in XLA's own program (`Sidewinder.CustomCall`): the
+  same kernel, on XLA's memory where it lies, on a GPU on XLA's stream. The program runs where its client is, so of the
+  options above `backend: :nx` alone matters there: it leaves the op to XLA. `Sidewinder.Device.info/0` tells whether
+  EXLA runs the kernels.
+
+  Other compilers than that and `Nx.Defn.Evaluator` get an `Nx.block/4`, whose struct they may lower to a call of
+  their own; else they compile the pure Nx form.
   """
   import Nx.Defn
 

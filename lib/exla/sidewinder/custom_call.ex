@@ -1,80 +1,122 @@
 defmodule Sidewinder.CustomCall do
   @moduledoc """
-  Sidewinder's ops in graphs that EXLA compiles.
+  Sidewinder's kernels in programs that EXLA compiles.
 
-  EXLA asks here for each block with a struct of `Sidewinder.Block`. The answer is `:skip`: XLA then
-  compiles the block's default, the op in pure Nx.
+  EXLA asks here for each block with a struct of `Sidewinder.Block`. The answer is a custom call of XLA
+  (its typed FFI), which runs the op's kernel on XLA's own memory: no data is copied, and nothing leaves the
+  program. Where there is no kernel for a block, the answer is `:skip`, and XLA compiles the block's default, the
+  op in pure Nx.
+
+  The handlers of these calls have to be registered with the XLA that EXLA has loaded. That happens when the
+  application `:sidewinder` starts after `:exla`, so that executables from EXLA's disk cache find them, or else with
+  the first block.
   """
 
-  @doc "What `EXLA.CustomCall.call/4` gives; the place to name XLA's targets of the kernels."
-  @spec call(struct, Nx.Container.t(), [Nx.Tensor.t()], struct) :: :skip
-  def call(_op, _out, _args, _client), do: :skip
-end
+  alias EXLA.CustomCall.Spec
+  alias Sidewinder.{Device, Error, Native, Op}
+  alias Sidewinder.Op.Warning
 
-alias Sidewinder.Block
+  # XLA's name of the handler, which finds op and names among the attributes.
+  @target "sidewinder_op"
+  @platforms %{host: "Host", cuda: "CUDA"}
 
-defimpl EXLA.CustomCall,
-  for: [
-    Block.SelectiveScan,
-    Block.SelectiveScanBackward,
-    Block.SelectiveStateUpdate,
-    Block.LinearScan,
-    Block.LinearScanBackward,
-    Block.ExpProductScan,
-    Block.ExpProductScanBackward,
-    Block.CumprodScan,
-    Block.CumprodScanBackward,
-    Block.Logcumsumexp,
-    Block.LogcumsumexpBackward,
-    Block.Cumsum,
-    Block.CumsumBackward,
-    Block.ReverseCumsum,
-    Block.ReverseCumsumBackward,
-    Block.CausalConv1d,
-    Block.CausalConv1dBackward,
-    Block.CausalConv1dUpdate,
-    Block.MambaBlock,
-    Block.MambaBlockBackward,
-    Block.Activations,
-    Block.ActivationsBackward,
-    Block.RmsNorm,
-    Block.RmsNormBackward,
-    Block.LayerNorm,
-    Block.LayerNormBackward,
-    Block.LayerNormGelu,
-    Block.LayerNormGeluBackward,
-    Block.Linear,
-    Block.LinearBackward,
-    Block.Matmul,
-    Block.MatmulBackward,
-    Block.Rope,
-    Block.RopeBackward,
-    Block.SinusoidalPositions,
-    Block.SinusoidalPositionsBackward,
-    Block.Attention,
-    Block.AttentionBackward,
-    Block.Decode,
-    Block.SwigluMlp,
-    Block.SwigluMlpBackward,
-    Block.Mha,
-    Block.MhaBackward,
-    Block.TransformerBlock,
-    Block.TransformerBlockBackward,
-    Block.MdiUpdate,
-    Block.MdiUpdateBackward,
-    Block.MdiGamma,
-    Block.MdiGammaBackward,
-    Block.Mdi,
-    Block.MdiBackward,
-    Block.BlockRecurrence,
-    Block.BlockRecurrenceBackward,
-    Block.HdsConstruct,
-    Block.HdsConstructBackward,
-    Block.HdsQueryTopk,
-    Block.MultiMemoryAttention,
-    Block.MultiMemoryAttentionBackward,
-    Block.MmrecBlock,
-    Block.MmrecBlockBackward
-  ] do
-  defdelegate call(op, out, args, client), to: Sidewinder.CustomCall
+  @doc "What `EXLA.CustomCall.call/4` gives for a block of Sidewinder."
+  @spec call(struct, Nx.Container.t(), [Nx.Tensor.t()], struct) :: {:ok, struct} | :skip
+  def call(op, out, args, client) do
+    with false <- Op.pure?(op),
+         true <- @platforms[client.platform] in register(),
+         {:ok, attributes} <- attributes(op, Op.unpack(out), args) do
+      {:ok, %Spec{call_target_name: @target, attributes: attributes}}
+    else
+      _ -> :skip
+    end
+  end
+
+  @doc """
+  Registers the handlers with EXLA's XLA, if that was not done yet, and gives the names of XLA's platforms that have
+  one. There are none where it can't be done, which is logged once.
+  """
+  @spec register() :: [String.t()]
+  def register do
+    case status() do
+      {:ok, platforms} ->
+        platforms
+
+      {:error, why} ->
+        Warning.once(:exla, fn -> "Under EXLA Sidewinder's ops run as plain XLA: #{why}" end)
+        []
+    end
+  end
+
+  @doc "The platforms as in `register/0`, or why there are none."
+  @spec status() :: {:ok, [String.t()]} | {:error, String.t()}
+  def status do
+    with {:ok, library} <- library(),
+         {:error, fields} <- Native.xla_register(library),
+         do: {:error, Exception.message(struct!(Error, fields))}
+  rescue
+    error in Error -> {:error, Exception.message(error)}
+  end
+
+  # EXLA's module loads it.
+  defp library do
+    with {:module, _} <- Code.ensure_loaded(EXLA.NIF),
+         folder when is_list(folder) <- :code.priv_dir(:exla) do
+      {:ok, Path.join(folder, "libexla.so")}
+    else
+      _ -> {:error, "EXLA's native library could not be loaded"}
+    end
+  end
+
+  # All that a call consists of but its operands, as MLIR; an error where the kernels don't take it.
+  defp attributes(_op, _out, []), do: {:error, :no_operands}
+
+  defp attributes(op, out, args) do
+    %{name: name, inputs: inputs, options: options} = kernel = Op.kernel(op)
+    outputs = Enum.map(kernel.outputs, &Atom.to_string/1)
+
+    with {:ok, operands} <- described(inputs, args),
+         {:ok, results} <- described(outputs, out),
+         {:ok, _} <- Native.xla_check(name, operands, results, options) do
+      own = [
+        op: to_string(name),
+        inputs: Enum.join(inputs, ","),
+        outputs: Enum.join(outputs, ",")
+      ]
+
+      {:ok,
+       for({key, value} <- own ++ where(op) ++ Enum.sort(options), value != nil) do
+         {Atom.to_string(key), mlir(value)}
+       end}
+    end
+  end
+
+  defp described(names, tensors) do
+    types = Enum.map(tensors, &Op.kernel_type(&1.type))
+
+    if nil in types,
+      do: {:error, :type},
+      else:
+        {:ok,
+         Enum.zip_with(
+           [names, types, Enum.map(tensors, &Tuple.to_list(&1.shape))],
+           &List.to_tuple/1
+         )}
+  end
+
+  defp where(%{target: target}) do
+    config = Device.config()
+    tf32 = Keyword.get(target, :allow_tf32, config.allow_tf32)
+    [level: target[:level], threads: target[:threads] || config.threads, allow_tf32: tf32]
+  end
+
+  defp mlir(value) when is_boolean(value), do: to_string(value)
+  defp mlir(value) when is_integer(value), do: "#{value} : i64"
+  # Without an exponent, or with one as MLIR has it: a digit on both sides of the point.
+  defp mlir(value) when is_float(value), do: "#{value} : f64"
+  defp mlir(value) when is_binary(value), do: inspect(value)
+  defp mlir(value) when is_tuple(value), do: mlir(Tuple.to_list(value))
+
+  defp mlir(value) when is_list(value),
+    do: "array<f64: #{Enum.map_join(value, ", ", &to_string(&1 * 1.0))}>"
 end

@@ -101,16 +101,28 @@ defmodule Sidewinder.Op do
 
       use Sidewinder.Op, reference: module with backward/2, gradient_of: module of the op
 
-  which needs no reference if the op is composed.
+  which needs no reference if the op is composed. Without any of them the module has functions of its own.
   """
   defmacro __using__(opts) do
-    if opts[:gradient_of], do: use_gradient(opts), else: use_op(opts)
+    [
+      common(),
+      cond do
+        opts[:gradient_of] -> use_gradient(opts)
+        opts[:reference] -> use_op(opts)
+        true -> nil
+      end
+    ]
+  end
+
+  defp common do
+    quote do
+      @behaviour Sidewinder.Op
+      @before_compile Sidewinder.Op
+    end
   end
 
   defp use_op(opts) do
     quote do
-      @behaviour Sidewinder.Op
-
       @impl true
       defdelegate body(op, inputs), to: unquote(opts[:reference])
 
@@ -133,8 +145,6 @@ defmodule Sidewinder.Op do
 
   defp use_gradient(opts) do
     quote do
-      @behaviour Sidewinder.Op
-
       defstruct Sidewinder.Op.Gradient.fields(unquote(opts[:gradient_of]))
 
       @table Sidewinder.Op.Gradient.table(unquote(opts[:gradient_of]).table())
@@ -159,6 +169,17 @@ defmodule Sidewinder.Op do
     end
   end
 
+  # EXLA asks the implementation for a block's struct what XLA shall call.
+  defmacro __before_compile__(_env) do
+    if Code.ensure_loaded?(EXLA.CustomCall) do
+      quote do
+        defimpl EXLA.CustomCall do
+          defdelegate call(op, out, args, client), to: Sidewinder.CustomCall
+        end
+      end
+    end
+  end
+
   @doc """
   Runs `op` on its required `inputs` and on `opts`, which are the optional inputs, the op's options
   and those of `Sidewinder.Kernel`. Returns the outputs by name, in the table's order.
@@ -166,7 +187,7 @@ defmodule Sidewinder.Op do
   @spec call(struct, [{String.t(), Nx.t()}], keyword) :: [{atom, Nx.Tensor.t()}]
   def call(op, inputs, opts) do
     {op, table, inputs, sizes} = checked!(op, inputs, opts)
-    outputs = Enum.filter(table.outputs, &there?(&1, op, inputs))
+    outputs = outputs(table, op, inputs)
 
     inputs
     |> Vectorize.map(Enum.map(outputs, &like/1), &once(op, &1, templates(outputs, &1, sizes, &2)))
@@ -205,6 +226,8 @@ defmodule Sidewinder.Op do
   def part(whole, part, inputs) do
     call(%{part | target: whole.target}, Enum.filter(inputs, &elem(&1, 1)), [])
   end
+
+  defp outputs(table, op, inputs), do: Enum.filter(table.outputs, &there?(&1, op, inputs))
 
   defp there?({_, _, _, :always}, _op, _inputs), do: true
   defp there?({_, _, _, {:saved, _}}, _op, _inputs), do: true
@@ -315,15 +338,23 @@ defmodule Sidewinder.Op do
     unpack(Nx.Defn.jit_apply(fun, [List.to_tuple(tensors)], on_conflict: :force))
   end
 
-  defp native(%module{} = op, tensors, templates) do
-    %{name: name, options: options} = module.table()
+  defp native(op, tensors, templates) do
+    kernel = kernel(op)
     inputs = Enum.zip_with(op.inputs, tensors, &{&1, to_kernel(&2)})
-    outputs = Kernel.run(name, inputs, to_options(op, options), op.target)
+    outputs = Kernel.run(kernel.name, inputs, kernel.options, op.target)
     backend = backend(tensors)
 
     for {name, template} <- templates do
       outputs |> Map.fetch!(Atom.to_string(name)) |> from_kernel(template) |> transfer(backend)
     end
+  end
+
+  @doc "What the kernel of a checked op is called with: its name, those of inputs and outputs, and the options."
+  @spec kernel(struct) :: %{name: atom, inputs: [String.t()], outputs: [atom], options: map}
+  def kernel(%module{inputs: inputs} = op) do
+    table = module.table()
+    outputs = for output <- outputs(table, op, Enum.map(inputs, &{&1})), do: elem(output, 0)
+    %{name: table.name, inputs: inputs, outputs: outputs, options: to_options(op, table.options)}
   end
 
   defp to_options(op, options) do
@@ -349,19 +380,22 @@ defmodule Sidewinder.Op do
 
   @doc "The same numbers for the kernels. A tensor of `Nx.BinaryBackend` is not copied."
   @spec to_kernel(Nx.Tensor.t()) :: Tensor.t()
-  def to_kernel(%Nx.Tensor{shape: shape, type: {kind, bits}} = t) do
-    %Tensor{type: kernel_type(kind, bits), shape: shape, data: Nx.to_binary(t)}
+  def to_kernel(%Nx.Tensor{shape: shape, type: type} = t) do
+    %Tensor{type: kernel_type(type), shape: shape, data: Nx.to_binary(t)}
   end
 
-  defp kernel_type(:f, 32), do: :f32
-  defp kernel_type(:f, 64), do: :f64
-  defp kernel_type(:bf, 16), do: :bf16
-  defp kernel_type(:f, 16), do: :f16
-  defp kernel_type(:u, 8), do: :u8
-  defp kernel_type(:s, 8), do: :i8
-  defp kernel_type(:s, 16), do: :i16
-  defp kernel_type(:s, 32), do: :i32
-  defp kernel_type(:s, 64), do: :i64
+  @doc "The type by the name that kernels know it by, or nil where they have none such."
+  @spec kernel_type(Nx.Type.t()) :: Tensor.type() | nil
+  def kernel_type({:f, 32}), do: :f32
+  def kernel_type({:f, 64}), do: :f64
+  def kernel_type({:bf, 16}), do: :bf16
+  def kernel_type({:f, 16}), do: :f16
+  def kernel_type({:u, 8}), do: :u8
+  def kernel_type({:s, 8}), do: :i8
+  def kernel_type({:s, 16}), do: :i16
+  def kernel_type({:s, 32}), do: :i32
+  def kernel_type({:s, 64}), do: :i64
+  def kernel_type(_type), do: nil
 
   @doc "The same numbers for Nx, on `Nx.BinaryBackend`."
   @spec from_kernel(Tensor.t(), Nx.Tensor.t()) :: Nx.Tensor.t()
@@ -383,8 +417,9 @@ defmodule Sidewinder.Op do
 
   ## Pure Nx or the kernel
 
-  # A call that names a GPU shall fail without one, not be slow.
-  defp pure?(%{target: target}) do
+  @doc "Whether an op is to be its body in pure Nx. A call that names a GPU shall fail without one, not be slow."
+  @spec pure?(struct) :: boolean
+  def pure?(%{target: target}) do
     case Device.parse!(target[:backend] || Device.config().backend) do
       :nx -> true
       {:cuda, _} -> false

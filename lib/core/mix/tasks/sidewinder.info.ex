@@ -27,6 +27,7 @@ defmodule Mix.Tasks.Sidewinder.Info do
       {"native library", if(info.native, do: "loaded", else: "none: #{info.why_no_native}")},
       {"cpu", cpu(info.cpu)},
       {"cuda", cuda(info)},
+      {"exla", exla(info.exla)},
       {"backend", Device.name(info.backend)}
     ]
 
@@ -41,6 +42,11 @@ defmodule Mix.Tasks.Sidewinder.Info do
   defp cuda(%{cuda: %{available: true}, gpus: gpus}), do: Enum.map_join(gpus, ", ", &gpu/1)
   defp cuda(%{cuda: %{devices: [], why_not: why}}), do: "none: #{why}"
   defp cuda(%{cuda: cuda}), do: "#{Enum.join(cuda.devices, ", ")}, not usable: #{cuda.why_not}"
+
+  defp exla(%{available: true, platforms: names}),
+    do: "runs the kernels: #{Enum.join(names, ", ")}"
+
+  defp exla(%{why_not: why}), do: "runs no kernels: #{why}"
 
   defp gpu(%{name: name, ordinal: ordinal, memory: memory, driver: {major, minor}}) do
     "cuda:#{ordinal} #{name}, #{div(memory, 1_073_741_824)} GiB, driver for CUDA #{major}.#{minor}"

@@ -42,7 +42,7 @@ defmodule Sidewinder.Block.CausalConv1dUpdate do
   `Sidewinder.causal_conv1d_update/4` in the graph of a compiler; see
   `Sidewinder.Block.SelectiveScan`.
   """
-  @behaviour Sidewinder.Op
+  use Sidewinder.Op
 
   alias Sidewinder.{Block, Op}
 

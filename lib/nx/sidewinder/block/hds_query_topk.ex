@@ -4,7 +4,7 @@ defmodule Sidewinder.Block.HdsQueryTopk do
 
   Its gradient is that of attention over the slots that were found, in pure Nx.
   """
-  @behaviour Sidewinder.Op
+  use Sidewinder.Op
 
   alias Sidewinder.Op.Gradient
   alias Sidewinder.Reference.HdsQueryTopk

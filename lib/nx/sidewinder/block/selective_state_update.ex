@@ -3,7 +3,7 @@ defmodule Sidewinder.Block.SelectiveStateUpdate do
   `Sidewinder.selective_state_update/7` in the graph of a compiler; see
   `Sidewinder.Block.SelectiveScan`.
   """
-  @behaviour Sidewinder.Op
+  use Sidewinder.Op
 
   alias Sidewinder.{Block, Op}
 
