@@ -8,8 +8,11 @@ defmodule Sidewinder.DependencyTest do
   @has_layers Version.match?(System.version(), ">= 1.17.0")
 
   # Beside Erlang's own applications, whatever a project declares.
-  defp nx_beside_erlang?,
-    do: Path.wildcard(Path.join(:code.lib_dir(), "nx{,-*}")) != []
+  defp layers_beside_erlang do
+    beside? = &(Path.wildcard(Path.join(:code.lib_dir(), &1 <> "{,-*}")) != [])
+    layers = for {app, layer} <- [{"exla", "EXLA"}, {"nx", "Nx"}], beside?.(app), do: layer
+    if "Nx" in layers, do: layers, else: []
+  end
 
   setup do
     root = Path.join(System.tmp_dir!(), "sidewinder-#{System.unique_integer([:positive])}")
@@ -64,7 +67,7 @@ defmodule Sidewinder.DependencyTest do
     # Not how these tests were started.
     unset =
       for name <- ~w(MIX_BUILD_ROOT MIX_BUILD_PATH MIX_EXS MIX_TARGET CARGO_TARGET_DIR
-        CARGO_BUILD_TARGET SIDEWINDER_OFFLINE),
+        CARGO_BUILD_TARGET SIDEWINDER_OFFLINE ERL_LIBS),
           do: {name, nil}
 
     System.cmd(System.find_executable("mix"), ["compile"],
@@ -110,7 +113,7 @@ defmodule Sidewinder.DependencyTest do
     project(root, "exla", ["nx"], "0.13.0")
     project(root, "app", ["sidewinder"])
     compile!(root, "app")
-    assert layers(root, "app") == if(nx_beside_erlang?(), do: ["Nx"], else: [])
+    assert layers(root, "app") == layers_beside_erlang()
 
     steps = [
       {"0.11.0", ~w(sidewinder nx), []},
