@@ -330,7 +330,8 @@ defmodule Sidewinder.MixProject do
 
   defp package do
     sources =
-      ~w(lib native/Cargo.toml native/Cargo.lock native/kernels native/nif priv/models priv/samples)
+      ~w(lib native/Cargo.toml native/Cargo.lock native/kernels native/nif native/xla priv/models
+         priv/samples)
 
     about = ~w(mix.exs .formatter.exs README.md CHANGELOG.md LICENSE)
     [licenses: ["Apache-2.0"], links: %{}, files: sources ++ about]

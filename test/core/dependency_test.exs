@@ -39,6 +39,7 @@ defmodule Sidewinder.DependencyTest do
 
   defp project(root, app, deps, version \\ "0.1.0", also \\ "") do
     module = Macro.camelize(app)
+    if File.exists?(Path.join(root, "#{app}/mix.exs")), do: next_second()
 
     source(root, "#{app}/mix.exs", """
     defmodule #{module}.MixProject do
@@ -49,9 +50,6 @@ defmodule Sidewinder.DependencyTest do
     end
     """)
 
-    # Mix looks at whole seconds.
-    later = System.os_time(:second) + System.unique_integer([:positive, :monotonic])
-    File.touch!(Path.join(root, "#{app}/mix.exs"), later)
     name = %{"nx" => "Nx", "exla" => "EXLA"}[app] || module
 
     source(
@@ -60,6 +58,10 @@ defmodule Sidewinder.DependencyTest do
       "defmodule #{name}, do: def(version, do: \"#{version}\")"
     )
   end
+
+  # Mix takes a file for changed where its time, in whole seconds, is later than that of what was built, and resets times
+  # in the future.
+  defp next_second, do: Process.sleep(1000 - rem(System.os_time(:millisecond), 1000))
 
   defp dep(app), do: ~s({:#{app}, path: "../#{app}"})
 
@@ -249,5 +251,13 @@ defmodule Sidewinder.DependencyTest do
     File.write!(Path.join(root, "app/ours"), library)
     compile!(root, "app", [{"SIDEWINDER_NATIVE", "ours"}])
     assert File.exists?(built(root, "app", "priv/native/sidewinder_nif.so"))
+  end
+
+  test "the package brings every crate that the library is built from" do
+    [_, members] = Regex.run(~r/members = \[(.*?)\]/s, File.read!("native/Cargo.toml"))
+    files = Mix.Project.config()[:package][:files]
+
+    for [_, crate] <- Regex.scan(~r/"(.+?)"/, members),
+        do: assert("native/#{crate}" in files)
   end
 end
