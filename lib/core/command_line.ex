@@ -15,10 +15,18 @@ defmodule Sidewinder.CommandLine do
   def run(args, work) do
     for device <- [:standard_io, :standard_error], do: :io.setopts(device, encoding: :unicode)
     :logger.add_primary_filter(__MODULE__, {&__MODULE__.printable/2, nil})
-    args |> utf8!() |> work.()
+    result = args |> utf8!() |> work.()
+    written!()
+    result
   rescue
     error in Error -> fail(error)
     error in ErlangError -> unwritten(error, __STACKTRACE__)
+  end
+
+  # Erlang answers before it has written, and a failure shows in the next request. A port answers after its writes.
+  defp written! do
+    Enum.each(Port.list(), &Port.info/1)
+    IO.write("")
   end
 
   defp fail(error) do
