@@ -37,8 +37,8 @@ defmodule TrainingStep do
     ]
 
     {text, 0} = System.cmd("mix", ["run", "examples/digits.exs"], env: env)
-    [_, ms] = Regex.run(~r/A training step of #{@images} images.*: (\d+) ms/, text)
-    String.to_integer(ms)
+    [_, ms] = Regex.run(~r/A training step of #{@images} images.*: ([\d.]+) ms/, text)
+    String.to_float(ms)
   end
 
   defp json(%{backend: backend, times: times, median: median}) do

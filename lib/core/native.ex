@@ -116,7 +116,7 @@ defmodule Sidewinder.Native do
   def tokenizer_rest(_tokenizer, _window), do: missing()
 
   def xla_register(_path), do: missing()
-  def xla_check(_op, _inputs, _outputs, _options), do: missing()
+  def xla_target(_op, _inputs, _outputs, _options, _cuda), do: missing()
 
   def debug_device_bytes(_ordinal), do: missing()
   def debug_panic(_text), do: missing()

@@ -16,8 +16,6 @@ defmodule Sidewinder.CustomCall do
   alias Sidewinder.{Device, Error, Native, Op}
   alias Sidewinder.Op.Warning
 
-  # XLA's name of the handler, which finds op and names among the attributes.
-  @target "sidewinder_op"
   @platforms %{host: "Host", cuda: "CUDA"}
 
   @doc "What `EXLA.CustomCall.call/4` gives for a block of Sidewinder."
@@ -25,8 +23,8 @@ defmodule Sidewinder.CustomCall do
   def call(op, out, args, client) do
     with false <- Op.pure?(op),
          true <- @platforms[client.platform] in register(),
-         {:ok, attributes} <- attributes(op, Op.unpack(out), args) do
-      {:ok, %Spec{call_target_name: @target, attributes: attributes}}
+         {:ok, target, attributes} <- described(op, Op.unpack(out), args, client.platform) do
+      {:ok, %Spec{call_target_name: target, attributes: attributes}}
     else
       _ -> :skip
     end
@@ -68,40 +66,29 @@ defmodule Sidewinder.CustomCall do
     end
   end
 
-  # All that a call consists of but its operands, as MLIR; an error where the kernels don't take it.
-  defp attributes(_op, _out, []), do: {:error, :no_operands}
+  # XLA's name of the handler, and what that finds among the attributes, as MLIR; an error where the kernels don't
+  # take the call.
+  defp described(_op, _out, [], _platform), do: {:error, :no_operands}
 
-  defp attributes(op, out, args) do
+  defp described(op, out, args, platform) do
     %{name: name, inputs: inputs, options: options} = kernel = Op.kernel(op)
     outputs = Enum.map(kernel.outputs, &Atom.to_string/1)
+    where = where(op)
+    tf32 = if platform == :cuda, do: where[:allow_tf32]
 
-    with {:ok, operands} <- described(inputs, args),
-         {:ok, results} <- described(outputs, out),
-         {:ok, _} <- Native.xla_check(name, operands, results, options) do
-      own = [
-        op: to_string(name),
-        inputs: Enum.join(inputs, ","),
-        outputs: Enum.join(outputs, ",")
-      ]
-
-      {:ok,
-       for({key, value} <- own ++ where(op) ++ Enum.sort(options), value != nil) do
-         {Atom.to_string(key), mlir(value)}
-       end}
+    with {:ok, operands} <- specs(inputs, args),
+         {:ok, results} <- specs(outputs, out),
+         {:ok, target} <- Native.xla_target(name, operands, results, options, tf32) do
+      names = [op: name, inputs: Enum.join(inputs, ","), outputs: Enum.join(outputs, ",")]
+      all = Enum.reject(names ++ where ++ Enum.sort(options), &match?({_, nil}, &1))
+      {:ok, target, for({key, value} <- all, do: {Atom.to_string(key), mlir(value)})}
     end
   end
 
-  defp described(names, tensors) do
+  defp specs(names, tensors) do
     types = Enum.map(tensors, &Op.kernel_type(&1.type))
-
-    if nil in types,
-      do: {:error, :type},
-      else:
-        {:ok,
-         Enum.zip_with(
-           [names, types, Enum.map(tensors, &Tuple.to_list(&1.shape))],
-           &List.to_tuple/1
-         )}
+    shapes = Enum.map(tensors, &Tuple.to_list(&1.shape))
+    if nil in types, do: {:error, :type}, else: {:ok, Enum.zip([names, types, shapes])}
   end
 
   defp where(%{target: target}) do
@@ -115,6 +102,7 @@ defmodule Sidewinder.CustomCall do
   # Without an exponent, or with one as MLIR has it: a digit on both sides of the point.
   defp mlir(value) when is_float(value), do: "#{value} : f64"
   defp mlir(value) when is_binary(value), do: inspect(value)
+  defp mlir(value) when is_atom(value), do: value |> Atom.to_string() |> inspect()
   defp mlir(value) when is_tuple(value), do: mlir(Tuple.to_list(value))
 
   defp mlir(value) when is_list(value),

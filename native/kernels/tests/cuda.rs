@@ -5,6 +5,7 @@
 mod common;
 
 use common::{gpu, worst};
+use sidewinder_kernels::activations::{self, Activation, Activations};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane, Source};
 use sidewinder_kernels::error::{Kind, Result};
@@ -671,6 +672,26 @@ fn a_lost_device_says_so_child() {
     assert_eq!(cuda::devices().unwrap()[0].lost, Some(error));
     common::run::<SelectiveScan>(&Options::default(), &Call::new([1, 4, 3, 2]).inputs(DType::F32), &Exec::default())
         .expect("the CPU goes on");
+}
+
+#[test]
+fn a_trial_tells_what_graphs_of_others_hold() {
+    let Some(device) = gpu() else { return };
+    let spec = Spec::new(DType::F32, &[4, 64]).unwrap();
+    let options = activations::Options { function: Some(Activation::Relu), ..Default::default() };
+    let call = op::Call::<Activations>::new(Named::from_iter([(op::Name::from("x"), spec)]), &options).unwrap();
+    let fits = device.fits_graph(|lane| {
+        // SAFETY: nothing runs that would read or write there.
+        let [x, y] = [4096, 8192].map(|address| unsafe { lane.lent(spec, address) });
+        call.cuda(&Named::from_iter([(op::Name::from("x"), &x)]), &Named::from_iter([(op::Name::from("y"), &y)]), &lane)
+    });
+    assert_eq!(fits, Ok(true));
+    assert_eq!(device.fits_graph(|lane| lane.scratch(0).map(drop)), Ok(true));
+    assert_eq!(device.fits_graph(|lane| lane.scratch(16).map(drop)), Ok(false));
+    assert_eq!(device.fits_graph(|lane| lane.temporary(spec).map(drop)), Ok(false));
+    let lane = device.lane().unwrap();
+    lane.scratch(16).expect("lanes after a trial are as before");
+    lane.synchronize().unwrap();
 }
 
 #[test]

@@ -16,27 +16,34 @@ fn xla_register<'a>(env: Env<'a>, path: &str) -> Term<'a> {
     answer(env, || sidewinder_xla::register::register(Path::new(path)))
 }
 
-/// Nil if a custom call of `op` computes outputs of these names, types and shapes; else an error that says why not.
-#[rustler::nif]
-fn xla_check<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, outputs: Term<'a>, options: Term<'a>) -> Term<'a> {
+/// The target of custom calls of `op` that compute outputs of these names, types and shapes: on the CPU, or on CUDA with
+/// or without TF32. Fails where the kernels don't take them.
+#[rustler::nif(schedule = "DirtyIo")]
+fn xla_target<'a>(
+    env: Env<'a>,
+    op: Atom,
+    inputs: Term<'a>,
+    outputs: Term<'a>,
+    options: Term<'a>,
+    cuda: Option<bool>,
+) -> Term<'a> {
     answer(env, || {
         let name = op.to_term(env).atom_to_string().unwrap_or_default();
-        macro_rules! check_if_named {
+        macro_rules! target_if_named {
             ($op:ty) => {
                 if name == <$op>::NAME {
-                    return check::<$op>(inputs, outputs, options).map_err(|e| e.in_op(<$op>::NAME));
+                    return target::<$op>(inputs, outputs, options, cuda).map_err(|e| e.in_op(<$op>::NAME));
                 }
             };
         }
-        for_each_op!(check_if_named);
+        for_each_op!(target_if_named);
         Err(Error::new(Kind::Argument, "op").expected("the name of an op").got(format_args!("`{name}`")))
     })
 }
 
-fn check<O: Op>(inputs: Term, outputs: Term, options: Term) -> Result<()> {
+fn target<O: Op>(inputs: Term, outputs: Term, options: Term, cuda: Option<bool>) -> Result<&'static str> {
     let options = decode_map::<O::Options>("options", options)?;
-    let call = op::Call::<O>::new(specs::<O>(inputs)?, &options)?;
-    sidewinder_xla::check(&call, &specs::<O>(outputs)?)
+    sidewinder_xla::target::<O>(specs::<O>(inputs)?, &specs::<O>(outputs)?, &options, cuda)
 }
 
 /// Tensors as `{name, type, shape}`.

@@ -1,4 +1,4 @@
-//! The handlers as a library by themselves, for clients of XLA that are not Elixir: `sidewinder_xla_host` and
-//! `sidewinder_xla_cuda`. `tests/jax_client.py` has one such client.
+//! The handlers as a library by themselves, for clients of XLA that are not Elixir. `python/sidewinder_jax.py` makes them
+//! functions of JAX.
 
-pub use sidewinder_xla::{sidewinder_xla_cuda, sidewinder_xla_host};
+pub use sidewinder_xla::{sidewinder_xla_cuda, sidewinder_xla_cuda_graph, sidewinder_xla_host};

@@ -2,28 +2,15 @@
 
 use crate::frame::{Frame, Tensor};
 use crate::{check, unasked};
-use serde::Deserialize;
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
-use sidewinder_kernels::error::Result;
+use sidewinder_kernels::error::{Kind, Result};
 use sidewinder_kernels::op::{self, Call, Named, Op};
-
-/// How to run a call.
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Target {
-    /// For the CPU alone.
-    #[serde(rename = "level")]
-    _level: Option<String>,
-    /// For the CPU alone.
-    #[serde(rename = "threads")]
-    _threads: Option<usize>,
-    /// Whether matrix products may round f32 to TF32.
-    allow_tf32: bool,
-}
+use sidewinder_kernels::tensor::Spec;
+use std::cell::Cell;
 
 /// Queues a call of `O`.
 pub fn run<O: Op>(frame: &Frame) -> Result<()> {
-    let target: Target = frame.target()?;
+    let target = frame.target()?;
     let options: O::Options = frame.options()?;
     let stream = frame.stream()?;
     // SAFETY: the stream is that of the call, which it outlives.
@@ -40,6 +27,36 @@ pub fn run<O: Op>(frame: &Frame) -> Result<()> {
     }
     call.cuda(&references(&inputs), &references(&outputs), &lane)
 }
+
+/// Whether a CUDA graph can hold a call with these results: whether the first device needs no memory for it beside
+/// theirs. Compiles its kernels.
+pub fn fits_graph<O: Op>(
+    call: &Call<O>,
+    inputs: &Named<Spec>,
+    results: &Named<Spec>,
+    allow_tf32: bool,
+) -> Result<bool> {
+    let fits = Device::get(0)?.fits_graph(|lane| {
+        let lane = lane.allow_tf32(allow_tf32);
+        let next = Cell::new(ALIGNMENT);
+        let buffer = |spec: &Spec| {
+            let address = next.get();
+            next.set(address + (spec.bytes() as u64).next_multiple_of(ALIGNMENT));
+            // SAFETY: nothing runs that would read or write there.
+            unsafe { lane.lent(*spec, address) }
+        };
+        let (inputs, outputs) = (inputs.map(buffer), call.outputs().map(buffer));
+        call.cuda(&references(&inputs), &references(&outputs), &lane)
+    });
+    match fits {
+        Err(error) if error.kind == Kind::Unavailable => Err(error),
+        // What else goes wrong in a trial, the call tells where it runs.
+        fits => Ok(fits.unwrap_or(false) && unasked(call, results).is_empty()),
+    }
+}
+
+/// XLA's buffers begin at multiples of it.
+const ALIGNMENT: u64 = 256;
 
 fn lent<O: Op>(tensors: &[Tensor], lane: &Lane) -> Named<Buffer> {
     // SAFETY: XLA's buffers have the bytes of their shapes, and work on the call's stream may use them.

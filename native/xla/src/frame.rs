@@ -2,6 +2,7 @@
 
 use crate::abi::{self, Array, Attributes, BUFFER, Buffers, CallFrame, Scalar, Span};
 use crate::value::{Value, decode};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{DType, Spec};
@@ -11,6 +12,18 @@ use std::slice;
 /// The attributes that are no options of the op: its name, the names of operands and results, separated by commas, and
 /// how to run it.
 const OWN: [&str; 6] = ["op", "inputs", "outputs", "level", "threads", "allow_tf32"];
+
+/// How to run a call.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Target {
+    /// A CPU level by name; the best by default.
+    pub level: Option<String>,
+    /// CPU threads; one per core by default.
+    pub threads: Option<usize>,
+    /// Whether matrix products on CUDA may round f32 to TF32.
+    pub allow_tf32: bool,
+}
 
 /// A call that is proven to have what it says.
 pub struct Frame<'f> {
@@ -76,7 +89,7 @@ impl<'f> Frame<'f> {
     }
 
     /// How to run the call.
-    pub fn target<T: DeserializeOwned>(&self) -> Result<T> {
+    pub fn target(&self) -> Result<Target> {
         let own = self.attributes.iter().filter(|(name, _)| OWN[3..].contains(name));
         decode("attributes", own.cloned())
     }

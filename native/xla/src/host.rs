@@ -1,43 +1,28 @@
 //! Calls on the CPU.
 
 use crate::control::Strict;
-use crate::frame::{Frame, Tensor};
+use crate::frame::{Frame, Target, Tensor};
 use crate::{check, unasked};
-use serde::Deserialize;
 use sidewinder_kernels::cpu::{Exec, Level, pool};
 use sidewinder_kernels::error::{Error, Result};
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::tensor::{Owned, View, ViewMut};
 use std::slice;
 
-/// How to run a call.
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Target {
-    /// A CPU level by name; the best by default.
-    level: Option<String>,
-    /// CPU threads; one per core by default.
-    threads: Option<usize>,
-    /// For CUDA alone.
-    allow_tf32: bool,
-}
-
-impl Target {
-    /// Small calls stay in the thread that XLA calls from, as they do when they are called directly.
-    fn exec(&self, work: u64) -> Result<Exec> {
-        let default = Exec::default();
-        let quick = self.level.is_none() && self.threads.is_none() && work < op::QUICK;
-        let threads = self.threads.unwrap_or(if quick { 1 } else { default.threads });
-        Ok(Exec {
-            level: self.level.as_deref().map_or(Ok(default.level), Level::from_name)?,
-            threads: pool::checked(threads)?,
-        })
-    }
+/// Small calls stay in the thread that XLA calls from, as they do when they are called directly.
+fn exec(target: &Target, work: u64) -> Result<Exec> {
+    let default = Exec::default();
+    let quick = target.level.is_none() && target.threads.is_none() && work < op::QUICK;
+    let threads = target.threads.unwrap_or(if quick { 1 } else { default.threads });
+    Ok(Exec {
+        level: target.level.as_deref().map_or(Ok(default.level), Level::from_name)?,
+        threads: pool::checked(threads)?,
+    })
 }
 
 /// Runs a call of `O` on XLA's memory.
 pub fn run<O: Op>(frame: &Frame) -> Result<()> {
-    let target: Target = frame.target()?;
+    let target = frame.target()?;
     let options: O::Options = frame.options()?;
     let (inputs, outputs) = (frame.operands()?, frame.results()?);
     let inputs = named::<O, _>(&inputs, |tensor| View::new(tensor.spec, bytes(tensor)))?;
@@ -48,7 +33,7 @@ pub fn run<O: Op>(frame: &Frame) -> Result<()> {
     let unasked = unasked(&call, &results).into_iter().map(|(name, spec)| Ok((name, Owned::try_poisoned(spec)?)));
     let mut unasked = unasked.collect::<Result<Vec<_>>>()?;
     unasked.iter_mut().for_each(|(name, memory)| outputs.push(name.clone(), memory.view_mut()));
-    let exec = target.exec(call.work())?;
+    let exec = exec(&target, call.work())?;
     let _strict = Strict::new();
     call.cpu(&inputs, outputs, &exec)
 }

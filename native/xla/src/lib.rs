@@ -30,32 +30,42 @@ use std::sync::LazyLock;
 
 /// The target's name in programs of XLA.
 pub const TARGET: &str = "sidewinder_op";
+/// The name for calls that XLA may put into a command buffer: on CUDA those that [`target`] gives it, on the CPU any.
+pub const GRAPH_TARGET: &str = "sidewinder_op_graph";
 
-type Run = fn(&Frame) -> Result<()>;
+/// The trait of handlers whose work a command buffer can hold.
+const COMMAND_BUFFER_COMPATIBLE: u32 = 1;
 
-/// How each op runs, by its name.
-macro_rules! table {
-    ($platform:ident) => {
-        LazyLock::new(|| {
-            let mut ops: HashMap<&str, Run> = HashMap::new();
-            macro_rules! add {
-                ($op:ty) => {
-                    ops.insert(<$op>::NAME, $platform::run::<$op>)
-                };
-            }
-            for_each_op!(add);
-            ops
-        })
-    };
+/// How an op runs.
+struct Runs {
+    host: fn(&Frame) -> Result<()>,
+    cuda: fn(&Frame) -> Result<()>,
 }
 
-static HOST: LazyLock<HashMap<&str, Run>> = table!(host);
-static CUDA: LazyLock<HashMap<&str, Run>> = table!(cuda);
+/// How each op runs, by its name.
+static OPS: LazyLock<HashMap<&str, Runs>> = LazyLock::new(|| {
+    let mut ops = HashMap::new();
+    macro_rules! add {
+        ($op:ty) => {
+            ops.insert(<$op>::NAME, Runs { host: host::run::<$op>, cuda: cuda::run::<$op> })
+        };
+    }
+    for_each_op!(add);
+    ops
+});
 
-fn run(ops: &HashMap<&str, Run>, frame: &Frame) -> Result<()> {
-    let name = frame.text("op")?;
-    let unknown = || Error::new(Kind::Argument, "op").expected("the name of an op").got(format_args!("`{name}`"));
-    ops.get(name).ok_or_else(unknown)?(frame).map_err(|error| error.in_op(name))
+/// Does the work of a call, or answers what XLA asks in place of one.
+///
+/// # Safety
+/// The frame is one of XLA's.
+unsafe fn answer(frame: *mut CallFrame, traits: u32, way: fn(&Runs, &Frame) -> Result<()>) -> *mut abi::Error {
+    let work = |frame: &Frame| {
+        let name = frame.text("op")?;
+        let unknown = || Error::new(Kind::Argument, "op").expected("the name of an op").got(format_args!("`{name}`"));
+        way(OPS.get(name).ok_or_else(unknown)?, frame).map_err(|error| error.in_op(name))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { report::answer(frame, traits, work) }
 }
 
 /// The handler for the CPU.
@@ -65,21 +75,47 @@ fn run(ops: &HashMap<&str, Run>, frame: &Frame) -> Result<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sidewinder_xla_host(frame: *mut CallFrame) -> *mut abi::Error {
     // SAFETY: the caller's promise.
-    unsafe { report::answer(frame, 0, |frame| run(&HOST, frame)) }
+    unsafe { answer(frame, 0, |op, frame| (op.host)(frame)) }
 }
 
-/// The handler for CUDA. It takes memory in the order of the stream, which a command buffer can't hold, so it has no trait.
+/// The handler for CUDA of any call. It may take memory in the order of the stream, which a command buffer can't hold.
 ///
 /// # Safety
 /// The frame is one of XLA's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sidewinder_xla_cuda(frame: *mut CallFrame) -> *mut abi::Error {
     // SAFETY: the caller's promise.
-    unsafe { report::answer(frame, 0, |frame| run(&CUDA, frame)) }
+    unsafe { answer(frame, 0, |op, frame| (op.cuda)(frame)) }
+}
+
+/// The handler for CUDA of calls that a command buffer can hold. There a call that needs memory of its own is an error.
+///
+/// # Safety
+/// The frame is one of XLA's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sidewinder_xla_cuda_graph(frame: *mut CallFrame) -> *mut abi::Error {
+    // SAFETY: the caller's promise.
+    unsafe { answer(frame, COMMAND_BUFFER_COMPATIBLE, |op, frame| (op.cuda)(frame)) }
+}
+
+/// The target for calls of `O` with these inputs and results: on the CPU, or on CUDA with or without TF32. Fails where
+/// the kernels don't take them.
+pub fn target<O: Op>(
+    inputs: Named<Spec>,
+    results: &Named<Spec>,
+    options: &O::Options,
+    cuda: Option<bool>,
+) -> Result<&'static str> {
+    let call = Call::<O>::new(inputs.clone(), options)?;
+    check(&call, results)?;
+    match cuda {
+        Some(allow_tf32) if cuda::fits_graph(&call, &inputs, results, allow_tf32)? => Ok(GRAPH_TARGET),
+        _ => Ok(TARGET),
+    }
 }
 
 /// Whether a custom call may be given these results: some of what the call gives, in memory of their own.
-pub fn check<O: Op>(call: &Call<O>, results: &Named<Spec>) -> Result<()> {
+fn check<O: Op>(call: &Call<O>, results: &Named<Spec>) -> Result<()> {
     // A cache that is changed in place would be copied with each call.
     if let Some(name) = O::IN_PLACE.iter().find(|name| results.find(name).is_some()) {
         return Err(Error::new(Kind::Argument, *name).expected("no input that is changed in place").got("one"));

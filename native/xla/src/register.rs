@@ -2,7 +2,7 @@
 
 use crate::abi::{Api, Handler, HandlerRegister, Span};
 use crate::report;
-use crate::{TARGET, sidewinder_xla_cuda, sidewinder_xla_host};
+use crate::{GRAPH_TARGET, TARGET, sidewinder_xla_cuda, sidewinder_xla_cuda_graph, sidewinder_xla_host};
 use libloading::os::unix::Library;
 use sidewinder_kernels::error::{Error, Kind, Result};
 use std::path::{Path, PathBuf};
@@ -15,8 +15,15 @@ const ENTRIES: [&[u8]; 2] = [b"XLA_FFI_GetApi\0", b"_ZN3xla3ffi12GetXlaFfiApiEv\
 /// The libraries with whose XLA the handlers are registered.
 static DONE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// The handlers by their platforms.
-const HANDLERS: [(&str, Handler); 2] = [("Host", sidewinder_xla_host), ("CUDA", sidewinder_xla_cuda)];
+/// The handlers by targets and platforms. What traits they have, XLA asks themselves.
+const HANDLERS: [(&str, &str, Handler); 4] = [
+    (TARGET, "Host", sidewinder_xla_host),
+    (TARGET, "CUDA", sidewinder_xla_cuda),
+    (GRAPH_TARGET, "Host", sidewinder_xla_host),
+    (GRAPH_TARGET, "CUDA", sidewinder_xla_cuda_graph),
+];
+/// The platforms that have handlers.
+const PLATFORMS: [&str; 2] = ["Host", "CUDA"];
 
 /// Registers the handlers with the XLA in the library at this path, or in one that it depends on, unless that was done
 /// before, and answers their platforms. The library must be loaded already, and stays so. What this code is in must never
@@ -25,10 +32,10 @@ pub fn register(library: &Path) -> Result<Vec<&'static str>> {
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !done.iter().any(|path| path == library) {
         let api = api(library)?;
-        HANDLERS.iter().try_for_each(|(platform, handle)| handler(api, platform, *handle))?;
+        HANDLERS.iter().try_for_each(|(target, platform, handle)| handler(api, target, platform, *handle))?;
         done.push(library.to_path_buf());
     }
-    Ok(HANDLERS.iter().map(|(platform, _)| *platform).collect())
+    Ok(PLATFORMS.to_vec())
 }
 
 fn api(path: &Path) -> Result<&'static Api> {
@@ -49,12 +56,12 @@ fn api(path: &Path) -> Result<&'static Api> {
     unsafe { entry().as_ref() }.ok_or_else(|| wrong("XLA's FFI", "null".to_string()))
 }
 
-fn handler(api: &Api, platform: &str, handler: Handler) -> Result<()> {
+fn handler(api: &Api, target: &str, platform: &str, handler: Handler) -> Result<()> {
     let span = |text: &str| Span { start: text.as_ptr(), length: text.len() };
     let mut asked = HandlerRegister {
         size: size_of::<HandlerRegister>(),
         extension: null_mut(),
-        name: span(TARGET),
+        name: span(target),
         platform: span(platform),
         earlier_stages: [None; 3],
         execute: Some(handler),

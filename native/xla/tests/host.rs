@@ -2,7 +2,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all of it is this test's own XLA")]
 
 use sidewinder_xla::abi::*;
-use sidewinder_xla::sidewinder_xla_host;
+use sidewinder_xla::{sidewinder_xla_cuda, sidewinder_xla_cuda_graph, sidewinder_xla_host};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 
@@ -225,5 +225,14 @@ fn metadata_is_told_and_other_stages_do_nothing() {
     let mut question = MetadataExtension { base, metadata: &mut metadata };
     call_changed(&[], &[], &[], |frame| frame.extension = (&raw mut question).cast()).unwrap();
     assert_eq!((metadata.version.major, metadata.version.minor, metadata.traits), (0, 3, 0));
+    // Only calls that need no memory of their own may be put into a command buffer.
+    for (handler, traits) in [(sidewinder_xla_cuda as Handler, 0), (sidewinder_xla_cuda_graph, 1)] {
+        let ask = |frame: &mut CallFrame| {
+            frame.extension = (&raw mut question).cast();
+            assert!(unsafe { handler(frame) }.is_null());
+            assert_eq!(unsafe { (*question.metadata).traits }, traits);
+        };
+        call_changed(&[], &[], &[], ask).unwrap();
+    }
     call_changed(&[], &[], &[], |frame| frame.stage = 0).unwrap();
 }

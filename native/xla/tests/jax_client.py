@@ -1,74 +1,79 @@
 #!/usr/bin/env python3
-"""The handlers under JAX, another client of XLA: every op against the reference values, then the time of a scan.
+"""The handlers under JAX, another client of XLA, on its CPU or its first GPU.
 
     cargo build --release -p sidewinder_xla --example handlers        (in native/)
-    python3 xla/tests/jax_client.py target/release/examples/libhandlers.so cpu|gpu [RESULT.json]
+    python3 xla/tests/jax_client.py target/release/examples/libhandlers.so cpu|gpu [OP ...]
 
-Needs jax and numpy. Fails if a value is wrong or a wrong call does not raise.
+Needs jax and numpy. Every op, or those that are named, against the reference values, in f32 and against itself in f64 in
+the other types; then calls inside JAX's transformations, in command buffers, from several threads, and wrong ones. Fails
+if a value is wrong or a wrong call does not raise. Memory that is given to results holds NaN before, where JAX has a
+pool of it.
 """
 
-import ctypes
+import copy
 import json
+import os
 import pathlib
 import re
-import statistics
+import shutil
 import sys
-import time
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.05")
+# Command buffers of as little as one call, and files that tell of one.
+DUMPS = tempfile.mkdtemp()
+FLAGS = f"--xla_gpu_graph_min_graph_size=1 --xla_dump_to={DUMPS} --xla_dump_hlo_module_re=jit_in_a_graph"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
+ROOT = pathlib.Path(__file__).parents[3]
+sys.path.append(str(ROOT / "native" / "xla" / "python"))
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import sidewinder_jax
+from sidewinder_jax import call, op
 
-GOLDEN = pathlib.Path(__file__).parents[3] / "test" / "golden"
+GOLDEN = ROOT / "test" / "golden"
 TYPES = {"BOOL": np.bool_, "F16": np.float16, "F32": np.float32, "F64": np.float64}
 TYPES |= {f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits // 8}") for kind in "IU" for bits in (8, 16, 32, 64)}
+OURS = {"pred": "u8", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+# How far results may be from those of the same inputs in f64, in units of the largest of them.
+TOLERANCES = {"bfloat16": 0.04, "float16": 0.025}
 
 
-def register(library):
-    handlers = ctypes.CDLL(library)
-    for platform, symbol in [("cpu", "sidewinder_xla_host"), ("CUDA", "sidewinder_xla_cuda")]:
-        capsule = jax.ffi.pycapsule(getattr(handlers, symbol))
-        jax.ffi.register_ffi_target("sidewinder_op", capsule, platform=platform)
+## Calls by trial: what an op takes and gives, the errors of the handlers tell.
 
 
-def attribute(value):
-    if isinstance(value, bool) or isinstance(value, (int, str)):
-        return value
-    if isinstance(value, float):
-        return np.float64(value)
-    return np.array(value, np.float64)
+def to_numpy_type(name):
+    return jnp.dtype(OURS.get(name) or {"i": "int", "u": "uint"}[name[0]] + name[1:])
 
 
-def call(op, inputs, outputs, options):
-    """Outputs by name of a custom call; `outputs` gives their shapes and types."""
-    names = list(outputs)
-    specs = [jax.ShapeDtypeStruct(*outputs[name]) for name in names]
-    attributes = {key: attribute(value) for key, value in options.items() if value is not None}
-    target = jax.ffi.ffi_call("sidewinder_op", specs)
-    fun = lambda *operands: target(
-        *operands, op=op, inputs=",".join(inputs), outputs=",".join(names), **attributes
-    )
-    results = jax.jit(fun)(*[inputs[name] for name in inputs])
-    return dict(zip(names, [np.asarray(result) for result in results]))
-
-
-def called(op, inputs, outputs, options):
-    """The same for the inputs that the op takes and the outputs that it gives, of those that there are."""
+def called(name, inputs, outputs, options, graph=False):
+    """Outputs by name, of those inputs that the op takes, in the types that it takes them in."""
     inputs, outputs = dict(inputs), dict(outputs)
-    for _ in range(4):
+    for _ in range(len(inputs) + 4):
         try:
-            return call(op, inputs, outputs, options)
+            run = jax.jit(lambda inputs: call(name, inputs, outputs, graph, **options))
+            # XLA makes a command buffer after the first run.
+            return [jax.block_until_ready(run(inputs)) for _ in range(3 if graph else 1)][-1]
         except Exception as error:
             text = str(error)
             if known := re.search(r"expected one of ([\w, ]+), got", text):
                 known = known[1].split(", ")
-                inputs = {name: t for name, t in inputs.items() if name in known}
+                inputs = {key: t for key, t in inputs.items() if key in known}
+            elif typed := re.search(r"`?(\w+)`?: expected (b?f\d+|[iu]\d+), got (b?f\d+|[iu]\d+)", text):
+                inputs[typed[1]] = inputs[typed[1]].astype(to_numpy_type(typed[2]))
             elif given := re.search(r"results: expected (.*), got ", text):
-                given = re.findall(r"(\w+): ", given[1])
-                outputs = {name: o for name, o in outputs.items() if name in given}
+                given = dict(re.findall(r"(\w+): (\w+) ", given[1]))
+                kept = {key: t for key, t in outputs.items() if key in given}
+                outputs = {key: jax.ShapeDtypeStruct(t.shape, to_numpy_type(given[key])) for key, t in kept.items()}
             else:
                 raise
-    raise RuntimeError(f"{op}: no call was right")
+    raise RuntimeError(f"{name}: no call was right")
+
+
+## Reference values
 
 
 def read(file):
@@ -82,122 +87,250 @@ def read(file):
     }
 
 
-def wrong(name, got, expected, about):
+class Case:
+    """A case of the reference values: calls of the op and of its gradient."""
+
+    def __init__(self, name, case, tensors):
+        label = case["name"]
+        self.name, self.label, self.options = name, f"{name}/{label}", case["attrs"]
+        given = {i: tensors[f"{label}.{i}"] for i in case["inputs"]}
+        compared = {o: about for o, about in case["outputs"].items() if not about.get("exact")}
+        self.expected = {o: (tensors[f"{label}.out.{o}"], about) for o, about in compared.items()}
+        self.inputs = {i: t for i, t in given.items() if not (i[0] == "d" and i[1:] in compared)}
+        self.cotangents = {i: t for i, t in given.items() if i not in self.inputs}
+        self.gradients = sorted(o for o in compared if o[0] == "d" and o[1:] in self.inputs)
+
+    def rounded(self, dtype):
+        """The same with inputs in f64 that the type holds."""
+        narrow = lambda t: np.asarray(jnp.asarray(t, dtype), np.float64) if t.dtype.kind == "f" else t
+        other = copy.copy(self)
+        other.inputs = {i: narrow(t) for i, t in self.inputs.items()}
+        other.cotangents = {i: narrow(t) for i, t in self.cotangents.items()}
+        return other
+
+    def results(self, dtype, graph=False):
+        cast = lambda t: jnp.asarray(t, dtype) if t.dtype.kind == "f" else jnp.asarray(t)
+        spec = lambda output: jax.ShapeDtypeStruct(self.expected[output][0].shape, dtype)
+        inputs = {i: cast(t) for i, t in self.inputs.items()}
+        forward = {o: spec(o) for o in self.expected if o not in self.gradients}
+        results = called(self.name, inputs, forward, self.options, graph)
+        if self.gradients:
+            saved = {o: t for o, t in results.items() if o not in inputs}
+            given = inputs | saved | {i: cast(t) for i, t in self.cotangents.items()}
+            wanted = {o: spec(o) for o in self.gradients}
+            results |= called(f"{self.name}_backward", given, wanted, self.options, graph)
+        return {o: np.asarray(t, np.float64) for o, t in results.items()}
+
+
+def cases(names):
+    for name, about in json.loads((GOLDEN / "manifest.json").read_text())["ops"].items():
+        if not names or name in names:
+            tensors = read(GOLDEN / about["file"])
+            for case in about["cases"]:
+                yield Case(name, case, tensors)
+
+
+def off_reference(case, output, got):
+    expected, about = case.expected[output]
     expected = expected.astype(np.float64)
-    got = np.asarray(got, np.float64).reshape(expected.shape)
     infinite = np.isinf(expected)
     with np.errstate(invalid="ignore"):
-        off = np.abs(got - expected) - about["atol"] - about["rtol"] * np.abs(expected)
-    fine = np.where(infinite, got == expected, off <= 0)
-    return [] if fine.all() else [f"{name}: {np.nanmax(np.where(infinite, 0, off))} too far off"]
+        off = np.abs(got.reshape(expected.shape) - expected) - about["atol"] - about["rtol"] * np.abs(expected)
+    return not np.where(infinite, got.reshape(expected.shape) == expected, off <= 0).all()
 
 
-def check_case(op, case, tensors):
-    name = case["name"]
-    given = {i: tensors[f"{name}.{i}"] for i in case["inputs"]}
-    expected = {o: (tensors[f"{name}.out.{o}"], about) for o, about in case["outputs"].items() if not about.get("exact")}
-    inputs = {i: t for i, t in given.items() if not (i[0] == "d" and i[1:] in expected)}
-    gradients = {o for o in expected if o[0] == "d" and o[1:] in inputs}
-    spec = lambda t: (t.shape, np.float32)
-    forward = {o: spec(t) for o, (t, _) in expected.items() if o not in gradients}
-    results = called(op, inputs, forward, case["attrs"])
-    if gradients:
-        saved = {o: t for o, t in results.items() if o not in inputs}
-        cotangents = {i: t for i, t in given.items() if i not in inputs}
-        wanted = {o: spec(expected[o][0]) for o in sorted(gradients)}
-        results |= called(f"{op}_backward", inputs | saved | cotangents, wanted, case["attrs"])
-    found = [w for o, t in results.items() for w in wrong(f"{op}/{name}.{o}", t, *expected[o])]
-    return len(results), found
+def off_truth(expected, got, dtype):
+    """How far the result is off beyond the type's tolerance, or nothing."""
+    held = np.abs(expected) <= float(jnp.finfo(dtype).max)
+    scale = np.abs(expected[held]).max(initial=1e-3)
+    off = np.abs(got[held] - expected[held]).max(initial=0) / scale
+    return off if not off <= TOLERANCES[dtype] else None
 
 
-def check():
-    manifest = json.loads((GOLDEN / "manifest.json").read_text())["ops"]
-    values, faults, ops = 0, [], []
-    for op, about in manifest.items():
-        tensors = read(GOLDEN / about["file"])
-        for case in about["cases"]:
-            try:
-                count, found = check_case(op, case, tensors)
-            except Exception as error:
-                if "the name of an op" in str(error):
-                    break
-                count, found = 0, [f"{op}/{case['name']}: {str(error)[:300]}"]
-            values, faults = values + count, faults + found
-        else:
-            ops.append(op)
-    print(f"{len(ops)} ops, {values} results compared, {len(faults)} wrong")
-    print("\n".join(faults[:40]))
+def refuses(error):
+    """Whether an op is not one of these handlers', or does not take a type."""
+    return re.search(r"the name of an op|expected f32|expected .*f32 or f64, got|expected [\w, ]+ or [\w, ]+, got b?f", str(error))
+
+
+def poison():
+    """Fills the pool, whose memory the results are then made in, with NaN."""
+    if jax.default_backend() == "gpu" and os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR") != "platform":
+        limit = jax.devices()[0].memory_stats()["bytes_limit"]
+        jax.block_until_ready(jnp.full(int(limit * 0.9) // 4, jnp.nan, jnp.float32))
+
+
+def check_case(case):
+    """How many results were compared in each type, and which are wrong."""
+    counts, faults = dict.fromkeys(["float32", *TOLERANCES], 0), []
+    try:
+        for output, got in case.results(jnp.float32).items():
+            counts["float32"] += 1
+            faults += [f"{case.label}.{output}"] if off_reference(case, output, got) else []
+    except Exception as error:
+        return counts, [] if "the name of an op" in str(error) else [f"{case.label}: {str(error)[:300]}"]
+    for dtype in TOLERANCES:
+        if "float32" not in {str(t.dtype) for t in case.inputs.values()}:
+            continue
+        try:
+            results = case.results(dtype)
+            with jax.default_device(jax.devices("cpu")[0]):
+                truth = case.rounded(dtype).results(jnp.float64)
+        except Exception as error:
+            faults += [] if refuses(error) else [f"{case.label} in {dtype}: {str(error)[:300]}"]
+            continue
+        for output, got in results.items():
+            counts[dtype] += 1
+            if off := off_truth(truth[output], got.reshape(truth[output].shape), dtype):
+                faults.append(f"{case.label}.{output} in {dtype}: {off:.3g} of the largest off")
+    return counts, faults
+
+
+def side_by_side(work, items):
+    """In as many threads as there are processors or as THREADS says, since most of the time goes into compiling."""
+    with ThreadPoolExecutor(int(os.environ.get("THREADS", os.cpu_count()))) as pool:
+        return list(pool.map(work, items))
+
+
+def check(names):
+    found = side_by_side(check_case, cases(names))
+    counts = {dtype: sum(counts[dtype] for counts, _ in found) for dtype in found[0][0]}
+    faults = [fault for _, faults in found for fault in faults]
+    print("results compared:", counts, "wrong:", len(faults))
     return faults
 
 
-def check_refusals():
-    x = np.ones((2, 2), np.float32)
-    y = {"y": (x.shape, x.dtype)}
-    for op, inputs, outputs, options in [
-        ("none", {"x": x}, y, {}),
-        ("activations", {"x": x}, y, {"fn": "none"}),
-        ("activations", {"x": x}, {"y": ((3,), x.dtype)}, {"fn": "relu"}),
-        ("activations", {"x": x}, y, {"fn": "relu", "wrong": 1}),
-    ]:
-        try:
-            call(op, inputs, outputs, options)
-        except Exception as error:
-            assert "expected" in str(error), error
-        else:
-            raise AssertionError(f"{op} {options} was taken")
-    assert (call("activations", {"x": x}, y, {"fn": "relu"})["y"] == x).all()
+## Inside JAX
 
 
-def scan(x, dt, a, b, c):
-    """The selective scan as XLA has it."""
+def scan_op(**options):
+    return op("selective_scan", lambda inputs: {"y": inputs["x"]}, return_state=False, **options)
+
+
+def scan_inputs(key, batch, length, channels, states, dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(key), 5)
+    uniform = lambda k, shape, low, high: jax.random.uniform(keys[k], shape, jnp.float32, low, high)
+    return {
+        "x": jax.random.normal(keys[0], (batch, length, channels), dtype),
+        "dt": uniform(1, (batch, length, channels), 0.001, 0.1).astype(dtype),
+        "A": -uniform(2, (channels, states), 0.5, 2.0),
+        "B": jax.random.normal(keys[3], (batch, length, states), dtype),
+        "C": jax.random.normal(keys[4], (batch, length, states), dtype),
+    }
+
+
+def plain_scan(inputs):
+    """The selective scan as a loop of XLA's."""
+    x, dt, a, b, c = (inputs[name] for name in ("x", "dt", "A", "B", "C"))
 
     def step(h, t):
         x, dt, b, c = t
         h = jnp.exp(dt[..., None] * a) * h + (dt * x)[..., None] * b[:, None, :]
         return h, jnp.einsum("bdn,bn->bd", h, c)
 
-    start = jnp.zeros((x.shape[0], x.shape[2], a.shape[1]), x.dtype)
+    start = jnp.zeros((x.shape[0], *a.shape), a.dtype)
     _, y = jax.lax.scan(step, start, tuple(jnp.swapaxes(t, 0, 1) for t in (x, dt, b, c)))
     return jnp.swapaxes(y, 0, 1)
 
 
-def milliseconds(fun, args, inner=20, outer=15):
-    jax.block_until_ready(fun(*args))
-    times = []
-    for _ in range(outer):
-        start = time.perf_counter()
-        jax.block_until_ready([fun(*args) for _ in range(inner)])
-        times.append((time.perf_counter() - start) / inner * 1000)
-    return statistics.median(times)
+def close(a, b, tolerance=2e-4):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), a, b)
 
 
-def measure(sizes):
-    batch, length, channels, states = sizes
-    key = jax.random.split(jax.random.key(0), 5)
-    x, dt = (jax.random.uniform(k, (batch, length, channels), minval=0.001, maxval=0.1) for k in key[:2])
-    a = -jax.random.uniform(key[2], (channels, states), minval=0.5, maxval=2.0)
-    b, c = (jax.random.normal(k, (batch, length, states)) for k in key[3:])
-    args = (x, dt, a, b, c)
-    target = jax.ffi.ffi_call("sidewinder_op", jax.ShapeDtypeStruct(x.shape, x.dtype))
-    ours = jax.jit(lambda *args: target(*args, op="selective_scan", inputs="x,dt,A,B,C", outputs="y"))
-    theirs = jax.jit(scan)
-    off = float(jnp.max(jnp.abs(ours(*args) - theirs(*args))))
-    assert off < 1e-4, off
-    times = {"custom_call_ms": milliseconds(ours, args), "xla_loop_ms": milliseconds(theirs, args)}
-    return {"sizes": sizes, **times, "ratio": times["xla_loop_ms"] / times["custom_call_ms"]}
+def check_transformations():
+    ours, inputs = scan_op(), scan_inputs(0, 3, 37, 5, 7)
+    loss = lambda fun: lambda inputs: jnp.sum(jnp.sin(fun(inputs)))
+    expected = jax.jit(jax.value_and_grad(loss(plain_scan)))(inputs)
+    close(jax.jit(jax.value_and_grad(loss(lambda inputs: ours(inputs)["y"])))(inputs), expected)
+
+    def repeated(inputs):
+        step = lambda x, _: (ours(inputs | {"x": x})["y"] * 0.5, jnp.max(x))
+        return jax.lax.scan(step, inputs["x"], None, length=5)
+
+    x = inputs["x"]
+    for _ in range(5):
+        x = plain_scan(inputs | {"x": x}) * 0.5
+    close(jax.jit(repeated)(inputs)[0], x)
+    either = jax.jit(lambda flag: jax.lax.cond(flag, lambda: ours(inputs)["y"], lambda: inputs["x"]))
+    close(either(True), plain_scan(inputs))
+    close(either(False), inputs["x"])
 
 
-def main(library, platform, *result):
-    jax.config.update("jax_platforms", "cuda" if platform == "gpu" else "cpu")
-    register(library)
-    faults = check()
-    check_refusals()
-    timed = [measure(sizes) for sizes in [(32, 60, 512, 16), (8, 2048, 1536, 16)]]
-    device = jax.devices()[0]
-    about = {"device": device.device_kind, "jax": jax.__version__, "times": timed}
-    print(json.dumps(about, indent=1))
-    for file in result:
-        pathlib.Path(file).write_text(json.dumps(about, indent=1) + "\n")
+def check_graphs():
+    """Calls that fit are in a command buffer, and right for each input; others raise."""
+    relu = lambda x: call("activations", {"x": x}, {"y": x}, graph=True, fn="relu")["y"]
+    norm = lambda x: call("rms_norm", {"x": x, "w": jnp.ones(x.shape[-1])}, {"y": x}, graph=True, eps=1e-6)["y"]
+
+    def in_a_graph(x):
+        return norm(relu(norm(x)) + relu(x))
+
+    run = jax.jit(in_a_graph)
+    plain = jax.jit(lambda x: (lambda n: n(jax.nn.relu(n(x)) + jax.nn.relu(x)))(
+        lambda x: x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+    ))
+    for key in range(20):
+        x = jax.random.normal(jax.random.key(key), (33, 65))
+        close(run(x), plain(x))
+    if jax.default_backend() != "gpu":
+        return
+    thunks = [file.read_text() for file in pathlib.Path(DUMPS).glob("*thunk_sequence*")]
+    assert any("kCommandBuffer" in text for text in thunks), f"no command buffer among {thunks}"
+    found = side_by_side(check_in_graph, cases([]))
+    fit = {name for name, fits, _ in found if fits} - {name for name, fits, _ in found if not fits}
+    print(f"ops that a graph holds with their gradients in all cases: {', '.join(sorted(fit))}")
+    faults = [fault for _, _, faults in found for fault in faults]
+    assert not faults, faults
+
+
+def check_in_graph(case):
+    """Whether a graph holds the case, and what is wrong."""
+    try:
+        results = case.results(jnp.float32, graph=True)
+        return case.name, True, [f"{case.label}.{o} in a graph" for o, t in results.items() if off_reference(case, o, t)]
+    except Exception as error:
+        known = re.search("CUDA graph|the name of an op", str(error))
+        return case.name, False, [] if known else [f"{case.label} in a graph: {str(error)[:300]}"]
+
+
+def check_threads():
+    ours = jax.jit(lambda inputs: scan_op()(inputs)["y"])
+    given = [scan_inputs(key, 4, 129, 33, 16) for key in range(8)]
+    expected = [np.asarray(ours(inputs)) for inputs in given]
+    same = lambda pair: sum(np.array_equal(ours(pair[0]), pair[1]) for _ in range(50))
+    with ThreadPoolExecutor(len(given)) as pool:
+        assert sum(pool.map(same, zip(given, expected))) == 50 * len(given)
+
+
+def check_refusals():
+    x = np.ones((2, 2), np.float32)
+    for name, output, options in [
+        ("none", x, {}),
+        ("activations", x, {"fn": "none"}),
+        ("activations", np.ones(3, np.float32), {"fn": "relu"}),
+        ("activations", x, {"fn": "relu", "wrong": 1}),
+    ]:
+        try:
+            jax.block_until_ready(jax.jit(lambda x: call(name, {"x": x}, {"y": output}, **options))(x))
+        except Exception as error:
+            assert "expected" in str(error), error
+        else:
+            raise AssertionError(f"{name} {options} was taken")
+    assert (call("activations", {"x": x}, {"y": x}, fn="relu")["y"] == x).all()
+
+
+def main(library, platform, *names):
+    jax.config.update("jax_platforms", "cuda,cpu" if platform == "gpu" else "cpu")
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_default_matmul_precision", "highest")
+    sidewinder_jax.register(library)
+    print(jax.devices()[0].device_kind, "with JAX", jax.__version__)
+    poison()
+    faults = check(names)
+    if not names:
+        for part in (check_transformations, check_graphs, check_threads, check_refusals):
+            part()
+            print(part.__name__, "ok")
+    print("\n".join(faults[:40]))
+    shutil.rmtree(DUMPS)
     sys.exit(1 if faults else 0)
 
 

@@ -72,6 +72,12 @@ impl Device {
         IN_USE.lock().unwrap_or_else(PoisonError::into_inner).get(&ordinal).cloned()
     }
 
+    /// The device that works in this context, if it is in use.
+    pub(super) fn in_context(context: sys::CUcontext) -> Option<Device> {
+        let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        in_use.values().find(|device| device.0.context == context).cloned()
+    }
+
     /// Its number.
     pub fn ordinal(&self) -> usize {
         self.0.ordinal
@@ -104,11 +110,6 @@ impl Device {
 
     pub(super) fn handles(&self) -> std::sync::MutexGuard<'_, Vec<blas::Handle>> {
         self.0.handles.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether this is the context that it works in.
-    pub(super) fn is_in(&self, context: sys::CUcontext) -> bool {
-        self.0.context == context
     }
 
     /// The kernel of `source` under these compiler options, compiled and loaded on first use.

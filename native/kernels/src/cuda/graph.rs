@@ -1,8 +1,9 @@
 //! Work that is recorded once and queued again by one call, which spares a call into the driver for each kernel.
 
 use super::device::Device;
+use super::driver;
 use super::lane::Lane;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use cudarc::driver::sys;
 
 /// Recorded work of a lane. What it uses must be kept alive as long.
@@ -19,27 +20,30 @@ impl Lane {
     /// must be there: it has been done before.
     pub fn record(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let device = self.device();
+        self.recording(true);
+        let recorded = self.captured(work);
+        self.recording(false);
+        let recorded = recorded?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: reads what was recorded; writes one handle.
+        let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut graph, recorded.0, 0) };
+        device.answer(made, "cuGraphInstantiate")?;
+        Ok(Graph { device: device.clone(), graph })
+    }
+
+    /// What `work` queues on this lane's stream, which does not run.
+    fn captured(&self, work: impl FnOnce() -> Result<()>) -> Result<Recorded> {
+        let device = self.device();
         device.bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is this lane's, which nobody else uses.
         device.answer(unsafe { sys::cuStreamBeginCapture_v2(self.stream(), mode) }, "cuStreamBeginCapture")?;
-        self.recording(true);
         let worked = work();
-        self.recording(false);
-        let mut recorded = std::ptr::null_mut();
+        let mut recorded = Recorded(std::ptr::null_mut());
         // SAFETY: writes one handle; ends the recording in any case.
-        let ended =
-            device.answer(unsafe { sys::cuStreamEndCapture(self.stream(), &mut recorded) }, "cuStreamEndCapture");
-        worked.and(ended)?;
-        let mut graph = std::ptr::null_mut();
-        // SAFETY: reads what was recorded, which is not needed afterwards; writes one handle.
-        let made = unsafe {
-            let code = sys::cuGraphInstantiateWithFlags(&mut graph, recorded, 0);
-            sys::cuGraphDestroy(recorded);
-            code
-        };
-        device.answer(made, "cuGraphInstantiate")?;
-        Ok(Graph { device: device.clone(), graph })
+        let ended = unsafe { sys::cuStreamEndCapture(self.stream(), &mut recorded.0) };
+        worked.and(device.answer(ended, "cuStreamEndCapture"))?;
+        Ok(recorded)
     }
 
     /// Queues recorded work.
@@ -50,6 +54,69 @@ impl Lane {
         self.device().bind()?;
         // SAFETY: the caller's promise.
         self.device().answer(unsafe { sys::cuGraphLaunch(graph.graph, self.stream()) }, "cuGraphLaunch")
+    }
+}
+
+/// A graph that cannot run yet.
+struct Recorded(sys::CUgraph);
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: it came from the end of a capture.
+            unsafe { sys::cuGraphDestroy(self.0) };
+        }
+    }
+}
+
+impl Device {
+    /// Whether another library's graph can hold `work`: all its memory is lent to it. Its kernels are compiled and loaded
+    /// by the trial, and do not run.
+    pub fn fits_graph(&self, work: impl FnOnce(Lane) -> Result<()>) -> Result<bool> {
+        let own = self.lane()?;
+        // SAFETY: the stream outlives the capture.
+        let trial = own.captured(|| work(unsafe { self.lane_on(own.stream().cast())? }));
+        match trial {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind == Kind::Unavailable && *error.argument == *UNFIT => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The argument of the error about work that a graph of another library can't hold.
+pub(super) const UNFIT: &str = "CUDA graph";
+
+/// While it lives, this thread may compile, load and copy, although a stream of its is being captured.
+pub(super) struct Relaxed(sys::CUstreamCaptureMode);
+
+impl Relaxed {
+    /// Begins, if the stream is being captured.
+    ///
+    /// # Safety
+    /// The stream is alive.
+    pub(super) unsafe fn if_captured(stream: sys::CUstream) -> Result<Option<Relaxed>> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the caller's promise; writes one value.
+        driver::answer(unsafe { sys::cuStreamIsCapturing(stream, &mut status) }, "cuStreamIsCapturing")?;
+        if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Ok(None);
+        }
+        let mut relaxed = Relaxed(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+        relaxed.exchange()?;
+        Ok(Some(relaxed))
+    }
+
+    fn exchange(&mut self) -> Result<()> {
+        // SAFETY: changes a setting of this thread, and writes what it was.
+        let code = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+        driver::answer(code, "cuThreadExchangeStreamCaptureMode")
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        let _ = self.exchange();
     }
 }
 

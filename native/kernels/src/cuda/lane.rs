@@ -4,6 +4,7 @@ use super::blas::{self, Epilogue, Matrix, Product};
 use super::buffer::Buffer;
 use super::device::Device;
 use super::event::{Event, Mark};
+use super::graph::{self, Relaxed};
 use super::kernel::Kernel;
 use super::staging::{Pinned, Staging};
 use super::together::{Together, attribute, config};
@@ -26,6 +27,8 @@ pub struct Lane {
     recording: Cell<bool>,
     /// Whether the stream is another library's.
     guest: bool,
+    /// Whether that library captures it into a graph, which may run after anything of ours is gone.
+    captured: Option<Relaxed>,
     /// Whether the latest kernel was one that may begin early.
     behind_early: Cell<bool>,
 }
@@ -137,15 +140,26 @@ impl Lane {
             tf32: false,
             recording: Cell::new(false),
             guest: false,
+            captured: None,
             behind_early: Cell::new(false),
         }
     }
 
     /// A lane on a stream of another library: see [`Device::lane_on`].
-    pub(super) fn guest(device: Device, stream: sys::CUstream) -> Lane {
+    pub(super) fn guest(device: Device, stream: sys::CUstream, captured: Option<Relaxed>) -> Lane {
         let mut lane = Lane::new(device, Core::on(stream));
-        lane.guest = true;
+        (lane.guest, lane.captured) = (true, captured);
         lane
+    }
+
+    /// Fails where `bytes` that are not the owner's are needed by a lane whose work another library keeps for later.
+    fn not_captured(&self, bytes: usize, what: &str) -> Result<()> {
+        match self.captured {
+            Some(_) if bytes > 0 => Err(Error::new(Kind::Unavailable, graph::UNFIT)
+                .expected("work in memory of its owner alone")
+                .got(format_args!("{bytes} bytes of {what}"))),
+            _ => Ok(()),
+        }
     }
 
     /// The lane, whose matrix products may round factors in f32 to TF32, with 10 bits of mantissa, if `allow`.
@@ -189,7 +203,10 @@ impl Lane {
         if self.recording.get() {
             return Ok(buffer.address());
         }
-        self.note(buffer).iter().try_for_each(|other| self.wait_for(other))?;
+        for other in self.note(buffer) {
+            // No event outside a graph can be waited for in it.
+            if self.captured.is_some() { other.synchronize(&self.device)? } else { self.wait_for(&other)? }
+        }
         Ok(buffer.address())
     }
 
@@ -212,6 +229,7 @@ impl Lane {
     /// Where `bytes` of memory lie for the work queued next. It is the lane's own and serves each op
     /// in turn: what an op leaves there, the next one overwrites.
     pub fn scratch(&self, bytes: usize) -> Result<u64> {
+        self.not_captured(bytes, "scratch memory")?;
         self.core(|core| core.scratch.at_least(bytes, &self.device, &self.clock))
     }
 
@@ -223,6 +241,7 @@ impl Lane {
     /// Memory for a tensor that only work queued on this lane uses: taken and given back in its order,
     /// so that dropping it waits for nothing.
     pub fn temporary(&self, spec: Spec) -> Result<Buffer> {
+        self.not_captured(spec.bytes(), "scratch memory")?;
         Buffer::of_lane(&self.device, &self.clock, spec)
     }
 
@@ -280,7 +299,10 @@ impl Lane {
                     none.insert(stocked.map_or_else(blas::Handle::new, Ok)?)
                 }
             };
-            let workspace = |bytes| core.workspace.at_least(bytes, &self.device, &self.clock);
+            let workspace = |bytes| {
+                self.not_captured(bytes, "workspace")?;
+                core.workspace.at_least(bytes, &self.device, &self.clock)
+            };
             let product = Product { types, matrices, epilogue, tf32: self.tf32 };
             // SAFETY: the caller's promise, and no size is 0.
             unsafe { handle.multiply(&product, self.stream().cast(), workspace) }
@@ -387,6 +409,7 @@ impl Lane {
     /// Copies several at once, which is faster than one after another. The bytes are taken before
     /// this returns; the copies into the buffers are only queued.
     pub fn upload_all(&self, copies: &[(&[u8], &Buffer)]) -> Result<()> {
+        self.not_captured(copies.iter().map(|(from, _)| from.len()).sum(), "copies from the host")?;
         copies.iter().try_for_each(|(from, to)| same_size(from.len(), to))?;
         self.device.bind()?;
         self.core(|core| core.staging.upload(self, copies))
