@@ -321,6 +321,8 @@ def main(library, platform, *names):
     jax.config.update("jax_platforms", "cuda,cpu" if platform == "gpu" else "cpu")
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_default_matmul_precision", "highest")
+    # What is too large for a type is infinite in it.
+    np.seterr(over="ignore")
     sidewinder_jax.register(library)
     print(jax.devices()[0].device_kind, "with JAX", jax.__version__)
     poison()
