@@ -15,18 +15,40 @@ defmodule Sidewinder.CommandLine do
   def run(args, work) do
     for device <- [:standard_io, :standard_error], do: :io.setopts(device, encoding: :unicode)
     :logger.add_primary_filter(__MODULE__, {&__MODULE__.printable/2, nil})
+    ports = ports(Process.group_leader())
     result = args |> utf8!() |> work.()
-    written!()
+    written!(ports)
     result
   rescue
     error in Error -> fail(error)
     error in ErlangError -> unwritten(error, __STACKTRACE__)
   end
 
-  # Erlang answers before it has written, and a failure shows in the next request. A port answers after its writes.
-  defp written! do
-    Enum.each(Port.list(), &Port.info/1)
+  # What it writes to.
+  defp ports(leader) when node(leader) == node() do
+    with {:links, links} <- Process.info(leader, :links), do: Enum.filter(links, &is_port/1)
+  end
+
+  defp ports(_leader), do: []
+
+  # Erlang answers a request before it has written. A port that failed to is gone.
+  defp written!(ports) do
+    Enum.each(ports || [], &written_by!/1)
     IO.write("")
+  end
+
+  defp written_by!(port) do
+    case Port.info(port, :queue_size) do
+      {:queue_size, 0} ->
+        :ok
+
+      {:queue_size, _} ->
+        Process.sleep(1)
+        written_by!(port)
+
+      nil ->
+        raise ErlangError, original: :terminated
+    end
   end
 
   defp fail(error) do
