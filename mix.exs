@@ -333,7 +333,7 @@ defmodule Sidewinder.MixProject do
       ~w(lib native/Cargo.toml native/Cargo.lock native/kernels native/nif native/xla priv/models
          priv/samples)
 
-    about = ~w(mix.exs .formatter.exs README.md CHANGELOG.md LICENSE)
+    about = ~w(mix.exs .formatter.exs README.md guides CHANGELOG.md LICENSE)
     [licenses: ["Apache-2.0"], links: %{}, files: sources ++ about]
   end
 end

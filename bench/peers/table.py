@@ -1,4 +1,4 @@
-"""Renders a result file as the README's tables: table.py RESULT.json.
+"""Renders a result file as the tables of bench/RESULTS.md: table.py RESULT.json.
 
 A family of peers counts with its fastest variant; the result file holds them all.
 """
@@ -153,18 +153,20 @@ def workloads_table(rows, device, threads, titles, limit):
     return grid(head, body)
 
 
-def tables(suite, rows, device):
+def tables(suite, rows, device, titles=None):
+    """A suite's tables, with other titles than its own where some are given."""
     if suite == "selective_scan":
         return [scan_table(some, device) for some in by_workload(rows)]
     lanes = sorted({row["threads"] for row in rows})
-    return [workloads_table(rows, device, lane, *ABOUT[suite]) for lane in lanes]
+    own, limit = ABOUT[suite]
+    return [workloads_table(rows, device, lane, titles or own, limit) for lane in lanes]
 
 
 def footer(result, suite):
     m, v = result["machine"], result["versions"]
     place = m["gpu"] if result["device"] != "cpu" else f"{m['cpu']}, {m['cores']} cores"
     tools = [f"{name} {v[name]}" for name in TOOLS[suite] if name in v]
-    tools += filter(None, [v["rustc"]])  # who carries a built program elsewhere has no compiler there
+    tools += filter(None, [v["rustc"]])  # a machine that a built program was carried to may have no compiler
     return f"{place}; {', '.join(tools)}; float32; {result['date']}."
 
 

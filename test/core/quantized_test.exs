@@ -250,10 +250,9 @@ defmodule Sidewinder.QuantizedTest do
     end
   end
 
-  test "the README's example does what it says" do
-    readme = File.read!(Path.expand("../../README.md", __DIR__))
-    [_, section] = String.split(readme, "\n## Quantized weights\n")
-    [_, code] = Regex.run(~r/```elixir\n(.*?)```/s, section)
+  test "the guide's first example does what it says" do
+    guide = File.read!(Path.expand("../../guides/quantized_weights.md", __DIR__))
+    [_, code] = Regex.run(~r/```elixir\n(.*?)```/s, guide)
     [_, shown] = Regex.run(~r/^(#Sidewinder.Quantized<.*>)$/m, code)
     {_, binding} = Code.eval_string(code)
     on_exit(fn -> File.rm_rf!(binding[:folder]) end)
