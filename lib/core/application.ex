@@ -8,7 +8,7 @@ defmodule Sidewinder.Application do
     Supervisor.start_link([], strategy: :one_for_one)
   end
 
-  # EXLA reads executables from its disk cache without asking for the calls in them.
+  # Registered at the start, because EXLA reads executables from its disk cache without asking for the calls in them.
   defp exla? do
     List.keymember?(Application.started_applications(), :exla, 0) and
       Code.ensure_loaded?(Sidewinder.CustomCall)

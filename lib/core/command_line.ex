@@ -31,7 +31,7 @@ defmodule Sidewinder.CommandLine do
 
   defp ports(_leader), do: []
 
-  # Erlang answers a request before it has written. A port that failed to is gone.
+  # Erlang answers a request before it has written. A port whose write failed is gone.
   defp written!(ports) do
     Enum.each(ports || [], &written_by!/1)
     IO.write("")
@@ -69,7 +69,7 @@ defmodule Sidewinder.CommandLine do
   # The end of standard output is logged, and loggers that print there tell of their own end after it.
   def printable(_event, _), do: if(Process.whereis(:user), do: :ignore, else: :stop)
 
-  @doc "Says a line about work that has another result, and so does not end where nothing reads such lines."
+  @doc "Prints a line about work whose result is elsewhere, so that the work goes on if its reader is gone."
   def tell(line, say \\ &Mix.shell().info/1) do
     say.(line)
   rescue

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Compare do
   @moduledoc """
-  The same call of an op, and its gradient, through every level that this machine has: whether each
+  Compares the levels that this machine has on one call of an op, and its gradient: whether each
   gives what the plain reference in f64 gives, and how long it takes.
 
       inputs = Sidewinder.RandomInputs.make(:selective_scan, shape: "B=1,L=2048,D=1536")
@@ -60,7 +60,7 @@ defmodule Sidewinder.Compare do
   ]
 
   @typedoc """
-  What one level did. Errors and `time` are nil where it did not come so far; `time` is in milliseconds.
+  What one level did. Errors and `time` are nil where it failed before them; `time` is in milliseconds.
   `speedup` is by the medians, against the first level after the reference that is `:ok`, and nil unless
   this one is.
   """
@@ -98,7 +98,7 @@ defmodule Sidewinder.Compare do
     * `:iterations` (50), `:warmup` (10) - how often each level runs; `:max_ms` (2000) ends slow levels
       after that time, with fewer
     * `:rtol`, `:atol` - in place of the tolerances above, for all elements; `:terms` - the `n` there
-    * `:threads` - how many are all threads
+    * `:threads` - how many threads the level `"threads"` has
     * `:levels` - names of those to run; without it all
     * `:others` - a list of `{name, fun}`, where `fun` takes a map of tensors by name and returns a map
       of outputs by name, all or some of the op's. What runs on a device must have ended by then.
@@ -193,7 +193,7 @@ defmodule Sidewinder.Compare do
     raise Error.new(:argument, to_string(name), op: op.name, expected: "a tensor", got: got)
   end
 
-  # The reference computes in f64 whatever comes, so it would not notice.
+  # The reference computes in f64 whatever the types, so it would not refuse a wrong one.
   defp types!(op, given, [{_, %{type: storage}} | _]) do
     for slot <- op.inputs,
         %{type: type} <- [given[slot.name]],
@@ -265,7 +265,7 @@ defmodule Sidewinder.Compare do
 
   ## The levels
 
-  # Each with `start`, which makes ready and returns what is to be measured, or with why it is not there.
+  # Each with `start`, which prepares and returns the function to measure, or with the reason that it is unavailable.
   defp all_levels(call, options) do
     %{cpu: cpu, cuda: cuda} = Device.info()
     threads = options[:threads] || cpu.threads

@@ -1,8 +1,8 @@
 defmodule Sidewinder.Error do
   @moduledoc """
-  The one error that Sidewinder raises, with everything a person needs to mend it.
+  The one error that Sidewinder raises, with everything that is needed to fix it.
 
-  `kind` is there to be matched on:
+  Match on `kind`:
 
     * `:shape` - a tensor has the wrong rank or size
     * `:dtype` - a tensor has the wrong element type
@@ -12,7 +12,7 @@ defmodule Sidewinder.Error do
     * `:unavailable` - the wanted device, level or library is not on this machine
     * `:device_lost` - the GPU failed before and takes no more work until the VM is started anew
     * `:cuda` - a call to the CUDA driver, to NVRTC or to cuBLASLt failed
-    * `:memory` - memory could not be had
+    * `:memory` - memory could not be allocated
     * `:file` - a file is missing, damaged or cannot be written
     * `:panic` - a bug in the native library, caught before it could do harm
 
@@ -26,7 +26,7 @@ defmodule Sidewinder.Error do
 
   defexception kind: :argument, op: "", argument: "", expected: "", got: "", hint: ""
 
-  @typedoc "The sort of failure."
+  @typedoc "The kind of failure."
   @type kind ::
           :shape
           | :dtype

@@ -26,7 +26,7 @@ defmodule Sidewinder.GGUF do
   """
   @type entry :: %{name: String.t(), type: String.t(), shape: tuple, bytes: non_neg_integer}
 
-  @typedoc "A value of the metadata. A text is what bytes the file has, UTF-8 if whoever wrote it took care."
+  @typedoc "A value of the metadata. A text is the bytes of the file, which need not be valid UTF-8."
   @type value ::
           integer | float | :nan | :infinity | :neg_infinity | boolean | binary | [value]
 

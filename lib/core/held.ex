@@ -1,16 +1,16 @@
 defmodule Sidewinder.Held do
   @moduledoc false
-  # Rows in memory that calls write in place, and that belong to values all the same. A value is the rows from
-  # `first` to `length`. Rows behind them are claimed before they are written, by whatever process: the first to go
-  # on from a value writes into the same memory, which changes nothing that the value has, and whoever goes on from it
-  # a second time gets a copy of its rows, as does who needs more room than there is.
+  # Values whose rows lie in memory that calls write in place. A value is the rows from `first` to `length`. Rows
+  # behind them are claimed before they are written, by whatever process. The first call that goes on from a value
+  # writes into the same memory, which changes no row of the value. A second call that goes on from that value gets a
+  # copy of its rows, as does one that needs more room than there is.
 
   alias Sidewinder.{Error, Native, Tensor}
 
   @enforce_keys [:tensors, :first, :length, :written]
   defstruct [:tensors, :first, :length, :written]
 
-  @typedoc "Tensors of as many rows, which are the axis before the last."
+  @typedoc "Tensors with equal numbers of rows, which are the axis before the last."
   @type t :: %__MODULE__{
           tensors: [Tensor.t()],
           first: non_neg_integer,
@@ -18,7 +18,7 @@ defmodule Sidewinder.Held do
           written: :atomics.atomics_ref()
         }
 
-  @doc "Memory for tensors of these shapes, lists of sizes, without rows that anybody has."
+  @doc "Memory for tensors of these shapes, lists of sizes, of which no row is claimed."
   @spec new(Tensor.type(), [[non_neg_integer]], nil | non_neg_integer) :: t
   def new(type, shapes, ordinal) do
     tensors =
@@ -39,8 +39,8 @@ defmodule Sidewinder.Held do
   def capacity(%{tensors: [%{shape: shape} | _]}), do: elem(shape, tuple_size(shape) - 2)
 
   @doc """
-  The same rows, with memory for `new` ones behind them that is nobody else's. Of all of them the last `keep` are
-  wanted, so that rows before those need not come along.
+  The rows, with memory for `new` ones behind them that no other value has. Only the last `keep` of all rows are
+  wanted, so that a copy may leave out the rows before those.
   """
   @spec claim(t, non_neg_integer, pos_integer | :infinity) :: t
   def claim(%__MODULE__{length: length} = held, new, keep \\ :infinity) do
@@ -79,7 +79,7 @@ defmodule Sidewinder.Held do
   def extended(%__MODULE__{} = held, new, keep),
     do: %{held | first: first(held, new, keep), length: held.length + new}
 
-  @doc "So many rows from `first` on, as tensors of their own."
+  @doc "`count` rows from `first` on, as tensors of their own."
   @spec rows(t, non_neg_integer, non_neg_integer) :: [Tensor.t()]
   def rows(%__MODULE__{tensors: tensors}, first, count) do
     for tensor <- tensors,

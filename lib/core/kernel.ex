@@ -1,6 +1,6 @@
 defmodule Sidewinder.Kernel do
   @moduledoc """
-  Runs ops by name; what `Sidewinder.Kernel.Scan` and its like are made of.
+  Runs ops by name; `Sidewinder.Kernel.Scan` and the modules beside it are made of this.
 
   Every op takes these options:
 
@@ -11,15 +11,15 @@ defmodule Sidewinder.Kernel do
     * `:threads` - how many CPU threads share the work.
     * `:allow_tf32` - whether matrix products of f32 on CUDA may round their factors to TF32, with 10 bits of
       mantissa in place of 23, which tensor cores multiply several times faster. The default is that of
-      `Sidewinder.Device.config/0`, false if nobody says otherwise.
+      `Sidewinder.Device.config/0`, which is false unless it is configured.
 
   An option that is `nil` counts as absent. Results are where the inputs are.
   """
 
   alias Sidewinder.{Device, Error, Native, Options, Tensor}
 
-  # Products or updates of a state, as the op itself counts them: below the first a call is too short to be worth the
-  # way to a dirty scheduler, from the second on a GPU wins although the data has to be brought there.
+  # Products or updates of a state, as the op itself counts them. Below the first a call is too short to be worth the
+  # switch to a dirty scheduler. From the second on a GPU is faster even with the copy of the data.
   @quick 131_072
   @large 4_194_304
 
@@ -28,7 +28,7 @@ defmodule Sidewinder.Kernel do
   @typedoc "Inputs by name, the one that sets the storage type first."
   @type inputs :: [{String.t() | atom, Tensor.t()}]
 
-  @typedoc "A scheduler's sort, and what the native library is told."
+  @typedoc "The kind of scheduler, and where the native library shall run the call."
   @type plan ::
           {:quick | :cpu | :io,
            %{
@@ -156,15 +156,15 @@ defmodule Sidewinder.Kernel do
     end
   end
 
-  # What does little with each element is done sooner than it can be brought to a GPU and back.
+  # An op that does little with each element is done sooner than its data is copied to a GPU and back.
   defp worth_moving?(work, tensors) do
     elements = for {_name, {_type, shape, _data}} <- tensors, do: Tensor.elements(shape)
     work >= @large and work >= 2 * Enum.sum(elements)
   end
 
   @doc """
-  Where something that stays, such as a model, would live: with the backend `:auto` on CUDA device 0 if that can be
-  used and nothing is said of CPU levels or threads. The options are those of `plan/4`.
+  Where a long-lived value, such as a model, would be placed: with the backend `:auto` on CUDA device 0 if that can be
+  used and no CPU level or number of threads is given. The options are those of `plan/4`.
   """
   @spec residence(keyword) :: plan
   def residence(where \\ []) do

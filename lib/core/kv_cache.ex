@@ -1,12 +1,12 @@
 defmodule Sidewinder.KVCache do
   @moduledoc """
-  The keys and values of the tokens that a sequence has so far, for attention to go on from.
+  The keys and values of the tokens that a sequence has so far, for the attention of later tokens.
 
   A cache lives where its tensors do, on the host or on a GPU, and has room for more rows than it has:
   `Sidewinder.Kernel.Attention.decode/5`, `mha/3` and `transformer_block/3` write new rows into it in place,
   and it doubles its room where that is used up. It is still a value: a call gives a cache that has the new
-  rows, and the one it was given stays as long as it was. Who goes on from that one a second time, as in
-  trying several continuations, gets a copy of its rows first. All of that holds between processes too.
+  rows, and the one it was given stays as long as it was. A second call that goes on from that one, as in
+  trying several continuations, copies its rows first. All of that holds between processes too.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> cache = Sidewinder.KVCache.new(:f32, {1, 1, 2})
@@ -23,7 +23,7 @@ defmodule Sidewinder.KVCache do
   defstruct [:keys, :values, :length, :written]
 
   @typedoc """
-  A cache of `length` rows. What `keys` and `values` hold is the kernels' business.
+  A cache of `length` rows. The contents of `keys` and `values` are internal to the kernels.
   """
   @type t :: %__MODULE__{
           keys: Tensor.t(),
@@ -35,7 +35,7 @@ defmodule Sidewinder.KVCache do
   @capacity 64
 
   @doc """
-  A cache without rows, for `batch` sequences and so many heads of keys and values, each `width` wide.
+  A cache without rows, for `batch` sequences and `heads` heads of keys and values, each `width` wide.
 
   Options:
 
@@ -44,7 +44,7 @@ defmodule Sidewinder.KVCache do
     * `:device` - `:host`, the default, or `{:cuda, ordinal}`
 
   Raises `Sidewinder.Error`: of kind `:dtype` for what is no float type, `:shape` and `:option` for sizes and
-  options that are none, `:unavailable` and `:memory` for devices and memory that cannot be had.
+  options that are none, `:unavailable` for a device that is not there, and `:memory` where none is left.
 
       iex> cache = Sidewinder.KVCache.new(:bf16, {1, 8, 64}, capacity: 1024)
       iex> {cache.length, Sidewinder.KVCache.capacity(cache), Sidewinder.KVCache.device(cache)}
@@ -107,7 +107,7 @@ defmodule Sidewinder.KVCache do
   def device(%__MODULE__{keys: keys}), do: Tensor.device(keys)
 
   @doc """
-  The first `length` rows, to go on from there. Nothing is copied until somebody does.
+  The first `length` rows, to go on from there. Nothing is copied until a call does.
 
       iex> cache = Sidewinder.KVCache.new(:f32, {1, 1, 2})
       iex> Sidewinder.KVCache.truncate(cache, 1)
@@ -122,9 +122,9 @@ defmodule Sidewinder.KVCache do
   end
 
   @doc false
-  # Calls `run` with the cache as an op's inputs and options, in which `new` rows after its own are nobody
-  # else's; gives the outputs of that with the cache that has them. If it raises, what was claimed stays so,
-  # and the next to go on from this cache copies it.
+  # Calls `run` with the cache as an op's inputs and options, with `new` rows claimed after its own; gives the outputs
+  # with the cache that has them. If `run` raises, the rows stay claimed, and the next call that goes on from this
+  # cache copies it.
   def extend(%__MODULE__{} = cache, new, run) do
     %{keys: keys, values: values, length: length, written: written} = cache
     held = %Held{tensors: [keys, values], first: 0, length: length, written: written}

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Mamba do
   @moduledoc """
-  Mamba models that run entirely in the native library: language models from the checkpoints that people
-  have, or backbones that are fed with features, such as the frames of a game.
+  Mamba models that run entirely in the native library: language models from published checkpoints, or backbones that
+  take features, such as the frames of a game.
 
       model = Sidewinder.Mamba.load("mamba-130m-hf")
       model |> Sidewinder.Mamba.generate("Once upon a time", max_tokens: 100) |> Enum.each(&IO.write/1)
@@ -12,11 +12,11 @@ defmodule Sidewinder.Mamba do
       x = x + mamba_block(rms_norm(x))         for each layer
       logits = linear(rms_norm(x), head)       head is the embedding unless there is another
 
-  A whole sequence is run at once (`forward/2`), or by a session (`Sidewinder.Mamba.Session`) that takes a
-  prompt in and then goes on by steps, each in the same time and memory however long the text is.
+  A whole sequence is run at once (`forward/2`), or by a session (`Sidewinder.Mamba.Session`), which takes a
+  prompt in and then advances by steps. The time and memory of a step do not depend on the length of the text.
 
   A model is loaded once, on the CPU or on a GPU, and shared by all processes and sessions that use it: it
-  does not change, and its memory is given back when nobody holds it any more.
+  does not change, and its memory is freed with the last reference to it.
 
   In the shapes M is the width of the model, V the size of its vocabulary, B the batch and L the length.
   """
@@ -44,8 +44,9 @@ defmodule Sidewinder.Mamba do
         }
 
   @typedoc """
-  A model. Its `:ends` are the tokens that end its texts; nil where only its tokenizer tells (`Sidewinder.Tokenizer.eos/1`),
-  or the error in a configuration, which `generate/3` raises. Its `:origin` is what `save/2` keeps of the checkpoint.
+  A model. Its `:ends` are the tokens that end its texts; nil if they are its tokenizer's
+  (`Sidewinder.Tokenizer.eos/1`); or the error in a configuration, which `generate/3` raises. Its `:origin` is what
+  `save/2` keeps of the checkpoint.
   """
   @type t :: %__MODULE__{
           ref: reference,
@@ -75,7 +76,7 @@ defmodule Sidewinder.Mamba do
 
   Options:
 
-    * `:type` - `:f32`, `:bf16`, `:f16` or `:f64`: the weights' type and that of all that lies between layers,
+    * `:type` - `:f32`, `:bf16`, `:f16` or `:f64`: the type of the weights and of the activations between layers,
       that of the file by default. Sums and states are at least f32.
     * `:backbone` - whether to leave out embedding and head, and take features in place of tokens
     * `:copy` - whether to copy the weights into memory, in large pages where the system has them, so that steps on a
@@ -95,7 +96,7 @@ defmodule Sidewinder.Mamba do
     * `:level`, `:threads`, `:allow_tf32` - as in `Sidewinder.Kernel`
 
   Raises `Sidewinder.Error`, of kind `:file` for a checkpoint that is missing, damaged or not that of a Mamba model:
-  all tensors that are missing, misshapen or too many are told in one error.
+  one error names all tensors that are missing, have a wrong shape, or do not belong there.
   """
   @spec load(Path.t(), keyword) :: t
   def load(path, options \\ []) do
@@ -179,8 +180,8 @@ defmodule Sidewinder.Mamba do
   end
 
   @doc """
-  The weights on the host, copied, by the names and in the shapes that Hugging Face's files have them. A head that is
-  the embedding is not there by a name of its own.
+  The weights on the host, copied, by the names and in the shapes of Hugging Face's files. A head that is tied to the
+  embedding has no entry of its own.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
       iex> tensors = Sidewinder.Mamba.tensors(model)
@@ -227,8 +228,8 @@ defmodule Sidewinder.Mamba do
   def save(other, _path), do: no_model(other)
 
   @doc """
-  What the model gives for whole sequences: the logits of what follows each token, `{B, L, V}`, or for a backbone
-  its normed features, `{B, L, M}`. The result is where the model is.
+  Runs whole sequences: the logits of the token after each token, `{B, L, V}`, or for a backbone its normed features,
+  `{B, L, M}`. The result is where the model is.
 
     * `input` - a list of lists of tokens, all of one length, or features, `{B, L, M}`, on the host
 
@@ -268,20 +269,20 @@ defmodule Sidewinder.Mamba do
     do: wrong_tokens("tokens, or a text for a model with a tokenizer", other)
 
   @doc """
-  A stream of what follows a prompt: pieces of text after a text, tokens after a list of tokens. Nothing is
-  computed before the stream is asked, and no more than it is asked for.
+  A stream that continues a prompt: pieces of text after a text, tokens after a list of tokens. It is lazy: each token
+  is computed when it is taken.
 
   Options:
 
     * `:max_tokens` - how many at most, 128 by default
     * `:temperature` - what logits are divided by before a token is drawn; 0, the default, always takes the
       most probable one
-    * `:top_k` - draws from so many of the most probable tokens
-    * `:top_p` - draws from the fewest tokens whose probabilities come to this
+    * `:top_k` - draws from this number of the most probable tokens
+    * `:top_p` - draws from the fewest tokens whose probabilities sum to this
     * `:repetition_penalty` - what positive logits of tokens that the prompt or the text has are divided by, and
       others multiplied by, as in Hugging Face's `generate`: above 1 they are less probable. 1 by default
     * `:seed` - equal seeds give equal texts; a random one by default, for each prompt
-    * `:stop` - what ends the stream and does not come out, beside the model's ends: a list of tokens and, after a
+    * `:stop` - what ends the stream, and is not in it, beside the model's ends: a list of tokens and, after a
       text, of texts. The name of a special token, such as `"<|im_end|>"`, stands for that token.
     * `:ignore_eos` - whether the stream goes on after a token that ends texts by the model's configuration (`:ends` in
       `load/2`); `false` by default
@@ -309,7 +310,7 @@ defmodule Sidewinder.Mamba do
   defdelegate generate(model, prompt, options \\ []), to: Sidewinder.Mamba.Generation
 
   @doc """
-  The model as an `Nx.Serving`, which generates for many callers: what they ask for at one time is generated as one
+  The model as an `Nx.Serving`, which generates for many callers: requests that come at one time are generated as one
   batch, whose steps read the weights once. It needs Nx.
 
       children = [
@@ -385,7 +386,7 @@ defmodule Sidewinder.Mamba do
   def fed(input), do: fed_rows(input)
 
   @doc false
-  # The same of tokens or frames alone.
+  # One sequence, of tokens or of frames, as the native library takes it.
   def fed_rows(%Tensor{} = features), do: features |> Tensor.to_host() |> Tensor.to_native()
 
   def fed_rows(tokens) do

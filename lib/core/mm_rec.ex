@@ -2,14 +2,14 @@ defmodule Sidewinder.MMRec do
   @moduledoc """
   Blocks of MM-Rec with their memory, over sequences that come in parts.
 
-  `Sidewinder.Kernel.MMRec` has the block itself, whose gradient a training step takes; here a call is a part of a longer
-  story: it attends to what earlier calls left in a `Sidewinder.MMRec.Memory`, goes on from their state, and leaves its
-  own behind.
+  `Sidewinder.Kernel.MMRec` has the block itself, whose gradient a training step takes. Here a call is a part of a
+  longer sequence: it attends to what earlier calls wrote into a `Sidewinder.MMRec.Memory`, starts from their state,
+  and gives a memory and a state for the next call.
   """
 
   alias Sidewinder.{Error, Kernel, MMRec.Memory, Options, Tensor}
 
-  @typedoc "What a call gives: the result of the whole part, and where the next one goes on."
+  @typedoc "What a call gives: the result of the whole part, and the memory and state for the next one."
   @type result :: %{
           y: Tensor.t(),
           h_last: Tensor.t(),
@@ -37,8 +37,8 @@ defmodule Sidewinder.MMRec do
 
     * `:layer` - of the memory; 0 by default
     * `:initial_state` - `{B, D}`: the `:h_last` of the part before; zeros by default
-    * `:chunk` - into pieces of how many steps `x` is cut, which are computed one after the other: what lies in between
-      is then held for one of them at a time. #{@chunk} by default for `x` of more than #{@long} steps, and for others
+    * `:chunk` - the steps of a piece of `x`. Pieces are computed one after the other, so that intermediate tensors are
+      held for one piece at a time. #{@chunk} by default for `x` of more than #{@long} steps, and for others
       all of them. The results of pieces are on the host
     * `:short` - whether states are written into the short bank; true by default
     * `:policy` - how the summary goes into the long bank, `:ring`, the default, `:ema` or `:broadcast`, or nil for not
@@ -203,7 +203,7 @@ defmodule Sidewinder.MMRec do
     for result <- results, do: Map.new(result, fn {name, t} -> {name, Tensor.to_host(t)} end)
   end
 
-  # The mean of all, of means of as many steps as there are in each.
+  # The mean over all steps, from each part's mean, weighted by the steps of the part.
   defp summary(results, batch, width) do
     counts = for %{y: y} <- results, do: elem(y.shape, 1)
     lists = for %{summary: summary} <- results, do: Tensor.to_list(summary)

@@ -5,7 +5,7 @@ defmodule Sidewinder.Native do
   @why {__MODULE__, :why_not_loaded}
 
   # A module that fails to load would take the whole application with it, and pure Nx works without.
-  # Only where a version of it runs that has its library is failing better: then that one goes on.
+  # Failing is right only if an older version of the module runs with its library: that one then stays in use.
   def load do
     why = load_nif(path())
     runs? = :erlang.module_loaded(__MODULE__) and loaded?()

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Ops do
   @moduledoc false
-  # The library's ops as it describes them itself: what is written over this list needs no change when
-  # an op is added.
+  # The library's ops as it describes them itself: code that is written over this list needs no change
+  # when an op is added.
 
   alias Sidewinder.{Error, Native, Tensor}
 
@@ -28,7 +28,7 @@ defmodule Sidewinder.Ops do
   @spec all() :: [op]
   def all, do: Error.unwrap!(Native.op_list())
 
-  @doc "Those that are not the gradient of another."
+  @doc "The ops that are not the gradient of another."
   @spec forward([op]) :: [op]
   def forward(ops), do: for(op <- ops, op.backward_of == nil, do: op)
 

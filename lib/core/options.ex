@@ -1,6 +1,6 @@
 defmodule Sidewinder.Options do
   @moduledoc false
-  # What people give beside tensors: refused here, with a word about it, where it is of a wrong type.
+  # Checks arguments that are no tensors, and raises clear errors for wrong types.
 
   alias Sidewinder.Error
 

@@ -1,7 +1,7 @@
 defmodule Sidewinder.PPM do
   @moduledoc false
   # Prediction by partial matching, method C (Moffat 1990), with exclusion: how many bits a byte it needs for a text, each
-  # byte being predicted from those before it. What a small language model of bytes has to beat.
+  # byte being predicted from those before it. The baseline for a small language model of bytes.
 
   @order 5
 

@@ -419,7 +419,7 @@ defmodule Sidewinder.Quantized do
     new(:ternary, {elem(plane0.shape, 0), width}, planes, scale)
   end
 
-  @doc "So many bytes as a text, such as `9.4 MB`."
+  @doc "A number of bytes as a text, such as `9.4 MB`."
   @spec size(non_neg_integer) :: String.t()
   def size(bytes) when bytes < 1000, do: "#{bytes} bytes"
   def size(bytes) when bytes < 1_000_000, do: "#{Float.round(bytes / 1000, 1)} kB"

@@ -12,7 +12,7 @@ defmodule Sidewinder.RandomInputs do
 
   alias Sidewinder.{Error, Ops, Shapes, Tensor}
 
-  # More would fill the memory of most machines, one way or another.
+  # The most elements: more would fill the memory of most machines.
   @most 268_435_456
 
   # Where the same letter means something else from op to op, that op's line goes first.
@@ -88,7 +88,7 @@ defmodule Sidewinder.RandomInputs do
     "block_dequantize" => %{"q8_0" => "q8_0", "q4_0" => "q4_0"},
     "block_matmul" => %{"w_q8_0" => "q8_0", "w_q4_0" => "q4_0"}
   }
-  # Bytes behind the scale of a block, and the upper byte of that: about 1/256, or 1/16 for nibbles.
+  # Bytes after the scale of a block, and the upper byte of the scale: about 1/256, or 1/16 for nibbles.
   @formats %{"q8_0" => {32, 0x1C}, "q4_0" => {16, 0x2C}}
 
   @doc """

@@ -73,7 +73,7 @@ defmodule Sidewinder.Safetensors do
   end
 
   @doc """
-  Writes tensors to a file one after another, so that they need not be in memory all at once.
+  Writes tensors to a file one after another, so that they need not all be in memory at once.
 
   `specs` are the name, type and shape of each. `work` gets a function that writes one of them, and calls it for each in
   any order; what it returns is the result. The file appears whole, or not at all where a tensor is missing or

@@ -85,7 +85,7 @@ defmodule Sidewinder.Tensor do
 
   @doc """
   The elements as a flat list, row-major: floats, or integers for types of these. Those that Elixir has no
-  number for come as `:nan`, `:infinity` and `:neg_infinity`.
+  number for are `:nan`, `:infinity` and `:neg_infinity`.
 
       iex> Sidewinder.Tensor.to_list(Sidewinder.Tensor.new(<<0, 0, 128, 63, 0, 0, 128, 255>>, :f32, {2}))
       [1.0, :neg_infinity]
@@ -118,10 +118,10 @@ defmodule Sidewinder.Tensor do
   defp number(_), do: :nan
 
   @doc """
-  The same values rounded to another type. The tensor must be on the host.
+  Rounds the values to another type. The tensor must be on the host.
 
-  Raises `Sidewinder.Error` of kind `:argument` where values other than whole numbers of its range
-  would become an integer type (of `:i64`, those that f64 has), and of kind `:dtype` for a type that is none.
+  Raises `Sidewinder.Error` of kind `:argument` where a value for an integer type is not a whole number in its
+  range (for `:i64`, one that f64 holds), and of kind `:dtype` for a type that is none.
 
       iex> Sidewinder.Tensor.cast(Sidewinder.Tensor.from_list([0.1], :f32, {1}), :f64)
       #Sidewinder.Tensor<f64 (1) [0.10000000149011612]>
@@ -173,9 +173,9 @@ defmodule Sidewinder.Tensor do
   end
 
   @doc """
-  The same elements in order under another shape, where they are. Nothing is copied.
+  The elements in order under another shape, where they are. Nothing is copied.
 
-  Raises `Sidewinder.Error` of kind `:size` if there are not as many.
+  Raises `Sidewinder.Error` of kind `:size` if the shape has another number of elements.
 
       iex> Sidewinder.Tensor.reshape(Sidewinder.Tensor.from_list([1, 2], :f32, {1, 2}), {2})
       #Sidewinder.Tensor<f32 (2) [1.0, 2.0]>

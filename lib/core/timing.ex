@@ -26,7 +26,7 @@ defmodule Sidewinder.Timing do
     {result, statistics(if(times == [], do: [first], else: times))}
   end
 
-  @doc "The same for a single run."
+  @doc "Like `measure/2`, for a single run."
   @spec once((-> result)) :: {result, t} when result: term
   def once(work) do
     {time, result} = :timer.tc(work)
@@ -40,7 +40,7 @@ defmodule Sidewinder.Timing do
     Enum.at(sorted, min(trunc(count * share), count - 1))
   end
 
-  # Times of so many runs, until so many microseconds have passed.
+  # Times of `count` runs, or of fewer once `most` microseconds have passed.
   defp repeat(work, count, passed, most, times \\ [])
 
   defp repeat(_work, count, passed, most, times) when count <= 0 or passed >= most,

@@ -16,8 +16,8 @@ defmodule Sidewinder.Tokenizer do
   defstruct [:ref, :vocabulary, :file]
 
   @typedoc """
-  A tokenizer with so many tokens, and the file that it was read from; or the error of a file that could not be read,
-  which is raised upon use.
+  A tokenizer, the size of its vocabulary, and the file that it was read from. In place of a tokenizer it may hold the
+  error of a file that could not be read, which is raised upon use.
   """
   @type t :: %__MODULE__{
           ref: reference | {:error, map},
@@ -37,7 +37,7 @@ defmodule Sidewinder.Tokenizer do
   end
 
   @doc false
-  # The same, but what is wrong with the file is raised when the tokenizer is used: tokens alone need none.
+  # Like `open/1`, but what is wrong with the file is raised when the tokenizer is used: tokens alone need none.
   def open_for_use(path) do
     case path |> Options.path!() |> Native.tokenizer_open() do
       {:ok, _} = answer -> from_native(answer, file(path))

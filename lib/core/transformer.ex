@@ -147,7 +147,7 @@ defmodule Sidewinder.Transformer do
   end
 
   @doc """
-  The logits of what follows each token, `{B, L, V}`, of whole sequences.
+  The logits of the token after each token, `{B, L, V}`, of whole sequences.
 
   `options` are those of `Sidewinder.Kernel`. Raises `Sidewinder.Error`, of kind `:argument` for tokens that
   are none.
@@ -160,7 +160,7 @@ defmodule Sidewinder.Transformer do
   end
 
   @doc """
-  Takes tokens in without asking what follows: the state after them, and those of `state` before, none by
+  Takes tokens in without computing logits: the state after them and after the tokens of `state`, none by
   default.
   """
   @spec prefill(t, tokens, state | nil, keyword) :: state
@@ -170,8 +170,8 @@ defmodule Sidewinder.Transformer do
   end
 
   @doc """
-  Goes on by some tokens, mostly one: the logits of what follows each, `{B, L, V}`, and the new state. The one
-  that was given stays as it was, to go on from it in another way.
+  Takes some tokens in, mostly one: the logits of the token after each, `{B, L, V}`, and the new state. The state
+  that was given stays as it was, so that it can be continued in another way.
 
       iex> alias Sidewinder.{Tensor, Transformer}
       iex> model = Transformer.random(layers: 2, width: 8, heads: 2, vocabulary: 11)

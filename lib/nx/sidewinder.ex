@@ -16,13 +16,13 @@ defmodule Sidewinder do
 
   `x` sets the storage type, f32, bf16, f16 or f64, and the other sequences have it too. Weights,
   states and the arithmetic are f32, or f64 for f64; weights in the storage type are widened.
-  Integers become floats. Any other mix of types raises, for it would round without a word. Masks are of
-  integers, 0 or not.
+  Integers become floats. Any other mix of types raises, since it would round silently. Masks are integers,
+  where any number but 0 is true.
 
   ## Names of axes
 
-  Inputs that call the same axis differently raise, as in `Nx.add/2`. The axis of a weight that a product sums over may
-  have a name of its own, as in `Nx.dot/2`. Results have the names of the first input.
+  Inputs with different names for one axis raise, as in `Nx.add/2`. The axis of a weight that a product sums over may
+  have another name, as in `Nx.dot/2`. Results have the names of the first input.
 
   ## Vectorized tensors
 
@@ -32,7 +32,7 @@ defmodule Sidewinder do
 
   ## Gradients
 
-  `Nx.Defn.grad/2` and `Nx.Defn.value_and_grad/2` go through all functions, to every input and from
+  `Nx.Defn.grad/2` and `Nx.Defn.value_and_grad/2` differentiate all functions, by every input and from
   every output, under every compiler: one call of a kernel forwards and one backwards.
 
       iex> x = Nx.tensor([[[1.0], [2.0]]])
@@ -45,9 +45,9 @@ defmodule Sidewinder do
 
   Nx 0.13 itself computes wrong gradients of a `while` whose steps depend on each other, whatever is
   in it: it walks the steps in the order of the loop, not in reverse. A gradient taken inside of the
-  body of a `while` is right, and so is one of a loop that Nx unrolls (`while ..., unroll: true`). One of
-  any other `while` around these functions gives a warning, for it is right only if all that the steps
-  change are sums that no step reads; of types other than f32, which Nx mixes up there, it raises.
+  body of a `while` is right, and so is one of a loop that Nx unrolls (`while ..., unroll: true`). The
+  gradient of any other `while` around these functions gives a warning: it is right only if the steps
+  change nothing but sums that no step reads. With types other than f32, which Nx mixes up there, it raises.
 
   ## Options of every function
 
@@ -65,8 +65,8 @@ defmodule Sidewinder do
   options above `backend: :nx` alone matters there: it leaves the op to XLA. `Sidewinder.Device.info/0` tells whether
   EXLA runs the kernels.
 
-  Other compilers than that and `Nx.Defn.Evaluator` get an `Nx.block/4`, whose struct they may lower to a call of
-  their own; else they compile the pure Nx form.
+  Compilers other than EXLA and `Nx.Defn.Evaluator` get an `Nx.block/4`, whose struct they may lower to a call of
+  their own; otherwise they compile the pure Nx form.
   """
   import Nx.Defn
 
@@ -100,7 +100,7 @@ defmodule Sidewinder do
     * `:return_states` - returns `%{y: y, last_state: last_state, states: states}`, the last
       `{B, L, D, N}`: the state after every step
 
-  Returns `y`, `{B, L, D}`, unless they ask for more. It has the names of `x`'s axes.
+  Returns `y`, `{B, L, D}`, unless these options return more. It has the names of `x`'s axes.
 
   Raises `Sidewinder.Error`: of kind `:shape` or `:dtype` for tensors that do not fit each other,
   `:argument` for what is no tensor, `:option` for options, `:unavailable` for a device or level that
@@ -132,7 +132,7 @@ defmodule Sidewinder do
   end
 
   @doc """
-  Moves running sequences on by one token: `selective_scan/6` with a length of 1, without the axis
+  Advances running sequences by one token: `selective_scan/6` with a length of 1, without the axis
   of time.
 
     * `state` - `{B, D, N}`, as `selective_scan/6` or the call before returned it
@@ -164,10 +164,10 @@ defmodule Sidewinder do
   @clamp [dt_clamp: {0.001, 0.1}]
 
   @doc """
-  `selective_scan/6` with the step clamped to `{0.001, 0.1}`: a drop-in for scans that always do so.
+  `selective_scan/6` with the step clamped to `{0.001, 0.1}`: a drop-in for scans that always clamp it.
 
-  All options of `selective_scan/6`; `dt_clamp: nil` takes the clamp away. `dt` comes as it is, after
-  softplus.
+  All options of `selective_scan/6`; `dt_clamp: nil` removes the clamp. `dt` is taken as it is: softplus
+  has been applied to it already.
 
   ## Examples
 
@@ -207,8 +207,8 @@ defmodule Sidewinder do
   end
 
   @doc """
-  The gradients of `selective_scan/6`, for those who carry cotangents themselves; `Nx.Defn.grad/2` does
-  it by itself.
+  The gradients of `selective_scan/6`, for code that carries cotangents itself. `Nx.Defn.grad/2` computes
+  them without it.
 
   `dy` is the cotangent of `y`, `{B, L, D}`. Options are the inputs and options of the scan, and
   the cotangents of its other outputs, zero by default: `:dlast_state`, `{B, D, N}`, and `:dstates`,
@@ -324,8 +324,8 @@ defmodule Sidewinder do
   Returns `{y, log_y}`, or `{y, log_y, last_state}`. `log_y` and states are f32, or f64 for f64. Raises
   `Sidewinder.Error` as `selective_scan/6` does.
 
-  `log_y` tells products apart that are 0 in `y`; who needs no logarithms, and exact zeros, has `cumprod_scan/2`. Decays
-  out of their bounds have no gradient.
+  `log_y` still distinguishes products that underflow to 0 in `y`. Where no logarithms are needed, or zeros must be
+  exact, use `cumprod_scan/2`. Decays outside of their bounds have no gradient.
 
   ## Examples
 
@@ -411,8 +411,7 @@ defmodule Sidewinder do
   end
 
   @doc """
-  The cumulative sum from the end of the length: `cumsum/2` with time the other way round. The initial state comes from
-  the right.
+  The cumulative sum from the end of the length: `cumsum/2` with time reversed. The initial state comes from the right.
 
   ## Examples
 
@@ -444,8 +443,8 @@ defmodule Sidewinder do
     * `:activation` - `:silu`, or nil, the default
     * `:return_state` - returns `{y, final_state}`, the second the last W - 1 rows of `xp`
 
-  Returns `y`, `{B, L, D}`. Raises `Sidewinder.Error` as `selective_scan/6` does; of kind `:shape` too
-  where the state of a `w` of width 1 is asked for, as Nx has no empty tensors.
+  Returns `y`, `{B, L, D}`. Raises `Sidewinder.Error` as `selective_scan/6` does, and of kind `:shape` for
+  `:return_state` with a `w` of width 1, as Nx has no empty tensors.
 
   ## Examples
 
@@ -467,7 +466,7 @@ defmodule Sidewinder do
   end
 
   @doc """
-  Moves a running `causal_conv1d/3` on by one sample.
+  Advances a running `causal_conv1d/3` by one sample.
 
     * `state` - `{B, W - 1, D}`, as `causal_conv1d/3` or the call before returned it
     * `x` - `{B, D}`
@@ -507,7 +506,7 @@ defmodule Sidewinder do
   Options beside those of `Sidewinder`:
 
     * `:conv_state` - `{B, W - 1, I}` and `:ssm_state` - `{B, I, N}`, zeros by default
-    * `:return_state` - returns `{y, %{conv_state: _, ssm_state: _}}`; these go on where `x` ends
+    * `:return_state` - returns `{y, %{conv_state: _, ssm_state: _}}`, the states after the last step of `x`
 
   Returns `y`, `{B, L, M}`. Raises `Sidewinder.Error` as `selective_scan/6` does, and of kind `:argument`
   for a parameter that is missing or unknown.
@@ -532,7 +531,7 @@ defmodule Sidewinder do
   end
 
   @doc """
-  `1 / (1 + exp(-x))` of each number, of tensors of any shape.
+  `1 / (1 + exp(-x))`, element by element; `x` may have any shape.
 
   Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
 
@@ -543,7 +542,7 @@ defmodule Sidewinder do
   deftransform(sigmoid(x, opts \\ []), do: Block.Activations.call(:sigmoid, x, opts))
 
   @doc """
-  `x sigmoid(x)` of each number, of tensors of any shape (Elfwing et al. 2017).
+  `x sigmoid(x)`, element by element (Elfwing et al. 2017); `x` may have any shape.
 
   Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
 
@@ -554,7 +553,7 @@ defmodule Sidewinder do
   deftransform(silu(x, opts \\ []), do: Block.Activations.call(:silu, x, opts))
 
   @doc """
-  `ln(1 + exp(x))` of each number, of tensors of any shape.
+  `ln(1 + exp(x))`, element by element; `x` may have any shape.
 
   Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
 
@@ -565,7 +564,7 @@ defmodule Sidewinder do
   deftransform(softplus(x, opts \\ []), do: Block.Activations.call(:softplus, x, opts))
 
   @doc """
-  `max(x, 0)` of each number, of tensors of any shape. The gradient at 0 is 0.
+  `max(x, 0)`, element by element; `x` may have any shape. The gradient at 0 is 0.
 
   Options: those of `Sidewinder`. Returns a tensor of the shape and names of `x`.
 
@@ -576,7 +575,7 @@ defmodule Sidewinder do
   deftransform(relu(x, opts \\ []), do: Block.Activations.call(:relu, x, opts))
 
   @doc """
-  GELU of each number, of tensors of any shape (Hendrycks and Gimpel 2016):
+  GELU, element by element (Hendrycks and Gimpel 2016); `x` may have any shape:
 
       tanh    x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
       erf     x (1 + erf(x / sqrt(2))) / 2
@@ -636,7 +635,7 @@ defmodule Sidewinder do
     * `:return_statistics` - returns `%{y: y, mean: mean, rstd: rstd}`, the last two `{...}`, where `rstd` is
       what follows `x - mean(x)`: `1 / sqrt(mean((x - mean(x))^2) + eps)`
 
-  Returns `y`, of the shape and names of `x`, unless it asks for more. Raises `Sidewinder.Error` as
+  Returns `y`, of the shape and names of `x`, unless an option returns more. Raises `Sidewinder.Error` as
   `selective_scan/6` does.
 
   ## Examples
@@ -841,7 +840,7 @@ defmodule Sidewinder do
   end
 
   @doc """
-  Attention of new tokens over those of a cache and themselves, as generating token by token wants it.
+  Attention of new tokens over those of a cache and themselves, for generation token by token.
 
     * `q` - `{B, H, L, W}`, `k` - `{B, K, L, W}` and `v` - `{B, K, L, V}`, as in `attention/4`: of L new tokens
     * `keys` - `{B, K, C, W}` and `values` - `{B, K, C, V}`: a cache with room for C of them, whatever the
@@ -856,8 +855,8 @@ defmodule Sidewinder do
   Returns `{y, keys, values}`, the cache with the new tokens in it. Rows of `y` are those of one causal pass of
   `attention/4` over all tokens. Raises `Sidewinder.Error` as `selective_scan/6` does.
 
-  Nx tensors never change, so each call copies the cache. `Sidewinder.Kernel.Attention.decode/5` has one that
-  it writes to in place.
+  Nx tensors never change, so each call copies the cache. `Sidewinder.Kernel.Attention.decode/5` writes into its
+  cache in place.
 
   ## Examples
 
@@ -1003,7 +1002,7 @@ defmodule Sidewinder do
   end
 
   @doc """
-  How much of its memory a model keeps (MM-Rec): with the logistic function s,
+  The coefficient of decay of a memory (MM-Rec): with the logistic function s,
 
       a = gelu(z wg1' + bg1) wg2' + bg2
       c = gelu(context wc1' + bc1) wc2' + bc2          if there is a context
@@ -1048,7 +1047,7 @@ defmodule Sidewinder do
 
     * `:return_parts` - returns `{h_new, %{gamma: gamma, gate: gate}}`
 
-  Returns `h_new`, of the shape and names of `z`, unless it asks for more. Raises `Sidewinder.Error` as
+  Returns `h_new`, of the shape and names of `z`, unless an option returns more. Raises `Sidewinder.Error` as
   `mamba_block/3` does.
 
   It is one kernel called eagerly and for `Nx.Defn.Evaluator`. Other compilers get its parts.
@@ -1081,8 +1080,8 @@ defmodule Sidewinder do
       n = m * z[t] + (1 - m) * h + gamma[t] * h
       h = z[t] * s(h wg' + bg) + gamma[t] * h + mix * n
 
-  The steps depend on each other through s, so this is no scan: a sequence takes as many steps as it is long, and what
-  can be computed for all of them at once (`gamma`, and what `wm` makes of `z`) is.
+  The steps depend on each other through s, so this is no scan: a sequence takes `L` steps, one after the other. What
+  can be computed for all steps at once (`gamma`, and what `wm` makes of `z`) is.
 
     * `z`, `gamma` - `{B, L, D}`
     * `wg` - `{D, D}` and `bg` - `{D}`, stored `{out, in}`
@@ -1093,8 +1092,8 @@ defmodule Sidewinder do
     * `:mix` - the weight of n, by default `0.1`, or 0 where there are no `:wm` and `:bm`
     * `:initial_state` - `{B, D}`
     * `:state_norm` - whether h is divided by `sqrt(mean(h^2)) + 1.0e-6` after each step; `false` by default
-    * `:state_clip` - what each number of h is kept within after each step, plus and minus; none by default. Beyond,
-      it has no gradient
+    * `:state_clip` - the bound, plus and minus, of each number of h after each step; none by default. A clipped
+      number has no gradient
     * `:return_state` - returns `{h, h_last}`, the second `{B, D}`
 
   The weight of h on itself is `(1 + mix) * gamma + mix * (1 - m)`, up to 1.2: without `:state_norm` or `:state_clip` a
@@ -1149,8 +1148,8 @@ defmodule Sidewinder do
 
   @doc """
   Attention over the slots that a walk down the hierarchy of a memory finds for each query (MM-Rec): at each level above
-  the bank the `:top_k` best candidates go on as their `:ratio` children. Of equal scores the lower slot counts more, and
-  one that is NaN less than any other.
+  the bank, the `:ratio` children of the `:top_k` best candidates are the next candidates. Of equal scores the lower
+  slot ranks first, and NaN ranks last.
 
     * `q` - `{B, L, D}`
     * `k`, `v` - `{B, M, D}`, or `{1, M, D}` for all of the batch, where M is a multiple of `ratio^(levels - 1)`
@@ -1248,16 +1247,16 @@ defmodule Sidewinder do
   Options beside those of `Sidewinder`:
 
     * `:k_mem`, `:v_mem` - the memory, `{B, M, D}`, or `{1, M, D}` for all sequences; zeros by default
-    * `:initial_state` - `{B, D}`, where the recurrence goes on
+    * `:initial_state` - `{B, D}`, the state that the recurrence starts from
     * `:return_state` - returns `{y, state}`, a map of `:h`, `:h_last`, `:gamma`, `:context` and `:summary`, which is
       `{B, D}`, the mean of `y` over time
     * `:heads` - of attention, a divisor of D; 1 by default
     * `:mix`, `:state_norm`, `:state_clip` - those of `block_recurrence/5`
     * `:v_mix` - 0.1 by default
-    * `:eps` - of the norms, `1.0e-6` by default, `:norm` - where it goes: `:outside` of the root, the default, or
-      `:inside`
-    * `:levels`, `:ratio` - attention sees the top one of so many levels of the memory, 3 by default, each the average
-      of so many slots, 4 by default, of the one below
+    * `:eps` - of the norms, `1.0e-6` by default
+    * `:norm` - where `:eps` is added: `:outside` of the root, the default, or `:inside`
+    * `:levels` - levels of the memory, of which attention sees the top one; 3 by default
+    * `:ratio` - slots of a level that are averaged to one of the level above; 4 by default
     * `:cursor` - how many writes a memory that is a ring has had, so that its oldest slot comes first; 0 by default
     * `:checkpoint` - whether a gradient computes again what it needs, the default. `false` keeps it: about
       `B L (7 D + F)` numbers for each block, to the same bits, for less time
@@ -1270,8 +1269,8 @@ defmodule Sidewinder do
 
   ## From call to call
 
-  A call changes no memory. Sequences that come in parts go on where the part before ended with its `:h_last` as
-  `:initial_state`: the same numbers as in one piece. What a model shall remember beyond is written into the memory
+  A call changes no memory. A sequence may come in parts: with the `:h_last` of a part as the `:initial_state` of the
+  next, the numbers are those of one piece. What a model shall remember beyond that is written into the memory
   between two calls, for example the summary into a ring of slots:
 
       {y, state} = Sidewinder.mmrec_block(x, params, k_mem: k, v_mem: v, cursor: n, return_state: true)

@@ -435,7 +435,7 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
     end
 
     test "a stack of transformer blocks learns" do
-      # Behind a norm, a number shows beside a bias only.
+      # After a norm, a single number shows only beside a bias.
       model =
         Axon.input("x", shape: {nil, nil, 1})
         |> Layer.linear(8, bias_initializer: Axon.Initializers.normal(scale: 1.0), name: "embed")

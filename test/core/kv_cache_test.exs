@@ -148,7 +148,7 @@ defmodule Sidewinder.KVCacheTest do
 
       assert refused(fn -> Tensor.cast(cache.keys, :f64) end) |> elem(0) == :argument
 
-      # The same memory twice, by hand.
+      # One memory for keys and values, by hand.
       held = [{"keys", cache.keys}, {"values", cache.keys}]
       inputs = [{"q", c.q}, {"k", c.k}, {"v", c.v}]
       big = KVCache.new(:f32, {1, 2, 4}, capacity: @length).keys

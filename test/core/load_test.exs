@@ -18,7 +18,7 @@ defmodule Sidewinder.LoadTest do
     :erlang.memory(:binary)
   end
 
-  # Memory is given back by other threads, a little later.
+  # Memory is freed by other threads, a little later.
   defp assert_memory_back(before, tries \\ 50) do
     memory = binary_memory()
 

@@ -174,7 +174,7 @@ defmodule Sidewinder.MMRec.MemoryTest do
           memory |> Memory.write_short(rows, rows) |> Memory.write_long(summary, summary)
         end)
 
-      # Each again from the one before it, now that others have gone on.
+      # Each again from the one before it, which has been continued already.
       for {{before, memory}, step} <- memories |> Enum.zip(tl(memories)) |> Enum.with_index(1) do
         rows = random({1, rem(step, 4), @width}, step)
         summary = random({1, @width}, step)

@@ -35,7 +35,7 @@ defmodule Sidewinder.MMRecTest do
     expected = Kernel.MMRec.mmrec_block(x, top, weights, initial_state: h0, heads: 2, levels: 1)
     for name <- [:y, :h_last, :summary], do: assert(got[name] == expected[name])
 
-    # The same as a block that makes the hierarchy itself.
+    # It gives what a block gives that makes the hierarchy itself.
     bank = Memory.read(memory, :long)
     own = Kernel.MMRec.mmrec_block(x, bank, weights, initial_state: h0, heads: 2, levels: 2)
     near(got.y, own.y)
@@ -60,7 +60,7 @@ defmodule Sidewinder.MMRecTest do
   test "a part sees what the parts before wrote, and nothing of its own" do
     {x, weights, _} = problem(1, 6)
     first = MMRec.block(x, memory(1), weights)
-    # The same input again, with another memory and state.
+    # The input again, with another memory and state.
     second = MMRec.block(x, first.memory, weights, initial_state: first.h_last)
     refute second.y == first.y
     same_state = MMRec.block(x, first.memory, weights)

@@ -16,7 +16,7 @@ defmodule Sidewinder.TokenizerTest do
     for _ <- 1..:rand.uniform(most), do: :rand.uniform(count + 2) - 1
   end
 
-  # What is left of a text behind what it has in common with another.
+  # The rest of a text after its common prefix with another.
   defp behind(text, before) do
     same = :binary.longest_common_prefix([text, before])
     at = Enum.find(same..0//-1, &String.valid?(binary_part(text, 0, &1)))

@@ -40,7 +40,7 @@ defmodule Sidewinder.VectorizedTest do
     end
   end
 
-  # The same by hand: one call for each entry of the axes.
+  # The vectorized scan by hand: one call for each entry of the axes.
   defp by_hand(inputs, []), do: scan(inputs)
 
   defp by_hand(inputs, [{name, _} | rest]) do

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Axon do
   @moduledoc """
-  Sequence models as layers of Axon: `mamba/2` stacks whole blocks, `mm_rec/2` is a whole
-  model of them, `mamba_block/2`, `mm_rec_block/2` and `transformer_block/2` are one, the others are their parts.
+  Sequence models as layers of Axon. `mamba/2` stacks whole blocks and `mm_rec/2` is a whole model of them.
+  `mamba_block/2`, `mm_rec_block/2` and `transformer_block/2` are single blocks, and the others are their parts.
 
       iex> model =
       ...>   Axon.input("tokens", shape: {nil, 60})
@@ -24,12 +24,12 @@ defmodule Sidewinder.Axon do
   transposing: `mixer.in_proj.weight` is `in_proj`, `mixer.conv1d.weight` is `conv_w` without its axis of
   size 1, `mixer.dt_proj.weight` and `bias` are `dt_w` and `dt_b`, `norm.weight` is `gamma`.
 
-  `to_mamba/3` makes a trained model one that runs inside the native library, `from_mamba/2` the other way round.
+  `to_mamba/3` converts a trained model to one that runs inside the native library; `from_mamba/2` is the reverse.
 
   ## Options of every layer
 
     * `:name` - layer name, as in Axon
-    * `:meta` - whatever one wants to keep with the layer (not for `residual/3` and `mamba/2`)
+    * `:meta` - any term to keep with the layer (not for `residual/3` and `mamba/2`)
 
   Options that are unknown or have a value that is not allowed raise `Sidewinder.Error` of kind `:option`.
   """
@@ -110,17 +110,18 @@ defmodule Sidewinder.Axon do
     |> rms_norm([name: join(all.name, "norm")] ++ norm)
   end
 
-  # The norm is that of each step by itself, so it need not see the others.
+  # The norm is of each step by itself, so with `:last` it is computed for the last step alone.
   defp output(x, :sequence), do: x
   defp output(x, :last), do: layer(:last, [x: x], [], %{}, count: nil)
 
   @doc """
   The `Sidewinder.Mamba` of a model that was trained: `mamba/2` over features, or over an embedding of tokens and
-  with a dense head behind it, `Axon.dense/3` or `linear/3`, without bias and activation. It gives the same numbers,
+  with a dense head on top, `Axon.dense/3` or `linear/3`, without bias and activation. It gives the same numbers,
   within rounding, for whole sequences; with `output: :last` the model gives those of the last step alone.
 
-  A head with the numbers of the embedding is kept once. Options are those of `Sidewinder.Mamba.new/3`: `:type`,
-  `:tokenizer`, where to run, and `:like`, with which a model that came from one by `from_mamba/2` is saved as that was.
+  A head with the weights of the embedding is kept once. Options are those of `Sidewinder.Mamba.new/3`: `:type`,
+  `:tokenizer`, where to run, and `:like`, the model that this one came from by `from_mamba/2`: it is then saved with
+  the configuration and files of that model.
 
   Of a larger model the stack can be converted alone: built again over an input, under the same name and with the
   same options, it takes its parameters out of the same state.
@@ -147,12 +148,12 @@ defmodule Sidewinder.Axon do
   @doc """
   A model of Axon with the parameters of a `Sidewinder.Mamba`, to be trained on: `{model, state}`.
 
-  Its input is `"tokens"` or, of a backbone, `"features"`. With `name: "mamba"`, the default, layers are called as in
-  `mamba/2`, and `"mamba_embedding"` and `"mamba_head"`, which is `linear/3`. Where head and embedding are one they
-  start with the same numbers; training makes them two.
+  Its input is `"tokens"` or, of a backbone, `"features"`. With `name: "mamba"`, the default, layers are named as in
+  `mamba/2`, and `"mamba_embedding"` and `"mamba_head"`, which is `linear/3`. A tied head starts as a copy of the
+  embedding, and training makes them differ.
 
-  Raises `Sidewinder.Error` of kind `:argument` where layers of Axon have no room for what the model has: an inner
-  width that is no multiple of the width, or a bias in some layers only.
+  Raises `Sidewinder.Error` of kind `:argument` for what layers of Axon cannot express: an inner width that is no
+  multiple of the width, or a bias in some layers only.
 
       iex> mamba = Sidewinder.Mamba.random(layers: 1, width: 8, vocabulary: 11, backend: :cpu)
       iex> {model, state} = Sidewinder.Axon.from_mamba(mamba)
@@ -227,7 +228,7 @@ defmodule Sidewinder.Axon do
 
     * `:conv_bias` - whether the convolution adds `conv_b`. Defaults to `true`.
 
-    * `:dt_min`, `:dt_max` - between which the steps start. Default to `0.001` and `0.1`.
+    * `:dt_min`, `:dt_max` - bounds of the initial steps. Default to `0.001` and `0.1`.
 
     * `:dt_init_floor` - no step starts below this. Defaults to `1.0e-4`.
 
@@ -306,11 +307,11 @@ defmodule Sidewinder.Axon do
     * `:dropout` - a rate. Defaults to `0.0`. With more, the layer keeps a key of random numbers as its state, and in
       training is computed as its parts.
 
-    * `:decay_bias` - where `bg2` starts. Defaults to `-3.0`.
+    * `:decay_bias` - the initial value of `bg2`. Defaults to `-3.0`.
 
     * `:memory` - a pair of layers, `{batch or 1, slots, D}` each. Defaults to none, which is a memory of zeros.
 
-    * `:initial_state` - a layer, `{batch, D}`, where the recurrence goes on. Defaults to none, which is zeros.
+    * `:initial_state` - a layer, `{batch, D}`, the state that the recurrence starts from. Defaults to none: zeros.
 
     * `:return_state` - returns `{y, %{h_last: layer, summary: layer}}`, `{batch, D}` each, which go on as
       `:initial_state`, or are written into the memory, for the part that comes next. Defaults to `false`.
@@ -341,8 +342,8 @@ defmodule Sidewinder.Axon do
   defdelegate mm_rec_block(x, opts \\ []), to: Sidewinder.Axon.MMRec, as: :block
 
   @doc """
-  A model of MM-Rec over tokens: an embedding, `mm_rec_block/2` so many times, a norm like those within, and logits by
-  the numbers of the embedding.
+  A model of MM-Rec over tokens: an embedding, `:layers` times `mm_rec_block/2`, a norm like those of the blocks, and
+  logits by the weights of the embedding.
 
   `tokens` is a layer of integers, `{batch, length}`. Parameters are the `kernel` of the embedding, `{vocabulary, width}`,
   normally distributed with a deviation of 1 / sqrt(width), those of the blocks, and the `gamma` of the norm.
@@ -355,7 +356,7 @@ defmodule Sidewinder.Axon do
 
     * `:layers` - how many blocks. Defaults to `2`.
 
-    * `:last` - of how many tokens at the end there shall be logits. Defaults to all.
+    * `:last` - how many tokens at the end get logits. Defaults to all.
 
     * `:memory`, `:initial_state`, `:return_state` - those of `mm_rec_block/2`, with an axis of the blocks in front:
       `{layers, batch or 1, slots, width}`, and `{layers, batch, width}`
@@ -524,7 +525,7 @@ defmodule Sidewinder.Axon do
   end
 
   @doc """
-  Adds a dense layer of so many `units`, `Sidewinder.linear/3`.
+  Adds a dense layer of `units` outputs, `Sidewinder.linear/3`.
 
   It is `Axon.dense/3` with its activation in the same kernel and a matrix stored `{out, in}`:
 
@@ -564,10 +565,10 @@ defmodule Sidewinder.Axon do
   end
 
   @doc """
-  Adds a dense layer of so many `units` whose weights are ternary when they are used, `Sidewinder.Ternary.dense/3`.
+  Adds a dense layer of `units` outputs whose weights are ternary when they are used, `Sidewinder.Ternary.dense/3`.
 
-  The parameters are floats, as those of `linear/3`, and are trained straight through what makes them ternary.
-  `Sidewinder.Kernel.Ternary` runs what was trained on two bits a weight.
+  The parameters are floats, as those of `linear/3`, and are trained with a straight-through gradient of the rounding.
+  `Sidewinder.Kernel.Ternary` runs the trained weights in two bits each.
 
   | name     | shape            | start                          |
   | -------- | ---------------- | ------------------------------ |
@@ -735,8 +736,8 @@ defmodule Sidewinder.Axon do
   end
 
   @doc """
-  Adds a block of a transformer, `Sidewinder.transformer_block/3`: `mha/2` and `swiglu_mlp/2`, each behind a
-  `layer_norm/2` and beside a residual connection.
+  Adds a block of a transformer, `Sidewinder.transformer_block/3`: `mha/2` and `swiglu_mlp/2`, each after a
+  `layer_norm/2` and with a residual connection around both.
 
   Parameters are those of `mha/2` and `swiglu_mlp/2`, and `ln1_w`, `ln1_b`, `ln2_w` and `ln2_b`, `{D}`, which
   start as ones and zeros.
@@ -811,7 +812,7 @@ defmodule Sidewinder.Axon do
     do: uniform(shape, type, key, width(shape))
 
   @doc false
-  # A vector, by its size, of what has so many inputs.
+  # A vector of a layer that has `inputs.(size)` inputs.
   def uniform(inputs), do: fn {size}, type, key -> uniform({size}, type, key, inputs.(size)) end
 
   defp uniform(shape, type, key, inputs) do
@@ -836,7 +837,7 @@ defmodule Sidewinder.Axon do
 
   ## Options
 
-  # `known` has each option's default and sort. Returns the options as a map.
+  # `known` has the default and the kind of each option. Returns the options as a map.
   @doc false
   def options!(op, opts, known) do
     unless Keyword.keyword?(opts), do: raise(wrong(op, "options", "a keyword list", opts))

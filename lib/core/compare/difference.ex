@@ -1,6 +1,6 @@
 defmodule Sidewinder.Compare.Difference do
   @moduledoc false
-  # How far tensors are from the truth, and how far they may be; `Sidewinder.Compare` tells the rules.
+  # How far tensors are from the reference, and how far they may be; `Sidewinder.Compare` has the rules.
 
   alias Sidewinder.{Error, Tensor}
 
@@ -78,7 +78,7 @@ defmodule Sidewinder.Compare.Difference do
 
   def of(%Tensor{} = got, %Tensor{} = expected, _), do: wrong_shape("tensor", got, expected)
 
-  @doc "The differences of some outputs by name, at least one, from their truths."
+  @doc "The differences of some outputs by name, at least one, from their references."
   @spec all(map, %{String.t() => truth}) :: %{String.t() => t}
   def all(outputs, truths) when map_size(outputs) > 0 do
     Map.new(outputs, fn {name, tensor} -> {to_string(name), one(name, tensor, truths)} end)

@@ -36,13 +36,13 @@ defmodule Sidewinder.Kernel.Attention do
     * `:causal` - whether query `i` sees no keys after `i + q_offset`; `false` by default
     * `:q_offset` - the position of the first query among the keys; `M - L` by default, so that the last
       query sees all keys
-    * `:mask` - what can be repeated to `{B, H, L, M}`, not 0 where a query sees a key
-    * `:bias` - what can be repeated to `{B, H, L, M}`
+    * `:mask` - of a shape that broadcasts to `{B, H, L, M}`, not 0 where a query sees a key
+    * `:bias` - of a shape that broadcasts to `{B, H, L, M}`
     * `:layout` - `:heads_first`, the default, or `:heads_last`
     * `:return_lse` - returns `{y, lse}`, the second `{B, H, L}`: `ln sum_j exp(S[i,j])`
 
   A query that sees nothing has a `y` of 0 and an `lse` of minus infinity. Returns `y`, `{B, H, L, V}`,
-  unless it asks for more.
+  unless an option returns more.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> q = from_list([1, 0, 0, 1], :f32, {1, 1, 2, 2})
@@ -106,12 +106,12 @@ defmodule Sidewinder.Kernel.Attention do
   end
 
   @doc """
-  Attention of new tokens over those of a cache and themselves; the cache takes them in.
+  Attention of new tokens over those of a cache and themselves; their keys and values are appended to the cache.
 
     * `q` - `{B, H, L, W}`
     * `k` - `{B, K, L, W}`, rotated if the model does that
     * `v` - `{B, K, L, V}`
-    * `cache` - a `Sidewinder.KVCache` of as many batches, heads and elements, where the tensors are
+    * `cache` - a `Sidewinder.KVCache` of the type, batch, heads and widths of `k` and `v`, on their device
 
   Options beside those of `Sidewinder.Kernel`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias`
   for the keys of the cache and then the new ones, and `:causal` - whether a token sees no later ones, `true`
@@ -168,7 +168,7 @@ defmodule Sidewinder.Kernel.Attention do
     * `:theta` - `10000.0` by default
     * `:first_position` - that of the first row, 0 by default
     * `:layout` - `:heads_first`, the default, or `:heads_last`
-    * `:scaling_factor` - Llama 3's scaling for contexts that many times longer, none by default, with
+    * `:scaling_factor` - Llama 3's scaling for contexts longer by this factor, none by default, with
       `:low_freq_factor` (1.0), `:high_freq_factor` (4.0) and `:original_length` (8192.0)
 
   Returns `y`, shaped like `x`.
@@ -251,9 +251,10 @@ defmodule Sidewinder.Kernel.Attention do
     * `:heads` - 1 by default
     * `:causal` - whether a token sees no later ones; `false` by default
     * `:rope_theta` - rotates queries and keys as `rope/2`, with its `:pairing`; no rotation by default
-    * `:mask` - what can be repeated to `{B, H, L, L}`
-    * `:cache` - a `Sidewinder.KVCache` of `{B, H, D / H}`: tokens see those in it before their own, are
-      rotated as what follows them, and go into it; the axis of seen tokens of a mask counts these too
+    * `:mask` - of a shape that broadcasts to `{B, H, L, L}`
+    * `:cache` - a `Sidewinder.KVCache` of `{B, H, D / H}`. Tokens attend to those in it before their own, are
+      rotated by positions that follow them, and are appended to it. The last axis of a mask then has the tokens of
+      the cache first
 
   Returns `y`, `{B, L, D}`, or with a cache `{y, cache}`, the latter with the new rows.
 

@@ -29,10 +29,10 @@ defmodule Sidewinder.Kernel.Conv do
     * `:bias` - `{D}`
     * `:initial_state` - `{B, W - 1, D}`, the samples before the first; zeros by default
     * `:activation` - `:silu`; none by default
-    * `:return_state` - returns `{y, final_state}`, the second `{B, W - 1, D}`: the last samples, for
-      the call that goes on
+    * `:return_state` - returns `{y, final_state}`, the second `{B, W - 1, D}`: the last samples, the
+      initial state of the next call
 
-  Returns `y`, `{B, L, D}`, unless it asks for more.
+  Returns `y`, `{B, L, D}`, unless an option returns more.
 
       iex> x = Sidewinder.Tensor.from_list([1, 2, 3], :f32, {1, 3, 1})
       iex> w = Sidewinder.Tensor.from_list([0.25, 0.5], :f32, {1, 2})
@@ -83,7 +83,7 @@ defmodule Sidewinder.Kernel.Conv do
   end
 
   @doc """
-  Moves running sequences on by one token: the convolution with a length of 1, without the axis of
+  Advances running sequences by one token: the convolution with a length of 1, without the axis of
   time.
 
     * `state` - `{B, W - 1, D}`, as `causal_conv1d/3` or the call before returned it

@@ -22,7 +22,7 @@ defmodule Sidewinder.Kernel.Mamba do
 
   `x` decides the storage type: `:f32`, `:bf16`, `:f16`, or `:f64`. The projections, their biases and
   `conv_state` have that type too; `conv_w`, `conv_b`, `dt_b`, `A_log`, `D`, `ssm_state` and the
-  arithmetic are `:f32` (`:f64` for `:f64`). With 16-bit storage what lies in between is rounded after
+  arithmetic are `:f32` (`:f64` for `:f64`). With 16-bit storage intermediate tensors are rounded after
   each step.
 
   All functions take the options of `Sidewinder.Kernel` and raise `Sidewinder.Error`, as
@@ -43,13 +43,13 @@ defmodule Sidewinder.Kernel.Mamba do
 
   Options beside those of `Sidewinder.Kernel`:
 
-    * `:conv_state` - `{B, W - 1, D}`, `:ssm_state` - `{B, D, N}`: where the sequences stand; zeros by
+    * `:conv_state` - `{B, W - 1, D}`, `:ssm_state` - `{B, D, N}`: the states of the sequences; zeros by
       default
     * `:return_state` - returns `{y, states}`, the second a map of `:conv_state` and `:ssm_state`
     * `:expand`, `:d_state`, `:dt_rank`, `:d_conv` - sizes that follow from the weights; if given, they
       must agree with them
 
-  Returns `y`, `{B, L, M}`, unless it asks for more.
+  Returns `y`, `{B, L, M}`, unless an option returns more.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> weights = %{

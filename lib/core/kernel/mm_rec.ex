@@ -29,7 +29,7 @@ defmodule Sidewinder.Kernel.MMRec do
   @exp_product [:eps, :log_min, :reverse]
 
   @doc """
-  The cumulative product of decays by the sum of their logarithms, which says how small a product is that is 0 itself.
+  The cumulative product of decays by the sum of their logarithms, which stays exact where the product underflows to 0.
 
     * `gamma` - `{B, H, L, W}`, meant to be in 0 to 1
 
@@ -70,7 +70,7 @@ defmodule Sidewinder.Kernel.MMRec do
     * `:reverse` - whether time runs from the end; `false` by default
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, W}`
 
-  Returns `y`, `{B, H, L, W}`, unless it asks for more.
+  Returns `y`, `{B, H, L, W}`, unless an option returns more.
 
       iex> gamma = Sidewinder.Tensor.from_list([0.5, -2, -3, 0], :f32, {1, 1, 4, 1})
       iex> Sidewinder.Kernel.MMRec.cumprod_scan(gamma)
@@ -114,8 +114,8 @@ defmodule Sidewinder.Kernel.MMRec do
   def cumsum(x, options \\ []), do: one(cumulative(:cumsum, {"x", x}, "carry", options, []))
 
   @doc """
-  The cumulative sum from the end: `cumsum/2` with time the other way round. The initial state comes from the right, and
-  the last one is what is left of the first step.
+  The cumulative sum from the end: `cumsum/2` with time reversed. The initial state comes from the right, and the last
+  state is that at the first step.
 
       iex> x = Sidewinder.Tensor.from_list([1, 2, 3], :f32, {1, 1, 3, 1})
       iex> Sidewinder.Kernel.MMRec.reverse_cumsum(x)
@@ -274,7 +274,7 @@ defmodule Sidewinder.Kernel.MMRec do
   end
 
   @doc """
-  How much of a memory is kept: with the logistic function s and the erf form of GELU,
+  The coefficient of decay of a memory: with the logistic function s and the erf form of GELU,
 
       a = gelu(z wg1' + bg1) wg2' + bg2        c = gelu(context wc1' + bc1) wc2' + bc2
       gamma = clamp(s(a) * s(c), 1.0e-6, 1 - 1.0e-6)
@@ -497,9 +497,9 @@ defmodule Sidewinder.Kernel.MMRec do
   end
 
   @doc """
-  Attention over the slots that a walk down the hierarchy of a memory finds for each query: at each level above the bank
-  the `:top_k` best candidates go on as their `:ratio` children. Of equal scores the lower slot counts more, and one that
-  is NaN less than any other.
+  Attention over the slots that a walk down the hierarchy of a memory finds for each query. At each level above the
+  bank, the `:ratio` children of the `:top_k` best candidates are the next candidates. Of equal scores the lower slot
+  ranks first, and NaN ranks last.
 
     * `q` - `{B, L, D}`, `k`, `v` - `{B|1, M, D}`, where M is a multiple of `ratio^(levels - 1)`
 

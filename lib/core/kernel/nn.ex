@@ -139,7 +139,7 @@ defmodule Sidewinder.Kernel.NN do
 
   Options beside those of `Sidewinder.Kernel`: `:eps`, `1.0e-5` by default, and `:return_statistics`:
   returns `%{y: y, mean: mean, rstd: rstd}`, the last two without the last axis. Returns `y`, shaped like
-  `x`, unless it asks for more.
+  `x`, unless an option returns more.
 
       iex> x = Sidewinder.Tensor.from_list([1, 2, 3, 4], :f32, {1, 4})
       iex> w = Sidewinder.Tensor.from_list([1, 1, 1, 1], :f32, {4})

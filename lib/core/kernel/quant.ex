@@ -90,7 +90,7 @@ defmodule Sidewinder.Kernel.Quant do
   def matmul_q8_q8(x, w, options \\ []), do: product(:matmul_q8_q8, x, w, options)
 
   @doc """
-  The same with weights in `:q4_0`, `{O, I / 32 * 18}`.
+  Like `matmul_q8_q8/3`, with weights in `:q4_0`, `{O, I / 32 * 18}`.
 
       iex> [x, w] = for range <- [0..31, -16..15],
       ...>   do: Sidewinder.Tensor.from_list(Enum.to_list(range), :f32, {1, 32})
@@ -118,7 +118,7 @@ defmodule Sidewinder.Kernel.Quant do
   def matmul_f32_q8(x, w, options \\ []), do: product(:matmul_f32_q8, x, w, options)
 
   @doc """
-  The same with weights in `:q4_0`.
+  Like `matmul_f32_q8/3`, with weights in `:q4_0`.
 
       iex> x = Sidewinder.Tensor.from_list(List.duplicate(-2, 32), :f32, {1, 32})
       iex> w = Sidewinder.Kernel.Quant.quantize(x, :q4_0)

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Kernel.Scan do
   @moduledoc """
-  The selective scan of Mamba: over whole sequences, and one token at a time; the linear recurrence
+  The selective scan of Mamba, over whole sequences and one token at a time; the linear recurrence
   that such scans are; and the gradients of both.
 
   In the shapes B is the batch, L the length, D the channels, N the states of a channel, and G the
@@ -185,7 +185,7 @@ defmodule Sidewinder.Kernel.Scan do
     * `:initial_state` - `{B, K}`, what `h` starts from; zeros by default
     * `:return_state` - returns `{h, last_state}`, the second `{B, K}`
 
-  Returns `h`, `{B, L, K}`, unless it asks for more.
+  Returns `h`, `{B, L, K}`, unless an option returns more.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> a = from_list([0.5, 0.5, 0.5, 0.5], :f32, {1, 4, 1})

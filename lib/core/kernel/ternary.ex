@@ -57,7 +57,7 @@ defmodule Sidewinder.Kernel.Ternary do
   @doc """
   The values of planes, `{..., n}` of type `:i8`; sentinels are 0, as products read them.
 
-  Takes the option `:n`, how many cells a row has: without it those are as many as there are bits.
+  Takes the option `:n`, the cells of a row; by default every bit of the planes is a cell.
 
       iex> planes = Sidewinder.Kernel.Ternary.encode(Sidewinder.Tensor.from_list([1, -1, 0], :i8, {3}))
       iex> Sidewinder.Tensor.to_list(Sidewinder.Kernel.Ternary.decode(planes, n: 3))
@@ -187,7 +187,7 @@ defmodule Sidewinder.Kernel.Ternary do
   end
 
   @doc """
-  Takes one plane for the other: the negatives.
+  Swaps the planes, which negates the values.
 
       iex> planes = Sidewinder.Kernel.Ternary.encode(Sidewinder.Tensor.from_list([1, -1, 0], :i8, {3}))
       iex> planes |> Sidewinder.Kernel.Ternary.negate() |> Sidewinder.Kernel.Ternary.decode(n: 3)
@@ -267,7 +267,7 @@ defmodule Sidewinder.Kernel.Ternary do
   end
 
   @doc """
-  The weights that planes and a scale stand for, of type `:f32`: the other way than `quantize/2`.
+  The weights that planes and a scale stand for, of type `:f32`: the inverse of `quantize/2`.
 
     * `planes` - the weights, whose sentinels are 0
     * `scale` - `{1}`, or one number for each row

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Mamba.Batch do
   @moduledoc false
-  # Texts that are generated together. Each has a row: its session, the token that was chosen and is yet to be said, and
-  # how many it may still say. Rows that go on step in one call, which reads the weights once; each ends on its own.
+  # Texts that are generated together. Each has a row: its session, the token that was chosen but not yet emitted, and
+  # how many it may still emit. Rows that continue step in one call, which reads the weights once; each ends on its own.
 
   alias Sidewinder.Mamba.{Generation, Session}
   alias Sidewinder.Tokenizer
@@ -20,8 +20,8 @@ defmodule Sidewinder.Mamba.Batch do
   end
 
   @doc """
-  Says the tokens that were chosen. A row's `token` is then the one that it said, or nil where it had ended; its `pieces`
-  are what came out: texts, or tokens where they are not read.
+  Emits the tokens that were chosen. A row's `token` is then the one that it emitted, or nil where it had ended; its
+  `pieces` are what it emitted: texts, or tokens where they are not read as a text.
   """
   def say(rows, tokenizer), do: for(row <- rows, do: say_one(row, tokenizer))
 
@@ -41,7 +41,7 @@ defmodule Sidewinder.Mamba.Batch do
     come(%{row | pieces: []}, texts, decoding)
   end
 
-  # Texts come out unless they may be the beginning of a stop, which ends the row.
+  # A text is held back while it may be the beginning of a stop, which would end the row.
   defp come(%{reading: {_, held}} = row, texts, decoding) do
     next = &Generation.until_next(row.stop_texts, &1, &2)
     {pieces, held} = Enum.flat_map_reduce(texts, held, next)
@@ -50,7 +50,7 @@ defmodule Sidewinder.Mamba.Batch do
     %{row | pieces: pieces, reading: {decoding, held}, left: left}
   end
 
-  # What was held back comes out at the end.
+  # At the end, what was held back is emitted.
   defp finish(%{left: 0, reading: {decoding, _}} = row, tokenizer) do
     %{reading: {_, held}} = row = come(row, Tokenizer.decode_rest(tokenizer, decoding), decoding)
     %{row | pieces: row.pieces ++ Enum.reject([held], &(&1 in [nil, ""]))}
@@ -59,7 +59,7 @@ defmodule Sidewinder.Mamba.Batch do
   defp finish(row, _tokenizer), do: row
 
   @doc """
-  The rows, of which those that go on have chosen their next tokens, at most so many in one call; nil where none goes on.
+  Chooses the next tokens of the rows that continue, at most `most` of them in one call; nil where none continues.
   """
   def step(rows, most) do
     case Enum.filter(rows, &(&1.token && &1.left > 0)) do

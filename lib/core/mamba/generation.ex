@@ -44,14 +44,14 @@ defmodule Sidewinder.Mamba.Generation do
   end
 
   defp go_on(model, rows) do
-    # Each is what it is alone, to the bit where the model can.
+    # Each equals its text generated alone, bit by bit where the model allows it.
     case Batch.step(rows, Native.mamba_alike(model.ref)) do
       nil -> {:halt, rows}
       rows -> said(model, rows)
     end
   end
 
-  # Rows that have ended let go of their sessions.
+  # Rows that have ended drop their sessions, so that their memory can be freed.
   defp said(model, rows) do
     rows = Batch.say(rows, model.tokenizer)
     pieces = for row <- rows, piece <- row.pieces, do: {row.index, piece}
@@ -59,7 +59,7 @@ defmodule Sidewinder.Mamba.Generation do
   end
 
   @doc false
-  # The options of a text, with a seed. They are refused here, not when the first token is asked for.
+  # The options of a text, with a seed. Wrong ones raise here, not when the first token is taken.
   def settled(options) do
     own = known!(options, @options)
     count!(own[:max_tokens])
@@ -82,7 +82,7 @@ defmodule Sidewinder.Mamba.Generation do
     do: Options.check!(choice, choice in [nil, true, false], name, "true or false")
 
   @doc false
-  # Texts can only end a text, and tokens that there are not would end none.
+  # Stop texts need a prompt that is a text, and a token outside of the vocabulary would never stop.
   def stops!(nil, _read?, _vocabulary), do: :ok
 
   def stops!(stop, read?, vocabulary) do

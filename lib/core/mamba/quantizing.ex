@@ -1,7 +1,7 @@
 defmodule Sidewinder.Mamba.Quantizing do
   @moduledoc false
-  # What `mix sidewinder.quantize` does with a whole Mamba, so that `Sidewinder.Mamba.load/2` reads of its output the model
-  # that `:quantize` makes of its input.
+  # What `mix sidewinder.quantize` does with a whole Mamba. `Sidewinder.Mamba.load/2` of its output is the model that
+  # `:quantize` makes of its input.
 
   alias Sidewinder.{Error, Native, Safetensors}
   alias Sidewinder.Mamba.Saving

@@ -19,7 +19,7 @@ defmodule Sidewinder.Mamba.Saving do
     end
   end
 
-  @doc "The same of a model that is made like another one, with its own configuration, which may be empty."
+  @doc "The origin of a model that is made like another one, with its own configuration, which may be empty."
   def origin(nil, ""), do: nil
   def origin(nil, config), do: %{path: nil, configs: [config]}
   def origin(origin, ""), do: origin
@@ -61,7 +61,7 @@ defmodule Sidewinder.Mamba.Saving do
     end
   end
 
-  @doc "Refuses a folder whose index would send who loads it to other files."
+  @doc "Refuses a folder with an index, which would send a loader to other files."
   def no_index!(folder) do
     index = Path.join(folder, @index)
 
@@ -89,7 +89,7 @@ defmodule Sidewinder.Mamba.Saving do
     Error.unwrap!(Native.mamba_described(model.ref, configs))
   end
 
-  # Who reads a configuration without ends takes token 0, whatever that is.
+  # A reader of a configuration without ends takes token 0, whatever that is.
   defp default_end(%{config: %{vocabulary: 0}}), do: []
   defp default_end(%{ends: [_ | _] = ends}), do: [ends_json(ends)]
   defp default_end(%{ends: nil, tokenizer: %Tokenizer{} = tokenizer}), do: eos(tokenizer)
@@ -184,7 +184,7 @@ defmodule Sidewinder.Mamba.Saving do
       {:error, reason} -> failed(path, "a file that can be written", reason)
     end
   after
-    # There is none any more where all went well.
+    # If all went well it has been renamed, so there is none.
     File.rm(unfinished(path))
   end
 

@@ -1,11 +1,11 @@
 defmodule Sidewinder.Mamba.Session do
   @moduledoc """
-  A running sequence of a `Sidewinder.Mamba`: where its layers stand after all that it has seen, in memory of
+  A running sequence of a `Sidewinder.Mamba`: the states of its layers after all that it has seen, in memory of
   constant size, where the model is.
 
-  A session is changed in place by `prefill/3`, `step/2`, `next/3` and `reset/1`, whichever process calls them; calls
+  A session is changed in place by `prefill/3`, `step/2`, `next/3` and `reset/1`, whichever process calls them. Calls
   wait for each other, and one that fails leaves the session as it was (but for `next/3` on a GPU where logits are not
-  finite). It lives as long as somebody holds it, not as long as the process that made it.
+  finite). A session lives as long as there is a reference to it, not as long as the process that made it.
 
       iex> alias Sidewinder.{Mamba, Tensor}
       iex> alias Sidewinder.Mamba.Session
@@ -70,14 +70,14 @@ defmodule Sidewinder.Mamba.Session do
   defp rows(input), do: Mamba.fed_rows(input)
 
   @doc """
-  Goes on by one token, or one frame of features, `{M}`: the logits of what follows, `{V}`, or the normed features,
+  Advances by one token, or one frame of features, `{M}`: the logits of the next token, `{V}`, or the normed features,
   `{M}`, on the host.
 
-  With a list of sessions of one model all of them go on in one call, which reads the weights once: each by its own
+  With a list of sessions of one model all of them advance in one call, which reads the weights once: each by its own
   of a list of tokens, or by its row of features, `{B, M}`. It gives a row for each, `{B, V}` or `{B, M}`.
 
   Raises `Sidewinder.Error` of kind `:argument` for what is no token, for features that are not finite, for sessions of
-  several models and for a session that is there twice; no session has then gone on.
+  several models and for a session that is there twice; no session has then advanced.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
       iex> sessions = for _ <- 1..3, do: Sidewinder.Mamba.Session.new(model)
@@ -114,8 +114,8 @@ defmodule Sidewinder.Mamba.Session do
   defp first({type, {1, width}, data}), do: Tensor.from_native({:ok, {type, {width}, data}})
 
   @doc """
-  Goes on by one token and chooses the one that follows, where the model is: on a GPU a token goes in and a token comes
-  out.
+  Advances by one token and chooses the next one, where the model is: on a GPU only tokens are copied to the device and
+  back.
 
   Options are `:temperature`, `:top_k`, `:top_p`, `:repetition_penalty` and `:seed` as in
   `Sidewinder.Mamba.generate/3`, the seed being 0 by default. A token is drawn by the seed and by its place in the text;
@@ -177,7 +177,7 @@ defmodule Sidewinder.Mamba.Session do
   def length(%__MODULE__{ref: ref}), do: Error.unwrap!(Native.mamba_length(ref))
   def length(other), do: no_session(other)
 
-  @doc "Another session that has seen the same; each goes its own way from here."
+  @doc "A copy of the session; from here on the two are independent."
   @spec fork(t) :: t
   def fork(%__MODULE__{ref: ref, model: model}), do: held(model, Native.mamba_fork(ref))
   def fork(other), do: no_session(other)

@@ -1,8 +1,7 @@
 defmodule Sidewinder.Mamba.Trainer do
   @moduledoc """
-  Trains a Mamba language model entirely in the native library: the way through the whole model, the way back and
-  AdamW, where the model is. It needs no Nx. (A backbone within a model of your own is trained by Axon: see
-  `Sidewinder.Axon`.)
+  Trains a Mamba language model entirely in the native library: forward pass, backward pass and AdamW, where the model
+  is. It needs no Nx. (A backbone within a model of your own is trained by Axon: see `Sidewinder.Axon`.)
 
       trainer = Trainer.new(Mamba.random(layers: 4, width: 128, vocabulary: 256))
       for batch <- batches, do: Trainer.step(trainer, batch, learning_rate: 1.0e-3)
@@ -49,7 +48,7 @@ defmodule Sidewinder.Mamba.Trainer do
   Options:
 
     * `:learning_rate` - 1.0e-3 by default
-    * `:beta1`, `:beta2` - what stays of the means of gradients and of their squares, 0.9 and 0.95 by default
+    * `:beta1`, `:beta2` - the decays of the means of gradients and of their squares, 0.9 and 0.95 by default
     * `:eps` - what keeps the divisor from 0, 1.0e-8 by default
     * `:weight_decay` - 0.1 by default; it concerns matrices, but not `A_log`
     * `:clip` - the norm that larger gradients are scaled down to, 1.0 by default; 0 for any

@@ -5,9 +5,9 @@ defmodule Sidewinder.MMRec.Memory do
 
   A memory lives on the host or on a GPU, where what is read from it is too. It is a value: a write gives a memory that
   has it, and the one that was given stays as it was, between processes as well. Still a write into the short bank costs
-  no more than its rows: these go behind those that are there, and only who goes on from a memory a second time gets a
-  copy. Slots of the short bank that were never written take no memory. A write into the long bank makes a new one with
-  all levels of its hierarchy.
+  no more than its rows: these go behind those that are there. Only a second write that starts from one and the same
+  memory copies it. Slots of the short bank that were never written take no memory. A write into the long bank makes a
+  new one with all levels of its hierarchy.
 
       iex> alias Sidewinder.{MMRec.Memory, Tensor}
       iex> memory = Memory.new(width: 2, long_slots: 4, short_slots: 3, levels: 2)
@@ -161,7 +161,7 @@ defmodule Sidewinder.MMRec.Memory do
     {normal.("k"), normal.("v")}
   end
 
-  # Memory that cannot be had is an error in the native library, and the end of the VM for a binary made here.
+  # A failed allocation is an error in the native library; for a binary made here it would end the VM.
   defp zeros(memory, slots) do
     %{tensors: [tensor]} = held = Held.new(memory.type, [shape(memory, slots)], ordinal(memory))
     %{data: zero} = Tensor.from_list([0], memory.type, {1})
@@ -281,7 +281,7 @@ defmodule Sidewinder.MMRec.Memory do
 
   defp short(_memory, layer, _rows, _start, 0), do: layer
 
-  # None of the rows that are there stays.
+  # None of the present rows stays.
   defp short(%{short_slots: slots} = memory, layer, rows, start, count) when count >= slots,
     do: whole(memory, layer, rows, Integer.mod(-count, slots), start + count)
 

@@ -32,7 +32,7 @@ defmodule Sidewinder.CustomCall do
 
   @doc """
   Registers the handlers with EXLA's XLA, if that was not done yet, and gives the names of XLA's platforms that have
-  one. There are none where it can't be done, which is logged once.
+  one. There are none where registration fails, which is logged once.
   """
   @spec register() :: [String.t()]
   def register do

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Op do
   @moduledoc false
-  # The one way from Nx tensors to an op. An op is a struct whose module gives a `table/0` (what it
-  # takes and gives) and a `body/2` (the op in pure Nx); all else is here, once for all ops.
+  # The one path from Nx tensors to an op. An op is a struct whose module gives a `table/0` (what it
+  # takes and gives) and a `body/2` (the op in pure Nx); everything else is here, once for all ops.
   #
   # `Nx.Defn.Compiler.current/0` tells which compiler a graph is built for. It is set around the
   # tracing only, so a plain call inside a callback counts as eager. It can be wrong in two cases,
@@ -14,14 +14,14 @@ defmodule Sidewinder.Op do
   alias Sidewinder.Op.{Check, Gradient, Vectorize, Warning}
 
   @typedoc """
-  What an op takes and gives. Sizes are letters, or options of the sorts `:size` and
+  What an op takes and gives. Sizes are letters, or options of the kinds `:size` and
   `:count` by their names.
   `{:divides, size}` is any divisor of one, `{:divides, size, letter}` the same as a new letter,
   `{:multiple, size, letter}` the other way round, `{:sum, letters, plus}` what it says, and
   `{:by, {module, function, more}}` what that makes of all sizes. The batch is
   `:b`, and `:...` in front any axes, which are made one: the batch. Inputs whose shape starts with
-  either are data, all others are weights. In a `{:repeated, sizes}` each size may be 1, and first axes
-  may be missing: it is data where it has a batch.
+  either are data, all others are weights. A `{:repeated, sizes}` is broadcast: each size may be 1, and
+  leading axes may be missing. It is data where it has a batch.
 
     * `inputs` - by the kernel's names: precision and allowed shapes
     * `optional` - the options that are inputs, with their kernel's names
@@ -378,7 +378,7 @@ defmodule Sidewinder.Op do
     end
   end
 
-  @doc "The same numbers for the kernels. A tensor of `Nx.BinaryBackend` is not copied."
+  @doc "The tensor for the kernels. One of `Nx.BinaryBackend` is not copied."
   @spec to_kernel(Nx.Tensor.t()) :: Tensor.t()
   def to_kernel(%Nx.Tensor{shape: shape, type: type} = t) do
     %Tensor{type: kernel_type(type), shape: shape, data: Nx.to_binary(t)}
@@ -397,13 +397,13 @@ defmodule Sidewinder.Op do
   def kernel_type({:s, 64}), do: :i64
   def kernel_type(_type), do: nil
 
-  @doc "The same numbers for Nx, on `Nx.BinaryBackend`."
+  @doc "The tensor for Nx, on `Nx.BinaryBackend`, with the type, shape and names of `template`."
   @spec from_kernel(Tensor.t(), Nx.Tensor.t()) :: Nx.Tensor.t()
   def from_kernel(%Tensor{} = t, template) do
     Nx.BinaryBackend.from_binary(template, Tensor.to_host(t).data, [])
   end
 
-  @doc "The same, with type and shape of the tensor itself."
+  @doc "Like `from_kernel/2`, with type and shape of the tensor itself."
   @spec from_kernel(Tensor.t()) :: Nx.Tensor.t()
   def from_kernel(%Tensor{type: type, shape: shape} = t) do
     from_kernel(t, Nx.template(shape, nx_type(type)))

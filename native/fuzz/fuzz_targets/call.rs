@@ -1,5 +1,5 @@
-//! Any call of any op: an error, or outputs of the promised shapes on every level. What crosses from
-//! Elixir takes the same way: names, types, sizes, bytes at any address, options by name.
+//! Any call of any op: an error, or outputs of the promised shapes on every level. Calls from Elixir take the same
+//! path: names, types, sizes, bytes at any address, options by name.
 //!
 //! A call starts out right, its shapes taken from the op's own documentation, and is then damaged a
 //! little: random calls alone would hardly ever get past the first check.

@@ -38,7 +38,7 @@ fn cases() -> Vec<Case> {
         vec![("x", vec![rows, width]), ("plane0", vec![width, width / 8]), ("plane1", vec![width, width / 8])]
     };
     let scan = |shape: [usize; 4]| ["gamma", "y", "dy"].map(|name| (name, shape.to_vec())).to_vec();
-    // As many bytes a row as blocks of 34 or 18 take. The second ones are more than the cache holds.
+    // Rows of blocks of 34 or 18 `bytes`. With 32768 outputs the weights do not fit in the cache.
     let blocks = |rows: usize, outputs: usize, bytes: usize| {
         vec![("x", vec![rows, 8192]), ("w", vec![outputs, 8192 / 32 * bytes])]
     };
@@ -145,7 +145,7 @@ fn time<O: Op>(device: &Device, options: &Value, shapes: &[(&'static str, Vec<us
     let product = O::NAME.starts_with("matmul") || O::NAME == "linear";
     let (queued_ms, (ms, least_ms)) =
         if product { (Some(ms), recorded(&lane, queue)?) } else { (None, (ms, least_ms)) };
-    // Of each result so many products as a row of the first factor has numbers.
+    // Each result is a sum of products, one for each number of a row of the first factor.
     let results: usize = outputs.iter().map(|(_, buffer)| buffer.spec().shape.elements()).sum();
     let products = (results * shapes[0].1.last().copied().unwrap_or(0)) as f64;
     Ok(json!({"op": O::NAME, "options": options, "dtype": dtype.name(), "shapes": dims, "ms": ms, "least_ms": least_ms,

@@ -135,7 +135,7 @@ fn prompts(model: &Arc<Model>, config: &Config, about: impl Fn(&str, usize, &mut
     Ok(())
 }
 
-/// Steps of so many sessions at once.
+/// Steps of `batch` sessions at once.
 fn steps(model: &Arc<Model>, batch: usize, about: impl Fn(&str, usize, &mut [f64])) -> Result<()> {
     let mut sessions = (0..batch).map(|_| Session::new(model)).collect::<Result<Vec<_>>>()?;
     let mut sessions: Vec<&mut Session> = sessions.iter_mut().collect();

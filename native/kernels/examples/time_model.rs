@@ -79,7 +79,7 @@ struct Read {
     exec: Exec,
 }
 
-/// So many weights are summed by a thread before it takes others.
+/// Weights that a thread sums before it takes others.
 const PIECE: usize = 1 << 18;
 
 impl Job for Read {
@@ -101,7 +101,7 @@ struct Squares<'a>(&'a [f32]);
 impl Work<f32> for Squares<'_> {
     type Output = f32;
 
-    /// With as many sums as hide the latency of the addition, and memory asked for 4 KiB ahead.
+    /// With enough sums to hide the latency of the addition, and memory prefetched 4 KiB ahead.
     #[inline(always)]
     fn run<V: Vector<Element = f32>>(self) -> f32 {
         let mut sums = [V::zero(); 8];

@@ -1,4 +1,4 @@
-//! How far a tensor is from another, such as one that has been quantized and back.
+//! The difference of two tensors, such as weights before and after they were quantized.
 
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Element, View};

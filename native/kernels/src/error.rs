@@ -21,7 +21,7 @@ pub enum Kind {
     DeviceLost,
     /// A call to the CUDA driver, to NVRTC or to cuBLASLt failed.
     Cuda,
-    /// Memory could not be had.
+    /// Memory could not be allocated.
     Memory,
     /// A file is missing, damaged or cannot be written.
     File,
@@ -48,12 +48,12 @@ impl Kind {
     }
 }
 
-/// A failure with everything a person needs to mend it. Empty fields are left out of the text.
+/// A failure with everything that is needed to fix it. Empty fields are left out of the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     /// The sort of failure.
     pub kind: Kind,
-    /// The op that was asked for.
+    /// The op that was called.
     pub op: Box<str>,
     /// The argument, option, device or file that is wrong.
     pub argument: Box<str>,

@@ -1,4 +1,4 @@
-//! Files to be read: regular ones alone, for what is read from others, such as pipes, may never come or never end.
+//! Reads regular files alone: a read from others, such as pipes, may block forever or never end.
 
 use crate::error::{self, Kind};
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// Opens a file; with its size.
 pub fn open(path: &Path) -> Result<(File, u64)> {
-    // Opening a pipe would wait for somebody to write.
+    // Opening a pipe would block until it has a writer.
     if !std::fs::metadata(path)?.is_file() {
         return Err(Error::other("no regular file"));
     }
@@ -16,7 +16,7 @@ pub fn open(path: &Path) -> Result<(File, u64)> {
     Ok((file, size))
 }
 
-/// The bytes of a file that has at most so many.
+/// The bytes of a file; an error if there are more than `most`.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     let (file, size) = open(path)?;
     if size > most {
@@ -27,7 +27,7 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What a file of at most so many bytes has in it, if there is such a file.
+/// Like [`read`], but `None` where there is no such file.
 pub fn read_if_there(path: &Path, most: u64) -> error::Result<Option<Vec<u8>>> {
     match read(path, most) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -42,7 +42,7 @@ pub fn read_if_there(path: &Path, most: u64) -> error::Result<Option<Vec<u8>>> {
 /// The first bytes of a file, at most `most`, or none where it cannot be read.
 pub fn first(path: &Path, most: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // Whoever asks has an error already, which this can only make clearer.
+    // The caller has an error to report already; these bytes only make it clearer.
     let _ = open(path).and_then(|(file, _)| file.take(most as u64).read_to_end(&mut bytes));
     bytes
 }

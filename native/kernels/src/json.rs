@@ -1,10 +1,10 @@
-//! JSON as people's files have it: perhaps with a byte-order mark, or with the `NaN` and `Infinity` that Python writes.
+//! JSON as it is found in files: it may have a byte-order mark, or the `NaN` and `Infinity` that Python writes.
 
 use crate::error::{Error, Kind, Result};
 use crate::recognise::{JSON, explained};
 use serde_json::Value;
 
-/// What a number that is none begins with, as a text: no other text in a file has use for it.
+/// What the text begins with that stands for a number that is not finite: no other text in a file begins so.
 const ODD: char = '\0';
 
 /// Reads a file of JSON, in which the last of equal keys counts, as in Python. Numbers that are not finite become texts
@@ -15,7 +15,7 @@ pub fn parse(name: &str, bytes: &[u8], expected: &str) -> Result<Value> {
     serde_json::from_str(&finite(text)).map_err(|e| wrong(e.to_string()))
 }
 
-/// What a file has behind its byte-order mark, if it has one.
+/// The bytes of a file after its byte-order mark, if it has one.
 pub fn text(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes)
 }

@@ -32,7 +32,7 @@ pub enum Quantization {
     Ternary,
 }
 
-/// What is behind the name of a ternary matrix in those of its tensors.
+/// What the names of a ternary matrix's tensors have after the name of the matrix.
 const TERNARY: [&str; 3] = ["plane0", "plane1", "scale"];
 
 impl Quantization {
@@ -62,7 +62,7 @@ impl Quantization {
         }
     }
 
-    /// Whether a matrix has rows that can be quantized so.
+    /// Whether the rows of a matrix can be quantized in this way.
     pub fn fits(self, matrix: &Spec) -> bool {
         self == Quantization::Ternary || matrix.shape.last().is_some_and(|columns| columns.is_multiple_of(BLOCK))
     }

@@ -71,25 +71,25 @@ impl Slot {
         Slot { name, shape, precision: Precision::Storage, optional: false }
     }
 
-    /// The same, stored in the type of the arithmetic.
+    /// This slot, stored in the type of the arithmetic.
     pub const fn wide(mut self) -> Slot {
         self.precision = Precision::Wide;
         self
     }
 
-    /// The same, stored as bytes that say yes or no.
+    /// This slot as a mask, stored as bytes that mean yes or no.
     pub const fn mask(mut self) -> Slot {
         self.precision = Precision::Mask;
         self
     }
 
-    /// The same, stored as this type.
+    /// This slot, stored as `dtype`.
     pub const fn exactly(mut self, dtype: DType) -> Slot {
         self.precision = Precision::Exactly(dtype);
         self
     }
 
-    /// The same, but it may be absent.
+    /// This slot, which may be absent.
     pub const fn optional(mut self) -> Slot {
         self.optional = true;
         self
@@ -119,7 +119,7 @@ pub struct OptionDoc {
     pub help: &'static str,
 }
 
-/// Tensors by name. Few enough that looking one up is a short walk.
+/// Tensors by name. They are few, so a lookup goes through the list.
 #[derive(Clone, Debug)]
 pub struct Named<T>(Vec<(Name, T)>);
 
@@ -186,14 +186,14 @@ impl<T> Named<T> {
         self.0.iter_mut().map(|(n, t)| (&*n, t))
     }
 
-    /// The same names with other values.
+    /// The names, each with `f` of its value.
     pub fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U) -> Named<U> {
         Named(self.0.iter().map(|(n, t)| (n.clone(), f(t))).collect())
     }
 }
 
 impl<T> Named<T> {
-    /// The same names with other values, or the first error.
+    /// Like [`Named::map`], or the first error.
     pub fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Named<U>> {
         self.0.iter().map(|(n, t)| Ok((n.clone(), f(t)?))).collect()
     }
@@ -224,7 +224,7 @@ pub trait Op {
     const NAME: &'static str;
     /// What it does, in a line.
     const ABOUT: &'static str;
-    /// Its inputs, of those of the storage type the one that sets it first.
+    /// Its inputs. The first of the storage type sets that type.
     const INPUTS: &'static [Slot];
     /// The storage types that it takes.
     const STORAGE: &'static [DType] = &DType::FLOATS;
@@ -235,9 +235,9 @@ pub trait Op {
     /// The op that this one is the gradient of. It takes inputs, outputs and cotangents of that op
     /// by their names, and gives for each of its inputs `x` that is there a gradient `dx`.
     const BACKWARD_OF: Option<&'static str> = None;
-    /// Inputs that are changed in place: an output of the same name and spec holds what the input holds when
-    /// the computation begins, which reads it there. Who has no more use for what it was may give it as that
-    /// output alone.
+    /// Inputs that are changed in place. An output of the same name and spec holds the input's values when the
+    /// computation begins, which reads them there. A caller that no longer needs the old values may pass the tensor as
+    /// that output alone.
     const IN_PLACE: &'static [&'static str] = &[];
 
     /// The options, with their defaults; unknown keys are refused when they are decoded.
@@ -260,7 +260,7 @@ pub trait Op {
     /// Computes on the CPU. Writes every element of every output.
     fn cpu(problem: &Self::Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()>;
 
-    /// Computes in f64, as plainly as the formula; may give more than the outputs asked for.
+    /// Computes in f64, as plainly as the formula; may give more outputs than [`Op::outputs`].
     fn reference(problem: &Self::Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>;
 
     /// Queues the computation on a lane of a CUDA device. Writes every element of every output.
@@ -428,7 +428,7 @@ impl<O: Differentiable> Op for Backward<O> {
     const COTANGENTS: &'static [&'static str] = &[];
     const BACKWARD_OF: Option<&'static str> = Some(O::NAME);
 
-    /// Those of the op, of which those that ask for outputs mean nothing here.
+    /// The options of the op; those that choose outputs have no effect here.
     type Options = O::Options;
     type Problem = Gradient<O::Problem>;
 
@@ -511,7 +511,7 @@ impl<O: Op> Call<O> {
     pub fn cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
         self.same_specs(inputs, &outputs)
             .and_then(|()| {
-                // Nothing is to be written, however many rows of nothing there are.
+                // There is nothing to write; the loops would still run over all empty rows.
                 if self.outputs.iter().all(|(_, spec)| spec.shape.elements() == 0) {
                     return Ok(());
                 }
@@ -534,7 +534,7 @@ impl<O: Op> Call<O> {
             .map_err(|error| error.in_op(O::NAME))
     }
 
-    /// Kernels trust sizes that were checked, so the data must have the very same.
+    /// Checks that the tensors have exactly the specs that were checked, for kernels trust those.
     fn same_specs<I: Described, T: Described>(&self, inputs: &Named<I>, outputs: &Named<T>) -> Result<()> {
         same_specs(self.inputs.iter(), &specs_of_call::<O, _, _>(inputs, outputs))?;
         same_specs(self.outputs.iter(), outputs)

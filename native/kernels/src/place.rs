@@ -1,4 +1,4 @@
-//! Where an op that is made of other ops runs. It is written once over [`Place`].
+//! Where an op that is made of other ops runs. Such an op is written once, over [`Place`].
 
 use crate::activations::Activation;
 use crate::attention::rows::CopyRows;
@@ -56,12 +56,12 @@ impl Map {
     }
 }
 
-/// Between which coefficients of decay lie; the gradient is 0 beyond.
+/// The bounds of coefficients of decay; the gradient is 0 outside of them.
 pub const DECAY_ENDS: [f64; 2] = [1e-6, 1.0 - 1e-6];
 
 /// A place where tensors lie and ops run.
 pub trait Place {
-    /// A tensor in between, which nobody else sees.
+    /// A temporary tensor, seen only by the computation that makes it.
     type Owned: Send + Sync;
     /// A tensor to read.
     type View<'a>: Clone + Described + Send + Sync;
@@ -70,19 +70,19 @@ pub trait Place {
 
     /// Memory for a tensor.
     fn empty(&self, spec: Spec) -> Result<Self::Owned>;
-    /// The same with zeros in it.
+    /// Memory for a tensor, filled with zeros.
     fn zeros(&self, spec: Spec) -> Result<Self::Owned>;
-    /// The same with what lies in a tensor on the host.
+    /// A copy of a tensor on the host.
     fn bring(&self, from: View) -> Result<Self::Owned>;
     /// Copies a tensor to one of its size on the host, and waits for all that is queued before.
     fn fetch(&self, from: &Self::View<'_>, to: ViewMut) -> Result<()>;
-    /// A tensor in between, to read.
+    /// A temporary tensor, to read.
     fn view<'a>(of: &'a Self::Owned) -> Self::View<'a>;
-    /// A tensor in between, to write.
+    /// A temporary tensor, to write.
     fn view_mut<'a>(of: &'a mut Self::Owned) -> Self::ViewMut<'a>;
-    /// The same for a shorter time, to go with others that are there as long.
+    /// A view with a shorter lifetime, so that it can be passed along with views of that lifetime.
     fn briefly<'s, 'a: 's>(view: &Self::View<'a>) -> Self::View<'s>;
-    /// The same for a shorter time.
+    /// A writable view with a shorter lifetime.
     fn briefly_mut<'s, 'a: 's>(view: Self::ViewMut<'a>) -> Self::ViewMut<'s>;
     /// A part of the first axis.
     fn rows<'s, 'a: 's>(of: &Self::View<'a>, range: Range<usize>) -> Result<Self::View<'s>>;
@@ -92,9 +92,9 @@ pub trait Place {
     fn reborrow<'s, 'a: 's>(of: &'s mut Self::ViewMut<'a>) -> Self::ViewMut<'s>;
     /// What lies in a tensor to write.
     fn read<'s, 'a: 's>(of: &'s Self::ViewMut<'a>) -> Self::View<'s>;
-    /// The same elements in order under another shape.
+    /// The elements in order under another shape of equal size.
     fn reshape<'s, 'a: 's>(of: &Self::View<'a>, dims: &[usize]) -> Result<Self::View<'s>>;
-    /// The same elements in order under another shape.
+    /// The elements in order under another shape of equal size, to write.
     fn reshape_mut<'s, 'a: 's>(of: Self::ViewMut<'a>, dims: &[usize]) -> Result<Self::ViewMut<'s>>;
 
     /// Checks and runs an op.
@@ -104,9 +104,10 @@ pub trait Place {
         inputs: Named<Self::View<'s>>,
         outputs: Named<Self::ViewMut<'s>>,
     ) -> Result<()>;
-    /// Does for each item what is said, with ops that nothing else needs: on the CPU a thread each.
+    /// Does `work` for each item, with ops that depend on no other item: on the CPU in a thread each.
     fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()>;
-    /// Does work that calls ops for so many rows: where they are few, calls are short.
+    /// Does work that calls ops for `rows` rows. Where there are few, calls are short, and the CPU's threads stay awake
+    /// between them.
     fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T>;
     /// Computes element by element, from tensors of one type and shape to another of them.
     fn map(&self, map: Map, inputs: &[Self::View<'_>], to: Self::ViewMut<'_>) -> Result<()>;
@@ -345,7 +346,7 @@ macro_rules! forward_by_steps {
     };
 }
 
-/// The same for the gradient of such an op.
+/// Like `forward_by_steps`, for the gradient of an op.
 #[macro_export]
 macro_rules! backward_by_steps {
     () => {

@@ -1,11 +1,11 @@
-//! What a file is that is not what its reader expects, told by its first bytes, and what to do about it.
+//! Recognises, by its first bytes, a file that is not what its reader expects, and says what to do about it.
 
 use crate::error::Error;
 
 /// How many first bytes [`recognise`] looks at.
 pub const FIRST: usize = 1024;
 
-/// What bytes are the beginning of.
+/// What a file is, by its first bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Look {
     /// What it is, such as [`SAFETENSORS`].
@@ -75,7 +75,7 @@ pub fn recognise(bytes: &[u8]) -> Option<Look> {
         _ if bytes.len() >= 8 && bytes.iter().all(|&byte| byte == 0) => return look("nothing but zeros", AGAIN),
         // The length of a header, and the JSON of it.
         [_, _, _, _, _, 0, 0, 0, b'{', ..] => return look(SAFETENSORS, OF_TENSORS),
-        // The version of its format, and who wrote it.
+        // Fields 1 and 2 of a protobuf message: the version of the format, and the name of its producer.
         [8, 1..=20, 0x12, ..] => return look("an ONNX model", CONVERT),
         [b'\n', ..] if has(&bytes[..bytes.len().min(64)], b"<unk>") => {
             return look(

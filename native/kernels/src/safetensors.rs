@@ -1,6 +1,6 @@
 //! Safetensors files: what is in them, one tensor at a time, and written whole or not at all.
 //!
-//! Headers are read here, so that element types that nobody knows yet hide no other tensor. Tensors are read by
+//! Headers are parsed here, so that a tensor of an unknown element type does not hide the others. Tensors are read by
 //! position, not mapped: a file that another program cuts short gives an error, where a mapping would end the process.
 
 use crate::error::{Error, Kind, Result};
@@ -104,7 +104,7 @@ impl Reader {
     }
 }
 
-/// The header of a file of so many bytes.
+/// Reads the header of a file of `size` bytes.
 fn read_header(file: &mut impl Read, size: u64) -> std::result::Result<Vec<u8>, String> {
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(|_| format!("{size} bytes"))?;
@@ -140,7 +140,7 @@ struct Info {
 }
 
 impl Header {
-    /// The header of a file of so many bytes.
+    /// Parses the header of a file of `size` bytes.
     fn parse(header: &[u8], size: u64) -> std::result::Result<Header, String> {
         let mut parts: BTreeMap<String, serde_json::Value> =
             serde_json::from_slice(header).map_err(|e| e.to_string())?;
@@ -149,7 +149,7 @@ impl Header {
         let start = 8 + header.len() as u64;
         let entry = |(name, info)| entry(name, info, start);
         let mut entries: Vec<Entry> = parts.into_iter().map(entry).collect::<std::result::Result<_, _>>()?;
-        // Those without data first, for they may begin where another does.
+        // Empty tensors come first, since they may begin where another tensor does.
         entries.sort_by_key(|entry| (entry.offset, entry.len));
         let end = entries.iter().try_fold(start, |end, entry| match entry.offset == end {
             true => Ok(end + entry.len as u64),
@@ -183,16 +183,15 @@ fn bits(dtype: &str) -> Option<usize> {
     known.ok().map(|dtype| dtype.bitsize())
 }
 
-/// What a file says beside its tensors.
+/// A file's metadata: texts by their names.
 pub type Told = BTreeMap<String, String>;
 
-/// Writes tensors to a new file beside `path` and renames it there, so that whoever looks sees the
-/// old file or the whole new one.
+/// Writes tensors to a new file beside `path` and renames it there. A reader sees the old file or the whole new one.
 pub fn write(path: &Path, tensors: &[(&str, View)]) -> Result<()> {
     write_told(path, tensors, &Told::new())
 }
 
-/// The same with what the file says beside them.
+/// Like [`write`], with metadata.
 pub fn write_told(path: &Path, tensors: &[(&str, View)], told: &Told) -> Result<()> {
     let specs: Vec<(&str, Spec)> = tensors.iter().map(|(name, view)| (*name, view.spec())).collect();
     let mut writer = Writer::create(path, &specs, told)?;
@@ -211,8 +210,8 @@ fn unwritten(path: &Path, got: impl std::fmt::Display) -> Error {
     failure(path, "a file that can be written", got)
 }
 
-/// A file that is written one tensor after another, in any order, so that they need not be in memory all at once. It
-/// appears when it is whole; what has been written goes away with a writer that has not finished.
+/// A file that is written one tensor after another, in any order, so that they need not all be in memory at once. It
+/// appears when it is whole; the file of a writer that is dropped before is removed.
 pub struct Writer {
     path: PathBuf,
     unfinished: PathBuf,
@@ -264,7 +263,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // Whoever lost a writer cannot be told; that of a finished file has no name left.
+        // There is no caller to return an error to. A finished file was renamed, so this finds nothing.
         let _ = std::fs::remove_file(&self.unfinished);
     }
 }
@@ -276,7 +275,7 @@ fn header(specs: &[(&str, Spec)], told: &Told) -> std::result::Result<Vec<u8>, S
     let mut end = 0usize;
     let infos = sorted.into_iter().map(|(name, spec)| {
         let start = end;
-        // What overflows is no size that the format takes.
+        // A size that overflows is refused by the format.
         end = end.saturating_add(spec.bytes());
         let info = TensorInfo { dtype: file_type(spec.dtype), shape: spec.shape.to_vec(), data_offsets: (start, end) };
         (name.to_string(), info)
@@ -302,7 +301,7 @@ fn views<'t>(tensors: &[(&'t str, View<'t>)]) -> std::result::Result<Vec<(&'t st
     tensors.iter().map(view).collect::<std::result::Result<_, _>>().map_err(|e| e.to_string())
 }
 
-/// The format's crate has no good word for two tensors of one name.
+/// Checks for two tensors of one name, for which the format's crate has no clear error.
 fn distinct<'n>(mut names: impl Iterator<Item = &'n str>) -> std::result::Result<(), String> {
     let mut seen = BTreeSet::new();
     names.find(|name| !seen.insert(*name)).map_or(Ok(()), |name| Err(format!("two tensors named `{name}`")))
@@ -514,7 +513,7 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         let long = [&whole[..], b"x"].concat();
         let huge_header = [&u64::MAX.to_le_bytes()[..], &whole[8..]].concat();
-        // As many bytes as 64 bits can count.
+        // Sixteen tensors that claim `usize::MAX` bytes between them.
         let at = |i: usize| if i < 16 { i << 60 } else { usize::MAX };
         let part = |i| {
             let (from, to) = (at(i), at(i + 1));

@@ -104,7 +104,7 @@ macro_rules! element {
             fn to_f64(self) -> f64 {
                 $to(self)
             }
-            // Vector code has its constants from here, and must not call for them.
+            // Vector code takes its constants from here, without a call.
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
                 $from(value)
@@ -362,7 +362,7 @@ impl<'a> View<'a> {
         ArrayD::from_shape_vec(&self.spec.shape[..], values).expect("as many values as the shape says")
     }
 
-    /// The same values, rounded to another type.
+    /// The values, rounded to another type.
     pub fn cast(&self, dtype: DType) -> Owned {
         let mut cast = Owned::poisoned(Spec { dtype, ..self.spec });
         with_any_type!(self.spec.dtype, F => with_any_type!(dtype, T => {
@@ -378,7 +378,7 @@ impl<'a> View<'a> {
         self.bytes
     }
 
-    /// The same elements under another shape of equal size.
+    /// The elements under another shape of equal size.
     pub fn reshape(self, dims: &[usize]) -> Result<View<'a>> {
         View::new(Spec::new(self.spec.dtype, dims)?, self.bytes)
     }
@@ -391,7 +391,7 @@ impl<'a> View<'a> {
 }
 
 impl<'a> ViewMut<'a> {
-    /// The same for a while.
+    /// A view of the same memory, for a shorter time.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         ViewMut { spec: self.spec, bytes: self.bytes }
     }
@@ -415,7 +415,7 @@ impl<'a> ViewMut<'a> {
         self.bytes
     }
 
-    /// The raw bytes, for a while.
+    /// The raw bytes, borrowed for a shorter time.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.bytes
     }
@@ -425,7 +425,7 @@ impl<'a> ViewMut<'a> {
         View { spec: self.spec, bytes: self.bytes }
     }
 
-    /// The same elements under another shape of equal size.
+    /// The elements under another shape of equal size, to write.
     pub fn reshape(self, dims: &[usize]) -> Result<ViewMut<'a>> {
         ViewMut::new(Spec::new(self.spec.dtype, dims)?, self.bytes)
     }
@@ -448,7 +448,7 @@ pub struct Owned {
 }
 
 impl Owned {
-    /// All bits set: NaN in every float type, so that an element that nobody writes is seen.
+    /// All bits set: NaN in every float type, so that an element that is never written shows.
     pub fn poisoned(spec: Spec) -> Owned {
         Owned { spec, words: vec![u64::MAX; spec.bytes().div_ceil(8)] }
     }
@@ -458,12 +458,12 @@ impl Owned {
         Owned { spec, words: vec![0; spec.bytes().div_ceil(8)] }
     }
 
-    /// As [`Owned::poisoned`], where memory that cannot be had is an error, not the end of the process.
+    /// Like [`Owned::poisoned`], but a failed allocation is an error and does not abort the process.
     pub fn try_poisoned(spec: Spec) -> Result<Owned> {
         Owned::try_filled(spec, u64::MAX)
     }
 
-    /// As [`Owned::zeros`], likewise.
+    /// Like [`Owned::zeros`], but a failed allocation is an error and does not abort the process.
     pub fn try_zeros(spec: Spec) -> Result<Owned> {
         Owned::try_filled(spec, 0)
     }
@@ -499,7 +499,7 @@ impl Owned {
         ViewMut { spec: self.spec, bytes }
     }
 
-    /// The same values, rounded to another type.
+    /// The values, rounded to another type.
     pub fn cast(&self, dtype: DType) -> Owned {
         self.view().cast(dtype)
     }

@@ -1,5 +1,5 @@
-//! From text to tokens and back: by the `tokenizer.json` of a checkpoint, through the `tokenizers` crate, or byte by
-//! byte.
+//! Converts text to tokens and back: by the `tokenizer.json` of a checkpoint, through the `tokenizers` crate, or byte
+//! by byte.
 
 use crate::error::{Error, Kind, Result};
 use crate::file;
@@ -16,14 +16,14 @@ mod stream;
 
 pub use stream::Window;
 
-/// A `tokenizer.json` may take this many bytes.
+/// Upper limit for the bytes of a `tokenizer.json`.
 const MAX_FILE: u64 = 1 << 30;
 
 /// A tokenizer.
 pub enum Tokenizer {
-    /// A token is a byte.
+    /// Each byte is a token.
     Bytes,
-    /// That of a `tokenizer.json`.
+    /// The tokenizer of a `tokenizer.json`.
     File(Box<File>),
 }
 
@@ -31,14 +31,14 @@ pub enum Tokenizer {
 pub struct File {
     tokenizer: tokenizers::Tokenizer,
     rules: Rules,
-    /// The tokens that come before a text.
+    /// The tokens before each text.
     prefix: Vec<u32>,
-    /// What the files beside it say; what is wrong with them is told to those who ask for that.
+    /// The content of the files beside it. An error in them is returned only to callers that need that content.
     special: Result<Special>,
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`, or that of a folder.
+    /// Reads a `tokenizer.json`, given by its path or its folder.
     pub fn open(path: &Path) -> Result<Tokenizer> {
         let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
         let wrong =
@@ -46,7 +46,7 @@ impl Tokenizer {
         let json = file::read(&path, MAX_FILE).map_err(|e| wrong(e.to_string()))?;
         let tokenizer = tokenizers::Tokenizer::from_bytes(text(&json));
         let mut tokenizer = tokenizer.map_err(|e| explained(wrong(e.to_string()), &json, JSON))?;
-        // Those are for batches in training: a prompt is taken as it is.
+        // Padding and truncation are for training batches; a prompt is taken as it is.
         tokenizer.with_padding(None).with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         let rules = Rules::of(tokenizer.get_decoder());
         let prefix = special::prefix(tokenizer.get_post_processor());
@@ -54,7 +54,7 @@ impl Tokenizer {
         Ok(Tokenizer::File(Box::new(File { tokenizer, rules, prefix, special })))
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn vocabulary(&self) -> usize {
         match self {
             Tokenizer::Bytes => 256,
@@ -62,7 +62,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a text. What is no UTF-8 can only be taken byte by byte.
+    /// The tokens of a text. Invalid UTF-8 can only be encoded byte by byte.
     pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>> {
         match self {
             Tokenizer::Bytes => Ok(text.iter().map(|&byte| byte.into()).collect()),
@@ -75,8 +75,8 @@ impl Tokenizer {
         }
     }
 
-    /// The text of tokens, of which special ones give none. It may begin or end within a character: from bytes it
-    /// then comes so, else with U+FFFD there.
+    /// The text of tokens; special tokens give none. The text may begin or end within a character. A byte tokenizer
+    /// then returns the partial bytes, others U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Result<Vec<u8>> {
         match self {
             Tokenizer::Bytes => tokens.iter().map(|&token| byte(token)).collect(),
@@ -84,7 +84,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of tokens, with U+FFFD for what is no character.
+    /// The text of tokens, with U+FFFD for invalid characters.
     fn text(&self, tokens: &[u32]) -> Result<String> {
         match self {
             Tokenizer::Bytes => Ok(String::from_utf8_lossy(&self.decode(tokens)?).into_owned()),
@@ -92,7 +92,7 @@ impl Tokenizer {
         }
     }
 
-    /// The name of a token that has text; special tokens have none.
+    /// The name of a token that has text; `None` for special tokens.
     fn name(&self, token: u32) -> Result<Option<String>> {
         match self {
             Tokenizer::Bytes => byte(token).map(|_| Some(String::new())),
@@ -107,7 +107,7 @@ impl Tokenizer {
         }
     }
 
-    /// The number of a token, such as one that ends texts.
+    /// The number of a token given by its text, such as one that ends texts.
     pub fn token(&self, text: &[u8]) -> Option<u32> {
         match self {
             Tokenizer::Bytes => text.first().filter(|_| text.len() == 1).map(|&byte| byte.into()),
@@ -115,7 +115,7 @@ impl Tokenizer {
         }
     }
 
-    /// The number of a special token, which has no text when tokens are decoded.
+    /// The number of a special token, which decodes to no text.
     pub fn special(&self, text: &[u8]) -> Option<u32> {
         self.token(text).filter(|&token| matches!(self.name(token), Ok(None)))
     }
@@ -131,7 +131,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens that begin texts, if they are wanted; by default as the files have it.
+    /// The tokens that begin texts, if `wanted`; by default as the files say.
     pub fn beginning(&self, wanted: Option<bool>) -> Result<Vec<u32>> {
         match (self, wanted) {
             (_, Some(false)) | (Tokenizer::Bytes, None) => Ok(Vec::new()),
@@ -147,7 +147,7 @@ impl File {
         self.tokenizer.id_to_token(token).filter(|name| !special(name))
     }
 
-    /// Some decoders panic where there is too little text for them.
+    /// Avoids decoders that panic on too little text.
     fn text(&self, tokens: &[u32]) -> Result<String> {
         if tokens.iter().all(|&token| self.name(token).is_none()) {
             return Ok(String::new());
@@ -170,7 +170,7 @@ impl File {
     }
 
     fn beginning(&self, wanted: Option<bool>) -> Result<Vec<u32>> {
-        // What is asked for and is in the file itself needs no other files.
+        // A prefix in the file itself needs no other files.
         if wanted.is_some() && !self.prefix.is_empty() {
             return Ok(self.prefix.clone());
         }

@@ -1,4 +1,4 @@
-//! Configurations as they are published, whole, and what people's tools make of them.
+//! Configurations as they are published, whole, and as other tools rewrite them.
 
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::mamba::Config;

@@ -605,7 +605,7 @@ fn lanes_wait_for_each_other() {
         let mut back = Owned::poisoned(spec);
         two.download(&buffer, back.view_mut().bytes()).unwrap();
         assert!(back.view().bytes() == data.view().bytes(), "a lane did not wait for another");
-        // Dropped under work in flight; whoever gets the memory next must not see that work.
+        // Dropped with work in flight; the next buffer in this memory must not see that work.
         one.upload(data.view().bytes(), &buffer).unwrap();
         drop(buffer);
     }

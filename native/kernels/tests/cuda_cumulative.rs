@@ -54,7 +54,7 @@ fn both<F: Op, B: Op<Options = F::Options>>(device: &Device, options: &F::Option
 }
 
 /// Beside those of the CPU: clusters with channels that come four at once, in more than one block side by side; many
-/// rounds of clusters, of single channels and of four; and so many rows that each has a block, without and with rounds.
+/// rounds of clusters, of single channels and of four; and enough rows for a block each, without and with rounds.
 const TILES: [[usize; 4]; 7] = [
     [2, 3, 300, 64],
     [1, 2, 129, 132],

@@ -15,8 +15,8 @@ use sidewinder_kernels::multi_memory_attention::{self, MultiMemoryAttention, Mul
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
-/// Runs `O` on the device in every type, near the reference, and twice for the same bits. With
-/// `roundings` many in sequence, 16-bit results may be off by so many.
+/// Checks `O` on the device in every type against the reference, and two runs for equal bits. 16-bit results may be
+/// off by `roundings` roundings, those that follow each other.
 fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
     for dtype in DType::FLOATS {
         let inputs = cast::<O>(inputs, dtype);
@@ -127,7 +127,7 @@ fn walks_down_the_hierarchy_agree() {
     }
 }
 
-/// The same slots as on the CPU where scores are equal or NaN.
+/// Where scores are equal or NaN, the device takes the slots that the CPU takes.
 #[test]
 fn ties_and_nan_are_taken_as_on_the_cpu() {
     let Some(device) = gpu() else { return };

@@ -216,7 +216,7 @@ fn norms_and_their_gradients_agree() {
     }
 }
 
-/// Runs an op on buffers of which each begins so many elements behind an address that vectors begin at.
+/// Runs an op on buffers that each begin `skipped` elements after an address that is aligned for vectors.
 fn run_behind<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, skipped: usize) -> Named<Owned> {
     let lane = device.lane().unwrap();
     let poisoned = |spec: Spec| {
@@ -253,7 +253,7 @@ fn addresses_that_are_no_multiples_of_a_vector_agree() {
     }
 }
 
-/// Bias and function are done in the product or behind it, as type, sizes and addresses allow.
+/// Bias and function are done in the epilogue of the product or after it, as type, sizes and addresses allow.
 #[test]
 fn whatever_is_done_with_the_sums_of_products_agrees() {
     let Some(device) = gpu() else { return };
@@ -427,7 +427,7 @@ fn a_table_is_uploaded_once_while_it_is_kept() {
     }
 }
 
-/// A product of f32 is exact to f32 unless who asks for it allows less; and other types never change.
+/// A product of f32 is exact to f32 unless the caller allows less. Other types never change.
 #[test]
 fn factors_are_rounded_to_tf32_only_where_that_is_allowed() {
     let Some(device) = gpu() else { return };

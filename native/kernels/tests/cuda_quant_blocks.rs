@@ -21,7 +21,7 @@ fn one(name: &'static str, tensor: Owned) -> Named<Owned> {
     [(name, tensor)].into_iter().collect()
 }
 
-/// The same bytes on the device as on the CPU.
+/// Checks that CPU and device give equal bytes.
 fn same<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) {
     let expected = run::<O>(options, inputs, &Exec::default()).unwrap();
     let got = run_cuda::<O>(options, inputs, device).unwrap();
@@ -184,7 +184,8 @@ fn weights_may_lie_at_any_even_address() {
     }
 }
 
-/// Products read weights early only where nobody still writes them: what the op before makes is what they multiply.
+/// Products prefetch weights only if no kernel in flight writes them. Weights that the op before makes must be the
+/// ones that are multiplied.
 #[test]
 fn weights_that_the_op_before_makes_are_multiplied() {
     let Some(device) = gpu() else { return };

@@ -22,7 +22,7 @@ fn both<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) -> 
     [on_cpu, common::run_cuda::<O>(options, inputs, device).unwrap()]
 }
 
-/// The same bits in every type.
+/// Checks that CPU and device give equal bits in every type.
 fn same<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) {
     for &dtype in O::STORAGE {
         let inputs = common::cast::<O>(inputs, dtype);
@@ -190,7 +190,7 @@ fn products_of_long_rows_and_of_many() {
 #[test]
 fn rows_that_are_not_finite_are_nan() {
     let Some(device) = common::gpu() else { return };
-    // Few rows, which are counted if they are whole, and as many as are multiplied by tensor cores.
+    // Few rows, which are counted if they are whole, and enough rows for tensor cores to multiply.
     for (rows, n) in [(2, 64), (2, 128), (4, 128), (9, 128)] {
         let mut inputs = product(rows, n, 3);
         let spec = Spec::new(DType::F32, &[rows, n]).unwrap();

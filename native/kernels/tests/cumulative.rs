@@ -165,7 +165,7 @@ fn long_scans_keep_their_accuracy() {
         for level in common::levels() {
             let exec = Exec { level, threads: 2 };
             common::assert_close(&common::run::<F>(options, inputs, &exec).unwrap(), &truth, F::NAME);
-            // Each is a product with a sum of as many terms in f32.
+            // Each is a product with a sum in f32 over up to all steps.
             let got = common::run::<B>(options, &backward, &exec).unwrap();
             for (name, expected) in gradients.iter() {
                 let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));

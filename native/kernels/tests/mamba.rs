@@ -514,7 +514,7 @@ fn lengths_beyond_32_bits_are_counted() {
     assert_eq!(restored.length(), (1 << 32) + 1);
 }
 
-/// A dump of a session that has seen so many tokens.
+/// A dump of a session that has seen `length` tokens.
 fn with_length(dump: &[u8], length: u64) -> Vec<u8> {
     let tensors = safetensors::from_bytes("dump", dump).unwrap();
     let (spec, bytes) = (Spec::new(DType::U8, &[8]).unwrap(), length.to_le_bytes());

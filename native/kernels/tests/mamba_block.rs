@@ -71,7 +71,7 @@ const SIZES: [[usize; 7]; 7] = [
     [1, 3, 4, 8, 0, 1, 4],
 ];
 
-/// What lies in between is rounded to the storage type after each step, so 16-bit results may be off by
+/// Intermediate tensors are rounded to the storage type after each step, so 16-bit results may be off by
 /// several roundings of the largest of their tensor.
 fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
     let relative = match dtype {

@@ -1,4 +1,4 @@
-//! A session that goes on and on: its memory does not grow, and its state is the one that the last tokens alone make.
+//! A session that runs for long: its memory does not grow, and its state depends on the last tokens alone.
 //! `SIDEWINDER_STEPS=10000000 cargo test --release --test mamba_steady -- --nocapture` takes some minutes.
 
 use sidewinder_kernels::cpu::Exec;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 const TOKENS: u64 = 16;
-/// After so many tokens nothing is left of what was before: states fade by a third each step.
+/// Tokens after which nothing is left of what was before: states fade by a third each step.
 const REMEMBERED: u64 = 1000;
 
 fn model() -> Arc<Model> {

@@ -90,7 +90,7 @@ fn state(sizes: [usize; 6]) -> Named<Owned> {
     ])
 }
 
-/// An average is rounded with every summary, so that 16-bit results may be off by as many roundings.
+/// An average is rounded with every summary, so that 16-bit results may be off by a rounding for each.
 #[test]
 fn all_writes_agree_with_the_reference() {
     for (sizes, cursor0) in [([2, 4, 6, 3, 6, 5], 0), ([1, 9, 4, 5, 3, 17], 7), ([2, 3, 0, 2, 0, 4], 0)] {

@@ -38,7 +38,7 @@ fn inputs(sizes: &Sizes, optional: bool) -> Named<Owned> {
     inputs
 }
 
-/// What lies in between is rounded after each step, so 16-bit results may be off by several roundings of the largest
+/// Intermediate tensors are rounded after each step, so 16-bit results may be off by several roundings of the largest
 /// of their tensor, where sums over many rows cancel.
 fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
     let relative = match dtype {

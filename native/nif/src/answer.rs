@@ -14,7 +14,7 @@ thread_local! {
     static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Remembers where a panic happened in place of printing it.
+/// Records where a panic happened, in place of printing it.
 pub fn keep_panics_quiet() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string).unwrap_or_default();

@@ -58,7 +58,7 @@ fn with_views<T>(tensors: &[(String, Term)], run: impl FnOnce(&[(&str, View)]) -
     run(&views.collect::<Result<Vec<_>>>()?)
 }
 
-/// A file that is being written, until it is finished or given up.
+/// A file that is being written, until it is finished or abandoned.
 pub struct HeldWriter(Mutex<Option<Writer>>);
 
 impl rustler::Resource for HeldWriter {}
@@ -117,7 +117,7 @@ fn safetensors_finish(env: Env, writer: ResourceArc<HeldWriter>) -> Term {
     })
 }
 
-/// Gives it up, unless it is finished.
+/// Abandons it, unless it is finished.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_abandon(env: Env, writer: ResourceArc<HeldWriter>) -> Term {
     answer(env, || {
@@ -128,7 +128,7 @@ fn safetensors_abandon(env: Env, writer: ResourceArc<HeldWriter>) -> Term {
     })
 }
 
-/// The same values, rounded to another type.
+/// The values of a tensor, rounded to another type.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn tensor_cast<'a>(env: Env<'a>, tensor: Term<'a>, to: Term<'a>) -> Term<'a> {
     answer(env, || {
@@ -150,20 +150,21 @@ fn tensor_difference<'a>(env: Env<'a>, tensor: Term<'a>, reference: Term<'a>) ->
     answer(env, || {
         let (tensor, reference) = (Tensor::decode("tensor", tensor)?, Tensor::decode("reference", reference)?);
         let apart = difference(tensor.view()?, reference.view()?)?;
-        // Erlang has no floats but finite ones.
+        // Erlang has only finite floats.
         let finite = |number: f64| if number.is_finite() { number } else { f64::MAX };
         Ok((finite(apart.squares), finite(apart.reference), finite(apart.largest)))
     })
 }
 
-/// Rounding to bytes would make a 0.4 false and a 300 a 255, and to other integers likewise.
+/// Checks that values are whole numbers in the range of an integer type: rounded to bytes, 0.4 would become false and
+/// 300 would become 255.
 fn whole<'a>(dtype: DType, mut values: impl Iterator<Item = &'a f64>) -> Result<()> {
     let (least, most) = match dtype {
         DType::U8 => (0.0, 255.0),
         DType::I8 => (f64::from(i8::MIN), f64::from(i8::MAX)),
         DType::I16 => (f64::from(i16::MIN), f64::from(i16::MAX)),
         DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
-        // Beyond these f64 has not all of them.
+        // f64 does not hold every integer beyond these.
         DType::I64 => (-9007199254740992.0, 9007199254740992.0),
         _ => return Ok(()),
     };

@@ -40,7 +40,7 @@ fn term<'a>(env: Env<'a>, value: Value) -> Term<'a> {
     }
 }
 
-/// Erlang has no floats but finite ones.
+/// A float, or an atom for numbers that are not finite: Erlang has only finite floats.
 fn float(env: Env, number: f64) -> Term {
     let atom: Atom = match number {
         _ if number.is_finite() => return number.encode(env),

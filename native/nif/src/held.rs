@@ -9,8 +9,8 @@ use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{Described, Spec};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory that one call at a time changes. Elixir sees to it that no row is written twice that somebody may
-/// still read.
+/// Memory that one call at a time changes. Elixir ensures that the rows of a value are written once, so that they
+/// stay as they are for its readers.
 pub struct Held {
     spec: Spec,
     device: Option<usize>,
@@ -39,7 +39,7 @@ impl Held {
         self.device
     }
 
-    /// The memory, which nobody else has meanwhile.
+    /// The memory, locked against other calls.
     pub fn lock(&self) -> MutexGuard<'_, Memory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,7 +88,7 @@ fn held_new<'a>(env: Env<'a>, dtype: Term<'a>, dims: Vec<usize>, device: Option<
     answer(env, || Ok(Held::new(Spec::new(decode_type(dtype)?, &dims)?, device)?.into_term(env)))
 }
 
-/// So many rows of each head from `first` on, at the front of new memory with room for `room` of them.
+/// `rows` rows of each head from `first` on, at the front of new memory with room for `room` rows.
 #[rustler::nif(schedule = "DirtyIo")]
 fn held_grow<'a>(env: Env<'a>, tensor: Term<'a>, first: usize, rows: usize, room: usize) -> Term<'a> {
     answer(env, || {
@@ -97,7 +97,7 @@ fn held_grow<'a>(env: Env<'a>, tensor: Term<'a>, first: usize, rows: usize, room
     })
 }
 
-/// So many rows of each head from `first` on, as a tensor of their own where they lie.
+/// `rows` rows of each head from `first` on, as a tensor of their own where they lie.
 #[rustler::nif(schedule = "DirtyIo")]
 fn held_rows<'a>(env: Env<'a>, tensor: Term<'a>, first: usize, rows: usize) -> Term<'a> {
     answer(env, || {

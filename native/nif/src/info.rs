@@ -167,7 +167,7 @@ fn buffer_device<'a>(env: Env<'a>, tensor: Term<'a>) -> Term<'a> {
     })
 }
 
-/// A device tensor under another shape of as many elements, in the same memory.
+/// A device tensor under another shape of equal size, in the same memory.
 #[rustler::nif]
 fn buffer_reshape<'a>(env: Env<'a>, tensor: Term<'a>, dims: Vec<usize>) -> Term<'a> {
     answer(env, || match Tensor::decode("tensor", tensor)? {

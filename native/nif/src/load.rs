@@ -1,9 +1,9 @@
-//! Loading the library, once and again.
+//! Loading and upgrading the library.
 //!
-//! Erlang loads a module's library anew with each new version of the module. The library is in memory
-//! by then, so that its state goes on: the resources that Elixir holds are taken over. Another build
-//! of the library cannot take them over, for its types may be laid out in another way; it refuses,
-//! and the old module goes on. `rustler::init!` has no upgrade, hence what it does is written here.
+//! Erlang loads a module's library anew with each new version of the module. An equal library is in memory by then
+//! and keeps its state: the resources that Elixir holds are taken over. Another build of the library cannot take them
+//! over, since its types may have another layout; it refuses, and the old module stays in use. `rustler::init!` has
+//! no upgrade, so this file does what that macro does.
 
 use crate::{answer, files, held, mamba, tensor, tokenizer};
 use rustler::codegen_runtime::{ErlNifEntry, ErlNifEnv, ErlNifTerm, ResourceRegistration, c_int, c_void};
@@ -16,10 +16,10 @@ use std::mem::{MaybeUninit, align_of};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-/// Its address tells this library from any other in memory.
+/// The address of this static identifies the library among others in memory.
 static HERE: u8 = 0;
 
-/// What Erlang calls first, each time it loads the library.
+/// Erlang calls this first, each time it loads the library.
 #[unsafe(no_mangle)]
 extern "C" fn nif_init() -> *const ErlNifEntry {
     // SAFETY: Erlang calls this before anything else of the library.
@@ -32,7 +32,7 @@ extern "C" fn nif_init() -> *const ErlNifEntry {
 
 unsafe extern "C" fn load(env: *mut ErlNifEnv, data: *mut *mut c_void, _: ErlNifTerm) -> c_int {
     answer::keep_panics_quiet();
-    // SAFETY: `data` is Erlang's place for what an upgrade is shown.
+    // SAFETY: `data` is Erlang's place for the value that an upgrade gets.
     unsafe { *data = here() };
     open(env)
 }

@@ -18,12 +18,12 @@ use sidewinder_kernels::tensor::{DType, Described};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A model that Elixir holds on to.
+/// A model that Elixir has a reference to.
 pub struct HeldModel(Arc<Model>);
 
 impl rustler::Resource for HeldModel {}
 
-/// A session that Elixir holds on to. One call at a time has it.
+/// A session that Elixir has a reference to. One call at a time uses it.
 pub struct HeldSession(Mutex<Session>);
 
 impl rustler::Resource for HeldSession {}
@@ -34,7 +34,7 @@ impl HeldSession {
     }
 }
 
-/// A trainer that Elixir holds on to. One call at a time has it.
+/// A trainer that Elixir has a reference to. One call at a time uses it.
 pub struct HeldTrainer(Mutex<Trainer>);
 
 impl rustler::Resource for HeldTrainer {}
@@ -51,7 +51,7 @@ impl HeldTrainer {
 struct Loading {
     /// Its type by name; `None` is that of its matrices.
     dtype: Option<String>,
-    /// Whether what has to do with tokens is left out.
+    /// Whether embedding and head are left out.
     backbone: bool,
     /// Whether weights are copied from the file, not mapped.
     copied: bool,
@@ -272,7 +272,7 @@ fn mamba_forward_cpu<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Ter
     forward(env, &model.0, input)
 }
 
-/// The same for work on a GPU.
+/// Like `mamba_forward_cpu`, for work on a GPU.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_forward_io<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>) -> Term<'a> {
     forward(env, &model.0, input)
@@ -310,7 +310,7 @@ fn mamba_prefill_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input:
     prefill(env, &session, input, wanted)
 }
 
-/// The same for work on a GPU.
+/// Like `mamba_prefill_cpu`, for work on a GPU.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_prefill_io<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, wanted: bool) -> Term<'a> {
     prefill(env, &session, input, wanted)
@@ -336,7 +336,7 @@ fn mamba_loss_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Te
     loss(env, &session, input)
 }
 
-/// The same for work on a GPU.
+/// Like `mamba_loss_cpu`, for work on a GPU.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_loss_io<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>) -> Term<'a> {
     loss(env, &session, input)
@@ -352,7 +352,7 @@ fn mamba_step_cpu<'a>(env: Env<'a>, sessions: Vec<ResourceArc<HeldSession>>, inp
     step(env, &sessions, input)
 }
 
-/// The same for work on a GPU.
+/// Like `mamba_step_cpu`, for work on a GPU.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_step_io<'a>(env: Env<'a>, sessions: Vec<ResourceArc<HeldSession>>, input: Term<'a>) -> Term<'a> {
     step(env, &sessions, input)
@@ -383,7 +383,7 @@ fn mamba_next_cpu<'a>(
     next(env, &sessions, input, &samplings)
 }
 
-/// The same for work on a GPU.
+/// Like `mamba_next_cpu`, for work on a GPU.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_next_io<'a>(
     env: Env<'a>,
@@ -407,7 +407,8 @@ fn next<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>
     })
 }
 
-/// One for each map. Neighbours are mostly the same, and decoding one takes as long as a GPU's work for a session.
+/// One sampling for each map. Neighbours are mostly equal and are decoded once: decoding takes as long as the GPU's
+/// work for a session.
 fn decode_samplings(terms: &[Term]) -> Result<Vec<Sampling>> {
     let mut samplings: Vec<Sampling> = Vec::with_capacity(terms.len());
     for (i, term) in terms.iter().enumerate() {
@@ -417,8 +418,8 @@ fn decode_samplings(terms: &[Term]) -> Result<Vec<Sampling>> {
     Ok(samplings)
 }
 
-/// The sessions in their order, taken always in that of their addresses, so that calls wait for each other but never
-/// in a circle.
+/// Locks the sessions, and returns them in their order. They are locked in the order of their addresses, so that calls
+/// cannot deadlock.
 fn lock(sessions: &[ResourceArc<HeldSession>]) -> Result<Vec<MutexGuard<'_, Session>>> {
     let mut order: Vec<(usize, &HeldSession)> = sessions.iter().map(|session| &**session).enumerate().collect();
     order.sort_by_key(|(_, session)| &raw const **session as usize);
@@ -430,7 +431,7 @@ fn lock(sessions: &[ResourceArc<HeldSession>]) -> Result<Vec<MutexGuard<'_, Sess
     Ok(locked.into_iter().map(|(_, guard)| guard).collect())
 }
 
-/// A session that has seen the same.
+/// A copy of a session.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_fork(env: Env, session: ResourceArc<HeldSession>) -> Term {
     answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(session.lock().fork()?)))))
@@ -473,13 +474,13 @@ pub fn binary<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
     binary.into()
 }
 
-/// Whether tokens can be chosen so.
+/// Checks how tokens shall be chosen.
 #[rustler::nif]
 fn mamba_sampling<'a>(env: Env<'a>, sampling: Term<'a>) -> Term<'a> {
     answer(env, || decode_map::<Sampling>("sampling", sampling)?.check())
 }
 
-/// The token that a session goes on with, of a row of logits that it gave.
+/// Chooses the next token of a session from a row of logits that it gave.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_choose<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, logits: Term<'a>, sampling: Term<'a>) -> Term<'a> {
     answer(env, || {
@@ -511,7 +512,7 @@ fn mamba_learn_cpu<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: T
     learn(env, &trainer, input, how)
 }
 
-/// The same for work on a GPU.
+/// Like `mamba_learn_cpu`, for work on a GPU.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_learn_io<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: Term<'a>, how: Term<'a>) -> Term<'a> {
     learn(env, &trainer, input, how)

@@ -58,7 +58,7 @@ fn run_cpu<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, options: Term<'a>, targ
     run(env, op, inputs, options, target)
 }
 
-/// For work on a GPU, which is waiting as seen from here.
+/// For work on a GPU, during which the calling thread only waits.
 #[rustler::nif(schedule = "DirtyIo")]
 fn run_io<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, options: Term<'a>, target: Term<'a>) -> Term<'a> {
     run(env, op, inputs, options, target)
@@ -100,7 +100,7 @@ fn run_op<'a, O: Op>(env: Env<'a>, inputs: Term<'a>, options: Term<'a>, target: 
     }
 }
 
-/// The inputs to read, and those to be changed in place, of which the others are none.
+/// The inputs to read, and separately those to be changed in place.
 type Apart<'a> = (Named<Tensor<'a>>, Vec<(op::Name, ResourceArc<Held>)>);
 
 fn apart<O: Op>(inputs: Named<Tensor>) -> Result<Apart> {
@@ -114,7 +114,7 @@ fn apart<O: Op>(inputs: Named<Tensor>) -> Result<Apart> {
     Ok((others, held))
 }
 
-/// The memory of each, always in the same order, so that calls wait for each other but never in a circle.
+/// Locks the memory of each, always in the same order, so that calls cannot deadlock.
 fn lock<'h>(held: &'h [(op::Name, ResourceArc<Held>)]) -> Result<Vec<(op::Name, MutexGuard<'h, Memory>)>> {
     let address = |held: &ResourceArc<Held>| &raw const **held as usize;
     let mut sorted: Vec<_> = held.iter().collect();
@@ -125,7 +125,7 @@ fn lock<'h>(held: &'h [(op::Name, ResourceArc<Held>)]) -> Result<Vec<(op::Name, 
     Ok(sorted.into_iter().map(|(name, held)| (name.clone(), held.lock())).collect())
 }
 
-/// The outputs that there is no memory for yet.
+/// Names and specs of the outputs that have no memory yet.
 fn missing<O: Op>(
     call: &op::Call<O>,
     held: &[(op::Name, MutexGuard<Memory>)],

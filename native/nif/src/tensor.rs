@@ -6,7 +6,7 @@ use sidewinder_kernels::cuda::Buffer;
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 
-/// Device memory that Elixir holds on to.
+/// Device memory that Elixir has a reference to.
 pub struct DeviceBuffer(pub Buffer);
 
 impl rustler::Resource for DeviceBuffer {}
@@ -15,7 +15,7 @@ impl rustler::Resource for DeviceBuffer {}
 pub enum Tensor<'a> {
     /// In a binary of the caller's, aligned.
     Binary(Spec, Binary<'a>),
-    /// Copied, because the binary lay at an address that its type cannot be read from.
+    /// Copied, because the binary was not aligned for its type.
     Copied(Owned),
     /// On a device.
     Device(ResourceArc<DeviceBuffer>),

@@ -1,4 +1,4 @@
-//! The kernels in programs of XLA: registration, and the question before a call whether the kernels take it.
+//! The kernels in programs of XLA: registration, and the check before a call whether the kernels support it.
 
 use crate::answer::answer;
 use crate::ops::decode_map;

@@ -1,4 +1,4 @@
-//! A call as XLA gives it, read with every pointer, count and type looked at first.
+//! A call as XLA gives it. Every pointer, count and type is checked before it is used.
 
 use crate::abi::{self, Array, Attributes, BUFFER, Buffers, CallFrame, Scalar, Span};
 use crate::value::{Value, decode};
@@ -138,7 +138,7 @@ impl<'f> Frame<'f> {
 }
 
 unsafe fn attributes<'f>(list: &Attributes) -> Result<Vec<(&'f str, Value<'f>)>> {
-    // SAFETY: the caller's promise: three lists of as many items.
+    // SAFETY: the caller's promise: three lists of `count` items each.
     let (kinds, names, values) = unsafe {
         (
             items("attributes", list.kinds, list.count)?,
@@ -204,7 +204,7 @@ unsafe fn numbers<'f>(name: &str, dtype: i32, start: *const c_void, count: usize
 
 /// The buffers of a list by their names.
 unsafe fn tensors<'f>(what: &str, list: &Buffers, names: &'f str) -> Result<Vec<Tensor<'f>>> {
-    // SAFETY: the caller's promise: two lists of as many items.
+    // SAFETY: the caller's promise: two lists of `count` items each.
     let (kinds, buffers) = unsafe { (items(what, list.kinds, list.count)?, items(what, list.items, list.count)?) };
     let names: Vec<&str> = if names.is_empty() { Vec::new() } else { names.split(',').collect() };
     if names.len() != buffers.len() {

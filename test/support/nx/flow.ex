@@ -12,7 +12,7 @@ defmodule Sidewinder.NxTest.Flow do
     x
   end
 
-  @doc "The same, unrolled by Nx."
+  @doc "The loop, unrolled by Nx."
   defn unrolled(x, {dt, a, b, c}) do
     {x, _} =
       while {x, {dt, a, b, c}}, _ <- 0..2, unroll: true do

@@ -523,7 +523,7 @@ defmodule Sidewinder.NxTest.Ops do
           do: {"#{name}#{level}", {b, size, d}, -1.0, 1.0, :storage}
   end
 
-  # A memory for all of the batch where that is longer than one.
+  # One memory for the whole batch, where the batch is larger than one.
   defp shapes("multi_memory_attention", {b, l, n, _}) do
     d = 2 * n
 
@@ -553,7 +553,7 @@ defmodule Sidewinder.NxTest.Ops do
     [{name, {d, 2 * d}, -0.5, 0.5, :storage}, {"bm", {d}, -0.5, 0.5, :storage}]
   end
 
-  @doc "The same call with some more options, or without some of its tensors."
+  @doc "The call with some more options, or without some of its tensors."
   def with_options({op, inputs, cotangents, opts}, more),
     do: {op, inputs, cotangents, opts ++ more}
 

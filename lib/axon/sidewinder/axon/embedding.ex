@@ -1,7 +1,7 @@
 defmodule Sidewinder.Axon.Embedding do
   @moduledoc false
-  # An embedding whose table is that of the logits too. Axon has no parameters of two layers, so the layer gives the
-  # table on together with the rows.
+  # An embedding whose table is tied to that of the logits. In Axon two layers cannot share parameters, so the layer
+  # outputs the table together with the rows.
 
   import Nx.Defn.Kernel, only: [custom_grad: 3]
   import Sidewinder.Axon.Layers, only: [layer: 4]
@@ -59,7 +59,7 @@ defmodule Sidewinder.Axon.Embedding do
 
   def callback({tokens}, template: template), do: compared(tokens, template)
 
-  # Where tokens are known while a graph is made, tensors made here would be part of it.
+  # Where tokens are known while a graph is built, tensors made here would become part of it.
   defp one({:bf, 16}), do: <<0x3F80::16-native>>
   defp one({:f, bits}), do: <<1.0::float-size(bits)-native>>
 

@@ -11,9 +11,9 @@ defmodule Sidewinder.Axon.Layers do
             mha swiglu_mlp transformer_block tied_embedding tied_logits rows table last of_block y h_last summary
             states)a
 
-  # Numbers that say where or whether, which have no type in common with the others.
+  # Inputs that are indices, masks or keys, which do not take part in the common type.
   @indices [:tokens, :mask, :dropout_key]
-  # Its type is that of the arithmetic, also where sequences are of 16 bits.
+  # Inputs in the type of the arithmetic, also where sequences are of 16 bits.
   @carried [:initial_state]
 
   ## Building

@@ -145,7 +145,7 @@ defmodule Sidewinder.Axon.Mamba do
           )
   end
 
-  # A head with the numbers of the embedding is the embedding.
+  # A head with the weights of the embedding is tied to it.
   defp untied(%{"lm_head.weight" => same, "backbone.embeddings.weight" => same} = tensors),
     do: Map.delete(tensors, "lm_head.weight")
 

@@ -50,7 +50,7 @@ defmodule Mix.Tasks.Sidewinder.Compare do
   @common [shape: :string, type: :string, with: :string, file: :string, case: :string] ++
             [help: :boolean] ++ @measured
 
-  # What some ops cannot do without.
+  # Optional inputs that some ops need.
   @needed %{heads: 8, fn: "silu"}
 
   @impl true

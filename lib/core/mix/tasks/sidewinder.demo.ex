@@ -8,7 +8,7 @@ defmodule Mix.Tasks.Sidewinder.Demo do
 
       mix sidewinder.demo [--quantize q8_0|q4_0|ternary]
 
-  With `--quantize` the model's large matrices are held so (`Sidewinder.Mamba.load/2`), and need not predict as well.
+  With `--quantize` the model's large matrices are quantized (`Sidewinder.Mamba.load/2`), and may predict less well.
 
   Takes less than two minutes. The exit code is 1 if a result is wrong.
   """

@@ -112,8 +112,8 @@ defmodule Mix.Tasks.Sidewinder.Frames do
 
   ## The clock
 
-  # How many frames there were, and milliseconds from when a frame was due to when it was done, of those that were begun:
-  # others were over before the one before them was done.
+  # The number of frames, and milliseconds from when a frame was due to when it was done, for those that were begun. The
+  # others had expired before the frame before them was done.
   defp drive(frame, rate, seconds) do
     every = 1_000_000 / rate
     start = System.monotonic_time(:microsecond) + 1000
@@ -129,7 +129,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
     wait(due)
     frame.(i)
     now = System.monotonic_time(:microsecond)
-    # The next one that is not yet over.
+    # The next frame that has not expired.
     next = max(i + 1, floor((now - start) / every))
     times(frame, plan, min(next, max(frames, i + 1)), [(now - due) / 1000 | done])
   end

@@ -26,8 +26,8 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     * `--quantize q8_0|q4_0|ternary` - how large matrices are held: see `Sidewinder.Mamba.load/2`
     * `--backend auto|cpu|cuda|cuda:N`, `--level LEVEL`, `--threads N`, `--allow-tf32` - where and how to run
 
-  Texts are UTF-8, whatever the locale is. The prompt and what follows it go to standard output, and at the end a line about the speed to standard
-  error. The exit code is 1 if something is wrong.
+  Texts are UTF-8, whatever the locale is. The prompt and what follows it go to standard output, and at the end a line
+  about the speed to standard error. The exit code is 1 if something is wrong.
   """
 
   use Mix.Task

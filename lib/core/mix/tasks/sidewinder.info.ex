@@ -2,12 +2,12 @@ defmodule Mix.Tasks.Sidewinder.Info do
   @shortdoc "Tells what this machine has, and where each op would run"
 
   @moduledoc """
-  Tells whether the native library is there, what the CPU and the GPUs have to offer, and for each op
-  where it would run now, and why not where it may be faster.
+  Tells whether the native library is there, what the CPU and the GPUs offer, and for each op
+  where it would run now, and why not on a device that may be faster.
 
       mix sidewinder.info
 
-  The same from Elixir is `Sidewinder.Device.info/0`. The environment variables `SIDEWINDER_BACKEND` and
+  From Elixir use `Sidewinder.Device.info/0`. The environment variables `SIDEWINDER_BACKEND` and
   `SIDEWINDER_THREADS` count, and the configuration. What is missing is told, and is no failure.
   """
 
@@ -55,7 +55,7 @@ defmodule Mix.Tasks.Sidewinder.Info do
   defp ops(ops) when map_size(ops) == 0,
     do: ["No op can run: without the native library they need Nx 0.12 and Elixir 1.17."]
 
-  # Most ops have the same reason: it is told once, after all of them.
+  # Most ops have one and the same reason, which is printed once, after all of them.
   defp ops(ops) do
     reasons = ops |> Map.values() |> Enum.map(& &1.why_not) |> Enum.reject(&is_nil/1)
     lines = for {name, choice} <- Enum.sort(ops), do: line({name, choice.backend})

@@ -2,7 +2,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
   @shortdoc "Quantizes the weights of a safetensors file"
 
   @moduledoc """
-  Quantizes the weights of a safetensors file into another, and tells what that costs.
+  Quantizes the weights of a safetensors file into another, and prints the error that this makes.
 
       mix sidewinder.quantize IN.safetensors OUT.safetensors --format q4_0
       mix sidewinder.quantize IN.safetensors OUT.safetensors --format ternary --only "*proj.weight"
@@ -112,7 +112,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
     end
   end
 
-  # What becomes of each tensor: `why` it is copied, or nil. And whether they are a model.
+  # What is done with each tensor: `why` it is copied, or nil if it is quantized. And whether they are a model.
   defp plan(files, format, options) do
     [only, except] =
       for key <- [:only, :except],

@@ -118,7 +118,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
     Enum.map_join(tensors, ", ", fn {name, tensor} -> "#{name} #{Tensor.describe(tensor)}" end)
   end
 
-  # Who runs an op on files may want to go on from where it stopped.
+  # A later run may go on from where this one stopped, so its state is written too.
   @asked %{return_state: true, return_derivative: true}
 
   defp own_options(op, options) do

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Block.Activations do
   @moduledoc """
-  `Sidewinder.silu/2` and its like in the graph of a compiler; see
+  `Sidewinder.silu/2` and the other activations in the graph of a compiler; see
   `Sidewinder.Block.SelectiveScan`.
   """
   use Sidewinder.Op,

@@ -9,7 +9,7 @@ defmodule Sidewinder.Block.Matmul do
 
   defstruct inputs: [], target: []
 
-  # The rows of a product have no part in each other, as entries of a batch.
+  # The rows of a product are independent, as entries of a batch are.
   @impl true
   def table do
     %{

@@ -36,7 +36,7 @@ defmodule Sidewinder.Block.MmrecBlock do
            |> Map.merge(Map.new(@vectors, &{&1, {:storage, [[:d]]}}))
            |> Map.merge(MdiGamma.weights())
 
-  # What the gradient takes if it is kept for it, and what only it wants to be kept.
+  # What the gradient takes if it was kept, and what is kept for the gradient alone.
   @kept ~w(h gamma context q k v z hidden)
   @own [:q, :k, :v, :z, :hidden]
 
@@ -95,7 +95,7 @@ defmodule Sidewinder.Block.MmrecBlock do
   @doc false
   def kept, do: @kept
 
-  # A gradient that shall compute again what it needs must not keep it alive.
+  # A gradient that shall recompute what it needs must not keep it alive.
   @impl true
   def gradient(%{checkpoint: checkpoint} = op, given) do
     given = if checkpoint, do: Enum.reject(given, &(elem(&1, 0) in @kept)), else: given
@@ -120,7 +120,7 @@ defmodule Sidewinder.Block.MmrecBlock do
     end
   end
 
-  # No memory is one with a slot of zeros, which is what any number of them gives.
+  # No memory is one slot of zeros: any number of slots of zeros gives the same.
   defp ready(x, params, opts) do
     if Keyword.keyword?(opts) and is_map(params) do
       given = for {name, t} <- params, to_string(name) in ["wm", "bm"], do: {:"#{name}", t}

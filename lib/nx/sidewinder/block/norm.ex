@@ -76,7 +76,7 @@ defmodule Sidewinder.Block.LayerNormBackward do
     reference: Sidewinder.Reference.Norm,
     gradient_of: Sidewinder.Block.LayerNorm
 
-  # Cotangents of statistics are no business of its kernel.
+  # Its kernel takes no cotangents of statistics.
   @table %{@table | inputs: Map.drop(@table.inputs, ~w(dmean drstd)), optional: []}
 
   @impl true

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Mamba.Serving do
   @moduledoc false
   # `Sidewinder.Mamba.serving/2`. Batches of Nx have rows of one shape: a request goes in as the bytes of a term, and
-  # tokens come out with -1 behind them.
+  # tokens come out padded with -1.
 
   @behaviour Nx.Serving
 
@@ -37,7 +37,7 @@ defmodule Sidewinder.Mamba.Serving do
     |> then(&if own.stream, do: Serving.streaming(&1, hooks: [:token]), else: &1)
   end
 
-  ## In the process that asks
+  ## In the client
 
   defp batch(clients, input) do
     many? = many?(input)
@@ -118,7 +118,7 @@ defmodule Sidewinder.Mamba.Serving do
 
   defp read(tokens, %{text?: false}, _clients), do: tokens
 
-  # Streams are read on behind a stop: Nx would leave what is still sent in the mailbox.
+  # Streams are read to their end after a stop: otherwise Nx would leave later messages in the mailbox.
   defp read(tokens, request, clients) do
     tokens
     |> Tokenizer.decode_stream(clients.tokenizer, request.tokens)
@@ -126,7 +126,7 @@ defmodule Sidewinder.Mamba.Serving do
     |> Stream.reject(&(&1 == :done))
   end
 
-  ## In the process that serves
+  ## In the serving process
 
   @impl true
   def init(_type, {model, max_tokens}, partitions) do
@@ -166,7 +166,7 @@ defmodule Sidewinder.Mamba.Serving do
     model |> Batch.start(request) |> Map.put(:said, [])
   end
 
-  # Tells the tokens that rows say, until all are done.
+  # Sends the tokens that rows emit, until all are done.
   defp go_on(rows, tokenizer, tell) do
     rows = for row <- Batch.say(rows, tokenizer), do: %{row | said: said(row)}
     tell.(integers(for row <- rows, do: row.token || @none))

@@ -47,7 +47,7 @@ defmodule Sidewinder.Op.Gradient do
   defp zero?(%{data: %Expr{op: :constant, args: [number]}}), do: number == 0
   defp zero?(_), do: false
 
-  # Inside of a `while`, and nothing there has a gradient taken: so one of all the `while` is.
+  # Inside of a `while` in which no gradient is taken: so the gradient is taken of the whole `while`.
   defp through_while?(tensors) do
     Enum.any?(tensors, &match?({:while, _}, &1.data.context)) and
       Enum.reduce(tensors, %{}, &search/2) != :found
@@ -69,7 +69,7 @@ defmodule Sidewinder.Op.Gradient do
   @unroll "Unroll the loop (`while x, i <- 0..2, unroll: true`), or take the gradient inside of it"
 
   defp through_while(module, tensors) do
-    # Nx says f32 for the gradients in its loop, whatever they are, and then reads their bytes so.
+    # Nx declares the gradients in its loop f32, whatever they are, and then reads their bytes as f32.
     if type = Enum.find_value(tensors, &(&1.type != {:f, 32} && &1.type)) do
       raise no_gradient(module,
               expected: "f32, for Nx mixes up types in the gradient of a `while`",
@@ -129,7 +129,7 @@ defmodule Sidewinder.Op.Gradient do
   end
 
   defp option({sort, option}) when sort in [:saved, :unless], do: option
-  # It does more than ask for outputs.
+  # It does more than choose outputs.
   defp option({:more, _option, _than}), do: nil
   defp option(option), do: option
 

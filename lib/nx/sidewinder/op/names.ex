@@ -27,7 +27,7 @@ defmodule Sidewinder.Op.Names do
     end
   end
 
-  # Of a matrix in a product the axis that data has is summed over. Several products in one op have nothing in common.
+  # In a product, the axis of the matrix that data has too is summed over. Several products in one op share no names.
   defp shared?(table, input, form, of_data) do
     cond do
       data?(form) or elem(table.inputs[input], 0) == :wide -> true

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Op.Step do
   @moduledoc false
-  # An op that moves sequences on by one token is the op `whole` over sequences of length 1: its
+  # An op that advances sequences by one token is the op `whole` over sequences of length 1: its
   # sequences have an axis of time less, and its input and output `state` are `initial` and `final`
   # there.
 

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Op.Warning do
   @moduledoc false
-  # Warnings that a VM gives once, however many processes have reason to.
+  # Warnings that a VM gives once, whatever the number of processes that cause them.
 
   require Logger
 

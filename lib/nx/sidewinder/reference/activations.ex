@@ -44,7 +44,7 @@ defmodule Sidewinder.Reference.Activations do
     Nx.multiply(sigmoid(x), Nx.add(1, Nx.multiply(x, sigmoid(Nx.negate(x)))))
   end
 
-  # Beyond the bound it is 0 or 1; a product of 0 and infinity must not be met.
+  # Beyond the bound it is 0 or 1, without a product of 0 and infinity, which would be NaN.
   def slope(x, :gelu_tanh) do
     x = bounded(x, 30)
     {u, du} = argument(x)

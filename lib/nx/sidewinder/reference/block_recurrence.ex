@@ -16,7 +16,7 @@ defmodule Sidewinder.Reference.BlockRecurrence do
   end
 
   @doc """
-  With G behind clip and norm, and s and m of h[t-1], which are known for all times at once:
+  With G after clip and norm, and s and m of h[t-1], which are known for all times at once:
 
       ds = G z s (1 - s)          dm = mix G (z - h[t-1]) m (1 - m)
       dz = G s + mix G m + (dm Wm)[:D]                      dgamma = (1 + mix) G h[t-1]
@@ -59,8 +59,8 @@ defmodule Sidewinder.Reference.BlockRecurrence do
 
   defp mixed?(inputs), do: is_map_key(inputs, "Wm")
 
-  # Sequences, weights as {Wg, bg, what Wm has for h}, and h0. What the second gate gets from z is known for all
-  # times. Where there is no such gate others stand for what it takes, which nobody reads.
+  # Sequences, weights as {Wg, bg, the half of Wm for h}, and h0. What the second gate gets from z is computed for all
+  # times at once. Without a second gate, placeholders that are never read stand for its tensors.
   defp given(%{"z" => z, "gamma" => gamma, "Wg" => wg, "bg" => bg} = inputs) do
     [z, gamma] = for t <- [z, gamma], do: t |> wide() |> swap()
     [wg, bg] = for t <- [wg, bg], do: wide(t)

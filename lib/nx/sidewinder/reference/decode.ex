@@ -1,6 +1,6 @@
 defmodule Sidewinder.Reference.Decode do
   @moduledoc false
-  # Attention over a cache and what is new, composed of writing the latter into the former, and attention.
+  # Attention over a cache and new tokens, composed of the write of the tokens into the cache, and attention.
 
   alias Sidewinder.{Error, Op}
   alias Sidewinder.Block.Attention

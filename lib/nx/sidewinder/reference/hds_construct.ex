@@ -1,7 +1,7 @@
 defmodule Sidewinder.Reference.HdsConstruct do
   @moduledoc false
-  # The hierarchy over a memory bank and its gradient. The windows of all slots of a level are gathered with as many
-  # rows as the largest has, and what a window has not counts nothing, not even where it is NaN.
+  # The hierarchy over a memory bank and its gradient. The windows of all slots of a level are gathered with the rows
+  # of the largest one. Rows beyond a window are masked, so that not even a NaN there counts.
 
   alias Sidewinder.Error
   import Sidewinder.Reference.Numbers
@@ -42,7 +42,7 @@ defmodule Sidewinder.Reference.HdsConstruct do
   defp sum(from_above, nil), do: from_above
   defp sum(from_above, given), do: Nx.add(from_above, wide(given))
 
-  # What a level, of so many slots, gets from the cotangent of the one above.
+  # What a level of `slots` slots gets from the cotangent of the level above.
   defp down(nil, {slots, _}, k),
     do: Nx.broadcast(constant(0, wide(k)), put_elem(k.shape, 1, slots))
 

@@ -101,7 +101,7 @@ defmodule Sidewinder.Reference.MmrecBlock do
     end)
   end
 
-  # What is left is made larger, so that sums stay what they are on average.
+  # The numbers that are left are scaled up, so that sums keep their mean.
   defp drop(t, rate, key) do
     {chance, _key} = Nx.Random.uniform(key, shape: t.shape, type: :f32)
     kept = Nx.divide(t, constant(1 - rate, t))

@@ -27,7 +27,7 @@ defmodule Sidewinder.Reference.MultiMemoryAttention do
 
     [y: a, lse: lse] = Op.part(op, attention, given)
 
-    # The weight of an only slot is 1, whatever its score, which so has no gradient: what there is of one is rounding.
+    # The weight of a single slot is 1, whatever its score, so its score has no gradient: what is computed is rounding.
     a = if slots == 1, do: Nx.broadcast(in_heads.(v, [of_memory, 1]), a.shape), else: a
 
     [y: y] =

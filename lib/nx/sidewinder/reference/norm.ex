@@ -3,7 +3,7 @@ defmodule Sidewinder.Reference.Norm do
   # Root mean square and layer normalisation of the rows of x, `{rows, D}`, and their gradients. With
   # the mean where there is a b, else 0:
   #
-  #     x^ = (x - mean) r        z = w x^ + b        y = gelu(z) where it is asked for
+  #     x^ = (x - mean) r        z = w x^ + b        y = gelu(z) where it is set
 
   alias Sidewinder.Reference.Activations
   import Sidewinder.Reference.Numbers

@@ -1,4 +1,4 @@
-//! The plain truth: f64, by the formulas.
+//! The reference: f64, by the formulas.
 
 use super::Activation;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};

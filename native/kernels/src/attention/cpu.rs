@@ -1,11 +1,10 @@
 //! Attention on the CPU, by tiles whose rows are keys and whose columns are queries.
 //!
-//! A block of queries is turned into columns once, and then every product reads one of its matrices
-//! element by element, as it lies in memory, and the other by vectors: scores are keys by columns of
-//! queries, and results, columns too, are values turned by weights. So nothing is packed but the
-//! queries; the softmax goes down columns, one query a lane, without sums over lanes; and the gradient
-//! needs nothing else, since a tile of weights is also what the sums over queries read element by
-//! element. [`product`] does all of them.
+//! A block of queries is transposed once. Then every product reads one of its matrices element by element, as it
+//! lies in memory, and the other by vectors: scores are keys times columns of queries, and results, columns too,
+//! are transposed values times weights. So only the queries are packed. The softmax goes down columns, one query a
+//! lane, without sums over lanes. The gradient needs no other layout, since the sums over queries read a tile of
+//! weights element by element. [`product`] does all of them.
 //!
 //! Where there are far fewer queries than lanes, [`few`] reads keys and values by vectors instead.
 //!
@@ -20,8 +19,8 @@
 //! version 3  four steps a round, addresses proven before                              0.72
 //! ```
 //!
-//! What is left: a tenth for the softmax, a twentieth for turning queries and results, and the ends of
-//! blocks. Tried in vain: blocks of twelve rows and two vectors, whose addresses need more registers than
+//! What is left: a tenth for the softmax, a twentieth for transposing queries and results, and the ends of
+//! blocks. Tried without gain: blocks of twelve rows and two vectors, whose addresses need more registers than
 //! there are (0.5).
 
 // Iterators are not always inlined into functions as large as these, and are slow calls then.
@@ -48,17 +47,17 @@ use product::Left;
 use std::ops::Range;
 use tile::{Dense, Room, Rows};
 
-/// Queries in a block: as many columns as four of the widest vectors have lanes.
+/// Queries in a block, a column each: the lanes of four of the widest vectors.
 const QUERIES: usize = 64;
 
-/// Keys in a tile: with as many queries and usual widths, what a product reads again and again fits
-/// in the first-level cache.
+/// Keys in a tile: with [`QUERIES`] queries and usual widths, what a product reads repeatedly fits in the
+/// first-level cache.
 const KEYS: usize = 64;
 
 /// Below this many multiplications waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 19;
 
-/// How many pieces of work each thread gets: several, so that a thread that is held up gets help.
+/// How many pieces of work each thread gets: several, so that others take over from a thread that is delayed.
 const PIECES_PER_THREAD: usize = 8;
 
 /// Computes attention on the CPU.
@@ -79,7 +78,7 @@ struct Given<'a, S: Storage> {
     v: &'a [S],
     mask: Option<&'a [u8]>,
     bias: Option<&'a [S::Wide]>,
-    /// Keys and values row after row, head after head, where that is not how they lie.
+    /// Contiguous copies of keys and values, row after row and head after head, where they are worth copying.
     dense: Option<[Dense<S::Wide>; 2]>,
     exec: Exec,
 }
@@ -100,8 +99,8 @@ impl<'a, S: Storage> Given<'a, S> {
         Ok(given)
     }
 
-    /// Whether keys and values are read so often that they are copied first: those of another type, or
-    /// rows so far apart that they meet in few sets of the caches, each on a page of its own.
+    /// Whether keys and values are read often enough to copy them first: those of another type, or rows so far
+    /// apart that they conflict in few sets of the caches, each on a page of its own.
     fn worth_copying(&self) -> bool {
         let Problem { queries, width, value_width, k, v, .. } = *self.problem;
         let lie_apart = k.row != width || v.row != value_width;
@@ -117,7 +116,7 @@ impl<'a, S: Storage> Given<'a, S> {
         Ok([k, v])
     }
 
-    /// A tile of keys for products, if need be copied into `room`.
+    /// A tile of keys for products, copied into `room` unless all keys have been copied already.
     fn k_tile<'s>(&'s self, of: (usize, usize), range: Range<usize>, room: &'s mut Room<S::Wide>) -> Left<'s, S::Wide> {
         match &self.dense {
             Some([k, _]) => k.tile(of.0 * self.problem.key_heads + of.1, range.start),
@@ -125,7 +124,7 @@ impl<'a, S: Storage> Given<'a, S> {
         }
     }
 
-    /// The same of values.
+    /// Like [`Self::k_tile`], for values.
     fn v_tile<'s>(&'s self, of: (usize, usize), range: Range<usize>, room: &'s mut Room<S::Wide>) -> Left<'s, S::Wide> {
         match &self.dense {
             Some([_, v]) => v.tile(of.0 * self.problem.key_heads + of.1, range.start),
@@ -156,7 +155,7 @@ impl<'a, S: Storage> Given<'a, S> {
         self.mask.is_some() || self.bias.is_some() || self.problem.visible(queries.start) < keys.end
     }
 
-    /// What lies over the scores of a tile, to be laid into `to`.
+    /// The cover of a tile of scores, to be written to `to`.
     fn cover<'s>(
         &self,
         (batch, head): (usize, usize),
@@ -174,7 +173,7 @@ impl<'a, S: Storage> Given<'a, S> {
     }
 }
 
-/// How many threads are worth their while.
+/// How many threads are worth waking for the call.
 fn threads(problem: &Problem, exec: &Exec) -> Result<usize> {
     let Problem { batch, heads, queries, keys, width, value_width, .. } = *problem;
     let scores = batch.saturating_mul(heads).saturating_mul(queries).saturating_mul(keys);

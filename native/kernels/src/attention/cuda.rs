@@ -1,8 +1,8 @@
 //! Attention on CUDA: which kernels compute a call, and what they are given.
 //!
-//! Tensor cores compute calls of bf16 and f16 without mask and bias ([`mma`]); multiply-adds in the type of
-//! the arithmetic all others ([`general`]), f32 too, whose digits tensor cores would lose. Forward calls of a
-//! few queries have kernels that share the keys of a head among many blocks ([`few`]).
+//! Tensor cores compute calls of bf16 and f16 without mask and bias ([`mma`]). All others use multiply-adds in the
+//! type of the arithmetic ([`general`]), also those of f32, whose digits tensor cores would lose. Forward calls of
+//! a few queries have kernels that divide the keys of a head among many blocks ([`few`]).
 
 mod few;
 mod general;
@@ -20,7 +20,7 @@ const DELTA: Source =
 /// Queries, keys and widths that kernels can count: sums of three must fit 32 bits.
 const MOST: usize = 1 << 29;
 
-/// Bytes of keys and values that heads whose blocks come together may have, so that they stay in the cache.
+/// The most bytes of keys and values of heads whose tiles are interleaved, so that they stay in the cache.
 const TOGETHER: usize = 16 << 20;
 
 /// Queues attention.
@@ -157,9 +157,9 @@ struct Call<'a, R> {
     problem: &'a Problem,
     lane: &'a Lane,
     params: Params<R>,
-    /// The gradient of the bias, if it is asked for.
+    /// The gradient of the bias, if it is an output.
     dbias: Option<&'a Buffer>,
-    /// The most bytes that can be copied at a time into shared memory, or 0.
+    /// The most bytes that one asynchronous copy into shared memory may move, or 0.
     copy: usize,
 }
 
@@ -204,7 +204,7 @@ impl<'a, R: Real> Call<'a, R> {
             keys,
             width: count("q", problem.width)?,
             value_width: count("v", problem.value_width)?,
-            // Beyond these ends nothing changes, and sums with it fit 32 bits.
+            // Beyond these bounds the result does not change, and sums with the offset fit 32 bits.
             offset: problem.causal.unwrap_or(0).clamp(-i64::from(queries), i64::from(keys)) as i32,
             scale: R::of(problem.scale),
             ..Params::default()
@@ -214,13 +214,13 @@ impl<'a, R: Real> Call<'a, R> {
         Ok(call)
     }
 
-    /// The most bytes that all rows are multiples of, at addresses that are too.
+    /// The largest copy that divides the addresses and the row lengths of all tensors, or 0.
     fn widest_copy(&self) -> usize {
         let Params { q, k, v, y, dy, to, dq, dk, dv, .. } = self.params;
         let Problem { width, value_width, dtype, .. } = *self.problem;
         let row = |width: usize| (width * dtype.size()) as u64;
         let all = [q, k, v, y, dy, to, dq, dk, dv, row(width), row(value_width)];
-        // What has no address is not copied, or has no rows.
+        // A tensor without an address is not copied, or has no rows; 0 is a multiple of any size.
         let none = row(width) * row(value_width) == 0 || self.lane.device().facts().capability.0 < 8;
         let least = dtype.size().max(4);
         let fits = |bytes: &u64| *bytes >= least as u64 && all.iter().all(|at| at.is_multiple_of(*bytes));
@@ -250,8 +250,8 @@ impl<'a, R: Real> Call<'a, R> {
         unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &params) }
     }
 
-    /// Tiles of causal heads differ in their work, so those of several heads come together, but only of as
-    /// many as stay in the cache.
+    /// Heads whose tiles are interleaved. Causal tiles differ in their work, so several heads balance each other;
+    /// their keys and values must stay in the cache together.
     fn together(&self, heads: usize) -> usize {
         let Problem { keys, width, value_width, dtype, causal, .. } = *self.problem;
         let bytes = keys * (width + value_width) * dtype.size();
@@ -269,7 +269,7 @@ impl<'a, R: Real> Call<'a, R> {
         let lanes = if dtype.size() == 2 { 32 } else { 1 };
         let options = format!("{} -DCOPY=0 -DLANES={lanes} -DBINARY={binary}", self.options());
         let kernel = self.lane.device().kernel(&DELTA, &options)?;
-        // SAFETY: as above; there are as many threads as rows take.
+        // SAFETY: as above; each row has `lanes` threads.
         unsafe { launch_each(self.lane, &kernel, lanes * batch * heads * queries, &call.params)? };
         rest(&call)
     }
@@ -283,7 +283,7 @@ fn count(name: &str, size: usize) -> Result<i32> {
     Err(Error::new(Kind::Size, name).expected(format_args!("sizes below {MOST}")).got(size))
 }
 
-/// A size of a grid. That it does not fit takes more memory than there is.
+/// A size of a grid. It always fits: one that did not would take more memory than there is.
 fn grid(blocks: usize) -> Result<u32> {
     let fits = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31);
     fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(blocks))

@@ -1,12 +1,12 @@
-//! Attention of new tokens over those of a cache and themselves, which the cache takes in:
+//! Attention of new tokens over those of a cache and themselves; the new ones are appended to the cache:
 //!
 //! ```text
 //! keys[cached..cached + L] = k            values[cached..cached + L] = v
 //! y = attention(q, keys[..cached + L], values[..cached + L])
 //! ```
 //!
-//! Token by token or many at a time, rows come out as those of one causal pass over all tokens. The cache has
-//! heads first whatever the layout of the rest, so that what a head reads lies together.
+//! Token by token or many at a time, the rows are those of one causal pass over all tokens. The cache is heads-first
+//! whatever the layout of the other tensors, so that a head reads contiguous memory.
 
 use super::rows::CopyRows;
 use super::{Attention, LAYOUT, Layout, sizes};
@@ -146,7 +146,7 @@ impl Op for Decode {
     crate::forward_by_steps!();
 }
 
-/// The same as a sequence of steps, wherever they run.
+/// Decoding as a sequence of steps, on any [`Place`].
 mod steps {
     use super::*;
 

@@ -65,20 +65,20 @@ pub struct Options {
     pub q_offset: Option<i64>,
     /// The order of the axes.
     pub layout: Layout,
-    /// That keys and values are a cache, whose heads come first whatever the layout, and how many of them are
-    /// there. For ops that are made of this one.
+    /// If keys and values are a cache, which is heads-first whatever the layout: how many of its rows are filled. For
+    /// ops that are made of this one.
     #[serde(skip)]
     pub cache: Option<usize>,
 }
 
-/// How many elements lie between neighbours along the axes of heads of rows.
+/// Strides in elements of a tensor of heads of rows; a row is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides {
     /// From batch to batch.
     pub batch: usize,
     /// From head to head.
     pub head: usize,
-    /// From row to row; a row's elements are neighbours.
+    /// From row to row.
     pub row: usize,
 }
 
@@ -98,8 +98,7 @@ impl Strides {
     }
 }
 
-/// How many elements lie between neighbours along batch, heads, queries and keys of a tensor that is
-/// repeated where it has one: 0 there.
+/// Strides in elements along batch, heads, queries and keys. An axis of size 1 is broadcast and has stride 0.
 pub type Repeated = [usize; 4];
 
 /// A checked call.
@@ -153,7 +152,7 @@ fn sizes(inputs: &Named<Spec>, name: &str, layout: Layout) -> Result<[usize; 4]>
     }
 }
 
-/// The same of a shape that is known to have four axes.
+/// Like [`sizes`], for a shape that is known to have four axes.
 fn sizes_of(layout: Layout, dims: &[usize]) -> [usize; 4] {
     let [batch, second, third, width] = [dims[0], dims[1], dims[2], dims[3]];
     match layout {
@@ -203,7 +202,7 @@ impl Problem {
         })
     }
 
-    /// How many keys a query may see as far as it is causal: the first ones.
+    /// How many keys a query may see by causality, counted from the first.
     #[inline]
     pub fn visible(&self, query: usize) -> usize {
         match self.causal {
@@ -238,7 +237,7 @@ fn scale(given: Option<f64>, width: usize) -> Result<f64> {
     Err(Error::new(Kind::Option, "scale").expected("a finite number").got(scale))
 }
 
-/// Where an input lies that is repeated along axes of size 1, and along first axes that it lacks.
+/// The strides of an input that is broadcast along axes of size 1, and along leading axes that it lacks.
 pub fn repeated(inputs: &Named<Spec>, name: &str, scores: [usize; 4]) -> Result<Option<Repeated>> {
     let Some(spec) = inputs.find(name) else { return Ok(None) };
     let missing = scores.len().checked_sub(spec.shape.len());

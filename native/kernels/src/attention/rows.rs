@@ -8,7 +8,7 @@ use crate::tensor::{Described, Spec, View, ViewMut};
 
 const COPY: Source = Source { name: "copy_rows", text: include_str!("copy_rows.cu") };
 
-/// A copy of all rows of one tensor to as many neighbouring rows of another, whose heads come first.
+/// A copy of rows of one tensor to neighbouring rows of another, whose heads come first.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyRows {
     /// Batch, heads, rows and width.
@@ -43,20 +43,20 @@ impl CopyRows {
         CopyRows { sizes, from: strides(layout, rows), to: strides(Layout::HeadsFirst, room), first, skip: 0 }
     }
 
-    /// So many rows from `skip` on of a tensor whose heads come first, to the front of one that has room for no less.
+    /// `rows` rows from `skip` on, of a tensor whose heads come first, to the front of one with room for them.
     pub fn grow(from: Spec, to: Spec, skip: usize, rows: usize) -> CopyRows {
         let mut copy = CopyRows { skip, ..CopyRows::into_heads_first(from, Layout::HeadsFirst, to, 0) };
         copy.sizes[2] = rows;
         copy
     }
 
-    /// So many columns of a matrix of `wide` ones, from where its memory begins, to a matrix of their own.
+    /// `columns` columns of a matrix of `wide` columns, from where its memory begins, to a matrix of their own.
     pub fn out_of_columns(rows: usize, wide: usize, columns: usize) -> CopyRows {
         let strides = |width| Strides::new(Layout::HeadsFirst, 1, rows, width);
         CopyRows { sizes: [1, 1, rows, columns], from: strides(wide), to: strides(columns), first: 0, skip: 0 }
     }
 
-    /// The way back: a matrix to so many columns of one of `wide` ones, from where its memory begins.
+    /// The reverse of [`CopyRows::out_of_columns`]: a matrix to `columns` columns of one of `wide` columns.
     pub fn into_columns(rows: usize, columns: usize, wide: usize) -> CopyRows {
         let copy = CopyRows::out_of_columns(rows, wide, columns);
         CopyRows { from: copy.to, to: copy.from, ..copy }
@@ -95,8 +95,8 @@ impl CopyRows {
     }
 }
 
-/// Copies so many columns of a matrix, from column `start` on, to a matrix of their own. Both may have more
-/// axes, of which the last is the width.
+/// Copies columns of `from`, from column `start` on, to all columns of `to`. The last axis of both is the width; they
+/// may have more axes.
 pub fn take_columns<P: Place>(place: &P, from: &P::View<'_>, start: usize, mut to: P::ViewMut<'_>) -> Result<()> {
     let (wide, columns, rows) = widths(&from.spec(), &to.spec());
     let all = rows * wide;
@@ -104,7 +104,7 @@ pub fn take_columns<P: Place>(place: &P, from: &P::View<'_>, start: usize, mut t
     place.copy_rows(&CopyRows::out_of_columns(rows, wide, columns), &from, &mut to)
 }
 
-/// The same the other way: a matrix to columns of another, from column `start` on.
+/// The reverse of [`take_columns`]: copies `from` to columns of `to`, from column `start` on.
 pub fn put_columns<P: Place>(place: &P, from: &P::View<'_>, to: P::ViewMut<'_>, start: usize) -> Result<()> {
     let (wide, columns, rows) = widths(&to.spec(), &from.spec());
     let all = rows * wide;

@@ -1,8 +1,8 @@
 //! The recurrence on the CPU: the matrices are packed for the vector units, and each step shares their rows among
 //! threads that stay awake. All sequences of the batch use a row while it is in registers.
 //!
-//! What does not depend on the state is computed before for all times at once, and in the gradient, what only
-//! depends on states that are known: products of large matrices. Sums have an order of their own for each element, so
+//! Whatever does not depend on the state is computed beforehand, for all times at once, as products of large matrices.
+//! In the gradient so is whatever depends only on states that are known. The order of each element's sum is fixed, so
 //! the number of threads changes no bit.
 
 mod backward;
@@ -31,7 +31,7 @@ pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>
 const WORTH_SHARING: usize = 1 << 16;
 
 impl Problem {
-    /// The same sizes for the threads that a step is worth.
+    /// `exec` with as few threads as a step is worth: one where a second would cost more than it saves.
     fn shared(&self, exec: &Exec) -> Exec {
         let gates = 1 + usize::from(self.mixed);
         let step = self.batch.saturating_mul(self.width).saturating_mul(self.width).saturating_mul(gates);
@@ -72,7 +72,7 @@ fn of_z<S: Storage>(problem: &Problem, inputs: &Named<View>, z: &[S::Wide], exec
     Ok(sums)
 }
 
-/// So many rows that are all the same.
+/// `rows` copies of a row, in the type of the arithmetic.
 fn repeated<S: Storage>(row: &[S], rows: usize) -> Vec<S::Wide> {
     let row: Vec<S::Wide> = row.iter().map(|v| v.widen()).collect();
     row.repeat(rows)
@@ -100,7 +100,7 @@ fn gated<V: Vector>([z, gamma, h]: [V; 3], sums: [V; 2], mixed: bool, mix: V) ->
     [s, m, n.mul_add(mix, core)]
 }
 
-/// What the norm divides by, given the sum of squares of a state of so many elements.
+/// What the norm divides by: the root mean square of a state of `width` elements, plus `EPS`.
 fn size<E: Element>(squares: E, width: usize) -> E {
     E::from_f64((squares.to_f64() / width as f64).sqrt() + EPS)
 }

@@ -1,9 +1,9 @@
-//! The recurrence on CUDA: one launch walks through time with the matrices on the multiprocessors. Matrices that
-//! have room in a cluster's registers and shared memory are held by clusters, which walk for one or a few sequences
-//! each; larger ones by the whole device, a few sequences after the others.
+//! The recurrence on CUDA: one launch walks through time with the matrices on the multiprocessors. Matrices that fit
+//! in the registers and shared memory of a cluster are held by each cluster, which walks one or a few sequences.
+//! Larger ones are held by the whole device, which walks a few sequences at a time.
 //!
-//! As on the CPU, what does not depend on the state, or on states that are known, are products of large matrices
-//! before and after.
+//! As on the CPU, whatever does not depend on the state, or only on states that are known, is computed before and
+//! after the walk, as products of large matrices.
 
 mod plan;
 
@@ -169,7 +169,7 @@ impl Call<'_> {
         self.lane.temporary(Spec::new(self.wide(), &[batch, length, width])?)
     }
 
-    /// The output of that name if it is in the type of the arithmetic, else memory for what becomes of it.
+    /// The output of that name if it is in the type of the arithmetic, otherwise memory for its unrounded values.
     fn wide_output(&self, name: &str) -> Result<Buffer> {
         let output = *self.outputs.get(name)?;
         let spec = Spec { dtype: self.wide(), ..output.spec() };
@@ -233,7 +233,7 @@ impl Call<'_> {
         unsafe { self.lane.multiply_with([dtype, self.wide()], matrices, epilogue) }
     }
 
-    /// What the second gate's sums have from `z`.
+    /// The part of the second gate's sums that comes from `z`.
     fn of_z(&self, z: &Buffer, wm: Option<&Buffer>) -> Result<Option<Buffer>> {
         let Some(wm) = wm else { return Ok(None) };
         let (sums, [of_z, _]) = (self.sequence()?, self.halves(wm)?);
@@ -287,7 +287,7 @@ impl Call<'_> {
             width: width as i64,
             count: count as i64,
         };
-        // SAFETY: Prepare is the struct that the kernels declare, and both buffers have as many elements.
+        // SAFETY: Prepare is the struct that the kernels declare, and both buffers have `count` elements.
         unsafe { launch_each(self.lane, &kernel, count, &params) }
     }
 
@@ -340,7 +340,7 @@ impl Call<'_> {
         self.finish("dz", dz)
     }
 
-    /// Rounds what became of an output, unless that is the output itself.
+    /// Rounds unrounded values into an output, unless they are the output itself.
     fn finish(&self, name: &str, from: &Buffer) -> Result<()> {
         let to = self.outputs.get(name)?;
         if from.same(to) { Ok(()) } else { self.prepare(&CONVERT, from, to) }
@@ -359,8 +359,8 @@ impl Call<'_> {
         }
     }
 
-    /// A plan by clusters, if the device has such and the weights have room in one. The fewer sequences share a
-    /// cluster the better, as long as all clusters run at once.
+    /// A plan by clusters, if the device has them and the weights fit in one. The fewer sequences share a cluster the
+    /// better, as long as all clusters run at once.
     fn in_clusters(&self, source: &Source, walk: &Walk) -> Result<Option<(Plan, Kernel)>> {
         let facts = self.lane.device().facts();
         if facts.capability.0 < 9 {
@@ -421,7 +421,7 @@ impl Call<'_> {
 }
 
 impl Params<f64> {
-    /// The same for arithmetic in f32.
+    /// Narrows the parameters for kernels with arithmetic in f32.
     fn narrow(self) -> Params<f32> {
         let Params { mix, clip, .. } = self;
         macro_rules! same {

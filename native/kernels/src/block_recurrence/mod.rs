@@ -55,7 +55,7 @@ pub struct Options {
     pub state_norm: bool,
 }
 
-/// The weight of `n` where nobody says otherwise.
+/// The default weight of `n`.
 const MIX: f64 = 0.1;
 
 /// The documentation of the options.

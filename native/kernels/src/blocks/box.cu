@@ -1,27 +1,28 @@
-// Products by teams of warps, instead of tile.cu for compute capability 9 and more than one row, where the device copies weights by
-// itself. A block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along COLUMNS blocks of each at a time; SPLIT
-// neighbours, a cluster, share the columns. The host gives FN, and what tiles.cu and teams.cu ask for.
+// Products by teams of warps, where the device copies weights without threads (tensor maps). It replaces tile.cu on
+// compute capability 9 for more than one row. A block of threads has OUTPUTS outputs and 8 NT rows of x, and takes
+// COLUMNS blocks of each at a time. SPLIT blocks, a cluster, share the columns. The host gives FN, and what tiles.cu
+// and teams.cu ask for.
 //
-// Two multiplications do a block: one of its bytes, and one that makes the products of the scales of weights with those of x,
-// each exact as it is the only one of its sum that is not zero. So a sum takes one operation that makes a float of it, and one
-// that adds it.
+// Each block takes two multiplications: one of its bytes, and one of the scales of weights and of x. The latter are
+// exact, because each sum has only one term that is not zero. So adding a block's sum takes one conversion to float and
+// one fused multiply-add.
 
-// Bytes of a row of weights in a stage: an odd number of units, so that neighbours lie in different banks; and of a stage:
-// weights, then x.
+// Bytes of a row of weights in a stage: an odd number of units, so that adjacent rows fall into different banks. Then
+// bytes of a stage: weights, then x.
 constexpr int PITCH = COLUMNS * BYTES, STAGE = OUTPUTS * PITCH + X_PIECE;
-// So many pieces of weights are asked for before x, which comes behind them: few rows are multiplied as fast as weights come,
-// and many for longer.
+// Pieces of weights that are fetched before x. With few rows, weights arrive no faster than they are multiplied; with
+// many, multiplying takes longer.
 constexpr int MOST = NT < 4 ? STAGES : FORMAT == 8 ? 4 : 2, SOON = STAGES < MOST ? STAGES : MOST;
-// Words of a block that a lane multiplies, out of every fourth one.
+// Words of a block that a lane multiplies: every fourth one.
 constexpr int OWN = FORMAT == 8 ? 2 : 1;
 
 struct alignas(64) Params {
-    unsigned char matrix[128];  // the weights, as the device describes them to itself
+    unsigned char matrix[128];  // the tensor map of the weights
     const unsigned char* ready;
     const float* b;
     STORAGE* y;
     i64 rows, outputs, blocks;
-    int columns, tiles;  // blocks of outputs, and those of all eights of rows
+    int columns, tiles;  // columns of tiles, and tiles of all groups of rows
 };
 
 __device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
@@ -37,14 +38,14 @@ struct Producer {
         copy_box<STREAMED>(shared + turn.stage * STAGE, p.matrix, (at.begin + i) * (PITCH / 2), at.column * OUTPUTS, full);
     }
 
-    // The other part of a stage, which makes it full.
+    // Fetches the rest of a stage, which makes it full.
     __device__ __forceinline__ void x(const Place& at, int i, Turn turn) const {
         const unsigned char* from = p.ready + (at.group * pieces(p) + at.begin + i) * X_PIECE;
         copy_bytes(shared + turn.stage * STAGE + OUTPUTS * PITCH, from, X_PIECE, &stages.full[turn.stage]);
     }
 };
 
-// Where a lane finds weights, scales and x in the first stage, and how it joins the words that a scale is in.
+// A lane's addresses of weights, scales and x in the first stage, and the selector that joins the words around a scale.
 struct Own {
     Team team;
     int words, scales, join, high;
@@ -66,8 +67,8 @@ __device__ __forceinline__ unsigned word_at(int from) {
     return word;
 }
 
-// The scales of a piece as factors, of the first and of the second blocks of pairs: a lane has those of a pair, which x meets with
-// zeros where it is about another one. The other half of the columns has none.
+// The scales of a piece as factors: those of the first blocks of pairs, then those of the second. A lane has the scales
+// of one pair, and x holds zeros in the columns of other pairs. The second half of the columns is unused.
 struct Scales {
     unsigned of[2][4];
 
@@ -81,8 +82,8 @@ struct Scales {
     }
 };
 
-// What a lane has of a pair of blocks, of two outputs: words of the first one, whose first one may begin with the scale; the word
-// where it ends; and words of the second one.
+// A lane's words of a pair of blocks, for two outputs. The words of the first block come first, and the first of them
+// may start with the scale. Then come the word where that block ends, and the words of the second block.
 struct Pair {
     unsigned first[2][OWN], end[2], second[2][OWN];
 
@@ -100,7 +101,7 @@ struct Pair {
     }
 };
 
-// What a warp multiplies of a block.
+// A warp's factors for a block.
 struct Factors {
     unsigned of[4];
 
@@ -114,7 +115,7 @@ struct Factors {
                 of[half] = word;
                 of[2 + half] = SECOND ? pair.second[half][1] : pair.first[half][1];
             } else {
-                // 16 times the values, as bytes with a sign.
+                // 16 times the values, as signed bytes.
                 of[half] = (word << 4 & own.high) ^ 0x80808080;
                 of[2 + half] = (word & own.high) ^ 0x80808080;
             }
@@ -122,7 +123,7 @@ struct Factors {
     }
 };
 
-// Products of a block: of its bytes, and of its scales.
+// The products of a block: those of its bytes, and those of its scales.
 struct Products {
     int bytes[NT][4];
     float scales[NT][4];
@@ -146,7 +147,7 @@ struct Products {
     }
 };
 
-// Adds a piece. What is multiplied next is made ready while multiplications are under way.
+// Adds a piece. The next factors are prepared while multiplications are in flight.
 __device__ __forceinline__ void add_piece(int stage, const Own& own, Products& products, float (&sums)[NT][4]) {
     unsigned x = matrices(own.x + stage), all = eights(own.x + stage);
     Scales scales(stage + own.scales);
@@ -167,10 +168,10 @@ __device__ __forceinline__ void add_piece(int stage, const Own& own, Products& p
     }
 }
 
-// So many sums of teams have room beside as many stages as possible.
+// Partial sums in shared memory that leave the most room for stages.
 constexpr int ROOM = FORMAT == 8 ? 1 : DEEP;
 
-// Writes four neighbouring outputs of a row, or those that there are.
+// Writes four adjacent outputs of a row, as far as they exist.
 __device__ __forceinline__ void write(const Params& p, i64 row, i64 output, float4 four) {
     i64 left = row < p.rows ? p.outputs - output : 0, at = row * p.outputs + output;
     float sums[4] = {four.x, four.y, four.z, four.w};
@@ -187,7 +188,7 @@ __device__ __forceinline__ void write(const Params& p, i64 row, i64 output, floa
         if (!whole && j < left) p.y[at + j] = y.of[j];
 }
 
-// A place, until its results are written.
+// Computes a place up to its results.
 __device__ __forceinline__ void multiply_place(const Params& p, const Place& at, float* all, Stages& stages,
                                                const Own& own, Turn& turn) {
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
@@ -196,9 +197,9 @@ __device__ __forceinline__ void multiply_place(const Params& p, const Place& at,
     float sums[NT][4] = {};
     take_turns(at, stages, own.team, turn, [&](int stage) { add_piece(stage * STAGE, own, products, sums); });
     turn.skip_all(at.count);
-    // Nobody reads sums of the place before.
+    // Waits until no thread still reads the previous place's sums.
     if (SPLIT == 1) meet_first<THREADS>();
-    // Values of Q4_0 are 16 times as large, which is exact.
+    // Sums of Q4_0 are 16 times too large; dividing by 16 is exact.
     leave_all<ROOM>(sums, own.team, all, [](float sum) { return FORMAT == 8 ? sum : sum / 16; });
     float4 of_all[COUNT];
 #pragma unroll

@@ -1,5 +1,5 @@
-// Rows of floats to blocks and back: a warp a block, a lane a value. The host gives FORMAT, 8 or 4. Every operation is
-// rounded as the formats say, and none is contracted, so that bytes are the same everywhere.
+// Converts rows of floats to blocks and back: one warp per block, one lane per value. The host gives FORMAT, 8 or 4.
+// Every operation is rounded as the formats say and none is contracted, so that the bytes are the same on every device.
 
 constexpr unsigned ALL = 0xffffffff;
 constexpr int BYTES = FORMAT == 8 ? 34 : 18;
@@ -8,11 +8,11 @@ struct Params {
     const STORAGE* x;
     unsigned char* q;
     float* back;
-    unsigned long long* first;  // the first value that no scale is for, or null
+    unsigned long long* first;  // the first value without a finite scale, or null
     i64 blocks;
 };
 
-// The largest magnitude in bits, where NaN is larger than infinity.
+// The largest magnitude of the warp, as bits: NaN ranks above infinity.
 __device__ __forceinline__ unsigned largest(unsigned bits) {
 #if __CUDA_ARCH__ >= 800
     return __reduce_max_sync(ALL, bits);
@@ -22,7 +22,7 @@ __device__ __forceinline__ unsigned largest(unsigned bits) {
 #endif
 }
 
-// NaN has one form.
+// Every NaN is stored as one bit pattern.
 __device__ __forceinline__ unsigned short stored(float d) {
     f16 half;
     narrow(d, half);
@@ -31,7 +31,7 @@ __device__ __forceinline__ unsigned short stored(float d) {
 
 __device__ __forceinline__ float inverse(float d) { return d == 0 ? 0 : __fdiv_rn(1, d); }
 
-// Not fminf and fmaxf: NaN must stay, which becomes 0.
+// Not fminf and fmaxf: NaN must pass through here, and then becomes 0.
 __device__ __forceinline__ int whole(float v, float low, float high) {
     return (int)(v < low ? low : v > high ? high : v);
 }
@@ -58,7 +58,7 @@ extern "C" __global__ void blocks_quantize(Params p) {
         d = __fdiv_rn(amax, 127);
         to[2 + lane] = (unsigned char)to_q8(x, inverse(d));
     } else {
-        // The first of the largest, with its sign; a block of zeros of either sign counts as positive.
+        // The first value of largest magnitude, with its sign. In a block of zeros, -0 counts as positive.
         float first = __shfl_sync(ALL, x, __ffs(__ballot_sync(ALL, magnitude == most)) - 1);
         d = __fdiv_rn(most ? first : 0, -8);
         int nibble = to_q4(x, inverse(d)), other = __shfl_down_sync(ALL, nibble, 16);

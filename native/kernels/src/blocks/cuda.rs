@@ -1,8 +1,8 @@
-//! Blocks on CUDA. Quantizers are a warp a block. Products multiply on tensor cores: one row, which each block of threads makes
-//! ready by itself, or tiles of rows, in teams of warps or each warp by itself; or walk along rows of weights, where x stays as it
-//! is, or has few rows and weights are not rows of whole units that the device copies by itself. The fetching of weights begins
-//! while rows of x are still made ready: by the same kernel where there are few and they fit into its shared memory, else by one
-//! before.
+//! Blocks on CUDA. Quantizers use one warp per block. Products of quantized rows run on tensor cores: one row, which
+//! each block of threads prepares by itself, or tiles of rows, in teams of warps or warp by warp. The others walk along
+//! rows of weights: where x stays float, or where it has few rows and the device cannot copy rows of weights in whole
+//! units. Fetching weights begins while rows of x are still being prepared. The same kernel prepares them where they
+//! are few and fit into its shared memory, else a kernel before it.
 
 mod boxes;
 mod matvec;
@@ -53,26 +53,26 @@ const TILE: Source = Source {
     ),
 };
 
-/// The most rows of x of a walk.
+/// The most rows of x in a walk.
 const FEW: usize = 4;
 
-/// Outputs of a warp of a walk, as `walk.cu` has them.
+/// Outputs of a warp in a walk; equal to the constant in `walk.cu`.
 const OUTPUTS: usize = 4;
 
-/// Outputs of warps of a tile that share columns, blocks of a row at a time, and threads that fetch where the device does not by
-/// itself, as `tile.cu` has them.
+/// Constants of `tile.cu`: outputs of warps that share columns, blocks of a row at a time, and threads that fetch where
+/// the device does not copy by itself.
 const SIDE: usize = 32;
 const COLUMNS: usize = 8;
 const PRODUCERS: usize = 128;
 
-/// Blocks of threads that share a tile, and stages of one, at most.
+/// Upper limits: blocks of threads that share a tile, and stages.
 const SPLIT: usize = 8;
 const STAGES: usize = 24;
 
-/// Bytes of shared memory that a tile declares, and a few more.
+/// Bytes of shared memory that a tile declares statically, rounded up.
 const DECLARED: usize = 512;
 
-/// What a piece may lie off an aligned address, and what is read beyond it.
+/// Bytes of a piece before its aligned address at most, and bytes read beyond its end.
 const AROUND: usize = 14 + 2;
 
 /// The parameters of `convert.cu`.
@@ -96,10 +96,10 @@ struct Halves {
     count: i64,
 }
 
-/// Blocks of a row that a block of threads makes ready, as in `rows.cu`.
+/// Blocks of a row that a block of threads prepares; equal to the constant in `rows.cu`.
 const SHARE: usize = 64;
 
-/// Threads of such a block, each of which has parts of so many of these.
+/// Threads of a block that prepares rows, each with parts of `turns` blocks.
 fn ready_threads(turns: usize) -> u32 {
     (4 * SHARE / turns) as u32
 }
@@ -158,11 +158,11 @@ fn convert(lane: &Lane, source: &Source, dtype: DType, format: Format, params: &
     let quantize = u32::from(source.name == QUANTIZE.name);
     let options = format!("{} -DFORMAT={} -DQUANTIZE={quantize}", types(dtype), number(format));
     let kernel = lane.device().kernel(source, &options)?;
-    // SAFETY: Convert is the struct that the kernels declare; the op's checks prove that there are so many blocks.
+    // SAFETY: Convert is the struct that the kernels declare; the op's checks prove the number of blocks.
     unsafe { launch_each(lane, &kernel, params.blocks as usize * BLOCK, params) }
 }
 
-/// Queues the quantizer; where it checks what it reads, waits for what that says.
+/// Queues the quantizer. With checks, waits for their result.
 pub fn quantize(problem: &quantize::Problem, x: &Buffer, q: &Buffer, lane: &Lane) -> Result<()> {
     let count = problem.x.shape.elements();
     let first = lane.temporary(Spec::new(DType::I64, &[1])?)?;
@@ -183,7 +183,7 @@ pub fn quantize(problem: &quantize::Problem, x: &Buffer, q: &Buffer, lane: &Lane
     Err(problem.format.refused(at as usize, value))
 }
 
-/// The address of blocks, whose scales have two bytes.
+/// The address of blocks, which must be even because scales have two bytes.
 fn even(name: &str, blocks: &Buffer, lane: &Lane) -> Result<u64> {
     let at = lane.address(blocks)?;
     if at % 2 == 0 {
@@ -193,14 +193,14 @@ fn even(name: &str, blocks: &Buffer, lane: &Lane) -> Result<u64> {
     Err(error.hint("Copy the part of the tensor to one of its own"))
 }
 
-/// Queues the way back.
+/// Queues the conversion back to floats.
 pub fn dequantize(format: Format, q: &Buffer, x: &Buffer, lane: &Lane) -> Result<()> {
     let blocks = (x.spec().shape.elements() / BLOCK) as i64;
     let params = Convert { q: even("q", q, lane)?, back: lane.address(x)?, blocks, ..Convert::default() };
     convert(lane, &DEQUANTIZE, DType::F32, format, &params)
 }
 
-/// Queues the bits of half-precision numbers, and what they are read back as.
+/// Queues the conversion to bits of half-precision numbers, and their values read back.
 pub fn to_f16(x: &Buffer, [bits, back]: [&Buffer; 2], lane: &Lane) -> Result<()> {
     let count = x.spec().shape.elements();
     let kernel = lane.device().kernel(&F16, &types(DType::F32))?;
@@ -210,7 +210,7 @@ pub fn to_f16(x: &Buffer, [bits, back]: [&Buffer; 2], lane: &Lane) -> Result<()>
     unsafe { launch_each(lane, &kernel, count, &params) }
 }
 
-/// Where the tensors of a product lie.
+/// The addresses of a product's tensors.
 struct Tensors {
     x: u64,
     w: u64,
@@ -250,12 +250,13 @@ pub fn multiply(
     }
 }
 
-/// Pieces of weights that tiles go along.
+/// Number of pieces of weights that a tile goes through.
 fn pieces(problem: &matmul::Problem) -> usize {
     problem.inputs.div_ceil(BLOCK * COLUMNS)
 }
 
-/// How many blocks of threads, at most so many, share each of these tiles of so many pieces, where so many are at work at once.
+/// Number of blocks of threads that share each of `tiles` tiles of `pieces` pieces: at most `most`, and no more blocks
+/// in all than the `busy` that run at once.
 fn shares(tiles: usize, pieces: usize, most: usize, busy: usize) -> usize {
     let fits = |&split: &usize| split <= most.min(pieces) && tiles * split <= busy;
     [8, 4, 2].into_iter().find(fits).unwrap_or(1)
@@ -266,14 +267,14 @@ fn weights(problem: &matmul::Problem) -> usize {
     problem.outputs.saturating_mul(problem.inputs / BLOCK).saturating_mul(problem.factors.weights.bytes())
 }
 
-/// What all kernels are compiled with.
+/// The compiler options of all product kernels.
 fn common(problem: &matmul::Problem) -> String {
     let format = number(problem.factors.weights);
     format!("{} -DFORMAT={format} -DFN={}", types(problem.x.dtype), function(problem.activation))
 }
 
-/// Queues what makes rows of x ready in scratch memory, so many rows of so many blocks and bytes, by threads that have parts of so
-/// many blocks each, and tells where that is.
+/// Queues the kernel that prepares rows of x in scratch memory, and returns their address. There are `padded` rows of
+/// `blocks` blocks and `bytes` bytes each, prepared by threads that have parts of `turns` blocks each.
 fn make_ready(
     problem: &matmul::Problem,
     [padded, blocks, bytes]: [usize; 3],
@@ -289,20 +290,21 @@ fn make_ready(
     let [rows, given, blocks] = [problem.rows, problem.inputs / BLOCK, blocks].map(|size| size as i64);
     let params = Rows { x, ready, rows, blocks, given, offset };
     let options = format!("{} -DFORMAT={} -DTURNS={turns} {options}", types(problem.x.dtype), number(format));
-    // SAFETY: it waits before it reads or writes anything.
+    // SAFETY: the kernel waits before it accesses memory.
     let kernel = unsafe { lane.device().kernel(&ROWS, &options)?.early() };
-    // SAFETY: Rows is the struct that the kernel declares; scratch has room for so many rows.
+    // SAFETY: Rows is the struct that the kernel declares; scratch has room for `padded` rows.
     unsafe { lane.launch(&kernel, grid, ready_threads(turns), &params)? };
     Ok(ready)
 }
 
-/// A kernel that fetches weights while x is made ready, by the kernel before it or by itself.
+/// A kernel that fetches weights while x is being prepared, by the kernel before it or by itself.
 fn early(source: &Source, options: &str, lane: &Lane) -> Result<Kernel> {
-    // SAFETY: these kernels wait before they read or write anything, but for weights, which they read.
+    // SAFETY: these kernels wait before they access anything but weights, which they only read.
     Ok(unsafe { lane.device().kernel(source, options)?.early() })
 }
 
-/// How a product of few rows is done: what `walk.cu` is compiled for, and blocks of threads that share the outputs.
+/// The plan of a product of few rows: the constants that `walk.cu` is compiled with, and the number of blocks of
+/// threads that share the outputs.
 #[derive(Debug)]
 struct Walk {
     floats: bool,
@@ -321,7 +323,7 @@ impl Walk {
         let busy = facts.multiprocessors as usize;
         let plan = |fused, warps: usize, stages: usize| {
             let shared = warps * stages * Walk::stage(problem) + usize::from(fused) * rows * Walk::ready(problem);
-            // Blocks go on with other outputs until all is done.
+            // Blocks go on with further outputs until all are done.
             let at_once = (facts.shared as usize / shared).clamp(1, 32 / warps);
             let most = (busy * at_once).div_ceil(groups);
             let columns = problem.outputs.div_ceil(OUTPUTS * warps).min(most);
@@ -331,8 +333,8 @@ impl Walk {
             [16, 8, 4].into_iter().flat_map(move |warps| [4, 3, 2].map(|stages| (fused, warps, stages)))
         });
         let mut plans = plans.map(|(fused, warps, stages)| plan(fused, warps, stages));
-        // Large blocks make x ready less often, and small ones leave nobody idle; many floats a thread do not fit into
-        // registers.
+        // Large blocks prepare x less often, and small ones leave no multiprocessor idle. Many floats per thread do not
+        // fit into registers.
         let good = |plan: &Walk| {
             let fits = plan.shared <= facts.shared as usize && (!floats || plan.warps * rows <= 32);
             fits && (plan.warps == 4 || plan.columns * groups * 10 >= busy * 9)
@@ -340,12 +342,12 @@ impl Walk {
         plans.find(good).expect("a small one")
     }
 
-    /// Bytes of a stage of a warp.
+    /// Bytes of a warp's stage.
     fn stage(problem: &matmul::Problem) -> usize {
         OUTPUTS * (32 * problem.factors.weights.bytes() + AROUND).next_multiple_of(16)
     }
 
-    /// Bytes of a row of x that is ready, as `ready.cu` has them for 32 blocks.
+    /// Bytes of a prepared row of x; `ready.cu` has those of 32 blocks.
     fn ready(problem: &matmul::Problem) -> usize {
         let of_32 = if problem.factors.quantized { 32 * (BLOCK + 8) } else { 32 * BLOCK * 4 };
         problem.inputs.div_ceil(32 * BLOCK) * of_32
@@ -372,12 +374,12 @@ impl Walk {
             [problem.rows, problem.outputs, problem.inputs / BLOCK, columns].map(|size| size as i64);
         let params = Walked { w, x, ready, b, y, rows, outputs, blocks, columns };
         let grid = [grid_size(self.columns.saturating_mul(groups))?, 1, 1];
-        // SAFETY: Walked is the struct that the kernel declares; the op's checks prove that the buffers have these sizes.
+        // SAFETY: Walked is the struct that the kernel declares; the op's checks prove the sizes of the buffers.
         unsafe { lane.launch_with(&kernel, grid, 32 * warps as u32, shared as u32, &params) }
     }
 }
 
-/// How a product is done on tensor cores: what `tile.cu` is compiled for.
+/// The plan of a product on tensor cores: the constants that `tile.cu` is compiled with.
 #[derive(Debug)]
 struct Tile {
     eights: usize,
@@ -389,10 +391,10 @@ struct Tile {
 }
 
 impl Tile {
-    /// None where a walk is faster, or nothing else is possible.
+    /// `None` where a walk is faster, or is the only possibility.
     fn of(problem: &matmul::Problem, w: u64, facts: &Facts) -> Option<Tile> {
         let piece = Tile::piece(problem, w, facts);
-        // For few rows a walk is no slower where threads must fetch the weights.
+        // For few rows a walk is no slower if threads must fetch the weights.
         let few = problem.rows <= FEW && piece != 0 || problem.rows == 1;
         if few || !problem.factors.quantized || facts.capability.0 < 8 || problem.inputs == 0 {
             return None;
@@ -401,7 +403,7 @@ impl Tile {
         let busy = facts.multiprocessors as usize;
         let most = if facts.capability.0 < 9 { 1 } else { SPLIT };
         let tiles = |sides| problem.outputs.div_ceil(SIDE * sides) * problem.rows.div_ceil(8 * eights);
-        // Large tiles read x less often, and small ones, or shared ones, leave nobody idle.
+        // Large tiles read x less often; small or shared ones leave no multiprocessor idle.
         let good = |&sides: &usize| sides == 1 || tiles(sides) * most >= busy;
         [2, 1].into_iter().filter(good).find_map(|sides| {
             let split = shares(tiles(sides), pieces(problem), most, busy);
@@ -414,7 +416,7 @@ impl Tile {
         })
     }
 
-    /// The largest piece that rows of weights are made of; 0 where the device copies them by itself.
+    /// The largest piece that divides rows of weights; 0 where the device copies them by itself.
     fn piece(problem: &matmul::Problem, w: u64, facts: &Facts) -> u64 {
         let bytes = (problem.inputs / BLOCK * problem.factors.weights.bytes()) as u64;
         let piece = 1 << (w | bytes | TensorMap::UNIT).trailing_zeros();
@@ -452,7 +454,7 @@ impl Tile {
         let grid = if split > 1 { tiles * split as u32 } else { tiles.min(lane.device().facts().multiprocessors) };
         let producers = if piece == 0 { 32 } else { PRODUCERS };
         let size = [(32 * 4 * sides + producers) as u32, shared as u32];
-        // SAFETY: Tiled is the struct that the kernel declares; the op's checks prove that the buffers have these sizes.
+        // SAFETY: Tiled is the struct that the kernel declares; the op's checks prove the sizes of the buffers.
         unsafe {
             match split {
                 1 => lane.launch_with(&kernel, [grid, 1, 1], size[0], size[1], &params),

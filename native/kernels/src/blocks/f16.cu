@@ -1,4 +1,4 @@
-// The bits of half-precision numbers, and what they are read back as.
+// The bits of half-precision numbers, and their values read back.
 
 struct Params {
     const float* x;
@@ -13,7 +13,7 @@ extern "C" __global__ void f16_convert(Params p) {
     float x = p.x[at];
     f16 half;
     narrow(x, half);
-    // NaN keeps its sign and what fits of its bits, as on CPUs.
+    // NaN keeps its sign and the bits that fit, as on CPUs.
     unsigned bits = __float_as_uint(x);
     if (x != x) half.bits = bits >> 16 & 0x8000 | 0x7e00 | bits >> 13 & 0x3ff;
     p.bits[at] = half.bits;

@@ -6,10 +6,10 @@ use crate::tensor::{Shape, Spec};
 use half::f16;
 use serde::Deserialize;
 
-/// Values of a block.
+/// Values per block.
 pub const BLOCK: usize = 32;
 
-/// Bytes of the scale in front of a block.
+/// Bytes of the scale at the front of a block.
 pub const SCALE: usize = 2;
 
 /// A block format.
@@ -26,7 +26,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Both.
+    /// Both formats.
     pub const ALL: [Format; 2] = [Format::Q8, Format::Q4];
 
     /// The name used in options and files.
@@ -46,7 +46,7 @@ impl Format {
         }
     }
 
-    /// By what a block's largest magnitude is divided for its scale.
+    /// The divisor that turns a block's largest magnitude into its scale.
     #[inline(always)]
     pub const fn divisor(self) -> f32 {
         match self {
@@ -55,13 +55,13 @@ impl Format {
         }
     }
 
-    /// The bytes of rows of so many values.
+    /// The bytes of rows of `values` values.
     #[inline(always)]
     pub fn row_bytes(self, values: usize) -> usize {
         values / BLOCK * self.bytes()
     }
 
-    /// The shape of quantized rows, for rows of this shape.
+    /// The shape of quantized rows, for rows of floats of this shape.
     pub fn quantized(self, name: &str, rows: &Spec) -> Result<Shape> {
         let expected = || format!("(..., N) with N a multiple of {BLOCK}");
         match rows.shape.split_last() {
@@ -71,7 +71,7 @@ impl Format {
         }
     }
 
-    /// The shape of rows of values, for quantized ones of this shape.
+    /// The shape of rows of floats, for quantized rows of this shape.
     pub fn values(self, name: &str, rows: &Spec) -> Result<Shape> {
         let expected = || format!("(..., Q) with Q a multiple of {}", self.bytes());
         match rows.shape.split_last() {
@@ -84,7 +84,7 @@ impl Format {
         }
     }
 
-    /// The error of a value of `x` that has no place in a scale.
+    /// The error for a value of `x` whose scale would not be finite.
     pub fn refused(self, at: usize, value: f32) -> Error {
         Error::new(Kind::Argument, "x")
             .expected(format_args!("finite values, in magnitude below {} for {}", self.limit(), self.name()))
@@ -92,13 +92,13 @@ impl Format {
             .hint("Scale the tensor down, or give `unchecked` to store infinite scales as ggml does")
     }
 
-    /// Whether there is a scale for values up to this magnitude; for NaN there is none.
+    /// Whether values up to this magnitude have a finite scale; false for NaN.
     #[inline(always)]
     pub fn holds(self, magnitude: f32) -> bool {
         magnitude < self.limit()
     }
 
-    /// The least magnitude whose scale is no f16.
+    /// The least magnitude whose scale overflows f16.
     #[inline(always)]
     pub fn limit(self) -> f32 {
         65520.0 * self.divisor()
@@ -114,7 +114,7 @@ pub fn with_last(shape: &Shape, last: usize) -> Result<Shape> {
     Shape::new(&dims)
 }
 
-/// A scale as it is stored. NaN has one form.
+/// A scale as stored. Every NaN is stored as one bit pattern.
 #[inline(always)]
 pub fn stored(d: f32) -> f16 {
     if d.is_nan() { f16::NAN } else { f16::from_f32(d) }
@@ -126,7 +126,7 @@ pub fn scale(block: &[u8]) -> f32 {
     f16::from_le_bytes([block[0], block[1]]).to_f32()
 }
 
-/// The largest of some magnitudes, where NaN is larger than infinity.
+/// The largest of some magnitudes; NaN ranks above infinity.
 #[inline(always)]
 fn largest(x: &[f32; BLOCK]) -> f32 {
     let bits = x.iter().fold(0, |most: u32, v| most.max(v.to_bits() & 0x7fff_ffff));
@@ -141,7 +141,7 @@ fn first_of(x: &[f32; BLOCK], magnitude: f32) -> f32 {
         let here = if v.to_bits() & 0x7fff_ffff == magnitude.to_bits() { at as u32 } else { BLOCK as u32 - 1 };
         first = first.min(here);
     }
-    // A block of zeros of either sign counts as positive.
+    // In a block of zeros, -0 counts as positive.
     if magnitude == 0.0 { 0.0 } else { x[first as usize] }
 }
 
@@ -150,15 +150,15 @@ fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
-/// A value without its fraction, within limits; NaN counts as 0. With `as` compilers look at value after value.
+/// Truncates a value within limits; NaN counts as 0. With a plain `as` compilers do not vectorize.
 #[inline(always)]
 fn whole<const LEAST: i8, const MOST: i8>(v: f32) -> i32 {
     let v = if v.is_nan() { 0.0 } else { v.clamp(f32::from(LEAST), f32::from(MOST)) };
-    // SAFETY: it is no NaN, and its limits are those of a byte.
+    // SAFETY: `v` is not NaN, and its limits are those of a byte.
     unsafe { v.to_int_unchecked() }
 }
 
-/// Writes a block of Q8_0; gives the largest magnitude of its values, NaN if one is NaN, and the scale as stored.
+/// Writes a block of Q8_0. Returns the largest magnitude of its values, NaN if one is NaN, and the scale as stored.
 #[inline(always)]
 pub fn to_q8(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> (f32, f16) {
     let amax = largest(x);
@@ -172,7 +172,7 @@ pub fn to_q8(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> (f32, f16) {
     (amax, stored(d))
 }
 
-/// The same for a block of Q4_0.
+/// Like [`to_q8`], for a block of Q4_0.
 #[inline(always)]
 pub fn to_q4(x: &[f32; BLOCK], q: &mut [u8; BLOCK / 2]) -> (f32, f16) {
     let amax = largest(x);
@@ -188,7 +188,7 @@ pub fn to_q4(x: &[f32; BLOCK], q: &mut [u8; BLOCK / 2]) -> (f32, f16) {
     (amax, stored(d))
 }
 
-/// Writes a block of either; gives the largest magnitude.
+/// Writes a block of either format. Returns the largest magnitude.
 #[inline(always)]
 pub fn write(format: Format, x: &[f32; BLOCK], block: &mut [u8]) -> f32 {
     let (to_scale, q) = block.split_at_mut(SCALE);
@@ -203,7 +203,7 @@ pub fn write(format: Format, x: &[f32; BLOCK], block: &mut [u8]) -> f32 {
     amax
 }
 
-/// The integers of a block, of which the values are multiples.
+/// The integers of a block, which times its scale are the values.
 #[inline(always)]
 pub fn integers(format: Format, block: &[u8]) -> [i8; BLOCK] {
     let (q, mut to) = (&block[SCALE..], [0; BLOCK]);

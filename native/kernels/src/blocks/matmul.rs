@@ -1,4 +1,4 @@
-//! The products: one op for each pair of what x is multiplied as and the format of the weights.
+//! The products: one op for each pair of a form of x and a format of weights.
 
 use super::format::{Format, with_last};
 use super::{cpu, cuda, reference};
@@ -15,16 +15,16 @@ use std::marker::PhantomData;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// What is done with the sums; nothing by default.
+    /// The activation applied to the sums; none by default.
     pub activation: Option<Activation>,
 }
 
-/// What tells the products apart.
+/// The properties in which the products differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Factors {
     /// The format of the weights.
     pub weights: Format,
-    /// Whether x is quantized to Q8_0 first, or multiplied as it is.
+    /// Whether x is quantized to Q8_0 first, or multiplied as floats.
     pub quantized: bool,
 }
 
@@ -39,14 +39,14 @@ pub struct Problem {
     pub inputs: usize,
     /// Columns of `y`, `O`.
     pub outputs: usize,
-    /// What is multiplied.
+    /// The form of x and the format of the weights.
     pub factors: Factors,
-    /// What is done with the sums.
+    /// The activation applied to the sums.
     pub activation: Option<Activation>,
 }
 
 impl Problem {
-    /// Checks the product of x and weights of that name.
+    /// Checks the product of x and the weights called `name`.
     pub fn new(name: &str, factors: Factors, inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
         let (&x, w) = (inputs.get("x")?, inputs.get(name)?);
         factors.weights.quantized("x", &x)?;
@@ -74,13 +74,13 @@ fn wrong_weights(name: &str, format: Format, columns: usize, got: &Spec) -> crat
     ))
 }
 
-/// One of the products.
+/// The constants of one of the products.
 pub trait Table: 'static {
     /// The op's name.
     const NAME: &'static str;
-    /// What it does, in a line.
+    /// A one-line description.
     const ABOUT: &'static str;
-    /// What is multiplied.
+    /// The form of x and the format of the weights.
     const FACTORS: Factors;
     /// The shape of the weights.
     const WEIGHTS: &'static str = match Self::FACTORS.weights {
@@ -146,7 +146,7 @@ macro_rules! products {
             #[doc = $about]
             pub type $product = Product<$table>;
 
-            /// What tells it from the others.
+            /// The constants of this product.
             pub struct $table;
 
             impl Table for $table {

@@ -1,31 +1,33 @@
-// Products of one row of x, which blocks of threads make ready by themselves while their first weights are on their way, where
-// the device copies weights by itself. A block of threads has OUTPUTS outputs, SIDES warps side by side 16 each, and goes along
-// COLUMNS blocks of these at a time; GROUPS of such warps take turns, and SPLIT neighbours, a cluster, share the columns.
-// Without neighbours a block goes on with other outputs.
+// Products of one row of x, where the device copies weights without threads. Blocks of threads prepare x themselves
+// while their first weights are in flight. A block of threads has OUTPUTS outputs, 16 in each of SIDES warps side by
+// side, and takes COLUMNS blocks of them at a time. GROUPS of such warps take turns, and SPLIT blocks, a cluster, share
+// the columns.
+// Without a cluster a block goes on with further outputs.
 //
-// Weights are multiplied as they lie in memory, scales and all, two units of 16 bytes at a time. The eight columns of a
-// multiplication are the eight blocks of a piece: each has x where it meets its own block, and zeros elsewhere. So after all
-// units of a piece its sums are those of single blocks, each of which takes its two scales once. Of Q4_0 the upper halves of
-// bytes stay where they are, 16 times as large; so the sums of lower halves are multiplied by 16.
+// Weights are multiplied as they lie in memory, scales included, two units of 16 bytes at a time. The eight columns of
+// a multiplication are the eight blocks of a piece: each column holds x where it meets its own block, and zeros
+// elsewhere. So after all units of a piece its sums are those of single blocks, and each is scaled once, by two scales.
+// With Q4_0 the upper halves of bytes stay in place, 16 times too large; so the sums of lower halves are multiplied by
+// 16.
 //
 // The host gives FORMAT, SIDES, GROUPS, SPLIT, STAGES and FN.
 
 constexpr int COLUMNS = 8, BYTES = FORMAT == 8 ? 34 : 18, OUTPUTS = 16 * SIDES, THREADS = 32 * SIDES * GROUPS;
-// Of a row in shared memory: an odd number of units, so that neighbours lie in different banks.
+// Bytes of a row in shared memory: an odd number of units, so that adjacent rows fall into different banks.
 constexpr int PITCH = COLUMNS * BYTES, STAGE = OUTPUTS * PITCH, STEPS = (PITCH / 16 + 1) / 2;
 
-// Of x what meets a piece. Words of a block are those of two steps, of each what a lane multiplies, first by lower
-// halves; behind all words are scales and starts of blocks, and then zeros.
+// The part of x that meets a piece. The words of a block are those of two steps, ordered by lane, lower halves first.
+// After all words come scales and start values of the blocks, then zeros.
 constexpr int KINDS = FORMAT == 8 ? 1 : 2, STEP = 8 * KINDS, LANE = 2 * STEP, WORDS = COLUMNS * 4 * LANE;
 constexpr int X_PIECE = WORDS + COLUMNS * 8 + 16;
 
 struct alignas(64) Params {
-    unsigned char matrix[128];  // the weights, as the device describes them to itself
+    unsigned char matrix[128];  // the tensor map of the weights
     const STORAGE* x;
     const float* b;
     STORAGE* y;
     i64 outputs, blocks;
-    int columns, tiles;  // blocks of outputs, both
+    int columns, tiles;  // tiles, both
 };
 
 __device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
@@ -47,10 +49,10 @@ struct Producer {
 // The step in which a block of a piece begins.
 __device__ __forceinline__ int first_step(int block) { return block * BYTES / 32; }
 
-// Where a block's words lie that lane t of four multiplies.
+// The offset of the words of a block that lane t of four multiplies.
 __device__ __forceinline__ int words_of(int block, int t) { return (block * 4 + t) * LANE; }
 
-// Puts a quarter of a block to the words that meet it.
+// Writes a quarter of a block to the words that meet it.
 __device__ __forceinline__ void put(const Eight& all, int block, int quarter, unsigned char* piece) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -59,13 +61,13 @@ __device__ __forceinline__ void put(const Eight& all, int block, int quarter, un
         unsigned char* to = piece + words_of(block, at % 16 / 4) + (unit / 2 - first_step(block)) * STEP;
         *(unsigned short*)(to + upper * 8 + unit % 2 * 4 + at % 4) = (unsigned short)(all.words[i / 2] >> 16 * (i % 2));
     }
-    // Values of Q4_0 are 16 times as large, and too large by 8.
+    // Sums of Q4_0 are 16 times too large, and their values too large by 8.
     constexpr float LARGE = FORMAT == 8 ? 1 : 16;
     int2 number = {__float_as_int(all.scale / LARGE), FORMAT == 8 ? 0 : -128 * all.sum};
     if (quarter == 0) *(int2*)(piece + WORDS + block * 8) = number;
 }
 
-// Makes x ready for a place's columns; four neighbouring lanes have a block.
+// Prepares x for a place's columns; four adjacent lanes share a block.
 __device__ __forceinline__ void make_all(const Params& p, const Place& at, unsigned char* ready) {
     constexpr int KEPT = 2, QUADS = THREADS / 4;
     for (int i = threadIdx.x; i < at.count * (X_PIECE / 16); i += THREADS) ((uint4*)ready)[i] = make_uint4(0, 0, 0, 0);
@@ -74,7 +76,7 @@ __device__ __forceinline__ void make_all(const Params& p, const Place& at, unsig
     int count = at.count * COLUMNS, quarter = threadIdx.x % 4;
     for (int first = threadIdx.x / 4; first < count; first += KEPT * QUADS) {
         float x[KEPT][8] = {};
-        // All are asked for before any is waited for.
+        // All loads are issued before any is waited for.
 #pragma unroll
         for (int k = 0; k < KEPT; ++k) {
             int own = first + k * QUADS;
@@ -91,7 +93,7 @@ __device__ __forceinline__ void make_all(const Params& p, const Place& at, unsig
     meet_first<THREADS>();
 }
 
-// Where a lane finds weights and their scales in the first stage, and x and its scales of a piece.
+// A lane's addresses of weights and scales in the first stage, and of x and its scales in a piece.
 struct Own {
     int group, output;
     unsigned weights, scales, x[STEPS], scales_of_x;
@@ -99,10 +101,10 @@ struct Own {
     __device__ __forceinline__ Own(unsigned shared) {
         int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         group = warp / SIDES, output = warp % SIDES * 16;
-        // Sixteen lanes tell where the rows of a unit are, and as many those of the next one.
+        // Sixteen lanes give the row addresses of a unit, the other sixteen those of the next unit.
         weights = kept(shared + (output + lane % 16) * PITCH + lane / 16 * 16);
         scales = kept((output + g) * PITCH + 2 * t * BYTES);
-        // A lane multiplies x of block g, which has words in two steps. Its sums are of blocks 2 t and 2 t + 1.
+        // A lane multiplies x of block g, which has words in two steps. Its sums belong to blocks 2 t and 2 t + 1.
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             int number = step - first_step(g);
@@ -112,7 +114,7 @@ struct Own {
     }
 };
 
-// What a warp multiplies of a piece: two units of sixteen rows at a time. Behind the last unit there are zeros among x.
+// A warp's factors for a piece: two units of sixteen rows at a time. After the last unit x has zeros.
 struct Factors {
     unsigned a[STEPS][4];
 
@@ -135,7 +137,7 @@ __device__ __forceinline__ void multiply_add(int (&to)[4], const unsigned (&a)[4
 
 #undef MULTIPLY
 
-// Adds what one step gives: of Q4_0 to two sums, of lower and of upper halves.
+// Adds one step. With Q4_0 there are two sums, of lower and of upper halves.
 __device__ __forceinline__ void add_step(int (&sums)[KINDS][4], const unsigned (&a)[4], const unsigned char* x) {
     unsigned b[KINDS][2];
     memcpy(b, __builtin_assume_aligned(x, STEP), STEP);
@@ -151,7 +153,7 @@ __device__ __forceinline__ void add_step(int (&sums)[KINDS][4], const unsigned (
 __device__ __forceinline__ void add_piece(const unsigned char* shared, int stage, const unsigned char* x, const Own& own,
                                           float (&sums)[2]) {
     Factors factors(own.weights + stage);
-    // Scales of two blocks, and what sums start from.
+    // Scales of two blocks, and the start values of their sums.
     int4 two = *(const int4*)(x + own.scales_of_x);
     int all[KINDS][4] = {};
     if constexpr (KINDS == 2) all[1][0] = all[1][2] = two.y, all[1][1] = all[1][3] = two.w;
@@ -161,13 +163,13 @@ __device__ __forceinline__ void add_piece(const unsigned char* shared, int stage
     for (int i = 0; i < 4; ++i) {
         int sum = KINDS == 2 ? all[0][i] * 16 + all[KINDS - 1][i] : all[0][i], half = i / 2, second = i % 2;
         float d = widen(*(const f16*)(shared + stage + own.scales + half * 8 * PITCH + second * BYTES));
-        // Rounded once.
+        // Rounded only once.
         float product = (float)sum * __int_as_float(second ? two.z : two.x);
         sums[half] = fmaf(product, d, sums[half]);
     }
 }
 
-// Goes along the pieces of which it is this group's turn: a stage is always of the same group, which so knows its phases.
+// Visits the pieces that are this group's turn. A stage always belongs to the same group, which so knows its phases.
 __device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, const unsigned char* ready,
                                         Stages& stages, const Own& own, Turn turn, float (&sums)[2]) {
     static_assert(STAGES % GROUPS == 0, "turns");
@@ -181,7 +183,7 @@ __device__ __forceinline__ void consume(const Place& at, const unsigned char* sh
     }
 }
 
-// A warp's sums, of which each lane has those of a quarter of the blocks, to where all are added up.
+// Writes a warp's sums to where all are added up. Each lane has those of a quarter of the blocks.
 __device__ __forceinline__ void leave(const float (&sums)[2], const Own& own, float* all) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -192,7 +194,7 @@ __device__ __forceinline__ void leave(const float (&sums)[2], const Own& own, fl
     }
 }
 
-// What all groups of all parts have.
+// The sum over all groups of all parts.
 __device__ __forceinline__ float added(const float* sums) {
     float sum = 0;
 #pragma unroll
@@ -202,7 +204,7 @@ __device__ __forceinline__ float added(const float* sums) {
     return sum;
 }
 
-// A place, until its results are written.
+// Computes a place up to its results.
 __device__ __forceinline__ void multiply_place(const Params& p, const Place& at, const unsigned char* shared,
                                                const unsigned char* ready, float* all, Stages& stages, const Own& own,
                                                Turn& turn) {
@@ -212,7 +214,7 @@ __device__ __forceinline__ void multiply_place(const Params& p, const Place& at,
     float bias = p.b && writes ? p.b[output] : 0, sums[2] = {};
     consume(at, shared, ready, stages, own, turn, sums);
     turn.skip_all(at.count);
-    // Nobody reads sums of the place before.
+    // Waits until no thread still reads the previous place's sums.
     if (SPLIT == 1) meet_first<THREADS>();
     leave(sums, own, all);
     meet_all<THREADS>();

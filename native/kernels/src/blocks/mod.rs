@@ -1,4 +1,4 @@
-//! Block formats of weights, ggml's Q8_0 and Q4_0, bit by bit: quantizers, and products with them.
+//! Block formats of weights, ggml's Q8_0 and Q4_0, reproduced bit by bit: quantizers, and products with them.
 //!
 //! A row is cut into blocks of 32 values that share a scale `d`, stored as f16:
 //!
@@ -10,17 +10,17 @@
 //! quantize Q4_0     d = m / -8           nibble[j] = min(15, trunc(x[j] (1/d) + 8.5)), m = the first x of largest |x|
 //! ```
 //!
-//! all in f32, each operation rounded, with `1/0 = 0`; what is stored is f16(d). (ggml's `quantize_row_q8_0_ref` and
-//! `quantize_row_q4_0_ref`.) Where `1/d` overflows, q stays within its range, as it does for what is not finite: that
-//! is refused unless it is asked for.
+//! All of this is in f32, each operation rounded, with `1/0 = 0`; f16(d) is stored. (ggml's `quantize_row_q8_0_ref` and
+//! `quantize_row_q4_0_ref`.) Where `1/d` overflows, q stays within its range. So it does for values that are not
+//! finite, which are refused unless the call allows them.
 //!
 //! ```text
 //! matmul_q8_q8, matmul_q8_q4     y[r,o] = sum over blocks of d_x d_w sum_j q_x[j] q_w[j]     x quantized to Q8_0
 //! matmul_f32_q8, matmul_f32_q4   y[r,o] = sum over i of x[r,i] w[o,i]
 //! ```
 //!
-//! Sums within a block are exact integers, all others f32. Products refuse no numbers: what is not finite in a row of
-//! x makes the row's results not finite.
+//! Sums within a block are exact integers, all others f32. Products refuse no numbers: a value of x that is not finite
+//! makes the results of its row not finite.
 
 mod cpu;
 mod cuda;
@@ -38,5 +38,5 @@ pub use whole::{BlockDequantize, BlockMatmul, BlockQuantize, F16Convert};
 
 use crate::tensor::DType;
 
-/// The storage types of what is quantized and multiplied.
+/// The storage types of quantized and multiplied floats.
 pub const STORAGE: &[DType] = &[DType::F32, DType::Bf16, DType::F16];

@@ -1,57 +1,58 @@
-// The order in which tiles multiply the bytes of a block. Two neighbouring blocks, the first of them at a whole word, are an
-// odd number of words. Four lanes take those in turn, out of UNITS aligned units of 16 bytes; pair k of a piece of eight blocks
-// begins at word k of its first unit. What a lane has of a unit in the middle is a word of one block; of the units around it a
-// lane has a word in one, and the lane where the pair begins one half in each, as scales have two bytes. So each lane gets
-// two words of each block of Q8_0, and one of Q4_0, without reading any twice; and x is put in the same order.
+// The order in which tiles multiply the bytes of a block. Two adjacent blocks, the first aligned to a word, are an odd
+// number of words. Four lanes take these in turn, out of UNITS aligned units of 16 bytes; pair k of a piece of eight
+// blocks begins at word k of its first unit. A lane's word in a middle unit belongs to one block. Of the two units
+// around it, a lane has a word in one. The lane where the pair begins has a half in each, because scales have two
+// bytes. So each lane gets two words of each block of Q8_0, and one of Q4_0, without reading any word twice. x is
+// stored in the same order.
 
 constexpr int COLUMNS = 8, BYTES = FORMAT == 8 ? 34 : 18, WORDS = FORMAT == 8 ? 8 : 4, UNITS = WORDS / 2 + 1;
 
-// Of rows of x: two words that a lane multiplies, and where one of their halves is.
+// The place of two bytes in rows of x: the lane, which of its two words, and which half of the word.
 struct Spot {
     int lane, word, half;
 };
 
-// Where bytes 2 i and 2 i + 1 of a block go.
+// The place of bytes 2 i and 2 i + 1 of a block.
 __device__ __forceinline__ Spot spot_of(i64 block, int i) {
     int pair = block / 2 % 4, second = block % 2;
-    // Halves from the beginning of the pair on; of Q4_0 a byte of weights has two values.
+    // Halves of words, counted from the beginning of the pair. A byte of weights in Q4_0 has two values.
     int at = i % (2 * WORDS) + (second ? 2 * WORDS + 2 : 1), from = at / 2 + pair;
-    // The lane where a pair begins has a last half instead of the first one of a word, and the other way round.
+    // The lane where a pair begins has the halves of its split word swapped.
     bool split = !second && at / 2 % WORDS == 0;
     return {from % 4, FORMAT == 8 ? from / 4 % 2 ^ 1 : i / 8, split ? at % 2 ^ 1 : at % 2};
 }
 
-// How a lane joins its words of two units that only some lanes need.
+// The byte selector with which a lane joins its words of two units.
 __device__ __forceinline__ int joined(int lane, int pair, bool second) {
     return lane > pair ? 0x3210 : lane < pair || second ? 0x7654 : 0x5432;
 }
 
-// The bits of a float whose last bit is worth 1, so that they and an integer make the bits of their sum.
+// The bits of a float whose last bit is worth 1: adding an integer to them gives the bits of the float sum.
 constexpr int START = 0x4b400000;
 
-// Values of Q4_0 are multiplied by 16, which is exact.
+// Values of Q4_0 are multiplied by 16; this undoes it exactly.
 __device__ __forceinline__ float of_products(float scale) { return FORMAT == 8 ? scale : scale / 16; }
 
-// Eights of rows of x of which a lane has neighbouring words, and bytes of a block of NT eights: words, then scales.
+// Eights of rows of x whose words a lane has side by side, and bytes of a block of NT eights: words, then scales.
 constexpr int TWO = NT < 2 ? NT : 2, X_BYTES = NT * (256 + 32);
 
-// Of x for teams of warps: bytes of a block, and of a piece with its scales behind it.
+// Bytes of x for teams of warps: of a block, and of a piece, whose scales follow its blocks.
 constexpr int X_BLOCK = NT * 256, X_PIECE = COLUMNS * X_BLOCK + COLUMNS / 2 * (NT * 128);
 
-// Where the first eight rows have the scales of a pair of blocks, in a multiplication's first columns: those of two pairs lie
-// by turns, so that the next rows are as far as those of bytes.
+// The offset of the scales of a pair of blocks for the first eight rows, as the first columns of a multiplication. Two
+// pairs alternate, so that the distance to the next eight rows is that of bytes.
 __device__ __forceinline__ constexpr int x_scales(int pair) { return COLUMNS * X_BLOCK + pair / 2 * (NT * 256) + pair % 2 * 128; }
 
-// Where bytes 2 i and 2 i + 1 of a block go for teams of warps, of which four lanes have every fourth word each from where a pair
-// begins on: words of the second block are whole ones; of the first one the first lane joins the first half and the last one.
+// The place of bytes 2 i and 2 i + 1 of a block, for teams of warps. Four lanes take every fourth word of a pair. Words
+// of the second block are whole. In the first block, the first lane joins the first half and the last one.
 __device__ __forceinline__ Spot spot_of_pair(i64 block, int i) {
     constexpr int HALVES = 2 * WORDS;
     int half = i % HALVES, at = block % 2 ? half : half == 0 ? 0 : half == HALVES - 1 ? 1 : half + 1;
     return {at / 2 % 4, FORMAT == 8 ? at / 8 : i / 8, at % 2};
 }
 
-// Puts a quarter of a row's block to the lanes from `first` on that multiply it, which have the words of TWO rows after one
-// another, these as number `at`.
+// Writes a quarter of a block of a row for the lanes that multiply it, from lane `first` on. Each lane has the words of
+// TWO rows side by side, of which this row is number `at`.
 __device__ __forceinline__ void put_words(const Eight& all, i64 block, int quarter, int first, int at, unsigned char* to) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

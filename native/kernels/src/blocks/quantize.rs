@@ -1,4 +1,4 @@
-//! Rows of floats to blocks and back.
+//! Quantizes rows of floats to blocks, and back.
 
 use super::format::Format;
 use super::{cpu, cuda, reference};
@@ -17,11 +17,11 @@ const FORMAT: OptionDoc = OptionDoc { name: "format", takes: "text", help: "q8_0
 pub struct QuantizeOptions {
     /// The format; Q8_0 by default.
     pub format: Format,
-    /// Store infinite scales for what is not finite or too large, in place of an error.
+    /// Stores infinite scales for values that are not finite or too large, in place of an error.
     pub unchecked: bool,
 }
 
-/// Options of the way back.
+/// Options of the conversion back to floats.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DequantizeOptions {
@@ -29,7 +29,7 @@ pub struct DequantizeOptions {
     pub format: Format,
 }
 
-/// A checked call of either.
+/// A checked call of either op.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
     /// Type and shape of the floats.
@@ -42,7 +42,7 @@ pub struct Problem {
     pub unchecked: bool,
 }
 
-/// Rows of floats to blocks.
+/// Quantizes rows of floats to blocks.
 pub struct Quantize;
 
 impl Op for Quantize {
@@ -90,7 +90,7 @@ impl Op for Quantize {
     }
 }
 
-/// Blocks to rows of floats.
+/// Converts blocks to rows of floats.
 pub struct Dequantize;
 
 impl Dequantize {

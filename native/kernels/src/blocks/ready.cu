@@ -1,10 +1,10 @@
-// Rows of x made ready for products: four neighbouring lanes have a block, eight values each.
+// Prepares rows of x for products: four adjacent lanes share a block, eight values each.
 
 constexpr unsigned ALL = 0xffffffff;
 
-// What products walk along: the bytes of 32 neighbouring blocks of a row. FLOATS: their first values, then their second ones,
-// and so on. Else the first halves of their values, then the second ones, 16 bytes each, so that lanes that have a block each
-// read neighbours; and then for each block its scale, and what its sums start from.
+// The bytes of 32 adjacent blocks of a row, as walks read them. FLOATS: their first values, then their second ones, and
+// so on. Else the first halves of their values, then the second ones, 16 bytes each, so that lanes with a block each
+// read adjacent bytes. Each block's scale and the start value of its sums follow.
 #if FLOATS
 constexpr int READY = 32 * 32 * 4;
 #else
@@ -27,7 +27,7 @@ __device__ __forceinline__ void eight(const STORAGE* x, float (&to)[8]) {
     }
 }
 
-// Of eight values: bytes; of their block: its scale and the sum of all bytes.
+// Eight values: their bytes, and the scale and the sum of all bytes of their block.
 struct Eight {
     unsigned words[2];
     float scale;
@@ -45,7 +45,7 @@ __device__ __forceinline__ Eight quantized(const float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         float v = __fmul_rn(x[i], id), r = __fadd_rn(v, copysignf(0.49999997f, v));
-        // NaN becomes 0, with a scale that is NaN.
+        // NaN becomes 0; the scale is NaN then.
         int q = (int)(r < -127 ? -127 : r > 127 ? 127 : r);
         to.words[i / 4] |= (unsigned)(q & 255) << 8 * (i % 4);
     }
@@ -58,7 +58,8 @@ __device__ __forceinline__ Eight quantized(const float (&x)[8]) {
     return to;
 }
 
-// Puts a quarter of block `block` of 32 where it is walked along, or nowhere; weights are too large by `offset`.
+// Writes a quarter of block `block` of 32 in the order of walks, unless `to` is null. Weights are too large by
+// `offset`.
 __device__ __forceinline__ void make_ready(const float (&x)[8], unsigned char* to, int block, int quarter, int offset) {
 #if FLOATS
     if (!to) return;

@@ -1,5 +1,5 @@
-//! The plain truth: one value after the other, written to be read beside the formulas. Steps that the formats define
-//! in f32 are done in f32, everything else in f64.
+//! The reference: one value at a time, written to be read beside the formulas. Steps that the formats define in f32 are
+//! done in f32, everything else in f64.
 
 use super::format::{BLOCK, Format, SCALE};
 use super::matmul;
@@ -14,7 +14,7 @@ fn rounded(v: f32) -> f32 {
     v.trunc() + if v.fract().abs() >= 0.5 { v.signum() } else { 0.0 }
 }
 
-/// The scale of a block before it is stored, and its integers: those of Q4_0 are nibbles.
+/// The scale of a block before it is stored, and its integers: nibbles for Q4_0.
 fn quantized(format: Format, x: &[f32]) -> (f32, Vec<i32>) {
     let mut most = 0.0f32;
     for &v in x {
@@ -62,7 +62,7 @@ pub fn quantize(problem: &Problem, x: &ArrayD<f64>) -> Result<ArrayD<f64>> {
     Ok(ArrayD::from_shape_vec(&problem.q.shape[..], bytes).expect("as many bytes as the shape says"))
 }
 
-/// A block's scale, and its integers.
+/// The scale and the integers of a block.
 fn block(format: Format, block: &[u8]) -> (f64, Vec<i32>) {
     let q = |j: usize| match format {
         Format::Q8 => i32::from(block[SCALE + j] as i8),

@@ -1,17 +1,17 @@
-// Rows of x made ready for products that do not do it themselves, by threads that have parts of TURNS blocks each. TILE is 1 for
-// tiles of 8 NT rows and weights of FORMAT, 2 for the same where warps multiply in teams, and 0 for walks.
+// Prepares rows of x for products that do not do so themselves; each thread has parts of TURNS blocks. TILE is 1 for
+// tiles of 8 NT rows and weights of FORMAT, 2 for those of teams of warps, and 0 for walks.
 
 struct Params {
     const STORAGE* x;
     unsigned char* ready;
     i64 rows, blocks;
     i64 given;   // blocks of a row of x; those after them are zeros
-    int offset;  // by how much weights are too large
+    int offset;  // how much weights are too large
 };
 
 #if TILE == 1
-// For tiles, NT eights of rows have a block together: the words of two eights after one another in the order of the lanes that
-// multiply them, and behind all of these the scales of two rows of each eight after one another.
+// For tiles, NT eights of rows store a block together. Two eights have their words side by side, in the order of the
+// lanes that multiply them. After all words come the scales, two rows of each eight side by side.
 __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i64 row, i64 block, int quarter) {
     unsigned char* to = p.ready + (row / 8 / NT * p.blocks + block) * X_BYTES;
     int eight = row / 8 % NT;
@@ -19,9 +19,9 @@ __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i
     if (quarter == 0) ((float*)(to + NT * 256))[(row % 8 / 2 * NT + eight) * 2 + row % 2] = of_products(all.scale);
 }
 #elif TILE == 2
-// For teams, pieces of COLUMNS blocks of NT eights of rows: of each block and eight two matrices of 8 rows by 16 bytes, of the
-// first words that lanes multiply and of the second ones. Behind all blocks are such of halves, for each pair of blocks, whose
-// scales stand in the columns of their numbers, among zeros.
+// For teams: pieces of COLUMNS blocks of NT eights of rows. Each block and eight has two matrices of 8 rows by 16
+// bytes: of the first words that lanes multiply, and of the second ones. After all blocks come matrices of halves, one
+// per pair of blocks, with the scales in the columns of their blocks, among zeros.
 __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i64 row, i64 block, int quarter) {
     unsigned char* piece = p.ready + (row / 8 / NT * (p.blocks / COLUMNS) + block / COLUMNS) * X_PIECE;
     unsigned char* to = piece + row / 8 % NT * 256 + row % 8 * 16;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i
 }
 #endif
 
-// Blocks of a row that a block of threads has, and as many as it has at a time.
+// Blocks of a row per block of threads, and how many of them it handles at a time.
 constexpr int SHARE = 64, STEP = SHARE / TURNS;
 
 __device__ __forceinline__ void put(const Params& p, const float (&x)[8], i64 row, i64 block, int quarter) {
@@ -52,16 +52,16 @@ __device__ __forceinline__ void put(const Params& p, const float (&x)[8], i64 ro
 #endif
 }
 
-// With no more than 32 registers each, these threads have room beside a product's.
+// Limited to 32 registers per thread, so that these threads fit beside those of a product.
 extern "C" __global__ void __launch_bounds__(4 * STEP, 512 / STEP) blocks_rows(Params p) {
-    // The products may begin to fetch weights. Before, others may still read what is written here.
+    // The products may begin to fetch weights. Earlier kernels may still read the memory that this one writes.
     let_others_begin();
     unsigned shares = (unsigned)((p.blocks + SHARE - 1) / SHARE);
     i64 row = blockIdx.x / shares, block = blockIdx.x % shares * (i64)SHARE + threadIdx.x / 4;
     int quarter = threadIdx.x % 4;
     const STORAGE* from = p.x + (row * p.given + block) * 32 + quarter * 8;
     wait_for_others();
-    // Threads past the last block go along, as lanes exchange.
+    // Threads past the last block run along, because lanes exchange values.
     float x[TURNS][8] = {};
 #pragma unroll
     for (int i = 0; i < TURNS; ++i)

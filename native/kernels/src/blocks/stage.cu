@@ -1,4 +1,4 @@
-// Weights on their way: 16 bytes at a time from where rows of blocks lie, which is any even address, to shared memory.
+// Weights in flight: 16 bytes at a time from rows of blocks, at any even address, to shared memory.
 
 constexpr int BYTES = FORMAT == 8 ? 34 : 18;
 
@@ -6,21 +6,21 @@ __device__ __forceinline__ const unsigned char* rounded_down(const unsigned char
     return (const unsigned char*)((unsigned long long)at & ~15ull);
 }
 
-// Copies 16 bytes, or what of them there is before `end`, and zeros.
+// Copies 16 bytes, those of them before `end`; the rest are zeros.
 __device__ __forceinline__ void copy16(unsigned char* to, const unsigned char* from, const unsigned char* end) {
     if (from + 16 <= end) return copy16(to, from);
     for (int i = 0; i < 16; i += 2)
         *(unsigned short*)(to + i) = from + i < end ? *(const unsigned short*)(from + i) : 0;
 }
 
-// Where a block lies in a stage, `at` bytes on: its first whole word, and what of that was before.
+// The place of a block in a stage, `at` bytes on: its first whole word, and the bits of that word before the block.
 struct Where {
     int offset, shift;
 };
 
 __device__ __forceinline__ Where where(int at) { return {at & ~3, (at & 2) * 8}; }
 
-// Keeps a number that would else be computed again each time.
+// Keeps a number in a register that the compiler would else recompute each time.
 __device__ __forceinline__ int kept(int value) {
     asm volatile("" : "+r"(value));
     return value;

@@ -1,31 +1,32 @@
-// Products by tensor cores: a block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along COLUMNS blocks of each at
-// a time, of which STAGES lie in shared memory or are on their way there. SIDES warps side by side have 32 outputs each, and
-// four warps behind one another a pair of blocks each; SPLIT neighbours, a cluster, share the columns. They add up at the end.
-// Without neighbours a block goes on with other outputs, whose weights are on their way before it is done with those before.
-// A multiplication is one block of 16 outputs and 8 rows, whose sums begin with the bits of a float, so that they are floats
-// already, and one multiplication takes that away.
+// Products on tensor cores. A block of threads has OUTPUTS outputs and 8 NT rows of x, and takes COLUMNS blocks of each
+// at a time; STAGES of these pieces are in shared memory or in flight. SIDES warps side by side have 32 outputs each,
+// and four rows of such warps take a pair of blocks each. SPLIT blocks, a cluster, share the columns. All add up at the
+// end. Without a cluster a block goes on with further outputs, whose weights are in flight before the previous ones are
+// done. A multiplication is one block of 16 outputs and 8 rows. Its sums start from the bits of a float, so that they
+// are floats already; one multiply-add takes that float away.
 //
-// PIECE is 0 where the device copies weights by itself, which takes rows of whole units of 16 bytes at such addresses; else the
-// largest piece that all rows of weights are made of. The host gives FORMAT, NT, SIDES, SPLIT, STAGES, PIECE and FN.
+// PIECE is 0 where the device copies weights by itself: rows must be whole units of 16 bytes at aligned addresses.
+// Otherwise it is the largest piece that divides all rows of weights. The host gives FORMAT, NT, SIDES, SPLIT, STAGES,
+// PIECE and FN.
 
 constexpr int MT = 2, SIDE = 16 * MT, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES, THREADS = 32 * WARPS;
 constexpr int PRODUCERS = PIECE ? 128 : 32;
-// Of a row in shared memory: an odd number of units, so that neighbours lie in different banks.
+// Bytes of a row in shared memory: an odd number of units, so that adjacent rows fall into different banks.
 constexpr int PITCH = COLUMNS * BYTES;
 // Bytes of a stage: weights, then x.
 constexpr int STAGE = OUTPUTS * PITCH + COLUMNS * X_BYTES;
 constexpr int ROWS = 8 * NT;
-// So many pieces are fetched before x is ready: fewer bring the first ones sooner.
+// Pieces that are fetched before x is ready: fewer bring the first ones sooner.
 constexpr int SOON = STAGES < 6 ? STAGES : 6;
 
 struct alignas(64) Params {
-    unsigned char matrix[128];  // the weights for those that copy by themselves
+    unsigned char matrix[128];  // the tensor map of the weights where PIECE is 0
     const unsigned char* w;
     const unsigned char* ready;
     const float* b;
     STORAGE* y;
     i64 rows, outputs, blocks;
-    int columns, tiles;  // blocks of outputs, and those of all eights of rows
+    int columns, tiles;  // columns of tiles, and tiles of all groups of rows
 };
 
 __device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
@@ -40,12 +41,12 @@ struct Producer {
         Barrier* full = &stages.full[turn.stage];
         unsigned char* to = shared + turn.stage * STAGE;
         i64 skipped = (at.begin + i) * (i64)PITCH;
-        // At first nobody has to leave.
+        // In the first phase every stage is free: waiting on the opposite parity returns at once.
         wait(&stages.free[turn.stage], turn.parity ^ 1);
 #if PIECE
         i64 row_bytes = p.blocks * BYTES;
         for (int n = threadIdx.x - THREADS; n < OUTPUTS * (PITCH / PIECE); n += PRODUCERS) {
-            // What is past the last row is computed again, and not written.
+            // Rows past the last one repeat it, and are not written.
             i64 row = at.column * (i64)OUTPUTS + n / (PITCH / PIECE), from = skipped + n % (PITCH / PIECE) * PIECE;
             row = row < p.outputs ? row : p.outputs - 1;
             bool there = from < row_bytes;
@@ -57,7 +58,7 @@ struct Producer {
 #endif
     }
 
-    // The other part of a stage, which makes it full.
+    // Fetches the rest of a stage, which makes it full.
     __device__ __forceinline__ void x(const Place& at, int i, Turn turn) const {
         Barrier* full = &stages.full[turn.stage];
         unsigned char* to = shared + turn.stage * STAGE + OUTPUTS * PITCH;
@@ -72,7 +73,7 @@ struct Producer {
     }
 };
 
-// Where a lane finds what it multiplies, and numbers for all.
+// A lane's addresses of its factors, and constants that it needs throughout.
 struct Own {
     int pair, g, t, ends[2], middle, scales, words_of_x, scales_of_x, joins[2], start[4], high;
 
@@ -80,7 +81,7 @@ struct Own {
         int warp = threadIdx.x / 32, lane = threadIdx.x % 32, side = warp % SIDES * SIDE;
         pair = warp / SIDES, g = lane / 4, t = lane % 4;
         int units = pair * (WORDS / 2) * 16, x = OUTPUTS * PITCH + 2 * pair * X_BYTES;
-        // Sixteen lanes tell where the rows of a unit are, and as many those of the unit to the left or right of it.
+        // Sixteen lanes give the row addresses of a unit, the other sixteen those of the unit to its left or right.
         ends[0] = kept((side + lane % 16) * PITCH + units + (1 - lane / 16) * 16);
         ends[1] = kept((side + lane % 16) * PITCH + units + (3 + lane / 16) * 16);
         middle = kept((side + lane) * PITCH + units + (FORMAT == 8 ? 32 : 0));
@@ -95,7 +96,7 @@ struct Own {
     }
 };
 
-// Units of a pair that are read once: of Q8_0 the one that both blocks have a part of, of Q4_0 all.
+// Units of a pair that are read once: with Q8_0 the one that both blocks share, with Q4_0 all.
 constexpr int ONCE = FORMAT == 8 ? 1 : UNITS;
 struct Pair {
     unsigned of[ONCE][MT][2];
@@ -110,7 +111,7 @@ struct Pair {
     }
 };
 
-// One block of a pair, of 16 outputs, as a multiplication takes it.
+// One block of a pair, for 16 outputs, in the layout of a multiplication.
 template <int SECOND>
 __device__ __forceinline__ void factor(const unsigned char* stage, const Pair& pair, const Own& own, int m, unsigned (&a)[4]) {
     if constexpr (FORMAT == 8) {
@@ -124,20 +125,20 @@ __device__ __forceinline__ void factor(const unsigned char* stage, const Pair& p
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             unsigned both = __byte_perm(pair.of[SECOND][m][half], pair.of[SECOND + (FORMAT == 4)][m][half], own.joins[SECOND]);
-            // 16 times the values, as bytes with a sign.
+            // 16 times the values, as signed bytes.
             a[half] = (both << 4 & own.high) ^ 0x80808080;
             a[2 + half] = (both & own.high) ^ 0x80808080;
         }
     }
 }
 
-// A block of x: of each eight of rows two words, and the scales of two rows.
+// A block of x: two words of each eight of rows, and the scales of two rows.
 struct Rows {
     unsigned words[NT][2];
     float scales[NT][2];
 };
 
-// Neighbouring words, as one instruction reads them.
+// Reads adjacent words with as few instructions as possible.
 template <int N, class T>
 __device__ __forceinline__ void read(const unsigned char* from, T* to) {
     if constexpr (N % 4 == 0) {
@@ -153,7 +154,7 @@ __device__ __forceinline__ void read(const unsigned char* from, T* to) {
     }
 }
 
-// Those of a stage.
+// Reads a block of x from a stage.
 template <int SECOND>
 __device__ __forceinline__ Rows rows_of(const unsigned char* stage, const Own& own) {
     Rows all;
@@ -186,8 +187,8 @@ __device__ __forceinline__ void add(const unsigned char* stage, const Pair& pair
     }
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-        // What takes the float that sums start from away again: exact, as it has two bits and a scale 11. A scale that is
-        // infinite makes NaN.
+        // Takes away the float that sums start from. That is exact, as it has two significant bits and a scale has 11.
+        // An infinite scale gives NaN.
         float away[2] = {-__int_as_float(START) * x.scales[n][0], -__int_as_float(START) * x.scales[n][1]};
 #pragma unroll
         for (int m = 0; m < MT; ++m) {
@@ -195,7 +196,7 @@ __device__ __forceinline__ void add(const unsigned char* stage, const Pair& pair
             multiply(to, a[m], x.words[n], own.start);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                // Rounded once.
+                // Rounded only once.
                 float product = fmaf(__int_as_float(to[i]), x.scales[n][i % 2], away[i % 2]);
                 sums[m][n][i] = fmaf(product, d[m][i / 2], sums[m][n][i]);
             }
@@ -203,7 +204,7 @@ __device__ __forceinline__ void add(const unsigned char* stage, const Pair& pair
     }
 }
 
-// Goes along all pieces.
+// Multiplies all pieces of a place.
 __device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, Stages& stages, const Own& own, Turn& turn,
                                         float (&sums)[MT][NT][4]) {
     for (int i = 0; i < at.count; ++i, turn.skip(1)) {
@@ -217,10 +218,10 @@ __device__ __forceinline__ void consume(const Place& at, const unsigned char* sh
     }
 }
 
-// Sums of rows lie so far apart that lanes write to different banks.
+// Rows of sums are padded so that lanes write to different banks.
 constexpr int SUMS_PITCH = OUTPUTS + 4;
 
-// Adds up what the warps behind one another have, in the first part of `all`.
+// Adds the sums of the warps that share outputs, in the first part of `all`.
 __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], const Own& own, float* all) {
     float* to = all + threadIdx.x / 32 / SIDES * ROWS * SUMS_PITCH + threadIdx.x / 32 % SIDES * SIDE + own.g;
 #pragma unroll
@@ -246,7 +247,7 @@ __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], const 
     }
 }
 
-// Adds up what the neighbours have, of which each writes a part: all is asked for before any is waited for.
+// Adds the sums of the blocks of a cluster, each of which writes a part. All loads are issued before any is waited for.
 __device__ __forceinline__ void write(const Params& p, const Place& at, const float* all) {
     constexpr int ALL = ROWS * OUTPUTS, EACH = (ALL + SPLIT * THREADS - 1) / (SPLIT * THREADS);
     int first = threadIdx.x + own_part() * THREADS;
@@ -275,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile
     __shared__ Stages stages;
     Place at = place(p, blockIdx.x / SPLIT);
     float* all = (float*)(shared + STAGES * STAGE);
-    // Where the device does not copy by itself, each lane arrives: racecheck cannot tell that one does for its warp.
+    // Where threads fetch weights, each lane arrives: racecheck does not understand that one lane arrives for its warp.
     open(stages, PIECE ? PRODUCERS : 1, PIECE ? THREADS : WARPS);
     if (threadIdx.x >= THREADS) {
         let_others_begin();
@@ -286,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile
         each_place(p, [&](const Place& at) {
             float sums[MT][NT][4] = {};
             consume(at, shared, stages, own, turn, sums);
-            // Nobody reads sums of the place before.
+            // Waits until no thread still reads the previous place's sums.
             meet_first<THREADS>();
             add_warps(sums, own, all);
             meet_first<THREADS>();
@@ -296,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile
     if constexpr (SPLIT > 1) {
         meet();
         if (threadIdx.x < THREADS) write(p, at, all);
-        // Nobody leaves whose sums are still read.
+        // A block must not exit while other blocks still read its sums.
         meet();
     }
 }

@@ -1,9 +1,10 @@
-// Products of a few rows: a warp has OUTPUTS rows of weights at a time, and of 32 neighbouring blocks a lane each. STAGES - 1
-// pieces of weights are under way while one is multiplied. FUSED: all threads of a block make its rows of x ready while
-// the first pieces are under way; else blocks_rows did. The host gives FORMAT, ROWS of x, FLOATS, FUSED, WARPS, STAGES and FN.
+// Products of a few rows. A warp has OUTPUTS rows of weights at a time; of 32 adjacent blocks, each lane has one.
+// STAGES - 1 pieces of weights are in flight while one is multiplied. FUSED: all threads of a block prepare its rows of
+// x while the first pieces are in flight; else blocks_rows has done so. The host gives FORMAT, ROWS of x, FLOATS,
+// FUSED, WARPS, STAGES and FN.
 
 constexpr int OUTPUTS = 4, WORDS = FORMAT == 8 ? 8 : 4;
-// 32 blocks from an even address on, in units of 16 bytes from that address rounded down.
+// 32 blocks from an even address on, in 16-byte units from that address rounded down.
 constexpr int UNITS = (32 * BYTES + 14 + 2 + 15) / 16, ROW_BYTES = UNITS * 16, STAGE = OUTPUTS * ROW_BYTES;
 
 struct Params {
@@ -16,17 +17,17 @@ struct Params {
     i64 columns;  // blocks of threads that share the outputs
 };
 
-// Units of a row that are left when each lane has copied as many as all others. The last few of all rows are one copy.
+// Units of a row that remain after each lane has copied equally many. Those of all OUTPUTS rows are one further copy.
 constexpr int REST = UNITS % 32;
 static_assert(OUTPUTS * REST <= 32, "one copy");
 
-// A row of weights; past the last one that again, which is not written.
+// A row of weights. Past the last one it is the last one again, whose result is not written.
 __device__ __forceinline__ const unsigned char* weights_of(const Params& p, i64 output) {
     return p.w + (output < p.outputs ? output : p.outputs - 1) * p.blocks * BYTES;
 }
 
-// The piece that a warp asks for next: of how many of its rows with that one, and this lane's first unit of each row; and last
-// the unit that it copies of what is left.
+// The next piece that a warp fetches: `left` pieces of its rows including this one, this lane's first unit of each row,
+// and the lane's unit among the remaining ones.
 struct Ahead {
     i64 first, left;
     const unsigned char* units[OUTPUTS + 1];
@@ -40,7 +41,7 @@ __device__ __forceinline__ Ahead ahead_of(const Params& p, i64 first, i64 chunks
     return at;
 }
 
-// Asks for the weights of 32 blocks, which are whole units, of which some are not there at the end.
+// Fetches the weights of 32 blocks in whole units. Units past the end of all weights are skipped.
 __device__ __forceinline__ void fetch(const Params& p, const Ahead& at, int lane, unsigned char* stage) {
     const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
     if (at.units[OUTPUTS - 1] + (UNITS - lane) * 16 <= end) {
@@ -63,7 +64,7 @@ __device__ __forceinline__ void fetch(const Params& p, const Ahead& at, int lane
     }
 }
 
-// The same of the next piece, if there is one.
+// Fetches the next piece, if there is one, and moves on.
 __device__ __forceinline__ void fetch_next(const Params& p, Ahead& at, i64 chunks, i64 step, int lane, unsigned char* stage) {
     if (at.left > 0 && at.first < p.outputs) fetch(p, at, lane, stage);
     commit();
@@ -127,7 +128,7 @@ __device__ __forceinline__ void add(const unsigned (&weights)[OUTPUTS][WORDS], c
 }
 #endif
 
-// Adds the lane's blocks; rows of x are so many bytes apart.
+// Adds the lane's blocks; rows of x are `apart` bytes apart.
 __device__ __forceinline__ void add(const unsigned char* x, i64 apart, const unsigned char* stage,
                                     const Where (&at)[OUTPUTS], int lane, float (&sums)[ROWS][OUTPUTS]) {
     float d[OUTPUTS];
@@ -166,7 +167,7 @@ __device__ __forceinline__ void write(const Params& p, i64 first, i64 group, con
     }
 }
 
-// The rows of a group, those past the last one zeros, as are blocks past the last one.
+// Prepares the rows of a group. Rows and blocks past the last ones are zeros.
 __device__ __forceinline__ void make_all_ready(const Params& p, i64 group, int chunks, unsigned char* to) {
     for (int at = threadIdx.x; at < ROWS * chunks * 128; at += 32 * WARPS) {
         int quarter = at % 4, chunk = at / 128;
@@ -181,7 +182,7 @@ __device__ __forceinline__ void make_all_ready(const Params& p, i64 group, int c
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) blocks_walk(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
     int warp = threadIdx.x / 32, lane;
-    // Read once: the compiler would ask for it again and again.
+    // Volatile, because the compiler would read it again and again.
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     unsigned char* stages = shared + warp * STAGES * STAGE;
     i64 chunks = (p.blocks + 31) / 32, group = blockIdx.x / p.columns, step = p.columns * WARPS * OUTPUTS;
@@ -210,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) blocks_walk(Params p
             copied<STAGES - 1>();
             __syncwarp();
             if (chunk * 32 + lane < p.blocks) add(x, apart, stages + stage * STAGE, at, lane, sums);
-            // The next copy goes where this was read.
+            // The next copy overwrites what was read here.
             __syncwarp();
             next = stage;
             stage = stage + 1 < STAGES ? stage + 1 : 0;

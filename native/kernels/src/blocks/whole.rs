@@ -1,5 +1,4 @@
-//! Ops that do several steps at once, all of them those of the other ops: what a format makes of a tensor, and
-//! what all products make of it.
+//! Ops composed of several others: what a format makes of a tensor, and what all products make of it.
 
 use super::format::Format;
 use super::matmul::{self, Factors};
@@ -12,7 +11,7 @@ use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
 
-/// The names of a format's bytes, of what they are read back as, and of weights.
+/// The names of a format's bytes, of the values read back, and of weights.
 const fn names(format: Format) -> [&'static str; 3] {
     match format {
         Format::Q8 => ["q8_0", "deq8", "w_q8_0"],
@@ -20,7 +19,7 @@ const fn names(format: Format) -> [&'static str; 3] {
     }
 }
 
-/// The option of a size that the shapes must agree with.
+/// Checks that an option for a size agrees with the shapes.
 fn agrees(name: &'static str, option: Option<usize>, size: usize) -> Result<()> {
     match option {
         Some(asked) if asked != size => {
@@ -34,11 +33,11 @@ fn agrees(name: &'static str, option: Option<usize>, size: usize) -> Result<()> 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct F16Options {
-    /// Words about the data, which change nothing.
+    /// A note about the data, without effect.
     pub note: String,
 }
 
-/// The bits of half-precision numbers: rounded to nearest, ties to even; 65520 and more is infinite.
+/// The bits of half-precision numbers: rounded to nearest, ties to even; 65520 and more become infinite.
 pub struct F16Convert;
 
 impl Op for F16Convert {
@@ -78,13 +77,13 @@ impl Op for F16Convert {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RowOptions {
-    /// How many values a row has; any number by default.
+    /// Number of values of a row; any number by default.
     pub n: Option<usize>,
 }
 
 const ROW: &[OptionDoc] = &[OptionDoc { name: "n", takes: "integer", help: "values of a row; any number by default" }];
 
-/// Rows in both formats, and what those are read back as.
+/// Quantizes rows to both formats, and reads them back.
 pub struct BlockQuantize;
 
 impl Op for BlockQuantize {
@@ -151,7 +150,7 @@ impl Op for BlockQuantize {
     }
 }
 
-/// Blocks of either format read back.
+/// Reads blocks of either format back.
 pub struct BlockDequantize;
 
 impl Op for BlockDequantize {

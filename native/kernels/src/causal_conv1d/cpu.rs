@@ -1,11 +1,11 @@
 //! The convolution on the CPU: a channel a lane, and a window of W rows that moves along time.
 //!
-//! Time is cut into stretches of a fixed number of rows, each on its own: the first rows of its window
-//! are read again. Stretches are short, so that what a strip of channels touches during one stays in
-//! the second-level cache while its blocks of lanes go over it one after the other with all they need
-//! in registers. The gradient goes by rows of `xp`: row `r` has all its terms once `du[r]` is known,
-//! and a stretch computes the W - 1 rows of `du` before its own again. Each stretch leaves its own sums
-//! for `dw` and `dbias`, which are added up in order, so the number of threads changes no bit.
+//! Time is cut into independent stretches of a fixed number of rows; the first rows of a stretch's window are read
+//! again. Stretches are short, so that what a strip of channels touches during one stays in the second-level cache
+//! while its blocks of lanes go over it, one after the other, with all they need in registers. The gradient goes by
+//! rows of `xp`: row `r` has all its terms once `du[r]` is known, and a stretch recomputes the W - 1 rows of `du`
+//! before its own. Each stretch leaves its own sums for `dw` and `dbias`, which are added up in order, so the number
+//! of threads changes no bit.
 
 use super::Problem;
 use crate::cpu::pool::Shared;
@@ -20,8 +20,7 @@ use std::ops::Range;
 /// Rows in a stretch.
 const STRETCH: usize = 64;
 
-/// How many channels ahead a row is asked for: the next blocks' lines, which lie in as many pages as
-/// there are rows.
+/// How many channels ahead each row is prefetched: the cache lines of the next blocks, in a page for each row.
 const AHEAD: usize = 64;
 
 /// Channels in a strip, at most: more would push a stretch out of the second-level cache.
@@ -156,7 +155,7 @@ impl<'a, S: Storage> Sums<'a, S> {
         Some(&from[row * channels + block.start..][..block.len()])
     }
 
-    /// The same as a vector.
+    /// Like [`Self::padded`], as a vector.
     #[inline(always)]
     fn load<V: Vector<Element = S::Wide>>(&self, batch: usize, r: usize, block: &Range<usize>) -> V {
         match self.padded(batch, r, block) {

@@ -1,6 +1,6 @@
-//! One token of the causal convolution: the last W - 1 samples of a running sequence and a new one
-//! in, its output and the samples to go on with out. By definition the convolution with `L = 1` and
-//! `init_state = state`, and computed as that.
+//! One token of the causal convolution: from the last W - 1 samples of a running sequence and a new one to its output
+//! and the last W - 1 samples then. It is defined and computed as the convolution with `L = 1` and
+//! `init_state = state`.
 
 use super::{ACTIVATION, Activation, CausalConv1d, Problem};
 use crate::cpu;

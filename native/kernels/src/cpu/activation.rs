@@ -1,4 +1,4 @@
-//! The activation functions as types, so that loops are compiled for each of them.
+//! The activation functions as types, so that loops are compiled separately for each.
 
 use super::math;
 use super::vector::Vector;
@@ -32,7 +32,7 @@ macro_rules! unary {
 }
 
 unary! {
-    /// Nothing at all.
+    /// The identity.
     Identity = same, one;
     /// `1 / (1 + exp(-v))`.
     Sigmoid = math::sigmoid, math::sigmoid_slope;

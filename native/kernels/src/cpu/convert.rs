@@ -1,4 +1,4 @@
-//! Whole slices between the type of storage and that of the arithmetic.
+//! Converts whole slices between the storage type and the type of the arithmetic.
 
 use super::pool::Shared;
 use super::strips::Strips;
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::tensor::Element;
 use std::borrow::Cow;
 
-/// The values in the type of the arithmetic; copied only if that is another one.
+/// The values in the type of the arithmetic. They are copied only if the types differ.
 pub fn widened<'a, S: Storage>(values: &'a [S], exec: &Exec) -> Result<Cow<'a, [S::Wide]>> {
     if S::DTYPE == S::Wide::DTYPE {
         return Ok(Cow::Borrowed(bytemuck::cast_slice(values)));
@@ -17,7 +17,7 @@ pub fn widened<'a, S: Storage>(values: &'a [S], exec: &Exec) -> Result<Cow<'a, [
     Ok(Cow::Owned(wide))
 }
 
-/// Lets `fill` write values in the type of the arithmetic and rounds them to that of storage.
+/// Lets `fill` write values in the type of the arithmetic, then rounds them to the storage type.
 pub fn rounded<S: Storage>(to: &mut [S], exec: &Exec, fill: impl FnOnce(&mut [S::Wide]) -> Result<()>) -> Result<()> {
     if S::DTYPE == S::Wide::DTYPE {
         return fill(bytemuck::cast_slice_mut(to));

@@ -1,4 +1,4 @@
-//! What is done element by element.
+//! Elementwise operations.
 
 use super::activation::Unary;
 use super::math;
@@ -12,10 +12,10 @@ use crate::{with_activation, with_type};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// How many bytes before they are needed inputs and output are asked for.
+/// Prefetch distance for inputs and output, in bytes.
 const AHEAD: usize = 4096;
 
-/// Computes on the CPU, from tensors of one type and shape to another of them.
+/// Computes on the CPU, over tensors of equal type and shape.
 pub fn map(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Result<()> {
     with_type!(to.spec().dtype, S => map_as::<S>(map, inputs, to, exec))
 }
@@ -55,7 +55,7 @@ fn map_as<S: Storage>(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Re
     }
 }
 
-/// A function of `N` values, and of a factor that is the same everywhere.
+/// A function of `N` values and a factor that is the same for all elements.
 trait Function<const N: usize> {
     fn of<V: Vector>(values: [V; N], factor: V) -> V;
 }
@@ -168,7 +168,7 @@ impl<const N: usize> Function<N> for Decay {
     }
 }
 
-/// The product of one or two.
+/// The product of the sigmoids of one or two values.
 #[inline(always)]
 fn product_of_sigmoids<V: Vector>(values: &[V]) -> V {
     let first = math::sigmoid(values[0]);
@@ -252,8 +252,8 @@ impl<S: Storage, F: Function<N>, const N: usize> Work<S::Wide> for Strip<'_, S, 
     fn run<V: Vector<Element = S::Wide>>(self) {
         // SAFETY: strips share no element.
         let to = unsafe { self.to.part(self.range.start, self.range.len()) };
-        // Of one length, so that one check does for all; and copied, for what is behind a reference is read
-        // again after each store.
+        // Slices of one length, so that one bounds check covers all. They are copied to a local: through a reference
+        // they would be reloaded after each store.
         let mut from = *self.inputs;
         let mut i = 0;
         while i < N {
@@ -282,7 +282,7 @@ impl<S: Storage, F: Function<N>, const N: usize> Work<S::Wide> for Strip<'_, S, 
 }
 
 impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
-    /// The elements from `at` to `end`, fewer than a vector; returns `end`.
+    /// The elements from `at` to `end`, fewer than a vector. Returns `end`.
     #[inline(always)]
     fn some<V: Vector<Element = S::Wide>>(from: &[&[S]; N], to: &mut [S], factor: V, at: usize, end: usize) -> usize {
         if at < end {
@@ -291,7 +291,7 @@ impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
         end
     }
 
-    /// Asks for what comes some time after element `at`.
+    /// Prefetches what lies AHEAD bytes after element `at`, once per cache line.
     #[inline(always)]
     fn ask<V: Vector>(from: &[&[S]; N], to: &[S], at: usize) {
         if at % line::<S>() < V::LANES {
@@ -308,7 +308,7 @@ impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
     #[inline(always)]
     fn value<V: Vector<Element = S::Wide>>(from: &[&[S]; N], factor: V, at: usize, count: usize) -> V {
         let mut values = [V::zero(); N];
-        // An iterator would not be inlined here: a call for each vector.
+        // Not an iterator: it would not be inlined here, and would cost a call per vector.
         let mut i = 0;
         while i < N {
             values[i] = S::load(&from[i][at..at + count]);
@@ -343,7 +343,7 @@ pub fn slope_in_place<E: Real>(
     with_activation!(activation, F => strips::<E, SlopeInPlace<F>>(arguments, values, exec))
 }
 
-/// What is done to values in place.
+/// An operation on values in place.
 trait Change {
     fn change<V: Vector>(value: V, argument: V) -> V;
     const ARGUMENTS: bool;

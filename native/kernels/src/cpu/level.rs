@@ -1,4 +1,4 @@
-//! The one place that asks the CPU what it can do.
+//! The one place that detects what the CPU supports.
 
 use super::Exec;
 use super::storage::Storage;
@@ -6,10 +6,10 @@ use super::vector::Vector;
 use crate::error::{Error, Kind, Result};
 use std::sync::OnceLock;
 
-/// A set of instructions that kernels are compiled for, slowest first.
+/// An instruction set that kernels are compiled for, slowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// The plain f64 reference, written to be read and not to be fast.
+    /// The plain f64 reference, written for clarity and not for speed.
     Reference,
     /// One value at a time.
     Scalar,
@@ -22,10 +22,10 @@ pub enum Level {
 }
 
 impl Level {
-    /// All levels, slowest first, whether this CPU has them or not.
+    /// All levels, slowest first, whether this CPU supports them or not.
     pub const ALL: [Level; 5] = [Level::Reference, Level::Scalar, Level::Neon, Level::Avx2, Level::Avx512];
 
-    /// One thread with these instructions.
+    /// One thread with the instructions of this level.
     pub fn alone(self) -> &'static Exec {
         match self {
             Level::Reference => &Exec { level: Level::Reference, threads: 1 },
@@ -47,7 +47,7 @@ impl Level {
         }
     }
 
-    /// The level of that name, if this CPU has it.
+    /// The level of that name, if this CPU supports it.
     pub fn from_name(name: &str) -> Result<Level> {
         Level::available().iter().copied().find(|level| level.name() == name).ok_or_else(|| {
             let names: Vec<_> = Level::available().iter().map(|level| level.name()).collect();
@@ -97,19 +97,19 @@ impl Level {
     }
 }
 
-/// A piece of work on values of type `E` that can be compiled for any vector of them.
+/// Work on values of type `E` that can be compiled for any vector of them.
 ///
-/// `run` and everything below it must be `#[inline(always)]`, or it is compiled without the
-/// instructions of its level. For the same reason no vector may pass through a closure given to the
-/// standard library (`map`, `map_or`, `from_fn`): those are compiled without the instructions.
+/// `run` and everything it calls must be `#[inline(always)]`, or it is compiled without the instructions of its level.
+/// For the same reason no vector may pass through a closure given to the standard library (`map`, `map_or`, `from_fn`):
+/// those are compiled without the instructions.
 pub trait Work<E> {
-    /// What the work gives back.
+    /// The result of the work.
     type Output;
     /// Does the work with vectors of type `V`.
     fn run<V: Vector<Element = E>>(self) -> Self::Output;
 }
 
-/// A type that arithmetic is done in.
+/// A type of the arithmetic.
 pub trait Real: Storage<Wide = Self> + PartialOrd + Vector<Element = Self> {
     /// Does `work` with the instructions of `level`.
     fn dispatch<W: Work<Self>>(level: Level, work: W) -> W::Output;
@@ -122,7 +122,7 @@ impl Real for f32 {
             // SAFETY: this level exists only where `detect` found its instructions.
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => unsafe { super::x86::avx512(work) },
-            // SAFETY: as above.
+            // SAFETY: this level exists only where `detect` found its instructions.
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => unsafe { super::x86::avx2(work) },
             #[cfg(target_arch = "aarch64")]
@@ -133,7 +133,7 @@ impl Real for f32 {
 }
 
 impl Real for f64 {
-    /// One value at a time on every level: f64 is there to check gradients, not to be fast.
+    /// One value at a time on every level: f64 is for checking gradients, not for speed.
     fn dispatch<W: Work<f64>>(_level: Level, work: W) -> W::Output {
         work.run::<f64>()
     }

@@ -1,12 +1,12 @@
-//! Functions over [`Vector`]s of f32, from their polynomials. Vectors of f64 bring their own.
+//! Functions over [`Vector`]s of f32, by polynomials. Vectors of f64 bring their own.
 //!
-//! The largest errors, found by the tests below over all or a dense part of the f32 range, are
-//! named at each function in units of the last place (ULP).
+//! The tests below find the largest errors over all or a dense part of the f32 range. Each function states its error in
+//! units in the last place (ULP).
 
 use super::vector::Vector;
 
-/// `2^f` on [-1/2, 1/2]: minimax in relative error under the constraint `P(0) = 1`, so that a decay
-/// close to 1 keeps its distance from 1.
+/// `2^f` on [-1/2, 1/2]: minimax in relative error with `P(0) = 1`, so that a decay close to 1 keeps its distance
+/// from 1.
 const EXP2: [f64; 6] =
     [1.0, 0.693146977598992, 0.2402224208537671, 0.05550733743470084, 0.009671512639956442, 0.0013264727140072407];
 
@@ -21,7 +21,7 @@ const EXP: [f64; 7] = [
     0.0013814613260782068,
 ];
 
-/// ln 2 in two parts: the first is short, so that a whole number times it is exact.
+/// ln 2 in two parts. The first has few digits, so its product with a whole number is exact.
 const LN2: [f64; 2] = [0.693145751953125, 1.428_606_820_309_417_2e-6];
 
 /// `2 atanh(s) / s` on [0, 1/3], in powers of `s^2`.
@@ -63,7 +63,7 @@ pub fn exp2_fraction<V: Vector>(f: V) -> V {
 }
 
 /// `2^p`, within 2.25 ULP for p from -125.5 to 128. Exactly 1 at 0, infinity from 128 on, 0 where p
-/// rounds to `V::LOWEST` or less: at -125.5 already, but for AVX-512, which keeps subnormal results.
+/// rounds to `V::LOWEST` or less: at -125.5 already, except on AVX-512, which keeps subnormal results.
 /// NaN stays NaN.
 #[inline(always)]
 pub fn exp2<V: Vector>(p: V) -> V {
@@ -95,7 +95,7 @@ pub fn ln_1p<V: Vector>(v: V) -> V {
 /// `ln(v)`, within 2.75 ULP, near 1 too. Minus infinity at 0, NaN below, infinity at infinity; NaN stays NaN.
 #[inline(always)]
 pub fn ln<V: Vector>(v: V) -> V {
-    // Subnormal numbers have no exponent of their own.
+    // Subnormal numbers have no exponent of their own, so they are scaled up by 2^24 first.
     let (normal, up) = (V::constant(f32::MIN_POSITIVE as f64), V::constant((1 << 24) as f64));
     let (m, n) = v.mul(up).where_less(v, normal, v).split();
     let n = n.sub(V::constant(24.0)).where_less(v, normal, n);
@@ -122,7 +122,7 @@ pub fn sigmoid<V: Vector>(v: V) -> V {
     one.div(one.add(V::zero().sub(v).exp()))
 }
 
-/// `erf(v)`, within 4e-7 of the truth and of 1.
+/// `erf(v)`, within 4e-7 of the true value, and never beyond 1 by more than that.
 #[inline(always)]
 pub fn erf<V: Vector>(v: V) -> V {
     let v = v.max(V::constant(-ERF_END)).min(V::constant(ERF_END));
@@ -148,8 +148,8 @@ const SQRT_2_BY_PI: f64 = 0.797_884_560_802_865_4;
 /// The cubic term of the tanh form of GELU.
 const CUBIC: f64 = 0.044715;
 
-/// `v (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (v + 0.044715 v^3)`, where the tanh is a sigmoid: it is
-/// `v / (1 + exp(-2 u))`, by a power of 2, whose factor is in the constants.
+/// `v (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (v + 0.044715 v^3)`. The tanh is a sigmoid, so this is
+/// `v / (1 + exp(-2 u))`. The exponential is a power of 2, whose factor log2(e) is folded into the constants.
 #[inline(always)]
 pub fn gelu_tanh<V: Vector>(v: V) -> V {
     const LINEAR: f64 = -2.0 * SQRT_2_BY_PI * std::f64::consts::LOG2_E;
@@ -167,13 +167,13 @@ fn twice_gelu_argument<V: Vector>(v: V) -> V {
 /// The derivative of [`gelu_tanh`]: with `s = sigmoid(2 u)`, `s + v s (1 - s) 2 u'`.
 #[inline(always)]
 pub fn gelu_tanh_slope<V: Vector>(v: V) -> V {
-    // Beyond, it is 0 or 1; and within, `exp(-2 u)` is finite.
+    // Beyond 10 the slope is 0 or 1, and within, `exp(-2 u)` is finite.
     let v = v.max(V::constant(-10.0)).min(V::constant(10.0));
     let one = V::constant(1.0);
     let e = V::zero().sub(twice_gelu_argument(v)).exp();
     let s = one.div(one.add(e));
     let twice_slope = v.mul(v).mul_add(V::constant(6.0 * SQRT_2_BY_PI * CUBIC), V::constant(2.0 * SQRT_2_BY_PI));
-    // 1 - s without the loss of digits.
+    // 1 - s without cancellation.
     let rest = e.mul(s);
     s.mul(v.mul(twice_slope)).mul_add(rest, s)
 }
@@ -194,7 +194,7 @@ fn normal<V: Vector>(v: V) -> V {
 /// The derivative of [`gelu_erf`]: the normal distribution and `v` times its density.
 #[inline(always)]
 pub fn gelu_erf_slope<V: Vector>(v: V) -> V {
-    // The density is 0 beyond, where the product of 0 and infinity must not be met.
+    // Beyond 40 the density is 0, and 0 times infinity would be NaN.
     let near = v.max(V::constant(-40.0)).min(V::constant(40.0));
     let density = near.mul(near).mul(V::constant(-0.5)).exp().mul(V::constant(0.5 * SQRT_2_BY_PI));
     near.mul_add(density, normal(v))
@@ -203,7 +203,7 @@ pub fn gelu_erf_slope<V: Vector>(v: V) -> V {
 /// The derivative of [`sigmoid`].
 #[inline(always)]
 pub fn sigmoid_slope<V: Vector>(v: V) -> V {
-    // It is even, and the exponential of what is not positive is finite.
+    // The slope is even, and the exponential of a number up to 0 is finite.
     let e = V::zero().sub(v.abs()).exp();
     let s = V::constant(1.0).div(V::constant(1.0).add(e));
     e.mul(s).mul(s)
@@ -266,7 +266,7 @@ mod tests {
     function!(Sigmoid, sigmoid);
     function!(Erf, Vector::erf);
 
-    /// How far an f32 is from the truth, in distances between f32 numbers at the truth.
+    /// The error of an f32, in distances between neighbouring f32 numbers at the true value.
     fn ulp(got: f32, truth: f64) -> f64 {
         let near = truth as f32;
         if got == near {
@@ -282,7 +282,7 @@ mod tests {
         (from.to_bits()..=to.to_bits()).step_by(stride).map(f32::from_bits)
     }
 
-    /// The largest error in ULP over some values, on every level.
+    /// The largest error in ULP over the given values, on every level.
     fn worst(function: impl Function, truth: impl Fn(f64) -> f64, values: impl Iterator<Item = f32> + Clone) -> f64 {
         let mut worst = 0.0f64;
         for &level in Level::available().iter().filter(|&&level| level != Level::Reference) {

@@ -1,10 +1,10 @@
-//! Matrix products, by the `gemm` crate. It asks the CPU itself which instructions there are (up to
-//! AVX-512), so it is as fast on every [`Level`](super::Level); and it adds up each element in an order
-//! that depends on the sizes and the CPU alone, not on the number of threads.
+//! Matrix products, by the `gemm` crate. It detects the CPU's instructions itself (up to AVX-512), so it is equally
+//! fast on every [`Level`](super::Level). It sums each element in an order that depends on the sizes and the CPU alone,
+//! not on the number of threads.
 //!
-//! Products of few rows read the second matrix once and are bound by that; gemm, which packs it first, takes
-//! more than twice as long. They are computed here, where it has 16-bit storage from that. So are those of somewhat
-//! more rows, some rows at a time, while a piece of it stays in the cache.
+//! Products of few rows read the second matrix once and are bound by that. gemm packs it first, which takes more than
+//! twice as long. Such products are computed here, straight from 16-bit storage where the matrix has it. So are those
+//! of somewhat more rows, some rows at a time, while a piece of the second matrix stays in the cache.
 
 use super::convert::widened;
 use super::pool::Shared;
@@ -13,16 +13,16 @@ use crate::error::Result;
 use gemm::Parallelism;
 use std::ops::Range;
 
-/// Up to so many rows of the first matrix are few.
+/// Most rows of the first matrix for which a product counts as one of few rows.
 const FEW: usize = 4;
 
-/// At most about so many elements of the second matrix are a piece of a product of few rows.
+/// Approximate upper limit for the elements of the second matrix in a piece of a product of few rows.
 const PIECE: usize = 1 << 14;
 
-/// So many pieces each thread gets at least.
+/// Least number of pieces per thread.
 const PIECES_PER_THREAD: usize = 4;
 
-/// Below this many multiplications waking a second thread costs more than it saves.
+/// Below this number of multiplications, waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 20;
 
 /// A matrix to read.
@@ -31,12 +31,12 @@ pub struct Matrix<'a, E> {
     values: &'a [E],
     rows: usize,
     columns: usize,
-    /// From element to element down a column, and along a row.
+    /// Distances in elements: down a column, and along a row.
     strides: [usize; 2],
 }
 
 impl<'a, E> Matrix<'a, E> {
-    /// A matrix of `rows` rows, one after the other. Panics where there are not as many values.
+    /// A row-major matrix of `rows` rows. Panics where `values` has another length than `rows * columns`.
     pub fn new(values: &'a [E], rows: usize, columns: usize) -> Self {
         assert_eq!(values.len(), rows * columns, "a matrix of {rows} rows of {columns}");
         Matrix { values, rows, columns, strides: [columns, 1] }
@@ -47,14 +47,14 @@ impl<'a, E> Matrix<'a, E> {
         [self.rows, self.columns]
     }
 
-    /// Some of its columns.
+    /// A range of its columns.
     pub fn part(self, columns: Range<usize>) -> Self {
         assert!(columns.end <= self.columns, "columns that there are");
         let first = (columns.start * self.strides[1]).min(self.values.len());
         Matrix { values: &self.values[first..], columns: columns.len(), ..self }
     }
 
-    /// The same with rows and columns changed.
+    /// The transpose, without a copy: only sizes and strides are exchanged.
     pub fn transposed(self) -> Self {
         let Matrix { values, rows, columns, strides: [down, along] } = self;
         Matrix { values, rows: columns, columns: rows, strides: [along, down] }
@@ -62,15 +62,15 @@ impl<'a, E> Matrix<'a, E> {
 }
 
 impl<E: Copy> Matrix<'_, E> {
-    /// An element.
+    /// The element at a row and a column.
     #[inline(always)]
     pub fn at(&self, row: usize, column: usize) -> E {
         self.values[row * self.strides[0] + column * self.strides[1]]
     }
 }
 
-/// Writes the product `a b`, row after row; or with `add`, adds it to what is there. The second matrix may be in
-/// storage of another type. Panics where the sizes do not fit each other.
+/// Writes the product `a b` in row-major order; with `add`, adds it to `to`. The second matrix may have another storage
+/// type. Panics where the sizes do not match.
 pub fn multiply<S: Storage>(
     a: Matrix<S::Wide>,
     b: Matrix<S>,
@@ -94,12 +94,12 @@ pub fn multiply<S: Storage>(
     by_gemm(a, b, (to, [n, 1]), add, threads)
 }
 
-/// From so many rows on, a result that is written column by column and turned afterwards costs less than what
-/// gemm does otherwise: it packs `b` the slow way, across, where each of its columns lies in order, and more
-/// of it than there is of `a`. Products with dense layers of fewer rows than that are shared by `for_each` alone.
+/// From this number of rows on, it pays to compute the result column by column and transpose it afterwards. Otherwise,
+/// where the columns of `b` are contiguous, gemm packs `b` the slow way, across, and there is more of `b` than of `a`.
+/// Products of dense layers with fewer rows are shared by `for_each` alone.
 pub const SEVERAL: usize = 16;
 
-/// Columns of such a result that are computed and turned at a time.
+/// Columns of such a result that are computed and transposed at a time.
 const PANEL: usize = 4096;
 
 fn by_columns<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, threads: usize) -> Result<()> {
@@ -115,10 +115,10 @@ fn by_columns<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, thre
     Ok(())
 }
 
-/// Rows and columns that are turned together.
+/// Rows and columns that are transposed together.
 const BLOCK: usize = 16;
 
-/// Writes the panel's columns into the rows of `to`, or adds them: those of these numbers.
+/// Transposes the panel into the columns `these` of `to`, or adds it there.
 fn turn_back<E: Real>(
     panel: &[E],
     to: &Shared<E>,
@@ -143,8 +143,8 @@ fn turn_back<E: Real>(
     })
 }
 
-/// Some rows of so many columns of a panel. Lines of the panel, and of the result too, often lie in the same few
-/// sets of the cache: each is read or written once, and turned where that is not so.
+/// Transposes some rows of `columns` columns of a panel. The lines of the panel, and those of the result, often fall
+/// into the same few cache sets. So each line is read or written once, and transposed in a local block.
 #[inline(always)]
 fn square<E: Real>(panel: &[E], height: usize, columns: usize, rows: Range<usize>) -> [[E; BLOCK]; BLOCK] {
     let mut square = [[E::from_f64(0.0); BLOCK]; BLOCK];
@@ -154,7 +154,7 @@ fn square<E: Real>(panel: &[E], height: usize, columns: usize, rows: Range<usize
     square
 }
 
-/// Writes the product to where the elements of the result lie, at these strides.
+/// Writes the product to the result at these strides.
 fn by_gemm<E: Real>(
     a: Matrix<E>,
     b: Matrix<E>,
@@ -168,8 +168,8 @@ fn by_gemm<E: Real>(
     let (zero, one) = (E::from_f64(0.0), E::from_f64(1.0));
     let to = pool::Shared::new(to);
     pool::inside(threads, || {
-        // SAFETY: strides and sizes stay within the slices, as asserted by `multiply` and in `Matrix::new`;
-        // nobody else has a part of `to`.
+        // SAFETY: strides and sizes stay within the slices, as asserted by `multiply` and in `Matrix::new`; no other
+        // part of `to` is alive.
         unsafe {
             let to = to.part(0, m * n).as_mut_ptr();
             let (a, b) = (a.values.as_ptr(), b.values.as_ptr());
@@ -199,17 +199,17 @@ fn by_gemm<E: Real>(
     })
 }
 
-/// Columns, or rows, of the second matrix that are summed together: reading several at a time keeps more of
-/// the memory busy than one does.
+/// Columns, or rows, of the second matrix that are summed together. Reading several at a time makes better use of the
+/// memory channels.
 const TOGETHER: usize = 4;
 
-/// How many elements before they are read columns of the second matrix are asked for.
+/// Prefetch distance for columns of the second matrix, in elements.
 const AHEAD: usize = 512;
 
-/// Columns of the result that stay in the first-level cache where rows of the second matrix are read.
+/// Columns of the result that stay in the first-level cache while rows of the second matrix are read.
 const WIDE: usize = 1024;
 
-/// A product of few rows.
+/// A product whose first matrix has few rows.
 struct FewRows<'a, S: Storage> {
     a: Matrix<'a, S::Wide>,
     b: Matrix<'a, S>,
@@ -218,7 +218,7 @@ struct FewRows<'a, S: Storage> {
 }
 
 impl<S: Storage> FewRows<'_, S> {
-    /// Shares the columns of the result among threads.
+    /// Distributes the columns of the result over threads.
     fn run(&self, threads: usize, exec: &Exec) -> Result<()> {
         let columns = self.b.columns;
         let narrow = (PIECE / self.b.rows).min(columns / (threads * PIECES_PER_THREAD));
@@ -236,7 +236,7 @@ impl<S: Storage> FewRows<'_, S> {
         })
     }
 
-    /// `M` rows of the result from `first` on, at some columns.
+    /// `M` rows of the result from `first` on, at the given columns.
     fn rows<const M: usize>(&self, first: usize, columns: Range<usize>, exec: &Exec) {
         let piece = Piece::<S, M> { of: self, first, columns };
         match self.b.strides[0] {
@@ -246,7 +246,7 @@ impl<S: Storage> FewRows<'_, S> {
     }
 }
 
-/// Some columns of `M` rows of the result.
+/// A range of columns of `M` rows of the result.
 struct Piece<'a, S: Storage, const M: usize> {
     of: &'a FewRows<'a, S>,
     first: usize,
@@ -254,11 +254,11 @@ struct Piece<'a, S: Storage, const M: usize> {
 }
 
 impl<S: Storage, const M: usize> Piece<'_, S, M> {
-    /// A row of the result, at some of the columns.
+    /// A row of the result, at some of the piece's columns.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     fn result(&self, row: usize, columns: Range<usize>) -> &mut [S::Wide] {
-        // SAFETY: pieces share no element, and each is gone through by one thread, one row after the other.
+        // SAFETY: pieces share no element, and one thread processes each, one row after the other.
         unsafe { self.of.to.part((self.first + row) * self.of.b.columns + columns.start, columns.len()) }
     }
 
@@ -268,8 +268,7 @@ impl<S: Storage, const M: usize> Piece<'_, S, M> {
     }
 }
 
-/// Where the second matrix has its columns one behind the other: each element is the sum of a product of two
-/// slices.
+/// For a second matrix with contiguous columns: each element is a dot product of two slices.
 struct Dots<'a, S: Storage, const M: usize>(Piece<'a, S, M>);
 
 impl<S: Storage, const M: usize> Work<S::Wide> for Dots<'_, S, M> {
@@ -294,11 +293,11 @@ impl<S: Storage, const M: usize> Dots<'_, S, M> {
         let mut sums = [[V::zero(); TOGETHER]; M];
         let mut b = [&[][..]; TOGETHER];
         for (k, b) in b.iter_mut().enumerate() {
-            // Columns past the last are computed as the last, and not written.
+            // Columns past the last repeat the last one, and are not written.
             *b = &of.b.values[(column + k.min(count - 1)) * of.b.strides[1]..][..inner];
         }
         let a: [&[S::Wide]; M] = std::array::from_fn(|row| &self.0.row_of_a(row)[..inner]);
-        // What comes after a long column is read at the same time: asked for is what comes after all of them.
+        // The memory after a long column is another column of this group, so the prefetch skips to after the group.
         let skip = if inner > AHEAD { TOGETHER * of.b.strides[1] - inner } else { 0 };
         each_vector!(inner, |at, end| {
             let ahead = at + AHEAD + if at + AHEAD < inner { 0 } else { skip };
@@ -324,7 +323,7 @@ impl<S: Storage, const M: usize> Dots<'_, S, M> {
     }
 }
 
-/// Where the second matrix has its rows one behind the other: four of them at a time are added to the result.
+/// For a second matrix with contiguous rows: four of them at a time are added to the result.
 struct Rows<'a, S: Storage, const M: usize>(Piece<'a, S, M>);
 
 impl<S: Storage, const M: usize> Work<S::Wide> for Rows<'_, S, M> {

@@ -1,6 +1,6 @@
-//! What CPU kernels are written with: [`level`] (what this CPU can do), [`vector`] (one narrow SIMD
-//! trait), [`math`] and [`activation`] (functions over it), [`pool`] (our own threads),
-//! [`strips`] (sharing channels among them), [`matrix`] and [`panels`] (products).
+//! The building blocks of CPU kernels: [`level`] (what this CPU supports), [`vector`] (one narrow SIMD trait), [`math`]
+//! and [`activation`] (functions over it), [`pool`] (threads), [`strips`] (sharing channels among them), [`matrix`] and
+//! [`panels`] (products).
 
 pub mod activation;
 pub mod convert;
@@ -27,23 +27,23 @@ pub use storage::Storage;
 pub use vector::Vector;
 pub(crate) use vector::{each_vector, unrolled};
 
-/// How to run on the CPU: which instructions and how many threads.
+/// How to run on the CPU: the instructions and the number of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exec {
     /// The instructions to use.
     pub level: Level,
-    /// How many threads share the work; at least 1.
+    /// Number of threads that share the work; at least 1.
     pub threads: usize,
 }
 
 impl Default for Exec {
-    /// The best level of this CPU with as many threads as [`pool::default_threads`] says.
+    /// The best level of this CPU, with [`pool::default_threads`] threads.
     fn default() -> Self {
         Exec { level: Level::best(), threads: pool::default_threads() }
     }
 }
 
-/// Orders what [`Vector::stream`] wrote before whatever this thread does next.
+/// Orders the writes of [`Vector::stream`] before everything that this thread does next.
 #[inline(always)]
 pub fn fence() {
     #[cfg(target_arch = "x86_64")]
@@ -53,10 +53,10 @@ pub fn fence() {
     }
 }
 
-/// An output of so many bytes does not stay in the caches.
+/// From this number of bytes on, an output does not stay in the caches.
 const LARGE: usize = 16 << 20;
 
-/// So many threads are held up by the latency of the memory, more of them by its bandwidth.
+/// Up to this number of threads memory latency is the limit, beyond it bandwidth.
 const FEW_THREADS: usize = 8;
 
 /// How an output is written.
@@ -64,15 +64,15 @@ const FEW_THREADS: usize = 8;
 pub enum Writing {
     /// It stays in the caches.
     Plain,
-    /// Its cache lines are asked for long before they are written: two threads copy 64 MiB in 6.3 ms like
-    /// this, in 7.1 past the caches and in 9.1 without (Cascade Lake).
+    /// Cache lines are prefetched long before they are written. Two threads copy 64 MiB in 6.3 ms like this, in 7.1
+    /// past the caches and in 9.1 without either (Cascade Lake).
     Ahead,
-    /// Past the caches: the memory then need not be read first, which makes two thirds of the traffic.
+    /// Past the caches. The old contents then need not be read first, which cuts the traffic to two thirds.
     Past,
 }
 
 impl Writing {
-    /// The best for an output of so many bytes.
+    /// The best way to write an output of `bytes` bytes.
     pub fn of(bytes: usize, exec: &Exec) -> Writing {
         match exec.threads {
             _ if bytes < LARGE => Writing::Plain,
@@ -82,13 +82,13 @@ impl Writing {
     }
 }
 
-/// How many elements a cache line holds.
+/// Elements per cache line.
 #[inline(always)]
 pub const fn line<T>() -> usize {
     64 / size_of::<T>()
 }
 
-/// Asks for the cache line of an element of a slice, to write it soon. Only a hint, as [`prefetch`] is.
+/// Prefetches the cache line of an element, to write it soon. Only a hint, as [`prefetch`] is.
 #[inline(always)]
 pub fn prefetch_to_write<T>(start: *const T, at: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -101,8 +101,8 @@ pub fn prefetch_to_write<T>(start: *const T, at: usize) {
     let _ = (start, at);
 }
 
-/// Asks for the cache line of an element of a slice, to use it soon. Only a hint, but one that
-/// matters where rows lie far apart, which the hardware does not foresee.
+/// Prefetches the cache line of an element, to use it soon. Only a hint, but it matters where rows lie far apart, which
+/// the hardware does not predict.
 #[inline(always)]
 pub fn prefetch<T>(start: *const T, at: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -115,11 +115,11 @@ pub fn prefetch<T>(start: *const T, at: usize) {
     let _ = (start, at);
 }
 
-/// The same into the cache of the first level.
+/// Like [`prefetch`], but into the first-level cache.
 #[inline(always)]
 pub fn prefetch_near<T>(start: *const T, at: usize) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above.
+    // SAFETY: a prefetch never faults, and SSE is part of the base of every x86-64 CPU.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast());

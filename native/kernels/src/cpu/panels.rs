@@ -1,35 +1,35 @@
-//! A matrix that is multiplied with a few vectors again and again, as in each step of a recurrence: packed so that
-//! a product reads it in order, some rows at a time whose sums stay in registers.
+//! A matrix that is multiplied with a few vectors repeatedly, as in each step of a recurrence. It is packed so that a
+//! product reads it in order, some rows at a time, with sums that stay in registers.
 
 use super::matrix::Matrix;
 use super::pool::{self, Shared};
 use super::{Exec, Level, Real, Storage, Vector, Work, prefetch_near, unrolled};
 use crate::error::Result;
 
-/// Vectors of rows in a panel.
+/// Height of a panel, in vectors of rows.
 const VECTORS: usize = 4;
 
-/// Columns that are packed together: a cache line of each row is read once, and written while near.
+/// Columns that are packed together. A cache line of each row is read once, and written while it is still cached.
 const BLOCK: usize = 16;
 
-/// Vectors that a panel is multiplied with before another thread may go on.
+/// Vectors that one thread multiplies a panel with before work is shared out again.
 const TOGETHER: usize = 64;
 
-/// How many elements before they are read those of a panel are asked for.
+/// Prefetch distance within a panel, in elements.
 const AHEAD: usize = 2048;
 
-/// The rows of a matrix in panels: in each, the first elements of all its rows, then the second ones, and so on.
+/// The rows of a matrix in panels. A panel has the first elements of all its rows, then the second ones, and so on.
 pub struct Panels<S> {
     values: Vec<S>,
     rows: usize,
     inner: usize,
-    /// Rows of a panel; of the last one some may be zeros.
+    /// Rows of a panel; the last panel is padded with zeros.
     width: usize,
     level: Level,
 }
 
 impl<S: Storage> Panels<S> {
-    /// Packs a matrix for products on `exec.level`.
+    /// Packs a matrix for products with the instructions of `exec.level`.
     pub fn pack(matrix: Matrix<S>, exec: &Exec) -> Result<Self> {
         let width = VECTORS * S::Wide::dispatch(exec.level, Lanes);
         let [rows, inner] = matrix.dims();
@@ -43,30 +43,30 @@ impl<S: Storage> Panels<S> {
         Ok(Panels { values, rows, inner, width, level: exec.level })
     }
 
-    /// How many panels there are.
+    /// Number of panels.
     pub fn count(&self) -> usize {
         self.rows.div_ceil(self.width)
     }
 
-    /// The rows of a panel.
+    /// The rows of the matrix in a panel.
     pub fn rows(&self, panel: usize) -> std::ops::Range<usize> {
         panel * self.width..self.rows.min((panel + 1) * self.width)
     }
 
-    /// Writes the sums of a panel's rows with each of the vectors, the rows of `vectors`, into the columns of these
-    /// numbers of `to`, whose rows are as long as the matrix has rows; or adds them there.
+    /// Multiplies a panel's rows with each of the `vectors` (the rows of that matrix). The products go into the columns
+    /// [`Panels::rows`] of `to`, whose rows are as long as the matrix has rows; with `add` they are added there.
     ///
     /// # Safety
-    /// Nobody else has these columns of `to` at the same time.
+    /// No other thread accesses these columns of `to` at the same time.
     pub unsafe fn multiply(&self, panel: usize, vectors: &[S::Wide], to: &Shared<S::Wide>, add: bool) {
         // SAFETY: the caller's promise.
         unsafe { self.multiply_from(0, panel, vectors, to, add) };
     }
 
-    /// The same into the rows of `to` from `first` on.
+    /// Like [`Panels::multiply`], into the rows of `to` from `first` on.
     ///
     /// # Safety
-    /// Nobody else has these columns of these rows at the same time.
+    /// No other thread accesses these columns of these rows at the same time.
     unsafe fn multiply_from(&self, first: usize, panel: usize, vectors: &[S::Wide], to: &Shared<S::Wide>, add: bool) {
         assert_eq!(vectors.len() % self.inner.max(1), 0, "vectors as long as the rows");
         S::Wide::dispatch(self.level, Product { of: self, panel, vectors, first, to, add });
@@ -111,7 +111,7 @@ struct Product<'a, S: Storage> {
     of: &'a Panels<S>,
     panel: usize,
     vectors: &'a [S::Wide],
-    /// The row of `to` that the first of them is for.
+    /// The row of `to` for the first vector.
     first: usize,
     to: &'a Shared<'a, S::Wide>,
     add: bool,
@@ -120,7 +120,7 @@ struct Product<'a, S: Storage> {
 impl<S: Storage> Work<S::Wide> for Product<'_, S> {
     type Output = ();
 
-    /// Several vectors share each element of the matrix that is read, as many as there are registers for.
+    /// Each element of the matrix that is read meets several vectors, limited by the number of registers.
     #[inline(always)]
     fn run<V: Vector<Element = S::Wide>>(self) {
         let count = self.vectors.len() / self.of.inner.max(1);
@@ -170,7 +170,7 @@ impl<S: Storage> Product<'_, S> {
     #[inline(always)]
     fn store<V: Vector<Element = S::Wide>>(&self, vector: usize, sums: [V; VECTORS]) {
         let rows = self.of.rows(self.panel);
-        // SAFETY: `multiply`'s caller promises that nobody else has these columns.
+        // SAFETY: `multiply`'s caller promises exclusive access to these columns.
         let to = unsafe { self.to.part((self.first + vector) * self.of.rows + rows.start, rows.len()) };
         unrolled!(r < VECTORS, {
             let to = &mut to[rows.len().min(r * V::LANES)..rows.len().min((r + 1) * V::LANES)];

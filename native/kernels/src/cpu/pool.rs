@@ -1,5 +1,5 @@
-//! Our own threads, made on first use: a crew per number of them for one caller at a time, and a rayon pool for all others, apart
-//! from anybody else's.
+//! The threads of this crate, created on first use and separate from those of other libraries. For each number of
+//! threads there is a thread pool for one caller at a time (a crew), and a rayon pool for all concurrent callers.
 
 use super::team::{self, Crew, Mine};
 use crate::error::{Error, Kind, Result};
@@ -9,17 +9,17 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// The most threads that can be asked for.
+/// The largest number of threads that can be requested.
 pub const MAX_THREADS: usize = 1024;
 
-/// How many threads are used where none are asked for: one per available core.
+/// The default number of threads: one per available core.
 pub fn default_threads() -> usize {
-    // Asking the system reads files, which takes longer than a short op.
+    // Cached, because the query reads files, which takes longer than a short op.
     static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
     *CORES
 }
 
-/// Proves that a number of threads can be had.
+/// Checks that a number of threads is valid.
 pub fn checked(threads: usize) -> Result<usize> {
     if (1..=MAX_THREADS).contains(&threads) {
         return Ok(threads);
@@ -27,8 +27,8 @@ pub fn checked(threads: usize) -> Result<usize> {
     Err(Error::new(Kind::Option, "threads").expected(format_args!("a number from 1 to {MAX_THREADS}")).got(threads))
 }
 
-/// Calls `work(i)` for every `i` below `count`, shared among `threads` threads. The caller is one of them,
-/// so a short op does not wait for two others to wake, and where all others are busy it does everything.
+/// Calls `work(i)` for every `i` below `count`, shared among `threads` threads. The caller is one of them. So a short
+/// op does not wait for other threads to wake, and if all others are busy, the caller does everything.
 pub fn for_each(threads: usize, count: usize, work: impl Fn(usize) + Send + Sync) -> Result<()> {
     if threads == 1 || count <= 1 {
         (0..count).for_each(work);
@@ -46,9 +46,9 @@ pub fn for_each(threads: usize, count: usize, work: impl Fn(usize) + Send + Sync
     Ok(())
 }
 
-/// Does work that calls [`for_each`] again and again. The threads that it is shared with stay awake until it is
-/// done: a call costs 1 us then, and not the 30 to 100 that a thread takes to wake. Nothing in it may need the pool
-/// itself, as [`inside`] does.
+/// Does work that calls [`for_each`] repeatedly. Its helper threads stay awake until the work is done: a call then
+/// costs 1 us, not the 30 to 100 that waking a thread takes. Nothing in it may need the pool itself, as [`inside`]
+/// does.
 pub fn awake<T>(threads: usize, work: impl FnOnce() -> T) -> Result<T> {
     if threads == 1 || team::is_there() {
         return Ok(work());
@@ -61,19 +61,20 @@ pub fn awake<T>(threads: usize, work: impl FnOnce() -> T) -> Result<T> {
     Ok(work())
 }
 
-/// So much less work is worth a thread that is awake.
+/// An awake thread pays off for work smaller by this factor.
 const AWAKE: usize = 32;
 
-/// How many of `threads` are to share `work` where `least` is worth waking another one.
+/// Number of threads that should share `work`, if from `least` on waking another one pays off.
 pub fn worth(threads: usize, work: usize, least: usize) -> usize {
     let least = if team::is_there() { least / AWAKE } else { least };
     if work < least { 1 } else { threads }
 }
 
-/// Numbers in shares of neighbours, a share for each thread; who is done with its own goes on with others'.
+/// The numbers below `count`, split into contiguous shares, one per thread. A thread that finishes its own share takes
+/// from the others.
 struct Shares {
     count: usize,
-    /// The next number of each share that nobody has taken.
+    /// The next number of each share that no thread has taken.
     next: Vec<AtomicUsize>,
 }
 
@@ -86,7 +87,7 @@ impl Shares {
         self.next.len()
     }
 
-    /// Calls `work` with the numbers of share `own`, then with those that others have left.
+    /// Calls `work` with the numbers of share `own`, then with those left in other shares.
     fn take(&self, own: usize, work: impl Fn(usize)) {
         for share in (own..self.len()).chain(0..own) {
             let end = (share + 1) * self.count / self.len();
@@ -96,7 +97,7 @@ impl Shares {
     }
 }
 
-/// Does work that shares itself among the threads of the rayon pool that it finds itself in.
+/// Does work that splits itself over the rayon pool in which it runs.
 pub fn inside<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> Result<T> {
     if threads == 1 {
         return Ok(work());
@@ -104,7 +105,7 @@ pub fn inside<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> Resul
     Ok(pool(checked(threads)?)?.install(work))
 }
 
-/// A slice whose parts are written from several threads, none of them twice.
+/// A slice whose disjoint parts are written from several threads.
 pub struct Shared<'a, T> {
     start: *mut T,
     len: usize,
@@ -113,16 +114,16 @@ pub struct Shared<'a, T> {
 
 // SAFETY: it only hands out parts of a slice of `T`, and its callers promise that they are disjoint.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
-// SAFETY: as above.
+// SAFETY: it only hands out parts of a slice of `T`, and its callers promise that they are disjoint.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
-    /// Takes the slice for as long as parts of it are handed out.
+    /// Borrows the slice for as long as parts of it are handed out.
     pub fn new(slice: &'a mut [T]) -> Self {
         Shared { start: slice.as_mut_ptr(), len: slice.len(), lifetime: PhantomData }
     }
 
-    /// Where the slice starts.
+    /// The address of the first element.
     #[inline(always)]
     pub fn as_ptr(&self) -> *const T {
         self.start
@@ -136,7 +137,7 @@ impl<'a, T> Shared<'a, T> {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start <= self.len && len <= self.len - start, "a part outside its slice");
-        // SAFETY: the range is inside the slice, and the caller promises that nobody else has it.
+        // SAFETY: the range is inside the slice, and the caller promises that no live part overlaps it.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 }
@@ -154,10 +155,10 @@ fn crew(threads: usize) -> Result<Arc<Crew>> {
     made(&CREWS, threads, || Crew::new(threads, default_threads()))
 }
 
-/// Those of each number of threads.
+/// The pools by their number of threads.
 type Made<T> = LazyLock<Mutex<HashMap<usize, Arc<T>>>>;
 
-/// The one of so many threads, which is made where there is none.
+/// The pool of `threads` threads, created if there is none.
 fn made<T, E: std::fmt::Display>(
     all: &Made<T>,
     threads: usize,

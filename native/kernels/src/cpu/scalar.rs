@@ -37,7 +37,7 @@ macro_rules! one_lane {
             fn div(self, other: Self) -> Self {
                 self / other
             }
-            // Not `mul_add` of the standard library: without the instruction that is a slow call.
+            // Not `mul_add` of the standard library, which is a slow call without the instruction.
             #[inline(always)]
             fn mul_add(self, factor: Self, term: Self) -> Self {
                 self * factor + term
@@ -84,7 +84,7 @@ macro_rules! one_lane {
 }
 
 one_lane!(f32, {
-    // Adding and taking away 1.5 * 2^23 rounds to a whole number; values here are far smaller.
+    // Adding and subtracting 1.5 * 2^23 rounds to a whole number; values here are far smaller.
     #[inline(always)]
     fn round(self) -> Self {
         const SHIFT: f32 = 12582912.0;

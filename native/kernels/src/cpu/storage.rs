@@ -1,22 +1,22 @@
-//! Loading and storing the element types of tensors as vectors of the type of the arithmetic.
+//! Loads and stores the element types of tensors as vectors of the type of the arithmetic.
 
 use super::level::Real;
 use super::vector::{MAX_LANES, Vector};
 use crate::tensor::Element;
 use half::{bf16, f16};
 
-/// An element type as kernels see it: stored narrow, computed wide.
+/// An element type as kernels see it: narrow in memory, wide in arithmetic.
 pub trait Storage: Element {
     /// The type of the arithmetic.
     type Wide: Real + Storage<Wide = Self::Wide>;
 
     /// The first `V::LANES` values, widened; lanes past the end of the slice are zero.
     fn load<V: Vector<Element = Self::Wide>>(values: &[Self]) -> V;
-    /// Rounds and writes as many lanes as the slice has room for.
+    /// Rounds and writes the first lanes, up to the length of the slice.
     fn store<V: Vector<Element = Self::Wide>>(vector: V, values: &mut [Self]);
     /// One value, widened.
     fn widen(self) -> Self::Wide;
-    /// How many values at the front to write in another way before [`Storage::stream`] can be used.
+    /// Number of leading values to write in another way before [`Storage::stream`] can be used.
     #[inline(always)]
     fn to_alignment<V: Vector<Element = Self::Wide>>(_: &[Self]) -> usize {
         0
@@ -87,7 +87,7 @@ impl Storage for bf16 {
     }
 }
 
-/// Round to nearest, ties to even, without a branch, so that the loop around it becomes vector code.
+/// Rounds to nearest, ties to even, without a branch, so that the loop around it is vectorized.
 #[inline(always)]
 fn round_to_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();

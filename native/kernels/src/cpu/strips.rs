@@ -1,14 +1,14 @@
-//! Work that is independent from channel to channel, shared among threads: each gets some
-//! neighbouring channels of some rows, where a row is a batch or a stretch of time in it.
+//! Work that is independent per channel, shared among threads. Each thread gets some adjacent channels of some rows,
+//! where a row is a batch or a stretch of time in it.
 
 use super::{Exec, Vector, pool};
 use crate::error::Result;
 use std::ops::Range;
 
-/// Below this many elements waking a second thread costs more than it saves.
+/// Below this number of elements, waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 16;
 
-/// Strips start at multiples of this, so that threads share few cache lines.
+/// Strips start at multiples of this number of channels, so that threads share few cache lines.
 const ALIGN: usize = 32;
 
 /// Rows of channels, cut into strips.
@@ -21,9 +21,9 @@ pub struct Strips {
 }
 
 impl Strips {
-    /// Cuts `rows` of `channels` into strips of at most `widest` channels, one for each thread where
-    /// there are fewer rows: narrower ones read memory out of order, which costs more than a thread
-    /// that is held up. `elements` is how much work all of it is.
+    /// Cuts `rows` rows of `channels` channels into strips of at most `widest` channels. There is one strip per thread
+    /// where there are fewer rows than threads. Narrower strips read memory out of order, which costs more than an idle
+    /// thread. `elements` is the size of all the work.
     pub fn new(exec: &Exec, rows: usize, channels: usize, elements: usize, widest: usize) -> Strips {
         let threads = pool::worth(exec.threads, elements, WORTH_SHARING);
         let width = channels.div_ceil(threads.div_ceil(rows.max(1))).next_multiple_of(ALIGN);
@@ -40,7 +40,7 @@ impl Strips {
     }
 }
 
-/// The values of a strip as vectors, or zeros for its `len` channels.
+/// The values of a strip as vectors; zeros for its `len` channels without values.
 #[inline(always)]
 pub fn load<V: Vector>(values: Option<&[V::Element]>, len: usize) -> Vec<V> {
     let mut vectors = vec![V::zero(); len.div_ceil(V::LANES)];
@@ -52,7 +52,7 @@ pub fn load<V: Vector>(values: Option<&[V::Element]>, len: usize) -> Vec<V> {
     vectors
 }
 
-/// The way back.
+/// Writes the vectors of a strip back to its values.
 #[inline(always)]
 pub fn store<V: Vector>(vectors: &[V], values: &mut [V::Element]) {
     for (vector, values) in vectors.iter().zip(values.chunks_mut(V::LANES)) {

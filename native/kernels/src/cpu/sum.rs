@@ -6,14 +6,13 @@ use crate::cpu::pool::Shared;
 use crate::error::Result;
 use std::ops::Range;
 
-/// Rows that are summed before their sum is added to the total: two short sums in place of a long
-/// one lose less.
+/// Rows that are summed before their sum is added to the total: two short sums lose less precision than a long one.
 const TOGETHER: usize = 64;
 
-/// Wider strips would push their sums out of the first-level cache.
+/// Upper limit for a strip's channels, so that its sums stay in the first-level cache.
 const WIDEST: usize = 2048;
 
-/// Writes the sums of the columns of a matrix whose rows are as long as `sums`.
+/// Writes the column sums of a matrix whose rows are as long as `sums`.
 pub fn columns<S: Storage>(values: &[S], sums: &mut [S::Wide], exec: &Exec) -> Result<()> {
     let width = sums.len();
     let sums = Shared::new(sums);

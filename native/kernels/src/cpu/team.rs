@@ -1,6 +1,6 @@
-//! Threads that wait awake for the calls of [`for_each`](super::pool::for_each): work that comes in many short calls, such as a
-//! step of a model, does not wait for another thread to wake in each of them. A caller can have a team of its own; a crew is for
-//! one caller after the other, and sleeps when none has come for a while.
+//! Threads that wait awake for the calls of [`for_each`](super::pool::for_each). Work that comes in many short calls,
+//! such as a step of a model, then does not wait in each call for a thread to wake. A caller can own a [`Team`]. A
+//! [`Crew`] is a shared thread pool: it serves one caller at a time, and sleeps when no call has come for a while.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -10,16 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// Helpers and their caller, who gives them one job at a time.
+/// Helper threads and their caller, which gives them one job at a time.
 #[derive(Default)]
 pub struct Team {
-    /// Jobs that there were.
+    /// Number of jobs so far.
     jobs: AtomicUsize,
     open: AtomicBool,
-    /// Helpers that are at work on the present job.
+    /// Helpers that are working on the current job.
     busy: AtomicUsize,
     present: Mutex<Present>,
-    /// Helpers that may be asleep.
+    /// The wakers of helpers that may be asleep.
     sleepers: Vec<Sleeper>,
 }
 
@@ -28,18 +28,18 @@ type Job<'j> = &'j (dyn Fn(usize) + Sync);
 #[derive(Default)]
 struct Present {
     job: Option<Job<'static>>,
-    /// Threads that it is for, the caller among them.
+    /// Threads that the job is for, including the caller.
     threads: usize,
-    /// What a helper panicked with.
+    /// The payload of a helper's panic.
     panic: Option<Box<dyn Any + Send>>,
 }
 
 thread_local! {
-    /// The team of this thread, unless it is at work for it.
+    /// The team of this thread; empty while the thread works on one of its jobs.
     static MINE: Cell<Option<Arc<Team>>> = const { Cell::new(None) };
 }
 
-/// Whether this thread has helpers that are awake.
+/// Whether this thread has awake helpers.
 pub fn is_there() -> bool {
     let team = MINE.take();
     let there = team.is_some();
@@ -47,28 +47,28 @@ pub fn is_there() -> bool {
     there
 }
 
-/// Calls `job(i)` for all `i` below `threads` at once, or for some of them where helpers are late: others must do
-/// with what they find. Returns false where this thread has no helpers.
+/// Calls `job(i)` for all `i` below `threads` in parallel. Helpers that are late may miss their call, so the calls that
+/// run must complete all the work. Returns false where this thread has no helpers.
 pub fn run(threads: usize, job: Job) -> bool {
-    // Jobs within the job find no team.
+    // Calls within the job find no team.
     let Some(team) = MINE.take() else { return false };
     team.run(threads, job);
     MINE.set(Some(team));
     true
 }
 
-/// What makes a new team that of this thread, until it is dropped.
+/// Makes a new team that of this thread, until it is dropped.
 pub struct Mine(Arc<Team>);
 
 impl Mine {
-    /// A team; its helpers are those threads who [`serve`](Team::serve) it.
+    /// A team without helpers; a thread becomes one by calling [`serve`](Team::serve).
     pub fn new() -> Mine {
         let team = Arc::new(Team { open: AtomicBool::new(true), ..Team::default() });
         MINE.set(Some(team.clone()));
         Mine(team)
     }
 
-    /// The team, for its helpers.
+    /// The team, to be shared with its helpers.
     pub fn team(&self) -> Arc<Team> {
         self.0.clone()
     }
@@ -82,7 +82,7 @@ impl Drop for Mine {
 }
 
 impl Team {
-    /// Does jobs as number `own` of the team, as long as there may be any.
+    /// Runs jobs as helper `own` of the team until the team is closed.
     pub fn serve(&self, own: usize) {
         let (mut seen, mut waiting) = (0, Waiting(0));
         while self.open.load(Ordering::Acquire) {
@@ -104,7 +104,7 @@ impl Team {
         self.busy.fetch_sub(1, Ordering::Release);
     }
 
-    /// The present job, which from now on does not end before this helper has left it.
+    /// The current job. It does not end before this helper has left it.
     fn enter(&self, own: usize) -> Option<Job<'static>> {
         let present = self.present();
         let job = present.job.filter(|_| own < present.threads)?;
@@ -113,8 +113,8 @@ impl Team {
     }
 
     fn run(&self, threads: usize, job: Job) {
-        // SAFETY: it is gone before `job` is: `Leaving` takes it away and waits for those who have it, however this
-        // function is left.
+        // SAFETY: the job leaves `present` before its borrow ends. `Leaving` removes it and waits for the helpers that
+        // hold it, however this function is left.
         let lasting = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         *self.present() = Present { job: Some(lasting), threads, panic: None };
         self.jobs.fetch_add(1, Ordering::SeqCst);
@@ -133,7 +133,7 @@ impl Team {
     }
 }
 
-/// A helper that may be asleep.
+/// The waker of a helper that may be asleep.
 #[derive(Default)]
 struct Sleeper {
     thread: OnceLock<Thread>,
@@ -141,7 +141,7 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Called by whoever changed what it waits for.
+    /// Called after a change of what the helper waits for.
     fn wake(&self) {
         if self.asleep.swap(false, Ordering::SeqCst)
             && let Some(thread) = self.thread.get()
@@ -150,11 +150,11 @@ impl Sleeper {
         }
     }
 
-    /// Sleeps for as long as it is to wait; called by the helper alone.
+    /// Sleeps while `waits()` is true; called by the helper alone.
     fn sleep(&self, waits: impl Fn() -> bool) {
         self.thread.get_or_init(thread::current);
         loop {
-            // Anew each time: somebody may have come late to wake it for what it has seen already.
+            // Set in each round: a late waker may have cleared it for a change that this helper has seen already.
             self.asleep.store(true, Ordering::SeqCst);
             if !waits() {
                 break;
@@ -165,20 +165,20 @@ impl Sleeper {
     }
 }
 
-/// How long a crew waits awake: a good part of what waking it takes, and what lies between an op and the next one of a program
-/// that calls them one by one.
+/// How long helpers wait awake. It covers a good part of the cost of waking one, and the gap between two ops of a
+/// program that calls them one by one.
 const LINGER: Duration = Duration::from_micros(150);
 
-/// Helpers who serve one caller after the other, with threads of their own.
+/// A pool of helper threads that serves one caller at a time.
 pub struct Crew {
     team: Team,
     taken: Mutex<()>,
-    /// How long helpers stay awake. More threads than cores would take these from those who work.
+    /// How long helpers stay awake. With more threads than cores they would take cores from working threads.
     linger: Duration,
 }
 
 impl Crew {
-    /// For so many threads, the caller among them, on so many cores.
+    /// A pool of `threads` threads, including the caller, on `cores` cores.
     pub fn new(threads: usize, cores: usize) -> std::io::Result<Arc<Crew>> {
         let sleepers = (1..threads).map(|_| Sleeper::default()).collect();
         let linger = if threads <= cores { LINGER } else { Duration::ZERO };
@@ -190,7 +190,7 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Calls `job(i)` as [`run`] does. Returns false where another caller has the crew.
+    /// Calls `job(i)` as [`run`] does. Returns false where another caller is using the pool.
     pub fn run(&self, threads: usize, job: Job) -> bool {
         let _taken = match self.taken.try_lock() {
             Ok(taken) => taken,
@@ -228,11 +228,11 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// How often somebody has waited.
+/// Counts the rounds of a busy wait.
 struct Waiting(usize);
 
 impl Waiting {
-    /// Waits awake, and soon lets others run whose core this may be.
+    /// Waits awake; after `PATIENT` rounds it yields, as other threads may need this core.
     fn a_little(&mut self) {
         const PATIENT: usize = 200;
         self.0 += 1;

@@ -1,24 +1,24 @@
-//! A narrow SIMD trait. Each algorithm is written once over it.
+//! A narrow SIMD trait, over which each algorithm is written once.
 
 use super::math;
 use crate::tensor::Element;
 use half::f16;
 
-/// A few values of one type that are computed on together.
+/// A few values of one type that are computed together.
 ///
-/// Implementations are thin wrappers of one instruction each and must only be called where the
-/// CPU has it: see [`super::level::dispatch`].
+/// Implementations are thin wrappers of one instruction each. They must only be called where the CPU supports it: see
+/// [`super::level::dispatch`].
 pub trait Vector: Copy + Send + Sync {
     /// The type of one value.
     type Element: Element + PartialOrd;
-    /// How many values there are.
+    /// Number of values.
     const LANES: usize;
-    /// The lowest `n` that [`Vector::scale`] takes; it gives 0 there.
+    /// The lowest `n` that [`Vector::scale`] takes, which gives 0.
     const LOWEST: f64 = -126.0;
 
-    /// The same value in every lane.
+    /// A vector with `value` in every lane.
     fn splat(value: Self::Element) -> Self;
-    /// The first `LANES` values of a slice that has at least as many.
+    /// The first `LANES` values of a slice, which must have at least that length.
     fn load(values: &[Self::Element]) -> Self;
     /// Writes all lanes to the front of a slice.
     fn store(self, values: &mut [Self::Element]);
@@ -38,12 +38,12 @@ pub trait Vector: Copy + Send + Sync {
     fn min(self, other: Self) -> Self;
     /// The absolute value.
     fn abs(self) -> Self;
-    /// The lanes of `self` where `a` is neither smaller nor larger than `b`; 0 in the others.
+    /// Keeps the lanes of `self` where `a` is neither smaller nor larger than `b`; the others become 0.
     fn where_equal(self, a: Self, b: Self) -> Self;
-    /// The lanes of `self` where `a` is smaller than `b`; those of `other` elsewhere, also where either
-    /// is NaN.
+    /// Selects the lanes of `self` where `a` is smaller than `b`, and those of `other` elsewhere, also where either is
+    /// NaN.
     fn where_less(self, a: Self, b: Self, other: Self) -> Self;
-    /// The lanes of both in turns, as two vectors: those of the lower halves, then of the upper halves.
+    /// Interleaves the lanes of both into two vectors: those of the lower halves, then of the upper halves.
     fn zip(self, other: Self) -> (Self, Self);
     /// The nearest whole number, ties to even.
     fn round(self) -> Self;
@@ -54,16 +54,16 @@ pub trait Vector: Copy + Send + Sync {
     fn scale(self, n: Self) -> Self;
     /// `m` in about [0.7, 1.42) and whole `n` with `self = m * 2^n`, for positive lanes that are not subnormal.
     fn split(self) -> (Self, Self);
-    /// Writes all lanes past the caches to the front of a slice whose address is a multiple of the
-    /// vector's size; [`fence`](super::fence) must follow the last one.
+    /// Writes all lanes past the caches to the front of a slice, aligned to the vector's size. Call
+    /// [`fence`](super::fence) after the last one.
     #[inline(always)]
     fn stream(self, values: &mut [Self::Element]) {
         self.store(values);
     }
     /// The sum of all lanes.
     fn sum(self) -> Self::Element;
-    /// Adds up four vectors' lanes as far as one vector: lanes `k`, `k + 4` and so on add up to the sum of
-    /// vector `k`. For vectors of at least four lanes.
+    /// Sums four vectors at once, down to one vector: its lanes `k`, `k + 4` and so on add up to the sum of vector `k`.
+    /// For vectors of at least four lanes.
     #[inline(always)]
     fn fold(four: [Self; 4]) -> Self {
         let mut sums = [Self::Element::from_f64(0.0); MAX_LANES];
@@ -72,7 +72,7 @@ pub trait Vector: Copy + Send + Sync {
         }
         Self::load(&sums)
     }
-    /// Adds up what [`Vector::fold`] left: the four sums.
+    /// Completes [`Vector::fold`]: the four sums.
     #[inline(always)]
     fn fours(self) -> [Self::Element; 4] {
         debug_assert!(Self::LANES <= 4, "more lanes must be added up");
@@ -92,7 +92,7 @@ pub trait Vector: Copy + Send + Sync {
         math::exp2(self)
     }
 
-    /// The same for lanes from -[`NEAR`] to [`NEAR`], the other lanes undefined: faster where the ends
+    /// Like [`Vector::exp2`] for lanes from -[`NEAR`] to [`NEAR`]; other lanes are undefined. Faster where the ends
     /// need care.
     #[inline(always)]
     fn exp2_near(self) -> Self {
@@ -165,15 +165,15 @@ pub trait Vector: Copy + Send + Sync {
     }
 }
 
-/// How far from 0 an argument of [`Vector::exp2_near`] may be.
+/// Largest magnitude of an argument of [`Vector::exp2_near`].
 pub const NEAR: f64 = 125.0;
 
-/// The most lanes that any vector has.
+/// The largest number of lanes of any vector.
 pub const MAX_LANES: usize = 16;
 
-/// Does `$body` for the elements of a row of `$count`, from `$at` to `$end`: for `$first` of them, if those
-/// lie in front of where vectors are aligned; then for a vector of them each time, whose length is known where
-/// it is compiled; and then for what is left.
+/// Runs `$body` for the elements of a row of `$count`, from `$at` to `$end`. First come `$first` elements, those before
+/// the first aligned vector. Then each call covers a whole vector, whose length is known at compile time, and the last
+/// call covers the rest.
 macro_rules! each_vector {
     ($count:expr, |$at:ident, $end:ident| $body:block) => {
         $crate::cpu::each_vector!(0, $count, |$at, $end| $body)
@@ -197,9 +197,9 @@ macro_rules! each_vector {
 }
 pub(crate) use each_vector;
 
-/// Repeats a block for `$i` from 0 to `$limit`, which is at most 16. A loop would do, but is unrolled only after
-/// the compiler has decided what lives in registers, and up to a size that some bodies exceed; what does not
-/// is stored in every round.
+/// Repeats a block for `$i` from 0 to `$limit`, which is at most 16. A loop is unrolled only after the compiler has
+/// assigned registers, and only up to a size that some bodies exceed. Values that miss a register are then stored in
+/// every round.
 macro_rules! unrolled {
     ($i:ident < $limit:tt, $body:block) => {
         $crate::cpu::unrolled!(@ $i $limit $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)

@@ -1,7 +1,7 @@
 //! The x86 levels: AVX2 with FMA and F16C, and AVX-512.
 //!
-//! Every method is one intrinsic. Each is sound only on a CPU that has the instruction, which
-//! [`super::level::dispatch`] guarantees by entering through the two functions at the top.
+//! Every method is one intrinsic. Each is sound only on a CPU with that instruction, which [`super::level::dispatch`]
+//! guarantees by entering through the two functions at the top.
 
 // The one reason for every `unsafe` here is the sentence above; repeating it would hide the code.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -32,7 +32,7 @@ pub unsafe fn avx2<W: Work<f32>>(work: W) -> W::Output {
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// One method per intrinsic that has the same shape for both widths.
+/// One method per intrinsic with the same signature for both widths.
 macro_rules! intrinsics {
     ($lanes:literal, $register:ty; $($name:ident($($arg:ident),*) = $intrinsic:ident;)*) => {
         const LANES: usize = $lanes;
@@ -43,7 +43,7 @@ macro_rules! intrinsics {
             unsafe { Self($intrinsic(self.0, $($arg.0),*)) }
         })*
 
-        // These two return their second operand when either is NaN.
+        // These two intrinsics return their second operand when either is NaN.
         #[inline(always)]
         fn max(self, other: Self) -> Self {
             other.max_or_second(self)
@@ -166,7 +166,7 @@ impl Vector for F32x16 {
         let values = &mut values[..Self::LANES];
         unsafe { _mm256_storeu_si256(values.as_mut_ptr().cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
     }
-    // `reduce` is `p - round(p)` in one step, and 0 for infinities, so that no bounds are needed.
+    // `reduce` is `p - round(p)` in one step, and 0 for infinities, so no bounds are needed.
     #[inline(always)]
     fn exp2(self) -> Self {
         let fraction = unsafe { Self(_mm512_reduce_ps::<0>(self.0)) };
@@ -202,8 +202,8 @@ impl Vector for F32x8 {
         mul_add(factor, term) = _mm256_fmadd_ps;
     }
 
-    // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the lowest bits, from where it goes
-    // straight into the exponent.
+    // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the lowest bits, from which it moves straight into
+    // the exponent.
     #[inline(always)]
     fn exp2_near(self) -> Self {
         let shift = Self::splat(12582912.0);

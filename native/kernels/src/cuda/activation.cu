@@ -1,24 +1,24 @@
-// The activation functions and their derivatives, by the numbers of `Activation::ALL`; -1 is none.
+// The activation functions and their derivatives, selected by index in `Activation::ALL`; -1 is none.
 
 __device__ __forceinline__ float exponential(float v) { return exp2_fast(v * (float)LOG2_E); }
 __device__ __forceinline__ double exponential(double v) { return exp(v); }
 
 __device__ __forceinline__ REAL sigmoid(REAL v) { return reciprocal(1 + exponential(-v)); }
 
-// Of the tanh form of GELU: (1 + tanh(u)) / 2 is the sigmoid of 2 u, and 1 / (1 + e) where e is exp(-2 u).
+// For the tanh form of GELU: (1 + tanh(u)) / 2 is the sigmoid of 2 u, which is 1 / (1 + e) with e = exp(-2 u).
 constexpr double SQRT_8_BY_PI = 1.5957691216057307117;
 __device__ __forceinline__ REAL gelu_power(REAL v) {
     constexpr REAL linear = -SQRT_8_BY_PI * LOG2_E, cubic = 0.044715 * linear;
     return exp2_fast(v * (cubic * (v * v) + linear));
 }
 
-// Of the normal distribution: exp(-a^2 / 2), and what lies beyond a >= 0, whose quotient is t P(t) with
-// t = 1 / (1 + 0.3 a): a minimax polynomial for a up to 14, within 1.5e-7 of the quotient.
+// For the normal distribution: `bell` is exp(-a^2 / 2), `tail` the probability beyond a >= 0. Their quotient is t P(t)
+// with t = 1 / (1 + 0.3 a), where P is a minimax polynomial for a up to 14, within 1.5e-7 of the quotient.
 __device__ __forceinline__ REAL bell(REAL a) { return exp2_fast(a * ((REAL)(-0.5 * LOG2_E) * a)); }
 __device__ __forceinline__ float tail(float a, float bell) {
     float t = reciprocal(fmaf(0.3f, a, 1.0f)), series;
     if (sizeof(STORAGE) == 2) {
-        // Within 8.3e-6, which 16 bits do not hold.
+        // Within 8.3e-6, which is below the resolution of 16-bit types.
         series = fmaf(t, -0.0770973489f, 0.216036864f);
         series = fmaf(t, series, -0.0169478822f);
         series = fmaf(t, series, 0.144196295f);
@@ -46,7 +46,7 @@ __device__ __forceinline__ float clamped(float v, float end) {
 #endif
 }
 
-// |v|, but at most 40: beyond, the density is 0, whose product with infinity must not be met.
+// |v|, clamped to 40: beyond that the density is 0, and 0 times infinity would be NaN.
 __device__ __forceinline__ double magnitude(double v) { return clamped(fabs(v), 40); }
 __device__ __forceinline__ float magnitude(float v) {
 #if __CUDA_ARCH__ >= 800
@@ -63,7 +63,7 @@ __device__ __forceinline__ REAL activate(REAL v) {
     if (F == 1) return v * sigmoid(v);
     if (F == 2) return v * reciprocal(1 + gelu_power(v));
     if (F == 3) {
-        // NaN is in both, so it does not matter that the first loses it.
+        // NaN survives in both terms, so fmax may drop it in one.
         REAL a = magnitude(v);
         return fmax(v, (REAL)0) - a * tail(a, bell(a));
     }
@@ -83,7 +83,7 @@ __device__ __forceinline__ REAL slope(REAL v) {
         return s * (1 + v * (1 - s));
     }
     if (F == 2) {
-        // Beyond 10 it is 0 or 1; and within, e is finite. e s is 1 - s without the loss of digits.
+        // Beyond 10 the derivative is 0 or 1, and within, e stays finite. e s equals 1 - s without cancellation.
         REAL x = clamped(v, 10), e = gelu_power(x), s = reciprocal(1 + e);
         constexpr REAL linear = SQRT_8_BY_PI, cubic = 3 * 0.044715 * SQRT_8_BY_PI;
         return s + s * (e * s) * (x * (cubic * (x * x) + linear));

@@ -1,4 +1,4 @@
-//! cuBLASLt, found and loaded by ourselves: matrix products, and what is done with their sums at once.
+//! cuBLASLt, located and loaded at run time: matrix products with an optional fused epilogue.
 
 use super::find;
 use crate::activations::Activation;
@@ -21,7 +21,7 @@ type Pointer = *mut c_void;
 type Destroy = unsafe extern "C" fn(Pointer) -> c_int;
 type Set<A> = unsafe extern "C" fn(Pointer, A, *const c_void, usize) -> c_int;
 
-/// The functions of the library that we call.
+/// The functions of the library that this module calls.
 struct Api {
     create: unsafe extern "C" fn(*mut Pointer) -> c_int,
     destroy: Destroy,
@@ -33,7 +33,7 @@ struct Api {
     create_wishes: unsafe extern "C" fn(*mut Pointer) -> c_int,
     destroy_wishes: Destroy,
     set_wishes: Set<Wish>,
-    /// Handle, operation, four layouts, wishes, how many are wanted, where to, how many came.
+    /// Handle, operation, four layouts, preferences, requested count, output array, returned count.
     propose: unsafe extern "C" fn(
         Pointer,
         Pointer,
@@ -46,7 +46,7 @@ struct Api {
         *mut Proposal,
         *mut c_int,
     ) -> c_int,
-    /// Handle, operation, alpha, a and its layout, b, beta, c, d, the algorithm, workspace, its bytes, stream.
+    /// Handle, operation, alpha, a, b, beta, c and d, each matrix with its layout, algorithm, workspace, its bytes, stream.
     multiply: unsafe extern "C" fn(
         Pointer,
         Pointer,
@@ -117,7 +117,7 @@ fn answer(code: c_int, what: &str) -> Result<()> {
     }
 }
 
-/// Something that the library has made and is to destroy.
+/// A library object with the function that destroys it.
 struct Made {
     it: Pointer,
     destroy: Destroy,
@@ -144,42 +144,42 @@ impl Drop for Made {
     }
 }
 
-// SAFETY: what the library makes may be used from any thread, by one at a time.
+// SAFETY: the library's objects may be used from any thread, by one thread at a time.
 unsafe impl Send for Made {}
 
 /// A row-major matrix on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matrix {
-    /// Where it lies, as [`Lane::address`](super::Lane::address) says.
+    /// Its address, as returned by [`Lane::address`](super::Lane::address).
     pub address: u64,
     /// Its rows.
     pub rows: usize,
     /// Its columns.
     pub columns: usize,
-    /// Elements from row to row.
+    /// Elements from the start of one row to the start of the next.
     pub stride: usize,
-    /// Whether it is used with rows and columns changed.
+    /// Whether the product takes the transpose.
     pub transposed: bool,
 }
 
 impl Matrix {
-    /// A matrix as it lies.
+    /// A contiguous matrix, not transposed.
     pub fn new(address: u64, rows: usize, columns: usize) -> Matrix {
         Matrix { address, rows, columns, stride: columns, transposed: false }
     }
 
-    /// Some of its columns, as it lies, of elements of that type.
+    /// A range of columns of a matrix of `dtype` that is not transposed, in the same memory.
     pub fn part(self, columns: Range<usize>, dtype: DType) -> Matrix {
         let address = self.address + (columns.start * dtype.size()) as u64;
         Matrix { address, columns: columns.len(), ..self }
     }
 
-    /// The same with rows and columns changed.
+    /// The transpose, in the same memory: only the flag changes.
     pub fn transposed(self) -> Matrix {
         Matrix { transposed: !self.transposed, ..self }
     }
 
-    /// What it is to cuBLASLt, which counts by columns: its transpose.
+    /// The library's layout. cuBLASLt is column-major, so it sees the transpose.
     fn layout(&self, dtype: DType, api: &Api) -> Result<Made> {
         let (rows, columns) = (self.columns as u64, self.rows as u64);
         // SAFETY: writes one pointer.
@@ -188,18 +188,18 @@ impl Matrix {
     }
 }
 
-/// What is done with the sums of a product before they are rounded; nothing by default.
+/// What happens to the sums of a product before they are rounded; nothing by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Epilogue {
-    /// Where a vector of the result's type lies that is added to each row.
+    /// Address of a vector of the result's type that is added to each row.
     pub bias: Option<u64>,
-    /// The function that comes after.
+    /// The function applied after the bias.
     pub activation: Option<Activation>,
-    /// Whether the sums are added to what is there before.
+    /// Whether the sums are added to the previous contents of the result.
     pub add: bool,
 }
 
-/// A product: its factors' type and the result's, the factors and the result.
+/// A product: the type of its factors and of its result, then both factors and the result.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Product {
     pub types: [DType; 2],
@@ -210,7 +210,8 @@ pub(super) struct Product {
 }
 
 impl Product {
-    /// The one at the lowest addresses of the same alignment. All that share it are multiplied alike.
+    /// The product's kind: each address is replaced by the lowest one of the same alignment. Products of one kind share
+    /// a plan.
     fn kind(self) -> Product {
         let lowest = |address| u64::from(alignment(address));
         Product {
@@ -220,10 +221,10 @@ impl Product {
         }
     }
 
-    /// The library's name for what is done with the sums, if it has one.
+    /// The library's name for this epilogue, if it has one.
     ///
-    /// Its GELU was up to 5.5e-6 off (cuBLASLt 13.1, H200): a bf16 rounds that away where a result is above
-    /// 0.0014, so for x above -3.4; an f16 only above 0.011, and an f32 nowhere. Both functions keep NaN.
+    /// Its GELU was up to 5.5e-6 off (cuBLASLt 13.1, H200). A bf16 hides that where a result is above 0.0014, so for x
+    /// above -3.4; an f16 only above 0.011, an f32 nowhere. Both functions keep NaN.
     fn fused(&self) -> Option<Fused> {
         if self.epilogue != (Epilogue { add: self.epilogue.add, ..Epilogue::default() }) && !self.fits_vectors() {
             return None;
@@ -239,8 +240,8 @@ impl Product {
         })
     }
 
-    /// Whether all rows and the bias begin where vectors of 16 bytes do. Elsewhere the library refused some
-    /// epilogues only when it was to run them, and bf16 results were off as if rounded before the bias came.
+    /// Whether all rows and the bias are aligned to vectors of 16 bytes. Without that, the library refused some
+    /// epilogues only at launch, and bf16 results were off as if rounded before the bias was added.
     fn fits_vectors(&self) -> bool {
         let ([factor, result], [a, b, to]) = (self.types, self.matrices);
         let fits = |matrix: Matrix, dtype: DType| {
@@ -250,7 +251,7 @@ impl Product {
         bias && fits(a, factor) && fits(b, factor) && fits(to, result)
     }
 
-    /// What the library is to compute. It takes the transposes in the other order: to^T = b^T a^T.
+    /// The operation descriptor. The library takes the transposed factors in reverse order: to^T = b^T a^T.
     fn operation(&self, fused: Fused, api: &Api) -> Result<Made> {
         let ((scale, exact), [a, b, _]) = (types(self.types[0].wide()), self.matrices);
         let sum = match self.types[0] {
@@ -266,13 +267,13 @@ impl Product {
         Ok(operation)
     }
 
-    /// What we ask of an algorithm.
+    /// The preferences that an algorithm must meet.
     fn wishes(&self, api: &Api) -> Result<Made> {
         // SAFETY: writes one pointer.
         let create = |to| unsafe { (api.create_wishes)(to) };
         let wishes = Made::new("cublasLtMatmulPreferenceCreate", api.destroy_wishes, create)?;
         wishes.set(api.set_wishes, Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE)?;
-        // Parts of a sum are not rounded to 16 bits before they are added.
+        // Partial sums must not be rounded to 16 bits before they are added.
         let reduction = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         wishes.set(api.set_wishes, Wish::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction)?;
         let [a, b, to] = self.matrices.map(|matrix| alignment(matrix.address));
@@ -289,15 +290,15 @@ impl Product {
     }
 }
 
-/// Of what power of two an address is a multiple; more than 256 bytes help nobody.
+/// The largest power of two that divides an address, capped at 256: more alignment brings nothing.
 fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
 
-/// Bytes of workspace that algorithms may use at most: what NVIDIA recommends for Hopper.
+/// Upper limit for an algorithm's workspace, in bytes: NVIDIA's recommendation for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// What the library proposes: `cublasLtMatmulHeuristicResult_t`.
+/// One proposal of the library, laid out as `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 struct Proposal {
     algo: Algo,
@@ -307,17 +308,17 @@ struct Proposal {
     reserved: [c_int; 4],
 }
 
-/// How products of one kind are multiplied.
+/// The descriptors and the algorithm for products of one kind.
 struct Plan {
     operation: Made,
-    /// Of the matrices in our order.
+    /// Layouts of both factors and the result, in the order of `Product::matrices`.
     layouts: [Made; 3],
     algo: Algo,
     workspace: usize,
 }
 
 impl Plan {
-    /// None where the library cannot do it.
+    /// `None` where the library has no algorithm for it.
     fn new(product: &Product, handle: &Made, api: &Api) -> Result<Option<Plan>> {
         let Some(fused) = product.fused() else { return Ok(None) };
         let (operation, wishes) = (product.operation(fused, api)?, product.wishes(api)?);
@@ -327,7 +328,7 @@ impl Plan {
         let none = Algo { data: [0; 8] };
         let mut best = Proposal { algo: none, workspace: 0, state: SUCCESS, waves: 0.0, reserved: [0; 4] };
         let mut count = 0;
-        // SAFETY: all was made above; writes one proposal, as asked, and a number.
+        // SAFETY: all handles were made above; the call writes at most one proposal, and a count.
         let code = unsafe { (api.propose)(handle.it, operation.it, b, a, to, to, wishes.it, 1, &mut best, &mut count) };
         if code == NOT_SUPPORTED || (code == SUCCESS && (count == 0 || best.state != SUCCESS)) {
             return Ok(None);
@@ -337,10 +338,10 @@ impl Plan {
     }
 }
 
-/// Kinds of products whose plans are kept. To ask the library takes tens of microseconds.
+/// Kinds of products whose plans are kept. A query to the library takes tens of microseconds.
 const KEPT_PLANS: usize = 1024;
 
-/// The library's state for one lane.
+/// The library's handle and plans of one lane.
 pub(super) struct Handle {
     plans: HashMap<Product, Option<Plan>>,
     it: Made,
@@ -365,11 +366,11 @@ impl Handle {
         Ok(self.plans[&kind].as_ref())
     }
 
-    /// Queues a product on a stream of the bound context, where the library can do it; `workspace` gives so
-    /// many bytes for its work.
+    /// Queues a product on a stream of the bound context, where the library can do it. `workspace(bytes)` returns the
+    /// address of `bytes` bytes of workspace.
     ///
     /// # Safety
-    /// The matrices and the bias lie where they say, for work on this stream, and no size is 0.
+    /// The matrices and the bias are valid at their addresses for work on this stream, and no size is 0.
     pub(super) unsafe fn multiply(
         &mut self,
         product: &Product,
@@ -421,7 +422,7 @@ static ZERO_F32: f32 = 0.0;
 static ONE_F64: f64 = 1.0;
 static ZERO_F64: f64 = 0.0;
 
-/// The library's names for a type and for sums in it.
+/// The library's names for an element type and for accumulation in it.
 fn types(dtype: DType) -> (Type, Compute) {
     match dtype {
         DType::F32 => (Type::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F),

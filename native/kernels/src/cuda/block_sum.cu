@@ -1,4 +1,4 @@
-// The sum over a block of THREADS threads, in all of them; the same order each time.
+// The sum over a block of THREADS threads, returned to each of them. The order of additions is fixed.
 
 constexpr int WARPS = THREADS / 32;
 

@@ -9,9 +9,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A tensor on a device. Can be shared between threads and dropped on any of them: lanes note what
-/// they do with it, so one lane's work waits for another's, and memory is not given back under work
-/// in flight. Clones and parts share its memory.
+/// A tensor on a device. It can be shared between threads and dropped on any of them. Lanes record their use of it:
+/// work of one lane waits for work of another, and memory with work in flight is not given back. Clones and parts share
+/// its memory.
 #[derive(Clone)]
 pub struct Buffer {
     spec: Spec,
@@ -19,40 +19,40 @@ pub struct Buffer {
     memory: Arc<Memory>,
 }
 
-/// What buffers lie in.
+/// The allocation that buffers share.
 struct Memory {
     device: Device,
     address: sys::CUdeviceptr,
     bytes: usize,
-    /// The one lane that uses it, if it is taken and given back in that lane's order.
+    /// The only lane that uses the memory, if it is taken and given back in that lane's order.
     lane: Option<Arc<Clock>>,
     uses: Mutex<Vec<Use>>,
     kept: AtomicBool,
 }
 
-/// Up to which point of a lane's work memory is in use.
+/// The memory is in use until `lane` has passed point `until` of its work.
 struct Use {
     lane: Arc<Clock>,
     until: u64,
 }
 
 impl Buffer {
-    /// Memory for a tensor of that spec, its contents undefined. Fails with
-    /// [`Kind::Memory`](crate::error::Kind::Memory) where the device has not enough.
+    /// Memory for a tensor of `spec`, its contents undefined. Fails with [`Kind::Memory`](crate::error::Kind::Memory)
+    /// where the device has not enough.
     pub fn new(device: &Device, spec: Spec) -> Result<Buffer> {
         device.check()?;
         let address = if spec.bytes() == 0 { 0 } else { device.take_memory(spec.bytes())? };
         Ok(Buffer::over(device, None, spec, address))
     }
 
-    /// The same, taken and given back in the order of a lane, which alone may use it.
+    /// Like [`Buffer::new`], but taken and given back in the order of `lane`, the only lane that may use it.
     pub(super) fn of_lane(device: &Device, lane: &Arc<Clock>, spec: Spec) -> Result<Buffer> {
         device.check()?;
         let address = if spec.bytes() == 0 { 0 } else { device.take_scratch(spec.bytes(), lane.stream())? };
         Ok(Buffer::over(device, Some(lane.clone()), spec, address))
     }
 
-    /// The same in memory that is somebody else's.
+    /// A buffer over memory at `address` that another library owns, for `lane` alone. Dropping it frees nothing.
     pub(super) fn lent(device: &Device, lane: &Arc<Clock>, spec: Spec, address: sys::CUdeviceptr) -> Buffer {
         Buffer { address, ..Buffer::over(device, Some(lane.clone()), spec, 0) }
     }
@@ -62,13 +62,13 @@ impl Buffer {
         Buffer { spec, address, memory: Arc::new(Memory { device, address, bytes, lane, uses, kept }) }
     }
 
-    /// A part of the first axis, in the same memory.
+    /// A range of the first axis, in the same memory.
     pub fn rows(&self, range: Range<usize>) -> Result<Buffer> {
         let (spec, bytes) = self.spec.rows(range)?;
         Ok(Buffer { spec, address: self.address + bytes.start as u64, memory: self.memory.clone() })
     }
 
-    /// The same elements in order under another shape of equal size, in the same memory.
+    /// The elements under another shape with equally many bytes, in the same memory.
     pub fn reshape(&self, dims: &[usize]) -> Result<Buffer> {
         let spec = Spec::new(self.spec.dtype, dims)?;
         if spec.bytes() != self.spec.bytes() {
@@ -77,12 +77,12 @@ impl Buffer {
         Ok(Buffer { spec, address: self.address, memory: self.memory.clone() })
     }
 
-    /// The device it lies on.
+    /// The device that holds the memory.
     pub fn device(&self) -> &Device {
         &self.memory.device
     }
 
-    /// Whether both are the same memory.
+    /// Whether both cover the same memory.
     pub fn same(&self, other: &Buffer) -> bool {
         self.address == other.address && self.spec.bytes() == other.spec.bytes()
     }
@@ -91,8 +91,8 @@ impl Buffer {
         self.address
     }
 
-    /// Notes that `lane` uses the buffer up to its point `until`, and returns the lanes whose
-    /// earlier work on it is not known to be done.
+    /// Records that `lane` uses the buffer up to its point `until`. Returns the lanes whose earlier work on the buffer
+    /// is not known to be done.
     pub(super) fn note(&self, lane: &Arc<Clock>, until: u64) -> Vec<Arc<Clock>> {
         if self.memory.lane.is_some() {
             return Vec::new();
@@ -104,8 +104,8 @@ impl Buffer {
         others
     }
 
-    /// Keeps the memory for good, for work of which nothing tells when it is done, and returns the lanes whose earlier
-    /// work on it is not known to be done.
+    /// Keeps the memory for good, for work whose completion cannot be observed. Returns the lanes whose earlier work on
+    /// the buffer is not known to be done.
     pub(super) fn keep(&self) -> Vec<Arc<Clock>> {
         if self.memory.lane.is_some() {
             return Vec::new();
@@ -130,14 +130,14 @@ impl Drop for Memory {
             return;
         }
         if let Some(lane) = &self.lane {
-            // SAFETY: it came from there for this lane, which alone used it.
+            // SAFETY: it was taken as scratch memory of this lane, the only one that used it.
             return unsafe { self.device.give_scratch(self.address, lane.stream()) };
         }
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         for one in uses.iter().filter(|one| !one.lane.passed(one.until)) {
             one.lane.wait(&self.device);
         }
-        // SAFETY: it came from there with this size, and all noted uses are over.
+        // SAFETY: it was taken from the device with this size, and all recorded uses are over.
         unsafe { self.device.give_memory(self.address, self.bytes) };
     }
 }

@@ -1,11 +1,11 @@
-//! Compiled kernels in the user's cache directory: one file each, named by a hash of all that went
-//! into it. Whatever goes wrong here only costs a compilation.
+//! Compiled kernels in the user's cache directory: one file per kernel, named by a hash of all its inputs. A failure
+//! here only costs a compilation.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{env, fs, process};
 
-/// The machine code of a kernel that was compiled before from the same parts.
+/// The machine code of a kernel compiled earlier from the same parts.
 pub(super) fn load(parts: &[&str]) -> Option<Vec<u8>> {
     let mut content = fs::read(path(parts)?).ok()?;
     let (sum, code) = content.split_first_chunk::<16>()?;
@@ -15,7 +15,7 @@ pub(super) fn load(parts: &[&str]) -> Option<Vec<u8>> {
     Some(content.split_off(16))
 }
 
-/// Keeps it. Renamed into place, so that nobody reads half a file.
+/// Stores machine code. The file is written under another name and renamed, so a reader never sees half a file.
 pub(super) fn store(parts: &[&str], code: &[u8]) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let Some(path) = path(parts) else { return };
@@ -36,7 +36,7 @@ fn path(parts: &[&str]) -> Option<PathBuf> {
     Some(folder()?.join(format!("{:032x}.cubin", hash(&parts))))
 }
 
-/// `SIDEWINDER_CACHE`, or `sidewinder` in the user's cache directory; none where there is no home.
+/// `SIDEWINDER_CACHE`, or `sidewinder` in the user's cache directory; `None` without a home directory.
 fn folder() -> Option<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("SIDEWINDER_CACHE")
@@ -44,7 +44,7 @@ fn folder() -> Option<PathBuf> {
         .or_else(|| Some(env::home_dir()?.join(".cache/sidewinder")))
 }
 
-/// FNV-1a with 128 bits over the parts and where they end: the same in every build and release.
+/// 128-bit FNV-1a over the parts and their boundaries. It is stable across builds and releases.
 fn hash(parts: &[&[u8]]) -> u128 {
     const BASIS: u128 = 0x6c62272e07bb014262b821756295c58d;
     const PRIME: u128 = 0x0000000001000000000000000000013b;

@@ -1,4 +1,4 @@
-// Blocks of a cluster, which reach each other's shared memory, from compute capability 9 on.
+// Blocks of a cluster access each other's shared memory, from compute capability 9 on.
 
 __device__ __forceinline__ int rank_in_cluster() {
     unsigned rank;
@@ -6,14 +6,14 @@ __device__ __forceinline__ int rank_in_cluster() {
     return rank;
 }
 
-// Where an address of this block's shared memory lies in another block.
+// Maps an address in this block's shared memory to the same place in block `rank` of the cluster.
 __device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
     unsigned there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
 
-// A number in the same place of another block's shared memory.
+// Reads the word at the place of `own` in the shared memory of block `rank`.
 template <class T>
 __device__ __forceinline__ T of_block(const T* own, int rank) {
     static_assert(sizeof(T) == 4, "a word");
@@ -24,7 +24,7 @@ __device__ __forceinline__ T of_block(const T* own, int rank) {
     return value;
 }
 
-// Four neighbours.
+// Reads four adjacent words at the place of `own` in the shared memory of block `rank`.
 __device__ __forceinline__ int4 of_block(const int4* own, int rank) {
     int4 all;
     asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -37,7 +37,7 @@ __device__ __forceinline__ float4 of_block(const float4* own, int rank) {
     return {__int_as_float(all.x), __int_as_float(all.y), __int_as_float(all.z), __int_as_float(all.w)};
 }
 
-// A block is done with what stands before; and all blocks of the cluster are.
+// Cluster barrier in two halves: arrive (this block's earlier accesses are done), then wait (those of all blocks are).
 __device__ __forceinline__ void done_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 

@@ -1,4 +1,4 @@
-// Sums of the columns of each chunk of rows, in order: from IN to OUT.
+// Sums of the columns of each chunk of rows, added in row order: IN is the type read, OUT the type written.
 
 struct Params {
     const IN* values;

@@ -1,4 +1,4 @@
-//! NVRTC, the compiler of kernels, found and loaded by ourselves.
+//! NVRTC, the run-time compiler for kernels, located and loaded at run time.
 
 use super::find;
 use crate::error::{Error, Kind, Result};
@@ -12,7 +12,7 @@ type Program = *mut c_void;
 type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Fill = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
-/// The functions of the library that we call.
+/// The functions of the library that this module calls.
 struct Api {
     version: (u32, u32),
     create: unsafe extern "C" fn(
@@ -34,7 +34,7 @@ struct Api {
     _libraries: Vec<Library>,
 }
 
-/// Major and minor version of NVRTC, or why kernels cannot be compiled. Looked for once.
+/// Major and minor version of NVRTC, or why kernels cannot be compiled. The search runs once.
 pub fn compiler() -> Result<(u32, u32)> {
     api().map(|api| api.version)
 }
@@ -78,8 +78,8 @@ fn load(path: &Path) -> Option<Api> {
     Some(Api { _libraries: libraries, ..api })
 }
 
-/// NVRTC asks the loader for its builtins by name alone, which finds them beside it only if they
-/// are in memory already.
+/// Loads NVRTC's builtins. NVRTC asks the loader for them by bare name, and the loader finds a copy beside NVRTC only
+/// if it is already in memory.
 fn builtins(path: &Path) -> Vec<Library> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let entries = folder.and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten();
@@ -108,7 +108,7 @@ pub(super) fn compile(name: &str, source: &str, options: &[String]) -> Result<Ve
     program.read(api.cubin_size, api.cubin).map_err(|code| program.error(name, code))
 }
 
-/// A program that is destroyed when it goes out of scope.
+/// A program, destroyed on drop.
 struct Open {
     api: &'static Api,
     program: Program,
@@ -134,7 +134,7 @@ impl Open {
         // SAFETY: writes one size.
         let code = unsafe { size(self.program, &mut bytes) };
         let mut content = vec![0; bytes];
-        // SAFETY: writes as many bytes as the size says.
+        // SAFETY: writes `bytes` bytes, the size just asked for.
         match if code == 0 { unsafe { fill(self.program, content.as_mut_ptr().cast()) } } else { code } {
             0 => Ok(content),
             code => Err(code),

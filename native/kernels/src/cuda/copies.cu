@@ -1,4 +1,4 @@
-// Copies to shared memory that are under way while a thread goes on; before compute capability 8 it waits for them.
+// Asynchronous copies to shared memory. Before compute capability 8 they are synchronous.
 
 __device__ __forceinline__ void copy16(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
@@ -15,7 +15,7 @@ __device__ __forceinline__ void commit() {
 #endif
 }
 
-// Waits for all of a thread's own but the latest LEFT groups.
+// Waits for this thread's copies, all but the latest LEFT groups.
 template <int LEFT>
 __device__ __forceinline__ void copied() {
 #if __CUDA_ARCH__ >= 800

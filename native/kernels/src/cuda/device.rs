@@ -1,4 +1,4 @@
-//! A device: one context, one memory pool, a stock of lanes, the kernels it has loaded.
+//! A device: one context, one memory pool, a stock of idle lanes, its loaded kernels.
 
 use super::blas;
 use super::buffer::Buffer;
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
-/// A CUDA device in use. Clones are cheap and mean the same device.
+/// A CUDA device in use. Clones are cheap and refer to the same device.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -25,7 +25,7 @@ struct Inner {
     lost: OnceLock<Error>,
     live: AtomicUsize,
     lanes: Mutex<Vec<lane::Core>>,
-    /// Those of lanes that are no more.
+    /// cuBLASLt handles of lanes that are gone, for reuse.
     handles: Mutex<Vec<blas::Handle>>,
     kernels: kernel::Loaded,
     tables: Tables,
@@ -33,29 +33,29 @@ struct Inner {
 
 // SAFETY: contexts may be used from any thread.
 unsafe impl Send for Inner {}
-// SAFETY: as above; the driver locks inside.
+// SAFETY: the driver locks inside.
 unsafe impl Sync for Inner {}
 
-/// What launches are planned by.
+/// The properties by which launches are planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Major and minor compute capability.
     pub capability: (u32, u32),
-    /// How many multiprocessors there are.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of shared memory that a block can have.
+    /// Bytes of shared memory that a block can use.
     pub shared: u32,
-    /// Bytes of the cache that all multiprocessors share.
+    /// Bytes of the cache shared by all multiprocessors (L2).
     pub cache: u32,
 }
 
 static IN_USE: LazyLock<Mutex<HashMap<usize, Device>>> = LazyLock::new(Mutex::default);
 
 impl Device {
-    /// The device of that number; the first call takes its primary context and keeps it.
+    /// The device with this ordinal. The first call retains its primary context for good.
     ///
-    /// Fails with [`Kind::Unavailable`] where there is no driver or no such device, and with
-    /// [`Kind::DeviceLost`] where it has failed before.
+    /// Fails with [`Kind::Unavailable`] without a driver or such a device, and with [`Kind::DeviceLost`] if the device
+    /// has failed before.
     pub fn get(ordinal: usize) -> Result<Device> {
         driver::ready()?;
         let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,18 +72,18 @@ impl Device {
         IN_USE.lock().unwrap_or_else(PoisonError::into_inner).get(&ordinal).cloned()
     }
 
-    /// The device that works in this context, if it is in use.
+    /// The device of this context, if it is in use.
     pub(super) fn in_context(context: sys::CUcontext) -> Option<Device> {
         let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
         in_use.values().find(|device| device.0.context == context).cloned()
     }
 
-    /// Its number.
+    /// Its number among the devices of the machine.
     pub fn ordinal(&self) -> usize {
         self.0.ordinal
     }
 
-    /// What launches are planned by.
+    /// The properties by which launches are planned.
     pub fn facts(&self) -> Facts {
         self.0.facts
     }
@@ -93,7 +93,7 @@ impl Device {
         self.0.lost.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// A lane that nobody else uses, new or from the stock; it goes back when dropped.
+    /// A lane for the caller alone, new or from the stock. Dropping it returns it to the stock.
     pub fn lane(&self) -> Result<Lane> {
         self.bind()?;
         let stocked = self.lanes().pop();
@@ -112,14 +112,14 @@ impl Device {
         self.0.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kernel of `source` under these compiler options, compiled and loaded on first use.
-    /// Calls that come while it compiles wait for it.
+    /// The kernel of `source` under these compiler options, compiled and loaded on first use. Concurrent calls for the
+    /// same kernel wait for that.
     pub fn kernel(&self, source: &Source, options: &str) -> Result<Kernel> {
         self.0.kernels.get(self, source, options)
     }
 
-    /// Values where kernels of every lane can read them, for those that are asked for again and again: they are
-    /// uploaded once, and kept until many others were asked for or the device is trimmed.
+    /// Constant values that kernels of every lane can read. They are uploaded once, and kept until many other tables
+    /// were requested or the device is trimmed.
     pub fn table(&self, values: &[f64]) -> Result<Arc<Buffer>> {
         self.0.tables.get(self, values)
     }
@@ -129,7 +129,7 @@ impl Device {
         self.0.live.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory that nobody on the machine uses.
+    /// Bytes of free device memory, across all processes.
     pub fn memory_free(&self) -> Result<usize> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -138,13 +138,13 @@ impl Device {
         Ok(free)
     }
 
-    /// Bytes that this process holds on the device: those of buffers, and freed ones that are kept.
+    /// Bytes that this process holds on the device: those of buffers, and freed blocks kept for reuse.
     pub fn kept_bytes(&self) -> Result<usize> {
         self.bind()?;
         self.0.memory.held(self)
     }
 
-    /// Gives memory that is kept for later calls back to the system, on the device and on the host.
+    /// Returns memory kept for later calls to the system, on the device and on the host.
     pub fn trim(&self) -> Result<()> {
         self.bind()?;
         self.0.tables.clear();
@@ -155,14 +155,14 @@ impl Device {
         self.0.memory.trim(self)
     }
 
-    /// Makes this device's context the calling thread's, after a look at whether it is lost.
+    /// Makes this device's context current on the calling thread. Fails if the device is lost.
     pub(super) fn bind(&self) -> Result<()> {
         self.check()?;
         // SAFETY: the primary context is never released.
         self.answer(unsafe { sys::cuCtxSetCurrent(self.0.context) }, "cuCtxSetCurrent")
     }
 
-    /// Turns the answer of a driver call into ours, and remembers the device as lost if it is.
+    /// Converts the result code of a driver call to a `Result`, and marks the device as lost on a fatal code.
     pub(super) fn answer(&self, code: CUresult, what: &str) -> Result<()> {
         if driver::is_fatal(code) {
             self.lose(&format!("{} in {what}", driver::text(code)));
@@ -177,11 +177,11 @@ impl Device {
         let error = Error::new(Kind::DeviceLost, format!("CUDA device {}", self.0.ordinal))
             .got(why)
             .hint("The device takes no more work in this OS process; the CPU does. Restart it to use the device again");
-        // The first reason is the true one; the errors after it are its echoes.
+        // The first error is the cause; those after it are consequences.
         let _ = self.0.lost.set(error);
     }
 
-    /// Memory that every lane may use at once; used before, if there is some of that size.
+    /// Memory that every lane may use at once, from kept blocks of that size if there is one.
     pub(super) fn take_memory(&self, bytes: usize) -> Result<sys::CUdeviceptr> {
         self.bind()?;
         let address = match self.0.memory.spare(bytes) {
@@ -192,7 +192,7 @@ impl Device {
         Ok(address)
     }
 
-    /// Gives memory back. On any thread; what a lost device had is lost with it.
+    /// Gives memory back, from any thread. The memory of a lost device is lost with it.
     ///
     /// # Safety
     /// The memory came from `take_memory(bytes)`, and no lane uses it any more.
@@ -204,16 +204,16 @@ impl Device {
         }
     }
 
-    /// Memory for a lane's own work, in its order.
+    /// Memory for one lane's own work, allocated in stream order.
     pub(super) fn take_scratch(&self, bytes: usize, lane: sys::CUstream) -> Result<sys::CUdeviceptr> {
         self.bind()?;
         self.retried(bytes, || self.0.memory.take_in_order(self, bytes, lane))
     }
 
-    /// Gives it back in the lane's order.
+    /// Frees memory in the lane's stream order.
     ///
     /// # Safety
-    /// The memory came from `take_scratch` for the same lane, and nobody else uses it.
+    /// The memory came from `take_scratch` for the same lane, and no other lane uses it.
     pub(super) unsafe fn give_scratch(&self, address: sys::CUdeviceptr, lane: sys::CUstream) {
         if self.bind().is_ok() {
             // SAFETY: the caller's promise.
@@ -221,7 +221,7 @@ impl Device {
         }
     }
 
-    /// Where there is no memory left, what is only kept is given up first.
+    /// Takes memory. If the device has none left, memory kept for reuse is released first and the call repeated.
     fn retried(&self, bytes: usize, take: impl Fn() -> Result<sys::CUdeviceptr>) -> Result<sys::CUdeviceptr> {
         let no_memory = |error: &Error| error.kind == Kind::Memory;
         let taken = match take() {

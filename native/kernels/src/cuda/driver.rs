@@ -1,4 +1,4 @@
-//! The driver: whether it is there, what its errors mean, and which devices it sees.
+//! The driver: whether it is present, what its errors mean, and which devices it sees.
 
 use super::compiler;
 use super::device::Device;
@@ -7,10 +7,10 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
 
-/// The newest function that we call: a driver that has it has all the others (CUDA 12.0, 2022).
+/// The newest function called here: a driver that has it has all the others (CUDA 12.0, 2022).
 const NEWEST: &[u8] = b"cuTensorMapEncodeTiled\0";
 
-/// Whether CUDA can be used. Asked once; the verdict holds as long as the OS process.
+/// Whether CUDA can be used. Checked once; the verdict holds for the life of the OS process.
 pub(super) fn ready() -> Result<()> {
     static VERDICT: OnceLock<Result<()>> = OnceLock::new();
     VERDICT.get_or_init(|| found().and_then(|()| initialised())).clone()
@@ -20,7 +20,7 @@ fn unavailable(argument: &str) -> Error {
     Error::new(Kind::Unavailable, argument)
 }
 
-/// cudarc panics where the library or a function is missing, so both are looked for before.
+/// cudarc panics where the library or a function is missing, so both are checked first.
 fn found() -> Result<()> {
     let names: Vec<String> = ["cuda", "nvcuda"].iter().flat_map(|n| cudarc::get_lib_name_candidates(n)).collect();
     // SAFETY: loading the driver runs its initialisers, which is what they are for.
@@ -31,7 +31,7 @@ fn found() -> Result<()> {
             .got("no such library")
             .hint("Install the NVIDIA driver, or use the CPU")
     })?;
-    // SAFETY: the symbol is only looked for, never called through this type.
+    // SAFETY: the symbol is only looked up, never called through this type.
     match unsafe { library.get::<unsafe extern "C" fn()>(NEWEST) } {
         Ok(_) => Ok(()),
         Err(_) => Err(unavailable("CUDA driver")
@@ -89,7 +89,7 @@ pub(super) fn is_fatal(code: CUresult) -> bool {
     )
 }
 
-/// Turns the answer of a driver call into ours; `what` names the call.
+/// Converts the result code of a driver call to a `Result`; `what` names the call.
 pub(super) fn answer(code: CUresult, what: &str) -> Result<()> {
     match code {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -98,7 +98,7 @@ pub(super) fn answer(code: CUresult, what: &str) -> Result<()> {
     }
 }
 
-/// What there is to know about a device without using it.
+/// Properties of a device that can be read without creating a context on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceInfo {
     /// Its number, as [`Device::get`] takes it.
@@ -107,17 +107,17 @@ pub struct DeviceInfo {
     pub name: String,
     /// Major and minor compute capability.
     pub capability: (u32, u32),
-    /// How many multiprocessors it has.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of memory.
     pub memory: usize,
-    /// Bytes nobody uses now; `None` before this process uses the device, which alone costs memory.
+    /// Bytes of free memory. `None` until this process uses the device: a context alone costs memory.
     pub memory_free: Option<usize>,
-    /// Major and minor version of CUDA that the driver was made for.
+    /// Major and minor version of CUDA that the driver supports.
     pub driver: (u32, u32),
     /// Major and minor version of NVRTC, or why kernels cannot be compiled.
     pub compiler: Result<(u32, u32)>,
-    /// Why the device takes no more work in this process, if it does not.
+    /// Why the device takes no more work in this process, if it was lost.
     pub lost: Option<Error>,
 }
 
@@ -148,7 +148,7 @@ pub(super) fn attribute(device: sys::CUdevice, which: Attribute) -> Result<u32> 
     Ok(value.max(0) as u32)
 }
 
-/// Major and minor version of CUDA that the driver was made for.
+/// Major and minor version of CUDA that the driver supports.
 pub(super) fn version() -> Result<(u32, u32)> {
     let mut version: c_int = 0;
     // SAFETY: writes one int.
@@ -160,7 +160,7 @@ fn name(device: sys::CUdevice) -> Result<String> {
     let mut name = [0 as c_char; 256];
     // SAFETY: writes a C string of at most 256 bytes.
     answer(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 256, device) }, "cuDeviceGetName")?;
-    // SAFETY: the driver ended it with a zero.
+    // SAFETY: the driver terminated it with a zero.
     Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
 }
 

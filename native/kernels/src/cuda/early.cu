@@ -1,7 +1,7 @@
-// What kernels do that begin early, behind others of their sort that are not done yet: until then they read nothing but
-// weights, which none of them writes.
+// Programmatic dependent launch: an early kernel may begin before the previous early kernels are done. Until it has
+// waited for them it reads only weights, which none of these kernels writes.
 
-// Waits for the kernels before this one.
+// Waits for the kernels queued before this one.
 __device__ __forceinline__ void wait_for_others() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -14,8 +14,8 @@ __device__ __forceinline__ void let_others_begin() {
 #endif
 }
 
-// For blocks of threads that have nothing to do, of kernels that last long enough: while they nap, blocks of the next kernel
-// begin. These would crowd on a multiprocessor that is empty, but beside another block there is room for one.
+// For idle blocks of kernels that last long enough: while they nap, blocks of the next kernel begin elsewhere. On an
+// empty multiprocessor several of those would crowd together, but beside a resident block there is room for only one.
 __device__ __forceinline__ void stay(bool lasting) {
 #if __CUDA_ARCH__ >= 900
     wait_for_others();

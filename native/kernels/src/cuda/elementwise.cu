@@ -1,4 +1,4 @@
-// What is done element by element. The host chooses MAP, of so many INPUTS, and the function FN:
+// Elementwise operations. The host chooses MAP, its number of INPUTS, and the function FN:
 //   0 -exp(a)   1 a b   2 their sum   3 f(a)   4 f'(a)   5 f'(a) b   6 f(a) b   7 f'(a) b c
 //   8 s(a) or s(a) s(b) with s = sigmoid, within LOW and HIGH   9 the gradient of 8 by a, the last is the cotangent
 //   10 c a + (1 - c) b + d b   11 (1 - a + b) c   12 (a - b) c
@@ -11,10 +11,10 @@ struct Params {
     double factor;
 };
 
-// The ends of `DECAY_ENDS`.
+// The limits, equal to `DECAY_ENDS`.
 constexpr double LOW = 1e-6, HIGH = 1 - 1e-6;
 
-// NaN stays NaN.
+// Clamps to [LOW, HIGH]; NaN stays NaN.
 __device__ __forceinline__ REAL within(REAL v) { return v < (REAL)LOW ? (REAL)LOW : v > (REAL)HIGH ? (REAL)HIGH : v; }
 
 __device__ __forceinline__ REAL value(const REAL (&v)[INPUTS][VEC], int e, REAL factor) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ REAL value(const REAL (&v)[INPUTS][VEC], int e, REAL 
 #endif
 }
 
-// A thread loads all it needs before it computes, to have that many bytes under way.
+// A thread issues all its loads before it computes, to keep those bytes in flight.
 template <bool WHOLE>
 __device__ __forceinline__ void work(const Params& p, i64 first, i64 step) {
     Pack in[TOGETHER][INPUTS];

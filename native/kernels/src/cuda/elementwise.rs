@@ -1,4 +1,4 @@
-//! What is done element by element.
+//! Elementwise operations.
 
 use super::buffer::Buffer;
 use super::kernel::Source;
@@ -14,16 +14,16 @@ const ELEMENTWISE: Source = Source {
     text: concat!(include_str!("activation.cu"), include_str!("pack.cu"), include_str!("elementwise.cu")),
 };
 
-/// The most inputs there can be.
+/// The largest number of inputs.
 const MOST: usize = 4;
 
 /// Threads in a block.
 const THREADS: usize = 256;
 
-/// Bytes that a thread reads at once where they lie at such an address.
+/// Bytes of one vector load or store; addresses must be aligned to it.
 pub const PACK: usize = 16;
 
-/// The kernel's parameters; the same struct is declared in `elementwise.cu`.
+/// The kernel's parameters; `elementwise.cu` declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Params {
@@ -33,7 +33,7 @@ struct Params {
     factor: f64,
 }
 
-/// Queues a map, from tensors of one type and shape to another of them.
+/// Queues a map over tensors of equal type and shape.
 pub fn map(map: Map, inputs: &[&Buffer], to: &Buffer, lane: &Lane) -> Result<()> {
     assert!(inputs.len() <= MOST && inputs.iter().all(|input| input.spec() == to.spec()), "inputs like the output");
     let count = to.spec().shape.elements();
@@ -47,7 +47,7 @@ pub fn map(map: Map, inputs: &[&Buffer], to: &Buffer, lane: &Lane) -> Result<()>
     let (number, function) = numbers(map);
     let dtype = to.spec().dtype;
     let vec = pack(dtype.size(), &[&params.inputs[..], &[params.to]].concat());
-    // As many bytes under way as one input with four packs.
+    // Keeps as many bytes in flight as one input with four packs.
     let together = 4 / inputs.len().next_power_of_two();
     let options = format!(
         "{} -DMAP={number} -DFN={function} -DINPUTS={} -DVEC={vec} -DTOGETHER={together}",
@@ -56,17 +56,18 @@ pub fn map(map: Map, inputs: &[&Buffer], to: &Buffer, lane: &Lane) -> Result<()>
     );
     let kernel = lane.device().kernel(&ELEMENTWISE, &options)?;
     let grid = grid_size(count.div_ceil(THREADS * vec * together))?;
-    // SAFETY: Params is the struct that the kernel declares; the addresses are this lane's and of as
-    // many elements.
+    // SAFETY: Params is the struct that the kernel declares; the addresses are valid on this lane for `count` elements
+    // each.
     unsafe { lane.launch(&kernel, [grid, 1, 1], THREADS as u32, &params) }
 }
 
-/// How many elements of a size can be read at once at all these addresses, and at those so many bytes further on.
+/// Elements of `size` bytes per vector access: a whole pack if all `addresses` are aligned to it, else 1. Strides in
+/// bytes can be passed as addresses too.
 pub fn pack(size: usize, addresses: &[u64]) -> usize {
     if addresses.iter().all(|address| address.is_multiple_of(PACK as u64)) { PACK / size } else { 1 }
 }
 
-/// The number of a function in `activation.cu`.
+/// The index of a function in `activation.cu`; -1 is none.
 pub fn function(activation: Option<Activation>) -> i32 {
     let at = Activation::ALL.iter().position(|&one| Some(one) == activation);
     at.map_or(-1, |at| at as i32)

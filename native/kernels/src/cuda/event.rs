@@ -1,4 +1,4 @@
-//! Points in the work of lanes: to wait for, and to tell the time by.
+//! Events: points in the work of lanes, to wait for and for timing.
 
 use super::device::Device;
 use crate::error::Result;
@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 pub struct Mark(pub(super) Event);
 
 impl Mark {
-    /// Milliseconds of device time between two points; waits for both.
+    /// Milliseconds of device time between two points. Waits for both.
     pub fn milliseconds_since(&self, earlier: &Mark) -> Result<f32> {
         let device = &self.0.device;
         self.0.wait()?;
@@ -27,7 +27,7 @@ pub(super) struct Event {
 
 // SAFETY: events may be used from any thread.
 unsafe impl Send for Event {}
-// SAFETY: as above; the driver locks inside.
+// SAFETY: the driver locks inside.
 unsafe impl Sync for Event {}
 
 impl Event {
@@ -60,7 +60,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: the handle is alive, and nobody uses it after this.
+            // SAFETY: the handle is alive, and its only owner is being dropped.
             unsafe { sys::cuEventDestroy_v2(self.handle) };
         }
     }

@@ -1,25 +1,25 @@
-//! Where NVIDIA's libraries may lie that we load ourselves.
+//! Where NVIDIA's libraries may be installed that are loaded at run time.
 
 use super::driver;
 use crate::error::{Error, Kind, Result};
 use std::path::{Path, PathBuf};
 
-/// A library that we load ourselves.
+/// A library that is loaded at run time.
 pub(super) struct Library {
     /// What it is, for messages.
     pub what: &'static str,
-    /// The middle of its file's name on Linux.
+    /// Its name on Linux, without the `lib` before it and `.so` with the version after it.
     pub name: &'static str,
     /// Its file's name on Windows, by the major version of CUDA.
     pub windows: fn(u32) -> String,
-    /// The Python package that has it.
+    /// The Python package that ships it.
     pub package: &'static str,
-    /// The environment variable with its path.
+    /// The environment variable that holds its path.
     pub variable: &'static str,
 }
 
 impl Library {
-    /// What `load` makes of the first file that it takes.
+    /// Calls `load` on each candidate file and returns its first result.
     pub fn load<T>(&self, load: impl Fn(&Path) -> Option<T>) -> Result<T> {
         let candidates = self.candidates();
         candidates.iter().find_map(|path| load(path)).ok_or_else(|| {
@@ -34,7 +34,7 @@ impl Library {
         })
     }
 
-    /// Where to look: what the user says and nothing else if he says it.
+    /// The files to try: only the one that the environment variable names, if it is set.
     fn candidates(&self) -> Vec<PathBuf> {
         match std::env::var_os(self.variable) {
             Some(path) => vec![path.into()],
@@ -43,8 +43,7 @@ impl Library {
     }
 }
 
-/// The file names of a library, best first. What is newer than the driver may not work with it, so it
-/// comes last.
+/// The file names of a library, best first. A library newer than the driver may not work with it, so it comes last.
 fn names(library: &str, windows: fn(u32) -> String) -> Vec<String> {
     let mut majors = [13, 12];
     if driver::ready().and_then(|()| driver::version()).is_ok_and(|(major, _)| major < 13) {
@@ -58,8 +57,7 @@ fn names(library: &str, windows: fn(u32) -> String) -> Vec<String> {
     names
 }
 
-/// Where to look for these names, best first: the loader's own search, then toolkits, then Python's
-/// packages.
+/// The candidate paths for these names, best first: the loader's own search, then toolkits, then Python packages.
 fn everywhere(names: &[String]) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
     for folder in toolkits().into_iter().chain(python_packages()) {
@@ -74,8 +72,8 @@ fn toolkits() -> Vec<PathBuf> {
     homes.flat_map(|home| ["lib64", "lib", "targets/x86_64-linux/lib", "bin"].map(|sub| home.join(sub))).collect()
 }
 
-/// The library folders of NVIDIA's Python packages: `lib/python*/site-packages/nvidia/*/lib`, below
-/// the active environment, the user's folder and the system's.
+/// The library folders of NVIDIA's Python packages: `lib/python*/site-packages/nvidia/*/lib` under the active
+/// environment, the user's folder and the system's.
 fn python_packages() -> Vec<PathBuf> {
     let prefixes = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from);
     let user = std::env::home_dir().map(|home| home.join(".local"));

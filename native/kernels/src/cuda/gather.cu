@@ -1,4 +1,4 @@
-// Copies rows of a table, a thread a word of them.
+// Copies rows of a table; each thread copies one word.
 
 struct Params {
     const WORD* table;

@@ -1,4 +1,4 @@
-//! Rows of a table, such as an embedding.
+//! Gathers rows of a table, such as an embedding.
 
 use super::buffer::Buffer;
 use super::kernel::Source;
@@ -9,7 +9,7 @@ use crate::tensor::{DType, Described, Spec};
 
 const GATHER: Source = Source { name: "gather", text: include_str!("gather.cu") };
 
-/// The kernel's parameters; the same struct is declared in `gather.cu`.
+/// The kernel's parameters; `gather.cu` declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Params {
@@ -20,10 +20,10 @@ struct Params {
     words: i64,
 }
 
-/// Queues copies of the rows of these numbers, which the caller has checked to be there.
+/// Queues copies of the rows with these indices, which the caller has checked against the table.
 pub fn gather(table: &Buffer, rows: &[u32], to: &Buffer, lane: &Lane) -> Result<()> {
     let bytes = to.spec().bytes() / rows.len().max(1);
-    // What rows are whole numbers of.
+    // The widest word that divides a row.
     let (word, type_name) = [(16, "int4"), (4, "int"), (2, "short")]
         .into_iter()
         .find(|(word, _)| bytes.is_multiple_of(*word))
@@ -38,6 +38,6 @@ pub fn gather(table: &Buffer, rows: &[u32], to: &Buffer, lane: &Lane) -> Result<
         words: (bytes / word) as i64,
     };
     let kernel = lane.device().kernel(&GATHER, &format!("-DWORD={type_name} -DSTORAGE=float -DREAL=float"))?;
-    // SAFETY: Params is the struct that the kernel declares; the rows are there, as the caller has checked.
+    // SAFETY: Params is the struct that the kernel declares; the caller has checked that the rows exist.
     unsafe { launch_each(lane, &kernel, rows.len() * (bytes / word), &params) }
 }

@@ -1,4 +1,4 @@
-//! Work that is recorded once and queued again by one call, which spares a call into the driver for each kernel.
+//! Work that is recorded once and replayed with one call, which saves a driver call per kernel.
 
 use super::device::Device;
 use super::driver;
@@ -6,18 +6,18 @@ use super::lane::Lane;
 use crate::error::{Kind, Result};
 use cudarc::driver::sys;
 
-/// Recorded work of a lane. What it uses must be kept alive as long.
+/// Recorded work of a lane. Everything it uses must outlive it.
 pub struct Graph {
     device: Device,
     graph: sys::CUgraphExec,
 }
 
-// SAFETY: a graph may be used from any thread, by one at a time, as its owner sees to.
+// SAFETY: a graph may be used from any thread, by one at a time, which its owner ensures.
 unsafe impl Send for Graph {}
 
 impl Lane {
-    /// Records what `work` queues on this lane; it does not run yet. What it needs for that, such as kernels and memory,
-    /// must be there: it has been done before.
+    /// Records what `work` queues on this lane without running it. The kernels and memory that it needs must exist
+    /// already, so the same work must have run before.
     pub fn record(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let device = self.device();
         self.recording(true);
@@ -31,12 +31,12 @@ impl Lane {
         Ok(Graph { device: device.clone(), graph })
     }
 
-    /// What `work` queues on this lane's stream, which does not run.
+    /// Captures what `work` queues on this lane's stream, without running it.
     fn captured(&self, work: impl FnOnce() -> Result<()>) -> Result<Recorded> {
         let device = self.device();
         device.bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is this lane's, which nobody else uses.
+        // SAFETY: the stream belongs to this lane alone.
         device.answer(unsafe { sys::cuStreamBeginCapture_v2(self.stream(), mode) }, "cuStreamBeginCapture")?;
         let worked = work();
         let mut recorded = Recorded(std::ptr::null_mut());
@@ -49,7 +49,7 @@ impl Lane {
     /// Queues recorded work.
     ///
     /// # Safety
-    /// It was recorded by this lane, and all that it uses is still there.
+    /// The work was recorded by this lane, and everything it uses is still alive.
     pub unsafe fn replay(&self, graph: &Graph) -> Result<()> {
         self.device().bind()?;
         // SAFETY: the caller's promise.
@@ -57,7 +57,7 @@ impl Lane {
     }
 }
 
-/// A graph that cannot run yet.
+/// A captured graph that is not instantiated yet.
 struct Recorded(sys::CUgraph);
 
 impl Drop for Recorded {
@@ -70,8 +70,8 @@ impl Drop for Recorded {
 }
 
 impl Device {
-    /// Whether another library's graph can hold `work`: all its memory is lent to it. Its kernels are compiled and loaded
-    /// by the trial, and do not run.
+    /// Whether another library's graph can hold `work`, which it can if all memory is lent by that library. The trial
+    /// compiles and loads the kernels of `work`, and does not run them.
     pub fn fits_graph(&self, work: impl FnOnce(Lane) -> Result<()>) -> Result<bool> {
         let own = self.lane()?;
         // SAFETY: the stream outlives the capture.
@@ -84,14 +84,14 @@ impl Device {
     }
 }
 
-/// The argument of the error about work that a graph of another library can't hold.
+/// The argument of the error for work that another library's graph cannot hold.
 pub(super) const UNFIT: &str = "CUDA graph";
 
-/// While it lives, this thread may compile, load and copy, although a stream of its is being captured.
+/// While this value lives, its thread may compile, load and copy although one of its streams is being captured.
 pub(super) struct Relaxed(sys::CUstreamCaptureMode);
 
 impl Relaxed {
-    /// Begins, if the stream is being captured.
+    /// Relaxes the capture mode of this thread if `stream` is being captured.
     ///
     /// # Safety
     /// The stream is alive.
@@ -108,7 +108,7 @@ impl Relaxed {
     }
 
     fn exchange(&mut self) -> Result<()> {
-        // SAFETY: changes a setting of this thread, and writes what it was.
+        // SAFETY: changes a setting of this thread and writes the previous value.
         let code = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
         driver::answer(code, "cuThreadExchangeStreamCaptureMode")
     }
@@ -123,7 +123,7 @@ impl Drop for Relaxed {
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: it came from cuGraphInstantiate; the driver waits for what is running.
+            // SAFETY: it came from cuGraphInstantiate; the driver waits for running work.
             unsafe { sys::cuGraphExecDestroy(self.graph) };
         }
     }

@@ -1,8 +1,9 @@
-//! Work on a stream that another library owns, such as XLA, in memory of its own.
+//! Work on a stream that another library owns, such as XLA, in memory of that library.
 //!
-//! Such a stream may end at any time after the call. So nothing of ours keeps it: memory is taken and given back in its
-//! order within the call, and no buffer notes it. Its owner may also capture it into a graph; work that needs memory of
-//! ours is refused then, for the graph would run after that was given back.
+//! Such a stream may be destroyed at any time after the call, so nothing here may keep it. Memory is taken and given
+//! back in its order within the call, and no buffer records it. The owner may also capture the stream into a graph.
+//! Work that needs memory from this crate is refused then, because the graph would run after that memory was given
+//! back.
 
 use super::buffer::Buffer;
 use super::device::Device;
@@ -15,7 +16,7 @@ use cudarc::driver::sys;
 use std::ffi::c_void;
 
 impl Device {
-    /// The device of a stream of another library, which must be in its primary context, as XLA's are.
+    /// The device of another library's stream, which must be in the primary context, as XLA's are.
     ///
     /// # Safety
     /// `stream` is a `CUstream` that is alive.
@@ -27,7 +28,7 @@ impl Device {
         if let Some(device) = Device::in_context(context) {
             return device.check().map(|()| device);
         }
-        // SAFETY: the context of a stream that is alive is alive.
+        // SAFETY: a live stream has a live context.
         let handle = unsafe { handle_of(context)? };
         let ordinal = (0..driver::count()?).find(|&ordinal| driver::handle(ordinal) == Ok(handle));
         let device = Device::get(ordinal.unwrap_or(usize::MAX))?;
@@ -38,7 +39,7 @@ impl Device {
         })
     }
 
-    /// A lane whose work goes to this stream.
+    /// A lane that queues its work on this stream.
     ///
     /// # Safety
     /// `stream` is a `CUstream` of this device that outlives the lane.
@@ -50,7 +51,7 @@ impl Device {
     }
 }
 
-/// The device of a context that is alive. What is current on this thread is again afterwards.
+/// The device of a live context. Leaves this thread's current context unchanged.
 unsafe fn handle_of(mut context: sys::CUcontext) -> Result<sys::CUdevice> {
     let mut handle = 0;
     // SAFETY: the caller's promise; writes one handle each.
@@ -63,10 +64,10 @@ unsafe fn handle_of(mut context: sys::CUcontext) -> Result<sys::CUdevice> {
 }
 
 impl Lane {
-    /// A tensor in memory of the owner of this lane's stream, for the work of this lane alone.
+    /// A tensor in memory of the stream's owner, for work of this lane alone.
     ///
     /// # Safety
-    /// At `address` there are the bytes of the spec, for work that is queued on the stream now.
+    /// The bytes of `spec` are valid at `address` for work queued on the stream now.
     pub unsafe fn lent(&self, spec: Spec, address: u64) -> Buffer {
         Buffer::lent(self.device(), self.shared_clock(), spec, address)
     }

@@ -1,4 +1,4 @@
-//! Kernels: compiled on first use, kept in memory per device and on disk per user.
+//! Kernels: compiled on first use, cached in memory per device and on disk per user.
 
 use super::device::Device;
 use super::{PRELUDE, cache, compiler};
@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Source {
     /// The name of the `extern "C"` function.
     pub name: &'static str,
-    /// Its text, which comes after [`PRELUDE`].
+    /// Its text, which is appended to [`PRELUDE`].
     pub text: &'static str,
 }
 
-/// A kernel that is loaded on a device. Never unloaded: there are few, and they are small.
+/// A kernel loaded on a device. Never unloaded: there are few, and they are small.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     function: sys::CUfunction,
@@ -26,7 +26,7 @@ pub struct Kernel {
 
 // SAFETY: functions of a loaded module may be launched from any thread.
 unsafe impl Send for Kernel {}
-// SAFETY: as above.
+// SAFETY: functions of a loaded module may be launched from any thread.
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
@@ -34,12 +34,13 @@ impl Kernel {
         self.function
     }
 
-    /// The same, to begin behind another of this sort before that one is done. On devices that cannot do that, and behind any
-    /// other kernel, it begins when all is done; so what was queued before a row of such kernels is done when they begin.
+    /// The kernel for launches that may begin before a preceding early kernel is done. Behind any other kernel, and on
+    /// devices without this feature, it begins when all earlier work is done. So work queued before a run of early
+    /// kernels is done when the first of them begins.
     ///
     /// # Safety
-    /// The kernel waits with `griddepcontrol.wait` before it reads or writes what others write; but weights, which none of this
-    /// sort writes, it may read at once.
+    /// The kernel runs `griddepcontrol.wait` before it accesses memory that other kernels write. Weights, which no
+    /// early kernel writes, it may read at once.
     pub unsafe fn early(self) -> Kernel {
         Kernel { early: true, ..self }
     }
@@ -49,10 +50,10 @@ impl Kernel {
     }
 }
 
-/// Locked while it compiles, so that others wait; a failure is tried again by the next call.
+/// Locked during compilation, so that concurrent calls wait. After a failure the next call tries again.
 type Slot = Arc<Mutex<Option<Kernel>>>;
 
-/// What tells sources apart: their address, as they are constants, and name.
+/// Identifies a source: the address of its text, which is a constant, and its name.
 type Key = (*const u8, &'static str);
 
 /// The kernels of one device by source and options.
@@ -63,7 +64,7 @@ type Variants = HashMap<String, Slot>;
 
 // SAFETY: the addresses are only compared.
 unsafe impl Send for Loaded {}
-// SAFETY: as above.
+// SAFETY: the addresses are only compared.
 unsafe impl Sync for Loaded {}
 
 impl Loaded {
@@ -102,7 +103,7 @@ fn prepare(device: &Device, source: &Source, options: &str) -> Result<Kernel> {
     Ok(kernel)
 }
 
-/// The compiler's name for a device: with all that only this one has, from when the compiler knows it.
+/// The compiler's target for a device: the architecture-specific one (`a`) where the compiler supports it.
 fn target((major, minor): (u32, u32), compiler: (u32, u32)) -> String {
     let all = if major == 9 && compiler.0 >= 12 { "a" } else { "" };
     format!("sm_{major}{minor}{all}")
@@ -121,7 +122,7 @@ fn load(device: &Device, name: &str, code: &[u8]) -> Result<Kernel> {
     Ok(Kernel { function, early: false })
 }
 
-/// Lets launches have all shared memory that the kernel does not declare itself. They would get 48 KiB unasked.
+/// Lets launches use all shared memory that the kernel does not declare. The default limit is 48 KiB.
 fn allow_shared_memory(device: &Device, function: sys::CUfunction) -> Result<()> {
     use sys::CUfunction_attribute as Attribute;
     let mut declared = 0;

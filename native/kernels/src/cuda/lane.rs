@@ -1,4 +1,4 @@
-//! A lane: a stream of its own and the pinned memory through which copies to and from it go.
+//! A lane: a stream and the pinned memory that stages copies to and from the device.
 
 use super::blas::{self, Epilogue, Matrix, Product};
 use super::buffer::Buffer;
@@ -16,8 +16,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An ordered queue of work for one device, for one thread at a time. Comes from
-/// [`Device::lane`] and goes back there when dropped.
+/// An ordered queue of work for one device, used by one thread at a time. Comes from [`Device::lane`] and returns to
+/// its stock when dropped.
 pub struct Lane {
     device: Device,
     /// `None` only while it is being dropped.
@@ -25,29 +25,29 @@ pub struct Lane {
     clock: Arc<Clock>,
     tf32: bool,
     recording: Cell<bool>,
-    /// Whether the stream is another library's.
+    /// Whether the stream belongs to another library.
     guest: bool,
-    /// Whether that library captures it into a graph, which may run after anything of ours is gone.
+    /// Set while that library captures the stream into a graph, which may run after this lane's memory is gone.
     captured: Option<Relaxed>,
-    /// Whether the latest kernel was one that may begin early.
+    /// Whether the latest kernel queued is an early one.
     behind_early: Cell<bool>,
 }
 
-// SAFETY: streams may be used from any thread, and a lane is used by one at a time.
+// SAFETY: streams may be used from any thread, and a lane is used by one thread at a time.
 unsafe impl Send for Lane {}
 
-/// What a lane leaves in its device's stock.
+/// The parts of a lane that its device's stock keeps.
 pub(super) struct Core {
     clock: Arc<Clock>,
     staging: Staging,
     scratch: Scratch,
-    /// Made by the first matrix product.
+    /// Created by the first matrix product.
     blas: Option<blas::Handle>,
-    /// What matrix products work in.
+    /// The workspace of matrix products.
     workspace: Scratch,
 }
 
-/// How far a lane's work has come: points queued, and points known to be done.
+/// The progress of a lane: points queued, and points known to be done.
 pub(super) struct Clock {
     stream: sys::CUstream,
     queued: AtomicU64,
@@ -56,7 +56,7 @@ pub(super) struct Clock {
 
 // SAFETY: streams may be used from any thread.
 unsafe impl Send for Clock {}
-// SAFETY: as above; the driver locks inside.
+// SAFETY: the driver locks inside.
 unsafe impl Sync for Clock {}
 
 impl Clock {
@@ -68,7 +68,7 @@ impl Clock {
         self.done.load(Ordering::Acquire) >= point
     }
 
-    /// Waits for all that is queued. Errors are the device's to remember.
+    /// Waits for all queued work. The device remembers errors.
     pub(super) fn wait(&self, device: &Device) {
         let _ = self.synchronize(device);
     }
@@ -108,7 +108,7 @@ impl Core {
 }
 
 impl Core {
-    /// Gives back the memory that is only kept to be quick, once the lane has done all its work.
+    /// Once the lane is idle, returns the memory that is kept only for speed.
     pub(super) fn trim(&mut self, device: &Device) -> Result<()> {
         self.clock.synchronize(device)?;
         self.staging = Staging::default();
@@ -120,7 +120,7 @@ impl Core {
 }
 
 impl Core {
-    /// Leaves a stream that may soon be no more.
+    /// Leaves a stream that may be destroyed soon.
     fn leave(mut self, device: &Device) {
         if self.staging.is_used() {
             self.clock.wait(device);
@@ -145,14 +145,14 @@ impl Lane {
         }
     }
 
-    /// A lane on a stream of another library: see [`Device::lane_on`].
+    /// A lane on another library's stream: see [`Device::lane_on`].
     pub(super) fn guest(device: Device, stream: sys::CUstream, captured: Option<Relaxed>) -> Lane {
         let mut lane = Lane::new(device, Core::on(stream));
         (lane.guest, lane.captured) = (true, captured);
         lane
     }
 
-    /// Fails where `bytes` that are not the owner's are needed by a lane whose work another library keeps for later.
+    /// Fails where the stream is being captured and `bytes` of memory are needed that its owner did not lend.
     fn not_captured(&self, bytes: usize, what: &str) -> Result<()> {
         match self.captured {
             Some(_) if bytes > 0 => Err(Error::new(Kind::Unavailable, graph::UNFIT)
@@ -162,13 +162,13 @@ impl Lane {
         }
     }
 
-    /// The lane, whose matrix products may round factors in f32 to TF32, with 10 bits of mantissa, if `allow`.
+    /// Sets whether matrix products may round f32 factors to TF32, with 10 bits of mantissa.
     pub fn allow_tf32(mut self, allow: bool) -> Lane {
         self.tf32 = allow;
         self
     }
 
-    /// The device it belongs to.
+    /// The lane's device.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -189,11 +189,11 @@ impl Lane {
         &self.clock
     }
 
-    /// Where the buffer lies, for work queued on this lane next; that work will wait for what other
-    /// lanes have queued on it. Fails where the buffer is on another device.
+    /// The buffer's address, for work queued on this lane next. That work will wait for earlier work of other lanes on
+    /// the buffer. Fails where the buffer is on another device.
     ///
-    /// While the lane records, others are not waited for: whoever records keeps the buffers, and sees to it that nobody
-    /// else writes to them.
+    /// While the lane records, it does not wait for other lanes. The caller that records must keep the buffers alive,
+    /// and ensure that no other lane writes to them.
     pub fn address(&self, buffer: &Buffer) -> Result<u64> {
         if *buffer.device() != self.device {
             return Err(Error::new(Kind::Argument, "buffer")
@@ -204,13 +204,13 @@ impl Lane {
             return Ok(buffer.address());
         }
         for other in self.note(buffer) {
-            // No event outside a graph can be waited for in it.
+            // A captured graph cannot wait for an event from outside it.
             if self.captured.is_some() { other.synchronize(&self.device)? } else { self.wait_for(&other)? }
         }
         Ok(buffer.address())
     }
 
-    /// Notes that work on the buffer is queued next, and returns whom that work has to wait for.
+    /// Records that the next work uses the buffer. Returns the lanes that this work must wait for.
     fn note(&self, buffer: &Buffer) -> Vec<Arc<Clock>> {
         if self.guest {
             return buffer.keep();
@@ -226,31 +226,31 @@ impl Lane {
         self.device.answer(unsafe { sys::cuStreamWaitEvent(self.stream(), event.handle(), 0) }, "cuStreamWaitEvent")
     }
 
-    /// Where `bytes` of memory lie for the work queued next. It is the lane's own and serves each op
-    /// in turn: what an op leaves there, the next one overwrites.
+    /// The address of `bytes` bytes of the lane's own scratch memory, for work queued next. Each op reuses it: the next
+    /// op overwrites the contents.
     pub fn scratch(&self, bytes: usize) -> Result<u64> {
         self.not_captured(bytes, "scratch memory")?;
         self.core(|core| core.scratch.at_least(bytes, &self.device, &self.clock))
     }
 
-    /// Bytes of that memory that the lane has now.
+    /// Bytes of scratch memory that the lane holds now.
     pub fn scratch_bytes(&self) -> usize {
         self.core.as_ref().map_or(0, |core| core.borrow().scratch.bytes)
     }
 
-    /// Memory for a tensor that only work queued on this lane uses: taken and given back in its order,
-    /// so that dropping it waits for nothing.
+    /// Memory for a tensor that only work queued on this lane uses. It is taken and given back in stream order, so
+    /// dropping it waits for nothing.
     pub fn temporary(&self, spec: Spec) -> Result<Buffer> {
         self.not_captured(spec.bytes(), "scratch memory")?;
         Buffer::of_lane(&self.device, &self.clock, spec)
     }
 
-    /// Queues the matrix product `to = a b` of matrices of the first type; the result has the second, which
-    /// is the first or that of its arithmetic. Sums are in f32 (f64 for f64), and no factor is rounded unless
+    /// Queues the matrix product `to = a b`. `types[0]` is the type of the factors. `types[1]`, that of the result, is
+    /// either the same or the type of the arithmetic. Sums are in f32 (f64 for f64), and factors are not rounded unless
     /// [`Lane::allow_tf32`] says so. Fails with [`Kind::Unavailable`] where cuBLASLt is not found.
     ///
     /// # Safety
-    /// The matrices lie in memory of their sizes, at addresses of this lane.
+    /// The matrices are valid at their addresses, which come from this lane.
     pub unsafe fn multiply(&self, types: [DType; 2], matrices: [Matrix; 3]) -> Result<()> {
         let [a, _, to] = matrices;
         let elements = to.rows * to.columns;
@@ -267,10 +267,10 @@ impl Lane {
         unsafe { self.multiply_with(types, matrices, Epilogue::default()) }
     }
 
-    /// The same for sizes that are not 0, with something done to the sums before they are rounded that cuBLASLt can do.
+    /// Like [`Lane::multiply`], with an epilogue on the sums that cuBLASLt must support; no size may be 0.
     ///
     /// # Safety
-    /// As above.
+    /// As for [`Lane::multiply_then`].
     pub unsafe fn multiply_with(&self, types: [DType; 2], matrices: [Matrix; 3], epilogue: Epilogue) -> Result<()> {
         // SAFETY: the caller's promise.
         match unsafe { self.multiply_then(types, matrices, epilogue)? } {
@@ -281,11 +281,12 @@ impl Lane {
         }
     }
 
-    /// The same with something done to the sums before they are rounded, and whether it is queued: cuBLASLt
-    /// cannot do all of it for all types, sizes and addresses, and nothing at all where a size is 0.
+    /// Like [`Lane::multiply`], with an epilogue applied to the sums before rounding. Returns whether the product was
+    /// queued: cuBLASLt does not support every epilogue for all types, sizes and addresses, and nothing where a size is
+    /// 0.
     ///
     /// # Safety
-    /// As above, and the bias is one too, with the columns of `to`.
+    /// The matrices are valid at their addresses, which come from this lane. So is the bias, with the columns of `to`.
     pub unsafe fn multiply_then(&self, types: [DType; 2], matrices: [Matrix; 3], epilogue: Epilogue) -> Result<bool> {
         if matrices.iter().any(|matrix| matrix.rows * matrix.columns == 0) {
             return Ok(false);
@@ -311,21 +312,20 @@ impl Lane {
         queued
     }
 
-    /// Queues a kernel whose one parameter is the struct `params`.
+    /// Queues a kernel with one parameter, the struct `params`.
     ///
     /// # Safety
-    /// `params` has the layout that the kernel declares, and the kernel stays within the memory that
-    /// it points to. Its addresses come from [`Lane::address`] of this lane, and the buffers live
-    /// until they have been noted so.
+    /// `params` has the layout that the kernel declares, and the kernel stays within the memory that it points to. Its
+    /// addresses come from [`Lane::address`] of this lane, and each buffer is alive until that call.
     pub unsafe fn launch<P: Copy>(&self, kernel: &Kernel, grid: [u32; 3], threads: u32, params: &P) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_with(kernel, grid, threads, 0, params) }
     }
 
-    /// The same with so many bytes of shared memory beside what the kernel declares.
+    /// Like [`Lane::launch`], with `shared` bytes of dynamic shared memory.
     ///
     /// # Safety
-    /// As above, and the kernel stays within that memory.
+    /// As for [`Lane::launch`], and the kernel stays within the shared memory.
     pub unsafe fn launch_with<P: Copy>(
         &self,
         kernel: &Kernel,
@@ -338,9 +338,9 @@ impl Lane {
         unsafe { self.launch_as(kernel, grid, [threads, shared], None, params) }
     }
 
-    /// Queues a kernel of so many blocks that wait for each other.
+    /// Queues a kernel of `blocks` blocks that wait for each other.
     ///
-    /// Those of a grid must fit on the device all at once: if they do not, this fails at once, and nothing runs.
+    /// All blocks of a grid must be resident at once. If they do not fit, the call fails and nothing runs.
     ///
     /// # Safety
     /// As for [`Lane::launch_with`].
@@ -356,7 +356,7 @@ impl Lane {
         unsafe { self.launch_as(kernel, [blocks, 1, 1], size, Some(together), params) }
     }
 
-    /// Queues a kernel with so many threads in a block and bytes of shared memory.
+    /// Queues a kernel of `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory.
     unsafe fn launch_as<P: Copy>(
         &self,
         kernel: &Kernel,
@@ -381,7 +381,8 @@ impl Lane {
         self.device.answer(code, "cuLaunchKernelEx")
     }
 
-    /// Queues a copy of pinned bytes, from `first` on, that fill a buffer. They must stay as they are until it is done.
+    /// Queues a copy that fills a buffer from pinned memory, starting at byte `first`. The pinned bytes must not change
+    /// until the copy is done.
     pub fn from_pinned(&self, from: &Pinned, first: usize, to: &Buffer) -> Result<()> {
         let (bytes, to) = (to.spec().bytes(), self.address(to)?);
         let from = from.bytes()[first..first + bytes].as_ptr();
@@ -391,7 +392,8 @@ impl Lane {
         self.device.answer(code, "cuMemcpyHtoDAsync")
     }
 
-    /// Queues a copy of a buffer to pinned bytes from `first` on, which must not be read until it is done.
+    /// Queues a copy of a buffer to pinned memory, starting at byte `first`. The pinned bytes must not be read until
+    /// the copy is done.
     pub fn to_pinned(&self, from: &Buffer, to: &Pinned, first: usize) -> Result<()> {
         let (bytes, from) = (from.spec().bytes(), self.address(from)?);
         let to = to.bytes()[first..first + bytes].as_ptr().cast_mut();
@@ -401,13 +403,13 @@ impl Lane {
         self.device.answer(code, "cuMemcpyDtoHAsync")
     }
 
-    /// Copies host bytes into a buffer of the same size.
+    /// Copies host bytes into a buffer of equal size.
     pub fn upload(&self, from: &[u8], to: &Buffer) -> Result<()> {
         self.upload_all(&[(from, to)])
     }
 
-    /// Copies several at once, which is faster than one after another. The bytes are taken before
-    /// this returns; the copies into the buffers are only queued.
+    /// Copies several slices at once, which is faster than one by one. The host bytes are read before this returns; the
+    /// copies into the buffers are only queued.
     pub fn upload_all(&self, copies: &[(&[u8], &Buffer)]) -> Result<()> {
         self.not_captured(copies.iter().map(|(from, _)| from.len()).sum(), "copies from the host")?;
         copies.iter().try_for_each(|(from, to)| same_size(from.len(), to))?;
@@ -415,12 +417,12 @@ impl Lane {
         self.core(|core| core.staging.upload(self, copies))
     }
 
-    /// Copies a buffer to as many host bytes and waits for all that the lane has queued.
+    /// Copies a buffer to host bytes of equal size, after waiting for all work queued on the lane.
     pub fn download(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
         self.download_all(&mut [(from, to)])
     }
 
-    /// Copies several at once, and waits for all that the lane has queued.
+    /// Copies several buffers at once, after waiting for all work queued on the lane.
     pub fn download_all(&self, copies: &mut [(&Buffer, &mut [u8])]) -> Result<()> {
         copies.iter().try_for_each(|(from, to)| same_size(to.len(), from))?;
         self.device.bind()?;
@@ -428,14 +430,14 @@ impl Lane {
         self.synchronize()
     }
 
-    /// A buffer's contents, when all that the lane has queued is done.
+    /// A buffer's contents, once all work queued on the lane is done.
     pub fn downloaded(&self, from: &Buffer) -> Result<Owned> {
         let mut to = Owned::poisoned(from.spec());
         self.download(from, to.view_mut().bytes())?;
         Ok(to)
     }
 
-    /// Queues a copy of a buffer into another of the same size.
+    /// Queues a copy of a buffer into another of equal size.
     pub fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
         same_size(from.spec().bytes(), to)?;
         let (source, target, bytes) = (self.address(from)?, self.address(to)?, to.spec().bytes());
@@ -448,7 +450,7 @@ impl Lane {
         self.device.answer(code, "cuMemcpyDtoDAsync")
     }
 
-    /// Fills a buffer with bytes of all ones, which read as NaN in every float type. For tests.
+    /// Fills a buffer with one bits, which read as NaN in every float type. For tests.
     pub fn poison(&self, buffer: &Buffer) -> Result<()> {
         self.fill(buffer, 0xff)
     }
@@ -464,7 +466,7 @@ impl Lane {
         self.device.answer(unsafe { sys::cuMemsetD8Async(address, byte, bytes, self.stream()) }, "cuMemsetD8Async")
     }
 
-    /// Waits until all that was queued is done; reports errors of kernels that ran.
+    /// Waits until all queued work is done. Reports errors of kernels that ran.
     pub fn synchronize(&self) -> Result<()> {
         self.clock.synchronize(&self.device)?;
         self.core(|core| {
@@ -473,7 +475,7 @@ impl Lane {
         })
     }
 
-    /// A point in the lane's work, for timing.
+    /// Marks this point in the lane's work, for timing.
     pub fn mark(&self) -> Result<Mark> {
         self.device.bind()?;
         let event = Event::new(&self.device, true)?;
@@ -520,17 +522,17 @@ struct Scratch {
     bytes: usize,
 }
 
-/// Scratch memory that a lane keeps when it goes back into the stock.
+/// Bytes of scratch memory that a lane keeps when it returns to the stock.
 const KEPT_SCRATCH: usize = 64 << 20;
 
 impl Scratch {
     fn new(device: &Device, lane: &Clock, bytes: usize) -> Result<Scratch> {
-        // A little more, so that calls that need a little more find it.
+        // Rounded up, so that slightly larger requests later fit too.
         let bytes = bytes.next_multiple_of((bytes.next_power_of_two() / 64).max(256));
         Ok(Scratch { address: device.take_scratch(bytes, lane.stream)?, bytes })
     }
 
-    /// Where at least so many bytes lie. What was in fewer is lost.
+    /// The address of at least `bytes` bytes. If the memory has to grow, its contents are lost.
     fn at_least(&mut self, bytes: usize, device: &Device, lane: &Clock) -> Result<u64> {
         if self.bytes < bytes {
             self.release(device, lane);
@@ -542,7 +544,7 @@ impl Scratch {
     fn release(&mut self, device: &Device, lane: &Clock) {
         let Scratch { address, .. } = std::mem::take(self);
         if address != 0 {
-            // SAFETY: it came from there, and only this lane's work uses it.
+            // SAFETY: it came from `take_scratch` for this lane, and only this lane's work uses it.
             unsafe { device.give_scratch(address, lane.stream) };
         }
     }

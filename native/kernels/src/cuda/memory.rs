@@ -1,7 +1,7 @@
-//! A device's memory: a driver pool of our own, and freed blocks kept for calls of the same sizes.
+//! A device's memory: a driver pool of its own, and freed blocks kept for calls of equal size.
 //!
-//! A call into the driver takes microseconds, and giving memory back to the system far more, so
-//! blocks of repeated calls go round without either.
+//! A driver call takes microseconds, and returning memory to the system far longer. Repeated calls reuse kept blocks
+//! and need neither.
 
 use super::device::Device;
 use super::{driver, lane};
@@ -10,19 +10,19 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes of freed blocks that are kept at most.
+/// Upper limit for the bytes of kept blocks.
 const KEPT: usize = 4 << 30;
 
 pub(super) struct Memory {
     pool: sys::CUmemoryPool,
-    /// Blocks are taken and given back in this stream's order; it never carries anything else.
+    /// Blocks are taken and given back in this stream's order; it carries no other work.
     order: sys::CUstream,
     spares: Mutex<Spares>,
 }
 
 // SAFETY: pools and streams may be used from any thread.
 unsafe impl Send for Memory {}
-// SAFETY: as above; the driver locks inside.
+// SAFETY: the driver locks inside.
 unsafe impl Sync for Memory {}
 
 /// Freed blocks by their size.
@@ -43,7 +43,7 @@ impl Memory {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A kept block of that size.
+    /// A kept block of exactly `bytes` bytes.
     pub(super) fn spare(&self, bytes: usize) -> Option<CUdeviceptr> {
         let mut spares = self.spares();
         let address = spares.blocks.get_mut(&bytes)?.pop()?;
@@ -51,14 +51,14 @@ impl Memory {
         Some(address)
     }
 
-    /// A new block, which every lane may use at once.
+    /// A new block that every lane may use at once.
     pub(super) fn take(&self, device: &Device, bytes: usize) -> Result<CUdeviceptr> {
         let address = self.take_in_order(device, bytes, self.order)?;
         self.settle(device)?;
         Ok(address)
     }
 
-    /// A new block for work that comes after in that stream.
+    /// A new block for later work in that stream.
     pub(super) fn take_in_order(&self, device: &Device, bytes: usize, stream: sys::CUstream) -> Result<CUdeviceptr> {
         let mut address = 0;
         // SAFETY: writes one address; the pool and the streams live as long as the process.
@@ -67,10 +67,10 @@ impl Memory {
         Ok(address)
     }
 
-    /// Keeps a block, or gives it back where enough are kept.
+    /// Keeps a block for reuse, or frees it where enough are kept.
     ///
     /// # Safety
-    /// The block came from `take` with that size, and nobody uses it any more.
+    /// The block came from `take(bytes)`, and no lane uses it any more.
     pub(super) unsafe fn give(&self, device: &Device, address: CUdeviceptr, bytes: usize) {
         let mut spares = self.spares();
         if spares.bytes + bytes <= KEPT {
@@ -92,11 +92,11 @@ impl Memory {
         Ok(bytes as usize)
     }
 
-    /// Gives all kept blocks back to the system.
+    /// Returns all kept blocks to the system.
     pub(super) fn trim(&self, device: &Device) -> Result<()> {
         let spares = std::mem::take(&mut *self.spares());
         for address in spares.blocks.into_values().flatten() {
-            // SAFETY: kept blocks are nobody's.
+            // SAFETY: a kept block is not in use.
             device.answer(unsafe { sys::cuMemFreeAsync(address, self.order) }, "cuMemFreeAsync")?;
         }
         self.settle(device)?;
@@ -104,16 +104,16 @@ impl Memory {
         device.answer(unsafe { sys::cuMemPoolTrimTo(self.pool, 0) }, "cuMemPoolTrimTo")
     }
 
-    /// Waits until what was taken and given back is so for all streams. Never waits for kernels.
+    /// Waits until allocations and frees so far hold for all streams. Never waits for kernels.
     fn settle(&self, device: &Device) -> Result<()> {
         // SAFETY: the stream lives as long as the process.
         device.answer(unsafe { sys::cuStreamSynchronize(self.order) }, "cuStreamSynchronize")
     }
 }
 
-/// A pool of our own, so that nobody else's settings change how it keeps memory.
+/// A pool of its own, so that settings of other libraries do not change what it keeps.
 fn pool(ordinal: usize) -> Result<sys::CUmemoryPool> {
-    // SAFETY: a plain C struct, for which zeros are defaults.
+    // SAFETY: a plain C struct, for which zeros are the defaults.
     let mut props: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
     props.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     props.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;

@@ -1,9 +1,8 @@
-//! What CUDA kernels are run with: the driver and NVRTC, found at run time; devices, their memory
-//! and their lanes.
+//! The CUDA runtime of the kernels: the driver and NVRTC, found at run time; devices, their memory and their lanes.
 //!
-//! Nothing here needs a toolkit to build or a GPU to load. [`devices`] says what is there, or why
-//! nothing is. A [`Device`] gives [`Buffer`]s (memory) and [`Lane`]s (a stream with pinned staging);
-//! [`Device::kernel`] compiles a source once and keeps it, in memory and on disk.
+//! Building needs no toolkit, and loading needs no GPU. [`devices`] lists the devices, or says why there are none. A
+//! [`Device`] gives [`Buffer`]s (memory) and [`Lane`]s (a stream with pinned staging). [`Device::kernel`] compiles a
+//! source once and caches it, in memory and on disk.
 
 mod blas;
 mod buffer;
@@ -48,10 +47,10 @@ pub use tensor_map::TensorMap;
 pub(crate) use tiles::Tiles;
 pub use together::Together;
 
-/// The element types, rounding and functions that every kernel source begins with.
+/// The element types, rounding and functions that precede every kernel source.
 pub const PRELUDE: &str = include_str!("prelude.cu");
 
-/// How kernels name an element type and the type that it is computed in.
+/// The kernels' names for an element type and for the type of its arithmetic.
 pub fn type_names(dtype: DType) -> (&'static str, &'static str) {
     match dtype {
         DType::F64 => ("double", "double"),
@@ -66,16 +65,16 @@ pub fn type_names(dtype: DType) -> (&'static str, &'static str) {
     }
 }
 
-/// The same as the compiler's options.
+/// [`type_names`] as compiler options.
 pub fn types(dtype: DType) -> String {
     let (storage, real) = type_names(dtype);
     format!("-DSTORAGE={storage} -DREAL={real}")
 }
 
-/// Threads in a block of a kernel whose threads have nothing to do with each other.
+/// Threads in a block of a kernel whose threads are independent.
 pub const THREADS: u32 = 128;
 
-/// Queues a kernel of `count` threads that have nothing to do with each other.
+/// Queues a kernel of at least `count` independent threads; the kernel must skip the excess.
 ///
 /// # Safety
 /// As for [`Lane::launch`].
@@ -88,7 +87,7 @@ pub unsafe fn launch_each<P: Copy>(lane: &Lane, kernel: &Kernel, count: usize, p
     unsafe { lane.launch(kernel, [blocks, 1, 1], THREADS, params) }
 }
 
-/// The first size of a grid. That it does not fit takes more memory than there is.
+/// The x size of a grid. Only tensors larger than any memory exceed the limit.
 pub fn grid_size(count: usize) -> Result<u32> {
     let fits = u32::try_from(count).ok().filter(|&count| count < 1 << 31);
     fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(count))

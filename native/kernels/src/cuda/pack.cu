@@ -1,9 +1,8 @@
-// 16 bytes of elements, which are moved at once where they lie at such an address: VEC of them, which
-// the host sets to 1 where they may not.
+// A vector of VEC elements, moved by one access: 16 bytes, or one element where the host cannot prove the alignment.
 struct alignas(VEC * sizeof(STORAGE)) Pack { STORAGE of[VEC]; };
 
-// The elements from `at` on; those from `count` on are 0. Who knows that there are WHOLE packs should say so:
-// where the compiler must choose, it takes 16-bit numbers apart as soon as they come, and so waits for them.
+// Loads the elements from `at` on; those from `count` on are 0. Pass WHOLE where all packs are full. With a branch the
+// compiler splits 16-bit values right after the load, and so waits for it.
 template <bool WHOLE>
 __device__ __forceinline__ Pack load(const STORAGE* from, i64 at, i64 count) {
     if (WHOLE || at + VEC <= count) return *(const Pack*)(from + at);

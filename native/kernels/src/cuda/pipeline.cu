@@ -1,5 +1,6 @@
-// Copies to shared memory that a barrier there counts: its phase, of parity 0 and 1 in turn, ends when as many threads have
-// arrived as it was opened for, and what they copied has. From compute capability 8 on; boxes and bytes from 9 on.
+// Copies to shared memory tracked by an mbarrier. Its phase, of parity 0 and 1 in turn, ends when the `arrivals` given
+// at `open` have arrived and their copies have landed. From compute capability 8 on; `copy_box` and `copy_bytes` from 9
+// on.
 
 typedef unsigned long long Barrier;
 
@@ -7,7 +8,8 @@ __device__ __forceinline__ void open(Barrier* barrier, unsigned arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address(barrier)), "r"(arrivals) : "memory");
 }
 
-// Whoever opened barriers says so before the block's next barrier, for what copies by itself.
+// The thread that opened barriers calls this before the block's next barrier, to make them visible to asynchronous
+// copies.
 __device__ __forceinline__ void opened() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -30,7 +32,7 @@ __device__ __forceinline__ void wait(const Barrier* barrier, int parity) {
     } while (!over);
 }
 
-// A thread copies SIZE bytes, or zeros.
+// One thread copies SIZE bytes, or writes zeros.
 template <int SIZE>
 __device__ __forceinline__ void copy_piece(void* to, const void* from, bool there) {
     if constexpr (SIZE == 2)
@@ -40,7 +42,7 @@ __device__ __forceinline__ void copy_piece(void* to, const void* from, bool ther
                      "r"(there ? SIZE : 0) : "memory");
 }
 
-// Arrives when all that the thread copied has.
+// Arrives once all of this thread's copies have landed.
 template <int SIZE>
 __device__ __forceinline__ void arrive_copied(Barrier* barrier) {
     if constexpr (SIZE == 2) {
@@ -52,13 +54,13 @@ __device__ __forceinline__ void arrive_copied(Barrier* barrier) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// Arrives for so many bytes that are copied.
+// Arrives, and makes the phase wait for `bytes` bytes of asynchronous copies.
 __device__ __forceinline__ void expect(Barrier* barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address(barrier)), "r"(bytes) : "memory");
 }
 
-// Part of a matrix that the host describes, from an element of a row on; what is past its ends becomes zeros. What is read only
-// ONCE pushes nothing else out of the cache.
+// Copies a box of a matrix that the host has described (a tensor map), from `element` of `row` on. Elements out of
+// bounds become zeros. With ONCE the data is read only once and evicts nothing else from the cache.
 template <bool ONCE>
 __device__ __forceinline__ void copy_box(void* to, const void* matrix, int element, int row, Barrier* barrier) {
 #define COPY_BOX "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -72,13 +74,13 @@ __device__ __forceinline__ void copy_box(void* to, const void* matrix, int eleme
 #undef COPY_BOX
 }
 
-// Neighbouring bytes, in whole pieces of 16.
+// Copies contiguous bytes, in whole pieces of 16.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned bytes, Barrier* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(address(to)), "l"(from), "r"(bytes), "r"(address(barrier)) : "memory");
 }
 
-// A number for the same place of a block of the cluster, whose barrier counts its bytes.
+// Writes a word to the same place in another block of the cluster; that block's barrier counts its bytes.
 __device__ __forceinline__ void send(unsigned* place, unsigned number, int block, Barrier* barrier) {
     asm volatile("{ .reg .b32 to, there; mapa.shared::cluster.u32 to, %0, %3; mapa.shared::cluster.u32 there, %2, %3; "
                  "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %1, [there]; }"

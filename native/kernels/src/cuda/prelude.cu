@@ -1,12 +1,12 @@
-// What every kernel is written with. The host names the element types: -DSTORAGE=bf16 -DREAL=float.
-// No header is included, so that the kernels compile wherever NVRTC alone is installed.
+// The common part of every kernel. The host names the element types: -DSTORAGE=bf16 -DREAL=float. No header is
+// included, so the kernels compile where only NVRTC is installed.
 
 typedef long long i64;
 
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
 
-// Where something lies in shared memory, for instructions that take nothing else.
+// The shared-memory address of an object, for instructions that take no generic address.
 __device__ __forceinline__ unsigned address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
 
 __device__ __forceinline__ float widen(float v) { return v; }
@@ -34,7 +34,7 @@ __device__ __forceinline__ void narrow(float v, bf16& to) {
 #endif
 }
 
-// Two neighbours at once: 16-bit ones are a word, which need not be taken apart and put together again.
+// Widens two adjacent elements at once: a pair of 16-bit ones is a single word, which need not be split and rejoined.
 template <class T, class R>
 __device__ __forceinline__ void widen(const T* from, R& low, R& high) {
     low = widen(from[0]);
@@ -81,8 +81,8 @@ __device__ __forceinline__ double reciprocal(double v) { return 1.0 / v; }
 
 constexpr double LOG2_E = 1.4426950408889634074;
 
-// max(v, 0) + log1p(e) with e = exp(-|v|), where log1p(e) = 2 atanh(e / (2 + e)) and the argument
-// of atanh is at most 1/3: five terms of a minimax polynomial, exact to 4e-9, at both ends too.
+// max(v, 0) + log1p(e) with e = exp(-|v|), where log1p(e) = 2 atanh(e / (2 + e)) and the argument of atanh is at most
+// 1/3. Five terms of a minimax polynomial, exact to 4e-9, at both ends too.
 __device__ __forceinline__ float softplus(float v) {
     float e = exp2_fast(-fabsf(v) * (float)LOG2_E);
     float s = e * reciprocal(2.0f + e);
@@ -91,7 +91,7 @@ __device__ __forceinline__ float softplus(float v) {
     series = fmaf(w, series, 0.20012426862f);
     series = fmaf(w, series, 0.33333157968f);
     series = fmaf(w, series, 1.0f);
-    // Not fmaxf: it would turn NaN into 0.
+    // Not fmaxf, which would turn NaN into 0.
     return fmaf(2.0f * s, series, v < 0.0f ? 0.0f : v);
 }
 __device__ __forceinline__ double softplus(double v) {

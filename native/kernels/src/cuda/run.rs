@@ -1,11 +1,11 @@
-//! An op from host memory to host memory.
+//! Runs an op from host memory to host memory.
 
 use super::{Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Named, Op};
 use crate::tensor::{Described, View, ViewMut};
 
-/// Runs a call on a lane with inputs and outputs on the host; returns when the outputs are written.
+/// Runs a call on a lane with inputs and outputs on the host. Returns when the outputs are written.
 pub fn run_host<O: Op>(call: &op::Call<O>, inputs: &Named<View>, outputs: Named<ViewMut>, lane: &Lane) -> Result<()> {
     let device = lane.device();
     let sources = inputs.try_map(|view| Buffer::new(device, view.spec()))?;

@@ -1,8 +1,8 @@
-//! Copies between ordinary memory and the device, through pinned memory.
+//! Copies between pageable host memory and the device, staged in pinned memory.
 //!
-//! The driver copies pageable memory at 12 to 19 GB/s and pinned memory at 50. One core fills pinned
-//! memory at about 12 GB/s, so several threads do, each queueing its piece as soon as it is filled,
-//! and the device reads the first pieces while the last are being filled.
+//! The driver copies pageable memory at 12 to 19 GB/s and pinned memory at 50. One core fills pinned memory at about 12
+//! GB/s, so several threads do. Each queues its piece as soon as it is filled, and the device reads the first pieces
+//! while the last are being filled.
 
 use super::buffer::Buffer;
 use super::device::Device;
@@ -13,12 +13,11 @@ use crate::error::Result;
 use cudarc::driver::sys;
 use std::sync::OnceLock;
 
-/// Bytes that are copied and queued together. Queueing takes microseconds, during which other
-/// threads cannot queue.
+/// Bytes that are filled and queued together. Queueing takes microseconds, during which other threads cannot queue.
 const PIECE: usize = 1 << 20;
-/// The most pinned memory that a lane keeps; longer copies go in rounds.
+/// Upper limit for a lane's pinned memory; longer copies go in rounds.
 const MOST: usize = 64 << 20;
-/// The least that is taken.
+/// Lower limit for an allocation of pinned memory.
 const LEAST: usize = 1 << 20;
 /// More threads than this do not make copies faster.
 const THREADS: usize = 4;
@@ -31,7 +30,7 @@ pub(super) struct Staging {
     used: usize,
 }
 
-/// One piece of a copy: so many bytes on the host, in pinned memory, and on the device.
+/// One piece of a copy: `bytes` bytes on the host, in pinned memory, and on the device.
 struct Piece {
     host: *mut u8,
     pinned: *mut u8,
@@ -41,11 +40,11 @@ struct Piece {
 
 // SAFETY: pieces of one copy do not overlap, and each is worked on by one thread.
 unsafe impl Sync for Piece {}
-// SAFETY: as above.
+// SAFETY: pieces of one copy do not overlap, and each is worked on by one thread.
 unsafe impl Send for Piece {}
 
 impl Staging {
-    /// The lane has done all it had to.
+    /// Call once the lane is idle: all pinned memory is free again.
     pub(super) fn drained(&mut self) {
         self.used = 0;
     }
@@ -63,7 +62,7 @@ impl Staging {
         let (device, clock) = (lane.device(), lane.clock());
         while let Some(pieces) = self.round(lane, &mut rest)? {
             each(&pieces, |piece| {
-                // SAFETY: the piece lies within the source and within pinned memory nobody else uses.
+                // SAFETY: the piece lies within the source and within pinned memory reserved for it alone.
                 unsafe { piece.host.copy_to_nonoverlapping(piece.pinned, piece.bytes) };
                 piece.send(device, clock)
             })?;
@@ -89,7 +88,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Takes as much off `rest` as pinned memory holds, or nothing when all is done.
+    /// Takes from `rest` what fits into pinned memory, cut into pieces; `None` when `rest` is empty.
     fn round(&mut self, lane: &Lane, rest: &mut Vec<(*mut u8, sys::CUdeviceptr, usize)>) -> Result<Option<Vec<Piece>>> {
         let bytes: usize = rest.iter().map(|(_, _, bytes)| bytes.next_multiple_of(ALIGN)).sum();
         if bytes == 0 {
@@ -115,7 +114,7 @@ impl Staging {
         Ok(Some(pieces))
     }
 
-    /// Up to `bytes` of pinned memory that no copy in flight uses, and how many they are.
+    /// Up to `bytes` bytes of pinned memory that no copy in flight uses, with their actual number.
     fn reserve(&mut self, lane: &Lane, bytes: usize) -> Result<(*mut u8, usize)> {
         let held = self.pinned.as_ref().map_or(0, |pinned| pinned.bytes);
         if bytes > held - self.used {
@@ -136,10 +135,10 @@ impl Staging {
     }
 }
 
-/// Pieces start on cache lines.
+/// Alignment of pieces: whole cache lines.
 const ALIGN: usize = 256;
 
-/// Does `work` on every item, on as many threads as pay.
+/// Calls `work` on every item, on up to THREADS threads where there are enough items.
 fn each<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Send + Sync) -> Result<()> {
     let threads = if items.len() < 3 { 1 } else { pool::default_threads().min(THREADS) };
     let failure = OnceLock::new();
@@ -160,7 +159,7 @@ impl Piece {
     }
 }
 
-/// A piece on its way from the device.
+/// A piece in flight from the device.
 struct Arrival<'a> {
     piece: &'a Piece,
     event: Event,
@@ -177,8 +176,7 @@ impl<'a> Arrival<'a> {
     }
 }
 
-/// Host memory that the device reads and writes by itself.
-/// Memory on the host that a device reads and writes without the driver's help.
+/// Host memory that the device accesses directly, without the driver's help.
 pub struct Pinned {
     device: Device,
     start: *mut u8,
@@ -189,7 +187,7 @@ pub struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// So many bytes, which hold anything.
+    /// `bytes` bytes with undefined contents.
     pub fn new(device: &Device, bytes: usize) -> Result<Pinned> {
         device.bind()?;
         let mut start = std::ptr::null_mut();
@@ -200,15 +198,15 @@ impl Pinned {
 }
 
 impl Pinned {
-    /// To read, when no copy to it is under way.
+    /// The bytes. They must not be read while a copy to them is in flight.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation, of bytes that are something or other.
+        // SAFETY: the whole allocation; every bit pattern is a valid byte.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// To write, when no copy from it is under way.
+    /// The bytes to write. No copy from them may be in flight.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else has it.
+        // SAFETY: the whole allocation, borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 }

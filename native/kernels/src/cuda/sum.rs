@@ -9,10 +9,10 @@ use crate::tensor::{DType, Described};
 
 const COLUMN_SUMS: Source = Source { name: "column_sums", text: include_str!("column_sums.cu") };
 
-/// Rows that one thread sums up.
+/// Rows that one thread sums.
 const TOGETHER: usize = 64;
 
-/// The kernel's parameters; the same struct is declared in `column_sums.cu`.
+/// The kernel's parameters; `column_sums.cu` declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Params {
@@ -24,8 +24,8 @@ struct Params {
     chunks: i64,
 }
 
-/// Queues the sums of the columns of a matrix of `rows` rows that are as long as `sums`, in the type of
-/// the arithmetic, rounded once. Uses the lane's scratch memory.
+/// Queues the column sums of a matrix of `rows` rows as long as `sums`. Sums are kept in the type of the arithmetic and
+/// rounded once. Uses the lane's scratch memory.
 pub fn columns(values: &Buffer, rows: usize, sums: &Buffer, lane: &Lane) -> Result<()> {
     let dtype = values.spec().dtype;
     let columns = sums.spec().shape.elements();

@@ -1,4 +1,4 @@
-//! Numbers that kernels read again and again.
+//! Tables of constants that kernels read repeatedly.
 
 use super::buffer::Buffer;
 use super::device::Device;
@@ -6,15 +6,15 @@ use crate::error::Result;
 use crate::tensor::{DType, Spec};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Tables that are kept: each is some kilobytes, and a model has one or two.
+/// Number of tables kept: each takes some kilobytes, and a model has one or two.
 const KEPT: usize = 16;
 
-/// Those that were last asked for, the latest at the end.
+/// The most recently requested tables, the latest at the end.
 #[derive(Default)]
 pub struct Tables(Mutex<Vec<(Vec<f64>, Arc<Buffer>)>>);
 
 impl Tables {
-    /// The table of these values, uploaded if it is not there; every lane may read it at once.
+    /// The table of these values, uploaded if it is missing. Every lane may read it at once.
     pub fn get(&self, device: &Device, values: &[f64]) -> Result<Arc<Buffer>> {
         let mut kept = self.kept();
         let entry = match kept.iter().position(|(of, _)| of == values) {
@@ -29,7 +29,7 @@ impl Tables {
         Ok(table)
     }
 
-    /// Gives the memory back as soon as nobody reads it any more.
+    /// Drops the tables. Memory is freed once its last reader is done.
     pub fn clear(&self) {
         self.kept().clear();
     }

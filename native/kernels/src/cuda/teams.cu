@@ -1,9 +1,9 @@
-// Teams of four warps that multiply as one, each of which has 64 outputs and 8 NT rows of x: SIDES of them stand side by side,
-// and DEEP of all these take turns with pieces of columns. The host gives NT, SIDES and DEEP.
+// Teams of four warps (warpgroups) that multiply as one, each for 64 outputs and 8 NT rows of x. SIDES teams stand side
+// by side, and DEEP such rows of teams take pieces of columns in turn. The host gives NT, SIDES and DEEP.
 
 constexpr int SIDE = 64, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES * DEEP, THREADS = 32 * WARPS, ROWS = 8 * NT;
 
-// Which of those that take turns a warp's team is, and the warp's first output.
+// The index of a warp's team among the DEEP that take turns, and the warp's first output.
 struct Team {
     int deep, output;
 
@@ -13,7 +13,8 @@ struct Team {
     }
 };
 
-// Goes along the stages with pieces of which it is this team's turn: a stage is always of the same teams, which so know its phases.
+// Visits the stages whose pieces are this team's turn. A stage always belongs to the same teams, so each team knows its
+// phases.
 template <class F>
 __device__ __forceinline__ void take_turns(const Place& at, Stages& stages, const Team& own, Turn turn, F add) {
     static_assert(STAGES % DEEP == 0, "turns");
@@ -27,10 +28,10 @@ __device__ __forceinline__ void take_turns(const Place& at, Stages& stages, cons
     }
 }
 
-// Sums of rows lie so far apart that lanes write to different banks.
+// Rows of sums are padded so that lanes write to different banks.
 constexpr int SUMS_PITCH = OUTPUTS + 4, SUMS = ROWS * SUMS_PITCH;
 
-// A warp's sums, of each of which something is made, to where all are added up, or added to what is there.
+// Writes a warp's sums to `all` after applying `made` to each, or adds them to what is there.
 template <bool ADDED, class T, class F>
 __device__ __forceinline__ void leave(const T (&sums)[NT][4], const Team& own, T* all, F made) {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -42,7 +43,7 @@ __device__ __forceinline__ void leave(const T (&sums)[NT][4], const Team& own, T
     }
 }
 
-// The same for all teams, where so many sums have room.
+// Like `leave`, for all teams: there is room for ROOM partial sums, and further teams add to them in turn.
 template <int ROOM, class T, class F>
 __device__ __forceinline__ void leave_all(const T (&sums)[NT][4], const Team& own, T* all, F made) {
     T* to = all + own.deep % ROOM * SUMS;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void leave_all(const T (&sums)[NT][4], const Team& ow
     meet_all<THREADS>();
 }
 
-// What all parts have of four neighbours.
+// Four adjacent sums, added over all SPLIT parts and their ROOM partial sums.
 template <int ROOM, class Four>
 __device__ __forceinline__ Four added(const Four* fours) {
     Four sum = {};

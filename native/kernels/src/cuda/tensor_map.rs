@@ -1,26 +1,26 @@
-//! Matrices as devices describe them to themselves, to copy parts of them without a thread's help.
+//! Tensor maps: descriptions of matrices by which the device copies boxes without the help of threads.
 
 use super::device::Device;
 use crate::error::Result;
 use cudarc::driver::sys;
 
-/// A matrix of two-byte elements in device memory, and the part of it that one copy brings.
+/// A matrix of two-byte elements in device memory, and the box of it that one copy brings.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap(sys::CUtensorMap);
 
 impl TensorMap {
-    /// None: for kernels that copy otherwise.
+    /// A placeholder, for kernels that copy otherwise.
     pub const NONE: TensorMap = TensorMap(sys::CUtensorMap { opaque: [0; 16] });
 
-    /// Addresses, and bytes of a row, are multiples of this.
+    /// Addresses and row sizes in bytes must be multiples of this.
     pub const UNIT: u64 = 16;
 }
 
 impl Device {
-    /// Of rows that follow each other without gaps; parts have at most 256 rows and elements of each, and are whole units of
-    /// 16 bytes. Of parts with rows of 64 bytes units can be `exchanged`, so that those of neighbouring rows lie in different
-    /// banks. For devices of compute capability 9 or more.
+    /// Describes a matrix of contiguous rows. A box has at most 256 rows and 256 elements per row, and its rows are
+    /// whole units of 16 bytes. In boxes with rows of 64 bytes the units can be `exchanged` (swizzled), so that
+    /// neighbouring rows fall into different banks. For devices of compute capability 9 or more.
     pub fn tensor_map(
         &self,
         address: u64,
@@ -39,7 +39,7 @@ impl Device {
         let none = Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE;
         let swizzle = if exchanged { Swizzle::CU_TENSOR_MAP_SWIZZLE_64B } else { none };
         let part = [part[1] as u32, part[0] as u32];
-        // SAFETY: writes the map; all arrays have two elements, that of strides one, and the address is not read.
+        // SAFETY: writes the map; all arrays have two elements, the strides one, and the address is not read.
         let code = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map.0,

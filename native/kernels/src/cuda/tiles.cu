@@ -1,16 +1,16 @@
-// What products share that fetch pieces of weights and of x into STAGES stages of shared memory, and whose blocks of threads go
-// on with other outputs, or are SPLIT neighbours, a cluster, that share the columns. The host gives STAGES and SPLIT, and
-// to those who fetch weights STREAMED: whether these are more than the cache holds.
+// The common part of products that fetch pieces of weights and of x into STAGES stages of shared memory. Either each
+// block goes on to further tiles, or SPLIT blocks, a cluster, share the columns of one tile. The host gives STAGES and
+// SPLIT, and for kernels that fetch weights STREAMED: whether the weights exceed the cache.
 
-// What a block of threads does: its tile, as a column of tiles and a group of rows, and its first piece of columns and how many
-// it has.
+// The work of a block: its tile, as a column of tiles and a group of rows, then its first piece of columns and their
+// count.
 struct Place {
     int column, group, begin, count;
 };
 
 __device__ __forceinline__ int own_part() { return blockIdx.x % SPLIT; }
 
-// Of a tile, of which so many `columns` have all outputs.
+// The place of this block in a tile. There are `p.columns` tiles per group of rows.
 template <class P>
 __device__ __forceinline__ Place place(const P& p, int tile) {
     i64 most = (pieces(p) + SPLIT - 1) / SPLIT, begin = own_part() * most, left = pieces(p) - begin;
@@ -22,7 +22,7 @@ __device__ __forceinline__ void each_place(const P& p, F done) {
     for (int tile = blockIdx.x / SPLIT; tile < p.tiles; tile += gridDim.x / SPLIT) done(place(p, tile));
 }
 
-// Whether a block of threads has no place.
+// Whether this block has no tile.
 template <class P>
 __device__ __forceinline__ bool idle(const P& p) {
     if (SPLIT > 1 || blockIdx.x < p.tiles) return false;
@@ -30,12 +30,12 @@ __device__ __forceinline__ bool idle(const P& p) {
     return true;
 }
 
-// Stages, and what they wait for: their being full, and being free again.
+// The barriers of the stages: one for a full stage, one for a free one.
 struct Stages {
     Barrier full[STAGES], free[STAGES];
 };
 
-// Whose turn it is, and the parity of its phase.
+// The current stage, and the parity of its phase.
 struct Turn {
     int stage, parity;
 
@@ -44,7 +44,7 @@ struct Turn {
         if (stage >= STAGES) stage -= STAGES, parity ^= 1;
     }
 
-    // Any number.
+    // Like `skip`, for any `count`.
     __device__ __forceinline__ void skip_all(int count) {
         stage += count;
         parity ^= stage / STAGES % 2;
@@ -53,9 +53,9 @@ struct Turn {
 };
 
 #if __CUDA_ARCH__ >= 900
-// Waits until nobody needs a stage any more, and tells what counts its bytes that it gets so many.
+// Waits until the consumers have freed a stage, then makes its barrier expect `bytes` bytes.
 __device__ __forceinline__ Barrier* begin(Stages& stages, Turn turn, unsigned bytes) {
-    // At first nobody has to leave.
+    // In the first phase every stage is free: waiting on the opposite parity returns at once.
     wait(&stages.free[turn.stage], turn.parity ^ 1);
     expect(&stages.full[turn.stage], bytes);
     return &stages.full[turn.stage];
@@ -73,7 +73,7 @@ __device__ __forceinline__ void open(Stages& stages, int producers, int consumer
     __syncthreads();
 }
 
-// Fetches the pieces of all places: of the first one so many of weights, SOON at most, before x is ready, unless it is.
+// Fetches the pieces of all places. Before x is ready it fetches up to SOON pieces of weights of the first place.
 template <int SOON, class Producer>
 __device__ __forceinline__ void fetch_all(const Producer& from, bool ready) {
     Turn turn = {};
@@ -91,25 +91,27 @@ __device__ __forceinline__ void fetch_all(const Producer& from, bool ready) {
     });
 }
 
-// The same number, which the compiler keeps, as it cannot know that it could compute it again in each turn.
+// Returns `value` unchanged, but opaque to the compiler, which then keeps it in a register and does not recompute it in
+// each turn.
 __device__ __forceinline__ int kept(int value) { return __shfl_sync(0xffffffff, value, threadIdx.x % 32); }
 
-// Rows of 16 bytes in shared memory, whose addresses eight lanes give for each word: a word of each row for each lane.
+// Loads rows of 16 bytes from shared memory (ldmatrix). Eight lanes give the addresses for each word, and each lane
+// gets one word of a row.
 __device__ __forceinline__ void deal(unsigned from, unsigned& a, unsigned& b, unsigned& c, unsigned& d) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(from) : "memory");
 }
 
-// Two words for each lane of rows whose addresses the first sixteen lanes give.
+// Loads two words per lane, from rows whose addresses the first sixteen lanes give (ldmatrix).
 __device__ __forceinline__ void deal(unsigned from, unsigned& a, unsigned& b) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
 }
 
-// Waits for so many threads, the first ones.
+// Barrier for the first THREADS threads of the block.
 template <int THREADS>
 __device__ __forceinline__ void meet_first() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
-// Waits for all of the cluster.
+// Barrier for the whole cluster.
 __device__ __forceinline__ void meet() {
     __syncwarp();
     meet_in_cluster();
@@ -120,7 +122,7 @@ __device__ __forceinline__ void meet_all() {
     if constexpr (SPLIT > 1) meet(); else meet_first<THREADS>();
 }
 
-// What a block of threads does of which the first ones multiply, and one of another warp fetches.
+// Runs a block with specialised warps: the first THREADS threads multiply, and one thread of a further warp fetches.
 template <int THREADS, class F, class G>
 __device__ __forceinline__ void fetch_and_multiply(Stages& stages, int consumers, F fetch, G multiply) {
     open(stages, 1, consumers);
@@ -132,7 +134,7 @@ __device__ __forceinline__ void fetch_and_multiply(Stages& stages, int consumers
     } else {
         multiply();
     }
-    // Nobody leaves whose sums are still read.
+    // A block must not exit while other blocks still read its sums.
     __syncwarp();
     if constexpr (SPLIT > 1) wait_for_cluster();
 }

@@ -1,54 +1,55 @@
-//! How kernels with `tiles.cu` are launched whose warps multiply in teams: blocks of threads that go on with other tiles, or
-//! neighbours, clusters, that share the columns of one.
+//! Launches of kernels with `tiles.cu` whose warps multiply in teams. Either each block goes on to further tiles, or a
+//! cluster of blocks shares the columns of one tile.
 
 use super::{Kernel, Lane, Together, compiler, grid_size};
 use crate::error::Result;
 
 /// Outputs of a team of four warps.
 pub(crate) const SIDE: usize = 64;
-/// Teams of a block of threads.
+/// Teams in a block.
 pub(crate) const TEAMS: usize = 4;
-/// Bytes of shared memory that such a block needs, with what the device keeps to itself.
+/// Bytes of shared memory that a block of the kernel that prepares the next x needs, with what the device reserves.
 const BESIDE: usize = 1152;
 
-/// An option of such kernels: registers of a thread, so few that a block of the kernel which makes the next x ready, so many
-/// threads of 32 registers, has room beside one of theirs on each quarter of a multiprocessor.
+/// A compiler option that limits the registers of a thread of such kernels. It leaves room for a block of the kernel
+/// that prepares the next x, of `beside` threads with 32 registers each. Both blocks must fit together on each quarter
+/// of a multiprocessor.
 pub(crate) fn registers(beside: u32) -> String {
     let (own, all) = ((4 * TEAMS as u32 + 1).div_ceil(4) * 32, 65536 / 4 - beside / 4 * 32);
     format!("--maxrregcount={}", all / own / 8 * 8)
 }
 
-/// An option of kernels with `tiles.cu`: whether so many bytes of weights are more than the device's cache holds.
+/// A compiler option for kernels with `tiles.cu`: whether `bytes` bytes of weights exceed the device's cache.
 pub(crate) fn streamed(bytes: usize, lane: &Lane) -> String {
     format!("-DSTREAMED={}", usize::from(bytes > lane.device().facts().cache as usize))
 }
 
-/// Eights of rows that a tile has.
+/// Groups of eight rows in a tile.
 pub(crate) fn eights(rows: usize) -> usize {
     rows.div_ceil(8).next_power_of_two().min(4)
 }
 
-/// The tiles of a product, each of so many outputs and rows, and how many neighbours share one.
+/// The tiles of a product: columns of tiles, groups of rows, and the number of blocks that share a tile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiles {
     pub columns: usize,
     pub groups: usize,
     pub split: usize,
-    /// How long a block of threads takes for its share of one.
+    /// The time of a block for its share of one tile, in units for comparison.
     pub turns: usize,
-    /// Bytes of shared memory that a block of threads needs.
+    /// Bytes of shared memory that a block needs.
     pub shared: usize,
 }
 
 impl Tiles {
-    /// Whether the device has teams that multiply as one, and the compiler knows all that their kernels need.
+    /// Whether the device has warpgroup multiplications, and the compiler supports all that their kernels need.
     pub fn possible(lane: &Lane) -> bool {
         let old = compiler().is_ok_and(|version| version < (12, 1));
         lane.device().facts().capability.0 == 9 && !old
     }
 
-    /// The fastest of such plans, whose clusters run all at once, and its kernel. Of equally fast ones the first is best, but
-    /// neighbours wait for each other.
+    /// The fastest plan whose clusters are all resident at once, with its kernel. Plans with fewer blocks per tile win
+    /// ties, because blocks of a cluster wait for each other.
     pub fn fastest<T>(
         mut plans: Vec<T>,
         tiles: impl Fn(&T) -> &Tiles,
@@ -69,35 +70,35 @@ impl Tiles {
         self.columns.saturating_mul(self.groups)
     }
 
-    /// How many a multiprocessor has one after the other.
+    /// How many tiles a multiprocessor computes one after the other.
     fn rounds(&self, lane: &Lane) -> usize {
         self.count().saturating_mul(self.split).div_ceil(lane.device().facts().multiprocessors as usize)
     }
 
-    /// Whether a block has room on a multiprocessor, beside one of the kernel that makes the next x ready, and all clusters run at
-    /// once: what begins behind others would take as long again.
+    /// Whether a block fits on a multiprocessor beside one of the kernel that prepares the next x, and all clusters are
+    /// resident at once. A cluster that starts late would double the time.
     pub fn fit(&self, lane: &Lane) -> bool {
         self.shared + BESIDE <= lane.device().facts().shared as usize && (self.split == 1 || self.rounds(lane) <= 1)
     }
 
-    /// The same for a kernel that is compiled for them.
+    /// Like [`Tiles::fit`] for the number of clusters, as the driver reports it for the compiled kernel.
     fn at_once(&self, kernel: &Kernel, lane: &Lane) -> Result<bool> {
         Ok(self.split == 1 || lane.device().clusters(kernel, self.split as u32, self.size(lane))? >= self.count())
     }
 
-    /// Threads, with a warp that fetches, and shared memory, so much that no two blocks have room on a multiprocessor: they would
-    /// be spread unevenly.
+    /// Threads, including a warp that fetches, and bytes of shared memory. The latter exceed half of a
+    /// multiprocessor's, so that two blocks never share one: the load would be uneven.
     fn size(&self, lane: &Lane) -> [u32; 2] {
         let half = lane.device().facts().shared / 2 + 1;
         [128 * TEAMS as u32 + 32, half.max(self.shared as u32)]
     }
 
-    /// What kernels know of them: columns of tiles, and their number.
+    /// The kernel's parameters: columns of tiles, and number of tiles.
     pub fn numbers(&self) -> Result<[i32; 2]> {
         Ok([self.columns as i32, grid_size(self.count())? as i32])
     }
 
-    /// Queues the kernel. Each multiprocessor gets a block, also where there are fewer tiles.
+    /// Queues the kernel. Each multiprocessor gets a block, even where there are fewer tiles.
     ///
     /// # Safety
     /// As for [`Lane::launch_with`].

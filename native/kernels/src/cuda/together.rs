@@ -10,7 +10,7 @@ use cudarc::driver::sys;
 pub enum Together {
     /// All of them.
     Grid,
-    /// So many neighbours, who also reach each other's shared memory. Devices have that from compute capability 9 on.
+    /// Clusters of this many blocks, which can access each other's shared memory. From compute capability 9 on.
     Cluster(u32),
 }
 
@@ -34,11 +34,11 @@ impl Together {
 
 /// An attribute of a launch, its value all zeros.
 pub(super) fn attribute(id: sys::CUlaunchAttributeID) -> sys::CUlaunchAttribute {
-    // SAFETY: zeros are a value of each field.
+    // SAFETY: zeros are a valid value of each field.
     sys::CUlaunchAttribute { id, ..unsafe { std::mem::zeroed() } }
 }
 
-/// A launch with so many threads in a block and bytes of shared memory.
+/// The configuration of a launch with `threads` threads per block and `shared` bytes of dynamic shared memory.
 pub(super) fn config(
     grid: [u32; 3],
     [threads, shared]: [u32; 2],
@@ -60,8 +60,8 @@ pub(super) fn config(
 }
 
 impl Device {
-    /// How many clusters of so many blocks, of so many threads and bytes of shared memory, run at once: 0 where there
-    /// are no clusters, or none of that size.
+    /// How many clusters of `blocks` blocks are resident at once, where `size` is the threads of a block and its bytes
+    /// of shared memory. 0 if the device has no clusters, or none of that size.
     pub fn clusters(&self, kernel: &Kernel, blocks: u32, size: [u32; 2]) -> Result<usize> {
         use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED as LARGE;
         if self.facts().capability.0 < 9 {
@@ -74,7 +74,7 @@ impl Device {
         // SAFETY: sets and asks for a number of a loaded kernel.
         unsafe {
             self.answer(sys::cuFuncSetAttribute(kernel.function(), LARGE, 1), "cuFuncSetAttribute")?;
-            // It may also refuse a size that no device of this sort has room for.
+            // The driver may also refuse a size that no device of this kind has room for.
             let code = sys::cuOccupancyMaxActiveClusters(&mut clusters, kernel.function(), &config);
             let there = self.answer(code, "cuOccupancyMaxActiveClusters").is_ok();
             self.check().map(|()| if there { clusters as usize } else { 0 })

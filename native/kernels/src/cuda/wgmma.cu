@@ -1,11 +1,11 @@
-// Multiplications of compute capability 9 that four warps do as one: 64 rows in registers by 8 EIGHTS rows in shared memory.
-// Registers belong to those under way until they are waited for, of which the compiler knows nothing: factors are pinned before
-// them, and factors and products after them, so that it neither gives them to others nor reads them sooner.
+// Multiplications of compute capability 9 by warpgroups: 64 rows in registers by 8 EIGHTS rows in shared memory. They
+// own their registers until they are waited for, which the compiler does not know. So factors are pinned before them,
+// and factors and products after them: the compiler then neither reuses those registers nor reads them early.
 
-// Registers have their values before these multiplications.
+// Fence: registers have their values before the multiplications that follow.
 __device__ __forceinline__ void multiplications() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// What was asked for since the last time is a group.
+// Commits the multiplications issued since the last commit as one group.
 __device__ __forceinline__ void grouped() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 // Waits for all groups but the latest LEFT.
@@ -27,19 +27,20 @@ __device__ __forceinline__ void pinned(T (&all)[N][4]) {
     for (int i = 0; i < N; i++) pinned(all[i]);
 }
 
-// Where rows of 16 bytes lie, as multiplications take it: eight after one another, and the next eight 256 bytes on. All lanes name
-// the same ones: the compiler is told so. A sixteenth of a distance may be added.
+// The address part of a wgmma descriptor for rows of 16 bytes: eight contiguous rows, the next eight 256 bytes on. The
+// shuffle tells the compiler that all lanes hold the same value. To advance by `d` bytes, add `d` / 16.
 __device__ __forceinline__ unsigned eights(unsigned from) {
-    // Above these bits addresses tell which block of a cluster they are of.
+    // The bits above these select a block of the cluster.
     return __shfl_sync(0xffffffff, (from & 0x3ffff) / 16, 0);
 }
-// The same where the other half of the columns lies behind each eight.
+// Like `eights`, where the other half of the columns lies 128 bytes on, behind each eight rows.
 __device__ __forceinline__ unsigned matrices(unsigned from) { return eights(from) | 128 / 16 << 16; }
 __device__ __forceinline__ unsigned long long described(unsigned rows) { return rows | 256ull / 16 << 32; }
 
 #define FOUR_OF(c, i) c(to[i][0]), c(to[i][1]), c(to[i][2]), c(to[i][3])
-// Whether products are added to what is there. That they are not, the compiler must not know: for products that begin anew it
-// takes other registers each time, soon has none left, and then waits for every single multiplication. Grids have one row.
+// The predicate decides whether products are added to the previous sums. A constant "no" must stay hidden from the
+// compiler. For fresh products it picks new registers each time, soon runs out, and then waits for every single
+// multiplication. Grids have one row, so `ctaid.y` is 0.
 #define MULTIPLY(kind, registers, compare, others, ...) \
     asm volatile("{ .reg .pred add; .reg .u32 row; mov.u32 row, %%ctaid.y; setp." compare ".u32 add, row, 0; " \
                  "wgmma.mma_async.sync.aligned." kind " " registers ", add" others "; }" \
@@ -58,19 +59,19 @@ __device__ __forceinline__ unsigned long long described(unsigned rows) { return 
         MULTIPLY("m64n32k32.s32.s8.s8", REGISTERS_4, compare, "", FOUR_OF("+r", 0), FOUR_OF("+r", EIGHTS / 4), \
                  FOUR_OF("+r", EIGHTS / 2), FOUR_OF("+r", EIGHTS - 1))
 
-// Products of 32 bytes with 32 bytes, instead of what is there.
+// Multiplies 32 bytes by 32 bytes, replacing the previous sums.
 template <int EIGHTS>
 __device__ __forceinline__ void multiply(int (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
     OF_BYTES("ne");
 }
 
-// The same, added to what is there.
+// Multiplies 32 bytes by 32 bytes, adding to the previous sums.
 template <int EIGHTS>
 __device__ __forceinline__ void multiply_add(int (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
     OF_BYTES("eq");
 }
 
-// Of 16 halves with 16 halves.
+// Multiplies 16 halves by 16 halves, replacing the previous sums.
 template <int EIGHTS>
 __device__ __forceinline__ void multiply(float (&to)[EIGHTS][4], const unsigned (&a)[4], unsigned long long rows) {
     if constexpr (EIGHTS == 1) MULTIPLY("m64n8k16.f32.f16.f16", REGISTERS_1, "ne", ", 1, 1, 0", FOUR_OF("+f", 0));

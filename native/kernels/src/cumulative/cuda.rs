@@ -14,27 +14,27 @@ const SCAN: Source = Source {
 /// Threads of a block.
 const THREADS: usize = 256;
 
-/// So many channels at most lie side by side in a tile.
+/// The most channels side by side in a tile.
 const SIDE_BY_SIDE: usize = 32;
 
-/// Bytes that a thread reads of a tile at most, numbers of a tensor, and steps.
+/// The most bytes that a thread reads of a tile, the most numbers of a tensor, and the most steps.
 const READ: usize = 256;
 const NUMBERS: usize = 32;
 const STEPS: usize = 16;
 
-/// Tiles in shared memory at most.
+/// The most tiles in shared memory.
 const STAGES: usize = 4;
 
-/// Blocks of a cluster at most; the same number is in `tiles.cu`.
+/// The most blocks of a cluster; the same number is in `tiles.cu`.
 const MOST_BLOCKS: usize = 8;
 
-/// Shared memory of which three blocks have enough, if they read a single tensor.
+/// Shared memory that is enough for three blocks, if they read a single tensor.
 const MUCH: usize = 200 << 10;
 
-/// Bytes of shared memory that a block takes beside what it asks for.
+/// Bytes of shared memory that the system reserves in each block.
 const RESERVED: usize = 1 << 10;
 
-/// Bytes of a row that are read at once: those of fewer would be read with others, in vain.
+/// Bytes that memory reads at once: a tile with fewer bytes of a row would read the others for nothing.
 const SECTOR: usize = 32;
 
 /// The kernel's parameters; the same struct is declared in `scans.cu`.
@@ -158,12 +158,12 @@ fn launch(problem: &Problem, pass: Pass, params: Params, lane: &Lane) -> Result<
     }
 }
 
-/// Blocks of a cluster at most, on this device.
+/// The most blocks of a cluster on this device.
 fn most_blocks(facts: &Facts) -> usize {
     if facts.capability.0 < 9 { 1 } else { MOST_BLOCKS }
 }
 
-/// How the work is cut.
+/// How the work is divided.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     pass: Pass,
@@ -179,10 +179,10 @@ struct Plan {
     steps: usize,
     /// Tiles in shared memory.
     stages: usize,
-    /// Threads side by side, and how many times as many a row has.
+    /// Threads side by side in a tile, and tiles side by side in a row.
     side_by_side: usize,
     columns: usize,
-    /// Whether they fill what memory reads at once, so that threads may read what they use themselves.
+    /// Whether threads side by side fill a sector, so that each may read what it uses without shared memory.
     own: bool,
     /// Blocks that share a row.
     cluster: usize,
@@ -201,7 +201,7 @@ impl Plan {
             (Scan::Product, Pass::Gradient) => (0, 3, false, size_of::<f64>() + real),
             (Scan::Product, _) => (0, 1, false, size_of::<f64>()),
             (Scan::ExpProduct { .. }, Pass::Gradient) => (1, 4, true, 3 * real),
-            // It writes two, which take the place of what is read unless threads write them at once.
+            // It writes two tensors, staged over the memory of what it reads unless threads write them directly.
             (Scan::ExpProduct { .. }, _) => (1, if own { 1 } else { 2 }, true, real),
             (Scan::Sum, _) => (2, 1, false, real),
             (Scan::LogSumExp, Pass::Gradient) => (3, 4, true, 2 * real),
@@ -228,7 +228,7 @@ impl Plan {
         plan.in_shared(facts).spread(problem, facts)
     }
 
-    /// With as many tiles as its part of the shared memory takes, and smaller ones where it does not take two.
+    /// Fits the stages to the block's part of the shared memory. Where it does not hold two, tiles become smaller.
     fn in_shared(mut self, facts: &Facts) -> Plan {
         let declared = self.declared(most_blocks(facts));
         let part = ((facts.shared as usize + RESERVED) / self.blocks).saturating_sub(RESERVED + declared);
@@ -239,8 +239,8 @@ impl Plan {
         Plan { stages: (part / tile).clamp(2, STAGES), ..self }
     }
 
-    /// So that nearly two blocks a multiprocessor have something to do: clusters of as many as it takes, and more if
-    /// there is room, share a row and, where these are not enough, take fewer of its channels.
+    /// Spreads the work over nearly two blocks per multiprocessor, or more if there is room. The blocks of a cluster
+    /// share a row. Where the largest cluster is not enough, tiles take fewer of its channels.
     fn spread(mut self, problem: &Problem, facts: &Facts) -> Plan {
         let multiprocessors = facts.multiprocessors as usize;
         let least = SECTOR.div_ceil(self.channels * problem.dtype().size());
@@ -255,7 +255,7 @@ impl Plan {
         }
     }
 
-    /// With clusters so small that all of them run at once.
+    /// Shrinks the clusters until all of them run at once.
     fn at_once(mut self, problem: &Problem, kernel: &Kernel, lane: &Lane) -> Result<Plan> {
         let size = [THREADS as u32, self.shared() as u32];
         while self.cluster > 2

@@ -1,4 +1,4 @@
-//! The plain truth: f64, a column at a time, written to be read beside the formula.
+//! The reference: f64, a column at a time, written to be read beside the formula.
 
 use super::{Problem, Scan};
 use crate::error::Result;

@@ -1,23 +1,22 @@
-//! The header of a file: metadata and what is told of each tensor, parsed from as many of its first bytes as have been
-//! read.
+//! The header of a file: metadata and descriptions of tensors, parsed from a prefix of the file.
 
 use super::types::Type;
 use crate::error::{Error, Kind};
 use crate::recognise::GGUF;
 use std::collections::HashSet;
 
-/// Arrays in arrays go so deep at most.
+/// The deepest nesting of arrays.
 const MAX_DEPTH: usize = 4;
-/// ggml has no tensors of more axes.
+/// The most axes of a tensor in ggml.
 const MAX_AXES: u32 = 4;
-/// What the data is aligned to where the metadata does not say.
+/// The alignment of the data if the metadata gives none.
 const ALIGNMENT: u64 = 32;
 
 /// Why parsing stopped.
 pub enum Stop {
-    /// The header goes on behind the bytes that have been read.
+    /// The header continues past the bytes that have been read.
     More,
-    /// It is no header of ours.
+    /// The header is invalid.
     Wrong(Error),
 }
 
@@ -27,7 +26,7 @@ fn wrong<T>(expected: impl std::fmt::Display, got: impl std::fmt::Display) -> Pa
     Err(Stop::Wrong(Error::new(Kind::File, "").expected(expected).got(got)))
 }
 
-/// A value of the metadata; texts are bytes, for nothing makes sure that they are UTF-8.
+/// A metadata value. Texts are bytes, because the format does not guarantee UTF-8.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
     /// An unsigned integer of any width.
@@ -44,7 +43,7 @@ pub enum Value<'a> {
     Array(Array<'a>),
 }
 
-/// An array of the metadata, as it lies in the file.
+/// A metadata array, as stored in the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Array<'a> {
     kind: u32,
@@ -53,12 +52,12 @@ pub struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// How many values it has.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether the array is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -70,7 +69,7 @@ impl<'a> Array<'a> {
     }
 }
 
-/// A value of the metadata by its place in the header.
+/// A metadata value by its offset in the header.
 pub struct Key {
     pub name: String,
     kind: u32,
@@ -78,19 +77,19 @@ pub struct Key {
 }
 
 impl Key {
-    /// The value, in a header that has been parsed.
+    /// The value, in a header that was parsed before.
     pub fn value<'a>(&self, header: &'a [u8]) -> Value<'a> {
         Cursor::new(header, self.at, header.len() as u64).parsed(self.kind)
     }
 }
 
-/// What is told of a tensor.
+/// The description of a tensor.
 pub struct Info {
     pub name: String,
     pub kind: Type,
-    /// Outermost first, where files have the innermost first.
+    /// Outermost first; files store the innermost first.
     pub shape: Vec<usize>,
-    /// From where the data begins.
+    /// Relative to the start of the data.
     pub offset: u64,
 }
 
@@ -100,12 +99,12 @@ pub struct Header {
     pub keys: Vec<Key>,
     pub infos: Vec<Info>,
     pub alignment: u64,
-    /// How many bytes it takes.
+    /// Bytes that the header takes.
     pub len: usize,
 }
 
 impl Header {
-    /// Parses the first bytes of a file of so many.
+    /// Parses the first bytes of a file that has `size` bytes in all.
     pub fn parse(bytes: &[u8], size: u64) -> Parsed<Header> {
         let mut cursor = Cursor::new(bytes, 0, size);
         let version = cursor.version()?;
@@ -125,7 +124,7 @@ fn alignment(keys: &[Key], bytes: &[u8]) -> Parsed<u64> {
     }
 }
 
-/// How many bytes a value of a type takes, if all do.
+/// The bytes of a value, for types of fixed width.
 fn width(kind: u32) -> Option<usize> {
     Some(match kind {
         0 | 1 | 7 => 1,
@@ -139,7 +138,7 @@ fn width(kind: u32) -> Option<usize> {
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Of the whole file.
+    /// Bytes of the whole file.
     size: u64,
 }
 
@@ -181,7 +180,7 @@ impl<'a> Cursor<'a> {
         let version = self.u32()?;
         let hint = match version {
             2 | 3 => return Ok(version),
-            // Only the byte order can make it so large.
+            // Only the wrong byte order can make it this large.
             v if v & 0xffff == 0 => "It is of the other byte order: convert it with gguf_convert_endian.py of gguf-py",
             1 => "Old files have to be made anew: no tool of today reads them",
             _ => "",
@@ -190,7 +189,7 @@ impl<'a> Cursor<'a> {
         Err(Stop::Wrong(error.got(format_args!("version {version:#x}")).hint(hint)))
     }
 
-    /// So many things by different names.
+    /// Reads `count` items, whose names must be distinct.
     fn many<T>(
         &mut self,
         count: u64,
@@ -264,7 +263,7 @@ impl<'a> Cursor<'a> {
         let start = self.at;
         match width(kind) {
             None if !matches!(kind, 8 | 9) => return wrong(format_args!("a type of values before byte {start}"), kind),
-            // One by one they are only looked at where not all bits are right.
+            // Values are inspected one by one only if not all bit patterns are valid.
             Some(width) if kind != 7 => drop(self.take(count.saturating_mul(width as u64))?),
             _ => {
                 for _ in 0..count {
@@ -272,11 +271,11 @@ impl<'a> Cursor<'a> {
                 }
             }
         }
-        // Each value takes a byte at least, so that the count fits too.
+        // Each value takes at least one byte, so the count fits into usize.
         Ok(Array { kind, len: count as usize, bytes: &self.bytes[start..self.at] })
     }
 
-    /// A value that has been parsed before.
+    /// A value that was parsed before.
     fn parsed(&mut self, kind: u32) -> Value<'a> {
         self.value(kind, 0).unwrap_or_else(|_| unreachable!("the whole header has been parsed before"))
     }
@@ -288,7 +287,7 @@ impl<'a> Cursor<'a> {
         }
         let mut shape = Vec::new();
         for _ in 0..axes {
-            // No memory has more on any machine where it could be less than 64 bits.
+            // No machine with a smaller usize has memory for a larger axis.
             shape.insert(0, usize::try_from(self.u64()?).unwrap_or(usize::MAX));
         }
         let (kind, offset) = (Type::of(self.u32()?), self.u64()?);

@@ -1,9 +1,9 @@
-//! GGUF files, versions 2 and 3: what is in them, one tensor at a time.
+//! GGUF files, versions 2 and 3, read one tensor at a time.
 //!
-//! The format is that of ggml's `docs/gguf.md`, read as strictly as its own reader does: names differ, offsets are
-//! aligned, all data lies in the file, and no two tensors share any of it, for no writer makes such a file and one of the two
-//! would be wrong. As with safetensors, tensors are read by position, not mapped. One of a type that is not known, as forks
-//! of ggml have, is listed like others; what its data takes is not known then, only what room it has.
+//! The format is that of ggml's `docs/gguf.md`, read as strictly as ggml's own reader does. Names are distinct, offsets
+//! are aligned, and all data lies in the file. No two tensors may overlap: no writer makes such a file, and one of the
+//! two would be wrong. As with safetensors, tensors are read by position, not mapped. Tensors of an unknown type, as
+//! forks of ggml have, are listed too. The size of their data is unknown then; only the room that it has is reported.
 
 mod header;
 mod types;
@@ -21,9 +21,9 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// A header may take this many bytes: those of language models, with their tokens, take less than 30 MB.
+/// Upper limit for the bytes of a header. Headers of language models, with their tokens, take less than 30 MB.
 const MAX_HEADER: u64 = 100_000_000;
-/// So many are read at first.
+/// Bytes of the first read.
 const FIRST: u64 = 1 << 16;
 
 /// One tensor of a file.
@@ -33,15 +33,15 @@ pub struct Entry {
     pub name: String,
     /// Its element type.
     pub kind: Type,
-    /// The sizes of its axes, outermost first: in reverse of the file's order.
+    /// The sizes of its axes, outermost first: the reverse of the order in the file.
     pub shape: Vec<usize>,
-    /// Where its bytes begin in the file.
+    /// The offset of its bytes in the file.
     pub offset: u64,
-    /// How many bytes it has. Of a type that is not known: those up to the data of the next tensor, or to the end.
+    /// Number of bytes. For an unknown type, all bytes up to the next tensor's data or the end of the file.
     pub len: usize,
 }
 
-/// An open file whose header is sound and whose size agrees with it.
+/// An open file with a valid header that agrees with the file's size.
 pub struct Reader {
     path: PathBuf,
     file: File,
@@ -75,7 +75,7 @@ impl Reader {
         self.keys.iter().map(|key| (key.name.as_str(), key.value(&self.header)))
     }
 
-    /// What tensors there are, in the order of the data.
+    /// The tensors, in the order of their data.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -89,7 +89,7 @@ impl Reader {
         })
     }
 
-    /// The type and shape of what [`Reader::read`] reads: of `Q8_0` and `Q4_0` the bytes of each row.
+    /// The type and shape of the data that [`Reader::read`] reads; for `Q8_0` and `Q4_0`, the bytes of each row.
     pub fn spec(&self, entry: &Entry) -> Result<Spec> {
         if let Some(dtype) = entry.kind.plain() {
             return Spec::new(dtype, &entry.shape);
@@ -114,7 +114,7 @@ impl Reader {
         Ok(tensor)
     }
 
-    /// Reads the bytes of an entry. `bytes` must be as long as the entry.
+    /// Reads the data of an entry into `bytes`, which must have its length.
     pub fn read(&self, entry: &Entry, bytes: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(bytes, entry.offset).map_err(|e| {
             let expected = format_args!("the data of `{}`", entry.name).to_string();
@@ -123,8 +123,8 @@ impl Reader {
     }
 }
 
-/// The header of a file of so many bytes, and what it says. Nothing tells its length before: twice as much is read until
-/// it is whole.
+/// The header of a file of `size` bytes, raw and parsed. Its length is not known in advance, so the prefix that is read
+/// doubles until the header is complete.
 fn read_header(file: &mut impl Read, size: u64) -> Result<(Vec<u8>, Header)> {
     let most = size.min(MAX_HEADER);
     let mut bytes = Vec::new();
@@ -148,18 +148,18 @@ fn read_header(file: &mut impl Read, size: u64) -> Result<(Vec<u8>, Header)> {
     }
 }
 
-/// Where the tensors lie in a file of so many bytes whose data begins at `start`.
+/// The tensors of a file of `size` bytes whose data begins at `start`.
 fn entries(infos: Vec<Info>, start: u64, alignment: u64, size: u64) -> Result<Vec<Entry>> {
     let mut ends: Vec<u64> = infos.iter().map(|info| info.offset).chain([size.saturating_sub(start)]).collect();
     ends.sort_unstable();
-    // Where the next tensor begins after one that begins there.
+    // The start of the next tensor after the given offset.
     let next = |offset| ends.get(ends.partition_point(|&end| end <= offset)).copied().unwrap_or(offset);
     let entries = infos.into_iter().map(|info| {
         let room = next(info.offset) - info.offset;
         entry(info, room, start, alignment, size)
     });
     let mut entries: Vec<Entry> = entries.collect::<Result<_>>()?;
-    // Those without data first, for they may begin where another does.
+    // Tensors without data come first, because they may share an offset with another.
     entries.sort_by_key(|entry| (entry.offset, entry.len));
     match entries.windows(2).find(|pair| pair[0].offset + pair[0].len as u64 > pair[1].offset) {
         Some(pair) => Err(Error::new(Kind::File, "")
@@ -169,7 +169,7 @@ fn entries(infos: Vec<Info>, start: u64, alignment: u64, size: u64) -> Result<Ve
     }
 }
 
-/// A tensor that has this much room before the next.
+/// A tensor with `room` bytes up to the next one.
 fn entry(info: Info, room: u64, start: u64, alignment: u64, size: u64) -> Result<Entry> {
     let Info { name, kind, shape, offset } = info;
     let wrong = |expected: String, got: String| Error::new(Kind::File, "").expected(expected).got(got);
@@ -180,7 +180,7 @@ fn entry(info: Info, room: u64, start: u64, alignment: u64, size: u64) -> Result
     if !offset.is_multiple_of(alignment) {
         return Err(wrong(format!("the data of `{name}` at a multiple of {alignment}"), format!("{offset}")));
     }
-    // At most 2^60 of them, so that the bytes fit too.
+    // At most 2^60 elements, so their bytes fit too.
     let elements = Shape::new(&shape).map_err(|e| Error { kind: Kind::File, ..e })?.elements();
     let len = match elements {
         0 => 0,

@@ -1,23 +1,23 @@
-//! The element types of ggml, by the numbers that files have for them.
+//! The element types of ggml, by their numbers in files.
 
 use crate::tensor::DType;
 use std::fmt;
 
-/// An element type: so many values of a row in so many bytes.
+/// An element type: blocks of `block` values of a row, stored in `bytes` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Type {
     /// Its number in files.
     pub id: u32,
-    /// Its name, such as `Q4_0`, or none.
+    /// Its name, such as `Q4_0`; empty if unknown.
     pub name: &'static str,
-    /// How many values a block has: 1 for plain numbers, 0 where the type is not known.
+    /// Values per block: 1 for plain numbers, 0 for unknown types.
     pub block: usize,
-    /// How many bytes a block takes, or 0.
+    /// Bytes per block, or 0 for unknown types.
     pub bytes: usize,
 }
 
 impl Type {
-    /// The type of that number, which need not be known.
+    /// The type with this number, which may be unknown.
     pub fn of(id: u32) -> Type {
         let name = || FOREIGN.iter().find(|(foreign, _)| *foreign == id).map_or("", |(_, name)| name);
         TYPES.iter().find(|kind| kind.id == id).copied().unwrap_or_else(|| kind(id, name(), 0, 0))
@@ -28,12 +28,12 @@ impl Type {
         self.block > 0
     }
 
-    /// The same among our own types, if it is one of plain numbers.
+    /// The equivalent [`DType`] of a type of plain numbers, if there is one.
     pub fn plain(&self) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(self.name))
     }
 
-    /// Whether it is one of our block formats.
+    /// Whether it is one of the block formats with kernels in this crate.
     pub fn is_ours(&self) -> bool {
         ["Q8_0", "Q4_0"].contains(&self.name)
     }
@@ -53,7 +53,7 @@ const fn kind(id: u32, name: &'static str, block: usize, bytes: usize) -> Type {
     Type { id, name, block, bytes }
 }
 
-/// Types that ggml has removed, and those of other programs that write the format: bitnet.cpp from 36 on, ik_llama.cpp
+/// Types that ggml has removed, and types of other programs that write the format: bitnet.cpp from 36 on, ik_llama.cpp
 /// from 97. The sizes of their blocks are not known here.
 const FOREIGN: [(u32, &str); 19] = [
     (4, "Q4_2"),

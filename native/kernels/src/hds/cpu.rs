@@ -1,5 +1,5 @@
-//! The hierarchy on the CPU: threads share batches and strips of columns, and each makes all levels of its strip, so
-//! that what lies in between stays in the caches and is never rounded.
+//! The hierarchy on the CPU: threads share batches and strips of columns, and each makes all levels of its strip. So
+//! intermediate levels stay in the caches and are never rounded.
 
 use super::{Levels, NAMES, Problem, window};
 use crate::cpu::pool::Shared;
@@ -11,7 +11,7 @@ use crate::tensor::{View, ViewMut};
 use crate::with_type;
 use std::ops::Range;
 
-/// Wider strips would push what lies in between out of the caches.
+/// Wider strips would push intermediate levels out of the caches.
 const WIDEST: usize = 128;
 
 /// Computes the levels on the CPU.
@@ -79,7 +79,7 @@ impl Strip<'_> {
         start..start + self.columns.len()
     }
 
-    /// The same in the bank, whose oldest row comes first.
+    /// Where the strip lies in the bank's row of this age; the oldest row has age 0.
     #[inline(always)]
     fn by_age(&self, age: usize) -> Range<usize> {
         let (row, slots) = (self.levels.first + age, self.levels.sizes[0]);

@@ -1,4 +1,4 @@
-//! The hierarchy on CUDA: a launch a level, a thread an element. What the next level is made of is kept unrounded.
+//! The hierarchy on CUDA: one launch per level, one thread per element. The next level is made of unrounded values.
 
 use super::{Levels, NAMES, Problem};
 use crate::cuda::{Buffer, Lane, Source, THREADS, grid_size, type_names, types};
@@ -50,7 +50,7 @@ fn wide(levels: &Levels, level: usize, banks: usize, dtype: DType, lane: &Lane) 
     Ok((buffer, [at, second]))
 }
 
-/// Queues a kernel with a thread for each element of a level of so many banks.
+/// Queues a kernel with a thread for each of the `elements` of a level, in each of `banks` banks.
 ///
 /// # Safety
 /// As for [`Lane::launch`].
@@ -92,7 +92,7 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     Ok(())
 }
 
-/// Queues one level of so many banks, from `from` to `to` and unrounded to `wide` where there is such a tensor.
+/// Queues one level of `banks` banks, from `from` to `to`, and unrounded to `wide` where there is such a tensor.
 fn pool(
     levels: &Levels,
     level: usize,

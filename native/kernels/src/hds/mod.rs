@@ -9,8 +9,8 @@
 //!
 //! Windows overlap where `T` does not divide `S` (as in PyTorch's adaptive average pooling). A bank that is a ring
 //! is pooled from its oldest slot on: `cursor`, the slot that is written next. Keys and values are pooled alike.
-//! Storage is f32, f64, bf16 or f16; sums are f32 (f64 for f64 storage), and each level is the average of the one
-//! below before that is rounded.
+//! Storage is f32, f64, bf16 or f16; sums are f32 (f64 for f64 storage). Each level is the average of the unrounded
+//! level below.
 
 mod cpu;
 mod cuda;

@@ -1,4 +1,4 @@
-//! The plain truth: f64, written to be read beside the formula.
+//! The reference: f64, written to be read beside the formula.
 
 use super::{NAMES, Problem, window};
 use crate::error::Result;

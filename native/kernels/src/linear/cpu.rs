@@ -1,5 +1,6 @@
-//! The dense layer on the CPU: matrix products of f32 or f64 by [`matrix`](crate::cpu::matrix), with
-//! 16-bit storage widened before, but for weights that are read only once, and rounded after. Activations are done on the sums, before the rounding.
+//! The dense layer on the CPU: matrix products of f32 or f64 by [`matrix`](crate::cpu::matrix). 16-bit storage is
+//! widened before, except weights that are read only once, and results are rounded after. Activations are an epilogue
+//! on the sums, before the rounding.
 
 use super::Problem;
 use crate::cpu::convert::{rounded, widened};

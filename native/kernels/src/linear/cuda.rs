@@ -1,5 +1,5 @@
-//! The dense layer on CUDA: matrix products by cuBLASLt; bias and activation before the one rounding,
-//! in the product itself where cuBLASLt can, else by a kernel behind it.
+//! The dense layer on CUDA: matrix products by cuBLASLt. Bias and activation come before the one rounding: in the
+//! epilogue of the product where cuBLASLt has one, otherwise in a kernel after it.
 
 use super::Problem;
 use crate::cuda::{Buffer, Epilogue, Lane, Matrix, Source, columns, function, grid_size, types};

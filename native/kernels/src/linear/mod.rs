@@ -1,4 +1,4 @@
-//! The dense layer, maybe with an activation behind it, and its gradient, with weights stored (out, in):
+//! The dense layer with an optional activation, and its gradient, with weights stored (out, in):
 //!
 //! ```text
 //! z = x w^T + b    y = activation(z)
@@ -6,7 +6,7 @@
 //! dx = dz w        dw = dz^T x        db = sum dz        (sums over all rows of x)
 //! ```
 //!
-//! With an activation the gradient computes `z` again.
+//! With an activation the gradient recomputes `z`.
 //!
 //! Storage is f32, f64, bf16 or f16; products are summed in f32 (f64 for f64 storage), never in a
 //! narrower type, and outputs are rounded once.

@@ -1,11 +1,10 @@
 //! The recurrence on the CPU: a channel a lane, time as the loop, batches and strips of channels
 //! shared among threads.
 //!
-//! It computes so little that memory sets the pace. So a strip is as wide as the number of threads
-//! allows and goes row by row, which reads and writes memory in order; its states stay in the
-//! first-level cache. A narrow strip leaps from page to page, which the hardware does not foresee, so
-//! rows are asked for ahead of time. Time is not split: with fewer strips than threads some threads stay idle. Every
-//! channel is computed in the same way whatever its strip, so the number of threads changes no bit.
+//! It is bound by memory. So a strip is as wide as the number of threads allows and goes row by row, which reads and
+//! writes memory in order; its states stay in the first-level cache. A narrow strip jumps from page to page, which
+//! hardware prefetchers do not predict, so rows are prefetched. Time is not split: with fewer strips than threads some
+//! threads stay idle. A channel is computed alike in every strip, so the number of threads changes no bit.
 
 use super::Problem;
 use crate::cpu::pool::Shared;
@@ -17,7 +16,7 @@ use crate::tensor::{View, ViewMut};
 use crate::with_type;
 use std::ops::Range;
 
-/// How many rows ahead are asked for.
+/// How many rows ahead are prefetched.
 const AHEAD: usize = 4;
 
 /// Wider strips would push their states out of the first-level cache.

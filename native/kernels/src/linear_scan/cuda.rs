@@ -10,10 +10,10 @@ const SCAN: Source = Source { name: "linear_scan", text: include_str!("scan.cu")
 /// Threads that keep a multiprocessor busy with this little work each.
 const BUSY: usize = 1024;
 
-/// A chunk of time is not made shorter than this: its end costs a pass of its own.
+/// The fewest steps of a chunk: the state at its end costs a pass of its own.
 const SHORTEST_CHUNK: usize = 32;
 
-/// Each chunk composes the ends of all before it, so there are not too many.
+/// The most chunks: each composes the ends of all before it.
 const MOST_CHUNKS: usize = 128;
 
 /// The kernel's parameters; the same struct is declared in `scan.cu`.

@@ -1,5 +1,5 @@
-//! Models in safetensors files, with the names that Hugging Face's `MambaForCausalLM` or the `mamba_ssm`
-//! package gives their tensors.
+//! Models in safetensors files, with the tensor names of Hugging Face's `MambaForCausalLM` or of the `mamba_ssm`
+//! package.
 
 mod taking;
 
@@ -21,30 +21,30 @@ use std::path::Path;
 use std::sync::Arc;
 use taking::Taker;
 
-/// Tensors by the names that they have in files.
+/// Tensors by their names in files.
 pub struct Checkpoint {
-    /// Where they come from, for errors.
+    /// The origin of the tensors, for errors.
     name: String,
     description: Option<Description>,
     tensors: BTreeMap<String, Found>,
 }
 
-/// A tensor, or why it is none that a model can have.
+/// A tensor, or why no model can use it.
 pub(super) type Found = Result<Weight>;
 
-/// A weight of a layer: our name, that in files, and its shape there.
+/// A weight of a layer: its name here, its name in files, and its shape there.
 struct Part {
     name: &'static str,
     file: &'static str,
     dims: fn(&Config) -> Vec<usize>,
 }
 
-/// A weight as files have it: its name, its shape there, and itself.
+/// A weight to be written to a file: its name and shape there, and the weight.
 pub(super) type Filed<'w, T> = (String, Vec<usize>, &'w T);
 
 pub(super) const NORM: &str = "norm.weight";
 
-/// The weights of a block, by the names of [`MambaBlock`](crate::mamba_block::MambaBlock).
+/// The weights of a block, named as in [`MambaBlock`](crate::mamba_block::MambaBlock).
 const BLOCK: [Part; 11] = [
     Part { name: "in_proj", file: "mixer.in_proj.weight", dims: |c| vec![2 * c.inner, c.width] },
     Part { name: "in_proj_b", file: "mixer.in_proj.bias", dims: |c| vec![2 * c.inner] },
@@ -59,13 +59,13 @@ const BLOCK: [Part; 11] = [
     Part { name: "out_proj_b", file: "mixer.out_proj.bias", dims: |c| vec![c.width] },
 ];
 
-/// The weights of a block by the names of [`MambaBlock`](crate::mamba_block::MambaBlock), and by those that they have in
-/// a layer of a file.
+/// The weights of a block: each name in [`MambaBlock`](crate::mamba_block::MambaBlock), with the name in a layer of a
+/// file.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     BLOCK.iter().map(|part| (part.name, part.file))
 }
 
-/// What tensors of a whole model begin with; those of a backbone alone may do without.
+/// The prefix of the tensors of a whole model; a backbone alone may do without it.
 const BACKBONE: &str = "backbone.";
 pub(super) const EMBEDDING: &str = "embeddings.weight";
 const EMBEDDINGS: [&str; 2] = [EMBEDDING, "embedding.weight"];
@@ -73,17 +73,17 @@ const LAYERS: &str = "layers.";
 pub(super) const LAST_NORM: &str = "norm_f.weight";
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// The name of a tensor of a layer in a whole model.
+/// The full name of a layer's tensor in a whole model.
 pub(super) fn in_layer(layer: usize, name: &str) -> String {
     format!("{}{name}", of_layer(BACKBONE, layer))
 }
 
-/// The name of a tensor beside the layers and the head.
+/// The full name of a tensor outside the layers and the head.
 pub(super) fn in_backbone(name: &str) -> String {
     format!("{BACKBONE}{name}")
 }
 
-/// What the names of a layer's weights begin with.
+/// The prefix of the names of a layer's weights.
 fn of_layer(prefix: &str, layer: usize) -> String {
     format!("{prefix}{LAYERS}{layer}.")
 }
@@ -93,11 +93,11 @@ fn failure(name: impl Into<Box<str>>, expected: &str, got: impl std::fmt::Displa
 }
 
 impl Checkpoint {
-    /// Opens a folder with `config.json` and safetensors files, or one such file. Where there is no
-    /// `config.json` beside the tensors, sizes follow from their shapes.
+    /// Opens a folder with `config.json` and safetensors files, or one such file. Without a `config.json` beside the
+    /// tensors, the sizes follow from their shapes.
     ///
-    /// The files are mapped into memory unless `copied` asks for a copy: as long as the model lives they must not be
-    /// cut short or written to; replacing them by others of their names does no harm.
+    /// The files are mapped into memory, or copied if `copied` is set. While the model lives, mapped files must not be
+    /// truncated or written to; replacing them by other files of the same names does no harm.
     pub fn open(path: &Path, copied: bool) -> Result<Checkpoint> {
         let name = path.display().to_string();
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
@@ -111,12 +111,12 @@ impl Checkpoint {
         Ok(Checkpoint { name, description, tensors })
     }
 
-    /// Tensors that are in memory already.
+    /// A checkpoint of tensors in memory.
     pub fn new(name: &str, config: Option<Config>, tensors: impl IntoIterator<Item = (String, Weight)>) -> Checkpoint {
         Checkpoint::described(name, config.map(Description::from), tensors)
     }
 
-    /// The same with all that a `config.json` says.
+    /// Like [`Checkpoint::new`], with everything that a `config.json` says.
     pub fn described(
         name: &str,
         description: Option<Description>,
@@ -126,9 +126,8 @@ impl Checkpoint {
         Checkpoint { name: name.to_string(), description, tensors }
     }
 
-    /// The model in the type that is asked for, or in that of its matrices. A `backbone` leaves out what has to
-    /// do with tokens. What is missing, what is too much and what has another shape than it should is told in
-    /// one error.
+    /// The model in `dtype`, or by default in the type of its matrices. A `backbone` leaves out the parts that deal
+    /// with tokens. One error reports all tensors that are missing, superfluous, or of a wrong shape.
     pub fn model(mut self, dtype: Option<DType>, backbone: bool) -> Result<(Config, DType, Weights<Weight>)> {
         let prefix = if self.tensors.keys().any(|name| name.starts_with(BACKBONE)) { BACKBONE } else { "" };
         self.check_family(prefix)?;
@@ -155,16 +154,17 @@ impl Checkpoint {
         Ok((config, dtype, Weights { embedding, layers, norm: norm.expect(whole), head }))
     }
 
-    /// The type of the matrices, or of what lies beside them where they are quantized: that is computed in f32 at most.
+    /// The type of the matrices. If they are quantized, that of the tensors beside them, at most f32: the type of their
+    /// arithmetic.
     fn dtype(&self, prefix: &str, quantized: bool) -> DType {
         let of = |part: &str| self.shape_and_type(&format!("{prefix}{LAYERS}0.mixer.{part}.weight"));
-        // Small ones are kept as floats, and the convolution, but its type may be that of the arithmetic.
+        // Small matrices stay floats, and so does the convolution, but its type may be that of the arithmetic.
         let found = ["in_proj", "x_proj", "out_proj", "dt_proj", "conv1d"].into_iter().find_map(of);
         let dtype = found.map(|(_, dtype)| dtype).filter(|dtype| dtype.is_float()).unwrap_or(DType::F32);
         if quantized && dtype == DType::F64 { DType::F32 } else { dtype }
     }
 
-    /// Refuses a configuration that says that matrices are quantized otherwise than they are.
+    /// Refuses a configuration that names other quantization formats than the tensors have.
     fn check_formats(&self) -> Result<()> {
         match self.description.as_ref().and_then(|description| description.formats.as_ref()) {
             None => Ok(()),
@@ -172,11 +172,12 @@ impl Checkpoint {
         }
     }
 
-    /// Refuses tensors of other models, also of one that only its vocabulary tells where no configuration does.
+    /// Refuses tensors of other models. Without a configuration, also those of a model that only its vocabulary
+    /// identifies.
     fn check_family(&self, prefix: &str) -> Result<()> {
         let axes = |found: &Found| found.as_ref().map_or(0, |weight| weight.spec().shape.len());
         let tensors = self.tensors.iter().map(|(name, found)| (name.as_str(), axes(found)));
-        // Of a quantized one the blocks or planes have as many rows.
+        // The blocks or planes of a quantized embedding have equally many rows.
         let embedding =
             |name: &String| EMBEDDINGS.iter().any(|own| name.strip_prefix(prefix).is_some_and(|n| n.starts_with(own)));
         let rows = || {
@@ -187,7 +188,7 @@ impl Checkpoint {
         family::check_tensors(&self.name, tensors, self.description.is_none().then(rows).flatten())
     }
 
-    /// The numbers of the layers that there are tensors of.
+    /// The numbers of the layers that have tensors.
     fn layer_numbers(&self, prefix: &str, matrices: &Matrices) -> BTreeSet<usize> {
         let start = format!("{prefix}{LAYERS}");
         let number = |name: &String| name.strip_prefix(&start)?.split_once('.')?.0.parse().ok();
@@ -199,7 +200,7 @@ impl Checkpoint {
         Some((spec.shape, spec.dtype))
     }
 
-    /// The sizes that the tensors have.
+    /// The sizes as given by the shapes of the tensors.
     fn config_of_shapes(&self, prefix: &str, matrices: &Matrices) -> Result<Config> {
         let size = |name: String, axis: usize| {
             let stored = || Some(matrices.get(&name)?.dims.to_vec());
@@ -229,8 +230,8 @@ impl Checkpoint {
 }
 
 impl<T> Weights<T> {
-    /// Its weights by the names that Hugging Face's files have for them, and their shapes there. The parts of a quantized
-    /// matrix have names of their own, but its shape. A head that is the embedding, as `tied` says, has no name of its own.
+    /// The weights with their names and shapes in Hugging Face's files. The parts of a quantized matrix have names of
+    /// their own, but the matrix's shape. A head that is the embedding, as `tied` says, has no name of its own.
     pub(super) fn filed(&self, config: &Config, tied: bool) -> Vec<Filed<'_, T>> {
         let rows = vec![config.vocabulary, config.width];
         let norm = |prefix: &str, name, weight| (format!("{prefix}{name}"), vec![config.width], weight);
@@ -249,7 +250,7 @@ impl<T> Weights<T> {
     }
 }
 
-/// A weight of that name, or the parts of one that is quantized, by the name that it has in files.
+/// The weight called `name`, or the parts of a quantized one, by their names in files.
 fn filed_as<'w, T>(
     of: &'w Named<T>,
     name: &'w str,
@@ -260,7 +261,7 @@ fn filed_as<'w, T>(
     of.iter().filter_map(move |(whole, weight)| Some((format!("{file}{}", part(whole)?), dims.clone(), weight)))
 }
 
-/// Refuses matrices that are quantized otherwise than is told, by the names of all tensors.
+/// Refuses formats other than those in `told`; `names` are those of all tensors.
 fn same_formats<'n>(name: &str, told: &BTreeSet<String>, names: impl Iterator<Item = &'n String>) -> Result<()> {
     let listed = |formats: Vec<&str>| if formats.is_empty() { "none".to_string() } else { formats.join(", ") };
     let (told, found) = (told.iter().map(String::as_str).collect(), stored::formats(names.map(String::as_str)));
@@ -281,10 +282,10 @@ fn check_type(dtype: DType, matrices: &Matrices) -> Result<()> {
     Err(Error::new(Kind::Option, "type").expected(expected).got(dtype))
 }
 
-/// Quantized matrices by the names that they would have as floats.
+/// Quantized matrices by the names that their float versions would have.
 type Matrices = BTreeMap<String, Stored>;
 
-/// A shape without the axis of length 1 that PyTorch's depthwise convolutions have.
+/// A shape without the axis of length 1 in PyTorch's depthwise convolutions.
 pub(super) fn squeezed(dims: &[usize]) -> Vec<usize> {
     match *dims {
         [channels, 1, width] => vec![channels, width],
@@ -292,10 +293,10 @@ pub(super) fn squeezed(dims: &[usize]) -> Vec<usize> {
     }
 }
 
-/// What a file calls the formats of its quantized matrices.
+/// The metadata key for the formats of a file's quantized matrices.
 pub(super) const TOLD_FORMATS: &str = "sidewinder.quantized";
 
-/// A description may take this many bytes.
+/// Upper limit for the bytes of a description.
 pub(super) const MAX_DESCRIPTION: u64 = 64 << 20;
 
 /// Adds the tensors of a file.
@@ -319,12 +320,12 @@ fn read_file(path: &Path, copied: bool, tensors: &mut BTreeMap<String, Found>) -
 }
 
 /// A file in memory: mapped, or copied to large pages where the system has them. A step reads all weights once, and
-/// addresses of small pages are looked up more often.
+/// small pages need more address translations.
 fn memory(path: &Path, copied: bool) -> Result<Mmap> {
     let failed = |e| failure(path.display().to_string(), "a file that can be held in memory", e);
     let (mut file, size) = file::open(path).map_err(failed)?;
     if !copied {
-        // SAFETY: as far as can be had: `Checkpoint::open` says what must not be done to the file.
+        // SAFETY: as sound as a mapping can be: `Checkpoint::open` says what must not be done to the file.
         return unsafe { Mmap::map(&file) }.map_err(failed);
     }
     let mut copy = MmapMut::map_anon(size as usize).map_err(failed)?;

@@ -1,5 +1,5 @@
-//! The sizes of a model, as `config.json` tells them: in the words of Hugging Face's `MambaConfig`, of the `mamba_ssm`
-//! package, or of others that name the same sizes, such as `mamba.py` and MLX. Published files say some by several names.
+//! The sizes of a model in `config.json`. The names are those of Hugging Face's `MambaConfig`, of the `mamba_ssm`
+//! package, or of other programs, such as `mamba.py` and MLX. Published files give some sizes under several names.
 
 use super::family::{self, Words};
 use crate::error::{Error, Kind, Result};
@@ -7,14 +7,14 @@ use crate::json::{self, shown};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// The sizes of a model and what its norms add under the root.
+/// The sizes of a model, and the epsilon of its norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
     /// Width of the model, `M` in the shapes.
     pub width: usize,
     /// Layers.
     pub layers: usize,
-    /// Tokens that there are, `V`, or 0 for a backbone that is fed with features.
+    /// Size of the vocabulary, `V`, or 0 for a backbone that takes features.
     pub vocabulary: usize,
     /// Inner width, `D`.
     pub inner: usize,
@@ -24,11 +24,11 @@ pub struct Config {
     pub rank: usize,
     /// Width of the convolution, `W`.
     pub conv: usize,
-    /// What keeps the norms' divisors from 0.
+    /// The epsilon that keeps the norms' divisors from 0.
     pub eps: f64,
 }
 
-/// What a `config.json` says: the sizes of a model, and how its matrices are quantized if it says so.
+/// The content of a `config.json`: the sizes of a model, and its quantization formats if given.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
     /// The sizes.
@@ -37,7 +37,8 @@ pub struct Description {
     pub formats: Option<BTreeSet<String>>,
 }
 
-/// Where a configuration says how matrices are quantized, and by whom: readers that do not know the method refuse it.
+/// The keys under which a configuration gives the quantization and its method. Readers that do not know the method
+/// refuse the model.
 pub(super) const QUANTIZATION: &str = "quantization_config";
 pub(super) const METHOD: &str = "quant_method";
 pub(super) const OURS: &str = "sidewinder";
@@ -50,7 +51,7 @@ impl From<Config> for Description {
 }
 
 impl Description {
-    /// Reads what a `config.json` says. `name` is for errors.
+    /// Reads a `config.json`. `name` is for errors.
     pub fn parse(name: &str, json: &[u8]) -> Result<Description> {
         let words = words(name, json)?;
         family::check(name, &words)?;
@@ -59,7 +60,7 @@ impl Description {
     }
 }
 
-/// The words of a `config.json`. `name` is for errors.
+/// The keys and values of a `config.json`. `name` is for errors.
 pub(super) fn words(name: &str, json: &[u8]) -> Result<Words> {
     let expected = "the configuration of a Mamba model";
     match json::parse(name, json, expected)? {
@@ -68,7 +69,7 @@ pub(super) fn words(name: &str, json: &[u8]) -> Result<Words> {
     }
 }
 
-/// The names of each size. Hugging Face's comes first, then that of `mamba_ssm`.
+/// The names of each size: Hugging Face's first, then that of `mamba_ssm`.
 const WIDTH: &[&str] = &["hidden_size", "d_model"];
 const LAYERS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
 const VOCABULARY: &[&str] = &["vocab_size"];
@@ -81,15 +82,16 @@ const CONV: &[&str] = &["conv_kernel", "d_conv", "ssm_cfg.d_conv"];
 const EPS: &[&str] = &["layer_norm_epsilon", "norm_epsilon", "rms_norm_eps", "norm_eps"];
 
 impl Config {
-    /// The sizes that a `config.json` says. `name` is for errors.
+    /// The sizes in a `config.json`. `name` is for errors.
     pub fn parse(name: &str, json: &[u8]) -> Result<Config> {
         Ok(Description::parse(name, json)?.config)
     }
 
-    /// Writes the sizes into a configuration: by Hugging Face's names, and by every other name that it has for them.
+    /// Writes the sizes into a configuration, by Hugging Face's names and by every other name that it already uses for
+    /// them.
     pub fn tell(&self, words: &mut Words) {
         let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = *self;
-        // Who reads no inner width computes it by this factor.
+        // A reader that ignores the inner width computes it by this factor.
         let expand =
             if inner.is_multiple_of(width) { (inner / width).into() } else { Value::from(inner as f64 / width as f64) };
         for (names, value) in [
@@ -110,7 +112,7 @@ impl Config {
         }
     }
 
-    /// Refuses sizes that no model has.
+    /// Refuses sizes that no model can have.
     pub fn check(self, name: &str) -> Result<Config> {
         let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = self;
         let least = [width, layers, inner, state, rank, conv].into_iter().min().unwrap_or(0);
@@ -152,7 +154,8 @@ impl File<'_> {
         })
     }
 
-    /// The rows of the embedding. `mamba_ssm` pads them to a multiple; Hugging Face's `vocab_size` is what they are.
+    /// Rows of the embedding. `mamba_ssm` pads them to a multiple; in Hugging Face's files `vocab_size` is the padded
+    /// number.
     fn vocabulary(&self) -> Result<usize> {
         let rows = self.size(VOCABULARY)?.unwrap_or(0);
         let multiple = self.size(MULTIPLE)?.unwrap_or(8).max(1);
@@ -160,7 +163,7 @@ impl File<'_> {
         Ok(if padded { rows.checked_next_multiple_of(multiple).unwrap_or(usize::MAX) } else { rows })
     }
 
-    /// The formats of quantized matrices; those of other methods are no formats of ours.
+    /// The quantization formats, if any. Another method, or a list that cannot be read, is an error.
     fn formats(&self) -> Result<Option<BTreeSet<String>>> {
         let Some(said) = self.said(QUANTIZATION).filter(|said| **said != Value::Object(Words::new())) else {
             return Ok(None);
@@ -188,7 +191,7 @@ impl File<'_> {
         self.one(names, "a whole number of at most 31 bits", whole)
     }
 
-    /// The one value that is said under these names, or none.
+    /// The single value given under these names, or none.
     fn one<T: PartialEq>(
         &self,
         names: &[&str],
@@ -211,7 +214,7 @@ impl File<'_> {
         Ok(first.map(|(_, _, value)| value))
     }
 
-    /// What is said under a name, which may be one in an object; null says nothing.
+    /// The value of a key, which may be `object.key`; null counts as absent.
     fn said(&self, name: &str) -> Option<&Value> {
         let value = match name.split_once('.') {
             Some((object, name)) => self.words.get(object)?.get(name),
@@ -221,7 +224,7 @@ impl File<'_> {
     }
 }
 
-/// The same to change.
+/// Like [`File::said`], for writing.
 fn said_mut<'w>(words: &'w mut Words, name: &str) -> Option<&'w mut Value> {
     let value = match name.split_once('.') {
         Some((object, name)) => words.get_mut(object)?.get_mut(name),

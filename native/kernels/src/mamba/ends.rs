@@ -1,4 +1,4 @@
-//! The tokens that end the texts of a model, as `generation_config.json` or `config.json` tell them.
+//! The tokens that end texts, from `generation_config.json` or `config.json`.
 
 use crate::error::{Error, Kind, Result};
 use crate::file;
@@ -6,15 +6,15 @@ use crate::json::{self, shown};
 use serde_json::Value;
 use std::path::Path;
 
-/// The files, the first of which counts.
+/// The files, in order of precedence.
 const FILES: [&str; 2] = ["generation_config.json", "config.json"];
-/// A file may take this many bytes.
+/// Upper limit for the bytes of a file.
 const MAX_FILE: u64 = 1 << 26;
-/// What they are called there.
+/// The key of the tokens.
 const KEY: &str = "eos_token_id";
 
-/// The ends that the files of a checkpoint tell, a folder or a file in one, for a model with `vocabulary` tokens; none
-/// where they are silent.
+/// The ends given by the files of a checkpoint (a folder, or a file in one) for a model with `vocabulary` tokens;
+/// `None` if the files give none.
 pub fn read(path: &Path, vocabulary: usize) -> Result<Option<Vec<u32>>> {
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
     for path in FILES.map(|name| folder.join(name)).iter().filter(|path| path.is_file()) {
@@ -27,8 +27,8 @@ pub fn read(path: &Path, vocabulary: usize) -> Result<Option<Vec<u32>>> {
     Ok(None)
 }
 
-/// The ends that a configuration tells. Absent, `null` and an empty list say nothing; what is neither a token nor a list
-/// of tokens would never end a text, so it is refused.
+/// The ends given by a configuration. A missing key, `null` and an empty list give none. A value that is neither a
+/// token nor a list of tokens would never end a text, so it is refused.
 pub fn parse(name: &str, json: &[u8], vocabulary: usize) -> Result<Option<Vec<u32>>> {
     let json = json::parse(name, json, "a configuration")?;
     let said = json.get(KEY).unwrap_or(&Value::Null);

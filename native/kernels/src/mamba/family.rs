@@ -1,14 +1,14 @@
-//! Which models are not of the first Mamba, though much of what is said of them is alike: told by the words of a
-//! configuration, by the metadata of a file, or by its tensors.
+//! Tells apart models that resemble the first Mamba but compute something else: by the keys of a configuration, by the
+//! metadata of a file, or by its tensors.
 
 use crate::error::{Error, Kind, Result};
 use crate::json::shown;
 use serde_json::{Map, Value};
 
-/// What a configuration says, by its words.
+/// The keys and values of a configuration.
 pub type Words = Map<String, Value>;
 
-/// What models of the first Mamba call themselves.
+/// Values by which models of the first Mamba are named.
 const TYPES: [&str; 2] = ["mamba", "mamba_ssm"];
 const ARCHITECTURES: [&str; 3] = ["MambaForCausalLM", "MambaModel", "MambaLMHeadModel"];
 const ACTIVATIONS: [&str; 2] = ["silu", "swish"];
@@ -17,7 +17,7 @@ const NORMED: &str = "FalconMamba, which norms B, C and dt";
 const SECOND: &str = "Mamba-2";
 const HYBRID: &str = "a hybrid with layers of attention";
 
-/// Parts of the names of architectures, and what these are.
+/// Parts of the names of architectures, with the family that they belong to.
 const NAMES: [(&str, &str); 9] = [
     ("falcon_mamba", NORMED),
     ("falconmamba", NORMED),
@@ -30,7 +30,7 @@ const NAMES: [(&str, &str); 9] = [
     ("recurrent", HYBRID),
 ];
 
-/// Words that change what layers compute where they are anything but false, 0 or empty.
+/// Keys that change what layers compute if they are anything but false, 0 or empty.
 const TELLING: [(&str, &str); 6] = [
     ("mixer_rms_eps", NORMED),
     ("use_bcdt_rms", NORMED),
@@ -40,14 +40,14 @@ const TELLING: [(&str, &str); 6] = [
     ("mup", "logits scaled by muP"),
 ];
 
-/// Words that only configurations of the second Mamba have.
+/// Keys that only configurations of the second Mamba have.
 const OF_SECOND: [&str; 6] = ["n_groups", "ngroups", "head_dim", "headdim", "chunk_size", "num_heads"];
 
-/// The vocabulary of Falcon's models. FalconMamba's norms of B, C and dt have no weights, so that nothing else about its
-/// tensors is unlike those of the first Mamba.
+/// The vocabulary of Falcon's models. FalconMamba's norms of B, C and dt have no weights, so its tensors look like
+/// those of the first Mamba in everything else.
 const FALCON: u64 = 65024;
 
-/// Parts of the names of tensors that the first Mamba does not have, and what has them.
+/// Parts of tensor names that the first Mamba does not have, with the family that has them.
 const TENSORS: [(&str, &str); 13] = [
     (".mixer.dt_bias", SECOND),
     (".mixer.norm.weight", SECOND),
@@ -64,7 +64,7 @@ const TENSORS: [(&str, &str); 13] = [
     (".ssm_a", "a model with the names of GGUF"),
 ];
 
-/// Refuses configurations of models whose layers compute something else.
+/// Refuses configurations of models other than the first Mamba.
 pub fn check(name: &str, words: &Words) -> Result<()> {
     match told(words) {
         Some(got) => Err(foreign(name, got)),
@@ -72,7 +72,7 @@ pub fn check(name: &str, words: &Words) -> Result<()> {
     }
 }
 
-/// Refuses files whose metadata tells the configuration of another model: by its words, or as JSON.
+/// Refuses files whose metadata describes another model, by single keys or as JSON.
 pub fn check_metadata(name: &str, metadata: &std::collections::BTreeMap<String, String>) -> Result<()> {
     let read = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone()));
     let words: Words = metadata.iter().map(|(key, text)| (key.clone(), read(text))).collect();
@@ -80,8 +80,8 @@ pub fn check_metadata(name: &str, metadata: &std::collections::BTreeMap<String, 
     std::iter::once(&words).chain(nested).try_for_each(|words| check(name, words))
 }
 
-/// Refuses tensors of other models, by their names and numbers of axes. `rows` are those of the embedding where no
-/// configuration says what model it is.
+/// Refuses tensors of other models, by their names and numbers of axes. `rows` is the number of rows of the embedding,
+/// given only where no configuration names the model.
 pub fn check_tensors<'n>(
     name: &str,
     mut tensors: impl Iterator<Item = (&'n str, usize)>,
@@ -96,7 +96,7 @@ pub fn check_tensors<'n>(
 }
 
 fn of_tensor(name: &str, axes: usize) -> Option<&'static str> {
-    // A decay for each head, where the first Mamba has one for each state of each channel.
+    // A decay per head; the first Mamba has one for each state of each channel.
     let heads = (axes == 1 && name.ends_with(".mixer.A_log")).then_some(SECOND);
     heads.or_else(|| TENSORS.iter().find(|(part, _)| name.contains(part)).map(|(_, what)| *what))
 }
@@ -112,7 +112,7 @@ fn foreign(name: &str, got: String) -> Error {
         .hint("Other models cannot be run. One of the first Mamba says `\"model_type\": \"mamba\"` in its config.json")
 }
 
-/// What tells that it is another model, if anything does.
+/// The evidence for another model, if there is any.
 fn told(words: &Words) -> Option<String> {
     let own = type_told(words).or_else(|| architecture_told(words));
     let layer = words.get("ssm_cfg").and_then(|ssm| ssm.get("layer"));
@@ -129,7 +129,7 @@ fn type_told(words: &Words) -> Option<String> {
     other_than("model_type", words.get("model_type"), &TYPES)
 }
 
-/// The architectures: all must be known where there is no type, and none may be known as another.
+/// The architectures: without a type all must be known, and none may be known as another family's.
 fn architecture_told(words: &Words) -> Option<String> {
     let named = said(words.get("model_type")).is_some();
     let known = |value: &Value| value.as_str().is_some_and(|name| ARCHITECTURES.contains(&name));
@@ -137,7 +137,7 @@ fn architecture_told(words: &Words) -> Option<String> {
     listed(said(words.get("architectures"))?).find(other).map(|name| described("architectures", name))
 }
 
-/// What a word says, unless it is null or empty.
+/// The value of a key, unless it is null or empty.
 fn said(value: Option<&Value>) -> Option<&Value> {
     value.filter(|value| !matches!(value, Value::Null) && *value != "" && *value != &Value::Array(Vec::new()))
 }
@@ -152,7 +152,7 @@ fn other_than(word: &str, value: Option<&Value>, allowed: &[&str]) -> Option<Str
     (!fits).then(|| described(word, value))
 }
 
-/// A word and its value, with what that is where it is known.
+/// A key and its value, with the family if it is known.
 fn described(word: &str, value: &Value) -> String {
     let value = shown(value);
     let value = value.trim_matches('"');
@@ -180,7 +180,7 @@ fn word_told(words: &Words) -> Option<String> {
     Some(format!("`{word}` {}: {what}", shown(&words[*word])))
 }
 
-/// What tells the model where its name does not.
+/// Evidence in other keys, for configurations that name no model.
 fn unnamed_told(words: &Words) -> Option<String> {
     if ["model_type", "architectures"].into_iter().any(|word| said(words.get(word)).is_some()) {
         return None;

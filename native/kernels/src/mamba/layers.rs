@@ -1,4 +1,4 @@
-//! What a model computes between tokens and logits, wherever it runs.
+//! The computation of a model between tokens and logits, on any device.
 
 use super::{Config, HEAD, Layer, Weights};
 use crate::causal_conv1d::Activation;
@@ -14,7 +14,7 @@ use crate::selective_state_update::{self as scan, SelectiveStateUpdate};
 use crate::tensor::{DType, Described, Spec};
 use std::ops::Range;
 
-/// Where a sequence stands: for each layer what the convolution and the scan need of all that was before.
+/// The state of a sequence: everything that the convolution and the scan of each layer need of the past.
 pub struct State<T> {
     /// `(layers, W - 1, D)`, of the storage type.
     pub conv: T,
@@ -23,7 +23,7 @@ pub struct State<T> {
 }
 
 impl State<()> {
-    /// The specs of the states of a sequence.
+    /// The specs of the state of one sequence.
     pub fn specs(config: &Config, dtype: DType) -> Result<State<Spec>> {
         let Config { layers, inner, state, conv, .. } = *config;
         Ok(State {
@@ -34,13 +34,13 @@ impl State<()> {
 }
 
 impl<T> State<T> {
-    /// Both with something done to them.
+    /// Applies `f` to both tensors.
     pub fn try_map<U>(&self, f: impl Fn(&T) -> Result<U>) -> Result<State<U>> {
         Ok(State { conv: f(&self.conv)?, ssm: f(&self.ssm)? })
     }
 }
 
-/// A model at some place.
+/// A model on a device.
 pub struct Layers<'p, 'w, P: Place> {
     pub place: &'p P,
     pub config: &'p Config,
@@ -48,20 +48,20 @@ pub struct Layers<'p, 'w, P: Place> {
     pub weights: &'p Weights<P::View<'w>>,
 }
 
-/// The states of one sequence before some tokens, and memory for those after them.
+/// The state of a sequence before some tokens, and memory for the state after them.
 pub struct States<'s, T> {
     pub before: &'s State<T>,
     pub after: &'s mut State<T>,
 }
 
-/// The sum of the layers before, and the output of the last of them, to be added to it.
+/// The residual sum up to the previous layer, and the last layer's output, which is still to be added.
 struct Stream<T> {
     sum: T,
     last: T,
 }
 
 impl<'w, P: Place> Layers<'_, 'w, P> {
-    /// The rows of the embedding of these tokens, `(tokens, M)`.
+    /// The rows of the embedding for these tokens, `(tokens, M)`.
     pub fn embed(&self, tokens: &[u32]) -> Result<P::Owned> {
         let mut x = self.rows(tokens.len(), self.config.width)?;
         if let Some(table) = &self.weights.embedding {
@@ -70,7 +70,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         Ok(x)
     }
 
-    /// Sequences, `(B L, M)`, normed for the head; with states there is one of them.
+    /// Sequences, `(B L, M)`, normed for the head. With states there is one sequence.
     pub fn run(&self, x: P::Owned, batch: usize, mut states: Option<States<P::Owned>>) -> Result<P::Owned> {
         let mut stream = self.stream(x)?;
         for (i, layer) in self.weights.layers.iter().enumerate() {
@@ -80,7 +80,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         self.norm(&mut stream, &self.weights.norm)
     }
 
-    /// One token of each of some sequences, `(B, M)`, normed for the head.
+    /// One token of each sequence, `(B, M)`, normed for the head.
     pub fn step(&self, x: P::Owned, states: &mut [States<P::Owned>]) -> Result<P::Owned> {
         let mut stream = self.stream(x)?;
         for (i, layer) in self.weights.layers.iter().enumerate() {
@@ -91,7 +91,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         self.norm(&mut stream, &self.weights.norm)
     }
 
-    /// The logits of normed rows; without a head the rows themselves.
+    /// The logits of normed rows; without a head, the rows themselves.
     pub fn head(&self, h: &P::View<'_>, to: P::ViewMut<'_>) -> Result<()> {
         if self.weights.head.is_empty() {
             return self.place.map(Map::Sum, &[P::briefly(h)], to);
@@ -100,7 +100,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         matrices::multiply(self.place, P::briefly(h), head, None, P::briefly_mut(to))
     }
 
-    /// Memory for the logits of so many rows.
+    /// Memory for the logits of `rows` rows.
     pub fn logits(&self, rows: usize) -> Result<P::Owned> {
         self.rows(rows, self.config.vocabulary)
     }
@@ -115,7 +115,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         Ok(Stream { sum: self.place.zeros(Spec { dtype: self.dtype.wide(), ..spec })?, last: x })
     }
 
-    /// Adds what the last layer gave, and norms the sum.
+    /// Adds the last layer's output to the sum, and norms it.
     fn norm(&self, stream: &mut Stream<P::Owned>, w: &P::View<'w>) -> Result<P::Owned> {
         let mut h = self.place.empty(P::view(&stream.last).spec())?;
         let inputs = named([("x", Some(P::view(&stream.last))), ("w", Some(P::briefly(w)))]);
@@ -147,7 +147,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
             outputs.push("ssm_state", row_mut::<P>(&mut after.ssm, i)?);
         }
         if layer.block.iter().any(|(name, _)| matrices::is_quantized(name)) {
-            // The op knows no quantized matrices; sizes were checked when the model was made.
+            // The op does not take quantized matrices; the sizes were checked when the model was made.
             let problem = self.problem([dims[0], dims[1]], options.return_state);
             return mamba_block::steps::forward(self.place, &problem, &inputs, outputs);
         }
@@ -161,8 +161,8 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         mamba_block::Problem { batch, length, model: width, inner, state, rank, width: conv, dtype, return_state }
     }
 
-    /// A block of one token of each sequence, up to its last projection: dense layers for all of them together,
-    /// and for each of them what goes through its states.
+    /// A block for one token of each sequence, up to its last projection. Dense layers run for all sequences together,
+    /// the stateful parts for each one.
     fn step_of_layer(
         &self,
         i: usize,
@@ -236,7 +236,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         Ok(s)
     }
 
-    /// What some rows of a weight of the block make of `x`, with its bias if it has one.
+    /// Multiplies `x` with some rows of a weight of the block, and adds the bias if there is one.
     fn part(&self, layer: &Layer<P::View<'w>>, x: P::View<'_>, name: &str, rows: Range<usize>) -> Result<P::Owned> {
         let mut y = self.rows(x.spec().shape[0], rows.len())?;
         let w = matrices::rows::<P>(&matrices::find::<P>(&layer.block, name)?, rows.clone())?;
@@ -246,7 +246,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
     }
 }
 
-/// One of the sequences that are stepped together: its output, and a state before and after.
+/// One of the sequences that step together: its output, and a state before and after.
 struct Row<'s, P: Place> {
     number: usize,
     y: P::ViewMut<'s>,
@@ -271,12 +271,12 @@ fn each_row<'s, P: Place>(
     Ok(rows)
 }
 
-/// A row of a tensor, alone on its first axis.
+/// A row of a tensor, with a first axis of length 1.
 fn row<P: Place>(of: &P::Owned, row: usize) -> Result<P::View<'_>> {
     P::rows(&P::view(of), row..row + 1)
 }
 
-/// A row of a tensor to write, alone on its first axis.
+/// A row of a tensor to write, with a first axis of length 1.
 fn row_mut<P: Place>(of: &mut P::Owned, row: usize) -> Result<P::ViewMut<'_>> {
     let (_, from) = P::split_rows(P::view_mut(of), row)?;
     Ok(P::split_rows(from, 1)?.0)

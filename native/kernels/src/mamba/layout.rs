@@ -1,5 +1,6 @@
-//! Which files of a folder are the model: those that an index names, or `model.safetensors`, or the parts of one model,
-//! or the only safetensors file. Never a file that is something else by its name, such as an adapter.
+//! Selects the files of a folder that make up the model. These are the files that an index names, or
+//! `model.safetensors`, or the numbered parts of one model, or the only safetensors file. Files whose names mark them
+//! as something else, such as an adapter, are never taken.
 
 use super::checkpoint::MAX_DESCRIPTION;
 use crate::error::{Error, Kind, Result};
@@ -9,13 +10,13 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
-/// The file that says in which files the tensors are, where they are in several.
+/// The file that maps tensors to files, for models in several files.
 const INDEX: &str = "model.safetensors.index.json";
 const MODEL: &str = "model.safetensors";
 const ENDING: &str = ".safetensors";
 const WANTED: &str = "a folder with model.safetensors";
 
-/// What the names of files begin with that lie beside a model, or in place of it.
+/// Prefixes of files that lie beside a model, or in place of it.
 const OTHERS: [(&str, &str); 8] = [
     ("adapter", "an adapter to a model"),
     ("lora", "an adapter to a model"),
@@ -27,7 +28,7 @@ const OTHERS: [(&str, &str); 8] = [
     ("random_states", "the state of a random generator"),
 ];
 
-/// Endings of files that hold models in other formats, and what to do with these.
+/// Endings of files that hold models in other formats, with a hint for each.
 const FORMATS: [(&str, &str); 15] = [
     (".gguf", OTHER_READER),
     (".ggml", OTHER_READER),
@@ -46,7 +47,7 @@ const FORMATS: [(&str, &str); 15] = [
     (".aria2", AGAIN),
 ];
 
-/// What of an index matters.
+/// The used part of an index.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
@@ -68,7 +69,7 @@ fn failure(path: &Path, expected: impl std::fmt::Display, got: impl std::fmt::Di
     Error::new(Kind::File, path.display().to_string()).expected(expected).got(got)
 }
 
-/// A file that is named itself, which is not one of several parts.
+/// A file that is named directly, which must not be one of several parts.
 fn alone(path: &Path) -> Result<Vec<PathBuf>> {
     match path.file_name().and_then(|name| Part::of(name.to_str()?)).filter(|part| part.count > 1) {
         Some(part) => Err(failure(path, "a whole model", format_args!("one of its {} parts", part.count))
@@ -77,7 +78,7 @@ fn alone(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The files that an index names, all of which must be there.
+/// The files that an index names, all of which must exist.
 fn indexed(folder: &Path, json: &[u8]) -> Result<Vec<String>> {
     let path = folder.join(INDEX);
     let expected = "an index of safetensors files beside it";
@@ -94,13 +95,13 @@ fn indexed(folder: &Path, json: &[u8]) -> Result<Vec<String>> {
     Ok(names.into_iter().collect())
 }
 
-/// Whether a name does not lead out of its folder.
+/// Whether a name stays within its folder.
 fn is_plain(name: &str) -> bool {
     let mut parts = Path::new(name).components().peekable();
     parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Refuses a model of which parts are missing.
+/// Refuses a model with missing parts.
 fn missing(path: &Path, names: Vec<&str>) -> Result<()> {
     if names.is_empty() {
         return Ok(());
@@ -109,7 +110,7 @@ fn missing(path: &Path, names: Vec<&str>) -> Result<()> {
         .hint("Download what is missing to the same folder"))
 }
 
-/// What lies in a folder, without what is hidden or left over from writing: in order, so that errors are too.
+/// The files of a folder, without hidden ones and leftovers of writing. They are sorted, so that errors are stable.
 fn names(folder: &Path) -> Result<Vec<String>> {
     let entries = std::fs::read_dir(folder).map_err(|e| failure(folder, "a readable folder", e))?;
     let is_left_over = |name: &str| name.starts_with(['.', '~']) || name.ends_with('~');
@@ -120,7 +121,7 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The files that are the model, where no index says which.
+/// The files that make up the model, without an index.
 fn chosen(folder: &Path, names: &[String]) -> Result<Vec<String>> {
     let all: Vec<&str> = names.iter().map(String::as_str).filter(|name| name.ends_with(ENDING)).collect();
     if all.contains(&MODEL) {
@@ -139,7 +140,7 @@ fn chosen(folder: &Path, names: &[String]) -> Result<Vec<String>> {
     }
 }
 
-/// What a file is by its name, if it is no model.
+/// The kind of a file whose name marks it as something other than a model.
 fn other(name: &str) -> Option<&'static str> {
     OTHERS.iter().find(|(start, _)| name.to_lowercase().starts_with(start)).map(|(_, what)| *what)
 }
@@ -151,7 +152,7 @@ fn listed(names: &[&str]) -> String {
     shown.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
 }
 
-/// The error of a folder without any safetensors file.
+/// The error for a folder without any safetensors file.
 fn none(folder: &Path, names: &[String]) -> Error {
     let hint =
         |name: &str| FORMATS.iter().find(|(ending, _)| name.to_lowercase().ends_with(ending)).map(|(_, hint)| hint);
@@ -164,7 +165,7 @@ fn none(folder: &Path, names: &[String]) -> Error {
     }
 }
 
-/// The error of a folder whose files of tensors are no models.
+/// The error for a folder whose safetensors files are no models.
 fn only_others(folder: &Path, names: &[&str]) -> Error {
     let what = names.iter().find_map(|name| other(name)).unwrap_or_default();
     let hint = if what.starts_with("an adapter") {
@@ -196,14 +197,14 @@ impl<'n> Part<'n> {
     }
 }
 
-/// The parts of a model that are there.
+/// The parts of a model that are present.
 struct Set<'n> {
     part: Part<'n>,
     names: BTreeSet<&'n str>,
 }
 
 impl<'n> Set<'n> {
-    /// The set of parts that is plainly the model: the only files, or those named so among others.
+    /// The set of parts that is clearly the model: the only files, or the ones with the model's stem among others.
     fn of(names: &[&'n str]) -> Option<Set<'n>> {
         let part = |name: &&'n str| Part::of(name);
         let own = |part: &Part| names.iter().all(|name| Part::of(name) == Some(*part));
@@ -231,7 +232,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// The files that are the model in a folder of files of these names, which are empty, and an index if there is one.
+    /// The files chosen in a folder with empty files of these names, and an index if there is one.
     fn model(names: &[&str], index: Option<&str>) -> Result<Vec<String>> {
         static FOLDERS: AtomicUsize = AtomicUsize::new(0);
         let number = FOLDERS.fetch_add(1, Ordering::Relaxed);

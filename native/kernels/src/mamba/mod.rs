@@ -1,4 +1,4 @@
-//! Mamba models (Gu and Dao 2023): a language model, or a backbone that is fed with features.
+//! Mamba models (Gu and Dao 2023): a language model, or a backbone that takes features.
 //!
 //! ```text
 //! x = embedding[tokens]                    or features, (B, L, M)
@@ -6,9 +6,9 @@
 //! logits = linear(rms_norm(x; norm_f), head)      head is the embedding unless there is another
 //! ```
 //!
-//! The sum `x` is kept in the type of the arithmetic, also where weights and what lies in between are 16 bits
-//! wide, as in the published models. A sequence is run at once, or in parts over a [`State`]: rows are the same
-//! within rounding, however it is cut. With a state, a step takes the same time however long the sequence is.
+//! The sum `x` is kept in the type of the arithmetic, even where weights and activations have 16 bits, as in the
+//! published models. A sequence can run at once, or in parts over a [`State`]: the rows are equal within rounding
+//! however it is cut. With a state, the time of a step does not depend on the length of the sequence.
 
 mod checkpoint;
 mod config;
@@ -44,12 +44,12 @@ const HEAD: &str = "head";
 
 /// The weights of a model.
 pub struct Weights<T> {
-    /// `(V, M)`, or none for a backbone.
+    /// `(V, M)`; none for a backbone.
     embedding: Option<T>,
     layers: Vec<Layer<T>>,
     /// `(M)`.
     norm: T,
-    /// `(V, M)` by the name [`HEAD`], however it is stored; nothing for a backbone.
+    /// `(V, M)` under the name [`HEAD`], in any storage format; empty for a backbone.
     head: Named<T>,
 }
 
@@ -57,8 +57,8 @@ pub struct Weights<T> {
 struct Layer<T> {
     /// `(M)`.
     norm: T,
-    /// By the names of [`MambaBlock`](crate::mamba_block::MambaBlock), matrices however they are stored.
+    /// Named as in [`MambaBlock`](crate::mamba_block::MambaBlock), with matrices in any storage format.
     block: Named<T>,
-    /// `-exp(A_log)`, which steps need.
+    /// `-exp(A_log)`, for steps.
     a: T,
 }

@@ -1,4 +1,4 @@
-//! A model where it lives, with its weights there.
+//! A model on its device, with its weights there.
 
 use super::layers::Layers;
 use super::step::Stepper;
@@ -19,42 +19,41 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum Where {
     /// On the CPU.
     Cpu(Exec),
-    /// On a CUDA device, in TF32 where that is allowed.
+    /// On a CUDA device; the flag allows TF32.
     Cuda(Device, bool),
 }
 
-/// A model with its weights in the memory of the place where it runs. It does not change: threads may use it
-/// at once.
+/// A model with its weights in the memory of its device. It is immutable: threads may share it.
 pub struct Model {
     config: Config,
     dtype: DType,
     pub(super) home: Home,
-    /// Recorded steps, by the number of their sequences.
+    /// Recorded steps by their number of sequences.
     steppers: Mutex<HashMap<usize, Arc<Mutex<Stepper>>>>,
 }
 
-/// Where the weights are.
+/// The weights in the memory of their device.
 pub(super) enum Home {
     Cpu(Weights<Weight>, Exec),
     Cuda(Weights<Buffer>, Device, bool),
 }
 
-/// What goes into a model.
+/// The input of a model.
 #[derive(Clone, Copy)]
 pub enum Input<'a> {
-    /// Sequences of tokens, one behind the other, all of one length.
+    /// Sequences of tokens of equal length, concatenated.
     Tokens(&'a [u32]),
     /// Rows of features, (..., M), on the host.
     Features(View<'a>),
 }
 
-/// Where results go: memory at the place itself, or on the host.
+/// The destination of results: memory of the device, or the host.
 pub(super) enum Target<'a, P: Place> {
     There(P::ViewMut<'a>),
     Host(ViewMut<'a>),
 }
 
-/// Does what is said for the place where a model lives with `$layers`, its layers there, and waits for it.
+/// Runs the expression for the model's device with `$layers`, its layers there, and waits for it.
 macro_rules! at_home {
     ($model:expr, $layers:ident => cpu $cpu:expr, cuda $cuda:expr) => {
         match &$model.home {
@@ -76,14 +75,14 @@ macro_rules! at_home {
 pub(super) use at_home;
 
 impl Model {
-    /// The model of a checkpoint, in the type that is asked for or in that of its matrices.
+    /// The model of a checkpoint, in `dtype` or by default in the type of its matrices.
     pub fn new(checkpoint: Checkpoint, dtype: Option<DType>, backbone: bool, place: Where) -> Result<Model> {
         let (config, dtype, weights) = checkpoint.model(dtype, backbone)?;
         Model::of(config, dtype, weights, place)
     }
 
-    /// The same with its large matrices quantized. What lies between its layers is of the type that is asked for, f64
-    /// excepted.
+    /// Like [`Model::new`], with the large matrices quantized. Activations between layers have the requested type,
+    /// which must not be f64.
     pub fn quantized(
         checkpoint: Checkpoint,
         dtype: Option<DType>,
@@ -122,13 +121,13 @@ impl Model {
         &self.config
     }
 
-    /// The type of its matrices and of all that lies between its layers.
+    /// The type of its matrices and of the activations between its layers.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// How many sequences may step in one call, each to the bits that it has alone. On CPUs more of them are summed in
-    /// another order, and what quantizes its input may then round it to another integer. GPUs promise no bits.
+    /// Number of sequences that may step in one call, each with the same bits as alone. On CPUs, larger batches are
+    /// summed in another order, after which quantizing an input may give other integers. GPUs guarantee no bits.
     pub fn alike(&self) -> usize {
         match &self.home {
             Home::Cpu(weights, _) if weights.is_quantized() => 1,
@@ -137,7 +136,7 @@ impl Model {
         }
     }
 
-    /// How its large matrices are quantized, if any are.
+    /// The formats of its quantized matrices.
     pub fn formats(&self) -> BTreeSet<&'static str> {
         match &self.home {
             Home::Cpu(weights, _) => weights.formats(),
@@ -145,7 +144,7 @@ impl Model {
         }
     }
 
-    /// The CUDA device that it lives on, if it does.
+    /// The CUDA device that it is on, if any.
     pub fn device(&self) -> Option<&Device> {
         match &self.home {
             Home::Cpu(..) => None,
@@ -153,9 +152,9 @@ impl Model {
         }
     }
 
-    /// Its weights on the host, by the names and in the shapes of Hugging Face's files, which [`Checkpoint`] reads back.
-    /// A head that is the embedding is not there twice. What lies on the host already is not copied. A quantized model
-    /// has none to give.
+    /// Its weights on the host, by the names and shapes of Hugging Face's files, which [`Checkpoint`] reads back. A
+    /// head that is the embedding is listed once. Weights that are on the host already are not copied. Fails for a
+    /// quantized model.
     pub fn tensors(&self) -> Result<Vec<(String, Weight)>> {
         if !self.formats().is_empty() {
             return Err(Error::new(Kind::Argument, "model")
@@ -166,7 +165,7 @@ impl Model {
         self.stored()
     }
 
-    /// The same with the parts of quantized matrices, by the names that [`Checkpoint`] knows them by.
+    /// Like [`Model::tensors`], including the parts of quantized matrices, by the names that [`Checkpoint`] reads.
     pub fn stored(&self) -> Result<Vec<(String, Weight)>> {
         match &self.home {
             Home::Cpu(weights, _) => filed(&self.config, weights, same_weight, |weight| Ok(weight.clone())),
@@ -177,14 +176,14 @@ impl Model {
         }
     }
 
-    /// What comes out of so many rows: logits, or normed features where there is no vocabulary.
+    /// The spec of the output for rows of these leading axes: logits, or normed features without a vocabulary.
     pub fn output(&self, leading: &[usize]) -> Result<Spec> {
         let Config { width, vocabulary, .. } = self.config;
         let width = if vocabulary > 0 { vocabulary } else { width };
         Spec::new(self.dtype, &[leading, &[width]].concat())
     }
 
-    /// Runs whole sequences into memory on the host.
+    /// Runs whole sequences, with results on the host.
     pub fn forward(&self, input: Input, batch: usize, to: ViewMut) -> Result<()> {
         self.check(input)?;
         at_home!(self, layers =>
@@ -192,7 +191,7 @@ impl Model {
             cuda whole(&layers, input, batch, Target::Host(to)))
     }
 
-    /// Runs whole sequences into memory on the model's device.
+    /// Runs whole sequences, with results in memory of the model's device.
     pub fn forward_there(&self, input: Input, batch: usize, to: &Buffer) -> Result<()> {
         self.check(input)?;
         at_home!(self, layers =>
@@ -200,7 +199,7 @@ impl Model {
             cuda whole(&layers, input, batch, Target::There(to.clone())))
     }
 
-    /// The recorded step of so many sequences, or of somewhat more, if the model has one.
+    /// The recorded step for `batch` sequences or somewhat more, if the model supports one.
     pub(super) fn stepper(&self, batch: usize) -> Result<Option<Arc<Mutex<Stepper>>>> {
         let Home::Cuda(weights, device, tf32) = &self.home else {
             return Ok(None);
@@ -226,7 +225,7 @@ impl Model {
         Layers { place, config: &self.config, dtype: self.dtype, weights }
     }
 
-    /// Refuses tokens and features that the model has no weights for.
+    /// Refuses tokens and features that do not match the weights.
     pub(super) fn check(&self, input: Input) -> Result<usize> {
         let Config { width, vocabulary, .. } = self.config;
         match input {
@@ -252,7 +251,7 @@ impl Model {
     }
 }
 
-/// Refuses tokens that are none.
+/// Refuses tokens outside the vocabulary.
 pub(super) fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<()> {
     match tokens.iter().find(|&&token| token as usize >= vocabulary) {
         None => Ok(()),
@@ -270,7 +269,7 @@ fn upload(weights: &Weights<Weight>, device: &Device) -> Result<Weights<Buffer>>
         Ok(buffer)
     })?;
     lane.synchronize()?;
-    // The head that is the embedding is so there too.
+    // A head that is the embedding is uploaded once.
     let tied = weights.tied(same_weight).then(|| uploaded.embedding.clone()).flatten();
     let head = tied.map_or(uploaded.head, |embedding| named([(HEAD, Some(embedding))]));
     Ok(Weights { head, ..uploaded })
@@ -303,7 +302,7 @@ fn whole<P: Place>(layers: &Layers<P>, input: Input, batch: usize, to: Target<P>
 }
 
 impl<P: Place> Layers<'_, '_, P> {
-    /// The rows that the first layer gets.
+    /// The rows of the first layer.
     pub(super) fn take(&self, input: Input) -> Result<P::Owned> {
         match input {
             Input::Tokens(tokens) => self.embed(tokens),
@@ -314,7 +313,7 @@ impl<P: Place> Layers<'_, '_, P> {
         }
     }
 
-    /// The logits of normed rows, or the rows themselves, to where they are wanted.
+    /// Writes the logits of normed rows, or the rows themselves, to their destination.
     pub(super) fn finish(&self, h: &P::View<'_>, to: Target<P>) -> Result<()> {
         let rows = h.spec().shape[0];
         match to {
@@ -344,7 +343,7 @@ impl<T> Weights<T> {
         self.embedding.as_ref().zip(self.head.find(HEAD)).is_some_and(|(embedding, head)| same(embedding, head))
     }
 
-    /// The same with something done to each weight.
+    /// Like `try_map`, for functions that cannot fail.
     pub(super) fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U + Copy) -> Weights<U> {
         self.try_map(|weight| Ok(f(weight))).expect("nothing fails")
     }

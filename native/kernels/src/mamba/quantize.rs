@@ -1,4 +1,4 @@
-//! Models whose large matrices are quantized when they are loaded.
+//! Models whose large matrices are quantized on loading.
 
 use super::stored;
 use super::{HEAD, Layer, Weight, Weights};
@@ -9,11 +9,12 @@ use crate::op::Named;
 use crate::tensor::Described;
 use std::collections::BTreeSet;
 
-/// The matrices of a layer that are: the other one is small, and its rows are short.
+/// The matrices of a layer that are quantized. The remaining one is small and has short rows.
 pub(super) const OF_LAYER: [&str; 3] = ["in_proj", "x_proj", "out_proj"];
 
 impl Weights<Weight> {
-    /// The same with its large matrices quantized, the head among them. The embedding stays as it is: of it rows are read.
+    /// The weights with their large matrices quantized, including the head. The embedding stays as it is, because its
+    /// rows are read one by one.
     pub(super) fn quantized(&self, how: Quantization, exec: &Exec) -> Result<Weights<Weight>> {
         let layer = |(i, layer): (usize, &Layer<Weight>)| {
             let block = quantized(&layer.block, (&OF_LAYER, Some(i)), how, exec)?;
@@ -34,14 +35,14 @@ impl<T> Weights<T> {
         !self.formats().is_empty()
     }
 
-    /// How matrices are quantized.
+    /// The formats of quantized matrices.
     pub(super) fn formats(&self) -> BTreeSet<&'static str> {
         let of_layers = self.layers.iter().flat_map(|layer| layer.block.iter());
         stored::formats(of_layers.chain(self.head.iter()).map(|(name, _)| &**name))
     }
 }
 
-/// The tensors with those of these names quantized where their rows allow it.
+/// Quantizes the tensors with these names, where their rows allow it.
 fn quantized(
     of: &Named<Weight>,
     (names, layer): (&[&str], Option<usize>),
@@ -61,7 +62,7 @@ fn quantized(
     Ok(with_biases(all))
 }
 
-/// The weights of a block with the biases of quantized matrices in the type of the arithmetic.
+/// The weights of a block, with the biases of quantized matrices in the type of the arithmetic.
 pub(super) fn with_biases(block: Named<Weight>) -> Named<Weight> {
     let is_quantized = |matrix: &str| OF_LAYER.contains(&matrix) && block.find(matrix).is_none();
     let bias = |name: &str, weight: &Weight| match name.strip_suffix("_b") {

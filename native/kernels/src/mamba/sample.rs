@@ -1,25 +1,25 @@
-//! The choice of the next token. On CUDA `step/choose.cu` does the same.
+//! The choice of the next token. On CUDA, `step/choose.cu` implements the same choice.
 
 use super::seen::Seen;
 use crate::error::{Error, Kind, Result};
 use serde::Deserialize;
 
-/// How tokens are chosen. The steps are those of Hugging Face's `generate`, in its order: logits of tokens that the text
-/// has are divided by the repetition penalty where they are positive, and multiplied by it otherwise (Keskar et al.
-/// 2019); all are divided by the temperature, the largest `top_k` are kept, and of those the fewest whose probabilities
-/// come to `top_p`; one of them is drawn by their probabilities. Tokens that equal the last one kept are kept too.
+/// How tokens are chosen, in the steps and the order of Hugging Face's `generate`. Logits of tokens that the text
+/// contains are divided by the repetition penalty if positive, and multiplied by it otherwise (Keskar et al. 2019). All
+/// logits are divided by the temperature. The largest `top_k` are kept, and of those the fewest whose probabilities sum
+/// to `top_p`; tokens that equal the last one kept are kept too. One of them is drawn by its probability.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
-    /// What logits are divided by; with 0 the largest logit is chosen, the first of equal ones.
+    /// The divisor of logits. With 0 the largest logit is chosen, the first one on ties.
     pub temperature: f64,
-    /// How many of the largest logits may be chosen.
+    /// Number of the largest logits that may be chosen.
     pub top_k: Option<usize>,
-    /// What the probabilities of those that may be chosen come to.
+    /// The sum of the probabilities of the tokens that may be chosen.
     pub top_p: Option<f64>,
     /// Equal seeds give equal draws.
     pub seed: u64,
-    /// What makes tokens that the text has less probable if it is above 1, and more if it is below; 1 changes nothing.
+    /// Above 1, tokens that the text contains become less probable; below 1, more probable; 1 changes nothing.
     pub repetition_penalty: f64,
 }
 
@@ -29,11 +29,11 @@ impl Default for Sampling {
     }
 }
 
-/// So many of the largest logits are looked at first for `top_p`; mostly they are enough.
+/// Number of the largest logits that `top_p` examines first; usually they suffice.
 const FIRST: usize = 256;
 
 impl Sampling {
-    /// Refuses values that mean nothing.
+    /// Refuses meaningless values.
     pub fn check(&self) -> Result<()> {
         let wrong =
             |name: &str, expected: &str, got: String| Err(Error::new(Kind::Option, name).expected(expected).got(got));
@@ -52,12 +52,12 @@ impl Sampling {
         }
     }
 
-    /// Whether the kernel of `choose.cu` does all of it.
+    /// Whether the kernel of `choose.cu` supports these options.
     pub(super) fn on_device(&self) -> bool {
         self.repetition_penalty == 1.0
     }
 
-    /// Changes the logits of the tokens that a text has. Finite ones stay finite.
+    /// Applies the repetition penalty to the logits of tokens that a text contains. Finite logits stay finite.
     pub(super) fn penalize(&self, logits: &mut [f32], seen: &Seen) {
         let penalty = self.repetition_penalty;
         if penalty == 1.0 {
@@ -72,8 +72,8 @@ impl Sampling {
         }
     }
 
-    /// Chooses one of the tokens with these logits; `draw` counts the choices of a text. Logits that are no numbers
-    /// are never chosen.
+    /// Chooses a token by these logits; `draw` is the number of the choice within its text. NaN logits are never
+    /// chosen.
     pub fn choose(&self, logits: &[f32], draw: u64) -> Result<u32> {
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if !most.is_finite() {
@@ -98,14 +98,14 @@ impl Sampling {
     }
 }
 
-/// Keeps what is not below the `count`th largest weight.
+/// Keeps the `count` largest weights, with ties of the last one.
 fn keep_largest(kept: &mut Vec<(u32, f64)>, count: usize) {
     if let Some(least) = nth_largest(kept, count) {
         kept.retain(|(_, weight)| *weight >= least);
     }
 }
 
-/// The `count`th largest weight, if there are more.
+/// The `count`th largest weight, if there are more than `count`.
 fn nth_largest(kept: &[(u32, f64)], count: usize) -> Option<f64> {
     let mut weights: Vec<f64> = kept.iter().map(|(_, weight)| *weight).collect();
     let (_, nth, _) =
@@ -113,7 +113,7 @@ fn nth_largest(kept: &[(u32, f64)], count: usize) -> Option<f64> {
     Some(*nth)
 }
 
-/// Keeps the fewest whose weights come to a share of all.
+/// Keeps the fewest weights that sum to `share` of the total.
 fn keep_probable(kept: &mut Vec<(u32, f64)>, share: f64) {
     let enough = share * kept.iter().map(|(_, weight)| weight).sum::<f64>();
     let mut count = FIRST;
@@ -144,11 +144,11 @@ fn draw_from(kept: &[(u32, f64)], uniform: f64) -> u32 {
         sum += weight;
         sum > target
     });
-    // Rounding may leave the last sum at the target.
+    // Rounding may leave the last sum at the target, not above it.
     found.or_else(|| kept.iter().rfind(|(_, weight)| *weight > 0.0)).map_or(0, |(token, _)| *token)
 }
 
-/// A choice as CUDA makes it; the same struct is declared in `choose.cu`.
+/// The parameters of a choice on CUDA; `choose.cu` declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 pub(super) struct Draw {
@@ -160,9 +160,9 @@ pub(super) struct Draw {
 }
 
 impl Sampling {
-    /// The `draw`th choice of a text.
+    /// The parameters of the `draw`th choice of a text.
     pub(super) fn draw(&self, draw: u64) -> Draw {
-        // Neither what means "the largest logit" nor what no difference can be multiplied by.
+        // Neither 0, which means "the largest logit", nor a factor that overflows.
         let within = |inverse: f32| inverse.clamp(1e-38, 1e38);
         let per_temperature = if self.temperature == 0.0 { 0.0 } else { within(1.0 / self.temperature as f32) };
         Draw {
@@ -175,7 +175,7 @@ impl Sampling {
     }
 }
 
-/// A number from 0 to 1, less than that: the `draw`th of SplitMix64 (Steele et al. 2014) from this seed.
+/// A number in [0, 1): the `draw`th of SplitMix64 (Steele et al. 2014) with this seed.
 fn uniform(seed: u64, draw: u64) -> f64 {
     let mut z = seed.wrapping_add(draw.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -233,11 +233,11 @@ mod tests {
         let chosen: Vec<u32> = (0..2000).map(|draw| sampling.choose(&slope, draw).unwrap()).collect();
         assert!(chosen.iter().all(|&token| token < 2500));
         assert!(chosen.iter().any(|&token| token > 2000));
-        // Equal ones are kept together.
+        // Ties are kept together.
         assert!((0..2000).any(|draw| sampling.choose(&flat, draw).unwrap() > 4000));
     }
 
-    /// As transformers' `RepetitionPenaltyLogitsProcessor` has it.
+    /// Equals transformers' `RepetitionPenaltyLogitsProcessor`.
     #[test]
     fn tokens_that_were_there_are_less_probable_by_the_penalty() {
         let mut logits = LOGITS;

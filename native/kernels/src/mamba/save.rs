@@ -1,4 +1,4 @@
-//! Models as files that other programs read too: the weights, and what `config.json` says of them.
+//! Models as files that other programs can read: the weights, and the matching `config.json`.
 
 use super::checkpoint::TOLD_FORMATS;
 use super::config::{self, FORMATS, METHOD, OURS, QUANTIZATION};
@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What a file of a model says beside tensors of these names.
+/// The metadata of a file with tensors of these names.
 pub fn told<'n>(names: impl Iterator<Item = &'n str>) -> Told {
     told_of(&stored::formats(names))
 }
 
-/// The same of these formats. Transformers reads no file that does not say whose tensors it has.
+/// The metadata of a file with these formats. Transformers refuses files that do not name the framework of their
+/// tensors.
 fn told_of(formats: &BTreeSet<&str>) -> Told {
     let mut told = Told::from([("format".to_string(), "pt".to_string())]);
     if !formats.is_empty() {
@@ -27,12 +28,12 @@ fn told_of(formats: &BTreeSet<&str>) -> Told {
     told
 }
 
-/// One configuration of several, of which the last one counts.
+/// Merges configurations; the last one takes precedence.
 pub fn merged(configs: &[&[u8]]) -> Result<String> {
     Ok(json::written(&Value::Object(words(configs)?)))
 }
 
-/// A configuration that says how matrices are quantized, by the names of all tensors.
+/// Adds the quantization formats to a configuration; `names` are those of all tensors.
 pub fn quantized_config<'n>(config: &[u8], names: impl Iterator<Item = &'n str>) -> Result<String> {
     let mut words = words(&[config])?;
     tell_formats(&mut words, &stored::formats(names));
@@ -55,15 +56,15 @@ fn tell_formats(words: &mut Words, formats: &BTreeSet<&str>) {
 }
 
 impl Model {
-    /// Writes its weights to a file, as [`Model::stored`] gives them.
+    /// Writes its weights to a file, as returned by [`Model::stored`].
     pub fn save(&self, path: &Path) -> Result<()> {
         let tensors = self.stored()?;
         let views: Vec<(&str, View)> = tensors.iter().map(|(name, weight)| (name.as_str(), weight.view())).collect();
         safetensors::write_told(path, &views, &told_of(&self.formats()))
     }
 
-    /// The `config.json` of what [`Model::save`] writes, in the words of Hugging Face's `MambaConfig`. What these
-    /// configurations say beside is kept, of several what the last one says.
+    /// The `config.json` that matches [`Model::save`], with the keys of Hugging Face's `MambaConfig`. Other keys of
+    /// these configurations are kept; the last configuration takes precedence.
     pub fn described(&self, configs: &[&[u8]]) -> Result<String> {
         let mut words = words(configs)?;
         self.config().tell(&mut words);
@@ -89,20 +90,20 @@ impl Model {
         ] {
             words.insert(word.into(), value);
         }
-        // Other names of two of these, in files of mamba_ssm and of later versions of transformers.
+        // Alternative names of two of these, in files of mamba_ssm and of later versions of transformers.
         for (word, value) in [("tie_embeddings", tied.into()), ("dtype", torch(self.dtype()).into())] {
             words.get_mut(word).into_iter().for_each(|said| *said = Value::clone(&value));
         }
     }
 }
 
-/// Whether there are biases of projections and of the convolution, and whether the head is the embedding.
+/// Whether there are biases of projections, biases of the convolution, and a head that is the embedding.
 fn parts<T>(weights: &Weights<T>, tied: bool) -> [bool; 3] {
     let has = |name: &str| weights.layers.iter().any(|layer| layer.block.find(name).is_some());
     [has("in_proj_b"), has("conv_b"), tied]
 }
 
-/// What PyTorch calls a type.
+/// PyTorch's name for a type.
 fn torch(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "float64",

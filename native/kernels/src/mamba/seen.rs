@@ -1,15 +1,15 @@
-//! The tokens that a text has, for what depends on whether a token was there before.
+//! The set of tokens in a text, for penalties on repetition.
 
-/// A set of tokens: a bit for each of a vocabulary, so that its size does not grow with the text.
+/// A set of tokens with one bit per token of the vocabulary, so its size does not grow with the text.
 #[derive(Clone)]
 pub struct Seen {
     bits: Vec<u8>,
-    /// The last token, if it was not there before.
+    /// The last token inserted, if it was not in the set before.
     newest: Option<u32>,
 }
 
 impl Seen {
-    /// A set of no tokens.
+    /// The empty set.
     pub fn new(vocabulary: usize) -> Seen {
         Seen { bits: vec![0; vocabulary.div_ceil(8)], newest: None }
     }
@@ -21,7 +21,7 @@ impl Seen {
         seen
     }
 
-    /// The set whose bits these are, token 0 being the lowest of the first byte.
+    /// The set with these bits; token 0 is the lowest bit of the first byte.
     pub(super) fn from_bits(bits: &[u8]) -> Seen {
         Seen { bits: bits.to_vec(), newest: None }
     }
@@ -42,7 +42,7 @@ impl Seen {
         *byte |= bit;
     }
 
-    /// Takes the last insertion back.
+    /// Undoes the last insertion.
     pub(super) fn retract(&mut self) {
         if let Some(token) = self.newest.take() {
             self.bits[token as usize / 8] &= !(1 << (token % 8));
@@ -64,7 +64,7 @@ mod tests {
     fn tokens_are_there_once_and_the_last_insertion_can_be_taken_back() {
         let mut seen = Seen::of(20, &[19, 3, 8, 3]);
         assert_eq!(seen.tokens().collect::<Vec<_>>(), [3, 8, 19]);
-        // It was there before.
+        // The token was in the set before.
         seen.retract();
         assert_eq!(seen.tokens().collect::<Vec<_>>(), [3, 8, 19]);
         seen.insert(7);

@@ -1,4 +1,4 @@
-//! A running sequence: where it stands, and how it goes on.
+//! A running sequence: its state, and how it continues.
 
 use super::layers::{Layers, State, States};
 use super::model::{Input, Model, Target, at_home};
@@ -14,11 +14,11 @@ use crate::with_type;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
-/// A sequence that a model is running, as states of constant size. A call that fails leaves it as it was.
+/// A sequence that a model is running, with states of constant size. A call that fails leaves it unchanged.
 pub struct Session {
     model: Arc<Model>,
     memory: Memory,
-    /// Tokens, or frames, that it has seen.
+    /// Number of tokens, or frames, that it has processed.
     length: u64,
     seen: Seen,
 }
@@ -28,7 +28,7 @@ enum Memory {
     Cuda(Turns<Buffer>),
 }
 
-/// The states as they are, and memory for the next ones.
+/// The current states, and memory for the next ones.
 struct Turns<T> {
     now: State<T>,
     next: State<T>,
@@ -44,20 +44,20 @@ impl<T> Turns<T> {
     }
 }
 
-/// Tokens that are taken in at a time where all their logits are wanted.
+/// Tokens per piece where logits of all of them are needed.
 const PIECE: usize = 1024;
 
-/// What a dumped session holds, by the names of its tensors.
+/// The tensor names in a dumped session.
 const CONV: &str = "conv_state";
 const SSM: &str = "ssm_state";
 const LENGTH: &str = "length";
 const SEEN: &str = "seen";
 
-/// No session sees more in any lifetime: what goes on from there does not overflow.
+/// Upper limit for the length of a restored session, so that it cannot overflow later.
 const LONGEST: u64 = 1 << 62;
 
 impl Session {
-    /// A session that has seen nothing.
+    /// A session without history.
     pub fn new(model: &Arc<Model>) -> Result<Session> {
         let specs = State::specs(model.config(), model.dtype())?;
         let memory = match model.device() {
@@ -81,17 +81,17 @@ impl Session {
         &self.model
     }
 
-    /// Tokens, or frames, that it has seen.
+    /// Number of tokens, or frames, that it has processed.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Which tokens it has seen.
+    /// The tokens that it has processed.
     pub fn seen(&self) -> &Seen {
         &self.seen
     }
 
-    /// Forgets what it has seen.
+    /// Forgets its history.
     pub fn reset(&mut self) -> Result<()> {
         match &mut self.memory {
             Memory::Cpu(turns) => {
@@ -111,7 +111,7 @@ impl Session {
         Ok(())
     }
 
-    /// Another session that has seen the same.
+    /// A copy of the session, which continues independently.
     pub fn fork(&self) -> Result<Session> {
         let mut fork = Session::new(&self.model)?;
         match (&self.memory, &mut fork.memory) {
@@ -129,7 +129,7 @@ impl Session {
         Ok(fork)
     }
 
-    /// Takes a sequence in, and writes what the model gives for its last row, if that is wanted.
+    /// Processes a sequence, and writes the output of its last row if `to` is given.
     pub fn prefill(&mut self, input: Input, to: Option<ViewMut>) -> Result<()> {
         let rows = lasting(&self.model, input)?;
         if rows == 0 {
@@ -146,15 +146,15 @@ impl Session {
         Ok(())
     }
 
-    /// Takes all tokens but the last in, and gives the mean of -ln of the probabilities that each token but the first
-    /// had after those before it, in nats.
+    /// Processes all tokens but the last. Returns the mean of -ln p over all tokens but the first, in nats, where p is
+    /// the probability of a token after those before it.
     pub fn loss(&mut self, tokens: &[u32]) -> Result<f64> {
         self.model.check(Input::Tokens(tokens))?;
         if tokens.len() < 2 {
             return Err(Error::new(Kind::Size, "tokens").expected("at least two").got(tokens.len()));
         }
         let mut sum = 0.0;
-        // Neighbours share a token, which one predicts and the next goes on from.
+        // Adjacent pieces share a token: one predicts it, and the next starts with it.
         for start in (0..tokens.len() - 1).step_by(PIECE) {
             let piece = &tokens[start..tokens.len().min(start + PIECE + 1)];
             let Session { model, memory, .. } = self;
@@ -166,7 +166,7 @@ impl Session {
         Ok(sum / (tokens.len() - 1) as f64)
     }
 
-    /// Steps sessions of one model, each by one token or frame, and writes a row for each.
+    /// Steps sessions of one model by one token or frame each, and writes a row for each.
     pub fn step(sessions: &mut [&mut Session], input: Input, to: ViewMut) -> Result<()> {
         let Some(model) = together(sessions, input)? else {
             return Ok(());
@@ -185,8 +185,8 @@ impl Session {
         Ok(())
     }
 
-    /// Steps sessions of one language model, each by one token, and chooses the next token of each: the choice of so many
-    /// that its text has had.
+    /// Steps sessions of one language model by one token each, and chooses the next token of each. `choices` holds the
+    /// sampling options and the number of choices made so far in its text.
     pub fn next(sessions: &mut [&mut Session], input: Input, choices: &[(Sampling, u64)]) -> Result<Vec<u32>> {
         let Some(model) = together(sessions, input)? else {
             return Ok(Vec::new());
@@ -216,7 +216,7 @@ impl Session {
         chosen
     }
 
-    /// The states as the bytes of a safetensors file.
+    /// The states in the format of a safetensors file.
     pub fn dump(&self) -> Result<Vec<u8>> {
         let host = match &self.memory {
             Memory::Cpu(turns) => turns.now.try_map(|state| Ok(state.clone()))?,
@@ -229,7 +229,7 @@ impl Session {
         safetensors::to_bytes(&[(CONV, host.conv.view()), (SSM, host.ssm.view()), (LENGTH, length), (SEEN, seen)])
     }
 
-    /// A session that has seen what a dumped one had, of a model of the same sizes.
+    /// Restores a dumped session, for a model of the same sizes.
     pub fn restore(model: &Arc<Model>, bytes: &[u8]) -> Result<Session> {
         let mut session = Session::new(model)?;
         let specs = State::specs(model.config(), model.dtype())?;
@@ -270,7 +270,7 @@ impl Session {
         self.note(input, rows);
     }
 
-    /// Remembers to have seen these rows.
+    /// Records that these rows were processed.
     fn note(&mut self, input: Input, rows: Range<usize>) {
         self.length += rows.len() as u64;
         if let Input::Tokens(tokens) = input {
@@ -278,7 +278,7 @@ impl Session {
         }
     }
 
-    /// Takes the last step back.
+    /// Undoes the last step.
     fn retreat(&mut self) {
         self.turn();
         self.length -= 1;
@@ -293,11 +293,11 @@ impl Session {
     }
 }
 
-/// How many rows there are. What is no number is refused: a state that has seen it would never give numbers again.
+/// The number of rows. Features that are not finite are refused: after them the state would never give numbers again.
 fn lasting(model: &Model, input: Input) -> Result<usize> {
     let rows = model.check(input)?;
     if let Input::Features(features) = input {
-        // Without an end at the first one, which would keep it from going by vectors.
+        // Does not stop at the first one, so that the loop is vectorized.
         let finite = with_type!(model.dtype(), T => {
             features.slice::<T>()?.iter().fold(true, |all, v| all & v.to_f64().is_finite())
         });
@@ -308,7 +308,7 @@ fn lasting(model: &Model, input: Input) -> Result<usize> {
     Ok(rows)
 }
 
-/// The model of sessions that are to be stepped together, unless there are none of them.
+/// The common model of sessions that step together; `None` without sessions.
 fn together(sessions: &[&mut Session], input: Input) -> Result<Option<Arc<Model>>> {
     let Some(first) = sessions.first() else {
         return Ok(None);
@@ -325,7 +325,7 @@ fn together(sessions: &[&mut Session], input: Input) -> Result<Option<Arc<Model>
     Ok(Some(model))
 }
 
-/// Samples and states of sessions on a device, to be changed where they are.
+/// The convolution samples and states of sessions on a device, which are changed in place.
 fn states_there<'s>(sessions: &'s [&mut Session]) -> Vec<[&'s Buffer; 2]> {
     let states = sessions.iter().map(|session| match &session.memory {
         Memory::Cuda(turns) => [&turns.now.conv, &turns.now.ssm],
@@ -334,7 +334,7 @@ fn states_there<'s>(sessions: &'s [&mut Session]) -> Vec<[&'s Buffer; 2]> {
     states.collect()
 }
 
-/// Chooses a token for each row of logits, of texts that have had these tokens.
+/// Chooses a token for each row of logits; `seen` are the tokens of each text.
 pub fn choose<'s>(
     logits: &Owned,
     choices: &[(Sampling, u64)],
@@ -388,7 +388,7 @@ fn prefill<P: Place>(
     to.map_or(Ok(()), |to| layers.finish(&P::rows(&P::view(&h), rows - 1..rows)?, to))
 }
 
-/// Adds the losses of a piece.
+/// Adds the losses of a piece to `sum`.
 fn loss<P: Learn>(layers: &Layers<P>, tokens: &[u32], turns: &mut Turns<P::Owned>, sum: &mut f64) -> Result<()> {
     let (read, next) = (&tokens[..tokens.len() - 1], &tokens[1..]);
     let h = layers.run(layers.embed(read)?, 1, Some(turns.states()))?;

@@ -1,12 +1,12 @@
-//! A step of some sequences on CUDA, recorded once for each number of them and queued by one call. States are changed in
-//! place.
+//! Steps several sequences on CUDA. The step is recorded once for each batch size and replayed by one call. States are
+//! changed in place.
 //!
-//! Dense layers of few sequences are bound by reading their weights: four kernels a layer do all there is, with f32 in
-//! between. Those of many go through cuBLASLt, in six kernels a layer, with the storage type in between, as in a pass
-//! over a whole sequence.
+//! Dense layers of few sequences are bound by reading their weights: four fused kernels per layer do everything, with
+//! f32 activations between them. Dense layers of many sequences go through cuBLASLt. They take six kernels per layer,
+//! with activations in the storage type, as in a pass over whole sequences.
 //!
-//! A kernel that does so little is over sooner than the next one begins, so each lets the next one begin early, as far
-//! as reading weights; then it waits (programmatic dependent launches, on devices that have them).
+//! Such small kernels finish sooner than the next one can begin. So each lets the next one begin early and read
+//! weights; the next one then waits (programmatic dependent launches, on devices that support them).
 
 use super::model::Input;
 use super::sample::Draw;
@@ -18,7 +18,7 @@ use crate::op::Named;
 use crate::place::Cuda;
 use crate::tensor::{DType, Described, Spec, ViewMut};
 
-/// Sources of a kernel's text, behind what begins all of them.
+/// The text of a kernel, made of these sources after the common prologue.
 macro_rules! text {
     ($($part:literal),*) => {
         concat!(include_str!("../cuda/early.cu") $(, include_str!($part))*)
@@ -32,24 +32,24 @@ const CONV: Source = Source { name: "step_conv", text: text!("step/convolve.cu",
 const SCAN: Source = Source { name: "step_scan", text: text!("step/scan.cu") };
 const NORM: Source = Source { name: "step_norm", text: text!("../cuda/block_sum.cu", "step/norm.cu") };
 
-/// Sequences that are few.
+/// The largest number of sequences that counts as few.
 const FEW: usize = 4;
-/// More of them are stepped as so many times a number, so that there are not too many recordings.
+/// Larger batches are padded to a multiple of this, which limits the number of recordings.
 const TIMES: usize = 8;
 
 const THREADS: u32 = 256;
 const WARPS: usize = THREADS as usize / 32;
 /// Threads that choose a token.
 const CHOOSING: u32 = 1024;
-/// Packs of weights that a lane of a warp holds at most.
+/// The most packs of weights that a lane holds.
 const PACKS: usize = 8;
-/// Threads that have a channel of the scan together, at most; of many sequences.
+/// The most threads that share a channel of the scan; the second limit is for many sequences.
 const LANES: usize = 16;
 const MANYS_LANES: usize = 4;
-/// States that a thread has at most, if there are threads enough.
+/// The most states per thread, as long as there are threads enough.
 const HELD: usize = 16;
 
-/// The parameters of the kernels; the same structs are declared there.
+/// The parameters of the kernels, whose sources declare the same structs.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Embed {
@@ -139,7 +139,7 @@ struct Norm {
     to_mean: f32,
 }
 
-/// What is done with the sums of a dense layer; the numbers are those of `dense.cu`.
+/// The epilogue of a dense layer, numbered as in `dense.cu`.
 #[derive(Clone, Copy)]
 enum Behind {
     Written = 0,
@@ -148,22 +148,22 @@ enum Behind {
     Narrowed = 3,
 }
 
-/// A recorded step of so many sequences of a model.
+/// A recorded step of a model for a fixed number of sequences.
 pub(super) struct Stepper {
-    // Dropped first: the driver waits for them. One gives rows, one tokens; they are recorded when they are needed.
+    // Dropped first: the driver waits for them. One returns rows, one tokens; each is recorded on first use.
     graphs: [Option<Graph>; 2],
     lane: Lane,
     plan: Plan,
 }
 
-/// Where all lies that a step reads and writes.
+/// The memory that a step reads and writes.
 struct Plan {
     config: Config,
     dtype: DType,
     batch: usize,
     weights: Weights<Buffer>,
-    /// Tokens or features, then where the samples of each sequence are, then where its states are, then how its token is
-    /// chosen.
+    /// Tokens or features, then the addresses of each sequence's samples, then those of its states, then the parameters
+    /// of each choice.
     input: Buffer,
     sum: Buffer,
     xz: Buffer,
@@ -171,15 +171,15 @@ struct Plan {
     y: Buffer,
     out: Buffer,
     tokens: Buffer,
-    /// What many sequences need beside.
+    /// Additional memory for many sequences.
     many: Option<Many>,
-    /// What goes into `input`, then what comes out of `out`, then of `tokens`.
+    /// The contents of `input`, then those of `out`, then those of `tokens`.
     pinned: Pinned,
-    /// The states of sequences that nobody has, to make up the number.
+    /// Spare states for the padding of the batch.
     nobodys: State<Buffer>,
 }
 
-/// Normed rows, what comes out of the convolution, and what a layer adds to the sum.
+/// Normed rows, outputs of the convolution, and a layer's contribution to the sum.
 struct Many {
     h: Buffer,
     c: Buffer,
@@ -187,9 +187,9 @@ struct Many {
 }
 
 impl Stepper {
-    /// Of how many sequences a recorded step of so many is, if there is one.
+    /// The padded number of sequences in the recorded step for `batch` sequences, if there is one.
     pub(super) fn size(config: &Config, dtype: DType, batch: usize, device: &Device) -> Option<usize> {
-        // With room for the last packs, which may be mostly empty.
+        // Rounded up to whole packs; the last ones may be mostly empty.
         let columns = config.inner.max(config.width).next_multiple_of(32 * 8 * PACKS);
         let fits = |batch: usize| batch * columns * 4 + (8 << 10) <= device.facts().shared as usize;
         match batch {
@@ -199,7 +199,7 @@ impl Stepper {
         }
     }
 
-    /// The step of so many sequences, one of the numbers that [`Stepper::size`] gives.
+    /// The step for `batch` sequences, which must come from [`Stepper::size`].
     pub(super) fn new(
         config: &Config,
         dtype: DType,
@@ -214,8 +214,8 @@ impl Stepper {
         Ok(Stepper { graphs: [None, None], lane, plan })
     }
 
-    /// Steps the sequences whose samples and states these are, no more than there are in it, each by one token or frame,
-    /// and gives a row for each.
+    /// Steps `sequences`, given by their samples and states, by one token or frame each, and writes a row for each.
+    /// There may be fewer than in the recording.
     pub(super) fn step(&mut self, input: Input, sequences: &[[&Buffer; 2]], to: ViewMut) -> Result<()> {
         let to = to.bytes();
         let rows = self.run(Wanted::Rows, input, sequences, &[])?;
@@ -223,7 +223,7 @@ impl Stepper {
         Ok(())
     }
 
-    /// The same, but gives a token for each, chosen so; none where there are no finite logits.
+    /// Like [`Stepper::step`], but chooses a token for each by its draw; `None` where no logit is finite.
     pub(super) fn choose(
         &mut self,
         input: Input,
@@ -240,8 +240,8 @@ impl Stepper {
         let graph = match &mut graphs[wanted as usize] {
             Some(graph) => graph,
             none => {
-                // Once as it is, of nobody's states, so that kernels are compiled and loaded, and there is memory for
-                // cuBLASLt.
+                // A first run on the spare states, without recording: it compiles and loads the kernels, and lets
+                // cuBLASLt allocate its memory.
                 plan.fill(None, &[], &[], lane)?;
                 plan.queue(lane, wanted)?;
                 lane.synchronize()?;
@@ -249,14 +249,14 @@ impl Stepper {
             }
         };
         plan.fill(Some(input), sequences, draws, lane)?;
-        // SAFETY: it was recorded by this lane, and all of it is in the plan or in use by the caller.
+        // SAFETY: this lane recorded the graph, and its memory is in the plan or kept in use by the caller.
         unsafe { lane.replay(graph)? };
         lane.synchronize()?;
         Ok(plan.result(wanted))
     }
 }
 
-/// What is to come out of a step.
+/// The requested result of a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     Rows = 0,
@@ -271,7 +271,7 @@ impl Plan {
         let input = Spec::new(DType::U8, &[input_bytes(config, dtype, batch) + (16 + size_of::<Draw>()) * batch])?;
         let out_bytes = (batch * out * dtype.size()).next_multiple_of(8);
         let many = || Ok(Many { h: rows(dtype, width)?, c: rows(dtype, inner)?, last: rows(dtype, width)? });
-        // Kernels for few read floats.
+        // Kernels for few sequences read float weights.
         let many = (batch > FEW || weights.is_quantized()).then(many).transpose()?;
         let between = if many.is_some() { dtype } else { DType::F32 };
         Ok(Plan {
@@ -292,7 +292,7 @@ impl Plan {
         })
     }
 
-    /// Writes what a step is to read: of sequences that are not there, zeros and nobody's states.
+    /// Writes the inputs of a step; the padding of the batch gets zeros and the spare states.
     fn fill(&mut self, input: Option<Input>, sequences: &[[&Buffer; 2]], draws: &[Draw], lane: &Lane) -> Result<()> {
         let first = input_bytes(&self.config, self.dtype, self.batch);
         let given = match &input {
@@ -316,7 +316,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Where in pinned memory the rows are, or the tokens.
+    /// The offset of the rows, or of the tokens, in pinned memory.
     fn place(&self, wanted: Wanted) -> usize {
         let rows = self.input.spec().bytes();
         match wanted {
@@ -346,31 +346,31 @@ impl Plan {
     }
 }
 
-/// Bytes of the tokens or features of a step; addresses follow.
+/// Bytes of the tokens or features of a step; the addresses follow them.
 fn input_bytes(config: &Config, dtype: DType, batch: usize) -> usize {
     let each = if config.vocabulary > 0 { 4 } else { config.width * dtype.size() };
     (batch * each).next_multiple_of(8)
 }
 
-/// What a thread of the scan has of a channel of a sequence.
+/// The share of a channel that a thread of the scan handles.
 struct Scanned {
-    /// Threads that have it together.
+    /// Threads that share a channel.
     lanes: usize,
     states: usize,
     ranks: usize,
-    /// Whether that is side by side, to be read at once.
+    /// Whether shares are contiguous and can be read in packs.
     aligned: bool,
 }
 
 impl Scanned {
-    /// Of few sequences, as little as can be, so that there are threads for all multiprocessors; of many, as much as is
-    /// read at once.
+    /// For few sequences shares are minimal, so that all multiprocessors have threads. For many they are as large as
+    /// one pack.
     fn new(config: &Config, batch: usize) -> Scanned {
         let Config { state, rank, .. } = *config;
         let lanes = state.next_power_of_two();
         let lanes = if batch > FEW { lanes.min(MANYS_LANES.max(lanes / HELD)) } else { lanes }.min(LANES);
         let (states, ranks) = (state.div_ceil(lanes), rank.div_ceil(lanes));
-        // Parts of all rows of what is read start at whole numbers of what is read at once.
+        // The shares of every row that is read must start at whole packs.
         let part = |count: usize| 1 << count.trailing_zeros().min(3);
         let aligned = [state, rank].iter().all(|count| count.is_multiple_of(lanes))
             && rank.is_multiple_of(part(states))
@@ -386,7 +386,7 @@ impl std::fmt::Display for Scanned {
     }
 }
 
-/// A step on its way to a lane.
+/// A step that is being queued on a lane.
 struct Step<'a> {
     plan: &'a Plan,
     lane: &'a Lane,
@@ -395,11 +395,11 @@ struct Step<'a> {
 impl Step<'_> {
     fn kernel(&self, source: &Source, threads: u32, options: &str) -> Result<Kernel> {
         let options = format!("{} -DTHREADS={threads} {options}", types(self.plan.dtype));
-        // SAFETY: all kernels of a step wait before they read or write what others write; nobody writes weights.
+        // SAFETY: every kernel of a step waits before it accesses memory that others write; none writes weights.
         Ok(unsafe { self.lane.device().kernel(source, &options)?.early() })
     }
 
-    /// Where the addresses of the sequences' samples are, or with 1 those of their states.
+    /// The address of the addresses of the sequences' samples, or for `kind` 1 of those of their states.
     fn pointers(&self, kind: usize) -> Result<u64> {
         let Plan { config, dtype, batch, input, .. } = self.plan;
         Ok(self.lane.address(input)? + (input_bytes(config, *dtype, *batch) + 8 * kind * batch) as u64)
@@ -471,12 +471,12 @@ impl Step<'_> {
         }
     }
 
-    /// Adds what the last layer gave, and norms the sum.
+    /// Adds the last layer's output to the sum, and norms it.
     fn add_norm(&self, many: &Many, w: &Buffer) -> Result<()> {
         self.norm(self.lane.address(&many.last)?, w, &many.h)
     }
 
-    /// Norms the sum, to which rows at an address are added before, if there is one.
+    /// Norms the sum. If `x` is not 0, it is the address of rows to be added first.
     fn norm(&self, x: u64, w: &Buffer, y: &Buffer) -> Result<()> {
         let Plan { config, sum, batch, .. } = self.plan;
         let at = |buffer| self.lane.address(buffer);
@@ -519,7 +519,7 @@ impl Step<'_> {
         let size = dtype.size();
         let vec = pack(size, &[params.w, (columns * size) as u64]);
         let multiprocessors = self.lane.device().facts().multiprocessors as usize;
-        // Two rows share what is read of x, where there are rows for all.
+        // Two rows share each read of x, where there are rows enough for all warps.
         let each = if rows >= 2 * WARPS * multiprocessors { 2 } else { 1 };
         let packs = columns.div_ceil(32 * vec).clamp(1, PACKS / each);
         let options = format!(
@@ -529,14 +529,15 @@ impl Step<'_> {
             behind as u32,
         );
         let kernel = self.kernel(&DENSE, THREADS, &options)?;
-        // As many blocks as there are registers for at once.
+        // As many blocks as registers allow at once.
         let blocks = rows.div_ceil(WARPS * each).min(2 * multiprocessors);
         let shared = (batch * columns.next_multiple_of(32 * vec * packs) * 4) as u32;
         // SAFETY: Dense is the struct that the kernel declares; sizes are those of the plan's buffers.
         unsafe { self.lane.launch_with(&kernel, [grid_size(blocks)?, 1, 1], THREADS, shared, &params) }
     }
 
-    /// The scan, of what comes out of the convolution and of the gate, with rows so far apart.
+    /// The scan of the convolution's output `x` with the gate `z`, whose rows are `x_stride` and `z_stride` elements
+    /// apart.
     fn scan(&self, i: usize, layer: &Layer<Buffer>, [x, z]: [u64; 2], [x_stride, z_stride]: [i64; 2]) -> Result<()> {
         let Plan { config, projected, y, .. } = self.plan;
         let at = |buffer| self.lane.address(buffer);
@@ -562,7 +563,7 @@ impl Step<'_> {
         let (between, _) = type_names(y.spec().dtype);
         let kernel = self.kernel(&SCAN, THREADS, &format!("-DBETWEEN={between} {layout}"))?;
         let blocks = grid_size(config.inner.div_ceil(THREADS as usize / layout.lanes))?;
-        // SAFETY: as above.
+        // SAFETY: Scan is the struct that the kernel declares; sizes are those of the plan's buffers.
         unsafe { self.lane.launch_with(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
     }
 
@@ -581,7 +582,7 @@ impl Step<'_> {
     fn choose(&self) -> Result<()> {
         let Plan { config, batch, out, tokens, .. } = self.plan;
         let (logits, tokens) = (self.lane.address(out)?, self.lane.address(tokens)?);
-        // Behind the addresses of states.
+        // The draws follow the addresses of states.
         let params = Choose { logits, draws: self.pointers(2)?, tokens, vocabulary: config.vocabulary as i64 };
         let kernel = self.kernel(&CHOOSE, CHOOSING, "")?;
         // SAFETY: Choose is the struct that the kernel declares.

@@ -1,5 +1,5 @@
-//! Quantized matrices as files have them: in tensors that add to the name of the matrix how it is stored. Of ternary ones
-//! another tensor tells the shape, for the planes do not tell how long rows are.
+//! Quantized matrices in files: tensors named after the matrix, with a suffix for the format. For ternary ones another
+//! tensor holds the shape, because planes do not determine the length of rows.
 
 use super::Weight;
 use super::checkpoint::Found;
@@ -8,29 +8,29 @@ use crate::matrices::Quantization;
 use crate::tensor::{DType, Described, Owned, Spec, View};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A problem in a few words.
+/// A problem is described in a few words.
 type Told<T> = std::result::Result<T, String>;
 
-/// What the name of the tensor with the shape ends in.
+/// The suffix of the tensor with the shape.
 const SHAPE: &str = "shape";
 
-/// A matrix.
+/// A quantized matrix.
 #[derive(Clone)]
 pub struct Stored {
     how: Quantization,
     pub dims: [usize; 2],
-    /// In the order of [`Quantization::names`]; of ternary ones with a scale for each row.
+    /// In the order of [`Quantization::names`]; ternary ones have a scale per row.
     parts: Vec<Weight>,
 }
 
-/// The matrix that a tensor of that name belongs to, and how it is quantized.
+/// The matrix that a tensor of that name belongs to, and its quantization.
 fn of_name(name: &str) -> Option<(&str, Quantization)> {
     let (matrix, _) = name.rsplit_once('.')?;
     let how = Quantization::all().find(|how| how.names(matrix).iter().any(|part| part == name))?;
     Some((matrix, how))
 }
 
-/// How matrices are quantized, by the names of all tensors.
+/// The formats of quantized matrices, by the names of all tensors.
 pub fn formats<'n>(names: impl Iterator<Item = &'n str>) -> BTreeSet<&'static str> {
     names.filter_map(|name| Some(of_name(name)?.1.name())).collect()
 }
@@ -40,7 +40,7 @@ pub fn is_part(name: &str) -> bool {
     of_name(name).is_some()
 }
 
-/// The name of the tensor that tells the shape of the matrix to which the plane of that name belongs; none for others.
+/// The name of the tensor with the shape of the matrix that a plane belongs to; none for other names.
 pub fn shape_of(plane: &str) -> Option<String> {
     plane.strip_suffix(".plane0").map(|matrix| format!("{matrix}.{SHAPE}"))
 }
@@ -51,8 +51,7 @@ pub fn told_shape(dims: &[usize]) -> Weight {
     Owned::from_fn(spec, |axis| dims[axis] as f64).into()
 }
 
-/// Takes quantized matrices out of the tensors of a checkpoint, by their names; what is wrong with some is added to
-/// `wrong`.
+/// Takes quantized matrices out of the tensors of a checkpoint, by the matrices' names. Problems are added to `wrong`.
 pub fn take(tensors: &mut BTreeMap<String, Found>, wrong: &mut Vec<String>) -> BTreeMap<String, Stored> {
     let pairs = tensors.keys().filter_map(|name| of_name(name)).map(|(name, how)| (name.to_string(), how.name()));
     let pairs: BTreeSet<(String, &str)> = pairs.collect();
@@ -77,12 +76,12 @@ impl Stored {
         self.how
     }
 
-    /// Its tensors, as [`crate::matrices::find`] wants them by the name that the matrix has here.
+    /// Its tensors, named for [`crate::matrices::find`] under the matrix's name here.
     pub fn named(self, matrix: &str) -> impl Iterator<Item = (String, Weight)> + use<> {
         self.how.names(matrix).into_iter().zip(self.parts)
     }
 
-    /// The floats that it stands for.
+    /// The matrix as floats.
     pub fn floats(&self) -> Result<Weight> {
         let views: Vec<View> = self.parts.iter().map(Weight::view).collect();
         Ok(self.how.floats(&views, self.dims[1])?.into())
@@ -123,7 +122,7 @@ fn part_spec(part: &Weight, dtype: DType, name: &str) -> Told<Spec> {
     if spec.dtype == dtype { Ok(spec) } else { Err(format!("`{name}` of {spec} where it should be {dtype}")) }
 }
 
-/// The shape that such a tensor tells.
+/// The shape in such a tensor.
 fn dims_of(shape: &Weight) -> Option<[usize; 2]> {
     let spec = shape.spec();
     if spec.dtype != DType::I64 || spec.shape[..] != [2] {
@@ -135,7 +134,7 @@ fn dims_of(shape: &Weight) -> Option<[usize; 2]> {
     Some([sizes.next()??, sizes.next()??]).filter(|dims| !dims.contains(&0))
 }
 
-/// Planes of that shape with a scale for each row.
+/// Checks planes of that shape, and expands their scale to one per row.
 fn planes(name: &str, parts: Vec<Weight>, [rows, columns]: [usize; 2]) -> Told<Vec<Weight>> {
     let names = Quantization::Ternary.names(name);
     let bytes = columns.div_ceil(8);
@@ -158,7 +157,7 @@ fn planes(name: &str, parts: Vec<Weight>, [rows, columns]: [usize; 2]) -> Told<V
     Ok(vec![plane0, plane1, each.into()])
 }
 
-/// Refuses cells that are no value, and any behind the last column: who wrote those wrote another layout.
+/// Refuses sentinels, and cells after the last column: they show that the file has another layout.
 fn cells(name: &str, plane0: &[u8], plane1: &[u8], columns: usize) -> Told<()> {
     let row = columns.div_ceil(8).max(1);
     let behind = if columns.is_multiple_of(8) { 0 } else { u8::MAX << (columns % 8) };

@@ -1,5 +1,5 @@
-//! Learning to predict the next token: the gradient of a whole language model, and AdamW (Loshchilov and Hutter
-//! 2019), wherever the model is.
+//! Learning to predict the next token: the gradient of a whole language model, and AdamW (Loshchilov and Hutter 2019),
+//! on the model's device.
 //!
 //! ```text
 //! loss = mean of -ln softmax(logits[t])[token[t + 1]]
@@ -8,8 +8,8 @@
 //! w = w - rate (m / (1 - beta1^n) / (sqrt(v / (1 - beta2^n)) + eps) + decay w)       of step n
 //! ```
 //!
-//! Matrices decay, but not `A_log`; vectors do not. All is computed in f32, or f64 for a model in f64. The sums'
-//! order depends on sizes alone: the same steps give the same weights.
+//! Matrices decay, except `A_log`; vectors do not. Arithmetic is in f32, or in f64 for a model in f64. The order of
+//! sums depends on sizes alone, so equal steps give equal weights.
 
 mod cpu;
 mod cuda;
@@ -28,21 +28,21 @@ use serde::Deserialize;
 use std::ops::Range;
 use walk::Walk;
 
-/// How a step changes the weights.
+/// The parameters of an AdamW step.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdamW {
-    /// How far a step goes.
+    /// The learning rate.
     pub learning_rate: f64,
-    /// What of the mean of gradients stays from step to step.
+    /// The decay of the running mean of gradients.
     pub beta1: f64,
-    /// The same of the mean of their squares.
+    /// The decay of the running mean of their squares.
     pub beta2: f64,
-    /// What keeps the divisor from 0.
+    /// The epsilon that keeps the divisor from 0.
     pub eps: f64,
-    /// What part of the weights of matrices is taken away, times the rate.
+    /// The fraction of matrix weights that is subtracted per step, times the rate.
     pub weight_decay: f64,
-    /// The norm that gradients are scaled down to where it is larger; 0 for any.
+    /// The largest norm of the gradient, which is scaled down to it; 0 for no limit.
     pub clip: f64,
 }
 
@@ -71,7 +71,7 @@ impl AdamW {
     }
 }
 
-/// What a step found.
+/// The report of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     /// The loss before the step, in nats.
@@ -85,13 +85,13 @@ pub struct Trainer {
     config: Config,
     dtype: DType,
     parts: Vec<Part>,
-    /// Elements of the weights that decay, which come first.
+    /// Number of elements of the weights that decay, which come first.
     decayed: usize,
     memory: Memory,
     steps: u64,
 }
 
-/// A weight: its name in checkpoints, its shape there, and where it lies in memory that all weights share.
+/// A weight: its name and shape in checkpoints, and its range in the memory that all weights share.
 struct Part {
     name: String,
     dims: Vec<usize>,
@@ -103,7 +103,7 @@ enum Memory {
     Cuda(Kept<Buffer>, Device, bool),
 }
 
-/// What is kept from step to step, each of it for all weights in one piece.
+/// The tensors kept from step to step, each one piece of memory for all weights.
 struct Kept<T> {
     weights: T,
     gradient: T,
@@ -111,11 +111,11 @@ struct Kept<T> {
     square: T,
 }
 
-/// Parts start at whole lines of memory.
+/// Parts start at cache lines.
 const LINE: usize = 64;
 
 impl Trainer {
-    /// Starts from the weights that a language model has, where it is.
+    /// Starts from the weights of a language model, on its device.
     pub fn new(model: &Model) -> Result<Trainer> {
         if model.config().vocabulary == 0 {
             return Err(Error::new(Kind::Argument, "model")
@@ -138,8 +138,8 @@ impl Trainer {
         Ok(Trainer { config: *model.config(), dtype, parts, decayed, memory, steps: 0 })
     }
 
-    /// Learns from sequences of one length, one behind the other: from each token but the last, the next one. A step
-    /// whose gradient is not finite fails and leaves the weights as they were.
+    /// Learns from concatenated sequences of equal length: each token but the last predicts the next one. If the
+    /// gradient is not finite, the step fails and leaves the weights unchanged.
     pub fn step(&mut self, tokens: &[u32], batch: usize, how: &AdamW) -> Result<Progress> {
         how.check()?;
         let loss = self.gradient(tokens, batch)?;
@@ -156,7 +156,7 @@ impl Trainer {
         Ok(Progress { loss, norm })
     }
 
-    /// The loss, of which [`Trainer::gradients`] then tells the gradient.
+    /// Computes the loss and the gradient, which [`Trainer::gradients`] then returns.
     pub fn gradient(&mut self, tokens: &[u32], batch: usize) -> Result<f64> {
         let sequences = Sequences::new(tokens, batch, self.config.vocabulary)?;
         let Trainer { config, dtype, parts, memory, .. } = self;
@@ -181,7 +181,7 @@ impl Trainer {
         &self.config
     }
 
-    /// Where it is.
+    /// The device that it is on.
     pub fn place(&self) -> Where {
         match &self.memory {
             Memory::Cpu(_, exec) => Where::Cpu(*exec),
@@ -189,7 +189,7 @@ impl Trainer {
         }
     }
 
-    /// The weights as they are now, by their names in checkpoints.
+    /// The current weights, by their names in checkpoints.
     pub fn tensors(&self) -> Result<Vec<(String, Weight)>> {
         self.named(self.memory.weights()?)
     }
@@ -199,7 +199,7 @@ impl Trainer {
         self.named(self.memory.gradient()?)
     }
 
-    /// A checkpoint of the model as it is now.
+    /// A checkpoint with the current weights.
     pub fn checkpoint(&self) -> Result<Checkpoint> {
         Ok(Checkpoint::new("trainer", Some(self.config), self.tensors()?))
     }
@@ -213,7 +213,7 @@ impl Trainer {
     }
 }
 
-/// Whether a weight is drawn to 0: matrices are, but rates of decay and filters are not.
+/// Whether a weight decays: matrices do, but not the rates in `A_log` and the filters.
 fn decays(name: &str, dims: &[usize]) -> bool {
     dims.len() == 2 && !name.ends_with("A_log")
 }
@@ -289,19 +289,19 @@ impl Memory {
     }
 }
 
-/// The numbers of one step of AdamW.
+/// The constants of one step of AdamW.
 #[derive(Clone, Copy)]
 pub struct Update {
-    /// What gradients are multiplied with.
+    /// The factor of gradients.
     scale: f64,
     beta1: f64,
     beta2: f64,
-    /// The rate with the first mean's correction.
+    /// The rate, corrected for the bias of the first mean.
     rate: f64,
-    /// What corrects the second mean.
+    /// The bias correction of the second mean.
     correction: f64,
     eps: f64,
-    /// What weights that decay are multiplied with, and how many elements of them there are.
+    /// The factor of weights that decay, and the number of their elements.
     keep: f64,
     decayed: usize,
 }
@@ -323,7 +323,7 @@ impl Update {
     }
 }
 
-/// Sequences to learn from: what is read, and what follows each of that.
+/// Sequences to learn from: the tokens that are read, and the one that follows each.
 struct Sequences {
     batch: usize,
     read: Vec<u32>,

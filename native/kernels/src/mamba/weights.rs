@@ -1,4 +1,4 @@
-//! The weights of a model: in files that are mapped into memory, or in memory of their own.
+//! The weights of a model, in mapped files or in owned memory.
 
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Owned, Spec, View};
@@ -6,7 +6,7 @@ use memmap2::Mmap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A tensor that does not change. Clones share its memory.
+/// An immutable tensor. Clones share its memory.
 #[derive(Clone)]
 pub struct Weight {
     spec: Spec,
@@ -20,7 +20,7 @@ enum Memory {
 }
 
 impl Weight {
-    /// The part of a mapped file; a copy of it where elements of its type cannot be read from there.
+    /// A part of a mapped file; copied if its alignment does not fit the element type.
     pub fn mapped(spec: Spec, file: &Arc<Mmap>, bytes: Range<usize>) -> Result<Weight> {
         let part = file.get(bytes.clone()).ok_or_else(|| {
             Error::new(Kind::Size, "data").expected("bytes within the file").got(format_args!("{bytes:?}"))
@@ -42,7 +42,7 @@ impl Weight {
         Ok(own.into())
     }
 
-    /// To read.
+    /// The tensor, for reading.
     pub fn view(&self) -> View<'_> {
         match &self.memory {
             Memory::Mapped(file, bytes) => View::new(self.spec, &file[bytes.clone()]).expect("proven when it was made"),
@@ -50,13 +50,13 @@ impl Weight {
         }
     }
 
-    /// The same elements under another shape of equal size.
+    /// The elements under another shape of equal size, in the same memory.
     pub fn reshape(&self, dims: &[usize]) -> Result<Weight> {
         let spec = self.view().reshape(dims)?.spec();
         Ok(Weight { spec, memory: self.memory.clone() })
     }
 
-    /// The same values, rounded to another type; itself where it has that type.
+    /// The values rounded to another type; a clone if the type is equal.
     pub fn cast(&self, dtype: DType) -> Weight {
         if self.spec.dtype == dtype { self.clone() } else { self.view().cast(dtype).into() }
     }

@@ -12,10 +12,10 @@
 //! y = linear(s, out_proj) + out_proj_b
 //! ```
 //!
-//! There is no normalisation and no residual. The gradient computes what lies in between again, and
-//! then goes through the gradients of these steps in reverse; `dA_log = dA A`. It is the same sequence of
-//! ops on every backend (`steps.rs`). What lies in between has the storage type, but `A` and the states
-//! of the scan: with 16-bit storage it is rounded after each step.
+//! There is no normalisation and no residual. The gradient recomputes the intermediate tensors, and then goes
+//! through the gradients of these steps in reverse; `dA_log = dA A`. Every backend runs one sequence of ops
+//! (`steps.rs`). Intermediate tensors other than `A` and the states of the scan have the storage type: with 16-bit
+//! storage they are rounded after each step.
 
 pub(crate) mod steps;
 
@@ -107,7 +107,7 @@ impl Problem {
         Ok(Problem { batch, length, model, inner, state, rank, width, dtype: x.dtype, return_state })
     }
 
-    /// The same in f64, with all there is to give.
+    /// The problem in f64 with every output, for the reference.
     fn in_f64(self) -> Problem {
         Problem { dtype: DType::F64, return_state: true, ..self }
     }

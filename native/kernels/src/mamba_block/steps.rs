@@ -1,4 +1,4 @@
-//! The block as a sequence of ops, wherever they run.
+//! The block as a sequence of ops, on any backend.
 
 use super::Problem;
 use crate::attention::rows;

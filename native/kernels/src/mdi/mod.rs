@@ -8,9 +8,9 @@
 //! ```
 //!
 //! [`gamma`] has the coefficient and [`update`] the last line. A row's weight on `h_prev` is `1 - gate + gamma`,
-//! up to 2: over many steps it grows unless `gamma` is small.
+//! up to 2: over many steps the state grows unless `gamma` is small.
 //!
-//! The gradient computes what lies in between again, which has the storage type.
+//! The gradient recomputes the intermediate tensors, which have the storage type.
 
 pub mod gamma;
 mod steps;

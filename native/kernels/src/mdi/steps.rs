@@ -1,4 +1,4 @@
-//! The step as a sequence of ops, wherever they run.
+//! The step as a sequence of ops, on any backend.
 
 use super::gamma::{MdiGamma, MdiGammaBackward, Problem, SLOTS};
 use super::update::{MdiUpdate, MdiUpdateBackward};

@@ -1,5 +1,5 @@
-//! Writing into the memory of MM-Rec: banks of slots, of which each layer has a short one, which takes in the hidden
-//! state of each step, and a long one, which takes in summaries.
+//! Writes into the memory of MM-Rec. Each layer has two banks of slots: a short one for the hidden state of each
+//! step, and a long one for summaries.
 
 pub mod state;
 pub mod write_long;

@@ -1,5 +1,5 @@
-//! All sorts of writes into a memory, one after the other: the rows `h` into the short bank, and each of `N` summaries
-//! into the long bank, whose content at first is `long_k`, once by each policy.
+//! All kinds of writes into a memory: the rows `h` into the short bank, and then `N` summaries, one after the other,
+//! into the long bank, whose initial content is `long_k`. Each policy writes into a copy of its own.
 
 use super::write_long::{self, Policy, WriteLong};
 use super::write_short::{self, WriteShort};
@@ -108,7 +108,7 @@ impl Op for MemoryState {
     crate::forward_by_steps!();
 }
 
-/// The same as a sequence of ops, wherever they run.
+/// The writes as a sequence of ops, on any [`Place`].
 mod steps {
     use super::*;
 

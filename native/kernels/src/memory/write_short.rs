@@ -4,7 +4,7 @@
 //! bank[(start + i) mod S] = rows[i]
 //! ```
 //!
-//! Of more rows than slots the last ones stay. In the mode `strict` rows past the last slot are an error.
+//! If there are more rows than slots, the last ones stay. In the mode `strict` rows past the last slot are an error.
 
 use super::WRITE;
 use crate::cpu::Exec;

@@ -7,10 +7,10 @@
 //! y = linear(attention(q, k, v), wo) + bo
 //! ```
 //!
-//! The gradient computes what lies in between again. What lies in between has the storage type.
+//! The gradient recomputes the intermediate tensors, which have the storage type.
 //!
-//! With a cache of keys and values, what is attended to are its rows and then the new ones, which it takes in
-//! ([`decode`]); rotation goes on at the first of them. A cache has no gradient.
+//! With a cache of keys and values, queries attend to its rows and then to the new ones, which are appended to it
+//! ([`decode`]). Rotation counts positions from the start of the cache. A cache has no gradient.
 
 mod steps;
 

@@ -1,4 +1,4 @@
-//! Self-attention as a sequence of ops, wherever they run.
+//! Self-attention as a sequence of ops, on any backend.
 
 use super::Problem;
 use crate::attention::decode::Decode;

@@ -14,11 +14,11 @@
 //! A row sees those before it and the memory, which the call does not change; a sequence may be cut anywhere if
 //! `h_last` of a part is `h0` of the next. Where there is no `wm`, `mix` is 0.
 //!
-//! The gradient computes again what lies in between, so that a training step holds nothing for it but the inputs.
-//! Without `checkpoint` the block also gives `q`, `k`, `v`, `z` and `hidden`, B L (4 D + F) numbers more. The
-//! gradient takes these, `h`, `gamma` and `context` where it is given them, and computes only the others: all of the
-//! matrix products of the forward pass but those inside of `mdi_gamma` and attention, and the recurrence, are saved.
-//! They are the same bits either way. What lies in between has the storage type.
+//! The gradient recomputes the intermediate tensors, so a training step holds nothing for it but the inputs. Without
+//! `checkpoint` the block also gives `q`, `k`, `v`, `z` and `hidden`, B L (4 D + F) numbers more. The gradient takes
+//! these, `h`, `gamma` and `context` where it is given them, and recomputes only the others. That saves the recurrence
+//! and the matrix products of the forward pass, except those inside of `mdi_gamma` and attention. The bits are the
+//! same either way. Intermediate tensors have the storage type.
 
 mod steps;
 

@@ -1,4 +1,4 @@
-//! The block as a sequence of ops, wherever they run.
+//! The block as a sequence of ops, on any backend.
 
 use super::Problem;
 use crate::activations::Activation;
@@ -46,7 +46,7 @@ pub fn check(problem: &Problem, inputs: &Named<Spec>) -> Result<()> {
     Ok(())
 }
 
-/// The block: all outputs that are asked for.
+/// Computes the block: all outputs in `outputs`.
 pub fn forward<'a, P: Place>(
     place: &P,
     problem: &Problem,
@@ -62,7 +62,7 @@ pub fn forward<'a, P: Place>(
     steps.summary(P::read(&y), outputs.expect("summary")?)
 }
 
-/// A tensor in between: one that is given, one of the outputs, or one that nobody else sees.
+/// An intermediate tensor: given as an input, one of the outputs, or a temporary.
 enum Tensor<'a, P: Place> {
     Given(P::View<'a>),
     Output(P::ViewMut<'a>),
@@ -88,7 +88,7 @@ impl<'a, P: Place> Tensor<'a, P> {
     }
 }
 
-/// What lies in between, by its name in the formula.
+/// Intermediate tensors, by their names in the formula.
 struct Between<'a, P: Place> {
     xn: P::Owned,
     q: Tensor<'a, P>,

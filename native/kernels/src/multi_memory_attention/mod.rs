@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The memory is not projected, and every row sees all of its slots. One memory, of batch 1, may serve all
-//! sequences; its gradients are then sums over the batch. `lse` is that of attention. The gradient computes what lies
-//! in between again. What lies in between has the storage type.
+//! sequences; its gradients are then sums over the batch. `lse` is that of attention. The gradient recomputes the
+//! intermediate tensors. They have the storage type.
 
 mod steps;
 

@@ -1,8 +1,7 @@
-//! Attention over a memory as a sequence of ops, wherever they run.
+//! Attention over a memory as a sequence of ops, on any backend.
 //!
-//! No row of a sequence hides a slot from another, so sequences that share a memory are one long sequence to
-//! attention, and the gradients of that memory sums over all of it. Only `lse`, which has heads before rows, is then in
-//! another order.
+//! There is no mask, so sequences that share a memory are one long sequence to attention, and the gradients of that
+//! memory are sums over all of it. Only `lse`, which has heads before rows, is then in another order.
 
 use super::Problem;
 use crate::attention::rows::CopyRows;

@@ -1,12 +1,12 @@
-//! Between the layers of a model: what a layer gave is added to the sum of those before it, and that is
-//! normalised for the next one, by the root mean square:
+//! The residual step between the layers of a model: the output of a layer is added to the sum of those before it,
+//! and the sum is normalised for the next layer by its root mean square:
 //!
 //! ```text
 //! sum = sum + x        y = w sum r        r = 1 / sqrt(mean(sum^2) + eps)
 //! ```
 //!
-//! The sum has the type of the arithmetic: in 16 bits it would lose what late layers add. It is changed in
-//! place. This is a step of models and no op of the library's: [`for_each_op`](crate::for_each_op) lacks it.
+//! The sum has the type of the arithmetic: in 16 bits it would lose what late layers add. It is changed in place.
+//! This is a step of models and not a public op: [`for_each_op`](crate::for_each_op) lacks it.
 
 use super::{Problem, RmsNorm, RmsOptions, cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};

@@ -1,7 +1,7 @@
-//! The norms on the CPU: a row at a time, which the first-level cache holds from its first reading on. Rows
-//! are shared among threads in pieces that depend on the sizes alone, and so do the sums over rows.
+//! The norms on the CPU: a row at a time, which stays in the first-level cache after its first read. Rows are
+//! divided among threads in pieces that depend on the sizes alone, and so does the order of the sums over rows.
 //!
-//! Bound by memory where the rows together are larger than the caches: one reading and one writing.
+//! Bound by memory where all rows together are larger than the caches: one read and one write.
 
 use super::{EpsMode, Problem};
 use crate::cpu::activation::Unary;
@@ -18,9 +18,9 @@ use std::ops::Range;
 
 /// Below this many elements waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 15;
-/// About so many elements are a piece of the forward work.
+/// Elements of a piece of the forward work, about.
 const PIECE: usize = 1 << 14;
-/// How many bytes before they are written those of the output are asked for.
+/// How many bytes ahead of the writes the output is prefetched.
 const WRITTEN_AHEAD: usize = 2048;
 /// The gradient has no more pieces than this: each has sums of its own for `dw` and `db`.
 const MOST_PARTS: usize = 32;
@@ -155,7 +155,7 @@ impl<S: Storage> Given<'_, S> {
     }
 }
 
-/// The weights of a row, as slices of its length, so that the checks of the row's own do for them too.
+/// The weights of a row, as slices of its length, so that one bounds check covers the row and its weights.
 struct Weights<'a, S: Storage, const BIAS: bool> {
     w: &'a [S::Wide],
     b: &'a [S::Wide],
@@ -260,7 +260,7 @@ impl<S: Storage, F: Unary> Forward<'_, S, F> {
         let first = S::to_alignment::<V>(y).min(columns);
         each_vector!(first, columns, |at, end| {
             if ahead && at % line::<S>() < V::LANES {
-                // The row after this one: nothing waits for it in the meantime.
+                // Prefetches the next row, which nothing waits for yet.
                 prefetch(x.as_ptr(), columns + at);
                 prefetch_to_write(y.as_ptr(), at + WRITTEN_AHEAD / size_of::<S>());
             }
@@ -281,7 +281,7 @@ pub fn add(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exe
 }
 
 fn add_as<S: Storage>(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
-    // Of the sums there is nothing to be had before they are made.
+    // The rows to normalise are the sums, which this call makes row by row, so there are none to pass yet.
     let given = Given::<S::Wide>::of(&[], problem, inputs)?;
     let x = inputs.get("x")?.slice::<S>()?;
     let sum = Shared::new(outputs.expect("sum")?.slice::<S::Wide>()?);

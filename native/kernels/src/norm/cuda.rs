@@ -31,13 +31,14 @@ const ADD: Source =
 
 const SUMS: Source = Source { name: "norm_sums", text: include_str!("sums.cu") };
 
-/// Threads that a block has at least, if it may have several rows.
+/// The fewest threads of a block that may have several rows.
 const BLOCK: usize = 128;
-/// Bytes of a row that a thread holds at most: fewer make for more threads, which wait longer for each other's sums.
+/// The most bytes of a row that a thread holds: with fewer bytes there are more threads, which wait longer for each
+/// other's sums.
 const HELD: usize = 64;
 /// Threads of the gradient that have registers for all that can be held.
 const HOLDING: usize = 256;
-/// Bytes of a row, as wide as it is computed with, that a thread of the gradient holds at most.
+/// The most bytes of a row, in the type of the arithmetic, that a thread of the gradient holds.
 const HELD_WIDE: usize = 128;
 /// Columns of a block of the sums; the same constants are declared in `sums.cu`.
 const SUMS_COLUMNS: usize = 8;
@@ -94,7 +95,7 @@ struct Add<R> {
     to_mean: R,
 }
 
-/// How threads share rows.
+/// How rows are divided among threads.
 struct Layout {
     /// Elements that are moved at once.
     vec: usize,
@@ -106,17 +107,17 @@ struct Layout {
     packs: usize,
     /// Threads that a multiprocessor has registers for.
     resident: usize,
-    /// Whether a thread holds the weights too, and the gradient's what it computes with.
+    /// Whether a thread holds the weights too, and in the gradient the values that it computes with.
     hold: bool,
-    /// Rows that the gradient has in shared memory, with the one it works on.
+    /// Rows that the gradient has in flight in shared memory, including the one it works on.
     stages: usize,
     /// Bytes of shared memory for them.
     shared: usize,
 }
 
 impl Layout {
-    /// Found by timing rows of 1024 to 16384 elements on an H200, as is the gradient's: few threads, each with much
-    /// of a row, are best, but for f32 rows of 4096.
+    /// Chosen, like the gradient's layout, by timing rows of 1024 to 16384 elements on an H200: few threads, each with
+    /// much of a row, are best, except for f32 rows of 4096.
     fn forward(problem: &Problem, vec: usize) -> Layout {
         let size = problem.x.dtype.size();
         let (all, held) = (packs(problem, vec), HELD / (vec * size));
@@ -130,8 +131,8 @@ impl Layout {
         Layout::new(vec, threads, packs, resident, packs > 0 && threads < 1024)
     }
 
-    /// The gradient has sums to hold too; of long rows it holds nothing else. Three stages are slower than two: with
-    /// more reads and writes under way the memory itself gets slower.
+    /// The gradient also holds sums, and for long rows nothing else. Three stages are slower than two: with more reads
+    /// and writes in flight the memory itself gets slower.
     fn backward(problem: &Problem, vec: usize, shared: usize) -> Layout {
         let (all, size) = (packs(problem, vec), problem.x.dtype.size());
         let most = (HELD_WIDE / (vec * problem.x.dtype.wide().size())).max(1);
@@ -160,8 +161,8 @@ impl Layout {
         (self.resident / (self.threads * self.rows)).max(1)
     }
 
-    /// As many blocks as there can be at once, but so that all have as many rows, if there are as many: for the last
-    /// few rows that only some of them had, all would be waited for.
+    /// Blocks of the grid: at most those that are resident at once, and few enough that the rows divide evenly. If
+    /// only some blocks had a last few rows, the others would be idle meanwhile.
     fn blocks(&self, rows: usize, multiprocessors: u32) -> usize {
         let (shares, most) = (rows.div_ceil(self.rows), self.resident() * multiprocessors as usize);
         shares.div_ceil(shares.div_ceil(most).max(1))
@@ -173,7 +174,7 @@ fn packs(problem: &Problem, vec: usize) -> usize {
     problem.columns.div_ceil(vec).max(1)
 }
 
-/// How many threads a row has that hold so many packs each.
+/// Threads of a row of `packs` packs, where each holds `held` of them.
 fn threads(packs: usize, held: usize) -> usize {
     packs.div_ceil(held).next_power_of_two().clamp(32, 1024)
 }

@@ -1,5 +1,5 @@
 //! Normalisation of rows, over the last axis: root mean square (Zhang and Sennrich 2019) and layer
-//! normalisation (Ba et al. 2016), the latter also with GELU behind it.
+//! normalisation (Ba et al. 2016), the latter also fused with GELU.
 //!
 //! ```text
 //! rms_norm         x^ = x r              r = 1 / sqrt(mean(x^2) + eps)        eps inside
@@ -127,7 +127,7 @@ pub struct Problem {
     pub eps: f64,
     /// Where it goes.
     pub eps_mode: EpsMode,
-    /// What is done behind it.
+    /// The activation applied to the result.
     pub activation: Option<Activation>,
     /// Whether `mean` and `rstd` are outputs.
     pub statistics: bool,
@@ -294,7 +294,7 @@ pub type LayerNormBackward = Backward<LayerNorm>;
 
 norm!(LayerNorm, "layer_norm_backward", &op::slots::<4>(LAYER, &[Slot::new("dy", "(..., D)")]));
 
-/// Layer normalisation with GELU behind it, in one pass over memory.
+/// Layer normalisation fused with GELU, in one pass over memory.
 pub struct LayerNormGelu;
 
 impl Op for LayerNormGelu {

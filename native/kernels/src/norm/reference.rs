@@ -1,4 +1,4 @@
-//! The plain truth: f64, one row at a time, written to be read beside the formula.
+//! The reference: f64, one row at a time, written to be read beside the formula.
 
 use super::{EpsMode, Problem};
 use crate::activations;

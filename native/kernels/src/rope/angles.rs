@@ -1,4 +1,4 @@
-//! The angles of positions, which other embeddings of positions have too.
+//! The angles of positions, shared with [`crate::sinusoidal_positions`].
 
 /// The angles `p theta_i` of positions `p`.
 #[derive(Clone, Debug)]

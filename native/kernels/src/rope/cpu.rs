@@ -1,4 +1,4 @@
-//! Rotation on the CPU. The angles of a position serve all rows that have it, so threads share positions.
+//! Rotation on the CPU. The angles of a position serve all rows at that position, so threads divide positions.
 
 use super::{Pairing, Problem};
 use crate::cpu::pool::{self, Shared};

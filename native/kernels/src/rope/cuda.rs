@@ -10,8 +10,9 @@ const ROTATE: Source = Source {
     text: concat!(include_str!("../cuda/pack.cu"), include_str!("angle.cu"), include_str!("rotate.cu")),
 };
 
-/// Blocks for threads that compute angles and then go through rows: these are shared among so many threads as is best
-/// on an H200. 16-bit numbers take more work a byte, and so more threads; else they move bytes in a bad order.
+/// The grid for `threads` threads that each compute angles and then go through rows. Rows are divided so that the total
+/// of threads is the one that is fastest on an H200. 16-bit numbers take more work per byte and so more threads; for
+/// others more threads would only move bytes in a worse order.
 pub fn grid(threads: usize, rows: usize, dtype: DType) -> Result<[u32; 3]> {
     let most: usize = if dtype.size() == 2 { 1 << 19 } else { 1 << 16 };
     let shares = most.div_ceil(threads).min(rows).min(65535);

@@ -11,9 +11,9 @@
 //! wavelength `w = 2 pi / theta_i`: `theta_i` stays for `w < n/hi`, becomes `theta_i / f` for `w > n/lo`, and
 //! else `(1 - s) theta_i / f + s theta_i` with `s = (n/w - lo) / (hi - lo)`.
 //!
-//! The gradient rotates by the negative angles. Angles, cosines and sines are f64, for those of f32 are off
-//! by 1e-3 at positions of 1e5; the latter are rounded to the type of the arithmetic, f32 (f64 for f64), and
-//! results once to that of storage.
+//! The gradient rotates by the negative angles. Angles, cosines and sines are f64, since in f32 angles are off by
+//! 1e-3 at positions of 1e5. Cosines and sines are then rounded to the type of the arithmetic, f32 (f64 for f64),
+//! and results once to that of storage.
 
 pub mod angles;
 mod cpu;
@@ -82,7 +82,7 @@ impl Default for Options {
 pub struct Problem {
     /// Type and shape of `x`.
     pub x: Spec,
-    /// Rows of the same position, one behind the other for each outer index.
+    /// Rows of one position, contiguous for each outer index.
     pub inner: usize,
     /// Positions.
     pub length: usize,

@@ -1,4 +1,4 @@
-//! The plain truth: f64, pair by pair.
+//! The reference: f64, pair by pair.
 
 use super::Problem;
 use ndarray::ArrayD;

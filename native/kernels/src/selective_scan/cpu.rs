@@ -1,14 +1,12 @@
-//! The scan on the CPU: who computes what.
+//! The scan on the CPU: how the work is divided.
 //!
-//! The work falls into blocks of as many channels as a vector has lanes. Within a block,
-//! [`by_channel`] gives each channel a lane and keeps states in registers over many steps, which is
-//! fast for long sequences; [`by_state`] gives each state a lane, which needs no transposition and
-//! so is fast for single steps, for few channels, and where every state is written out.
+//! A block is `V::LANES` channels. Within a block, [`by_channel`] gives each channel a lane and keeps states in
+//! registers over many steps, which is fast for long sequences. [`by_state`] gives each state a lane. It needs no
+//! transposition, and so is fast for single steps, for few channels, and where every state is written out.
 //!
-//! Blocks are independent. Where there are far fewer of them than threads, time is split as well:
-//! all chunks are scanned at once from zero for the states at their ends, the true states follow by
-//! composing them (the decay over a chunk is `exp(A * sum of delta)`), and then the chunks are
-//! scanned again from there. [`backward`] is the gradient.
+//! Blocks are independent. Where there are far fewer of them than threads, time is split as well. All chunks are
+//! scanned at once from zero for the states at their ends. The true states follow by composing them: the decay over
+//! a chunk is `exp(A * sum of delta)`. Then the chunks are scanned again from there. [`backward`] is the gradient.
 
 mod backward;
 mod by_channel;
@@ -35,7 +33,7 @@ pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>,
 /// Below this many state updates waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 16;
 
-/// A chunk of time is not made shorter than this: its end state costs a pass of its own.
+/// The fewest steps of a chunk: its end state costs a pass of its own.
 const SHORTEST_CHUNK: usize = 64;
 
 /// How many pieces of work each thread gets: several, so that a thread that is held up gets help.
@@ -137,8 +135,8 @@ impl<'a, S: Storage> Plan<'a, S> {
     }
 }
 
-/// Into how many chunks to split time: 1 unless splitting gives at least three times as many
-/// threads work, since chunks are scanned twice.
+/// How many chunks time is split into: 1 unless that puts three times the threads to work, since chunks are
+/// scanned twice.
 fn chunks(independent: usize, length: usize, threads: usize) -> usize {
     let chunks = (threads / independent.max(1)).min(length / SHORTEST_CHUNK);
     if chunks >= 3 { chunks } else { 1 }

@@ -23,7 +23,7 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     forward_as(problem, inputs, outputs, lane, None)
 }
 
-/// The same, laid out as the caller says; for tests and measurements.
+/// Like `forward`, with the caller's plan if there is one; for tests and measurements.
 #[doc(hidden)]
 pub fn forward_as(
     problem: &Problem,
@@ -118,7 +118,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         Ok(Call { problem, lane, params })
     }
 
-    /// Launches slab after slab of states: registers hold only so many.
+    /// Launches one slab of states after another: registers do not hold all of them.
     fn run(mut self, plan: Option<Plan>, round: impl Fn(f64) -> R) -> Result<()> {
         let Problem { batch, length, channels, state, dtype, .. } = *self.problem;
         if let Some((lo, hi)) = self.problem.options.dt_clamp {
@@ -144,7 +144,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         Ok(())
     }
 
-    /// One launch; or two where time is cut into chunks: the first finds where the chunks end.
+    /// One launch, or two where time is cut into chunks: the first computes the states at the ends of chunks.
     fn slab(&mut self, way: &Way) -> Result<()> {
         self.params.section = way.section as i64;
         self.params.chunk = way.chunk as i64;

@@ -1,6 +1,5 @@
-//! One token of the Mamba selective scan: the state of a running sequence and one step's inputs in,
-//! one step's output and the new state out. By definition the scan with `L = 1` and `h0 = state`,
-//! and computed as that.
+//! One token of the Mamba selective scan: from the state of a running sequence and the inputs of one step to the
+//! output of that step and the new state. It is defined and computed as the scan with `L = 1` and `h0 = state`.
 
 use crate::cpu;
 use crate::cuda;

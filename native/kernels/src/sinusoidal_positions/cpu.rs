@@ -1,5 +1,4 @@
-//! Sinusoidal positions on the CPU. What is added to a row serves the whole batch, so threads share
-//! positions.
+//! Sinusoidal positions on the CPU. What is added to a row serves the whole batch, so threads divide positions.
 
 use super::Problem;
 use crate::cpu::pool::{self, Shared};

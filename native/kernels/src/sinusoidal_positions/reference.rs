@@ -1,4 +1,4 @@
-//! The plain truth: f64, row by row.
+//! The reference: f64, row by row.
 
 use super::Problem;
 use ndarray::ArrayD;

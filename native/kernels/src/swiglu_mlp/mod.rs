@@ -7,8 +7,8 @@
 //! dx = dg wg + du wu       dwg = dg^T x             dwu = du^T x               dwd = dy^T h
 //! ```
 //!
-//! The activation is SiLU unless another is asked for. The gradient computes `g`, `u` and `h` again. What
-//! lies in between has the storage type.
+//! The activation is SiLU by default. The gradient recomputes `g`, `u` and `h`. Intermediate tensors have the
+//! storage type.
 
 mod steps;
 

@@ -1,4 +1,4 @@
-//! The layer as a sequence of ops, wherever they run.
+//! The layer as a sequence of ops, on any backend.
 
 use super::Problem;
 use crate::error::Result;

@@ -1,22 +1,22 @@
-// Products of many rows of bytes with ternary weights where the device copies planes by itself: instead of tile.cu for compute
-// capability 9 and rows of planes of whole 16 bytes. A block of threads has OUTPUTS outputs and 8 NT rows of x, and goes along
-// CHUNK columns of each at a time; SPLIT neighbours, a cluster, share the columns. The host gives CHUNK and FN, and what tiles.cu
-// and teams.cu ask for.
+// Products of many rows of bytes with ternary weights, where the device copies planes without threads (tensor maps). It
+// replaces tile.cu on compute capability 9 for planes whose rows are whole units of 16 bytes. A block of threads has
+// OUTPUTS outputs and 8 NT rows of x, and takes CHUNK columns at a time. SPLIT blocks, a cluster, share the columns.
+// The host gives CHUNK and FN, and what tiles.cu and teams.cu ask for.
 //
-// A lane has a word of each plane, that is 32 columns. Values of two bits, sign above size, are moved to the upper end of
-// bytes: so four of them take two operations, are the values 64 times, and both bits set are 0 still. Lane t of four
-// multiplies in turn k columns 8 j + 2 k and 8 j + 2 k + 1 of the t-th 32, for j from 0 to 3; x lies in that order, as Matrices
-// of parts.cu have it.
+// A lane holds one word of each plane, 32 columns. Two-bit values, sign above magnitude, are moved to the top of bytes.
+// So four values take two operations, are scaled by 64, and cells with both bits set are still 0. In turn k, lane t of
+// four multiplies columns 8 j + 2 k and 8 j + 2 k + 1 of the t-th 32, for j from 0 to 3. x lies in that order: see
+// Matrices in parts.cu.
 
-// Bytes of a row of a plane in a stage, of all of them, of the x of one turn, and of a stage: planes, then x.
+// Bytes of a row of a plane in a stage, of a whole plane, of x for one turn, and of a stage (planes, then x).
 constexpr int UNITS = CHUNK / 128, WIDTH = CHUNK / 8, PLANE = OUTPUTS * WIDTH, X_BYTES = 32 * ROWS, STAGE = 2 * PLANE + CHUNK * ROWS;
-// Values are multiplied by 2 to this.
+// Values are multiplied by 2^HIGH.
 constexpr int HIGH = 6;
 
 struct alignas(64) Box {
-    unsigned char planes[2][128];  // as the device describes them to itself
+    unsigned char planes[2][128];  // tensor maps
     Params of;
-    int columns, tiles;  // blocks of outputs, and those of all groups of rows
+    int columns, tiles;  // columns of tiles, and tiles of all groups of rows
 };
 
 __device__ __forceinline__ i64 pieces(const Box& p) { return p.of.stride / CHUNK; }
@@ -35,37 +35,37 @@ struct Producer {
             copy_box<STREAMED>(to + plane * PLANE, p.planes[plane], (at.begin + i) * (WIDTH / 2), at.column * OUTPUTS, full);
     }
 
-    // The other part of a stage, which makes it full.
+    // Fetches the rest of a stage, which makes it full.
     __device__ __forceinline__ void x(const Place& at, int i, Turn turn) const {
         const signed char* from = p.of.bits + (at.group * pieces(p) + at.begin + i) * (CHUNK * ROWS);
         copy_bytes(shared + turn.stage * STAGE + 2 * PLANE, from, CHUNK * ROWS, &stages.full[turn.stage]);
     }
 };
 
-// Where a lane finds weights and x of the first unit in the first stage.
+// A lane's addresses of weights and x, for the first unit of the first stage.
 struct Own {
     Team team;
     int planes;
     unsigned x;
 
     __device__ __forceinline__ Own(unsigned shared) {
-        // Eight lanes each tell where rows of a plane are, the upper ones and the lower ones. The device has exchanged units of
-        // 16 bytes, so that those of neighbours lie in different banks.
+        // For each matrix eight lanes give the row addresses: upper and lower rows of each plane. The tensor map has
+        // swizzled units of 16 bytes, so that those of neighbouring rows fall into different banks.
         int lane = threadIdx.x % 32, row = team.output + lane % 16;
         planes = kept(shared + lane / 16 * PLANE + row * WIDTH + row / 2 % 4 * 16);
         x = shared + 2 * PLANE;
     }
 };
 
-// Bits of one word where the mask has them, else of the other.
+// Selects bits by `mask`: those of `there` where it is set, else those of `other`.
 __device__ __forceinline__ unsigned mixed(unsigned there, unsigned other, unsigned mask) {
     unsigned both;
-    // Not as an expression, of which the compiler makes more operations.
+    // Not an expression, which the compiler turns into more operations.
     asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(both) : "r"(there), "r"(other), "r"(mask));
     return both;
 }
 
-// A row's 32 columns as four pairs of words, each of which has sixteen values at the upper end of its bytes.
+// A row's 32 columns as four pairs of words, with sixteen values per pair at the top of its bytes.
 __device__ __forceinline__ void spread(unsigned plane0, unsigned plane1, unsigned (&a)[4][4], int half) {
     unsigned size = plane0 ^ plane1, sign = plane1 & ~plane0;
     unsigned even = mixed(size, sign << 1, 0x55555555), odd = mixed(size >> 1, sign, 0x55555555);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void spread(unsigned plane0, unsigned plane1, unsigne
     }
 }
 
-// What a warp multiplies of a unit: sixteen outputs, in four turns.
+// A warp's factors for a unit: sixteen outputs, in four turns.
 struct Factors {
     unsigned a[4][4];
 
@@ -88,7 +88,7 @@ struct Factors {
     }
 };
 
-// Adds a unit. The factors of the unit before are its own until its multiplications are done.
+// Adds a unit. The registers of the previous unit's factors stay reserved until its multiplications are done.
 __device__ __forceinline__ void add(Factors& factors, Factors& before, unsigned x, int unit, int (&sums)[NT][4]) {
     pinned(factors.a);
     multiplications();
@@ -99,7 +99,7 @@ __device__ __forceinline__ void add(Factors& factors, Factors& before, unsigned 
     pinned(before.a);
 }
 
-// Adds a piece.
+// Adds one stage's piece.
 __device__ __forceinline__ void add_piece(int stage, const Own& own, int (&sums)[NT][4]) {
     unsigned x = matrices(own.x + stage);
     Factors factors[2] = {};
@@ -113,16 +113,16 @@ __device__ __forceinline__ void add_piece(int stage, const Own& own, int (&sums)
     pinned(factors[(UNITS - 1) % 2].a);
 }
 
-// So many sums of teams behind one another have room: two teams share one.
+// Partial sums that fit into shared memory: two teams share one.
 constexpr int ROOM = (DEEP + 1) / 2;
 
-// What a block adds up, and what becomes of its sums.
+// A block's partial sums, and the scale and bias of each output.
 struct alignas(16) Results {
     int sums[ROOM][SUMS];
     End ends[OUTPUTS];
 };
 
-// Writes four neighbouring outputs of a row, or those that there are.
+// Writes four adjacent outputs of a row, as far as they exist.
 __device__ __forceinline__ void write(const Params& p, i64 row, i64 out, int4 four, float x_scale, const End* ends) {
     i64 left = row < p.rows ? p.outs - out : 0, at = row * p.outs + out;
     int sums[4] = {four.x, four.y, four.z, four.w};
@@ -138,7 +138,8 @@ __device__ __forceinline__ void write(const Params& p, i64 row, i64 out, int4 fo
     }
 }
 
-// A place, until its results are written. What becomes of sums is asked for before they are there, of an output and of a row.
+// Computes a place up to its results. The loads of scales and biases, per output and per row, are issued before the
+// sums are ready.
 __device__ __forceinline__ void multiply_place(const Box& p, const Place& at, Stages& stages, const Own& own, Turn& turn,
                                                Results& all) {
     static_assert(OUTPUTS <= THREADS && ROWS <= 32, "threads");
@@ -151,7 +152,7 @@ __device__ __forceinline__ void multiply_place(const Box& p, const Place& at, St
     int sums[NT][4] = {};
     take_turns(at, stages, own.team, turn, [&](int stage) { add_piece(stage * STAGE, own, sums); });
     turn.skip_all(at.count);
-    // Nobody reads results of the place before.
+    // Waits until no thread still reads the previous place's results.
     if (SPLIT == 1) meet_first<THREADS>();
     if (threadIdx.x < OUTPUTS) all.ends[threadIdx.x] = end;
     leave_all<ROOM>(sums, own.team, all.sums[0], [](int sum) { return sum >> HIGH; });
@@ -174,13 +175,13 @@ __device__ __forceinline__ void multiply_place(const Box& p, const Place& at, St
 extern "C" __global__ void ternary_box(const __grid_constant__ Box p) {
     extern __shared__ __align__(1024) unsigned char shared[];
     if (idle(p)) return;
-    // Nothing is declared, so that stages begin where the device exchanges units as told above.
+    // No static shared memory is declared, so that stages start at the alignment that the swizzle above assumes.
     Results& all = *(Results*)(shared + STAGES * STAGE);
     Stages& stages = *(Stages*)(&all + 1);
     auto multiply_all = [&] {
         Own own(address(shared));
         Turn turn = {};
-        // The kernel that makes x ready makes its scales as well.
+        // The kernel that prepares x writes its scales too.
         wait_for_others();
         each_place(p, [&](const Place& at) { multiply_place(p, at, stages, own, turn, all); });
     };

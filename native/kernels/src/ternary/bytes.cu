@@ -1,9 +1,10 @@
-// Floats of a row to bytes: what all that makes bytes of activations shares.
+// Floats of a row to bytes: the common part of all kernels that quantize activations.
 
 __device__ __forceinline__ unsigned size_of(float value) { return __float_as_uint(value) & 0x7fffffff; }
 __device__ __forceinline__ unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }
 
-// What a row is measured with, by the bits of its largest size. One that is not finite has zeros, and its scale is NaN.
+// The scale of a row, from the bits of its largest magnitude. A row that is not finite gets zeros, and NaN as its
+// scale.
 struct Measure {
     bool finite;
     float inverse, scale;
@@ -20,21 +21,21 @@ struct Measure {
         return !finite ? 0 : value > 127 ? 127 : value < -127 ? -127 : value;
     }
 
-    // The same as the lowest byte of a word, where this is plain: then no product is past 127 by more than rounding takes away
-    // again, and adding a number whose last bit is worth 1 rounds it, in a fraction of the time that a conversion takes.
+    // Like `byte_of`, as the lowest byte of a word; valid only if `plain()`. Then no product exceeds 127 by more than
+    // rounding removes. Adding a number whose last bit is worth 1 rounds x, in a fraction of the time of a conversion.
     __device__ __forceinline__ unsigned low_byte_of(float x) const {
         return __float_as_uint(__fadd_rn(__fmul_rn(x, inverse), 12582912.0f));
     }
     __device__ __forceinline__ bool plain() const { return finite && size_of(inverse) < 0x7f800000; }
 };
 
-// Eight neighbours as they lie, which nobody waits for before they are looked at.
+// Eight adjacent elements in storage format. Nothing waits for the load until an element is read.
 struct Eight {
     uint4 words[sizeof(STORAGE) / 2];
 
     __device__ __forceinline__ float operator[](int b) const { return widen(((const STORAGE*)words)[b]); }
 
-    // From here on they may be looked at.
+    // The elements may be read from here on; the compiler cannot move reads before it.
     __device__ __forceinline__ void here() {
 #pragma unroll
         for (int k = 0; k < sizeof(STORAGE) / 2; k++)
@@ -42,7 +43,7 @@ struct Eight {
     }
 };
 
-// Zeros past the end of a row.
+// Eight elements from `i` on, with zeros past the end of the row.
 __device__ __forceinline__ Eight eight(const STORAGE* x, i64 i, i64 n) {
     Eight all = {};
     if (i + 8 <= n && (unsigned long long)(x + i) % 16 == 0) {
@@ -63,7 +64,7 @@ __device__ __forceinline__ unsigned largest_of(const Eight& x) {
     return most;
 }
 
-// Their bytes; also as they lie, on demand.
+// The bytes of eight elements.
 struct Bytes {
     unsigned low, high;
 
@@ -93,7 +94,7 @@ __device__ __forceinline__ Bytes bytes_of(const Measure& measure, const Eight& x
     return {words[0], words[1]};
 }
 
-// What the threads of OF warps, neighbours, have, joined; OF is a power of two.
+// Reduces the values of the threads of OF adjacent warps by `join`; OF is a power of two.
 template <int OF, class T, class F>
 __device__ __forceinline__ T joined(T value, T* shared, F join) {
     for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(0xffffffff, value, step));

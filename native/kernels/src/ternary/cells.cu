@@ -1,5 +1,5 @@
-// Ternary cells from layout FROM to layout TO, whose numbers are those of `Layout`; TO 5 counts values only. A thread has
-// what one byte of the target holds: 8 cells of a row, 4, 4 rows of a column, or one cell.
+// Converts ternary cells from layout FROM to layout TO, numbered as in `Layout`; TO 5 only counts values. A thread
+// handles one byte of the target: 8 cells of a row, 4 of them, 4 rows of a column, or one cell.
 
 struct Params {
     const unsigned char* from0;
@@ -12,7 +12,7 @@ struct Params {
     i64 rows, n;
 };
 
-// -1, 0 or 1, and 2 for what is none.
+// -1, 0 or 1; 2 for a sentinel.
 __device__ __forceinline__ int of_bits(int bit0, int bit1) { return bit0 & bit1 ? 2 : bit0 - bit1; }
 
 __device__ __forceinline__ int cell(const Params& p, i64 row, i64 i) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ int cell(const Params& p, i64 row, i64 i) {
 #endif
 }
 
-// The cell, 0 for what is none, which is noted.
+// The cell's value. A sentinel is recorded and reads as 0.
 __device__ __forceinline__ int cleared(const Params& p, i64 row, i64 i) {
     int value = cell(p, row, i);
     if (value != 2) return value;

@@ -1,15 +1,15 @@
-// Products by counting: tensor cores count what two rows of bits share. Weights meet activations as they lie, in planes, and
-// those are rows of bits as well: of signs (FORM 0) the planes of their rows, of bytes (FORM 1) their eight bits, which every
-// block makes of x itself while its weights are on their way. A block has ROWS rows of activations and 16 SIDES rows of
-// weights, whose chunks of 512 columns SPLIT warps take in turn. Each thread copies what it will read itself, STAGES chunks
-// ahead, so that nobody waits for others before the end. AHEAD: a multiprocessor has room for two blocks, so that one fetches
-// weights while another kernel's is still at work.
+// Products by counting: tensor cores count the bits that two rows of bits share. Weights are used as they lie, in
+// planes. Activations are rows of bits too: for signs (FORM 0) their planes, for bytes (FORM 1) their eight bits. Every
+// block makes those of x itself while its weights are in flight. A block has ROWS rows of activations and 16 SIDES rows
+// of weights, whose chunks of 512 columns SPLIT warps take in turn. Each thread copies the data that it reads itself,
+// STAGES chunks ahead, so threads do not wait for each other before the end. AHEAD: a multiprocessor has room for two
+// blocks, so one fetches weights while another kernel's block is still working.
 
 constexpr int WARPS = 16, THREADS = 32 * WARPS, SPLIT = WARPS / SIDES, OUTS = 16 * SIDES, CHUNK = 512;
-// Eights of rows of bits that are counted together.
+// Groups of eight rows of bits that are counted together.
 constexpr int NT = FORM == 0 ? ROWS / 8 : ROWS;
 
-// Pieces of 16 bytes of a thread in a stage: planes of the row of its place among eight, and of the one eight below.
+// A thread's pieces of 16 bytes in a stage: both planes of its row among eight, and of the row eight below.
 constexpr int PIECES = 4;
 
 __device__ __forceinline__ void fetch(const Params& p, i64 chunk, uint4* stage) {
@@ -18,14 +18,14 @@ __device__ __forceinline__ void fetch(const Params& p, i64 chunk, uint4* stage) 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         i64 out = blockIdx.x * (i64)OUTS + threadIdx.x / 32 % SIDES * 16 + half * 8 + threadIdx.x % 32 / 4;
-        // What is past the last row is computed again, and not written; past its end there are zeros among x.
+        // Rows past the last one repeat it, and are not written. Columns past the end meet zeros in x.
         i64 from = (out < p.outs ? out : p.outs - 1) * bytes + at;
         copy16(stage + half * 2 * THREADS, p.plane0 + from);
         copy16(stage + (half * 2 + 1) * THREADS, p.plane1 + from);
     }
 }
 
-// Adds how many of 256 bits two rows share: of 16 rows by 8.
+// Counts the shared bits among 256, for 16 rows by 8, and adds them.
 __device__ __forceinline__ void count(int (&to)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
@@ -33,20 +33,20 @@ __device__ __forceinline__ void count(int (&to)[4], unsigned a0, unsigned a1, un
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// 512 columns of 16 rows' plane by 8 rows of bits.
+// Adds the counts of 512 columns of 16 rows of a plane by 8 rows of bits.
 __device__ __forceinline__ void count(int (&to)[4], uint4 upper, uint4 lower, uint4 bits) {
     count(to, upper.x, lower.x, upper.y, lower.y, bits.x, bits.y);
     count(to, upper.z, lower.z, upper.w, lower.w, bits.z, bits.w);
 }
 
-// Bytes of a row of bits: of 64 each an odd number, so that neighbours lie in other banks.
+// Bytes of a row of bits: an odd number of 64-byte units, so that adjacent rows fall into different banks.
 __device__ __forceinline__ int pitch_of(i64 chunks) { return (int)(chunks | 1) * (CHUNK / 8); }
 
 #if FORM == 1
-// Columns that a thread keeps between two looks at x, in eights.
+// Groups of eight columns that a thread keeps in registers between its two passes over x.
 constexpr int KEPT = 2 * ROWS, OF_ROW = THREADS / ROWS;
 
-// Eight bytes to the eight rows of bits of which they have one each.
+// Distributes eight bytes over eight rows of bits: each row gets one bit of every byte.
 __device__ __forceinline__ void spread(Bytes bytes, unsigned char* to, int pitch) {
     unsigned words[2] = {bytes.low, bytes.high};
 #pragma unroll
@@ -62,7 +62,7 @@ __device__ __forceinline__ void spread(Bytes bytes, unsigned char* to, int pitch
     for (int b = 0; b < 8; b++) to[b * pitch] = (b < 4 ? low : high) >> 8 * (b % 4);
 }
 
-// A row of x on its way to a group of threads, and what they make of it.
+// A row of x in flight to a group of threads, which then quantize it.
 struct Ready {
     Eight kept[KEPT];
     i64 row, n, first;
@@ -101,14 +101,15 @@ struct Ready {
     }
 };
 
-// The sum that a thread and the other three of its eight have of a row of weights: bits count as much as in their byte.
+// The sum over the four lanes that share a row of weights, each bit weighted by its place in the byte.
 __device__ __forceinline__ int weighed(int low, int high) {
     int t = threadIdx.x % 4, sum = low * (1 << 2 * t) + (t == 3 ? -high : high) * (2 << 2 * t);
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     return sum + __shfl_xor_sync(0xffffffff, sum, 2);
 }
 #else
-// All rows of planes on their way: first those of one plane, then of the other; zeros past their end and the last row.
+// Starts the copies of all rows of planes: those of plane 0, then of plane 1. Zeros fill the ends of rows and rows past
+// the last one.
 __device__ __forceinline__ void fetch_bits(const Params& p, unsigned char* bits, i64 chunks) {
     i64 bytes = (p.n + 7) / 8;
     int units = (int)chunks * (CHUNK / 128), pitch = pitch_of(chunks);
@@ -124,7 +125,7 @@ __device__ __forceinline__ void fetch_bits(const Params& p, unsigned char* bits,
 }
 #endif
 
-// A chunk: sums of what counts with its own sign and of what counts with the other one.
+// Adds a chunk: sums[..][0] counts products with a positive sign, sums[..][1] those with a negative one.
 __device__ __forceinline__ void add_chunk(const uint4* stage, const unsigned char* bits, int pitch, int (&sums)[NT][2][4]) {
     uint4 upper[2] = {stage[0], stage[THREADS]}, lower[2] = {stage[2 * THREADS], stage[3 * THREADS]};
     bits += threadIdx.x % 32 / 4 * pitch + threadIdx.x % 4 * 16;
@@ -141,7 +142,7 @@ __device__ __forceinline__ void add_chunk(const uint4* stage, const unsigned cha
     }
 }
 
-// A warp's sums to where all parts' are added up.
+// Writes a warp's sums to where those of all parts are added up.
 __device__ __forceinline__ void leave(const int (&sums)[NT][2][4], int* all) {
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     all += warp / SIDES * ROWS * OUTS + warp % SIDES * 16 + g;
@@ -183,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
     let_others_begin();
 #endif
 #if FORM == 1
-    // Before weights, which would be in front of it, where they are not there long since.
+    // x is loaded before the weights, which would delay it, unless those were fetched early.
     Ready ready(p);
 #else
     fetch_bits(p, bits, chunks);
@@ -197,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
     ready.make(p, bits, chunks, sizes, scales);
     p.x_scale = scales;
 #else
-    // The first group has the bits, too.
+    // The first group of copies includes the bits.
     copied<STAGES - 1>();
 #endif
     __syncthreads();

@@ -1,9 +1,10 @@
 //! Ternary numbers on CUDA.
 //!
-//! Conversions are done byte by byte of the target. Products read planes as words of 32 cells, whose codes are made in
-//! registers and meet four activations an instruction (`dp4a`), those of many rows tensor cores, in teams of warps or each
-//! warp by itself, or are counted, by words (`popc`) or on tensor cores. Content that is refused is found by a kernel and
-//! read back, so that conversions, quantized activations and proofs wait for the device; products do not.
+//! Conversions handle one byte of the target per thread. Products read planes as words of 32 cells, whose codes are
+//! made in registers and meet four activations per instruction (`dp4a`). For many rows they run on tensor cores, in
+//! teams of warps or warp by warp. Others are counted, by words (`popc`) or on tensor cores. Kernels detect content
+//! that must be refused, and the host reads the verdict back. So conversions, quantized activations and proofs wait for
+//! the device; products do not.
 
 mod boxes;
 
@@ -75,35 +76,36 @@ const COLUMNS: Source = Source { name: "ternary_columns", text: SUMS };
 const PROOF: Source = Source { name: "ternary_proof", text: SUMS };
 const ARGMAX: Source = Source { name: "argmax", text: SUMS };
 
-/// Threads of a block that has a row, as `rules.cu` has them.
+/// Threads of a block that handles one row; equal to the constant in `rules.cu`.
 const THREADS: u32 = 256;
 
-/// Threads of a block that makes a row ready for products, as `rules.cu` has them.
+/// Threads of a block that prepares a row for products; equal to the constant in `rules.cu`.
 const WIDE: u32 = 1024;
 
-/// Warps of a block of products, as `products.cu` has them.
+/// Warps of a block of products; equal to the constant in `products.cu`.
 const WARPS: usize = 8;
 
-/// Warps of a block that counts, as `counts.cu` has them.
+/// Warps of a block that counts; equal to the constant in `counts.cu`.
 const COUNTING: usize = 16;
 
-/// So many rows of bytes are counted; more are worth being multiplied on tensor cores, and more signs being counted there.
+/// Up to this number of rows, bytes are counted. More rows are faster multiplied on tensor cores, and more signs
+/// counted there.
 const FEW: usize = 4;
 
-/// Columns that a tile takes at a time, as `tile.cu` and `counts.cu` have them, and as `box.cu` is compiled with.
+/// Columns that a tile takes at a time; equal to the constant in `tile.cu` and `counts.cu`, and given to `box.cu`.
 const CHUNK: usize = 512;
 
-/// Blocks of threads that make a row ready together at most, as `parts.cu` has them.
+/// The most blocks of threads that prepare a row together; equal to the constant in `parts.cu`.
 const MOST_PARTS: usize = 8;
 
-/// Rows of the columns that a thread sums.
+/// Rows of a column that one thread sums.
 const PART: usize = 512;
 
 fn at(tensors: &Named<&Buffer>, name: &str, lane: &Lane) -> Result<u64> {
     tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer))
 }
 
-/// A number that is found: all bits set where nothing is.
+/// A position reported by a kernel; all bits set if there is none.
 struct Found(Buffer);
 
 impl Found {
@@ -113,14 +115,14 @@ impl Found {
         Ok(Found(buffer))
     }
 
-    /// Waits for it.
+    /// The position, if any. Waits for the lane.
     fn read(&self, lane: &Lane) -> Result<Option<usize>> {
         let value = lane.downloaded(&self.0)?.view().slice::<i64>()?[0];
         Ok(usize::try_from(value).ok())
     }
 }
 
-/// The parameters of `cells.cu`; the same struct is declared there.
+/// The parameters of `cells.cu`, which declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Cells {
@@ -133,7 +135,7 @@ struct Cells {
     n: i64,
 }
 
-/// The addresses of a layout's tensors, of one twice.
+/// The addresses of a layout's tensors; a single tensor is given twice.
 fn pair(layout: Layout, tensors: &Named<&Buffer>, lane: &Lane) -> Result<[u64; 2]> {
     let names = layout.tensors();
     Ok([lane.address(tensors.get(names[0])?)?, lane.address(tensors.get(names[names.len() - 1])?)?])
@@ -146,7 +148,7 @@ fn cells(from: &Grid, to: usize, threads: usize, params: &Cells, lane: &Lane) ->
     unsafe { launch_each(lane, &kernel, threads, params) }
 }
 
-/// Converts, and reads back whether there was something to refuse.
+/// Converts, then reads back whether a sentinel must be refused.
 pub fn convert(problem: &Conversion, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let Conversion { from, to, on_sentinel } = problem;
     let (count, first) = (*outputs.get("sentinels")?, *outputs.get("first")?);
@@ -190,7 +192,7 @@ pub fn stats(grid: &Grid, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lan
     cells(grid, Layout::ALL.len(), grid.rows * grid.n.div_ceil(8), &params, lane)
 }
 
-/// The parameters of `rules.cu`; the same struct is declared there.
+/// The parameters of `rules.cu`, which declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Rules {
@@ -213,7 +215,7 @@ struct Rules {
     stage: i32,
 }
 
-/// Queues blocks that have a row each, or a part.
+/// Queues one block per row or part.
 fn blocks(source: &Source, count: usize, params: &Rules, dtype: DType, lane: &Lane) -> Result<()> {
     if count == 0 {
         return Ok(());
@@ -225,7 +227,7 @@ fn blocks(source: &Source, count: usize, params: &Rules, dtype: DType, lane: &La
 
 fn cut(params: &Rules, dtype: DType, lane: &Lane) -> Result<()> {
     let kernel = lane.device().kernel(&CUT, &types(dtype))?;
-    // SAFETY: as above.
+    // SAFETY: Rules is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers.
     unsafe { launch_each(lane, &kernel, params.rows as usize * plane_bytes(params.n as usize), params) }
 }
 
@@ -266,7 +268,7 @@ pub fn quantize(problem: &Quantization, inputs: &Named<&Buffer>, outputs: &Named
     cut(&params, problem.dtype, lane)
 }
 
-/// Quantizes activations, and reads back whether they were finite.
+/// Quantizes activations, then reads back whether they were finite.
 pub fn activations(
     problem: &Activations,
     inputs: &Named<&Buffer>,
@@ -292,13 +294,13 @@ pub fn activations(
     }
 }
 
-/// One number of a tensor.
+/// One element of a tensor, read back.
 fn value(x: &Buffer, at: usize, lane: &Lane) -> Result<f32> {
     let one = x.reshape(&[x.spec().shape.elements()])?.rows(at..at + 1)?;
     Ok(lane.downloaded(&one)?.view().to_f64()[[0]] as f32)
 }
 
-/// The parameters of `products.cu`; the same struct is declared there.
+/// The parameters of `products.cu`, which declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Params {
@@ -367,10 +369,11 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
         function(problem.options.activation)
     );
     let kernel = lane.device().kernel(&PRODUCT, &options)?;
-    // SAFETY: as for tiles; but planes that are given as activations are made by nobody here.
+    // SAFETY: as for tiles; activations that are given as planes come from no early kernel, so those products are not
+    // early.
     let kernel = if form == Form::I8 { unsafe { kernel.early() } } else { kernel };
     let grid = grid_size(outs.div_ceil(WARPS * of_outs))?;
-    // The second size of a grid is small.
+    // The y size of a grid is limited to 65535.
     const MOST: usize = 32768;
     let widths = [n as u64, outs as u64, params.stride as u64, plane_bytes(n) as u64];
     for first in (0..rows).step_by(MOST * of_rows) {
@@ -395,17 +398,18 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
     Ok(())
 }
 
-/// What `counts.cu` is compiled for: rows of activations of a block, sixteens of rows of weights, and chunks on their way.
+/// The constants that `counts.cu` is compiled with: rows of activations per block, groups of 16 rows of weights, and
+/// chunks in flight.
 struct Counts {
     rows: usize,
     sides: usize,
     stages: usize,
-    /// Whether there is room for two blocks on a multiprocessor, which weights are fetched for while others are at work.
+    /// Whether two blocks fit on a multiprocessor, so that one fetches weights while another is still working.
     ahead: bool,
 }
 
 impl Counts {
-    /// For few rows of bytes or many of signs, where tensor cores count and there is room for the activations.
+    /// For few rows of bytes or many of signs, where tensor cores count bits and shared memory holds the activations.
     fn of(problem: &Product, lane: &Lane) -> Option<Counts> {
         let facts = lane.device().facts();
         let processors = facts.multiprocessors as usize;
@@ -414,7 +418,7 @@ impl Counts {
             Form::Ternary if problem.rows > FEW => 8 * eights(problem.rows),
             _ => return None,
         };
-        // Devices of other generations count bits one after the other. The second size of a grid is small.
+        // Devices of other generations count bits one after the other. The y size of a grid is limited to 65535.
         if !matches!(facts.capability.0, 8 | 9) || problem.outs == 0 || problem.rows > 8 * 65535 {
             return None;
         }
@@ -422,7 +426,7 @@ impl Counts {
         let fits = |rows: usize| {
             let blocks = problem.outs.div_ceil(16 * sides) * problem.rows.div_ceil(rows);
             let steps = problem.n.div_ceil(CHUNK).div_ceil(COUNTING / sides).max(1);
-            // Where there are more blocks than multiprocessors, two are at work on each, if they have registers for it.
+            // With more blocks than multiprocessors, two run on each, if registers allow it.
             let most = steps.min(if blocks > processors && matches!(rows, 1 | 8) { 2 } else { 6 });
             let find = |least, ahead, room| {
                 let counts = |stages| Counts { rows, sides, stages, ahead };
@@ -430,9 +434,9 @@ impl Counts {
             };
             let room = facts.shared as usize;
             let alone = || find(1, false, room);
-            // Of each block's shared memory the device keeps one kilobyte to itself.
+            // The device reserves 1 KiB of shared memory per block.
             let beside = || find(steps.min(3), true, (room + 1024) / 2 - 1024);
-            // Only from capability 9 on a kernel begins while another one is at work.
+            // A kernel can begin early only from capability 9 on.
             let early = facts.capability.0 == 9 && rows == 1 && blocks <= processors;
             if early { beside().or_else(alone) } else { alone() }
         };
@@ -442,7 +446,7 @@ impl Counts {
         }
     }
 
-    /// Chunks of weights, and rows of bits, each an odd number of chunks long.
+    /// Bytes of shared memory: chunks of weights, and rows of bits, each an odd number of chunks long.
     fn shared(&self, problem: &Product) -> usize {
         let bits = if problem.form == Form::I8 { 8 } else { 2 };
         self.stages * COUNTING * 32 * 64 + bits * self.rows * (problem.n.div_ceil(CHUNK) | 1) * (CHUNK / 8)
@@ -466,7 +470,7 @@ impl Counts {
             usize::from(self.ahead),
             function(problem.options.activation)
         );
-        // SAFETY: it waits before it reads or writes anything but weights, which it reads.
+        // SAFETY: the kernel waits before it accesses anything but weights, which it only reads.
         let kernel = unsafe { lane.device().kernel(&COUNTS, &options)?.early() };
         let busy = if self.ahead { lane.device().facts().multiprocessors } else { 0 };
         let grid = [grid_size(outs.div_ceil(16 * self.sides))?.max(busy), rows.div_ceil(self.rows) as u32, 1];
@@ -476,8 +480,8 @@ impl Counts {
     }
 }
 
-/// What `tile.cu` is compiled for: warps side by side, activations in 8 rows, groups of such warps, blocks of a cluster,
-/// chunks on their way and the one at work.
+/// The constants that `tile.cu` is compiled with: warps side by side, groups of 8 rows of activations, groups of such
+/// warps, blocks of a cluster, and stages. Stages are the chunks in flight and the current one.
 #[derive(Clone, Copy)]
 struct Tile {
     sides: usize,
@@ -488,11 +492,11 @@ struct Tile {
 }
 
 impl Tile {
-    /// A tile for many rows of bytes, where there are tensor cores for them.
+    /// A tile for many rows of bytes, where tensor cores multiply them.
     fn of(problem: &Product, lane: &Lane) -> Option<Tile> {
         let facts = lane.device().facts();
         let rows = eights(problem.rows);
-        // The second size of a grid is small.
+        // The y size of a grid is limited to 65535.
         let few = problem.rows <= FEW || problem.rows.div_ceil(8 * rows) > 65535;
         if problem.form != Form::I8 || facts.capability.0 < 8 || few {
             return None;
@@ -502,14 +506,14 @@ impl Tile {
         of(sides).or_else(|| of(4))
     }
 
-    /// With as many stages as there are chunks and as have room.
+    /// Sets the largest number of stages that fits: 2 to 5, and no more than a group's chunks plus one.
     fn staged(self, problem: &Product, lane: &Lane) -> Option<Tile> {
         let turns = problem.n.div_ceil(CHUNK).div_ceil(self.groups * self.cluster);
         let fits = |tile: &Tile| tile.shared() <= lane.device().facts().shared as usize;
         (2..=(turns + 1).clamp(2, 5)).rev().map(|stages| Tile { stages, ..self }).find(fits)
     }
 
-    /// Clusters whose blocks share the columns, and need so much less of x each, if they are as quick to be all at work.
+    /// A tile for clusters whose blocks share the columns, and so read less of x each, if all of them finish as early.
     fn clustered(self, problem: &Product, lane: &Lane) -> Result<Option<(Tile, Kernel)>> {
         let all = lane.device().facts().multiprocessors as usize;
         let alone = self.sides_of(problem.outs).div_ceil(all) * self.sides;
@@ -537,17 +541,17 @@ impl Tile {
         self.groups * self.stages * 8 * self.rows * CHUNK
     }
 
-    /// Threads and shared memory of a block.
+    /// Threads and bytes of shared memory of a block.
     fn size(&self) -> [u32; 2] {
         [32 * WARPS as u32, self.shared() as u32]
     }
 
-    /// Tiles of 8 rows of activations.
+    /// Rows of activations in units of 8, padded to whole tiles.
     fn count(&self, rows: usize) -> usize {
         rows.next_multiple_of(8 * self.rows) / 8
     }
 
-    /// Blocks, or clusters, that have all rows of weights.
+    /// Blocks, or clusters, that cover all rows of weights.
     fn sides_of(&self, outs: usize) -> usize {
         outs.div_ceil(32 * self.sides)
     }
@@ -560,14 +564,15 @@ impl Tile {
              -DFN={function}",
             types(problem.dtype),
         );
-        // SAFETY: it waits before it reads or writes anything, but for weights, which it reads.
+        // SAFETY: the kernel waits before it accesses anything but weights, which it only reads.
         Ok(unsafe { lane.device().kernel(&TILE, &options)?.early() })
     }
 
     fn launch(&self, problem: &Product, params: &Params, lane: &Lane) -> Result<()> {
         if let Some((tile, kernel)) = self.clustered(problem, lane)? {
             let (cluster, blocks) = (tile.cluster, grid_size(tile.cluster * tile.sides_of(problem.outs))?);
-            // SAFETY: as below.
+            // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the
+            // buffers, and scratch memory has what was prepared.
             return unsafe {
                 lane.launch_together(&kernel, Together::Cluster(cluster as u32), blocks, tile.size(), params)
             };
@@ -580,17 +585,17 @@ impl Tile {
     }
 }
 
-/// Where products look for bytes of activations, as `rules.cu` and `parts.cu` have it.
+/// The order of activation bytes that products expect, as in `rules.cu` and `parts.cu`.
 #[derive(Clone, Copy)]
 enum Order {
     Rows,
-    /// So many tiles of 8 rows.
+    /// This number of tiles of 8 rows.
     Tiles(usize),
-    /// Matrices of groups of so many eights of rows.
+    /// Matrices of groups of this number of eights of rows.
     Matrices(usize),
 }
 
-/// Makes of activations what meets the weights, in scratch memory.
+/// Prepares activations for the products, in scratch memory.
 fn prepare(problem: &Product, order: Order, params: &mut Params, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let Product { rows, n, dtype, .. } = *problem;
     match problem.form {
@@ -606,7 +611,7 @@ fn prepare(problem: &Product, order: Order, params: &mut Params, outputs: &Named
     }
 }
 
-/// Makes bytes of activations, where products look for them.
+/// Quantizes activations to bytes, in the order that products expect.
 fn make_bits(
     problem: &Product,
     order: Order,
@@ -615,7 +620,7 @@ fn make_bits(
     lane: &Lane,
 ) -> Result<()> {
     let Product { rows, n, .. } = *problem;
-    // Four words of 32 cells are read at once.
+    // Rows are padded to four words of 32 cells, which are read at once.
     let (unit, all, [tiles, eights]) = match order {
         Order::Rows => (128, rows, [0, 0]),
         Order::Tiles(tiles) => (CHUNK, rows.max(8 * tiles), [tiles, 0]),
@@ -655,7 +660,7 @@ fn launch_bits(dtype: DType, rows: usize, rules: &Rules, lane: &Lane) -> Result<
         return Ok(());
     }
     let source = if rules.eights > 0 { &PARTS } else { &BITS };
-    // SAFETY: it waits before it reads or writes anything that others have.
+    // SAFETY: the kernel waits before it accesses memory that other kernels use.
     let kernel = unsafe { lane.device().kernel(source, &types(dtype))?.early() };
     // SAFETY: Rules is the struct that the kernels declare; scratch has room for all rows.
     unsafe {
@@ -668,7 +673,7 @@ fn launch_bits(dtype: DType, rows: usize, rules: &Rules, lane: &Lane) -> Result<
     }
 }
 
-/// The parameters of `sums.cu`; the same struct is declared there.
+/// The parameters of `sums.cu`, which declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Sums {
@@ -687,7 +692,7 @@ struct Sums {
     part: i64,
 }
 
-/// Queues so many threads.
+/// Queues `threads` threads.
 fn each(source: &Source, threads: usize, params: &Sums, dtype: DType, lane: &Lane) -> Result<()> {
     let kernel = lane.device().kernel(source, &types(dtype))?;
     // SAFETY: Sums is the struct that the kernels declare; the ops' checks prove that all sizes fit the buffers.
@@ -715,7 +720,7 @@ pub fn column_sums(problem: &Weights, inputs: &Named<&Buffer>, outputs: &Named<&
     if rows * n == 0 {
         return Ok(());
     }
-    // The second size of a grid is small.
+    // The y size of a grid is limited to 65535.
     let part = rows.div_ceil(32768).max(PART.min(rows));
     let params = Sums {
         planes: [at(inputs, "plane0", lane)?, at(inputs, "plane1", lane)?, 0, 0],
@@ -728,11 +733,11 @@ pub fn column_sums(problem: &Weights, inputs: &Named<&Buffer>, outputs: &Named<&
     };
     let kernel = lane.device().kernel(&COLUMNS, &types(DType::F32))?;
     let grid = [grid_size(n.div_ceil(THREADS as usize))?, rows.div_ceil(part) as u32, 1];
-    // SAFETY: as above.
+    // SAFETY: Sums is the struct that the kernels declare; the op's checks prove that all sizes fit the buffers.
     unsafe { lane.launch(&kernel, grid, THREADS, &params) }
 }
 
-/// Proves sums, and reads back whether they are right.
+/// Verifies sums, then reads back whether they are right.
 pub fn verify_sums(problem: &Proof, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let found = Found::new(lane)?;
     let difference = *outputs.get("difference")?;
@@ -754,7 +759,7 @@ pub fn verify_sums(problem: &Proof, inputs: &Named<&Buffer>, outputs: &Named<&Bu
     }
 }
 
-/// The place of the largest of each row.
+/// The index of the largest element of each row.
 pub fn argmax(problem: &Rows, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let rows = problem.shape.elements() / problem.n;
     let params = Sums {

@@ -1,4 +1,4 @@
-//! Ternary numbers times their scale, as floats:
+//! Multiplies ternary numbers by their scale, to floats:
 //!
 //! ```text
 //! w = scale q          q of planes, where cells that are no value are 0
@@ -14,19 +14,19 @@ use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
 
-/// So many numbers are worth waking another thread.
+/// From this number of elements on, waking another thread pays off.
 const WORTH_SHARING: usize = 1 << 17;
 
 const SOURCE: Source = Source { name: "dequantize_ternary", text: include_str!("dequantize.cu") };
 
-/// Planes and their scale to floats.
+/// Converts planes and their scale to floats.
 pub struct DequantizeTernary;
 
 /// The options.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// Cells of a row; all there is room for by default.
+    /// Cells of a row; by default all that the planes have room for.
     pub n: Option<usize>,
 }
 
@@ -34,7 +34,7 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct Problem {
     grid: Grid,
-    /// How many scales there are, 1 or one for each row.
+    /// Number of scales: 1, or one per row.
     scales: usize,
 }
 
@@ -54,7 +54,7 @@ impl Problem {
     }
 }
 
-/// Of a value of -1, 0 or 1, so that no scale makes anything but 0 of 0.
+/// The scaled value of a cell. A zero stays 0 even where the scale is not finite.
 fn scaled(plane0: u8, plane1: u8, bit: usize, scale: f32) -> f32 {
     match (plane0 >> bit & 1, plane1 >> bit & 1) {
         (1, 0) => scale,
@@ -69,7 +69,7 @@ fn write(w: &mut [f32], plane0: &[u8], plane1: &[u8], scale: f32) {
     }
 }
 
-/// The parameters of `dequantize.cu`; the same struct is declared there.
+/// The parameters of `dequantize.cu`, which declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Params {
@@ -119,7 +119,7 @@ impl Op for DequantizeTernary {
         let Grid { rows, n, .. } = problem.grid;
         let threads = pool::worth(exec.threads, rows * n, WORTH_SHARING);
         pool::for_each(threads, rows, |row| {
-            // SAFETY: no two rows share a number.
+            // SAFETY: no two rows share an element.
             let w = unsafe { w.part(row * n, n) };
             write(w, problem.row(plane0, row), problem.row(plane1, row), scales[problem.scale(row)]);
         })

@@ -1,4 +1,4 @@
-//! What golden values of encoding and of layouts hold, made of conversions.
+//! Ops for the golden values of encodings and layouts, composed of conversions.
 
 use super::layouts::{ConvertTernary, Grid, Layout, N, OnSentinel, Options};
 use super::products::DotTernary;
@@ -12,12 +12,12 @@ use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use serde::Deserialize;
 
-/// Memory for the counts that a conversion gives: sentinels and the first.
+/// Memory for the reports of a conversion: the number of sentinels and the position of the first.
 fn counts<P: Place>(place: &P) -> Result<[P::Owned; 2]> {
     Ok([place.empty(Spec::new(DType::I32, &[1])?)?, place.empty(Spec::new(DType::I64, &[1])?)?])
 }
 
-/// Calls a conversion for tensors of a layout, and leaves what it counted.
+/// Runs a conversion between tensors of two layouts, ignoring its reports.
 pub(super) fn convert<'a, 'b, P: Place>(
     place: &P,
     options: Options,
@@ -38,16 +38,16 @@ pub(super) fn decode<'a, P: Place>(place: &P, planes: &[P::Owned; 2], n: usize, 
     convert(place, options, &from, [("values", to)].into_iter().collect())
 }
 
-/// Cells and what of them is wanted.
+/// The cells, and which outputs are wanted.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// The cells that are given.
+    /// The given cells.
     grid: Grid,
-    /// Whether there is something to multiply them with.
+    /// Whether a second factor for the dot product is given.
     dot: bool,
 }
 
-/// Values in planes, packed, negated, and their product with others.
+/// Values as planes, packed, negated, and their dot product with others.
 pub struct TernaryEncode;
 
 impl Op for TernaryEncode {
@@ -97,7 +97,7 @@ fn steps<'a, P: Place>(
     let to = |layout| Options { to: Some(layout), ..Default::default() };
     let packed2 = [("packed2", outputs.expect("packed2")?)].into_iter().collect();
     convert(place, to(Layout::Packed2), &values(v), packed2)?;
-    // To negate is to take one plane for the other.
+    // Negation swaps the planes.
     for [first, second] in [["negated1", "negated0"], ["plane0", "plane1"]] {
         let planes = [outputs.expect(first)?, outputs.expect(second)?];
         convert(place, to(Layout::Planes), &values(v), Layout::Planes.tensors().iter().copied().zip(planes).collect())?;
@@ -119,11 +119,11 @@ fn encoded<'a, P: Place>(place: &P, values: &Named<P::View<'a>>, plane: Spec) ->
     Ok(planes)
 }
 
-/// Layouts of one matrix.
+/// All layouts of one matrix.
 pub mod layouts {
     use super::*;
 
-    /// The sizes, which must be those of `w` where they are given.
+    /// The sizes; where given, they must match `w`.
     #[derive(Clone, Copy, Debug, Default, Deserialize)]
     #[serde(default, deny_unknown_fields)]
     pub struct Sizes {
@@ -190,11 +190,11 @@ pub mod layouts {
     }
 }
 
-/// Cells that are no value.
+/// Sentinels: cells without a value.
 pub mod sentinel {
     use super::*;
 
-    /// The cells that there are.
+    /// The number of cells.
     #[derive(Clone, Copy, Debug, Default, Deserialize)]
     #[serde(default, deny_unknown_fields)]
     pub struct Count {
@@ -202,7 +202,7 @@ pub mod sentinel {
         pub n: Option<usize>,
     }
 
-    /// Values with sentinels read as 0, and how many those are.
+    /// Reads values with sentinels as 0, and counts those.
     pub struct TernarySentinel;
 
     impl Op for TernarySentinel {

@@ -1,5 +1,5 @@
-// What kernels of products share: the call, codes of weights, and what is made of sums. FORM is what activations are: 0 signs,
-// 1 bytes, 2 floats; FN is a function behind.
+// The common part of products: the parameters, the codes of weights, and the steps from sums to y. FORM is the form of
+// the activations: 0 signs, 1 bytes, 2 floats. FN is the activation function.
 
 struct Params {
     const unsigned char* plane0;
@@ -14,7 +14,7 @@ struct Params {
     const float* bias;
     int* acc;
     STORAGE* y;
-    signed char* q;  // what kernels that make bytes of x themselves write: bytes as they lie, and their scales
+    signed char* q;  // written by kernels that quantize x: bytes in storage order, and their scales
     float* x_scales;
     i64 rows, n, outs, stride, scales;
     float floor;
@@ -24,7 +24,7 @@ __device__ __forceinline__ unsigned pick(uint4 of, int which) {
     return which == 0 ? of.x : which == 1 ? of.y : which == 2 ? of.z : of.w;
 }
 
-// 16 bytes, which are asked for where this stands: others than volatile loads are moved behind the wait.
+// A load of 16 bytes that is issued here: only volatile loads are not moved behind the wait.
 __device__ __forceinline__ uint4 asked(const unsigned char* from) {
     uint4 to;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -34,7 +34,7 @@ __device__ __forceinline__ uint4 asked(const unsigned char* from) {
     return to;
 }
 
-// The codes, value + 1, of 32 cells, two bits each: those of even ones and those of odd ones.
+// The codes, value + 1, of 32 cells, two bits each: the even cells, then the odd ones.
 __device__ __forceinline__ uint2 pairs(unsigned plane0, unsigned plane1) {
     unsigned low = ~(plane0 ^ plane1), high = plane0 & ~plane1;
     return make_uint2((low & 0x55555555) | (high & 0x55555555) << 1, (low >> 1 & 0x55555555) | (high & 0xaaaaaaaa));
@@ -48,7 +48,7 @@ typedef int Sum;
 
 __device__ __forceinline__ float scale_of(const Params& p, i64 row) { return p.y && p.x_scale ? p.x_scale[row] : 1; }
 
-// What becomes of a sum: numbers that change nothing where there are none.
+// The steps from a sum to y. The defaults change nothing where an input is missing.
 struct End {
     float scale = 1, bias = -0.0f;
 
@@ -75,8 +75,8 @@ __device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum su
     if (p.y) p.y[at] = end.of(sum, x_scale);
 }
 
-// What is made of a block's sums, of LINES rows by WIDTH, of which a thread has those from `first` on in steps. All of them
-// are asked for before it waits for one, and it says when it has them.
+// Finishes a block's sums, of LINES rows by WIDTH outputs; a thread takes those from `first` on in steps of STEP. It
+// issues all reads before it waits for one, and calls `there` when they have arrived.
 template <int LINES, int WIDTH, int STEP, class F, class G>
 __device__ __forceinline__ void finish_all(const Params& p, i64 block, int first, F sum_of, G there) {
     constexpr int ALL = LINES * WIDTH, COUNT = (ALL + STEP - 1) / STEP;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void finish_all(const Params& p, i64 block, int first
         int at = first + k * STEP;
         i64 row = blockIdx.y * (i64)LINES + at / WIDTH, out = block * WIDTH + at % WIDTH;
         if (at >= ALL || row >= p.rows || out >= p.outs) continue;
-        // Codes are greater by one than what they are for.
+        // Codes are the values plus one.
         finish(p, row, out, p.totals ? sums[k] - p.totals[row] : sums[k]);
     }
 }

@@ -9,8 +9,8 @@
 //! byte_planes  two U8 (..., n)        a byte of 0 or 1 for each bit, to exchange with others
 //! ```
 //!
-//! Quotients are rounded up, and cells that are not there are written as 0; missing rows of `offset_rows` are code 0,
-//! which reads as -1: say how many rows there are.
+//! Quotients are rounded up, and padding cells are written as 0. Missing rows of `offset_rows` are code 0, which reads
+//! as -1: pass the number of `rows`.
 
 use super::{cpu, cuda, plane, reference, split_last, wrong};
 use crate::cuda::{Buffer, Lane};
@@ -24,20 +24,20 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
-    /// A byte a cell, with its value.
+    /// One byte per cell, holding its value.
     Values,
     /// Two planes of bits.
     Planes,
-    /// Two neighbouring bits a cell.
+    /// Two adjacent bits per cell.
     Packed2,
-    /// Two bits a cell, of four rows in a byte.
+    /// Two bits per cell; a byte holds four rows of a column.
     OffsetRows,
     /// Two planes of bytes.
     BytePlanes,
 }
 
 impl Layout {
-    /// All of them, in the order of their numbers in CUDA sources.
+    /// All layouts, in the order of their numbers in CUDA sources.
     pub const ALL: [Layout; 5] =
         [Layout::Values, Layout::Planes, Layout::Packed2, Layout::OffsetRows, Layout::BytePlanes];
 
@@ -56,7 +56,7 @@ impl Layout {
         if self == Layout::Values { DType::I8 } else { DType::U8 }
     }
 
-    /// How many cells of a row a byte holds.
+    /// Cells of a row per byte.
     pub fn in_byte(self) -> usize {
         match self {
             Layout::Planes => 8,
@@ -71,30 +71,30 @@ impl Layout {
     }
 }
 
-/// What to do with cells that are no value.
+/// The treatment of sentinels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnSentinel {
-    /// Fail, naming the first.
+    /// Fail, reporting the first.
     #[default]
     Error,
     /// Write them as 0.
     Zero,
-    /// The same; who calls warns of those that there were.
+    /// Write them as 0, and let the caller warn about the reported number.
     Warn,
 }
 
-/// What tells cells of a layout apart that its shape does not tell.
+/// Sizes that the shapes of a layout's tensors do not determine.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
     /// The layout to convert to; planes by default.
     pub to: Option<Layout>,
-    /// Cells of a row, of planes and packed2; as many as there is room for by default.
+    /// Cells of a row of planes or packed2; by default all that the bytes have room for.
     pub n: Option<usize>,
-    /// Rows of offset_rows, likewise.
+    /// Rows of offset_rows; by default all that the bytes have room for.
     pub rows: Option<usize>,
-    /// What to do with cells that are no value; an error by default.
+    /// The treatment of sentinels; an error by default.
     pub on_sentinel: OnSentinel,
 }
 
@@ -109,7 +109,7 @@ pub const N: OptionDoc = OptionDoc {
 pub const ROWS: OptionDoc =
     OptionDoc { name: "rows", takes: "integer", help: "rows of offset_rows; all there is room for by default" };
 
-/// The tensors of all layouts, of which those of one are given.
+/// The tensors of all layouts; a call gives those of one.
 pub const SLOTS: &[Slot] = &[
     Slot::new("values", "(..., N)").exactly(DType::I8).optional(),
     plane("plane0", "(..., P)").optional(),
@@ -120,7 +120,7 @@ pub const SLOTS: &[Slot] = &[
     plane("byte1", "(..., N)").optional(),
 ];
 
-/// Cells in some layout: their sizes.
+/// The layout and sizes of some cells.
 #[derive(Clone, Debug)]
 pub struct Grid {
     /// The layout.
@@ -134,7 +134,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// The cells that are given, in the one layout whose tensors are there.
+    /// The grid of the given cells, in the one layout whose tensors are present.
     pub fn given(inputs: &Named<Spec>, options: &Options) -> Result<Grid> {
         let mut there = Layout::ALL.into_iter().filter(|l| l.tensors().iter().any(|name| inputs.find(name).is_some()));
         let (layout, second) = (there.next(), there.next());
@@ -174,7 +174,7 @@ impl Grid {
         Ok(Grid { layout, leading: vec![rows], rows, n })
     }
 
-    /// The same cells in another layout.
+    /// The grid of these cells in another layout.
     pub fn to(&self, layout: Layout) -> Grid {
         Grid { layout, ..self.clone() }
     }
@@ -184,7 +184,7 @@ impl Grid {
         self.rows.div_ceil(4)
     }
 
-    /// The tensors.
+    /// The specs of the layout's tensors.
     pub fn specs(&self) -> Result<Named<Spec>> {
         let mut dims = if self.layout == Layout::OffsetRows { vec![self.quarter()] } else { self.leading.clone() };
         dims.push(self.n.div_ceil(self.layout.in_byte()));
@@ -192,14 +192,14 @@ impl Grid {
         Ok(self.layout.tensors().iter().map(|&name| (name, spec)).collect())
     }
 
-    /// Their bytes, of one tensor twice.
+    /// The bytes of the layout's tensors; a single tensor is given twice.
     pub fn bytes<'a>(&self, inputs: &Named<View<'a>>) -> Result<[&'a [u8]; 2]> {
         let names = self.layout.tensors();
         let bytes = |name: &str| inputs.get(name).map(View::bytes);
         Ok([bytes(names[0])?, bytes(names[names.len() - 1])?])
     }
 
-    /// The error of cells that are no value: how many, and which is the first, counted row by row.
+    /// The error for sentinels: their number and the position of the first, in row-major order.
     pub fn refuse(&self, count: usize, first: usize) -> Error {
         let (row, cell) = (first / self.n.max(1), first % self.n.max(1));
         let hint = match self.layout {
@@ -213,7 +213,7 @@ impl Grid {
     }
 }
 
-/// A number of cells that fills so many bytes.
+/// The number of cells in `bytes` bytes; an option may name any number that fills them.
 fn room(name: &str, option: Option<usize>, bytes: usize, in_byte: usize) -> Result<usize> {
     match option {
         None => Ok(bytes * in_byte),
@@ -227,11 +227,11 @@ fn room(name: &str, option: Option<usize>, bytes: usize, in_byte: usize) -> Resu
 /// A checked conversion.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// What is given.
+    /// The given cells.
     pub from: Grid,
-    /// What is wanted.
+    /// The wanted layout.
     pub to: Grid,
-    /// What to do with cells that are no value.
+    /// The treatment of sentinels.
     pub on_sentinel: OnSentinel,
 }
 
@@ -264,7 +264,7 @@ impl Op for ConvertTernary {
         Ok(Problem { from, to, on_sentinel: options.on_sentinel })
     }
 
-    /// The tensors of the layout, how many cells were no value, and the first of them or -1.
+    /// The layout's tensors, the number of sentinels, and the position of the first or -1.
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let mut outputs = problem.to.specs()?;
         outputs.push("sentinels", Spec::new(DType::I32, &[1])?);

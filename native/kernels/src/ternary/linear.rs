@@ -1,5 +1,5 @@
-//! The dense layer with weights that are made ternary by a rule each time, `y = x (s q)^T + bias`; and all products of one
-//! matrix in planes, as golden values have them.
+//! The dense layer whose weights are quantized by a rule in each call, `y = x (s q)^T + bias`. Also all products of one
+//! matrix in planes, for golden values.
 
 use super::products::{F32, Form, I8, Matmul, Options as Ends, Ternary};
 use super::rules::{self, QuantizeTernary, RULES};
@@ -23,9 +23,9 @@ pub struct Options {
     pub threshold: Option<f64>,
     /// Whether each row has its own scale.
     pub per_row: bool,
-    /// What x is when it meets the weights; bytes by default.
+    /// The form in which x meets the weights; bytes by default.
     pub activations: Form,
-    /// What is done with y.
+    /// The activation applied to y.
     pub activation: Option<Activation>,
 }
 
@@ -135,7 +135,7 @@ fn steps<'a, P: Place>(
 pub mod all {
     use super::*;
 
-    /// The sizes, which must be those of the tensors where they are given.
+    /// The sizes; where given, they must match the tensors.
     #[derive(Clone, Copy, Debug, Default, Deserialize)]
     #[serde(default, deny_unknown_fields)]
     pub struct Sizes {

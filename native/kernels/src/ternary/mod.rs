@@ -1,14 +1,14 @@
-//! Ternary numbers: cells of -1, 0 and +1 in two bits, `value = bit0 - bit1`. Both bits set are no value: a *sentinel*.
-//! Arithmetic treats it as 0 and never fails for it; [`stats`] counts such cells, and conversions refuse them unless
-//! told otherwise.
+//! Ternary numbers: cells of -1, 0 and +1 in two bits, `value = bit0 - bit1`. A cell with both bits set is not a value:
+//! a *sentinel*. Arithmetic treats it as 0 and never fails for it. [`stats`] counts sentinels, and conversions refuse
+//! them unless told otherwise.
 //!
-//! Weights are kept in two *planes* of bits, U8 `(out, ceil(in / 8))`: cell `i` is in byte `i / 8` at bit `i mod 8`,
-//! the least significant first, and each row starts on a byte. Bits past the end of a row are 0 where we write them and
-//! never looked at where we read them. [`layouts`] has the other forms that files have.
+//! Weights are kept in two *planes* of bits, U8 `(out, ceil(in / 8))`. Cell `i` is in byte `i / 8` at bit `i mod 8`,
+//! the least significant first, and each row starts on a byte. Bits past the end of a row are written as 0 and ignored
+//! when read. [`layouts`] describes the other forms that files use.
 //!
-//! [`rules`] makes ternary numbers of floats (BitNet b1.58's absmean, Ternary Weight Networks, a threshold), and
-//! activations of 8 bits; [`products`] multiplies; [`linear`] and [`net`] are layers of them; [`sums`] proves results by
-//! column sums. `reference` has all of it cell by cell.
+//! [`rules`] quantizes floats to ternary numbers (BitNet b1.58's absmean, Ternary Weight Networks, a threshold), and
+//! activations to 8 bits. [`products`] multiplies, [`linear`] and [`net`] are layers made of these, and [`sums`]
+//! verifies results by column sums. `reference` implements all of it cell by cell.
 
 mod cpu;
 mod cuda;
@@ -32,7 +32,7 @@ use crate::place::Cpu;
 use crate::tensor::{DType, Owned, Spec, View, ViewMut};
 use ndarray::ArrayD;
 
-/// The storage types of floats that meet ternary numbers. All is computed in f32.
+/// The storage types of floats that meet ternary numbers. All arithmetic is in f32.
 pub const STORAGE: &[DType] = &[DType::F32, DType::Bf16, DType::F16];
 
 /// Bytes of a row of `n` cells in a plane.
@@ -40,12 +40,12 @@ pub fn plane_bytes(n: usize) -> usize {
     n.div_ceil(8)
 }
 
-/// A plane of bits.
+/// A plane of bits as an input or output.
 const fn plane(name: &'static str, shape: &'static str) -> Slot {
     Slot::new(name, shape).exactly(DType::U8)
 }
 
-/// The sizes of all axes but the last, and the last.
+/// The sizes of all axes but the last, and the size of the last.
 fn split_last<'s>(name: &str, expected: &str, spec: &'s Spec) -> Result<(&'s [usize], usize)> {
     match spec.shape.split_last() {
         Some((&last, before)) => Ok((before, last)),
@@ -59,7 +59,7 @@ fn wrong(name: &str, expected: &str, got: &Spec) -> Error {
     error.hint("A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`")
 }
 
-/// Checks that an option that names a size names the one that the tensors have.
+/// Checks that an option for a size agrees with the tensors.
 fn agree(name: &str, option: Option<usize>, size: usize) -> Result<()> {
     match option {
         Some(value) if value != size => {
@@ -69,7 +69,7 @@ fn agree(name: &str, option: Option<usize>, size: usize) -> Result<()> {
     }
 }
 
-/// The types of an op's inputs in f32: so inputs from f64 arrays come to the types that kernels take.
+/// Converts f64 arrays to the types of an op's inputs, with f32 where the slot leaves a choice.
 fn typed(slots: &[Slot], inputs: &Named<ArrayD<f64>>) -> Result<Named<Owned>> {
     let typed = inputs.iter().map(|(name, array)| {
         let slot = slots.iter().find(|slot| slot.name == *name);
@@ -81,8 +81,8 @@ fn typed(slots: &[Slot], inputs: &Named<ArrayD<f64>>) -> Result<Named<Owned>> {
     typed.collect()
 }
 
-/// Runs steps through the references of their ops. Unlike those of `place`, which are in f64, they are in f32: what is
-/// quantized is defined by its roundings.
+/// Runs a composed op through the references of its parts. Unlike those of `place`, which are in f64, they are in f32:
+/// quantized results are defined by their roundings.
 fn through_references(
     slots: &[Slot],
     inputs: &Named<ArrayD<f64>>,
@@ -97,8 +97,8 @@ fn through_references(
     Ok(results.map(|result| result.view().to_f64()))
 }
 
-/// How an op runs that is made of others by a function `steps(place, problem, inputs, outputs)`. Its `Problem` has a
-/// field `dtype`, which is the storage type, unless it has no floats.
+/// Implements the runs of a composed op by a function `steps(place, problem, inputs, outputs)`. Its `Problem` has a
+/// field `dtype`, the storage type, unless it has no floats.
 macro_rules! by_steps {
     () => {
         $crate::ternary::by_steps!(problem => Problem { dtype: DType::F32, ..problem.clone() });
@@ -131,7 +131,7 @@ macro_rules! by_steps {
 }
 use by_steps;
 
-/// Checks that a vector of f32 has one element or `count`.
+/// Checks that an f32 vector has one element or `count`.
 fn one_or(inputs: &Named<Spec>, name: &str, count: usize) -> Result<()> {
     match inputs.find(name) {
         Some(spec) if spec.shape[..] != [1] && spec.shape[..] != [count] => {

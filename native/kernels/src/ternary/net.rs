@@ -1,11 +1,11 @@
-//! A network of two ternary layers, and the place of the largest number of a row:
+//! A network of two ternary layers, and the index of the largest element of a row:
 //!
 //! ```text
 //! h = max(W1 sign(x) + b1, 0)        logits = W2 sign(h) + b2        class = place of the largest, the first on ties
 //! ```
 //!
-//! Scales of the weights are only there with the option `scales`. All sums are of integers, and each is rounded with its
-//! bias once, so that the logits are the same everywhere.
+//! Scales of the weights exist only with the option `scales`. All sums are sums of integers, and each is rounded once,
+//! with its bias. So the logits are equal on every device.
 
 use super::products::{Matmul, Options as Ends, Ternary};
 use super::{agree, by_steps, cuda, one_or, plane, plane_bytes, split_last, wrong};
@@ -19,7 +19,7 @@ use crate::with_type;
 use ndarray::{ArrayD, Axis};
 use serde::Deserialize;
 
-/// The place of the largest number of each row.
+/// The index of the largest element of each row.
 pub struct Argmax;
 
 /// A checked call.
@@ -92,14 +92,14 @@ fn largest(row: impl Iterator<Item = f64>) -> i32 {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// Whether sums are multiplied by the weights' scales, which must be there then.
+    /// Whether sums are multiplied by the weights' scales, which must then be given.
     pub scales: bool,
-    /// Columns of x, if they are to be proven.
+    /// Columns of x; checked against the tensors if given.
     #[serde(rename = "in")]
     pub inputs: Option<usize>,
-    /// Width of the hidden layer, likewise.
+    /// Width of the hidden layer; checked if given.
     pub hidden: Option<usize>,
-    /// Logits, likewise.
+    /// Number of logits; checked if given.
     pub out: Option<usize>,
 }
 
@@ -118,7 +118,7 @@ pub struct SimpleRotorNet;
 const LAYERS: [[&str; 4]; 2] =
     [["w1_plane0", "w1_plane1", "b1", "w1_scale"], ["w2_plane0", "w2_plane1", "b2", "w2_scale"]];
 
-/// The width of a layer behind one of `n`.
+/// The output width of a layer with inputs of width `n`.
 fn width(inputs: &Named<Spec>, [plane0, plane1, bias, scale]: [&str; 4], n: usize, scales: bool) -> Result<usize> {
     let plane = inputs.get(plane0)?;
     let outs = match plane.shape[..] {
@@ -213,7 +213,7 @@ fn steps<'a, P: Place>(
     place.call::<Argmax>(&Default::default(), x, class)
 }
 
-/// What a layer takes.
+/// The inputs of a layer.
 fn layer<'s, 'a: 's, P: Place>(inputs: &Named<P::View<'a>>, x: P::View<'s>, which: usize) -> Named<P::View<'s>> {
     let names = ["plane0", "plane1", "bias", "w_scale"].into_iter().zip(LAYERS[which]);
     let weights = names.filter_map(|(of, name)| Some((of, P::briefly(inputs.find(name)?))));

@@ -1,7 +1,8 @@
-// Bytes of activations for box.cu, behind rules.cu: clusters make them, for compute capability 9.
+// Prepares bytes of activations for box.cu, appended to rules.cu. A cluster shares each row, so it needs compute
+// capability 9.
 
-// Where box.cu looks for bytes: it multiplies words 2 k and 2 k + 1 of each four times 32 cells in turn k, as matrices of 8 rows
-// by 16 bytes, of so many `eights` of rows one after the other.
+// The order in which box.cu reads bytes. In turn k it multiplies words 2 k and 2 k + 1 of each group of four times 32
+// cells. They are stored as contiguous matrices of 8 rows by 16 bytes, for `eights` groups of eight rows.
 struct Matrices {
     i64 own, turn;
 
@@ -20,12 +21,12 @@ struct Matrices {
 
 constexpr int MOST_PARTS = 8;
 
-// The largest number of all blocks of a cluster, which send theirs to each other.
+// The maximum over all blocks of a cluster, which send their own values to each other.
 struct Largest {
     unsigned of[MOST_PARTS];
     Barrier there;
 
-    // All have to be ready before one sends.
+    // All barriers must be open before a block sends.
     __device__ __forceinline__ void open_for(int parts) {
         if (parts == 1) return;
         if (threadIdx.x == 0) {
@@ -45,7 +46,7 @@ struct Largest {
     }
 };
 
-// A cluster of so many `parts` has a row, for products that need no sums of rows.
+// A cluster of `parts` blocks quantizes a row, for products that need no sums of rows.
 extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS) ternary_parts(Params p) {
     __shared__ unsigned sizes[THREADS / 32];
     __shared__ Largest largest;

@@ -1,9 +1,9 @@
-// Products with ternary weights in planes. A warp has OUTS rows of weights and ROWS rows of activations; ALIGNED says that
-// rows of planes are of whole 16 bytes.
+// Products with ternary weights in planes. A warp has OUTS rows of weights and ROWS rows of activations. ALIGNED says
+// that rows of planes are whole units of 16 bytes.
 
 constexpr int WARPS = 8;
 
-// A word of a row of `bytes` bytes at any address; zeros after its end.
+// A word of a row of `bytes` bytes at any address, padded with zeros.
 __device__ __forceinline__ unsigned word(const unsigned char* row, i64 at, i64 bytes) {
     unsigned all = 0;
     for (int j = 0; j < 4; j++) {
@@ -12,7 +12,7 @@ __device__ __forceinline__ unsigned word(const unsigned char* row, i64 at, i64 b
     return all;
 }
 
-// Four words from the 4 at-th on.
+// Four words, from word 4 `at` on.
 __device__ __forceinline__ uint4 words(const unsigned char* row, i64 at, i64 bytes) {
 #if ALIGNED
     return asked(row + 16 * at);
@@ -26,7 +26,7 @@ struct Weights {
     uint4 planes[OUTS][2];
 };
 
-// Four words of each row, or zeros after its end.
+// Four words of each row, padded with zeros.
 __device__ __forceinline__ Weights weights_of(const unsigned char* const (&planes)[OUTS][2], i64 at, i64 bytes) {
     Weights all;
 #pragma unroll
@@ -37,7 +37,7 @@ __device__ __forceinline__ Weights weights_of(const unsigned char* const (&plane
     return all;
 }
 
-// Products of 16 codes; every other one stays where it is in its byte and is added to `fours`, four times too large.
+// Products of 16 codes. Half of them stay shifted in their bytes: those go to `fours`, four times too large.
 __device__ __forceinline__ void add_codes(uint2 of, int4 x, int& sum, int& fours) {
     sum = __dp4a((int)(of.x & 0x03030303), x.x, sum);
     sum = __dp4a((int)(of.y & 0x03030303), x.y, sum);
@@ -60,7 +60,7 @@ extern "C" __global__ void ternary_product(Params p) {
     const unsigned char* planes[OUTS][2];
 #pragma unroll
     for (int o = 0; o < OUTS; o++) {
-        // What is past the last row is computed again, and not written.
+        // Rows past the last one repeat it, and are not written.
         i64 out = first_out + o < p.outs ? first_out + o : p.outs - 1;
         planes[o][0] = p.plane0 + out * bytes;
         planes[o][1] = p.plane1 + out * bytes;
@@ -101,7 +101,7 @@ extern "C" __global__ void ternary_product(Params p) {
     for (i64 at = lane; 16 * at < bytes; at += 32) {
         Weights weights = next;
         next = weights_of(planes, at + 32, bytes);
-        // So that they are asked for before this step's work.
+        // Keeps the loads above before this step's arithmetic.
         __syncwarp(__activemask());
 #if FORM == 0
 #pragma unroll
@@ -143,7 +143,7 @@ extern "C" __global__ void ternary_product(Params p) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
 #if FORM == 1
-            // Codes are greater by one than what they are for.
+            // Codes are the values plus one.
             Sum sum = total(sums[o][r] + (fours[o][r] >> 2)) - p.totals[row_of[r]];
 #else
             Sum sum = total(sums[o][r]);

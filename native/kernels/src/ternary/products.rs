@@ -7,10 +7,10 @@
 //! matmul_f32_ternary   y = w_scale (sum of x where W is 1 - sum of x where W is -1) + bias
 //! ```
 //!
-//! `w_scale` is one number or one for each row of `W`, and an activation function may come behind. Sums of integers are
-//! exact; y is computed from them in f32, each step rounded, and rounded once more to the storage type, so that every
-//! CPU and GPU gives the same bits but for those of `matmul_f32_ternary`. What is not finite cannot be I8: an error on the
-//! CPU; on CUDA, where nobody waits for the answer, such a row of y is NaN.
+//! `w_scale` is one number or one per row of `W`, and an activation function may follow. Sums of integers are exact. y
+//! is computed from them in f32, each step rounded, then rounded to the storage type. So every CPU and GPU gives equal
+//! bits, except for `matmul_f32_ternary`. Values that are not finite cannot become I8. On the CPU they are an error; on
+//! CUDA the call does not wait for the device, and such a row of y is NaN.
 
 use super::rules::{ActivationOptions, Activations};
 use super::{cpu, cuda, one_or, plane, plane_bytes, reference, split_last, wrong};
@@ -23,10 +23,10 @@ use ndarray::ArrayD;
 use serde::Deserialize;
 use std::marker::PhantomData;
 
-/// The longest row whose sums fit 32 bits with bytes of 127.
+/// The longest row whose sums of bytes up to 127 fit into 32 bits.
 pub const LONGEST: usize = i32::MAX as usize / 127;
 
-/// The product of ternary numbers with others, row by row.
+/// The dot product of ternary numbers, row by row.
 pub struct DotTernary;
 
 /// Rows of planes.
@@ -81,7 +81,7 @@ impl Op for DotTernary {
     }
 }
 
-/// What activations are when they meet the weights.
+/// The form in which activations meet the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
@@ -90,15 +90,15 @@ pub enum Form {
     /// Bytes.
     #[default]
     I8,
-    /// Themselves.
+    /// The floats as they are.
     F32,
 }
 
-/// A form of activations as a type, for a product of its own.
+/// A form of activations as a type, which makes each product an op of its own.
 pub trait Activated: 'static {
     /// The product's name.
     const NAME: &'static str;
-    /// What it does, in a line.
+    /// A one-line description.
     const ABOUT: &'static str;
     /// Its inputs.
     const INPUTS: &'static [Slot];
@@ -159,9 +159,9 @@ activated!(F32, "matmul_f32_ternary", "Activations by ternary weights", &[ACTIVA
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// What is done with y; nothing by default.
+    /// The activation applied to y; none by default.
     pub activation: Option<Activation>,
-    /// Whether sums of integers, and bytes, are wanted too.
+    /// Whether integer sums and bytes are returned too.
     pub return_sums: bool,
 }
 
@@ -178,13 +178,13 @@ pub struct Problem {
     pub n: usize,
     /// Rows of the weights.
     pub outs: usize,
-    /// Whether activations come as planes.
+    /// Whether activations are given as planes.
     pub planes: bool,
-    /// Whether there is a y beside the sums.
+    /// Whether y is returned besides the sums.
     pub y: bool,
-    /// How many scales there are.
+    /// Number of scales.
     pub scales: usize,
-    /// What is done, and what is wanted.
+    /// The activation, and the requested outputs.
     pub options: Options,
     /// The storage type.
     pub dtype: DType,
@@ -236,7 +236,7 @@ impl Problem {
         })
     }
 
-    /// How activations become bytes.
+    /// The quantization of the activations to bytes.
     pub fn activations(&self) -> Activations {
         let floor = ActivationOptions::default().amax_floor as f32;
         let Problem { leading, rows, n, dtype, .. } = self.clone();
@@ -249,7 +249,7 @@ impl Problem {
     }
 }
 
-/// The product with activations of a form.
+/// The product with activations of the form `A`.
 pub struct Matmul<A>(PhantomData<A>);
 
 impl<A: Activated> Op for Matmul<A> {
@@ -267,10 +267,10 @@ impl<A: Activated> Op for Matmul<A> {
         Problem::new(A::FORM, inputs, options)
     }
 
-    /// `y` of the storage type; of signs the sums `acc`, and y if there is anything to do to them; of bytes on demand the
-    /// sums, the bytes `xq` and their `x_scale`.
+    /// `y` of the storage type. For signs: the sums `acc`, and y if anything is applied to them. For bytes, on request:
+    /// the sums, the bytes `xq` and their `x_scale`.
     fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
-        // A word of planes has the products of many cells.
+        // One word of planes covers the products of many cells.
         op::product(&[problem.rows, op::elements(inputs, &["plane0"])])
     }
 

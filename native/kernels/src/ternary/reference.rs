@@ -1,4 +1,4 @@
-//! Ternary numbers cell by cell, written to be read. What is defined by roundings to f32 is rounded here too.
+//! Ternary numbers cell by cell, written for clarity. Values defined by roundings to f32 are rounded here too.
 
 use super::layouts::{Grid, Layout, OnSentinel, Problem as Conversion};
 use super::products::{Form, Pairs, Problem as Product};
@@ -11,14 +11,14 @@ use crate::op::{Named, Slot};
 use crate::tensor::{Owned, View};
 use ndarray::ArrayD;
 
-/// The results as arrays.
+/// The results as named arrays.
 fn results<const N: usize>(of: [(&'static str, &[usize], Vec<f64>); N]) -> Named<ArrayD<f64>> {
     let array =
         |dims: &[usize], values| ArrayD::from_shape_vec(dims, values).expect("as many values as the shape says");
     of.into_iter().map(|(name, dims, values)| (name, array(dims, values))).collect()
 }
 
-/// The two bits of a cell; both of what is no value.
+/// The two bits of a cell; both for a sentinel.
 fn bits(grid: &Grid, bytes: [&[u8]; 2], row: usize, i: usize) -> [u8; 2] {
     let stride = grid.n.div_ceil(grid.layout.in_byte());
     let byte = |plane: usize| bytes[plane][row * stride + i / grid.layout.in_byte()];
@@ -41,7 +41,7 @@ fn bits(grid: &Grid, bytes: [&[u8]; 2], row: usize, i: usize) -> [u8; 2] {
     }
 }
 
-/// Sets a cell of bytes that are 0.
+/// Sets a cell in zeroed bytes.
 fn set(grid: &Grid, to: &mut [Vec<u8>; 2], row: usize, i: usize, [bit0, bit1]: [u8; 2]) {
     let stride = grid.n.div_ceil(grid.layout.in_byte());
     let at = row * stride + i / grid.layout.in_byte();
@@ -60,13 +60,12 @@ fn set(grid: &Grid, to: &mut [Vec<u8>; 2], row: usize, i: usize, [bit0, bit1]: [
     }
 }
 
-/// All cells in their order, with row and place.
+/// All cells in row-major order, as row and column.
 fn cells(grid: &Grid) -> impl Iterator<Item = (usize, usize)> {
     let n = grid.n;
     (0..grid.rows).flat_map(move |row| (0..n).map(move |i| (row, i)))
 }
 
-/// Converts.
 pub fn convert(problem: &Conversion, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let (from, to) = (&problem.from, &problem.to);
     let inputs = typed(super::layouts::SLOTS, inputs)?;
@@ -99,7 +98,6 @@ pub fn convert(problem: &Conversion, inputs: &Named<ArrayD<f64>>) -> Result<Name
     Ok(all)
 }
 
-/// Counts.
 pub fn stats(grid: &Grid, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let inputs = typed(super::layouts::SLOTS, inputs)?;
     let bytes = grid.bytes(&inputs.map(Owned::view))?;
@@ -115,7 +113,7 @@ pub fn stats(grid: &Grid, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f6
     Ok(results([("counts", &[4], counts), ("first", &[1], vec![first])]))
 }
 
-/// The values of planes of rows.
+/// The values of rows of planes.
 fn values(planes: [&[u8]; 2], rows: usize, n: usize) -> Vec<i32> {
     let grid = Grid { layout: Layout::Planes, leading: vec![rows], rows, n };
     let value = |(row, i)| {
@@ -130,7 +128,7 @@ fn mean(sizes: impl Iterator<Item = f32>) -> f64 {
     if count == 0 { 0.0 } else { sum / f64::from(count) }
 }
 
-/// Threshold and scale of some floats.
+/// The threshold and scale of some floats.
 fn threshold(problem: &Quantization, w: &[f32]) -> (f32, f32) {
     let sizes = || w.iter().map(|v| v.abs());
     match problem.options.rule {
@@ -147,12 +145,11 @@ fn threshold(problem: &Quantization, w: &[f32]) -> (f32, f32) {
     }
 }
 
-/// 1, -1 or 0 by a threshold.
+/// The bits of 1, -1 or 0, by a threshold.
 fn cut(value: f32, threshold: f32) -> [u8; 2] {
     [u8::from(value > threshold), u8::from(value < -threshold)]
 }
 
-/// Quantizes by a rule.
 pub fn quantize(problem: &Quantization, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let w: Vec<f32> = inputs.get("w")?.iter().map(|&v| v as f32).collect();
     let Quantization { rows, n, .. } = *problem;
@@ -172,7 +169,7 @@ pub fn quantize(problem: &Quantization, inputs: &Named<ArrayD<f64>>) -> Result<N
     Ok(results([("plane0", &plane, plane0), ("plane1", &plane, plane1), ("scale", &[count], scales)]))
 }
 
-/// Rows as bytes, and their scales.
+/// Rows as bytes, with their scales.
 fn as_bytes(problem: &Activations, x: &[f32]) -> Result<(Vec<i32>, Vec<f32>)> {
     if let Some(at) = x.iter().position(|v| !v.is_finite()) {
         return Err(problem.refuse(at, x[at]));
@@ -196,14 +193,13 @@ fn wide(of: impl IntoIterator<Item = impl Into<f64>>) -> Vec<f64> {
     of.into_iter().map(Into::into).collect()
 }
 
-/// Quantizes activations.
 pub fn activations(problem: &Activations, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let x = inputs.get("x")?;
     let (q, scales) = as_bytes(problem, &floats(x))?;
     Ok(results([("q", x.shape(), wide(q)), ("scale", &problem.leading, wide(scales))]))
 }
 
-/// Products of rows.
+/// The dot product of each pair of rows.
 pub fn dot(problem: &Pairs, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let Pairs { rows, bytes, ref leading } = *problem;
     let plane = |name: &str| Ok(inputs.get(name)?.iter().map(|&v| v as u8).collect::<Vec<_>>());
@@ -214,7 +210,6 @@ pub fn dot(problem: &Pairs, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<
     Ok(results([("dot", leading, wide(dots))]))
 }
 
-/// Multiplies.
 pub fn matmul(problem: &Product, slots: &[Slot], inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let Product { rows, n, outs, form, .. } = *problem;
     let typed = typed(slots, inputs)?;
@@ -269,7 +264,7 @@ pub fn column_sums(problem: &Weights, inputs: &Named<ArrayD<f64>>) -> Result<Nam
     Ok(results([("column_sums", &[n], wide(sums))]))
 }
 
-/// Proves sums.
+/// The difference between the sums of each row and their prediction.
 pub fn verify_sums(problem: &Proof, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let rows = |name: &str, n: usize| -> Result<Vec<f64>> {
         let all: Vec<f64> = inputs.get(name)?.iter().copied().collect();

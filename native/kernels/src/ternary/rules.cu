@@ -1,14 +1,14 @@
-// Floats to ternary numbers and to bytes: sums of sizes, thresholds, planes, bytes.
+// Quantizes floats to ternary numbers and to bytes: sums of magnitudes, thresholds, planes, bytes.
 
 struct Params {
     const STORAGE* x;
-    double* sums;        // of each row: sum of sizes, and how many
+    double* sums;        // of each row: sum of magnitudes, and their number
     float* thresholds;   // one, or one for each row
     float* scales;
     unsigned char* plane0;
     unsigned char* plane1;
-    signed char* q;      // as it lies
-    signed char* bits;   // as products want it, rows of `stride`, or so many tiles of 8 rows, or groups of so many `eights`
+    signed char* q;      // in storage order
+    signed char* bits;   // in product order: rows of `stride`, `tiles` tiles of 8 rows, or groups of `eights` eights
     int* totals;         // sums of q
     unsigned long long* bad;
     i64 rows, n, stride, parts, tiles, eights;
@@ -31,7 +31,7 @@ __device__ __forceinline__ T reduced(T value, T* shared, F join) {
     return all;
 }
 
-// Stage 0 sums all sizes of a row, stage 2 those above the threshold; NaN belongs to both. A block has a row.
+// Stage 0 sums all magnitudes of a row, stage 2 those above the threshold; NaN counts in both. One block per row.
 extern "C" __global__ void ternary_sizes(Params p) {
     __shared__ double shared[THREADS];
     auto add = [](double a, double b) { return a + b; };
@@ -53,8 +53,8 @@ extern "C" __global__ void ternary_sizes(Params p) {
     }
 }
 
-// Stage 0 makes absmean's threshold and scale, stage 1 twn's threshold, stage 2 its scale; stage 3 takes the threshold
-// that is given as floor. A block has a part: a row, or all of them.
+// Stage 0 makes absmean's threshold and scale, stage 1 twn's threshold, stage 2 its scale. Stage 3 takes the given
+// threshold from `floor`. One block per part: a row, or all of them.
 extern "C" __global__ void ternary_threshold(Params p) {
     __shared__ double shared[THREADS];
     auto add = [](double a, double b) { return a + b; };
@@ -84,7 +84,7 @@ extern "C" __global__ void ternary_threshold(Params p) {
     }
 }
 
-// The planes by thresholds; without any, by 0. A thread has a byte.
+// The planes by thresholds, or by 0 if there are none. One thread per byte.
 extern "C" __global__ void ternary_cut(Params p) {
     i64 bytes = (p.n + 7) / 8, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= p.rows * bytes) return;
@@ -102,7 +102,7 @@ extern "C" __global__ void ternary_cut(Params p) {
     p.plane1[at] = plane1;
 }
 
-// Bytes of a row and its scale; of a row that is not finite zeros and NaN. A block has a row.
+// The bytes of a row and its scale; zeros and NaN for a row that is not finite. One block per row.
 extern "C" __global__ void ternary_bytes(Params p) {
     __shared__ unsigned sizes[THREADS];
     i64 row = blockIdx.x;
@@ -119,9 +119,10 @@ extern "C" __global__ void ternary_bytes(Params p) {
     if (threadIdx.x == 0) p.scales[row] = measure.scale;
 }
 
-// Where products look for a byte. They read 32 cells as 8 words, of which word b has cells b, 8 + b, 16 + b and 24 + b:
-// one after the other, or as tile.cu has them in its threads. There thread 4 (row % 8) + t of a warp has of 512 columns
-// 4 words of cells from the 4 t-th on, and reads of each 16 bytes, and then 16 more.
+// The position of a byte in product order. Products read 32 cells as 8 words: word b has cells b, 8 + b, 16 + b and 24
+// + b. Without tiles these words are contiguous. With tiles they follow the threads of tile.cu. There thread 4 (row %
+// 8) + t of a warp has 4 words of cells of every 512 columns, from the 4 t-th on. It reads 16 bytes of each, and then
+// 16 more.
 __device__ __forceinline__ i64 place(const Params& p, i64 row, i64 i) {
     i64 word = i / 32;
     int b = i % 8, j = i % 32 / 8;
@@ -130,7 +131,7 @@ __device__ __forceinline__ i64 place(const Params& p, i64 row, i64 i) {
     return line * 512 + (row % 8 * 4 + word % 16 / 4) * 16 + b % 4 * 4 + j;
 }
 
-// Lane j of four gets byte j of all four.
+// Transposes bytes among four lanes: lane j gets byte j of each.
 __device__ __forceinline__ unsigned turned(unsigned bytes) {
     unsigned other = __shfl_xor_sync(0xffffffff, bytes, 1);
     bytes = __byte_perm(bytes, other, threadIdx.x & 1 ? 0x3715 : 0x6240);
@@ -138,9 +139,10 @@ __device__ __forceinline__ unsigned turned(unsigned bytes) {
     return __byte_perm(bytes, other, threadIdx.x & 2 ? 0x3276 : 0x5410);
 }
 
-// The same for products: the bytes where they look for them, and as they lie on demand, of a part of a row: of the columns that
-// COUNT threads, eight each, have in a round every `parts`-th, of which a thread keeps the first ones. Rows past the last one
-// are zeros, which fill up a tile. `join` makes of the largest of a thread that of the row. Tells the sum of a thread's bytes.
+// Quantizes a part of a row for products: writes the bytes in product order, and on request in storage order. Each
+// round covers 8 COUNT columns per part, eight per thread, and the parts interleave. A thread keeps its columns of the
+// first round in registers. Rows past the last one are zeros, which pad a tile. `join` reduces a thread's largest
+// magnitude to that of the row. Returns the sum of the thread's bytes.
 template <int COUNT, class F, class G>
 __device__ __forceinline__ int make_bits(const Params& p, i64 row, int part, int parts, F join, G place) {
     i64 n = row < p.rows ? p.n : 0, begin = 8 * (part * COUNT + (i64)threadIdx.x), step = 8 * COUNT * parts;
@@ -151,7 +153,7 @@ __device__ __forceinline__ int make_bits(const Params& p, i64 row, int part, int
     for (i64 i = begin + step; i < n; i += step) most = larger(most, largest_of(eight(x, i, n)));
     Measure measure(join(most), p.floor);
     int total = 0;
-    // Warps go on as a whole: lanes exchange bytes.
+    // Warps stay whole, because lanes exchange bytes.
     for (i64 i = begin; i - 8 * (threadIdx.x % 32) < p.stride; i += step) {
         if (i != begin) first = eight(x, i, n);
         Bytes bytes = bytes_of(measure, first, q, i, n);
@@ -166,11 +168,11 @@ __device__ __forceinline__ int make_bits(const Params& p, i64 row, int part, int
     return total;
 }
 
-// A block has a row.
+// Threads of a block, which prepares one row.
 constexpr int WIDE = 1024;
 
 extern "C" __global__ void __launch_bounds__(WIDE) ternary_bits(Params p) {
-    // The product may begin to read weights. Before, others may still read what is written here.
+    // The product may begin to read weights. Earlier kernels may still read the memory that this one writes.
     let_others_begin();
     wait_for_others();
     __shared__ unsigned sizes[WIDE / 32];

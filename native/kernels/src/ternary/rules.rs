@@ -1,4 +1,4 @@
-//! Floats to ternary numbers, and to bytes. Comparisons are strict and in f32, so that NaN gives 0:
+//! Quantizes floats to ternary numbers, and to bytes. Comparisons are strict and in f32, so NaN gives 0:
 //!
 //! ```text
 //! q = 1 if w > t, -1 if w < -t, else 0            w ~ s q
@@ -7,8 +7,8 @@
 //! twn         t = 0.7 mean |w|                    s = mean |w| where |w| > t       (Li and Liu 2016)
 //! ```
 //!
-//! Means are summed in f64 and rounded to f32, over the tensor or over each row; one of NaN or infinity is what comes
-//! of it. Activations of 8 bits are symmetric, each row with its own scale, and must be finite:
+//! Means are summed in f64 and rounded to f32, over the tensor or per row; NaN and infinity propagate. Activations of 8
+//! bits are symmetric with one scale per row, and must be finite:
 //!
 //! ```text
 //! a = max(max |x|, amax_floor)        q = round(x 127 / a), halves to even        x ~ q a / 127
@@ -24,23 +24,23 @@ use crate::ternary::encode::decode;
 use ndarray::ArrayD;
 use serde::Deserialize;
 
-/// How ternary numbers are made.
+/// The rule that makes ternary numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
     /// By a given threshold.
     Threshold,
-    /// By half the mean of the sizes.
+    /// The threshold is half the mean magnitude.
     #[default]
     Absmean,
-    /// By 0.7 of it.
+    /// The threshold is 0.7 of the mean magnitude.
     Twn,
 }
 
-/// What absmean's scale is at least.
+/// The lower limit of absmean's scale.
 pub const LEAST_SCALE: f64 = 1e-5;
 
-/// The part of the mean that is twn's threshold.
+/// Twn's threshold as a fraction of the mean.
 pub const TWN: f32 = 0.7;
 
 /// The options.
@@ -49,14 +49,14 @@ pub const TWN: f32 = 0.7;
 pub struct Options {
     /// The rule, `absmean` by default.
     pub rule: Rule,
-    /// The threshold of the rule of that name, and of no other.
+    /// The threshold for the rule `threshold`, and for no other.
     pub threshold: Option<f64>,
     /// Whether each row has its own mean.
     pub per_row: bool,
 }
 
 impl Options {
-    /// Checks that a threshold is there where one is needed, and only there.
+    /// Checks that a threshold is given exactly where the rule needs one.
     pub fn checked(&self) -> Result<Options> {
         let threshold = |got: String| Error::new(Kind::Option, "threshold").got(got);
         match (self.rule, self.threshold) {
@@ -98,14 +98,14 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A quantization of this tensor.
+    /// The quantization of a tensor of this spec.
     pub fn new(name: &str, spec: &Spec, options: &Options) -> Result<Problem> {
         let (leading, n) = split_last(name, "(..., N)", spec)?;
         let (rows, leading) = (leading.iter().product(), leading.to_vec());
         Ok(Problem { leading, rows, n, options: options.checked()?, dtype: spec.dtype })
     }
 
-    /// How many scales there are.
+    /// Number of scales.
     pub fn scales(&self) -> usize {
         if self.options.per_row { self.rows } else { 1 }
     }
@@ -116,7 +116,7 @@ impl Problem {
     }
 }
 
-/// Floats to planes and scales.
+/// Quantizes floats to planes and scales.
 pub struct QuantizeTernary;
 
 impl Op for QuantizeTernary {
@@ -157,7 +157,7 @@ impl Op for QuantizeTernary {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ActivationOptions {
-    /// What the largest size of a row counts as at least.
+    /// Lower limit for the largest magnitude of a row.
     pub amax_floor: f64,
 }
 
@@ -176,14 +176,14 @@ pub struct Activations {
     pub rows: usize,
     /// Elements of a row.
     pub n: usize,
-    /// What the largest size of a row counts as at least.
+    /// Lower limit for the largest magnitude of a row.
     pub floor: f32,
     /// The storage type.
     pub dtype: DType,
 }
 
 impl Activations {
-    /// The error of a number that is not finite.
+    /// The error for a value that is not finite.
     pub fn refuse(&self, at: usize, value: f32) -> Error {
         let (row, column) = (at / self.n.max(1), at % self.n.max(1));
         Error::new(Kind::Argument, "x")
@@ -193,7 +193,7 @@ impl Activations {
     }
 }
 
-/// Activations of 8 bits.
+/// Quantizes activations to 8 bits.
 pub struct ActivationI8;
 
 impl Op for ActivationI8 {
@@ -242,7 +242,7 @@ impl Op for ActivationI8 {
     }
 }
 
-/// What [`TernaryQuantize`] gives: the values by a rule, and the name of the scale, if it has one.
+/// The outputs of [`TernaryQuantize`]: names of the values and of the scale, if any, and the rule.
 const ALL_RULES: [(&str, Option<&str>, Options); 5] = [
     ("q_t0", None, Options { rule: Rule::Threshold, threshold: Some(0.0), per_row: false }),
     ("q_t03", None, Options { rule: Rule::Threshold, threshold: Some(0.3), per_row: false }),
@@ -255,7 +255,7 @@ const ALL_RULES: [(&str, Option<&str>, Options); 5] = [
     ("q_twn", Some("scale_twn"), Options { rule: Rule::Twn, threshold: None, per_row: false }),
 ];
 
-/// A tensor by every rule, to compare them.
+/// Quantizes a tensor by every rule, for comparison.
 pub struct TernaryQuantize;
 
 /// No options.

@@ -1,4 +1,4 @@
-//! Counts of the values among ternary numbers, and of the cells that are none.
+//! Counts the values among ternary numbers, and the sentinels.
 
 use super::layouts::{Grid, N, Options, ROWS, SLOTS};
 use super::{cpu, cuda, reference};
@@ -8,7 +8,7 @@ use crate::op::{Named, Op, OptionDoc, Slot};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 
-/// The counts.
+/// The counting op.
 pub struct StatsTernary;
 
 impl Op for StatsTernary {
@@ -26,7 +26,7 @@ impl Op for StatsTernary {
         Grid::given(inputs, options)
     }
 
-    /// `counts` of -1, 0, +1 and sentinels, and the `first` sentinel, counted row by row, or -1.
+    /// `counts` of -1, 0, +1 and sentinels; `first` is the position of the first sentinel in row-major order, or -1.
     fn outputs(_: &Grid) -> Result<Named<Spec>> {
         let of = |count| Spec::new(DType::I64, &[count]);
         Ok([("counts", of(4)?), ("first", of(1)?)].into_iter().collect())

@@ -1,4 +1,4 @@
-// Products of rows of planes, sums of columns, proofs by them, and the largest of a row.
+// Dot products of rows of planes, column sums, proofs by them, and the largest element of a row.
 
 struct Params {
     const unsigned char* a0;
@@ -21,7 +21,7 @@ __device__ __forceinline__ T total(T sum) {
     return sum;
 }
 
-// A warp has a row.
+// One warp per row.
 extern "C" __global__ void ternary_dot(Params p) {
     i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (row >= p.rows) return;
@@ -34,7 +34,7 @@ extern "C" __global__ void ternary_dot(Params p) {
     if (threadIdx.x % 32 == 0) p.to[row] = sum;
 }
 
-// A thread has a column of `part` rows; sums begin with 0.
+// One thread per column and `part` rows; sums must start at 0.
 extern "C" __global__ void ternary_columns(Params p) {
     i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= p.n) return;
@@ -47,7 +47,7 @@ extern "C" __global__ void ternary_columns(Params p) {
     atomicAdd(p.to + column, sum);
 }
 
-// A warp has a row.
+// One warp per row.
 extern "C" __global__ void ternary_proof(Params p) {
     i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (row >= p.rows) return;
@@ -61,7 +61,7 @@ extern "C" __global__ void ternary_proof(Params p) {
     }
 }
 
-// A thread has a row. NaN is never larger.
+// One thread per row. NaN is never larger.
 extern "C" __global__ void argmax(Params p) {
     i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= p.rows) return;

@@ -1,5 +1,5 @@
-//! Sums that prove results of integers: with `c[j] = sum of W[i, j] over i`, kept beside the weights, every `y = W x` has
-//! `sum of y[i] = sum of c[j] x[j]`, exactly.
+//! Column sums that verify integer results. Let `c[j] = sum of W[i, j] over i`, stored beside the weights. Then every
+//! product `y = W x` satisfies `sum of y[i] = sum of c[j] x[j]`, exactly.
 
 use super::{cpu, cuda, plane, plane_bytes, reference, wrong};
 use crate::cuda::{Buffer, Lane};
@@ -13,7 +13,7 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// Cells of a row; all there is room for by default.
+    /// Cells of a row; by default all that the planes have room for.
     pub n: Option<usize>,
 }
 
@@ -26,7 +26,7 @@ pub struct Weights {
     pub n: usize,
 }
 
-/// The sums of the columns of weights in planes.
+/// The column sums of weights in planes.
 pub struct ColumnSumsTernary;
 
 impl Op for ColumnSumsTernary {
@@ -82,7 +82,7 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// The error of a row whose sums differ.
+    /// The error for a row whose sums differ.
     pub fn refuse(&self, row: usize, difference: i64) -> Error {
         Error::new(Kind::Argument, "acc")
             .expected("sums that are those of the columns by x")
@@ -91,7 +91,7 @@ impl Proof {
     }
 }
 
-/// The proof of a product's sums.
+/// Verifies a product's sums.
 pub struct VerifySumsTernary;
 
 impl Op for VerifySumsTernary {
@@ -120,7 +120,7 @@ impl Op for VerifySumsTernary {
         Ok(Proof { leading: leading.to_vec(), rows: leading.iter().product(), n, outs })
     }
 
-    /// The differences, which are 0 where there is no error.
+    /// The differences, 0 where there is no error.
     fn outputs(problem: &Proof) -> Result<Named<Spec>> {
         Ok([("difference", Spec::new(DType::I64, &problem.leading)?)].into_iter().collect())
     }

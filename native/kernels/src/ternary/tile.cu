@@ -1,15 +1,15 @@
-// Products of many rows of bytes with ternary weights by tensor cores, whose rows of planes are of whole 16 bytes. A block of
-// threads has 8 NT rows of activations and, in SIDES warps side by side, 32 rows of weights each; GROUPS of these warps, and
-// as many in each block of a cluster of CLUSTER, take chunks of 512 columns in turn and add up at the end. A thread reads
-// planes straight from memory, two chunks ahead, and makes codes of them; activations, which all warps of a group need, come
-// through shared memory, STAGES - 1 chunks ahead.
+// Products of many rows of bytes with ternary weights on tensor cores; rows of planes must be whole units of 16 bytes.
+// A block of threads has 8 NT rows of activations, and 32 rows of weights in each of SIDES warps side by side. GROUPS
+// of these warps, in each of CLUSTER blocks of a cluster, take chunks of 512 columns in turn and add up at the end. A
+// thread reads planes straight from memory, two chunks ahead, and makes codes of them. Activations, which all warps of
+// a group need, come through shared memory, STAGES - 1 chunks ahead.
 
 constexpr int MT = 2, SIDE = 16 * MT, OUTS = SIDES * SIDE, GROUP = 32 * SIDES, THREADS = GROUP * GROUPS, ROWS = 8 * NT;
 constexpr int PARTS = GROUPS * CLUSTER, CHUNK = 512;
-// Bytes of activations of a chunk, in units of 16.
+// 16-byte units of activations per chunk.
 constexpr int UNITS = ROWS * CHUNK / 16;
 
-// A thread's rows of planes, from its columns of the first chunk on.
+// A thread's rows of planes, starting at its columns of the first chunk.
 struct Planes {
     const unsigned char* of[MT][2][2];
     i64 left;
@@ -23,7 +23,7 @@ struct Planes {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 i64 out = first + m * 16 + half * 8 + g;
-                // What is past the last row is computed again, and not written.
+                // Rows past the last one repeat it, and are not written.
                 i64 from = (out < p.outs ? out : p.outs - 1) * bytes + t * 16;
                 of[m][half][0] = p.plane0 + from;
                 of[m][half][1] = p.plane1 + from;
@@ -35,7 +35,7 @@ struct Weights {
     uint4 planes[MT][2][2];
 };
 
-// Past the end of a row there are zeros among x.
+// Columns past the end of a row meet zeros in x.
 __device__ __forceinline__ Weights weights_of(const Planes& from, i64 chunk) {
     i64 at = chunk * (CHUNK / 8);
     bool there = at < from.left;
@@ -57,22 +57,22 @@ __device__ __forceinline__ void multiply(int (&to)[4], int a0, int a1, int a2, i
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// A group's x of a chunk on its way.
+// Starts the copies of a group's x for a chunk.
 __device__ __forceinline__ void fetch(const Params& p, i64 tiles, i64 chunk, uint4* stage) {
     const uint4* from = (const uint4*)p.bits + (chunk * tiles + blockIdx.y * (i64)NT) * (8 * CHUNK / 16);
     for (int at = threadIdx.x % GROUP; at < UNITS; at += GROUP)
         copy16(stage + at, from + at);
 }
 
-// Waits until all but the latest LEFT chunks of all groups are there, and they are done with what was before. A barrier of each
-// group would be 1 to 2% faster, but tools that look for races do not follow it.
+// Waits until all but the latest LEFT chunks have arrived, for all groups, and until all are done with earlier ones. A
+// barrier per group would be 1 to 2% faster, but race checkers do not follow it.
 template <int LEFT>
 __device__ __forceinline__ void arrived() {
     copied<LEFT>();
     __syncthreads();
 }
 
-// Codes apart: in byte j of code b that of cell 8 j + b.
+// Separates codes: byte j of code b is that of cell 8 j + b.
 __device__ __forceinline__ void codes(uint2 pairs, int (&to)[8]) {
 #pragma unroll
     for (int b = 0; b < 8; b += 2) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void codes(uint2 pairs, int (&to)[8]) {
     }
 }
 
-// 128 columns of each row: `which` of the four words that a thread has.
+// Adds 128 columns of each row: word `which` of a thread's four.
 __device__ __forceinline__ void add_words(const Weights& weights, const uint4* x, int which, int (&sums)[MT][NT][4]) {
     int of[MT][2][8];
 #pragma unroll
@@ -103,7 +103,8 @@ __device__ __forceinline__ void add_words(const Weights& weights, const uint4* x
     }
 }
 
-// A block is done with what stands before, and all blocks of the cluster are.
+// Cluster barrier in two halves: `done` says that this block's earlier accesses are over, `all_done` waits for those of
+// all blocks.
 __device__ __forceinline__ void done() {
     if constexpr (CLUSTER > 1) done_in_cluster();
 }
@@ -147,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_tile(Params p) {
 #pragma unroll
         for (int which = 0; which < 4; which++) add_words(weights, stages + turn % STAGES * UNITS + lane, which, sums);
     }
-    // All groups' sums, where activations were.
+    // The sums of all groups reuse the memory of the activations.
     copied<0>();
     __syncthreads();
     int* all = (int*)shared;
@@ -171,6 +172,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_tile(Params p) {
         return sum;
     };
     finish_all<ROWS, OUTS, CLUSTER * THREADS>(p, side, block * THREADS + threadIdx.x, sum_of, done);
-    // Nobody leaves while others read.
+    // A block must not exit while other blocks read its sums.
     all_done();
 }

@@ -1,32 +1,33 @@
-//! What of a text may still change when more tokens follow, by the decoder of a `tokenizer.json`.
+//! Which part of a text may still change when more tokens follow, derived from the decoder of a `tokenizer.json`.
 
 use tokenizers::decoders::DecoderWrapper as Decoder;
 use tokenizers::normalizers::replace::Replace;
 
-/// What stands for bytes that are no character, or not yet one.
+/// The replacement for bytes that are not a character, or not yet one.
 pub const UNKNOWN: char = '\u{fffd}';
 
-/// How many characters a pattern that is a regular expression is taken to span at most.
+/// Assumed upper limit for the characters that a regular expression spans.
 const PATTERN: usize = 64;
-/// So many characters can the patterns span together by which WordPiece tidies a text.
+/// The characters that WordPiece's cleanup patterns can span together.
 const TIDIED: usize = 25;
 
-/// What may change at the end of a text.
+/// The parts at the end of a text that may change.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rules {
-    /// Tokens such as `<0x41>` stand for bytes. A run of them is either text as a whole, or a [`UNKNOWN`] for each.
+    /// Tokens such as `<0x41>` stand for bytes. A run of them is either valid text as a whole, or one [`UNKNOWN`] per
+    /// byte.
     pub bytes: bool,
-    /// A last [`UNKNOWN`] may be the beginning of a character.
+    /// A final [`UNKNOWN`] may be the beginning of a character.
     pub unfinished: bool,
-    /// How many of the last characters may be part of what a pattern replaces in the whole text.
+    /// Number of final characters that may be part of a pattern that is replaced in the whole text.
     pub margin: usize,
 }
 
 impl Rules {
-    /// Those of a tokenizer whose tokens are bytes.
+    /// The rules of a tokenizer whose tokens are bytes.
     pub const BYTES: Rules = Rules { bytes: false, unfinished: true, margin: 0 };
 
-    /// Those of a decoder.
+    /// The rules of a decoder.
     pub fn of(decoder: Option<&Decoder>) -> Rules {
         let mut rules = Rules::default();
         let mut fused = false;
@@ -34,7 +35,7 @@ impl Rules {
         rules
     }
 
-    /// Adds those of a decoder, which gets tokens one by one, or `fused` to one text.
+    /// Adds the rules of a decoder. It receives single tokens or, once they are `fused`, one text.
     fn add(&mut self, decoder: &Decoder, fused: &mut bool) {
         match decoder {
             Decoder::Sequence(all) => all.get_decoders().iter().for_each(|one| self.add(one, fused)),
@@ -46,7 +47,7 @@ impl Rules {
         }
     }
 
-    /// How many bytes of a text stay as they are, whatever follows.
+    /// Bytes at the start of a text that no further token can change.
     pub fn settled(&self, text: &str) -> usize {
         let text = text.strip_suffix(UNKNOWN).filter(|_| self.unfinished).unwrap_or(text);
         match self.margin {
@@ -56,7 +57,7 @@ impl Rules {
     }
 }
 
-/// How many characters a decoder looks at together, but for one.
+/// Characters that a decoder examines together, less one.
 fn span(decoder: &Decoder) -> usize {
     let others = |text: &str| text.chars().count().saturating_sub(1);
     match decoder {

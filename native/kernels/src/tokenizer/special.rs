@@ -1,4 +1,4 @@
-//! The tokens with which texts begin and end, by `tokenizer.json` and the files beside it.
+//! The tokens that begin and end texts, from `tokenizer.json` and the files beside it.
 
 use crate::error::{Error, Kind, Result};
 use crate::file;
@@ -7,28 +7,28 @@ use serde_json::Value;
 use std::path::Path;
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Token};
 
-/// The files, the first of which counts.
+/// The files, in order of precedence.
 const FILES: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];
-/// A file may take this many bytes.
+/// Upper limit for the bytes of a file.
 const MAX_FILE: u64 = 1 << 26;
 
-/// What begins and ends the texts of tokenizers whose files do not tell.
+/// The tokens that begin and end texts if the files name none.
 pub const BEGINS: [&str; 4] = ["<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"];
 pub const ENDS: [&str; 5] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>"];
 
-/// What the files beside a `tokenizer.json` say.
+/// The content of the files beside a `tokenizer.json`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Special {
     /// The text of the token that begins texts.
     pub bos: Option<String>,
     /// The text of the token that ends texts.
     pub eos: Option<String>,
-    /// Whether texts begin with that token.
+    /// Whether texts begin with the `bos` token.
     pub add_bos: Option<bool>,
 }
 
 impl Special {
-    /// Reads the files of a folder that are there.
+    /// Reads those of the files that exist in a folder.
     pub fn read(folder: &Path) -> Result<Special> {
         let mut special = Special::default();
         for path in FILES.map(|name| folder.join(name)).iter().filter(|path| path.is_file()) {
@@ -53,7 +53,7 @@ impl Special {
     }
 }
 
-/// The text of a token, which may be in an object.
+/// The text of a token, given directly or in an object.
 fn text(value: &Value) -> Option<String> {
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_string)
 }
@@ -66,7 +66,7 @@ fn wrong(name: &str, expected: &str, got: impl std::fmt::Display) -> Error {
     Error::new(Kind::File, name).expected(expected).got(got)
 }
 
-/// The tokens that a post-processor puts before a text.
+/// The tokens that a post-processor puts before each text.
 pub fn prefix(processor: Option<&PostProcessorWrapper>) -> Vec<u32> {
     let text = Encoding::from_tokens(vec![Token::new(0, "a".into(), (0, 1))], 0);
     let processed = processor.and_then(|processor| processor.process(text, None, true).ok()).unwrap_or_default();

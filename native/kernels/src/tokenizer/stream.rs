@@ -1,34 +1,36 @@
-//! The text of tokens that come one by one: all pieces together are the text of all tokens, without that of the tokens
-//! before them.
+//! Streams the text of tokens that arrive one by one: the concatenated pieces equal the text of all tokens, without
+//! that of the tokens before them.
 //!
-//! What a token adds depends on those before it: the first of a text loses its space, and bytes of several tokens are
-//! one character. So a [`Window`] of the last tokens is decoded with each new one, and what is new in its text comes
-//! out, but for what later tokens may change ([`Rules`](super::rules::Rules)). Older tokens are dropped as soon as the
-//! window has text without them: its tokens then are no longer decoded as the first of a text.
+//! The text of a token depends on the tokens before it: the first token of a text loses its space, and one character
+//! can span the bytes of several tokens. So a [`Window`] of the last tokens is decoded with each new one. What is new
+//! in its text is emitted, except for the part that later tokens may change ([`Rules`](super::rules::Rules)). Older
+//! tokens are dropped as soon as the window has text without them: its tokens then are no longer decoded as the first
+//! of a text.
 
 use super::Tokenizer;
 use crate::error::Result;
 
-/// A run of byte tokens comes out when it has ended and is known to be text or not; one that is longer comes in parts.
+/// A run of byte tokens is emitted when it has ended and is known to be text or not. A run of this many tokens is
+/// emitted in parts.
 const RUN: usize = 256;
-/// A window has this many tokens where patterns are replaced in the whole text.
+/// Tokens in a window if patterns are replaced in the whole text.
 const CONTEXT: usize = 128;
-/// A character has this many bytes at most.
+/// The most bytes of a character.
 const CHARACTER: usize = 4;
 
 /// The last tokens of a text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Window {
-    /// The tokens, without those that never have text.
+    /// The tokens, except special ones, which have no text.
     pub tokens: Vec<u32>,
-    /// How many of them the next window does without.
+    /// Number of tokens that the next window can drop.
     pub old: usize,
-    /// The part of their text that has come out.
+    /// The part of their text that has been emitted.
     pub said: String,
 }
 
 impl Tokenizer {
-    /// The window of a text's first tokens, whose text does not come out.
+    /// The window of a text's first tokens, whose text is not emitted.
     pub fn start(&self, tokens: &[u32]) -> Result<Window> {
         let mut window = Window::default();
         for &token in tokens {
@@ -56,13 +58,13 @@ impl Tokenizer {
         Ok(piece.unwrap_or_default())
     }
 
-    /// The text that was held back, when no token follows.
+    /// The text that is still held back when no token follows.
     pub fn rest(&self, window: &Window) -> Result<String> {
         let text = self.text(&window.tokens)?;
         Ok(text[common(&window.said, &text)..].to_string())
     }
 
-    /// What comes out with a token that is no byte.
+    /// The text emitted with a token that is not a byte.
     fn whole(&self, window: &mut Window) -> Option<String> {
         let (piece, tail) = self.advance(window)?;
         let least = if self.rules().margin > 0 { CONTEXT } else { 1 };
@@ -72,8 +74,8 @@ impl Tokenizer {
         Some(piece)
     }
 
-    /// What comes out with a byte that is part of no text, nor are all bytes after it. The last tokens, `broken` in
-    /// number, begin with bytes that are no character: these few are enough for what follows.
+    /// The text emitted with a byte that, with all bytes after it, belongs to no character. The last `broken` tokens
+    /// begin with bytes that are not a character; a few of them suffice as context.
     fn broken(&self, window: &mut Window, broken: usize) -> Option<String> {
         let (piece, tail) = self.advance(window)?;
         let (end, margin) = (window.tokens.len(), self.rules().margin);
@@ -85,7 +87,8 @@ impl Tokenizer {
         Some(piece)
     }
 
-    /// What comes out of a run that is too long to wait for its end, without the last bytes of a character.
+    /// The text emitted from a run that is too long to await its end, without the last `unfinished` bytes of a
+    /// character.
     fn long(&self, window: &mut Window, unfinished: usize) -> Option<String> {
         let held = window.tokens.split_off(window.tokens.len() - unfinished);
         let out = self.advance(window);
@@ -99,7 +102,7 @@ impl Tokenizer {
         out.map(|(piece, _)| piece)
     }
 
-    /// What is new and settled in a window's text, and what is not settled. Nothing, if its beginning has no text yet.
+    /// The new settled text of a window, and its unsettled tail. `None` if the beginning of the window has no text yet.
     fn advance(&self, window: &mut Window) -> Option<(String, String)> {
         let text = self.text(&window.tokens).ok()?;
         let (from, end) = (common(&window.said, &text), self.rules().settled(&text));
@@ -109,7 +112,7 @@ impl Tokenizer {
         })
     }
 
-    /// Leaves a window with its last tokens, if they have settled text and then the tail that the whole has.
+    /// Shortens a window to `tokens`, if they have settled text followed by the same tail as the whole window.
     fn shorten(&self, window: &mut Window, tokens: Vec<u32>, tail: &str) {
         let text = self.text(&tokens).unwrap_or_default();
         let settled = self.rules().settled(&text);
@@ -118,7 +121,7 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes for which the last tokens stand, as far as they do.
+    /// The bytes of the final run of byte tokens.
     fn run(&self, tokens: &[u32]) -> Vec<u8> {
         let bytes = tokens.iter().rev().filter(|_| self.rules().bytes).map_while(|&token| self.byte(token));
         let mut bytes: Vec<u8> = bytes.collect();
@@ -133,7 +136,7 @@ impl Tokenizer {
     }
 }
 
-/// How many bytes of whole characters two texts begin with in common.
+/// The length of the common prefix of two texts, in bytes of whole characters.
 fn common(a: &str, b: &str) -> usize {
     let alike = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
     (0..=alike).rev().find(|&at| b.is_char_boundary(at)).unwrap_or(0)

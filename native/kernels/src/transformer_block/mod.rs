@@ -5,8 +5,8 @@
 //! y = h + swiglu_mlp(layer_norm(h; ln2_w, ln2_b); wg, wu, wd)
 //! ```
 //!
-//! The gradient computes what lies in between again, and then goes through the gradients of these steps in
-//! reverse. What lies in between has the storage type. A cache of keys and values is that of [`mha`].
+//! The gradient recomputes the intermediate tensors, and then goes through the gradients of these steps in
+//! reverse. Intermediate tensors have the storage type. A cache of keys and values is that of [`mha`].
 
 mod steps;
 

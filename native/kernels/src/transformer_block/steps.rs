@@ -1,4 +1,4 @@
-//! The block as a sequence of ops, wherever they run.
+//! The block as a sequence of ops, on any backend.
 
 use super::{Options, Problem};
 use crate::error::Result;
@@ -68,7 +68,7 @@ pub fn backward<'a, P: Place>(
     place.map(Map::Sum, &[P::view(&dh), P::view(&of_n1)], P::briefly_mut(outputs.expect("dx")?))
 }
 
-/// What lies in between: both norms, and `h`.
+/// Intermediate tensors: both norms, and `h`.
 struct Between<T> {
     n1: T,
     h: T,

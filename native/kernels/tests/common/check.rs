@@ -34,7 +34,7 @@ pub fn agrees_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
     }
 }
 
-/// What lies in between is rounded to the storage type after each step, so 16-bit results may be off by
+/// Intermediate tensors are rounded to the storage type after each step, so 16-bit results may be off by
 /// several roundings of the largest of their tensor.
 fn near(got: &Named<Owned>, expected: &Named<Owned>, (dtype, depth): (DType, f64), what: &str) {
     let relative = match dtype {
@@ -56,7 +56,7 @@ pub fn steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>
     deep_steps_agree_everywhere::<O>(options, inputs, 1.0);
 }
 
-/// The same where so many times as many steps as in a layer round to 16 bits.
+/// Like [`steps_agree_everywhere`], where `depth` times the steps of a layer round to 16 bits.
 pub fn deep_steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>, depth: f64) {
     for dtype in DType::FLOATS {
         let inputs = cast::<O>(inputs, dtype);

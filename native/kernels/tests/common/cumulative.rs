@@ -41,7 +41,7 @@ pub fn inputs(
     inputs
 }
 
-/// The same tensor with time the other way round.
+/// The tensor with time reversed.
 pub fn flipped(of: &Owned) -> Owned {
     let values = of.view().to_f64();
     let flipped = values.slice_each_axis(|axis| {

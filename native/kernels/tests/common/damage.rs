@@ -89,7 +89,7 @@ pub fn whole() -> Files {
     Files { config: Some(Value::Object(config()).to_string().into_bytes()), tensors: file(&tensors()) }
 }
 
-/// The same with some damage.
+/// Files with some damage.
 pub fn damaged(chance: &mut Chance) -> Files {
     let (mut config, mut tensors) = (config(), tensors());
     match chance(3) {

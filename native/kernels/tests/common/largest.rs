@@ -1,4 +1,4 @@
-//! The most memory that was asked for at once.
+//! The largest single allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

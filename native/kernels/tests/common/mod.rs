@@ -28,7 +28,7 @@ pub fn run_cuda<O: Op>(options: &O::Options, inputs: &Named<Owned>, device: &Dev
     run_on::<O>(options, inputs, &device.lane()?)
 }
 
-/// The same on a lane.
+/// Like [`run_cuda`], on a lane.
 pub fn run_on<O: Op>(options: &O::Options, inputs: &Named<Owned>, lane: &Lane) -> Result<Named<Owned>> {
     into_poisoned::<O>(options, inputs, |call, views, outputs| cuda::run_host::<O>(call, views, outputs, lane))
 }
@@ -158,7 +158,7 @@ pub fn assert_close(got: &Named<Owned>, expected: &Named<Owned>, what: &str) {
     assert_close_for(&sizes(expected), got, expected, what);
 }
 
-/// The same where sums may cancel: a small result is as exact as the size of what it is summed of allows.
+/// Like [`assert_close`], where sums may cancel: a small result is only as exact as the `sizes` of its terms allow.
 pub fn assert_close_for(sizes: &Named<f64>, got: &Named<Owned>, expected: &Named<Owned>, what: &str) {
     for (name, expected) in expected.iter() {
         let got = got.get(name).unwrap();

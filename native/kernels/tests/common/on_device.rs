@@ -6,8 +6,8 @@ use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::tensor::{DType, Described, Owned};
 
-/// Runs `O` on the device in every type, near the reference, and twice for the same bits. With
-/// `roundings` many in sequence, 16-bit results may be off by so many.
+/// Checks `O` on the device in every type against the reference, and two runs for equal bits. 16-bit results may be
+/// off by `roundings` roundings, those that follow each other.
 pub fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
     for &dtype in O::STORAGE {
         let inputs = cast::<O>(inputs, dtype);
@@ -35,7 +35,7 @@ pub fn off(got: &Owned, expected: &Owned, dtype: DType, roundings: f64) -> f64 {
     worst(got, expected, relative, of_largest * largest)
 }
 
-/// The same of an op and its gradient.
+/// Like [`agrees`], for an op and its gradient.
 pub fn both<F: Op, B: Op>(device: &Device, options: (&F::Options, &B::Options), inputs: &Named<Owned>, roundings: f64) {
     agrees::<F>(device, options.0, inputs, roundings);
     agrees::<B>(device, options.1, &backward_inputs::<F, B>(options.0, inputs), roundings);

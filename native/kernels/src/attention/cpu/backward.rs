@@ -1,10 +1,10 @@
 //! `dq`, `dk` and `dv`, a stretch of keys at a time.
 //!
-//! Weights are computed again from `lse`, a tile at a time, and used at once for all three. Sums for the
-//! keys of a stretch stay in the second-level cache while all queries go by; sums for queries are added
-//! up stretch by stretch. So nothing can be shared among threads but heads of keys. Where those are too
-//! few, the sums for keys and those for queries are computed apart, which takes seven products in place
-//! of five, but in the same order: no bit of the results tells.
+//! Weights are recomputed from `lse`, a tile at a time, and used at once for all three. Sums for the keys of a
+//! stretch stay in the second-level cache while all queries go by; sums for queries are added up stretch by
+//! stretch. So only heads of keys can be divided among threads. Where those are too few, the sums for keys and
+//! those for queries are computed separately, which takes seven products in place of five. The order of the sums
+//! is the same, and so are the bits.
 
 use super::gradient::{Backward, Block, Tiles};
 use super::product::{Care, Left, Product, Then};
@@ -53,7 +53,7 @@ struct Which {
     keys: bool,
 }
 
-/// What a thread works in.
+/// The workspace of a thread.
 struct Scratch<E> {
     block: Block<E>,
     tiles: Tiles<E>,

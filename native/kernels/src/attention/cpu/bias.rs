@@ -1,7 +1,7 @@
 //! `dbias`: cotangents of scores, summed over the axes that the bias is repeated on.
 //!
-//! This is a pass of its own, which computes the scores once more: a piece of work is a part of the
-//! bias, and goes over all that is summed there in one order, whoever does it.
+//! This is a pass of its own, which computes the scores again. A piece of work is a part of the bias. It sums
+//! everything that falls on that part in one order, whichever thread runs it.
 
 use super::backward::{STRETCH, range};
 use super::gradient::{Backward, Block, Tiles};
@@ -21,7 +21,7 @@ pub fn gradient<S: Storage>(given: &Backward<S>, dbias: &mut [S::Wide]) -> Resul
     dbias.fill(S::Wide::from_f64(0.0));
     let sums = Sums { given, strides, dbias: Shared::new(dbias) };
     let all = [batch, heads, queries.div_ceil(QUERIES), keys.div_ceil(STRETCH)];
-    // An axis that is repeated is one piece of work, any other as many as it has parts.
+    // A broadcast axis is one piece of work; any other is a piece for each of its parts.
     let pieces: [usize; 4] = std::array::from_fn(|axis| if strides[axis] == 0 { 1 } else { all[axis] });
     each_range(given.given.exec.threads, pieces.iter().product(), |range| {
         let (mut block, mut tiles) = (Block::new(&given.given), Tiles::new());

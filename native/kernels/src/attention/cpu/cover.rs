@@ -1,4 +1,4 @@
-//! What lies over the scores of a tile: the bias, and minus infinity where a query sees no key.
+//! What is added to the scores of a tile: the bias, and minus infinity where a key is hidden from a query.
 
 use super::tile::transpose;
 use crate::attention::Repeated;
@@ -6,14 +6,14 @@ use crate::cpu::vector::MAX_LANES;
 use crate::cpu::{Real, Vector, Work};
 use std::ops::Range;
 
-/// A tensor over all scores, some of whose axes are repeated.
+/// A tensor over all scores, some of whose axes are broadcast.
 #[derive(Clone, Copy)]
 pub struct Over<'a, T> {
     /// Its elements from that of the batch and head on.
     pub values: &'a [T],
     /// From query to query.
     pub query: usize,
-    /// From key to key: 1, or 0 where it is repeated.
+    /// From key to key: 1, or 0 where it is broadcast.
     pub key: usize,
 }
 
@@ -145,14 +145,14 @@ impl<E: Real> Cover<'_, E> {
         row
     }
 
-    /// Writes what lies over a key for a vector of queries, minus infinity for those before it; tells
-    /// which see it.
+    /// Writes the cover of a key for a vector of queries, minus infinity for queries before it. Returns
+    /// which queries see it.
     #[inline(always)]
     fn put<V: Vector<Element = E>>(&mut self, first: usize, key: usize, cover: V) -> V {
         let cover = match self.causal {
             Some(offset) => {
                 let of_first = (self.queries.start + first) as i64;
-                // Lanes below this one are earlier queries; it is cut off where numbers may not fit.
+                // Lanes below this one are earlier queries; saturated where the numbers may not fit.
                 let hidden = ((self.keys.start + key) as i64).saturating_sub(offset).saturating_sub(of_first);
                 let hidden = V::constant(hidden.clamp(0, MAX_LANES as i64) as f64);
                 V::constant(f64::NEG_INFINITY).where_less(numbers(), hidden, cover)

@@ -1,9 +1,9 @@
-//! Few queries over many keys, as decoding has them: what counts is to read keys and values once.
+//! Few queries over many keys, as in decoding: bound by memory, so keys and values are read once.
 //!
-//! A piece of work is a stretch of a head's keys for all queries of all heads that read it. Keys go by in
-//! tiles that stay in the first-level cache while query after query takes its dot products with them, by
-//! vectors along the width. Each stretch leaves weighted sums of values with their largest score and sum
-//! of weights, which are joined in order. How keys are cut depends on the sizes alone.
+//! A piece of work is a stretch of a head's keys for all queries of all heads that read it. A tile of keys stays
+//! in the first-level cache while each query takes its dot products with them, by vectors along the width. Each
+//! stretch leaves weighted sums of values with their largest score and sum of weights, which are combined in
+//! order. How keys are cut depends on the sizes alone.
 
 use super::cover::Over;
 use super::softmax::exp;
@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::tensor::Element;
 use std::ops::Range;
 
-/// Keys in a stretch, at least: shorter ones would be joined for longer than they are read.
+/// The fewest keys of a stretch: shorter ones would take longer to combine than to read.
 const SHORTEST: usize = 512;
 
 /// How many pieces of work there are where there are keys enough for them.
@@ -149,7 +149,7 @@ impl<S: Storage> Piece<'_, '_, S> {
         }
     }
 
-    /// Lays bias and mask over scores.
+    /// Adds the bias to scores, and hides those that the mask hides.
     #[inline(always)]
     fn cover(&self, head: usize, query: usize, first: usize, scores: &mut [S::Wide]) {
         let Problem { bias, mask, .. } = *self.given.problem;
@@ -202,7 +202,8 @@ fn four_sums<V: Vector>(vectors: [V; 4]) -> [V::Element; 4] {
     [vectors[0].sum(), vectors[1].sum(), vectors[2].sum(), vectors[3].sum()]
 }
 
-/// Turns scores into weights of the largest one so far; gives by what former ones shrink, and the sum.
+/// Turns scores into weights relative to the largest score so far. Returns the factor by which earlier weights
+/// shrink, and the sum of the new ones.
 #[inline(always)]
 fn weigh<V: Vector>(scores: &mut [V::Element; KEYS], largest: &mut V::Element) -> (V::Element, V::Element)
 where
@@ -221,7 +222,7 @@ where
         now = Vector::max(now, most[lane]);
     }
     *largest = now;
-    // A query that sees nothing yet has minus infinity, which must not meet itself.
+    // A query that has seen nothing yet has minus infinity, and minus infinity less itself would be NaN.
     let shift = if now.to_f64() == f64::NEG_INFINITY { V::zero() } else { V::splat(now) };
     let (mut sum, mut key) = (V::zero(), 0);
     while key < KEYS {
@@ -247,7 +248,7 @@ fn add<V: Vector<Element = S::Wide>, S: Storage, const N: usize>(
         vectors[n] = V::load_partial(&sums[d + n * V::LANES..]).mul(V::splat(decay));
     });
     for key in 0..weights.len() {
-        // What is hidden has no weight, and nobody looks at its value, be it NaN.
+        // A hidden key has weight 0, and its value is skipped, since it may be NaN.
         if weights[key].to_f64() == 0.0 {
             continue;
         }
@@ -263,7 +264,7 @@ fn add<V: Vector<Element = S::Wide>, S: Storage, const N: usize>(
     });
 }
 
-/// Joins what stretches left of some queries, of all in order.
+/// Combines the results of all stretches for some queries, in order.
 struct Join<'s, 'a, S: Storage> {
     given: &'s Given<'a, S>,
     partial: &'s [S::Wide],

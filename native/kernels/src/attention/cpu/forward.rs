@@ -38,7 +38,7 @@ struct Forward<'a, S: Storage> {
     lse: Shared<'a, S::Wide>,
 }
 
-/// What a thread works in: matrices whose columns are queries.
+/// The workspace of a thread: matrices whose columns are queries.
 struct Scratch<E> {
     lanes: usize,
     q: Aligned<E>,
@@ -72,7 +72,7 @@ impl<E: Real> Scratch<E> {
 }
 
 impl<S: Storage> Forward<'_, S> {
-    /// Block number `i`: of a head the last ones first, since they see more if queries are causal.
+    /// Block `i`: the last blocks of a head come first, since causal queries see more keys there.
     fn block(&self, i: usize, scratch: &mut Scratch<S::Wide>) {
         let Problem { heads, queries, .. } = *self.given.problem;
         let each = queries.div_ceil(QUERIES);

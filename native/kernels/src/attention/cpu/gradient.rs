@@ -1,5 +1,5 @@
-//! What every pass of the gradient starts from: blocks of queries with all that belongs to them, and for
-//! a tile of keys the weights, computed again from `lse`, with the cotangents of scores.
+//! What every pass of the gradient starts from: blocks of queries with their rows of `dy`, `lse` and `delta`, and
+//! for a tile of keys the weights, recomputed from `lse`, with the cotangents of the scores.
 
 use super::product::{AreFinite, Care, Product, Then};
 use super::softmax::Differentiate;
@@ -23,7 +23,7 @@ pub struct Backward<'a, S: Storage> {
     dlse: Option<&'a [S::Wide]>,
 }
 
-/// A block of queries with all that belongs to them.
+/// A block of queries with their cotangents, `lse` and `delta`.
 pub struct Block<E> {
     lanes: usize,
     /// Which queries.
@@ -124,7 +124,7 @@ impl<'a, S: Storage> Backward<'a, S> {
     fn load_sums(&self, (batch, head): (usize, usize), y: Rows<S>, block: &mut Block<S::Wide>) {
         let Problem { heads, queries, .. } = *self.given.problem;
         let first = (batch * heads + head) * queries + block.queries.start;
-        // Infinity gives weights of 0, as a query that sees nothing and an empty column have.
+        // Infinity gives weights of 0: for queries that see nothing, and for the padding columns.
         block.lse.fill(S::Wide::from_f64(f64::INFINITY));
         block.delta.fill(S::Wide::from_f64(0.0));
         for i in 0..y.count {
@@ -137,8 +137,8 @@ impl<'a, S: Storage> Backward<'a, S> {
         S::Wide::dispatch(self.given.exec.level, delta);
     }
 
-    /// Computes the weights of a tile and the cotangents of its scores; tells how much care products with
-    /// them need, or nothing if nobody sees anything.
+    /// Computes the weights of a tile and the cotangents of its scores. Returns whether products with them must guard
+    /// hidden keys against NaN and infinity, or `None` if the whole tile is hidden.
     pub fn tile(
         &self,
         of @ (batch, head): (usize, usize),

@@ -19,13 +19,13 @@ impl<'a, E> Left<'a, E> {
         Left { values, down: row, along: 1 }
     }
 
-    /// The same with rows and columns changed.
+    /// The transpose, in the same memory.
     pub fn transposed(self) -> Self {
         Left { down: self.along, along: self.down, ..self }
     }
 }
 
-/// What becomes of what is there already.
+/// What happens to the earlier contents of the product's memory.
 #[derive(Clone, Copy)]
 pub enum Then<'a, E> {
     /// It is written over.
@@ -36,7 +36,7 @@ pub enum Then<'a, E> {
     Scale(&'a [E]),
 }
 
-/// Which factors of 0 keep a NaN or an infinity out, for they stand for what nobody looks at.
+/// Whose zeros cancel a NaN or an infinity in the other matrix: these zeros stand for hidden elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Care {
     /// None.
@@ -61,9 +61,9 @@ pub struct Product<'a, E> {
     pub width: usize,
     /// Where the product goes, and how far it is from row to row.
     pub to: (&'a mut [E], usize),
-    /// What becomes of what is there.
+    /// What happens to the earlier contents of that memory.
     pub then: Then<'a, E>,
-    /// Which factors of 0 are special.
+    /// In which matrix zeros stand for hidden elements.
     pub care: Care,
 }
 
@@ -170,8 +170,8 @@ impl<E: Real> Product<'_, E> {
         strides: (usize, usize),
         sums: &mut [[V; N]; R],
     ) {
-        // In rounds of several steps, or what counts the steps takes as many instructions as a CPU can
-        // begin beside the multiplications.
+        // Unrolled by four: the loop counter of single steps would take all the issue slots that the
+        // multiplications leave.
         let left = self.left.values.as_ptr().wrapping_add(row * strides.0);
         let right = self.right.0.as_ptr().wrapping_add(column);
         let mut k = 0;

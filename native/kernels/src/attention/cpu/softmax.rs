@@ -1,10 +1,10 @@
-//! What is done with the scores of a tile, where a row is a key and a column a query.
+//! The softmax on the scores of a tile and its gradient. A row is a key and a column a query.
 
 use super::cover::covered;
 use crate::cpu::{Real, Vector, Work};
 use std::f64::consts::LOG2_E;
 
-/// Turns scores into weights of the largest one so far, and moves on what belongs to each query.
+/// Turns scores into weights relative to the largest score so far, and updates the running values of each query.
 pub struct Weigh<'a, E> {
     /// Scores; then weights.
     pub scores: &'a mut [E],
@@ -16,7 +16,7 @@ pub struct Weigh<'a, E> {
     pub largest: &'a mut [E],
     /// The sums of weights so far.
     pub sums: &'a mut [E],
-    /// Left: by what former weights shrink, since there are larger scores now.
+    /// Output: the factor by which earlier weights shrink, since there are larger scores now.
     pub decay: &'a mut [E],
 }
 
@@ -54,7 +54,7 @@ impl<E: Real> Weigh<'_, E> {
             None => self.search::<V, N>(column, &mut largest),
         }
         store(largest, &mut self.largest[column..]);
-        // A query that sees nothing yet has minus infinity, which must not meet itself.
+        // A query that has seen nothing yet has minus infinity, and minus infinity less itself would be NaN.
         for n in 0..N {
             largest[n] = largest[n].where_less(V::constant(f64::NEG_INFINITY), largest[n], V::zero());
         }
@@ -156,7 +156,7 @@ impl<E: Real> Differentiate<'_, E> {
                 weights[n] = exp(score.sub(lse[n]));
                 cotangents[n] = weights[n].mul(cotangents[n].sub(delta[n]));
                 if COVERED {
-                    // What is hidden has no weight, and nobody looks at what has none, be it NaN.
+                    // A hidden key has weight 0, and where the weight is 0 so is the cotangent, even if it was NaN.
                     let hidden = score.max(V::zero());
                     weights[n] = weights[n].where_less(V::constant(f64::NEG_INFINITY), score, hidden);
                     let tiny = V::constant(f32::MIN_POSITIVE as f64);
@@ -169,7 +169,7 @@ impl<E: Real> Differentiate<'_, E> {
     }
 }
 
-/// `e^v` for v of at most 0 but for rounding, where not the last digit counts, but that 0 gives 1.
+/// `e^v` for v of at most 0, up to rounding. The last digit does not matter, but 0 must give 1.
 #[inline(always)]
 pub fn exp<V: Vector>(v: V) -> V {
     v.mul(V::constant(LOG2_E)).exp2()

@@ -1,4 +1,4 @@
-//! Tiles of rows as the products want them.
+//! Tiles of rows in the layout that the products read.
 
 use super::product::Left;
 use super::{KEYS, each_range};
@@ -9,14 +9,14 @@ use crate::cpu::{Exec, Level, Real, Storage, Vector, Work, unrolled};
 use crate::error::Result;
 use std::ops::{Deref, DerefMut, Range};
 
-/// Zeros to work with, on whole cache lines, for a vector across two of them takes twice as long.
+/// Workspace of zeros, aligned to cache lines: a vector across two lines takes twice as long.
 pub struct Aligned<E> {
     values: Vec<E>,
     range: Range<usize>,
 }
 
 impl<E: Real> Aligned<E> {
-    /// So many of them.
+    /// `len` zeros.
     pub fn new(len: usize) -> Self {
         const LINE: usize = 64;
         let values: Vec<E> = bytemuck::zeroed_vec(len + LINE / size_of::<E>());
@@ -167,8 +167,8 @@ impl<S: Storage> Work<S::Wide> for Widen<'_, S> {
     }
 }
 
-/// Turns a square of as many vectors as each has lanes: rounds of shuffling two halves as cards are,
-/// each of which moves the bits of an element's place around by one.
+/// Transposes a square of `V::LANES` vectors. Each round interleaves its two halves, as in a riffle shuffle,
+/// which rotates the bits of an element's index by one.
 #[inline(always)]
 pub fn transpose<V: Vector>(square: &mut [V; MAX_LANES]) {
     unrolled!(round < 4, {

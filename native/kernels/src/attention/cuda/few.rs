@@ -1,4 +1,4 @@
-//! Few queries over many keys, as decoding has them.
+//! Few queries over many keys, as in decoding.
 
 use super::super::Problem;
 use super::{Call, Params, Real, grid, mma};
@@ -27,7 +27,7 @@ const FEW_MMA: Source = Source {
 const JOIN: Source =
     Source { name: "attention_join", text: concat!(include_str!("../common.cu"), include_str!("../join.cu")) };
 
-/// Queries of a head at most: more have work enough for tiles.
+/// The most queries of a head: more are enough work for tiles.
 const QUERIES: usize = 4;
 /// Packs of a key or a value that a lane may hold.
 const PACKS: usize = 4;
@@ -35,11 +35,11 @@ const PACKS: usize = 4;
 const HELD: usize = 32;
 /// Warps in a block of all these kernels, as in `few.cu` and `join.cu`.
 const WARPS: usize = 4;
-/// Packs of keys that a lane has at a time, and as many of values at most.
+/// Packs of keys that a lane has at a time, and the most packs of values.
 const TOGETHER: usize = 4;
-/// How many times what is worked on at a time is under way, that included; as in `few.cu`.
+/// Stages in flight, with the one that is worked on; as in `few.cu`.
 const STAGES: usize = 3;
-/// Parts at most, as in `join.cu`.
+/// The most parts, as in `join.cu`.
 const MOST_PARTS: usize = 1024;
 /// Blocks that keep a multiprocessor busy.
 const BUSY: usize = 4;
@@ -80,8 +80,8 @@ impl Way {
         Way { source: &FEW, options, rows, keys, shared: kept.max(sums), resident: BUSY, scale }
     }
 
-    /// Tensor cores multiply, if all queries see the same keys. They would multiply the weight 0 of a hidden key by its
-    /// value, be it NaN.
+    /// Tensor cores multiply, if all queries see the same keys. A hidden key would have weight 0, which they would
+    /// multiply by its value even if that is NaN.
     fn on_tensor_cores<R: Real>(call: &Call<R>) -> Option<Way> {
         const OTHER: usize = 16;
         let Problem { queries, causal, width, value_width, dtype, .. } = *call.problem;
@@ -143,7 +143,7 @@ pub(super) fn forward<R: Real>(call: &Call<R>) -> Result<()> {
     let chunks = (heads / key_heads * queries).div_ceil(way.rows);
     let heads_of_keys = batch * key_heads * chunks;
     let busy = way.resident * call.lane.device().facts().multiprocessors as usize;
-    // A part is worth its sums if it is read in more than one go; and no block should come when others have ended.
+    // A part is worth its sums if it takes more than one stage. All blocks should run in one wave.
     let parts = (busy / heads_of_keys).min(keys.div_ceil(2 * way.keys)).clamp(1, MOST_PARTS);
     let sums = Spec::new(dtype.wide(), &[batch * heads * queries, parts, value_width + 2])?;
     let (delta, scale) = (call.lane.scratch(sums.bytes())?, R::of(way.scale));
@@ -157,7 +157,7 @@ pub(super) fn forward<R: Real>(call: &Call<R>) -> Result<()> {
     unsafe { call.lane.launch(&join, [grid(batch * heads * queries)?, 1, 1], threads, &params) }
 }
 
-/// Elements that are moved at once: as many as 16 bytes have, if all rows begin at such addresses.
+/// Elements that are moved at once: those of 16 bytes if all rows are aligned to 16 bytes, otherwise one.
 fn vec<R: Real>(call: &Call<R>) -> usize {
     let Problem { q, k, v, dtype, .. } = *call.problem;
     let strides = [q, k, v].map(|at| [at.batch, at.head, at.row]);

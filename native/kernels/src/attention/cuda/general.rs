@@ -65,7 +65,7 @@ impl Tile {
         let inner = if role == Role::Forward { width } else { width.max(value_width) };
         let own = if matches!(role, Role::Dk | Role::Dv) { keys } else { queries };
         let slice = summed.clamp(1, most).next_multiple_of(8 * unit);
-        // Where a block's tiles are also weighted, they must be as broad as runs of columns.
+        // Tiles that are also multiplied by weights must be as wide as whole runs of columns.
         let chunk = inner.clamp(1, most).next_multiple_of(8 * unit);
         let most_rows = if role == Role::Forward && unit == 4 && slice <= 64 { 8 } else { 4 };
         let rows = own.div_ceil(16).next_power_of_two().min(most_rows);
@@ -97,7 +97,7 @@ impl Tile {
     fn options<R: Real>(&self, call: &Call<R>, role: Role) -> String {
         let Tile { rows, cols, chunk, slice, whole } = *self;
         let Problem { mask, bias, dtype, .. } = call.problem;
-        // What is widened on its way cannot be copied as it is.
+        // Values that are widened on the way into shared memory cannot be copied asynchronously.
         let copy = if *dtype == dtype.wide() { call.copy } else { 0 };
         let yes = |flag: bool| u32::from(flag);
         let role = match role {
@@ -150,7 +150,7 @@ fn launch<R: Real>(call: &Call<R>, role: Role) -> Result<()> {
     })
 }
 
-/// Queues the gradient of the bias: each block sums over all that its places are repeated along. Where that
+/// Queues the gradient of the bias: each block sums over the axes that its elements are broadcast along. Where that
 /// leaves few blocks, the sum is cut into parts, which are summed in order.
 fn dbias<R: Real>(call: &Call<R>) -> Result<()> {
     let (Some(strides), Some(dbias)) = (call.problem.bias, call.dbias) else { return Ok(()) };

@@ -50,7 +50,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// The tiles that are fastest, or where the device has no memory for them the smallest.
+    /// The fastest tile, or the smallest where the device lacks the shared memory for it.
     fn choose(problem: &Problem, role: Role, lane: &Lane) -> Tile {
         let [width, value_width] = [problem.width, problem.value_width].map(whole);
         let wide = width.max(value_width);
@@ -68,7 +68,8 @@ impl Tile {
         if tile.shared() <= lane.device().facts().shared as usize { tile } else { Tile { tiles: 1, other: 32, ..tile } }
     }
 
-    /// The same for Hopper's tensor cores, which want long rows of some widths.
+    /// The tile for Hopper's tensor cores. `None` for 64 rows or fewer, for widths outside of 33 to 128, and for the
+    /// roles that compute `dk` or `dv` alone.
     fn for_hopper(problem: &Problem, role: Role) -> Option<Tile> {
         let Problem { queries, keys, width, value_width, .. } = *problem;
         let own = if role == Role::Dkv { keys } else { queries };

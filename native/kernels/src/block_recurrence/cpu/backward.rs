@@ -1,5 +1,5 @@
-//! The gradient. All states are known, so the gates' sums of all times are products of large matrices, and so are the
-//! gradients of the weights; what goes from step to step is the gradient of the state.
+//! The gradient. All states are known, so the sums of the gates at all times are products of large matrices, and so
+//! are the gradients of the weights. Only the gradient of the state goes from step to step.
 
 use super::super::{EPS, Problem};
 use super::{bound, gated, initial, of_state, of_z, repeated, second, size, walk};
@@ -162,7 +162,7 @@ impl<S: Storage> Backward<'_, S> {
     /// Some columns of a time.
     ///
     /// # Safety
-    /// Nobody else has their sums.
+    /// No other reference to the sums of these columns exists meanwhile.
     #[inline(always)]
     unsafe fn row(&self, batch: usize, t: usize, columns: &Range<usize>) -> Row<'_, S> {
         let (at, count) = (self.problem.at(batch, t, columns.start), columns.len());
@@ -293,7 +293,7 @@ impl<S: Storage> Update<'_, '_, S> {
         let (mix, one, bound) = (V::constant(problem.mix), V::constant(1.0), V::splat(bound(problem)));
         let (size, slope) = (V::splat(self.norms[i].0), V::splat(self.norms[i].1));
         let (from, at) = (problem.at(i, self.t, self.columns.start), i * problem.width + self.columns.start);
-        // SAFETY: whoever computes these columns has them in all these places.
+        // SAFETY: the thread that computes these columns is the only one to touch them, in all of these tensors.
         let (row, carry, dz, dgamma, first, second) = unsafe {
             (
                 of.row(i, self.t, &self.columns),

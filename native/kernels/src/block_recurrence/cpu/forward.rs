@@ -12,7 +12,7 @@ use crate::op::Named;
 use crate::tensor::{View, ViewMut};
 use std::ops::Range;
 
-/// From so many steps on packing the matrices costs less than it saves.
+/// The fewest steps for which packing the matrices saves more than it costs.
 const WORTH_PACKING: usize = 8;
 
 pub fn run<S: Storage>(
@@ -30,7 +30,7 @@ pub fn run<S: Storage>(
         call.run_as_stored(&of_state(problem, inputs)?, &mut state, &problem.shared(exec))?;
     } else if problem.width > 0 {
         let exec = &problem.shared(exec);
-        // All in one: threads that fall asleep in between would be slow to come back.
+        // All steps in one call: threads that sleep between steps would be slow to wake.
         pool::awake(exec.threads, || -> Result<()> {
             let z = widened::<S>(inputs.get("z")?.slice()?, exec)?;
             let of_z = packed_of_z::<S>(problem, inputs, &z, exec)?;
@@ -111,7 +111,7 @@ impl<'a, S: Storage> Forward<'a, S> {
         })
     }
 
-    /// A step where each panel's columns go on to the next state as soon as their sums are there.
+    /// A step with packed matrices: each panel updates its columns of the state as soon as it has their sums.
     fn step(
         &self,
         t: usize,
@@ -132,7 +132,7 @@ impl<'a, S: Storage> Forward<'a, S> {
         })
     }
 
-    /// The same with the matrices as they are stored.
+    /// A step with the matrices as they are stored, for too few steps to pack them.
     fn step_as_stored(
         &self,
         t: usize,
@@ -154,7 +154,7 @@ impl<'a, S: Storage> Forward<'a, S> {
     /// A row of `h`, at some columns.
     ///
     /// # Safety
-    /// Nobody else has them.
+    /// No other reference to these elements exists meanwhile.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     unsafe fn h(&self, batch: usize, t: usize, columns: &Range<usize>) -> &mut [S] {
@@ -187,7 +187,7 @@ impl<S: Storage> Work<S::Wide> for Update<'_, '_, S> {
             let (z, gamma) = (&of.z[row..][..count], &of.gamma[row..][..count]);
             let (h, bias) = (&before[at..][..count], &of.bias[columns.start..][..count]);
             let of_z = if mixed { &of.of_z[row..][..count] } else { bias };
-            // SAFETY: whoever computes these columns has them in all these places.
+            // SAFETY: the thread that computes these columns is the only one to touch them, in all of these tensors.
             let (sums, next, to) = unsafe {
                 let second = if mixed { 1 } else { 0 };
                 let sums = [&*self.sums[0].part(at, count), &*self.sums[second].part(at, count)];

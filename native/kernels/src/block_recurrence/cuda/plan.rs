@@ -1,4 +1,4 @@
-//! How a walk is shared among blocks.
+//! How a walk through time is divided among blocks.
 
 use super::super::Problem;
 use crate::cuda::{Facts, type_names};
@@ -16,7 +16,7 @@ const OWN_IN_CLUSTER: [usize; 2] = [32, 64];
 /// The most blocks that a cluster can have.
 const LARGEST_CLUSTER: usize = 16;
 
-/// Sequences that walk together at most.
+/// The most sequences that walk together.
 const MOST_SEQUENCES: usize = 8;
 
 /// Warps of a block: with more of them a thread has too few registers for many weights.
@@ -25,7 +25,7 @@ const WARPS: [usize; 3] = [8, 16, 32];
 /// The sizes that the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Whether groups are clusters, else there is one of the whole grid.
+    /// Whether groups are clusters; otherwise the whole grid is one group.
     pub cluster: bool,
     /// Blocks of a group.
     pub blocks: usize,
@@ -74,7 +74,8 @@ impl Walk {
         if self.backward { 1 } else { self.gates }
     }
 
-    /// By clusters for so many sequences, if the weights have room in one.
+    /// A plan by clusters of `sequences` sequences each; `None` where registers and shared memory of a cluster do not
+    /// hold all weights.
     pub fn in_clusters(&self, sequences: usize, facts: &Facts) -> Option<Plan> {
         let own = OWN_IN_CLUSTER.into_iter().find(|own| self.width <= own * LARGEST_CLUSTER)?;
         let blocks = self.width.div_ceil(own).next_power_of_two();
@@ -82,7 +83,7 @@ impl Walk {
         plans.filter(|plan| plan.far() == 0).max_by_key(|plan| plan.row_warps * plan.column_warps)
     }
 
-    /// By the grid, for as many of these sequences as there is room for.
+    /// A plan by the whole grid, for `sequences` sequences; halves their number until their states fit.
     pub fn on_grid(&self, sequences: usize, facts: &Facts) -> Result<Plan> {
         let unit = ROWS / self.rows();
         let own = self.width.div_ceil(facts.multiprocessors as usize).next_multiple_of(unit);
@@ -124,7 +125,7 @@ impl Walk {
         Some(plan)
     }
 
-    /// Chunks of weights for which a thread has registers, beside sums and all else.
+    /// Chunks of weights that fit in the registers of a thread, beside its sums and everything else.
     fn registers(&self, warps: usize, sequences: usize) -> usize {
         let words = self.wide / 4;
         let (there, chunk, sums) = (65536 / (32 * warps), ROWS * 4 * words, ROWS * sequences * words);
@@ -169,23 +170,23 @@ impl Plan {
         32 * self.row_warps * self.column_warps
     }
 
-    /// Columns of the matrix with those that are added to fill chunks.
+    /// Columns of the matrix with the padding that fills its chunks.
     pub fn padded(&self) -> usize {
         self.chunks * self.column_warps * CHUNK
     }
 
-    /// Chunks of a thread that have no room on the multiprocessor.
+    /// Chunks of a thread that do not fit on the multiprocessor and stay in global memory.
     pub fn far(&self) -> usize {
         self.chunks - self.in_registers - self.in_shared
     }
 
-    /// Elements of weights that lie in memory.
+    /// Elements of weights that stay in global memory.
     pub fn far_elements(&self) -> usize {
         self.blocks * self.far() * ROWS * self.threads() * 4
     }
 }
 
-/// How many sequences go together where so many groups run at once.
+/// Sequences of a group where `groups` groups run at once: enough for the whole batch, up to [`MOST_SEQUENCES`].
 pub fn together(batch: usize, groups: usize) -> usize {
     batch.div_ceil(groups.max(1)).next_power_of_two().min(MOST_SEQUENCES)
 }

@@ -1,4 +1,4 @@
-//! What is done with floats: values of blocks, products of rows as they are, and what follows on sums.
+//! Operations on floats: values of blocks, products of rows as they are, and the steps that follow the sums.
 
 use super::super::format::{self, BLOCK, Format};
 use crate::cpu::activation::Unary;
@@ -15,7 +15,7 @@ pub fn of_block<S: Storage<Wide = f32>, V: Vector<Element = f32>>(x: &[S]) -> [f
     values
 }
 
-/// The sums of all rows of x for some outputs, row after row.
+/// The sums of all rows of x for a range of outputs, in row-major order.
 pub struct Sums<'a> {
     /// Rows of x.
     pub x: &'a [f32],
@@ -25,7 +25,7 @@ pub struct Sums<'a> {
     pub format: Format,
     /// Columns of x.
     pub columns: usize,
-    /// Where the sums go.
+    /// The sums are written here.
     pub to: &'a mut [f32],
 }
 
@@ -42,7 +42,7 @@ impl Work<f32> for Sums<'_> {
 }
 
 impl Sums<'_> {
-    /// Eight rows at a time, so that blocks are unpacked for as many; fewer are as fast as those that they lack.
+    /// Eight rows at a time share each unpacked block. The remaining rows go in groups of 4, 2 and 1.
     #[inline(always)]
     fn of_format<V: Vector<Element = f32>>(self, format: Format) {
         let (columns, bytes) = (self.columns, format.row_bytes(self.columns));
@@ -95,7 +95,7 @@ fn rows_by_blocks<V: Vector<Element = f32>, const ROWS: usize>(
     totals
 }
 
-/// Adds a bias to sums and writes what an activation makes of them.
+/// Adds a bias to sums, applies the activation and writes the results.
 pub struct Finish<'a, F, S> {
     sums: &'a [f32],
     b: Option<&'a [f32]>,
@@ -104,7 +104,7 @@ pub struct Finish<'a, F, S> {
 }
 
 impl<'a, F, S> Finish<'a, F, S> {
-    /// Of as many sums as there are results.
+    /// `sums` and `y` must have equal lengths.
     pub fn new(sums: &'a [f32], b: Option<&'a [f32]>, y: &'a mut [S]) -> Self {
         Finish { sums, b, y, activation: PhantomData }
     }

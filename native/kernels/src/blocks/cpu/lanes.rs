@@ -1,78 +1,78 @@
-//! What integer products are written with: bytes in vectors, and sums of four neighbours' products.
+//! The operations of integer products: bytes in vectors, and sums of four adjacent products.
 
 use super::product::block_bytes;
 use crate::cpu::unrolled;
 use half::f16;
 
-/// Bytes of one or two blocks in a vector, and sums of four products each, for a set of instructions.
+/// Bytes of one or two blocks in a vector, and sums of four products each, for one instruction set.
 ///
-/// Every method is an instruction or a few, and sound only on a CPU that has them. `weights` are bytes as a method
-/// here has made them of a block, which may be larger than the integers that they stand for by `OFFSETS`.
+/// Every method takes one or a few instructions, and is sound only on a CPU that supports them. `weights` are the bytes
+/// that `q8` or `q4` made of a block; they may exceed the integers of the block by `OFFSETS`.
 pub trait Lanes: Copy {
-    /// Bytes, or sums of four products each.
+    /// A vector of `LANES` words: four bytes each, or a sum of four products each.
     type Words: Copy;
-    /// As many floats.
+    /// A vector of `LANES` floats.
     type Floats: Copy;
-    /// Vectors of one block with the same offsets, for what is summed over lanes.
+    /// The type for single blocks, with the same offsets, for sums over lanes.
     type Row: Eight;
-    /// Blocks that a vector holds.
+    /// Blocks per vector.
     const BLOCKS: usize;
-    /// Sums and floats of a vector.
+    /// Sums, or floats, per vector.
     const LANES: usize = 8 * Self::BLOCKS;
-    /// By how much bytes of weights in Q8_0 and in Q4_0 are larger.
+    /// How much the bytes of weights in Q8_0 and in Q4_0 exceed their integers.
     const OFFSETS: [i32; 2];
 
-    /// Weights of blocks of Q8_0, of which the second is read only by vectors of two.
+    /// The weights of blocks in Q8_0; the second is read only by vectors of two blocks.
     ///
     /// # Safety
-    /// Whole blocks lie there.
+    /// Each pointer that is read points to a whole block.
     unsafe fn q8(blocks: [*const u8; 2]) -> Self::Words;
-    /// The same of Q4_0.
+    /// The weights of blocks in Q4_0; the second is read only by vectors of two blocks.
     ///
     /// # Safety
-    /// Whole blocks lie there.
+    /// Each pointer that is read points to a whole block.
     unsafe fn q4(blocks: [*const u8; 2]) -> Self::Words;
-    /// The same words again.
+    /// Loads `LANES` words from memory.
     ///
     /// # Safety
-    /// So many lie there.
+    /// `LANES` words are readable at `from`.
     unsafe fn words(from: *const u8) -> Self::Words;
-    /// The same floats again.
+    /// Loads `LANES` floats from memory.
     ///
     /// # Safety
-    /// So many lie there.
+    /// `LANES` floats are readable at `from`.
     unsafe fn floats(from: *const f32) -> Self::Floats;
-    /// Writes floats.
+    /// Writes `LANES` floats.
     ///
     /// # Safety
-    /// There is room for so many.
+    /// `LANES` floats are writable at `to`.
     unsafe fn write(floats: Self::Floats, to: *mut f32);
-    /// As many floats of half precision, widened.
+    /// The first `LANES` half-precision numbers, widened.
     fn widen(halves: &[f16; 16]) -> Self::Floats;
-    /// The same word in each lane.
+    /// Broadcasts a word to all lanes.
     fn spread(word: i32) -> Self::Words;
-    /// The same float in each lane.
+    /// Broadcasts a float to all lanes.
     fn spread_float(value: f32) -> Self::Floats;
     /// Adds to each sum the products of four weights of Q8_0 with four bytes from -127 to 127.
     fn dot8(sums: Self::Words, weights: Self::Words, x: Self::Words) -> Self::Words;
-    /// The same with weights of Q4_0.
+    /// Adds to each sum the products of four weights of Q4_0 with four bytes from -127 to 127.
     fn dot4(sums: Self::Words, weights: Self::Words, x: Self::Words) -> Self::Words;
     /// The sums as floats.
     fn to_floats(sums: Self::Words) -> Self::Floats;
-    /// The product.
+    /// The product of each lane.
     fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a b + c`, rounded once.
     fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-    /// Of vectors whose eight words in each half are a row: those whose lanes are the rows.
+    /// Transposes eight rows of eight words, separately in each half of the vectors.
     fn transposed(rows: [Self::Words; 8]) -> [Self::Words; 8];
 }
 
-/// Eight lanes, which a block fills.
+/// Vectors of eight lanes, which one block fills.
 pub trait Eight: Lanes {
-    /// The scales of eight blocks.
+    /// The scales of eight contiguous blocks.
     ///
     /// # Safety
-    /// They lie there.
+    /// Eight blocks are readable at `blocks`.
     #[inline(always)]
     unsafe fn scales<const Q4: bool>(blocks: *const u8) -> Self::Floats {
         let mut halves = [f16::ZERO; 16];
@@ -82,24 +82,24 @@ pub trait Eight: Lanes {
     }
     /// A word in the first lane, zeros in the others.
     fn first(word: i32) -> Self::Words;
-    /// The first, and the second, 16 weights of two blocks of Q4_0, a block in each half.
+    /// The first 16 weights of two blocks of Q4_0, one block in each half, then their second 16.
     ///
     /// # Safety
-    /// Whole blocks lie there.
+    /// Both pointers point to whole blocks.
     unsafe fn q4_halves(blocks: [*const u8; 2]) -> [Self::Words; 2];
-    /// What `picked` takes for the lane that each half of a vector is to have.
+    /// The argument of `picked` that selects a lane for each half of a vector.
     fn pick(halves: [usize; 2]) -> Self::Words;
-    /// What one lane has, in each of a half.
+    /// Broadcasts within each half the lane that `pick` selects.
     fn picked(floats: Self::Floats, pick: Self::Words) -> Self::Floats;
-    /// The sum of two.
+    /// The sum of each lane.
     fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// The sum of all lanes.
     fn total(floats: Self::Floats) -> f32;
 }
 
-/// Transposes eight words by eight, in each half where there are two: `low32` and the others interleave words and pairs
-/// of words of the lower or upper halves of each 128 bits, `first` and `second` join the first or the second 128 bits
-/// of each 256.
+/// Transposes eight words by eight, separately in each half where there are two. `low32` and its siblings interleave
+/// words, or pairs of words, of the lower or upper half of each 128 bits. `first` and `second` join the first or the
+/// second 128 bits of each 256.
 macro_rules! transpose {
     ($rows:ident, $low32:expr, $high32:expr, $low64:expr, $high64:expr, $first:expr, $second:expr) => {{
         let [a, b, c, d, e, f, g, h] = $rows;

@@ -1,5 +1,5 @@
-//! Blocks on the CPU. Quantizers and products with floats are loops that the compiler makes vectors of; integer
-//! products are written over [`lanes`], for the byte products that each CPU has.
+//! Blocks on the CPU. Quantizers and float products are loops that the compiler vectorizes. Integer products are
+//! written over [`lanes`], for the byte products of each CPU.
 
 mod floats;
 mod lanes;
@@ -26,22 +26,22 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Values that a thread takes at a time.
+/// Values per task.
 const PIECE: usize = 1 << 13;
 
-/// Below this many values waking a second thread costs more than it saves.
+/// Below this number of values, waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 16;
 
-/// Below this many multiplications waking a second thread costs more than it saves.
+/// Below this number of multiplications, waking a second thread costs more than it saves.
 const WORTH_SHARING_PRODUCTS: usize = 1 << 20;
 
-/// Outputs that a thread takes at a time at least: whole vectors of them.
+/// Least number of outputs per task: whole vectors of them.
 const OUTPUTS: usize = 32;
 
-/// So many times a thread takes some, of one row of x: the more there are at a time, the longer memory is read without a break.
+/// Tasks per thread for one row of x. Larger tasks read memory longer without a break.
 const TURNS: usize = 8;
 
-/// Calls `$body` with the Rust type of one of the types that are computed in f32 as `$type`.
+/// Calls `$body` with the Rust type of `$dtype`, one of those computed in f32, as `$type`.
 macro_rules! with_type_in_f32 {
     ($dtype:expr, $type:ident => $body:expr) => {
         match $dtype {
@@ -61,13 +61,13 @@ macro_rules! with_type_in_f32 {
     };
 }
 
-/// Something to be compiled for the byte products of a CPU.
+/// Work that can be compiled for the byte products of a CPU.
 pub trait With {
-    /// Does it.
+    /// Does the work.
     fn with<L: Lanes>(self);
 }
 
-/// Byte products that CPUs have.
+/// The kinds of byte products in CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instructions {
     /// One product at a time.
@@ -90,7 +90,7 @@ pub enum Instructions {
 }
 
 impl Instructions {
-    /// Those that this CPU has at a level, slowest first.
+    /// The kinds that this CPU supports at a level, slowest first.
     pub fn available(level: Level) -> Vec<Instructions> {
         let mut all = vec![Instructions::Plain];
         #[cfg(target_arch = "x86_64")]
@@ -113,7 +113,7 @@ impl Instructions {
         all
     }
 
-    /// The fastest of them.
+    /// The fastest kind that this CPU supports at a level.
     pub fn best(level: Level) -> Instructions {
         *Instructions::available(level).last().expect("plain ones")
     }
@@ -123,23 +123,23 @@ impl Instructions {
             Instructions::Plain => work.with::<plain::Plain>(),
             #[cfg(target_arch = "aarch64")]
             Instructions::Neon => work.with::<neon::Neon>(),
-            // SAFETY: they are only given out where the CPU has them.
+            // SAFETY: this kind is only handed out where the CPU supports it.
             #[cfg(target_arch = "aarch64")]
             Instructions::NeonDot => unsafe { neon::neon_dot(work) },
-            // SAFETY: they are only given out where the CPU has them.
+            // SAFETY: this kind is only handed out where the CPU supports it.
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx2 => unsafe { x86::avx2(work) },
-            // SAFETY: they are only given out where the CPU has them.
+            // SAFETY: this kind is only handed out where the CPU supports it.
             #[cfg(target_arch = "x86_64")]
             Instructions::AvxVnni => unsafe { x86::avx_vnni(work) },
-            // SAFETY: they are only given out where the CPU has them.
+            // SAFETY: this kind is only handed out where the CPU supports it.
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx512Vnni => unsafe { x86::avx512_vnni(work) },
         }
     }
 }
 
-/// Writes rows of blocks. A value that no scale can have is an error, unless the problem says otherwise.
+/// Writes rows of blocks. A value for which no scale is finite is an error, unless the problem allows it.
 pub fn quantize(problem: &quantize::Problem, x: &View, q: ViewMut, exec: &Exec) -> Result<()> {
     with_type_in_f32!(problem.x.dtype, S => quantize_as::<S>(problem, x.slice::<S>()?, q.bytes(), exec))
 }
@@ -162,7 +162,7 @@ fn quantize_as<S: Storage<Wide = f32>>(problem: &quantize::Problem, x: &[S], q: 
     }
 }
 
-/// Whole blocks; gives the position of the first value whose scale would not be finite.
+/// Quantizes whole blocks. Returns the position of the first value whose scale would not be finite.
 struct ToBlocks<'a, S> {
     format: Format,
     x: &'a [S],
@@ -233,7 +233,7 @@ fn from_blocks(format: Format, q: &[u8], x: &mut [f32]) {
     }
 }
 
-/// Writes the bits of half-precision numbers, and what they are read back as.
+/// Writes the bits of half-precision numbers, and their values read back.
 pub fn to_f16(x: &View, bits: ViewMut, back: ViewMut, exec: &Exec) -> Result<()> {
     let x = x.slice::<f32>()?;
     let (bits, back) = (Shared::new(bits.slice::<i16>()?), Shared::new(back.slice::<f32>()?));
@@ -266,12 +266,12 @@ impl Work<f32> for ToF16<'_> {
     }
 }
 
-/// The product, with bias and activation before the one rounding.
+/// The product; bias and activation are applied before the single rounding.
 pub fn multiply(problem: &Problem, given: [&View; 2], b: Option<&View>, y: ViewMut, exec: &Exec) -> Result<()> {
     multiply_by(Instructions::best(exec.level), problem, given, b, y, exec)
 }
 
-/// The same by these instructions.
+/// Like [`multiply`], with the given instructions.
 pub fn multiply_by(
     instructions: Instructions,
     problem: &Problem,
@@ -287,7 +287,7 @@ pub fn multiply_by(
     })
 }
 
-/// What is the same for all outputs.
+/// The form of x that all outputs share.
 enum Factor<'x> {
     Integers(Prepared),
     Floats(Cow<'x, [f32]>),
@@ -348,7 +348,7 @@ impl With for Prepare<'_> {
     }
 }
 
-/// Rows in Q8_0, by all threads.
+/// Quantizes rows to Q8_0 on all threads.
 fn quantized<S: Storage<Wide = f32>>(x: &[S], rows: usize, exec: &Exec) -> Result<Quantized> {
     let blocks = x.len() / BLOCK;
     let mut of_rows = Quantized { q: vec![0; x.len()], d: vec![0.0; blocks], rows, blocks: blocks / rows };
@@ -382,7 +382,7 @@ impl<S: Storage<Wide = f32>> Work<f32> for ToIntegers<'_, S> {
     }
 }
 
-/// Adds the bias to the sums of some outputs, and writes what the activation makes of them.
+/// Adds the bias to the sums of some outputs, applies the activation and writes the results.
 fn finish<S: Storage<Wide = f32>>(
     problem: &Problem,
     sums: &[f32],

@@ -1,6 +1,6 @@
-//! Byte products on ARM: NEON, with and without the dot product instruction. A block takes two registers.
+//! Byte products on ARM: NEON, with and without the dot product instruction. A block fills two registers.
 
-// Every `unsafe` here is an intrinsic or an instruction, sound where its type is: where the CPU has it.
+// Every `unsafe` here is an intrinsic or an instruction, sound where its type is used: on CPUs that support it.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use super::With;
@@ -23,7 +23,7 @@ type Floats = [float32x4_t; 2];
 #[inline(always)]
 fn dot(sums: int32x4_t, weights: int32x4_t, x: int32x4_t) -> int32x4_t {
     let mut sums = sums;
-    // The intrinsic is not stable yet.
+    // Inline assembly, because the intrinsic is not stable yet.
     unsafe {
         std::arch::asm!(
             ".arch_extension dotprod",
@@ -39,7 +39,7 @@ fn dot(sums: int32x4_t, weights: int32x4_t, x: int32x4_t) -> int32x4_t {
 fn by_pairs(sums: int32x4_t, weights: int32x4_t, x: int32x4_t) -> int32x4_t {
     unsafe {
         let (weights, x) = (vreinterpretq_s8_s32(weights), vreinterpretq_s8_s32(x));
-        // Four products of -128 and -127 do not fit 16 bits, two of them do.
+        // Four products of -128 and -127 would overflow 16 bits; two of them fit.
         let low = vpaddlq_s16(vmull_s8(vget_low_s8(weights), vget_low_s8(x)));
         let high = vpaddlq_s16(vmull_high_s8(weights, x));
         vaddq_s32(sums, vpaddq_s32(low, high))

@@ -1,4 +1,4 @@
-//! Byte products one value at a time, in vectors of one block that the compiler may do as it likes.
+//! Byte products one value at a time, in vectors of one block that the compiler may vectorize.
 
 use super::lanes::{Eight, Lanes, transpose};
 use crate::blocks::format::{BLOCK, Format, integers};
@@ -26,7 +26,7 @@ macro_rules! picks {
     };
 }
 
-// Words of b are counted from 8.
+// Indices from 8 on select words of b.
 picks! {
     low32 = 0 8 1 9 4 12 5 13;
     high32 = 2 10 3 11 6 14 7 15;
@@ -45,12 +45,12 @@ impl Lanes for Plain {
 
     #[inline(always)]
     unsafe fn q8([start, _]: [*const u8; 2]) -> Words {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise that a whole block lies there.
         bytemuck::cast(integers(Format::Q8, unsafe { block(Format::Q8, start) }))
     }
     #[inline(always)]
     unsafe fn q4([start, _]: [*const u8; 2]) -> Words {
-        // SAFETY: as above.
+        // SAFETY: the caller's promise that a whole block lies there.
         bytemuck::cast(integers(Format::Q4, unsafe { block(Format::Q4, start) }))
     }
     #[inline(always)]

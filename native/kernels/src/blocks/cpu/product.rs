@@ -1,5 +1,5 @@
-//! Integer products of quantized rows with weights in blocks: for one row of x by walks along rows of weights, for more
-//! by tiles of weights in which each lane has an output.
+//! Integer products of quantized rows with weights in blocks. One row of x is multiplied by walks along rows of
+//! weights, more rows by tiles of weights with one output per lane.
 
 use super::With;
 use super::lanes::{Eight, Lanes};
@@ -8,20 +8,21 @@ use crate::cpu::unrolled;
 use half::f16;
 use std::ops::Range;
 
-/// Blocks that a walk takes at a time: their scales fill a vector of eight.
+/// Blocks per step of a walk: their scales fill a vector of eight.
 const GROUP: usize = 8;
 
-/// Bytes of a group of x: scales, what sums start from, integers. For Q4_0 two blocks share a vector, of which each has a
-/// half: sums start from vectors, and of the integers there are 16 of one block, 16 of the other, and then the others.
+/// Bytes of a group of x: scales, start values of the sums, integers. With Q4_0 two blocks share a vector, a half each.
+/// Then sums start from vectors, and the integers are ordered as 16 of one block, 16 of the other, then the rest of
+/// both.
 const fn group_bytes(q4: bool) -> usize {
     GROUP * (4 + if q4 { 16 } else { 4 } + BLOCK)
 }
 
-/// Rows of x in Q8_0, scales apart.
+/// Rows of x in Q8_0, with the scales apart.
 pub struct Quantized {
-    /// Integers, row after row.
+    /// Integers, in row-major order.
     pub q: Vec<i8>,
-    /// The scale of each block, as it would be stored.
+    /// The scale of each block, rounded as if stored.
     pub d: Vec<f32>,
     /// Rows.
     pub rows: usize,
@@ -29,7 +30,7 @@ pub struct Quantized {
     pub blocks: usize,
 }
 
-/// Rows of x as the loops read them.
+/// Rows of x in the order in which the loops read them.
 pub struct Prepared {
     lines: Vec<Line>,
     rows: usize,
@@ -42,14 +43,15 @@ struct Line([u8; 64]);
 
 // SAFETY: bytes, and nothing between them.
 unsafe impl bytemuck::Zeroable for Line {}
-// SAFETY: as above.
+// SAFETY: bytes, and nothing between them.
 unsafe impl bytemuck::Pod for Line {}
 
-/// Words of a cell: a block of a row, what its sum starts from, its scale.
+/// Words of a cell: a block of a row, the start value of its sum, its scale.
 const CELL: usize = BLOCK / 4 + 2;
 
 impl Prepared {
-    /// Rows for the instructions of `L` and weights of that format, which are offset: sums start from what is too much.
+    /// Prepares rows for the instructions of `L` and weights of `format`. The start values of sums cancel the offsets
+    /// of the weights.
     pub fn new<L: Lanes>(x: &Quantized, format: Format) -> Prepared {
         let Quantized { rows, blocks, .. } = *x;
         let bytes = match rows {
@@ -100,9 +102,9 @@ impl Prepared {
     }
 }
 
-/// The sums of all rows of x for some outputs, row after row.
+/// The sums of all rows of x for a range of outputs, in row-major order.
 pub struct Sums<'a> {
-    /// The rows of x, for these instructions and this format.
+    /// The rows of x, prepared for these instructions and this format.
     pub x: &'a Prepared,
     /// The weights of all outputs.
     pub weights: &'a [u8],
@@ -110,7 +112,7 @@ pub struct Sums<'a> {
     pub format: Format,
     /// The outputs.
     pub outputs: Range<usize>,
-    /// Where the sums go.
+    /// The sums are written here.
     pub to: &'a mut [f32],
 }
 
@@ -141,8 +143,8 @@ impl Sums<'_> {
         &self.weights[o * bytes..][..bytes]
     }
 
-    /// Each output of the first half beside one of the second: what both read of x is read once, and two streams go through
-    /// memory without a break. Neighbours side by side would break both at the end of each row.
+    /// Pairs each output of the first half with one of the second. x is read once for both, and each half is an
+    /// unbroken stream through memory. Pairs of adjacent outputs would break both streams at the end of each row.
     #[inline(always)]
     fn one_row<L: Lanes, const Q4: bool>(self) {
         let (start, half) = (self.outputs.start, self.outputs.len() / 2);
@@ -163,7 +165,7 @@ impl Sums<'_> {
             let width = L::LANES.min(count - at);
             let mut weights = [&[][..]; 16];
             for (lane, weights) in weights[..L::LANES].iter_mut().enumerate() {
-                // Lanes beyond the last output repeat it, and are dropped.
+                // Lanes past the last output repeat it, and are dropped.
                 *weights = self.row(self.outputs.start + at + lane.min(width - 1));
             }
             tile.fill(0.0);
@@ -175,7 +177,7 @@ impl Sums<'_> {
     }
 }
 
-/// Bytes of weights, and what is to be made of them.
+/// The weights of blocks as `L` multiplies them.
 #[inline(always)]
 unsafe fn unpacked<L: Lanes, const Q4: bool>(blocks: [*const u8; 2]) -> L::Words {
     // SAFETY: the caller's promise.
@@ -192,7 +194,7 @@ pub(super) const fn block_bytes(q4: bool) -> usize {
     if q4 { Format::Q4.bytes() } else { Format::Q8.bytes() }
 }
 
-/// The sums of one row of x for some outputs.
+/// The sums of one row of x for `OUTPUTS` outputs.
 #[inline(always)]
 fn walk<L: Eight, const Q4: bool, const OUTPUTS: usize>(x: &Prepared, weights: [&[u8]; OUTPUTS]) -> [f32; OUTPUTS] {
     let (bytes, of_x) = (GROUP * block_bytes(Q4), group_bytes(Q4));
@@ -205,7 +207,7 @@ fn walk<L: Eight, const Q4: bool, const OUTPUTS: usize>(x: &Prepared, weights: [
         groups[o] = weights[o].as_ptr();
     });
     for _ in 0..x.blocks / GROUP {
-        // SAFETY: as many groups are there.
+        // SAFETY: `x.blocks / GROUP` whole groups are there.
         unsafe {
             add_group::<L, Q4, OUTPUTS>(groups, group_of_x, &picks, &mut sums);
             unrolled!(o < OUTPUTS, {
@@ -216,13 +218,13 @@ fn walk<L: Eight, const Q4: bool, const OUTPUTS: usize>(x: &Prepared, weights: [
     }
     let rest = x.blocks % GROUP * block_bytes(Q4);
     if rest > 0 {
-        // Blocks of zeros, like those of x, add nothing.
+        // Padding with blocks of zeros, like those of x, adds nothing.
         let mut last = [[0; GROUP * block_bytes(false)]; OUTPUTS];
         for (last, weights) in last.iter_mut().zip(weights) {
             last[..rest].copy_from_slice(&weights[weights.len() - rest..]);
         }
         let groups = std::array::from_fn(|at| last[at].as_ptr());
-        // SAFETY: a last group of x is there, and room for a group of either format.
+        // SAFETY: x has a last group, and `last` has room for a group of either format.
         unsafe { add_group::<L, Q4, OUTPUTS>(groups, group_of_x, &picks, &mut sums) };
     }
     let mut totals = [0.0; OUTPUTS];
@@ -232,7 +234,7 @@ fn walk<L: Eight, const Q4: bool, const OUTPUTS: usize>(x: &Prepared, weights: [
     totals
 }
 
-/// What picks the scales of each block of a group, or of each two.
+/// The selectors of the scales of each block of a group, or of each pair of blocks.
 #[inline(always)]
 fn picks<L: Eight, const Q4: bool>() -> [L::Words; 8] {
     let mut picks = [L::spread(0); 8];
@@ -242,10 +244,11 @@ fn picks<L: Eight, const Q4: bool>() -> [L::Words; 8] {
     picks
 }
 
-/// Adds what a group of each output gives. Two sums of each take turns: one would make each block wait for the one before.
+/// Adds a group of blocks for each output. Each output alternates between two sums, because with one every block would
+/// wait for the one before.
 ///
 /// # Safety
-/// A group of weights of each, and one of x, lie there.
+/// A group of weights for each output, and one of x, are readable at these addresses.
 #[inline(always)]
 unsafe fn add_group<L: Eight, const Q4: bool, const OUTPUTS: usize>(
     weights: [*const u8; OUTPUTS],
@@ -281,13 +284,13 @@ unsafe fn add_group<L: Eight, const Q4: bool, const OUTPUTS: usize>(
     }
 }
 
-/// Adds products by the scale that is picked.
+/// Adds products times the scale that `pick` selects.
 #[inline(always)]
 fn add_scaled<L: Eight>(products: L::Words, scales: L::Floats, pick: L::Words, to: &mut L::Floats) {
     *to = L::mul_add(L::to_floats(products), L::picked(scales, pick), *to);
 }
 
-/// Adds to the sums of a tile, `L::LANES` for each row of x, what all blocks of these outputs give.
+/// Adds the products of all blocks of these outputs to the sums of a tile, `L::LANES` for each row of x.
 #[inline(always)]
 fn add_tile<L: Lanes, const Q4: bool>(x: &Prepared, weights: &[&[u8]; 16], tile: &mut [f32]) {
     let bytes = block_bytes(Q4);
@@ -295,7 +298,7 @@ fn add_tile<L: Lanes, const Q4: bool>(x: &Prepared, weights: &[&[u8]; 16], tile:
     assert!(weights[..L::LANES].iter().all(|weights| weights.len() == blocks * bytes), "rows of as many blocks");
     assert!(size_of_val(&x.lines[..]) >= rows * blocks * CELL * 4 && tile.len() == rows * L::LANES, "as many rows");
     for block in 0..blocks {
-        // SAFETY: block `block` of each row of weights is there, as are the cells of all rows, and their sums.
+        // SAFETY: block `block` of each row of weights exists, as do the cells of all rows and their sums.
         unsafe {
             let (w, d) = transposed::<L, Q4>(weights, block * bytes);
             let mut cell = x.start().cast::<i32>().add(block * rows * CELL);
@@ -318,10 +321,10 @@ fn add_tile<L: Lanes, const Q4: bool>(x: &Prepared, weights: &[&[u8]; 16], tile:
     }
 }
 
-/// One block of each output, whose rows these are: vectors of the same four bytes of all outputs, and the scales.
+/// One block of each output, transposed: each vector has the same four bytes of all outputs. Then the scales.
 ///
 /// # Safety
-/// A whole block lies there in each row.
+/// A whole block is readable at `at` in each row.
 #[inline(always)]
 unsafe fn transposed<L: Lanes, const Q4: bool>(weights: &[&[u8]; 16], at: usize) -> ([L::Words; 8], L::Floats) {
     let mut rows = [L::spread(0); 8];

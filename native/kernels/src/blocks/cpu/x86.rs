@@ -1,10 +1,10 @@
 //! Byte products on x86: AVX-512 with VNNI, AVX2 with VNNI, AVX2.
 //!
-//! `vpdpbusd` multiplies unsigned bytes with signed ones, so weights of Q8_0 are made unsigned by adding 128, which is
-//! exact for -128 too. Without it `vpmaddubsw` adds up pairs in 16 bits and saturates, which pairs of such weights would
-//! reach; there the sign of each weight goes to its factor: 2 x 128 x 127 still fits.
+//! `vpdpbusd` multiplies unsigned bytes with signed ones. So weights of Q8_0 are made unsigned by adding 128, which is
+//! exact for -128 too. Without it, `vpmaddubsw` adds pairs in 16 bits and saturates, which pairs of such weights would
+//! reach. There the sign of each weight moves to its factor: 2 x 128 x 127 still fits.
 
-// Every `unsafe` here is an intrinsic, sound where its type is: where the CPU has the instructions.
+// Every `unsafe` here is an intrinsic, sound where its type is used: on CPUs that support the instructions.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use super::With;
@@ -129,7 +129,7 @@ impl Lanes for Avx512Vnni {
     }
 }
 
-/// What both sets of 256-bit instructions have in common.
+/// The common part of both sets of 256-bit instructions.
 macro_rules! of_256_bits {
     () => {
         type Words = __m256i;
@@ -194,7 +194,7 @@ macro_rules! of_256_bits {
     };
 }
 
-/// Where bytes are multiplied by `vpdpbusd`, which has two encodings.
+/// Implements the byte products with `vpdpbusd`, which has two encodings.
 macro_rules! vnni_of_256_bits {
     ($($type:ty: $dot:ident;)*) => {
         $(impl Lanes for $type {
@@ -243,8 +243,8 @@ impl Lanes for Avx2 {
     }
 }
 
-/// Four scales of neighbouring blocks, from one on. Left to itself the compiler puts each into a vector, by the units that
-/// multiply.
+/// Four scales of contiguous blocks, from the first literal on. The compiler alone would insert each into a vector, on
+/// the execution units that also multiply.
 macro_rules! four_scales {
     ($blocks:ident, $bytes:expr, $($at:literal)*) => {{
         let mut four = 0u64;
@@ -292,7 +292,7 @@ macro_rules! eight {
             #[inline(always)]
             fn pick(halves: [usize; 2]) -> __m256i {
                 unsafe {
-                    // Of places that it knows the compiler would make two shuffles.
+                    // A volatile read, because for constants the compiler makes two shuffles.
                     let of = |lane: usize| _mm_set1_epi32((&raw const LANES[lane]).read_volatile());
                     _mm256_set_m128i(of(halves[1]), of(halves[0]))
                 }

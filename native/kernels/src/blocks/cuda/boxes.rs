@@ -1,4 +1,4 @@
-//! Products of more than a few rows where teams of warps multiply and the device copies weights by itself.
+//! Products of more than one row where warpgroups multiply and the device copies weights without threads (tensor maps).
 
 use super::{COLUMNS, Tensors, common, early, make_ready, matmul, pieces, ready_threads, weights};
 use crate::blocks::format::{BLOCK, Format};
@@ -22,13 +22,13 @@ const BOX: Source = Source {
     ),
 };
 
-/// Pieces of each team in shared memory at most.
+/// Upper limit for each team's pieces in shared memory.
 const STAGES: usize = 3;
 
-/// Bytes of a row of x for each block, with those of scales.
+/// Bytes per block of a row of x, with those of its scales.
 const X_BYTES: usize = BLOCK + 8;
 
-/// The parameters of `box.cu`; the same struct is declared there.
+/// The parameters of `box.cu`, which declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Boxed {
@@ -43,7 +43,7 @@ struct Boxed {
     tiles: i32,
 }
 
-/// What `box.cu` is compiled for: eights of rows of x, and pieces in shared memory.
+/// The constants that `box.cu` is compiled with: eights of rows of x, and pieces in shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Boxes {
     eights: usize,
@@ -52,7 +52,7 @@ pub(super) struct Boxes {
 }
 
 impl Boxes {
-    /// For weights that the device copies by itself.
+    /// For weights that the device can copy by itself.
     pub(super) fn of(problem: &matmul::Problem, lane: &Lane) -> Result<Option<(Boxes, Kernel)>> {
         if problem.rows < 2 || !problem.factors.quantized || !Tiles::possible(lane) {
             return Ok(None);
@@ -62,7 +62,7 @@ impl Boxes {
         Tiles::fastest(all, |boxes| &boxes.tiles, kernel, lane)
     }
 
-    /// With as many stages as have room; a stage is always of the same team.
+    /// Sets the number of stages to what fits. A stage always belongs to the same team.
     fn with(problem: &matmul::Problem, split: usize, lane: &Lane) -> Option<Boxes> {
         let eights = eights(problem.rows);
         let (columns, groups) = (problem.outputs.div_ceil(SIDE), problem.rows.div_ceil(8 * eights));
@@ -76,7 +76,7 @@ impl Boxes {
         (1..=STAGES).rev().map(boxes).find(|boxes| shares && boxes.tiles.fit(lane))
     }
 
-    /// Of blocks, for each thread that makes x ready: so few threads that multiplications of many rows get registers.
+    /// Blocks per thread that prepares x. Fewer threads leave registers for multiplications of many rows.
     fn turns(&self) -> usize {
         if self.eights == 4 { 2 } else { 1 }
     }
@@ -105,15 +105,15 @@ impl Boxes {
         let [columns, tiles] = self.tiles.numbers()?;
         let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
         let Tensors { b, y, .. } = *tensors;
-        // SAFETY: Boxed is the struct that the kernel declares; the op's checks prove that the buffers have these sizes, and
-        // scratch memory has what was made ready.
+        // SAFETY: Boxed is the struct that the kernel declares; the op's checks prove that the buffers have these
+        // sizes, and scratch memory has the prepared rows.
         unsafe {
             self.tiles.launch(kernel, &Boxed { matrix, ready, b, y, rows, outputs, blocks, columns, tiles }, lane)
         }
     }
 }
 
-/// Bytes of shared memory: stages with their barriers, and the sums of so many teams as `box.cu` has room for.
+/// Bytes of shared memory: stages with their barriers, and the partial sums that `box.cu` keeps.
 fn shared(weights: Format, rows: usize, stages: usize) -> usize {
     let stage = COLUMNS * (SIDE * weights.bytes() + rows * X_BYTES) + 16;
     let room = if weights == Format::Q8 { 1 } else { TEAMS };

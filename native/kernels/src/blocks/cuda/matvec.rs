@@ -1,4 +1,5 @@
-//! Products of one row of x, which blocks of threads make ready by themselves, where the device copies weights by itself.
+//! Products of one row of x, which blocks of threads prepare themselves, where the device copies weights without
+//! threads.
 
 use super::{COLUMNS, SPLIT, Tensors, common, early, matmul, pieces, shares, weights};
 use crate::blocks::format::{BLOCK, Format};
@@ -21,12 +22,12 @@ const SOURCE: Source = Source {
 
 /// Outputs of a warp.
 const SIDE: usize = 16;
-/// Warps of a block of threads, at most.
+/// The most warps of a block of threads.
 const WARPS: usize = 16;
-/// Stages at most.
+/// The most stages.
 const STAGES: usize = 24;
 
-/// The parameters of `matvec.cu`; the same struct is declared there.
+/// The parameters of `matvec.cu`, which declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Params {
@@ -40,7 +41,7 @@ struct Params {
     tiles: i32,
 }
 
-/// What `matvec.cu` is compiled for.
+/// The constants that `matvec.cu` is compiled with.
 #[derive(Debug)]
 pub(super) struct Matvec {
     sides: usize,
@@ -51,14 +52,14 @@ pub(super) struct Matvec {
 }
 
 impl Matvec {
-    /// None where there are more rows, or x has no room.
+    /// `None` where x has more rows, or does not fit into shared memory.
     pub(super) fn of(problem: &matmul::Problem, facts: &Facts) -> Option<Matvec> {
         if problem.rows != 1 || !problem.factors.quantized || problem.inputs == 0 {
             return None;
         }
         let busy = facts.multiprocessors as usize;
         let tiles = |sides| problem.outputs.div_ceil(SIDE * sides);
-        // Small tiles, or shared ones, leave nobody idle.
+        // Small or shared tiles leave no multiprocessor idle.
         let sides = if tiles(4) * SPLIT >= busy { 4 } else { 2 };
         let split = shares(tiles(sides), pieces(problem), SPLIT, busy);
         let groups = WARPS / sides;
@@ -66,7 +67,7 @@ impl Matvec {
         let ready = pieces(problem).div_ceil(split) * piece_of_x(problem.factors.weights);
         let sums = groups * SIDE * sides * size_of::<f32>();
         let room = (facts.shared as usize).checked_sub(ready + sums)?;
-        // A stage is always of the same group, which so knows which of its turns has come.
+        // A stage always belongs to the same group, so that each group knows the phase of its stages.
         let stages = (room / (stage + 16)).min(STAGES) / groups * groups;
         let shared = stages * (stage + 16) + ready + sums;
         (stages >= 3).then_some(Matvec { sides, groups, split, stages, shared })
@@ -90,7 +91,7 @@ impl Matvec {
         let params = Params { matrix, x, b, y, outputs, blocks, columns: columns as i32, tiles: columns as i32 };
         let grid = [columns.min(lane.device().facts().multiprocessors), 1, 1];
         let size = [(32 * sides * groups + 32) as u32, shared as u32];
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have these sizes.
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove the sizes of the buffers.
         unsafe {
             match split as u32 {
                 1 => lane.launch_with(&kernel, grid, size[0], size[1], &params),
@@ -100,7 +101,7 @@ impl Matvec {
     }
 }
 
-/// Bytes of what x is made for a piece, as `matvec.cu` has them.
+/// Bytes of x prepared for a piece; equal to the constant in `matvec.cu`.
 fn piece_of_x(format: Format) -> usize {
     let kinds = match format {
         Format::Q8 => 1,

@@ -10,9 +10,9 @@ pub trait Steps<const IN: usize, const N: usize, const T: usize, const OUT: usiz
     /// What comes before the first step where nothing is given for it.
     const FIRST: f64;
 
-    /// What is carried on from the state that is given, as it is seen outside.
+    /// What is carried into the first step from an initial state, in the form that callers see.
     fn start<V: Vector>(self, given: V) -> [V; N];
-    /// The same where none is given.
+    /// What is carried into the first step without an initial state.
     fn neutral<V: Vector>(self) -> [V; N];
     /// A step: what is carried on and what is given. `before` is the result of the scan before this step.
     fn step<V: Vector>(self, state: [V; N], read: [V; IN], before: V) -> ([V; N], [V; OUT]);

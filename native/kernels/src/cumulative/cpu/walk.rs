@@ -1,8 +1,8 @@
 //! The walk over time that all scans share: rows of channels side by side, a channel a lane.
 //!
-//! Few rows of few channels are too little for all threads, so time is cut into chunks where there are few: one
-//! pass composes each chunk as a whole, and a second one walks through it from what the chunks before it make. Whether
-//! and where it is cut depends on the sizes alone, so the number of threads changes no bit.
+//! Few rows of few channels do not keep all threads busy, so their time is cut into chunks. One pass composes each
+//! chunk as a whole, and a second one walks through it from the composition of the chunks before it. Whether and where
+//! time is cut depends on the sizes alone, so the number of threads changes no bit.
 
 use super::steps::Steps;
 use crate::cpu::pool::{self, Shared};
@@ -11,14 +11,14 @@ use crate::cpu::{Exec, Real, Storage, Vector, Work, line, prefetch, prefetch_to_
 use crate::error::Result;
 use std::ops::Range;
 
-/// How many bytes before they are needed inputs and outputs are asked for, and how many rows at least.
+/// How many bytes ahead inputs and outputs are prefetched, and how many rows at least.
 const AHEAD: usize = 4096;
 const ROWS_AHEAD: usize = 4;
 
 /// Wider strips would push their states out of the first-level cache.
 const WIDEST: usize = 2048;
 
-/// So many channels are enough for any number of threads.
+/// Channels of all rows that keep any number of threads busy, so that time is not split.
 const MANY: usize = 2048;
 
 /// Elements of a chunk of time, which stay in the second-level cache from pass to pass.
@@ -52,7 +52,7 @@ impl<S: Storage> Read<'_, S> {
     }
 }
 
-/// A tensor to write, likewise.
+/// A tensor to write: in the storage type, or in that of the arithmetic.
 pub enum Write<'a, S: Storage> {
     Narrow(Shared<'a, S>),
     Wide(Shared<'a, S::Wide>),
@@ -60,7 +60,7 @@ pub enum Write<'a, S: Storage> {
 
 impl<S: Storage> Write<'_, S> {
     /// # Safety
-    /// Nobody else has these elements.
+    /// No other thread accesses these elements meanwhile.
     #[inline(always)]
     unsafe fn store<V: Vector<Element = S::Wide>>(&self, at: Range<usize>, vector: V) {
         // SAFETY: the caller's promise.
@@ -166,7 +166,7 @@ impl<S: Storage, K, const IN: usize, const OUT: usize> Walk<'_, S, K, IN, OUT> {
             S::Wide::dispatch(exec.level, Through { walk: self, part: part(row, c), states });
         };
         if threads == 1 {
-            // A chunk is walked through twice while it is in the caches.
+            // Both passes over a chunk run one after the other, while it is in the caches.
             for (row, c) in (0..self.rows).flat_map(|row| (0..chunks).map(move |c| (row, c))) {
                 compose(row, c);
                 total(row, c);
@@ -185,7 +185,7 @@ impl<S: Storage, K, const IN: usize, const OUT: usize> Walk<'_, S, K, IN, OUT> {
         start + channels.start..start + channels.end
     }
 
-    /// Where they lie after so many steps.
+    /// Where the channels of a part lie after `step` steps, in the direction of the scan.
     #[inline(always)]
     fn at(&self, part: &Part, step: usize) -> usize {
         let time = if self.back { self.length - 1 - step } else { step };
@@ -219,7 +219,7 @@ impl<S: Storage, K, const IN: usize, const OUT: usize> Walk<'_, S, K, IN, OUT> {
         read
     }
 
-    /// Asks for what will be read and written some rows later.
+    /// Prefetches what will be read and written some rows later.
     #[inline(always)]
     fn ask<V: Vector>(&self, at: usize, write: bool) {
         if at % line::<S>() >= V::LANES {

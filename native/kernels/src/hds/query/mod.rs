@@ -8,10 +8,10 @@
 //! slots = the candidates of the bank       context = softmax(q.k[slots] / sqrt(D)) v[slots]
 //! ```
 //!
-//! Of equal scores the lower slot counts more, and a score that is NaN counts less than any other; it makes the
-//! context NaN where it is among the last candidates. A row so costs `top_k ratio` products a level, whatever the
-//! size of the memory. One memory, of batch 1, may serve all queries. The levels are those of
-//! [`HdsConstruct`](super::HdsConstruct), not rounded; scores and sums are f32 (f64 for f64 storage).
+//! Of equal scores the lower slot ranks first, and NaN ranks last. A NaN among the last candidates makes the context
+//! NaN. A row costs `top_k ratio` products a level, whatever the size of the memory. One memory, of batch 1, may serve
+//! all queries. The levels are those of [`HdsConstruct`](super::HdsConstruct), not rounded; scores and sums are f32
+//! (f64 for f64 storage).
 
 mod cpu;
 mod cuda;

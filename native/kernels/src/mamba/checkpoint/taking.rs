@@ -13,7 +13,7 @@ use crate::tensor::{DType, Described, Owned};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Takes tensors out of a checkpoint and notes what is wrong with them.
+/// Takes tensors out of a checkpoint and collects the problems with them.
 pub(super) struct Taker<'c> {
     pub(super) tensors: &'c mut BTreeMap<String, Found>,
     pub(super) matrices: Matrices,
@@ -21,12 +21,12 @@ pub(super) struct Taker<'c> {
     pub(super) wrong: Vec<String>,
 }
 
-/// So many problems are told; there may be as many as somebody cares to claim.
+/// Most problems that an error lists. A crafted file could have any number of them.
 const TOLD: usize = 1000;
 
 impl Taker<'_> {
-    /// The weights of the layers with these numbers, as far as the configuration has them. Those without any
-    /// tensor are told together: it may claim billions.
+    /// The weights of the layers with these numbers, up to the configuration's number of layers. Missing layers are
+    /// reported as ranges, because a configuration may claim billions.
     pub(super) fn layers(
         &mut self,
         config: &Config,
@@ -52,7 +52,7 @@ impl Taker<'_> {
         }
     }
 
-    /// The weights of a layer, unless one is missing.
+    /// The weights of a layer; `None` if one is missing.
     fn layer(&mut self, config: &Config, prefix: &str) -> Option<Layer<Weight>> {
         let mut block = Named::default();
         for part in &BLOCK {
@@ -73,7 +73,7 @@ impl Taker<'_> {
         Some(Layer { norm: norm?, block: quantize::with_biases(block), a })
     }
 
-    /// The embedding and the head, which is the embedding where there is no other.
+    /// The embedding and the head; without a head of its own, the embedding is the head.
     pub(super) fn ends(&mut self, config: &Config, prefix: &str, backbone: bool) -> (Option<Weight>, Named<Weight>) {
         if config.vocabulary == 0 {
             return (None, Named::default());
@@ -90,7 +90,7 @@ impl Taker<'_> {
         (embedding, head.into_iter().collect())
     }
 
-    /// A matrix that may be quantized, or its parts, by the names that it has here.
+    /// A matrix, or the parts of a quantized one, by their names here.
     fn matrix(&mut self, own: &str, name: &str, dims: &[usize], optional: bool) -> Vec<(String, Weight)> {
         match self.matrices.remove(name) {
             None => whole(own, self.take(name, dims, self.dtype, optional)),
@@ -108,7 +108,7 @@ impl Taker<'_> {
         self.wrong.push(format!("`{name}` of shape ({got}) where it should be ({expected})"));
     }
 
-    /// A weight as floats, also where it is quantized.
+    /// A weight as floats; a quantized one is converted back.
     pub(super) fn take(&mut self, name: &str, dims: &[usize], dtype: DType, optional: bool) -> Option<Weight> {
         let found = match self.matrices.remove(name) {
             Some(stored) if stored.dims[..] == *dims => Some(stored.floats()),
@@ -133,7 +133,7 @@ impl Taker<'_> {
         None
     }
 
-    /// The one error about all that is wrong, if anything is.
+    /// One error with all collected problems, if there are any.
     pub(super) fn done(mut self, name: &str) -> Result<()> {
         let others = self.tensors.keys().chain(self.matrices.keys());
         self.wrong.extend(others.map(|name| format!("`{name}`, which no Mamba model has")));
@@ -148,12 +148,12 @@ impl Taker<'_> {
     }
 }
 
-/// A weight by its name here, if it is there.
+/// A weight with its name here, if it is present.
 fn whole(name: &str, weight: Option<Weight>) -> Vec<(String, Weight)> {
     weight.map(|weight| (name.to_string(), weight)).into_iter().collect()
 }
 
-/// What steps need of `A_log`.
+/// `-exp(A_log)`, which steps need.
 fn negative_exp(a_log: &Weight) -> Weight {
     let mut a = Owned::poisoned(a_log.spec());
     Cpu(&Exec::default()).map(Map::NegExp, &[a_log.view()], a.view_mut()).expect("tensors of one float type");

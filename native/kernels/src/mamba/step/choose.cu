@@ -1,5 +1,5 @@
-// The choice of the next token of each of some sequences: see sample.rs. A block has a sequence. Weights are whole
-// numbers of 2^-36, so that their sums are the same in whatever order.
+// The choice of the next token of each sequence: see sample.rs. One block per sequence. Weights are integers in units
+// of 2^-36, so that their sums do not depend on the order.
 
 struct Draw {
     float per_temperature;   // 0: the largest logit is chosen
@@ -19,10 +19,10 @@ struct Params {
 typedef unsigned long long u64;
 constexpr int WARPS = THREADS / 32;   // 32, or a power of two below
 
-// What lies below this bit of a key is the same for all values of the type of storage.
+// Bits of a key below this one are equal for all values of the storage type.
 constexpr int LOWEST_BIT = sizeof(STORAGE) == 2 ? 13 : 0;
 
-// One value of all threads of a block together, in all its threads.
+// Reduces a value over all threads of a warp, then of a block; all threads get the result.
 template <class T, class F>
 __device__ __forceinline__ T over_warp(T value, F together) {
 #pragma unroll
@@ -45,7 +45,7 @@ struct Larger {
     __device__ __forceinline__ u64 operator()(u64 a, u64 b) const { return a > b ? a : b; }
 };
 
-// A number that is larger for larger logits, and 0 for what is none.
+// A number that grows with the logit; 0 for NaN.
 __device__ __forceinline__ unsigned key(float logit) {
     unsigned bits = __float_as_uint(logit);
     if (logit != logit) return 0;
@@ -55,7 +55,7 @@ __device__ __forceinline__ float logit_of(unsigned key) {
     return __uint_as_float(key >> 31 ? key & 0x7fffffff : ~key);
 }
 
-// The logits of a sequence, of which each warp has neighbouring ones.
+// The logits of a sequence; each warp handles a contiguous range.
 struct Row {
     const STORAGE* logits;
     i64 first, end;   // of the warp
@@ -64,7 +64,7 @@ struct Row {
     __device__ __forceinline__ u64 weight(float logit) const {
         return (u64)(exp2f((logit - most) * factor) * 68719476736.0f);
     }
-    // Does something with each of the thread's logits that has a key of at least this.
+    // Calls `work` with each of the thread's logits whose key is at least `least`.
     template <class F>
     __device__ __forceinline__ void each(unsigned least, F work) const {
         for (i64 i = first + threadIdx.x % 32; i < end; i += 32) {
@@ -84,7 +84,7 @@ struct Row {
     }
 };
 
-// The largest key from which on there is enough: bit by bit from above.
+// The largest key for which `enough` still holds, found bit by bit from the highest.
 template <class F>
 __device__ __forceinline__ unsigned largest(F enough) {
     unsigned least = 0;
@@ -93,7 +93,7 @@ __device__ __forceinline__ unsigned largest(F enough) {
     return least;
 }
 
-// The token at which the sum of the weights of all up to it first exceeds a share of all of them.
+// The token at which the running sum of weights first exceeds `share` of the total.
 __device__ __forceinline__ void draw(const Row& row, unsigned least, double share, unsigned* token) {
     __shared__ u64 sums[WARPS];
     u64 own = over_warp(row.mass(least), Sum{});
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_choose(Params p) {
     i64 part = (p.vocabulary + WARPS - 1) / WARPS, first = threadIdx.x / 32 * part;
     i64 end = first + part < p.vocabulary ? first + part : p.vocabulary;
     Row row = {p.logits + blockIdx.x * p.vocabulary, first, end, 0, d.per_temperature * (float)LOG2_E};
-    // The largest key, and of those the first token.
+    // The largest key, and the first token that has it.
     u64 best = 0;
     row.each(1, [&](i64 i, float logit) { best = Larger{}(best, (u64)key(logit) << 32 | (unsigned)~i); });
     best = over_block(best, Larger{});
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_choose(Params p) {
         if (threadIdx.x == 0) *token = ~(unsigned)best;
         return;
     }
-    // Key 0 is that of what is no number.
+    // Key 0 is that of NaN.
     unsigned least = 1;
     if (d.top_k && d.top_k < p.vocabulary)
         least = largest([&](unsigned k) { return over_block(row.many(k), Sum{}) >= d.top_k; });

@@ -1,4 +1,4 @@
-// One step of the causal convolution of each of many sequences, with SiLU behind it. A thread has a channel.
+// One step of the causal convolution of many sequences, with fused SiLU. One thread per channel.
 
 struct Params {
     const STORAGE* u;          // (batch, channels), rows apart by stride
@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_conv(Params p) {
     i64 channel = (i64)blockIdx.x * THREADS + threadIdx.x, sequence = blockIdx.y;
     if (channel >= p.channels) return;
     STORAGE* samples = p.samples[sequence] + p.layer * (WIDTH - 1) * p.channels + channel;
-    // No kernel before this one writes these.
+    // Read before the wait, as no earlier kernel of the step writes these.
     Taps held = taps(samples, p.channels, p.w + channel * WIDTH, p.b ? p.b + channel : 0);
     wait_for_others();
     STORAGE newest = p.u[sequence * p.stride + channel];

@@ -1,11 +1,10 @@
-// One step of a channel's causal convolution, with SiLU behind it. All that it reads is asked for before anything is
-// written.
+// One step of a channel's causal convolution, with fused SiLU. All loads are issued before anything is written.
 struct Taps {
     STORAGE held[WIDTH];
     REAL factors[WIDTH], bias;
 };
 
-// A channel's samples, so far apart, with room for the newest, and its weights.
+// A channel's samples, `apart` elements apart, with room for the newest one, and its weights.
 __device__ __forceinline__ Taps taps(const STORAGE* samples, i64 apart, const REAL* w, const REAL* b) {
     Taps taps;
 #pragma unroll
@@ -17,7 +16,7 @@ __device__ __forceinline__ Taps taps(const STORAGE* samples, i64 apart, const RE
     return taps;
 }
 
-// The samples move on by one.
+// Convolves, and shifts the samples by one.
 __device__ __forceinline__ REAL convolve(Taps taps, STORAGE* samples, i64 apart, STORAGE newest) {
     taps.held[WIDTH - 1] = newest;
     REAL sum = taps.bias;

@@ -1,10 +1,10 @@
-// A dense layer of a few rows, bound by reading its weights once; what is done before and behind it in a step of a
-// model is done here too, for a kernel more costs more than that. BATCH rows of x, in f32; a warp computes ROWS rows
-// of the weights at a time. The host chooses
-//   WIDTH   that of the convolution
-//   NORM    x is a sum to be normed by the root mean square first
+// A dense layer of a few rows, bound by reading its weights once. Its prologue and epilogue in a step are fused,
+// because a separate kernel costs more than they do. BATCH rows of x, in f32; a warp computes ROWS rows of the weights
+// at a time. The host chooses
+//   WIDTH   the width of the convolution
+//   NORM    x is a sum that is normed by the root mean square first
 //   BEHIND  0: y is written; 1: it is added to what is there; 2: its first half goes through the convolution; 3: it is
-//           written in the type of storage
+//           written in the storage type
 
 struct Params {
     const STORAGE* w;          // (rows, columns)
@@ -12,7 +12,7 @@ struct Params {
     const REAL* x;             // (BATCH, columns), rows apart by stride
     const REAL* norm;          // (columns)
     REAL* y;                   // (BATCH, rows)
-    STORAGE* narrow_y;         // the same
+    STORAGE* narrow_y;         // of the storage type
     const REAL* conv_w;        // (rows / 2, WIDTH)
     const REAL* conv_b;        // (rows / 2), or none
     STORAGE* const* samples;   // BATCH sequences' last samples, each (layers, WIDTH - 1, rows / 2)
@@ -23,7 +23,7 @@ struct Params {
 
 constexpr int WARPS = THREADS / 32;
 
-// A warp's packs of its rows of the weights: those of the lane at PACKS places along the row.
+// A warp's packs of its rows of weights, at PACKS places along each row.
 struct Held { Pack of[ROWS][PACKS]; };
 
 __device__ __forceinline__ i64 column(i64 first, int k) { return first + ((i64)k * 32 + threadIdx.x % 32) * VEC; }
@@ -39,14 +39,14 @@ __device__ __forceinline__ void read(const Params& p, i64 row, i64 first, Held& 
         }
 }
 
-// A row of x in shared memory, to the end of the packs that a warp reads; past its own end there are zeros.
+// Elements of a row of x in shared memory, padded with zeros to the end of the packs that a warp reads.
 __device__ __forceinline__ int padded(const Params& p) {
     constexpr int EACH = 32 * VEC * PACKS;
     return ((int)p.columns + EACH - 1) / EACH * EACH;
 }
 
-// Where an element of x lies in shared memory: so that the 32 lanes of a warp, which have packs side by side, read four
-// elements each from different banks.
+// The place of an element of x in shared memory. The 32 lanes of a warp have adjacent packs, and each reads four
+// elements at once; this order puts them into different banks.
 __device__ __forceinline__ int place(int column) {
     if (VEC <= 4) return column;
     int pack = column / VEC, e = column % VEC;
@@ -85,10 +85,10 @@ __device__ __forceinline__ void add(const Params& p, int first, const Held& held
     }
 }
 
-// Elements of each row that a thread asks for at once: it would wait for each of them by itself.
+// Elements of each row that a thread loads at once; one by one it would wait for each.
 constexpr int ASKED = BATCH > 4 ? 4 : 8;
 
-// The rows of x in shared memory, times the weights of the norm, and what each row must still be multiplied by.
+// Loads the rows of x into shared memory, times the weights of the norm, and computes the remaining scale of each row.
 __device__ __forceinline__ void take(const Params& p, REAL* x, REAL (&scales)[BATCH]) {
     REAL square[BATCH] = {};
     for (int first = threadIdx.x; first < padded(p); first += THREADS * ASKED) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void take(const Params& p, REAL* x, REAL (&scales)[BA
     }
 }
 
-// What a thread needs beside the sum that it puts, asked for before there is one: it would wait for each by itself.
+// The operands of a thread's epilogue, loaded before its sum is ready, as it would else wait for each one.
 struct Behind {
     REAL bias;
 #if BEHIND == 1
@@ -144,7 +144,7 @@ struct Behind {
 #endif
 };
 
-// The thread of a warp that puts the sum of a row and a sequence, and what is that of this thread.
+// The lane that writes the sum of row r and sequence b, and the row and the sequence of this lane.
 __device__ __forceinline__ int putter(int r, int b) { return r * BATCH + b; }
 __device__ __forceinline__ int row_put() { return threadIdx.x % 32 / BATCH; }
 __device__ __forceinline__ int sequence_put() { return threadIdx.x % 32 % BATCH; }
@@ -153,7 +153,7 @@ __device__ __forceinline__ STORAGE* samples(const Params& p, i64 channel) {
     return p.samples[sequence_put()] + p.layer * (WIDTH - 1) * (p.rows / 2) + channel;
 }
 
-// What no kernel before this one writes.
+// Loads operands that no earlier kernel of the step writes.
 __device__ __forceinline__ void read_ahead(const Params& p, i64 row, Behind& behind) {
     row += row_put();
     if (row_put() >= ROWS || row >= p.rows) return;
@@ -164,7 +164,7 @@ __device__ __forceinline__ void read_ahead(const Params& p, i64 row, Behind& beh
 #endif
 }
 
-// What they write.
+// Loads operands that earlier kernels write.
 __device__ __forceinline__ void read_old(const Params& p, i64 row, Behind& behind) {
 #if BEHIND == 1
     row += row_put();

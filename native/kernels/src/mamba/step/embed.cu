@@ -1,4 +1,4 @@
-// The rows that a step of a model begins with: those of the embedding of some tokens, or features.
+// The input rows of a step: rows of the embedding for some tokens, or features.
 
 struct Params {
     const STORAGE* from;      // (vocabulary, width), or (batch, width)

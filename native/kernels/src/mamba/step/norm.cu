@@ -1,5 +1,5 @@
-// Rows normed by the root mean square: the sum of a model's layers, to which with ADD those of the last layer are added
-// before. A block has a row, a thread HELD elements of it.
+// Norms rows by the root mean square: the residual sum of a model's layers, to which the last layer's output is added
+// first with ADD. One block per row; a thread handles HELD elements.
 
 struct Params {
     const STORAGE* x;   // (batch, width), with ADD
@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_norm(Params p) {
         i64 at = threadIdx.x + k * THREADS;
         bool there = at < p.width;
         w[k] = there ? p.norm[at] : (REAL)0;
-        // Between this kernel and the one that wrote the sum there is another.
+        // Read before the wait: another kernel lies between this one and the writer of the sum.
         v[k] = ADD && there ? p.sum[row + at] : (REAL)0;
     }
     wait_for_others();

@@ -1,9 +1,8 @@
-// One step of the selective scan of each of some sequences, with the projection of dt before it. LANES threads have a
-// channel together, each RANKS of the weights of dt's projection and STATES of the states. What comes in between the
-// layers is of type BETWEEN.
+// One step of the selective scan of several sequences, with the fused projection of dt. LANES threads share a channel;
+// each has RANKS weights of dt's projection and STATES states. Activations between layers are of type BETWEEN.
 //
-// A thread does little, and would wait for each thing that it reads by itself: all is asked for before it is used, and
-// what the kernels before this one do not write, states too, before they are waited for.
+// A thread does little work, and would else wait for each load separately. So all loads are issued before their first
+// use, and those of memory that no earlier kernel writes, such as states, before the wait.
 
 struct Params {
     const BETWEEN* x;          // (batch, channels), out of the convolution; rows apart by x_stride
@@ -26,15 +25,15 @@ template <class T> __device__ __forceinline__ T total(T sum) {
 
 template <class T, int N> struct alignas(N * sizeof(T)) Several { T of[N]; };
 
-// How many neighbours of N can be read at once: a power of two, of at most 16 bytes.
+// The largest power of two that divides `n` elements into packs of at most 16 bytes.
 template <class T> __device__ constexpr int at_once(int n) {
     int together = 1;
     while (n % (2 * together) == 0 && 2 * together * sizeof(T) <= 16) together *= 2;
     return together;
 }
 
-// What a thread has of a row of so many numbers: N of them side by side where the host says that all rows can be read so,
-// otherwise one of each LANES, and zeros past the end.
+// A thread's share of a row of `count` numbers: N contiguous ones if the host guarantees aligned packs, else every
+// LANES-th one, padded with zeros.
 template <int N, class T> __device__ __forceinline__ void own(const T* row, i64 count, REAL (&to)[N]) {
     int lane = threadIdx.x % LANES;
 #if ALIGNED
@@ -51,7 +50,7 @@ template <int N, class T> __device__ __forceinline__ void own(const T* row, i64 
 #endif
 }
 
-// The way back.
+// Writes a thread's share back.
 template <int N> __device__ __forceinline__ void give(const REAL (&from)[N], REAL* row, i64 count) {
     int lane = threadIdx.x % LANES;
 #if ALIGNED
@@ -73,7 +72,7 @@ template <int N> __device__ __forceinline__ void give(const REAL (&from)[N], REA
 extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Params p) {
     i64 channel = (i64)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, sequence = blockIdx.y;
     bool there = channel < p.channels;
-    // Lanes past the last channel go along, for the sums.
+    // Lanes past the last channel run along, for the sums.
     i64 of = there ? channel : p.channels - 1;
     REAL dt_w[RANKS], a[STATES], h[STATES], dt_b = p.dt_b[of], d = p.d[of];
     REAL* states = p.states[sequence] + (p.layer * p.channels + of) * p.count;

@@ -1,4 +1,4 @@
-//! Learning on the CPU. What is here takes far less time than the ops around it.
+//! Learning on the CPU. These loops take far less time than the ops around them.
 
 use super::Update;
 use super::learn::ByRow;
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::tensor::{Described, Element, View, ViewMut};
 use crate::with_type;
 
-/// Rows, or elements, that a thread takes at a time.
+/// Rows, or elements, per task.
 const ROWS: usize = 16;
 const ELEMENTS: usize = 1 << 14;
 
@@ -23,7 +23,7 @@ fn entropies<S: Storage>(logits: &mut [S], targets: &[u32], scale: Option<f64>, 
     pool::for_each(exec.threads, targets.len().div_ceil(ROWS), |chunk| {
         let first = chunk * ROWS;
         for (row, &target) in targets[first..].iter().take(ROWS).enumerate().map(|(i, target)| (first + i, target)) {
-            // SAFETY: each row is taken once.
+            // SAFETY: each row is taken by one task.
             let (row, loss) = unsafe { (rows.part(row * width, width), to.part(row, 1)) };
             loss[0] = entropy(row, target as usize, scale);
         }
@@ -51,7 +51,7 @@ fn add_rows<S: Storage>(from: &[S], rows: &ByRow, to: &mut [S], exec: &Exec) -> 
     let count = rows.starts.len() - 1;
     let (width, to) = (to.len() / count.max(1), Shared::new(to));
     pool::for_each(exec.threads, count, |row| {
-        // SAFETY: each row of the table is taken once.
+        // SAFETY: each row of the table is taken by one task.
         let to = unsafe { to.part(row * width, width) };
         for &at in &rows.order[rows.starts[row] as usize..rows.starts[row + 1] as usize] {
             let from = &from[at as usize * width..][..width];

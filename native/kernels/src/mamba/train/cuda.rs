@@ -6,10 +6,10 @@ use crate::cuda::{Buffer, Kernel, Lane, Source, THREADS, grid_size, launch_each,
 use crate::error::Result;
 use crate::tensor::{DType, Described, Spec};
 
-/// Blocks that sum up squares.
+/// Blocks that sum squares.
 const BLOCKS: usize = 512;
 
-/// One of the kernels, in the types of a tensor.
+/// A kernel of `train.cu` for the types of a tensor.
 fn kernel(name: &'static str, define: &str, of: &Buffer, lane: &Lane) -> Result<Kernel> {
     let source = Source { name, text: include_str!("train.cu") };
     lane.device().kernel(&source, &format!("{} -D{define}=1 -DTHREADS={THREADS}", types(of.spec().dtype)))
@@ -21,12 +21,12 @@ fn uploaded(numbers: &[u32], lane: &Lane) -> Result<Buffer> {
     Ok(buffer)
 }
 
-/// The sum of all elements, which it waits for.
+/// The sum of all elements. Waits for the lane.
 fn sum(of: &Buffer, lane: &Lane) -> Result<f64> {
     Ok(lane.downloaded(of)?.view().to_f64().sum())
 }
 
-/// A number in the type of the arithmetic, and how it is written into parameters.
+/// Runs `$body` with the type of the arithmetic as `$real`.
 macro_rules! reals {
     ($dtype:expr, $real:ident => $body:expr) => {
         match $dtype.wide() {
@@ -42,7 +42,7 @@ macro_rules! reals {
     };
 }
 
-/// The same struct is declared in `train.cu`, as are the others.
+/// The parameters of the kernels, which `train.cu` declares too.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Entropy<R> {

@@ -1,20 +1,20 @@
-//! What learning needs of a place beside ops.
+//! The operations that learning needs of a place, besides ops.
 
 use super::{Update, cpu, cuda};
 use crate::error::Result;
 use crate::place::{Cpu, Cuda, Place};
 use crate::tensor::Described;
 
-/// A place where models learn.
+/// A place on which models learn.
 pub trait Learn: Place {
-    /// The sum of `-ln softmax(row)[target]` over all rows of logits. With a scale they are replaced by their gradient
-    /// times that.
+    /// The sum of `-ln softmax(row)[target]` over all rows of logits. With a `scale`, the logits are replaced by their
+    /// gradient times it.
     fn cross_entropy(&self, logits: Self::ViewMut<'_>, targets: &[u32], scale: Option<f64>) -> Result<f64>;
-    /// Adds each row to that of a table that has its number: the gradient of [`Place::gather`].
+    /// Adds row `i` to row `rows[i]` of a table: the gradient of [`Place::gather`].
     fn scatter(&self, from: &Self::View<'_>, rows: &[u32], to: Self::ViewMut<'_>) -> Result<()>;
     /// The sum of the squares of all elements.
     fn squares(&self, of: &Self::View<'_>) -> Result<f64>;
-    /// Changes weights and the means of gradients and of their squares.
+    /// Applies AdamW to the weights, the mean of gradients and the mean of their squares.
     fn update(&self, changed: [Self::ViewMut<'_>; 3], gradient: &Self::View<'_>, update: &Update) -> Result<()>;
 }
 
@@ -44,9 +44,9 @@ macro_rules! learn {
 learn!(Cpu, cpu);
 learn!(Cuda, cuda);
 
-/// Numbers of rows, turned around: which of them are that of each row of a table, in order.
+/// Row numbers inverted: for each row of a table, the positions that refer to it, in order.
 pub struct ByRow {
-    /// Where those of each row start, and the end of the last.
+    /// The start of each table row's positions in `order`, and the end of the last.
     pub starts: Vec<u32>,
     pub order: Vec<u32>,
 }

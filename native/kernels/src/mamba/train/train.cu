@@ -1,4 +1,4 @@
-// What learning needs beside ops: see learn.rs.
+// Kernels for learning: see learn.rs.
 
 constexpr int WARPS = THREADS / 32;
 
@@ -18,7 +18,7 @@ struct Params {
     REAL scale;   // of the gradient that replaces the logits; none where it is 0
 };
 
-// A warp a row.
+// One warp per row.
 extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy(Params p) {
     i64 row = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
     if (row >= p.rows) return;
@@ -55,7 +55,7 @@ struct Params {
     i64 width;
 };
 
-// A block a row of the table, a thread a column.
+// One block per row of the table, one thread per column.
 extern "C" __global__ void __launch_bounds__(THREADS) scatter(Params p) {
     unsigned start = p.starts[blockIdx.x], end = p.starts[blockIdx.x + 1];
     for (i64 column = threadIdx.x; column < p.width; column += THREADS) {

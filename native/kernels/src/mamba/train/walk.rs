@@ -1,4 +1,4 @@
-//! The way through a model and back.
+//! The forward and backward pass through a model.
 
 use super::learn::Learn;
 use super::{Part, Sequences};
@@ -13,24 +13,24 @@ use crate::place::Map;
 use crate::tensor::{DType, Described, Spec};
 use std::collections::HashMap;
 
-/// A model on its way to a gradient.
+/// A model during a gradient computation.
 pub struct Walk<'p, P: Learn> {
     place: &'p P,
     config: &'p Config,
     dtype: DType,
     parts: &'p [Part],
     weights: Vec<P::View<'p>>,
-    /// The numbers of parts by their names.
+    /// The index of each part by its name.
     numbers: HashMap<&'p str, usize>,
 }
 
-/// What the way back needs: the sums before each layer and behind the last, and what they are normed to.
+/// The tensors kept for the backward pass: the sums before each layer and after the last one, and their normed rows.
 struct Trace<T> {
     sums: Vec<T>,
     normed: Vec<T>,
 }
 
-/// The gradients that nobody has written yet, by the numbers of parts.
+/// The gradients that are not written yet, by part index.
 struct Gradients<T>(Vec<Option<T>>);
 
 impl<T> Gradients<T> {
@@ -53,7 +53,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         Ok(Walk { place, config, dtype, parts, weights, numbers })
     }
 
-    /// Writes the gradient of the mean loss, and gives that.
+    /// Writes the gradient of the mean loss, and returns the loss.
     pub fn learn(&self, sequences: &Sequences, gradient: &mut P::Owned) -> Result<f64> {
         let rows = sequences.read.len();
         let mut gradients = self.split(P::view_mut(gradient))?;
@@ -62,7 +62,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         let head = self.numbers.get(HEAD).copied().unwrap_or(embedding);
         let (loss, dlast, mut of_table) = self.through_head(&trace.normed[self.config.layers], head, sequences)?;
         let dx = self.backward(sequences.batch, &trace, dlast, &mut gradients)?;
-        // Where head and embedding are one, so are their gradients.
+        // If the head is the embedding, they share one gradient.
         if head != embedding {
             self.place.map(Map::Sum, &[P::view(&of_table)], gradients.take(head))?;
             of_table = self.place.zeros(self.weights[embedding].spec())?;
@@ -107,7 +107,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         Ok(trace)
     }
 
-    /// From the gradient of the last normed rows to that of the embedded ones.
+    /// From the gradient of the last normed rows to that of the embedded rows.
     fn backward(
         &self,
         batch: usize,
@@ -185,13 +185,13 @@ impl<'p, P: Learn> Walk<'p, P> {
         inputs
     }
 
-    /// The parts of a layer's block, by the block's names.
+    /// The parts of a layer's block, by their names in the block.
     fn parts_of(&self, layer: usize) -> impl Iterator<Item = (&'static str, usize)> {
         let find = move |(name, file)| Some((name, *self.numbers.get(in_layer(layer, file).as_str())?));
         checkpoint::names().filter_map(find)
     }
 
-    /// The part with the norm before a layer, or behind the last.
+    /// The norm before a layer, or after the last one.
     fn norm_of(&self, layer: usize) -> usize {
         self.number(&if layer < self.config.layers { in_layer(layer, NORM) } else { in_backbone(LAST_NORM) })
     }
@@ -212,7 +212,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         self.place.empty(P::view(x).spec())
     }
 
-    /// The gradients of all parts.
+    /// Splits the memory of the gradient into parts.
     fn split<'g>(&self, mut all: P::ViewMut<'g>) -> Result<Gradients<P::ViewMut<'g>>> {
         let (mut at, mut gradients) = (0, Vec::new());
         for part in self.parts {

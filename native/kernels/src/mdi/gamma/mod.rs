@@ -1,4 +1,4 @@
-//! How much of a memory is kept, from what comes in and maybe from a context, each through a network of its
+//! The coefficient of decay of a memory, from the input and optionally a context, each through a network of its
 //! own, and the gradient. With `linear(v, W, b) = v W^T + b`, weights stored (out, in), the logistic function s
 //! and the erf form of GELU:
 //!
@@ -8,7 +8,7 @@
 //! gamma = clamp(s(a) s(c), 1e-6, 1 - 1e-6)
 //! ```
 //!
-//! Strictly outside of the clamp the gradient is 0. It computes `a` and `c` again. What lies in between has the
+//! Strictly outside of the clamp the gradient is 0. It recomputes `a` and `c`. Intermediate tensors have the
 //! storage type.
 
 mod steps;
@@ -55,7 +55,7 @@ impl Problem {
         Ok(Problem { z, inner, context: all_or_none(inputs)? })
     }
 
-    /// The same in f64.
+    /// The problem in f64, for the reference.
     pub fn in_f64(self) -> Problem {
         Problem { z: Spec { dtype: DType::F64, ..self.z }, ..self }
     }

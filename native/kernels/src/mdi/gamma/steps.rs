@@ -1,4 +1,4 @@
-//! The networks as a sequence of ops, wherever they run.
+//! The networks as a sequence of ops, on any backend.
 
 use super::{NETWORKS, Problem};
 use crate::activations::Activation;
@@ -95,7 +95,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(logits)
     }
 
-    /// The same with all that the gradient needs.
+    /// Like [`Self::logits`], with all that the gradient needs.
     fn pass(&self, [x, w1, b1, w2, b2]: [&str; 5]) -> Result<Pass<P::Owned>> {
         let (mut inner, mut activated) = (self.like_inner()?, self.like_inner()?);
         let mut logits = self.place.empty(self.problem.z)?;

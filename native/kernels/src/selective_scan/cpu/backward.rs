@@ -1,13 +1,13 @@
-//! The gradient of the scan on the CPU: who computes what.
+//! The gradient of the scan on the CPU: how the work is divided.
 //!
-//! Channels fall into strips, the batches into parts. Both depend on the problem alone and not on the
-//! threads that share the work, so that all sums go in the same order each time. A panel is as many
-//! neighbouring strips as still leave each thread something to do, for memory is read faster in long
-//! rows, and a unit is a panel over the batches of a part, one after the other.
+//! Channels are divided into strips, the batches into parts. Both depend on the problem alone and not on the
+//! threads that share the work, so that all sums go in the same order each time. A panel is a group of
+//! neighbouring strips: as wide as leaves work for each thread, since memory is read faster in long rows. A unit
+//! is a panel over the batches of a part, one after the other.
 //!
 //! Over a unit's batch time goes forwards once, from tile to tile, to note the states between them, and
 //! backwards once, where each tile's states are computed again from there. In a tile the work goes block
-//! by block, each channel in a lane, as in [`super::by_channel`], while the next tile is asked for.
+//! by block, each channel in a lane, as in [`super::by_channel`], while the next tile is prefetched.
 //!
 //! The limit, for AVX-512 and 16 state steps (one state of 16 channels): the first way takes the 12
 //! vector operations of the scan, 9 of which need a multiplier; the second 11 to have decays and states
@@ -104,20 +104,20 @@ struct Division {
     channels: usize,
 }
 
-/// Channels of a strip, which leaves sums of its own for B and C: the more, the fewer of them; a panel's
+/// Channels of a strip. Each strip leaves sums of its own for B and C, so wider strips leave fewer; but a panel's
 /// tile should stay in the second-level cache.
 const WIDE: usize = 256;
 
-/// The same where there would be too few units of wide strips.
+/// Channels of a strip where strips of [`WIDE`] channels would make too few units.
 const NARROW: usize = 128;
 
-/// As many units as keep the threads of most machines busy.
+/// Units that keep the threads of most machines busy.
 const UNITS: usize = 32;
 
 /// How many pieces of work each thread gets: few, since each needs room of its own.
 const PIECES_PER_THREAD: usize = 4;
 
-/// Steps that a part of the batches has at least, for each leaves sums of its own for the weights.
+/// The fewest steps of a part of the batches, since each leaves sums of its own for the weights.
 const STEPS_OF_PART: usize = 128;
 
 impl Division {
@@ -136,7 +136,7 @@ impl Division {
         self.panels * self.parts
     }
 
-    /// Panels outermost: units of the same channels follow each other.
+    /// Panels are outermost, so that units of one panel follow each other.
     fn unit(&self, i: usize) -> Unit {
         let (panel, part) = (i / self.parts, i % self.parts);
         let first = panel * self.width;
@@ -206,7 +206,7 @@ impl<S: Storage> Plan<'_, '_, S> {
         })
     }
 
-    /// Where the sequences start that the way forwards reads and writes.
+    /// Where the sequences start that the forward pass reads and writes, to prefetch them.
     fn forwards(&self) -> Vec<*const S> {
         let Sequences { dy, dz, .. } = &self.sequences;
         let mut arrays = vec![self.inputs.x.as_ptr(), self.inputs.dt.as_ptr()];
@@ -216,7 +216,7 @@ impl<S: Storage> Plan<'_, '_, S> {
         arrays
     }
 
-    /// The same for the way back.
+    /// Where the sequences start that the backward pass reads and writes, to prefetch them.
     fn backwards(&self) -> Vec<*const S> {
         let (inputs, Sequences { dy, dx, ddt, .. }) = (&self.inputs, &self.sequences);
         let mut arrays = vec![inputs.x.as_ptr(), inputs.dt.as_ptr(), dy.as_ptr(), dx.as_ptr(), ddt.as_ptr()];
@@ -224,7 +224,7 @@ impl<S: Storage> Plan<'_, '_, S> {
         arrays
     }
 
-    /// What comes after a batch of unit `i`, if the same thread goes on there.
+    /// The next segment of this thread after a batch of unit `i`, if there is one.
     fn after(&self, i: usize, batch: usize, units: &Range<usize>) -> Option<Segment> {
         let length = self.inputs.problem.length;
         let unit = self.division.unit(i);

@@ -1,10 +1,10 @@
 //! One channel a lane, time as the loop, up to [`MOST`] states at once in registers.
 //!
-//! Time goes by tiles, and within a tile the work goes block by block: the step sizes are computed
+//! Time is divided into tiles, and within a tile the work goes block by block: the step sizes are computed
 //! first, then the states are advanced, a few at a time, then the outputs are gated and written. So
 //! all that a block touches while it advances stays in the first-level cache, however many states
-//! there are; and memory is read and written nearly in order, where one block alone would take a
-//! line from each of many pages. The next tile is asked for while this one is computed.
+//! there are. Memory is read and written nearly in order, where one block alone would take a
+//! line from each of many pages. The next tile is prefetched while this one is computed.
 //!
 //! The limit, for AVX-512 and 16 state steps (one state of 16 channels): 12 vector operations, of
 //! which 9 need a multiplier (the rate, five of `2^f`, the input, the state, the output). Two 512-bit
@@ -35,13 +35,13 @@ use std::ops::Range;
 /// Steps in a tile.
 const TILE: usize = 32;
 
-/// How many blocks at most make a segment: more would push a tile out of the second-level cache.
+/// The most blocks of a segment: more would push a tile out of the second-level cache.
 pub const BLOCKS: usize = 64;
 
 /// The most states that are advanced together.
 const MOST: usize = 16;
 
-/// What a thread needs beside its tensors.
+/// The workspace of a thread.
 pub struct Scratch<V: Vector> {
     steps: Vec<Step<V>>,
     /// Block after block.
@@ -72,7 +72,7 @@ impl<V: Vector> Scratch<V> {
 }
 
 /// Scans a segment, and turns `rates` into the sums of its steps' rates. Writes outputs only if told
-/// to `emit`. Asks the cache for the start of the `next` segment, since this thread goes on there.
+/// to `emit`. Prefetches the start of the `next` segment of this thread.
 #[inline(always)]
 pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
     call: &Call<S>,
@@ -166,7 +166,7 @@ pub fn advance_all<V: Vector>(steps: &mut [Step<V>], a: &[V], h: &mut [V], both:
 #[inline(always)]
 pub fn decays_are_near<'s, V: Vector + 's>(rates: impl Iterator<Item = &'s V>, a: &[V]) -> bool {
     let (mut rate, mut most, mut zeros) = (V::zero(), V::zero(), V::zero());
-    // A maximum may lose NaN, a sum of zeros does not.
+    // A maximum may lose a NaN, so a sum of products with zero carries it along.
     for value in rates {
         rate = rate.max(value.abs());
         zeros = value.mul_add(V::zero(), zeros);
@@ -182,7 +182,7 @@ pub fn decays_are_near<'s, V: Vector + 's>(rates: impl Iterator<Item = &'s V>, a
     near
 }
 
-/// Advances all states, as many as fit in registers at a time.
+/// Advances all states, in groups that fit in registers.
 #[inline(always)]
 fn advance_as<V: Vector, B: Rows<V>, C: Rows<V>, const NEARBY: bool>(
     steps: &mut [Step<V>],
@@ -257,7 +257,7 @@ pub fn transpose_in<V: Vector>(rows: &[V::Element], state: usize, vectors: &mut 
     }
 }
 
-/// The way back, for the channels that `rows` has room for.
+/// The reverse, for the channels that `rows` has room for.
 #[inline(always)]
 pub fn transpose_out<V: Vector>(vectors: &[V], state: usize, rows: &mut [V::Element]) {
     let mut from = 0;

@@ -23,12 +23,12 @@ pub struct State<'h, E> {
     pub start: Option<&'h [E]>,
     /// Where it ends.
     pub end: &'h mut [E],
-    /// Whether anybody looks at the end.
+    /// Whether the end is read.
     pub keep: bool,
 }
 
 impl Segment {
-    /// The same for each block of at most `lanes` channels.
+    /// The segment of each block of at most `lanes` channels.
     #[inline(always)]
     pub fn blocks(&self, lanes: usize) -> impl Iterator<Item = Segment> + '_ {
         let Range { start, end } = self.channels;
@@ -56,7 +56,7 @@ impl Ahead {
         }
     }
 
-    /// The same for the block that begins `channels` further on.
+    /// The rows of the block that begins `channels` further on.
     pub fn block(self, channels: usize) -> Ahead {
         Ahead { at: self.at + channels, ..self }
     }
@@ -254,7 +254,7 @@ impl<'a, S: Storage> Call<'a, S> {
         }
     }
 
-    /// Asks for what the step at an [`Call::offset`] reads and writes.
+    /// Prefetches what the step at an [`Call::offset`] reads and writes.
     #[inline(always)]
     pub fn prefetch(&self, at: usize) {
         prefetch(self.x.as_ptr(), at);
@@ -286,7 +286,7 @@ impl<V: Vector> Step<V> {
 /// A block of channels with what stays the same over time.
 pub struct Block<'b, 'a, V, S: Storage> {
     inputs: &'b Inputs<'a, S>,
-    /// What it covers; at most as many channels as a vector has lanes.
+    /// What it covers; at most `V::LANES` channels.
     pub segment: Segment,
     bias: Option<V>,
     skip: Option<V>,
@@ -416,7 +416,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
     }
 }
 
-/// One time step of a block of channels on the way back: what the states need, and need often.
+/// One time step of a block of channels in the backward pass: what every state needs.
 #[derive(Clone, Copy)]
 pub struct BackStep<V> {
     /// `delta * log2(e)`.

@@ -42,7 +42,7 @@ impl<V: Vector> Rows<V> for Same<'_, V::Element> {
     }
 }
 
-/// The same where all states are asked for together: their number is the compiler's to know.
+/// Like [`Same`], where all states are read together: their number is then known at compile time.
 #[derive(Clone, Copy)]
 pub struct Together<'a, E> {
     values: &'a [E],
@@ -97,8 +97,8 @@ impl<V: Vector> Rows<V> for Own<'_, V> {
 /// Room for one tile.
 pub struct Tile<V: Vector> {
     same: Vec<V::Element>,
-    /// The first row in `same`, how many there are and of which states: neighbouring blocks mostly ask for
-    /// the same.
+    /// What `same` holds: the first row, the number of rows, and their states. Neighbouring blocks mostly read
+    /// equal rows, which are then not read again.
     holds: Option<(usize, usize, Range<usize>)>,
     own: Vec<V>,
 }

@@ -23,7 +23,7 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     backward_as(problem, inputs, outputs, lane, None)
 }
 
-/// The same, laid out as the caller says; for tests and measurements.
+/// Like `backward`, with the caller's plan if there is one; for tests and measurements.
 #[doc(hidden)]
 pub fn backward_as(
     problem: &Problem,
@@ -133,7 +133,7 @@ struct Job {
     wide: i64,
 }
 
-/// The sums of a call that are done at once, at most.
+/// The most sums of a call in one launch.
 const MOST_JOBS: usize = 5;
 
 /// A call whose buffers are known, with the parameters that do not depend on its layout.
@@ -184,7 +184,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         Ok(Call { problem, lane, params, da, dd, dbias })
     }
 
-    /// Launches slab after slab of states: registers hold only so many.
+    /// Launches one slab of states after another: registers do not hold all of them.
     fn run(mut self, plan: Option<BackwardPlan>, round: impl Fn(f64) -> R) -> Result<()> {
         if let Some((lo, hi)) = self.problem.options.dt_clamp {
             (self.params.lo, self.params.hi) = (round(lo), round(hi));
@@ -202,7 +202,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         Ok(())
     }
 
-    /// Gives each part of the scratch memory its place.
+    /// Assigns each array its place in the workspace.
     fn settle(&mut self, scratch: u64, rooms: &Rooms) {
         let mut next = scratch;
         let mut take = |elements: usize| {
@@ -264,7 +264,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         self.sum(&self.over_channels(way, start, span))
     }
 
-    /// A pass over so many runs: chunks of batches, or batches that one block does after each other.
+    /// Launches a pass over `runs` runs. A run is a chunk of a batch, or the batches that a block does one by one.
     fn launch(&self, way: &Way, pass: u32, runs: usize) -> Result<()> {
         let kernel = self.kernel(way, pass)?;
         let grid = [grid_size(way.blocks(self.problem) * runs)?, 1, 1];
@@ -359,7 +359,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         .collect()
     }
 
-    /// Does some sums at once.
+    /// Computes some sums in one launch.
     fn sum(&self, jobs: &[Job]) -> Result<()> {
         let elements = |job: &Job| (job.groups * job.rows * job.width) as usize;
         let most = jobs.iter().map(elements).max().unwrap_or(0);

@@ -4,7 +4,7 @@ use super::super::{Form, Problem};
 use super::groups;
 use crate::tensor::DType;
 
-/// What can be chosen.
+/// The parameters of a layout that can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Threads that share a channel, a power of two up to 32.
@@ -51,10 +51,10 @@ pub(super) fn most_states(dtype: DType) -> usize {
     if dtype == DType::F64 { 128 } else { 256 }
 }
 
-/// Bytes of states that a thread can hold beside all else.
+/// Bytes of states that a thread can hold in registers, beside everything else.
 const MOST_IN_REGISTERS: usize = 128;
 
-/// Shared memory that every device grants without being asked.
+/// Shared memory that every device grants without opting in.
 const SHARED: usize = 48 << 10;
 
 impl Way {
@@ -105,8 +105,8 @@ impl Way {
         }
     }
 
-    /// With few warps each may have many registers to overlap its steps in, but where there are
-    /// more, more should fit.
+    /// With few warps each may have many registers, to overlap its steps; with more warps, more of them
+    /// should be resident.
     fn resident(self, problem: &Problem, processors: usize) -> Way {
         let blocks = (self.blocks(problem) * self.chunks).div_ceil(processors);
         let warps = match self.per_lane() * problem.dtype.wide().size() {
@@ -132,7 +132,7 @@ impl Way {
         problem.batch * (problem.channels / self.section) * self.section_blocks()
     }
 
-    /// Chunks whose end states are asked for.
+    /// Chunks whose end states are needed.
     pub fn cuts(&self) -> usize {
         self.chunks - 1
     }
@@ -157,9 +157,8 @@ impl Way {
         problem.channels.saturating_mul(steps * 8) < 1 << 32
     }
 
-    /// Predicted clocks. A warp's step takes so many per state, to issue and to exponentiate, and so
-    /// many beside; warps of a scheduler add up, and a warp alone cannot hide its own latency.
-    /// Fitted to measurements on an H200.
+    /// Predicted clocks. A warp's step has a cost per state, to issue and to exponentiate, and a fixed cost. The warps
+    /// of a scheduler add up, and a single warp cannot hide its own latency. Fitted to measurements on an H200.
     fn clocks(&self, problem: &Problem, processors: usize) -> f64 {
         let Plan { lanes, owned, warps, .. } = self.plan;
         let k = self.per_lane() as f64;
@@ -183,11 +182,11 @@ pub(super) fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The layouts worth a look.
+/// The layouts to compare.
 fn plans(problem: &Problem, states: usize) -> impl Iterator<Item = Plan> {
     let length = problem.length.max(1);
     let chunks = (0..8).map(|i| 1 << i).filter(move |&chunks| chunks == 1 || length >= 128 * chunks);
-    // Every state of every step of a tile is code of its own, which should fit the instruction cache.
+    // The code is unrolled over all states and steps of a tile, and should fit the instruction cache.
     let most_code = if problem.dtype == DType::F64 { 64 } else { 128 };
     let longest = (most_code / states.next_power_of_two()).clamp(1, 8);
     let lanes = [1, 2, 4, 8, 16, 32].into_iter().filter(move |&lanes| length > 1 || lanes == single_step_lanes(states));

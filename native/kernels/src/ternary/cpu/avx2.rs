@@ -1,6 +1,6 @@
 //! Ternary code with AVX2.
 //!
-//! Each method is sound only on a CPU with its instructions, which [`run`] has been promised.
+//! Each method is sound only on a CPU with its instructions, which the caller of [`run`] promises.
 
 // The one reason for every `unsafe` here is the sentence above; repeating it would hide the code.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -21,7 +21,7 @@ pub unsafe fn run<T: Task>(task: T) -> T::Output {
 #[derive(Clone, Copy)]
 pub struct Bytes32(__m256i);
 
-/// The sum of four 64-bit integers.
+/// The sum of four 64-bit lanes.
 #[inline(always)]
 unsafe fn sum64(lanes: __m256i) -> i64 {
     let mut values = [0i64; 4];
@@ -29,7 +29,7 @@ unsafe fn sum64(lanes: __m256i) -> i64 {
     values.iter().sum()
 }
 
-/// The floats whose bits are set among eight, and 0 for the others.
+/// Keeps the floats of eight whose bits are set; the others become 0.
 #[inline(always)]
 unsafe fn kept(bits: u64, x: __m256) -> __m256 {
     unsafe {
@@ -39,7 +39,7 @@ unsafe fn kept(bits: u64, x: __m256) -> __m256 {
     }
 }
 
-/// All bits of the bytes whose bits are set among 32.
+/// Sets all bits of those of 32 bytes whose bits are set.
 #[inline(always)]
 unsafe fn bytes_of(bits: u32) -> __m256i {
     unsafe {
@@ -100,7 +100,7 @@ impl Wide for Bytes32 {
         let x = &x[..8 * 32];
         unsafe {
             let x = |i: usize| _mm256_loadu_si256(x.as_ptr().add(32 * i).cast());
-            // Of codes up to 2, eight pairs fit 16 bits.
+            // With codes up to 2, sums of eight pairs fit into 16 bits.
             let mut pairs = _mm256_maddubs_epi16(codes[0].0, x(0));
             for (i, code) in codes.iter().enumerate().skip(1) {
                 pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(code.0, x(i)));

@@ -1,6 +1,6 @@
-//! Ternary code with AVX-512, with and without its instructions for dot products and counts.
+//! Ternary code with AVX-512, with and without VNNI and VPOPCNTDQ.
 //!
-//! Each method is sound only on a CPU with its instructions, which [`run`] has been promised.
+//! Each method is sound only on a CPU with its instructions, which the caller of [`run`] promises.
 
 // The one reason for every `unsafe` here is the sentence above; repeating it would hide the code.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 /// Runs `task` with AVX-512 and these extensions.
 ///
 /// # Safety
-/// The CPU must have the level, and the extensions.
+/// The CPU must support the level and the extensions.
 pub unsafe fn run<T: Task>(extensions: Extensions, task: T) -> T::Output {
     match extensions {
         Extensions::DotAndCount => unsafe { with_both(task) },
@@ -95,7 +95,7 @@ impl<const DOT: bool, const COUNT: bool> Wide for Bytes64<DOT, COUNT> {
                 }
                 return sums;
             }
-            // Of codes up to 2, eight pairs fit 16 bits.
+            // With codes up to 2, sums of eight pairs fit into 16 bits.
             let mut pairs = _mm512_maddubs_epi16(codes[0].0, x(0));
             for (i, code) in codes.iter().enumerate().skip(1) {
                 pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(code.0, x(i)));
@@ -115,7 +115,7 @@ impl<const DOT: bool, const COUNT: bool> Wide for Bytes64<DOT, COUNT> {
             return;
         }
         let x = &x[..8 * 64];
-        // Codes stay where they are in their bytes: each sum is so many times too large.
+        // Codes stay at their place in the byte, so `sums[i]` is 4^i times too large.
         for (i, sum) in sums.iter_mut().enumerate() {
             let mask = Self::splat(3 << (2 * i));
             unsafe {

@@ -1,4 +1,4 @@
-//! Conversions and counts, a word of 64 cells at a time.
+//! Conversions and counts, one word of 64 cells at a time.
 
 use super::wide::{Planes, Task, WORD, Wide, dispatch};
 use crate::cpu::pool::{self, Shared};
@@ -9,7 +9,7 @@ use crate::tensor::{View, ViewMut};
 use crate::ternary::layouts::{Grid, Layout, OnSentinel, Problem};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Calls `$body` with a layout as one that the compiler knows, so that it asks once, and not for each word.
+/// Calls `$body` with a layout as a compile-time constant, so that it is dispatched once and not per word.
 macro_rules! with_layout {
     ($layout:expr, $known:ident => $body:expr) => {
         with_layout!($layout, $known => $body, Values Planes Packed2 OffsetRows BytePlanes)
@@ -24,19 +24,19 @@ macro_rules! with_layout {
     };
 }
 
-/// Words of a task: 16384 cells.
+/// Words per task: 16384 cells.
 const STRIP: usize = 256;
 
-/// So many cells are worth waking another thread.
+/// From this number of cells on, waking another thread pays off.
 const WORTH_SHARING: usize = 1 << 19;
 
-/// The cells of some tensors.
+/// The cells in the tensors of a layout.
 pub struct Cells<'a> {
     grid: &'a Grid,
     bytes: [&'a [u8]; 2],
 }
 
-/// As many bytes from `at` on as there are, but not more than wanted, and zeros after them.
+/// The bytes from `at` on, up to `end` and at most `N`, padded with zeros.
 #[inline(always)]
 fn part<const N: usize>(bytes: &[u8], at: usize, end: usize) -> [u8; N] {
     if at + N <= end {
@@ -47,7 +47,7 @@ fn part<const N: usize>(bytes: &[u8], at: usize, end: usize) -> [u8; N] {
     part
 }
 
-/// Every second bit of 128, together.
+/// Gathers every second bit of 128.
 #[inline(always)]
 fn evens(bits: u128) -> u64 {
     let half = |mut v: u64| {
@@ -61,7 +61,7 @@ fn evens(bits: u128) -> u64 {
     half(bits as u64) | half((bits >> 64) as u64) << 32
 }
 
-/// The other way round: each bit with a 0 after it.
+/// The inverse: puts a 0 after each bit.
 #[inline(always)]
 fn apart(bits: u64) -> u128 {
     let half = |mut v: u64| {
@@ -75,13 +75,13 @@ fn apart(bits: u64) -> u128 {
 }
 
 impl Cells<'_> {
-    /// The planes of a word; both bits of what is no value, and no bits past the end of the row.
+    /// The planes of a word: both bits for a sentinel, no bits past the end of the row.
     #[inline(always)]
     fn word<V: Wide>(&self, layout: Layout, row: usize, word: usize) -> Planes {
         let n = self.grid.n;
         let start = word * WORD;
         let inside = if n - start >= WORD { u64::MAX } else { (1 << (n - start)) - 1 };
-        // Written out, as the compiler calls the closure of `map`.
+        // Written out, because the compiler would call the closure of `map`.
         let [p0, p1] = self.whole_word::<V>(layout, row, word);
         [p0 & inside, p1 & inside]
     }
@@ -119,21 +119,21 @@ impl Cells<'_> {
     }
 }
 
-/// Where cells are written.
+/// The tensors that cells are written to.
 struct To<'a> {
     grid: &'a Grid,
     bytes: [Shared<'a, u8>; 2],
 }
 
 impl To<'_> {
-    /// Writes bytes from one of a row on, as many as the row has of them.
+    /// Writes bytes to a row from byte `at` on, cut off at the end of the row.
     #[inline(always)]
     fn write<const N: usize>(&self, layout: Layout, tensor: usize, row: usize, at: usize, bytes: &[u8; N]) {
         let stride = self.grid.n.div_ceil(layout.in_byte());
         let count = N.min(stride - at);
         // SAFETY: no two words of a layout share a byte of a row.
         let to = unsafe { self.bytes[tensor].part(row * stride + at, count) };
-        // A copy of a size that the compiler knows is no call.
+        // A copy of constant size is compiled to moves, not to a call.
         match <&mut [u8; N]>::try_from(&mut *to) {
             Ok(to) => *to = *bytes,
             Err(_) => to.copy_from_slice(&bytes[..count]),
@@ -161,11 +161,11 @@ impl To<'_> {
     }
 }
 
-/// What was found on the way.
+/// The sentinels found so far.
 #[derive(Default)]
 struct Found {
     count: AtomicUsize,
-    /// One less than the number of cells that are not the first: so that 0 says that there is none.
+    /// Number of cells from the first sentinel to the last cell; 0 means that there is no sentinel.
     before_last: AtomicUsize,
 }
 
@@ -187,7 +187,7 @@ impl Found {
     }
 }
 
-/// Calls `work` with rows, of `units` there are, and ranges of their words.
+/// Calls `work` with each of `units` rows and a range of its words.
 fn strips(units: usize, n: usize, exec: &Exec, work: impl Fn(usize, std::ops::Range<usize>) + Sync) -> Result<()> {
     let words = n.div_ceil(WORD);
     let long = words.div_ceil(STRIP).max(1);
@@ -230,7 +230,7 @@ impl Convert<'_, '_> {
         }
     }
 
-    /// A word without what is no value, which is noted.
+    /// A word with its sentinels cleared and recorded.
     #[inline(always)]
     fn cleared<V: Wide>(&self, from: Layout, row: usize, word: usize) -> Planes {
         let [p0, p1] = self.cells.word::<V>(from, row, word);
@@ -327,7 +327,7 @@ pub fn stats(grid: &Grid, inputs: &Named<View>, mut outputs: Named<ViewMut>, exe
     Ok(())
 }
 
-/// The cells of planes, a row at a time, as values: for sums of columns.
+/// The values of a row of planes, for column sums.
 pub fn values_of_row(planes: [&[u8]; 2], row: usize, n: usize, level: Level, to: &mut [i8]) {
     let grid = Grid { layout: Layout::Planes, leading: Vec::new(), rows: row + 1, n };
     dispatch(level, Row { cells: Cells { grid: &grid, bytes: planes }, row, to });

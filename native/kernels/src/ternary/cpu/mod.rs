@@ -1,5 +1,5 @@
-//! Ternary numbers on the CPU: [`wide`] is what the levels differ in, [`cells`] conversions, [`quantize`] floats to
-//! ternary numbers and to bytes, [`products`] sums of products.
+//! Ternary numbers on the CPU: [`wide`] holds what differs between levels, [`cells`] conversions, [`quantize`] the
+//! quantizers to ternary numbers and bytes, [`products`] sums of products.
 
 pub mod cells;
 pub mod products;

@@ -1,6 +1,6 @@
 //! Ternary code with NEON, with and without its dot product.
 //!
-//! Each method is sound only on a CPU with its instructions, which [`run`] has been promised.
+//! Each method is sound only on a CPU with its instructions, which the caller of [`run`] promises.
 
 // The one reason for every `unsafe` here is the sentence above; repeating it would hide the code.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -69,7 +69,7 @@ impl<const DOT: bool> Wide for Bytes16<DOT> {
     }
     #[inline(always)]
     fn right<const N: u32>(self) -> Self {
-        // Whoever shifts looks at the low bits of each byte alone.
+        // Callers use only the low bits of each byte.
         Self(unsafe { vshlq_u8(self.0, vdupq_n_s8(-(N as i8))) })
     }
     #[inline(always)]
@@ -88,7 +88,7 @@ impl<const DOT: bool> Wide for Bytes16<DOT> {
             unsafe {
                 let (code, x) = (vreinterpretq_s8_u8(code.0), vld1q_s8(x.as_ptr().add(16 * i)));
                 if DOT {
-                    // The intrinsic is not stable yet.
+                    // Inline assembly, because the intrinsic is not stable yet.
                     asm!("sdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) sums, in(vreg) code, in(vreg) x,
                          options(pure, nomem, nostack, preserves_flags));
                 } else {

@@ -1,4 +1,4 @@
-//! Ternary code in plain Rust, eight bytes at a time in a word.
+//! Ternary code in plain Rust, with eight bytes in a 64-bit word.
 
 use super::wide::{Planes, WORD, Wide};
 
@@ -6,32 +6,32 @@ use super::wide::{Planes, WORD, Wide};
 #[derive(Clone, Copy)]
 pub struct Portable(u64);
 
-/// A byte in each of eight.
+/// A word with `byte` in each of its eight bytes.
 #[inline(always)]
 fn bytes(byte: u8) -> u64 {
     u64::from(byte) * 0x0101_0101_0101_0101
 }
 
-/// The lowest bits of eight bytes, of which no others are set, together.
+/// Gathers the lowest bits of eight bytes, in which no other bits are set.
 #[inline(always)]
 fn gather(bits: u64) -> u64 {
     bits.wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 
-/// The planes of eight values, and which are none, by bits.
+/// The planes of eight values, and a mask of the sentinels.
 #[inline(always)]
 fn planes_of(values: u64) -> [u64; 3] {
     let ones = bytes(1);
     let (low, sign) = (values & ones, values >> 7 & ones);
-    // Of what is negative all bits must be set, of others none but the lowest.
+    // A negative value must have all bits set, any other none but the lowest.
     let odd = (values ^ (sign * 0xff)) & bytes(0xfe);
-    // What is odd has a bit in 1 to 7: fold them into the lowest.
+    // An invalid byte has a bit in 1 to 7: fold them into the lowest.
     let folded = (odd >> 1 | odd >> 2 | odd >> 3 | odd >> 4 | odd >> 5 | odd >> 6 | odd >> 7) & ones;
     let none = folded | sign & !low;
     [low & !sign, sign, none].map(gather)
 }
 
-/// The planes of 64 values, as [`Wide::compress`] says.
+/// The planes of 64 values: see [`Wide::compress`].
 #[inline(always)]
 pub fn compress(values: &[u8; WORD]) -> Planes {
     let mut planes = [0; 2];
@@ -43,15 +43,15 @@ pub fn compress(values: &[u8; WORD]) -> Planes {
     planes
 }
 
-/// Eight bits, each in the lowest place of a byte.
+/// Spreads eight bits into the lowest bits of eight bytes.
 #[inline(always)]
 fn spread(bits: u64) -> u64 {
-    // Each byte has all bits; it keeps its own, which the addition then carries to its highest place.
+    // Each byte gets all bits and keeps its own, which the addition carries into the highest bit.
     let own = (bits * bytes(1)) & 0x8040_2010_0804_0201;
     (((own + 0x007f_7f7f_7f7f_7f7f) | own) >> 7) & bytes(1)
 }
 
-/// The values of 64 cells, as [`Wide::expand`] says.
+/// The values of 64 cells: see [`Wide::expand`].
 #[inline(always)]
 pub fn expand(planes: Planes) -> [u8; WORD] {
     let mut values = [0; WORD];
@@ -62,7 +62,7 @@ pub fn expand(planes: Planes) -> [u8; WORD] {
     values
 }
 
-/// Adds and takes away floats by bits, in eight sums.
+/// Adds or subtracts floats as their bits say, in eight partial sums.
 #[inline(always)]
 pub fn add_floats(mut sums: [f32; 8], planes: Planes, x: &[f32]) -> [f32; 8] {
     for (i, eight) in x[..WORD].chunks_exact(8).enumerate() {
@@ -108,7 +108,7 @@ impl Wide for Portable {
     }
     #[inline(always)]
     fn right<const N: u32>(self) -> Self {
-        // Whoever shifts looks at the low bits of each byte alone.
+        // Callers use only the low bits of each byte.
         Portable(self.0 >> N)
     }
     #[inline(always)]

@@ -1,9 +1,8 @@
 //! Sums of products with ternary weights.
 //!
-//! Of bytes: a cell becomes its code, value + 1, in two bits of a byte, and `sum W q = sum code q - sum q`. Codes are
-//! moved to the lower end of bytes of their own, which all rows of activations share, or stay where they are.
-//! Of signs: bits are counted where both are not 0, and where their signs differ. Of floats: they are added and taken
-//! away by masks.
+//! Bytes: a cell becomes its code, value + 1, in two bits of a byte, and `sum W q = sum code q - sum q`. Codes are
+//! moved to the low end of separate bytes, shared by all rows of activations, or stay where they are. Signs: counts the
+//! bits where both are not 0, and those where their signs differ. Floats: they are added and subtracted by masks.
 
 use super::quantize::{by_bits, bytes, in_f32, signs, store, vector};
 use super::wide::{Task, WORD, Wide, dispatch};
@@ -20,16 +19,16 @@ use crate::ternary::sums::Weights;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// Rows of weights of a task: their planes stay in the cache while all rows of activations meet them.
+/// Rows of weights per task: their planes stay in the cache while they meet all rows of activations.
 const ROWS: usize = 32;
 
-/// So many cells are worth waking another thread.
+/// From this number of cells on, waking another thread pays off.
 const WORTH_SHARING: usize = 1 << 22;
 
-/// Bytes of a plane whose products are summed before they are joined: [`Wide::add_pairs`] bears twice as many.
+/// Bytes of a plane whose products are summed before a reduction, half of what [`Wide::add_pairs`] can bear.
 const PART: usize = 1 << 19;
 
-/// The codes, value + 1, of cells, of which both bits are read as 0: four even ones a byte, and four odd ones.
+/// The codes, value + 1, of cells: the even cells of each byte, then the odd ones. A sentinel gets the code of 0.
 #[inline(always)]
 fn pairs<V: Wide>(plane0: V, plane1: V) -> [V; 2] {
     let (even, odd) = (V::splat(0x55), V::splat(0xaa));
@@ -39,9 +38,9 @@ fn pairs<V: Wide>(plane0: V, plane1: V) -> [V; 2] {
     [low.and(even).or(high.and(even).left()), low.and(odd).right::<1>().or(high.and(odd))]
 }
 
-/// Activations as they meet the weights, each row padded by zeros to whole vectors.
+/// Activations in the order in which they meet the weights, each row padded with zeros to whole vectors.
 enum Activations<'a> {
-    /// As [`by_bits`] has them, with their sums.
+    /// In the order of [`by_bits`], with the sum of each row.
     Bytes { x: &'a [i8], sums: &'a [i32] },
     /// Planes.
     Signs { planes: [&'a [u8]; 2] },
@@ -49,13 +48,13 @@ enum Activations<'a> {
     Floats { x: &'a [f32] },
 }
 
-/// What is done with the sums of a row of activations and of neighbouring rows of weights.
+/// Consumes the sums of one row of activations by adjacent rows of weights.
 trait End: Sync {
     fn integers(&self, row: usize, outs: Range<usize>, sums: &[i32]);
     fn floats(&self, row: usize, outs: Range<usize>, sums: &mut [f32]);
 }
 
-/// A vector of a row, the last filled up with zeros.
+/// A vector of a row, the last one padded with zeros.
 #[inline(always)]
 fn vector_of<V: Wide>(row: &[u8], block: usize) -> V {
     let start = block * V::BYTES;
@@ -69,7 +68,7 @@ fn vector_of<V: Wide>(row: &[u8], block: usize) -> V {
 
 struct Call<'a> {
     n: usize,
-    /// Elements of a row of activations with their padding.
+    /// Elements of a row of activations, including its padding.
     stride: usize,
     rows: usize,
     planes: [&'a [u8]; 2],
@@ -112,7 +111,7 @@ impl Call<'_> {
         }
     }
 
-    /// The sum for the only row of activations.
+    /// The sum of an output for a single row of activations.
     #[inline(always)]
     fn bytes_of_one<V: Wide>(&self, out: usize, x: &[i8]) -> i32 {
         let [plane0, plane1] = self.row(out);
@@ -156,7 +155,7 @@ impl Call<'_> {
             a[..plane0.len()].copy_from_slice(plane0);
             b[..plane1.len()].copy_from_slice(plane1);
             let [a, b] = [u64::from_le_bytes(a), u64::from_le_bytes(b)];
-            // A sentinel is 0, and what is past the end may be anything.
+            // A sentinel counts as 0, and cells past the end may hold anything.
             let inside = if self.n - word * WORD >= WORD { u64::MAX } else { (1 << (self.n - word * WORD)) - 1 };
             let planes = [a & !b & inside, b & !a & inside];
             for r in 0..R {
@@ -170,7 +169,7 @@ impl Call<'_> {
         totals
     }
 
-    /// Some rows of activations by some rows of weights, at most [`ROWS`] of these.
+    /// `R` rows of activations by at most [`ROWS`] rows of weights.
     #[inline(always)]
     fn tile<V: Wide, const R: usize>(&self, first: usize, outs: Range<usize>, end: &impl End) {
         let (at, count) = (first * self.stride, outs.len());
@@ -256,7 +255,7 @@ impl<E: End> Task for Block<'_, '_, E> {
     }
 }
 
-/// What y is made of.
+/// The inputs and outputs that turn sums into y.
 struct Ends<'a, S> {
     x_scale: Option<&'a [f32]>,
     w_scale: Option<&'a [f32]>,
@@ -267,7 +266,7 @@ struct Ends<'a, S> {
     y: Option<Shared<'a, S>>,
 }
 
-/// A function of one float.
+/// Applies an activation to one float.
 fn activate(activation: Option<Activation>, v: f32) -> f32 {
     match activation {
         None => v,
@@ -283,7 +282,7 @@ fn activate(activation: Option<Activation>, v: f32) -> f32 {
 impl<S: Storage<Wide = f32>> End for Ends<'_, S> {
     fn integers(&self, row: usize, outs: Range<usize>, sums: &[i32]) {
         if let Some(acc) = &self.acc {
-            // SAFETY: each sum is made once.
+            // SAFETY: each sum is written once.
             unsafe { acc.part(row * self.outs + outs.start, outs.len()) }.copy_from_slice(sums);
         }
         if self.y.is_some() {
@@ -310,7 +309,7 @@ impl<S: Storage<Wide = f32>> End for Ends<'_, S> {
             sums.iter_mut().for_each(|sum| *sum = activate(self.activation, *sum));
         }
         if let Some(y) = &self.y {
-            // SAFETY: each sum is made once.
+            // SAFETY: each sum is written once.
             let to = unsafe { y.part(row * self.outs + outs.start, outs.len()) };
             to.iter_mut().zip(sums).for_each(|(to, sum)| store(*sum, to));
         }
@@ -383,7 +382,7 @@ fn matmul_to<S: Storage<Wide = f32>>(
     }
 }
 
-/// Activations as bytes.
+/// Activations quantized to bytes.
 struct Made {
     stride: usize,
     x: Vec<i8>,
@@ -402,7 +401,7 @@ impl Made {
         {
             let (x, sums) = (Shared::new(&mut x), Shared::new(&mut sums));
             pool::for_each(pool::worth(exec.threads, rows * n, WORTH_SHARING / 32), rows, |row| {
-                // SAFETY: rows share nothing.
+                // SAFETY: rows share no element.
                 let (to, sum) = unsafe { (x.part(row * stride, stride), sums.part(row, 1)) };
                 sum[0] = by_bits(&q[row * n..][..n], vector, exec.level, to);
             })?;
@@ -415,7 +414,7 @@ impl Made {
     }
 }
 
-/// The planes of signs, or those that are given, with rows of whole vectors.
+/// The planes of the signs, computed or given, with rows padded to whole vectors.
 fn padded_signs(problem: &Problem, inputs: &Named<View>, exec: &Exec) -> Result<(usize, [Vec<u8>; 2])> {
     let (rows, bytes) = (problem.rows, problem.bytes());
     let mut made = [Vec::new(), Vec::new()];
@@ -475,7 +474,7 @@ impl Task for Dot<'_> {
     }
 }
 
-/// Columns of a task.
+/// Columns per task.
 const COLUMNS: usize = 4096;
 
 /// Sums of columns on the CPU.

@@ -12,13 +12,13 @@ use crate::with_type;
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// So many floats are worth waking another thread.
+/// From this number of floats on, waking another thread pays off.
 const WORTH_SHARING: usize = 1 << 17;
 
-/// Partial sums of a row, so that they are the same on every level.
+/// Partial sums of a row, of equal number on every level so that results are equal.
 const LANES: usize = 16;
 
-/// The values of a tensor in f32, copied only if they are stored otherwise.
+/// The values of a tensor in f32, copied only if its storage type differs.
 pub fn in_f32<'a>(view: &View<'a>, exec: &Exec) -> Result<Cow<'a, [f32]>> {
     let dtype = crate::tensor::Described::spec(view).dtype;
     if dtype == crate::tensor::DType::F32 {
@@ -41,7 +41,7 @@ pub fn in_f32<'a>(view: &View<'a>, exec: &Exec) -> Result<Cow<'a, [f32]>> {
     })
 }
 
-/// The size of each float of more than `above`, summed, and how many there are.
+/// The sum and the number of the magnitudes above `above`.
 struct Sizes<'a> {
     row: &'a [f32],
     above: f32,
@@ -58,7 +58,7 @@ impl Task for Sizes<'_> {
             for values in strip.chunks(LANES) {
                 for ((sum, count), &value) in sums.iter_mut().zip(&mut counts).zip(values) {
                     let size = value.abs();
-                    // NaN is not above anything, but belongs to the mean of all.
+                    // NaN is never above a threshold, but must propagate to the mean.
                     let counts = size > self.above || size.is_nan();
                     *sum += if counts { f64::from(size) } else { 0.0 };
                     *count += u32::from(counts);
@@ -70,7 +70,7 @@ impl Task for Sizes<'_> {
     }
 }
 
-/// The mean size of all floats above something in some rows, in f64; 0 if there are none.
+/// The mean magnitude of the floats above `above`, in f64; 0 if there are none.
 fn mean(w: &[f32], rows: usize, above: f32, exec: &Exec) -> Result<f64> {
     let n = w.len() / rows.max(1);
     let mut sums = vec![(0f64, 0usize); rows];
@@ -84,7 +84,7 @@ fn mean(w: &[f32], rows: usize, above: f32, exec: &Exec) -> Result<f64> {
     Ok(if count == 0 { 0.0 } else { sum / count as f64 })
 }
 
-/// What counts all, for it is above this.
+/// A threshold that every magnitude exceeds.
 const ALL: f32 = -1.0;
 
 /// Threshold and scale of some rows.
@@ -93,7 +93,7 @@ fn threshold(rule: Rule, given: Option<f64>, w: &[f32], rows: usize, exec: &Exec
         Rule::Threshold => Ok((given.unwrap_or_default() as f32, 1.0)),
         Rule::Absmean => {
             let mean = mean(w, rows, ALL, exec)?;
-            // Not `max`, which would lose NaN.
+            // Not `max`, which would drop NaN.
             let scale = if mean < LEAST_SCALE { LEAST_SCALE } else { mean } as f32;
             Ok((scale / 2.0, scale))
         }
@@ -104,7 +104,7 @@ fn threshold(rule: Rule, given: Option<f64>, w: &[f32], rows: usize, exec: &Exec
     }
 }
 
-/// The cells of a row by a threshold.
+/// The planes of a row by a threshold.
 struct Cut<'a> {
     row: &'a [f32],
     threshold: f32,
@@ -149,7 +149,7 @@ pub fn planes(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMu
     signs(&w, *rows, *n, &thresholds, [outputs.expect("plane0")?.bytes(), outputs.expect("plane1")?.bytes()], exec)
 }
 
-/// The planes of rows by one threshold, or one for each row.
+/// The planes of rows, by one threshold for all or one per row.
 pub fn signs(w: &[f32], rows: usize, n: usize, thresholds: &[f32], to: [&mut [u8]; 2], exec: &Exec) -> Result<()> {
     let bytes = plane_bytes(n);
     let to = to.map(Shared::new);
@@ -161,14 +161,14 @@ pub fn signs(w: &[f32], rows: usize, n: usize, thresholds: &[f32], to: [&mut [u8
     })
 }
 
-/// A row to bytes; gives its scale, or where it is not finite.
+/// Quantizes a row to bytes. Returns its scale, or the position of a value that is not finite.
 struct Bytes<'a> {
     row: &'a [f32],
     floor: f32,
     to: &'a mut [i8],
 }
 
-/// Floats up to half of this have their nearest integer in the low bits of their sum with it.
+/// The sum of a float and this number has the nearest integer in its low bits, for floats up to half of it.
 const MAGIC: f32 = 12_582_912.0;
 
 impl Task for Bytes<'_> {
@@ -192,13 +192,13 @@ impl Task for Bytes<'_> {
     }
 }
 
-/// Rows to bytes and scales on the CPU.
+/// Quantizes rows to bytes and scales on the CPU.
 pub fn bytes(problem: &Activations, x: &[f32], q: &mut [i8], scales: &mut [f32], exec: &Exec) -> Result<()> {
     let (n, floor, level) = (problem.n, problem.floor, exec.level);
     let (q, scales) = (Shared::new(q), Shared::new(scales));
     let bad = AtomicUsize::new(usize::MAX);
     pool::for_each(pool::worth(exec.threads, x.len(), WORTH_SHARING), problem.rows, |row| {
-        // SAFETY: rows share nothing.
+        // SAFETY: rows share no element.
         let (to, scale) = unsafe { (q.part(row * n, n), scales.part(row, 1)) };
         match dispatch(level, Bytes { row: &x[row * n..][..n], floor, to }) {
             Ok(of_row) => scale[0] = of_row,
@@ -222,8 +222,8 @@ pub fn activations(
     bytes(problem, &x, outputs.expect("q")?.slice()?, outputs.expect("scale")?.slice()?, exec)
 }
 
-/// Bytes as [`Wide::add_products`] wants them: of a block of 8 vectors, vector `b` has every eighth byte from `b` on;
-/// zeros after the end.
+/// Reorders bytes for [`Wide::add_products`]. Vector `b` of a block of 8 vectors gets every eighth byte from `b` on;
+/// zeros follow the end. Returns the sum of the bytes.
 pub fn by_bits(q: &[i8], vector: usize, level: Level, to: &mut [i8]) -> i32 {
     dispatch(level, ByBits { q, vector, to })
 }
@@ -254,7 +254,7 @@ impl Task for ByBits<'_> {
     }
 }
 
-/// Bytes of a vector on a level.
+/// Bytes of a vector on this level.
 pub fn vector(level: Level) -> usize {
     struct Ask;
     impl Task for Ask {

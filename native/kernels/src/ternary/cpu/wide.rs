@@ -1,4 +1,4 @@
-//! The one trait over which ternary code is written, and the choice of what implements it.
+//! The trait over which ternary code is written, and the choice of its implementation.
 
 use super::portable::Portable;
 use crate::cpu::Level;
@@ -10,13 +10,13 @@ pub const WORD: usize = 64;
 /// The planes of 64 cells.
 pub type Planes = [u64; 2];
 
-/// A vector of bytes, and what is done with ternary numbers by the same instructions.
+/// A vector of bytes, with the operations on ternary numbers of one instruction set.
 ///
-/// Its methods, and all that calls them, are `#[inline(always)]`, as [`crate::cpu::Work`] tells.
+/// Its methods, and everything that calls them, are `#[inline(always)]`; [`crate::cpu::Work`] says why.
 pub trait Wide: Copy {
     /// Bytes of a vector.
     const BYTES: usize;
-    /// How many rows of activations meet a row of weights at once.
+    /// Rows of activations that meet a row of weights at once.
     const TILE: usize;
     /// Partial sums of products.
     type Sums: Copy;
@@ -25,9 +25,9 @@ pub trait Wide: Copy {
     /// Partial sums of floats.
     type Floats: Copy;
 
-    /// The first [`Wide::BYTES`] bytes, which are there.
+    /// Loads the first [`Wide::BYTES`] bytes; the slice must have them.
     fn load(from: &[u8]) -> Self;
-    /// A byte everywhere.
+    /// A vector with `byte` in every lane.
     fn splat(byte: u8) -> Self;
     /// `self & other`.
     fn and(self, other: Self) -> Self;
@@ -37,18 +37,18 @@ pub trait Wide: Copy {
     fn or(self, other: Self) -> Self;
     /// `self ^ other`.
     fn xor(self, other: Self) -> Self;
-    /// Each 16 bits to the right.
+    /// Shifts each 16-bit lane right by `N`.
     fn right<const N: u32>(self) -> Self;
-    /// Each 16 bits to the left by one.
+    /// Shifts each 16-bit lane left by one.
     fn left(self) -> Self;
 
-    /// No sums.
+    /// Zero partial sums.
     fn no_sums() -> Self::Sums;
     /// Adds the products of codes of 0 to 2 with eight vectors of activations.
     fn add_products(sums: Self::Sums, codes: &[Self; 8], x: &[i8]) -> Self::Sums;
-    /// Their sum.
+    /// The total of partial sums.
     fn sum(sums: Self::Sums) -> i32;
-    /// Codes apart: vector `b` has those of every eighth cell from `b` on.
+    /// Separates codes: vector `b` gets those of every eighth cell from `b` on.
     #[inline(always)]
     fn codes([even, odd]: [Self; 2]) -> [Self; 8] {
         let two = Self::splat(3);
@@ -63,65 +63,65 @@ pub trait Wide: Copy {
             odd.right::<6>().and(two),
         ]
     }
-    /// [`Wide::add_products`] of codes that are not apart yet, where no other row needs them: sums may be kept in what
-    /// way is best.
+    /// Like [`Wide::add_products`] for codes that are not separated yet, where no other row of activations needs them
+    /// separated. An implementation may use the four sums as suits it.
     #[inline(always)]
     fn add_pairs(sums: &mut [Self::Sums; 4], pairs: [Self; 2], x: &[i8]) {
         sums[0] = Self::add_products(sums[0], &Self::codes(pairs), x);
     }
-    /// The sum of those.
+    /// The total of the sums of [`Wide::add_pairs`].
     #[inline(always)]
     fn sum_of_pairs(sums: [Self::Sums; 4]) -> i32 {
         Self::sum(sums[0])
     }
 
-    /// No counts.
+    /// Zero counts.
     fn no_counts() -> Self::Counts;
-    /// Adds the number of bits that are set.
+    /// Adds the number of set bits.
     fn add_count(counts: Self::Counts, of: Self) -> Self::Counts;
-    /// `a - 2 b`, summed.
+    /// The total of `a - 2 b`.
     fn count(a: Self::Counts, b: Self::Counts) -> i64;
 
-    /// No sums.
+    /// Zero partial sums.
     fn no_floats() -> Self::Floats;
-    /// Adds of 64 floats those of one plane, and takes those of the other away.
+    /// Adds those of 64 floats that plane 0 marks, and subtracts those that plane 1 marks.
     fn add_floats(sums: Self::Floats, planes: Planes, x: &[f32]) -> Self::Floats;
-    /// Their sum.
+    /// The total of partial sums.
     fn sum_floats(sums: Self::Floats) -> f32;
 
-    /// The planes of 64 values; both bits of what is none of -1, 0 and 1.
+    /// The planes of 64 values; both bits for a value other than -1, 0 and 1.
     fn compress(values: &[u8; WORD]) -> Planes;
-    /// The values of 64 cells, of which none has both bits.
+    /// The values of 64 cells, none of which may have both bits.
     fn expand(planes: Planes) -> [u8; WORD];
 }
 
-/// Work that can be compiled for any of them.
+/// Work that can be compiled for any [`Wide`].
 pub trait Task {
-    /// What it gives.
+    /// The result of the work.
     type Output;
-    /// Does it.
+    /// Does the work.
     fn run<V: Wide>(self) -> Self::Output;
 }
 
-/// What CPUs of one level have or have not.
+/// Optional instructions of CPUs of one level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extensions {
-    /// Nothing beside the level.
+    /// None beyond the level.
     None,
     /// Sums of products of bytes: AVX-512 VNNI, NEON's dot product.
     Dot,
-    /// Those, and counts of bits: AVX-512 VPOPCNTDQ.
+    /// Both `Dot` and counts of bits: AVX-512 VPOPCNTDQ.
     DotAndCount,
 }
 
 static ALLOWED: AtomicU8 = AtomicU8::new(Extensions::DotAndCount as u8);
 
-/// Uses no more than these, in the whole process. Results are the same; this is there to test and to time them.
+/// Limits the extensions that the whole process uses. Results stay equal; for tests and timings.
 pub fn allow(most: Extensions) {
     ALLOWED.store(most as u8, Ordering::Relaxed);
 }
 
-/// What this CPU has of those that are allowed.
+/// The extensions that this CPU has and [`allow`] permits.
 fn extensions() -> Extensions {
     let allowed = ALLOWED.load(Ordering::Relaxed);
     let has = |one: Extensions, there: bool| there && allowed >= one as u8;
@@ -143,13 +143,13 @@ pub fn dispatch<T: Task>(level: Level, task: T) -> T::Output {
     debug_assert!(Level::available().contains(&level));
     let _ = extensions;
     match level {
-        // SAFETY: the level exists only where its instructions are, and extensions were asked for.
+        // SAFETY: the level exists only where its instructions do, and the extensions were detected.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => unsafe { super::avx512::run(extensions(), task) },
-        // SAFETY: as above.
+        // SAFETY: the level exists only where its instructions do.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => unsafe { super::avx2::run(task) },
-        // SAFETY: as above.
+        // SAFETY: the level exists only where its instructions do, and the extensions were detected.
         #[cfg(target_arch = "aarch64")]
         Level::Neon => unsafe { super::neon::run(extensions(), task) },
         _ => task.run::<Portable>(),

@@ -1,4 +1,4 @@
-//! Products whose planes the device copies by itself.
+//! Products with planes that the device copies without threads (tensor maps).
 
 use super::{CHUNK, FEW, Order, Params, THREADS, prepare};
 use crate::cuda::tiles::{SIDE, TEAMS, eights, registers, streamed};
@@ -22,7 +22,7 @@ const BOX: Source = Source {
     ),
 };
 
-/// The parameters of `box.cu`; the same struct is declared there.
+/// The parameters of `box.cu`, which declares the same struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Boxed {
@@ -32,8 +32,8 @@ struct Boxed {
     tiles: i32,
 }
 
-/// What `box.cu` is compiled for: eights of rows of activations, teams of warps side by side and behind one another, chunks in
-/// shared memory.
+/// The constants that `box.cu` is compiled with: eights of rows of activations, teams of warps side by side and in
+/// turn, stages in shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Boxes {
     eights: usize,
@@ -44,7 +44,8 @@ pub(super) struct Boxes {
 }
 
 impl Boxes {
-    /// For many rows of bytes, where the device copies planes by itself and teams multiply, and sums of 64 times as much fit.
+    /// For many rows of bytes, where the device has tensor maps and warpgroup multiplications, and sums 64 times as
+    /// large fit into i32.
     pub(super) fn of(problem: &Product, lane: &Lane) -> Result<Option<(Boxes, Kernel)>> {
         let Product { rows, n, outs, .. } = *problem;
         let fits = n * outs > 0 && outs.max(problem.bytes()) < 1 << 31 && n <= 1 << 18;
@@ -52,12 +53,13 @@ impl Boxes {
             return Ok(None);
         }
         let all = [4, 2, 1].into_iter().flat_map(|sides| [8, 4, 2, 1].map(|split| (sides, split)));
-        // Large ones, which come first, read less of x.
+        // Large tiles come first, as they read less of x.
         let all = all.filter_map(|(sides, split)| Boxes::with(problem, sides, split, lane)).collect();
         Tiles::fastest(all, |boxes| &boxes.tiles, |boxes| boxes.kernel(problem, lane), lane)
     }
 
-    /// With as many stages as there are chunks and as have room; a stage is always of the same teams.
+    /// Sets the number of stages, up to the number of chunks and what fits. It is a multiple of the teams that take
+    /// turns, so a stage always belongs to the same teams.
     fn with(problem: &Product, sides: usize, split: usize, lane: &Lane) -> Option<Boxes> {
         let eights = eights(problem.rows);
         let (chunks, deep) = (chunks(problem, split), TEAMS / sides);
@@ -85,7 +87,8 @@ impl Boxes {
             registers(THREADS),
             streamed(2 * problem.outs * problem.bytes(), lane)
         );
-        // SAFETY: it waits before it reads anything but weights, writes none, and begins early only where nobody still writes any.
+        // SAFETY: the kernel waits before it accesses anything but weights. It writes no weights, and begins early only
+        // behind kernels that write none.
         Ok(unsafe { lane.device().kernel(&BOX, &options)?.early() })
     }
 
@@ -102,18 +105,18 @@ impl Boxes {
         let map = |plane| lane.device().tensor_map(plane, all, part, true);
         let planes = [map(params.planes[0])?, map(params.planes[1])?];
         let [columns, tiles] = self.tiles.numbers()?;
-        // SAFETY: Boxed is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers, and
-        // scratch memory has what was prepared.
+        // SAFETY: Boxed is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
+        // and `prepare` has filled the scratch memory.
         unsafe { self.tiles.launch(kernel, &Boxed { planes, of: *params, columns, tiles }, lane) }
     }
 }
 
-/// Chunks of columns that each of so many neighbours has.
+/// Chunks of columns for each of `split` blocks.
 fn chunks(problem: &Product, split: usize) -> usize {
     problem.n.div_ceil(CHUNK).div_ceil(split)
 }
 
-/// Bytes of shared memory: stages and their barriers, sums of every two teams, and two numbers of each output.
+/// Bytes of shared memory: stages and their barriers, a partial sum for every two teams, and two numbers per output.
 fn shared(rows: usize, outputs: usize, deep: usize, stages: usize) -> usize {
     let stage = 2 * outputs * (CHUNK / 8) + rows * CHUNK + 16;
     stages * stage + deep.div_ceil(2) * rows * (outputs + 4) * 4 + outputs * 8

@@ -13,13 +13,13 @@ use crate::selective_scan::Problem;
 use crate::tensor::Element;
 use std::ops::Range;
 
-/// Steps in a tile of a long sequence, and so how many times less the noted states are than all there are.
+/// Steps in a tile of a long sequence. Only the states between tiles are kept.
 const TILE: usize = 32;
 
-/// Up to here a sequence is one tile: nothing has to be noted, which saves more than a smaller tile.
+/// The longest sequence of one tile: no state has to be kept, which saves more than a smaller tile.
 const ONE_TILE: usize = 64;
 
-/// What a thread needs beside its tensors. States are vectors of channels, block after block.
+/// The workspace of a thread. States are vectors of channels, block after block.
 pub struct Scratch<V: Vector> {
     /// Steps in a tile.
     tile: usize,
@@ -125,8 +125,8 @@ impl<V: Vector> Scratch<V> {
     }
 }
 
-/// Takes a panel of one batch forwards and backwards. Asks the cache for the start of the `next` panel,
-/// since this thread goes on there.
+/// Takes a panel of one batch forwards and backwards. Prefetches the start of the `next` panel of this
+/// thread.
 #[inline(always)]
 pub fn backward<V: Vector<Element = S::Wide>, S: Storage>(
     plan: &Plan<S>,
@@ -142,7 +142,7 @@ pub fn backward<V: Vector<Element = S::Wide>, S: Storage>(
     let length = scratch.tile;
     let tiles = panel.time.len().div_ceil(length.max(1));
     let tile = |i: usize| tile(panel, i, length);
-    // Nobody asks for the states after the last tile, but the gate asks for its outputs.
+    // The states after the last tile are not used, but the gate needs the outputs of that tile.
     let forwards = if plan.sequences.dz.is_some() { tiles } else { tiles.saturating_sub(1) };
     let arrays = plan.forwards();
     for i in 0..forwards {
@@ -172,7 +172,7 @@ fn tile(panel: &Segment, i: usize, length: usize) -> Segment {
     Segment { time: i * length..panel.time.end.min((i + 1) * length), ..panel.clone() }
 }
 
-/// What the cache is asked for while a tile is computed.
+/// What is prefetched while a tile is computed.
 struct Soon<'s, S> {
     /// Where the sequences start.
     arrays: &'s [*const S],
@@ -194,7 +194,7 @@ impl<S> Soon<'_, S> {
         Soon { ahead: self.ahead.block(channels), ..self }
     }
 
-    /// The part to ask for while some of `count` states are computed.
+    /// The part to prefetch while some of `count` states are computed.
     #[inline(always)]
     fn share(self, some: &Range<usize>, count: usize) -> Self {
         let len = self.arrays.len();
@@ -398,8 +398,8 @@ fn gather_cotangents<V: Vector<Element = S::Wide>, S: Storage>(
     }
 }
 
-/// Some states of a block on their way back over a tile, but for the coefficients, of which there are
-/// several forms.
+/// The backward pass of some states of a block over a tile, without the coefficients, which have several
+/// forms.
 struct Reversal<'s, V, S> {
     steps: &'s mut [BackStep<V>],
     near: bool,
@@ -413,7 +413,7 @@ struct Reversal<'s, V, S> {
 }
 
 impl<V: Vector, S> Reversal<'_, V, S> {
-    /// The common case has code of its own; the rest share one.
+    /// The common case is compiled separately; the others share one loop.
     #[inline(always)]
     fn with(&mut self, both: Both<V>, given: bool, cotangents: Given<V>) {
         match both {

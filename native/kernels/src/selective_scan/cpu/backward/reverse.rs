@@ -1,12 +1,11 @@
-//! The innermost loops: a few states of a block over a tile, forwards to have them again, then
-//! backwards.
+//! The innermost loops: a few states of a block over a tile, forwards to recompute them, then backwards.
 
 use super::super::call::BackStep;
 use super::super::coefficients::Rows;
 use crate::cpu::{Vector, unrolled};
 
-/// The most states that go through a tile together: as many as there are registers for. What is kept of
-/// them between the two loops, and the sums that they add to, should stay in the first-level cache.
+/// The most states that go through a tile together, limited by the registers. What is kept of them between
+/// the two loops, and the sums that they add to, should stay in the first-level cache.
 pub const MOST: usize = 4;
 
 /// How many of `left` states go through a tile next.
@@ -47,13 +46,13 @@ pub struct Sums<'s, V> {
     pub stride: usize,
 }
 
-/// Whether a row of so many states is one vector, as [`Vector::fold`] leaves it, for blocks whose channels
+/// Whether a row of `states` states is one vector, as [`Vector::fold`] leaves it. It is for blocks whose channels
 /// share B and C: less to read and write for each block.
 const fn folds<V: Vector>(shared: bool, states: usize) -> bool {
     shared && states == MOST && V::LANES >= MOST
 }
 
-/// How many vectors a row of so many states is.
+/// Vectors of a row of `states` states.
 pub const fn stride<V: Vector>(shared: bool, states: usize) -> usize {
     if folds::<V>(shared, states) { 1 } else { states }
 }
@@ -114,7 +113,7 @@ pub fn reverse<V: Vector, B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY
     let first = states.first;
     let a: &[V; K] = states.a[first..].first_chunk().expect("a full block");
     let mut h: [V; K] = *states.start[first..].first_chunk().expect("a full block");
-    // Loops with a counter: the iterators that would do are too large for the compiler to inline.
+    // Loops with a counter: the compiler does not inline the equivalent iterators, which are too large.
     let count = steps.len();
     let kept = &mut kept.as_chunks_mut::<K>().0[..count];
     let mut t = 0;

@@ -1,9 +1,9 @@
 //! The gradients that are sums over more than a block of channels: those of B and C over the
 //! channels of a group, those of weights over batch and time.
 //!
-//! All sums go in an order that follows from the problem alone. Channels fall into panels, each done
-//! by one thread; where a group reaches over several panels, each leaves a sum of its own, and
-//! these are added up at the end. A slot is what a panel and a group have in common.
+//! The order of all sums follows from the problem alone. Channels are divided into panels, each done by one
+//! thread. Where a group spans several panels, each leaves a sum of its own, and these are added up at the end.
+//! A slot is the intersection of a panel and a group.
 
 use super::super::by_channel::transpose_out;
 use super::super::call::Segment;
@@ -22,7 +22,7 @@ pub struct Slots {
     width: usize,
     /// Channels of a group.
     share: usize,
-    /// Channels from one place where both begin to the next.
+    /// The period, in channels, after which panels and groups begin together again.
     both: usize,
     channels: usize,
     /// How many slots there are.
@@ -184,7 +184,7 @@ struct Target {
     slot: usize,
     /// Whether there is no other.
     only: bool,
-    /// Whether the next block adds to the same in the same way.
+    /// Whether the next block adds to the same slot in the same way.
     goes_on: bool,
 }
 
@@ -196,7 +196,7 @@ pub struct Slice {
     pub stride: usize,
 }
 
-/// A thread's room for it.
+/// The workspace of a thread.
 pub struct Local<V: Vector> {
     /// Of each block of the panel.
     targets: Vec<Target>,
@@ -205,7 +205,7 @@ pub struct Local<V: Vector> {
     /// Sums of blocks over a tile, of the states that go together, the channels still in their lanes;
     /// for a constant coefficient those of all steps and states, block after block.
     lanes: Vec<V>,
-    /// Whether the blocks before left something in `lanes` that the next goes on with.
+    /// Whether `lanes` has sums of the blocks before, to which the next block adds.
     open: bool,
     /// Sums over channels: for each step of a tile a row for each slot of the panel.
     rows: Vec<V::Element>,
@@ -278,7 +278,7 @@ impl<S: Storage> Writer<'_, S> {
         }
     }
 
-    /// Takes what they added, unless the next block goes on with it.
+    /// Adds the lanes of these states to their rows, unless the next block keeps adding to them.
     #[inline(always)]
     pub fn leave<V: Vector<Element = S::Wide>>(&self, some: &Slice, block: &Segment, local: &mut Local<V>) {
         if self.form == Form::Constant {

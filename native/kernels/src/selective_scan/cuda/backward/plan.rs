@@ -14,7 +14,7 @@ pub(super) const TILE: usize = 32;
 const SUB: usize = 4;
 const STAGE: usize = 8;
 
-/// What can be chosen.
+/// The parameters of a layout that can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackwardPlan {
     /// Channels per thread: 1, 2 or 4.
@@ -42,11 +42,11 @@ pub(super) struct Way {
     pub chunks: usize,
     /// Chunks that go backwards at once.
     pub some_chunks: usize,
-    /// Batches that one block does after each other.
+    /// Batches that one block does one by one.
     pub batches: usize,
 }
 
-/// Elements of scratch memory that each of the kernel's arrays takes.
+/// Elements of workspace of each of the kernel's arrays.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rooms {
     pub slabs: usize,
@@ -67,7 +67,7 @@ impl Rooms {
     }
 }
 
-/// Elements of scratch memory that a call may take: under a sixteenth of all states, rounding included.
+/// The most elements of workspace of a call: under a sixteenth of all states, rounding included.
 fn allowed(problem: &Problem) -> usize {
     const SMALL: usize = 1 << 18;
     let Problem { batch, length, channels, state, .. } = *problem;
@@ -139,7 +139,7 @@ impl Way {
         }
     }
 
-    /// Less at once, as far as it takes to keep within the memory.
+    /// Does less at once, until the workspace keeps within the limit of memory.
     fn frugal(mut self, problem: &Problem) -> Way {
         let most = allowed(problem);
         let too_much = |way: &Way| way.rooms(problem).elements() > most;
@@ -167,7 +167,7 @@ impl Way {
         problem.channels.checked_div(self.section).unwrap_or(0) * self.section_blocks()
     }
 
-    /// Whether some threads have channels that are not there.
+    /// Whether some threads have channels past the end.
     pub fn is_ragged(&self) -> bool {
         !self.section.is_multiple_of(self.plan.warps * self.width())
     }
@@ -177,7 +177,7 @@ impl Way {
         problem.batch.div_ceil(self.batches) * self.chunks
     }
 
-    /// The scratch memory that it takes.
+    /// The workspace that it takes.
     pub fn rooms(&self, problem: &Problem) -> Rooms {
         let Problem { batch, length, channels, .. } = *problem;
         let tiles = length.div_ceil(TILE);
@@ -273,7 +273,7 @@ impl Rooms {
     }
 }
 
-/// The layouts worth a look.
+/// The layouts to compare.
 fn plans(problem: &Problem, facts: &Facts, new: &impl Fn(BackwardPlan) -> Way) -> Vec<BackwardPlan> {
     let constant = problem.b == Form::Constant || problem.c == Form::Constant;
     let most = match problem.dtype {
@@ -305,5 +305,5 @@ fn plans(problem: &Problem, facts: &Facts, new: &impl Fn(BackwardPlan) -> Way) -
     plans
 }
 
-/// Composing them is sequential.
+/// The most chunks: composing them is sequential.
 const MOST_CHUNKS: usize = 256;
