@@ -5,7 +5,7 @@
 # Medians of many runs on EXLA's default client: the selective scan and its gradient, the same scan called directly on
 # the CPU, and a training step of examples/digits.exs, each in turns. Needs EXLA and Axon.
 
-Code.require_file("machine.exs", __DIR__)
+for file <- ~w(machine digits), do: Code.require_file("#{file}.exs", __DIR__)
 
 defmodule ExlaTimes do
   alias Sidewinder.{Kernel.Scan, Tensor}
@@ -13,7 +13,6 @@ defmodule ExlaTimes do
   @rounds 5
   @microseconds 500_000
   @scans [reference: {32, 60, 512, 16}, "mamba-130m layer": {1, 2048, 1536, 16}]
-  @images 32
 
   def run(out) do
     rows = Enum.flat_map(@scans, &scans/1) ++ training_steps()
@@ -74,23 +73,11 @@ defmodule ExlaTimes do
 
   defp training_steps do
     ways = [kernels: "auto", plain: "nx"]
-    times = for _ <- 1..3, {way, backend} <- ways, do: {way, step(backend)}
+    step = &Digits.step(&1, 32, 12, [{"COMPILER", "exla"}])
+    times = for _ <- 1..3, {way, backend} <- ways, do: {way, step.(backend)}
 
     for {way, times} <- Enum.group_by(times, &elem(&1, 0), &elem(&1, 1)),
         do: %{what: "training step, examples/digits.exs", way: way, median_ms: median(times)}
-  end
-
-  defp step(backend) do
-    env = [
-      {"SIDEWINDER_BACKEND", backend},
-      {"COMPILER", "exla"},
-      {"BATCH", "#{@images}"},
-      {"STEPS", "12"}
-    ]
-
-    {text, 0} = System.cmd("mix", ["run", "examples/digits.exs"], env: env)
-    [_, ms] = Regex.run(~r/A training step of #{@images} images.*: ([\d.]+) ms/, text)
-    String.to_float(ms)
   end
 
   ## Times

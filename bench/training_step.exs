@@ -6,7 +6,7 @@
 # With four images, since pure Nx takes minutes for the example's 32. The two take turns, each in a
 # process of its own; of each the median is told, without the first step, which builds the graph.
 
-Code.require_file("machine.exs", __DIR__)
+for file <- ~w(machine digits), do: Code.require_file("#{file}.exs", __DIR__)
 
 defmodule TrainingStep do
   @rounds 3
@@ -14,7 +14,10 @@ defmodule TrainingStep do
   @steps %{"cpu" => 11, "nx" => 2}
 
   def run(out) do
-    times = for _ <- 1..@rounds, backend <- Map.keys(@steps), do: {backend, step(backend)}
+    times =
+      for _ <- 1..@rounds,
+          backend <- Map.keys(@steps),
+          do: {backend, Digits.step(backend, @images, @steps[backend])}
 
     rows =
       for {backend, times} <- Enum.group_by(times, &elem(&1, 0), &elem(&1, 1)),
@@ -26,19 +29,6 @@ defmodule TrainingStep do
 
     for row <- rows, do: IO.puts("backend #{row.backend}: #{row.median} ms")
     if out, do: File.write!(out, Machine.result(Enum.map(rows, &json/1)))
-  end
-
-  # In milliseconds, as the example tells it.
-  defp step(backend) do
-    env = [
-      {"SIDEWINDER_BACKEND", backend},
-      {"BATCH", "#{@images}"},
-      {"STEPS", "#{@steps[backend]}"}
-    ]
-
-    {text, 0} = System.cmd("mix", ["run", "examples/digits.exs"], env: env)
-    [_, ms] = Regex.run(~r/A training step of #{@images} images.*: ([\d.]+) ms/, text)
-    String.to_float(ms)
   end
 
   defp json(%{backend: backend, times: times, median: median}) do

@@ -16,10 +16,12 @@ import statistics
 import sys
 import time
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "native" / "xla" / "python"))
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path += [str(ROOT / "native" / "xla" / "python"), str(ROOT / "bench" / "peers")]
 
 import jax
 import jax.numpy as jnp
+import scan_jax
 import sidewinder_jax
 from sidewinder_jax import call, op
 
@@ -34,25 +36,12 @@ def sidewinder_scan(x, dt, a, b, c):
     return op("selective_scan", lambda inputs: {"y": inputs["x"]})({"x": x, "dt": dt, "A": a, "B": b, "C": c})["y"]
 
 
-def loop_scan(x, dt, a, b, c):
-    def step(h, t):
-        x, dt, b, c = (t.astype(jnp.float32) for t in t)
-        h = jnp.exp(dt[..., None] * a) * h + (dt * x)[..., None] * b[:, None, :]
-        return h, jnp.einsum("bdn,bn->bd", h, c)
-
-    start = jnp.zeros((x.shape[0], *a.shape), jnp.float32)
-    _, y = jax.lax.scan(step, start, tuple(jnp.swapaxes(t, 0, 1) for t in (x, dt, b, c)))
-    return jnp.swapaxes(y, 0, 1).astype(x.dtype)
+def in_f32(scan):
+    """The scan in the arithmetic of the kernels, whatever its inputs' types are."""
+    return lambda x, *others: scan(*(t.astype(jnp.float32) for t in (x, *others))).astype(x.dtype)
 
 
-def associative_scan(x, dt, a, b, c):
-    kind = x.dtype
-    x, dt, b, c = (t.astype(jnp.float32) for t in (x, dt, b, c))
-    decay = jnp.exp(dt[..., None] * a)
-    gain = (dt * x)[..., None] * b[:, :, None, :]
-    compose = lambda first, then: (first[0] * then[0], first[1] * then[0] + then[1])
-    _, h = jax.lax.associative_scan(compose, (decay, gain), axis=1)
-    return jnp.einsum("bldn,bln->bld", h, c).astype(kind)
+loop_scan, associative_scan = in_f32(scan_jax.scan_per_step), in_f32(scan_jax.associative_scan)
 
 
 def pallas_scan(x, dt, a, b, c):

@@ -6,12 +6,12 @@ import numpy as np
 import mm_rec_jax
 import scan_jax
 import transformer_jax
-from common import OUTPUTS, host_clock, read_tensors
+from common import OUTPUTS, Form, host_clock, read_tensors
 
 jax.config.update("jax_default_matmul_precision", "highest")  # on GPUs: no TF32
 
 FORMS = {
-    "selective_scan": scan_jax.FORMS,
+    "selective_scan": {name: Form(scan) for name, scan in scan_jax.FORMS.items()},
     **transformer_jax.FORMS,
     **mm_rec_jax.FORMS,
 }

@@ -3,8 +3,6 @@
 import jax.numpy as jnp
 from jax import lax
 
-from common import Form
-
 
 def time_first(v):
     return jnp.moveaxis(v, 1, 0)
@@ -25,7 +23,7 @@ def scan_precomputed(x, dt, A, B, C):
         h = decay * h + added
         return h, jnp.einsum("bdn,bn->bd", h, C)
 
-    return scan_over(step, jnp.zeros((x.shape[0], *A.shape)), decay, added, C)
+    return scan_over(step, jnp.zeros((x.shape[0], *A.shape), A.dtype), decay, added, C)
 
 
 def scan_per_step(x, dt, A, B, C):
@@ -36,7 +34,7 @@ def scan_per_step(x, dt, A, B, C):
         h = jnp.exp(dt[..., None] * A) * h + (dt * x)[..., None] * B[:, None]
         return h, (h * C[:, None]).sum(-1)  # no dot product, so that a GPU fuses it all
 
-    return scan_over(step, jnp.zeros((x.shape[0], *A.shape)), x, dt, B, C)
+    return scan_over(step, jnp.zeros((x.shape[0], *A.shape), A.dtype), x, dt, B, C)
 
 
 def wide_step(h, x, dt, A, B, C):
@@ -52,7 +50,7 @@ def scan_channels_last(x, dt, A, B, C):
         x, dt, B, C = given
         return wide_step(h, x, dt, A, B, C)
 
-    return scan_over(step, jnp.zeros((x.shape[0], *A.shape)), x, dt, B, C)
+    return scan_over(step, jnp.zeros((x.shape[0], *A.shape), A.dtype), x, dt, B, C)
 
 
 def fori_channels_last(x, dt, A, B, C):
@@ -66,7 +64,7 @@ def fori_channels_last(x, dt, A, B, C):
         h, y = wide_step(h, now[0], now[1], A, now[2], now[3])
         return h, lax.dynamic_update_index_in_dim(ys, y, t, 1)
 
-    start = jnp.zeros((x.shape[0], *A.shape)), jnp.zeros_like(x)
+    start = jnp.zeros((x.shape[0], *A.shape), A.dtype), jnp.zeros_like(x)
     return lax.fori_loop(0, x.shape[1], step, start)[1]
 
 
@@ -82,9 +80,9 @@ def associative_scan(x, dt, A, B, C):
 
 
 FORMS = {
-    "jax_sequential/scan_precomputed": Form(scan_precomputed),
-    "jax_sequential/scan_per_step": Form(scan_per_step),
-    "jax_sequential/scan_channels_last": Form(scan_channels_last),
-    "jax_sequential/fori_channels_last": Form(fori_channels_last),
-    "jax_associative/associative_scan": Form(associative_scan),
+    "jax_sequential/scan_precomputed": scan_precomputed,
+    "jax_sequential/scan_per_step": scan_per_step,
+    "jax_sequential/scan_channels_last": scan_channels_last,
+    "jax_sequential/fori_channels_last": fori_channels_last,
+    "jax_associative/associative_scan": associative_scan,
 }

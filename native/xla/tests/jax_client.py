@@ -26,11 +26,12 @@ DUMPS = tempfile.mkdtemp()
 FLAGS = f"--xla_gpu_graph_min_graph_size=1 --xla_dump_to={DUMPS} --xla_dump_hlo_module_re=jit_in_a_graph"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 ROOT = pathlib.Path(__file__).parents[3]
-sys.path.append(str(ROOT / "native" / "xla" / "python"))
+sys.path += [str(ROOT / "native" / "xla" / "python"), str(ROOT / "bench" / "peers")]
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scan_jax
 import sidewinder_jax
 from sidewinder_jax import call, op
 
@@ -219,17 +220,7 @@ def scan_inputs(key, batch, length, channels, states, dtype=jnp.float32):
 
 
 def plain_scan(inputs):
-    """The selective scan as a loop of XLA's."""
-    x, dt, a, b, c = (inputs[name] for name in ("x", "dt", "A", "B", "C"))
-
-    def step(h, t):
-        x, dt, b, c = t
-        h = jnp.exp(dt[..., None] * a) * h + (dt * x)[..., None] * b[:, None, :]
-        return h, jnp.einsum("bdn,bn->bd", h, c)
-
-    start = jnp.zeros((x.shape[0], *a.shape), a.dtype)
-    _, y = jax.lax.scan(step, start, tuple(jnp.swapaxes(t, 0, 1) for t in (x, dt, b, c)))
-    return jnp.swapaxes(y, 0, 1)
+    return scan_jax.scan_per_step(**inputs)
 
 
 def close(a, b, tolerance=2e-4):
