@@ -48,18 +48,25 @@ fn malformed(what: &str, expected: &str, got: impl std::fmt::Display) -> Error {
 }
 
 /// The items of a list in C, of which XLA may give none as null.
+///
+/// # Safety
+/// Unless it is null, `start` leads to `count` items that live for `'f`.
 unsafe fn items<'f, T>(what: &str, start: *const T, count: i64) -> Result<&'f [T]> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
-        // SAFETY: the caller's promise: `count` items from `start` on.
+        // SAFETY: `count` items from `start` on, as above.
         Ok(count) if !start.is_null() => Ok(unsafe { slice::from_raw_parts(start, count) }),
         _ => Err(malformed(what, "items where they are counted", format_args!("{count} at {start:?}"))),
     }
 }
 
 impl Span {
+    /// The text of the span, which errors call `what`.
+    ///
+    /// # Safety
+    /// Unless it is null, `start` leads to `length` bytes that live for `'f`.
     unsafe fn text<'f>(&self, what: &str) -> Result<&'f str> {
-        // SAFETY: the caller's promise: `length` bytes from `start` on.
+        // SAFETY: `length` bytes from `start` on, as above.
         let bytes = unsafe { items(what, self.start, self.length as i64)? };
         std::str::from_utf8(bytes).map_err(|e| malformed(what, "text in UTF-8", e))
     }
@@ -137,8 +144,12 @@ impl<'f> Frame<'f> {
     }
 }
 
+/// All attributes by name.
+///
+/// # Safety
+/// Pointers of the list that are not null lead to what XLA's interface says, and live for `'f`.
 unsafe fn attributes<'f>(list: &Attributes) -> Result<Vec<(&'f str, Value<'f>)>> {
-    // SAFETY: the caller's promise: three lists of `count` items each.
+    // SAFETY: three lists of `count` items each, as XLA's interface says.
     let (kinds, names, values) = unsafe {
         (
             items("attributes", list.kinds, list.count)?,
@@ -160,8 +171,12 @@ unsafe fn attributes<'f>(list: &Attributes) -> Result<Vec<(&'f str, Value<'f>)>>
     .collect()
 }
 
+/// The value of the attribute `name`.
+///
+/// # Safety
+/// `value` leads to a value of that kind, which lives for `'f`.
 unsafe fn attribute<'f>(name: &str, kind: i32, value: *const c_void) -> Result<Value<'f>> {
-    // SAFETY: the caller's promise: the kind says what the value is.
+    // SAFETY: a value of that kind, as above.
     unsafe {
         match kind {
             abi::STRING => Ok(Value::Text((*value.cast::<Span>()).text(name)?)),
@@ -180,11 +195,14 @@ unsafe fn attribute<'f>(name: &str, kind: i32, value: *const c_void) -> Result<V
 }
 
 /// Numbers of the types that attributes are written in.
+///
+/// # Safety
+/// Unless it is null, `start` leads to `count` numbers of that type, at any address.
 unsafe fn numbers<'f>(name: &str, dtype: i32, start: *const c_void, count: usize) -> Result<Vec<Value<'f>>> {
     macro_rules! of {
         // Attributes may lie at any address.
         ($type:ty, $value:expr) => {{
-            // SAFETY: the caller's promise: `count` values from `start` on.
+            // SAFETY: `count` numbers from `start` on, as above.
             let bytes = unsafe { items(name, start.cast::<[u8; std::mem::size_of::<$type>()]>(), count as i64)? };
             Ok(bytes.iter().map(|&bytes| $value(<$type>::from_ne_bytes(bytes))).collect())
         }};
@@ -203,8 +221,11 @@ unsafe fn numbers<'f>(name: &str, dtype: i32, start: *const c_void, count: usize
 }
 
 /// The buffers of a list by their names.
+///
+/// # Safety
+/// Pointers of the list that are not null lead to what XLA's interface says, and live for `'f`.
 unsafe fn tensors<'f>(what: &str, list: &Buffers, names: &'f str) -> Result<Vec<Tensor<'f>>> {
-    // SAFETY: the caller's promise: two lists of `count` items each.
+    // SAFETY: two lists of `count` items each, as XLA's interface says.
     let (kinds, buffers) = unsafe { (items(what, list.kinds, list.count)?, items(what, list.items, list.count)?) };
     let names: Vec<&str> = if names.is_empty() { Vec::new() } else { names.split(',').collect() };
     if names.len() != buffers.len() {
@@ -221,8 +242,12 @@ unsafe fn tensors<'f>(what: &str, list: &Buffers, names: &'f str) -> Result<Vec<
     .collect()
 }
 
+/// What a buffer says of itself, by this name.
+///
+/// # Safety
+/// Unless it is null, `buffer.dims` leads to `buffer.rank` sizes.
 unsafe fn tensor<'f>(name: &'f str, buffer: &abi::Buffer) -> Result<Tensor<'f>> {
-    // SAFETY: the caller's promise: `rank` sizes.
+    // SAFETY: `rank` sizes, as above.
     let dims = unsafe { items(name, buffer.dims, buffer.rank)? };
     let dims: Option<Vec<usize>> = dims.iter().map(|&size| usize::try_from(size).ok()).collect();
     let dims = dims.ok_or_else(|| malformed(name, "sizes of 0 or more", "a negative one"))?;

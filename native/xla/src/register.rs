@@ -16,10 +16,9 @@ const ENTRIES: [&[u8]; 2] = [b"XLA_FFI_GetApi\0", b"_ZN3xla3ffi12GetXlaFfiApiEv\
 static DONE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// The handlers by targets and platforms. What traits they have, XLA asks themselves.
-const HANDLERS: [(&str, &str, Handler); 4] = [
+const HANDLERS: [(&str, &str, Handler); 3] = [
     (TARGET, "Host", sidewinder_xla_host),
     (TARGET, "CUDA", sidewinder_xla_cuda),
-    (GRAPH_TARGET, "Host", sidewinder_xla_host),
     (GRAPH_TARGET, "CUDA", sidewinder_xla_cuda_graph),
 ];
 /// The platforms that have handlers.

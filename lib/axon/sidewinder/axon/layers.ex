@@ -12,7 +12,7 @@ defmodule Sidewinder.Axon.Layers do
             states)a
 
   # Inputs that are indices, masks or keys, which do not take part in the common type.
-  @indices [:tokens, :mask, :dropout_key]
+  @uncast [:tokens, :mask, :dropout_key]
   # Inputs in the type of the arithmetic, also where sequences are of 16 bits.
   @carried [:initial_state]
 
@@ -98,7 +98,7 @@ defmodule Sidewinder.Axon.Layers do
 
   # All have the type that Axon's own layers would give the result, which kernels do not choose by themselves.
   defp promoted(inputs, params, fun) do
-    case type(Keyword.drop(inputs, @indices ++ @carried) ++ params) do
+    case type(Keyword.drop(inputs, @uncast ++ @carried) ++ params) do
       nil ->
         fun.(Map.new(inputs), Map.new(params))
 
@@ -120,7 +120,7 @@ defmodule Sidewinder.Axon.Layers do
     if types != [], do: types |> Enum.reduce(&Nx.Type.merge(&2, &1)) |> Nx.Type.to_floating()
   end
 
-  defp cast_input(name, t, _type) when name in @indices, do: t
+  defp cast_input(name, t, _type) when name in @uncast, do: t
   defp cast_input(name, t, {:f, 64}) when name in @carried, do: cast(t, {:f, 64})
   defp cast_input(name, t, _type) when name in @carried, do: cast(t, {:f, 32})
   defp cast_input(_name, t, type), do: cast(t, type)

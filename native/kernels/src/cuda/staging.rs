@@ -195,9 +195,7 @@ impl Pinned {
         device.answer(unsafe { sys::cuMemHostAlloc(&mut start, bytes, 1) }, "cuMemHostAlloc")?;
         Ok(Pinned { device: device.clone(), start: start.cast(), bytes })
     }
-}
 
-impl Pinned {
     /// The bytes. They must not be read while a copy to them is in flight.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the whole allocation; every bit pattern is a valid byte.

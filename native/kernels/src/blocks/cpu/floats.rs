@@ -42,7 +42,8 @@ impl Work<f32> for Sums<'_> {
 }
 
 impl Sums<'_> {
-    /// Eight rows at a time share each unpacked block. The remaining rows go in groups of 4, 2 and 1.
+    /// Eight rows at a time share each unpacked block. The remaining rows go in groups of 4, 2 and 1: a group of fewer rows
+    /// would take as long as the next larger one.
     #[inline(always)]
     fn of_format<V: Vector<Element = f32>>(self, format: Format) {
         let (columns, bytes) = (self.columns, format.row_bytes(self.columns));

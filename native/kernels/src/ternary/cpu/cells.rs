@@ -166,7 +166,7 @@ impl To<'_> {
 struct Found {
     count: AtomicUsize,
     /// Number of cells from the first sentinel to the last cell; 0 means that there is no sentinel.
-    before_last: AtomicUsize,
+    until_end: AtomicUsize,
 }
 
 impl Found {
@@ -175,12 +175,12 @@ impl Found {
         if none != 0 {
             let at = row * grid.n + word * WORD + none.trailing_zeros() as usize;
             self.count.fetch_add(none.count_ones() as usize, Ordering::Relaxed);
-            self.before_last.fetch_max(grid.rows * grid.n - at, Ordering::Relaxed);
+            self.until_end.fetch_max(grid.rows * grid.n - at, Ordering::Relaxed);
         }
     }
 
     fn first(&self, grid: &Grid) -> Option<usize> {
-        match self.before_last.load(Ordering::Relaxed) {
+        match self.until_end.load(Ordering::Relaxed) {
             0 => None,
             distance => Some(grid.rows * grid.n - distance),
         }
