@@ -10,8 +10,8 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::{self, Named, Op, OptionDoc, Slot};
+use sidewinder_kernels::op::{self, About, AnyOp, Configured, Named, OptionDoc, Slot};
+use sidewinder_kernels::ops::OPS;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 
 #[derive(Arbitrary, Debug)]
@@ -112,10 +112,10 @@ fn damage(tensors: &mut Vec<Tensor>, at: usize, damage: &Damage) {
     }
 }
 
-fn tensors<O: Op>(call: &Call) -> Vec<Tensor> {
-    let storage = O::STORAGE[call.dtype as usize % O::STORAGE.len()];
+fn tensors(op: &About, call: &Call) -> Vec<Tensor> {
+    let storage = op.storage[call.dtype as usize % op.storage.len()];
     let inputs = call.inputs.iter().copied().chain(std::iter::repeat(Input::default()));
-    let present = O::INPUTS.iter().zip(inputs).filter(|(slot, input)| !(slot.optional && input.absent));
+    let present = op.inputs.iter().zip(inputs).filter(|(slot, input)| !(slot.optional && input.absent));
     let mut tensors: Vec<Tensor> = present
         .map(|(slot, input)| Tensor {
             name: slot.name,
@@ -131,27 +131,27 @@ fn tensors<O: Op>(call: &Call) -> Vec<Tensor> {
     tensors
 }
 
-/// The options as text, or some flags and words that the op knows.
-fn options<O: Op>(call: &Call) -> O::Options {
+/// The op with options as text, or with some flags and words that it knows.
+fn configured(op: &dyn AnyOp, call: &Call) -> Configured {
     let known = || {
-        let of = |takes| O::OPTIONS.iter().filter(move |option| option.takes == takes).zip(0u32..);
+        let of = |takes| op.about().options.iter().filter(move |option| option.takes == takes).zip(0u32..);
         let flags = of("flag").map(|(option, i)| (option.name, Value::from(call.flags >> i & 1 == 1)));
-        let words = of("text").filter_map(|(option, i)| word::<O>(option, call.words.rotate_left(3 * i)));
-        decoded::<O>(flags.chain(words)).expect("known options")
+        let words = of("text").filter_map(|(option, i)| word(op, option, call.words.rotate_left(3 * i)));
+        with(op, flags.chain(words).collect()).expect("known options")
     };
-    serde_json::from_str(&call.options).unwrap_or_else(|_| known())
+    serde_json::from_str(&call.options).ok().and_then(|options| with(op, options)).unwrap_or_else(known)
 }
 
-fn decoded<O: Op>(options: impl Iterator<Item = (&'static str, Value)>) -> serde_json::Result<O::Options> {
-    serde_json::from_value(options.collect())
+fn with(op: &dyn AnyOp, options: Value) -> Option<Configured> {
+    op.with(&mut <dyn erased_serde::Deserializer>::erase(options)).ok()
 }
 
 /// An option with one of its values, which are those words of its help that it takes; or none.
-fn word<O: Op>(option: &OptionDoc, choice: u8) -> Option<(&'static str, Value)> {
+fn word(op: &dyn AnyOp, option: &OptionDoc, choice: u8) -> Option<(&'static str, Value)> {
     let words = option.help.split(|c: char| c != '_' && !c.is_alphanumeric()).map(Value::from);
-    let taken = |word: &Value| decoded::<O>([(option.name, word.clone())].into_iter()).is_ok();
+    let taken = |word: &Value| with(op, [(option.name, word.clone())].into_iter().collect()).is_some();
     let values: Vec<Value> = words.filter(taken).collect();
-    assert!(!values.is_empty(), "the help of {} names no value of {}", O::NAME, option.name);
+    assert!(!values.is_empty(), "the help of {} names no value of {}", op.about().name, option.name);
     let value = values.get(choice as usize % (values.len() + 1))?;
     Some((option.name, value.clone()))
 }
@@ -161,8 +161,8 @@ fn small(spec: &Spec) -> bool {
     spec.shape.elements() <= 1 << 13
 }
 
-fn run<O: Op>(call: &Call) {
-    let tensors = tensors::<O>(call);
+fn run(op: &dyn AnyOp, call: &Call) {
+    let tensors = tensors(op.about(), call);
     let mut memory = Vec::new();
     for (i, tensor) in tensors.iter().enumerate() {
         match Spec::new(tensor.dtype, &tensor.dims) {
@@ -179,24 +179,22 @@ fn run<O: Op>(call: &Call) {
         let Ok(view) = View::new(memory.spec(), &bytes[tensor.from.min(end)..end]) else { return };
         views.push(tensor.name, view);
     }
-    let options = options::<O>(call);
-    let Ok(problem) = op::check::<O>(&op::specs(&views), &options) else { return };
-    let outputs = O::outputs(&problem).expect("outputs of a checked call");
-    if outputs.iter().all(|(_, spec)| small(spec)) {
-        on_every_level::<O>(call, &options, &views, &outputs);
+    let Ok(checked) = configured(op, call)(op::specs(&views)) else { return };
+    if checked.outputs().iter().all(|(_, spec)| small(spec)) {
+        on_every_level(&checked, &views, call.threads as usize % 9 + 1);
     }
 }
 
-fn on_every_level<O: Op>(call: &Call, options: &O::Options, views: &Named<View>, outputs: &Named<Spec>) {
+fn on_every_level(call: &op::Call, views: &Named<View>, threads: usize) {
     let levels = Level::available();
     let refusals = levels.iter().filter_map(|&level| {
-        let exec = Exec { level, threads: call.threads as usize % 9 + 1 };
+        let exec = Exec { level, threads };
         let run = |mut to: Named<Owned>| {
             let writes = to.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
-            op::run_cpu::<O>(options, views, writes, &exec).map(|()| to)
+            call.cpu(views, writes, &exec).map(|()| to)
         };
-        let poisoned = run(outputs.map(|spec| Owned::poisoned(*spec)));
-        let zeroed = run(outputs.map(|spec| Owned::from_fn(*spec, |_| 0.0)));
+        let poisoned = run(call.outputs().map(|spec| Owned::poisoned(*spec)));
+        let zeroed = run(call.outputs().map(|spec| Owned::from_fn(*spec, |_| 0.0)));
         match (poisoned, zeroed) {
             (Ok(poisoned), Ok(zeroed)) => {
                 let mut pairs = poisoned.iter().zip(zeroed.iter());
@@ -215,12 +213,5 @@ fn on_every_level<O: Op>(call: &Call, options: &O::Options, views: &Named<View>,
 }
 
 fuzz_target!(|call: Call| {
-    let mut ops: Vec<fn(&Call)> = Vec::new();
-    macro_rules! push {
-        ($op:ty) => {
-            ops.push(run::<$op>)
-        };
-    }
-    for_each_op!(push);
-    ops[call.op as usize % ops.len()](&call);
+    run(OPS[call.op as usize % OPS.len()], &call);
 });

@@ -12,8 +12,8 @@ mod common;
 use serde_json::{Value, json};
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
 use sidewinder_kernels::error::Result;
-use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::op::{self, Named};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::place::Map;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
@@ -105,14 +105,7 @@ fn main() -> Result<()> {
     }
     for (name, options, shapes) in cases().iter().filter(|(name, ..)| name.contains(&wanted)) {
         for dtype in [DType::F32, DType::Bf16] {
-            macro_rules! time_if_named {
-                ($op:ty) => {
-                    if *name == <$op>::NAME {
-                        println!("{}", time::<$op>(&device, options, shapes, dtype)?);
-                    }
-                };
-            }
-            for_each_op!(time_if_named);
+            println!("{}", time(name, &device, options, shapes, dtype)?);
         }
     }
     Ok(())
@@ -127,28 +120,35 @@ fn copy(device: &Device, dtype: DType) -> Result<Value> {
         "gb_s": 2.0 * spec.bytes() as f64 / ms / 1e6}))
 }
 
-fn time<O: Op>(device: &Device, options: &Value, shapes: &[(&'static str, Vec<usize>)], dtype: DType) -> Result<Value> {
-    let chosen: O::Options = serde_json::from_value(options.clone()).expect("options of the op");
+fn time(
+    name: &str,
+    device: &Device,
+    options: &Value,
+    shapes: &[(&'static str, Vec<usize>)],
+    dtype: DType,
+) -> Result<Value> {
+    let op = ops::find(name)?;
+    let configured = common::configured(op, options.clone()).expect("options of the op");
     let spec = |name: &str, dims: &[usize]| {
-        let slot = O::INPUTS.iter().find(|slot| slot.name == name).expect("an input of the op");
+        let slot = op.about().inputs.iter().find(|slot| slot.name == name).expect("an input of the op");
         Spec::new(slot.precision.dtype(dtype), dims)
     };
     let lane = device.lane()?;
     let named = shapes.iter().map(|(name, dims)| Ok((*name, filled(name, device, &lane, spec(name, dims)?)?)));
     let inputs: Named<Buffer> = named.collect::<Result<_>>()?;
-    let call = op::Call::<O>::new(op::specs(&inputs), &chosen)?;
+    let call = configured(op::specs(&inputs))?;
     let outputs = call.outputs().try_map(|&spec| Buffer::new(device, spec))?;
     let bytes: usize = inputs.iter().chain(outputs.iter()).map(|(_, buffer)| buffer.spec().bytes()).sum();
     let queue = || call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane);
     let (ms, least_ms) = common::median_and_least(&lane, queue)?;
     let dims: Vec<_> = shapes.iter().map(|(_, dims)| dims).collect();
-    let product = O::NAME.starts_with("matmul") || O::NAME == "linear";
+    let product = name.starts_with("matmul") || name == "linear";
     let (queued_ms, (ms, least_ms)) =
         if product { (Some(ms), recorded(&lane, queue)?) } else { (None, (ms, least_ms)) };
     // Each result is a sum of products, one for each number of a row of the first factor.
     let results: usize = outputs.iter().map(|(_, buffer)| buffer.spec().shape.elements()).sum();
     let products = (results * shapes[0].1.last().copied().unwrap_or(0)) as f64;
-    Ok(json!({"op": O::NAME, "options": options, "dtype": dtype.name(), "shapes": dims, "ms": ms, "least_ms": least_ms,
+    Ok(json!({"op": name, "options": options, "dtype": dtype.name(), "shapes": dims, "ms": ms, "least_ms": least_ms,
         "queued_ms": queued_ms, "gb_s": bytes as f64 / ms / 1e6, "tflops": product.then_some(2.0 * products / ms / 1e9)}))
 }
 

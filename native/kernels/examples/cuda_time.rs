@@ -239,11 +239,11 @@ impl<'a, O: Timed> Bench<'a, O> {
     fn host_ms(&self) -> Result<f64> {
         let mut results: Vec<_> =
             self.outputs.iter().map(|(name, t)| (name.clone(), Owned::poisoned(t.spec()))).collect();
-        let (views, call) = (self.host.map(Owned::view), op::Call::<O>::new(op::specs(&self.host), &self.options)?);
+        let (views, call) = (self.host.map(Owned::view), op::Call::new::<O>(op::specs(&self.host), &self.options)?);
         let mut times = Vec::new();
         for _ in 0..12 {
             let outputs = results.iter_mut().map(|(name, t)| (name.clone(), t.view_mut())).collect();
-            times.push(timed(|| cuda::run_host::<O>(&call, &views, outputs, &self.device.lane()?))?);
+            times.push(timed(|| cuda::run_host(&call, &views, outputs, &self.device.lane()?))?);
         }
         Ok(median_and_least(times.split_off(2)).0)
     }

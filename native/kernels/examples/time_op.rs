@@ -12,8 +12,8 @@ mod timing;
 use serde_json::{Value, json};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
-use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::op::{self, About, AnyOp, Call, Named};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::safetensors::{self, Reader};
 use sidewinder_kernels::tensor::{Described, Owned};
 use std::path::Path;
@@ -23,10 +23,10 @@ use timing::{Arguments, Failure};
 const FLAGS: [&str; 7] = ["backend", "level", "threads", "seconds", "out", "options", "copies"];
 
 /// What the op takes of the file, and else of what ops before it gave.
-fn inputs<O: Op>(path: &Path, before: &[Box<dyn Job>]) -> Result<Named<Owned>, Failure> {
+fn inputs(op: &About, path: &Path, before: &[Box<dyn Job>]) -> Result<Named<Owned>, Failure> {
     let reader = Reader::open(path)?;
     let mut inputs = Named::default();
-    for slot in O::INPUTS {
+    for slot in op.inputs {
         let given = before.iter().find_map(|job| job.outputs().find(slot.name));
         if let Some(entry) = reader.entry(slot.name) {
             inputs.push(slot.name, reader.tensor(entry)?);
@@ -35,6 +35,13 @@ fn inputs<O: Op>(path: &Path, before: &[Box<dyn Job>]) -> Result<Named<Owned>, F
         }
     }
     Ok(inputs)
+}
+
+/// The checked call of the op with its inputs.
+fn call(op: &dyn AnyOp, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<(Call, Named<Owned>), Failure> {
+    let inputs = inputs(op.about(), Path::new(&arguments.positional[1]), before)?;
+    let options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
+    Ok((common::configured(op, options)?(op::specs(&inputs))?, inputs))
 }
 
 /// How many copies of the inputs there are.
@@ -50,29 +57,28 @@ trait Job {
     fn shapes(&self) -> Value;
 }
 
-/// One op with its inputs and outputs.
-struct Call<O: Op> {
-    options: O::Options,
+/// A call of an op on the CPU, with its inputs and outputs.
+struct OnCpu {
+    call: Call,
     exec: Exec,
     inputs: Vec<Named<Owned>>,
     outputs: Named<Owned>,
 }
 
-impl<O: Op> Call<O> {
-    fn new(arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Self, Failure> {
-        let (exec, inputs) = (arguments.exec()?, inputs::<O>(Path::new(&arguments.positional[1]), before)?);
-        let options: O::Options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
-        let outputs = common::run::<O>(&options, &inputs, &exec)?;
-        Ok(Call { options, exec, inputs: vec![inputs; copies(arguments)?], outputs })
+impl OnCpu {
+    fn new(op: &dyn AnyOp, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Self, Failure> {
+        let (exec, (call, inputs)) = (arguments.exec()?, call(op, arguments, before)?);
+        let outputs = common::run_call(&call, &inputs, &exec)?;
+        Ok(OnCpu { call, exec, inputs: vec![inputs; copies(arguments)?], outputs })
     }
 }
 
-impl<O: Op> Job for Call<O> {
+impl Job for OnCpu {
     fn run(&mut self) -> Result<f64, Failure> {
         self.inputs.rotate_left(1);
         let start = Instant::now();
         let to = self.outputs.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
-        op::run_cpu::<O>(&self.options, &self.inputs[0].map(Owned::view), to, &self.exec)?;
+        self.call.cpu(&self.inputs[0].map(Owned::view), to, &self.exec)?;
         Ok(start.elapsed().as_secs_f64() * 1e3)
     }
 
@@ -86,20 +92,19 @@ impl<O: Op> Job for Call<O> {
 }
 
 /// One op on a GPU, with what it gave once.
-struct OnDevice<O: Op> {
-    call: op::Call<O>,
+struct OnDevice {
+    call: Call,
     lane: Lane,
     inputs: Vec<Named<Buffer>>,
     results: Named<Buffer>,
     outputs: Named<Owned>,
 }
 
-impl<O: Op> OnDevice<O> {
-    fn new(arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Self, Failure> {
-        let (device, from) = (Device::get(0)?, inputs::<O>(Path::new(&arguments.positional[1]), before)?);
-        let options: O::Options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
-        let outputs = common::run_cuda::<O>(&options, &from, &device)?;
-        let (call, lane) = (op::Call::<O>::new(op::specs(&from), &options)?, device.lane()?);
+impl OnDevice {
+    fn new(op: &dyn AnyOp, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Self, Failure> {
+        let (device, (call, from)) = (Device::get(0)?, call(op, arguments, before)?);
+        let lane = device.lane()?;
+        let outputs = common::run_call_on(&call, &from, &lane)?;
         let brought = |tensor: &Owned| {
             let buffer = Buffer::new(&device, tensor.spec())?;
             lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)
@@ -110,7 +115,7 @@ impl<O: Op> OnDevice<O> {
     }
 }
 
-impl<O: Op> Job for OnDevice<O> {
+impl Job for OnDevice {
     fn run(&mut self) -> Result<f64, Failure> {
         let inputs: Vec<_> = self.inputs.iter().map(|inputs| inputs.map(|b| b)).collect();
         let (results, mut copies) = (self.results.map(|b| b), inputs.iter().cycle());
@@ -129,19 +134,12 @@ impl<O: Op> Job for OnDevice<O> {
 }
 
 fn job(name: &str, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Box<dyn Job>, Failure> {
-    macro_rules! call_if_named {
-        ($op:ty) => {
-            if name == <$op>::NAME {
-                return Ok(match arguments.flag("backend").unwrap_or("cpu") {
-                    "cpu" => Box::new(Call::<$op>::new(arguments, before)?),
-                    "cuda" => Box::new(OnDevice::<$op>::new(arguments, before)?),
-                    other => return Err(format!("no backend `{other}`: cpu or cuda").into()),
-                });
-            }
-        };
-    }
-    for_each_op!(call_if_named);
-    Err(format!("no op `{name}`").into())
+    let op = ops::find(name)?;
+    Ok(match arguments.flag("backend").unwrap_or("cpu") {
+        "cpu" => Box::new(OnCpu::new(op, arguments, before)?),
+        "cuda" => Box::new(OnDevice::new(op, arguments, before)?),
+        other => return Err(format!("no backend `{other}`: cpu or cuda").into()),
+    })
 }
 
 fn main() -> Result<(), Failure> {

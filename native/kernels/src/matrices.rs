@@ -174,7 +174,7 @@ fn of_wide<O: Op>(options: &O::Options, name: &'static str, matrix: &View, exec:
 
 /// What an op on the CPU gives.
 fn run<O: Op>(options: &O::Options, inputs: &Named<View>, exec: &Exec) -> Result<Named<Owned>> {
-    let call = Call::<O>::new(op::specs(inputs), options)?;
+    let call = Call::new::<O>(op::specs(inputs), options)?;
     let mut outputs = call.outputs().map(|&spec| Owned::poisoned(spec));
     let views = outputs.iter_mut().map(|(name, output)| (name.clone(), output.view_mut())).collect();
     call.cpu(inputs, views, exec)?;

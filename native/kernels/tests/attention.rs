@@ -74,7 +74,10 @@ fn allowed(dtype: DType) -> (f64, f64) {
 /// Compares the gradient with the reference, and the bits of several numbers of threads.
 fn gradients_agree(options: &Options, inputs: &Named<Owned>) {
     for dtype in DType::FLOATS {
-        let inputs = check::backward_inputs::<Attention, AttentionBackward>(options, &cast::<Attention>(inputs, dtype));
+        let inputs = check::backward_inputs::<Attention, AttentionBackward>(
+            options,
+            &cast(op::about::<Attention>(), inputs, dtype),
+        );
         let expected = reference::<AttentionBackward>(options, &inputs);
         let (rtol, of_largest) = allowed(dtype);
         for level in levels() {

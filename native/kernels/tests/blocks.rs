@@ -46,7 +46,8 @@ fn execs() -> impl Iterator<Item = Exec> {
 fn bytes_are_those_of_the_reference_in_every_type_on_every_level() {
     for (rows, blocks) in [(0, 3), (3, 0), (1, 1), (3, 7), (5, 301), (1, 3000)] {
         for &dtype in STORAGE {
-            let x = cast::<Quantize>(&one("x", hard_rows(1, rows, blocks)), dtype).get("x").unwrap().clone();
+            let x =
+                cast(op::about::<Quantize>(), &one("x", hard_rows(1, rows, blocks)), dtype).get("x").unwrap().clone();
             for format in Format::ALL {
                 let expected = to_blocks(format, x.clone(), true, &REFERENCE);
                 for exec in execs() {

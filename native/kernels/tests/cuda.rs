@@ -679,7 +679,7 @@ fn a_trial_tells_what_graphs_of_others_hold() {
     let Some(device) = gpu() else { return };
     let spec = Spec::new(DType::F32, &[4, 64]).unwrap();
     let options = activations::Options { function: Some(Activation::Relu), ..Default::default() };
-    let call = op::Call::<Activations>::new(Named::from_iter([(op::Name::from("x"), spec)]), &options).unwrap();
+    let call = op::Call::new::<Activations>(Named::from_iter([(op::Name::from("x"), spec)]), &options).unwrap();
     let fits = device.fits_graph(|lane| {
         // SAFETY: nothing runs that would read or write there.
         let [x, y] = [4096, 8192].map(|address| unsafe { lane.lent(spec, address) });

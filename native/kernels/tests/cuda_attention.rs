@@ -111,7 +111,7 @@ impl Case {
 /// Runs an op into outputs that are poisoned on the device.
 fn run<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
     let lane = device.lane().unwrap();
-    let call = op::Call::<O>::new(op::specs(inputs), options).unwrap();
+    let call = op::Call::new::<O>(op::specs(inputs), options).unwrap();
     let sources = inputs.map(|tensor| {
         let buffer = Buffer::new(device, tensor.spec()).unwrap();
         lane.upload(tensor.view().bytes(), &buffer).unwrap();
@@ -133,7 +133,7 @@ fn run<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) -> N
 /// The reference's results, in f64.
 fn in_f64<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
     let exec = Exec { level: Level::Reference, threads: 1 };
-    common::run::<O>(options, &cast::<O>(inputs, DType::F64), &exec).unwrap()
+    common::run::<O>(options, &cast(op::about::<O>(), inputs, DType::F64), &exec).unwrap()
 }
 
 fn joined(lists: [&Named<Owned>; 3]) -> Named<Owned> {
@@ -166,7 +166,7 @@ fn compare(got: &Named<Owned>, expected: &Named<Owned>, storage: DType, slack: f
 /// Checks forward and backward in one type; the truth comes from `truth` on inputs in f64.
 fn agrees_as(device: &Device, case: &Case, storage: DType, truth: Truth, slack: f64) {
     let what = format!("{case:?}");
-    let inputs = cast::<Attention>(&case.inputs(), storage);
+    let inputs = cast(op::about::<Attention>(), &case.inputs(), storage);
     let forward = || run::<Attention>(device, &case.options, &inputs);
     let got = forward();
     assert_eq!(bits(&got), bits(&forward()), "forward {storage} {what}");
@@ -180,7 +180,7 @@ fn agrees_as(device: &Device, case: &Case, storage: DType, truth: Truth, slack: 
             (in_f64::<Attention>(&case.options, &inputs), in_f64::<AttentionBackward>(&case.options, &given))
         }
         Truth::General => {
-            let wide = |tensors: &Named<Owned>| cast::<AttentionBackward>(tensors, DType::F64);
+            let wide = |tensors: &Named<Owned>| cast(op::about::<AttentionBackward>(), tensors, DType::F64);
             let inputs = wide(&inputs);
             let expected = run::<Attention>(device, &case.options, &inputs);
             let given = joined([&inputs, &expected, &wide(&cotangents)]);
@@ -336,7 +336,7 @@ fn decoding_equals_one_causal_pass() {
         for layout in [Layout::HeadsFirst, Layout::HeadsLast] {
             let options = Options { causal: true, layout, ..Default::default() };
             let whole = Case { options, ..case(2, [heads, key_heads], [length, length], [width, width]) };
-            let inputs = cast::<Attention>(&whole.inputs(), storage);
+            let inputs = cast(op::about::<Attention>(), &whole.inputs(), storage);
             let expected = in_f64::<Attention>(&whole.options, &inputs);
             let lane = device.lane().unwrap();
             let held = || {
@@ -410,7 +410,7 @@ fn queries_that_see_nothing_have_no_gradient() {
     let blind = case(1, [2, 2], [40, 45], [16, 16]).offset(-20);
     for storage in DType::FLOATS {
         for with_mask in [false, true] {
-            let mut inputs = cast::<Attention>(&blind.inputs(), storage);
+            let mut inputs = cast(op::about::<Attention>(), &blind.inputs(), storage);
             if with_mask {
                 inputs.push("mask", noise(1, &[40, 45], 1.0, 1.0).cast(DType::U8));
             }
@@ -455,7 +455,7 @@ fn parts_of_buffers_agree_at_any_address() {
     let Some(device) = gpu() else { return };
     let part = case(1, [1, 1], [5, 7], [5, 3]);
     for storage in DType::FLOATS {
-        let inputs = cast::<Attention>(&part.inputs(), storage);
+        let inputs = cast(op::about::<Attention>(), &part.inputs(), storage);
         let expected = run::<Attention>(&device, &part.options, &inputs);
         let lane = device.lane().unwrap();
         let moved = |tensor: &Owned| {

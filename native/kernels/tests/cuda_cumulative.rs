@@ -28,7 +28,7 @@ fn exp_product(reverse: bool) -> ExpProductOptions {
 /// Runs `O` on the device in these types, near the reference, and twice for the same bits.
 fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, types: &[DType]) {
     for &dtype in types {
-        let inputs = cast::<O>(inputs, dtype);
+        let inputs = cast(op::about::<O>(), inputs, dtype);
         let expected = reference::<O>(options, &inputs);
         let got = common::run_cuda::<O>(options, &inputs, device).unwrap();
         let again = common::run_cuda::<O>(options, &inputs, device).unwrap();
@@ -215,7 +215,7 @@ fn many_launches_at_once_give_the_same_bits() {
         for _ in 0..4 {
             scope.spawn(|| {
                 let lane = device.lane().unwrap();
-                let call = op::Call::<CumprodScan>::new(op::specs(&inputs), &plain(false)).unwrap();
+                let call = op::Call::new::<CumprodScan>(op::specs(&inputs), &plain(false)).unwrap();
                 let given = inputs.try_map(|tensor| {
                     let buffer = Buffer::new(&device, tensor.spec())?;
                     lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)

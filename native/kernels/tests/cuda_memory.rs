@@ -19,7 +19,7 @@ use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 /// off by `roundings` roundings, those that follow each other.
 fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
     for dtype in DType::FLOATS {
-        let inputs = cast::<O>(inputs, dtype);
+        let inputs = cast(op::about::<O>(), inputs, dtype);
         let expected = reference::<O>(options, &inputs);
         let got = common::run_cuda::<O>(options, &inputs, device).unwrap();
         let again = common::run_cuda::<O>(options, &inputs, device).unwrap();

@@ -12,7 +12,7 @@ use sidewinder_kernels::mdi::update::{MdiUpdate, MdiUpdateBackward, Options};
 use sidewinder_kernels::mdi::{Mdi, MdiBackward};
 use sidewinder_kernels::mmrec_block::{self, MmrecBlock, MmrecBlockBackward};
 use sidewinder_kernels::norm::EpsMode;
-use sidewinder_kernels::op::Named;
+use sidewinder_kernels::op::{self, Named};
 use sidewinder_kernels::tensor::{DType, Owned};
 
 const NONE: (&Options, &Options) = (&Options {}, &Options {});
@@ -58,7 +58,7 @@ fn decay_integration_and_its_gradients_agree() {
         for context in [false, true] {
             let inputs = step(sizes, context);
             both::<Mdi, MdiBackward>(&device, NONE, &inputs, 8.0);
-            let inputs = common::check::known::<MdiGamma>(&inputs);
+            let inputs = common::check::known(op::about::<MdiGamma>(), &inputs);
             both::<MdiGamma, MdiGammaBackward>(&device, NONE, &inputs, 8.0);
         }
     }
@@ -99,7 +99,8 @@ fn what_the_block_keeps_changes_no_bit() {
     let Some(device) = gpu() else { return };
     let keeping = mmrec_block::Options { heads: 3, checkpoint: false, ..Default::default() };
     for dtype in DType::FLOATS {
-        let inputs = common::cast::<MmrecBlock>(&inputs(sizes([2, 37, 12], [3, 29], [1, 21]), true), dtype);
+        let inputs =
+            common::cast(op::about::<MmrecBlock>(), &inputs(sizes([2, 37, 12], [3, 29], [1, 21]), true), dtype);
         let kept = common::run_cuda::<MmrecBlock>(&keeping, &inputs, &device).unwrap();
         let mut backward = backward_inputs::<MmrecBlock, MmrecBlockBackward>(&keeping, &inputs);
         let names = ["h", "gamma", "context", "q", "k", "v", "z", "hidden"];

@@ -230,7 +230,7 @@ fn run_behind<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned
         lane.upload(tensor.view().bytes(), &buffer).unwrap();
         buffer
     });
-    let call = Call::<O>::new(op::specs(inputs), options).unwrap();
+    let call = Call::new::<O>(op::specs(inputs), options).unwrap();
     let outputs = call.outputs().map(|&spec| poisoned(spec));
     call.cuda(&given.map(|buffer| buffer), &outputs.map(|buffer| buffer), &lane).unwrap();
     outputs.map(|buffer| {
@@ -270,7 +270,7 @@ fn whatever_is_done_with_the_sums_of_products_agrees() {
             for (dtype, skipped) in
                 DType::FLOATS.into_iter().flat_map(|dtype| [0, 1, 2].map(|skipped| (dtype, skipped)))
             {
-                let inputs = cast::<Linear>(&inputs, dtype);
+                let inputs = cast(op::about::<Linear>(), &inputs, dtype);
                 let got = run_behind::<Linear>(&device, &options, &inputs, skipped);
                 let again = run_behind::<Linear>(&device, &options, &inputs, skipped);
                 assert_eq!(common::bits(&got), common::bits(&again));
@@ -299,7 +299,7 @@ fn sums_that_are_no_numbers_stay_so_whatever_is_done_with_them() {
         let x: Vec<f64> = x.collect();
         inputs.push("x", Owned::from_fn(Spec::new(DType::F32, &[64, 64]).unwrap(), |i| x[i]));
         for dtype in DType::FLOATS {
-            let inputs = cast::<Linear>(&inputs, dtype);
+            let inputs = cast(op::about::<Linear>(), &inputs, dtype);
             let got = common::run_cuda::<Linear>(&linear::Options { activation }, &inputs, &device).unwrap();
             let y = got.get("y").unwrap().view().to_f64();
             assert!(y.iter().take(64).all(|v| v.is_nan()), "{activation:?} {dtype}: a number of NaN");
@@ -433,7 +433,7 @@ fn factors_are_rounded_to_tf32_only_where_that_is_allowed() {
     let Some(device) = gpu() else { return };
     let inputs = named([("a", &[128, 256], -1.0, 1.0), ("b", &[256, 64], -1.0, 1.0)]);
     for dtype in DType::FLOATS {
-        let inputs = cast::<Matmul>(&inputs, dtype);
+        let inputs = cast(op::about::<Matmul>(), &inputs, dtype);
         let run = |lane: Lane| common::run_on::<Matmul>(&matmul::Options::default(), &inputs, &lane).unwrap();
         let exact = run(device.lane().unwrap());
         let allowed = run(device.lane().unwrap().allow_tf32(true));

@@ -34,7 +34,7 @@ fn bytes_are_those_of_the_cpu() {
     for (rows, blocks) in [(0, 3), (3, 0), (1, 1), (3, 7), (5, 301), (1, 3000)] {
         for format in Format::ALL {
             for &dtype in STORAGE {
-                let inputs = cast::<Quantize>(&one("x", hard_rows(1, rows, blocks)), dtype);
+                let inputs = cast(op::about::<Quantize>(), &one("x", hard_rows(1, rows, blocks)), dtype);
                 same::<Quantize>(&device, &QuantizeOptions { format, unchecked: true }, &inputs);
             }
             let q = one("q", weights(4, format, rows, blocks * 32));
@@ -70,7 +70,7 @@ fn what_is_not_finite_is_refused_by_its_place_or_stored_as_on_the_cpu() {
 
 fn agrees<O: Op<Options = Options>>(device: &Device, options: &Options, inputs: &Named<Owned>) {
     for &dtype in O::STORAGE {
-        let inputs = cast::<O>(inputs, dtype);
+        let inputs = cast(op::about::<O>(), inputs, dtype);
         let expected = common::reference::<O>(options, &inputs);
         let got = run_cuda::<O>(options, &inputs, device).unwrap();
         let again = run_cuda::<O>(options, &inputs, device).unwrap();

@@ -6,7 +6,7 @@ use common::check::noise;
 use common::ternary::{bytes, named, product, values};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::Device;
-use sidewinder_kernels::op::{Named, Op};
+use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 use sidewinder_kernels::ternary::dequantize::DequantizeTernary;
 use sidewinder_kernels::ternary::layouts::{ConvertTernary, Layout, OnSentinel, Options};
@@ -25,7 +25,7 @@ fn both<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) -> 
 /// Checks that CPU and device give equal bits in every type.
 fn same<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) {
     for &dtype in O::STORAGE {
-        let inputs = common::cast::<O>(inputs, dtype);
+        let inputs = common::cast(op::about::<O>(), inputs, dtype);
         let [on_cpu, on_gpu] = both::<O>(device, options, &inputs);
         for (name, expected) in on_cpu.iter() {
             let got = on_gpu.get(name).unwrap();
@@ -37,7 +37,7 @@ fn same<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) {
 /// As near as sums in another order are.
 fn near<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) {
     for &dtype in O::STORAGE {
-        let inputs = common::cast::<O>(inputs, dtype);
+        let inputs = common::cast(op::about::<O>(), inputs, dtype);
         let [on_cpu, on_gpu] = both::<O>(device, options, &inputs);
         common::assert_close(&on_gpu, &on_cpu, O::NAME);
     }

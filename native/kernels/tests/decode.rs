@@ -20,7 +20,7 @@ fn in_place<O: Op>(options: &O::Options, inputs: &Named<Owned>, cache: &mut [Own
     let mut all = op::specs(inputs);
     all.push("keys", keys.spec());
     all.push("values", values.spec());
-    let mut y = Owned::poisoned(*op::Call::<O>::new(all, options)?.outputs().get("y")?);
+    let mut y = Owned::poisoned(*op::Call::new::<O>(all, options)?.outputs().get("y")?);
     let outputs = [("y", y.view_mut()), ("keys", keys.view_mut()), ("values", values.view_mut())];
     op::run_cpu::<O>(options, &inputs.map(Owned::view), outputs.into_iter().collect(), exec)?;
     Ok(y)
@@ -95,7 +95,7 @@ impl Case {
     }
 
     fn check(&self, dtype: DType, exec: &Exec) {
-        let inputs = cast::<Attention>(&self.inputs(), dtype);
+        let inputs = cast(op::about::<Attention>(), &self.inputs(), dtype);
         let whole = attention::Options { causal: true, layout: self.layout, ..Default::default() };
         let expected = common::run::<Attention>(&whole, &inputs, exec).unwrap();
         let expected = expected.get("y").unwrap();
@@ -171,7 +171,7 @@ const HEADS: usize = 4;
 fn goes_on<O: Op>(options: impl Fn(usize) -> O::Options) {
     let inputs = layer::<O>(LENGTH, 24, 20);
     for dtype in DType::FLOATS {
-        let inputs = cast::<O>(&inputs, dtype);
+        let inputs = cast(op::about::<O>(), &inputs, dtype);
         for level in common::levels() {
             let exec = Exec { level, threads: 2 };
             let expected = common::run::<O>(&options(0), &inputs, &exec).unwrap();

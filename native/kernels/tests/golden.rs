@@ -7,8 +7,8 @@ use common::check;
 use serde_json::Value;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::Device;
-use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::{Named, Op};
+use sidewinder_kernels::op::{self, About, AnyOp, Configured, Named};
+use sidewinder_kernels::ops::{self, OPS};
 use sidewinder_kernels::safetensors::Reader;
 use sidewinder_kernels::tensor::{DType, Owned};
 use std::path::PathBuf;
@@ -25,10 +25,10 @@ struct Case {
     outputs: Vec<(String, Owned, f64, f64)>,
 }
 
-fn cases<O: Op>() -> Vec<Case> {
+fn cases(about: &About) -> Vec<Case> {
     let text = std::fs::read_to_string(folder().join("manifest.json")).expect("a manifest");
     let manifest: Value = serde_json::from_str(&text).expect("a manifest in JSON");
-    let op = &manifest["ops"][O::BACKWARD_OF.unwrap_or(O::NAME)];
+    let op = &manifest["ops"][about.backward_of.unwrap_or(about.name)];
     let reader = Reader::open(&folder().join(op["file"].as_str().expect("a file"))).unwrap();
     let tensor = |name: String| reader.tensor(reader.entry(&name).expect(&name)).unwrap();
     let cases = op["cases"].as_array().expect("cases");
@@ -44,9 +44,9 @@ fn cases<O: Op>() -> Vec<Case> {
                 inputs: given.collect(),
                 options: case["attrs"].clone(),
                 outputs: outputs
-                    .map(|(output, about)| {
-                        let exact = about["exact"] == true;
-                        let tolerance = |key: &str| if exact { 0.0 } else { about[key].as_f64().unwrap() };
+                    .map(|(output, bounds)| {
+                        let exact = bounds["exact"] == true;
+                        let tolerance = |key: &str| if exact { 0.0 } else { bounds[key].as_f64().unwrap() };
                         let expected = tensor(format!("{name}.out.{output}"));
                         (output.clone(), expected, tolerance("rtol"), tolerance("atol"))
                     })
@@ -56,11 +56,11 @@ fn cases<O: Op>() -> Vec<Case> {
         .collect()
 }
 
-/// The case's options, with every optional output asked for that the op knows an option for.
-fn options<O: Op>(case: &Case) -> O::Options {
+/// The op with the case's options, and with every optional output asked for that the op knows an option for.
+fn configured(op: &dyn AnyOp, case: &Case) -> Configured {
     let mut options = case.options.clone();
     let mut ask = |option: &str, output: &str| {
-        if O::OPTIONS.iter().any(|o| o.name == option) && case.outputs.iter().any(|(name, ..)| name == output) {
+        if op.about().options.iter().any(|o| o.name == option) && case.outputs.iter().any(|(name, ..)| name == output) {
             options[option] = Value::Bool(true);
         }
     };
@@ -69,22 +69,22 @@ fn options<O: Op>(case: &Case) -> O::Options {
     ask("return_state", "conv_state");
     ask("return_states", "states");
     ask("return_derivative", "dydx");
-    serde_json::from_value(options).expect("options that the op knows")
+    common::configured(op, options).expect("options that the op knows")
 }
 
 /// Compares all that the op gives; returns how many outputs that is.
-fn agrees<O: Op>(case: &Case, storage: DType, results: Named<Owned>, place: &str) -> usize {
+fn agrees(about: &About, case: &Case, storage: DType, results: Named<Owned>, place: &str) -> usize {
     let mut compared = 0;
     for (name, expected, rtol, atol) in &case.outputs {
         let Some(got) = results.find(name) else {
             let gradient = name.starts_with('d');
-            assert!(gradient != O::BACKWARD_OF.is_some(), "{} of {} was not computed", name, case.name);
+            assert!(gradient != about.backward_of.is_some(), "{} of {} was not computed", name, case.name);
             continue;
         };
         let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
         let (rtol, atol) = if storage == DType::F64 { (1e-9, 1e-12 * largest) } else { (*rtol, *atol) };
         let worst = common::worst(got, expected, rtol, atol);
-        assert!(worst <= 1.0, "{} {}: {name} is off by {worst} times the tolerance on {place}", O::NAME, case.name);
+        assert!(worst <= 1.0, "{} {}: {name} is off by {worst} times the tolerance on {place}", about.name, case.name);
         compared += 1;
     }
     compared
@@ -98,36 +98,34 @@ enum Place<'d> {
 }
 
 impl Place<'_> {
-    fn run<O: Op>(&self, case: &Case, storage: DType, given: &Named<Owned>) -> Named<Owned> {
-        let inputs = common::cast::<O>(&check::known::<O>(given), storage);
+    fn run(&self, op: &dyn AnyOp, case: &Case, storage: DType, given: &Named<Owned>) -> Named<Owned> {
+        let about = op.about();
+        let inputs = common::cast(about, &check::known(about, given), storage);
+        let call = configured(op, case)(op::specs(&inputs)).unwrap();
         match self {
-            Place::Cpu(exec) => common::run::<O>(&options::<O>(case), &inputs, exec),
-            Place::Cuda(device) => common::run_cuda::<O>(&options::<O>(case), &inputs, device),
+            Place::Cpu(exec) => common::run_call(&call, &inputs, exec),
+            Place::Cuda(device) => common::run_call_on(&call, &inputs, &device.lane().unwrap()),
         }
         .unwrap()
     }
 
     /// The tensors of the case, and for a gradient what its op gives here, of which it may take some.
-    fn given<O: Op>(&self, case: &Case, storage: DType) -> Named<Owned> {
+    fn given(&self, about: &About, case: &Case, storage: DType) -> Named<Owned> {
         let mut all = case.inputs.clone();
-        macro_rules! add_outputs_if_named {
-            ($op:ty) => {
-                if O::BACKWARD_OF == Some(<$op>::NAME) {
-                    let outputs = self.run::<$op>(case, storage, &all).into_iter();
-                    // A state that comes out may have the name of one that goes in.
-                    let goes_in = |name: &str| <$op>::INPUTS.iter().any(|slot| slot.name == name);
-                    outputs.filter(|(name, _)| !goes_in(name)).for_each(|(name, output)| all.push(name, output));
-                }
-            };
+        if let Some(forward) = about.backward_of {
+            let op = ops::find(forward).unwrap();
+            // A state that comes out may have the name of one that goes in.
+            let goes_in = |name: &str| op.about().inputs.iter().any(|slot| slot.name == name);
+            let outputs = self.run(op, case, storage, &all).into_iter();
+            outputs.filter(|(name, _)| !goes_in(name)).for_each(|(name, output)| all.push(name, output));
         }
-        for_each_op!(add_outputs_if_named);
         all
     }
 }
 
-fn check<O: Op>(case: &Case, storage: DType, place: Place) {
-    let results = place.run::<O>(case, storage, &place.given::<O>(case, storage));
-    assert!(agrees::<O>(case, storage, results, &format!("{place:?}")) > 0, "{} compares nothing", case.name);
+fn check(op: &dyn AnyOp, case: &Case, storage: DType, place: Place) {
+    let results = place.run(op, case, storage, &place.given(op.about(), case, storage));
+    assert!(agrees(op.about(), case, storage, results, &format!("{place:?}")) > 0, "{} compares nothing", case.name);
 }
 
 /// Ops whose own tests compare them with others that have cases.
@@ -169,40 +167,35 @@ const WITHOUT_CASES: &[&str] = &[
     "verify_sums_ternary",
 ];
 
-fn all_cases<O: Op>() {
-    if WITHOUT_CASES.contains(&O::NAME) {
+fn all_cases(op: &dyn AnyOp) {
+    let about = op.about();
+    if WITHOUT_CASES.contains(&about.name) {
         return;
     }
-    let cases = cases::<O>();
+    let cases = cases(about);
     let device = common::gpu();
     assert!(!cases.is_empty());
     for case in &cases {
         for &level in Level::available() {
             for threads in [1, 2, 8] {
-                check::<O>(case, DType::F32, Place::Cpu(Exec { level, threads }));
+                check(op, case, DType::F32, Place::Cpu(Exec { level, threads }));
             }
         }
-        let in_f64 = O::STORAGE.contains(&DType::F64);
+        let in_f64 = about.storage.contains(&DType::F64);
         if in_f64 {
-            check::<O>(case, DType::F64, Place::Cpu(Exec { level: Level::Scalar, threads: 2 }));
+            check(op, case, DType::F64, Place::Cpu(Exec { level: Level::Scalar, threads: 2 }));
         }
         if let Some(device) = &device {
-            check::<O>(case, DType::F32, Place::Cuda(device));
+            check(op, case, DType::F32, Place::Cuda(device));
             if in_f64 {
-                check::<O>(case, DType::F64, Place::Cuda(device));
+                check(op, case, DType::F64, Place::Cuda(device));
             }
         }
     }
-    println!("{}: {} cases", O::NAME, cases.len());
-}
-
-macro_rules! all_cases_of {
-    ($op:ty) => {
-        all_cases::<$op>()
-    };
+    println!("{}: {} cases", about.name, cases.len());
 }
 
 #[test]
 fn every_op_agrees_with_its_golden_values() {
-    for_each_op!(all_cases_of);
+    OPS.iter().for_each(|&op| all_cases(op));
 }

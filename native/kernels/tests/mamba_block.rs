@@ -7,7 +7,7 @@ use common::{cast, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::mamba_block::{MambaBlock, MambaBlockBackward, Options};
-use sidewinder_kernels::op::Named;
+use sidewinder_kernels::op::{self, Named};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 fn wanted() -> Options {
@@ -98,7 +98,10 @@ fn every_level_and_type_agrees_with_the_reference() {
             if dtype.size() == 2 && sizes[3] == 1 {
                 continue;
             }
-            let (inputs, backward) = (cast::<MambaBlock>(&inputs, dtype), cast::<MambaBlockBackward>(&backward, dtype));
+            let (inputs, backward) = (
+                cast(op::about::<MambaBlock>(), &inputs, dtype),
+                cast(op::about::<MambaBlockBackward>(), &backward, dtype),
+            );
             let expected = common::reference::<MambaBlock>(&wanted(), &inputs);
             let gradients = common::reference::<MambaBlockBackward>(&wanted(), &backward);
             for level in common::levels() {

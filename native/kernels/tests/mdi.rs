@@ -9,7 +9,7 @@ use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::mdi::gamma::{MdiGamma, MdiGammaBackward};
 use sidewinder_kernels::mdi::update::{MdiUpdate, MdiUpdateBackward, Options};
 use sidewinder_kernels::mdi::{Mdi, MdiBackward};
-use sidewinder_kernels::op::{Differentiable, Named, Op};
+use sidewinder_kernels::op::{self, Differentiable, Named, Op};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 const NONE: Options = Options {};
@@ -41,7 +41,7 @@ fn step(rows: &[usize], [width, inner]: [usize; 2], context: bool) -> Named<Owne
 }
 
 fn coefficient(rows: &[usize], sizes: [usize; 2], context: bool) -> Named<Owned> {
-    check::known::<MdiGamma>(&step(rows, sizes, context))
+    check::known(op::about::<MdiGamma>(), &step(rows, sizes, context))
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn beyond_the_ends_nothing_changes() {
                     let spec = inputs.take(name).unwrap().spec();
                     inputs.push(name, Owned::from_fn(spec, |_| bias));
                 }
-                let inputs = common::cast::<MdiGamma>(&inputs, dtype);
+                let inputs = common::cast(op::about::<MdiGamma>(), &inputs, dtype);
                 let gamma = common::run::<MdiGamma>(&NONE, &inputs, &exec).unwrap();
                 let off = gamma.get("gamma").unwrap().view().to_f64().mapv(|v| (v - end).abs());
                 assert!(off.iter().all(|&off| off <= 6e-8), "{bias} on {}", level.name());

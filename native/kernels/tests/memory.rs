@@ -96,7 +96,7 @@ fn all_writes_agree_with_the_reference() {
     for (sizes, cursor0) in [([2, 4, 6, 3, 6, 5], 0), ([1, 9, 4, 5, 3, 17], 7), ([2, 3, 0, 2, 0, 4], 0)] {
         let options = state::Options { ema_decay: 0.9, cursor0 };
         for dtype in DType::FLOATS {
-            let inputs = common::cast::<MemoryState>(&state(sizes), dtype);
+            let inputs = common::cast(op::about::<MemoryState>(), &state(sizes), dtype);
             let expected = common::reference::<MemoryState>(&options, &inputs);
             for level in common::levels() {
                 let got = common::run::<MemoryState>(&options, &inputs, &Exec { level, threads: 2 }).unwrap();

@@ -12,7 +12,7 @@ use sidewinder_kernels::linear::{self, Linear};
 use sidewinder_kernels::mdi::Mdi;
 use sidewinder_kernels::mmrec_block::{MmrecBlock, MmrecBlockBackward, Options};
 use sidewinder_kernels::norm::{EpsMode, RmsNorm, RmsOptions};
-use sidewinder_kernels::op::Named;
+use sidewinder_kernels::op::{self, Named};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 const KEPT: [&str; 5] = ["q", "k", "v", "z", "hidden"];
@@ -75,7 +75,7 @@ fn gradients_agree_with_finite_differences() {
 fn what_is_kept_changes_no_bit() {
     let inputs = inputs(sizes([2, 37, 12], [3, 29], [1, 21]), true);
     for dtype in DType::FLOATS {
-        let inputs = cast::<MmrecBlock>(&inputs, dtype);
+        let inputs = cast(op::about::<MmrecBlock>(), &inputs, dtype);
         for level in levels() {
             for threads in [1, 3] {
                 let exec = Exec { level, threads };
@@ -195,7 +195,7 @@ fn nothing_is_seen_before_it_comes() {
 fn one_step_is_made_of_its_parts() {
     let inputs = inputs(Sizes { length: 1, ..SMALL }, true);
     let exec = Exec { level: Level::Reference, threads: 1 };
-    let inputs = cast::<MmrecBlock>(&inputs, DType::F64);
+    let inputs = cast(op::about::<MmrecBlock>(), &inputs, DType::F64);
     let [b, d] = [SMALL.batch, SMALL.width];
     let of = |name: &str| inputs.get(name).unwrap().clone();
     let flat = |t: &Owned| {

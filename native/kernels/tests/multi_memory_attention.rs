@@ -7,7 +7,7 @@ use common::{cast, worst};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::multi_memory_attention::{MultiMemoryAttention, MultiMemoryAttentionBackward, Options};
-use sidewinder_kernels::op::{Named, Op};
+use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 struct Sizes {
@@ -58,7 +58,7 @@ fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
 
 fn runs_near<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
     for dtype in DType::FLOATS {
-        let inputs = cast::<O>(inputs, dtype);
+        let inputs = cast(op::about::<O>(), inputs, dtype);
         let expected = common::reference::<O>(options, &inputs);
         for level in common::levels() {
             let runs = [1, 2, 8].map(|threads| {

@@ -19,7 +19,7 @@ proptest! {
     #[test]
     fn every_level_and_type_agrees_with_the_reference(call in calls()) {
         for dtype in DType::FLOATS {
-            let inputs = common::cast::<SelectiveScan>(&call.inputs(), dtype);
+            let inputs = common::cast(op::about::<SelectiveScan>(), &call.inputs(), dtype);
             let expected = reference::<SelectiveScan>(&call.options, &inputs);
             let sizes = call.sizes::<SelectiveScan>(&inputs, &expected, &["x", "h0"]);
             for level in levels() {

@@ -24,7 +24,7 @@ fn run(call: &Call, inputs: &Named<Owned>, exec: &Exec) -> Named<Owned> {
 
 /// Every level and number of threads against the reference; threads must not change a bit.
 fn agrees(call: &Call, dtype: DType, threads: &[usize]) {
-    let inputs = common::cast::<SelectiveScanBackward>(&inputs(call), dtype);
+    let inputs = common::cast(op::about::<SelectiveScanBackward>(), &inputs(call), dtype);
     let expected = reference::<SelectiveScanBackward>(&call.options, &inputs);
     let sizes = call.sizes::<SelectiveScanBackward>(&inputs, &expected, &["dy", "dlast_state", "dstates"]);
     for level in levels() {

@@ -6,8 +6,8 @@ use rustler::{Encoder, Env, NifMap, Term};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::Op;
+use sidewinder_kernels::op::About;
+use sidewinder_kernels::ops::OPS;
 use sidewinder_kernels::tensor::Described;
 
 #[derive(NifMap)]
@@ -39,7 +39,7 @@ struct OptionInfo {
     help: &'static str,
 }
 
-fn describe<O: Op>() -> OpInfo {
+fn describe(op: &About) -> OpInfo {
     let input = |slot: &sidewinder_kernels::op::Slot| InputInfo {
         name: slot.name,
         shape: slot.shape,
@@ -48,29 +48,20 @@ fn describe<O: Op>() -> OpInfo {
     };
     let option = |o: &sidewinder_kernels::op::OptionDoc| OptionInfo { name: o.name, takes: o.takes, help: o.help };
     OpInfo {
-        name: O::NAME,
-        about: O::ABOUT,
-        inputs: O::INPUTS.iter().map(input).collect(),
-        storage: O::STORAGE.iter().map(|dtype| dtype.name()).collect(),
-        options: O::OPTIONS.iter().map(option).collect(),
-        cotangents: O::COTANGENTS.to_vec(),
-        backward_of: O::BACKWARD_OF,
+        name: op.name,
+        about: op.about,
+        inputs: op.inputs.iter().map(input).collect(),
+        storage: op.storage.iter().map(|dtype| dtype.name()).collect(),
+        options: op.options.iter().map(option).collect(),
+        cotangents: op.cotangents.to_vec(),
+        backward_of: op.backward_of,
     }
 }
 
 /// All ops with their inputs and options.
 #[rustler::nif]
 fn op_list(env: Env) -> Term {
-    answer(env, || {
-        let mut ops = Vec::new();
-        macro_rules! push {
-            ($op:ty) => {
-                ops.push(describe::<$op>())
-            };
-        }
-        for_each_op!(push);
-        Ok(ops)
-    })
+    answer(env, || Ok(OPS.iter().map(|op| describe(op.about())).collect::<Vec<_>>()))
 }
 
 #[derive(NifMap)]

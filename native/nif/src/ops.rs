@@ -10,9 +10,10 @@ use serde::de::{DeserializeOwned, IntoDeserializer, Visitor};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::op::{self, About, AnyOp, Call, Configured, Named};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::tensor::Spec;
+use std::fmt::Display;
 use std::sync::MutexGuard;
 
 /// Where and how to run.
@@ -66,48 +67,51 @@ fn run_io<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, options: Term<'a>, targe
 
 fn run<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, options: Term<'a>, target: Term<'a>) -> Term<'a> {
     answer(env, || {
-        let name = op.to_term(env).atom_to_string().unwrap_or_default();
-        macro_rules! run_if_named {
-            ($op:ty) => {
-                if name == <$op>::NAME {
-                    return run_op::<$op>(env, inputs, options, target).map_err(|e| e.in_op(<$op>::NAME));
-                }
-            };
-        }
-        for_each_op!(run_if_named);
-        Err(Error::new(Kind::Argument, "op").expected("the name of an op").got(format_args!("`{name}`")))
+        let op = find(env, op)?;
+        run_op(env, op, inputs, options, target).map_err(|error| error.in_op(op.about().name))
     })
 }
 
-fn run_op<'a, O: Op>(env: Env<'a>, inputs: Term<'a>, options: Term<'a>, target: Term<'a>) -> Result<Term<'a>> {
-    let options: O::Options = decode_map("options", options)?;
+/// The op of that name.
+pub fn find(env: Env, op: Atom) -> Result<&'static dyn AnyOp> {
+    ops::find(&op.to_term(env).atom_to_string().unwrap_or_default())
+}
+
+fn run_op<'a>(
+    env: Env<'a>,
+    op: &'static dyn AnyOp,
+    inputs: Term<'a>,
+    options: Term<'a>,
+    target: Term<'a>,
+) -> Result<Term<'a>> {
+    let configured = with_options(op, options)?;
     let target: Target = decode_map("target", target)?;
-    let inputs = decode_inputs::<O>(inputs)?;
+    let inputs = decode_inputs(op.about(), inputs)?;
     let on_device = inputs.iter().any(|(_, tensor)| match tensor {
         Tensor::Device(_) => true,
         Tensor::Held(held) => held.device().is_some(),
         _ => false,
     });
-    let call = op::Call::<O>::new(op::specs(&inputs), &options)?;
+    let call = configured(op::specs(&inputs))?;
     if target.below.is_some_and(|limit| call.work() >= limit) {
         return Ok(call.work().encode(env));
     }
-    let (inputs, held) = apart::<O>(inputs)?;
+    let (inputs, held) = apart(op.about(), inputs)?;
     let held = lock(&held)?;
     match target.device {
-        Some(ordinal) if on_device => on_buffers::<O>(env, &call, &inputs, held, &target.lane(&Device::get(ordinal)?)?),
-        _ => on_binaries::<O>(env, &call, &inputs, held, &target),
+        Some(ordinal) if on_device => on_buffers(env, &call, &inputs, held, &target.lane(&Device::get(ordinal)?)?),
+        _ => on_binaries(env, &call, &inputs, held, &target),
     }
 }
 
 /// The inputs to read, and separately those to be changed in place.
 type Apart<'a> = (Named<Tensor<'a>>, Vec<(op::Name, ResourceArc<Held>)>);
 
-fn apart<O: Op>(inputs: Named<Tensor>) -> Result<Apart> {
+fn apart<'a>(op: &About, inputs: Named<Tensor<'a>>) -> Result<Apart<'a>> {
     let (mut others, mut held) = (Named::default(), Vec::new());
     for (name, tensor) in inputs {
         match tensor {
-            Tensor::Held(memory) if O::IN_PLACE.contains(&name.as_ref()) => held.push((name, memory)),
+            Tensor::Held(memory) if op.in_place.contains(&name.as_ref()) => held.push((name, memory)),
             other => others.push(name, other),
         }
     }
@@ -126,10 +130,7 @@ fn lock<'h>(held: &'h [(op::Name, ResourceArc<Held>)]) -> Result<Vec<(op::Name, 
 }
 
 /// Names and specs of the outputs that have no memory yet.
-fn missing<O: Op>(
-    call: &op::Call<O>,
-    held: &[(op::Name, MutexGuard<Memory>)],
-) -> impl Iterator<Item = (op::Name, Spec)> {
+fn missing(call: &Call, held: &[(op::Name, MutexGuard<Memory>)]) -> impl Iterator<Item = (op::Name, Spec)> {
     let is_held = |name: &op::Name| held.iter().any(|(held, _)| held == name);
     call.outputs().iter().filter(move |(name, _)| !is_held(name)).map(|(name, spec)| (name.clone(), *spec))
 }
@@ -165,27 +166,35 @@ impl<'de, 'a: 'de> IntoDeserializer<'de, rustler::serde::Error> for Value<'a> {
 
 /// Decodes a map of options, or says what is wrong with it.
 pub fn decode_map<T: DeserializeOwned>(what: &str, term: Term) -> Result<T> {
-    T::deserialize(PlainMap(term)).map_err(|e| {
-        Error::new(Kind::Option, what)
-            .expected("known keys and values of their types")
-            .got(format_args!("{} ({e})", describe(term)))
-    })
+    T::deserialize(PlainMap(term)).map_err(|e| wrong_map(what, term, e))
 }
 
-fn decode_inputs<O: Op>(term: Term) -> Result<Named<Tensor>> {
+/// The op with options from a map.
+pub fn with_options(op: &dyn AnyOp, options: Term) -> Result<Configured> {
+    let mut map = <dyn erased_serde::Deserializer>::erase(PlainMap(options));
+    op.with(&mut map).map_err(|e| wrong_map("options", options, e))
+}
+
+fn wrong_map(what: &str, term: Term, why: impl Display) -> Error {
+    Error::new(Kind::Option, what)
+        .expected("known keys and values of their types")
+        .got(format_args!("{} ({why})", describe(term)))
+}
+
+fn decode_inputs<'a>(op: &About, term: Term<'a>) -> Result<Named<Tensor<'a>>> {
     let malformed = || Error::new(Kind::Argument, "inputs").expected("a list of {name, tensor}").got(describe(term));
     let pairs: ListIterator = term.decode().map_err(|_| malformed())?;
     pairs
         .map(|pair| {
             let (name, tensor) = pair.decode::<(&str, Term)>().map_err(|_| malformed())?;
-            Ok((op::name::<O>(name), Tensor::decode(name, tensor)?))
+            Ok((op.name_of(name), Tensor::decode(name, tensor)?))
         })
         .collect()
 }
 
-fn on_binaries<'a, O: Op>(
+fn on_binaries<'a>(
     env: Env<'a>,
-    call: &op::Call<O>,
+    call: &Call,
     inputs: &Named<Tensor<'a>>,
     mut held: Vec<(op::Name, MutexGuard<Memory>)>,
     target: &Target,
@@ -203,14 +212,14 @@ fn on_binaries<'a, O: Op>(
     let to = new.chain(changed).collect::<Result<_>>()?;
     match target.device {
         None => call.cpu(&views, to, &target.exec()?)?,
-        Some(ordinal) => cuda::run_host::<O>(call, &views, to, &target.lane(&Device::get(ordinal)?)?)?,
+        Some(ordinal) => cuda::run_host(call, &views, to, &target.lane(&Device::get(ordinal)?)?)?,
     }
     Ok(named_terms(env, outputs.into_iter().map(|(name, output)| (name, output.into_term(env)))))
 }
 
-fn on_buffers<'a, O: Op>(
+fn on_buffers<'a>(
     env: Env<'a>,
-    call: &op::Call<O>,
+    call: &Call,
     inputs: &Named<Tensor<'a>>,
     held: Vec<(op::Name, MutexGuard<Memory>)>,
     lane: &Lane,

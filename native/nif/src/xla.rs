@@ -1,12 +1,11 @@
 //! The kernels in programs of XLA: registration, and the check before a call whether the kernels support it.
 
 use crate::answer::answer;
-use crate::ops::decode_map;
+use crate::ops::{find, with_options};
 use crate::tensor::{decode_type, describe};
 use rustler::{Atom, Env, Term};
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::op::{About, Named};
 use sidewinder_kernels::tensor::Spec;
 use std::path::Path;
 
@@ -28,31 +27,21 @@ fn xla_target<'a>(
     cuda: Option<bool>,
 ) -> Term<'a> {
     answer(env, || {
-        let name = op.to_term(env).atom_to_string().unwrap_or_default();
-        macro_rules! target_if_named {
-            ($op:ty) => {
-                if name == <$op>::NAME {
-                    return target::<$op>(inputs, outputs, options, cuda).map_err(|e| e.in_op(<$op>::NAME));
-                }
-            };
-        }
-        for_each_op!(target_if_named);
-        Err(Error::new(Kind::Argument, "op").expected("the name of an op").got(format_args!("`{name}`")))
+        let op = find(env, op)?;
+        let target = || {
+            let (inputs, outputs) = (specs(op.about(), inputs)?, specs(op.about(), outputs)?);
+            sidewinder_xla::target(&with_options(op, options)?, inputs, &outputs, cuda)
+        };
+        target().map_err(|error| error.in_op(op.about().name))
     })
 }
 
-fn target<O: Op>(inputs: Term, outputs: Term, options: Term, cuda: Option<bool>) -> Result<&'static str> {
-    let options = decode_map::<O::Options>("options", options)?;
-    sidewinder_xla::target::<O>(specs::<O>(inputs)?, &specs::<O>(outputs)?, &options, cuda)
-}
-
 /// Tensors as `{name, type, shape}`.
-fn specs<O: Op>(tensors: Term) -> Result<Named<Spec>> {
+fn specs(op: &About, tensors: Term) -> Result<Named<Spec>> {
     let malformed =
         |_| Error::new(Kind::Argument, "tensors").expected("{name, type, shape} each").got(describe(tensors));
     let tensors: Vec<(String, Term, Vec<usize>)> = tensors.decode().map_err(malformed)?;
-    let specs = tensors
-        .into_iter()
-        .map(|(name, dtype, dims)| Ok((op::name::<O>(&name), Spec::new(decode_type(dtype)?, &dims)?)));
+    let specs =
+        tensors.into_iter().map(|(name, dtype, dims)| Ok((op.name_of(&name), Spec::new(decode_type(dtype)?, &dims)?)));
     specs.collect()
 }

@@ -4,22 +4,22 @@ use crate::frame::{Frame, Tensor};
 use crate::{check, unasked};
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::error::{Kind, Result};
-use sidewinder_kernels::op::{self, Call, Named, Op};
+use sidewinder_kernels::op::{self, About, AnyOp, Call, Named};
 use sidewinder_kernels::tensor::Spec;
 use std::cell::Cell;
 
-/// Queues a call of `O`.
-pub fn run<O: Op>(frame: &Frame) -> Result<()> {
+/// Queues a call of the op.
+pub fn run(op: &dyn AnyOp, frame: &Frame) -> Result<()> {
     let target = frame.target()?;
-    let options: O::Options = frame.options()?;
+    let configured = frame.with_options(op)?;
     let stream = frame.stream()?;
     // SAFETY: the stream is that of the call, which it outlives.
     let device = unsafe { Device::of_stream(stream)? };
     // SAFETY: as above.
     let lane = unsafe { device.lane_on(stream)? }.allow_tf32(target.allow_tf32);
-    let inputs = lent::<O>(&frame.operands()?, &lane);
-    let mut outputs = lent::<O>(&frame.results()?, &lane);
-    let call = Call::<O>::new(op::specs(&inputs), &options)?;
+    let inputs = lent(op.about(), &frame.operands()?, &lane);
+    let mut outputs = lent(op.about(), &frame.results()?, &lane);
+    let call = configured(op::specs(&inputs))?;
     let results = op::specs(&outputs);
     check(&call, &results)?;
     for (name, spec) in unasked(&call, &results) {
@@ -30,12 +30,7 @@ pub fn run<O: Op>(frame: &Frame) -> Result<()> {
 
 /// Whether a CUDA graph can hold a call with these results: whether the first device needs no memory for it beside
 /// theirs. Compiles its kernels.
-pub fn fits_graph<O: Op>(
-    call: &Call<O>,
-    inputs: &Named<Spec>,
-    results: &Named<Spec>,
-    allow_tf32: bool,
-) -> Result<bool> {
+pub fn fits_graph(call: &Call, inputs: &Named<Spec>, results: &Named<Spec>, allow_tf32: bool) -> Result<bool> {
     let fits = Device::get(0)?.fits_graph(|lane| {
         let lane = lane.allow_tf32(allow_tf32);
         let next = Cell::new(ALIGNMENT);
@@ -58,10 +53,10 @@ pub fn fits_graph<O: Op>(
 /// XLA's buffers begin at multiples of it.
 const ALIGNMENT: u64 = 256;
 
-fn lent<O: Op>(tensors: &[Tensor], lane: &Lane) -> Named<Buffer> {
+fn lent(op: &About, tensors: &[Tensor], lane: &Lane) -> Named<Buffer> {
     // SAFETY: XLA's buffers have the bytes of their shapes, and work on the call's stream may use them.
     let buffer = |tensor: &Tensor| unsafe { lane.lent(tensor.spec, tensor.data as u64) };
-    tensors.iter().map(|tensor| (op::name::<O>(tensor.name), buffer(tensor))).collect()
+    tensors.iter().map(|tensor| (op.name_of(tensor.name), buffer(tensor))).collect()
 }
 
 fn references(buffers: &Named<Buffer>) -> Named<&Buffer> {

@@ -1,10 +1,10 @@
 //! A call as XLA gives it. Every pointer, count and type is checked before it is used.
 
 use crate::abi::{self, Array, Attributes, BUFFER, Buffers, CallFrame, Scalar, Span};
-use crate::value::{Value, decode};
+use crate::value::{Value, configure, decode};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::op::{AnyOp, Configured};
 use sidewinder_kernels::tensor::{DType, Spec};
 use std::ffi::c_void;
 use std::slice;
@@ -101,10 +101,10 @@ impl<'f> Frame<'f> {
         decode("attributes", own.cloned())
     }
 
-    /// The op's options: all other attributes.
-    pub fn options<T: DeserializeOwned>(&self) -> Result<T> {
+    /// The op with its options: all other attributes.
+    pub fn with_options(&self, op: &dyn AnyOp) -> Result<Configured> {
         let others = self.attributes.iter().filter(|(name, _)| !OWN.contains(name));
-        decode("attributes", others.cloned())
+        configure(op, others.cloned())
     }
 
     /// The operands by the names that `inputs` gives them.

@@ -5,7 +5,7 @@ use crate::frame::{Frame, Target, Tensor};
 use crate::{check, unasked};
 use sidewinder_kernels::cpu::{Exec, Level, pool};
 use sidewinder_kernels::error::{Error, Result};
-use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::op::{self, About, AnyOp, Named};
 use sidewinder_kernels::tensor::{Owned, View, ViewMut};
 use std::slice;
 
@@ -20,14 +20,14 @@ fn exec(target: &Target, work: u64) -> Result<Exec> {
     })
 }
 
-/// Runs a call of `O` on XLA's memory.
-pub fn run<O: Op>(frame: &Frame) -> Result<()> {
+/// Runs a call of the op on XLA's memory.
+pub fn run(op: &dyn AnyOp, frame: &Frame) -> Result<()> {
     let target = frame.target()?;
-    let options: O::Options = frame.options()?;
+    let configured = frame.with_options(op)?;
     let (inputs, outputs) = (frame.operands()?, frame.results()?);
-    let inputs = named::<O, _>(&inputs, |tensor| View::new(tensor.spec, bytes(tensor)))?;
-    let mut outputs = named::<O, _>(&outputs, |tensor| ViewMut::new(tensor.spec, bytes_mut(tensor)))?;
-    let call = op::Call::<O>::new(op::specs(&inputs), &options)?;
+    let inputs = named(op.about(), &inputs, |tensor| View::new(tensor.spec, bytes(tensor)))?;
+    let mut outputs = named(op.about(), &outputs, |tensor| ViewMut::new(tensor.spec, bytes_mut(tensor)))?;
+    let call = configured(op::specs(&inputs))?;
     let results = op::specs(&outputs);
     check(&call, &results)?;
     let unasked = unasked(&call, &results).into_iter().map(|(name, spec)| Ok((name, Owned::try_poisoned(spec)?)));
@@ -38,10 +38,10 @@ pub fn run<O: Op>(frame: &Frame) -> Result<()> {
     call.cpu(&inputs, outputs, &exec)
 }
 
-fn named<'t, O: Op, T>(tensors: &[Tensor<'t>], view: impl Fn(Tensor<'t>) -> Result<T>) -> Result<Named<T>> {
+fn named<'t, T>(op: &About, tensors: &[Tensor<'t>], view: impl Fn(Tensor<'t>) -> Result<T>) -> Result<Named<T>> {
     let each = tensors.iter().map(|tensor| {
         let view = view(*tensor).map_err(|error| Error { argument: tensor.name.into(), ..error })?;
-        Ok((op::name::<O>(tensor.name), view))
+        Ok((op.name_of(tensor.name), view))
     });
     each.collect()
 }

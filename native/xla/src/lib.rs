@@ -22,11 +22,9 @@ mod value;
 use abi::CallFrame;
 use frame::Frame;
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::for_each_op;
-use sidewinder_kernels::op::{Call, Name, Named, Op};
+use sidewinder_kernels::op::{AnyOp, Call, Configured, Name, Named};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::tensor::Spec;
-use std::collections::HashMap;
-use std::sync::LazyLock;
 
 /// The target's name in programs of XLA.
 pub const TARGET: &str = "sidewinder_op";
@@ -36,33 +34,14 @@ pub const GRAPH_TARGET: &str = "sidewinder_op_graph";
 /// The trait of handlers whose work a command buffer can hold.
 const COMMAND_BUFFER_COMPATIBLE: u32 = 1;
 
-/// How an op runs.
-struct Runs {
-    host: fn(&Frame) -> Result<()>,
-    cuda: fn(&Frame) -> Result<()>,
-}
-
-/// How each op runs, by its name.
-static OPS: LazyLock<HashMap<&str, Runs>> = LazyLock::new(|| {
-    let mut ops = HashMap::new();
-    macro_rules! add {
-        ($op:ty) => {
-            ops.insert(<$op>::NAME, Runs { host: host::run::<$op>, cuda: cuda::run::<$op> })
-        };
-    }
-    for_each_op!(add);
-    ops
-});
-
 /// Does the work of a call, or answers what XLA asks in place of one.
 ///
 /// # Safety
 /// The frame is one of XLA's.
-unsafe fn answer(frame: *mut CallFrame, traits: u32, way: fn(&Runs, &Frame) -> Result<()>) -> *mut abi::Error {
+unsafe fn answer(frame: *mut CallFrame, traits: u32, run: fn(&dyn AnyOp, &Frame) -> Result<()>) -> *mut abi::Error {
     let work = |frame: &Frame| {
-        let name = frame.text("op")?;
-        let unknown = || Error::new(Kind::Argument, "op").expected("the name of an op").got(format_args!("`{name}`"));
-        way(OPS.get(name).ok_or_else(unknown)?, frame).map_err(|error| error.in_op(name))
+        let op = ops::find(frame.text("op")?)?;
+        run(op, frame).map_err(|error| error.in_op(op.about().name))
     };
     // SAFETY: the caller's promise.
     unsafe { report::answer(frame, traits, work) }
@@ -75,7 +54,7 @@ unsafe fn answer(frame: *mut CallFrame, traits: u32, way: fn(&Runs, &Frame) -> R
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sidewinder_xla_host(frame: *mut CallFrame) -> *mut abi::Error {
     // SAFETY: the caller's promise.
-    unsafe { answer(frame, 0, |op, frame| (op.host)(frame)) }
+    unsafe { answer(frame, 0, host::run) }
 }
 
 /// The handler for CUDA of any call. It may take memory in the order of the stream, which a command buffer can't hold.
@@ -85,7 +64,7 @@ pub unsafe extern "C" fn sidewinder_xla_host(frame: *mut CallFrame) -> *mut abi:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sidewinder_xla_cuda(frame: *mut CallFrame) -> *mut abi::Error {
     // SAFETY: the caller's promise.
-    unsafe { answer(frame, 0, |op, frame| (op.cuda)(frame)) }
+    unsafe { answer(frame, 0, cuda::run) }
 }
 
 /// The handler for CUDA of calls that a command buffer can hold. There a call that needs memory of its own is an error.
@@ -95,18 +74,13 @@ pub unsafe extern "C" fn sidewinder_xla_cuda(frame: *mut CallFrame) -> *mut abi:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sidewinder_xla_cuda_graph(frame: *mut CallFrame) -> *mut abi::Error {
     // SAFETY: the caller's promise.
-    unsafe { answer(frame, COMMAND_BUFFER_COMPATIBLE, |op, frame| (op.cuda)(frame)) }
+    unsafe { answer(frame, COMMAND_BUFFER_COMPATIBLE, cuda::run) }
 }
 
-/// The target for calls of `O` with these inputs and results: on the CPU, or on CUDA with or without TF32. Fails where
+/// The target for calls of an op with these inputs and results: on the CPU, or on CUDA with or without TF32. Fails where
 /// the kernels don't take them.
-pub fn target<O: Op>(
-    inputs: Named<Spec>,
-    results: &Named<Spec>,
-    options: &O::Options,
-    cuda: Option<bool>,
-) -> Result<&'static str> {
-    let call = Call::<O>::new(inputs.clone(), options)?;
+pub fn target(op: &Configured, inputs: Named<Spec>, results: &Named<Spec>, cuda: Option<bool>) -> Result<&'static str> {
+    let call = op(inputs.clone())?;
     check(&call, results)?;
     match cuda {
         Some(allow_tf32) if cuda::fits_graph(&call, &inputs, results, allow_tf32)? => Ok(GRAPH_TARGET),
@@ -115,9 +89,9 @@ pub fn target<O: Op>(
 }
 
 /// Whether a custom call may be given these results: some of what the call gives, in memory of their own.
-fn check<O: Op>(call: &Call<O>, results: &Named<Spec>) -> Result<()> {
+fn check(call: &Call, results: &Named<Spec>) -> Result<()> {
     // A cache that is changed in place would be copied with each call.
-    if let Some(name) = O::IN_PLACE.iter().find(|name| results.find(name).is_some()) {
+    if let Some(name) = call.op().in_place.iter().find(|name| results.find(name).is_some()) {
         return Err(Error::new(Kind::Argument, *name).expected("no input that is changed in place").got("one"));
     }
     let fits = |(name, spec): (&Name, &Spec)| call.outputs().find(name) == Some(spec);
@@ -132,7 +106,7 @@ fn shown(tensors: &Named<Spec>) -> String {
 }
 
 /// What the call gives beside these results. Kernels write it, and XLA does not ask for it.
-fn unasked<O: Op>(call: &Call<O>, results: &Named<Spec>) -> Vec<(Name, Spec)> {
+fn unasked(call: &Call, results: &Named<Spec>) -> Vec<(Name, Spec)> {
     let others = call.outputs().iter().filter(|(name, _)| results.find(name).is_none());
     others.map(|(name, spec)| (name.clone(), *spec)).collect()
 }

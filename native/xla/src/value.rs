@@ -3,6 +3,8 @@
 use serde::de::value::{Error as SerdeError, MapDeserializer, SeqDeserializer};
 use serde::de::{DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
 use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::op::{AnyOp, Configured};
+use std::fmt::Display;
 
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,12 +26,24 @@ pub fn decode<'f, T: DeserializeOwned>(
     what: &str,
     values: impl Iterator<Item = (&'f str, Value<'f>)> + Clone,
 ) -> Result<T> {
-    T::deserialize(MapDeserializer::<_, SerdeError>::new(values.clone())).map_err(|e| {
-        let got: Vec<String> = values.map(|(name, value)| format!("{name} = {value:?}")).collect();
-        Error::new(Kind::Option, what)
-            .expected("known names with values of their types")
-            .got(format_args!("{} ({e})", got.join(", ")))
-    })
+    T::deserialize(map(values.clone())).map_err(|e| wrong(what, values, e))
+}
+
+/// The op with named values as its options.
+pub fn configure<'f>(op: &dyn AnyOp, values: impl Iterator<Item = (&'f str, Value<'f>)> + Clone) -> Result<Configured> {
+    let mut erased = <dyn erased_serde::Deserializer>::erase(map(values.clone()));
+    op.with(&mut erased).map_err(|e| wrong("attributes", values, e))
+}
+
+fn map<'f, I: Iterator<Item = (&'f str, Value<'f>)>>(values: I) -> MapDeserializer<'f, I, SerdeError> {
+    MapDeserializer::new(values)
+}
+
+fn wrong<'f>(what: &str, values: impl Iterator<Item = (&'f str, Value<'f>)>, why: impl Display) -> Error {
+    let got: Vec<String> = values.map(|(name, value)| format!("{name} = {value:?}")).collect();
+    Error::new(Kind::Option, what)
+        .expected("known names with values of their types")
+        .got(format_args!("{} ({why})", got.join(", ")))
 }
 
 impl<'f> IntoDeserializer<'f, SerdeError> for Value<'f> {

@@ -2,15 +2,15 @@
 
 use super::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Named, Op};
+use crate::op::{Call, Named};
 use crate::tensor::{Described, View, ViewMut};
 
 /// Runs a call on a lane with inputs and outputs on the host. Returns when the outputs are written.
-pub fn run_host<O: Op>(call: &op::Call<O>, inputs: &Named<View>, outputs: Named<ViewMut>, lane: &Lane) -> Result<()> {
+pub fn run_host(call: &Call, inputs: &Named<View>, outputs: Named<ViewMut>, lane: &Lane) -> Result<()> {
     let device = lane.device();
     let sources = inputs.try_map(|view| Buffer::new(device, view.spec()))?;
     let results = outputs.try_map(|view| Buffer::new(device, view.spec()))?;
-    let held = op::held::<O, _, _>(inputs, &outputs);
+    let held = call.op().held(inputs, &outputs);
     let held: Vec<_> = held.map(|(name, output)| Ok((output.view(), results.get(name)?))).collect::<Result<_>>()?;
     let given = inputs.iter().zip(sources.iter()).map(|((_, view), (_, to))| (view.bytes(), to));
     let copies: Vec<_> = given.chain(held.iter().map(|(view, to)| (view.bytes(), *to))).collect();

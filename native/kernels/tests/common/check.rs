@@ -3,7 +3,7 @@
 
 use super::{Random, assert_close, bits, cast, levels, reference, run, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
-use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::op::{self, About, Named, Op, about};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// Numbers that look random, evenly spread over a range.
@@ -21,7 +21,7 @@ pub fn inputs(shapes: &[(&'static str, &[usize])]) -> Named<Owned> {
 /// and the same bits whatever the number of threads.
 pub fn agrees_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
     for &dtype in O::STORAGE {
-        let inputs = cast::<O>(inputs, dtype);
+        let inputs = cast(op::about::<O>(), inputs, dtype);
         let expected = reference::<O>(options, &inputs);
         for level in levels() {
             let run = |threads| run::<O>(options, &inputs, &Exec { level, threads }).unwrap();
@@ -59,7 +59,7 @@ pub fn steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>
 /// Like [`steps_agree_everywhere`], where `depth` times the steps of a layer round to 16 bits.
 pub fn deep_steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>, depth: f64) {
     for dtype in DType::FLOATS {
-        let inputs = cast::<O>(inputs, dtype);
+        let inputs = cast(op::about::<O>(), inputs, dtype);
         let expected = reference::<O>(options, &inputs);
         for level in levels() {
             let runs = [1, 2, 8].map(|threads| {
@@ -73,9 +73,9 @@ pub fn deep_steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<O
     }
 }
 
-/// The inputs of `O` that are among these tensors.
-pub fn known<O: Op>(tensors: &Named<Owned>) -> Named<Owned> {
-    let slots = O::INPUTS.iter().filter_map(|slot| Some((slot.name, tensors.find(slot.name)?.clone())));
+/// The inputs of the op that are among these tensors.
+pub fn known(op: &About, tensors: &Named<Owned>) -> Named<Owned> {
+    let slots = op.inputs.iter().filter_map(|slot| Some((slot.name, tensors.find(slot.name)?.clone())));
     slots.collect()
 }
 
@@ -87,13 +87,14 @@ pub fn backward_inputs<F: Op, B: Op>(options: &F::Options, inputs: &Named<Owned>
         .zip(101..)
         .map(|((name, output), seed)| (format!("d{name}"), noise(seed, &output.spec().shape, -1.0, 1.0)))
         .collect();
-    let mut all = known::<B>(&cotangents);
+    let mut all = known(about::<B>(), &cotangents);
     // A state that comes out has the name of one that goes in, and is none.
-    let new = known::<B>(&outputs).into_iter().filter(|(name, _)| F::INPUTS.iter().all(|slot| slot.name != *name));
-    for (name, tensor) in known::<B>(inputs).into_iter().chain(new) {
+    let new =
+        known(about::<B>(), &outputs).into_iter().filter(|(name, _)| F::INPUTS.iter().all(|slot| slot.name != *name));
+    for (name, tensor) in known(about::<B>(), inputs).into_iter().chain(new) {
         all.push(name, tensor);
     }
-    cast::<B>(&all, all.get(B::INPUTS[0].name).unwrap().spec().dtype)
+    cast(op::about::<B>(), &all, all.get(B::INPUTS[0].name).unwrap().spec().dtype)
 }
 
 /// Checks every gradient that `B` gives of `F` against central differences, in f64.
@@ -103,7 +104,7 @@ pub fn gradients_agree_with_differences<F: Op, B: Op<Options = F::Options>>(
 ) {
     const STEP: f64 = 1e-5;
     let exec = Exec { level: Level::Reference, threads: 1 };
-    let inputs = cast::<F>(inputs, DType::F64);
+    let inputs = cast(op::about::<F>(), inputs, DType::F64);
     let of_backward = backward_inputs::<F, B>(options, &inputs);
     let gradients = run::<B>(options, &of_backward, &exec).unwrap();
     let loss = |inputs: &Named<Owned>| -> f64 {

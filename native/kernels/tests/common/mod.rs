@@ -15,12 +15,17 @@ pub mod ternary;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Device, Lane};
 use sidewinder_kernels::error::Result;
-use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::op::{self, About, AnyOp, Call, Configured, Named, Op};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 
 /// Runs an op on the CPU into poisoned outputs.
 pub fn run<O: Op>(options: &O::Options, inputs: &Named<Owned>, exec: &Exec) -> Result<Named<Owned>> {
-    into_poisoned::<O>(options, inputs, |call, views, outputs| call.cpu(views, outputs, exec))
+    run_call(&Call::new::<O>(op::specs(inputs), options)?, inputs, exec)
+}
+
+/// Runs a call on the CPU into poisoned outputs.
+pub fn run_call(call: &Call, inputs: &Named<Owned>, exec: &Exec) -> Result<Named<Owned>> {
+    into_poisoned(call, inputs, |views, outputs| call.cpu(views, outputs, exec))
 }
 
 /// Runs an op on a CUDA device, from host memory into poisoned outputs.
@@ -30,7 +35,17 @@ pub fn run_cuda<O: Op>(options: &O::Options, inputs: &Named<Owned>, device: &Dev
 
 /// Like [`run_cuda`], on a lane.
 pub fn run_on<O: Op>(options: &O::Options, inputs: &Named<Owned>, lane: &Lane) -> Result<Named<Owned>> {
-    into_poisoned::<O>(options, inputs, |call, views, outputs| cuda::run_host::<O>(call, views, outputs, lane))
+    run_call_on(&Call::new::<O>(op::specs(inputs), options)?, inputs, lane)
+}
+
+/// Runs a call on a lane, from host memory into poisoned outputs.
+pub fn run_call_on(call: &Call, inputs: &Named<Owned>, lane: &Lane) -> Result<Named<Owned>> {
+    into_poisoned(call, inputs, |views, outputs| cuda::run_host(call, views, outputs, lane))
+}
+
+/// The op with options in JSON, or what is wrong with them.
+pub fn configured(op: &dyn AnyOp, options: serde_json::Value) -> std::result::Result<Configured, String> {
+    op.with(&mut <dyn erased_serde::Deserializer>::erase(options)).map_err(|error| error.to_string())
 }
 
 /// Milliseconds of a call on a device by events, around several calls.
@@ -52,21 +67,20 @@ pub fn median_and_least(lane: &Lane, mut call: impl FnMut() -> Result<()>) -> Re
     Ok((times[times.len() / 2], times[0]))
 }
 
-fn into_poisoned<O: Op>(
-    options: &O::Options,
+fn into_poisoned(
+    call: &Call,
     inputs: &Named<Owned>,
-    run: impl FnOnce(&op::Call<O>, &Named<View>, Named<ViewMut>) -> Result<()>,
+    run: impl FnOnce(&Named<View>, Named<ViewMut>) -> Result<()>,
 ) -> Result<Named<Owned>> {
-    let call = op::Call::<O>::new(op::specs(inputs), options)?;
     let mut outputs = call.outputs().map(|spec| Owned::poisoned(*spec));
     let views_mut = outputs.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
-    run(&call, &inputs.map(Owned::view), views_mut)?;
+    run(&inputs.map(Owned::view), views_mut)?;
     Ok(outputs)
 }
 
 /// The inputs in another storage type, each in the precision that its slot asks for.
-pub fn cast<O: Op>(inputs: &Named<Owned>, storage: DType) -> Named<Owned> {
-    let slot = |name: &str| O::INPUTS.iter().find(|slot| slot.name == name).expect("a known input");
+pub fn cast(op: &About, inputs: &Named<Owned>, storage: DType) -> Named<Owned> {
+    let slot = |name: &str| op.inputs.iter().find(|slot| slot.name == name).expect("a known input");
     inputs.iter().map(|(name, t)| (name.clone(), t.cast(slot(name).precision.dtype(storage)))).collect()
 }
 
@@ -118,7 +132,7 @@ pub fn levels() -> impl Iterator<Item = Level> {
 pub fn reference<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
     let exec = Exec { level: Level::Reference, threads: 1 };
     // The bounds of a clamp are rounded to the type of the arithmetic, so the type must be told.
-    let (_, storage) = op::storage::<O>(&op::specs(inputs));
+    let (_, storage) = op::about::<O>().storage(&op::specs(inputs));
     if storage == DType::F64 { run::<O>(options, inputs, &exec) } else { in_f64::<O>(options, inputs) }.unwrap()
 }
 

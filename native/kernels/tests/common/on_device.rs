@@ -10,7 +10,7 @@ use sidewinder_kernels::tensor::{DType, Described, Owned};
 /// off by `roundings` roundings, those that follow each other.
 pub fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
     for &dtype in O::STORAGE {
-        let inputs = cast::<O>(inputs, dtype);
+        let inputs = cast(op::about::<O>(), inputs, dtype);
         let expected = reference::<O>(options, &inputs);
         let got = run_cuda::<O>(options, &inputs, device).unwrap();
         let again = run_cuda::<O>(options, &inputs, device).unwrap();

@@ -1,0 +1,191 @@
+//! Checked calls, and ops whose type is not known.
+
+use super::{About, Name, Named, Op, about};
+use crate::cpu;
+use crate::cuda;
+use crate::error::{Error, Kind, Result};
+use crate::tensor::{DType, Described, Spec, View, ViewMut};
+use erased_serde::Deserializer;
+use ndarray::ArrayD;
+use std::marker::PhantomData;
+
+/// The specs of some described tensors.
+pub fn specs<T: Described>(tensors: &Named<T>) -> Named<Spec> {
+    tensors.map(Described::spec)
+}
+
+/// Below this much work a call is too short to be worth waking other threads: `Sidewinder.Kernel` knows it too.
+pub const QUICK: u64 = 131_072;
+
+/// What an update in f64 costs, of those in f32. Some ops compute one value of f64 at a time.
+const F64: u64 = 16;
+
+/// A call whose inputs and options are proven to fit each other; what is left is the data.
+pub struct Call {
+    op: &'static About,
+    problem: Box<dyn Checked>,
+    inputs: Named<Spec>,
+    outputs: Named<Spec>,
+}
+
+/// The problem of an op whose type is not known.
+trait Checked: Send + Sync {
+    fn work(&self, inputs: &Named<Spec>) -> u64;
+    fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()>;
+    fn reference(&self, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>;
+    fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()>;
+}
+
+struct ProblemOf<O: Op>(O::Problem);
+
+impl<O: Op> Checked for ProblemOf<O> {
+    fn work(&self, inputs: &Named<Spec>) -> u64 {
+        O::work(&self.0, inputs)
+    }
+
+    fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+        O::cpu(&self.0, inputs, outputs, exec)
+    }
+
+    fn reference(&self, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        O::reference(&self.0, inputs)
+    }
+
+    fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()> {
+        O::cuda(&self.0, inputs, outputs, lane)
+    }
+}
+
+impl Call {
+    /// Checks inputs and options of `O`.
+    pub fn new<O: Op>(inputs: Named<Spec>, options: &O::Options) -> Result<Call> {
+        let problem = super::check::<O>(&inputs, options)?;
+        let outputs = O::outputs(&problem).map_err(|error| error.in_op(O::NAME))?;
+        Ok(Call { op: about::<O>(), problem: Box::new(ProblemOf::<O>(problem)), inputs, outputs })
+    }
+
+    /// The op.
+    pub fn op(&self) -> &'static About {
+        self.op
+    }
+
+    /// What the call gives.
+    pub fn outputs(&self) -> &Named<Spec> {
+        &self.outputs
+    }
+
+    /// How long the call takes on a CPU, in products or updates of a state in f32: at least one for each element that
+    /// it reads or writes.
+    pub fn work(&self) -> u64 {
+        let tensors = self.inputs.iter().chain(self.outputs.iter());
+        let elements = tensors.map(|(_, spec)| spec.shape.elements() as u64).fold(0, u64::saturating_add);
+        let each = if self.op.storage(&self.inputs).1 == DType::F64 { F64 } else { 1 };
+        self.problem.work(&self.inputs).max(elements).saturating_mul(each)
+    }
+
+    /// Computes on the CPU, from views to views of the specs that were checked.
+    pub fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+        self.same_specs(inputs, &outputs)
+            .and_then(|()| self.checked_cpu(inputs, outputs, exec))
+            .map_err(|error| error.in_op(self.op.name))
+    }
+
+    fn checked_cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+        // There is nothing to write; the loops would still run over all empty rows.
+        if self.outputs.iter().all(|(_, spec)| spec.shape.elements() == 0) {
+            return Ok(());
+        }
+        for (name, from) in self.op.copied(inputs) {
+            outputs.get_mut(name)?.bytes_mut().copy_from_slice(from.bytes());
+        }
+        match exec.level {
+            cpu::Level::Reference => self.run_reference(inputs, outputs),
+            _ => self.problem.cpu(inputs, outputs, exec),
+        }
+    }
+
+    fn run_reference(&self, inputs: &Named<View>, outputs: Named<ViewMut>) -> Result<()> {
+        let mut given = inputs.map(View::to_f64);
+        self.op.held(inputs, &outputs).for_each(|(name, tensor)| given.push(name, tensor.view().to_f64()));
+        let mut results = self.problem.reference(&given)?;
+        for (name, output) in outputs {
+            output.store_f64(&results.expect(&name)?);
+        }
+        Ok(())
+    }
+
+    /// Queues the computation on a lane, from buffers to buffers of the specs that were checked.
+    pub fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()> {
+        self.same_specs(inputs, outputs)
+            .and_then(|()| self.op.copied(inputs).try_for_each(|(name, from)| lane.copy(from, outputs.get(name)?)))
+            .and_then(|()| self.problem.cuda(inputs, outputs, lane))
+            .map_err(|error| error.in_op(self.op.name))
+    }
+
+    /// Checks that the tensors have exactly the specs that were checked, for kernels trust those.
+    fn same_specs<I: Described, T: Described>(&self, inputs: &Named<I>, outputs: &Named<T>) -> Result<()> {
+        same_specs(self.inputs.iter(), &self.op.specs_of_call(inputs, outputs))?;
+        same_specs(self.outputs.iter(), outputs)
+    }
+}
+
+fn same_specs<'e, T: Described>(expected: impl Iterator<Item = (&'e Name, &'e Spec)>, got: &Named<T>) -> Result<()> {
+    for (name, expected) in expected {
+        let got = got.get(name)?.spec();
+        if got != *expected {
+            return Err(Error::new(Kind::Shape, name.as_ref()).expected(expected).got(got));
+        }
+    }
+    Ok(())
+}
+
+/// Checks and runs `O` on the CPU from views to views.
+pub fn run_cpu<O: Op>(
+    options: &O::Options,
+    inputs: &Named<View>,
+    outputs: Named<ViewMut>,
+    exec: &cpu::Exec,
+) -> Result<()> {
+    Call::new::<O>(about::<O>().specs_of_call(inputs, &outputs), options)?.cpu(inputs, outputs, exec)
+}
+
+/// Checks `O` and queues it on a lane, from device buffers to device buffers.
+pub fn run_cuda<O: Op>(
+    options: &O::Options,
+    inputs: &Named<&cuda::Buffer>,
+    outputs: &Named<&cuda::Buffer>,
+    lane: &cuda::Lane,
+) -> Result<()> {
+    Call::new::<O>(about::<O>().specs_of_call(inputs, outputs), options)?.cuda(inputs, outputs, lane)
+}
+
+/// An op whose type is not known, for code that is the same for every op.
+pub trait AnyOp: Send + Sync {
+    /// What it takes and gives.
+    fn about(&self) -> &'static About;
+
+    /// The op with these options, which are refused where it does not know a name or a value has another type.
+    fn with(&self, options: &mut dyn Deserializer) -> std::result::Result<Configured, erased_serde::Error>;
+}
+
+/// An op with its options, which calls are checked by.
+pub type Configured = Box<dyn Fn(Named<Spec>) -> Result<Call>>;
+
+/// The op `O` as one of any type.
+pub struct Any<O>(PhantomData<fn() -> O>);
+
+impl<O> Any<O> {
+    /// The only value.
+    pub const NEW: Any<O> = Any(PhantomData);
+}
+
+impl<O: Op> AnyOp for Any<O> {
+    fn about(&self) -> &'static About {
+        about::<O>()
+    }
+
+    fn with(&self, options: &mut dyn Deserializer) -> std::result::Result<Configured, erased_serde::Error> {
+        let options: O::Options = erased_serde::deserialize(options)?;
+        Ok(Box::new(move |inputs| Call::new::<O>(inputs, &options)))
+    }
+}

@@ -1,0 +1,108 @@
+//! Gradients of ops, which are ops too.
+
+use super::{Named, Op, OptionDoc, Slot, same_shape, work_of_gradient};
+use crate::cpu;
+use crate::cuda;
+use crate::error::Result;
+use crate::tensor::{Spec, View, ViewMut};
+use ndarray::ArrayD;
+use std::marker::PhantomData;
+
+/// An op whose gradient is an op too: [`Backward`] of it.
+pub trait Differentiable: Op {
+    /// The gradient's name.
+    const BACKWARD: &'static str;
+    /// What the gradient takes: inputs of the op, outputs of it, and cotangents, all by their names.
+    const GIVEN: &'static [Slot];
+
+    /// The gradients: for each input that is there and can have one, its spec under its name with a `d`
+    /// before.
+    fn gradients(inputs: &Named<Spec>) -> Named<Spec> {
+        let wanted = Self::INPUTS.iter().filter(|slot| slot.precision.is_differentiable());
+        wanted.filter_map(|slot| Some((format!("d{}", slot.name), *inputs.find(slot.name)?))).collect()
+    }
+
+    /// Computes the gradients on the CPU. Writes every element of every output.
+    fn cpu_backward(
+        call: &Gradient<Self::Problem>,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &cpu::Exec,
+    ) -> Result<()>;
+
+    /// Computes the gradients in f64, as plainly as the formula.
+    fn reference_backward(call: &Gradient<Self::Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>;
+
+    /// Queues the gradients on a lane of a CUDA device. Writes every element of every output.
+    fn cuda_backward(
+        call: &Gradient<Self::Problem>,
+        inputs: &Named<&cuda::Buffer>,
+        outputs: &Named<&cuda::Buffer>,
+        lane: &cuda::Lane,
+    ) -> Result<()>;
+}
+
+/// A checked call of a gradient.
+#[derive(Clone, Debug)]
+pub struct Gradient<P> {
+    /// The call that it is the gradient of.
+    pub of: P,
+    /// The gradients, by their names.
+    pub outputs: Named<Spec>,
+}
+
+/// What a backward op gives: for each pair of an input and its gradient's name, the gradient with
+/// the spec of the input, if that is there.
+pub fn gradients(inputs: &Named<Spec>, names: &[(&str, &'static str)]) -> Named<Spec> {
+    names.iter().filter_map(|&(input, gradient)| Some((gradient, *inputs.find(input)?))).collect()
+}
+
+/// The gradient of an op.
+pub struct Backward<O>(PhantomData<O>);
+
+impl<O: Differentiable> Op for Backward<O> {
+    const NAME: &'static str = O::BACKWARD;
+    const ABOUT: &'static str = "The gradient of an op";
+    const INPUTS: &'static [Slot] = O::GIVEN;
+    const OPTIONS: &'static [OptionDoc] = O::OPTIONS;
+    const COTANGENTS: &'static [&'static str] = &[];
+    const BACKWARD_OF: Option<&'static str> = Some(O::NAME);
+
+    /// The options of the op; those that choose outputs have no effect here.
+    type Options = O::Options;
+    type Problem = Gradient<O::Problem>;
+
+    fn check(inputs: &Named<Spec>, options: &O::Options) -> Result<Gradient<O::Problem>> {
+        let of = O::check(inputs, options)?;
+        for (name, spec) in O::outputs(&of)?.iter() {
+            same_shape(inputs, name, &spec.shape)?;
+            same_shape(inputs, &format!("d{name}"), &spec.shape)?;
+        }
+        Ok(Gradient { of, outputs: O::gradients(inputs) })
+    }
+
+    fn work(call: &Gradient<O::Problem>, inputs: &Named<Spec>) -> u64 {
+        work_of_gradient::<O>(&call.of, inputs)
+    }
+
+    fn outputs(call: &Gradient<O::Problem>) -> Result<Named<Spec>> {
+        Ok(call.outputs.clone())
+    }
+
+    fn cpu(call: &Gradient<O::Problem>, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+        O::cpu_backward(call, inputs, outputs, exec)
+    }
+
+    fn reference(call: &Gradient<O::Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        O::reference_backward(call, inputs)
+    }
+
+    fn cuda(
+        call: &Gradient<O::Problem>,
+        inputs: &Named<&cuda::Buffer>,
+        outputs: &Named<&cuda::Buffer>,
+        lane: &cuda::Lane,
+    ) -> Result<()> {
+        O::cuda_backward(call, inputs, outputs, lane)
+    }
+}

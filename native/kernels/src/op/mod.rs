@@ -1,0 +1,122 @@
+//! What every op has in common: named tensors in, checked options, named tensors out.
+//!
+//! An op is a type that implements [`Op`]. Whoever calls ops by their names, such as the NIF, XLA's handlers and the golden
+//! tests, knows them as [`AnyOp`], so a new op is one folder and one line in [`crate::ops`].
+
+mod about;
+mod call;
+mod describe;
+mod gradient;
+mod named;
+
+pub use about::{About, about};
+pub use call::{Any, AnyOp, Call, Configured, QUICK, run_cpu, run_cuda, specs};
+pub use describe::{OptionDoc, Precision, Slot, slots};
+pub use gradient::{Backward, Differentiable, Gradient, gradients};
+pub use named::{Name, Named, named};
+
+use crate::cpu;
+use crate::cuda;
+use crate::error::{Error, Kind, Result};
+use crate::tensor::{DType, Shape, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use serde::de::DeserializeOwned;
+
+/// An operation: what it takes, what it gives, and how each backend computes it.
+pub trait Op: 'static {
+    /// Its name in every language.
+    const NAME: &'static str;
+    /// What it does, in a line.
+    const ABOUT: &'static str;
+    /// Its inputs. The first of the storage type sets that type.
+    const INPUTS: &'static [Slot];
+    /// The storage types that it takes.
+    const STORAGE: &'static [DType] = &DType::FLOATS;
+    /// Its options.
+    const OPTIONS: &'static [OptionDoc];
+    /// Cotangents of its outputs that files may carry beside its inputs.
+    const COTANGENTS: &'static [&'static str];
+    /// The op that this one is the gradient of. It takes inputs, outputs and cotangents of that op
+    /// by their names, and gives for each of its inputs `x` that is there a gradient `dx`.
+    const BACKWARD_OF: Option<&'static str> = None;
+    /// Inputs that are changed in place. An output of the same name and spec holds the input's values when the
+    /// computation begins, which reads them there. A caller that no longer needs the old values may pass the tensor as
+    /// that output alone.
+    const IN_PLACE: &'static [&'static str] = &[];
+
+    /// The options, with their defaults; unknown keys are refused when they are decoded.
+    type Options: DeserializeOwned + Default + Clone + 'static;
+    /// The checked call: sizes, forms and options, everything but the data.
+    type Problem: Send + Sync;
+
+    /// Proves that inputs and options fit each other.
+    fn check(inputs: &Named<Spec>, options: &Self::Options) -> Result<Self::Problem>;
+
+    /// How many products or updates of a state a checked call computes, where that is more than a few for each
+    /// element that it reads or writes. It chooses the scheduler and the device: see [`Call::work`].
+    fn work(_problem: &Self::Problem, _inputs: &Named<Spec>) -> u64 {
+        0
+    }
+
+    /// The outputs of a checked call, in a fixed order.
+    fn outputs(problem: &Self::Problem) -> Result<Named<Spec>>;
+
+    /// Computes on the CPU. Writes every element of every output.
+    fn cpu(problem: &Self::Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()>;
+
+    /// Computes in f64, as plainly as the formula; may give more outputs than [`Op::outputs`].
+    fn reference(problem: &Self::Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>;
+
+    /// Queues the computation on a lane of a CUDA device. Writes every element of every output.
+    fn cuda(
+        problem: &Self::Problem,
+        inputs: &Named<&cuda::Buffer>,
+        outputs: &Named<&cuda::Buffer>,
+        lane: &cuda::Lane,
+    ) -> Result<()>;
+}
+
+/// Checks a call of `O`: first what every op asks for (known names, required inputs, one storage
+/// type), then the op's own rules.
+pub fn check<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<O::Problem> {
+    about::<O>().check(inputs).and_then(|()| O::check(inputs, options)).map_err(|error| error.in_op(O::NAME))
+}
+
+/// The error of a tensor whose shape is not the one that is `expected` in words.
+pub fn wrong_shape(name: &str, expected: &str, got: &Spec) -> Error {
+    Error::new(Kind::Shape, name)
+        .expected(format_args!("shape {expected}"))
+        .got(got.shape)
+        .hint("Layout is channel-last: (batch, length, channels)")
+}
+
+/// Checks that the input of that name, if it is there, has these sizes.
+pub fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()> {
+    match inputs.find(name) {
+        Some(spec) if spec.shape[..] != *dims => Err(wrong_shape(name, &Shape::new(dims)?.to_string(), spec)),
+        _ => Ok(()),
+    }
+}
+
+/// The product of sizes, at most the largest number there is.
+pub fn product(sizes: &[usize]) -> u64 {
+    sizes.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
+}
+
+/// How many elements the inputs of these names have together.
+pub fn elements(inputs: &Named<Spec>, names: &[&str]) -> usize {
+    names.iter().filter_map(|name| inputs.find(name)).map(|spec| spec.shape.elements()).fold(0, usize::saturating_add)
+}
+
+/// The work of a gradient: it computes its op again and goes back through it.
+pub fn work_of_gradient<O: Op>(of: &O::Problem, inputs: &Named<Spec>) -> u64 {
+    O::work(of, inputs).saturating_mul(4)
+}
+
+/// Checks that an option's value is a positive number.
+pub fn positive(name: &str, value: f64) -> Result<()> {
+    match value > 0.0 && value.is_finite() {
+        true => Ok(()),
+        false => Err(Error::new(Kind::Option, name).expected("a positive number").got(value)),
+    }
+}

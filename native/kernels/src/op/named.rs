@@ -1,0 +1,103 @@
+//! Tensors by name.
+
+use crate::error::{Error, Kind, Result};
+use std::borrow::Cow;
+
+/// Tensors by name. They are few, so a lookup goes through the list.
+#[derive(Clone, Debug)]
+pub struct Named<T>(Vec<(Name, T)>);
+
+/// A tensor's name; those that ops know are never copied.
+pub type Name = Cow<'static, str>;
+
+impl<T> Default for Named<T> {
+    fn default() -> Self {
+        Named(Vec::new())
+    }
+}
+
+impl<T> Named<T> {
+    /// Adds one.
+    pub fn push(&mut self, name: impl Into<Name>, tensor: T) {
+        self.0.push((name.into(), tensor));
+    }
+
+    /// Adds one, if there is one.
+    pub fn extend_with(&mut self, name: impl Into<Name>, tensor: Option<T>) {
+        self.0.extend(tensor.map(|tensor| (name.into(), tensor)));
+    }
+
+    /// The one of that name, if it is there.
+    pub fn find(&self, name: &str) -> Option<&T> {
+        self.0.iter().find(|(n, _)| n == name).map(|(_, t)| t)
+    }
+
+    /// The one of that name, or an error that says it is missing.
+    pub fn get(&self, name: &str) -> Result<&T> {
+        self.find(name).ok_or_else(|| Error::new(Kind::Argument, name).expected("a tensor").got("none"))
+    }
+
+    /// The one of that name to change, or an error that says it is missing.
+    pub fn get_mut(&mut self, name: &str) -> Result<&mut T> {
+        self.get(name)?;
+        Ok(self.0.iter_mut().find(|(n, _)| n == name).map(|(_, t)| t).expect("it was just there"))
+    }
+
+    /// Removes and returns the one of that name, or says that it is missing.
+    pub fn expect(&mut self, name: &str) -> Result<T> {
+        self.get(name)?;
+        Ok(self.take(name).expect("it was just there"))
+    }
+
+    /// Removes and returns the one of that name, if it is there.
+    pub fn take(&mut self, name: &str) -> Option<T> {
+        let at = self.0.iter().position(|(n, _)| n == name)?;
+        Some(self.0.swap_remove(at).1)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of them with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&Name, &T)> {
+        self.0.iter().map(|(n, t)| (n, t))
+    }
+
+    /// All of them with their names, to change.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&Name, &mut T)> {
+        self.0.iter_mut().map(|(n, t)| (&*n, t))
+    }
+
+    /// The names, each with `f` of its value.
+    pub fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U) -> Named<U> {
+        Named(self.0.iter().map(|(n, t)| (n.clone(), f(t))).collect())
+    }
+}
+
+impl<T> Named<T> {
+    /// Like [`Named::map`], or the first error.
+    pub fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Named<U>> {
+        self.0.iter().map(|(n, t)| Ok((n.clone(), f(t)?))).collect()
+    }
+}
+
+impl<N: Into<Name>, T> FromIterator<(N, T)> for Named<T> {
+    fn from_iter<I: IntoIterator<Item = (N, T)>>(items: I) -> Self {
+        Named(items.into_iter().map(|(n, t)| (n.into(), t)).collect())
+    }
+}
+
+impl<T> IntoIterator for Named<T> {
+    type Item = (Name, T);
+    type IntoIter = std::vec::IntoIter<(Name, T)>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+/// Named tensors of which some may be absent.
+pub fn named<T, const N: usize>(tensors: [(&'static str, Option<T>); N]) -> Named<T> {
+    tensors.into_iter().filter_map(|(name, tensor)| Some((name, tensor?))).collect()
+}
