@@ -15,10 +15,10 @@ def inputs(random, batch, length, width):
     return dict(
         z=random.standard_normal(sequence),
         gamma=random.uniform(0, 0.5, sequence),
-        Wg=weights(width, width),
-        bg=weights(width),
-        Wm=weights(width, 2 * width),
-        bm=weights(width),
+        w_gate=weights(width, width),
+        b_gate=weights(width),
+        w_mix=weights(width, 2 * width),
+        b_mix=weights(width),
         dh=random.standard_normal(sequence),
     )
 
@@ -27,30 +27,30 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def gates(z, Wg, bg, Wm, bm):
+def gates(z, w_gate, b_gate, w_mix, b_mix):
     """What the gates' sums have from all but the state, and their matrix for that."""
     width = z.shape[-1]
-    of_z = z @ Wm[:, :width].T + bm
-    return of_z, np.concatenate([Wg, Wm[:, width:]])
+    of_z = z @ w_mix[:, :width].T + b_mix
+    return of_z, np.concatenate([w_gate, w_mix[:, width:]])
 
 
-def forward(z, gamma, Wg, bg, Wm, bm):
+def forward(z, gamma, w_gate, b_gate, w_mix, b_mix):
     """`h` by the formula, one step of time after the other, and both gates."""
-    of_z, of_state = gates(z, Wg, bg, Wm, bm)
+    of_z, of_state = gates(z, w_gate, b_gate, w_mix, b_mix)
     h, s, m = (np.empty_like(z) for _ in range(3))
     state = np.zeros_like(z[:, 0])
     for t in range(z.shape[1]):
         of_s, of_m = np.split(state @ of_state.T, 2, axis=-1)
-        s[:, t], m[:, t] = sigmoid(of_s + bg), sigmoid(of_m + of_z[:, t])
+        s[:, t], m[:, t] = sigmoid(of_s + b_gate), sigmoid(of_m + of_z[:, t])
         kept = gamma[:, t] * state
         mixed = m[:, t] * z[:, t] + (1 - m[:, t]) * state + kept
         state = h[:, t] = z[:, t] * s[:, t] + kept + MIX * mixed
     return h, s, m
 
 
-def backward(z, gamma, Wg, bg, Wm, bm, dh):
-    h, s, m = forward(z, gamma, Wg, bg, Wm, bm)
-    width, (_, of_state) = z.shape[-1], gates(z, Wg, bg, Wm, bm)
+def backward(z, gamma, w_gate, b_gate, w_mix, b_mix, dh):
+    h, s, m = forward(z, gamma, w_gate, b_gate, w_mix, b_mix)
+    width, (_, of_state) = z.shape[-1], gates(z, w_gate, b_gate, w_mix, b_mix)
     before = np.concatenate([np.zeros_like(h[:, :1]), h[:, :-1]], axis=1)
     ds, dm, dz, dgamma = (np.empty_like(z) for _ in range(4))
     g = np.zeros_like(z[:, 0])
@@ -66,12 +66,12 @@ def backward(z, gamma, Wg, bg, Wm, bm, dh):
     both = np.concatenate([rows(z), rows(before)], axis=-1)
     return dict(
         h=h,
-        dz=dz + dm @ Wm[:, :width],
+        dz=dz + dm @ w_mix[:, :width],
         dgamma=dgamma,
-        dWg=rows(ds).T @ rows(before),
-        dbg=rows(ds).sum(0),
-        dWm=rows(dm).T @ both,
-        dbm=rows(dm).sum(0),
+        dw_gate=rows(ds).T @ rows(before),
+        db_gate=rows(ds).sum(0),
+        dw_mix=rows(dm).T @ both,
+        db_mix=rows(dm).sum(0),
     )
 
 
@@ -82,9 +82,9 @@ def truth(_file, tensors):
 
 def gru(_file, tensors):
     """What a GRU gives that has these weights for its inputs and for its state."""
-    z, Wg, Wm = (tensors[name].astype(np.float64) for name in ("z", "Wg", "Wm"))
+    z, w_gate, w_mix = (tensors[name].astype(np.float64) for name in ("z", "w_gate", "w_mix"))
     width, state = z.shape[-1], np.zeros_like(z[:, 0], dtype=np.float64)
-    weights = np.concatenate([Wg, Wm[:, :width], Wm[:, width:]])
+    weights = np.concatenate([w_gate, w_mix[:, :width], w_mix[:, width:]])
     of_z = z @ weights.T
     h = np.empty_like(z)
     for t in range(z.shape[1]):

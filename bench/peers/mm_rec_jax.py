@@ -7,16 +7,16 @@ from common import Form
 from mm_rec import MIX
 
 
-def recurrence(z, gamma, Wg, bg, Wm, bm):
+def recurrence(z, gamma, w_gate, b_gate, w_mix, b_mix):
     """What a step needs of `z` alone is computed before for all of them."""
     width = z.shape[-1]
-    of_z = z @ Wm[:, :width].T + bm
-    of_state = jnp.concatenate([Wg, Wm[:, width:]]).T
+    of_z = z @ w_mix[:, :width].T + b_mix
+    of_state = jnp.concatenate([w_gate, w_mix[:, width:]]).T
 
     def step(h, at):
         z, gamma, of_z = at
         of_s, of_m = jnp.split(h @ of_state, 2, axis=-1)
-        s, m = jax.nn.sigmoid(of_s + bg), jax.nn.sigmoid(of_m + of_z)
+        s, m = jax.nn.sigmoid(of_s + b_gate), jax.nn.sigmoid(of_m + of_z)
         kept = gamma * h
         h = z * s + kept + MIX * (m * z + (1 - m) * h + kept)
         return h, h

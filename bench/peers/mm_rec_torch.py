@@ -7,20 +7,20 @@ from common import Form
 from mm_rec import MIX
 
 
-def step(h, z, gamma, Wg, bg, Wm, bm):
+def step(h, z, gamma, w_gate, b_gate, w_mix, b_mix):
     """One step, with the matrix products that the original has in each."""
-    s = torch.sigmoid(F.linear(h, Wg, bg))
-    m = torch.sigmoid(F.linear(torch.cat([z, h], -1), Wm, bm))
+    s = torch.sigmoid(F.linear(h, w_gate, b_gate))
+    m = torch.sigmoid(F.linear(torch.cat([z, h], -1), w_mix, b_mix))
     kept = gamma * h
     return z * s + kept + MIX * (m * z + (1 - m) * h + kept)
 
 
 def loop(step):
-    def recurrence(z, gamma, Wg, bg, Wm, bm):
+    def recurrence(z, gamma, w_gate, b_gate, w_mix, b_mix):
         h, hs = torch.zeros_like(z[:, 0]), []
         # Unbound, not indexed: the gradient of an index is a whole tensor of zeros.
         for z, gamma in zip(z.unbind(1), gamma.unbind(1)):
-            h = step(h, z, gamma, Wg, bg, Wm, bm)
+            h = step(h, z, gamma, w_gate, b_gate, w_mix, b_mix)
             hs.append(h)
         return torch.stack(hs, dim=1)
 
@@ -56,9 +56,9 @@ class Gru:
 
     layer = None
 
-    def __call__(self, z, Wg, Wm, **_others):
+    def __call__(self, z, w_gate, w_mix, **_others):
         if self.layer is None:
-            weights = torch.cat([Wg, *Wm.chunk(2, 1)]).detach()
+            weights = torch.cat([w_gate, *w_mix.chunk(2, 1)]).detach()
             with torch.inference_mode(False):
                 self.layer = self.made(z.shape[-1], weights.clone())
         return self.layer(z)[0]

@@ -208,8 +208,8 @@ defmodule Sidewinder.Kernel do
   defp ordinal(:host), do: nil
 
   @doc """
-  Sorts the options of a call of `op`: into those that are optional inputs (`tensors` gives their
-  names as inputs), the op's own (`names`), and where to run.
+  Sorts the options of a call of `op`: into those that are optional inputs (`tensors`, where an input that has
+  another name than its option is a pair of the two), the op's own (`names`), and where to run.
 
   Raises `Sidewinder.Error` of kind `:option` for any other.
 
@@ -218,13 +218,14 @@ defmodule Sidewinder.Kernel do
       iex> Sidewinder.Kernel.sort_options!(:op, [flog: true], [d: "D"], [:flag])
       ** (Sidewinder.Error) op: flog: expected an option out of d, flag, backend, level, threads, allow_tf32, got flog
   """
-  @spec sort_options!(atom, keyword, keyword(String.t()), [atom]) :: {inputs, map, keyword}
+  @spec sort_options!(atom, keyword, [atom | {atom, String.t()}], [atom]) ::
+          {inputs, map, keyword}
   def sort_options!(op, options, tensors, names)
   def sort_options!(_op, [], _tensors, _names), do: {[], %{}, []}
 
   def sort_options!(op, [{key, value} | rest], tensors, names) when is_atom(key) do
     {inputs, own, where} = sorted = sort_options!(op, rest, tensors, names)
-    name = tensors[key]
+    name = input(tensors, key)
 
     cond do
       name == nil and key not in names and key not in @where -> unknown(op, key, tensors, names)
@@ -241,6 +242,15 @@ defmodule Sidewinder.Kernel do
             expected: "a keyword list",
             got: Error.show(other)
           )
+  end
+
+  # The name of the input that an option is, or nil.
+  defp input(tensors, key) do
+    Enum.find_value(tensors, fn
+      ^key -> text(key)
+      {^key, name} -> name
+      _other -> nil
+    end)
   end
 
   @doc false
@@ -274,7 +284,8 @@ defmodule Sidewinder.Kernel do
   end
 
   defp unknown(op, key, tensors, names) do
-    known = Enum.join(Keyword.keys(tensors) ++ names ++ @where, ", ")
+    tensors = for tensor <- tensors, do: with({key, _name} <- tensor, do: key)
+    known = Enum.join(tensors ++ names ++ @where, ", ")
     got = Atom.to_string(key)
 
     raise Error.new(:option, got,

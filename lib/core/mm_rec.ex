@@ -12,7 +12,7 @@ defmodule Sidewinder.MMRec do
   @typedoc "What a call gives: the result of the whole part, and the memory and state for the next one."
   @type result :: %{
           y: Tensor.t(),
-          h_last: Tensor.t(),
+          last_state: Tensor.t(),
           summary: Tensor.t(),
           memory: Memory.t()
         }
@@ -36,7 +36,7 @@ defmodule Sidewinder.MMRec do
   knows, and `:checkpoint`):
 
     * `:layer` - of the memory; 0 by default
-    * `:initial_state` - `{B, D}`: the `:h_last` of the part before; zeros by default
+    * `:initial_state` - `{B, D}`: the `:last_state` of the part before; zeros by default
     * `:chunk` - the steps of a piece of `x`. Pieces are computed one after the other, so that intermediate tensors are
       held for one piece at a time. #{@chunk} by default for `x` of more than #{@long} steps, and for others
       all of them. The results of pieces are on the host
@@ -44,14 +44,14 @@ defmodule Sidewinder.MMRec do
     * `:policy` - how the summary goes into the long bank, `:ring`, the default, `:ema` or `:broadcast`, or nil for not
       at all
 
-  Returns a map of `:y`, `:h_last`, `:summary` and `:memory`. `memory` itself stays as it was.
+  Returns a map of `:y`, `:last_state`, `:summary` and `:memory`. `memory` itself stays as it was.
 
       iex> alias Sidewinder.{MMRec, MMRec.Memory, RandomInputs}
       iex> shape = "B=1,L=4,M=1,D=2,I=1,F=3"
       iex> [{"x", x}, _, _ | weights] = RandomInputs.make(:mmrec_block, shape: shape, with: ["wm", "bm"])
       iex> memory = Memory.new(width: 2, long_slots: 4)
       iex> first = MMRec.block(x, memory, Map.new(weights))
-      iex> second = MMRec.block(x, first.memory, Map.new(weights), initial_state: first.h_last)
+      iex> second = MMRec.block(x, first.memory, Map.new(weights), initial_state: first.last_state)
       iex> {second.y.shape, Memory.cursor(second.memory, :short), Memory.cursor(second.memory, :long)}
       {{1, 4, 2}, 8, 2}
   """
@@ -66,12 +66,12 @@ defmodule Sidewinder.MMRec do
     parts = parts(x, length, own.chunk)
     start = {beside(options[:initial_state], memory), memory, []}
 
-    {h_last, memory, results} =
+    {last_state, memory, results} =
       Enum.reduce(parts, start, &part(beside(&1, memory), &2, {top, weights, options, own}))
 
     {y, summary} = whole(Enum.reverse(results), {batch, length, width})
     memory = remember(memory, summary, length, own)
-    %{y: y, h_last: h_last, summary: summary, memory: memory}
+    %{y: y, last_state: last_state, summary: summary, memory: memory}
   end
 
   def block(%Tensor{shape: shape}, %Memory{}, _weights, _options) do
@@ -184,8 +184,8 @@ defmodule Sidewinder.MMRec do
     Tensor.new(data, first.type, {batch, length, width})
   end
 
-  defp part(x, {h0, memory, results}, {top, weights, options, own}) do
-    options = Keyword.merge(options, initial_state: h0, levels: 1)
+  defp part(x, {initial, memory, results}, {top, weights, options, own}) do
+    options = Keyword.merge(options, initial_state: initial, levels: 1)
     where = Keyword.put_new(options, :backend, memory.backend)
     result = Kernel.MMRec.mmrec_block(x, top, weights, where)
     %{shape: {_, count, _}} = x
@@ -196,7 +196,7 @@ defmodule Sidewinder.MMRec do
         else: memory
 
     # One result stays where it is.
-    {result.h_last, memory, [Map.take(result, [:y, :summary]) | on_host(results)]}
+    {result.last_state, memory, [Map.take(result, [:y, :summary]) | on_host(results)]}
   end
 
   defp on_host(results) do

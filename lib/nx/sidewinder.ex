@@ -156,8 +156,8 @@ defmodule Sidewinder do
   @spec selective_state_update(Nx.t(), Nx.t(), Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) ::
           {Nx.Tensor.t(), Nx.Tensor.t()}
   deftransform selective_state_update(state, x, dt, a, b, c, opts \\ []) do
-    inputs = [{"x", x}, {"state", state}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
-    [y: y, state: state] = Op.call(%Block.SelectiveStateUpdate{}, inputs, opts)
+    inputs = [{"x", x}, {"initial_state", state}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
+    [y: y, last_state: state] = Op.call(%Block.SelectiveStateUpdate{}, inputs, opts)
     {y, state}
   end
 
@@ -221,12 +221,12 @@ defmodule Sidewinder do
       ddelta = sum_n g (A a h[t-1] + b x)                      dA = sum_{b,t} g delta a h[t-1]
       ddt = ddelta [lo <= s <= hi] sigmoid(dt + dt_bias)       ddt_bias = sum_{b,t} ddt
       dB = sum_d g delta x                                     dC = sum_d dy' h
-      dz = dy y' silu'(z)                                      dh0 = a[1] g[1]
+      dz = dy y' silu'(z)                                      dinitial_state = a[1] g[1]
 
   `dB` and `dC` sum over the channels of a group, or over batch and time where `b` or `c` is `{D, N}`.
 
-  Returns `%{dx: _, ddt: _, dA: _, dB: _, dC: _}`, and `:dD`, `:dz`, `:ddt_bias` and `:dh0` for those
-  inputs that are there, each with the type and shape of its input. Raises what `selective_scan/6`
+  Returns `%{dx: _, ddt: _, dA: _, dB: _, dC: _}`, and `:dD`, `:dz`, `:ddt_bias` and
+  `:dinitial_state` for those inputs that are there, each with the type and shape of its input. Raises what `selective_scan/6`
   raises.
 
   ## Examples
@@ -441,7 +441,7 @@ defmodule Sidewinder do
     * `:bias` - `{D}`
     * `:initial_state` - `{B, W - 1, D}`, the samples before `x`, oldest first; zeros by default
     * `:activation` - `:silu`, or nil, the default
-    * `:return_state` - returns `{y, final_state}`, the second the last W - 1 rows of `xp`
+    * `:return_state` - returns `{y, last_state}`, the second the last W - 1 rows of `xp`
 
   Returns `y`, `{B, L, D}`. Raises `Sidewinder.Error` as `selective_scan/6` does, and of kind `:shape` for
   `:return_state` with a `w` of width 1, as Nx has no empty tensors.
@@ -461,7 +461,7 @@ defmodule Sidewinder do
   deftransform causal_conv1d(x, w, opts \\ []) do
     case Op.call(%Block.CausalConv1d{}, [{"x", x}, {"w", w}], opts) do
       [y: y] -> y
-      [y: y, final_state: state] -> {y, state}
+      [y: y, last_state: state] -> {y, state}
     end
   end
 
@@ -1076,25 +1076,25 @@ defmodule Sidewinder do
   The gated recurrence of the MM-Rec block. For each batch and time, with the logistic function s and h of the time
   before, which starts as the initial state or 0:
 
-      m = s([z[t]; h] wm' + bm)
+      m = s([z[t]; h] w_mix' + b_mix)
       n = m * z[t] + (1 - m) * h + gamma[t] * h
-      h = z[t] * s(h wg' + bg) + gamma[t] * h + mix * n
+      h = z[t] * s(h w_gate' + b_gate) + gamma[t] * h + mix * n
 
   The steps depend on each other through s, so this is no scan: a sequence takes `L` steps, one after the other. What
-  can be computed for all steps at once (`gamma`, and what `wm` makes of `z`) is.
+  can be computed for all steps at once (`gamma`, and what `w_mix` makes of `z`) is.
 
     * `z`, `gamma` - `{B, L, D}`
-    * `wg` - `{D, D}` and `bg` - `{D}`, stored `{out, in}`
+    * `w_gate` - `{D, D}` and `b_gate` - `{D}`, stored `{out, in}`
 
   Options beside those of `Sidewinder`:
 
-    * `:wm` - `{D, 2 D}` and `:bm` - `{D}`: both, or none if nothing is mixed in
+    * `:wm` and `:bm` - `w_mix`, `{D, 2 D}`, and `b_mix`, `{D}`: both, or none if nothing is mixed in
     * `:mix` - the weight of n, by default `0.1`, or 0 where there are no `:wm` and `:bm`
     * `:initial_state` - `{B, D}`
     * `:state_norm` - whether h is divided by `sqrt(mean(h^2)) + 1.0e-6` after each step; `false` by default
     * `:state_clip` - the bound, plus and minus, of each number of h after each step; none by default. A clipped
       number has no gradient
-    * `:return_state` - returns `{h, h_last}`, the second `{B, D}`
+    * `:return_state` - returns `{h, last_state}`, the second `{B, D}`
 
   The weight of h on itself is `(1 + mix) * gamma + mix * (1 - m)`, up to 1.2: without `:state_norm` or `:state_clip` a
   model is stable only where `gamma` is small.
@@ -1104,17 +1104,17 @@ defmodule Sidewinder do
   ## Examples
 
       iex> ones = Nx.broadcast(1.0, {1, 3, 1})
-      iex> [wg, bg, wm] = for shape <- [{1, 1}, {1}, {1, 2}], do: Nx.broadcast(0.0, shape)
-      iex> h = Sidewinder.block_recurrence(ones, Nx.divide(ones, 2), wg, bg, wm: wm, bm: bg)
+      iex> [w_gate, b_gate, wm] = for shape <- [{1, 1}, {1}, {1, 2}], do: Nx.broadcast(0.0, shape)
+      iex> h = Sidewinder.block_recurrence(ones, Nx.divide(ones, 2), w_gate, b_gate, wm: wm, bm: b_gate)
       iex> h |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
       [0.55, 0.88, 1.078]
-      iex> Sidewinder.block_recurrence(ones, Nx.divide(ones, 2), wg, bg) |> Nx.to_flat_list()
+      iex> Sidewinder.block_recurrence(ones, Nx.divide(ones, 2), w_gate, b_gate) |> Nx.to_flat_list()
       [0.5, 0.75, 0.875]
   """
   @spec block_recurrence(Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) ::
           Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
-  deftransform block_recurrence(z, gamma, wg, bg, opts \\ []) do
-    Block.BlockRecurrence.call([z, gamma, wg, bg], opts)
+  deftransform block_recurrence(z, gamma, w_gate, b_gate, opts \\ []) do
+    Block.BlockRecurrence.call([z, gamma, w_gate, b_gate], opts)
   end
 
   @doc """
@@ -1248,7 +1248,7 @@ defmodule Sidewinder do
 
     * `:k_mem`, `:v_mem` - the memory, `{B, M, D}`, or `{1, M, D}` for all sequences; zeros by default
     * `:initial_state` - `{B, D}`, the state that the recurrence starts from
-    * `:return_state` - returns `{y, state}`, a map of `:h`, `:h_last`, `:gamma`, `:context` and `:summary`, which is
+    * `:return_state` - returns `{y, state}`, a map of `:h`, `:last_state`, `:gamma`, `:context` and `:summary`, which is
       `{B, D}`, the mean of `y` over time
     * `:heads` - of attention, a divisor of D; 1 by default
     * `:mix`, `:state_norm`, `:state_clip` - those of `block_recurrence/5`
@@ -1269,7 +1269,7 @@ defmodule Sidewinder do
 
   ## From call to call
 
-  A call changes no memory. A sequence may come in parts: with the `:h_last` of a part as the `:initial_state` of the
+  A call changes no memory. A sequence may come in parts: with the `:last_state` of a part as the `:initial_state` of the
   next, the numbers are those of one piece. What a model shall remember beyond that is written into the memory
   between two calls, for example the summary into a ring of slots:
 
@@ -1277,7 +1277,7 @@ defmodule Sidewinder do
       slot = Nx.new_axis(state.summary, 1)
       [k, v] = for bank <- [k, v], do: Nx.put_slice(bank, [0, rem(n, slots), 0], slot)
       {y, _} = Sidewinder.mmrec_block(next, params, k_mem: k, v_mem: v, cursor: n + 1,
-        initial_state: state.h_last, return_state: true)
+        initial_state: state.last_state, return_state: true)
 
   ## Examples
 
@@ -1289,7 +1289,7 @@ defmodule Sidewinder do
       iex> outer = for name <- ~w(wg2 wc2 wf2)a, do: {name, Nx.transpose(row)}
       iex> params = Map.new(squares ++ zeros ++ inner ++ outer ++ [n1: one, n2: one])
       iex> {y, state} = Sidewinder.mmrec_block(Nx.tensor([[[3.0, 4.0]]]), params, return_state: true)
-      iex> for t <- [y, state.h_last], do: t |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 4))
+      iex> for t <- [y, state.last_state], do: t |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 4))
       [[3.5091, 4.6788], [0.4243, 0.5657]]
   """
   @spec mmrec_block(Nx.t(), %{(atom | String.t()) => Nx.t()}, keyword) ::

@@ -67,7 +67,7 @@ defmodule Sidewinder.AxonMMRecTest do
       )
 
     assert_close(got.y, y)
-    assert_close(got.h_last, state.h_last)
+    assert_close(got.last_state, state.last_state)
     assert_close(got.summary, state.summary)
   end
 
@@ -120,7 +120,7 @@ defmodule Sidewinder.AxonMMRecTest do
     [tokens, h] = for name <- ~w(tokens h), do: Axon.input(name)
     opts = [vocabulary: 7, width: 8, return_state: true]
     {logits, state} = Sidewinder.Axon.mm_rec(tokens, [initial_state: h] ++ opts)
-    model = Axon.container(%{logits: logits, h: state.h_last, summary: state.summary})
+    model = Axon.container(%{logits: logits, h: state.last_state, summary: state.summary})
     inputs = fn tokens, h -> %{"tokens" => tokens, "h" => h} end
     start = Nx.broadcast(0.0, {2, 1, 8})
     tokens = Nx.tensor([[1, 2, 3, 4, 5]])

@@ -23,7 +23,8 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       %{
         "mm_rec" => mm_rec.([]),
         "mm_rec of three layers, the last tokens" => mm_rec.(layers: 3, last: 2),
-        "mm_rec that carries its state" => Axon.container({logits, state.h_last, state.summary}),
+        "mm_rec that carries its state" =>
+          Axon.container({logits, state.last_state, state.summary}),
         "mm_rec behind its own output" => Axon.container({mm_rec.([]), drop.(x)}),
         "a block" => block.(x, []),
         "a block named by a function" => block.(x, name: fn _op, _counts -> "named" end),
@@ -35,7 +36,7 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
         "blocks with no state of their own that share a memory" =>
           Enum.reduce(1..2, x, fn _, y -> drop.(Layer.mm_rec_block(y, memory: {x, x})) end),
         "a block that goes on" =>
-          y |> drop.() |> block.(initial_state: carried.h_last, memory: {x, x}),
+          y |> drop.() |> block.(initial_state: carried.last_state, memory: {x, x}),
         "mamba" => x |> drop.() |> Layer.mamba(layers: 2) |> drop.() |> Axon.batch_norm(),
         "mamba, the last step" => x |> drop.() |> Layer.mamba(output: :last) |> drop.(),
         "mamba blocks with dropout" =>

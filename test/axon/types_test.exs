@@ -188,10 +188,12 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       for {type, carried} <- [bf16: :f32, f16: :f32, f32: :f32, f64: :f64],
           given <- [:bf16, :f32, :f64] do
         policy = MixedPrecision.create_policy(params: Nx.Type.normalize!(type))
-        model = MixedPrecision.apply_policy(Axon.container({y, state.h_last}), policy)
+        model = MixedPrecision.apply_policy(Axon.container({y, state.last_state}), policy)
         start = Nx.broadcast(Nx.tensor(0, type: given), {2, 8})
-        {_, {y, h_last}} = started(model, %{"x" => features(type), "h" => start})
-        assert {y.type, h_last.type} == {Nx.Type.normalize!(type), Nx.Type.normalize!(carried)}
+        {_, {y, last_state}} = started(model, %{"x" => features(type), "h" => start})
+
+        assert {y.type, last_state.type} ==
+                 {Nx.Type.normalize!(type), Nx.Type.normalize!(carried)}
       end
     end
 

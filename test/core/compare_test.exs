@@ -9,7 +9,7 @@ defmodule Sidewinder.CompareTest do
     Compare.levels(:linear_scan, scan_inputs(), options ++ @quick)
   end
 
-  defp scan_inputs, do: RandomInputs.make(:linear_scan, shape: "2x33x5", with: ["h0"])
+  defp scan_inputs, do: RandomInputs.make(:linear_scan, shape: "2x33x5", with: ["initial_state"])
 
   defp row(rows, level), do: Enum.find(rows, &(&1.level == level))
 
@@ -101,7 +101,7 @@ defmodule Sidewinder.CompareTest do
              result.inputs == [
                {"a", "f32 (2, 33, 5)"},
                {"b", "f32 (2, 33, 5)"},
-               {"h0", "f32 (2, 5)"}
+               {"initial_state", "f32 (2, 5)"}
              ]
 
     for rows <- [result.forward, result.gradient] do
@@ -123,7 +123,7 @@ defmodule Sidewinder.CompareTest do
     end
 
     assert Map.keys(row(result.forward, "scalar").outputs) == ["h"]
-    assert Map.keys(row(result.gradient, "scalar").outputs) == ~w(da db dh0)
+    assert Map.keys(row(result.gradient, "scalar").outputs) == ~w(da db dinitial_state)
     assert %{status: {:unavailable, _}} = row(scan(threads: 1).forward, "threads")
   end
 
@@ -187,7 +187,7 @@ defmodule Sidewinder.CompareTest do
       {"exits", fn _ -> exit(:now) end},
       {"nothing", fn _ -> %{} end},
       {"unknown", fn inputs -> %{"y" => inputs["a"]} end},
-      {"shape", fn inputs -> %{"h" => inputs["h0"]} end},
+      {"shape", fn inputs -> %{"h" => inputs["initial_state"]} end},
       {"slow", fn _ -> Process.sleep(:infinity) end},
       {"good", other(& &1)}
     ]
@@ -246,7 +246,7 @@ defmodule Sidewinder.CompareTest do
     wrong = fn inputs -> Map.update!(gradient.(inputs), "da", &Calls.uniform(&1.shape, 8, 9)) end
     others = [{"good", gradient}, {"wrong", wrong}]
     result = scan(levels: [], gradient_others: others)
-    assert_received {:keys, ["a", "dh", "h", "h0"]}
+    assert_received {:keys, ["a", "dh", "h", "initial_state"]}
     assert row(result.gradient, "good").status == :ok
     assert %{status: :wrong, outputs: outputs} = row(result.gradient, "wrong")
     assert for({name, %{within_tolerance: false}} <- outputs, do: name) == ["da"]

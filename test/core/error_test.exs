@@ -118,14 +118,14 @@ defmodule Sidewinder.ErrorTest do
 
     update = [
       {"x", Tensor.new(<<>>, :f32, {0, 4})},
-      {"state", Tensor.new(<<>>, :f32, {0, 4, 3})},
+      {"initial_state", Tensor.new(<<>>, :f32, {0, 4, 3})},
       {"dt", Tensor.new(<<>>, :f32, {0, 4})},
       {"A", ones({4, 3})},
       {"B", Tensor.new(<<>>, :f32, {0, 3})},
       {"C", Tensor.new(<<>>, :f32, {0, 3})}
     ]
 
-    assert %{"y" => %{shape: {0, 4}}, "state" => %{shape: {0, 4, 3}}} =
+    assert %{"y" => %{shape: {0, 4}}, "last_state" => %{shape: {0, 4, 3}}} =
              Kernel.run(:selective_state_update, update, %{})
   end
 
@@ -234,12 +234,14 @@ defmodule Sidewinder.ErrorTest do
                Kernel.run(:selective_scan, inputs(sizes), %{return_state: true})
     end
 
-    h0 = ones({2, 4, 5})
+    initial_state = ones({2, 4, 5})
 
     outputs =
-      Kernel.run(:selective_scan, inputs({2, 0, 4, 5}) ++ [{"h0", h0}], %{return_state: true})
+      Kernel.run(:selective_scan, inputs({2, 0, 4, 5}) ++ [{"initial_state", initial_state}], %{
+        return_state: true
+      })
 
-    assert outputs == %{"y" => Tensor.new(<<>>, :f32, {2, 0, 4}), "last_state" => h0}
+    assert outputs == %{"y" => Tensor.new(<<>>, :f32, {2, 0, 4}), "last_state" => initial_state}
     assert %{"y" => y} = Kernel.run(:selective_scan, inputs({2, 3, 4, 0}), %{})
     assert Enum.uniq(Tensor.to_list(y)) == [0.0]
   end

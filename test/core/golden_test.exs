@@ -116,7 +116,7 @@ defmodule Sidewinder.GoldenTest do
 
     options =
       Map.to_list(attrs) ++
-        [d: i["D"], z: i["z"], dt_bias: i["dt_bias"], initial_state: i["h0"]] ++
+        [d: i["D"], z: i["z"], dt_bias: i["dt_bias"], initial_state: i["initial_state"]] ++
         [dlast_state: i["dlast_state"]]
 
     got =
@@ -128,19 +128,19 @@ defmodule Sidewinder.GoldenTest do
     %{inputs: i} = golden = golden(:linear_scan, "l8")
 
     {h, _last_state} =
-      Scan.linear_scan(i["a"], i["b"], initial_state: i["h0"], return_state: true)
+      Scan.linear_scan(i["a"], i["b"], initial_state: i["initial_state"], return_state: true)
 
     close([h: h], golden)
-    got = Scan.linear_scan_backward(i["a"], h, i["dh"], initial_state: i["h0"])
+    got = Scan.linear_scan_backward(i["a"], h, i["dh"], initial_state: i["initial_state"])
     assert map_size(got) == 3
     close(got, golden)
   end
 
   test "the convolution, the layer and the block by their functions" do
     %{inputs: i} = golden = golden(:causal_conv1d, "c5")
-    options = [bias: i["bias"], initial_state: i["init_state"], activation: :silu]
-    {y, final_state} = Conv.causal_conv1d(i["x"], i["w"], [{:return_state, true} | options])
-    close([y: y, final_state: final_state], golden)
+    options = [bias: i["bias"], initial_state: i["initial_state"], activation: :silu]
+    {y, last_state} = Conv.causal_conv1d(i["x"], i["w"], [{:return_state, true} | options])
+    close([y: y, last_state: last_state], golden)
     close([y: Conv.causal_conv1d(i["x"], i["w"], options)], golden)
     got = Conv.causal_conv1d_backward(i["x"], i["w"], i["dy"], options)
     assert map_size(got) == 4
@@ -268,7 +268,8 @@ defmodule Sidewinder.GoldenTest do
       Enum.find(Golden.cases(:selective_scan), &(&1.name == "small"))
 
     options =
-      Map.to_list(attrs) ++ [d: i["D"], z: i["z"], dt_bias: i["dt_bias"], initial_state: i["h0"]]
+      Map.to_list(attrs) ++
+        [d: i["D"], z: i["z"], dt_bias: i["dt_bias"], initial_state: i["initial_state"]]
 
     scan = &Scan.selective_scan(i["x"], i["dt"], i["A"], i["B"], i["C"], options ++ &1)
     close = &Golden.assert_close(&1, outputs[&2].tensor, outputs[&2].rtol, outputs[&2].atol, &2)
@@ -290,16 +291,24 @@ defmodule Sidewinder.GoldenTest do
     options = [dt_softplus: true, d: i["D"], z: i["z"], dt_bias: i["dt_bias"]]
 
     {y, state} =
-      Scan.selective_state_update(i["state"], i["x"], i["dt"], i["A"], i["B"], i["C"], options)
+      Scan.selective_state_update(
+        i["initial_state"],
+        i["x"],
+        i["dt"],
+        i["A"],
+        i["B"],
+        i["C"],
+        options
+      )
 
     Golden.assert_close(y, outputs["y"].tensor, outputs["y"].rtol, outputs["y"].atol, "y")
 
     Golden.assert_close(
       state,
-      outputs["state"].tensor,
-      outputs["state"].rtol,
-      outputs["state"].atol,
-      "state"
+      outputs["last_state"].tensor,
+      outputs["last_state"].rtol,
+      outputs["last_state"].atol,
+      "last_state"
     )
   end
 end

@@ -7,10 +7,10 @@ defmodule Sidewinder.MMRecTest do
 
   defp problem(batch, length, width \\ 4) do
     shape = "B=#{batch},L=#{length},M=1,D=#{width},I=2,F=6"
-    with = ["wm", "bm", "h0"]
+    with = ["wm", "bm", "initial_state"]
     inputs = Map.new(RandomInputs.make(:mmrec_block, shape: shape, with: with))
-    weights = Map.drop(inputs, ~w(x k_mem v_mem h0))
-    {inputs["x"], weights, inputs["h0"]}
+    weights = Map.drop(inputs, ~w(x k_mem v_mem initial_state))
+    {inputs["x"], weights, inputs["initial_state"]}
   end
 
   defp memory(batch, width \\ 4, options \\ []) do
@@ -27,17 +27,20 @@ defmodule Sidewinder.MMRecTest do
   end
 
   test "is the block over the memory's top level, and writes behind it" do
-    {x, weights, h0} = problem(2, 5)
+    {x, weights, initial} = problem(2, 5)
     memory = memory(2)
     {long_before, _} = Memory.read(memory, :long)
-    got = MMRec.block(x, memory, weights, initial_state: h0, heads: 2)
+    got = MMRec.block(x, memory, weights, initial_state: initial, heads: 2)
     top = Memory.query(memory, -1)
-    expected = Kernel.MMRec.mmrec_block(x, top, weights, initial_state: h0, heads: 2, levels: 1)
-    for name <- [:y, :h_last, :summary], do: assert(got[name] == expected[name])
+
+    expected =
+      Kernel.MMRec.mmrec_block(x, top, weights, initial_state: initial, heads: 2, levels: 1)
+
+    for name <- [:y, :last_state, :summary], do: assert(got[name] == expected[name])
 
     # It gives what a block gives that makes the hierarchy itself.
     bank = Memory.read(memory, :long)
-    own = Kernel.MMRec.mmrec_block(x, bank, weights, initial_state: h0, heads: 2, levels: 2)
+    own = Kernel.MMRec.mmrec_block(x, bank, weights, initial_state: initial, heads: 2, levels: 2)
     near(got.y, own.y)
 
     for {step, at} <- Enum.with_index(0..4) do
@@ -61,7 +64,7 @@ defmodule Sidewinder.MMRecTest do
     {x, weights, _} = problem(1, 6)
     first = MMRec.block(x, memory(1), weights)
     # The input again, with another memory and state.
-    second = MMRec.block(x, first.memory, weights, initial_state: first.h_last)
+    second = MMRec.block(x, first.memory, weights, initial_state: first.last_state)
     refute second.y == first.y
     same_state = MMRec.block(x, first.memory, weights)
     refute same_state.y == first.y
@@ -86,13 +89,13 @@ defmodule Sidewinder.MMRecTest do
 
   for batch <- [1, 3] do
     test "pieces give the numbers of the whole, batch #{batch}" do
-      {x, weights, h0} = problem(unquote(batch), 29)
+      {x, weights, initial} = problem(unquote(batch), 29)
       memory = memory(unquote(batch))
-      whole = MMRec.block(x, memory, weights, initial_state: h0)
+      whole = MMRec.block(x, memory, weights, initial_state: initial)
 
       for chunk <- [1, 2, 7, 28, 29, 100] do
-        got = MMRec.block(x, memory, weights, initial_state: h0, chunk: chunk)
-        for name <- [:y, :h_last, :summary], do: near(got[name], whole[name])
+        got = MMRec.block(x, memory, weights, initial_state: initial, chunk: chunk)
+        for name <- [:y, :last_state, :summary], do: near(got[name], whole[name])
 
         for bank <- [:short, :long] do
           {a, b} = {Memory.read(got.memory, bank), Memory.read(whole.memory, bank)}
@@ -107,14 +110,14 @@ defmodule Sidewinder.MMRecTest do
     memory = memory(1)
     got = MMRec.block(x, memory, weights)
     whole = MMRec.block(x, memory, weights, chunk: 40_000)
-    for name <- [:y, :h_last, :summary], do: near(got[name], whole[name], 2.0e-5)
+    for name <- [:y, :last_state, :summary], do: near(got[name], whole[name], 2.0e-5)
     assert Memory.cursor(got.memory, :short) == 40_000
   end
 
   test "nothing is remembered of a sequence without steps" do
-    {x, weights, h0} = problem(1, 0)
-    got = MMRec.block(x, memory(1), weights, initial_state: h0)
-    near(got.h_last, h0)
+    {x, weights, initial} = problem(1, 0)
+    got = MMRec.block(x, memory(1), weights, initial_state: initial)
+    near(got.last_state, initial)
     assert got.y.shape == {1, 0, 4}
     assert Memory.cursor(got.memory, :short) == 0 and Memory.cursor(got.memory, :long) == 0
   end
@@ -139,10 +142,10 @@ defmodule Sidewinder.MMRecTest do
   end
 
   test "wrong calls say what is wrong" do
-    {x, weights, h0} = problem(1, 3)
+    {x, weights, initial} = problem(1, 3)
     refuse = fn args -> assert_raise(Error, fn -> apply(MMRec, :block, args) end) end
     assert %{argument: "x", kind: :argument} = refuse.([1, memory(1), weights])
-    assert %{argument: "x", kind: :shape} = refuse.([h0, memory(1), weights])
+    assert %{argument: "x", kind: :shape} = refuse.([initial, memory(1), weights])
     assert %{argument: "x", kind: :shape} = refuse.([x, memory(2), weights])
     assert %{argument: "memory", kind: :argument} = refuse.([x, nil, weights])
     assert %{argument: "levels", kind: :option} = refuse.([x, memory(1), weights, [levels: 2]])

@@ -64,7 +64,7 @@ defmodule Sidewinder.PropertyTest do
     end
 
     first = part.(0, 37, [])
-    second = part.(37, 64, [{"h0", first["last_state"]}])
+    second = part.(37, 64, [{"initial_state", first["last_state"]}])
     Golden.assert_close(second["last_state"], whole["last_state"], 1.0e-5, 1.0e-6, "last_state")
     Golden.assert_close(first["y"], cut.(whole["y"], 0, 37), 1.0e-5, 1.0e-6, "first part")
     Golden.assert_close(second["y"], cut.(whole["y"], 37, 64), 1.0e-5, 1.0e-6, "second part")

@@ -94,7 +94,7 @@ defmodule Sidewinder.RandomInputsTest do
           {:linear, [shape: "I=2x3"], :option, "2x3"},
           {:linear, [shape: "I=2=3"], :option, "I=2=3"},
           {:causal_conv1d, [shape: "2x3"], :shape, "x: expected shape (B, L, D), got 2x3"},
-          {:causal_conv1d, [shape: "W=0", with: ["init_state"]], :shape, "got -1 with W = 0"},
+          {:causal_conv1d, [shape: "W=0", with: ["initial_state"]], :shape, "got -1 with W = 0"},
           {:linear, [shape: "I=1000000000"], :size, "at most"},
           {:linear, [with: ["w"]], :argument, "optional inputs out of b, got w"},
           {:linear, [type: :s32], :dtype, "s32"}

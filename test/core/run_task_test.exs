@@ -117,7 +117,7 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
              done =~ "ddt_bias f32 (3)" and done =~ out
 
     assert Enum.sort(Map.keys(Safetensors.read(out))) ==
-             ~w(dA dB dC dD ddt ddt_bias dh0 dx dz last_state y)
+             ~w(dA dB dC dD ddt ddt_bias dinitial_state dx dz last_state y)
   end
 
   test "without cotangents there are no gradients, and cotangents that are missing are zero", %{

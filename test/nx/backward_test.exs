@@ -9,7 +9,7 @@ defmodule Sidewinder.BackwardTest do
   @backends [:nx, :cpu]
 
   defp optional(i, cotangents) do
-    [d: i["D"], z: i["z"], dt_bias: i["dt_bias"], initial_state: i["h0"]] ++
+    [d: i["D"], z: i["z"], dt_bias: i["dt_bias"], initial_state: i["initial_state"]] ++
       [dlast_state: cotangents["dlast_state"], dstates: cotangents["dstates"]]
   end
 
@@ -103,7 +103,7 @@ defmodule Sidewinder.BackwardTest do
 
       gradients = backward(i, cotangents, [])
       for name <- [:dx, :ddt, :dB, :dC, :dz], do: assert(gradients[name].type == i["x"].type)
-      for name <- [:dA, :dD, :dh0], do: assert(gradients[name].type == {:f, 32})
+      for name <- [:dA, :dD, :dinitial_state], do: assert(gradients[name].type == {:f, 32})
     end
   end
 

@@ -81,7 +81,7 @@ defmodule Sidewinder.CausalConv1dTest do
         result = run("causal_conv1d", i, opts)
         wide = Map.new(i, fn {name, t} -> {name, Nx.as_type(t, :f64)} end)
         assert result.y.type == i["x"].type
-        assert result.final_state.type == i["x"].type
+        assert result.last_state.type == i["x"].type
         assert_close(result, run("causal_conv1d", wide, opts), rtol: rtol)
 
         vectorized =
@@ -100,7 +100,7 @@ defmodule Sidewinder.CausalConv1dTest do
     for {name, shape, expected} <- [
           {"w", {4, 3}, "shape {3, w}"},
           {"bias", {4}, "shape {3}"},
-          {"init_state", {2, 3, 3}, "shape {2, 2, 3}"}
+          {"initial_state", {2, 3, 3}, "shape {2, 2, 3}"}
         ] do
       wrong = Map.put(i, name, Nx.broadcast(Nx.tensor(1, type: :f64), shape))
       error = assert_raise Sidewinder.Error, fn -> run("causal_conv1d", wrong, []) end

@@ -9,7 +9,6 @@ defmodule Sidewinder.CumulativeTest do
   @golden ~w(exp_product_scan cumprod_scan logcumsumexp reverse_cumsum)
   @scans @golden ++ ["cumsum"]
 
-  defp start(op), do: if(op == "cumprod_scan", do: "init", else: "carry")
   defp sequence(op), do: if(op in ~w(exp_product_scan cumprod_scan), do: "gamma", else: "x")
 
   for backend <- @backends, op <- @golden do
@@ -40,11 +39,8 @@ defmodule Sidewinder.CumulativeTest do
         parts = if unquote(op) == "reverse_cumsum", do: Enum.reverse(parts), else: parts
 
         {ys, state} =
-          Enum.map_reduce(parts, i[start(unquote(op))], fn range, state ->
-            piece = %{
-              sequence(unquote(op)) => x[[.., .., range]],
-              start(unquote(op)) => state
-            }
+          Enum.map_reduce(parts, i["initial_state"], fn range, state ->
+            piece = %{sequence(unquote(op)) => x[[.., .., range]], "initial_state" => state}
 
             %{y: y, last_state: state} = run(unquote(op), piece, opts)
             assert_close(y, whole.y[[.., .., range]], rtol: 1.0e-12)
@@ -112,8 +108,8 @@ defmodule Sidewinder.CumulativeTest do
 
     for {fun, argument, kind} <- [
           {&Sidewinder.cumprod_scan(Nx.squeeze(x[[0]]), &1), "gamma", :shape},
-          {&Sidewinder.cumprod_scan(x, [initial_state: Nx.broadcast(1.0, {2, 3})] ++ &1), "init",
-           :shape},
+          {&Sidewinder.cumprod_scan(x, [initial_state: Nx.broadcast(1.0, {2, 3})] ++ &1),
+           "initial_state", :shape},
           {&Sidewinder.exp_product_scan(x, [eps: 2] ++ &1), "eps", :option},
           {&Sidewinder.exp_product_scan(x, [log_min: 2] ++ &1), "log_min", :option},
           {&Sidewinder.cumsum(x, [reverse: true] ++ &1), "reverse", :option}

@@ -103,7 +103,7 @@ defmodule Sidewinder.GradientGraphTest do
 
   defp twice(i, backend) do
     %{y: y, last_state: state} = run("selective_scan", i, return_state: true, backend: backend)
-    again = run("selective_scan", %{i | "x" => y, "h0" => state}, backend: backend)
+    again = run("selective_scan", %{i | "x" => y, "initial_state" => state}, backend: backend)
     Nx.sum(Nx.multiply(again.y, y))
   end
 

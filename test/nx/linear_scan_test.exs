@@ -40,7 +40,7 @@ defmodule Sidewinder.LinearScanTest do
     {_, i, _, _} = problem("linear_scan", {2, 9, 3, 1}, :f64)
 
     loss = fn i, fun, opts ->
-      Nx.sum(Nx.pow(fun.(i["a"], i["b"], [initial_state: i["h0"]] ++ opts), 2))
+      Nx.sum(Nx.pow(fun.(i["a"], i["b"], [initial_state: i["initial_state"]] ++ opts), 2))
     end
 
     expected =

@@ -36,10 +36,10 @@ defmodule Sidewinder.MMRecNxTest do
 
       for at <- 1..6 do
         first = run("mmrec_block", %{i | "x" => i["x"][[.., 0..(at - 1)]]}, opts)
-        rest = %{i | "x" => i["x"][[.., at..6]], "h0" => first.h_last}
+        rest = %{i | "x" => i["x"][[.., at..6]], "initial_state" => first.last_state}
         second = run("mmrec_block", rest, opts)
         assert_close(Nx.concatenate([first.y, second.y], axis: 1), whole.y)
-        assert_close(second.h_last, whole.h_last)
+        assert_close(second.last_state, whole.last_state)
       end
     end
 
@@ -104,19 +104,19 @@ defmodule Sidewinder.MMRecNxTest do
 
   test "a gate is there as a whole or not at all, and mixes only then" do
     {_, i, _, _} = problem("block_recurrence", {1, 3, 2, 2}, :f32)
-    core = Map.drop(i, ~w(Wm bm))
+    core = Map.drop(i, ~w(w_mix b_mix))
     assert_close(run("block_recurrence", core, []), run("block_recurrence", i, mix: 0))
 
     refuse = fn i, opts ->
       assert_raise Sidewinder.Error, fn -> run("block_recurrence", i, opts) end
     end
 
-    assert %{argument: "bm", kind: :argument} = refuse.(Map.delete(i, "bm"), [])
+    assert %{argument: "bm", kind: :argument} = refuse.(Map.delete(i, "b_mix"), [])
     assert %{argument: "mix", kind: :option} = refuse.(core, mix: 0.1)
     assert %{argument: "mix", kind: :option} = refuse.(i, mix: :much)
     assert %{argument: "state_clip", kind: :option} = refuse.(i, state_clip: 0)
-    wrong = %{i | "Wm" => i["Wg"]}
-    assert %{argument: "Wm", kind: :shape, expected: "shape {2, 4}"} = refuse.(wrong, [])
+    wrong = %{i | "w_mix" => i["w_gate"]}
+    assert %{argument: "w_mix", kind: :shape, expected: "shape {2, 4}"} = refuse.(wrong, [])
   end
 
   test "a context comes with its network" do

@@ -8,21 +8,25 @@ defmodule Sidewinder.NamesTest do
   # Axes that are the same one, by the inputs that have them.
   @same %{
     "selective_scan" => [
-      [x: 2, dt: 2, A: 0, D: 0, z: 2, dt_bias: 0, h0: 1],
-      [A: 1, B: 2, C: 2, h0: 2],
+      [x: 2, dt: 2, A: 0, D: 0, z: 2, dt_bias: 0, initial_state: 1],
+      [A: 1, B: 2, C: 2, initial_state: 2],
       [x: 1, dt: 1, B: 1, C: 1],
-      [x: 0, B: 0, h0: 0]
+      [x: 0, B: 0, initial_state: 0]
     ],
     "selective_state_update" => [
-      [x: 1, state: 1, dt: 1, A: 0],
-      [state: 2, A: 1, B: 1],
+      [x: 1, initial_state: 1, dt: 1, A: 0],
+      [initial_state: 2, A: 1, B: 1],
       [x: 0, C: 0]
     ],
-    "linear_scan" => [[a: 0, b: 0, h0: 0], [a: 1, b: 1], [a: 2, b: 2, h0: 1]],
-    "exp_product_scan" => [[gamma: 1, carry: 1], [gamma: 3, carry: 2]],
-    "cumprod_scan" => [[gamma: 0, init: 0]],
-    "cumsum" => [[x: 3, carry: 2]],
-    "causal_conv1d" => [[x: 2, w: 0, bias: 0, init_state: 2], [x: 0, init_state: 0]],
+    "linear_scan" => [
+      [a: 0, b: 0, initial_state: 0],
+      [a: 1, b: 1],
+      [a: 2, b: 2, initial_state: 1]
+    ],
+    "exp_product_scan" => [[gamma: 1, initial_state: 1], [gamma: 3, initial_state: 2]],
+    "cumprod_scan" => [[gamma: 0, initial_state: 0]],
+    "cumsum" => [[x: 3, initial_state: 2]],
+    "causal_conv1d" => [[x: 2, w: 0, bias: 0, initial_state: 2], [x: 0, initial_state: 0]],
     "causal_conv1d_update" => [[x: 1, state: 2, w: 0]],
     "mamba_block" => [
       [x: 0, conv_state: 0, ssm_state: 0],
@@ -44,8 +48,8 @@ defmodule Sidewinder.NamesTest do
     "mdi_update" => for(i <- 0..2, do: [z: i, h_old: i, gate: i, gamma: i]),
     "mdi_gamma" => [[z: 1, context: 1], [z: 2, context: 2]],
     "mdi" => [[z: 0, h_prev: 0, context: 0]],
-    "block_recurrence" => [[z: 1, gamma: 1], [z: 2, gamma: 2, bg: 0, h0: 1]],
-    "mmrec_block" => [[x: 2, n1: 0, k_mem: 2, h0: 1], [k_mem: 1, v_mem: 1]],
+    "block_recurrence" => [[z: 1, gamma: 1], [z: 2, gamma: 2, b_gate: 0, initial_state: 1]],
+    "mmrec_block" => [[x: 2, n1: 0, k_mem: 2, initial_state: 1], [k_mem: 1, v_mem: 1]],
     "hds_construct" => [[k: 1, v: 1], [k: 2, v: 2]],
     "multi_memory_attention" => [[h: 1, q_in: 1], [k_mem: 1, v_mem: 1]]
   }
@@ -59,7 +63,7 @@ defmodule Sidewinder.NamesTest do
     "transformer_block" => [[x: 2, wqkv: 1, wo: 1]],
     "mamba_block" => [[x: 2, in_proj: 1, out_proj: 0]],
     "mdi_gamma" => [[z: 2, wg1: 1, wc1: 1], [wg1: 0, wc1: 0]],
-    "block_recurrence" => [[z: 2, Wg: 0], [z: 2, Wg: 1]],
+    "block_recurrence" => [[z: 2, w_gate: 0], [z: 2, w_gate: 1]],
     "mmrec_block" => [[x: 2, wq: 1, wf1: 1], [wf1: 0, wf2: 1]]
   }
 

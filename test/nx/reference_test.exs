@@ -11,8 +11,8 @@ defmodule Sidewinder.ReferenceTest do
   @lengths [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33]
 
   # The recurrence on lists of numbers.
-  defp scanned(a, b, h0) do
-    {h, _} = Enum.map_reduce(Enum.zip(a, b), h0, fn {a, b}, h -> {a * h + b, a * h + b} end)
+  defp scanned(a, b, initial) do
+    {h, _} = Enum.map_reduce(Enum.zip(a, b), initial, fn {a, b}, h -> {a * h + b, a * h + b} end)
     h
   end
 
@@ -26,17 +26,17 @@ defmodule Sidewinder.ReferenceTest do
       test "is the recurrence at every length, with zeros and negative factors", %{
         algorithm: algorithm
       } do
-        for length <- @lengths, h0 <- [0.0, -2.0] do
+        for length <- @lengths, initial <- [0.0, -2.0] do
           {a, b} = Enum.unzip(coefficients(length))
           [at, bt] = for list <- [a, b], do: Nx.tensor([Enum.map(list, &[&1])], type: :f64)
 
           h =
             Reference.linear_scan(at, bt,
               algorithm: algorithm,
-              initial_state: Nx.tensor([[h0]], type: :f64)
+              initial_state: Nx.tensor([[initial]], type: :f64)
             )
 
-          assert_close(h, Nx.tensor([Enum.map(scanned(a, b, h0), &[&1])], type: :f64),
+          assert_close(h, Nx.tensor([Enum.map(scanned(a, b, initial), &[&1])], type: :f64),
             rtol: 1.0e-12
           )
         end

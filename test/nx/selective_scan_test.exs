@@ -256,7 +256,7 @@ defmodule Sidewinder.SelectiveScanTest do
     end
 
     test "raises for wrong optional inputs", %{args: args} do
-      for {key, name} <- [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "h0"] do
+      for {key, name} <- [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "initial_state"] do
         error =
           assert_raise Sidewinder.Error, fn -> scan(args, [{key, Nx.broadcast(1.0, {5, 5})}]) end
 

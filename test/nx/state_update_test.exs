@@ -9,11 +9,11 @@ defmodule Sidewinder.SelectiveStateUpdateTest do
   @tag skip: no_library()
   test "agrees with the golden values in every way" do
     for golden <- Golden.cases("selective_state_update"), {_, way} <- ways() do
-      args = for name <- ["state", "x", "dt", "A", "B", "C"], do: golden.inputs[name]
-      opts = Keyword.drop(Golden.options(golden), [:return_state, :return_states])
+      args = for name <- ["initial_state", "x", "dt", "A", "B", "C"], do: golden.inputs[name]
+      opts = Keyword.drop(Golden.options(golden), [:initial_state, :return_state, :return_states])
       fun = fn state, x, dt, a, b, c -> update([state, x, dt, a, b, c], opts) end
       {y, state} = way.(fun, args)
-      Golden.check(golden, %{y: y, state: state})
+      Golden.check(golden, %{y: y, last_state: state})
     end
   end
 
@@ -60,7 +60,7 @@ defmodule Sidewinder.SelectiveStateUpdateTest do
     [x, dt, b, c] = for t <- [x, dt, b, c], do: t[[.., 0]]
 
     for {args, name} <- [
-          {[Nx.broadcast(1.0, {3, 4}), x, dt, a, b, c], "state"},
+          {[Nx.broadcast(1.0, {3, 4}), x, dt, a, b, c], "initial_state"},
           {[optional[:initial_state], x, dt, a, b, Nx.broadcast(1.0, {4, 2})], "C"}
         ] do
       error = assert_raise Sidewinder.Error, fn -> update(args) end

@@ -18,7 +18,7 @@ defmodule Sidewinder.VectorizedTest do
 
   @shapes [{2, 3, 4}, {2, 3, 4}, {4, 5}, {2, 3, 2, 5}, {4, 5}, {4}, {2, 3, 4}, {4}, {2, 4, 5}]
 
-  # Which of the inputs x dt a b c d z dt_bias h0 has which axes.
+  # Which of the inputs x dt a b c d z dt_bias initial has which axes.
   @cases [
     [u: [0, 1, 3, 6, 8]],
     [u: [0]],
@@ -121,17 +121,17 @@ defmodule Sidewinder.VectorizedTest do
 
   test "the gradient as a function sums over the axes that an input lacks" do
     for axes <- @cases do
-      [x, dt, a, b, c, d, z, dt_bias, h0] = inputs = inputs(axes)
+      [x, dt, a, b, c, d, z, dt_bias, initial] = inputs = inputs(axes)
       dy = input(11, [], {2, 3, 4})
-      opts = [d: d, z: z, dt_bias: dt_bias, initial_state: h0]
+      opts = [d: d, z: z, dt_bias: dt_bias, initial_state: initial]
       actual = Sidewinder.selective_scan_backward(dy, x, dt, a, b, c, opts)
 
-      loss = fn [x, dt, a, b, c, d, z, dt_bias, h0] ->
-        opts = [d: d, z: z, dt_bias: dt_bias, initial_state: h0]
+      loss = fn [x, dt, a, b, c, d, z, dt_bias, initial] ->
+        opts = [d: d, z: z, dt_bias: dt_bias, initial_state: initial]
         Nx.sum(Nx.multiply(Sidewinder.selective_scan(x, dt, a, b, c, opts), dy))
       end
 
-      names = [:dx, :ddt, :dA, :dB, :dC, :dD, :dz, :ddt_bias, :dh0]
+      names = [:dx, :ddt, :dA, :dB, :dC, :dD, :dz, :ddt_bias, :dinitial_state]
 
       for {{t, name}, k} <- Enum.with_index(Enum.zip(inputs, names)) do
         expected = Nx.Defn.grad(t, &loss.(List.replace_at(inputs, k, &1)))

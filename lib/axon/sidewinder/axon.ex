@@ -313,7 +313,7 @@ defmodule Sidewinder.Axon do
 
     * `:initial_state` - a layer, `{batch, D}`, the state that the recurrence starts from. Defaults to none: zeros.
 
-    * `:return_state` - returns `{y, %{h_last: layer, summary: layer}}`, `{batch, D}` each, which go on as
+    * `:return_state` - returns `{y, %{last_state: layer, summary: layer}}`, `{batch, D}` each, which go on as
       `:initial_state`, or are written into the memory, for the part that comes next. Defaults to `false`.
 
     * `:v_mix`, `:epsilon`, `:norm`, `:levels`, `:ratio`, `:state_clip`, `:state_norm`, `:checkpoint` - as in
@@ -329,11 +329,11 @@ defmodule Sidewinder.Axon do
 
       iex> [x, h] = for name <- ["x", "h"], do: Axon.input(name)
       iex> {y, state} = Sidewinder.Axon.mm_rec_block(x, initial_state: h, return_state: true)
-      iex> {init, predict} = Axon.build(Axon.container({y, state.h_last}))
+      iex> {init, predict} = Axon.build(Axon.container({y, state.last_state}))
       iex> first = %{"x" => Nx.iota({1, 2, 4}, type: :f32), "h" => Nx.broadcast(0.0, {1, 4})}
       iex> params = init.(first, Axon.ModelState.empty())
-      iex> {_y, h_last} = predict.(params, first)
-      iex> {y, _h_last} = predict.(params, %{first | "h" => h_last})
+      iex> {_y, last_state} = predict.(params, first)
+      iex> {y, _last_state} = predict.(params, %{first | "h" => last_state})
       iex> y.shape
       {1, 2, 4}
   """

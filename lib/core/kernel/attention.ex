@@ -16,7 +16,7 @@ defmodule Sidewinder.Kernel.Attention do
 
   alias Sidewinder.{Kernel, KVCache, Tensor}
 
-  @tensors [mask: "mask", bias: "bias"]
+  @tensors [:mask, :bias]
   @attention [:scale, :causal, :q_offset, :layout]
 
   @doc """
@@ -99,7 +99,7 @@ defmodule Sidewinder.Kernel.Attention do
     op = :attention_backward
 
     {inputs, own, where} =
-      Kernel.sort_options!(op, options, [dlse: "dlse"] ++ @tensors, @attention)
+      Kernel.sort_options!(op, options, [:dlse | @tensors], @attention)
 
     given = [{"q", q}, {"k", k}, {"v", v}, {"y", y}, {"lse", lse}, {"dy", dy}]
     Kernel.gradients(op, given ++ inputs, own, where)
@@ -299,7 +299,7 @@ defmodule Sidewinder.Kernel.Attention do
     do: layer_backward(:transformer_block_backward, x, weights, dy, options, [:eps | @mha])
 
   defp layer(op, x, weights, options, names) do
-    {given, own, where} = Kernel.sort_options!(op, options, [mask: "mask"], [:cache | names])
+    {given, own, where} = Kernel.sort_options!(op, options, [:mask], [:cache | names])
     {cache, own} = Map.pop(own, :cache)
     inputs = [{"x", x} | Kernel.weights!(op, weights)] ++ given
     run = &Kernel.run(op, inputs ++ &1, Map.merge(own, &2), where)["y"]
@@ -307,7 +307,7 @@ defmodule Sidewinder.Kernel.Attention do
   end
 
   defp layer_backward(op, x, weights, dy, options, names) do
-    {inputs, own, where} = Kernel.sort_options!(op, options, [mask: "mask"], names)
+    {inputs, own, where} = Kernel.sort_options!(op, options, [:mask], names)
     inputs = [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)] ++ inputs
     Kernel.gradients(op, inputs, own, where)
   end

@@ -29,7 +29,7 @@ defmodule Sidewinder.Kernel.Conv do
     * `:bias` - `{D}`
     * `:initial_state` - `{B, W - 1, D}`, the samples before the first; zeros by default
     * `:activation` - `:silu`; none by default
-    * `:return_state` - returns `{y, final_state}`, the second `{B, W - 1, D}`: the last samples, the
+    * `:return_state` - returns `{y, last_state}`, the second `{B, W - 1, D}`: the last samples, the
       initial state of the next call
 
   Returns `y`, `{B, L, D}`, unless an option returns more.
@@ -42,12 +42,12 @@ defmodule Sidewinder.Kernel.Conv do
   """
   @spec causal_conv1d(Tensor.t(), Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
   def causal_conv1d(x, w, options \\ []) do
-    tensors = [bias: "bias", initial_state: "init_state"]
+    tensors = [:bias, :initial_state]
     names = [:activation, :return_state]
     {inputs, own, where} = Kernel.sort_options!(:causal_conv1d, options, tensors, names)
 
     case Kernel.run(:causal_conv1d, [{"x", x}, {"w", w} | inputs], own, where) do
-      %{"y" => y, "final_state" => final_state} -> {y, final_state}
+      %{"y" => y, "last_state" => last_state} -> {y, last_state}
       %{"y" => y} -> y
     end
   end
@@ -59,9 +59,9 @@ defmodule Sidewinder.Kernel.Conv do
     * `dy` - `{B, L, D}`, the cotangent of `y`
 
   Options beside those of `Sidewinder.Kernel`: `:bias`, `:initial_state` and `:activation` as in the
-  convolution, and `:dfinal_state` - `{B, W - 1, D}`, the cotangent of the final state, zero by default.
+  convolution, and `:dlast_state` - `{B, W - 1, D}`, the cotangent of the last state, zero by default.
 
-  Returns a map of `:dx`, `:dw`, and of `:dbias` and `:dinit_state` as far as their inputs are there.
+  Returns a map of `:dx`, `:dw`, and of `:dbias` and `:dinitial_state` as far as their inputs are there.
 
       iex> x = Sidewinder.Tensor.from_list([1, 2, 3], :f32, {1, 3, 1})
       iex> w = Sidewinder.Tensor.from_list([0.25, 0.5], :f32, {1, 2})
@@ -76,7 +76,7 @@ defmodule Sidewinder.Kernel.Conv do
           atom => Tensor.t()
         }
   def causal_conv1d_backward(x, w, dy, options \\ []) do
-    tensors = [bias: "bias", initial_state: "init_state", dfinal_state: "dfinal_state"]
+    tensors = [:bias, :initial_state, :dlast_state]
     op = :causal_conv1d_backward
     {inputs, own, where} = Kernel.sort_options!(op, options, tensors, [:activation])
     Kernel.gradients(op, [{"x", x}, {"w", w}, {"dy", dy} | inputs], own, where)
@@ -105,7 +105,7 @@ defmodule Sidewinder.Kernel.Conv do
           {Tensor.t(), Tensor.t()}
   def causal_conv1d_update(state, x, w, options \\ []) do
     op = :causal_conv1d_update
-    {inputs, own, where} = Kernel.sort_options!(op, options, [bias: "bias"], [:activation])
+    {inputs, own, where} = Kernel.sort_options!(op, options, [:bias], [:activation])
     inputs = [{"x", x}, {"state", state}, {"w", w} | inputs]
     %{"y" => y, "state" => state} = Kernel.run(op, inputs, own, where)
     {y, state}

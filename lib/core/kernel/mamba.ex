@@ -31,7 +31,7 @@ defmodule Sidewinder.Kernel.Mamba do
 
   alias Sidewinder.{Kernel, Tensor}
 
-  @states [conv_state: "conv_state", ssm_state: "ssm_state"]
+  @states [:conv_state, :ssm_state]
   @sizes [:expand, :d_state, :dt_rank, :d_conv]
 
   @typedoc "Weights by name."
@@ -99,7 +99,7 @@ defmodule Sidewinder.Kernel.Mamba do
   @spec mamba_block_backward(Tensor.t(), weights, Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def mamba_block_backward(x, weights, dy, options \\ []) do
     op = :mamba_block_backward
-    tensors = @states ++ [dconv_state: "dconv_state", dssm_state: "dssm_state"]
+    tensors = @states ++ [:dconv_state, :dssm_state]
     {states, own, where} = Kernel.sort_options!(op, options, tensors, @sizes)
 
     Kernel.gradients(

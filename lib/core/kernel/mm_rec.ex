@@ -53,7 +53,7 @@ defmodule Sidewinder.Kernel.MMRec do
   @spec exp_product_scan(Tensor.t(), keyword) ::
           {Tensor.t(), Tensor.t()} | {Tensor.t(), Tensor.t(), Tensor.t()}
   def exp_product_scan(gamma, options \\ []) do
-    case cumulative(:exp_product_scan, {"gamma", gamma}, "carry", options, @exp_product) do
+    case cumulative(:exp_product_scan, {"gamma", gamma}, options, @exp_product) do
       %{"y" => y, "log_y" => log_y, "last_state" => last_state} -> {y, log_y, last_state}
       %{"y" => y, "log_y" => log_y} -> {y, log_y}
     end
@@ -78,7 +78,7 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec cumprod_scan(Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
   def cumprod_scan(gamma, options \\ []) do
-    one(cumulative(:cumprod_scan, {"gamma", gamma}, "init", options, [:reverse]))
+    one(cumulative(:cumprod_scan, {"gamma", gamma}, options, [:reverse]))
   end
 
   @doc """
@@ -95,7 +95,7 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec logcumsumexp(Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
   def logcumsumexp(x, options \\ []) do
-    one(cumulative(:logcumsumexp, {"x", x}, "carry", options, [:reverse]))
+    one(cumulative(:logcumsumexp, {"x", x}, options, [:reverse]))
   end
 
   @doc """
@@ -111,7 +111,7 @@ defmodule Sidewinder.Kernel.MMRec do
       #Sidewinder.Tensor<f32 (1, 1, 3, 1) [1.0, 3.0, 6.0]>
   """
   @spec cumsum(Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
-  def cumsum(x, options \\ []), do: one(cumulative(:cumsum, {"x", x}, "carry", options, []))
+  def cumsum(x, options \\ []), do: one(cumulative(:cumsum, {"x", x}, options, []))
 
   @doc """
   The cumulative sum from the end: `cumsum/2` with time reversed. The initial state comes from the right, and the last
@@ -123,11 +123,11 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec reverse_cumsum(Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
   def reverse_cumsum(x, options \\ []),
-    do: one(cumulative(:reverse_cumsum, {"x", x}, "carry", options, []))
+    do: one(cumulative(:reverse_cumsum, {"x", x}, options, []))
 
-  defp cumulative(op, sequence, state, options, names) do
-    tensors = [initial_state: state]
-    {inputs, own, where} = Kernel.sort_options!(op, options, tensors, [:return_state | names])
+  defp cumulative(op, sequence, options, names) do
+    names = [:return_state | names]
+    {inputs, own, where} = Kernel.sort_options!(op, options, [:initial_state], names)
     Kernel.run(op, [sequence | inputs], own, where)
   end
 
@@ -144,7 +144,7 @@ defmodule Sidewinder.Kernel.MMRec do
   Options beside those of `Sidewinder.Kernel`: `:initial_state`, `:eps`, `:log_min` and `:reverse` as in the scan, and the
   cotangents `:dlog_y`, `{B, H, L, W}`, and `:dlast_state`, `{B, H, W}`, zero by default.
 
-  Returns a map of `:dgamma`, and `:dcarry` if there is an initial state. Where a decay was out of its bounds, its
+  Returns a map of `:dgamma`, and `:dinitial_state` if there is an initial state. Where a decay was out of its bounds, its
   gradient is 0.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
@@ -158,7 +158,7 @@ defmodule Sidewinder.Kernel.MMRec do
           atom => Tensor.t()
         }
   def exp_product_scan_backward(gamma, y, dy, options \\ []) do
-    tensors = [initial_state: "carry", dlog_y: "dlog_y", dlast_state: "dlast_state"]
+    tensors = [:initial_state, :dlog_y, :dlast_state]
     given = [{"gamma", gamma}, {"y", y}, {"dy", dy}]
     cumulative_backward(:exp_product_scan_backward, given, options, tensors, @exp_product)
   end
@@ -173,7 +173,7 @@ defmodule Sidewinder.Kernel.MMRec do
   Options beside those of `Sidewinder.Kernel`: `:initial_state` and `:reverse` as in the scan, and `:dlast_state`,
   `{B, H, W}`, the cotangent of the last state, zero by default.
 
-  Returns a map of `:dgamma`, and `:dinit` if there is an initial state.
+  Returns a map of `:dgamma`, and `:dinitial_state` if there is an initial state.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> [gamma, y, dy] =
@@ -185,7 +185,7 @@ defmodule Sidewinder.Kernel.MMRec do
           atom => Tensor.t()
         }
   def cumprod_scan_backward(gamma, y, dy, options \\ []) do
-    tensors = [initial_state: "init", dlast_state: "dlast_state"]
+    tensors = [:initial_state, :dlast_state]
     given = [{"gamma", gamma}, {"y", y}, {"dy", dy}]
     cumulative_backward(:cumprod_scan_backward, given, options, tensors, [:reverse])
   end
@@ -194,7 +194,7 @@ defmodule Sidewinder.Kernel.MMRec do
   The gradient of `logcumsumexp/2`, of `x` as it was given and the cotangent `dy` of `y`.
 
   Options beside those of `Sidewinder.Kernel`: `:initial_state`, `:reverse` and `:dlast_state`, as in
-  `cumprod_scan_backward/4`. Returns a map of `:dx`, and `:dcarry` if there is an initial state. Where `x` is minus
+  `cumprod_scan_backward/4`. Returns a map of `:dx`, and `:dinitial_state` if there is an initial state. Where `x` is minus
   infinity, its gradient is 0.
 
       iex> [x, dy] = for v <- [[0, 0], [0, 1]], do: Sidewinder.Tensor.from_list(v, :f32, {1, 1, 2, 1})
@@ -230,7 +230,7 @@ defmodule Sidewinder.Kernel.MMRec do
     do: sum_backward(:reverse_cumsum_backward, x, dy, options, [])
 
   defp sum_backward(op, x, dy, options, names) do
-    tensors = [initial_state: "carry", dlast_state: "dlast_state"]
+    tensors = [:initial_state, :dlast_state]
     cumulative_backward(op, [{"x", x}, {"dy", dy}], options, tensors, names)
   end
 
@@ -346,7 +346,7 @@ defmodule Sidewinder.Kernel.MMRec do
   end
 
   defp with_context(op, given, weights, options, more \\ [], tensors \\ []) do
-    tensors = [{:context, "context"} | tensors]
+    tensors = [:context | tensors]
     {inputs, own, where} = Kernel.sort_options!(op, options, tensors, [])
     Kernel.run(op, given ++ inputs ++ Kernel.weights!(op, weights) ++ more, own, where)
   end
@@ -356,63 +356,64 @@ defmodule Sidewinder.Kernel.MMRec do
 
   ## The recurrence
 
-  @recurrence [wm: "Wm", bm: "bm", initial_state: "h0"]
+  @recurrence [{:wm, "w_mix"}, {:bm, "b_mix"}, :initial_state]
   @steps [:mix, :state_clip, :state_norm]
 
   @doc """
   The gated recurrence of the MM-Rec block. For each batch and time, with the logistic function s and h of the time
   before:
 
-      m = s([z[t]; h] wm' + bm)
+      m = s([z[t]; h] w_mix' + b_mix)
       n = m * z[t] + (1 - m) * h + gamma[t] * h
-      h = z[t] * s(h wg' + bg) + gamma[t] * h + mix * n
+      h = z[t] * s(h w_gate' + b_gate) + gamma[t] * h + mix * n
 
     * `z`, `gamma` - `{B, L, D}`
-    * `wg` - `{D, D}`, `bg` - `{D}`
+    * `w_gate` - `{D, D}`, `b_gate` - `{D}`
 
   Options beside those of `Sidewinder.Kernel`:
 
-    * `:wm` - `{D, 2 D}` and `:bm` - `{D}`: both, or none
+    * `:wm` and `:bm` - `w_mix`, `{D, 2 D}`, and `b_mix`, `{D}`: both, or none
     * `:mix` - `0.1` by default; without them it can only be 0, as it then is by default
     * `:initial_state` - `{B, D}`; zeros by default
     * `:state_norm` - divide h by `sqrt(mean(h^2)) + 1.0e-6` after each step
     * `:state_clip` - keep each number of h within plus and minus this after each step; none by default
 
-  Returns `{h, h_last}`, `{B, L, D}` and `{B, D}`.
+  Returns `{h, last_state}`, `{B, L, D}` and `{B, D}`.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> [z, gamma] = for v <- [1, 0.5], do: from_list([v, v, v], :f32, {1, 3, 1})
-      iex> [wg, bg, wm] = for shape <- [{1, 1}, {1}, {1, 2}], do: Sidewinder.RandomInputs.tensor(shape, :f32, {0, 0}, 1)
-      iex> {h, _h_last} = Sidewinder.Kernel.MMRec.block_recurrence(z, gamma, wg, bg, mix: 0)
+      iex> [w_gate, b_gate, wm] = for shape <- [{1, 1}, {1}, {1, 2}], do: Sidewinder.RandomInputs.tensor(shape, :f32, {0, 0}, 1)
+      iex> {h, _last_state} = Sidewinder.Kernel.MMRec.block_recurrence(z, gamma, w_gate, b_gate, mix: 0)
       iex> Sidewinder.Tensor.to_list(h)
       [0.5, 0.75, 0.875]
-      iex> {_h, h_last} = Sidewinder.Kernel.MMRec.block_recurrence(z, gamma, wg, bg, wm: wm, bm: bg)
-      iex> Enum.map(Sidewinder.Tensor.to_list(h_last), &Float.round(&1, 5))
+      iex> {_h, last_state} = Sidewinder.Kernel.MMRec.block_recurrence(z, gamma, w_gate, b_gate, wm: wm, bm: b_gate)
+      iex> Enum.map(Sidewinder.Tensor.to_list(last_state), &Float.round(&1, 5))
       [1.078]
   """
   @spec block_recurrence(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
           {Tensor.t(), Tensor.t()}
-  def block_recurrence(z, gamma, wg, bg, options \\ []) do
+  def block_recurrence(z, gamma, w_gate, b_gate, options \\ []) do
     {inputs, own, where} = Kernel.sort_options!(:block_recurrence, options, @recurrence, @steps)
-    given = [{"z", z}, {"gamma", gamma}, {"Wg", wg}, {"bg", bg}]
-    %{"h" => h, "h_last" => last} = Kernel.run(:block_recurrence, given ++ inputs, own, where)
+    given = [{"z", z}, {"gamma", gamma}, {"w_gate", w_gate}, {"b_gate", b_gate}]
+    %{"h" => h, "last_state" => last} = Kernel.run(:block_recurrence, given ++ inputs, own, where)
     {h, last}
   end
 
   @doc """
   The gradient of `block_recurrence/5`, with its options.
 
-    * `z`, `gamma`, `wg`, `bg` - as they were given to the recurrence
+    * `z`, `gamma`, `w_gate`, `b_gate` - as they were given to the recurrence
     * `h` - what the recurrence returned
-    * `dh` - the cotangent of it; with the option `:dh_last` that of `h_last`, zero by default
+    * `dh` - the cotangent of it; with the option `:dlast_state` that of `last_state`, zero by default
 
-  Returns a map of `:dz`, `:dgamma`, `:dWg`, `:dbg`, and of `:dWm`, `:dbm` and `:dh0` as far as their inputs are there.
+  Returns a map of `:dz`, `:dgamma`, `:dw_gate`, `:db_gate`, and of `:dw_mix`, `:db_mix` and `:dinitial_state` as far as
+  their inputs are there.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> [z, gamma, dh] = for v <- [1, 0.5, 1], do: from_list([v, v, v], :f32, {1, 3, 1})
-      iex> [wg, bg] = for shape <- [{1, 1}, {1}], do: Sidewinder.RandomInputs.tensor(shape, :f32, {0, 0}, 1)
+      iex> [w_gate, b_gate] = for shape <- [{1, 1}, {1}], do: Sidewinder.RandomInputs.tensor(shape, :f32, {0, 0}, 1)
       iex> h = from_list([0.5, 0.75, 0.875], :f32, {1, 3, 1})
-      iex> %{dz: dz} = Sidewinder.Kernel.MMRec.block_recurrence_backward(z, gamma, wg, bg, h, dh, mix: 0)
+      iex> %{dz: dz} = Sidewinder.Kernel.MMRec.block_recurrence_backward(z, gamma, w_gate, b_gate, h, dh, mix: 0)
       iex> Sidewinder.Tensor.to_list(dz)
       [0.875, 0.75, 0.5]
   """
@@ -425,11 +426,20 @@ defmodule Sidewinder.Kernel.MMRec do
           Tensor.t(),
           keyword
         ) :: %{atom => Tensor.t()}
-  def block_recurrence_backward(z, gamma, wg, bg, h, dh, options \\ []) do
+  def block_recurrence_backward(z, gamma, w_gate, b_gate, h, dh, options \\ []) do
     op = :block_recurrence_backward
-    tensors = @recurrence ++ [dh_last: "dh_last"]
+    tensors = @recurrence ++ [:dlast_state]
     {inputs, own, where} = Kernel.sort_options!(op, options, tensors, @steps)
-    given = [{"z", z}, {"gamma", gamma}, {"Wg", wg}, {"bg", bg}, {"h", h}, {"dh", dh}]
+
+    given = [
+      {"z", z},
+      {"gamma", gamma},
+      {"w_gate", w_gate},
+      {"b_gate", b_gate},
+      {"h", h},
+      {"dh", dh}
+    ]
+
     Kernel.gradients(op, given ++ inputs, own, where)
   end
 
@@ -551,7 +561,7 @@ defmodule Sidewinder.Kernel.MMRec do
   def multi_memory_attention(h, k_mem, v_mem, weights, options \\ []) do
     op = :multi_memory_attention
     names = [:heads, :return_lse]
-    {q_in, own, where} = Kernel.sort_options!(op, options, [q_in: "q_in"], names)
+    {q_in, own, where} = Kernel.sort_options!(op, options, [:q_in], names)
     {return_lse, own} = Map.pop(own, :return_lse, false)
     inputs = memory_inputs(op, h, k_mem, v_mem, weights) ++ q_in
     %{"y" => y, "lse" => lse} = Kernel.run(op, inputs, own, where)
@@ -572,7 +582,7 @@ defmodule Sidewinder.Kernel.MMRec do
         ) :: %{atom => Tensor.t()}
   def multi_memory_attention_backward(h, k_mem, v_mem, weights, dy, options \\ []) do
     op = :multi_memory_attention_backward
-    tensors = [q_in: "q_in", dlse: "dlse"]
+    tensors = [:q_in, :dlse]
     {more, own, where} = Kernel.sort_options!(op, options, tensors, [:heads])
     inputs = memory_inputs(op, h, k_mem, v_mem, weights) ++ [{"dy", dy} | more]
     Kernel.gradients(op, inputs, own, where)
@@ -646,25 +656,24 @@ defmodule Sidewinder.Kernel.MMRec do
   `:checkpoint`, true by default: if false, the result has `:q`, `:k`, `:v`, `:z` and `:hidden` too, which with `:h`,
   `:gamma` and `:context` save `mmrec_block_backward/5` the computation of what they are.
 
-  Returns a map of `:y`, `:h`, `:h_last`, `:gamma`, `:context` and `:summary`.
+  Returns a map of `:y`, `:h`, `:last_state`, `:gamma`, `:context` and `:summary`.
   """
   @spec mmrec_block(Tensor.t(), {Tensor.t(), Tensor.t()}, Kernel.weights(), keyword) :: %{
           atom => Tensor.t()
         }
   def mmrec_block(x, {k_mem, v_mem}, weights, options \\ []) do
     op = :mmrec_block
-    {inputs, own, where} = Kernel.sort_options!(op, options, [initial_state: "h0"], @block)
+    {inputs, own, where} = Kernel.sort_options!(op, options, [:initial_state], @block)
     given = [{"x", x}, {"k_mem", k_mem}, {"v_mem", v_mem}]
     atoms(Kernel.run(op, given ++ inputs ++ Kernel.weights!(op, weights), own, where))
   end
 
-  @cotangents [dh: "dh", dh_last: "dh_last", dgamma: "dgamma", dcontext: "dcontext"] ++
-                [dsummary: "dsummary"]
-  @kept for name <- ~w(h gamma context q k v z hidden)a, do: {name, Atom.to_string(name)}
+  @cotangents [:dh, :dlast_state, :dgamma, :dcontext, :dsummary]
+  @kept [:h, :gamma, :context, :q, :k, :v, :z, :hidden]
 
   @doc """
   The gradient of `mmrec_block/4`, with its options, of the cotangent `dy`; those of its other results are the options
-  `:dh`, `:dh_last`, `:dgamma`, `:dcontext` and `:dsummary`, zero by default. What the block returned may be given as
+  `:dh`, `:dlast_state`, `:dgamma`, `:dcontext` and `:dsummary`, zero by default. What the block returned may be given as
   `:h`, `:gamma`, `:context`, `:q`, `:k`, `:v`, `:z` and `:hidden`, which is then not computed again: the gradient is
   the same to the last bit.
 
@@ -679,7 +688,7 @@ defmodule Sidewinder.Kernel.MMRec do
         ) :: %{atom => Tensor.t()}
   def mmrec_block_backward(x, {k_mem, v_mem}, weights, dy, options \\ []) do
     op = :mmrec_block_backward
-    tensors = [{:initial_state, "h0"} | @kept ++ @cotangents]
+    tensors = [:initial_state | @kept ++ @cotangents]
     {inputs, own, where} = Kernel.sort_options!(op, options, tensors, @block)
     given = [{"x", x}, {"k_mem", k_mem}, {"v_mem", v_mem}]
     all = given ++ inputs ++ Kernel.weights!(op, weights) ++ [{"dy", dy}]

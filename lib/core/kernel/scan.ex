@@ -24,7 +24,7 @@ defmodule Sidewinder.Kernel.Scan do
 
   alias Sidewinder.{Kernel, Tensor}
 
-  @tensors [d: "D", z: "z", dt_bias: "dt_bias"]
+  @tensors [{:d, "D"}, :z, :dt_bias]
   @step [:dt_softplus, :dt_clamp]
 
   @doc """
@@ -78,7 +78,7 @@ defmodule Sidewinder.Kernel.Scan do
   end
 
   defp scan_options(options) do
-    tensors = [{:initial_state, "h0"} | @tensors]
+    tensors = [:initial_state | @tensors]
     names = @step ++ [:return_state, :return_states]
 
     case Kernel.sort_options!(:selective_scan, options, tensors, names) do
@@ -123,9 +123,9 @@ defmodule Sidewinder.Kernel.Scan do
           {Tensor.t(), Tensor.t()}
   def selective_state_update(state, x, dt, a, b, c, options \\ []) do
     {inputs, own, where} = Kernel.sort_options!(:selective_state_update, options, @tensors, @step)
-    inputs = [{"x", x}, {"state", state}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c} | inputs]
-    %{"y" => y, "state" => state} = Kernel.run(:selective_state_update, inputs, own, where)
-    {y, state}
+    given = [{"x", x}, {"initial_state", state}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
+    outputs = Kernel.run(:selective_state_update, given ++ inputs, own, where)
+    {outputs["y"], outputs["last_state"]}
   end
 
   @doc """
@@ -142,8 +142,8 @@ defmodule Sidewinder.Kernel.Scan do
     * `:clamp_grad` - `:mask`, the default: no gradient where a step was clamped; or
       `:straight_through`: as if nothing had been
 
-  Returns a map of `:dx`, `:ddt`, `:dA`, `:dB`, `:dC`, and of `:dD`, `:dz`, `:ddt_bias` and `:dh0` as far
-  as their inputs are there, each of the type and shape of its input.
+  Returns a map of `:dx`, `:ddt`, `:dA`, `:dB`, `:dC`, and of `:dD`, `:dz`, `:ddt_bias` and
+  `:dinitial_state` as far as their inputs are there, each of the type and shape of its input.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> x = from_list([1, 2], :f32, {1, 2, 1})
@@ -166,9 +166,7 @@ defmodule Sidewinder.Kernel.Scan do
           keyword
         ) :: %{atom => Tensor.t()}
   def selective_scan_backward(x, dt, a, b, c, dy, options \\ []) do
-    tensors =
-      @tensors ++ [initial_state: "h0", dlast_state: "dlast_state", dstates: "dstates"]
-
+    tensors = @tensors ++ [:initial_state, :dlast_state, :dstates]
     op = :selective_scan_backward
     {inputs, own, where} = Kernel.sort_options!(op, options, tensors, [:clamp_grad | @step])
     given = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}, {"dy", dy}]
@@ -195,10 +193,10 @@ defmodule Sidewinder.Kernel.Scan do
   """
   @spec linear_scan(Tensor.t(), Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
   def linear_scan(a, b, options \\ []) do
-    {inputs, own, where} =
-      Kernel.sort_options!(:linear_scan, options, [initial_state: "h0"], [:return_state])
+    op = :linear_scan
+    {inputs, own, where} = Kernel.sort_options!(op, options, [:initial_state], [:return_state])
 
-    case Kernel.run(:linear_scan, [{"a", a}, {"b", b} | inputs], own, where) do
+    case Kernel.run(op, [{"a", a}, {"b", b} | inputs], own, where) do
       %{"h" => h, "last_state" => last_state} -> {h, last_state}
       %{"h" => h} -> h
     end
@@ -214,7 +212,7 @@ defmodule Sidewinder.Kernel.Scan do
   Options beside those of `Sidewinder.Kernel`: `:initial_state` as in the recurrence, and
   `:dlast_state` - `{B, K}`, the cotangent of the last state, zero by default.
 
-  Returns a map of `:da`, `:db`, and `:dh0` if there is an initial state.
+  Returns a map of `:da`, `:db`, and `:dinitial_state` if there is an initial state.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> [a, h, dh] =
@@ -229,7 +227,7 @@ defmodule Sidewinder.Kernel.Scan do
           atom => Tensor.t()
         }
   def linear_scan_backward(a, h, dh, options \\ []) do
-    tensors = [initial_state: "h0", dlast_state: "dlast_state"]
+    tensors = [:initial_state, :dlast_state]
     {inputs, own, where} = Kernel.sort_options!(:linear_scan_backward, options, tensors, [])
     Kernel.gradients(:linear_scan_backward, [{"a", a}, {"h", h}, {"dh", dh} | inputs], own, where)
   end

@@ -388,7 +388,7 @@ defmodule Sidewinder.Kernel.Ternary do
     names = if op == :matmul_i8_ternary, do: [:activation, :return_sums], else: [:activation]
 
     {ends, own, where} =
-      Kernel.sort_options!(op, options, [w_scale: "w_scale", bias: "bias"], names)
+      Kernel.sort_options!(op, options, [:w_scale, :bias], names)
 
     case Kernel.run(op, x ++ inputs!(:planes, planes) ++ ends, own, where) do
       %{"xq" => xq, "x_scale" => x_scale, "acc" => acc, "y" => y} ->
@@ -419,7 +419,7 @@ defmodule Sidewinder.Kernel.Ternary do
   @spec linear(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def linear(x, w, options \\ []) do
     names = @rules ++ [:activations, :activation]
-    {bias, own, where} = Kernel.sort_options!(:ternary_linear, options, [bias: "bias"], names)
+    {bias, own, where} = Kernel.sort_options!(:ternary_linear, options, [:bias], names)
     %{"y" => y} = Kernel.run(:ternary_linear, [{"x", x}, {"w", w}] ++ bias, own, where)
     y
   end

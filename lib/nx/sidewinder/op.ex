@@ -41,7 +41,7 @@ defmodule Sidewinder.Op do
   @type table :: %{
           required(:name) => atom,
           required(:inputs) => %{String.t() => {precision, [dims]}},
-          required(:optional) => [{atom, String.t()}],
+          required(:optional) => [atom | {atom, String.t()}],
           required(:options) => [{atom, sort | {:gradient | :here, sort} | :fixed}],
           required(:outputs) => [
             {atom, precision, dims, atom | {:saved, atom} | {:more, atom, integer}}

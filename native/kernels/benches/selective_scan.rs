@@ -35,7 +35,7 @@ fn scan_inputs([batch, length, channels, state]: [usize; 4]) -> Named<Owned> {
 fn step_inputs(batch: usize, channels: usize, state: usize) -> Named<Owned> {
     [
         ("x", tensor(&[batch, channels], -1.0, 1.0)),
-        ("state", tensor(&[batch, channels, state], -1.0, 1.0)),
+        ("initial_state", tensor(&[batch, channels, state], -1.0, 1.0)),
         ("dt", tensor(&[batch, channels], 0.001, 0.1)),
         ("A", tensor(&[channels, state], -16.0, -1.0)),
         ("B", tensor(&[batch, state], -1.0, 1.0)),

@@ -30,8 +30,12 @@ fn cases() -> Vec<Case> {
     let square = |name| (name, vec![4096, 4096]);
     let recurrence = |width: usize, more: &[&'static str]| {
         let sequence = |name| (name, vec![8, 2048, width]);
-        let weights =
-            [("Wg", vec![width, width]), ("bg", vec![width]), ("Wm", vec![width, 2 * width]), ("bm", vec![width])];
+        let weights = [
+            ("w_gate", vec![width, width]),
+            ("b_gate", vec![width]),
+            ("w_mix", vec![width, 2 * width]),
+            ("b_mix", vec![width]),
+        ];
         ["z", "gamma"].into_iter().map(sequence).chain(weights).chain(more.iter().copied().map(sequence)).collect()
     };
     let ternary = |rows: usize, width: usize| {

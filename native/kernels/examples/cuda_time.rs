@@ -163,7 +163,7 @@ impl<'a, O: Timed> Bench<'a, O> {
             host.push(name, noise(Spec::new(dtype, shape)?, from, to));
         }
         if l == 1 {
-            host.push("h0", noise(Spec::new(dtype.wide(), &[b, d, n])?, -1.0, 1.0));
+            host.push("initial_state", noise(Spec::new(dtype.wide(), &[b, d, n])?, -1.0, 1.0));
         }
         if O::BACKWARD_OF.is_some() {
             host.push("dy", noise(Spec::new(dtype, &[b, l, d])?, -1.0, 1.0));

@@ -68,17 +68,21 @@ fn gradients_agree_with_finite_differences() {
 #[test]
 fn the_examples_of_the_formula_come_out() {
     let of = |dims: &[usize], value: f64| Owned::from_fn(Spec::new(DType::F32, dims).unwrap(), |_| value);
-    let mut inputs: Named<Owned> =
-        [("z", of(&[1, 3, 1], 1.0)), ("gamma", of(&[1, 3, 1], 0.5)), ("Wg", of(&[1, 1], 0.0)), ("bg", of(&[1], 0.0))]
-            .into_iter()
-            .collect();
+    let mut inputs: Named<Owned> = [
+        ("z", of(&[1, 3, 1], 1.0)),
+        ("gamma", of(&[1, 3, 1], 0.5)),
+        ("w_gate", of(&[1, 1], 0.0)),
+        ("b_gate", of(&[1], 0.0)),
+    ]
+    .into_iter()
+    .collect();
     let states = |options: &Options, inputs: &Named<Owned>| {
         let h = run(options, inputs, &Exec::default()).take("h").unwrap();
         h.view().to_f64().iter().map(|h| (h * 1e6).round() / 1e6).collect::<Vec<_>>()
     };
     assert_eq!(states(&options(false), &inputs), [0.5, 0.75, 0.875]);
-    inputs.push("Wm", of(&[1, 2], 0.0));
-    inputs.push("bm", of(&[1], 0.0));
+    inputs.push("w_mix", of(&[1, 2], 0.0));
+    inputs.push("b_mix", of(&[1], 0.0));
     assert_eq!(states(&options(true), &inputs), [0.55, 0.88, 1.078]);
     // A second gate without weight changes nothing.
     assert_eq!(states(&options(false), &inputs), [0.5, 0.75, 0.875]);
@@ -92,21 +96,21 @@ fn parts_of_a_sequence_go_on_where_the_last_one_ended() {
         for level in common::levels() {
             let exec = Exec { level, threads: 2 };
             let expected = run(&options, &whole, &exec);
-            let (mut state, mut first) = (whole.find("h0").cloned(), 0);
+            let (mut state, mut first) = (whole.find("initial_state").cloned(), 0);
             for end in [1, 4, 17, 40] {
                 let mut inputs: Named<Owned> = whole.clone();
                 for name in ["z", "gamma"] {
                     *inputs.get_mut(name).unwrap() = part(whole.get(name).unwrap(), 1, first..end);
                 }
-                *inputs.get_mut("h0").unwrap() = state.take().unwrap();
+                *inputs.get_mut("initial_state").unwrap() = state.take().unwrap();
                 let mut got = run(&options, &inputs, &exec);
                 let of_whole = part(expected.get("h").unwrap(), 1, first..end);
                 let of_whole = [("h", of_whole)].into_iter().collect();
                 assert_close(&got, &of_whole, &format!("from {first} to {end} on {}", level.name()));
-                (state, first) = (got.take("h_last"), end);
+                (state, first) = (got.take("last_state"), end);
             }
-            let last = [("h_last", expected.get("h_last").unwrap().clone())].into_iter().collect();
-            assert_close(&[("h_last", state.unwrap())].into_iter().collect(), &last, level.name());
+            let last = [("last_state", expected.get("last_state").unwrap().clone())].into_iter().collect();
+            assert_close(&[("last_state", state.unwrap())].into_iter().collect(), &last, level.name());
         }
     }
 }
@@ -148,9 +152,9 @@ fn long_sequences_give_the_same_in_chunks() {
         for name in ["z", "gamma"] {
             *inputs.get_mut(name).unwrap() = part(whole.get(name).unwrap(), 1, first..first + chunk);
         }
-        state.take().into_iter().for_each(|state| inputs.push("h0", state));
+        state.take().into_iter().for_each(|state| inputs.push("initial_state", state));
         let mut got = run(&options, &inputs, &exec);
-        state = got.take("h_last");
+        state = got.take("last_state");
         let of_whole = [("h", part(&expected, 1, first..first + chunk))].into_iter().collect();
         assert_close(&got, &of_whole, &format!("from {first}"));
     }
@@ -167,25 +171,25 @@ fn wrong_calls_say_what_is_wrong() {
     let shapes: [(_, &[usize]); 8] = [
         ("z", &[2, 3]),
         ("gamma", &[2, 3, 5]),
-        ("Wg", &[4, 8]),
-        ("bg", &[3]),
-        ("Wm", &[4, 4]),
-        ("Wm", &[8, 4]),
-        ("bm", &[8]),
-        ("h0", &[4]),
+        ("w_gate", &[4, 8]),
+        ("b_gate", &[3]),
+        ("w_mix", &[4, 4]),
+        ("w_mix", &[8, 4]),
+        ("b_mix", &[8]),
+        ("initial_state", &[4]),
     ];
     for (name, dims) in shapes {
         let error = refused(&options(true), name, Some(dims));
         let argument = if name == "z" { "z" } else { name };
         assert_eq!((error.kind, &*error.argument, &*error.op), (Kind::Shape, argument, "block_recurrence"), "{error}");
     }
-    for (missing, argument) in [("Wm", "Wm"), ("bm", "bm"), ("Wg", "Wg")] {
+    for (missing, argument) in [("w_mix", "w_mix"), ("b_mix", "b_mix"), ("w_gate", "w_gate")] {
         let error = refused(&options(true), missing, None);
         assert_eq!((error.kind, &*error.argument), (Kind::Argument, argument), "{error}");
     }
     let clip = |clip| Options { state_clip: Some(clip), ..options(true) };
     for options in [clip(0.0), clip(-1.0), clip(f64::NAN), Options { mix: Some(f64::INFINITY), ..options(true) }] {
-        assert_eq!(refused(&options, "h0", None).kind, Kind::Option);
+        assert_eq!(refused(&options, "initial_state", None).kind, Kind::Option);
     }
     let core = inputs([1, 2, 3], false, false);
     let error = common::run::<BlockRecurrence>(&options(true), &core, &Exec::default()).err().expect("a refusal");

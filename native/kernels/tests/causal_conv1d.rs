@@ -22,7 +22,7 @@ fn inputs([batch, length, channels, width]: [usize; 4], bias: bool, state: bool)
         inputs.push("bias", noise(7, &[channels], -1.0, 1.0));
     }
     if state {
-        inputs.push("init_state", noise(8, &[batch, width - 1, channels], -1.0, 1.0));
+        inputs.push("initial_state", noise(8, &[batch, width - 1, channels], -1.0, 1.0));
     }
     inputs
 }
@@ -79,7 +79,7 @@ fn without_the_cotangent_of_the_state_it_is_zero() {
     let inputs = inputs([2, 7, 19, 4], true, true);
     let options = Options { return_state: false, ..options(true) };
     let backward = check::backward_inputs::<CausalConv1d, CausalConv1dBackward>(&options, &inputs);
-    assert!(backward.find("dfinal_state").is_none());
+    assert!(backward.find("dlast_state").is_none());
     check::agrees_everywhere::<CausalConv1dBackward>(&options, &backward);
 }
 
@@ -103,8 +103,8 @@ fn the_example_of_the_formula() {
         let given: Named<Owned> = [("x", x.clone()), ("w", w())].into_iter().collect();
         let got = common::run::<CausalConv1d>(&options(false), &given, &exec).unwrap();
         near(&values(&got, "y"), &[0.4, 1.1, 2.0]);
-        assert_eq!(values(&got, "final_state"), [1.0, 2.0, 3.0]);
-        let state = got.get("final_state").unwrap().clone();
+        assert_eq!(values(&got, "last_state"), [1.0, 2.0, 3.0]);
+        let state = got.get("last_state").unwrap().clone();
         let next = [("x", tensor(&[1, 1], &[4.0])), ("state", state), ("w", w())].into_iter().collect();
         let got = common::run::<CausalConv1dUpdate>(&Default::default(), &next, &exec).unwrap();
         near(&values(&got, "y"), &[3.0]);
@@ -139,9 +139,9 @@ fn a_prefix_and_steps_equal_the_whole() {
             some
         };
         let x = inputs.get("x").unwrap();
-        let first = with(cut(x, 0..prefix), inputs.get("init_state").unwrap(), "init_state");
+        let first = with(cut(x, 0..prefix), inputs.get("initial_state").unwrap(), "initial_state");
         let first = common::run::<CausalConv1d>(&options(true), &first, &exec).unwrap();
-        let mut state = first.get("final_state").unwrap().clone();
+        let mut state = first.get("last_state").unwrap().clone();
         for t in prefix..13 {
             let step = with(cut(x, t..t + 1), &state, "state");
             let step = common::run::<CausalConv1dUpdate>(&update, &step, &exec).unwrap();
@@ -149,7 +149,7 @@ fn a_prefix_and_steps_equal_the_whole() {
             assert_eq!(step.get("y").unwrap().view().bytes(), expected.view().bytes(), "step {t} on {}", level.name());
             state = step.get("state").unwrap().clone();
         }
-        assert_eq!(values(&[("s", state)].into_iter().collect(), "s"), values(&whole, "final_state"));
+        assert_eq!(values(&[("s", state)].into_iter().collect(), "s"), values(&whole, "last_state"));
     }
 }
 
@@ -193,8 +193,8 @@ fn wrong_calls_say_what_is_wrong() {
         ("w", &[4, 0]),
         ("w", &[4]),
         ("bias", &[3]),
-        ("init_state", &[2, 3, 4]),
-        ("init_state", &[1, 2, 4]),
+        ("initial_state", &[2, 3, 4]),
+        ("initial_state", &[1, 2, 4]),
     ] {
         let error = refused(name, dims);
         assert_eq!((error.kind, &*error.argument, &*error.op), (Kind::Shape, name, "causal_conv1d"), "{error}");

@@ -41,7 +41,7 @@ impl Call {
         Call { sizes, b: Form::Shared, c: Form::Shared, optional: false, options }
     }
 
-    /// With D, z, dt_bias, h0 and softplus.
+    /// With D, z, dt_bias, initial_state and softplus.
     fn full(sizes: [usize; 4]) -> Call {
         let mut call = Call { optional: true, ..Call::new(sizes) };
         call.options.dt_softplus = true;
@@ -76,7 +76,7 @@ impl Call {
             inputs.push("D", noise(6, storage.wide(), &[d], -1.0, 1.0));
             inputs.push("z", noise(7, storage, &[b, l, d], -3.0, 3.0));
             inputs.push("dt_bias", noise(8, storage.wide(), &[d], -0.5, 0.5));
-            inputs.push("h0", noise(9, storage.wide(), &[b, d, n], -1.0, 1.0));
+            inputs.push("initial_state", noise(9, storage.wide(), &[b, d, n], -1.0, 1.0));
         }
         inputs
     }
@@ -288,7 +288,7 @@ fn host_to_host_from_many_threads() {
 }
 
 /// The optional inputs of the gradient, by name.
-const OPTIONAL: [&str; 6] = ["D", "z", "dt_bias", "h0", "dlast_state", "dstates"];
+const OPTIONAL: [&str; 6] = ["D", "z", "dt_bias", "initial_state", "dlast_state", "dstates"];
 
 impl Call {
     /// The inputs of the gradient, with those optional ones whose bit is set.

@@ -75,7 +75,7 @@ fn the_product_and_its_gradient_agree() {
     for sizes in sizes() {
         let few = inputs("gamma", sizes, (-1.3, 1.4), 0.0, None);
         both::<CumprodScan, CumprodScanBackward>(&device, &plain(false), &few);
-        let near_1 = inputs("gamma", sizes, (0.99, 1.0), 1.0, Some(("init", 2.0)));
+        let near_1 = inputs("gamma", sizes, (0.99, 1.0), 1.0, Some(2.0));
         both::<CumprodScan, CumprodScanBackward>(&device, &plain(true), &near_1);
     }
 }
@@ -86,7 +86,7 @@ fn the_product_by_logarithms_and_its_gradient_agree() {
     for sizes in sizes() {
         let below = inputs("gamma", sizes, (-0.02, 1.1), 1.0, None);
         both::<ExpProductScan, ExpProductScanBackward>(&device, &exp_product(true), &below);
-        let near_1 = inputs("gamma", sizes, (0.99, 1.0), 1.0, Some(("carry", 2.0)));
+        let near_1 = inputs("gamma", sizes, (0.99, 1.0), 1.0, Some(2.0));
         both::<ExpProductScan, ExpProductScanBackward>(&device, &exp_product(false), &near_1);
     }
 }
@@ -95,7 +95,7 @@ fn the_product_by_logarithms_and_its_gradient_agree() {
 fn the_log_sum_exp_and_its_gradient_agree() {
     let Some(device) = gpu() else { return };
     for sizes in sizes() {
-        for (reverse, start) in [(false, None), (true, Some(("carry", 3.0)))] {
+        for (reverse, start) in [(false, None), (true, Some(3.0))] {
             let inputs = inputs("x", sizes, (-9.0, 9.0), f64::NEG_INFINITY, start);
             both::<LogCumSumExp, LogCumSumExpBackward>(&device, &plain(reverse), &inputs);
         }
@@ -107,7 +107,7 @@ fn the_sums_and_their_gradients_agree() {
     let Some(device) = gpu() else { return };
     for sizes in sizes() {
         both::<CumSum, CumSumBackward>(&device, &SUM, &inputs("x", sizes, (-0.5, 1.0), 0.0, None));
-        let inputs = inputs("x", sizes, (-0.5, 1.0), 0.0, Some(("carry", 2.0)));
+        let inputs = inputs("x", sizes, (-0.5, 1.0), 0.0, Some(2.0));
         both::<ReverseCumSum, ReverseCumSumBackward>(&device, &SUM, &inputs);
     }
 }
@@ -137,12 +137,12 @@ fn long_scans_agree() {
 #[test]
 fn two_pieces_make_the_whole() {
     let Some(device) = gpu() else { return };
-    let gamma = inputs("gamma", [2, 2, 700, 40], (0.9, 1.0), 0.97, Some(("init", 1.0)));
+    let gamma = inputs("gamma", [2, 2, 700, 40], (0.9, 1.0), 0.97, Some(1.0));
     let whole = common::run_cuda::<CumprodScan>(&plain(false), &gamma, &device).unwrap();
-    let mut state = gamma.get("init").unwrap().clone();
+    let mut state = gamma.get("initial_state").unwrap().clone();
     for range in [0..333, 333..700] {
         let x = part(gamma.get("gamma").unwrap(), 2, range.clone());
-        let piece = [("gamma", x), ("init", state)].into_iter().collect();
+        let piece = [("gamma", x), ("initial_state", state)].into_iter().collect();
         let mut got = common::run_cuda::<CumprodScan>(&plain(false), &piece, &device).unwrap();
         state = got.take("last_state").unwrap();
         let expected = [("y", part(whole.get("y").unwrap(), 2, range))].into_iter().collect();
@@ -166,8 +166,8 @@ fn products_of_tiles_do_not_overflow() {
             _ => power(0.9375),
         };
         let gamma = Owned::from_fn(Spec::new(DType::F32, &[1, 1, length, width]).unwrap(), value);
-        let init = Owned::from_fn(Spec::new(DType::F32, &[1, 1, width]).unwrap(), |_| power(2f64.powi(100)));
-        let inputs = [("gamma", gamma), ("init", init)].into_iter().collect();
+        let initial_state = Owned::from_fn(Spec::new(DType::F32, &[1, 1, width]).unwrap(), |_| power(2f64.powi(100)));
+        let inputs = [("gamma", gamma), ("initial_state", initial_state)].into_iter().collect();
         let truth = reference::<CumprodScan>(&plain(false), &inputs);
         let got = common::run_cuda::<CumprodScan>(&plain(false), &inputs, &device).unwrap();
         let off = worst(got.get("y").unwrap(), truth.get("y").unwrap(), 3e-5, 0.0);

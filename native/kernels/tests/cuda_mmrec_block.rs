@@ -87,8 +87,8 @@ fn the_block_and_its_gradient_agree() {
         (sizes([0, 3, 4], [1, 5], [1, 6]), of(2)),
         (sizes([2, 0, 4], [1, 5], [2, 6]), of(2)),
     ] {
-        for h0 in [false, true] {
-            both::<MmrecBlock, MmrecBlockBackward>(&device, (&options, &options), &inputs(sizes, h0), 24.0);
+        for initial_state in [false, true] {
+            both::<MmrecBlock, MmrecBlockBackward>(&device, (&options, &options), &inputs(sizes, initial_state), 24.0);
         }
     }
 }

@@ -32,7 +32,7 @@ fn the_recurrence_and_its_gradient_agree() {
     {
         let mut inputs = named([("a", &[b, l, k], -1.1, 1.0), ("b", &[b, l, k], -1.0, 1.0)]);
         both::<LinearScan, LinearScanBackward>(&device, (&options, &options), &inputs, 0.0);
-        inputs.push("h0", noise(9, &[b, k], -2.0, 2.0));
+        inputs.push("initial_state", noise(9, &[b, k], -2.0, 2.0));
         both::<LinearScan, LinearScanBackward>(&device, (&options, &options), &inputs, 0.0);
     }
 }
@@ -79,7 +79,7 @@ fn the_convolution_and_its_gradient_agree() {
         let mut inputs = named([("x", &[b, l, d], -1.0, 1.0), ("w", &[d, w], -1.0, 1.0)]);
         both::<CausalConv1d, CausalConv1dBackward>(&device, (&options, &options), &inputs, 0.0);
         inputs.push("bias", noise(8, &[d], -1.0, 1.0));
-        inputs.push("init_state", noise(9, &[b, w - 1, d], -1.0, 1.0));
+        inputs.push("initial_state", noise(9, &[b, w - 1, d], -1.0, 1.0));
         both::<CausalConv1d, CausalConv1dBackward>(&device, (&options, &options), &inputs, 0.0);
         let step = named([("x", &[b, d], -1.0, 1.0), ("state", &[b, w - 1, d], -1.0, 1.0), ("w", &[d, w], -1.0, 1.0)]);
         agrees::<CausalConv1dUpdate>(&device, &update::Options { activation }, &step, 0.0);

@@ -34,7 +34,7 @@ fn both<F: Op, B: Op<Options = F::Options>>(options: &F::Options, inputs: &Named
 #[test]
 fn the_product_agrees_with_the_reference() {
     for sizes in SIZES {
-        for (reverse, start) in [(false, None), (true, Some(("init", 2.0)))] {
+        for (reverse, start) in [(false, None), (true, Some(2.0))] {
             both::<CumprodScan, CumprodScanBackward>(&plain(reverse), &inputs("gamma", sizes, (-1.3, 1.4), 0.0, start));
             both::<CumprodScan, CumprodScanBackward>(&plain(reverse), &inputs("gamma", sizes, (0.9, 1.0), 1.0, start));
         }
@@ -44,7 +44,7 @@ fn the_product_agrees_with_the_reference() {
 #[test]
 fn the_product_by_logarithms_agrees_with_the_reference() {
     for sizes in SIZES {
-        for (reverse, start) in [(true, None), (false, Some(("carry", 2.0)))] {
+        for (reverse, start) in [(true, None), (false, Some(2.0))] {
             let inputs = inputs("gamma", sizes, (-0.02, 1.1), 1.0, start);
             // Without a floor some of the logarithms are minus infinity, and bounded from below.
             for (eps, log_min) in [(0.03, -50.0), (0.0, -3.0)] {
@@ -58,7 +58,7 @@ fn the_product_by_logarithms_agrees_with_the_reference() {
 #[test]
 fn the_log_sum_exp_agrees_with_the_reference() {
     for sizes in SIZES {
-        for (reverse, start) in [(false, None), (true, Some(("carry", 3.0)))] {
+        for (reverse, start) in [(false, None), (true, Some(3.0))] {
             let inputs = inputs("x", sizes, (-9.0, 9.0), f64::NEG_INFINITY, start);
             both::<LogCumSumExp, LogCumSumExpBackward>(&plain(reverse), &inputs);
         }
@@ -68,7 +68,7 @@ fn the_log_sum_exp_agrees_with_the_reference() {
 #[test]
 fn the_sums_agree_with_the_reference() {
     for sizes in SIZES {
-        for start in [None, Some(("carry", 2.0))] {
+        for start in [None, Some(2.0)] {
             let inputs = inputs("x", sizes, (-0.5, 1.0), 0.0, start);
             both::<CumSum, CumSumBackward>(&SUM, &inputs);
             both::<ReverseCumSum, ReverseCumSumBackward>(&SUM, &inputs);
@@ -79,7 +79,7 @@ fn the_sums_agree_with_the_reference() {
 #[test]
 fn without_cotangents_of_states_and_logarithms_they_are_zero() {
     let options = ExpProductOptions { return_state: false, ..exp_product(false) };
-    let inputs = inputs("gamma", [2, 1, 7, 19], (0.2, 0.9), 1.0, Some(("carry", 1.0)));
+    let inputs = inputs("gamma", [2, 1, 7, 19], (0.2, 0.9), 1.0, Some(1.0));
     let mut backward = check::backward_inputs::<ExpProductScan, ExpProductScanBackward>(&options, &inputs);
     assert!(backward.find("dlast_state").is_none());
     backward.take("dlog_y").unwrap();
@@ -89,15 +89,15 @@ fn without_cotangents_of_states_and_logarithms_they_are_zero() {
 #[test]
 fn gradients_agree_with_finite_differences() {
     for (sizes, reverse) in [([1, 1, 1, 1], false), ([1, 2, 5, 3], true), ([2, 1, 9, 1], false)] {
-        let start = |name| (sizes[2] < 9).then_some((name, 1.0));
-        let gamma = inputs("gamma", sizes, (0.2, 0.95), 0.5, start("carry"));
+        let start = (sizes[2] < 9).then_some(1.0);
+        let gamma = inputs("gamma", sizes, (0.2, 0.95), 0.5, start);
         check::gradients_agree_with_differences::<ExpProductScan, ExpProductScanBackward>(
             &exp_product(reverse),
             &gamma,
         );
-        let gamma = inputs("gamma", sizes, (-1.5, 1.5), 0.0, start("init"));
+        let gamma = inputs("gamma", sizes, (-1.5, 1.5), 0.0, start);
         check::gradients_agree_with_differences::<CumprodScan, CumprodScanBackward>(&plain(reverse), &gamma);
-        let x = inputs("x", sizes, (-3.0, 3.0), 3.0, start("carry"));
+        let x = inputs("x", sizes, (-3.0, 3.0), 3.0, start);
         check::gradients_agree_with_differences::<LogCumSumExp, LogCumSumExpBackward>(&plain(reverse), &x);
         check::gradients_agree_with_differences::<CumSum, CumSumBackward>(&SUM, &x);
         check::gradients_agree_with_differences::<ReverseCumSum, ReverseCumSumBackward>(&SUM, &x);
@@ -105,15 +105,15 @@ fn gradients_agree_with_finite_differences() {
 }
 
 /// Runs `O` on the whole and in pieces, each from the state that the one before it left, all on every level.
-fn pieces_make_the_whole<O: Op>(options: &O::Options, inputs: &Named<Owned>, start: &'static str, cuts: &[usize]) {
+fn pieces_make_the_whole<O: Op>(options: &O::Options, inputs: &Named<Owned>, cuts: &[usize]) {
     for level in common::levels() {
         let exec = Exec { level, threads: 2 };
         let whole = common::run::<O>(options, inputs, &exec).unwrap();
         let (x_name, x) = inputs.iter().next().unwrap();
-        let mut state = inputs.find(start).cloned();
+        let mut state = inputs.find("initial_state").cloned();
         for ends in cuts.windows(2) {
             let mut piece: Named<Owned> = [(x_name.clone(), part(x, 2, ends[0]..ends[1]))].into_iter().collect();
-            state.iter().for_each(|state| piece.push(start, state.clone()));
+            state.iter().for_each(|state| piece.push("initial_state", state.clone()));
             let mut got = common::run::<O>(options, &piece, &exec).unwrap();
             state = got.take("last_state");
             let of_whole = |name| part(whole.get(name).unwrap(), 2, ends[0]..ends[1]);
@@ -130,18 +130,18 @@ fn pieces_make_the_whole<O: Op>(options: &O::Options, inputs: &Named<Owned>, sta
 fn results_do_not_depend_on_how_time_is_cut() {
     let sizes = [1, 1, 22000, 3];
     let cuts = [0, 1, 8, 100, 5000, 5461, 9999, 12000, 17003, 20000, 22000];
-    let gamma = |start| inputs("gamma", sizes, (0.999, 1.0), 1.0, Some((start, 1.0)));
-    pieces_make_the_whole::<CumprodScan>(&plain(false), &gamma("init"), "init", &cuts);
-    pieces_make_the_whole::<ExpProductScan>(&exp_product(false), &gamma("carry"), "carry", &cuts);
-    let x = inputs("x", sizes, (-9.0, 9.0), 0.0, Some(("carry", 1.0)));
-    pieces_make_the_whole::<LogCumSumExp>(&plain(false), &x, "carry", &cuts);
-    pieces_make_the_whole::<CumSum>(&SUM, &x, "carry", &cuts);
+    let gamma = inputs("gamma", sizes, (0.999, 1.0), 1.0, Some(1.0));
+    pieces_make_the_whole::<CumprodScan>(&plain(false), &gamma, &cuts);
+    pieces_make_the_whole::<ExpProductScan>(&exp_product(false), &gamma, &cuts);
+    let x = inputs("x", sizes, (-9.0, 9.0), 0.0, Some(1.0));
+    pieces_make_the_whole::<LogCumSumExp>(&plain(false), &x, &cuts);
+    pieces_make_the_whole::<CumSum>(&SUM, &x, &cuts);
 }
 
 #[test]
 fn the_reverse_is_the_scan_of_what_is_reversed() {
     for sizes in [[2, 2, 9, 5], [1, 1, 230, 300]] {
-        let there = inputs("gamma", sizes, (0.5, 1.0), 0.0, Some(("init", 1.0)));
+        let there = inputs("gamma", sizes, (0.5, 1.0), 0.0, Some(1.0));
         let back: Named<Owned> = there
             .iter()
             .map(|(name, t)| (name.clone(), if name == "gamma" { flipped(t) } else { t.clone() }))
@@ -232,13 +232,13 @@ fn the_examples_of_the_formulas_come_out() {
 
         let all = given(&[
             ("gamma", sequence(&[0.5, 0.8, 0.25])),
-            ("carry", state(0.5f64.ln())),
+            ("initial_state", state(0.5f64.ln())),
             ("y", sequence(&[0.25, 0.2, 0.05])),
             ("dy", sequence(&[1.0, 2.0, 4.0])),
         ]);
         let got = common::run::<ExpProductScanBackward>(&exp_product(false), &all, &exec).unwrap();
         near(&got, "dgamma", &[1.7, 0.75, 0.8], level);
-        near(&got, "dcarry", &[0.85], level);
+        near(&got, "dinitial_state", &[0.85], level);
 
         let gamma = sequence(&[0.5, 0.0, 0.8]);
         let got = common::run::<CumprodScan>(&plain(false), &given(&[("gamma", gamma.clone())]), &exec).unwrap();
@@ -265,8 +265,8 @@ fn products_of_chunks_do_not_overflow() {
             _ => power(0.9375),
         };
         let gamma = Owned::from_fn(Spec::new(DType::F32, &[1, 1, length, width]).unwrap(), value);
-        let init = Owned::from_fn(Spec::new(DType::F32, &[1, 1, width]).unwrap(), |_| power(2f64.powi(100)));
-        let inputs = [("gamma", gamma), ("init", init)].into_iter().collect();
+        let initial_state = Owned::from_fn(Spec::new(DType::F32, &[1, 1, width]).unwrap(), |_| power(2f64.powi(100)));
+        let inputs = [("gamma", gamma), ("initial_state", initial_state)].into_iter().collect();
         let truth = common::reference::<CumprodScan>(&plain(false), &inputs);
         for level in common::levels() {
             let got = common::run::<CumprodScan>(&plain(false), &inputs, &Exec { level, threads: 2 }).unwrap();
@@ -332,16 +332,16 @@ fn nan_stays_in_its_channel_and_in_what_comes_after() {
 #[test]
 fn wrong_calls_say_what_is_wrong() {
     let refused = |name: &'static str, dims: &[usize], options: &Options| {
-        let mut all = inputs("gamma", [2, 3, 4, 5], (0.0, 1.0), 0.0, Some(("init", 1.0)));
+        let mut all = inputs("gamma", [2, 3, 4, 5], (0.0, 1.0), 0.0, Some(1.0));
         all.take(name);
         all.push(name, noise(1, dims, 0.0, 1.0));
         common::run::<CumprodScan>(options, &all, &Exec::default()).err().expect("a refusal")
     };
-    for (name, dims) in [("gamma", &[2, 3, 4][..]), ("init", &[2, 3, 4]), ("init", &[2, 15])] {
+    for (name, dims) in [("gamma", &[2, 3, 4][..]), ("initial_state", &[2, 3, 4]), ("initial_state", &[2, 15])] {
         let error = refused(name, dims, &plain(false));
         assert_eq!((error.kind, &*error.argument, &*error.op), (Kind::Shape, name, "cumprod_scan"), "{error}");
     }
-    assert_eq!(refused("carry", &[1], &plain(false)).kind, Kind::Argument);
+    assert_eq!(refused("x", &[1], &plain(false)).kind, Kind::Argument);
     assert!(serde_json::from_str::<Options>(r#"{"eps": 0.1}"#).is_err());
     let x = inputs("gamma", [1, 1, 2, 1], (0.0, 1.0), 0.0, None);
     for (eps, log_min, argument) in

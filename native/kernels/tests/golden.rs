@@ -65,7 +65,6 @@ fn configured(op: &dyn AnyOp, case: &Case) -> Configured {
         }
     };
     ask("return_state", "last_state");
-    ask("return_state", "final_state");
     ask("return_state", "conv_state");
     ask("return_states", "states");
     ask("return_derivative", "dydx");

@@ -19,7 +19,7 @@ fn inputs(batch: usize, length: usize, channels: usize, initial: bool) -> Named<
     .into_iter()
     .collect();
     if initial {
-        inputs.push("h0", noise(3, &[batch, channels], -2.0, 2.0));
+        inputs.push("initial_state", noise(3, &[batch, channels], -2.0, 2.0));
     }
     inputs
 }
@@ -80,7 +80,7 @@ fn the_example_of_the_formula_is_exact() {
     let inputs = [
         ("a", row([0.5; 4])),
         ("h", row([1.0, 1.5, 1.75, 1.875])),
-        ("h0", Owned::from_fn(Spec::new(DType::F32, &[1, 1]).unwrap(), |_| 0.0)),
+        ("initial_state", Owned::from_fn(Spec::new(DType::F32, &[1, 1]).unwrap(), |_| 0.0)),
         ("dh", row([1.0; 4])),
     ];
     for &level in Level::available() {
@@ -92,7 +92,7 @@ fn the_example_of_the_formula_is_exact() {
         assert_eq!(values(&forward, "h"), [1.0, 1.5, 1.75, 1.875]);
         assert_eq!(values(&backward, "da"), [0.0, 1.75, 2.25, 1.75]);
         assert_eq!(values(&backward, "db"), [1.875, 1.75, 1.5, 1.0]);
-        assert_eq!(values(&backward, "dh0"), [0.9375]);
+        assert_eq!(values(&backward, "dinitial_state"), [0.9375]);
     }
 }
 
@@ -118,7 +118,9 @@ fn wrong_calls_say_what_is_wrong() {
         inputs.push(name, noise(1, dims, 0.0, 1.0));
         common::run::<LinearScan>(&RETURN, &inputs, &Exec::default()).err().expect("a refusal")
     };
-    for (name, dims) in [("a", &[2, 3][..]), ("b", &[2, 3, 5]), ("b", &[2, 3]), ("h0", &[2, 5]), ("h0", &[4])] {
+    for (name, dims) in
+        [("a", &[2, 3][..]), ("b", &[2, 3, 5]), ("b", &[2, 3]), ("initial_state", &[2, 5]), ("initial_state", &[4])]
+    {
         let error = refused(name, dims);
         assert_eq!((error.kind, &*error.argument, &*error.op), (Kind::Shape, name, "linear_scan"), "{error}");
     }

@@ -47,12 +47,12 @@ fn every_level_and_type_agrees_with_the_reference() {
         (sizes([0, 3, 4], [1, 5], [1, 6]), options(2)),
         (sizes([2, 0, 4], [1, 5], [2, 6]), keeping(2)),
     ] {
-        for h0 in [false, true] {
-            let inputs = inputs(sizes, h0);
+        for initial_state in [false, true] {
+            let inputs = inputs(sizes, initial_state);
             check::deep_steps_agree_everywhere::<MmrecBlock>(&options, &inputs, 3.0);
             let all = check::backward_inputs::<MmrecBlock, MmrecBlockBackward>(&options, &inputs);
             check::deep_steps_agree_everywhere::<MmrecBlockBackward>(&options, &lean(&all, &[]), 3.0);
-            let without = ["dh", "dh_last", "dgamma", "dcontext", "dsummary"];
+            let without = ["dh", "dlast_state", "dgamma", "dcontext", "dsummary"];
             check::deep_steps_agree_everywhere::<MmrecBlockBackward>(&options, &lean(&all, &without), 3.0);
         }
     }
@@ -81,7 +81,7 @@ fn what_is_kept_changes_no_bit() {
                 let exec = Exec { level, threads };
                 let kept = run::<MmrecBlock>(&keeping(3), &inputs, &exec).unwrap();
                 let mut outputs = run::<MmrecBlock>(&options(3), &inputs, &exec).unwrap();
-                for name in ["y", "h", "h_last", "gamma", "context", "summary"] {
+                for name in ["y", "h", "last_state", "gamma", "context", "summary"] {
                     let bytes = |of: &Named<Owned>| of.get(name).unwrap().view().bytes().to_vec();
                     assert_eq!(bytes(&outputs), bytes(&kept), "{name} {dtype} {exec:?}");
                 }
@@ -122,18 +122,23 @@ fn a_sequence_may_be_cut_anywhere() {
     let whole_inputs = inputs(sizes, true);
     let whole = run::<MmrecBlock>(&options(2), &whole_inputs, &Exec::default()).unwrap();
     for cut in 0..=11 {
-        let of = |range, h0| {
+        let of = |range, initial_state| {
             let x = part(whole_inputs.get("x").unwrap(), 1, range);
-            run::<MmrecBlock>(&options(2), &replaced(&whole_inputs, [("x", x), ("h0", h0)]), &Exec::default()).unwrap()
+            run::<MmrecBlock>(
+                &options(2),
+                &replaced(&whole_inputs, [("x", x), ("initial_state", initial_state)]),
+                &Exec::default(),
+            )
+            .unwrap()
         };
-        let first = of(0..cut, whole_inputs.get("h0").unwrap().clone());
-        let second = of(cut..11, first.get("h_last").unwrap().clone());
+        let first = of(0..cut, whole_inputs.get("initial_state").unwrap().clone());
+        let second = of(cut..11, first.get("last_state").unwrap().clone());
         for name in ["y", "h", "gamma", "context"] {
             let expected = whole.get(name).unwrap();
             near(first.get(name).unwrap(), &part(expected, 1, 0..cut), name);
             near(second.get(name).unwrap(), &part(expected, 1, cut..11), name);
         }
-        near(second.get("h_last").unwrap(), whole.get("h_last").unwrap(), "h_last");
+        near(second.get("last_state").unwrap(), whole.get("last_state").unwrap(), "last_state");
     }
 }
 
@@ -143,15 +148,20 @@ fn chunks_of_a_long_sequence_agree_with_the_whole() {
     let (length, chunk) = (40_000, 8192);
     let inputs = inputs(sizes([1, length, 4], [1, 8], [1, 16]), true);
     let whole = run::<MmrecBlock>(&options(2), &inputs, &Exec::default()).unwrap();
-    let mut h0 = inputs.get("h0").unwrap().clone();
+    let mut initial_state = inputs.get("initial_state").unwrap().clone();
     for from in (0..length).step_by(chunk) {
         let range = from..(from + chunk).min(length);
         let x = part(inputs.get("x").unwrap(), 1, range.clone());
-        let got = run::<MmrecBlock>(&options(2), &replaced(&inputs, [("x", x), ("h0", h0)]), &Exec::default()).unwrap();
+        let got = run::<MmrecBlock>(
+            &options(2),
+            &replaced(&inputs, [("x", x), ("initial_state", initial_state)]),
+            &Exec::default(),
+        )
+        .unwrap();
         near(got.get("y").unwrap(), &part(whole.get("y").unwrap(), 1, range), "y");
-        h0 = got.get("h_last").unwrap().clone();
+        initial_state = got.get("last_state").unwrap().clone();
     }
-    near(&h0, whole.get("h_last").unwrap(), "h_last");
+    near(&initial_state, whole.get("last_state").unwrap(), "last_state");
 }
 
 #[test]
@@ -160,7 +170,8 @@ fn sequences_of_a_batch_do_not_meet() {
     let all = inputs(sizes, true);
     let together = run::<MmrecBlock>(&options(2), &all, &Exec::default()).unwrap();
     for row in 0..3 {
-        let own = ["x", "k_mem", "v_mem", "h0"].map(|name| (name, part(all.get(name).unwrap(), 0, row..row + 1)));
+        let own =
+            ["x", "k_mem", "v_mem", "initial_state"].map(|name| (name, part(all.get(name).unwrap(), 0, row..row + 1)));
         let alone = run::<MmrecBlock>(&options(2), &replaced(&all, own), &Exec::default()).unwrap();
         for (name, got) in alone.iter() {
             near(got, &part(together.get(name).unwrap(), 0, row..row + 1), name);
@@ -211,7 +222,7 @@ fn one_step_is_made_of_its_parts() {
     let (z, k) = (call(&xn, "wz", "bz", None), call(&xn, "wk", "bk", None));
     let names = ["wg1", "bg1", "wg2", "bg2", "wc1", "bc1", "wc2", "bc2", "wm", "bm"];
     let mut given: Named<Owned> = names.into_iter().map(|name| (name, of(name))).collect();
-    for (name, tensor) in [("z", z.clone()), ("context", k), ("h_prev", of("h0"))] {
+    for (name, tensor) in [("z", z.clone()), ("context", k), ("h_prev", of("initial_state"))] {
         given.push(name, tensor);
     }
     let integrated = run::<Mdi>(&Default::default(), &given, &exec).unwrap();
@@ -221,9 +232,9 @@ fn one_step_is_made_of_its_parts() {
     let core = [
         ("z", longer(&z)),
         ("gamma", longer(integrated.get("gamma").unwrap())),
-        ("Wg", of("wgate")),
-        ("bg", of("bgate")),
-        ("h0", of("h0")),
+        ("w_gate", of("wgate")),
+        ("b_gate", of("bgate")),
+        ("initial_state", of("initial_state")),
     ];
     let core = run::<BlockRecurrence>(
         &block_recurrence::Options { mix: Some(0.0), ..Default::default() },
@@ -232,12 +243,12 @@ fn one_step_is_made_of_its_parts() {
     )
     .unwrap();
     let (core, integrated) =
-        (core.get("h_last").unwrap().view().to_f64(), integrated.get("h_new").unwrap().view().to_f64());
+        (core.get("last_state").unwrap().view().to_f64(), integrated.get("h_new").unwrap().view().to_f64());
     let expected = core + 0.1 * integrated;
     let got = run::<MmrecBlock>(&options(2), &inputs, &exec).unwrap();
-    let off = (got.get("h_last").unwrap().view().to_f64() - expected).mapv(f64::abs);
+    let off = (got.get("last_state").unwrap().view().to_f64() - expected).mapv(f64::abs);
     assert!(off.iter().all(|&off| off < 1e-12), "{off}");
-    assert_eq!(got.get("h").unwrap().view().bytes(), got.get("h_last").unwrap().view().bytes());
+    assert_eq!(got.get("h").unwrap().view().bytes(), got.get("last_state").unwrap().view().bytes());
 }
 
 fn refused(options: &Options, inputs: &Named<Owned>) -> Error {
@@ -263,7 +274,7 @@ fn wrong_calls_say_what_is_wrong() {
         ("wf1", &[7, 5]),
         ("bf1", &[6]),
         ("wf2", &[7, 6]),
-        ("h0", &[1, 6]),
+        ("initial_state", &[1, 6]),
     ] {
         let error = refused(&options(2), &replaced(&right, [(name, noise(1, dims, 0.0, 1.0))]));
         assert_eq!((error.kind, &*error.argument, &*error.op), (Kind::Shape, name, "mmrec_block"), "{error}");
@@ -280,9 +291,15 @@ fn wrong_calls_say_what_is_wrong() {
         let error = refused(&options, &right);
         assert_eq!((error.kind, &*error.argument), (Kind::Option, name), "{error}");
     }
+    for name in ["wm", "bm"] {
+        let mut half = right.clone();
+        half.take(name);
+        assert_eq!(&*refused(&options(2), &half).argument, name);
+    }
     let mut core = right.clone();
     ["wm", "bm"].into_iter().for_each(|name| drop(core.take(name)));
-    assert_eq!(&*refused(&Options { mix: Some(0.1), ..options(2) }, &core).argument, "mix");
+    let error = refused(&Options { mix: Some(0.1), ..options(2) }, &core);
+    assert_eq!((&*error.argument, &*error.expected), ("mix", "0 where there are no wm and bm"));
     assert!(run::<MmrecBlock>(&Options { mix: Some(0.0), ..options(2) }, &core, &Exec::default()).is_ok());
     let mut backward = check::backward_inputs::<MmrecBlock, MmrecBlockBackward>(&keeping(2), &right);
     backward.take("hidden");

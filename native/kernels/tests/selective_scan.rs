@@ -21,7 +21,7 @@ proptest! {
         for dtype in DType::FLOATS {
             let inputs = common::cast(op::about::<SelectiveScan>(), &call.inputs(), dtype);
             let expected = reference::<SelectiveScan>(&call.options, &inputs);
-            let sizes = call.sizes::<SelectiveScan>(&inputs, &expected, &["x", "h0"]);
+            let sizes = call.sizes::<SelectiveScan>(&inputs, &expected, &["x", "initial_state"]);
             for level in levels() {
                 for threads in [1, 3, 16] {
                     let exec = Exec { level, threads };
@@ -112,8 +112,8 @@ fn a_sequence_split_anywhere_carries_its_state() {
             };
             let first = run(&part(0..at));
             let mut rest = part(at..17);
-            rest.take("h0");
-            rest.push("h0", first.get("last_state").unwrap().clone());
+            rest.take("initial_state");
+            rest.push("initial_state", first.get("last_state").unwrap().clone());
             let second = run(&rest);
             let expected: Named<Owned> = [
                 ("y", cut(whole.get("y").unwrap(), at..17).cast(DType::F64)),
@@ -133,16 +133,16 @@ fn steps_one_by_one_equal_the_scan() {
     for level in levels() {
         let exec = Exec { level, threads: 1 };
         let whole = common::run::<SelectiveScan>(&call.options, &inputs, &exec).unwrap();
-        let mut state = inputs.get("h0").unwrap().clone();
+        let mut state = inputs.get("initial_state").unwrap().clone();
         for t in 0..33 {
             let step: Named<Owned> = inputs
                 .iter()
-                .filter(|(name, _)| *name != "h0")
+                .filter(|(name, _)| *name != "initial_state")
                 .map(|(name, tensor)| {
                     let timed = ["x", "dt", "B", "C", "z"].contains(&name.as_ref());
                     (name.clone(), if timed { without_time(&cut(tensor, t..t + 1)) } else { tensor.clone() })
                 })
-                .chain([("state".into(), state)])
+                .chain([("initial_state".into(), state)])
                 .collect();
             let mut result = common::run::<SelectiveStateUpdate>(&Default::default(), &step, &exec).unwrap();
             let expected = without_time(&cut(whole.get("y").unwrap(), t..t + 1)).cast(DType::F64);
@@ -152,7 +152,7 @@ fn steps_one_by_one_equal_the_scan() {
                 &[("y", expected)].into_iter().collect(),
                 &format!("step {t} on {}", level.name()),
             );
-            state = result.take("state").unwrap();
+            state = result.take("last_state").unwrap();
         }
     }
 }
@@ -200,7 +200,7 @@ fn steps_of_any_size_are_right_at_the_ends() {
             ("A", Owned::from_fn(spec(&[20, 1]), |_| a)),
             ("B", Owned::from_fn(spec(&[1, 8, 1]), |_| if dt > 1e20 { 1e20 } else { 1.0 })),
             ("C", Owned::from_fn(spec(&[1, 8, 1]), |_| 1.0)),
-            ("h0", Owned::from_fn(spec(&[1, 20, 1]), |_| 3.0)),
+            ("initial_state", Owned::from_fn(spec(&[1, 20, 1]), |_| 3.0)),
         ]
         .into_iter()
         .collect();
@@ -241,7 +241,7 @@ fn wrong_calls_say_what_is_wrong() {
         ("D", &[5]),
         ("z", &[2, 3, 4, 1]),
         ("dt_bias", &[4, 1]),
-        ("h0", &[2, 5, 4]),
+        ("initial_state", &[2, 5, 4]),
     ];
     for &(name, shape) in wrong {
         let error = error(replace(name, shape));

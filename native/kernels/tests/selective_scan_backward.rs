@@ -197,8 +197,12 @@ fn examples_worked_by_hand() {
     ];
     gives(&Options::default(), &two_steps([0.5, 1.0], &[]), &plain);
 
-    let more: [(&'static str, &[usize], &[f64]); 4] =
-        [("D", &[1], &[0.5]), ("z", &[1, 2, 1], &[0.0, 1.0]), ("dt_bias", &[1], &[0.1]), ("h0", &[1, 1, 1], &[2.0])];
+    let more: [(&'static str, &[usize], &[f64]); 4] = [
+        ("D", &[1], &[0.5]),
+        ("z", &[1, 2, 1], &[0.0, 1.0]),
+        ("dt_bias", &[1], &[0.1]),
+        ("initial_state", &[1, 1, 1], &[2.0]),
+    ];
     let gated = [
         ("dz", &[1.09721914, 3.79568251][..]),
         ("dD", &[1.46211716]),
@@ -208,7 +212,7 @@ fn examples_worked_by_hand() {
         ("dB", &[0.773793975, 0.997613867]),
         ("dC", &[0.0, 1.13008054]),
         ("ddt_bias", &[-0.0592317437]),
-        ("dh0", &[0.493780081]),
+        ("dinitial_state", &[0.493780081]),
     ];
     let softplus = Options { dt_softplus: true, ..Options::default() };
     gives(&softplus, &two_steps([0.0, -1.0], &more), &gated);

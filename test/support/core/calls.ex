@@ -50,7 +50,7 @@ defmodule Sidewinder.Calls do
       {"D", uniform({channels}, -1, 1, wide)},
       {"z", uniform({batch, length, channels}, -2, 2, type)},
       {"dt_bias", uniform({channels}, 0, 0.5, wide)},
-      {"h0", uniform({batch, channels, state}, -1, 1, wide)}
+      {"initial_state", uniform({batch, channels, state}, -1, 1, wide)}
     ]
 
     options = %{

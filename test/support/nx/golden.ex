@@ -28,7 +28,7 @@ defmodule Sidewinder.NxTest.Golden do
 
   @doc "The options of a case: its attributes, its optional inputs, and those for all its outputs."
   def options(%{inputs: inputs, attrs: attrs, outputs: outputs}) do
-    tensors = [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "h0"]
+    tensors = [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "initial_state"]
     states? = Map.has_key?(outputs, "states")
 
     for({key, name} <- tensors, t = inputs[name], do: {key, t}) ++

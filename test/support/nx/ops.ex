@@ -14,18 +14,20 @@ defmodule Sidewinder.NxTest.Ops do
   @ops Map.new(@activations, &{&1, {~w(x), [], []}})
        |> Map.merge(%{
          "selective_scan" =>
-           {~w(x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "h0"],
+           {~w(x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "initial_state"],
             return_states: :states, return_state: :last_state},
          "selective_state_update" =>
-           {~w(state x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias"], []},
-         "linear_scan" => {~w(a b), [initial_state: "h0"], return_state: :last_state},
-         "exp_product_scan" => {~w(gamma), [initial_state: "carry"], return_state: :last_state},
-         "cumprod_scan" => {~w(gamma), [initial_state: "init"], return_state: :last_state},
-         "logcumsumexp" => {~w(x), [initial_state: "carry"], return_state: :last_state},
-         "cumsum" => {~w(x), [initial_state: "carry"], return_state: :last_state},
-         "reverse_cumsum" => {~w(x), [initial_state: "carry"], return_state: :last_state},
+           {~w(initial_state x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias"], []},
+         "linear_scan" => {~w(a b), [initial_state: "initial_state"], return_state: :last_state},
+         "exp_product_scan" =>
+           {~w(gamma), [initial_state: "initial_state"], return_state: :last_state},
+         "cumprod_scan" =>
+           {~w(gamma), [initial_state: "initial_state"], return_state: :last_state},
+         "logcumsumexp" => {~w(x), [initial_state: "initial_state"], return_state: :last_state},
+         "cumsum" => {~w(x), [initial_state: "initial_state"], return_state: :last_state},
+         "reverse_cumsum" => {~w(x), [initial_state: "initial_state"], return_state: :last_state},
          "causal_conv1d" =>
-           {~w(x w), [bias: "bias", initial_state: "init_state"], return_state: :final_state},
+           {~w(x w), [bias: "bias", initial_state: "initial_state"], return_state: :last_state},
          "causal_conv1d_update" => {~w(state x w), [bias: "bias"], []},
          "mamba_block" =>
            {~w(x), [conv_state: "conv_state", ssm_state: "ssm_state"],
@@ -46,24 +48,25 @@ defmodule Sidewinder.NxTest.Ops do
          "mdi_gamma" => {~w(z), [context: "context"], []},
          "mdi" => {~w(z h_prev), [context: "context"], return_parts: :gamma, return_parts: :gate},
          "block_recurrence" =>
-           {~w(z gamma Wg bg), [wm: "Wm", bm: "bm", initial_state: "h0"], return_state: :h_last},
+           {~w(z gamma w_gate b_gate), [wm: "w_mix", bm: "b_mix", initial_state: "initial_state"],
+            return_state: :last_state},
          "mmrec_block" =>
-           {~w(x), [k_mem: "k_mem", v_mem: "v_mem", initial_state: "h0"],
-            for(name <- ~w(h h_last gamma context summary)a, do: {:return_state, name})},
+           {~w(x), [k_mem: "k_mem", v_mem: "v_mem", initial_state: "initial_state"],
+            for(name <- ~w(h last_state gamma context summary)a, do: {:return_state, name})},
          "hds_construct" => {~w(k v), [], []},
          "multi_memory_attention" => {~w(h k_mem v_mem), [q_in: "q_in"], return_lse: :lse}
        })
 
   @optional %{
-    "selective_scan" => ~w(D z dt_bias h0),
+    "selective_scan" => ~w(D z dt_bias initial_state),
     "selective_state_update" => ~w(D z dt_bias),
-    "linear_scan" => ~w(h0),
-    "exp_product_scan" => ~w(carry),
-    "cumprod_scan" => ~w(init),
-    "logcumsumexp" => ~w(carry),
-    "cumsum" => ~w(carry),
-    "reverse_cumsum" => ~w(carry),
-    "causal_conv1d" => ~w(bias init_state),
+    "linear_scan" => ~w(initial_state),
+    "exp_product_scan" => ~w(initial_state),
+    "cumprod_scan" => ~w(initial_state),
+    "logcumsumexp" => ~w(initial_state),
+    "cumsum" => ~w(initial_state),
+    "reverse_cumsum" => ~w(initial_state),
+    "causal_conv1d" => ~w(bias initial_state),
     "causal_conv1d_update" => ~w(bias),
     "mamba_block" => ~w(conv_b in_proj_b out_proj_b conv_state ssm_state),
     "linear" => ~w(b),
@@ -71,8 +74,8 @@ defmodule Sidewinder.NxTest.Ops do
     "decode" => ~w(mask bias),
     "mha" => ~w(bo mask),
     "transformer_block" => ~w(bo mask),
-    "block_recurrence" => ~w(h0),
-    "mmrec_block" => ~w(h0),
+    "block_recurrence" => ~w(initial_state),
+    "mmrec_block" => ~w(initial_state),
     "multi_memory_attention" => ~w(baq bao q_in)
   }
 
@@ -84,7 +87,7 @@ defmodule Sidewinder.NxTest.Ops do
     "transformer_block" => ~w(x mask),
     "mdi_gamma" => ~w(z context),
     "mdi" => ~w(z h_prev context),
-    "mmrec_block" => ~w(x k_mem v_mem h0),
+    "mmrec_block" => ~w(x k_mem v_mem initial_state),
     "multi_memory_attention" => ~w(h k_mem v_mem q_in)
   }
 
@@ -137,23 +140,21 @@ defmodule Sidewinder.NxTest.Ops do
   defp named("mdi_gamma", gamma), do: %{gamma: gamma}
   defp named("mdi", {h_new, parts}), do: Map.put(parts, :h_new, h_new)
   defp named("mdi", h_new), do: %{h_new: h_new}
-  defp named("block_recurrence", {h, h_last}), do: %{h: h, h_last: h_last}
+  defp named("block_recurrence", {h, last_state}), do: %{h: h, last_state: last_state}
   defp named("block_recurrence", h), do: %{h: h}
   defp named("mmrec_block", {y, state}), do: Map.put(state, :y, y)
   defp named("linear_scan", {h, last_state}), do: %{h: h, last_state: last_state}
   defp named("linear_scan", h), do: %{h: h}
   defp named("exp_product_scan", {y, log_y}), do: %{y: y, log_y: log_y}
   defp named("exp_product_scan", {y, log_y, state}), do: %{y: y, log_y: log_y, last_state: state}
-  defp named(op, {y, state}) when op in @cumulative, do: %{y: y, last_state: state}
-  defp named("selective_scan", {y, last_state}), do: %{y: y, last_state: last_state}
-  defp named("causal_conv1d", {y, state}), do: %{y: y, final_state: state}
   defp named("attention", {y, lse}), do: %{y: y, lse: lse}
   defp named("decode", {y, keys, values}), do: %{y: y, keys: keys, values: values}
   defp named("multi_memory_attention", {y, lse}), do: %{y: y, lse: lse}
   defp named("hds_construct", {{k1, v1}, {k2, v2}}), do: %{k1: k1, v1: v1, k2: k2, v2: v2}
   defp named("matmul", c), do: %{c: c}
   defp named("mamba_block", {y, states}), do: Map.put(states, :y, y)
-  defp named(_, {y, state}), do: %{y: y, state: state}
+  defp named("causal_conv1d_update", {y, state}), do: %{y: y, state: state}
+  defp named(_, {y, state}), do: %{y: y, last_state: state}
   defp named(_, y), do: %{y: y}
 
   @doc "The options with which the op returns what has a cotangent."
@@ -228,20 +229,20 @@ defmodule Sidewinder.NxTest.Ops do
   defp cotangents("linear_scan"), do: ~w(dh dlast_state)
   defp cotangents("exp_product_scan"), do: ~w(dy dlog_y dlast_state)
   defp cotangents(op) when op in @cumulative, do: ~w(dy dlast_state)
-  defp cotangents("causal_conv1d"), do: ~w(dy dfinal_state)
+  defp cotangents("causal_conv1d"), do: ~w(dy dlast_state)
   defp cotangents("mamba_block"), do: ~w(dy dconv_state dssm_state)
   defp cotangents("mdi_update"), do: ~w(dh)
   defp cotangents("mdi_gamma"), do: ~w(dgamma)
   defp cotangents("mdi"), do: ~w(dh_new dgamma dgate)
-  defp cotangents("block_recurrence"), do: ~w(dh dh_last)
-  defp cotangents("mmrec_block"), do: ~w(dy dh dh_last dgamma dcontext dsummary)
+  defp cotangents("block_recurrence"), do: ~w(dh dlast_state)
+  defp cotangents("mmrec_block"), do: ~w(dy dh dlast_state dgamma dcontext dsummary)
   defp cotangents("attention"), do: ~w(dy dlse)
   defp cotangents("multi_memory_attention"), do: ~w(dy dlse)
   defp cotangents("hds_construct"), do: ~w(dk1 dv1 dk2 dv2)
   defp cotangents("decode"), do: ~w(dy dkeys dvalues)
   defp cotangents("matmul"), do: ~w(dc)
   defp cotangents("layer_norm"), do: ~w(dy dmean drstd)
-  defp cotangents("selective_state_update"), do: ~w(dy dstate)
+  defp cotangents("selective_state_update"), do: ~w(dy dlast_state)
   defp cotangents("causal_conv1d_update"), do: ~w(dy dstate)
   defp cotangents(_), do: ~w(dy)
 
@@ -256,7 +257,7 @@ defmodule Sidewinder.NxTest.Ops do
       {"D", {d}, -1.0, 1.0, :wide},
       {"z", {b, l, d}, -1.0, 1.0, :storage},
       {"dt_bias", {d}, -0.5, 0.5, :wide},
-      {"h0", {b, d, n}, -1.0, 1.0, :wide},
+      {"initial_state", {b, d, n}, -1.0, 1.0, :wide},
       {"dy", {b, l, d}, -1.0, 1.0, :storage},
       {"dlast_state", {b, d, n}, -1.0, 1.0, :wide},
       {"dstates", {b, l, d, n}, -1.0, 1.0, :wide}
@@ -266,7 +267,7 @@ defmodule Sidewinder.NxTest.Ops do
   defp shapes("selective_state_update", {b, _, d, n}) do
     [
       {"x", {b, d}, -1.0, 1.0, :storage},
-      {"state", {b, d, n}, -1.0, 1.0, :wide},
+      {"initial_state", {b, d, n}, -1.0, 1.0, :wide},
       {"dt", {b, d}, 0.001, 0.5, :storage},
       {"A", {d, n}, -2.0, -0.1, :wide},
       {"B", {b, n}, -1.0, 1.0, :storage},
@@ -275,7 +276,7 @@ defmodule Sidewinder.NxTest.Ops do
       {"z", {b, d}, -1.0, 1.0, :storage},
       {"dt_bias", {d}, -0.5, 0.5, :wide},
       {"dy", {b, d}, -1.0, 1.0, :storage},
-      {"dstate", {b, d, n}, -1.0, 1.0, :wide}
+      {"dlast_state", {b, d, n}, -1.0, 1.0, :wide}
     ]
   end
 
@@ -283,7 +284,7 @@ defmodule Sidewinder.NxTest.Ops do
     [
       {"a", {b, l, k}, -1.0, 1.0, :storage},
       {"b", {b, l, k}, -1.0, 1.0, :storage},
-      {"h0", {b, k}, -1.0, 1.0, :wide},
+      {"initial_state", {b, k}, -1.0, 1.0, :wide},
       {"dh", {b, l, k}, -1.0, 1.0, :storage},
       {"dlast_state", {b, k}, -1.0, 1.0, :wide}
     ]
@@ -292,7 +293,7 @@ defmodule Sidewinder.NxTest.Ops do
   defp shapes("exp_product_scan", {b, l, d, n}) do
     [
       {"gamma", {b, n, l, d}, 0.1, 0.9, :storage},
-      {"carry", {b, n, d}, -1.0, 1.0, :wide},
+      {"initial_state", {b, n, d}, -1.0, 1.0, :wide},
       {"dy", {b, n, l, d}, -1.0, 1.0, :storage},
       {"dlog_y", {b, n, l, d}, -1.0, 1.0, :wide},
       {"dlast_state", {b, n, d}, -1.0, 1.0, :wide}
@@ -300,11 +301,11 @@ defmodule Sidewinder.NxTest.Ops do
   end
 
   defp shapes(op, {b, l, d, n}) when op in @cumulative do
-    {x, start} = if op == "cumprod_scan", do: {"gamma", "init"}, else: {"x", "carry"}
+    x = if op == "cumprod_scan", do: "gamma", else: "x"
 
     [
       {x, {b, n, l, d}, -1.0, 1.0, :storage},
-      {start, {b, n, d}, -1.0, 1.0, :wide},
+      {"initial_state", {b, n, d}, -1.0, 1.0, :wide},
       {"dy", {b, n, l, d}, -1.0, 1.0, :storage},
       {"dlast_state", {b, n, d}, -1.0, 1.0, :wide}
     ]
@@ -315,9 +316,9 @@ defmodule Sidewinder.NxTest.Ops do
       {"x", {b, l, d}, -1.0, 1.0, :storage},
       {"w", {d, n + 1}, -1.0, 1.0, :wide},
       {"bias", {d}, -1.0, 1.0, :wide},
-      {"init_state", {b, n, d}, -1.0, 1.0, :storage},
+      {"initial_state", {b, n, d}, -1.0, 1.0, :storage},
       {"dy", {b, l, d}, -1.0, 1.0, :storage},
-      {"dfinal_state", {b, n, d}, -1.0, 1.0, :storage}
+      {"dlast_state", {b, n, d}, -1.0, 1.0, :storage}
     ]
   end
 
@@ -474,19 +475,19 @@ defmodule Sidewinder.NxTest.Ops do
   defp shapes("mdi", {b, l, d, n}) do
     names = ~w(z h_prev context dh_new dgamma dgate)
     sequences = for name <- names, do: {name, {b, l, d}, -1.0, 1.0, :storage}
-    sequences ++ networks(d, n) ++ second_gate("wm", d)
+    sequences ++ networks(d, n) ++ second_gate("wm", "bm", d)
   end
 
   defp shapes("block_recurrence", {b, l, d, _}) do
     [
       {"z", {b, l, d}, -1.0, 1.0, :storage},
       {"gamma", {b, l, d}, 0.0, 0.6, :storage},
-      {"Wg", {d, d}, -0.5, 0.5, :storage},
-      {"bg", {d}, -0.5, 0.5, :storage},
-      {"h0", {b, d}, -1.0, 1.0, :wide},
+      {"w_gate", {d, d}, -0.5, 0.5, :storage},
+      {"b_gate", {d}, -0.5, 0.5, :storage},
+      {"initial_state", {b, d}, -1.0, 1.0, :wide},
       {"dh", {b, l, d}, -1.0, 1.0, :storage},
-      {"dh_last", {b, d}, -1.0, 1.0, :wide}
-    ] ++ second_gate("Wm", d)
+      {"dlast_state", {b, d}, -1.0, 1.0, :wide}
+    ] ++ second_gate("w_mix", "b_mix", d)
   end
 
   defp shapes("mmrec_block", {b, l, _, n}) do
@@ -503,14 +504,14 @@ defmodule Sidewinder.NxTest.Ops do
       {"wf1", {f, d}, -0.5, 0.5, :storage},
       {"bf1", {f}, -0.5, 0.5, :storage},
       {"wf2", {d, f}, -0.5, 0.5, :storage},
-      {"h0", {b, d}, -1.0, 1.0, :wide},
-      {"dh_last", {b, d}, -1.0, 1.0, :wide},
+      {"initial_state", {b, d}, -1.0, 1.0, :wide},
+      {"dlast_state", {b, d}, -1.0, 1.0, :wide},
       {"dsummary", {b, d}, -1.0, 1.0, :storage}
     ] ++
       for(name <- squares, do: {name, {d, d}, -0.5, 0.5, :storage}) ++
       for(name <- vectors, do: {name, {d}, -0.5, 0.5, :storage}) ++
       for(name <- ~w(dy dh dgamma dcontext), do: {name, {b, l, d}, -1.0, 1.0, :storage}) ++
-      networks(d, n) ++ second_gate("wm", d)
+      networks(d, n) ++ second_gate("wm", "bm", d)
   end
 
   defp shapes("hds_construct", {b, l, d, _}) do
@@ -549,8 +550,8 @@ defmodule Sidewinder.NxTest.Ops do
         do: {kind <> net <> layer, shape, -0.5, 0.5, :storage}
   end
 
-  defp second_gate(name, d) do
-    [{name, {d, 2 * d}, -0.5, 0.5, :storage}, {"bm", {d}, -0.5, 0.5, :storage}]
+  defp second_gate(w, b, d) do
+    [{w, {d, 2 * d}, -0.5, 0.5, :storage}, {b, {d}, -0.5, 0.5, :storage}]
   end
 
   @doc "The call with some more options, or without some of its tensors."

@@ -8,7 +8,7 @@ defmodule Sidewinder.Axon.Layers do
   alias Sidewinder.Op.Gradient
 
   @names ~w(mamba_block mm_rec_block causal_conv1d selective_scan rms_norm layer_norm linear ternary_dense attention
-            mha swiglu_mlp transformer_block tied_embedding tied_logits rows table last of_block y h_last summary
+            mha swiglu_mlp transformer_block tied_embedding tied_logits rows table last of_block y last_state summary
             states)a
 
   # Inputs that are indices, masks or keys, which do not take part in the common type.
@@ -144,7 +144,7 @@ defmodule Sidewinder.Axon.Layers do
       |> Map.to_list()
 
     case Sidewinder.mmrec_block(x, params, options ++ List.wrap(dropout)) do
-      {y, state} -> %{y: y, h_last: state.h_last, summary: state.summary}
+      {y, state} -> %{y: y, last_state: state.last_state, summary: state.summary}
       y -> y
     end
   end

@@ -51,10 +51,10 @@ defmodule Sidewinder.Axon.MMRec do
   end
 
   defp parts(out) do
-    [y, h_last, summary] =
-      for name <- [:y, :h_last, :summary], do: layer(name, [x: out], [], %{})
+    [y, last_state, summary] =
+      for name <- [:y, :last_state, :summary], do: layer(name, [x: out], [], %{})
 
-    {y, %{h_last: h_last, summary: summary}}
+    {y, %{last_state: last_state, summary: summary}}
   end
 
   defp params(opts) do
@@ -129,7 +129,7 @@ defmodule Sidewinder.Axon.MMRec do
   end
 
   defp together(states) do
-    for name <- [:h_last, :summary], into: %{} do
+    for name <- [:last_state, :summary], into: %{} do
       layers = for state <- states, do: state[name]
       {name, layer(:states, [x: Axon.container(List.to_tuple(layers))], [], %{})}
     end

@@ -30,7 +30,7 @@ defmodule Sidewinder.Block.Attention do
       "mask" => {:mask, [@scores]},
       "bias" => {:wide, [@scores]}
     },
-    optional: [mask: "mask", bias: "bias"],
+    optional: [:mask, :bias],
     options: [
       scale: :number,
       causal: :flag,

@@ -22,13 +22,13 @@ defmodule Sidewinder.Block.BlockRecurrence do
       inputs: %{
         "z" => {:storage, [[:b, :l, :d]]},
         "gamma" => {:storage, [[:b, :l, :d]]},
-        "Wg" => {:storage, [[:d, :d]]},
-        "bg" => {:storage, [[:d]]},
-        "Wm" => {:storage, [[:d, {:sum, [:d, :d], 0}]]},
-        "bm" => {:storage, [[:d]]},
-        "h0" => {:wide, [[:b, :d]]}
+        "w_gate" => {:storage, [[:d, :d]]},
+        "b_gate" => {:storage, [[:d]]},
+        "w_mix" => {:storage, [[:d, {:sum, [:d, :d], 0}]]},
+        "b_mix" => {:storage, [[:d]]},
+        "initial_state" => {:wide, [[:b, :d]]}
       },
-      optional: [wm: "Wm", bm: "bm", initial_state: "h0"],
+      optional: [{:wm, "w_mix"}, {:bm, "b_mix"}, :initial_state],
       options: [
         mix: :number,
         state_clip: :positive,
@@ -37,19 +37,19 @@ defmodule Sidewinder.Block.BlockRecurrence do
       ],
       outputs: [
         {:h, :storage, [:b, :l, :d], :always},
-        {:h_last, :wide, [:b, :d], :return_state}
+        {:last_state, :wide, [:b, :d], :return_state}
       ],
       hint: "Sequences are {batch, length, width}, and weights are stored {out, in}"
     }
   end
 
   @doc false
-  def call([z, gamma, wg, bg], opts) do
-    inputs = [{"z", z}, {"gamma", gamma}, {"Wg", wg}, {"bg", bg}]
+  def call([z, gamma, w_gate, b_gate], opts) do
+    inputs = [{"z", z}, {"gamma", gamma}, {"w_gate", w_gate}, {"b_gate", b_gate}]
 
     case Sidewinder.Op.call(%__MODULE__{}, inputs, mix(opts, "block_recurrence")) do
       [h: h] -> h
-      [h: h, h_last: h_last] -> {h, h_last}
+      [h: h, last_state: last_state] -> {h, last_state}
     end
   end
 

@@ -18,13 +18,13 @@ defmodule Sidewinder.Block.CausalConv1d do
         "x" => {:storage, [[:b, :l, :d]]},
         "w" => {:wide, [[:d, :w]]},
         "bias" => {:wide, [[:d]]},
-        "init_state" => {:storage, [state]}
+        "initial_state" => {:storage, [state]}
       },
-      optional: [bias: "bias", initial_state: "init_state"],
+      optional: [:bias, :initial_state],
       options: [activation: [:silu], return_state: :flag],
       outputs: [
         {:y, :storage, [:b, :l, :d], :always},
-        {:final_state, :storage, state, :return_state}
+        {:last_state, :storage, state, :return_state}
       ]
     }
   end
@@ -46,7 +46,7 @@ defmodule Sidewinder.Block.CausalConv1dUpdate do
 
   alias Sidewinder.{Block, Op}
 
-  @whole {Block.CausalConv1d, "init_state", :final_state}
+  @whole {Block.CausalConv1d, "state", :state}
 
   defstruct activation: nil, inputs: [], target: []
 
@@ -62,7 +62,7 @@ defmodule Sidewinder.Block.CausalConv1dUpdate do
         "state" => {:storage, [state]},
         "bias" => {:wide, [[:d]]}
       },
-      optional: [bias: "bias"],
+      optional: [:bias],
       options: [activation: [:silu]],
       outputs: [{:y, :storage, [:b, :d], :always}, {:state, :storage, state, :always}]
     }

@@ -17,7 +17,7 @@ defmodule Sidewinder.Block.ExpProductScan do
             target: []
 
   @options [eps: :share, log_min: :not_positive, reverse: :flag]
-  @table Cumulative.table(:exp_product_scan, {"gamma", "carry"}, @options, [:log_y])
+  @table Cumulative.table(:exp_product_scan, "gamma", @options, [:log_y])
 
   @impl true
   def table, do: @table
@@ -48,7 +48,7 @@ defmodule Sidewinder.Block.CumprodScan do
 
   defstruct reverse: false, return_state: false, inputs: [], target: []
 
-  @table Cumulative.table(:cumprod_scan, {"gamma", "init"}, reverse: :flag)
+  @table Cumulative.table(:cumprod_scan, "gamma", reverse: :flag)
 
   @impl true
   def table, do: @table
@@ -79,7 +79,7 @@ defmodule Sidewinder.Block.Logcumsumexp do
 
   defstruct reverse: false, return_state: false, inputs: [], target: []
 
-  @table Cumulative.table(:logcumsumexp, {"x", "carry"}, reverse: :flag)
+  @table Cumulative.table(:logcumsumexp, "x", reverse: :flag)
 
   @impl true
   def table, do: @table
@@ -105,7 +105,7 @@ defmodule Sidewinder.Block.Cumsum do
 
   defstruct return_state: false, inputs: [], target: []
 
-  @table Cumulative.table(:cumsum, {"x", "carry"}, [])
+  @table Cumulative.table(:cumsum, "x", [])
 
   @impl true
   def table, do: @table
@@ -131,7 +131,7 @@ defmodule Sidewinder.Block.ReverseCumsum do
 
   defstruct return_state: false, inputs: [], target: []
 
-  @table Cumulative.table(:reverse_cumsum, {"x", "carry"}, [])
+  @table Cumulative.table(:reverse_cumsum, "x", [])
 
   @impl true
   def table, do: @table

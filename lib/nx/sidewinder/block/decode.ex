@@ -22,7 +22,7 @@ defmodule Sidewinder.Block.Decode do
       "mask" => {:mask, [@scores]},
       "bias" => {:wide, [@scores]}
     },
-    optional: [mask: "mask", bias: "bias"],
+    optional: [:mask, :bias],
     options: [cached: :count, scale: :number, causal: :flag, layout: layouts()],
     outputs: [
       {:y, :storage, axes(:h, :l, :v), :always},

@@ -15,9 +15,9 @@ defmodule Sidewinder.Block.LinearScan do
       inputs: %{
         "a" => {:storage, [[:b, :l, :k]]},
         "b" => {:storage, [[:b, :l, :k]]},
-        "h0" => {:wide, [[:b, :k]]}
+        "initial_state" => {:wide, [[:b, :k]]}
       },
-      optional: [initial_state: "h0"],
+      optional: [:initial_state],
       options: [return_state: :flag],
       outputs: [
         {:h, :storage, [:b, :l, :k], :always},
@@ -42,7 +42,12 @@ defmodule Sidewinder.Block.LinearScanBackward do
     gradient_of: Sidewinder.Block.LinearScan
 
   {b, inputs} = Map.pop!(@table.inputs, "b")
-  @table %{@table | inputs: Map.put(inputs, "h", b), outputs: [da: "a", db: "a", dh0: "h0"]}
+
+  @table %{
+    @table
+    | inputs: Map.put(inputs, "h", b),
+      outputs: [da: "a", db: "a", dinitial_state: "initial_state"]
+  }
 
   @impl true
   def table, do: @table

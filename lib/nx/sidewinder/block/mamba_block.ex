@@ -39,7 +39,7 @@ defmodule Sidewinder.Block.MambaBlock do
         "conv_state" => {:storage, [state]},
         "ssm_state" => {:wide, [[:b, :i, :n]]}
       },
-      optional: [conv_state: "conv_state", ssm_state: "ssm_state"],
+      optional: [:conv_state, :ssm_state],
       options: [return_state: :flag],
       outputs: [
         {:y, :storage, [:b, :l, :m], :always},

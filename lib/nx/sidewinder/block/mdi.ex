@@ -61,7 +61,7 @@ defmodule Sidewinder.Block.MdiGamma do
           "z" => {:storage, [[:..., :d]]},
           "context" => {:storage, [[:..., :d]]}
         }),
-      optional: [context: "context"],
+      optional: [:context],
       options: [],
       outputs: [{:gamma, :storage, [:..., :d], :always}],
       hint: "Weights are stored {out, in}, and both networks have the same inner width"

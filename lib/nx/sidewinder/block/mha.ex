@@ -28,7 +28,7 @@ defmodule Sidewinder.Block.Mha do
         "bo" => {:storage, [[:d]]},
         "mask" => {:mask, [{:repeated, [:b, :heads, :l, :l]}]}
       },
-      optional: [mask: "mask"],
+      optional: [:mask],
       options: [
         heads: :size,
         causal: :flag,

@@ -55,9 +55,9 @@ defmodule Sidewinder.Block.MmrecBlock do
         "wf1" => {:storage, [[:f, :d]]},
         "bf1" => {:storage, [[:f]]},
         "wf2" => {:storage, [[:d, :f]]},
-        "h0" => {:wide, [[:b, :d]]}
+        "initial_state" => {:wide, [[:b, :d]]}
       }),
-    optional: [k_mem: "k_mem", v_mem: "v_mem", initial_state: "h0"],
+    optional: [:k_mem, :v_mem, :initial_state],
     options: [
       heads: :size,
       mix: :number,
@@ -75,7 +75,7 @@ defmodule Sidewinder.Block.MmrecBlock do
     outputs: [
       {:y, :storage, [:b, :l, :d], :always},
       {:h, :storage, [:b, :l, :d], :return_state},
-      {:h_last, :wide, [:b, :d], :return_state},
+      {:last_state, :wide, [:b, :d], :return_state},
       {:gamma, :storage, [:b, :l, :d], :return_state},
       {:context, :storage, [:b, :l, :d], :return_state},
       {:summary, :storage, [:b, :d], :return_state},

@@ -26,7 +26,7 @@ defmodule Sidewinder.Block.MultiMemoryAttention do
         "wao" => {:storage, [[:d, :d]]},
         "bao" => {:storage, [[:d]]}
       },
-      optional: [q_in: "q_in"],
+      optional: [:q_in],
       options: [heads: :size, return_lse: {:here, :flag}],
       outputs: [
         {:y, :storage, [:b, :l, :d], :always},

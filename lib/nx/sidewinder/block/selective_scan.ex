@@ -34,9 +34,9 @@ defmodule Sidewinder.Block.SelectiveScan do
         "D" => {:wide, [[:d]]},
         "z" => {:storage, [[:b, :l, :d]]},
         "dt_bias" => {:wide, [[:d]]},
-        "h0" => {:wide, [[:b, :d, :n]]}
+        "initial_state" => {:wide, [[:b, :d, :n]]}
       },
-      optional: [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "h0"],
+      optional: [{:d, "D"}, :z, :dt_bias, :initial_state],
       options: [
         dt_softplus: :flag,
         dt_clamp: :pair,

@@ -7,7 +7,7 @@ defmodule Sidewinder.Block.SelectiveStateUpdate do
 
   alias Sidewinder.{Block, Op}
 
-  @whole {Block.SelectiveScan, "h0", :last_state}
+  @whole {Block.SelectiveScan, "initial_state", :last_state}
 
   defstruct dt_softplus: false, dt_clamp: nil, clamp_grad: :mask, inputs: [], target: []
 
@@ -19,7 +19,7 @@ defmodule Sidewinder.Block.SelectiveStateUpdate do
       name: :selective_state_update,
       inputs: %{
         "x" => {:storage, [[:b, :d]]},
-        "state" => {:wide, [[:b, :d, :n]]},
+        "initial_state" => {:wide, [[:b, :d, :n]]},
         "dt" => {:storage, [[:b, :d]]},
         "A" => {:wide, [[:d, :n]]},
         "B" => {:storage, varying},
@@ -28,13 +28,13 @@ defmodule Sidewinder.Block.SelectiveStateUpdate do
         "z" => {:storage, [[:b, :d]]},
         "dt_bias" => {:wide, [[:d]]}
       },
-      optional: [d: "D", z: "z", dt_bias: "dt_bias"],
+      optional: [{:d, "D"}, :z, :dt_bias],
       options: [
         dt_softplus: :flag,
         dt_clamp: :pair,
         clamp_grad: {:gradient, [:mask, :straight_through]}
       ],
-      outputs: [{:y, :storage, [:b, :d], :always}, {:state, :wide, [:b, :d, :n], :always}]
+      outputs: [{:y, :storage, [:b, :d], :always}, {:last_state, :wide, [:b, :d, :n], :always}]
     }
   end
 

@@ -1,17 +1,17 @@
 defmodule Sidewinder.Op.Cumulative do
   @moduledoc false
-  # What the blocks of cumulative products, sums and log-sums have in common: the names of the kernel's sequence and
-  # of what it starts from, and the options that a scan has beside `return_state`.
+  # What the blocks of cumulative products, sums and log-sums have in common: the name of the kernel's sequence,
+  # and the options that a scan has beside `return_state`.
 
   @sequence [:b, :h, :l, :w]
   @state [:b, :h, :w]
 
   @doc "The table of a scan."
-  def table(name, {x, start}, options, more \\ []) do
+  def table(name, x, options, more \\ []) do
     %{
       name: name,
-      inputs: %{x => {:storage, [@sequence]}, start => {:wide, [@state]}},
-      optional: [initial_state: start],
+      inputs: %{x => {:storage, [@sequence]}, "initial_state" => {:wide, [@state]}},
+      optional: [:initial_state],
       options: options ++ [return_state: :flag],
       outputs:
         [{:y, :storage, @sequence, :always}] ++
@@ -26,7 +26,7 @@ defmodule Sidewinder.Op.Cumulative do
 
   @doc "Calls a scan; returns its outputs, in a tuple if there are several."
   def call(%module{} = op, x, opts) do
-    [name | _] = Map.keys(module.table().inputs) -- ["carry", "init"]
+    [name] = Map.keys(module.table().inputs) -- ["initial_state"]
     op |> Sidewinder.Op.call([{name, x}], opts) |> Keyword.values() |> outputs()
   end
 

@@ -113,7 +113,7 @@ defmodule Sidewinder.Op.Gradient do
   """
   def table(%{outputs: outputs} = table) do
     asked = for {name, _, _, asked} <- outputs, asked != :always, do: {name, option(asked)}
-    more = for {name, _} <- asked, do: {:"d#{name}", "d#{name}"}
+    more = for {name, _} <- asked, do: :"d#{name}"
     asked = Keyword.values(asked)
 
     %{

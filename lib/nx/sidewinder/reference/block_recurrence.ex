@@ -10,21 +10,21 @@ defmodule Sidewinder.Reference.BlockRecurrence do
   @eps 1.0e-6
 
   def body(op, %{"z" => z} = inputs) do
-    {terms, weights, h0} = given(inputs)
-    {h, last} = steps(terms, h0, weights, op: op, mixed: mixed?(inputs))
-    [h: h |> swap() |> Nx.as_type(z.type), h_last: Nx.squeeze(last, axes: [0])]
+    {terms, weights, initial} = given(inputs)
+    {h, last} = steps(terms, initial, weights, op: op, mixed: mixed?(inputs))
+    [h: h |> swap() |> Nx.as_type(z.type), last_state: Nx.squeeze(last, axes: [0])]
   end
 
   @doc """
   With G after clip and norm, and s and m of h[t-1], which are known for all times at once:
 
       ds = G z s (1 - s)          dm = mix G (z - h[t-1]) m (1 - m)
-      dz = G s + mix G m + (dm Wm)[:D]                      dgamma = (1 + mix) G h[t-1]
-      the next G = G ((1 + mix) gamma + mix (1 - m)) + ds Wg + (dm Wm)[D:]
+      dz = G s + mix G m + (dm w_mix)[:D]                   dgamma = (1 + mix) G h[t-1]
+      the next G = G ((1 + mix) gamma + mix (1 - m)) + ds w_gate + (dm w_mix)[D:]
   """
   def backward(op, %{"h" => h, "dh" => dh} = inputs) do
-    {{z, gamma, of_z}, weights, h0} = given(inputs)
-    before = Recurrence.before(swap(wide(h)), h0)
+    {{z, gamma, of_z}, weights, initial} = given(inputs)
+    before = Recurrence.before(swap(wide(h)), initial)
     {s, m} = gates(before, of_z, weights, mixed?(inputs))
     u = unbounded(op, {z, gamma, before}, {s, m})
     # What G is multiplied with for ds, dm and the next G.
@@ -33,19 +33,19 @@ defmodule Sidewinder.Reference.BlockRecurrence do
     keep = unbounded(op, {constant(0, z), gamma, constant(1, z)}, {constant(0, z), m})
 
     terms = {swap(wide(dh)), u, keep, ds, dm || ds}
-    dlast = first(inputs["dh_last"]) || zeros(h0.shape, h0.type)
-    {g, dh0} = back(terms, dlast, weights, op: op, mixed: mixed?(inputs))
+    dlast = first(inputs["dlast_state"]) || zeros(initial.shape, initial.type)
+    {g, dinitial_state} = back(terms, dlast, weights, op: op, mixed: mixed?(inputs))
     [ds, dm] = for t <- [ds, dm], do: t && Nx.multiply(g, t)
-    of_gate = m && Nx.add(scaled(op.mix, Nx.multiply(g, m)), times(dm, half(inputs["Wm"], 0)))
+    of_gate = m && Nx.add(scaled(op.mix, Nx.multiply(g, m)), times(dm, half(inputs["w_mix"], 0)))
 
     cast(inputs,
       dz: swap(add(Nx.multiply(g, s), of_gate)),
       dgamma: swap(scaled(1 + if(m, do: op.mix, else: 0), Nx.multiply(g, before))),
-      dWg: outer(ds, before),
-      dbg: Nx.sum(ds, axes: [0, 1]),
-      dWm: m && Nx.concatenate([outer(dm, z), outer(dm, before)], axis: 1),
-      dbm: m && Nx.sum(dm, axes: [0, 1]),
-      dh0: Nx.squeeze(dh0, axes: [0])
+      dw_gate: outer(ds, before),
+      db_gate: Nx.sum(ds, axes: [0, 1]),
+      dw_mix: m && Nx.concatenate([outer(dm, z), outer(dm, before)], axis: 1),
+      db_mix: m && Nx.sum(dm, axes: [0, 1]),
+      dinitial_state: Nx.squeeze(dinitial_state, axes: [0])
     )
   end
 
@@ -57,35 +57,36 @@ defmodule Sidewinder.Reference.BlockRecurrence do
 
   ## What forward and backward share
 
-  defp mixed?(inputs), do: is_map_key(inputs, "Wm")
+  defp mixed?(inputs), do: is_map_key(inputs, "w_mix")
 
-  # Sequences, weights as {Wg, bg, the half of Wm for h}, and h0. What the second gate gets from z is computed for all
-  # times at once. Without a second gate, placeholders that are never read stand for its tensors.
-  defp given(%{"z" => z, "gamma" => gamma, "Wg" => wg, "bg" => bg} = inputs) do
+  # Sequences, weights as {w_gate, b_gate, the half of w_mix for h}, and the initial state. What the second gate gets
+  # from z is computed for all times at once. Without a second gate, placeholders that are never read stand for its
+  # tensors.
+  defp given(%{"z" => z, "gamma" => gamma, "w_gate" => w_gate, "b_gate" => b_gate} = inputs) do
     [z, gamma] = for t <- [z, gamma], do: t |> wide() |> swap()
-    [wg, bg] = for t <- [wg, bg], do: wide(t)
-    h0 = first(inputs["h0"]) || zeros(put_elem(z.shape, 0, 1), z.type)
+    [w_gate, b_gate] = for t <- [w_gate, b_gate], do: wide(t)
+    initial = first(inputs["initial_state"]) || zeros(put_elem(z.shape, 0, 1), z.type)
 
     if mixed?(inputs) do
-      of_z = Nx.add(linear(z, half(inputs["Wm"], 0)), wide(inputs["bm"]))
-      {{z, gamma, of_z}, {wg, bg, half(inputs["Wm"], 1)}, h0}
+      of_z = Nx.add(linear(z, half(inputs["w_mix"], 0)), wide(inputs["b_mix"]))
+      {{z, gamma, of_z}, {w_gate, b_gate, half(inputs["w_mix"], 1)}, initial}
     else
-      {{z, gamma, z}, {wg, bg, wg}, h0}
+      {{z, gamma, z}, {w_gate, b_gate, w_gate}, initial}
     end
   end
 
-  # Of Wm, for z or for h.
-  defp half(wm, which) do
-    width = Nx.axis_size(wm, 0)
-    wm |> wide() |> Nx.slice_along_axis(which * width, width, axis: 1)
+  # Of w_mix, for z or for h.
+  defp half(w_mix, which) do
+    width = Nx.axis_size(w_mix, 0)
+    w_mix |> wide() |> Nx.slice_along_axis(which * width, width, axis: 1)
   end
 
   defp first(nil), do: nil
   defp first(t), do: Nx.new_axis(wide(t), 0)
 
-  defp gates(h, of_z, {wg, bg, wm}, mixed) do
-    s = Activations.value(Nx.add(linear(h, wg), bg), :sigmoid)
-    {s, if(mixed, do: Activations.value(Nx.add(of_z, linear(h, wm)), :sigmoid))}
+  defp gates(h, of_z, {w_gate, b_gate, w_mix}, mixed) do
+    s = Activations.value(Nx.add(linear(h, w_gate), b_gate), :sigmoid)
+    {s, if(mixed, do: Activations.value(Nx.add(of_z, linear(h, w_mix)), :sigmoid))}
   end
 
   # u of the formula.
@@ -145,9 +146,10 @@ defmodule Sidewinder.Reference.BlockRecurrence do
 
   ## Loops over time
 
-  defnp steps({z, gamma, of_z}, h0, weights, opts \\ []) do
+  defnp steps({z, gamma, of_z}, initial, weights, opts \\ []) do
     {_, h, out, _, _} =
-      while {t = 0, h = h0, out = z, terms = {z, gamma, of_z}, weights}, t < Nx.axis_size(z, 0) do
+      while {t = 0, h = initial, out = z, terms = {z, gamma, of_z}, weights},
+            t < Nx.axis_size(z, 0) do
         {z, gamma, of_z} = terms
         h = step({at(z, t), at(gamma, t), h}, at(of_z, t), weights, opts)
         {t + 1, h, put(out, t, h), terms, weights}
@@ -163,8 +165,8 @@ defmodule Sidewinder.Reference.BlockRecurrence do
   # From the last time to the first: G of all times, and what comes out in front of the first.
   defp back(terms, dlast, weights, opts) do
     terms = terms |> Tuple.to_list() |> Enum.map(&Nx.reverse(&1, axes: [0])) |> List.to_tuple()
-    {g, dh0} = steps_back(terms, dlast, weights, opts)
-    {Nx.reverse(g, axes: [0]), dh0}
+    {g, dinitial_state} = steps_back(terms, dlast, weights, opts)
+    {Nx.reverse(g, axes: [0]), dinitial_state}
   end
 
   defnp steps_back({dh, u, keep, ds, dm}, dlast, weights, opts \\ []) do
@@ -182,9 +184,9 @@ defmodule Sidewinder.Reference.BlockRecurrence do
 
   deftransformp(cotangent(g, u, opts), do: through(opts[:op], g, u))
 
-  deftransformp step_back(g, {keep, ds, dm}, {wg, _bg, wm}, opts) do
-    of_gate = times(Nx.multiply(g, ds), wg)
-    of_mix = if opts[:mixed], do: times(Nx.multiply(g, dm), wm)
+  deftransformp step_back(g, {keep, ds, dm}, {w_gate, _bg, w_mix}, opts) do
+    of_gate = times(Nx.multiply(g, ds), w_gate)
+    of_mix = if opts[:mixed], do: times(Nx.multiply(g, dm), w_mix)
     add(Nx.add(Nx.multiply(g, keep), of_gate), of_mix)
   end
 end

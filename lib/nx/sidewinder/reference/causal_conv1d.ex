@@ -8,7 +8,7 @@ defmodule Sidewinder.Reference.CausalConv1d do
   def body(op, %{"x" => x} = inputs) do
     padded = padded(inputs)
     y = inputs |> sums(padded) |> Activations.value(op.activation) |> Nx.as_type(x.type)
-    [y: y, final_state: op.return_state && final_state(padded, inputs)]
+    [y: y, last_state: op.return_state && last_state(padded, inputs)]
   end
 
   @doc """
@@ -27,13 +27,13 @@ defmodule Sidewinder.Reference.CausalConv1d do
       for j <- 0..(width - 1), do: Nx.sum(Nx.multiply(du, rows(padded, j, length)), axes: [0, 1])
 
     taps = for j <- 0..(width - 1), do: spread(Nx.multiply(du, weight(w, j)), j, width - 1 - j)
-    dpadded = Enum.reduce(taps ++ last_rows(inputs["dfinal_state"], w, length), &Nx.add/2)
+    dpadded = Enum.reduce(taps ++ last_rows(inputs["dlast_state"], w, length), &Nx.add/2)
 
     [
       dx: Nx.as_type(rows(dpadded, width - 1, length), x.type),
       dw: Nx.stack(dw, axis: 1),
       dbias: Nx.sum(du, axes: [0, 1]),
-      dinit_state: inputs["init_state"] && Nx.as_type(rows(dpadded, 0, width - 1), x.type)
+      dinitial_state: inputs["initial_state"] && Nx.as_type(rows(dpadded, 0, width - 1), x.type)
     ]
   end
 
@@ -42,7 +42,7 @@ defmodule Sidewinder.Reference.CausalConv1d do
     {batch, _, channels} = x.shape
 
     state =
-      case {Nx.axis_size(w, 1), inputs["init_state"]} do
+      case {Nx.axis_size(w, 1), inputs["initial_state"]} do
         {1, nil} -> []
         {width, nil} -> [Recurrence.zeros({batch, width - 1, channels}, w.type)]
         {_, state} -> [Nx.as_type(state, w.type)]
@@ -60,7 +60,7 @@ defmodule Sidewinder.Reference.CausalConv1d do
     Enum.reduce(taps ++ List.wrap(inputs["bias"]), &Nx.add/2)
   end
 
-  defp final_state(padded, %{"x" => x, "w" => w}) do
+  defp last_state(padded, %{"x" => x, "w" => w}) do
     padded |> rows(Nx.axis_size(x, 1), Nx.axis_size(w, 1) - 1) |> Nx.as_type(x.type)
   end
 

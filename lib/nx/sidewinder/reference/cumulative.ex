@@ -9,7 +9,7 @@ defmodule Sidewinder.Reference.Cumulative do
 
   def body(%module{} = op, inputs) do
     %{name: name} = module.table()
-    {x, start} = {inputs["gamma"] || inputs["x"], inputs["carry"] || inputs["init"]}
+    {x, start} = {inputs["gamma"] || inputs["x"], inputs["initial_state"]}
     states = states(name, op, in_time(x, op, name), first(start))
     last_state = Nx.squeeze(at(states, Nx.axis_size(states, 0) - 1), axes: [0])
     y = if name == :exp_product_scan, do: Nx.exp(states), else: states
@@ -70,20 +70,20 @@ defmodule Sidewinder.Reference.Cumulative do
   @doc """
   With the time of the scan, of its factors f:
 
-      T_i = dy_i + f_{i+1} T_{i+1}       dgamma_i = y_{i-1} T_i       dinit = f_1 T_1
+      T_i = dy_i + f_{i+1} T_{i+1}       dgamma_i = y_{i-1} T_i       dinitial_state = f_1 T_1
 
   and with a sum of logarithms that of its cotangents more. A sum has factors of 1, and a log-sum those of
   exp(y_{i-1} - y_i) and dx_i = exp(x_i - y_i) T_i.
   """
   def backward(%module{} = op, inputs) do
     %{name: name} = module.table()
-    {x, start} = {inputs["gamma"] || inputs["x"], inputs["carry"] || inputs["init"]}
+    {x, start} = {inputs["gamma"] || inputs["x"], inputs["initial_state"]}
     ordered = Map.new(inputs, fn {key, t} -> {key, ordered(t, op, name)} end)
     {dx, dstart} = slopes(name, op, ordered, first(start))
     wide = Numbers.wide(x).type
     dstart = Nx.as_type(Nx.squeeze(dstart, axes: [0]), wide)
     dx = in_place(dx, op, name, x.type)
-    [dgamma: dx, dx: dx, dinit: dstart, dcarry: dstart]
+    [dgamma: dx, dx: dx, dinitial_state: dstart]
   end
 
   defp ordered(%{shape: {_, _, _, _}} = t, op, name), do: in_time(t, op, name)
@@ -104,8 +104,8 @@ defmodule Sidewinder.Reference.Cumulative do
     slope =
       Nx.add(product(Recurrence.before(inputs["y"], first), total), Nx.divide(later, divisor))
 
-    dcarry = Nx.add(product(first, product(at(f, 0), at(total, 0))), at(later, 0))
-    {Nx.select(inside, slope, Numbers.constant(0, gamma)), dcarry}
+    dinitial = Nx.add(product(first, product(at(f, 0), at(total, 0))), at(later, 0))
+    {Nx.select(inside, slope, Numbers.constant(0, gamma)), dinitial}
   end
 
   defp slopes(:cumprod_scan_backward, _op, %{"gamma" => gamma} = inputs, start) do

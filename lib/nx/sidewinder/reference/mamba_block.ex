@@ -24,7 +24,7 @@ defmodule Sidewinder.Reference.MambaBlock do
       {"x", u},
       {"w", w},
       {"bias", inputs["conv_b"]},
-      {"init_state", inputs["conv_state"]}
+      {"initial_state", inputs["conv_state"]}
     ]
 
     part(%Block.CausalConv1d{activation: :silu}, op, tensors)
@@ -37,7 +37,7 @@ defmodule Sidewinder.Reference.MambaBlock do
       {"D", inputs["D"]},
       {"z", z},
       {"dt_bias", inputs["dt_b"]},
-      {"h0", inputs["ssm_state"]}
+      {"initial_state", inputs["ssm_state"]}
     ]
 
     part(%Block.SelectiveScan{dt_softplus: true}, op, tensors ++ more)

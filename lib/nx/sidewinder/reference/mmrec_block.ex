@@ -24,7 +24,7 @@ defmodule Sidewinder.Reference.MmrecBlock do
     xn = norm(op, x, inputs["n1"])
     [q, k, v, z] = for name <- ~w(q k v z), do: linear(op, xn, inputs, name)
     gamma = gamma(op, z, k, inputs)
-    [h: h, h_last: h_last] = recurrence(op, z, gamma, inputs)
+    [h: h, last_state: last_state] = recurrence(op, z, gamma, inputs)
     context = attention(op, h, q, inputs)
     added = Nx.add(Nx.add(h, context), Nx.multiply(constant(op.v_mix, v), v))
     r = Nx.add(x, drop.(added, 0))
@@ -33,7 +33,7 @@ defmodule Sidewinder.Reference.MmrecBlock do
     y = Nx.add(r, drop.(linear(op, u, inputs, "f2"), 2))
     summary = y |> wide() |> Nx.mean(axes: [1]) |> Nx.as_type(y.type)
 
-    [y: y, h: h, h_last: h_last, gamma: gamma, context: context, summary: summary] ++
+    [y: y, h: h, last_state: last_state, gamma: gamma, context: context, summary: summary] ++
       [q: q, k: k, v: v, z: z, hidden: hidden]
   end
 
@@ -54,10 +54,11 @@ defmodule Sidewinder.Reference.MmrecBlock do
   end
 
   defp recurrence(op, z, gamma, inputs) do
-    names = [{"Wg", "wgate"}, {"bg", "bgate"}, {"Wm", "wm"}, {"bm", "bm"}, {"h0", "h0"}]
+    names = [{"w_gate", "wgate"}, {"b_gate", "bgate"}, {"w_mix", "wm"}, {"b_mix", "bm"}]
     weights = for {name, here} <- names, do: {name, inputs[here]}
+    given = [{"z", z}, {"gamma", gamma}, {"initial_state", inputs["initial_state"]} | weights]
     options = op |> Map.take([:mix, :state_clip, :state_norm]) |> Map.put(:return_state, true)
-    Op.part(op, struct(BlockRecurrence, options), [{"z", z}, {"gamma", gamma} | weights])
+    Op.part(op, struct(BlockRecurrence, options), given)
   end
 
   ## The memory
@@ -96,7 +97,11 @@ defmodule Sidewinder.Reference.MmrecBlock do
 
     Op.compose(op, inputs, opts, fn op, inputs ->
       outputs = compose(op, inputs, &drop(&1, rate, keys[&2]))
-      names = [:y | if(op.return_state, do: [:h, :h_last, :gamma, :context, :summary], else: [])]
+
+      names = [
+        :y | if(op.return_state, do: [:h, :last_state, :gamma, :context, :summary], else: [])
+      ]
+
       Keyword.take(outputs, names)
     end)
   end

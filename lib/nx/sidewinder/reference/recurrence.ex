@@ -39,12 +39,12 @@ defmodule Sidewinder.Reference.Recurrence do
 
   def zeros(shape, type), do: Nx.broadcast(Nx.tensor(0, type: type), shape)
 
-  @doc "All h, by an algorithm. `h0` is `[1, ...]` or nil."
-  def forwards(:sequential, {a, b}, h0), do: steps(a, b, h0 || first(b, 0))
+  @doc "All h, by an algorithm. `initial` is `[1, ...]` or nil."
+  def forwards(:sequential, {a, b}, initial), do: steps(a, b, initial || first(b, 0))
 
-  def forwards(algorithm, pairs, h0) do
+  def forwards(algorithm, pairs, initial) do
     {a, b} = if algorithm == :blelloch, do: blelloch(pairs), else: hillis_steele(pairs, 1)
-    if h0, do: Nx.add(Nx.multiply(a, h0), b), else: b
+    if initial, do: Nx.add(Nx.multiply(a, initial), b), else: b
   end
 
   @doc """
@@ -64,16 +64,16 @@ defmodule Sidewinder.Reference.Recurrence do
 
   defp first(t, value), do: Nx.broadcast(Nx.tensor(value, type: t.type), put_elem(t.shape, 0, 1))
 
-  @doc "The h before each: all but the last, after `h0`."
-  def before(h, h0) do
+  @doc "The h before each: all but the last, after `initial`."
+  def before(h, initial) do
     length = Nx.axis_size(h, 0)
-    h0 = h0 || first(h, 0)
-    if length == 1, do: h0, else: Nx.concatenate([h0, take(h, 0, length - 1)])
+    initial = initial || first(h, 0)
+    if length == 1, do: initial, else: Nx.concatenate([initial, take(h, 0, length - 1)])
   end
 
-  defnp steps(a, b, h0) do
+  defnp steps(a, b, initial) do
     {_, _, out, _} =
-      while {t = 0, h = h0, out = b, {a, b}}, t < Nx.axis_size(b, 0) do
+      while {t = 0, h = initial, out = b, {a, b}}, t < Nx.axis_size(b, 0) do
         h = at(a, t) * h + at(b, t)
         {t + 1, h, put(out, t, h), {a, b}}
       end

@@ -11,7 +11,7 @@ defmodule Sidewinder.Reference.SelectiveScan do
   @doc "y, the last state, and all states where they are known."
   def body(op, %{"x" => x, "A" => a} = inputs) do
     %{x: x4, delta: delta, b: b, c: c} = terms(op, inputs)
-    {y, last_state, states} = scan(op, {x4, delta, a, b, c}, first(inputs["h0"]))
+    {y, last_state, states} = scan(op, {x4, delta, a, b, c}, first(inputs["initial_state"]))
     y = y |> skip(inputs["D"], x4) |> gate(wide(inputs["z"], a.type))
 
     [
@@ -24,19 +24,22 @@ defmodule Sidewinder.Reference.SelectiveScan do
   @doc "The gradients, by the formulas in the documentation of `Sidewinder.selective_scan_backward/7`."
   def backward(op, %{"A" => a} = inputs) do
     %{x: x, delta: delta, raw: raw, b: b, c: c} = terms(op, inputs)
-    [d, h0, dlast, dstates] = for name <- ["D", "h0", "dlast_state", "dstates"], do: inputs[name]
+
+    [d, initial, dlast, dstates] =
+      for name <- ["D", "initial_state", "dlast_state", "dstates"], do: inputs[name]
+
     [z, dy] = for name <- ["z", "dy"], do: wide(inputs[name], a.type)
     [b, c] = for t <- [b, c], do: per_channel(t, Nx.axis_size(a, 0))
 
     decay = Nx.exp(Nx.multiply(delta, a))
     input = Nx.multiply(delta, x)
-    states = Recurrence.forwards(:sequential, {decay, Nx.multiply(input, b)}, first(h0))
+    states = Recurrence.forwards(:sequential, {decay, Nx.multiply(input, b)}, first(initial))
 
     ungated = gate(dy, z)
     dh = add(Nx.multiply(Nx.new_axis(ungated, -1), c), dstates && swap(dstates))
     g = Recurrence.backwards(decay, dh, first(dlast))
 
-    along = g |> Nx.multiply(decay) |> Nx.multiply(Recurrence.before(states, first(h0)))
+    along = g |> Nx.multiply(decay) |> Nx.multiply(Recurrence.before(states, first(initial)))
     through_b = Nx.sum(Nx.multiply(g, b), axes: [-1])
     flat_x = Nx.squeeze(x, axes: [-1])
 
@@ -52,7 +55,7 @@ defmodule Sidewinder.Reference.SelectiveScan do
       dD: d && Nx.sum(Nx.multiply(ungated, flat_x), axes: [0, 1]),
       dz: z && dy |> Nx.multiply(skip(read_out(c, states), d, x)) |> gate_slope(z) |> swap(),
       ddt_bias: Nx.sum(ddt, axes: [0, 1]),
-      dh0: Nx.squeeze(Nx.multiply(at(decay, 0), at(g, 0)), axes: [0])
+      dinitial_state: Nx.squeeze(Nx.multiply(at(decay, 0), at(g, 0)), axes: [0])
     )
   end
 
@@ -146,11 +149,11 @@ defmodule Sidewinder.Reference.SelectiveScan do
 
   ## Forward: y [L, B, D], the last state [1, B, D, N], and all states [L, B, D, N] where known
 
-  defp scan(%{algorithm: :sequential} = op, {x, _, a, _, _} = inputs, h0) do
+  defp scan(%{algorithm: :sequential} = op, {x, _, a, _, _} = inputs, initial) do
     {length, batch, channels, 1} = x.shape
     state = Nx.axis_size(a, 1)
     y = zeros({length, batch, channels}, a.type)
-    h = h0 || zeros({1, batch, channels, state}, a.type)
+    h = initial || zeros({1, batch, channels, state}, a.type)
 
     if op.return_states do
       {h, {y, states}} = steps(inputs, h, {y, zeros({length, batch, channels, state}, a.type)})
@@ -161,8 +164,8 @@ defmodule Sidewinder.Reference.SelectiveScan do
     end
   end
 
-  defp scan(%{algorithm: algorithm}, {x, delta, a, b, c}, h0) do
-    states = Recurrence.forwards(algorithm, coefficients(x, delta, a, b), h0)
+  defp scan(%{algorithm: algorithm}, {x, delta, a, b, c}, initial) do
+    states = Recurrence.forwards(algorithm, coefficients(x, delta, a, b), initial)
     {read_out(c, states), at(states, Nx.axis_size(x, 0) - 1), states}
   end
 

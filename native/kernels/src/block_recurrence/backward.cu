@@ -11,8 +11,8 @@ __device__ __forceinline__ Read read(const Params& p, const Place& place, const 
     of.gamma = widen(p.gamma[at]);
     of.h = p.before[at];
     of.dh = widen(p.dh[at]);
-    of.first = p.first[at] + widen(p.bg[item.column]);
-    if (GATES == 2) of.second = p.second[at] + widen(p.bm[item.column]);
+    of.first = p.first[at] + widen(p.b_gate[item.column]);
+    if (GATES == 2) of.second = p.second[at] + widen(p.b_mix[item.column]);
     return of;
 }
 
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(Par
     start(p, place, nullptr);
     for (int i = threadIdx.x; i < ITEMS; i += THREADS) {
         Item item(p, place, i);
-        state().carry[i] = item.there && p.dh_last ? p.dh_last[item.of_state(p, place)] : (REAL)0;
+        state().carry[i] = item.there && p.dlast_state ? p.dlast_state[item.of_state(p, place)] : (REAL)0;
     }
     __syncthreads();
     unsigned meetings = 0;
@@ -96,11 +96,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(Par
         take(p, next);
         now = next;
     }
-    if (!p.dh0) return;
+    if (!p.dinitial_state) return;
     product(weights, place, CLUSTER ? now : 0);
     __syncthreads();
     for (int i = threadIdx.x; i < ITEMS; i += THREADS) {
         Item item(p, place, i);
-        if (item.there) p.dh0[item.of_state(p, place)] = state().carry[i] + total(item.own, item.batch);
+        if (item.there) p.dinitial_state[item.of_state(p, place)] = state().carry[i] + total(item.own, item.batch);
     }
 }

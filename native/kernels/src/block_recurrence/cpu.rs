@@ -45,19 +45,19 @@ impl Problem {
     }
 }
 
-/// The matrices by which gates see the state, (out, in): Wg, and the second half of Wm where there is one.
+/// The matrices by which gates see the state, (out, in): `w_gate`, and the second half of `w_mix` where there is one.
 fn of_state<'a, S: Storage>(problem: &Problem, inputs: &Named<View<'a>>) -> Result<Vec<Matrix<'a, S>>> {
     let width = problem.width;
-    let mut matrices = vec![Matrix::new(inputs.get("Wg")?.slice()?, width, width)];
+    let mut matrices = vec![Matrix::new(inputs.get("w_gate")?.slice()?, width, width)];
     if problem.mixed {
         matrices.push(second(problem, inputs)?.part(width..2 * width));
     }
     Ok(matrices)
 }
 
-/// Wm.
+/// `w_mix`.
 fn second<'a, S: Storage>(problem: &Problem, inputs: &Named<View<'a>>) -> Result<Matrix<'a, S>> {
-    Ok(Matrix::new(inputs.get("Wm")?.slice()?, problem.width, 2 * problem.width))
+    Ok(Matrix::new(inputs.get("w_mix")?.slice()?, problem.width, 2 * problem.width))
 }
 
 /// What the second gate's sums have from `z`, and its bias: for all times.
@@ -66,7 +66,7 @@ fn of_z<S: Storage>(problem: &Problem, inputs: &Named<View>, z: &[S::Wide], exec
         return Ok(Vec::new());
     }
     let (width, rows) = (problem.width, problem.batch * problem.length);
-    let mut sums = repeated(inputs.get("bm")?.slice::<S>()?, rows);
+    let mut sums = repeated(inputs.get("b_mix")?.slice::<S>()?, rows);
     let w = second::<S>(problem, inputs)?.part(0..width);
     multiply(Matrix::new(z, rows, width), w.transposed(), &mut sums, true, exec)?;
     Ok(sums)

@@ -47,21 +47,21 @@ const SIZES: Source = Source {
 struct Params<R> {
     z: u64,
     gamma: u64,
-    wg: u64,
-    bg: u64,
-    wm: u64,
-    bm: u64,
+    w_gate: u64,
+    b_gate: u64,
+    w_mix: u64,
+    b_mix: u64,
     h: u64,
     dh: u64,
     of_z: u64,
-    h0: u64,
-    dh_last: u64,
+    initial_state: u64,
+    dlast_state: u64,
     before: u64,
     sizes: u64,
     to: u64,
     dgamma: u64,
     last: u64,
-    dh0: u64,
+    dinitial_state: u64,
     first: u64,
     second: u64,
     dz: u64,
@@ -81,12 +81,12 @@ struct Params<R> {
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let call = Call { problem, inputs, outputs, lane };
     if problem.batch * problem.length * problem.width == 0 {
-        return call.copy_or_zero("h0", "h_last");
+        return call.copy_or_zero("initial_state", "last_state");
     }
-    let of_z = call.of_z(inputs.get("z")?, inputs.find("Wm").copied())?;
+    let of_z = call.of_z(inputs.get("z")?, inputs.find("w_mix").copied())?;
     let mut params = call.params()?;
     params.of_z = call.at(of_z.as_ref())?;
-    (params.to, params.last) = (call.output("h")?, call.output("h_last")?);
+    (params.to, params.last) = (call.output("h")?, call.output("last_state")?);
     call.walk(&FORWARD, false, params)
 }
 
@@ -94,10 +94,14 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
 pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let call = Call { problem, inputs, outputs, lane };
     if problem.batch * problem.length * problem.width == 0 {
-        for (_, output) in outputs.iter().filter(|(name, _)| *name != "dh0") {
+        for (_, output) in outputs.iter().filter(|(name, _)| *name != "dinitial_state") {
             lane.fill(output, 0)?;
         }
-        return if outputs.find("dh0").is_some() { call.copy_or_zero("dh_last", "dh0") } else { Ok(()) };
+        return if outputs.find("dinitial_state").is_some() {
+            call.copy_or_zero("dlast_state", "dinitial_state")
+        } else {
+            Ok(())
+        };
     }
     let known = Known::new(&call)?;
     let dz = call.wide_output("dz")?;
@@ -106,7 +110,7 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     (params.second, params.dz) = (call.at(known.second.as_ref())?, lane.address(&dz)?);
     let sizes = if problem.norm { Some(call.sizes(&params)?) } else { None };
     params.sizes = call.at(sizes.as_ref())?;
-    (params.dgamma, params.dh0) = (call.output("dgamma")?, call.output("dh0")?);
+    (params.dgamma, params.dinitial_state) = (call.output("dgamma")?, call.output("dinitial_state")?);
     call.walk(&BACKWARD, true, params)?;
     call.through_gates(&known, &dz)
 }
@@ -114,7 +118,7 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
 /// What the gradient works with, in the type of the arithmetic.
 struct Known {
     z: Buffer,
-    wm: Option<Buffer>,
+    w_mix: Option<Buffer>,
     before: Buffer,
     /// The gates' sums without their biases; after the walk their gradients.
     first: Buffer,
@@ -124,17 +128,17 @@ struct Known {
 impl Known {
     fn new(call: &Call) -> Result<Known> {
         let z = call.widened("z")?;
-        let wg = call.widened("Wg")?;
-        let wm = call.inputs.find("Wm").map(|_| call.widened("Wm")).transpose()?;
+        let w_gate = call.widened("w_gate")?;
+        let w_mix = call.inputs.find("w_mix").map(|_| call.widened("w_mix")).transpose()?;
         let before = call.before()?;
         let first = call.sequence()?;
-        call.multiply([call.rows(&before)?, call.square(&wg)?.transposed(), call.rows(&first)?], false)?;
-        let second = call.of_z(&z, wm.as_ref())?;
-        if let (Some(second), Some(wm)) = (&second, &wm) {
-            let [_, of_h] = call.halves(wm)?;
+        call.multiply([call.rows(&before)?, call.square(&w_gate)?.transposed(), call.rows(&first)?], false)?;
+        let second = call.of_z(&z, w_mix.as_ref())?;
+        if let (Some(second), Some(w_mix)) = (&second, &w_mix) {
+            let [_, of_h] = call.halves(w_mix)?;
             call.multiply([call.rows(&before)?, of_h.transposed(), call.rows(second)?], true)?;
         }
-        Ok(Known { z, wm, before, first, second })
+        Ok(Known { z, w_mix, before, first, second })
     }
 }
 
@@ -189,13 +193,13 @@ impl Call<'_> {
         Ok(Params {
             z: self.input("z")?,
             gamma: self.input("gamma")?,
-            wg: self.input("Wg")?,
-            bg: self.input("bg")?,
-            wm: self.input("Wm")?,
-            bm: self.input("bm")?,
+            w_gate: self.input("w_gate")?,
+            b_gate: self.input("b_gate")?,
+            w_mix: self.input("w_mix")?,
+            b_mix: self.input("b_mix")?,
             dh: self.input("dh")?,
-            h0: self.input("h0")?,
-            dh_last: self.input("dh_last")?,
+            initial_state: self.input("initial_state")?,
+            dlast_state: self.input("dlast_state")?,
             batch: batch as i64,
             length: length as i64,
             width: width as i64,
@@ -215,7 +219,7 @@ impl Call<'_> {
         Ok(Matrix::new(self.lane.address(of)?, self.problem.width, self.problem.width))
     }
 
-    /// The halves of a matrix like Wm: for `z`, and for the state.
+    /// The halves of a matrix like `w_mix`: for `z`, and for the state.
     fn halves(&self, of: &Buffer) -> Result<[Matrix; 2]> {
         let (width, dtype) = (self.problem.width, of.spec().dtype);
         let whole = Matrix::new(self.lane.address(of)?, width, 2 * width);
@@ -234,9 +238,9 @@ impl Call<'_> {
     }
 
     /// The part of the second gate's sums that comes from `z`.
-    fn of_z(&self, z: &Buffer, wm: Option<&Buffer>) -> Result<Option<Buffer>> {
-        let Some(wm) = wm else { return Ok(None) };
-        let (sums, [of_z, _]) = (self.sequence()?, self.halves(wm)?);
+    fn of_z(&self, z: &Buffer, w_mix: Option<&Buffer>) -> Result<Option<Buffer>> {
+        let Some(w_mix) = w_mix else { return Ok(None) };
+        let (sums, [of_z, _]) = (self.sequence()?, self.halves(w_mix)?);
         self.multiply_as(z.spec().dtype, [self.rows(z)?, of_z.transposed(), self.rows(&sums)?], false)?;
         Ok(Some(sums))
     }
@@ -266,7 +270,7 @@ impl Call<'_> {
         #[derive(Clone, Copy)]
         struct Prepare {
             from: u64,
-            h0: u64,
+            initial_state: u64,
             to: u64,
             batch: i64,
             length: i64,
@@ -280,7 +284,7 @@ impl Call<'_> {
         let count = to.spec().shape.elements();
         let params = Prepare {
             from: self.lane.address(from)?,
-            h0: self.input("h0")?,
+            initial_state: self.input("initial_state")?,
             to: self.lane.address(to)?,
             batch: batch as i64,
             length: length as i64,
@@ -308,7 +312,7 @@ impl Call<'_> {
             self.lane.device().kernel(&SIZES, &format!("{} -DFN=0 -DTHREADS={THREADS}", cuda::types(dtype)))?;
         let grid = [grid_size(batch * length)?, 1, 1];
         let to = self.lane.address(&sizes)?;
-        let tensors = [of.z, of.gamma, of.bg, of.bm, of.before, of.first, of.second, to];
+        let tensors = [of.z, of.gamma, of.b_gate, of.b_mix, of.before, of.first, of.second, to];
         let (wide, narrow) = (Sizes { tensors, width: of.width, mix: of.mix }, of.mix as f32);
         // SAFETY: Sizes is the struct that the kernel declares; a block for each time.
         unsafe {
@@ -323,19 +327,19 @@ impl Call<'_> {
     /// The gradients of weights, biases, and of `z` through the second gate, after the walk.
     fn through_gates(&self, known: &Known, dz: &Buffer) -> Result<()> {
         let rows = self.problem.batch * self.problem.length;
-        let dwg = self.wide_output("dWg")?;
+        let dw_gate = self.wide_output("dw_gate")?;
         let (before, first) = (self.rows(&known.before)?, self.rows(&known.first)?.transposed());
-        self.multiply([first, before, self.square(&dwg)?], false)?;
-        self.finish("dWg", &dwg)?;
-        cuda::columns(&known.first, rows, self.outputs.get("dbg")?, self.lane)?;
-        if let (Some(second), Some(wm)) = (&known.second, &known.wm) {
-            let (dm, dwm) = (self.rows(second)?, self.wide_output("dWm")?);
-            let ([of_z, _], [to_z, to_h]) = (self.halves(wm)?, self.halves(&dwm)?);
+        self.multiply([first, before, self.square(&dw_gate)?], false)?;
+        self.finish("dw_gate", &dw_gate)?;
+        cuda::columns(&known.first, rows, self.outputs.get("db_gate")?, self.lane)?;
+        if let (Some(second), Some(w_mix)) = (&known.second, &known.w_mix) {
+            let (dm, dw_mix) = (self.rows(second)?, self.wide_output("dw_mix")?);
+            let ([of_z, _], [to_z, to_h]) = (self.halves(w_mix)?, self.halves(&dw_mix)?);
             self.multiply([dm, of_z, self.rows(dz)?], true)?;
             self.multiply([dm.transposed(), self.rows(&known.z)?, to_z], false)?;
             self.multiply([dm.transposed(), before, to_h], false)?;
-            self.finish("dWm", &dwm)?;
-            cuda::columns(second, rows, self.outputs.get("dbm")?, self.lane)?;
+            self.finish("dw_mix", &dw_mix)?;
+            cuda::columns(second, rows, self.outputs.get("db_mix")?, self.lane)?;
         }
         self.finish("dz", dz)
     }
@@ -427,7 +431,7 @@ impl Params<f64> {
         macro_rules! same {
             ($($field:ident)*) => { Params { $($field: self.$field,)* mix: mix as f32, clip: clip as f32 } };
         }
-        same!(z gamma wg bg wm bm h dh of_z h0 dh_last before sizes to dgamma last dh0 first second dz exchange parts
-            arrived far batch length width first_batch)
+        same!(z gamma w_gate b_gate w_mix b_mix h dh of_z initial_state dlast_state before sizes to dgamma
+            last dinitial_state first second dz exchange parts arrived far batch length width first_batch)
     }
 }

@@ -8,8 +8,8 @@ __device__ __forceinline__ Read read(const Params& p, const Place& place, const 
     i64 at = item.at(p, place, t);
     of.z = widen(p.z[at]);
     of.gamma = widen(p.gamma[at]);
-    of.bias = widen(p.bg[item.column]);
-    if (GATES == 2) of.of_z = p.of_z[at] + widen(p.bm[item.column]);
+    of.bias = widen(p.b_gate[item.column]);
+    if (GATES == 2) of.of_z = p.of_z[at] + widen(p.b_mix[item.column]);
     return of;
 }
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ void write(const Params& p, const Place& place, const
 extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(Params p) {
     Place place(p);
     Weights weights(p, place);
-    start(p, place, p.h0);
+    start(p, place, p.initial_state);
     __syncthreads();
     for (int i = threadIdx.x; i < ITEMS; i += THREADS) {
         Item item(p, place, i);

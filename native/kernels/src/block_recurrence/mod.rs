@@ -1,31 +1,32 @@
-//! The recurrence of the MM-Rec block, and its gradient: a gated state that each step multiplies with two
-//! matrices. For each batch and time `t` from 1 to L, where `h[0]` is `h0`, or zero, and products are per element:
+//! The recurrence of the MM-Rec block, and its gradient: a gated state that each step multiplies with two matrices. For
+//! each batch and time `t` from 1 to L, where `h[0]` is `initial_state`, or zero, and products are per element:
 //!
 //! ```text
-//! s = sigmoid(Wg h[t-1] + bg)
-//! m = sigmoid(Wm [z[t]; h[t-1]] + bm)
+//! s = sigmoid(w_gate h[t-1] + b_gate)
+//! m = sigmoid(w_mix [z[t]; h[t-1]] + b_mix)
 //! n = m z[t] + (1 - m) h[t-1] + gamma[t] h[t-1]
 //! u = z[t] s + gamma[t] h[t-1] + mix n
 //! h[t] = clip(norm(u))
 //! ```
 //!
 //! `norm` divides by `sqrt(mean(u^2)) + 1e-6` if `state_norm` is set, `clip` cuts at `state_clip` if that is given; else
-//! both do nothing, as in the original. Without Wm and bm, `mix` is 0 and `m` is not needed: the core recurrence.
+//! both do nothing, as in the original. Without w_mix and b_mix, `mix` is 0 and `m` is not needed: the core recurrence.
 //! (`mm_rec.md`, sections 4 and 5; the guards are those of its remark on stability.)
 //!
-//! Given the cotangents `dh` and `dh_last`, time runs backwards; `G` starts as `dh_last`:
+//! Given the cotangents `dh` and `dlast_state`, time runs backwards; `G` starts as `dlast_state`:
 //!
 //! ```text
 //! G  += dh[t]                             then through clip and norm
 //! ds  = G z[t] s (1 - s)                  dm = mix G (z[t] - h[t-1]) m (1 - m)
-//! dz[t] = G s + mix G m + (dm Wm)[:D]     dgamma[t] = (1 + mix) G h[t-1]
-//! G   = G ((1 + mix) gamma[t] + mix (1 - m)) + ds Wg + (dm Wm)[D:]
-//! dWg = sum ds h[t-1]^T    dbg = sum ds   dWm = sum dm [z[t]; h[t-1]]^T    dbm = sum dm    dh0 = G
+//! dz[t] = G s + mix G m + (dm w_mix)[:D]  dgamma[t] = (1 + mix) G h[t-1]
+//! G   = G ((1 + mix) gamma[t] + mix (1 - m)) + ds w_gate + (dm w_mix)[D:]
+//! dw_gate = sum ds h[t-1]^T               db_gate = sum ds
+//! dw_mix  = sum dm [z[t]; h[t-1]]^T       db_mix = sum dm              dinitial_state = G
 //! ```
 //!
 //! The gradient of a clipped element is 0 outside of the bounds and passes on them. Storage is f32, f64, bf16 or f16;
-//! `h0`, the state from step to step, `h_last` and all arithmetic are f32 (f64 for f64 storage), and outputs are
-//! rounded once. The gradient reads `h` as it was stored.
+//! `initial_state`, the state from step to step, `last_state` and all arithmetic are f32 (f64 for f64 storage), and
+//! outputs are rounded once. The gradient reads `h` as it was stored.
 //!
 //! Nothing keeps the state from growing: its weight on itself is `(1 + mix) gamma + mix (1 - m)`, up to 1.2.
 
@@ -47,7 +48,7 @@ const EPS: f64 = 1e-6;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// The weight of `n`: 0.1 by default, 0 without Wm and bm.
+    /// The weight of `n`: 0.1 by default, 0 without w_mix and b_mix.
     pub mix: Option<f64>,
     /// Keeps every element of the state within plus and minus this; none by default.
     pub state_clip: Option<f64>,
@@ -60,7 +61,11 @@ const MIX: f64 = 0.1;
 
 /// The documentation of the options.
 pub const OPTIONS: [OptionDoc; 3] = [
-    OptionDoc { name: "mix", takes: "float", help: "weight of the gated mean; 0.1 by default, 0 without Wm and bm" },
+    OptionDoc {
+        name: "mix",
+        takes: "float",
+        help: "weight of the gated mean; 0.1 by default, 0 without w_mix and b_mix",
+    },
     OptionDoc { name: "state_clip", takes: "float", help: "bound of the state's elements; none by default" },
     OptionDoc { name: "state_norm", takes: "flag", help: "divide the state by its root mean square after each step" },
 ];
@@ -94,31 +99,34 @@ impl Problem {
         };
         op::same_shape(inputs, "gamma", &[batch, length, width])?;
         for (name, dims) in
-            [("Wg", &[width, width][..]), ("bg", &[width]), ("Wm", &[width, 2 * width]), ("bm", &[width])]
+            [("w_gate", &[width, width][..]), ("b_gate", &[width]), ("w_mix", &[width, 2 * width]), ("b_mix", &[width])]
         {
             op::same_shape(inputs, name, dims).map_err(|e| e.hint("Weights are stored (out, in)"))?;
         }
-        op::same_shape(inputs, "h0", &[batch, width])?;
-        op::same_shape(inputs, "dh_last", &[batch, width])?;
+        op::same_shape(inputs, "initial_state", &[batch, width])?;
+        op::same_shape(inputs, "dlast_state", &[batch, width])?;
         let &Options { mix, state_clip: clip, state_norm: norm } = options;
         clip.map_or(Ok(()), |clip| op::positive("state_clip", clip))?;
-        let mixed = mixed(inputs, mix)?;
+        let mixed = mixed(inputs, ["w_mix", "b_mix"], mix)?;
         let mix = mix.unwrap_or(if mixed { MIX } else { 0.0 });
         Ok(Problem { batch, length, width, dtype: z.dtype, mixed, mix, clip, norm })
     }
 }
 
-/// Whether there is a second gate, which `mix` must agree with.
-fn mixed(inputs: &Named<Spec>, mix: Option<f64>) -> Result<bool> {
+/// Whether there is a second gate, whose matrix and bias have these names. `mix` must agree with it.
+pub fn mixed(inputs: &Named<Spec>, [w, b]: [&str; 2], mix: Option<f64>) -> Result<bool> {
     let mix = mix.unwrap_or(0.0);
-    let wrong = |expected: &str| Err(Error::new(Kind::Option, "mix").expected(expected).got(mix));
-    match (inputs.find("Wm"), inputs.find("bm")) {
-        (Some(_), Some(_)) if !mix.is_finite() => wrong("a finite number"),
+    let wrong = |expected: &str| Error::new(Kind::Option, "mix").expected(expected).got(mix);
+    match (inputs.find(w), inputs.find(b)) {
+        (Some(_), Some(_)) if !mix.is_finite() => Err(wrong("a finite number")),
         (Some(_), Some(_)) => Ok(true),
-        (Some(_), None) => inputs.get("bm").map(|_| true),
-        (None, Some(_)) => inputs.get("Wm").map(|_| true),
+        (Some(_), None) => inputs.get(b).map(|_| true),
+        (None, Some(_)) => inputs.get(w).map(|_| true),
         (None, None) if mix == 0.0 => Ok(false),
-        (None, None) => wrong("0 where there are no Wm and bm").map_err(|e: Error| e.hint("Give Wm and bm, or mix 0")),
+        (None, None) => {
+            let hint = format!("Give {w} and {b}, or mix 0");
+            Err(wrong(&format!("0 where there are no {w} and {b}")).hint(hint))
+        }
     }
 }
 
@@ -131,14 +139,14 @@ impl Op for BlockRecurrence {
     const INPUTS: &'static [Slot] = &[
         Slot::new("z", "(B, L, D)"),
         Slot::new("gamma", "(B, L, D)"),
-        Slot::new("Wg", "(D, D)"),
-        Slot::new("bg", "(D)"),
-        Slot::new("Wm", "(D, 2D)").optional(),
-        Slot::new("bm", "(D)").optional(),
-        Slot::new("h0", "(B, D)").wide().optional(),
+        Slot::new("w_gate", "(D, D)"),
+        Slot::new("b_gate", "(D)"),
+        Slot::new("w_mix", "(D, 2D)").optional(),
+        Slot::new("b_mix", "(D)").optional(),
+        Slot::new("initial_state", "(B, D)").wide().optional(),
     ];
     const OPTIONS: &'static [OptionDoc] = &OPTIONS;
-    const COTANGENTS: &'static [&'static str] = &["dh", "dh_last"];
+    const COTANGENTS: &'static [&'static str] = &["dh", "dlast_state"];
 
     type Options = Options;
     type Problem = Problem;
@@ -148,13 +156,13 @@ impl Op for BlockRecurrence {
     }
 
     fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
-        op::product(&[problem.batch, problem.length, op::elements(inputs, &["Wg", "Wm"])])
+        op::product(&[problem.batch, problem.length, op::elements(inputs, &["w_gate", "w_mix"])])
     }
 
     fn outputs(problem: &Problem) -> Result<Named<Spec>> {
         let Problem { batch, length, width, dtype, .. } = *problem;
         let h = Spec::new(dtype, &[batch, length, width])?;
-        Ok([("h", h), ("h_last", Spec::new(dtype.wide(), &[batch, width])?)].into_iter().collect())
+        Ok([("h", h), ("last_state", Spec::new(dtype.wide(), &[batch, width])?)].into_iter().collect())
     }
 
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
@@ -177,7 +185,11 @@ impl Differentiable for BlockRecurrence {
     const BACKWARD: &'static str = "block_recurrence_backward";
     const GIVEN: &'static [Slot] = &op::slots::<10>(
         Self::INPUTS,
-        &[Slot::new("h", "(B, L, D)"), Slot::new("dh", "(B, L, D)"), Slot::new("dh_last", "(B, D)").wide().optional()],
+        &[
+            Slot::new("h", "(B, L, D)"),
+            Slot::new("dh", "(B, L, D)"),
+            Slot::new("dlast_state", "(B, D)").wide().optional(),
+        ],
     );
 
     fn cpu_backward(

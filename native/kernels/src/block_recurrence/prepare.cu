@@ -2,7 +2,7 @@
 
 struct Params {
     const FROM* from;
-    const REAL* h0;
+    const REAL* initial_state;
     TO* to;
     i64 batch, length, width, count;
 };
@@ -18,6 +18,6 @@ extern "C" __global__ void recurrence_before(Params p) {
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= p.count) return;
     i64 column = at % p.width, t = at / p.width % p.length, batch = at / p.width / p.length;
-    REAL before = t > 0 ? widen(p.from[at - p.width]) : p.h0 ? p.h0[batch * p.width + column] : (REAL)0;
+    REAL before = t > 0 ? widen(p.from[at - p.width]) : p.initial_state ? p.initial_state[batch * p.width + column] : (REAL)0;
     narrow(before, p.to[at]);
 }

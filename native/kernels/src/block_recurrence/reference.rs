@@ -10,12 +10,12 @@ struct Given<'a> {
     problem: &'a Problem,
     z: Array3<f64>,
     gamma: Array3<f64>,
-    wg: Array2<f64>,
-    bg: Array1<f64>,
+    w_gate: Array2<f64>,
+    b_gate: Array1<f64>,
     /// Zeros where there is no second gate.
-    wm: Array2<f64>,
-    bm: Array1<f64>,
-    h0: Array2<f64>,
+    w_mix: Array2<f64>,
+    b_mix: Array1<f64>,
+    initial_state: Array2<f64>,
 }
 
 /// What a step computes on its way, for one batch.
@@ -46,20 +46,20 @@ impl<'a> Given<'a> {
             problem,
             z: z?,
             gamma: gamma?,
-            wg: matrix("Wg", (width, width)),
-            bg: vector("bg"),
-            wm: matrix("Wm", (width, 2 * width)),
-            bm: vector("bm"),
-            h0: matrix("h0", (batch, width)),
+            w_gate: matrix("w_gate", (width, width)),
+            b_gate: vector("b_gate"),
+            w_mix: matrix("w_mix", (width, 2 * width)),
+            b_mix: vector("b_mix"),
+            initial_state: matrix("initial_state", (batch, width)),
         })
     }
 
     fn step(&self, i: usize, t: usize, h: ArrayView1<f64>) -> Step {
         let (width, mix) = (self.problem.width, self.problem.mix);
         let (z, gamma) = (self.z.slice(s![i, t, ..]), self.gamma.slice(s![i, t, ..]));
-        let s = linear(self.wg.view(), h, &self.bg).mapv(sigmoid);
-        let of_z = linear(self.wm.slice(s![.., ..width]), z, &self.bm);
-        let m = linear(self.wm.slice(s![.., width..]), h, &of_z).mapv(sigmoid);
+        let s = linear(self.w_gate.view(), h, &self.b_gate).mapv(sigmoid);
+        let of_z = linear(self.w_mix.slice(s![.., ..width]), z, &self.b_mix);
+        let m = linear(self.w_mix.slice(s![.., width..]), h, &of_z).mapv(sigmoid);
         let n = |d: usize| m[d] * z[d] + (1.0 - m[d]) * h[d] + gamma[d] * h[d];
         let u = Array1::from_shape_fn(width, |d| z[d] * s[d] + gamma[d] * h[d] + mix * n(d));
         let mean = u.iter().map(|u| u * u).sum::<f64>() / width.max(1) as f64;
@@ -72,11 +72,11 @@ fn rank<D: ndarray::Dimension>(array: &ArrayD<f64>) -> ndarray::Array<f64, D> {
     array.clone().into_dimensionality().expect("a checked rank")
 }
 
-/// The recurrence: `h` (B, L, D) and `h_last` (B, D).
+/// The recurrence: `h` (B, L, D) and `last_state` (B, D).
 pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let given = Given::new(problem, inputs)?;
     let mut h = Array3::zeros(given.z.dim());
-    let mut state = given.h0.clone();
+    let mut state = given.initial_state.clone();
     for i in 0..problem.batch {
         for t in 0..problem.length {
             let Step { u, size, .. } = given.step(i, t, state.row(i));
@@ -95,7 +95,7 @@ pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<A
             state.row_mut(i).assign(&new);
         }
     }
-    Ok([("h", h.into_dyn()), ("h_last", state.into_dyn())].into_iter().collect())
+    Ok([("h", h.into_dyn()), ("last_state", state.into_dyn())].into_iter().collect())
 }
 
 /// The gradients of all inputs.
@@ -104,35 +104,37 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
     let given = Given::new(problem, inputs)?;
     let (h, dh) = (rank::<Ix3>(inputs.get("h")?), rank::<Ix3>(inputs.get("dh")?));
     let (mut dz, mut dgamma) = (Array3::zeros(given.z.dim()), Array3::zeros(given.z.dim()));
-    let (mut dwg, mut dwm) = (Array2::zeros((width, width)), Array2::zeros((width, 2 * width)));
-    let (mut dbg, mut dbm) = (Array1::zeros(width), Array1::zeros(width));
-    let mut carry = inputs.find("dh_last").map_or_else(|| Array2::zeros((batch, width)), rank::<Ix2>);
+    let (mut dw_gate, mut dw_mix) = (Array2::zeros((width, width)), Array2::zeros((width, 2 * width)));
+    let (mut db_gate, mut db_mix) = (Array1::zeros(width), Array1::zeros(width));
+    let mut carry = inputs.find("dlast_state").map_or_else(|| Array2::zeros((batch, width)), rank::<Ix2>);
     for i in 0..batch {
         for t in (0..length).rev() {
-            let before = if t > 0 { h.slice(s![i, t - 1, ..]) } else { given.h0.row(i) };
+            let before = if t > 0 { h.slice(s![i, t - 1, ..]) } else { given.initial_state.row(i) };
             let step = given.step(i, t, before);
             let g = through_guards(problem, &step, &carry.row(i) + &dh.slice(s![i, t, ..]));
             let (s, m, z, gamma) = (&step.s, &step.m, given.z.slice(s![i, t, ..]), given.gamma.slice(s![i, t, ..]));
             let ds = Array1::from_shape_fn(width, |d| g[d] * z[d] * s[d] * (1.0 - s[d]));
             let dm = Array1::from_shape_fn(width, |d| mix * g[d] * (z[d] - before[d]) * m[d] * (1.0 - m[d]));
             for d in 0..width {
-                let of_z: f64 = (0..width).map(|o| dm[o] * given.wm[[o, d]]).sum();
-                let of_h: f64 = (0..width).map(|o| ds[o] * given.wg[[o, d]] + dm[o] * given.wm[[o, width + d]]).sum();
+                let of_z: f64 = (0..width).map(|o| dm[o] * given.w_mix[[o, d]]).sum();
+                let of_h: f64 =
+                    (0..width).map(|o| ds[o] * given.w_gate[[o, d]] + dm[o] * given.w_mix[[o, width + d]]).sum();
                 dz[[i, t, d]] = g[d] * s[d] + mix * g[d] * m[d] + of_z;
                 dgamma[[i, t, d]] = (1.0 + mix) * g[d] * before[d];
                 carry[[i, d]] = g[d] * ((1.0 + mix) * gamma[d] + mix * (1.0 - m[d])) + of_h;
             }
             for o in 0..width {
-                dwg.row_mut(o).scaled_add(ds[o], &before);
-                dwm.slice_mut(s![o, ..width]).scaled_add(dm[o], &z);
-                dwm.slice_mut(s![o, width..]).scaled_add(dm[o], &before);
+                dw_gate.row_mut(o).scaled_add(ds[o], &before);
+                dw_mix.slice_mut(s![o, ..width]).scaled_add(dm[o], &z);
+                dw_mix.slice_mut(s![o, width..]).scaled_add(dm[o], &before);
             }
-            dbg += &ds;
-            dbm += &dm;
+            db_gate += &ds;
+            db_mix += &dm;
         }
     }
-    let matrices = [("dWg", dwg), ("dWm", dwm), ("dh0", carry)].map(|(name, g)| (name, g.into_dyn()));
-    let vectors = [("dbg", dbg), ("dbm", dbm)].map(|(name, g)| (name, g.into_dyn()));
+    let matrices =
+        [("dw_gate", dw_gate), ("dw_mix", dw_mix), ("dinitial_state", carry)].map(|(name, g)| (name, g.into_dyn()));
+    let vectors = [("db_gate", db_gate), ("db_mix", db_mix)].map(|(name, g)| (name, g.into_dyn()));
     let sequences = [("dz", dz), ("dgamma", dgamma)].map(|(name, g)| (name, g.into_dyn()));
     Ok(matrices.into_iter().chain(vectors).chain(sequences).collect())
 }

@@ -14,10 +14,10 @@ constexpr int ALL_ROWS = WR * ROWS, ITEMS = OWN * BATCH, EACH = (ITEMS + THREADS
 constexpr int FAR = CHUNKS - REGS - SHARED;
 
 struct Params {
-    const STORAGE *z, *gamma, *wg, *bg, *wm, *bm, *h, *dh;
-    const REAL *of_z, *h0, *dh_last, *before, *sizes;
+    const STORAGE *z, *gamma, *w_gate, *b_gate, *w_mix, *b_mix, *h, *dh;
+    const REAL *of_z, *initial_state, *dlast_state, *before, *sizes;
     STORAGE *to, *dgamma;
-    REAL *last, *dh0, *first, *second, *dz;
+    REAL *last, *dinitial_state, *first, *second, *dz;
     // Of the grid alone: what it exchanges, and how often its blocks came to the barrier.
     REAL *exchange, *parts;
     unsigned* arrived;
@@ -129,7 +129,7 @@ __device__ __forceinline__ STORAGE weight(const Params& p, const Place& place, i
     i64 in = BACKWARD ? place.first + row : column;
     STORAGE none = {};
     if (out >= p.width || in >= p.width || gate >= GATES) return none;
-    return gate == 0 ? p.wg[out * p.width + in] : p.wm[(2 * out + 1) * p.width + in];
+    return gate == 0 ? p.w_gate[out * p.width + in] : p.w_mix[(2 * out + 1) * p.width + in];
 }
 
 struct Weights {

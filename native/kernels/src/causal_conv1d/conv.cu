@@ -8,9 +8,9 @@
 // stretch leaves its own sums for dw and dbias, which are then added up in order.
 
 struct Params {
-    const STORAGE *x, *init_state, *dy, *dfinal_state;
+    const STORAGE *x, *initial_state, *dy, *dlast_state;
     const REAL *w, *bias;
-    STORAGE *y, *final_state, *dx, *dinit_state;
+    STORAGE *y, *last_state, *dx, *dinitial_state;
     REAL *dw, *dbias;
     // (B * stretches, W + 1, D): sums for the columns of dw, and for dbias.
     REAL* partial;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void push(REAL* window, REAL value) {
 // Row r of xp, as it is stored.
 __device__ __forceinline__ STORAGE padded(const Params& p, i64 b, i64 r, i64 d) {
     if (r >= W - 1) return p.x[(b * p.length + r - (W - 1)) * p.channels + d];
-    if (p.init_state) return p.init_state[(b * (W - 1) + r) * p.channels + d];
+    if (p.initial_state) return p.initial_state[(b * (W - 1) + r) * p.channels + d];
     STORAGE zero;
     narrow((REAL)0, zero);
     return zero;
@@ -71,9 +71,9 @@ extern "C" __global__ void causal_conv1d(Params p) {
     i64 d = id % p.channels, b = id / p.channels / p.stretches;
     i64 first = id / p.channels % p.stretches * p.stretch;
     i64 last = first + p.stretch < p.rows ? first + p.stretch : p.rows;
-    if (first == 0 && p.final_state)
+    if (first == 0 && p.last_state)
         for (i64 r = 0; r < W - 1; ++r)
-            p.final_state[(b * (W - 1) + r) * p.channels + d] = padded(p, b, p.length + r, d);
+            p.last_state[(b * (W - 1) + r) * p.channels + d] = padded(p, b, p.length + r, d);
     if (first >= last) return;
     Taps taps(p, b, first, d);
     for (i64 t = first; t < last; ++t) {
@@ -113,18 +113,18 @@ extern "C" __global__ void causal_conv1d(Params p) {
                 for (int j = 0; j < W; ++j) dw[j] += term * taps.window[j];
                 dbias += term;
             }
-            REAL sum = r >= p.length && p.dfinal_state
-                ? (REAL)widen(p.dfinal_state[(b * (W - 1) + r - p.length) * p.channels + d]) : (REAL)0;
+            REAL sum = r >= p.length && p.dlast_state
+                ? (REAL)widen(p.dlast_state[(b * (W - 1) + r - p.length) * p.channels + d]) : (REAL)0;
             EACH
             for (int j = 0; j < W; ++j) sum += taps.w[j] * terms[W - 1 - j];
             if (r >= W - 1) narrow(sum, p.dx[(b * p.length + r - (W - 1)) * p.channels + d]);
-            else if (p.dinit_state) narrow(sum, p.dinit_state[(b * (W - 1) + r) * p.channels + d]);
+            else if (p.dinitial_state) narrow(sum, p.dinitial_state[(b * (W - 1) + r) * p.channels + d]);
         }
     } else {
         // There is no time: what is left is the state's own cotangent.
-        for (i64 r = first; r < last && p.dinit_state; ++r) {
+        for (i64 r = first; r < last && p.dinitial_state; ++r) {
             i64 at = (b * (W - 1) + r) * p.channels + d;
-            narrow(p.dfinal_state ? (REAL)widen(p.dfinal_state[at]) : (REAL)0, p.dinit_state[at]);
+            narrow(p.dlast_state ? (REAL)widen(p.dlast_state[at]) : (REAL)0, p.dinitial_state[at]);
         }
     }
     EACH

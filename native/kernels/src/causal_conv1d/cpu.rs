@@ -46,8 +46,8 @@ fn forward_as<'a, S: Storage>(
     let y = Shared::new(outputs.expect("y")?.slice::<S>()?);
     let call = Forward { sums: &sums, y: &y };
     each_stretch(problem, problem.length, exec, |piece| S::Wide::dispatch(exec.level, (&call, piece)))?;
-    if let Some(state) = outputs.take("final_state") {
-        sums.final_state(state.slice::<S>()?);
+    if let Some(state) = outputs.take("last_state") {
+        sums.last_state(state.slice::<S>()?);
     }
     Ok(())
 }
@@ -64,13 +64,13 @@ fn backward_as<'a, S: Storage>(
     let row = (width + 1) * channels;
     let mut partial = vec![zero; batch * problem.rows().div_ceil(STRETCH) * row];
     let sums = Sums::<S>::new(problem, inputs)?;
-    let dinit_state = outputs.take("dinit_state").map(ViewMut::slice::<S>).transpose()?.map(Shared::new);
+    let dinitial_state = outputs.take("dinitial_state").map(ViewMut::slice::<S>).transpose()?.map(Shared::new);
     let call = Backward {
         sums: &sums,
         dy: inputs.get("dy")?.slice()?,
-        dfinal_state: inputs.find("dfinal_state").map(View::slice).transpose()?,
+        dlast_state: inputs.find("dlast_state").map(View::slice).transpose()?,
         dx: &Shared::new(outputs.expect("dx")?.slice::<S>()?),
-        dinit_state: dinit_state.as_ref(),
+        dinitial_state: dinitial_state.as_ref(),
         partial: &Shared::new(&mut partial),
     };
     each_stretch(problem, problem.rows(), exec, |piece| S::Wide::dispatch(exec.level, (&call, piece)))?;
@@ -124,7 +124,7 @@ fn each_stretch(problem: &Problem, rows: usize, exec: &Exec, work: impl Fn(Piece
 struct Sums<'a, S: Storage> {
     problem: &'a Problem,
     x: &'a [S],
-    init_state: Option<&'a [S]>,
+    initial_state: Option<&'a [S]>,
     /// (W, D): transposed.
     w: Vec<S::Wide>,
     bias: Option<&'a [S::Wide]>,
@@ -138,7 +138,7 @@ impl<'a, S: Storage> Sums<'a, S> {
         Ok(Sums {
             problem,
             x: inputs.get("x")?.slice()?,
-            init_state: inputs.find("init_state").map(View::slice).transpose()?,
+            initial_state: inputs.find("initial_state").map(View::slice).transpose()?,
             w,
             bias: inputs.find("bias").map(View::slice).transpose()?,
         })
@@ -150,7 +150,7 @@ impl<'a, S: Storage> Sums<'a, S> {
         let Problem { length, channels, width, .. } = *self.problem;
         let (from, row) = match r.checked_sub(width - 1) {
             Some(t) => (self.x, batch * length + t),
-            None => (self.init_state?, batch * (width - 1) + r),
+            None => (self.initial_state?, batch * (width - 1) + r),
         };
         Some(&from[row * channels + block.start..][..block.len()])
     }
@@ -164,7 +164,7 @@ impl<'a, S: Storage> Sums<'a, S> {
         }
     }
 
-    fn final_state(&self, to: &mut [S]) {
+    fn last_state(&self, to: &mut [S]) {
         let Problem { batch, length, channels, width, .. } = *self.problem;
         let rows = (0..batch).flat_map(|b| (length..length + width - 1).map(move |r| (b, r)));
         for ((b, r), to) in rows.zip(to.chunks_exact_mut(channels.max(1))) {
@@ -306,9 +306,9 @@ impl<S: Storage> Forward<'_, '_, S> {
 struct Backward<'s, 'a, S: Storage> {
     sums: &'s Sums<'a, S>,
     dy: &'a [S],
-    dfinal_state: Option<&'a [S]>,
+    dlast_state: Option<&'a [S]>,
     dx: &'s Shared<'a, S>,
-    dinit_state: Option<&'s Shared<'a, S>>,
+    dinitial_state: Option<&'s Shared<'a, S>>,
     partial: &'s Shared<'s, S::Wide>,
 }
 
@@ -348,7 +348,7 @@ impl<S: Storage> Backward<'_, '_, S> {
             }
             for r in piece.rows.start.max(length)..piece.rows.end {
                 push(du.as_mut(), V::zero());
-                let from_state = match self.dfinal_state {
+                let from_state = match self.dlast_state {
                     Some(rows) => {
                         S::load(&rows[block.at(piece.batch * (width - 1) + r - length)..][..block.channels.len()])
                     }
@@ -385,9 +385,9 @@ impl<S: Storage> Backward<'_, '_, S> {
         A: AsRef<[V]> + AsMut<[V]> + Clone,
     {
         let Problem { length, width, .. } = *self.sums.problem;
-        let (to, row) = match (r.checked_sub(width - 1), self.dinit_state) {
+        let (to, row) = match (r.checked_sub(width - 1), self.dinitial_state) {
             (Some(t), _) => (self.dx, block.batch * length + t),
-            (None, Some(dinit_state)) => (dinit_state, block.batch * (width - 1) + r),
+            (None, Some(dinitial_state)) => (dinitial_state, block.batch * (width - 1) + r),
             (None, None) => return,
         };
         // SAFETY: pieces share no element of (batch, row, channel).

@@ -1,7 +1,7 @@
 //! The depthwise causal convolution in front of Mamba's scan (Gu and Dao 2023, section 3.4), its
 //! gradient, and its step of one token.
 //!
-//! Let `xp` be `init_state`, or zeros, followed by `x` in time: L + W - 1 rows. For each batch, channel
+//! Let `xp` be `initial_state`, or zeros, followed by `x` in time: L + W - 1 rows. For each batch, channel
 //! and time `t` from 0 to L - 1:
 //!
 //! ```text
@@ -9,15 +9,15 @@
 //! y[t] = silu(u[t]) or u[t]
 //! ```
 //!
-//! `final_state` is the last W - 1 rows of `xp`. Given the cotangents `dy` and `dfinal_state`:
+//! `last_state` is the last W - 1 rows of `xp`. Given the cotangents `dy` and `dlast_state`:
 //!
 //! ```text
 //! du[t] = dy[t] silu'(u[t]) or dy[t]
-//! dxp[r] = sum_j w[j] du[r-j] (+ dfinal_state in the last W - 1 rows)
+//! dxp[r] = sum_j w[j] du[r-j] (+ dlast_state in the last W - 1 rows)
 //! dw[j] = sum_{b,t} du[t] xp[t+j]         dbias = sum_{b,t} du[t]
 //! ```
 //!
-//! where `dinit_state` is the first W - 1 rows of `dxp`, and `dx` the others. Storage is f32, f64, bf16
+//! where `dinitial_state` is the first W - 1 rows of `dxp`, and `dx` the others. Storage is f32, f64, bf16
 //! or f16; `w`, `bias` and all arithmetic are f32 (f64 for f64 storage), and outputs are rounded once.
 //! `u` is not kept but computed again. All sums are done in an order that depends on the sizes alone.
 
@@ -47,7 +47,7 @@ pub enum Activation {
 pub struct Options {
     /// What is done with the sums; nothing by default.
     pub activation: Option<Activation>,
-    /// Write `final_state`.
+    /// Write `last_state`.
     pub return_state: bool,
 }
 
@@ -69,7 +69,7 @@ pub struct Problem {
     pub dtype: DType,
     /// What is done with the sums.
     pub activation: Option<Activation>,
-    /// Whether `final_state` is wanted.
+    /// Whether `last_state` is wanted.
     pub return_state: bool,
 }
 
@@ -84,7 +84,7 @@ impl Problem {
             _ => return Err(op::wrong_shape("w", &format!("({channels}, W) with W of at least 1"), w)),
         };
         op::same_shape(inputs, "bias", &[channels])?;
-        for name in ["init_state", "dfinal_state"] {
+        for name in ["initial_state", "dlast_state"] {
             op::same_shape(inputs, name, &[batch, width - 1, channels])?;
         }
         let Options { activation, return_state } = *options;
@@ -107,11 +107,11 @@ impl Op for CausalConv1d {
         Slot::new("x", "(B, L, D)"),
         Slot::new("w", "(D, W)").wide(),
         Slot::new("bias", "(D)").wide().optional(),
-        Slot::new("init_state", "(B, W-1, D)").optional(),
+        Slot::new("initial_state", "(B, W-1, D)").optional(),
     ];
     const OPTIONS: &'static [OptionDoc] =
-        &[ACTIVATION, OptionDoc { name: "return_state", takes: "flag", help: "write final_state (B, W-1, D)" }];
-    const COTANGENTS: &'static [&'static str] = &["dy", "dfinal_state"];
+        &[ACTIVATION, OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, W-1, D)" }];
+    const COTANGENTS: &'static [&'static str] = &["dy", "dlast_state"];
 
     type Options = Options;
     type Problem = Problem;
@@ -129,7 +129,7 @@ impl Op for CausalConv1d {
         let mut outputs = Named::default();
         outputs.push("y", Spec::new(dtype, &[batch, length, channels])?);
         if problem.return_state {
-            outputs.push("final_state", Spec::new(dtype, &[batch, width - 1, channels])?);
+            outputs.push("last_state", Spec::new(dtype, &[batch, width - 1, channels])?);
         }
         Ok(outputs)
     }
@@ -154,7 +154,7 @@ impl Differentiable for CausalConv1d {
     const BACKWARD: &'static str = "causal_conv1d_backward";
     const GIVEN: &'static [Slot] = &op::slots::<6>(
         Self::INPUTS,
-        &[Slot::new("dy", "(B, L, D)"), Slot::new("dfinal_state", "(B, W-1, D)").optional()],
+        &[Slot::new("dy", "(B, L, D)"), Slot::new("dlast_state", "(B, W-1, D)").optional()],
     );
 
     fn cpu_backward(

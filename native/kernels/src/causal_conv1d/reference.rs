@@ -10,7 +10,7 @@ use ndarray::{Array3, ArrayD};
 fn padded(problem: &Problem, inputs: &Named<ArrayD<f64>>, [b, r, d]: [usize; 3]) -> Result<f64> {
     match r.checked_sub(problem.width - 1) {
         Some(t) => Ok(inputs.get("x")?[[b, t, d]]),
-        None => Ok(inputs.find("init_state").map_or(0.0, |state| state[[b, r, d]])),
+        None => Ok(inputs.find("initial_state").map_or(0.0, |state| state[[b, r, d]])),
     }
 }
 
@@ -23,11 +23,11 @@ fn sum(problem: &Problem, inputs: &Named<ArrayD<f64>>, [b, t, d]: [usize; 3]) ->
     Ok(sum)
 }
 
-/// The convolution: `y` (B, L, D) and `final_state` (B, W-1, D).
+/// The convolution: `y` (B, L, D) and `last_state` (B, W-1, D).
 pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let Problem { batch, length, channels, width, activation, .. } = *problem;
     let mut y = Array3::zeros((batch, length, channels));
-    let mut final_state = Array3::zeros((batch, width - 1, channels));
+    let mut last_state = Array3::zeros((batch, width - 1, channels));
     for b in 0..batch {
         for d in 0..channels {
             for t in 0..length {
@@ -35,14 +35,14 @@ pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<A
                 y[[b, t, d]] = if activation.is_some() { silu(u) } else { u };
             }
             for r in 0..width - 1 {
-                final_state[[b, r, d]] = padded(problem, inputs, [b, length + r, d])?;
+                last_state[[b, r, d]] = padded(problem, inputs, [b, length + r, d])?;
             }
         }
     }
-    Ok([("y", y.into_dyn()), ("final_state", final_state.into_dyn())].into_iter().collect())
+    Ok([("y", y.into_dyn()), ("last_state", last_state.into_dyn())].into_iter().collect())
 }
 
-/// The gradients `dx`, `dw`, `dbias` and `dinit_state`.
+/// The gradients `dx`, `dw`, `dbias` and `dinitial_state`.
 pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let Problem { batch, length, channels, width, activation, .. } = *problem;
     let (w, dy) = (inputs.get("w")?, inputs.get("dy")?);
@@ -60,12 +60,12 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
                 dbias[d] += du;
             }
             for r in 0..width - 1 {
-                dxp[[b, length + r, d]] += inputs.find("dfinal_state").map_or(0.0, |cotangent| cotangent[[b, r, d]]);
+                dxp[[b, length + r, d]] += inputs.find("dlast_state").map_or(0.0, |cotangent| cotangent[[b, r, d]]);
             }
         }
     }
-    let mut dinit_state = dxp;
-    let dx = dinit_state.slice_axis(ndarray::Axis(1), (width - 1..).into()).to_owned();
-    dinit_state.slice_axis_inplace(ndarray::Axis(1), (..width - 1).into());
-    Ok([("dx", dx), ("dw", dw), ("dbias", dbias), ("dinit_state", dinit_state)].into_iter().collect())
+    let mut dinitial_state = dxp;
+    let dx = dinitial_state.slice_axis(ndarray::Axis(1), (width - 1..).into()).to_owned();
+    dinitial_state.slice_axis_inplace(ndarray::Axis(1), (..width - 1).into());
+    Ok([("dx", dx), ("dw", dw), ("dbias", dbias), ("dinitial_state", dinitial_state)].into_iter().collect())
 }

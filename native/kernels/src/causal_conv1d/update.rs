@@ -1,6 +1,6 @@
 //! One token of the causal convolution: from the last W - 1 samples of a running sequence and a new one to its output
 //! and the last W - 1 samples then. It is defined and computed as the convolution with `L = 1` and
-//! `init_state = state`.
+//! `initial_state = state`.
 
 use super::{ACTIVATION, Activation, CausalConv1d, Problem};
 use crate::cpu;
@@ -44,10 +44,10 @@ impl Op for CausalConv1dUpdate {
         };
         let x = Spec::new(x.dtype, &[batch, 1, channels])?;
         let others = inputs.iter().filter(|(name, _)| *name != "x").map(|(name, spec)| (name.clone(), *spec));
-        let as_conv = renamed([("x".into(), x)].into_iter().chain(others).collect(), "init_state");
+        let as_conv = renamed([("x".into(), x)].into_iter().chain(others).collect(), "initial_state");
         let options = super::Options { activation: options.activation, return_state: true };
         CausalConv1d::check(&as_conv, &options).map_err(|error| match &*error.argument {
-            "init_state" => Error { argument: "state".into(), ..error },
+            "initial_state" => Error { argument: "state".into(), ..error },
             _ => error,
         })
     }
@@ -61,21 +61,21 @@ impl Op for CausalConv1dUpdate {
 
     // The convolution reads and writes plain memory by its problem, so new names are all it needs.
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
-        CausalConv1d::cpu(problem, &renamed(inputs.map(|&v| v), "init_state"), renamed(outputs, "final_state"), exec)
+        CausalConv1d::cpu(problem, &renamed(inputs.map(|&v| v), "initial_state"), renamed(outputs, "last_state"), exec)
     }
 
     fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        let mut as_conv = renamed(inputs.clone(), "init_state");
+        let mut as_conv = renamed(inputs.clone(), "initial_state");
         let x = as_conv.expect("x")?.insert_axis(Axis(1));
         as_conv.push("x", x);
         let mut results = CausalConv1d::reference(problem, &as_conv)?;
         let y = results.expect("y")?.remove_axis(Axis(1));
-        Ok([("y", y), ("state", results.expect("final_state")?)].into_iter().collect())
+        Ok([("y", y), ("state", results.expect("last_state")?)].into_iter().collect())
     }
 
     fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        let inputs = renamed(inputs.map(|&b| b), "init_state");
-        CausalConv1d::cuda(problem, &inputs, &renamed(outputs.map(|&b| b), "final_state"), lane)
+        let inputs = renamed(inputs.map(|&b| b), "initial_state");
+        CausalConv1d::cuda(problem, &inputs, &renamed(outputs.map(|&b| b), "last_state"), lane)
     }
 }
 

@@ -16,7 +16,7 @@ use walk::{Read, Walk, Write};
 /// Computes a scan on the CPU.
 pub fn forward(
     problem: &Problem,
-    names: [&str; 4],
+    names: [&str; 2],
     inputs: &Named<View>,
     outputs: Named<ViewMut>,
     exec: &Exec,
@@ -26,7 +26,7 @@ pub fn forward(
 
 fn forward_as<S: Storage>(
     problem: &Problem,
-    [x, start, ..]: [&str; 4],
+    [x, _]: [&str; 2],
     inputs: &Named<View>,
     mut outputs: Named<ViewMut>,
     exec: &Exec,
@@ -35,7 +35,7 @@ fn forward_as<S: Storage>(
     let call = Forward {
         problem,
         x: inputs.get(x)?.slice::<S>()?,
-        start: slice(inputs, start)?,
+        start: slice(inputs, "initial_state")?,
         last: outputs.take("last_state").map(ViewMut::slice).transpose()?.map(Shared::new),
     };
     match problem.settings.scan {
@@ -80,7 +80,7 @@ impl<'a, S: Storage> Forward<'a, S> {
 /// Computes the gradient of a scan on the CPU.
 pub fn backward(
     problem: &Problem,
-    names: [&str; 4],
+    names: [&str; 2],
     inputs: &Named<View>,
     outputs: Named<ViewMut>,
     exec: &Exec,
@@ -90,25 +90,25 @@ pub fn backward(
 
 fn backward_as<S: Storage>(
     problem: &Problem,
-    [x, start, dx, dstart]: [&str; 4],
+    [x, dx]: [&str; 2],
     inputs: &Named<View>,
     mut outputs: Named<ViewMut>,
     exec: &Exec,
 ) -> Result<()> {
     let narrow = |name| Ok(Read::Narrow(inputs.get(name)?.slice::<S>()?));
     let dlog_y = slice(inputs, "dlog_y")?.map_or(Read::Zero, Read::Wide);
-    let first = slice::<S::Wide>(inputs, start)?;
+    let first = slice::<S::Wide>(inputs, "initial_state")?;
     let call = Gradient {
         problem,
         start: slice(inputs, "dlast_state")?,
         before: Read::Zero,
         first,
         dx: Write::Narrow(Shared::new(outputs.expect(dx)?.slice()?)),
-        last: outputs.take(dstart).map(ViewMut::slice).transpose()?.map(Shared::new),
+        last: outputs.take("dinitial_state").map(ViewMut::slice).transpose()?.map(Shared::new),
     };
     match problem.settings.scan {
         Scan::ExpProduct { floor, .. } => {
-            let exp: Option<Vec<S::Wide>> = first.map(|carry| carry.iter().map(|&v| Vector::exp(v)).collect());
+            let exp: Option<Vec<S::Wide>> = first.map(|state| state.iter().map(|&v| Vector::exp(v)).collect());
             let call = Gradient { before: narrow("y")?, first: exp.as_deref(), ..call };
             call.run(steps::ExpProductGradient { floor }, [narrow(x)?, narrow("dy")?, dlog_y], exec)
         }

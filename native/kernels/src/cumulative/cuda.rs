@@ -65,14 +65,14 @@ struct Params {
 /// Queues a scan.
 pub fn forward(
     problem: &Problem,
-    [x, start, ..]: [&str; 4],
+    [x, _]: [&str; 2],
     inputs: &Named<&Buffer>,
     outputs: &Named<&Buffer>,
     lane: &Lane,
 ) -> Result<()> {
     let params = Params {
         x: lane.address(inputs.get(x)?)?,
-        start: address(lane, inputs, start)?,
+        start: address(lane, inputs, "initial_state")?,
         to: lane.address(outputs.get("y")?)?,
         log_to: address(lane, outputs, "log_y")?,
         last: address(lane, outputs, "last_state")?,
@@ -85,7 +85,7 @@ pub fn forward(
 /// Queues a gradient.
 pub fn backward(
     problem: &Problem,
-    [x, start, dx, dstart]: [&str; 4],
+    [x, dx]: [&str; 2],
     inputs: &Named<&Buffer>,
     outputs: &Named<&Buffer>,
     lane: &Lane,
@@ -95,10 +95,10 @@ pub fn backward(
         y: address(lane, inputs, "y")?,
         dy: lane.address(inputs.get("dy")?)?,
         dlog_y: address(lane, inputs, "dlog_y")?,
-        first: address(lane, inputs, start)?,
+        first: address(lane, inputs, "initial_state")?,
         start: address(lane, inputs, "dlast_state")?,
         to: lane.address(outputs.get(dx)?)?,
-        last: address(lane, outputs, dstart)?,
+        last: address(lane, outputs, "dinitial_state")?,
         back: (!problem.settings.reverse).into(),
         ..Params::default()
     };

@@ -4,13 +4,13 @@
 //!
 //! ```text
 //! exp_product_scan   l[t] = max(ln(min(max(gamma[t], eps), 1)), log_min)
-//!                    log_y[t] = carry + sum_{i<=t} l[i]        y[t] = exp(log_y[t])
-//! cumprod_scan       y[t] = init * prod_{i<=t} gamma[i]
-//! logcumsumexp       y[t] = ln(exp(carry) + sum_{i<=t} exp(x[i]))
-//! cumsum             y[t] = carry + sum_{i<=t} x[i]            reverse_cumsum: over i >= t
+//!                    log_y[t] = initial_state + sum_{i<=t} l[i]           y[t] = exp(log_y[t])
+//! cumprod_scan       y[t] = initial_state * prod_{i<=t} gamma[i]
+//! logcumsumexp       y[t] = ln(exp(initial_state) + sum_{i<=t} exp(x[i]))
+//! cumsum             y[t] = initial_state + sum_{i<=t} x[i]               reverse_cumsum: over i >= t
 //! ```
 //!
-//! Without `carry` or `init` they start from what changes nothing: 0, 1, or minus infinity for `logcumsumexp`.
+//! Without `initial_state` they start from what changes nothing: 0, 1, or minus infinity for `logcumsumexp`.
 //! `last_state` is what the next stretch of time starts from.
 //!
 //! Gradients run the other way, and none divides by what may be 0. With `f = min(max(gamma, floor), 1)`, `floor`
@@ -19,11 +19,12 @@
 //! ```text
 //! exp_product_scan   T[i] = dy[i] + f[i+1] T[i+1]              R[i] = dlog_y[i] + R[i+1]      R[L+1] = dlast_state
 //!                    dgamma[i] = y[i-1] T[i] + R[i] / gamma[i] where floor <= gamma[i] <= 1, else 0
-//!                    dcarry = exp(carry) f[1] T[1] + R[1]
-//! cumprod_scan       T[i] = dy[i] + gamma[i+1] T[i+1]          dgamma[i] = y[i-1] T[i]        dinit = gamma[1] T[1]
+//!                    dinitial_state = exp(initial_state) f[1] T[1] + R[1]
+//! cumprod_scan       T[i] = dy[i] + gamma[i+1] T[i+1]          dgamma[i] = y[i-1] T[i]
+//!                    dinitial_state = gamma[1] T[1]
 //! logcumsumexp       G[i] = dy[i] + exp(y[i] - y[i+1]) G[i+1]  dx[i] = exp(x[i] - y[i]) G[i]
-//!                    dcarry = exp(carry - y[1]) G[1]           where x is minus infinity dx is 0
-//! cumsum             dx[i] = sum_{t>=i} dy[t]                  dcarry = dx[1]
+//!                    dinitial_state = exp(initial_state - y[1]) G[1]    where x is minus infinity dx is 0
+//! cumsum             dx[i] = sum_{t>=i} dy[t]                  dinitial_state = dx[1]
 //! ```
 //!
 //! (Blelloch 1990, "Prefix Sums and Their Applications", has them as associative scans; the division-free form is
@@ -121,8 +122,8 @@ pub trait Table: 'static {
     const ABOUT: &'static str;
     /// The gradient's name.
     const BACKWARD: &'static str;
-    /// The names of the sequence, of what it starts from, and of their gradients.
-    const NAMES: [&'static str; 4];
+    /// The names of the sequence and of its gradient.
+    const NAMES: [&'static str; 2];
     /// What the op takes.
     const INPUTS: &'static [Slot];
     /// What its gradient takes.
@@ -151,13 +152,13 @@ impl<T: Table> Op for Cumulative<T> {
     type Problem = Problem;
 
     fn check(inputs: &Named<Spec>, options: &T::Options) -> Result<Problem> {
-        let [x, start, ..] = T::NAMES;
+        let [x, _] = T::NAMES;
         let sequence = *inputs.get(x)?;
         let &[batch, heads, length, width] = &sequence.shape[..] else {
             return Err(op::wrong_shape(x, "(B, H, L, W)", &sequence)
                 .hint("Layout is (batch, heads, length, channels of a head)"));
         };
-        for name in [start, "dlast_state"] {
+        for name in ["initial_state", "dlast_state"] {
             op::same_shape(inputs, name, &[batch, heads, width])?;
         }
         let wide = sequence.dtype.wide();

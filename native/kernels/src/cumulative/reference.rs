@@ -6,9 +6,9 @@ use crate::op::Named;
 use ndarray::ArrayD;
 
 /// `y`, and `log_y` of `exp_product_scan`, (B, H, L, W); `last_state` (B, H, W).
-pub fn forward(problem: &Problem, names: [&str; 4], inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-    let x = inputs.get(names[0])?;
-    let mut last = start(problem, inputs.find(names[1]));
+pub fn forward(problem: &Problem, [x, _]: [&str; 2], inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    let x = inputs.get(x)?;
+    let mut last = start(problem, inputs.find("initial_state"));
     let (mut y, mut log_y) = (ArrayD::zeros(x.shape()), ArrayD::zeros(x.shape()));
     for t in times(problem, problem.settings.reverse) {
         for (at, state) in last.indexed_iter_mut() {
@@ -48,10 +48,10 @@ fn log_add_exp(a: f64, b: f64) -> f64 {
 }
 
 /// The gradients of the sequence and of what it starts from.
-pub fn backward(problem: &Problem, names: [&str; 4], inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+pub fn backward(problem: &Problem, names: [&str; 2], inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let dy = inputs.get("dy")?;
     let zeros = || ArrayD::zeros(&problem.state.shape[..]);
-    let first = start(problem, inputs.find(names[1])).mapv(|v| seen(problem.settings.scan, v));
+    let first = start(problem, inputs.find("initial_state")).mapv(|v| seen(problem.settings.scan, v));
     let (x, y) = (inputs.get(names[0])?, results(problem, names, inputs)?);
     let mut dx = ArrayD::zeros(dy.shape());
     // What the later steps have to say: the cotangent of y, and that of the sum of logarithms.
@@ -85,11 +85,11 @@ pub fn backward(problem: &Problem, names: [&str; 4], inputs: &Named<ArrayD<f64>>
         }
     }
     let dstart = if logs { first * later + log_later } else { later };
-    Ok([(names[2].to_string(), dx), (names[3].to_string(), dstart)].into_iter().collect())
+    Ok([(names[1].to_string(), dx), ("dinitial_state".to_string(), dstart)].into_iter().collect())
 }
 
 /// What the gradient needs of the scan itself: nothing if that is a sum.
-fn results(problem: &Problem, names: [&str; 4], inputs: &Named<ArrayD<f64>>) -> Result<ArrayD<f64>> {
+fn results(problem: &Problem, names: [&str; 2], inputs: &Named<ArrayD<f64>>) -> Result<ArrayD<f64>> {
     match (inputs.find("y"), problem.settings.scan) {
         (Some(y), _) => Ok(y.clone()),
         (None, Scan::LogSumExp) => forward(problem, names, inputs)?.expect("y"),

@@ -10,7 +10,7 @@ const SEQUENCE: &str = "(B, H, L, W)";
 const STATE: &str = "(B, H, W)";
 const DY: Slot = Slot::new("dy", SEQUENCE);
 const DLAST_STATE: Slot = Slot::new("dlast_state", STATE).wide().optional();
-const CARRY: Slot = Slot::new("carry", STATE).wide().optional();
+const INITIAL_STATE: Slot = Slot::new("initial_state", STATE).wide().optional();
 
 const REVERSE: OptionDoc = OptionDoc { name: "reverse", takes: "flag", help: "let time run from the end" };
 const RETURN_STATE: OptionDoc = OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, H, W)" };
@@ -77,12 +77,12 @@ impl Table for ExpProduct {
     const NAME: &'static str = "exp_product_scan";
     const ABOUT: &'static str = "Cumulative product of decays in [0, 1] by the sum of their logarithms";
     const BACKWARD: &'static str = "exp_product_scan_backward";
-    const NAMES: [&'static str; 4] = ["gamma", "carry", "dgamma", "dcarry"];
-    const INPUTS: &'static [Slot] = &[Slot::new("gamma", SEQUENCE), CARRY];
+    const NAMES: [&'static str; 2] = ["gamma", "dgamma"];
+    const INPUTS: &'static [Slot] = &[Slot::new("gamma", SEQUENCE), INITIAL_STATE];
     const GIVEN: &'static [Slot] = &[
         Slot::new("gamma", SEQUENCE),
         Slot::new("y", SEQUENCE),
-        CARRY,
+        INITIAL_STATE,
         DY,
         Slot::new("dlog_y", SEQUENCE).wide().optional(),
         DLAST_STATE,
@@ -118,15 +118,10 @@ impl Table for Product {
     const NAME: &'static str = "cumprod_scan";
     const ABOUT: &'static str = "Cumulative product, exact for zeros";
     const BACKWARD: &'static str = "cumprod_scan_backward";
-    const NAMES: [&'static str; 4] = ["gamma", "init", "dgamma", "dinit"];
-    const INPUTS: &'static [Slot] = &[Slot::new("gamma", SEQUENCE), Slot::new("init", STATE).wide().optional()];
-    const GIVEN: &'static [Slot] = &[
-        Slot::new("gamma", SEQUENCE),
-        Slot::new("y", SEQUENCE),
-        Slot::new("init", STATE).wide().optional(),
-        DY,
-        DLAST_STATE,
-    ];
+    const NAMES: [&'static str; 2] = ["gamma", "dgamma"];
+    const INPUTS: &'static [Slot] = &[Slot::new("gamma", SEQUENCE), INITIAL_STATE];
+    const GIVEN: &'static [Slot] =
+        &[Slot::new("gamma", SEQUENCE), Slot::new("y", SEQUENCE), INITIAL_STATE, DY, DLAST_STATE];
     const OPTIONS: &'static [OptionDoc] = &[REVERSE, RETURN_STATE];
     type Options = Options;
 
@@ -139,9 +134,9 @@ impl Table for LogSumExp {
     const NAME: &'static str = "logcumsumexp";
     const ABOUT: &'static str = "Logarithm of the cumulative sum of exponentials";
     const BACKWARD: &'static str = "logcumsumexp_backward";
-    const NAMES: [&'static str; 4] = ["x", "carry", "dx", "dcarry"];
-    const INPUTS: &'static [Slot] = &[Slot::new("x", SEQUENCE), CARRY];
-    const GIVEN: &'static [Slot] = &[Slot::new("x", SEQUENCE), CARRY, DY, DLAST_STATE];
+    const NAMES: [&'static str; 2] = ["x", "dx"];
+    const INPUTS: &'static [Slot] = &[Slot::new("x", SEQUENCE), INITIAL_STATE];
+    const GIVEN: &'static [Slot] = &[Slot::new("x", SEQUENCE), INITIAL_STATE, DY, DLAST_STATE];
     const OPTIONS: &'static [OptionDoc] = &[REVERSE, RETURN_STATE];
     type Options = Options;
 
@@ -154,9 +149,9 @@ impl<const REVERSED: bool> Table for Sum<REVERSED> {
     const NAME: &'static str = if REVERSED { "reverse_cumsum" } else { "cumsum" };
     const ABOUT: &'static str = if REVERSED { "Cumulative sum from the end" } else { "Cumulative sum" };
     const BACKWARD: &'static str = if REVERSED { "reverse_cumsum_backward" } else { "cumsum_backward" };
-    const NAMES: [&'static str; 4] = ["x", "carry", "dx", "dcarry"];
-    const INPUTS: &'static [Slot] = &[Slot::new("x", SEQUENCE), CARRY];
-    const GIVEN: &'static [Slot] = &[Slot::new("x", SEQUENCE), CARRY, DY, DLAST_STATE];
+    const NAMES: [&'static str; 2] = ["x", "dx"];
+    const INPUTS: &'static [Slot] = &[Slot::new("x", SEQUENCE), INITIAL_STATE];
+    const GIVEN: &'static [Slot] = &[Slot::new("x", SEQUENCE), INITIAL_STATE, DY, DLAST_STATE];
     const OPTIONS: &'static [OptionDoc] = &[RETURN_STATE];
     type Options = SumOptions;
 

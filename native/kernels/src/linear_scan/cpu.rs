@@ -72,7 +72,7 @@ struct Forward<'a, S: Storage> {
     problem: &'a Problem,
     a: &'a [S],
     b: &'a [S],
-    h0: Option<&'a [S::Wide]>,
+    initial_state: Option<&'a [S::Wide]>,
     h: Shared<'a, S>,
     last_state: Option<Shared<'a, S::Wide>>,
 }
@@ -83,7 +83,7 @@ impl<'a, S: Storage> Forward<'a, S> {
             problem,
             a: inputs.get("a")?.slice()?,
             b: inputs.get("b")?.slice()?,
-            h0: inputs.find("h0").map(View::slice).transpose()?,
+            initial_state: inputs.find("initial_state").map(View::slice).transpose()?,
             h: Shared::new(outputs.expect("h")?.slice()?),
             last_state: outputs.take("last_state").map(ViewMut::slice).transpose()?.map(Shared::new),
         })
@@ -97,7 +97,7 @@ impl<S: Storage> Work<S::Wide> for Strip<'_, Forward<'_, S>> {
     fn run<V: Vector<Element = S::Wide>>(self) {
         let (call, width) = (self.call, self.channels.len());
         let state_row = self.state(call.problem);
-        let mut state = strips::load::<V>(call.h0.map(|h0| &h0[state_row.clone()]), width);
+        let mut state = strips::load::<V>(call.initial_state.map(|row| &row[state_row.clone()]), width);
         for t in 0..call.problem.length {
             let row = self.row(call.problem, t);
             let (a, b) = (&call.a[row.clone()], &call.b[row.clone()]);
@@ -124,12 +124,12 @@ struct Backward<'a, S: Storage> {
     problem: &'a Problem,
     a: &'a [S],
     h: &'a [S],
-    h0: Option<&'a [S::Wide]>,
+    initial_state: Option<&'a [S::Wide]>,
     dh: &'a [S],
     dlast_state: Option<&'a [S::Wide]>,
     da: Shared<'a, S>,
     db: Shared<'a, S>,
-    dh0: Option<Shared<'a, S::Wide>>,
+    dinitial_state: Option<Shared<'a, S::Wide>>,
 }
 
 impl<'a, S: Storage> Backward<'a, S> {
@@ -138,12 +138,12 @@ impl<'a, S: Storage> Backward<'a, S> {
             problem,
             a: inputs.get("a")?.slice()?,
             h: inputs.get("h")?.slice()?,
-            h0: inputs.find("h0").map(View::slice).transpose()?,
+            initial_state: inputs.find("initial_state").map(View::slice).transpose()?,
             dh: inputs.get("dh")?.slice()?,
             dlast_state: inputs.find("dlast_state").map(View::slice).transpose()?,
             da: Shared::new(outputs.expect("da")?.slice()?),
             db: Shared::new(outputs.expect("db")?.slice()?),
-            dh0: outputs.take("dh0").map(ViewMut::slice).transpose()?.map(Shared::new),
+            dinitial_state: outputs.take("dinitial_state").map(ViewMut::slice).transpose()?.map(Shared::new),
         })
     }
 }
@@ -156,7 +156,7 @@ impl<S: Storage> Work<S::Wide> for Strip<'_, Backward<'_, S>> {
         let (call, width) = (self.call, self.channels.len());
         let state_row = self.state(call.problem);
         let mut carry = strips::load::<V>(call.dlast_state.map(|row| &row[state_row.clone()]), width);
-        let h0 = strips::load::<V>(call.h0.map(|h0| &h0[state_row.clone()]), width);
+        let initial_state = strips::load::<V>(call.initial_state.map(|row| &row[state_row.clone()]), width);
         for t in (0..call.problem.length).rev() {
             let row = self.row(call.problem, t);
             let before = if t > 0 { Some(&call.h[self.row(call.problem, t - 1)]) } else { None };
@@ -174,16 +174,16 @@ impl<S: Storage> Work<S::Wide> for Strip<'_, Backward<'_, S>> {
                 let g = S::load::<V>(&dh[at..]).add(*carry);
                 let h = match before {
                     Some(before) => S::load::<V>(&before[at..]),
-                    None => h0[i],
+                    None => initial_state[i],
                 };
                 S::store(g, &mut db[at..]);
                 S::store(g.mul(h), &mut da[at..]);
                 *carry = S::load::<V>(&a[at..]).mul(g);
             }
         }
-        if let Some(dh0) = &call.dh0 {
+        if let Some(dinitial_state) = &call.dinitial_state {
             // SAFETY: nor of (batch, channel).
-            strips::store(&carry, unsafe { dh0.part(state_row.start, width) });
+            strips::store(&carry, unsafe { dinitial_state.part(state_row.start, width) });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The linear recurrence that other scans are built on, and its gradient.
 //!
-//! For each batch, channel and time `t` from 1 to L, where `h[0]` is `h0`, or zero:
+//! For each batch, channel and time `t` from 1 to L, where `h[0]` is `initial_state`, or zero:
 //!
 //! ```text
 //! h[t] = a[t] h[t-1] + b[t]
@@ -10,11 +10,11 @@
 //!
 //! ```text
 //! g[t] = dh[t] + a[t+1] g[t+1]        a[L+1] g[L+1] = dlast_state
-//! db[t] = g[t]                        da[t] = g[t] h[t-1]                 dh0 = a[1] g[1]
+//! db[t] = g[t]                        da[t] = g[t] h[t-1]                 dinitial_state = a[1] g[1]
 //! ```
 //!
 //! (Blelloch 1990, "Prefix Sums and Their Applications", section 1.4, has it as an associative scan.)
-//! Any `a` is allowed: negative, zero, or above 1. Storage is f32, f64, bf16 or f16; `h0`, the state
+//! Any `a` is allowed: negative, zero, or above 1. Storage is f32, f64, bf16 or f16; `initial_state`, the state
 //! and all arithmetic are f32 (f64 for f64 storage), and outputs are rounded once. The gradient reads
 //! `h` as it was stored.
 
@@ -59,7 +59,7 @@ impl Problem {
             return Err(op::wrong_shape("a", "(B, L, K)", a));
         };
         op::same_shape(inputs, "b", &[batch, length, channels])?;
-        for name in ["h0", "dlast_state"] {
+        for name in ["initial_state", "dlast_state"] {
             op::same_shape(inputs, name, &[batch, channels])?;
         }
         Ok(Problem { batch, length, channels, dtype: a.dtype, return_state: options.return_state })
@@ -72,8 +72,11 @@ pub struct LinearScan;
 impl Op for LinearScan {
     const NAME: &'static str = "linear_scan";
     const ABOUT: &'static str = "Linear recurrence h = a h + b over whole sequences";
-    const INPUTS: &'static [Slot] =
-        &[Slot::new("a", "(B, L, K)"), Slot::new("b", "(B, L, K)"), Slot::new("h0", "(B, K)").wide().optional()];
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("a", "(B, L, K)"),
+        Slot::new("b", "(B, L, K)"),
+        Slot::new("initial_state", "(B, K)").wide().optional(),
+    ];
     const OPTIONS: &'static [OptionDoc] =
         &[OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, K)" }];
     const COTANGENTS: &'static [&'static str] = &["dh", "dlast_state"];
@@ -116,14 +119,14 @@ impl Differentiable for LinearScan {
     const GIVEN: &'static [Slot] = &[
         Slot::new("a", "(B, L, K)"),
         Slot::new("h", "(B, L, K)"),
-        Slot::new("h0", "(B, K)").wide().optional(),
+        Slot::new("initial_state", "(B, K)").wide().optional(),
         Slot::new("dh", "(B, L, K)"),
         Slot::new("dlast_state", "(B, K)").wide().optional(),
     ];
 
     /// `b` itself is not needed, and `db` is of the same type and shape as `a`.
     fn gradients(inputs: &Named<Spec>) -> Named<Spec> {
-        op::gradients(inputs, &[("a", "da"), ("a", "db"), ("h0", "dh0")])
+        op::gradients(inputs, &[("a", "da"), ("a", "db"), ("initial_state", "dinitial_state")])
     }
 
     fn cpu_backward(

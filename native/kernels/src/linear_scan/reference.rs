@@ -10,7 +10,8 @@ pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<A
     let Problem { batch, length, channels, .. } = *problem;
     let (a, b) = (inputs.get("a")?, inputs.get("b")?);
     let mut h = Array3::zeros((batch, length, channels));
-    let mut state = inputs.find("h0").cloned().unwrap_or_else(|| Array2::zeros((batch, channels)).into_dyn());
+    let mut state =
+        inputs.find("initial_state").cloned().unwrap_or_else(|| Array2::zeros((batch, channels)).into_dyn());
     for i in 0..batch {
         for t in 0..length {
             for k in 0..channels {
@@ -22,12 +23,12 @@ pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<A
     Ok([("h", h.into_dyn()), ("last_state", state)].into_iter().collect())
 }
 
-/// The gradients `da`, `db` and `dh0`.
+/// The gradients `da`, `db` and `dinitial_state`.
 pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let Problem { batch, length, channels, .. } = *problem;
     let (a, h, dh) = (inputs.get("a")?, inputs.get("h")?, inputs.get("dh")?);
     let before = |i: usize, t: usize, k: usize| match t {
-        0 => inputs.find("h0").map_or(0.0, |h0| h0[[i, k]]),
+        0 => inputs.find("initial_state").map_or(0.0, |initial_state| initial_state[[i, k]]),
         _ => h[[i, t - 1, k]],
     };
     let (mut da, mut db) = (ArrayD::zeros(a.shape()), ArrayD::zeros(a.shape()));
@@ -43,5 +44,5 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
             }
         }
     }
-    Ok([("da", da), ("db", db), ("dh0", carry)].into_iter().collect())
+    Ok([("da", da), ("db", db), ("dinitial_state", carry)].into_iter().collect())
 }

@@ -8,9 +8,9 @@
 
 struct Params {
     const STORAGE *a, *b, *h, *dh;
-    const REAL *h0, *dlast_state;
+    const REAL *initial_state, *dlast_state;
     STORAGE *to, *da, *db;
-    REAL *last_state, *dh0;
+    REAL *last_state, *dinitial_state;
     // Products of a and end states of all chunks, (chunks, B, K).
     REAL *products, *ends;
     i64 batch, length, channels, chunk, chunks;
@@ -27,7 +27,7 @@ __device__ REAL start(const Params& p, i64 row, i64 rows, i64 chunk) {
     for (i64 c = p.chunks - 1; c > chunk; --c) state = p.products[c * rows + row] * state + p.ends[c * rows + row];
     return state;
 #else
-    REAL state = p.h0 ? p.h0[row] : (REAL)0;
+    REAL state = p.initial_state ? p.initial_state[row] : (REAL)0;
     for (i64 c = 0; c < chunk; ++c) state = p.products[c * rows + row] * state + p.ends[c * rows + row];
     return state;
 #endif
@@ -55,7 +55,7 @@ extern "C" __global__ void linear_scan(Params p) {
             a[s] = widen(p.a[at]);
             dh[s] = widen(p.dh[at]);
 #if PASS == 0
-            before[s] = t > 0 ? (REAL)widen(p.h[at - p.channels]) : p.h0 ? p.h0[row] : (REAL)0;
+            before[s] = t > 0 ? (REAL)widen(p.h[at - p.channels]) : p.initial_state ? p.initial_state[row] : (REAL)0;
 #endif
         }
 #pragma unroll
@@ -97,7 +97,7 @@ extern "C" __global__ void linear_scan(Params p) {
     p.products[id] = product;
     p.ends[id] = state;
 #elif BACKWARD
-    if (chunk == 0 && p.dh0) p.dh0[row] = state;
+    if (chunk == 0 && p.dinitial_state) p.dinitial_state[row] = state;
 #else
     if (chunk == p.chunks - 1 && p.last_state) p.last_state[row] = state;
 #endif

@@ -221,7 +221,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         self.place.each(rows, |place, Row { number, y, before, after }| {
             let inputs = named([
                 ("x", Some(row::<P>(c, number)?)),
-                ("state", Some(row::<P>(before, i)?)),
+                ("initial_state", Some(row::<P>(before, i)?)),
                 ("dt", Some(row::<P>(dt, number)?)),
                 ("A", Some(P::briefly(&layer.a))),
                 ("B", Some(row::<P>(b_t, number)?)),
@@ -230,7 +230,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
                 ("z", Some(row::<P>(z, number)?)),
                 ("dt_bias", Some(P::briefly(dt_b))),
             ]);
-            let outputs = named([("y", Some(P::briefly_mut(y))), ("state", Some(row_mut::<P>(after, i)?))]);
+            let outputs = named([("y", Some(P::briefly_mut(y))), ("last_state", Some(row_mut::<P>(after, i)?))]);
             place.call::<SelectiveStateUpdate>(&options, inputs, outputs)
         })?;
         Ok(s)

@@ -169,10 +169,10 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             ("x", Some(P::view(u))),
             ("w", Some(self.input("conv_w")?)),
             ("bias", self.optional("conv_b")),
-            ("init_state", self.optional("conv_state")),
+            ("initial_state", self.optional("conv_state")),
         ]);
         let options = causal_conv1d::Options { activation: Some(Activation::Silu), return_state: state.is_some() };
-        let outputs = named([("y", Some(P::view_mut(c))), ("final_state", state.map(P::briefly_mut))]);
+        let outputs = named([("y", Some(P::view_mut(c))), ("last_state", state.map(P::briefly_mut))]);
         self.place.call::<CausalConv1d>(&options, inputs, outputs)
     }
 
@@ -187,15 +187,15 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             ("x", Some(P::view(&between.u))),
             ("w", Some(self.input("conv_w")?)),
             ("bias", self.optional("conv_b")),
-            ("init_state", self.optional("conv_state")),
+            ("initial_state", self.optional("conv_state")),
             ("dy", Some(P::view(dc))),
-            ("dfinal_state", self.optional("dconv_state")),
+            ("dlast_state", self.optional("dconv_state")),
         ]);
         let to = named([
             ("dx", Some(P::view_mut(&mut du))),
             ("dw", outputs.take("dconv_w").map(P::briefly_mut)),
             ("dbias", outputs.take("dconv_b").map(P::briefly_mut)),
-            ("dinit_state", outputs.take("dconv_state").map(P::briefly_mut)),
+            ("dinitial_state", outputs.take("dconv_state").map(P::briefly_mut)),
         ]);
         let options = causal_conv1d::Options { activation: Some(Activation::Silu), return_state: false };
         self.place.call::<CausalConv1dBackward>(&options, inputs, to)?;
@@ -221,7 +221,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             ("D", Some(self.input("D")?)),
             ("z", Some(P::view(&between.z))),
             ("dt_bias", Some(self.input("dt_b")?)),
-            ("h0", self.optional("ssm_state")),
+            ("initial_state", self.optional("ssm_state")),
             ("dy", dy),
             ("dlast_state", dlast_state),
         ]))
@@ -260,7 +260,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             ("dD", outputs.take("dD").map(P::briefly_mut)),
             ("dz", Some(P::view_mut(&mut of_scan.dz))),
             ("ddt_bias", outputs.take("ddt_b").map(P::briefly_mut)),
-            ("dh0", outputs.take("dssm_state").map(P::briefly_mut)),
+            ("dinitial_state", outputs.take("dssm_state").map(P::briefly_mut)),
         ]);
         let options = selective_scan::Options { dt_softplus: true, ..Default::default() };
         let inputs = self.scan_inputs(between, Some(P::view(ds)), self.optional("dssm_state"))?;

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! xn = rms_norm(x, n1)                  q, k, v, z = linear(xn, w., b.)
-//! gamma = mdi_gamma(z, context k)       h, h_last = block_recurrence(z, gamma; wgate, bgate, wm, bm, h0)
+//! gamma = mdi_gamma(z, context k)
+//! h, last_state = block_recurrence(z, gamma; wgate, bgate, wm, bm, initial_state)
 //! kt, vt = the top level of hds_construct(k_mem, v_mem)
 //! context = multi_memory_attention(h, kt, vt, q_in q)
 //! r = x + h + context + v_mix v         hidden = linear(rms_norm(r, n2), wf1, bf1)
@@ -12,7 +13,7 @@
 //! ```
 //!
 //! A row sees those before it and the memory, which the call does not change; a sequence may be cut anywhere if
-//! `h_last` of a part is `h0` of the next. Where there is no `wm`, `mix` is 0.
+//! `last_state` of a part is `initial_state` of the next. Where there is no `wm`, `mix` is 0.
 //!
 //! The gradient recomputes the intermediate tensors, so a training step holds nothing for it but the inputs. Without
 //! `checkpoint` the block also gives `q`, `k`, `v`, `z` and `hidden`, B L (4 D + F) numbers more. The gradient takes
@@ -115,7 +116,7 @@ impl Problem {
         op::same_shape(inputs, "wm", &[width, 2 * width]).map_err(|e| e.hint(WEIGHTS))?;
         op::same_shape(inputs, "wf2", &[width, hidden]).map_err(|e| e.hint(WEIGHTS))?;
         op::same_shape(inputs, "bf1", &[hidden])?;
-        op::same_shape(inputs, "h0", &[batch, width])?;
+        op::same_shape(inputs, "initial_state", &[batch, width])?;
         for name in ["h", "gamma", "context", "q", "k", "v", "z"] {
             op::same_shape(inputs, name, &x.shape)?;
         }
@@ -139,7 +140,7 @@ impl Problem {
         Spec::new(self.x.dtype, &[batch, length, self.hidden])
     }
 
-    fn h_last(&self) -> Result<Spec> {
+    fn last_state(&self) -> Result<Spec> {
         let [batch, _, width] = self.sizes();
         Spec::new(self.x.dtype.wide(), &[batch, width])
     }
@@ -197,7 +198,7 @@ const BLOCK: [Slot; 34] = [
     Slot::new("bf1", "(F)"),
     Slot::new("wf2", "(D, F)"),
     Slot::new("bf2", "(D)"),
-    Slot::new("h0", "(B, D)").wide().optional(),
+    Slot::new("initial_state", "(B, D)").wide().optional(),
 ];
 
 /// What the gradient takes beside: outputs, each computed again where it is absent, and cotangents.
@@ -212,7 +213,7 @@ const OUTPUTS: [Slot; 14] = [
     Slot::new("hidden", "(B, L, F)").optional(),
     Slot::new("dy", "(B, L, D)"),
     Slot::new("dh", "(B, L, D)").optional(),
-    Slot::new("dh_last", "(B, D)").wide().optional(),
+    Slot::new("dlast_state", "(B, D)").wide().optional(),
     Slot::new("dgamma", "(B, L, D)").optional(),
     Slot::new("dcontext", "(B, L, D)").optional(),
     Slot::new("dsummary", "(B, D)").optional(),
@@ -227,7 +228,10 @@ impl Op for MmrecBlock {
     const INPUTS: &'static [Slot] = &BLOCK;
     const OPTIONS: &'static [OptionDoc] = &[
         OptionDoc { name: "heads", takes: "integer", help: "how many heads attention has; 1 by default" },
-        block_recurrence::OPTIONS[0],
+        OptionDoc {
+            help: "weight of the gated mean; 0.1 by default, 0 without wm and bm",
+            ..block_recurrence::OPTIONS[0]
+        },
         OptionDoc { name: "v_mix", takes: "float", help: "weight of v in the sum; 0.1 by default" },
         OptionDoc { name: "eps", takes: "float", help: "what keeps the norms' divisors from 0; 1e-6 by default" },
         OptionDoc { name: "norm", takes: "text", help: "where eps goes: outside of the root, the default, or inside" },
@@ -242,7 +246,7 @@ impl Op for MmrecBlock {
         block_recurrence::OPTIONS[2],
         OptionDoc { name: "checkpoint", takes: "flag", help: "whether the gradient computes again what it needs" },
     ];
-    const COTANGENTS: &'static [&'static str] = &["dy", "dh", "dh_last", "dgamma", "dcontext", "dsummary"];
+    const COTANGENTS: &'static [&'static str] = &["dy", "dh", "dlast_state", "dgamma", "dcontext", "dsummary"];
 
     type Options = Options;
     type Problem = Problem;
@@ -266,7 +270,7 @@ impl Op for MmrecBlock {
         let mut outputs: Named<_> = [
             ("y", x),
             ("h", x),
-            ("h_last", problem.h_last()?),
+            ("last_state", problem.last_state()?),
             ("gamma", x),
             ("context", x),
             ("summary", problem.summary()?),

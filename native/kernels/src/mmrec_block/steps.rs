@@ -2,7 +2,7 @@
 
 use super::Problem;
 use crate::activations::Activation;
-use crate::block_recurrence::BlockRecurrence;
+use crate::block_recurrence::{self, BlockRecurrence};
 use crate::error::Result;
 use crate::hds::{self, HdsConstruct};
 use crate::linear;
@@ -20,7 +20,8 @@ pub use backward::backward;
 const GELU: Activation = Activation::GeluErf;
 
 /// The inputs of the recurrence, and what they are called here.
-const RECURRENCE: [[&str; 2]; 5] = [["Wg", "wgate"], ["bg", "bgate"], ["Wm", "wm"], ["bm", "bm"], ["h0", "h0"]];
+const RECURRENCE: [[&str; 2]; 5] =
+    [["w_gate", "wgate"], ["b_gate", "bgate"], ["w_mix", "wm"], ["b_mix", "bm"], ["initial_state", "initial_state"]];
 /// The weights of attention.
 const ATTENTION: [&str; 4] = ["waq", "baq", "wao", "bao"];
 
@@ -33,6 +34,7 @@ pub fn check(problem: &Problem, inputs: &Named<Spec>) -> Result<()> {
     MdiGamma::check(&all, &Default::default())?;
     let mut all: Named<Spec> = [("z", x), ("gamma", x)].into_iter().collect();
     RECURRENCE.into_iter().for_each(|[to, from]| all.extend_with(to, inputs.find(from).copied()));
+    block_recurrence::mixed(inputs, ["wm", "bm"], options.mix)?;
     BlockRecurrence::check(&all, &options.recurrence())?;
     crate::op::positive("eps", options.eps)?;
     hds::within("levels", options.levels, 1..=hds::MOST_LEVELS)?;
@@ -145,7 +147,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         let mut gamma = self.tensor("gamma", x, outputs)?;
         gamma.fill(|to| self.gamma(z.view(), k.view(), to))?;
         let (mut h, mut last) =
-            (self.tensor("h", x, outputs)?, self.tensor("h_last", self.problem.h_last()?, outputs)?);
+            (self.tensor("h", x, outputs)?, self.tensor("last_state", self.problem.last_state()?, outputs)?);
         h.fill(|h| last.fill(|last| self.recurrence(z.view(), gamma.view(), h, last)))?;
         let top = self.top()?;
         let mut context = self.tensor("context", x, outputs)?;
@@ -205,7 +207,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
 
     fn recurrence(&self, z: P::View<'_>, gamma: P::View<'_>, h: P::ViewMut<'_>, last: P::ViewMut<'_>) -> Result<()> {
         let given = self.recurrence_inputs(P::briefly(&z), P::briefly(&gamma));
-        let to = named([("h", Some(P::briefly_mut(h))), ("h_last", Some(P::briefly_mut(last)))]);
+        let to = named([("h", Some(P::briefly_mut(h))), ("last_state", Some(P::briefly_mut(last)))]);
         self.place.call::<BlockRecurrence>(&self.problem.options.recurrence(), given, to)
     }
 

@@ -53,9 +53,9 @@ constexpr int SLOT = SUB * 2 > WIDTH ? SUB * 2 * PADDED : PADDED * WIDTH;
 
 struct Params {
     const STORAGE *x, *dt, *z, *b, *c, *dy;
-    const REAL *a, *d, *dt_bias, *h0, *dlast_state, *dstates;
+    const REAL *a, *d, *dt_bias, *initial_state, *dlast_state, *dstates;
     STORAGE *dx, *ddt, *dz, *db, *dc;
-    REAL* dh0;
+    REAL* dinitial_state;
     // States behind every tile but the last, (tiles - 1, B, D, N); where there are chunks, those that
     // the chunk would have if it started from zero, and the sums of its deltas so far, (tiles, B, D).
     REAL *bounds, *passed;
@@ -379,7 +379,7 @@ struct Ends : Thread {
     __device__ __forceinline__ Ends(const Params& p, Shared& shared, i64 batch, i64 j) : Thread(p, shared), batch(batch), j(j) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            if (!CHUNKED && p.h0) read(h[m], p.h0 + all_states(batch, m), m, wide);
+            if (!CHUNKED && p.initial_state) read(h[m], p.initial_state + all_states(batch, m), m, wide);
 #pragma unroll
             for (int k = 0; k < K; k++)
                 if constexpr (CHUNKED) product[m][k] = 1;
@@ -519,9 +519,9 @@ struct Gradients : Thread {
         if (begin > 0) {
 #pragma unroll
             for (int m = 0; m < M; m++) read(h[m], bound(begin, m), m, true);
-        } else if (p.h0) {
+        } else if (p.initial_state) {
 #pragma unroll
-            for (int m = 0; m < M; m++) read(h[m], p.h0 + all_states(batch, m), m, wide);
+            for (int m = 0; m < M; m++) read(h[m], p.initial_state + all_states(batch, m), m, wide);
         }
     }
 
@@ -840,10 +840,10 @@ struct Gradients : Thread {
         }
         i64 begin = j * p.chunk, end = begin + p.chunk < p.length ? begin + p.chunk : p.length;
         for (i64 t = (end - 1) / TILE * TILE; t >= begin && end > 0; t -= TILE) tile(t, at_most(TILE, end - t));
-        if (!p.dh0 || j > 0) return;
+        if (!p.dinitial_state || j > 0) return;
 #pragma unroll
         for (int m = 0; m < M; m++)
-            if (at.alive(m)) store_row(p.dh0 + all_states(batch, m), carry[m], at.rank, wide);
+            if (at.alive(m)) store_row(p.dinitial_state + all_states(batch, m), carry[m], at.rank, wide);
     }
 
     // The sums over time of a run.

@@ -9,7 +9,7 @@
 //! ddelta = sum_n g (A a h[t-1] + B x)                    dA = sum_{b,t} g delta a h[t-1]
 //! ddt = ddelta * [lo <= s <= hi] * sigmoid(dt + dt_bias) ddt_bias = sum_{b,t} ddt
 //! dB = sum_d g delta x                                   dC = sum_d dy' h
-//! dz = dy y' silu'(z)                                    dh0 = a[1] g[1]
+//! dz = dy y' silu'(z)                                    dinitial_state = a[1] g[1]
 //! ```
 //!
 //! `dB` and `dC` sum over the channels of a group; where B or C is the same at every step, over batch
@@ -35,7 +35,7 @@ const GRADIENTS: [(&str, &str); 9] = [
     ("D", "dD"),
     ("z", "dz"),
     ("dt_bias", "ddt_bias"),
-    ("h0", "dh0"),
+    ("initial_state", "dinitial_state"),
 ];
 
 impl Op for SelectiveScanBackward {
@@ -50,7 +50,7 @@ impl Op for SelectiveScanBackward {
         Slot::new("D", "(D)").wide().optional(),
         Slot::new("z", "(B, L, D)").optional(),
         Slot::new("dt_bias", "(D)").wide().optional(),
-        Slot::new("h0", "(B, D, N)").wide().optional(),
+        Slot::new("initial_state", "(B, D, N)").wide().optional(),
         Slot::new("dy", "(B, L, D)"),
         Slot::new("dlast_state", "(B, D, N)").wide().optional(),
         Slot::new("dstates", "(B, L, D, N)").wide().optional(),

@@ -3,7 +3,7 @@
 // where it ends, and the adjoint that it takes.
 
 struct Params {
-    const REAL *a, *h0, *dlast_state;
+    const REAL *a, *initial_state, *dlast_state;
     // As in backward.cu.
     REAL *bounds, *adjoints;
     const REAL* passed;
@@ -47,6 +47,6 @@ extern "C" __global__ void __launch_bounds__(256) compose(const __grid_constant_
     if (i >= p.rows * p.width) return;
     i64 row = i / p.width, n = p.first_state + i % p.width, flat = row * p.state + n;
     REAL a = p.a[row % p.channels * p.state + n] * REAL(LOG2_E);
-    if (blockIdx.y == 0) walk<false>(p, p.h0 ? p.h0[flat] : REAL(0), a, i);
+    if (blockIdx.y == 0) walk<false>(p, p.initial_state ? p.initial_state[flat] : REAL(0), a, i);
     else walk<true>(p, p.dlast_state ? p.dlast_state[flat] : REAL(0), a, i);
 }

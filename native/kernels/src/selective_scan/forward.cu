@@ -32,7 +32,7 @@
 
 struct Params {
     const STORAGE *x, *dt, *z, *b, *c;
-    const REAL *a, *d, *dt_bias, *h0;
+    const REAL *a, *d, *dt_bias, *initial_state;
     STORAGE* y;
     REAL *last_state, *states;
     // End states and sums of delta of all chunks but the last, (chunks - 1, B, D, N) and (chunks - 1, B, D).
@@ -245,7 +245,7 @@ struct Scan {
         narrow(sum, behind(y, s * apart));
     }
 
-    // The state in front of chunk j: h0 carried over the chunks before it.
+    // The state in front of chunk j: initial_state carried over the chunks before it.
     __device__ __forceinline__ void carry() {
         for (i64 i = 0; i < j; i++) {
             i64 flat = (i * p.batch + batch) * p.channels + channel;
@@ -261,7 +261,7 @@ struct Scan {
         load_row(a, p.a + channel * p.state + first, lane, wide);
 #pragma unroll
         for (int k = 0; k < K; k++) h[k] = 0;
-        if (p.h0 && PASS == 0) load_row(h, p.h0 + row, lane, wide);
+        if (p.initial_state && PASS == 0) load_row(h, p.initial_state + row, lane, wide);
         bias = HAS_BIAS ? p.dt_bias[channel] : REAL(0), skip = HAS_D ? p.d[channel] : REAL(0);
         if (FORM_B == CONSTANT) load_constant(b_row, p.b);
         if (FORM_C == CONSTANT) load_constant(c_row, p.c);

@@ -5,12 +5,12 @@
 //!
 //! ```text
 //! s = dt + dt_bias             delta = clamp(softplus(s))      (each part where it is asked for)
-//! h = exp(delta * A[d,n]) * h + delta * B[t,n] * x[t]          (h starts as h0, or zero)
+//! h = exp(delta * A[d,n]) * h + delta * B[t,n] * x[t]          (h starts as initial_state, or zero)
 //! y = sum_n C[t,n] * h[n] + D[d] * x                           (D where it is given)
 //! out = y * silu(z)                                            (z where it is given)
 //! ```
 //!
-//! Storage is f32, f64, bf16 or f16; `A`, `D`, `dt_bias`, `h0`, the states and all arithmetic are
+//! Storage is f32, f64, bf16 or f16; `A`, `D`, `dt_bias`, `initial_state`, the states and all arithmetic are
 //! f32 (f64 for f64 storage), and outputs are rounded once.
 
 pub mod backward;
@@ -115,7 +115,7 @@ impl Op for SelectiveScan {
         Slot::new("D", "(D)").wide().optional(),
         Slot::new("z", "(B, L, D)").optional(),
         Slot::new("dt_bias", "(D)").wide().optional(),
-        Slot::new("h0", "(B, D, N)").wide().optional(),
+        Slot::new("initial_state", "(B, D, N)").wide().optional(),
     ];
     const OPTIONS: &'static [OptionDoc] = &[
         DT_SOFTPLUS,
@@ -185,7 +185,7 @@ impl Problem {
             ("D", &[channels]),
             ("z", &[batch, length, channels]),
             ("dt_bias", &[channels]),
-            ("h0", &[batch, channels, state]),
+            ("initial_state", &[batch, channels, state]),
         ] {
             same_shape(inputs, name, dims)?;
         }

@@ -14,8 +14,8 @@ pub fn selective_scan(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<
 
     let mut y = Array3::zeros((batch, length, channels));
     let mut states = Array4::zeros((batch, length, channels, state));
-    let mut h = match inputs.find("h0") {
-        Some(h0) => h0.clone(),
+    let mut h = match inputs.find("initial_state") {
+        Some(initial_state) => initial_state.clone(),
         None => Array3::zeros((batch, channels, state)).into_dyn(),
     };
     for b in 0..batch {
@@ -61,7 +61,7 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
     let (b_t, c_t, dy) = (inputs.get("B")?, inputs.get("C")?, inputs.get("dy")?);
     let states = selective_scan(problem, inputs)?.expect("states")?;
     let before = |[b, t, d, n]: [usize; 4]| match t {
-        0 => inputs.find("h0").map_or(0.0, |h0| h0[[b, d, n]]),
+        0 => inputs.find("initial_state").map_or(0.0, |initial_state| initial_state[[b, d, n]]),
         _ => states[[b, t - 1, d, n]],
     };
 
@@ -115,7 +115,7 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
         }
     }
     let all = [("dx", dx), ("ddt", ddt), ("dA", da), ("dB", db), ("dC", dc), ("dD", dd), ("dz", dz)];
-    Ok(all.into_iter().chain([("ddt_bias", dbias), ("dh0", carry)]).collect())
+    Ok(all.into_iter().chain([("ddt_bias", dbias), ("dinitial_state", carry)]).collect())
 }
 
 /// How [`step_size`] changes with its argument.

@@ -1,10 +1,10 @@
 //! One token of the Mamba selective scan: from the state of a running sequence and the inputs of one step to the
-//! output of that step and the new state. It is defined and computed as the scan with `L = 1` and `h0 = state`.
+//! output of that step and the new state. It is defined and computed as the scan with `L = 1`.
 
 use crate::cpu;
 use crate::cuda;
 use crate::error::{Error, Kind, Result};
-use crate::op::{Name, Named, Op, OptionDoc, Slot};
+use crate::op::{Named, Op, OptionDoc, Slot};
 use crate::selective_scan::{self, Problem, SelectiveScan};
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::{ArrayD, Axis};
@@ -31,7 +31,7 @@ impl Op for SelectiveStateUpdate {
     const ABOUT: &'static str = "Mamba selective scan of one token";
     const INPUTS: &'static [Slot] = &[
         Slot::new("x", "(B, D)"),
-        Slot::new("state", "(B, D, N)").wide(),
+        Slot::new("initial_state", "(B, D, N)").wide(),
         Slot::new("dt", "(B, D)"),
         Slot::new("A", "(D, N)").wide(),
         Slot::new("B", "(B, N) | (B, G, N)"),
@@ -47,7 +47,7 @@ impl Op for SelectiveStateUpdate {
     type Problem = Problem;
 
     fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let as_scan = inputs.iter().map(|(name, spec)| Ok((scan_name(name), with_time(name, spec)?)));
+        let as_scan = inputs.iter().map(|(name, spec)| Ok((name.clone(), with_time(name, spec)?)));
         let options = selective_scan::Options {
             dt_softplus: options.dt_softplus,
             dt_clamp: options.dt_clamp,
@@ -61,23 +61,23 @@ impl Op for SelectiveStateUpdate {
         let Problem { batch, channels, state, dtype, .. } = *problem;
         let y = Spec::new(dtype, &[batch, channels])?;
         let state = Spec::new(dtype.wide(), &[batch, channels, state])?;
-        Ok([("y", y), ("state", state)].into_iter().collect())
+        Ok([("y", y), ("last_state", state)].into_iter().collect())
     }
 
-    // The scan reads and writes plain memory by its problem, so new names are all it needs.
+    // The scan reads and writes plain memory by its problem, whatever the shapes here.
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
-        SelectiveScan::cpu(problem, &renamed(inputs.map(|&v| v), "h0"), renamed(outputs, "last_state"), exec)
+        SelectiveScan::cpu(problem, inputs, outputs, exec)
     }
 
     fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
         let as_scan = inputs.iter().map(|(name, array)| match PER_STEP.contains(&name.as_ref()) {
-            true => (scan_name(name), array.clone().insert_axis(Axis(1))),
-            false => (scan_name(name), array.clone()),
+            true => (name.clone(), array.clone().insert_axis(Axis(1))),
+            false => (name.clone(), array.clone()),
         });
         let mut results = SelectiveScan::reference(problem, &as_scan.collect())?;
         let y = results.expect("y")?.remove_axis(Axis(1));
         let state = results.expect("last_state")?;
-        Ok([("y", y), ("state", state)].into_iter().collect())
+        Ok([("y", y), ("last_state", state)].into_iter().collect())
     }
 
     fn cuda(
@@ -86,17 +86,8 @@ impl Op for SelectiveStateUpdate {
         outputs: &Named<&cuda::Buffer>,
         lane: &cuda::Lane,
     ) -> Result<()> {
-        let inputs = renamed(inputs.map(|&b| b), "h0");
-        SelectiveScan::cuda(problem, &inputs, &renamed(outputs.map(|&b| b), "last_state"), lane)
+        SelectiveScan::cuda(problem, inputs, outputs, lane)
     }
-}
-
-fn renamed<T>(tensors: Named<T>, state: &'static str) -> Named<T> {
-    tensors.into_iter().map(|(name, t)| (if name == "state" { state.into() } else { name }, t)).collect()
-}
-
-fn scan_name(name: &Name) -> Name {
-    if name == "state" { "h0".into() } else { name.clone() }
 }
 
 fn with_time(name: &str, spec: &Spec) -> Result<Spec> {
@@ -109,12 +100,11 @@ fn with_time(name: &str, spec: &Spec) -> Result<Spec> {
     }
 }
 
-/// Puts an error of the scan's checks in this op's terms: its names, and shapes without time.
+/// Puts an error of the scan's checks in this op's terms: shapes without time.
 fn as_update(error: Error, inputs: &Named<Spec>) -> Error {
-    let argument = if &*error.argument == "h0" { "state".into() } else { error.argument };
-    let slot = SelectiveStateUpdate::INPUTS.iter().find(|slot| *slot.name == *argument);
-    match (slot, inputs.find(&argument)) {
-        (Some(slot), Some(spec)) if error.kind == Kind::Shape => Error::new(Kind::Shape, argument)
+    let slot = SelectiveStateUpdate::INPUTS.iter().find(|slot| *slot.name == *error.argument);
+    match (slot, inputs.find(&error.argument)) {
+        (Some(slot), Some(spec)) if error.kind == Kind::Shape => Error::new(Kind::Shape, error.argument)
             .expected(format_args!(
                 "shape {} with the sizes of x {} and A {}",
                 slot.shape,
@@ -122,7 +112,7 @@ fn as_update(error: Error, inputs: &Named<Spec>) -> Error {
                 shape(inputs, "A")
             ))
             .got(spec.shape),
-        _ => Error { argument, ..error },
+        _ => error,
     }
 }
 

@@ -25,7 +25,7 @@ pub fn sizes([batch, length, width]: [usize; 3], [inner, hidden]: [usize; 2], [o
 }
 
 /// Inputs with weights of the sizes that layers start from; coefficients of decay begin small, so that states stay so.
-pub fn inputs(sizes: Sizes, h0: bool) -> Named<Owned> {
+pub fn inputs(sizes: Sizes, initial_state: bool) -> Named<Owned> {
     let Sizes { batch: b, length: l, width: d, inner: i, hidden: f, of_memory, slots: m } = sizes;
     let mut shapes: Vec<(&'static str, Vec<usize>)> = vec![
         ("x", vec![b, l, d]),
@@ -48,14 +48,14 @@ pub fn inputs(sizes: Sizes, h0: bool) -> Named<Owned> {
     ];
     shapes.extend(["wq", "wk", "wv", "wz", "wgate", "waq", "wao"].map(|name| (name, vec![d, d])));
     shapes.extend(["bq", "bk", "bv", "bz", "bgate", "bm", "baq", "bao", "bf2"].map(|name| (name, vec![d])));
-    if h0 {
-        shapes.push(("h0", vec![b, d]));
+    if initial_state {
+        shapes.push(("initial_state", vec![b, d]));
     }
     let tensor = |((name, dims), seed): (&(&'static str, Vec<usize>), u64)| {
         let (low, high) = match (*name, &dims[..]) {
             ("n1" | "n2", _) => (0.5, 1.5),
             ("bg2", _) => (-2.0, 0.0),
-            (name, [_, inputs]) if name != "h0" => {
+            (name, [_, inputs]) if name != "initial_state" => {
                 let bound = 1.0 / (*inputs.max(&1) as f64).sqrt();
                 (-bound, bound)
             }

@@ -21,22 +21,22 @@ pub const SIZES: [[usize; 4]; 13] = [
     [2, 3, 4, 0],
 ];
 
-/// A sequence of that name in `low` to `high`, of which one in eight is 0 or some other `special` number, and what
-/// the scan starts from, if it has a name.
+/// A sequence of that name in `low` to `high`, of which one in eight is 0 or some other `special` number, and a
+/// state that the scan starts from, if its size is given.
 pub fn inputs(
     name: &'static str,
     sizes: [usize; 4],
     range: (f64, f64),
     special: f64,
-    start: Option<(&'static str, f64)>,
+    start: Option<f64>,
 ) -> Named<Owned> {
     let [b, h, _, w] = sizes;
     let (values, choice) = (noise(1, &sizes, range.0, range.1), noise(2, &sizes, 0.0, 1.0));
     let mut chosen = values.view().to_f64().into_iter().zip(choice.view().to_f64());
     let value = |_| chosen.next().map_or(0.0, |(value, choice)| if choice < 0.125 { special } else { value });
     let mut inputs: Named<Owned> = [(name, Owned::from_fn(values.spec(), value))].into_iter().collect();
-    if let Some((name, size)) = start {
-        inputs.push(name, noise(3, &[b, h, w], -size, size));
+    if let Some(size) = start {
+        inputs.push("initial_state", noise(3, &[b, h, w], -size, size));
     }
     inputs
 }

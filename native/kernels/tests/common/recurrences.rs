@@ -11,17 +11,17 @@ pub fn inputs([batch, length, width]: [usize; 3], mixed: bool, initial: bool) ->
     let mut inputs: Named<Owned> = [
         ("z", noise(1, &[batch, length, width], -1.0, 1.0)),
         ("gamma", noise(2, &[batch, length, width], 0.0, 0.5)),
-        ("Wg", noise(3, &[width, width], -scale, scale)),
-        ("bg", noise(4, &[width], -1.0, 1.0)),
+        ("w_gate", noise(3, &[width, width], -scale, scale)),
+        ("b_gate", noise(4, &[width], -1.0, 1.0)),
     ]
     .into_iter()
     .collect();
     if mixed {
-        inputs.push("Wm", noise(5, &[width, 2 * width], -scale, scale));
-        inputs.push("bm", noise(6, &[width], -1.0, 1.0));
+        inputs.push("w_mix", noise(5, &[width, 2 * width], -scale, scale));
+        inputs.push("b_mix", noise(6, &[width], -1.0, 1.0));
     }
     if initial {
-        inputs.push("h0", noise(7, &[batch, width], -1.0, 1.0));
+        inputs.push("initial_state", noise(7, &[batch, width], -1.0, 1.0));
     }
     inputs
 }

@@ -61,7 +61,7 @@ impl Call {
             ("D", vec![channels], 2.0),
             ("z", vec![batch, length, channels], 4.0),
             ("dt_bias", vec![channels], 0.5),
-            ("h0", vec![batch, channels, state], 3.0),
+            ("initial_state", vec![batch, channels, state], 3.0),
         ];
         for ((name, shape, size), present) in optional.into_iter().zip(self.optional) {
             if present {

@@ -23,7 +23,7 @@ pub fn run<S: Storage>(
     let z = widened::<S>(inputs.get("z")?.slice()?, exec)?;
     let before = states_before::<S>(problem, inputs)?;
     let mut sums = sums::<S>(problem, inputs, &z, &before, exec)?;
-    let mut carry = initial::<S::Wide>(problem, inputs, "dh_last")?;
+    let mut carry = initial::<S::Wide>(problem, inputs, "dlast_state")?;
     rounded::<S>(outputs.expect("dz")?.slice()?, exec, |dz| {
         let call = Backward::<S> {
             problem,
@@ -46,8 +46,8 @@ pub fn run<S: Storage>(
             _ => Ok(()),
         }
     })?;
-    if let Some(dh0) = outputs.take("dh0") {
-        dh0.slice()?.copy_from_slice(&carry);
+    if let Some(dinitial_state) = outputs.take("dinitial_state") {
+        dinitial_state.slice()?.copy_from_slice(&carry);
     }
     of_weights::<S>(problem, [&z, &before], &sums, outputs, exec)
 }
@@ -55,7 +55,7 @@ pub fn run<S: Storage>(
 /// For each time, the state before it.
 fn states_before<S: Storage>(problem: &Problem, inputs: &Named<View>) -> Result<Vec<S::Wide>> {
     let Problem { batch, length, width, .. } = *problem;
-    let (first, h) = (initial::<S::Wide>(problem, inputs, "h0")?, inputs.get("h")?.slice::<S>()?);
+    let (first, h) = (initial::<S::Wide>(problem, inputs, "initial_state")?, inputs.get("h")?.slice::<S>()?);
     let mut before = Vec::with_capacity(batch * length * width);
     for i in (0..batch).filter(|_| length > 0) {
         before.extend_from_slice(&first[i * width..][..width]);
@@ -73,7 +73,7 @@ fn sums<S: Storage>(
     exec: &Exec,
 ) -> Result<Vec<Vec<S::Wide>>> {
     let rows = problem.batch * problem.length;
-    let mut sums = vec![repeated(inputs.get("bg")?.slice::<S>()?, rows)];
+    let mut sums = vec![repeated(inputs.get("b_gate")?.slice::<S>()?, rows)];
     if problem.mixed {
         sums.push(of_z::<S>(problem, inputs, z, exec)?);
     }
@@ -93,7 +93,7 @@ fn of_weights<S: Storage>(
 ) -> Result<()> {
     let (rows, width) = (problem.batch * problem.length, problem.width);
     let by_row = |values| Matrix::new(values, rows, width);
-    for (name, sums) in ["dbg", "dbm"].into_iter().zip(sums) {
+    for (name, sums) in ["db_gate", "db_mix"].into_iter().zip(sums) {
         rounded::<S>(outputs.expect(name)?.slice()?, exec, |db| {
             if rows * width == 0 {
                 db.fill(S::Wide::from_f64(0.0));
@@ -101,7 +101,7 @@ fn of_weights<S: Storage>(
             sum::columns::<S::Wide>(sums, db, exec)
         })?;
     }
-    rounded::<S>(outputs.expect("dWg")?.slice()?, exec, |dw| {
+    rounded::<S>(outputs.expect("dw_gate")?.slice()?, exec, |dw| {
         multiply::<S::Wide>(by_row(&sums[0]).transposed(), by_row(before), dw, false, exec)
     })?;
     let [_, dm] = sums else { return Ok(()) };
@@ -109,7 +109,7 @@ fn of_weights<S: Storage>(
     for (half, of) in halves.iter_mut().zip([z, before]) {
         multiply::<S::Wide>(by_row(dm).transposed(), by_row(of), half, false, exec)?;
     }
-    rounded::<S>(outputs.expect("dWm")?.slice()?, exec, |dw| {
+    rounded::<S>(outputs.expect("dw_mix")?.slice()?, exec, |dw| {
         let parts = dw.chunks_exact_mut(width.max(1)).zip(0..);
         parts.for_each(|(to, i)| to.copy_from_slice(&halves[i % 2][i / 2 * width..][..width]));
         Ok(())

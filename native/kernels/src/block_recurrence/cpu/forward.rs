@@ -21,7 +21,7 @@ pub fn run<S: Storage>(
     mut outputs: Named<ViewMut>,
     exec: &Exec,
 ) -> Result<()> {
-    let mut state = initial::<S::Wide>(problem, inputs, "h0")?;
+    let mut state = initial::<S::Wide>(problem, inputs, "initial_state")?;
     let h = outputs.expect("h")?.slice::<S>()?;
     if problem.width > 0 && is_short(problem) {
         let z = widened::<S>(inputs.get("z")?.slice()?, exec)?;
@@ -38,7 +38,7 @@ pub fn run<S: Storage>(
             call.run(&of_state(problem, inputs)?, &mut state, exec)
         })??;
     }
-    outputs.expect("h_last")?.slice()?.copy_from_slice(&state);
+    outputs.expect("last_state")?.slice()?.copy_from_slice(&state);
     Ok(())
 }
 
@@ -57,7 +57,7 @@ fn packed_of_z<S: Storage>(
     if !problem.mixed {
         return Ok(Vec::new());
     }
-    let mut sums = repeated(inputs.get("bm")?.slice::<S>()?, problem.batch * problem.length);
+    let mut sums = repeated(inputs.get("b_mix")?.slice::<S>()?, problem.batch * problem.length);
     let w = second::<S>(problem, inputs)?.part(0..problem.width);
     Panels::pack(w, exec)?.add_all(z, &mut sums, exec.threads)?;
     Ok(sums)
@@ -79,7 +79,7 @@ impl<'a, S: Storage> Forward<'a, S> {
         (z, of_z): (&'a [S::Wide], Vec<S::Wide>),
         h: &'a mut [S],
     ) -> Result<Self> {
-        let (gamma, bias) = (inputs.get("gamma")?.slice()?, repeated(inputs.get("bg")?.slice::<S>()?, 1));
+        let (gamma, bias) = (inputs.get("gamma")?.slice()?, repeated(inputs.get("b_gate")?.slice::<S>()?, 1));
         Ok(Forward { problem, z, gamma, bias, of_z, h: Shared::new(h) })
     }
 

@@ -167,7 +167,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         let mut given = self.recurrence_inputs(between.z.view(), between.gamma.view());
         given.push("h", between.h.view());
         given.push("dh", P::view(&dh));
-        given.extend_with("dh_last", self.inputs.find("dh_last").map(P::briefly));
+        given.extend_with("dlast_state", self.inputs.find("dlast_state").map(P::briefly));
         let mut to = named([("dz", Some(P::view_mut(&mut of.dz))), ("dgamma", Some(P::view_mut(&mut of.dgamma)))]);
         for [name, here] in RECURRENCE {
             if let Some(gradient) = outputs.take(&format!("d{here}")) {

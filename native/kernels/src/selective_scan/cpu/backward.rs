@@ -166,7 +166,7 @@ struct Sequences<'a, S: Storage> {
     dx: Shared<'a, S>,
     ddt: Shared<'a, S>,
     dz: Option<Shared<'a, S>>,
-    dh0: Option<Shared<'a, S::Wide>>,
+    dinitial_state: Option<Shared<'a, S::Wide>>,
 }
 
 impl<'a, S: Storage> Sequences<'a, S> {
@@ -179,7 +179,7 @@ impl<'a, S: Storage> Sequences<'a, S> {
             dx: Shared::new(outputs.expect("dx")?.slice()?),
             ddt: Shared::new(outputs.expect("ddt")?.slice()?),
             dz: outputs.take("dz").map(ViewMut::slice).transpose()?.map(Shared::new),
-            dh0: outputs.take("dh0").map(ViewMut::slice).transpose()?.map(Shared::new),
+            dinitial_state: outputs.take("dinitial_state").map(ViewMut::slice).transpose()?.map(Shared::new),
         })
     }
 }

@@ -105,7 +105,7 @@ pub struct Inputs<'a, S: Storage> {
     a: &'a [S::Wide],
     d: Option<&'a [S::Wide]>,
     dt_bias: Option<&'a [S::Wide]>,
-    h0: Option<&'a [S::Wide]>,
+    initial_state: Option<&'a [S::Wide]>,
 }
 
 impl<'a, S: Storage> Inputs<'a, S> {
@@ -122,7 +122,7 @@ impl<'a, S: Storage> Inputs<'a, S> {
             a: inputs.get("A")?.slice::<S::Wide>()?,
             d: wide("D")?,
             dt_bias: wide("dt_bias")?,
-            h0: wide("h0")?,
+            initial_state: wide("initial_state")?,
         })
     }
 
@@ -174,13 +174,13 @@ impl<'a, S: Storage> Inputs<'a, S> {
         }
     }
 
-    /// A segment's rows of `h0`, if it was given.
+    /// A segment's rows of `initial_state`, if it was given.
     pub fn initial_state(&self, segment: &Segment) -> Option<&'a [S::Wide]> {
         let len = segment.channels.len() * self.problem.state;
-        Some(&self.h0?[self.state_offset(segment)..][..len])
+        Some(&self.initial_state?[self.state_offset(segment)..][..len])
     }
 
-    /// Where a segment's states lie in `h0` and `last_state`.
+    /// Where a segment's states lie in `initial_state` and `last_state`.
     #[inline(always)]
     pub fn state_offset(&self, segment: &Segment) -> usize {
         (segment.batch * self.problem.channels + segment.channels.start) * self.problem.state

@@ -51,7 +51,7 @@ struct Params<R> {
     a: u64,
     d: u64,
     dt_bias: u64,
-    h0: u64,
+    initial_state: u64,
     dlast_state: u64,
     dstates: u64,
     dx: u64,
@@ -59,7 +59,7 @@ struct Params<R> {
     dz: u64,
     db: u64,
     dc: u64,
-    dh0: u64,
+    dinitial_state: u64,
     bounds: u64,
     passed: u64,
     adjoints: u64,
@@ -100,7 +100,7 @@ struct Params<R> {
 #[derive(Clone, Copy)]
 struct Compose {
     a: u64,
-    h0: u64,
+    initial_state: u64,
     dlast_state: u64,
     bounds: u64,
     adjoints: u64,
@@ -161,7 +161,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             a: at(inputs, "A")?,
             d: at(inputs, "D")?,
             dt_bias: at(inputs, "dt_bias")?,
-            h0: at(inputs, "h0")?,
+            initial_state: at(inputs, "initial_state")?,
             dlast_state: at(inputs, "dlast_state")?,
             dstates: at(inputs, "dstates")?,
             dx: at(outputs, "dx")?,
@@ -169,7 +169,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             dz: at(outputs, "dz")?,
             db: at(outputs, "dB")?,
             dc: at(outputs, "dC")?,
-            dh0: at(outputs, "dh0")?,
+            dinitial_state: at(outputs, "dinitial_state")?,
             batch: problem.batch as i64,
             length: problem.length as i64,
             channels: problem.channels as i64,
@@ -278,7 +278,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         let rows = self.problem.batch * self.problem.channels;
         let params = Compose {
             a: self.params.a,
-            h0: self.params.h0,
+            initial_state: self.params.initial_state,
             dlast_state: self.params.dlast_state,
             bounds: self.params.bounds,
             adjoints: self.params.adjoints,

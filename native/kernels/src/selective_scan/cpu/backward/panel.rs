@@ -160,10 +160,11 @@ pub fn backward<V: Vector<Element = S::Wide>, S: Storage>(
         let soon = Soon { arrays: &arrays, ahead: Ahead::of(&plan.inputs, next.as_ref()) };
         backward_tile(plan, &blocks, &tile(i), soon, i, scratch);
     }
-    if let Some(dh0) = &plan.sequences.dh0 {
+    if let Some(dinitial_state) = &plan.sequences.dinitial_state {
         // SAFETY: panels share no channels within a batch.
-        let dh0 = unsafe { dh0.part(plan.inputs.state_offset(panel), panel.channels.len() * scratch.state) };
-        transpose_out(&scratch.carry, scratch.state, dh0);
+        let dinitial_state =
+            unsafe { dinitial_state.part(plan.inputs.state_offset(panel), panel.channels.len() * scratch.state) };
+        transpose_out(&scratch.carry, scratch.state, dinitial_state);
     }
 }
 
@@ -217,7 +218,7 @@ fn start<V: Vector<Element = S::Wide>, S: Storage>(plan: &Plan<S>, panel: &Segme
     let Scratch { state, states, .. } = *scratch;
     scratch.noted.resize((panel.time.len().div_ceil(scratch.tile.max(1)) + 1) * states, V::zero());
     match plan.inputs.initial_state(panel) {
-        Some(h0) => transpose_in(h0, state, &mut scratch.noted[..states]),
+        Some(initial_state) => transpose_in(initial_state, state, &mut scratch.noted[..states]),
         None => scratch.noted[..states].fill(V::zero()),
     }
     match plan.sequences.dlast_state {
