@@ -37,7 +37,6 @@ defmodule Sidewinder.Native do
   def run_cpu(_op, _inputs, _options, _target), do: missing()
   def run_io(_op, _inputs, _options, _target), do: missing()
 
-  def op_list, do: missing()
   def cpu_info, do: missing()
   def cuda_info, do: missing()
 

@@ -106,8 +106,8 @@ defmodule Sidewinder.Kernel.Conv do
   def causal_conv1d_update(state, x, w, options \\ []) do
     op = :causal_conv1d_update
     {inputs, own, where} = Kernel.sort_options!(op, options, [:bias], [:activation])
-    inputs = [{"x", x}, {"state", state}, {"w", w} | inputs]
-    %{"y" => y, "state" => state} = Kernel.run(op, inputs, own, where)
+    inputs = [{"x", x}, {"initial_state", state}, {"w", w} | inputs]
+    %{"y" => y, "last_state" => state} = Kernel.run(op, inputs, own, where)
     {y, state}
   end
 end

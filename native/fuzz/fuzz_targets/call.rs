@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::op::{self, About, AnyOp, Configured, Named, OptionDoc, Slot};
+use sidewinder_kernels::op::{self, About, AnyOp, Configured, Named, Slot, Takes};
 use sidewinder_kernels::ops::OPS;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 
@@ -134,26 +134,31 @@ fn tensors(op: &About, call: &Call) -> Vec<Tensor> {
 /// The op with options as text, or with some flags and words that it knows.
 fn configured(op: &dyn AnyOp, call: &Call) -> Configured {
     let known = || {
-        let of = |takes| op.about().options.iter().filter(move |option| option.takes == takes).zip(0u32..);
-        let flags = of("flag").map(|(option, i)| (option.name, Value::from(call.flags >> i & 1 == 1)));
-        let words = of("text").filter_map(|(option, i)| word(op, option, call.words.rotate_left(3 * i)));
-        with(op, flags.chain(words).collect()).expect("known options")
+        let (mut flags, mut words) = (call.flags, call.words);
+        let values = op.options().into_iter().filter_map(|option| {
+            let value = match option.takes {
+                Takes::Flag => Value::from(next(&mut flags, 1) == 1),
+                Takes::Text(words_of) => {
+                    Value::from(*words_of.get(next(&mut words, 3) as usize % (words_of.len() + 1))?)
+                }
+                _ => return None,
+            };
+            Some((option.doc.name, value))
+        });
+        with(op, values.collect()).expect("known options")
     };
     serde_json::from_str(&call.options).ok().and_then(|options| with(op, options)).unwrap_or_else(known)
 }
 
-fn with(op: &dyn AnyOp, options: Value) -> Option<Configured> {
-    op.with(&mut <dyn erased_serde::Deserializer>::erase(options)).ok()
+/// The lowest `bits` bits, which go to the other end.
+fn next(from: &mut u8, bits: u32) -> u8 {
+    let value = *from;
+    *from = from.rotate_right(bits);
+    value & ((1 << bits) - 1)
 }
 
-/// An option with one of its values, which are those words of its help that it takes; or none.
-fn word(op: &dyn AnyOp, option: &OptionDoc, choice: u8) -> Option<(&'static str, Value)> {
-    let words = option.help.split(|c: char| c != '_' && !c.is_alphanumeric()).map(Value::from);
-    let taken = |word: &Value| with(op, [(option.name, word.clone())].into_iter().collect()).is_some();
-    let values: Vec<Value> = words.filter(taken).collect();
-    assert!(!values.is_empty(), "the help of {} names no value of {}", op.about().name, option.name);
-    let value = values.get(choice as usize % (values.len() + 1))?;
-    Some((option.name, value.clone()))
+fn with(op: &dyn AnyOp, options: Value) -> Option<Configured> {
+    op.with(&mut <dyn erased_serde::Deserializer>::erase(options)).ok()
 }
 
 /// Small enough to compute.

@@ -168,7 +168,7 @@ impl<'a, O: Timed> Bench<'a, O> {
         if O::BACKWARD_OF.is_some() {
             host.push("dy", noise(Spec::new(dtype, &[b, l, d])?, -1.0, 1.0));
         }
-        let problem = op::check::<O>(&host.map(|t| t.view().spec()), &options)?;
+        let (_, outputs) = op::check::<O>(&host.map(|t| t.view().spec()), &options)?;
         let lane = device.lane()?;
         let buffer = |spec| Buffer::new(device, spec);
         let inputs =
@@ -176,8 +176,7 @@ impl<'a, O: Timed> Bench<'a, O> {
         for (name, tensor) in host.iter() {
             lane.upload(tensor.view().bytes(), inputs.get(name)?)?;
         }
-        let outputs = O::outputs(&problem)?.into_iter();
-        let outputs = outputs.map(|(name, spec)| Ok((name, buffer(spec)?))).collect::<Result<Named<_>>>()?;
+        let outputs = outputs.try_map(|&spec| buffer(spec))?;
         for (_, output) in outputs.iter() {
             lane.poison(output)?;
         }
@@ -205,7 +204,7 @@ impl<'a, O: Timed> Bench<'a, O> {
     }
 
     fn call(&self, plan: Option<O::Plan>) -> Result<()> {
-        let problem = op::check::<O>(&self.inputs.map(|b| b.spec()), &self.options)?;
+        let (problem, _) = op::check::<O>(&self.inputs.map(|b| b.spec()), &self.options)?;
         O::queue(self, &problem, plan)
     }
 

@@ -328,13 +328,17 @@ macro_rules! forward_by_steps {
             steps::forward(&$crate::place::Cpu(exec), problem, inputs, outputs)
         }
 
-        fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        fn reference(
+            problem: &Problem,
+            inputs: &Named<ArrayD<f64>>,
+            outputs: &Named<Spec>,
+        ) -> Result<Named<ArrayD<f64>>> {
             let problem = problem.in_f64();
             $crate::place::through_references(
                 Self::INPUTS,
                 Self::IN_PLACE,
                 inputs,
-                &Self::outputs(&problem)?,
+                outputs,
                 |place, inputs, outputs| steps::forward(place, &problem, inputs, outputs),
             )
         }

@@ -303,7 +303,7 @@ fn all_byte_products_of_this_cpu_agree_with_the_reference() {
                 if at % 11 == 1 { if at % 2 == 0 { 2.0 } else { -2.0 } } else { noise }
             });
             inputs.push("x", x);
-            let problem = op::check::<O>(&op::specs(&inputs), &Options::default()).unwrap();
+            let (problem, _) = op::check::<O>(&op::specs(&inputs), &Options::default()).unwrap();
             let expected = common::reference::<O>(&Options::default(), &inputs);
             for instructions in Instructions::available(Level::best()) {
                 let mut y = Owned::poisoned(Spec::new(DType::F32, &[rows, outputs]).unwrap());

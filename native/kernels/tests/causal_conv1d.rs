@@ -105,10 +105,10 @@ fn the_example_of_the_formula() {
         near(&values(&got, "y"), &[0.4, 1.1, 2.0]);
         assert_eq!(values(&got, "last_state"), [1.0, 2.0, 3.0]);
         let state = got.get("last_state").unwrap().clone();
-        let next = [("x", tensor(&[1, 1], &[4.0])), ("state", state), ("w", w())].into_iter().collect();
+        let next = [("x", tensor(&[1, 1], &[4.0])), ("initial_state", state), ("w", w())].into_iter().collect();
         let got = common::run::<CausalConv1dUpdate>(&Default::default(), &next, &exec).unwrap();
         near(&values(&got, "y"), &[3.0]);
-        assert_eq!(values(&got, "state"), [2.0, 3.0, 4.0]);
+        assert_eq!(values(&got, "last_state"), [2.0, 3.0, 4.0]);
         let biased = [("x", x), ("w", w()), ("bias", tensor(&[1], &[0.5]))].into_iter().collect();
         let got = common::run::<CausalConv1d>(&options(true), &biased, &exec).unwrap();
         near(&values(&got, "y"), &[0.639854552, 1.33122942, 2.31035455]);
@@ -143,11 +143,11 @@ fn a_prefix_and_steps_equal_the_whole() {
         let first = common::run::<CausalConv1d>(&options(true), &first, &exec).unwrap();
         let mut state = first.get("last_state").unwrap().clone();
         for t in prefix..13 {
-            let step = with(cut(x, t..t + 1), &state, "state");
+            let step = with(cut(x, t..t + 1), &state, "initial_state");
             let step = common::run::<CausalConv1dUpdate>(&update, &step, &exec).unwrap();
             let expected = cut(whole.get("y").unwrap(), t..t + 1);
             assert_eq!(step.get("y").unwrap().view().bytes(), expected.view().bytes(), "step {t} on {}", level.name());
-            state = step.get("state").unwrap().clone();
+            state = step.get("last_state").unwrap().clone();
         }
         assert_eq!(values(&[("s", state)].into_iter().collect(), "s"), values(&whole, "last_state"));
     }
@@ -158,7 +158,7 @@ fn a_step_agrees_in_every_type() {
     for (batch, channels, width) in [(1, 1, 1), (3, 17, 4), (2, 33, 2), (0, 4, 4), (2, 5, 9)] {
         let mut inputs = check::inputs(&[
             ("x", &[batch, channels]),
-            ("state", &[batch, width - 1, channels]),
+            ("initial_state", &[batch, width - 1, channels]),
             ("w", &[channels, width]),
         ]);
         check::agrees_everywhere::<CausalConv1dUpdate>(&Default::default(), &inputs);
@@ -199,8 +199,8 @@ fn wrong_calls_say_what_is_wrong() {
         let error = refused(name, dims);
         assert_eq!((error.kind, &*error.argument, &*error.op), (Kind::Shape, name, "causal_conv1d"), "{error}");
     }
-    let update = check::inputs(&[("x", &[2, 4]), ("state", &[2, 3, 4]), ("w", &[4, 3])]);
+    let update = check::inputs(&[("x", &[2, 4]), ("initial_state", &[2, 3, 4]), ("w", &[4, 3])]);
     let error = common::run::<CausalConv1dUpdate>(&Default::default(), &update, &Exec::default()).err().unwrap();
-    assert_eq!((&*error.argument, &*error.op), ("state", "causal_conv1d_update"), "{error}");
+    assert_eq!((&*error.argument, &*error.op), ("initial_state", "causal_conv1d_update"), "{error}");
     assert!(serde_json::from_str::<Options>(r#"{"activation": "gelu"}"#).is_err());
 }

@@ -139,11 +139,9 @@ fn into_poisoned<O: Op>(
     inputs: &Named<Owned>,
     run: impl Fn(&O::Problem, &Named<&Buffer>, &Named<&Buffer>) -> Result<()>,
 ) -> Result<Named<Owned>> {
-    let problem = op::check::<O>(&op::specs(inputs), options)?;
+    let (problem, outputs) = op::check::<O>(&op::specs(inputs), options)?;
     let sources = uploaded(lane, inputs)?;
-    let outputs = O::outputs(&problem)?.into_iter();
-    let outputs =
-        outputs.map(|(name, spec)| Ok((name, Buffer::new(lane.device(), spec)?))).collect::<Result<Named<_>>>()?;
+    let outputs = outputs.try_map(|&spec| Buffer::new(lane.device(), spec))?;
     for (_, output) in outputs.iter() {
         lane.poison(output)?;
     }

@@ -81,7 +81,8 @@ fn the_convolution_and_its_gradient_agree() {
         inputs.push("bias", noise(8, &[d], -1.0, 1.0));
         inputs.push("initial_state", noise(9, &[b, w - 1, d], -1.0, 1.0));
         both::<CausalConv1d, CausalConv1dBackward>(&device, (&options, &options), &inputs, 0.0);
-        let step = named([("x", &[b, d], -1.0, 1.0), ("state", &[b, w - 1, d], -1.0, 1.0), ("w", &[d, w], -1.0, 1.0)]);
+        let step =
+            named([("x", &[b, d], -1.0, 1.0), ("initial_state", &[b, w - 1, d], -1.0, 1.0), ("w", &[d, w], -1.0, 1.0)]);
         agrees::<CausalConv1dUpdate>(&device, &update::Options { activation }, &step, 0.0);
     }
 }

@@ -61,9 +61,9 @@ fn differs_as_told(call: &Call) {
     let all = inputs(call);
     let wide: Named<ArrayD<f64>> = all.iter().map(|(name, t)| (name.clone(), t.view().to_f64())).collect();
     let specs = op::specs(&all.map(|t| t.cast(DType::F64)));
-    let problem = op::check::<SelectiveScanBackward>(&specs, &call.options).unwrap();
-    let gradients = SelectiveScanBackward::reference(&problem, &wide).unwrap();
-    for (name, gradient) in problem.outputs.iter().map(|(name, _)| (&name[1..], gradients.get(name).unwrap())) {
+    let backward = op::Call::new::<SelectiveScanBackward>(specs, &call.options).unwrap();
+    let gradients = backward.reference(&wide).unwrap();
+    for (name, gradient) in backward.outputs().iter().map(|(name, _)| (&name[1..], gradients.get(name).unwrap())) {
         let mut random = Random(call.seed ^ 77);
         let direction = gradient.map(|_| random.next() - 0.5);
         let told = (gradient * &direction).sum();
@@ -92,8 +92,7 @@ fn loss(call: &Call, inputs: &Named<ArrayD<f64>>) -> f64 {
         .map(|(name, t)| (name.clone(), t.clone()))
         .collect();
     let specs = forward.try_map(|t| Spec::new(DType::F64, t.shape())).unwrap();
-    let problem = op::check::<SelectiveScan>(&specs, &call.options).unwrap();
-    let outputs = SelectiveScan::reference(&problem, &forward).unwrap();
+    let outputs = op::Call::new::<SelectiveScan>(specs, &call.options).unwrap().reference(&forward).unwrap();
     let part = |(cotangent, output)| inputs.find(cotangent).map_or(0.0, |c| (c * outputs.get(output).unwrap()).sum());
     [("dy", "y"), ("dlast_state", "last_state"), ("dstates", "states")].map(part).iter().sum()
 }

@@ -1,4 +1,4 @@
-//! What is here (ops, CPU, GPUs), device memory, and hooks for tests.
+//! What is here (CPU, GPUs), device memory, and hooks for tests.
 
 use crate::answer::answer;
 use crate::tensor::{Output, Tensor, buffer_term};
@@ -6,63 +6,7 @@ use rustler::{Encoder, Env, NifMap, Term};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::op::About;
-use sidewinder_kernels::ops::OPS;
 use sidewinder_kernels::tensor::Described;
-
-#[derive(NifMap)]
-#[rustler(encode)]
-struct OpInfo {
-    name: &'static str,
-    about: &'static str,
-    inputs: Vec<InputInfo>,
-    storage: Vec<&'static str>,
-    options: Vec<OptionInfo>,
-    cotangents: Vec<&'static str>,
-    backward_of: Option<&'static str>,
-}
-
-#[derive(NifMap)]
-#[rustler(encode)]
-struct InputInfo {
-    name: &'static str,
-    shape: &'static str,
-    precision: &'static str,
-    optional: bool,
-}
-
-#[derive(NifMap)]
-#[rustler(encode)]
-struct OptionInfo {
-    name: &'static str,
-    takes: &'static str,
-    help: &'static str,
-}
-
-fn describe(op: &About) -> OpInfo {
-    let input = |slot: &sidewinder_kernels::op::Slot| InputInfo {
-        name: slot.name,
-        shape: slot.shape,
-        precision: slot.precision.name(),
-        optional: slot.optional,
-    };
-    let option = |o: &sidewinder_kernels::op::OptionDoc| OptionInfo { name: o.name, takes: o.takes, help: o.help };
-    OpInfo {
-        name: op.name,
-        about: op.about,
-        inputs: op.inputs.iter().map(input).collect(),
-        storage: op.storage.iter().map(|dtype| dtype.name()).collect(),
-        options: op.options.iter().map(option).collect(),
-        cotangents: op.cotangents.to_vec(),
-        backward_of: op.backward_of,
-    }
-}
-
-/// All ops with their inputs and options.
-#[rustler::nif]
-fn op_list(env: Env) -> Term {
-    answer(env, || Ok(OPS.iter().map(|op| describe(op.about())).collect::<Vec<_>>()))
-}
 
 #[derive(NifMap)]
 #[rustler(encode)]

@@ -18,14 +18,15 @@ mod reference;
 use crate::cpu::{self, Exec};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
 use crate::place::Map;
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// A function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `1 / (1 + exp(-x))`.
@@ -58,26 +59,21 @@ impl Activation {
 /// The names of all functions, for the documentation of options.
 pub const NAMES: &str = "sigmoid, silu, gelu_tanh (or gelu), gelu_erf, softplus or relu";
 
-/// The options.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// The function; it must be given.
-    #[serde(rename = "fn")]
-    pub function: Option<Activation>,
-    /// Write `dydx`, the derivative.
-    pub return_derivative: bool,
+options! {
+    /// The options.
+    pub struct Options {
+        /// The function; it must be given.
+        function as "fn": Option<Activation> = None;
+        /// write dydx, the derivative
+        return_derivative: bool = false;
+    }
 }
 
 /// A checked call.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
-    /// Type and shape of `x`.
-    pub x: Spec,
     /// The function.
     pub function: Activation,
-    /// Whether `dydx` is wanted.
-    pub return_derivative: bool,
 }
 
 /// A function of each element.
@@ -87,28 +83,16 @@ impl Op for Activations {
     const NAME: &'static str = "activations";
     const ABOUT: &'static str = "A function of each element";
     const INPUTS: &'static [Slot] = &[Slot::new("x", "(...)")];
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "fn", takes: "text", help: NAMES },
-        OptionDoc { name: "return_derivative", takes: "flag", help: "write dydx, the derivative" },
-    ];
+    const OUTPUTS: &'static [Output] =
+        &[Output::new("y", "(...)"), Output::new("dydx", "(...)").asked_by("return_derivative")];
     const COTANGENTS: &'static [&'static str] = &["dy"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let function =
-            options.function.ok_or_else(|| Error::new(Kind::Option, "fn").expected(NAMES).got("none of them"))?;
-        Ok(Problem { x: *inputs.get("x")?, function, return_derivative: options.return_derivative })
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let mut outputs = Named::default();
-        outputs.push("y", problem.x);
-        if problem.return_derivative {
-            outputs.push("dydx", problem.x);
-        }
-        Ok(outputs)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let missing = || Error::new(Kind::Option, "fn").expected(NAMES).got("none of them");
+        Ok(Problem { function: call.options.function.ok_or_else(missing)? })
     }
 
     fn cpu(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
@@ -120,7 +104,7 @@ impl Op for Activations {
         }
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let x = inputs.get("x")?;
         let y = x.mapv(|v| reference::value(problem.function, v));
         let dydx = x.mapv(|v| reference::slope(problem.function, v));
@@ -142,7 +126,7 @@ pub type ActivationsBackward = Backward<Activations>;
 
 impl Differentiable for Activations {
     const BACKWARD: &'static str = "activations_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<2>(Self::INPUTS, &[Slot::new("dy", "(...)")]);
+    const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "dy"]);
 
     fn cpu_backward(
         call: &Gradient<Problem>,

@@ -9,38 +9,28 @@
 //! whatever the layout of the other tensors, so that a head reads contiguous memory.
 
 use super::rows::CopyRows;
-use super::{Attention, LAYOUT, Layout, sizes};
+use super::{Attention, Layout, sizes};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Named, Op, OptionDoc, Slot, named};
+use crate::op::{self, Bound, Named, Op, Slot, named};
+use crate::options;
 use crate::place::Place;
 use crate::tensor::{DType, Described, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// How many rows of the cache are there; 0 by default.
-    pub cached: usize,
-    /// What scores are multiplied by; `1 / sqrt(W)` by default.
-    pub scale: Option<f64>,
-    /// Whether a token sees no later ones; true by default.
-    pub causal: bool,
-    /// The order of the axes of all but the cache.
-    pub layout: Layout,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { cached: 0, scale: None, causal: true, layout: Layout::HeadsFirst }
+options! {
+    /// The options.
+    pub struct Options {
+        /// how many rows of the cache are there
+        cached: usize = 0;
+        /// what scores are multiplied by; 1 / sqrt(W) by default
+        scale: Option<f64> = None;
+        /// whether a token sees no later ones
+        causal: bool = true;
+        /// heads_first: (B, H, L, W); or heads_last: (B, L, H, W)
+        layout: Layout = Layout::HeadsFirst;
     }
 }
-
-/// The documentation of `cached`.
-pub const CACHED: OptionDoc =
-    OptionDoc { name: "cached", takes: "integer", help: "how many rows of the cache are there; 0 by default" };
 
 /// A checked call.
 #[derive(Clone, Debug)]
@@ -56,24 +46,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let Options { cached, scale, causal, layout } = *options;
-        let [batch, key_heads, room, width] = sizes(inputs, "keys", Layout::HeadsFirst)?;
-        let [_, _, _, value_width] = sizes(inputs, "values", Layout::HeadsFirst)?;
-        let [_, _, new, _] = sizes(inputs, "q", layout)?;
-        op::same_shape(inputs, "k", &super::shape(layout, [batch, key_heads, new, width])).map_err(of_cache)?;
-        op::same_shape(inputs, "v", &super::shape(layout, [batch, key_heads, new, value_width])).map_err(of_cache)?;
-        let most = room.checked_sub(new).filter(|&most| cached <= most);
-        most.ok_or_else(|| no_room(room, new, cached))?;
-        let attention = super::Options { scale, causal, layout, cache: Some(cached + new), ..Default::default() };
-        let with_cache = ["q", "mask", "bias"].iter().filter_map(|&name| Some((name, *inputs.find(name)?)));
-        let cache = [("k", *inputs.get("keys")?), ("v", *inputs.get("values")?)];
-        let checked = Attention::check(&with_cache.chain(cache).collect(), &attention).map_err(by_its_name)?;
-        let mut of_attention = Attention::outputs(&checked)?;
-        let outputs = [of_attention.expect("y")?, of_attention.expect("lse")?];
-        Ok(Problem { cache: cache.map(|(_, spec)| spec), attention, cached, outputs })
-    }
-
     fn in_f64(&self) -> Problem {
         let f64 = |spec: Spec| Spec { dtype: DType::F64, ..spec };
         Problem { cache: self.cache.map(f64), outputs: self.outputs.map(f64), ..self.clone() }
@@ -108,28 +80,37 @@ impl Op for Decode {
     const NAME: &'static str = "decode";
     const ABOUT: &'static str = "Attention of new tokens over a cache of keys and values, which takes them in";
     const INPUTS: &'static [Slot] = &[
-        Slot::new("q", "(B, H, L, W)"),
-        Slot::new("k", "(B, K, L, W)"),
-        Slot::new("v", "(B, K, L, V)"),
+        // The layout says what their axes are.
+        Slot::new("q", "(B, H, L, W)").loose(),
+        Slot::new("k", "(B, K, L, W)").loose(),
+        Slot::new("v", "(B, K, L, V)").loose(),
         Slot::new("keys", "(B, K, C, W)"),
         Slot::new("values", "(B, K, C, V)"),
-        Slot::new("mask", "(B|1, H|1, L|1, M|1)").mask().optional(),
-        Slot::new("bias", "(B|1, H|1, L|1, M|1)").wide().optional(),
+        Slot::new("mask", "(B|1, H|1, L|1, M|1)").mask().optional().loose(),
+        Slot::new("bias", "(B|1, H|1, L|1, M|1)").wide().optional().loose(),
     ];
-    const OPTIONS: &'static [OptionDoc] = &[
-        CACHED,
-        OptionDoc { name: "scale", takes: "float", help: "what scores are multiplied by; 1 / sqrt(W) by default" },
-        OptionDoc { name: "causal", takes: "flag", help: "whether a token sees no later ones; true by default" },
-        LAYOUT,
-    ];
+    const HINT: &'static str = "A cache is heads-first: (batch, heads, length, width)";
     const COTANGENTS: &'static [&'static str] = &[];
     const IN_PLACE: &'static [&'static str] = &["keys", "values"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, &Options { cached, scale, causal, layout }) = (call.inputs, call.options);
+        let [batch, key_heads, room, width, value_width] = call.sizes.all("BKCWV");
+        let [_, _, new, _] = sizes(inputs, "q", layout)?;
+        op::same_shape(inputs, "k", &super::shape(layout, [batch, key_heads, new, width])).map_err(of_cache)?;
+        op::same_shape(inputs, "v", &super::shape(layout, [batch, key_heads, new, value_width])).map_err(of_cache)?;
+        let most = room.checked_sub(new).filter(|&most| cached <= most);
+        most.ok_or_else(|| no_room(room, new, cached))?;
+        let attention = super::Options { scale, causal, layout, cache: Some(cached + new), ..Default::default() };
+        let with_cache = ["q", "mask", "bias"].iter().filter_map(|&name| Some((name, *inputs.find(name)?)));
+        let cache = [("k", *inputs.get("keys")?), ("v", *inputs.get("values")?)];
+        let of_attention = with_cache.chain(cache).collect();
+        let (_, mut outputs) = op::part::<Attention>(&of_attention, &attention).map_err(by_its_name)?;
+        let outputs = [outputs.expect("y")?, outputs.expect("lse")?];
+        Ok(Problem { cache: cache.map(|(_, spec)| spec), attention, cached, outputs })
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
@@ -138,7 +119,7 @@ impl Op for Decode {
         op::product(&[y.elements(), keys[1].max(keys[2])])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let [keys, values] = problem.cache;
         Ok([("y", problem.outputs[0]), ("keys", keys), ("values", values)].into_iter().collect())
     }

@@ -30,13 +30,14 @@ pub mod rows;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The order of the axes of queries, keys and values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
     /// `(batch, heads, length, width)`.
@@ -46,29 +47,22 @@ pub enum Layout {
     HeadsLast,
 }
 
-/// The documentation of `layout`.
-pub const LAYOUT: OptionDoc = OptionDoc {
-    name: "layout",
-    takes: "text",
-    help: "heads_first: (B, H, L, W), the default; or heads_last: (B, L, H, W)",
-};
-
-/// The options of attention.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// What scores are multiplied by; `1 / sqrt(W)` by default.
-    pub scale: Option<f64>,
-    /// Whether a query sees no later keys.
-    pub causal: bool,
-    /// The position of the first query among the keys; `keys - queries` by default.
-    pub q_offset: Option<i64>,
-    /// The order of the axes.
-    pub layout: Layout,
-    /// If keys and values are a cache, which is heads-first whatever the layout: how many of its rows are filled. For
-    /// ops that are made of this one.
-    #[serde(skip)]
-    pub cache: Option<usize>,
+options! {
+    /// The options of attention.
+    pub struct Options {
+        /// what scores are multiplied by; 1 / sqrt(W) by default
+        scale: Option<f64> = None;
+        /// whether a query sees no later keys
+        causal: bool = false;
+        /// the position of the first query among the keys; M - L by default
+        q_offset: Option<i64> = None;
+        /// heads_first: (B, H, L, W); or heads_last: (B, L, H, W)
+        layout: Layout = Layout::HeadsFirst;
+        internal {
+            /// If keys and values are a cache, which is heads-first whatever the layout: how many of its rows are filled. For ops that are made of this one.
+            cache: Option<usize> = None;
+        }
+    }
 }
 
 /// Strides in elements of a tensor of heads of rows; a row is contiguous.
@@ -266,29 +260,20 @@ impl Op for Attention {
     const NAME: &'static str = "attention";
     const ABOUT: &'static str = "Softmax attention over keys and values";
     const INPUTS: &'static [Slot] = &[
-        Slot::new("q", "(B, H, L, W)"),
-        Slot::new("k", "(B, K, M, W)"),
-        Slot::new("v", "(B, K, M, V)"),
-        Slot::new("mask", "(B|1, H|1, L|1, M|1)").mask().optional(),
-        Slot::new("bias", "(B|1, H|1, L|1, M|1)").wide().optional(),
-    ];
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "scale", takes: "float", help: "what scores are multiplied by; 1 / sqrt(W) by default" },
-        OptionDoc { name: "causal", takes: "flag", help: "whether a query sees no later keys" },
-        OptionDoc {
-            name: "q_offset",
-            takes: "integer",
-            help: "the position of the first query among the keys; M - L by default",
-        },
-        LAYOUT,
+        // The layout says what their axes are, and a mask or bias may lack the first ones.
+        Slot::new("q", "(B, H, L, W)").loose(),
+        Slot::new("k", "(B, K, M, W)").loose(),
+        Slot::new("v", "(B, K, M, V)").loose(),
+        Slot::new("mask", "(B|1, H|1, L|1, M|1)").mask().optional().loose(),
+        Slot::new("bias", "(B|1, H|1, L|1, M|1)").wide().optional().loose(),
     ];
     const COTANGENTS: &'static [&'static str] = &["dy", "dlse"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        Problem::new(call.inputs, call.options)
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
@@ -296,7 +281,7 @@ impl Op for Attention {
         op::product(&[batch, heads, queries, keys, width.max(value_width)])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let Problem { batch, heads, queries, value_width, layout, dtype, .. } = *problem;
         let y = Spec::new(dtype, &shape(layout, [batch, heads, queries, value_width]))?;
         let lse = Spec::new(dtype.wide(), &[batch, heads, queries])?;
@@ -307,7 +292,7 @@ impl Op for Attention {
         cpu::forward(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::forward(problem, inputs)
     }
 
@@ -324,10 +309,10 @@ impl Differentiable for Attention {
     const GIVEN: &'static [Slot] = &op::slots::<9>(
         Self::INPUTS,
         &[
-            Slot::new("y", "(B, H, L, V)"),
-            Slot::new("lse", "(B, H, L)").wide(),
-            Slot::new("dy", "(B, H, L, V)"),
-            Slot::new("dlse", "(B, H, L)").wide().optional(),
+            Slot::new("y", "(B, H, L, V)").loose(),
+            Slot::new("lse", "(B, H, L)").wide().loose(),
+            Slot::new("dy", "(B, H, L, V)").loose(),
+            Slot::new("dlse", "(B, H, L)").wide().optional().loose(),
         ],
     );
 

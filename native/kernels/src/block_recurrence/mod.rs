@@ -36,39 +36,28 @@ mod reference;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
 /// What `norm` adds to the root.
 const EPS: f64 = 1e-6;
 
-/// The options of the recurrence.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// The weight of `n`: 0.1 by default, 0 without w_mix and b_mix.
-    pub mix: Option<f64>,
-    /// Keeps every element of the state within plus and minus this; none by default.
-    pub state_clip: Option<f64>,
-    /// Divides the state by its root mean square after each step.
-    pub state_norm: bool,
+options! {
+    /// The options of the recurrence.
+    pub struct Options {
+        /// weight of the gated mean; 0.1 by default, 0 without w_mix and b_mix
+        mix: Option<f64> = None;
+        /// bound of the state's elements; none by default
+        state_clip: Option<f64> = None, positive;
+        /// divide the state by its root mean square after each step
+        state_norm: bool = false;
+    }
 }
 
 /// The default weight of `n`.
 const MIX: f64 = 0.1;
-
-/// The documentation of the options.
-pub const OPTIONS: [OptionDoc; 3] = [
-    OptionDoc {
-        name: "mix",
-        takes: "float",
-        help: "weight of the gated mean; 0.1 by default, 0 without w_mix and b_mix",
-    },
-    OptionDoc { name: "state_clip", takes: "float", help: "bound of the state's elements; none by default" },
-    OptionDoc { name: "state_norm", takes: "flag", help: "divide the state by its root mean square after each step" },
-];
 
 /// A checked call.
 #[derive(Clone, Copy, Debug)]
@@ -89,28 +78,6 @@ pub struct Problem {
     pub clip: Option<f64>,
     /// Whether the state is normalised.
     pub norm: bool,
-}
-
-impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let z = inputs.get("z")?;
-        let &[batch, length, width] = &z.shape[..] else {
-            return Err(op::wrong_shape("z", "(B, L, D)", z));
-        };
-        op::same_shape(inputs, "gamma", &[batch, length, width])?;
-        for (name, dims) in
-            [("w_gate", &[width, width][..]), ("b_gate", &[width]), ("w_mix", &[width, 2 * width]), ("b_mix", &[width])]
-        {
-            op::same_shape(inputs, name, dims).map_err(|e| e.hint("Weights are stored (out, in)"))?;
-        }
-        op::same_shape(inputs, "initial_state", &[batch, width])?;
-        op::same_shape(inputs, "dlast_state", &[batch, width])?;
-        let &Options { mix, state_clip: clip, state_norm: norm } = options;
-        clip.map_or(Ok(()), |clip| op::positive("state_clip", clip))?;
-        let mixed = mixed(inputs, ["w_mix", "b_mix"], mix)?;
-        let mix = mix.unwrap_or(if mixed { MIX } else { 0.0 });
-        Ok(Problem { batch, length, width, dtype: z.dtype, mixed, mix, clip, norm })
-    }
 }
 
 /// Whether there is a second gate, whose matrix and bias have these names. `mix` must agree with it.
@@ -145,31 +112,30 @@ impl Op for BlockRecurrence {
         Slot::new("b_mix", "(D)").optional(),
         Slot::new("initial_state", "(B, D)").wide().optional(),
     ];
-    const OPTIONS: &'static [OptionDoc] = &OPTIONS;
+    const OUTPUTS: &'static [Output] = &[Output::new("h", "(B, L, D)"), Output::new("last_state", "(B, D)").wide()];
+    const HINT: &'static str = "Layout is channel-last: (batch, length, channels); weights are stored (out, in)";
     const COTANGENTS: &'static [&'static str] = &["dh", "dlast_state"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let [batch, length, width] = call.sizes.all("BLD");
+        let &Options { mix, state_clip: clip, state_norm: norm } = call.options;
+        let mixed = mixed(call.inputs, ["w_mix", "b_mix"], mix)?;
+        let mix = mix.unwrap_or(if mixed { MIX } else { 0.0 });
+        Ok(Problem { batch, length, width, dtype: call.storage, mixed, mix, clip, norm })
     }
 
     fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
         op::product(&[problem.batch, problem.length, op::elements(inputs, &["w_gate", "w_mix"])])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let Problem { batch, length, width, dtype, .. } = *problem;
-        let h = Spec::new(dtype, &[batch, length, width])?;
-        Ok([("h", h), ("last_state", Spec::new(dtype.wide(), &[batch, width])?)].into_iter().collect())
-    }
-
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
         cpu::forward(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::forward(problem, inputs)
     }
 

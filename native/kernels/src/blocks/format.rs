@@ -4,7 +4,7 @@ use crate::error::{Error, Kind, Result};
 use crate::op;
 use crate::tensor::{Shape, Spec};
 use half::f16;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Values per block.
 pub const BLOCK: usize = 32;
@@ -13,7 +13,7 @@ pub const BLOCK: usize = 32;
 pub const SCALE: usize = 2;
 
 /// A block format.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
     /// 8 bits a value.

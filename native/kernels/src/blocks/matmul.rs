@@ -2,21 +2,21 @@
 
 use super::format::{Format, with_last};
 use super::{cpu, cuda, reference};
-use crate::activations::{self, Activation};
+use crate::activations::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Slot};
+use crate::options;
 use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 use std::marker::PhantomData;
 
-/// The options of the products.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// The activation applied to the sums; none by default.
-    pub activation: Option<Activation>,
+options! {
+    /// The options of the products.
+    pub struct Options {
+        /// silu; none by default
+        activation: Option<Activation> = None;
+    }
 }
 
 /// The properties in which the products differ.
@@ -96,18 +96,18 @@ impl<T: Table> Op for Product<T> {
     const NAME: &'static str = T::NAME;
     const ABOUT: &'static str = T::ABOUT;
     const INPUTS: &'static [Slot] = &[
-        Slot::new("x", "(..., I)"),
-        Slot::new("w", T::WEIGHTS).exactly(DType::U8),
-        Slot::new("b", "(O)").wide().optional(),
+        Slot::new("x", "(..., I)").loose(),
+        Slot::new("w", T::WEIGHTS).exactly(DType::U8).loose(),
+        Slot::new("b", "(O)").wide().optional().loose(),
     ];
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[OptionDoc { name: "activation", takes: "text", help: activations::NAMES }];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
         Problem::new("w", T::FACTORS, inputs, options)
     }
 
@@ -115,7 +115,7 @@ impl<T: Table> Op for Product<T> {
         op::product(&[problem.rows, problem.inputs, problem.outputs])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         Ok([("y", Spec { dtype: problem.x.dtype, shape: problem.y()? })].into_iter().collect())
     }
 
@@ -129,7 +129,7 @@ impl<T: Table> Op for Product<T> {
         cpu::multiply(problem, given, inputs.find("b"), outputs.expect("y")?, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let y = reference::multiply(problem, [inputs.get("x")?, inputs.get("w")?], inputs.find("b"))?;
         Ok([("y", y)].into_iter().collect())
     }

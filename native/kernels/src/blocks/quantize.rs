@@ -4,29 +4,29 @@ use super::format::Format;
 use super::{cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-const FORMAT: OptionDoc = OptionDoc { name: "format", takes: "text", help: "q8_0 or q4_0; q8_0 by default" };
-
-/// Options of the quantizer.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct QuantizeOptions {
-    /// The format; Q8_0 by default.
-    pub format: Format,
-    /// Stores infinite scales for values that are not finite or too large, in place of an error.
-    pub unchecked: bool,
+options! {
+    /// Options of the quantizer.
+    #[derive(Copy)]
+    pub struct QuantizeOptions {
+        /// q8_0 or q4_0
+        format: Format = Format::Q8;
+        /// store infinite scales, as ggml does, in place of an error
+        unchecked: bool = false;
+    }
 }
 
-/// Options of the conversion back to floats.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DequantizeOptions {
-    /// The format; Q8_0 by default.
-    pub format: Format,
+options! {
+    /// Options of the conversion back to floats.
+    #[derive(Copy)]
+    pub struct DequantizeOptions {
+        /// q8_0 or q4_0
+        format: Format = Format::Q8;
+    }
 }
 
 /// A checked call of either op.
@@ -48,27 +48,20 @@ pub struct Quantize;
 impl Op for Quantize {
     const NAME: &'static str = "quantize";
     const ABOUT: &'static str = "Rows of floats to blocks of 8 or 4 bits a value, ggml's Q8_0 or Q4_0";
-    const INPUTS: &'static [Slot] = &[Slot::new("x", "(..., N)")];
+    const INPUTS: &'static [Slot] = &[Slot::new("x", "(..., N)").loose()];
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[
-        FORMAT,
-        OptionDoc {
-            name: "unchecked",
-            takes: "flag",
-            help: "store infinite scales, as ggml does, in place of an error",
-        },
-    ];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = QuantizeOptions;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &QuantizeOptions) -> Result<Problem> {
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
         let (&x, QuantizeOptions { format, unchecked }) = (inputs.get("x")?, *options);
         Ok(Problem { x, q: Spec { dtype: DType::U8, shape: format.quantized("x", &x)? }, format, unchecked })
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         Ok([("q", problem.q)].into_iter().collect())
     }
 
@@ -81,7 +74,7 @@ impl Op for Quantize {
         cpu::quantize(problem, inputs.get("x")?, outputs.expect("q")?, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         Ok([("q", reference::quantize(problem, inputs.get("x")?)?)].into_iter().collect())
     }
 
@@ -104,18 +97,18 @@ impl Dequantize {
 impl Op for Dequantize {
     const NAME: &'static str = "dequantize";
     const ABOUT: &'static str = "Blocks of Q8_0 or Q4_0 to rows of f32";
-    const INPUTS: &'static [Slot] = &[Slot::new("q", "(..., Q)").exactly(DType::U8)];
-    const OPTIONS: &'static [OptionDoc] = &[FORMAT];
+    const INPUTS: &'static [Slot] = &[Slot::new("q", "(..., Q)").exactly(DType::U8).loose()];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = DequantizeOptions;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &DequantizeOptions) -> Result<Problem> {
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
         Dequantize::problem("q", inputs.get("q")?, options.format)
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         Ok([("x", problem.x)].into_iter().collect())
     }
 
@@ -128,7 +121,7 @@ impl Op for Dequantize {
         cpu::dequantize(problem.format, inputs.get("q")?, outputs.expect("x")?, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         Ok([("x", reference::dequantize(problem, inputs.get("q")?))].into_iter().collect())
     }
 
@@ -140,6 +133,7 @@ impl Op for Dequantize {
 impl Problem {
     /// The quantizer's checked call for rows of this spec.
     pub fn quantizer(x: &Spec, format: Format) -> Result<Problem> {
-        Quantize::check(&[("x", *x)].into_iter().collect(), &QuantizeOptions { format, unchecked: false })
+        let options = QuantizeOptions { format, unchecked: false };
+        Ok(op::part::<Quantize>(&[("x", *x)].into_iter().collect(), &options)?.0)
     }
 }

@@ -6,10 +6,10 @@ use super::quantize::{Dequantize, Problem};
 use super::{cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{Name, Named, Op, OptionDoc, Slot};
+use crate::op::{Bound, Name, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
 /// The names of a format's bytes, of the values read back, and of weights.
 const fn names(format: Format) -> [&'static str; 3] {
@@ -29,12 +29,12 @@ fn agrees(name: &'static str, option: Option<usize>, size: usize) -> Result<()> 
     }
 }
 
-/// Options of [`F16Convert`].
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct F16Options {
-    /// A note about the data, without effect.
-    pub note: String,
+options! {
+    /// Options of [`F16Convert`].
+    pub struct F16Options {
+        /// words about the data, which change nothing
+        note: String = String::new();
+    }
 }
 
 /// The bits of half-precision numbers: rounded to nearest, ties to even; 65520 and more become infinite.
@@ -44,44 +44,39 @@ impl Op for F16Convert {
     const NAME: &'static str = "f16_convert";
     const ABOUT: &'static str = "The bits of half-precision numbers, and what they are read back as";
     const INPUTS: &'static [Slot] = &[Slot::new("x", "(...)")];
+    const OUTPUTS: &'static [Output] =
+        &[Output::new("bits", "(...)").exactly(DType::I16), Output::new("back", "(...)")];
     const STORAGE: &'static [DType] = &[DType::F32];
-    const OPTIONS: &'static [OptionDoc] =
-        &[OptionDoc { name: "note", takes: "text", help: "words about the data, which change nothing" }];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = F16Options;
-    type Problem = Spec;
+    type Problem = ();
 
-    fn check(inputs: &Named<Spec>, _: &F16Options) -> Result<Spec> {
-        Ok(*inputs.get("x")?)
+    fn check(_: &Bound<Self>) -> Result<()> {
+        Ok(())
     }
 
-    fn outputs(x: &Spec) -> Result<Named<Spec>> {
-        Ok([("bits", Spec { dtype: DType::I16, ..*x }), ("back", *x)].into_iter().collect())
-    }
-
-    fn cpu(_: &Spec, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+    fn cpu(_: &(), inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
         cpu::to_f16(inputs.get("x")?, outputs.expect("bits")?, outputs.expect("back")?, exec)
     }
 
-    fn reference(_: &Spec, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(_: &(), inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         Ok(["bits", "back"].into_iter().zip(reference::to_f16(inputs.get("x")?)).collect())
     }
 
-    fn cuda(_: &Spec, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    fn cuda(_: &(), inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         cuda::to_f16(inputs.get("x")?, [outputs.get("bits")?, outputs.get("back")?], lane)
     }
 }
 
-/// Options of [`BlockQuantize`] and [`BlockDequantize`].
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RowOptions {
-    /// Number of values of a row; any number by default.
-    pub n: Option<usize>,
+options! {
+    /// Options of [`BlockQuantize`] and [`BlockDequantize`].
+    #[derive(Copy)]
+    pub struct RowOptions {
+        /// values of a row; any number by default
+        n: Option<usize> = None;
+    }
 }
-
-const ROW: &[OptionDoc] = &[OptionDoc { name: "n", takes: "integer", help: "values of a row; any number by default" }];
 
 /// Quantizes rows to both formats, and reads them back.
 pub struct BlockQuantize;
@@ -89,22 +84,22 @@ pub struct BlockQuantize;
 impl Op for BlockQuantize {
     const NAME: &'static str = "block_quantize";
     const ABOUT: &'static str = "Rows in Q8_0 and in Q4_0, and what these are read back as";
-    const INPUTS: &'static [Slot] = &[Slot::new("x", "(..., N)")];
+    const INPUTS: &'static [Slot] = &[Slot::new("x", "(..., N)").loose()];
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = ROW;
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = RowOptions;
     type Problem = [Problem; 2];
 
-    fn check(inputs: &Named<Spec>, options: &RowOptions) -> Result<[Problem; 2]> {
+    fn check(call: &Bound<Self>) -> Result<[Problem; 2]> {
+        let (inputs, options) = (call.inputs, call.options);
         let x = inputs.get("x")?;
         let [q8, q4] = Format::ALL.map(|format| Problem::quantizer(x, format));
         agrees("n", options.n, x.shape.last().copied().unwrap_or(0))?;
         Ok([q8?, q4?])
     }
 
-    fn outputs(problems: &[Problem; 2]) -> Result<Named<Spec>> {
+    fn outputs(problems: &[Problem; 2], _: &Bound<Self>) -> Result<Named<Spec>> {
         let mut outputs = Named::default();
         for problem in problems {
             let [bytes, back, _] = names(problem.format);
@@ -129,7 +124,7 @@ impl Op for BlockQuantize {
         Ok(())
     }
 
-    fn reference(problems: &[Problem; 2], inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problems: &[Problem; 2], inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let mut outputs = Named::default();
         for problem in problems {
             let [bytes, back, _] = names(problem.format);
@@ -157,16 +152,16 @@ impl Op for BlockDequantize {
     const NAME: &'static str = "block_dequantize";
     const ABOUT: &'static str = "Blocks of Q8_0 and of Q4_0 read back";
     const INPUTS: &'static [Slot] = &[
-        Slot::new("q8_0", "(..., 17N/16)").exactly(DType::U8).optional(),
-        Slot::new("q4_0", "(..., 9N/16)").exactly(DType::U8).optional(),
+        Slot::new("q8_0", "(..., 17N/16)").exactly(DType::U8).optional().loose(),
+        Slot::new("q4_0", "(..., 9N/16)").exactly(DType::U8).optional().loose(),
     ];
-    const OPTIONS: &'static [OptionDoc] = ROW;
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = RowOptions;
     type Problem = Vec<Problem>;
 
-    fn check(inputs: &Named<Spec>, options: &RowOptions) -> Result<Vec<Problem>> {
+    fn check(call: &Bound<Self>) -> Result<Vec<Problem>> {
+        let (inputs, options) = (call.inputs, call.options);
         let given = Format::ALL.into_iter().filter_map(|format| Some((format, inputs.find(names(format)[0])?)));
         if given.clone().next().is_none() {
             return Err(Error::new(Kind::Argument, "q8_0").expected("bytes of at least one format").got("none"));
@@ -178,7 +173,7 @@ impl Op for BlockDequantize {
         given.map(problem).collect()
     }
 
-    fn outputs(problems: &Vec<Problem>) -> Result<Named<Spec>> {
+    fn outputs(problems: &Vec<Problem>, _: &Bound<Self>) -> Result<Named<Spec>> {
         Ok(problems.iter().map(|problem| (names(problem.format)[1], problem.x)).collect())
     }
 
@@ -194,7 +189,7 @@ impl Op for BlockDequantize {
         })
     }
 
-    fn reference(problems: &Vec<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problems: &Vec<Problem>, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let read = |problem: &Problem| {
             let [bytes, back, _] = names(problem.format);
             Ok((back, reference::dequantize(problem, inputs.get(bytes)?)))
@@ -210,16 +205,15 @@ impl Op for BlockDequantize {
     }
 }
 
-/// Options of [`BlockMatmul`].
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SizeOptions {
-    /// Columns of x; any number by default.
-    #[serde(rename = "in")]
-    pub inputs: Option<usize>,
-    /// Columns of the results; any number by default.
-    #[serde(rename = "out")]
-    pub outputs: Option<usize>,
+options! {
+    /// Options of [`BlockMatmul`].
+    #[derive(Copy)]
+    pub struct SizeOptions {
+        /// columns of x; any number by default
+        inputs as "in": Option<usize> = None;
+        /// columns of the results; any number by default
+        outputs as "out": Option<usize> = None;
+    }
 }
 
 /// A checked call of [`BlockMatmul`].
@@ -248,21 +242,18 @@ impl Op for BlockMatmul {
     const NAME: &'static str = "block_matmul";
     const ABOUT: &'static str = "x in Q8_0, and products of that and of x with weights in Q4_0 and in Q8_0";
     const INPUTS: &'static [Slot] = &[
-        Slot::new("x", "(..., I)"),
-        Slot::new("w_q4_0", "(O, 9I/16)").exactly(DType::U8).optional(),
-        Slot::new("w_q8_0", "(O, 17I/16)").exactly(DType::U8).optional(),
+        Slot::new("x", "(..., I)").loose(),
+        Slot::new("w_q4_0", "(O, 9I/16)").exactly(DType::U8).optional().loose(),
+        Slot::new("w_q8_0", "(O, 17I/16)").exactly(DType::U8).optional().loose(),
     ];
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "in", takes: "integer", help: "columns of x; any number by default" },
-        OptionDoc { name: "out", takes: "integer", help: "columns of the results; any number by default" },
-    ];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = SizeOptions;
     type Problem = Products;
 
-    fn check(inputs: &Named<Spec>, options: &SizeOptions) -> Result<Products> {
+    fn check(call: &Bound<Self>) -> Result<Products> {
+        let (inputs, options) = (call.inputs, call.options);
         let x = inputs.get("x")?;
         let quantizer = Problem::quantizer(x, Format::Q8)?;
         let mut products = Vec::new();
@@ -284,7 +275,7 @@ impl Op for BlockMatmul {
         products.fold(0, u64::saturating_add)
     }
 
-    fn outputs(problem: &Products) -> Result<Named<Spec>> {
+    fn outputs(problem: &Products, _: &Bound<Self>) -> Result<Named<Spec>> {
         let spec = |of: &matmul::Problem| Ok(Spec { dtype: of.x.dtype, shape: of.y()? });
         let quantized = [Ok((Name::from("x_q8_0"), problem.quantizer.q))].into_iter();
         quantized.chain(problem.products.iter().map(|(y, _, of)| Ok(((*y).into(), spec(of)?)))).collect()
@@ -304,7 +295,7 @@ impl Op for BlockMatmul {
             .try_for_each(|(y, w, product)| cpu::multiply(product, [x, inputs.get(w)?], None, outputs.expect(y)?, exec))
     }
 
-    fn reference(problem: &Products, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Products, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let x = inputs.get("x")?;
         let mut outputs: Named<_> = [("x_q8_0", reference::quantize(&problem.quantizer, x)?)].into_iter().collect();
         for (y, w, product) in &problem.products {

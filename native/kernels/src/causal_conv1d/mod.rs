@@ -28,31 +28,29 @@ pub mod update;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// What is done with the sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `u * sigmoid(u)`.
     Silu,
 }
 
-/// The options of the convolution.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// What is done with the sums; nothing by default.
-    pub activation: Option<Activation>,
-    /// Write `last_state`.
-    pub return_state: bool,
+options! {
+    /// The options of the convolution.
+    pub struct Options {
+        /// silu; none by default
+        activation: Option<Activation> = None;
+        /// write last_state (B, W-1, D)
+        return_state: bool = false;
+    }
 }
-
-/// The documentation of `activation`.
-pub const ACTIVATION: OptionDoc = OptionDoc { name: "activation", takes: "text", help: "silu; none by default" };
 
 /// A checked call.
 #[derive(Clone, Copy, Debug)]
@@ -69,26 +67,17 @@ pub struct Problem {
     pub dtype: DType,
     /// What is done with the sums.
     pub activation: Option<Activation>,
-    /// Whether `last_state` is wanted.
-    pub return_state: bool,
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let (x, w) = (inputs.get("x")?, inputs.get("w")?);
-        let &[batch, length, channels] = &x.shape[..] else {
-            return Err(op::wrong_shape("x", "(B, L, D)", x));
-        };
-        let width = match w.shape[..] {
-            [d, width] if d == channels && width > 0 => width,
-            _ => return Err(op::wrong_shape("w", &format!("({channels}, W) with W of at least 1"), w)),
-        };
-        op::same_shape(inputs, "bias", &[channels])?;
-        for name in ["initial_state", "dlast_state"] {
-            op::same_shape(inputs, name, &[batch, width - 1, channels])?;
+    /// A call of the convolution or of its step, which has the same sizes but no length.
+    fn new<O: Op>(call: &Bound<O>, length: usize, activation: Option<Activation>) -> Result<Problem> {
+        let [batch, channels, width] = call.sizes.all("BDW");
+        if width == 0 {
+            let expected = format!("({channels}, W) with W of at least 1");
+            return Err(op::wrong_shape("w", &expected, call.inputs.get("w")?));
         }
-        let Options { activation, return_state } = *options;
-        Ok(Problem { batch, length, channels, width, dtype: x.dtype, activation, return_state })
+        Ok(Problem { batch, length, channels, width, dtype: call.storage, activation })
     }
 
     /// Rows of `xp`.
@@ -109,36 +98,26 @@ impl Op for CausalConv1d {
         Slot::new("bias", "(D)").wide().optional(),
         Slot::new("initial_state", "(B, W-1, D)").optional(),
     ];
-    const OPTIONS: &'static [OptionDoc] =
-        &[ACTIVATION, OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, W-1, D)" }];
+    const OUTPUTS: &'static [Output] =
+        &[Output::new("y", "(B, L, D)"), Output::new("last_state", "(B, W-1, D)").asked_by("return_state")];
     const COTANGENTS: &'static [&'static str] = &["dy", "dlast_state"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        Problem::new(call, call.sizes.of('L'), call.options.activation)
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
         op::product(&[problem.batch, problem.length, problem.channels, problem.width])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let Problem { batch, length, channels, width, dtype, .. } = *problem;
-        let mut outputs = Named::default();
-        outputs.push("y", Spec::new(dtype, &[batch, length, channels])?);
-        if problem.return_state {
-            outputs.push("last_state", Spec::new(dtype, &[batch, width - 1, channels])?);
-        }
-        Ok(outputs)
-    }
-
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
         cpu::forward(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::forward(problem, inputs)
     }
 
@@ -152,10 +131,8 @@ pub type CausalConv1dBackward = Backward<CausalConv1d>;
 
 impl Differentiable for CausalConv1d {
     const BACKWARD: &'static str = "causal_conv1d_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<6>(
-        Self::INPUTS,
-        &[Slot::new("dy", "(B, L, D)"), Slot::new("dlast_state", "(B, W-1, D)").optional()],
-    );
+    const GIVEN: &'static [Slot] =
+        &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "w", "bias", "initial_state", "dy", "dlast_state"]);
 
     fn cpu_backward(
         call: &Gradient<Problem>,

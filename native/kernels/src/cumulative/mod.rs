@@ -42,10 +42,9 @@ pub use tables::{ExpProductOptions, Options, SumOptions};
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::de::DeserializeOwned;
 use std::marker::PhantomData;
 
 /// The gradient of [`ExpProductScan`].
@@ -86,8 +85,6 @@ pub struct Settings {
     pub scan: Scan,
     /// Whether time runs from the end.
     pub reverse: bool,
-    /// Whether `last_state` is wanted.
-    pub return_state: bool,
 }
 
 /// A checked call.
@@ -126,14 +123,14 @@ pub trait Table: 'static {
     const NAMES: [&'static str; 2];
     /// What the op takes.
     const INPUTS: &'static [Slot];
+    /// What it gives.
+    const OUTPUTS: &'static [Output];
     /// What its gradient takes.
     const GIVEN: &'static [Slot];
-    /// Its options.
-    const OPTIONS: &'static [OptionDoc];
     /// The cotangents of its outputs.
     const COTANGENTS: &'static [&'static str] = &["dy", "dlast_state"];
     /// The options as they are decoded.
-    type Options: DeserializeOwned + Default + Clone;
+    type Options: op::Options;
     /// What they ask for, for arithmetic in the type `wide`.
     fn settings(options: &Self::Options, wide: DType) -> Result<Settings>;
 }
@@ -145,45 +142,26 @@ impl<T: Table> Op for Cumulative<T> {
     const NAME: &'static str = T::NAME;
     const ABOUT: &'static str = T::ABOUT;
     const INPUTS: &'static [Slot] = T::INPUTS;
-    const OPTIONS: &'static [OptionDoc] = T::OPTIONS;
+    const OUTPUTS: &'static [Output] = T::OUTPUTS;
+    const HINT: &'static str = "Layout is (batch, heads, length, channels of a head)";
     const COTANGENTS: &'static [&'static str] = T::COTANGENTS;
 
     type Options = T::Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &T::Options) -> Result<Problem> {
-        let [x, _] = T::NAMES;
-        let sequence = *inputs.get(x)?;
-        let &[batch, heads, length, width] = &sequence.shape[..] else {
-            return Err(op::wrong_shape(x, "(B, H, L, W)", &sequence)
-                .hint("Layout is (batch, heads, length, channels of a head)"));
-        };
-        for name in ["initial_state", "dlast_state"] {
-            op::same_shape(inputs, name, &[batch, heads, width])?;
-        }
-        let wide = sequence.dtype.wide();
-        let state = Spec::new(wide, &[batch, heads, width])?;
-        let settings = T::settings(options, wide)?;
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let [batch, heads, length, width] = call.sizes.all("BHLW");
+        let sequence = Spec::new(call.storage, &[batch, heads, length, width])?;
+        let state = Spec::new(call.storage.wide(), &[batch, heads, width])?;
+        let settings = T::settings(call.options, state.dtype)?;
         Ok(Problem { rows: batch * heads, length, width, sequence, state, settings })
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let mut outputs = Named::default();
-        outputs.push("y", problem.sequence);
-        if matches!(problem.settings.scan, Scan::ExpProduct { .. }) {
-            outputs.push("log_y", Spec { dtype: problem.state.dtype, ..problem.sequence });
-        }
-        if problem.settings.return_state {
-            outputs.push("last_state", problem.state);
-        }
-        Ok(outputs)
     }
 
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
         cpu::forward(problem, T::NAMES, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::forward(problem, T::NAMES, inputs)
     }
 

@@ -2,54 +2,45 @@
 
 use super::{Cumulative, Scan, Settings, Table};
 use crate::error::{Error, Kind, Result};
-use crate::op::{OptionDoc, Slot};
+use crate::op::{self, Output, Slot};
+use crate::options;
 use crate::tensor::DType;
-use serde::Deserialize;
 
 const SEQUENCE: &str = "(B, H, L, W)";
 const STATE: &str = "(B, H, W)";
-const DY: Slot = Slot::new("dy", SEQUENCE);
-const DLAST_STATE: Slot = Slot::new("dlast_state", STATE).wide().optional();
 const INITIAL_STATE: Slot = Slot::new("initial_state", STATE).wide().optional();
+const Y: Output = Output::new("y", SEQUENCE);
+const LAST_STATE: Output = Output::new("last_state", STATE).wide().asked_by("return_state");
 
-const REVERSE: OptionDoc = OptionDoc { name: "reverse", takes: "flag", help: "let time run from the end" };
-const RETURN_STATE: OptionDoc = OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, H, W)" };
-
-/// The options of [`CumprodScan`] and [`LogCumSumExp`].
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Let time run from the end.
-    pub reverse: bool,
-    /// Write `last_state`.
-    pub return_state: bool,
+options! {
+    /// The options of [`CumprodScan`] and [`LogCumSumExp`].
+    pub struct Options {
+        /// let time run from the end
+        reverse: bool = false;
+        /// write last_state (B, H, W)
+        return_state: bool = false;
+    }
 }
 
-/// The options of [`CumSum`] and [`ReverseCumSum`].
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SumOptions {
-    /// Write `last_state`.
-    pub return_state: bool,
+options! {
+    /// The options of [`CumSum`] and [`ReverseCumSum`].
+    pub struct SumOptions {
+        /// write last_state (B, H, W)
+        return_state: bool = false;
+    }
 }
 
-/// The options of [`ExpProductScan`].
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ExpProductOptions {
-    /// Factors below count as this.
-    pub eps: f64,
-    /// Logarithms of factors below count as this.
-    pub log_min: f64,
-    /// Let time run from the end.
-    pub reverse: bool,
-    /// Write `last_state`.
-    pub return_state: bool,
-}
-
-impl Default for ExpProductOptions {
-    fn default() -> Self {
-        ExpProductOptions { eps: 1e-8, log_min: -50.0, reverse: false, return_state: false }
+options! {
+    /// The options of [`ExpProductScan`].
+    pub struct ExpProductOptions {
+        /// decays below count as this
+        eps: f64 = 1e-8;
+        /// logarithms below count as this
+        log_min: f64 = -50.0;
+        /// let time run from the end
+        reverse: bool = false;
+        /// write last_state (B, H, W)
+        return_state: bool = false;
     }
 }
 
@@ -79,25 +70,21 @@ impl Table for ExpProduct {
     const BACKWARD: &'static str = "exp_product_scan_backward";
     const NAMES: [&'static str; 2] = ["gamma", "dgamma"];
     const INPUTS: &'static [Slot] = &[Slot::new("gamma", SEQUENCE), INITIAL_STATE];
+    const OUTPUTS: &'static [Output] = &[Y, Output::new("log_y", SEQUENCE).wide(), LAST_STATE];
     const GIVEN: &'static [Slot] = &[
         Slot::new("gamma", SEQUENCE),
         Slot::new("y", SEQUENCE),
         INITIAL_STATE,
-        DY,
+        Slot::new("dy", SEQUENCE),
+        // Every call has log_y, but its cotangent may be absent.
         Slot::new("dlog_y", SEQUENCE).wide().optional(),
-        DLAST_STATE,
-    ];
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "eps", takes: "float", help: "decays below count as this; 1e-8 by default" },
-        OptionDoc { name: "log_min", takes: "float", help: "logarithms below count as this; -50 by default" },
-        REVERSE,
-        RETURN_STATE,
+        Slot::new("dlast_state", STATE).wide().optional(),
     ];
     const COTANGENTS: &'static [&'static str] = &["dy", "dlog_y", "dlast_state"];
     type Options = ExpProductOptions;
 
     fn settings(options: &ExpProductOptions, wide: DType) -> Result<Settings> {
-        let &ExpProductOptions { eps, log_min, reverse, return_state } = options;
+        let &ExpProductOptions { eps, log_min, reverse, .. } = options;
         if !(0.0..=1.0).contains(&eps) {
             return Err(Error::new(Kind::Option, "eps").expected("a number from 0 to 1").got(eps));
         }
@@ -110,7 +97,7 @@ impl Table for ExpProduct {
         let round = |bound: f64| if wide == DType::F64 { bound } else { f64::from(bound as f32) };
         let floor = round(eps.max(log_min.exp()));
         let scan = Scan::ExpProduct { eps: round(eps), log_min: round(log_min), floor };
-        Ok(Settings { scan, reverse, return_state })
+        Ok(Settings { scan, reverse })
     }
 }
 
@@ -120,13 +107,13 @@ impl Table for Product {
     const BACKWARD: &'static str = "cumprod_scan_backward";
     const NAMES: [&'static str; 2] = ["gamma", "dgamma"];
     const INPUTS: &'static [Slot] = &[Slot::new("gamma", SEQUENCE), INITIAL_STATE];
+    const OUTPUTS: &'static [Output] = &[Y, LAST_STATE];
     const GIVEN: &'static [Slot] =
-        &[Slot::new("gamma", SEQUENCE), Slot::new("y", SEQUENCE), INITIAL_STATE, DY, DLAST_STATE];
-    const OPTIONS: &'static [OptionDoc] = &[REVERSE, RETURN_STATE];
+        &op::given(Self::INPUTS, Self::OUTPUTS, ["gamma", "y", "initial_state", "dy", "dlast_state"]);
     type Options = Options;
 
     fn settings(options: &Options, _wide: DType) -> Result<Settings> {
-        Ok(Settings { scan: Scan::Product, reverse: options.reverse, return_state: options.return_state })
+        Ok(Settings { scan: Scan::Product, reverse: options.reverse })
     }
 }
 
@@ -136,12 +123,12 @@ impl Table for LogSumExp {
     const BACKWARD: &'static str = "logcumsumexp_backward";
     const NAMES: [&'static str; 2] = ["x", "dx"];
     const INPUTS: &'static [Slot] = &[Slot::new("x", SEQUENCE), INITIAL_STATE];
-    const GIVEN: &'static [Slot] = &[Slot::new("x", SEQUENCE), INITIAL_STATE, DY, DLAST_STATE];
-    const OPTIONS: &'static [OptionDoc] = &[REVERSE, RETURN_STATE];
+    const OUTPUTS: &'static [Output] = &[Y, LAST_STATE];
+    const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "initial_state", "dy", "dlast_state"]);
     type Options = Options;
 
     fn settings(options: &Options, _wide: DType) -> Result<Settings> {
-        Ok(Settings { scan: Scan::LogSumExp, reverse: options.reverse, return_state: options.return_state })
+        Ok(Settings { scan: Scan::LogSumExp, reverse: options.reverse })
     }
 }
 
@@ -151,11 +138,11 @@ impl<const REVERSED: bool> Table for Sum<REVERSED> {
     const BACKWARD: &'static str = if REVERSED { "reverse_cumsum_backward" } else { "cumsum_backward" };
     const NAMES: [&'static str; 2] = ["x", "dx"];
     const INPUTS: &'static [Slot] = &[Slot::new("x", SEQUENCE), INITIAL_STATE];
-    const GIVEN: &'static [Slot] = &[Slot::new("x", SEQUENCE), INITIAL_STATE, DY, DLAST_STATE];
-    const OPTIONS: &'static [OptionDoc] = &[RETURN_STATE];
+    const OUTPUTS: &'static [Output] = &[Y, LAST_STATE];
+    const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "initial_state", "dy", "dlast_state"]);
     type Options = SumOptions;
 
-    fn settings(options: &SumOptions, _wide: DType) -> Result<Settings> {
-        Ok(Settings { scan: Scan::Sum, reverse: REVERSED, return_state: options.return_state })
+    fn settings(_options: &SumOptions, _wide: DType) -> Result<Settings> {
+        Ok(Settings { scan: Scan::Sum, reverse: REVERSED })
     }
 }

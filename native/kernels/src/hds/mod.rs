@@ -19,41 +19,26 @@ mod reference;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 use std::ops::Range;
 
 /// The most levels, that of the bank among them.
 pub const MOST_LEVELS: usize = 16;
 
-/// The options.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// How many levels there are, that of the bank among them; 3 by default.
-    pub levels: usize,
-    /// How many slots of a level make one of the next; 4 by default.
-    pub ratio: usize,
-    /// How many writes a bank that is a ring has had, so that this slot, counted round and round, is its oldest; 0
-    /// by default.
-    pub cursor: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { levels: 3, ratio: 4, cursor: 0 }
+options! {
+    /// The options.
+    pub struct Options {
+        /// how many levels there are with the bank
+        levels: usize = 3;
+        /// slots that make one of the next level
+        ratio: usize = 4;
+        /// the oldest slot of a bank that is a ring
+        cursor: usize = 0;
     }
 }
-
-/// The documentation of `levels`.
-pub const LEVELS: OptionDoc =
-    OptionDoc { name: "levels", takes: "integer", help: "how many levels there are with the bank; 3 by default" };
-
-/// The documentation of `ratio`.
-pub const RATIO: OptionDoc =
-    OptionDoc { name: "ratio", takes: "integer", help: "slots that make one of the next level; 4 by default" };
 
 /// The rows of the level below, of `from` rows, that row `j` of `to` is the average of. With both numbers the other
 /// way round: the rows of the level above whose windows have row `j`.
@@ -76,11 +61,9 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// The levels of a bank of that shape.
+    /// The levels of a bank of that shape, which has three axes.
     pub fn new(name: &str, bank: &Spec, options: &Options) -> Result<Levels> {
-        let &[batch, slots, width] = &bank.shape[..] else {
-            return Err(op::wrong_shape(name, "(B, M, D)", bank).hint("A bank is batch, slots and width"));
-        };
+        let [batch, slots, width] = [0, 1, 2].map(|axis| bank.shape[axis]);
         if slots == 0 {
             return Err(op::wrong_shape(name, "(B, M, D) with at least one slot", bank).hint("Nothing has no average"));
         }
@@ -122,24 +105,6 @@ pub struct Problem {
     pub dtype: DType,
 }
 
-impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let k = inputs.get("k")?;
-        within("levels", options.levels, 2..=MOST_LEVELS)
-            .map_err(|e| e.hint("Level 0 is the bank itself, which is there already"))?;
-        let levels = Levels::new("k", k, options)?;
-        op::same_shape(inputs, "v", &k.shape)?;
-        for name in NAMES[options.levels - 1..].iter().flat_map(|names| &names[2..]) {
-            if inputs.find(name).is_some() {
-                return Err(Error::new(Kind::Argument, *name)
-                    .expected(format_args!("cotangents of {} levels", options.levels))
-                    .got(*name));
-            }
-        }
-        Ok(Problem { levels, dtype: k.dtype })
-    }
-}
-
 macro_rules! of_levels {
     ($($level:literal)*) => {
         [$([concat!("k", $level), concat!("v", $level), concat!("dk", $level), concat!("dv", $level)]),*]
@@ -169,7 +134,7 @@ const COTANGENT_SLOTS: [Slot; COTANGENTS.len()] = {
     let mut all = [Slot::new("", ""); COTANGENTS.len()];
     let mut i = 0;
     while i < all.len() {
-        all[i] = Slot::new(COTANGENTS[i], SHAPES[i / 2]).optional();
+        all[i] = Slot::new(COTANGENTS[i], SHAPES[i / 2]).optional().loose();
         i += 1;
     }
     all
@@ -181,22 +146,31 @@ pub struct HdsConstruct;
 impl Op for HdsConstruct {
     const NAME: &'static str = "hds_construct";
     const ABOUT: &'static str = "Levels over a memory bank, each the adaptive average of the one below";
-    const INPUTS: &'static [Slot] = &[Slot::new("k", "(B, M, D)"), Slot::new("v", "(B, M, D)")];
-    const OPTIONS: &'static [OptionDoc] = &[
-        LEVELS,
-        RATIO,
-        OptionDoc { name: "cursor", takes: "integer", help: "the oldest slot of a bank that is a ring; 0 by default" },
-    ];
+    const INPUTS: &'static [Slot] = &[Slot::new("k", "(B, M, D)"), Slot::new("v", "(B, M, D)").loose()];
+    const HINT: &'static str = "A bank is batch, slots and width";
     const COTANGENTS: &'static [&'static str] = &COTANGENTS;
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options, k) = (call.inputs, call.options, call.inputs.get("k")?);
+        within("levels", options.levels, 2..=MOST_LEVELS)
+            .map_err(|e| e.hint("Level 0 is the bank itself, which is there already"))?;
+        let levels = Levels::new("k", k, options)?;
+        // Not before: where `k` has no slots, that is what is wrong.
+        op::same_shape(inputs, "v", &k.shape)?;
+        for name in NAMES[options.levels - 1..].iter().flat_map(|names| &names[2..]) {
+            if inputs.find(name).is_some() {
+                return Err(Error::new(Kind::Argument, *name)
+                    .expected(format_args!("cotangents of {} levels", options.levels))
+                    .got(*name));
+            }
+        }
+        Ok(Problem { levels, dtype: call.storage })
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let Levels { batch, width, ref sizes, .. } = problem.levels;
         let mut outputs = Named::default();
         for (&size, [k, v, ..]) in sizes[1..].iter().zip(NAMES) {
@@ -211,7 +185,7 @@ impl Op for HdsConstruct {
         cpu::forward(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::forward(problem, inputs)
     }
 

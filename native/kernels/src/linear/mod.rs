@@ -15,21 +15,21 @@ mod cpu;
 mod cuda;
 mod reference;
 
-use crate::activations::{self, Activation};
+use crate::activations::Activation;
 use crate::cuda::{Buffer, Lane};
-use crate::error::{Error, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot, named};
+use crate::error::Result;
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot, named};
+use crate::options;
 use crate::place::Place;
 use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options of the layer.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// What is done with the sums; nothing by default.
-    pub activation: Option<Activation>,
+options! {
+    /// The options of the layer.
+    pub struct Options {
+        /// silu; none by default
+        activation: Option<Activation> = None;
+    }
 }
 
 /// A checked call.
@@ -50,23 +50,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let (x, w) = (inputs.get("x")?, inputs.get("w")?);
-        let Some((&columns, rows)) = x.shape.split_last() else {
-            return Err(wrong("x", "(..., I)", x));
-        };
-        let outputs = match w.shape[..] {
-            [outputs, inputs] if inputs == columns => outputs,
-            _ => return Err(wrong("w", &format!("(O, {columns})"), w)),
-        };
-        let (rows, activation) = (rows.iter().product(), options.activation);
-        let problem = Problem { x: x.shape, rows, inputs: columns, outputs, dtype: x.dtype, activation };
-        match inputs.find("b") {
-            Some(b) if b.shape[..] != [outputs] => Err(wrong("b", &format!("({outputs})"), b)),
-            _ => Ok(problem),
-        }
-    }
-
     /// The shape of `y`: that of `x` with another last axis.
     fn y(&self) -> Result<Shape> {
         let mut dims = self.x.to_vec();
@@ -77,10 +60,6 @@ impl Problem {
     }
 }
 
-fn wrong(name: &str, expected: &str, got: &Spec) -> Error {
-    op::wrong_shape(name, expected, got).hint("Weights are stored (out, in), and the last axis of x meets `in`")
-}
-
 /// The dense layer.
 pub struct Linear;
 
@@ -89,29 +68,28 @@ impl Op for Linear {
     const ABOUT: &'static str = "Dense layer y = activation(x w^T + b)";
     const INPUTS: &'static [Slot] =
         &[Slot::new("x", "(..., I)"), Slot::new("w", "(O, I)"), Slot::new("b", "(O)").optional()];
-    const OPTIONS: &'static [OptionDoc] = &[OptionDoc { name: "activation", takes: "text", help: activations::NAMES }];
+    const OUTPUTS: &'static [Output] = &[Output::new("y", "(..., O)")];
+    const HINT: &'static str = "Weights are stored (out, in), and the last axis of x meets `in`";
     const COTANGENTS: &'static [&'static str] = &["dy"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let ([inputs, outputs], rows) = (call.sizes.all("IO"), call.sizes.rows().iter().product());
+        let (x, activation) = (call.inputs.get("x")?.shape, call.options.activation);
+        Ok(Problem { x, rows, inputs, outputs, dtype: call.storage, activation })
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
         op::product(&[problem.rows, problem.inputs, problem.outputs])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        Ok([("y", Spec { dtype: problem.dtype, shape: problem.y()? })].into_iter().collect())
-    }
-
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
         cpu::forward(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::forward(problem, inputs)
     }
 
@@ -125,7 +103,7 @@ pub type LinearBackward = Backward<Linear>;
 
 impl Differentiable for Linear {
     const BACKWARD: &'static str = "linear_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<4>(Self::INPUTS, &[Slot::new("dy", "(..., O)")]);
+    const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "w", "b", "dy"]);
 
     fn cpu_backward(
         call: &Gradient<Problem>,

@@ -24,17 +24,17 @@ mod reference;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options of the recurrence.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Write `last_state`.
-    pub return_state: bool,
+options! {
+    /// The options of the recurrence.
+    pub struct Options {
+        /// write last_state (B, K)
+        return_state: bool = false;
+    }
 }
 
 /// The sizes of a checked call.
@@ -48,22 +48,6 @@ pub struct Problem {
     pub channels: usize,
     /// The storage type.
     pub dtype: DType,
-    /// Whether `last_state` is wanted.
-    pub return_state: bool,
-}
-
-impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let a = inputs.get("a")?;
-        let &[batch, length, channels] = &a.shape[..] else {
-            return Err(op::wrong_shape("a", "(B, L, K)", a));
-        };
-        op::same_shape(inputs, "b", &[batch, length, channels])?;
-        for name in ["initial_state", "dlast_state"] {
-            op::same_shape(inputs, name, &[batch, channels])?;
-        }
-        Ok(Problem { batch, length, channels, dtype: a.dtype, return_state: options.return_state })
-    }
 }
 
 /// The recurrence.
@@ -77,32 +61,23 @@ impl Op for LinearScan {
         Slot::new("b", "(B, L, K)"),
         Slot::new("initial_state", "(B, K)").wide().optional(),
     ];
-    const OPTIONS: &'static [OptionDoc] =
-        &[OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, K)" }];
+    const OUTPUTS: &'static [Output] =
+        &[Output::new("h", "(B, L, K)"), Output::new("last_state", "(B, K)").wide().asked_by("return_state")];
     const COTANGENTS: &'static [&'static str] = &["dh", "dlast_state"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let Problem { batch, length, channels, dtype, return_state } = *problem;
-        let mut outputs = Named::default();
-        outputs.push("h", Spec::new(dtype, &[batch, length, channels])?);
-        if return_state {
-            outputs.push("last_state", Spec::new(dtype.wide(), &[batch, channels])?);
-        }
-        Ok(outputs)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let [batch, length, channels] = call.sizes.all("BLK");
+        Ok(Problem { batch, length, channels, dtype: call.storage })
     }
 
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
         cpu::forward(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::forward(problem, inputs)
     }
 
@@ -116,13 +91,8 @@ pub type LinearScanBackward = Backward<LinearScan>;
 
 impl Differentiable for LinearScan {
     const BACKWARD: &'static str = "linear_scan_backward";
-    const GIVEN: &'static [Slot] = &[
-        Slot::new("a", "(B, L, K)"),
-        Slot::new("h", "(B, L, K)"),
-        Slot::new("initial_state", "(B, K)").wide().optional(),
-        Slot::new("dh", "(B, L, K)"),
-        Slot::new("dlast_state", "(B, K)").wide().optional(),
-    ];
+    const GIVEN: &'static [Slot] =
+        &op::given(Self::INPUTS, Self::OUTPUTS, ["a", "h", "initial_state", "dh", "dlast_state"]);
 
     /// `b` itself is not needed, and `db` is of the same type and shape as `a`.
     fn gradients(inputs: &Named<Spec>) -> Named<Spec> {

@@ -148,17 +148,17 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         }
         if layer.block.iter().any(|(name, _)| matrices::is_quantized(name)) {
             // The op does not take quantized matrices; the sizes were checked when the model was made.
-            let problem = self.problem([dims[0], dims[1]], options.return_state);
+            let problem = self.problem([dims[0], dims[1]]);
             return mamba_block::steps::forward(self.place, &problem, &inputs, outputs);
         }
         self.place.call::<MambaBlock>(&options, inputs, outputs)
     }
 
     /// The sizes of a block.
-    fn problem(&self, [batch, length]: [usize; 2], return_state: bool) -> mamba_block::Problem {
+    fn problem(&self, [batch, length]: [usize; 2]) -> mamba_block::Problem {
         let Config { width, inner, state, rank, conv, .. } = *self.config;
         let dtype = self.dtype;
-        mamba_block::Problem { batch, length, model: width, inner, state, rank, width: conv, dtype, return_state }
+        mamba_block::Problem { batch, length, model: width, inner, state, rank, width: conv, dtype }
     }
 
     /// A block for one token of each sequence, up to its last projection. Dense layers run for all sequences together,
@@ -196,11 +196,11 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         self.place.each(rows, |place, Row { number, y, before, after }| {
             let inputs = named([
                 ("x", Some(row::<P>(u, number)?)),
-                ("state", Some(row::<P>(before, i)?)),
+                ("initial_state", Some(row::<P>(before, i)?)),
                 ("w", Some(P::briefly(w))),
                 ("bias", b.map(P::briefly)),
             ]);
-            let outputs = named([("y", Some(P::briefly_mut(y))), ("state", Some(row_mut::<P>(after, i)?))]);
+            let outputs = named([("y", Some(P::briefly_mut(y))), ("last_state", Some(row_mut::<P>(after, i)?))]);
             place.call::<CausalConv1dUpdate>(&options, inputs, outputs)
         })?;
         Ok(c)

@@ -11,16 +11,16 @@ use crate::cpu::convert::{rounded, widened};
 use crate::cpu::{Exec, Storage, matrix};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use crate::with_type;
 use ndarray::{ArrayD, ArrayView2, Ix2};
-use serde::Deserialize;
 
-/// There are none.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {}
+options! {
+    /// There are none.
+    pub struct Options {}
+}
 
 /// A checked call.
 #[derive(Clone, Copy, Debug)]
@@ -56,30 +56,20 @@ impl Op for Matmul {
     const NAME: &'static str = "matmul";
     const ABOUT: &'static str = "The product of two matrices";
     const INPUTS: &'static [Slot] = &[Slot::new("a", "(M, K)"), Slot::new("b", "(K, N)")];
-    const OPTIONS: &'static [OptionDoc] = &[];
+    const OUTPUTS: &'static [Output] = &[Output::new("c", "(M, N)")];
+    const HINT: &'static str = "Columns of a meet rows of b";
     const COTANGENTS: &'static [&'static str] = &["dc"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<Problem> {
-        let (a, b) = (inputs.get("a")?, inputs.get("b")?);
-        let &[rows, inner] = &a.shape[..] else {
-            return Err(op::wrong_shape("a", "(M, K)", a).hint(""));
-        };
-        let columns = match b.shape[..] {
-            [k, columns] if k == inner => columns,
-            _ => return Err(op::wrong_shape("b", &format!("({inner}, N)"), b).hint("Columns of a meet rows of b")),
-        };
-        Ok(Problem { rows, inner, columns, dtype: a.dtype })
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let [rows, inner, columns] = call.sizes.all("MKN");
+        Ok(Problem { rows, inner, columns, dtype: call.storage })
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
         op::product(&[problem.rows, problem.inner, problem.columns])
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        Ok([("c", Spec::new(problem.dtype, &problem.c())?)].into_iter().collect())
     }
 
     fn cpu(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
@@ -87,7 +77,7 @@ impl Op for Matmul {
         with_type!(problem.dtype, S => product::<S>([a, b], outputs.expect("c")?, exec))
     }
 
-    fn reference(_: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(_: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let c = matrix_of(inputs, "a")?.dot(&matrix_of(inputs, "b")?);
         Ok([("c", c.into_dyn())].into_iter().collect())
     }
@@ -125,7 +115,7 @@ pub type MatmulBackward = Backward<Matmul>;
 
 impl Differentiable for Matmul {
     const BACKWARD: &'static str = "matmul_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<3>(Self::INPUTS, &[Slot::new("dc", "(M, N)")]);
+    const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["a", "b", "dc"]);
 
     fn cpu_backward(
         call: &Gradient<Problem>,

@@ -18,7 +18,7 @@ pub mod update;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
 use crate::tensor::{Spec, View, ViewMut};
 use gamma::Problem;
 use ndarray::ArrayD;
@@ -34,24 +34,16 @@ impl Op for Mdi {
     const NAME: &'static str = "mdi";
     const ABOUT: &'static str = "One step of memory decay integration";
     const INPUTS: &'static [Slot] = &op::slots::<13>(&gamma::SLOTS, &OWN);
-    const OPTIONS: &'static [OptionDoc] = &[];
+    const OUTPUTS: &'static [Output] =
+        &[Output::new("h_new", "(..., D)"), Output::new("gamma", "(..., D)"), Output::new("gate", "(..., D)")];
+    const HINT: &'static str = gamma::MdiGamma::HINT;
     const COTANGENTS: &'static [&'static str] = &["dh_new", "dgamma", "dgate"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<Problem> {
-        let problem = Problem::new(inputs)?;
-        let width = problem.z.shape.last().copied().unwrap_or(0);
-        op::same_shape(inputs, "h_prev", &problem.z.shape).map_err(|e| e.hint("A memory has the shape of z"))?;
-        op::same_shape(inputs, "wm", &[width, 2 * width])
-            .map_err(|e| e.hint("Its first half is for z, the second for h_prev"))?;
-        op::same_shape(inputs, "bm", &[width])?;
-        Ok(problem)
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        Ok(["h_new", "gamma", "gate"].into_iter().map(|name| (name, problem.z)).collect())
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        Problem::new(call.inputs, &call.sizes)
     }
 
     crate::forward_by_steps!();

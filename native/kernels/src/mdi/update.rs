@@ -8,16 +8,16 @@
 use crate::cpu::{self, Exec};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
 use crate::place::Map;
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::{ArrayD, Zip};
-use serde::Deserialize;
 
-/// There are no options.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {}
+options! {
+    /// There are no options.
+    pub struct Options {}
+}
 
 /// The update.
 pub struct MdiUpdate;
@@ -31,34 +31,27 @@ impl Op for MdiUpdate {
         Slot::new("gate", "(...)"),
         Slot::new("gamma", "(...)"),
     ];
-    const OPTIONS: &'static [OptionDoc] = &[];
+    const OUTPUTS: &'static [Output] = &[Output::new("h", "(...)")];
+    const HINT: &'static str = "All inputs have the shape of z";
     const COTANGENTS: &'static [&'static str] = &["dh"];
 
     type Options = Options;
-    type Problem = Spec;
+    type Problem = ();
 
-    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<Spec> {
-        let z = *inputs.get("z")?;
-        for name in ["h_old", "gate", "gamma"] {
-            op::same_shape(inputs, name, &z.shape).map_err(|e| e.hint("All inputs have the shape of z"))?;
-        }
-        Ok(z)
+    fn check(_: &Bound<Self>) -> Result<()> {
+        Ok(())
     }
 
-    fn outputs(&z: &Spec) -> Result<Named<Spec>> {
-        Ok([("h", z)].into_iter().collect())
-    }
-
-    fn cpu(_: &Spec, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    fn cpu(_: &(), inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
         cpu::elementwise::map(Map::Integrate, &all(inputs)?.map(|v| *v), outputs.expect("h")?, exec)
     }
 
-    fn reference(_: &Spec, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(_: &(), inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let [z, h, gate, gamma] = all(inputs)?;
         Ok([("h", gate * z + (1.0 - gate) * h + gamma * h)].into_iter().collect())
     }
 
-    fn cuda(_: &Spec, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    fn cuda(_: &(), inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         cuda::map(Map::Integrate, &all(inputs)?.map(|v| *v), outputs.get("h")?, lane)
     }
 }
@@ -81,16 +74,16 @@ pub type MdiUpdateBackward = Backward<MdiUpdate>;
 
 impl Differentiable for MdiUpdate {
     const BACKWARD: &'static str = "mdi_update_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<5>(Self::INPUTS, &[Slot::new("dh", "(...)")]);
+    const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["z", "h_old", "gate", "gamma", "dh"]);
 
-    fn cpu_backward(_: &Gradient<Spec>, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    fn cpu_backward(_: &Gradient<()>, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
         GRADIENTS.into_iter().try_for_each(|(name, map, of)| {
             let given = of.iter().map(|name| inputs.get(name).copied()).collect::<Result<Vec<_>>>()?;
             cpu::elementwise::map(map, &given, outputs.expect(name)?, exec)
         })
     }
 
-    fn reference_backward(_: &Gradient<Spec>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference_backward(_: &Gradient<()>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
         let ([z, h, gate, gamma], dh) = (all(inputs)?, inputs.get("dh")?);
         let carried = Zip::from(gate).and(gamma).map_collect(|gate, gamma| 1.0 - gate + gamma);
         Ok([("dz", gate * dh), ("dh_old", carried * dh), ("dgate", (z - h) * dh), ("dgamma", h * dh)]
@@ -98,7 +91,7 @@ impl Differentiable for MdiUpdate {
             .collect())
     }
 
-    fn cuda_backward(_: &Gradient<Spec>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    fn cuda_backward(_: &Gradient<()>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         GRADIENTS.into_iter().try_for_each(|(name, map, of)| {
             let given = of.iter().map(|name| inputs.get(name).copied()).collect::<Result<Vec<_>>>()?;
             cuda::map(map, &given, outputs.get(name)?, lane)

@@ -4,26 +4,20 @@
 use super::write_long::{self, Policy, WriteLong};
 use super::write_short::{self, WriteShort};
 use crate::cuda::{Buffer, Lane};
-use crate::error::Result;
-use crate::op::{self, Named, Op, OptionDoc, Slot, named};
+use crate::error::{Error, Result};
+use crate::op::{self, Bound, Named, Op, Output, Slot, named};
+use crate::options;
 use crate::place::{Map, Place};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// How much of a slot stays in an average; 0.99 by default.
-    pub ema_decay: f64,
-    /// The first slot that is written of both rings; 0 by default.
-    pub cursor0: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { ema_decay: 0.99, cursor0: 0 }
+options! {
+    /// The options.
+    pub struct Options {
+        /// how much of a slot stays with ema
+        ema_decay: f64 = 0.99;
+        /// the first slot of both rings
+        cursor0: usize = 0;
     }
 }
 
@@ -37,34 +31,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let [short, h, long, summaries] =
-            [*inputs.get("short")?, *inputs.get("h")?, *inputs.get("long_k")?, *inputs.get("summaries")?];
-        let called = |name: &'static str, as_: &'static str| {
-            move |e: crate::error::Error| match &*e.argument == name {
-                true => crate::error::Error { argument: as_.into(), ..e },
-                false => e,
-            }
-        };
-        let start = write_short::Options { start: options.cursor0, ..Default::default() };
-        WriteShort::check(&[("bank", short), ("rows", h)].into_iter().collect(), &start)
-            .map_err(called("bank", "short"))
-            .map_err(called("rows", "h"))?;
-        let &[count, batch, width] = &summaries.shape[..] else {
-            return Err(
-                op::wrong_shape("summaries", "(N, B, D)", &summaries).hint("One after the other, of each batch")
-            );
-        };
-        let each = Spec::new(summaries.dtype, &[batch, width])?;
-        let by = write_long::Options { decay: options.ema_decay, ..Default::default() };
-        WriteLong::check(&[("bank", long), ("summary", each)].into_iter().collect(), &by)
-            .map_err(called("bank", "long_k"))
-            .map_err(called("summary", "summaries"))
-            .map_err(called("decay", "ema_decay"))?;
-        op::same_shape(inputs, "long_v", &long.shape)?;
-        Ok(Problem { short, long, summaries: count, options: options.clone() })
-    }
-
     fn in_f64(&self) -> Problem {
         let f64 = |spec: Spec| Spec { dtype: DType::F64, ..spec };
         Problem { short: f64(self.short), long: f64(self.long), ..self.clone() }
@@ -85,24 +51,36 @@ impl Op for MemoryState {
         Slot::new("long_v", "(B, M, D)").optional(),
         Slot::new("summaries", "(N, B, D)"),
     ];
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "ema_decay", takes: "float", help: "how much of a slot stays with ema; 0.99 by default" },
-        OptionDoc { name: "cursor0", takes: "integer", help: "the first slot of both rings; 0 by default" },
+    const OUTPUTS: &'static [Output] = &[
+        Output::new("short_ring", "(B, S, D)"),
+        Output::new("long_ring", "(B, M, D)"),
+        Output::new("long_ema", "(B, M, D)"),
+        Output::new("long_broadcast", "(B, M, D)"),
     ];
+    const HINT: &'static str = "A bank is batch, slots and width";
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let Problem { short, long, .. } = *problem;
-        Ok([("short_ring", short), ("long_ring", long), ("long_ema", long), ("long_broadcast", long)]
-            .into_iter()
-            .collect())
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
+        let [short, h, long] = [*inputs.get("short")?, *inputs.get("h")?, *inputs.get("long_k")?];
+        let called = |name: &'static str, as_: &'static str| {
+            move |e: Error| match &*e.argument == name {
+                true => Error { argument: as_.into(), ..e },
+                false => e,
+            }
+        };
+        let start = write_short::Options { start: options.cursor0, ..Default::default() };
+        op::part::<WriteShort>(&[("bank", short), ("rows", h)].into_iter().collect(), &start)
+            .map_err(called("bank", "short"))?;
+        let each = Spec::new(call.storage, &call.sizes.all::<2>("BD"))?;
+        let by = write_long::Options { decay: options.ema_decay, ..Default::default() };
+        op::part::<WriteLong>(&[("bank", long), ("summary", each)].into_iter().collect(), &by)
+            .map_err(called("bank", "long_k"))
+            .map_err(called("decay", "ema_decay"))?;
+        Ok(Problem { short, long, summaries: call.sizes.of('N'), options: options.clone() })
     }
 
     crate::forward_by_steps!();

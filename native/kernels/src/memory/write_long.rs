@@ -12,16 +12,17 @@ use crate::cpu::strips::Strips;
 use crate::cpu::{Exec, Real, Storage, Vector, Work};
 use crate::cuda::{Buffer, Lane, Source, launch_each, types};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{Spec, View, ViewMut};
 use crate::with_type;
 use ndarray::{ArrayD, Axis};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 const SOURCE: Source = Source { name: "write_long", text: WRITE };
 
 /// Which slots take a summary in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
     /// The one at the cursor.
@@ -33,21 +34,15 @@ pub enum Policy {
     Broadcast,
 }
 
-/// The options.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Which slots take it in.
-    pub policy: Policy,
-    /// The slot of a ring, counted round and round; 0 by default.
-    pub cursor: usize,
-    /// How much of a slot stays in an average, from 0 to 1; 0.99 by default.
-    pub decay: f64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { policy: Policy::Ring, cursor: 0, decay: 0.99 }
+options! {
+    /// The options.
+    pub struct Options {
+        /// ring, ema or broadcast: which slots take it
+        policy: Policy = Policy::Ring;
+        /// the slot of a ring
+        cursor: usize = 0;
+        /// how much of a slot stays with ema
+        decay: f64 = 0.99;
     }
 }
 
@@ -68,27 +63,6 @@ pub struct Problem {
     pub count: usize,
     /// How much of a slot stays.
     pub decay: f64,
-}
-
-impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let bank = *inputs.get("bank")?;
-        let (batch, slots, width) = match bank.shape[..] {
-            [batch, slots, width] if slots > 0 => (batch, slots, width),
-            _ => {
-                let expected = "(B, M, D) with at least one slot";
-                return Err(op::wrong_shape("bank", expected, &bank).hint("A bank is batch, slots and width"));
-            }
-        };
-        op::same_shape(inputs, "summary", &[batch, width]).map_err(|e| e.hint("One row for each of the batch"))?;
-        let Options { policy, cursor, decay } = *options;
-        if !(0.0..=1.0).contains(&decay) {
-            return Err(Error::new(Kind::Option, "decay").expected("a number from 0 to 1").got(decay));
-        }
-        let (first, count) = if policy == Policy::Ring { (cursor % slots, 1) } else { (0, slots) };
-        let decay = if policy == Policy::Ema { decay } else { 0.0 };
-        Ok(Problem { bank, batch, slots, width, first, count, decay })
-    }
 }
 
 /// A summary into a bank.
@@ -112,23 +86,27 @@ impl Op for WriteLong {
     const NAME: &'static str = "write_long";
     const ABOUT: &'static str = "A summary into the slots of a memory bank";
     const INPUTS: &'static [Slot] = &[Slot::new("bank", "(B, M, D)"), Slot::new("summary", "(B, D)")];
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "policy", takes: "text", help: "ring (the default), ema or broadcast: which slots take it" },
-        OptionDoc { name: "cursor", takes: "integer", help: "the slot of a ring; 0 by default" },
-        OptionDoc { name: "decay", takes: "float", help: "how much of a slot stays with ema; 0.99 by default" },
-    ];
+    const OUTPUTS: &'static [Output] = &[Output::new("bank", "(B, M, D)")];
+    const HINT: &'static str = "A bank is batch, slots and width";
     const COTANGENTS: &'static [&'static str] = &[];
     const IN_PLACE: &'static [&'static str] = &["bank"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        Ok([("bank", problem.bank)].into_iter().collect())
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (bank, &Options { policy, cursor, decay }) = (*call.inputs.get("bank")?, call.options);
+        let [batch, slots, width] = call.sizes.all("BMD");
+        if slots == 0 {
+            let expected = "(B, M, D) with at least one slot";
+            return Err(op::wrong_shape("bank", expected, &bank).hint(Self::HINT));
+        }
+        if !(0.0..=1.0).contains(&decay) {
+            return Err(Error::new(Kind::Option, "decay").expected("a number from 0 to 1").got(decay));
+        }
+        let (first, count) = if policy == Policy::Ring { (cursor % slots, 1) } else { (0, slots) };
+        let decay = if policy == Policy::Ema { decay } else { 0.0 };
+        Ok(Problem { bank, batch, slots, width, first, count, decay })
     }
 
     fn cpu(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
@@ -150,7 +128,7 @@ impl Op for WriteLong {
         })
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let Problem { first, count, decay, .. } = *problem;
         let (mut bank, summary) = (inputs.get("bank")?.clone(), inputs.get("summary")?);
         for slot in first..first + count {

@@ -10,15 +10,16 @@ use super::WRITE;
 use crate::cpu::Exec;
 use crate::cuda::{Buffer, Lane, Source, launch_each, types};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::{ArrayD, Axis};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 const SOURCE: Source = Source { name: "write_short", text: WRITE };
 
 /// What becomes of rows past the last slot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// They go on from the first slot.
@@ -28,14 +29,14 @@ pub enum Mode {
     Strict,
 }
 
-/// The options.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// The slot of the first row, counted round and round; 0 by default.
-    pub start: usize,
-    /// What becomes of rows past the last slot.
-    pub mode: Mode,
+options! {
+    /// The options.
+    pub struct Options {
+        /// the slot of the first row
+        start: usize = 0;
+        /// ring or strict: of rows past the last slot
+        mode: Mode = Mode::Ring;
+    }
 }
 
 /// A checked call.
@@ -56,28 +57,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let (bank, rows) = (*inputs.get("bank")?, inputs.get("rows")?);
-        let &[batch, slots, width] = &bank.shape[..] else {
-            return Err(op::wrong_shape("bank", "(B, S, D)", &bank).hint("A bank is batch, slots and width"));
-        };
-        let count = match rows.shape[..] {
-            [b, count, d] if b == batch && d == width => count,
-            _ => return Err(op::wrong_shape("rows", &format!("({batch}, N, {width})"), rows).hint("As the bank has")),
-        };
-        if slots == 0 && count > 0 {
-            return Err(op::wrong_shape("bank", "(B, S, D) with at least one slot", &bank).hint("Rows need a slot"));
-        }
-        let fits = options.start.checked_add(count).is_some_and(|end| end <= slots);
-        if options.mode == Mode::Strict && !fits {
-            return Err(Error::new(Kind::Option, "start")
-                .expected(format_args!("room for {count} rows after it, of {slots} slots"))
-                .got(options.start)
-                .hint("The mode `ring` goes on from the first slot"));
-        }
-        Ok(Problem { bank, batch, slots, rows: count, width, start: options.start % slots.max(1) })
-    }
-
     /// The first row that stays, and its slot.
     fn first(&self) -> (usize, usize) {
         let row = self.rows.saturating_sub(self.slots);
@@ -114,22 +93,28 @@ impl Op for WriteShort {
     const NAME: &'static str = "write_short";
     const ABOUT: &'static str = "Rows into the slots of a memory bank";
     const INPUTS: &'static [Slot] = &[Slot::new("bank", "(B, S, D)"), Slot::new("rows", "(B, N, D)")];
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "start", takes: "integer", help: "the slot of the first row; 0 by default" },
-        OptionDoc { name: "mode", takes: "text", help: "ring (the default) or strict: of rows past the last slot" },
-    ];
+    const OUTPUTS: &'static [Output] = &[Output::new("bank", "(B, S, D)")];
+    const HINT: &'static str = "A bank is batch, slots and width";
     const COTANGENTS: &'static [&'static str] = &[];
     const IN_PLACE: &'static [&'static str] = &["bank"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        Ok([("bank", problem.bank)].into_iter().collect())
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (bank, &Options { start, mode }) = (*call.inputs.get("bank")?, call.options);
+        let [batch, slots, rows, width] = call.sizes.all("BSND");
+        if slots == 0 && rows > 0 {
+            return Err(op::wrong_shape("bank", "(B, S, D) with at least one slot", &bank).hint("Rows need a slot"));
+        }
+        let fits = start.checked_add(rows).is_some_and(|end| end <= slots);
+        if mode == Mode::Strict && !fits {
+            return Err(Error::new(Kind::Option, "start")
+                .expected(format_args!("room for {rows} rows after it, of {slots} slots"))
+                .got(start)
+                .hint("The mode `ring` goes on from the first slot"));
+        }
+        Ok(Problem { bank, batch, slots, rows, width, start: start % slots.max(1) })
     }
 
     fn cpu(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, _exec: &Exec) -> Result<()> {
@@ -144,7 +129,7 @@ impl Op for WriteShort {
         Ok(())
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let (mut bank, rows) = (inputs.get("bank")?.clone(), inputs.get("rows")?);
         for i in 0..problem.rows {
             let slot = (problem.start + i) % problem.slots;

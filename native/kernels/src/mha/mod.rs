@@ -18,42 +18,27 @@ use crate::attention;
 use crate::attention::decode;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Slot};
+use crate::options;
 use crate::rope::Pairing;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// How many heads there are, `H` in the shapes; 1 by default.
-    pub heads: usize,
-    /// Whether a token sees no later ones.
-    pub causal: bool,
-    /// The base of rotary angles; no rotation by default.
-    pub rope_theta: Option<f64>,
-    /// Which elements are rotated in pairs.
-    pub pairing: Pairing,
-    /// How many rows of the cache are there, if there is one.
-    pub cached: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { heads: 1, causal: false, rope_theta: None, pairing: Pairing::Half, cached: 0 }
+options! {
+    /// The options.
+    pub struct Options {
+        /// how many heads there are
+        heads: usize = 1;
+        /// whether a token sees no later ones
+        causal: bool = false;
+        /// the base of rotary angles; no rotation by default
+        rope_theta: Option<f64> = None;
+        /// of rotation: half or interleaved
+        pairing: Pairing = Pairing::Half;
+        /// how many rows of the cache are there
+        cached: usize = 0;
     }
 }
-
-/// The documentation of the options.
-pub const OPTIONS: [OptionDoc; 5] = [
-    OptionDoc { name: "heads", takes: "integer", help: "how many heads there are; 1 by default" },
-    OptionDoc { name: "causal", takes: "flag", help: "whether a token sees no later ones" },
-    OptionDoc { name: "rope_theta", takes: "float", help: "the base of rotary angles; no rotation by default" },
-    OptionDoc { name: "pairing", takes: "text", help: "of rotation: half, the default, or interleaved" },
-    decode::CACHED,
-];
 
 /// A cache of keys and values, `C` rows long.
 pub const CACHE: [Slot; 2] =
@@ -95,37 +80,12 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let x = inputs.get("x")?;
-        let &[batch, length, width] = &x.shape[..] else {
-            return Err(op::wrong_shape("x", "(B, L, D)", x));
-        };
-        for (name, dims) in [("wqkv", &[3 * width, width][..]), ("wo", &[width, width]), ("bo", &[width])] {
-            op::same_shape(inputs, name, dims).map_err(|e| e.hint("Weights are stored (out, in)"))?;
-        }
-        let Options { heads, causal, rope_theta, pairing, cached } = *options;
-        attention::repeated(inputs, "mask", [batch, heads, length, cached.saturating_add(length)])?;
-        if heads == 0 || !width.is_multiple_of(heads) {
-            return Err(Error::new(Kind::Option, "heads").expected(format_args!("a divisor of {width}")).got(heads));
-        }
-        if rope_theta.is_some() && !(width / heads).is_multiple_of(2) {
-            return Err(Error::new(Kind::Option, "heads")
-                .expected("heads of an even width, to rotate pairs")
-                .got(format_args!("{heads} of {}", width / heads)));
-        }
-        let cache = cache(inputs)?;
-        let problem =
-            Problem { batch, length, width, heads, causal, rope_theta, pairing, dtype: x.dtype, cache, cached };
-        problem.check_cache()?;
-        Ok(problem)
-    }
-
     fn check_cache(&self) -> Result<()> {
         match self.cache {
             Some([keys, values]) => {
                 let new = Spec::new(self.dtype, &self.in_heads())?;
                 let inputs = [("q", new), ("k", new), ("v", new), ("keys", keys), ("values", values)];
-                decode::Decode::check(&inputs.into_iter().collect(), &self.decode()).map(|_| ())
+                op::part::<decode::Decode>(&inputs.into_iter().collect(), &self.decode()).map(|_| ())
             }
             None if self.cached == 0 => Ok(()),
             None => Err(Error::new(Kind::Option, "cached")
@@ -151,13 +111,13 @@ impl Problem {
     }
 }
 
-/// What it computes from beside a cache.
+/// What it computes from beside a cache. The last axis of a mask is as long as cache and sequence together.
 const LAYER: [Slot; 5] = [
     Slot::new("x", "(B, L, D)"),
     Slot::new("wqkv", "(3D, D)"),
     Slot::new("wo", "(D, D)"),
     Slot::new("bo", "(D)").optional(),
-    Slot::new("mask", "(B|1, H|1, L|1, L|1)").mask().optional(),
+    Slot::new("mask", "(B|1, H|1, L|1, L|1)").mask().optional().loose(),
 ];
 
 /// Multi-head self-attention.
@@ -167,15 +127,29 @@ impl Op for Mha {
     const NAME: &'static str = "mha";
     const ABOUT: &'static str = "Multi-head self-attention with its projections";
     const INPUTS: &'static [Slot] = &op::slots::<7>(&LAYER, &CACHE);
-    const OPTIONS: &'static [OptionDoc] = &OPTIONS;
+    const HINT: &'static str = "Layout is channel-last: (batch, length, channels); weights are stored (out, in)";
     const COTANGENTS: &'static [&'static str] = &["dy"];
     const IN_PLACE: &'static [&'static str] = &["keys", "values"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let [batch, length, width] = call.sizes.all("BLD");
+        let Options { heads, causal, rope_theta, pairing, cached } = *call.options;
+        attention::repeated(call.inputs, "mask", [batch, heads, length, cached.saturating_add(length)])?;
+        if heads == 0 || !width.is_multiple_of(heads) {
+            return Err(Error::new(Kind::Option, "heads").expected(format_args!("a divisor of {width}")).got(heads));
+        }
+        if rope_theta.is_some() && !(width / heads).is_multiple_of(2) {
+            return Err(Error::new(Kind::Option, "heads")
+                .expected("heads of an even width, to rotate pairs")
+                .got(format_args!("{heads} of {}", width / heads)));
+        }
+        let (cache, dtype) = (cache(call.inputs)?, call.storage);
+        let problem = Problem { batch, length, width, heads, causal, rope_theta, pairing, dtype, cache, cached };
+        problem.check_cache()?;
+        Ok(problem)
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
@@ -184,7 +158,7 @@ impl Op for Mha {
         op::product(&[4, batch, length, width, width.max(keys)])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let Problem { batch, length, width, dtype, .. } = *problem;
         let y = Spec::new(dtype, &[batch, length, width])?;
         let [keys, values] = problem.cache.map_or([None; 2], |cache| cache.map(Some));

@@ -28,45 +28,36 @@ use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::hds;
 use crate::norm::{EpsMode, RmsOptions};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// How many heads attention has; 1 by default.
-    pub heads: usize,
-    /// The recurrence's weight of the gated mean: 0.1 by default, 0 without `wm` and `bm`.
-    pub mix: Option<f64>,
-    /// The weight of `v` in the sum; 0.1 by default.
-    pub v_mix: f64,
-    /// What keeps the norms' divisors from 0.
-    pub eps: f64,
-    /// Where that goes: outside of the root by default.
-    pub norm: EpsMode,
-    /// How many levels the hierarchy has, that of the memory among them; 3 by default.
-    pub levels: usize,
-    /// How many slots of a level make one of the next; 4 by default.
-    pub ratio: usize,
-    /// How many writes a memory that is a ring has had; 0 by default.
-    pub cursor: usize,
-    /// Keeps every element of the state within plus and minus this; none by default.
-    pub state_clip: Option<f64>,
-    /// Divides the state by its root mean square after each step.
-    pub state_norm: bool,
-    /// Whether the gradient shall compute again what it needs; true by default.
-    pub checkpoint: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        let (block_recurrence::Options { mix, state_clip, state_norm }, hds::Options { levels, ratio, cursor }) =
-            Default::default();
-        let (heads, v_mix, eps, norm) = (1, 0.1, 1e-6, EpsMode::Outside);
-        Options { heads, mix, v_mix, eps, norm, levels, ratio, cursor, state_clip, state_norm, checkpoint: true }
+options! {
+    /// The options.
+    pub struct Options {
+        /// how many heads attention has
+        heads: usize = 1;
+        /// weight of the gated mean; 0.1 by default, 0 without wm and bm
+        mix: Option<f64> = None;
+        /// weight of v in the sum
+        v_mix: f64 = 0.1;
+        /// what keeps the norms' divisors from 0
+        eps: f64 = 1e-6, positive;
+        /// where eps goes: outside of the root or inside
+        norm: EpsMode = EpsMode::Outside;
+        /// how many levels there are with the bank
+        levels: usize = 3;
+        /// slots that make one of the next level
+        ratio: usize = 4;
+        /// the oldest slot of a memory that is a ring
+        cursor: usize = 0;
+        /// bound of the state's elements; none by default
+        state_clip: Option<f64> = None, positive;
+        /// divide the state by its root mean square after each step
+        state_norm: bool = false;
+        /// whether the gradient computes again what it needs
+        checkpoint: bool = true;
     }
 }
 
@@ -98,33 +89,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let (x, wf1) = (*inputs.get("x")?, inputs.get("wf1")?);
-        let &[batch, length, width] = &x.shape[..] else {
-            return Err(op::wrong_shape("x", "(B, L, D)", &x));
-        };
-        let hidden = match wf1.shape[..] {
-            [hidden, inputs] if inputs == width => hidden,
-            _ => return Err(op::wrong_shape("wf1", &format!("(F, {width})"), wf1).hint(WEIGHTS)),
-        };
-        for name in VECTORS {
-            op::same_shape(inputs, name, &[width])?;
-        }
-        for name in SQUARES {
-            op::same_shape(inputs, name, &[width; 2]).map_err(|e| e.hint(WEIGHTS))?;
-        }
-        op::same_shape(inputs, "wm", &[width, 2 * width]).map_err(|e| e.hint(WEIGHTS))?;
-        op::same_shape(inputs, "wf2", &[width, hidden]).map_err(|e| e.hint(WEIGHTS))?;
-        op::same_shape(inputs, "bf1", &[hidden])?;
-        op::same_shape(inputs, "initial_state", &[batch, width])?;
-        for name in ["h", "gamma", "context", "q", "k", "v", "z"] {
-            op::same_shape(inputs, name, &x.shape)?;
-        }
-        op::same_shape(inputs, "hidden", &[batch, length, hidden])?;
-        let memory = *inputs.get("k_mem")?;
-        Ok(Problem { x, memory, hidden, options: options.clone() })
-    }
-
     fn in_f64(&self) -> Problem {
         let f64 = |spec: Spec| Spec { dtype: DType::F64, ..spec };
         Problem { x: f64(self.x), memory: f64(self.memory), hidden: self.hidden, options: self.options.clone() }
@@ -145,11 +109,6 @@ impl Problem {
         Spec::new(self.x.dtype.wide(), &[batch, width])
     }
 
-    fn summary(&self) -> Result<Spec> {
-        let [batch, _, width] = self.sizes();
-        Spec::new(self.x.dtype, &[batch, width])
-    }
-
     /// The top level of the hierarchy over a memory.
     fn top(&self) -> Result<Spec> {
         let hds::Options { levels, ratio, .. } = self.options.hierarchy();
@@ -159,15 +118,11 @@ impl Problem {
     }
 }
 
-const WEIGHTS: &str = "Weights are stored (out, in)";
-const VECTORS: [&str; 11] = ["n1", "n2", "bq", "bk", "bv", "bz", "bgate", "bm", "baq", "bao", "bf2"];
-const SQUARES: [&str; 7] = ["wq", "wk", "wv", "wz", "wgate", "waq", "wao"];
-
 /// What it computes from.
 const BLOCK: [Slot; 34] = [
     Slot::new("x", "(B, L, D)"),
     Slot::new("k_mem", "(B|1, M, D)"),
-    Slot::new("v_mem", "(B|1, M, D)"),
+    Slot::new("v_mem", "(B|1, M, D)").loose(),
     Slot::new("n1", "(D)").wide(),
     Slot::new("n2", "(D)").wide(),
     Slot::new("wq", "(D, D)"),
@@ -202,7 +157,7 @@ const BLOCK: [Slot; 34] = [
 ];
 
 /// What the gradient takes beside: outputs, each computed again where it is absent, and cotangents.
-const OUTPUTS: [Slot; 14] = [
+const BESIDE: [Slot; 14] = [
     Slot::new("h", "(B, L, D)").optional(),
     Slot::new("gamma", "(B, L, D)").optional(),
     Slot::new("context", "(B, L, D)").optional(),
@@ -226,34 +181,30 @@ impl Op for MmrecBlock {
     const NAME: &'static str = "mmrec_block";
     const ABOUT: &'static str = "Block of MM-Rec: gated recurrence, attention over a memory and feed-forward layer";
     const INPUTS: &'static [Slot] = &BLOCK;
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "heads", takes: "integer", help: "how many heads attention has; 1 by default" },
-        OptionDoc {
-            help: "weight of the gated mean; 0.1 by default, 0 without wm and bm",
-            ..block_recurrence::OPTIONS[0]
-        },
-        OptionDoc { name: "v_mix", takes: "float", help: "weight of v in the sum; 0.1 by default" },
-        OptionDoc { name: "eps", takes: "float", help: "what keeps the norms' divisors from 0; 1e-6 by default" },
-        OptionDoc { name: "norm", takes: "text", help: "where eps goes: outside of the root, the default, or inside" },
-        hds::LEVELS,
-        hds::RATIO,
-        OptionDoc {
-            name: "cursor",
-            takes: "integer",
-            help: "the oldest slot of a memory that is a ring; 0 by default",
-        },
-        block_recurrence::OPTIONS[1],
-        block_recurrence::OPTIONS[2],
-        OptionDoc { name: "checkpoint", takes: "flag", help: "whether the gradient computes again what it needs" },
+    const OUTPUTS: &'static [Output] = &[
+        Output::new("y", "(B, L, D)"),
+        Output::new("h", "(B, L, D)"),
+        Output::new("last_state", "(B, D)").wide(),
+        Output::new("gamma", "(B, L, D)"),
+        Output::new("context", "(B, L, D)"),
+        Output::new("summary", "(B, D)"),
+        Output::new("q", "(B, L, D)").unless("checkpoint"),
+        Output::new("k", "(B, L, D)").unless("checkpoint"),
+        Output::new("v", "(B, L, D)").unless("checkpoint"),
+        Output::new("z", "(B, L, D)").unless("checkpoint"),
+        Output::new("hidden", "(B, L, F)").unless("checkpoint"),
     ];
+    const HINT: &'static str = "Layout is channel-last: (batch, length, channels); weights are stored (out, in)";
     const COTANGENTS: &'static [&'static str] = &["dy", "dh", "dlast_state", "dgamma", "dcontext", "dsummary"];
 
     type Options = Options;
     type Problem = Problem;
 
     /// Checks what the parts would find too late: then some of them have run.
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let problem = Problem::new(inputs, options)?;
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
+        let (x, memory) = (*inputs.get("x")?, *inputs.get("k_mem")?);
+        let problem = Problem { x, memory, hidden: call.sizes.of('F'), options: options.clone() };
         steps::check(&problem, inputs)?;
         Ok(problem)
     }
@@ -265,25 +216,6 @@ impl Op for MmrecBlock {
         op::product(&[batch, length, op::elements(inputs, &weights)]).saturating_add(attention)
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let x = problem.x;
-        let mut outputs: Named<_> = [
-            ("y", x),
-            ("h", x),
-            ("last_state", problem.last_state()?),
-            ("gamma", x),
-            ("context", x),
-            ("summary", problem.summary()?),
-        ]
-        .into_iter()
-        .collect();
-        if !problem.options.checkpoint {
-            ["q", "k", "v", "z"].into_iter().for_each(|name| outputs.push(name, x));
-            outputs.push("hidden", problem.hidden()?);
-        }
-        Ok(outputs)
-    }
-
     crate::forward_by_steps!();
 }
 
@@ -292,7 +224,7 @@ pub type MmrecBlockBackward = Backward<MmrecBlock>;
 
 impl Differentiable for MmrecBlock {
     const BACKWARD: &'static str = "mmrec_block_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<48>(&BLOCK, &OUTPUTS);
+    const GIVEN: &'static [Slot] = &op::slots::<48>(&BLOCK, &BESIDE);
 
     crate::backward_by_steps!();
 }

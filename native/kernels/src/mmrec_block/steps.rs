@@ -9,7 +9,7 @@ use crate::linear;
 use crate::mdi::gamma::{MdiGamma, NETWORKS};
 use crate::multi_memory_attention::{self, MultiMemoryAttention};
 use crate::norm::RmsNorm;
-use crate::op::{Named, Op, named};
+use crate::op::{self, Named, named};
 use crate::place::{Map, Place};
 use crate::tensor::{Described, Spec};
 
@@ -25,26 +25,16 @@ const RECURRENCE: [[&str; 2]; 5] =
 /// The weights of attention.
 const ATTENTION: [&str; 4] = ["waq", "baq", "wao", "bao"];
 
-/// Checks the inputs and options of the parts.
+/// Checks what is not proven yet of the inputs and options of the parts.
 pub fn check(problem: &Problem, inputs: &Named<Spec>) -> Result<()> {
     let (x, options) = (problem.x, &problem.options);
-    let mut all: Named<Spec> = [("z", x), ("context", x)].into_iter().collect();
-    let weights = NETWORKS.into_iter().flat_map(|[_, weights @ ..]| weights);
-    weights.for_each(|name| all.extend_with(name, inputs.find(name).copied()));
-    MdiGamma::check(&all, &Default::default())?;
-    let mut all: Named<Spec> = [("z", x), ("gamma", x)].into_iter().collect();
-    RECURRENCE.into_iter().for_each(|[to, from]| all.extend_with(to, inputs.find(from).copied()));
     block_recurrence::mixed(inputs, ["wm", "bm"], options.mix)?;
-    BlockRecurrence::check(&all, &options.recurrence())?;
-    crate::op::positive("eps", options.eps)?;
-    hds::within("levels", options.levels, 1..=hds::MOST_LEVELS)?;
-    for name in ["k_mem", "v_mem"] {
-        hds::Levels::new(name, inputs.get(name)?, &options.hierarchy())?;
-    }
+    hds::Levels::new("k_mem", &problem.memory, &options.hierarchy())?;
+    // Only then attention, which proves `v_mem`: where `k_mem` has no slots, that is what is wrong.
     let mut all: Named<Spec> =
         [("h", x), ("k_mem", problem.memory), ("v_mem", *inputs.get("v_mem")?)].into_iter().collect();
     ATTENTION.into_iter().for_each(|name| all.extend_with(name, inputs.find(name).copied()));
-    MultiMemoryAttention::check(&all, &multi_memory_attention::Options { heads: options.heads })?;
+    op::part::<MultiMemoryAttention>(&all, &multi_memory_attention::Options { heads: options.heads })?;
     Ok(())
 }
 
@@ -218,7 +208,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         }
         let spec = |name| Ok(Some(self.inputs.get(name)?.spec()));
         let specs = named([("k", spec("k_mem")?), ("v", spec("v_mem")?)]);
-        let levels = HdsConstruct::outputs(&HdsConstruct::check(&specs, &options)?)?;
+        let (_, levels) = op::part::<HdsConstruct>(&specs, &options)?;
         let mut all = levels.try_map(|&spec| self.place.empty(spec))?;
         let to = all.iter_mut().map(|(name, level)| (name.clone(), P::view_mut(level))).collect();
         let given = named([("k", Some(self.input("k_mem")?)), ("v", Some(self.input("v_mem")?))]);

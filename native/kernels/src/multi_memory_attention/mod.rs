@@ -15,22 +15,16 @@ mod steps;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// How many heads there are, `H` in the shapes; 1 by default.
-    pub heads: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { heads: 1 }
+options! {
+    /// The options.
+    pub struct Options {
+        /// how many heads there are
+        heads: usize = 1;
     }
 }
 
@@ -54,32 +48,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let (h, memory) = (inputs.get("h")?, inputs.get("k_mem")?);
-        let &[batch, length, width] = &h.shape[..] else {
-            return Err(op::wrong_shape("h", "(B, L, D)", h));
-        };
-        let (of_memory, slots) = match memory.shape[..] {
-            [of_memory, slots, columns] if columns == width && (of_memory == batch || of_memory == 1) => {
-                (of_memory, slots)
-            }
-            _ => {
-                let expected = format!("({batch} or 1, S, {width})");
-                return Err(op::wrong_shape("k_mem", &expected, memory).hint("A memory is batch or 1, slots and width"));
-            }
-        };
-        op::same_shape(inputs, "v_mem", &memory.shape).map_err(|e| e.hint("v_mem is like k_mem"))?;
-        op::same_shape(inputs, "q_in", &h.shape)?;
-        for (name, dims) in [("waq", &[width, width][..]), ("baq", &[width]), ("wao", &[width; 2]), ("bao", &[width])] {
-            op::same_shape(inputs, name, dims).map_err(|e| e.hint("Weights are stored (out, in)"))?;
-        }
-        let heads = options.heads;
-        if heads == 0 || !width.is_multiple_of(heads) {
-            return Err(Error::new(Kind::Option, "heads").expected(format_args!("a divisor of {width}")).got(heads));
-        }
-        Ok(Problem { batch, length, width, slots, shared: of_memory != batch, heads, dtype: h.dtype })
-    }
-
     fn lse(&self) -> Result<Spec> {
         Spec::new(self.dtype.wide(), &[self.batch, self.heads, self.length])
     }
@@ -105,15 +73,21 @@ impl Op for MultiMemoryAttention {
         Slot::new("bao", "(D)").optional(),
         Slot::new("q_in", "(B, L, D)").optional(),
     ];
-    const OPTIONS: &'static [OptionDoc] =
-        &[OptionDoc { name: "heads", takes: "integer", help: "how many heads there are; 1 by default" }];
+    const HINT: &'static str = "Layout is channel-last: (batch, length, channels); weights are stored (out, in)";
     const COTANGENTS: &'static [&'static str] = &["dy", "dlse"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let [batch, length, width, slots] = call.sizes.all("BLDS");
+        let memory = call.inputs.get("k_mem")?.shape;
+        op::same_shape(call.inputs, "v_mem", &memory).map_err(|e| e.hint("v_mem is like k_mem"))?;
+        let heads = call.options.heads;
+        if heads == 0 || !width.is_multiple_of(heads) {
+            return Err(Error::new(Kind::Option, "heads").expected(format_args!("a divisor of {width}")).got(heads));
+        }
+        Ok(Problem { batch, length, width, slots, shared: memory[0] != batch, heads, dtype: call.storage })
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
@@ -121,7 +95,7 @@ impl Op for MultiMemoryAttention {
         op::product(&[2, batch, length, width, width.saturating_add(slots)])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let y = Spec::new(problem.dtype, &[problem.batch, problem.length, problem.width])?;
         Ok([("y", y), ("lse", problem.lse()?)].into_iter().collect())
     }

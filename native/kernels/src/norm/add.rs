@@ -8,10 +8,10 @@
 //! The sum has the type of the arithmetic: in 16 bits it would lose what late layers add. It is changed in place.
 //! This is a step of models and not a public op: [`for_each_op`](crate::for_each_op) lacks it.
 
-use super::{Problem, RmsNorm, RmsOptions, cpu, cuda, reference};
+use super::{HINT, Problem, RmsOptions, Y, cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{Bound, Named, Op, Output, Slot};
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::ArrayD;
 
@@ -23,29 +23,23 @@ impl Op for AddRmsNorm {
     const ABOUT: &'static str = "Adds to a sum and normalises that";
     const INPUTS: &'static [Slot] =
         &[Slot::new("x", "(..., D)"), Slot::new("w", "(D)").wide(), Slot::new("sum", "(..., D)").wide()];
-    const OPTIONS: &'static [OptionDoc] = RmsNorm::OPTIONS;
+    const OUTPUTS: &'static [Output] = &[Output::new("sum", "(..., D)").wide(), Y];
+    const HINT: &'static str = HINT;
     const COTANGENTS: &'static [&'static str] = &[];
     const IN_PLACE: &'static [&'static str] = &["sum"];
 
     type Options = RmsOptions;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &RmsOptions) -> Result<Problem> {
-        let problem = Problem { eps_mode: options.eps_mode, ..Problem::new(inputs, options.eps)? };
-        op::same_shape(inputs, "sum", &problem.x.shape)?;
-        Ok(problem)
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let wide = problem.x.dtype.wide();
-        Ok([("sum", Spec { dtype: wide, ..problem.x }), ("y", problem.x)].into_iter().collect())
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        Ok(Problem { eps_mode: call.options.eps_mode, ..Problem::new(call, call.options.eps)? })
     }
 
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
         cpu::add(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let sum = inputs.get("sum")? + inputs.get("x")?;
         let of_sum = [("x", sum.clone()), ("w", inputs.get("w")?.clone())].into_iter().collect();
         let mut outputs = reference::forward(problem, &of_sum)?;

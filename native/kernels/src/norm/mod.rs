@@ -30,13 +30,14 @@ mod reference;
 use crate::activations::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
-use crate::tensor::{Shape, Spec, View, ViewMut};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
+use crate::tensor::{Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Where `eps` goes in the root mean square.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EpsMode {
     /// Under the root.
@@ -46,38 +47,26 @@ pub enum EpsMode {
     Outside,
 }
 
-/// The options of the root mean square.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RmsOptions {
-    /// What keeps the divisor from 0.
-    pub eps: f64,
-    /// Where it goes.
-    pub eps_mode: EpsMode,
-}
-
-impl Default for RmsOptions {
-    fn default() -> Self {
-        RmsOptions { eps: 1e-6, eps_mode: EpsMode::Inside }
+options! {
+    /// The options of the root mean square.
+    pub struct RmsOptions {
+        /// what keeps the divisor from 0
+        eps: f64 = 1e-6;
+        /// inside (the root) or outside
+        eps_mode: EpsMode = EpsMode::Inside;
     }
 }
 
-/// The options of layer normalisation.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LayerOptions {
-    /// What keeps the divisor from 0.
-    pub eps: f64,
-}
-
-impl Default for LayerOptions {
-    fn default() -> Self {
-        LayerOptions { eps: 1e-5 }
+options! {
+    /// The options of layer normalisation.
+    pub struct LayerOptions {
+        /// what keeps the divisor from 0
+        eps: f64 = 1e-5;
     }
 }
 
 /// The forms of GELU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gelu {
     /// By tanh.
@@ -96,19 +85,13 @@ impl From<Gelu> for Activation {
     }
 }
 
-/// The options of layer normalisation with GELU.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LayerGeluOptions {
-    /// What keeps the divisor from 0.
-    pub eps: f64,
-    /// Which GELU.
-    pub gelu: Gelu,
-}
-
-impl Default for LayerGeluOptions {
-    fn default() -> Self {
-        LayerGeluOptions { eps: 1e-5, gelu: Gelu::Tanh }
+options! {
+    /// The options of layer normalisation with GELU.
+    pub struct LayerGeluOptions {
+        /// what keeps the divisor from 0
+        eps: f64 = 1e-5;
+        /// tanh or erf
+        gelu: Gelu = Gelu::Tanh;
     }
 }
 
@@ -129,49 +112,22 @@ pub struct Problem {
     pub eps_mode: EpsMode,
     /// The activation applied to the result.
     pub activation: Option<Activation>,
-    /// Whether `mean` and `rstd` are outputs.
-    pub statistics: bool,
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, eps: f64) -> Result<Problem> {
-        let x = *inputs.get("x")?;
-        let Some((&columns, rows)) = x.shape.split_last() else {
-            return Err(op::wrong_shape("x", "(..., D)", &x).hint("The last axis is the one to normalise over"));
-        };
+    fn new<O: Op>(call: &Bound<O>, eps: f64) -> Result<Problem> {
         if !(eps >= 0.0 && eps.is_finite()) {
             return Err(Error::new(Kind::Option, "eps").expected("a finite number, not negative").got(eps));
         }
-        for name in ["w", "b"] {
-            op::same_shape(inputs, name, &[columns])
-                .map_err(|e| e.hint("It has one value for each element of the last axis of x"))?;
-        }
         Ok(Problem {
-            x,
-            rows: rows.iter().product(),
-            columns,
+            x: *call.inputs.get("x")?,
+            rows: call.sizes.rows().iter().product(),
+            columns: call.sizes.of('D'),
             centered: false,
             eps,
             eps_mode: EpsMode::Inside,
             activation: None,
-            statistics: false,
         })
-    }
-
-    fn layer(inputs: &Named<Spec>, eps: f64) -> Result<Problem> {
-        Ok(Problem { centered: true, ..Problem::new(inputs, eps)? })
-    }
-
-    fn outputs(&self) -> Result<Named<Spec>> {
-        let mut outputs = Named::default();
-        outputs.push("y", self.x);
-        if self.statistics {
-            let rows = &self.x.shape[..self.x.shape.len() - 1];
-            let statistic = Spec { dtype: self.x.dtype.wide(), shape: Shape::new(rows)? };
-            outputs.push("mean", statistic);
-            outputs.push("rstd", statistic);
-        }
-        Ok(outputs)
     }
 
     /// A power of two near `1 / sqrt(D)`, and what makes a sum of squares of numbers times it a mean.
@@ -181,12 +137,15 @@ impl Problem {
     }
 }
 
+/// What else to say of a wrong shape.
+const HINT: &str = "Rows are normalised over the last axis of x";
+
 /// What all three do where they run.
 macro_rules! norm {
     ($op:ident, $backward:literal, $given:expr) => {
         impl Differentiable for $op {
             const BACKWARD: &'static str = $backward;
-            const GIVEN: &'static [Slot] = $given;
+            const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, $given);
 
             fn cpu_backward(
                 call: &Gradient<Problem>,
@@ -216,13 +175,10 @@ macro_rules! norm {
 /// The part of [`Op`] that is the same in all three.
 macro_rules! forward {
     () => {
+        const HINT: &'static str = HINT;
         const COTANGENTS: &'static [&'static str] = &["dy"];
 
         type Problem = Problem;
-
-        fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-            problem.outputs()
-        }
 
         fn cpu(
             problem: &Problem,
@@ -233,7 +189,7 @@ macro_rules! forward {
             cpu::forward(problem, inputs, outputs, exec)
         }
 
-        fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
             reference::forward(problem, inputs)
         }
 
@@ -243,6 +199,9 @@ macro_rules! forward {
     };
 }
 
+/// The normalised rows.
+const Y: Output = Output::new("y", "(..., D)");
+
 /// Root mean square normalisation.
 pub struct RmsNorm;
 
@@ -250,14 +209,11 @@ impl Op for RmsNorm {
     const NAME: &'static str = "rms_norm";
     const ABOUT: &'static str = "Root mean square normalisation of rows";
     const INPUTS: &'static [Slot] = &[Slot::new("x", "(..., D)"), Slot::new("w", "(D)").wide()];
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "eps", takes: "float", help: "what keeps the divisor from 0; 1e-6 by default" },
-        OptionDoc { name: "eps_mode", takes: "text", help: "inside (the root), the default, or outside" },
-    ];
+    const OUTPUTS: &'static [Output] = &[Y];
     type Options = RmsOptions;
 
-    fn check(inputs: &Named<Spec>, options: &RmsOptions) -> Result<Problem> {
-        Ok(Problem { eps_mode: options.eps_mode, ..Problem::new(inputs, options.eps)? })
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        Ok(Problem { eps_mode: call.options.eps_mode, ..Problem::new(call, call.options.eps)? })
     }
 
     forward!();
@@ -266,7 +222,7 @@ impl Op for RmsNorm {
 /// The gradient of [`RmsNorm`].
 pub type RmsNormBackward = Backward<RmsNorm>;
 
-norm!(RmsNorm, "rms_norm_backward", &op::slots::<3>(RmsNorm::INPUTS, &[Slot::new("dy", "(..., D)")]));
+norm!(RmsNorm, "rms_norm_backward", ["x", "w", "dy"]);
 
 /// The inputs of layer normalisation.
 const LAYER: &[Slot] = &[Slot::new("x", "(..., D)"), Slot::new("w", "(D)").wide(), Slot::new("b", "(D)").wide()];
@@ -278,12 +234,11 @@ impl Op for LayerNorm {
     const NAME: &'static str = "layer_norm";
     const ABOUT: &'static str = "Layer normalisation of rows";
     const INPUTS: &'static [Slot] = LAYER;
-    const OPTIONS: &'static [OptionDoc] =
-        &[OptionDoc { name: "eps", takes: "float", help: "what keeps the divisor from 0; 1e-5 by default" }];
+    const OUTPUTS: &'static [Output] = &[Y, Output::new("mean", "(...)").wide(), Output::new("rstd", "(...)").wide()];
     type Options = LayerOptions;
 
-    fn check(inputs: &Named<Spec>, options: &LayerOptions) -> Result<Problem> {
-        Ok(Problem { statistics: true, ..Problem::layer(inputs, options.eps)? })
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        Ok(Problem { centered: true, ..Problem::new(call, call.options.eps)? })
     }
 
     forward!();
@@ -292,7 +247,7 @@ impl Op for LayerNorm {
 /// The gradient of [`LayerNorm`].
 pub type LayerNormBackward = Backward<LayerNorm>;
 
-norm!(LayerNorm, "layer_norm_backward", &op::slots::<4>(LAYER, &[Slot::new("dy", "(..., D)")]));
+norm!(LayerNorm, "layer_norm_backward", ["x", "w", "b", "dy"]);
 
 /// Layer normalisation fused with GELU, in one pass over memory.
 pub struct LayerNormGelu;
@@ -301,14 +256,12 @@ impl Op for LayerNormGelu {
     const NAME: &'static str = "layer_norm_gelu";
     const ABOUT: &'static str = "Layer normalisation of rows, then GELU";
     const INPUTS: &'static [Slot] = LAYER;
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "eps", takes: "float", help: "what keeps the divisor from 0; 1e-5 by default" },
-        OptionDoc { name: "gelu", takes: "text", help: "tanh, the default, or erf" },
-    ];
+    const OUTPUTS: &'static [Output] = &[Y];
     type Options = LayerGeluOptions;
 
-    fn check(inputs: &Named<Spec>, options: &LayerGeluOptions) -> Result<Problem> {
-        Ok(Problem { activation: Some(options.gelu.into()), ..Problem::layer(inputs, options.eps)? })
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let activation = Some(call.options.gelu.into());
+        Ok(Problem { centered: true, activation, ..Problem::new(call, call.options.eps)? })
     }
 
     forward!();
@@ -317,4 +270,4 @@ impl Op for LayerNormGelu {
 /// The gradient of [`LayerNormGelu`].
 pub type LayerNormGeluBackward = Backward<LayerNormGelu>;
 
-norm!(LayerNormGelu, "layer_norm_gelu_backward", &op::slots::<4>(LAYER, &[Slot::new("dy", "(..., D)")]));
+norm!(LayerNormGelu, "layer_norm_gelu_backward", ["x", "w", "b", "dy"]);

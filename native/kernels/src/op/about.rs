@@ -1,6 +1,6 @@
 //! What an op takes and gives, as data: what code that is the same for every op knows of one.
 
-use super::{Name, Named, Op, OptionDoc, Precision, Slot};
+use super::{Name, Named, Op, OptionDoc, Options, Output, Precision, Slot};
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Spec};
 use std::borrow::Cow;
@@ -14,9 +14,13 @@ pub struct About {
     pub about: &'static str,
     /// [`Op::INPUTS`]
     pub inputs: &'static [Slot],
+    /// [`Op::OUTPUTS`]
+    pub outputs: &'static [Output],
+    /// [`Op::HINT`]
+    pub hint: &'static str,
     /// [`Op::STORAGE`]
     pub storage: &'static [DType],
-    /// [`Op::OPTIONS`]
+    /// [`Options::DOCS`]
     pub options: &'static [OptionDoc],
     /// [`Op::COTANGENTS`]
     pub cotangents: &'static [&'static str],
@@ -33,8 +37,10 @@ pub const fn about<O: Op>() -> &'static About {
             name: O::NAME,
             about: O::ABOUT,
             inputs: O::INPUTS,
+            outputs: O::OUTPUTS,
+            hint: O::HINT,
             storage: O::STORAGE,
-            options: O::OPTIONS,
+            options: <O::Options as Options>::DOCS,
             cotangents: O::COTANGENTS,
             backward_of: O::BACKWARD_OF,
             in_place: O::IN_PLACE,

@@ -1,5 +1,6 @@
 //! Checked calls, and ops whose type is not known.
 
+use super::options::{OptionInfo, describe};
 use super::{About, Name, Named, Op, about};
 use crate::cpu;
 use crate::cuda;
@@ -32,7 +33,7 @@ pub struct Call {
 trait Checked: Send + Sync {
     fn work(&self, inputs: &Named<Spec>) -> u64;
     fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()>;
-    fn reference(&self, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>;
+    fn reference(&self, inputs: &Named<ArrayD<f64>>, outputs: &Named<Spec>) -> Result<Named<ArrayD<f64>>>;
     fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()>;
 }
 
@@ -47,8 +48,8 @@ impl<O: Op> Checked for ProblemOf<O> {
         O::cpu(&self.0, inputs, outputs, exec)
     }
 
-    fn reference(&self, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        O::reference(&self.0, inputs)
+    fn reference(&self, inputs: &Named<ArrayD<f64>>, outputs: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
+        O::reference(&self.0, inputs, outputs)
     }
 
     fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()> {
@@ -59,8 +60,7 @@ impl<O: Op> Checked for ProblemOf<O> {
 impl Call {
     /// Checks inputs and options of `O`.
     pub fn new<O: Op>(inputs: Named<Spec>, options: &O::Options) -> Result<Call> {
-        let problem = super::check::<O>(&inputs, options)?;
-        let outputs = O::outputs(&problem).map_err(|error| error.in_op(O::NAME))?;
+        let (problem, outputs) = super::check::<O>(&inputs, options)?;
         Ok(Call { op: about::<O>(), problem: Box::new(ProblemOf::<O>(problem)), inputs, outputs })
     }
 
@@ -104,10 +104,15 @@ impl Call {
         }
     }
 
+    /// Computes in f64, as plainly as the formula; may give more than the outputs.
+    pub fn reference(&self, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        self.problem.reference(inputs, &self.outputs)
+    }
+
     fn run_reference(&self, inputs: &Named<View>, outputs: Named<ViewMut>) -> Result<()> {
         let mut given = inputs.map(View::to_f64);
         self.op.held(inputs, &outputs).for_each(|(name, tensor)| given.push(name, tensor.view().to_f64()));
-        let mut results = self.problem.reference(&given)?;
+        let mut results = self.reference(&given)?;
         for (name, output) in outputs {
             output.store_f64(&results.expect(&name)?);
         }
@@ -164,6 +169,9 @@ pub trait AnyOp: Send + Sync {
     /// What it takes and gives.
     fn about(&self) -> &'static About;
 
+    /// Its options.
+    fn options(&self) -> Vec<OptionInfo>;
+
     /// The op with these options, which are refused where it does not know a name or a value has another type.
     fn with(&self, options: &mut dyn Deserializer) -> std::result::Result<Configured, erased_serde::Error>;
 }
@@ -182,6 +190,10 @@ impl<O> Any<O> {
 impl<O: Op> AnyOp for Any<O> {
     fn about(&self) -> &'static About {
         about::<O>()
+    }
+
+    fn options(&self) -> Vec<OptionInfo> {
+        describe::<O::Options>()
     }
 
     fn with(&self, options: &mut dyn Deserializer) -> std::result::Result<Configured, erased_serde::Error> {

@@ -53,12 +53,14 @@ pub struct Slot {
     pub precision: Precision,
     /// Whether it may be absent.
     pub optional: bool,
+    /// Whether the words only show what is usual, and the op proves its shape itself.
+    pub loose: bool,
 }
 
 impl Slot {
     /// A required input of the storage type.
     pub const fn new(name: &'static str, shape: &'static str) -> Slot {
-        Slot { name, shape, precision: Precision::Storage, optional: false }
+        Slot { name, shape, precision: Precision::Storage, optional: false, loose: false }
     }
 
     /// This slot, stored in the type of the arithmetic.
@@ -86,6 +88,14 @@ impl Slot {
     }
 }
 
+impl Slot {
+    /// This slot, whose shape the op proves itself.
+    pub const fn loose(mut self) -> Slot {
+        self.loose = true;
+        self
+    }
+}
+
 /// The slots of both lists, `N` together.
 pub const fn slots<const N: usize>(first: &[Slot], more: &[Slot]) -> [Slot; N] {
     assert!(first.len() + more.len() == N, "as many as there are");
@@ -98,13 +108,106 @@ pub const fn slots<const N: usize>(first: &[Slot], more: &[Slot]) -> [Slot; N] {
     all
 }
 
-/// One option of an op, for its documentation and for the command line.
+/// The slots of what a gradient takes, by names: inputs of the op, outputs of it, and cotangents, which are outputs with a
+/// `d` before. Cotangents of outputs that only some calls have are optional.
+pub const fn given<const N: usize>(inputs: &[Slot], outputs: &[Output], names: [&'static str; N]) -> [Slot; N] {
+    let mut slots = [inputs[0]; N];
+    let mut i = 0;
+    while i < N {
+        slots[i] = one_given(inputs, outputs, names[i]);
+        i += 1;
+    }
+    slots
+}
+
+const fn one_given(inputs: &[Slot], outputs: &[Output], name: &'static str) -> Slot {
+    let mut i = 0;
+    while i < inputs.len() {
+        if ends_with(name, inputs[i].name, 0) {
+            return inputs[i];
+        }
+        i += 1;
+    }
+    let mut i = 0;
+    while i < outputs.len() {
+        let Output { name: output, shape, precision, when } = outputs[i];
+        let is_cotangent = name.as_bytes()[0] == b'd' && ends_with(name, output, 1);
+        if is_cotangent || ends_with(name, output, 0) {
+            let optional = is_cotangent && !matches!(when, When::Always);
+            return Slot { name, shape, precision, optional, loose: false };
+        }
+        i += 1;
+    }
+    panic!("a gradient takes inputs, outputs and cotangents")
+}
+
+/// Whether the name is this one after its first bytes.
+const fn ends_with(name: &str, end: &str, after: usize) -> bool {
+    let (name, end) = (name.as_bytes(), end.as_bytes());
+    if name.len() != end.len() + after {
+        return false;
+    }
+    let mut i = 0;
+    while i < end.len() {
+        if name[after + i] != end[i] {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+/// One output of an op.
 #[derive(Clone, Copy, Debug)]
-pub struct OptionDoc {
-    /// The name in maps; on the command line with dashes.
+pub struct Output {
+    /// The name in files and maps.
     pub name: &'static str,
-    /// What values it takes: `flag`, `pair`, `integer`, `float` or `text`.
-    pub takes: &'static str,
-    /// What it does and its default, in a line.
-    pub help: &'static str,
+    /// Its shape in the letters of the inputs.
+    pub shape: &'static str,
+    /// How its element type relates to the storage type.
+    pub precision: Precision,
+    /// Which calls have it.
+    pub when: When,
+}
+
+/// Which calls have an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// All.
+    Always,
+    /// Those with this option.
+    Asked(&'static str),
+    /// Those without this option.
+    Unless(&'static str),
+}
+
+impl Output {
+    /// An output of the storage type that every call has.
+    pub const fn new(name: &'static str, shape: &'static str) -> Output {
+        Output { name, shape, precision: Precision::Storage, when: When::Always }
+    }
+
+    /// This output, in the type of the arithmetic.
+    pub const fn wide(mut self) -> Output {
+        self.precision = Precision::Wide;
+        self
+    }
+
+    /// This output, stored as `dtype`.
+    pub const fn exactly(mut self, dtype: DType) -> Output {
+        self.precision = Precision::Exactly(dtype);
+        self
+    }
+
+    /// This output, of calls with a flag.
+    pub const fn asked_by(mut self, option: &'static str) -> Output {
+        self.when = When::Asked(option);
+        self
+    }
+
+    /// This output, of calls without a flag.
+    pub const fn unless(mut self, option: &'static str) -> Output {
+        self.when = When::Unless(option);
+        self
+    }
 }

@@ -1,6 +1,6 @@
 //! Gradients of ops, which are ops too.
 
-use super::{Named, Op, OptionDoc, Slot, same_shape, work_of_gradient};
+use super::{Bound, Named, Op, Slot, same_shape, work_of_gradient};
 use crate::cpu;
 use crate::cuda;
 use crate::error::Result;
@@ -64,7 +64,7 @@ impl<O: Differentiable> Op for Backward<O> {
     const NAME: &'static str = O::BACKWARD;
     const ABOUT: &'static str = "The gradient of an op";
     const INPUTS: &'static [Slot] = O::GIVEN;
-    const OPTIONS: &'static [OptionDoc] = O::OPTIONS;
+    const HINT: &'static str = O::HINT;
     const COTANGENTS: &'static [&'static str] = &[];
     const BACKWARD_OF: Option<&'static str> = Some(O::NAME);
 
@@ -72,9 +72,11 @@ impl<O: Differentiable> Op for Backward<O> {
     type Options = O::Options;
     type Problem = Gradient<O::Problem>;
 
-    fn check(inputs: &Named<Spec>, options: &O::Options) -> Result<Gradient<O::Problem>> {
-        let of = O::check(inputs, options)?;
-        for (name, spec) in O::outputs(&of)?.iter() {
+    fn check(call: &Bound<Self>) -> Result<Gradient<O::Problem>> {
+        let Bound { inputs, options, sizes, storage } = *call;
+        let call = Bound { inputs, options, sizes, storage };
+        let of = O::check(&call)?;
+        for (name, spec) in O::outputs(&of, &call)?.iter() {
             same_shape(inputs, name, &spec.shape)?;
             same_shape(inputs, &format!("d{name}"), &spec.shape)?;
         }
@@ -85,7 +87,7 @@ impl<O: Differentiable> Op for Backward<O> {
         work_of_gradient::<O>(&call.of, inputs)
     }
 
-    fn outputs(call: &Gradient<O::Problem>) -> Result<Named<Spec>> {
+    fn outputs(call: &Gradient<O::Problem>, _: &Bound<Self>) -> Result<Named<Spec>> {
         Ok(call.outputs.clone())
     }
 
@@ -93,7 +95,11 @@ impl<O: Differentiable> Op for Backward<O> {
         O::cpu_backward(call, inputs, outputs, exec)
     }
 
-    fn reference(call: &Gradient<O::Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(
+        call: &Gradient<O::Problem>,
+        inputs: &Named<ArrayD<f64>>,
+        _: &Named<Spec>,
+    ) -> Result<Named<ArrayD<f64>>> {
         O::reference_backward(call, inputs)
     }
 

@@ -4,36 +4,43 @@
 //! tests, knows them as [`AnyOp`], so a new op is one folder and one line in [`crate::ops`].
 
 mod about;
+mod bound;
 mod call;
 mod describe;
 mod gradient;
 mod named;
+mod options;
+mod shape;
 
 pub use about::{About, about};
+pub use bound::Bound;
 pub use call::{Any, AnyOp, Call, Configured, QUICK, run_cpu, run_cuda, specs};
-pub use describe::{OptionDoc, Precision, Slot, slots};
+pub use describe::{Output, Precision, Slot, When, given, slots};
 pub use gradient::{Backward, Differentiable, Gradient, gradients};
 pub use named::{Name, Named, named};
+pub use options::{NoOptions, OptionDoc, OptionInfo, Options, Range, Takes};
+pub use shape::Sizes;
 
 use crate::cpu;
 use crate::cuda;
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::de::DeserializeOwned;
 
 /// An operation: what it takes, what it gives, and how each backend computes it.
-pub trait Op: 'static {
+pub trait Op: Sized + 'static {
     /// Its name in every language.
     const NAME: &'static str;
     /// What it does, in a line.
     const ABOUT: &'static str;
     /// Its inputs. The first of the storage type sets that type.
     const INPUTS: &'static [Slot];
+    /// Its outputs, in a fixed order, as far as they follow from its inputs' sizes and flags among its options.
+    const OUTPUTS: &'static [Output] = &[];
+    /// What else to say of an input whose shape is wrong.
+    const HINT: &'static str = "Layout is channel-last: (batch, length, channels)";
     /// The storage types that it takes.
     const STORAGE: &'static [DType] = &DType::FLOATS;
-    /// Its options.
-    const OPTIONS: &'static [OptionDoc];
     /// Cotangents of its outputs that files may carry beside its inputs.
     const COTANGENTS: &'static [&'static str];
     /// The op that this one is the gradient of. It takes inputs, outputs and cotangents of that op
@@ -45,12 +52,12 @@ pub trait Op: 'static {
     const IN_PLACE: &'static [&'static str] = &[];
 
     /// The options, with their defaults; unknown keys are refused when they are decoded.
-    type Options: DeserializeOwned + Default + Clone + 'static;
+    type Options: Options;
     /// The checked call: sizes, forms and options, everything but the data.
     type Problem: Send + Sync;
 
-    /// Proves that inputs and options fit each other.
-    fn check(inputs: &Named<Spec>, options: &Self::Options) -> Result<Self::Problem>;
+    /// Proves what the declaration does not say, and works out what kernels need.
+    fn check(call: &Bound<Self>) -> Result<Self::Problem>;
 
     /// How many products or updates of a state a checked call computes, where that is more than a few for each
     /// element that it reads or writes. It chooses the scheduler and the device: see [`Call::work`].
@@ -59,13 +66,19 @@ pub trait Op: 'static {
     }
 
     /// The outputs of a checked call, in a fixed order.
-    fn outputs(problem: &Self::Problem) -> Result<Named<Spec>>;
+    fn outputs(_problem: &Self::Problem, call: &Bound<Self>) -> Result<Named<Spec>> {
+        call.outputs()
+    }
 
     /// Computes on the CPU. Writes every element of every output.
     fn cpu(problem: &Self::Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()>;
 
-    /// Computes in f64, as plainly as the formula; may give more outputs than [`Op::outputs`].
-    fn reference(problem: &Self::Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>;
+    /// Computes in f64, as plainly as the formula; may give more than these outputs.
+    fn reference(
+        problem: &Self::Problem,
+        inputs: &Named<ArrayD<f64>>,
+        outputs: &Named<Spec>,
+    ) -> Result<Named<ArrayD<f64>>>;
 
     /// Queues the computation on a lane of a CUDA device. Writes every element of every output.
     fn cuda(
@@ -76,10 +89,18 @@ pub trait Op: 'static {
     ) -> Result<()>;
 }
 
-/// Checks a call of `O`: first what every op asks for (known names, required inputs, one storage
-/// type), then the op's own rules.
-pub fn check<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<O::Problem> {
-    about::<O>().check(inputs).and_then(|()| O::check(inputs, options)).map_err(|error| error.in_op(O::NAME))
+/// Checks a call of `O`, and gives what kernels need and the outputs: first what every op asks for (known names, required
+/// inputs, one storage type), then as [`part`].
+pub fn check<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<(O::Problem, Named<Spec>)> {
+    about::<O>().check(inputs).and_then(|()| part::<O>(inputs, options)).map_err(|error| error.in_op(O::NAME))
+}
+
+/// Checks shapes and values against the declaration of `O`, then by its own rules. This alone is for parts of other ops.
+pub fn part<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<(O::Problem, Named<Spec>)> {
+    let call = Bound::<O>::new(inputs, options)?;
+    let problem = O::check(&call)?;
+    let outputs = O::outputs(&problem, &call)?;
+    Ok((problem, outputs))
 }
 
 /// The error of a tensor whose shape is not the one that is `expected` in words.

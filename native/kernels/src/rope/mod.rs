@@ -20,17 +20,18 @@ mod cpu;
 pub mod cuda;
 mod reference;
 
-use crate::attention::{LAYOUT, Layout};
+use crate::attention::Layout;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{Spec, View, ViewMut};
 use angles::Angles;
 use ndarray::ArrayD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Which elements are a pair.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairing {
     /// `x[i]` and `x[i+W/2]`.
@@ -40,40 +41,25 @@ pub enum Pairing {
     Interleaved,
 }
 
-/// The options.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Which elements are a pair.
-    pub pairing: Pairing,
-    /// The base of the angles.
-    pub theta: f64,
-    /// The position of the first row.
-    pub first_position: i64,
-    /// The order of the axes.
-    pub layout: Layout,
-    /// Llama 3's scaling factor; no scaling by default.
-    pub scaling_factor: Option<f64>,
-    /// Its low factor.
-    pub low_freq_factor: f64,
-    /// Its high factor.
-    pub high_freq_factor: f64,
-    /// The length that the model was first trained for.
-    pub original_length: f64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            pairing: Pairing::Half,
-            theta: 10000.0,
-            first_position: 0,
-            layout: Layout::HeadsFirst,
-            scaling_factor: None,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_length: 8192.0,
-        }
+options! {
+    /// The options.
+    pub struct Options {
+        /// half (x[i] and x[i+W/2]) or interleaved
+        pairing: Pairing = Pairing::Half;
+        /// the base of the angles
+        theta: f64 = 10000.0, positive;
+        /// the position of the first row
+        first_position: i64 = 0;
+        /// heads_first: (B, H, L, W); or heads_last: (B, L, H, W)
+        layout: Layout = Layout::HeadsFirst;
+        /// Llama 3's scaling of angles; none by default
+        scaling_factor: Option<f64> = None, positive;
+        /// of that scaling
+        low_freq_factor: f64 = 1.0, positive;
+        /// of that scaling
+        high_freq_factor: f64 = 4.0, positive;
+        /// of that scaling
+        original_length: f64 = 8192.0, positive;
     }
 }
 
@@ -97,23 +83,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let x = *inputs.get("x")?;
-        let (outer, length, inner, width) = match (options.layout, &x.shape[..]) {
-            (Layout::HeadsFirst, &[batch, heads, length, width]) => (batch * heads, length, 1, width),
-            (Layout::HeadsLast, &[batch, length, heads, width]) => (batch, length, heads, width),
-            (Layout::HeadsFirst, _) => return Err(op::wrong_shape("x", "(batch, heads, length, W)", &x).hint("")),
-            (Layout::HeadsLast, _) => return Err(op::wrong_shape("x", "(batch, length, heads, W)", &x).hint("")),
-        };
-        if !width.is_multiple_of(2) {
-            return Err(op::wrong_shape("x", "(..., W) with an even W", &x).hint("Elements are rotated in pairs"));
-        }
-        options.check()?;
-        let rates = (0..width / 2).map(|i| options.rate(i, width)).collect();
-        let angles = Angles { first_position: options.first_position as f64, rates };
-        Ok(Problem { x, inner, length, outer, width, pairing: options.pairing, angles })
-    }
-
     /// Where the two elements of a pair are in a row.
     #[inline]
     pub fn pair(&self, i: usize) -> (usize, usize) {
@@ -126,11 +95,6 @@ impl Problem {
 
 impl Options {
     fn check(&self) -> Result<()> {
-        op::positive("theta", self.theta)?;
-        op::positive("scaling_factor", self.scaling_factor.unwrap_or(1.0))?;
-        op::positive("low_freq_factor", self.low_freq_factor)?;
-        op::positive("high_freq_factor", self.high_freq_factor)?;
-        op::positive("original_length", self.original_length)?;
         if self.high_freq_factor > self.low_freq_factor {
             return Ok(());
         }
@@ -162,27 +126,28 @@ impl Op for Rope {
     const NAME: &'static str = "rope";
     const ABOUT: &'static str = "Rotary position embedding";
     const INPUTS: &'static [Slot] = &[Slot::new("x", "(B, H, L, W)")];
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "pairing", takes: "text", help: "half (x[i] and x[i+W/2]), the default, or interleaved" },
-        OptionDoc { name: "theta", takes: "float", help: "the base of the angles; 10000 by default" },
-        OptionDoc { name: "first_position", takes: "integer", help: "the position of the first row; 0 by default" },
-        LAYOUT,
-        OptionDoc { name: "scaling_factor", takes: "float", help: "Llama 3's scaling of angles; none by default" },
-        OptionDoc { name: "low_freq_factor", takes: "float", help: "of that scaling; 1 by default" },
-        OptionDoc { name: "high_freq_factor", takes: "float", help: "of that scaling; 4 by default" },
-        OptionDoc { name: "original_length", takes: "float", help: "of that scaling; 8192 by default" },
-    ];
+    const OUTPUTS: &'static [Output] = &[Output::new("y", "(B, H, L, W)")];
+    const HINT: &'static str = "With the layout heads_last it is (B, L, H, W)";
     const COTANGENTS: &'static [&'static str] = &["dy"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        Ok([("y", problem.x)].into_iter().collect())
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (x, options) = (*call.inputs.get("x")?, call.options);
+        // Letters as they are in `heads_first`.
+        let [batch, second, third, width] = call.sizes.all("BHLW");
+        let (outer, length, inner) = match options.layout {
+            Layout::HeadsFirst => (batch * second, third, 1),
+            Layout::HeadsLast => (batch, second, third),
+        };
+        if !width.is_multiple_of(2) {
+            return Err(op::wrong_shape("x", "(..., W) with an even W", &x).hint("Elements are rotated in pairs"));
+        }
+        options.check()?;
+        let rates = (0..width / 2).map(|i| options.rate(i, width)).collect();
+        let angles = Angles { first_position: options.first_position as f64, rates };
+        Ok(Problem { x, inner, length, outer, width, pairing: options.pairing, angles })
     }
 
     fn cpu(
@@ -194,7 +159,7 @@ impl Op for Rope {
         cpu::rotate(problem, 1.0, inputs.get("x")?, outputs.expect("y")?, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         Ok([("y", reference::rotate(problem, 1.0, inputs.get("x")?))].into_iter().collect())
     }
 
@@ -208,7 +173,7 @@ pub type RopeBackward = Backward<Rope>;
 
 impl Differentiable for Rope {
     const BACKWARD: &'static str = "rope_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<2>(Self::INPUTS, &[Slot::new("dy", "(B, H, L, W)")]);
+    const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "dy"]);
 
     fn cpu_backward(
         call: &Gradient<Problem>,

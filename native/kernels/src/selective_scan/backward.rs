@@ -17,92 +17,39 @@
 //! chunks, forwards: dividing by `a` would fail where it is 0. All sums are done in an order that
 //! depends on the call alone, so repeating a call repeats every bit.
 
-use super::{Options, Problem, SelectiveScan, cpu, cuda, reference};
+use super::{Problem, SelectiveScan, cpu, cuda, reference};
 use crate::error::Result;
-use crate::op::{self, Gradient, Named, Op, OptionDoc, Slot};
-use crate::tensor::{Spec, View, ViewMut};
+use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, Slot};
+use crate::tensor::{View, ViewMut};
 use ndarray::ArrayD;
 
-/// The op.
-pub struct SelectiveScanBackward;
+/// The gradient of [`SelectiveScan`].
+pub type SelectiveScanBackward = Backward<SelectiveScan>;
 
-const GRADIENTS: [(&str, &str); 9] = [
-    ("x", "dx"),
-    ("dt", "ddt"),
-    ("A", "dA"),
-    ("B", "dB"),
-    ("C", "dC"),
-    ("D", "dD"),
-    ("z", "dz"),
-    ("dt_bias", "ddt_bias"),
-    ("initial_state", "dinitial_state"),
-];
+impl Differentiable for SelectiveScan {
+    const BACKWARD: &'static str = "selective_scan_backward";
+    const GIVEN: &'static [Slot] =
+        &op::slots::<12>(Self::INPUTS, &op::given(Self::INPUTS, Self::OUTPUTS, ["dy", "dlast_state", "dstates"]));
 
-impl Op for SelectiveScanBackward {
-    const NAME: &'static str = "selective_scan_backward";
-    const ABOUT: &'static str = "Gradient of the selective scan";
-    const INPUTS: &'static [Slot] = &[
-        Slot::new("x", "(B, L, D)"),
-        Slot::new("dt", "(B, L, D)"),
-        Slot::new("A", "(D, N)").wide(),
-        Slot::new("B", "(B, L, N) | (B, L, G, N) | (D, N)"),
-        Slot::new("C", "(B, L, N) | (B, L, G, N) | (D, N)"),
-        Slot::new("D", "(D)").wide().optional(),
-        Slot::new("z", "(B, L, D)").optional(),
-        Slot::new("dt_bias", "(D)").wide().optional(),
-        Slot::new("initial_state", "(B, D, N)").wide().optional(),
-        Slot::new("dy", "(B, L, D)"),
-        Slot::new("dlast_state", "(B, D, N)").wide().optional(),
-        Slot::new("dstates", "(B, L, D, N)").wide().optional(),
-    ];
-    const OPTIONS: &'static [OptionDoc] = SelectiveScan::OPTIONS;
-    const COTANGENTS: &'static [&'static str] = &[];
-    const BACKWARD_OF: Option<&'static str> = Some(SelectiveScan::NAME);
-
-    /// Those of the scan, of which the ones that ask for outputs mean nothing here.
-    type Options = Options;
-    type Problem = Gradient<Problem>;
-
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Gradient<Problem>> {
-        let of = Problem::new(inputs, options)?;
-        let Problem { batch, length, channels, state, .. } = of;
-        for (name, dims) in [
-            ("dy", &[batch, length, channels][..]),
-            ("dlast_state", &[batch, channels, state]),
-            ("dstates", &[batch, length, channels, state]),
-        ] {
-            op::same_shape(inputs, name, dims)?;
-        }
-        Ok(Gradient { of, outputs: op::gradients(inputs, &GRADIENTS) })
-    }
-
-    fn work(problem: &Gradient<Problem>, inputs: &Named<Spec>) -> u64 {
-        op::work_of_gradient::<SelectiveScan>(&problem.of, inputs)
-    }
-
-    fn outputs(problem: &Gradient<Problem>) -> Result<Named<Spec>> {
-        Ok(problem.outputs.clone())
-    }
-
-    fn cpu(
-        problem: &Gradient<Problem>,
+    fn cpu_backward(
+        call: &Gradient<Problem>,
         inputs: &Named<View>,
         outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
     ) -> Result<()> {
-        cpu::backward(&problem.of, inputs, outputs, exec)
+        cpu::backward(&call.of, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&problem.of, inputs)
+    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&call.of, inputs)
     }
 
-    fn cuda(
-        problem: &Gradient<Problem>,
+    fn cuda_backward(
+        call: &Gradient<Problem>,
         inputs: &Named<&crate::cuda::Buffer>,
         outputs: &Named<&crate::cuda::Buffer>,
         lane: &crate::cuda::Lane,
     ) -> Result<()> {
-        cuda::backward(&problem.of, inputs, outputs, lane)
+        cuda::backward(&call.of, inputs, outputs, lane)
     }
 }

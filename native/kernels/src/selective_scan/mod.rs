@@ -20,29 +20,30 @@ pub mod cuda;
 mod reference;
 
 use crate::error::{Error, Kind, Result};
-use crate::op::{Named, Op, OptionDoc, Slot, same_shape, wrong_shape};
+use crate::op::{Bound, Named, Op, Output, Sizes, Slot, wrong_shape};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-/// The options of the scan.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Apply softplus to `dt + dt_bias`.
-    pub dt_softplus: bool,
-    /// Clamp the step to these bounds, both inside, rounded to the type of the arithmetic.
-    pub dt_clamp: Option<(f64, f64)>,
-    /// Write `last_state`.
-    pub return_state: bool,
-    /// Write the state after every step.
-    pub return_states: bool,
-    /// What the clamp does to gradients.
-    pub clamp_grad: ClampGrad,
+options! {
+    /// The options of the scan.
+    pub struct Options {
+        /// apply softplus to dt + dt_bias
+        dt_softplus: bool = false;
+        /// clamp the step to LO,HI, both inside; none by default
+        dt_clamp: Option<(f64, f64)> = None;
+        /// gradient of the clamp: mask or straight_through
+        clamp_grad: ClampGrad = ClampGrad::Mask;
+        /// write last_state (B, D, N)
+        return_state: bool = false;
+        /// write states (B, L, D, N)
+        return_states: bool = false;
+    }
 }
 
 /// The gradient of a clamp.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClampGrad {
     /// That of the clamp: zero where the step was outside of the bounds.
@@ -85,21 +86,6 @@ pub struct Problem {
     pub options: Options,
 }
 
-/// The documentation of `dt_softplus`, here and in the update of one token.
-pub const DT_SOFTPLUS: OptionDoc =
-    OptionDoc { name: "dt_softplus", takes: "flag", help: "apply softplus to dt + dt_bias, off by default" };
-
-/// The documentation of `dt_clamp`.
-pub const DT_CLAMP: OptionDoc =
-    OptionDoc { name: "dt_clamp", takes: "pair", help: "clamp the step to LO,HI, both inside; none by default" };
-
-/// The documentation of `clamp_grad`.
-pub const CLAMP_GRAD: OptionDoc = OptionDoc {
-    name: "clamp_grad",
-    takes: "text",
-    help: "gradient of the clamp: mask, the default, or straight_through",
-};
-
 /// The op.
 pub struct SelectiveScan;
 
@@ -110,51 +96,47 @@ impl Op for SelectiveScan {
         Slot::new("x", "(B, L, D)"),
         Slot::new("dt", "(B, L, D)"),
         Slot::new("A", "(D, N)").wide(),
-        Slot::new("B", "(B, L, N) | (B, L, G, N) | (D, N)"),
-        Slot::new("C", "(B, L, N) | (B, L, G, N) | (D, N)"),
+        // Each has groups of its own.
+        Slot::new("B", "(B, L, N) | (B, L, G, N) | (D, N)").loose(),
+        Slot::new("C", "(B, L, N) | (B, L, G, N) | (D, N)").loose(),
         Slot::new("D", "(D)").wide().optional(),
         Slot::new("z", "(B, L, D)").optional(),
         Slot::new("dt_bias", "(D)").wide().optional(),
         Slot::new("initial_state", "(B, D, N)").wide().optional(),
     ];
-    const OPTIONS: &'static [OptionDoc] = &[
-        DT_SOFTPLUS,
-        DT_CLAMP,
-        CLAMP_GRAD,
-        OptionDoc { name: "return_state", takes: "flag", help: "write last_state (B, D, N)" },
-        OptionDoc { name: "return_states", takes: "flag", help: "write states (B, L, D, N), off by default" },
+    const OUTPUTS: &'static [Output] = &[
+        Output::new("y", "(B, L, D)"),
+        Output::new("last_state", "(B, D, N)").wide().asked_by("return_state"),
+        Output::new("states", "(B, L, D, N)").wide().asked_by("return_states"),
     ];
     const COTANGENTS: &'static [&'static str] = &["dy", "dlast_state", "dstates"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let [batch, length, channels, state] = call.sizes.all("BLDN");
+        Ok(Problem {
+            batch,
+            length,
+            channels,
+            state,
+            b: form("B", call.inputs.get("B")?, &call.sizes)?,
+            c: form("C", call.inputs.get("C")?, &call.sizes)?,
+            dtype: call.storage,
+            options: checked(call.options)?,
+        })
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
         crate::op::product(&[problem.batch, problem.length, problem.channels, problem.state])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let Problem { batch, length, channels, state, dtype, .. } = *problem;
-        let mut outputs = Named::default();
-        outputs.push("y", Spec::new(dtype, &[batch, length, channels])?);
-        if problem.options.return_state {
-            outputs.push("last_state", Spec::new(dtype.wide(), &[batch, channels, state])?);
-        }
-        if problem.options.return_states {
-            outputs.push("states", Spec::new(dtype.wide(), &[batch, length, channels, state])?);
-        }
-        Ok(outputs)
-    }
-
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
         cpu::forward(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::selective_scan(problem, inputs)
     }
 
@@ -168,64 +150,21 @@ impl Op for SelectiveScan {
     }
 }
 
-impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let x = inputs.get("x")?;
-        let &[batch, length, channels] = &x.shape[..] else {
-            return Err(wrong_shape("x", "(B, L, D)", x));
-        };
-        let a = inputs.get("A")?;
-        let &[_, state] = &a.shape[..] else {
-            return Err(wrong_shape("A", "(D, N)", a));
-        };
-        let size = Sizes { batch, length, channels, state };
-        for (name, dims) in [
-            ("dt", &[batch, length, channels][..]),
-            ("A", &[channels, state]),
-            ("D", &[channels]),
-            ("z", &[batch, length, channels]),
-            ("dt_bias", &[channels]),
-            ("initial_state", &[batch, channels, state]),
-        ] {
-            same_shape(inputs, name, dims)?;
+fn form(name: &str, spec: &Spec, sizes: &Sizes) -> Result<Form> {
+    let [batch, length, channels, state] = sizes.all("BLDN");
+    match spec.shape[..] {
+        [d, n] if (d, n) == (channels, state) => Ok(Form::Constant),
+        [b, l, n] if (b, l, n) == (batch, length, state) => Ok(Form::PerStep { groups: 1 }),
+        [b, l, groups, n] if (b, l, n) == (batch, length, state) && divides(groups, channels) => {
+            Ok(Form::PerStep { groups })
         }
-        Ok(Problem {
-            batch,
-            length,
-            channels,
-            state,
-            b: size.form("B", inputs.get("B")?)?,
-            c: size.form("C", inputs.get("C")?)?,
-            dtype: x.dtype,
-            options: checked(options)?,
-        })
-    }
-}
-
-struct Sizes {
-    batch: usize,
-    length: usize,
-    channels: usize,
-    state: usize,
-}
-
-impl Sizes {
-    fn form(&self, name: &str, spec: &Spec) -> Result<Form> {
-        let Sizes { batch, length, channels, state } = *self;
-        match spec.shape[..] {
-            [d, n] if (d, n) == (channels, state) => Ok(Form::Constant),
-            [b, l, n] if (b, l, n) == (batch, length, state) => Ok(Form::PerStep { groups: 1 }),
-            [b, l, groups, n] if (b, l, n) == (batch, length, state) && divides(groups, channels) => {
-                Ok(Form::PerStep { groups })
-            }
-            [_, _, groups, _] if !divides(groups, channels) => Err(Error::new(Kind::Shape, name)
-                .expected(format_args!("a number of groups that divides {channels} channels"))
-                .got(format_args!("{groups} groups"))),
-            _ => {
-                let expected =
-                    format!("({batch}, {length}, {state}), ({batch}, {length}, G, {state}) or ({channels}, {state})");
-                Err(wrong_shape(name, &expected, spec))
-            }
+        [_, _, groups, _] if !divides(groups, channels) => Err(Error::new(Kind::Shape, name)
+            .expected(format_args!("a number of groups that divides {channels} channels"))
+            .got(format_args!("{groups} groups"))),
+        _ => {
+            let expected =
+                format!("({batch}, {length}, {state}), ({batch}, {length}, G, {state}) or ({channels}, {state})");
+            Err(wrong_shape(name, &expected, spec))
         }
     }
 }

@@ -4,20 +4,20 @@
 use crate::cpu;
 use crate::cuda;
 use crate::error::{Error, Kind, Result};
-use crate::op::{Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Output, Slot};
+use crate::options;
 use crate::selective_scan::{self, Problem, SelectiveScan};
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::{ArrayD, Axis};
-use serde::Deserialize;
 
-/// The options of the update: those of the scan that concern a single step.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Apply softplus to `dt + dt_bias`.
-    pub dt_softplus: bool,
-    /// Clamp the step to these bounds, both inside, rounded to the type of the arithmetic.
-    pub dt_clamp: Option<(f64, f64)>,
+options! {
+    /// The options of the update: those of the scan that concern a single step.
+    pub struct Options {
+        /// apply softplus to dt + dt_bias
+        dt_softplus: bool = false;
+        /// clamp the step to LO,HI, both inside; none by default
+        dt_clamp: Option<(f64, f64)> = None;
+    }
 }
 
 /// The op.
@@ -34,19 +34,22 @@ impl Op for SelectiveStateUpdate {
         Slot::new("initial_state", "(B, D, N)").wide(),
         Slot::new("dt", "(B, D)"),
         Slot::new("A", "(D, N)").wide(),
-        Slot::new("B", "(B, N) | (B, G, N)"),
-        Slot::new("C", "(B, N) | (B, G, N)"),
+        // Each has groups of its own, which the scan proves.
+        Slot::new("B", "(B, N) | (B, G, N)").loose(),
+        Slot::new("C", "(B, N) | (B, G, N)").loose(),
         Slot::new("D", "(D)").wide().optional(),
         Slot::new("z", "(B, D)").optional(),
         Slot::new("dt_bias", "(D)").wide().optional(),
     ];
-    const OPTIONS: &'static [OptionDoc] = &[selective_scan::DT_SOFTPLUS, selective_scan::DT_CLAMP];
+    const OUTPUTS: &'static [Output] = &[Output::new("y", "(B, D)"), Output::new("last_state", "(B, D, N)").wide()];
+    const HINT: &'static str = "Layout is channel-last: (batch, channels)";
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
         let as_scan = inputs.iter().map(|(name, spec)| Ok((name.clone(), with_time(name, spec)?)));
         let options = selective_scan::Options {
             dt_softplus: options.dt_softplus,
@@ -54,14 +57,9 @@ impl Op for SelectiveStateUpdate {
             return_state: true,
             ..Default::default()
         };
-        SelectiveScan::check(&as_scan.collect::<Result<_>>()?, &options).map_err(|error| as_update(error, inputs))
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let Problem { batch, channels, state, dtype, .. } = *problem;
-        let y = Spec::new(dtype, &[batch, channels])?;
-        let state = Spec::new(dtype.wide(), &[batch, channels, state])?;
-        Ok([("y", y), ("last_state", state)].into_iter().collect())
+        op::part::<SelectiveScan>(&as_scan.collect::<Result<_>>()?, &options)
+            .map(|(problem, _)| problem)
+            .map_err(|error| as_update(error, inputs))
     }
 
     // The scan reads and writes plain memory by its problem, whatever the shapes here.
@@ -69,12 +67,12 @@ impl Op for SelectiveStateUpdate {
         SelectiveScan::cpu(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let as_scan = inputs.iter().map(|(name, array)| match PER_STEP.contains(&name.as_ref()) {
             true => (name.clone(), array.clone().insert_axis(Axis(1))),
             false => (name.clone(), array.clone()),
         });
-        let mut results = SelectiveScan::reference(problem, &as_scan.collect())?;
+        let mut results = SelectiveScan::reference(problem, &as_scan.collect(), &Named::default())?;
         let y = results.expect("y")?.remove_axis(Axis(1));
         let state = results.expect("last_state")?;
         Ok([("y", y), ("last_state", state)].into_iter().collect())

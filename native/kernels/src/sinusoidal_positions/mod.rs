@@ -17,26 +17,20 @@ mod reference;
 use crate::cpu::{Exec, elementwise};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
 use crate::place::Map;
 use crate::rope::angles::{self, Angles};
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// The base of the angles.
-    pub theta: f64,
-    /// The position of the first row.
-    pub first_position: i64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { theta: 10000.0, first_position: 0 }
+options! {
+    /// The options.
+    pub struct Options {
+        /// the base of the angles
+        theta: f64 = 10000.0, positive;
+        /// the position of the first row
+        first_position: i64 = 0;
     }
 }
 
@@ -62,33 +56,25 @@ impl Op for SinusoidalPositions {
     const NAME: &'static str = "sinusoidal_positions";
     const ABOUT: &'static str = "Embeddings plus sines and cosines of their positions";
     const INPUTS: &'static [Slot] = &[Slot::new("x", "(B, L, D)")];
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "theta", takes: "float", help: "the base of the angles; 10000 by default" },
-        OptionDoc { name: "first_position", takes: "integer", help: "the position of the first row; 0 by default" },
-    ];
+    const OUTPUTS: &'static [Output] = &[Output::new("y", "(B, L, D)")];
     const COTANGENTS: &'static [&'static str] = &["dy"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let x = *inputs.get("x")?;
-        let &[batch, length, width] = &x.shape[..] else { return Err(op::wrong_shape("x", "(B, L, D)", &x)) };
-        op::positive("theta", options.theta)?;
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (x, options) = (*call.inputs.get("x")?, call.options);
+        let [batch, length, width] = call.sizes.all("BLD");
         let rates = (0..width.div_ceil(2)).map(|i| angles::rate(options.theta, i, width)).collect();
         let angles = Angles { first_position: options.first_position as f64, rates };
         Ok(Problem { x, batch, length, width, angles })
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        Ok([("y", problem.x)].into_iter().collect())
     }
 
     fn cpu(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
         cpu::add(problem, inputs.get("x")?, outputs.expect("y")?, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         Ok([("y", reference::add(problem, inputs.get("x")?))].into_iter().collect())
     }
 
@@ -102,7 +88,7 @@ pub type SinusoidalPositionsBackward = Backward<SinusoidalPositions>;
 
 impl Differentiable for SinusoidalPositions {
     const BACKWARD: &'static str = "sinusoidal_positions_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<2>(Self::INPUTS, &[Slot::new("dy", "(B, L, D)")]);
+    const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "dy"]);
 
     fn cpu_backward(
         _call: &Gradient<Problem>,

@@ -12,20 +12,20 @@
 
 mod steps;
 
-use crate::activations::{self, Activation};
+use crate::activations::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// What the gate goes through; SiLU by default.
-    pub activation: Option<Activation>,
+options! {
+    /// The options.
+    pub struct Options {
+        /// silu; none by default
+        activation: Option<Activation> = None;
+    }
 }
 
 /// A checked call.
@@ -33,8 +33,6 @@ pub struct Options {
 pub struct Problem {
     /// Type and shape of `x`.
     pub x: Spec,
-    /// How many rows `x` has.
-    pub rows: usize,
     /// The hidden width, `F` in the shapes.
     pub hidden: usize,
     /// What the gate goes through.
@@ -42,27 +40,10 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let (x, wg) = (*inputs.get("x")?, inputs.get("wg")?);
-        let Some((&width, rows)) = x.shape.split_last() else {
-            return Err(op::wrong_shape("x", "(..., D)", &x).hint("The layer works on the last axis"));
-        };
-        let hidden = match wg.shape[..] {
-            [hidden, inputs] if inputs == width => hidden,
-            _ => return Err(op::wrong_shape("wg", &format!("(F, {width})"), wg).hint(WEIGHTS)),
-        };
-        op::same_shape(inputs, "wu", &[hidden, width]).map_err(|e| e.hint(WEIGHTS))?;
-        op::same_shape(inputs, "wd", &[width, hidden]).map_err(|e| e.hint(WEIGHTS))?;
-        let activation = options.activation.unwrap_or(Activation::Silu);
-        Ok(Problem { x, rows: rows.iter().product(), hidden, activation })
-    }
-
     fn in_f64(self) -> Problem {
         Problem { x: Spec { dtype: DType::F64, ..self.x }, ..self }
     }
 }
-
-const WEIGHTS: &str = "Weights are stored (out, in)";
 
 /// The layer.
 pub struct SwigluMlp;
@@ -72,22 +53,20 @@ impl Op for SwigluMlp {
     const ABOUT: &'static str = "Gated feed-forward layer";
     const INPUTS: &'static [Slot] =
         &[Slot::new("x", "(..., D)"), Slot::new("wg", "(F, D)"), Slot::new("wu", "(F, D)"), Slot::new("wd", "(D, F)")];
-    const OPTIONS: &'static [OptionDoc] = &[OptionDoc { name: "activation", takes: "text", help: activations::NAMES }];
+    const OUTPUTS: &'static [Output] = &[Output::new("y", "(..., D)")];
+    const HINT: &'static str = "Weights are stored (out, in)";
     const COTANGENTS: &'static [&'static str] = &["dy"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let activation = call.options.activation.unwrap_or(Activation::Silu);
+        Ok(Problem { x: *call.inputs.get("x")?, hidden: call.sizes.of('F'), activation })
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
         op::product(&[3, problem.x.shape.elements(), problem.hidden])
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        Ok([("y", problem.x)].into_iter().collect())
     }
 
     crate::forward_by_steps!();
@@ -98,7 +77,7 @@ pub type SwigluMlpBackward = Backward<SwigluMlp>;
 
 impl Differentiable for SwigluMlp {
     const BACKWARD: &'static str = "swiglu_mlp_backward";
-    const GIVEN: &'static [Slot] = &op::slots::<5>(Self::INPUTS, &[Slot::new("dy", "(..., D)")]);
+    const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "wg", "wu", "wd", "dy"]);
 
     crate::backward_by_steps!();
 }

@@ -4,15 +4,15 @@
 //! w = scale q          q of planes, where cells that are no value are 0
 //! ```
 
-use super::layouts::{Grid, Layout, N, Options as Sizes};
+use super::layouts::{Grid, Layout, Options as Sizes};
 use super::{one_or, plane};
 use crate::cpu::pool::{self, Shared};
 use crate::cuda::{Buffer, Lane, Source, launch_each, types};
 use crate::error::Result;
-use crate::op::{Named, Op, OptionDoc, Slot};
+use crate::op::{Bound, Named, Op, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
 /// From this number of elements on, waking another thread pays off.
 const WORTH_SHARING: usize = 1 << 17;
@@ -22,12 +22,12 @@ const SOURCE: Source = Source { name: "dequantize_ternary", text: include_str!("
 /// Converts planes and their scale to floats.
 pub struct DequantizeTernary;
 
-/// The options.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Cells of a row; by default all that the planes have room for.
-    pub n: Option<usize>,
+options! {
+    /// The options.
+    pub struct Options {
+        /// cells of a row of planes or packed2; all there is room for by default
+        n: Option<usize> = None;
+    }
 }
 
 /// A checked call.
@@ -85,16 +85,19 @@ struct Params {
 impl Op for DequantizeTernary {
     const NAME: &'static str = "dequantize_ternary";
     const ABOUT: &'static str = "Ternary numbers in planes times their scale, as f32";
-    const INPUTS: &'static [Slot] =
-        &[plane("plane0", "(O, P)"), plane("plane1", "(O, P)"), Slot::new("scale", "(O|1)").exactly(DType::F32)];
+    const INPUTS: &'static [Slot] = &[
+        plane("plane0", "(O, P)"),
+        plane("plane1", "(O, P)"),
+        Slot::new("scale", "(O|1)").exactly(DType::F32).loose(),
+    ];
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[N];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
         let planes = ["plane0", "plane1"].iter().map(|&name| Ok((name, *inputs.get(name)?)));
         let planes: Named<Spec> = planes.collect::<Result<Vec<_>>>()?.into_iter().collect();
         let grid = Grid::given(&planes, &Sizes { n: options.n, ..Sizes::default() })?;
@@ -103,7 +106,7 @@ impl Op for DequantizeTernary {
         Ok(Problem { scales: inputs.get("scale")?.shape.elements(), grid })
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         Ok([("w", problem.spec()?)].into_iter().collect())
     }
 
@@ -125,7 +128,7 @@ impl Op for DequantizeTernary {
         })
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let bytes = |name: &str| -> Result<Vec<u8>> { Ok(inputs.get(name)?.iter().map(|&byte| byte as u8).collect()) };
         let (plane0, plane1, scale) = (bytes("plane0")?, bytes("plane1")?, inputs.get("scale")?);
         let n = problem.grid.n;

@@ -1,16 +1,16 @@
 //! Ops for the golden values of encodings and layouts, composed of conversions.
 
-use super::layouts::{ConvertTernary, Grid, Layout, N, OnSentinel, Options};
+use super::layouts::{ConvertTernary, Grid, Layout, OnSentinel, Options};
 use super::products::DotTernary;
 use super::rules::NoOptions;
-use super::{agree, plane, split_last};
+use super::{agree, plane};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{Bound, Named, Op, Slot};
+use crate::options;
 use crate::place::Place;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
 /// Memory for the reports of a conversion: the number of sentinels and the position of the first.
 fn counts<P: Place>(place: &P) -> Result<[P::Owned; 2]> {
@@ -57,21 +57,18 @@ impl Op for TernaryEncode {
     const INPUTS: &'static [Slot] =
         &[Slot::new("v", "(..., N)").exactly(DType::I8), Slot::new("w", "(..., N)").exactly(DType::I8).optional()];
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = NoOptions;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, _: &NoOptions) -> Result<Problem> {
-        let v = inputs.get("v")?;
-        let (leading, n) = split_last("v", "(..., N)", v)?;
-        op::same_shape(inputs, "w", &v.shape)?;
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (leading, n) = (call.sizes.rows(), call.sizes.of('N'));
         let grid = Grid { layout: Layout::Values, leading: leading.to_vec(), rows: leading.iter().product(), n };
-        Ok(Problem { grid, dot: inputs.find("w").is_some() })
+        Ok(Problem { grid, dot: call.inputs.find("w").is_some() })
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let plane = *problem.grid.to(Layout::Planes).specs()?.get("plane0")?;
         let mut outputs = problem.grid.to(Layout::Packed2).specs()?;
         for name in ["plane0", "plane1", "negated0", "negated1"] {
@@ -123,15 +120,15 @@ fn encoded<'a, P: Place>(place: &P, values: &Named<P::View<'a>>, plane: Spec) ->
 pub mod layouts {
     use super::*;
 
-    /// The sizes; where given, they must match `w`.
-    #[derive(Clone, Copy, Debug, Default, Deserialize)]
-    #[serde(default, deny_unknown_fields)]
-    pub struct Sizes {
-        /// Rows.
-        pub out: Option<usize>,
-        /// Cells of a row.
-        #[serde(rename = "in")]
-        pub inputs: Option<usize>,
+    options! {
+        /// The sizes; where given, they must match `w`.
+        #[derive(Copy)]
+        pub struct Sizes {
+            /// rows of w, to prove them
+            out: Option<usize> = None;
+            /// columns of w, to prove them
+            inputs as "in": Option<usize> = None;
+        }
     }
 
     /// A matrix in every layout.
@@ -142,25 +139,20 @@ pub mod layouts {
         const ABOUT: &'static str = "A matrix of -1, 0 and 1 in planes, packed2 and offset_rows";
         const INPUTS: &'static [Slot] = &[Slot::new("w", "(O, I)").exactly(DType::I8)];
         const STORAGE: &'static [DType] = crate::ternary::STORAGE;
-        const OPTIONS: &'static [OptionDoc] = &[
-            OptionDoc { name: "out", takes: "integer", help: "rows of w, to prove them" },
-            OptionDoc { name: "in", takes: "integer", help: "columns of w, to prove them" },
-        ];
         const COTANGENTS: &'static [&'static str] = &[];
 
         type Options = Sizes;
         type Problem = Problem;
 
-        fn check(inputs: &Named<Spec>, options: &Sizes) -> Result<Problem> {
-            let w = inputs.get("w")?;
-            let &[rows, n] = &w.shape[..] else { return Err(op::wrong_shape("w", "(O, I)", w)) };
-            agree("out", options.out, rows)?;
-            agree("in", options.inputs, n)?;
+        fn check(call: &Bound<Self>) -> Result<Problem> {
+            let [rows, n] = call.sizes.all("OI");
+            agree("out", call.options.out, rows)?;
+            agree("in", call.options.inputs, n)?;
             let grid = Grid { layout: Layout::Values, leading: vec![rows], rows, n };
             Ok(Problem { grid, dot: false })
         }
 
-        fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
             let mut outputs = Named::default();
             for layout in [Layout::Packed2, Layout::OffsetRows, Layout::Planes] {
                 problem.grid.to(layout).specs()?.into_iter().for_each(|(name, spec)| outputs.push(name, spec));
@@ -194,12 +186,13 @@ pub mod layouts {
 pub mod sentinel {
     use super::*;
 
-    /// The number of cells.
-    #[derive(Clone, Copy, Debug, Default, Deserialize)]
-    #[serde(default, deny_unknown_fields)]
-    pub struct Count {
-        /// Cells of a row.
-        pub n: Option<usize>,
+    options! {
+        /// The number of cells.
+        #[derive(Copy)]
+        pub struct Count {
+            /// cells of a row of planes or packed2; all there is room for by default
+            n: Option<usize> = None;
+        }
     }
 
     /// Reads values with sentinels as 0, and counts those.
@@ -214,18 +207,18 @@ pub mod sentinel {
             plane("plane1", "(..., P)").optional(),
         ];
         const STORAGE: &'static [DType] = crate::ternary::STORAGE;
-        const OPTIONS: &'static [OptionDoc] = &[N];
         const COTANGENTS: &'static [&'static str] = &[];
 
         type Options = Count;
         type Problem = Problem;
 
-        fn check(inputs: &Named<Spec>, options: &Count) -> Result<Problem> {
+        fn check(call: &Bound<Self>) -> Result<Problem> {
+            let (inputs, options) = (call.inputs, call.options);
             let grid = Grid::given(inputs, &Options { n: options.n, ..Default::default() })?;
             Ok(Problem { grid, dot: false })
         }
 
-        fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
             let values = *problem.grid.to(Layout::Values).specs()?.get("values")?;
             Ok([("values_zeroed", values), ("sentinels", Spec::new(DType::I32, &[1])?)].into_iter().collect())
         }

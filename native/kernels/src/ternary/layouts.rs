@@ -15,13 +15,14 @@
 use super::{cpu, cuda, plane, reference, split_last, wrong};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{Named, Op, OptionDoc, Slot};
+use crate::op::{Bound, Named, Op, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// A layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
     /// One byte per cell, holding its value.
@@ -72,7 +73,7 @@ impl Layout {
 }
 
 /// The treatment of sentinels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnSentinel {
     /// Fail, reporting the first.
@@ -84,34 +85,23 @@ pub enum OnSentinel {
     Warn,
 }
 
-/// Sizes that the shapes of a layout's tensors do not determine.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// The layout to convert to; planes by default.
-    pub to: Option<Layout>,
-    /// Cells of a row of planes or packed2; by default all that the bytes have room for.
-    pub n: Option<usize>,
-    /// Rows of offset_rows; by default all that the bytes have room for.
-    pub rows: Option<usize>,
-    /// The treatment of sentinels; an error by default.
-    pub on_sentinel: OnSentinel,
+options! {
+    /// Sizes that the shapes of a layout's tensors do not determine.
+    pub struct Options {
+        /// values, planes, packed2, offset_rows or byte_planes
+        to: Option<Layout> = None;
+        /// cells of a row of planes or packed2; all there is room for by default
+        n: Option<usize> = None;
+        /// rows of offset_rows; all there is room for by default
+        rows: Option<usize> = None;
+        /// for cells that are no value: error, zero or warn
+        on_sentinel: OnSentinel = OnSentinel::Error;
+    }
 }
-
-/// The documentation of `n`.
-pub const N: OptionDoc = OptionDoc {
-    name: "n",
-    takes: "integer",
-    help: "cells of a row of planes or packed2; all there is room for by default",
-};
-
-/// The documentation of `rows`.
-pub const ROWS: OptionDoc =
-    OptionDoc { name: "rows", takes: "integer", help: "rows of offset_rows; all there is room for by default" };
 
 /// The tensors of all layouts; a call gives those of one.
 pub const SLOTS: &[Slot] = &[
-    Slot::new("values", "(..., N)").exactly(DType::I8).optional(),
+    Slot::new("values", "(..., N)").exactly(DType::I8).optional().loose(),
     plane("plane0", "(..., P)").optional(),
     plane("plane1", "(..., P)").optional(),
     plane("packed2", "(..., P)").optional(),
@@ -243,29 +233,20 @@ impl Op for ConvertTernary {
     const ABOUT: &'static str = "Ternary numbers from one layout to another; -1, 0 and 1 to planes and back";
     const INPUTS: &'static [Slot] = SLOTS;
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "to", takes: "text", help: "values, planes (default), packed2, offset_rows or byte_planes" },
-        N,
-        ROWS,
-        OptionDoc {
-            name: "on_sentinel",
-            takes: "text",
-            help: "for cells that are no value: error (default), zero or warn",
-        },
-    ];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
         let from = Grid::given(inputs, options)?;
         let to = from.to(options.to.unwrap_or(Layout::Planes));
         Ok(Problem { from, to, on_sentinel: options.on_sentinel })
     }
 
     /// The layout's tensors, the number of sentinels, and the position of the first or -1.
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let mut outputs = problem.to.specs()?;
         outputs.push("sentinels", Spec::new(DType::I32, &[1])?);
         outputs.push("first", Spec::new(DType::I64, &[1])?);
@@ -276,7 +257,7 @@ impl Op for ConvertTernary {
         cpu::cells::convert(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::convert(problem, inputs)
     }
 

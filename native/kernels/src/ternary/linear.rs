@@ -2,31 +2,32 @@
 //! matrix in planes, for golden values.
 
 use super::products::{F32, Form, I8, Matmul, Options as Ends, Ternary};
-use super::rules::{self, QuantizeTernary, RULES};
+use super::rules::{self, QuantizeTernary};
 use super::{agree, by_steps, plane};
-use crate::activations::{Activation, NAMES};
+use crate::activations::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Output, Slot};
+use crate::options;
 use crate::place::Place;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// The weights' rule.
-    pub rule: rules::Rule,
-    /// Its threshold.
-    pub threshold: Option<f64>,
-    /// Whether each row has its own scale.
-    pub per_row: bool,
-    /// The form in which x meets the weights; bytes by default.
-    pub activations: Form,
-    /// The activation applied to y.
-    pub activation: Option<Activation>,
+options! {
+    /// The options.
+    #[derive(Copy)]
+    pub struct Options {
+        /// absmean, twn or threshold
+        rule: rules::Rule = rules::Rule::Absmean;
+        /// the rule threshold's: of greater size is 1 or -1
+        threshold: Option<f64> = None;
+        /// whether each row has its own mean; by default the tensor has one
+        per_row: bool = false;
+        /// what x is in the product: i8, ternary or f32
+        activations: Form = Form::I8;
+        /// silu; none by default
+        activation: Option<Activation> = None;
+    }
 }
 
 impl Options {
@@ -38,10 +39,10 @@ impl Options {
 /// A checked call.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    x: Spec,
+    /// The sizes of the axes of x before the last.
+    leading: Vec<usize>,
     weights: rules::Problem,
     options: Options,
-    dtype: DType,
 }
 
 /// The layer.
@@ -55,45 +56,24 @@ impl Op for TernaryLinear {
         Slot::new("w", "(O, I)"),
         Slot::new("bias", "(O)").exactly(DType::F32).optional(),
     ];
+    const OUTPUTS: &'static [Output] = &[Output::new("y", "(..., O)")];
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[
-        RULES[0],
-        RULES[1],
-        RULES[2],
-        OptionDoc {
-            name: "activations",
-            takes: "text",
-            help: "what x is in the product: i8 (default), ternary or f32",
-        },
-        OptionDoc { name: "activation", takes: "text", help: NAMES },
-    ];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let (x, w) = (inputs.get("x")?, inputs.get("w")?);
-        let weights = rules::Problem::new("w", w, &options.rules())?;
-        if x.shape.last() != Some(&weights.n) || weights.leading.len() != 1 {
-            return Err(op::wrong_shape("w", "(O, I) with the last axis of x as I", w));
-        }
-        op::same_shape(inputs, "bias", &weights.leading)?;
-        Ok(Problem { x: *x, weights, options: *options, dtype: x.dtype })
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let [outs, n] = call.sizes.all("OI");
+        let weights = rules::Problem::new(&[outs], n, &call.options.rules(), call.storage)?;
+        Ok(Problem { leading: call.sizes.rows().to_vec(), weights, options: *call.options })
     }
 
     fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
-        let leading = problem.x.shape.split_last().map_or(&[][..], |(_, leading)| leading);
-        op::product(&[leading.iter().product(), op::elements(inputs, &["w"])])
+        op::product(&[problem.leading.iter().product(), op::elements(inputs, &["w"])])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        let (_, leading) = problem.x.shape.split_last().expect("it has a last axis");
-        let y = Spec::new(problem.dtype, &[leading, &problem.weights.leading[..]].concat())?;
-        Ok([("y", y)].into_iter().collect())
-    }
-
-    by_steps!();
+    by_steps!(problem => problem.clone());
 }
 
 fn steps<'a, P: Place>(
@@ -123,7 +103,7 @@ fn steps<'a, P: Place>(
         Form::I8 => place.call::<Matmul<I8>>(&ends, given, to),
         Form::F32 => place.call::<Matmul<F32>>(&ends, given, to),
         Form::Ternary => {
-            let dims = [&problem.x.shape[..problem.x.shape.len() - 1], &weights.leading[..]].concat();
+            let dims = [&problem.leading[..], &weights.leading[..]].concat();
             sums = place.empty(Spec::new(DType::I32, &dims)?)?;
             to.push("acc", P::view_mut(&mut sums));
             place.call::<Matmul<Ternary>>(&ends, given, to)
@@ -135,15 +115,15 @@ fn steps<'a, P: Place>(
 pub mod all {
     use super::*;
 
-    /// The sizes; where given, they must match the tensors.
-    #[derive(Clone, Copy, Debug, Default, Deserialize)]
-    #[serde(default, deny_unknown_fields)]
-    pub struct Sizes {
-        /// Rows of the weights.
-        pub out: Option<usize>,
-        /// Cells of a row.
-        #[serde(rename = "in")]
-        pub inputs: Option<usize>,
+    options! {
+        /// The sizes; where given, they must match the tensors.
+        #[derive(Copy)]
+        pub struct Sizes {
+            /// rows of the weights, to prove them
+            out: Option<usize> = None;
+            /// columns of x, to prove them
+            inputs as "in": Option<usize> = None;
+        }
     }
 
     /// A checked call.
@@ -165,20 +145,18 @@ pub mod all {
             Slot::new("x", "(..., I)"),
             plane("plane0", "(O, P)"),
             plane("plane1", "(O, P)"),
-            Slot::new("w_scale", "(O|1)").exactly(DType::F32),
+            Slot::new("w_scale", "(O|1)").exactly(DType::F32).loose(),
         ];
+        const HINT: &'static str = crate::ternary::HINT;
         const STORAGE: &'static [DType] = crate::ternary::STORAGE;
-        const OPTIONS: &'static [OptionDoc] = &[
-            OptionDoc { name: "out", takes: "integer", help: "rows of the weights, to prove them" },
-            OptionDoc { name: "in", takes: "integer", help: "columns of x, to prove them" },
-        ];
         const COTANGENTS: &'static [&'static str] = &[];
 
         type Options = Sizes;
         type Problem = Problem;
 
-        fn check(inputs: &Named<Spec>, options: &Sizes) -> Result<Problem> {
-            Matmul::<I8>::check(inputs, &Ends::default()).and_then(|product| {
+        fn check(call: &Bound<Self>) -> Result<Problem> {
+            let (inputs, options) = (call.inputs, call.options);
+            op::part::<Matmul<I8>>(inputs, &Ends::default()).and_then(|(product, _)| {
                 agree("in", options.inputs, product.n)?;
                 agree("out", options.out, product.outs)?;
                 Ok(Problem { leading: product.leading, n: product.n, outs: product.outs, dtype: product.dtype })
@@ -189,7 +167,7 @@ pub mod all {
             op::product(&[problem.leading.iter().product(), op::elements(inputs, &["plane0"]), 3])
         }
 
-        fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+        fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
             let of = |dtype, last: usize| Spec::new(dtype, &[&problem.leading[..], &[last]].concat());
             let outputs = [
                 ("xq", of(DType::I8, problem.n)?),

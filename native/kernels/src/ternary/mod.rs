@@ -40,9 +40,12 @@ pub fn plane_bytes(n: usize) -> usize {
     n.div_ceil(8)
 }
 
-/// A plane of bits as an input or output.
+/// What to say of a plane, or of rows that meet one, whose shape is wrong.
+const HINT: &str = "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`";
+
+/// A plane of bits as an input, whose shape follows from other inputs' sizes or from options: ops prove it themselves.
 const fn plane(name: &'static str, shape: &'static str) -> Slot {
-    Slot::new(name, shape).exactly(DType::U8)
+    Slot::new(name, shape).exactly(DType::U8).loose()
 }
 
 /// The sizes of all axes but the last, and the size of the last.
@@ -55,8 +58,7 @@ fn split_last<'s>(name: &str, expected: &str, spec: &'s Spec) -> Result<(&'s [us
 
 /// The error of a shape that is not the one expected.
 fn wrong(name: &str, expected: &str, got: &Spec) -> Error {
-    let error = Error::new(Kind::Shape, name).expected(format_args!("shape {expected}")).got(got.shape);
-    error.hint("A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`")
+    Error::new(Kind::Shape, name).expected(format_args!("shape {expected}")).got(got.shape).hint(HINT)
 }
 
 /// Checks that an option for a size agrees with the tensors.
@@ -98,7 +100,7 @@ fn through_references(
 }
 
 /// Implements the runs of a composed op by a function `steps(place, problem, inputs, outputs)`. Its `Problem` has a
-/// field `dtype`, the storage type, unless it has no floats.
+/// field `dtype`, the storage type, unless no step reads one.
 macro_rules! by_steps {
     () => {
         $crate::ternary::by_steps!(problem => Problem { dtype: DType::F32, ..problem.clone() });
@@ -113,14 +115,15 @@ macro_rules! by_steps {
             steps(&$crate::place::Cpu(exec), problem, inputs, outputs)
         }
 
-        fn reference($problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        fn reference(
+            $problem: &Problem,
+            inputs: &Named<ArrayD<f64>>,
+            outputs: &Named<Spec>,
+        ) -> Result<Named<ArrayD<f64>>> {
             let problem = $in_f32;
-            $crate::ternary::through_references(
-                Self::INPUTS,
-                inputs,
-                &Self::outputs(&problem)?,
-                |place, inputs, outputs| steps(place, &problem, inputs, outputs),
-            )
+            $crate::ternary::through_references(Self::INPUTS, inputs, outputs, |place, inputs, outputs| {
+                steps(place, &problem, inputs, outputs)
+            })
         }
 
         fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {

@@ -8,16 +8,16 @@
 //! with its bias. So the logits are equal on every device.
 
 use super::products::{Matmul, Options as Ends, Ternary};
-use super::{agree, by_steps, cuda, one_or, plane, plane_bytes, split_last, wrong};
+use super::{agree, by_steps, cuda, one_or, plane, plane_bytes, wrong};
 use crate::activations::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Output, Slot};
+use crate::options;
 use crate::place::Place;
 use crate::tensor::{DType, Element, Shape, Spec, View, ViewMut};
 use crate::with_type;
 use ndarray::{ArrayD, Axis};
-use serde::Deserialize;
 
 /// The index of the largest element of each row.
 pub struct Argmax;
@@ -37,23 +37,18 @@ impl Op for Argmax {
     const NAME: &'static str = "argmax";
     const ABOUT: &'static str = "The place of the largest number of each row, the first on ties; NaN is never larger";
     const INPUTS: &'static [Slot] = &[Slot::new("x", "(..., N)")];
-    const OPTIONS: &'static [OptionDoc] = &[];
+    const OUTPUTS: &'static [Output] = &[Output::new("class", "(...)").exactly(DType::I32)];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = super::rules::NoOptions;
     type Problem = Rows;
 
-    fn check(inputs: &Named<Spec>, _: &Self::Options) -> Result<Rows> {
-        let x = inputs.get("x")?;
-        match x.shape.last() {
-            Some(&n) if (1..=i32::MAX as usize).contains(&n) => Ok(Rows { shape: x.shape, n, dtype: x.dtype }),
-            _ => Err(op::wrong_shape("x", "(..., N) with at least one number in a row", x)),
+    fn check(call: &Bound<Self>) -> Result<Rows> {
+        let (x, n) = (call.inputs.get("x")?, call.sizes.of('N'));
+        match (1..=i32::MAX as usize).contains(&n) {
+            true => Ok(Rows { shape: x.shape, n, dtype: call.storage }),
+            false => Err(op::wrong_shape("x", "(..., N) with at least one number in a row", x)),
         }
-    }
-
-    fn outputs(problem: &Rows) -> Result<Named<Spec>> {
-        let dims = &problem.shape[..problem.shape.len() - 1];
-        Ok([("class", Spec::new(DType::I32, dims)?)].into_iter().collect())
     }
 
     fn cpu(problem: &Rows, inputs: &Named<View>, mut outputs: Named<ViewMut>, _: &crate::cpu::Exec) -> Result<()> {
@@ -67,7 +62,7 @@ impl Op for Argmax {
         Ok(())
     }
 
-    fn reference(problem: &Rows, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Rows, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let last = Axis(problem.shape.len() - 1);
         let classes = inputs.get("x")?.map_axis(last, |row| f64::from(largest(row.iter().copied())));
         Ok([("class", classes)].into_iter().collect())
@@ -88,19 +83,19 @@ fn largest(row: impl Iterator<Item = f64>) -> i32 {
     best.0 as i32
 }
 
-/// The options.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Whether sums are multiplied by the weights' scales, which must then be given.
-    pub scales: bool,
-    /// Columns of x; checked against the tensors if given.
-    #[serde(rename = "in")]
-    pub inputs: Option<usize>,
-    /// Width of the hidden layer; checked if given.
-    pub hidden: Option<usize>,
-    /// Number of logits; checked if given.
-    pub out: Option<usize>,
+options! {
+    /// The options.
+    #[derive(Copy)]
+    pub struct Options {
+        /// multiply sums by w1_scale and w2_scale
+        scales: bool = false;
+        /// columns of x, to prove them
+        inputs as "in": Option<usize> = None;
+        /// width of the hidden layer, to prove it
+        hidden: Option<usize> = None;
+        /// number of logits, to prove it
+        out: Option<usize> = None;
+    }
 }
 
 /// A checked call.
@@ -143,28 +138,23 @@ impl Op for SimpleRotorNet {
         Slot::new("x", "(..., I)"),
         plane("w1_plane0", "(H, P)"),
         plane("w1_plane1", "(H, P)"),
-        Slot::new("b1", "(H)").exactly(DType::F32),
+        Slot::new("b1", "(H)").exactly(DType::F32).loose(),
         plane("w2_plane0", "(O, Q)"),
         plane("w2_plane1", "(O, Q)"),
-        Slot::new("b2", "(O)").exactly(DType::F32),
-        Slot::new("w1_scale", "(H|1)").exactly(DType::F32).optional(),
-        Slot::new("w2_scale", "(O|1)").exactly(DType::F32).optional(),
+        Slot::new("b2", "(O)").exactly(DType::F32).loose(),
+        Slot::new("w1_scale", "(H|1)").exactly(DType::F32).optional().loose(),
+        Slot::new("w2_scale", "(O|1)").exactly(DType::F32).optional().loose(),
     ];
+    const HINT: &'static str = super::HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[
-        OptionDoc { name: "scales", takes: "flag", help: "multiply sums by w1_scale and w2_scale" },
-        OptionDoc { name: "in", takes: "integer", help: "columns of x, to prove them" },
-        OptionDoc { name: "hidden", takes: "integer", help: "width of the hidden layer, to prove it" },
-        OptionDoc { name: "out", takes: "integer", help: "number of logits, to prove it" },
-    ];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let x = inputs.get("x")?;
-        let (leading, n) = split_last("x", "(..., I)", x)?;
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
+        let n = call.sizes.of('I');
         let hidden = width(inputs, LAYERS[0], n, options.scales)?;
         let out = width(inputs, LAYERS[1], hidden, options.scales)?;
         agree("in", options.inputs, n)?;
@@ -173,14 +163,14 @@ impl Op for SimpleRotorNet {
         if out == 0 {
             return Err(op::wrong_shape("b2", "(O) with at least one logit", inputs.get("b2")?));
         }
-        Ok(Problem { leading: leading.to_vec(), hidden, out, dtype: x.dtype })
+        Ok(Problem { leading: call.sizes.rows().to_vec(), hidden, out, dtype: call.storage })
     }
 
     fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
         op::product(&[problem.leading.iter().product(), op::elements(inputs, &["w1_plane0", "w2_plane0"])])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let logits = Spec::new(problem.dtype, &[&problem.leading[..], &[problem.out]].concat())?;
         Ok([("logits", logits), ("class", Spec::new(DType::I32, &problem.leading)?)].into_iter().collect())
     }

@@ -14,13 +14,14 @@
 
 use super::rules::{ActivationOptions, Activations};
 use super::{cpu, cuda, one_or, plane, plane_bytes, reference, split_last, wrong};
-use crate::activations::{Activation, NAMES};
+use crate::activations::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::marker::PhantomData;
 
 /// The longest row whose sums of bytes up to 127 fit into 32 bits.
@@ -43,36 +44,33 @@ pub struct Pairs {
 impl Op for DotTernary {
     const NAME: &'static str = "dot_ternary";
     const ABOUT: &'static str = "Sums of products of two rows of ternary numbers in planes";
-    const INPUTS: &'static [Slot] =
-        &[plane("a0", "(..., P)"), plane("a1", "(..., P)"), plane("b0", "(..., P)"), plane("b1", "(..., P)")];
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("a0", "(..., P)").exactly(DType::U8),
+        Slot::new("a1", "(..., P)").exactly(DType::U8),
+        Slot::new("b0", "(..., P)").exactly(DType::U8),
+        Slot::new("b1", "(..., P)").exactly(DType::U8),
+    ];
+    const OUTPUTS: &'static [Output] = &[Output::new("dot", "(...)").exactly(DType::I32)];
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = super::rules::NoOptions;
     type Problem = Pairs;
 
-    fn check(inputs: &Named<Spec>, _: &Self::Options) -> Result<Pairs> {
-        let a = inputs.get("a0")?;
-        for name in ["a1", "b0", "b1"] {
-            op::same_shape(inputs, name, &a.shape)?;
-        }
-        let (leading, bytes) = split_last("a0", "(..., P)", a)?;
+    fn check(call: &Bound<Self>) -> Result<Pairs> {
+        let (leading, bytes) = (call.sizes.rows(), call.sizes.of('P'));
         if bytes > i32::MAX as usize / 8 {
+            let a = call.inputs.get("a0")?;
             return Err(Error::new(Kind::Size, "a0").expected("rows of fewer than 2^31 cells").got(a));
         }
         Ok(Pairs { leading: leading.to_vec(), rows: leading.iter().product(), bytes })
-    }
-
-    fn outputs(problem: &Pairs) -> Result<Named<Spec>> {
-        Ok([("dot", Spec::new(DType::I32, &problem.leading)?)].into_iter().collect())
     }
 
     fn cpu(problem: &Pairs, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
         cpu::products::dot(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Pairs, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Pairs, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::dot(problem, inputs)
     }
 
@@ -82,7 +80,7 @@ impl Op for DotTernary {
 }
 
 /// The form in which activations meet the weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
     /// Their signs.
@@ -102,18 +100,12 @@ pub trait Activated: 'static {
     const ABOUT: &'static str;
     /// Its inputs.
     const INPUTS: &'static [Slot];
-    /// Its options.
-    const OPTIONS: &'static [OptionDoc];
     /// The form.
     const FORM: Form;
 }
 
-const ACTIVATION: OptionDoc = OptionDoc { name: "activation", takes: "text", help: NAMES };
-const SUMS: OptionDoc =
-    OptionDoc { name: "return_sums", takes: "flag", help: "also give the sums of integers, and activations as bytes" };
-
 macro_rules! activated {
-    ($name:ident, $op:literal, $about:literal, $options:expr, $x:expr) => {
+    ($name:ident, $op:literal, $about:literal, $x:expr) => {
         #[doc = $about]
         pub struct $name;
 
@@ -125,11 +117,10 @@ macro_rules! activated {
                 &[
                     plane("plane0", "(O, P)"),
                     plane("plane1", "(O, P)"),
-                    Slot::new("w_scale", "(O|1)").exactly(DType::F32).optional(),
-                    Slot::new("bias", "(O)").exactly(DType::F32).optional(),
+                    Slot::new("w_scale", "(O|1)").exactly(DType::F32).optional().loose(),
+                    Slot::new("bias", "(O)").exactly(DType::F32).optional().loose(),
                 ],
             );
-            const OPTIONS: &'static [OptionDoc] = $options;
             const FORM: Form = Form::$name;
         }
     };
@@ -139,30 +130,24 @@ activated!(
     Ternary,
     "matmul_ternary",
     "Signs of activations by ternary weights",
-    &[ACTIVATION],
     [
-        Slot::new("x", "(..., I)").optional(),
+        Slot::new("x", "(..., I)").optional().loose(),
         plane("x_plane0", "(..., P)").optional(),
         plane("x_plane1", "(..., P)").optional(),
     ]
 );
-activated!(
-    I8,
-    "matmul_i8_ternary",
-    "Activations of 8 bits by ternary weights",
-    &[ACTIVATION, SUMS],
-    [Slot::new("x", "(..., I)")]
-);
-activated!(F32, "matmul_f32_ternary", "Activations by ternary weights", &[ACTIVATION], [Slot::new("x", "(..., I)")]);
+activated!(I8, "matmul_i8_ternary", "Activations of 8 bits by ternary weights", [Slot::new("x", "(..., I)")]);
+activated!(F32, "matmul_f32_ternary", "Activations by ternary weights", [Slot::new("x", "(..., I)")]);
 
-/// The options.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// The activation applied to y; none by default.
-    pub activation: Option<Activation>,
-    /// Whether integer sums and bytes are returned too.
-    pub return_sums: bool,
+options! {
+    /// The options.
+    #[derive(Copy)]
+    pub struct Options {
+        /// silu; none by default
+        activation: Option<Activation> = None;
+        /// with activations as bytes, also give these and the sums of integers
+        return_sums: bool = false;
+    }
 }
 
 /// A checked product.
@@ -256,14 +241,15 @@ impl<A: Activated> Op for Matmul<A> {
     const NAME: &'static str = A::NAME;
     const ABOUT: &'static str = A::ABOUT;
     const INPUTS: &'static [Slot] = A::INPUTS;
+    const HINT: &'static str = super::HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = A::OPTIONS;
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
         Problem::new(A::FORM, inputs, options)
     }
 
@@ -274,7 +260,7 @@ impl<A: Activated> Op for Matmul<A> {
         op::product(&[problem.rows, op::elements(inputs, &["plane0"])])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let of = |dtype, last: usize| Spec::new(dtype, &[&problem.leading[..], &[last]].concat());
         let bytes = problem.form == Form::I8 && problem.options.return_sums;
         let mut outputs = Named::default();
@@ -293,7 +279,7 @@ impl<A: Activated> Op for Matmul<A> {
         cpu::products::matmul(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::matmul(problem, A::INPUTS, inputs)
     }
 

@@ -14,18 +14,19 @@
 //! a = max(max |x|, amax_floor)        q = round(x 127 / a), halves to even        x ~ q a / 127
 //! ```
 
-use super::{cpu, cuda, plane_bytes, reference, split_last};
+use super::{cpu, cuda, plane_bytes, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Output, Slot};
+use crate::options;
 use crate::place::Place;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use crate::ternary::encode::decode;
 use ndarray::ArrayD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The rule that makes ternary numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
     /// By a given threshold.
@@ -43,16 +44,17 @@ pub const LEAST_SCALE: f64 = 1e-5;
 /// Twn's threshold as a fraction of the mean.
 pub const TWN: f32 = 0.7;
 
-/// The options.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// The rule, `absmean` by default.
-    pub rule: Rule,
-    /// The threshold for the rule `threshold`, and for no other.
-    pub threshold: Option<f64>,
-    /// Whether each row has its own mean.
-    pub per_row: bool,
+options! {
+    /// The options.
+    #[derive(Copy)]
+    pub struct Options {
+        /// absmean, twn or threshold
+        rule: Rule = Rule::Absmean;
+        /// the rule threshold's: of greater size is 1 or -1
+        threshold: Option<f64> = None;
+        /// whether each row has its own mean; by default the tensor has one
+        per_row: bool = false;
+    }
 }
 
 impl Options {
@@ -71,17 +73,6 @@ impl Options {
     }
 }
 
-/// The documentation of the rules' options.
-pub const RULES: [OptionDoc; 3] = [
-    OptionDoc { name: "rule", takes: "text", help: "absmean (default), twn or threshold" },
-    OptionDoc { name: "threshold", takes: "float", help: "the rule threshold's: of greater size is 1 or -1" },
-    OptionDoc {
-        name: "per_row",
-        takes: "flag",
-        help: "whether each row has its own mean; by default the tensor has one",
-    },
-];
-
 /// A checked quantization.
 #[derive(Clone, Debug)]
 pub struct Problem {
@@ -98,11 +89,10 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// The quantization of a tensor of this spec.
-    pub fn new(name: &str, spec: &Spec, options: &Options) -> Result<Problem> {
-        let (leading, n) = split_last(name, "(..., N)", spec)?;
+    /// The quantization of rows of `n` numbers. The axes before the last have the sizes `leading`.
+    pub fn new(leading: &[usize], n: usize, options: &Options, dtype: DType) -> Result<Problem> {
         let (rows, leading) = (leading.iter().product(), leading.to_vec());
-        Ok(Problem { leading, rows, n, options: options.checked()?, dtype: spec.dtype })
+        Ok(Problem { leading, rows, n, options: options.checked()?, dtype })
     }
 
     /// Number of scales.
@@ -123,18 +113,18 @@ impl Op for QuantizeTernary {
     const NAME: &'static str = "quantize_ternary";
     const ABOUT: &'static str = "Floats to planes of ternary numbers and their scale";
     const INPUTS: &'static [Slot] = &[Slot::new("w", "(..., N)")];
+    const HINT: &'static str = super::HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &RULES;
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new("w", inputs.get("w")?, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        Problem::new(call.sizes.rows(), call.sizes.of('N'), call.options, call.storage)
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let plane = problem.plane()?;
         let scale = Spec::new(DType::F32, &[problem.scales()])?;
         Ok([("plane0", plane), ("plane1", plane), ("scale", scale)].into_iter().collect())
@@ -144,7 +134,7 @@ impl Op for QuantizeTernary {
         cpu::quantize::planes(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::quantize(problem, inputs)
     }
 
@@ -153,17 +143,12 @@ impl Op for QuantizeTernary {
     }
 }
 
-/// The options of activations of 8 bits.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ActivationOptions {
-    /// Lower limit for the largest magnitude of a row.
-    pub amax_floor: f64,
-}
-
-impl Default for ActivationOptions {
-    fn default() -> Self {
-        ActivationOptions { amax_floor: 1e-5 }
+options! {
+    /// The options of activations of 8 bits.
+    #[derive(Copy)]
+    pub struct ActivationOptions {
+        /// what the largest size of a row counts as at least
+        amax_floor: f64 = 1e-5;
     }
 }
 
@@ -200,28 +185,21 @@ impl Op for ActivationI8 {
     const NAME: &'static str = "activation_i8";
     const ABOUT: &'static str = "Activations to 8 bits, each row with its own scale";
     const INPUTS: &'static [Slot] = &[Slot::new("x", "(..., I)")];
+    const OUTPUTS: &'static [Output] =
+        &[Output::new("q", "(..., I)").exactly(DType::I8), Output::new("scale", "(...)").exactly(DType::F32)];
+    const HINT: &'static str = super::HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[OptionDoc {
-        name: "amax_floor",
-        takes: "float",
-        help: "what the largest size of a row counts as at least; 1e-5 by default",
-    }];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = ActivationOptions;
     type Problem = Activations;
 
-    fn check(inputs: &Named<Spec>, options: &ActivationOptions) -> Result<Activations> {
-        let x = inputs.get("x")?;
-        let (leading, n) = split_last("x", "(..., I)", x)?;
-        let floor = options.amax_floor as f32;
+    fn check(call: &Bound<Self>) -> Result<Activations> {
+        let (leading, n) = (call.sizes.rows(), call.sizes.of('I'));
+        // It may be 0 in f32 where it is not in f64.
+        let floor = call.options.amax_floor as f32;
         op::positive("amax_floor", f64::from(floor))?;
-        Ok(Activations { leading: leading.to_vec(), rows: leading.iter().product(), n, floor, dtype: x.dtype })
-    }
-
-    fn outputs(problem: &Activations) -> Result<Named<Spec>> {
-        let q = Spec::new(DType::I8, &[&problem.leading[..], &[problem.n]].concat())?;
-        Ok([("q", q), ("scale", Spec::new(DType::F32, &problem.leading)?)].into_iter().collect())
+        Ok(Activations { leading: leading.to_vec(), rows: leading.iter().product(), n, floor, dtype: call.storage })
     }
 
     fn cpu(
@@ -233,7 +211,7 @@ impl Op for ActivationI8 {
         cpu::quantize::activations(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Activations, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Activations, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::activations(problem, inputs)
     }
 
@@ -258,27 +236,28 @@ const ALL_RULES: [(&str, Option<&str>, Options); 5] = [
 /// Quantizes a tensor by every rule, for comparison.
 pub struct TernaryQuantize;
 
-/// No options.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct NoOptions {}
+options! {
+    /// No options.
+    #[derive(Copy)]
+    pub struct NoOptions {}
+}
 
 impl Op for TernaryQuantize {
     const NAME: &'static str = "ternary_quantize";
     const ABOUT: &'static str = "Floats to ternary numbers by every rule: thresholds 0 and 0.3, absmean, twn";
     const INPUTS: &'static [Slot] = &[Slot::new("w", "(..., N)")];
+    const HINT: &'static str = super::HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = NoOptions;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, _: &NoOptions) -> Result<Problem> {
-        Problem::new("w", inputs.get("w")?, &Options::default())
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        Problem::new(call.sizes.rows(), call.sizes.of('N'), &Options::default(), call.storage)
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let q = Spec::new(DType::I8, &[&problem.leading[..], &[problem.n]].concat())?;
         let mut outputs = Named::default();
         for (name, scale, options) in ALL_RULES {

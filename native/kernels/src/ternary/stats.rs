@@ -1,10 +1,10 @@
 //! Counts the values among ternary numbers, and the sentinels.
 
-use super::layouts::{Grid, N, Options, ROWS, SLOTS};
+use super::layouts::{Grid, Options, SLOTS};
 use super::{cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{Named, Op, OptionDoc, Slot};
+use crate::op::{Bound, Named, Op, Slot};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 
@@ -16,18 +16,18 @@ impl Op for StatsTernary {
     const ABOUT: &'static str = "Counts of -1, 0, +1 and sentinels among ternary numbers, and the first sentinel";
     const INPUTS: &'static [Slot] = SLOTS;
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[N, ROWS];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Grid;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Grid> {
+    fn check(call: &Bound<Self>) -> Result<Grid> {
+        let (inputs, options) = (call.inputs, call.options);
         Grid::given(inputs, options)
     }
 
     /// `counts` of -1, 0, +1 and sentinels; `first` is the position of the first sentinel in row-major order, or -1.
-    fn outputs(_: &Grid) -> Result<Named<Spec>> {
+    fn outputs(_: &Grid, _: &Bound<Self>) -> Result<Named<Spec>> {
         let of = |count| Spec::new(DType::I64, &[count]);
         Ok([("counts", of(4)?), ("first", of(1)?)].into_iter().collect())
     }
@@ -36,7 +36,7 @@ impl Op for StatsTernary {
         cpu::cells::stats(grid, inputs, outputs, exec)
     }
 
-    fn reference(grid: &Grid, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(grid: &Grid, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::stats(grid, inputs)
     }
 

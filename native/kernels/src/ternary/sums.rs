@@ -1,20 +1,21 @@
 //! Column sums that verify integer results. Let `c[j] = sum of W[i, j] over i`, stored beside the weights. Then every
 //! product `y = W x` satisfies `sum of y[i] = sum of c[j] x[j]`, exactly.
 
-use super::{cpu, cuda, plane, plane_bytes, reference, wrong};
+use super::{cpu, cuda, plane_bytes, reference, split_last, wrong};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Output, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Cells of a row; by default all that the planes have room for.
-    pub n: Option<usize>,
+options! {
+    /// The options.
+    #[derive(Copy)]
+    pub struct Options {
+        /// cells of a row of planes or packed2; all there is room for by default
+        n: Option<usize> = None;
+    }
 }
 
 /// Weights in planes.
@@ -32,26 +33,25 @@ pub struct ColumnSumsTernary;
 impl Op for ColumnSumsTernary {
     const NAME: &'static str = "column_sums_ternary";
     const ABOUT: &'static str = "Sums of the columns of ternary weights in planes, to prove products by";
-    const INPUTS: &'static [Slot] = &[plane("plane0", "(O, P)"), plane("plane1", "(O, P)")];
+    const INPUTS: &'static [Slot] =
+        &[Slot::new("plane0", "(O, P)").exactly(DType::U8), Slot::new("plane1", "(O, P)").exactly(DType::U8)];
+    const HINT: &'static str = super::HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[super::layouts::N];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Weights;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Weights> {
-        let plane = inputs.get("plane0")?;
-        let &[rows, bytes] = &plane.shape[..] else { return Err(wrong("plane0", "(O, P)", plane)) };
-        op::same_shape(inputs, "plane1", &plane.shape)?;
-        let n = options.n.unwrap_or(bytes * 8);
+    fn check(call: &Bound<Self>) -> Result<Weights> {
+        let [rows, bytes] = call.sizes.all("OP");
+        let n = call.options.n.unwrap_or(bytes * 8);
         if plane_bytes(n) != bytes || rows > i32::MAX as usize {
             return Err(Error::new(Kind::Option, "n").expected(format_args!("cells of {bytes} bytes")).got(n));
         }
         Ok(Weights { rows, n })
     }
 
-    fn outputs(problem: &Weights) -> Result<Named<Spec>> {
+    fn outputs(problem: &Weights, _: &Bound<Self>) -> Result<Named<Spec>> {
         Ok([("column_sums", Spec::new(DType::I32, &[problem.n])?)].into_iter().collect())
     }
 
@@ -59,7 +59,7 @@ impl Op for ColumnSumsTernary {
         cpu::products::column_sums(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Weights, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Weights, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::column_sums(problem, inputs)
     }
 
@@ -98,31 +98,29 @@ impl Op for VerifySumsTernary {
     const NAME: &'static str = "verify_sums_ternary";
     const ABOUT: &'static str = "Proves sums of a product by those of the weights' columns; an error if they differ";
     const INPUTS: &'static [Slot] = &[
-        Slot::new("acc", "(..., O)").exactly(DType::I32),
-        Slot::new("column_sums", "(I)").exactly(DType::I32),
+        Slot::new("acc", "(..., O)").exactly(DType::I32).loose(),
+        Slot::new("column_sums", "(I)").exactly(DType::I32).loose(),
         Slot::new("xq", "(..., I)").exactly(DType::I8),
     ];
+    /// 0 where there is no error.
+    const OUTPUTS: &'static [Output] = &[Output::new("difference", "(...)").exactly(DType::I64)];
+    const HINT: &'static str = super::HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
-    const OPTIONS: &'static [OptionDoc] = &[];
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = super::rules::NoOptions;
     type Problem = Proof;
 
-    fn check(inputs: &Named<Spec>, _: &Self::Options) -> Result<Proof> {
-        let (acc, xq) = (inputs.get("acc")?, inputs.get("xq")?);
-        let (leading, n) = super::split_last("xq", "(..., I)", xq)?;
-        let (of_acc, outs) = super::split_last("acc", "(..., O)", acc)?;
+    fn check(call: &Bound<Self>) -> Result<Proof> {
+        // Of the inputs only xq is bound: the others are measured by it, and errors name them.
+        let (leading, n) = (call.sizes.rows(), call.sizes.of('I'));
+        let acc = call.inputs.get("acc")?;
+        let (of_acc, outs) = split_last("acc", "(..., O)", acc)?;
         if of_acc != leading {
             return Err(wrong("acc", "that of xq with O in place of I", acc));
         }
-        op::same_shape(inputs, "column_sums", &[n])?;
+        op::same_shape(call.inputs, "column_sums", &[n])?;
         Ok(Proof { leading: leading.to_vec(), rows: leading.iter().product(), n, outs })
-    }
-
-    /// The differences, 0 where there is no error.
-    fn outputs(problem: &Proof) -> Result<Named<Spec>> {
-        Ok([("difference", Spec::new(DType::I64, &problem.leading)?)].into_iter().collect())
     }
 
     fn cpu(problem: &Proof, inputs: &Named<View>, mut outputs: Named<ViewMut>, _: &crate::cpu::Exec) -> Result<()> {
@@ -139,7 +137,7 @@ impl Op for VerifySumsTernary {
         }
     }
 
-    fn reference(problem: &Proof, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Proof, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::verify_sums(problem, inputs)
     }
 

@@ -13,34 +13,27 @@ mod steps;
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::mha::{self, Mha};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Slot};
+use crate::options;
 use crate::rope::Pairing;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options: those of [`mha`], and the norms' `eps`.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// How many heads there are; 1 by default.
-    pub heads: usize,
-    /// Whether a token sees no later ones.
-    pub causal: bool,
-    /// The base of rotary angles; no rotation by default.
-    pub rope_theta: Option<f64>,
-    /// Which elements are rotated in pairs.
-    pub pairing: Pairing,
-    /// How many rows of the cache are there, if there is one.
-    pub cached: usize,
-    /// What keeps the norms' divisors from 0.
-    pub eps: f64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        let mha::Options { heads, causal, rope_theta, pairing, cached } = mha::Options::default();
-        Options { heads, causal, rope_theta, pairing, cached, eps: 1e-5 }
+options! {
+    /// The options: those of [`mha`], and the norms' `eps`.
+    pub struct Options {
+        /// how many heads there are
+        heads: usize = 1;
+        /// whether a token sees no later ones
+        causal: bool = false;
+        /// the base of rotary angles; no rotation by default
+        rope_theta: Option<f64> = None;
+        /// of rotation: half or interleaved
+        pairing: Pairing = Pairing::Half;
+        /// how many rows of the cache are there
+        cached: usize = 0;
+        /// what keeps the norms' divisors from 0
+        eps: f64 = 1e-5;
     }
 }
 
@@ -63,17 +56,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let x = *inputs.get("x")?;
-        let &[_, _, width] = &x.shape[..] else {
-            return Err(op::wrong_shape("x", "(B, L, D)", &x));
-        };
-        for name in ["ln1_w", "ln1_b", "ln2_w", "ln2_b", "bo"] {
-            op::same_shape(inputs, name, &[width])?;
-        }
-        Ok(Problem { x, cache: mha::cache(inputs)?, options: options.clone() })
-    }
-
     fn in_f64(&self) -> Problem {
         let f64 = |spec: Spec| Spec { dtype: DType::F64, ..spec };
         Problem { x: f64(self.x), cache: self.cache.map(|cache| cache.map(f64)), options: self.options.clone() }
@@ -93,7 +75,7 @@ const BLOCK: [Slot; 12] = [
     Slot::new("wg", "(F, D)"),
     Slot::new("wu", "(F, D)"),
     Slot::new("wd", "(D, F)"),
-    Slot::new("mask", "(B|1, H|1, L|1, L|1)").mask().optional(),
+    Slot::new("mask", "(B|1, H|1, L|1, L|1)").mask().optional().loose(),
 ];
 
 /// The block.
@@ -103,25 +85,18 @@ impl Op for TransformerBlock {
     const NAME: &'static str = "transformer_block";
     const ABOUT: &'static str = "Transformer block: self-attention and feed-forward layer, each behind a norm";
     const INPUTS: &'static [Slot] = &op::slots::<14>(&BLOCK, &mha::CACHE);
-    const OPTIONS: &'static [OptionDoc] = &[
-        mha::OPTIONS[0],
-        mha::OPTIONS[1],
-        mha::OPTIONS[2],
-        mha::OPTIONS[3],
-        mha::OPTIONS[4],
-        OptionDoc { name: "eps", takes: "float", help: "what keeps the norms' divisors from 0; 1e-5 by default" },
-    ];
+    const HINT: &'static str = "Layout is channel-last: (batch, length, channels); weights are stored (out, in)";
     const COTANGENTS: &'static [&'static str] = &["dy"];
     const IN_PLACE: &'static [&'static str] = Mha::IN_PLACE;
 
     type Options = Options;
     type Problem = Problem;
 
-    /// Checks what the parts would find too late: then some of them have run.
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let problem = Problem::new(inputs, options)?;
+    /// Checks what self-attention would find too late: then the norm before it has run.
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
         steps::check(inputs, options)?;
-        Ok(problem)
+        Ok(Problem { x: *inputs.get("x")?, cache: mha::cache(inputs)?, options: options.clone() })
     }
 
     fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
@@ -131,7 +106,7 @@ impl Op for TransformerBlock {
         op::product(&[batch, length, weights]).saturating_add(op::product(&[2, batch, length, keys, width]))
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let [keys, values] = problem.cache.map_or([None; 2], |cache| cache.map(Some));
         Ok(op::named([("y", Some(problem.x)), ("keys", keys), ("values", values)]))
     }

@@ -4,9 +4,9 @@ use super::{Options, Problem};
 use crate::error::Result;
 use crate::mha::{Mha, MhaBackward};
 use crate::norm::{LayerNorm, LayerNormBackward, LayerOptions};
-use crate::op::{Named, Op, named};
+use crate::op::{self, Named, Op, named};
 use crate::place::{Map, Place};
-use crate::swiglu_mlp::{self, SwigluMlp, SwigluMlpBackward};
+use crate::swiglu_mlp::{SwigluMlp, SwigluMlpBackward};
 use crate::tensor::Spec;
 
 /// The inputs of self-attention beside `x`.
@@ -14,15 +14,11 @@ const MHA: [&str; 4] = ["wqkv", "wo", "bo", "mask"];
 /// The inputs of the feed-forward layer beside `x`.
 const MLP: [&str; 3] = ["wg", "wu", "wd"];
 
-/// Checks the inputs of the parts.
+/// Checks mask, cache and options of self-attention; all other shapes are proven.
 pub fn check(inputs: &Named<Spec>, options: &Options) -> Result<()> {
-    let of = |names: &[&'static str]| -> Named<Spec> {
-        let names = ["x"].into_iter().chain(names.iter().copied());
-        names.filter_map(|name| Some((name, *inputs.find(name)?))).collect()
-    };
-    Mha::check(&of(&[&MHA[..], Mha::IN_PLACE].concat()), &options.mha())?;
-    SwigluMlp::check(&of(&MLP), &swiglu_mlp::Options::default())?;
-    Ok(())
+    let names = ["x"].into_iter().chain(MHA).chain(Mha::IN_PLACE.iter().copied());
+    let given: Named<Spec> = names.filter_map(|name| Some((name, *inputs.find(name)?))).collect();
+    op::part::<Mha>(&given, &options.mha()).map(|_| ())
 }
 
 /// The block: `y`.

@@ -138,10 +138,9 @@ pub fn reference<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Named<Ow
 
 /// The reference's results in f64 of a call that is checked in its own types.
 fn in_f64<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Result<Named<Owned>> {
-    let problem = op::check::<O>(&op::specs(inputs), options)?;
-    let results = O::reference(&problem, &inputs.map(|t| t.view().to_f64()))?;
-    let outputs = O::outputs(&problem)?;
-    outputs
+    let call = Call::new::<O>(op::specs(inputs), options)?;
+    let results = call.reference(&inputs.map(|t| t.view().to_f64()))?;
+    call.outputs()
         .iter()
         .map(|(name, spec)| {
             let mut output = Owned::poisoned(Spec { dtype: DType::F64, ..*spec });

@@ -17,29 +17,23 @@ mod cpu;
 mod cuda;
 mod reference;
 
-use super::{LEVELS, Levels, RATIO, within};
+use super::{Levels, within};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Bound, Named, Op, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::Deserialize;
 
-/// The options.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// How many levels there are, that of the bank among them; 3 by default.
-    pub levels: usize,
-    /// How many slots of a level make one of the next; 4 by default.
-    pub ratio: usize,
-    /// How many candidates go on to the next level down; 4 by default.
-    pub top_k: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { levels: 3, ratio: 4, top_k: 4 }
+options! {
+    /// The options.
+    pub struct Options {
+        /// how many levels there are with the bank
+        levels: usize = 3;
+        /// slots that make one of the next level
+        ratio: usize = 4;
+        /// how many candidates of a level go on
+        top_k: usize = 4;
     }
 }
 
@@ -61,23 +55,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let Options { levels, ratio, top_k } = *options;
-        let (q, k) = (inputs.get("q")?, inputs.get("k")?);
-        let sizes = Levels::new("k", k, &super::Options { levels, ratio, cursor: 0 })?;
-        let &[batch, length, width] = &q.shape[..] else {
-            return Err(op::wrong_shape("q", "(B, L, D)", q));
-        };
-        if width != sizes.width || (sizes.batch != batch && sizes.batch != 1) {
-            let expected = format!("({batch} or 1, M, {width})");
-            return Err(op::wrong_shape("k", &expected, k).hint("Queries and memory have the width in common"));
-        }
-        within("top_k", top_k, 1..=usize::MAX)?;
-        let problem = Problem { levels: sizes, batch, length, ratio, top_k, dtype: q.dtype };
-        problem.exact()?;
-        op::same_shape(inputs, "v", &k.shape).map(|()| problem)
-    }
-
     /// That slots have children, and numbers that fit.
     fn exact(&self) -> Result<()> {
         let sizes = &self.levels.sizes;
@@ -120,19 +97,22 @@ impl Op for HdsQueryTopk {
     const NAME: &'static str = "hds_query_topk";
     const ABOUT: &'static str = "Attention over the slots that a walk down the levels of a memory finds";
     const INPUTS: &'static [Slot] =
-        &[Slot::new("q", "(B, L, D)"), Slot::new("k", "(B|1, M, D)"), Slot::new("v", "(B|1, M, D)")];
-    const OPTIONS: &'static [OptionDoc] = &[
-        LEVELS,
-        RATIO,
-        OptionDoc { name: "top_k", takes: "integer", help: "how many candidates of a level go on; 4 by default" },
-    ];
+        &[Slot::new("q", "(B, L, D)"), Slot::new("k", "(B|1, M, D)"), Slot::new("v", "(B|1, M, D)").loose()];
+    const HINT: &'static str = "Queries and memory have the width in common";
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        Problem::new(inputs, options)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (&Options { levels, ratio, top_k }, k) = (call.options, call.inputs.get("k")?);
+        let [batch, length] = call.sizes.all("BL");
+        let levels = Levels::new("k", k, &super::Options { levels, ratio, cursor: 0 })?;
+        within("top_k", top_k, 1..=usize::MAX)?;
+        let problem = Problem { levels, batch, length, ratio, top_k, dtype: call.storage };
+        problem.exact()?;
+        // Not before: where `k` has a wrong number of slots, that is what is wrong.
+        op::same_shape(call.inputs, "v", &k.shape).map(|()| problem)
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
@@ -142,7 +122,7 @@ impl Op for HdsQueryTopk {
         op::product(&[problem.batch, problem.length, *width, seen])
     }
 
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let Problem { batch, length, dtype, .. } = *problem;
         let context = Spec::new(dtype, &[batch, length, problem.levels.width])?;
         let slots = Spec::new(DType::I32, &[batch, length, problem.candidates()[0]])?;
@@ -153,7 +133,7 @@ impl Op for HdsQueryTopk {
         cpu::forward(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::forward(problem, inputs)
     }
 

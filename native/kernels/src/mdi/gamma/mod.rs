@@ -15,7 +15,7 @@ mod steps;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, OptionDoc, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Sizes, Slot};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 
@@ -36,23 +36,9 @@ pub struct Problem {
 pub const NETWORKS: [[&str; 5]; 2] = [["z", "wg1", "bg1", "wg2", "bg2"], ["context", "wc1", "bc1", "wc2", "bc2"]];
 
 impl Problem {
-    /// Checks the inputs of the networks.
-    pub fn new(inputs: &Named<Spec>) -> Result<Problem> {
-        let (z, wg1) = (*inputs.get("z")?, inputs.get("wg1")?);
-        let Some(&width) = z.shape.last() else {
-            return Err(op::wrong_shape("z", "(..., D)", &z).hint("The networks work on the last axis"));
-        };
-        let inner = match wg1.shape[..] {
-            [inner, inputs] if inputs == width => inner,
-            _ => return Err(op::wrong_shape("wg1", &format!("(I, {width})"), wg1).hint(WEIGHTS)),
-        };
-        op::same_shape(inputs, "context", &z.shape).map_err(|e| e.hint("A context has the shape of z"))?;
-        for [_, w1, b1, w2, b2] in NETWORKS {
-            for (name, dims) in [(w1, &[inner, width][..]), (b1, &[inner]), (w2, &[width, inner]), (b2, &[width])] {
-                op::same_shape(inputs, name, dims).map_err(|e| e.hint(WEIGHTS))?;
-            }
-        }
-        Ok(Problem { z, inner, context: all_or_none(inputs)? })
+    /// Checks that the second network is there as a whole or not at all, of inputs with these sizes.
+    pub fn new(inputs: &Named<Spec>, sizes: &Sizes) -> Result<Problem> {
+        Ok(Problem { z: *inputs.get("z")?, inner: sizes.of('I'), context: all_or_none(inputs)? })
     }
 
     /// The problem in f64, for the reference.
@@ -60,8 +46,6 @@ impl Problem {
         Problem { z: Spec { dtype: DType::F64, ..self.z }, ..self }
     }
 }
-
-const WEIGHTS: &str = "Weights are stored (out, in), and both networks have the same inner width";
 
 /// Whether the second network is there, which it is as a whole or not at all.
 fn all_or_none(inputs: &Named<Spec>) -> Result<bool> {
@@ -97,22 +81,19 @@ impl Op for MdiGamma {
     const NAME: &'static str = "mdi_gamma";
     const ABOUT: &'static str = "How much of a memory is kept, from what comes in and maybe from a context";
     const INPUTS: &'static [Slot] = &SLOTS;
-    const OPTIONS: &'static [OptionDoc] = &[];
+    const OUTPUTS: &'static [Output] = &[Output::new("gamma", "(..., D)")];
+    const HINT: &'static str = "Weights are stored (out, in), and both networks have the same inner width";
     const COTANGENTS: &'static [&'static str] = &["dgamma"];
 
     type Options = Options;
     type Problem = Problem;
 
-    fn check(inputs: &Named<Spec>, _options: &Options) -> Result<Problem> {
-        Problem::new(inputs)
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        Problem::new(call.inputs, &call.sizes)
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
         op::product(&[if problem.context { 4 } else { 2 }, problem.z.shape.elements(), problem.inner])
-    }
-
-    fn outputs(problem: &Problem) -> Result<Named<Spec>> {
-        Ok([("gamma", problem.z)].into_iter().collect())
     }
 
     crate::forward_by_steps!();

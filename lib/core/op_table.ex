@@ -1,0 +1,2047 @@
+defmodule Sidewinder.OpTable do
+  @moduledoc false
+  # Written by `bin/op_table` from the declarations of the ops in native/kernels: edit those.
+
+  @doc "All ops: what they take and give, and their options."
+  def ops do
+    [
+      %{
+        name: "selective_scan",
+        about: "Mamba selective scan over whole sequences",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dt", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "A", shape: "(D, N)", precision: "wide", optional: false, loose: false},
+          %{name: "B", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false, loose: true},
+          %{name: "C", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false, loose: true},
+          %{name: "D", shape: "(D)", precision: "wide", optional: true, loose: false},
+          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "dt_bias", shape: "(D)", precision: "wide", optional: true, loose: false},
+          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, D, N)", precision: "wide", when: {:asked, :return_state}},
+          %{name: "states", shape: "(B, L, D, N)", precision: "wide", when: {:asked, :return_states}}
+        ],
+        options: [
+          %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
+          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"},
+          %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp: mask or straight_through"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, D, N)"},
+          %{name: "return_states", takes: "flag", choices: [], range: :any, default: false, help: "write states (B, L, D, N)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlast_state", "dstates"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "selective_scan_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dt", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "A", shape: "(D, N)", precision: "wide", optional: false, loose: false},
+          %{name: "B", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false, loose: true},
+          %{name: "C", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false, loose: true},
+          %{name: "D", shape: "(D)", precision: "wide", optional: true, loose: false},
+          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "dt_bias", shape: "(D)", precision: "wide", optional: true, loose: false},
+          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dlast_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false},
+          %{name: "dstates", shape: "(B, L, D, N)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
+          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"},
+          %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp: mask or straight_through"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, D, N)"},
+          %{name: "return_states", takes: "flag", choices: [], range: :any, default: false, help: "write states (B, L, D, N)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "selective_scan",
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "selective_state_update",
+        about: "Mamba selective scan of one token",
+        inputs: [
+          %{name: "x", shape: "(B, D)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: false, loose: false},
+          %{name: "dt", shape: "(B, D)", precision: "storage", optional: false, loose: false},
+          %{name: "A", shape: "(D, N)", precision: "wide", optional: false, loose: false},
+          %{name: "B", shape: "(B, N) | (B, G, N)", precision: "storage", optional: false, loose: true},
+          %{name: "C", shape: "(B, N) | (B, G, N)", precision: "storage", optional: false, loose: true},
+          %{name: "D", shape: "(D)", precision: "wide", optional: true, loose: false},
+          %{name: "z", shape: "(B, D)", precision: "storage", optional: true, loose: false},
+          %{name: "dt_bias", shape: "(D)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, D)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, D, N)", precision: "wide", when: :always}
+        ],
+        options: [
+          %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
+          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, channels)"
+      },
+      %{
+        name: "linear_scan",
+        about: "Linear recurrence h = a h + b over whole sequences",
+        inputs: [
+          %{name: "a", shape: "(B, L, K)", precision: "storage", optional: false, loose: false},
+          %{name: "b", shape: "(B, L, K)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, K)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "h", shape: "(B, L, K)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, K)", precision: "wide", when: {:asked, :return_state}}
+        ],
+        options: [
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, K)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dh", "dlast_state"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "linear_scan_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "a", shape: "(B, L, K)", precision: "storage", optional: false, loose: false},
+          %{name: "h", shape: "(B, L, K)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, K)", precision: "wide", optional: true, loose: false},
+          %{name: "dh", shape: "(B, L, K)", precision: "storage", optional: false, loose: false},
+          %{name: "dlast_state", shape: "(B, K)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, K)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "linear_scan",
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "exp_product_scan",
+        about: "Cumulative product of decays in [0, 1] by the sum of their logarithms",
+        inputs: [
+          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always},
+          %{name: "log_y", shape: "(B, H, L, W)", precision: "wide", when: :always},
+          %{name: "last_state", shape: "(B, H, W)", precision: "wide", when: {:asked, :return_state}}
+        ],
+        options: [
+          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-8, help: "decays below count as this"},
+          %{name: "log_min", takes: "float", choices: [], range: :any, default: -5.0e1, help: "logarithms below count as this"},
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlog_y", "dlast_state"],
+        backward_of: nil,
+        hint: "Layout is (batch, heads, length, channels of a head)"
+      },
+      %{
+        name: "exp_product_scan_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "y", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "dlog_y", shape: "(B, H, L, W)", precision: "wide", optional: true, loose: false},
+          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-8, help: "decays below count as this"},
+          %{name: "log_min", takes: "float", choices: [], range: :any, default: -5.0e1, help: "logarithms below count as this"},
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "exp_product_scan",
+        hint: "Layout is (batch, heads, length, channels of a head)"
+      },
+      %{
+        name: "cumprod_scan",
+        about: "Cumulative product, exact for zeros",
+        inputs: [
+          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, H, W)", precision: "wide", when: {:asked, :return_state}}
+        ],
+        options: [
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlast_state"],
+        backward_of: nil,
+        hint: "Layout is (batch, heads, length, channels of a head)"
+      },
+      %{
+        name: "cumprod_scan_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "y", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "cumprod_scan",
+        hint: "Layout is (batch, heads, length, channels of a head)"
+      },
+      %{
+        name: "logcumsumexp",
+        about: "Logarithm of the cumulative sum of exponentials",
+        inputs: [
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, H, W)", precision: "wide", when: {:asked, :return_state}}
+        ],
+        options: [
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlast_state"],
+        backward_of: nil,
+        hint: "Layout is (batch, heads, length, channels of a head)"
+      },
+      %{
+        name: "logcumsumexp_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "logcumsumexp",
+        hint: "Layout is (batch, heads, length, channels of a head)"
+      },
+      %{
+        name: "cumsum",
+        about: "Cumulative sum",
+        inputs: [
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, H, W)", precision: "wide", when: {:asked, :return_state}}
+        ],
+        options: [
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlast_state"],
+        backward_of: nil,
+        hint: "Layout is (batch, heads, length, channels of a head)"
+      },
+      %{
+        name: "cumsum_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "cumsum",
+        hint: "Layout is (batch, heads, length, channels of a head)"
+      },
+      %{
+        name: "reverse_cumsum",
+        about: "Cumulative sum from the end",
+        inputs: [
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, H, W)", precision: "wide", when: {:asked, :return_state}}
+        ],
+        options: [
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlast_state"],
+        backward_of: nil,
+        hint: "Layout is (batch, heads, length, channels of a head)"
+      },
+      %{
+        name: "reverse_cumsum_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "reverse_cumsum",
+        hint: "Layout is (batch, heads, length, channels of a head)"
+      },
+      %{
+        name: "causal_conv1d",
+        about: "Depthwise causal convolution over whole sequences",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D, W)", precision: "wide", optional: false, loose: false},
+          %{name: "bias", shape: "(D)", precision: "wide", optional: true, loose: false},
+          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, W-1, D)", precision: "storage", when: {:asked, :return_state}}
+        ],
+        options: [
+          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "silu; none by default"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, W-1, D)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlast_state"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "causal_conv1d_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D, W)", precision: "wide", optional: false, loose: false},
+          %{name: "bias", shape: "(D)", precision: "wide", optional: true, loose: false},
+          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dlast_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "silu; none by default"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, W-1, D)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "causal_conv1d",
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "causal_conv1d_update",
+        about: "Depthwise causal convolution of one token",
+        inputs: [
+          %{name: "x", shape: "(B, D)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D, W)", precision: "wide", optional: false, loose: false},
+          %{name: "bias", shape: "(D)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, D)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, W-1, D)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "silu; none by default"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "linear",
+        about: "Dense layer y = activation(x w^T + b)",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(O, I)", precision: "storage", optional: false, loose: false},
+          %{name: "b", shape: "(O)", precision: "storage", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(..., O)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "Weights are stored (out, in), and the last axis of x meets `in`"
+      },
+      %{
+        name: "linear_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(O, I)", precision: "storage", optional: false, loose: false},
+          %{name: "b", shape: "(O)", precision: "storage", optional: true, loose: false},
+          %{name: "dy", shape: "(..., O)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "linear",
+        hint: "Weights are stored (out, in), and the last axis of x meets `in`"
+      },
+      %{
+        name: "mamba_block",
+        about: "Mamba block: projections, convolution and scan",
+        inputs: [
+          %{name: "x", shape: "(B, L, M)", precision: "storage", optional: false, loose: false},
+          %{name: "A_log", shape: "(D, N)", precision: "wide", optional: false, loose: false},
+          %{name: "in_proj", shape: "(2D, M)", precision: "storage", optional: false, loose: false},
+          %{name: "conv_w", shape: "(D, W)", precision: "wide", optional: false, loose: false},
+          %{name: "conv_b", shape: "(D)", precision: "wide", optional: true, loose: false},
+          %{name: "x_proj", shape: "(R+2N, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dt_w", shape: "(D, R)", precision: "storage", optional: false, loose: false},
+          %{name: "dt_b", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "D", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "out_proj", shape: "(M, D)", precision: "storage", optional: false, loose: false},
+          %{name: "in_proj_b", shape: "(2D)", precision: "storage", optional: true, loose: false},
+          %{name: "out_proj_b", shape: "(M)", precision: "storage", optional: true, loose: false},
+          %{name: "conv_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false},
+          %{name: "ssm_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, L, M)", precision: "storage", when: :always},
+          %{name: "conv_state", shape: "(B, W-1, D)", precision: "storage", when: {:asked, :return_state}},
+          %{name: "ssm_state", shape: "(B, D, N)", precision: "wide", when: {:asked, :return_state}}
+        ],
+        options: [
+          %{name: "expand", takes: "integer", choices: [], range: :any, default: nil, help: "inner width by model width; if given, it must agree"},
+          %{name: "d_state", takes: "integer", choices: [], range: :any, default: nil, help: "states per channel; if given, it must agree"},
+          %{name: "dt_rank", takes: "integer", choices: [], range: :any, default: nil, help: "columns of dt_w; if given, it must agree"},
+          %{name: "d_conv", takes: "integer", choices: [], range: :any, default: nil, help: "width of the convolution; if given, it must agree"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write conv_state (B, W-1, D) and ssm_state (B, D, N)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dconv_state", "dssm_state"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "mamba_block_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, L, M)", precision: "storage", optional: false, loose: false},
+          %{name: "A_log", shape: "(D, N)", precision: "wide", optional: false, loose: false},
+          %{name: "in_proj", shape: "(2D, M)", precision: "storage", optional: false, loose: false},
+          %{name: "conv_w", shape: "(D, W)", precision: "wide", optional: false, loose: false},
+          %{name: "conv_b", shape: "(D)", precision: "wide", optional: true, loose: false},
+          %{name: "x_proj", shape: "(R+2N, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dt_w", shape: "(D, R)", precision: "storage", optional: false, loose: false},
+          %{name: "dt_b", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "D", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "out_proj", shape: "(M, D)", precision: "storage", optional: false, loose: false},
+          %{name: "in_proj_b", shape: "(2D)", precision: "storage", optional: true, loose: false},
+          %{name: "out_proj_b", shape: "(M)", precision: "storage", optional: true, loose: false},
+          %{name: "conv_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false},
+          %{name: "ssm_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false},
+          %{name: "dy", shape: "(B, L, M)", precision: "storage", optional: false, loose: false},
+          %{name: "dconv_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false},
+          %{name: "dssm_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "expand", takes: "integer", choices: [], range: :any, default: nil, help: "inner width by model width; if given, it must agree"},
+          %{name: "d_state", takes: "integer", choices: [], range: :any, default: nil, help: "states per channel; if given, it must agree"},
+          %{name: "dt_rank", takes: "integer", choices: [], range: :any, default: nil, help: "columns of dt_w; if given, it must agree"},
+          %{name: "d_conv", takes: "integer", choices: [], range: :any, default: nil, help: "width of the convolution; if given, it must agree"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write conv_state (B, W-1, D) and ssm_state (B, D, N)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "mamba_block",
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "activations",
+        about: "A function of each element",
+        inputs: [
+          %{name: "x", shape: "(...)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(...)", precision: "storage", when: :always},
+          %{name: "dydx", shape: "(...)", precision: "storage", when: {:asked, :return_derivative}}
+        ],
+        options: [
+          %{name: "fn", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "The function; it must be given."},
+          %{name: "return_derivative", takes: "flag", choices: [], range: :any, default: false, help: "write dydx, the derivative"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "activations_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(...)", precision: "storage", optional: false, loose: false},
+          %{name: "dy", shape: "(...)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "fn", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "The function; it must be given."},
+          %{name: "return_derivative", takes: "flag", choices: [], range: :any, default: false, help: "write dydx, the derivative"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "activations",
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "rms_norm",
+        about: "Root mean square normalisation of rows",
+        inputs: [
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-6, help: "what keeps the divisor from 0"},
+          %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "inside (the root) or outside"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "Rows are normalised over the last axis of x"
+      },
+      %{
+        name: "rms_norm_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-6, help: "what keeps the divisor from 0"},
+          %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "inside (the root) or outside"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "rms_norm",
+        hint: "Rows are normalised over the last axis of x"
+      },
+      %{
+        name: "layer_norm",
+        about: "Layer normalisation of rows",
+        inputs: [
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "b", shape: "(D)", precision: "wide", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(..., D)", precision: "storage", when: :always},
+          %{name: "mean", shape: "(...)", precision: "wide", when: :always},
+          %{name: "rstd", shape: "(...)", precision: "wide", when: :always}
+        ],
+        options: [
+          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the divisor from 0"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "Rows are normalised over the last axis of x"
+      },
+      %{
+        name: "layer_norm_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "b", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the divisor from 0"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "layer_norm",
+        hint: "Rows are normalised over the last axis of x"
+      },
+      %{
+        name: "layer_norm_gelu",
+        about: "Layer normalisation of rows, then GELU",
+        inputs: [
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "b", shape: "(D)", precision: "wide", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the divisor from 0"},
+          %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "tanh or erf"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "Rows are normalised over the last axis of x"
+      },
+      %{
+        name: "layer_norm_gelu_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "b", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the divisor from 0"},
+          %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "tanh or erf"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "layer_norm_gelu",
+        hint: "Rows are normalised over the last axis of x"
+      },
+      %{
+        name: "matmul",
+        about: "The product of two matrices",
+        inputs: [
+          %{name: "a", shape: "(M, K)", precision: "storage", optional: false, loose: false},
+          %{name: "b", shape: "(K, N)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "c", shape: "(M, N)", precision: "storage", when: :always}
+        ],
+        options: [],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dc"],
+        backward_of: nil,
+        hint: "Columns of a meet rows of b"
+      },
+      %{
+        name: "matmul_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "a", shape: "(M, K)", precision: "storage", optional: false, loose: false},
+          %{name: "b", shape: "(K, N)", precision: "storage", optional: false, loose: false},
+          %{name: "dc", shape: "(M, N)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "matmul",
+        hint: "Columns of a meet rows of b"
+      },
+      %{
+        name: "rope",
+        about: "Rotary position embedding",
+        inputs: [
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "half (x[i] and x[i+W/2]) or interleaved"},
+          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "the base of the angles"},
+          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "the position of the first row"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "heads_first: (B, H, L, W); or heads_last: (B, L, H, W)"},
+          %{name: "scaling_factor", takes: "float", choices: [], range: :positive, default: nil, help: "Llama 3's scaling of angles; none by default"},
+          %{name: "low_freq_factor", takes: "float", choices: [], range: :positive, default: 1.0e0, help: "of that scaling"},
+          %{name: "high_freq_factor", takes: "float", choices: [], range: :positive, default: 4.0e0, help: "of that scaling"},
+          %{name: "original_length", takes: "float", choices: [], range: :positive, default: 8.192e3, help: "of that scaling"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "With the layout heads_last it is (B, L, H, W)"
+      },
+      %{
+        name: "rope_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "half (x[i] and x[i+W/2]) or interleaved"},
+          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "the base of the angles"},
+          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "the position of the first row"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "heads_first: (B, H, L, W); or heads_last: (B, L, H, W)"},
+          %{name: "scaling_factor", takes: "float", choices: [], range: :positive, default: nil, help: "Llama 3's scaling of angles; none by default"},
+          %{name: "low_freq_factor", takes: "float", choices: [], range: :positive, default: 1.0e0, help: "of that scaling"},
+          %{name: "high_freq_factor", takes: "float", choices: [], range: :positive, default: 4.0e0, help: "of that scaling"},
+          %{name: "original_length", takes: "float", choices: [], range: :positive, default: 8.192e3, help: "of that scaling"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "rope",
+        hint: "With the layout heads_last it is (B, L, H, W)"
+      },
+      %{
+        name: "sinusoidal_positions",
+        about: "Embeddings plus sines and cosines of their positions",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "the base of the angles"},
+          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "the position of the first row"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "sinusoidal_positions_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "the base of the angles"},
+          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "the position of the first row"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "sinusoidal_positions",
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "attention",
+        about: "Softmax attention over keys and values",
+        inputs: [
+          %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: true},
+          %{name: "k", shape: "(B, K, M, W)", precision: "storage", optional: false, loose: true},
+          %{name: "v", shape: "(B, K, M, V)", precision: "storage", optional: false, loose: true},
+          %{name: "mask", shape: "(B|1, H|1, L|1, M|1)", precision: "mask", optional: true, loose: true},
+          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "what scores are multiplied by; 1 / sqrt(W) by default"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a query sees no later keys"},
+          %{name: "q_offset", takes: "integer", choices: [], range: :any, default: nil, help: "the position of the first query among the keys; M - L by default"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "heads_first: (B, H, L, W); or heads_last: (B, L, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlse"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "attention_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: true},
+          %{name: "k", shape: "(B, K, M, W)", precision: "storage", optional: false, loose: true},
+          %{name: "v", shape: "(B, K, M, V)", precision: "storage", optional: false, loose: true},
+          %{name: "mask", shape: "(B|1, H|1, L|1, M|1)", precision: "mask", optional: true, loose: true},
+          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true, loose: true},
+          %{name: "y", shape: "(B, H, L, V)", precision: "storage", optional: false, loose: true},
+          %{name: "lse", shape: "(B, H, L)", precision: "wide", optional: false, loose: true},
+          %{name: "dy", shape: "(B, H, L, V)", precision: "storage", optional: false, loose: true},
+          %{name: "dlse", shape: "(B, H, L)", precision: "wide", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "what scores are multiplied by; 1 / sqrt(W) by default"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a query sees no later keys"},
+          %{name: "q_offset", takes: "integer", choices: [], range: :any, default: nil, help: "the position of the first query among the keys; M - L by default"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "heads_first: (B, H, L, W); or heads_last: (B, L, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "attention",
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "decode",
+        about: "Attention of new tokens over a cache of keys and values, which takes them in",
+        inputs: [
+          %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: true},
+          %{name: "k", shape: "(B, K, L, W)", precision: "storage", optional: false, loose: true},
+          %{name: "v", shape: "(B, K, L, V)", precision: "storage", optional: false, loose: true},
+          %{name: "keys", shape: "(B, K, C, W)", precision: "storage", optional: false, loose: false},
+          %{name: "values", shape: "(B, K, C, V)", precision: "storage", optional: false, loose: false},
+          %{name: "mask", shape: "(B|1, H|1, L|1, M|1)", precision: "mask", optional: true, loose: true},
+          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"},
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "what scores are multiplied by; 1 / sqrt(W) by default"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: true, help: "whether a token sees no later ones"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "heads_first: (B, H, L, W); or heads_last: (B, L, H, W)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A cache is heads-first: (batch, heads, length, width)"
+      },
+      %{
+        name: "swiglu_mlp",
+        about: "Gated feed-forward layer",
+        inputs: [
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "Weights are stored (out, in)"
+      },
+      %{
+        name: "swiglu_mlp_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false, loose: false},
+          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "swiglu_mlp",
+        hint: "Weights are stored (out, in)"
+      },
+      %{
+        name: "mha",
+        about: "Multi-head self-attention with its projections",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bo", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true, loose: true},
+          %{name: "keys", shape: "(B, H, C, W)", precision: "storage", optional: true, loose: false},
+          %{name: "values", shape: "(B, H, C, W)", precision: "storage", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :any, default: nil, help: "the base of rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "of rotation: half or interleaved"},
+          %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+      },
+      %{
+        name: "mha_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bo", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true, loose: true},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :any, default: nil, help: "the base of rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "of rotation: half or interleaved"},
+          %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "mha",
+        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+      },
+      %{
+        name: "transformer_block",
+        about: "Transformer block: self-attention and feed-forward layer, each behind a norm",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bo", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "ln1_w", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "ln1_b", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "ln2_w", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "ln2_b", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false, loose: false},
+          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true, loose: true},
+          %{name: "keys", shape: "(B, H, C, W)", precision: "storage", optional: true, loose: false},
+          %{name: "values", shape: "(B, H, C, W)", precision: "storage", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :any, default: nil, help: "the base of rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "of rotation: half or interleaved"},
+          %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"},
+          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the norms' divisors from 0"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+      },
+      %{
+        name: "transformer_block_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bo", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "ln1_w", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "ln1_b", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "ln2_w", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "ln2_b", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false, loose: false},
+          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false, loose: false},
+          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true, loose: true},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :any, default: nil, help: "the base of rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "of rotation: half or interleaved"},
+          %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"},
+          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the norms' divisors from 0"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "transformer_block",
+        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+      },
+      %{
+        name: "mdi_update",
+        about: "Memory decay integration, element by element",
+        inputs: [
+          %{name: "z", shape: "(...)", precision: "storage", optional: false, loose: false},
+          %{name: "h_old", shape: "(...)", precision: "storage", optional: false, loose: false},
+          %{name: "gate", shape: "(...)", precision: "storage", optional: false, loose: false},
+          %{name: "gamma", shape: "(...)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "h", shape: "(...)", precision: "storage", when: :always}
+        ],
+        options: [],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dh"],
+        backward_of: nil,
+        hint: "All inputs have the shape of z"
+      },
+      %{
+        name: "mdi_update_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "z", shape: "(...)", precision: "storage", optional: false, loose: false},
+          %{name: "h_old", shape: "(...)", precision: "storage", optional: false, loose: false},
+          %{name: "gate", shape: "(...)", precision: "storage", optional: false, loose: false},
+          %{name: "gamma", shape: "(...)", precision: "storage", optional: false, loose: false},
+          %{name: "dh", shape: "(...)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "mdi_update",
+        hint: "All inputs have the shape of z"
+      },
+      %{
+        name: "mdi_gamma",
+        about: "How much of a memory is kept, from what comes in and maybe from a context",
+        inputs: [
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "context", shape: "(..., D)", precision: "storage", optional: true, loose: false},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true, loose: false},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: true, loose: false},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true, loose: false},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "gamma", shape: "(..., D)", precision: "storage", when: :always}
+        ],
+        options: [],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dgamma"],
+        backward_of: nil,
+        hint: "Weights are stored (out, in), and both networks have the same inner width"
+      },
+      %{
+        name: "mdi_gamma_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "context", shape: "(..., D)", precision: "storage", optional: true, loose: false},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true, loose: false},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: true, loose: false},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true, loose: false},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "dgamma", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "mdi_gamma",
+        hint: "Weights are stored (out, in), and both networks have the same inner width"
+      },
+      %{
+        name: "mdi",
+        about: "One step of memory decay integration",
+        inputs: [
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "context", shape: "(..., D)", precision: "storage", optional: true, loose: false},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true, loose: false},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: true, loose: false},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true, loose: false},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "h_prev", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: false, loose: false},
+          %{name: "bm", shape: "(D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "h_new", shape: "(..., D)", precision: "storage", when: :always},
+          %{name: "gamma", shape: "(..., D)", precision: "storage", when: :always},
+          %{name: "gate", shape: "(..., D)", precision: "storage", when: :always}
+        ],
+        options: [],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dh_new", "dgamma", "dgate"],
+        backward_of: nil,
+        hint: "Weights are stored (out, in), and both networks have the same inner width"
+      },
+      %{
+        name: "mdi_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "context", shape: "(..., D)", precision: "storage", optional: true, loose: false},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true, loose: false},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: true, loose: false},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true, loose: false},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "h_prev", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: false, loose: false},
+          %{name: "bm", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "dh_new", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "dgamma", shape: "(..., D)", precision: "storage", optional: true, loose: false},
+          %{name: "dgate", shape: "(..., D)", precision: "storage", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "mdi",
+        hint: "Weights are stored (out, in), and both networks have the same inner width"
+      },
+      %{
+        name: "block_recurrence",
+        about: "The gated recurrence of the MM-Rec block over whole sequences",
+        inputs: [
+          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "w_gate", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "b_gate", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "w_mix", shape: "(D, 2D)", precision: "storage", optional: true, loose: false},
+          %{name: "b_mix", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "h", shape: "(B, L, D)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, D)", precision: "wide", when: :always}
+        ],
+        options: [
+          %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without w_mix and b_mix"},
+          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "bound of the state's elements; none by default"},
+          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "divide the state by its root mean square after each step"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dh", "dlast_state"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+      },
+      %{
+        name: "block_recurrence_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "w_gate", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "b_gate", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "w_mix", shape: "(D, 2D)", precision: "storage", optional: true, loose: false},
+          %{name: "b_mix", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true, loose: false},
+          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dh", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dlast_state", shape: "(B, D)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without w_mix and b_mix"},
+          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "bound of the state's elements; none by default"},
+          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "divide the state by its root mean square after each step"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "block_recurrence",
+        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+      },
+      %{
+        name: "hds_construct",
+        about: "Levels over a memory bank, each the adaptive average of the one below",
+        inputs: [
+          %{name: "k", shape: "(B, M, D)", precision: "storage", optional: false, loose: false},
+          %{name: "v", shape: "(B, M, D)", precision: "storage", optional: false, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the oldest slot of a bank that is a ring"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dk1", "dv1", "dk2", "dv2", "dk3", "dv3", "dk4", "dv4", "dk5", "dv5", "dk6", "dv6", "dk7", "dv7", "dk8", "dv8", "dk9", "dv9", "dk10", "dv10", "dk11", "dv11", "dk12", "dv12", "dk13", "dv13", "dk14", "dv14", "dk15", "dv15"],
+        backward_of: nil,
+        hint: "A bank is batch, slots and width"
+      },
+      %{
+        name: "hds_construct_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "k", shape: "(B, M, D)", precision: "storage", optional: false, loose: false},
+          %{name: "v", shape: "(B, M, D)", precision: "storage", optional: false, loose: true},
+          %{name: "dk1", shape: "(B, M1, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv1", shape: "(B, M1, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk2", shape: "(B, M2, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv2", shape: "(B, M2, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk3", shape: "(B, M3, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv3", shape: "(B, M3, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk4", shape: "(B, M4, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv4", shape: "(B, M4, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk5", shape: "(B, M5, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv5", shape: "(B, M5, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk6", shape: "(B, M6, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv6", shape: "(B, M6, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk7", shape: "(B, M7, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv7", shape: "(B, M7, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk8", shape: "(B, M8, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv8", shape: "(B, M8, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk9", shape: "(B, M9, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv9", shape: "(B, M9, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk10", shape: "(B, M10, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv10", shape: "(B, M10, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk11", shape: "(B, M11, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv11", shape: "(B, M11, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk12", shape: "(B, M12, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv12", shape: "(B, M12, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk13", shape: "(B, M13, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv13", shape: "(B, M13, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk14", shape: "(B, M14, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv14", shape: "(B, M14, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dk15", shape: "(B, M15, D)", precision: "storage", optional: true, loose: true},
+          %{name: "dv15", shape: "(B, M15, D)", precision: "storage", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the oldest slot of a bank that is a ring"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "hds_construct",
+        hint: "A bank is batch, slots and width"
+      },
+      %{
+        name: "hds_query_topk",
+        about: "Attention over the slots that a walk down the levels of a memory finds",
+        inputs: [
+          %{name: "q", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "k", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: false},
+          %{name: "v", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
+          %{name: "top_k", takes: "integer", choices: [], range: :any, default: 4, help: "how many candidates of a level go on"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Queries and memory have the width in common"
+      },
+      %{
+        name: "multi_memory_attention",
+        about: "Attention of a sequence over a memory, with its projections",
+        inputs: [
+          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "k_mem", shape: "(B|1, S, D)", precision: "storage", optional: false, loose: false},
+          %{name: "v_mem", shape: "(B|1, S, D)", precision: "storage", optional: false, loose: false},
+          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "baq", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bao", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "q_in", shape: "(B, L, D)", precision: "storage", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlse"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+      },
+      %{
+        name: "multi_memory_attention_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "k_mem", shape: "(B|1, S, D)", precision: "storage", optional: false, loose: false},
+          %{name: "v_mem", shape: "(B|1, S, D)", precision: "storage", optional: false, loose: false},
+          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "baq", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bao", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "q_in", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dlse", shape: "(B, H, L)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "multi_memory_attention",
+        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+      },
+      %{
+        name: "mmrec_block",
+        about: "Block of MM-Rec: gated recurrence, attention over a memory and feed-forward layer",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "k_mem", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: false},
+          %{name: "v_mem", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: true},
+          %{name: "n1", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "n2", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "wq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bq", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wk", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bk", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wv", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bv", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wz", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bz", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: false, loose: false},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wgate", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bgate", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: true, loose: false},
+          %{name: "bm", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "baq", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bao", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wf1", shape: "(F, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bf1", shape: "(F)", precision: "storage", optional: false, loose: false},
+          %{name: "wf2", shape: "(D, F)", precision: "storage", optional: false, loose: false},
+          %{name: "bf2", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always},
+          %{name: "h", shape: "(B, L, D)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, D)", precision: "wide", when: :always},
+          %{name: "gamma", shape: "(B, L, D)", precision: "storage", when: :always},
+          %{name: "context", shape: "(B, L, D)", precision: "storage", when: :always},
+          %{name: "summary", shape: "(B, D)", precision: "storage", when: :always},
+          %{name: "q", shape: "(B, L, D)", precision: "storage", when: {:unless, :checkpoint}},
+          %{name: "k", shape: "(B, L, D)", precision: "storage", when: {:unless, :checkpoint}},
+          %{name: "v", shape: "(B, L, D)", precision: "storage", when: {:unless, :checkpoint}},
+          %{name: "z", shape: "(B, L, D)", precision: "storage", when: {:unless, :checkpoint}},
+          %{name: "hidden", shape: "(B, L, F)", precision: "storage", when: {:unless, :checkpoint}}
+        ],
+        options: [
+          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads attention has"},
+          %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without wm and bm"},
+          %{name: "v_mix", takes: "float", choices: [], range: :any, default: 1.0e-1, help: "weight of v in the sum"},
+          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-6, help: "what keeps the norms' divisors from 0"},
+          %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "where eps goes: outside of the root or inside"},
+          %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the oldest slot of a memory that is a ring"},
+          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "bound of the state's elements; none by default"},
+          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "divide the state by its root mean square after each step"},
+          %{name: "checkpoint", takes: "flag", choices: [], range: :any, default: true, help: "whether the gradient computes again what it needs"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dh", "dlast_state", "dgamma", "dcontext", "dsummary"],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+      },
+      %{
+        name: "mmrec_block_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "k_mem", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: false},
+          %{name: "v_mem", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: true},
+          %{name: "n1", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "n2", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "wq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bq", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wk", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bk", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wv", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bv", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wz", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bz", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: false, loose: false},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wgate", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bgate", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: true, loose: false},
+          %{name: "bm", shape: "(D)", precision: "storage", optional: true, loose: false},
+          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "baq", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bao", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "wf1", shape: "(F, D)", precision: "storage", optional: false, loose: false},
+          %{name: "bf1", shape: "(F)", precision: "storage", optional: false, loose: false},
+          %{name: "wf2", shape: "(D, F)", precision: "storage", optional: false, loose: false},
+          %{name: "bf2", shape: "(D)", precision: "storage", optional: false, loose: false},
+          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true, loose: false},
+          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "context", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "q", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "k", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "v", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "hidden", shape: "(B, L, F)", precision: "storage", optional: true, loose: false},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "dh", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "dlast_state", shape: "(B, D)", precision: "wide", optional: true, loose: false},
+          %{name: "dgamma", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "dcontext", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
+          %{name: "dsummary", shape: "(B, D)", precision: "storage", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads attention has"},
+          %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without wm and bm"},
+          %{name: "v_mix", takes: "float", choices: [], range: :any, default: 1.0e-1, help: "weight of v in the sum"},
+          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-6, help: "what keeps the norms' divisors from 0"},
+          %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "where eps goes: outside of the root or inside"},
+          %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the oldest slot of a memory that is a ring"},
+          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "bound of the state's elements; none by default"},
+          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "divide the state by its root mean square after each step"},
+          %{name: "checkpoint", takes: "flag", choices: [], range: :any, default: true, help: "whether the gradient computes again what it needs"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "mmrec_block",
+        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+      },
+      %{
+        name: "write_short",
+        about: "Rows into the slots of a memory bank",
+        inputs: [
+          %{name: "bank", shape: "(B, S, D)", precision: "storage", optional: false, loose: false},
+          %{name: "rows", shape: "(B, N, D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "bank", shape: "(B, S, D)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "start", takes: "integer", choices: [], range: :any, default: 0, help: "the slot of the first row"},
+          %{name: "mode", takes: "text", choices: ["ring", "strict"], range: :any, default: "ring", help: "ring or strict: of rows past the last slot"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A bank is batch, slots and width"
+      },
+      %{
+        name: "write_long",
+        about: "A summary into the slots of a memory bank",
+        inputs: [
+          %{name: "bank", shape: "(B, M, D)", precision: "storage", optional: false, loose: false},
+          %{name: "summary", shape: "(B, D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "bank", shape: "(B, M, D)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "policy", takes: "text", choices: ["ring", "ema", "broadcast"], range: :any, default: "ring", help: "ring, ema or broadcast: which slots take it"},
+          %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the slot of a ring"},
+          %{name: "decay", takes: "float", choices: [], range: :any, default: 9.9e-1, help: "how much of a slot stays with ema"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A bank is batch, slots and width"
+      },
+      %{
+        name: "memory_state",
+        about: "Rows and summaries into the banks of a memory, by each policy",
+        inputs: [
+          %{name: "short", shape: "(B, S, D)", precision: "storage", optional: false, loose: false},
+          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
+          %{name: "long_k", shape: "(B, M, D)", precision: "storage", optional: false, loose: false},
+          %{name: "long_v", shape: "(B, M, D)", precision: "storage", optional: true, loose: false},
+          %{name: "summaries", shape: "(N, B, D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "short_ring", shape: "(B, S, D)", precision: "storage", when: :always},
+          %{name: "long_ring", shape: "(B, M, D)", precision: "storage", when: :always},
+          %{name: "long_ema", shape: "(B, M, D)", precision: "storage", when: :always},
+          %{name: "long_broadcast", shape: "(B, M, D)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "ema_decay", takes: "float", choices: [], range: :any, default: 9.9e-1, help: "how much of a slot stays with ema"},
+          %{name: "cursor0", takes: "integer", choices: [], range: :any, default: 0, help: "the first slot of both rings"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A bank is batch, slots and width"
+      },
+      %{
+        name: "quantize",
+        about: "Rows of floats to blocks of 8 or 4 bits a value, ggml's Q8_0 or Q4_0",
+        inputs: [
+          %{name: "x", shape: "(..., N)", precision: "storage", optional: false, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "format", takes: "text", choices: ["q8_0", "q4_0"], range: :any, default: "q8_0", help: "q8_0 or q4_0"},
+          %{name: "unchecked", takes: "flag", choices: [], range: :any, default: false, help: "store infinite scales, as ggml does, in place of an error"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "dequantize",
+        about: "Blocks of Q8_0 or Q4_0 to rows of f32",
+        inputs: [
+          %{name: "q", shape: "(..., Q)", precision: "u8", optional: false, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "format", takes: "text", choices: ["q8_0", "q4_0"], range: :any, default: "q8_0", help: "q8_0 or q4_0"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "matmul_q8_q8",
+        about: "y = activation(x w^T + b), x quantized to Q8_0, weights in Q8_0",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: true},
+          %{name: "w", shape: "(O, 17I/16)", precision: "u8", optional: false, loose: true},
+          %{name: "b", shape: "(O)", precision: "wide", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "matmul_q8_q4",
+        about: "y = activation(x w^T + b), x quantized to Q8_0, weights in Q4_0",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: true},
+          %{name: "w", shape: "(O, 9I/16)", precision: "u8", optional: false, loose: true},
+          %{name: "b", shape: "(O)", precision: "wide", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "matmul_f32_q8",
+        about: "y = activation(x w^T + b), weights in Q8_0",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: true},
+          %{name: "w", shape: "(O, 17I/16)", precision: "u8", optional: false, loose: true},
+          %{name: "b", shape: "(O)", precision: "wide", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "matmul_f32_q4",
+        about: "y = activation(x w^T + b), weights in Q4_0",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: true},
+          %{name: "w", shape: "(O, 9I/16)", precision: "u8", optional: false, loose: true},
+          %{name: "b", shape: "(O)", precision: "wide", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "f16_convert",
+        about: "The bits of half-precision numbers, and what they are read back as",
+        inputs: [
+          %{name: "x", shape: "(...)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "bits", shape: "(...)", precision: "i16", when: :always},
+          %{name: "back", shape: "(...)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "note", takes: "text", choices: [], range: :any, default: "", help: "words about the data, which change nothing"}
+        ],
+        storage: ["f32"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "block_quantize",
+        about: "Rows in Q8_0 and in Q4_0, and what these are read back as",
+        inputs: [
+          %{name: "x", shape: "(..., N)", precision: "storage", optional: false, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "values of a row; any number by default"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "block_dequantize",
+        about: "Blocks of Q8_0 and of Q4_0 read back",
+        inputs: [
+          %{name: "q8_0", shape: "(..., 17N/16)", precision: "u8", optional: true, loose: true},
+          %{name: "q4_0", shape: "(..., 9N/16)", precision: "u8", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "values of a row; any number by default"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "block_matmul",
+        about: "x in Q8_0, and products of that and of x with weights in Q4_0 and in Q8_0",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: true},
+          %{name: "w_q4_0", shape: "(O, 9I/16)", precision: "u8", optional: true, loose: true},
+          %{name: "w_q8_0", shape: "(O, 17I/16)", precision: "u8", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "in", takes: "integer", choices: [], range: :any, default: nil, help: "columns of x; any number by default"},
+          %{name: "out", takes: "integer", choices: [], range: :any, default: nil, help: "columns of the results; any number by default"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "ternary_encode",
+        about: "-1, 0 and 1 to planes of bits and to packed2, their negatives, and their product with w",
+        inputs: [
+          %{name: "v", shape: "(..., N)", precision: "i8", optional: false, loose: false},
+          %{name: "w", shape: "(..., N)", precision: "i8", optional: true, loose: false}
+        ],
+        outputs: [],
+        options: [],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "ternary_layouts",
+        about: "A matrix of -1, 0 and 1 in planes, packed2 and offset_rows",
+        inputs: [
+          %{name: "w", shape: "(O, I)", precision: "i8", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "out", takes: "integer", choices: [], range: :any, default: nil, help: "rows of w, to prove them"},
+          %{name: "in", takes: "integer", choices: [], range: :any, default: nil, help: "columns of w, to prove them"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "ternary_sentinel",
+        about: "The values of planes or packed2 with sentinels as 0, and the number of these",
+        inputs: [
+          %{name: "packed2", shape: "(..., P)", precision: "u8", optional: true, loose: true},
+          %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true, loose: true},
+          %{name: "plane1", shape: "(..., P)", precision: "u8", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "convert_ternary",
+        about: "Ternary numbers from one layout to another; -1, 0 and 1 to planes and back",
+        inputs: [
+          %{name: "values", shape: "(..., N)", precision: "i8", optional: true, loose: true},
+          %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true, loose: true},
+          %{name: "plane1", shape: "(..., P)", precision: "u8", optional: true, loose: true},
+          %{name: "packed2", shape: "(..., P)", precision: "u8", optional: true, loose: true},
+          %{name: "offset_rows", shape: "(R, N)", precision: "u8", optional: true, loose: true},
+          %{name: "byte0", shape: "(..., N)", precision: "u8", optional: true, loose: true},
+          %{name: "byte1", shape: "(..., N)", precision: "u8", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "to", takes: "text", choices: ["values", "planes", "packed2", "offset_rows", "byte_planes"], range: :any, default: nil, help: "values, planes, packed2, offset_rows or byte_planes"},
+          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"},
+          %{name: "rows", takes: "integer", choices: [], range: :any, default: nil, help: "rows of offset_rows; all there is room for by default"},
+          %{name: "on_sentinel", takes: "text", choices: ["error", "zero", "warn"], range: :any, default: "error", help: "for cells that are no value: error, zero or warn"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "stats_ternary",
+        about: "Counts of -1, 0, +1 and sentinels among ternary numbers, and the first sentinel",
+        inputs: [
+          %{name: "values", shape: "(..., N)", precision: "i8", optional: true, loose: true},
+          %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true, loose: true},
+          %{name: "plane1", shape: "(..., P)", precision: "u8", optional: true, loose: true},
+          %{name: "packed2", shape: "(..., P)", precision: "u8", optional: true, loose: true},
+          %{name: "offset_rows", shape: "(R, N)", precision: "u8", optional: true, loose: true},
+          %{name: "byte0", shape: "(..., N)", precision: "u8", optional: true, loose: true},
+          %{name: "byte1", shape: "(..., N)", precision: "u8", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "to", takes: "text", choices: ["values", "planes", "packed2", "offset_rows", "byte_planes"], range: :any, default: nil, help: "values, planes, packed2, offset_rows or byte_planes"},
+          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"},
+          %{name: "rows", takes: "integer", choices: [], range: :any, default: nil, help: "rows of offset_rows; all there is room for by default"},
+          %{name: "on_sentinel", takes: "text", choices: ["error", "zero", "warn"], range: :any, default: "error", help: "for cells that are no value: error, zero or warn"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "quantize_ternary",
+        about: "Floats to planes of ternary numbers and their scale",
+        inputs: [
+          %{name: "w", shape: "(..., N)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "rule", takes: "text", choices: ["threshold", "absmean", "twn"], range: :any, default: "absmean", help: "absmean, twn or threshold"},
+          %{name: "threshold", takes: "float", choices: [], range: :any, default: nil, help: "the rule threshold's: of greater size is 1 or -1"},
+          %{name: "per_row", takes: "flag", choices: [], range: :any, default: false, help: "whether each row has its own mean; by default the tensor has one"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+      },
+      %{
+        name: "ternary_quantize",
+        about: "Floats to ternary numbers by every rule: thresholds 0 and 0.3, absmean, twn",
+        inputs: [
+          %{name: "w", shape: "(..., N)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+      },
+      %{
+        name: "dequantize_ternary",
+        about: "Ternary numbers in planes times their scale, as f32",
+        inputs: [
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: true},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: true},
+          %{name: "scale", shape: "(O|1)", precision: "f32", optional: false, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "activation_i8",
+        about: "Activations to 8 bits, each row with its own scale",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "q", shape: "(..., I)", precision: "i8", when: :always},
+          %{name: "scale", shape: "(...)", precision: "f32", when: :always}
+        ],
+        options: [
+          %{name: "amax_floor", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what the largest size of a row counts as at least"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+      },
+      %{
+        name: "dot_ternary",
+        about: "Sums of products of two rows of ternary numbers in planes",
+        inputs: [
+          %{name: "a0", shape: "(..., P)", precision: "u8", optional: false, loose: false},
+          %{name: "a1", shape: "(..., P)", precision: "u8", optional: false, loose: false},
+          %{name: "b0", shape: "(..., P)", precision: "u8", optional: false, loose: false},
+          %{name: "b1", shape: "(..., P)", precision: "u8", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "dot", shape: "(...)", precision: "i32", when: :always}
+        ],
+        options: [],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "matmul_ternary",
+        about: "Signs of activations by ternary weights",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: true, loose: true},
+          %{name: "x_plane0", shape: "(..., P)", precision: "u8", optional: true, loose: true},
+          %{name: "x_plane1", shape: "(..., P)", precision: "u8", optional: true, loose: true},
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: true},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: true},
+          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: true, loose: true},
+          %{name: "bias", shape: "(O)", precision: "f32", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"},
+          %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "with activations as bytes, also give these and the sums of integers"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+      },
+      %{
+        name: "matmul_i8_ternary",
+        about: "Activations of 8 bits by ternary weights",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: true},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: true},
+          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: true, loose: true},
+          %{name: "bias", shape: "(O)", precision: "f32", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"},
+          %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "with activations as bytes, also give these and the sums of integers"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+      },
+      %{
+        name: "matmul_f32_ternary",
+        about: "Activations by ternary weights",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: true},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: true},
+          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: true, loose: true},
+          %{name: "bias", shape: "(O)", precision: "f32", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"},
+          %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "with activations as bytes, also give these and the sums of integers"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+      },
+      %{
+        name: "ternary_matmul",
+        about: "All products of activations and ternary weights, with their sums",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: true},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: true},
+          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: false, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "out", takes: "integer", choices: [], range: :any, default: nil, help: "rows of the weights, to prove them"},
+          %{name: "in", takes: "integer", choices: [], range: :any, default: nil, help: "columns of x, to prove them"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+      },
+      %{
+        name: "ternary_linear",
+        about: "Dense layer of float weights that a rule makes ternary",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(O, I)", precision: "storage", optional: false, loose: false},
+          %{name: "bias", shape: "(O)", precision: "f32", optional: true, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(..., O)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "rule", takes: "text", choices: ["threshold", "absmean", "twn"], range: :any, default: "absmean", help: "absmean, twn or threshold"},
+          %{name: "threshold", takes: "float", choices: [], range: :any, default: nil, help: "the rule threshold's: of greater size is 1 or -1"},
+          %{name: "per_row", takes: "flag", choices: [], range: :any, default: false, help: "whether each row has its own mean; by default the tensor has one"},
+          %{name: "activations", takes: "text", choices: ["ternary", "i8", "f32"], range: :any, default: "i8", help: "what x is in the product: i8, ternary or f32"},
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "simple_rotor_net",
+        about: "Two ternary layers: logits of signs, and the class with the largest",
+        inputs: [
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
+          %{name: "w1_plane0", shape: "(H, P)", precision: "u8", optional: false, loose: true},
+          %{name: "w1_plane1", shape: "(H, P)", precision: "u8", optional: false, loose: true},
+          %{name: "b1", shape: "(H)", precision: "f32", optional: false, loose: true},
+          %{name: "w2_plane0", shape: "(O, Q)", precision: "u8", optional: false, loose: true},
+          %{name: "w2_plane1", shape: "(O, Q)", precision: "u8", optional: false, loose: true},
+          %{name: "b2", shape: "(O)", precision: "f32", optional: false, loose: true},
+          %{name: "w1_scale", shape: "(H|1)", precision: "f32", optional: true, loose: true},
+          %{name: "w2_scale", shape: "(O|1)", precision: "f32", optional: true, loose: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "scales", takes: "flag", choices: [], range: :any, default: false, help: "multiply sums by w1_scale and w2_scale"},
+          %{name: "in", takes: "integer", choices: [], range: :any, default: nil, help: "columns of x, to prove them"},
+          %{name: "hidden", takes: "integer", choices: [], range: :any, default: nil, help: "width of the hidden layer, to prove it"},
+          %{name: "out", takes: "integer", choices: [], range: :any, default: nil, help: "number of logits, to prove it"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+      },
+      %{
+        name: "argmax",
+        about: "The place of the largest number of each row, the first on ties; NaN is never larger",
+        inputs: [
+          %{name: "x", shape: "(..., N)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "class", shape: "(...)", precision: "i32", when: :always}
+        ],
+        options: [],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "Layout is channel-last: (batch, length, channels)"
+      },
+      %{
+        name: "column_sums_ternary",
+        about: "Sums of the columns of ternary weights in planes, to prove products by",
+        inputs: [
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: false},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
+        ],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+      },
+      %{
+        name: "verify_sums_ternary",
+        about: "Proves sums of a product by those of the weights' columns; an error if they differ",
+        inputs: [
+          %{name: "acc", shape: "(..., O)", precision: "i32", optional: false, loose: true},
+          %{name: "column_sums", shape: "(I)", precision: "i32", optional: false, loose: true},
+          %{name: "xq", shape: "(..., I)", precision: "i8", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "difference", shape: "(...)", precision: "i64", when: :always}
+        ],
+        options: [],
+        storage: ["f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: nil,
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+      }
+    ]
+  end
+end

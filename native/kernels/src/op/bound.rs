@@ -1,0 +1,45 @@
+//! The sizes of a call, and the outputs that follow from them.
+
+use super::{About, Named, Op, Options, Output, Sizes, When, about};
+use crate::error::Result;
+use crate::tensor::{DType, Spec};
+
+/// Inputs whose shapes are proven to agree with each other, and options whose values are in their ranges.
+pub struct Bound<'c, O: Op> {
+    /// Types and shapes of the inputs.
+    pub inputs: &'c Named<Spec>,
+    /// The options.
+    pub options: &'c O::Options,
+    /// The sizes by their letters.
+    pub sizes: Sizes,
+    /// The storage type.
+    pub storage: DType,
+}
+
+impl<'c, O: Op> Bound<'c, O> {
+    /// Checks shapes and values against the declaration of `O`.
+    pub fn new(inputs: &'c Named<Spec>, options: &'c O::Options) -> Result<Self> {
+        Bound::of(about::<O>(), inputs, options)
+    }
+
+    /// Like [`Bound::new`], for the inputs of an op that has the options of `O`.
+    pub(super) fn of(op: &About, inputs: &'c Named<Spec>, options: &'c O::Options) -> Result<Self> {
+        let sizes = Sizes::bind(op, inputs)?;
+        options.check()?;
+        Ok(Bound { inputs, options, sizes, storage: op.storage(inputs).1 })
+    }
+
+    /// The outputs as they are declared.
+    pub fn outputs(&self) -> Result<Named<Spec>> {
+        let asked = |output: &&Output| match output.when {
+            When::Always => true,
+            When::Asked(option) => self.options.flag(option),
+            When::Unless(option) => !self.options.flag(option),
+        };
+        let spec = |output: &Output| {
+            let dims = self.sizes.shape(output.shape).unwrap_or_else(|| panic!("{}: {}", O::NAME, output.shape));
+            Ok((output.name, Spec::new(output.precision.dtype(self.storage), &dims)?))
+        };
+        O::OUTPUTS.iter().filter(asked).map(spec).collect()
+    }
+}

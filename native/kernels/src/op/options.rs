@@ -1,0 +1,351 @@
+//! Options of ops: one declaration for the struct, its defaults, its checks and its documentation.
+
+use crate::error::{Error, Kind as ErrorKind, Result};
+use serde::de::value::StrDeserializer;
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, Visitor};
+use serde::{Serialize, forward_to_deserialize_any};
+use std::any::Any;
+use std::fmt;
+
+/// The options of an op, as [`options!`](crate::options) declares them.
+pub trait Options: DeserializeOwned + Serialize + Default + Clone + 'static {
+    /// The options that callers know, with their documentation.
+    const DOCS: &'static [OptionDoc];
+
+    /// Checks that the values are in their ranges.
+    fn check(&self) -> Result<()>;
+    /// The value of that name.
+    fn value(&self, name: &str) -> Option<&dyn Any>;
+
+    /// Whether the flag of that name is set.
+    fn flag(&self, name: &str) -> bool {
+        self.value(name).and_then(|value| value.downcast_ref()) == Some(&true)
+    }
+}
+
+/// One option of an op, for its documentation and for the command line.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionDoc {
+    /// The name in maps; on the command line with dashes.
+    pub name: &'static str,
+    /// Which values of its type it takes.
+    pub range: Range,
+    /// What it does, in a line.
+    pub help: &'static str,
+}
+
+/// Which values of its type an option takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(non_camel_case_types)]
+pub enum Range {
+    /// All.
+    any,
+    /// Numbers above 0, finite ones.
+    positive,
+}
+
+impl Range {
+    /// Checks a value, if it is a number at all.
+    pub fn check(self, name: &str, value: &dyn Any) -> Result<()> {
+        let number = |value: &dyn Any| match value.downcast_ref::<f32>() {
+            Some(&number) => Some(f64::from(number)),
+            None => value.downcast_ref::<f64>().copied().or_else(|| *value.downcast_ref::<Option<f64>>()?),
+        };
+        let fits = |number: f64| match self {
+            Range::any => true,
+            Range::positive => number > 0.0 && number.is_finite(),
+        };
+        match number(value).filter(|&number| !fits(number)) {
+            Some(number) => Err(Error::new(ErrorKind::Option, name).expected("a positive number").got(number)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Declares the options of an op: names, types, defaults and maybe ranges, and what each does as its doc comment, which is
+/// the text of `--help`. Unknown names are refused when options are decoded. What comes after `internal` is for ops that
+/// are made of the op, and is never decoded.
+///
+/// ```text
+/// options! {
+///     /// The options of the scan.
+///     pub struct Options {
+///         /// what keeps the divisor from 0
+///         eps: f64 = 1e-6, positive;
+///         /// write last_state
+///         return_state: bool = false;
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! options {
+    (
+        $(#[$about:meta])*
+        pub struct $name:ident {
+            $($(#[doc = $help:literal])+
+            $field:ident $(as $shown:literal)?: $type:ty = $default:expr $(, $range:ident)?;)*
+            $(internal { $($(#[doc = $own_help:literal])+ $own:ident: $own_type:ty = $own_default:expr;)* })?
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, serde::Deserialize, serde::Serialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $($(#[doc = $help])+ $(#[serde(rename = $shown)])? pub $field: $type,)*
+            $($($(#[doc = $own_help])+ #[serde(skip)] pub $own: $own_type,)*)?
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                $name { $($field: $default,)* $($($own: $own_default,)*)? }
+            }
+        }
+
+        impl $crate::op::Options for $name {
+            const DOCS: &'static [$crate::op::OptionDoc] = &[$($crate::op::OptionDoc {
+                name: $crate::first!($($shown,)? stringify!($field)),
+                range: $crate::range!($($range)?),
+                help: concat!($($help),+).trim_ascii_start(),
+            },)*];
+
+            fn check(&self) -> $crate::error::Result<()> {
+                $($($crate::op::Range::$range.check(stringify!($field), &self.$field)?;)?)*
+                Ok(())
+            }
+
+            fn value(&self, name: &str) -> Option<&dyn std::any::Any> {
+                match name {
+                    $(stringify!($field) => Some(&self.$field),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+/// The first of some.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! first {
+    ($first:expr $(, $rest:expr)*) => {
+        $first
+    };
+}
+
+/// The range that an option is declared with.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! range {
+    () => {
+        $crate::op::Range::any
+    };
+    ($range:ident) => {
+        $crate::op::Range::$range
+    };
+}
+
+crate::options! {
+    /// No options.
+    pub struct NoOptions {}
+}
+
+/// An option as it is decoded, which its type says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// Yes or no.
+    Flag,
+    /// An integer.
+    Integer,
+    /// A number.
+    Float,
+    /// Two numbers.
+    Pair,
+    /// One of these words.
+    Text(&'static [&'static str]),
+}
+
+impl Takes {
+    /// Its name in other languages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Takes::Flag => "flag",
+            Takes::Integer => "integer",
+            Takes::Float => "float",
+            Takes::Pair => "pair",
+            Takes::Text(_) => "text",
+        }
+    }
+
+    /// The words of a text.
+    pub fn choices(self) -> &'static [&'static str] {
+        match self {
+            Takes::Text(choices) => choices,
+            _ => &[],
+        }
+    }
+}
+
+/// One option of an op, with what its type and its default say.
+#[derive(Clone, Debug)]
+pub struct OptionInfo {
+    /// Its name, range and documentation.
+    pub doc: OptionDoc,
+    /// What values it takes.
+    pub takes: Takes,
+    /// Its default; null is none.
+    pub default: serde_json::Value,
+}
+
+/// The options of an op.
+pub(super) fn describe<O: Options>() -> Vec<OptionInfo> {
+    let defaults = serde_json::to_value(O::default()).expect("options that JSON has");
+    let info =
+        |doc: &OptionDoc| OptionInfo { doc: *doc, takes: takes::<O>(doc.name), default: defaults[doc.name].clone() };
+    O::DOCS.iter().map(info).collect()
+}
+
+/// What the field of that name takes: its type is asked to be decoded, and tells what from.
+fn takes<O: DeserializeOwned>(name: &'static str) -> Takes {
+    match O::deserialize(Field(name)) {
+        Err(Probe(Some(takes))) => takes,
+        _ => panic!("`{name}` has a type that no option has"),
+    }
+}
+
+/// A struct with one field.
+struct Field(&'static str);
+
+/// What ends the decoding: what a value was asked to be.
+#[derive(Debug)]
+struct Probe(Option<Takes>);
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+impl std::error::Error for Probe {}
+
+impl serde::de::Error for Probe {
+    fn custom<T: fmt::Display>(_: T) -> Self {
+        Probe(None)
+    }
+}
+
+impl<'de> Deserializer<'de> for Field {
+    type Error = Probe;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> std::result::Result<V::Value, Probe> {
+        visitor.visit_map(self)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct
+        seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+impl<'de> MapAccess<'de> for Field {
+    type Error = Probe;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> std::result::Result<Option<K::Value>, Probe> {
+        seed.deserialize(StrDeserializer::new(self.0)).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> std::result::Result<V::Value, Probe> {
+        seed.deserialize(Asked)
+    }
+}
+
+/// A value that tells what it is asked to be.
+struct Asked;
+
+macro_rules! tell {
+    ($($method:ident => $takes:expr;)*) => {
+        $(fn $method<V: Visitor<'de>>(self, _: V) -> std::result::Result<V::Value, Probe> {
+            Err(Probe(Some($takes)))
+        })*
+    };
+}
+
+impl<'de> Deserializer<'de> for Asked {
+    type Error = Probe;
+
+    tell! {
+        deserialize_bool => Takes::Flag;
+        deserialize_i8 => Takes::Integer;
+        deserialize_i16 => Takes::Integer;
+        deserialize_i32 => Takes::Integer;
+        deserialize_i64 => Takes::Integer;
+        deserialize_u8 => Takes::Integer;
+        deserialize_u16 => Takes::Integer;
+        deserialize_u32 => Takes::Integer;
+        deserialize_u64 => Takes::Integer;
+        deserialize_f32 => Takes::Float;
+        deserialize_f64 => Takes::Float;
+        deserialize_str => Takes::Text(&[]);
+        deserialize_string => Takes::Text(&[]);
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> std::result::Result<V::Value, Probe> {
+        Err(Probe(None))
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> std::result::Result<V::Value, Probe> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, _: V) -> std::result::Result<V::Value, Probe> {
+        Err(Probe(Some(Takes::Pair)))
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        variants: &'static [&'static str],
+        _: V,
+    ) -> std::result::Result<V::Value, Probe> {
+        Err(Probe(Some(Takes::Text(variants))))
+    }
+
+    forward_to_deserialize_any! {
+        char bytes byte_buf unit unit_struct newtype_struct seq tuple_struct map struct identifier ignored_any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::OPS;
+
+    #[test]
+    fn every_option_is_described() {
+        for op in OPS {
+            for option in op.options() {
+                let name = format!("{} of {}", option.doc.name, op.about().name);
+                assert!(!option.doc.help.is_empty(), "{name}");
+                assert_eq!(option.doc.help.trim(), option.doc.help, "{name}");
+                assert!(
+                    op.with(&mut <dyn erased_serde::Deserializer>::erase(serde_json::json!({
+                        option.doc.name: option.default
+                    })))
+                    .is_ok(),
+                    "{name}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn types_and_defaults_are_told() {
+        let scan = crate::ops::find("selective_scan").unwrap().options();
+        let told = |name| {
+            let option = scan.iter().find(|option| option.doc.name == name).unwrap();
+            (option.takes, option.default.to_string())
+        };
+        assert_eq!(told("dt_softplus"), (Takes::Flag, "false".to_string()));
+        assert_eq!(told("dt_clamp"), (Takes::Pair, "null".to_string()));
+        assert_eq!(told("clamp_grad"), (Takes::Text(&["mask", "straight_through"]), "\"mask\"".to_string()));
+    }
+}
