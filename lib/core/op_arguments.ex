@@ -147,10 +147,15 @@ defmodule Sidewinder.OpArguments do
     inputs = for input <- op.inputs, do: {input.name, input.shape <> notes(input)}
 
     options =
-      for option <- op.options, do: {usage(option.takes, dashed(option.name)), option.help}
+      for option <- op.options,
+          do: {usage(option.takes, dashed(option.name)), option.help <> default(option.default)}
 
     "#{op.name}: #{op.about}\n#{rows(inputs ++ cotangents(op.cotangents) ++ options)}"
   end
+
+  # What no option says is none or off, and what has no default says so itself.
+  defp default(none) when none in [nil, false], do: ""
+  defp default(value), do: "; #{value} by default"
 
   defp cotangents([]), do: []
   defp cotangents(names), do: [{Enum.join(names, ", "), "cotangents, for gradients"}]

@@ -1,19 +1,39 @@
 defmodule Sidewinder.Ops do
   @moduledoc false
-  # The library's ops as it describes them itself: code that is written over this list needs no change
+  # The library's ops as they declare themselves: code that is written over this list needs no change
   # when an op is added.
 
-  alias Sidewinder.{Error, Native, Tensor}
+  alias Sidewinder.{Error, OpTable, Tensor}
 
   @typedoc "An op: its inputs, options and cotangents, and the op that it is the gradient of."
   @type op :: %{
           name: String.t(),
           about: String.t(),
           inputs: [slot],
+          outputs: [output],
           storage: [String.t()],
-          options: [%{name: String.t(), takes: String.t(), help: String.t()}],
+          options: [option],
           cotangents: [String.t()],
-          backward_of: String.t() | nil
+          backward_of: String.t() | nil,
+          hint: String.t()
+        }
+
+  @typedoc "An option: `\"flag\"`, `\"pair\"`, `\"integer\"`, `\"float\"` or `\"text\"`, one of its choices, is what it takes."
+  @type option :: %{
+          name: String.t(),
+          takes: String.t(),
+          choices: [String.t()],
+          range: :any | :positive,
+          default: boolean | number | String.t() | nil,
+          help: String.t()
+        }
+
+  @typedoc "An output, and the flag without which or with which alone there is one."
+  @type output :: %{
+          name: String.t(),
+          shape: String.t(),
+          precision: String.t(),
+          when: :always | {:asked | :unless, atom}
         }
 
   @typedoc "An input: its shape in words, and `\"storage\"`, `\"wide\"`, `\"mask\"` or a type as its precision."
@@ -21,12 +41,13 @@ defmodule Sidewinder.Ops do
           name: String.t(),
           shape: String.t(),
           precision: String.t(),
-          optional: boolean
+          optional: boolean,
+          loose: boolean
         }
 
-  @doc "All ops. Raises `Sidewinder.Error` of kind `:unavailable` without the native library."
+  @doc "All ops."
   @spec all() :: [op]
-  def all, do: Error.unwrap!(Native.op_list())
+  def all, do: OpTable.ops()
 
   @doc "The ops that are not the gradient of another."
   @spec forward([op]) :: [op]

@@ -479,8 +479,8 @@ defmodule Sidewinder do
   """
   @spec causal_conv1d_update(Nx.t(), Nx.t(), Nx.t(), keyword) :: {Nx.Tensor.t(), Nx.Tensor.t()}
   deftransform causal_conv1d_update(state, x, w, opts \\ []) do
-    inputs = [{"x", x}, {"w", w}, {"state", state}]
-    [y: y, state: state] = Op.call(%Block.CausalConv1dUpdate{}, inputs, opts)
+    inputs = [{"x", x}, {"w", w}, {"initial_state", state}]
+    [y: y, last_state: state] = Op.call(%Block.CausalConv1dUpdate{}, inputs, opts)
     {y, state}
   end
 

@@ -2,7 +2,7 @@ defmodule Mix.Tasks.Sidewinder.CompareTest do
   use ExUnit.Case, async: false
 
   alias Mix.Tasks.Sidewinder.{Compare, Info}
-  alias Sidewinder.{Calls, Device, Golden, Native, Safetensors, Tensor}
+  alias Sidewinder.{Calls, Device, Golden, Safetensors, Tensor}
 
   @quick ~w(--iterations 2 --warmup 1 --max-ms 50)
 
@@ -111,7 +111,7 @@ defmodule Mix.Tasks.Sidewinder.CompareTest do
     info = Device.info()
     assert text =~ ~r/^native library +loaded$/m and text =~ ~r/^cpu +#{info.cpu.best}/m
 
-    {:ok, ops} = Native.op_list()
+    ops = Sidewinder.Ops.all()
 
     for op <- ops do
       line = ~r/^#{op.name} +#{Regex.escape(info.ops[op.name][:backend] || "no line")}$/m

@@ -4,7 +4,7 @@ defmodule Sidewinder.GoldenTest do
   # Long sequences, at every level.
   @moduletag timeout: 300_000
 
-  alias Sidewinder.{Calls, Error, Golden, Kernel, Native, Tensor}
+  alias Sidewinder.{Calls, Error, Golden, Kernel, Tensor}
   alias Sidewinder.Kernel.{Attention, Conv, Mamba, NN, Scan}
 
   # Every op with golden values, and whether they have gradients.
@@ -49,7 +49,7 @@ defmodule Sidewinder.GoldenTest do
     simple_rotor_net: false
   ]
 
-  defp op(find), do: Enum.find(Error.unwrap!(Native.op_list()), find)
+  defp op(find), do: Enum.find(Sidewinder.Ops.all(), find)
 
   # All that a case has outputs for: of the op, and of its gradient.
   defp check(name, gradients, where, place \\ & &1) do

@@ -27,7 +27,7 @@ defmodule Sidewinder.NamesTest do
     "cumprod_scan" => [[gamma: 0, initial_state: 0]],
     "cumsum" => [[x: 3, initial_state: 2]],
     "causal_conv1d" => [[x: 2, w: 0, bias: 0, initial_state: 2], [x: 0, initial_state: 0]],
-    "causal_conv1d_update" => [[x: 1, state: 2, w: 0]],
+    "causal_conv1d_update" => [[x: 1, initial_state: 2, w: 0]],
     "mamba_block" => [
       [x: 0, conv_state: 0, ssm_state: 0],
       [conv_w: 0, A_log: 0, D: 0, conv_b: 0, dt_b: 0, conv_state: 2, ssm_state: 1],

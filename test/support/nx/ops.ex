@@ -28,7 +28,7 @@ defmodule Sidewinder.NxTest.Ops do
          "reverse_cumsum" => {~w(x), [initial_state: "initial_state"], return_state: :last_state},
          "causal_conv1d" =>
            {~w(x w), [bias: "bias", initial_state: "initial_state"], return_state: :last_state},
-         "causal_conv1d_update" => {~w(state x w), [bias: "bias"], []},
+         "causal_conv1d_update" => {~w(initial_state x w), [bias: "bias"], []},
          "mamba_block" =>
            {~w(x), [conv_state: "conv_state", ssm_state: "ssm_state"],
             return_state: :conv_state, return_state: :ssm_state},
@@ -153,7 +153,6 @@ defmodule Sidewinder.NxTest.Ops do
   defp named("hds_construct", {{k1, v1}, {k2, v2}}), do: %{k1: k1, v1: v1, k2: k2, v2: v2}
   defp named("matmul", c), do: %{c: c}
   defp named("mamba_block", {y, states}), do: Map.put(states, :y, y)
-  defp named("causal_conv1d_update", {y, state}), do: %{y: y, state: state}
   defp named(_, {y, state}), do: %{y: y, last_state: state}
   defp named(_, y), do: %{y: y}
 
@@ -243,7 +242,7 @@ defmodule Sidewinder.NxTest.Ops do
   defp cotangents("matmul"), do: ~w(dc)
   defp cotangents("layer_norm"), do: ~w(dy dmean drstd)
   defp cotangents("selective_state_update"), do: ~w(dy dlast_state)
-  defp cotangents("causal_conv1d_update"), do: ~w(dy dstate)
+  defp cotangents("causal_conv1d_update"), do: ~w(dy dlast_state)
   defp cotangents(_), do: ~w(dy)
 
   # Name, shape, bounds, precision.
@@ -327,9 +326,9 @@ defmodule Sidewinder.NxTest.Ops do
       {"x", {b, d}, -1.0, 1.0, :storage},
       {"w", {d, n + 1}, -1.0, 1.0, :wide},
       {"bias", {d}, -1.0, 1.0, :wide},
-      {"state", {b, n, d}, -1.0, 1.0, :storage},
+      {"initial_state", {b, n, d}, -1.0, 1.0, :storage},
       {"dy", {b, d}, -1.0, 1.0, :storage},
-      {"dstate", {b, n, d}, -1.0, 1.0, :storage}
+      {"dlast_state", {b, n, d}, -1.0, 1.0, :storage}
     ]
   end
 

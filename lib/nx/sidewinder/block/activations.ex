@@ -7,18 +7,18 @@ defmodule Sidewinder.Block.Activations do
     reference: Sidewinder.Reference.Activations,
     gradient: Sidewinder.Block.ActivationsBackward
 
+  alias Sidewinder.Op.Declared
+
   defstruct fn: nil, inputs: [], target: []
 
+  @table Declared.table(:activations,
+           only: [:fn],
+           options: [fn: :fixed],
+           outputs: [{:y, :storage, [:...], :always}]
+         )
+
   @impl true
-  def table do
-    %{
-      name: :activations,
-      inputs: %{"x" => {:storage, [[:...]]}},
-      optional: [],
-      options: [fn: :fixed],
-      outputs: [{:y, :storage, [:...], :always}]
-    }
-  end
+  def table, do: @table
 
   @doc false
   def call(function, x, opts) do

@@ -6,6 +6,7 @@ defmodule Sidewinder.Block.BlockRecurrence do
     reference: Sidewinder.Reference.BlockRecurrence,
     gradient: Sidewinder.Block.BlockRecurrenceBackward
 
+  alias Sidewinder.Op.Declared
   alias Sidewinder.Error
 
   defstruct mix: 0.1,
@@ -15,33 +16,18 @@ defmodule Sidewinder.Block.BlockRecurrence do
             inputs: [],
             target: []
 
+  @table Declared.table(:block_recurrence,
+           optional: [{:wm, "w_mix"}, {:bm, "b_mix"}, :initial_state],
+           options: [return_state: {:here, :flag}],
+           outputs: [
+             {:h, :storage, [:b, :l, :d], :always},
+             {:last_state, :wide, [:b, :d], :return_state}
+           ],
+           hint: "Sequences are {batch, length, width}, and weights are stored {out, in}"
+         )
+
   @impl true
-  def table do
-    %{
-      name: :block_recurrence,
-      inputs: %{
-        "z" => {:storage, [[:b, :l, :d]]},
-        "gamma" => {:storage, [[:b, :l, :d]]},
-        "w_gate" => {:storage, [[:d, :d]]},
-        "b_gate" => {:storage, [[:d]]},
-        "w_mix" => {:storage, [[:d, {:sum, [:d, :d], 0}]]},
-        "b_mix" => {:storage, [[:d]]},
-        "initial_state" => {:wide, [[:b, :d]]}
-      },
-      optional: [{:wm, "w_mix"}, {:bm, "b_mix"}, :initial_state],
-      options: [
-        mix: :number,
-        state_clip: :positive,
-        state_norm: :flag,
-        return_state: {:here, :flag}
-      ],
-      outputs: [
-        {:h, :storage, [:b, :l, :d], :always},
-        {:last_state, :wide, [:b, :d], :return_state}
-      ],
-      hint: "Sequences are {batch, length, width}, and weights are stored {out, in}"
-    }
-  end
+  def table, do: @table
 
   @doc false
   def call([z, gamma, w_gate, b_gate], opts) do

@@ -6,28 +6,14 @@ defmodule Sidewinder.Block.CausalConv1d do
     reference: Sidewinder.Reference.CausalConv1d,
     gradient: Sidewinder.Block.CausalConv1dBackward
 
-  defstruct activation: nil, return_state: false, inputs: [], target: []
+  alias Sidewinder.Op.Declared
+
+  defstruct Declared.fields(:causal_conv1d)
+
+  @table Declared.table(:causal_conv1d)
 
   @impl true
-  def table do
-    state = [:b, {:sum, [:w], -1}, :d]
-
-    %{
-      name: :causal_conv1d,
-      inputs: %{
-        "x" => {:storage, [[:b, :l, :d]]},
-        "w" => {:wide, [[:d, :w]]},
-        "bias" => {:wide, [[:d]]},
-        "initial_state" => {:storage, [state]}
-      },
-      optional: [:bias, :initial_state],
-      options: [activation: [:silu], return_state: :flag],
-      outputs: [
-        {:y, :storage, [:b, :l, :d], :always},
-        {:last_state, :storage, state, :return_state}
-      ]
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.CausalConv1dBackward do
@@ -44,33 +30,20 @@ defmodule Sidewinder.Block.CausalConv1dUpdate do
   """
   use Sidewinder.Op
 
-  alias Sidewinder.{Block, Op}
+  alias Sidewinder.Block.CausalConv1d
+  alias Sidewinder.Op
+  alias Sidewinder.Op.Declared
 
-  @whole {Block.CausalConv1d, "state", :state}
+  defstruct Declared.fields(:causal_conv1d_update)
 
-  defstruct activation: nil, inputs: [], target: []
-
-  @impl true
-  def table do
-    state = [:b, {:sum, [:w], -1}, :d]
-
-    %{
-      name: :causal_conv1d_update,
-      inputs: %{
-        "x" => {:storage, [[:b, :d]]},
-        "w" => {:wide, [[:d, :w]]},
-        "state" => {:storage, [state]},
-        "bias" => {:wide, [[:d]]}
-      },
-      optional: [:bias],
-      options: [activation: [:silu]],
-      outputs: [{:y, :storage, [:b, :d], :always}, {:state, :storage, state, :always}]
-    }
-  end
+  @table Declared.table(:causal_conv1d_update)
 
   @impl true
-  def body(op, inputs), do: Op.Step.body(op, @whole, inputs)
+  def table, do: @table
 
   @impl true
-  def gradient(op, given), do: Op.Step.gradient(op, @whole, given)
+  def body(op, inputs), do: Op.Step.body(op, CausalConv1d, inputs)
+
+  @impl true
+  def gradient(op, given), do: Op.Step.gradient(op, CausalConv1d, given)
 end

@@ -7,17 +7,11 @@ defmodule Sidewinder.Block.ExpProductScan do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.ExpProductScanBackward
 
-  alias Sidewinder.Op.Cumulative
+  alias Sidewinder.Op.{Cumulative, Declared}
 
-  defstruct eps: 1.0e-8,
-            log_min: -50.0,
-            reverse: false,
-            return_state: false,
-            inputs: [],
-            target: []
+  defstruct Declared.fields(:exp_product_scan)
 
-  @options [eps: :share, log_min: :not_positive, reverse: :flag]
-  @table Cumulative.table(:exp_product_scan, "gamma", @options, [:log_y])
+  @table Cumulative.table(:exp_product_scan, eps: :share, log_min: :not_positive)
 
   @impl true
   def table, do: @table
@@ -44,11 +38,11 @@ defmodule Sidewinder.Block.CumprodScan do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.CumprodScanBackward
 
-  alias Sidewinder.Op.Cumulative
+  alias Sidewinder.Op.{Cumulative, Declared}
 
-  defstruct reverse: false, return_state: false, inputs: [], target: []
+  defstruct Declared.fields(:cumprod_scan)
 
-  @table Cumulative.table(:cumprod_scan, "gamma", reverse: :flag)
+  @table Cumulative.table(:cumprod_scan)
 
   @impl true
   def table, do: @table
@@ -75,11 +69,11 @@ defmodule Sidewinder.Block.Logcumsumexp do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.LogcumsumexpBackward
 
-  alias Sidewinder.Op.Cumulative
+  alias Sidewinder.Op.{Cumulative, Declared}
 
-  defstruct reverse: false, return_state: false, inputs: [], target: []
+  defstruct Declared.fields(:logcumsumexp)
 
-  @table Cumulative.table(:logcumsumexp, "x", reverse: :flag)
+  @table Cumulative.table(:logcumsumexp)
 
   @impl true
   def table, do: @table
@@ -101,11 +95,11 @@ defmodule Sidewinder.Block.Cumsum do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.CumsumBackward
 
-  alias Sidewinder.Op.Cumulative
+  alias Sidewinder.Op.{Cumulative, Declared}
 
-  defstruct return_state: false, inputs: [], target: []
+  defstruct Declared.fields(:cumsum)
 
-  @table Cumulative.table(:cumsum, "x", [])
+  @table Cumulative.table(:cumsum)
 
   @impl true
   def table, do: @table
@@ -127,11 +121,11 @@ defmodule Sidewinder.Block.ReverseCumsum do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.ReverseCumsumBackward
 
-  alias Sidewinder.Op.Cumulative
+  alias Sidewinder.Op.{Cumulative, Declared}
 
-  defstruct return_state: false, inputs: [], target: []
+  defstruct Declared.fields(:reverse_cumsum)
 
-  @table Cumulative.table(:reverse_cumsum, "x", [])
+  @table Cumulative.table(:reverse_cumsum)
 
   @impl true
   def table, do: @table

@@ -6,29 +6,22 @@ defmodule Sidewinder.Block.HdsQueryTopk do
   """
   use Sidewinder.Op
 
-  alias Sidewinder.Op.Gradient
+  alias Sidewinder.Op.{Declared, Gradient}
   alias Sidewinder.Reference.HdsQueryTopk
 
-  defstruct levels: 3, ratio: 4, top_k: 4, inputs: [], target: []
+  defstruct Declared.fields(:hds_query_topk)
+
+  @table Declared.table(:hds_query_topk,
+           options: [levels: :size, ratio: :size, top_k: :size],
+           outputs: [
+             {:context, :storage, [:b, :l, :d], :always},
+             {:slots, :index, [:b, :l, {:by, {HdsQueryTopk, :candidates, []}}], :always}
+           ],
+           hint: "q is {batch, length, width}, and a memory {batch or 1, slots, width}"
+         )
 
   @impl true
-  def table do
-    %{
-      name: :hds_query_topk,
-      inputs: %{
-        "q" => {:storage, [[:b, :l, :d]]},
-        "k" => {:storage, [[:b, :m, :d], [1, :m, :d]]},
-        "v" => {:storage, [[:b, :m, :d], [1, :m, :d]]}
-      },
-      optional: [],
-      options: [levels: :size, ratio: :size, top_k: :size],
-      outputs: [
-        {:context, :storage, [:b, :l, :d], :always},
-        {:slots, :index, [:b, :l, {:by, {HdsQueryTopk, :candidates, []}}], :always}
-      ],
-      hint: "q is {batch, length, width}, and a memory {batch or 1, slots, width}"
-    }
-  end
+  def table, do: @table
 
   @impl true
   defdelegate body(op, inputs), to: HdsQueryTopk

@@ -7,25 +7,17 @@ defmodule Sidewinder.Block.Linear do
     reference: Sidewinder.Reference.Linear,
     gradient: Sidewinder.Block.LinearBackward
 
-  alias Sidewinder.Reference.Activations
+  alias Sidewinder.Op.Declared
 
-  defstruct activation: nil, inputs: [], target: []
+  defstruct Declared.fields(:linear)
+
+  @table Declared.table(:linear,
+           optional: [bias: "b"],
+           hint: "Weights are stored {out, in}, and the last axis of x meets `in`"
+         )
 
   @impl true
-  def table do
-    %{
-      name: :linear,
-      inputs: %{
-        "x" => {:storage, [[:..., :i]]},
-        "w" => {:storage, [[:o, :i]]},
-        "b" => {:storage, [[:o]]}
-      },
-      optional: [bias: "b"],
-      options: [activation: Activations.names()],
-      outputs: [{:y, :storage, [:..., :o], :always}],
-      hint: "Weights are stored {out, in}, and the last axis of x meets `in`"
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.LinearBackward do

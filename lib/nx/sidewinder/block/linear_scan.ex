@@ -6,25 +6,14 @@ defmodule Sidewinder.Block.LinearScan do
     reference: Sidewinder.Reference.LinearScan,
     gradient: Sidewinder.Block.LinearScanBackward
 
-  defstruct return_state: false, inputs: [], target: [], algorithm: :sequential
+  alias Sidewinder.Op.Declared
+
+  defstruct Declared.fields(:linear_scan, algorithm: :sequential)
+
+  @table Declared.table(:linear_scan)
 
   @impl true
-  def table do
-    %{
-      name: :linear_scan,
-      inputs: %{
-        "a" => {:storage, [[:b, :l, :k]]},
-        "b" => {:storage, [[:b, :l, :k]]},
-        "initial_state" => {:wide, [[:b, :k]]}
-      },
-      optional: [:initial_state],
-      options: [return_state: :flag],
-      outputs: [
-        {:h, :storage, [:b, :l, :k], :always},
-        {:last_state, :wide, [:b, :k], :return_state}
-      ]
-    }
-  end
+  def table, do: @table
 
   @doc false
   def call(op, [a, b], opts) do

@@ -9,45 +9,22 @@ defmodule Sidewinder.Block.MambaBlock do
     reference: Sidewinder.Reference.MambaBlock,
     gradient: Sidewinder.Block.MambaBlockBackward
 
+  alias Sidewinder.Op.Declared
+
   defstruct return_state: false, inputs: [], target: []
 
-  @impl true
-  def table do
-    state = [:b, {:sum, [:w], -1}, :i]
+  @table Declared.table(:mamba_block,
+           composed: true,
+           params: %{
+             required: ~w(conv_w A_log dt_w in_proj x_proj dt_b D out_proj),
+             optional: ~w(conv_b in_proj_b out_proj_b),
+             aliases: %{"a_log" => "A_log"}
+           },
+           only: [:return_state]
+         )
 
-    %{
-      name: :mamba_block,
-      composed: true,
-      params: %{
-        required: ~w(conv_w A_log dt_w in_proj x_proj dt_b D out_proj),
-        optional: ~w(conv_b in_proj_b out_proj_b),
-        aliases: %{"a_log" => "A_log"}
-      },
-      inputs: %{
-        "x" => {:storage, [[:b, :l, :m]]},
-        "conv_w" => {:wide, [[:i, :w]]},
-        "A_log" => {:wide, [[:i, :n]]},
-        "dt_w" => {:storage, [[:i, :r]]},
-        "in_proj" => {:storage, [[{:sum, [:i, :i], 0}, :m]]},
-        "x_proj" => {:storage, [[{:sum, [:r, :n, :n], 0}, :i]]},
-        "dt_b" => {:wide, [[:i]]},
-        "D" => {:wide, [[:i]]},
-        "out_proj" => {:storage, [[:m, :i]]},
-        "conv_b" => {:wide, [[:i]]},
-        "in_proj_b" => {:storage, [[{:sum, [:i, :i], 0}]]},
-        "out_proj_b" => {:storage, [[:m]]},
-        "conv_state" => {:storage, [state]},
-        "ssm_state" => {:wide, [[:b, :i, :n]]}
-      },
-      optional: [:conv_state, :ssm_state],
-      options: [return_state: :flag],
-      outputs: [
-        {:y, :storage, [:b, :l, :m], :always},
-        {:conv_state, :storage, state, :return_state},
-        {:ssm_state, :wide, [:b, :i, :n], :return_state}
-      ]
-    }
-  end
+  @impl true
+  def table, do: @table
 
   @doc false
   def call(op, x, params, opts) do

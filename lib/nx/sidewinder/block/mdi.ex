@@ -6,19 +6,14 @@ defmodule Sidewinder.Block.MdiUpdate do
     reference: Sidewinder.Reference.MdiUpdate,
     gradient: Sidewinder.Block.MdiUpdateBackward
 
+  alias Sidewinder.Op.Declared
+
   defstruct inputs: [], target: []
 
+  @table Declared.table(:mdi_update, options: [], hint: "All tensors have the shape of z")
+
   @impl true
-  def table do
-    %{
-      name: :mdi_update,
-      inputs: Map.new(~w(z h_old gate gamma), &{&1, {:storage, [[:...]]}}),
-      optional: [],
-      options: [],
-      outputs: [{:h, :storage, [:...], :always}],
-      hint: "All tensors have the shape of z"
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.MdiUpdateBackward do

@@ -8,34 +8,25 @@ defmodule Sidewinder.Block.MultiMemoryAttention do
     reference: Sidewinder.Reference.MultiMemoryAttention,
     gradient: Sidewinder.Block.MultiMemoryAttentionBackward
 
-  defstruct heads: 1, return_lse: false, inputs: [], target: []
+  alias Sidewinder.Op.Declared
+
+  defstruct Declared.fields(:multi_memory_attention, return_lse: false)
+
+  @table Declared.table(:multi_memory_attention,
+           composed: true,
+           params: %{required: ~w(waq wao), optional: ~w(baq bao)},
+           inputs: %{"h" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]}},
+           options: [heads: :size, return_lse: {:here, :flag}],
+           outputs: [
+             {:y, :storage, [:b, :l, :d], :always},
+             {:lse, :wide, [:b, :heads, :l], :return_lse}
+           ],
+           hint:
+             "h is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
+         )
 
   @impl true
-  def table do
-    %{
-      name: :multi_memory_attention,
-      composed: true,
-      params: %{required: ~w(waq wao), optional: ~w(baq bao)},
-      inputs: %{
-        "h" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]},
-        "k_mem" => {:storage, [[:b, :s, :d], [1, :s, :d]]},
-        "v_mem" => {:storage, [[:b, :s, :d], [1, :s, :d]]},
-        "q_in" => {:storage, [[:b, :l, :d]]},
-        "waq" => {:storage, [[:d, :d]]},
-        "baq" => {:storage, [[:d]]},
-        "wao" => {:storage, [[:d, :d]]},
-        "bao" => {:storage, [[:d]]}
-      },
-      optional: [:q_in],
-      options: [heads: :size, return_lse: {:here, :flag}],
-      outputs: [
-        {:y, :storage, [:b, :l, :d], :always},
-        {:lse, :wide, [:b, :heads, :l], :return_lse}
-      ],
-      hint:
-        "h is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.MultiMemoryAttentionBackward do

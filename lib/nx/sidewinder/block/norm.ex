@@ -7,19 +7,17 @@ defmodule Sidewinder.Block.RmsNorm do
     reference: Sidewinder.Reference.Norm,
     gradient: Sidewinder.Block.RmsNormBackward
 
-  defstruct eps: 1.0e-6, eps_mode: :inside, inputs: [], target: []
+  alias Sidewinder.Op.Declared
+
+  defstruct Declared.fields(:rms_norm)
+
+  @table Declared.table(:rms_norm,
+           options: [eps: :not_negative],
+           hint: "Rows are normalised over the last axis of x"
+         )
 
   @impl true
-  def table do
-    %{
-      name: :rms_norm,
-      inputs: %{"x" => {:storage, [[:..., :d]]}, "w" => {:wide, [[:d]]}},
-      optional: [],
-      options: [eps: :not_negative, eps_mode: [:inside, :outside]],
-      outputs: [{:y, :storage, [:..., :d], :always}],
-      hint: "Rows are normalised over the last axis of x"
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.RmsNormBackward do
@@ -38,27 +36,22 @@ defmodule Sidewinder.Block.LayerNorm do
     reference: Sidewinder.Reference.Norm,
     gradient: Sidewinder.Block.LayerNormBackward
 
-  defstruct eps: 1.0e-5, return_statistics: false, inputs: [], target: []
+  alias Sidewinder.Op.Declared
+
+  defstruct Declared.fields(:layer_norm, return_statistics: false)
+
+  @table Declared.table(:layer_norm,
+           options: [eps: :not_negative, return_statistics: {:here, :flag}],
+           outputs: [
+             {:y, :storage, [:..., :d], :always},
+             {:mean, :wide, [:...], :return_statistics},
+             {:rstd, :wide, [:...], :return_statistics}
+           ],
+           hint: "Rows are normalised over the last axis of x"
+         )
 
   @impl true
-  def table do
-    %{
-      name: :layer_norm,
-      inputs: %{
-        "x" => {:storage, [[:..., :d]]},
-        "w" => {:wide, [[:d]]},
-        "b" => {:wide, [[:d]]}
-      },
-      optional: [],
-      options: [eps: :not_negative, return_statistics: {:here, :flag}],
-      outputs: [
-        {:y, :storage, [:..., :d], :always},
-        {:mean, :wide, [:...], :return_statistics},
-        {:rstd, :wide, [:...], :return_statistics}
-      ],
-      hint: "Rows are normalised over the last axis of x"
-    }
-  end
+  def table, do: @table
 
   @impl true
   def gradient(%{return_statistics: false} = op, given), do: super(op, given)

@@ -7,39 +7,20 @@ defmodule Sidewinder.Block.Rope do
     reference: Sidewinder.Reference.Rope,
     gradient: Sidewinder.Block.RopeBackward
 
-  defstruct pairing: :half,
-            theta: 10_000.0,
-            first_position: 0,
-            layout: :heads_first,
-            scaling_factor: nil,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_length: 8192.0,
-            inputs: [],
-            target: []
+  alias Sidewinder.Op.Declared
+
+  defstruct Declared.fields(:rope)
 
   import Sidewinder.Op.Heads
 
   @x axes(:h, :l, {:multiple, 2, :w})
 
-  @table %{
-    name: :rope,
-    chosen_by: :layout,
-    inputs: %{"x" => {:storage, [@x]}},
-    optional: [],
-    options: [
-      pairing: [:half, :interleaved],
-      theta: :positive,
-      first_position: :integer,
-      layout: layouts(),
-      scaling_factor: :positive,
-      low_freq_factor: :positive,
-      high_freq_factor: :positive,
-      original_length: :positive
-    ],
-    outputs: [{:y, :storage, @x, :always}],
-    hint: hint()
-  }
+  @table Declared.table(:rope,
+           chosen_by: :layout,
+           inputs: %{"x" => {:storage, [@x]}},
+           outputs: [{:y, :storage, @x, :always}],
+           hint: hint()
+         )
 
   @impl true
   def table, do: @table

@@ -10,47 +10,19 @@ defmodule Sidewinder.Block.SelectiveScan do
     reference: Sidewinder.Reference.SelectiveScan,
     gradient: Sidewinder.Block.SelectiveScanBackward
 
-  defstruct dt_softplus: false,
-            dt_clamp: nil,
-            clamp_grad: :mask,
-            return_state: false,
-            return_states: false,
-            inputs: [],
-            target: [],
-            algorithm: :sequential
+  alias Sidewinder.Op.Declared
+
+  defstruct Declared.fields(:selective_scan, algorithm: :sequential)
+
+  # Groups divide the channels.
+  @varying [[:b, :l, :n], [:b, :l, {:divides, :d}, :n], [:d, :n]]
+  @table Declared.table(:selective_scan,
+           inputs: %{"B" => {:storage, @varying}, "C" => {:storage, @varying}},
+           options: [clamp_grad: {:gradient, [:mask, :straight_through]}]
+         )
 
   @impl true
-  def table do
-    varying = [[:b, :l, :n], [:b, :l, {:divides, :d}, :n], [:d, :n]]
-
-    %{
-      name: :selective_scan,
-      inputs: %{
-        "x" => {:storage, [[:b, :l, :d]]},
-        "dt" => {:storage, [[:b, :l, :d]]},
-        "A" => {:wide, [[:d, :n]]},
-        "B" => {:storage, varying},
-        "C" => {:storage, varying},
-        "D" => {:wide, [[:d]]},
-        "z" => {:storage, [[:b, :l, :d]]},
-        "dt_bias" => {:wide, [[:d]]},
-        "initial_state" => {:wide, [[:b, :d, :n]]}
-      },
-      optional: [{:d, "D"}, :z, :dt_bias, :initial_state],
-      options: [
-        dt_softplus: :flag,
-        dt_clamp: :pair,
-        clamp_grad: {:gradient, [:mask, :straight_through]},
-        return_state: :flag,
-        return_states: :flag
-      ],
-      outputs: [
-        {:y, :storage, [:b, :l, :d], :always},
-        {:last_state, :wide, [:b, :d, :n], :return_state},
-        {:states, :wide, [:b, :l, :d, :n], :return_states}
-      ]
-    }
-  end
+  def table, do: @table
 
   @doc false
   # All outputs by name where there are three, as the kernels have it.

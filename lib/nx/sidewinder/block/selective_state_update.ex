@@ -5,42 +5,25 @@ defmodule Sidewinder.Block.SelectiveStateUpdate do
   """
   use Sidewinder.Op
 
-  alias Sidewinder.{Block, Op}
-
-  @whole {Block.SelectiveScan, "initial_state", :last_state}
+  alias Sidewinder.Op.Declared
+  alias Sidewinder.Block.SelectiveScan
+  alias Sidewinder.Op
 
   defstruct dt_softplus: false, dt_clamp: nil, clamp_grad: :mask, inputs: [], target: []
 
-  @impl true
-  def table do
-    varying = [[:b, :n], [:b, {:divides, :d}, :n]]
-
-    %{
-      name: :selective_state_update,
-      inputs: %{
-        "x" => {:storage, [[:b, :d]]},
-        "initial_state" => {:wide, [[:b, :d, :n]]},
-        "dt" => {:storage, [[:b, :d]]},
-        "A" => {:wide, [[:d, :n]]},
-        "B" => {:storage, varying},
-        "C" => {:storage, varying},
-        "D" => {:wide, [[:d]]},
-        "z" => {:storage, [[:b, :d]]},
-        "dt_bias" => {:wide, [[:d]]}
-      },
-      optional: [{:d, "D"}, :z, :dt_bias],
-      options: [
-        dt_softplus: :flag,
-        dt_clamp: :pair,
-        clamp_grad: {:gradient, [:mask, :straight_through]}
-      ],
-      outputs: [{:y, :storage, [:b, :d], :always}, {:last_state, :wide, [:b, :d, :n], :always}]
-    }
-  end
+  # Groups divide the channels.
+  @varying [[:b, :n], [:b, {:divides, :d}, :n]]
+  @table Declared.table(:selective_state_update,
+           inputs: %{"B" => {:storage, @varying}, "C" => {:storage, @varying}},
+           options: [clamp_grad: {:gradient, [:mask, :straight_through]}]
+         )
 
   @impl true
-  def body(op, inputs), do: Op.Step.body(op, @whole, inputs)
+  def table, do: @table
 
   @impl true
-  def gradient(op, given), do: Op.Step.gradient(op, @whole, given)
+  def body(op, inputs), do: Op.Step.body(op, SelectiveScan, inputs)
+
+  @impl true
+  def gradient(op, given), do: Op.Step.gradient(op, SelectiveScan, given)
 end

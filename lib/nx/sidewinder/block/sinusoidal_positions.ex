@@ -7,18 +7,14 @@ defmodule Sidewinder.Block.SinusoidalPositions do
     reference: Sidewinder.Reference.SinusoidalPositions,
     gradient: Sidewinder.Block.SinusoidalPositionsBackward
 
-  defstruct theta: 10_000.0, first_position: 0, inputs: [], target: []
+  alias Sidewinder.Op.Declared
+
+  defstruct Declared.fields(:sinusoidal_positions)
+
+  @table Declared.table(:sinusoidal_positions)
 
   @impl true
-  def table do
-    %{
-      name: :sinusoidal_positions,
-      inputs: %{"x" => {:storage, [[:b, :l, :d]]}},
-      optional: [],
-      options: [theta: :positive, first_position: :integer],
-      outputs: [{:y, :storage, [:b, :l, :d], :always}]
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.SinusoidalPositionsBackward do

@@ -8,28 +8,18 @@ defmodule Sidewinder.Block.SwigluMlp do
     reference: Sidewinder.Reference.SwigluMlp,
     gradient: Sidewinder.Block.SwigluMlpBackward
 
-  alias Sidewinder.Reference.Activations
+  alias Sidewinder.Op.Declared
 
-  defstruct activation: :silu, inputs: [], target: []
+  defstruct Declared.fields(:swiglu_mlp, activation: :silu)
+
+  @table Declared.table(:swiglu_mlp,
+           composed: true,
+           params: %{required: ~w(wg wu wd), optional: []},
+           hint: "Weights are stored {out, in}"
+         )
 
   @impl true
-  def table do
-    %{
-      name: :swiglu_mlp,
-      composed: true,
-      params: %{required: ~w(wg wu wd), optional: []},
-      inputs: %{
-        "x" => {:storage, [[:..., :d]]},
-        "wg" => {:storage, [[:f, :d]]},
-        "wu" => {:storage, [[:f, :d]]},
-        "wd" => {:storage, [[:d, :f]]}
-      },
-      optional: [],
-      options: [activation: Activations.names()],
-      outputs: [{:y, :storage, [:..., :d], :always}],
-      hint: "Weights are stored {out, in}"
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.SwigluMlpBackward do
