@@ -550,7 +550,7 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-6, help: "what keeps the divisor from 0"},
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-6, help: "what keeps the divisor from 0"},
           %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "inside (the root) or outside"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -568,7 +568,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-6, help: "what keeps the divisor from 0"},
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-6, help: "what keeps the divisor from 0"},
           %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "inside (the root) or outside"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -590,7 +590,7 @@ defmodule Sidewinder.OpTable do
           %{name: "rstd", shape: "(...)", precision: "wide", when: :always}
         ],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the divisor from 0"}
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the divisor from 0"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -608,7 +608,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the divisor from 0"}
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the divisor from 0"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -627,7 +627,7 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the divisor from 0"},
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the divisor from 0"},
           %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "tanh or erf"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -646,7 +646,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the divisor from 0"},
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the divisor from 0"},
           %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "tanh or erf"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],

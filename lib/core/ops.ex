@@ -23,7 +23,7 @@ defmodule Sidewinder.Ops do
           name: String.t(),
           takes: String.t(),
           choices: [String.t()],
-          range: :any | :positive,
+          range: :any | :positive | :not_negative,
           default: boolean | number | String.t() | nil,
           help: String.t()
         }

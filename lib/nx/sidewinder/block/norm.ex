@@ -12,7 +12,6 @@ defmodule Sidewinder.Block.RmsNorm do
   defstruct Declared.fields(:rms_norm)
 
   @table Declared.table(:rms_norm,
-           options: [eps: :not_negative],
            hint: "Rows are normalised over the last axis of x"
          )
 
@@ -41,7 +40,7 @@ defmodule Sidewinder.Block.LayerNorm do
   defstruct Declared.fields(:layer_norm, return_statistics: false)
 
   @table Declared.table(:layer_norm,
-           options: [eps: :not_negative, return_statistics: {:here, :flag}],
+           options: [return_statistics: {:here, :flag}],
            outputs: [
              {:y, :storage, [:..., :d], :always},
              {:mean, :wide, [:...], :return_statistics},
@@ -85,15 +84,11 @@ defmodule Sidewinder.Block.LayerNormGelu do
     reference: Sidewinder.Reference.Norm,
     gradient: Sidewinder.Block.LayerNormGeluBackward
 
-  defstruct eps: 1.0e-5, gelu: :tanh, inputs: [], target: []
+  alias Sidewinder.Op.Declared
 
-  @norm Sidewinder.Block.LayerNorm.table()
-  @table %{
-    @norm
-    | name: :layer_norm_gelu,
-      options: [eps: :not_negative, gelu: [:tanh, :erf]],
-      outputs: [hd(@norm.outputs)]
-  }
+  defstruct Declared.fields(:layer_norm_gelu)
+
+  @table Declared.table(:layer_norm_gelu, hint: "Rows are normalised over the last axis of x")
 
   @impl true
   def table, do: @table

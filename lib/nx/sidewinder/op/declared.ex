@@ -9,7 +9,7 @@ defmodule Sidewinder.Op.Declared do
   the rest, and what is not as the kernel has it; its `inputs` and `options` are put in place of those of their names, and
   `only` names the kernel's options that the op has, if not all.
 
-      iex> %{inputs: inputs, options: options} = Sidewinder.Op.Declared.table(:rms_norm, options: [eps: :not_negative])
+      iex> %{inputs: inputs, options: options} = Sidewinder.Op.Declared.table(:rms_norm)
       iex> {inputs, options}
       {%{"x" => {:storage, [[:..., :d]]}, "w" => {:wide, [[:d]]}},
        [eps: :not_negative, eps_mode: [:inside, :outside]]}
@@ -58,7 +58,7 @@ defmodule Sidewinder.Op.Declared do
   defp key(%{name: name}), do: String.to_atom(name)
 
   defp sort(%{takes: "text", choices: choices}), do: Enum.map(choices, &String.to_atom/1)
-  defp sort(%{range: :positive}), do: :positive
+  defp sort(%{range: range}) when range != :any, do: range
   defp sort(%{takes: "float"}), do: :number
   defp sort(%{takes: takes}), do: String.to_atom(takes)
 

@@ -59,7 +59,7 @@ options! {
         /// heads_first: (B, H, L, W); or heads_last: (B, L, H, W)
         layout: Layout = Layout::HeadsFirst;
         internal {
-            /// If keys and values are a cache, which is heads-first whatever the layout: how many of its rows are filled. For ops that are made of this one.
+            /// If keys and values are a cache, which is heads-first whatever the layout: how many of its rows are filled.
             cache: Option<usize> = None;
         }
     }

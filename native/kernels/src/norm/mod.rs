@@ -29,7 +29,7 @@ mod reference;
 
 use crate::activations::Activation;
 use crate::cuda::{Buffer, Lane};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
 use crate::options;
 use crate::tensor::{Spec, View, ViewMut};
@@ -51,7 +51,7 @@ options! {
     /// The options of the root mean square.
     pub struct RmsOptions {
         /// what keeps the divisor from 0
-        eps: f64 = 1e-6;
+        eps: f64 = 1e-6, not_negative;
         /// inside (the root) or outside
         eps_mode: EpsMode = EpsMode::Inside;
     }
@@ -61,7 +61,7 @@ options! {
     /// The options of layer normalisation.
     pub struct LayerOptions {
         /// what keeps the divisor from 0
-        eps: f64 = 1e-5;
+        eps: f64 = 1e-5, not_negative;
     }
 }
 
@@ -89,7 +89,7 @@ options! {
     /// The options of layer normalisation with GELU.
     pub struct LayerGeluOptions {
         /// what keeps the divisor from 0
-        eps: f64 = 1e-5;
+        eps: f64 = 1e-5, not_negative;
         /// tanh or erf
         gelu: Gelu = Gelu::Tanh;
     }
@@ -116,9 +116,6 @@ pub struct Problem {
 
 impl Problem {
     fn new<O: Op>(call: &Bound<O>, eps: f64) -> Result<Problem> {
-        if !(eps >= 0.0 && eps.is_finite()) {
-            return Err(Error::new(Kind::Option, "eps").expected("a finite number, not negative").got(eps));
-        }
         Ok(Problem {
             x: *call.inputs.get("x")?,
             rows: call.sizes.rows().iter().product(),

@@ -1,6 +1,6 @@
 //! The sizes of a call, and the outputs that follow from them.
 
-use super::{About, Named, Op, Options, Output, Sizes, When, about};
+use super::{Named, Op, Options, Output, Sizes, When, about};
 use crate::error::Result;
 use crate::tensor::{DType, Spec};
 
@@ -19,14 +19,9 @@ pub struct Bound<'c, O: Op> {
 impl<'c, O: Op> Bound<'c, O> {
     /// Checks shapes and values against the declaration of `O`.
     pub fn new(inputs: &'c Named<Spec>, options: &'c O::Options) -> Result<Self> {
-        Bound::of(about::<O>(), inputs, options)
-    }
-
-    /// Like [`Bound::new`], for the inputs of an op that has the options of `O`.
-    pub(super) fn of(op: &About, inputs: &'c Named<Spec>, options: &'c O::Options) -> Result<Self> {
-        let sizes = Sizes::bind(op, inputs)?;
+        let sizes = Sizes::bind(about::<O>(), inputs)?;
         options.check()?;
-        Ok(Bound { inputs, options, sizes, storage: op.storage(inputs).1 })
+        Ok(Bound { inputs, options, sizes, storage: about::<O>().storage(inputs).1 })
     }
 
     /// The outputs as they are declared.

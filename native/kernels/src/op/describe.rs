@@ -81,17 +81,15 @@ impl Slot {
         self
     }
 
-    /// This slot, which may be absent.
-    pub const fn optional(mut self) -> Slot {
-        self.optional = true;
-        self
-    }
-}
-
-impl Slot {
     /// This slot, whose shape the op proves itself.
     pub const fn loose(mut self) -> Slot {
         self.loose = true;
+        self
+    }
+
+    /// This slot, which may be absent.
+    pub const fn optional(mut self) -> Slot {
+        self.optional = true;
         self
     }
 }
@@ -123,7 +121,7 @@ pub const fn given<const N: usize>(inputs: &[Slot], outputs: &[Output], names: [
 const fn one_given(inputs: &[Slot], outputs: &[Output], name: &'static str) -> Slot {
     let mut i = 0;
     while i < inputs.len() {
-        if ends_with(name, inputs[i].name, 0) {
+        if is(name, 0, inputs[i].name) {
             return inputs[i];
         }
         i += 1;
@@ -131,8 +129,8 @@ const fn one_given(inputs: &[Slot], outputs: &[Output], name: &'static str) -> S
     let mut i = 0;
     while i < outputs.len() {
         let Output { name: output, shape, precision, when } = outputs[i];
-        let is_cotangent = name.as_bytes()[0] == b'd' && ends_with(name, output, 1);
-        if is_cotangent || ends_with(name, output, 0) {
+        let is_cotangent = name.as_bytes()[0] == b'd' && is(name, 1, output);
+        if is_cotangent || is(name, 0, output) {
             let optional = is_cotangent && !matches!(when, When::Always);
             return Slot { name, shape, precision, optional, loose: false };
         }
@@ -141,20 +139,14 @@ const fn one_given(inputs: &[Slot], outputs: &[Output], name: &'static str) -> S
     panic!("a gradient takes inputs, outputs and cotangents")
 }
 
-/// Whether the name is this one after its first bytes.
-const fn ends_with(name: &str, end: &str, after: usize) -> bool {
-    let (name, end) = (name.as_bytes(), end.as_bytes());
-    if name.len() != end.len() + after {
-        return false;
-    }
+/// Whether the name without its first `skip` bytes is the other.
+const fn is(name: &str, skip: usize, other: &str) -> bool {
+    let (name, other) = (name.as_bytes(), other.as_bytes());
     let mut i = 0;
-    while i < end.len() {
-        if name[after + i] != end[i] {
-            return false;
-        }
+    while i < other.len() && skip + i < name.len() && name[skip + i] == other[i] {
         i += 1;
     }
-    true
+    i == other.len() && name.len() == skip + i
 }
 
 /// One output of an op.

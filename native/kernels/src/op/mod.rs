@@ -27,6 +27,9 @@ use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
 
+/// The layout of sequences, which a wrong shape mostly does not have.
+const LAYOUT: &str = "Layout is channel-last: (batch, length, channels)";
+
 /// An operation: what it takes, what it gives, and how each backend computes it.
 pub trait Op: Sized + 'static {
     /// Its name in every language.
@@ -38,7 +41,7 @@ pub trait Op: Sized + 'static {
     /// Its outputs, in a fixed order, as far as they follow from its inputs' sizes and flags among its options.
     const OUTPUTS: &'static [Output] = &[];
     /// What else to say of an input whose shape is wrong.
-    const HINT: &'static str = "Layout is channel-last: (batch, length, channels)";
+    const HINT: &'static str = LAYOUT;
     /// The storage types that it takes.
     const STORAGE: &'static [DType] = &DType::FLOATS;
     /// Cotangents of its outputs that files may carry beside its inputs.
@@ -105,10 +108,7 @@ pub fn part<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<(O::Pro
 
 /// The error of a tensor whose shape is not the one that is `expected` in words.
 pub fn wrong_shape(name: &str, expected: &str, got: &Spec) -> Error {
-    Error::new(Kind::Shape, name)
-        .expected(format_args!("shape {expected}"))
-        .got(got.shape)
-        .hint("Layout is channel-last: (batch, length, channels)")
+    Error::new(Kind::Shape, name).expected(format_args!("shape {expected}")).got(got.shape).hint(LAYOUT)
 }
 
 /// Checks that the input of that name, if it is there, has these sizes.

@@ -40,23 +40,23 @@ pub struct OptionDoc {
 pub enum Range {
     /// All.
     any,
-    /// Numbers above 0, finite ones.
+    /// Finite numbers above 0.
     positive,
+    /// Finite numbers from 0 on.
+    not_negative,
 }
 
 impl Range {
     /// Checks a value, if it is a number at all.
     pub fn check(self, name: &str, value: &dyn Any) -> Result<()> {
-        let number = |value: &dyn Any| match value.downcast_ref::<f32>() {
-            Some(&number) => Some(f64::from(number)),
-            None => value.downcast_ref::<f64>().copied().or_else(|| *value.downcast_ref::<Option<f64>>()?),
+        let number = value.downcast_ref::<f64>().copied().or_else(|| *value.downcast_ref::<Option<f64>>()?);
+        let (expected, fits): (_, fn(f64) -> bool) = match self {
+            Range::any => ("a number", |_| true),
+            Range::positive => ("a positive number", |number| number > 0.0 && number.is_finite()),
+            Range::not_negative => ("a finite number, not negative", |number| number >= 0.0 && number.is_finite()),
         };
-        let fits = |number: f64| match self {
-            Range::any => true,
-            Range::positive => number > 0.0 && number.is_finite(),
-        };
-        match number(value).filter(|&number| !fits(number)) {
-            Some(number) => Err(Error::new(ErrorKind::Option, name).expected("a positive number").got(number)),
+        match number.filter(|&number| !fits(number)) {
+            Some(number) => Err(Error::new(ErrorKind::Option, name).expected(expected).got(number)),
             None => Ok(()),
         }
     }

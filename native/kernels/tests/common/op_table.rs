@@ -59,6 +59,7 @@ fn option(option: &OptionInfo) -> String {
     let range = match option.doc.range {
         Range::any => ":any",
         Range::positive => ":positive",
+        Range::not_negative => ":not_negative",
     };
     format!("%{{name: {name}, takes: {takes}, choices: [{choices}], range: {range}, default: {default}, help: {help}}}")
 }
