@@ -148,13 +148,18 @@ defmodule Sidewinder.OpArguments do
 
     options =
       for option <- op.options,
-          do: {usage(option.takes, dashed(option.name)), option.help <> default(option.default)}
+          do: {usage(option.takes, dashed(option.name)), about(option)}
 
     "#{op.name}: #{op.about}\n#{rows(inputs ++ cotangents(op.cotangents) ++ options)}"
   end
 
-  # What no option says is none or off, and what has no default says so itself.
-  defp default(none) when none in [nil, false], do: ""
+  defp about(%{help: help, choices: []} = option), do: help <> default(option.default)
+
+  defp about(%{help: help, choices: choices} = option),
+    do: "#{help}: #{Enum.join(choices, ", ")}#{default(option.default)}"
+
+  # Flags that are off need no text. Options without a default say in their own text what happens.
+  defp default(none) when none in [nil, false, ""], do: ""
   defp default(value), do: "; #{value} by default"
 
   defp cotangents([]), do: []

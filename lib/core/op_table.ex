@@ -27,7 +27,7 @@ defmodule Sidewinder.OpTable do
         options: [
           %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
           %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"},
-          %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp: mask or straight_through"},
+          %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, D, N)"},
           %{name: "return_states", takes: "flag", choices: [], range: :any, default: false, help: "write states (B, L, D, N)"}
         ],
@@ -57,7 +57,7 @@ defmodule Sidewinder.OpTable do
         options: [
           %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
           %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"},
-          %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp: mask or straight_through"},
+          %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, D, N)"},
           %{name: "return_states", takes: "flag", choices: [], range: :any, default: false, help: "write states (B, L, D, N)"}
         ],
@@ -345,7 +345,7 @@ defmodule Sidewinder.OpTable do
           %{name: "last_state", shape: "(B, W-1, D)", precision: "storage", when: {:asked, :return_state}}
         ],
         options: [
-          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "silu; none by default"},
+          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "activation of the sums, none by default"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, W-1, D)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -366,7 +366,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "silu; none by default"},
+          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "activation of the sums, none by default"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, W-1, D)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -388,7 +388,7 @@ defmodule Sidewinder.OpTable do
           %{name: "last_state", shape: "(B, W-1, D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "silu; none by default"}
+          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "activation of the sums, none by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -407,7 +407,7 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., O)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -425,7 +425,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -514,7 +514,7 @@ defmodule Sidewinder.OpTable do
           %{name: "dydx", shape: "(...)", precision: "storage", when: {:asked, :return_derivative}}
         ],
         options: [
-          %{name: "fn", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "The function; it must be given."},
+          %{name: "fn", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "the function, which must be given"},
           %{name: "return_derivative", takes: "flag", choices: [], range: :any, default: false, help: "write dydx, the derivative"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -531,7 +531,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "fn", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "The function; it must be given."},
+          %{name: "fn", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "the function, which must be given"},
           %{name: "return_derivative", takes: "flag", choices: [], range: :any, default: false, help: "write dydx, the derivative"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -551,7 +551,7 @@ defmodule Sidewinder.OpTable do
         ],
         options: [
           %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-6, help: "what keeps the divisor from 0"},
-          %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "inside (the root) or outside"}
+          %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "where eps goes: into the root or outside of it"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -569,7 +569,7 @@ defmodule Sidewinder.OpTable do
         outputs: [],
         options: [
           %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-6, help: "what keeps the divisor from 0"},
-          %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "inside (the root) or outside"}
+          %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "where eps goes: into the root or outside of it"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -628,7 +628,7 @@ defmodule Sidewinder.OpTable do
         ],
         options: [
           %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the divisor from 0"},
-          %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "tanh or erf"}
+          %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "form of GELU"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -647,7 +647,7 @@ defmodule Sidewinder.OpTable do
         outputs: [],
         options: [
           %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the divisor from 0"},
-          %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "tanh or erf"}
+          %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "form of GELU"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -695,10 +695,10 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "half (x[i] and x[i+W/2]) or interleaved"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
           %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "the base of the angles"},
           %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "the position of the first row"},
-          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "heads_first: (B, H, L, W); or heads_last: (B, L, H, W)"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"},
           %{name: "scaling_factor", takes: "float", choices: [], range: :positive, default: nil, help: "Llama 3's scaling of angles; none by default"},
           %{name: "low_freq_factor", takes: "float", choices: [], range: :positive, default: 1.0e0, help: "of that scaling"},
           %{name: "high_freq_factor", takes: "float", choices: [], range: :positive, default: 4.0e0, help: "of that scaling"},
@@ -718,10 +718,10 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "half (x[i] and x[i+W/2]) or interleaved"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
           %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "the base of the angles"},
           %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "the position of the first row"},
-          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "heads_first: (B, H, L, W); or heads_last: (B, L, H, W)"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"},
           %{name: "scaling_factor", takes: "float", choices: [], range: :positive, default: nil, help: "Llama 3's scaling of angles; none by default"},
           %{name: "low_freq_factor", takes: "float", choices: [], range: :positive, default: 1.0e0, help: "of that scaling"},
           %{name: "high_freq_factor", takes: "float", choices: [], range: :positive, default: 4.0e0, help: "of that scaling"},
@@ -782,7 +782,7 @@ defmodule Sidewinder.OpTable do
           %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "what scores are multiplied by; 1 / sqrt(W) by default"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a query sees no later keys"},
           %{name: "q_offset", takes: "integer", choices: [], range: :any, default: nil, help: "the position of the first query among the keys; M - L by default"},
-          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "heads_first: (B, H, L, W); or heads_last: (B, L, H, W)"}
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlse"],
@@ -808,7 +808,7 @@ defmodule Sidewinder.OpTable do
           %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "what scores are multiplied by; 1 / sqrt(W) by default"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a query sees no later keys"},
           %{name: "q_offset", takes: "integer", choices: [], range: :any, default: nil, help: "the position of the first query among the keys; M - L by default"},
-          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "heads_first: (B, H, L, W); or heads_last: (B, L, H, W)"}
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -832,7 +832,7 @@ defmodule Sidewinder.OpTable do
           %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"},
           %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "what scores are multiplied by; 1 / sqrt(W) by default"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: true, help: "whether a token sees no later ones"},
-          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "heads_first: (B, H, L, W); or heads_last: (B, L, H, W)"}
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -852,7 +852,7 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the gate, silu by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -871,7 +871,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the gate, silu by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -894,8 +894,8 @@ defmodule Sidewinder.OpTable do
         options: [
           %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
-          %{name: "rope_theta", takes: "float", choices: [], range: :any, default: nil, help: "the base of rotary angles; no rotation by default"},
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "of rotation: half or interleaved"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
           %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -918,8 +918,8 @@ defmodule Sidewinder.OpTable do
         options: [
           %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
-          %{name: "rope_theta", takes: "float", choices: [], range: :any, default: nil, help: "the base of rotary angles; no rotation by default"},
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "of rotation: half or interleaved"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
           %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -950,10 +950,10 @@ defmodule Sidewinder.OpTable do
         options: [
           %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
-          %{name: "rope_theta", takes: "float", choices: [], range: :any, default: nil, help: "the base of rotary angles; no rotation by default"},
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "of rotation: half or interleaved"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
           %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"},
-          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the norms' divisors from 0"}
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the norms' divisors from 0"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -982,10 +982,10 @@ defmodule Sidewinder.OpTable do
         options: [
           %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
-          %{name: "rope_theta", takes: "float", choices: [], range: :any, default: nil, help: "the base of rotary angles; no rotation by default"},
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "of rotation: half or interleaved"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
           %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"},
-          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what keeps the norms' divisors from 0"}
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the norms' divisors from 0"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1371,7 +1371,7 @@ defmodule Sidewinder.OpTable do
           %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without wm and bm"},
           %{name: "v_mix", takes: "float", choices: [], range: :any, default: 1.0e-1, help: "weight of v in the sum"},
           %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-6, help: "what keeps the norms' divisors from 0"},
-          %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "where eps goes: outside of the root or inside"},
+          %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "where eps goes: into the root or outside of it"},
           %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
           %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
           %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the oldest slot of a memory that is a ring"},
@@ -1443,7 +1443,7 @@ defmodule Sidewinder.OpTable do
           %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without wm and bm"},
           %{name: "v_mix", takes: "float", choices: [], range: :any, default: 1.0e-1, help: "weight of v in the sum"},
           %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-6, help: "what keeps the norms' divisors from 0"},
-          %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "where eps goes: outside of the root or inside"},
+          %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "where eps goes: into the root or outside of it"},
           %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
           %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
           %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the oldest slot of a memory that is a ring"},
@@ -1468,7 +1468,7 @@ defmodule Sidewinder.OpTable do
         ],
         options: [
           %{name: "start", takes: "integer", choices: [], range: :any, default: 0, help: "the slot of the first row"},
-          %{name: "mode", takes: "text", choices: ["ring", "strict"], range: :any, default: "ring", help: "ring or strict: of rows past the last slot"}
+          %{name: "mode", takes: "text", choices: ["ring", "strict"], range: :any, default: "ring", help: "what becomes of rows past the last slot"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1486,7 +1486,7 @@ defmodule Sidewinder.OpTable do
           %{name: "bank", shape: "(B, M, D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "policy", takes: "text", choices: ["ring", "ema", "broadcast"], range: :any, default: "ring", help: "ring, ema or broadcast: which slots take it"},
+          %{name: "policy", takes: "text", choices: ["ring", "ema", "broadcast"], range: :any, default: "ring", help: "which slots take it"},
           %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the slot of a ring"},
           %{name: "decay", takes: "float", choices: [], range: :any, default: 9.9e-1, help: "how much of a slot stays with ema"}
         ],
@@ -1528,7 +1528,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "format", takes: "text", choices: ["q8_0", "q4_0"], range: :any, default: "q8_0", help: "q8_0 or q4_0"},
+          %{name: "format", takes: "text", choices: ["q8_0", "q4_0"], range: :any, default: "q8_0", help: "format of the blocks"},
           %{name: "unchecked", takes: "flag", choices: [], range: :any, default: false, help: "store infinite scales, as ggml does, in place of an error"}
         ],
         storage: ["f32", "bf16", "f16"],
@@ -1544,7 +1544,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "format", takes: "text", choices: ["q8_0", "q4_0"], range: :any, default: "q8_0", help: "q8_0 or q4_0"}
+          %{name: "format", takes: "text", choices: ["q8_0", "q4_0"], range: :any, default: "q8_0", help: "format of the blocks"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1561,7 +1561,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1578,7 +1578,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1595,7 +1595,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1612,7 +1612,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1747,10 +1747,10 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "to", takes: "text", choices: ["values", "planes", "packed2", "offset_rows", "byte_planes"], range: :any, default: nil, help: "values, planes, packed2, offset_rows or byte_planes"},
+          %{name: "to", takes: "text", choices: ["values", "planes", "packed2", "offset_rows", "byte_planes"], range: :any, default: nil, help: "layout of the results, planes by default"},
           %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"},
           %{name: "rows", takes: "integer", choices: [], range: :any, default: nil, help: "rows of offset_rows; all there is room for by default"},
-          %{name: "on_sentinel", takes: "text", choices: ["error", "zero", "warn"], range: :any, default: "error", help: "for cells that are no value: error, zero or warn"}
+          %{name: "on_sentinel", takes: "text", choices: ["error", "zero", "warn"], range: :any, default: "error", help: "for cells that are no value"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1771,10 +1771,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "to", takes: "text", choices: ["values", "planes", "packed2", "offset_rows", "byte_planes"], range: :any, default: nil, help: "values, planes, packed2, offset_rows or byte_planes"},
           %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"},
-          %{name: "rows", takes: "integer", choices: [], range: :any, default: nil, help: "rows of offset_rows; all there is room for by default"},
-          %{name: "on_sentinel", takes: "text", choices: ["error", "zero", "warn"], range: :any, default: "error", help: "for cells that are no value: error, zero or warn"}
+          %{name: "rows", takes: "integer", choices: [], range: :any, default: nil, help: "rows of offset_rows; all there is room for by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1789,7 +1787,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "rule", takes: "text", choices: ["threshold", "absmean", "twn"], range: :any, default: "absmean", help: "absmean, twn or threshold"},
+          %{name: "rule", takes: "text", choices: ["threshold", "absmean", "twn"], range: :any, default: "absmean", help: "how the threshold is chosen"},
           %{name: "threshold", takes: "float", choices: [], range: :any, default: nil, help: "the rule threshold's: of greater size is 1 or -1"},
           %{name: "per_row", takes: "flag", choices: [], range: :any, default: false, help: "whether each row has its own mean; by default the tensor has one"}
         ],
@@ -1878,7 +1876,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"},
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"},
           %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "with activations as bytes, also give these and the sums of integers"}
         ],
         storage: ["f32", "bf16", "f16"],
@@ -1898,7 +1896,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"},
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"},
           %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "with activations as bytes, also give these and the sums of integers"}
         ],
         storage: ["f32", "bf16", "f16"],
@@ -1918,7 +1916,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"},
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"},
           %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "with activations as bytes, also give these and the sums of integers"}
         ],
         storage: ["f32", "bf16", "f16"],
@@ -1957,11 +1955,11 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., O)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "rule", takes: "text", choices: ["threshold", "absmean", "twn"], range: :any, default: "absmean", help: "absmean, twn or threshold"},
+          %{name: "rule", takes: "text", choices: ["threshold", "absmean", "twn"], range: :any, default: "absmean", help: "how the threshold is chosen"},
           %{name: "threshold", takes: "float", choices: [], range: :any, default: nil, help: "the rule threshold's: of greater size is 1 or -1"},
           %{name: "per_row", takes: "flag", choices: [], range: :any, default: false, help: "whether each row has its own mean; by default the tensor has one"},
-          %{name: "activations", takes: "text", choices: ["ternary", "i8", "f32"], range: :any, default: "i8", help: "what x is in the product: i8, ternary or f32"},
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "silu; none by default"}
+          %{name: "activations", takes: "text", choices: ["ternary", "i8", "f32"], range: :any, default: "i8", help: "what x is in the product"},
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],

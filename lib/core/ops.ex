@@ -5,7 +5,10 @@ defmodule Sidewinder.Ops do
 
   alias Sidewinder.{Error, OpTable, Tensor}
 
-  @typedoc "An op: its inputs, options and cotangents, and the op that it is the gradient of."
+  @typedoc """
+  An op: its inputs, outputs, options and cotangents, the op that it is the gradient of, and what to say of wrong shapes.
+  There are no `outputs` where they do not follow from sizes and flags alone.
+  """
   @type op :: %{
           name: String.t(),
           about: String.t(),
@@ -18,7 +21,9 @@ defmodule Sidewinder.Ops do
           hint: String.t()
         }
 
-  @typedoc "An option: `\"flag\"`, `\"pair\"`, `\"integer\"`, `\"float\"` or `\"text\"`, one of its choices, is what it takes."
+  @typedoc """
+  An option: it takes a `"flag"`, a `"pair"`, an `"integer"`, a `"float"` or a `"text"`, which is one of its `choices`.
+  """
   @type option :: %{
           name: String.t(),
           takes: String.t(),
@@ -28,7 +33,7 @@ defmodule Sidewinder.Ops do
           help: String.t()
         }
 
-  @typedoc "An output, and the flag without which or with which alone there is one."
+  @typedoc "An output, and when a call has it: always, only with a flag (`:asked`), or only without it (`:unless`)."
   @type output :: %{
           name: String.t(),
           shape: String.t(),

@@ -24,7 +24,7 @@ defmodule Sidewinder.Op do
   leading axes may be missing. It is data where it has a batch.
 
     * `inputs` - by the kernel's names: precision and allowed shapes
-    * `optional` - the options that are inputs, with their kernel's names
+    * `optional` - the options that are inputs, with the kernel's names where these differ
     * `options` - the other options, with the sort of their values: a list is one of choices,
       `{:gradient, sort}` is for the gradient's kernel alone, `{:here, sort}` for none, and what is
       `:fixed` is not for the caller
@@ -44,7 +44,7 @@ defmodule Sidewinder.Op do
           required(:optional) => [atom | {atom, String.t()}],
           required(:options) => [{atom, sort | {:gradient | :here, sort} | :fixed}],
           required(:outputs) => [
-            {atom, precision, dims, atom | {:saved, atom} | {:more, atom, integer}}
+            {atom, precision, dims, atom | {:saved | :unless, atom} | {:more, atom, integer}}
             | {atom, String.t()}
           ],
           optional(:composed) => boolean,

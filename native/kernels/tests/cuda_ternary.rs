@@ -14,7 +14,7 @@ use sidewinder_kernels::ternary::linear::TernaryLinear;
 use sidewinder_kernels::ternary::net::Argmax;
 use sidewinder_kernels::ternary::products::{DotTernary, F32, I8, Matmul, Ternary};
 use sidewinder_kernels::ternary::rules::{ActivationI8, QuantizeTernary};
-use sidewinder_kernels::ternary::stats::StatsTernary;
+use sidewinder_kernels::ternary::stats::{self, StatsTernary};
 use sidewinder_kernels::ternary::sums::{ColumnSumsTernary, VerifySumsTernary};
 
 fn both<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) -> [Named<Owned>; 2] {
@@ -69,8 +69,7 @@ fn conversions() {
                 ];
                 assert_eq!(cpu, gpu);
             }
-            let of = Options { n: Some(n), rows: Some(rows), ..Options::default() };
-            same::<StatsTernary>(&device, &of, &inputs);
+            same::<StatsTernary>(&device, &stats::Options { n: Some(n), rows: Some(rows) }, &inputs);
         }
     }
 }

@@ -14,7 +14,7 @@ use sidewinder_kernels::ternary::linear::TernaryLinear;
 use sidewinder_kernels::ternary::net::{Argmax, SimpleRotorNet};
 use sidewinder_kernels::ternary::products::{DotTernary, F32, I8, LONGEST, Matmul, Ternary};
 use sidewinder_kernels::ternary::rules::{ActivationI8, QuantizeTernary};
-use sidewinder_kernels::ternary::stats::StatsTernary;
+use sidewinder_kernels::ternary::stats::{self, StatsTernary};
 use sidewinder_kernels::ternary::sums::{ColumnSumsTernary, VerifySumsTernary};
 use sidewinder_kernels::ternary::{Extensions, allow};
 
@@ -91,7 +91,7 @@ fn conversions_agree_with_the_reference() {
                     let rows = Some(rows);
                     let options = Options { n: Some(n), rows, on_sentinel: OnSentinel::Zero, ..to(layout) };
                     agrees_everywhere::<ConvertTernary>(&options, &inputs);
-                    agrees_everywhere::<StatsTernary>(&options, &inputs);
+                    agrees_everywhere::<StatsTernary>(&stats::Options { n: Some(n), rows }, &inputs);
                 }
             }
         }

@@ -10,7 +10,7 @@ defmodule Sidewinder.Block.MdiUpdate do
 
   defstruct inputs: [], target: []
 
-  @table Declared.table(:mdi_update, options: [], hint: "All tensors have the shape of z")
+  @table Declared.table(:mdi_update, hint: "All tensors have the shape of z")
 
   @impl true
   def table, do: @table

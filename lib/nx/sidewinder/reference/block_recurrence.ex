@@ -184,7 +184,7 @@ defmodule Sidewinder.Reference.BlockRecurrence do
 
   deftransformp(cotangent(g, u, opts), do: through(opts[:op], g, u))
 
-  deftransformp step_back(g, {keep, ds, dm}, {w_gate, _bg, w_mix}, opts) do
+  deftransformp step_back(g, {keep, ds, dm}, {w_gate, _b_gate, w_mix}, opts) do
     of_gate = times(Nx.multiply(g, ds), w_gate)
     of_mix = if opts[:mixed], do: times(Nx.multiply(g, dm), w_mix)
     add(Nx.add(Nx.multiply(g, keep), of_gate), of_mix)

@@ -62,7 +62,7 @@ pub const NAMES: &str = "sigmoid, silu, gelu_tanh (or gelu), gelu_erf, softplus 
 options! {
     /// The options.
     pub struct Options {
-        /// The function; it must be given.
+        /// the function, which must be given
         function as "fn": Option<Activation> = None;
         /// write dydx, the derivative
         return_derivative: bool = false;

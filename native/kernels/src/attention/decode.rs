@@ -27,7 +27,7 @@ options! {
         scale: Option<f64> = None;
         /// whether a token sees no later ones
         causal: bool = true;
-        /// heads_first: (B, H, L, W); or heads_last: (B, L, H, W)
+        /// order of the axes, (B, H, L, W) or (B, L, H, W)
         layout: Layout = Layout::HeadsFirst;
     }
 }

@@ -56,7 +56,7 @@ options! {
         causal: bool = false;
         /// the position of the first query among the keys; M - L by default
         q_offset: Option<i64> = None;
-        /// heads_first: (B, H, L, W); or heads_last: (B, L, H, W)
+        /// order of the axes, (B, H, L, W) or (B, L, H, W)
         layout: Layout = Layout::HeadsFirst;
         internal {
             /// If keys and values are a cache, which is heads-first whatever the layout: how many of its rows are filled.

@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 options! {
     /// The options of the products.
     pub struct Options {
-        /// silu; none by default
+        /// activation of the sums, none by default
         activation: Option<Activation> = None;
     }
 }

@@ -13,7 +13,7 @@ options! {
     /// Options of the quantizer.
     #[derive(Copy)]
     pub struct QuantizeOptions {
-        /// q8_0 or q4_0
+        /// format of the blocks
         format: Format = Format::Q8;
         /// store infinite scales, as ggml does, in place of an error
         unchecked: bool = false;
@@ -24,7 +24,7 @@ options! {
     /// Options of the conversion back to floats.
     #[derive(Copy)]
     pub struct DequantizeOptions {
-        /// q8_0 or q4_0
+        /// format of the blocks
         format: Format = Format::Q8;
     }
 }

@@ -45,7 +45,7 @@ pub enum Activation {
 options! {
     /// The options of the convolution.
     pub struct Options {
-        /// silu; none by default
+        /// activation of the sums, none by default
         activation: Option<Activation> = None;
         /// write last_state (B, W-1, D)
         return_state: bool = false;

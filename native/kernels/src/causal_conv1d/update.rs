@@ -13,7 +13,7 @@ use ndarray::{ArrayD, Axis};
 options! {
     /// The options of the update.
     pub struct Options {
-        /// silu; none by default
+        /// activation of the sums, none by default
         activation: Option<Activation> = None;
     }
 }

@@ -27,7 +27,7 @@ use ndarray::ArrayD;
 options! {
     /// The options of the layer.
     pub struct Options {
-        /// silu; none by default
+        /// activation of the sums, none by default
         activation: Option<Activation> = None;
     }
 }

@@ -12,15 +12,11 @@ use crate::cpu::{Exec, Storage, matrix};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
-use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use crate::with_type;
 use ndarray::{ArrayD, ArrayView2, Ix2};
 
-options! {
-    /// There are none.
-    pub struct Options {}
-}
+pub use crate::op::NoOptions as Options;
 
 /// A checked call.
 #[derive(Clone, Copy, Debug)]

@@ -9,15 +9,11 @@ use crate::cpu::{self, Exec};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
-use crate::options;
 use crate::place::Map;
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::{ArrayD, Zip};
 
-options! {
-    /// There are no options.
-    pub struct Options {}
-}
+pub use crate::op::NoOptions as Options;
 
 /// The update.
 pub struct MdiUpdate;

@@ -37,7 +37,7 @@ pub enum Policy {
 options! {
     /// The options.
     pub struct Options {
-        /// ring, ema or broadcast: which slots take it
+        /// which slots take it
         policy: Policy = Policy::Ring;
         /// the slot of a ring
         cursor: usize = 0;

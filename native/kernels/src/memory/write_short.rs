@@ -34,7 +34,7 @@ options! {
     pub struct Options {
         /// the slot of the first row
         start: usize = 0;
-        /// ring or strict: of rows past the last slot
+        /// what becomes of rows past the last slot
         mode: Mode = Mode::Ring;
     }
 }

@@ -44,7 +44,7 @@ options! {
         v_mix: f64 = 0.1;
         /// what keeps the norms' divisors from 0
         eps: f64 = 1e-6, positive;
-        /// where eps goes: outside of the root or inside
+        /// where eps goes: into the root or outside of it
         norm: EpsMode = EpsMode::Outside;
         /// how many levels there are with the bank
         levels: usize = 3;

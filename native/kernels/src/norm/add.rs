@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The sum has the type of the arithmetic: in 16 bits it would lose what late layers add. It is changed in place.
-//! This is a step of models and not a public op: [`for_each_op`](crate::for_each_op) lacks it.
+//! This is a step of models and not a public op: [`OPS`](crate::ops::OPS) lacks it.
 
 use super::{HINT, Problem, RmsOptions, Y, cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};

@@ -52,7 +52,7 @@ options! {
     pub struct RmsOptions {
         /// what keeps the divisor from 0
         eps: f64 = 1e-6, not_negative;
-        /// inside (the root) or outside
+        /// where eps goes: into the root or outside of it
         eps_mode: EpsMode = EpsMode::Inside;
     }
 }
@@ -90,7 +90,7 @@ options! {
     pub struct LayerGeluOptions {
         /// what keeps the divisor from 0
         eps: f64 = 1e-5, not_negative;
-        /// tanh or erf
+        /// form of GELU
         gelu: Gelu = Gelu::Tanh;
     }
 }

@@ -1,7 +1,7 @@
 //! Checked calls, and ops whose type is not known.
 
 use super::options::{OptionInfo, describe};
-use super::{About, Name, Named, Op, about};
+use super::{About, Named, Op, about};
 use crate::cpu;
 use crate::cuda;
 use crate::error::{Error, Kind, Result};
@@ -129,19 +129,25 @@ impl Call {
 
     /// Checks that the tensors have exactly the specs that were checked, for kernels trust those.
     fn same_specs<I: Described, T: Described>(&self, inputs: &Named<I>, outputs: &Named<T>) -> Result<()> {
-        same_specs(self.inputs.iter(), &self.op.specs_of_call(inputs, outputs))?;
-        same_specs(self.outputs.iter(), outputs)
+        same_specs(&self.inputs, &self.op.specs_of_call(inputs, outputs))?;
+        same_specs(&self.outputs, outputs)
     }
 }
 
-fn same_specs<'e, T: Described>(expected: impl Iterator<Item = (&'e Name, &'e Spec)>, got: &Named<T>) -> Result<()> {
-    for (name, expected) in expected {
+fn same_specs<T: Described>(expected: &Named<Spec>, got: &Named<T>) -> Result<()> {
+    for (name, expected) in expected.iter() {
         let got = got.get(name)?.spec();
         if got != *expected {
             return Err(Error::new(Kind::Shape, name.as_ref()).expected(expected).got(got));
         }
     }
-    Ok(())
+    // Kernels find optional tensors by their names.
+    match got.iter().find(|(name, _)| expected.find(name).is_none()) {
+        Some((name, _)) => {
+            Err(Error::new(Kind::Argument, name.as_ref()).expected("none, as the call was checked").got("a tensor"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Checks and runs `O` on the CPU from views to views.

@@ -1,4 +1,4 @@
-//! What ops say about their inputs and options.
+//! What ops say about their inputs and outputs.
 
 use crate::tensor::DType;
 

@@ -133,11 +133,3 @@ pub fn elements(inputs: &Named<Spec>, names: &[&str]) -> usize {
 pub fn work_of_gradient<O: Op>(of: &O::Problem, inputs: &Named<Spec>) -> u64 {
     O::work(of, inputs).saturating_mul(4)
 }
-
-/// Checks that an option's value is a positive number.
-pub fn positive(name: &str, value: f64) -> Result<()> {
-    match value > 0.0 && value.is_finite() {
-        true => Ok(()),
-        false => Err(Error::new(Kind::Option, name).expected("a positive number").got(value)),
-    }
-}

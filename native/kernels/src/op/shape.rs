@@ -6,8 +6,10 @@
 //! (B, W-1, D) (R+2N, D)     sums of multiples of letters
 //! (O, 17I/16)               divided by a number
 //! (B|1, M, D)               an axis that may be 1 as well
-//! (B, L, N) | (D, N)        either of several
+//! (B, L, N) | (D, N)        either of several, which the op proves itself: see [`Slot::loose`]
 //! ```
+//!
+//! A letter gets its size where it stands alone. So each letter of a sum must stand alone in another shape.
 
 use super::{About, Named, Slot, wrong_shape};
 use crate::error::{Error, Result};
@@ -24,14 +26,13 @@ pub struct Sizes {
 const UNKNOWN: usize = usize::MAX;
 
 impl Sizes {
-    /// The sizes in the inputs of an op. All that are there must agree with each other. Letters that stand alone somewhere
-    /// get their sizes there, so that a sum that does not fit them is what is told to be wrong.
+    /// The sizes in the inputs of an op. All that are there must agree with each other.
     pub fn bind(op: &About, inputs: &Named<Spec>) -> Result<Sizes> {
         let mut sizes = Sizes { letters: [UNKNOWN; 26], rows: None };
-        for solve in [false, true, true] {
+        for sums in [false, true] {
             for slot in op.inputs.iter().filter(|slot| !slot.loose) {
                 let Some(spec) = inputs.find(slot.name) else { continue };
-                sizes = sizes.with(slot.shape, spec, solve).ok_or_else(|| sizes.wrong(slot, spec).hint(op.hint))?;
+                sizes = sizes.with(slot.shape, spec, sums).ok_or_else(|| sizes.wrong(slot, spec).hint(op.hint))?;
             }
         }
         Ok(sizes)
@@ -61,10 +62,10 @@ impl Sizes {
         self.rows.as_deref().unwrap_or_default()
     }
 
-    /// The sizes that the first of the shapes in these words has.
+    /// The sizes of the shape in these words.
     pub fn shape(&self, words: &str) -> Option<Vec<usize>> {
         let mut dims = Vec::new();
-        for axis in axes(forms(words).next()?) {
+        for axis in axes(form(words)) {
             match axis {
                 ROWS => dims.extend_from_slice(self.rows.as_deref()?),
                 axis => dims.push(self.size(larger(axis))?),
@@ -73,63 +74,36 @@ impl Sizes {
         Some(dims)
     }
 
-    /// These sizes with those of a tensor, or nothing if none of the shapes in words fits it.
-    fn with(&self, words: &str, spec: &Spec, solve: bool) -> Option<Sizes> {
-        forms(words).find_map(|form| self.with_form(form, &spec.shape, solve))
-    }
-
-    fn with_form(&self, form: &str, dims: &[usize], solve: bool) -> Option<Sizes> {
-        let (mut sizes, mut dims) = (*self, dims);
-        let mut count = axes(form).count();
-        if axes(form).next() == Some(ROWS) {
-            count -= 1;
-            let (rows, own) = dims.split_at(dims.len().checked_sub(count)?);
-            sizes.rows = Some(Shape::new(rows).ok()?);
+    /// These sizes with those of a tensor, or nothing if it does not fit the shape. Sums are compared only if all letters
+    /// have had their chance to get a size.
+    fn with(&self, words: &str, spec: &Spec, sums: bool) -> Option<Sizes> {
+        let (mut sizes, mut dims) = (*self, &spec.shape[..]);
+        let own = || axes(form(words)).filter(|axis| *axis != ROWS);
+        if words.contains(ROWS) {
+            let (rows, others) = dims.split_at(dims.len().checked_sub(own().count())?);
             if self.rows.is_some_and(|known| known[..] != *rows) {
                 return None;
             }
-            dims = own;
+            (sizes.rows, dims) = (Some(Shape::new(rows).ok()?), others);
         }
-        let fits = |(axis, &size): (&str, &usize)| sizes.fit(axis, size, solve);
-        let own = axes(form).filter(|axis| *axis != ROWS);
-        (count == dims.len() && own.zip(dims).all(fits)).then_some(sizes)
+        let fits = own().count() == dims.len() && own().zip(dims).all(|(axis, &size)| sizes.fit(axis, size, sums));
+        fits.then_some(sizes)
     }
 
-    /// Whether an axis of this size fits. Its letter takes the size if it had none; one in a sum only if sums are to be
-    /// solved.
-    fn fit(&mut self, axis: &str, size: usize, solve: bool) -> bool {
+    /// Whether an axis of this size fits. A letter takes the size if it had none.
+    fn fit(&mut self, axis: &str, size: usize, sums: bool) -> bool {
         if axis.ends_with("|1") && size == 1 {
             return true;
         }
-        let axis = larger(axis);
-        let mut unknown = letters(axis).filter(|&letter| self.find(letter).is_none());
-        match (unknown.next(), unknown.next()) {
-            // A size below 0 is the fault of the input that its letter is from, which the op refuses.
-            (None, _) => self.size(axis).is_none_or(|known| known == size),
-            (Some(letter), None) if solve || axis.len() == 1 => match self.solve(axis, letter, size) {
-                Some(found) => {
-                    self.letters[index(letter)] = found;
-                    true
-                }
-                None => false,
-            },
-            // Known later.
-            _ => true,
-        }
-    }
-
-    /// The size of the letter for which the axis has that size.
-    fn solve(&self, axis: &str, letter: char, size: usize) -> Option<usize> {
-        let (terms, over) = split(axis);
-        let (mut rest, mut times) = (size as i128 * over as i128, 0);
-        for (count, of) in terms {
-            match of {
-                Some(of) if of == letter => times += count,
-                Some(of) => rest -= count * self.of(of) as i128,
-                None => rest -= count,
+        match larger(axis).as_bytes() {
+            &[letter @ b'A'..=b'Z'] => {
+                let known = &mut self.letters[index(letter.into())];
+                *known = if *known == UNKNOWN { size } else { *known };
+                *known == size
             }
+            // Where the sum is negative or not whole, the op refuses the input that its letter comes from.
+            _ => !sums || self.size(larger(axis)).is_none_or(|known| known == size),
         }
-        (times != 0 && rest % times == 0).then(|| rest / times).and_then(|found| found.try_into().ok())
     }
 
     /// The size of an axis whose letters all have sizes.
@@ -143,12 +117,9 @@ impl Sizes {
         whole.try_into().ok()
     }
 
-    /// The error of an input that does not fit: its shapes with the sizes that are known.
+    /// The error of an input that does not fit its shape, which has the sizes that are known.
     fn wrong(&self, slot: &Slot, spec: &Spec) -> Error {
-        let shown: Vec<String> = forms(slot.shape).map(|form| self.shown(form)).collect();
-        let (last, others) = shown.split_last().expect("a shape");
-        let expected = if others.is_empty() { last.clone() } else { format!("{} or {last}", others.join(", ")) };
-        wrong_shape(slot.name, &expected, spec)
+        wrong_shape(slot.name, &self.shown(form(slot.shape)), spec)
     }
 
     fn shown(&self, form: &str) -> String {
@@ -170,8 +141,9 @@ fn index(letter: char) -> usize {
     (letter as usize).wrapping_sub('A' as usize)
 }
 
-fn forms(words: &str) -> impl Iterator<Item = &str> {
-    words.split(" | ").map(|form| form.trim_matches(['(', ')']))
+/// The words between the parentheses.
+fn form(words: &str) -> &str {
+    words.trim_matches(['(', ')'])
 }
 
 fn axes(form: &str) -> impl Iterator<Item = &str> {
@@ -217,6 +189,7 @@ mod tests {
     use super::super::about;
     use super::*;
     use crate::matmul::Matmul;
+    use crate::ops::OPS;
     use crate::tensor::DType;
 
     fn bound(inputs: &'static [Slot], dims: &[(&'static str, &[usize])]) -> Result<Sizes> {
@@ -241,30 +214,61 @@ mod tests {
         const SLOTS: &[Slot] = &[
             Slot::new("x_proj", "(R+2N, D)"),
             Slot::new("A", "(D, N)"),
+            Slot::new("dt_w", "(D, R)"),
+            Slot::new("w", "(D, W)"),
             Slot::new("state", "(B, W-1, D)"),
             Slot::new("q", "(O, 17I/16)"),
             Slot::new("x", "(..., 2I)"),
+            Slot::new("bias", "(I)"),
         ];
-        let sizes = bound(
-            SLOTS,
-            &[("x_proj", &[9, 5]), ("A", &[5, 4]), ("state", &[1, 3, 5]), ("q", &[7, 34]), ("x", &[6, 2, 64])],
-        );
-        let sizes = sizes.unwrap();
+        let right: [(&str, &[usize]); 8] = [
+            ("x_proj", &[9, 5]),
+            ("A", &[5, 4]),
+            ("dt_w", &[5, 1]),
+            ("w", &[5, 4]),
+            ("state", &[1, 3, 5]),
+            ("q", &[7, 34]),
+            ("x", &[6, 2, 64]),
+            ("bias", &[32]),
+        ];
+        let sizes = bound(SLOTS, &right).unwrap();
         assert_eq!(sizes.all("DNWIR"), [5, 4, 4, 32, 1]);
         assert_eq!(sizes.rows(), [6, 2]);
         assert_eq!(sizes.shape("(..., W-1, 17I/16)"), Some(vec![6, 2, 3, 34]));
-        assert!(bound(SLOTS, &[("q", &[7, 35]), ("x", &[6, 64])]).is_err());
+        for (name, dims) in [("x_proj", &[8, 5][..]), ("state", &[1, 4, 5]), ("q", &[7, 35]), ("x", &[6, 63])] {
+            let wrong = right.map(|(n, right)| (n, if n == name { dims } else { right }));
+            assert_eq!(&*bound(SLOTS, &wrong).unwrap_err().argument, name);
+        }
     }
 
     #[test]
-    fn alternatives_and_axes_of_one() {
-        const SLOTS: &[Slot] =
-            &[Slot::new("x", "(B, L, D)"), Slot::new("C", "(B, L, N) | (D, N)"), Slot::new("mask", "(B|1, L|1)")];
-        for c in [&[2, 3, 7][..], &[4, 7]] {
-            let sizes = bound(SLOTS, &[("x", &[2, 3, 4]), ("C", c), ("mask", &[1, 3])]).unwrap();
-            assert_eq!(sizes.of('N'), 7);
+    fn axes_that_may_be_one() {
+        const SLOTS: &[Slot] = &[Slot::new("x", "(B, L, D)"), Slot::new("mask", "(B|1, L|1)")];
+        for mask in [[2, 3], [1, 3], [1, 1]] {
+            assert!(bound(SLOTS, &[("x", &[2, 3, 4]), ("mask", &mask)]).is_ok());
         }
-        assert!(bound(SLOTS, &[("x", &[2, 3, 4]), ("C", &[5, 7])]).is_err());
-        assert!(bound(SLOTS, &[("x", &[2, 3, 4]), ("mask", &[2, 2])]).is_err());
+        let error = bound(SLOTS, &[("x", &[2, 3, 4]), ("mask", &[2, 2])]).unwrap_err();
+        assert_eq!(&*error.expected, "shape (2 or 1, 3 or 1)");
+    }
+
+    /// Else a sum, or an output, would have no size, or any.
+    #[test]
+    fn every_letter_of_a_sum_or_an_output_stands_alone_in_an_input_that_must_be_there() {
+        for about in OPS.iter().map(|op| op.about()) {
+            let proven = || about.inputs.iter().filter(|slot| !slot.loose);
+            let alone = |axis: &&str| axis.len() == 1 || *axis == ROWS;
+            let required = proven().filter(|slot| !slot.optional);
+            let bound: Vec<&str> = required.flat_map(|slot| axes(form(slot.shape)).filter(alone)).collect();
+            let has = |axis: &str| match axis {
+                ROWS => bound.contains(&ROWS),
+                axis => letters(axis).all(|letter| bound.iter().any(|axis| axis.starts_with(letter))),
+            };
+            let sums = proven().flat_map(|slot| axes(form(slot.shape))).filter(|axis| !alone(axis));
+            let outputs = about.outputs.iter().flat_map(|output| axes(form(output.shape)));
+            for axis in sums.map(larger).chain(outputs) {
+                assert!(has(axis), "{axis} of {}", about.name);
+            }
+            assert!(proven().all(|slot| !slot.shape.contains(" | ")), "{}", about.name);
+        }
     }
 }

@@ -44,13 +44,13 @@ pub enum Pairing {
 options! {
     /// The options.
     pub struct Options {
-        /// half (x[i] and x[i+W/2]) or interleaved
+        /// pairs that are rotated, x[i] and x[i+W/2] or neighbours
         pairing: Pairing = Pairing::Half;
         /// the base of the angles
         theta: f64 = 10000.0, positive;
         /// the position of the first row
         first_position: i64 = 0;
-        /// heads_first: (B, H, L, W); or heads_last: (B, L, H, W)
+        /// order of the axes, (B, H, L, W) or (B, L, H, W)
         layout: Layout = Layout::HeadsFirst;
         /// Llama 3's scaling of angles; none by default
         scaling_factor: Option<f64> = None, positive;
@@ -94,7 +94,7 @@ impl Problem {
 }
 
 impl Options {
-    fn check(&self) -> Result<()> {
+    fn check_factors(&self) -> Result<()> {
         if self.high_freq_factor > self.low_freq_factor {
             return Ok(());
         }
@@ -144,7 +144,7 @@ impl Op for Rope {
         if !width.is_multiple_of(2) {
             return Err(op::wrong_shape("x", "(..., W) with an even W", &x).hint("Elements are rotated in pairs"));
         }
-        options.check()?;
+        options.check_factors()?;
         let rates = (0..width / 2).map(|i| options.rate(i, width)).collect();
         let angles = Angles { first_position: options.first_position as f64, rates };
         Ok(Problem { x, inner, length, outer, width, pairing: options.pairing, angles })

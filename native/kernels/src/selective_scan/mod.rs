@@ -33,7 +33,7 @@ options! {
         dt_softplus: bool = false;
         /// clamp the step to LO,HI, both inside; none by default
         dt_clamp: Option<(f64, f64)> = None;
-        /// gradient of the clamp: mask or straight_through
+        /// gradient of the clamp
         clamp_grad: ClampGrad = ClampGrad::Mask;
         /// write last_state (B, D, N)
         return_state: bool = false;

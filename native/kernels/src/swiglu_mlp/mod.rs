@@ -23,7 +23,7 @@ use ndarray::ArrayD;
 options! {
     /// The options.
     pub struct Options {
-        /// silu; none by default
+        /// activation of the gate, silu by default
         activation: Option<Activation> = None;
     }
 }

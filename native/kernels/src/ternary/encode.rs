@@ -2,11 +2,10 @@
 
 use super::layouts::{ConvertTernary, Grid, Layout, OnSentinel, Options};
 use super::products::DotTernary;
-use super::rules::NoOptions;
 use super::{agree, plane};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{Bound, Named, Op, Slot};
+use crate::op::{Bound, Named, NoOptions, Op, Slot};
 use crate::options;
 use crate::place::Place;
 use crate::tensor::{DType, Spec, View, ViewMut};

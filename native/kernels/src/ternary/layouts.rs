@@ -88,13 +88,13 @@ pub enum OnSentinel {
 options! {
     /// Sizes that the shapes of a layout's tensors do not determine.
     pub struct Options {
-        /// values, planes, packed2, offset_rows or byte_planes
+        /// layout of the results, planes by default
         to: Option<Layout> = None;
         /// cells of a row of planes or packed2; all there is room for by default
         n: Option<usize> = None;
         /// rows of offset_rows; all there is room for by default
         rows: Option<usize> = None;
-        /// for cells that are no value: error, zero or warn
+        /// for cells that are no value
         on_sentinel: OnSentinel = OnSentinel::Error;
     }
 }

@@ -17,15 +17,15 @@ options! {
     /// The options.
     #[derive(Copy)]
     pub struct Options {
-        /// absmean, twn or threshold
+        /// how the threshold is chosen
         rule: rules::Rule = rules::Rule::Absmean;
         /// the rule threshold's: of greater size is 1 or -1
         threshold: Option<f64> = None;
         /// whether each row has its own mean; by default the tensor has one
         per_row: bool = false;
-        /// what x is in the product: i8, ternary or f32
+        /// what x is in the product
         activations: Form = Form::I8;
-        /// silu; none by default
+        /// activation of the sums, none by default
         activation: Option<Activation> = None;
     }
 }

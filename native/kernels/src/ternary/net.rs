@@ -40,7 +40,7 @@ impl Op for Argmax {
     const OUTPUTS: &'static [Output] = &[Output::new("class", "(...)").exactly(DType::I32)];
     const COTANGENTS: &'static [&'static str] = &[];
 
-    type Options = super::rules::NoOptions;
+    type Options = op::NoOptions;
     type Problem = Rows;
 
     fn check(call: &Bound<Self>) -> Result<Rows> {

@@ -54,7 +54,7 @@ impl Op for DotTernary {
     const STORAGE: &'static [DType] = super::STORAGE;
     const COTANGENTS: &'static [&'static str] = &[];
 
-    type Options = super::rules::NoOptions;
+    type Options = op::NoOptions;
     type Problem = Pairs;
 
     fn check(call: &Bound<Self>) -> Result<Pairs> {
@@ -143,7 +143,7 @@ options! {
     /// The options.
     #[derive(Copy)]
     pub struct Options {
-        /// silu; none by default
+        /// activation of the sums, none by default
         activation: Option<Activation> = None;
         /// with activations as bytes, also give these and the sums of integers
         return_sums: bool = false;
@@ -253,13 +253,13 @@ impl<A: Activated> Op for Matmul<A> {
         Problem::new(A::FORM, inputs, options)
     }
 
-    /// `y` of the storage type. For signs: the sums `acc`, and y if anything is applied to them. For bytes, on request:
-    /// the sums, the bytes `xq` and their `x_scale`.
     fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
         // One word of planes covers the products of many cells.
         op::product(&[problem.rows, op::elements(inputs, &["plane0"])])
     }
 
+    /// `y` of the storage type. For signs: the sums `acc`, and y if anything is applied to them. For bytes, on request:
+    /// the sums, the bytes `xq` and their `x_scale`.
     fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
         let of = |dtype, last: usize| Spec::new(dtype, &[&problem.leading[..], &[last]].concat());
         let bytes = problem.form == Form::I8 && problem.options.return_sums;

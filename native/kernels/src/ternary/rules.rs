@@ -48,7 +48,7 @@ options! {
     /// The options.
     #[derive(Copy)]
     pub struct Options {
-        /// absmean, twn or threshold
+        /// how the threshold is chosen
         rule: Rule = Rule::Absmean;
         /// the rule threshold's: of greater size is 1 or -1
         threshold: Option<f64> = None;
@@ -198,7 +198,7 @@ impl Op for ActivationI8 {
         let (leading, n) = (call.sizes.rows(), call.sizes.of('I'));
         // It may be 0 in f32 where it is not in f64.
         let floor = call.options.amax_floor as f32;
-        op::positive("amax_floor", f64::from(floor))?;
+        op::Range::positive.check("amax_floor", &f64::from(floor))?;
         Ok(Activations { leading: leading.to_vec(), rows: leading.iter().product(), n, floor, dtype: call.storage })
     }
 
@@ -236,12 +236,6 @@ const ALL_RULES: [(&str, Option<&str>, Options); 5] = [
 /// Quantizes a tensor by every rule, for comparison.
 pub struct TernaryQuantize;
 
-options! {
-    /// No options.
-    #[derive(Copy)]
-    pub struct NoOptions {}
-}
-
 impl Op for TernaryQuantize {
     const NAME: &'static str = "ternary_quantize";
     const ABOUT: &'static str = "Floats to ternary numbers by every rule: thresholds 0 and 0.3, absmean, twn";
@@ -250,7 +244,7 @@ impl Op for TernaryQuantize {
     const STORAGE: &'static [DType] = super::STORAGE;
     const COTANGENTS: &'static [&'static str] = &[];
 
-    type Options = NoOptions;
+    type Options = op::NoOptions;
     type Problem = Problem;
 
     fn check(call: &Bound<Self>) -> Result<Problem> {

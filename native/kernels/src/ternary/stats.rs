@@ -1,12 +1,23 @@
 //! Counts the values among ternary numbers, and the sentinels.
 
-use super::layouts::{Grid, Options, SLOTS};
+use super::layouts::{self, Grid, SLOTS};
 use super::{cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::op::{Bound, Named, Op, Slot};
+use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
+
+options! {
+    /// Sizes that the shapes of a layout's tensors do not determine.
+    pub struct Options {
+        /// cells of a row of planes or packed2; all there is room for by default
+        n: Option<usize> = None;
+        /// rows of offset_rows; all there is room for by default
+        rows: Option<usize> = None;
+    }
+}
 
 /// The counting op.
 pub struct StatsTernary;
@@ -22,8 +33,8 @@ impl Op for StatsTernary {
     type Problem = Grid;
 
     fn check(call: &Bound<Self>) -> Result<Grid> {
-        let (inputs, options) = (call.inputs, call.options);
-        Grid::given(inputs, options)
+        let Options { n, rows } = *call.options;
+        Grid::given(call.inputs, &layouts::Options { n, rows, ..Default::default() })
     }
 
     /// `counts` of -1, 0, +1 and sentinels; `first` is the position of the first sentinel in row-major order, or -1.

@@ -108,7 +108,7 @@ impl Op for VerifySumsTernary {
     const STORAGE: &'static [DType] = super::STORAGE;
     const COTANGENTS: &'static [&'static str] = &[];
 
-    type Options = super::rules::NoOptions;
+    type Options = op::NoOptions;
     type Problem = Proof;
 
     fn check(call: &Bound<Self>) -> Result<Proof> {

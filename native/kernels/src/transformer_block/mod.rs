@@ -27,13 +27,13 @@ options! {
         /// whether a token sees no later ones
         causal: bool = false;
         /// the base of rotary angles; no rotation by default
-        rope_theta: Option<f64> = None;
-        /// of rotation: half or interleaved
+        rope_theta: Option<f64> = None, positive;
+        /// pairs that are rotated, x[i] and x[i+W/2] or neighbours
         pairing: Pairing = Pairing::Half;
         /// how many rows of the cache are there
         cached: usize = 0;
         /// what keeps the norms' divisors from 0
-        eps: f64 = 1e-5;
+        eps: f64 = 1e-5, not_negative;
     }
 }
 

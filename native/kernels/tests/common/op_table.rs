@@ -89,5 +89,5 @@ fn words<'w>(words: impl Iterator<Item = &'w str>) -> String {
 }
 
 fn quoted(text: &str) -> String {
-    format!("{text:?}")
+    format!("{text:?}").replace("#{", "\\#{")
 }
