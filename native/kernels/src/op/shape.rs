@@ -6,12 +6,12 @@
 //! (B, W-1, D) (R+2N, D)     sums of multiples of letters
 //! (O, 17I/16)               divided by a number
 //! (B|1, M, D)               an axis that may be 1 as well
-//! (B, L, N) | (D, N)        either of several, which the op proves itself: see [`Slot::loose`]
+//! (B, L, N) | (D, N)        either of several, which the op proves itself: see [`Slot::loose`](super::Slot::loose)
 //! ```
 //!
 //! A letter gets its size where it stands alone. So each letter of a sum must stand alone in another shape.
 
-use super::{About, Named, Slot, wrong_shape};
+use super::{About, Named, wrong_shape};
 use crate::error::{Error, Result};
 use crate::tensor::{Shape, Spec};
 
@@ -26,13 +26,17 @@ pub struct Sizes {
 const UNKNOWN: usize = usize::MAX;
 
 impl Sizes {
+    const NONE: Sizes = Sizes { letters: [UNKNOWN; 26], rows: None };
+
     /// The sizes in the inputs of an op. All that are there must agree with each other.
     pub fn bind(op: &About, inputs: &Named<Spec>) -> Result<Sizes> {
-        let mut sizes = Sizes { letters: [UNKNOWN; 26], rows: None };
+        let mut sizes = Sizes::NONE;
         for sums in [false, true] {
-            for slot in op.inputs.iter().filter(|slot| !slot.loose) {
-                let Some(spec) = inputs.find(slot.name) else { continue };
-                sizes = sizes.with(slot.shape, spec, sums).ok_or_else(|| sizes.wrong(slot, spec).hint(op.hint))?;
+            for (at, slot) in op.inputs.iter().enumerate().filter(|(_, slot)| !slot.loose) {
+                let Some(spec) = inputs.find(slot.name).filter(|_| !sums || has_sums(slot.shape)) else { continue };
+                if !sizes.take(slot.shape, &spec.shape, sums) {
+                    return Err(refusal(op, inputs, at, sums));
+                }
             }
         }
         Ok(sizes)
@@ -74,20 +78,21 @@ impl Sizes {
         Some(dims)
     }
 
-    /// These sizes with those of a tensor, or nothing if it does not fit the shape. Sums are compared only if all letters
-    /// have had their chance to get a size.
-    fn with(&self, words: &str, spec: &Spec, sums: bool) -> Option<Sizes> {
-        let (mut sizes, mut dims) = (*self, &spec.shape[..]);
-        let own = || axes(form(words)).filter(|axis| *axis != ROWS);
-        if words.contains(ROWS) {
-            let (rows, others) = dims.split_at(dims.len().checked_sub(own().count())?);
+    /// Takes the sizes of a tensor; answers whether it fits the shape. Sums are compared only if all letters have had
+    /// their chance to get a size.
+    fn take(&mut self, words: &str, mut dims: &[usize], sums: bool) -> bool {
+        let mut own = form(words);
+        if let Some(others) = own.strip_prefix(ROWS) {
+            own = others.trim_start_matches(',');
+            let Some(rows) = dims.len().checked_sub(axes(own).count()) else { return false };
+            let (rows, others) = dims.split_at(rows);
             if self.rows.is_some_and(|known| known[..] != *rows) {
-                return None;
+                return false;
             }
-            (sizes.rows, dims) = (Some(Shape::new(rows).ok()?), others);
+            (self.rows, dims) = (Shape::new(rows).ok(), others);
         }
-        let fits = own().count() == dims.len() && own().zip(dims).all(|(axis, &size)| sizes.fit(axis, size, sums));
-        fits.then_some(sizes)
+        let mut sizes = dims.iter();
+        axes(own).all(|axis| sizes.next().is_some_and(|&size| self.fit(axis, size, sums))) && sizes.next().is_none()
     }
 
     /// Whether an axis of this size fits. A letter takes the size if it had none.
@@ -117,11 +122,6 @@ impl Sizes {
         whole.try_into().ok()
     }
 
-    /// The error of an input that does not fit its shape, which has the sizes that are known.
-    fn wrong(&self, slot: &Slot, spec: &Spec) -> Error {
-        wrong_shape(slot.name, &self.shown(form(slot.shape)), spec)
-    }
-
     fn shown(&self, form: &str) -> String {
         let rows = |rows: Shape| rows.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         let axis = |axis: &str| match axis {
@@ -133,6 +133,28 @@ impl Sizes {
         let axes = axes(form).map(axis).filter(|axis| !axis.is_empty()).collect::<Vec<_>>();
         format!("({})", axes.join(", ").replace('|', " or "))
     }
+}
+
+/// The error of the input for the slot `at`: its shape with the sizes that were known before.
+#[cold]
+fn refusal(op: &About, inputs: &Named<Spec>, at: usize, sums: bool) -> Error {
+    let mut sizes = Sizes::NONE;
+    let before = if sums { op.inputs } else { &op.inputs[..at] };
+    for slot in before.iter().filter(|slot| !slot.loose) {
+        if let Some(spec) = inputs.find(slot.name) {
+            sizes.take(slot.shape, &spec.shape, false);
+        }
+    }
+    let slot = &op.inputs[at];
+    match inputs.get(slot.name) {
+        Ok(spec) => wrong_shape(slot.name, &sizes.shown(form(slot.shape)), spec).hint(op.hint),
+        Err(missing) => missing,
+    }
+}
+
+/// Whether some axis is more than a letter.
+fn has_sums(words: &str) -> bool {
+    words.bytes().any(|byte| matches!(byte, b'+' | b'-' | b'/' | b'2'..=b'9'))
 }
 
 const ROWS: &str = "...";
@@ -186,7 +208,7 @@ fn terms(sum: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::about;
+    use super::super::{Slot, about};
     use super::*;
     use crate::matmul::Matmul;
     use crate::ops::OPS;
@@ -268,7 +290,11 @@ mod tests {
             for axis in sums.map(larger).chain(outputs) {
                 assert!(has(axis), "{axis} of {}", about.name);
             }
-            assert!(proven().all(|slot| !slot.shape.contains(" | ")), "{}", about.name);
+            for slot in proven() {
+                assert!(!slot.shape.contains(" | "), "{}", about.name);
+                let is_sum = |axis: &str| larger(axis).len() > 1 && axis != ROWS || axis.parse::<usize>().is_ok();
+                assert_eq!(axes(form(slot.shape)).any(is_sum), has_sums(slot.shape), "{} of {}", slot.name, about.name);
+            }
         }
     }
 }
