@@ -149,7 +149,7 @@ fn tokens_one_by_one_equal_one_causal_pass() {
 fn layer<O: Op>(length: usize, width: usize, hidden: usize) -> Named<Owned> {
     let slots = O::INPUTS.iter().filter(|slot| !["mask", "keys", "values"].contains(&slot.name));
     let each = slots.zip(1..).map(|(slot, seed)| {
-        let dims = match slot.shape {
+        let dims = match slot.shape.words {
             "(B, L, D)" => vec![BATCH, length, width],
             "(3D, D)" => vec![3 * width, width],
             "(D, D)" => vec![width, width],

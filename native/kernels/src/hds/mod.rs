@@ -131,7 +131,7 @@ const COTANGENTS: [&str; 2 * NAMES.len()] = {
 };
 
 const COTANGENT_SLOTS: [Slot; COTANGENTS.len()] = {
-    let mut all = [Slot::new("", ""); COTANGENTS.len()];
+    let mut all = [Slot::new("", "()"); COTANGENTS.len()];
     let mut i = 0;
     while i < all.len() {
         all[i] = Slot::new(COTANGENTS[i], SHAPES[i / 2]).optional().loose();

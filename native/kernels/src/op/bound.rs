@@ -32,7 +32,7 @@ impl<'c, O: Op> Bound<'c, O> {
             When::Unless(option) => !self.options.flag(option),
         };
         let spec = |output: &Output| {
-            let dims = self.sizes.shape(output.shape).unwrap_or_else(|| panic!("{}: {}", O::NAME, output.shape));
+            let dims = self.sizes.shape(&output.shape).unwrap_or_else(|| panic!("{}: {}", O::NAME, output.shape));
             Ok((output.name, Spec::new(output.precision.dtype(self.storage), &dims)?))
         };
         O::OUTPUTS.iter().filter(asked).map(spec).collect()

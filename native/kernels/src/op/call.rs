@@ -85,12 +85,43 @@ impl Call {
 
     /// Computes on the CPU, from views to views of the specs that were checked.
     pub fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
-        self.same_specs(inputs, &outputs)
-            .and_then(|()| self.checked_cpu(inputs, outputs, exec))
+        self.same_inputs(inputs, &outputs)
+            .and_then(|()| self.run().cpu(inputs, outputs, exec))
             .map_err(|error| error.in_op(self.op.name))
     }
 
-    fn checked_cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+    /// Computes in f64, as plainly as the formula; may give more than the outputs.
+    pub fn reference(&self, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        self.problem.reference(inputs, &self.outputs)
+    }
+
+    /// Queues the computation on a lane, from buffers to buffers of the specs that were checked.
+    pub fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()> {
+        self.same_inputs(inputs, outputs)
+            .and_then(|()| self.run().cuda(inputs, outputs, lane))
+            .map_err(|error| error.in_op(self.op.name))
+    }
+
+    fn run(&self) -> Run<'_> {
+        Run { op: self.op, problem: &*self.problem, outputs: &self.outputs }
+    }
+
+    /// Checks that the inputs have exactly the specs that were checked, for kernels trust those.
+    fn same_inputs<I: Described, T: Described>(&self, inputs: &Named<I>, outputs: &Named<T>) -> Result<()> {
+        same_specs(&self.inputs, &self.op.specs_of_call(inputs, outputs))
+    }
+}
+
+/// A checked call whose inputs are those that were checked.
+struct Run<'r> {
+    op: &'static About,
+    problem: &'r dyn Checked,
+    outputs: &'r Named<Spec>,
+}
+
+impl Run<'_> {
+    fn cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+        same_specs(self.outputs, &outputs)?;
         // There is nothing to write; the loops would still run over all empty rows.
         if self.outputs.iter().all(|(_, spec)| spec.shape.elements() == 0) {
             return Ok(());
@@ -99,38 +130,25 @@ impl Call {
             outputs.get_mut(name)?.bytes_mut().copy_from_slice(from.bytes());
         }
         match exec.level {
-            cpu::Level::Reference => self.run_reference(inputs, outputs),
+            cpu::Level::Reference => self.reference(inputs, outputs),
             _ => self.problem.cpu(inputs, outputs, exec),
         }
     }
 
-    /// Computes in f64, as plainly as the formula; may give more than the outputs.
-    pub fn reference(&self, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        self.problem.reference(inputs, &self.outputs)
-    }
-
-    fn run_reference(&self, inputs: &Named<View>, outputs: Named<ViewMut>) -> Result<()> {
+    fn reference(&self, inputs: &Named<View>, outputs: Named<ViewMut>) -> Result<()> {
         let mut given = inputs.map(View::to_f64);
         self.op.held(inputs, &outputs).for_each(|(name, tensor)| given.push(name, tensor.view().to_f64()));
-        let mut results = self.reference(&given)?;
+        let mut results = self.problem.reference(&given, self.outputs)?;
         for (name, output) in outputs {
             output.store_f64(&results.expect(&name)?);
         }
         Ok(())
     }
 
-    /// Queues the computation on a lane, from buffers to buffers of the specs that were checked.
-    pub fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()> {
-        self.same_specs(inputs, outputs)
-            .and_then(|()| self.op.copied(inputs).try_for_each(|(name, from)| lane.copy(from, outputs.get(name)?)))
-            .and_then(|()| self.problem.cuda(inputs, outputs, lane))
-            .map_err(|error| error.in_op(self.op.name))
-    }
-
-    /// Checks that the tensors have exactly the specs that were checked, for kernels trust those.
-    fn same_specs<I: Described, T: Described>(&self, inputs: &Named<I>, outputs: &Named<T>) -> Result<()> {
-        same_specs(&self.inputs, &self.op.specs_of_call(inputs, outputs))?;
-        same_specs(&self.outputs, outputs)
+    fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()> {
+        same_specs(self.outputs, outputs)?;
+        self.op.copied(inputs).try_for_each(|(name, from)| lane.copy(from, outputs.get(name)?))?;
+        self.problem.cuda(inputs, outputs, lane)
     }
 }
 
@@ -157,7 +175,10 @@ pub fn run_cpu<O: Op>(
     outputs: Named<ViewMut>,
     exec: &cpu::Exec,
 ) -> Result<()> {
-    Call::new::<O>(about::<O>().specs_of_call(inputs, &outputs), options)?.cpu(inputs, outputs, exec)
+    let op = about::<O>();
+    let (problem, expected) = super::check::<O>(&op.specs_of_call(inputs, &outputs), options)?;
+    let run = Run { op, problem: &ProblemOf::<O>(problem), outputs: &expected };
+    run.cpu(inputs, outputs, exec).map_err(|error| error.in_op(op.name))
 }
 
 /// Checks `O` and queues it on a lane, from device buffers to device buffers.
@@ -167,7 +188,10 @@ pub fn run_cuda<O: Op>(
     outputs: &Named<&cuda::Buffer>,
     lane: &cuda::Lane,
 ) -> Result<()> {
-    Call::new::<O>(about::<O>().specs_of_call(inputs, outputs), options)?.cuda(inputs, outputs, lane)
+    let op = about::<O>();
+    let (problem, expected) = super::check::<O>(&op.specs_of_call(inputs, outputs), options)?;
+    let run = Run { op, problem: &ProblemOf::<O>(problem), outputs: &expected };
+    run.cuda(inputs, outputs, lane).map_err(|error| error.in_op(op.name))
 }
 
 /// An op whose type is not known, for code that is the same for every op.

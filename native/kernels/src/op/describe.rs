@@ -1,5 +1,6 @@
 //! What ops say about their inputs and outputs.
 
+use super::Pattern;
 use crate::tensor::DType;
 
 /// How an input's element type follows from the one that the caller chose.
@@ -47,8 +48,8 @@ impl Precision {
 pub struct Slot {
     /// The name in files and maps.
     pub name: &'static str,
-    /// Its allowed shapes in words, such as `(B, L, D)`.
-    pub shape: &'static str,
+    /// Its allowed shapes.
+    pub shape: Pattern,
     /// How its element type relates to the storage type.
     pub precision: Precision,
     /// Whether it may be absent.
@@ -58,9 +59,9 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// A required input of the storage type.
-    pub const fn new(name: &'static str, shape: &'static str) -> Slot {
-        Slot { name, shape, precision: Precision::Storage, optional: false, loose: false }
+    /// A required input of the storage type, whose shape is that of the words.
+    pub const fn new(name: &'static str, words: &'static str) -> Slot {
+        Slot { name, shape: Pattern::new(words), precision: Precision::Storage, optional: false, loose: false }
     }
 
     /// This slot, stored in the type of the arithmetic.
@@ -155,7 +156,7 @@ pub struct Output {
     /// The name in files and maps.
     pub name: &'static str,
     /// Its shape in the letters of the inputs.
-    pub shape: &'static str,
+    pub shape: Pattern,
     /// How its element type relates to the storage type.
     pub precision: Precision,
     /// Which calls have it.
@@ -174,9 +175,9 @@ pub enum When {
 }
 
 impl Output {
-    /// An output of the storage type that every call has.
-    pub const fn new(name: &'static str, shape: &'static str) -> Output {
-        Output { name, shape, precision: Precision::Storage, when: When::Always }
+    /// An output of the storage type that every call has, whose shape is that of the words.
+    pub const fn new(name: &'static str, words: &'static str) -> Output {
+        Output { name, shape: Pattern::new(words), precision: Precision::Storage, when: When::Always }
     }
 
     /// This output, in the type of the arithmetic.

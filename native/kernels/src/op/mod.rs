@@ -10,6 +10,7 @@ mod describe;
 mod gradient;
 mod named;
 mod options;
+mod pattern;
 mod shape;
 
 pub use about::{About, about};
@@ -19,6 +20,7 @@ pub use describe::{Output, Precision, Slot, When, given, slots};
 pub use gradient::{Backward, Differentiable, Gradient, gradients};
 pub use named::{Name, Named, named};
 pub use options::{NoOptions, OptionDoc, OptionInfo, Options, Range, Takes};
+pub use pattern::Pattern;
 pub use shape::Sizes;
 
 use crate::cpu;

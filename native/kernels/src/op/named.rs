@@ -99,5 +99,7 @@ impl<T> IntoIterator for Named<T> {
 
 /// Named tensors of which some may be absent.
 pub fn named<T, const N: usize>(tensors: [(&'static str, Option<T>); N]) -> Named<T> {
-    tensors.into_iter().filter_map(|(name, tensor)| Some((name, tensor?))).collect()
+    let mut all = Named(Vec::with_capacity(N));
+    tensors.into_iter().for_each(|(name, tensor)| all.extend_with(name, tensor));
+    all
 }

@@ -1,24 +1,16 @@
-//! Shapes in words, as ops declare them, and the sizes that their letters have in a call.
-//!
-//! ```text
-//! (B, L, D)                 a letter for each axis
-//! (..., D)                  any first axes
-//! (B, W-1, D) (R+2N, D)     sums of multiples of letters
-//! (O, 17I/16)               divided by a number
-//! (B|1, M, D)               an axis that may be 1 as well
-//! (B, L, N) | (D, N)        either of several, which the op proves itself: see [`Slot::loose`](super::Slot::loose)
-//! ```
+//! The sizes that the letters of an op's shapes have in a call.
 //!
 //! A letter gets its size where it stands alone. So each letter of a sum must stand alone in another shape.
 
-use super::{About, Named, wrong_shape};
+use super::pattern::{Axis, ONE};
+use super::{About, Named, Pattern, Slot, wrong_shape};
 use crate::error::{Error, Result};
-use crate::tensor::{Shape, Spec};
+use crate::tensor::{MAX_RANK, Shape, Spec};
 
 /// The sizes of a call by their letters.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    letters: [usize; 26],
+    letters: [usize; ONE + 1],
     rows: Option<Shape>,
 }
 
@@ -26,15 +18,20 @@ pub struct Sizes {
 const UNKNOWN: usize = usize::MAX;
 
 impl Sizes {
-    const NONE: Sizes = Sizes { letters: [UNKNOWN; 26], rows: None };
+    const NONE: Sizes = {
+        let mut letters = [UNKNOWN; ONE + 1];
+        letters[ONE] = 1;
+        Sizes { letters, rows: None }
+    };
 
     /// The sizes in the inputs of an op. All that are there must agree with each other.
     pub fn bind(op: &About, inputs: &Named<Spec>) -> Result<Sizes> {
         let mut sizes = Sizes::NONE;
         for sums in [false, true] {
-            for (at, slot) in op.inputs.iter().enumerate().filter(|(_, slot)| !slot.loose) {
-                let Some(spec) = inputs.find(slot.name).filter(|_| !sums || has_sums(slot.shape)) else { continue };
-                if !sizes.take(slot.shape, &spec.shape, sums) {
+            let proven = |slot: &Slot| !slot.loose && (!sums || slot.shape.has_sums());
+            for (at, slot) in op.inputs.iter().enumerate().filter(|(_, slot)| proven(slot)) {
+                let Some(spec) = inputs.find(slot.name) else { continue };
+                if !sizes.take(&slot.shape, &spec.shape, sums) {
                     return Err(refusal(op, inputs, at, sums));
                 }
             }
@@ -44,7 +41,7 @@ impl Sizes {
 
     /// The size of a letter, if an input that is there has it.
     pub fn find(&self, letter: char) -> Option<usize> {
-        Some(self.letters[index(letter)]).filter(|&size| size != UNKNOWN)
+        Some(self.letters[letter as usize - 'A' as usize]).filter(|&size| size != UNKNOWN)
     }
 
     /// The size of a letter that an input has which must be there.
@@ -66,73 +63,72 @@ impl Sizes {
         self.rows.as_deref().unwrap_or_default()
     }
 
-    /// The sizes of the shape in these words.
-    pub fn shape(&self, words: &str) -> Option<Vec<usize>> {
-        let mut dims = Vec::new();
-        for axis in axes(form(words)) {
-            match axis {
-                ROWS => dims.extend_from_slice(self.rows.as_deref()?),
-                axis => dims.push(self.size(larger(axis))?),
-            }
+    /// The sizes of a shape, if all its letters have some.
+    pub fn shape(&self, pattern: &Pattern) -> Option<Vec<usize>> {
+        let mut dims = if pattern.rows { self.rows.as_deref()?.to_vec() } else { Vec::with_capacity(MAX_RANK) };
+        for axis in pattern.axes() {
+            dims.push(self.size(axis)?);
         }
         Some(dims)
     }
 
     /// Takes the sizes of a tensor; answers whether it fits the shape. Sums are compared only if all letters have had
     /// their chance to get a size.
-    fn take(&mut self, words: &str, mut dims: &[usize], sums: bool) -> bool {
-        let mut own = form(words);
-        if let Some(others) = own.strip_prefix(ROWS) {
-            own = others.trim_start_matches(',');
-            let Some(rows) = dims.len().checked_sub(axes(own).count()) else { return false };
+    fn take(&mut self, pattern: &Pattern, mut dims: &[usize], sums: bool) -> bool {
+        if pattern.rows {
+            let Some(rows) = dims.len().checked_sub(pattern.axes().len()) else { return false };
             let (rows, others) = dims.split_at(rows);
             if self.rows.is_some_and(|known| known[..] != *rows) {
                 return false;
             }
             (self.rows, dims) = (Shape::new(rows).ok(), others);
         }
-        let mut sizes = dims.iter();
-        axes(own).all(|axis| sizes.next().is_some_and(|&size| self.fit(axis, size, sums))) && sizes.next().is_none()
+        let axes = pattern.axes();
+        axes.len() == dims.len() && axes.iter().zip(dims).all(|(axis, &size)| self.fit(axis, size, sums))
     }
 
     /// Whether an axis of this size fits. A letter takes the size if it had none.
-    fn fit(&mut self, axis: &str, size: usize, sums: bool) -> bool {
-        if axis.ends_with("|1") && size == 1 {
+    fn fit(&mut self, axis: &Axis, size: usize, sums: bool) -> bool {
+        if axis.or_one && size == 1 {
             return true;
         }
-        match larger(axis).as_bytes() {
-            &[letter @ b'A'..=b'Z'] => {
-                let known = &mut self.letters[index(letter.into())];
+        match axis.letter() {
+            Some(letter) => {
+                let known = &mut self.letters[letter];
                 *known = if *known == UNKNOWN { size } else { *known };
                 *known == size
             }
             // Where the sum is negative or not whole, the op refuses the input that its letter comes from.
-            _ => !sums || self.size(larger(axis)).is_none_or(|known| known == size),
+            None => !sums || self.size(axis).is_none_or(|known| known == size),
         }
     }
 
     /// The size of an axis whose letters all have sizes.
-    fn size(&self, axis: &str) -> Option<usize> {
-        let (terms, over) = split(axis);
+    fn size(&self, axis: &Axis) -> Option<usize> {
         let mut sum = 0;
-        for (count, letter) in terms {
-            sum += count * letter.map_or(Some(1), |letter| self.find(letter))? as i128;
+        for term in axis.terms.iter().filter(|term| term.factor != 0) {
+            let size = Some(self.letters[term.letter]).filter(|&size| size != UNKNOWN)?;
+            sum += i128::from(term.factor) * size as i128;
         }
-        let whole = (sum % over as i128 == 0).then_some(sum / over as i128)?;
-        whole.try_into().ok()
+        let over = i128::from(axis.over);
+        (sum % over == 0).then_some(sum / over)?.try_into().ok()
     }
 
-    fn shown(&self, form: &str) -> String {
-        let rows = |rows: Shape| rows.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-        let axis = |axis: &str| match axis {
-            ROWS => self.rows.map_or(ROWS.to_string(), rows),
-            axis => {
-                self.size(larger(axis)).map_or(axis.to_string(), |size| axis.replace(larger(axis), &size.to_string()))
-            }
-        };
-        let axes = axes(form).map(axis).filter(|axis| !axis.is_empty()).collect::<Vec<_>>();
-        format!("({})", axes.join(", ").replace('|', " or "))
+    /// The shape in words, with the sizes that are known.
+    fn shown(&self, pattern: &Pattern) -> String {
+        let words = pattern.words.trim_matches(['(', ')']).split(',').map(str::trim).filter(|word| *word != "...");
+        let rows = pattern.rows.then(|| self.rows.map_or("...".to_string(), |rows| shown(&rows)));
+        let axes = words.zip(pattern.axes()).map(|(word, axis)| {
+            let size = self.size(axis).map_or(word.trim_end_matches("|1").to_string(), |size| size.to_string());
+            if axis.or_one { format!("{size} or 1") } else { size }
+        });
+        let axes = rows.into_iter().chain(axes).filter(|axis| !axis.is_empty()).collect::<Vec<_>>();
+        format!("({})", axes.join(", "))
     }
+}
+
+fn shown(sizes: &[usize]) -> String {
+    sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The error of the input for the slot `at`: its shape with the sizes that were known before.
@@ -142,76 +138,23 @@ fn refusal(op: &About, inputs: &Named<Spec>, at: usize, sums: bool) -> Error {
     let before = if sums { op.inputs } else { &op.inputs[..at] };
     for slot in before.iter().filter(|slot| !slot.loose) {
         if let Some(spec) = inputs.find(slot.name) {
-            sizes.take(slot.shape, &spec.shape, false);
+            sizes.take(&slot.shape, &spec.shape, false);
         }
     }
     let slot = &op.inputs[at];
     match inputs.get(slot.name) {
-        Ok(spec) => wrong_shape(slot.name, &sizes.shown(form(slot.shape)), spec).hint(op.hint),
+        Ok(spec) => wrong_shape(slot.name, &sizes.shown(&slot.shape), spec).hint(op.hint),
         Err(missing) => missing,
     }
 }
 
-/// Whether some axis is more than a letter.
-fn has_sums(words: &str) -> bool {
-    words.bytes().any(|byte| matches!(byte, b'+' | b'-' | b'/' | b'2'..=b'9'))
-}
-
-const ROWS: &str = "...";
-
-fn index(letter: char) -> usize {
-    (letter as usize).wrapping_sub('A' as usize)
-}
-
-/// The words between the parentheses.
-fn form(words: &str) -> &str {
-    words.trim_matches(['(', ')'])
-}
-
-fn axes(form: &str) -> impl Iterator<Item = &str> {
-    form.split(',').map(str::trim).filter(|axis| !axis.is_empty())
-}
-
-/// The axis without the word that it may be 1 as well.
-fn larger(axis: &str) -> &str {
-    axis.split('|').next().unwrap_or(axis)
-}
-
-fn letters(axis: &str) -> impl Iterator<Item = char> {
-    axis.chars().filter(char::is_ascii_uppercase)
-}
-
-/// The terms of a sum, each a factor and maybe a letter, and what it is divided by.
-fn split(axis: &str) -> (impl Iterator<Item = (i128, Option<char>)>, usize) {
-    let (sum, over) = axis.split_once('/').map_or((axis, 1), |(sum, over)| (sum, over.parse().expect("a number")));
-    let term = |term: &str| {
-        let letter = letters(term).next();
-        let count = term.trim_end_matches(|c: char| c.is_ascii_uppercase());
-        let count = match count {
-            "" => 1,
-            "-" => -1,
-            count => count.parse().expect("a number"),
-        };
-        (count, letter)
-    };
-    (terms(sum).map(term), over)
-}
-
-/// The parts between pluses, and from each minus on.
-fn terms(sum: &str) -> impl Iterator<Item = &str> {
-    sum.split('+').flat_map(|part| {
-        let at = part[1..].find('-').map_or(part.len(), |at| at + 1);
-        let (first, second) = part.split_at(at);
-        [first, second].into_iter().filter(|term| !term.is_empty())
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{Slot, about};
+    use super::super::about;
+    use super::super::pattern::Term;
     use super::*;
     use crate::matmul::Matmul;
-    use crate::ops::OPS;
+    use crate::ops::{OPS, find};
     use crate::tensor::DType;
 
     fn bound(inputs: &'static [Slot], dims: &[(&'static str, &[usize])]) -> Result<Sizes> {
@@ -256,7 +199,7 @@ mod tests {
         let sizes = bound(SLOTS, &right).unwrap();
         assert_eq!(sizes.all("DNWIR"), [5, 4, 4, 32, 1]);
         assert_eq!(sizes.rows(), [6, 2]);
-        assert_eq!(sizes.shape("(..., W-1, 17I/16)"), Some(vec![6, 2, 3, 34]));
+        assert_eq!(sizes.shape(&Pattern::new("(..., W-1, 17I/16)")), Some(vec![6, 2, 3, 34]));
         for (name, dims) in [("x_proj", &[8, 5][..]), ("state", &[1, 4, 5]), ("q", &[7, 35]), ("x", &[6, 63])] {
             let wrong = right.map(|(n, right)| (n, if n == name { dims } else { right }));
             assert_eq!(&*bound(SLOTS, &wrong).unwrap_err().argument, name);
@@ -278,22 +221,31 @@ mod tests {
     fn every_letter_of_a_sum_or_an_output_stands_alone_in_an_input_that_must_be_there() {
         for about in OPS.iter().map(|op| op.about()) {
             let proven = || about.inputs.iter().filter(|slot| !slot.loose);
-            let alone = |axis: &&str| axis.len() == 1 || *axis == ROWS;
-            let required = proven().filter(|slot| !slot.optional);
-            let bound: Vec<&str> = required.flat_map(|slot| axes(form(slot.shape)).filter(alone)).collect();
-            let has = |axis: &str| match axis {
-                ROWS => bound.contains(&ROWS),
-                axis => letters(axis).all(|letter| bound.iter().any(|axis| axis.starts_with(letter))),
-            };
-            let sums = proven().flat_map(|slot| axes(form(slot.shape))).filter(|axis| !alone(axis));
-            let outputs = about.outputs.iter().flat_map(|output| axes(form(output.shape)));
-            for axis in sums.map(larger).chain(outputs) {
-                assert!(has(axis), "{axis} of {}", about.name);
+            let required = || proven().filter(|slot| !slot.optional).map(|slot| &slot.shape);
+            let alone: Vec<usize> = required().flat_map(|shape| shape.axes().iter().filter_map(Axis::letter)).collect();
+            let has = |term: &Term| term.factor == 0 || term.letter == ONE || alone.contains(&term.letter);
+            let sums = proven().flat_map(|slot| slot.shape.axes()).filter(|axis| axis.letter().is_none());
+            let outputs = about.outputs.iter().flat_map(|output| output.shape.axes());
+            for axis in sums.chain(outputs) {
+                assert!(axis.terms.iter().all(has), "{}", about.name);
             }
-            for slot in proven() {
-                assert!(!slot.shape.contains(" | "), "{}", about.name);
-                let is_sum = |axis: &str| larger(axis).len() > 1 && axis != ROWS || axis.parse::<usize>().is_ok();
-                assert_eq!(axes(form(slot.shape)).any(is_sum), has_sums(slot.shape), "{} of {}", slot.name, about.name);
+            let rows = about.outputs.iter().any(|output| output.shape.rows);
+            assert!(!rows || required().any(|shape| shape.rows), "{}", about.name);
+            assert!(proven().all(|slot| !slot.shape.words.contains(" | ")), "{}", about.name);
+        }
+    }
+
+    /// Else a gradient would take values of the op, or cotangents, of other shapes.
+    #[test]
+    fn gradients_take_outputs_as_they_are_declared() {
+        for about in OPS.iter().map(|op| op.about()) {
+            let Some(of) = about.backward_of else { continue };
+            for output in find(of).unwrap().about().outputs {
+                let names = [output.name.to_string(), format!("d{}", output.name)];
+                let given = about.inputs.iter().filter(|slot| names.iter().any(|name| name == slot.name));
+                for slot in given {
+                    assert!(!slot.loose && slot.shape.words == output.shape.words, "{} of {}", slot.name, about.name);
+                }
             }
         }
     }

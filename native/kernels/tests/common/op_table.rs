@@ -37,13 +37,13 @@ fn of_op(op: &dyn AnyOp) -> String {
 
 fn input(slot: &Slot) -> String {
     let Slot { name, shape, precision, optional, loose } = *slot;
-    let [name, shape, precision] = [name, shape, precision.name()].map(quoted);
+    let [name, shape, precision] = [name, shape.words, precision.name()].map(quoted);
     format!("%{{name: {name}, shape: {shape}, precision: {precision}, optional: {optional}, loose: {loose}}}")
 }
 
 fn output(output: &Output) -> String {
     let Output { name, shape, precision, when } = *output;
-    let [name, shape, precision] = [name, shape, precision.name()].map(quoted);
+    let [name, shape, precision] = [name, shape.words, precision.name()].map(quoted);
     let when = match when {
         When::Always => ":always".to_string(),
         When::Asked(option) => format!("{{:asked, :{option}}}"),
