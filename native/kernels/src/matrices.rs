@@ -99,13 +99,14 @@ pub fn is_quantized(name: &str) -> bool {
 
 /// The matrix of that name, however it is stored.
 pub fn find<'s, 'a: 's, P: Place>(tensors: &Named<P::View<'a>>, name: &str) -> Result<Matrix<P::View<'s>>> {
-    let brief = |name: &str| tensors.find(name).map(P::briefly);
+    let is_part = |tensor: &str, part| tensor.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')) == Some(part);
+    let part = |part| tensors.iter().find(|(tensor, _)| is_part(tensor, part)).map(|(_, tensor)| P::briefly(tensor));
     for format in Format::ALL {
-        if let Some(bytes) = brief(&Quantization::Blocks(format).names(name)[0]) {
+        if let Some(bytes) = part(format.name()) {
             return Ok(Matrix::Blocks(format, bytes));
         }
     }
-    let [plane0, plane1, scale] = TERNARY.map(|part| brief(&format!("{name}.{part}")));
+    let [plane0, plane1, scale] = TERNARY.map(part);
     match (plane0, plane1, scale) {
         (Some(plane0), Some(plane1), Some(scale)) => Ok(Matrix::Ternary([plane0, plane1], scale)),
         _ => tensors.get(name).map(|matrix| Matrix::Float(P::briefly(matrix))),

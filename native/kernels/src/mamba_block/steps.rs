@@ -24,7 +24,7 @@ pub fn forward<'a, P: Place>(
     let between = steps.between(outputs.take("conv_state"))?;
     let s = steps.scan(&between, outputs.take("ssm_state"))?;
     let y = P::briefly_mut(outputs.expect("y")?);
-    steps.linear(P::view(&s), "out_proj", 0..problem.model, y)
+    steps.linear(P::view(&s), "out_proj", Some("out_proj_b"), 0..problem.model, y)
 }
 
 /// The gradients of the block for all inputs that are there.
@@ -125,13 +125,13 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         };
         self.conv(&between.u, &mut between.c, conv_state)?;
         let mut projected = self.like_x(rank + 2 * state)?;
-        self.linear(P::view(&between.c), "x_proj", 0..rank + 2 * state, P::view_mut(&mut projected))?;
+        self.linear(P::view(&between.c), "x_proj", None, 0..rank + 2 * state, P::view_mut(&mut projected))?;
         let mut start = 0;
         for (part, width) in [(&mut between.delta, rank), (&mut between.b_t, state), (&mut between.c_t, state)] {
             rows::take_columns(self.place, &P::view(&projected), start, P::view_mut(part))?;
             start += width;
         }
-        self.linear(P::view(&between.delta), "dt_w", 0..self.problem.inner, P::view_mut(&mut between.dt))?;
+        self.linear(P::view(&between.delta), "dt_w", None, 0..self.problem.inner, P::view_mut(&mut between.dt))?;
         self.place.map(Map::NegExp, &[self.input("A_log")?], P::view_mut(&mut between.a))?;
         Ok(between)
     }
@@ -140,17 +140,30 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     fn half_of_in_proj(&self, half: usize) -> Result<P::Owned> {
         let mut to = self.like_inner()?;
         let inner = self.problem.inner;
-        self.linear(self.input("x")?, "in_proj", half * inner..(half + 1) * inner, P::view_mut(&mut to))?;
+        self.linear(
+            self.input("x")?,
+            "in_proj",
+            Some("in_proj_b"),
+            half * inner..(half + 1) * inner,
+            P::view_mut(&mut to),
+        )?;
         Ok(to)
     }
 
     /// What some rows of a matrix make of `x`, with its bias if it has one.
-    fn linear<'s>(&self, x: P::View<'s>, name: &str, rows: Range<usize>, y: P::ViewMut<'s>) -> Result<()>
+    fn linear<'s>(
+        &self,
+        x: P::View<'s>,
+        name: &str,
+        bias: Option<&str>,
+        rows: Range<usize>,
+        y: P::ViewMut<'s>,
+    ) -> Result<()>
     where
         'a: 's,
     {
         let w = matrices::rows::<P>(&matrices::find::<P>(self.inputs, name)?, rows.clone())?;
-        let b = self.optional(&format!("{name}_b")).map(|b| P::rows(&b, rows)).transpose()?;
+        let b = bias.and_then(|bias| self.optional(bias)).map(|b| P::rows(&b, rows)).transpose()?;
         matrices::multiply(self.place, x, w, b, y)
     }
 
