@@ -7,8 +7,8 @@ mod common;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use sidewinder_kernels::cpu::{Exec, Level, pool};
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::selective_scan::SelectiveScan;
-use sidewinder_kernels::selective_state_update::SelectiveStateUpdate;
+use sidewinder_kernels::ops::scan::selective_scan::SelectiveScan;
+use sidewinder_kernels::ops::scan::selective_state_update::SelectiveStateUpdate;
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 /// Batch, length, channels, state: the window of a game agent, and a layer of mamba-130m.

@@ -10,10 +10,10 @@
 mod common;
 
 use serde_json::json;
-use sidewinder_kernels::attention::{Attention, AttentionBackward, Options};
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::attention::{Attention, AttentionBackward, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 const SHAPES: [&str; 6] =

@@ -10,11 +10,11 @@
 mod common;
 
 use serde_json::{Value, json};
+use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, Named};
 use sidewinder_kernels::ops;
-use sidewinder_kernels::place::Map;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// An op, its options and the shapes of its inputs.

@@ -11,12 +11,12 @@
 mod common;
 
 use serde_json::json;
-use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
+use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::selective_scan::backward::SelectiveScanBackward;
-use sidewinder_kernels::selective_scan::cuda::{BackwardPlan, Plan, backward_as, forward_as};
-use sidewinder_kernels::selective_scan::{Options, SelectiveScan};
+use sidewinder_kernels::ops::scan::selective_scan::backward::SelectiveScanBackward;
+use sidewinder_kernels::ops::scan::selective_scan::cuda::{BackwardPlan, Plan, backward_as, forward_as};
+use sidewinder_kernels::ops::scan::selective_scan::{Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -242,7 +242,7 @@ impl<'a, O: Timed> Bench<'a, O> {
         let mut times = Vec::new();
         for _ in 0..12 {
             let outputs = results.iter_mut().map(|(name, t)| (name.clone(), t.view_mut())).collect();
-            times.push(timed(|| cuda::run_host(&call, &views, outputs, &self.device.lane()?))?);
+            times.push(timed(|| op::run_host(&call, &views, outputs, &self.device.lane()?))?);
         }
         Ok(median_and_least(times.split_off(2)).0)
     }

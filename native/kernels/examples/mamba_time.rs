@@ -13,7 +13,7 @@ use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::mamba::sample::Sampling;
 use sidewinder_kernels::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where};
-use sidewinder_kernels::matrices::Quantization;
+use sidewinder_kernels::ops::products::matrices::Quantization;
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 use std::sync::Arc;
 use std::time::Instant;

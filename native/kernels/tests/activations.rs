@@ -3,10 +3,10 @@
 mod common;
 
 use common::check::{self, noise};
-use sidewinder_kernels::activations::{Activation, Activations, ActivationsBackward, Options};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::activations::{Activation, Activations, ActivationsBackward, Options};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn options(function: Activation) -> Options {

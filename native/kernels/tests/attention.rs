@@ -3,10 +3,10 @@
 mod common;
 
 use common::{Random, bits, cast, check, levels, reference, run};
-use sidewinder_kernels::attention::{Attention, AttentionBackward, Layout, Options};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::attention::{Attention, AttentionBackward, Layout, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// The sizes of a call.

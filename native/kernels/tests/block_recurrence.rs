@@ -5,10 +5,10 @@ mod common;
 use common::check::{self, noise};
 use common::recurrences::{guarded, inputs, options};
 use common::{assert_close, bits, part};
-use sidewinder_kernels::block_recurrence::{BlockRecurrence, BlockRecurrenceBackward, Options};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::mm_rec::block_recurrence::{BlockRecurrence, BlockRecurrenceBackward, Options};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn agrees(options: &Options, inputs: &Named<Owned>) {

@@ -6,14 +6,14 @@ use common::check::{agrees_everywhere, noise};
 use common::quant::{SIZES, hard_rows, product, weights};
 use common::{bits, cast, levels, run};
 use serde_json::json;
-use sidewinder_kernels::activations::Activation;
-use sidewinder_kernels::blocks::{
-    BlockDequantize, BlockMatmul, BlockQuantize, Dequantize, DequantizeOptions, F16Convert, Format, Instructions,
-    MatmulF32Q4, MatmulF32Q8, MatmulQ8Q4, MatmulQ8Q8, Options, Quantize, QuantizeOptions, STORAGE, multiply_by,
-};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::activations::Activation;
+use sidewinder_kernels::ops::products::blocks::{
+    BlockDequantize, BlockMatmul, BlockQuantize, Dequantize, DequantizeOptions, F16Convert, Format, Instructions,
+    MatmulF32Q4, MatmulF32Q8, MatmulQ8Q4, MatmulQ8Q8, Options, Quantize, QuantizeOptions, STORAGE, multiply_by,
+};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 const REFERENCE: Exec = Exec { level: Level::Reference, threads: 1 };
@@ -293,7 +293,7 @@ fn half_precision_rounds_to_nearest_even_on_every_level() {
 /// The paths that a better one stands in front of on this machine, too.
 #[test]
 fn all_byte_products_of_this_cpu_agree_with_the_reference() {
-    fn check<O: Op<Options = Options, Problem = sidewinder_kernels::blocks::Problem>>(format: Format) {
+    fn check<O: Op<Options = Options, Problem = sidewinder_kernels::ops::products::blocks::Problem>>(format: Format) {
         for (rows, blocks, outputs) in SIZES {
             let mut inputs = product(format, &[rows, blocks * 32], outputs, false);
             // The ends of the range of x meet the ends of the weights'.

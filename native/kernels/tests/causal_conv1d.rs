@@ -4,11 +4,11 @@
 mod common;
 
 use common::check::{self, noise};
-use sidewinder_kernels::causal_conv1d::update::{self, CausalConv1dUpdate};
-use sidewinder_kernels::causal_conv1d::{Activation, CausalConv1d, CausalConv1dBackward, Options};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::causal_conv1d::update::{self, CausalConv1dUpdate};
+use sidewinder_kernels::ops::causal_conv1d::{Activation, CausalConv1d, CausalConv1dBackward, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 fn options(silu: bool) -> Options {

@@ -5,15 +5,15 @@
 mod common;
 
 use common::{gpu, worst};
-use sidewinder_kernels::activations::{self, Activation, Activations};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Buffer, Device, Lane, Source};
 use sidewinder_kernels::error::{Kind, Result};
-use sidewinder_kernels::matmul::{self, Matmul};
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::selective_scan::backward::SelectiveScanBackward;
-use sidewinder_kernels::selective_scan::cuda::{BackwardPlan, Plan, backward_as, forward_as};
-use sidewinder_kernels::selective_scan::{ClampGrad, Options, SelectiveScan};
+use sidewinder_kernels::ops::activations::{self, Activation, Activations};
+use sidewinder_kernels::ops::products::matmul::{self, Matmul};
+use sidewinder_kernels::ops::scan::selective_scan::backward::SelectiveScanBackward;
+use sidewinder_kernels::ops::scan::selective_scan::cuda::{BackwardPlan, Plan, backward_as, forward_as};
+use sidewinder_kernels::ops::scan::selective_scan::{ClampGrad, Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use std::process::Command;
 

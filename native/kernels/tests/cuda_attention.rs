@@ -6,11 +6,11 @@ mod common;
 
 use common::check::noise;
 use common::{bits, cast, gpu, part, worst};
-use sidewinder_kernels::attention::decode::{self, Decode};
-use sidewinder_kernels::attention::{Attention, AttentionBackward, Layout, Options};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::attention::decode::{self, Decode};
+use sidewinder_kernels::ops::attention::{Attention, AttentionBackward, Layout, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// Sizes, options and extra inputs of a call.

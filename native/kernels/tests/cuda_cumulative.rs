@@ -7,12 +7,12 @@ use common::check::backward_inputs;
 use common::cumulative::{SIZES, column, inputs};
 use common::{cast, gpu, part, reference, worst};
 use sidewinder_kernels::cuda::{Buffer, Device};
-use sidewinder_kernels::cumulative::{
+use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::scan::cumulative::{
     CumSum, CumSumBackward, CumprodScan, CumprodScanBackward, ExpProductOptions, ExpProductScan,
     ExpProductScanBackward, LogCumSumExp, LogCumSumExpBackward, Options, ReverseCumSum, ReverseCumSumBackward,
     SumOptions,
 };
-use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 const SUM: SumOptions = SumOptions { return_state: true };

@@ -6,13 +6,15 @@ mod common;
 use common::check::{backward_inputs, noise};
 use common::{cast, gpu, reference, worst};
 use sidewinder_kernels::cuda::Device;
-use sidewinder_kernels::hds::query::{self, HdsQueryTopk};
-use sidewinder_kernels::hds::{self, HdsConstruct, HdsConstructBackward};
-use sidewinder_kernels::memory::state::{self, MemoryState};
-use sidewinder_kernels::memory::write_long::{self, Policy, WriteLong};
-use sidewinder_kernels::memory::write_short::{self, Mode, WriteShort};
-use sidewinder_kernels::multi_memory_attention::{self, MultiMemoryAttention, MultiMemoryAttentionBackward};
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::mm_rec::hds::query::{self, HdsQueryTopk};
+use sidewinder_kernels::ops::mm_rec::hds::{self, HdsConstruct, HdsConstructBackward};
+use sidewinder_kernels::ops::mm_rec::memory::state::{self, MemoryState};
+use sidewinder_kernels::ops::mm_rec::memory::write_long::{self, Policy, WriteLong};
+use sidewinder_kernels::ops::mm_rec::memory::write_short::{self, Mode, WriteShort};
+use sidewinder_kernels::ops::mm_rec::multi_memory_attention::{
+    self, MultiMemoryAttention, MultiMemoryAttentionBackward,
+};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// Checks `O` on the device in every type against the reference, and two runs for equal bits. 16-bit results may be

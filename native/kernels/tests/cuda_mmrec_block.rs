@@ -7,12 +7,12 @@ use common::blocks::{inputs, sizes};
 use common::check::backward_inputs;
 use common::gpu;
 use common::on_device::{both, named};
-use sidewinder_kernels::mdi::gamma::{MdiGamma, MdiGammaBackward};
-use sidewinder_kernels::mdi::update::{MdiUpdate, MdiUpdateBackward, Options};
-use sidewinder_kernels::mdi::{Mdi, MdiBackward};
-use sidewinder_kernels::mmrec_block::{self, MmrecBlock, MmrecBlockBackward};
-use sidewinder_kernels::norm::EpsMode;
 use sidewinder_kernels::op::{self, Named};
+use sidewinder_kernels::ops::mm_rec::mdi::gamma::{MdiGamma, MdiGammaBackward};
+use sidewinder_kernels::ops::mm_rec::mdi::update::{MdiUpdate, MdiUpdateBackward, Options};
+use sidewinder_kernels::ops::mm_rec::mdi::{Mdi, MdiBackward};
+use sidewinder_kernels::ops::mm_rec::mmrec_block::{self, MmrecBlock, MmrecBlockBackward};
+use sidewinder_kernels::ops::norm::EpsMode;
 use sidewinder_kernels::tensor::{DType, Owned};
 
 const NONE: (&Options, &Options) = (&Options {}, &Options {});

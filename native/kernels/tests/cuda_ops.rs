@@ -6,22 +6,24 @@ mod common;
 use common::check::{backward_inputs, noise};
 use common::on_device::{agrees, both, named, off};
 use common::{cast, gpu, reference, worst};
-use sidewinder_kernels::activations::{self, Activation as Function, Activations, ActivationsBackward};
-use sidewinder_kernels::attention::Layout;
-use sidewinder_kernels::causal_conv1d::update::{self, CausalConv1dUpdate};
-use sidewinder_kernels::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
-use sidewinder_kernels::linear::{self, Linear, LinearBackward};
-use sidewinder_kernels::linear_scan::{self, LinearScan, LinearScanBackward};
-use sidewinder_kernels::mamba_block::{self, MambaBlock, MambaBlockBackward};
-use sidewinder_kernels::matmul::{self, Matmul};
-use sidewinder_kernels::norm;
 use sidewinder_kernels::op::{self, Call, Named, Op};
-use sidewinder_kernels::rope;
-use sidewinder_kernels::sinusoidal_positions::{self, SinusoidalPositions, SinusoidalPositionsBackward};
-use sidewinder_kernels::swiglu_mlp::{self, SwigluMlp, SwigluMlpBackward};
+use sidewinder_kernels::ops::activations::{self, Activation as Function, Activations, ActivationsBackward};
+use sidewinder_kernels::ops::attention::Layout;
+use sidewinder_kernels::ops::causal_conv1d::update::{self, CausalConv1dUpdate};
+use sidewinder_kernels::ops::causal_conv1d::{self, Activation, CausalConv1d, CausalConv1dBackward};
+use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock, MambaBlockBackward};
+use sidewinder_kernels::ops::layers::swiglu_mlp::{self, SwigluMlp, SwigluMlpBackward};
+use sidewinder_kernels::ops::layers::transformer_block::{self, TransformerBlock, TransformerBlockBackward};
+use sidewinder_kernels::ops::norm;
+use sidewinder_kernels::ops::positions::rope;
+use sidewinder_kernels::ops::positions::sinusoidal_positions::{
+    self, SinusoidalPositions, SinusoidalPositionsBackward,
+};
+use sidewinder_kernels::ops::products::linear::{self, Linear, LinearBackward};
+use sidewinder_kernels::ops::products::matmul::{self, Matmul};
+use sidewinder_kernels::ops::scan::linear_scan::{self, LinearScan, LinearScanBackward};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
-use sidewinder_kernels::transformer_block::{self, TransformerBlock, TransformerBlockBackward};
 
 #[test]
 fn the_recurrence_and_its_gradient_agree() {

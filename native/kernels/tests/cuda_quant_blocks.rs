@@ -6,15 +6,15 @@ mod common;
 use common::check::noise;
 use common::quant::{SIZES, hard_rows, product, weights};
 use common::{bits, cast, gpu, run, run_cuda};
-use sidewinder_kernels::activations::Activation;
-use sidewinder_kernels::blocks::{
-    Dequantize, DequantizeOptions, F16Convert, Format, MatmulF32Q4, MatmulF32Q8, MatmulQ8Q4, MatmulQ8Q8, Options,
-    Quantize, QuantizeOptions, STORAGE,
-};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::activations::Activation;
+use sidewinder_kernels::ops::products::blocks::{
+    Dequantize, DequantizeOptions, F16Convert, Format, MatmulF32Q4, MatmulF32Q8, MatmulQ8Q4, MatmulQ8Q8, Options,
+    Quantize, QuantizeOptions, STORAGE,
+};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 fn one(name: &'static str, tensor: Owned) -> Named<Owned> {

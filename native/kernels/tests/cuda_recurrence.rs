@@ -7,10 +7,10 @@ use common::check::backward_inputs;
 use common::gpu;
 use common::on_device::{both, off};
 use common::recurrences::{guarded, inputs, options};
-use sidewinder_kernels::block_recurrence::{BlockRecurrence, BlockRecurrenceBackward, Options};
 use sidewinder_kernels::cuda::{Buffer, Source, Together};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{Named, Op};
+use sidewinder_kernels::ops::mm_rec::block_recurrence::{BlockRecurrence, BlockRecurrenceBackward, Options};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn agrees(options: &Options, inputs: &Named<Owned>) {

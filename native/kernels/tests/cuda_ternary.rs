@@ -7,15 +7,15 @@ use common::ternary::{bytes, named, product, values};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::products::ternary::dequantize::DequantizeTernary;
+use sidewinder_kernels::ops::products::ternary::layouts::{ConvertTernary, Layout, OnSentinel, Options};
+use sidewinder_kernels::ops::products::ternary::linear::TernaryLinear;
+use sidewinder_kernels::ops::products::ternary::net::Argmax;
+use sidewinder_kernels::ops::products::ternary::products::{DotTernary, F32, I8, Matmul, Ternary};
+use sidewinder_kernels::ops::products::ternary::rules::{ActivationI8, QuantizeTernary};
+use sidewinder_kernels::ops::products::ternary::stats::{self, StatsTernary};
+use sidewinder_kernels::ops::products::ternary::sums::{ColumnSumsTernary, VerifySumsTernary};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
-use sidewinder_kernels::ternary::dequantize::DequantizeTernary;
-use sidewinder_kernels::ternary::layouts::{ConvertTernary, Layout, OnSentinel, Options};
-use sidewinder_kernels::ternary::linear::TernaryLinear;
-use sidewinder_kernels::ternary::net::Argmax;
-use sidewinder_kernels::ternary::products::{DotTernary, F32, I8, Matmul, Ternary};
-use sidewinder_kernels::ternary::rules::{ActivationI8, QuantizeTernary};
-use sidewinder_kernels::ternary::stats::{self, StatsTernary};
-use sidewinder_kernels::ternary::sums::{ColumnSumsTernary, VerifySumsTernary};
 
 fn both<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) -> [Named<Owned>; 2] {
     let on_cpu = common::run::<O>(options, inputs, &Exec::default()).unwrap();

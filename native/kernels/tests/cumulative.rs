@@ -7,13 +7,13 @@ use common::check::{self, noise};
 use common::cumulative::{SIZES, column, flipped, inputs};
 use common::part;
 use sidewinder_kernels::cpu::{Exec, Level};
-use sidewinder_kernels::cumulative::{
+use sidewinder_kernels::error::Kind;
+use sidewinder_kernels::op::{Named, Op};
+use sidewinder_kernels::ops::scan::cumulative::{
     CumSum, CumSumBackward, CumprodScan, CumprodScanBackward, ExpProductOptions, ExpProductScan,
     ExpProductScanBackward, LogCumSumExp, LogCumSumExpBackward, Options, ReverseCumSum, ReverseCumSumBackward,
     SumOptions,
 };
-use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::op::{Named, Op};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 const SUM: SumOptions = SumOptions { return_state: true };

@@ -5,14 +5,14 @@ mod common;
 
 use common::check::noise;
 use common::{cast, part, worst};
-use sidewinder_kernels::attention::decode::{self, Decode};
-use sidewinder_kernels::attention::{self, Attention, Layout};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Kind, Result};
-use sidewinder_kernels::mha::{self, Mha};
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::attention::decode::{self, Decode};
+use sidewinder_kernels::ops::attention::{self, Attention, Layout};
+use sidewinder_kernels::ops::layers::mha::{self, Mha};
+use sidewinder_kernels::ops::layers::transformer_block::{self, TransformerBlock};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
-use sidewinder_kernels::transformer_block::{self, TransformerBlock};
 
 /// Runs an op on a cache that it changes in place.
 fn in_place<O: Op>(options: &O::Options, inputs: &Named<Owned>, cache: &mut [Owned; 2], exec: &Exec) -> Result<Owned> {

@@ -5,8 +5,8 @@ mod common;
 use common::check::{self, noise};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::hds::{HdsConstruct, HdsConstructBackward, Options};
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::mm_rec::hds::{HdsConstruct, HdsConstructBackward, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 fn banks(batch: usize, slots: usize, width: usize) -> Named<Owned> {

@@ -5,8 +5,8 @@ mod common;
 use common::check::{self, noise};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::hds::query::{HdsQueryTopk, Options};
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::mm_rec::hds::query::{HdsQueryTopk, Options};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn inputs([batch, length, width]: [usize; 3], of_memory: usize, slots: usize) -> Named<Owned> {

@@ -5,9 +5,9 @@ mod common;
 
 use half::bf16;
 use sidewinder_kernels::cpu::Exec;
-use sidewinder_kernels::cumulative::{self, CumprodScan};
 use sidewinder_kernels::op::Named;
-use sidewinder_kernels::selective_scan::{Options, SelectiveScan};
+use sidewinder_kernels::ops::scan::cumulative::{self, CumprodScan};
+use sidewinder_kernels::ops::scan::selective_scan::{Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 const CHANNELS: usize = 16;

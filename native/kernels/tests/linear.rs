@@ -3,11 +3,11 @@
 mod common;
 
 use common::check::{self, noise};
-use sidewinder_kernels::activations::Activation;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::{Error, Kind};
-use sidewinder_kernels::linear::{Linear, LinearBackward, Options};
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::activations::Activation;
+use sidewinder_kernels::ops::products::linear::{Linear, LinearBackward, Options};
 use sidewinder_kernels::tensor::Owned;
 
 fn inputs(x: &[usize], outputs: usize, bias: bool) -> Named<Owned> {

@@ -5,8 +5,8 @@ mod common;
 use common::check::{self, noise};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
-use sidewinder_kernels::linear_scan::{LinearScan, LinearScanBackward, Options};
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::scan::linear_scan::{LinearScan, LinearScanBackward, Options};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 const RETURN: Options = Options { return_state: true };

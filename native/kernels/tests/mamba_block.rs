@@ -6,8 +6,8 @@ use common::check::{self, noise};
 use common::{cast, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
-use sidewinder_kernels::mamba_block::{MambaBlock, MambaBlockBackward, Options};
 use sidewinder_kernels::op::{self, Named};
+use sidewinder_kernels::ops::layers::mamba_block::{MambaBlock, MambaBlockBackward, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 fn wanted() -> Options {

@@ -5,8 +5,8 @@ mod common;
 use common::check;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::matmul::{Matmul, MatmulBackward, Options};
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::products::matmul::{Matmul, MatmulBackward, Options};
 use sidewinder_kernels::tensor::Owned;
 
 fn inputs(m: usize, k: usize, n: usize) -> Named<Owned> {

@@ -6,10 +6,10 @@ mod common;
 use common::check::{self, noise};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
-use sidewinder_kernels::mdi::gamma::{MdiGamma, MdiGammaBackward};
-use sidewinder_kernels::mdi::update::{MdiUpdate, MdiUpdateBackward, Options};
-use sidewinder_kernels::mdi::{Mdi, MdiBackward};
 use sidewinder_kernels::op::{self, Differentiable, Named, Op};
+use sidewinder_kernels::ops::mm_rec::mdi::gamma::{MdiGamma, MdiGammaBackward};
+use sidewinder_kernels::ops::mm_rec::mdi::update::{MdiUpdate, MdiUpdateBackward, Options};
+use sidewinder_kernels::ops::mm_rec::mdi::{Mdi, MdiBackward};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 const NONE: Options = Options {};

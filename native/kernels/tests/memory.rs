@@ -6,10 +6,10 @@ use common::check::{self, noise};
 use common::worst;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Kind, Result};
-use sidewinder_kernels::memory::state::{self, MemoryState};
-use sidewinder_kernels::memory::write_long::{self, Policy, WriteLong};
-use sidewinder_kernels::memory::write_short::{self, Mode, WriteShort};
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::mm_rec::memory::state::{self, MemoryState};
+use sidewinder_kernels::ops::mm_rec::memory::write_long::{self, Policy, WriteLong};
+use sidewinder_kernels::ops::mm_rec::memory::write_short::{self, Mode, WriteShort};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 const SIZES: [[usize; 4]; 8] = [

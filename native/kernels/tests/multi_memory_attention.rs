@@ -6,8 +6,10 @@ use common::check::{self, noise};
 use common::{cast, worst};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::multi_memory_attention::{MultiMemoryAttention, MultiMemoryAttentionBackward, Options};
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops::mm_rec::multi_memory_attention::{
+    MultiMemoryAttention, MultiMemoryAttentionBackward, Options,
+};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 struct Sizes {

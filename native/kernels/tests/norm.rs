@@ -5,8 +5,8 @@ mod common;
 use common::check::{self, noise};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
-use sidewinder_kernels::norm::*;
 use sidewinder_kernels::op::{Backward, Differentiable, Name, Named, Op};
+use sidewinder_kernels::ops::norm::*;
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn inputs<O: Op>(dims: &[usize], low: f64, high: f64) -> Named<Owned> {

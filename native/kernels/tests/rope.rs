@@ -3,11 +3,11 @@
 mod common;
 
 use common::check;
-use sidewinder_kernels::attention::Layout;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::Named;
-use sidewinder_kernels::rope::{Options, Pairing, Rope, RopeBackward};
+use sidewinder_kernels::ops::attention::Layout;
+use sidewinder_kernels::ops::positions::rope::{Options, Pairing, Rope, RopeBackward};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn options(pairing: Pairing, layout: Layout) -> Options {

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::op::{self, Named};
-use sidewinder_kernels::selective_scan::{Options, SelectiveScan};
-use sidewinder_kernels::selective_state_update::SelectiveStateUpdate;
+use sidewinder_kernels::ops::scan::selective_scan::{Options, SelectiveScan};
+use sidewinder_kernels::ops::scan::selective_state_update::SelectiveStateUpdate;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 
 proptest! {

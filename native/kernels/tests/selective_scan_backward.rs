@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::selective_scan::backward::SelectiveScanBackward;
-use sidewinder_kernels::selective_scan::{ClampGrad, Options, SelectiveScan};
+use sidewinder_kernels::ops::scan::selective_scan::backward::SelectiveScanBackward;
+use sidewinder_kernels::ops::scan::selective_scan::{ClampGrad, Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn inputs(call: &Call) -> Named<Owned> {

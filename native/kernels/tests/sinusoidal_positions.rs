@@ -6,7 +6,9 @@ use common::check;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::Named;
-use sidewinder_kernels::sinusoidal_positions::{Options, SinusoidalPositions, SinusoidalPositionsBackward};
+use sidewinder_kernels::ops::positions::sinusoidal_positions::{
+    Options, SinusoidalPositions, SinusoidalPositionsBackward,
+};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn from(first_position: i64) -> Options {

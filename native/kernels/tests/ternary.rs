@@ -7,16 +7,16 @@ use common::ternary::{bytes, named, product, values};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::op::{Named, Op};
+use sidewinder_kernels::ops::products::ternary::dequantize::DequantizeTernary;
+use sidewinder_kernels::ops::products::ternary::layouts::{ConvertTernary, Layout, OnSentinel, Options};
+use sidewinder_kernels::ops::products::ternary::linear::TernaryLinear;
+use sidewinder_kernels::ops::products::ternary::net::{Argmax, SimpleRotorNet};
+use sidewinder_kernels::ops::products::ternary::products::{DotTernary, F32, I8, LONGEST, Matmul, Ternary};
+use sidewinder_kernels::ops::products::ternary::rules::{ActivationI8, QuantizeTernary};
+use sidewinder_kernels::ops::products::ternary::stats::{self, StatsTernary};
+use sidewinder_kernels::ops::products::ternary::sums::{ColumnSumsTernary, VerifySumsTernary};
+use sidewinder_kernels::ops::products::ternary::{Extensions, allow};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
-use sidewinder_kernels::ternary::dequantize::DequantizeTernary;
-use sidewinder_kernels::ternary::layouts::{ConvertTernary, Layout, OnSentinel, Options};
-use sidewinder_kernels::ternary::linear::TernaryLinear;
-use sidewinder_kernels::ternary::net::{Argmax, SimpleRotorNet};
-use sidewinder_kernels::ternary::products::{DotTernary, F32, I8, LONGEST, Matmul, Ternary};
-use sidewinder_kernels::ternary::rules::{ActivationI8, QuantizeTernary};
-use sidewinder_kernels::ternary::stats::{self, StatsTernary};
-use sidewinder_kernels::ternary::sums::{ColumnSumsTernary, VerifySumsTernary};
-use sidewinder_kernels::ternary::{Extensions, allow};
 
 fn run<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
     common::run::<O>(options, inputs, &Exec::default()).unwrap()

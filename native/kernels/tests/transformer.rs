@@ -4,15 +4,15 @@
 mod common;
 
 use common::check::{self, noise};
-use sidewinder_kernels::activations::Activation;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::mha::{self, Mha};
 use sidewinder_kernels::op::{Backward, Differentiable, Named};
-use sidewinder_kernels::rope::Pairing;
-use sidewinder_kernels::swiglu_mlp::{self, SwigluMlp};
+use sidewinder_kernels::ops::activations::Activation;
+use sidewinder_kernels::ops::layers::mha::{self, Mha};
+use sidewinder_kernels::ops::layers::swiglu_mlp::{self, SwigluMlp};
+use sidewinder_kernels::ops::layers::transformer_block::{self, TransformerBlock};
+use sidewinder_kernels::ops::positions::rope::Pairing;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
-use sidewinder_kernels::transformer_block::{self, TransformerBlock};
 
 /// Inputs in f32, with weights of the sizes that layers start from.
 fn inputs(shapes: &[(&'static str, &[usize])]) -> Named<Owned> {

@@ -3,9 +3,9 @@
 use crate::answer::answer;
 use crate::tensor::{Output, Tensor, buffer_term, decode_type, describe, encode};
 use rustler::{Encoder, Env, ResourceArc, Term};
-use sidewinder_kernels::attention::rows::CopyRows;
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::place::copy_rows::CopyRows;
 use sidewinder_kernels::tensor::{Described, Spec};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

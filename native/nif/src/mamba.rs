@@ -13,7 +13,7 @@ use sidewinder_kernels::mamba::{
     Checkpoint, Config, Description, Input, Model, Session, Weight, Where, choose, ends, files, merged, names,
     quantized_config, told,
 };
-use sidewinder_kernels::matrices::Quantization;
+use sidewinder_kernels::ops::products::matrices::Quantization;
 use sidewinder_kernels::tensor::{DType, Described};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

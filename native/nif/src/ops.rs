@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::value::MapDeserializer;
 use serde::de::{DeserializeOwned, IntoDeserializer, Visitor};
 use sidewinder_kernels::cpu::{Exec, Level};
-use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
+use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::op::{self, About, AnyOp, Call, Configured, Named};
 use sidewinder_kernels::ops;
@@ -212,7 +212,7 @@ fn on_binaries<'a>(
     let to = new.chain(changed).collect::<Result<_>>()?;
     match target.device {
         None => call.cpu(&views, to, &target.exec()?)?,
-        Some(ordinal) => cuda::run_host(call, &views, to, &target.lane(&Device::get(ordinal)?)?)?,
+        Some(ordinal) => op::run_host(call, &views, to, &target.lane(&Device::get(ordinal)?)?)?,
     }
     Ok(named_terms(env, outputs.into_iter().map(|(name, output)| (name, output.into_term(env)))))
 }

@@ -62,7 +62,7 @@ fn one<V: Vector>(_: V) -> V {
 #[macro_export]
 macro_rules! with_activation {
     ($activation:expr, $type:ident => $body:expr) => {{
-        use $crate::activations::Activation;
+        use $crate::base::activation::Activation;
         use $crate::cpu::activation;
         macro_rules! with {
             ($unary:ident) => {{

@@ -5,8 +5,8 @@ use super::math;
 use super::pool::Shared;
 use super::strips::Strips;
 use super::{Exec, Real, Storage, Vector, Work, Writing, each_vector, fence, line, prefetch_near, prefetch_to_write};
+use crate::base::elementwise::{DECAY_ENDS, Map};
 use crate::error::Result;
-use crate::place::{DECAY_ENDS, Map};
 use crate::tensor::{Described, View, ViewMut};
 use crate::{with_activation, with_type};
 use std::marker::PhantomData;
@@ -320,7 +320,7 @@ impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
 
 /// Applies a function to values in place.
 pub fn in_place<E: Real>(
-    activation: Option<crate::activations::Activation>,
+    activation: Option<crate::base::activation::Activation>,
     values: &mut [E],
     exec: &Exec,
 ) -> Result<()> {
@@ -332,7 +332,7 @@ pub fn in_place<E: Real>(
 
 /// Multiplies values in place by the derivative of a function, given its arguments.
 pub fn slope_in_place<E: Real>(
-    activation: Option<crate::activations::Activation>,
+    activation: Option<crate::base::activation::Activation>,
     arguments: &[E],
     values: &mut [E],
     exec: &Exec,

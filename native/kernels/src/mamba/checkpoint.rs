@@ -44,7 +44,7 @@ pub(super) type Filed<'w, T> = (String, Vec<usize>, &'w T);
 
 pub(super) const NORM: &str = "norm.weight";
 
-/// The weights of a block, named as in [`MambaBlock`](crate::mamba_block::MambaBlock).
+/// The weights of a block, named as in [`MambaBlock`](crate::ops::layers::mamba_block::MambaBlock).
 const BLOCK: [Part; 11] = [
     Part { name: "in_proj", file: "mixer.in_proj.weight", dims: |c| vec![2 * c.inner, c.width] },
     Part { name: "in_proj_b", file: "mixer.in_proj.bias", dims: |c| vec![2 * c.inner] },
@@ -59,7 +59,7 @@ const BLOCK: [Part; 11] = [
     Part { name: "out_proj_b", file: "mixer.out_proj.bias", dims: |c| vec![c.width] },
 ];
 
-/// The weights of a block: each name in [`MambaBlock`](crate::mamba_block::MambaBlock), with the name in a layer of a
+/// The weights of a block: each name in [`MambaBlock`](crate::ops::layers::mamba_block::MambaBlock), with the name in a layer of a
 /// file.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     BLOCK.iter().map(|part| (part.name, part.file))

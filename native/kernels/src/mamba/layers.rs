@@ -1,16 +1,17 @@
 //! The computation of a model between tokens and logits, on any device.
 
 use super::{Config, HEAD, Layer, Weights};
-use crate::causal_conv1d::Activation;
-use crate::causal_conv1d::update::{self as conv, CausalConv1dUpdate};
+use crate::base::elementwise::Map;
 use crate::error::Result;
-use crate::mamba_block::{self, MambaBlock};
-use crate::matrices;
-use crate::norm::RmsOptions;
-use crate::norm::add::AddRmsNorm;
 use crate::op::named;
-use crate::place::{Map, Place};
-use crate::selective_state_update::{self as scan, SelectiveStateUpdate};
+use crate::ops::causal_conv1d::Activation;
+use crate::ops::causal_conv1d::update::{self as conv, CausalConv1dUpdate};
+use crate::ops::layers::mamba_block::{self, MambaBlock};
+use crate::ops::norm::RmsOptions;
+use crate::ops::norm::add::AddRmsNorm;
+use crate::ops::products::matrices;
+use crate::ops::scan::selective_state_update::{self as scan, SelectiveStateUpdate};
+use crate::place::Place;
 use crate::tensor::{DType, Described, Spec};
 use std::ops::Range;
 

@@ -4,8 +4,8 @@ use super::stored;
 use super::{HEAD, Layer, Weight, Weights};
 use crate::cpu::Exec;
 use crate::error::{Error, Result};
-use crate::matrices::Quantization;
 use crate::op::Named;
+use crate::ops::products::matrices::Quantization;
 use crate::tensor::Described;
 use std::collections::BTreeSet;
 

@@ -13,24 +13,24 @@ use super::sample::Draw;
 use super::{Config, HEAD, Layer, State, Weights};
 use crate::cuda::{Buffer, Device, Graph, Kernel, Lane, Pinned, Source, grid_size, pack, type_names, types};
 use crate::error::Result;
-use crate::matrices;
 use crate::op::Named;
+use crate::ops::products::matrices;
 use crate::place::Cuda;
 use crate::tensor::{DType, Described, Spec, ViewMut};
 
 /// The text of a kernel, made of these sources after the common prologue.
 macro_rules! text {
     ($($part:literal),*) => {
-        concat!(include_str!("../cuda/early.cu") $(, include_str!($part))*)
+        concat!(include_str!("../cuda/include/early.cu") $(, include_str!($part))*)
     };
 }
 const EMBED: Source = Source { name: "step_embed", text: text!("step/embed.cu") };
 const DENSE: Source =
-    Source { name: "step_dense", text: text!("../cuda/pack.cu", "step/convolve.cu", "step/dense.cu") };
+    Source { name: "step_dense", text: text!("../cuda/include/pack.cu", "step/convolve.cu", "step/dense.cu") };
 const CHOOSE: Source = Source { name: "step_choose", text: text!("step/choose.cu") };
 const CONV: Source = Source { name: "step_conv", text: text!("step/convolve.cu", "step/conv.cu") };
 const SCAN: Source = Source { name: "step_scan", text: text!("step/scan.cu") };
-const NORM: Source = Source { name: "step_norm", text: text!("../cuda/block_sum.cu", "step/norm.cu") };
+const NORM: Source = Source { name: "step_norm", text: text!("../cuda/include/block_sum.cu", "step/norm.cu") };
 
 /// The largest number of sequences that counts as few.
 const FEW: usize = 4;

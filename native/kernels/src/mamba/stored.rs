@@ -4,7 +4,7 @@
 use super::Weight;
 use super::checkpoint::Found;
 use crate::error::Result;
-use crate::matrices::Quantization;
+use crate::ops::products::matrices::Quantization;
 use crate::tensor::{DType, Described, Owned, Spec, View};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,7 +76,7 @@ impl Stored {
         self.how
     }
 
-    /// Its tensors, named for [`crate::matrices::find`] under the matrix's name here.
+    /// Its tensors, named for [`crate::ops::products::matrices::find`] under the matrix's name here.
     pub fn named(self, matrix: &str) -> impl Iterator<Item = (String, Weight)> + use<> {
         self.how.names(matrix).into_iter().zip(self.parts)
     }

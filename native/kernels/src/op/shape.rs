@@ -153,7 +153,7 @@ mod tests {
     use super::super::about;
     use super::super::pattern::Term;
     use super::*;
-    use crate::matmul::Matmul;
+    use crate::ops::products::matmul::Matmul;
     use crate::ops::{OPS, find};
     use crate::tensor::DType;
 

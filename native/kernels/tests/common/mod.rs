@@ -40,7 +40,7 @@ pub fn run_on<O: Op>(options: &O::Options, inputs: &Named<Owned>, lane: &Lane) -
 
 /// Runs a call on a lane, from host memory into poisoned outputs.
 pub fn run_call_on(call: &Call, inputs: &Named<Owned>, lane: &Lane) -> Result<Named<Owned>> {
-    into_poisoned(call, inputs, |views, outputs| cuda::run_host(call, views, outputs, lane))
+    into_poisoned(call, inputs, |views, outputs| op::run_host(call, views, outputs, lane))
 }
 
 /// The op with options in JSON, or what is wrong with them.

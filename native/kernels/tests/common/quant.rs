@@ -2,8 +2,8 @@
 
 use super::Random;
 use super::check::noise;
-use sidewinder_kernels::blocks::Format;
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::products::blocks::Format;
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 /// Rows of blocks, each of another sort: of any magnitude that f32 has, of ties, of zeros, of subnormal numbers.

@@ -1,8 +1,8 @@
 //! Inputs of the recurrence of the MM-Rec block.
 
 use super::check::noise;
-use sidewinder_kernels::block_recurrence::Options;
 use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::mm_rec::block_recurrence::Options;
 use sidewinder_kernels::tensor::Owned;
 
 /// Decays that let the state neither grow nor vanish, and weights whose sums are about as large as the state.

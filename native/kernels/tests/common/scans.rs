@@ -3,7 +3,7 @@
 use super::Random;
 use proptest::prelude::*;
 use sidewinder_kernels::op::{Named, Op};
-use sidewinder_kernels::selective_scan::{ClampGrad, Options};
+use sidewinder_kernels::ops::scan::selective_scan::{ClampGrad, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// A call to generate: its sizes, which optional inputs it has, how `B` and `C` vary.

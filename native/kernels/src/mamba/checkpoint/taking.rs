@@ -1,14 +1,15 @@
 //! Takes the weights of a model out of the tensors of a checkpoint.
 
 use super::{BLOCK, EMBEDDINGS, Found, HEAD, Matrices, NORM, failure, squeezed};
+use crate::base::elementwise::Map;
 use crate::cpu::Exec;
 use crate::error::Result;
 use crate::mamba::quantize::{self, OF_LAYER};
 use crate::mamba::weights::Weight;
 use crate::mamba::{Config, HEAD as OWN_HEAD, Layer};
-use crate::mamba_block::MambaBlock;
 use crate::op::{Named, Op};
-use crate::place::{Cpu, Map, Place};
+use crate::ops::layers::mamba_block::MambaBlock;
+use crate::place::{Cpu, Place};
 use crate::tensor::{DType, Described, Owned};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -2,14 +2,14 @@
 
 use super::learn::Learn;
 use super::{Part, Sequences};
+use crate::base::elementwise::Map;
 use crate::error::Result;
-use crate::linear;
 use crate::mamba::Config;
 use crate::mamba::checkpoint::{self, EMBEDDING, HEAD, LAST_NORM, NORM, in_backbone, in_layer, squeezed};
-use crate::mamba_block::{self, MambaBlock, MambaBlockBackward};
-use crate::norm::{RmsNorm, RmsNormBackward, RmsOptions};
 use crate::op::{Named, named};
-use crate::place::Map;
+use crate::ops::layers::mamba_block::{self, MambaBlock, MambaBlockBackward};
+use crate::ops::norm::{RmsNorm, RmsNormBackward, RmsOptions};
+use crate::ops::products::linear;
 use crate::tensor::{DType, Described, Spec};
 use std::collections::HashMap;
 

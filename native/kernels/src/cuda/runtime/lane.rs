@@ -1,0 +1,551 @@
+//! A lane: a stream and the pinned memory that stages copies to and from the device.
+
+use super::buffer::Buffer;
+use super::device::Device;
+use super::event::{Event, Mark};
+use super::graph::{self, Relaxed};
+use super::kernel::Kernel;
+use super::staging::{Pinned, Staging};
+use super::together::{Together, attribute, config};
+use crate::cuda::load::blas::{self, Epilogue, Matrix, Product};
+use crate::error::{Error, Kind, Result};
+use crate::tensor::{DType, Described, Owned, Spec};
+use cudarc::driver::sys::{self, CUresult};
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An ordered queue of work for one device, used by one thread at a time. Comes from [`Device::lane`] and returns to
+/// its stock when dropped.
+pub struct Lane {
+    device: Device,
+    /// `None` only while it is being dropped.
+    core: Option<RefCell<Core>>,
+    clock: Arc<Clock>,
+    tf32: bool,
+    recording: Cell<bool>,
+    /// Whether the stream belongs to another library.
+    guest: bool,
+    /// Set while that library captures the stream into a graph, which may run after this lane's memory is gone.
+    captured: Option<Relaxed>,
+    /// Whether the latest kernel queued is an early one.
+    behind_early: Cell<bool>,
+}
+
+// SAFETY: streams may be used from any thread, and a lane is used by one thread at a time.
+unsafe impl Send for Lane {}
+
+/// The parts of a lane that its device's stock keeps.
+pub(in crate::cuda) struct Core {
+    clock: Arc<Clock>,
+    staging: Staging,
+    scratch: Scratch,
+    /// Created by the first matrix product.
+    blas: Option<blas::Handle>,
+    /// The workspace of matrix products.
+    workspace: Scratch,
+}
+
+/// The progress of a lane: points queued, and points known to be done.
+pub(in crate::cuda) struct Clock {
+    stream: sys::CUstream,
+    queued: AtomicU64,
+    done: AtomicU64,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Clock {}
+// SAFETY: the driver locks inside.
+unsafe impl Sync for Clock {}
+
+impl Clock {
+    pub(in crate::cuda) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    pub(in crate::cuda) fn passed(&self, point: u64) -> bool {
+        self.done.load(Ordering::Acquire) >= point
+    }
+
+    /// Waits for all queued work. The device remembers errors.
+    pub(in crate::cuda) fn wait(&self, device: &Device) {
+        let _ = self.synchronize(device);
+    }
+
+    fn synchronize(&self, device: &Device) -> Result<()> {
+        device.bind()?;
+        let queued = self.queued.load(Ordering::Acquire);
+        // SAFETY: streams are never destroyed.
+        device.answer(unsafe { sys::cuStreamSynchronize(self.stream) }, "cuStreamSynchronize")?;
+        self.done.fetch_max(queued, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+/// A new stream that does not wait for the default stream.
+pub(in crate::cuda) fn stream() -> std::result::Result<sys::CUstream, (CUresult, &'static str)> {
+    let mut stream = std::ptr::null_mut();
+    let flag = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+    // SAFETY: writes one handle in the bound context.
+    match unsafe { sys::cuStreamCreate(&mut stream, flag) } {
+        CUresult::CUDA_SUCCESS => Ok(stream),
+        code => Err((code, "cuStreamCreate")),
+    }
+}
+
+impl Core {
+    pub(in crate::cuda) fn new(device: &Device) -> Result<Core> {
+        let stream = stream().or_else(|(code, what)| device.answer(code, what).map(|()| std::ptr::null_mut()))?;
+        Ok(Core::on(stream))
+    }
+
+    fn on(stream: sys::CUstream) -> Core {
+        let clock = Clock { stream, queued: AtomicU64::new(0), done: AtomicU64::new(0) };
+        let (staging, scratch, workspace) = Default::default();
+        Core { clock: Arc::new(clock), staging, scratch, blas: None, workspace }
+    }
+}
+
+impl Core {
+    /// Once the lane is idle, returns the memory that is kept only for speed.
+    pub(in crate::cuda) fn trim(&mut self, device: &Device) -> Result<()> {
+        self.clock.synchronize(device)?;
+        self.staging = Staging::default();
+        self.blas = None;
+        self.workspace.release(device, &self.clock);
+        self.scratch.release(device, &self.clock);
+        self.clock.synchronize(device)
+    }
+}
+
+impl Core {
+    /// Leaves a stream that may be destroyed soon.
+    fn leave(mut self, device: &Device) {
+        if self.staging.is_used() {
+            self.clock.wait(device);
+        }
+        self.workspace.release(device, &self.clock);
+        self.scratch.release(device, &self.clock);
+        device.handles().extend(self.blas);
+    }
+}
+
+impl Lane {
+    pub(in crate::cuda) fn new(device: Device, core: Core) -> Lane {
+        Lane {
+            device,
+            clock: core.clock.clone(),
+            core: Some(RefCell::new(core)),
+            tf32: false,
+            recording: Cell::new(false),
+            guest: false,
+            captured: None,
+            behind_early: Cell::new(false),
+        }
+    }
+
+    /// A lane on another library's stream: see [`Device::lane_on`].
+    pub(in crate::cuda) fn guest(device: Device, stream: sys::CUstream, captured: Option<Relaxed>) -> Lane {
+        let mut lane = Lane::new(device, Core::on(stream));
+        (lane.guest, lane.captured) = (true, captured);
+        lane
+    }
+
+    /// Fails where the stream is being captured and `bytes` of memory are needed that its owner did not lend.
+    fn not_captured(&self, bytes: usize, what: &str) -> Result<()> {
+        match self.captured {
+            Some(_) if bytes > 0 => Err(Error::new(Kind::Unavailable, graph::UNFIT)
+                .expected("work in memory of its owner alone")
+                .got(format_args!("{bytes} bytes of {what}"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sets whether matrix products may round f32 factors to TF32, with 10 bits of mantissa.
+    pub fn allow_tf32(mut self, allow: bool) -> Lane {
+        self.tf32 = allow;
+        self
+    }
+
+    /// The lane's device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(in crate::cuda) fn stream(&self) -> sys::CUstream {
+        self.clock.stream
+    }
+
+    pub(in crate::cuda) fn recording(&self, on: bool) {
+        self.recording.set(on);
+    }
+
+    pub(in crate::cuda) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub(in crate::cuda) fn shared_clock(&self) -> &Arc<Clock> {
+        &self.clock
+    }
+
+    /// The buffer's address, for work queued on this lane next. That work will wait for earlier work of other lanes on
+    /// the buffer. Fails where the buffer is on another device.
+    ///
+    /// While the lane records, it does not wait for other lanes. The caller that records must keep the buffers alive,
+    /// and ensure that no other lane writes to them.
+    pub fn address(&self, buffer: &Buffer) -> Result<u64> {
+        if *buffer.device() != self.device {
+            return Err(Error::new(Kind::Argument, "buffer")
+                .expected(format_args!("memory on {:?}", self.device))
+                .got(format_args!("memory on {:?}", buffer.device())));
+        }
+        if self.recording.get() {
+            return Ok(buffer.address());
+        }
+        for other in self.note(buffer) {
+            // A captured graph cannot wait for an event from outside it.
+            if self.captured.is_some() { other.synchronize(&self.device)? } else { self.wait_for(&other)? }
+        }
+        Ok(buffer.address())
+    }
+
+    /// Records that the next work uses the buffer. Returns the lanes that this work must wait for.
+    fn note(&self, buffer: &Buffer) -> Vec<Arc<Clock>> {
+        if self.guest {
+            return buffer.keep();
+        }
+        let until = self.clock.queued.fetch_add(1, Ordering::AcqRel) + 1;
+        buffer.note(&self.clock, until)
+    }
+
+    fn wait_for(&self, other: &Clock) -> Result<()> {
+        let event = Event::new(&self.device, false)?;
+        event.record(other.stream)?;
+        // SAFETY: both handles are alive, and a destroyed event still ends the wait.
+        self.device.answer(unsafe { sys::cuStreamWaitEvent(self.stream(), event.handle(), 0) }, "cuStreamWaitEvent")
+    }
+
+    /// The address of `bytes` bytes of the lane's own scratch memory, for work queued next. Each op reuses it: the next
+    /// op overwrites the contents.
+    pub fn scratch(&self, bytes: usize) -> Result<u64> {
+        self.not_captured(bytes, "scratch memory")?;
+        self.core(|core| core.scratch.at_least(bytes, &self.device, &self.clock))
+    }
+
+    /// Bytes of scratch memory that the lane holds now.
+    pub fn scratch_bytes(&self) -> usize {
+        self.core.as_ref().map_or(0, |core| core.borrow().scratch.bytes)
+    }
+
+    /// Memory for a tensor that only work queued on this lane uses. It is taken and given back in stream order, so
+    /// dropping it waits for nothing.
+    pub fn temporary(&self, spec: Spec) -> Result<Buffer> {
+        self.not_captured(spec.bytes(), "scratch memory")?;
+        Buffer::of_lane(&self.device, &self.clock, spec)
+    }
+
+    /// Queues the matrix product `to = a b`. `types[0]` is the type of the factors. `types[1]`, that of the result, is
+    /// either the same or the type of the arithmetic. Sums are in f32 (f64 for f64), and factors are not rounded unless
+    /// [`Lane::allow_tf32`] says so. Fails with [`Kind::Unavailable`] where cuBLASLt is not found.
+    ///
+    /// # Safety
+    /// The matrices are valid at their addresses, which come from this lane.
+    pub unsafe fn multiply(&self, types: [DType; 2], matrices: [Matrix; 3]) -> Result<()> {
+        let [a, _, to] = matrices;
+        let elements = to.rows * to.columns;
+        if elements == 0 {
+            return Ok(());
+        }
+        if a.rows * a.columns == 0 {
+            self.device.bind()?;
+            // SAFETY: the range is the whole matrix.
+            let code = unsafe { sys::cuMemsetD8Async(to.address, 0, elements * types[1].size(), self.stream()) };
+            return self.device.answer(code, "cuMemsetD8Async");
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.multiply_with(types, matrices, Epilogue::default()) }
+    }
+
+    /// Like [`Lane::multiply`], with an epilogue on the sums that cuBLASLt must support; no size may be 0.
+    ///
+    /// # Safety
+    /// As for [`Lane::multiply_then`].
+    pub unsafe fn multiply_with(&self, types: [DType; 2], matrices: [Matrix; 3], epilogue: Epilogue) -> Result<()> {
+        // SAFETY: the caller's promise.
+        match unsafe { self.multiply_then(types, matrices, epilogue)? } {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Unavailable, "matrix product")
+                .expected("sizes and types that cuBLASLt has an algorithm for")
+                .got(format_args!("{matrices:?} of {types:?}"))),
+        }
+    }
+
+    /// Like [`Lane::multiply`], with an epilogue applied to the sums before rounding. Returns whether the product was
+    /// queued: cuBLASLt does not support every epilogue for all types, sizes and addresses, and nothing where a size is
+    /// 0.
+    ///
+    /// # Safety
+    /// The matrices are valid at their addresses, which come from this lane. So is the bias, with the columns of `to`.
+    pub unsafe fn multiply_then(&self, types: [DType; 2], matrices: [Matrix; 3], epilogue: Epilogue) -> Result<bool> {
+        if matrices.iter().any(|matrix| matrix.rows * matrix.columns == 0) {
+            return Ok(false);
+        }
+        self.device.bind()?;
+        let queued = self.core(|core| {
+            let handle = match &mut core.blas {
+                Some(handle) => handle,
+                none => {
+                    let stocked = self.device.handles().pop();
+                    none.insert(stocked.map_or_else(blas::Handle::new, Ok)?)
+                }
+            };
+            let workspace = |bytes| {
+                self.not_captured(bytes, "workspace")?;
+                core.workspace.at_least(bytes, &self.device, &self.clock)
+            };
+            let product = Product { types, matrices, epilogue, tf32: self.tf32 };
+            // SAFETY: the caller's promise, and no size is 0.
+            unsafe { handle.multiply(&product, self.stream().cast(), workspace) }
+        });
+        self.device.check()?;
+        queued
+    }
+
+    /// Queues a kernel with one parameter, the struct `params`.
+    ///
+    /// # Safety
+    /// `params` has the layout that the kernel declares, and the kernel stays within the memory that it points to. Its
+    /// addresses come from [`Lane::address`] of this lane, and each buffer is alive until that call.
+    pub unsafe fn launch<P: Copy>(&self, kernel: &Kernel, grid: [u32; 3], threads: u32, params: &P) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(kernel, grid, threads, 0, params) }
+    }
+
+    /// Like [`Lane::launch`], with `shared` bytes of dynamic shared memory.
+    ///
+    /// # Safety
+    /// As for [`Lane::launch`], and the kernel stays within the shared memory.
+    pub unsafe fn launch_with<P: Copy>(
+        &self,
+        kernel: &Kernel,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        params: &P,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(kernel, grid, [threads, shared], None, params) }
+    }
+
+    /// Queues a kernel of `blocks` blocks that wait for each other.
+    ///
+    /// All blocks of a grid must be resident at once. If they do not fit, the call fails and nothing runs.
+    ///
+    /// # Safety
+    /// As for [`Lane::launch_with`].
+    pub unsafe fn launch_together<P: Copy>(
+        &self,
+        kernel: &Kernel,
+        together: Together,
+        blocks: u32,
+        size: [u32; 2],
+        params: &P,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(kernel, [blocks, 1, 1], size, Some(together), params) }
+    }
+
+    /// Queues a kernel of `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory.
+    unsafe fn launch_as<P: Copy>(
+        &self,
+        kernel: &Kernel,
+        grid: [u32; 3],
+        size: [u32; 2],
+        together: Option<Together>,
+        params: &P,
+    ) -> Result<()> {
+        use sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
+        self.device.bind()?;
+        let mut early = attribute(EARLY);
+        early.value.programmaticStreamSerializationAllowed = 1;
+        let begins_early = kernel.is_early() && self.behind_early.get() && self.device.facts().capability.0 >= 9;
+        self.behind_early.set(kernel.is_early());
+        let early = begins_early.then_some(early);
+        let mut attributes: Vec<_> = early.into_iter().chain(together.map(Together::attribute)).collect();
+        let config = config(grid, size, self.stream(), &mut attributes);
+        let mut arguments = [(params as *const P).cast_mut().cast::<c_void>()];
+        // SAFETY: the driver copies the parameters before it returns; the rest is the caller's promise.
+        let code =
+            unsafe { sys::cuLaunchKernelEx(&config, kernel.function(), arguments.as_mut_ptr(), std::ptr::null_mut()) };
+        self.device.answer(code, "cuLaunchKernelEx")
+    }
+
+    /// Queues a copy that fills a buffer from pinned memory, starting at byte `first`. The pinned bytes must not change
+    /// until the copy is done.
+    pub fn from_pinned(&self, from: &Pinned, first: usize, to: &Buffer) -> Result<()> {
+        let (bytes, to) = (to.spec().bytes(), self.address(to)?);
+        let from = from.bytes()[first..first + bytes].as_ptr();
+        self.device.bind()?;
+        // SAFETY: both ranges have these bytes.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream()) };
+        self.device.answer(code, "cuMemcpyHtoDAsync")
+    }
+
+    /// Queues a copy of a buffer to pinned memory, starting at byte `first`. The pinned bytes must not be read until
+    /// the copy is done.
+    pub fn to_pinned(&self, from: &Buffer, to: &Pinned, first: usize) -> Result<()> {
+        let (bytes, from) = (from.spec().bytes(), self.address(from)?);
+        let to = to.bytes()[first..first + bytes].as_ptr().cast_mut();
+        self.device.bind()?;
+        // SAFETY: both ranges have these bytes.
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream()) };
+        self.device.answer(code, "cuMemcpyDtoHAsync")
+    }
+
+    /// Copies host bytes into a buffer of equal size.
+    pub fn upload(&self, from: &[u8], to: &Buffer) -> Result<()> {
+        self.upload_all(&[(from, to)])
+    }
+
+    /// Copies several slices at once, which is faster than one by one. The host bytes are read before this returns; the
+    /// copies into the buffers are only queued.
+    pub fn upload_all(&self, copies: &[(&[u8], &Buffer)]) -> Result<()> {
+        self.not_captured(copies.iter().map(|(from, _)| from.len()).sum(), "copies from the host")?;
+        copies.iter().try_for_each(|(from, to)| same_size(from.len(), to))?;
+        self.device.bind()?;
+        self.core(|core| core.staging.upload(self, copies))
+    }
+
+    /// Copies a buffer to host bytes of equal size, after waiting for all work queued on the lane.
+    pub fn download(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
+        self.download_all(&mut [(from, to)])
+    }
+
+    /// Copies several buffers at once, after waiting for all work queued on the lane.
+    pub fn download_all(&self, copies: &mut [(&Buffer, &mut [u8])]) -> Result<()> {
+        copies.iter().try_for_each(|(from, to)| same_size(to.len(), from))?;
+        self.device.bind()?;
+        self.core(|core| core.staging.download(self, copies))?;
+        self.synchronize()
+    }
+
+    /// A buffer's contents, once all work queued on the lane is done.
+    pub fn downloaded(&self, from: &Buffer) -> Result<Owned> {
+        let mut to = Owned::poisoned(from.spec());
+        self.download(from, to.view_mut().bytes())?;
+        Ok(to)
+    }
+
+    /// Queues a copy of a buffer into another of equal size.
+    pub fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
+        same_size(from.spec().bytes(), to)?;
+        let (source, target, bytes) = (self.address(from)?, self.address(to)?, to.spec().bytes());
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.bind()?;
+        // SAFETY: both ranges are whole buffers.
+        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, self.stream()) };
+        self.device.answer(code, "cuMemcpyDtoDAsync")
+    }
+
+    /// Fills a buffer with one bits, which read as NaN in every float type. For tests.
+    pub fn poison(&self, buffer: &Buffer) -> Result<()> {
+        self.fill(buffer, 0xff)
+    }
+
+    /// Fills a buffer with one byte.
+    pub fn fill(&self, buffer: &Buffer, byte: u8) -> Result<()> {
+        let (address, bytes) = (self.address(buffer)?, buffer.spec().bytes());
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.bind()?;
+        // SAFETY: the range is the whole buffer.
+        self.device.answer(unsafe { sys::cuMemsetD8Async(address, byte, bytes, self.stream()) }, "cuMemsetD8Async")
+    }
+
+    /// Waits until all queued work is done. Reports errors of kernels that ran.
+    pub fn synchronize(&self) -> Result<()> {
+        self.clock.synchronize(&self.device)?;
+        self.core(|core| {
+            core.staging.drained();
+            Ok(())
+        })
+    }
+
+    /// Marks this point in the lane's work, for timing.
+    pub fn mark(&self) -> Result<Mark> {
+        self.device.bind()?;
+        let event = Event::new(&self.device, true)?;
+        event.record(self.stream())?;
+        Ok(Mark(event))
+    }
+
+    fn core<T>(&self, work: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
+        match &self.core {
+            Some(core) => work(&mut core.borrow_mut()),
+            None => Err(Error::new(Kind::Panic, "lane").got("use after drop")),
+        }
+    }
+}
+
+fn same_size(bytes: usize, buffer: &Buffer) -> Result<()> {
+    if bytes == buffer.spec().bytes() {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Size, "data")
+        .expected(format_args!("{} bytes for {}", buffer.spec().bytes(), buffer.spec()))
+        .got(format_args!("{bytes} bytes")))
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if let Some(core) = self.core.take() {
+            let mut core = core.into_inner();
+            if self.guest {
+                return core.leave(&self.device);
+            }
+            if core.scratch.bytes > KEPT_SCRATCH {
+                core.scratch.release(&self.device, &self.clock);
+            }
+            self.device.lanes().push(core);
+        }
+    }
+}
+
+/// Memory that is taken and given back in the order of one lane's work.
+#[derive(Default)]
+struct Scratch {
+    address: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+/// Bytes of scratch memory that a lane keeps when it returns to the stock.
+const KEPT_SCRATCH: usize = 64 << 20;
+
+impl Scratch {
+    fn new(device: &Device, lane: &Clock, bytes: usize) -> Result<Scratch> {
+        // Rounded up, so that slightly larger requests later fit too.
+        let bytes = bytes.next_multiple_of((bytes.next_power_of_two() / 64).max(256));
+        Ok(Scratch { address: device.take_scratch(bytes, lane.stream)?, bytes })
+    }
+
+    /// The address of at least `bytes` bytes. If the memory has to grow, its contents are lost.
+    fn at_least(&mut self, bytes: usize, device: &Device, lane: &Clock) -> Result<u64> {
+        if self.bytes < bytes {
+            self.release(device, lane);
+            *self = Scratch::new(device, lane, bytes)?;
+        }
+        Ok(self.address)
+    }
+
+    fn release(&mut self, device: &Device, lane: &Clock) {
+        let Scratch { address, .. } = std::mem::take(self);
+        if address != 0 {
+            // SAFETY: it came from `take_scratch` for this lane, and only this lane's work uses it.
+            unsafe { device.give_scratch(address, lane.stream) };
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A device's memory: a driver pool of its own, and freed blocks kept for calls of equal size.
+//!
+//! A driver call takes microseconds, and returning memory to the system far longer. Repeated calls reuse kept blocks
+//! and need neither.
+
+use super::device::Device;
+use super::lane;
+use crate::cuda::load::driver;
+use crate::error::Result;
+use cudarc::driver::sys::{self, CUdeviceptr};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Upper limit for the bytes of kept blocks.
+const KEPT: usize = 4 << 30;
+
+pub(in crate::cuda) struct Memory {
+    pool: sys::CUmemoryPool,
+    /// Blocks are taken and given back in this stream's order; it carries no other work.
+    order: sys::CUstream,
+    spares: Mutex<Spares>,
+}
+
+// SAFETY: pools and streams may be used from any thread.
+unsafe impl Send for Memory {}
+// SAFETY: the driver locks inside.
+unsafe impl Sync for Memory {}
+
+/// Freed blocks by their size.
+#[derive(Default)]
+struct Spares {
+    blocks: HashMap<usize, Vec<CUdeviceptr>>,
+    bytes: usize,
+}
+
+impl Memory {
+    /// The memory of the device whose context is bound.
+    pub(in crate::cuda) fn new(ordinal: usize) -> Result<Memory> {
+        let order = lane::stream().or_else(|(code, what)| driver::answer(code, what).map(|()| std::ptr::null_mut()))?;
+        Ok(Memory { pool: pool(ordinal)?, order, spares: Mutex::default() })
+    }
+
+    fn spares(&self) -> MutexGuard<'_, Spares> {
+        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A kept block of exactly `bytes` bytes.
+    pub(in crate::cuda) fn spare(&self, bytes: usize) -> Option<CUdeviceptr> {
+        let mut spares = self.spares();
+        let address = spares.blocks.get_mut(&bytes)?.pop()?;
+        spares.bytes -= bytes;
+        Some(address)
+    }
+
+    /// A new block that every lane may use at once.
+    pub(in crate::cuda) fn take(&self, device: &Device, bytes: usize) -> Result<CUdeviceptr> {
+        let address = self.take_in_order(device, bytes, self.order)?;
+        self.settle(device)?;
+        Ok(address)
+    }
+
+    /// A new block for later work in that stream.
+    pub(in crate::cuda) fn take_in_order(
+        &self,
+        device: &Device,
+        bytes: usize,
+        stream: sys::CUstream,
+    ) -> Result<CUdeviceptr> {
+        let mut address = 0;
+        // SAFETY: writes one address; the pool and the streams live as long as the process.
+        let code = unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, self.pool, stream) };
+        device.answer(code, "cuMemAllocFromPoolAsync")?;
+        Ok(address)
+    }
+
+    /// Keeps a block for reuse, or frees it where enough are kept.
+    ///
+    /// # Safety
+    /// The block came from `take(bytes)`, and no lane uses it any more.
+    pub(in crate::cuda) unsafe fn give(&self, device: &Device, address: CUdeviceptr, bytes: usize) {
+        let mut spares = self.spares();
+        if spares.bytes + bytes <= KEPT {
+            spares.bytes += bytes;
+            spares.blocks.entry(bytes).or_default().push(address);
+            return;
+        }
+        // SAFETY: the caller's promise.
+        let _ = device.answer(unsafe { sys::cuMemFreeAsync(address, self.order) }, "cuMemFreeAsync");
+    }
+
+    /// Bytes that the pool holds, in use or not.
+    pub(in crate::cuda) fn held(&self, device: &Device) -> Result<usize> {
+        let mut bytes = 0u64;
+        let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+        // SAFETY: writes one u64, as this attribute asks.
+        let code = unsafe { sys::cuMemPoolGetAttribute(self.pool, which, (&raw mut bytes).cast()) };
+        device.answer(code, "cuMemPoolGetAttribute")?;
+        Ok(bytes as usize)
+    }
+
+    /// Returns all kept blocks to the system.
+    pub(in crate::cuda) fn trim(&self, device: &Device) -> Result<()> {
+        let spares = std::mem::take(&mut *self.spares());
+        for address in spares.blocks.into_values().flatten() {
+            // SAFETY: a kept block is not in use.
+            device.answer(unsafe { sys::cuMemFreeAsync(address, self.order) }, "cuMemFreeAsync")?;
+        }
+        self.settle(device)?;
+        // SAFETY: the pool lives as long as the process.
+        device.answer(unsafe { sys::cuMemPoolTrimTo(self.pool, 0) }, "cuMemPoolTrimTo")
+    }
+
+    /// Waits until allocations and frees so far hold for all streams. Never waits for kernels.
+    fn settle(&self, device: &Device) -> Result<()> {
+        // SAFETY: the stream lives as long as the process.
+        device.answer(unsafe { sys::cuStreamSynchronize(self.order) }, "cuStreamSynchronize")
+    }
+}
+
+/// A pool of its own, so that settings of other libraries do not change what it keeps.
+fn pool(ordinal: usize) -> Result<sys::CUmemoryPool> {
+    // SAFETY: a plain C struct, for which zeros are the defaults.
+    let mut props: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
+    props.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    props.location.id = ordinal as i32;
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: reads the struct and writes one handle.
+    driver::answer(unsafe { sys::cuMemPoolCreate(&mut pool, &props) }, "cuMemPoolCreate")?;
+    Ok(pool)
+}

@@ -1,0 +1,209 @@
+//! What every pass of the gradient starts from: blocks of queries with their rows of `dy`, `lse` and `delta`, and
+//! for a tile of keys the weights, recomputed from `lse`, with the cotangents of the scores.
+
+use super::product::{AreFinite, Care, Product, Then};
+use super::softmax::Differentiate;
+use super::tile::{Aligned, Room, Rows, ToColumns, Widen, lanes};
+use super::{Given, KEYS, QUERIES};
+use crate::cpu::vector::MAX_LANES;
+use crate::cpu::{Exec, Real, Storage, Vector, Work};
+use crate::error::Result;
+use crate::op::Named;
+use crate::ops::attention::Problem;
+use crate::tensor::{Element, View};
+use std::ops::Range;
+
+/// What weights and their cotangents are made of.
+pub struct Backward<'a, S: Storage> {
+    /// What scores are made of.
+    pub given: Given<'a, S>,
+    y: &'a [S],
+    lse: &'a [S::Wide],
+    dy: &'a [S],
+    dlse: Option<&'a [S::Wide]>,
+}
+
+/// A block of queries with their cotangents, `lse` and `delta`.
+pub struct Block<E> {
+    lanes: usize,
+    /// Which queries.
+    pub queries: Range<usize>,
+    /// How many columns matrices of them have: a whole number of vectors.
+    pub columns: usize,
+    /// Scaled queries as columns.
+    q: Aligned<E>,
+    /// Cotangents of results as columns.
+    dy: Aligned<E>,
+    lse: Aligned<E>,
+    delta: Aligned<E>,
+    /// Queries as rows, and how far it is from one to the next.
+    pub q_rows: (Aligned<E>, usize),
+    /// Cotangents as rows.
+    pub dy_rows: (Aligned<E>, usize),
+    are_finite: bool,
+}
+
+/// Tiles of scores and what becomes of them.
+pub struct Tiles<E> {
+    /// Scores; then weights.
+    pub scores: Aligned<E>,
+    /// Cotangents of weights; then of scores.
+    pub cotangents: Aligned<E>,
+    cover: Aligned<E>,
+    /// Where keys are copied, if they are.
+    pub k: Room<E>,
+    v: Room<E>,
+}
+
+impl<E: Real> Block<E> {
+    /// Room for a block.
+    pub fn new<S: Storage<Wide = E>>(given: &Given<S>) -> Self {
+        let Problem { width, value_width, .. } = *given.problem;
+        let lanes = lanes::<E>(given.exec.level);
+        let rows = |width: usize| {
+            let stride = width.next_multiple_of(lanes);
+            (Aligned::new(QUERIES * stride + MAX_LANES), stride)
+        };
+        Block {
+            lanes,
+            queries: 0..0,
+            columns: 0,
+            q: Aligned::new(width * QUERIES),
+            dy: Aligned::new(value_width * QUERIES),
+            lse: Aligned::new(QUERIES),
+            delta: Aligned::new(QUERIES),
+            q_rows: rows(width),
+            dy_rows: rows(value_width),
+            are_finite: true,
+        }
+    }
+}
+
+impl<E: Real> Tiles<E> {
+    /// Room for tiles.
+    pub fn new() -> Self {
+        let tile = || Aligned::new(KEYS * QUERIES);
+        Tiles { scores: tile(), cotangents: tile(), cover: tile(), k: Room::new(), v: Room::new() }
+    }
+}
+
+impl<'a, S: Storage> Backward<'a, S> {
+    /// The inputs of a checked call.
+    pub fn new(problem: &'a Problem, inputs: &Named<View<'a>>, exec: &Exec) -> Result<Self> {
+        Ok(Backward {
+            given: Given::new(problem, inputs, exec)?,
+            y: inputs.get("y")?.slice()?,
+            lse: inputs.get("lse")?.slice()?,
+            dy: inputs.get("dy")?.slice()?,
+            dlse: inputs.find("dlse").map(View::slice).transpose()?,
+        })
+    }
+
+    /// Loads a block of a head's queries.
+    pub fn load(&self, of: (usize, usize), queries: Range<usize>, block: &mut Block<S::Wide>) {
+        let Problem { y, value_width, scale, .. } = *self.given.problem;
+        let level = self.given.exec.level;
+        block.columns = queries.len().next_multiple_of(block.lanes);
+        block.queries = queries.clone();
+        let q = self.given.q(of, queries.clone());
+        let dy = Rows::of(self.dy, &y, value_width, of, queries.clone());
+        let (scale, one) = (S::Wide::from_f64(scale), S::Wide::from_f64(1.0));
+        S::Wide::dispatch(level, ToColumns { from: q, factor: scale, to: (&mut block.q, block.columns) });
+        S::Wide::dispatch(level, ToColumns { from: dy, factor: one, to: (&mut block.dy, block.columns) });
+        block.are_finite = true;
+        for (from, to) in [(q, &mut block.q_rows), (dy, &mut block.dy_rows)] {
+            let stride = to.1;
+            S::Wide::dispatch(level, Widen { from, to: (&mut to.0, stride) });
+            let rows = AreFinite { values: (&to.0, stride), rows: from.count, width: from.width };
+            block.are_finite &= S::Wide::dispatch(level, rows);
+        }
+        self.load_sums(of, Rows::of(self.y, &y, value_width, of, queries), block);
+    }
+
+    /// Loads `lse` and `delta`.
+    fn load_sums(&self, (batch, head): (usize, usize), y: Rows<S>, block: &mut Block<S::Wide>) {
+        let Problem { heads, queries, .. } = *self.given.problem;
+        let first = (batch * heads + head) * queries + block.queries.start;
+        // Infinity gives weights of 0: for queries that see nothing, and for the padding columns.
+        block.lse.fill(S::Wide::from_f64(f64::INFINITY));
+        block.delta.fill(S::Wide::from_f64(0.0));
+        for i in 0..y.count {
+            if self.lse[first + i].to_f64() != f64::NEG_INFINITY {
+                block.lse[i] = self.lse[first + i];
+            }
+        }
+        let dlse = self.dlse.map(|dlse| &dlse[first..]);
+        let delta = Delta { y, dy: (&block.dy_rows.0, block.dy_rows.1), dlse, to: &mut block.delta };
+        S::Wide::dispatch(self.given.exec.level, delta);
+    }
+
+    /// Computes the weights of a tile and the cotangents of its scores. Returns whether products with them must guard
+    /// hidden keys against NaN and infinity, or `None` if the whole tile is hidden.
+    pub fn tile(
+        &self,
+        of @ (batch, head): (usize, usize),
+        block: &Block<S::Wide>,
+        keys: Range<usize>,
+        tiles: &mut Tiles<S::Wide>,
+    ) -> Option<bool> {
+        let Problem { width, value_width, .. } = *self.given.problem;
+        let (level, columns) = (self.given.exec.level, block.columns);
+        let is_covered = self.given.is_covered(&block.queries, &keys);
+        if is_covered {
+            let cover = self.given.cover(of, block.queries.clone(), keys.clone(), (&mut tiles.cover, columns));
+            if !S::Wide::dispatch(level, cover) {
+                return None;
+            }
+        }
+        let (key_head, count) = (self.given.problem.key_head(head), keys.len());
+        let k = self.given.k_tile((batch, key_head), keys.clone(), &mut tiles.k);
+        let v = self.given.v_tile((batch, key_head), keys, &mut tiles.v);
+        let product = |left, right, depth, to| {
+            let (right, to) = ((right, columns), (to, columns));
+            let (then, care) = (Then::Write, Care::None);
+            Product { left, right, rows: count, depth, width: columns, to, then, care }.run(level);
+        };
+        product(k, &block.q, width, &mut tiles.scores);
+        product(v, &block.dy, value_width, &mut tiles.cotangents);
+        let differentiate = Differentiate {
+            scores: &mut tiles.scores,
+            cover: is_covered.then_some(&*tiles.cover),
+            keys: count,
+            cotangents: &mut tiles.cotangents,
+            lse: &block.lse[..columns],
+            delta: &block.delta[..columns],
+        };
+        S::Wide::dispatch(level, differentiate);
+        let are_finite = || S::Wide::dispatch(level, AreFinite { values: (k.values, k.down), rows: count, width });
+        Some(is_covered && !(block.are_finite && are_finite()))
+    }
+}
+
+/// `delta` of rows.
+struct Delta<'a, S: Storage> {
+    y: Rows<'a, S>,
+    dy: (&'a [S::Wide], usize),
+    dlse: Option<&'a [S::Wide]>,
+    to: &'a mut [S::Wide],
+}
+
+impl<S: Storage> Work<S::Wide> for Delta<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        for i in 0..self.y.count {
+            let (y, dy) = (self.y.row(i), &self.dy.0[i * self.dy.1..]);
+            let (mut sum, mut d) = (V::zero(), 0);
+            while d < y.len() {
+                sum = S::load::<V>(&y[d..]).mul_add(V::load(&dy[d..]), sum);
+                d += V::LANES;
+            }
+            let dlse = match self.dlse {
+                Some(dlse) => dlse[i],
+                None => S::Wide::from_f64(0.0),
+            };
+            self.to[i] = Vector::sub(sum.sum(), dlse);
+        }
+    }
+}

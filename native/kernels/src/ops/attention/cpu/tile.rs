@@ -1,0 +1,240 @@
+//! Tiles of rows in the layout that the products read.
+
+use super::product::Left;
+use super::{KEYS, each_range};
+use crate::cpu::pool::Shared;
+use crate::cpu::vector::MAX_LANES;
+use crate::cpu::{Exec, Level, Real, Storage, Vector, Work, unrolled};
+use crate::error::Result;
+use crate::ops::attention::Strides;
+use std::ops::{Deref, DerefMut, Range};
+
+/// Workspace of zeros, aligned to cache lines: a vector across two lines takes twice as long.
+pub struct Aligned<E> {
+    values: Vec<E>,
+    range: Range<usize>,
+}
+
+impl<E: Real> Aligned<E> {
+    /// `len` zeros.
+    pub fn new(len: usize) -> Self {
+        const LINE: usize = 64;
+        let values: Vec<E> = bytemuck::zeroed_vec(len + LINE / size_of::<E>());
+        let start = values.as_ptr().align_offset(LINE).min(values.len() - len);
+        Aligned { values, range: start..start + len }
+    }
+}
+
+impl<E> Deref for Aligned<E> {
+    type Target = [E];
+    fn deref(&self) -> &[E] {
+        &self.values[self.range.clone()]
+    }
+}
+
+impl<E> DerefMut for Aligned<E> {
+    fn deref_mut(&mut self) -> &mut [E] {
+        &mut self.values[self.range.clone()]
+    }
+}
+
+/// Asks how many lanes a level has.
+struct Lanes;
+
+impl<E: Real> Work<E> for Lanes {
+    type Output = usize;
+    #[inline(always)]
+    fn run<V: Vector<Element = E>>(self) -> usize {
+        V::LANES
+    }
+}
+
+/// The lanes of a vector of `E`.
+pub fn lanes<E: Real>(level: Level) -> usize {
+    E::dispatch(level, Lanes)
+}
+
+/// Rows of a tensor, some elements apart.
+#[derive(Clone, Copy)]
+pub struct Rows<'a, S> {
+    /// The elements from the first row on.
+    pub values: &'a [S],
+    /// From row to row.
+    pub stride: usize,
+    /// How many.
+    pub count: usize,
+    /// Elements of each.
+    pub width: usize,
+}
+
+impl<'a, S> Rows<'a, S> {
+    /// One of them.
+    #[inline(always)]
+    pub fn row(&self, i: usize) -> &'a [S] {
+        &self.values[i * self.stride..][..self.width]
+    }
+
+    /// Some of a tensor's rows.
+    pub fn of(values: &'a [S], strides: &Strides, width: usize, of: (usize, usize), range: Range<usize>) -> Self {
+        let start = if width == 0 || range.is_empty() { 0 } else { strides.at(of.0, of.1, range.start) };
+        Rows { values: &values[start..], stride: strides.row, count: range.len(), width }
+    }
+}
+
+/// Room for a copy of a tile.
+pub struct Room<E>(Aligned<E>);
+
+impl<E: Real> Room<E> {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Room(Aligned::new(0))
+    }
+
+    /// A tile of keys or values for products: as it lies, or a copy if that has another type or rows apart.
+    pub fn tile<'s, S: Storage<Wide = E>>(&'s mut self, rows: Rows<'s, S>, level: Level) -> Left<'s, E> {
+        if S::DTYPE == E::DTYPE && rows.stride == rows.width {
+            return Left::rows(bytemuck::cast_slice(rows.values), rows.stride);
+        }
+        let stride = rows.width.next_multiple_of(MAX_LANES);
+        if self.0.len() < rows.count * stride {
+            self.0 = Aligned::new(rows.count * stride);
+        }
+        E::dispatch(level, Widen { from: rows, to: (&mut self.0, stride) });
+        Left::rows(&self.0, stride)
+    }
+}
+
+/// A copy of all keys or all values, head after head.
+pub struct Dense<E> {
+    values: Vec<E>,
+    rows: usize,
+    stride: usize,
+}
+
+impl<E: Real> Dense<E> {
+    /// Copies `rows` rows of each of `count` heads from where `of` finds them.
+    pub fn new<'a, S: Storage<Wide = E>>(
+        count: usize,
+        rows: usize,
+        width: usize,
+        exec: &Exec,
+        of: impl Fn(usize, Range<usize>) -> Rows<'a, S> + Send + Sync,
+    ) -> Result<Self> {
+        let stride = width.next_multiple_of(MAX_LANES);
+        let mut values = bytemuck::zeroed_vec(count * rows * stride);
+        let to = Shared::new(&mut values);
+        let each = rows.div_ceil(KEYS);
+        each_range(exec.threads, count * each, |range| {
+            for i in range {
+                let part = i % each * KEYS..rows.min((i % each + 1) * KEYS);
+                let start = (i / each * rows + part.start) * stride;
+                // SAFETY: parts share no row.
+                let to = unsafe { to.part(start, part.len() * stride) };
+                E::dispatch(exec.level, Widen { from: of(i / each, part), to: (to, stride) });
+            }
+        })?;
+        Ok(Dense { values, rows, stride })
+    }
+
+    /// The rows of a head from one on.
+    pub fn tile(&self, head: usize, first: usize) -> Left<'_, E> {
+        Left::rows(&self.values[(head * self.rows + first) * self.stride..], self.stride)
+    }
+}
+
+/// Widens rows, one after the other, each filled up with zeros to a whole number of vectors.
+pub struct Widen<'a, S: Storage> {
+    /// What is read.
+    pub from: Rows<'a, S>,
+    /// What is written, and how far it is from row to row.
+    pub to: (&'a mut [S::Wide], usize),
+}
+
+impl<S: Storage> Work<S::Wide> for Widen<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let (to, stride) = self.to;
+        for i in 0..self.from.count {
+            let (from, to) = (self.from.row(i), &mut to[i * stride..]);
+            let mut d = 0;
+            while d < from.len() {
+                S::load::<V>(&from[d..]).store(&mut to[d..]);
+                d += V::LANES;
+            }
+        }
+    }
+}
+
+/// Transposes a square of `V::LANES` vectors. Each round interleaves its two halves, as in a riffle shuffle,
+/// which rotates the bits of an element's index by one.
+#[inline(always)]
+pub fn transpose<V: Vector>(square: &mut [V; MAX_LANES]) {
+    unrolled!(round < 4, {
+        if 1 << round < V::LANES {
+            let (before, half) = (*square, V::LANES / 2);
+            unrolled!(i < half, {
+                // Indices that the compiler sees to be inside, in repetitions that never come too.
+                let (even, odd) = (2 * i % MAX_LANES, (2 * i + 1) % MAX_LANES);
+                (square[even], square[odd]) = before[i].zip(before[(i + half) % MAX_LANES]);
+            });
+        }
+    });
+}
+
+/// Widens rows, multiplied by a factor, into columns: a vector holds an element of several rows. Columns
+/// beyond the last row are zero.
+pub struct ToColumns<'a, S: Storage> {
+    /// What is read.
+    pub from: Rows<'a, S>,
+    /// The factor.
+    pub factor: S::Wide,
+    /// What is written, and its columns.
+    pub to: (&'a mut [S::Wide], usize),
+}
+
+impl<S: Storage> Work<S::Wide> for ToColumns<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let (to, columns) = self.to;
+        let factor = V::splat(self.factor);
+        let mut i = 0;
+        while i < columns {
+            let mut d = 0;
+            while d < self.from.width {
+                let mut square = [V::zero(); MAX_LANES];
+                let rows = V::LANES.min(self.from.count.saturating_sub(i));
+                unrolled!(lane < rows, {
+                    square[lane] = S::load::<V>(&self.from.row(i + lane)[d..]).mul(factor);
+                });
+                transpose(&mut square);
+                let rows = V::LANES.min(self.from.width - d);
+                unrolled!(lane < rows, {
+                    square[lane].store(&mut to[(d + lane) * columns + i..]);
+                });
+                d += V::LANES;
+            }
+            i += V::LANES;
+        }
+    }
+}
+
+/// The way back: a square of columns, each multiplied by its own factor, as vectors of rows' elements.
+#[inline(always)]
+pub fn from_columns<V: Vector>(
+    columns: (&[V::Element], usize),
+    width: usize,
+    (i, d): (usize, usize),
+    factor: V,
+) -> [V; MAX_LANES] {
+    let mut square = [V::zero(); MAX_LANES];
+    let rows = V::LANES.min(width - d);
+    unrolled!(lane < rows, {
+        square[lane] = V::load(&columns.0[(d + lane) * columns.1 + i..]).mul(factor);
+    });
+    transpose(&mut square);
+    square
+}

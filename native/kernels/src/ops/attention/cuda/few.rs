@@ -1,0 +1,167 @@
+//! Few queries over many keys, as in decoding.
+
+use super::super::Problem;
+use super::{Call, Params, Real, grid, mma};
+use crate::cuda::{Source, pack};
+use crate::error::Result;
+use crate::tensor::{DType, Spec};
+
+const FEW: Source = Source {
+    name: "attention_few",
+    text: concat!(
+        include_str!("../common.cu"),
+        include_str!("../score.cu"),
+        include_str!("../../../cuda/include/pack.cu"),
+        include_str!("../few.cu")
+    ),
+};
+const FEW_MMA: Source = Source {
+    name: "attention_few_mma",
+    text: concat!(
+        include_str!("../common.cu"),
+        include_str!("../mma.cu"),
+        include_str!("../softmax.cu"),
+        include_str!("../few_mma.cu")
+    ),
+};
+const JOIN: Source =
+    Source { name: "attention_join", text: concat!(include_str!("../common.cu"), include_str!("../join.cu")) };
+
+/// The most queries of a head: more are enough work for tiles.
+const QUERIES: usize = 4;
+/// Packs of a key or a value that a lane may hold.
+const PACKS: usize = 4;
+/// Elements of all rows that a lane may hold, of queries and of sums.
+const HELD: usize = 32;
+/// Warps in a block of all these kernels, as in `few.cu` and `join.cu`.
+const WARPS: usize = 4;
+/// Packs of keys that a lane has at a time, and the most packs of values.
+const TOGETHER: usize = 4;
+/// Stages in flight, with the one that is worked on; as in `few.cu`.
+const STAGES: usize = 3;
+/// The most parts, as in `join.cu`.
+const MOST_PARTS: usize = 1024;
+/// Blocks that keep a multiprocessor busy.
+const BUSY: usize = 4;
+
+/// A kernel that goes through a part of the keys for queries of all heads that read them.
+struct Way {
+    source: &'static Source,
+    options: String,
+    /// Queries that a block has, and keys at a time.
+    rows: usize,
+    keys: usize,
+    /// Bytes of shared memory.
+    shared: usize,
+    /// Blocks that a multiprocessor has at once.
+    resident: usize,
+    /// What products are multiplied by.
+    scale: f64,
+}
+
+impl Way {
+    /// Rows of keys are shared by lanes: for all types, masks and biases.
+    fn by_lanes<R: Real>(call: &Call<R>) -> Way {
+        let Problem { dtype, mask, bias, scale, .. } = *call.problem;
+        let Layout { vec, lanes, packs, value_packs, rows, together } = Layout::new(call);
+        let bytes = vec * dtype.size();
+        let copy = if bytes >= 4 && call.lane.device().facts().capability.0 >= 8 { bytes } else { 0 };
+        let options = format!(
+            "{} -DCOPY={copy} -DVEC={vec} -DLANES={lanes} -DPACKS={packs} -DVALUE_PACKS={value_packs} -DROWS={rows} \
+             -DTOGETHER={together} -DHAS_MASK={} -DHAS_BIAS={}",
+            call.options(),
+            u32::from(mask.is_some()),
+            u32::from(bias.is_some()),
+        );
+        // Keys and values are there first, and then the sums of each warp.
+        let kept = STAGES * together * (packs + value_packs) * 32 * WARPS * bytes;
+        let sums = WARPS * rows * (value_packs * vec * lanes + 2) * dtype.wide().size();
+        let keys = 32 / lanes * WARPS * together;
+        Way { source: &FEW, options, rows, keys, shared: kept.max(sums), resident: BUSY, scale }
+    }
+
+    /// Tensor cores multiply, if all queries see the same keys. A hidden key would have weight 0, which they would
+    /// multiply by its value even if that is NaN.
+    fn on_tensor_cores<R: Real>(call: &Call<R>) -> Option<Way> {
+        const OTHER: usize = 16;
+        let Problem { queries, causal, width, value_width, dtype, .. } = *call.problem;
+        if !mma::fits(call.problem, call.lane) || causal.is_some() && queries > 1 {
+            return None;
+        }
+        let [width, value_width] = [width, value_width].map(mma::whole);
+        let stage = OTHER * (width + value_width + 16);
+        let shared = |stages: usize| dtype.size() * (16 * (width + 8) + WARPS * stages * stage);
+        let sums = WARPS * 16 * (value_width + 2) * size_of::<f32>();
+        let limit = call.lane.device().facts().shared as usize;
+        let stages = (2..=STAGES).rev().find(|&stages| shared(stages).max(sums) <= limit)?;
+        let shared = shared(stages).max(sums);
+        let resident = (limit / shared).min(3);
+        let options = format!(
+            "{} -DCOPY={} -DWIDTH={width} -DVALUE_WIDTH={value_width} -DTILES=1 -DOTHER={OTHER} -DWARPS={WARPS} \
+             -DSTAGES={stages} -DMIN={resident} -DHALF={}",
+            call.options(),
+            call.copy,
+            u32::from(dtype == DType::F16),
+        );
+        let (keys, scale) = (WARPS * OTHER, mma::scale(call.problem).into());
+        Some(Way { source: &FEW_MMA, options, rows: 16, keys, shared, resident, scale })
+    }
+}
+
+/// How lanes share rows; the names are those of the macros in `few.cu`.
+struct Layout {
+    vec: usize,
+    lanes: usize,
+    packs: usize,
+    value_packs: usize,
+    rows: usize,
+    together: usize,
+}
+
+impl Layout {
+    fn new<R: Real>(call: &Call<R>) -> Layout {
+        let (vec, Problem { heads, key_heads, queries, width, value_width, .. }) = (vec(call), *call.problem);
+        let lanes = width.max(value_width).div_ceil(vec).next_power_of_two().min(32);
+        let [packs, value_packs] = [width, value_width].map(|width| width.div_ceil(vec * lanes).max(1));
+        let (sharing, larger) = (heads / key_heads * queries, packs.max(value_packs));
+        let most = (HELD / (larger * vec)).max(1);
+        let rows = sharing.next_power_of_two().min(most.next_power_of_two()).min(4);
+        Layout { vec, lanes, packs, value_packs, rows, together: (TOGETHER / larger).max(1) }
+    }
+}
+
+/// Whether there are so few queries that this is faster than tiles, of rows that lanes can hold.
+pub(super) fn fits<R: Real>(call: &Call<R>) -> bool {
+    let layout = Layout::new(call);
+    call.problem.queries <= QUERIES && layout.packs.max(layout.value_packs) <= PACKS
+}
+
+/// Queues attention.
+pub(super) fn forward<R: Real>(call: &Call<R>) -> Result<()> {
+    let Problem { batch, heads, key_heads, queries, keys, value_width, dtype, .. } = *call.problem;
+    let way = Way::on_tensor_cores(call).unwrap_or_else(|| Way::by_lanes(call));
+    let chunks = (heads / key_heads * queries).div_ceil(way.rows);
+    let heads_of_keys = batch * key_heads * chunks;
+    let busy = way.resident * call.lane.device().facts().multiprocessors as usize;
+    // A part is worth its sums if it takes more than one stage. All blocks should run in one wave.
+    let parts = (busy / heads_of_keys).min(keys.div_ceil(2 * way.keys)).clamp(1, MOST_PARTS);
+    let sums = Spec::new(dtype.wide(), &[batch * heads * queries, parts, value_width + 2])?;
+    let (delta, scale) = (call.lane.scratch(sums.bytes())?, R::of(way.scale));
+    let params = Params { delta, scale, tiles: chunks as i32, parts: parts as i32, ..call.params };
+    let (kernel, blocks) = (call.lane.device().kernel(way.source, &way.options)?, grid(heads_of_keys * parts)?);
+    let threads = 32 * WARPS as u32;
+    // SAFETY: as for all launches; there are sums for every part of every query.
+    unsafe { call.lane.launch_with(&kernel, [blocks, 1, 1], threads, way.shared as u32, &params)? };
+    let join = call.lane.device().kernel(&JOIN, &format!("{} -DCOPY=0", call.options()))?;
+    // SAFETY: as above; a block a query.
+    unsafe { call.lane.launch(&join, [grid(batch * heads * queries)?, 1, 1], threads, &params) }
+}
+
+/// Elements that are moved at once: those of 16 bytes if all rows are aligned to 16 bytes, otherwise one.
+fn vec<R: Real>(call: &Call<R>) -> usize {
+    let Problem { q, k, v, dtype, .. } = *call.problem;
+    let strides = [q, k, v].map(|at| [at.batch, at.head, at.row]);
+    let strides = strides.as_flattened().iter().map(|&stride| (stride * dtype.size()) as u64);
+    let addresses = [call.params.q, call.params.k, call.params.v];
+    pack(dtype.size(), &addresses.into_iter().chain(strides).collect::<Vec<_>>())
+}

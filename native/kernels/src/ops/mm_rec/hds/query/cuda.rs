@@ -1,0 +1,92 @@
+//! Walks down the hierarchy on CUDA: a block a query at a time.
+
+use super::Problem;
+use crate::cuda::{Buffer, Lane, Source, grid_size, types};
+use crate::error::Result;
+use crate::op::Named;
+use crate::ops::mm_rec::hds::{MOST_LEVELS, cuda::unrounded};
+
+const QUERY: Source = Source { name: "hds_query", text: include_str!("query.cu") };
+
+/// Threads of a block, as `query.cu` has them.
+const THREADS: u32 = 256;
+
+/// Blocks that a multiprocessor has under way.
+const BLOCKS: usize = 8;
+
+/// Bytes of scores that there are at most, unless one block alone needs more.
+const MOST_SCORES: usize = 256 << 20;
+
+/// The kernel's parameters; the same struct is declared in `query.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    q: u64,
+    k: u64,
+    v: u64,
+    above: [u64; MOST_LEVELS],
+    sizes: [i64; MOST_LEVELS],
+    context: u64,
+    slots: u64,
+    scores: u64,
+    kept: u64,
+    queries: i64,
+    length: i64,
+    width: i64,
+    levels: i64,
+    ratio: i64,
+    top_k: i64,
+    most: i64,
+    shared: i64,
+    scale: f64,
+}
+
+/// Queues the walks and the attention.
+pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let levels = &problem.levels;
+    let queries = problem.batch * problem.length;
+    if queries == 0 {
+        return Ok(());
+    }
+    let made = unrounded(levels, problem.dtype, inputs.get("k")?, lane)?;
+    let (mut above, mut sizes) = ([0; MOST_LEVELS], [0; MOST_LEVELS]);
+    for (level, buffer) in made.iter().enumerate() {
+        above[level + 1] = lane.address(buffer)?;
+    }
+    for (to, &size) in sizes.iter_mut().zip(&levels.sizes) {
+        *to = size as i64;
+    }
+    let counts = problem.candidates();
+    let most = counts.iter().copied().max().unwrap_or(0);
+    // No level has more to keep than candidates.
+    let top_k = problem.top_k.min(most);
+    let of_block = most * problem.dtype.wide().size();
+    let busy = BLOCKS * lane.device().facts().multiprocessors as usize;
+    let blocks = queries.min(busy).min((MOST_SCORES / of_block.max(1)).max(1));
+    let scores = (blocks * of_block).next_multiple_of(8);
+    let scratch = lane.scratch(scores + blocks * 2 * top_k * size_of::<i32>())?;
+    let params = Params {
+        q: lane.address(inputs.get("q")?)?,
+        k: lane.address(inputs.get("k")?)?,
+        v: lane.address(inputs.get("v")?)?,
+        above,
+        sizes,
+        context: lane.address(outputs.get("context")?)?,
+        slots: lane.address(outputs.get("slots")?)?,
+        scores: scratch,
+        kept: scratch + scores as u64,
+        queries: queries as i64,
+        length: problem.length as i64,
+        width: levels.width as i64,
+        levels: levels.sizes.len() as i64,
+        ratio: problem.ratio as i64,
+        top_k: top_k as i64,
+        most: most as i64,
+        shared: i64::from(levels.batch == 1),
+        scale: problem.scale(),
+    };
+    let kernel = lane.device().kernel(&QUERY, &types(problem.dtype))?;
+    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have these sizes,
+    // and there is scratch memory for each block.
+    unsafe { lane.launch(&kernel, [grid_size(blocks)?, 1, 1], THREADS, &params) }
+}

@@ -1,0 +1,346 @@
+//! The norms on CUDA: what is launched, and how the work is laid out.
+
+use super::{EpsMode, Problem};
+use crate::cuda::{Buffer, Kernel, Lane, Source, function, grid_size, pack, types};
+use crate::error::Result;
+use crate::op::Named;
+use crate::tensor::{DType, Element, Spec};
+
+const FORWARD: Source = Source {
+    name: "norm_forward",
+    text: concat!(
+        include_str!("../../cuda/include/activation.cu"),
+        include_str!("../../cuda/include/pack.cu"),
+        include_str!("common.cu"),
+        include_str!("forward.cu")
+    ),
+};
+const BACKWARD: Source = Source {
+    name: "norm_backward",
+    text: concat!(
+        include_str!("../../cuda/include/activation.cu"),
+        include_str!("../../cuda/include/pack.cu"),
+        include_str!("../../cuda/include/copies.cu"),
+        include_str!("common.cu"),
+        include_str!("backward.cu")
+    ),
+};
+
+const ADD: Source =
+    Source { name: "add_norm", text: concat!(include_str!("../../cuda/include/block_sum.cu"), include_str!("add.cu")) };
+
+const SUMS: Source = Source { name: "norm_sums", text: include_str!("sums.cu") };
+
+/// The fewest threads of a block that may have several rows.
+const BLOCK: usize = 128;
+/// The most bytes of a row that a thread holds: with fewer bytes there are more threads, which wait longer for each
+/// other's sums.
+const HELD: usize = 64;
+/// Threads of the gradient that have registers for all that can be held.
+const HOLDING: usize = 256;
+/// The most bytes of a row, in the type of the arithmetic, that a thread of the gradient holds.
+const HELD_WIDE: usize = 128;
+/// Columns of a block of the sums; the same constants are declared in `sums.cu`.
+const SUMS_COLUMNS: usize = 8;
+const SUMS_THREADS: u32 = 128;
+/// Threads that have a row to which something is added.
+const ADD_THREADS: u32 = 256;
+/// Bytes of shared memory that the gradient has beside its rows.
+const OTHER_SHARED: usize = 6 << 10;
+
+/// The kernels' parameters; the same struct is declared in `common.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params<R> {
+    x: u64,
+    w: u64,
+    b: u64,
+    dy: u64,
+    to: u64,
+    mean: u64,
+    rstd: u64,
+    dw: u64,
+    db: u64,
+    rows: i64,
+    columns: i64,
+    eps: R,
+    scale: R,
+    inverse_scale: R,
+    to_mean: R,
+    count: R,
+    inverse_count: R,
+}
+
+/// The parameters of the sums; the same struct is declared in `sums.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Sums {
+    from: [u64; 2],
+    to: [u64; 2],
+    slots: i64,
+    columns: i64,
+}
+
+/// The parameters of a norm that adds first; the same struct is declared in `add.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Add<R> {
+    x: u64,
+    w: u64,
+    sum: u64,
+    y: u64,
+    columns: i64,
+    eps: R,
+    scale: R,
+    to_mean: R,
+}
+
+/// How rows are divided among threads.
+struct Layout {
+    /// Elements that are moved at once.
+    vec: usize,
+    /// Threads that have a row together.
+    threads: usize,
+    /// Rows that a block has at a time.
+    rows: usize,
+    /// Packs that a thread holds, or 0 for rows that are too long.
+    packs: usize,
+    /// Threads that a multiprocessor has registers for.
+    resident: usize,
+    /// Whether a thread holds the weights too, and in the gradient the values that it computes with.
+    hold: bool,
+    /// Rows that the gradient has in flight in shared memory, including the one it works on.
+    stages: usize,
+    /// Bytes of shared memory for them.
+    shared: usize,
+}
+
+impl Layout {
+    /// Chosen, like the gradient's layout, by timing rows of 1024 to 16384 elements on an H200: few threads, each with
+    /// much of a row, are best, except for f32 rows of 4096.
+    fn forward(problem: &Problem, vec: usize) -> Layout {
+        let size = problem.x.dtype.size();
+        let (all, held) = (packs(problem, vec), HELD / (vec * size));
+        let threads = match threads(all, held) {
+            256 if size == 4 => 512,
+            threads => threads,
+        };
+        let one = all.div_ceil(threads);
+        let resident = if one * 2 <= held { 1024 } else { 512 };
+        let packs = if one > held { 0 } else { one };
+        Layout::new(vec, threads, packs, resident, packs > 0 && threads < 1024)
+    }
+
+    /// The gradient also holds sums, and for long rows nothing else. Three stages are slower than two: with more reads
+    /// and writes in flight the memory itself gets slower.
+    fn backward(problem: &Problem, vec: usize, shared: usize) -> Layout {
+        let (all, size) = (packs(problem, vec), problem.x.dtype.size());
+        let most = (HELD_WIDE / (vec * problem.x.dtype.wide().size())).max(1);
+        let holding = threads(all, HELD / (vec * size)).min(HOLDING);
+        let hold = all <= most * holding;
+        let threads = if hold { holding } else { 2 * HOLDING };
+        let layout = Layout::new(vec, threads, all.div_ceil(threads), threads.max(HOLDING), hold);
+        let stage = 2 * layout.packs * layout.block() as usize * vec * size;
+        let stages = (shared / stage).min(2);
+        if stages == 0 || layout.packs > most {
+            return Layout::new(vec, 1024, 0, 1024, false);
+        }
+        Layout { stages, shared: stages * stage, ..layout }
+    }
+
+    fn new(vec: usize, threads: usize, packs: usize, resident: usize, hold: bool) -> Layout {
+        Layout { vec, threads, rows: (BLOCK / threads).max(1), packs, resident, hold, stages: 1, shared: 0 }
+    }
+
+    fn block(&self) -> u32 {
+        (self.threads * self.rows) as u32
+    }
+
+    /// How many blocks a multiprocessor has at once.
+    fn resident(&self) -> usize {
+        (self.resident / (self.threads * self.rows)).max(1)
+    }
+
+    /// Blocks of the grid: at most those that are resident at once, and few enough that the rows divide evenly. If
+    /// only some blocks had a last few rows, the others would be idle meanwhile.
+    fn blocks(&self, rows: usize, multiprocessors: u32) -> usize {
+        let (shares, most) = (rows.div_ceil(self.rows), self.resident() * multiprocessors as usize);
+        shares.div_ceil(shares.div_ceil(most).max(1))
+    }
+}
+
+/// How many packs a row is.
+fn packs(problem: &Problem, vec: usize) -> usize {
+    problem.columns.div_ceil(vec).max(1)
+}
+
+/// Threads of a row of `packs` packs, where each holds `held` of them.
+fn threads(packs: usize, held: usize) -> usize {
+    packs.div_ceil(held).next_power_of_two().clamp(32, 1024)
+}
+
+/// Queues a norm.
+pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let call = Call { problem, inputs, outputs, lane };
+    match problem.x.dtype {
+        DType::F64 => call.forward::<f64>(),
+        _ => call.forward::<f32>(),
+    }
+}
+
+/// Queues the gradient.
+pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let call = Call { problem, inputs, outputs, lane };
+    match problem.x.dtype {
+        DType::F64 => call.backward::<f64>(),
+        _ => call.backward::<f32>(),
+    }
+}
+
+/// Queues a norm that adds first.
+pub fn add(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let call = Call { problem, inputs, outputs, lane };
+    match problem.x.dtype {
+        DType::F64 => call.add::<f64>(),
+        _ => call.add::<f32>(),
+    }
+}
+
+struct Call<'a> {
+    problem: &'a Problem,
+    inputs: &'a Named<&'a Buffer>,
+    outputs: &'a Named<&'a Buffer>,
+    lane: &'a Lane,
+}
+
+impl Call<'_> {
+    fn forward<R: Element>(&self) -> Result<()> {
+        if self.problem.rows == 0 {
+            return Ok(());
+        }
+        let params = self.params::<R>("y")?;
+        let layout = Layout::forward(self.problem, self.vec(&params));
+        let kernel = self.kernel(&FORWARD, &layout)?;
+        let grid = [grid_size(self.blocks(&layout))?, 1, 1];
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit
+        // the buffers, whose addresses are this lane's.
+        unsafe { self.lane.launch(&kernel, grid, layout.block(), &params) }
+    }
+
+    fn blocks(&self, layout: &Layout) -> usize {
+        layout.blocks(self.problem.rows, self.lane.device().facts().multiprocessors)
+    }
+
+    fn backward<R: Element>(&self) -> Result<()> {
+        let mut params = self.params::<R>("dx")?;
+        let shared = self.lane.device().facts().shared as usize - OTHER_SHARED;
+        let layout = Layout::backward(self.problem, self.vec(&params), shared);
+        let blocks = self.blocks(&layout);
+        let slots = blocks * layout.rows;
+        let wide = self.problem.x.dtype.wide();
+        let sums = || self.lane.temporary(Spec::new(wide, &[slots, self.problem.columns])?);
+        let (dw, db) = (sums()?, if params.b == 0 { None } else { Some(sums()?) });
+        params.dw = self.lane.address(&dw)?;
+        params.db = db.as_ref().map_or(Ok(0), |db| self.lane.address(db))?;
+        if blocks > 0 {
+            let kernel = self.kernel(&BACKWARD, &layout)?;
+            let (grid, shared) = ([grid_size(blocks)?, 1, 1], layout.shared as u32);
+            // SAFETY: as above; there is a row of sums for each slot, and shared memory for all stages.
+            unsafe { self.lane.launch_with(&kernel, grid, layout.block(), shared, &params)? };
+        }
+        self.sums([params.dw, params.db], slots)
+    }
+
+    /// Queues the sums over all slots: those of `dw`, and of `db` if there is one.
+    fn sums(&self, from: [u64; 2], slots: usize) -> Result<()> {
+        let columns = self.problem.columns;
+        if columns == 0 {
+            return Ok(());
+        }
+        let address = |name| self.outputs.find(name).map_or(Ok(0), |buffer| self.lane.address(buffer));
+        let to = [address("dw")?, address("db")?];
+        let params = Sums { from, to, slots: slots as i64, columns: columns as i64 };
+        let kernel = self.lane.device().kernel(&SUMS, &types(self.problem.x.dtype))?;
+        let kinds = if to[1] == 0 { 1 } else { 2 };
+        // SAFETY: Sums is the struct that the kernel declares; the buffers have these sizes.
+        unsafe {
+            self.lane.launch(&kernel, [grid_size(columns.div_ceil(SUMS_COLUMNS))?, kinds, 1], SUMS_THREADS, &params)
+        }
+    }
+
+    fn add<R: Element>(&self) -> Result<()> {
+        let Problem { rows, columns, eps, eps_mode, .. } = *self.problem;
+        if rows == 0 {
+            return Ok(());
+        }
+        let (scale, to_mean) = self.problem.scales();
+        let params = Add {
+            x: self.lane.address(self.inputs.get("x")?)?,
+            w: self.lane.address(self.inputs.get("w")?)?,
+            sum: self.lane.address(self.outputs.get("sum")?)?,
+            y: self.lane.address(self.outputs.get("y")?)?,
+            columns: columns as i64,
+            eps: R::from_f64(eps),
+            scale: R::from_f64(scale),
+            to_mean: R::from_f64(to_mean),
+        };
+        let outside = u32::from(eps_mode == EpsMode::Outside);
+        let options = format!("{} -DTHREADS={ADD_THREADS} -DOUTSIDE={outside}", types(self.problem.x.dtype));
+        let kernel = self.lane.device().kernel(&ADD, &options)?;
+        // SAFETY: Add is the struct that the kernel declares; the op's checks prove the sizes.
+        unsafe { self.lane.launch(&kernel, [grid_size(rows)?, 1, 1], ADD_THREADS, &params) }
+    }
+
+    fn params<R: Element>(&self, to: &str) -> Result<Params<R>> {
+        let address = |buffer: Option<&&Buffer>| buffer.map_or(Ok(0), |buffer| self.lane.address(buffer));
+        let Problem { rows, columns, eps, .. } = *self.problem;
+        let (scale, to_mean) = self.problem.scales();
+        Ok(Params {
+            x: self.lane.address(self.inputs.get("x")?)?,
+            w: self.lane.address(self.inputs.get("w")?)?,
+            b: address(self.inputs.find("b"))?,
+            dy: address(self.inputs.find("dy"))?,
+            to: self.lane.address(self.outputs.get(to)?)?,
+            mean: address(self.outputs.find("mean"))?,
+            rstd: address(self.outputs.find("rstd"))?,
+            dw: 0,
+            db: 0,
+            rows: rows as i64,
+            columns: columns as i64,
+            eps: R::from_f64(eps),
+            scale: R::from_f64(scale),
+            inverse_scale: R::from_f64(scale.recip()),
+            to_mean: R::from_f64(to_mean),
+            count: R::from_f64(columns.max(1) as f64),
+            inverse_count: R::from_f64((columns.max(1) as f64).recip()),
+        })
+    }
+
+    /// Rows are moved 16 bytes at a time where each of them begins at such an address.
+    fn vec<R>(&self, params: &Params<R>) -> usize {
+        let size = self.problem.x.dtype.size();
+        let row = (self.problem.columns * size) as u64;
+        pack(size, &[params.x, params.w, params.b, params.dy, params.to, row])
+    }
+
+    fn kernel(&self, source: &Source, layout: &Layout) -> Result<Kernel> {
+        let problem = self.problem;
+        let options = format!(
+            "{} -DVEC={} -DTHREADS={} -DROWS={} -DPACKS={} -DHOLD={} -DSTAGES={} -DRESIDENT={} -DCENTERED={} \
+             -DOUTSIDE={} -DHAS_B={} -DFN={}",
+            types(problem.x.dtype),
+            layout.vec,
+            layout.threads,
+            layout.rows,
+            layout.packs,
+            u32::from(layout.hold),
+            layout.stages,
+            layout.resident(),
+            u32::from(problem.centered),
+            u32::from(problem.eps_mode == EpsMode::Outside),
+            u32::from(self.inputs.find("b").is_some()),
+            function(problem.activation),
+        );
+        self.lane.device().kernel(source, &options)
+    }
+}

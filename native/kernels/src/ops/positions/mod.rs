@@ -1,0 +1,4 @@
+//! What tells positions apart.
+
+pub mod rope;
+pub mod sinusoidal_positions;

@@ -1,0 +1,55 @@
+//! Sinusoidal positions on CUDA.
+
+use super::Problem;
+use crate::cuda::{Buffer, Lane, Source, THREADS, pack, types};
+use crate::error::Result;
+use crate::ops::positions::rope::cuda::grid;
+
+const ADD: Source = Source {
+    name: "sinusoidal_positions",
+    text: concat!(
+        include_str!("../../../cuda/include/pack.cu"),
+        include_str!("../rope/angle.cu"),
+        include_str!("add.cu")
+    ),
+};
+
+/// The kernel's parameters; the same struct is declared in `add.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    x: u64,
+    y: u64,
+    rates: u64,
+    batch: i64,
+    length: i64,
+    width: i64,
+    first_position: f64,
+}
+
+/// Queues the sum with sines and cosines.
+pub fn add(problem: &Problem, x: &Buffer, y: &Buffer, lane: &Lane) -> Result<()> {
+    let &Problem { batch, length, width, ref angles, .. } = problem;
+    if batch * length * width == 0 {
+        return Ok(());
+    }
+    let rates = lane.device().table(&angles.rates)?;
+    let (x, y) = (lane.address(x)?, lane.address(y)?);
+    let size = problem.x.dtype.size();
+    let vec = pack(size, &[x, y, (width * size) as u64]);
+    let params = Params {
+        x,
+        y,
+        rates: lane.address(&rates)?,
+        batch: batch as i64,
+        length: length as i64,
+        width: width as i64,
+        first_position: angles.first_position,
+    };
+    let options = format!("{} -DVEC={vec}", types(problem.x.dtype));
+    let kernel = lane.device().kernel(&ADD, &options)?;
+    let grid = grid(width / vec * length, batch, problem.x.dtype)?;
+    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have
+    // these sizes.
+    unsafe { lane.launch(&kernel, grid, THREADS, &params) }
+}

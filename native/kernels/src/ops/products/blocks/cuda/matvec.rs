@@ -1,0 +1,111 @@
+//! Products of one row of x, which blocks of threads prepare themselves, where the device copies weights without
+//! threads.
+
+use super::{COLUMNS, SPLIT, Tensors, common, early, matmul, pieces, shares, weights};
+use crate::cuda::tiles::streamed;
+use crate::cuda::{Facts, Lane, Source, TensorMap, Together, grid_size};
+use crate::error::Result;
+use crate::ops::products::blocks::format::{BLOCK, Format};
+
+const SOURCE: Source = Source {
+    name: "blocks_matvec",
+    text: concat!(
+        include_str!("../../../../cuda/include/activation.cu"),
+        include_str!("../../../../cuda/include/early.cu"),
+        include_str!("../../../../cuda/include/cluster.cu"),
+        include_str!("../../../../cuda/include/pipeline.cu"),
+        include_str!("../../../../cuda/include/tiles.cu"),
+        include_str!("../ready.cu"),
+        include_str!("../matvec.cu")
+    ),
+};
+
+/// Outputs of a warp.
+const SIDE: usize = 16;
+/// The most warps of a block of threads.
+const WARPS: usize = 16;
+/// The most stages.
+const STAGES: usize = 24;
+
+/// The parameters of `matvec.cu`, which declares the same struct.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    matrix: TensorMap,
+    x: u64,
+    b: u64,
+    y: u64,
+    outputs: i64,
+    blocks: i64,
+    columns: i32,
+    tiles: i32,
+}
+
+/// The constants that `matvec.cu` is compiled with.
+#[derive(Debug)]
+pub(super) struct Matvec {
+    sides: usize,
+    groups: usize,
+    split: usize,
+    stages: usize,
+    shared: usize,
+}
+
+impl Matvec {
+    /// `None` where x has more rows, or does not fit into shared memory.
+    pub(super) fn of(problem: &matmul::Problem, facts: &Facts) -> Option<Matvec> {
+        if problem.rows != 1 || !problem.factors.quantized || problem.inputs == 0 {
+            return None;
+        }
+        let busy = facts.multiprocessors as usize;
+        let tiles = |sides| problem.outputs.div_ceil(SIDE * sides);
+        // Small or shared tiles leave no multiprocessor idle.
+        let sides = if tiles(4) * SPLIT >= busy { 4 } else { 2 };
+        let split = shares(tiles(sides), pieces(problem), SPLIT, busy);
+        let groups = WARPS / sides;
+        let stage = COLUMNS * SIDE * sides * problem.factors.weights.bytes();
+        let ready = pieces(problem).div_ceil(split) * piece_of_x(problem.factors.weights);
+        let sums = groups * SIDE * sides * size_of::<f32>();
+        let room = (facts.shared as usize).checked_sub(ready + sums)?;
+        // A stage always belongs to the same group, so that each group knows the phase of its stages.
+        let stages = (room / (stage + 16)).min(STAGES) / groups * groups;
+        let shared = stages * (stage + 16) + ready + sums;
+        (stages >= 3).then_some(Matvec { sides, groups, split, stages, shared })
+    }
+
+    pub(super) fn launch(&self, problem: &matmul::Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
+        let Matvec { sides, groups, split, stages, shared } = *self;
+        let (blocks, bytes) = (problem.inputs / BLOCK, problem.factors.weights.bytes());
+        let (all, part) = ([problem.outputs, blocks * bytes / 2], [SIDE * sides, COLUMNS * bytes / 2]);
+        let matrix = lane.device().tensor_map(tensors.w, all, part, false)?;
+        let options = format!(
+            "{} -DFLOATS=0 -DSIDES={sides} -DGROUPS={groups} -DSPLIT={split} -DSTAGES={stages} {}",
+            common(problem),
+            streamed(weights(problem), lane)
+        );
+        let kernel = early(&SOURCE, &options, lane)?;
+        let tiles = problem.outputs.div_ceil(SIDE * sides);
+        let Tensors { x, b, y, .. } = *tensors;
+        let [outputs, blocks] = [problem.outputs, blocks].map(|size| size as i64);
+        let columns = grid_size(tiles)?;
+        let params = Params { matrix, x, b, y, outputs, blocks, columns: columns as i32, tiles: columns as i32 };
+        let grid = [columns.min(lane.device().facts().multiprocessors), 1, 1];
+        let size = [(32 * sides * groups + 32) as u32, shared as u32];
+        // SAFETY: Params is the struct that the kernel declares; the op's checks prove the sizes of the buffers.
+        unsafe {
+            match split as u32 {
+                1 => lane.launch_with(&kernel, grid, size[0], size[1], &params),
+                split => lane.launch_together(&kernel, Together::Cluster(split), columns * split, size, &params),
+            }
+        }
+    }
+}
+
+/// Bytes of x prepared for a piece; equal to the constant in `matvec.cu`.
+fn piece_of_x(format: Format) -> usize {
+    let kinds = match format {
+        Format::Q8 => 1,
+        Format::Q4 => 2,
+    };
+    COLUMNS * (4 * 16 * kinds + 8) + 16
+}

@@ -1,0 +1,166 @@
+//! The products: one op for each pair of a form of x and a format of weights.
+
+use super::format::{Format, with_last};
+use super::{cpu, cuda, reference};
+use crate::base::activation::Activation;
+use crate::cuda::{Buffer, Lane};
+use crate::error::Result;
+use crate::op::{self, Bound, Named, Op, Slot};
+use crate::options;
+use crate::tensor::{DType, Shape, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use std::marker::PhantomData;
+
+options! {
+    /// The options of the products.
+    pub struct Options {
+        /// activation of the sums, none by default
+        activation: Option<Activation> = None;
+    }
+}
+
+/// The properties in which the products differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Factors {
+    /// The format of the weights.
+    pub weights: Format,
+    /// Whether x is quantized to Q8_0 first, or multiplied as floats.
+    pub quantized: bool,
+}
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Type and shape of `x`.
+    pub x: Spec,
+    /// Rows of `x`: all its axes but the last.
+    pub rows: usize,
+    /// Columns of `x`, `I` in the shapes.
+    pub inputs: usize,
+    /// Columns of `y`, `O`.
+    pub outputs: usize,
+    /// The form of x and the format of the weights.
+    pub factors: Factors,
+    /// The activation applied to the sums.
+    pub activation: Option<Activation>,
+}
+
+impl Problem {
+    /// Checks the product of x and the weights called `name`.
+    pub fn new(name: &str, factors: Factors, inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let (&x, w) = (inputs.get("x")?, inputs.get(name)?);
+        factors.weights.quantized("x", &x)?;
+        let (&columns, rows) = x.shape.split_last().expect("rows of blocks");
+        let outputs = match w.shape[..] {
+            [outputs, bytes] if bytes == factors.weights.row_bytes(columns) => outputs,
+            _ => return Err(wrong_weights(name, factors.weights, columns, w)),
+        };
+        op::same_shape(inputs, "b", &[outputs])?;
+        let (rows, activation) = (rows.iter().product(), options.activation);
+        Ok(Problem { x, rows, inputs: columns, outputs, factors, activation })
+    }
+
+    /// The shape of `y`: that of `x` with another last axis.
+    pub fn y(&self) -> Result<Shape> {
+        with_last(&self.x.shape, self.outputs)
+    }
+}
+
+fn wrong_weights(name: &str, format: Format, columns: usize, got: &Spec) -> crate::error::Error {
+    let bytes = format.row_bytes(columns);
+    op::wrong_shape(name, &format!("(O, {bytes})"), got).hint(format_args!(
+        "{columns} values of {} take {bytes} bytes; weights are stored (out, in), in blocks along `in`",
+        format.name()
+    ))
+}
+
+/// The constants of one of the products.
+pub trait Table: 'static {
+    /// The op's name.
+    const NAME: &'static str;
+    /// A one-line description.
+    const ABOUT: &'static str;
+    /// The form of x and the format of the weights.
+    const FACTORS: Factors;
+    /// The shape of the weights.
+    const WEIGHTS: &'static str = match Self::FACTORS.weights {
+        Format::Q8 => "(O, 17I/16)",
+        Format::Q4 => "(O, 9I/16)",
+    };
+}
+
+/// A product as an op.
+pub struct Product<T>(PhantomData<T>);
+
+impl<T: Table> Op for Product<T> {
+    const NAME: &'static str = T::NAME;
+    const ABOUT: &'static str = T::ABOUT;
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("x", "(..., I)").loose(),
+        Slot::new("w", T::WEIGHTS).exactly(DType::U8).loose(),
+        Slot::new("b", "(O)").wide().optional().loose(),
+    ];
+    const STORAGE: &'static [DType] = super::STORAGE;
+    const COTANGENTS: &'static [&'static str] = &[];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (inputs, options) = (call.inputs, call.options);
+        Problem::new("w", T::FACTORS, inputs, options)
+    }
+
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        op::product(&[problem.rows, problem.inputs, problem.outputs])
+    }
+
+    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
+        Ok([("y", Spec { dtype: problem.x.dtype, shape: problem.y()? })].into_iter().collect())
+    }
+
+    fn cpu(
+        problem: &Problem,
+        inputs: &Named<View>,
+        mut outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        let given = [inputs.get("x")?, inputs.get("w")?];
+        cpu::multiply(problem, given, inputs.find("b"), outputs.expect("y")?, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
+        let y = reference::multiply(problem, [inputs.get("x")?, inputs.get("w")?], inputs.find("b"))?;
+        Ok([("y", y)].into_iter().collect())
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        let given = [*inputs.get("x")?, *inputs.get("w")?];
+        cuda::multiply(problem, given, inputs.find("b").copied(), outputs.get("y")?, lane)
+    }
+}
+
+macro_rules! products {
+    ($($product:ident, $table:ident, $name:literal, $weights:ident, $quantized:literal, $about:literal;)*) => {
+        $(
+            #[doc = $about]
+            pub type $product = Product<$table>;
+
+            /// The constants of this product.
+            pub struct $table;
+
+            impl Table for $table {
+                const NAME: &'static str = $name;
+                const ABOUT: &'static str = $about;
+                const FACTORS: Factors = Factors { weights: Format::$weights, quantized: $quantized };
+            }
+        )*
+    };
+}
+
+products! {
+    MatmulQ8Q8, Q8Q8, "matmul_q8_q8", Q8, true, "y = activation(x w^T + b), x quantized to Q8_0, weights in Q8_0";
+    MatmulQ8Q4, Q8Q4, "matmul_q8_q4", Q4, true, "y = activation(x w^T + b), x quantized to Q8_0, weights in Q4_0";
+    MatmulF32Q8, F32Q8, "matmul_f32_q8", Q8, false, "y = activation(x w^T + b), weights in Q8_0";
+    MatmulF32Q4, F32Q4, "matmul_f32_q4", Q4, false, "y = activation(x w^T + b), weights in Q4_0";
+}

@@ -1,0 +1,301 @@
+//! The scans on CUDA: one kernel for all of them, whose blocks walk through time and read and write memory once.
+
+use super::{Problem, Scan};
+use crate::cuda::{Buffer, Facts, Kernel, Lane, Source, Together, grid_size, types};
+use crate::error::Result;
+use crate::op::Named;
+use crate::tensor::{DType, Spec};
+
+const SCAN: Source = Source {
+    name: "cumulative",
+    text: concat!(include_str!("../../../cuda/include/cluster.cu"), include_str!("scans.cu"), include_str!("tiles.cu")),
+};
+
+/// Threads of a block.
+const THREADS: usize = 256;
+
+/// The most channels side by side in a tile.
+const SIDE_BY_SIDE: usize = 32;
+
+/// The most bytes that a thread reads of a tile, the most numbers of a tensor, and the most steps.
+const READ: usize = 256;
+const NUMBERS: usize = 32;
+const STEPS: usize = 16;
+
+/// The most tiles in shared memory.
+const STAGES: usize = 4;
+
+/// The most blocks of a cluster; the same number is in `tiles.cu`.
+const MOST_BLOCKS: usize = 8;
+
+/// Shared memory that is enough for three blocks, if they read a single tensor.
+const MUCH: usize = 200 << 10;
+
+/// Bytes of shared memory that the system reserves in each block.
+const RESERVED: usize = 1 << 10;
+
+/// Bytes that memory reads at once: a tile with fewer bytes of a row would read the others for nothing.
+const SECTOR: usize = 32;
+
+/// The kernel's parameters; the same struct is declared in `scans.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Params {
+    x: u64,
+    y: u64,
+    wide_y: u64,
+    dy: u64,
+    dlog_y: u64,
+    first: u64,
+    start: u64,
+    to: u64,
+    log_to: u64,
+    last: u64,
+    length: i64,
+    width: i64,
+    columns: i64,
+    cluster: i64,
+    rounds: i64,
+    eps: f64,
+    log_min: f64,
+    floor: f64,
+    back: i64,
+}
+
+/// Queues a scan.
+pub fn forward(
+    problem: &Problem,
+    [x, _]: [&str; 2],
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+) -> Result<()> {
+    let params = Params {
+        x: lane.address(inputs.get(x)?)?,
+        start: address(lane, inputs, "initial_state")?,
+        to: lane.address(outputs.get("y")?)?,
+        log_to: address(lane, outputs, "log_y")?,
+        last: address(lane, outputs, "last_state")?,
+        back: problem.settings.reverse.into(),
+        ..Params::default()
+    };
+    launch(problem, Pass::Scan, params, lane)
+}
+
+/// Queues a gradient.
+pub fn backward(
+    problem: &Problem,
+    [x, dx]: [&str; 2],
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+) -> Result<()> {
+    let params = Params {
+        x: address(lane, inputs, x)?,
+        y: address(lane, inputs, "y")?,
+        dy: lane.address(inputs.get("dy")?)?,
+        dlog_y: address(lane, inputs, "dlog_y")?,
+        first: address(lane, inputs, "initial_state")?,
+        start: address(lane, inputs, "dlast_state")?,
+        to: lane.address(outputs.get(dx)?)?,
+        last: address(lane, outputs, "dinitial_state")?,
+        back: (!problem.settings.reverse).into(),
+        ..Params::default()
+    };
+    if problem.settings.scan != Scan::LogSumExp {
+        return launch(problem, Pass::Gradient, params, lane);
+    }
+    let y = lane.temporary(Spec { dtype: problem.state.dtype, ..problem.sequence })?;
+    let again = Params {
+        x: params.x,
+        start: params.first,
+        to: lane.address(&y)?,
+        back: problem.settings.reverse.into(),
+        ..Params::default()
+    };
+    launch(problem, Pass::WideScan, again, lane)?;
+    launch(problem, Pass::Gradient, Params { wide_y: lane.address(&y)?, ..params }, lane)
+}
+
+fn address(lane: &Lane, tensors: &Named<&Buffer>, name: &str) -> Result<u64> {
+    tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer))
+}
+
+/// What the kernel does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Pass {
+    Scan,
+    /// Writes results in the type of the arithmetic.
+    WideScan,
+    Gradient,
+}
+
+fn launch(problem: &Problem, pass: Pass, params: Params, lane: &Lane) -> Result<()> {
+    if problem.rows * problem.width == 0 {
+        return Ok(());
+    }
+    let Params { x, y, wide_y, dy, dlog_y, to, log_to, .. } = params;
+    let aligned = [x, y, wide_y, dy, dlog_y, to, log_to].iter().all(|address| address.is_multiple_of(16));
+    let plan = Plan::new(problem, pass, aligned, &lane.device().facts());
+    let (eps, log_min, floor) = match problem.settings.scan {
+        Scan::ExpProduct { eps, log_min, floor } => (eps, log_min, floor),
+        _ => (0.0, 0.0, 0.0),
+    };
+    let kernel = lane.device().kernel(&SCAN, &plan.options(problem.dtype()))?;
+    let plan = plan.at_once(problem, &kernel, lane)?;
+    let [length, width, columns, cluster, rounds] =
+        [problem.length, problem.width, plan.columns, plan.cluster, plan.rounds(problem)].map(|size| size as i64);
+    let params = Params { length, width, columns, cluster, rounds, eps, log_min, floor, ..params };
+    let blocks = grid_size(problem.rows * plan.columns * plan.cluster)?;
+    let size = [THREADS as u32, plan.shared() as u32];
+    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
+    // whose addresses are this lane's; and the kernel has the shared memory that its stages take.
+    unsafe {
+        match plan.cluster {
+            1 => lane.launch_with(&kernel, [blocks, 1, 1], size[0], size[1], &params),
+            cluster => lane.launch_together(&kernel, Together::Cluster(cluster as u32), blocks, size, &params),
+        }
+    }
+}
+
+/// The most blocks of a cluster on this device.
+fn most_blocks(facts: &Facts) -> usize {
+    if facts.capability.0 < 9 { 1 } else { MOST_BLOCKS }
+}
+
+/// How the work is divided.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    pass: Pass,
+    /// What the source calls the scan.
+    scan: usize,
+    /// Bytes of a channel's total.
+    total: usize,
+    /// Tensors that lie in shared memory, and bytes of an element there.
+    tensors: usize,
+    element: usize,
+    /// Channels of a thread, and steps of it.
+    channels: usize,
+    steps: usize,
+    /// Tiles in shared memory.
+    stages: usize,
+    /// Threads side by side in a tile, and tiles side by side in a row.
+    side_by_side: usize,
+    columns: usize,
+    /// Whether threads side by side fill a sector, so that each may read what it uses without shared memory.
+    own: bool,
+    /// Blocks that share a row.
+    cluster: usize,
+    /// Blocks that a multiprocessor shall hold, so that some work while others wait.
+    blocks: usize,
+}
+
+impl Plan {
+    fn new(problem: &Problem, pass: Pass, aligned: bool, facts: &Facts) -> Plan {
+        let (stored, real) = (problem.dtype().size(), problem.state.dtype.size());
+        let together = if stored == size_of::<f64>() { 2 } else { 4 };
+        let channels = if aligned && problem.width.is_multiple_of(together) { together } else { 1 };
+        let side_by_side = problem.width.div_ceil(channels).next_power_of_two().min(SIDE_BY_SIDE / channels);
+        let own = side_by_side * channels * stored >= SECTOR;
+        let (scan, tensors, wide, total): (_, usize, _, _) = match (problem.settings.scan, pass) {
+            (Scan::Product, Pass::Gradient) => (0, 3, false, size_of::<f64>() + real),
+            (Scan::Product, _) => (0, 1, false, size_of::<f64>()),
+            (Scan::ExpProduct { .. }, Pass::Gradient) => (1, 4, true, 3 * real),
+            // It writes two tensors, staged over the memory of what it reads unless threads write them directly.
+            (Scan::ExpProduct { .. }, _) => (1, if own { 1 } else { 2 }, true, real),
+            (Scan::Sum, _) => (2, 1, false, real),
+            (Scan::LogSumExp, Pass::Gradient) => (3, 4, true, 2 * real),
+            (Scan::LogSumExp, _) => (3, 1, pass == Pass::WideScan, 2 * real),
+        };
+        let element = if wide { real } else { stored };
+        let steps = READ / (tensors.next_power_of_two() * channels * element);
+        let light = tensors == 1 && real < size_of::<f64>() && facts.shared as usize > MUCH;
+        let plan = Plan {
+            pass,
+            scan,
+            total,
+            tensors,
+            element,
+            channels,
+            steps: steps.min(NUMBERS / channels).clamp(1, STEPS),
+            stages: 2,
+            side_by_side,
+            columns: 0,
+            own,
+            cluster: 1,
+            blocks: if light { 3 } else { 2 },
+        };
+        plan.in_shared(facts).spread(problem, facts)
+    }
+
+    /// Fits the stages to the block's part of the shared memory. Where it does not hold two, tiles become smaller.
+    fn in_shared(mut self, facts: &Facts) -> Plan {
+        let declared = self.declared(most_blocks(facts));
+        let part = ((facts.shared as usize + RESERVED) / self.blocks).saturating_sub(RESERVED + declared);
+        while self.shared() > part && self.steps > 1 {
+            self.steps /= 2;
+        }
+        let tile = self.shared() / self.stages;
+        Plan { stages: (part / tile).clamp(2, STAGES), ..self }
+    }
+
+    /// Spreads the work over nearly two blocks per multiprocessor, or more if there is room. The blocks of a cluster
+    /// share a row. Where the largest cluster is not enough, tiles take fewer of its channels.
+    fn spread(mut self, problem: &Problem, facts: &Facts) -> Plan {
+        let multiprocessors = facts.multiprocessors as usize;
+        let least = SECTOR.div_ceil(self.channels * problem.dtype().size());
+        loop {
+            self.columns = problem.width.div_ceil(self.side_by_side * self.channels);
+            let (chains, most) = (problem.rows * self.columns, most_blocks(facts).min(self.tiles(problem)));
+            self.cluster = (multiprocessors * self.blocks / chains).clamp(1, most);
+            if self.side_by_side <= least || chains * most >= multiprocessors * 9 / 5 {
+                return self;
+            }
+            self.side_by_side /= 2;
+        }
+    }
+
+    /// Shrinks the clusters until all of them run at once.
+    fn at_once(mut self, problem: &Problem, kernel: &Kernel, lane: &Lane) -> Result<Plan> {
+        let size = [THREADS as u32, self.shared() as u32];
+        while self.cluster > 2
+            && lane.device().clusters(kernel, self.cluster as u32, size)? < problem.rows * self.columns
+        {
+            self.cluster -= 1;
+        }
+        Ok(self)
+    }
+
+    /// Tiles of a row.
+    fn tiles(&self, problem: &Problem) -> usize {
+        problem.length.div_ceil(THREADS / self.side_by_side * self.steps).max(1)
+    }
+
+    /// Tiles of a block.
+    fn rounds(&self, problem: &Problem) -> usize {
+        self.tiles(problem).div_ceil(self.cluster)
+    }
+
+    /// Bytes of shared memory that the kernel declares at most: in two places, totals of each warp, of each of `blocks`
+    /// and of the tile.
+    fn declared(&self, blocks: usize) -> usize {
+        2 * (self.total * (THREADS / 32 + blocks + 1) * self.side_by_side * self.channels + 64)
+    }
+
+    /// Bytes of shared memory of all stages.
+    fn shared(&self) -> usize {
+        self.stages * self.tensors * THREADS * self.steps * self.channels * self.element
+    }
+
+    fn options(&self, dtype: DType) -> String {
+        let Plan { scan, channels, side_by_side, steps, stages, blocks, .. } = self;
+        let gradient = u8::from(self.pass == Pass::Gradient);
+        let y = if self.pass == Pass::WideScan { "REAL" } else { "STORAGE" };
+        let (own, clustered) = (u8::from(self.own), u8::from(self.cluster > 1));
+        format!(
+            "{} -DY={y} -DSCAN={scan} -DGRADIENT={gradient} -DVEC={channels} -DCOLS={side_by_side} -DROWS={steps} \
+             -DTHREADS={THREADS} -DBLOCKS={blocks} -DSTAGES={stages} -DOWN={own} -DCLUSTERED={clustered}",
+            types(dtype)
+        )
+    }
+}

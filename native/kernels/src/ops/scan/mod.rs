@@ -1,0 +1,6 @@
+//! Recurrences along a sequence.
+
+pub mod cumulative;
+pub mod linear_scan;
+pub mod selective_scan;
+pub mod selective_state_update;

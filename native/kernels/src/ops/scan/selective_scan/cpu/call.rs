@@ -1,0 +1,453 @@
+//! The tensors of a call, and what is the same for both kernels: the step size before the states
+//! are advanced, and skip and gate after.
+
+use crate::cpu::pool::Shared;
+use crate::cpu::{Storage, Vector, math, prefetch};
+use crate::error::Result;
+use crate::op::Named;
+use crate::ops::scan::selective_scan::{ClampGrad, Form, Problem};
+use crate::tensor::{View, ViewMut};
+use std::ops::{Deref, Range};
+
+/// What one run of a kernel covers: a batch, some channels, a stretch of time.
+#[derive(Clone)]
+pub struct Segment {
+    pub batch: usize,
+    pub channels: Range<usize>,
+    pub time: Range<usize>,
+}
+
+/// The states of a segment, one row a channel, where it starts and where it ends.
+pub struct State<'h, E> {
+    /// Where it starts; `None` is zero.
+    pub start: Option<&'h [E]>,
+    /// Where it ends.
+    pub end: &'h mut [E],
+    /// Whether the end is read.
+    pub keep: bool,
+}
+
+impl Segment {
+    /// The segment of each block of at most `lanes` channels.
+    #[inline(always)]
+    pub fn blocks(&self, lanes: usize) -> impl Iterator<Item = Segment> + '_ {
+        let Range { start, end } = self.channels;
+        (start..end)
+            .step_by(lanes)
+            .map(move |first| Segment { channels: first..end.min(first + lanes), ..self.clone() })
+    }
+}
+
+/// Rows that are needed soon.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    at: usize,
+    stride: usize,
+    rows: usize,
+}
+
+impl Ahead {
+    /// Those of a segment, if there is one.
+    pub fn of<S: Storage>(inputs: &Inputs<S>, segment: Option<&Segment>) -> Ahead {
+        let stride = inputs.problem.channels;
+        match segment {
+            Some(segment) => Ahead { at: inputs.offset(segment, segment.time.start), stride, rows: segment.time.len() },
+            None => Ahead { at: 0, stride, rows: 0 },
+        }
+    }
+
+    /// The rows of the block that begins `channels` further on.
+    pub fn block(self, channels: usize) -> Ahead {
+        Ahead { at: self.at + channels, ..self }
+    }
+
+    /// Where a row lies in sequences like `x`.
+    #[inline(always)]
+    pub fn row(self, step: usize) -> Option<usize> {
+        if step < self.rows { Some(self.at + step * self.stride) } else { None }
+    }
+}
+
+/// `B` or `C`: rows of states, whatever the form.
+pub struct Coefficient<'a, S> {
+    values: &'a [S],
+    pub form: Form,
+}
+
+/// The rows of `B` or `C` at one time, by channel.
+pub struct ChannelRows<'a, S> {
+    values: &'a [S],
+    /// How long a row is.
+    pub state: usize,
+    first: usize,
+    /// How many channels share a row.
+    per_row: usize,
+    /// Whether the channels have more than one row between them.
+    pub differ: bool,
+}
+
+impl<'a, S> ChannelRows<'a, S> {
+    /// The row of the channel that comes `lane` after the first.
+    #[inline(always)]
+    pub fn row(&self, lane: usize) -> &'a [S] {
+        &self.values[(self.first + lane) / self.per_row * self.state..][..self.state]
+    }
+}
+
+/// The typed inputs of a scan.
+pub struct Inputs<'a, S: Storage> {
+    pub problem: &'a Problem,
+    pub b: Coefficient<'a, S>,
+    pub c: Coefficient<'a, S>,
+    pub x: &'a [S],
+    pub dt: &'a [S],
+    pub z: Option<&'a [S]>,
+    a: &'a [S::Wide],
+    d: Option<&'a [S::Wide]>,
+    dt_bias: Option<&'a [S::Wide]>,
+    initial_state: Option<&'a [S::Wide]>,
+}
+
+impl<'a, S: Storage> Inputs<'a, S> {
+    pub fn new(problem: &'a Problem, inputs: &Named<View<'a>>) -> Result<Self> {
+        let storage = |name: &str| inputs.get(name)?.slice::<S>();
+        let wide = |name: &str| inputs.find(name).map(View::slice::<S::Wide>).transpose();
+        Ok(Inputs {
+            problem,
+            b: Coefficient { values: storage("B")?, form: problem.b },
+            c: Coefficient { values: storage("C")?, form: problem.c },
+            x: storage("x")?,
+            dt: storage("dt")?,
+            z: inputs.find("z").map(View::slice::<S>).transpose()?,
+            a: inputs.get("A")?.slice::<S::Wide>()?,
+            d: wide("D")?,
+            dt_bias: wide("dt_bias")?,
+            initial_state: wide("initial_state")?,
+        })
+    }
+
+    /// The rates of one channel's states.
+    #[inline(always)]
+    pub fn a_row(&self, channel: usize) -> &'a [S::Wide] {
+        &self.a[channel * self.problem.state..][..self.problem.state]
+    }
+
+    /// The rates of a block of channels, row after row.
+    #[inline(always)]
+    pub fn a_rows(&self, channels: &Range<usize>) -> &'a [S::Wide] {
+        &self.a[channels.start * self.problem.state..channels.end * self.problem.state]
+    }
+
+    /// Which row of `B` or `C` belongs to a batch, a time and a channel.
+    #[inline(always)]
+    pub fn row_index(&self, of: &Coefficient<'a, S>, batch: usize, t: usize, channel: usize) -> usize {
+        let Problem { length, channels, .. } = *self.problem;
+        match of.form {
+            Form::Constant => channel,
+            Form::PerStep { groups: 1 } => batch * length + t,
+            Form::PerStep { groups } => (batch * length + t) * groups + channel / (channels / groups),
+        }
+    }
+
+    /// That row.
+    #[inline(always)]
+    pub fn row(&self, of: &Coefficient<'a, S>, batch: usize, t: usize, channel: usize) -> &'a [S] {
+        let state = self.problem.state;
+        &of.values[self.row_index(of, batch, t, channel) * state..][..state]
+    }
+
+    /// The rows of `B` or `C` of a segment's channels at a time.
+    #[inline(always)]
+    pub fn rows(&self, of: &Coefficient<'a, S>, segment: &Segment, t: usize) -> ChannelRows<'a, S> {
+        let Problem { channels, state, .. } = *self.problem;
+        let start = self.row_index(of, segment.batch, t, 0) * state;
+        let per_row = match of.form {
+            Form::Constant => 1,
+            Form::PerStep { groups } => channels / groups,
+        };
+        ChannelRows {
+            values: &of.values[start..],
+            state,
+            first: segment.channels.start,
+            per_row,
+            differ: segment.channels.start / per_row != (segment.channels.end - 1) / per_row,
+        }
+    }
+
+    /// A segment's rows of `initial_state`, if it was given.
+    pub fn initial_state(&self, segment: &Segment) -> Option<&'a [S::Wide]> {
+        let len = segment.channels.len() * self.problem.state;
+        Some(&self.initial_state?[self.state_offset(segment)..][..len])
+    }
+
+    /// Where a segment's states lie in `initial_state` and `last_state`.
+    #[inline(always)]
+    pub fn state_offset(&self, segment: &Segment) -> usize {
+        (segment.batch * self.problem.channels + segment.channels.start) * self.problem.state
+    }
+
+    /// Where step `t` of a segment lies in `x`, `dt`, `z` and `y`.
+    #[inline(always)]
+    pub fn offset(&self, segment: &Segment, t: usize) -> usize {
+        (segment.batch * self.problem.length + t) * self.problem.channels + segment.channels.start
+    }
+}
+
+/// The typed tensors of a call.
+pub struct Call<'a, S: Storage> {
+    inputs: Inputs<'a, S>,
+    y: Shared<'a, S>,
+    last_state: Option<Shared<'a, S::Wide>>,
+    states: Option<Shared<'a, S::Wide>>,
+}
+
+impl<'a, S: Storage> Deref for Call<'a, S> {
+    type Target = Inputs<'a, S>;
+    #[inline(always)]
+    fn deref(&self) -> &Inputs<'a, S> {
+        &self.inputs
+    }
+}
+
+impl<'a, S: Storage> Call<'a, S> {
+    pub fn new(problem: &'a Problem, inputs: &Named<View<'a>>, mut outputs: Named<ViewMut<'a>>) -> Result<Self> {
+        let mut wide_output = |name: &str| {
+            let view = outputs.take(name).map(ViewMut::slice::<S::Wide>).transpose();
+            Ok(view?.map(Shared::new))
+        };
+        Ok(Call {
+            inputs: Inputs::new(problem, inputs)?,
+            last_state: wide_output("last_state")?,
+            states: wide_output("states")?,
+            y: Shared::new(outputs.expect("y")?.slice::<S>()?),
+        })
+    }
+
+    /// Gates and writes `y` of step `t` of a block.
+    #[inline(always)]
+    pub fn write<V: Vector<Element = S::Wide>>(&self, block: &Block<V, S>, t: usize, y: V) {
+        let segment = &block.segment;
+        // SAFETY: segments share no element of (batch, time, channel).
+        let to = unsafe { self.y.part(self.offset(segment, t), segment.channels.len()) };
+        S::store(block.gated(t, y), to);
+    }
+
+    /// A segment's rows of `last_state`, if it is wanted.
+    ///
+    /// # Safety
+    /// Only one segment of these channels and this batch may ask.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn last_state(&self, segment: &Segment) -> Option<&mut [S::Wide]> {
+        let len = segment.channels.len() * self.problem.state;
+        // SAFETY: segments share no channels within a batch, and the caller asks once for each.
+        Some(unsafe { self.last_state.as_ref()?.part(self.state_offset(segment), len) })
+    }
+
+    /// Writes the states after step `t`, if they are wanted.
+    #[inline(always)]
+    pub fn write_states(&self, segment: &Segment, t: usize, h: &[S::Wide]) {
+        if let Some(states) = &self.states {
+            let start = self.offset(segment, t) * self.problem.state;
+            // SAFETY: segments share no element of (batch, time, channel).
+            unsafe { states.part(start, h.len()) }.copy_from_slice(h);
+        }
+    }
+
+    /// Prefetches what the step at an [`Call::offset`] reads and writes.
+    #[inline(always)]
+    pub fn prefetch(&self, at: usize) {
+        prefetch(self.x.as_ptr(), at);
+        prefetch(self.dt.as_ptr(), at);
+        if let Some(z) = self.z {
+            prefetch(z.as_ptr(), at);
+        }
+        prefetch(self.y.as_ptr(), at);
+    }
+}
+
+/// One time step of a block of channels, each in its lane.
+#[derive(Clone, Copy)]
+pub struct Step<V> {
+    /// `delta * log2(e)`: the decay of a state is `2^(rate * A)`.
+    pub rate: V,
+    /// `delta * x`.
+    pub input: V,
+    /// What `y` is so far.
+    pub y: V,
+}
+
+impl<V: Vector> Step<V> {
+    pub fn zero() -> Self {
+        Step { rate: V::zero(), input: V::zero(), y: V::zero() }
+    }
+}
+
+/// A block of channels with what stays the same over time.
+pub struct Block<'b, 'a, V, S: Storage> {
+    inputs: &'b Inputs<'a, S>,
+    /// What it covers; at most `V::LANES` channels.
+    pub segment: Segment,
+    bias: Option<V>,
+    skip: Option<V>,
+    clamp: Option<(V, V)>,
+}
+
+impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
+    #[inline(always)]
+    pub fn new(inputs: &'b Inputs<'a, S>, segment: Segment) -> Self {
+        Block {
+            inputs,
+            bias: Self::per_channel(inputs.dt_bias, &segment),
+            skip: Self::per_channel(inputs.d, &segment),
+            clamp: match inputs.problem.options.dt_clamp {
+                Some((lo, hi)) => Some((V::constant(lo), V::constant(hi))),
+                None => None,
+            },
+            segment,
+        }
+    }
+
+    #[inline(always)]
+    fn per_channel(values: Option<&[S::Wide]>, segment: &Segment) -> Option<V> {
+        match values {
+            Some(values) => Some(V::load_partial(&values[segment.channels.clone()])),
+            None => None,
+        }
+    }
+
+    /// The values of step `t` in a sequence like `x`.
+    #[inline(always)]
+    pub fn load(&self, from: &[S], t: usize) -> V {
+        S::load(&from[self.inputs.offset(&self.segment, t)..][..self.segment.channels.len()])
+    }
+
+    /// Everything about step `t` that does not need the states.
+    #[inline(always)]
+    pub fn step(&self, t: usize) -> Step<V> {
+        let x = self.load(self.inputs.x, t);
+        let delta = self.clamped(self.size(self.raw(t)));
+        Step {
+            rate: delta.mul(V::constant(std::f64::consts::LOG2_E)),
+            input: delta.mul(x),
+            y: match self.skip {
+                Some(skip) => skip.mul(x),
+                None => V::zero(),
+            },
+        }
+    }
+
+    #[inline(always)]
+    fn raw(&self, t: usize) -> V {
+        let dt = self.load(self.inputs.dt, t);
+        match self.bias {
+            Some(bias) => dt.add(bias),
+            None => dt,
+        }
+    }
+
+    #[inline(always)]
+    fn size(&self, raw: V) -> V {
+        if self.inputs.problem.options.dt_softplus { math::softplus(raw) } else { raw }
+    }
+
+    #[inline(always)]
+    fn clamped(&self, size: V) -> V {
+        match self.clamp {
+            Some((lo, hi)) => size.max(lo).min(hi),
+            None => size,
+        }
+    }
+
+    /// A value of step `t` times its gate: from `y` to the output, and back from its cotangent.
+    #[inline(always)]
+    fn gated(&self, t: usize, y: V) -> V {
+        match self.inputs.z {
+            Some(z) => y.mul(math::silu(self.load(z, t))),
+            None => y,
+        }
+    }
+
+    /// The gradient of the gate at step `t`, where `y` is what came before it.
+    #[inline(always)]
+    pub fn gate_gradient(&self, t: usize, dy: &[S], y: V) -> Option<V> {
+        let z = self.load(self.inputs.z?, t);
+        Some(self.load(dy, t).mul(y).mul(math::silu_slope(z)))
+    }
+
+    /// Step `t` as the gradient needs it, before and after the states are gone through.
+    #[inline(always)]
+    pub fn back_step(&self, t: usize, dy: &[S]) -> (BackStep<V>, StepEnd<V>) {
+        let (x, raw) = (self.load(self.inputs.x, t), self.raw(t));
+        let size = self.size(raw);
+        let delta = self.clamped(size);
+        let step = BackStep {
+            rate: delta.mul(V::constant(std::f64::consts::LOG2_E)),
+            input: delta.mul(x),
+            dy: self.gated(t, self.load(dy, t)),
+            ddelta: V::zero(),
+            dinput: V::zero(),
+        };
+        (step, StepEnd { x, slope: self.slope(raw, size, delta) })
+    }
+
+    /// How the step size changes with `dt`.
+    #[inline(always)]
+    fn slope(&self, raw: V, size: V, delta: V) -> V {
+        let options = &self.inputs.problem.options;
+        let slope = if options.dt_softplus { math::sigmoid(raw) } else { V::constant(1.0) };
+        match self.clamp {
+            Some(_) if options.clamp_grad == ClampGrad::Mask => slope.where_equal(size, delta),
+            _ => slope,
+        }
+    }
+
+    /// The gradients of `x` and `dt` after the states were gone through.
+    #[inline(always)]
+    pub fn gradients(&self, step: &BackStep<V>, end: &StepEnd<V>) -> [V; 2] {
+        let delta = step.rate.mul(V::constant(std::f64::consts::LN_2));
+        let dx = step.dinput.mul(delta);
+        let ddelta = step.dinput.mul_add(end.x, step.ddelta);
+        let dx = match self.skip {
+            Some(skip) => skip.mul_add(step.dy, dx),
+            None => dx,
+        };
+        [dx, ddelta.mul(end.slope)]
+    }
+}
+
+/// One time step of a block of channels in the backward pass: what every state needs.
+#[derive(Clone, Copy)]
+pub struct BackStep<V> {
+    /// `delta * log2(e)`.
+    pub rate: V,
+    /// `delta * x`.
+    pub input: V,
+    /// The cotangent of `y` before its gate.
+    pub dy: V,
+    /// The gradient of `delta` through the decays, so far.
+    pub ddelta: V,
+    /// The sum of `g B`, so far: the gradient of `input`.
+    pub dinput: V,
+}
+
+/// What is needed of that step once the states are done.
+#[derive(Clone, Copy)]
+pub struct StepEnd<V> {
+    pub x: V,
+    /// How `delta` changes with `dt`.
+    slope: V,
+}
+
+impl<V: Vector> BackStep<V> {
+    pub fn zero() -> Self {
+        let zero = V::zero();
+        BackStep { rate: zero, input: zero, dy: zero, ddelta: zero, dinput: zero }
+    }
+}
+
+impl<V: Vector> StepEnd<V> {
+    pub fn zero() -> Self {
+        StepEnd { x: V::zero(), slope: V::zero() }
+    }
+}

@@ -1,0 +1,336 @@
+//! Where an op that is made of other ops runs. Such an op is written once, over [`Place`].
+
+pub mod copy_rows;
+
+use self::copy_rows::CopyRows;
+use crate::base::elementwise::Map;
+use crate::cpu::{Exec, Level, elementwise, matrix, pool};
+use crate::cuda::{self, Buffer, Lane};
+use crate::error::Result;
+use crate::op::{self, Name, Named, Op, Slot};
+use crate::tensor::{DType, Described, Owned, Spec, View, ViewMut};
+use ndarray::ArrayD;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// A place where tensors lie and ops run.
+pub trait Place {
+    /// A temporary tensor, seen only by the computation that makes it.
+    type Owned: Send + Sync;
+    /// A tensor to read.
+    type View<'a>: Clone + Described + Send + Sync;
+    /// A tensor to write.
+    type ViewMut<'a>: Described + Send;
+
+    /// Memory for a tensor.
+    fn empty(&self, spec: Spec) -> Result<Self::Owned>;
+    /// Memory for a tensor, filled with zeros.
+    fn zeros(&self, spec: Spec) -> Result<Self::Owned>;
+    /// A copy of a tensor on the host.
+    fn bring(&self, from: View) -> Result<Self::Owned>;
+    /// Copies a tensor to one of its size on the host, and waits for all that is queued before.
+    fn fetch(&self, from: &Self::View<'_>, to: ViewMut) -> Result<()>;
+    /// A temporary tensor, to read.
+    fn view<'a>(of: &'a Self::Owned) -> Self::View<'a>;
+    /// A temporary tensor, to write.
+    fn view_mut<'a>(of: &'a mut Self::Owned) -> Self::ViewMut<'a>;
+    /// A view with a shorter lifetime, so that it can be passed along with views of that lifetime.
+    fn briefly<'s, 'a: 's>(view: &Self::View<'a>) -> Self::View<'s>;
+    /// A writable view with a shorter lifetime.
+    fn briefly_mut<'s, 'a: 's>(view: Self::ViewMut<'a>) -> Self::ViewMut<'s>;
+    /// A part of the first axis.
+    fn rows<'s, 'a: 's>(of: &Self::View<'a>, range: Range<usize>) -> Result<Self::View<'s>>;
+    /// The first `at` of the first axis, and the others.
+    fn split_rows<'s, 'a: 's>(of: Self::ViewMut<'a>, at: usize) -> Result<(Self::ViewMut<'s>, Self::ViewMut<'s>)>;
+    /// A tensor to write, for a while.
+    fn reborrow<'s, 'a: 's>(of: &'s mut Self::ViewMut<'a>) -> Self::ViewMut<'s>;
+    /// What lies in a tensor to write.
+    fn read<'s, 'a: 's>(of: &'s Self::ViewMut<'a>) -> Self::View<'s>;
+    /// The elements in order under another shape of equal size.
+    fn reshape<'s, 'a: 's>(of: &Self::View<'a>, dims: &[usize]) -> Result<Self::View<'s>>;
+    /// The elements in order under another shape of equal size, to write.
+    fn reshape_mut<'s, 'a: 's>(of: Self::ViewMut<'a>, dims: &[usize]) -> Result<Self::ViewMut<'s>>;
+
+    /// Checks and runs an op.
+    fn call<'s, O: Op>(
+        &self,
+        options: &O::Options,
+        inputs: Named<Self::View<'s>>,
+        outputs: Named<Self::ViewMut<'s>>,
+    ) -> Result<()>;
+    /// Does `work` for each item, with ops that depend on no other item: on the CPU in a thread each.
+    fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()>;
+    /// Does work that calls ops for `rows` rows. Where there are few, calls are short, and the CPU's threads stay awake
+    /// between them.
+    fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T>;
+    /// Computes element by element, from tensors of one type and shape to another of them.
+    fn map(&self, map: Map, inputs: &[Self::View<'_>], to: Self::ViewMut<'_>) -> Result<()>;
+    /// Copies the rows of a table that have these numbers, which must be there.
+    fn gather(&self, table: &Self::View<'_>, rows: &[u32], to: Self::ViewMut<'_>) -> Result<()>;
+    /// Copies rows of heads, as far as the tensors were made for them.
+    fn copy_rows(&self, copy: &CopyRows, from: &Self::View<'_>, to: &mut Self::ViewMut<'_>) -> Result<()>;
+}
+
+/// The CPU.
+pub struct Cpu<'e>(pub &'e Exec);
+
+impl Place for Cpu<'_> {
+    type Owned = Owned;
+    type View<'a> = View<'a>;
+    type ViewMut<'a> = ViewMut<'a>;
+
+    fn empty(&self, spec: Spec) -> Result<Owned> {
+        Owned::try_poisoned(spec)
+    }
+    fn zeros(&self, spec: Spec) -> Result<Owned> {
+        Owned::try_zeros(spec)
+    }
+    fn bring(&self, from: View) -> Result<Owned> {
+        Ok(from.cast(from.spec().dtype))
+    }
+    fn fetch(&self, from: &View, to: ViewMut) -> Result<()> {
+        to.bytes().copy_from_slice(from.bytes());
+        Ok(())
+    }
+    fn view<'a>(of: &'a Owned) -> View<'a> {
+        of.view()
+    }
+    fn view_mut<'a>(of: &'a mut Owned) -> ViewMut<'a> {
+        of.view_mut()
+    }
+    fn briefly<'s, 'a: 's>(view: &View<'a>) -> View<'s> {
+        *view
+    }
+    fn briefly_mut<'s, 'a: 's>(view: ViewMut<'a>) -> ViewMut<'s> {
+        view
+    }
+    fn rows<'s, 'a: 's>(of: &View<'a>, range: Range<usize>) -> Result<View<'s>> {
+        of.rows(range)
+    }
+    fn split_rows<'s, 'a: 's>(of: ViewMut<'a>, at: usize) -> Result<(ViewMut<'s>, ViewMut<'s>)> {
+        of.split_rows(at)
+    }
+    fn reborrow<'s, 'a: 's>(of: &'s mut ViewMut<'a>) -> ViewMut<'s> {
+        of.reborrow()
+    }
+    fn read<'s, 'a: 's>(of: &'s ViewMut<'a>) -> View<'s> {
+        of.view()
+    }
+    fn reshape<'s, 'a: 's>(of: &View<'a>, dims: &[usize]) -> Result<View<'s>> {
+        of.reshape(dims)
+    }
+    fn reshape_mut<'s, 'a: 's>(of: ViewMut<'a>, dims: &[usize]) -> Result<ViewMut<'s>> {
+        of.reshape(dims)
+    }
+
+    fn call<'s, O: Op>(
+        &self,
+        options: &O::Options,
+        inputs: Named<View<'s>>,
+        outputs: Named<ViewMut<'s>>,
+    ) -> Result<()> {
+        op::run_cpu::<O>(options, &inputs, outputs, self.0)
+    }
+    fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()> {
+        if self.0.threads == 1 || items.len() == 1 {
+            return items.into_iter().try_for_each(|item| work(self, item));
+        }
+        let alone = Cpu(self.0.level.alone());
+        let results: Vec<_> = items.into_iter().map(|item| Mutex::new((Some(item), Ok(())))).collect();
+        pool::for_each(self.0.threads, results.len(), |i| {
+            let mut result = results[i].lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(item) = result.0.take() {
+                result.1 = work(&alone, item);
+            }
+        })?;
+        results.into_iter().try_for_each(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner).1)
+    }
+    fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        if rows < matrix::SEVERAL { pool::awake(self.0.threads, work)? } else { work() }
+    }
+    fn map(&self, map: Map, inputs: &[View], to: ViewMut) -> Result<()> {
+        elementwise::map(map, inputs, to, self.0)
+    }
+    fn gather(&self, table: &View, rows: &[u32], to: ViewMut) -> Result<()> {
+        let bytes = table.bytes().len() / table.spec().shape[0].max(1);
+        for (row, to) in rows.iter().zip(to.bytes().chunks_exact_mut(bytes.max(1))) {
+            to.copy_from_slice(&table.bytes()[*row as usize * bytes..][..bytes]);
+        }
+        Ok(())
+    }
+    fn copy_rows(&self, copy: &CopyRows, from: &View, to: &mut ViewMut) -> Result<()> {
+        copy.cpu(from, to);
+        Ok(())
+    }
+}
+
+/// A lane of a CUDA device. Tensors to read and to write are buffers that share memory.
+pub struct Cuda<'l>(pub &'l Lane);
+
+impl Place for Cuda<'_> {
+    type Owned = Buffer;
+    type View<'a> = Buffer;
+    type ViewMut<'a> = Buffer;
+
+    fn empty(&self, spec: Spec) -> Result<Buffer> {
+        self.0.temporary(spec)
+    }
+    fn zeros(&self, spec: Spec) -> Result<Buffer> {
+        let zeros = self.0.temporary(spec)?;
+        self.0.fill(&zeros, 0)?;
+        Ok(zeros)
+    }
+    fn bring(&self, from: View) -> Result<Buffer> {
+        let buffer = self.0.temporary(from.spec())?;
+        self.0.upload(from.bytes(), &buffer)?;
+        Ok(buffer)
+    }
+    fn fetch(&self, from: &Buffer, to: ViewMut) -> Result<()> {
+        self.0.download(from, to.bytes())
+    }
+    fn view(of: &Buffer) -> Buffer {
+        of.clone()
+    }
+    fn view_mut(of: &mut Buffer) -> Buffer {
+        of.clone()
+    }
+    fn briefly<'s, 'a: 's>(view: &Buffer) -> Buffer {
+        view.clone()
+    }
+    fn briefly_mut<'s, 'a: 's>(view: Buffer) -> Buffer {
+        view
+    }
+    fn rows<'s, 'a: 's>(of: &Buffer, range: Range<usize>) -> Result<Buffer> {
+        of.rows(range)
+    }
+    fn split_rows<'s, 'a: 's>(of: Buffer, at: usize) -> Result<(Buffer, Buffer)> {
+        let all = of.spec().shape.first().copied().unwrap_or(0);
+        Ok((of.rows(0..at)?, of.rows(at..all)?))
+    }
+    fn reborrow<'s, 'a: 's>(of: &'s mut Buffer) -> Buffer {
+        of.clone()
+    }
+    fn read<'s, 'a: 's>(of: &'s Buffer) -> Buffer {
+        of.clone()
+    }
+    fn reshape<'s, 'a: 's>(of: &Buffer, dims: &[usize]) -> Result<Buffer> {
+        of.reshape(dims)
+    }
+    fn reshape_mut<'s, 'a: 's>(of: Buffer, dims: &[usize]) -> Result<Buffer> {
+        of.reshape(dims)
+    }
+
+    fn call<O: Op>(&self, options: &O::Options, inputs: Named<Buffer>, outputs: Named<Buffer>) -> Result<()> {
+        op::run_cuda::<O>(options, &inputs.map(|b| b), &outputs.map(|b| b), self.0)
+    }
+    fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()> {
+        items.into_iter().try_for_each(|item| work(self, item))
+    }
+    fn of_rows<T>(&self, _rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        work()
+    }
+    fn map(&self, map: Map, inputs: &[Buffer], to: Buffer) -> Result<()> {
+        cuda::map(map, &inputs.iter().collect::<Vec<_>>(), &to, self.0)
+    }
+    fn gather(&self, table: &Buffer, rows: &[u32], to: Buffer) -> Result<()> {
+        cuda::gather(table, rows, &to, self.0)
+    }
+    fn copy_rows(&self, copy: &CopyRows, from: &Buffer, to: &mut Buffer) -> Result<()> {
+        copy.cuda(from, to, self.0)
+    }
+}
+
+/// Runs steps in f64 through the references of their ops, from inputs for these slots, of which some are
+/// changed in place.
+pub fn through_references(
+    slots: &[Slot],
+    in_place: &[&str],
+    inputs: &Named<ArrayD<f64>>,
+    outputs: &Named<Spec>,
+    run: impl FnOnce(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
+) -> Result<Named<ArrayD<f64>>> {
+    let filled = |(name, array): (&Name, &ArrayD<f64>)| {
+        let mut values = array.iter().copied();
+        let slot = slots.iter().find(|slot| slot.name == *name);
+        let dtype = slot.map_or(DType::F64, |slot| slot.precision.dtype(DType::F64));
+        let spec = Spec::new(dtype, array.shape())?;
+        Ok((name.clone(), Owned::from_fn(spec, |_| values.next().unwrap_or(f64::NAN))))
+    };
+    let inputs: Named<Owned> = inputs.iter().map(filled).collect::<Result<_>>()?;
+    let mut results = outputs.map(|spec| Owned::poisoned(Spec { dtype: DType::F64, ..*spec }));
+    for &name in in_place {
+        if let (Some(from), Ok(to)) = (inputs.find(name), results.get_mut(name)) {
+            to.clone_from(from);
+        }
+    }
+    let views = results.iter_mut().map(|(name, result)| (name.clone(), result.view_mut())).collect();
+    run(&Cpu(&Exec { level: Level::Reference, threads: 1 }), &inputs.map(Owned::view), views)?;
+    Ok(results.map(|result| result.view().to_f64()))
+}
+
+/// How an [`Op`] runs that has the same steps wherever it runs, as functions `forward` and `backward` of
+/// its module `steps`; its `Problem` has a method `in_f64`.
+#[macro_export]
+macro_rules! forward_by_steps {
+    () => {
+        fn cpu(
+            problem: &Problem,
+            inputs: &Named<View>,
+            outputs: Named<ViewMut>,
+            exec: &$crate::cpu::Exec,
+        ) -> Result<()> {
+            steps::forward(&$crate::place::Cpu(exec), problem, inputs, outputs)
+        }
+
+        fn reference(
+            problem: &Problem,
+            inputs: &Named<ArrayD<f64>>,
+            outputs: &Named<Spec>,
+        ) -> Result<Named<ArrayD<f64>>> {
+            let problem = problem.in_f64();
+            $crate::place::through_references(
+                Self::INPUTS,
+                Self::IN_PLACE,
+                inputs,
+                outputs,
+                |place, inputs, outputs| steps::forward(place, &problem, inputs, outputs),
+            )
+        }
+
+        fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+            let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
+            steps::forward(&$crate::place::Cuda(lane), problem, &inputs, outputs)
+        }
+    };
+}
+
+/// Like `forward_by_steps`, for the gradient of an op.
+#[macro_export]
+macro_rules! backward_by_steps {
+    () => {
+        fn cpu_backward(
+            call: &Gradient<Problem>,
+            inputs: &Named<View>,
+            outputs: Named<ViewMut>,
+            exec: &$crate::cpu::Exec,
+        ) -> Result<()> {
+            steps::backward(&$crate::place::Cpu(exec), &call.of, inputs, outputs)
+        }
+
+        fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+            $crate::place::through_references(Self::GIVEN, &[], inputs, &call.outputs, |place, inputs, outputs| {
+                steps::backward(place, &call.of.in_f64(), inputs, outputs)
+            })
+        }
+
+        fn cuda_backward(
+            call: &Gradient<Problem>,
+            inputs: &Named<&Buffer>,
+            outputs: &Named<&Buffer>,
+            lane: &Lane,
+        ) -> Result<()> {
+            let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
+            steps::backward(&$crate::place::Cuda(lane), &call.of, &inputs, outputs)
+        }
+    };
+}
