@@ -12,9 +12,8 @@ defmodule Sidewinder.Block.Activations do
   defstruct fn: nil, inputs: [], target: []
 
   @table Declared.table(:activations,
-           only: [:fn],
-           options: [fn: :fixed],
-           outputs: [{:y, :storage, [:...], :always}]
+           without: ~w(return_derivative dydx),
+           options: [fn: :fixed]
          )
 
   @impl true

@@ -7,43 +7,27 @@ defmodule Sidewinder.Block.Attention do
     reference: Sidewinder.Reference.Attention,
     gradient: Sidewinder.Block.AttentionBackward
 
-  defstruct scale: nil,
-            causal: false,
-            q_offset: nil,
-            layout: :heads_first,
-            return_lse: false,
-            inputs: [],
-            target: []
-
   import Sidewinder.Op.Heads
+  alias Sidewinder.Op.Declared
 
-  @scores {:repeated, [:b, :h, :l, :m]}
+  defstruct Declared.fields(:attention, return_lse: false)
+
   @keys {:divides, :h, :g}
 
-  @table %{
-    name: :attention,
-    chosen_by: :layout,
-    inputs: %{
-      "q" => {:storage, [axes(:h, :l, :w)]},
-      "k" => {:storage, [axes(@keys, :m, :w)]},
-      "v" => {:storage, [axes(@keys, :m, :v)]},
-      "mask" => {:mask, [@scores]},
-      "bias" => {:wide, [@scores]}
-    },
-    optional: [:mask, :bias],
-    options: [
-      scale: :number,
-      causal: :flag,
-      q_offset: :integer,
-      layout: layouts(),
-      return_lse: {:here, :flag}
-    ],
-    outputs: [
-      {:y, :storage, axes(:h, :l, :v), :always},
-      {:lse, :wide, [:b, :h, :l], {:saved, :return_lse}}
-    ],
-    hint: hint()
-  }
+  @table Declared.table(:attention,
+           chosen_by: :layout,
+           inputs: %{
+             "q" => {:storage, [axes(:h, :l, :w)]},
+             "k" => {:storage, [axes(@keys, :m, :w)]},
+             "v" => {:storage, [axes(@keys, :m, :v)]}
+           },
+           options: [return_lse: {:here, :flag}],
+           outputs: [
+             {:y, :storage, axes(:h, :l, :v), :always},
+             {:lse, :wide, [:b, :h, :l], {:saved, :return_lse}}
+           ],
+           hint: hint()
+         )
 
   @impl true
   def table, do: @table

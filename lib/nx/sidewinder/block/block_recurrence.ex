@@ -9,20 +9,11 @@ defmodule Sidewinder.Block.BlockRecurrence do
   alias Sidewinder.Op.Declared
   alias Sidewinder.Error
 
-  defstruct mix: 0.1,
-            state_clip: nil,
-            state_norm: false,
-            return_state: false,
-            inputs: [],
-            target: []
+  defstruct Declared.fields(:block_recurrence, mix: 0.1, return_state: false)
 
   @table Declared.table(:block_recurrence,
            optional: [{:wm, "w_mix"}, {:bm, "b_mix"}, :initial_state],
-           options: [return_state: {:here, :flag}],
-           outputs: [
-             {:h, :storage, [:b, :l, :d], :always},
-             {:last_state, :wide, [:b, :d], :return_state}
-           ],
+           rest: :return_state,
            hint: "Sequences are {batch, length, width}, and weights are stored {out, in}"
          )
 

@@ -6,9 +6,10 @@ defmodule Sidewinder.Block.HdsConstruct do
     reference: Sidewinder.Reference.HdsConstruct,
     gradient: Sidewinder.Block.HdsConstructBackward
 
-  defstruct levels: 3, ratio: 4, cursor: 0, inputs: [], target: []
-
+  alias Sidewinder.Op.Declared
   alias Sidewinder.Reference.HdsConstruct
+
+  defstruct Declared.fields(:hds_construct)
 
   # A level is there if there are more than its number.
   outputs =
@@ -17,14 +18,11 @@ defmodule Sidewinder.Block.HdsConstruct do
       {:"#{name}#{level}", :storage, [:b, slots, :d], {:more, :levels, level}}
     end
 
-  @table %{
-    name: :hds_construct,
-    inputs: %{"k" => {:storage, [[:b, :m, :d]]}, "v" => {:storage, [[:b, :m, :d]]}},
-    optional: [],
-    options: [levels: :size, ratio: :size, cursor: :count],
-    outputs: outputs,
-    hint: "A bank is {batch, slots, width}, and k and v are alike"
-  }
+  @table Declared.table(:hds_construct,
+           options: [levels: :size, ratio: :size, cursor: :count],
+           outputs: outputs,
+           hint: "A bank is {batch, slots, width}, and k and v are alike"
+         )
 
   @impl true
   def table, do: @table

@@ -20,7 +20,7 @@ defmodule Sidewinder.Block.MambaBlock do
              optional: ~w(conv_b in_proj_b out_proj_b),
              aliases: %{"a_log" => "A_log"}
            },
-           only: [:return_state]
+           without: ~w(expand d_state dt_rank d_conv)
          )
 
   @impl true

@@ -7,20 +7,19 @@ defmodule Sidewinder.Block.Matmul do
     reference: Sidewinder.Reference.Matmul,
     gradient: Sidewinder.Block.MatmulBackward
 
-  defstruct inputs: [], target: []
+  alias Sidewinder.Op.Declared
+
+  defstruct Declared.fields(:matmul)
 
   # The rows of a product are independent, as entries of a batch are.
+  @table Declared.table(:matmul,
+           inputs: %{"a" => {:storage, [[:b, :k]]}},
+           outputs: [{:c, :storage, [:b, :n], :always}],
+           hint: "Columns of a meet rows of b"
+         )
+
   @impl true
-  def table do
-    %{
-      name: :matmul,
-      inputs: %{"a" => {:storage, [[:b, :k]]}, "b" => {:storage, [[:k, :n]]}},
-      optional: [],
-      options: [],
-      outputs: [{:c, :storage, [:b, :n], :always}],
-      hint: "Columns of a meet rows of b"
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.MatmulBackward do

@@ -33,40 +33,28 @@ defmodule Sidewinder.Block.MdiGamma do
     reference: Sidewinder.Reference.MdiGamma,
     gradient: Sidewinder.Block.MdiGammaBackward
 
-  defstruct inputs: [], target: []
+  alias Sidewinder.Op.Declared
 
-  @shapes [{"1", [:i, :d]}, {"2", [:d, :i]}]
-  @weights for net <- ~w(g c),
-               {layer, [out | _] = w} <- @shapes,
-               {kind, dims} <- [{"w", w}, {"b", [out]}],
-               into: %{},
-               do: {kind <> net <> layer, {:storage, [dims]}}
+  defstruct Declared.fields(:mdi_gamma)
 
-  @doc false
-  def weights, do: @weights
+  @params %{required: ~w(wg1 bg1 wg2 bg2), optional: ~w(wc1 bc1 wc2 bc2)}
+
+  @table Declared.table(:mdi_gamma,
+           composed: true,
+           params: @params,
+           hint: "Weights are stored {out, in}, and both networks have the same inner width"
+         )
 
   @impl true
-  def table do
-    %{
-      name: :mdi_gamma,
-      composed: true,
-      params: %{required: ~w(wg1 bg1 wg2 bg2), optional: ~w(wc1 bc1 wc2 bc2)},
-      inputs:
-        Map.merge(@weights, %{
-          "z" => {:storage, [[:..., :d]]},
-          "context" => {:storage, [[:..., :d]]}
-        }),
-      optional: [:context],
-      options: [],
-      outputs: [{:gamma, :storage, [:..., :d], :always}],
-      hint: "Weights are stored {out, in}, and both networks have the same inner width"
-    }
-  end
+  def table, do: @table
+
+  @doc false
+  def weights, do: @params.required ++ @params.optional
 
   @doc false
   # A context and its network are both there or not at all.
   def complete!(op, params, opts) do
-    names = ~w(wc1 bc1 wc2 bc2)
+    names = @params.optional
     there = if is_map(params), do: for({k, t} <- params, t != nil, do: to_string(k)), else: []
     context = if Keyword.keyword?(opts) && opts[:context] != nil, do: ["context"], else: []
     given = context ++ Enum.filter(names, &(&1 in there))
@@ -97,30 +85,21 @@ defmodule Sidewinder.Block.Mdi do
     reference: Sidewinder.Reference.Mdi,
     gradient: Sidewinder.Block.MdiBackward
 
-  defstruct return_parts: false, inputs: [], target: []
+  alias Sidewinder.Op.Declared
+
+  defstruct Declared.fields(:mdi, return_parts: false)
 
   @gamma Sidewinder.Block.MdiGamma.table()
 
+  @table Declared.table(:mdi,
+           composed: true,
+           params: Map.update!(@gamma.params, :required, &(&1 ++ ~w(wm bm))),
+           rest: :return_parts,
+           hint: @gamma.hint
+         )
+
   @impl true
-  def table do
-    %{
-      @gamma
-      | name: :mdi,
-        params: %{@gamma.params | required: @gamma.params.required ++ ~w(wm bm)},
-        inputs:
-          Map.merge(@gamma.inputs, %{
-            "h_prev" => {:storage, [[:..., :d]]},
-            "wm" => {:storage, [[:d, {:sum, [:d, :d], 0}]]},
-            "bm" => {:storage, [[:d]]}
-          }),
-        options: [return_parts: {:here, :flag}],
-        outputs: [
-          {:h_new, :storage, [:..., :d], :always},
-          {:gamma, :storage, [:..., :d], :return_parts},
-          {:gate, :storage, [:..., :d], :return_parts}
-        ]
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.MdiBackward do

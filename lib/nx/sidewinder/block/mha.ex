@@ -8,37 +8,25 @@ defmodule Sidewinder.Block.Mha do
     reference: Sidewinder.Reference.Mha,
     gradient: Sidewinder.Block.MhaBackward
 
-  defstruct heads: 1,
-            causal: false,
-            rope_theta: nil,
-            pairing: :half,
-            inputs: [],
-            target: []
+  alias Sidewinder.Op.Declared
+
+  defstruct Keyword.delete(Declared.fields(:mha), :cached)
+
+  @table Declared.table(:mha,
+           composed: true,
+           params: %{required: ~w(wqkv wo), optional: ~w(bo)},
+           without: ~w(keys values cached),
+           inputs: %{
+             "x" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]},
+             "mask" => {:mask, [{:repeated, [:b, :heads, :l, :l]}]}
+           },
+           options: [heads: :size],
+           outputs: [{:y, :storage, [:b, :l, :d], :always}],
+           hint: "x is {batch, length, width}, and weights are stored {out, in}"
+         )
 
   @impl true
-  def table do
-    %{
-      name: :mha,
-      composed: true,
-      params: %{required: ~w(wqkv wo), optional: ~w(bo)},
-      inputs: %{
-        "x" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]},
-        "wqkv" => {:storage, [[{:sum, [:d, :d, :d], 0}, :d]]},
-        "wo" => {:storage, [[:d, :d]]},
-        "bo" => {:storage, [[:d]]},
-        "mask" => {:mask, [{:repeated, [:b, :heads, :l, :l]}]}
-      },
-      optional: [:mask],
-      options: [
-        heads: :size,
-        causal: :flag,
-        rope_theta: :positive,
-        pairing: [:half, :interleaved]
-      ],
-      outputs: [{:y, :storage, [:b, :l, :d], :always}],
-      hint: "x is {batch, length, width}, and weights are stored {out, in}"
-    }
-  end
+  def table, do: @table
 end
 
 defmodule Sidewinder.Block.MhaBackward do

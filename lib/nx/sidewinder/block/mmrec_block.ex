@@ -8,86 +8,29 @@ defmodule Sidewinder.Block.MmrecBlock do
     reference: Sidewinder.Reference.MmrecBlock,
     gradient: Sidewinder.Block.MmrecBlockBackward
 
-  alias Sidewinder.Block.{BlockRecurrence, MdiGamma}
+  alias Sidewinder.Block.{BlockRecurrence, HdsConstruct}
+  alias Sidewinder.Op.Declared
   alias Sidewinder.{Op, Reference}
 
-  defstruct heads: 1,
-            mix: 0.1,
-            v_mix: 0.1,
-            eps: 1.0e-6,
-            norm: :outside,
-            levels: 3,
-            ratio: 4,
-            cursor: 0,
-            state_clip: nil,
-            state_norm: false,
-            checkpoint: true,
-            return_state: false,
-            inputs: [],
-            target: []
-
-  @squares ~w(wq wk wv wz wgate waq wao)
-  @vectors ~w(bq bk bv bz bgate bm baq bao bf2)
+  defstruct Declared.fields(:mmrec_block, mix: 0.1, return_state: false)
 
   @params ~w(n1 n2 wq bq wk bk wv bv wz bz wg1 bg1 wg2 bg2 wc1 bc1 wc2 bc2 wgate bgate waq baq wao bao) ++
             ~w(wf1 bf1 wf2 bf2)
-
-  @weights Map.new(@squares, &{&1, {:storage, [[:d, :d]]}})
-           |> Map.merge(Map.new(@vectors, &{&1, {:storage, [[:d]]}}))
-           |> Map.merge(MdiGamma.weights())
 
   # What the gradient takes if it was kept, and what is kept for the gradient alone.
   @kept ~w(h gamma context q k v z hidden)
   @own [:q, :k, :v, :z, :hidden]
 
-  @table %{
-    name: :mmrec_block,
-    composed: true,
-    params: %{required: @params, optional: ~w(wm bm)},
-    inputs:
-      Map.merge(@weights, %{
-        "x" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]},
-        "k_mem" => {:storage, [[:b, :m, :d], [1, :m, :d]]},
-        "v_mem" => {:storage, [[:b, :m, :d], [1, :m, :d]]},
-        "n1" => {:wide, [[:d]]},
-        "n2" => {:wide, [[:d]]},
-        "wm" => {:storage, [[:d, {:sum, [:d, :d], 0}]]},
-        "wf1" => {:storage, [[:f, :d]]},
-        "bf1" => {:storage, [[:f]]},
-        "wf2" => {:storage, [[:d, :f]]},
-        "initial_state" => {:wide, [[:b, :d]]}
-      }),
-    optional: [:k_mem, :v_mem, :initial_state],
-    options: [
-      heads: :size,
-      mix: :number,
-      v_mix: :number,
-      eps: :positive,
-      norm: [:outside, :inside],
-      levels: :size,
-      ratio: :size,
-      cursor: :count,
-      state_clip: :positive,
-      state_norm: :flag,
-      checkpoint: :flag,
-      return_state: {:here, :flag}
-    ],
-    outputs: [
-      {:y, :storage, [:b, :l, :d], :always},
-      {:h, :storage, [:b, :l, :d], :return_state},
-      {:last_state, :wide, [:b, :d], :return_state},
-      {:gamma, :storage, [:b, :l, :d], :return_state},
-      {:context, :storage, [:b, :l, :d], :return_state},
-      {:summary, :storage, [:b, :d], :return_state},
-      {:q, :storage, [:b, :l, :d], {:unless, :checkpoint}},
-      {:k, :storage, [:b, :l, :d], {:unless, :checkpoint}},
-      {:v, :storage, [:b, :l, :d], {:unless, :checkpoint}},
-      {:z, :storage, [:b, :l, :d], {:unless, :checkpoint}},
-      {:hidden, :storage, [:b, :l, :f], {:unless, :checkpoint}}
-    ],
-    hint:
-      "x is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
-  }
+  @table Declared.table(:mmrec_block,
+           composed: true,
+           params: %{required: @params, optional: ~w(wm bm)},
+           inputs: %{"x" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]}},
+           optional: [:k_mem, :v_mem, :initial_state],
+           options: [heads: :size, norm: [:outside, :inside]] ++ HdsConstruct.table().options,
+           rest: :return_state,
+           hint:
+             "x is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
+         )
 
   @impl true
   def table, do: @table
@@ -158,9 +101,13 @@ defmodule Sidewinder.Block.MmrecBlockBackward do
   @moduledoc "The gradient of `Sidewinder.Block.MmrecBlock`, as one kernel. It takes what that kept for it."
   use Sidewinder.Op, gradient_of: Sidewinder.Block.MmrecBlock
 
-  @kept for name <- Sidewinder.Block.MmrecBlock.kept(),
+  alias Sidewinder.Block.MmrecBlock
+
+  @kept for {key, precision, sizes, _} <- MmrecBlock.table().outputs,
+            name = Atom.to_string(key),
+            name in MmrecBlock.kept(),
             into: %{},
-            do: {name, {:storage, [[:b, :l, if(name == "hidden", do: :f, else: :d)]]}}
+            do: {name, {precision, [sizes]}}
 
   @table %{@table | inputs: Map.merge(@table.inputs, @kept)}
 

@@ -11,9 +11,7 @@ defmodule Sidewinder.Block.RmsNorm do
 
   defstruct Declared.fields(:rms_norm)
 
-  @table Declared.table(:rms_norm,
-           hint: "Rows are normalised over the last axis of x"
-         )
+  @table Declared.table(:rms_norm, hint: "Rows are normalised over the last axis of x")
 
   @impl true
   def table, do: @table
@@ -40,12 +38,7 @@ defmodule Sidewinder.Block.LayerNorm do
   defstruct Declared.fields(:layer_norm, return_statistics: false)
 
   @table Declared.table(:layer_norm,
-           options: [return_statistics: {:here, :flag}],
-           outputs: [
-             {:y, :storage, [:..., :d], :always},
-             {:mean, :wide, [:...], :return_statistics},
-             {:rstd, :wide, [:...], :return_statistics}
-           ],
+           rest: :return_statistics,
            hint: "Rows are normalised over the last axis of x"
          )
 

@@ -9,7 +9,7 @@ defmodule Sidewinder.Block.SelectiveStateUpdate do
   alias Sidewinder.Block.SelectiveScan
   alias Sidewinder.Op
 
-  defstruct dt_softplus: false, dt_clamp: nil, clamp_grad: :mask, inputs: [], target: []
+  defstruct Declared.fields(:selective_state_update, clamp_grad: :mask)
 
   # Groups divide the channels.
   @varying [[:b, :n], [:b, {:divides, :d}, :n]]

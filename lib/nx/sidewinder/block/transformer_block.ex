@@ -8,33 +8,25 @@ defmodule Sidewinder.Block.TransformerBlock do
     reference: Sidewinder.Reference.TransformerBlock,
     gradient: Sidewinder.Block.TransformerBlockBackward
 
-  alias Sidewinder.Block.{Mha, SwigluMlp}
+  alias Sidewinder.Block.Mha
+  alias Sidewinder.Op.Declared
 
-  defstruct heads: 1,
-            causal: false,
-            rope_theta: nil,
-            pairing: :half,
-            eps: 1.0e-5,
-            inputs: [],
-            target: []
+  defstruct Keyword.delete(Declared.fields(:transformer_block), :cached)
 
   @mha Mha.table()
-  @mlp SwigluMlp.table()
-  @norms ~w(ln1_w ln1_b ln2_w ln2_b)
 
-  @table %{
-    @mha
-    | name: :transformer_block,
-      params: %{
-        required: @mha.params.required ++ @mlp.params.required ++ @norms,
-        optional: @mha.params.optional
-      },
-      inputs:
-        @mlp.inputs
-        |> Map.merge(@mha.inputs)
-        |> Map.merge(Map.new(@norms, &{&1, {:wide, [[:d]]}})),
-      options: @mha.options ++ [eps: :not_negative]
-  }
+  @table Declared.table(:transformer_block,
+           composed: true,
+           params: %{
+             required: ~w(wqkv wo wg wu wd ln1_w ln1_b ln2_w ln2_b),
+             optional: @mha.params.optional
+           },
+           without: ~w(keys values cached),
+           inputs: Map.take(@mha.inputs, ~w(x mask)),
+           options: [heads: :size],
+           outputs: @mha.outputs,
+           hint: @mha.hint
+         )
 
   @impl true
   def table, do: @table

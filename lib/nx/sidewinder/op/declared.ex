@@ -6,8 +6,8 @@ defmodule Sidewinder.Op.Declared do
 
   @doc """
   The table of the op of that name: its inputs, those of them that are options, its options and its outputs. `more` has
-  the rest, and what is not as the kernel has it; its `inputs` and `options` are put in place of those of their names, and
-  `only` names the kernel's options that the op has, if not all.
+  the rest, and what is not as the kernel has it; its `inputs` and `options` are put in place of those of their names,
+  `without` names what only the kernel has, and `rest` is a flag that asks for all outputs but the first.
 
       iex> %{inputs: inputs, options: options} = Sidewinder.Op.Declared.table(:rms_norm)
       iex> {inputs, options}
@@ -16,22 +16,29 @@ defmodule Sidewinder.Op.Declared do
   """
   @spec table(atom, keyword) :: map
   def table(name, more \\ []) do
-    op = Ops.find!(Ops.all(), name)
-    {inputs, more} = Keyword.pop(more, :inputs, %{})
-    {options, more} = Keyword.pop(more, :options, [])
-    {only, more} = Keyword.pop(more, :only)
+    {own, more} = Keyword.split(more, [:inputs, :options, :without, :rest])
+    op = Ops.all() |> Ops.find!(name) |> less(own[:without] || [])
+    options = (own[:options] || []) ++ flag(own[:rest])
 
     Map.merge(
       %{
         name: name,
-        inputs: op.inputs |> Map.new(&input/1) |> Map.merge(inputs),
+        inputs: op.inputs |> Map.new(&input/1) |> Map.merge(own[:inputs] || %{}),
         optional: optional(op.inputs, more[:params]),
-        options: op.options |> own(only) |> put(options),
-        outputs: Enum.map(op.outputs, &output/1)
+        options: op.options |> Enum.map(&{key(&1), sort(&1)}) |> put(options),
+        outputs: op.outputs |> Enum.map(&output/1) |> ask(own[:rest])
       },
       Map.new(more)
     )
   end
+
+  defp less(op, names) do
+    own = fn list -> Enum.reject(list, &(&1.name in names)) end
+    %{op | inputs: own.(op.inputs), options: own.(op.options), outputs: own.(op.outputs)}
+  end
+
+  defp flag(nil), do: []
+  defp flag(rest), do: [{rest, {:here, :flag}}]
 
   @doc """
   The fields of the op's struct: its options with their defaults, `more` in place of them or beside them, and what all
@@ -50,10 +57,6 @@ defmodule Sidewinder.Op.Declared do
   # Values of the names that are there stay at their places.
   defp put(list, more),
     do: Enum.reduce(more, list, fn {k, v}, list -> List.keystore(list, k, 0, {k, v}) end)
-
-  defp own(options, only) do
-    for option <- options, key = key(option), only == nil or key in only, do: {key, sort(option)}
-  end
 
   defp key(%{name: name}), do: String.to_atom(name)
 
@@ -86,6 +89,13 @@ defmodule Sidewinder.Op.Declared do
     [sizes] = forms(words)
     {String.to_atom(name), String.to_atom(precision), sizes, asked(asked)}
   end
+
+  # What the kernel always gives after the first.
+  defp ask(outputs, nil), do: outputs
+  defp ask([first | outputs], rest), do: [first | Enum.map(outputs, &asked_by(&1, rest))]
+
+  defp asked_by({name, precision, sizes, :always}, rest), do: {name, precision, sizes, rest}
+  defp asked_by(output, _rest), do: output
 
   defp asked(:always), do: :always
   defp asked({:asked, option}), do: option

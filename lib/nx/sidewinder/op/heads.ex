@@ -7,8 +7,6 @@ defmodule Sidewinder.Op.Heads do
     %{heads_first: [:b, heads, length, width], heads_last: [:b, length, heads, width]}
   end
 
-  def layouts, do: [:heads_first, :heads_last]
-
   def hint do
     "Axes are batch, heads, length, width, or with layout: :heads_last batch, length, heads, width; " <>
       "those of masks and biases are always batch, heads, queries, keys"

@@ -77,7 +77,7 @@ defmodule Sidewinder.Reference.Mdi do
   def body(op, %{"z" => z, "h_prev" => h, "wm" => wm, "bm" => bm} = inputs) do
     both = Nx.concatenate([z, h], axis: -1)
     [y: gate] = Op.part(op, %Linear{activation: :sigmoid}, [{"x", both}, {"w", wm}, {"b", bm}])
-    names = ["context" | Map.keys(MdiGamma.weights())]
+    names = ["context" | MdiGamma.weights()]
     [gamma: gamma] = Op.part(op, %MdiGamma{}, [{"z", z} | for(n <- names, do: {n, inputs[n]})])
     given = [{"z", z}, {"h_old", h}, {"gate", gate}, {"gamma", gamma}]
     [h: h_new] = Op.part(op, %MdiUpdate{}, given)

@@ -15,7 +15,7 @@ defmodule Sidewinder.Reference.MmrecBlock do
 
   import Sidewinder.Reference.Numbers
 
-  @gamma Map.keys(MdiGamma.weights())
+  @gamma MdiGamma.weights()
 
   def body(op, inputs), do: compose(op, inputs, fn t, _which -> t end)
 
