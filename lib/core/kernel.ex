@@ -16,7 +16,7 @@ defmodule Sidewinder.Kernel do
   An option that is `nil` counts as absent. Results are where the inputs are.
   """
 
-  alias Sidewinder.{Device, Error, Native, Options, Tensor}
+  alias Sidewinder.{Device, Error, Native, Ops, Options, Tensor}
 
   # Products or updates of a state, as the op itself counts them. Below the first a call is too short to be worth the
   # switch to a dirty scheduler. From the second on a GPU is faster even with the copy of the data.
@@ -61,17 +61,19 @@ defmodule Sidewinder.Kernel do
   # A call whose work is not known yet is tried where it is quick; the library runs none that is not.
   defp start({:by_work, free}, op, tensors, options) do
     with {:ok, work} when is_integer(work) <- quickly(op, tensors, options, @quick),
-         do: call(by_work(work, tensors, free), op, tensors, options)
+         do: native(by_work(work, tensors, free), op, tensors, options)
   end
 
-  defp start(plan, op, tensors, options), do: call(plan, op, tensors, options)
+  defp start(plan, op, tensors, options), do: native(plan, op, tensors, options)
 
   defp quickly(op, tensors, options, below),
     do:
       Native.run_quick(op, tensors, options, %{device: nil, level: nil, threads: 1, below: below})
 
-  defp call({:cpu, target}, op, inputs, options), do: Native.run_cpu(op, inputs, options, target)
-  defp call({:io, target}, op, inputs, options), do: Native.run_io(op, inputs, options, target)
+  defp native({:cpu, target}, op, inputs, options),
+    do: Native.run_cpu(op, inputs, options, target)
+
+  defp native({:io, target}, op, inputs, options), do: Native.run_io(op, inputs, options, target)
 
   defp natives(op, inputs),
     do: for({name, tensor} <- inputs, do: {text(name), to_native(op, name, tensor)})
@@ -253,13 +255,26 @@ defmodule Sidewinder.Kernel do
     end)
   end
 
+  @own for op <- Ops.all(),
+           into: %{},
+           do: {String.to_atom(op.name), Enum.map(op.options, &String.to_atom(&1.name))}
+
   @doc false
-  # What a gradient op gives, by atoms: there are few names.
-  def gradients(op, inputs, own, where) do
-    for {name, tensor} <- run(op, inputs, own, where),
-        into: %{},
-        do: {String.to_atom(name), tensor}
+  # Runs `op` on the inputs `given` and on options, as `sort_options!/4` sorts them. `names` are by default all options
+  # that the op declares.
+  def call(op, given, options, tensors \\ [], names \\ nil) do
+    {inputs, own, where} = sort_options!(op, options, tensors, names || Map.fetch!(@own, op))
+    run(op, given ++ inputs, own, where)
   end
+
+  @doc false
+  # What a gradient op gives, as `call/5` runs it.
+  def gradients(op, given, options, tensors \\ [], names \\ nil),
+    do: atoms(call(op, given, options, tensors, names))
+
+  @doc false
+  # Outputs by atoms: there are few names.
+  def atoms(outputs), do: Map.new(outputs, fn {name, t} -> {String.to_atom(name), t} end)
 
   @typedoc "Weights by name; those that are nil count as absent."
   @type weights :: %{(atom | String.t()) => Tensor.t() | nil}

@@ -17,7 +17,6 @@ defmodule Sidewinder.Kernel.Attention do
   alias Sidewinder.{Kernel, KVCache, Tensor}
 
   @tensors [:mask, :bias]
-  @attention [:scale, :causal, :q_offset, :layout]
 
   @doc """
   Softmax attention (Vaswani et al. 2017), in tiles, without the matrix of all scores:
@@ -57,7 +56,7 @@ defmodule Sidewinder.Kernel.Attention do
   @spec attention(Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
           Tensor.t() | {Tensor.t(), Tensor.t()}
   def attention(q, k, v, options \\ []) do
-    names = [:return_lse | @attention]
+    names = [:return_lse, :scale, :causal, :q_offset, :layout]
     {inputs, own, where} = Kernel.sort_options!(:attention, options, @tensors, names)
     {lse?, own} = Map.pop(own, :return_lse, false)
 
@@ -96,13 +95,8 @@ defmodule Sidewinder.Kernel.Attention do
           keyword
         ) :: %{atom => Tensor.t()}
   def attention_backward(q, k, v, y, lse, dy, options \\ []) do
-    op = :attention_backward
-
-    {inputs, own, where} =
-      Kernel.sort_options!(op, options, [:dlse | @tensors], @attention)
-
     given = [{"q", q}, {"k", k}, {"v", v}, {"y", y}, {"lse", lse}, {"dy", dy}]
-    Kernel.gradients(op, given ++ inputs, own, where)
+    Kernel.gradients(:attention_backward, given, options, [:dlse | @tensors])
   end
 
   @doc """
@@ -152,9 +146,6 @@ defmodule Sidewinder.Kernel.Attention do
 
   defp size(_other, _rank, _axis), do: 0
 
-  @rope [:pairing, :theta, :first_position, :layout] ++
-          [:scaling_factor, :low_freq_factor, :high_freq_factor, :original_length]
-
   @doc """
   Rotary position embedding (Su et al. 2021): rotates pairs of elements by `p theta^(-2i/W)`, for pair `i` of a
   row at position `p`.
@@ -179,23 +170,15 @@ defmodule Sidewinder.Kernel.Attention do
       [-1.9841, 1.9599, 2.4624, 4.0198]
   """
   @spec rope(Tensor.t(), keyword) :: Tensor.t()
-  def rope(x, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:rope, options, [], @rope)
-    %{"y" => y} = Kernel.run(:rope, [{"x", x}], own, where)
-    y
-  end
+  def rope(x, options \\ []), do: Kernel.call(:rope, [{"x", x}], options)["y"]
 
   @doc """
   The gradient of `rope/2`, with its options: a map of `:dx`. `x` may be any tensor of the right shape, such
   as `dy`.
   """
   @spec rope_backward(Tensor.t(), Tensor.t(), keyword) :: %{dx: Tensor.t()}
-  def rope_backward(x, dy, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:rope_backward, options, [], @rope)
-    Kernel.gradients(:rope_backward, [{"x", x}, {"dy", dy}], own, where)
-  end
-
-  @positions [:theta, :first_position]
+  def rope_backward(x, dy, options \\ []),
+    do: Kernel.gradients(:rope_backward, [{"x", x}, {"dy", dy}], options)
 
   @doc """
   Adds sinusoidal positions to embeddings (Vaswani et al. 2017, section 3.5): to element `2i` of a row at
@@ -216,11 +199,8 @@ defmodule Sidewinder.Kernel.Attention do
       [1.841, 2.54, 3.01, 5.0]
   """
   @spec sinusoidal_positions(Tensor.t(), keyword) :: Tensor.t()
-  def sinusoidal_positions(x, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:sinusoidal_positions, options, [], @positions)
-    %{"y" => y} = Kernel.run(:sinusoidal_positions, [{"x", x}], own, where)
-    y
-  end
+  def sinusoidal_positions(x, options \\ []),
+    do: Kernel.call(:sinusoidal_positions, [{"x", x}], options)["y"]
 
   @doc """
   The gradient of `sinusoidal_positions/2`, with its options: a map of `:dx`, which is `dy`. `x` may be any
@@ -231,11 +211,8 @@ defmodule Sidewinder.Kernel.Attention do
       true
   """
   @spec sinusoidal_positions_backward(Tensor.t(), Tensor.t(), keyword) :: %{dx: Tensor.t()}
-  def sinusoidal_positions_backward(x, dy, options \\ []) do
-    op = :sinusoidal_positions_backward
-    {[], own, where} = Kernel.sort_options!(op, options, [], @positions)
-    Kernel.gradients(op, [{"x", x}, {"dy", dy}], own, where)
-  end
+  def sinusoidal_positions_backward(x, dy, options \\ []),
+    do: Kernel.gradients(:sinusoidal_positions_backward, [{"x", x}, {"dy", dy}], options)
 
   @mha [:heads, :causal, :rope_theta, :pairing]
 
@@ -307,8 +284,7 @@ defmodule Sidewinder.Kernel.Attention do
   end
 
   defp layer_backward(op, x, weights, dy, options, names) do
-    {inputs, own, where} = Kernel.sort_options!(op, options, [:mask], names)
-    inputs = [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)] ++ inputs
-    Kernel.gradients(op, inputs, own, where)
+    given = [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)]
+    Kernel.gradients(op, given, options, [:mask], names)
   end
 end

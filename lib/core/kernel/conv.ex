@@ -42,11 +42,7 @@ defmodule Sidewinder.Kernel.Conv do
   """
   @spec causal_conv1d(Tensor.t(), Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
   def causal_conv1d(x, w, options \\ []) do
-    tensors = [:bias, :initial_state]
-    names = [:activation, :return_state]
-    {inputs, own, where} = Kernel.sort_options!(:causal_conv1d, options, tensors, names)
-
-    case Kernel.run(:causal_conv1d, [{"x", x}, {"w", w} | inputs], own, where) do
+    case Kernel.call(:causal_conv1d, [{"x", x}, {"w", w}], options, [:bias, :initial_state]) do
       %{"y" => y, "last_state" => last_state} -> {y, last_state}
       %{"y" => y} -> y
     end
@@ -77,9 +73,8 @@ defmodule Sidewinder.Kernel.Conv do
         }
   def causal_conv1d_backward(x, w, dy, options \\ []) do
     tensors = [:bias, :initial_state, :dlast_state]
-    op = :causal_conv1d_backward
-    {inputs, own, where} = Kernel.sort_options!(op, options, tensors, [:activation])
-    Kernel.gradients(op, [{"x", x}, {"w", w}, {"dy", dy} | inputs], own, where)
+    given = [{"x", x}, {"w", w}, {"dy", dy}]
+    Kernel.gradients(:causal_conv1d_backward, given, options, tensors, [:activation])
   end
 
   @doc """
@@ -104,10 +99,8 @@ defmodule Sidewinder.Kernel.Conv do
   @spec causal_conv1d_update(Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
           {Tensor.t(), Tensor.t()}
   def causal_conv1d_update(state, x, w, options \\ []) do
-    op = :causal_conv1d_update
-    {inputs, own, where} = Kernel.sort_options!(op, options, [:bias], [:activation])
-    inputs = [{"x", x}, {"initial_state", state}, {"w", w} | inputs]
-    %{"y" => y, "last_state" => state} = Kernel.run(op, inputs, own, where)
-    {y, state}
+    given = [{"x", x}, {"initial_state", state}, {"w", w}]
+    outputs = Kernel.call(:causal_conv1d_update, given, options, [:bias])
+    {outputs["y"], outputs["last_state"]}
   end
 end

@@ -73,9 +73,9 @@ defmodule Sidewinder.Kernel.Mamba do
           Tensor.t() | {Tensor.t(), %{conv_state: Tensor.t(), ssm_state: Tensor.t()}}
   def mamba_block(x, weights, options \\ []) do
     op = :mamba_block
-    {states, own, where} = Kernel.sort_options!(op, options, @states, [:return_state | @sizes])
+    given = [{"x", x} | Kernel.weights!(op, weights)]
 
-    case Kernel.run(op, [{"x", x} | Kernel.weights!(op, weights)] ++ states, own, where) do
+    case Kernel.call(op, given, options, @states, [:return_state | @sizes]) do
       %{"y" => y, "conv_state" => conv_state, "ssm_state" => ssm_state} ->
         {y, %{conv_state: conv_state, ssm_state: ssm_state}}
 
@@ -100,13 +100,7 @@ defmodule Sidewinder.Kernel.Mamba do
   def mamba_block_backward(x, weights, dy, options \\ []) do
     op = :mamba_block_backward
     tensors = @states ++ [:dconv_state, :dssm_state]
-    {states, own, where} = Kernel.sort_options!(op, options, tensors, @sizes)
-
-    Kernel.gradients(
-      op,
-      [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)] ++ states,
-      own,
-      where
-    )
+    given = [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)]
+    Kernel.gradients(op, given, options, tensors, @sizes)
   end
 end

@@ -126,9 +126,7 @@ defmodule Sidewinder.Kernel.MMRec do
     do: one(cumulative(:reverse_cumsum, {"x", x}, options, []))
 
   defp cumulative(op, sequence, options, names) do
-    names = [:return_state | names]
-    {inputs, own, where} = Kernel.sort_options!(op, options, [:initial_state], names)
-    Kernel.run(op, [sequence | inputs], own, where)
+    Kernel.call(op, [sequence], options, [:initial_state], [:return_state | names])
   end
 
   defp one(%{"y" => y, "last_state" => last_state}), do: {y, last_state}
@@ -160,7 +158,7 @@ defmodule Sidewinder.Kernel.MMRec do
   def exp_product_scan_backward(gamma, y, dy, options \\ []) do
     tensors = [:initial_state, :dlog_y, :dlast_state]
     given = [{"gamma", gamma}, {"y", y}, {"dy", dy}]
-    cumulative_backward(:exp_product_scan_backward, given, options, tensors, @exp_product)
+    Kernel.gradients(:exp_product_scan_backward, given, options, tensors, @exp_product)
   end
 
   @doc """
@@ -187,7 +185,7 @@ defmodule Sidewinder.Kernel.MMRec do
   def cumprod_scan_backward(gamma, y, dy, options \\ []) do
     tensors = [:initial_state, :dlast_state]
     given = [{"gamma", gamma}, {"y", y}, {"dy", dy}]
-    cumulative_backward(:cumprod_scan_backward, given, options, tensors, [:reverse])
+    Kernel.gradients(:cumprod_scan_backward, given, options, tensors, [:reverse])
   end
 
   @doc """
@@ -231,12 +229,7 @@ defmodule Sidewinder.Kernel.MMRec do
 
   defp sum_backward(op, x, dy, options, names) do
     tensors = [:initial_state, :dlast_state]
-    cumulative_backward(op, [{"x", x}, {"dy", dy}], options, tensors, names)
-  end
-
-  defp cumulative_backward(op, given, options, tensors, names) do
-    {inputs, own, where} = Kernel.sort_options!(op, options, tensors, names)
-    Kernel.gradients(op, given ++ inputs, own, where)
+    Kernel.gradients(op, [{"x", x}, {"dy", dy}], options, tensors, names)
   end
 
   ## Memory decay integration
@@ -251,10 +244,8 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec mdi_update(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def mdi_update(z, h_old, gate, gamma, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:mdi_update, options, [], [])
-    inputs = [{"z", z}, {"h_old", h_old}, {"gate", gate}, {"gamma", gamma}]
-    %{"h" => h} = Kernel.run(:mdi_update, inputs, own, where)
-    h
+    given = [{"z", z}, {"h_old", h_old}, {"gate", gate}, {"gamma", gamma}]
+    Kernel.call(:mdi_update, given, options)["h"]
   end
 
   @doc """
@@ -268,9 +259,8 @@ defmodule Sidewinder.Kernel.MMRec do
   @spec mdi_update_backward(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
           %{atom => Tensor.t()}
   def mdi_update_backward(z, h_old, gate, gamma, dh, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:mdi_update_backward, options, [], [])
-    inputs = [{"z", z}, {"h_old", h_old}, {"gate", gate}, {"gamma", gamma}, {"dh", dh}]
-    Kernel.gradients(:mdi_update_backward, inputs, own, where)
+    given = [{"z", z}, {"h_old", h_old}, {"gate", gate}, {"gamma", gamma}, {"dh", dh}]
+    Kernel.gradients(:mdi_update_backward, given, options)
   end
 
   @doc """
@@ -294,8 +284,8 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec mdi_gamma(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t()
   def mdi_gamma(z, weights, options \\ []) do
-    %{"gamma" => gamma} = with_context(:mdi_gamma, [{"z", z}], weights, options)
-    gamma
+    op = :mdi_gamma
+    Kernel.call(op, [{"z", z} | Kernel.weights!(op, weights)], options, [:context])["gamma"]
   end
 
   @doc """
@@ -306,7 +296,8 @@ defmodule Sidewinder.Kernel.MMRec do
         }
   def mdi_gamma_backward(z, weights, dgamma, options \\ []) do
     op = :mdi_gamma_backward
-    atoms(with_context(op, [{"z", z}], weights, options, [{"dgamma", dgamma}]))
+    given = [{"z", z}, {"dgamma", dgamma} | Kernel.weights!(op, weights)]
+    Kernel.gradients(op, given, options, [:context])
   end
 
   @doc """
@@ -329,7 +320,8 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec mdi(Tensor.t(), Tensor.t(), Kernel.weights(), keyword) :: %{atom => Tensor.t()}
   def mdi(z, h_prev, weights, options \\ []) do
-    atoms(with_context(:mdi, [{"z", z}, {"h_prev", h_prev}], weights, options))
+    given = [{"z", z}, {"h_prev", h_prev} | Kernel.weights!(:mdi, weights)]
+    Kernel.atoms(Kernel.call(:mdi, given, options, [:context]))
   end
 
   @doc """
@@ -340,24 +332,14 @@ defmodule Sidewinder.Kernel.MMRec do
           atom => Tensor.t()
         }
   def mdi_backward(z, h_prev, weights, dh_new, options \\ []) do
-    given = [{"z", z}, {"h_prev", h_prev}]
-    cotangents = [dgamma: "dgamma", dgate: "dgate"]
-    atoms(with_context(:mdi_backward, given, weights, options, [{"dh_new", dh_new}], cotangents))
+    op = :mdi_backward
+    given = [{"z", z}, {"h_prev", h_prev}, {"dh_new", dh_new} | Kernel.weights!(op, weights)]
+    Kernel.gradients(op, given, options, [:context, :dgamma, :dgate])
   end
-
-  defp with_context(op, given, weights, options, more \\ [], tensors \\ []) do
-    tensors = [:context | tensors]
-    {inputs, own, where} = Kernel.sort_options!(op, options, tensors, [])
-    Kernel.run(op, given ++ inputs ++ Kernel.weights!(op, weights) ++ more, own, where)
-  end
-
-  # There are few names.
-  defp atoms(outputs), do: Map.new(outputs, fn {name, t} -> {String.to_atom(name), t} end)
 
   ## The recurrence
 
   @recurrence [{:wm, "w_mix"}, {:bm, "b_mix"}, :initial_state]
-  @steps [:mix, :state_clip, :state_norm]
 
   @doc """
   The gated recurrence of the MM-Rec block. For each batch and time, with the logistic function s and h of the time
@@ -393,10 +375,9 @@ defmodule Sidewinder.Kernel.MMRec do
   @spec block_recurrence(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
           {Tensor.t(), Tensor.t()}
   def block_recurrence(z, gamma, w_gate, b_gate, options \\ []) do
-    {inputs, own, where} = Kernel.sort_options!(:block_recurrence, options, @recurrence, @steps)
     given = [{"z", z}, {"gamma", gamma}, {"w_gate", w_gate}, {"b_gate", b_gate}]
-    %{"h" => h, "last_state" => last} = Kernel.run(:block_recurrence, given ++ inputs, own, where)
-    {h, last}
+    outputs = Kernel.call(:block_recurrence, given, options, @recurrence)
+    {outputs["h"], outputs["last_state"]}
   end
 
   @doc """
@@ -427,25 +408,12 @@ defmodule Sidewinder.Kernel.MMRec do
           keyword
         ) :: %{atom => Tensor.t()}
   def block_recurrence_backward(z, gamma, w_gate, b_gate, h, dh, options \\ []) do
-    op = :block_recurrence_backward
-    tensors = @recurrence ++ [:dlast_state]
-    {inputs, own, where} = Kernel.sort_options!(op, options, tensors, @steps)
-
-    given = [
-      {"z", z},
-      {"gamma", gamma},
-      {"w_gate", w_gate},
-      {"b_gate", b_gate},
-      {"h", h},
-      {"dh", dh}
-    ]
-
-    Kernel.gradients(op, given ++ inputs, own, where)
+    given = [{"z", z}, {"gamma", gamma}, {"w_gate", w_gate}, {"b_gate", b_gate}]
+    given = given ++ [{"h", h}, {"dh", dh}]
+    Kernel.gradients(:block_recurrence_backward, given, options, @recurrence ++ [:dlast_state])
   end
 
   ## Memory
-
-  @hds [:levels, :ratio, :cursor]
 
   @doc """
   The hierarchy over a memory bank: levels of fewer and fewer slots, each the adaptive average of the one below.
@@ -469,8 +437,7 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec hds_construct(Tensor.t(), Tensor.t(), keyword) :: [{Tensor.t(), Tensor.t()}]
   def hds_construct(k, v, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:hds_construct, options, [], @hds)
-    levels = Kernel.run(:hds_construct, [{"k", k}, {"v", v}], own, where)
+    levels = Kernel.call(:hds_construct, [{"k", k}, {"v", v}], options)
     for level <- 1..div(map_size(levels), 2), do: {levels["k#{level}"], levels["v#{level}"]}
   end
 
@@ -492,8 +459,7 @@ defmodule Sidewinder.Kernel.MMRec do
         ) :: %{dk: Tensor.t(), dv: Tensor.t()}
   def hds_construct_backward(k, v, cotangents, options \\ []) do
     op = :hds_construct_backward
-    {[], own, where} = Kernel.sort_options!(op, options, [], @hds)
-    Kernel.gradients(op, [{"k", k}, {"v", v} | cotangents!(op, cotangents)], own, where)
+    Kernel.gradients(op, [{"k", k}, {"v", v} | cotangents!(op, cotangents)], options)
   end
 
   defp cotangents!(op, cotangents) do
@@ -525,11 +491,8 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec hds_query_topk(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: {Tensor.t(), Tensor.t()}
   def hds_query_topk(q, k, v, options \\ []) do
-    op = :hds_query_topk
-    {[], own, where} = Kernel.sort_options!(op, options, [], [:levels, :ratio, :top_k])
-    inputs = [{"q", q}, {"k", k}, {"v", v}]
-    %{"context" => context, "slots" => slots} = Kernel.run(op, inputs, own, where)
-    {context, slots}
+    outputs = Kernel.call(:hds_query_topk, [{"q", q}, {"k", k}, {"v", v}], options)
+    {outputs["context"], outputs["slots"]}
   end
 
   @doc """
@@ -582,10 +545,8 @@ defmodule Sidewinder.Kernel.MMRec do
         ) :: %{atom => Tensor.t()}
   def multi_memory_attention_backward(h, k_mem, v_mem, weights, dy, options \\ []) do
     op = :multi_memory_attention_backward
-    tensors = [:q_in, :dlse]
-    {more, own, where} = Kernel.sort_options!(op, options, tensors, [:heads])
-    inputs = memory_inputs(op, h, k_mem, v_mem, weights) ++ [{"dy", dy} | more]
-    Kernel.gradients(op, inputs, own, where)
+    given = memory_inputs(op, h, k_mem, v_mem, weights) ++ [{"dy", dy}]
+    Kernel.gradients(op, given, options, [:q_in, :dlse])
   end
 
   defp memory_inputs(op, h, k_mem, v_mem, weights),
@@ -607,10 +568,8 @@ defmodule Sidewinder.Kernel.MMRec do
       #Sidewinder.Tensor<f32 (1, 3, 1) [2.0, 0.0, 1.0]>
   """
   @spec write_short(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
-  def write_short(bank, rows, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:write_short, options, [], [:start, :mode])
-    Kernel.run(:write_short, [{"bank", bank}, {"rows", rows}], own, where)["bank"]
-  end
+  def write_short(bank, rows, options \\ []),
+    do: Kernel.call(:write_short, [{"bank", bank}, {"rows", rows}], options)["bank"]
 
   @doc """
   A summary into a bank.
@@ -632,16 +591,10 @@ defmodule Sidewinder.Kernel.MMRec do
       #Sidewinder.Tensor<f32 (1, 2, 1) [2.0, 2.5]>
   """
   @spec write_long(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
-  def write_long(bank, summary, options \\ []) do
-    names = [:policy, :cursor, :decay]
-    {[], own, where} = Kernel.sort_options!(:write_long, options, [], names)
-    Kernel.run(:write_long, [{"bank", bank}, {"summary", summary}], own, where)["bank"]
-  end
+  def write_long(bank, summary, options \\ []),
+    do: Kernel.call(:write_long, [{"bank", bank}, {"summary", summary}], options)["bank"]
 
   ## The block
-
-  @block [:heads, :mix, :v_mix, :eps, :norm, :levels, :ratio, :cursor] ++
-           [:state_clip, :state_norm, :checkpoint]
 
   @doc """
   The block of MM-Rec: a gated recurrence, attention over a memory and a feed-forward layer, each with what lies around
@@ -663,9 +616,8 @@ defmodule Sidewinder.Kernel.MMRec do
         }
   def mmrec_block(x, {k_mem, v_mem}, weights, options \\ []) do
     op = :mmrec_block
-    {inputs, own, where} = Kernel.sort_options!(op, options, [:initial_state], @block)
-    given = [{"x", x}, {"k_mem", k_mem}, {"v_mem", v_mem}]
-    atoms(Kernel.run(op, given ++ inputs ++ Kernel.weights!(op, weights), own, where))
+    given = [{"x", x}, {"k_mem", k_mem}, {"v_mem", v_mem} | Kernel.weights!(op, weights)]
+    Kernel.atoms(Kernel.call(op, given, options, [:initial_state]))
   end
 
   @cotangents [:dh, :dlast_state, :dgamma, :dcontext, :dsummary]
@@ -689,9 +641,7 @@ defmodule Sidewinder.Kernel.MMRec do
   def mmrec_block_backward(x, {k_mem, v_mem}, weights, dy, options \\ []) do
     op = :mmrec_block_backward
     tensors = [:initial_state | @kept ++ @cotangents]
-    {inputs, own, where} = Kernel.sort_options!(op, options, tensors, @block)
-    given = [{"x", x}, {"k_mem", k_mem}, {"v_mem", v_mem}]
-    all = given ++ inputs ++ Kernel.weights!(op, weights) ++ [{"dy", dy}]
-    Kernel.gradients(op, all, own, where)
+    given = [{"x", x}, {"k_mem", k_mem}, {"v_mem", v_mem}, {"dy", dy}]
+    Kernel.gradients(op, given ++ Kernel.weights!(op, weights), options, tensors)
   end
 end

@@ -68,9 +68,8 @@ defmodule Sidewinder.Kernel.NN do
   end
 
   defp activation(x, function, options) do
-    {[], own, where} = Kernel.sort_options!(:activations, options, [], [])
-    %{"y" => y} = Kernel.run(:activations, [{"x", x}], Map.put(own, :fn, function), where)
-    y
+    {[], %{}, where} = Kernel.sort_options!(:activations, options, [], [])
+    Kernel.run(:activations, [{"x", x}], %{fn: function}, where)["y"]
   end
 
   @doc """
@@ -84,13 +83,11 @@ defmodule Sidewinder.Kernel.NN do
   @spec activation_backward(atom, Tensor.t(), Tensor.t(), keyword) :: %{dx: Tensor.t()}
   def activation_backward(function, x, dy, options \\ []) do
     op = :activations_backward
-    {[], own, where} = Kernel.sort_options!(op, options, [], [])
-    Kernel.gradients(op, [{"x", x}, {"dy", dy}], Map.put(own, :fn, function), where)
+    {[], %{}, where} = Kernel.sort_options!(op, options, [], [])
+    Kernel.atoms(Kernel.run(op, [{"x", x}, {"dy", dy}], %{fn: function}, where))
   end
 
   ## Norms
-
-  @rms [:eps, :eps_mode]
 
   @doc """
   Root mean square normalisation over the last axis (Zhang and Sennrich 2019):
@@ -109,11 +106,8 @@ defmodule Sidewinder.Kernel.NN do
       [0.84853, 1.13137]
   """
   @spec rms_norm(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
-  def rms_norm(x, w, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:rms_norm, options, [], @rms)
-    %{"y" => y} = Kernel.run(:rms_norm, [{"x", x}, {"w", w}], own, where)
-    y
-  end
+  def rms_norm(x, w, options \\ []),
+    do: Kernel.call(:rms_norm, [{"x", x}, {"w", w}], options)["y"]
 
   @doc """
   The gradient of `rms_norm/3`, with its options: a map of `:dx` and `:dw`.
@@ -125,10 +119,8 @@ defmodule Sidewinder.Kernel.NN do
       [0.18102, -0.13576]
   """
   @spec rms_norm_backward(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
-  def rms_norm_backward(x, w, dy, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:rms_norm_backward, options, [], @rms)
-    Kernel.gradients(:rms_norm_backward, [{"x", x}, {"w", w}, {"dy", dy}], own, where)
-  end
+  def rms_norm_backward(x, w, dy, options \\ []),
+    do: Kernel.gradients(:rms_norm_backward, [{"x", x}, {"w", w}, {"dy", dy}], options)
 
   @doc """
   Layer normalisation over the last axis (Ba et al. 2016): `w (x - mean(x)) rstd + b` with
@@ -164,9 +156,8 @@ defmodule Sidewinder.Kernel.NN do
           atom => Tensor.t()
         }
   def layer_norm_backward(x, w, b, dy, options \\ []) do
-    op = :layer_norm_backward
-    {[], own, where} = Kernel.sort_options!(op, options, [], [:eps])
-    Kernel.gradients(op, [{"x", x}, {"w", w}, {"b", b}, {"dy", dy}], own, where)
+    given = [{"x", x}, {"w", w}, {"b", b}, {"dy", dy}]
+    Kernel.gradients(:layer_norm_backward, given, options)
   end
 
   @doc """
@@ -181,20 +172,16 @@ defmodule Sidewinder.Kernel.NN do
       [-0.1208, -0.1464, 0.3008, 1.2208]
   """
   @spec layer_norm_gelu(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
-  def layer_norm_gelu(x, w, b, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:layer_norm_gelu, options, [], [:eps, :gelu])
-    %{"y" => y} = Kernel.run(:layer_norm_gelu, [{"x", x}, {"w", w}, {"b", b}], own, where)
-    y
-  end
+  def layer_norm_gelu(x, w, b, options \\ []),
+    do: Kernel.call(:layer_norm_gelu, [{"x", x}, {"w", w}, {"b", b}], options)["y"]
 
   @doc "The gradient of `layer_norm_gelu/4`, with its options: a map of `:dx`, `:dw` and `:db`."
   @spec layer_norm_gelu_backward(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: %{
           atom => Tensor.t()
         }
   def layer_norm_gelu_backward(x, w, b, dy, options \\ []) do
-    op = :layer_norm_gelu_backward
-    {[], own, where} = Kernel.sort_options!(op, options, [], [:eps, :gelu])
-    Kernel.gradients(op, [{"x", x}, {"w", w}, {"b", b}, {"dy", dy}], own, where)
+    given = [{"x", x}, {"w", w}, {"b", b}, {"dy", dy}]
+    Kernel.gradients(:layer_norm_gelu_backward, given, options)
   end
 
   ## Products
@@ -212,11 +199,7 @@ defmodule Sidewinder.Kernel.NN do
       #Sidewinder.Tensor<f32 (2, 2) [7.0, 10.0, 15.0, 22.0]>
   """
   @spec matmul(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
-  def matmul(a, b, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:matmul, options, [], [])
-    %{"c" => c} = Kernel.run(:matmul, [{"a", a}, {"b", b}], own, where)
-    c
-  end
+  def matmul(a, b, options \\ []), do: Kernel.call(:matmul, [{"a", a}, {"b", b}], options)["c"]
 
   @doc """
   The gradient of `matmul/3`: a map of `:da = dc b^T` and `:db = a^T dc`.
@@ -229,10 +212,8 @@ defmodule Sidewinder.Kernel.NN do
       }
   """
   @spec matmul_backward(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
-  def matmul_backward(a, b, dc, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:matmul_backward, options, [], [])
-    Kernel.gradients(:matmul_backward, [{"a", a}, {"b", b}, {"dc", dc}], own, where)
-  end
+  def matmul_backward(a, b, dc, options \\ []),
+    do: Kernel.gradients(:matmul_backward, [{"a", a}, {"b", b}, {"dc", dc}], options)
 
   @doc """
   Applies the dense layer `activation(x w^T + bias)` to the last axis.
@@ -257,13 +238,8 @@ defmodule Sidewinder.Kernel.NN do
       #Sidewinder.Tensor<f32 (2, 2) [3.0, 1.0, 6.0, 0.0]>
   """
   @spec linear(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
-  def linear(x, w, options \\ []) do
-    {inputs, own, where} =
-      Kernel.sort_options!(:linear, options, [bias: "b"], [:activation])
-
-    %{"y" => y} = Kernel.run(:linear, [{"x", x}, {"w", w} | inputs], own, where)
-    y
-  end
+  def linear(x, w, options \\ []),
+    do: Kernel.call(:linear, [{"x", x}, {"w", w}], options, bias: "b")["y"]
 
   @doc """
   The gradient of `linear/3`.
@@ -285,9 +261,8 @@ defmodule Sidewinder.Kernel.NN do
   """
   @spec linear_backward(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def linear_backward(x, w, dy, options \\ []) do
-    op = :linear_backward
-    {inputs, own, where} = Kernel.sort_options!(op, options, [bias: "b"], [:activation])
-    Kernel.gradients(op, [{"x", x}, {"w", w}, {"dy", dy} | inputs], own, where)
+    given = [{"x", x}, {"w", w}, {"dy", dy}]
+    Kernel.gradients(:linear_backward, given, options, bias: "b")
   end
 
   @doc """
@@ -307,9 +282,7 @@ defmodule Sidewinder.Kernel.NN do
   @spec swiglu_mlp(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t()
   def swiglu_mlp(x, weights, options \\ []) do
     op = :swiglu_mlp
-    {[], own, where} = Kernel.sort_options!(op, options, [], [:activation])
-    %{"y" => y} = Kernel.run(op, [{"x", x} | Kernel.weights!(op, weights)], own, where)
-    y
+    Kernel.call(op, [{"x", x} | Kernel.weights!(op, weights)], options)["y"]
   end
 
   @doc """
@@ -320,7 +293,6 @@ defmodule Sidewinder.Kernel.NN do
         }
   def swiglu_mlp_backward(x, weights, dy, options \\ []) do
     op = :swiglu_mlp_backward
-    {[], own, where} = Kernel.sort_options!(op, options, [], [:activation])
-    Kernel.gradients(op, [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)], own, where)
+    Kernel.gradients(op, [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)], options)
   end
 end

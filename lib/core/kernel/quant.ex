@@ -45,8 +45,7 @@ defmodule Sidewinder.Kernel.Quant do
   @spec quantize(Tensor.t(), format, keyword) :: Tensor.t()
   def quantize(x, format, options \\ []) do
     {[], own, where} = Kernel.sort_options!(:quantize, options, [], [:unchecked])
-    %{"q" => q} = Kernel.run(:quantize, [{"x", x}], Map.put(own, :format, format), where)
-    q
+    Kernel.run(:quantize, [{"x", x}], Map.put(own, :format, format), where)["q"]
   end
 
   @doc """
@@ -62,9 +61,8 @@ defmodule Sidewinder.Kernel.Quant do
   """
   @spec dequantize(Tensor.t(), format, keyword) :: Tensor.t()
   def dequantize(q, format, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:dequantize, options, [], [])
-    %{"x" => x} = Kernel.run(:dequantize, [{"q", q}], Map.put(own, :format, format), where)
-    x
+    {[], %{}, where} = Kernel.sort_options!(:dequantize, options, [], [])
+    Kernel.run(:dequantize, [{"q", q}], %{format: format}, where)["x"]
   end
 
   @doc """
@@ -128,9 +126,6 @@ defmodule Sidewinder.Kernel.Quant do
   @spec matmul_f32_q4(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def matmul_f32_q4(x, w, options \\ []), do: product(:matmul_f32_q4, x, w, options)
 
-  defp product(op, x, w, options) do
-    {inputs, own, where} = Kernel.sort_options!(op, options, [bias: "b"], [:activation])
-    %{"y" => y} = Kernel.run(op, [{"x", x}, {"w", w} | inputs], own, where)
-    y
-  end
+  defp product(op, x, w, options),
+    do: Kernel.call(op, [{"x", x}, {"w", w}], options, bias: "b")["y"]
 end

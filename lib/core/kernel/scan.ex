@@ -122,9 +122,8 @@ defmodule Sidewinder.Kernel.Scan do
         ) ::
           {Tensor.t(), Tensor.t()}
   def selective_state_update(state, x, dt, a, b, c, options \\ []) do
-    {inputs, own, where} = Kernel.sort_options!(:selective_state_update, options, @tensors, @step)
     given = [{"x", x}, {"initial_state", state}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
-    outputs = Kernel.run(:selective_state_update, given ++ inputs, own, where)
+    outputs = Kernel.call(:selective_state_update, given, options, @tensors)
     {outputs["y"], outputs["last_state"]}
   end
 
@@ -167,10 +166,8 @@ defmodule Sidewinder.Kernel.Scan do
         ) :: %{atom => Tensor.t()}
   def selective_scan_backward(x, dt, a, b, c, dy, options \\ []) do
     tensors = @tensors ++ [:initial_state, :dlast_state, :dstates]
-    op = :selective_scan_backward
-    {inputs, own, where} = Kernel.sort_options!(op, options, tensors, [:clamp_grad | @step])
     given = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}, {"dy", dy}]
-    Kernel.gradients(op, given ++ inputs, own, where)
+    Kernel.gradients(:selective_scan_backward, given, options, tensors, [:clamp_grad | @step])
   end
 
   @doc """
@@ -193,10 +190,7 @@ defmodule Sidewinder.Kernel.Scan do
   """
   @spec linear_scan(Tensor.t(), Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
   def linear_scan(a, b, options \\ []) do
-    op = :linear_scan
-    {inputs, own, where} = Kernel.sort_options!(op, options, [:initial_state], [:return_state])
-
-    case Kernel.run(op, [{"a", a}, {"b", b} | inputs], own, where) do
+    case Kernel.call(:linear_scan, [{"a", a}, {"b", b}], options, [:initial_state]) do
       %{"h" => h, "last_state" => last_state} -> {h, last_state}
       %{"h" => h} -> h
     end
@@ -228,7 +222,7 @@ defmodule Sidewinder.Kernel.Scan do
         }
   def linear_scan_backward(a, h, dh, options \\ []) do
     tensors = [:initial_state, :dlast_state]
-    {inputs, own, where} = Kernel.sort_options!(:linear_scan_backward, options, tensors, [])
-    Kernel.gradients(:linear_scan_backward, [{"a", a}, {"h", h}, {"dh", dh} | inputs], own, where)
+    given = [{"a", a}, {"h", h}, {"dh", dh}]
+    Kernel.gradients(:linear_scan_backward, given, options, tensors, [])
   end
 end

@@ -235,8 +235,6 @@ defmodule Sidewinder.Kernel.Ternary do
 
   ## Quantization
 
-  @rules [:rule, :threshold, :per_row]
-
   @doc """
   Quantizes floats: `w` is about `scale` by the planes' values.
 
@@ -258,12 +256,8 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec quantize(Tensor.t(), keyword) :: {planes, Tensor.t()}
   def quantize(w, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:quantize_ternary, options, [], @rules)
-
-    %{"plane0" => plane0, "plane1" => plane1, "scale" => scale} =
-      Kernel.run(:quantize_ternary, [{"w", w}], own, where)
-
-    {{plane0, plane1}, scale}
+    outputs = Kernel.call(:quantize_ternary, [{"w", w}], options)
+    {{outputs["plane0"], outputs["plane1"]}, outputs["scale"]}
   end
 
   @doc """
@@ -281,10 +275,8 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec dequantize(planes, Tensor.t(), keyword) :: Tensor.t()
   def dequantize(planes, scale, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:dequantize_ternary, options, [], [:n])
-    inputs = inputs!(:planes, planes) ++ [{"scale", scale}]
-    %{"w" => w} = Kernel.run(:dequantize_ternary, inputs, own, where)
-    w
+    given = inputs!(:planes, planes) ++ [{"scale", scale}]
+    Kernel.call(:dequantize_ternary, given, options)["w"]
   end
 
   @doc """
@@ -302,9 +294,8 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec activation_i8(Tensor.t(), keyword) :: {Tensor.t(), Tensor.t()}
   def activation_i8(x, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:activation_i8, options, [], [:amax_floor])
-    %{"q" => q, "scale" => scale} = Kernel.run(:activation_i8, [{"x", x}], own, where)
-    {q, scale}
+    outputs = Kernel.call(:activation_i8, [{"x", x}], options)
+    {outputs["q"], outputs["scale"]}
   end
 
   ## Products
@@ -319,10 +310,8 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec dot(planes, planes, keyword) :: Tensor.t()
   def dot({a0, a1}, {b0, b1}, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:dot_ternary, options, [], [])
-    inputs = [{"a0", a0}, {"a1", a1}, {"b0", b0}, {"b1", b1}]
-    %{"dot" => dot} = Kernel.run(:dot_ternary, inputs, own, where)
-    dot
+    given = [{"a0", a0}, {"a1", a1}, {"b0", b0}, {"b1", b1}]
+    Kernel.call(:dot_ternary, given, options)["dot"]
   end
 
   @doc """
@@ -387,10 +376,7 @@ defmodule Sidewinder.Kernel.Ternary do
   defp multiply(op, x, planes, options) do
     names = if op == :matmul_i8_ternary, do: [:activation, :return_sums], else: [:activation]
 
-    {ends, own, where} =
-      Kernel.sort_options!(op, options, [:w_scale, :bias], names)
-
-    case Kernel.run(op, x ++ inputs!(:planes, planes) ++ ends, own, where) do
+    case Kernel.call(op, x ++ inputs!(:planes, planes), options, [:w_scale, :bias], names) do
       %{"xq" => xq, "x_scale" => x_scale, "acc" => acc, "y" => y} ->
         %{y: y, acc: acc, xq: xq, x_scale: x_scale}
 
@@ -417,12 +403,8 @@ defmodule Sidewinder.Kernel.Ternary do
       #Sidewinder.Tensor<f32 (1, 1) [1.5]>
   """
   @spec linear(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
-  def linear(x, w, options \\ []) do
-    names = @rules ++ [:activations, :activation]
-    {bias, own, where} = Kernel.sort_options!(:ternary_linear, options, [:bias], names)
-    %{"y" => y} = Kernel.run(:ternary_linear, [{"x", x}, {"w", w}] ++ bias, own, where)
-    y
-  end
+  def linear(x, w, options \\ []),
+    do: Kernel.call(:ternary_linear, [{"x", x}, {"w", w}], options, [:bias])["y"]
 
   @doc """
   A network of two layers: `h = max(w1 sign(x) + b1, 0)`, `logits = w2 sign(h) + b2`, and the class with the largest.
@@ -444,10 +426,9 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec simple_rotor_net(Tensor.t(), [map], keyword) :: {Tensor.t(), Tensor.t()}
   def simple_rotor_net(x, layers, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:simple_rotor_net, options, [], [:scales])
-    inputs = [{"x", x} | layers!(layers)]
-    %{"logits" => logits, "class" => class} = Kernel.run(:simple_rotor_net, inputs, own, where)
-    {logits, class}
+    given = [{"x", x} | layers!(layers)]
+    outputs = Kernel.call(:simple_rotor_net, given, options, [], [:scales])
+    {outputs["logits"], outputs["class"]}
   end
 
   defp layers!([%{planes: {_, _}}, %{planes: {_, _}}] = layers) do
@@ -484,11 +465,7 @@ defmodule Sidewinder.Kernel.Ternary do
       #Sidewinder.Tensor<i32 (1) [1]>
   """
   @spec argmax(Tensor.t(), keyword) :: Tensor.t()
-  def argmax(x, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:argmax, options, [], [])
-    %{"class" => class} = Kernel.run(:argmax, [{"x", x}], own, where)
-    class
-  end
+  def argmax(x, options \\ []), do: Kernel.call(:argmax, [{"x", x}], options)["class"]
 
   ## Check sums
 
@@ -500,14 +477,8 @@ defmodule Sidewinder.Kernel.Ternary do
       #Sidewinder.Tensor<i32 (2) [2, -1]>
   """
   @spec column_sums(planes, keyword) :: Tensor.t()
-  def column_sums(planes, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:column_sums_ternary, options, [], [:n])
-
-    %{"column_sums" => sums} =
-      Kernel.run(:column_sums_ternary, inputs!(:planes, planes), own, where)
-
-    sums
-  end
+  def column_sums(planes, options \\ []),
+    do: Kernel.call(:column_sums_ternary, inputs!(:planes, planes), options)["column_sums"]
 
   @doc """
   Proves sums of a product: in every row they add up to what the columns' sums by the activations do. Raises an error
@@ -528,9 +499,8 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec verify_sums(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: :ok
   def verify_sums(acc, column_sums, xq, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:verify_sums_ternary, options, [], [])
-    inputs = [{"acc", acc}, {"column_sums", column_sums}, {"xq", xq}]
-    %{"difference" => _} = Kernel.run(:verify_sums_ternary, inputs, own, where)
+    given = [{"acc", acc}, {"column_sums", column_sums}, {"xq", xq}]
+    %{"difference" => _} = Kernel.call(:verify_sums_ternary, given, options)
     :ok
   end
 end
