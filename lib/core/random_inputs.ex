@@ -16,23 +16,10 @@ defmodule Sidewinder.RandomInputs do
   @most 268_435_456
 
   # Where the same letter means something else from op to op, that op's line goes first.
-  @sizes %{
-    "..." => [256],
-    "B" => 1,
-    "L" => 256,
-    "M" => 256,
-    "H" => 8,
-    "W" => 64,
-    "V" => 64,
-    "D" => 256,
-    "K" => 256,
-    "N" => 256,
-    "R" => 16,
-    "G" => 1,
-    "I" => 256,
-    "O" => 256,
-    "F" => 1024
-  }
+  @sizes Map.merge(
+           %{"..." => [256], "B" => 1, "G" => 1, "H" => 8, "R" => 16, "F" => 1024},
+           Map.new(~w(L M D K N I O), &{&1, 256})
+         )
   @other_letter 64
   @own_sizes %{
     "selective_scan" => %{"N" => 16},
@@ -42,7 +29,6 @@ defmodule Sidewinder.RandomInputs do
     "mamba_block" => %{"N" => 16, "W" => 4},
     "attention" => %{"K" => 8},
     "decode" => %{"K" => 8, "C" => 512},
-    "matmul" => %{"M" => 256, "K" => 256},
     "mdi" => %{"I" => 64},
     "mdi_gamma" => %{"I" => 64},
     "mmrec_block" => %{"I" => 64},
@@ -78,16 +64,6 @@ defmodule Sidewinder.RandomInputs do
     "cumprod_scan" => %{"gamma" => {0.5, 1}}
   }
 
-  # Bytes that are blocks: the name is the format's, or nil where an option says it.
-  @blocks %{
-    "dequantize" => %{"q" => nil},
-    "matmul_q8_q8" => %{"w" => "q8_0"},
-    "matmul_f32_q8" => %{"w" => "q8_0"},
-    "matmul_q8_q4" => %{"w" => "q4_0"},
-    "matmul_f32_q4" => %{"w" => "q4_0"},
-    "block_dequantize" => %{"q8_0" => "q8_0", "q4_0" => "q4_0"},
-    "block_matmul" => %{"w_q8_0" => "q8_0", "w_q4_0" => "q4_0"}
-  }
   # Bytes after the scale of a block, and the upper byte of the scale: about 1/256, or 1/16 for nibbles.
   @formats %{"q8_0" => {32, 0x1C}, "q4_0" => {16, 0x2C}}
 
@@ -115,7 +91,7 @@ defmodule Sidewinder.RandomInputs do
       sizes = Shapes.sizes!(slot.name, slot.shape, letters)
       shape = List.to_tuple(by_layout(sizes, slot, options[:options] || %{}))
       seed = {options[:seed] || 1, slot.name}
-      format = block_format(op, slot, options[:options] || %{})
+      format = block_format(slot, options[:options] || %{})
       range = @own_ranges[op.name][slot.name] || range(slot, sizes)
 
       {slot.name,
@@ -126,12 +102,17 @@ defmodule Sidewinder.RandomInputs do
     end
   end
 
-  defp block_format(op, %{name: name}, options) do
-    case @blocks[op.name] do
-      %{^name => format} -> format || to_string(options[:format] || "q8_0")
-      _ -> nil
+  # Blocks of 32 values have 34 or 18 bytes, which shapes tell as a share of the values. Of Q bytes an option tells.
+  defp block_format(%{precision: "u8", shape: words}, options) do
+    cond do
+      words =~ ~r"17\w/16" -> "q8_0"
+      words =~ ~r"9\w/16" -> "q4_0"
+      words == "(..., Q)" -> to_string(options[:format] || "q8_0")
+      true -> nil
     end
   end
+
+  defp block_format(_slot, _options), do: nil
 
   # Any bytes, with scales that are finite and of one size.
   defp blocks(shape, format, seed) do
