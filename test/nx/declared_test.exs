@@ -26,4 +26,11 @@ defmodule Sidewinder.Op.DeclaredTest do
     assert Declared.table(:selective_scan).optional ==
              [{:d, "D"}, :z, :dt_bias, :initial_state]
   end
+
+  test "what only the kernel has is left out, and a flag asks for all outputs but the first" do
+    table = Declared.table(:layer_norm, without: ~w(b rstd), rest: :return_mean)
+    assert Map.keys(table.inputs) == ["w", "x"]
+    assert table.options == [eps: :not_negative, return_mean: {:here, :flag}]
+    assert [{:y, _, _, :always}, {:mean, :wide, [:...], :return_mean}] = table.outputs
+  end
 end
