@@ -62,7 +62,8 @@ defmodule Sidewinder.Reference.Norm do
   defp mean(x), do: Nx.mean(x, axes: [-1], keep_axes: true)
 
   # A power of two near 1 / sqrt(D) keeps sums of squares of numbers up to 1e18 from overflowing.
-  defp mean_square(x) do
+  @doc "The mean of squares over the last axis, which is kept."
+  def mean_square(x) do
     columns = Nx.axis_size(x, -1)
     scale = :math.pow(2, -round(:math.log2(columns) / 2))
     scaled = Nx.multiply(x, constant(scale, x))

@@ -10,6 +10,7 @@ pub mod math;
 pub mod matrix;
 pub mod panels;
 pub mod pool;
+pub(crate) mod rows;
 pub mod storage;
 pub mod strips;
 pub mod sum;

@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_back
                 }
                 dx[e] = fma(u[U_AT][e], r, fma(v[e], along, CENTERED ? mean : 0));
             }
-            write(p, dx, at, k);
+            write(p, dx, p.to, at, k);
         }
     }
 #if PACKS

@@ -1,20 +1,7 @@
-// What the norms and their gradients share. THREADS threads have a row together, ROWS rows a block, and
-// blocks go through all rows in steps. Where PACKS is not 0 a thread holds its PACKS packs of a row in
-// registers, else it reads them again and again.
-
-struct Params {
-    const STORAGE* x;
-    const REAL* w;
-    const REAL* b;
-    const STORAGE* dy;
-    STORAGE* to;      // y, or dx
-    REAL* mean;
-    REAL* rstd;
-    REAL* dw;         // a row of sums for each slot of threads
-    REAL* db;
-    i64 rows, columns;
-    REAL eps, scale, inverse_scale, to_mean, count, inverse_count;   // count: columns, or 1 if there are none
-};
+// What norms and their gradients share. THREADS threads have a row together, ROWS rows a block, and blocks go through
+// all rows in steps. Where PACKS is not 0 a thread holds its PACKS packs of a row in registers, else it reads them again
+// and again. The text before it declares Params: `rows` and `columns`, the weights `w` and with HAS_B `b`, and
+// `eps, scale, inverse_scale, to_mean` with CENTERED also `count`.
 
 constexpr int WARPS = THREADS / 32;
 
@@ -86,8 +73,9 @@ __device__ __forceinline__ void row_sums(REAL (&values)[N], int set) {
     }
 }
 
-__device__ __forceinline__ void write(const Params& p, const REAL (&values)[VEC], i64 row, int k) {
-    if (row < p.rows && inside(p, k)) *(Pack*)(p.to + row * p.columns + column(k)) = narrow(values);
+// Of a row of `to`.
+__device__ __forceinline__ void write(const Params& p, const REAL (&values)[VEC], STORAGE* to, i64 row, int k) {
+    if (row < p.rows && inside(p, k)) *(Pack*)(to + row * p.columns + column(k)) = narrow(values);
 }
 
 struct Statistics {
@@ -148,7 +136,7 @@ struct alignas(AT_ONCE * sizeof(REAL)) Some { REAL of[AT_ONCE]; };
 
 // Those of a pack's columns; past the end they are 0.
 __device__ __forceinline__ void read(const Params& p, const REAL* from, int k, REAL (&to)[VEC]) {
-    bool there = from && inside(p, k);
+    bool there = inside(p, k);
 #pragma unroll
     for (int e = 0; e < VEC; e += AT_ONCE) {
         Some some = {};
@@ -173,7 +161,7 @@ __device__ __forceinline__ void write(const Params& p, const REAL (&from)[VEC], 
 
 // w and b of a thread's columns: with HOLD all of them, else those of the pack they were read for.
 struct Weights {
-    REAL w[HOLD ? HELD : 1][VEC], b[HOLD ? HELD : 1][VEC];
+    REAL w[HOLD ? HELD : 1][VEC], b[HOLD ? HELD : 1][VEC] = {};
 
     __device__ __forceinline__ Weights(const Params& p) {
         if (HOLD)
@@ -181,7 +169,9 @@ struct Weights {
     }
     __device__ __forceinline__ void read_both(const Params& p, int k) {
         read(p, p.w, k, w[WEIGHTS_AT]);
-        read(p, HAS_B ? p.b : nullptr, k, b[WEIGHTS_AT]);
+#if HAS_B
+        read(p, p.b, k, b[WEIGHTS_AT]);
+#endif
     }
     __device__ __forceinline__ void again(const Params& p, int k) {
         if (!HOLD) read_both(p, k);

@@ -3,12 +3,11 @@
 //!
 //! Bound by memory where all rows together are larger than the caches: one read and one write.
 
-use super::{EpsMode, Problem};
+use super::{EpsMode, Problem, scales};
 use crate::cpu::activation::Unary;
-use crate::cpu::pool::{self, Shared};
-use crate::cpu::{
-    Exec, Real, Storage, Vector, Work, Writing, each_vector, fence, line, prefetch, prefetch_to_write, sum,
-};
+use crate::cpu::pool::Shared;
+use crate::cpu::rows::{self, row_sum};
+use crate::cpu::{Exec, Real, Storage, Vector, Work, Writing, each_vector, fence, line, prefetch, prefetch_to_write};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{Element, View, ViewMut};
@@ -16,14 +15,8 @@ use crate::{with_activation, with_type};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Below this many elements waking a second thread costs more than it saves.
-const WORTH_SHARING: usize = 1 << 15;
-/// Elements of a piece of the forward work, about.
-const PIECE: usize = 1 << 14;
 /// How many bytes ahead of the writes the output is prefetched.
 const WRITTEN_AHEAD: usize = 2048;
-/// The gradient has no more pieces than this: each has sums of its own for `dw` and `db`.
-const MOST_PARTS: usize = 32;
 
 /// Computes a norm on the CPU.
 pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
@@ -58,7 +51,7 @@ impl<'a, S: Storage> Given<'a, S> {
 
     fn of(x: &'a [S], problem: &Problem, inputs: &Named<View<'a>>) -> Result<Self> {
         let of = S::Wide::from_f64;
-        let (scale, mean) = problem.scales();
+        let (scale, mean) = scales(problem.columns);
         Ok(Given {
             x,
             w: inputs.get("w")?.slice()?,
@@ -71,36 +64,6 @@ impl<'a, S: Storage> Given<'a, S> {
             count: of(problem.columns.max(1) as f64),
         })
     }
-
-    fn threads(&self, exec: &Exec) -> usize {
-        if self.x.len() < WORTH_SHARING { 1 } else { exec.threads }
-    }
-}
-
-/// Sums `$term`, of the elements from `$at` to `$end`, over a row: four sums side by side, for one would wait
-/// for itself. They are written out, for a loop over them is unrolled too late to keep them in registers.
-macro_rules! row_sum {
-    ($columns:expr, |$at:ident, $end:ident| $term:expr) => {{
-        let (mut a, mut b, mut c, mut d) = (V::zero(), V::zero(), V::zero(), V::zero());
-        let mut $at = 0;
-        macro_rules! add {
-            ($sum:ident, $to:expr) => {
-                let $end = $to;
-                $sum = $sum.add($term);
-                $at = $end;
-            };
-        }
-        while $at + 4 * V::LANES <= $columns {
-            add!(a, $at + V::LANES);
-            add!(b, $at + V::LANES);
-            add!(c, $at + V::LANES);
-            add!(d, $at + V::LANES);
-        }
-        while $at < $columns {
-            add!(a, $columns.min($at + V::LANES));
-        }
-        a.add(b).add(c.add(d)).sum()
-    }};
 }
 
 /// What a row's elements have in common, as one value and as vectors.
@@ -112,33 +75,39 @@ struct Statistics<V: Vector> {
     rs: V,
 }
 
-impl<S: Storage> Given<'_, S> {
-    /// The elements of a row from `at` to `end` less their mean; those past its end are 0.
-    #[inline(always)]
-    fn centered<V: Vector<Element = S::Wide>>(x: &[S], at: usize, end: usize, mean: V) -> V {
-        let centered = S::load::<V>(&x[at..end]).sub(mean);
-        if end - at == V::LANES {
-            return centered;
-        }
-        let mut ones = [S::Wide::from_f64(0.0); crate::cpu::vector::MAX_LANES];
-        ones[..end - at].fill(S::Wide::from_f64(1.0));
-        centered.mul(V::load(&ones))
+/// The elements of a row from `at` to `end` less their mean; those past its end are 0.
+#[inline(always)]
+fn centered<S: Storage, V: Vector<Element = S::Wide>>(x: &[S], at: usize, end: usize, mean: V) -> V {
+    let centered = S::load::<V>(&x[at..end]).sub(mean);
+    if end - at == V::LANES {
+        return centered;
     }
+    let mut ones = [S::Wide::from_f64(0.0); crate::cpu::vector::MAX_LANES];
+    ones[..end - at].fill(S::Wide::from_f64(1.0));
+    centered.mul(V::load(&ones))
+}
 
+/// The mean of the squares of a row less its mean, by [`scales`](super::scales).
+#[inline(always)]
+pub fn mean_square<S: Storage, V: Vector<Element = S::Wide>>(x: &[S], mean: V, [scale, to_mean]: [S::Wide; 2]) -> V {
+    let scales = V::splat(scale);
+    let squares = row_sum!(x.len(), |at, end| {
+        let scaled = centered::<S, V>(x, at, end, mean).mul(scales);
+        scaled.mul(scaled)
+    });
+    V::splat(squares).mul(V::splat(to_mean))
+}
+
+impl<S: Storage> Given<'_, S> {
     #[inline(always)]
     fn statistics<V: Vector<Element = S::Wide>>(&self, x: &[S]) -> Statistics<V> {
-        let (columns, [scale, to_mean]) = (x.len(), self.scales);
+        let columns = x.len();
         let mut mean = V::zero();
         if self.centered {
             let sum = row_sum!(columns, |at, end| S::load::<V>(&x[at..end]));
             mean = V::splat(sum).div(V::splat(self.count));
         }
-        let scales = V::splat(scale);
-        let squares = row_sum!(columns, |at, end| {
-            let scaled = Self::centered::<V>(x, at, end, mean).mul(scales);
-            scaled.mul(scaled)
-        });
-        self.of_square(mean, V::splat(squares).mul(V::splat(to_mean)))
+        self.of_square(mean, mean_square::<S, V>(x, mean, self.scales))
     }
 
     /// From the mean and the mean of the squares.
@@ -182,8 +151,9 @@ impl<'a, S: Storage, const BIAS: bool> Weights<'a, S, BIAS> {
     }
 }
 
+/// The first lane.
 #[inline(always)]
-fn first<V: Vector>(vector: V) -> V::Element {
+pub fn first<V: Vector>(vector: V) -> V::Element {
     vector.lanes()[0]
 }
 
@@ -198,9 +168,7 @@ fn forward_as<S: Storage>(
     let writing = Writing::of(std::mem::size_of_val(y), exec);
     let mut statistic = |name| Ok(outputs.take(name).map(ViewMut::slice::<S::Wide>).transpose()?.map(Shared::new));
     let (y, mean, rstd) = (Shared::new(y), statistic("mean")?, statistic("rstd")?);
-    let rows_each = (PIECE / problem.columns.max(1)).max(1);
-    pool::for_each(given.threads(exec), problem.rows.div_ceil(rows_each), |piece| {
-        let rows = piece * rows_each..problem.rows.min((piece + 1) * rows_each);
+    rows::for_each([problem.rows, problem.columns], exec, |rows| {
         let (given, y, statistics) = (&given, &y, [mean.as_ref(), rstd.as_ref()]);
         with_activation!(problem.activation, F => {
             let work = Forward::<S, F> { given, rows, y, statistics, writing, activation: PhantomData };
@@ -286,10 +254,7 @@ fn add_as<S: Storage>(problem: &Problem, inputs: &Named<View>, mut outputs: Name
     let x = inputs.get("x")?.slice::<S>()?;
     let sum = Shared::new(outputs.expect("sum")?.slice::<S::Wide>()?);
     let y = Shared::new(outputs.expect("y")?.slice::<S>()?);
-    let rows_each = (PIECE / problem.columns.max(1)).max(1);
-    let threads = if x.len() < WORTH_SHARING { 1 } else { exec.threads };
-    pool::for_each(threads, problem.rows.div_ceil(rows_each), |piece| {
-        let rows = piece * rows_each..problem.rows.min((piece + 1) * rows_each);
+    rows::for_each([problem.rows, problem.columns], exec, |rows| {
         let work = Adding::<S> { given: &given, x, rows, sum: &sum, y: &y };
         S::Wide::dispatch(exec.level, work);
     })
@@ -334,25 +299,16 @@ fn backward_as<S: Storage>(
     exec: &Exec,
 ) -> Result<()> {
     let (given, dy) = (Given::<S>::new(problem, inputs)?, inputs.get("dy")?.slice::<S>()?);
-    let (rows, columns) = (problem.rows, problem.columns);
+    let columns = problem.columns;
     let dx = Shared::new(outputs.expect("dx")?.slice::<S>()?);
-    let rows_each = rows.div_ceil(MOST_PARTS).max(1);
-    let parts = rows.div_ceil(rows_each);
     let kinds = if given.b.is_some() { 2 } else { 1 };
-    let mut partial = vec![S::Wide::from_f64(0.0); parts * kinds * columns];
-    let sums = Shared::new(&mut partial);
-    pool::for_each(given.threads(exec), parts, |part| {
-        let rows = part * rows_each..rows.min((part + 1) * rows_each);
-        // SAFETY: parts share no sums.
-        let sums = unsafe { sums.part(part * kinds * columns, kinds * columns) };
+    let total = rows::with_sums([problem.rows, columns], kinds * columns, exec, |rows, sums: &mut [S::Wide]| {
         let (given, dx) = (&given, &dx);
         with_activation!(problem.activation, F => {
             let work = Reverse::<S, F> { given, dy, rows, dx, sums, activation: PhantomData };
             S::Wide::dispatch(exec.level, work);
         });
     })?;
-    let mut total = vec![S::Wide::from_f64(0.0); kinds * columns];
-    sum::columns::<S::Wide>(&partial, &mut total, exec)?;
     for (name, values) in ["dw", "db"].iter().zip(total.chunks(columns.max(1))) {
         outputs.expect(name)?.slice()?.copy_from_slice(values);
     }

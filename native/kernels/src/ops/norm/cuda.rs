@@ -1,6 +1,6 @@
 //! The norms on CUDA: what is launched, and how the work is laid out.
 
-use super::{EpsMode, Problem};
+use super::{EpsMode, Problem, scales};
 use crate::cuda::{Buffer, Kernel, Lane, Source, function, grid_size, pack, types};
 use crate::error::Result;
 use crate::op::Named;
@@ -11,7 +11,9 @@ const FORWARD: Source = Source {
     text: concat!(
         include_str!("../../cuda/include/activation.cu"),
         include_str!("../../cuda/include/pack.cu"),
+        include_str!("params.cu"),
         include_str!("common.cu"),
+        include_str!("row.cu"),
         include_str!("forward.cu")
     ),
 };
@@ -21,6 +23,7 @@ const BACKWARD: Source = Source {
         include_str!("../../cuda/include/activation.cu"),
         include_str!("../../cuda/include/pack.cu"),
         include_str!("../../cuda/include/copies.cu"),
+        include_str!("params.cu"),
         include_str!("common.cu"),
         include_str!("backward.cu")
     ),
@@ -48,7 +51,7 @@ const ADD_THREADS: u32 = 256;
 /// Bytes of shared memory that the gradient has beside its rows.
 const OTHER_SHARED: usize = 6 << 10;
 
-/// The kernels' parameters; the same struct is declared in `common.cu`.
+/// The kernels' parameters; the same struct is declared in `params.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Params<R> {
@@ -96,13 +99,13 @@ struct Add<R> {
 }
 
 /// How rows are divided among threads.
-struct Layout {
+pub(crate) struct Layout {
     /// Elements that are moved at once.
     vec: usize,
     /// Threads that have a row together.
     threads: usize,
     /// Rows that a block has at a time.
-    rows: usize,
+    pub rows: usize,
     /// Packs that a thread holds, or 0 for rows that are too long.
     packs: usize,
     /// Threads that a multiprocessor has registers for.
@@ -148,11 +151,13 @@ impl Layout {
         Layout { stages, shared: stages * stage, ..layout }
     }
 
-    fn new(vec: usize, threads: usize, packs: usize, resident: usize, hold: bool) -> Layout {
+    /// Without room in shared memory.
+    pub fn new(vec: usize, threads: usize, packs: usize, resident: usize, hold: bool) -> Layout {
         Layout { vec, threads, rows: (BLOCK / threads).max(1), packs, resident, hold, stages: 1, shared: 0 }
     }
 
-    fn block(&self) -> u32 {
+    /// Threads of a block.
+    pub fn block(&self) -> u32 {
         (self.threads * self.rows) as u32
     }
 
@@ -163,9 +168,19 @@ impl Layout {
 
     /// Blocks of the grid: at most those that are resident at once, and few enough that the rows divide evenly. If
     /// only some blocks had a last few rows, the others would be idle meanwhile.
-    fn blocks(&self, rows: usize, multiprocessors: u32) -> usize {
+    pub fn blocks(&self, rows: usize, multiprocessors: u32) -> usize {
         let (shares, most) = (rows.div_ceil(self.rows), self.resident() * multiprocessors as usize);
         shares.div_ceil(shares.div_ceil(most).max(1))
+    }
+
+    /// As compiler options.
+    pub fn options(&self) -> String {
+        let Layout { vec, threads, rows, packs, hold, stages, .. } = *self;
+        let (hold, resident) = (u32::from(hold), self.resident());
+        format!(
+            "-DVEC={vec} -DTHREADS={threads} -DROWS={rows} -DPACKS={packs} -DHOLD={hold} -DSTAGES={stages} \
+             -DRESIDENT={resident}"
+        )
     }
 }
 
@@ -175,7 +190,7 @@ fn packs(problem: &Problem, vec: usize) -> usize {
 }
 
 /// Threads of a row of `packs` packs, where each holds `held` of them.
-fn threads(packs: usize, held: usize) -> usize {
+pub(crate) fn threads(packs: usize, held: usize) -> usize {
     packs.div_ceil(held).next_power_of_two().clamp(32, 1024)
 }
 
@@ -204,6 +219,19 @@ pub fn add(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>,
         DType::F64 => call.add::<f64>(),
         _ => call.add::<f32>(),
     }
+}
+
+/// Queues the sums over `slots` rows of `columns` of one array, or of two, in the type of the arithmetic of `dtype`: those
+/// whose addresses, of what is summed and of the sums, are not 0.
+pub(crate) fn sums(lane: &Lane, dtype: DType, [from, to]: [[u64; 2]; 2], [slots, columns]: [usize; 2]) -> Result<()> {
+    if columns == 0 {
+        return Ok(());
+    }
+    let params = Sums { from, to, slots: slots as i64, columns: columns as i64 };
+    let kernel = lane.device().kernel(&SUMS, &types(dtype))?;
+    let kinds = if to[1] == 0 { 1 } else { 2 };
+    // SAFETY: Sums is the struct that the kernel declares; the buffers have these sizes.
+    unsafe { lane.launch(&kernel, [grid_size(columns.div_ceil(SUMS_COLUMNS))?, kinds, 1], SUMS_THREADS, &params) }
 }
 
 struct Call<'a> {
@@ -238,8 +266,8 @@ impl Call<'_> {
         let blocks = self.blocks(&layout);
         let slots = blocks * layout.rows;
         let wide = self.problem.x.dtype.wide();
-        let sums = || self.lane.temporary(Spec::new(wide, &[slots, self.problem.columns])?);
-        let (dw, db) = (sums()?, if params.b == 0 { None } else { Some(sums()?) });
+        let partial = || self.lane.temporary(Spec::new(wide, &[slots, self.problem.columns])?);
+        let (dw, db) = (partial()?, if params.b == 0 { None } else { Some(partial()?) });
         params.dw = self.lane.address(&dw)?;
         params.db = db.as_ref().map_or(Ok(0), |db| self.lane.address(db))?;
         if blocks > 0 {
@@ -248,24 +276,9 @@ impl Call<'_> {
             // SAFETY: as above; there is a row of sums for each slot, and shared memory for all stages.
             unsafe { self.lane.launch_with(&kernel, grid, layout.block(), shared, &params)? };
         }
-        self.sums([params.dw, params.db], slots)
-    }
-
-    /// Queues the sums over all slots: those of `dw`, and of `db` if there is one.
-    fn sums(&self, from: [u64; 2], slots: usize) -> Result<()> {
-        let columns = self.problem.columns;
-        if columns == 0 {
-            return Ok(());
-        }
         let address = |name| self.outputs.find(name).map_or(Ok(0), |buffer| self.lane.address(buffer));
         let to = [address("dw")?, address("db")?];
-        let params = Sums { from, to, slots: slots as i64, columns: columns as i64 };
-        let kernel = self.lane.device().kernel(&SUMS, &types(self.problem.x.dtype))?;
-        let kinds = if to[1] == 0 { 1 } else { 2 };
-        // SAFETY: Sums is the struct that the kernel declares; the buffers have these sizes.
-        unsafe {
-            self.lane.launch(&kernel, [grid_size(columns.div_ceil(SUMS_COLUMNS))?, kinds, 1], SUMS_THREADS, &params)
-        }
+        sums(self.lane, self.problem.x.dtype, [[params.dw, params.db], to], [slots, self.problem.columns])
     }
 
     fn add<R: Element>(&self) -> Result<()> {
@@ -273,7 +286,7 @@ impl Call<'_> {
         if rows == 0 {
             return Ok(());
         }
-        let (scale, to_mean) = self.problem.scales();
+        let (scale, to_mean) = scales(self.problem.columns);
         let params = Add {
             x: self.lane.address(self.inputs.get("x")?)?,
             w: self.lane.address(self.inputs.get("w")?)?,
@@ -294,7 +307,7 @@ impl Call<'_> {
     fn params<R: Element>(&self, to: &str) -> Result<Params<R>> {
         let address = |buffer: Option<&&Buffer>| buffer.map_or(Ok(0), |buffer| self.lane.address(buffer));
         let Problem { rows, columns, eps, .. } = *self.problem;
-        let (scale, to_mean) = self.problem.scales();
+        let (scale, to_mean) = scales(self.problem.columns);
         Ok(Params {
             x: self.lane.address(self.inputs.get("x")?)?,
             w: self.lane.address(self.inputs.get("w")?)?,
@@ -326,16 +339,9 @@ impl Call<'_> {
     fn kernel(&self, source: &Source, layout: &Layout) -> Result<Kernel> {
         let problem = self.problem;
         let options = format!(
-            "{} -DVEC={} -DTHREADS={} -DROWS={} -DPACKS={} -DHOLD={} -DSTAGES={} -DRESIDENT={} -DCENTERED={} \
-             -DOUTSIDE={} -DHAS_B={} -DFN={}",
+            "{} {} -DCENTERED={} -DOUTSIDE={} -DHAS_B={} -DFN={}",
             types(problem.x.dtype),
-            layout.vec,
-            layout.threads,
-            layout.rows,
-            layout.packs,
-            u32::from(layout.hold),
-            layout.stages,
-            layout.resident(),
+            layout.options(),
             u32::from(problem.centered),
             u32::from(problem.eps_mode == EpsMode::Outside),
             u32::from(self.inputs.find("b").is_some()),

@@ -4,43 +4,15 @@
 // slow, at 60 to 75%: bounds asked element by element were most of the instructions, and halves were
 // taken out of the words of the next row as soon as it was asked for, which waits for it.
 
-// A pack's bytes as words: the compiler would take 16-bit numbers apart as soon as they come, and so wait for them.
-template <int BYTES> struct alignas(BYTES) Words { unsigned of[BYTES / 4]; };
-template <> struct alignas(2) Words<2> { unsigned short of[1]; };
-typedef Words<sizeof(Pack)> PackWords;
-
-// A row of x; past its end and past the last row there are zeros.
-struct Row {
-    const STORAGE* from;
-    bool there;
-    PackWords held[HELD];
-
-    __device__ __forceinline__ void begin(const Params& p, i64 row) {
-        there = row < p.rows;
-        from = p.x + row * p.columns;
-        if (PACKS)
-            EACH_PACK held[AT] = read(p, k);
-    }
-    __device__ __forceinline__ PackWords read(const Params& p, int k) const {
-        PackWords words = {};
-        if (there && inside(p, k)) words = *(const PackWords*)(from + column(k));
-        return words;
-    }
-    __device__ __forceinline__ void values(const Params& p, int k, REAL (&to)[VEC]) const {
-        PackWords words = PACKS ? held[AT] : read(p, k);
-        widen(*(const Pack*)&words, to);
-    }
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_forward(Params p) {
     Weights of(p);
     i64 step = (i64)gridDim.x * ROWS, at = (i64)blockIdx.x * ROWS + slot();
     Row next;
-    next.begin(p, at);
+    next.begin(p, p.x, at);
     int set = 0;
     for (i64 first = (i64)blockIdx.x * ROWS; first < p.rows; first += step, at += step, set ^= 1) {
         Row row = next;
-        next.begin(p, at + step);
+        next.begin(p, p.x, at + step);
         Statistics s = statistics(p, row, set);
         EACH_PACK {
             REAL x[VEC], y[VEC];
@@ -50,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_forw
                 REAL unit = s.deviation(p, x[e]) * s.scaled_r;
                 y[e] = activate<FN>(of.w[WEIGHTS_AT][e] * unit + of.b[WEIGHTS_AT][e]);
             }
-            write(p, y, at, k);
+            write(p, y, p.to, at, k);
         }
         if (p.mean && row.there && threadIdx.x % THREADS == 0) {
             p.mean[at] = s.mean;

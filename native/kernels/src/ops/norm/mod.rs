@@ -23,8 +23,8 @@
 //! overflow f32. All sums are done in an order that depends on the sizes alone (on a GPU, on it too).
 
 pub mod add;
-mod cpu;
-mod cuda;
+pub(crate) mod cpu;
+pub(crate) mod cuda;
 mod reference;
 
 use crate::base::activation::Activation;
@@ -126,16 +126,17 @@ impl Problem {
             activation: None,
         })
     }
+}
 
-    /// A power of two near `1 / sqrt(D)`, and what makes a sum of squares of numbers times it a mean.
-    fn scales(&self) -> (f64, f64) {
-        let scale = (-0.5 * (self.columns.max(1) as f64).log2()).round().exp2();
-        (scale, 1.0 / (self.columns.max(1) as f64 * scale * scale))
-    }
+/// For rows of that length: a power of two near `1 / sqrt(D)`, and what makes a sum of squares of numbers times it a mean.
+pub(crate) fn scales(columns: usize) -> (f64, f64) {
+    let columns = columns.max(1) as f64;
+    let scale = (-0.5 * columns.log2()).round().exp2();
+    (scale, 1.0 / (columns * scale * scale))
 }
 
 /// What else to say of a wrong shape.
-const HINT: &str = "Rows are normalised over the last axis of x";
+pub(crate) const HINT: &str = "Rows are normalised over the last axis of x";
 
 /// What all three do where they run.
 macro_rules! norm {
