@@ -61,6 +61,7 @@ defmodule Sidewinder.Op.Declared do
   defp key(%{name: name}), do: String.to_atom(name)
 
   defp sort(%{takes: "text", choices: choices}), do: Enum.map(choices, &String.to_atom/1)
+  defp sort(%{takes: "integer", range: :positive}), do: :size
   defp sort(%{range: range}) when range != :any, do: range
   defp sort(%{takes: "float"}), do: :number
   defp sort(%{takes: takes}), do: String.to_atom(takes)

@@ -49,7 +49,9 @@ pub enum Range {
 impl Range {
     /// Checks a value, if it is a number at all.
     pub fn check(self, name: &str, value: &dyn Any) -> Result<()> {
-        let number = value.downcast_ref::<f64>().copied().or_else(|| *value.downcast_ref::<Option<f64>>()?);
+        let whole = || Some(*value.downcast_ref::<usize>()? as f64);
+        let number =
+            value.downcast_ref::<f64>().copied().or_else(|| *value.downcast_ref::<Option<f64>>()?).or_else(whole);
         let (expected, fits): (_, fn(f64) -> bool) = match self {
             Range::any => ("a number", |_| true),
             Range::positive => ("a positive number", |number| number > 0.0 && number.is_finite()),
