@@ -7,6 +7,7 @@ defmodule Sidewinder.NxTest.Ops do
   """
 
   import Sidewinder.NxTest.Scans, only: [random: 5]
+  alias Sidewinder.Ops
 
   @activations ~w(sigmoid silu gelu softplus relu)
   @cumulative ~w(cumprod_scan logcumsumexp cumsum reverse_cumsum)
@@ -32,9 +33,7 @@ defmodule Sidewinder.NxTest.Ops do
          "mamba_block" =>
            {~w(x), [conv_state: "conv_state", ssm_state: "ssm_state"],
             return_state: :conv_state, return_state: :ssm_state},
-         "rms_norm" => {~w(x w), [], []},
          "layer_norm" => {~w(x w b), [], return_statistics: :mean, return_statistics: :rstd},
-         "layer_norm_gelu" => {~w(x w b), [], []},
          "linear" => {~w(x w), [bias: "b"], []},
          "matmul" => {~w(a b), [], []},
          "rope" => {~w(x), [], []},
@@ -92,7 +91,31 @@ defmodule Sidewinder.NxTest.Ops do
   }
 
   @doc "The names of all ops."
-  def ops, do: Map.keys(@ops)
+  def ops,
+    do: Map.keys(@ops) ++ for(%{name: name} <- of_rows(), not is_map_key(@ops, name), do: name)
+
+  @doc """
+  The declarations of ops that take and give rows of one width, and weights of that width: all that is asked here follows
+  from them.
+  """
+  def of_rows do
+    Code.ensure_loaded!(Sidewinder)
+    all = Ops.all()
+
+    for %{inputs: inputs} = op <- Ops.forward(all),
+        Ops.backward(all, op),
+        Enum.all?(inputs ++ op.outputs, &(&1.shape in ["(..., D)", "(D)"])),
+        function_exported?(Sidewinder, String.to_atom(op.name), length(inputs) + 1),
+        do: op
+  end
+
+  # Its arguments, the tensors among its options, and the options that ask for outputs.
+  defp entry(op) when is_map_key(@ops, op), do: Map.fetch!(@ops, op)
+
+  defp entry(op) do
+    %{inputs: inputs} = Ops.find!(of_rows(), op)
+    {Enum.map(inputs, & &1.name), [], []}
+  end
 
   @doc "The names of an op's optional inputs."
   def optional(op), do: Map.get(@optional, op, [])
@@ -125,7 +148,7 @@ defmodule Sidewinder.NxTest.Ops do
 
   @doc "Calls the function of `Sidewinder`; returns all outputs that cotangents may want, by name."
   def run(op, inputs, opts) do
-    {args, tensors, _} = Map.fetch!(@ops, op)
+    {args, tensors, _} = entry(op)
     args = for(name <- args, do: inputs[name]) ++ params(op, inputs)
     tensors = for {key, name} <- tensors, t = inputs[name], do: {key, t}
     named(op, apply(Sidewinder, String.to_atom(op), args ++ [tensors ++ opts]))
@@ -158,7 +181,7 @@ defmodule Sidewinder.NxTest.Ops do
 
   @doc "The options with which the op returns what has a cotangent."
   def asking(op, cotangents, opts) do
-    {_, _, asked} = Map.fetch!(@ops, op)
+    {_, _, asked} = entry(op)
     wanted = for {option, output} <- asked, cotangents["d#{output}"], do: {option, true}
     opts ++ Enum.take(wanted, 1)
   end
@@ -360,22 +383,9 @@ defmodule Sidewinder.NxTest.Ops do
     [{"x", {b, l, d}, -3.0, 3.0, :storage}, {"dy", {b, l, d}, -1.0, 1.0, :storage}]
   end
 
-  defp shapes("rms_norm", sizes) do
-    Enum.reject(shapes("layer_norm_gelu", sizes), &(elem(&1, 0) == "b"))
-  end
-
   defp shapes("layer_norm", {b, l, _, _} = sizes) do
     statistics = for name <- ~w(dmean drstd), do: {name, {b, l}, -1.0, 1.0, :wide}
     shapes("layer_norm_gelu", sizes) ++ statistics
-  end
-
-  defp shapes("layer_norm_gelu", {b, l, d, _}) do
-    [
-      {"x", {b, l, d}, -1.0, 1.0, :storage},
-      {"w", {d}, 0.5, 1.5, :wide},
-      {"b", {d}, -1.0, 1.0, :wide},
-      {"dy", {b, l, d}, -1.0, 1.0, :storage}
-    ]
   end
 
   defp shapes("linear", {b, l, d, n}) do
@@ -539,6 +549,19 @@ defmodule Sidewinder.NxTest.Ops do
       {"dy", {b, l, d}, -1.0, 1.0, :storage},
       {"dlse", {b, 2, l}, -1.0, 1.0, :wide}
     ]
+  end
+
+  defp shapes(op, {b, l, d, _}) do
+    %{inputs: inputs, cotangents: cotangents} = Ops.find!(of_rows(), op)
+
+    slots = for(%{name: name, shape: words} = slot <- inputs, do: {name, words, slot.precision})
+
+    for {name, words, precision} <-
+          slots ++ for(name <- cotangents, do: {name, "(..., D)", "storage"}) do
+      shape = if words == "(D)", do: {d}, else: {b, l, d}
+      {low, high} = if name == "w", do: {0.5, 1.5}, else: {-1.0, 1.0}
+      {name, shape, low, high, String.to_atom(precision)}
+    end
   end
 
   # Of coefficients of decay.
