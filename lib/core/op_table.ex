@@ -655,6 +655,47 @@ defmodule Sidewinder.OpTable do
         hint: "Rows are normalised over the last axis of x"
       },
       %{
+        name: "gated_rms_norm",
+        about: "Root mean square normalisation of rows with a gate",
+        inputs: [
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false}
+        ],
+        outputs: [
+          %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
+        ],
+        options: [
+          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-5, help: "what keeps the divisor from 0"},
+          %{name: "groups", takes: "integer", choices: [], range: :positive, default: 1, help: "how many equal parts of a row are normalised by themselves"},
+          %{name: "norm_before_gate", takes: "flag", choices: [], range: :any, default: false, help: "multiply by silu(z) after the norm, not before it"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy"],
+        backward_of: nil,
+        hint: "Rows are normalised over the last axis of x"
+      },
+      %{
+        name: "gated_rms_norm_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
+          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+        ],
+        outputs: [],
+        options: [
+          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-5, help: "what keeps the divisor from 0"},
+          %{name: "groups", takes: "integer", choices: [], range: :positive, default: 1, help: "how many equal parts of a row are normalised by themselves"},
+          %{name: "norm_before_gate", takes: "flag", choices: [], range: :any, default: false, help: "multiply by silu(z) after the norm, not before it"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "gated_rms_norm",
+        hint: "Rows are normalised over the last axis of x"
+      },
+      %{
         name: "matmul",
         about: "The product of two matrices",
         inputs: [

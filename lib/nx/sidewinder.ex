@@ -622,6 +622,39 @@ defmodule Sidewinder do
   end
 
   @doc """
+  Root mean square normalisation with a gate, of Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"; `RMSNormGated` of
+  `mamba_ssm`):
+
+      y = w u / sqrt(mean(u^2) + eps), u = x silu(z)         the gate first
+      y = w x / sqrt(mean(x^2) + eps) silu(z)                or after the norm
+
+    * `x`, `z` - `{..., D}`, of any rank from 1 on
+    * `w` - `{D}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:eps` - positive, `1.0e-5` by default
+    * `:groups` - a divisor of D: into how many equal parts a row is cut, each with a mean of its own. `1` by default
+    * `:norm_before_gate` - whether the gate comes after the norm, `false` by default
+
+  Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> [x, z, w] = for v <- [[3.0, 4.0], [1.0, -1.0], [1.0, 1.0]], do: Nx.tensor(v)
+      iex> for options <- [[], [norm_before_gate: true], [groups: 2]] do
+      ...>   y = Sidewinder.gated_rms_norm(x, z, w, options)
+      ...>   y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 4))
+      ...> end
+      [[1.2697, -0.6228], [0.6203, -0.3043], [1.0, -1.0]]
+  """
+  @spec gated_rms_norm(Nx.t(), Nx.t(), Nx.t(), keyword) :: Nx.Tensor.t()
+  deftransform gated_rms_norm(x, z, w, opts \\ []) do
+    [y: y] = Op.call(%Block.GatedRmsNorm{}, [{"x", x}, {"z", z}, {"w", w}], opts)
+    y
+  end
+
+  @doc """
   Layer normalisation over the last axis (Ba et al. 2016):
 
       y = w (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) + b

@@ -53,6 +53,8 @@ list![
     crate::ops::norm::LayerNormBackward,
     crate::ops::norm::LayerNormGelu,
     crate::ops::norm::LayerNormGeluBackward,
+    crate::ops::norm::gated::GatedRmsNorm,
+    crate::ops::norm::gated::GatedRmsNormBackward,
     crate::ops::products::matmul::Matmul,
     crate::ops::products::matmul::MatmulBackward,
     crate::ops::positions::rope::Rope,

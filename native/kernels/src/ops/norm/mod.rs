@@ -25,6 +25,7 @@
 pub mod add;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
+pub mod gated;
 mod reference;
 
 use crate::base::activation::Activation;

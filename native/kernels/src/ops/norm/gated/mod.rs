@@ -1,0 +1,130 @@
+//! Root mean square normalisation with a gate, of Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"; `RMSNormGated` in
+//! `mamba_ssm/ops/triton/layernorm_gated.py`). Each row is cut into `groups` equal parts, which are normalised by
+//! themselves:
+//!
+//! ```text
+//! gate first        u = x silu(z)      y = w u^
+//! norm_before_gate  u = x              y = w u^ silu(z)
+//! u^ = u r          r = 1 / sqrt(mean(u^2) + eps)        mean over a part
+//! ```
+//!
+//! Given `dy`, with `e = dy`, or `dy silu(z)` where the norm comes before the gate:
+//!
+//! ```text
+//! du = r (w e - u^ mean(w e u^))         dw = sum e u^        sum over all rows
+//! gate first        dx = du silu(z)      dz = du x silu'(z)
+//! norm_before_gate  dx = du              dz = dy w u^ silu'(z)
+//! ```
+//!
+//! Storage is f32, f64, bf16 or f16; `w` and the arithmetic are f32 (f64 for f64), and results are rounded once. Squares
+//! are scaled as in [`norm`](crate::ops::norm). All sums are done in an order that depends on the sizes alone (on a GPU, on it
+//! too).
+
+mod cpu;
+mod cuda;
+mod reference;
+
+use crate::cuda::{Buffer, Lane};
+use crate::error::{Error, Kind, Result};
+use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::ops::norm;
+use crate::options;
+use crate::tensor::{DType, Spec, View, ViewMut};
+use ndarray::ArrayD;
+
+options! {
+    /// The options.
+    pub struct Options {
+        /// what keeps the divisor from 0
+        eps: f64 = 1e-5, positive;
+        /// how many equal parts of a row are normalised by themselves
+        groups: usize = 1, positive;
+        /// multiply by silu(z) after the norm, not before it
+        norm_before_gate: bool = false;
+    }
+}
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// The storage type.
+    pub dtype: DType,
+    /// How many parts there are in all rows together.
+    pub parts: usize,
+    /// How many a row has.
+    pub groups: usize,
+    /// How long a part is.
+    pub columns: usize,
+    /// What keeps the divisor from 0.
+    pub eps: f64,
+    /// Whether the gate comes after the norm.
+    pub norm_before_gate: bool,
+}
+
+/// The op.
+pub struct GatedRmsNorm;
+
+impl Op for GatedRmsNorm {
+    const NAME: &'static str = "gated_rms_norm";
+    const ABOUT: &'static str = "Root mean square normalisation of rows with a gate";
+    const INPUTS: &'static [Slot] =
+        &[Slot::new("x", "(..., D)"), Slot::new("z", "(..., D)"), Slot::new("w", "(D)").wide()];
+    const OUTPUTS: &'static [Output] = &[Output::new("y", "(..., D)")];
+    const HINT: &'static str = norm::HINT;
+    const COTANGENTS: &'static [&'static str] = &["dy"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let (&Options { eps, groups, norm_before_gate }, width) = (call.options, call.sizes.of('D'));
+        if !width.is_multiple_of(groups) {
+            return Err(Error::new(Kind::Option, "groups").expected(format_args!("a divisor of {width}")).got(groups));
+        }
+        let rows: usize = call.sizes.rows().iter().product();
+        let parts = if width == 0 { 0 } else { rows * groups };
+        Ok(Problem { dtype: call.storage, parts, groups, columns: width / groups, eps, norm_before_gate })
+    }
+
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::forward(problem, inputs, outputs, exec)
+    }
+
+    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
+        reference::forward(problem, inputs)
+    }
+
+    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        cuda::forward(problem, inputs, outputs, lane)
+    }
+}
+
+/// The gradient of [`GatedRmsNorm`].
+pub type GatedRmsNormBackward = Backward<GatedRmsNorm>;
+
+impl Differentiable for GatedRmsNorm {
+    const BACKWARD: &'static str = "gated_rms_norm_backward";
+    const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "z", "w", "dy"]);
+
+    fn cpu_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &crate::cpu::Exec,
+    ) -> Result<()> {
+        cpu::backward(&call.of, inputs, outputs, exec)
+    }
+
+    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        reference::backward(&call.of, inputs)
+    }
+
+    fn cuda_backward(
+        call: &Gradient<Problem>,
+        inputs: &Named<&Buffer>,
+        outputs: &Named<&Buffer>,
+        lane: &Lane,
+    ) -> Result<()> {
+        cuda::backward(&call.of, inputs, outputs, lane)
+    }
+}
