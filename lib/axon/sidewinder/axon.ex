@@ -484,6 +484,41 @@ defmodule Sidewinder.Axon do
   end
 
   @doc """
+  Adds root mean square normalization with a gate over the last axis, of Mamba-2 (Dao and Gu 2024):
+
+      y = gamma u / sqrt(mean(u^2) + epsilon), u = x silu(z)
+
+  It is `Sidewinder.gated_rms_norm/4`. `z` is a layer of the shape of `x`. The parameter is `gamma`, `{width}`.
+
+  ## Options
+
+    * `:groups` - into how many equal parts rows are cut, each with a mean of its own. Defaults to `1`.
+
+    * `:norm_before_gate` - whether `silu(z)` is multiplied by after the norm. Defaults to `false`.
+
+    * `:epsilon` - numerical stability term. Defaults to `1.0e-5`.
+
+    * `:gamma_initializer` - gamma parameter initializer. Defaults to `:ones`.
+
+  ## Examples
+
+      iex> {x, z} = {Axon.input("x", shape: {nil, 2}), Axon.input("z", shape: {nil, 2})}
+      iex> {init, predict} = Axon.build(Sidewinder.Axon.gated_rms_norm(x, z))
+      iex> inputs = %{"x" => Nx.tensor([[3.0, -3.0]]), "z" => Nx.tensor([[2.0, 2.0]])}
+      iex> predict.(init.(inputs, Axon.ModelState.empty()), inputs) |> Nx.to_flat_list() |> Enum.map(&round/1)
+      [1, -1]
+  """
+  @doc type: :normalization
+  @spec gated_rms_norm(Axon.t(), Axon.t(), keyword) :: Axon.t()
+  def gated_rms_norm(%Axon{} = x, %Axon{} = z, opts \\ []) do
+    known = [groups: {1, :size}, norm_before_gate: {false, :flag}]
+    opts = options!(:gated_rms_norm, opts, @layer ++ @norm ++ known)
+    params = by_width([{"gamma", &{&1}, opts.gamma_initializer}])
+    options = [groups: opts.groups, norm_before_gate: opts.norm_before_gate, eps: opts.epsilon]
+    layer(:gated_rms_norm, [x: x, z: z], params, opts, options)
+  end
+
+  @doc """
   Adds layer normalization over the last axis, `Sidewinder.layer_norm/4`.
 
   Parameters are `gamma` and `beta`, `{width}`.
