@@ -16,6 +16,7 @@ use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock, MambaBlockB
 use sidewinder_kernels::ops::layers::swiglu_mlp::{self, SwigluMlp, SwigluMlpBackward};
 use sidewinder_kernels::ops::layers::transformer_block::{self, TransformerBlock, TransformerBlockBackward};
 use sidewinder_kernels::ops::norm;
+use sidewinder_kernels::ops::norm::gated::{self as gated_rms_norm, GatedRmsNorm, GatedRmsNormBackward};
 use sidewinder_kernels::ops::positions::rope;
 use sidewinder_kernels::ops::positions::sinusoidal_positions::{
     self, SinusoidalPositions, SinusoidalPositionsBackward,
@@ -215,6 +216,37 @@ fn norms_and_their_gradients_agree() {
         for gelu in [norm::Gelu::Tanh, norm::Gelu::Erf] {
             let options = norm::LayerGeluOptions { gelu, ..Default::default() };
             both::<norm::LayerNormGelu, norm::LayerNormGeluBackward>(&device, (&options, &options), &inputs, 0.0);
+        }
+    }
+}
+
+#[test]
+fn gated_norms_and_their_gradients_agree() {
+    let Some(device) = gpu() else { return };
+    for (rows, width, groups) in [
+        (3, 3, 1),
+        (5, 64, 2),
+        (7, 65, 5),
+        (2, 257, 1),
+        (67, 1536, 1),
+        (300, 1536, 8),
+        (5, 1536, 512),
+        (9, 4096, 1),
+        (9, 12288, 4),
+        (3, 7000, 1),
+        (3, 16384, 1),
+        (2, 9001, 1),
+        (2, 70001, 1),
+        (2, 60000, 3),
+        (5000, 16, 2),
+        (0, 6, 3),
+        (4, 0, 1),
+    ] {
+        let dims = [rows, width];
+        let inputs = named([("x", &dims, -2.0, 2.0), ("z", &dims, -4.0, 4.0), ("w", &[width], -2.0, 2.0)]);
+        for norm_before_gate in [false, true] {
+            let options = gated_rms_norm::Options { groups, norm_before_gate, ..Default::default() };
+            both::<GatedRmsNorm, GatedRmsNormBackward>(&device, (&options, &options), &inputs, 0.0);
         }
     }
 }
