@@ -6,7 +6,7 @@ mod common;
 
 use common::{gpu, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
-use sidewinder_kernels::cuda::{self, Buffer, Device, Lane, Source};
+use sidewinder_kernels::cuda::{self, Buffer, Declared, Device, Lane, Source};
 use sidewinder_kernels::error::{Kind, Result};
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::ops::activations::{self, Activation, Activations};
@@ -648,17 +648,24 @@ fn a_lost_device_says_so() {
 #[test]
 #[ignore = "run by a_lost_device_says_so"]
 fn a_lost_device_says_so_child() {
-    const BAD: Source = Source {
-        name: "write_to_nowhere",
-        text: "struct Params { float* to; }; \
-               extern \"C\" __global__ void write_to_nowhere(const __grid_constant__ Params p) { *p.to = 1; }",
-    };
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Params(u64);
+    // SAFETY: an address.
+    unsafe impl Declared for Params {
+        type Any = Params;
+        const TEXT: &'static str = "struct Params { float* to; };";
+    }
+    const BAD: Source<Params> = Source::new(
+        "write_to_nowhere",
+        "extern \"C\" __global__ void write_to_nowhere(const __grid_constant__ Params p) { *p.to = 1; }",
+    );
     let device = gpu().unwrap();
     let buffer = Buffer::new(&device, Spec::new(DType::F32, &[10]).unwrap()).unwrap();
     let lane = device.lane().unwrap();
     let kernel = device.kernel(&BAD, "").unwrap();
     // SAFETY: none: this is the illegal access that the test is about.
-    unsafe { lane.launch(&kernel, [1, 1, 1], 1, &64u64).unwrap() };
+    unsafe { lane.launch(&kernel, [1, 1, 1], 1, &Params(64)).unwrap() };
     let error = lane.synchronize().unwrap_err();
     assert_eq!(error.kind, Kind::DeviceLost, "{error}");
     println!("{error}");
@@ -743,7 +750,7 @@ fn a_missing_library_of_products_is_named_child() {
 #[test]
 fn a_wrong_kernel_brings_the_compilers_words() {
     let Some(device) = gpu() else { return };
-    const WRONG: Source = Source { name: "wrong", text: "extern \"C\" __global__ void wrong() { undeclared(); }" };
+    const WRONG: Source<()> = Source::new("wrong", "extern \"C\" __global__ void wrong() { undeclared(); }");
     let error = device.kernel(&WRONG, "-DREAL=float").map(drop).unwrap_err();
     assert_eq!(error.kind, Kind::Cuda);
     assert!(error.got.contains("undeclared"), "{error}");

@@ -7,7 +7,7 @@ use common::check::backward_inputs;
 use common::gpu;
 use common::on_device::{both, off};
 use common::recurrences::{guarded, inputs, options};
-use sidewinder_kernels::cuda::{Buffer, Source, Together};
+use sidewinder_kernels::cuda::{Buffer, Declared, Source, Together};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{Named, Op};
 use sidewinder_kernels::ops::mm_rec::block_recurrence::{BlockRecurrence, BlockRecurrenceBackward, Options};
@@ -137,14 +137,25 @@ fn walks_at_the_same_time_end() {
     });
 }
 
-const WAITING: Source = Source {
-    name: "all_wait",
-    text: "extern \"C\" __global__ void all_wait(unsigned* arrived) {
+/// The address of a word.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Waiting(u64);
+
+// SAFETY: both are one address.
+unsafe impl Declared for Waiting {
+    type Any = Waiting;
+    const TEXT: &'static str = "struct Waiting { unsigned* arrived; };";
+}
+
+const WAITING: Source<Waiting> = Source::new(
+    "all_wait",
+    "extern \"C\" __global__ void all_wait(Waiting p) {
         if (threadIdx.x) return;
-        atomicAdd(arrived, 1);
-        while (atomicAdd(arrived, 0) < gridDim.x) {}
+        atomicAdd(p.arrived, 1);
+        while (atomicAdd(p.arrived, 0) < gridDim.x) {}
     }",
-};
+);
 
 /// Blocks that wait for each other and do not all fit would wait forever: such a launch is refused.
 #[test]
@@ -156,9 +167,9 @@ fn no_launch_hangs_where_the_grid_does_not_fit() {
     let shared = device.facts().shared / 2 + 1024;
     let launch = |blocks: u32| {
         lane.fill(&arrived, 0)?;
-        let address = lane.address(&arrived)?;
-        // SAFETY: the kernel takes the address of a word.
-        unsafe { lane.launch_together(&kernel, Together::Grid, blocks, [32, shared], &address) }?;
+        let params = Waiting(lane.address(&arrived)?);
+        // SAFETY: the buffer is a word.
+        unsafe { lane.launch_together(&kernel, Together::Grid, blocks, [32, shared], &params) }?;
         lane.synchronize()
     };
     let fits = device.facts().multiprocessors;

@@ -38,7 +38,11 @@ fn code(file: &Path) -> String {
 
 /// The paths that the code names from the root of the crate, with slashes; of names in braces each.
 fn imports(code: &str) -> Vec<String> {
-    let starts = code.match_indices("crate::").filter(|(at, _)| !code[..*at].ends_with("pub(in "));
+    let starts = code.match_indices("crate::").filter(|(at, _)| {
+        // Macros name paths for where they are used; visibility is no import.
+        let before = &code[..*at];
+        !before.ends_with('$') && !before.ends_with("pub(in ")
+    });
     starts.flat_map(|(at, root)| paths(&code[at + root.len()..])).collect()
 }
 

@@ -5,9 +5,9 @@ mod common;
 use common::check::{self, noise};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::ops::norm::{RmsNorm, RmsOptions};
 use sidewinder_kernels::op::Named;
 use sidewinder_kernels::ops::norm::gated::*;
+use sidewinder_kernels::ops::norm::{RmsNorm, RmsOptions};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 fn inputs(dims: &[usize]) -> Named<Owned> {

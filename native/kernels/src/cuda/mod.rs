@@ -18,6 +18,7 @@ pub use runtime::graph::Graph;
 pub use runtime::kernel::{Kernel, PRELUDE, Source};
 pub use runtime::lane::Lane;
 pub use runtime::launch::{THREADS, grid_size, launch_each, type_names, types};
+pub use runtime::params::{Declared, any, c_type, params};
 pub use runtime::staging::Pinned;
 pub use runtime::tensor_map::TensorMap;
 pub use runtime::together::Together;

@@ -1,6 +1,7 @@
 //! The choice of the next token. On CUDA, `step/choose.cu` implements the same choice.
 
 use super::seen::Seen;
+use crate::cuda::params;
 use crate::error::{Error, Kind, Result};
 use serde::Deserialize;
 
@@ -148,15 +149,16 @@ fn draw_from(kept: &[(u32, f64)], uniform: f64) -> u32 {
     found.or_else(|| kept.iter().rfind(|(_, weight)| *weight > 0.0)).map_or(0, |(token, _)| *token)
 }
 
-/// The parameters of a choice on CUDA; `choose.cu` declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-pub(super) struct Draw {
-    per_temperature: f32,
-    top_k: u32,
-    top_p: f32,
-    none: u32,
-    uniform: f64,
+params! {
+    /// The parameters of a choice on CUDA.
+    #[derive(bytemuck::Pod, bytemuck::Zeroable)]
+    pub(super) struct Draw {
+        per_temperature: f32, // 0: the largest logit is chosen
+        top_k: u32, // 0: any number
+        top_p: f32, // 1: all
+        none: u32,
+        uniform: f64,
+    }
 }
 
 impl Sampling {

@@ -11,7 +11,7 @@
 use super::model::Input;
 use super::sample::Draw;
 use super::{Config, HEAD, Layer, State, Weights};
-use crate::cuda::{Buffer, Device, Graph, Kernel, Lane, Pinned, Source, grid_size, pack, type_names, types};
+use crate::cuda::{Buffer, Device, Graph, Kernel, Lane, Pinned, Source, grid_size, pack, params, type_names, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::products::matrices;
@@ -24,13 +24,13 @@ macro_rules! text {
         concat!(include_str!("../cuda/include/early.cu") $(, include_str!($part))*)
     };
 }
-const EMBED: Source = Source { name: "step_embed", text: text!("step/embed.cu") };
-const DENSE: Source =
-    Source { name: "step_dense", text: text!("../cuda/include/pack.cu", "step/convolve.cu", "step/dense.cu") };
-const CHOOSE: Source = Source { name: "step_choose", text: text!("step/choose.cu") };
-const CONV: Source = Source { name: "step_conv", text: text!("step/convolve.cu", "step/conv.cu") };
-const SCAN: Source = Source { name: "step_scan", text: text!("step/scan.cu") };
-const NORM: Source = Source { name: "step_norm", text: text!("../cuda/include/block_sum.cu", "step/norm.cu") };
+const EMBED: Source<Embed> = Source::new("step_embed", text!("step/embed.cu"));
+const DENSE: Source<Dense> =
+    Source::new("step_dense", text!("../cuda/include/pack.cu", "step/convolve.cu", "step/dense.cu"));
+const CHOOSE: Source<Choose> = Source::new("step_choose", text!("step/choose.cu"));
+const CONV: Source<Conv> = Source::new("step_conv", text!("step/convolve.cu", "step/conv.cu"));
+const SCAN: Source<Scan> = Source::new("step_scan", text!("step/scan.cu"));
+const NORM: Source<Norm> = Source::new("step_norm", text!("../cuda/include/block_sum.cu", "step/norm.cu"));
 
 /// The largest number of sequences that counts as few.
 const FEW: usize = 4;
@@ -49,34 +49,34 @@ const MANYS_LANES: usize = 4;
 /// The most states per thread, as long as there are threads enough.
 const HELD: usize = 16;
 
-/// The parameters of the kernels, whose sources declare the same structs.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Embed {
-    from: u64,
-    tokens: u64,
-    sum: u64,
-    width: i64,
+params! {
+    struct Embed {
+        from: u64 as "const STORAGE*", // (vocabulary, width), or (batch, width)
+        tokens: u64 as "const unsigned*", // (batch), or none for features
+        sum: u64 as "REAL*", // (batch, width)
+        width: i64,
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Dense {
-    w: u64,
-    b: u64,
-    x: u64,
-    norm: u64,
-    y: u64,
-    narrow_y: u64,
-    conv_w: u64,
-    conv_b: u64,
-    samples: u64,
-    layer: i64,
-    rows: i64,
-    columns: i64,
-    stride: i64,
-    eps: f32,
-    to_mean: f32,
+params! {
+    #[derive(Default)]
+    struct Dense {
+        w: u64 as "const STORAGE*", // (rows, columns)
+        b: u64 as "const STORAGE*", // (rows), or none
+        x: u64 as "const REAL*", // (BATCH, columns), rows apart by stride
+        norm: u64 as "const REAL*", // (columns)
+        y: u64 as "REAL*", // (BATCH, rows)
+        narrow_y: u64 as "STORAGE*", // of the storage type
+        conv_w: u64 as "const REAL*", // (rows / 2, WIDTH)
+        conv_b: u64 as "const REAL*", // (rows / 2), or none
+        samples: u64 as "STORAGE* const*", // BATCH sequences' last samples, each (layers, WIDTH - 1, rows / 2)
+        layer: i64,
+        rows: i64,
+        columns: i64,
+        stride: i64, // from row to row of x
+        eps: f32,
+        to_mean: f32,
+    }
 }
 
 impl Dense {
@@ -85,58 +85,58 @@ impl Dense {
     }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Scan {
-    x: u64,
-    z: u64,
-    projected: u64,
-    dt_w: u64,
-    dt_b: u64,
-    a: u64,
-    d: u64,
-    states: u64,
-    y: u64,
-    layer: i64,
-    channels: i64,
-    rank: i64,
-    count: i64,
-    x_stride: i64,
-    z_stride: i64,
+params! {
+    struct Scan {
+        x: u64 as "const BETWEEN*", // (batch, channels), out of the convolution; rows apart by x_stride
+        z: u64 as "const BETWEEN*", // (batch, channels), the gate; rows apart by z_stride
+        projected: u64 as "const BETWEEN*", // (batch, rank + 2 states): dt's, B, C
+        dt_w: u64 as "const STORAGE*", // (channels, rank)
+        dt_b: u64 as "const REAL*", // (channels)
+        a: u64 as "const REAL*", // (channels, states)
+        d: u64 as "const REAL*", // (channels)
+        states: u64 as "REAL* const*", // the sequences' states, each (layers, channels, states)
+        y: u64 as "BETWEEN*", // (batch, channels)
+        layer: i64,
+        channels: i64,
+        rank: i64,
+        count: i64,
+        x_stride: i64,
+        z_stride: i64,
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Conv {
-    u: u64,
-    w: u64,
-    b: u64,
-    samples: u64,
-    y: u64,
-    layer: i64,
-    channels: i64,
-    stride: i64,
+params! {
+    struct Conv {
+        u: u64 as "const STORAGE*", // (batch, channels), rows apart by stride
+        w: u64 as "const REAL*", // (channels, WIDTH)
+        b: u64 as "const REAL*", // (channels), or none
+        samples: u64 as "STORAGE* const*", // the sequences' last samples, each (layers, WIDTH - 1, channels)
+        y: u64 as "STORAGE*", // (batch, channels)
+        layer: i64,
+        channels: i64,
+        stride: i64,
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Choose {
-    logits: u64,
-    draws: u64,
-    tokens: u64,
-    vocabulary: i64,
+params! {
+    struct Choose with Draw {
+        logits: u64 as "const STORAGE*", // (batch, vocabulary)
+        draws: u64 as "const Draw*", // (batch)
+        tokens: u64 as "unsigned*", // (batch); ~0 where no logit is a finite number
+        vocabulary: i64,
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Norm {
-    x: u64,
-    sum: u64,
-    norm: u64,
-    y: u64,
-    width: i64,
-    eps: f32,
-    to_mean: f32,
+params! {
+    struct Norm {
+        x: u64 as "const STORAGE*", // (batch, width), with ADD
+        sum: u64 as "REAL*", // (batch, width)
+        norm: u64 as "const REAL*", // (width)
+        y: u64 as "STORAGE*", // (batch, width)
+        width: i64,
+        eps: f32,
+        to_mean: f32,
+    }
 }
 
 /// The epilogue of a dense layer, numbered as in `dense.cu`.
@@ -393,7 +393,7 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    fn kernel(&self, source: &Source, threads: u32, options: &str) -> Result<Kernel> {
+    fn kernel<P>(&self, source: &Source<P>, threads: u32, options: &str) -> Result<Kernel<P>> {
         let options = format!("{} -DTHREADS={threads} {options}", types(self.plan.dtype));
         // SAFETY: every kernel of a step waits before it accesses memory that others write; none writes weights.
         Ok(unsafe { self.lane.device().kernel(source, &options)?.early() })
@@ -414,7 +414,7 @@ impl Step<'_> {
         };
         let params = Embed { from, tokens, sum: self.lane.address(sum)?, width: config.width as i64 };
         let kernel = self.kernel(&EMBED, THREADS, "")?;
-        // SAFETY: Embed is the struct that the kernel declares; tokens were checked to be rows.
+        // SAFETY: tokens were checked to be rows.
         unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
     }
 
@@ -484,7 +484,7 @@ impl Step<'_> {
         let params = Norm { x, sum: at(sum)?, norm: at(w)?, y: at(y)?, width, eps, to_mean };
         let held = config.width.div_ceil(THREADS as usize);
         let kernel = self.kernel(&NORM, THREADS, &format!("-DADD={} -DHELD={held}", u32::from(x != 0)))?;
-        // SAFETY: Norm is the struct that the kernel declares.
+        // SAFETY: sizes are those of the plan's buffers.
         unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
     }
 
@@ -508,7 +508,7 @@ impl Step<'_> {
         };
         let kernel = self.kernel(&CONV, THREADS, &format!("-DWIDTH={}", self.plan.config.conv))?;
         let blocks = grid_size(self.plan.config.inner.div_ceil(THREADS as usize))?;
-        // SAFETY: Conv is the struct that the kernel declares; sizes are those of the plan's buffers.
+        // SAFETY: sizes are those of the plan's buffers.
         unsafe { self.lane.launch_with(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
     }
 
@@ -532,7 +532,7 @@ impl Step<'_> {
         // As many blocks as registers allow at once.
         let blocks = rows.div_ceil(WARPS * each).min(2 * multiprocessors);
         let shared = (batch * columns.next_multiple_of(32 * vec * packs) * 4) as u32;
-        // SAFETY: Dense is the struct that the kernel declares; sizes are those of the plan's buffers.
+        // SAFETY: sizes are those of the plan's buffers.
         unsafe { self.lane.launch_with(&kernel, [grid_size(blocks)?, 1, 1], THREADS, shared, &params) }
     }
 
@@ -563,7 +563,7 @@ impl Step<'_> {
         let (between, _) = type_names(y.spec().dtype);
         let kernel = self.kernel(&SCAN, THREADS, &format!("-DBETWEEN={between} {layout}"))?;
         let blocks = grid_size(config.inner.div_ceil(THREADS as usize / layout.lanes))?;
-        // SAFETY: Scan is the struct that the kernel declares; sizes are those of the plan's buffers.
+        // SAFETY: sizes are those of the plan's buffers.
         unsafe { self.lane.launch_with(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
     }
 
@@ -585,7 +585,7 @@ impl Step<'_> {
         // The draws follow the addresses of states.
         let params = Choose { logits, draws: self.pointers(2)?, tokens, vocabulary: config.vocabulary as i64 };
         let kernel = self.kernel(&CHOOSE, CHOOSING, "")?;
-        // SAFETY: Choose is the struct that the kernel declares.
+        // SAFETY: sizes are those of the plan's buffers.
         unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], CHOOSING, 0, &params) }
     }
 }

@@ -1,13 +1,5 @@
 // Copies rows of heads, a thread an element.
 
-struct Params {
-    const STORAGE* from;
-    STORAGE* to;
-    i64 sizes[4];  // batch, heads, rows, width
-    i64 from_at[3], to_at[3];
-    i64 first;
-};
-
 extern "C" __global__ void copy_rows(Params p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     i64 column = id % p.sizes[3], row = id / p.sizes[3];

@@ -2,11 +2,11 @@
 
 use super::Place;
 use crate::base::heads::{Layout, Strides, sizes_of};
-use crate::cuda::{self, Buffer, Lane, Source};
+use crate::cuda::{self, Buffer, Lane, Source, params};
 use crate::error::Result;
 use crate::tensor::{Described, Spec, View, ViewMut};
 
-const COPY: Source = Source { name: "copy_rows", text: include_str!("copy_rows.cu") };
+const COPY: Source<Params> = Source::new("copy_rows", include_str!("copy_rows.cu"));
 
 /// A copy of rows of one tensor to neighbouring rows of another, whose heads come first.
 #[derive(Clone, Copy, Debug)]
@@ -21,16 +21,16 @@ pub struct CopyRows {
     skip: usize,
 }
 
-/// The kernel's parameters; the same struct is declared in `copy_rows.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    from: u64,
-    to: u64,
-    sizes: [i64; 4],
-    from_at: [i64; 3],
-    to_at: [i64; 3],
-    first: i64,
+params! {
+    /// The kernel's parameters.
+    struct Params {
+        from: u64 as "const STORAGE*",
+        to: u64 as "STORAGE*",
+        sizes: [i64; 4], // batch, heads, rows, width
+        from_at: [i64; 3],
+        to_at: [i64; 3],
+        first: i64,
+    }
 }
 
 impl CopyRows {
@@ -89,8 +89,7 @@ impl CopyRows {
             first: self.first as i64,
         };
         let kernel = lane.device().kernel(&COPY, &cuda::types(from.spec().dtype))?;
-        // SAFETY: Params is the struct that the kernel declares; the strides are those of the buffers, which
-        // the caller has checked to have these rows.
+        // SAFETY: the strides are those of the buffers, which the caller has checked to have these rows.
         unsafe { cuda::launch_each(lane, &kernel, self.sizes.iter().product(), &params) }
     }
 }

@@ -1,7 +1,7 @@
-// Teams of four warps (warpgroups) that multiply as one, each for 64 outputs and 8 NT rows of x. SIDES teams stand side
-// by side, and DEEP such rows of teams take pieces of columns in turn. The host gives NT, SIDES and DEEP.
+// Teams of four warps (warpgroups) that multiply as one, each for SIDE outputs and 8 NT rows of x. SIDES teams stand side
+// by side, and DEEP such rows of teams take pieces of columns in turn. The host gives SIDE, NT, SIDES and DEEP.
 
-constexpr int SIDE = 64, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES * DEEP, THREADS = 32 * WARPS, ROWS = 8 * NT;
+constexpr int OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES * DEEP, THREADS = 32 * WARPS, ROWS = 8 * NT;
 
 // The index of a warp's team among the DEEP that take turns, and the warp's first output.
 struct Team {

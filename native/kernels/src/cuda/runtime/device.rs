@@ -114,7 +114,7 @@ impl Device {
 
     /// The kernel of `source` under these compiler options, compiled and loaded on first use. Concurrent calls for the
     /// same kernel wait for that.
-    pub fn kernel(&self, source: &Source, options: &str) -> Result<Kernel> {
+    pub fn kernel<P>(&self, source: &Source<P>, options: &str) -> Result<Kernel<P>> {
         self.0.kernels.get(self, source, options)
     }
 

@@ -1,40 +1,66 @@
 //! Kernels: compiled on first use, cached in memory per device and on disk per user.
 
 use super::device::Device;
+use super::params::Declared;
 use crate::cuda::load::{cache, compiler};
 use crate::error::{Error, Kind, Result};
 use cudarc::driver::sys;
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The element types, rounding and functions that precede every kernel source.
 pub const PRELUDE: &str = include_str!("../include/prelude.cu");
 
-/// The source of one kernel.
-#[derive(Clone, Copy, Debug)]
-pub struct Source {
+/// The source of one kernel, which takes a `P`.
+#[derive(Clone, Copy)]
+pub struct Source<P> {
     /// The name of the `extern "C"` function.
     pub name: &'static str,
-    /// Its text, which is appended to [`PRELUDE`].
-    pub text: &'static str,
+    text: &'static str,
+    structs: Structs,
+    params: PhantomData<fn(P)>,
 }
 
-/// A kernel loaded on a device. Never unloaded: there are few, and they are small.
+/// The structs that a text needs, and the one that its kernel takes.
 #[derive(Clone, Copy)]
-pub struct Kernel {
-    function: sys::CUfunction,
-    early: bool,
+struct Structs(&'static [&'static str], &'static str);
+
+impl<P: Declared> Source<P> {
+    /// The kernel `name` of a text that comes after [`PRELUDE`] and the declaration of `P`.
+    pub const fn new(name: &'static str, text: &'static str) -> Source<P> {
+        Source { name, text, structs: Structs(P::NEEDED, P::TEXT), params: PhantomData }
+    }
 }
 
-// SAFETY: functions of a loaded module may be launched from any thread.
-unsafe impl Send for Kernel {}
-// SAFETY: functions of a loaded module may be launched from any thread.
-unsafe impl Sync for Kernel {}
+impl<P> Source<P> {
+    /// All that is compiled.
+    fn whole(&self) -> String {
+        [PRELUDE, "\n", &self.structs.0.concat(), self.structs.1, self.text].concat()
+    }
+}
 
-impl Kernel {
+/// A kernel loaded on a device, which takes a `P`. Never unloaded: there are few, and they are small.
+#[derive(Clone, Copy)]
+pub struct Kernel<P> {
+    function: Function,
+    early: bool,
+    params: PhantomData<fn(P)>,
+}
+
+/// A function of a loaded module.
+#[derive(Clone, Copy)]
+struct Function(sys::CUfunction);
+
+// SAFETY: functions of a loaded module may be launched from any thread.
+unsafe impl Send for Function {}
+// SAFETY: functions of a loaded module may be launched from any thread.
+unsafe impl Sync for Function {}
+
+impl<P> Kernel<P> {
     pub(in crate::cuda) fn function(&self) -> sys::CUfunction {
-        self.function
+        self.function.0
     }
 
     /// The kernel for launches that may begin before a preceding early kernel is done. Behind any other kernel, and on
@@ -44,7 +70,7 @@ impl Kernel {
     /// # Safety
     /// The kernel runs `griddepcontrol.wait` before it accesses memory that other kernels write. Weights, which no
     /// early kernel writes, it may read at once.
-    pub unsafe fn early(self) -> Kernel {
+    pub unsafe fn early(self) -> Kernel<P> {
         Kernel { early: true, ..self }
     }
 
@@ -54,7 +80,7 @@ impl Kernel {
 }
 
 /// Locked during compilation, so that concurrent calls wait. After a failure the next call tries again.
-type Slot = Arc<Mutex<Option<Kernel>>>;
+type Slot = Arc<Mutex<Option<Function>>>;
 
 /// Identifies a source: the address of its text, which is a constant, and its name.
 type Key = (*const u8, &'static str);
@@ -71,16 +97,17 @@ unsafe impl Send for Loaded {}
 unsafe impl Sync for Loaded {}
 
 impl Loaded {
-    pub(in crate::cuda) fn get(&self, device: &Device, source: &Source, options: &str) -> Result<Kernel> {
+    pub(in crate::cuda) fn get<P>(&self, device: &Device, source: &Source<P>, options: &str) -> Result<Kernel<P>> {
         let slot = self.slot(source, options);
         let mut loaded = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        match *loaded {
-            Some(kernel) => Ok(kernel),
-            None => Ok(*loaded.insert(prepare(device, source, options)?)),
-        }
+        let function = match *loaded {
+            Some(function) => function,
+            None => *loaded.insert(prepare(device, source.name, &source.whole(), options)?),
+        };
+        Ok(Kernel { function, early: false, params: PhantomData })
     }
 
-    fn slot(&self, source: &Source, options: &str) -> Slot {
+    fn slot<P>(&self, source: &Source<P>, options: &str) -> Slot {
         let mut kernels = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let variants = kernels.entry((source.text.as_ptr(), source.name)).or_default();
         if let Some(slot) = variants.get(options) {
@@ -90,20 +117,20 @@ impl Loaded {
     }
 }
 
-fn prepare(device: &Device, source: &Source, options: &str) -> Result<Kernel> {
+fn prepare(device: &Device, name: &str, text: &str, options: &str) -> Result<Function> {
     let compiler = compiler::compiler()?;
     let version = format!("NVRTC {}.{}", compiler.0, compiler.1);
     let target = format!("--gpu-architecture={}", target(device.facts().capability, compiler));
-    let parts = [source.name, PRELUDE, source.text, options, &target, &version];
-    if let Some(kernel) = cache::load(&parts).and_then(|code| load(device, source.name, &code).ok()) {
-        return Ok(kernel);
+    let parts = [name, text, options, &target, &version];
+    if let Some(function) = cache::load(&parts).and_then(|code| load(device, name, &code).ok()) {
+        return Ok(function);
     }
     let mut arguments = vec![target.clone(), "-std=c++17".to_string()];
     arguments.extend(options.split_whitespace().map(str::to_string));
-    let code = compiler::compile(source.name, &format!("{PRELUDE}\n{}", source.text), &arguments)?;
-    let kernel = load(device, source.name, &code)?;
+    let code = compiler::compile(name, text, &arguments)?;
+    let function = load(device, name, &code)?;
     cache::store(&parts, &code);
-    Ok(kernel)
+    Ok(function)
 }
 
 /// The compiler's target for a device: the architecture-specific one (`a`) where the compiler supports it.
@@ -112,7 +139,7 @@ fn target((major, minor): (u32, u32), compiler: (u32, u32)) -> String {
     format!("sm_{major}{minor}{all}")
 }
 
-fn load(device: &Device, name: &str, code: &[u8]) -> Result<Kernel> {
+fn load(device: &Device, name: &str, code: &[u8]) -> Result<Function> {
     device.bind()?;
     let name = CString::new(name).map_err(|_| Error::new(Kind::Cuda, "kernel").got("a zero byte in its name"))?;
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -122,7 +149,7 @@ fn load(device: &Device, name: &str, code: &[u8]) -> Result<Kernel> {
         device.answer(sys::cuModuleGetFunction(&mut function, module, name.as_ptr()), "cuModuleGetFunction")?;
     }
     allow_shared_memory(device, function)?;
-    Ok(Kernel { function, early: false })
+    Ok(Function(function))
 }
 
 /// Lets launches use all shared memory that the kernel does not declare. The default limit is 48 KiB.

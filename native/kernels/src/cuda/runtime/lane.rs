@@ -5,6 +5,7 @@ use super::device::Device;
 use super::event::{Event, Mark};
 use super::graph::{self, Relaxed};
 use super::kernel::Kernel;
+use super::params::Declared;
 use super::staging::{Pinned, Staging};
 use super::together::{Together, attribute, config};
 use crate::cuda::load::blas::{self, Epilogue, Matrix, Product};
@@ -315,9 +316,15 @@ impl Lane {
     /// Queues a kernel with one parameter, the struct `params`.
     ///
     /// # Safety
-    /// `params` has the layout that the kernel declares, and the kernel stays within the memory that it points to. Its
-    /// addresses come from [`Lane::address`] of this lane, and each buffer is alive until that call.
-    pub unsafe fn launch<P: Copy>(&self, kernel: &Kernel, grid: [u32; 3], threads: u32, params: &P) -> Result<()> {
+    /// The kernel was compiled for the arithmetic of `P`, and stays within the memory that `params` points to. Addresses
+    /// come from [`Lane::address`] of this lane, and each buffer is alive until that call.
+    pub unsafe fn launch<P: Declared>(
+        &self,
+        kernel: &Kernel<P::Any>,
+        grid: [u32; 3],
+        threads: u32,
+        params: &P,
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_with(kernel, grid, threads, 0, params) }
     }
@@ -326,9 +333,9 @@ impl Lane {
     ///
     /// # Safety
     /// As for [`Lane::launch`], and the kernel stays within the shared memory.
-    pub unsafe fn launch_with<P: Copy>(
+    pub unsafe fn launch_with<P: Declared>(
         &self,
-        kernel: &Kernel,
+        kernel: &Kernel<P::Any>,
         grid: [u32; 3],
         threads: u32,
         shared: u32,
@@ -344,9 +351,9 @@ impl Lane {
     ///
     /// # Safety
     /// As for [`Lane::launch_with`].
-    pub unsafe fn launch_together<P: Copy>(
+    pub unsafe fn launch_together<P: Declared>(
         &self,
-        kernel: &Kernel,
+        kernel: &Kernel<P::Any>,
         together: Together,
         blocks: u32,
         size: [u32; 2],
@@ -357,9 +364,9 @@ impl Lane {
     }
 
     /// Queues a kernel of `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory.
-    unsafe fn launch_as<P: Copy>(
+    unsafe fn launch_as<P: Declared>(
         &self,
-        kernel: &Kernel,
+        kernel: &Kernel<P::Any>,
         grid: [u32; 3],
         size: [u32; 2],
         together: Option<Together>,

@@ -2,6 +2,7 @@
 
 use super::kernel::Kernel;
 use super::lane::Lane;
+use super::params::Declared;
 use crate::error::{Error, Kind, Result};
 use crate::tensor::DType;
 
@@ -33,7 +34,7 @@ pub const THREADS: u32 = 128;
 ///
 /// # Safety
 /// As for [`Lane::launch`].
-pub unsafe fn launch_each<P: Copy>(lane: &Lane, kernel: &Kernel, count: usize, params: &P) -> Result<()> {
+pub unsafe fn launch_each<P: Declared>(lane: &Lane, kernel: &Kernel<P::Any>, count: usize, params: &P) -> Result<()> {
     if count == 0 {
         return Ok(());
     }

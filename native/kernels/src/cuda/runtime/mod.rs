@@ -10,6 +10,7 @@ pub(super) mod kernel;
 pub(super) mod lane;
 pub(super) mod launch;
 mod memory;
+pub(super) mod params;
 pub(super) mod staging;
 mod tables;
 pub(super) mod tensor_map;

@@ -62,7 +62,7 @@ pub(in crate::cuda) fn config(
 impl Device {
     /// How many clusters of `blocks` blocks are resident at once, where `size` is the threads of a block and its bytes
     /// of shared memory. 0 if the device has no clusters, or none of that size.
-    pub fn clusters(&self, kernel: &Kernel, blocks: u32, size: [u32; 2]) -> Result<usize> {
+    pub fn clusters<P>(&self, kernel: &Kernel<P>, blocks: u32, size: [u32; 2]) -> Result<usize> {
         use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED as LARGE;
         if self.facts().capability.0 < 9 {
             return Ok(0);

@@ -1,11 +1,5 @@
 // Sums of the columns of each chunk of rows, added in row order: IN is the type read, OUT the type written.
 
-struct Params {
-    const IN* values;
-    OUT* sums;
-    i64 rows, columns, chunk, chunks;
-};
-
 extern "C" __global__ void column_sums(Params p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (id >= p.columns * p.chunks) return;

@@ -1,18 +1,9 @@
-// Elementwise operations. The host chooses MAP, its number of INPUTS, and the function FN:
+// Elementwise operations. The host chooses MAP, its number of INPUTS, the function FN, and the limits
+// LOW and HIGH:
 //   0 -exp(a)   1 a b   2 their sum   3 f(a)   4 f'(a)   5 f'(a) b   6 f(a) b   7 f'(a) b c
 //   8 s(a) or s(a) s(b) with s = sigmoid, within LOW and HIGH   9 the gradient of 8 by a, the last is the cotangent
 //   10 c a + (1 - c) b + d b   11 (1 - a + b) c   12 (a - b) c
 //   13 the factor times a   14 the sum of all, of the last by the factor
-
-struct Params {
-    const STORAGE* inputs[4];
-    STORAGE* to;
-    i64 count;
-    double factor;
-};
-
-// The limits, equal to `DECAY_ENDS`.
-constexpr double LOW = 1e-6, HIGH = 1 - 1e-6;
 
 // Clamps to [LOW, HIGH]; NaN stays NaN.
 __device__ __forceinline__ REAL within(REAL v) { return v < (REAL)LOW ? (REAL)LOW : v > (REAL)HIGH ? (REAL)HIGH : v; }

@@ -1,22 +1,22 @@
 //! Elementwise operations.
 
 use crate::base::activation::Activation;
-use crate::base::elementwise::Map;
+use crate::base::elementwise::{DECAY_ENDS, Map};
 use crate::cuda::runtime::buffer::Buffer;
 use crate::cuda::runtime::kernel::Source;
 use crate::cuda::runtime::lane::Lane;
-use crate::cuda::{grid_size, types};
+use crate::cuda::{grid_size, params, types};
 use crate::error::Result;
 use crate::tensor::Described;
 
-const ELEMENTWISE: Source = Source {
-    name: "elementwise",
-    text: concat!(
+const ELEMENTWISE: Source<Params> = Source::new(
+    "elementwise",
+    concat!(
         include_str!("../include/activation.cu"),
         include_str!("../include/pack.cu"),
         include_str!("elementwise.cu")
     ),
-};
+);
 
 /// The largest number of inputs.
 const MOST: usize = 4;
@@ -27,14 +27,15 @@ const THREADS: usize = 256;
 /// Bytes of one vector load or store; addresses must be aligned to it.
 pub const PACK: usize = 16;
 
-/// The kernel's parameters; `elementwise.cu` declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Params {
-    inputs: [u64; MOST],
-    to: u64,
-    count: i64,
-    factor: f64,
+params! {
+    /// The kernel's parameters.
+    #[derive(Default)]
+    struct Params {
+        inputs: [u64; MOST] as "const STORAGE*",
+        to: u64 as "STORAGE*",
+        count: i64,
+        factor: f64,
+    }
 }
 
 /// Queues a map over tensors of equal type and shape.
@@ -53,15 +54,16 @@ pub fn map(map: Map, inputs: &[&Buffer], to: &Buffer, lane: &Lane) -> Result<()>
     let vec = pack(dtype.size(), &[&params.inputs[..], &[params.to]].concat());
     // Keeps as many bytes in flight as one input with four packs.
     let together = 4 / inputs.len().next_power_of_two();
+    let [low, high] = DECAY_ENDS;
     let options = format!(
-        "{} -DMAP={number} -DFN={function} -DINPUTS={} -DVEC={vec} -DTOGETHER={together}",
+        "{} -DMAP={number} -DFN={function} -DINPUTS={} -DMOST={MOST} -DVEC={vec} -DTOGETHER={together} \
+         -DLOW={low:?} -DHIGH={high:?}",
         types(dtype),
         inputs.len()
     );
     let kernel = lane.device().kernel(&ELEMENTWISE, &options)?;
     let grid = grid_size(count.div_ceil(THREADS * vec * together))?;
-    // SAFETY: Params is the struct that the kernel declares; the addresses are valid on this lane for `count` elements
-    // each.
+    // SAFETY: the addresses are valid on this lane for `count` elements each.
     unsafe { lane.launch(&kernel, [grid, 1, 1], THREADS as u32, &params) }
 }
 

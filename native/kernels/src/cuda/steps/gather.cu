@@ -1,12 +1,5 @@
 // Copies rows of a table; each thread copies one word.
 
-struct Params {
-    const WORD* table;
-    const unsigned* rows;
-    WORD* to;
-    i64 count, words;   // rows, and words of each
-};
-
 extern "C" __global__ void gather(Params p) {
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     i64 row = at / p.words, word = at % p.words;

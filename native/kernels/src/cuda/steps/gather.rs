@@ -1,23 +1,24 @@
 //! Gathers rows of a table, such as an embedding.
 
-use crate::cuda::launch_each;
 use crate::cuda::runtime::buffer::Buffer;
 use crate::cuda::runtime::kernel::Source;
 use crate::cuda::runtime::lane::Lane;
+use crate::cuda::{launch_each, params};
 use crate::error::Result;
 use crate::tensor::{DType, Described, Spec};
 
-const GATHER: Source = Source { name: "gather", text: include_str!("gather.cu") };
+const GATHER: Source<Params> = Source::new("gather", include_str!("gather.cu"));
 
-/// The kernel's parameters; `gather.cu` declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    table: u64,
-    rows: u64,
-    to: u64,
-    count: i64,
-    words: i64,
+params! {
+    /// The kernel's parameters.
+    struct Params {
+        table: u64 as "const WORD*",
+        rows: u64 as "const unsigned*",
+        to: u64 as "WORD*",
+        // Rows, and words of each.
+        count: i64,
+        words: i64,
+    }
 }
 
 /// Queues copies of the rows with these indices, which the caller has checked against the table.
@@ -38,6 +39,6 @@ pub fn gather(table: &Buffer, rows: &[u32], to: &Buffer, lane: &Lane) -> Result<
         words: (bytes / word) as i64,
     };
     let kernel = lane.device().kernel(&GATHER, &format!("-DWORD={type_name} -DSTORAGE=float -DREAL=float"))?;
-    // SAFETY: Params is the struct that the kernel declares; the caller has checked that the rows exist.
+    // SAFETY: the caller has checked that the rows exist.
     unsafe { launch_each(lane, &kernel, rows.len() * (bytes / word), &params) }
 }

@@ -3,25 +3,25 @@
 use crate::cuda::runtime::buffer::Buffer;
 use crate::cuda::runtime::kernel::Source;
 use crate::cuda::runtime::lane::Lane;
-use crate::cuda::{launch_each, type_names};
+use crate::cuda::{launch_each, params, type_names};
 use crate::error::Result;
 use crate::tensor::{DType, Described};
 
-const COLUMN_SUMS: Source = Source { name: "column_sums", text: include_str!("column_sums.cu") };
+const COLUMN_SUMS: Source<Params> = Source::new("column_sums", include_str!("column_sums.cu"));
 
 /// Rows that one thread sums.
 const TOGETHER: usize = 64;
 
-/// The kernel's parameters; `column_sums.cu` declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    values: u64,
-    sums: u64,
-    rows: i64,
-    columns: i64,
-    chunk: i64,
-    chunks: i64,
+params! {
+    /// The kernel's parameters.
+    struct Params {
+        values: u64 as "const IN*",
+        sums: u64 as "OUT*",
+        rows: i64,
+        columns: i64,
+        chunk: i64,
+        chunks: i64,
+    }
 }
 
 /// Queues the column sums of a matrix of `rows` rows as long as `sums`. Sums are kept in the type of the arithmetic and
@@ -43,6 +43,6 @@ fn pass(lane: &Lane, types: [DType; 2], [values, sums]: [u64; 2], sizes: [usize;
     let count = sizes[1] * sizes[3];
     let [rows, columns, chunk, chunks] = sizes.map(|size| size as i64);
     let params = Params { values, sums, rows, columns, chunk, chunks };
-    // SAFETY: Params is the struct that the kernel declares; the matrices have these sizes.
+    // SAFETY: the matrices have these sizes.
     unsafe { launch_each(lane, &kernel, count, &params) }
 }

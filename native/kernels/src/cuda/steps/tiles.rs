@@ -1,7 +1,7 @@
 //! Launches of kernels with `tiles.cu` whose warps multiply in teams. Either each block goes on to further tiles, or a
 //! cluster of blocks shares the columns of one tile.
 
-use crate::cuda::{Kernel, Lane, Together, compiler, grid_size};
+use crate::cuda::{Declared, Kernel, Lane, Together, compiler, grid_size};
 use crate::error::Result;
 
 /// Outputs of a team of four warps.
@@ -50,12 +50,12 @@ impl Tiles {
 
     /// The fastest plan whose clusters are all resident at once, with its kernel. Plans with fewer blocks per tile win
     /// ties, because blocks of a cluster wait for each other.
-    pub fn fastest<T>(
+    pub fn fastest<T, P>(
         mut plans: Vec<T>,
         tiles: impl Fn(&T) -> &Tiles,
-        kernel: impl Fn(&T) -> Result<Kernel>,
+        kernel: impl Fn(&T) -> Result<Kernel<P>>,
         lane: &Lane,
-    ) -> Result<Option<(T, Kernel)>> {
+    ) -> Result<Option<(T, Kernel<P>)>> {
         plans.sort_by_key(|plan| (tiles(plan).rounds(lane) * tiles(plan).turns, tiles(plan).split));
         for plan in plans {
             let kernel = kernel(&plan)?;
@@ -82,7 +82,7 @@ impl Tiles {
     }
 
     /// Like [`Tiles::fit`] for the number of clusters, as the driver reports it for the compiled kernel.
-    fn at_once(&self, kernel: &Kernel, lane: &Lane) -> Result<bool> {
+    fn at_once<P>(&self, kernel: &Kernel<P>, lane: &Lane) -> Result<bool> {
         Ok(self.split == 1 || lane.device().clusters(kernel, self.split as u32, self.size(lane))? >= self.count())
     }
 
@@ -102,7 +102,7 @@ impl Tiles {
     ///
     /// # Safety
     /// As for [`Lane::launch_with`].
-    pub unsafe fn launch<P: Copy>(&self, kernel: &Kernel, params: &P, lane: &Lane) -> Result<()> {
+    pub unsafe fn launch<P: Declared>(&self, kernel: &Kernel<P::Any>, params: &P, lane: &Lane) -> Result<()> {
         let (split, size) = (self.split as u32, self.size(lane));
         // SAFETY: the caller's promise.
         unsafe {

@@ -1,21 +1,6 @@
 // The choice of the next token of each sequence: see sample.rs. One block per sequence. Weights are integers in units
 // of 2^-36, so that their sums do not depend on the order.
 
-struct Draw {
-    float per_temperature;   // 0: the largest logit is chosen
-    unsigned top_k;          // 0: any number
-    float top_p;             // 1: all
-    unsigned none;
-    double uniform;
-};
-
-struct Params {
-    const STORAGE* logits;   // (batch, vocabulary)
-    const Draw* draws;       // (batch)
-    unsigned* tokens;        // (batch); ~0 where no logit is a finite number
-    i64 vocabulary;
-};
-
 typedef unsigned long long u64;
 constexpr int WARPS = THREADS / 32;   // 32, or a power of two below
 
@@ -124,7 +109,7 @@ __device__ __forceinline__ void draw(const Row& row, unsigned least, double shar
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) step_choose(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_choose(Choose p) {
     let_others_begin();
     wait_for_others();
     Draw d = p.draws[blockIdx.x];

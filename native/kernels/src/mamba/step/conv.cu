@@ -1,15 +1,6 @@
 // One step of the causal convolution of many sequences, with fused SiLU. One thread per channel.
 
-struct Params {
-    const STORAGE* u;          // (batch, channels), rows apart by stride
-    const REAL* w;             // (channels, WIDTH)
-    const REAL* b;             // (channels), or none
-    STORAGE* const* samples;   // the sequences' last samples, each (layers, WIDTH - 1, channels)
-    STORAGE* y;                // (batch, channels)
-    i64 layer, channels, stride;
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS) step_conv(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_conv(Conv p) {
     let_others_begin();
     i64 channel = (i64)blockIdx.x * THREADS + threadIdx.x, sequence = blockIdx.y;
     if (channel >= p.channels) return;

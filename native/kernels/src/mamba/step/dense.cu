@@ -6,21 +6,6 @@
 //   BEHIND  0: y is written; 1: it is added to what is there; 2: its first half goes through the convolution; 3: it is
 //           written in the storage type
 
-struct Params {
-    const STORAGE* w;          // (rows, columns)
-    const STORAGE* b;          // (rows), or none
-    const REAL* x;             // (BATCH, columns), rows apart by stride
-    const REAL* norm;          // (columns)
-    REAL* y;                   // (BATCH, rows)
-    STORAGE* narrow_y;         // of the storage type
-    const REAL* conv_w;        // (rows / 2, WIDTH)
-    const REAL* conv_b;        // (rows / 2), or none
-    STORAGE* const* samples;   // BATCH sequences' last samples, each (layers, WIDTH - 1, rows / 2)
-    i64 layer;
-    i64 rows, columns, stride;  // from row to row of x
-    REAL eps, to_mean;
-};
-
 constexpr int WARPS = THREADS / 32;
 
 // A warp's packs of its rows of weights, at PACKS places along each row.
@@ -28,7 +13,7 @@ struct Held { Pack of[ROWS][PACKS]; };
 
 __device__ __forceinline__ i64 column(i64 first, int k) { return first + ((i64)k * 32 + threadIdx.x % 32) * VEC; }
 
-__device__ __forceinline__ void read(const Params& p, i64 row, i64 first, Held& held) {
+__device__ __forceinline__ void read(const Dense& p, i64 row, i64 first, Held& held) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -40,7 +25,7 @@ __device__ __forceinline__ void read(const Params& p, i64 row, i64 first, Held& 
 }
 
 // Elements of a row of x in shared memory, padded with zeros to the end of the packs that a warp reads.
-__device__ __forceinline__ int padded(const Params& p) {
+__device__ __forceinline__ int padded(const Dense& p) {
     constexpr int EACH = 32 * VEC * PACKS;
     return ((int)p.columns + EACH - 1) / EACH * EACH;
 }
@@ -66,7 +51,7 @@ __device__ __forceinline__ void take_pack(const REAL* x, int k, REAL (&to)[VEC])
     }
 }
 
-__device__ __forceinline__ void add(const Params& p, int first, const Held& held, const REAL* x,
+__device__ __forceinline__ void add(const Dense& p, int first, const Held& held, const REAL* x,
                                     REAL (&sums)[ROWS][BATCH]) {
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
@@ -89,7 +74,7 @@ __device__ __forceinline__ void add(const Params& p, int first, const Held& held
 constexpr int ASKED = BATCH > 4 ? 4 : 8;
 
 // Loads the rows of x into shared memory, times the weights of the norm, and computes the remaining scale of each row.
-__device__ __forceinline__ void take(const Params& p, REAL* x, REAL (&scales)[BATCH]) {
+__device__ __forceinline__ void take(const Dense& p, REAL* x, REAL (&scales)[BATCH]) {
     REAL square[BATCH] = {};
     for (int first = threadIdx.x; first < padded(p); first += THREADS * ASKED) {
         REAL v[BATCH][ASKED], w[ASKED];
@@ -149,12 +134,12 @@ __device__ __forceinline__ int putter(int r, int b) { return r * BATCH + b; }
 __device__ __forceinline__ int row_put() { return threadIdx.x % 32 / BATCH; }
 __device__ __forceinline__ int sequence_put() { return threadIdx.x % 32 % BATCH; }
 
-__device__ __forceinline__ STORAGE* samples(const Params& p, i64 channel) {
+__device__ __forceinline__ STORAGE* samples(const Dense& p, i64 channel) {
     return p.samples[sequence_put()] + p.layer * (WIDTH - 1) * (p.rows / 2) + channel;
 }
 
 // Loads operands that no earlier kernel of the step writes.
-__device__ __forceinline__ void read_ahead(const Params& p, i64 row, Behind& behind) {
+__device__ __forceinline__ void read_ahead(const Dense& p, i64 row, Behind& behind) {
     row += row_put();
     if (row_put() >= ROWS || row >= p.rows) return;
     behind.bias = p.b ? widen(p.b[row]) : (REAL)0;
@@ -165,14 +150,14 @@ __device__ __forceinline__ void read_ahead(const Params& p, i64 row, Behind& beh
 }
 
 // Loads operands that earlier kernels write.
-__device__ __forceinline__ void read_old(const Params& p, i64 row, Behind& behind) {
+__device__ __forceinline__ void read_old(const Dense& p, i64 row, Behind& behind) {
 #if BEHIND == 1
     row += row_put();
     if (row_put() < ROWS && row < p.rows) behind.old = p.y[sequence_put() * p.rows + row];
 #endif
 }
 
-__device__ __forceinline__ void put(const Params& p, i64 row, REAL y, const Behind& behind) {
+__device__ __forceinline__ void put(const Dense& p, i64 row, REAL y, const Behind& behind) {
     y += behind.bias;
     i64 at = sequence_put() * p.rows + row;
 #if BEHIND == 0
@@ -191,7 +176,7 @@ __device__ __forceinline__ void put(const Params& p, i64 row, REAL y, const Behi
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) step_dense(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_dense(Dense p) {
     extern __shared__ Four shared[];
     REAL* x = (REAL*)shared;
     let_others_begin();

@@ -1,13 +1,6 @@
 // The input rows of a step: rows of the embedding for some tokens, or features.
 
-struct Params {
-    const STORAGE* from;      // (vocabulary, width), or (batch, width)
-    const unsigned* tokens;   // (batch), or none for features
-    REAL* sum;                // (batch, width)
-    i64 width;
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS) step_embed(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_embed(Embed p) {
     let_others_begin();
     wait_for_others();
     i64 row = p.tokens ? p.tokens[blockIdx.x] : blockIdx.x;

@@ -1,16 +1,7 @@
 // Norms rows by the root mean square: the residual sum of a model's layers, to which the last layer's output is added
 // first with ADD. One block per row; a thread handles HELD elements.
 
-struct Params {
-    const STORAGE* x;   // (batch, width), with ADD
-    REAL* sum;          // (batch, width)
-    const REAL* norm;   // (width)
-    STORAGE* y;         // (batch, width)
-    i64 width;
-    REAL eps, to_mean;
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS) step_norm(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_norm(Norm p) {
     let_others_begin();
     i64 row = blockIdx.x * p.width;
     REAL v[HELD], w[HELD], square = 0;

@@ -4,19 +4,6 @@
 // A thread does little work, and would else wait for each load separately. So all loads are issued before their first
 // use, and those of memory that no earlier kernel writes, such as states, before the wait.
 
-struct Params {
-    const BETWEEN* x;          // (batch, channels), out of the convolution; rows apart by x_stride
-    const BETWEEN* z;          // (batch, channels), the gate; rows apart by z_stride
-    const BETWEEN* projected;  // (batch, rank + 2 states): dt's, B, C
-    const STORAGE* dt_w;       // (channels, rank)
-    const REAL* dt_b;          // (channels)
-    const REAL* a;             // (channels, states)
-    const REAL* d;             // (channels)
-    REAL* const* states;       // the sequences' states, each (layers, channels, states)
-    BETWEEN* y;                // (batch, channels)
-    i64 layer, channels, rank, count, x_stride, z_stride;
-};
-
 template <class T> __device__ __forceinline__ T total(T sum) {
 #pragma unroll
     for (int distance = LANES / 2; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
@@ -69,7 +56,7 @@ template <int N> __device__ __forceinline__ void give(const REAL (&from)[N], REA
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Scan p) {
     i64 channel = (i64)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, sequence = blockIdx.y;
     bool there = channel < p.channels;
     // Lanes past the last channel run along, for the sums.

@@ -2,7 +2,7 @@
 
 use super::Update;
 use super::learn::ByRow;
-use crate::cuda::{Buffer, Kernel, Lane, Source, THREADS, grid_size, launch_each, types};
+use crate::cuda::{Buffer, Declared, Kernel, Lane, Source, THREADS, grid_size, launch_each, params, types};
 use crate::error::Result;
 use crate::tensor::{DType, Described, Spec};
 
@@ -10,8 +10,8 @@ use crate::tensor::{DType, Described, Spec};
 const BLOCKS: usize = 512;
 
 /// A kernel of `train.cu` for the types of a tensor.
-fn kernel(name: &'static str, define: &str, of: &Buffer, lane: &Lane) -> Result<Kernel> {
-    let source = Source { name, text: include_str!("train.cu") };
+fn kernel<P: Declared>(name: &'static str, define: &str, of: &Buffer, lane: &Lane) -> Result<Kernel<P>> {
+    let source = Source::new(name, include_str!("train.cu"));
     lane.device().kernel(&source, &format!("{} -D{define}=1 -DTHREADS={THREADS}", types(of.spec().dtype)))
 }
 
@@ -42,16 +42,15 @@ macro_rules! reals {
     };
 }
 
-/// The parameters of the kernels, which `train.cu` declares too.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Entropy<R> {
-    logits: u64,
-    targets: u64,
-    losses: u64,
-    rows: i64,
-    width: i64,
-    scale: R,
+params! {
+    struct Entropy<R> {
+        logits: u64 as "STORAGE*",
+        targets: u64 as "const unsigned*",
+        losses: u64 as "REAL*",
+        rows: i64,
+        width: i64,
+        scale: R, // of the gradient that replaces the logits; none where it is 0
+    }
 }
 
 pub fn cross_entropy(logits: Buffer, targets: &[u32], scale: Option<f64>, lane: &Lane) -> Result<f64> {
@@ -72,20 +71,20 @@ pub fn cross_entropy(logits: Buffer, targets: &[u32], scale: Option<f64>, lane: 
             width,
             scale: scale.unwrap_or(0.0) as R,
         };
-        // SAFETY: Entropy is the struct that the kernel declares; targets are columns, as the caller has checked.
+        // SAFETY: targets are columns, as the caller has checked.
         unsafe { lane.launch(&kernel, [blocks, 1, 1], THREADS, &params) }
     })?;
     sum(&losses, lane)
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Scatter {
-    from: u64,
-    starts: u64,
-    order: u64,
-    to: u64,
-    width: i64,
+params! {
+    struct Scatter {
+        from: u64 as "const REAL*",
+        starts: u64 as "const unsigned*", // of each row of the table in `order`, and the end of the last
+        order: u64 as "const unsigned*",
+        to: u64 as "REAL*",
+        width: i64,
+    }
 }
 
 pub fn scatter(from: &Buffer, rows: &ByRow, to: Buffer, lane: &Lane) -> Result<()> {
@@ -99,16 +98,16 @@ pub fn scatter(from: &Buffer, rows: &ByRow, to: Buffer, lane: &Lane) -> Result<(
         width: (to.spec().shape.elements() / count.max(1)) as i64,
     };
     let kernel = kernel("scatter", "SCATTER", from, lane)?;
-    // SAFETY: Scatter is the struct that the kernel declares; rows and table have these sizes.
+    // SAFETY: rows and table have these sizes.
     unsafe { lane.launch(&kernel, [grid_size(count)?, 1, 1], THREADS, &params) }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Squares {
-    of: u64,
-    sums: u64,
-    count: i64,
+params! {
+    struct Squares {
+        of: u64 as "const REAL*",
+        sums: u64 as "REAL*", // one of each block
+        count: i64,
+    }
 }
 
 pub fn squares(of: &Buffer, lane: &Lane) -> Result<f64> {
@@ -116,21 +115,27 @@ pub fn squares(of: &Buffer, lane: &Lane) -> Result<f64> {
     let params =
         Squares { of: lane.address(of)?, sums: lane.address(&sums)?, count: of.spec().shape.elements() as i64 };
     let kernel = kernel("squares", "SQUARES", of, lane)?;
-    // SAFETY: Squares is the struct that the kernel declares; each block writes one sum.
+    // SAFETY: each block writes one sum.
     unsafe { lane.launch(&kernel, [BLOCKS as u32, 1, 1], THREADS, &params) }?;
     sum(&sums, lane)
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Changing<R> {
-    weights: u64,
-    means: u64,
-    squares: u64,
-    gradient: u64,
-    count: i64,
-    decayed: i64,
-    numbers: [R; 7],
+params! {
+    struct Changing<R> {
+        weights: u64 as "REAL*",
+        means: u64 as "REAL*",
+        squares: u64 as "REAL*",
+        gradient: u64 as "const REAL*",
+        count: i64,
+        decayed: i64,
+        scale: R,
+        beta1: R,
+        beta2: R,
+        rate: R,
+        correction: R,
+        eps: R,
+        keep: R,
+    }
 }
 
 pub fn update(changed: [Buffer; 3], gradient: &Buffer, update: &Update, lane: &Lane) -> Result<()> {
@@ -146,9 +151,15 @@ pub fn update(changed: [Buffer; 3], gradient: &Buffer, update: &Update, lane: &L
             gradient: lane.address(gradient)?,
             count: count as i64,
             decayed: decayed as i64,
-            numbers: [scale, beta1, beta2, rate, correction, eps, keep].map(|number| number as R),
+            scale: scale as R,
+            beta1: beta1 as R,
+            beta2: beta2 as R,
+            rate: rate as R,
+            correction: correction as R,
+            eps: eps as R,
+            keep: keep as R,
         };
-        // SAFETY: Changing is the struct that the kernel declares, whose numbers come in this order.
+        // SAFETY: all tensors have `count` elements.
         unsafe { launch_each(lane, &kernel, count, &params) }
     })
 }

@@ -10,16 +10,8 @@ __device__ __forceinline__ REAL warp_sum(REAL sum) {
 
 #if ENTROPY
 
-struct Params {
-    STORAGE* logits;
-    const unsigned* targets;
-    REAL* losses;
-    i64 rows, width;
-    REAL scale;   // of the gradient that replaces the logits; none where it is 0
-};
-
 // One warp per row.
-extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy(Entropy p) {
     i64 row = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
     if (row >= p.rows) return;
     STORAGE* logits = p.logits + row * p.width;
@@ -47,16 +39,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) cross_entropy(Params p) {
 
 #elif SCATTER
 
-struct Params {
-    const REAL* from;
-    const unsigned* starts;   // of each row of the table in `order`, and the end of the last
-    const unsigned* order;
-    REAL* to;
-    i64 width;
-};
-
 // One block per row of the table, one thread per column.
-extern "C" __global__ void __launch_bounds__(THREADS) scatter(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) scatter(Scatter p) {
     unsigned start = p.starts[blockIdx.x], end = p.starts[blockIdx.x + 1];
     for (i64 column = threadIdx.x; column < p.width; column += THREADS) {
         REAL sum = 0;
@@ -68,13 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter(Params p) {
 
 #elif SQUARES
 
-struct Params {
-    const REAL* of;
-    REAL* sums;   // one of each block
-    i64 count;
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS) squares(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) squares(Squares p) {
     REAL sum = 0;
     for (i64 at = (i64)blockIdx.x * THREADS + threadIdx.x; at < p.count; at += (i64)gridDim.x * THREADS)
         sum += p.of[at] * p.of[at];
@@ -89,16 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) squares(Params p) {
 
 #else
 
-struct Params {
-    REAL* weights;
-    REAL* means;
-    REAL* squares;
-    const REAL* gradient;
-    i64 count, decayed;
-    REAL scale, beta1, beta2, rate, correction, eps, keep;
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS) update(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) update(Changing p) {
     i64 at = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (at >= p.count) return;
     REAL g = p.gradient[at] * p.scale;

@@ -2,31 +2,6 @@
 //   CAUSAL   whether queries see no later keys
 //   COPY     bytes that are copied at a time from device to shared memory; 0 where that cannot be
 
-// How many elements lie between neighbours.
-struct Strides { i64 batch, head, row; };
-
-struct Params {
-    const STORAGE *q, *k, *v, *y, *dy;
-    const unsigned char* mask;
-    const REAL *bias, *lse, *dlse;
-    STORAGE *to, *dq, *dk, *dv;
-    REAL *to_lse, *dbias;
-    // What scores are shifted by before they are powers, and delta, (B, H, L).
-    REAL *shift, *delta;
-    Strides q_at, k_at, v_at, y_at;
-    i64 mask_at[4], bias_at[4];
-    // Elements of the bias.
-    i64 bias_count;
-    int batch, heads, key_heads, queries, keys, width, value_width;
-    // The position of the first query among the keys, between -queries and keys.
-    int offset;
-    // Blocks along the tiles of a head, and heads whose blocks come together.
-    int tiles, together;
-    // Parts that the sum for dbias is cut into.
-    int parts;
-    REAL scale;
-};
-
 // A head of a tensor.
 struct Matrix {
     const STORAGE* first;
@@ -34,7 +9,7 @@ struct Matrix {
     int rows, width;
 };
 
-__device__ __forceinline__ i64 start(const Strides& at, int batch, int head) {
+__device__ __forceinline__ i64 start(const At& at, int batch, int head) {
     return batch * at.batch + head * at.head;
 }
 

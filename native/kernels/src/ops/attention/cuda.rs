@@ -9,13 +9,13 @@ mod general;
 mod mma;
 
 use super::{Problem, Strides};
-use crate::cuda::{Buffer, Lane, Source, launch_each, types};
+use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::{Error, Kind, Result};
 use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
 
-const DELTA: Source =
-    Source { name: "attention_delta", text: concat!(include_str!("common.cu"), include_str!("delta.cu")) };
+const DELTA: Source<Params<()>> =
+    Source::new("attention_delta", concat!(include_str!("common.cu"), include_str!("delta.cu")));
 
 /// Queries, keys and widths that kernels can count: sums of three must fit 32 bits.
 const MOST: usize = 1 << 29;
@@ -74,13 +74,14 @@ impl Real for f64 {
     }
 }
 
-/// Strides as kernels take them.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct At {
-    batch: i64,
-    head: i64,
-    row: i64,
+params! {
+    /// Strides: how many elements lie between neighbours.
+    #[derive(Default)]
+    struct At {
+        batch: i64,
+        head: i64,
+        row: i64,
+    }
 }
 
 impl From<Strides> for At {
@@ -89,46 +90,52 @@ impl From<Strides> for At {
     }
 }
 
-/// The kernels' parameters; the same struct is declared in `common.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Params<R> {
-    q: u64,
-    k: u64,
-    v: u64,
-    y: u64,
-    dy: u64,
-    mask: u64,
-    bias: u64,
-    lse: u64,
-    dlse: u64,
-    to: u64,
-    dq: u64,
-    dk: u64,
-    dv: u64,
-    to_lse: u64,
-    dbias: u64,
-    shift: u64,
-    delta: u64,
-    q_at: At,
-    k_at: At,
-    v_at: At,
-    y_at: At,
-    mask_at: [i64; 4],
-    bias_at: [i64; 4],
-    bias_count: i64,
-    batch: i32,
-    heads: i32,
-    key_heads: i32,
-    queries: i32,
-    keys: i32,
-    width: i32,
-    value_width: i32,
-    offset: i32,
-    tiles: i32,
-    together: i32,
-    parts: i32,
-    scale: R,
+params! {
+    /// The kernels' parameters.
+    #[derive(Default)]
+    struct Params<R> with At {
+        q: u64 as "const STORAGE*",
+        k: u64 as "const STORAGE*",
+        v: u64 as "const STORAGE*",
+        y: u64 as "const STORAGE*",
+        dy: u64 as "const STORAGE*",
+        mask: u64 as "const unsigned char*",
+        bias: u64 as "const REAL*",
+        lse: u64 as "const REAL*",
+        dlse: u64 as "const REAL*",
+        to: u64 as "STORAGE*",
+        dq: u64 as "STORAGE*",
+        dk: u64 as "STORAGE*",
+        dv: u64 as "STORAGE*",
+        to_lse: u64 as "REAL*",
+        dbias: u64 as "REAL*",
+        // What scores are shifted by before they are powers, and delta, (B, H, L).
+        shift: u64 as "REAL*",
+        delta: u64 as "REAL*",
+        q_at: At,
+        k_at: At,
+        v_at: At,
+        y_at: At,
+        mask_at: [i64; 4],
+        bias_at: [i64; 4],
+        // Elements of the bias.
+        bias_count: i64,
+        batch: i32,
+        heads: i32,
+        key_heads: i32,
+        queries: i32,
+        keys: i32,
+        width: i32,
+        value_width: i32,
+        // The position of the first query among the keys, between -queries and keys.
+        offset: i32,
+        // Blocks along the tiles of a head, and heads whose blocks come together.
+        tiles: i32,
+        together: i32,
+        // Parts that the sum for dbias is cut into.
+        parts: i32,
+        scale: R,
+    }
 }
 
 /// Which rows a launch's blocks have for their own.
@@ -140,7 +147,7 @@ enum Own {
 
 /// A kernel and how it is launched.
 struct Launch {
-    source: &'static Source,
+    source: &'static Source<Params<()>>,
     options: String,
     threads: usize,
     /// Bytes of shared memory.
@@ -245,8 +252,8 @@ impl<'a, R: Real> Call<'a, R> {
         (params.tiles, params.together) = (tiles as i32, self.together(batch * heads) as i32);
         let kernel = self.lane.device().kernel(launch.source, &launch.options)?;
         let (grid, threads, shared) = ([grid(blocks)?, 1, 1], launch.threads as u32, launch.shared as u32);
-        // SAFETY: Params is the struct that the kernels declare; the op's checks prove that all sizes fit
-        // the buffers, whose addresses are this lane's; the shared memory is what the kernels count.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's; the shared
+        // memory is what the kernels count.
         unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &params) }
     }
 

@@ -4,6 +4,7 @@
 //   PACKS, VALUE_PACKS   packs of a key, and of a value, that a lane holds
 //   ROWS         queries that a block has, of all heads that read its head of keys
 //   TOGETHER     keys that a crew has at a time
+//   WARPS, STAGES   of a block: warps, and stages in flight with the one that is worked on
 //   COPY         the size of a pack, or 0 where such a one cannot be queued
 //   HAS_MASK, HAS_BIAS   what the call has
 //
@@ -13,7 +14,7 @@
 // do not hold all that must be under way: STAGES times TOGETHER keys, of which those of one stage are worked on. A
 // lane reads there only what it has copied itself, so nobody waits for anybody.
 
-constexpr int WARPS = 4, THREADS = 32 * WARPS, CREWS = THREADS / LANES, STAGES = 3;
+constexpr int THREADS = 32 * WARPS, CREWS = THREADS / LANES;
 constexpr int HELD = PACKS * VEC, VALUES = VALUE_PACKS * VEC, ALL_PACKS = PACKS + VALUE_PACKS;
 
 // What is known of a query after some keys.

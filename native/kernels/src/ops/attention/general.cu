@@ -5,11 +5,10 @@
 //   SLICE        columns of the result that a block computes
 //   WHOLE        whether both widths fit a chunk, so that a block's own rows are brought once
 //
-// A block has 4 warps, a warp 4 by 8 lanes, so that the 8 lanes of a row talk by shuffles. A lane's rows
+// A block has THREADS threads, a warp 4 by 8 lanes, so that the 8 lanes of a row talk by shuffles. A lane's rows
 // are 4 apart and its columns 8 apart: with rows in shared memory an odd number of 16-byte units long,
 // the lanes read from different banks.
 
-constexpr int THREADS = 128;
 constexpr int OWN = 16 * ROWS, OTHER = 8 * COLS;
 
 struct __align__(16) Unit { REAL v[16 / sizeof(REAL)]; };

@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_general_backward
         }
     }
 
-    const Strides& to_at = ROLE == DQ ? p.q_at : ROLE == DK ? p.k_at : p.v_at;
+    const At& to_at = ROLE == DQ ? p.q_at : ROLE == DK ? p.k_at : p.v_at;
     STORAGE* to = (ROLE == DQ ? p.dq : ROLE == DK ? p.dk : p.dv) + start(to_at, at.batch, own_head);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {

@@ -1,8 +1,6 @@
 // Joins what the parts of a query's keys came to, after common.cu: a block a query, whose threads share first
 // the parts and then the columns. cuda/few.rs sees to it that there are at most MOST_PARTS parts.
 
-constexpr int WARPS = 4, MOST_PARTS = 1024;
-
 // What all warps have, joined in an order that depends on the sizes alone.
 template <typename Join>
 __device__ __forceinline__ REAL of_block(REAL value, Join join) {

@@ -7,17 +7,6 @@
 // terms once du[r] is known, and a stretch computes the W - 1 rows of du before its own again. Each
 // stretch leaves its own sums for dw and dbias, which are then added up in order.
 
-struct Params {
-    const STORAGE *x, *initial_state, *dy, *dlast_state;
-    const REAL *w, *bias;
-    STORAGE *y, *last_state, *dx, *dinitial_state;
-    REAL *dw, *dbias;
-    // (B * stretches, W + 1, D): sums for the columns of dw, and for dbias.
-    REAL* partial;
-    // `rows` are those that the stretches cut: L, or for the gradient L + W - 1.
-    i64 batch, length, channels, rows, stretch, stretches;
-};
-
 #if W <= 16
 #define EACH _Pragma("unroll")
 #else

@@ -1,11 +1,11 @@
 //! The convolution on CUDA: a thread a channel and stretch of time.
 
 use super::Problem;
-use crate::cuda::{Buffer, Lane, Source, launch_each, types};
+use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::Result;
 use crate::op::Named;
 
-const CONV: Source = Source { name: "causal_conv1d", text: include_str!("conv.cu") };
+const CONV: Source<Params> = Source::new("causal_conv1d", include_str!("conv.cu"));
 
 /// Threads that keep a multiprocessor busy.
 const BUSY: usize = 2048;
@@ -13,29 +13,32 @@ const BUSY: usize = 2048;
 /// Rows in a stretch: the fewer, the more threads; the more, the fewer rows are read again.
 const STRETCH: std::ops::RangeInclusive<usize> = 8..=64;
 
-/// The kernel's parameters; the same struct is declared in `conv.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Params {
-    x: u64,
-    initial_state: u64,
-    dy: u64,
-    dlast_state: u64,
-    w: u64,
-    bias: u64,
-    y: u64,
-    last_state: u64,
-    dx: u64,
-    dinitial_state: u64,
-    dw: u64,
-    dbias: u64,
-    partial: u64,
-    batch: i64,
-    length: i64,
-    channels: i64,
-    rows: i64,
-    stretch: i64,
-    stretches: i64,
+params! {
+    /// The kernel's parameters.
+    #[derive(Default)]
+    struct Params {
+        x: u64 as "const STORAGE*",
+        initial_state: u64 as "const STORAGE*",
+        dy: u64 as "const STORAGE*",
+        dlast_state: u64 as "const STORAGE*",
+        w: u64 as "const REAL*",
+        bias: u64 as "const REAL*",
+        y: u64 as "STORAGE*",
+        last_state: u64 as "STORAGE*",
+        dx: u64 as "STORAGE*",
+        dinitial_state: u64 as "STORAGE*",
+        dw: u64 as "REAL*",
+        dbias: u64 as "REAL*",
+        // (B * stretches, W + 1, D): sums for the columns of dw, and for dbias.
+        partial: u64 as "REAL*",
+        // `rows` are those that the stretches cut: L, or for the gradient L + W - 1.
+        batch: i64,
+        length: i64,
+        channels: i64,
+        rows: i64,
+        stretch: i64,
+        stretches: i64,
+    }
 }
 
 /// Queues the convolution.
@@ -104,8 +107,8 @@ impl<'a> Call<'a> {
         let silu = u32::from(self.problem.activation.is_some());
         let options = format!("{} -DW={} -DSILU={silu} -DKIND={kind}", types(self.problem.dtype), self.problem.width);
         let kernel = self.lane.device().kernel(&CONV, &options)?;
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes
-        // fit the buffers, whose addresses are this lane's, as is the scratch memory.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's, as is the
+        // scratch memory.
         unsafe { launch_each(self.lane, &kernel, threads, &self.params) }
     }
 }

@@ -1,16 +1,7 @@
 // Adds rows to sums and normalises those by the root mean square. A block has a row, which stays in the
 // first-level cache between its two readings.
 
-struct Params {
-    const STORAGE* x;
-    const REAL* w;
-    REAL* sum;
-    STORAGE* y;
-    i64 columns;
-    REAL eps, scale, to_mean;   // squares are taken of numbers times scale, so that they do not overflow
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS) add_norm(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) add_norm(Add p) {
     i64 first = (i64)blockIdx.x * p.columns;
     REAL squares = 0;
     for (i64 column = threadIdx.x; column < p.columns; column += THREADS) {

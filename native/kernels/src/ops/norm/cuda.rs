@@ -1,38 +1,36 @@
 //! The norms on CUDA: what is launched, and how the work is laid out.
 
 use super::{EpsMode, Problem, scales};
-use crate::cuda::{Buffer, Kernel, Lane, Source, function, grid_size, pack, types};
+use crate::cuda::{Buffer, Kernel, Lane, Source, function, grid_size, pack, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Element, Spec};
 
-const FORWARD: Source = Source {
-    name: "norm_forward",
-    text: concat!(
+const FORWARD: Source<Params<()>> = Source::new(
+    "norm_forward",
+    concat!(
         include_str!("../../cuda/include/activation.cu"),
         include_str!("../../cuda/include/pack.cu"),
-        include_str!("params.cu"),
         include_str!("common.cu"),
         include_str!("row.cu"),
         include_str!("forward.cu")
     ),
-};
-const BACKWARD: Source = Source {
-    name: "norm_backward",
-    text: concat!(
+);
+const BACKWARD: Source<Params<()>> = Source::new(
+    "norm_backward",
+    concat!(
         include_str!("../../cuda/include/activation.cu"),
         include_str!("../../cuda/include/pack.cu"),
         include_str!("../../cuda/include/copies.cu"),
-        include_str!("params.cu"),
         include_str!("common.cu"),
         include_str!("backward.cu")
     ),
-};
+);
 
-const ADD: Source =
-    Source { name: "add_norm", text: concat!(include_str!("../../cuda/include/block_sum.cu"), include_str!("add.cu")) };
+const ADD: Source<Add<()>> =
+    Source::new("add_norm", concat!(include_str!("../../cuda/include/block_sum.cu"), include_str!("add.cu")));
 
-const SUMS: Source = Source { name: "norm_sums", text: include_str!("sums.cu") };
+const SUMS: Source<Sums> = Source::new("norm_sums", include_str!("sums.cu"));
 
 /// The fewest threads of a block that may have several rows.
 const BLOCK: usize = 128;
@@ -43,7 +41,7 @@ const HELD: usize = 64;
 const HOLDING: usize = 256;
 /// The most bytes of a row, in the type of the arithmetic, that a thread of the gradient holds.
 const HELD_WIDE: usize = 128;
-/// Columns of a block of the sums; the same constants are declared in `sums.cu`.
+/// Columns and threads of a block of the sums.
 const SUMS_COLUMNS: usize = 8;
 const SUMS_THREADS: u32 = 128;
 /// Threads that have a row to which something is added.
@@ -51,51 +49,52 @@ const ADD_THREADS: u32 = 256;
 /// Bytes of shared memory that the gradient has beside its rows.
 const OTHER_SHARED: usize = 6 << 10;
 
-/// The kernels' parameters; the same struct is declared in `params.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params<R> {
-    x: u64,
-    w: u64,
-    b: u64,
-    dy: u64,
-    to: u64,
-    mean: u64,
-    rstd: u64,
-    dw: u64,
-    db: u64,
-    rows: i64,
-    columns: i64,
-    eps: R,
-    scale: R,
-    inverse_scale: R,
-    to_mean: R,
-    count: R,
-    inverse_count: R,
+params! {
+    /// The kernels' parameters.
+    struct Params<R> {
+        x: u64 as "const STORAGE*",
+        w: u64 as "const REAL*",
+        b: u64 as "const REAL*",
+        dy: u64 as "const STORAGE*",
+        to: u64 as "STORAGE*", // y, or dx
+        mean: u64 as "REAL*",
+        rstd: u64 as "REAL*",
+        dw: u64 as "REAL*", // a row of sums for each slot of threads
+        db: u64 as "REAL*",
+        rows: i64,
+        columns: i64,
+        eps: R,
+        scale: R,
+        inverse_scale: R,
+        to_mean: R,
+        count: R, // columns, or 1 if there are none
+        inverse_count: R,
+    }
 }
 
-/// The parameters of the sums; the same struct is declared in `sums.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Sums {
-    from: [u64; 2],
-    to: [u64; 2],
-    slots: i64,
-    columns: i64,
+params! {
+    /// The parameters of the sums.
+    struct Sums {
+        from: [u64; 2] as "const REAL*",
+        to: [u64; 2] as "REAL*",
+        slots: i64,
+        columns: i64,
+    }
 }
 
-/// The parameters of a norm that adds first; the same struct is declared in `add.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Add<R> {
-    x: u64,
-    w: u64,
-    sum: u64,
-    y: u64,
-    columns: i64,
-    eps: R,
-    scale: R,
-    to_mean: R,
+params! {
+    /// The parameters of a norm that adds first.
+    struct Add<R> {
+        x: u64 as "const STORAGE*",
+        w: u64 as "const REAL*",
+        sum: u64 as "REAL*",
+        y: u64 as "STORAGE*",
+        columns: i64,
+        eps: R,
+        // Squares are taken of numbers times this, so that they do not overflow.
+        scale: R,
+        to_mean: R,
+    }
 }
 
 /// How rows are divided among threads.
@@ -228,9 +227,10 @@ pub(crate) fn sums(lane: &Lane, dtype: DType, [from, to]: [[u64; 2]; 2], [slots,
         return Ok(());
     }
     let params = Sums { from, to, slots: slots as i64, columns: columns as i64 };
-    let kernel = lane.device().kernel(&SUMS, &types(dtype))?;
+    let options = format!("{} -DCOLUMNS={SUMS_COLUMNS} -DTHREADS={SUMS_THREADS}", types(dtype));
+    let kernel = lane.device().kernel(&SUMS, &options)?;
     let kinds = if to[1] == 0 { 1 } else { 2 };
-    // SAFETY: Sums is the struct that the kernel declares; the buffers have these sizes.
+    // SAFETY: the buffers have these sizes.
     unsafe { lane.launch(&kernel, [grid_size(columns.div_ceil(SUMS_COLUMNS))?, kinds, 1], SUMS_THREADS, &params) }
 }
 
@@ -250,8 +250,7 @@ impl Call<'_> {
         let layout = Layout::forward(self.problem, self.vec(&params));
         let kernel = self.kernel(&FORWARD, &layout)?;
         let grid = [grid_size(self.blocks(&layout))?, 1, 1];
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit
-        // the buffers, whose addresses are this lane's.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's.
         unsafe { self.lane.launch(&kernel, grid, layout.block(), &params) }
     }
 
@@ -300,7 +299,7 @@ impl Call<'_> {
         let outside = u32::from(eps_mode == EpsMode::Outside);
         let options = format!("{} -DTHREADS={ADD_THREADS} -DOUTSIDE={outside}", types(self.problem.x.dtype));
         let kernel = self.lane.device().kernel(&ADD, &options)?;
-        // SAFETY: Add is the struct that the kernel declares; the op's checks prove the sizes.
+        // SAFETY: the op's checks prove the sizes.
         unsafe { self.lane.launch(&kernel, [grid_size(rows)?, 1, 1], ADD_THREADS, &params) }
     }
 
@@ -336,7 +335,7 @@ impl Call<'_> {
         pack(size, &[params.x, params.w, params.b, params.dy, params.to, row])
     }
 
-    fn kernel(&self, source: &Source, layout: &Layout) -> Result<Kernel> {
+    fn kernel(&self, source: &Source<Params<()>>, layout: &Layout) -> Result<Kernel<Params<()>>> {
         let problem = self.problem;
         let options = format!(
             "{} {} -DCENTERED={} -DOUTSIDE={} -DHAS_B={} -DFN={}",

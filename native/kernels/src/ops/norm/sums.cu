@@ -1,15 +1,9 @@
 // The sums over all slots of the gradient of a norm: dw of the first row of blocks, db of the second; the same
-// order each time. A block has 8 columns, which are what memory is read by, and SLOTS slots at a time.
+// order each time. A block has COLUMNS columns, as many as memory is read by, and SLOTS slots at a time.
 
-struct Params {
-    const REAL* from[2];
-    REAL* to[2];
-    i64 slots, columns;
-};
+constexpr int SLOTS = THREADS / COLUMNS;
 
-constexpr int COLUMNS = 8, THREADS = 128, SLOTS = THREADS / COLUMNS;
-
-extern "C" __global__ void __launch_bounds__(THREADS) norm_sums(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) norm_sums(Sums p) {
     int own = threadIdx.x % COLUMNS, slot = threadIdx.x / COLUMNS;
     i64 column = (i64)blockIdx.x * COLUMNS + own;
     const REAL* from = blockIdx.y ? p.from[1] : p.from[0];

@@ -6,26 +6,26 @@ use crate::cuda::{Source, pack};
 use crate::error::Result;
 use crate::tensor::{DType, Spec};
 
-const FEW: Source = Source {
-    name: "attention_few",
-    text: concat!(
+const FEW: Source<Params<()>> = Source::new(
+    "attention_few",
+    concat!(
         include_str!("../common.cu"),
         include_str!("../score.cu"),
         include_str!("../../../cuda/include/pack.cu"),
         include_str!("../few.cu")
     ),
-};
-const FEW_MMA: Source = Source {
-    name: "attention_few_mma",
-    text: concat!(
+);
+const FEW_MMA: Source<Params<()>> = Source::new(
+    "attention_few_mma",
+    concat!(
         include_str!("../common.cu"),
         include_str!("../mma.cu"),
         include_str!("../softmax.cu"),
         include_str!("../few_mma.cu")
     ),
-};
-const JOIN: Source =
-    Source { name: "attention_join", text: concat!(include_str!("../common.cu"), include_str!("../join.cu")) };
+);
+const JOIN: Source<Params<()>> =
+    Source::new("attention_join", concat!(include_str!("../common.cu"), include_str!("../join.cu")));
 
 /// The most queries of a head: more are enough work for tiles.
 const QUERIES: usize = 4;
@@ -33,20 +33,20 @@ const QUERIES: usize = 4;
 const PACKS: usize = 4;
 /// Elements of all rows that a lane may hold, of queries and of sums.
 const HELD: usize = 32;
-/// Warps in a block of all these kernels, as in `few.cu` and `join.cu`.
+/// Warps in a block of all these kernels.
 const WARPS: usize = 4;
 /// Packs of keys that a lane has at a time, and the most packs of values.
 const TOGETHER: usize = 4;
-/// Stages in flight, with the one that is worked on; as in `few.cu`.
+/// Stages in flight, with the one that is worked on.
 const STAGES: usize = 3;
-/// The most parts, as in `join.cu`.
+/// The most parts.
 const MOST_PARTS: usize = 1024;
 /// Blocks that keep a multiprocessor busy.
 const BUSY: usize = 4;
 
 /// A kernel that goes through a part of the keys for queries of all heads that read them.
 struct Way {
-    source: &'static Source,
+    source: &'static Source<Params<()>>,
     options: String,
     /// Queries that a block has, and keys at a time.
     rows: usize,
@@ -68,7 +68,7 @@ impl Way {
         let copy = if bytes >= 4 && call.lane.device().facts().capability.0 >= 8 { bytes } else { 0 };
         let options = format!(
             "{} -DCOPY={copy} -DVEC={vec} -DLANES={lanes} -DPACKS={packs} -DVALUE_PACKS={value_packs} -DROWS={rows} \
-             -DTOGETHER={together} -DHAS_MASK={} -DHAS_BIAS={}",
+             -DTOGETHER={together} -DWARPS={WARPS} -DSTAGES={STAGES} -DHAS_MASK={} -DHAS_BIAS={}",
             call.options(),
             u32::from(mask.is_some()),
             u32::from(bias.is_some()),
@@ -152,7 +152,8 @@ pub(super) fn forward<R: Real>(call: &Call<R>) -> Result<()> {
     let threads = 32 * WARPS as u32;
     // SAFETY: as for all launches; there are sums for every part of every query.
     unsafe { call.lane.launch_with(&kernel, [blocks, 1, 1], threads, way.shared as u32, &params)? };
-    let join = call.lane.device().kernel(&JOIN, &format!("{} -DCOPY=0", call.options()))?;
+    let options = format!("{} -DCOPY=0 -DWARPS={WARPS} -DMOST_PARTS={MOST_PARTS}", call.options());
+    let join = call.lane.device().kernel(&JOIN, &options)?;
     // SAFETY: as above; a block a query.
     unsafe { call.lane.launch(&join, [grid(batch * heads * queries)?, 1, 1], threads, &params) }
 }

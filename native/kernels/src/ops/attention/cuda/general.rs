@@ -6,30 +6,30 @@ use crate::cuda::{Source, columns};
 use crate::error::Result;
 use crate::tensor::{DType, Described, Spec};
 
-const FORWARD: Source = Source {
-    name: "attention_general",
-    text: concat!(
+const FORWARD: Source<Params<()>> = Source::new(
+    "attention_general",
+    concat!(
         include_str!("../common.cu"),
         include_str!("../score.cu"),
         include_str!("../general.cu"),
         include_str!("../general_forward.cu")
     ),
-};
+);
 const BACKWARD_TEXT: &str = concat!(
     include_str!("../common.cu"),
     include_str!("../score.cu"),
     include_str!("../general.cu"),
     include_str!("../general_backward.cu")
 );
-const BACKWARD: Source = Source { name: "attention_general_backward", text: BACKWARD_TEXT };
-const DBIAS: Source = Source { name: "attention_dbias", text: BACKWARD_TEXT };
+const BACKWARD: Source<Params<()>> = Source::new("attention_general_backward", BACKWARD_TEXT);
+const DBIAS: Source<Params<()>> = Source::new("attention_dbias", BACKWARD_TEXT);
 
 const THREADS: usize = 128;
 
 /// Blocks of the sum for `dbias` that keep a multiprocessor busy.
 const BUSY: usize = 4;
 
-/// What a launch computes; numbers as in `general_backward.cu`.
+/// What a launch computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Forward,
@@ -102,14 +102,14 @@ impl Tile {
         let yes = |flag: bool| u32::from(flag);
         let role = match role {
             Role::Forward => "",
-            Role::Dq => "-DROLE=0",
-            Role::Dk => "-DROLE=1",
-            Role::Dv => "-DROLE=2",
-            Role::Dbias => "-DROLE=3",
+            Role::Dq => "-DROLE=DQ",
+            Role::Dk => "-DROLE=DK",
+            Role::Dv => "-DROLE=DV",
+            Role::Dbias => "-DROLE=DBIAS",
         };
         format!(
             "{} -DCOPY={copy} -DROWS={rows} -DCOLS={cols} -DCHUNK={chunk} -DSLICE={slice} -DWHOLE={} \
-             -DHAS_MASK={} -DHAS_BIAS={} {role}",
+             -DTHREADS={THREADS} -DHAS_MASK={} -DHAS_BIAS={} {role}",
             call.options(),
             yes(whole),
             yes(mask.is_some()),

@@ -1,7 +1,7 @@
 //! Attention of 16-bit storage on tensor cores: those that all devices since Ampere have, and Hopper's own.
 
 use super::super::Problem;
-use super::{Call, Launch, Own};
+use super::{Call, Launch, Own, Params};
 use crate::cuda::{Lane, Source, compiler};
 use crate::error::Result;
 use crate::tensor::DType;
@@ -13,13 +13,13 @@ macro_rules! text {
     };
 }
 
-const FORWARD: Source = Source { name: "attention_mma", text: text!("../softmax.cu", "../mma_forward.cu") };
-const BACKWARD: Source =
-    Source { name: "attention_mma_backward", text: text!("../gradients.cu", "../mma_backward.cu") };
-const HOPPER_FORWARD: Source =
-    Source { name: "attention_wgmma", text: text!("../softmax.cu", "../wgmma.cu", "../wgmma_forward.cu") };
-const HOPPER_BACKWARD: Source =
-    Source { name: "attention_wgmma_backward", text: text!("../wgmma.cu", "../gradients.cu", "../wgmma_backward.cu") };
+const FORWARD: Source<Params<()>> = Source::new("attention_mma", text!("../softmax.cu", "../mma_forward.cu"));
+const BACKWARD: Source<Params<()>> =
+    Source::new("attention_mma_backward", text!("../gradients.cu", "../mma_backward.cu"));
+const HOPPER_FORWARD: Source<Params<()>> =
+    Source::new("attention_wgmma", text!("../softmax.cu", "../wgmma.cu", "../wgmma_forward.cu"));
+const HOPPER_BACKWARD: Source<Params<()>> =
+    Source::new("attention_wgmma_backward", text!("../wgmma.cu", "../gradients.cu", "../wgmma_backward.cu"));
 
 /// The widest rows whose sums fit a warp's registers.
 const WIDEST: usize = 256;
@@ -91,7 +91,7 @@ impl Tile {
         16 * self.tiles * self.warps
     }
 
-    fn source(&self) -> &'static Source {
+    fn source(&self) -> &'static Source<Params<()>> {
         match (self.role, self.hopper) {
             (Role::Forward, false) => &FORWARD,
             (Role::Forward, true) => &HOPPER_FORWARD,
@@ -121,13 +121,13 @@ impl Tile {
             call.copy,
             match role {
                 Role::Forward => "",
-                Role::Dq => " -DROLE=0",
-                Role::Dkv => " -DROLE=1",
-                Role::Dk => " -DROLE=2",
-                Role::Dv => " -DROLE=3",
+                Role::Dq => " -DROLE=DQ",
+                Role::Dkv => " -DROLE=DKV",
+                Role::Dk => " -DROLE=DK",
+                Role::Dv => " -DROLE=DV",
             }
         );
-        let scaled = Call { params: super::Params { scale: scale(call.problem), ..call.params }, ..*call };
+        let scaled = Call { params: Params { scale: scale(call.problem), ..call.params }, ..*call };
         scaled.launch(&Launch {
             source: self.source(),
             options,

@@ -7,8 +7,10 @@
 
 mod plan;
 
-use super::Problem;
-use crate::cuda::{self, Buffer, Epilogue, Kernel, Lane, Matrix, Source, Together, grid_size, launch_each, type_names};
+use super::{EPS, Problem};
+use crate::cuda::{
+    self, Buffer, Epilogue, Kernel, Lane, Matrix, Source, Together, grid_size, launch_each, params, type_names,
+};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
@@ -16,65 +18,96 @@ use plan::{Plan, Walk};
 
 macro_rules! walk {
     ($name:literal, $file:literal) => {
-        Source {
-            name: $name,
-            text: concat!(
+        Source::new(
+            $name,
+            concat!(
                 include_str!("../../../cuda/include/activation.cu"),
                 include_str!("../../../cuda/include/cluster.cu"),
                 include_str!("walk.cu"),
                 include_str!($file)
             ),
-        }
+        )
     };
 }
 
-const FORWARD: Source = walk!("recurrence_forward", "forward.cu");
-const BACKWARD: Source = walk!("recurrence_backward", "backward.cu");
-const CONVERT: Source = Source { name: "recurrence_convert", text: include_str!("prepare.cu") };
-const BEFORE: Source = Source { name: "recurrence_before", text: include_str!("prepare.cu") };
-const SIZES: Source = Source {
-    name: "recurrence_sizes",
-    text: concat!(
+const FORWARD: Source<Params<()>> = walk!("recurrence_forward", "forward.cu");
+const BACKWARD: Source<Params<()>> = walk!("recurrence_backward", "backward.cu");
+const CONVERT: Source<Prepare> = Source::new("recurrence_convert", include_str!("prepare.cu"));
+const BEFORE: Source<Prepare> = Source::new("recurrence_before", include_str!("prepare.cu"));
+const SIZES: Source<Sizes<()>> = Source::new(
+    "recurrence_sizes",
+    concat!(
         include_str!("../../../cuda/include/activation.cu"),
         include_str!("../../../cuda/include/block_sum.cu"),
         include_str!("sizes.cu")
     ),
-};
+);
 
-/// The parameters of both walks; the same struct is declared in `walk.cu`, where `R` is the type of the arithmetic.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Params<R> {
-    z: u64,
-    gamma: u64,
-    w_gate: u64,
-    b_gate: u64,
-    w_mix: u64,
-    b_mix: u64,
-    h: u64,
-    dh: u64,
-    of_z: u64,
-    initial_state: u64,
-    dlast_state: u64,
-    before: u64,
-    sizes: u64,
-    to: u64,
-    dgamma: u64,
-    last: u64,
-    dinitial_state: u64,
-    first: u64,
-    second: u64,
-    dz: u64,
-    exchange: u64,
-    parts: u64,
-    arrived: u64,
-    far: u64,
-    batch: i64,
-    length: i64,
-    width: i64,
-    first_batch: i64,
-    mix: R,
-    clip: R,
+params! {
+    /// The parameters of both walks.
+    #[derive(Default)]
+    struct Params<R> {
+        z: u64 as "const STORAGE*",
+        gamma: u64 as "const STORAGE*",
+        w_gate: u64 as "const STORAGE*",
+        b_gate: u64 as "const STORAGE*",
+        w_mix: u64 as "const STORAGE*",
+        b_mix: u64 as "const STORAGE*",
+        h: u64 as "const STORAGE*",
+        dh: u64 as "const STORAGE*",
+        of_z: u64 as "const REAL*",
+        initial_state: u64 as "const REAL*",
+        dlast_state: u64 as "const REAL*",
+        before: u64 as "const REAL*",
+        sizes: u64 as "const REAL*",
+        to: u64 as "STORAGE*",
+        dgamma: u64 as "STORAGE*",
+        last: u64 as "REAL*",
+        dinitial_state: u64 as "REAL*",
+        first: u64 as "REAL*",
+        second: u64 as "REAL*",
+        dz: u64 as "REAL*",
+        // Of the grid alone: what it exchanges, and how often its blocks came to the barrier.
+        exchange: u64 as "REAL*",
+        parts: u64 as "REAL*",
+        arrived: u64 as "unsigned*",
+        far: u64 as "STORAGE*",
+        batch: i64,
+        length: i64,
+        width: i64,
+        first_batch: i64,
+        mix: R,
+        clip: R,
+    }
+}
+
+params! {
+    /// The parameters of `prepare.cu`.
+    struct Prepare {
+        from: u64 as "const FROM*",
+        initial_state: u64 as "const REAL*",
+        to: u64 as "TO*",
+        batch: i64,
+        length: i64,
+        width: i64,
+        count: i64,
+    }
+}
+
+params! {
+    /// The parameters of `sizes.cu`.
+    struct Sizes<R> {
+        z: u64 as "const STORAGE*",
+        gamma: u64 as "const STORAGE*",
+        b_gate: u64 as "const STORAGE*",
+        b_mix: u64 as "const STORAGE*",
+        before: u64 as "const REAL*",
+        first: u64 as "const REAL*",
+        second: u64 as "const REAL*",
+        sizes: u64 as "REAL*",
+        width: i64,
+        mix: R,
+    }
 }
 
 /// Queues the recurrence.
@@ -264,19 +297,7 @@ impl Call<'_> {
         Ok(before)
     }
 
-    fn prepare(&self, source: &Source, from: &Buffer, to: &Buffer) -> Result<()> {
-        /// The kernels' parameters; the same struct is declared in `prepare.cu`.
-        #[repr(C)]
-        #[derive(Clone, Copy)]
-        struct Prepare {
-            from: u64,
-            initial_state: u64,
-            to: u64,
-            batch: i64,
-            length: i64,
-            width: i64,
-            count: i64,
-        }
+    fn prepare(&self, source: &Source<Prepare>, from: &Buffer, to: &Buffer) -> Result<()> {
         let Problem { batch, length, width, .. } = *self.problem;
         let [of_from, of_to] = [from, to].map(|buffer| type_names(buffer.spec().dtype).0);
         let real = type_names(self.wide()).0;
@@ -291,34 +312,32 @@ impl Call<'_> {
             width: width as i64,
             count: count as i64,
         };
-        // SAFETY: Prepare is the struct that the kernels declare, and both buffers have `count` elements.
+        // SAFETY: both buffers have `count` elements.
         unsafe { launch_each(self.lane, &kernel, count, &params) }
     }
 
     /// What the norm divides each state by.
     fn sizes(&self, of: &Params<f64>) -> Result<Buffer> {
-        /// The kernel's parameters; the same struct is declared in `sizes.cu`.
-        #[repr(C)]
-        #[derive(Clone, Copy)]
-        struct Sizes<R> {
-            tensors: [u64; 8],
-            width: i64,
-            mix: R,
-        }
         const THREADS: u32 = 256;
         let Problem { batch, length, dtype, .. } = *self.problem;
         let sizes = self.lane.temporary(Spec::new(self.wide(), &[batch, length])?)?;
-        let kernel =
-            self.lane.device().kernel(&SIZES, &format!("{} -DFN=0 -DTHREADS={THREADS}", cuda::types(dtype)))?;
+        let kernel = self
+            .lane
+            .device()
+            .kernel(&SIZES, &format!("{} -DFN=0 -DTHREADS={THREADS} -DEPS={EPS:?}", cuda::types(dtype)))?;
         let grid = [grid_size(batch * length)?, 1, 1];
         let to = self.lane.address(&sizes)?;
-        let tensors = [of.z, of.gamma, of.b_gate, of.b_mix, of.before, of.first, of.second, to];
-        let (wide, narrow) = (Sizes { tensors, width: of.width, mix: of.mix }, of.mix as f32);
-        // SAFETY: Sizes is the struct that the kernel declares; a block for each time.
+        let Params { z, gamma, b_gate, b_mix, before, first, second, width, mix, .. } = *of;
+        macro_rules! with {
+            ($mix:expr) => {
+                Sizes { z, gamma, b_gate, b_mix, before, first, second, sizes: to, width, mix: $mix }
+            };
+        }
+        // SAFETY: a block for each time.
         unsafe {
             match self.wide() {
-                DType::F64 => self.lane.launch(&kernel, grid, THREADS, &wide)?,
-                _ => self.lane.launch(&kernel, grid, THREADS, &Sizes { tensors, width: of.width, mix: narrow })?,
+                DType::F64 => self.lane.launch(&kernel, grid, THREADS, &with!(mix))?,
+                _ => self.lane.launch(&kernel, grid, THREADS, &with!(mix as f32))?,
             }
         }
         Ok(sizes)
@@ -351,7 +370,7 @@ impl Call<'_> {
     }
 
     /// Queues a walk for all sequences.
-    fn walk(&self, source: &Source, backward: bool, params: Params<f64>) -> Result<()> {
+    fn walk(&self, source: &Source<Params<()>>, backward: bool, params: Params<f64>) -> Result<()> {
         let walk = Walk::new(self.problem, backward);
         match self.in_clusters(source, &walk)? {
             Some((plan, kernel)) => {
@@ -365,7 +384,7 @@ impl Call<'_> {
 
     /// A plan by clusters, if the device has them and the weights fit in one. The fewer sequences share a cluster the
     /// better, as long as all clusters run at once.
-    fn in_clusters(&self, source: &Source, walk: &Walk) -> Result<Option<(Plan, Kernel)>> {
+    fn in_clusters(&self, source: &Source<Params<()>>, walk: &Walk) -> Result<Option<(Plan, Kernel<Params<()>>)>> {
         let facts = self.lane.device().facts();
         if facts.capability.0 < 9 {
             return Ok(None);
@@ -392,7 +411,7 @@ impl Call<'_> {
         format!("{} -DFN=0", walk.options(plan, self.problem.dtype))
     }
 
-    fn on_grid(&self, source: &Source, walk: &Walk, mut params: Params<f64>) -> Result<()> {
+    fn on_grid(&self, source: &Source<Params<()>>, walk: &Walk, mut params: Params<f64>) -> Result<()> {
         let batch = self.problem.batch;
         let plan = walk.on_grid(plan::together(batch, 1), &self.lane.device().facts())?;
         let kernel = self.lane.device().kernel(source, &self.options(walk, &plan))?;
@@ -411,10 +430,17 @@ impl Call<'_> {
         Ok(())
     }
 
-    fn launch(&self, plan: &Plan, kernel: &Kernel, together: Together, blocks: u32, params: Params<f64>) -> Result<()> {
+    fn launch(
+        &self,
+        plan: &Plan,
+        kernel: &Kernel<Params<()>>,
+        together: Together,
+        blocks: u32,
+        params: Params<f64>,
+    ) -> Result<()> {
         let size = [plan.threads() as u32, plan.shared as u32];
-        // SAFETY: Params is the struct that the kernel declares, with numbers of its type; the op's checks prove that
-        // the buffers have these sizes, and the plan that shared memory and scratch have.
+        // SAFETY: the op's checks prove that the buffers have these sizes, and the plan that shared memory and scratch
+        // have.
         unsafe {
             match self.wide() {
                 DType::F64 => self.lane.launch_together(kernel, together, blocks, size, &params),

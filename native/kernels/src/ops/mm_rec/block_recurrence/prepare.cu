@@ -1,20 +1,13 @@
 // What the walks need that is computed for all times at once.
 
-struct Params {
-    const FROM* from;
-    const REAL* initial_state;
-    TO* to;
-    i64 batch, length, width, count;
-};
-
 // The same numbers in another type.
-extern "C" __global__ void recurrence_convert(Params p) {
+extern "C" __global__ void recurrence_convert(Prepare p) {
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at < p.count) narrow(widen(p.from[at]), p.to[at]);
 }
 
 // For each time the state before it.
-extern "C" __global__ void recurrence_before(Params p) {
+extern "C" __global__ void recurrence_before(Prepare p) {
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= p.count) return;
     i64 column = at % p.width, t = at / p.width % p.length, batch = at / p.width / p.length;

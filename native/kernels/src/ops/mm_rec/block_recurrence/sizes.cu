@@ -1,14 +1,6 @@
 // What the norm divides each state by: a block for each time of each sequence.
 
-struct Params {
-    const STORAGE *z, *gamma, *b_gate, *b_mix;
-    const REAL *before, *first, *second;
-    REAL* sizes;
-    i64 width;
-    REAL mix;
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS) recurrence_sizes(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) recurrence_sizes(Sizes p) {
     REAL squares = 0;
     for (i64 column = threadIdx.x; column < p.width; column += THREADS) {
         i64 at = blockIdx.x * p.width + column;
@@ -21,5 +13,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) recurrence_sizes(Params p)
         squares = fma(u, u, squares);
     }
     squares = block_sum(squares);
-    if (threadIdx.x == 0) p.sizes[blockIdx.x] = sqrt(squares / (REAL)p.width) + (REAL)1e-6;
+    if (threadIdx.x == 0) p.sizes[blockIdx.x] = sqrt(squares / (REAL)p.width) + (REAL)EPS;
 }

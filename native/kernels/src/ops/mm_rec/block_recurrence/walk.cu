@@ -13,19 +13,6 @@ constexpr int ROWS = 8, THREADS = 32 * WR * WK, CHUNKS_TOTAL = CHUNKS, PADDED = 
 constexpr int ALL_ROWS = WR * ROWS, ITEMS = OWN * BATCH, EACH = (ITEMS + THREADS - 1) / THREADS;
 constexpr int FAR = CHUNKS - REGS - SHARED;
 
-struct Params {
-    const STORAGE *z, *gamma, *w_gate, *b_gate, *w_mix, *b_mix, *h, *dh;
-    const REAL *of_z, *initial_state, *dlast_state, *before, *sizes;
-    STORAGE *to, *dgamma;
-    REAL *last, *dinitial_state, *first, *second, *dz;
-    // Of the grid alone: what it exchanges, and how often its blocks came to the barrier.
-    REAL *exchange, *parts;
-    unsigned* arrived;
-    STORAGE* far;
-    i64 batch, length, width, first_batch;
-    REAL mix, clip;
-};
-
 template <class T>
 struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) Four { T of[4]; };
 

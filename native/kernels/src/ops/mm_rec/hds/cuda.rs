@@ -1,44 +1,43 @@
 //! The hierarchy on CUDA: one launch per level, one thread per element. The next level is made of unrounded values.
 
 use super::{Levels, NAMES, Problem};
-use crate::cuda::{Buffer, Lane, Source, THREADS, grid_size, type_names, types};
+use crate::cuda::{Buffer, Declared, Lane, Source, THREADS, grid_size, params, type_names, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
 
-const POOL: Source = Source { name: "hds_pool", text: concat!(include_str!("window.cu"), include_str!("pool.cu")) };
-const SPREAD: Source =
-    Source { name: "hds_spread", text: concat!(include_str!("window.cu"), include_str!("spread.cu")) };
+const POOL: Source<Pool> = Source::new("hds_pool", concat!(include_str!("window.cu"), include_str!("pool.cu")));
+const SPREAD: Source<Spread> = Source::new("hds_spread", concat!(include_str!("window.cu"), include_str!("spread.cu")));
 
 /// Addresses for keys and for values.
 type Both = [u64; 2];
 
-/// The kernel's parameters; the same struct is declared in `pool.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Pool {
-    from: Both,
-    to: Both,
-    wide: Both,
-    batch: i64,
-    below: i64,
-    slots: i64,
-    width: i64,
-    first: i64,
+params! {
+    /// The kernel's parameters.
+    struct Pool {
+        from: [u64; 2] as "const FROM*",
+        to: [u64; 2] as "STORAGE*",
+        wide: [u64; 2] as "REAL*", // the same unrounded; either may be missing
+        batch: i64,
+        below: i64,
+        slots: i64,
+        width: i64,
+        first: i64,
+    }
 }
 
-/// The kernel's parameters; the same struct is declared in `spread.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Spread {
-    given: Both,
-    above: Both,
-    to: Both,
-    batch: i64,
-    slots: i64,
-    of_above: i64,
-    width: i64,
-    first: i64,
+params! {
+    /// The kernel's parameters.
+    struct Spread {
+        given: [u64; 2] as "const STORAGE*",
+        above: [u64; 2] as "const REAL*",
+        to: [u64; 2] as "TO*",
+        batch: i64,
+        slots: i64,
+        of_above: i64,
+        width: i64,
+        first: i64,
+    }
 }
 
 /// Unrounded tensors for keys and for values, and their addresses.
@@ -54,8 +53,8 @@ fn wide(levels: &Levels, level: usize, banks: usize, dtype: DType, lane: &Lane) 
 ///
 /// # Safety
 /// As for [`Lane::launch`].
-unsafe fn launch<P: Copy>(
-    source: &Source,
+unsafe fn launch<P: Declared>(
+    source: &Source<P::Any>,
     options: &str,
     elements: usize,
     banks: usize,
@@ -114,8 +113,7 @@ fn pool(
         width: levels.width as i64,
         first: if level == 1 { levels.first as i64 } else { 0 },
     };
-    // SAFETY: Pool is the struct that the kernel declares; the op's checks prove that the buffers have these sizes,
-    // and the temporary ones were made for them.
+    // SAFETY: the op's checks prove that the buffers have these sizes, and the temporary ones were made for them.
     unsafe { launch(&POOL, &options, levels.batch * slots * levels.width, banks, &params, lane) }
 }
 

@@ -1,13 +1,6 @@
 // One level of a hierarchy out of the one below, a thread an element; blocks of the second axis have the second bank.
 
-struct Params {
-    const FROM* from[2];
-    STORAGE* to[2];
-    REAL* wide[2];  // the same unrounded; either may be missing
-    i64 batch, below, slots, width, first;
-};
-
-extern "C" __global__ void hds_pool(Params p) {
+extern "C" __global__ void hds_pool(Pool p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     i64 column = id % p.width, row = id / p.width, j = row % p.slots, batch = row / p.slots;
     if (batch >= p.batch) return;

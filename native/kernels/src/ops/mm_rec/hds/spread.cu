@@ -1,14 +1,7 @@
 // The cotangents of a level: those that are given, and its shares of the level above. A thread an element; blocks of
 // the second axis have the second bank.
 
-struct Params {
-    const STORAGE* given[2];
-    const REAL* above[2];
-    TO* to[2];
-    i64 batch, slots, of_above, width, first;
-};
-
-extern "C" __global__ void hds_spread(Params p) {
+extern "C" __global__ void hds_spread(Spread p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     i64 column = id % p.width, row = id / p.width, j = row % p.slots, batch = row / p.slots;
     if (batch >= p.batch) return;

@@ -3,13 +3,6 @@
 
 #ifdef SHORT
 
-struct Params {
-    const STORAGE* rows;
-    STORAGE* bank;
-    i64 batch, slots, count, width;
-    i64 first, slot;  // the first row that stays, and its slot
-};
-
 extern "C" __global__ void write_short(Params p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x, stay = p.count - p.first;
     i64 column = id % p.width, row = id / p.width, i = row % stay, batch = row / stay;
@@ -19,14 +12,6 @@ extern "C" __global__ void write_short(Params p) {
 }
 
 #else
-
-struct Params {
-    const STORAGE* summary;
-    STORAGE* bank;
-    i64 batch, slots, width;
-    i64 first, count;  // the slots that take it in
-    double decay;      // how much of them stays
-};
 
 extern "C" __global__ void write_long(Params p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;

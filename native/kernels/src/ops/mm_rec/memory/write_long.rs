@@ -10,7 +10,7 @@ use super::WRITE;
 use crate::cpu::pool::Shared;
 use crate::cpu::strips::Strips;
 use crate::cpu::{Exec, Real, Storage, Vector, Work};
-use crate::cuda::{Buffer, Lane, Source, launch_each, types};
+use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Output, Slot};
 use crate::options;
@@ -19,7 +19,7 @@ use crate::with_type;
 use ndarray::{ArrayD, Axis};
 use serde::{Deserialize, Serialize};
 
-const SOURCE: Source = Source { name: "write_long", text: WRITE };
+const SOURCE: Source<Params> = Source::new("write_long", WRITE);
 
 /// Which slots take a summary in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -68,18 +68,19 @@ pub struct Problem {
 /// A summary into a bank.
 pub struct WriteLong;
 
-/// The kernel's parameters; the same struct is declared in `write.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    summary: u64,
-    bank: u64,
-    batch: i64,
-    slots: i64,
-    width: i64,
-    first: i64,
-    count: i64,
-    decay: f64,
+params! {
+    /// The kernel's parameters.
+    struct Params {
+        summary: u64 as "const STORAGE*",
+        bank: u64 as "STORAGE*",
+        batch: i64,
+        slots: i64,
+        width: i64,
+        // The slots that take it in.
+        first: i64,
+        count: i64,
+        decay: f64, // how much of them stays
+    }
 }
 
 impl Op for WriteLong {
@@ -155,8 +156,7 @@ impl Op for WriteLong {
             decay,
         };
         let kernel = lane.device().kernel(&SOURCE, &types(bank.dtype))?;
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have these
-        // sizes.
+        // SAFETY: the op's checks prove that the buffers have these sizes.
         unsafe { launch_each(lane, &kernel, batch * count * width, &params) }
     }
 }

@@ -8,7 +8,7 @@
 
 use super::WRITE;
 use crate::cpu::Exec;
-use crate::cuda::{Buffer, Lane, Source, launch_each, types};
+use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Output, Slot};
 use crate::options;
@@ -16,7 +16,7 @@ use crate::tensor::{Spec, View, ViewMut};
 use ndarray::{ArrayD, Axis};
 use serde::{Deserialize, Serialize};
 
-const SOURCE: Source = Source { name: "write_short", text: WRITE };
+const SOURCE: Source<Params> = Source::new("write_short", WRITE);
 
 /// What becomes of rows past the last slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -75,18 +75,19 @@ impl Problem {
 /// Rows into a bank.
 pub struct WriteShort;
 
-/// The kernel's parameters; the same struct is declared in `write.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    rows: u64,
-    bank: u64,
-    batch: i64,
-    slots: i64,
-    count: i64,
-    width: i64,
-    first: i64,
-    slot: i64,
+params! {
+    /// The kernel's parameters.
+    struct Params {
+        rows: u64 as "const STORAGE*",
+        bank: u64 as "STORAGE*",
+        batch: i64,
+        slots: i64,
+        count: i64,
+        width: i64,
+        // The first row that stays, and its slot.
+        first: i64,
+        slot: i64,
+    }
 }
 
 impl Op for WriteShort {
@@ -152,8 +153,7 @@ impl Op for WriteShort {
             slot: slot as i64,
         };
         let kernel = lane.device().kernel(&SOURCE, &format!("{} -DSHORT", types(bank.dtype)))?;
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have these
-        // sizes.
+        // SAFETY: the op's checks prove that the buffers have these sizes.
         unsafe { launch_each(lane, &kernel, batch * (rows - first) * width, &params) }
     }
 }

@@ -1,33 +1,29 @@
 //! The gated norm on CUDA: what is launched, and how the work is laid out.
 
 use super::Problem;
-use crate::cuda::{Buffer, Lane, Source, grid_size, pack, types};
+use crate::cuda::{Buffer, Lane, Source, grid_size, pack, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::norm::cuda::{Layout, sums, threads};
 use crate::ops::norm::scales;
 use crate::tensor::{DType, Element, Spec};
 
-/// A source with the text that norms share.
-macro_rules! source {
-    ($name:literal, $kernel:literal) => {
-        Source {
-            name: $name,
-            text: concat!(
-                include_str!("../../../cuda/include/activation.cu"),
-                include_str!("../../../cuda/include/pack.cu"),
-                include_str!("params.cu"),
-                include_str!("../common.cu"),
-                include_str!("../row.cu"),
-                include_str!("gate.cu"),
-                include_str!($kernel)
-            ),
-        }
+/// The text that norms share, with these parts.
+macro_rules! text {
+    ($part:literal) => {
+        concat!(
+            include_str!("../../../cuda/include/activation.cu"),
+            include_str!("../../../cuda/include/pack.cu"),
+            include_str!("../common.cu"),
+            include_str!("../row.cu"),
+            include_str!("gate.cu"),
+            include_str!($part)
+        )
     };
 }
 
-const FORWARD: Source = source!("gated_rms_norm", "forward.cu");
-const BACKWARD: Source = source!("gated_rms_norm_backward", "backward.cu");
+const FORWARD: Source<Params<()>> = Source::new("gated_rms_norm", text!("forward.cu"));
+const BACKWARD: Source<Params<()>> = Source::new("gated_rms_norm_backward", text!("backward.cu"));
 
 /// The most bytes of a row, in the type of the arithmetic, that a thread holds together with the weights, and without
 /// them. The gradient has the sums for `dw` and three tensors as they are stored beside them: with twice as much 16-bit
@@ -39,25 +35,25 @@ const HOLDING: usize = 512;
 /// Threads of a row that is too long to be held.
 const LONG: usize = 1024;
 
-/// The kernels' parameters; the same struct is declared in `params.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params<R> {
-    x: u64,
-    z: u64,
-    w: u64,
-    dy: u64,
-    to: u64,
-    dz: u64,
-    dw: u64,
-    rows: i64,
-    columns: i64,
-    groups: i64,
-    eps: R,
-    scale: R,
-    inverse_scale: R,
-    to_mean: R,
-    inverse_count: R,
+params! {
+    /// The kernels' parameters.
+    struct Params<R> {
+        x: u64 as "const STORAGE*",
+        z: u64 as "const STORAGE*",
+        w: u64 as "const REAL*",
+        dy: u64 as "const STORAGE*",
+        to: u64 as "STORAGE*", // y, or dx
+        dz: u64 as "STORAGE*",
+        dw: u64 as "REAL*", // a row of sums for each slot of threads
+        rows: i64,
+        columns: i64,
+        groups: i64,
+        eps: R,
+        scale: R,
+        inverse_scale: R,
+        to_mean: R,
+        inverse_count: R,
+    }
 }
 
 /// Few threads, each with as much of a row as it holds with its weights.
@@ -129,7 +125,13 @@ impl Call<'_> {
         sums(self.lane, dtype, [[params.dw, 0], [to, 0]], [slots / groups, groups * columns])
     }
 
-    fn launch<R: Element>(&self, source: &Source, layout: &Layout, blocks: usize, params: &Params<R>) -> Result<()> {
+    fn launch<R: Element>(
+        &self,
+        source: &Source<Params<()>>,
+        layout: &Layout,
+        blocks: usize,
+        params: &Params<R>,
+    ) -> Result<()> {
         if self.problem.parts == 0 {
             return Ok(());
         }
@@ -140,8 +142,8 @@ impl Call<'_> {
             layout.options()
         );
         let kernel = self.lane.device().kernel(source, &options)?;
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit
-        // the buffers, whose addresses are this lane's, and there is a row of sums for each slot.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's, and there is a
+        // row of sums for each slot.
         unsafe { self.lane.launch(&kernel, [grid_size(blocks)?, 1, 1], layout.block(), params) }
     }
 

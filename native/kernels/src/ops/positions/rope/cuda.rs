@@ -1,14 +1,14 @@
 //! Rotation on CUDA.
 
 use super::{Pairing, Problem};
-use crate::cuda::{Buffer, Lane, Source, THREADS, grid_size, pack, types};
+use crate::cuda::{Buffer, Lane, Source, THREADS, grid_size, pack, params, types};
 use crate::error::Result;
 use crate::tensor::DType;
 
-const ROTATE: Source = Source {
-    name: "rope",
-    text: concat!(include_str!("../../../cuda/include/pack.cu"), include_str!("angle.cu"), include_str!("rotate.cu")),
-};
+const ROTATE: Source<Params> = Source::new(
+    "rope",
+    concat!(include_str!("../../../cuda/include/pack.cu"), include_str!("angle.cu"), include_str!("rotate.cu")),
+);
 
 /// The grid for `threads` threads that each compute angles and then go through rows. Rows are divided so that the total
 /// of threads is the one that is fastest on an H200. 16-bit numbers take more work per byte and so more threads; for
@@ -19,19 +19,19 @@ pub fn grid(threads: usize, rows: usize, dtype: DType) -> Result<[u32; 3]> {
     Ok([grid_size(threads.div_ceil(THREADS as usize))?, shares as u32, 1])
 }
 
-/// The kernel's parameters; the same struct is declared in `rotate.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    x: u64,
-    y: u64,
-    rates: u64,
-    inner: i64,
-    length: i64,
-    rows: i64,
-    width: i64,
-    first_position: f64,
-    sign: f64,
+params! {
+    /// The kernel's parameters.
+    struct Params {
+        x: u64 as "const STORAGE*",
+        y: u64 as "STORAGE*",
+        rates: u64 as "const double*",
+        inner: i64,
+        length: i64,
+        rows: i64,
+        width: i64,
+        first_position: f64,
+        sign: f64,
+    }
 }
 
 /// Queues the rotation by the angles times `sign`.
@@ -60,7 +60,6 @@ pub fn rotate(problem: &Problem, sign: f64, x: &Buffer, y: &Buffer, lane: &Lane)
     let options = format!("{} -DINTERLEAVED={interleaved} -DVEC={vec}", types(problem.x.dtype));
     let kernel = lane.device().kernel(&ROTATE, &options)?;
     let grid = grid(pairs / vec * length, rows, problem.x.dtype)?;
-    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have
-    // these sizes.
+    // SAFETY: the op's checks prove that the buffers have these sizes.
     unsafe { lane.launch(&kernel, grid, THREADS, &params) }
 }

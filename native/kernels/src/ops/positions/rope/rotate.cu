@@ -1,14 +1,6 @@
 // Rotation of pairs, after angle.cu and pack.cu. A thread has VEC pairs of one position, and computes their angles
 // once for all rows of that position that are its block's, of which it reads TOGETHER before it writes one.
 
-struct Params {
-    const STORAGE* x;
-    STORAGE* y;
-    const double* rates;
-    i64 inner, length, rows, width;
-    double first_position, sign;
-};
-
 constexpr int TOGETHER = 2;
 
 // Where a thread's pairs are in a row: in two packs, which follow each other if pairs are interleaved.

@@ -2,14 +2,6 @@
 // position, and computes their angles once for all rows of that position that are its block's, of which it reads TOGETHER
 // before it writes one.
 
-struct Params {
-    const STORAGE* x;
-    STORAGE* y;
-    const double* rates;
-    i64 batch, length, width;
-    double first_position;
-};
-
 constexpr int TOGETHER = 4;
 
 template <int COUNT>

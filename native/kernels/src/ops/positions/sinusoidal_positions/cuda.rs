@@ -1,30 +1,26 @@
 //! Sinusoidal positions on CUDA.
 
 use super::Problem;
-use crate::cuda::{Buffer, Lane, Source, THREADS, pack, types};
+use crate::cuda::{Buffer, Lane, Source, THREADS, pack, params, types};
 use crate::error::Result;
 use crate::ops::positions::rope::cuda::grid;
 
-const ADD: Source = Source {
-    name: "sinusoidal_positions",
-    text: concat!(
-        include_str!("../../../cuda/include/pack.cu"),
-        include_str!("../rope/angle.cu"),
-        include_str!("add.cu")
-    ),
-};
+const ADD: Source<Params> = Source::new(
+    "sinusoidal_positions",
+    concat!(include_str!("../../../cuda/include/pack.cu"), include_str!("../rope/angle.cu"), include_str!("add.cu")),
+);
 
-/// The kernel's parameters; the same struct is declared in `add.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    x: u64,
-    y: u64,
-    rates: u64,
-    batch: i64,
-    length: i64,
-    width: i64,
-    first_position: f64,
+params! {
+    /// The kernel's parameters.
+    struct Params {
+        x: u64 as "const STORAGE*",
+        y: u64 as "STORAGE*",
+        rates: u64 as "const double*",
+        batch: i64,
+        length: i64,
+        width: i64,
+        first_position: f64,
+    }
 }
 
 /// Queues the sum with sines and cosines.
@@ -49,7 +45,6 @@ pub fn add(problem: &Problem, x: &Buffer, y: &Buffer, lane: &Lane) -> Result<()>
     let options = format!("{} -DVEC={vec}", types(problem.x.dtype));
     let kernel = lane.device().kernel(&ADD, &options)?;
     let grid = grid(width / vec * length, batch, problem.x.dtype)?;
-    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have
-    // these sizes.
+    // SAFETY: the op's checks prove that the buffers have these sizes.
     unsafe { lane.launch(&kernel, grid, THREADS, &params) }
 }

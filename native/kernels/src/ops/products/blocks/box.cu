@@ -16,26 +16,17 @@ constexpr int MOST = NT < 4 ? STAGES : FORMAT == 8 ? 4 : 2, SOON = STAGES < MOST
 // Words of a block that a lane multiplies: every fourth one.
 constexpr int OWN = FORMAT == 8 ? 2 : 1;
 
-struct alignas(64) Params {
-    unsigned char matrix[128];  // the tensor map of the weights
-    const unsigned char* ready;
-    const float* b;
-    STORAGE* y;
-    i64 rows, outputs, blocks;
-    int columns, tiles;  // columns of tiles, and tiles of all groups of rows
-};
-
-__device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
+__device__ __forceinline__ i64 pieces(const Boxed& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
 
 // Fetches pieces of weights and of x.
 struct Producer {
-    const Params& p;
+    const Boxed& p;
     unsigned char* shared;
     Stages& stages;
 
     __device__ __forceinline__ void weights(const Place& at, int i, Turn turn) const {
         Barrier* full = begin(stages, turn, STAGE);
-        copy_box<STREAMED>(shared + turn.stage * STAGE, p.matrix, (at.begin + i) * (PITCH / 2), at.column * OUTPUTS, full);
+        copy_box<STREAMED>(shared + turn.stage * STAGE, &p.matrix, (at.begin + i) * (PITCH / 2), at.column * OUTPUTS, full);
     }
 
     // Fetches the rest of a stage, which makes it full.
@@ -172,7 +163,7 @@ __device__ __forceinline__ void add_piece(int stage, const Own& own, Products& p
 constexpr int ROOM = FORMAT == 8 ? 1 : DEEP;
 
 // Writes four adjacent outputs of a row, as far as they exist.
-__device__ __forceinline__ void write(const Params& p, i64 row, i64 output, float4 four) {
+__device__ __forceinline__ void write(const Boxed& p, i64 row, i64 output, float4 four) {
     i64 left = row < p.rows ? p.outputs - output : 0, at = row * p.outputs + output;
     float sums[4] = {four.x, four.y, four.z, four.w};
     struct alignas(4 * sizeof(STORAGE)) Results { STORAGE of[4]; } y;
@@ -189,7 +180,7 @@ __device__ __forceinline__ void write(const Params& p, i64 row, i64 output, floa
 }
 
 // Computes a place up to its results.
-__device__ __forceinline__ void multiply_place(const Params& p, const Place& at, float* all, Stages& stages,
+__device__ __forceinline__ void multiply_place(const Boxed& p, const Place& at, float* all, Stages& stages,
                                                const Own& own, Turn& turn) {
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
     int first = own_part() * THREADS + threadIdx.x;
@@ -216,7 +207,7 @@ __device__ __forceinline__ void multiply_place(const Params& p, const Place& at,
     }
 }
 
-extern "C" __global__ void blocks_box(const __grid_constant__ Params p) {
+extern "C" __global__ void blocks_box(const __grid_constant__ Boxed p) {
     extern __shared__ __align__(128) unsigned char shared[];
     if (idle(p)) return;
     float* all = (float*)(shared + STAGES * STAGE);

@@ -4,14 +4,6 @@
 constexpr unsigned ALL = 0xffffffff;
 constexpr int BYTES = FORMAT == 8 ? 34 : 18;
 
-struct Params {
-    const STORAGE* x;
-    unsigned char* q;
-    float* back;
-    unsigned long long* first;  // the first value without a finite scale, or null
-    i64 blocks;
-};
-
 // The largest magnitude of the warp, as bits: NaN ranks above infinity.
 __device__ __forceinline__ unsigned largest(unsigned bits) {
 #if __CUDA_ARCH__ >= 800
@@ -45,7 +37,7 @@ __device__ __forceinline__ int to_q8(float x, float id) {
 __device__ __forceinline__ int to_q4(float x, float id) { return whole(__fadd_rn(__fmul_rn(x, id), 8.5f), 0, 15); }
 
 #if QUANTIZE
-extern "C" __global__ void blocks_quantize(Params p) {
+extern "C" __global__ void blocks_quantize(Convert p) {
     i64 block = (blockIdx.x * (i64)blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x % 32;
     if (block >= p.blocks) return;
@@ -70,7 +62,7 @@ extern "C" __global__ void blocks_quantize(Params p) {
     if (p.first && bad && lane == 0) atomicMin(p.first, (unsigned long long)(block * 32 + __ffs(bad) - 1));
 }
 #else
-extern "C" __global__ void blocks_dequantize(Params p) {
+extern "C" __global__ void blocks_dequantize(Convert p) {
     i64 block = (blockIdx.x * (i64)blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x % 32;
     if (block >= p.blocks) return;

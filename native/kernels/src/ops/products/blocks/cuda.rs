@@ -10,27 +10,29 @@ mod matvec;
 use super::format::{BLOCK, Format};
 use super::{matmul, quantize};
 use crate::cuda::tiles::{eights, streamed};
-use crate::cuda::{Buffer, Facts, Kernel, Lane, Source, TensorMap, Together, function, grid_size, launch_each, types};
+use crate::cuda::{
+    Buffer, Facts, Kernel, Lane, Source, TensorMap, Together, function, grid_size, launch_each, params, types,
+};
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Spec};
 use boxes::Boxes;
 use matvec::Matvec;
 
-const QUANTIZE: Source = Source { name: "blocks_quantize", text: include_str!("convert.cu") };
-const DEQUANTIZE: Source = Source { name: "blocks_dequantize", text: include_str!("convert.cu") };
-const F16: Source = Source { name: "f16_convert", text: include_str!("f16.cu") };
-const ROWS: Source = Source {
-    name: "blocks_rows",
-    text: concat!(
+const QUANTIZE: Source<Convert> = Source::new("blocks_quantize", include_str!("convert.cu"));
+const DEQUANTIZE: Source<Convert> = Source::new("blocks_dequantize", include_str!("convert.cu"));
+const F16: Source<Halves> = Source::new("f16_convert", include_str!("f16.cu"));
+const ROWS: Source<Rows> = Source::new(
+    "blocks_rows",
+    concat!(
         include_str!("../../../cuda/include/early.cu"),
         include_str!("ready.cu"),
         include_str!("order.cu"),
         include_str!("rows.cu")
     ),
-};
-const WALK: Source = Source {
-    name: "blocks_walk",
-    text: concat!(
+);
+const WALK: Source<Walked> = Source::new(
+    "blocks_walk",
+    concat!(
         include_str!("../../../cuda/include/activation.cu"),
         include_str!("../../../cuda/include/early.cu"),
         include_str!("../../../cuda/include/copies.cu"),
@@ -38,10 +40,10 @@ const WALK: Source = Source {
         include_str!("stage.cu"),
         include_str!("walk.cu")
     ),
-};
-const TILE: Source = Source {
-    name: "blocks_tile",
-    text: concat!(
+);
+const TILE: Source<Tiled> = Source::new(
+    "blocks_tile",
+    concat!(
         include_str!("../../../cuda/include/activation.cu"),
         include_str!("../../../cuda/include/early.cu"),
         include_str!("../../../cuda/include/cluster.cu"),
@@ -51,15 +53,15 @@ const TILE: Source = Source {
         include_str!("order.cu"),
         include_str!("tile.cu")
     ),
-};
+);
 
 /// The most rows of x in a walk.
 const FEW: usize = 4;
 
-/// Outputs of a warp in a walk; equal to the constant in `walk.cu`.
+/// Outputs of a warp in a walk.
 const OUTPUTS: usize = 4;
 
-/// Constants of `tile.cu`: outputs of warps that share columns, blocks of a row at a time, and threads that fetch where
+/// Of a tile: outputs of warps that share columns, blocks of a row at a time, and threads that fetch where
 /// the device does not copy by itself.
 const SIDE: usize = 32;
 const COLUMNS: usize = 8;
@@ -75,28 +77,29 @@ const DECLARED: usize = 512;
 /// Bytes of a piece before its aligned address at most, and bytes read beyond its end.
 const AROUND: usize = 14 + 2;
 
-/// The parameters of `convert.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Convert {
-    x: u64,
-    q: u64,
-    back: u64,
-    first: u64,
-    blocks: i64,
+params! {
+    /// The parameters of `convert.cu`.
+    #[derive(Default)]
+    struct Convert {
+        x: u64 as "const STORAGE*",
+        q: u64 as "unsigned char*",
+        back: u64 as "float*",
+        first: u64 as "unsigned long long*", // the first value without a finite scale, or null
+        blocks: i64,
+    }
 }
 
-/// The parameters of `f16.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Halves {
-    x: u64,
-    bits: u64,
-    back: u64,
-    count: i64,
+params! {
+    /// The parameters of `f16.cu`.
+    struct Halves {
+        x: u64 as "const float*",
+        bits: u64 as "unsigned short*",
+        back: u64 as "float*",
+        count: i64,
+    }
 }
 
-/// Blocks of a row that a block of threads prepares; equal to the constant in `rows.cu`.
+/// Blocks of a row that a block of threads prepares.
 const SHARE: usize = 64;
 
 /// Threads of a block that prepares rows, each with parts of `turns` blocks.
@@ -104,47 +107,48 @@ fn ready_threads(turns: usize) -> u32 {
     (4 * SHARE / turns) as u32
 }
 
-/// The parameters of `rows.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Rows {
-    x: u64,
-    ready: u64,
-    rows: i64,
-    blocks: i64,
-    given: i64,
-    offset: i32,
+params! {
+    /// The parameters of `rows.cu`.
+    struct Rows {
+        x: u64 as "const STORAGE*",
+        ready: u64 as "unsigned char*",
+        rows: i64,
+        blocks: i64,
+        given: i64, // blocks of a row of x; those after them are zeros
+        offset: i32, // how much weights are too large
+    }
 }
 
-/// The parameters of `walk.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Walked {
-    w: u64,
-    x: u64,
-    ready: u64,
-    b: u64,
-    y: u64,
-    rows: i64,
-    outputs: i64,
-    blocks: i64,
-    columns: i64,
+params! {
+    /// The parameters of `walk.cu`.
+    struct Walked {
+        w: u64 as "const unsigned char*",
+        x: u64 as "const STORAGE*",
+        ready: u64 as "const unsigned char*",
+        b: u64 as "const float*",
+        y: u64 as "STORAGE*",
+        rows: i64,
+        outputs: i64,
+        blocks: i64,
+        columns: i64, // blocks of threads that share the outputs
+    }
 }
 
-/// The parameters of `tile.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Tiled {
-    matrix: TensorMap,
-    w: u64,
-    ready: u64,
-    b: u64,
-    y: u64,
-    rows: i64,
-    outputs: i64,
-    blocks: i64,
-    columns: i32,
-    tiles: i32,
+params! {
+    /// The parameters of `tile.cu`.
+    struct Tiled with TensorMap {
+        matrix: TensorMap, // that of the weights where PIECE is 0
+        w: u64 as "const unsigned char*",
+        ready: u64 as "const unsigned char*",
+        b: u64 as "const float*",
+        y: u64 as "STORAGE*",
+        rows: i64,
+        outputs: i64,
+        blocks: i64,
+        // Columns of tiles, and tiles of all groups of rows.
+        columns: i32,
+        tiles: i32,
+    }
 }
 
 fn number(format: Format) -> u32 {
@@ -154,11 +158,11 @@ fn number(format: Format) -> u32 {
     }
 }
 
-fn convert(lane: &Lane, source: &Source, dtype: DType, format: Format, params: &Convert) -> Result<()> {
+fn convert(lane: &Lane, source: &Source<Convert>, dtype: DType, format: Format, params: &Convert) -> Result<()> {
     let quantize = u32::from(source.name == QUANTIZE.name);
     let options = format!("{} -DFORMAT={} -DQUANTIZE={quantize}", types(dtype), number(format));
     let kernel = lane.device().kernel(source, &options)?;
-    // SAFETY: Convert is the struct that the kernels declare; the op's checks prove the number of blocks.
+    // SAFETY: the op's checks prove the number of blocks.
     unsafe { launch_each(lane, &kernel, params.blocks as usize * BLOCK, params) }
 }
 
@@ -206,7 +210,7 @@ pub fn to_f16(x: &Buffer, [bits, back]: [&Buffer; 2], lane: &Lane) -> Result<()>
     let kernel = lane.device().kernel(&F16, &types(DType::F32))?;
     let params =
         Halves { x: lane.address(x)?, bits: lane.address(bits)?, back: lane.address(back)?, count: count as i64 };
-    // SAFETY: Halves is the struct that the kernel declares; the op's checks prove that the buffers have these sizes.
+    // SAFETY: the op's checks prove that the buffers have these sizes.
     unsafe { launch_each(lane, &kernel, count, &params) }
 }
 
@@ -270,7 +274,7 @@ fn weights(problem: &matmul::Problem) -> usize {
 /// The compiler options of all product kernels.
 fn common(problem: &matmul::Problem) -> String {
     let format = number(problem.factors.weights);
-    format!("{} -DFORMAT={format} -DFN={}", types(problem.x.dtype), function(problem.activation))
+    format!("{} -DFORMAT={format} -DCOLUMNS={COLUMNS} -DFN={}", types(problem.x.dtype), function(problem.activation))
 }
 
 /// Queues the kernel that prepares rows of x in scratch memory, and returns their address. There are `padded` rows of
@@ -289,16 +293,20 @@ fn make_ready(
     let grid = [grid_size(padded.saturating_mul(blocks.div_ceil(SHARE)))?, 1, 1];
     let [rows, given, blocks] = [problem.rows, problem.inputs / BLOCK, blocks].map(|size| size as i64);
     let params = Rows { x, ready, rows, blocks, given, offset };
-    let options = format!("{} -DFORMAT={} -DTURNS={turns} {options}", types(problem.x.dtype), number(format));
+    let options = format!(
+        "{} -DFORMAT={} -DCOLUMNS={COLUMNS} -DSHARE={SHARE} -DTURNS={turns} {options}",
+        types(problem.x.dtype),
+        number(format)
+    );
     // SAFETY: the kernel waits before it accesses memory.
     let kernel = unsafe { lane.device().kernel(&ROWS, &options)?.early() };
-    // SAFETY: Rows is the struct that the kernel declares; scratch has room for `padded` rows.
+    // SAFETY: scratch has room for `padded` rows.
     unsafe { lane.launch(&kernel, grid, ready_threads(turns), &params)? };
     Ok(ready)
 }
 
 /// A kernel that fetches weights while x is being prepared, by the kernel before it or by itself.
-fn early(source: &Source, options: &str, lane: &Lane) -> Result<Kernel> {
+fn early<P>(source: &Source<P>, options: &str, lane: &Lane) -> Result<Kernel<P>> {
     // SAFETY: these kernels wait before they access anything but weights, which they only read.
     Ok(unsafe { lane.device().kernel(source, options)?.early() })
 }
@@ -358,7 +366,7 @@ impl Walk {
         let groups = problem.rows.div_ceil(rows);
         let given = format!("-DFLOATS={}", u32::from(floats));
         let options = format!(
-            "{} {given} -DROWS={rows} -DFUSED={} -DWARPS={warps} -DSTAGES={stages}",
+            "{} {given} -DROWS={rows} -DFUSED={} -DWARPS={warps} -DSTAGES={stages} -DOUTPUTS={OUTPUTS}",
             common(problem),
             u32::from(fused)
         );
@@ -374,7 +382,7 @@ impl Walk {
             [problem.rows, problem.outputs, problem.inputs / BLOCK, columns].map(|size| size as i64);
         let params = Walked { w, x, ready, b, y, rows, outputs, blocks, columns };
         let grid = [grid_size(self.columns.saturating_mul(groups))?, 1, 1];
-        // SAFETY: Walked is the struct that the kernel declares; the op's checks prove the sizes of the buffers.
+        // SAFETY: the op's checks prove the sizes of the buffers.
         unsafe { lane.launch_with(&kernel, grid, 32 * warps as u32, shared as u32, &params) }
     }
 }
@@ -439,8 +447,10 @@ impl Tile {
             }
             _ => TensorMap::NONE,
         };
+        let producers = if piece == 0 { 32 } else { PRODUCERS };
         let options = format!(
-            "{} -DFLOATS=0 -DNT={eights} -DSIDES={sides} -DSPLIT={split} -DSTAGES={stages} -DPIECE={piece} {}",
+            "{} -DFLOATS=0 -DNT={eights} -DSIDE={SIDE} -DSIDES={sides} -DSPLIT={split} -DSTAGES={stages} \
+             -DPIECE={piece} -DPRODUCERS={producers} {}",
             common(problem),
             streamed(if piece == 0 { weights(problem) } else { 0 }, lane)
         );
@@ -452,9 +462,8 @@ impl Tile {
         let params =
             Tiled { matrix, w, ready, b, y, rows, outputs, blocks, columns: columns as i32, tiles: tiles as i32 };
         let grid = if split > 1 { tiles * split as u32 } else { tiles.min(lane.device().facts().multiprocessors) };
-        let producers = if piece == 0 { 32 } else { PRODUCERS };
         let size = [(32 * 4 * sides + producers) as u32, shared as u32];
-        // SAFETY: Tiled is the struct that the kernel declares; the op's checks prove the sizes of the buffers.
+        // SAFETY: the op's checks prove the sizes of the buffers.
         unsafe {
             match split {
                 1 => lane.launch_with(&kernel, [grid, 1, 1], size[0], size[1], &params),

@@ -1,13 +1,6 @@
 // The bits of half-precision numbers, and their values read back.
 
-struct Params {
-    const float* x;
-    unsigned short* bits;
-    float* back;
-    i64 count;
-};
-
-extern "C" __global__ void f16_convert(Params p) {
+extern "C" __global__ void f16_convert(Halves p) {
     i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
     if (at >= p.count) return;
     float x = p.x[at];

@@ -1,5 +1,5 @@
 // Products of one row of x, where the device copies weights without threads. Blocks of threads prepare x themselves
-// while their first weights are in flight. A block of threads has OUTPUTS outputs, 16 in each of SIDES warps side by
+// while their first weights are in flight. A block of threads has OUTPUTS outputs, SIDE in each of SIDES warps side by
 // side, and takes COLUMNS blocks of them at a time. GROUPS of such warps take turns, and SPLIT blocks, a cluster, share
 // the columns.
 // Without a cluster a block goes on with further outputs.
@@ -10,25 +10,16 @@
 // With Q4_0 the upper halves of bytes stay in place, 16 times too large; so the sums of lower halves are multiplied by
 // 16.
 //
-// The host gives FORMAT, SIDES, GROUPS, SPLIT, STAGES and FN.
+// The host gives FORMAT, COLUMNS, SIDE, SIDES, GROUPS, SPLIT, STAGES, X_PIECE and FN.
 
-constexpr int COLUMNS = 8, BYTES = FORMAT == 8 ? 34 : 18, OUTPUTS = 16 * SIDES, THREADS = 32 * SIDES * GROUPS;
+constexpr int BYTES = FORMAT == 8 ? 34 : 18, OUTPUTS = SIDE * SIDES, THREADS = 32 * SIDES * GROUPS;
 // Bytes of a row in shared memory: an odd number of units, so that adjacent rows fall into different banks.
 constexpr int PITCH = COLUMNS * BYTES, STAGE = OUTPUTS * PITCH, STEPS = (PITCH / 16 + 1) / 2;
 
 // The part of x that meets a piece. The words of a block are those of two steps, ordered by lane, lower halves first.
 // After all words come scales and start values of the blocks, then zeros.
 constexpr int KINDS = FORMAT == 8 ? 1 : 2, STEP = 8 * KINDS, LANE = 2 * STEP, WORDS = COLUMNS * 4 * LANE;
-constexpr int X_PIECE = WORDS + COLUMNS * 8 + 16;
-
-struct alignas(64) Params {
-    unsigned char matrix[128];  // the tensor map of the weights
-    const STORAGE* x;
-    const float* b;
-    STORAGE* y;
-    i64 outputs, blocks;
-    int columns, tiles;  // tiles, both
-};
+static_assert(X_PIECE == WORDS + COLUMNS * 8 + 16, "what the host counts");
 
 __device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
 
@@ -40,7 +31,7 @@ struct Producer {
 
     __device__ __forceinline__ void weights(const Place& at, int i, Turn turn) const {
         Barrier* full = begin(stages, turn, STAGE);
-        copy_box<STREAMED>(shared + turn.stage * STAGE, p.matrix, (at.begin + i) * (PITCH / 2), at.column * OUTPUTS, full);
+        copy_box<STREAMED>(shared + turn.stage * STAGE, &p.matrix, (at.begin + i) * (PITCH / 2), at.column * OUTPUTS, full);
     }
 
     __device__ __forceinline__ void x(const Place&, int, Turn) const {}

@@ -1,18 +1,10 @@
 // Prepares rows of x for products that do not do so themselves; each thread has parts of TURNS blocks. TILE is 1 for
 // tiles of 8 NT rows and weights of FORMAT, 2 for those of teams of warps, and 0 for walks.
 
-struct Params {
-    const STORAGE* x;
-    unsigned char* ready;
-    i64 rows, blocks;
-    i64 given;   // blocks of a row of x; those after them are zeros
-    int offset;  // how much weights are too large
-};
-
 #if TILE == 1
 // For tiles, NT eights of rows store a block together. Two eights have their words side by side, in the order of the
 // lanes that multiply them. After all words come the scales, two rows of each eight side by side.
-__device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i64 row, i64 block, int quarter) {
+__device__ __forceinline__ void put_in_tile(const Rows& p, const Eight& all, i64 row, i64 block, int quarter) {
     unsigned char* to = p.ready + (row / 8 / NT * p.blocks + block) * X_BYTES;
     int eight = row / 8 % NT;
     put_words(all, block, quarter, eight / TWO * 32 + row % 8 * 4, eight % TWO, to);
@@ -22,7 +14,7 @@ __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i
 // For teams: pieces of COLUMNS blocks of NT eights of rows. Each block and eight has two matrices of 8 rows by 16
 // bytes: of the first words that lanes multiply, and of the second ones. After all blocks come matrices of halves, one
 // per pair of blocks, with the scales in the columns of their blocks, among zeros.
-__device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i64 row, i64 block, int quarter) {
+__device__ __forceinline__ void put_in_tile(const Rows& p, const Eight& all, i64 row, i64 block, int quarter) {
     unsigned char* piece = p.ready + (row / 8 / NT * (p.blocks / COLUMNS) + block / COLUMNS) * X_PIECE;
     unsigned char* to = piece + row / 8 % NT * 256 + row % 8 * 16;
     int number = block % COLUMNS;
@@ -38,10 +30,10 @@ __device__ __forceinline__ void put_in_tile(const Params& p, const Eight& all, i
 }
 #endif
 
-// Blocks of a row per block of threads, and how many of them it handles at a time.
-constexpr int SHARE = 64, STEP = SHARE / TURNS;
+// A block of threads has SHARE blocks of a row, and handles STEP of them at a time.
+constexpr int STEP = SHARE / TURNS;
 
-__device__ __forceinline__ void put(const Params& p, const float (&x)[8], i64 row, i64 block, int quarter) {
+__device__ __forceinline__ void put(const Rows& p, const float (&x)[8], i64 row, i64 block, int quarter) {
 #if TILE
     Eight all = quantized(x);
     if (block < p.blocks) put_in_tile(p, all, row, block, quarter);
@@ -53,7 +45,7 @@ __device__ __forceinline__ void put(const Params& p, const float (&x)[8], i64 ro
 }
 
 // Limited to 32 registers per thread, so that these threads fit beside those of a product.
-extern "C" __global__ void __launch_bounds__(4 * STEP, 512 / STEP) blocks_rows(Params p) {
+extern "C" __global__ void __launch_bounds__(4 * STEP, 512 / STEP) blocks_rows(Rows p) {
     // The products may begin to fetch weights. Earlier kernels may still read the memory that this one writes.
     let_others_begin();
     unsigned shares = (unsigned)((p.blocks + SHARE - 1) / SHARE);

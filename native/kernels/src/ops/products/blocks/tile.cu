@@ -1,16 +1,15 @@
 // Products on tensor cores. A block of threads has OUTPUTS outputs and 8 NT rows of x, and takes COLUMNS blocks of each
-// at a time; STAGES of these pieces are in shared memory or in flight. SIDES warps side by side have 32 outputs each,
+// at a time; STAGES of these pieces are in shared memory or in flight. SIDES warps side by side have SIDE outputs each,
 // and four rows of such warps take a pair of blocks each. SPLIT blocks, a cluster, share the columns. All add up at the
 // end. Without a cluster a block goes on with further outputs, whose weights are in flight before the previous ones are
 // done. A multiplication is one block of 16 outputs and 8 rows. Its sums start from the bits of a float, so that they
 // are floats already; one multiply-add takes that float away.
 //
 // PIECE is 0 where the device copies weights by itself: rows must be whole units of 16 bytes at aligned addresses.
-// Otherwise it is the largest piece that divides all rows of weights. The host gives FORMAT, NT, SIDES, SPLIT, STAGES,
-// PIECE and FN.
+// Otherwise it is the largest piece that divides all rows of weights. The host gives FORMAT, COLUMNS, NT, SIDE, SIDES,
+// SPLIT, STAGES, PIECE, PRODUCERS (threads that fetch) and FN.
 
-constexpr int MT = 2, SIDE = 16 * MT, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES, THREADS = 32 * WARPS;
-constexpr int PRODUCERS = PIECE ? 128 : 32;
+constexpr int MT = SIDE / 16, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES, THREADS = 32 * WARPS;
 // Bytes of a row in shared memory: an odd number of units, so that adjacent rows fall into different banks.
 constexpr int PITCH = COLUMNS * BYTES;
 // Bytes of a stage: weights, then x.
@@ -19,21 +18,11 @@ constexpr int ROWS = 8 * NT;
 // Pieces that are fetched before x is ready: fewer bring the first ones sooner.
 constexpr int SOON = STAGES < 6 ? STAGES : 6;
 
-struct alignas(64) Params {
-    unsigned char matrix[128];  // the tensor map of the weights where PIECE is 0
-    const unsigned char* w;
-    const unsigned char* ready;
-    const float* b;
-    STORAGE* y;
-    i64 rows, outputs, blocks;
-    int columns, tiles;  // columns of tiles, and tiles of all groups of rows
-};
-
-__device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
+__device__ __forceinline__ i64 pieces(const Tiled& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
 
 // Fetches pieces of weights and of x.
 struct Producer {
-    const Params& p;
+    const Tiled& p;
     unsigned char* shared;
     Stages& stages;
 
@@ -54,7 +43,7 @@ struct Producer {
         }
 #else
         expect(full, STAGE);
-        copy_box<STREAMED>(to, p.matrix, (int)(skipped / 2), at.column * OUTPUTS, full);
+        copy_box<STREAMED>(to, &p.matrix, (int)(skipped / 2), at.column * OUTPUTS, full);
 #endif
     }
 
@@ -248,7 +237,7 @@ __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], const 
 }
 
 // Adds the sums of the blocks of a cluster, each of which writes a part. All loads are issued before any is waited for.
-__device__ __forceinline__ void write(const Params& p, const Place& at, const float* all) {
+__device__ __forceinline__ void write(const Tiled& p, const Place& at, const float* all) {
     constexpr int ALL = ROWS * OUTPUTS, EACH = (ALL + SPLIT * THREADS - 1) / (SPLIT * THREADS);
     int first = threadIdx.x + own_part() * THREADS;
     float z[EACH][SPLIT] = {};
@@ -271,7 +260,7 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, const fl
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile(const __grid_constant__ Tiled p) {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ Stages stages;
     Place at = place(p, blockIdx.x / SPLIT);

@@ -1,28 +1,18 @@
 // Products of a few rows. A warp has OUTPUTS rows of weights at a time; of 32 adjacent blocks, each lane has one.
 // STAGES - 1 pieces of weights are in flight while one is multiplied. FUSED: all threads of a block prepare its rows of
 // x while the first pieces are in flight; else blocks_rows has done so. The host gives FORMAT, ROWS of x, FLOATS,
-// FUSED, WARPS, STAGES and FN.
+// FUSED, WARPS, STAGES, OUTPUTS and FN.
 
-constexpr int OUTPUTS = 4, WORDS = FORMAT == 8 ? 8 : 4;
+constexpr int WORDS = FORMAT == 8 ? 8 : 4;
 // 32 blocks from an even address on, in 16-byte units from that address rounded down.
 constexpr int UNITS = (32 * BYTES + 14 + 2 + 15) / 16, ROW_BYTES = UNITS * 16, STAGE = OUTPUTS * ROW_BYTES;
-
-struct Params {
-    const unsigned char* w;
-    const STORAGE* x;
-    const unsigned char* ready;
-    const float* b;
-    STORAGE* y;
-    i64 rows, outputs, blocks;
-    i64 columns;  // blocks of threads that share the outputs
-};
 
 // Units of a row that remain after each lane has copied equally many. Those of all OUTPUTS rows are one further copy.
 constexpr int REST = UNITS % 32;
 static_assert(OUTPUTS * REST <= 32, "one copy");
 
 // A row of weights. Past the last one it is the last one again, whose result is not written.
-__device__ __forceinline__ const unsigned char* weights_of(const Params& p, i64 output) {
+__device__ __forceinline__ const unsigned char* weights_of(const Walked& p, i64 output) {
     return p.w + (output < p.outputs ? output : p.outputs - 1) * p.blocks * BYTES;
 }
 
@@ -33,7 +23,7 @@ struct Ahead {
     const unsigned char* units[OUTPUTS + 1];
 };
 
-__device__ __forceinline__ Ahead ahead_of(const Params& p, i64 first, i64 chunks, int lane) {
+__device__ __forceinline__ Ahead ahead_of(const Walked& p, i64 first, i64 chunks, int lane) {
     Ahead at = {first, chunks};
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) at.units[o] = rounded_down(weights_of(p, first + o)) + lane * 16;
@@ -42,7 +32,7 @@ __device__ __forceinline__ Ahead ahead_of(const Params& p, i64 first, i64 chunks
 }
 
 // Fetches the weights of 32 blocks in whole units. Units past the end of all weights are skipped.
-__device__ __forceinline__ void fetch(const Params& p, const Ahead& at, int lane, unsigned char* stage) {
+__device__ __forceinline__ void fetch(const Walked& p, const Ahead& at, int lane, unsigned char* stage) {
     const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
     if (at.units[OUTPUTS - 1] + (UNITS - lane) * 16 <= end) {
 #pragma unroll
@@ -65,7 +55,7 @@ __device__ __forceinline__ void fetch(const Params& p, const Ahead& at, int lane
 }
 
 // Fetches the next piece, if there is one, and moves on.
-__device__ __forceinline__ void fetch_next(const Params& p, Ahead& at, i64 chunks, i64 step, int lane, unsigned char* stage) {
+__device__ __forceinline__ void fetch_next(const Walked& p, Ahead& at, i64 chunks, i64 step, int lane, unsigned char* stage) {
     if (at.left > 0 && at.first < p.outputs) fetch(p, at, lane, stage);
     commit();
     if (--at.left <= 0) {
@@ -150,7 +140,7 @@ __device__ __forceinline__ void add(const unsigned char* x, i64 apart, const uns
     for (int r = 0; r < ROWS; ++r) add(weights, d, x + r * apart, lane, sums[r]);
 }
 
-__device__ __forceinline__ void write(const Params& p, i64 first, i64 group, const float (&sums)[ROWS][OUTPUTS]) {
+__device__ __forceinline__ void write(const Walked& p, i64 first, i64 group, const float (&sums)[ROWS][OUTPUTS]) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
@@ -168,7 +158,7 @@ __device__ __forceinline__ void write(const Params& p, i64 first, i64 group, con
 }
 
 // Prepares the rows of a group. Rows and blocks past the last ones are zeros.
-__device__ __forceinline__ void make_all_ready(const Params& p, i64 group, int chunks, unsigned char* to) {
+__device__ __forceinline__ void make_all_ready(const Walked& p, i64 group, int chunks, unsigned char* to) {
     for (int at = threadIdx.x; at < ROWS * chunks * 128; at += 32 * WARPS) {
         int quarter = at % 4, chunk = at / 128;
         i64 row = group * ROWS + chunk / chunks, block = chunk % chunks * 32 + at / 4 % 32;
@@ -179,7 +169,7 @@ __device__ __forceinline__ void make_all_ready(const Params& p, i64 group, int c
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) blocks_walk(Params p) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) blocks_walk(Walked p) {
     extern __shared__ __align__(16) unsigned char shared[];
     int warp = threadIdx.x / 32, lane;
     // Volatile, because the compiler would read it again and again.

@@ -2,26 +2,26 @@
 //! epilogue of the product where cuBLASLt has one, otherwise in a kernel after it.
 
 use super::Problem;
-use crate::cuda::{Buffer, Epilogue, Lane, Matrix, Source, columns, function, grid_size, types};
+use crate::cuda::{Buffer, Epilogue, Lane, Matrix, Source, columns, function, grid_size, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{Described, Shape, Spec};
 
-const EPILOGUE: Source = Source {
-    name: "linear_epilogue",
-    text: concat!(include_str!("../../../cuda/include/activation.cu"), include_str!("epilogue.cu")),
-};
+const EPILOGUE: Source<Params> = Source::new(
+    "linear_epilogue",
+    concat!(include_str!("../../../cuda/include/activation.cu"), include_str!("epilogue.cu")),
+);
 
-/// The kernel's parameters; the same struct is declared in `epilogue.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    sums: u64,
-    b: u64,
-    dy: u64,
-    to: u64,
-    rows: i64,
-    columns: i64,
+params! {
+    /// The kernel's parameters.
+    struct Params {
+        sums: u64 as "const REAL*",
+        b: u64 as "const STORAGE*",
+        dy: u64 as "const STORAGE*",
+        to: u64 as "STORAGE*",
+        rows: i64,
+        columns: i64,
+    }
 }
 
 /// Queues the layer.
@@ -73,8 +73,7 @@ fn epilogue(problem: &Problem, inputs: &Named<&Buffer>, sums: &Buffer, to: &Buff
     let params =
         Params { sums: lane.address(sums)?, b, dy, to: lane.address(to)?, rows: rows as i64, columns: columns as i64 };
     let grid = [grid_size(columns.div_ceil(threads))?, rows.min(most_rows) as u32, 1];
-    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have
-    // these sizes.
+    // SAFETY: the op's checks prove that the buffers have these sizes.
     unsafe { lane.launch(&kernel, grid, threads as u32, &params) }
 }
 

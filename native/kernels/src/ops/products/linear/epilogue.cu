@@ -1,14 +1,6 @@
 // What is done with the sums z = x w^T + b of a dense layer: y = f(z), or with GRADIENT dz = f'(z) dy. The
 // host names the function by FN. A thread has one column of every gridDim.y-th row.
 
-struct Params {
-    const REAL* sums;
-    const STORAGE* b;
-    const STORAGE* dy;
-    STORAGE* to;
-    i64 rows, columns;
-};
-
 extern "C" __global__ void linear_epilogue(Params p) {
     i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= p.columns) return;

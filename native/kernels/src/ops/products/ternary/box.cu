@@ -13,17 +13,11 @@ constexpr int UNITS = CHUNK / 128, WIDTH = CHUNK / 8, PLANE = OUTPUTS * WIDTH, X
 // Values are multiplied by 2^HIGH.
 constexpr int HIGH = 6;
 
-struct alignas(64) Box {
-    unsigned char planes[2][128];  // tensor maps
-    Params of;
-    int columns, tiles;  // columns of tiles, and tiles of all groups of rows
-};
-
-__device__ __forceinline__ i64 pieces(const Box& p) { return p.of.stride / CHUNK; }
+__device__ __forceinline__ i64 pieces(const Boxed& p) { return p.of.stride / CHUNK; }
 
 // Fetches pieces of weights and of x.
 struct Producer {
-    const Box& p;
+    const Boxed& p;
     unsigned char* shared;
     Stages& stages;
 
@@ -32,7 +26,7 @@ struct Producer {
         unsigned char* to = shared + turn.stage * STAGE;
 #pragma unroll
         for (int plane = 0; plane < 2; plane++)
-            copy_box<STREAMED>(to + plane * PLANE, p.planes[plane], (at.begin + i) * (WIDTH / 2), at.column * OUTPUTS, full);
+            copy_box<STREAMED>(to + plane * PLANE, &p.planes[plane], (at.begin + i) * (WIDTH / 2), at.column * OUTPUTS, full);
     }
 
     // Fetches the rest of a stage, which makes it full.
@@ -140,7 +134,7 @@ __device__ __forceinline__ void write(const Params& p, i64 row, i64 out, int4 fo
 
 // Computes a place up to its results. The loads of scales and biases, per output and per row, are issued before the
 // sums are ready.
-__device__ __forceinline__ void multiply_place(const Box& p, const Place& at, Stages& stages, const Own& own, Turn& turn,
+__device__ __forceinline__ void multiply_place(const Boxed& p, const Place& at, Stages& stages, const Own& own, Turn& turn,
                                                Results& all) {
     static_assert(OUTPUTS <= THREADS && ROWS <= 32, "threads");
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
@@ -172,7 +166,7 @@ __device__ __forceinline__ void multiply_place(const Box& p, const Place& at, St
     }
 }
 
-extern "C" __global__ void ternary_box(const __grid_constant__ Box p) {
+extern "C" __global__ void ternary_box(const __grid_constant__ Boxed p) {
     extern __shared__ __align__(1024) unsigned char shared[];
     if (idle(p)) return;
     // No static shared memory is declared, so that stages start at the alignment that the swizzle above assumes.

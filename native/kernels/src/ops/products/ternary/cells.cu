@@ -1,41 +1,30 @@
 // Converts ternary cells from layout FROM to layout TO, numbered as in `Layout`; TO 5 only counts values. A thread
 // handles one byte of the target: 8 cells of a row, 4 of them, 4 rows of a column, or one cell.
 
-struct Params {
-    const unsigned char* from0;
-    const unsigned char* from1;
-    unsigned char* to0;
-    unsigned char* to1;
-    int* sentinels;
-    unsigned long long* first;
-    unsigned long long* counts;
-    i64 rows, n;
-};
-
 // -1, 0 or 1; 2 for a sentinel.
 __device__ __forceinline__ int of_bits(int bit0, int bit1) { return bit0 & bit1 ? 2 : bit0 - bit1; }
 
-__device__ __forceinline__ int cell(const Params& p, i64 row, i64 i) {
+__device__ __forceinline__ int cell(const Cells& p, i64 row, i64 i) {
 #if FROM == 0
-    int value = (signed char)p.from0[row * p.n + i];
+    int value = (signed char)p.from[0][row * p.n + i];
     return value < -1 || value > 1 ? 2 : value;
 #elif FROM == 1
     i64 at = row * ((p.n + 7) / 8) + i / 8;
-    return of_bits(p.from0[at] >> (i % 8) & 1, p.from1[at] >> (i % 8) & 1);
+    return of_bits(p.from[0][at] >> (i % 8) & 1, p.from[1][at] >> (i % 8) & 1);
 #elif FROM == 2
-    int code = p.from0[row * ((p.n + 3) / 4) + i / 4] >> (2 * (i % 4)) & 3;
+    int code = p.from[0][row * ((p.n + 3) / 4) + i / 4] >> (2 * (i % 4)) & 3;
     return of_bits(code >> 1, code & 1);
 #elif FROM == 3
     i64 quarter = (p.rows + 3) / 4;
-    return (p.from0[row % quarter * p.n + i] >> (2 * (row / quarter)) & 3) - 1;
+    return (p.from[0][row % quarter * p.n + i] >> (2 * (row / quarter)) & 3) - 1;
 #else
-    int bit0 = p.from0[row * p.n + i], bit1 = p.from1[row * p.n + i];
+    int bit0 = p.from[0][row * p.n + i], bit1 = p.from[1][row * p.n + i];
     return bit0 > 1 || bit1 > 1 ? 2 : of_bits(bit0, bit1);
 #endif
 }
 
 // The cell's value. A sentinel is recorded and reads as 0.
-__device__ __forceinline__ int cleared(const Params& p, i64 row, i64 i) {
+__device__ __forceinline__ int cleared(const Cells& p, i64 row, i64 i) {
     int value = cell(p, row, i);
     if (value != 2) return value;
     atomicAdd(p.sentinels, 1);
@@ -43,7 +32,7 @@ __device__ __forceinline__ int cleared(const Params& p, i64 row, i64 i) {
     return 0;
 }
 
-extern "C" __global__ void ternary_cells(Params p) {
+extern "C" __global__ void ternary_cells(Cells p) {
     constexpr int CELLS = TO == 1 || TO == 5 ? 8 : TO == 2 ? 4 : 1;
     i64 wide = (p.n + CELLS - 1) / CELLS, high = TO == 3 ? (p.rows + 3) / 4 : p.rows;
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -54,7 +43,7 @@ extern "C" __global__ void ternary_cells(Params p) {
     i64 row = inside ? at / wide : 0, begin = inside ? at % wide * CELLS : 0;
     [[maybe_unused]] i64 end = !inside ? 0 : begin + CELLS < p.n ? begin + CELLS : p.n;
 #if TO == 0
-    p.to0[at] = (unsigned char)cleared(p, row, begin);
+    p.to[0][at] = (unsigned char)cleared(p, row, begin);
 #elif TO == 1
     int plane0 = 0, plane1 = 0;
     for (i64 i = begin; i < end; i++) {
@@ -62,23 +51,23 @@ extern "C" __global__ void ternary_cells(Params p) {
         plane0 |= (value == 1) << (i - begin);
         plane1 |= (value == -1) << (i - begin);
     }
-    p.to0[at] = plane0;
-    p.to1[at] = plane1;
+    p.to[0][at] = plane0;
+    p.to[1][at] = plane1;
 #elif TO == 2
     int codes = 0;
     for (i64 i = begin; i < end; i++) {
         int value = cleared(p, row, i);
         codes |= (value == 1 ? 2 : value == -1) << (2 * (i - begin));
     }
-    p.to0[at] = codes;
+    p.to[0][at] = codes;
 #elif TO == 3
     int codes = 0;
     for (int i = 0; i < 4 && row + i * high < p.rows; i++) codes |= (cleared(p, row + i * high, begin) + 1) << (2 * i);
-    p.to0[at] = codes;
+    p.to[0][at] = codes;
 #elif TO == 4
     int value = cleared(p, row, begin);
-    p.to0[at] = value == 1;
-    p.to1[at] = value == -1;
+    p.to[0][at] = value == 1;
+    p.to[1][at] = value == -1;
 #else
     int counts[4] = {0, 0, 0, 0};
     for (i64 i = begin; i < end; i++) {

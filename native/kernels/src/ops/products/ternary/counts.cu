@@ -1,11 +1,11 @@
 // Products by counting: tensor cores count the bits that two rows of bits share. Weights are used as they lie, in
 // planes. Activations are rows of bits too: for signs (FORM 0) their planes, for bytes (FORM 1) their eight bits. Every
 // block makes those of x itself while its weights are in flight. A block has ROWS rows of activations and 16 SIDES rows
-// of weights, whose chunks of 512 columns SPLIT warps take in turn. Each thread copies the data that it reads itself,
+// of weights, whose chunks of CHUNK columns SPLIT warps take in turn. Each thread copies the data that it reads itself,
 // STAGES chunks ahead, so threads do not wait for each other before the end. AHEAD: a multiprocessor has room for two
 // blocks, so one fetches weights while another kernel's block is still working.
 
-constexpr int WARPS = 16, THREADS = 32 * WARPS, SPLIT = WARPS / SIDES, OUTS = 16 * SIDES, CHUNK = 512;
+constexpr int THREADS = 32 * WARPS, SPLIT = WARPS / SIDES, OUTS = 16 * SIDES;
 // Groups of eight rows of bits that are counted together.
 constexpr int NT = FORM == 0 ? ROWS / 8 : ROWS;
 
@@ -20,8 +20,8 @@ __device__ __forceinline__ void fetch(const Params& p, i64 chunk, uint4* stage) 
         i64 out = blockIdx.x * (i64)OUTS + threadIdx.x / 32 % SIDES * 16 + half * 8 + threadIdx.x % 32 / 4;
         // Rows past the last one repeat it, and are not written. Columns past the end meet zeros in x.
         i64 from = (out < p.outs ? out : p.outs - 1) * bytes + at;
-        copy16(stage + half * 2 * THREADS, p.plane0 + from);
-        copy16(stage + (half * 2 + 1) * THREADS, p.plane1 + from);
+        copy16(stage + half * 2 * THREADS, p.planes[0] + from);
+        copy16(stage + (half * 2 + 1) * THREADS, p.planes[1] + from);
     }
 }
 
@@ -118,7 +118,7 @@ __device__ __forceinline__ void fetch_bits(const Params& p, unsigned char* bits,
         i64 row = blockIdx.y * (i64)ROWS + line % ROWS;
         uint4* to = (uint4*)(bits + line * pitch) + unit;
         if (row < p.rows && 16 * unit < bytes)
-            copy16(to, (line < ROWS ? p.x_plane0 : p.x_plane1) + row * bytes + 16 * unit);
+            copy16(to, (line < ROWS ? p.x_planes[0] : p.x_planes[1]) + row * bytes + 16 * unit);
         else
             *to = make_uint4(0, 0, 0, 0);
     }

@@ -15,23 +15,23 @@ use super::products::{Form, Pairs, Problem as Product};
 use super::rules::{Activations, Problem as Quantization, Rule};
 use super::sums::{Proof, Weights};
 use crate::cuda::tiles::eights;
-use crate::cuda::{Buffer, Kernel, Lane, Source, Together, function, grid_size, launch_each, types};
+use crate::cuda::{Buffer, Kernel, Lane, Source, Together, function, grid_size, launch_each, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
 use boxes::Boxes;
 
-const CELLS: Source = Source { name: "ternary_cells", text: include_str!("cells.cu") };
+const CELLS: Source<Cells> = Source::new("ternary_cells", include_str!("cells.cu"));
 const RULES: &str =
     concat!(include_str!("../../../cuda/include/early.cu"), include_str!("bytes.cu"), include_str!("rules.cu"));
-const SIZES: Source = Source { name: "ternary_sizes", text: RULES };
-const THRESHOLD: Source = Source { name: "ternary_threshold", text: RULES };
-const CUT: Source = Source { name: "ternary_cut", text: RULES };
-const BYTES: Source = Source { name: "ternary_bytes", text: RULES };
-const BITS: Source = Source { name: "ternary_bits", text: RULES };
-const PARTS: Source = Source {
-    name: "ternary_parts",
-    text: concat!(
+const SIZES: Source<Rules> = Source::new("ternary_sizes", RULES);
+const THRESHOLD: Source<Rules> = Source::new("ternary_threshold", RULES);
+const CUT: Source<Rules> = Source::new("ternary_cut", RULES);
+const BYTES: Source<Rules> = Source::new("ternary_bytes", RULES);
+const BITS: Source<Rules> = Source::new("ternary_bits", RULES);
+const PARTS: Source<Rules> = Source::new(
+    "ternary_parts",
+    concat!(
         include_str!("../../../cuda/include/early.cu"),
         include_str!("../../../cuda/include/cluster.cu"),
         include_str!("../../../cuda/include/pipeline.cu"),
@@ -39,19 +39,19 @@ const PARTS: Source = Source {
         include_str!("rules.cu"),
         include_str!("parts.cu")
     ),
-};
-const PRODUCT: Source = Source {
-    name: "ternary_product",
-    text: concat!(
+);
+const PRODUCT: Source<Params> = Source::new(
+    "ternary_product",
+    concat!(
         include_str!("../../../cuda/include/activation.cu"),
         include_str!("../../../cuda/include/early.cu"),
         include_str!("ends.cu"),
         include_str!("products.cu")
     ),
-};
-const TILE: Source = Source {
-    name: "ternary_tile",
-    text: concat!(
+);
+const TILE: Source<Params> = Source::new(
+    "ternary_tile",
+    concat!(
         include_str!("../../../cuda/include/activation.cu"),
         include_str!("../../../cuda/include/early.cu"),
         include_str!("../../../cuda/include/copies.cu"),
@@ -59,10 +59,10 @@ const TILE: Source = Source {
         include_str!("ends.cu"),
         include_str!("tile.cu")
     ),
-};
-const COUNTS: Source = Source {
-    name: "ternary_counts",
-    text: concat!(
+);
+const COUNTS: Source<Params> = Source::new(
+    "ternary_counts",
+    concat!(
         include_str!("../../../cuda/include/activation.cu"),
         include_str!("../../../cuda/include/early.cu"),
         include_str!("../../../cuda/include/copies.cu"),
@@ -70,33 +70,33 @@ const COUNTS: Source = Source {
         include_str!("bytes.cu"),
         include_str!("counts.cu")
     ),
-};
+);
 const SUMS: &str = include_str!("sums.cu");
-const DOT: Source = Source { name: "ternary_dot", text: SUMS };
-const COLUMNS: Source = Source { name: "ternary_columns", text: SUMS };
-const PROOF: Source = Source { name: "ternary_proof", text: SUMS };
-const ARGMAX: Source = Source { name: "argmax", text: SUMS };
+const DOT: Source<Sums> = Source::new("ternary_dot", SUMS);
+const COLUMNS: Source<Sums> = Source::new("ternary_columns", SUMS);
+const PROOF: Source<Sums> = Source::new("ternary_proof", SUMS);
+const ARGMAX: Source<Sums> = Source::new("argmax", SUMS);
 
-/// Threads of a block that handles one row; equal to the constant in `rules.cu`.
+/// Threads of a block that handles one row.
 const THREADS: u32 = 256;
 
-/// Threads of a block that prepares a row for products; equal to the constant in `rules.cu`.
+/// Threads of a block that prepares a row for products.
 const WIDE: u32 = 1024;
 
-/// Warps of a block of products; equal to the constant in `products.cu`.
+/// Warps of a block of products.
 const WARPS: usize = 8;
 
-/// Warps of a block that counts; equal to the constant in `counts.cu`.
+/// Warps of a block that counts.
 const COUNTING: usize = 16;
 
 /// Up to this number of rows, bytes are counted. More rows are faster multiplied on tensor cores, and more signs
 /// counted there.
 const FEW: usize = 4;
 
-/// Columns that a tile takes at a time; equal to the constant in `tile.cu` and `counts.cu`, and given to `box.cu`.
+/// Columns that a tile takes at a time.
 const CHUNK: usize = 512;
 
-/// The most blocks of threads that prepare a row together; equal to the constant in `parts.cu`.
+/// The most blocks of threads that prepare a row together.
 const MOST_PARTS: usize = 8;
 
 /// Rows of a column that one thread sums.
@@ -123,17 +123,17 @@ impl Found {
     }
 }
 
-/// The parameters of `cells.cu`, which declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Cells {
-    from: [u64; 2],
-    to: [u64; 2],
-    sentinels: u64,
-    first: u64,
-    counts: u64,
-    rows: i64,
-    n: i64,
+params! {
+    /// The parameters of `cells.cu`.
+    struct Cells {
+        from: [u64; 2] as "const unsigned char*",
+        to: [u64; 2] as "unsigned char*",
+        sentinels: u64 as "int*",
+        first: u64 as "unsigned long long*",
+        counts: u64 as "unsigned long long*",
+        rows: i64,
+        n: i64,
+    }
 }
 
 /// The addresses of a layout's tensors; a single tensor is given twice.
@@ -145,7 +145,7 @@ fn pair(layout: Layout, tensors: &Named<&Buffer>, lane: &Lane) -> Result<[u64; 2
 fn cells(from: &Grid, to: usize, threads: usize, params: &Cells, lane: &Lane) -> Result<()> {
     let options = format!("{} -DFROM={} -DTO={to}", types(DType::F32), from.layout.number());
     let kernel = lane.device().kernel(&CELLS, &options)?;
-    // SAFETY: Cells is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers.
+    // SAFETY: the op's checks prove that all sizes fit the buffers.
     unsafe { launch_each(lane, &kernel, threads, params) }
 }
 
@@ -193,42 +193,49 @@ pub fn stats(grid: &Grid, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lan
     cells(grid, Layout::ALL.len(), grid.rows * grid.n.div_ceil(8), &params, lane)
 }
 
-/// The parameters of `rules.cu`, which declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Rules {
-    x: u64,
-    sums: u64,
-    thresholds: u64,
-    scales: u64,
-    planes: [u64; 2],
-    q: u64,
-    bits: u64,
-    totals: u64,
-    bad: u64,
-    rows: i64,
-    n: i64,
-    stride: i64,
-    parts: i64,
-    tiles: i64,
-    eights: i64,
-    floor: f32,
-    stage: i32,
+params! {
+    /// The parameters of `rules.cu`.
+    #[derive(Default)]
+    struct Rules {
+        x: u64 as "const STORAGE*",
+        sums: u64 as "double*", // of each row: sum of magnitudes, and their number
+        thresholds: u64 as "float*", // one, or one for each row
+        scales: u64 as "float*",
+        planes: [u64; 2] as "unsigned char*",
+        q: u64 as "signed char*", // in storage order
+        // In product order: rows of `stride`, `tiles` tiles of 8 rows, or groups of `eights` eights.
+        bits: u64 as "signed char*",
+        totals: u64 as "int*", // sums of q
+        bad: u64 as "unsigned long long*",
+        rows: i64,
+        n: i64,
+        stride: i64,
+        parts: i64,
+        tiles: i64,
+        eights: i64,
+        floor: f32,
+        stage: i32,
+    }
+}
+
+/// The compiler options of the kernels of `rules.cu`.
+fn rules(dtype: DType) -> String {
+    format!("{} -DTHREADS={THREADS} -DWIDE={WIDE} -DMOST_PARTS={MOST_PARTS}", types(dtype))
 }
 
 /// Queues one block per row or part.
-fn blocks(source: &Source, count: usize, params: &Rules, dtype: DType, lane: &Lane) -> Result<()> {
+fn blocks(source: &Source<Rules>, count: usize, params: &Rules, dtype: DType, lane: &Lane) -> Result<()> {
     if count == 0 {
         return Ok(());
     }
-    let kernel = lane.device().kernel(source, &types(dtype))?;
-    // SAFETY: Rules is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers.
+    let kernel = lane.device().kernel(source, &rules(dtype))?;
+    // SAFETY: the op's checks prove that all sizes fit the buffers.
     unsafe { lane.launch(&kernel, [grid_size(count)?, 1, 1], THREADS, params) }
 }
 
 fn cut(params: &Rules, dtype: DType, lane: &Lane) -> Result<()> {
-    let kernel = lane.device().kernel(&CUT, &types(dtype))?;
-    // SAFETY: Rules is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers.
+    let kernel = lane.device().kernel(&CUT, &rules(dtype))?;
+    // SAFETY: the op's checks prove that all sizes fit the buffers.
     unsafe { launch_each(lane, &kernel, params.rows as usize * plane_bytes(params.n as usize), params) }
 }
 
@@ -301,28 +308,30 @@ fn value(x: &Buffer, at: usize, lane: &Lane) -> Result<f32> {
     Ok(lane.downloaded(&one)?.view().to_f64()[[0]] as f32)
 }
 
-/// The parameters of `products.cu`, which declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Params {
-    planes: [u64; 2],
-    x: u64,
-    x_planes: [u64; 2],
-    bits: u64,
-    totals: u64,
-    x_scale: u64,
-    w_scale: u64,
-    bias: u64,
-    acc: u64,
-    y: u64,
-    q: u64,
-    x_scales: u64,
-    rows: i64,
-    n: i64,
-    outs: i64,
-    stride: i64,
-    scales: i64,
-    floor: f32,
+params! {
+    /// The parameters of `products.cu`.
+    #[derive(Default)]
+    struct Params {
+        planes: [u64; 2] as "const unsigned char*",
+        x: u64 as "const STORAGE*",
+        x_planes: [u64; 2] as "const unsigned char*",
+        bits: u64 as "const signed char*",
+        totals: u64 as "const int*",
+        x_scale: u64 as "const float*",
+        w_scale: u64 as "const float*",
+        bias: u64 as "const float*",
+        acc: u64 as "int*",
+        y: u64 as "STORAGE*",
+        // Written by kernels that quantize x: bytes in storage order, and their scales.
+        q: u64 as "signed char*",
+        x_scales: u64 as "float*",
+        rows: i64,
+        n: i64,
+        outs: i64,
+        stride: i64,
+        scales: i64,
+        floor: f32,
+    }
 }
 
 /// Multiplies.
@@ -363,7 +372,7 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
     let busy = WARPS * lane.device().facts().multiprocessors as usize;
     let of_outs = if outs * rows.div_ceil(of_rows) >= 4 * busy { 4 } else { 1 };
     let options = format!(
-        "{} -DFORM={} -DALIGNED={} -DOUTS={of_outs} -DROWS={of_rows} -DFN={}",
+        "{} -DFORM={} -DALIGNED={} -DOUTS={of_outs} -DROWS={of_rows} -DWARPS={WARPS} -DFN={}",
         types(dtype),
         form as usize,
         usize::from(aligned),
@@ -392,8 +401,7 @@ pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffe
             ..params
         };
         let grid = [grid, some.div_ceil(of_rows) as u32, 1];
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
-        // and scratch memory has what was prepared.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, and scratch memory has what was prepared.
         unsafe { lane.launch(&kernel, grid, 32 * WARPS as u32, &part)? };
     }
     Ok(())
@@ -462,7 +470,8 @@ impl Counts {
             prepare(problem, Order::Rows, params, outputs, lane)?;
         }
         let options = format!(
-            "{} -DFORM={} -DROWS={} -DSIDES={} -DSTAGES={} -DAHEAD={} -DFN={}",
+            "{} -DFORM={} -DROWS={} -DSIDES={} -DSTAGES={} -DAHEAD={} -DWARPS={COUNTING} -DCHUNK={CHUNK} \
+             -DFN={}",
             types(dtype),
             form as usize,
             self.rows,
@@ -475,8 +484,7 @@ impl Counts {
         let kernel = unsafe { lane.device().kernel(&COUNTS, &options)?.early() };
         let busy = if self.ahead { lane.device().facts().multiprocessors } else { 0 };
         let grid = [grid_size(outs.div_ceil(16 * self.sides))?.max(busy), rows.div_ceil(self.rows) as u32, 1];
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
-        // and scratch memory has what was prepared.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, and scratch memory has what was prepared.
         unsafe { lane.launch_with(&kernel, grid, 32 * COUNTING as u32, self.shared(problem) as u32, params) }
     }
 }
@@ -515,7 +523,7 @@ impl Tile {
     }
 
     /// A tile for clusters whose blocks share the columns, and so read less of x each, if all of them finish as early.
-    fn clustered(self, problem: &Product, lane: &Lane) -> Result<Option<(Tile, Kernel)>> {
+    fn clustered(self, problem: &Product, lane: &Lane) -> Result<Option<(Tile, Kernel<Params>)>> {
         let all = lane.device().facts().multiprocessors as usize;
         let alone = self.sides_of(problem.outs).div_ceil(all) * self.sides;
         if self.count(problem.rows) > self.rows {
@@ -557,12 +565,12 @@ impl Tile {
         outs.div_ceil(32 * self.sides)
     }
 
-    fn kernel(&self, problem: &Product, lane: &Lane) -> Result<Kernel> {
+    fn kernel(&self, problem: &Product, lane: &Lane) -> Result<Kernel<Params>> {
         let Tile { sides, rows, groups, cluster, stages } = *self;
         let (form, function) = (problem.form as usize, function(problem.options.activation));
         let options = format!(
             "{} -DFORM={form} -DSIDES={sides} -DNT={rows} -DGROUPS={groups} -DCLUSTER={cluster} -DSTAGES={stages} \
-             -DFN={function}",
+             -DCHUNK={CHUNK} -DFN={function}",
             types(problem.dtype),
         );
         // SAFETY: the kernel waits before it accesses anything but weights, which it only reads.
@@ -572,16 +580,14 @@ impl Tile {
     fn launch(&self, problem: &Product, params: &Params, lane: &Lane) -> Result<()> {
         if let Some((tile, kernel)) = self.clustered(problem, lane)? {
             let (cluster, blocks) = (tile.cluster, grid_size(tile.cluster * tile.sides_of(problem.outs))?);
-            // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the
-            // buffers, and scratch memory has what was prepared.
+            // SAFETY: the op's checks prove that all sizes fit the buffers, and scratch memory has what was prepared.
             return unsafe {
                 lane.launch_together(&kernel, Together::Cluster(cluster as u32), blocks, tile.size(), params)
             };
         }
         let (kernel, [threads, shared]) = (self.kernel(problem, lane)?, self.size());
         let grid = [grid_size(self.sides_of(problem.outs))?, (self.count(problem.rows) / self.rows) as u32, 1];
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
-        // and scratch memory has what was prepared.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, and scratch memory has what was prepared.
         unsafe { lane.launch_with(&kernel, grid, threads, shared, params) }
     }
 }
@@ -662,8 +668,8 @@ fn launch_bits(dtype: DType, rows: usize, rules: &Rules, lane: &Lane) -> Result<
     }
     let source = if rules.eights > 0 { &PARTS } else { &BITS };
     // SAFETY: the kernel waits before it accesses memory that other kernels use.
-    let kernel = unsafe { lane.device().kernel(source, &types(dtype))?.early() };
-    // SAFETY: Rules is the struct that the kernels declare; scratch has room for all rows.
+    let kernel = unsafe { lane.device().kernel(source, &self::rules(dtype))?.early() };
+    // SAFETY: scratch has room for all rows.
     unsafe {
         if rules.eights == 0 {
             return lane.launch(&kernel, [grid_size(rows)?, 1, 1], WIDE, rules);
@@ -674,29 +680,31 @@ fn launch_bits(dtype: DType, rows: usize, rules: &Rules, lane: &Lane) -> Result<
     }
 }
 
-/// The parameters of `sums.cu`, which declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Sums {
-    planes: [u64; 4],
-    acc: u64,
-    columns: u64,
-    xq: u64,
-    x: u64,
-    to: u64,
-    difference: u64,
-    bad: u64,
-    rows: i64,
-    n: i64,
-    outs: i64,
-    bytes: i64,
-    part: i64,
+params! {
+    /// The parameters of `sums.cu`.
+    #[derive(Default)]
+    struct Sums {
+        a: [u64; 2] as "const unsigned char*",
+        b: [u64; 2] as "const unsigned char*",
+        acc: u64 as "const int*",
+        columns: u64 as "const int*",
+        xq: u64 as "const signed char*",
+        x: u64 as "const STORAGE*",
+        to: u64 as "int*",
+        difference: u64 as "i64*",
+        bad: u64 as "unsigned long long*",
+        rows: i64,
+        n: i64,
+        outs: i64,
+        bytes: i64,
+        part: i64,
+    }
 }
 
 /// Queues `threads` threads.
-fn each(source: &Source, threads: usize, params: &Sums, dtype: DType, lane: &Lane) -> Result<()> {
+fn each(source: &Source<Sums>, threads: usize, params: &Sums, dtype: DType, lane: &Lane) -> Result<()> {
     let kernel = lane.device().kernel(source, &types(dtype))?;
-    // SAFETY: Sums is the struct that the kernels declare; the ops' checks prove that all sizes fit the buffers.
+    // SAFETY: the ops' checks prove that all sizes fit the buffers.
     unsafe { launch_each(lane, &kernel, threads, params) }
 }
 
@@ -704,7 +712,8 @@ fn each(source: &Source, threads: usize, params: &Sums, dtype: DType, lane: &Lan
 pub fn dot(problem: &Pairs, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let of = |name| at(inputs, name, lane);
     let params = Sums {
-        planes: [of("a0")?, of("a1")?, of("b0")?, of("b1")?],
+        a: [of("a0")?, of("a1")?],
+        b: [of("b0")?, of("b1")?],
         to: at(outputs, "dot", lane)?,
         rows: problem.rows as i64,
         bytes: problem.bytes as i64,
@@ -724,7 +733,7 @@ pub fn column_sums(problem: &Weights, inputs: &Named<&Buffer>, outputs: &Named<&
     // The y size of a grid is limited to 65535.
     let part = rows.div_ceil(32768).max(PART.min(rows));
     let params = Sums {
-        planes: [at(inputs, "plane0", lane)?, at(inputs, "plane1", lane)?, 0, 0],
+        a: [at(inputs, "plane0", lane)?, at(inputs, "plane1", lane)?],
         to: lane.address(to)?,
         rows: rows as i64,
         n: n as i64,
@@ -734,7 +743,7 @@ pub fn column_sums(problem: &Weights, inputs: &Named<&Buffer>, outputs: &Named<&
     };
     let kernel = lane.device().kernel(&COLUMNS, &types(DType::F32))?;
     let grid = [grid_size(n.div_ceil(THREADS as usize))?, rows.div_ceil(part) as u32, 1];
-    // SAFETY: Sums is the struct that the kernels declare; the op's checks prove that all sizes fit the buffers.
+    // SAFETY: the op's checks prove that all sizes fit the buffers.
     unsafe { lane.launch(&kernel, grid, THREADS, &params) }
 }
 

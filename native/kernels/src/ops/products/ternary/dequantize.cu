@@ -1,14 +1,5 @@
 // Multiplies ternary numbers in planes by their scale. A thread writes one number.
 
-struct Params {
-    const unsigned char* plane0;
-    const unsigned char* plane1;
-    const float* scale;
-    float* w;
-    i64 rows, n;
-    int per_row;
-};
-
 extern "C" __global__ void dequantize_ternary(Params p) {
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= p.rows * p.n) return;

@@ -7,7 +7,7 @@
 use super::layouts::{Grid, Layout, Options as Sizes};
 use super::{one_or, plane};
 use crate::cpu::pool::{self, Shared};
-use crate::cuda::{Buffer, Lane, Source, launch_each, types};
+use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::Result;
 use crate::op::{Bound, Named, Op, Slot};
 use crate::options;
@@ -17,7 +17,7 @@ use ndarray::ArrayD;
 /// From this number of elements on, waking another thread pays off.
 const WORTH_SHARING: usize = 1 << 17;
 
-const SOURCE: Source = Source { name: "dequantize_ternary", text: include_str!("dequantize.cu") };
+const SOURCE: Source<Params> = Source::new("dequantize_ternary", include_str!("dequantize.cu"));
 
 /// Converts planes and their scale to floats.
 pub struct DequantizeTernary;
@@ -69,17 +69,17 @@ fn write(w: &mut [f32], plane0: &[u8], plane1: &[u8], scale: f32) {
     }
 }
 
-/// The parameters of `dequantize.cu`, which declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    plane0: u64,
-    plane1: u64,
-    scale: u64,
-    w: u64,
-    rows: i64,
-    n: i64,
-    per_row: i32,
+params! {
+    /// The parameters of `dequantize.cu`.
+    struct Params {
+        plane0: u64 as "const unsigned char*",
+        plane1: u64 as "const unsigned char*",
+        scale: u64 as "const float*",
+        w: u64 as "float*",
+        rows: i64,
+        n: i64,
+        per_row: i32,
+    }
 }
 
 impl Op for DequantizeTernary {
@@ -158,7 +158,7 @@ impl Op for DequantizeTernary {
             per_row: (problem.scales != 1).into(),
         };
         let kernel = lane.device().kernel(&SOURCE, &types(DType::F32))?;
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers.
+        // SAFETY: the op's checks prove that all sizes fit the buffers.
         unsafe { launch_each(lane, &kernel, rows * n, &params) }
     }
 }

@@ -1,25 +1,6 @@
 // The common part of products: the parameters, the codes of weights, and the steps from sums to y. FORM is the form of
 // the activations: 0 signs, 1 bytes, 2 floats. FN is the activation function.
 
-struct Params {
-    const unsigned char* plane0;
-    const unsigned char* plane1;
-    const STORAGE* x;
-    const unsigned char* x_plane0;
-    const unsigned char* x_plane1;
-    const signed char* bits;
-    const int* totals;
-    const float* x_scale;
-    const float* w_scale;
-    const float* bias;
-    int* acc;
-    STORAGE* y;
-    signed char* q;  // written by kernels that quantize x: bytes in storage order, and their scales
-    float* x_scales;
-    i64 rows, n, outs, stride, scales;
-    float floor;
-};
-
 __device__ __forceinline__ unsigned pick(uint4 of, int which) {
     return which == 0 ? of.x : which == 1 ? of.y : which == 2 ? of.z : of.w;
 }

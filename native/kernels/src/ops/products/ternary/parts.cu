@@ -6,7 +6,7 @@
 struct Matrices {
     i64 own, turn;
 
-    __device__ __forceinline__ Matrices(const Params& p, int row) {
+    __device__ __forceinline__ Matrices(const Rules& p, int row) {
         int eights = (int)p.eights, eight = row / 8;
         turn = eights * 256;
         own = eight / eights * (p.stride / 32) * turn + eight % eights * 256 + row % 8 * 16;
@@ -18,8 +18,6 @@ struct Matrices {
         return own + (word / 4 * 4 + b / 2) * turn + b % 2 * 128 + word % 4 * 4 + j;
     }
 };
-
-constexpr int MOST_PARTS = 8;
 
 // The maximum over all blocks of a cluster, which send their own values to each other.
 struct Largest {
@@ -47,7 +45,7 @@ struct Largest {
 };
 
 // A cluster of `parts` blocks quantizes a row, for products that need no sums of rows.
-extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS) ternary_parts(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS) ternary_parts(Rules p) {
     __shared__ unsigned sizes[THREADS / 32];
     __shared__ Largest largest;
     let_others_begin();

@@ -1,8 +1,6 @@
 // Products with ternary weights in planes. A warp has OUTS rows of weights and ROWS rows of activations. ALIGNED says
 // that rows of planes are whole units of 16 bytes.
 
-constexpr int WARPS = 8;
-
 // A word of a row of `bytes` bytes at any address, padded with zeros.
 __device__ __forceinline__ unsigned word(const unsigned char* row, i64 at, i64 bytes) {
     unsigned all = 0;
@@ -62,8 +60,8 @@ extern "C" __global__ void ternary_product(Params p) {
     for (int o = 0; o < OUTS; o++) {
         // Rows past the last one repeat it, and are not written.
         i64 out = first_out + o < p.outs ? first_out + o : p.outs - 1;
-        planes[o][0] = p.plane0 + out * bytes;
-        planes[o][1] = p.plane1 + out * bytes;
+        planes[o][0] = p.planes[0] + out * bytes;
+        planes[o][1] = p.planes[1] + out * bytes;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) sums[o][r] = 0;
     }
@@ -106,8 +104,8 @@ extern "C" __global__ void ternary_product(Params p) {
 #if FORM == 0
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            uint4 x0 = words(p.x_plane0 + row_of[r] * bytes, at, bytes);
-            uint4 x1 = words(p.x_plane1 + row_of[r] * bytes, at, bytes);
+            uint4 x0 = words(p.x_planes[0] + row_of[r] * bytes, at, bytes);
+            uint4 x1 = words(p.x_planes[1] + row_of[r] * bytes, at, bytes);
 #pragma unroll
             for (int o = 0; o < OUTS; o++) {
 #pragma unroll

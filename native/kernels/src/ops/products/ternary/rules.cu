@@ -1,22 +1,5 @@
-// Quantizes floats to ternary numbers and to bytes: sums of magnitudes, thresholds, planes, bytes.
-
-struct Params {
-    const STORAGE* x;
-    double* sums;        // of each row: sum of magnitudes, and their number
-    float* thresholds;   // one, or one for each row
-    float* scales;
-    unsigned char* plane0;
-    unsigned char* plane1;
-    signed char* q;      // in storage order
-    signed char* bits;   // in product order: rows of `stride`, `tiles` tiles of 8 rows, or groups of `eights` eights
-    int* totals;         // sums of q
-    unsigned long long* bad;
-    i64 rows, n, stride, parts, tiles, eights;
-    float floor;
-    int stage;
-};
-
-constexpr int THREADS = 256;
+// Quantizes floats to ternary numbers and to bytes: sums of magnitudes, thresholds, planes, bytes. The
+// host gives THREADS and WIDE, the threads of a block for a row.
 
 template <class T, class F>
 __device__ __forceinline__ T reduced(T value, T* shared, F join) {
@@ -32,7 +15,7 @@ __device__ __forceinline__ T reduced(T value, T* shared, F join) {
 }
 
 // Stage 0 sums all magnitudes of a row, stage 2 those above the threshold; NaN counts in both. One block per row.
-extern "C" __global__ void ternary_sizes(Params p) {
+extern "C" __global__ void ternary_sizes(Rules p) {
     __shared__ double shared[THREADS];
     auto add = [](double a, double b) { return a + b; };
     i64 row = blockIdx.x;
@@ -55,7 +38,7 @@ extern "C" __global__ void ternary_sizes(Params p) {
 
 // Stage 0 makes absmean's threshold and scale, stage 1 twn's threshold, stage 2 its scale. Stage 3 takes the given
 // threshold from `floor`. One block per part: a row, or all of them.
-extern "C" __global__ void ternary_threshold(Params p) {
+extern "C" __global__ void ternary_threshold(Rules p) {
     __shared__ double shared[THREADS];
     auto add = [](double a, double b) { return a + b; };
     i64 part = blockIdx.x, per = p.parts == 1 ? p.rows : 1;
@@ -85,7 +68,7 @@ extern "C" __global__ void ternary_threshold(Params p) {
 }
 
 // The planes by thresholds, or by 0 if there are none. One thread per byte.
-extern "C" __global__ void ternary_cut(Params p) {
+extern "C" __global__ void ternary_cut(Rules p) {
     i64 bytes = (p.n + 7) / 8, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= p.rows * bytes) return;
     i64 row = at / bytes, begin = at % bytes * 8;
@@ -98,12 +81,12 @@ extern "C" __global__ void ternary_cut(Params p) {
         plane0 |= (there && values[j] > threshold) << j;
         plane1 |= (there && values[j] < -threshold) << j;
     }
-    p.plane0[at] = plane0;
-    p.plane1[at] = plane1;
+    p.planes[0][at] = plane0;
+    p.planes[1][at] = plane1;
 }
 
 // The bytes of a row and its scale; zeros and NaN for a row that is not finite. One block per row.
-extern "C" __global__ void ternary_bytes(Params p) {
+extern "C" __global__ void ternary_bytes(Rules p) {
     __shared__ unsigned sizes[THREADS];
     i64 row = blockIdx.x;
     const STORAGE* x = p.x + row * p.n;
@@ -123,7 +106,7 @@ extern "C" __global__ void ternary_bytes(Params p) {
 // + b. Without tiles these words are contiguous. With tiles they follow the threads of tile.cu. There thread 4 (row %
 // 8) + t of a warp has 4 words of cells of every 512 columns, from the 4 t-th on. It reads 16 bytes of each, and then
 // 16 more.
-__device__ __forceinline__ i64 place(const Params& p, i64 row, i64 i) {
+__device__ __forceinline__ i64 place(const Rules& p, i64 row, i64 i) {
     i64 word = i / 32;
     int b = i % 8, j = i % 32 / 8;
     if (p.tiles == 0) return row * p.stride + word * 32 + b * 4 + j;
@@ -144,7 +127,7 @@ __device__ __forceinline__ unsigned turned(unsigned bytes) {
 // first round in registers. Rows past the last one are zeros, which pad a tile. `join` reduces a thread's largest
 // magnitude to that of the row. Returns the sum of the thread's bytes.
 template <int COUNT, class F, class G>
-__device__ __forceinline__ int make_bits(const Params& p, i64 row, int part, int parts, F join, G place) {
+__device__ __forceinline__ int make_bits(const Rules& p, i64 row, int part, int parts, F join, G place) {
     i64 n = row < p.rows ? p.n : 0, begin = 8 * (part * COUNT + (i64)threadIdx.x), step = 8 * COUNT * parts;
     const STORAGE* x = p.x + row * p.n;
     signed char* q = p.q ? p.q + row * p.n : nullptr;
@@ -168,10 +151,8 @@ __device__ __forceinline__ int make_bits(const Params& p, i64 row, int part, int
     return total;
 }
 
-// Threads of a block, which prepares one row.
-constexpr int WIDE = 1024;
-
-extern "C" __global__ void __launch_bounds__(WIDE) ternary_bits(Params p) {
+// A block of WIDE threads prepares a row.
+extern "C" __global__ void __launch_bounds__(WIDE) ternary_bits(Rules p) {
     // The product may begin to read weights. Earlier kernels may still read the memory that this one writes.
     let_others_begin();
     wait_for_others();

@@ -1,11 +1,11 @@
 // Products of many rows of bytes with ternary weights on tensor cores; rows of planes must be whole units of 16 bytes.
 // A block of threads has 8 NT rows of activations, and 32 rows of weights in each of SIDES warps side by side. GROUPS
-// of these warps, in each of CLUSTER blocks of a cluster, take chunks of 512 columns in turn and add up at the end. A
+// of these warps, in each of CLUSTER blocks of a cluster, take chunks of CHUNK columns in turn and add up at the end. A
 // thread reads planes straight from memory, two chunks ahead, and makes codes of them. Activations, which all warps of
 // a group need, come through shared memory, STAGES - 1 chunks ahead.
 
 constexpr int MT = 2, SIDE = 16 * MT, OUTS = SIDES * SIDE, GROUP = 32 * SIDES, THREADS = GROUP * GROUPS, ROWS = 8 * NT;
-constexpr int PARTS = GROUPS * CLUSTER, CHUNK = 512;
+constexpr int PARTS = GROUPS * CLUSTER;
 // 16-byte units of activations per chunk.
 constexpr int UNITS = ROWS * CHUNK / 16;
 
@@ -25,8 +25,8 @@ struct Planes {
                 i64 out = first + m * 16 + half * 8 + g;
                 // Rows past the last one repeat it, and are not written.
                 i64 from = (out < p.outs ? out : p.outs - 1) * bytes + t * 16;
-                of[m][half][0] = p.plane0 + from;
-                of[m][half][1] = p.plane1 + from;
+                of[m][half][0] = p.planes[0] + from;
+                of[m][half][1] = p.planes[1] + from;
             }
     }
 };

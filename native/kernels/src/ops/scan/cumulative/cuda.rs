@@ -1,15 +1,15 @@
 //! The scans on CUDA: one kernel for all of them, whose blocks walk through time and read and write memory once.
 
 use super::{Problem, Scan};
-use crate::cuda::{Buffer, Facts, Kernel, Lane, Source, Together, grid_size, types};
+use crate::cuda::{Buffer, Facts, Kernel, Lane, Source, Together, grid_size, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
 
-const SCAN: Source = Source {
-    name: "cumulative",
-    text: concat!(include_str!("../../../cuda/include/cluster.cu"), include_str!("scans.cu"), include_str!("tiles.cu")),
-};
+const SCAN: Source<Params> = Source::new(
+    "cumulative",
+    concat!(include_str!("../../../cuda/include/cluster.cu"), include_str!("scans.cu"), include_str!("tiles.cu")),
+);
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -25,7 +25,7 @@ const STEPS: usize = 16;
 /// The most tiles in shared memory.
 const STAGES: usize = 4;
 
-/// The most blocks of a cluster; the same number is in `tiles.cu`.
+/// The most blocks of a cluster.
 const MOST_BLOCKS: usize = 8;
 
 /// Shared memory that is enough for three blocks, if they read a single tensor.
@@ -37,29 +37,32 @@ const RESERVED: usize = 1 << 10;
 /// Bytes that memory reads at once: a tile with fewer bytes of a row would read the others for nothing.
 const SECTOR: usize = 32;
 
-/// The kernel's parameters; the same struct is declared in `scans.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Params {
-    x: u64,
-    y: u64,
-    wide_y: u64,
-    dy: u64,
-    dlog_y: u64,
-    first: u64,
-    start: u64,
-    to: u64,
-    log_to: u64,
-    last: u64,
-    length: i64,
-    width: i64,
-    columns: i64,
-    cluster: i64,
-    rounds: i64,
-    eps: f64,
-    log_min: f64,
-    floor: f64,
-    back: i64,
+params! {
+    /// The kernel's parameters.
+    #[derive(Default)]
+    struct Params {
+        x: u64 as "const STORAGE*",
+        y: u64 as "const STORAGE*",
+        wide_y: u64 as "const REAL*",
+        dy: u64 as "const STORAGE*",
+        dlog_y: u64 as "const REAL*",
+        // What the scan starts from; what this walk starts from, which is the same, or `dlast_state`.
+        first: u64 as "const REAL*",
+        start: u64 as "const REAL*",
+        to: u64 as "Y*",
+        log_to: u64 as "REAL*",
+        last: u64 as "REAL*",
+        // Channels of a row in tiles side by side; blocks that share a row; tiles of a block.
+        length: i64,
+        width: i64,
+        columns: i64,
+        cluster: i64,
+        rounds: i64,
+        eps: f64,
+        log_min: f64,
+        floor: f64,
+        back: i64,
+    }
 }
 
 /// Queues a scan.
@@ -148,8 +151,8 @@ fn launch(problem: &Problem, pass: Pass, params: Params, lane: &Lane) -> Result<
     let params = Params { length, width, columns, cluster, rounds, eps, log_min, floor, ..params };
     let blocks = grid_size(problem.rows * plan.columns * plan.cluster)?;
     let size = [THREADS as u32, plan.shared() as u32];
-    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
-    // whose addresses are this lane's; and the kernel has the shared memory that its stages take.
+    // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's; and the kernel has
+    // the shared memory that its stages take.
     unsafe {
         match plan.cluster {
             1 => lane.launch_with(&kernel, [blocks, 1, 1], size[0], size[1], &params),
@@ -256,7 +259,7 @@ impl Plan {
     }
 
     /// Shrinks the clusters until all of them run at once.
-    fn at_once(mut self, problem: &Problem, kernel: &Kernel, lane: &Lane) -> Result<Plan> {
+    fn at_once(mut self, problem: &Problem, kernel: &Kernel<Params>, lane: &Lane) -> Result<Plan> {
         let size = [THREADS as u32, self.shared() as u32];
         while self.cluster > 2
             && lane.device().clusters(kernel, self.cluster as u32, size)? < problem.rows * self.columns
@@ -292,9 +295,11 @@ impl Plan {
         let gradient = u8::from(self.pass == Pass::Gradient);
         let y = if self.pass == Pass::WideScan { "REAL" } else { "STORAGE" };
         let (own, clustered) = (u8::from(self.own), u8::from(self.cluster > 1));
+        let most_blocks = if self.cluster > 1 { MOST_BLOCKS } else { 1 };
         format!(
             "{} -DY={y} -DSCAN={scan} -DGRADIENT={gradient} -DVEC={channels} -DCOLS={side_by_side} -DROWS={steps} \
-             -DTHREADS={THREADS} -DBLOCKS={blocks} -DSTAGES={stages} -DOWN={own} -DCLUSTERED={clustered}",
+             -DTHREADS={THREADS} -DBLOCKS={blocks} -DSTAGES={stages} -DOWN={own} -DCLUSTERED={clustered} \
+             -DMOST_BLOCKS={most_blocks}",
             types(dtype)
         )
     }

@@ -10,7 +10,7 @@
 //   BLOCKS     blocks that a multiprocessor shall hold
 //   STAGES     tiles in shared memory: the one at work, and those ahead
 //   OWN        whether threads read ahead what they use themselves
-//   CLUSTERED  whether blocks of a cluster share a row
+//   CLUSTERED  whether blocks of a cluster share a row, at most MOST_BLOCKS of them
 //
 // A block walks through time over some columns of a row, tile by tile, and reads the next tiles while it works on one:
 // its threads compose their steps as a whole, learn from each other what is before them, and go through their steps
@@ -18,22 +18,6 @@
 // are as a whole. Totals are composed in the same order each time.
 
 typedef unsigned long long u64;
-
-struct Params {
-    const STORAGE* x;
-    const STORAGE* y;
-    const REAL* wide_y;
-    const STORAGE* dy;
-    const REAL* dlog_y;
-    // What the scan starts from; what this walk starts from, which is the same, or `dlast_state`.
-    const REAL *first, *start;
-    Y* to;
-    REAL *log_to, *last;
-    // Channels of a row in tiles side by side; blocks that share a row; tiles of a block.
-    i64 length, width, columns, cluster, rounds;
-    double eps, log_min, floor;
-    i64 back;
-};
 
 __device__ __forceinline__ float exponential(float v) { return expf(v); }
 __device__ __forceinline__ double exponential(double v) { return exp(v); }

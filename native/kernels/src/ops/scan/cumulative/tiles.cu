@@ -219,8 +219,6 @@ __device__ __forceinline__ void read_again(const Params& p, const Place& at, int
 }
 
 constexpr int WORDS = sizeof(Total) / 4;
-// Blocks of a cluster at most.
-constexpr int MOST_BLOCKS = CLUSTERED ? 8 : 1;
 
 // What the threads of a block, and the blocks of a cluster, tell each other in a round: what the steps of a warp, and
 // of a block, are as a whole, and then what is before them. And the barrier that waits for the blocks.

@@ -1,11 +1,11 @@
 //! The recurrence on CUDA: a thread a channel, and where there are too few of them, time in chunks.
 
 use super::Problem;
-use crate::cuda::{Buffer, Lane, Source, launch_each, types};
+use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::Result;
 use crate::op::Named;
 
-const SCAN: Source = Source { name: "linear_scan", text: include_str!("scan.cu") };
+const SCAN: Source<Params> = Source::new("linear_scan", include_str!("scan.cu"));
 
 /// Threads that keep a multiprocessor busy with this little work each.
 const BUSY: usize = 1024;
@@ -16,28 +16,30 @@ const SHORTEST_CHUNK: usize = 32;
 /// The most chunks: each composes the ends of all before it.
 const MOST_CHUNKS: usize = 128;
 
-/// The kernel's parameters; the same struct is declared in `scan.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Params {
-    a: u64,
-    b: u64,
-    h: u64,
-    dh: u64,
-    initial_state: u64,
-    dlast_state: u64,
-    to: u64,
-    da: u64,
-    db: u64,
-    last_state: u64,
-    dinitial_state: u64,
-    products: u64,
-    ends: u64,
-    batch: i64,
-    length: i64,
-    channels: i64,
-    chunk: i64,
-    chunks: i64,
+params! {
+    /// The kernel's parameters.
+    #[derive(Default)]
+    struct Params {
+        a: u64 as "const STORAGE*",
+        b: u64 as "const STORAGE*",
+        h: u64 as "const STORAGE*",
+        dh: u64 as "const STORAGE*",
+        initial_state: u64 as "const REAL*",
+        dlast_state: u64 as "const REAL*",
+        to: u64 as "STORAGE*",
+        da: u64 as "STORAGE*",
+        db: u64 as "STORAGE*",
+        last_state: u64 as "REAL*",
+        dinitial_state: u64 as "REAL*",
+        // Products of a and end states of all chunks, (chunks, B, K).
+        products: u64 as "REAL*",
+        ends: u64 as "REAL*",
+        batch: i64,
+        length: i64,
+        channels: i64,
+        chunk: i64,
+        chunks: i64,
+    }
 }
 
 /// Queues the recurrence.
@@ -86,8 +88,8 @@ fn run(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lan
     for pass in if chunks > 1 { &[1, 0][..] } else { &[0] } {
         let options = format!("{} -DBACKWARD={backward} -DPASS={pass}", types(dtype));
         let kernel = lane.device().kernel(&SCAN, &options)?;
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all sizes
-        // fit the buffers, whose addresses are this lane's, as is the scratch memory.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's, as is the
+        // scratch memory.
         unsafe { launch_each(lane, &kernel, rows * chunks, &params)? };
     }
     Ok(())

@@ -6,16 +6,6 @@
 // channels. Of the chunks before it a thread composes the ends: over a chunk the state is multiplied
 // by the product of its a. Loads of several steps go out together.
 
-struct Params {
-    const STORAGE *a, *b, *h, *dh;
-    const REAL *initial_state, *dlast_state;
-    STORAGE *to, *da, *db;
-    REAL *last_state, *dinitial_state;
-    // Products of a and end states of all chunks, (chunks, B, K).
-    REAL *products, *ends;
-    i64 batch, length, channels, chunk, chunks;
-};
-
 constexpr int STEPS = 8;
 
 // What is carried from chunk to chunk: h, or going backwards a[t+1] g[t+1].

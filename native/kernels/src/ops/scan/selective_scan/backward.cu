@@ -39,8 +39,6 @@
 // channels a thread and three warps a scheduler, which is as fast; decays computed once more in place
 // of kept, so that four warps a scheduler fit with two channels a thread (1.25) and three with four (1.51).
 
-// Lanes go over the steps of a tile, so it has 32.
-constexpr int TILE = 32, SUB = 4, STAGE = 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int GROUPS = 32 / P;
 // Channels of a warp, states with those that only pad.
@@ -50,39 +48,6 @@ template <int STEPS> constexpr int SHARE = (STEPS * WIDTH + 31) / 32;
 // The channels among these.
 constexpr int OWN = WIDTH > 32 ? WIDTH / 32 : 1;
 constexpr int SLOT = SUB * 2 > WIDTH ? SUB * 2 * PADDED : PADDED * WIDTH;
-
-struct Params {
-    const STORAGE *x, *dt, *z, *b, *c, *dy;
-    const REAL *a, *d, *dt_bias, *initial_state, *dlast_state, *dstates;
-    STORAGE *dx, *ddt, *dz, *db, *dc;
-    REAL* dinitial_state;
-    // States behind every tile but the last, (tiles - 1, B, D, N); where there are chunks, those that
-    // the chunk would have if it started from zero, and the sums of its deltas so far, (tiles, B, D).
-    REAL *bounds, *passed;
-    // The adjoints that chunks hand on, and after `compose` those that they take, (chunks, B, D, N).
-    REAL* adjoints;
-    // Parts of sums: over runs, (runs, D, N) and (runs, D); over blocks, (blocks, B, span, N). That
-    // of dA lies where the run's adjoint was.
-    REAL *part_a, *part_const_b, *part_const_c, *part_d, *part_bias, *part_b, *part_c;
-    // What the slabs of states before this one gave, 3 of (B, L, D).
-    REAL* slabs;
-    i64 batch, length, channels, state;
-    // Groups of B and C, and channels in each.
-    i64 groups_b, groups_c, share_b, share_c;
-    // Channels that blocks do not mix with others.
-    i64 section;
-    // Steps per chunk, a multiple of the tile; how many chunks there are; those of this launch.
-    i64 chunk, chunks, first_chunk, some_chunks;
-    // Steps of this launch.
-    i64 span;
-    // Batches that one block does after each other; one where there are chunks.
-    i64 batches;
-    i64 first_state;
-    // How many sections there are, and blocks in each.
-    unsigned sections, section_blocks;
-    REAL lo, hi;
-    int first_slab, last_slab;
-};
 
 template <int C> struct __align__(C * sizeof(REAL)) Pack { REAL v[C]; };
 

@@ -2,20 +2,11 @@
 // adjoint it hands on if none comes from behind, and the sum of its deltas; afterwards it knows
 // where it ends, and the adjoint that it takes.
 
-struct Params {
-    const REAL *a, *initial_state, *dlast_state;
-    // As in backward.cu.
-    REAL *bounds, *adjoints;
-    const REAL* passed;
-    // `rows` are those of B and D.
-    i64 chunks, tiles, tiles_per_chunk, rows, channels, width, state, first_state;
-};
-
 constexpr int BATCH = 8;
 
 // Goes over all chunks but one, forwards or backwards.
 template <bool BACK>
-__device__ __forceinline__ void walk(const Params& p, REAL carry, REAL a, i64 i) {
+__device__ __forceinline__ void walk(const Compose& p, REAL carry, REAL a, i64 i) {
     i64 all = p.rows * p.width, row = i / p.width;
     for (i64 first = 0; first < p.chunks; first += BATCH) {
         // All loads before the first use: each takes longer than all the rest.
@@ -42,8 +33,8 @@ __device__ __forceinline__ void walk(const Params& p, REAL carry, REAL a, i64 i)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) compose(const __grid_constant__ Params p) {
-    i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(THREADS) compose(const __grid_constant__ Compose p) {
+    i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= p.rows * p.width) return;
     i64 row = i / p.width, n = p.first_state + i % p.width, flat = row * p.state + n;
     REAL a = p.a[row % p.channels * p.state + n] * REAL(LOG2_E);

@@ -4,7 +4,7 @@ mod backward;
 mod plan;
 
 use super::{Form, Problem};
-use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, types};
+use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
@@ -12,8 +12,8 @@ pub use backward::{BackwardPlan, backward, backward_as};
 pub use plan::Plan;
 use plan::Way;
 
-const FORWARD: Source =
-    Source { name: "selective_scan_forward", text: concat!(include_str!("common.cu"), include_str!("forward.cu")) };
+const FORWARD: Source<Params<()>> =
+    Source::new("selective_scan_forward", concat!(include_str!("common.cu"), include_str!("forward.cu")));
 
 /// CUDA's limit on a grid's second and third size; the first is 2^31 - 1.
 const MOST_ROWS: usize = 65535;
@@ -41,43 +41,50 @@ pub fn forward_as(
     }
 }
 
-/// The kernel's parameters; the same struct is declared in `forward.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Params<R> {
-    x: u64,
-    dt: u64,
-    z: u64,
-    b: u64,
-    c: u64,
-    a: u64,
-    d: u64,
-    dt_bias: u64,
-    initial_state: u64,
-    y: u64,
-    last_state: u64,
-    states: u64,
-    ends: u64,
-    sums: u64,
-    partial: u64,
-    batch: i64,
-    length: i64,
-    channels: i64,
-    state: i64,
-    groups_b: i64,
-    groups_c: i64,
-    share_b: i64,
-    share_c: i64,
-    section: i64,
-    chunk: i64,
-    chunks: i64,
-    first_state: i64,
-    sections: u32,
-    section_blocks: u32,
-    lo: R,
-    hi: R,
-    first_slab: i32,
-    last_slab: i32,
+params! {
+    /// The kernel's parameters.
+    #[derive(Default)]
+    struct Params<R> {
+        x: u64 as "const STORAGE*",
+        dt: u64 as "const STORAGE*",
+        z: u64 as "const STORAGE*",
+        b: u64 as "const STORAGE*",
+        c: u64 as "const STORAGE*",
+        a: u64 as "const REAL*",
+        d: u64 as "const REAL*",
+        dt_bias: u64 as "const REAL*",
+        initial_state: u64 as "const REAL*",
+        y: u64 as "STORAGE*",
+        last_state: u64 as "REAL*",
+        states: u64 as "REAL*",
+        // End states and sums of delta of all chunks but the last, (chunks - 1, B, D, N) and (chunks - 1, B, D).
+        ends: u64 as "REAL*",
+        sums: u64 as "REAL*",
+        // y of the slabs of states before this one, (B, L, D).
+        partial: u64 as "REAL*",
+        batch: i64,
+        length: i64,
+        channels: i64,
+        state: i64,
+        // Groups of B and C, and channels in each.
+        groups_b: i64,
+        groups_c: i64,
+        share_b: i64,
+        share_c: i64,
+        // Channels that blocks do not mix with others.
+        section: i64,
+        // Steps per chunk, a multiple of the tile, and the number of chunks.
+        chunk: i64,
+        chunks: i64,
+        first_state: i64,
+        // How many sections there are, and blocks in each.
+        sections: u32,
+        section_blocks: u32,
+        lo: R,
+        hi: R,
+        first_slab: i32,
+        last_slab: i32,
+    }
 }
 
 /// A call whose buffers are known, with the parameters that do not depend on its layout.
@@ -163,12 +170,12 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         let rows = batch.min(MOST_ROWS);
         let grid =
             [grid_size(way.blocks(self.problem) / batch * chunks)?, grid_size(rows)?, grid_size(batch.div_ceil(rows))?];
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all
-        // sizes fit the buffers, whose addresses are this lane's, as is the scratch memory.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's, as is the
+        // scratch memory.
         unsafe { self.lane.launch(&kernel, grid, 32 * way.plan.warps as u32, &self.params) }
     }
 
-    fn kernel(&self, way: &Way, pass: u32) -> Result<Kernel> {
+    fn kernel(&self, way: &Way, pass: u32) -> Result<Kernel<Params<()>>> {
         let Problem { dtype, ref options, .. } = *self.problem;
         let Plan { lanes, owned, warps, .. } = way.plan;
         let options = format!(

@@ -30,29 +30,6 @@
 #define DIRECT 1
 #define CONSTANT 2
 
-struct Params {
-    const STORAGE *x, *dt, *z, *b, *c;
-    const REAL *a, *d, *dt_bias, *initial_state;
-    STORAGE* y;
-    REAL *last_state, *states;
-    // End states and sums of delta of all chunks but the last, (chunks - 1, B, D, N) and (chunks - 1, B, D).
-    REAL *ends, *sums;
-    // y of the slabs of states before this one, (B, L, D).
-    REAL* partial;
-    i64 batch, length, channels, state;
-    // Groups of B and C, and channels in each.
-    i64 groups_b, groups_c, share_b, share_c;
-    // Channels that blocks do not mix with others.
-    i64 section;
-    // Steps per chunk, a multiple of the tile, and the number of chunks.
-    i64 chunk, chunks;
-    i64 first_state;
-    // How many sections there are, and blocks in each.
-    unsigned sections, section_blocks;
-    REAL lo, hi;
-    int first_slab, last_slab;
-};
-
 constexpr int CHANNELS = 32 / P;
 constexpr int STEPS = Q * S;
 constexpr int THREADS = 32 * WARPS;

@@ -1,20 +1,8 @@
 // What the gradient of the selective scan sums, in an order that never changes.
 
-// `groups` times `rows` rows of `width` sums over `parts` rows that lie groups-major in `from`, as
-// (groups, parts, rows, width). The rows are some of batches of `length`: `span` in each from `first` on,
-// and go to (batches, length, groups, state), from column `column` on.
-struct Job {
-    const REAL* from;
-    void* to;
-    i64 parts, groups, rows, width, span, length, first, state, column;
-    i64 wide;
-};
-
-struct Params { Job jobs[5]; };
-
-extern "C" __global__ void __launch_bounds__(256) sum_parts(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) sum_parts(const __grid_constant__ Jobs p) {
     const Job& job = p.jobs[blockIdx.y];
-    i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+    i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= job.groups * job.rows * job.width) return;
     i64 n = i % job.width, row = i / job.width % job.rows, group = i / job.width / job.rows;
     i64 stride = job.rows * job.width;

@@ -1,14 +1,14 @@
 //! Walks down the hierarchy on CUDA: a block a query at a time.
 
 use super::Problem;
-use crate::cuda::{Buffer, Lane, Source, grid_size, types};
+use crate::cuda::{Buffer, Lane, Source, grid_size, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::mm_rec::hds::{MOST_LEVELS, cuda::unrounded};
 
-const QUERY: Source = Source { name: "hds_query", text: include_str!("query.cu") };
+const QUERY: Source<Params> = Source::new("hds_query", include_str!("query.cu"));
 
-/// Threads of a block, as `query.cu` has them.
+/// Threads of a block.
 const THREADS: u32 = 256;
 
 /// Blocks that a multiprocessor has under way.
@@ -17,28 +17,28 @@ const BLOCKS: usize = 8;
 /// Bytes of scores that there are at most, unless one block alone needs more.
 const MOST_SCORES: usize = 256 << 20;
 
-/// The kernel's parameters; the same struct is declared in `query.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    q: u64,
-    k: u64,
-    v: u64,
-    above: [u64; MOST_LEVELS],
-    sizes: [i64; MOST_LEVELS],
-    context: u64,
-    slots: u64,
-    scores: u64,
-    kept: u64,
-    queries: i64,
-    length: i64,
-    width: i64,
-    levels: i64,
-    ratio: i64,
-    top_k: i64,
-    most: i64,
-    shared: i64,
-    scale: f64,
+params! {
+    /// The kernel's parameters.
+    struct Params {
+        q: u64 as "const STORAGE*",
+        k: u64 as "const STORAGE*",
+        v: u64 as "const STORAGE*",
+        above: [u64; MOST_LEVELS] as "const REAL*", // by level; the bank's is not there
+        sizes: [i64; MOST_LEVELS],
+        context: u64 as "STORAGE*",
+        slots: u64 as "int*",
+        scores: u64 as "REAL*", // (blocks, most)
+        kept: u64 as "int*", // (blocks, 2, top_k)
+        queries: i64,
+        length: i64,
+        width: i64,
+        levels: i64,
+        ratio: i64,
+        top_k: i64,
+        most: i64,
+        shared: i64,
+        scale: f64,
+    }
 }
 
 /// Queues the walks and the attention.
@@ -85,8 +85,8 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
         shared: i64::from(levels.batch == 1),
         scale: problem.scale(),
     };
-    let kernel = lane.device().kernel(&QUERY, &types(problem.dtype))?;
-    // SAFETY: Params is the struct that the kernel declares; the op's checks prove that the buffers have these sizes,
-    // and there is scratch memory for each block.
+    let options = format!("{} -DTHREADS={THREADS} -DMOST_LEVELS={MOST_LEVELS}", types(problem.dtype));
+    let kernel = lane.device().kernel(&QUERY, &options)?;
+    // SAFETY: the op's checks prove that the buffers have these sizes, and there is scratch memory for each block.
     unsafe { lane.launch(&kernel, [grid_size(blocks)?, 1, 1], THREADS, &params) }
 }

@@ -4,21 +4,9 @@
 // by bit from the highest on, by counting how many are no less, and what is kept is written in order of slots, so that
 // candidates need no sorting and any number of them will do.
 
-struct Params {
-    const STORAGE *q, *k, *v;
-    const REAL* above[16];  // by level; the bank's is not there
-    i64 sizes[16];
-    STORAGE* context;
-    int* slots;
-    REAL* scores;  // (blocks, most)
-    int* kept;     // (blocks, 2, top_k)
-    i64 queries, length, width, levels, ratio, top_k, most, shared;
-    double scale;
-};
-
 typedef unsigned long long Key;
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int WARPS = THREADS / 32;
 constexpr unsigned ALL = 0xffffffff;
 
 // Keys are in the order of scores, those of NaN below all others; both zeros are one.

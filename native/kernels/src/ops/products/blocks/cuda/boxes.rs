@@ -2,13 +2,13 @@
 
 use super::{COLUMNS, Tensors, common, early, make_ready, matmul, pieces, ready_threads, weights};
 use crate::cuda::tiles::{SIDE, TEAMS, eights, registers, streamed};
-use crate::cuda::{Kernel, Lane, Source, TensorMap, Tiles};
+use crate::cuda::{Kernel, Lane, Source, TensorMap, Tiles, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 
-const BOX: Source = Source {
-    name: "blocks_box",
-    text: concat!(
+const BOX: Source<Boxed> = Source::new(
+    "blocks_box",
+    concat!(
         include_str!("../../../../cuda/include/activation.cu"),
         include_str!("../../../../cuda/include/early.cu"),
         include_str!("../../../../cuda/include/cluster.cu"),
@@ -20,7 +20,7 @@ const BOX: Source = Source {
         include_str!("../order.cu"),
         include_str!("../box.cu")
     ),
-};
+);
 
 /// Upper limit for each team's pieces in shared memory.
 const STAGES: usize = 3;
@@ -28,19 +28,20 @@ const STAGES: usize = 3;
 /// Bytes per block of a row of x, with those of its scales.
 const X_BYTES: usize = BLOCK + 8;
 
-/// The parameters of `box.cu`, which declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Boxed {
-    matrix: TensorMap,
-    ready: u64,
-    b: u64,
-    y: u64,
-    rows: i64,
-    outputs: i64,
-    blocks: i64,
-    columns: i32,
-    tiles: i32,
+params! {
+    /// The parameters of `box.cu`.
+    pub(super) struct Boxed with TensorMap {
+        matrix: TensorMap, // that of the weights
+        ready: u64 as "const unsigned char*",
+        b: u64 as "const float*",
+        y: u64 as "STORAGE*",
+        rows: i64,
+        outputs: i64,
+        blocks: i64,
+        // Columns of tiles, and tiles of all groups of rows.
+        columns: i32,
+        tiles: i32,
+    }
 }
 
 /// The constants that `box.cu` is compiled with: eights of rows of x, and pieces in shared memory.
@@ -53,7 +54,7 @@ pub(super) struct Boxes {
 
 impl Boxes {
     /// For weights that the device can copy by itself.
-    pub(super) fn of(problem: &matmul::Problem, lane: &Lane) -> Result<Option<(Boxes, Kernel)>> {
+    pub(super) fn of(problem: &matmul::Problem, lane: &Lane) -> Result<Option<(Boxes, Kernel<Boxed>)>> {
         if problem.rows < 2 || !problem.factors.quantized || !Tiles::possible(lane) {
             return Ok(None);
         }
@@ -85,14 +86,14 @@ impl Boxes {
         let Boxes { eights, stages, tiles: Tiles { split, .. } } = *self;
         let (common, streamed, registers) =
             (common(problem), streamed(weights(problem), lane), registers(ready_threads(self.turns())));
-        let tiles = format!("-DNT={eights} -DSIDES=1 -DDEEP={TEAMS} -DSPLIT={split} -DSTAGES={stages}");
+        let tiles = format!("-DNT={eights} -DSIDE={SIDE} -DSIDES=1 -DDEEP={TEAMS} -DSPLIT={split} -DSTAGES={stages}");
         format!("{common} -DFLOATS=0 {tiles} {streamed} {registers}")
     }
 
     pub(super) fn launch(
         &self,
         problem: &matmul::Problem,
-        kernel: &Kernel,
+        kernel: &Kernel<Boxed>,
         tensors: &Tensors,
         lane: &Lane,
     ) -> Result<()> {
@@ -105,8 +106,7 @@ impl Boxes {
         let [columns, tiles] = self.tiles.numbers()?;
         let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
         let Tensors { b, y, .. } = *tensors;
-        // SAFETY: Boxed is the struct that the kernel declares; the op's checks prove that the buffers have these
-        // sizes, and scratch memory has the prepared rows.
+        // SAFETY: the op's checks prove that the buffers have these sizes, and scratch memory has the prepared rows.
         unsafe {
             self.tiles.launch(kernel, &Boxed { matrix, ready, b, y, rows, outputs, blocks, columns, tiles }, lane)
         }

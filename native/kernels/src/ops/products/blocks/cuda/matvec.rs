@@ -3,13 +3,13 @@
 
 use super::{COLUMNS, SPLIT, Tensors, common, early, matmul, pieces, shares, weights};
 use crate::cuda::tiles::streamed;
-use crate::cuda::{Facts, Lane, Source, TensorMap, Together, grid_size};
+use crate::cuda::{Facts, Lane, Source, TensorMap, Together, grid_size, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 
-const SOURCE: Source = Source {
-    name: "blocks_matvec",
-    text: concat!(
+const SOURCE: Source<Params> = Source::new(
+    "blocks_matvec",
+    concat!(
         include_str!("../../../../cuda/include/activation.cu"),
         include_str!("../../../../cuda/include/early.cu"),
         include_str!("../../../../cuda/include/cluster.cu"),
@@ -18,7 +18,7 @@ const SOURCE: Source = Source {
         include_str!("../ready.cu"),
         include_str!("../matvec.cu")
     ),
-};
+);
 
 /// Outputs of a warp.
 const SIDE: usize = 16;
@@ -27,18 +27,19 @@ const WARPS: usize = 16;
 /// The most stages.
 const STAGES: usize = 24;
 
-/// The parameters of `matvec.cu`, which declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    matrix: TensorMap,
-    x: u64,
-    b: u64,
-    y: u64,
-    outputs: i64,
-    blocks: i64,
-    columns: i32,
-    tiles: i32,
+params! {
+    /// The parameters of `matvec.cu`.
+    struct Params with TensorMap {
+        matrix: TensorMap, // that of the weights
+        x: u64 as "const STORAGE*",
+        b: u64 as "const float*",
+        y: u64 as "STORAGE*",
+        outputs: i64,
+        blocks: i64,
+        // Tiles, both.
+        columns: i32,
+        tiles: i32,
+    }
 }
 
 /// The constants that `matvec.cu` is compiled with.
@@ -79,8 +80,10 @@ impl Matvec {
         let (all, part) = ([problem.outputs, blocks * bytes / 2], [SIDE * sides, COLUMNS * bytes / 2]);
         let matrix = lane.device().tensor_map(tensors.w, all, part, false)?;
         let options = format!(
-            "{} -DFLOATS=0 -DSIDES={sides} -DGROUPS={groups} -DSPLIT={split} -DSTAGES={stages} {}",
+            "{} -DFLOATS=0 -DSIDE={SIDE} -DSIDES={sides} -DGROUPS={groups} -DSPLIT={split} -DSTAGES={stages} \
+             -DX_PIECE={} {}",
             common(problem),
+            piece_of_x(problem.factors.weights),
             streamed(weights(problem), lane)
         );
         let kernel = early(&SOURCE, &options, lane)?;
@@ -91,7 +94,7 @@ impl Matvec {
         let params = Params { matrix, x, b, y, outputs, blocks, columns: columns as i32, tiles: columns as i32 };
         let grid = [columns.min(lane.device().facts().multiprocessors), 1, 1];
         let size = [(32 * sides * groups + 32) as u32, shared as u32];
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove the sizes of the buffers.
+        // SAFETY: the op's checks prove the sizes of the buffers.
         unsafe {
             match split as u32 {
                 1 => lane.launch_with(&kernel, grid, size[0], size[1], &params),
@@ -101,7 +104,7 @@ impl Matvec {
     }
 }
 
-/// Bytes of x prepared for a piece; equal to the constant in `matvec.cu`.
+/// Bytes of x prepared for a piece.
 fn piece_of_x(format: Format) -> usize {
     let kinds = match format {
         Format::Q8 => 1,

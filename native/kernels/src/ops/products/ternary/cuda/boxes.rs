@@ -2,14 +2,14 @@
 
 use super::{CHUNK, FEW, Order, Params, THREADS, prepare};
 use crate::cuda::tiles::{SIDE, TEAMS, eights, registers, streamed};
-use crate::cuda::{Buffer, Kernel, Lane, Source, TensorMap, Tiles, function, types};
+use crate::cuda::{Buffer, Kernel, Lane, Source, TensorMap, Tiles, function, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::products::ternary::products::{Form, Problem as Product};
 
-const BOX: Source = Source {
-    name: "ternary_box",
-    text: concat!(
+const BOX: Source<Boxed> = Source::new(
+    "ternary_box",
+    concat!(
         include_str!("../../../../cuda/include/activation.cu"),
         include_str!("../../../../cuda/include/early.cu"),
         include_str!("../../../../cuda/include/cluster.cu"),
@@ -20,16 +20,17 @@ const BOX: Source = Source {
         include_str!("../ends.cu"),
         include_str!("../box.cu")
     ),
-};
+);
 
-/// The parameters of `box.cu`, which declares the same struct.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Boxed {
-    planes: [TensorMap; 2],
-    of: Params,
-    columns: i32,
-    tiles: i32,
+params! {
+    /// The parameters of `box.cu`.
+    pub(super) struct Boxed with TensorMap, Params {
+        planes: [TensorMap; 2],
+        of: Params,
+        // Columns of tiles, and tiles of all groups of rows.
+        columns: i32,
+        tiles: i32,
+    }
 }
 
 /// The constants that `box.cu` is compiled with: eights of rows of activations, teams of warps side by side and in
@@ -46,7 +47,7 @@ pub(super) struct Boxes {
 impl Boxes {
     /// For many rows of bytes, where the device has tensor maps and warpgroup multiplications, and sums 64 times as
     /// large fit into i32.
-    pub(super) fn of(problem: &Product, lane: &Lane) -> Result<Option<(Boxes, Kernel)>> {
+    pub(super) fn of(problem: &Product, lane: &Lane) -> Result<Option<(Boxes, Kernel<Boxed>)>> {
         let Product { rows, n, outs, .. } = *problem;
         let fits = n * outs > 0 && outs.max(problem.bytes()) < 1 << 31 && n <= 1 << 18;
         if problem.form != Form::I8 || rows <= FEW || !fits || !Tiles::possible(lane) {
@@ -76,10 +77,10 @@ impl Boxes {
         (1..=chunks.min(8).div_ceil(deep)).rev().map(boxes).find(|boxes| shares && busy(boxes))
     }
 
-    fn kernel(&self, problem: &Product, lane: &Lane) -> Result<Kernel> {
+    fn kernel(&self, problem: &Product, lane: &Lane) -> Result<Kernel<Boxed>> {
         let Boxes { eights, sides, deep, stages, tiles: Tiles { split, .. } } = *self;
         let options = format!(
-            "{} -DFORM={} -DNT={eights} -DSIDES={sides} -DDEEP={deep} -DSPLIT={split} -DSTAGES={stages} -DCHUNK={CHUNK} -DFN={} \
+            "{} -DFORM={} -DNT={eights} -DSIDES={sides} -DDEEP={deep} -DSPLIT={split} -DSTAGES={stages} -DCHUNK={CHUNK} -DSIDE={SIDE} -DFN={} \
              {} {}",
             types(problem.dtype),
             problem.form as usize,
@@ -95,7 +96,7 @@ impl Boxes {
     pub(super) fn run(
         &self,
         problem: &Product,
-        kernel: &Kernel,
+        kernel: &Kernel<Boxed>,
         params: &mut Params,
         outputs: &Named<&Buffer>,
         lane: &Lane,
@@ -105,8 +106,7 @@ impl Boxes {
         let map = |plane| lane.device().tensor_map(plane, all, part, true);
         let planes = [map(params.planes[0])?, map(params.planes[1])?];
         let [columns, tiles] = self.tiles.numbers()?;
-        // SAFETY: Boxed is the struct that the kernel declares; the op's checks prove that all sizes fit the buffers,
-        // and `prepare` has filled the scratch memory.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, and `prepare` has filled the scratch memory.
         unsafe { self.tiles.launch(kernel, &Boxed { planes, of: *params, columns, tiles }, lane) }
     }
 }

@@ -4,19 +4,17 @@ mod plan;
 
 use super::super::{ClampGrad, Form, Problem};
 use super::{given, groups};
-use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, types};
+use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
 pub use plan::BackwardPlan;
-use plan::{Rooms, Way};
+use plan::{Rooms, STAGE, SUB, TILE, Way};
 
-const BACKWARD: Source = Source {
-    name: "selective_scan_backward",
-    text: concat!(include_str!("../common.cu"), include_str!("../backward.cu")),
-};
-const COMPOSE: Source = Source { name: "compose", text: include_str!("../compose.cu") };
-const SUM_PARTS: Source = Source { name: "sum_parts", text: include_str!("../sum_parts.cu") };
+const BACKWARD: Source<Params<()>> =
+    Source::new("selective_scan_backward", concat!(include_str!("../common.cu"), include_str!("../backward.cu")));
+const COMPOSE: Source<Compose> = Source::new("compose", include_str!("../compose.cu"));
+const SUM_PARTS: Source<Jobs> = Source::new("sum_parts", include_str!("../sum_parts.cu"));
 
 /// Queues the gradient.
 pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
@@ -38,103 +36,131 @@ pub fn backward_as(
     }
 }
 
-/// The parameters of `backward.cu`; the same struct is declared there.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Params<R> {
-    x: u64,
-    dt: u64,
-    z: u64,
-    b: u64,
-    c: u64,
-    dy: u64,
-    a: u64,
-    d: u64,
-    dt_bias: u64,
-    initial_state: u64,
-    dlast_state: u64,
-    dstates: u64,
-    dx: u64,
-    ddt: u64,
-    dz: u64,
-    db: u64,
-    dc: u64,
-    dinitial_state: u64,
-    bounds: u64,
-    passed: u64,
-    adjoints: u64,
-    part_a: u64,
-    part_const_b: u64,
-    part_const_c: u64,
-    part_d: u64,
-    part_bias: u64,
-    part_b: u64,
-    part_c: u64,
-    slabs: u64,
-    batch: i64,
-    length: i64,
-    channels: i64,
-    state: i64,
-    groups_b: i64,
-    groups_c: i64,
-    share_b: i64,
-    share_c: i64,
-    section: i64,
-    chunk: i64,
-    chunks: i64,
-    first_chunk: i64,
-    some_chunks: i64,
-    span: i64,
-    batches: i64,
-    first_state: i64,
-    sections: u32,
-    section_blocks: u32,
-    lo: R,
-    hi: R,
-    first_slab: i32,
-    last_slab: i32,
+params! {
+    /// The parameters of `backward.cu`.
+    #[derive(Default)]
+    struct Params<R> {
+        x: u64 as "const STORAGE*",
+        dt: u64 as "const STORAGE*",
+        z: u64 as "const STORAGE*",
+        b: u64 as "const STORAGE*",
+        c: u64 as "const STORAGE*",
+        dy: u64 as "const STORAGE*",
+        a: u64 as "const REAL*",
+        d: u64 as "const REAL*",
+        dt_bias: u64 as "const REAL*",
+        initial_state: u64 as "const REAL*",
+        dlast_state: u64 as "const REAL*",
+        dstates: u64 as "const REAL*",
+        dx: u64 as "STORAGE*",
+        ddt: u64 as "STORAGE*",
+        dz: u64 as "STORAGE*",
+        db: u64 as "STORAGE*",
+        dc: u64 as "STORAGE*",
+        dinitial_state: u64 as "REAL*",
+        // States behind every tile but the last, (tiles - 1, B, D, N); where there are chunks, those that
+        // the chunk would have if it started from zero, and the sums of its deltas so far, (tiles, B, D).
+        bounds: u64 as "REAL*",
+        passed: u64 as "REAL*",
+        // The adjoints that chunks hand on, and after `compose` those that they take, (chunks, B, D, N).
+        adjoints: u64 as "REAL*",
+        // Parts of sums: over runs, (runs, D, N) and (runs, D); over blocks, (blocks, B, span, N). That
+        // of dA lies where the run's adjoint was.
+        part_a: u64 as "REAL*",
+        part_const_b: u64 as "REAL*",
+        part_const_c: u64 as "REAL*",
+        part_d: u64 as "REAL*",
+        part_bias: u64 as "REAL*",
+        part_b: u64 as "REAL*",
+        part_c: u64 as "REAL*",
+        // What the slabs of states before this one gave, 3 of (B, L, D).
+        slabs: u64 as "REAL*",
+        batch: i64,
+        length: i64,
+        channels: i64,
+        state: i64,
+        // Groups of B and C, and channels in each.
+        groups_b: i64,
+        groups_c: i64,
+        share_b: i64,
+        share_c: i64,
+        // Channels that blocks do not mix with others.
+        section: i64,
+        // Steps per chunk, a multiple of the tile; how many chunks there are; those of this launch.
+        chunk: i64,
+        chunks: i64,
+        first_chunk: i64,
+        some_chunks: i64,
+        // Steps of this launch.
+        span: i64,
+        // Batches that one block does after each other; one where there are chunks.
+        batches: i64,
+        first_state: i64,
+        // How many sections there are, and blocks in each.
+        sections: u32,
+        section_blocks: u32,
+        lo: R,
+        hi: R,
+        first_slab: i32,
+        last_slab: i32,
+    }
 }
 
-/// The parameters of `compose.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Compose {
-    a: u64,
-    initial_state: u64,
-    dlast_state: u64,
-    bounds: u64,
-    adjoints: u64,
-    passed: u64,
-    chunks: i64,
-    tiles: i64,
-    tiles_per_chunk: i64,
-    rows: i64,
-    channels: i64,
-    width: i64,
-    state: i64,
-    first_state: i64,
+params! {
+    /// The parameters of `compose.cu`.
+    struct Compose {
+        a: u64 as "const REAL*",
+        initial_state: u64 as "const REAL*",
+        dlast_state: u64 as "const REAL*",
+        // As in backward.cu.
+        bounds: u64 as "REAL*",
+        adjoints: u64 as "REAL*",
+        passed: u64 as "const REAL*",
+        // `rows` are those of B and D.
+        chunks: i64,
+        tiles: i64,
+        tiles_per_chunk: i64,
+        rows: i64,
+        channels: i64,
+        width: i64,
+        state: i64,
+        first_state: i64,
+    }
 }
 
-/// A sum over parts, as `sum_parts.cu` declares it.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Job {
-    from: u64,
-    to: u64,
-    parts: i64,
-    groups: i64,
-    rows: i64,
-    width: i64,
-    span: i64,
-    length: i64,
-    first: i64,
-    state: i64,
-    column: i64,
-    wide: i64,
+params! {
+    /// `groups` times `rows` rows of `width` sums over `parts` rows that lie groups-major in `from`, as
+    /// (groups, parts, rows, width). The rows are some of batches of `length`: `span` in each from `first` on,
+    /// and go to (batches, length, groups, state), from column `column` on.
+    #[derive(Default)]
+    struct Job {
+        from: u64 as "const REAL*",
+        to: u64 as "void*",
+        parts: i64,
+        groups: i64,
+        rows: i64,
+        width: i64,
+        span: i64,
+        length: i64,
+        first: i64,
+        state: i64,
+        column: i64,
+        wide: i64,
+    }
 }
+
+/// Threads of a block that composes, or sums parts.
+const THREADS: u32 = 256;
 
 /// The most sums of a call in one launch.
 const MOST_JOBS: usize = 5;
+
+params! {
+    #[derive(Default)]
+    struct Jobs with Job {
+        jobs: [Job; MOST_JOBS],
+    }
+}
 
 /// A call whose buffers are known, with the parameters that do not depend on its layout.
 struct Call<'a, R> {
@@ -236,7 +262,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         self.params.batches = 1;
         if batch * channels > 0 {
             (self.params.first_chunk, self.params.some_chunks) = (0, way.chunks as i64);
-            if way.chunks > 1 || self.problem.length > plan::TILE {
+            if way.chunks > 1 || self.problem.length > TILE {
                 self.launch(way, 1, batch * way.chunks)?;
             }
             if way.chunks > 1 {
@@ -269,8 +295,8 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         let kernel = self.kernel(way, pass)?;
         let grid = [grid_size(way.blocks(self.problem) * runs)?, 1, 1];
         let (threads, shared) = (32 * way.plan.warps as u32, way.shared(self.problem, pass) as u32);
-        // SAFETY: Params is the struct that the kernel declares; the op's checks prove that all
-        // sizes fit the buffers, whose addresses are this lane's, as is the scratch memory.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's, as is the
+        // scratch memory.
         unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &self.params) }
     }
 
@@ -284,18 +310,19 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             adjoints: self.params.adjoints,
             passed: self.params.passed,
             chunks: way.chunks as i64,
-            tiles: self.problem.length.div_ceil(plan::TILE) as i64,
-            tiles_per_chunk: (way.chunk / plan::TILE) as i64,
+            tiles: self.problem.length.div_ceil(TILE) as i64,
+            tiles_per_chunk: (way.chunk / TILE) as i64,
             rows: rows as i64,
             channels: self.params.channels,
             width: way.states as i64,
             state: self.params.state,
             first_state: self.params.first_state,
         };
-        let kernel = self.lane.device().kernel(&COMPOSE, &types(self.problem.dtype))?;
-        let grid = [grid_size((rows * way.states).div_ceil(256).max(1))?, 2, 1];
+        let kernel =
+            self.lane.device().kernel(&COMPOSE, &format!("{} -DTHREADS={THREADS}", types(self.problem.dtype)))?;
+        let grid = [grid_size((rows * way.states).div_ceil(THREADS as usize).max(1))?, 2, 1];
         // SAFETY: as above.
-        unsafe { self.lane.launch(&kernel, grid, 256, &params) }
+        unsafe { self.lane.launch(&kernel, grid, THREADS, &params) }
     }
 
     /// The sums of dB and dC over the blocks of a group, where there are several.
@@ -366,20 +393,28 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         if most == 0 {
             return Ok(());
         }
-        let mut params = [Job::default(); MOST_JOBS];
-        params[..jobs.len()].copy_from_slice(jobs);
-        let kernel = self.lane.device().kernel(&SUM_PARTS, &types(self.problem.dtype))?;
+        let mut params = Jobs::default();
+        params.jobs[..jobs.len()].copy_from_slice(jobs);
+        let options = format!("{} -DTHREADS={THREADS} -DMOST_JOBS={MOST_JOBS}", types(self.problem.dtype));
+        let kernel = self.lane.device().kernel(&SUM_PARTS, &options)?;
         // SAFETY: as above.
-        unsafe { self.lane.launch(&kernel, [grid_size(most.div_ceil(256))?, jobs.len() as u32, 1], 256, &params) }
+        unsafe {
+            self.lane.launch(
+                &kernel,
+                [grid_size(most.div_ceil(THREADS as usize))?, jobs.len() as u32, 1],
+                THREADS,
+                &params,
+            )
+        }
     }
 
-    fn kernel(&self, way: &Way, pass: u32) -> Result<Kernel> {
+    fn kernel(&self, way: &Way, pass: u32) -> Result<Kernel<Params<()>>> {
         let options = &self.problem.options;
         let constant = |form| u32::from(form == Form::Constant);
         let options = format!(
             "{} -DN={} -DK={} -DP={} -DM={} -DWARPS={} -DMIN={} -DRAGGED={} -DCONSTANT_B={} -DCONSTANT_C={} -DHAS_D={} \
              -DHAS_Z={} -DHAS_BIAS={} -DSOFTPLUS={} -DCLAMP={} -DMASK={} -DDSTATES={} -DSLABS={} -DCHUNKED={} \
-             -DPASS={pass}",
+             -DPASS={pass} -DTILE={TILE} -DSUB={SUB} -DSTAGE={STAGE}",
             types(self.problem.dtype),
             way.states,
             way.per_lane,

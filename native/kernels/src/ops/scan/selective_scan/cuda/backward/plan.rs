@@ -7,12 +7,12 @@ use super::super::plan::gcd;
 use crate::cuda::Facts;
 use crate::tensor::DType;
 
-/// Steps between states that are kept; the kernel's.
+/// Steps between states that are kept; lanes go over them, so there are 32.
 pub(super) const TILE: usize = 32;
 
-/// Steps whose states are in registers, and steps that the first pass prepares at once; the kernel's.
-const SUB: usize = 4;
-const STAGE: usize = 8;
+/// Steps whose states are in registers, and steps that the first pass prepares at once.
+pub(super) const SUB: usize = 4;
+pub(super) const STAGE: usize = 8;
 
 /// The parameters of a layout that can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
