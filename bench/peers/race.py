@@ -139,7 +139,7 @@ def our_example(name):
     return shlex.split(
         os.environ.get(f"PEERS_{name.upper()}")
         or "cargo run --quiet --release --manifest-path native/Cargo.toml"
-        f" -p sidewinder_kernels --example {name} --"
+        f" --example {name} --"
     )
 
 

@@ -1,7 +1,7 @@
 //! Any bytes as a GGUF file, and files with some damage: an error, or what the bytes say.
 #![no_main]
 
-#[path = "../../kernels/tests/common/gguf.rs"]
+#[path = "../../files/tests/common/gguf.rs"]
 #[allow(dead_code)]
 mod made;
 

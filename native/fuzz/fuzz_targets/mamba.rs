@@ -1,12 +1,12 @@
 //! Damaged models and dumps of sessions: each works or is an error that says what is wrong.
 #![no_main]
 
-#[path = "../../kernels/tests/common/damage.rs"]
+#[path = "../../models/tests/common/damage.rs"]
 mod damage;
 
 use damage::{Files, damage_file, damaged, is_fair, model, restore, run};
 use libfuzzer_sys::fuzz_target;
-use sidewinder_kernels::mamba::{Model, Session};
+use sidewinder_models::mamba::{Model, Session};
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 

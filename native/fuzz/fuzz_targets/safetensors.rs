@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sidewinder_kernels::safetensors::Reader;
+use sidewinder_files::safetensors::Reader;
 use sidewinder_kernels::tensor::Described;
 
 fuzz_target!(|bytes: &[u8]| {

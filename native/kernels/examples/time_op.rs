@@ -10,11 +10,11 @@ mod common;
 mod timing;
 
 use serde_json::{Value, json};
+use sidewinder_files::safetensors::{self, Reader};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::op::{self, About, AnyOp, Call, Named};
 use sidewinder_kernels::ops;
-use sidewinder_kernels::safetensors::{self, Reader};
 use sidewinder_kernels::tensor::{Described, Owned};
 use std::path::Path;
 use std::time::Instant;

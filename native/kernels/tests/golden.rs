@@ -5,11 +5,11 @@ mod common;
 
 use common::check;
 use serde_json::Value;
+use sidewinder_files::safetensors::Reader;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::op::{self, About, AnyOp, Configured, Named, Slot};
 use sidewinder_kernels::ops::{self, OPS};
-use sidewinder_kernels::safetensors::Reader;
 use sidewinder_kernels::tensor::{DType, Owned};
 use std::path::PathBuf;
 

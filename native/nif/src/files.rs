@@ -3,9 +3,9 @@
 use crate::answer::answer;
 use crate::tensor::{Output, Tensor, decode_shape, decode_type};
 use rustler::{Binary, Encoder, Env, OwnedBinary, ResourceArc, Term};
+use sidewinder_files::safetensors::{self, Reader, Writer};
 use sidewinder_kernels::difference::difference;
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::safetensors::{self, Reader, Writer};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};

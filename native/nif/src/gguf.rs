@@ -3,7 +3,7 @@
 use crate::answer::answer;
 use crate::tensor::Output;
 use rustler::{Atom, Binary, Encoder, Env, NewBinary, Term};
-use sidewinder_kernels::gguf::{Reader, Value};
+use sidewinder_files::gguf::{Reader, Value};
 use std::path::Path;
 
 mod atoms {

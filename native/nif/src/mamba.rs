@@ -7,14 +7,14 @@ use rustler::{Atom, Binary, Encoder, Env, NewBinary, ResourceArc, Term};
 use serde::Deserialize;
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::mamba::sample::Sampling;
-use sidewinder_kernels::mamba::train::{AdamW, Trainer};
-use sidewinder_kernels::mamba::{
+use sidewinder_kernels::ops::products::matrices::Quantization;
+use sidewinder_kernels::tensor::{DType, Described};
+use sidewinder_models::mamba::sample::Sampling;
+use sidewinder_models::mamba::train::{AdamW, Trainer};
+use sidewinder_models::mamba::{
     Checkpoint, Config, Description, Input, Model, Session, Weight, Where, choose, ends, files, merged, names,
     quantized_config, told,
 };
-use sidewinder_kernels::ops::products::matrices::Quantization;
-use sidewinder_kernels::tensor::{DType, Described};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -4,7 +4,7 @@ use crate::answer::answer;
 use crate::mamba::binary;
 use rustler::{Binary, Env, ResourceArc, Term};
 use sidewinder_kernels::error::Result;
-use sidewinder_kernels::tokenizer::{Tokenizer, Window};
+use sidewinder_models::tokenizer::{Tokenizer, Window};
 use std::path::Path;
 
 /// A tokenizer that Elixir holds on to.

@@ -1,7 +1,7 @@
 //! Element types, shapes and views whose bytes are proven to fit them.
 
 use crate::error::{Error, Kind, Result};
-use half::{bf16, f16};
+pub use half::{bf16, f16};
 use ndarray::ArrayD;
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -166,11 +166,11 @@ macro_rules! with_type {
                 $body
             }
             $crate::tensor::DType::Bf16 => {
-                type $type = half::bf16;
+                type $type = $crate::tensor::bf16;
                 $body
             }
             $crate::tensor::DType::F16 => {
-                type $type = half::f16;
+                type $type = $crate::tensor::f16;
                 $body
             }
             integer => unreachable!("ops check that they compute with floats, not {integer}"),

@@ -5,7 +5,6 @@
 pub mod blocks;
 pub mod check;
 pub mod cumulative;
-pub mod models;
 pub mod on_device;
 pub mod quant;
 pub mod recurrences;

@@ -17,7 +17,7 @@
 //! (`steps.rs`). Intermediate tensors other than `A` and the states of the scan have the storage type: with 16-bit
 //! storage they are rounded after each step.
 
-pub(crate) mod steps;
+pub mod steps;
 
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};

@@ -1,0 +1,140 @@
+//! JSON as it is found in files: it may have a byte-order mark, or the `NaN` and `Infinity` that Python writes.
+
+use crate::recognise::{JSON, explained};
+use serde_json::Value;
+use sidewinder_kernels::error::{Error, Kind, Result};
+
+/// What the text begins with that stands for a number that is not finite: no other text in a file begins so.
+const ODD: char = '\0';
+
+/// Reads a file of JSON, in which the last of equal keys counts, as in Python. Numbers that are not finite become texts
+/// that [`shown`] knows. `name` and `expected` are for errors.
+pub fn parse(name: &str, bytes: &[u8], expected: &str) -> Result<Value> {
+    let wrong = |e: String| explained(Error::new(Kind::File, name).expected(expected).got(e), bytes, JSON);
+    let text = std::str::from_utf8(text(bytes)).map_err(|e| wrong(e.to_string()))?;
+    serde_json::from_str(&finite(text)).map_err(|e| wrong(e.to_string()))
+}
+
+/// The bytes of a file after its byte-order mark, if it has one.
+pub fn text(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes)
+}
+
+/// A value as the text of a file, with numbers that are not finite as Python writes them.
+pub fn written(value: &Value) -> String {
+    let text = serde_json::to_string_pretty(value).expect("values with texts as keys");
+    let mut written = String::with_capacity(text.len());
+    let mut rest = &text[..];
+    while !rest.is_empty() {
+        let (part, behind) = rest.split_at(part(rest));
+        let odd = part.strip_prefix("\"\\u0000").and_then(|odd| odd.strip_suffix('"'));
+        written.push_str(odd.filter(|odd| is_odd(odd)).unwrap_or(part));
+        rest = behind;
+    }
+    written + "\n"
+}
+
+/// A value in a few words, for errors.
+pub fn shown(value: &Value) -> String {
+    let text = match value {
+        Value::String(text) if text.starts_with(ODD) => text[1..].to_string(),
+        other => other.to_string(),
+    };
+    match text.char_indices().nth(80) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text,
+    }
+}
+
+/// JSON whose numbers are finite.
+fn finite(mut text: &str) -> String {
+    let mut finite = String::with_capacity(text.len());
+    while !text.is_empty() {
+        let (part, rest) = text.split_at(part(text));
+        match is_odd(part) {
+            true => finite.extend(["\"\\u0000", part, "\""]),
+            false => finite.push_str(part),
+        }
+        text = rest;
+    }
+    finite
+}
+
+/// The length of what a text begins with: a text in quotes, a word or number, or anything else up to one of these.
+fn part(text: &str) -> usize {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || "+-._".contains(c);
+    let end = |found: Option<usize>| found.unwrap_or(text.len());
+    match text.chars().next() {
+        Some('"') => quoted(text.as_bytes()),
+        Some(c) if is_word(c) => end(text.find(|c| !is_word(c))),
+        _ => end(text.find(|c| c == '"' || is_word(c))),
+    }
+}
+
+/// The length of a text in quotes, as far as it goes.
+fn quoted(bytes: &[u8]) -> usize {
+    let mut escaped = false;
+    let ends = bytes.iter().skip(1).position(|&byte| {
+        let ends = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    });
+    ends.map_or(bytes.len(), |at| at + 2)
+}
+
+/// Whether a word stands for a number that is not finite, or is one that no float holds.
+fn is_odd(word: &str) -> bool {
+    let digits = word.ends_with(|c: char| c.is_ascii_digit());
+    ["NaN", "Infinity", "-Infinity"].contains(&word)
+        || digits && word.parse().is_ok_and(|number: f64| number.is_infinite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Value {
+        parse("a.json", text.as_bytes(), "JSON").unwrap()
+    }
+
+    #[test]
+    fn what_python_writes_is_read() {
+        let value = read("\u{feff}{\"a\": [0.0, Infinity, -Infinity,NaN], \"b\": \"Infinity \\\" NaN\", \"c\": 1e999}");
+        let odd = value["a"].as_array().unwrap().iter().map(shown).collect::<Vec<_>>();
+        assert_eq!(odd, ["0.0", "Infinity", "-Infinity", "NaN"]);
+        assert_eq!(value["b"], "Infinity \" NaN");
+        assert_eq!(shown(&value["c"]), "1e999");
+        assert_eq!(read(r#"{"a": 1, "a": 2}"#)["a"], 2);
+        assert_eq!(read(r#"{"é\\": "\\\\"}"#)["é\\"], "\\\\");
+        assert_eq!(shown(&read(&format!("{:?}", "ü".repeat(100)))).chars().count(), 83);
+    }
+
+    #[test]
+    fn what_was_read_is_written() {
+        let text = r#"{"a": [0.0, Infinity, -Infinity, NaN, 1e999], "b": "\u0000a \"é\\ Infinity", "c": {"d": null}}"#;
+        let value = read(text);
+        let again = written(&value);
+        assert!(again.contains("-Infinity,") && again.contains("1e999") && again.ends_with("}\n"), "{again}");
+        assert_eq!(read(&again), value);
+    }
+
+    #[test]
+    fn what_is_no_json_is_said() {
+        for (bytes, part) in [
+            (&b"{\"a\": infinity}"[..], "expected"),
+            (b"{\"a\": +Infinity}", "expected"),
+            (b"{\"a", "EOF"),
+            (b"\"\\", "EOF"),
+            (b"", "an empty file"),
+            (b"{\"a\": \"\xff\"}", "utf-8"),
+            (b"\xff\xfe{\0", "UTF-16"),
+            (b"version https://git-lfs.github.com/spec/v1\nsize 3\n", "git lfs pull"),
+            (b"<!doctype html>", "HTML"),
+        ] {
+            let error = parse("a.json", bytes, "a configuration").unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+        assert!(parse("a.json", deep.as_bytes(), "JSON").is_err());
+    }
+}

@@ -1,0 +1,160 @@
+//! Times a Mamba language model of random weights: the pass over a prompt, and steps of one and of several sessions.
+//!
+//! ```text
+//! cargo run --release -p sidewinder_kernels --example mamba_time -- [cpu|cuda] [TYPE] [THREADS]
+//! ```
+//!
+//! The sizes are those of mamba-130m, or of the environment: `LAYERS`, `WIDTH`, `VOCABULARY`, `PROMPT` (length) and
+//! `BATCHES` (sessions stepped at once, such as `1,8`). `QUANTIZE` makes matrices `q8_0`, `q4_0` or `ternary`. Prints a line of
+//! JSON for each time, in milliseconds.
+
+use sidewinder_kernels::cpu::Exec;
+use sidewinder_kernels::cuda::Device;
+use sidewinder_kernels::error::Result;
+use sidewinder_kernels::ops::products::matrices::Quantization;
+use sidewinder_kernels::tensor::{DType, Owned, Spec};
+use sidewinder_models::mamba::sample::Sampling;
+use sidewinder_models::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where};
+use std::sync::Arc;
+use std::time::Instant;
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let argument = |at: usize, default: &str| arguments.get(at).cloned().unwrap_or(default.to_string());
+    let dtype = DType::from_name(&argument(1, "f32")).expect("a type");
+    let threads = argument(2, "2").parse().expect("a number of threads");
+    let place = match argument(0, "cpu").as_str() {
+        "cuda" => Where::Cuda(Device::get(0)?, false),
+        _ => Where::Cpu(Exec { threads, ..Exec::default() }),
+    };
+    let level = format!("{:?}", Exec::default().level);
+    let start = Instant::now();
+    let config = sizes();
+    let checkpoint = Checkpoint::new("random", Some(config), random(&config, dtype)?);
+    let how = std::env::var("QUANTIZE").ok().map(|name| Quantization::from_name(&name).expect("a format"));
+    let model = Arc::new(match how {
+        Some(how) => Model::quantized(checkpoint, Some(dtype), false, how, place)?,
+        None => Model::new(checkpoint, Some(dtype), false, place)?,
+    });
+    // Of a quantized model it is not told: only its large matrices are smaller.
+    let bytes = how.is_none().then(|| parameters(&config) * dtype.size());
+    let about = |what: &str, size: usize, times: &mut [f64]| {
+        times.sort_by(f64::total_cmp);
+        let (median, least) = (times[times.len() / 2], times[0]);
+        println!(
+            "{}",
+            serde_json::json!({"what": what, "size": size, "median_ms": median, "min_ms": least, "runs": times.len(),
+                "dtype": dtype.name(), "quantized": how.map(Quantization::name), "threads": threads, "level": level,
+                "weights_mb": bytes.map(|bytes| bytes / 1_000_000), "gb_per_s": bytes.map(|bytes| bytes as f64 / median / 1e6)})
+        );
+    };
+    println!("# made in {:.1} s", start.elapsed().as_secs_f64());
+    prompts(&model, &config, about)?;
+    for batch in environment("BATCHES", "1,2,8").split(',') {
+        steps(&model, batch.parse().expect("a number"), about)?;
+    }
+    Ok(())
+}
+
+fn environment(name: &str, default: &str) -> String {
+    std::env::var(name).unwrap_or(default.to_string())
+}
+
+fn number(name: &str, default: &str) -> usize {
+    environment(name, default).parse().expect("a number")
+}
+
+fn sizes() -> Config {
+    let width = number("WIDTH", "768");
+    Config {
+        width,
+        layers: number("LAYERS", "24"),
+        vocabulary: number("VOCABULARY", "50280"),
+        inner: 2 * width,
+        state: 16,
+        rank: width.div_ceil(16),
+        conv: 4,
+        eps: 1e-5,
+    }
+}
+
+/// The weights that a step reads, all of them once.
+fn parameters(config: &Config) -> usize {
+    let Config { width, layers, vocabulary, inner, state, rank, conv, .. } = *config;
+    layers * inner * (3 * width + 2 * rank + 3 * state + conv + 3) + vocabulary * width
+}
+
+fn random(config: &Config, dtype: DType) -> Result<Vec<(String, Weight)>> {
+    let Config { width, layers, vocabulary, inner, state, rank, conv, .. } = *config;
+    let mut seed = 1u64;
+    let mut tensor = |name: String, dims: &[usize], dtype: DType, low: f64, high: f64| -> Result<(String, Weight)> {
+        let mut next = || {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            low + (high - low) * ((seed >> 11) as f64 / (1u64 << 53) as f64)
+        };
+        Ok((name, Owned::from_fn(Spec::new(dtype, dims)?, |_| next()).into()))
+    };
+    let mut all = Vec::new();
+    let (small, large) = (1.0 / (width as f64).sqrt(), 1.0 / (inner as f64).sqrt());
+    all.push(tensor("backbone.embeddings.weight".into(), &[vocabulary, width], dtype, -0.02, 0.02)?);
+    all.push(tensor("backbone.norm_f.weight".into(), &[width], DType::F32, 0.9, 1.1)?);
+    for layer in 0..layers {
+        for (name, dims, dtype, low, high) in [
+            ("norm.weight", &[width][..], DType::F32, 0.9, 1.1),
+            ("mixer.in_proj.weight", &[2 * inner, width], dtype, -small, small),
+            ("mixer.conv1d.weight", &[inner, 1, conv], DType::F32, -0.5, 0.5),
+            ("mixer.conv1d.bias", &[inner], DType::F32, -0.1, 0.1),
+            ("mixer.x_proj.weight", &[rank + 2 * state, inner], dtype, -large, large),
+            ("mixer.dt_proj.weight", &[inner, rank], dtype, -0.1, 0.1),
+            ("mixer.dt_proj.bias", &[inner], DType::F32, -6.0, -2.0),
+            ("mixer.A_log", &[inner, state], DType::F32, 0.0, 2.7),
+            ("mixer.D", &[inner], DType::F32, 0.9, 1.1),
+            ("mixer.out_proj.weight", &[width, inner], dtype, -large, large),
+        ] {
+            all.push(tensor(format!("backbone.layers.{layer}.{name}"), dims, dtype, low, high)?);
+        }
+    }
+    Ok(all)
+}
+
+fn milliseconds(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_secs_f64() * 1e3)
+}
+
+/// A pass over a prompt by one session, with the logits behind it.
+fn prompts(model: &Arc<Model>, config: &Config, about: impl Fn(&str, usize, &mut [f64])) -> Result<()> {
+    let length = number("PROMPT", "512");
+    let tokens: Vec<u32> = (0..length).map(|i| (i * 7919 % config.vocabulary) as u32).collect();
+    let mut logits = Owned::poisoned(model.output(&[1])?);
+    let mut session = Session::new(model)?;
+    let mut once = || milliseconds(|| session.prefill(Input::Tokens(&tokens), Some(logits.view_mut())));
+    let mut times = (0..6).map(|_| once()).collect::<Result<Vec<_>>>()?.split_off(1);
+    about("prefill", length, &mut times);
+    Ok(())
+}
+
+/// Steps of `batch` sessions at once.
+fn steps(model: &Arc<Model>, batch: usize, about: impl Fn(&str, usize, &mut [f64])) -> Result<()> {
+    let mut sessions = (0..batch).map(|_| Session::new(model)).collect::<Result<Vec<_>>>()?;
+    let mut sessions: Vec<&mut Session> = sessions.iter_mut().collect();
+    let tokens: Vec<u32> = (0..batch as u32).collect();
+    let mut logits = Owned::poisoned(model.output(&[batch])?);
+    let mut once = || milliseconds(|| Session::step(&mut sessions, Input::Tokens(&tokens), logits.view_mut()));
+    let runs = number("STEPS", "60");
+    let mut times = (0..runs + 5).map(|_| once()).collect::<Result<Vec<_>>>()?.split_off(5);
+    about("step", batch, &mut times);
+    for (what, sampling) in [
+        ("next, greedy", Sampling { temperature: 0.0, ..Default::default() }),
+        ("next, drawn", Sampling::default()),
+        ("next, top_k 50", Sampling { top_k: Some(50), ..Default::default() }),
+        ("next, top_p 0.9", Sampling { top_p: Some(0.9), ..Default::default() }),
+    ] {
+        let choices: Vec<_> = (0..batch as u64).map(|draw| (sampling, draw)).collect();
+        let mut once = || milliseconds(|| Session::next(&mut sessions, Input::Tokens(&tokens), &choices).map(drop));
+        let mut times = (0..runs + 5).map(|_| once()).collect::<Result<Vec<_>>>()?.split_off(5);
+        about(what, batch, &mut times);
+    }
+    Ok(())
+}

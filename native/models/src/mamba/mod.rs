@@ -1,0 +1,64 @@
+//! Mamba models (Gu and Dao 2023): a language model, or a backbone that takes features.
+//!
+//! ```text
+//! x = embedding[tokens]                    or features, (B, L, M)
+//! x = x + mamba_block(rms_norm(x; norm))   for each layer
+//! logits = linear(rms_norm(x; norm_f), head)      head is the embedding unless there is another
+//! ```
+//!
+//! The sum `x` is kept in the type of the arithmetic, even where weights and activations have 16 bits, as in the
+//! published models. A sequence can run at once, or in parts over a [`State`]: the rows are equal within rounding
+//! however it is cut. With a state, the time of a step does not depend on the length of the sequence.
+
+mod checkpoint;
+mod config;
+pub mod ends;
+mod family;
+mod layers;
+mod layout;
+mod model;
+mod quantize;
+pub mod sample;
+mod save;
+mod seen;
+mod session;
+mod step;
+mod stored;
+pub mod train;
+mod weights;
+
+pub use checkpoint::{Checkpoint, names};
+pub use config::{Config, Description};
+pub use layers::State;
+pub use layout::files;
+pub use model::{Input, Model, Where};
+pub use save::{merged, quantized_config, told};
+pub use seen::Seen;
+pub use session::{Session, choose};
+pub use weights::Weight;
+
+use sidewinder_kernels::op::Named;
+
+/// The name of the head among named tensors.
+const HEAD: &str = "head";
+
+/// The weights of a model.
+pub struct Weights<T> {
+    /// `(V, M)`; none for a backbone.
+    embedding: Option<T>,
+    layers: Vec<Layer<T>>,
+    /// `(M)`.
+    norm: T,
+    /// `(V, M)` under the name [`HEAD`], in any storage format; empty for a backbone.
+    head: Named<T>,
+}
+
+/// The weights of a layer.
+struct Layer<T> {
+    /// `(M)`.
+    norm: T,
+    /// Named as in [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with matrices in any storage format.
+    block: Named<T>,
+    /// `-exp(A_log)`, for steps.
+    a: T,
+}

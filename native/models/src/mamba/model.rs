@@ -1,0 +1,362 @@
+//! A model on its device, with its weights there.
+
+use super::layers::Layers;
+use super::step::Stepper;
+use super::stored;
+use super::{Checkpoint, Config, HEAD, Layer, Weight, Weights};
+use sidewinder_kernels::cpu::Exec;
+use sidewinder_kernels::cpu::matrix::SEVERAL;
+use sidewinder_kernels::cuda::{Buffer, Device};
+use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::op::named;
+use sidewinder_kernels::ops::products::matrices::Quantization;
+use sidewinder_kernels::place::Place;
+use sidewinder_kernels::tensor::{DType, Described, Spec, View, ViewMut};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Where a model runs.
+pub enum Where {
+    /// On the CPU.
+    Cpu(Exec),
+    /// On a CUDA device; the flag allows TF32.
+    Cuda(Device, bool),
+}
+
+/// A model with its weights in the memory of its device. It is immutable: threads may share it.
+pub struct Model {
+    config: Config,
+    dtype: DType,
+    pub(super) home: Home,
+    /// Recorded steps by their number of sequences.
+    steppers: Mutex<HashMap<usize, Arc<Mutex<Stepper>>>>,
+}
+
+/// The weights in the memory of their device.
+pub(super) enum Home {
+    Cpu(Weights<Weight>, Exec),
+    Cuda(Weights<Buffer>, Device, bool),
+}
+
+/// The input of a model.
+#[derive(Clone, Copy)]
+pub enum Input<'a> {
+    /// Sequences of tokens of equal length, concatenated.
+    Tokens(&'a [u32]),
+    /// Rows of features, (..., M), on the host.
+    Features(View<'a>),
+}
+
+/// The destination of results: memory of the device, or the host.
+pub(super) enum Target<'a, P: Place> {
+    There(P::ViewMut<'a>),
+    Host(ViewMut<'a>),
+}
+
+/// Runs the expression for the model's device with `$layers`, its layers there, and waits for it.
+macro_rules! at_home {
+    ($model:expr, $layers:ident => cpu $cpu:expr, cuda $cuda:expr) => {
+        match &$model.home {
+            $crate::mamba::model::Home::Cpu(weights, exec) => {
+                let (place, weights) =
+                    (::sidewinder_kernels::place::Cpu(exec), weights.map($crate::mamba::Weight::view));
+                let $layers = $model.layers(&place, &weights);
+                $cpu
+            }
+            $crate::mamba::model::Home::Cuda(weights, device, tf32) => {
+                let lane = device.lane()?.allow_tf32(*tf32);
+                let (place, weights) = (::sidewinder_kernels::place::Cuda(&lane), weights.map(Clone::clone));
+                let $layers = $model.layers(&place, &weights);
+                $cuda?;
+                lane.synchronize()
+            }
+        }
+    };
+}
+pub(super) use at_home;
+
+impl Model {
+    /// The model of a checkpoint, in `dtype` or by default in the type of its matrices.
+    pub fn new(checkpoint: Checkpoint, dtype: Option<DType>, backbone: bool, place: Where) -> Result<Model> {
+        let (config, dtype, weights) = checkpoint.model(dtype, backbone)?;
+        Model::of(config, dtype, weights, place)
+    }
+
+    /// Like [`Model::new`], with the large matrices quantized. Activations between layers have the requested type,
+    /// which must not be f64.
+    pub fn quantized(
+        checkpoint: Checkpoint,
+        dtype: Option<DType>,
+        backbone: bool,
+        how: Quantization,
+        place: Where,
+    ) -> Result<Model> {
+        let (config, dtype, weights) = checkpoint.model(dtype, backbone)?;
+        if dtype == DType::F64 {
+            let expected = format_args!("f32, bf16 or f16 for a model in {}", how.name()).to_string();
+            return Err(Error::new(Kind::Option, "type").expected(expected).got(dtype));
+        }
+        if let Some(other) = weights.formats().into_iter().find(|format| *format != how.name()) {
+            return Err(Error::new(Kind::Option, "quantize")
+                .expected(format_args!("{other}, as the checkpoint has it"))
+                .got(how.name())
+                .hint("Load it without `quantize`, or quantize the checkpoint that it was made of"));
+        }
+        let exec = match &place {
+            Where::Cpu(exec) => *exec,
+            Where::Cuda(..) => Exec::default(),
+        };
+        Model::of(config, dtype, weights.quantized(how, &exec)?, place)
+    }
+
+    fn of(config: Config, dtype: DType, weights: Weights<Weight>, place: Where) -> Result<Model> {
+        let home = match place {
+            Where::Cpu(exec) => Home::Cpu(weights, exec),
+            Where::Cuda(device, tf32) => Home::Cuda(upload(&weights, &device)?, device, tf32),
+        };
+        Ok(Model { config, dtype, home, steppers: Mutex::default() })
+    }
+
+    /// Its sizes.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The type of its matrices and of the activations between its layers.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of sequences that may step in one call, each with the same bits as alone. On CPUs, larger batches are
+    /// summed in another order, after which quantizing an input may give other integers. GPUs guarantee no bits.
+    pub fn alike(&self) -> usize {
+        match &self.home {
+            Home::Cpu(weights, _) if weights.is_quantized() => 1,
+            Home::Cpu(..) => SEVERAL - 1,
+            Home::Cuda(..) => usize::MAX,
+        }
+    }
+
+    /// The formats of its quantized matrices.
+    pub fn formats(&self) -> BTreeSet<&'static str> {
+        match &self.home {
+            Home::Cpu(weights, _) => weights.formats(),
+            Home::Cuda(weights, ..) => weights.formats(),
+        }
+    }
+
+    /// The CUDA device that it is on, if any.
+    pub fn device(&self) -> Option<&Device> {
+        match &self.home {
+            Home::Cpu(..) => None,
+            Home::Cuda(_, device, _) => Some(device),
+        }
+    }
+
+    /// Its weights on the host, by the names and shapes of Hugging Face's files, which [`Checkpoint`] reads back. A
+    /// head that is the embedding is listed once. Weights that are on the host already are not copied. Fails for a
+    /// quantized model.
+    pub fn tensors(&self) -> Result<Vec<(String, Weight)>> {
+        if !self.formats().is_empty() {
+            return Err(Error::new(Kind::Argument, "model")
+                .expected("a model whose weights are floats")
+                .got("a quantized one")
+                .hint("Load it without `quantize`"));
+        }
+        self.stored()
+    }
+
+    /// Like [`Model::tensors`], including the parts of quantized matrices, by the names that [`Checkpoint`] reads.
+    pub fn stored(&self) -> Result<Vec<(String, Weight)>> {
+        match &self.home {
+            Home::Cpu(weights, _) => filed(&self.config, weights, same_weight, |weight| Ok(weight.clone())),
+            Home::Cuda(weights, device, _) => {
+                let lane = device.lane()?;
+                filed(&self.config, weights, Buffer::same, |buffer| Ok(lane.downloaded(buffer)?.into()))
+            }
+        }
+    }
+
+    /// The spec of the output for rows of these leading axes: logits, or normed features without a vocabulary.
+    pub fn output(&self, leading: &[usize]) -> Result<Spec> {
+        let Config { width, vocabulary, .. } = self.config;
+        let width = if vocabulary > 0 { vocabulary } else { width };
+        Spec::new(self.dtype, &[leading, &[width]].concat())
+    }
+
+    /// Runs whole sequences, with results on the host.
+    pub fn forward(&self, input: Input, batch: usize, to: ViewMut) -> Result<()> {
+        self.check(input)?;
+        at_home!(self, layers =>
+            cpu whole(&layers, input, batch, Target::There(to)),
+            cuda whole(&layers, input, batch, Target::Host(to)))
+    }
+
+    /// Runs whole sequences, with results in memory of the model's device.
+    pub fn forward_there(&self, input: Input, batch: usize, to: &Buffer) -> Result<()> {
+        self.check(input)?;
+        at_home!(self, layers =>
+            cpu Err(layers.elsewhere(to)),
+            cuda whole(&layers, input, batch, Target::There(to.clone())))
+    }
+
+    /// The recorded step for `batch` sequences or somewhat more, if the model supports one.
+    pub(super) fn stepper(&self, batch: usize) -> Result<Option<Arc<Mutex<Stepper>>>> {
+        let Home::Cuda(weights, device, tf32) = &self.home else {
+            return Ok(None);
+        };
+        let Some(size) = Stepper::size(&self.config, self.dtype, batch, device) else {
+            return Ok(None);
+        };
+        let mut steppers = self.steppers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stepper) = steppers.get(&size) {
+            return Ok(Some(stepper.clone()));
+        }
+        let stepper = Stepper::new(&self.config, self.dtype, weights.map(Clone::clone), size, (device, *tf32))?;
+        let stepper = Arc::new(Mutex::new(stepper));
+        steppers.insert(size, stepper.clone());
+        Ok(Some(stepper))
+    }
+
+    pub(super) fn layers<'p, 'w, P: Place>(
+        &'p self,
+        place: &'p P,
+        weights: &'p Weights<P::View<'w>>,
+    ) -> Layers<'p, 'w, P> {
+        Layers { place, config: &self.config, dtype: self.dtype, weights }
+    }
+
+    /// Refuses tokens and features that do not match the weights.
+    pub(super) fn check(&self, input: Input) -> Result<usize> {
+        let Config { width, vocabulary, .. } = self.config;
+        match input {
+            Input::Tokens(_) if vocabulary == 0 => Err(Error::new(Kind::Argument, "input")
+                .expected(format_args!("features of width {width}"))
+                .got("tokens")
+                .hint("This model is a backbone: it has no embedding")),
+            Input::Tokens(tokens) => check_tokens(tokens, vocabulary).map(|()| tokens.len()),
+            Input::Features(_) if vocabulary > 0 => Err(Error::new(Kind::Argument, "input")
+                .expected(format_args!("numbers from 0 to {}", vocabulary - 1))
+                .got("features")
+                .hint("This model is one of tokens; loaded as a backbone it takes features")),
+            Input::Features(features) => {
+                let spec = features.spec();
+                let rows = spec.shape.split_last().filter(|(last, _)| **last == width && spec.dtype == self.dtype);
+                rows.map(|(_, rows)| rows.iter().product()).ok_or_else(|| {
+                    Error::new(Kind::Shape, "features")
+                        .expected(format_args!("{} (..., {width})", self.dtype))
+                        .got(spec)
+                })
+            }
+        }
+    }
+}
+
+/// Refuses tokens outside the vocabulary.
+pub(super) fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<()> {
+    match tokens.iter().find(|&&token| token as usize >= vocabulary) {
+        None => Ok(()),
+        Some(token) => Err(Error::new(Kind::Argument, "tokens")
+            .expected(format_args!("numbers from 0 to {}", vocabulary - 1))
+            .got(token)),
+    }
+}
+
+fn upload(weights: &Weights<Weight>, device: &Device) -> Result<Weights<Buffer>> {
+    let lane = device.lane()?;
+    let uploaded = weights.try_map(|weight| {
+        let buffer = Buffer::new(device, weight.spec())?;
+        lane.upload(weight.view().bytes(), &buffer)?;
+        Ok(buffer)
+    })?;
+    lane.synchronize()?;
+    // A head that is the embedding is uploaded once.
+    let tied = weights.tied(same_weight).then(|| uploaded.embedding.clone()).flatten();
+    let head = tied.map_or(uploaded.head, |embedding| named([(HEAD, Some(embedding))]));
+    Ok(Weights { head, ..uploaded })
+}
+
+/// Whether two weights are the same memory.
+pub(super) fn same_weight(a: &Weight, b: &Weight) -> bool {
+    std::ptr::eq(a.view().bytes(), b.view().bytes())
+}
+
+fn filed<T>(
+    config: &Config,
+    weights: &Weights<T>,
+    same: fn(&T, &T) -> bool,
+    to_host: impl Fn(&T) -> Result<Weight>,
+) -> Result<Vec<(String, Weight)>> {
+    let mut all = Vec::new();
+    for (name, dims, weight) in weights.filed(config, weights.tied(same)) {
+        let weight = to_host(weight)?;
+        all.extend(stored::shape_of(&name).map(|shape| (shape, stored::told_shape(&dims))));
+        all.push(if stored::is_part(&name) { (name, weight) } else { (name, weight.reshape(&dims)?) });
+    }
+    Ok(all)
+}
+
+fn whole<P: Place>(layers: &Layers<P>, input: Input, batch: usize, to: Target<P>) -> Result<()> {
+    let x = layers.take(input)?;
+    let h = layers.run(x, batch, None)?;
+    layers.finish(&P::view(&h), to)
+}
+
+impl<P: Place> Layers<'_, '_, P> {
+    /// The rows of the first layer.
+    pub(super) fn take(&self, input: Input) -> Result<P::Owned> {
+        match input {
+            Input::Tokens(tokens) => self.embed(tokens),
+            Input::Features(features) => {
+                let width = self.config.width;
+                self.place.bring(features.reshape(&[features.spec().shape.elements() / width, width])?)
+            }
+        }
+    }
+
+    /// Writes the logits of normed rows, or the rows themselves, to their destination.
+    pub(super) fn finish(&self, h: &P::View<'_>, to: Target<P>) -> Result<()> {
+        let rows = h.spec().shape[0];
+        match to {
+            Target::There(to) => {
+                let width = to.spec().shape.last().copied().unwrap_or(0);
+                self.head(h, P::reshape_mut(to, &[rows, width])?)
+            }
+            Target::Host(to) if self.weights.head.is_empty() => self.place.fetch(h, to),
+            Target::Host(to) => {
+                let mut logits = self.logits(rows)?;
+                self.head(h, P::view_mut(&mut logits))?;
+                self.place.fetch(&P::view(&logits), to)
+            }
+        }
+    }
+
+    fn elsewhere(&self, to: &Buffer) -> Error {
+        Error::new(Kind::Argument, "output")
+            .expected("memory on the host, where the model is")
+            .got(format_args!("{to:?}"))
+    }
+}
+
+impl<T> Weights<T> {
+    /// Whether the head is the embedding.
+    pub(super) fn tied(&self, same: fn(&T, &T) -> bool) -> bool {
+        self.embedding.as_ref().zip(self.head.find(HEAD)).is_some_and(|(embedding, head)| same(embedding, head))
+    }
+
+    /// Like `try_map`, for functions that cannot fail.
+    pub(super) fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U + Copy) -> Weights<U> {
+        self.try_map(|weight| Ok(f(weight))).expect("nothing fails")
+    }
+
+    fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U> + Copy) -> Result<Weights<U>> {
+        let layer =
+            |layer: &'a Layer<T>| Ok(Layer { norm: f(&layer.norm)?, block: layer.block.try_map(f)?, a: f(&layer.a)? });
+        Ok(Weights {
+            embedding: self.embedding.as_ref().map(f).transpose()?,
+            layers: self.layers.iter().map(layer).collect::<Result<_>>()?,
+            norm: f(&self.norm)?,
+            head: self.head.try_map(f)?,
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! Quantized matrices in files: tensors named after the matrix, with a suffix for the format. For ternary ones another
+//! tensor holds the shape, because planes do not determine the length of rows.
+
+use super::Weight;
+use super::checkpoint::Found;
+use sidewinder_kernels::error::Result;
+use sidewinder_kernels::ops::products::matrices::Quantization;
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A problem is described in a few words.
+type Told<T> = std::result::Result<T, String>;
+
+/// The suffix of the tensor with the shape.
+const SHAPE: &str = "shape";
+
+/// A quantized matrix.
+#[derive(Clone)]
+pub struct Stored {
+    how: Quantization,
+    pub dims: [usize; 2],
+    /// In the order of [`Quantization::names`]; ternary ones have a scale per row.
+    parts: Vec<Weight>,
+}
+
+/// The matrix that a tensor of that name belongs to, and its quantization.
+fn of_name(name: &str) -> Option<(&str, Quantization)> {
+    let (matrix, _) = name.rsplit_once('.')?;
+    let how = Quantization::all().find(|how| how.names(matrix).iter().any(|part| part == name))?;
+    Some((matrix, how))
+}
+
+/// The formats of quantized matrices, by the names of all tensors.
+pub fn formats<'n>(names: impl Iterator<Item = &'n str>) -> BTreeSet<&'static str> {
+    names.filter_map(|name| Some(of_name(name)?.1.name())).collect()
+}
+
+/// Whether a tensor of that name is a part of a quantized matrix.
+pub fn is_part(name: &str) -> bool {
+    of_name(name).is_some()
+}
+
+/// The name of the tensor with the shape of the matrix that a plane belongs to; none for other names.
+pub fn shape_of(plane: &str) -> Option<String> {
+    plane.strip_suffix(".plane0").map(|matrix| format!("{matrix}.{SHAPE}"))
+}
+
+/// A shape as a tensor.
+pub fn told_shape(dims: &[usize]) -> Weight {
+    let spec = Spec::new(DType::I64, &[dims.len()]).expect("few axes");
+    Owned::from_fn(spec, |axis| dims[axis] as f64).into()
+}
+
+/// Takes quantized matrices out of the tensors of a checkpoint, by the matrices' names. Problems are added to `wrong`.
+pub fn take(tensors: &mut BTreeMap<String, Found>, wrong: &mut Vec<String>) -> BTreeMap<String, Stored> {
+    let pairs = tensors.keys().filter_map(|name| of_name(name)).map(|(name, how)| (name.to_string(), how.name()));
+    let pairs: BTreeSet<(String, &str)> = pairs.collect();
+    let mut all = BTreeMap::new();
+    for (name, how) in pairs {
+        let how = Quantization::from_name(how).expect("its own name");
+        match Stored::take(tensors, &name, how) {
+            Ok(_) if tensors.contains_key(&name) => wrong.push(format!("`{name}` as floats and in {}", how.name())),
+            Ok(stored) => {
+                if let Some(other) = all.insert(name.clone(), stored) {
+                    wrong.push(format!("`{name}` in {} and in {}", other.how.name(), how.name()));
+                }
+            }
+            Err(problem) => wrong.push(problem),
+        }
+    }
+    all
+}
+
+impl Stored {
+    pub fn how(&self) -> Quantization {
+        self.how
+    }
+
+    /// Its tensors, named for [`sidewinder_kernels::ops::products::matrices::find`] under the matrix's name here.
+    pub fn named(self, matrix: &str) -> impl Iterator<Item = (String, Weight)> + use<> {
+        self.how.names(matrix).into_iter().zip(self.parts)
+    }
+
+    /// The matrix as floats.
+    pub fn floats(&self) -> Result<Weight> {
+        let views: Vec<View> = self.parts.iter().map(Weight::view).collect();
+        Ok(self.how.floats(&views, self.dims[1])?.into())
+    }
+
+    fn take(tensors: &mut BTreeMap<String, Found>, name: &str, how: Quantization) -> Told<Stored> {
+        let parts: Vec<Told<Weight>> = how.names(name).iter().map(|part| part_of(tensors, part)).collect();
+        match how {
+            Quantization::Blocks(format) => {
+                let parts = parts.into_iter().collect::<Told<Vec<Weight>>>()?;
+                let spec = part_spec(&parts[0], DType::U8, &format!("{name}.{}", how.name()))?;
+                let values = format.values(name, &spec).map_err(|_| {
+                    format!("`{name}.{}` of {spec}, whose rows are no multiple of {} bytes", how.name(), format.bytes())
+                })?;
+                let dims = values[..].try_into().map_err(|_| format!("`{name}.{}` of {spec}", how.name()))?;
+                Ok(Stored { how, dims, parts })
+            }
+            Quantization::Ternary => {
+                let shape = part_of(tensors, &format!("{name}.{SHAPE}"));
+                let parts = parts.into_iter().collect::<Told<Vec<Weight>>>()?;
+                let dims =
+                    dims_of(&shape?).ok_or_else(|| format!("`{name}.{SHAPE}`, which is no shape of a matrix"))?;
+                Ok(Stored { how, dims, parts: planes(name, parts, dims)? })
+            }
+        }
+    }
+}
+
+fn part_of(tensors: &mut BTreeMap<String, Found>, name: &str) -> Told<Weight> {
+    match tensors.remove(name) {
+        None => Err(format!("no `{name}`")),
+        Some(found) => found.map_err(|error| format!("`{name}` of {}", error.got)),
+    }
+}
+
+fn part_spec(part: &Weight, dtype: DType, name: &str) -> Told<Spec> {
+    let spec = part.spec();
+    if spec.dtype == dtype { Ok(spec) } else { Err(format!("`{name}` of {spec} where it should be {dtype}")) }
+}
+
+/// The shape in such a tensor.
+fn dims_of(shape: &Weight) -> Option<[usize; 2]> {
+    let spec = shape.spec();
+    if spec.dtype != DType::I64 || spec.shape[..] != [2] {
+        return None;
+    }
+    let view = shape.view();
+    let size = |bytes: &[u8]| usize::try_from(i64::from_ne_bytes(bytes.try_into().ok()?)).ok();
+    let mut sizes = view.bytes().chunks_exact(8).map(size);
+    Some([sizes.next()??, sizes.next()??]).filter(|dims| !dims.contains(&0))
+}
+
+/// Checks planes of that shape, and expands their scale to one per row.
+fn planes(name: &str, parts: Vec<Weight>, [rows, columns]: [usize; 2]) -> Told<Vec<Weight>> {
+    let names = Quantization::Ternary.names(name);
+    let bytes = columns.div_ceil(8);
+    for (part, name) in parts.iter().zip(&names[..2]) {
+        let spec = part_spec(part, DType::U8, name)?;
+        if spec.shape[..] != [rows, bytes] {
+            return Err(format!("`{name}` of {spec}, which has no room for ({rows}, {columns})"));
+        }
+    }
+    let spec = part_spec(&parts[2], DType::F32, &names[2])?;
+    if spec.shape[..] != [1] && spec.shape[..] != [rows] {
+        return Err(format!("`{}` of {spec} where there should be one for all or each of {rows} rows", names[2]));
+    }
+    cells(name, parts[0].view().bytes(), parts[1].view().bytes(), columns)?;
+    let [plane0, plane1, scale] = parts.try_into().map_err(|_| "three parts").expect("as many as names");
+    let scales = scale.view().to_f64().into_iter().collect::<Vec<f64>>();
+    let each = Owned::from_fn(Spec::new(DType::F32, &[rows]).map_err(|e| e.to_string())?, |row| {
+        scales[if scales.len() == 1 { 0 } else { row }]
+    });
+    Ok(vec![plane0, plane1, each.into()])
+}
+
+/// Refuses sentinels, and cells after the last column: they show that the file has another layout.
+fn cells(name: &str, plane0: &[u8], plane1: &[u8], columns: usize) -> Told<()> {
+    let row = columns.div_ceil(8).max(1);
+    let behind = if columns.is_multiple_of(8) { 0 } else { u8::MAX << (columns % 8) };
+    let rows = plane0.chunks_exact(row).zip(plane1.chunks_exact(row));
+    let odd = |(a, b): (&[u8], &[u8])| {
+        let both = a.iter().zip(b).any(|(a, b)| a & b != 0);
+        both || (a[row - 1] | b[row - 1]) & behind != 0
+    };
+    match rows.map(odd).position(|odd| odd) {
+        None => Ok(()),
+        Some(at) => Err(format!("`{name}` of planes whose row {at} has cells that are none of -1, 0 and 1")),
+    }
+}

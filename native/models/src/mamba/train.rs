@@ -1,0 +1,349 @@
+//! Learning to predict the next token: the gradient of a whole language model, and AdamW (Loshchilov and Hutter 2019),
+//! on the model's device.
+//!
+//! ```text
+//! loss = mean of -ln softmax(logits[t])[token[t + 1]]
+//! g = gradient min(1, clip / |gradient|)
+//! m = beta1 m + (1 - beta1) g          v = beta2 v + (1 - beta2) g^2
+//! w = w - rate (m / (1 - beta1^n) / (sqrt(v / (1 - beta2^n)) + eps) + decay w)       of step n
+//! ```
+//!
+//! Matrices decay, except `A_log`; vectors do not. Arithmetic is in f32, or in f64 for a model in f64. The order of
+//! sums depends on sizes alone, so equal steps give equal weights.
+
+mod cpu;
+mod cuda;
+mod learn;
+mod walk;
+
+use super::model::Home;
+use super::{Checkpoint, Config, Model, Weight, Where};
+pub(super) use learn::Learn;
+use serde::Deserialize;
+use sidewinder_kernels::cpu::Exec;
+use sidewinder_kernels::cuda::{Buffer, Device};
+use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::place;
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use std::ops::Range;
+use walk::Walk;
+
+/// The parameters of an AdamW step.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdamW {
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// The decay of the running mean of gradients.
+    pub beta1: f64,
+    /// The decay of the running mean of their squares.
+    pub beta2: f64,
+    /// The epsilon that keeps the divisor from 0.
+    pub eps: f64,
+    /// The fraction of matrix weights that is subtracted per step, times the rate.
+    pub weight_decay: f64,
+    /// The largest norm of the gradient, which is scaled down to it; 0 for no limit.
+    pub clip: f64,
+}
+
+impl Default for AdamW {
+    fn default() -> AdamW {
+        AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip: 1.0 }
+    }
+}
+
+impl AdamW {
+    fn check(&self) -> Result<()> {
+        let wrong =
+            |name: &str, expected: &str, got: f64| Err(Error::new(Kind::Option, name).expected(expected).got(got));
+        let AdamW { learning_rate, beta1, beta2, eps, weight_decay, clip } = *self;
+        for (name, value) in [("learning_rate", learning_rate), ("weight_decay", weight_decay), ("clip", clip)] {
+            if !(value >= 0.0 && value.is_finite()) {
+                return wrong(name, "a number that is not negative", value);
+            }
+        }
+        for (name, value) in [("beta1", beta1), ("beta2", beta2)] {
+            if !(0.0..1.0).contains(&value) {
+                return wrong(name, "a number from 0, below 1", value);
+            }
+        }
+        if eps > 0.0 && eps.is_finite() { Ok(()) } else { wrong("eps", "a positive number", eps) }
+    }
+}
+
+/// The report of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// The loss before the step, in nats.
+    pub loss: f64,
+    /// The norm of the gradient.
+    pub norm: f64,
+}
+
+/// The weights of a language model while it learns.
+pub struct Trainer {
+    config: Config,
+    dtype: DType,
+    parts: Vec<Part>,
+    /// Number of elements of the weights that decay, which come first.
+    decayed: usize,
+    memory: Memory,
+    steps: u64,
+}
+
+/// A weight: its name and shape in checkpoints, and its range in the memory that all weights share.
+struct Part {
+    name: String,
+    dims: Vec<usize>,
+    range: Range<usize>,
+}
+
+enum Memory {
+    Cpu(Kept<Owned>, Exec),
+    Cuda(Kept<Buffer>, Device, bool),
+}
+
+/// The tensors kept from step to step, each one piece of memory for all weights.
+struct Kept<T> {
+    weights: T,
+    gradient: T,
+    mean: T,
+    square: T,
+}
+
+/// Parts start at cache lines.
+const LINE: usize = 64;
+
+impl Trainer {
+    /// Starts from the weights of a language model, on its device.
+    pub fn new(model: &Model) -> Result<Trainer> {
+        if model.config().vocabulary == 0 {
+            return Err(Error::new(Kind::Argument, "model")
+                .expected("a language model")
+                .got("a backbone")
+                .hint("A backbone is trained with what is around it: see Sidewinder.Axon"));
+        }
+        let dtype = model.dtype().wide();
+        let mut weights = model.tensors()?;
+        weights.sort_by_key(|(name, weight)| !decays(name, &weight.spec().shape));
+        let (parts, total) = parts(&weights);
+        let mut all = Owned::zeros(Spec::new(dtype, &[total])?);
+        for (part, (_, weight)) in parts.iter().zip(&weights) {
+            let bytes = part.range.start * dtype.size()..part.range.end * dtype.size();
+            all.view_mut().bytes()[bytes].copy_from_slice(weight.cast(dtype).view().bytes());
+        }
+        let first = parts.iter().zip(&weights).find(|(_, (name, weight))| !decays(name, &weight.spec().shape));
+        let decayed = first.map_or(total, |(part, _)| part.range.start);
+        let memory = Memory::new(all, &model.home)?;
+        Ok(Trainer { config: *model.config(), dtype, parts, decayed, memory, steps: 0 })
+    }
+
+    /// Learns from concatenated sequences of equal length: each token but the last predicts the next one. If the
+    /// gradient is not finite, the step fails and leaves the weights unchanged.
+    pub fn step(&mut self, tokens: &[u32], batch: usize, how: &AdamW) -> Result<Progress> {
+        how.check()?;
+        let loss = self.gradient(tokens, batch)?;
+        let norm = self.memory.norm()?;
+        if !(loss.is_finite() && norm.is_finite()) {
+            return Err(Error::new(Kind::Argument, "learning_rate")
+                .expected("one that keeps the loss and its gradient finite")
+                .got(format_args!("a loss of {loss} and a gradient of norm {norm}"))
+                .hint("The weights are as before the step; go on from those with a lower rate"));
+        }
+        self.steps += 1;
+        let scale = if how.clip > 0.0 && norm > how.clip { how.clip / norm } else { 1.0 };
+        self.memory.update(&Update::new(how, self.steps, scale, self.decayed))?;
+        Ok(Progress { loss, norm })
+    }
+
+    /// Computes the loss and the gradient, which [`Trainer::gradients`] then returns.
+    pub fn gradient(&mut self, tokens: &[u32], batch: usize) -> Result<f64> {
+        let sequences = Sequences::new(tokens, batch, self.config.vocabulary)?;
+        let Trainer { config, dtype, parts, memory, .. } = self;
+        match memory {
+            Memory::Cpu(kept, exec) => {
+                let Kept { weights, gradient, .. } = kept;
+                Walk::new(&place::Cpu(exec), config, *dtype, parts, weights)?.learn(&sequences, gradient)
+            }
+            Memory::Cuda(kept, device, tf32) => {
+                let lane = device.lane()?.allow_tf32(*tf32);
+                let Kept { weights, gradient, .. } = kept;
+                let loss =
+                    Walk::new(&place::Cuda(&lane), config, *dtype, parts, weights)?.learn(&sequences, gradient)?;
+                lane.synchronize()?;
+                Ok(loss)
+            }
+        }
+    }
+
+    /// The sizes of the model.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The device that it is on.
+    pub fn place(&self) -> Where {
+        match &self.memory {
+            Memory::Cpu(_, exec) => Where::Cpu(*exec),
+            Memory::Cuda(_, device, tf32) => Where::Cuda(device.clone(), *tf32),
+        }
+    }
+
+    /// The current weights, by their names in checkpoints.
+    pub fn tensors(&self) -> Result<Vec<(String, Weight)>> {
+        self.named(self.memory.weights()?)
+    }
+
+    /// The gradient of the last step, or of [`Trainer::gradient`].
+    pub fn gradients(&self) -> Result<Vec<(String, Weight)>> {
+        self.named(self.memory.gradient()?)
+    }
+
+    /// A checkpoint with the current weights.
+    pub fn checkpoint(&self) -> Result<Checkpoint> {
+        Ok(Checkpoint::new("trainer", Some(self.config), self.tensors()?))
+    }
+
+    fn named(&self, all: Owned) -> Result<Vec<(String, Weight)>> {
+        let part = |part: &Part| {
+            let view = all.view().rows(part.range.clone())?;
+            Ok((part.name.clone(), Weight::copied(Spec::new(self.dtype, &part.dims)?, view.bytes())?))
+        };
+        self.parts.iter().map(part).collect()
+    }
+}
+
+/// Whether a weight decays: matrices do, but not the rates in `A_log` and the filters.
+fn decays(name: &str, dims: &[usize]) -> bool {
+    dims.len() == 2 && !name.ends_with("A_log")
+}
+
+fn parts(weights: &[(String, Weight)]) -> (Vec<Part>, usize) {
+    let mut end: usize = 0;
+    let part = |(name, weight): &(String, Weight)| {
+        let (start, shape) = (end, weight.spec().shape);
+        end = (start + shape.elements()).next_multiple_of(LINE);
+        Part { name: name.clone(), dims: shape.to_vec(), range: start..start + shape.elements() }
+    };
+    let parts = weights.iter().map(part).collect();
+    (parts, end)
+}
+
+impl Memory {
+    fn new(weights: Owned, home: &Home) -> Result<Memory> {
+        let spec = weights.spec();
+        match home {
+            Home::Cpu(_, exec) => {
+                let zeros = || Owned::zeros(spec);
+                Ok(Memory::Cpu(Kept { weights, gradient: zeros(), mean: zeros(), square: zeros() }, *exec))
+            }
+            Home::Cuda(_, device, tf32) => {
+                let lane = device.lane()?;
+                let zeros = || {
+                    let buffer = Buffer::new(device, spec)?;
+                    lane.fill(&buffer, 0).map(|()| buffer)
+                };
+                let kept = Kept { weights: zeros()?, gradient: zeros()?, mean: zeros()?, square: zeros()? };
+                lane.upload(weights.view().bytes(), &kept.weights)?;
+                lane.synchronize()?;
+                Ok(Memory::Cuda(kept, device.clone(), *tf32))
+            }
+        }
+    }
+
+    fn norm(&self) -> Result<f64> {
+        let squares = match self {
+            Memory::Cpu(kept, exec) => place::Cpu(exec).squares(&kept.gradient.view())?,
+            Memory::Cuda(kept, device, _) => place::Cuda(&device.lane()?).squares(&kept.gradient)?,
+        };
+        Ok(squares.sqrt())
+    }
+
+    fn update(&mut self, update: &Update) -> Result<()> {
+        match self {
+            Memory::Cpu(Kept { weights, gradient, mean, square }, exec) => {
+                let changed = [weights.view_mut(), mean.view_mut(), square.view_mut()];
+                place::Cpu(exec).update(changed, &gradient.view(), update)
+            }
+            Memory::Cuda(Kept { weights, gradient, mean, square }, device, _) => {
+                let lane = device.lane()?;
+                let changed = [&*weights, mean, square].map(Buffer::clone);
+                place::Cuda(&lane).update(changed, gradient, update)?;
+                lane.synchronize()
+            }
+        }
+    }
+
+    fn weights(&self) -> Result<Owned> {
+        match self {
+            Memory::Cpu(kept, _) => Ok(kept.weights.clone()),
+            Memory::Cuda(kept, device, _) => device.lane()?.downloaded(&kept.weights),
+        }
+    }
+
+    fn gradient(&self) -> Result<Owned> {
+        match self {
+            Memory::Cpu(kept, _) => Ok(kept.gradient.clone()),
+            Memory::Cuda(kept, device, _) => device.lane()?.downloaded(&kept.gradient),
+        }
+    }
+}
+
+/// The constants of one step of AdamW.
+#[derive(Clone, Copy)]
+pub struct Update {
+    /// The factor of gradients.
+    scale: f64,
+    beta1: f64,
+    beta2: f64,
+    /// The rate, corrected for the bias of the first mean.
+    rate: f64,
+    /// The bias correction of the second mean.
+    correction: f64,
+    eps: f64,
+    /// The factor of weights that decay, and the number of their elements.
+    keep: f64,
+    decayed: usize,
+}
+
+impl Update {
+    fn new(how: &AdamW, step: u64, scale: f64, decayed: usize) -> Update {
+        let AdamW { learning_rate, beta1, beta2, eps, weight_decay, .. } = *how;
+        let corrected = |beta: f64| 1.0 - beta.powf(step as f64);
+        Update {
+            scale,
+            beta1,
+            beta2,
+            rate: learning_rate / corrected(beta1),
+            correction: 1.0 / corrected(beta2),
+            eps,
+            keep: 1.0 - learning_rate * weight_decay,
+            decayed,
+        }
+    }
+}
+
+/// Sequences to learn from: the tokens that are read, and the one that follows each.
+struct Sequences {
+    batch: usize,
+    read: Vec<u32>,
+    next: Vec<u32>,
+}
+
+impl Sequences {
+    fn new(tokens: &[u32], batch: usize, vocabulary: usize) -> Result<Sequences> {
+        let length = tokens.len().checked_div(batch).unwrap_or(0);
+        if length < 2 || !tokens.len().is_multiple_of(batch) {
+            return Err(Error::new(Kind::Size, "tokens")
+                .expected("sequences of one length, of at least two tokens")
+                .got(format_args!("{} tokens in {batch} sequences", tokens.len())));
+        }
+        super::model::check_tokens(tokens, vocabulary)?;
+        let sequences = || tokens.chunks_exact(length);
+        Ok(Sequences {
+            batch,
+            read: sequences().flat_map(|tokens| &tokens[..length - 1]).copied().collect(),
+            next: sequences().flat_map(|tokens| &tokens[1..]).copied().collect(),
+        })
+    }
+}

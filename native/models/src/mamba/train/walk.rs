@@ -1,0 +1,226 @@
+//! The forward and backward pass through a model.
+
+use super::learn::Learn;
+use super::{Part, Sequences};
+use crate::mamba::Config;
+use crate::mamba::checkpoint::{self, EMBEDDING, HEAD, LAST_NORM, NORM, in_backbone, in_layer, squeezed};
+use sidewinder_kernels::base::elementwise::Map;
+use sidewinder_kernels::error::Result;
+use sidewinder_kernels::op::{Named, named};
+use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock, MambaBlockBackward};
+use sidewinder_kernels::ops::norm::{RmsNorm, RmsNormBackward, RmsOptions};
+use sidewinder_kernels::ops::products::linear;
+use sidewinder_kernels::tensor::{DType, Described, Spec};
+use std::collections::HashMap;
+
+/// A model during a gradient computation.
+pub struct Walk<'p, P: Learn> {
+    place: &'p P,
+    config: &'p Config,
+    dtype: DType,
+    parts: &'p [Part],
+    weights: Vec<P::View<'p>>,
+    /// The index of each part by its name.
+    numbers: HashMap<&'p str, usize>,
+}
+
+/// The tensors kept for the backward pass: the sums before each layer and after the last one, and their normed rows.
+struct Trace<T> {
+    sums: Vec<T>,
+    normed: Vec<T>,
+}
+
+/// The gradients that are not written yet, by part index.
+struct Gradients<T>(Vec<Option<T>>);
+
+impl<T> Gradients<T> {
+    fn take(&mut self, part: usize) -> T {
+        self.0[part].take().expect("a gradient is written once")
+    }
+}
+
+impl<'p, P: Learn> Walk<'p, P> {
+    pub fn new(
+        place: &'p P,
+        config: &'p Config,
+        dtype: DType,
+        parts: &'p [Part],
+        weights: &'p P::Owned,
+    ) -> Result<Walk<'p, P>> {
+        let view = |part: &Part| P::reshape(&P::rows(&P::view(weights), part.range.clone())?, &squeezed(&part.dims));
+        let weights = parts.iter().map(view).collect::<Result<_>>()?;
+        let numbers = parts.iter().enumerate().map(|(i, part)| (part.name.as_str(), i)).collect();
+        Ok(Walk { place, config, dtype, parts, weights, numbers })
+    }
+
+    /// Writes the gradient of the mean loss, and returns the loss.
+    pub fn learn(&self, sequences: &Sequences, gradient: &mut P::Owned) -> Result<f64> {
+        let rows = sequences.read.len();
+        let mut gradients = self.split(P::view_mut(gradient))?;
+        let trace = self.forward(sequences)?;
+        let embedding = self.number(&in_backbone(EMBEDDING));
+        let head = self.numbers.get(HEAD).copied().unwrap_or(embedding);
+        let (loss, dlast, mut of_table) = self.through_head(&trace.normed[self.config.layers], head, sequences)?;
+        let dx = self.backward(sequences.batch, &trace, dlast, &mut gradients)?;
+        // If the head is the embedding, they share one gradient.
+        if head != embedding {
+            self.place.map(Map::Sum, &[P::view(&of_table)], gradients.take(head))?;
+            of_table = self.place.zeros(self.weights[embedding].spec())?;
+        }
+        self.place.scatter(&P::view(&dx), &sequences.read, P::view_mut(&mut of_table))?;
+        self.place.map(Map::Sum, &[P::view(&of_table)], gradients.take(embedding))?;
+        Ok(loss / rows as f64)
+    }
+
+    /// The sum of losses, and the gradients of the last normed rows and of the head.
+    fn through_head(&self, h: &P::Owned, head: usize, sequences: &Sequences) -> Result<(f64, P::Owned, P::Owned)> {
+        let rows = sequences.read.len();
+        let w = &self.weights[head];
+        let mut logits = self.empty(&[rows, self.config.vocabulary])?;
+        linear::at(self.place, [P::view(h), P::briefly(w)], None, P::view_mut(&mut logits))?;
+        let loss = self.place.cross_entropy(P::view_mut(&mut logits), &sequences.next, Some(1.0 / rows as f64))?;
+        let (mut dh, mut dw) = (self.like(h)?, self.place.empty(w.spec())?);
+        let to = [P::view_mut(&mut dh), P::view_mut(&mut dw)];
+        linear::backward_at(self.place, [P::view(h), P::briefly(w), P::view(&logits)], None, to, None)?;
+        Ok((loss, dh, dw))
+    }
+
+    fn forward(&self, sequences: &Sequences) -> Result<Trace<P::Owned>> {
+        let Config { layers, width, .. } = *self.config;
+        let rows = sequences.read.len();
+        let mut x = self.empty(&[rows, width])?;
+        self.place.gather(&self.weights[self.number(&in_backbone(EMBEDDING))], &sequences.read, P::view_mut(&mut x))?;
+        let mut trace = Trace { sums: vec![x], normed: Vec::new() };
+        for layer in 0..layers {
+            let h = self.norm(&trace.sums[layer], self.norm_of(layer))?;
+            let mut y = self.empty(&[rows, width])?;
+            let dims = self.dims(sequences.batch, rows);
+            let outputs = named([("y", Some(P::reshape_mut(P::view_mut(&mut y), &dims)?))]);
+            let inputs = self.block(layer, P::reshape(&P::view(&h), &dims)?);
+            self.place.call::<MambaBlock>(&mamba_block::Options::default(), inputs, outputs)?;
+            let mut sum = self.empty(&[rows, width])?;
+            self.place.map(Map::Sum, &[P::view(&trace.sums[layer]), P::view(&y)], P::view_mut(&mut sum))?;
+            trace.sums.push(sum);
+            trace.normed.push(h);
+        }
+        trace.normed.push(self.norm(&trace.sums[layers], self.norm_of(layers))?);
+        Ok(trace)
+    }
+
+    /// From the gradient of the last normed rows to that of the embedded rows.
+    fn backward(
+        &self,
+        batch: usize,
+        trace: &Trace<P::Owned>,
+        dlast: P::Owned,
+        gradients: &mut Gradients<P::ViewMut<'_>>,
+    ) -> Result<P::Owned> {
+        let layers = self.config.layers;
+        let mut dx = self.norm_backward(&trace.sums[layers], self.norm_of(layers), &dlast, gradients)?;
+        for layer in (0..layers).rev() {
+            let dh = self.block_backward(layer, batch, &trace.normed[layer], &dx, gradients)?;
+            let through = self.norm_backward(&trace.sums[layer], self.norm_of(layer), &dh, gradients)?;
+            let mut sum = self.like(&dx)?;
+            self.place.map(Map::Sum, &[P::view(&dx), P::view(&through)], P::view_mut(&mut sum))?;
+            dx = sum;
+        }
+        Ok(dx)
+    }
+
+    fn block_backward(
+        &self,
+        layer: usize,
+        batch: usize,
+        h: &P::Owned,
+        dy: &P::Owned,
+        gradients: &mut Gradients<P::ViewMut<'_>>,
+    ) -> Result<P::Owned> {
+        let mut dh = self.like(h)?;
+        let dims = self.dims(batch, P::view(h).spec().shape[0]);
+        let mut inputs = self.block(layer, P::reshape(&P::view(h), &dims)?);
+        inputs.push("dy", P::reshape(&P::view(dy), &dims)?);
+        let mut outputs = named([("dx", Some(P::reshape_mut(P::view_mut(&mut dh), &dims)?))]);
+        for (name, part) in self.parts_of(layer) {
+            outputs.push(format!("d{name}"), P::briefly_mut(gradients.take(part)));
+        }
+        self.place.call::<MambaBlockBackward>(&mamba_block::Options::default(), inputs, outputs)?;
+        Ok(dh)
+    }
+
+    fn norm(&self, x: &P::Owned, part: usize) -> Result<P::Owned> {
+        let mut h = self.like(x)?;
+        let inputs = named([("x", Some(P::view(x))), ("w", Some(P::briefly(&self.weights[part])))]);
+        self.place.call::<RmsNorm>(&self.norms(), inputs, named([("y", Some(P::view_mut(&mut h)))]))?;
+        Ok(h)
+    }
+
+    fn norm_backward(
+        &self,
+        x: &P::Owned,
+        part: usize,
+        dh: &P::Owned,
+        gradients: &mut Gradients<P::ViewMut<'_>>,
+    ) -> Result<P::Owned> {
+        let mut dx = self.like(x)?;
+        let inputs =
+            named([("x", Some(P::view(x))), ("w", Some(P::briefly(&self.weights[part]))), ("dy", Some(P::view(dh)))]);
+        let outputs = named([("dx", Some(P::view_mut(&mut dx))), ("dw", Some(P::briefly_mut(gradients.take(part))))]);
+        self.place.call::<RmsNormBackward>(&self.norms(), inputs, outputs)?;
+        Ok(dx)
+    }
+
+    fn norms(&self) -> RmsOptions {
+        RmsOptions { eps: self.config.eps, ..Default::default() }
+    }
+
+    /// The inputs of the block of a layer.
+    fn block<'s>(&self, layer: usize, x: P::View<'s>) -> Named<P::View<'s>>
+    where
+        'p: 's,
+    {
+        let mut inputs = named([("x", Some(x))]);
+        for (name, part) in self.parts_of(layer) {
+            inputs.push(name, P::briefly(&self.weights[part]));
+        }
+        inputs
+    }
+
+    /// The parts of a layer's block, by their names in the block.
+    fn parts_of(&self, layer: usize) -> impl Iterator<Item = (&'static str, usize)> {
+        let find = move |(name, file)| Some((name, *self.numbers.get(in_layer(layer, file).as_str())?));
+        checkpoint::names().filter_map(find)
+    }
+
+    /// The norm before a layer, or after the last one.
+    fn norm_of(&self, layer: usize) -> usize {
+        self.number(&if layer < self.config.layers { in_layer(layer, NORM) } else { in_backbone(LAST_NORM) })
+    }
+
+    fn number(&self, name: &str) -> usize {
+        self.numbers[name]
+    }
+
+    fn dims(&self, batch: usize, rows: usize) -> [usize; 3] {
+        [batch, rows / batch, self.config.width]
+    }
+
+    fn empty(&self, dims: &[usize]) -> Result<P::Owned> {
+        self.place.empty(Spec::new(self.dtype, dims)?)
+    }
+
+    fn like(&self, x: &P::Owned) -> Result<P::Owned> {
+        self.place.empty(P::view(x).spec())
+    }
+
+    /// Splits the memory of the gradient into parts.
+    fn split<'g>(&self, mut all: P::ViewMut<'g>) -> Result<Gradients<P::ViewMut<'g>>> {
+        let (mut at, mut gradients) = (0, Vec::new());
+        for part in self.parts {
+            let (_, own) = P::split_rows(all, part.range.start - at)?;
+            let (own, rest) = P::split_rows(own, part.range.len())?;
+            gradients.push(Some(P::reshape_mut(own, &squeezed(&part.dims))?));
+            (all, at) = (rest, part.range.end);
+        }
+        Ok(Gradients(gradients))
+    }
+}

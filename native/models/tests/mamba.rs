@@ -1,0 +1,594 @@
+//! Models against an independent float64 implementation (`test/support/mamba_reference.py`), and against
+//! themselves: a sequence gives the same however it is cut. On the CPU, and on a GPU where there is one.
+
+#[path = "../../kernels/tests/common/mod.rs"]
+mod common;
+#[path = "common/models.rs"]
+mod models;
+
+use common::{gpu, levels};
+use sidewinder_files::safetensors::{self, Reader};
+use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::error::{Kind, Result};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
+use sidewinder_models::mamba::sample::Sampling;
+use sidewinder_models::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../test/golden/mamba")
+}
+
+/// What the independent implementation gives.
+struct Expected {
+    tokens: Vec<u32>,
+    logits: Owned,
+    conv: Owned,
+    ssm: Owned,
+}
+
+fn expected() -> Expected {
+    let reader = Reader::open(&folder().join("expected.safetensors")).unwrap();
+    let read = |name: &str| reader.tensor(reader.entry(name).unwrap()).unwrap();
+    let tokens = read("tokens").view().to_f64().iter().map(|&token| token as u32).collect();
+    Expected { tokens, logits: read("logits"), conv: read("conv_state"), ssm: read("ssm_state") }
+}
+
+fn model(dtype: DType, place: Where) -> Arc<Model> {
+    Arc::new(Model::new(Checkpoint::open(&folder(), false).unwrap(), Some(dtype), false, place).unwrap())
+}
+
+/// The model in every type at every place that there is, with a word about it.
+fn models() -> impl Iterator<Item = (Arc<Model>, String)> {
+    let on_cpu = levels().flat_map(|level| DType::FLOATS.map(|dtype| (dtype, level))).flat_map(|(dtype, level)| {
+        [1, 2]
+            .map(|threads| (model(dtype, Where::Cpu(Exec { level, threads })), format!("{dtype} {level:?} {threads}")))
+    });
+    let on_gpu = gpu().into_iter().flat_map(|device| {
+        DType::FLOATS.map(|dtype| (model(dtype, Where::Cuda(device.clone(), false)), format!("{dtype} on a GPU")))
+    });
+    let reference = Where::Cpu(Exec { level: Level::Reference, threads: 1 });
+    [(model(DType::F64, reference), "reference".to_string())].into_iter().chain(on_cpu).chain(on_gpu)
+}
+
+fn forward(model: &Model, tokens: &[u32], batch: usize) -> Owned {
+    let mut logits = Owned::poisoned(model.output(&[batch, tokens.len() / batch]).unwrap());
+    model.forward(Input::Tokens(tokens), batch, logits.view_mut()).unwrap();
+    logits
+}
+
+fn prefill(session: &mut Session, tokens: &[u32]) -> Owned {
+    let mut logits = Owned::poisoned(session.model().output(&[1]).unwrap());
+    session.prefill(Input::Tokens(tokens), Some(logits.view_mut())).unwrap();
+    logits
+}
+
+fn step(sessions: &mut [&mut Session], tokens: &[u32]) -> Result<Owned> {
+    let mut logits = Owned::poisoned(sessions[0].model().output(&[sessions.len()]).unwrap());
+    Session::step(sessions, Input::Tokens(tokens), logits.view_mut())?;
+    Ok(logits)
+}
+
+fn with_rounded_matrices(
+    tensors: impl IntoIterator<Item = (String, Weight)>,
+    dtype: DType,
+) -> impl Iterator<Item = (String, Weight)> {
+    let matrices = ["_proj.weight", "embeddings.weight", "lm_head.weight"];
+    tensors.into_iter().map(move |(name, weight)| {
+        let rounded = if matrices.iter().any(|end| name.ends_with(end)) { weight.cast(dtype) } else { weight };
+        (name, rounded.cast(DType::F64))
+    })
+}
+
+/// What f64 gives with matrices rounded to a type: logits, and both states behind the first sequence.
+fn rounded(dtype: DType, tokens: &[u32]) -> [Owned; 3] {
+    let checkpoint = Checkpoint::new("rounded", Some(config()), with_rounded_matrices(tensors(), dtype));
+    let reference = Where::Cpu(Exec { level: Level::Reference, threads: 1 });
+    let model = Arc::new(Model::new(checkpoint, None, false, reference).unwrap());
+    let mut session = Session::new(&model).unwrap();
+    session.prefill(Input::Tokens(&tokens[..tokens.len() / 2]), None).unwrap();
+    let [conv, ssm] = states(&session);
+    [forward(&model, tokens, 2), conv, ssm]
+}
+
+/// What is allowed: roundings of all layers, relative to the largest value.
+fn near(got: &Owned, expected: &Owned, dtype: DType, what: &str) {
+    let relative = match dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 1e-5,
+        DType::Bf16 => 0.08,
+        _ => 0.02,
+    };
+    let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
+    let off = common::worst(got, expected, 0.0, relative * largest);
+    assert!(off <= 1.0, "{off} times the tolerance: {what}");
+}
+
+/// Row `row` of the logits of a sequence.
+fn row(logits: &Owned, sequence: usize, row: usize) -> Owned {
+    let of = common::part(&common::part(logits, 0, sequence..sequence + 1), 1, row..row + 1);
+    let width = of.spec().shape[2];
+    let mut flat = Owned::poisoned(Spec::new(of.spec().dtype, &[1, width]).unwrap());
+    flat.view_mut().bytes().copy_from_slice(of.view().bytes());
+    flat
+}
+
+/// Both states of a session, as it dumps them.
+fn states(session: &Session) -> [Owned; 2] {
+    let tensors = safetensors::from_bytes("dump", &session.dump().unwrap()).unwrap();
+    ["conv_state", "ssm_state"].map(|name| tensors.iter().find(|(found, _)| found == name).unwrap().1.clone())
+}
+
+/// Steps of any number of sequences, of sizes whose parts are read at once and of others, also of more states than threads
+/// have a channel together.
+#[test]
+fn steps_of_any_number_are_those_of_whole_sequences() {
+    const LENGTH: usize = 4;
+    let sizes = Config { width: 48, layers: 2, vocabulary: 29, inner: 72, state: 16, rank: 4, conv: 4, eps: 1e-5 };
+    let configs = [sizes, Config { rank: 48, ..sizes }, Config { state: 100, rank: 6, inner: 41, conv: 3, ..sizes }];
+    for (config, dtype) in configs.into_iter().flat_map(|config| [(config, DType::F32), (config, DType::F16)]) {
+        let tensors = models::tensors(&config, true);
+        let tensors: Vec<_> = with_rounded_matrices(tensors, dtype).collect();
+        let made = |dtype: DType, place: Where| {
+            let checkpoint = Checkpoint::new("sizes", Some(config), tensors.clone());
+            Arc::new(Model::new(checkpoint, Some(dtype), false, place).unwrap())
+        };
+        let exact = made(DType::F64, Where::Cpu(Exec { level: Level::Reference, threads: 1 }));
+        let places = [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false)));
+        for model in places.map(|place| made(dtype, place)) {
+            for batch in [1, 3, 5, 8, 16, 33] {
+                let tokens: Vec<u32> = (0..batch * LENGTH).map(|i| (i * i % config.vocabulary) as u32).collect();
+                let expected = forward(&exact, &tokens, batch);
+                let mut sessions: Vec<Session> = (0..batch).map(|_| Session::new(&model).unwrap()).collect();
+                for at in 0..LENGTH {
+                    let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
+                    let now: Vec<u32> = tokens.iter().skip(at).step_by(LENGTH).copied().collect();
+                    let logits = step(&mut all, &now).unwrap();
+                    let expected = common::part(&expected, 1, at..at + 1);
+                    let expected = expected.view().reshape(&[batch, config.vocabulary]).unwrap().cast(DType::F64);
+                    near(&logits, &expected, dtype, &format!("{config:?} {dtype} {batch} at {at}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn logits_and_states_agree_with_the_independent_implementation() {
+    let Expected { tokens, logits, conv, ssm } = expected();
+    let exact = rounded(DType::F64, &tokens);
+    for (got, expected) in exact.iter().zip([&logits, &conv, &ssm]) {
+        near(got, expected, DType::F64, "reference");
+    }
+    let length = tokens.len() / 2;
+    for (model, what) in models() {
+        let dtype = model.dtype();
+        let [logits, conv, ssm] = rounded(dtype, &tokens);
+        near(&forward(&model, &tokens, 2), &logits, dtype, &what);
+        for cut in [0, 1, 2, 5, length - 1] {
+            let mut session = Session::new(&model).unwrap();
+            let (first, rest) = tokens[..length].split_at(cut);
+            session.prefill(Input::Tokens(first), None).unwrap();
+            let last = prefill(&mut session, rest);
+            near(&last, &row(&logits, 0, length - 1), dtype, &format!("{what} cut at {cut}"));
+            let [own_conv, own_ssm] = states(&session);
+            near(&own_conv, &conv, dtype, &format!("{what}: samples, cut at {cut}"));
+            near(&own_ssm, &ssm, dtype, &format!("{what}: states, cut at {cut}"));
+            assert_eq!(session.length(), length as u64);
+        }
+    }
+}
+
+#[test]
+fn steps_of_several_sessions_equal_whole_sequences() {
+    let Expected { tokens, .. } = expected();
+    let length = tokens.len() / 2;
+    for (model, what) in models() {
+        let [logits, ..] = rounded(model.dtype(), &tokens);
+        for others in [0, 1, 7, 8] {
+            let mut sessions: Vec<Session> = (0..2 + others).map(|_| Session::new(&model).unwrap()).collect();
+            // They need not have seen as much.
+            prefill(&mut sessions[1], &tokens[length..length + 3]);
+            for t in 0..length - 3 {
+                let mut fed = vec![tokens[t], tokens[length + 3 + t]];
+                fed.resize(2 + others, 1);
+                let got = step(&mut sessions.iter_mut().collect::<Vec<_>>(), &fed).unwrap();
+                for (sequence, at) in [(0, t), (1, t + 3)] {
+                    let own = common::part(&got, 0, sequence..sequence + 1);
+                    let what = format!("{what}: token {at} of sequence {sequence} of {}", 2 + others);
+                    near(&own, &row(&logits, sequence, at), model.dtype(), &what);
+                }
+            }
+            let [mut one, mut more] = [Session::new(&model).unwrap(), Session::new(&model).unwrap()];
+            for t in 0..3 {
+                let alone = step(&mut [&mut one], &tokens[t..t + 1]).unwrap();
+                near(&alone, &row(&logits, 0, t), model.dtype(), &format!("{what}: token {t} alone"));
+            }
+            prefill(&mut more, &tokens[..3]);
+            let [of_one, of_more] = [&mut one, &mut more].map(|session| step(&mut [session], &tokens[3..4]).unwrap());
+            near(&of_one, &of_more, model.dtype(), &format!("{what}: after steps and after a prefill"));
+        }
+    }
+}
+
+#[test]
+fn tokens_are_chosen_as_the_logits_say() {
+    let plain = Sampling::default();
+    let samplings = [
+        Sampling { temperature: 0.0, ..plain },
+        Sampling { temperature: 0.7, seed: 1, ..plain },
+        Sampling { top_k: Some(5), seed: 2, ..plain },
+        Sampling { top_p: Some(0.6), seed: 3, ..plain },
+        Sampling { temperature: 1.5, top_k: Some(9), top_p: Some(0.8), seed: 4, ..plain },
+        Sampling { temperature: 0.0, repetition_penalty: 2.0, ..plain },
+        Sampling { seed: 5, repetition_penalty: 1.3, ..plain },
+    ];
+    let tokens = expected().tokens;
+    for (model, what) in models() {
+        let mut base = Session::new(&model).unwrap();
+        prefill(&mut base, &tokens[..5]);
+        for (sampling, count) in samplings.iter().flat_map(|sampling| [(sampling, 3), (sampling, 40)]) {
+            let [mut stepped, mut chosen] =
+                [0, 1].map(|_| (0..count).map(|_| base.fork().unwrap()).collect::<Vec<_>>());
+            let fed = vec![tokens[5]; count];
+            let choices: Vec<_> = (0..count as u64).map(|draw| (*sampling, draw)).collect();
+            let logits = step(&mut stepped.iter_mut().collect::<Vec<_>>(), &fed).unwrap();
+            let mut sessions: Vec<_> = chosen.iter_mut().collect();
+            let got = Session::next(&mut sessions, Input::Tokens(&fed), &choices).unwrap();
+            let expected = choose(&logits, &choices, stepped.iter().map(Session::seen)).unwrap();
+            let same = got.iter().zip(&expected).filter(|(got, expected)| got == expected).count();
+            // Where a draw falls between two tokens, rounding decides.
+            let enough = if what.contains("GPU") && sampling.temperature > 0.0 { count * 9 / 10 } else { count };
+            assert!(same >= enough, "{what}: {sampling:?} gave {got:?} for {expected:?}");
+            assert_eq!(chosen[0].dump().unwrap(), stepped[0].dump().unwrap(), "{what}");
+        }
+        let wrong = Session::next(&mut [&mut base], Input::Tokens(&[1]), &[]);
+        assert_eq!(wrong.unwrap_err().kind, Kind::Argument);
+    }
+}
+
+#[test]
+fn forks_and_dumps_go_on_with_the_same_bits() {
+    let tokens = expected().tokens;
+    for (model, what) in models() {
+        let mut session = Session::new(&model).unwrap();
+        prefill(&mut session, &tokens[..7]);
+        let (mut fork, dump) = (session.fork().unwrap(), session.dump().unwrap());
+        let mut restored = Session::restore(&model, &dump).unwrap();
+        assert_eq!((fork.length(), restored.length()), (7, 7));
+        let logits = step(&mut [&mut session], &tokens[7..8]).unwrap();
+        for other in [&mut fork, &mut restored] {
+            let same = step(&mut [other], &tokens[7..8]).unwrap();
+            assert_eq!(same.view().bytes(), logits.view().bytes(), "{what}");
+            assert_eq!(other.dump().unwrap(), session.dump().unwrap(), "{what}");
+        }
+        session.reset().unwrap();
+        assert_eq!(session.dump().unwrap(), Session::new(&model).unwrap().dump().unwrap(), "{what}");
+        assert_ne!(fork.dump().unwrap(), session.dump().unwrap(), "{what}: a fork goes its own way");
+    }
+}
+
+#[test]
+fn a_backbone_takes_features() {
+    let expected = expected();
+    let length = expected.tokens.len() / 2;
+    let embedding = |model: &Model| {
+        let tensors = Reader::open(&folder().join("model.safetensors")).unwrap();
+        let table = tensors.tensor(tensors.entry("backbone.embeddings.weight").unwrap()).unwrap().cast(model.dtype());
+        let width = model.config().width;
+        let values = table.view().to_f64();
+        let at = |i: usize| values[[expected.tokens[i / width] as usize, i % width]];
+        Owned::from_fn(Spec::new(model.dtype(), &[1, length, width]).unwrap(), at)
+    };
+    let place = || Where::Cpu(Exec::default());
+    let open = || Checkpoint::open(&folder(), true).unwrap();
+    let backbone = Arc::new(Model::new(open(), None, true, place()).unwrap());
+    assert_eq!(backbone.config().vocabulary, 0);
+    let features = embedding(&backbone);
+    let mut whole = Owned::poisoned(backbone.output(&[1, length]).unwrap());
+    backbone.forward(Input::Features(features.view()), 1, whole.view_mut()).unwrap();
+    // The logits are a product with them.
+    let table = Reader::open(&folder().join("model.safetensors")).unwrap();
+    let table = table.tensor(table.entry("backbone.embeddings.weight").unwrap()).unwrap().view().to_f64();
+    let (whole_values, logits) = (whole.view().to_f64(), expected.logits.view().to_f64());
+    for t in 0..length {
+        for v in 0..table.shape()[0] {
+            let sum: f64 = (0..table.shape()[1]).map(|m| whole_values[[0, t, m]] * table[[v, m]]).sum();
+            assert!((sum - logits[[0, t, v]]).abs() < 1e-3, "token {t}, logit {v}");
+        }
+    }
+    let mut session = Session::new(&backbone).unwrap();
+    for t in 0..length {
+        let frame = common::part(&features, 1, t..t + 1);
+        let mut y = Owned::poisoned(backbone.output(&[1]).unwrap());
+        Session::step(&mut [&mut session], Input::Features(frame.view()), y.view_mut()).unwrap();
+        near(&y, &row(&whole, 0, t), DType::F32, &format!("frame {t}"));
+    }
+    let error = session.prefill(Input::Tokens(&[1]), None).unwrap_err();
+    assert_eq!(error.kind, Kind::Argument);
+}
+
+/// The tensors of the checkpoint under other names, or changed.
+fn tensors() -> Vec<(String, Weight)> {
+    let reader = Reader::open(&folder().join("model.safetensors")).unwrap();
+    let tensor = |entry| reader.tensor(entry).unwrap().into();
+    reader.entries().iter().map(|entry| (entry.name.clone(), tensor(entry))).collect()
+}
+
+fn config() -> Config {
+    Config::parse("config.json", &std::fs::read(folder().join("config.json")).unwrap()).unwrap()
+}
+
+fn of_tensors(config: Option<Config>, tensors: Vec<(String, Weight)>) -> Result<Model> {
+    Model::new(Checkpoint::new("tensors", config, tensors), None, false, Where::Cpu(Exec::default()))
+}
+
+#[test]
+fn other_names_and_no_configuration_make_the_same_model() {
+    let tokens = expected().tokens;
+    let plain = forward(&of_tensors(Some(config()), tensors()).unwrap(), &tokens, 2);
+    let renamed = |rename: &dyn Fn(&str) -> String| -> Vec<(String, Weight)> {
+        tensors().into_iter().map(|(name, weight)| (rename(&name), weight)).collect()
+    };
+    let original = |name: &str| name.replace("embeddings", "embedding");
+    let bare = |name: &str| name.replace("backbone.", "");
+    let mut with_head = tensors();
+    let embedding = with_head.iter().find(|(name, _)| name == "backbone.embeddings.weight").unwrap().1.clone();
+    with_head.push(("lm_head.weight".to_string(), embedding));
+    for (config, tensors) in [
+        (None, tensors()),
+        (Some(config()), renamed(&original)),
+        (None, renamed(&original)),
+        (Some(config()), renamed(&bare)),
+        (Some(config()), with_head),
+    ] {
+        let model = of_tensors(config, tensors).unwrap();
+        assert_eq!(forward(&model, &tokens, 2).view().bytes(), plain.view().bytes());
+    }
+}
+
+#[test]
+fn the_tensors_of_a_model_are_those_it_was_made_of() {
+    let of = |tensors: Vec<(String, Weight)>| {
+        let mut all: Vec<_> = tensors.into_iter().map(|(n, w)| (n, w.spec(), w.view().bytes().to_vec())).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    };
+    let mut untied = tensors();
+    untied.push(("lm_head.weight".to_string(), Owned::zeros(Spec::new(DType::F32, &[37, 20]).unwrap()).into()));
+    let places = || [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false)));
+    for made_of in [tensors(), untied] {
+        for place in places() {
+            let checkpoint = Checkpoint::new("tensors", Some(config()), made_of.clone());
+            let model = Model::new(checkpoint, None, false, place).unwrap();
+            assert_eq!(of(model.tensors().unwrap()), of(made_of.clone()));
+        }
+    }
+    let backbone = Checkpoint::new("tensors", Some(config()), tensors());
+    let backbone = Model::new(backbone, Some(DType::Bf16), true, Where::Cpu(Exec::default())).unwrap();
+    let again = Checkpoint::new("again", None, backbone.tensors().unwrap());
+    let again = Model::new(again, None, false, Where::Cpu(Exec::default())).unwrap();
+    assert_eq!((again.dtype(), again.config()), (DType::Bf16, backbone.config()));
+    assert_eq!(of(again.tensors().unwrap()), of(backbone.tensors().unwrap()));
+}
+
+#[test]
+fn one_error_tells_all_that_is_wrong() {
+    let mut tensors = tensors();
+    tensors.retain(|(name, _)| name != "backbone.layers.1.mixer.D" && name != "backbone.norm_f.weight");
+    tensors.push(("backbone.layers.3.mixer.D".into(), Owned::zeros(Spec::new(DType::F32, &[40]).unwrap()).into()));
+    for (name, weight) in &mut tensors {
+        if name == "backbone.layers.0.mixer.x_proj.weight" {
+            *weight = weight.reshape(&[40, 13]).unwrap();
+        }
+    }
+    let error = of_tensors(Some(config()), tensors).err().expect("a model that is not whole");
+    assert_eq!(error.kind, Kind::File);
+    for part in [
+        "no `backbone.layers.1.mixer.D`",
+        "no `backbone.norm_f.weight`",
+        "`backbone.layers.3.mixer.D`, which no Mamba model has",
+        "`backbone.layers.0.mixer.x_proj.weight` of shape (40, 13) where it should be (13, 40)",
+    ] {
+        assert!(error.got.contains(part), "{part} in {error}");
+    }
+}
+
+#[test]
+fn layers_that_are_only_claimed_are_told_together() {
+    let claimed = Config { layers: i32::MAX as usize, ..config() };
+    let mut tensors = tensors();
+    tensors.retain(|(name, _)| !name.starts_with("backbone.layers.1."));
+    tensors.push(("backbone.layers.99.mixer.D".into(), Owned::zeros(Spec::new(DType::F32, &[40]).unwrap()).into()));
+    let error = of_tensors(Some(claimed), tensors).err().expect("a model that is not whole");
+    let told: Vec<&str> = error.got.split("; ").collect();
+    for part in [
+        "no `backbone.layers.1`",
+        "no `backbone.layers.3` to `backbone.layers.98`",
+        "no `backbone.layers.99.mixer.in_proj.weight`",
+        "no `backbone.layers.100` to `backbone.layers.2147483646`",
+    ] {
+        assert!(told.contains(&part), "{part} in {error}");
+    }
+    assert_eq!(told.len(), 3 + 8, "{error}");
+    let extra =
+        (0..5000).map(|i| (format!("extra{i}"), Weight::from(Owned::zeros(Spec::new(DType::F32, &[1]).unwrap()))));
+    let error = of_tensors(Some(config()), self::tensors().into_iter().chain(extra).collect()).err().unwrap();
+    assert!(error.got.ends_with("; and 4000 more"), "{error}");
+}
+
+#[test]
+fn sizes_that_no_memory_has_are_errors() {
+    let huge = 1 << 40;
+    let plain = config();
+    for config in [
+        Config { width: huge, ..plain },
+        Config { state: 1 << 60, ..plain },
+        Config { inner: i32::MAX as usize, ..plain },
+        Config { rank: usize::MAX, ..plain },
+        Config { conv: 0, ..plain },
+        Config { vocabulary: usize::MAX, ..plain },
+        Config { eps: f64::INFINITY, ..plain },
+    ] {
+        assert_eq!(of_tensors(Some(config), tensors()).err().expect("an error").kind, Kind::File, "{config:?}");
+    }
+    let bytes = |(name, weight): (String, Weight)| (name, weight.cast(DType::U8));
+    let error = of_tensors(None, tensors().into_iter().map(bytes).collect()).err().unwrap();
+    assert!(error.got.contains("`backbone.layers.0.mixer.in_proj.weight` of u8"), "{error}");
+    let wrong =
+        Model::new(Checkpoint::new("tensors", None, tensors()), Some(DType::U8), false, Where::Cpu(Exec::default()));
+    assert_eq!(wrong.err().unwrap().kind, Kind::Option);
+}
+
+#[test]
+fn logits_that_are_no_numbers_leave_sessions_as_they_were() {
+    let nowhere = |(name, weight): (String, Weight)| match name.as_str() {
+        "backbone.norm_f.weight" => (name, Owned::poisoned(weight.spec()).into()),
+        _ => (name, weight),
+    };
+    let model = Arc::new(of_tensors(Some(config()), tensors().into_iter().map(nowhere).collect()).unwrap());
+    let mut session = Session::new(&model).unwrap();
+    session.prefill(Input::Tokens(&[1, 2, 3]), None).unwrap();
+    let before = session.dump().unwrap();
+    let wrong = Session::next(&mut [&mut session], Input::Tokens(&[4]), &[(Sampling::default(), 4)]);
+    assert_eq!(wrong.unwrap_err().kind, Kind::Argument);
+    assert_eq!(session.dump().unwrap(), before);
+}
+
+#[test]
+fn wrong_calls_say_what_is_wrong_and_change_nothing() {
+    let model = model(DType::F32, Where::Cpu(Exec::default()));
+    let other = self::model(DType::F32, Where::Cpu(Exec::default()));
+    let (mut a, mut b) = (Session::new(&model).unwrap(), Session::new(&other).unwrap());
+    prefill(&mut a, &[1, 2, 3]);
+    let before = a.dump().unwrap();
+    let kind = |result: Result<Owned>| result.err().expect("an error").kind;
+    assert_eq!(kind(step(&mut [&mut a], &[37])), Kind::Argument);
+    assert_eq!(kind(step(&mut [&mut a], &[1, 2])), Kind::Argument);
+    assert_eq!(kind(step(&mut [&mut a, &mut b], &[1, 2])), Kind::Argument);
+    let mut logits = Owned::poisoned(model.output(&[1]).unwrap());
+    assert_eq!(a.prefill(Input::Tokens(&[]), Some(logits.view_mut())).unwrap_err().kind, Kind::Argument);
+    let narrow = Owned::zeros(Spec::new(DType::F32, &[1, 19]).unwrap());
+    let wide = Owned::zeros(Spec::new(DType::F64, &[1, 20]).unwrap());
+    let fitting = Owned::zeros(Spec::new(DType::F32, &[1, 20]).unwrap());
+    assert_eq!(a.prefill(Input::Features(fitting.view()), None).unwrap_err().kind, Kind::Argument);
+    let place = Where::Cpu(Exec::default());
+    let backbone = Arc::new(Model::new(Checkpoint::open(&folder(), false).unwrap(), None, true, place).unwrap());
+    let mut session = Session::new(&backbone).unwrap();
+    let fresh = session.dump().unwrap();
+    let unfit = [f32::NAN, f32::INFINITY].map(|odd| {
+        let value = |i| if i == 7 { odd.into() } else { 0.5 };
+        Owned::from_fn(Spec::new(DType::F32, &[1, 20]).unwrap(), value)
+    });
+    for (features, kind) in
+        [(&narrow, Kind::Shape), (&wide, Kind::Shape), (&unfit[0], Kind::Argument), (&unfit[1], Kind::Argument)]
+    {
+        assert_eq!(session.prefill(Input::Features(features.view()), None).unwrap_err().kind, kind);
+        let mut y = Owned::poisoned(backbone.output(&[1]).unwrap());
+        let stepped = Session::step(&mut [&mut session], Input::Features(features.view()), y.view_mut());
+        assert_eq!(stepped.unwrap_err().kind, kind);
+    }
+    assert_eq!(session.dump().unwrap(), fresh);
+    let half = self::model(DType::Bf16, Where::Cpu(Exec::default()));
+    assert_eq!(Session::restore(&half, &before).err().unwrap().kind, Kind::Argument);
+    for damaged in [&before[..before.len() - 1], &before[..5], &[]] {
+        assert_eq!(Session::restore(&model, damaged).err().unwrap().kind, Kind::Argument);
+    }
+    for (length, allowed) in [(1 << 32, true), (1 << 62, true), ((1 << 62) + 1, false), (u64::MAX, false)] {
+        let restored = Session::restore(&model, &with_length(&before, length));
+        assert_eq!(restored.as_ref().map(Session::length).ok(), allowed.then_some(length));
+    }
+    assert_eq!(a.dump().unwrap(), before);
+}
+
+#[test]
+fn lengths_beyond_32_bits_are_counted() {
+    let model = model(DType::F32, Where::Cpu(Exec::default()));
+    let mut plain = Session::new(&model).unwrap();
+    prefill(&mut plain, &[1, 2, 3]);
+    let mut long = Session::restore(&model, &with_length(&plain.dump().unwrap(), (1 << 32) - 2)).unwrap();
+    for (token, length) in [(4, (1 << 32) - 1), (5, 1 << 32), (6, (1 << 32) + 1)] {
+        let [of_plain, of_long] = [&mut plain, &mut long].map(|session| step(&mut [session], &[token]).unwrap());
+        assert_eq!(of_long.view().bytes(), of_plain.view().bytes());
+        assert_eq!(long.length(), length);
+    }
+    let restored = Session::restore(&model, &long.dump().unwrap()).unwrap();
+    assert_eq!(restored.length(), (1 << 32) + 1);
+}
+
+/// A dump of a session that has seen `length` tokens.
+fn with_length(dump: &[u8], length: u64) -> Vec<u8> {
+    let tensors = safetensors::from_bytes("dump", dump).unwrap();
+    let (spec, bytes) = (Spec::new(DType::U8, &[8]).unwrap(), length.to_le_bytes());
+    let views: Vec<(&str, View)> = tensors
+        .iter()
+        .map(|(name, tensor)| match name.as_str() {
+            "length" => ("length", View::new(spec, &bytes).unwrap()),
+            name => (name, tensor.view()),
+        })
+        .collect();
+    safetensors::to_bytes(&views).unwrap()
+}
+
+#[test]
+fn damaged_checkpoints_are_errors() {
+    let folder = std::env::temp_dir().join(format!("sidewinder-mamba-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let kind = |path: &Path| Checkpoint::open(path, false).err().expect("an error").kind;
+    assert_eq!(kind(&folder), Kind::File);
+    assert_eq!(kind(&folder.join("none")), Kind::File);
+    let whole = std::fs::read(self::folder().join("model.safetensors")).unwrap();
+    for damaged in [&whole[..whole.len() / 2], &whole[..100], b"not a safetensors file at all"] {
+        std::fs::write(folder.join("model.safetensors"), damaged).unwrap();
+        assert_eq!(kind(&folder), Kind::File);
+    }
+    std::fs::write(folder.join("model.safetensors"), &whole).unwrap();
+    std::fs::write(folder.join("config.json"), "{").unwrap();
+    assert_eq!(kind(&folder), Kind::File);
+    // What is there but cannot be read is not as good as absent.
+    std::fs::remove_file(folder.join("config.json")).unwrap();
+    assert!(Checkpoint::open(&folder, false).is_ok());
+    for name in ["config.json", "model.safetensors.index.json"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+        let error = Checkpoint::open(&folder, false).err().expect(name);
+        assert!(error.kind == Kind::File && error.argument.ends_with(name), "{error}");
+        std::fs::remove_dir(folder.join(name)).unwrap();
+    }
+    let index = folder.join("model.safetensors.index.json");
+    std::fs::copy(folder.join("model.safetensors"), folder.join("same.safetensors")).unwrap();
+    for (map, part) in [
+        (r#"{"x": "gone.safetensors"}"#, "gone.safetensors"),
+        (r#"{"x": "../model.safetensors"}"#, "../model.safetensors"),
+        (r#"{"x": "/etc/passwd"}"#, "/etc/passwd"),
+        (r#"{"x": "model.safetensors", "y": "same.safetensors"}"#, "each tensor in one file"),
+        (r#"{"x": 1}"#, "invalid type"),
+    ] {
+        std::fs::write(&index, format!(r#"{{"weight_map": {map}}}"#)).unwrap();
+        let error = Checkpoint::open(&folder, false).err().expect(map);
+        assert!(error.kind == Kind::File && error.to_string().contains(part), "{error}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn checkpoints_in_several_files_are_read() {
+    let folder = std::env::temp_dir().join(format!("sidewinder-shards-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let tensors = tensors();
+    let mut index = serde_json::Map::new();
+    for (i, part) in tensors.chunks(10).enumerate() {
+        let file = format!("model-{i}.safetensors");
+        let views: Vec<(&str, View)> = part.iter().map(|(name, weight)| (name.as_str(), weight.view())).collect();
+        safetensors::write(&folder.join(&file), &views).unwrap();
+        part.iter().for_each(|(name, _)| drop(index.insert(name.clone(), file.clone().into())));
+    }
+    let index = serde_json::json!({"metadata": {"total_size": 1}, "weight_map": index});
+    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    let model =
+        Model::new(Checkpoint::open(&folder, false).unwrap(), None, false, Where::Cpu(Exec::default())).unwrap();
+    let tokens = expected().tokens;
+    let plain = forward(&of_tensors(Some(config()), tensors).unwrap(), &tokens, 2);
+    assert_eq!(forward(&model, &tokens, 2).view().bytes(), plain.view().bytes());
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,226 @@
+//! Learning: the gradient of a whole model against differences of losses, everywhere the same; AdamW against its
+//! formula; and that a model learns. On the CPU, and on a GPU where there is one.
+
+#[path = "../../kernels/tests/common/mod.rs"]
+mod common;
+#[path = "common/models.rs"]
+mod models;
+
+use common::{gpu, levels};
+use models::Tensors;
+use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::error::Kind;
+use sidewinder_kernels::tensor::{DType, Described, Owned};
+use sidewinder_models::mamba::train::{AdamW, Trainer};
+use sidewinder_models::mamba::{Checkpoint, Config, Model, Session, Where};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const CONFIG: Config = Config { width: 6, layers: 2, vocabulary: 11, inner: 10, state: 3, rank: 2, conv: 4, eps: 1e-5 };
+
+fn tensors(whole: bool) -> Tensors {
+    models::tensors(&CONFIG, whole)
+}
+
+fn reference() -> Where {
+    Where::Cpu(Exec { level: Level::Reference, threads: 1 })
+}
+
+fn model(tensors: &Tensors, dtype: DType, place: Where) -> Arc<Model> {
+    let checkpoint = Checkpoint::new("test", Some(CONFIG), tensors.clone());
+    Arc::new(Model::new(checkpoint, Some(dtype), false, place).unwrap())
+}
+
+fn trainer(tensors: &Tensors, dtype: DType, place: Where) -> Trainer {
+    Trainer::new(&model(tensors, dtype, place)).unwrap()
+}
+
+/// Three sequences of eight tokens, with some tokens more than once and some never.
+fn tokens() -> Vec<u32> {
+    (0..24u32).map(|i| (i * i + 3 * i + i / 7) % 9).collect()
+}
+
+const BATCH: usize = 3;
+
+fn gradient(mut trainer: Trainer) -> (f64, Tensors) {
+    let loss = trainer.gradient(&tokens(), BATCH).unwrap();
+    (loss, trainer.gradients().unwrap().into_iter().collect())
+}
+
+/// Moved along a direction that depends on the name.
+fn moved(tensors: &Tensors, name: &str, by: f64) -> (Tensors, Owned) {
+    let mut random = common::Random(name.len() as u64 + 77);
+    let weight = tensors[name].view().to_f64();
+    let direction = Owned::from_fn(tensors[name].spec(), |_| random.next() - 0.5);
+    let mut values = weight.iter().zip(direction.view().to_f64()).map(|(w, d)| w + by * d).collect::<Vec<_>>();
+    let mut moved = tensors.clone();
+    moved.insert(name.into(), Owned::from_fn(tensors[name].spec(), |i| std::mem::take(&mut values[i])).into());
+    (moved, direction)
+}
+
+#[test]
+fn the_gradient_of_each_weight_is_that_of_the_loss() {
+    for whole in [false, true] {
+        let tensors = tensors(whole);
+        let (_, gradients) = gradient(trainer(&tensors, DType::F64, reference()));
+        assert_eq!(gradients.keys().collect::<Vec<_>>(), tensors.keys().collect::<Vec<_>>());
+        for name in tensors.keys() {
+            let by = 1e-5;
+            let loss = |by| gradient(trainer(&moved(&tensors, name, by).0, DType::F64, reference())).0;
+            let slope = (loss(by) - loss(-by)) / (2.0 * by);
+            let direction = moved(&tensors, name, 0.0).1.view().to_f64();
+            let expected = (gradients[name].view().to_f64() * direction).sum();
+            assert!(slope.abs() > 1e-6, "{name} does not matter");
+            assert!((slope - expected).abs() < 1e-8 + 1e-6 * slope.abs(), "{name}: {slope} and {expected}");
+        }
+    }
+}
+
+#[test]
+fn losses_and_gradients_are_the_same_everywhere() {
+    for whole in [false, true] {
+        let tensors = tensors(whole);
+        let (loss, expected) = gradient(trainer(&tensors, DType::F64, reference()));
+        for (place, dtype, what) in places() {
+            let (got, gradients) = gradient(trainer(&tensors, dtype, place));
+            let relative = if dtype == DType::F64 { 1e-12 } else { 1e-5 };
+            assert!((got - loss).abs() < relative * loss, "{got} and {loss}: {what}");
+            for (name, expected) in &expected {
+                let expected = expected.view().to_f64();
+                let largest = expected.iter().fold(0.0f64, |most, v| most.max(v.abs()));
+                let off = (gradients[name].view().to_f64() - expected).iter().fold(0.0f64, |most, v| most.max(v.abs()));
+                assert!(off <= 10.0 * relative * largest, "{name} is off by {off} of {largest}: {what}");
+            }
+        }
+    }
+}
+
+/// Every place and arithmetic that learning is done in.
+fn places() -> impl Iterator<Item = (Where, DType, String)> {
+    let types = [DType::F64, DType::F32];
+    let on_cpu = levels().flat_map(move |level| types.map(|dtype| (level, dtype))).flat_map(|(level, dtype)| {
+        [1, 2].map(|threads| (Where::Cpu(Exec { level, threads }), dtype, format!("{dtype} {level:?} {threads}")))
+    });
+    let on_gpu = gpu().into_iter().flat_map(move |device| {
+        types.map(|dtype| (Where::Cuda(device.clone(), false), dtype, format!("{dtype} on a GPU")))
+    });
+    on_cpu.chain(on_gpu)
+}
+
+#[test]
+fn the_loss_is_that_of_sessions() {
+    let tokens = tokens();
+    for (place, dtype, what) in places() {
+        let model = model(&tensors(true), dtype, place);
+        let mean = (0..BATCH).map(|i| {
+            let mut session = Session::new(&model).unwrap();
+            let loss = session.loss(&tokens[8 * i..8 * (i + 1)]).unwrap();
+            assert_eq!(session.length(), 7);
+            loss / BATCH as f64
+        });
+        let (expected, _) = gradient(Trainer::new(&model).unwrap());
+        let mean: f64 = mean.sum();
+        assert!((mean - expected).abs() < 1e-5 * expected, "{mean} and {expected}: {what}");
+    }
+    // Pieces that follow each other.
+    let long: Vec<u32> = (0..2500u32).map(|i| (i * i + i / 3) % 11).collect();
+    let model = model(&tensors(true), DType::F64, reference());
+    let whole = Session::new(&model).unwrap().loss(&long).unwrap();
+    let expected = Trainer::new(&model).unwrap().gradient(&long, 1).unwrap();
+    assert!((whole - expected).abs() < 1e-9, "{whole} and {expected}");
+}
+
+#[test]
+fn a_step_is_that_of_adamw() {
+    let how = AdamW { learning_rate: 0.01, clip: 0.5, eps: 1e-3, ..AdamW::default() };
+    let mut trainer = trainer(&tensors(true), DType::F64, reference());
+    let mut weights: Tensors = trainer.tensors().unwrap().into_iter().collect();
+    let (mut means, mut squares) = (BTreeMap::new(), BTreeMap::new());
+    for step in 1..=3 {
+        let progress = trainer.step(&tokens(), BATCH, &how).unwrap();
+        let gradients: Tensors = trainer.gradients().unwrap().into_iter().collect();
+        let norm = gradients.values().map(|g| g.view().to_f64().mapv(|v| v * v).sum()).sum::<f64>().sqrt();
+        assert!((norm - progress.norm).abs() < 1e-12 * norm && norm > how.clip, "{norm} and {}", progress.norm);
+        let now: Tensors = trainer.tensors().unwrap().into_iter().collect();
+        for (name, g) in &gradients {
+            let g = g.view().to_f64() * (how.clip / norm);
+            let m = means.entry(name.clone()).or_insert_with(|| g.clone() * 0.0);
+            *m = m.clone() * how.beta1 + g.clone() * (1.0 - how.beta1);
+            let v = squares.entry(name.clone()).or_insert_with(|| g.clone() * 0.0);
+            *v = v.clone() * how.beta2 + g.mapv(|g| g * g) * (1.0 - how.beta2);
+            let corrected = |beta: f64| 1.0 - beta.powi(step);
+            let scale = v.mapv(|v| (v / corrected(how.beta2)).sqrt() + how.eps);
+            let decay = if g.ndim() == 2 && !name.ends_with("A_log") { how.weight_decay } else { 0.0 };
+            let w = weights[name].view().to_f64();
+            let change = m.clone() / corrected(how.beta1) / scale + w.clone() * decay;
+            let expected = w - change * how.learning_rate;
+            let off = (now[name].view().to_f64() - expected).iter().fold(0.0f64, |most, v| most.max(v.abs()));
+            assert!(off < 1e-12, "{name} is off by {off}");
+        }
+        weights = now;
+    }
+}
+
+#[test]
+fn a_model_learns_a_text_with_the_same_bits_each_time() {
+    let mut by_level = BTreeMap::new();
+    for (place, dtype, what) in places().filter(|(_, dtype, _)| *dtype == DType::F32) {
+        let level = match &place {
+            Where::Cpu(exec) => exec.level.name(),
+            Where::Cuda(..) => "cuda",
+        };
+        let model = model(&tensors(false), dtype, place);
+        let learn = || {
+            let mut trainer = Trainer::new(&model).unwrap();
+            let how = AdamW { learning_rate: 0.02, ..AdamW::default() };
+            let losses: Vec<f64> = (0..150).map(|_| trainer.step(&tokens(), BATCH, &how).unwrap().loss).collect();
+            (losses, trainer)
+        };
+        let (losses, trainer) = learn();
+        assert!(losses[0] > 1.5 && losses[149] < 0.1, "{} and {}: {what}", losses[0], losses[149]);
+        assert_eq!(losses, learn().0, "{what}");
+        let others = by_level.entry(level).or_insert_with(|| losses.clone());
+        assert_eq!(losses, *others, "with any number of threads: {what}");
+        let learnt = Arc::new(Model::new(trainer.checkpoint().unwrap(), None, false, reference()).unwrap());
+        let loss = Session::new(&learnt).unwrap().loss(&tokens()[..8]).unwrap();
+        assert!(loss < 0.15, "{loss} from its checkpoint: {what}");
+    }
+}
+
+#[test]
+fn what_cannot_be_learnt_from_is_refused() {
+    let mut trainer = trainer(&tensors(false), DType::F32, reference());
+    let how = AdamW::default();
+    let argument = |result: sidewinder_kernels::error::Result<_>| result.map(|_: f64| ()).unwrap_err().argument;
+    let mut step = |tokens: &[u32], batch, how: &AdamW| trainer.step(tokens, batch, how).map(|p| p.loss);
+    for (tokens, batch) in [(&[1, 2, 3][..], 2), (&[1, 2], 2), (&[], 0), (&[], 1), (&[1, 11], 1)] {
+        assert_eq!(&*argument(step(tokens, batch, &how)), "tokens");
+    }
+    for (name, how) in [
+        ("learning_rate", AdamW { learning_rate: f64::NAN, ..how }),
+        ("beta1", AdamW { beta1: 1.0, ..how }),
+        ("beta2", AdamW { beta2: -0.1, ..how }),
+        ("eps", AdamW { eps: 0.0, ..how }),
+        ("weight_decay", AdamW { weight_decay: -1.0, ..how }),
+        ("clip", AdamW { clip: f64::INFINITY, ..how }),
+    ] {
+        assert_eq!(&*argument(step(&[1, 2, 3], 1, &how)), name);
+    }
+    let checkpoint = Checkpoint::new("test", Some(CONFIG), tensors(false));
+    let backbone = Model::new(checkpoint, None, true, reference()).unwrap();
+    assert_eq!(Trainer::new(&backbone).err().unwrap().kind, Kind::Argument);
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_changes_nothing() {
+    let mut tensors = tensors(false);
+    let broken = Owned::from_fn(tensors["backbone.norm_f.weight"].spec(), |_| f64::NAN);
+    tensors.insert("backbone.norm_f.weight".into(), broken.into());
+    let mut trainer = trainer(&tensors, DType::F32, reference());
+    let before = trainer.tensors().unwrap();
+    let error = trainer.step(&tokens(), BATCH, &AdamW::default()).unwrap_err();
+    assert_eq!(&*error.argument, "learning_rate");
+    for ((name, before), (_, after)) in before.iter().zip(trainer.tensors().unwrap()) {
+        assert_eq!(before.view().bytes(), after.view().bytes(), "{name}");
+    }
+}
