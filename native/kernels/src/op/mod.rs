@@ -11,7 +11,7 @@ mod gradient;
 mod host;
 mod named;
 mod options;
-mod pattern;
+pub mod pattern;
 mod shape;
 
 pub use about::{About, about};

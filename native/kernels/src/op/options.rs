@@ -315,39 +315,3 @@ impl<'de> Deserializer<'de> for Asked {
         char bytes byte_buf unit unit_struct newtype_struct seq tuple_struct map struct identifier ignored_any
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ops::OPS;
-
-    #[test]
-    fn every_option_is_described() {
-        for op in OPS {
-            for option in op.options() {
-                let name = format!("{} of {}", option.doc.name, op.about().name);
-                assert!(!option.doc.help.is_empty(), "{name}");
-                assert_eq!(option.doc.help.trim(), option.doc.help, "{name}");
-                assert!(
-                    op.with(&mut <dyn erased_serde::Deserializer>::erase(serde_json::json!({
-                        option.doc.name: option.default
-                    })))
-                    .is_ok(),
-                    "{name}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn types_and_defaults_are_told() {
-        let scan = crate::ops::find("selective_scan").unwrap().options();
-        let told = |name| {
-            let option = scan.iter().find(|option| option.doc.name == name).unwrap();
-            (option.takes, option.default.to_string())
-        };
-        assert_eq!(told("dt_softplus"), (Takes::Flag, "false".to_string()));
-        assert_eq!(told("dt_clamp"), (Takes::Pair, "null".to_string()));
-        assert_eq!(told("clamp_grad"), (Takes::Text(&["mask", "straight_through"]), "\"mask\"".to_string()));
-    }
-}

@@ -18,15 +18,17 @@ pub struct Pattern {
     /// The words.
     pub words: &'static str,
     /// Whether any axes may come before the others.
-    pub(super) rows: bool,
+    pub rows: bool,
     axes: [Axis; MAX_RANK],
     rank: usize,
 }
 
 /// An axis: a sum, divided by a number.
 #[derive(Clone, Copy)]
-pub(super) struct Axis {
+pub struct Axis {
+    /// What is summed; the terms that are not there have the factor 0.
     pub terms: [Term; 3],
+    /// What the sum is divided by.
     pub over: i64,
     /// Whether the axis may be 1 as well.
     pub or_one: bool,
@@ -34,14 +36,15 @@ pub(super) struct Axis {
 
 /// A multiple of a letter, or of 1.
 #[derive(Clone, Copy)]
-pub(super) struct Term {
+pub struct Term {
+    /// The multiple.
     pub factor: i64,
-    /// From 0 on, or [`ONE`].
+    /// The letter, from 0 on, or [`ONE`].
     pub letter: usize,
 }
 
 /// Stands for the number 1 among letters.
-pub(super) const ONE: usize = 26;
+pub const ONE: usize = 26;
 
 impl Pattern {
     /// Reads the words.
@@ -67,12 +70,12 @@ impl Pattern {
     }
 
     /// The axes, without those that `...` stands for.
-    pub(super) fn axes(&self) -> &[Axis] {
+    pub fn axes(&self) -> &[Axis] {
         &self.axes[..self.rank]
     }
 
     /// Whether some axis is more than a letter.
-    pub(super) fn has_sums(&self) -> bool {
+    pub fn has_sums(&self) -> bool {
         self.axes().iter().any(|axis| axis.letter().is_none())
     }
 }

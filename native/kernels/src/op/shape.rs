@@ -151,10 +151,8 @@ fn refusal(op: &About, inputs: &Named<Spec>, at: usize, sums: bool) -> Error {
 #[cfg(test)]
 mod tests {
     use super::super::about;
-    use super::super::pattern::Term;
     use super::*;
     use crate::ops::products::matmul::Matmul;
-    use crate::ops::{OPS, find};
     use crate::tensor::DType;
 
     fn bound(inputs: &'static [Slot], dims: &[(&'static str, &[usize])]) -> Result<Sizes> {
@@ -214,39 +212,5 @@ mod tests {
         }
         let error = bound(SLOTS, &[("x", &[2, 3, 4]), ("mask", &[2, 2])]).unwrap_err();
         assert_eq!(&*error.expected, "shape (2 or 1, 3 or 1)");
-    }
-
-    /// Else a sum, or an output, would have no size, or any.
-    #[test]
-    fn every_letter_of_a_sum_or_an_output_stands_alone_in_an_input_that_must_be_there() {
-        for about in OPS.iter().map(|op| op.about()) {
-            let proven = || about.inputs.iter().filter(|slot| !slot.loose);
-            let required = || proven().filter(|slot| !slot.optional).map(|slot| &slot.shape);
-            let alone: Vec<usize> = required().flat_map(|shape| shape.axes().iter().filter_map(Axis::letter)).collect();
-            let has = |term: &Term| term.factor == 0 || term.letter == ONE || alone.contains(&term.letter);
-            let sums = proven().flat_map(|slot| slot.shape.axes()).filter(|axis| axis.letter().is_none());
-            let outputs = about.outputs.iter().flat_map(|output| output.shape.axes());
-            for axis in sums.chain(outputs) {
-                assert!(axis.terms.iter().all(has), "{}", about.name);
-            }
-            let rows = about.outputs.iter().any(|output| output.shape.rows);
-            assert!(!rows || required().any(|shape| shape.rows), "{}", about.name);
-            assert!(proven().all(|slot| !slot.shape.words.contains(" | ")), "{}", about.name);
-        }
-    }
-
-    /// Else a gradient would take values of the op, or cotangents, of other shapes.
-    #[test]
-    fn gradients_take_outputs_as_they_are_declared() {
-        for about in OPS.iter().map(|op| op.about()) {
-            let Some(of) = about.backward_of else { continue };
-            for output in find(of).unwrap().about().outputs {
-                let names = [output.name.to_string(), format!("d{}", output.name)];
-                let given = about.inputs.iter().filter(|slot| names.iter().any(|name| name == slot.name));
-                for slot in given {
-                    assert!(!slot.loose && slot.shape.words == output.shape.words, "{} of {}", slot.name, about.name);
-                }
-            }
-        }
     }
 }
