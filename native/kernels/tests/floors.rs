@@ -20,7 +20,7 @@ const FLOORS: &[&[&str]] = &[
 /// The floor of a file or of an imported path, with slashes.
 fn floor(path: &str) -> usize {
     let inside = |room: &&str| path.strip_prefix(*room).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    FLOORS.iter().position(|rooms| rooms.iter().any(|room| inside(&room))).unwrap_or(FLOORS.len())
+    FLOORS.iter().position(|rooms| rooms.iter().any(inside)).unwrap_or(FLOORS.len())
 }
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

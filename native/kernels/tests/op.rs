@@ -40,7 +40,7 @@ fn every_letter_of_a_sum_or_an_output_stands_alone_in_an_input_that_must_be_ther
     for about in OPS.iter().map(|op| op.about()) {
         let proven = || about.inputs.iter().filter(|slot| !slot.loose);
         let required = || proven().filter(|slot| !slot.optional).map(|slot| &slot.shape);
-        let alone: Vec<usize> = required().flat_map(|shape| shape.axes().iter().filter_map(Axis::letter)).collect();
+        let alone: Vec<u8> = required().flat_map(|shape| shape.axes().iter().filter_map(Axis::letter)).collect();
         let has = |term: &Term| term.factor == 0 || term.letter == ONE || alone.contains(&term.letter);
         let sums = proven().flat_map(|slot| slot.shape.axes()).filter(|axis| axis.letter().is_none());
         let outputs = about.outputs.iter().flat_map(|output| output.shape.axes());

@@ -29,7 +29,7 @@ pub struct Axis {
     /// What is summed; the terms that are not there have the factor 0.
     pub terms: [Term; 3],
     /// What the sum is divided by.
-    pub over: i64,
+    pub over: i16,
     /// Whether the axis may be 1 as well.
     pub or_one: bool,
 }
@@ -38,13 +38,13 @@ pub struct Axis {
 #[derive(Clone, Copy)]
 pub struct Term {
     /// The multiple.
-    pub factor: i64,
+    pub factor: i16,
     /// The letter, from 0 on, or [`ONE`].
-    pub letter: usize,
+    pub letter: u8,
 }
 
 /// Stands for the number 1 among letters.
-pub const ONE: usize = 26;
+pub const ONE: u8 = 26;
 
 impl Pattern {
     /// Reads the words.
@@ -112,7 +112,7 @@ impl Axis {
     }
 
     /// The letter, if the axis is nothing else.
-    pub fn letter(&self) -> Option<usize> {
+    pub fn letter(&self) -> Option<u8> {
         let [Term { factor: 1, letter }, Term { factor: 0, .. }, _] = self.terms else { return None };
         (self.over == 1 && letter != ONE).then_some(letter)
     }
@@ -125,7 +125,7 @@ impl Term {
         let (factor, end) = number(text, digits);
         let factor = if end == digits { 1 } else { factor };
         if text[end].is_ascii_uppercase() {
-            return (Term { factor: sign * factor, letter: (text[end] - b'A') as usize }, end + 1);
+            return (Term { factor: sign * factor, letter: text[end] - b'A' }, end + 1);
         }
         assert!(end > digits, "a number or a letter");
         (Term { factor: sign * factor, letter: ONE }, end)
@@ -133,10 +133,10 @@ impl Term {
 }
 
 /// The number at that place, and where it ends.
-const fn number(text: &[u8], mut at: usize) -> (i64, usize) {
+const fn number(text: &[u8], mut at: usize) -> (i16, usize) {
     let mut number = 0;
     while text[at].is_ascii_digit() {
-        number = 10 * number + (text[at] - b'0') as i64;
+        number = 10 * number + (text[at] - b'0') as i16;
         at += 1;
     }
     (number, at)

@@ -10,7 +10,7 @@ use crate::tensor::{MAX_RANK, Shape, Spec};
 /// The sizes of a call by their letters.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    letters: [usize; ONE + 1],
+    letters: [usize; ONE as usize + 1],
     rows: Option<Shape>,
 }
 
@@ -19,8 +19,8 @@ const UNKNOWN: usize = usize::MAX;
 
 impl Sizes {
     const NONE: Sizes = {
-        let mut letters = [UNKNOWN; ONE + 1];
-        letters[ONE] = 1;
+        let mut letters = [UNKNOWN; ONE as usize + 1];
+        letters[ONE as usize] = 1;
         Sizes { letters, rows: None }
     };
 
@@ -94,7 +94,7 @@ impl Sizes {
         }
         match axis.letter() {
             Some(letter) => {
-                let known = &mut self.letters[letter];
+                let known = &mut self.letters[usize::from(letter)];
                 *known = if *known == UNKNOWN { size } else { *known };
                 *known == size
             }
@@ -107,7 +107,7 @@ impl Sizes {
     fn size(&self, axis: &Axis) -> Option<usize> {
         let mut sum = 0;
         for term in axis.terms.iter().filter(|term| term.factor != 0) {
-            let size = Some(self.letters[term.letter]).filter(|&size| size != UNKNOWN)?;
+            let size = Some(self.letters[usize::from(term.letter)]).filter(|&size| size != UNKNOWN)?;
             sum += i128::from(term.factor) * size as i128;
         }
         let over = i128::from(axis.over);
