@@ -9,15 +9,15 @@ defmodule Sidewinder.OpTable do
         name: "selective_scan",
         about: "Mamba selective scan over whole sequences",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dt", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "A", shape: "(D, N)", precision: "wide", optional: false, loose: false},
-          %{name: "B", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false, loose: true},
-          %{name: "C", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false, loose: true},
-          %{name: "D", shape: "(D)", precision: "wide", optional: true, loose: false},
-          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "dt_bias", shape: "(D)", precision: "wide", optional: true, loose: false},
-          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "dt", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "A", shape: "(D, N)", precision: "wide", optional: false},
+          %{name: "B", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false},
+          %{name: "C", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false},
+          %{name: "D", shape: "(D)", precision: "wide", optional: true},
+          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "dt_bias", shape: "(D)", precision: "wide", optional: true},
+          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always},
@@ -33,25 +33,24 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlast_state", "dstates"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "selective_scan_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dt", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "A", shape: "(D, N)", precision: "wide", optional: false, loose: false},
-          %{name: "B", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false, loose: true},
-          %{name: "C", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false, loose: true},
-          %{name: "D", shape: "(D)", precision: "wide", optional: true, loose: false},
-          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "dt_bias", shape: "(D)", precision: "wide", optional: true, loose: false},
-          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false},
-          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dlast_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false},
-          %{name: "dstates", shape: "(B, L, D, N)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "dt", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "A", shape: "(D, N)", precision: "wide", optional: false},
+          %{name: "B", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false},
+          %{name: "C", shape: "(B, L, N) | (B, L, G, N) | (D, N)", precision: "storage", optional: false},
+          %{name: "D", shape: "(D)", precision: "wide", optional: true},
+          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "dt_bias", shape: "(D)", precision: "wide", optional: true},
+          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: true},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, D, N)", precision: "wide", optional: true},
+          %{name: "dstates", shape: "(B, L, D, N)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -63,22 +62,21 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "selective_scan",
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: "selective_scan"
       },
       %{
         name: "selective_state_update",
         about: "Mamba selective scan of one token",
         inputs: [
-          %{name: "x", shape: "(B, D)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: false, loose: false},
-          %{name: "dt", shape: "(B, D)", precision: "storage", optional: false, loose: false},
-          %{name: "A", shape: "(D, N)", precision: "wide", optional: false, loose: false},
-          %{name: "B", shape: "(B, N) | (B, G, N)", precision: "storage", optional: false, loose: true},
-          %{name: "C", shape: "(B, N) | (B, G, N)", precision: "storage", optional: false, loose: true},
-          %{name: "D", shape: "(D)", precision: "wide", optional: true, loose: false},
-          %{name: "z", shape: "(B, D)", precision: "storage", optional: true, loose: false},
-          %{name: "dt_bias", shape: "(D)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, D)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: false},
+          %{name: "dt", shape: "(B, D)", precision: "storage", optional: false},
+          %{name: "A", shape: "(D, N)", precision: "wide", optional: false},
+          %{name: "B", shape: "(B, N) | (B, G, N)", precision: "storage", optional: false},
+          %{name: "C", shape: "(B, N) | (B, G, N)", precision: "storage", optional: false},
+          %{name: "D", shape: "(D)", precision: "wide", optional: true},
+          %{name: "z", shape: "(B, D)", precision: "storage", optional: true},
+          %{name: "dt_bias", shape: "(D)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, D)", precision: "storage", when: :always},
@@ -90,16 +88,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, channels)"
+        backward_of: nil
       },
       %{
         name: "linear_scan",
         about: "Linear recurrence h = a h + b over whole sequences",
         inputs: [
-          %{name: "a", shape: "(B, L, K)", precision: "storage", optional: false, loose: false},
-          %{name: "b", shape: "(B, L, K)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, K)", precision: "wide", optional: true, loose: false}
+          %{name: "a", shape: "(B, L, K)", precision: "storage", optional: false},
+          %{name: "b", shape: "(B, L, K)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, K)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "h", shape: "(B, L, K)", precision: "storage", when: :always},
@@ -110,18 +107,17 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dh", "dlast_state"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "linear_scan_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "a", shape: "(B, L, K)", precision: "storage", optional: false, loose: false},
-          %{name: "h", shape: "(B, L, K)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, K)", precision: "wide", optional: true, loose: false},
-          %{name: "dh", shape: "(B, L, K)", precision: "storage", optional: false, loose: false},
-          %{name: "dlast_state", shape: "(B, K)", precision: "wide", optional: true, loose: false}
+          %{name: "a", shape: "(B, L, K)", precision: "storage", optional: false},
+          %{name: "h", shape: "(B, L, K)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, K)", precision: "wide", optional: true},
+          %{name: "dh", shape: "(B, L, K)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, K)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -129,15 +125,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "linear_scan",
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: "linear_scan"
       },
       %{
         name: "exp_product_scan",
         about: "Cumulative product of decays in [0, 1] by the sum of their logarithms",
         inputs: [
-          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always},
@@ -152,19 +147,18 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlog_y", "dlast_state"],
-        backward_of: nil,
-        hint: "Layout is (batch, heads, length, channels of a head)"
+        backward_of: nil
       },
       %{
         name: "exp_product_scan_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "y", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false},
-          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "dlog_y", shape: "(B, H, L, W)", precision: "wide", optional: true, loose: false},
-          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "y", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "dlog_y", shape: "(B, H, L, W)", precision: "wide", optional: true},
+          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -175,15 +169,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "exp_product_scan",
-        hint: "Layout is (batch, heads, length, channels of a head)"
+        backward_of: "exp_product_scan"
       },
       %{
         name: "cumprod_scan",
         about: "Cumulative product, exact for zeros",
         inputs: [
-          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always},
@@ -195,18 +188,17 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlast_state"],
-        backward_of: nil,
-        hint: "Layout is (batch, heads, length, channels of a head)"
+        backward_of: nil
       },
       %{
         name: "cumprod_scan_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "y", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false},
-          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+          %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "y", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -215,15 +207,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "cumprod_scan",
-        hint: "Layout is (batch, heads, length, channels of a head)"
+        backward_of: "cumprod_scan"
       },
       %{
         name: "logcumsumexp",
         about: "Logarithm of the cumulative sum of exponentials",
         inputs: [
-          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always},
@@ -235,17 +226,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlast_state"],
-        backward_of: nil,
-        hint: "Layout is (batch, heads, length, channels of a head)"
+        backward_of: nil
       },
       %{
         name: "logcumsumexp_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false},
-          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -254,15 +244,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "logcumsumexp",
-        hint: "Layout is (batch, heads, length, channels of a head)"
+        backward_of: "logcumsumexp"
       },
       %{
         name: "cumsum",
         about: "Cumulative sum",
         inputs: [
-          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always},
@@ -273,17 +262,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlast_state"],
-        backward_of: nil,
-        hint: "Layout is (batch, heads, length, channels of a head)"
+        backward_of: nil
       },
       %{
         name: "cumsum_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false},
-          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -291,15 +279,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "cumsum",
-        hint: "Layout is (batch, heads, length, channels of a head)"
+        backward_of: "cumsum"
       },
       %{
         name: "reverse_cumsum",
         about: "Cumulative sum from the end",
         inputs: [
-          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always},
@@ -310,17 +297,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlast_state"],
-        backward_of: nil,
-        hint: "Layout is (batch, heads, length, channels of a head)"
+        backward_of: nil
       },
       %{
         name: "reverse_cumsum_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false},
-          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, H, W)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -328,17 +314,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "reverse_cumsum",
-        hint: "Layout is (batch, heads, length, channels of a head)"
+        backward_of: "reverse_cumsum"
       },
       %{
         name: "causal_conv1d",
         about: "Depthwise causal convolution over whole sequences",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D, W)", precision: "wide", optional: false, loose: false},
-          %{name: "bias", shape: "(D)", precision: "wide", optional: true, loose: false},
-          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D, W)", precision: "wide", optional: false},
+          %{name: "bias", shape: "(D)", precision: "wide", optional: true},
+          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always},
@@ -350,19 +335,18 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlast_state"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "causal_conv1d_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D, W)", precision: "wide", optional: false, loose: false},
-          %{name: "bias", shape: "(D)", precision: "wide", optional: true, loose: false},
-          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false},
-          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dlast_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D, W)", precision: "wide", optional: false},
+          %{name: "bias", shape: "(D)", precision: "wide", optional: true},
+          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: true},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, W-1, D)", precision: "storage", optional: true}
         ],
         outputs: [],
         options: [
@@ -371,17 +355,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "causal_conv1d",
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: "causal_conv1d"
       },
       %{
         name: "causal_conv1d_update",
         about: "Depthwise causal convolution of one token",
         inputs: [
-          %{name: "x", shape: "(B, D)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D, W)", precision: "wide", optional: false, loose: false},
-          %{name: "bias", shape: "(D)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, D)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D, W)", precision: "wide", optional: false},
+          %{name: "bias", shape: "(D)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, D)", precision: "storage", when: :always},
@@ -392,16 +375,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "linear",
         about: "Dense layer y = activation(x w^T + b)",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(O, I)", precision: "storage", optional: false, loose: false},
-          %{name: "b", shape: "(O)", precision: "storage", optional: true, loose: false}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "w", shape: "(O, I)", precision: "storage", optional: false},
+          %{name: "b", shape: "(O)", precision: "storage", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(..., O)", precision: "storage", when: :always}
@@ -411,17 +393,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "Weights are stored (out, in), and the last axis of x meets `in`"
+        backward_of: nil
       },
       %{
         name: "linear_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(O, I)", precision: "storage", optional: false, loose: false},
-          %{name: "b", shape: "(O)", precision: "storage", optional: true, loose: false},
-          %{name: "dy", shape: "(..., O)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "w", shape: "(O, I)", precision: "storage", optional: false},
+          %{name: "b", shape: "(O)", precision: "storage", optional: true},
+          %{name: "dy", shape: "(..., O)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -429,27 +410,26 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "linear",
-        hint: "Weights are stored (out, in), and the last axis of x meets `in`"
+        backward_of: "linear"
       },
       %{
         name: "mamba_block",
         about: "Mamba block: projections, convolution and scan",
         inputs: [
-          %{name: "x", shape: "(B, L, M)", precision: "storage", optional: false, loose: false},
-          %{name: "A_log", shape: "(D, N)", precision: "wide", optional: false, loose: false},
-          %{name: "in_proj", shape: "(2D, M)", precision: "storage", optional: false, loose: false},
-          %{name: "conv_w", shape: "(D, W)", precision: "wide", optional: false, loose: false},
-          %{name: "conv_b", shape: "(D)", precision: "wide", optional: true, loose: false},
-          %{name: "x_proj", shape: "(R+2N, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dt_w", shape: "(D, R)", precision: "storage", optional: false, loose: false},
-          %{name: "dt_b", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "D", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "out_proj", shape: "(M, D)", precision: "storage", optional: false, loose: false},
-          %{name: "in_proj_b", shape: "(2D)", precision: "storage", optional: true, loose: false},
-          %{name: "out_proj_b", shape: "(M)", precision: "storage", optional: true, loose: false},
-          %{name: "conv_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false},
-          %{name: "ssm_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, L, M)", precision: "storage", optional: false},
+          %{name: "A_log", shape: "(D, N)", precision: "wide", optional: false},
+          %{name: "in_proj", shape: "(2D, M)", precision: "storage", optional: false},
+          %{name: "conv_w", shape: "(D, W)", precision: "wide", optional: false},
+          %{name: "conv_b", shape: "(D)", precision: "wide", optional: true},
+          %{name: "x_proj", shape: "(R+2N, D)", precision: "storage", optional: false},
+          %{name: "dt_w", shape: "(D, R)", precision: "storage", optional: false},
+          %{name: "dt_b", shape: "(D)", precision: "wide", optional: false},
+          %{name: "D", shape: "(D)", precision: "wide", optional: false},
+          %{name: "out_proj", shape: "(M, D)", precision: "storage", optional: false},
+          %{name: "in_proj_b", shape: "(2D)", precision: "storage", optional: true},
+          %{name: "out_proj_b", shape: "(M)", precision: "storage", optional: true},
+          %{name: "conv_state", shape: "(B, W-1, D)", precision: "storage", optional: true},
+          %{name: "ssm_state", shape: "(B, D, N)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, L, M)", precision: "storage", when: :always},
@@ -465,30 +445,29 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dconv_state", "dssm_state"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "mamba_block_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, L, M)", precision: "storage", optional: false, loose: false},
-          %{name: "A_log", shape: "(D, N)", precision: "wide", optional: false, loose: false},
-          %{name: "in_proj", shape: "(2D, M)", precision: "storage", optional: false, loose: false},
-          %{name: "conv_w", shape: "(D, W)", precision: "wide", optional: false, loose: false},
-          %{name: "conv_b", shape: "(D)", precision: "wide", optional: true, loose: false},
-          %{name: "x_proj", shape: "(R+2N, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dt_w", shape: "(D, R)", precision: "storage", optional: false, loose: false},
-          %{name: "dt_b", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "D", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "out_proj", shape: "(M, D)", precision: "storage", optional: false, loose: false},
-          %{name: "in_proj_b", shape: "(2D)", precision: "storage", optional: true, loose: false},
-          %{name: "out_proj_b", shape: "(M)", precision: "storage", optional: true, loose: false},
-          %{name: "conv_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false},
-          %{name: "ssm_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false},
-          %{name: "dy", shape: "(B, L, M)", precision: "storage", optional: false, loose: false},
-          %{name: "dconv_state", shape: "(B, W-1, D)", precision: "storage", optional: true, loose: false},
-          %{name: "dssm_state", shape: "(B, D, N)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, L, M)", precision: "storage", optional: false},
+          %{name: "A_log", shape: "(D, N)", precision: "wide", optional: false},
+          %{name: "in_proj", shape: "(2D, M)", precision: "storage", optional: false},
+          %{name: "conv_w", shape: "(D, W)", precision: "wide", optional: false},
+          %{name: "conv_b", shape: "(D)", precision: "wide", optional: true},
+          %{name: "x_proj", shape: "(R+2N, D)", precision: "storage", optional: false},
+          %{name: "dt_w", shape: "(D, R)", precision: "storage", optional: false},
+          %{name: "dt_b", shape: "(D)", precision: "wide", optional: false},
+          %{name: "D", shape: "(D)", precision: "wide", optional: false},
+          %{name: "out_proj", shape: "(M, D)", precision: "storage", optional: false},
+          %{name: "in_proj_b", shape: "(2D)", precision: "storage", optional: true},
+          %{name: "out_proj_b", shape: "(M)", precision: "storage", optional: true},
+          %{name: "conv_state", shape: "(B, W-1, D)", precision: "storage", optional: true},
+          %{name: "ssm_state", shape: "(B, D, N)", precision: "wide", optional: true},
+          %{name: "dy", shape: "(B, L, M)", precision: "storage", optional: false},
+          %{name: "dconv_state", shape: "(B, W-1, D)", precision: "storage", optional: true},
+          %{name: "dssm_state", shape: "(B, D, N)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -500,14 +479,13 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "mamba_block",
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: "mamba_block"
       },
       %{
         name: "activations",
         about: "A function of each element",
         inputs: [
-          %{name: "x", shape: "(...)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(...)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "y", shape: "(...)", precision: "storage", when: :always},
@@ -519,15 +497,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "activations_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(...)", precision: "storage", optional: false, loose: false},
-          %{name: "dy", shape: "(...)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(...)", precision: "storage", optional: false},
+          %{name: "dy", shape: "(...)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -536,15 +513,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "activations",
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: "activations"
       },
       %{
         name: "rms_norm",
         about: "Root mean square normalisation of rows",
         inputs: [
-          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false}
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false}
         ],
         outputs: [
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
@@ -555,16 +531,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "Rows are normalised over the last axis of x"
+        backward_of: nil
       },
       %{
         name: "rms_norm_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false},
+          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -573,16 +548,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "rms_norm",
-        hint: "Rows are normalised over the last axis of x"
+        backward_of: "rms_norm"
       },
       %{
         name: "layer_norm",
         about: "Layer normalisation of rows",
         inputs: [
-          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "b", shape: "(D)", precision: "wide", optional: false, loose: false}
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false},
+          %{name: "b", shape: "(D)", precision: "wide", optional: false}
         ],
         outputs: [
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always},
@@ -594,17 +568,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "Rows are normalised over the last axis of x"
+        backward_of: nil
       },
       %{
         name: "layer_norm_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "b", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false},
+          %{name: "b", shape: "(D)", precision: "wide", optional: false},
+          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -612,16 +585,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "layer_norm",
-        hint: "Rows are normalised over the last axis of x"
+        backward_of: "layer_norm"
       },
       %{
         name: "layer_norm_gelu",
         about: "Layer normalisation of rows, then GELU",
         inputs: [
-          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "b", shape: "(D)", precision: "wide", optional: false, loose: false}
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false},
+          %{name: "b", shape: "(D)", precision: "wide", optional: false}
         ],
         outputs: [
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
@@ -632,17 +604,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "Rows are normalised over the last axis of x"
+        backward_of: nil
       },
       %{
         name: "layer_norm_gelu_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "b", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false},
+          %{name: "b", shape: "(D)", precision: "wide", optional: false},
+          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -651,16 +622,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "layer_norm_gelu",
-        hint: "Rows are normalised over the last axis of x"
+        backward_of: "layer_norm_gelu"
       },
       %{
         name: "gated_rms_norm",
         about: "Root mean square normalisation of rows with a gate",
         inputs: [
-          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false}
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false}
         ],
         outputs: [
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
@@ -672,17 +642,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "Rows are normalised over the last axis of x"
+        backward_of: nil
       },
       %{
         name: "gated_rms_norm_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "w", shape: "(D)", precision: "wide", optional: false},
+          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -692,15 +661,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "gated_rms_norm",
-        hint: "Rows are normalised over the last axis of x"
+        backward_of: "gated_rms_norm"
       },
       %{
         name: "matmul",
         about: "The product of two matrices",
         inputs: [
-          %{name: "a", shape: "(M, K)", precision: "storage", optional: false, loose: false},
-          %{name: "b", shape: "(K, N)", precision: "storage", optional: false, loose: false}
+          %{name: "a", shape: "(M, K)", precision: "storage", optional: false},
+          %{name: "b", shape: "(K, N)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "c", shape: "(M, N)", precision: "storage", when: :always}
@@ -708,29 +676,27 @@ defmodule Sidewinder.OpTable do
         options: [],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dc"],
-        backward_of: nil,
-        hint: "Columns of a meet rows of b"
+        backward_of: nil
       },
       %{
         name: "matmul_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "a", shape: "(M, K)", precision: "storage", optional: false, loose: false},
-          %{name: "b", shape: "(K, N)", precision: "storage", optional: false, loose: false},
-          %{name: "dc", shape: "(M, N)", precision: "storage", optional: false, loose: false}
+          %{name: "a", shape: "(M, K)", precision: "storage", optional: false},
+          %{name: "b", shape: "(K, N)", precision: "storage", optional: false},
+          %{name: "dc", shape: "(M, N)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "matmul",
-        hint: "Columns of a meet rows of b"
+        backward_of: "matmul"
       },
       %{
         name: "rope",
         about: "Rotary position embedding",
         inputs: [
-          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always}
@@ -747,15 +713,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "With the layout heads_last it is (B, L, H, W)"
+        backward_of: nil
       },
       %{
         name: "rope_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false},
-          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -770,14 +735,13 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "rope",
-        hint: "With the layout heads_last it is (B, L, H, W)"
+        backward_of: "rope"
       },
       %{
         name: "sinusoidal_positions",
         about: "Embeddings plus sines and cosines of their positions",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always}
@@ -788,15 +752,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "sinusoidal_positions_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -805,18 +768,17 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "sinusoidal_positions",
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: "sinusoidal_positions"
       },
       %{
         name: "attention",
         about: "Softmax attention over keys and values",
         inputs: [
-          %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: true},
-          %{name: "k", shape: "(B, K, M, W)", precision: "storage", optional: false, loose: true},
-          %{name: "v", shape: "(B, K, M, V)", precision: "storage", optional: false, loose: true},
-          %{name: "mask", shape: "(B|1, H|1, L|1, M|1)", precision: "mask", optional: true, loose: true},
-          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true, loose: true}
+          %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "k", shape: "(B, K, M, W)", precision: "storage", optional: false},
+          %{name: "v", shape: "(B, K, M, V)", precision: "storage", optional: false},
+          %{name: "mask", shape: "(B|1, H|1, L|1, M|1)", precision: "mask", optional: true},
+          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -827,22 +789,21 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlse"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "attention_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: true},
-          %{name: "k", shape: "(B, K, M, W)", precision: "storage", optional: false, loose: true},
-          %{name: "v", shape: "(B, K, M, V)", precision: "storage", optional: false, loose: true},
-          %{name: "mask", shape: "(B|1, H|1, L|1, M|1)", precision: "mask", optional: true, loose: true},
-          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true, loose: true},
-          %{name: "y", shape: "(B, H, L, V)", precision: "storage", optional: false, loose: true},
-          %{name: "lse", shape: "(B, H, L)", precision: "wide", optional: false, loose: true},
-          %{name: "dy", shape: "(B, H, L, V)", precision: "storage", optional: false, loose: true},
-          %{name: "dlse", shape: "(B, H, L)", precision: "wide", optional: true, loose: true}
+          %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "k", shape: "(B, K, M, W)", precision: "storage", optional: false},
+          %{name: "v", shape: "(B, K, M, V)", precision: "storage", optional: false},
+          %{name: "mask", shape: "(B|1, H|1, L|1, M|1)", precision: "mask", optional: true},
+          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true},
+          %{name: "y", shape: "(B, H, L, V)", precision: "storage", optional: false},
+          %{name: "lse", shape: "(B, H, L)", precision: "wide", optional: false},
+          %{name: "dy", shape: "(B, H, L, V)", precision: "storage", optional: false},
+          %{name: "dlse", shape: "(B, H, L)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -853,20 +814,19 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "attention",
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: "attention"
       },
       %{
         name: "decode",
         about: "Attention of new tokens over a cache of keys and values, which takes them in",
         inputs: [
-          %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false, loose: true},
-          %{name: "k", shape: "(B, K, L, W)", precision: "storage", optional: false, loose: true},
-          %{name: "v", shape: "(B, K, L, V)", precision: "storage", optional: false, loose: true},
-          %{name: "keys", shape: "(B, K, C, W)", precision: "storage", optional: false, loose: false},
-          %{name: "values", shape: "(B, K, C, V)", precision: "storage", optional: false, loose: false},
-          %{name: "mask", shape: "(B|1, H|1, L|1, M|1)", precision: "mask", optional: true, loose: true},
-          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true, loose: true}
+          %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false},
+          %{name: "k", shape: "(B, K, L, W)", precision: "storage", optional: false},
+          %{name: "v", shape: "(B, K, L, V)", precision: "storage", optional: false},
+          %{name: "keys", shape: "(B, K, C, W)", precision: "storage", optional: false},
+          %{name: "values", shape: "(B, K, C, V)", precision: "storage", optional: false},
+          %{name: "mask", shape: "(B|1, H|1, L|1, M|1)", precision: "mask", optional: true},
+          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -877,17 +837,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A cache is heads-first: (batch, heads, length, width)"
+        backward_of: nil
       },
       %{
         name: "swiglu_mlp",
         about: "Gated feed-forward layer",
         inputs: [
-          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false},
+          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false},
+          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
@@ -897,18 +856,17 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "Weights are stored (out, in)"
+        backward_of: nil
       },
       %{
         name: "swiglu_mlp_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false, loose: false},
-          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false},
+          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false},
+          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false},
+          %{name: "dy", shape: "(..., D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -916,20 +874,19 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "swiglu_mlp",
-        hint: "Weights are stored (out, in)"
+        backward_of: "swiglu_mlp"
       },
       %{
         name: "mha",
         about: "Multi-head self-attention with its projections",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bo", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true, loose: true},
-          %{name: "keys", shape: "(B, H, C, W)", precision: "storage", optional: true, loose: false},
-          %{name: "values", shape: "(B, H, C, W)", precision: "storage", optional: true, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false},
+          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bo", shape: "(D)", precision: "storage", optional: true},
+          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true},
+          %{name: "keys", shape: "(B, H, C, W)", precision: "storage", optional: true},
+          %{name: "values", shape: "(B, H, C, W)", precision: "storage", optional: true}
         ],
         outputs: [],
         options: [
@@ -941,19 +898,18 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+        backward_of: nil
       },
       %{
         name: "mha_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bo", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true, loose: true},
-          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false},
+          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bo", shape: "(D)", precision: "storage", optional: true},
+          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -965,27 +921,26 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "mha",
-        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+        backward_of: "mha"
       },
       %{
         name: "transformer_block",
         about: "Transformer block: self-attention and feed-forward layer, each behind a norm",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bo", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "ln1_w", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "ln1_b", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "ln2_w", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "ln2_b", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false, loose: false},
-          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true, loose: true},
-          %{name: "keys", shape: "(B, H, C, W)", precision: "storage", optional: true, loose: false},
-          %{name: "values", shape: "(B, H, C, W)", precision: "storage", optional: true, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false},
+          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bo", shape: "(D)", precision: "storage", optional: true},
+          %{name: "ln1_w", shape: "(D)", precision: "wide", optional: false},
+          %{name: "ln1_b", shape: "(D)", precision: "wide", optional: false},
+          %{name: "ln2_w", shape: "(D)", precision: "wide", optional: false},
+          %{name: "ln2_b", shape: "(D)", precision: "wide", optional: false},
+          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false},
+          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false},
+          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false},
+          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true},
+          %{name: "keys", shape: "(B, H, C, W)", precision: "storage", optional: true},
+          %{name: "values", shape: "(B, H, C, W)", precision: "storage", optional: true}
         ],
         outputs: [],
         options: [
@@ -998,26 +953,25 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+        backward_of: nil
       },
       %{
         name: "transformer_block_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bo", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "ln1_w", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "ln1_b", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "ln2_w", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "ln2_b", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false, loose: false},
-          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false, loose: false},
-          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true, loose: true},
-          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false},
+          %{name: "wo", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bo", shape: "(D)", precision: "storage", optional: true},
+          %{name: "ln1_w", shape: "(D)", precision: "wide", optional: false},
+          %{name: "ln1_b", shape: "(D)", precision: "wide", optional: false},
+          %{name: "ln2_w", shape: "(D)", precision: "wide", optional: false},
+          %{name: "ln2_b", shape: "(D)", precision: "wide", optional: false},
+          %{name: "wg", shape: "(F, D)", precision: "storage", optional: false},
+          %{name: "wu", shape: "(F, D)", precision: "storage", optional: false},
+          %{name: "wd", shape: "(D, F)", precision: "storage", optional: false},
+          %{name: "mask", shape: "(B|1, H|1, L|1, L|1)", precision: "mask", optional: true},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -1030,17 +984,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "transformer_block",
-        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+        backward_of: "transformer_block"
       },
       %{
         name: "mdi_update",
         about: "Memory decay integration, element by element",
         inputs: [
-          %{name: "z", shape: "(...)", precision: "storage", optional: false, loose: false},
-          %{name: "h_old", shape: "(...)", precision: "storage", optional: false, loose: false},
-          %{name: "gate", shape: "(...)", precision: "storage", optional: false, loose: false},
-          %{name: "gamma", shape: "(...)", precision: "storage", optional: false, loose: false}
+          %{name: "z", shape: "(...)", precision: "storage", optional: false},
+          %{name: "h_old", shape: "(...)", precision: "storage", optional: false},
+          %{name: "gate", shape: "(...)", precision: "storage", optional: false},
+          %{name: "gamma", shape: "(...)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "h", shape: "(...)", precision: "storage", when: :always}
@@ -1048,40 +1001,38 @@ defmodule Sidewinder.OpTable do
         options: [],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dh"],
-        backward_of: nil,
-        hint: "All inputs have the shape of z"
+        backward_of: nil
       },
       %{
         name: "mdi_update_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "z", shape: "(...)", precision: "storage", optional: false, loose: false},
-          %{name: "h_old", shape: "(...)", precision: "storage", optional: false, loose: false},
-          %{name: "gate", shape: "(...)", precision: "storage", optional: false, loose: false},
-          %{name: "gamma", shape: "(...)", precision: "storage", optional: false, loose: false},
-          %{name: "dh", shape: "(...)", precision: "storage", optional: false, loose: false}
+          %{name: "z", shape: "(...)", precision: "storage", optional: false},
+          %{name: "h_old", shape: "(...)", precision: "storage", optional: false},
+          %{name: "gate", shape: "(...)", precision: "storage", optional: false},
+          %{name: "gamma", shape: "(...)", precision: "storage", optional: false},
+          %{name: "dh", shape: "(...)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "mdi_update",
-        hint: "All inputs have the shape of z"
+        backward_of: "mdi_update"
       },
       %{
         name: "mdi_gamma",
         about: "How much of a memory is kept, from what comes in and maybe from a context",
         inputs: [
-          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "context", shape: "(..., D)", precision: "storage", optional: true, loose: false},
-          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
-          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
-          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true, loose: false},
-          %{name: "bc1", shape: "(I)", precision: "storage", optional: true, loose: false},
-          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true, loose: false},
-          %{name: "bc2", shape: "(D)", precision: "storage", optional: true, loose: false}
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "context", shape: "(..., D)", precision: "storage", optional: true},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: true},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: true}
         ],
         outputs: [
           %{name: "gamma", shape: "(..., D)", precision: "storage", when: :always}
@@ -1089,49 +1040,47 @@ defmodule Sidewinder.OpTable do
         options: [],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dgamma"],
-        backward_of: nil,
-        hint: "Weights are stored (out, in), and both networks have the same inner width"
+        backward_of: nil
       },
       %{
         name: "mdi_gamma_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "context", shape: "(..., D)", precision: "storage", optional: true, loose: false},
-          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
-          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
-          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true, loose: false},
-          %{name: "bc1", shape: "(I)", precision: "storage", optional: true, loose: false},
-          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true, loose: false},
-          %{name: "bc2", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "dgamma", shape: "(..., D)", precision: "storage", optional: false, loose: false}
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "context", shape: "(..., D)", precision: "storage", optional: true},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: true},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: true},
+          %{name: "dgamma", shape: "(..., D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "mdi_gamma",
-        hint: "Weights are stored (out, in), and both networks have the same inner width"
+        backward_of: "mdi_gamma"
       },
       %{
         name: "mdi",
         about: "One step of memory decay integration",
         inputs: [
-          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "context", shape: "(..., D)", precision: "storage", optional: true, loose: false},
-          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
-          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
-          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true, loose: false},
-          %{name: "bc1", shape: "(I)", precision: "storage", optional: true, loose: false},
-          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true, loose: false},
-          %{name: "bc2", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "h_prev", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: false, loose: false},
-          %{name: "bm", shape: "(D)", precision: "storage", optional: false, loose: false}
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "context", shape: "(..., D)", precision: "storage", optional: true},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: true},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: true},
+          %{name: "h_prev", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: false},
+          %{name: "bm", shape: "(D)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "h_new", shape: "(..., D)", precision: "storage", when: :always},
@@ -1141,48 +1090,46 @@ defmodule Sidewinder.OpTable do
         options: [],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dh_new", "dgamma", "dgate"],
-        backward_of: nil,
-        hint: "Weights are stored (out, in), and both networks have the same inner width"
+        backward_of: nil
       },
       %{
         name: "mdi_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "z", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "context", shape: "(..., D)", precision: "storage", optional: true, loose: false},
-          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
-          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
-          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true, loose: false},
-          %{name: "bc1", shape: "(I)", precision: "storage", optional: true, loose: false},
-          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true, loose: false},
-          %{name: "bc2", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "h_prev", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: false, loose: false},
-          %{name: "bm", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "dh_new", shape: "(..., D)", precision: "storage", optional: false, loose: false},
-          %{name: "dgamma", shape: "(..., D)", precision: "storage", optional: true, loose: false},
-          %{name: "dgate", shape: "(..., D)", precision: "storage", optional: true, loose: false}
+          %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "context", shape: "(..., D)", precision: "storage", optional: true},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: true},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: true},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: true},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: true},
+          %{name: "h_prev", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: false},
+          %{name: "bm", shape: "(D)", precision: "storage", optional: false},
+          %{name: "dh_new", shape: "(..., D)", precision: "storage", optional: false},
+          %{name: "dgamma", shape: "(..., D)", precision: "storage", optional: true},
+          %{name: "dgate", shape: "(..., D)", precision: "storage", optional: true}
         ],
         outputs: [],
         options: [],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "mdi",
-        hint: "Weights are stored (out, in), and both networks have the same inner width"
+        backward_of: "mdi"
       },
       %{
         name: "block_recurrence",
         about: "The gated recurrence of the MM-Rec block over whole sequences",
         inputs: [
-          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "w_gate", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "b_gate", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "w_mix", shape: "(D, 2D)", precision: "storage", optional: true, loose: false},
-          %{name: "b_mix", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true, loose: false}
+          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "w_gate", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "b_gate", shape: "(D)", precision: "storage", optional: false},
+          %{name: "w_mix", shape: "(D, 2D)", precision: "storage", optional: true},
+          %{name: "b_mix", shape: "(D)", precision: "storage", optional: true},
+          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "h", shape: "(B, L, D)", precision: "storage", when: :always},
@@ -1195,23 +1142,22 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dh", "dlast_state"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+        backward_of: nil
       },
       %{
         name: "block_recurrence_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "w_gate", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "b_gate", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "w_mix", shape: "(D, 2D)", precision: "storage", optional: true, loose: false},
-          %{name: "b_mix", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true, loose: false},
-          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dh", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dlast_state", shape: "(B, D)", precision: "wide", optional: true, loose: false}
+          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "w_gate", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "b_gate", shape: "(D)", precision: "storage", optional: false},
+          %{name: "w_mix", shape: "(D, 2D)", precision: "storage", optional: true},
+          %{name: "b_mix", shape: "(D)", precision: "storage", optional: true},
+          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true},
+          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "dh", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, D)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -1221,15 +1167,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "block_recurrence",
-        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+        backward_of: "block_recurrence"
       },
       %{
         name: "hds_construct",
         about: "Levels over a memory bank, each the adaptive average of the one below",
         inputs: [
-          %{name: "k", shape: "(B, M, D)", precision: "storage", optional: false, loose: false},
-          %{name: "v", shape: "(B, M, D)", precision: "storage", optional: false, loose: true}
+          %{name: "k", shape: "(B, M, D)", precision: "storage", optional: false},
+          %{name: "v", shape: "(B, M, D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -1239,45 +1184,44 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dk1", "dv1", "dk2", "dv2", "dk3", "dv3", "dk4", "dv4", "dk5", "dv5", "dk6", "dv6", "dk7", "dv7", "dk8", "dv8", "dk9", "dv9", "dk10", "dv10", "dk11", "dv11", "dk12", "dv12", "dk13", "dv13", "dk14", "dv14", "dk15", "dv15"],
-        backward_of: nil,
-        hint: "A bank is batch, slots and width"
+        backward_of: nil
       },
       %{
         name: "hds_construct_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "k", shape: "(B, M, D)", precision: "storage", optional: false, loose: false},
-          %{name: "v", shape: "(B, M, D)", precision: "storage", optional: false, loose: true},
-          %{name: "dk1", shape: "(B, M1, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv1", shape: "(B, M1, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk2", shape: "(B, M2, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv2", shape: "(B, M2, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk3", shape: "(B, M3, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv3", shape: "(B, M3, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk4", shape: "(B, M4, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv4", shape: "(B, M4, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk5", shape: "(B, M5, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv5", shape: "(B, M5, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk6", shape: "(B, M6, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv6", shape: "(B, M6, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk7", shape: "(B, M7, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv7", shape: "(B, M7, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk8", shape: "(B, M8, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv8", shape: "(B, M8, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk9", shape: "(B, M9, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv9", shape: "(B, M9, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk10", shape: "(B, M10, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv10", shape: "(B, M10, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk11", shape: "(B, M11, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv11", shape: "(B, M11, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk12", shape: "(B, M12, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv12", shape: "(B, M12, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk13", shape: "(B, M13, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv13", shape: "(B, M13, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk14", shape: "(B, M14, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv14", shape: "(B, M14, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dk15", shape: "(B, M15, D)", precision: "storage", optional: true, loose: true},
-          %{name: "dv15", shape: "(B, M15, D)", precision: "storage", optional: true, loose: true}
+          %{name: "k", shape: "(B, M, D)", precision: "storage", optional: false},
+          %{name: "v", shape: "(B, M, D)", precision: "storage", optional: false},
+          %{name: "dk1", shape: "(B, M1, D)", precision: "storage", optional: true},
+          %{name: "dv1", shape: "(B, M1, D)", precision: "storage", optional: true},
+          %{name: "dk2", shape: "(B, M2, D)", precision: "storage", optional: true},
+          %{name: "dv2", shape: "(B, M2, D)", precision: "storage", optional: true},
+          %{name: "dk3", shape: "(B, M3, D)", precision: "storage", optional: true},
+          %{name: "dv3", shape: "(B, M3, D)", precision: "storage", optional: true},
+          %{name: "dk4", shape: "(B, M4, D)", precision: "storage", optional: true},
+          %{name: "dv4", shape: "(B, M4, D)", precision: "storage", optional: true},
+          %{name: "dk5", shape: "(B, M5, D)", precision: "storage", optional: true},
+          %{name: "dv5", shape: "(B, M5, D)", precision: "storage", optional: true},
+          %{name: "dk6", shape: "(B, M6, D)", precision: "storage", optional: true},
+          %{name: "dv6", shape: "(B, M6, D)", precision: "storage", optional: true},
+          %{name: "dk7", shape: "(B, M7, D)", precision: "storage", optional: true},
+          %{name: "dv7", shape: "(B, M7, D)", precision: "storage", optional: true},
+          %{name: "dk8", shape: "(B, M8, D)", precision: "storage", optional: true},
+          %{name: "dv8", shape: "(B, M8, D)", precision: "storage", optional: true},
+          %{name: "dk9", shape: "(B, M9, D)", precision: "storage", optional: true},
+          %{name: "dv9", shape: "(B, M9, D)", precision: "storage", optional: true},
+          %{name: "dk10", shape: "(B, M10, D)", precision: "storage", optional: true},
+          %{name: "dv10", shape: "(B, M10, D)", precision: "storage", optional: true},
+          %{name: "dk11", shape: "(B, M11, D)", precision: "storage", optional: true},
+          %{name: "dv11", shape: "(B, M11, D)", precision: "storage", optional: true},
+          %{name: "dk12", shape: "(B, M12, D)", precision: "storage", optional: true},
+          %{name: "dv12", shape: "(B, M12, D)", precision: "storage", optional: true},
+          %{name: "dk13", shape: "(B, M13, D)", precision: "storage", optional: true},
+          %{name: "dv13", shape: "(B, M13, D)", precision: "storage", optional: true},
+          %{name: "dk14", shape: "(B, M14, D)", precision: "storage", optional: true},
+          %{name: "dv14", shape: "(B, M14, D)", precision: "storage", optional: true},
+          %{name: "dk15", shape: "(B, M15, D)", precision: "storage", optional: true},
+          %{name: "dv15", shape: "(B, M15, D)", precision: "storage", optional: true}
         ],
         outputs: [],
         options: [
@@ -1287,16 +1231,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "hds_construct",
-        hint: "A bank is batch, slots and width"
+        backward_of: "hds_construct"
       },
       %{
         name: "hds_query_topk",
         about: "Attention over the slots that a walk down the levels of a memory finds",
         inputs: [
-          %{name: "q", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "k", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: false},
-          %{name: "v", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: true}
+          %{name: "q", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "k", shape: "(B|1, M, D)", precision: "storage", optional: false},
+          %{name: "v", shape: "(B|1, M, D)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -1306,21 +1249,20 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Queries and memory have the width in common"
+        backward_of: nil
       },
       %{
         name: "multi_memory_attention",
         about: "Attention of a sequence over a memory, with its projections",
         inputs: [
-          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "k_mem", shape: "(B|1, S, D)", precision: "storage", optional: false, loose: false},
-          %{name: "v_mem", shape: "(B|1, S, D)", precision: "storage", optional: false, loose: false},
-          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "baq", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bao", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "q_in", shape: "(B, L, D)", precision: "storage", optional: true, loose: false}
+          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "k_mem", shape: "(B|1, S, D)", precision: "storage", optional: false},
+          %{name: "v_mem", shape: "(B|1, S, D)", precision: "storage", optional: false},
+          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "baq", shape: "(D)", precision: "storage", optional: true},
+          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bao", shape: "(D)", precision: "storage", optional: true},
+          %{name: "q_in", shape: "(B, L, D)", precision: "storage", optional: true}
         ],
         outputs: [],
         options: [
@@ -1328,23 +1270,22 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlse"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+        backward_of: nil
       },
       %{
         name: "multi_memory_attention_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "k_mem", shape: "(B|1, S, D)", precision: "storage", optional: false, loose: false},
-          %{name: "v_mem", shape: "(B|1, S, D)", precision: "storage", optional: false, loose: false},
-          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "baq", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bao", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "q_in", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dlse", shape: "(B, H, L)", precision: "wide", optional: true, loose: false}
+          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "k_mem", shape: "(B|1, S, D)", precision: "storage", optional: false},
+          %{name: "v_mem", shape: "(B|1, S, D)", precision: "storage", optional: false},
+          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "baq", shape: "(D)", precision: "storage", optional: true},
+          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bao", shape: "(D)", precision: "storage", optional: true},
+          %{name: "q_in", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "dlse", shape: "(B, H, L)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -1352,47 +1293,46 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "multi_memory_attention",
-        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+        backward_of: "multi_memory_attention"
       },
       %{
         name: "mmrec_block",
         about: "Block of MM-Rec: gated recurrence, attention over a memory and feed-forward layer",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "k_mem", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: false},
-          %{name: "v_mem", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: true},
-          %{name: "n1", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "n2", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "wq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bq", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wk", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bk", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wv", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bv", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wz", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bz", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
-          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
-          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bc1", shape: "(I)", precision: "storage", optional: false, loose: false},
-          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
-          %{name: "bc2", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wgate", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bgate", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: true, loose: false},
-          %{name: "bm", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "baq", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bao", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wf1", shape: "(F, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bf1", shape: "(F)", precision: "storage", optional: false, loose: false},
-          %{name: "wf2", shape: "(D, F)", precision: "storage", optional: false, loose: false},
-          %{name: "bf2", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "k_mem", shape: "(B|1, M, D)", precision: "storage", optional: false},
+          %{name: "v_mem", shape: "(B|1, M, D)", precision: "storage", optional: false},
+          %{name: "n1", shape: "(D)", precision: "wide", optional: false},
+          %{name: "n2", shape: "(D)", precision: "wide", optional: false},
+          %{name: "wq", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bq", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wk", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bk", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wv", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bv", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wz", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bz", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: false},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: false},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: false},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wgate", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bgate", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: true},
+          %{name: "bm", shape: "(D)", precision: "storage", optional: true},
+          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "baq", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bao", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wf1", shape: "(F, D)", precision: "storage", optional: false},
+          %{name: "bf1", shape: "(F)", precision: "storage", optional: false},
+          %{name: "wf2", shape: "(D, F)", precision: "storage", optional: false},
+          %{name: "bf2", shape: "(D)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always},
@@ -1422,61 +1362,60 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dh", "dlast_state", "dgamma", "dcontext", "dsummary"],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+        backward_of: nil
       },
       %{
         name: "mmrec_block_backward",
         about: "The gradient of an op",
         inputs: [
-          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "k_mem", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: false},
-          %{name: "v_mem", shape: "(B|1, M, D)", precision: "storage", optional: false, loose: true},
-          %{name: "n1", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "n2", shape: "(D)", precision: "wide", optional: false, loose: false},
-          %{name: "wq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bq", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wk", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bk", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wv", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bv", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wz", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bz", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bg1", shape: "(I)", precision: "storage", optional: false, loose: false},
-          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
-          %{name: "bg2", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bc1", shape: "(I)", precision: "storage", optional: false, loose: false},
-          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: false, loose: false},
-          %{name: "bc2", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wgate", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bgate", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: true, loose: false},
-          %{name: "bm", shape: "(D)", precision: "storage", optional: true, loose: false},
-          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "baq", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bao", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "wf1", shape: "(F, D)", precision: "storage", optional: false, loose: false},
-          %{name: "bf1", shape: "(F)", precision: "storage", optional: false, loose: false},
-          %{name: "wf2", shape: "(D, F)", precision: "storage", optional: false, loose: false},
-          %{name: "bf2", shape: "(D)", precision: "storage", optional: false, loose: false},
-          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true, loose: false},
-          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "context", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "q", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "k", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "v", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "hidden", shape: "(B, L, F)", precision: "storage", optional: true, loose: false},
-          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "dh", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "dlast_state", shape: "(B, D)", precision: "wide", optional: true, loose: false},
-          %{name: "dgamma", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "dcontext", shape: "(B, L, D)", precision: "storage", optional: true, loose: false},
-          %{name: "dsummary", shape: "(B, D)", precision: "storage", optional: true, loose: false}
+          %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "k_mem", shape: "(B|1, M, D)", precision: "storage", optional: false},
+          %{name: "v_mem", shape: "(B|1, M, D)", precision: "storage", optional: false},
+          %{name: "n1", shape: "(D)", precision: "wide", optional: false},
+          %{name: "n2", shape: "(D)", precision: "wide", optional: false},
+          %{name: "wq", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bq", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wk", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bk", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wv", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bv", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wz", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bz", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wg1", shape: "(I, D)", precision: "storage", optional: false},
+          %{name: "bg1", shape: "(I)", precision: "storage", optional: false},
+          %{name: "wg2", shape: "(D, I)", precision: "storage", optional: false},
+          %{name: "bg2", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wc1", shape: "(I, D)", precision: "storage", optional: false},
+          %{name: "bc1", shape: "(I)", precision: "storage", optional: false},
+          %{name: "wc2", shape: "(D, I)", precision: "storage", optional: false},
+          %{name: "bc2", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wgate", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bgate", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wm", shape: "(D, 2D)", precision: "storage", optional: true},
+          %{name: "bm", shape: "(D)", precision: "storage", optional: true},
+          %{name: "waq", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "baq", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wao", shape: "(D, D)", precision: "storage", optional: false},
+          %{name: "bao", shape: "(D)", precision: "storage", optional: false},
+          %{name: "wf1", shape: "(F, D)", precision: "storage", optional: false},
+          %{name: "bf1", shape: "(F)", precision: "storage", optional: false},
+          %{name: "wf2", shape: "(D, F)", precision: "storage", optional: false},
+          %{name: "bf2", shape: "(D)", precision: "storage", optional: false},
+          %{name: "initial_state", shape: "(B, D)", precision: "wide", optional: true},
+          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "context", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "q", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "k", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "v", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "z", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "hidden", shape: "(B, L, F)", precision: "storage", optional: true},
+          %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "dh", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "dlast_state", shape: "(B, D)", precision: "wide", optional: true},
+          %{name: "dgamma", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "dcontext", shape: "(B, L, D)", precision: "storage", optional: true},
+          %{name: "dsummary", shape: "(B, D)", precision: "storage", optional: true}
         ],
         outputs: [],
         options: [
@@ -1494,15 +1433,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: "mmrec_block",
-        hint: "Layout is channel-last: (batch, length, channels); weights are stored (out, in)"
+        backward_of: "mmrec_block"
       },
       %{
         name: "write_short",
         about: "Rows into the slots of a memory bank",
         inputs: [
-          %{name: "bank", shape: "(B, S, D)", precision: "storage", optional: false, loose: false},
-          %{name: "rows", shape: "(B, N, D)", precision: "storage", optional: false, loose: false}
+          %{name: "bank", shape: "(B, S, D)", precision: "storage", optional: false},
+          %{name: "rows", shape: "(B, N, D)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "bank", shape: "(B, S, D)", precision: "storage", when: :always}
@@ -1513,15 +1451,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A bank is batch, slots and width"
+        backward_of: nil
       },
       %{
         name: "write_long",
         about: "A summary into the slots of a memory bank",
         inputs: [
-          %{name: "bank", shape: "(B, M, D)", precision: "storage", optional: false, loose: false},
-          %{name: "summary", shape: "(B, D)", precision: "storage", optional: false, loose: false}
+          %{name: "bank", shape: "(B, M, D)", precision: "storage", optional: false},
+          %{name: "summary", shape: "(B, D)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "bank", shape: "(B, M, D)", precision: "storage", when: :always}
@@ -1533,18 +1470,17 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A bank is batch, slots and width"
+        backward_of: nil
       },
       %{
         name: "memory_state",
         about: "Rows and summaries into the banks of a memory, by each policy",
         inputs: [
-          %{name: "short", shape: "(B, S, D)", precision: "storage", optional: false, loose: false},
-          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false, loose: false},
-          %{name: "long_k", shape: "(B, M, D)", precision: "storage", optional: false, loose: false},
-          %{name: "long_v", shape: "(B, M, D)", precision: "storage", optional: true, loose: false},
-          %{name: "summaries", shape: "(N, B, D)", precision: "storage", optional: false, loose: false}
+          %{name: "short", shape: "(B, S, D)", precision: "storage", optional: false},
+          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false},
+          %{name: "long_k", shape: "(B, M, D)", precision: "storage", optional: false},
+          %{name: "long_v", shape: "(B, M, D)", precision: "storage", optional: true},
+          %{name: "summaries", shape: "(N, B, D)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "short_ring", shape: "(B, S, D)", precision: "storage", when: :always},
@@ -1558,14 +1494,13 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A bank is batch, slots and width"
+        backward_of: nil
       },
       %{
         name: "quantize",
         about: "Rows of floats to blocks of 8 or 4 bits a value, ggml's Q8_0 or Q4_0",
         inputs: [
-          %{name: "x", shape: "(..., N)", precision: "storage", optional: false, loose: true}
+          %{name: "x", shape: "(..., N)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -1574,14 +1509,13 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "dequantize",
         about: "Blocks of Q8_0 or Q4_0 to rows of f32",
         inputs: [
-          %{name: "q", shape: "(..., Q)", precision: "u8", optional: false, loose: true}
+          %{name: "q", shape: "(..., Q)", precision: "u8", optional: false}
         ],
         outputs: [],
         options: [
@@ -1589,16 +1523,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "matmul_q8_q8",
         about: "y = activation(x w^T + b), x quantized to Q8_0, weights in Q8_0",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: true},
-          %{name: "w", shape: "(O, 17I/16)", precision: "u8", optional: false, loose: true},
-          %{name: "b", shape: "(O)", precision: "wide", optional: true, loose: true}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "w", shape: "(O, 17I/16)", precision: "u8", optional: false},
+          %{name: "b", shape: "(O)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -1606,16 +1539,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "matmul_q8_q4",
         about: "y = activation(x w^T + b), x quantized to Q8_0, weights in Q4_0",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: true},
-          %{name: "w", shape: "(O, 9I/16)", precision: "u8", optional: false, loose: true},
-          %{name: "b", shape: "(O)", precision: "wide", optional: true, loose: true}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "w", shape: "(O, 9I/16)", precision: "u8", optional: false},
+          %{name: "b", shape: "(O)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -1623,16 +1555,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "matmul_f32_q8",
         about: "y = activation(x w^T + b), weights in Q8_0",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: true},
-          %{name: "w", shape: "(O, 17I/16)", precision: "u8", optional: false, loose: true},
-          %{name: "b", shape: "(O)", precision: "wide", optional: true, loose: true}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "w", shape: "(O, 17I/16)", precision: "u8", optional: false},
+          %{name: "b", shape: "(O)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -1640,16 +1571,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "matmul_f32_q4",
         about: "y = activation(x w^T + b), weights in Q4_0",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: true},
-          %{name: "w", shape: "(O, 9I/16)", precision: "u8", optional: false, loose: true},
-          %{name: "b", shape: "(O)", precision: "wide", optional: true, loose: true}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "w", shape: "(O, 9I/16)", precision: "u8", optional: false},
+          %{name: "b", shape: "(O)", precision: "wide", optional: true}
         ],
         outputs: [],
         options: [
@@ -1657,14 +1587,13 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "f16_convert",
         about: "The bits of half-precision numbers, and what they are read back as",
         inputs: [
-          %{name: "x", shape: "(...)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(...)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "bits", shape: "(...)", precision: "i16", when: :always},
@@ -1675,14 +1604,13 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "block_quantize",
         about: "Rows in Q8_0 and in Q4_0, and what these are read back as",
         inputs: [
-          %{name: "x", shape: "(..., N)", precision: "storage", optional: false, loose: true}
+          %{name: "x", shape: "(..., N)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -1690,15 +1618,14 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "block_dequantize",
         about: "Blocks of Q8_0 and of Q4_0 read back",
         inputs: [
-          %{name: "q8_0", shape: "(..., 17N/16)", precision: "u8", optional: true, loose: true},
-          %{name: "q4_0", shape: "(..., 9N/16)", precision: "u8", optional: true, loose: true}
+          %{name: "q8_0", shape: "(..., 17N/16)", precision: "u8", optional: true},
+          %{name: "q4_0", shape: "(..., 9N/16)", precision: "u8", optional: true}
         ],
         outputs: [],
         options: [
@@ -1706,16 +1633,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "block_matmul",
         about: "x in Q8_0, and products of that and of x with weights in Q4_0 and in Q8_0",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: true},
-          %{name: "w_q4_0", shape: "(O, 9I/16)", precision: "u8", optional: true, loose: true},
-          %{name: "w_q8_0", shape: "(O, 17I/16)", precision: "u8", optional: true, loose: true}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "w_q4_0", shape: "(O, 9I/16)", precision: "u8", optional: true},
+          %{name: "w_q8_0", shape: "(O, 17I/16)", precision: "u8", optional: true}
         ],
         outputs: [],
         options: [
@@ -1724,28 +1650,26 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "ternary_encode",
         about: "-1, 0 and 1 to planes of bits and to packed2, their negatives, and their product with w",
         inputs: [
-          %{name: "v", shape: "(..., N)", precision: "i8", optional: false, loose: false},
-          %{name: "w", shape: "(..., N)", precision: "i8", optional: true, loose: false}
+          %{name: "v", shape: "(..., N)", precision: "i8", optional: false},
+          %{name: "w", shape: "(..., N)", precision: "i8", optional: true}
         ],
         outputs: [],
         options: [],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "ternary_layouts",
         about: "A matrix of -1, 0 and 1 in planes, packed2 and offset_rows",
         inputs: [
-          %{name: "w", shape: "(O, I)", precision: "i8", optional: false, loose: false}
+          %{name: "w", shape: "(O, I)", precision: "i8", optional: false}
         ],
         outputs: [],
         options: [
@@ -1754,16 +1678,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "ternary_sentinel",
         about: "The values of planes or packed2 with sentinels as 0, and the number of these",
         inputs: [
-          %{name: "packed2", shape: "(..., P)", precision: "u8", optional: true, loose: true},
-          %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true, loose: true},
-          %{name: "plane1", shape: "(..., P)", precision: "u8", optional: true, loose: true}
+          %{name: "packed2", shape: "(..., P)", precision: "u8", optional: true},
+          %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true},
+          %{name: "plane1", shape: "(..., P)", precision: "u8", optional: true}
         ],
         outputs: [],
         options: [
@@ -1771,20 +1694,19 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "convert_ternary",
         about: "Ternary numbers from one layout to another; -1, 0 and 1 to planes and back",
         inputs: [
-          %{name: "values", shape: "(..., N)", precision: "i8", optional: true, loose: true},
-          %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true, loose: true},
-          %{name: "plane1", shape: "(..., P)", precision: "u8", optional: true, loose: true},
-          %{name: "packed2", shape: "(..., P)", precision: "u8", optional: true, loose: true},
-          %{name: "offset_rows", shape: "(R, N)", precision: "u8", optional: true, loose: true},
-          %{name: "byte0", shape: "(..., N)", precision: "u8", optional: true, loose: true},
-          %{name: "byte1", shape: "(..., N)", precision: "u8", optional: true, loose: true}
+          %{name: "values", shape: "(..., N)", precision: "i8", optional: true},
+          %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true},
+          %{name: "plane1", shape: "(..., P)", precision: "u8", optional: true},
+          %{name: "packed2", shape: "(..., P)", precision: "u8", optional: true},
+          %{name: "offset_rows", shape: "(R, N)", precision: "u8", optional: true},
+          %{name: "byte0", shape: "(..., N)", precision: "u8", optional: true},
+          %{name: "byte1", shape: "(..., N)", precision: "u8", optional: true}
         ],
         outputs: [],
         options: [
@@ -1795,20 +1717,19 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "stats_ternary",
         about: "Counts of -1, 0, +1 and sentinels among ternary numbers, and the first sentinel",
         inputs: [
-          %{name: "values", shape: "(..., N)", precision: "i8", optional: true, loose: true},
-          %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true, loose: true},
-          %{name: "plane1", shape: "(..., P)", precision: "u8", optional: true, loose: true},
-          %{name: "packed2", shape: "(..., P)", precision: "u8", optional: true, loose: true},
-          %{name: "offset_rows", shape: "(R, N)", precision: "u8", optional: true, loose: true},
-          %{name: "byte0", shape: "(..., N)", precision: "u8", optional: true, loose: true},
-          %{name: "byte1", shape: "(..., N)", precision: "u8", optional: true, loose: true}
+          %{name: "values", shape: "(..., N)", precision: "i8", optional: true},
+          %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true},
+          %{name: "plane1", shape: "(..., P)", precision: "u8", optional: true},
+          %{name: "packed2", shape: "(..., P)", precision: "u8", optional: true},
+          %{name: "offset_rows", shape: "(R, N)", precision: "u8", optional: true},
+          %{name: "byte0", shape: "(..., N)", precision: "u8", optional: true},
+          %{name: "byte1", shape: "(..., N)", precision: "u8", optional: true}
         ],
         outputs: [],
         options: [
@@ -1817,14 +1738,13 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "quantize_ternary",
         about: "Floats to planes of ternary numbers and their scale",
         inputs: [
-          %{name: "w", shape: "(..., N)", precision: "storage", optional: false, loose: false}
+          %{name: "w", shape: "(..., N)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [
@@ -1834,29 +1754,27 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+        backward_of: nil
       },
       %{
         name: "ternary_quantize",
         about: "Floats to ternary numbers by every rule: thresholds 0 and 0.3, absmean, twn",
         inputs: [
-          %{name: "w", shape: "(..., N)", precision: "storage", optional: false, loose: false}
+          %{name: "w", shape: "(..., N)", precision: "storage", optional: false}
         ],
         outputs: [],
         options: [],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+        backward_of: nil
       },
       %{
         name: "dequantize_ternary",
         about: "Ternary numbers in planes times their scale, as f32",
         inputs: [
-          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: true},
-          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: true},
-          %{name: "scale", shape: "(O|1)", precision: "f32", optional: false, loose: true}
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "scale", shape: "(O|1)", precision: "f32", optional: false}
         ],
         outputs: [],
         options: [
@@ -1864,14 +1782,13 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "activation_i8",
         about: "Activations to 8 bits, each row with its own scale",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "q", shape: "(..., I)", precision: "i8", when: :always},
@@ -1882,17 +1799,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+        backward_of: nil
       },
       %{
         name: "dot_ternary",
         about: "Sums of products of two rows of ternary numbers in planes",
         inputs: [
-          %{name: "a0", shape: "(..., P)", precision: "u8", optional: false, loose: false},
-          %{name: "a1", shape: "(..., P)", precision: "u8", optional: false, loose: false},
-          %{name: "b0", shape: "(..., P)", precision: "u8", optional: false, loose: false},
-          %{name: "b1", shape: "(..., P)", precision: "u8", optional: false, loose: false}
+          %{name: "a0", shape: "(..., P)", precision: "u8", optional: false},
+          %{name: "a1", shape: "(..., P)", precision: "u8", optional: false},
+          %{name: "b0", shape: "(..., P)", precision: "u8", optional: false},
+          %{name: "b1", shape: "(..., P)", precision: "u8", optional: false}
         ],
         outputs: [
           %{name: "dot", shape: "(...)", precision: "i32", when: :always}
@@ -1900,20 +1816,19 @@ defmodule Sidewinder.OpTable do
         options: [],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "matmul_ternary",
         about: "Signs of activations by ternary weights",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: true, loose: true},
-          %{name: "x_plane0", shape: "(..., P)", precision: "u8", optional: true, loose: true},
-          %{name: "x_plane1", shape: "(..., P)", precision: "u8", optional: true, loose: true},
-          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: true},
-          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: true},
-          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: true, loose: true},
-          %{name: "bias", shape: "(O)", precision: "f32", optional: true, loose: true}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: true},
+          %{name: "x_plane0", shape: "(..., P)", precision: "u8", optional: true},
+          %{name: "x_plane1", shape: "(..., P)", precision: "u8", optional: true},
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: true},
+          %{name: "bias", shape: "(O)", precision: "f32", optional: true}
         ],
         outputs: [],
         options: [
@@ -1922,18 +1837,17 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+        backward_of: nil
       },
       %{
         name: "matmul_i8_ternary",
         about: "Activations of 8 bits by ternary weights",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
-          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: true},
-          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: true},
-          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: true, loose: true},
-          %{name: "bias", shape: "(O)", precision: "f32", optional: true, loose: true}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: true},
+          %{name: "bias", shape: "(O)", precision: "f32", optional: true}
         ],
         outputs: [],
         options: [
@@ -1942,18 +1856,17 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+        backward_of: nil
       },
       %{
         name: "matmul_f32_ternary",
         about: "Activations by ternary weights",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
-          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: true},
-          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: true},
-          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: true, loose: true},
-          %{name: "bias", shape: "(O)", precision: "f32", optional: true, loose: true}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: true},
+          %{name: "bias", shape: "(O)", precision: "f32", optional: true}
         ],
         outputs: [],
         options: [
@@ -1962,17 +1875,16 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+        backward_of: nil
       },
       %{
         name: "ternary_matmul",
         about: "All products of activations and ternary weights, with their sums",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
-          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: true},
-          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: true},
-          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: false, loose: true}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: false}
         ],
         outputs: [],
         options: [
@@ -1981,16 +1893,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+        backward_of: nil
       },
       %{
         name: "ternary_linear",
         about: "Dense layer of float weights that a rule makes ternary",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
-          %{name: "w", shape: "(O, I)", precision: "storage", optional: false, loose: false},
-          %{name: "bias", shape: "(O)", precision: "f32", optional: true, loose: false}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "w", shape: "(O, I)", precision: "storage", optional: false},
+          %{name: "bias", shape: "(O)", precision: "f32", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(..., O)", precision: "storage", when: :always}
@@ -2004,22 +1915,21 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "simple_rotor_net",
         about: "Two ternary layers: logits of signs, and the class with the largest",
         inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false, loose: false},
-          %{name: "w1_plane0", shape: "(H, P)", precision: "u8", optional: false, loose: true},
-          %{name: "w1_plane1", shape: "(H, P)", precision: "u8", optional: false, loose: true},
-          %{name: "b1", shape: "(H)", precision: "f32", optional: false, loose: true},
-          %{name: "w2_plane0", shape: "(O, Q)", precision: "u8", optional: false, loose: true},
-          %{name: "w2_plane1", shape: "(O, Q)", precision: "u8", optional: false, loose: true},
-          %{name: "b2", shape: "(O)", precision: "f32", optional: false, loose: true},
-          %{name: "w1_scale", shape: "(H|1)", precision: "f32", optional: true, loose: true},
-          %{name: "w2_scale", shape: "(O|1)", precision: "f32", optional: true, loose: true}
+          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
+          %{name: "w1_plane0", shape: "(H, P)", precision: "u8", optional: false},
+          %{name: "w1_plane1", shape: "(H, P)", precision: "u8", optional: false},
+          %{name: "b1", shape: "(H)", precision: "f32", optional: false},
+          %{name: "w2_plane0", shape: "(O, Q)", precision: "u8", optional: false},
+          %{name: "w2_plane1", shape: "(O, Q)", precision: "u8", optional: false},
+          %{name: "b2", shape: "(O)", precision: "f32", optional: false},
+          %{name: "w1_scale", shape: "(H|1)", precision: "f32", optional: true},
+          %{name: "w2_scale", shape: "(O|1)", precision: "f32", optional: true}
         ],
         outputs: [],
         options: [
@@ -2030,14 +1940,13 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+        backward_of: nil
       },
       %{
         name: "argmax",
         about: "The place of the largest number of each row, the first on ties; NaN is never larger",
         inputs: [
-          %{name: "x", shape: "(..., N)", precision: "storage", optional: false, loose: false}
+          %{name: "x", shape: "(..., N)", precision: "storage", optional: false}
         ],
         outputs: [
           %{name: "class", shape: "(...)", precision: "i32", when: :always}
@@ -2045,15 +1954,14 @@ defmodule Sidewinder.OpTable do
         options: [],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "Layout is channel-last: (batch, length, channels)"
+        backward_of: nil
       },
       %{
         name: "column_sums_ternary",
         about: "Sums of the columns of ternary weights in planes, to prove products by",
         inputs: [
-          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false, loose: false},
-          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false, loose: false}
+          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
+          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false}
         ],
         outputs: [],
         options: [
@@ -2061,16 +1969,15 @@ defmodule Sidewinder.OpTable do
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+        backward_of: nil
       },
       %{
         name: "verify_sums_ternary",
         about: "Proves sums of a product by those of the weights' columns; an error if they differ",
         inputs: [
-          %{name: "acc", shape: "(..., O)", precision: "i32", optional: false, loose: true},
-          %{name: "column_sums", shape: "(I)", precision: "i32", optional: false, loose: true},
-          %{name: "xq", shape: "(..., I)", precision: "i8", optional: false, loose: false}
+          %{name: "acc", shape: "(..., O)", precision: "i32", optional: false},
+          %{name: "column_sums", shape: "(I)", precision: "i32", optional: false},
+          %{name: "xq", shape: "(..., I)", precision: "i8", optional: false}
         ],
         outputs: [
           %{name: "difference", shape: "(...)", precision: "i64", when: :always}
@@ -2078,8 +1985,7 @@ defmodule Sidewinder.OpTable do
         options: [],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
-        backward_of: nil,
-        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`"
+        backward_of: nil
       }
     ]
   end

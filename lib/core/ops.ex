@@ -17,8 +17,7 @@ defmodule Sidewinder.Ops do
           storage: [String.t()],
           options: [option],
           cotangents: [String.t()],
-          backward_of: String.t() | nil,
-          hint: String.t()
+          backward_of: String.t() | nil
         }
 
   @typedoc """
@@ -46,8 +45,7 @@ defmodule Sidewinder.Ops do
           name: String.t(),
           shape: String.t(),
           precision: String.t(),
-          optional: boolean,
-          loose: boolean
+          optional: boolean
         }
 
   @doc "All ops."

@@ -8,7 +8,7 @@ use serde_json::Value;
 use sidewinder_files::safetensors::Reader;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::Device;
-use sidewinder_kernels::op::{self, About, AnyOp, Configured, Named, Slot};
+use sidewinder_kernels::op::{self, About, AnyOp, Configured, Named, Slot, When};
 use sidewinder_kernels::ops::{self, OPS};
 use sidewinder_kernels::tensor::{DType, Owned};
 use std::path::PathBuf;
@@ -59,18 +59,17 @@ fn cases(manifest: &Value, about: &About) -> Vec<Case> {
         .collect()
 }
 
-/// The op with the case's options, and with every optional output asked for that the op knows an option for.
+/// The op with the case's options, and with every output of the case asked for.
 fn configured(op: &dyn AnyOp, case: &Case) -> Configured {
     let mut options = case.options.clone();
-    let mut ask = |option: &str, output: &str| {
-        if op.about().options.iter().any(|o| o.name == option) && case.outputs.iter().any(|(name, ..)| name == output) {
-            options[option] = Value::Bool(true);
+    for output in op.about().outputs {
+        match output.when {
+            When::Asked(option) if case.outputs.iter().any(|(name, ..)| name == output.name) => {
+                options[option] = Value::Bool(true);
+            }
+            _ => (),
         }
-    };
-    ask("return_state", "last_state");
-    ask("return_state", "conv_state");
-    ask("return_states", "states");
-    ask("return_derivative", "dydx");
+    }
     common::configured(op, options).expect("options that the op knows")
 }
 

@@ -1,6 +1,6 @@
 //! What an op takes and gives, as data: what code that is the same for every op knows of one.
 
-use super::{Name, Named, Op, OptionDoc, Options, Output, Precision, Slot};
+use super::{Name, Named, Op, Output, Precision, Slot};
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Spec};
 use std::borrow::Cow;
@@ -20,8 +20,6 @@ pub struct About {
     pub hint: &'static str,
     /// [`Op::STORAGE`]
     pub storage: &'static [DType],
-    /// [`Options::DOCS`]
-    pub options: &'static [OptionDoc],
     /// [`Op::COTANGENTS`]
     pub cotangents: &'static [&'static str],
     /// [`Op::BACKWARD_OF`]
@@ -40,7 +38,6 @@ pub const fn about<O: Op>() -> &'static About {
             outputs: O::OUTPUTS,
             hint: O::HINT,
             storage: O::STORAGE,
-            options: <O::Options as Options>::DOCS,
             cotangents: O::COTANGENTS,
             backward_of: O::BACKWARD_OF,
             in_place: O::IN_PLACE,

@@ -30,15 +30,14 @@ fn of_op(op: &dyn AnyOp) -> String {
         format!("storage: [{}]", words(about.storage.iter().map(|dtype| dtype.name()))),
         format!("cotangents: [{}]", words(about.cotangents.iter().copied())),
         format!("backward_of: {}", about.backward_of.map_or("nil".to_string(), quoted)),
-        format!("hint: {}", quoted(about.hint)),
     ];
     format!("      %{{\n        {}\n      }}", fields.join(",\n        "))
 }
 
 fn input(slot: &Slot) -> String {
-    let Slot { name, shape, precision, optional, loose } = *slot;
+    let Slot { name, shape, precision, optional, .. } = *slot;
     let [name, shape, precision] = [name, shape.words, precision.name()].map(quoted);
-    format!("%{{name: {name}, shape: {shape}, precision: {precision}, optional: {optional}, loose: {loose}}}")
+    format!("%{{name: {name}, shape: {shape}, precision: {precision}, optional: {optional}}}")
 }
 
 fn output(output: &Output) -> String {
