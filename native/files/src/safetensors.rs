@@ -191,7 +191,7 @@ pub fn write(path: &Path, tensors: &[(&str, View)]) -> Result<()> {
     write_told(path, tensors, &Told::new())
 }
 
-/// Like [`write`], with metadata.
+/// Like [`write()`], with metadata.
 pub fn write_told(path: &Path, tensors: &[(&str, View)], told: &Told) -> Result<()> {
     let specs: Vec<(&str, Spec)> = tensors.iter().map(|(name, view)| (*name, view.spec())).collect();
     let mut writer = Writer::create(path, &specs, told)?;

@@ -7,7 +7,7 @@ use half::f16;
 /// A few values of one type that are computed together.
 ///
 /// Implementations are thin wrappers of one instruction each. They must only be called where the CPU supports it: see
-/// [`super::level::dispatch`].
+/// [`Real::dispatch`](super::level::Real::dispatch).
 pub trait Vector: Copy + Send + Sync {
     /// The type of one value.
     type Element: Element + PartialOrd;

@@ -92,6 +92,8 @@ macro_rules! options {
         $(#[$about])*
         #[derive(Clone, Debug, serde::Deserialize, serde::Serialize)]
         #[serde(default, deny_unknown_fields)]
+        // The docs are texts of `--help` too, with brackets that are no links.
+        #[allow(rustdoc::broken_intra_doc_links)]
         pub struct $name {
             $($(#[doc = $help])+ $(#[serde(rename = $shown)])? pub $field: $type,)*
             $($($(#[doc = $own_help])+ #[serde(skip)] pub $own: $own_type,)*)?

@@ -17,8 +17,7 @@
 //! ```
 //!
 //! Storage is f32, f64, bf16 or f16; `w` and the arithmetic are f32 (f64 for f64), and results are rounded once. Squares
-//! are scaled as in [`norm`](crate::ops::norm). All sums are done in an order that depends on the sizes alone (on a GPU, on it
-//! too).
+//! are scaled as in [`norm`]. All sums are done in an order that depends on the sizes alone (on a GPU, on it too).
 
 mod cpu;
 mod cuda;

@@ -271,7 +271,7 @@ pub fn multiply(problem: &Problem, given: [&View; 2], b: Option<&View>, y: ViewM
     multiply_by(Instructions::best(exec.level), problem, given, b, y, exec)
 }
 
-/// Like [`multiply`], with the given instructions.
+/// Like `multiply`, with the given instructions.
 pub fn multiply_by(
     instructions: Instructions,
     problem: &Problem,
