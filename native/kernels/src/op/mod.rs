@@ -9,6 +9,7 @@ mod call;
 mod describe;
 mod gradient;
 mod host;
+mod kernels;
 mod named;
 mod options;
 pub mod pattern;

@@ -274,19 +274,19 @@ pub fn through_references(
 macro_rules! forward_by_steps {
     () => {
         fn cpu(
-            problem: &Problem,
-            inputs: &Named<View>,
-            outputs: Named<ViewMut>,
+            problem: &Self::Problem,
+            inputs: &$crate::op::Named<$crate::tensor::View>,
+            outputs: $crate::op::Named<$crate::tensor::ViewMut>,
             exec: &$crate::cpu::Exec,
-        ) -> Result<()> {
+        ) -> $crate::error::Result<()> {
             steps::forward(&$crate::place::Cpu(exec), problem, inputs, outputs)
         }
 
         fn reference(
-            problem: &Problem,
-            inputs: &Named<ArrayD<f64>>,
-            outputs: &Named<Spec>,
-        ) -> Result<Named<ArrayD<f64>>> {
+            problem: &Self::Problem,
+            inputs: &$crate::op::Named<ndarray::ArrayD<f64>>,
+            outputs: &$crate::op::Named<$crate::tensor::Spec>,
+        ) -> $crate::error::Result<$crate::op::Named<ndarray::ArrayD<f64>>> {
             let problem = problem.in_f64();
             $crate::place::through_references(
                 Self::INPUTS,
@@ -297,7 +297,12 @@ macro_rules! forward_by_steps {
             )
         }
 
-        fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        fn cuda(
+            problem: &Self::Problem,
+            inputs: &$crate::op::Named<&$crate::cuda::Buffer>,
+            outputs: &$crate::op::Named<&$crate::cuda::Buffer>,
+            lane: &$crate::cuda::Lane,
+        ) -> $crate::error::Result<()> {
             let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
             steps::forward(&$crate::place::Cuda(lane), problem, &inputs, outputs)
         }
@@ -309,26 +314,29 @@ macro_rules! forward_by_steps {
 macro_rules! backward_by_steps {
     () => {
         fn cpu_backward(
-            call: &Gradient<Problem>,
-            inputs: &Named<View>,
-            outputs: Named<ViewMut>,
+            call: &$crate::op::Gradient<Self::Problem>,
+            inputs: &$crate::op::Named<$crate::tensor::View>,
+            outputs: $crate::op::Named<$crate::tensor::ViewMut>,
             exec: &$crate::cpu::Exec,
-        ) -> Result<()> {
+        ) -> $crate::error::Result<()> {
             steps::backward(&$crate::place::Cpu(exec), &call.of, inputs, outputs)
         }
 
-        fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+        fn reference_backward(
+            call: &$crate::op::Gradient<Self::Problem>,
+            inputs: &$crate::op::Named<ndarray::ArrayD<f64>>,
+        ) -> $crate::error::Result<$crate::op::Named<ndarray::ArrayD<f64>>> {
             $crate::place::through_references(Self::GIVEN, &[], inputs, &call.outputs, |place, inputs, outputs| {
                 steps::backward(place, &call.of.in_f64(), inputs, outputs)
             })
         }
 
         fn cuda_backward(
-            call: &Gradient<Problem>,
-            inputs: &Named<&Buffer>,
-            outputs: &Named<&Buffer>,
-            lane: &Lane,
-        ) -> Result<()> {
+            call: &$crate::op::Gradient<Self::Problem>,
+            inputs: &$crate::op::Named<&$crate::cuda::Buffer>,
+            outputs: &$crate::op::Named<&$crate::cuda::Buffer>,
+            lane: &$crate::cuda::Lane,
+        ) -> $crate::error::Result<()> {
             let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
             steps::backward(&$crate::place::Cuda(lane), &call.of, &inputs, outputs)
         }

@@ -9,14 +9,12 @@
 //! whatever the layout of the other tensors, so that a head reads contiguous memory.
 
 use super::{Attention, Layout, sizes};
-use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Slot, named};
 use crate::options;
 use crate::place::Place;
 use crate::place::copy_rows::CopyRows;
-use crate::tensor::{DType, Described, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Described, Spec};
 
 options! {
     /// The options.

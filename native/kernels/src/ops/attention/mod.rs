@@ -28,12 +28,10 @@ pub mod decode;
 mod reference;
 
 use crate::base::heads::{Strides, sizes_of};
-use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Slot};
 use crate::options;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 pub use crate::base::heads::Layout;
 
@@ -242,17 +240,7 @@ impl Op for Attention {
         Ok([("y", y), ("lse", lse)].into_iter().collect())
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::forward(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::forward(problem, inputs)
-    }
-
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::forward(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!();
 }
 
 /// The gradient of [`Attention`].
@@ -270,25 +258,5 @@ impl Differentiable for Attention {
         ],
     );
 
-    fn cpu_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<View>,
-        outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::backward(&call.of, inputs, outputs, exec)
-    }
-
-    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&call.of, inputs)
-    }
-
-    fn cuda_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
-        lane: &Lane,
-    ) -> Result<()> {
-        cuda::backward(&call.of, inputs, outputs, lane)
-    }
+    crate::backward_by_kernels!();
 }

@@ -26,12 +26,10 @@ mod cuda;
 mod reference;
 pub mod update;
 
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
 use crate::options;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 use serde::{Deserialize, Serialize};
 
 /// What is done with the sums.
@@ -113,17 +111,7 @@ impl Op for CausalConv1d {
         op::product(&[problem.batch, problem.length, problem.channels, problem.width])
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::forward(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::forward(problem, inputs)
-    }
-
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::forward(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!();
 }
 
 /// The gradient of [`CausalConv1d`].
@@ -134,25 +122,5 @@ impl Differentiable for CausalConv1d {
     const GIVEN: &'static [Slot] =
         &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "w", "bias", "initial_state", "dy", "dlast_state"]);
 
-    fn cpu_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<View>,
-        outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::backward(&call.of, inputs, outputs, exec)
-    }
-
-    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&call.of, inputs)
-    }
-
-    fn cuda_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
-        lane: &Lane,
-    ) -> Result<()> {
-        cuda::backward(&call.of, inputs, outputs, lane)
-    }
+    crate::backward_by_kernels!();
 }

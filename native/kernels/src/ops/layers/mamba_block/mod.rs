@@ -19,12 +19,10 @@
 
 pub mod steps;
 
-use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
 use crate::options;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 options! {
     /// The options of the block. All sizes follow from shapes; those that are given must agree with them.

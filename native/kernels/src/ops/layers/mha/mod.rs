@@ -14,15 +14,13 @@
 
 mod steps;
 
-use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Slot};
 use crate::ops::attention;
 use crate::ops::attention::decode;
 use crate::ops::positions::rope::Pairing;
 use crate::options;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 options! {
     /// The options.

@@ -10,14 +10,12 @@
 
 mod steps;
 
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Slot};
 use crate::ops::layers::mha::{self, Mha};
 use crate::ops::positions::rope::Pairing;
 use crate::options;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 options! {
     /// The options: those of [`mha`], and the norms' `eps`.

@@ -16,12 +16,9 @@ pub mod gamma;
 mod steps;
 pub mod update;
 
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
-use crate::tensor::{Spec, View, ViewMut};
+use crate::op::{self, Backward, Bound, Differentiable, Op, Output, Slot};
 use gamma::Problem;
-use ndarray::ArrayD;
 use update::Options;
 
 /// What it computes from beside the inputs of [`gamma::MdiGamma`].

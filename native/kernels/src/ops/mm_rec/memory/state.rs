@@ -4,13 +4,11 @@
 use super::write_long::{self, Policy, WriteLong};
 use super::write_short::{self, WriteShort};
 use crate::base::elementwise::Map;
-use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Result};
 use crate::op::{self, Bound, Named, Op, Output, Slot, named};
 use crate::options;
 use crate::place::Place;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 options! {
     /// The options.

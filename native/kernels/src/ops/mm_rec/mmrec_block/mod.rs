@@ -23,15 +23,13 @@
 
 mod steps;
 
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
 use crate::ops::mm_rec::block_recurrence;
 use crate::ops::mm_rec::hds;
 use crate::ops::norm::{EpsMode, RmsOptions};
 use crate::options;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 options! {
     /// The options.

@@ -23,13 +23,11 @@ mod cpu;
 mod cuda;
 mod reference;
 
-use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Op, Output, Slot};
 use crate::ops::norm;
 use crate::options;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::DType;
 
 options! {
     /// The options.
@@ -85,17 +83,7 @@ impl Op for GatedRmsNorm {
         Ok(Problem { dtype: call.storage, parts, groups, columns: width / groups, eps, norm_before_gate })
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::forward(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::forward(problem, inputs)
-    }
-
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::forward(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!();
 }
 
 /// The gradient of [`GatedRmsNorm`].
@@ -105,25 +93,5 @@ impl Differentiable for GatedRmsNorm {
     const BACKWARD: &'static str = "gated_rms_norm_backward";
     const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "z", "w", "dy"]);
 
-    fn cpu_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<View>,
-        outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::backward(&call.of, inputs, outputs, exec)
-    }
-
-    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&call.of, inputs)
-    }
-
-    fn cuda_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
-        lane: &Lane,
-    ) -> Result<()> {
-        cuda::backward(&call.of, inputs, outputs, lane)
-    }
+    crate::backward_by_kernels!();
 }

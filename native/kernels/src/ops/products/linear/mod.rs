@@ -16,13 +16,11 @@ mod cuda;
 mod reference;
 
 use crate::base::activation::Activation;
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot, named};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot, named};
 use crate::options;
 use crate::place::Place;
-use crate::tensor::{DType, Shape, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Shape, Spec};
 
 options! {
     /// The options of the layer.
@@ -85,17 +83,7 @@ impl Op for Linear {
         op::product(&[problem.rows, problem.inputs, problem.outputs])
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::forward(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::forward(problem, inputs)
-    }
-
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::forward(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!();
 }
 
 /// The gradient of [`Linear`].
@@ -105,27 +93,7 @@ impl Differentiable for Linear {
     const BACKWARD: &'static str = "linear_backward";
     const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "w", "b", "dy"]);
 
-    fn cpu_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<View>,
-        outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::backward(&call.of, inputs, outputs, exec)
-    }
-
-    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&call.of, inputs)
-    }
-
-    fn cuda_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
-        lane: &Lane,
-    ) -> Result<()> {
-        cuda::backward(&call.of, inputs, outputs, lane)
-    }
+    crate::backward_by_kernels!();
 }
 
 /// The layer without an activation at some place: `y` of `x`, `w` and maybe `b`.

@@ -17,11 +17,8 @@
 //! chunks, forwards: dividing by `a` would fail where it is 0. All sums are done in an order that
 //! depends on the call alone, so repeating a call repeats every bit.
 
-use super::{Problem, SelectiveScan, cpu, cuda, reference};
-use crate::error::Result;
-use crate::op::{self, Backward, Differentiable, Gradient, Named, Op, Slot};
-use crate::tensor::{View, ViewMut};
-use ndarray::ArrayD;
+use super::{SelectiveScan, cpu, cuda, reference};
+use crate::op::{self, Backward, Differentiable, Op, Slot};
 
 /// The gradient of [`SelectiveScan`].
 pub type SelectiveScanBackward = Backward<SelectiveScan>;
@@ -31,25 +28,5 @@ impl Differentiable for SelectiveScan {
     const GIVEN: &'static [Slot] =
         &op::slots::<12>(Self::INPUTS, &op::given(Self::INPUTS, Self::OUTPUTS, ["dy", "dlast_state", "dstates"]));
 
-    fn cpu_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<View>,
-        outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::backward(&call.of, inputs, outputs, exec)
-    }
-
-    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&call.of, inputs)
-    }
-
-    fn cuda_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<&crate::cuda::Buffer>,
-        outputs: &Named<&crate::cuda::Buffer>,
-        lane: &crate::cuda::Lane,
-    ) -> Result<()> {
-        cuda::backward(&call.of, inputs, outputs, lane)
-    }
+    crate::backward_by_kernels!();
 }

@@ -18,12 +18,10 @@ mod cuda;
 mod reference;
 
 use super::{Levels, within};
-use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Slot};
 use crate::options;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 options! {
     /// The options.
@@ -129,15 +127,5 @@ impl Op for HdsQueryTopk {
         Ok([("context", context), ("slots", slots)].into_iter().collect())
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::forward(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::forward(problem, inputs)
-    }
-
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::forward(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!();
 }

@@ -13,11 +13,9 @@
 
 mod steps;
 
-use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Sizes, Slot};
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Sizes, Slot};
+use crate::tensor::{DType, Spec};
 
 pub use super::update::Options;
 
