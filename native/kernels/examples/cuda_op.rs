@@ -25,7 +25,8 @@ const WIDTH: usize = 4096;
 
 fn cases() -> Vec<Case> {
     let x = || ("x", vec![ROWS, WIDTH]);
-    let (dy, w, b) = (("dy", vec![ROWS, WIDTH]), ("w", vec![WIDTH]), ("b", vec![WIDTH]));
+    let [dy, z] = ["dy", "z"].map(|name| (name, vec![ROWS, WIDTH]));
+    let [w, b] = ["w", "b"].map(|name| (name, vec![WIDTH]));
     let norm = |more: &[(&'static str, Vec<usize>)]| [&[x(), w.clone()], more].concat();
     let square = |name| (name, vec![4096, 4096]);
     let recurrence = |width: usize, more: &[&'static str]| {
@@ -73,6 +74,8 @@ fn cases() -> Vec<Case> {
         ("activations_backward", json!({"fn": "silu"}), vec![x(), dy.clone()]),
         ("rms_norm", json!({}), norm(&[])),
         ("rms_norm_backward", json!({}), norm(std::slice::from_ref(&dy))),
+        ("gated_rms_norm", json!({}), norm(std::slice::from_ref(&z))),
+        ("gated_rms_norm_backward", json!({}), norm(&[z, dy.clone()])),
         ("layer_norm", json!({}), norm(std::slice::from_ref(&b))),
         ("layer_norm_backward", json!({}), norm(&[b.clone(), dy.clone()])),
         ("layer_norm_gelu", json!({}), norm(std::slice::from_ref(&b))),
