@@ -514,7 +514,13 @@ defmodule Sidewinder.Axon do
     known = [groups: {1, :size}, norm_before_gate: {false, :flag}]
     opts = options!(:gated_rms_norm, opts, @layer ++ @norm ++ known)
     params = by_width([{"gamma", &{&1}, opts.gamma_initializer}])
-    options = [groups: opts.groups, norm_before_gate: opts.norm_before_gate, eps: opts.epsilon]
+
+    options = [
+      groups: opts.groups,
+      norm_before_gate: opts.norm_before_gate,
+      epsilon: opts.epsilon
+    ]
+
     layer(:gated_rms_norm, [x: x, z: z], params, opts, options)
   end
 

@@ -122,8 +122,6 @@ defmodule Sidewinder.Kernel.NN do
   def rms_norm_backward(x, w, dy, options \\ []),
     do: Kernel.gradients(:rms_norm_backward, [{"x", x}, {"w", w}, {"dy", dy}], options)
 
-  @gated [:eps, :groups, :norm_before_gate]
-
   @doc """
   Root mean square normalisation with a gate, of Mamba-2 (Dao and Gu 2024): `w u / sqrt(mean(u^2) + eps)` with
   `u = x silu(z)`, or with `norm_before_gate: true` `w x / sqrt(mean(x^2) + eps) silu(z)`.
@@ -141,20 +139,24 @@ defmodule Sidewinder.Kernel.NN do
       [1.2697, -0.6228]
   """
   @spec gated_rms_norm(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
-  def gated_rms_norm(x, z, w, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:gated_rms_norm, options, [], @gated)
-    %{"y" => y} = Kernel.run(:gated_rms_norm, [{"x", x}, {"z", z}, {"w", w}], own, where)
-    y
-  end
+  def gated_rms_norm(x, z, w, options \\ []),
+    do: Kernel.call(:gated_rms_norm, [{"x", x}, {"z", z}, {"w", w}], options)["y"]
 
-  @doc "The gradient of `gated_rms_norm/4`, with its options: a map of `:dx`, `:dz` and `:dw`."
+  @doc """
+  The gradient of `gated_rms_norm/4`, with its options: a map of `:dx`, `:dz` and `:dw`.
+
+      iex> [x, z, dy] = for v <- [[3, 4], [1, -1], [1, 2]], do: Sidewinder.Tensor.from_list(v, :f32, {1, 2})
+      iex> w = Sidewinder.Tensor.from_list([1, 1], :f32, {2})
+      iex> %{dw: dw} = Sidewinder.Kernel.NN.gated_rms_norm_backward(x, z, w, dy, groups: 2)
+      iex> Enum.map(Sidewinder.Tensor.to_list(dw), &Float.round(&1, 4))
+      [1.0, -2.0]
+  """
   @spec gated_rms_norm_backward(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: %{
           atom => Tensor.t()
         }
   def gated_rms_norm_backward(x, z, w, dy, options \\ []) do
-    op = :gated_rms_norm_backward
-    {[], own, where} = Kernel.sort_options!(op, options, [], @gated)
-    Kernel.gradients(op, [{"x", x}, {"z", z}, {"w", w}, {"dy", dy}], own, where)
+    tensors = [{"x", x}, {"z", z}, {"w", w}, {"dy", dy}]
+    Kernel.gradients(:gated_rms_norm_backward, tensors, options)
   end
 
   @doc """

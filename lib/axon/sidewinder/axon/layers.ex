@@ -8,8 +8,8 @@ defmodule Sidewinder.Axon.Layers do
   alias Sidewinder.Op.Gradient
 
   @names ~w(mamba_block mm_rec_block causal_conv1d selective_scan rms_norm gated_rms_norm layer_norm linear
-            ternary_dense attention mha swiglu_mlp transformer_block tied_embedding tied_logits rows table last of_block y last_state summary
-            states)a
+            ternary_dense attention mha swiglu_mlp transformer_block tied_embedding tied_logits rows table last of_block
+            y last_state summary states)a
 
   # Inputs that are indices, masks or keys, which do not take part in the common type.
   @uncast [:tokens, :mask, :dropout_key]
@@ -164,8 +164,8 @@ defmodule Sidewinder.Axon.Layers do
   end
 
   defp compute(:gated_rms_norm, %{x: x, z: z}, %{"gamma" => gamma}, opts) do
-    options = Map.take(opts, [:groups, :norm_before_gate, :eps])
-    Sidewinder.gated_rms_norm(x, z, gamma, Map.to_list(options))
+    options = opts |> Map.take([:groups, :norm_before_gate]) |> Map.to_list()
+    Sidewinder.gated_rms_norm(x, z, gamma, [eps: opts.epsilon] ++ options)
   end
 
   defp compute(:layer_norm, %{x: x}, %{"gamma" => gamma, "beta" => beta}, opts) do

@@ -62,6 +62,7 @@ defmodule Sidewinder.Op.Declared do
 
   defp sort(%{takes: "text", choices: choices}), do: Enum.map(choices, &String.to_atom/1)
   defp sort(%{takes: "integer", range: :positive}), do: :size
+  defp sort(%{takes: "integer", range: :not_negative}), do: :count
   defp sort(%{range: range}) when range != :any, do: range
   defp sort(%{takes: "float"}), do: :number
   defp sort(%{takes: takes}), do: String.to_atom(takes)

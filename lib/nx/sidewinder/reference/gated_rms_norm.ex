@@ -1,7 +1,7 @@
 defmodule Sidewinder.Reference.GatedRmsNorm do
   @moduledoc false
-  # The norm of Mamba-2 of the rows of x, `{rows, D}`, with the gate z, and its gradient. Rows are cut into their groups,
-  # `{rows, groups, D / groups}`:
+  # The norm of Mamba-2 of the rows of x, `{rows, D}`, with the gate z, and its gradient. Rows are cut into their
+  # groups, `{rows, groups, D / groups}`:
   #
   #     u = x silu(z)    y = w u^              or, with norm_before_gate,    u = x    y = w u^ silu(z)
   #     u^ = u r         r = 1 / sqrt(mean(u^2) + eps)
