@@ -199,6 +199,8 @@ fn norms_and_their_gradients_agree() {
         &[3, 12000],
         &[2, 20000],
         &[2, 70001],
+        // More rows than blocks, which add to their sums in memory.
+        &[300, 20000],
         &[5000, 8],
         &[0, 4],
         &[4, 0],
@@ -238,6 +240,8 @@ fn gated_norms_and_their_gradients_agree() {
         (2, 9001, 1),
         (2, 70001, 1),
         (2, 60000, 3),
+        (300, 20000, 1),
+        (100, 60000, 3),
         (5000, 16, 2),
         (0, 6, 3),
         (4, 0, 1),

@@ -36,7 +36,8 @@ fn code(file: &Path) -> String {
     code.map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
-/// The paths that the code names from the root of the crate, with slashes; of names in braces each.
+/// The paths that the code names from the root of the crate, with slashes; of names in braces each. No import nests
+/// braces.
 fn imports(code: &str) -> Vec<String> {
     let starts = code.match_indices("crate::").filter(|(at, _)| {
         // Macros name paths for where they are used; visibility is no import.
@@ -53,7 +54,9 @@ fn paths(text: &str) -> Vec<String> {
     match rest.strip_prefix("::") {
         Some(more) => paths(more).into_iter().map(|path| format!("{name}/{path}")).collect(),
         None if name.is_empty() && text.starts_with('{') => {
-            text[1..text.find('}').unwrap_or(text.len())].split(',').flat_map(|item| paths(item.trim())).collect()
+            let names = &text[1..text.find('}').unwrap_or(text.len())];
+            assert!(!names.contains('{'), "nested braces: {names}");
+            names.split(',').flat_map(|item| paths(item.trim())).collect()
         }
         None => vec![name.to_string()],
     }

@@ -59,8 +59,8 @@ const BLOCK: [Part; 11] = [
     Part { name: "out_proj_b", file: "mixer.out_proj.bias", dims: |c| vec![c.width] },
 ];
 
-/// The weights of a block: each name in [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with the name in a layer of a
-/// file.
+/// The weights of a block: each name in
+/// [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with the name in a layer of a file.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     BLOCK.iter().map(|part| (part.name, part.file))
 }

@@ -57,7 +57,8 @@ pub struct Weights<T> {
 struct Layer<T> {
     /// `(M)`.
     norm: T,
-    /// Named as in [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with matrices in any storage format.
+    /// Named as in [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with matrices in any
+    /// storage format.
     block: Named<T>,
     /// `-exp(A_log)`, for steps.
     a: T,

@@ -82,8 +82,8 @@ impl<P> Kernel<P> {
 /// Locked during compilation, so that concurrent calls wait. After a failure the next call tries again.
 type Slot = Arc<Mutex<Option<Function>>>;
 
-/// Identifies a source: the address of its text, which is a constant, and its name.
-type Key = (*const u8, &'static str);
+/// Identifies a source: the addresses of its text and of its parameters' declaration, which are constants, and its name.
+type Key = (*const u8, *const u8, &'static str);
 
 /// The kernels of one device by source and options.
 #[derive(Default)]
@@ -109,7 +109,7 @@ impl Loaded {
 
     fn slot<P>(&self, source: &Source<P>, options: &str) -> Slot {
         let mut kernels = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let variants = kernels.entry((source.text.as_ptr(), source.name)).or_default();
+        let variants = kernels.entry((source.text.as_ptr(), source.structs.1.as_ptr(), source.name)).or_default();
         if let Some(slot) = variants.get(options) {
             return slot.clone();
         }

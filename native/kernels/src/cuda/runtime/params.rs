@@ -6,7 +6,8 @@ use cudarc::driver::sys::CUtensorMap;
 /// A struct that the host fills and kernels read; [`params!`] declares it.
 ///
 /// # Safety
-/// `TEXT` and the structs in `NEEDED` declare the layout that the type has.
+/// `TEXT` and the structs in `NEEDED` declare the layout that the type has. `Any` is the type itself, but for the type of
+/// the arithmetic.
 pub unsafe trait Declared: Copy {
     /// The type that stands for the struct with any type of the arithmetic: `Params<()>` for `Params<f32>`.
     type Any: Copy;
@@ -60,7 +61,8 @@ macro_rules! params {
         $(#[$about])*
         $vis struct $name $(<$real>)? { $($field: $($word)? $([$item; $count])?),* }
 
-        // SAFETY: the text has the same fields in the same order, and both languages lay them out alike.
+        // SAFETY: the text has the same fields in the same order, and both languages lay them out alike, with pointers for
+        // addresses and lengths that the options define with the same value.
         unsafe impl $(<$real: Copy>)? $crate::cuda::Declared for $name $(<$real>)? {
             type Any = $name $(<$crate::cuda::any!($real)>)?;
             const TEXT: &'static str = concat!(

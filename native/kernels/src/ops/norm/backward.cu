@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_back
             EACH_ELEMENT dw[0][e] = db[0][e] = 0;
             if (at != own) {
                 read(p, dw_sums, k, dw[0]);
-                read(p, db_sums, k, db[0]);
+                if (HAS_B) read(p, db_sums, k, db[0]);
             }
 #endif
             EACH_ELEMENT {

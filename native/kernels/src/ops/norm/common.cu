@@ -1,7 +1,7 @@
 // What norms and their gradients share. THREADS threads have a row together, ROWS rows a block, and blocks go through
 // all rows in steps. Where PACKS is not 0 a thread holds its PACKS packs of a row in registers, else it reads them again
-// and again. The text before it declares Params: `rows` and `columns`, the weights `w` and with HAS_B `b`, and
-// `eps, scale, inverse_scale, to_mean` with CENTERED also `count`.
+// and again. Params, which the host declares, have `rows` and `columns`, the weights `w` and with HAS_B `b`, `eps, scale,
+// inverse_scale, to_mean`, and with CENTERED also `count`; those of gradients have `inverse_count` too.
 
 constexpr int WARPS = THREADS / 32;
 
@@ -51,7 +51,7 @@ __device__ __forceinline__ REAL warp_sums(const REAL (&values)[2]) {
 }
 
 // The sums of N values over the threads of a row, in all of them; the same order each time. Each PLACE has its
-// own memory, in two sets that rows take in turn: so nobody writes where others still read.
+// own memory, in two sets that rows take in turn: so no thread writes where another still reads.
 template <int PLACE, int N>
 __device__ __forceinline__ void row_sums(REAL (&values)[N], int set) {
     REAL sum = warp_sums(values);

@@ -222,7 +222,15 @@ pub fn add(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>,
 
 /// Queues the sums over `slots` rows of `columns` of one array, or of two, in the type of the arithmetic of `dtype`: those
 /// whose addresses, of what is summed and of the sums, are not 0.
-pub(crate) fn sums(lane: &Lane, dtype: DType, [from, to]: [[u64; 2]; 2], [slots, columns]: [usize; 2]) -> Result<()> {
+///
+/// # Safety
+/// The addresses are 0 or of this lane's buffers: `from` has `slots * columns` elements, `to` has `columns`.
+pub(crate) unsafe fn sums(
+    lane: &Lane,
+    dtype: DType,
+    [from, to]: [[u64; 2]; 2],
+    [slots, columns]: [usize; 2],
+) -> Result<()> {
     if columns == 0 {
         return Ok(());
     }
@@ -230,7 +238,7 @@ pub(crate) fn sums(lane: &Lane, dtype: DType, [from, to]: [[u64; 2]; 2], [slots,
     let options = format!("{} -DCOLUMNS={SUMS_COLUMNS} -DTHREADS={SUMS_THREADS}", types(dtype));
     let kernel = lane.device().kernel(&SUMS, &options)?;
     let kinds = if to[1] == 0 { 1 } else { 2 };
-    // SAFETY: the buffers have these sizes.
+    // SAFETY: the caller's promise.
     unsafe { lane.launch(&kernel, [grid_size(columns.div_ceil(SUMS_COLUMNS))?, kinds, 1], SUMS_THREADS, &params) }
 }
 
@@ -250,7 +258,8 @@ impl Call<'_> {
         let layout = Layout::forward(self.problem, self.vec(&params));
         let kernel = self.kernel(&FORWARD, &layout)?;
         let grid = [grid_size(self.blocks(&layout))?, 1, 1];
-        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's; R is the
+        // arithmetic of the type that the kernel is compiled for.
         unsafe { self.lane.launch(&kernel, grid, layout.block(), &params) }
     }
 
@@ -277,7 +286,8 @@ impl Call<'_> {
         }
         let address = |name| self.outputs.find(name).map_or(Ok(0), |buffer| self.lane.address(buffer));
         let to = [address("dw")?, address("db")?];
-        sums(self.lane, self.problem.x.dtype, [[params.dw, params.db], to], [slots, self.problem.columns])
+        // SAFETY: there is a row of sums for each slot, and dw and db have the weights' size.
+        unsafe { sums(self.lane, self.problem.x.dtype, [[params.dw, params.db], to], [slots, self.problem.columns]) }
     }
 
     fn add<R: Element>(&self) -> Result<()> {

@@ -1,7 +1,8 @@
 //! The gated norm on CUDA: what is launched, and how the work is laid out.
 
 use super::Problem;
-use crate::cuda::{Buffer, Lane, Source, grid_size, pack, params, types};
+use crate::base::activation::Activation;
+use crate::cuda::{Buffer, Lane, Source, function, grid_size, pack, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::norm::cuda::{Layout, sums, threads};
@@ -122,7 +123,8 @@ impl Call<'_> {
         self.launch(&BACKWARD, &layout, blocks, &params)?;
         // The sums of all slots of a row's parts are a row of them.
         let to = self.lane.address(self.outputs.get("dw")?)?;
-        sums(self.lane, dtype, [[params.dw, 0], [to, 0]], [slots / groups, groups * columns])
+        // SAFETY: as they are made; dw has a row's size.
+        unsafe { sums(self.lane, dtype, [[params.dw, 0], [to, 0]], [slots / groups, groups * columns]) }
     }
 
     fn launch<R: Element>(
@@ -137,13 +139,14 @@ impl Call<'_> {
         }
         let norm_first = u32::from(self.problem.norm_before_gate);
         let options = format!(
-            "{} {} -DNORM_FIRST={norm_first} -DCENTERED=0 -DOUTSIDE=0 -DHAS_B=0",
+            "{} {} -DNORM_FIRST={norm_first} -DCENTERED=0 -DOUTSIDE=0 -DHAS_B=0 -DSILU={}",
             types(self.problem.dtype),
-            layout.options()
+            layout.options(),
+            function(Some(Activation::Silu))
         );
         let kernel = self.lane.device().kernel(source, &options)?;
         // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's, and there is a
-        // row of sums for each slot.
+        // row of sums for each slot. R is the arithmetic of the type that the kernel is compiled for.
         unsafe { self.lane.launch(&kernel, [grid_size(blocks)?, 1, 1], layout.block(), params) }
     }
 

@@ -80,8 +80,8 @@ impl Boxes {
     fn kernel(&self, problem: &Product, lane: &Lane) -> Result<Kernel<Boxed>> {
         let Boxes { eights, sides, deep, stages, tiles: Tiles { split, .. } } = *self;
         let options = format!(
-            "{} -DFORM={} -DNT={eights} -DSIDES={sides} -DDEEP={deep} -DSPLIT={split} -DSTAGES={stages} -DCHUNK={CHUNK} -DSIDE={SIDE} -DFN={} \
-             {} {}",
+            "{} -DFORM={} -DNT={eights} -DSIDES={sides} -DDEEP={deep} -DSPLIT={split} -DSTAGES={stages} -DCHUNK={CHUNK} \
+             -DSIDE={SIDE} -DFN={} {} {}",
             types(problem.dtype),
             problem.form as usize,
             function(problem.options.activation),
