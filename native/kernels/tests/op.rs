@@ -1,8 +1,11 @@
-//! What all declarations of ops keep.
+//! Declarations of ops: what all of them keep, and the sizes that their shapes have in calls.
 
-use sidewinder_kernels::op::Takes;
+use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::pattern::{Axis, ONE, Term};
+use sidewinder_kernels::op::{About, Pattern, Sizes, Slot, Takes, about};
+use sidewinder_kernels::ops::products::matmul::Matmul;
 use sidewinder_kernels::ops::{OPS, find};
+use sidewinder_kernels::tensor::{DType, Spec};
 
 #[test]
 fn every_option_is_described() {
@@ -66,4 +69,63 @@ fn gradients_take_outputs_as_they_are_declared() {
             }
         }
     }
+}
+
+fn bound(inputs: &'static [Slot], dims: &[(&'static str, &[usize])]) -> Result<Sizes> {
+    let spec = |dims| Spec::new(DType::F32, dims).unwrap();
+    let op = About { inputs, ..*about::<Matmul>() };
+    Sizes::bind(&op, &dims.iter().map(|&(name, dims)| (name, spec(dims))).collect())
+}
+
+#[test]
+fn letters_have_one_size() {
+    const SLOTS: &[Slot] = &[Slot::new("a", "(B, L, K)"), Slot::new("b", "(B, L, K)")];
+    let sizes = bound(SLOTS, &[("a", &[2, 3, 4]), ("b", &[2, 3, 4])]).unwrap();
+    assert_eq!(sizes.all("BLK"), [2, 3, 4]);
+    assert_eq!(sizes.find('D'), None);
+    let error = bound(SLOTS, &[("a", &[2, 3, 4]), ("b", &[2, 3, 5])]).unwrap_err();
+    assert_eq!(&*error.expected, "shape (2, 3, 4)");
+    assert_eq!(&*bound(SLOTS, &[("a", &[2, 3])]).unwrap_err().expected, "shape (B, L, K)");
+}
+
+#[test]
+fn sums_multiples_and_rows() {
+    const SLOTS: &[Slot] = &[
+        Slot::new("x_proj", "(R+2N, D)"),
+        Slot::new("A", "(D, N)"),
+        Slot::new("dt_w", "(D, R)"),
+        Slot::new("w", "(D, W)"),
+        Slot::new("state", "(B, W-1, D)"),
+        Slot::new("q", "(O, 17I/16)"),
+        Slot::new("x", "(..., 2I)"),
+        Slot::new("bias", "(I)"),
+    ];
+    let right: [(&str, &[usize]); 8] = [
+        ("x_proj", &[9, 5]),
+        ("A", &[5, 4]),
+        ("dt_w", &[5, 1]),
+        ("w", &[5, 4]),
+        ("state", &[1, 3, 5]),
+        ("q", &[7, 34]),
+        ("x", &[6, 2, 64]),
+        ("bias", &[32]),
+    ];
+    let sizes = bound(SLOTS, &right).unwrap();
+    assert_eq!(sizes.all("DNWIR"), [5, 4, 4, 32, 1]);
+    assert_eq!(sizes.rows(), [6, 2]);
+    assert_eq!(sizes.shape(&Pattern::new("(..., W-1, 17I/16)")), Some(vec![6, 2, 3, 34]));
+    for (name, dims) in [("x_proj", &[8, 5][..]), ("state", &[1, 4, 5]), ("q", &[7, 35]), ("x", &[6, 63])] {
+        let wrong = right.map(|(n, right)| (n, if n == name { dims } else { right }));
+        assert_eq!(&*bound(SLOTS, &wrong).unwrap_err().argument, name);
+    }
+}
+
+#[test]
+fn axes_that_may_be_one() {
+    const SLOTS: &[Slot] = &[Slot::new("x", "(B, L, D)"), Slot::new("mask", "(B|1, L|1)")];
+    for mask in [[2, 3], [1, 3], [1, 1]] {
+        assert!(bound(SLOTS, &[("x", &[2, 3, 4]), ("mask", &mask)]).is_ok());
+    }
+    let error = bound(SLOTS, &[("x", &[2, 3, 4]), ("mask", &[2, 2])]).unwrap_err();
+    assert_eq!(&*error.expected, "shape (2 or 1, 3 or 1)");
 }

@@ -14,7 +14,7 @@ pub(crate) mod rows;
 pub mod storage;
 pub mod strips;
 pub mod sum;
-mod team;
+pub mod team;
 pub mod vector;
 
 #[cfg(target_arch = "aarch64")]

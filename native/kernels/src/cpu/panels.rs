@@ -179,36 +179,3 @@ impl<S: Storage> Product<'_, S> {
         });
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use half::bf16;
-
-    #[test]
-    fn products_are_right_for_all_sizes_and_levels() {
-        for (rows, inner, vectors) in
-            [(1, 1, 1), (5, 3, 2), (67, 33, 3), (64, 16, 4), (5, 2, 150), (130, 7, 9), (0, 3, 1)]
-        {
-            let matrix: Vec<bf16> = (0..rows * inner).map(|i| bf16::from_f64((i % 13) as f64 - 6.0)).collect();
-            let factors: Vec<f32> = (0..vectors * inner).map(|i| (i % 7) as f32 - 3.0).collect();
-            for &level in Level::available() {
-                let exec = Exec { level, threads: 2 };
-                let panels = Panels::pack(Matrix::new(&matrix, rows, inner), &exec).unwrap();
-                let mut got = vec![1.0f32; vectors * rows];
-                for add in [false, true] {
-                    let to = Shared::new(&mut got);
-                    // SAFETY: one panel after the other.
-                    (0..panels.count()).for_each(|panel| unsafe { panels.multiply(panel, &factors, &to, add) });
-                }
-                panels.add_all(&factors, &mut got, 2).unwrap();
-                for (i, got) in got.iter().enumerate() {
-                    let (vector, row) = (i / rows, i % rows);
-                    let terms = (0..inner).map(|k| matrix[row * inner + k].to_f32() * factors[vector * inner + k]);
-                    let expected = 3.0 * terms.sum::<f32>();
-                    assert_eq!(*got, expected, "{rows} {inner} {vectors} {level:?}");
-                }
-            }
-        }
-    }
-}

@@ -58,11 +58,11 @@ pub fn run(threads: usize, job: Job) -> bool {
 }
 
 /// Makes a new team that of this thread, until it is dropped.
-pub struct Mine(Arc<Team>);
+pub(crate) struct Mine(Arc<Team>);
 
 impl Mine {
     /// A team without helpers; a thread becomes one by calling [`serve`](Team::serve).
-    pub fn new() -> Mine {
+    pub(crate) fn new() -> Mine {
         let team = Arc::new(Team { open: AtomicBool::new(true), ..Team::default() });
         MINE.set(Some(team.clone()));
         Mine(team)
@@ -237,33 +237,5 @@ impl Waiting {
         const PATIENT: usize = 200;
         self.0 += 1;
         if self.0 < PATIENT { std::hint::spin_loop() } else { std::thread::yield_now() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Barrier;
-
-    #[test]
-    fn a_crew_wakes_for_each_call() {
-        for cores in [1, 3] {
-            let crew = Crew::new(3, cores).unwrap();
-            for pause in [0, 0, 0, 100, 150, 200, 1000].repeat(30) {
-                thread::sleep(Duration::from_micros(pause));
-                let all = Barrier::new(3);
-                assert!(crew.run(3, &|_| _ = all.wait()));
-            }
-        }
-    }
-
-    #[test]
-    fn a_crew_has_one_caller_at_a_time() {
-        let crew = Crew::new(2, 2).unwrap();
-        let within = AtomicUsize::new(0);
-        assert!(crew.run(2, &|_| _ = within.fetch_add(usize::from(crew.run(2, &|_| ())), Ordering::Relaxed)));
-        assert_eq!(within.into_inner(), 0);
-        assert!(std::panic::catch_unwind(|| crew.run(2, &|_| panic!("this one fails"))).is_err());
-        assert!(crew.run(2, &|_| ()));
     }
 }
