@@ -58,7 +58,7 @@ fn size(call: &Call, letter: char) -> usize {
 }
 
 fn shape(call: &Call, slot: &Slot, input: Input) -> Vec<usize> {
-    let alternatives: Vec<&str> = slot.shape.split(" | ").collect();
+    let alternatives: Vec<&str> = slot.shape.words.split(" | ").collect();
     let chosen = alternatives[input.alternative as usize % alternatives.len()];
     let axes = chosen.trim().trim_matches(['(', ')']).split(',').map(str::trim);
     axes.flat_map(|axis| match axis {
