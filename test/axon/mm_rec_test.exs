@@ -12,7 +12,7 @@ defmodule Sidewinder.AxonMMRecTest do
 
   test "a block starts as its documentation says" do
     model = Sidewinder.Axon.mm_rec_block(Axon.input("x"), name: "block", decay_bias: -2.0)
-    {%{data: %{"block" => params}}, _} = built(model, Nx.template({2, 3, 16}, :f32))
+    {%{data: %{"block" => params}}, _} = built(model, Nx.template({2, 3, 16}, :f32), seed: 1)
     assert map_size(params) == 30
     assert Nx.to_flat_list(params["wg2"]) |> Enum.all?(&(&1 == 0.0))
     assert Nx.to_flat_list(params["bg2"]) |> Enum.uniq() == [-2.0]
@@ -33,8 +33,7 @@ defmodule Sidewinder.AxonMMRecTest do
           {"bf2", 64}
         ] do
       largest = params[name] |> Nx.abs() |> Nx.reduce_max() |> Nx.to_number()
-      # The shortest has 4 numbers, whose largest may be small.
-      assert largest <= 1 / :math.sqrt(inputs) and largest > 0.05 / :math.sqrt(inputs), name
+      assert largest <= 1 / :math.sqrt(inputs) and largest > 0.3 / :math.sqrt(inputs), name
     end
   end
 
