@@ -19,11 +19,13 @@ pub enum Level {
     Avx2,
     /// 16 floats at a time, on x86.
     Avx512,
+    /// AVX-512, and products of bytes and of bf16 by AMX.
+    Amx,
 }
 
 impl Level {
     /// All levels, slowest first, whether this CPU supports them or not.
-    pub const ALL: [Level; 5] = [Level::Reference, Level::Scalar, Level::Neon, Level::Avx2, Level::Avx512];
+    pub const ALL: [Level; 6] = [Level::Reference, Level::Scalar, Level::Neon, Level::Avx2, Level::Avx512, Level::Amx];
 
     /// One thread with the instructions of this level.
     pub fn alone(self) -> &'static Exec {
@@ -33,6 +35,7 @@ impl Level {
             Level::Neon => &Exec { level: Level::Neon, threads: 1 },
             Level::Avx2 => &Exec { level: Level::Avx2, threads: 1 },
             Level::Avx512 => &Exec { level: Level::Avx512, threads: 1 },
+            Level::Amx => &Exec { level: Level::Amx, threads: 1 },
         }
     }
 
@@ -44,6 +47,7 @@ impl Level {
             Level::Neon => "neon",
             Level::Avx2 => "avx2",
             Level::Avx512 => "avx512",
+            Level::Amx => "amx",
         }
     }
 
@@ -70,19 +74,20 @@ impl Level {
 
     #[cfg(target_arch = "x86_64")]
     fn detect(self) -> bool {
-        let avx2 =
-            || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
         match self {
             Level::Reference | Level::Scalar => true,
             Level::Neon => false,
-            Level::Avx2 => avx2(),
+            Level::Avx2 => {
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+            }
             Level::Avx512 => {
-                avx2()
+                Level::Avx2.detect()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            Level::Amx => Level::Avx512.detect() && is_x86_feature_detected!("avx512vnni") && super::amx::is_there(),
         }
     }
 
@@ -121,7 +126,7 @@ impl Real for f32 {
         match level {
             // SAFETY: this level exists only where `detect` found its instructions.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => unsafe { super::x86::avx512(work) },
+            Level::Avx512 | Level::Amx => unsafe { super::x86::avx512(work) },
             // SAFETY: this level exists only where `detect` found its instructions.
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => unsafe { super::x86::avx2(work) },

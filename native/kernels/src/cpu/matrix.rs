@@ -1,4 +1,4 @@
-//! Matrix products, by the `gemm` crate. It detects the CPU's instructions itself (up to AVX-512), so it is equally
+//! Matrix products, by the `gemm` crate, and in bf16 by AMX where there is that. gemm detects the CPU's instructions itself (up to AVX-512), so it is equally
 //! fast on every [`Level`](super::Level). It sums each element in an order that depends on the sizes and the CPU alone,
 //! not on the number of threads.
 //!
@@ -6,15 +6,25 @@
 //! twice as long. Such products are computed here, straight from 16-bit storage where the matrix has it. So are those
 //! of somewhat more rows, some rows at a time, while a piece of the second matrix stays in the cache.
 
-use super::convert::widened;
+#[cfg(target_arch = "x86_64")]
+mod bf16;
+
+use super::convert::{rounded, widened};
 use super::pool::Shared;
-use super::{Exec, Real, Storage, Vector, Work, each_vector, pool, prefetch_near, unrolled};
+use super::{
+    Epilogue, Exec, Level, Real, Storage, Vector, Work, each_vector, elementwise, pool, prefetch_near, unrolled,
+};
 use crate::error::Result;
+use crate::tensor::DType;
 use gemm::Parallelism;
 use std::ops::Range;
 
 /// Most rows of the first matrix for which a product counts as one of few rows.
 const FEW: usize = 4;
+
+/// From this number of rows of the first matrix on, AMX is faster.
+#[cfg(target_arch = "x86_64")]
+const SOME: usize = FEW + 1;
 
 /// Approximate upper limit for the elements of the second matrix in a piece of a product of few rows.
 const PIECE: usize = 1 << 14;
@@ -61,12 +71,65 @@ impl<'a, E> Matrix<'a, E> {
     }
 }
 
+impl<'a, E: bytemuck::Pod> Matrix<'a, E> {
+    /// The matrix with its elements seen as another type, which must be as large.
+    #[cfg(target_arch = "x86_64")]
+    fn cast<T: bytemuck::Pod>(self) -> Matrix<'a, T> {
+        let Matrix { values, rows, columns, strides } = self;
+        Matrix { values: bytemuck::cast_slice(values), rows, columns, strides }
+    }
+}
+
 impl<E: Copy> Matrix<'_, E> {
     /// The element at a row and a column.
     #[inline(always)]
     pub fn at(&self, row: usize, column: usize) -> E {
         self.values[row * self.strides[0] + column * self.strides[1]]
     }
+}
+
+/// Writes `epilogue(a b)` in row-major order, rounded once. Panics where the sizes do not match.
+pub fn product<S: Storage, T: Storage<Wide = S::Wide>>(
+    a: Matrix<S>,
+    b: Matrix<S>,
+    to: &mut [T],
+    epilogue: &Epilogue<S::Wide>,
+    exec: &Exec,
+) -> Result<()> {
+    assert_eq!(to.len(), a.rows * b.columns, "{} by {}", a.rows, b.columns);
+    #[cfg(target_arch = "x86_64")]
+    if exec.level == Level::Amx && S::DTYPE == DType::Bf16 && a.rows >= SOME {
+        return by_tiles(a, b, to, epilogue, exec);
+    }
+    let wide = widened::<S>(a.values, exec)?;
+    let a = Matrix { values: &wide[..], rows: a.rows, columns: a.columns, strides: a.strides };
+    rounded::<T>(to, exec, |to| {
+        if let Some(bias) = epilogue.bias {
+            to.chunks_exact_mut(bias.len().max(1)).for_each(|row| row.copy_from_slice(bias));
+        }
+        multiply(a, b, to, epilogue.bias.is_some(), exec)?;
+        elementwise::in_place(epilogue.activation, to, exec)
+    })
+}
+
+/// Writes `epilogue(a b)` of matrices in bf16.
+#[cfg(target_arch = "x86_64")]
+fn by_tiles<S: Storage, T: Storage<Wide = S::Wide>>(
+    a: Matrix<S>,
+    b: Matrix<S>,
+    to: &mut [T],
+    epilogue: &Epilogue<S::Wide>,
+    exec: &Exec,
+) -> Result<()> {
+    if to.is_empty() {
+        return Ok(());
+    }
+    let (columns, to) = (b.columns, Shared::new(to));
+    let threads = pool::worth(exec.threads, a.rows.saturating_mul(columns).saturating_mul(a.columns), WORTH_SHARING);
+    bf16::product(a.cast(), b.cast(), threads, &|rows: Range<usize>, these: Range<usize>, sums: &[f32]| {
+        // SAFETY: blocks of results share no element.
+        unsafe { epilogue.write(bytemuck::cast_slice(sums), [rows, these], (&to, columns), exec.level) };
+    })
 }
 
 /// Writes the product `a b` in row-major order; with `add`, adds it to `to`. The second matrix may have another storage

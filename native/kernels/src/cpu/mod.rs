@@ -1,10 +1,12 @@
 //! The building blocks of CPU kernels: [`level`] (what this CPU supports), [`vector`] (one narrow SIMD trait), [`math`]
 //! and [`activation`] (functions over it), [`pool`] (threads), [`strips`] (sharing channels among them), [`matrix`] and
-//! [`panels`] (products).
+//! [`panels`] (products), [`epilogue`] (what follows their sums).
 
 pub mod activation;
+pub mod aligned;
 pub mod convert;
 pub mod elementwise;
+pub mod epilogue;
 pub mod level;
 pub mod math;
 pub mod matrix;
@@ -17,12 +19,15 @@ pub mod sum;
 pub mod team;
 pub mod vector;
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
-mod x86;
+pub(crate) mod x86;
 
+pub use epilogue::Epilogue;
 pub use level::{Level, Real, Work};
 pub use storage::Storage;
 pub use vector::Vector;

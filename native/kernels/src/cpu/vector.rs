@@ -171,6 +171,22 @@ pub const NEAR: f64 = 125.0;
 /// The largest number of lanes of any vector.
 pub const MAX_LANES: usize = 16;
 
+/// Transposes a square of `V::LANES` vectors. Each round interleaves its two halves, as in a riffle shuffle,
+/// which rotates the bits of an element's index by one.
+#[inline(always)]
+pub fn transpose<V: Vector>(square: &mut [V; MAX_LANES]) {
+    unrolled!(round < 4, {
+        if 1 << round < V::LANES {
+            let (before, half) = (*square, V::LANES / 2);
+            unrolled!(i < half, {
+                // Indices that the compiler sees to be inside, in repetitions that never come too.
+                let (even, odd) = (2 * i % MAX_LANES, (2 * i + 1) % MAX_LANES);
+                (square[even], square[odd]) = before[i].zip(before[(i + half) % MAX_LANES]);
+            });
+        }
+    });
+}
+
 /// Runs `$body` for the elements of a row of `$count`, from `$at` to `$end`. First come `$first` elements, those before
 /// the first aligned vector. Then each call covers a whole vector, whose length is known at compile time, and the last
 /// call covers the rest.

@@ -8,8 +8,9 @@
 
 use super::gradient::{Backward, Block, Tiles};
 use super::product::{Care, Left, Product, Then};
-use super::tile::{Aligned, from_columns};
+use super::tile::from_columns;
 use super::{Given, KEYS, QUERIES, bias, each_range};
+use crate::cpu::aligned::Aligned;
 use crate::cpu::pool::Shared;
 use crate::cpu::{Exec, Real, Storage, Vector, Work, convert, unrolled};
 use crate::error::Result;

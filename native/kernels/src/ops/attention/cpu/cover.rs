@@ -1,7 +1,6 @@
 //! What is added to the scores of a tile: the bias, and minus infinity where a key is hidden from a query.
 
-use super::tile::transpose;
-use crate::cpu::vector::MAX_LANES;
+use crate::cpu::vector::{MAX_LANES, transpose};
 use crate::cpu::{Real, Vector, Work};
 use crate::ops::attention::Repeated;
 use std::ops::Range;

@@ -2,8 +2,9 @@
 
 use super::product::{AreFinite, Care, Product, Then};
 use super::softmax::Weigh;
-use super::tile::{Aligned, Room, ToColumns, from_columns, lanes};
+use super::tile::{Room, ToColumns, from_columns, lanes};
 use super::{Given, KEYS, QUERIES, each_range, few};
+use crate::cpu::aligned::Aligned;
 use crate::cpu::pool::Shared;
 use crate::cpu::{Exec, Real, Storage, Vector, Work, unrolled};
 use crate::error::Result;

@@ -3,8 +3,9 @@
 
 use super::product::{AreFinite, Care, Product, Then};
 use super::softmax::Differentiate;
-use super::tile::{Aligned, Room, Rows, ToColumns, Widen, lanes};
+use super::tile::{Room, Rows, ToColumns, Widen, lanes};
 use super::{Given, KEYS, QUERIES};
+use crate::cpu::aligned::Aligned;
 use crate::cpu::vector::MAX_LANES;
 use crate::cpu::{Exec, Real, Storage, Vector, Work};
 use crate::error::Result;

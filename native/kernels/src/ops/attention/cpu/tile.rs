@@ -2,41 +2,13 @@
 
 use super::product::Left;
 use super::{KEYS, each_range};
+use crate::cpu::aligned::Aligned;
 use crate::cpu::pool::Shared;
-use crate::cpu::vector::MAX_LANES;
+use crate::cpu::vector::{MAX_LANES, transpose};
 use crate::cpu::{Exec, Level, Real, Storage, Vector, Work, unrolled};
 use crate::error::Result;
 use crate::ops::attention::Strides;
-use std::ops::{Deref, DerefMut, Range};
-
-/// Workspace of zeros, aligned to cache lines: a vector across two lines takes twice as long.
-pub struct Aligned<E> {
-    values: Vec<E>,
-    range: Range<usize>,
-}
-
-impl<E: Real> Aligned<E> {
-    /// `len` zeros.
-    pub fn new(len: usize) -> Self {
-        const LINE: usize = 64;
-        let values: Vec<E> = bytemuck::zeroed_vec(len + LINE / size_of::<E>());
-        let start = values.as_ptr().align_offset(LINE).min(values.len() - len);
-        Aligned { values, range: start..start + len }
-    }
-}
-
-impl<E> Deref for Aligned<E> {
-    type Target = [E];
-    fn deref(&self) -> &[E] {
-        &self.values[self.range.clone()]
-    }
-}
-
-impl<E> DerefMut for Aligned<E> {
-    fn deref_mut(&mut self) -> &mut [E] {
-        &mut self.values[self.range.clone()]
-    }
-}
+use std::ops::Range;
 
 /// Asks how many lanes a level has.
 struct Lanes;
@@ -165,22 +137,6 @@ impl<S: Storage> Work<S::Wide> for Widen<'_, S> {
             }
         }
     }
-}
-
-/// Transposes a square of `V::LANES` vectors. Each round interleaves its two halves, as in a riffle shuffle,
-/// which rotates the bits of an element's index by one.
-#[inline(always)]
-pub fn transpose<V: Vector>(square: &mut [V; MAX_LANES]) {
-    unrolled!(round < 4, {
-        if 1 << round < V::LANES {
-            let (before, half) = (*square, V::LANES / 2);
-            unrolled!(i < half, {
-                // Indices that the compiler sees to be inside, in repetitions that never come too.
-                let (even, odd) = (2 * i % MAX_LANES, (2 * i + 1) % MAX_LANES);
-                (square[even], square[odd]) = before[i].zip(before[(i + half) % MAX_LANES]);
-            });
-        }
-    });
 }
 
 /// Widens rows, multiplied by a factor, into columns: a vector holds an element of several rows. Columns

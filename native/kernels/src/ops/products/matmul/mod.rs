@@ -7,8 +7,7 @@
 //! Storage is f32, f64, bf16 or f16; products are summed in f32 (f64 for f64 storage), never in a
 //! narrower type, and results are rounded once.
 
-use crate::cpu::convert::{rounded, widened};
-use crate::cpu::{Exec, Storage, matrix};
+use crate::cpu::{Epilogue, Exec, Storage, matrix};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
@@ -96,14 +95,14 @@ fn on_lane(buffers: &Named<&Buffer>, name: &str, [rows, columns]: [usize; 2], la
 
 /// Writes the product of two matrices, each as it lies or transposed.
 fn product<S: Storage>([a, b]: [(&View, [usize; 2], bool); 2], to: ViewMut, exec: &Exec) -> Result<()> {
-    let wide = widened::<S>(a.0.slice()?, exec)?;
-    let b = shaped(b.0.slice::<S>()?, b.1, b.2);
-    rounded::<S>(to.slice()?, exec, |to| matrix::multiply(shaped(&wide, a.1, a.2), b, to, false, exec))
+    matrix::product(shaped::<S>(a)?, shaped(b)?, to.slice::<S>()?, &Epilogue::default(), exec)
 }
 
-fn shaped<E>(values: &[E], [rows, columns]: [usize; 2], transposed: bool) -> matrix::Matrix<'_, E> {
-    let matrix = matrix::Matrix::new(values, rows, columns);
-    if transposed { matrix.transposed() } else { matrix }
+fn shaped<'a, S: Storage>(
+    (view, [rows, columns], transposed): (&View<'a>, [usize; 2], bool),
+) -> Result<matrix::Matrix<'a, S>> {
+    let matrix = matrix::Matrix::new(view.slice()?, rows, columns);
+    Ok(if transposed { matrix.transposed() } else { matrix })
 }
 
 /// The gradient of [`Matmul`].

@@ -1,9 +1,7 @@
-//! Operations on floats: values of blocks, products of rows as they are, and the steps that follow the sums.
+//! Operations on floats: values of blocks, and products of rows as they are.
 
 use super::super::format::{self, BLOCK, Format};
-use crate::cpu::activation::Unary;
 use crate::cpu::{Storage, Vector, Work};
-use std::marker::PhantomData;
 
 /// A block's values in f32.
 #[inline(always)]
@@ -94,35 +92,4 @@ fn rows_by_blocks<V: Vector<Element = f32>, const ROWS: usize>(
         *total = sum.sum();
     }
     totals
-}
-
-/// Adds a bias to sums, applies the activation and writes the results.
-pub struct Finish<'a, F, S> {
-    sums: &'a [f32],
-    b: Option<&'a [f32]>,
-    y: &'a mut [S],
-    activation: PhantomData<F>,
-}
-
-impl<'a, F, S> Finish<'a, F, S> {
-    /// `sums` and `y` must have equal lengths.
-    pub fn new(sums: &'a [f32], b: Option<&'a [f32]>, y: &'a mut [S]) -> Self {
-        Finish { sums, b, y, activation: PhantomData }
-    }
-}
-
-impl<F: Unary, S: Storage<Wide = f32>> Work<f32> for Finish<'_, F, S> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: Vector<Element = f32>>(self) {
-        for (at, y) in self.y.chunks_mut(V::LANES).enumerate() {
-            let at = at * V::LANES;
-            let mut z = V::load_partial(&self.sums[at..]);
-            if let Some(b) = self.b {
-                z = z.add(V::load_partial(&b[at..]));
-            }
-            S::store(F::value(z), y);
-        }
-    }
 }

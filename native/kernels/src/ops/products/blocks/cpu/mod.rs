@@ -1,6 +1,8 @@
 //! Blocks on the CPU. Quantizers and float products are loops that the compiler vectorizes. Integer products are
 //! written over [`lanes`], for the byte products of each CPU.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod floats;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
@@ -15,15 +17,13 @@ use super::matmul::Problem;
 use super::quantize;
 use crate::cpu::convert::widened;
 use crate::cpu::pool::{self, Shared};
-use crate::cpu::{Exec, Level, Real, Storage, Vector, Work};
+use crate::cpu::{Epilogue, Exec, Level, Real, Storage, Vector, Work};
 use crate::error::Result;
 use crate::tensor::{DType, View, ViewMut};
-use crate::with_activation;
 use half::f16;
 use lanes::Lanes;
 use product::{Prepared, Quantized, Sums};
 use std::borrow::Cow;
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Values per task.
@@ -87,6 +87,9 @@ pub enum Instructions {
     /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    /// AMX for several rows, AVX-512 with VNNI for few.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Instructions {
@@ -99,6 +102,7 @@ impl Instructions {
                 (Instructions::Avx2, level >= Level::Avx2),
                 (Instructions::AvxVnni, level >= Level::Avx2 && is_x86_feature_detected!("avxvnni")),
                 (Instructions::Avx512Vnni, level >= Level::Avx512 && is_x86_feature_detected!("avx512vnni")),
+                (Instructions::Amx, level >= Level::Amx),
             ];
             all.extend(more.into_iter().filter(|(_, there)| *there).map(|(one, _)| one));
         }
@@ -134,7 +138,7 @@ impl Instructions {
             Instructions::AvxVnni => unsafe { x86::avx_vnni(work) },
             // SAFETY: this kind is only handed out where the CPU supports it.
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512Vnni => unsafe { x86::avx512_vnni(work) },
+            Instructions::Avx512Vnni | Instructions::Amx => unsafe { x86::avx512_vnni(work) },
         }
     }
 }
@@ -289,6 +293,8 @@ pub fn multiply_by(
 
 /// The form of x that all outputs share.
 enum Factor<'x> {
+    #[cfg(target_arch = "x86_64")]
+    Tiles(amx::Prepared),
     Integers(Prepared),
     Floats(Cow<'x, [f32]>),
 }
@@ -306,18 +312,13 @@ fn multiply_as<S: Storage<Wide = f32>>(
     if y.is_empty() {
         return Ok(());
     }
-    let x = match factors.quantized {
-        true => {
-            let mut prepared = None;
-            let x = quantized(x, rows, exec)?;
-            instructions.run(Prepare { x: &x, format: factors.weights, to: &mut prepared });
-            Factor::Integers(prepared.expect("rows of x"))
-        }
-        false => Factor::Floats(widened::<S>(x, exec)?),
-    };
-    let y = Shared::new(y);
     let threads =
         pool::worth(exec.threads, rows.saturating_mul(inputs).saturating_mul(outputs), WORTH_SHARING_PRODUCTS);
+    let x = match factors.quantized {
+        true => prepared(instructions, quantized(x, rows, exec)?, factors.weights, threads)?,
+        false => Factor::Floats(widened::<S>(x, exec)?),
+    };
+    let (y, epilogue) = (Shared::new(y), Epilogue { bias: b, activation: problem.activation });
     let at_once =
         if rows == 1 { (outputs / (threads * TURNS)).next_multiple_of(OUTPUTS).max(OUTPUTS) } else { OUTPUTS };
     pool::for_each(threads, outputs.div_ceil(at_once), |piece| {
@@ -325,14 +326,29 @@ fn multiply_as<S: Storage<Wide = f32>>(
         let mut sums = vec![0.0f32; rows * some.len()];
         let (format, to) = (factors.weights, &mut sums[..]);
         match &x {
+            #[cfg(target_arch = "x86_64")]
+            Factor::Tiles(x) => amx::Sums { x, weights, format, outputs: some.clone(), to }.run(),
             Factor::Integers(x) => instructions.run(Sums { x, weights, format, outputs: some.clone(), to }),
             Factor::Floats(x) => {
                 let weights = &weights[format.row_bytes(inputs) * some.start..format.row_bytes(inputs) * some.end];
                 f32::dispatch(exec.level, floats::Sums { x, weights, format, columns: inputs, to })
             }
         }
-        finish(problem, &sums, b, &y, some, exec);
+        // SAFETY: no other piece has these outputs.
+        unsafe { epilogue.write(&sums, [0..rows, some], (&y, outputs), exec.level) };
     })
+}
+
+/// Quantized rows of x in the form that these instructions multiply.
+fn prepared(instructions: Instructions, x: Quantized, format: Format, threads: usize) -> Result<Factor<'static>> {
+    #[cfg(target_arch = "x86_64")]
+    if instructions == Instructions::Amx && x.rows >= amx::ROWS {
+        return Ok(Factor::Tiles(amx::Prepared::new(&x, threads)?));
+    }
+    let _ = threads;
+    let mut prepared = None;
+    instructions.run(Prepare { x: &x, format, to: &mut prepared });
+    Ok(Factor::Integers(prepared.expect("rows of x")))
 }
 
 struct Prepare<'a> {
@@ -379,22 +395,5 @@ impl<S: Storage<Wide = f32>> Work<f32> for ToIntegers<'_, S> {
             let q = q.try_into().expect("a block");
             *d = format::to_q8(&floats::of_block::<S, V>(x), q).1.to_f32();
         }
-    }
-}
-
-/// Adds the bias to the sums of some outputs, applies the activation and writes the results.
-fn finish<S: Storage<Wide = f32>>(
-    problem: &Problem,
-    sums: &[f32],
-    b: Option<&[f32]>,
-    y: &Shared<S>,
-    some: Range<usize>,
-    exec: &Exec,
-) {
-    for (row, sums) in sums.chunks_exact(some.len()).enumerate() {
-        let b = b.map(|b| &b[some.clone()]);
-        // SAFETY: no other piece has these outputs.
-        let y = unsafe { y.part(row * problem.outputs + some.start, some.len()) };
-        with_activation!(problem.activation, F => f32::dispatch(exec.level, floats::Finish::<F, S>::new(sums, b, y)));
     }
 }

@@ -3,6 +3,7 @@
 
 use super::With;
 use super::lanes::{Eight, Lanes};
+use crate::cpu::aligned::Aligned;
 use crate::cpu::unrolled;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use half::f16;
@@ -32,19 +33,10 @@ pub struct Quantized {
 
 /// Rows of x in the order in which the loops read them.
 pub struct Prepared {
-    lines: Vec<Line>,
+    bytes: Aligned<u8>,
     rows: usize,
     blocks: usize,
 }
-
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-// SAFETY: bytes, and nothing between them.
-unsafe impl bytemuck::Zeroable for Line {}
-// SAFETY: bytes, and nothing between them.
-unsafe impl bytemuck::Pod for Line {}
 
 /// Words of a cell: a block of a row, the start value of its sum, its scale.
 const CELL: usize = BLOCK / 4 + 2;
@@ -58,7 +50,7 @@ impl Prepared {
             1 => blocks.div_ceil(GROUP) * group_bytes(format == Format::Q4),
             _ => rows * blocks * CELL * 4,
         };
-        let mut prepared = Prepared { lines: vec![Line([0; 64]); bytes.div_ceil(64)], rows, blocks };
+        let mut prepared = Prepared { bytes: Aligned::new(bytes), rows, blocks };
         for (at, (q, &d)) in x.q.chunks_exact(BLOCK).zip(&x.d).enumerate() {
             let sum: i32 = q.iter().map(|&q| i32::from(q)).sum();
             let start = -sum * L::OFFSETS[usize::from(format == Format::Q4)];
@@ -72,8 +64,7 @@ impl Prepared {
 
     fn set_in_group(&mut self, format: Format, block: usize, q: &[i8], d: f32, start: i32) {
         let (q4, at) = (format == Format::Q4, block % GROUP);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.lines);
-        let group = &mut bytes[block / GROUP * group_bytes(q4)..][..group_bytes(q4)];
+        let group = &mut self.bytes[block / GROUP * group_bytes(q4)..][..group_bytes(q4)];
         let (scales, rest) = group.split_at_mut(4 * GROUP);
         let (starts, integers) = rest.split_at_mut(rest.len() - GROUP * BLOCK);
         let start_at = at * starts.len() / GROUP;
@@ -90,15 +81,14 @@ impl Prepared {
     }
 
     fn set_cell(&mut self, row: usize, block: usize, q: &[i8], d: f32, start: i32) {
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.lines);
-        let cell = &mut bytes[(block * self.rows + row) * CELL * 4..][..CELL * 4];
+        let cell = &mut self.bytes[(block * self.rows + row) * CELL * 4..][..CELL * 4];
         cell[..BLOCK].copy_from_slice(bytemuck::cast_slice(q));
         cell[BLOCK..BLOCK + 4].copy_from_slice(&start.to_ne_bytes());
         cell[BLOCK + 4..].copy_from_slice(&d.to_ne_bytes());
     }
 
     fn start(&self) -> *const u8 {
-        self.lines.as_ptr().cast()
+        self.bytes.as_ptr()
     }
 }
 
@@ -199,7 +189,7 @@ pub(super) const fn block_bytes(q4: bool) -> usize {
 fn walk<L: Eight, const Q4: bool, const OUTPUTS: usize>(x: &Prepared, weights: [&[u8]; OUTPUTS]) -> [f32; OUTPUTS] {
     let (bytes, of_x) = (GROUP * block_bytes(Q4), group_bytes(Q4));
     assert!(weights.iter().all(|weights| weights.len() == x.blocks * block_bytes(Q4)), "rows of as many blocks");
-    assert!(size_of_val(&x.lines[..]) >= x.blocks.div_ceil(GROUP) * of_x, "a row of x");
+    assert!(x.bytes.len() >= x.blocks.div_ceil(GROUP) * of_x, "a row of x");
     let picks = picks::<L, Q4>();
     let (mut sums, mut group_of_x) = ([[L::spread_float(0.0); 2]; OUTPUTS], x.start());
     let mut groups = [std::ptr::null(); OUTPUTS];
@@ -296,7 +286,7 @@ fn add_tile<L: Lanes, const Q4: bool>(x: &Prepared, weights: &[&[u8]; 16], tile:
     let bytes = block_bytes(Q4);
     let (blocks, rows) = (x.blocks, x.rows);
     assert!(weights[..L::LANES].iter().all(|weights| weights.len() == blocks * bytes), "rows of as many blocks");
-    assert!(size_of_val(&x.lines[..]) >= rows * blocks * CELL * 4 && tile.len() == rows * L::LANES, "as many rows");
+    assert!(x.bytes.len() >= rows * blocks * CELL * 4 && tile.len() == rows * L::LANES, "as many rows");
     for block in 0..blocks {
         // SAFETY: block `block` of each row of weights exists, as do the cells of all rows and their sums.
         unsafe {

@@ -4,12 +4,14 @@
 //! moved to the low end of separate bytes, shared by all rows of activations, or stay where they are. Signs: counts the
 //! bits where both are not 0, and those where their signs differ. Floats: they are added and subtracted by masks.
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::quantize::{by_bits, bytes, in_f32, signs, store, vector};
 use super::wide::{Task, WORD, Wide, dispatch};
 use crate::base::activation::Activation;
 use crate::cpu::activation::{GeluErf, GeluTanh, Relu, Sigmoid, Silu, Softplus, Unary};
 use crate::cpu::pool::{self, Shared};
-use crate::cpu::{Exec, Storage};
+use crate::cpu::{Exec, Level, Storage};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::products::ternary::plane_bytes;
@@ -357,10 +359,14 @@ fn matmul_to<S: Storage<Wide = f32>>(
     let call = |stride, x| Call { n: problem.n, stride, rows: problem.rows, planes, x };
     match problem.form {
         Form::I8 => {
-            let made = Made::new(problem, inputs, outputs, exec)?;
-            ends.x_scale = Some(&made.scales);
-            let x = Activations::Bytes { x: &made.x, sums: &made.sums };
-            run(&call(made.stride, x), problem.outs, &ends, exec)
+            let bytes = Bytes::new(problem, inputs, outputs, exec)?;
+            ends.x_scale = Some(&bytes.scales);
+            #[cfg(target_arch = "x86_64")]
+            if exec.level == Level::Amx && problem.rows >= amx::ROWS {
+                return by_tiles(problem, &bytes.q, planes, &ends, exec);
+            }
+            let (stride, x, sums) = bytes.by_bits(problem, exec)?;
+            run(&call(stride, Activations::Bytes { x: &x, sums: &sums }), problem.outs, &ends, exec)
         }
         Form::Ternary => {
             let (stride, planes) = padded_signs(problem, inputs, exec)?;
@@ -382,19 +388,27 @@ fn matmul_to<S: Storage<Wide = f32>>(
     }
 }
 
-/// Activations quantized to bytes.
-struct Made {
-    stride: usize,
-    x: Vec<i8>,
-    sums: Vec<i32>,
+/// Activations quantized to bytes, and the scale of each row.
+struct Bytes {
+    q: Vec<i8>,
     scales: Vec<f32>,
 }
 
-impl Made {
-    fn new(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<Made> {
+impl Bytes {
+    fn new(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<Bytes> {
         let Problem { rows, n, .. } = *problem;
         let (mut q, mut scales) = (vec![0i8; rows * n], vec![0f32; rows]);
         bytes(&problem.activations(), &in_f32(inputs.get("x")?, exec)?, &mut q, &mut scales, exec)?;
+        if let Some(xq) = outputs.take("xq") {
+            xq.slice()?.copy_from_slice(&q);
+            outputs.expect("x_scale")?.slice()?.copy_from_slice(&scales);
+        }
+        Ok(Bytes { q, scales })
+    }
+
+    /// The rows in the order of [`by_bits`], how long one of them is, and their sums.
+    fn by_bits(&self, problem: &Problem, exec: &Exec) -> Result<(usize, Vec<i8>, Vec<i32>)> {
+        let Problem { rows, n, .. } = *problem;
         let vector = vector(exec.level);
         let stride = n.next_multiple_of(8 * vector);
         let (mut x, mut sums) = (vec![0i8; rows * stride], vec![0i32; rows]);
@@ -403,15 +417,29 @@ impl Made {
             pool::for_each(pool::worth(exec.threads, rows * n, WORTH_SHARING / 32), rows, |row| {
                 // SAFETY: rows share no element.
                 let (to, sum) = unsafe { (x.part(row * stride, stride), sums.part(row, 1)) };
-                sum[0] = by_bits(&q[row * n..][..n], vector, exec.level, to);
+                sum[0] = by_bits(&self.q[row * n..][..n], vector, exec.level, to);
             })?;
         }
-        if let Some(xq) = outputs.take("xq") {
-            xq.slice()?.copy_from_slice(&q);
-            outputs.expect("x_scale")?.slice()?.copy_from_slice(&scales);
-        }
-        Ok(Made { stride, x, sums, scales })
+        Ok((stride, x, sums))
     }
+}
+
+/// The products of rows of bytes by AMX.
+#[cfg(target_arch = "x86_64")]
+fn by_tiles(problem: &Problem, q: &[i8], planes: [&[u8]; 2], end: &impl End, exec: &Exec) -> Result<()> {
+    let Problem { rows, n, outs, .. } = *problem;
+    let threads = pool::worth(exec.threads, rows * n * outs, WORTH_SHARING);
+    let (x, bytes, each) =
+        (amx::Prepared::new(q, rows, n, threads)?, plane_bytes(n), amx::outputs_per_task(outs, threads));
+    pool::for_each(threads, outs.div_ceil(each), |task| {
+        let mut scratch = amx::Scratch::new(&x);
+        for outs in amx::tiles_of(task * each..outs.min((task + 1) * each)) {
+            let planes = planes.map(|plane| &plane[outs.start * bytes..outs.end * bytes]);
+            let end = |row: usize, sums: &[i32]| end.integers(row, outs.clone(), sums);
+            // SAFETY: this level exists only where the CPU has AMX.
+            unsafe { amx::strip(&x, planes, outs.len(), &mut scratch, &end) };
+        }
+    })
 }
 
 /// The planes of the signs, computed or given, with rows padded to whole vectors.

@@ -1,0 +1,207 @@
+//! AMX, the matrix unit of some x86 cores: eight tiles of up to 16 rows of 64 bytes, and products of tiles.
+//!
+//! A product `C += A B` takes `A` by rows, and `B` with the values that meet in one 32-bit lane side by side: row `j`
+//! of `B` holds, for each of its columns, four bytes or two bf16 numbers of the inner dimension from `4 j` or `2 j` on.
+//! A product of whole tiles takes 16 cycles, whatever the width of `A`; loading a tile takes 8.
+//!
+//! The intrinsics are not stable yet, so each method is one instruction in assembly. No compiler keeps anything in
+//! tiles by itself, so they are not named as clobbered.
+//!
+//! Numbers in bf16 are summed in f32, rounded to nearest; subnormal ones count as 0.
+
+use super::Vector;
+use super::vector::transpose;
+use super::x86::F32x16;
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid_count, _mm512_castsi512_ps, _mm512_maskz_loadu_epi8};
+use std::marker::PhantomData;
+
+/// Rows of a whole tile, and 32-bit lanes of a row.
+pub const SIDE: usize = 16;
+
+/// Bytes of a whole row.
+pub const ROW: usize = 64;
+
+/// Bytes of a whole tile.
+pub const TILE: usize = SIDE * ROW;
+
+/// Whether the CPU has AMX for bytes and for bf16, and the system lets this process use it.
+pub fn is_there() -> bool {
+    const BF16: u32 = 1 << 22;
+    const TILE: u32 = 1 << 24;
+    const INT8: u32 = 1 << 25;
+    let all = BF16 | TILE | INT8;
+    __cpuid_count(7, 0).edx & all == all && is_permitted()
+}
+
+/// Asks the system for the memory in which it saves the tiles of each thread. The answer holds for the process.
+#[cfg(target_os = "linux")]
+fn is_permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: the call has no pointers. A kernel that does not know it returns an error.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_permitted() -> bool {
+    false
+}
+
+/// The shapes of all tiles, as the CPU reads them.
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// The rows of a tile and the bytes of each.
+pub type Shape = [usize; 2];
+
+/// The shape of a whole tile.
+pub const WHOLE: Shape = [SIDE, ROW];
+
+/// The tiles of this thread, in use from [`Tiles::new`] on until they are dropped.
+pub struct Tiles {
+    of_this_thread: PhantomData<*mut ()>,
+}
+
+impl Tiles {
+    /// Gives each tile a shape and fills it with zeros.
+    ///
+    /// # Safety
+    /// The CPU must be of the level [`Amx`](super::Level::Amx). A thread must not have two of these.
+    pub unsafe fn new(shapes: [Shape; 8]) -> Tiles {
+        let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        for (at, [rows, bytes]) in shapes.into_iter().enumerate() {
+            assert!(rows <= SIDE && bytes <= ROW, "the shape of a tile");
+            (config.rows[at], config.row_bytes[at]) = (rows as u8, bytes as u16);
+        }
+        // SAFETY: the caller's promise; the shapes are legal.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags, readonly)) };
+        Tiles { of_this_thread: PhantomData }
+    }
+
+    /// Fills a tile with zeros.
+    #[inline(always)]
+    pub fn zero<const T: usize>(&self) {
+        // SAFETY: the tiles are configured as long as `self` lives.
+        unsafe { asm!("tilezero tmm{t}", t = const T, options(nostack, preserves_flags, nomem)) };
+    }
+
+    /// Loads a tile whose rows are `stride` bytes apart.
+    ///
+    /// # Safety
+    /// All rows of the tile's shape must be readable.
+    #[inline(always)]
+    pub unsafe fn load<const T: usize>(&self, from: *const u8, stride: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!("tileloadd tmm{t}, [{from} + {stride}]", t = const T, from = in(reg) from, stride = in(reg) stride,
+                options(nostack, preserves_flags, readonly));
+        }
+    }
+
+    /// Writes a tile to rows that are `stride` bytes apart.
+    ///
+    /// # Safety
+    /// All rows of the tile's shape must be writable.
+    #[inline(always)]
+    pub unsafe fn store<const T: usize>(&self, to: *mut u8, stride: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!("tilestored [{to} + {stride}], tmm{t}", t = const T, to = in(reg) to, stride = in(reg) stride,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Adds to tile `C` of 32-bit integers the product of tiles `A` and `B` of signed bytes. Sums wrap around.
+    ///
+    /// # Safety
+    /// `C` must have the rows of `A` and the columns of `B`, and `B` a row for every four bytes of a row of `A`.
+    #[inline(always)]
+    pub unsafe fn add_bytes<const C: usize, const A: usize, const B: usize>(&self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!("tdpbssd tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
+                options(nostack, preserves_flags, nomem));
+        }
+    }
+
+    /// Adds to tile `C` of f32 the product of tiles `A` and `B` of bf16.
+    ///
+    /// # Safety
+    /// `C` must have the rows of `A` and the columns of `B`, and `B` a row for every two numbers of a row of `A`.
+    #[inline(always)]
+    pub unsafe fn add_bf16<const C: usize, const A: usize, const B: usize>(&self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!("tdpbf16ps tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
+                options(nostack, preserves_flags, nomem));
+        }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: the tiles are configured. Released ones need not be saved when threads take turns on a core.
+        unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
+    }
+}
+
+/// Lines of memory that are multiplied with one another.
+#[derive(Clone, Copy)]
+pub struct Lines<'a> {
+    /// The bytes of all lines.
+    pub bytes: &'a [u8],
+    /// Bytes from line to line.
+    pub stride: usize,
+    /// How many lines there are.
+    pub count: usize,
+    /// Bytes of each.
+    pub len: usize,
+}
+
+impl Lines<'_> {
+    /// 64 bytes of each of sixteen lines. What is not there is 0.
+    ///
+    /// # Safety
+    /// The CPU must have AVX-512.
+    #[inline(always)]
+    pub unsafe fn load(&self, first: usize, at: usize) -> [F32x16; SIDE] {
+        let there = self.len - at;
+        let mask = if there < ROW { (1 << there) - 1 } else { u64::MAX };
+        let mut rows = [F32x16::zero(); SIDE];
+        for (line, row) in rows.iter_mut().enumerate().take(self.count - first) {
+            let from = self.bytes[(first + line) * self.stride + at..][..there.min(ROW)].as_ptr();
+            // SAFETY: the caller's promise; the mask has the bytes of the slice.
+            *row = F32x16(unsafe { _mm512_castsi512_ps(_mm512_maskz_loadu_epi8(mask, from.cast())) });
+        }
+        rows
+    }
+
+    /// Packs sixteen lines as right factors, a tile for each 64 bytes: row `j` of a tile has word `j` of every line.
+    ///
+    /// # Safety
+    /// The CPU must have the level [`Amx`](super::Level::Amx).
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    pub unsafe fn pack(&self, first: usize, to: &mut [u8]) {
+        for (tile, to) in to.chunks_exact_mut(TILE).enumerate() {
+            // SAFETY: the caller's promise.
+            let mut rows = unsafe { self.load(first, tile * ROW) };
+            transpose(&mut rows);
+            write(&rows, to);
+        }
+    }
+}
+
+/// Writes the rows of a tile.
+#[inline(always)]
+pub fn write(rows: &[F32x16; SIDE], to: &mut [u8]) {
+    for (row, to) in rows.iter().zip(bytemuck::cast_slice_mut(to).chunks_exact_mut(SIDE)) {
+        row.store(to);
+    }
+}

@@ -1,0 +1,327 @@
+//! Products of bf16 matrices by [`amx`](crate::cpu::amx).
+//!
+//! A factor is seen as lines of the inner dimension: rows of the first matrix, columns of the second. Lines of the left
+//! factor, usually the weights, are read as they lie where they are contiguous. Those of the right factor are packed
+//! once, in panels of sixteen. A task multiplies a strip of the left factor with all panels, two by two tiles at a
+//! time, so each load of a tile serves two products. It goes along the inner dimension in pieces for which the strip
+//! stays in the first-level cache, while panels come from the second.
+
+// Every `unsafe` here is an intrinsic or a tile, sound where this is called: on CPUs with AMX, which has AVX-512.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
+use super::Matrix;
+use crate::cpu::aligned::Aligned;
+use crate::cpu::amx::{Lines, ROW, SIDE, Shape, TILE, Tiles, WHOLE, write};
+use crate::cpu::pool::{self, Shared};
+use crate::cpu::vector::transpose;
+use crate::cpu::x86::F32x16;
+use crate::cpu::{Level, Vector};
+use crate::error::Result;
+use half::bf16;
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Numbers of the inner dimension in a row of a tile.
+const STEP: usize = ROW / size_of::<bf16>();
+
+/// Numbers in a tile of sums.
+const SUMS: usize = SIDE * SIDE;
+
+/// Lines of a wide strip.
+const STRIP: usize = 2 * SIDE;
+
+/// Steps along the inner dimension for which two tiles each stay in the first-level cache.
+const STEPS: usize = 16;
+
+/// Tasks per thread.
+const TURNS: usize = 8;
+
+/// Consumes finished sums: those of a range of rows and of columns, row by row.
+pub trait End: Fn(Range<usize>, Range<usize>, &[f32]) + Send + Sync {}
+
+impl<F: Fn(Range<usize>, Range<usize>, &[f32]) + Send + Sync> End for F {}
+
+/// Computes `a b`, where the CPU has the level [`Amx`](crate::cpu::Level::Amx). Panics where the sizes do not match.
+pub fn product(a: Matrix<bf16>, b: Matrix<bf16>, threads: usize, end: &impl End) -> Result<()> {
+    assert_eq!(a.columns, b.rows, "an inner dimension");
+    debug_assert!(Level::available().contains(&Level::Amx));
+    let (x, w) = (a, b.transposed());
+    let contiguous = |lines: &Matrix<bf16>| lines.strides[1] == 1;
+    let turned = contiguous(&w) && (!contiguous(&x) || w.rows >= x.rows);
+    let (left, right) = if turned { (w, x) } else { (x, w) };
+    let steps = left.columns.div_ceil(STEP);
+    let mut packed = Aligned::new(right.rows.div_ceil(SIDE) * steps * TILE);
+    pack_all(&right, &mut packed, threads)?;
+    let strip = if left.rows < 4 * STRIP * threads { SIDE } else { STRIP };
+    let product = Product { left, right: &packed, lines: right.rows, steps, turned };
+    let (strips, ranges) = (left.rows.div_ceil(strip), threads * TURNS);
+    pool::for_each(threads, ranges.min(strips), |range| {
+        let ranges = ranges.min(strips);
+        let mut scratch = Scratch::new(&product);
+        for at in range * strips / ranges..(range + 1) * strips / ranges {
+            let strip = at * strip..left.rows.min((at + 1) * strip);
+            // SAFETY: the caller runs this where the CPU has AMX.
+            unsafe { product.strip(strip, &mut scratch, end) };
+        }
+    })
+}
+
+/// The words in which a tile is packed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// A row of a tile has numbers of one line.
+    Lines,
+    /// A row of a tile has two numbers of each of sixteen lines.
+    Pairs,
+}
+
+/// Packs all lines of the right factor: panel after panel, step after step.
+fn pack_all(of: &Matrix<bf16>, to: &mut [u8], threads: usize) -> Result<()> {
+    let panel = of.columns.div_ceil(STEP) * TILE;
+    let to = Shared::new(to);
+    pool::for_each(threads, of.rows.div_ceil(SIDE), |at| {
+        // SAFETY: panels share no byte.
+        let to = unsafe { to.part(at * panel, panel) };
+        unsafe { pack(of, at * SIDE, Order::Pairs, to) };
+    })
+}
+
+/// Packs sixteen lines from `first` on, a tile for each step. Numbers that are not there are 0.
+///
+/// # Safety
+/// The CPU must have these features.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn pack(of: &Matrix<bf16>, first: usize, order: Order, to: &mut [u8]) {
+    const SIZE: usize = size_of::<bf16>();
+    let Matrix { values, rows: count, columns, strides: [down, along] } = *of;
+    let lines = Lines { bytes: bytemuck::cast_slice(values), stride: down * SIZE, count, len: columns * SIZE };
+    for (step, to) in to.chunks_exact_mut(TILE).enumerate() {
+        let mut rows = match along {
+            1 => unsafe { lines.load(first, step * ROW) },
+            _ => by_pairs(of, first, step * STEP),
+        };
+        if (along == 1) == (order == Order::Pairs) {
+            transpose(&mut rows);
+        }
+        write(&rows, to);
+    }
+}
+
+/// A step of sixteen lines that are neighbours, pairs of numbers of each line in a row.
+#[inline(always)]
+fn by_pairs(of: &Matrix<bf16>, first: usize, at: usize) -> [F32x16; SIDE] {
+    let mut rows = [F32x16::zero(); SIDE];
+    for (pair, row) in rows.iter_mut().enumerate() {
+        let [low, high] = [across(of, first, at + 2 * pair), across(of, first, at + 2 * pair + 1)];
+        *row = F32x16(unsafe { _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32::<16>(high))) });
+    }
+    rows
+}
+
+/// Number `k` of sixteen lines that are neighbours, in the lower half of each word.
+#[inline(always)]
+fn across(of: &Matrix<bf16>, first: usize, k: usize) -> __m512i {
+    if k >= of.columns {
+        return unsafe { _mm512_setzero_si512() };
+    }
+    let from = of.values[k * of.strides[1] + first..].as_ptr();
+    let mask = if of.rows - first < SIDE { (1 << (of.rows - first)) - 1 } else { u16::MAX };
+    unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast())) }
+}
+
+/// A product, with the right factor packed.
+struct Product<'a> {
+    left: Matrix<'a, bf16>,
+    right: &'a [u8],
+    /// Lines of the right factor.
+    lines: usize,
+    /// Steps along the inner dimension.
+    steps: usize,
+    /// Whether the left factor is the second matrix.
+    turned: bool,
+}
+
+/// The workspace of a task.
+struct Scratch {
+    /// Tiles of sums: four for each two panels.
+    tiles: Aligned<f32>,
+    /// Sums row by row.
+    rows: Aligned<f32>,
+    /// The strip, if it has to be packed.
+    strip: Aligned<u8>,
+}
+
+/// A tile of the left factor in the first step, and how far it is from row to row and from step to step, in bytes.
+#[derive(Clone, Copy)]
+struct Left {
+    start: *const u8,
+    row: usize,
+    step: usize,
+}
+
+impl Scratch {
+    fn new(of: &Product) -> Scratch {
+        let strip = if of.must_be_packed() { 2 * of.steps * TILE } else { 0 };
+        let sums = of.lines.next_multiple_of(STRIP) * STRIP;
+        Scratch { tiles: Aligned::new(sums), rows: Aligned::new(sums), strip: Aligned::new(strip) }
+    }
+}
+
+impl Product<'_> {
+    /// Whether tiles of the left factor cannot be read as they lie.
+    fn must_be_packed(&self) -> bool {
+        self.left.strides[1] != 1 || !self.left.columns.is_multiple_of(STEP)
+    }
+
+    /// The tiles of a strip in the first step.
+    fn tiles_of(&self, strip: &Range<usize>, packed: &mut [u8]) -> [Left; 2] {
+        if self.must_be_packed() {
+            for (at, to) in packed.chunks_exact_mut(self.steps * TILE).enumerate().take(strip.len().div_ceil(SIDE)) {
+                unsafe { pack(&self.left, strip.start + at * SIDE, Order::Lines, to) };
+            }
+            return [0, 1].map(|at| Left { start: packed[at * self.steps * TILE..].as_ptr(), row: ROW, step: TILE });
+        }
+        let row = self.left.strides[0];
+        [0, 1].map(|at| Left {
+            start: self.left.values.as_ptr().wrapping_add((strip.start + at * SIDE) * row).cast(),
+            row: row * size_of::<bf16>(),
+            step: ROW,
+        })
+    }
+
+    /// The products of a strip with all panels.
+    ///
+    /// # Safety
+    /// The CPU must have AMX.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    unsafe fn strip(&self, strip: Range<usize>, scratch: &mut Scratch, end: &impl End) {
+        let left = self.tiles_of(&strip, &mut scratch.strip);
+        let rows = [strip.len().min(SIDE), strip.len().saturating_sub(SIDE)];
+        let shape = |rows: usize| -> Shape { [rows.max(1), ROW] };
+        let [first, second] = rows.map(shape);
+        // Tiles 0 to 3 are sums, 4 and 5 the strip, 6 and 7 panels.
+        let tiles = unsafe { Tiles::new([first, first, second, second, first, second, WHOLE, WHOLE]) };
+        for from in (0..self.steps.max(1)).step_by(STEPS) {
+            let steps = from..self.steps.min(from + STEPS);
+            for panel in (0..self.lines.div_ceil(SIDE)).step_by(2) {
+                let right = [panel, panel + 1].map(|panel| self.right.as_ptr().wrapping_add(panel * self.steps * TILE));
+                let sums = scratch.tiles[panel * STRIP * SIDE..][..4 * SUMS].as_mut_ptr();
+                let two = (panel + 1) * SIDE < self.lines;
+                unsafe {
+                    match (rows[1] > 0, two) {
+                        (true, true) => add::<2, 2>(&tiles, left, right, steps.clone(), sums),
+                        (true, false) => add::<2, 1>(&tiles, left, right, steps.clone(), sums),
+                        (false, true) => add::<1, 2>(&tiles, left, right, steps.clone(), sums),
+                        (false, false) => add::<1, 1>(&tiles, left, right, steps.clone(), sums),
+                    }
+                }
+            }
+        }
+        drop(tiles);
+        let Scratch { tiles, rows, .. } = scratch;
+        let all = 0..self.lines;
+        if self.turned {
+            self.turn(tiles, strip.len(), rows);
+            end(all, strip.clone(), &rows[..self.lines * strip.len()]);
+        } else {
+            self.lay(tiles, strip.len(), rows);
+            end(strip.clone(), all, &rows[..self.lines * strip.len()]);
+        }
+    }
+
+    /// Which of `width` lines of a strip, and which right lines, a tile of sums has.
+    #[inline(always)]
+    fn lines_of(&self, tile: usize, width: usize) -> [Range<usize>; 2] {
+        let (panel, part) = (tile / 4 * 2 + tile % 2, tile / 2 % 2);
+        [(part, width), (panel, self.lines)].map(|(at, all)| at * SIDE..all.min((at + 1) * SIDE))
+    }
+
+    /// Writes sums as rows of right lines.
+    #[inline(always)]
+    fn turn(&self, tiles: &[f32], width: usize, to: &mut [f32]) {
+        for (at, tile) in tiles.chunks_exact(SUMS).enumerate() {
+            let [left, right] = self.lines_of(at, width);
+            let mut square = [F32x16::zero(); SIDE];
+            for (row, from) in square.iter_mut().zip(tile.chunks_exact(SIDE)).take(left.len()) {
+                *row = F32x16::load(from);
+            }
+            transpose(&mut square);
+            for (row, line) in square.iter().zip(right) {
+                row.store_partial(&mut to[line * width + left.start..][..left.len()]);
+            }
+        }
+    }
+
+    /// Writes sums as rows of left lines.
+    #[inline(always)]
+    fn lay(&self, tiles: &[f32], width: usize, to: &mut [f32]) {
+        for (at, tile) in tiles.chunks_exact(SUMS).enumerate() {
+            let [left, right] = self.lines_of(at, width);
+            for (line, from) in left.zip(tile.chunks_exact(SIDE)) {
+                F32x16::load(from).store_partial(&mut to[line * self.lines + right.start..][..right.len()]);
+            }
+        }
+    }
+}
+
+/// Adds the products of some steps to `A` by `B` tiles of sums; the first steps write them.
+///
+/// # Safety
+/// The CPU must have AMX, the tiles must be shaped for these factors, and all of these steps must be there.
+#[inline(always)]
+unsafe fn add<const A: usize, const B: usize>(
+    tiles: &Tiles,
+    left: [Left; 2],
+    right: [*const u8; 2],
+    steps: Range<usize>,
+    sums: *mut f32,
+) {
+    let sum = |at: usize| sums.wrapping_add(at * SUMS).cast::<u8>();
+    unsafe {
+        if steps.start == 0 {
+            tiles.zero::<0>();
+            tiles.zero::<1>();
+            tiles.zero::<2>();
+            tiles.zero::<3>();
+        } else {
+            tiles.load::<0>(sum(0), ROW);
+            if B == 2 {
+                tiles.load::<1>(sum(1), ROW);
+            }
+            if A == 2 {
+                tiles.load::<2>(sum(2), ROW);
+            }
+            if A == 2 && B == 2 {
+                tiles.load::<3>(sum(3), ROW);
+            }
+        }
+        for step in steps {
+            let from = |at: usize| left[at].start.wrapping_add(step * left[at].step);
+            let right = |at: usize| right[at].wrapping_add(step * TILE);
+            tiles.load::<4>(from(0), left[0].row);
+            tiles.load::<6>(right(0), ROW);
+            tiles.add_bf16::<0, 4, 6>();
+            if B == 2 {
+                tiles.load::<7>(right(1), ROW);
+                tiles.add_bf16::<1, 4, 7>();
+            }
+            if A == 2 {
+                tiles.load::<5>(from(1), left[1].row);
+                tiles.add_bf16::<2, 5, 6>();
+            }
+            if A == 2 && B == 2 {
+                tiles.add_bf16::<3, 5, 7>();
+            }
+        }
+        tiles.store::<0>(sum(0), ROW);
+        if B == 2 {
+            tiles.store::<1>(sum(1), ROW);
+        }
+        if A == 2 {
+            tiles.store::<2>(sum(2), ROW);
+        }
+        if A == 2 && B == 2 {
+            tiles.store::<3>(sum(3), ROW);
+        }
+    }
+}
