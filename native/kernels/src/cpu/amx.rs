@@ -15,6 +15,7 @@ use super::x86::F32x16;
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid_count, _mm512_castsi512_ps, _mm512_maskz_loadu_epi8};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Rows of a whole tile, and 32-bit lanes of a row.
 pub const SIDE: usize = 16;
@@ -149,6 +150,121 @@ impl Drop for Tiles {
     fn drop(&mut self) {
         // SAFETY: the tiles are configured. Released ones need not be saved when threads take turns on a core.
         unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
+    }
+}
+
+/// Where the tiles of a factor lie: the first one, and the bytes from row to row and from tile to tile.
+#[derive(Clone, Copy)]
+pub struct Source {
+    /// The first tile.
+    pub start: *const u8,
+    /// From row to row.
+    pub row: usize,
+    /// From tile to tile along the inner dimension.
+    pub step: usize,
+}
+
+impl Source {
+    /// Packed tiles.
+    pub fn packed(tiles: &[u8]) -> Source {
+        Source { start: tiles.as_ptr(), row: ROW, step: TILE }
+    }
+
+    #[inline(always)]
+    fn at(&self, step: usize) -> *const u8 {
+        self.start.wrapping_add(step * self.step)
+    }
+}
+
+/// Two by two tiles of sums of products in bf16, or fewer: each load of a tile serves two products.
+pub struct Block {
+    /// Two tiles of rows.
+    pub left: [Source; 2],
+    /// Two tiles of columns.
+    pub right: [Source; 2],
+    /// Whether the second ones are there.
+    pub two: [bool; 2],
+    /// The tiles of sums, row by row.
+    pub sums: [[*mut f32; 2]; 2],
+    /// Numbers from row to row of the sums.
+    pub stride: usize,
+}
+
+impl Block {
+    /// Tiles for blocks with these numbers of rows: 0 to 3 for sums, 4 and 5 for rows, 6 and 7 for columns.
+    ///
+    /// # Safety
+    /// As for [`Tiles::new`].
+    #[inline(always)]
+    pub unsafe fn tiles(rows: [usize; 2]) -> Tiles {
+        let [first, second]: [Shape; 2] = [[rows[0].max(1), ROW], [rows[1].max(1), ROW]];
+        // SAFETY: the caller's promise.
+        unsafe { Tiles::new([first, first, second, second, first, second, WHOLE, WHOLE]) }
+    }
+
+    /// Adds the products of some steps to the sums, or writes them if `fresh`.
+    ///
+    /// # Safety
+    /// `tiles` must be from [`Block::tiles`] with the rows of this block, and all tiles must be there.
+    #[inline(always)]
+    pub unsafe fn add(&self, tiles: &Tiles, steps: Range<usize>, fresh: bool) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.two {
+                [true, true] => self.add_of::<2, 2>(tiles, steps, fresh),
+                [true, false] => self.add_of::<2, 1>(tiles, steps, fresh),
+                [false, true] => self.add_of::<1, 2>(tiles, steps, fresh),
+                [false, false] => self.add_of::<1, 1>(tiles, steps, fresh),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_of<const A: usize, const B: usize>(&self, tiles: &Tiles, steps: Range<usize>, fresh: bool) {
+        let stride = self.stride * size_of::<f32>();
+        macro_rules! each_sum {
+            ($method:ident $(, $stride:ident)?) => {
+                each_sum!(@ $method 0 0 0 $($stride)?);
+                each_sum!(@ $method 1 0 1 $($stride)?);
+                each_sum!(@ $method 2 1 0 $($stride)?);
+                each_sum!(@ $method 3 1 1 $($stride)?);
+            };
+            (@ zero $tile:literal $a:literal $b:literal) => {
+                if $a < A && $b < B {
+                    tiles.zero::<$tile>();
+                }
+            };
+            (@ $method:ident $tile:literal $a:literal $b:literal $stride:ident) => {
+                if $a < A && $b < B {
+                    tiles.$method::<$tile>(self.sums[$a][$b].cast(), $stride);
+                }
+            };
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            if fresh {
+                each_sum!(zero);
+            } else {
+                each_sum!(load, stride);
+            }
+            for step in steps {
+                tiles.load::<4>(self.left[0].at(step), self.left[0].row);
+                tiles.load::<6>(self.right[0].at(step), self.right[0].row);
+                tiles.add_bf16::<0, 4, 6>();
+                if B == 2 {
+                    tiles.load::<7>(self.right[1].at(step), self.right[1].row);
+                    tiles.add_bf16::<1, 4, 7>();
+                }
+                if A == 2 {
+                    tiles.load::<5>(self.left[1].at(step), self.left[1].row);
+                    tiles.add_bf16::<2, 5, 6>();
+                }
+                if A == 2 && B == 2 {
+                    tiles.add_bf16::<3, 5, 7>();
+                }
+            }
+            each_sum!(store, stride);
+        }
     }
 }
 

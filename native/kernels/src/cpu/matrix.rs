@@ -89,19 +89,19 @@ impl<E: Copy> Matrix<'_, E> {
 }
 
 /// Writes `epilogue(a b)` in row-major order, rounded once. Panics where the sizes do not match.
-pub fn product<S: Storage, T: Storage<Wide = S::Wide>>(
-    a: Matrix<S>,
-    b: Matrix<S>,
+pub fn product<A: Storage, B: Storage<Wide = A::Wide>, T: Storage<Wide = A::Wide>>(
+    a: Matrix<A>,
+    b: Matrix<B>,
     to: &mut [T],
-    epilogue: &Epilogue<S::Wide>,
+    epilogue: &Epilogue<A::Wide>,
     exec: &Exec,
 ) -> Result<()> {
     assert_eq!(to.len(), a.rows * b.columns, "{} by {}", a.rows, b.columns);
     #[cfg(target_arch = "x86_64")]
-    if exec.level == Level::Amx && S::DTYPE == DType::Bf16 && a.rows >= SOME {
-        return by_tiles(a, b, to, epilogue, exec);
+    if exec.level == Level::Amx && [A::DTYPE, B::DTYPE] == [DType::Bf16; 2] && a.rows >= SOME {
+        return by_tiles(a.cast(), b.cast(), to, epilogue, exec);
     }
-    let wide = widened::<S>(a.values, exec)?;
+    let wide = widened::<A>(a.values, exec)?;
     let a = Matrix { values: &wide[..], rows: a.rows, columns: a.columns, strides: a.strides };
     rounded::<T>(to, exec, |to| {
         if let Some(bias) = epilogue.bias {
@@ -114,11 +114,11 @@ pub fn product<S: Storage, T: Storage<Wide = S::Wide>>(
 
 /// Writes `epilogue(a b)` of matrices in bf16.
 #[cfg(target_arch = "x86_64")]
-fn by_tiles<S: Storage, T: Storage<Wide = S::Wide>>(
-    a: Matrix<S>,
-    b: Matrix<S>,
+fn by_tiles<T: Storage>(
+    a: Matrix<half::bf16>,
+    b: Matrix<half::bf16>,
     to: &mut [T],
-    epilogue: &Epilogue<S::Wide>,
+    epilogue: &Epilogue<T::Wide>,
     exec: &Exec,
 ) -> Result<()> {
     if to.is_empty() {
@@ -126,7 +126,7 @@ fn by_tiles<S: Storage, T: Storage<Wide = S::Wide>>(
     }
     let (columns, to) = (b.columns, Shared::new(to));
     let threads = pool::worth(exec.threads, a.rows.saturating_mul(columns).saturating_mul(a.columns), WORTH_SHARING);
-    bf16::product(a.cast(), b.cast(), threads, &|rows: Range<usize>, these: Range<usize>, sums: &[f32]| {
+    bf16::product(a, b, threads, &|rows: Range<usize>, these: Range<usize>, sums: &[f32]| {
         // SAFETY: blocks of results share no element.
         unsafe { epilogue.write(bytemuck::cast_slice(sums), [rows, these], (&to, columns), exec.level) };
     })

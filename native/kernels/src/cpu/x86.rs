@@ -57,7 +57,7 @@ macro_rules! intrinsics {
 
 /// 16 floats.
 #[derive(Clone, Copy)]
-pub struct F32x16(pub(super) __m512);
+pub struct F32x16(pub __m512);
 
 impl F32x16 {
     #[inline(always)]

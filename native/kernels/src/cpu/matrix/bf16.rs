@@ -11,7 +11,7 @@
 
 use super::Matrix;
 use crate::cpu::aligned::Aligned;
-use crate::cpu::amx::{Lines, ROW, SIDE, Shape, TILE, Tiles, WHOLE, write};
+use crate::cpu::amx::{Block, Lines, ROW, SIDE, Source, TILE, write};
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::vector::transpose;
 use crate::cpu::x86::F32x16;
@@ -49,9 +49,10 @@ pub fn product(a: Matrix<bf16>, b: Matrix<bf16>, threads: usize, end: &impl End)
     let contiguous = |lines: &Matrix<bf16>| lines.strides[1] == 1;
     let turned = contiguous(&w) && (!contiguous(&x) || w.rows >= x.rows);
     let (left, right) = if turned { (w, x) } else { (x, w) };
-    let steps = left.columns.div_ceil(STEP);
+    // One step of zeros where there is nothing to sum.
+    let steps = left.columns.div_ceil(STEP).max(1);
     let mut packed = Aligned::new(right.rows.div_ceil(SIDE) * steps * TILE);
-    pack_all(&right, &mut packed, threads)?;
+    pack_all(&right, steps, &mut packed, threads)?;
     let strip = if left.rows < 4 * STRIP * threads { SIDE } else { STRIP };
     let product = Product { left, right: &packed, lines: right.rows, steps, turned };
     let (strips, ranges) = (left.rows.div_ceil(strip), threads * TURNS);
@@ -76,9 +77,8 @@ enum Order {
 }
 
 /// Packs all lines of the right factor: panel after panel, step after step.
-fn pack_all(of: &Matrix<bf16>, to: &mut [u8], threads: usize) -> Result<()> {
-    let panel = of.columns.div_ceil(STEP) * TILE;
-    let to = Shared::new(to);
+fn pack_all(of: &Matrix<bf16>, steps: usize, to: &mut [u8], threads: usize) -> Result<()> {
+    let (panel, to) = (steps * TILE, Shared::new(to));
     pool::for_each(threads, of.rows.div_ceil(SIDE), |at| {
         // SAFETY: panels share no byte.
         let to = unsafe { to.part(at * panel, panel) };
@@ -151,14 +151,6 @@ struct Scratch {
     strip: Aligned<u8>,
 }
 
-/// A tile of the left factor in the first step, and how far it is from row to row and from step to step, in bytes.
-#[derive(Clone, Copy)]
-struct Left {
-    start: *const u8,
-    row: usize,
-    step: usize,
-}
-
 impl Scratch {
     fn new(of: &Product) -> Scratch {
         let strip = if of.must_be_packed() { 2 * of.steps * TILE } else { 0 };
@@ -170,23 +162,30 @@ impl Scratch {
 impl Product<'_> {
     /// Whether tiles of the left factor cannot be read as they lie.
     fn must_be_packed(&self) -> bool {
-        self.left.strides[1] != 1 || !self.left.columns.is_multiple_of(STEP)
+        self.left.strides[1] != 1 || self.left.columns != self.steps * STEP
     }
 
-    /// The tiles of a strip in the first step.
-    fn tiles_of(&self, strip: &Range<usize>, packed: &mut [u8]) -> [Left; 2] {
+    /// The tiles of a strip.
+    #[inline(always)]
+    fn tiles_of(&self, strip: &Range<usize>, packed: &mut [u8]) -> [Source; 2] {
         if self.must_be_packed() {
             for (at, to) in packed.chunks_exact_mut(self.steps * TILE).enumerate().take(strip.len().div_ceil(SIDE)) {
                 unsafe { pack(&self.left, strip.start + at * SIDE, Order::Lines, to) };
             }
-            return [0, 1].map(|at| Left { start: packed[at * self.steps * TILE..].as_ptr(), row: ROW, step: TILE });
+            return [0, 1].map(|at| Source::packed(&packed[at * self.steps * TILE..]));
         }
         let row = self.left.strides[0];
-        [0, 1].map(|at| Left {
+        [0, 1].map(|at| Source {
             start: self.left.values.as_ptr().wrapping_add((strip.start + at * SIDE) * row).cast(),
             row: row * size_of::<bf16>(),
             step: ROW,
         })
+    }
+
+    /// The tiles of a panel; past the last one, where nothing is read, none.
+    #[inline(always)]
+    fn panel(&self, at: usize) -> Source {
+        Source { start: self.right.as_ptr().wrapping_add(at * self.steps * TILE), row: ROW, step: TILE }
     }
 
     /// The products of a strip with all panels.
@@ -197,24 +196,15 @@ impl Product<'_> {
     unsafe fn strip(&self, strip: Range<usize>, scratch: &mut Scratch, end: &impl End) {
         let left = self.tiles_of(&strip, &mut scratch.strip);
         let rows = [strip.len().min(SIDE), strip.len().saturating_sub(SIDE)];
-        let shape = |rows: usize| -> Shape { [rows.max(1), ROW] };
-        let [first, second] = rows.map(shape);
-        // Tiles 0 to 3 are sums, 4 and 5 the strip, 6 and 7 panels.
-        let tiles = unsafe { Tiles::new([first, first, second, second, first, second, WHOLE, WHOLE]) };
-        for from in (0..self.steps.max(1)).step_by(STEPS) {
+        let tiles = unsafe { Block::tiles(rows) };
+        for from in (0..self.steps).step_by(STEPS) {
             let steps = from..self.steps.min(from + STEPS);
             for panel in (0..self.lines.div_ceil(SIDE)).step_by(2) {
-                let right = [panel, panel + 1].map(|panel| self.right.as_ptr().wrapping_add(panel * self.steps * TILE));
+                let right = [panel, panel + 1].map(|panel| self.panel(panel));
+                let two = [rows[1] > 0, (panel + 1) * SIDE < self.lines];
                 let sums = scratch.tiles[panel * STRIP * SIDE..][..4 * SUMS].as_mut_ptr();
-                let two = (panel + 1) * SIDE < self.lines;
-                unsafe {
-                    match (rows[1] > 0, two) {
-                        (true, true) => add::<2, 2>(&tiles, left, right, steps.clone(), sums),
-                        (true, false) => add::<2, 1>(&tiles, left, right, steps.clone(), sums),
-                        (false, true) => add::<1, 2>(&tiles, left, right, steps.clone(), sums),
-                        (false, false) => add::<1, 1>(&tiles, left, right, steps.clone(), sums),
-                    }
-                }
+                let sums = [[0, 1], [2, 3]].map(|row| row.map(|at| sums.wrapping_add(at * SUMS)));
+                unsafe { Block { left, right, two, sums, stride: SIDE }.add(&tiles, steps.clone(), from == 0) };
             }
         }
         drop(tiles);
@@ -260,68 +250,6 @@ impl Product<'_> {
             for (line, from) in left.zip(tile.chunks_exact(SIDE)) {
                 F32x16::load(from).store_partial(&mut to[line * self.lines + right.start..][..right.len()]);
             }
-        }
-    }
-}
-
-/// Adds the products of some steps to `A` by `B` tiles of sums; the first steps write them.
-///
-/// # Safety
-/// The CPU must have AMX, the tiles must be shaped for these factors, and all of these steps must be there.
-#[inline(always)]
-unsafe fn add<const A: usize, const B: usize>(
-    tiles: &Tiles,
-    left: [Left; 2],
-    right: [*const u8; 2],
-    steps: Range<usize>,
-    sums: *mut f32,
-) {
-    let sum = |at: usize| sums.wrapping_add(at * SUMS).cast::<u8>();
-    unsafe {
-        if steps.start == 0 {
-            tiles.zero::<0>();
-            tiles.zero::<1>();
-            tiles.zero::<2>();
-            tiles.zero::<3>();
-        } else {
-            tiles.load::<0>(sum(0), ROW);
-            if B == 2 {
-                tiles.load::<1>(sum(1), ROW);
-            }
-            if A == 2 {
-                tiles.load::<2>(sum(2), ROW);
-            }
-            if A == 2 && B == 2 {
-                tiles.load::<3>(sum(3), ROW);
-            }
-        }
-        for step in steps {
-            let from = |at: usize| left[at].start.wrapping_add(step * left[at].step);
-            let right = |at: usize| right[at].wrapping_add(step * TILE);
-            tiles.load::<4>(from(0), left[0].row);
-            tiles.load::<6>(right(0), ROW);
-            tiles.add_bf16::<0, 4, 6>();
-            if B == 2 {
-                tiles.load::<7>(right(1), ROW);
-                tiles.add_bf16::<1, 4, 7>();
-            }
-            if A == 2 {
-                tiles.load::<5>(from(1), left[1].row);
-                tiles.add_bf16::<2, 5, 6>();
-            }
-            if A == 2 && B == 2 {
-                tiles.add_bf16::<3, 5, 7>();
-            }
-        }
-        tiles.store::<0>(sum(0), ROW);
-        if B == 2 {
-            tiles.store::<1>(sum(1), ROW);
-        }
-        if A == 2 {
-            tiles.store::<2>(sum(2), ROW);
-        }
-        if A == 2 && B == 2 {
-            tiles.store::<3>(sum(3), ROW);
         }
     }
 }

@@ -19,6 +19,8 @@
 //! version 3  four steps a round, addresses proven before                              0.72
 //! ```
 //!
+//! For bf16 there are products by AMX, where the CPU has that: [`amx`].
+//!
 //! What is left: a tenth for the softmax, a twentieth for transposing queries and results, and the ends of
 //! blocks. Tried without gain: blocks of twelve rows and two vectors, whose addresses need more registers than
 //! there are (0.5).
@@ -26,6 +28,8 @@
 // Iterators are not always inlined into functions as large as these, and are slow calls then.
 #![allow(clippy::needless_range_loop)]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod backward;
 mod bias;
 mod cover;
@@ -43,7 +47,7 @@ use crate::op::Named;
 use crate::tensor::{Element, View, ViewMut};
 use crate::with_type;
 use cover::{Cover, Over};
-use product::Left;
+use product::{Computed, Left};
 use std::ops::Range;
 use tile::{Dense, Room, Rows};
 
@@ -148,6 +152,12 @@ impl<'a, S: Storage> Given<'a, S> {
     fn v(&self, of: (usize, usize), range: Range<usize>) -> Rows<'a, S> {
         let Problem { v, value_width, .. } = self.problem;
         Rows::of(self.v, v, *value_width, of, range)
+    }
+
+    /// What scaled queries are, as the right factor of scores: a power of two keeps the numbers of a tensor.
+    fn scaled(&self) -> Computed {
+        let mantissa = self.problem.scale.to_bits() << (64 - 52);
+        if mantissa == 0 { Computed::Neither } else { Computed::Right }
     }
 
     /// Whether some of a tile's keys may be hidden from some of its queries, or have a bias.

@@ -7,7 +7,7 @@
 //! is the same, and so are the bits.
 
 use super::gradient::{Backward, Block, Tiles};
-use super::product::{Care, Left, Product, Then};
+use super::product::{Care, Computed, Left, Product, Then};
 use super::tile::from_columns;
 use super::{Given, KEYS, QUERIES, bias, each_range};
 use crate::cpu::aligned::Aligned;
@@ -168,7 +168,9 @@ impl<S: Storage> Sums<'_, '_, S> {
             let left = self.given.given.k_tile((of.0, key_head), keys.clone(), &mut tiles.k).transposed();
             let (right, to) = ((&*tiles.cotangents, columns), (&mut **dq, columns));
             let care = if careful { Care::Right } else { Care::None };
-            Product { left, right, rows: width, depth: keys.len(), width: columns, to, then, care }.run(level);
+            let computed = Computed::Right.of::<S>();
+            Product { left, right, rows: width, depth: keys.len(), width: columns, to, then, care, computed }
+                .run(level);
         }
         if which.keys {
             let care = if careful { Care::Left } else { Care::None };
@@ -177,7 +179,9 @@ impl<S: Storage> Sums<'_, '_, S> {
                 let (left, right) = (Left::rows(left, columns), (&*right.0, right.1));
                 let (to, stride) = (&mut to.0[row * to.1..], to.1);
                 let to = (to, stride);
-                Product { left, right, rows: keys.len(), depth: count, width: stride, to, then, care }.run(level);
+                let computed = Computed::Left.of::<S>();
+                let rows = keys.len();
+                Product { left, right, rows, depth: count, width: stride, to, then, care, computed }.run(level);
             }
         }
     }

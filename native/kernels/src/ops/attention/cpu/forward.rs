@@ -1,6 +1,6 @@
 //! `y` and `lse`, a block of queries at a time.
 
-use super::product::{AreFinite, Care, Product, Then};
+use super::product::{AreFinite, Care, Computed, Product, Then};
 use super::softmax::Weigh;
 use super::tile::{Room, ToColumns, from_columns, lanes};
 use super::{Given, KEYS, QUERIES, each_range, few};
@@ -126,6 +126,7 @@ impl<S: Storage> Forward<'_, S> {
             to: (&mut scratch.scores, columns),
             then: Then::Write,
             care: Care::None,
+            computed: self.given.scaled().of::<S>(),
         };
         product.run(level);
         let weigh = Weigh {
@@ -149,6 +150,7 @@ impl<S: Storage> Forward<'_, S> {
             to: (&mut scratch.y, columns),
             then: Then::Scale(&scratch.decay),
             care: if careful { Care::Right } else { Care::None },
+            computed: Computed::Right.of::<S>(),
         };
         product.run(level);
     }

@@ -1,7 +1,7 @@
 //! What every pass of the gradient starts from: blocks of queries with their rows of `dy`, `lse` and `delta`, and
 //! for a tile of keys the weights, recomputed from `lse`, with the cotangents of the scores.
 
-use super::product::{AreFinite, Care, Product, Then};
+use super::product::{AreFinite, Care, Computed, Product, Then};
 use super::softmax::Differentiate;
 use super::tile::{Room, Rows, ToColumns, Widen, lanes};
 use super::{Given, KEYS, QUERIES};
@@ -159,13 +159,13 @@ impl<'a, S: Storage> Backward<'a, S> {
         let (key_head, count) = (self.given.problem.key_head(head), keys.len());
         let k = self.given.k_tile((batch, key_head), keys.clone(), &mut tiles.k);
         let v = self.given.v_tile((batch, key_head), keys, &mut tiles.v);
-        let product = |left, right, depth, to| {
-            let (right, to) = ((right, columns), (to, columns));
+        let product = |left, right, depth, to, computed: Computed| {
+            let (right, to, computed) = ((right, columns), (to, columns), computed.of::<S>());
             let (then, care) = (Then::Write, Care::None);
-            Product { left, right, rows: count, depth, width: columns, to, then, care }.run(level);
+            Product { left, right, rows: count, depth, width: columns, to, then, care, computed }.run(level);
         };
-        product(k, &block.q, width, &mut tiles.scores);
-        product(v, &block.dy, value_width, &mut tiles.cotangents);
+        product(k, &block.q, width, &mut tiles.scores, self.given.scaled());
+        product(v, &block.dy, value_width, &mut tiles.cotangents, Computed::Neither);
         let differentiate = Differentiate {
             scores: &mut tiles.scores,
             cover: is_covered.then_some(&*tiles.cover),

@@ -1,6 +1,7 @@
 //! The product of two matrices that are small enough for the caches, from blocks that live in registers.
 
-use crate::cpu::{Level, Real, Vector, Work, unrolled};
+use crate::cpu::{Level, Real, Storage, Vector, Work, unrolled};
+use crate::tensor::DType;
 
 /// The left matrix, whose elements are read one by one.
 #[derive(Clone, Copy)]
@@ -47,6 +48,26 @@ pub enum Care {
     Right,
 }
 
+/// Which factors were computed in f32. The numbers of others come from tensors in bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Computed {
+    /// None.
+    Neither,
+    /// The left one.
+    Left,
+    /// The right one.
+    Right,
+    /// Both, or the tensors are not in bf16.
+    Both,
+}
+
+impl Computed {
+    /// This for tensors in bf16, else both.
+    pub fn of<S: Storage>(self) -> Computed {
+        if S::DTYPE == DType::Bf16 { self } else { Computed::Both }
+    }
+}
+
 /// A product `left right`, `rows` by `width`, over `depth`.
 pub struct Product<'a, E> {
     /// The left matrix.
@@ -65,11 +86,13 @@ pub struct Product<'a, E> {
     pub then: Then<'a, E>,
     /// In which matrix zeros stand for hidden elements.
     pub care: Care,
+    /// Which matrices may have numbers that bf16 has not.
+    pub computed: Computed,
 }
 
 impl<E: Real> Product<'_, E> {
     /// Computes it. Panics where a matrix leaves its slice.
-    pub fn run(self, level: Level) {
+    pub fn run(mut self, level: Level) {
         if self.rows == 0 || self.width == 0 {
             return;
         }
@@ -79,7 +102,24 @@ impl<E: Real> Product<'_, E> {
             assert!((self.rows - 1) * down + last * along < values.len(), "a left matrix inside its slice");
             assert!(last * self.right.1 + self.width <= self.right.0.len(), "a right matrix inside its slice");
         }
-        E::dispatch(level, self);
+        if !self.by_tiles(level) {
+            E::dispatch(level, self);
+        }
+    }
+
+    /// Computes it by AMX, if that is possible.
+    #[cfg(target_arch = "x86_64")]
+    fn by_tiles(&mut self, level: Level) -> bool {
+        if level != Level::Amx || self.computed == Computed::Both || self.care != Care::None {
+            return false;
+        }
+        // SAFETY: the one type of this precision is f32.
+        E::DTYPE == DType::F32 && super::amx::run(unsafe { &mut *(&raw mut *self).cast::<Product<f32>>() })
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn by_tiles(&mut self, _: Level) -> bool {
+        false
     }
 }
 

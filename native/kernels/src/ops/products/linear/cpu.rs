@@ -1,5 +1,5 @@
 //! The dense layer on the CPU: matrix products by [`matrix`](crate::cpu::matrix), with bias and activation as an epilogue
-//! on the sums, before the one rounding. The gradient rounds `dz` to the storage type, as on a GPU.
+//! on the sums, before the one rounding.
 
 use super::Problem;
 use crate::cpu::convert::{rounded, widened};
@@ -59,28 +59,30 @@ fn backward_as<S: Storage>(
     mut outputs: Named<ViewMut>,
     exec: &Exec,
 ) -> Result<()> {
-    let (given, none) = (Given::<S>::new(problem, inputs, exec)?, Epilogue::default());
-    let dz = dz(problem, &given, inputs.get("dy")?.slice()?, exec)?;
-    let by_row = Matrix::new(&dz, problem.rows, problem.outputs);
-    product(by_row, given.w, outputs.expect("dx")?.slice::<S>()?, &none, exec)?;
-    product(by_row.transposed(), given.x, outputs.expect("dw")?.slice::<S>()?, &none, exec)?;
-    match outputs.take("db") {
-        Some(db) => rounded::<S>(db.slice()?, exec, |db| sum::columns::<S>(&dz, db, exec)),
-        None => Ok(()),
-    }
-}
-
-/// `dz` of `dy`.
-fn dz<'a, S: Storage>(problem: &Problem, given: &Given<S>, dy: &'a [S], exec: &Exec) -> Result<Cow<'a, [S]>> {
+    let (given, dy) = (Given::<S>::new(problem, inputs, exec)?, inputs.get("dy")?.slice::<S>()?);
     if problem.activation.is_none() {
-        return Ok(Cow::Borrowed(dy));
+        return gradients(problem, &given, dy, &mut outputs, exec);
     }
     let mut z = vec![S::Wide::from_f64(0.0); dy.len()];
     product(given.x, given.w.transposed(), &mut z, &given.epilogue(), exec)?;
-    let mut dz = vec![S::from_f64(0.0); dy.len()];
-    rounded::<S>(&mut dz, exec, |dz| {
-        dz.copy_from_slice(&widened::<S>(dy, exec)?);
-        elementwise::slope_in_place(problem.activation, &z, dz, exec)
-    })?;
-    Ok(Cow::Owned(dz))
+    let mut dz = widened::<S>(dy, exec)?.into_owned();
+    elementwise::slope_in_place(problem.activation, &z, &mut dz, exec)?;
+    gradients(problem, &given, &dz, &mut outputs, exec)
+}
+
+/// `dx`, `dw` and maybe `db` of `dz`.
+fn gradients<S: Storage, Z: Storage<Wide = S::Wide>>(
+    problem: &Problem,
+    given: &Given<S>,
+    dz: &[Z],
+    outputs: &mut Named<ViewMut>,
+    exec: &Exec,
+) -> Result<()> {
+    let (by_row, none) = (Matrix::new(dz, problem.rows, problem.outputs), Epilogue::default());
+    product(by_row, given.w, outputs.expect("dx")?.slice::<S>()?, &none, exec)?;
+    product(by_row.transposed(), given.x, outputs.expect("dw")?.slice::<S>()?, &none, exec)?;
+    match outputs.take("db") {
+        Some(db) => rounded::<S>(db.slice()?, exec, |db| sum::columns::<Z>(dz, db, exec)),
+        None => Ok(()),
+    }
 }

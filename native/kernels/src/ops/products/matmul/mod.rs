@@ -95,7 +95,7 @@ fn on_lane(buffers: &Named<&Buffer>, name: &str, [rows, columns]: [usize; 2], la
 
 /// Writes the product of two matrices, each as it lies or transposed.
 fn product<S: Storage>([a, b]: [(&View, [usize; 2], bool); 2], to: ViewMut, exec: &Exec) -> Result<()> {
-    matrix::product(shaped::<S>(a)?, shaped(b)?, to.slice::<S>()?, &Epilogue::default(), exec)
+    matrix::product(shaped::<S>(a)?, shaped::<S>(b)?, to.slice::<S>()?, &Epilogue::default(), exec)
 }
 
 fn shaped<'a, S: Storage>(

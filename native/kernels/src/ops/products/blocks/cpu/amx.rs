@@ -22,7 +22,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// From this number of rows on, tiles are faster than vectors.
-pub const ROWS: usize = 4;
+pub const ROWS: usize = 12;
 
 /// Blocks that are unpacked at a time: their tiles, 8 KiB, stay in the first-level cache.
 const BLOCKS: usize = 16;

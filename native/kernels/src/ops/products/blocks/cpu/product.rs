@@ -4,13 +4,16 @@
 use super::With;
 use super::lanes::{Eight, Lanes};
 use crate::cpu::aligned::Aligned;
-use crate::cpu::unrolled;
+use crate::cpu::{prefetch_near, unrolled};
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use half::f16;
 use std::ops::Range;
 
 /// Blocks per step of a walk: their scales fill a vector of eight.
 const GROUP: usize = 8;
+
+/// Prefetch distance along a row of weights, in bytes.
+const AHEAD: usize = 2048;
 
 /// Bytes of a group of x: scales, start values of the sums, integers. With Q4_0 two blocks share a vector, a half each.
 /// Then sums start from vectors, and the integers are ordered as 16 of one block, 16 of the other, then the rest of
@@ -201,6 +204,9 @@ fn walk<L: Eight, const Q4: bool, const OUTPUTS: usize>(x: &Prepared, weights: [
         unsafe {
             add_group::<L, Q4, OUTPUTS>(groups, group_of_x, &picks, &mut sums);
             unrolled!(o < OUTPUTS, {
+                for line in (0..bytes).step_by(64) {
+                    prefetch_near(groups[o], AHEAD + line);
+                }
                 groups[o] = groups[o].add(bytes);
             });
             group_of_x = group_of_x.add(of_x);

@@ -16,7 +16,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// From this number of rows on, tiles are faster than vectors.
-pub const ROWS: usize = 4;
+pub const ROWS: usize = 8;
 
 /// Rows of weights in a tile.
 pub const OUTPUTS: usize = SIDE;

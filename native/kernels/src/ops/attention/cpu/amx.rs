@@ -1,0 +1,193 @@
+//! Products of tiles by AMX, for tensors in bf16. A factor that comes from a tensor is exact in bf16. One that was
+//! computed, such as weights, is split into two numbers of bf16, so that 2^-16 of a value is lost at most.
+//!
+//! With 64 queries, 64 keys and a width of 64, a product takes 32 or 64 products of tiles, 0.2 or 0.4 us. In f32 by
+//! vectors it takes 2.9 us. Packing takes about as long as multiplying.
+
+// Every `unsafe` here is an intrinsic or a tile, sound where this is called: on CPUs with AMX, which has AVX-512.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
+use super::product::{Computed, Left, Product, Then};
+use crate::cpu::aligned::Aligned;
+use crate::cpu::amx::{Block, SIDE, Source, TILE, write};
+use crate::cpu::vector::transpose;
+use crate::cpu::x86::F32x16;
+use crate::cpu::{Vector, unrolled};
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+
+/// Numbers of the inner dimension in a row of a tile.
+const STEP: usize = 2 * SIDE;
+
+thread_local! {
+    /// Both factors in bf16.
+    static ROOM: RefCell<[Aligned<u8>; 2]> = RefCell::new([Aligned::new(0), Aligned::new(0)]);
+}
+
+/// Computes a product, unless a factor is not finite: the parts of split numbers would not add up then.
+pub fn run(product: &mut Product<f32>) -> bool {
+    // SAFETY: the caller runs this where the CPU has AMX.
+    ROOM.with_borrow_mut(|room| unsafe { multiply(product, room) })
+}
+
+/// # Safety
+/// The CPU must have AMX.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn multiply(product: &mut Product<f32>, [left, right]: &mut [Aligned<u8>; 2]) -> bool {
+    let Product { rows, depth, width, computed, .. } = *product;
+    let parts = if computed == Computed::Neither { 1 } else { 2 };
+    let steps = parts * depth.div_ceil(STEP);
+    let of_rows = Factor { of: product.left, lines: rows, depth, parts, split: computed == Computed::Left };
+    // Columns of the right factor are its lines.
+    let columns = Left { values: product.right.0, down: 1, along: product.right.1 };
+    let of_columns = Factor { of: columns, lines: width, depth, parts, split: computed == Computed::Right };
+    if !(unsafe { of_rows.pack(Order::Lines, left) & of_columns.pack(Order::Pairs, right) }) {
+        return false;
+    }
+    if let Then::Scale(factors) = product.then {
+        scale(product, factors);
+    }
+    let panel = |packed: &[u8], at: usize| Source::packed(&packed[(at * steps * TILE).min(packed.len())..]);
+    let stride = product.to.1;
+    for row in (0..rows).step_by(2 * SIDE) {
+        let here = [(rows - row).min(SIDE), (rows - row).saturating_sub(SIDE).min(SIDE)];
+        let tiles = unsafe { Block::tiles(here) };
+        for column in (0..width).step_by(2 * SIDE) {
+            let start = product.to.0[row * stride + column..].as_mut_ptr();
+            let block = Block {
+                left: [panel(left, row / SIDE), panel(left, row / SIDE + 1)],
+                right: [panel(right, column / SIDE), panel(right, column / SIDE + 1)],
+                two: [here[1] > 0, column + SIDE < width],
+                sums: [0, SIDE].map(|a| [0, SIDE].map(|b| start.wrapping_add(a * stride + b))),
+                stride,
+            };
+            unsafe { block.add(&tiles, 0..steps, matches!(product.then, Then::Write)) };
+        }
+    }
+    true
+}
+
+/// Multiplies what is there by the factors of its columns.
+#[inline(always)]
+fn scale(product: &mut Product<f32>, factors: &[f32]) {
+    for row in product.to.0.chunks_mut(product.to.1).take(product.rows) {
+        for (to, factors) in row.chunks_exact_mut(SIDE).zip(factors.chunks_exact(SIDE)).take(product.width / SIDE) {
+            F32x16::load(to).mul(F32x16::load(factors)).store(to);
+        }
+    }
+}
+
+/// The words in which a tile is packed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// A row of a tile has numbers of one line.
+    Lines,
+    /// A row of a tile has two numbers of each of sixteen lines.
+    Pairs,
+}
+
+/// A factor as lines of the inner dimension.
+struct Factor<'a> {
+    of: Left<'a, f32>,
+    lines: usize,
+    depth: usize,
+    /// How often the inner dimension is repeated: twice if either factor is split.
+    parts: usize,
+    /// Whether the first time has the upper parts of numbers and the second time the lower ones.
+    split: bool,
+}
+
+impl Factor<'_> {
+    /// Packs all lines, sixteen at a time. Returns whether all numbers are finite.
+    ///
+    /// # Safety
+    /// The CPU must have AVX-512.
+    #[inline(always)]
+    unsafe fn pack(&self, order: Order, to: &mut Aligned<u8>) -> bool {
+        let once = self.depth.div_ceil(STEP) * TILE;
+        let bytes = self.lines.div_ceil(SIDE) * self.parts * once;
+        if to.len() < bytes {
+            *to = Aligned::new(bytes);
+        }
+        let mut sums = F32x16::zero();
+        for (at, to) in to[..bytes].chunks_exact_mut((self.parts * once).max(1)).enumerate() {
+            for step in 0..self.depth.div_ceil(STEP) {
+                let couples = self.couples(at * SIDE, step * STEP);
+                unrolled!(row < SIDE, {
+                    sums = couples[row][0].mul_add(F32x16::zero(), sums);
+                    sums = couples[row][1].mul_add(F32x16::zero(), sums);
+                });
+                for part in 0..self.parts {
+                    let tile = unsafe { self.tile(&couples, order, self.split && part == 1) };
+                    write(&tile, &mut to[part * once + step * TILE..][..TILE]);
+                }
+            }
+        }
+        // Products with 0 are 0, or NaN for what is not finite; sums keep NaN.
+        sums.sum() == 0.0
+    }
+
+    /// A step of sixteen lines, as two vectors for each row of a tile: of one line, or of two numbers of all lines.
+    #[inline(always)]
+    fn couples(&self, first: usize, at: usize) -> [[F32x16; 2]; SIDE] {
+        let Left { values, down, along } = self.of;
+        let mut couples = [[F32x16::zero(); 2]; SIDE];
+        unrolled!(row < SIDE, {
+            unrolled!(half < 2, {
+                let (line, k) = if along == 1 { (first + row, at + half * SIDE) } else { (first, at + 2 * row + half) };
+                if line < self.lines && k < self.depth {
+                    let count = if along == 1 { self.depth - k } else { self.lines - line };
+                    couples[row][half] = F32x16::load_partial(&values[line * down + k * along..][..count.min(SIDE)]);
+                }
+            });
+        });
+        couples
+    }
+
+    /// A tile of the upper or of the lower parts of numbers.
+    #[inline(always)]
+    unsafe fn tile(&self, couples: &[[F32x16; 2]; SIDE], order: Order, lower: bool) -> [F32x16; SIDE] {
+        let by_lines = self.of.along == 1;
+        let mut tile = [F32x16::zero(); SIDE];
+        unrolled!(row < SIDE, {
+            let mut couple = couples[row];
+            if lower {
+                couple = [couple[0].sub(unsafe { upper(couple[0]) }), couple[1].sub(unsafe { upper(couple[1]) })];
+            }
+            tile[row] = unsafe { if by_lines { joined(couple) } else { interleaved(couple) } };
+        });
+        if by_lines != (order == Order::Lines) {
+            transpose(&mut tile);
+        }
+        tile
+    }
+}
+
+const UPPER: i32 = 0xffff_0000_u32 as i32;
+
+/// Numbers rounded to bf16, towards 0.
+#[inline(always)]
+unsafe fn upper(of: F32x16) -> F32x16 {
+    unsafe { F32x16(_mm512_and_ps(of.0, _mm512_castsi512_ps(_mm512_set1_epi32(UPPER)))) }
+}
+
+/// The upper halves of two vectors, one after the other.
+#[inline(always)]
+unsafe fn joined([first, second]: [F32x16; 2]) -> F32x16 {
+    unsafe {
+        let [first, second] = [_mm512_castps_si512(first.0), _mm512_castps_si512(second.0)];
+        let (first, second) = (_mm512_srli_epi32::<16>(first), _mm512_srli_epi32::<16>(second));
+        let halves = [_mm512_cvtepi32_epi16(first), _mm512_cvtepi32_epi16(second)];
+        F32x16(_mm512_castsi512_ps(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1])))
+    }
+}
+
+/// The upper halves of two vectors, side by side in each word.
+#[inline(always)]
+unsafe fn interleaved([low, high]: [F32x16; 2]) -> F32x16 {
+    unsafe {
+        let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low.0));
+        let high = _mm512_and_si512(_mm512_castps_si512(high.0), _mm512_set1_epi32(UPPER));
+        F32x16(_mm512_castsi512_ps(_mm512_or_si512(low, high)))
+    }
+}
