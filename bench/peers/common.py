@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = "avx2 fma avx512f avx512vl avx512_vnni avx512_bf16 asimd".split()
+FLAGS = "avx2 fma avx512f avx512vl avx512_vnni avx512_bf16 amx_int8 amx_bf16 asimd".split()
 # What ops give, where it is not `y`.
 OUTPUTS = {"block_recurrence": "h", "simple_rotor_net": "logits"}
 DTYPES = {"float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8"}

@@ -11,7 +11,7 @@ defmodule Sidewinder.Compare do
   A level is an implementation of the op over the same inputs:
 
     * `"reference"` - the formula in f64, one value after the other
-    * `"scalar"`, `"avx2"`, `"avx512"`, `"neon"` - the CPU's levels, on one thread
+    * `"scalar"`, `"avx2"`, `"avx512"`, `"amx"`, `"neon"` - the CPU's levels, on one thread
     * `"threads"` - the best of them on all threads
     * `"cuda"`, `"cuda_resident"` - CUDA device 0, from host memory and on tensors that are there
     * other code, in the option `:others`
@@ -37,7 +37,7 @@ defmodule Sidewinder.Compare do
   alias Sidewinder.Compare.{Difference, Table}
   alias Sidewinder.{Device, Error, Kernel, Ops, RandomInputs, Tensor, Timing}
 
-  @cpu ~w(scalar avx2 avx512 neon)
+  @cpu ~w(scalar avx2 avx512 amx neon)
   @all @cpu ++ ~w(threads cuda cuda_resident)
 
   @defaults [

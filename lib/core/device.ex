@@ -54,7 +54,7 @@ defmodule Sidewinder.Device do
           backend: backend,
           has_native: boolean,
           has_simd: boolean,
-          simd_level: :avx512 | :avx2 | :neon | :scalar | nil,
+          simd_level: :amx | :avx512 | :avx2 | :neon | :scalar | nil,
           threads: pos_integer | nil,
           cuda: %{available: boolean, devices: [String.t()], why_not: String.t() | nil},
           exla: %{available: boolean, platforms: [String.t()], why_not: String.t() | nil},

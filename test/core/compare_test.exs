@@ -105,7 +105,7 @@ defmodule Sidewinder.CompareTest do
              ]
 
     for rows <- [result.forward, result.gradient] do
-      assert ~w(reference scalar avx2 avx512 neon threads cuda cuda_resident) ==
+      assert ~w(reference scalar avx2 avx512 amx neon threads cuda cuda_resident) ==
                Enum.map(rows, & &1.level)
 
       assert %{status: :ok, max_abs_err: error, time: %{iterations: 1}} = hd(rows)
@@ -116,7 +116,7 @@ defmodule Sidewinder.CompareTest do
       assert scalar.max_abs_err < 1.0e-5 and scalar.within_tolerance
       assert row(rows, "threads").label == "#{cpu.best}, 2 threads"
 
-      for level <- ~w(avx2 avx512 neon), level not in cpu.levels do
+      for level <- ~w(avx2 avx512 amx neon), level not in cpu.levels do
         assert %{status: {:unavailable, why}, time: nil, speedup: nil} = row(rows, level)
         assert why =~ "no such instructions"
       end

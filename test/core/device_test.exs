@@ -32,7 +32,7 @@ defmodule Sidewinder.DeviceTest do
   test "info tells in short what is here, and where each op would run" do
     info = Device.info()
     assert info.has_native and info.threads == info.cpu.threads
-    assert info.simd_level in [:avx512, :avx2, :neon, :scalar]
+    assert info.simd_level in [:amx, :avx512, :avx2, :neon, :scalar]
     assert to_string(info.simd_level) == info.cpu.best
     assert info.has_simd == (info.simd_level != :scalar)
     assert info.cuda.available == Device.cuda?()
