@@ -48,16 +48,21 @@ unsafe fn multiply(product: &mut Product<f32>, [left, right]: &mut [Aligned<u8>;
         scale(product, factors);
     }
     let panel = |packed: &[u8], at: usize| Source::packed(&packed[(at * steps * TILE).min(packed.len())..]);
-    let stride = product.to.1;
+    let (stride, of_rows) =
+        (product.to.1, |row: usize| [rows - row, (rows - row).saturating_sub(SIDE)].map(|n| n.min(SIDE)));
+    let (mut shape, mut tiles) = (of_rows(0), unsafe { Block::tiles(of_rows(0)) });
     for row in (0..rows).step_by(2 * SIDE) {
-        let here = [(rows - row).min(SIDE), (rows - row).saturating_sub(SIDE).min(SIDE)];
-        let tiles = unsafe { Block::tiles(here) };
+        if shape != of_rows(row) {
+            shape = of_rows(row);
+            drop(tiles);
+            tiles = unsafe { Block::tiles(shape) };
+        }
         for column in (0..width).step_by(2 * SIDE) {
             let start = product.to.0[row * stride + column..].as_mut_ptr();
             let block = Block {
                 left: [panel(left, row / SIDE), panel(left, row / SIDE + 1)],
                 right: [panel(right, column / SIDE), panel(right, column / SIDE + 1)],
-                two: [here[1] > 0, column + SIDE < width],
+                two: [shape[1] > 0, column + SIDE < width],
                 sums: [0, SIDE].map(|a| [0, SIDE].map(|b| start.wrapping_add(a * stride + b))),
                 stride,
             };
@@ -101,66 +106,102 @@ impl Factor<'_> {
     /// Packs all lines, sixteen at a time. Returns whether all numbers are finite.
     ///
     /// # Safety
-    /// The CPU must have AVX-512.
+    /// The CPU must have AVX-512, and all lines must be there.
     #[inline(always)]
     unsafe fn pack(&self, order: Order, to: &mut Aligned<u8>) -> bool {
-        let once = self.depth.div_ceil(STEP) * TILE;
-        let bytes = self.lines.div_ceil(SIDE) * self.parts * once;
+        let bytes = self.lines.div_ceil(SIDE) * self.parts * self.depth.div_ceil(STEP) * TILE;
         if to.len() < bytes {
             *to = Aligned::new(bytes);
         }
-        let mut sums = F32x16::zero();
-        for (at, to) in to[..bytes].chunks_exact_mut((self.parts * once).max(1)).enumerate() {
+        let to = &mut to[..bytes];
+        unsafe {
+            match (self.of.along == 1, order) {
+                (true, Order::Lines) => self.pack_from::<true, false>(to),
+                (true, Order::Pairs) => self.pack_from::<true, true>(to),
+                (false, Order::Lines) => self.pack_from::<false, true>(to),
+                (false, Order::Pairs) => self.pack_from::<false, false>(to),
+            }
+        }
+    }
+
+    /// Packs lines that are contiguous, or neighbours. Tiles that are not in the wanted order are turned.
+    #[inline(always)]
+    unsafe fn pack_from<const CONTIGUOUS: bool, const TURN: bool>(&self, to: &mut [u8]) -> bool {
+        let once = self.depth.div_ceil(STEP) * TILE;
+        let mut largest = unsafe { _mm512_setzero_si512() };
+        for (at, to) in to.chunks_exact_mut((self.parts * once).max(1)).enumerate() {
             for step in 0..self.depth.div_ceil(STEP) {
-                let couples = self.couples(at * SIDE, step * STEP);
-                unrolled!(row < SIDE, {
-                    sums = couples[row][0].mul_add(F32x16::zero(), sums);
-                    sums = couples[row][1].mul_add(F32x16::zero(), sums);
-                });
+                let couples = unsafe { self.couples::<CONTIGUOUS>(at * SIDE, step * STEP, &mut largest) };
                 for part in 0..self.parts {
-                    let tile = unsafe { self.tile(&couples, order, self.split && part == 1) };
-                    write(&tile, &mut to[part * once + step * TILE..][..TILE]);
+                    let to = &mut to[part * once + step * TILE..][..TILE];
+                    unsafe {
+                        match self.split && part == 1 {
+                            true => write(&tile::<CONTIGUOUS, TURN, true>(&couples), to),
+                            false => write(&tile::<CONTIGUOUS, TURN, false>(&couples), to),
+                        }
+                    }
                 }
             }
         }
-        // Products with 0 are 0, or NaN for what is not finite; sums keep NaN.
-        sums.sum() == 0.0
+        const INFINITE: u32 = f32::INFINITY.to_bits() << 1;
+        unsafe { _mm512_reduce_max_epu32(largest) < INFINITE }
     }
 
-    /// A step of sixteen lines, as two vectors for each row of a tile: of one line, or of two numbers of all lines.
+    /// A step of sixteen lines, as two vectors for each row of a tile: halves of a line, or a number each of all lines.
+    /// `largest` has the largest magnitudes, as bits without the sign.
     #[inline(always)]
-    fn couples(&self, first: usize, at: usize) -> [[F32x16; 2]; SIDE] {
+    unsafe fn couples<const CONTIGUOUS: bool>(
+        &self,
+        first: usize,
+        at: usize,
+        largest: &mut __m512i,
+    ) -> [[F32x16; 2]; SIDE] {
         let Left { values, down, along } = self.of;
+        let (lines, depth) = (self.lines - first, self.depth - at);
+        let start = values.as_ptr().wrapping_add(first * down + at * along);
         let mut couples = [[F32x16::zero(); 2]; SIDE];
         unrolled!(row < SIDE, {
             unrolled!(half < 2, {
-                let (line, k) = if along == 1 { (first + row, at + half * SIDE) } else { (first, at + 2 * row + half) };
-                if line < self.lines && k < self.depth {
-                    let count = if along == 1 { self.depth - k } else { self.lines - line };
-                    couples[row][half] = F32x16::load_partial(&values[line * down + k * along..][..count.min(SIDE)]);
+                let (line, k) = if CONTIGUOUS { (row, half * SIDE) } else { (0, 2 * row + half) };
+                let there = if CONTIGUOUS { depth.saturating_sub(k) } else { lines };
+                let mask = if line < lines && k < depth { first_bits(there) } else { 0 };
+                unsafe {
+                    let vector = _mm512_maskz_loadu_ps(mask, start.wrapping_add(line * down + k * along));
+                    let bits = _mm512_castps_si512(vector);
+                    *largest = _mm512_max_epu32(*largest, _mm512_add_epi32(bits, bits));
+                    couples[row][half] = F32x16(vector);
                 }
             });
         });
         couples
     }
+}
 
-    /// A tile of the upper or of the lower parts of numbers.
-    #[inline(always)]
-    unsafe fn tile(&self, couples: &[[F32x16; 2]; SIDE], order: Order, lower: bool) -> [F32x16; SIDE] {
-        let by_lines = self.of.along == 1;
-        let mut tile = [F32x16::zero(); SIDE];
-        unrolled!(row < SIDE, {
-            let mut couple = couples[row];
-            if lower {
-                couple = [couple[0].sub(unsafe { upper(couple[0]) }), couple[1].sub(unsafe { upper(couple[1]) })];
+/// The first `count` bits.
+#[inline(always)]
+fn first_bits(count: usize) -> u16 {
+    if count < SIDE { (1 << count) - 1 } else { u16::MAX }
+}
+
+/// A tile of the upper or of the lower parts of numbers.
+#[inline(always)]
+unsafe fn tile<const CONTIGUOUS: bool, const TURN: bool, const LOWER: bool>(
+    couples: &[[F32x16; 2]; SIDE],
+) -> [F32x16; SIDE] {
+    let mut tile = [F32x16::zero(); SIDE];
+    unrolled!(row < SIDE, {
+        let mut couple = couples[row];
+        unsafe {
+            if LOWER {
+                couple = [couple[0].sub(upper(couple[0])), couple[1].sub(upper(couple[1]))];
             }
-            tile[row] = unsafe { if by_lines { joined(couple) } else { interleaved(couple) } };
-        });
-        if by_lines != (order == Order::Lines) {
-            transpose(&mut tile);
+            tile[row] = if CONTIGUOUS { joined(couple) } else { interleaved(couple) };
         }
-        tile
+    });
+    if TURN {
+        transpose(&mut tile);
     }
+    tile
 }
 
 const UPPER: i32 = 0xffff_0000_u32 as i32;
@@ -174,11 +215,19 @@ unsafe fn upper(of: F32x16) -> F32x16 {
 /// The upper halves of two vectors, one after the other.
 #[inline(always)]
 unsafe fn joined([first, second]: [F32x16; 2]) -> F32x16 {
+    const ODD: [u16; 32] = {
+        let mut odd = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            odd[i] = 2 * i as u16 + 1;
+            i += 1;
+        }
+        odd
+    };
     unsafe {
+        let odd = _mm512_loadu_si512(ODD.as_ptr().cast());
         let [first, second] = [_mm512_castps_si512(first.0), _mm512_castps_si512(second.0)];
-        let (first, second) = (_mm512_srli_epi32::<16>(first), _mm512_srli_epi32::<16>(second));
-        let halves = [_mm512_cvtepi32_epi16(first), _mm512_cvtepi32_epi16(second)];
-        F32x16(_mm512_castsi512_ps(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1])))
+        F32x16(_mm512_castsi512_ps(_mm512_permutex2var_epi16(first, odd, second)))
     }
 }
 
