@@ -131,13 +131,15 @@ impl Factor<'_> {
         let mut largest = unsafe { _mm512_setzero_si512() };
         for (at, to) in to.chunks_exact_mut((self.parts * once).max(1)).enumerate() {
             for step in 0..self.depth.div_ceil(STEP) {
-                let couples = unsafe { self.couples::<CONTIGUOUS>(at * SIDE, step * STEP, &mut largest) };
-                for part in 0..self.parts {
-                    let to = &mut to[part * once + step * TILE..][..TILE];
-                    unsafe {
-                        match self.split && part == 1 {
-                            true => write(&tile::<CONTIGUOUS, TURN, true>(&couples), to),
-                            false => write(&tile::<CONTIGUOUS, TURN, false>(&couples), to),
+                let (line, k) = (at * SIDE, step * STEP);
+                unsafe {
+                    let upper = self.tile::<CONTIGUOUS, TURN, false>(line, k, &mut largest);
+                    write(&upper, &mut to[step * TILE..][..TILE]);
+                    if self.parts == 2 {
+                        let to = &mut to[once + step * TILE..][..TILE];
+                        match self.split {
+                            true => write(&self.tile::<CONTIGUOUS, TURN, true>(line, k, &mut largest), to),
+                            false => write(&upper, to),
                         }
                     }
                 }
@@ -147,33 +149,48 @@ impl Factor<'_> {
         unsafe { _mm512_reduce_max_epu32(largest) < INFINITE }
     }
 
-    /// A step of sixteen lines, as two vectors for each row of a tile: halves of a line, or a number each of all lines.
-    /// `largest` has the largest magnitudes, as bits without the sign.
+    /// A tile of the upper or of the lower parts of numbers: a step of sixteen lines. `largest` gets the largest
+    /// magnitudes of upper parts, as bits without the sign.
     #[inline(always)]
-    unsafe fn couples<const CONTIGUOUS: bool>(
+    unsafe fn tile<const CONTIGUOUS: bool, const TURN: bool, const LOWER: bool>(
         &self,
         first: usize,
         at: usize,
         largest: &mut __m512i,
-    ) -> [[F32x16; 2]; SIDE] {
+    ) -> [F32x16; SIDE] {
         let Left { values, down, along } = self.of;
         let (lines, depth) = (self.lines - first, self.depth - at);
         let start = values.as_ptr().wrapping_add(first * down + at * along);
-        let mut couples = [[F32x16::zero(); 2]; SIDE];
+        let masks = match CONTIGUOUS {
+            true => [first_bits(depth), first_bits(depth.saturating_sub(SIDE))],
+            false => [first_bits(lines); 2],
+        };
+        let mut tile = [F32x16::zero(); SIDE];
         unrolled!(row < SIDE, {
-            unrolled!(half < 2, {
-                let (line, k) = if CONTIGUOUS { (row, half * SIDE) } else { (0, 2 * row + half) };
-                let there = if CONTIGUOUS { depth.saturating_sub(k) } else { lines };
-                let mask = if line < lines && k < depth { first_bits(there) } else { 0 };
-                unsafe {
-                    let vector = _mm512_maskz_loadu_ps(mask, start.wrapping_add(line * down + k * along));
-                    let bits = _mm512_castps_si512(vector);
-                    *largest = _mm512_max_epu32(*largest, _mm512_add_epi32(bits, bits));
-                    couples[row][half] = F32x16(vector);
-                }
-            });
+            // Half a line each, or a number each of all lines.
+            let offsets =
+                if CONTIGUOUS { [row * down, row * down + SIDE] } else { [2 * row * along, (2 * row + 1) * along] };
+            let there = if CONTIGUOUS { [row < lines; 2] } else { [2 * row < depth, 2 * row + 1 < depth] };
+            unsafe {
+                let mut couple = [F32x16::zero(); 2];
+                unrolled!(half < 2, {
+                    let mask = if there[half] { masks[half] } else { 0 };
+                    let vector = _mm512_maskz_loadu_ps(mask, start.wrapping_add(offsets[half]));
+                    couple[half] = F32x16(vector);
+                    if LOWER {
+                        couple[half] = couple[half].sub(upper(couple[half]));
+                    } else {
+                        let bits = _mm512_castps_si512(vector);
+                        *largest = _mm512_max_epu32(*largest, _mm512_add_epi32(bits, bits));
+                    }
+                });
+                tile[row] = if CONTIGUOUS { joined(couple) } else { interleaved(couple) };
+            }
         });
-        couples
+        if TURN {
+            transpose(&mut tile);
+        }
+        tile
     }
 }
 
@@ -181,27 +198,6 @@ impl Factor<'_> {
 #[inline(always)]
 fn first_bits(count: usize) -> u16 {
     if count < SIDE { (1 << count) - 1 } else { u16::MAX }
-}
-
-/// A tile of the upper or of the lower parts of numbers.
-#[inline(always)]
-unsafe fn tile<const CONTIGUOUS: bool, const TURN: bool, const LOWER: bool>(
-    couples: &[[F32x16; 2]; SIDE],
-) -> [F32x16; SIDE] {
-    let mut tile = [F32x16::zero(); SIDE];
-    unrolled!(row < SIDE, {
-        let mut couple = couples[row];
-        unsafe {
-            if LOWER {
-                couple = [couple[0].sub(upper(couple[0])), couple[1].sub(upper(couple[1]))];
-            }
-            tile[row] = if CONTIGUOUS { joined(couple) } else { interleaved(couple) };
-        }
-    });
-    if TURN {
-        transpose(&mut tile);
-    }
-    tile
 }
 
 const UPPER: i32 = 0xffff_0000_u32 as i32;
