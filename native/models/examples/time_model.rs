@@ -1,6 +1,6 @@
 //! Times a Mamba language model on the CPU and prints one line of JSON.
 //!
-//! `time_model prefill|decode|read FOLDER [--level NAME] [--threads N] [--type NAME] [--seconds S] [--out OUT.safetensors]`
+//! `time_model prefill|decode|read FOLDER [--level NAME] [--threads N] [--seconds S] [--out OUT.safetensors]`
 //!
 //! The folder has a model and `tokens.json`: a `prompt` and the `steps` after it, taken again and again. Written are
 //! the logits behind the prompt, or behind each of the steps. `read` adds the squares of all weights and does nothing
@@ -128,12 +128,12 @@ fn prefetch_part<V: Vector<Element = f32>>(part: &[f32]) {
     }
 }
 
-fn job(what: &str, folder: &Path, dtype: Option<DType>, exec: Exec) -> Result<Box<dyn Job>, Failure> {
+fn job(what: &str, folder: &Path, exec: Exec) -> Result<Box<dyn Job>, Failure> {
     if what == "read" {
         return Ok(Box::new(Read { weights: weights(folder)?, sum: Owned::zeros(Spec::new(DType::F32, &[1])?), exec }));
     }
     let tokens: Tokens = serde_json::from_slice(&std::fs::read(folder.join("tokens.json"))?)?;
-    let model = Arc::new(Model::new(Checkpoint::open(folder, true)?, dtype, false, Where::Cpu(exec))?);
+    let model = Arc::new(Model::new(Checkpoint::open(folder, true)?, None, false, Where::Cpu(exec))?);
     let (logits, session) = (Owned::poisoned(model.output(&[1])?), Session::new(&model)?);
     let mut prefill = Prefill { session, prompt: tokens.prompt, logits };
     match what {
@@ -158,23 +158,22 @@ fn weights(folder: &Path) -> Result<Vec<f32>, Failure> {
 
 /// The results of the first runs, one below the other.
 fn write(job: &mut dyn Job, path: &Path) -> Result<(), Failure> {
-    let (count, mut values, mut dims) = (job.checked(), Vec::<f64>::new(), Vec::new());
+    let (count, mut values, mut dims) = (job.checked(), Vec::<f32>::new(), Vec::new());
     for _ in 0..count {
         let result = job.run()?.view();
-        values.extend(result.to_f64());
+        values.extend_from_slice(result.slice()?);
         dims = result.spec().shape.to_vec();
     }
     dims[0] *= count;
-    let y = Owned::from_fn(Spec::new(DType::F32, &dims)?, |i| values[i]);
+    let y = Owned::from_fn(Spec::new(DType::F32, &dims)?, |i| f64::from(values[i]));
     Ok(safetensors::write(path, &[("y", y.view())])?)
 }
 
 fn main() -> Result<(), Failure> {
-    let arguments = Arguments::parse(USAGE, 2, &["level", "threads", "type", "seconds", "out"])?;
+    let arguments = Arguments::parse(USAGE, 2, &["level", "threads", "seconds", "out"])?;
     let [what, folder] = &arguments.positional[..] else { unreachable!("as many as were asked for") };
     let exec = arguments.exec()?;
-    let dtype = arguments.flag("type").map(|name| DType::from_name(name).ok_or(USAGE)).transpose()?;
-    let mut job = job(what, Path::new(folder), dtype, exec)?;
+    let mut job = job(what, Path::new(folder), exec)?;
     match arguments.flag("out") {
         Some(out) => write(&mut *job, Path::new(out))?,
         None => drop(job.run()?),

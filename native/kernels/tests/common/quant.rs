@@ -55,7 +55,7 @@ pub fn product(format: Format, dims: &[usize], outputs: usize, bias: bool) -> Na
 
 /// Rows of x and outputs of products, with blocks of a row: none of anything, one, primes, a little more than vectors
 /// and tiles have.
-pub const SIZES: [(usize, usize, usize); 11] = [
+pub const SIZES: [(usize, usize, usize); 14] = [
     (0, 2, 3),
     (2, 0, 3),
     (2, 3, 0),
@@ -67,4 +67,7 @@ pub const SIZES: [(usize, usize, usize); 11] = [
     (7, 3, 130),
     (33, 9, 31),
     (65, 2, 5),
+    (17, 0, 3),
+    (17, 35, 40),
+    (48, 16, 18),
 ];
