@@ -132,15 +132,12 @@ impl Factor<'_> {
         for (at, to) in to.chunks_exact_mut((self.parts * once).max(1)).enumerate() {
             for step in 0..self.depth.div_ceil(STEP) {
                 let (line, k) = (at * SIDE, step * STEP);
+                let to = &mut to[step * TILE..];
+                let whole = self.lines - line >= SIDE && self.depth - k >= STEP;
                 unsafe {
-                    let upper = self.tile::<CONTIGUOUS, TURN, false>(line, k, &mut largest);
-                    write(&upper, &mut to[step * TILE..][..TILE]);
-                    if self.parts == 2 {
-                        let to = &mut to[once + step * TILE..][..TILE];
-                        match self.split {
-                            true => write(&self.tile::<CONTIGUOUS, TURN, true>(line, k, &mut largest), to),
-                            false => write(&upper, to),
-                        }
+                    match whole {
+                        true => self.tile::<CONTIGUOUS, TURN, true>([line, k], once, to, &mut largest),
+                        false => self.tile::<CONTIGUOUS, TURN, false>([line, k], once, to, &mut largest),
                     }
                 }
             }
@@ -149,48 +146,67 @@ impl Factor<'_> {
         unsafe { _mm512_reduce_max_epu32(largest) < INFINITE }
     }
 
-    /// A tile of the upper or of the lower parts of numbers: a step of sixteen lines. `largest` gets the largest
-    /// magnitudes of upper parts, as bits without the sign.
-    #[inline(always)]
-    unsafe fn tile<const CONTIGUOUS: bool, const TURN: bool, const LOWER: bool>(
+    /// Writes a step of sixteen lines, and once more, or its lower parts, `once` bytes later. `largest` gets the largest
+    /// magnitudes, as bits without the sign.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    unsafe fn tile<const CONTIGUOUS: bool, const TURN: bool, const WHOLE: bool>(
         &self,
-        first: usize,
-        at: usize,
+        at: [usize; 2],
+        once: usize,
+        to: &mut [u8],
         largest: &mut __m512i,
-    ) -> [F32x16; SIDE] {
-        let Left { values, down, along } = self.of;
-        let (lines, depth) = (self.lines - first, self.depth - at);
-        let start = values.as_ptr().wrapping_add(first * down + at * along);
-        let masks = match CONTIGUOUS {
-            true => [first_bits(depth), first_bits(depth.saturating_sub(SIDE))],
-            false => [first_bits(lines); 2],
-        };
+    ) {
         let mut tile = [F32x16::zero(); SIDE];
+        let mut bits = *largest;
         unrolled!(row < SIDE, {
-            // Half a line each, or a number each of all lines.
-            let offsets =
-                if CONTIGUOUS { [row * down, row * down + SIDE] } else { [2 * row * along, (2 * row + 1) * along] };
-            let there = if CONTIGUOUS { [row < lines; 2] } else { [2 * row < depth, 2 * row + 1 < depth] };
-            unsafe {
-                let mut couple = [F32x16::zero(); 2];
-                unrolled!(half < 2, {
-                    let mask = if there[half] { masks[half] } else { 0 };
-                    let vector = _mm512_maskz_loadu_ps(mask, start.wrapping_add(offsets[half]));
-                    couple[half] = F32x16(vector);
-                    if LOWER {
-                        couple[half] = couple[half].sub(upper(couple[half]));
-                    } else {
-                        let bits = _mm512_castps_si512(vector);
-                        *largest = _mm512_max_epu32(*largest, _mm512_add_epi32(bits, bits));
-                    }
-                });
-                tile[row] = if CONTIGUOUS { joined(couple) } else { interleaved(couple) };
+            let couple = unsafe { self.couple::<CONTIGUOUS, WHOLE>(at, row) };
+            for half in couple {
+                let of_half = _mm512_castps_si512(half.0);
+                bits = _mm512_max_epu32(bits, _mm512_add_epi32(of_half, of_half));
             }
+            tile[row] = unsafe { if CONTIGUOUS { joined(couple) } else { interleaved(couple) } };
         });
+        *largest = bits;
         if TURN {
             transpose(&mut tile);
         }
-        tile
+        write(&tile, &mut to[..TILE]);
+        if self.parts == 1 {
+            return;
+        }
+        if self.split {
+            unrolled!(row < SIDE, {
+                let [a, b] = unsafe { self.couple::<CONTIGUOUS, WHOLE>(at, row) };
+                let lower = unsafe { [a.sub(upper(a)), b.sub(upper(b))] };
+                tile[row] = unsafe { if CONTIGUOUS { joined(lower) } else { interleaved(lower) } };
+            });
+            if TURN {
+                transpose(&mut tile);
+            }
+        }
+        write(&tile, &mut to[once..][..TILE]);
+    }
+
+    /// What makes a row of a tile: two halves of a line, or two numbers of all lines. What is not there is 0.
+    #[inline(always)]
+    unsafe fn couple<const CONTIGUOUS: bool, const WHOLE: bool>(
+        &self,
+        [first, at]: [usize; 2],
+        row: usize,
+    ) -> [F32x16; 2] {
+        let Left { values, down, along } = self.of;
+        let mut couple = [F32x16::zero(); 2];
+        unrolled!(half < 2, {
+            let (line, k) = if CONTIGUOUS { (first + row, at + half * SIDE) } else { (first, at + 2 * row + half) };
+            let from = values.as_ptr().wrapping_add(line * down + k * along);
+            let count = if CONTIGUOUS { self.depth.saturating_sub(k) } else { self.lines - line };
+            if WHOLE {
+                couple[half] = F32x16(unsafe { _mm512_loadu_ps(from) });
+            } else if line < self.lines && k < self.depth {
+                couple[half] = F32x16(unsafe { _mm512_maskz_loadu_ps(first_bits(count), from) });
+            }
+        });
+        couple
     }
 }
 
