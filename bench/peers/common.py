@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "avx2 fma avx512f avx512vl avx512_vnni avx512_bf16 amx_int8 amx_bf16 asimd".split()
 # What ops give, where it is not `y`.
-OUTPUTS = {"block_recurrence": "h", "simple_rotor_net": "logits"}
+OUTPUTS = {"block_recurrence": "h", "matmul": "c", "simple_rotor_net": "logits"}
 DTYPES = {"float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8"}
 
 
@@ -35,6 +35,7 @@ class Op(NamedTuple):
     truth: Callable  # (file, tensors) -> results
     ours: str  # its name in our example
     options: dict = {}  # and its options there
+    type: str | None = None  # the type that inputs are rounded to there
     example: str = "time_op"
     write: Callable = write_inputs  # (folder, tensors, sizes) -> what contenders get
     rtol: float = 1e-5  # the error that is allowed, relative to the largest result
@@ -63,6 +64,7 @@ class Form(NamedTuple):
     call: Callable
     names: tuple = ()
     axes: tuple = (1, 2)
+    dtype: object = None  # the type that its inputs are rounded to, once
 
     def turned(self, tensors):
         """The tensors as the form takes them, or the other way round."""

@@ -2,6 +2,7 @@
 
 import os
 
+import bf16
 import mamba
 import mm_rec
 import quant
@@ -66,7 +67,9 @@ QUANT = {
     "ternary_decode": ("numpy/unpackbits",),
     "simple_rotor_net": ("torch_eager/f32", "numpy/f32"),
 }
+BF16 = {op: ("torch_bf16/plain",) for op in bf16.SIZES}
 SUITES = {
+    "bf16": Suite(bf16.WORKLOADS, BF16, KEEP_MEMORY),
     "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": SCANS}),
     "transformer": Suite(transformer.WORKLOADS, TRANSFORMER, KEEP_MEMORY),
     "mamba": Suite(mamba.WORKLOADS, MAMBA, KEEP_MEMORY),

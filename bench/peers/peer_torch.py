@@ -2,6 +2,7 @@
 
 import torch
 
+import bf16_torch
 import mm_rec_torch
 import quant_torch
 import scan_torch
@@ -11,9 +12,16 @@ from common import OUTPUTS, host_clock, read_tensors
 FORMS = {
     "selective_scan": scan_torch.FORMS,
     **transformer_torch.FORMS,
+    "matmul": {},
     **mm_rec_torch.FORMS,
     **quant_torch.FORMS,
 }
+for op, forms in bf16_torch.FORMS.items():
+    FORMS[op] = FORMS[op] | forms
+
+
+# NumPy has no bf16.
+RESULTS = {torch.bfloat16: torch.float32}
 
 
 def prepare(name, op, file, device, threads):
@@ -21,7 +29,9 @@ def prepare(name, op, file, device, threads):
     inputs = read_tensors(file)
     torch.set_num_threads(threads)
     form = FORMS[op][name]
-    given = {k: torch.from_numpy(v).to(device) for k, v in form.turned(inputs).items()}
+    given = {
+        k: torch.from_numpy(v).to(device, form.dtype) for k, v in form.turned(inputs).items()
+    }
     output = OUTPUTS.get(op, "y")
     dy = given.pop(f"d{output}", None)
 
@@ -39,7 +49,7 @@ def prepare(name, op, file, device, threads):
         return {name: value for name, value in named if value is not None}
 
     def read(results):
-        return form.turned({k: v.detach().cpu().numpy() for k, v in results.items()})
+        return form.turned({k: v.detach().cpu().to(RESULTS.get(v.dtype, v.dtype)).numpy() for k, v in results.items()})
 
     return call if dy is None else call_with_gradient, read
 

@@ -149,6 +149,7 @@ def our_command(job, options):
     names = f"{op.ours},{op.ours}_backward" if job.gradient else op.ours
     given = ["--options", json.dumps(op.options)] if op.options else []
     given += ["--copies", op.copies] if op.copies > 1 else []
+    given += ["--type", op.type] if op.type else []
     return [*our_example(op.example), names, job.file, *given, *options]
 
 

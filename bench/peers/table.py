@@ -44,16 +44,19 @@ QUANT = {
     "torch_eager": "PyTorch, unquantized",
     "numpy": "NumPy, unquantized",
 }
+BF16 = {"ours": "Sidewinder", "torch_bf16": "PyTorch"}
 # A measure beside the race.
 OTHER_OPS = ("gru",)
 # A suite's titles, and the family of contenders that shows its limit.
 ABOUT = {
+    "bf16": (BF16, None),
     "transformer": (TRANSFORMER, "copy"),
     "mamba": (MAMBA, "read"),
     "mm_rec": (MM_REC, None),
     "quant": (QUANT, None),
 }
 TOOLS = {
+    "bf16": ("torch",),
     "selective_scan": ("torch", "jax"),
     "transformer": ("torch", "jax", "numpy", "candle"),
     "mamba": ("transformers", "torch", "numpy", "candle"),
@@ -167,7 +170,8 @@ def footer(result, suite):
     place = m["gpu"] if result["device"] != "cpu" else f"{m['cpu']}, {m['cores']} cores"
     tools = [f"{name} {v[name]}" for name in TOOLS[suite] if name in v]
     tools += filter(None, [v["rustc"]])  # a machine that a built program was carried to may have no compiler
-    return f"{place}; {', '.join(tools)}; float32; {result['date']}."
+    dtype = "bfloat16" if suite == "bf16" else "float32"
+    return f"{place}; {', '.join(tools)}; {dtype}; {result['date']}."
 
 
 def main():

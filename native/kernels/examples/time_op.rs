@@ -1,7 +1,8 @@
 //! Times ops over the inputs of a safetensors file and prints one line of JSON.
 //!
 //! `time_op OP[,OP...] IN.safetensors [--backend cpu|cuda] [--level NAME] [--threads N] [--seconds S]
-//! [--out OUT.safetensors] [--options JSON] [--copies N]`. There are N copies of the inputs, 1 by default, that take turns, so
+//! [--out OUT.safetensors] [--options JSON] [--type NAME] [--copies N]`. Floats are cast to the type first, and results
+//! back to f32 in the end. There are N copies of the inputs, 1 by default, that take turns, so
 //! that together they may be more than caches hold. Several ops, such as one and its gradient, are run one after the
 //! other and timed together; what the file lacks a later one takes from what an earlier one gave. On CUDA inputs and outputs are resident, and times those of the device.
 
@@ -15,21 +16,25 @@ use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::op::{self, About, AnyOp, Call, Named};
 use sidewinder_kernels::ops;
-use sidewinder_kernels::tensor::{Described, Owned};
+use sidewinder_kernels::tensor::{DType, Described, Owned};
 use std::path::Path;
 use std::time::Instant;
 use timing::{Arguments, Failure};
 
-const FLAGS: [&str; 7] = ["backend", "level", "threads", "seconds", "out", "options", "copies"];
+const FLAGS: [&str; 8] = ["backend", "level", "threads", "seconds", "out", "options", "type", "copies"];
 
 /// What the op takes of the file, and else of what ops before it gave.
-fn inputs(op: &About, path: &Path, before: &[Box<dyn Job>]) -> Result<Named<Owned>, Failure> {
-    let reader = Reader::open(path)?;
+fn inputs(op: &About, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Named<Owned>, Failure> {
+    let reader = Reader::open(Path::new(&arguments.positional[1]))?;
+    let cast = |tensor: Owned| match dtype(arguments)? {
+        Some(dtype) if tensor.spec().dtype.is_float() => Ok::<_, Failure>(tensor.cast(dtype)),
+        _ => Ok(tensor),
+    };
     let mut inputs = Named::default();
     for slot in op.inputs {
         let given = before.iter().find_map(|job| job.outputs().find(slot.name));
         if let Some(entry) = reader.entry(slot.name) {
-            inputs.push(slot.name, reader.tensor(entry)?);
+            inputs.push(slot.name, cast(reader.tensor(entry)?)?);
         } else if let Some(given) = given {
             inputs.push(slot.name, given.clone());
         }
@@ -37,9 +42,15 @@ fn inputs(op: &About, path: &Path, before: &[Box<dyn Job>]) -> Result<Named<Owne
     Ok(inputs)
 }
 
+/// The type that floats are cast to, if one is asked for.
+fn dtype(arguments: &Arguments) -> Result<Option<DType>, Failure> {
+    let named = |name| DType::from_name(name).ok_or_else(|| format!("no type `{name}`").into());
+    arguments.flag("type").map(named).transpose()
+}
+
 /// The checked call of the op with its inputs.
 fn call(op: &dyn AnyOp, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<(Call, Named<Owned>), Failure> {
-    let inputs = inputs(op.about(), Path::new(&arguments.positional[1]), before)?;
+    let inputs = inputs(op.about(), arguments, before)?;
     let options = serde_json::from_str(arguments.flag("options").unwrap_or("{}"))?;
     Ok((common::configured(op, options)?(op::specs(&inputs))?, inputs))
 }
@@ -150,8 +161,11 @@ fn main() -> Result<(), Failure> {
         jobs.push(job(name, &arguments, &jobs)?);
     }
     if let Some(out) = arguments.flag("out") {
+        let is_cast = dtype(&arguments)?.is_some();
+        let cast = |tensor: &Owned| if is_cast { tensor.cast(DType::F32) } else { tensor.clone() };
         let outputs = jobs.iter().flat_map(|job| job.outputs().iter());
-        let views: Vec<_> = outputs.map(|(name, tensor)| (name.as_ref(), tensor.view())).collect();
+        let outputs: Vec<_> = outputs.map(|(name, tensor)| (name.clone(), cast(tensor))).collect();
+        let views: Vec<_> = outputs.iter().map(|(name, tensor)| (name.as_ref(), tensor.view())).collect();
         safetensors::write(Path::new(out), &views)?;
     }
     let times = arguments.times(|| jobs.iter_mut().map(|job| job.run()).sum())?;
