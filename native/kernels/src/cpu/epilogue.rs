@@ -24,26 +24,27 @@ impl<E> Default for Epilogue<'_, E> {
 }
 
 impl<E: Real> Epilogue<'_, E> {
-    /// Writes a block of results, whose sums lie row by row, to a matrix with rows of `width`.
+    /// Writes a block of results to a matrix with rows of `width`. The sums come with how far it is from row to row.
     ///
     /// # Safety
     /// No other part of `y` that is alive may overlap with the block.
     pub unsafe fn write<S: Storage<Wide = E>>(
         &self,
-        sums: &[E],
+        (sums, stride): (&[E], usize),
         [rows, columns]: [Range<usize>; 2],
         (y, width): (&Shared<S>, usize),
         level: Level,
     ) {
         let bias = self.bias.map(|bias| &bias[columns.clone()]);
         with_activation!(self.activation, F => {
-            E::dispatch(level, Write::<F, S> { sums, bias, rows, columns, y, width, activation: PhantomData })
+            E::dispatch(level, Write::<F, S> { sums, stride, bias, rows, columns, y, width, activation: PhantomData })
         });
     }
 }
 
 struct Write<'a, F, S: Storage> {
     sums: &'a [S::Wide],
+    stride: usize,
     bias: Option<&'a [S::Wide]>,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -58,7 +59,7 @@ impl<F: Unary, S: Storage> Work<S::Wide> for Write<'_, F, S> {
     #[inline(always)]
     fn run<V: Vector<Element = S::Wide>>(self) {
         let count = self.columns.len();
-        for (row, sums) in self.rows.zip(self.sums.chunks_exact(count.max(1))) {
+        for (row, sums) in self.rows.zip(self.sums.chunks(self.stride.max(1))) {
             // SAFETY: the caller of `write` promises that nobody else has the block.
             let y = unsafe { self.y.part(row * self.width + self.columns.start, count) };
             each_vector!(count, |at, end| {

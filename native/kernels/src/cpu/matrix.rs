@@ -128,7 +128,8 @@ fn by_tiles<T: Storage>(
     let threads = pool::worth(exec.threads, a.rows.saturating_mul(columns).saturating_mul(a.columns), WORTH_SHARING);
     bf16::product(a, b, threads, &|rows: Range<usize>, these: Range<usize>, sums: &[f32]| {
         // SAFETY: blocks of results share no element.
-        unsafe { epilogue.write(bytemuck::cast_slice(sums), [rows, these], (&to, columns), exec.level) };
+        let sums = (bytemuck::cast_slice(sums), bf16::STRIP);
+        unsafe { epilogue.write(sums, [rows, these], (&to, columns), exec.level) };
     })
 }
 

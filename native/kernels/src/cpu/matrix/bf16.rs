@@ -1,10 +1,13 @@
 //! Products of bf16 matrices by [`amx`](crate::cpu::amx).
 //!
-//! A factor is seen as lines of the inner dimension: rows of the first matrix, columns of the second. Lines of the left
-//! factor, usually the weights, are read as they lie where they are contiguous. Those of the right factor are packed
-//! once, in panels of sixteen. A task multiplies a strip of the left factor with all panels, two by two tiles at a
-//! time, so each load of a tile serves two products. It goes along the inner dimension in pieces for which the strip
-//! stays in the first-level cache, while panels come from the second.
+//! A factor is seen as lines of the inner dimension: rows of the first matrix, columns of the second. The lines of both
+//! are packed into tiles, those of the right factor in the beginning, in panels of sixteen, those of the left factor,
+//! usually the weights, by the task that multiplies them with all panels. It goes two by two tiles at a time, so each
+//! load of a tile serves two products, and along the inner dimension in pieces for which its strip stays in the caches.
+//! For few panels the strip is read as it lies.
+//!
+//! A product of tiles takes 5.7 ns on an Emerald Rapids core, and 7 with two by two tiles in the first-level cache. With
+//! panels from the second it takes 12.6; tiles whose rows cross cache lines take a fifth more than packed ones.
 
 // Every `unsafe` here is an intrinsic or a tile, sound where this is called: on CPUs with AMX, which has AVX-512.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -28,15 +31,18 @@ const STEP: usize = ROW / size_of::<bf16>();
 const SUMS: usize = SIDE * SIDE;
 
 /// Lines of a wide strip.
-const STRIP: usize = 2 * SIDE;
+pub const STRIP: usize = 2 * SIDE;
 
-/// Steps along the inner dimension for which two tiles each stay in the first-level cache.
-const STEPS: usize = 16;
+/// Steps along the inner dimension for which the tiles of a strip stay in the caches: 48 KiB.
+const STEPS: usize = 24;
 
 /// Tasks per thread.
 const TURNS: usize = 8;
 
-/// Consumes finished sums: those of a range of rows and of columns, row by row.
+/// Up to this number of panels a strip is read as it lies: packing it would take as long as multiplying.
+const FEW_PANELS: usize = 2;
+
+/// Consumes finished sums, those of a range of rows and of columns: row by row, [`STRIP`] from one to the next.
 pub trait End: Fn(Range<usize>, Range<usize>, &[f32]) + Send + Sync {}
 
 impl<F: Fn(Range<usize>, Range<usize>, &[f32]) + Send + Sync> End for F {}
@@ -78,12 +84,52 @@ enum Order {
 
 /// Packs all lines of the right factor: panel after panel, step after step.
 fn pack_all(of: &Matrix<bf16>, steps: usize, to: &mut [u8], threads: usize) -> Result<()> {
-    let (panel, to) = (steps * TILE, Shared::new(to));
-    pool::for_each(threads, of.rows.div_ceil(SIDE), |at| {
-        // SAFETY: panels share no byte.
-        let to = unsafe { to.part(at * panel, panel) };
-        unsafe { pack(of, at * SIDE, Order::Pairs, to) };
+    let (two, bytes) = (2 * steps * TILE, to.len());
+    let to = Shared::new(to);
+    pool::for_each(threads, bytes.div_ceil(two), |at| {
+        // SAFETY: tasks share no byte.
+        let to = unsafe { to.part(at * two, two.min(bytes - at * two)) };
+        match of.strides[1] {
+            1 => to.chunks_exact_mut(steps * TILE).enumerate().for_each(|(panel, to)| {
+                unsafe { pack(of, at * STRIP + panel * SIDE, Order::Pairs, to) };
+            }),
+            _ => unsafe { pack_pairs(of, at * STRIP, steps, to) },
+        }
     })
+}
+
+/// Packs two panels of lines that are neighbours.
+///
+/// # Safety
+/// The CPU must have these features.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn pack_pairs(of: &Matrix<bf16>, first: usize, steps: usize, to: &mut [u8]) {
+    // Number `i` of one row and of the other, side by side; the second panel's come sixteen later.
+    const SIDES: [u16; 32] = {
+        let mut sides = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            sides[i] = (i / 2 + i % 2 * 32) as u16;
+            i += 1;
+        }
+        sides
+    };
+    let sides = unsafe { _mm512_loadu_si512(SIDES.as_ptr().cast()) };
+    let later = _mm512_add_epi16(sides, _mm512_set1_epi16(SIDE as i16));
+    let lines = (of.rows - first).min(STRIP);
+    let mask = if lines < STRIP { (1 << lines) - 1 } else { u32::MAX };
+    let (one, two) = to.split_at_mut(steps * TILE);
+    for (pair, to) in one.chunks_exact_mut(ROW).enumerate() {
+        let mut rows = [_mm512_setzero_si512(); 2];
+        for (k, row) in (2 * pair..of.columns).zip(&mut rows) {
+            let from = of.values[k * of.strides[1] + first..][..lines].as_ptr();
+            *row = unsafe { _mm512_maskz_loadu_epi16(mask, from.cast()) };
+        }
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_permutex2var_epi16(rows[0], sides, rows[1])) };
+        if let Some(to) = two.get_mut(pair * ROW..(pair + 1) * ROW) {
+            unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_permutex2var_epi16(rows[0], later, rows[1])) };
+        }
+    }
 }
 
 /// Packs sixteen lines from `first` on, a tile for each step. Numbers that are not there are 0.
@@ -145,8 +191,8 @@ struct Product<'a> {
 struct Scratch {
     /// Tiles of sums: four for each two panels.
     tiles: Aligned<f32>,
-    /// Sums row by row.
-    rows: Aligned<f32>,
+    /// Finished sums of two panels.
+    block: Aligned<f32>,
     /// The strip, if it has to be packed.
     strip: Aligned<u8>,
 }
@@ -155,14 +201,15 @@ impl Scratch {
     fn new(of: &Product) -> Scratch {
         let strip = if of.must_be_packed() { 2 * of.steps * TILE } else { 0 };
         let sums = of.lines.next_multiple_of(STRIP) * STRIP;
-        Scratch { tiles: Aligned::new(sums), rows: Aligned::new(sums), strip: Aligned::new(strip) }
+        Scratch { tiles: Aligned::new(sums), block: Aligned::new(STRIP * STRIP), strip: Aligned::new(strip) }
     }
 }
 
 impl Product<'_> {
-    /// Whether tiles of the left factor cannot be read as they lie.
+    /// Whether tiles of the left factor cannot, or should not, be read as they lie.
     fn must_be_packed(&self) -> bool {
-        self.left.strides[1] != 1 || self.left.columns != self.steps * STEP
+        let direct = self.left.strides[1] == 1 && self.left.columns == self.steps * STEP;
+        !direct || self.lines > FEW_PANELS * SIDE
     }
 
     /// The tiles of a strip.
@@ -205,51 +252,32 @@ impl Product<'_> {
                 let sums = scratch.tiles[panel * STRIP * SIDE..][..4 * SUMS].as_mut_ptr();
                 let sums = [[0, 1], [2, 3]].map(|row| row.map(|at| sums.wrapping_add(at * SUMS)));
                 unsafe { Block { left, right, two, sums, stride: SIDE }.add(&tiles, steps.clone(), from == 0) };
+                if steps.end == self.steps {
+                    self.finish(strip.clone(), panel, scratch, end);
+                }
             }
         }
-        drop(tiles);
-        let Scratch { tiles, rows, .. } = scratch;
-        let all = 0..self.lines;
-        if self.turned {
-            self.turn(tiles, strip.len(), rows);
-            end(all, strip.clone(), &rows[..self.lines * strip.len()]);
-        } else {
-            self.lay(tiles, strip.len(), rows);
-            end(strip.clone(), all, &rows[..self.lines * strip.len()]);
-        }
     }
 
-    /// Which of `width` lines of a strip, and which right lines, a tile of sums has.
+    /// Hands on the sums of a strip and two panels.
     #[inline(always)]
-    fn lines_of(&self, tile: usize, width: usize) -> [Range<usize>; 2] {
-        let (panel, part) = (tile / 4 * 2 + tile % 2, tile / 2 % 2);
-        [(part, width), (panel, self.lines)].map(|(at, all)| at * SIDE..all.min((at + 1) * SIDE))
-    }
-
-    /// Writes sums as rows of right lines.
-    #[inline(always)]
-    fn turn(&self, tiles: &[f32], width: usize, to: &mut [f32]) {
-        for (at, tile) in tiles.chunks_exact(SUMS).enumerate() {
-            let [left, right] = self.lines_of(at, width);
+    fn finish(&self, strip: Range<usize>, panel: usize, scratch: &mut Scratch, end: &impl End) {
+        let lines = panel * SIDE..self.lines.min((panel + 2) * SIDE);
+        for (at, tile) in scratch.tiles[panel * STRIP * SIDE..][..4 * SUMS].chunks_exact(SUMS).enumerate() {
             let mut square = [F32x16::zero(); SIDE];
-            for (row, from) in square.iter_mut().zip(tile.chunks_exact(SIDE)).take(left.len()) {
+            for (row, from) in square.iter_mut().zip(tile.chunks_exact(SIDE)) {
                 *row = F32x16::load(from);
             }
-            transpose(&mut square);
-            for (row, line) in square.iter().zip(right) {
-                row.store_partial(&mut to[line * width + left.start..][..left.len()]);
+            let (mut row, mut column) = (at / 2 * SIDE, at % 2 * SIDE);
+            if self.turned {
+                transpose(&mut square);
+                (row, column) = (column, row);
+            }
+            for (i, values) in square.iter().enumerate() {
+                values.store(&mut scratch.block[(row + i) * STRIP + column..]);
             }
         }
-    }
-
-    /// Writes sums as rows of left lines.
-    #[inline(always)]
-    fn lay(&self, tiles: &[f32], width: usize, to: &mut [f32]) {
-        for (at, tile) in tiles.chunks_exact(SUMS).enumerate() {
-            let [left, right] = self.lines_of(at, width);
-            for (line, from) in left.zip(tile.chunks_exact(SIDE)) {
-                F32x16::load(from).store_partial(&mut to[line * self.lines + right.start..][..right.len()]);
-            }
-        }
+        let [rows, columns] = if self.turned { [lines, strip] } else { [strip, lines] };
+        end(rows, columns, &scratch.block);
     }
 }

@@ -335,7 +335,8 @@ fn multiply_as<S: Storage<Wide = f32>>(
             }
         }
         // SAFETY: no other piece has these outputs.
-        unsafe { epilogue.write(&sums, [0..rows, some], (&y, outputs), exec.level) };
+        let sums = (&sums[..], some.len());
+        unsafe { epilogue.write(sums, [0..rows, some], (&y, outputs), exec.level) };
     })
 }
 
