@@ -158,8 +158,11 @@ impl Factor<'_> {
     ) {
         let mut tile = [F32x16::zero(); SIDE];
         let mut bits = *largest;
+        let Left { values, down, along } = self.of;
+        let start = values.as_ptr().wrapping_add(at[0] * down + at[1] * along);
+        let stride = if CONTIGUOUS { down } else { 2 * along };
         unrolled!(row < SIDE, {
-            let couple = unsafe { self.couple::<CONTIGUOUS, WHOLE>(at, row) };
+            let couple = unsafe { self.couple::<CONTIGUOUS, WHOLE>(start.wrapping_add(row * stride), at, row) };
             for half in couple {
                 let of_half = _mm512_castps_si512(half.0);
                 bits = _mm512_max_epu32(bits, _mm512_add_epi32(of_half, of_half));
@@ -176,7 +179,7 @@ impl Factor<'_> {
         }
         if self.split {
             unrolled!(row < SIDE, {
-                let [a, b] = unsafe { self.couple::<CONTIGUOUS, WHOLE>(at, row) };
+                let [a, b] = unsafe { self.couple::<CONTIGUOUS, WHOLE>(start.wrapping_add(row * stride), at, row) };
                 let lower = unsafe { [a.sub(upper(a)), b.sub(upper(b))] };
                 tile[row] = unsafe { if CONTIGUOUS { joined(lower) } else { interleaved(lower) } };
             });
@@ -191,22 +194,20 @@ impl Factor<'_> {
     #[inline(always)]
     unsafe fn couple<const CONTIGUOUS: bool, const WHOLE: bool>(
         &self,
+        from: *const f32,
         [first, at]: [usize; 2],
         row: usize,
     ) -> [F32x16; 2] {
-        let Left { values, down, along } = self.of;
-        let mut couple = [F32x16::zero(); 2];
-        unrolled!(half < 2, {
-            let (line, k) = if CONTIGUOUS { (first + row, at + half * SIDE) } else { (first, at + 2 * row + half) };
-            let from = values.as_ptr().wrapping_add(line * down + k * along);
-            let count = if CONTIGUOUS { self.depth.saturating_sub(k) } else { self.lines - line };
-            if WHOLE {
-                couple[half] = F32x16(unsafe { _mm512_loadu_ps(from) });
-            } else if line < self.lines && k < self.depth {
-                couple[half] = F32x16(unsafe { _mm512_maskz_loadu_ps(first_bits(count), from) });
-            }
-        });
-        couple
+        let second = from.wrapping_add(if CONTIGUOUS { SIDE } else { self.of.along });
+        if WHOLE {
+            return unsafe { [F32x16(_mm512_loadu_ps(from)), F32x16(_mm512_loadu_ps(second))] };
+        }
+        let masks = match CONTIGUOUS {
+            true if first + row >= self.lines => [0, 0],
+            true => [first_bits(self.depth - at), first_bits((self.depth - at).saturating_sub(SIDE))],
+            false => [0, 1].map(|k| if at + 2 * row + k < self.depth { first_bits(self.lines - first) } else { 0 }),
+        };
+        unsafe { [F32x16(_mm512_maskz_loadu_ps(masks[0], from)), F32x16(_mm512_maskz_loadu_ps(masks[1], second))] }
     }
 }
 
