@@ -1,8 +1,8 @@
 //! Products of bf16 matrices by [`amx`](crate::cpu::amx).
 //!
 //! A factor is seen as lines of the inner dimension: rows of the first matrix, columns of the second. The lines of both
-//! are packed into tiles, those of the right factor in the beginning, in panels of sixteen, those of the left factor,
-//! usually the weights, by the task that multiplies them with all panels. It goes two by two tiles at a time, so each
+//! are packed into tiles, those of the right factor in the beginning, in panels of sixteen, those of the left factor, the
+//! one with more lines, by the task that multiplies them with all panels. It goes two by two tiles at a time, so each
 //! load of a tile serves two products, and along the inner dimension in pieces for which its strip stays in the caches.
 //! For few panels the strip is read as it lies.
 //!
@@ -52,8 +52,7 @@ pub fn product(a: Matrix<bf16>, b: Matrix<bf16>, threads: usize, end: &impl End)
     assert_eq!(a.columns, b.rows, "an inner dimension");
     debug_assert!(Level::available().contains(&Level::Amx));
     let (x, w) = (a, b.transposed());
-    let contiguous = |lines: &Matrix<bf16>| lines.strides[1] == 1;
-    let turned = contiguous(&w) && (!contiguous(&x) || w.rows >= x.rows);
+    let turned = w.rows >= x.rows;
     let (left, right) = if turned { (w, x) } else { (x, w) };
     // One step of zeros where there is nothing to sum.
     let steps = left.columns.div_ceil(STEP).max(1);
@@ -84,52 +83,12 @@ enum Order {
 
 /// Packs all lines of the right factor: panel after panel, step after step.
 fn pack_all(of: &Matrix<bf16>, steps: usize, to: &mut [u8], threads: usize) -> Result<()> {
-    let (two, bytes) = (2 * steps * TILE, to.len());
-    let to = Shared::new(to);
-    pool::for_each(threads, bytes.div_ceil(two), |at| {
-        // SAFETY: tasks share no byte.
-        let to = unsafe { to.part(at * two, two.min(bytes - at * two)) };
-        match of.strides[1] {
-            1 => to.chunks_exact_mut(steps * TILE).enumerate().for_each(|(panel, to)| {
-                unsafe { pack(of, at * STRIP + panel * SIDE, Order::Pairs, to) };
-            }),
-            _ => unsafe { pack_pairs(of, at * STRIP, steps, to) },
-        }
+    let (panel, to) = (steps * TILE, Shared::new(to));
+    pool::for_each(threads, of.rows.div_ceil(SIDE), |at| {
+        // SAFETY: panels share no byte.
+        let to = unsafe { to.part(at * panel, panel) };
+        unsafe { pack(of, at * SIDE, Order::Pairs, to) };
     })
-}
-
-/// Packs two panels of lines that are neighbours.
-///
-/// # Safety
-/// The CPU must have these features.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn pack_pairs(of: &Matrix<bf16>, first: usize, steps: usize, to: &mut [u8]) {
-    // Number `i` of one row and of the other, side by side; the second panel's come sixteen later.
-    const SIDES: [u16; 32] = {
-        let mut sides = [0; 32];
-        let mut i = 0;
-        while i < 32 {
-            sides[i] = (i / 2 + i % 2 * 32) as u16;
-            i += 1;
-        }
-        sides
-    };
-    let sides = unsafe { _mm512_loadu_si512(SIDES.as_ptr().cast()) };
-    let later = _mm512_add_epi16(sides, _mm512_set1_epi16(SIDE as i16));
-    let lines = (of.rows - first).min(STRIP);
-    let mask = if lines < STRIP { (1 << lines) - 1 } else { u32::MAX };
-    let (one, two) = to.split_at_mut(steps * TILE);
-    for (pair, to) in one.chunks_exact_mut(ROW).enumerate() {
-        let mut rows = [_mm512_setzero_si512(); 2];
-        for (k, row) in (2 * pair..of.columns).zip(&mut rows) {
-            let from = of.values[k * of.strides[1] + first..][..lines].as_ptr();
-            *row = unsafe { _mm512_maskz_loadu_epi16(mask, from.cast()) };
-        }
-        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_permutex2var_epi16(rows[0], sides, rows[1])) };
-        if let Some(to) = two.get_mut(pair * ROW..(pair + 1) * ROW) {
-            unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_permutex2var_epi16(rows[0], later, rows[1])) };
-        }
-    }
 }
 
 /// Packs sixteen lines from `first` on, a tile for each step. Numbers that are not there are 0.
