@@ -1,6 +1,6 @@
-//! Matrix products, by the `gemm` crate, and in bf16 by AMX where there is that. gemm detects the CPU's instructions itself (up to AVX-512), so it is equally
-//! fast on every [`Level`](super::Level). It sums each element in an order that depends on the sizes and the CPU alone,
-//! not on the number of threads.
+//! Matrix products, by the `gemm` crate, and in bf16 by AMX where there is that. gemm detects the CPU's instructions
+//! itself (up to AVX-512), so it is equally fast on every [`Level`]. It sums each element in an order that depends on the
+//! sizes and the CPU alone, not on the number of threads.
 //!
 //! Products of few rows read the second matrix once and are bound by that. gemm packs it first, which takes more than
 //! twice as long. Such products are computed here, straight from 16-bit storage where the matrix has it. So are those
@@ -127,8 +127,8 @@ fn by_tiles<T: Storage>(
     let (columns, to) = (b.columns, Shared::new(to));
     let threads = pool::worth(exec.threads, a.rows.saturating_mul(columns).saturating_mul(a.columns), WORTH_SHARING);
     bf16::product(a, b, threads, &|rows: Range<usize>, these: Range<usize>, sums: &[f32]| {
-        // SAFETY: blocks of results share no element.
         let sums = (bytemuck::cast_slice(sums), bf16::STRIP);
+        // SAFETY: blocks of results share no element.
         unsafe { epilogue.write(sums, [rows, these], (&to, columns), exec.level) };
     })
 }

@@ -334,8 +334,8 @@ fn multiply_as<S: Storage<Wide = f32>>(
                 f32::dispatch(exec.level, floats::Sums { x, weights, format, columns: inputs, to })
             }
         }
-        // SAFETY: no other piece has these outputs.
         let sums = (&sums[..], some.len());
+        // SAFETY: no other piece has these outputs.
         unsafe { epilogue.write(sums, [0..rows, some], (&y, outputs), exec.level) };
     })
 }
