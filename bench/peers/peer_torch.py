@@ -12,14 +12,11 @@ from common import OUTPUTS, host_clock, read_tensors
 FORMS = {
     "selective_scan": scan_torch.FORMS,
     **transformer_torch.FORMS,
-    "matmul": {},
     **mm_rec_torch.FORMS,
     **quant_torch.FORMS,
 }
 for op, forms in bf16_torch.FORMS.items():
-    FORMS[op] = FORMS[op] | forms
-
-
+    FORMS[op] = FORMS.get(op, {}) | forms
 # NumPy has no bf16.
 RESULTS = {torch.bfloat16: torch.float32}
 
@@ -49,7 +46,9 @@ def prepare(name, op, file, device, threads):
         return {name: value for name, value in named if value is not None}
 
     def read(results):
-        return form.turned({k: v.detach().cpu().to(RESULTS.get(v.dtype, v.dtype)).numpy() for k, v in results.items()})
+        here = {k: v.detach().cpu() for k, v in results.items()}
+        wide = {k: v.to(RESULTS.get(v.dtype, v.dtype)) for k, v in here.items()}
+        return form.turned({k: v.numpy() for k, v in wide.items()})
 
     return call if dy is None else call_with_gradient, read
 

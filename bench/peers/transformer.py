@@ -64,10 +64,10 @@ def attention(q, k, v):
     return np.stack([one_head(*head) for head in each]).reshape(q.shape)
 
 
-def exact(function, name="y"):
+def exact(function, output="y"):
     """The function's result in float64."""
     return lambda _file, tensors: {
-        name: function(**{name: v.astype(np.float64) for name, v in tensors.items()})
+        output: function(**{name: v.astype(np.float64) for name, v in tensors.items()})
     }
 
 

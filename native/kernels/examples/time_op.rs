@@ -26,15 +26,16 @@ const FLAGS: [&str; 8] = ["backend", "level", "threads", "seconds", "out", "opti
 /// What the op takes of the file, and else of what ops before it gave.
 fn inputs(op: &About, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Named<Owned>, Failure> {
     let reader = Reader::open(Path::new(&arguments.positional[1]))?;
-    let cast = |tensor: Owned| match dtype(arguments)? {
-        Some(dtype) if tensor.spec().dtype.is_float() => Ok::<_, Failure>(tensor.cast(dtype)),
-        _ => Ok(tensor),
+    let dtype = dtype(arguments)?;
+    let cast = |tensor: Owned| match dtype.filter(|_| tensor.spec().dtype.is_float()) {
+        Some(dtype) => tensor.cast(dtype),
+        None => tensor,
     };
     let mut inputs = Named::default();
     for slot in op.inputs {
         let given = before.iter().find_map(|job| job.outputs().find(slot.name));
         if let Some(entry) = reader.entry(slot.name) {
-            inputs.push(slot.name, cast(reader.tensor(entry)?)?);
+            inputs.push(slot.name, cast(reader.tensor(entry)?));
         } else if let Some(given) = given {
             inputs.push(slot.name, given.clone());
         }

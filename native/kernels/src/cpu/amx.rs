@@ -10,8 +10,11 @@
 //! Numbers in bf16 are summed in f32, rounded to nearest; subnormal ones count as 0.
 
 use super::Vector;
+use super::aligned::Aligned;
+use super::pool::{self, Shared};
 use super::vector::transpose;
 use super::x86::F32x16;
+use crate::error::Result;
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid_count, _mm512_castsi512_ps, _mm512_maskz_loadu_epi8};
 use std::marker::PhantomData;
@@ -289,7 +292,7 @@ impl Lines<'_> {
     #[inline(always)]
     pub unsafe fn load(&self, first: usize, at: usize) -> [F32x16; SIDE] {
         let there = self.len - at;
-        let mask = if there < ROW { (1 << there) - 1 } else { u64::MAX };
+        let mask = first_bits(there);
         let mut rows = [F32x16::zero(); SIDE];
         for (line, row) in rows.iter_mut().enumerate().take(self.count - first) {
             let from = self.bytes[(first + line) * self.stride + at..][..there.min(ROW)].as_ptr();
@@ -299,12 +302,27 @@ impl Lines<'_> {
         rows
     }
 
-    /// Packs sixteen lines as right factors, a tile for each 64 bytes: row `j` of a tile has word `j` of every line.
+    /// Packs all lines as right factors: sixteen lines after sixteen, a tile for each 64 bytes.
     ///
     /// # Safety
     /// The CPU must have the level [`Amx`](super::Level::Amx).
+    pub unsafe fn pack_all(&self, threads: usize) -> Result<Aligned<u8>> {
+        let (sixteens, bytes) = (self.count.div_ceil(SIDE), self.len.div_ceil(ROW) * TILE);
+        let mut tiles = Aligned::new(sixteens * bytes);
+        let to = Shared::new(&mut tiles);
+        pool::for_each(threads, sixteens, |at| {
+            // SAFETY: tiles share no line. The rest is the caller's promise.
+            unsafe { self.pack(at * SIDE, to.part(at * bytes, bytes)) };
+        })?;
+        Ok(tiles)
+    }
+
+    /// Packs sixteen lines: row `j` of a tile has word `j` of every line.
+    ///
+    /// # Safety
+    /// The CPU must have these features.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    pub unsafe fn pack(&self, first: usize, to: &mut [u8]) {
+    unsafe fn pack(&self, first: usize, to: &mut [u8]) {
         for (tile, to) in to.chunks_exact_mut(TILE).enumerate() {
             // SAFETY: the caller's promise.
             let mut rows = unsafe { self.load(first, tile * ROW) };
@@ -312,6 +330,31 @@ impl Lines<'_> {
             write(&rows, to);
         }
     }
+}
+
+/// The words in which a tile is packed, for two numbers in a word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// A row of a tile has numbers of one line: a left factor.
+    Lines,
+    /// A row of a tile has two numbers of each of sixteen lines: a right factor.
+    Pairs,
+}
+
+/// The first `count` bits.
+#[inline(always)]
+pub fn first_bits(count: usize) -> u64 {
+    if count < 64 { (1 << count) - 1 } else { u64::MAX }
+}
+
+/// Reads the rows of a tile.
+#[inline(always)]
+pub fn read(tile: &[f32]) -> [F32x16; SIDE] {
+    let mut rows = [F32x16::zero(); SIDE];
+    for (row, from) in rows.iter_mut().zip(tile.chunks_exact(SIDE)) {
+        *row = F32x16::load(from);
+    }
+    rows
 }
 
 /// Writes the rows of a tile.

@@ -1,6 +1,6 @@
 //! Matrix products, by the `gemm` crate, and in bf16 by AMX where there is that. gemm detects the CPU's instructions
-//! itself (up to AVX-512), so it is equally fast on every [`Level`]. It sums each element in an order that depends on the
-//! sizes and the CPU alone, not on the number of threads.
+//! itself (up to AVX-512), so it is equally fast on every [`Level`](super::Level). It sums each element in an order that
+//! depends on the sizes and the CPU alone, not on the number of threads.
 //!
 //! Products of few rows read the second matrix once and are bound by that. gemm packs it first, which takes more than
 //! twice as long. Such products are computed here, straight from 16-bit storage where the matrix has it. So are those
@@ -11,11 +11,8 @@ mod bf16;
 
 use super::convert::{rounded, widened};
 use super::pool::Shared;
-use super::{
-    Epilogue, Exec, Level, Real, Storage, Vector, Work, each_vector, elementwise, pool, prefetch_near, unrolled,
-};
+use super::{Epilogue, Exec, Real, Storage, Vector, Work, each_vector, elementwise, pool, prefetch_near, unrolled};
 use crate::error::Result;
-use crate::tensor::DType;
 use gemm::Parallelism;
 use std::ops::Range;
 
@@ -98,7 +95,7 @@ pub fn product<A: Storage, B: Storage<Wide = A::Wide>, T: Storage<Wide = A::Wide
 ) -> Result<()> {
     assert_eq!(to.len(), a.rows * b.columns, "{} by {}", a.rows, b.columns);
     #[cfg(target_arch = "x86_64")]
-    if exec.level == Level::Amx && [A::DTYPE, B::DTYPE] == [DType::Bf16; 2] && a.rows >= SOME {
+    if exec.level == super::Level::Amx && [A::DTYPE, B::DTYPE] == [crate::tensor::DType::Bf16; 2] && a.rows >= SOME {
         return by_tiles(a.cast(), b.cast(), to, epilogue, exec);
     }
     let wide = widened::<A>(a.values, exec)?;

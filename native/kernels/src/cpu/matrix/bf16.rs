@@ -14,7 +14,7 @@
 
 use super::Matrix;
 use crate::cpu::aligned::Aligned;
-use crate::cpu::amx::{Block, Lines, ROW, SIDE, Source, TILE, write};
+use crate::cpu::amx::{Block, Lines, Order, ROW, SIDE, Source, TILE, first_bits, read, write};
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::vector::transpose;
 use crate::cpu::x86::F32x16;
@@ -47,7 +47,7 @@ pub trait End: Fn(Range<usize>, Range<usize>, &[f32]) + Send + Sync {}
 
 impl<F: Fn(Range<usize>, Range<usize>, &[f32]) + Send + Sync> End for F {}
 
-/// Computes `a b`, where the CPU has the level [`Amx`](crate::cpu::Level::Amx). Panics where the sizes do not match.
+/// Computes `a b`, where the CPU has the level [`Amx`](Level::Amx). Panics where the sizes do not match.
 pub fn product(a: Matrix<bf16>, b: Matrix<bf16>, threads: usize, end: &impl End) -> Result<()> {
     assert_eq!(a.columns, b.rows, "an inner dimension");
     debug_assert!(Level::available().contains(&Level::Amx));
@@ -70,15 +70,6 @@ pub fn product(a: Matrix<bf16>, b: Matrix<bf16>, threads: usize, end: &impl End)
             unsafe { product.strip(strip, &mut scratch, end) };
         }
     })
-}
-
-/// The words in which a tile is packed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
-    /// A row of a tile has numbers of one line.
-    Lines,
-    /// A row of a tile has two numbers of each of sixteen lines.
-    Pairs,
 }
 
 /// Packs all lines of the right factor: panel after panel, step after step.
@@ -130,7 +121,7 @@ fn across(of: &Matrix<bf16>, first: usize, k: usize) -> __m512i {
         return unsafe { _mm512_setzero_si512() };
     }
     let from = of.values[k * of.strides[1] + first..].as_ptr();
-    let mask = if of.rows - first < SIDE { (1 << (of.rows - first)) - 1 } else { u16::MAX };
+    let mask = first_bits(of.rows - first) as u16;
     unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast())) }
 }
 
@@ -223,10 +214,7 @@ impl Product<'_> {
     fn finish(&self, strip: Range<usize>, panel: usize, scratch: &mut Scratch, end: &impl End) {
         let lines = panel * SIDE..self.lines.min((panel + 2) * SIDE);
         for (at, tile) in scratch.tiles[panel * STRIP * SIDE..][..4 * SUMS].chunks_exact(SUMS).enumerate() {
-            let mut square = [F32x16::zero(); SIDE];
-            for (row, from) in square.iter_mut().zip(tile.chunks_exact(SIDE)) {
-                *row = F32x16::load(from);
-            }
+            let mut square = read(tile);
             let (mut row, mut column) = (at / 2 * SIDE, at % 2 * SIDE);
             if self.turned {
                 transpose(&mut square);

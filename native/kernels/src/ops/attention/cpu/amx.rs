@@ -9,7 +9,7 @@
 
 use super::product::{Computed, Left, Product, Then};
 use crate::cpu::aligned::Aligned;
-use crate::cpu::amx::{Block, SIDE, Source, TILE, write};
+use crate::cpu::amx::{Block, Order, SIDE, Source, TILE, first_bits, write};
 use crate::cpu::vector::transpose;
 use crate::cpu::x86::F32x16;
 use crate::cpu::{Vector, unrolled};
@@ -80,15 +80,6 @@ fn scale(product: &mut Product<f32>, factors: &[f32]) {
             F32x16::load(to).mul(F32x16::load(factors)).store(to);
         }
     }
-}
-
-/// The words in which a tile is packed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
-    /// A row of a tile has numbers of one line.
-    Lines,
-    /// A row of a tile has two numbers of each of sixteen lines.
-    Pairs,
 }
 
 /// A factor as lines of the inner dimension.
@@ -207,14 +198,9 @@ impl Factor<'_> {
             true => [first_bits(self.depth - at), first_bits((self.depth - at).saturating_sub(SIDE))],
             false => [0, 1].map(|k| if at + 2 * row + k < self.depth { first_bits(self.lines - first) } else { 0 }),
         };
+        let masks = masks.map(|mask| mask as u16);
         unsafe { [F32x16(_mm512_maskz_loadu_ps(masks[0], from)), F32x16(_mm512_maskz_loadu_ps(masks[1], second))] }
     }
-}
-
-/// The first `count` bits.
-#[inline(always)]
-fn first_bits(count: usize) -> u16 {
-    if count < SIDE { (1 << count) - 1 } else { u16::MAX }
 }
 
 const UPPER: i32 = 0xffff_0000_u32 as i32;

@@ -9,12 +9,10 @@
 // Every `unsafe` here is an intrinsic or a tile, sound where this is called: on CPUs with AMX, which has AVX-512.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
-use super::product::Quantized;
+use super::product::{Quantized, Sums};
 use crate::cpu::aligned::Aligned;
-use crate::cpu::amx::{Lines, ROW, SIDE, Tiles, WHOLE};
-use crate::cpu::pool::{self, Shared};
+use crate::cpu::amx::{Lines, ROW, SIDE, Tiles, WHOLE, first_bits, read};
 use crate::cpu::vector::transpose;
-use crate::cpu::x86::F32x16;
 use crate::cpu::{Vector, prefetch, unrolled};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format, SCALE};
@@ -49,39 +47,17 @@ impl Prepared {
     /// Packs rows.
     pub fn new(x: &Quantized, threads: usize) -> Result<Prepared> {
         let Quantized { rows, blocks, .. } = *x;
-        let (sixteens, padded) = (rows.div_ceil(SIDE), blocks.next_multiple_of(2));
-        let bytes = padded * BLOCK * SIDE;
-        let (mut tiles, mut scales) = (Aligned::new(sixteens * bytes), Aligned::new(sixteens * padded * SIDE));
-        let lines =
-            Lines { bytes: bytemuck::cast_slice(&x.q), stride: blocks * BLOCK, count: rows, len: blocks * BLOCK };
-        {
-            let (tiles, scales) = (Shared::new(&mut tiles), Shared::new(&mut scales));
-            pool::for_each(threads, sixteens, |at| {
-                // SAFETY: tiles share no row.
-                let (tiles, scales) =
-                    unsafe { (tiles.part(at * bytes, bytes), scales.part(at * padded * SIDE, padded * SIDE)) };
-                unsafe { lines.pack(at * SIDE, tiles) };
-                for (row, d) in x.d[at * SIDE * blocks..].chunks_exact(blocks.max(1)).take(SIDE).enumerate() {
-                    scales[row..].iter_mut().step_by(SIDE).zip(d).for_each(|(to, d)| *to = *d);
-                }
-            })?;
+        let len = blocks * BLOCK;
+        let lines = Lines { bytes: bytemuck::cast_slice(&x.q), stride: len, count: rows, len };
+        let padded = blocks.next_multiple_of(2);
+        let mut scales = Aligned::new(rows.div_ceil(SIDE) * padded * SIDE);
+        for (row, d) in x.d.chunks_exact(blocks.max(1)).enumerate() {
+            let to = &mut scales[row / SIDE * padded * SIDE + row % SIDE..];
+            to.iter_mut().step_by(SIDE).zip(d).for_each(|(to, d)| *to = *d);
         }
+        let tiles = unsafe { lines.pack_all(threads)? };
         Ok(Prepared { tiles, scales, rows, padded, blocks })
     }
-}
-
-/// The sums of all rows of x for a range of outputs, in row-major order.
-pub struct Sums<'a> {
-    /// The rows of x.
-    pub x: &'a Prepared,
-    /// The weights of all outputs.
-    pub weights: &'a [u8],
-    /// Their format.
-    pub format: Format,
-    /// The outputs.
-    pub outputs: Range<usize>,
-    /// The sums are written here.
-    pub to: &'a mut [f32],
 }
 
 /// The workspace of a task.
@@ -96,7 +72,7 @@ struct Scratch {
     sums: Aligned<f32>,
 }
 
-impl Sums<'_> {
+impl Sums<'_, Prepared> {
     /// Computes them.
     pub fn run(mut self) {
         let mut scratch = Scratch {
@@ -200,10 +176,7 @@ impl Sums<'_> {
     /// Writes a tile of sums as rows.
     #[inline(always)]
     fn turn(&mut self, sums: &[f32], first: usize, at: usize, width: usize) {
-        let mut square = [F32x16::zero(); SIDE];
-        for (row, from) in square.iter_mut().zip(sums.chunks_exact(SIDE)) {
-            *row = F32x16::load(from);
-        }
+        let mut square = read(sums);
         transpose(&mut square);
         let count = self.outputs.len();
         for (row, to) in square.iter().zip(self.to[first * count..].chunks_exact_mut(count)) {
@@ -302,7 +275,7 @@ unsafe fn scales(format: Format, weights: &[u8], row: usize, blocks: Range<usize
         for (weights, to) in weights.chunks_exact(row).zip(to.chunks_exact_mut(BLOCKS)) {
             for (at, to) in to.chunks_exact_mut(SIDE).enumerate() {
                 let first = blocks.start + at * SIDE;
-                let mask = ((1u32 << blocks.end.saturating_sub(first).min(SIDE)) - 1) as u16;
+                let mask = first_bits(blocks.end.saturating_sub(first)) as u16;
                 let from = weights.as_ptr().wrapping_add(first * format.bytes());
                 // The two bytes after a scale belong to its block.
                 let words = _mm512_mask_i32gather_epi32::<1>(_mm512_setzero_si512(), mask, offsets, from.cast());

@@ -327,7 +327,7 @@ fn multiply_as<S: Storage<Wide = f32>>(
         let (format, to) = (factors.weights, &mut sums[..]);
         match &x {
             #[cfg(target_arch = "x86_64")]
-            Factor::Tiles(x) => amx::Sums { x, weights, format, outputs: some.clone(), to }.run(),
+            Factor::Tiles(x) => Sums { x, weights, format, outputs: some.clone(), to }.run(),
             Factor::Integers(x) => instructions.run(Sums { x, weights, format, outputs: some.clone(), to }),
             Factor::Floats(x) => {
                 let weights = &weights[format.row_bytes(inputs) * some.start..format.row_bytes(inputs) * some.end];

@@ -96,9 +96,9 @@ impl Prepared {
 }
 
 /// The sums of all rows of x for a range of outputs, in row-major order.
-pub struct Sums<'a> {
+pub struct Sums<'a, X> {
     /// The rows of x, prepared for these instructions and this format.
-    pub x: &'a Prepared,
+    pub x: &'a X,
     /// The weights of all outputs.
     pub weights: &'a [u8],
     /// Their format.
@@ -109,7 +109,7 @@ pub struct Sums<'a> {
     pub to: &'a mut [f32],
 }
 
-impl With for Sums<'_> {
+impl With for Sums<'_, Prepared> {
     #[inline(always)]
     fn with<L: Lanes>(self) {
         match self.format {
@@ -119,7 +119,7 @@ impl With for Sums<'_> {
     }
 }
 
-impl Sums<'_> {
+impl Sums<'_, Prepared> {
     #[inline(always)]
     fn run<L: Lanes, const Q4: bool>(self) {
         assert_eq!(self.to.len(), self.x.rows * self.outputs.len(), "room for all sums");

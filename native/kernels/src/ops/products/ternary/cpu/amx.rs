@@ -6,11 +6,8 @@
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use crate::cpu::aligned::Aligned;
-use crate::cpu::amx::{Lines, ROW, SIDE, TILE, Tiles, WHOLE};
-use crate::cpu::pool::{self, Shared};
+use crate::cpu::amx::{Lines, ROW, SIDE, TILE, Tiles, WHOLE, read, write};
 use crate::cpu::vector::transpose;
-use crate::cpu::x86::F32x16;
-use crate::cpu::{Vector, unrolled};
 use crate::error::Result;
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -35,18 +32,8 @@ pub struct Prepared {
 impl Prepared {
     /// Packs rows of `n` bytes.
     pub fn new(q: &[i8], rows: usize, n: usize, threads: usize) -> Result<Prepared> {
-        let (steps, sixteens) = (n.div_ceil(ROW), rows.div_ceil(SIDE));
-        let mut tiles = Aligned::new(sixteens * steps * TILE);
         let lines = Lines { bytes: bytemuck::cast_slice(q), stride: n, count: rows, len: n };
-        {
-            let tiles = Shared::new(&mut tiles);
-            pool::for_each(threads, sixteens, |at| {
-                // SAFETY: tiles share no row.
-                let tiles = unsafe { tiles.part(at * steps * TILE, steps * TILE) };
-                unsafe { lines.pack(at * SIDE, tiles) };
-            })?;
-        }
-        Ok(Prepared { tiles, rows, steps })
+        Ok(Prepared { tiles: unsafe { lines.pack_all(threads)? }, rows, steps: n.div_ceil(ROW) })
     }
 }
 
@@ -77,7 +64,7 @@ pub unsafe fn strip(
 ) {
     unsafe { unpack(planes, outs, &mut scratch.weights) };
     let sixteens = x.rows.div_ceil(SIDE);
-    // Tiles 0 to 3 are sums, 4 is one of weights, 5 and 6 are rows of x.
+    // Tiles 0 to 3 are sums, 4 is one of weights, 5 to 7 are rows of x.
     let sums = [outs, ROW];
     let tiles = unsafe { Tiles::new([sums, sums, sums, sums, [outs, ROW], WHOLE, WHOLE, WHOLE]) };
     for first in (0..sixteens).step_by(AT_ONCE) {
@@ -143,15 +130,9 @@ unsafe fn add<const N: usize>(tiles: &Tiles, x: &Prepared, first: usize, scratch
 /// Transposes a tile of sums.
 #[inline(always)]
 fn turn(sums: &mut [i32]) {
-    let sums: &mut [f32] = bytemuck::cast_slice_mut(sums);
-    let mut square = [F32x16::zero(); SIDE];
-    unrolled!(row < SIDE, {
-        square[row] = F32x16::load(&sums[row * SIDE..]);
-    });
+    let mut square = read(bytemuck::cast_slice(sums));
     transpose(&mut square);
-    unrolled!(row < SIDE, {
-        square[row].store(&mut sums[row * SIDE..]);
-    });
+    write(&square, bytemuck::cast_slice_mut(sums));
 }
 
 /// Writes cells as bytes, a tile for every 64 of them. A sentinel, and what follows the end of a row, counts as any.

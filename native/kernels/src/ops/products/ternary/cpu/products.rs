@@ -11,7 +11,7 @@ use super::wide::{Task, WORD, Wide, dispatch};
 use crate::base::activation::Activation;
 use crate::cpu::activation::{GeluErf, GeluTanh, Relu, Sigmoid, Silu, Softplus, Unary};
 use crate::cpu::pool::{self, Shared};
-use crate::cpu::{Exec, Level, Storage};
+use crate::cpu::{Exec, Storage};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::products::ternary::plane_bytes;
@@ -362,7 +362,7 @@ fn matmul_to<S: Storage<Wide = f32>>(
             let bytes = Bytes::new(problem, inputs, outputs, exec)?;
             ends.x_scale = Some(&bytes.scales);
             #[cfg(target_arch = "x86_64")]
-            if exec.level == Level::Amx && problem.rows >= amx::ROWS {
+            if exec.level == crate::cpu::Level::Amx && problem.rows >= amx::ROWS {
                 return by_tiles(problem, &bytes.q, planes, &ends, exec);
             }
             let (stride, x, sums) = bytes.by_bits(problem, exec)?;
