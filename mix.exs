@@ -330,7 +330,7 @@ defmodule Sidewinder.MixProject do
 
   defp package do
     sources =
-      ~w(lib native/Cargo.toml native/Cargo.lock native/kernels native/files native/models native/nif native/xla priv/models
+      ~w(lib native/Cargo.toml native/Cargo.lock native/kernels native/files native/models native/nif native/xla native/fuzz priv/models
          priv/samples)
 
     about = ~w(mix.exs .formatter.exs README.md guides CHANGELOG.md LICENSE)

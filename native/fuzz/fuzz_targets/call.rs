@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::op::{self, About, AnyOp, Configured, Named, Slot, Takes};
+use sidewinder_kernels::op::{self, About, AnyOp, Configured, Named, Pattern, Sizes, Slot, Takes};
 use sidewinder_kernels::ops::OPS;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 
@@ -57,30 +57,17 @@ fn size(call: &Call, letter: char) -> usize {
     }
 }
 
-fn shape(call: &Call, slot: &Slot, input: Input) -> Vec<usize> {
+/// One of the slot's shapes, if the sizes make one.
+fn shape(call: &Call, slot: &Slot, input: Input) -> Option<Vec<usize>> {
     let alternatives: Vec<&str> = slot.shape.words.split(" | ").collect();
-    let chosen = alternatives[input.alternative as usize % alternatives.len()];
-    let axes = chosen.trim().trim_matches(['(', ')']).split(',').map(str::trim);
-    axes.flat_map(|axis| match axis {
-        "..." => vec![size(call, 'B'); call.sizes[2] as usize % 3],
-        // What may be repeated along an axis, such as `H|1`.
-        axis => match axis.split_once('|') {
-            Some((full, _)) => vec![if call.flags % 2 == 0 { of_term(call, full) } else { 1 }],
-            None => vec![axis.split('+').map(|term| of_term(call, term)).sum()],
-        },
-    })
-    .collect()
-}
-
-/// The size that a term such as `D`, `2N`, `W-1` or `9I/16` comes to.
-fn of_term(call: &Call, term: &str) -> usize {
-    if let Some((term, over)) = term.split_once('/') {
-        return of_term(call, term) / over.parse::<usize>().unwrap_or(1);
+    let pattern = Pattern::new(alternatives[input.alternative as usize % alternatives.len()]);
+    let rows = vec![size(call, 'B'); call.sizes[2] as usize % 3];
+    let mut dims = Sizes::given(|letter| size(call, letter), &rows).shape(&pattern)?;
+    let axes = pattern.axes().iter().rev().zip(dims.iter_mut().rev());
+    for (_, size) in axes.filter(|(axis, _)| axis.or_one && call.flags % 2 == 1) {
+        *size = 1;
     }
-    let (term, less) = term.strip_suffix("-1").map_or((term, 0), |term| (term, 1));
-    let (times, letter) = term.split_at(term.len() - 1);
-    let size = size(call, letter.chars().next().unwrap_or('B'));
-    (size * times.parse().unwrap_or(1)).saturating_sub(less)
+    Some(dims)
 }
 
 struct Tensor {
@@ -112,23 +99,19 @@ fn damage(tensors: &mut Vec<Tensor>, at: usize, damage: &Damage) {
     }
 }
 
-fn tensors(op: &About, call: &Call) -> Vec<Tensor> {
+fn tensors(op: &About, call: &Call) -> Option<Vec<Tensor>> {
     let storage = op.storage[call.dtype as usize % op.storage.len()];
     let inputs = call.inputs.iter().copied().chain(std::iter::repeat(Input::default()));
     let present = op.inputs.iter().zip(inputs).filter(|(slot, input)| !(slot.optional && input.absent));
-    let mut tensors: Vec<Tensor> = present
-        .map(|(slot, input)| Tensor {
-            name: slot.name,
-            dtype: slot.precision.dtype(storage),
-            dims: shape(call, slot, input),
-            shorter: 0,
-            from: 0,
-        })
-        .collect();
+    let tensor = |(slot, input): (&Slot, Input)| {
+        let (dtype, dims) = (slot.precision.dtype(storage), shape(call, slot, input)?);
+        Some(Tensor { name: slot.name, dtype, dims, shorter: 0, from: 0 })
+    };
+    let mut tensors = present.map(tensor).collect::<Option<Vec<_>>>()?;
     for (at, what) in call.damages.iter().flatten() {
         damage(&mut tensors, *at as usize, what);
     }
-    tensors
+    Some(tensors)
 }
 
 /// The op with options as text, or with some flags and words that it knows.
@@ -167,7 +150,7 @@ fn small(spec: &Spec) -> bool {
 }
 
 fn run(op: &dyn AnyOp, call: &Call) {
-    let tensors = tensors(op.about(), call);
+    let Some(tensors) = tensors(op.about(), call) else { return };
     let mut memory = Vec::new();
     for (i, tensor) in tensors.iter().enumerate() {
         match Spec::new(tensor.dtype, &tensor.dims) {

@@ -24,6 +24,18 @@ impl Sizes {
         Sizes { letters, rows: None }
     };
 
+    /// Sizes as they are given for each letter, and for the first axes that `...` stands for.
+    ///
+    /// # Panics
+    /// If there are more first axes than a tensor has.
+    pub fn given(of: impl Fn(char) -> usize, rows: &[usize]) -> Sizes {
+        let mut sizes = Sizes { rows: Some(Shape::new(rows).expect("few axes")), ..Sizes::NONE };
+        for (letter, size) in ('A'..='Z').zip(&mut sizes.letters) {
+            *size = of(letter);
+        }
+        sizes
+    }
+
     /// The sizes in the inputs of an op. All that are there must agree with each other.
     pub fn bind(op: &About, inputs: &Named<Spec>) -> Result<Sizes> {
         let mut sizes = Sizes::NONE;
