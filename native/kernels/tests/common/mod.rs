@@ -8,6 +8,7 @@ pub mod cumulative;
 pub mod on_device;
 pub mod quant;
 pub mod recurrences;
+pub mod scan_on_device;
 pub mod scans;
 pub mod ternary;
 
