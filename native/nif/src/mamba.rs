@@ -1,49 +1,30 @@
-//! Mamba models, their sessions and the choice of tokens.
+//! Mamba models: loading, saving, and passes over whole sequences.
+
+mod session;
+mod train;
+
+pub use session::{HeldSession, binary};
+pub use train::HeldTrainer;
 
 use crate::answer::answer;
 use crate::ops::{Target, decode_map};
 use crate::tensor::{Output, Tensor, buffer_term};
-use rustler::{Atom, Binary, Encoder, Env, NewBinary, ResourceArc, Term};
+use rustler::{Atom, Binary, Encoder, Env, ResourceArc, Term};
 use serde::Deserialize;
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::ops::products::matrices::Quantization;
 use sidewinder_kernels::tensor::{DType, Described};
-use sidewinder_models::mamba::sample::Sampling;
-use sidewinder_models::mamba::train::{AdamW, Trainer};
 use sidewinder_models::mamba::{
-    Checkpoint, Config, Description, Input, Model, Session, Weight, Where, choose, ends, files, merged, names,
-    quantized_config, told,
+    Checkpoint, Config, Description, Input, Model, Weight, Where, ends, files, merged, names, quantized_config, told,
 };
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// A model that Elixir has a reference to.
 pub struct HeldModel(Arc<Model>);
 
 impl rustler::Resource for HeldModel {}
-
-/// A session that Elixir has a reference to. One call at a time uses it.
-pub struct HeldSession(Mutex<Session>);
-
-impl rustler::Resource for HeldSession {}
-
-impl HeldSession {
-    fn lock(&self) -> MutexGuard<'_, Session> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A trainer that Elixir has a reference to. One call at a time uses it.
-pub struct HeldTrainer(Mutex<Trainer>);
-
-impl rustler::Resource for HeldTrainer {}
-
-impl HeldTrainer {
-    fn lock(&self) -> MutexGuard<'_, Trainer> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// How a model is loaded.
 #[derive(Default, Deserialize)]
@@ -67,9 +48,7 @@ impl Loading {
         };
         self.dtype.as_ref().map(named).transpose()
     }
-}
 
-impl Loading {
     fn quantization(&self) -> Result<Option<Quantization>> {
         let named = |name: &String| {
             Quantization::from_name(name)
@@ -295,248 +274,5 @@ fn forward<'a>(env: Env<'a>, model: &Model, input: Term<'a>) -> Term<'a> {
                 Ok(to.into_term(env))
             }
         }
-    })
-}
-
-/// A session that has seen nothing.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_session(env: Env, model: ResourceArc<HeldModel>) -> Term {
-    answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(Session::new(&model.0)?)))))
-}
-
-/// Takes a sequence in; what comes of its last row, if that is wanted, or `nil`.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_prefill_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, wanted: bool) -> Term<'a> {
-    prefill(env, &session, input, wanted)
-}
-
-/// Like `mamba_prefill_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_prefill_io<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, wanted: bool) -> Term<'a> {
-    prefill(env, &session, input, wanted)
-}
-
-fn prefill<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>, wanted: bool) -> Term<'a> {
-    answer(env, || {
-        let fed = Fed::decode(input)?;
-        let mut session = session.lock();
-        if !wanted {
-            session.prefill(fed.input()?, None)?;
-            return Ok(rustler::types::atom::nil().encode(env));
-        }
-        let mut to = Output::new(session.model().output(&[1])?)?;
-        session.prefill(fed.input()?, Some(to.view_mut()?))?;
-        Ok(to.into_term(env))
-    })
-}
-
-/// Takes all tokens but the last in; the mean of -ln of the probabilities of all but the first.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_loss_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>) -> Term<'a> {
-    loss(env, &session, input)
-}
-
-/// Like `mamba_loss_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_loss_io<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>) -> Term<'a> {
-    loss(env, &session, input)
-}
-
-fn loss<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>) -> Term<'a> {
-    answer(env, || session.lock().loss(Fed::decode(input)?.tokens()?))
-}
-
-/// Steps sessions of one model by a token or frame each.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_step_cpu<'a>(env: Env<'a>, sessions: Vec<ResourceArc<HeldSession>>, input: Term<'a>) -> Term<'a> {
-    step(env, &sessions, input)
-}
-
-/// Like `mamba_step_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_step_io<'a>(env: Env<'a>, sessions: Vec<ResourceArc<HeldSession>>, input: Term<'a>) -> Term<'a> {
-    step(env, &sessions, input)
-}
-
-fn step<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>) -> Term<'a> {
-    answer(env, || {
-        let fed = Fed::decode(input)?;
-        let mut locked = lock(sessions)?;
-        let Some(first) = locked.first() else {
-            return Err(Error::new(Kind::Argument, "sessions").expected("at least one").got("none"));
-        };
-        let mut to = Output::new(first.model().output(&[sessions.len()])?)?;
-        let mut sessions: Vec<&mut Session> = locked.iter_mut().map(|session| &mut **session).collect();
-        Session::step(&mut sessions, fed.input()?, to.view_mut()?)?;
-        Ok(to.into_term(env))
-    })
-}
-
-/// Steps sessions of one language model by a token each, and chooses the next one of each, as one map for each says.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_next_cpu<'a>(
-    env: Env<'a>,
-    sessions: Vec<ResourceArc<HeldSession>>,
-    input: Term<'a>,
-    samplings: Vec<Term<'a>>,
-) -> Term<'a> {
-    next(env, &sessions, input, &samplings)
-}
-
-/// Like `mamba_next_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_next_io<'a>(
-    env: Env<'a>,
-    sessions: Vec<ResourceArc<HeldSession>>,
-    input: Term<'a>,
-    samplings: Vec<Term<'a>>,
-) -> Term<'a> {
-    next(env, &sessions, input, &samplings)
-}
-
-fn next<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>, samplings: &[Term<'a>]) -> Term<'a> {
-    answer(env, || {
-        let fed = Fed::decode(input)?;
-        let mut locked = lock(sessions)?;
-        let samplings = decode_samplings(samplings)?;
-        // A token is drawn by its place in the text.
-        let places = locked.iter().map(|session| session.length() + 1);
-        let choices: Vec<_> = samplings.into_iter().zip(places).collect();
-        let mut sessions: Vec<&mut Session> = locked.iter_mut().map(|session| &mut **session).collect();
-        Session::next(&mut sessions, fed.input()?, &choices)
-    })
-}
-
-/// One sampling for each map. Neighbours are mostly equal and are decoded once: decoding takes as long as the GPU's
-/// work for a session.
-fn decode_samplings(terms: &[Term]) -> Result<Vec<Sampling>> {
-    let mut samplings: Vec<Sampling> = Vec::with_capacity(terms.len());
-    for (i, term) in terms.iter().enumerate() {
-        let same = samplings.last().filter(|_| terms[i - 1] == *term).copied();
-        samplings.push(same.map_or_else(|| decode_map("sampling", *term), Ok)?);
-    }
-    Ok(samplings)
-}
-
-/// Locks the sessions, and returns them in their order. They are locked in the order of their addresses, so that calls
-/// cannot deadlock.
-fn lock(sessions: &[ResourceArc<HeldSession>]) -> Result<Vec<MutexGuard<'_, Session>>> {
-    let mut order: Vec<(usize, &HeldSession)> = sessions.iter().map(|session| &**session).enumerate().collect();
-    order.sort_by_key(|(_, session)| &raw const **session as usize);
-    if order.windows(2).any(|pair| std::ptr::eq(pair[0].1, pair[1].1)) {
-        return Err(Error::new(Kind::Argument, "sessions").expected("each of them once").got("one of them twice"));
-    }
-    let mut locked: Vec<_> = order.into_iter().map(|(at, session)| (at, session.lock())).collect();
-    locked.sort_by_key(|(at, _)| *at);
-    Ok(locked.into_iter().map(|(_, guard)| guard).collect())
-}
-
-/// A copy of a session.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_fork(env: Env, session: ResourceArc<HeldSession>) -> Term {
-    answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(session.lock().fork()?)))))
-}
-
-/// How many sessions may step in one call, each to the bits that it has alone.
-#[rustler::nif]
-fn mamba_alike(model: ResourceArc<HeldModel>) -> usize {
-    model.0.alike()
-}
-
-/// Forgets what a session has seen.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_reset(env: Env, session: ResourceArc<HeldSession>) -> Term {
-    answer(env, || session.lock().reset())
-}
-
-/// How many tokens or frames a session has seen.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_length(env: Env, session: ResourceArc<HeldSession>) -> Term {
-    answer(env, || Ok(session.lock().length()))
-}
-
-/// A session as a binary.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_dump(env: Env, session: ResourceArc<HeldSession>) -> Term {
-    answer(env, || Ok(binary(env, &session.lock().dump()?)))
-}
-
-/// The session of such a binary.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_restore<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, dump: Binary<'a>) -> Term<'a> {
-    answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(Session::restore(&model.0, &dump)?)))))
-}
-
-/// A binary of these bytes.
-pub fn binary<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
-    let mut binary = NewBinary::new(env, bytes.len());
-    binary.copy_from_slice(bytes);
-    binary.into()
-}
-
-/// Checks how tokens shall be chosen.
-#[rustler::nif]
-fn mamba_sampling<'a>(env: Env<'a>, sampling: Term<'a>) -> Term<'a> {
-    answer(env, || decode_map::<Sampling>("sampling", sampling)?.check())
-}
-
-/// Chooses the next token of a session from a row of logits that it gave.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_choose<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, logits: Term<'a>, sampling: Term<'a>) -> Term<'a> {
-    answer(env, || {
-        let sampling: Sampling = decode_map("sampling", sampling)?;
-        sampling.check()?;
-        let tensor = Tensor::decode("logits", logits)?;
-        let view = tensor.view()?;
-        let session = session.lock();
-        let width = session.model().config().vocabulary;
-        if view.spec().shape[..] != [width] {
-            let expected = format_args!("a row of {width} logits").to_string();
-            return Err(Error::new(Kind::Shape, "logits").expected(expected).got(view.spec()));
-        }
-        // A token is drawn by its place in the text.
-        let choices = [(sampling, session.length())];
-        Ok(choose(&view.cast(view.spec().dtype), &choices, [session.seen()])?[0])
-    })
-}
-
-/// A trainer that starts from the weights of a model.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_trainer(env: Env, model: ResourceArc<HeldModel>) -> Term {
-    answer(env, || Ok(ResourceArc::new(HeldTrainer(Mutex::new(Trainer::new(&model.0)?)))))
-}
-
-/// Learns from sequences: `{loss, norm of the gradient}`.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_learn_cpu<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: Term<'a>, how: Term<'a>) -> Term<'a> {
-    learn(env, &trainer, input, how)
-}
-
-/// Like `mamba_learn_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_learn_io<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: Term<'a>, how: Term<'a>) -> Term<'a> {
-    learn(env, &trainer, input, how)
-}
-
-fn learn<'a>(env: Env<'a>, trainer: &HeldTrainer, input: Term<'a>, how: Term<'a>) -> Term<'a> {
-    answer(env, || {
-        let fed = Fed::decode(input)?;
-        let how: AdamW = decode_map("options", how)?;
-        let [batch, _] = fed.sizes()?;
-        let progress = trainer.lock().step(fed.tokens()?, batch, &how)?;
-        Ok((progress.loss, progress.norm))
-    })
-}
-
-/// The model as a trainer has it now, as [`mamba_load`] gives it; where the trainer is if the target is `nil`.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_learnt<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, loading: Term<'a>, target: Term<'a>) -> Term<'a> {
-    answer(env, || {
-        let trainer = trainer.lock();
-        let place = match target.is_atom() {
-            true => trainer.place(),
-            false => decode_map::<Target>("target", target)?.place()?,
-        };
-        loaded(env, trainer.checkpoint()?, &decode_map("options", loading)?, place)
     })
 }

@@ -2,6 +2,7 @@
 
 pub mod activation;
 pub mod difference;
+pub mod dtype;
 pub mod elementwise;
 pub mod error;
 pub mod heads;

@@ -1,0 +1,104 @@
+//! Copies between the host and buffers, and among buffers.
+
+use super::Lane;
+use crate::cuda::runtime::buffer::Buffer;
+use crate::cuda::runtime::staging::Pinned;
+use crate::error::{Error, Kind, Result};
+use crate::tensor::{Described, Owned};
+use cudarc::driver::sys;
+
+impl Lane {
+    /// Queues a copy that fills a buffer from pinned memory, starting at byte `first`. The pinned bytes must not change
+    /// until the copy is done.
+    pub fn from_pinned(&self, from: &Pinned, first: usize, to: &Buffer) -> Result<()> {
+        let (bytes, to) = (to.spec().bytes(), self.address(to)?);
+        let from = from.bytes()[first..first + bytes].as_ptr();
+        self.device.bind()?;
+        // SAFETY: both ranges have these bytes.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream()) };
+        self.device.answer(code, "cuMemcpyHtoDAsync")
+    }
+
+    /// Queues a copy of a buffer to pinned memory, starting at byte `first`. The pinned bytes must not be read until
+    /// the copy is done.
+    pub fn to_pinned(&self, from: &Buffer, to: &Pinned, first: usize) -> Result<()> {
+        let (bytes, from) = (from.spec().bytes(), self.address(from)?);
+        let to = to.bytes()[first..first + bytes].as_ptr().cast_mut();
+        self.device.bind()?;
+        // SAFETY: both ranges have these bytes.
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream()) };
+        self.device.answer(code, "cuMemcpyDtoHAsync")
+    }
+
+    /// Copies host bytes into a buffer of equal size.
+    pub fn upload(&self, from: &[u8], to: &Buffer) -> Result<()> {
+        self.upload_all(&[(from, to)])
+    }
+
+    /// Copies several slices at once, which is faster than one by one. The host bytes are read before this returns; the
+    /// copies into the buffers are only queued.
+    pub fn upload_all(&self, copies: &[(&[u8], &Buffer)]) -> Result<()> {
+        self.not_captured(copies.iter().map(|(from, _)| from.len()).sum(), "copies from the host")?;
+        copies.iter().try_for_each(|(from, to)| same_size(from.len(), to))?;
+        self.device.bind()?;
+        self.core(|core| core.staging.upload(self, copies))
+    }
+
+    /// Copies a buffer to host bytes of equal size, after waiting for all work queued on the lane.
+    pub fn download(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
+        self.download_all(&mut [(from, to)])
+    }
+
+    /// Copies several buffers at once, after waiting for all work queued on the lane.
+    pub fn download_all(&self, copies: &mut [(&Buffer, &mut [u8])]) -> Result<()> {
+        copies.iter().try_for_each(|(from, to)| same_size(to.len(), from))?;
+        self.device.bind()?;
+        self.core(|core| core.staging.download(self, copies))?;
+        self.synchronize()
+    }
+
+    /// A buffer's contents, once all work queued on the lane is done.
+    pub fn downloaded(&self, from: &Buffer) -> Result<Owned> {
+        let mut to = Owned::poisoned(from.spec());
+        self.download(from, to.view_mut().bytes())?;
+        Ok(to)
+    }
+
+    /// Queues a copy of a buffer into another of equal size.
+    pub fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
+        same_size(from.spec().bytes(), to)?;
+        let (source, target, bytes) = (self.address(from)?, self.address(to)?, to.spec().bytes());
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.bind()?;
+        // SAFETY: both ranges are whole buffers.
+        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, self.stream()) };
+        self.device.answer(code, "cuMemcpyDtoDAsync")
+    }
+
+    /// Fills a buffer with one bits, which read as NaN in every float type. For tests.
+    pub fn poison(&self, buffer: &Buffer) -> Result<()> {
+        self.fill(buffer, 0xff)
+    }
+
+    /// Fills a buffer with one byte.
+    pub fn fill(&self, buffer: &Buffer, byte: u8) -> Result<()> {
+        let (address, bytes) = (self.address(buffer)?, buffer.spec().bytes());
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.bind()?;
+        // SAFETY: the range is the whole buffer.
+        self.device.answer(unsafe { sys::cuMemsetD8Async(address, byte, bytes, self.stream()) }, "cuMemsetD8Async")
+    }
+}
+
+fn same_size(bytes: usize, buffer: &Buffer) -> Result<()> {
+    if bytes == buffer.spec().bytes() {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Size, "data")
+        .expected(format_args!("{} bytes for {}", buffer.spec().bytes(), buffer.spec()))
+        .got(format_args!("{bytes} bytes")))
+}

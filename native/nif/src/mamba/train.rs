@@ -1,0 +1,60 @@
+//! Trainers.
+
+use super::{Fed, HeldModel, loaded};
+use crate::answer::answer;
+use crate::ops::{Target, decode_map};
+use rustler::{Env, ResourceArc, Term};
+use sidewinder_models::mamba::train::{AdamW, Trainer};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A trainer that Elixir has a reference to. One call at a time uses it.
+pub struct HeldTrainer(Mutex<Trainer>);
+
+impl rustler::Resource for HeldTrainer {}
+
+impl HeldTrainer {
+    fn lock(&self) -> MutexGuard<'_, Trainer> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A trainer that starts from the weights of a model.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_trainer(env: Env, model: ResourceArc<HeldModel>) -> Term {
+    answer(env, || Ok(ResourceArc::new(HeldTrainer(Mutex::new(Trainer::new(&model.0)?)))))
+}
+
+/// Learns from sequences: `{loss, norm of the gradient}`.
+#[rustler::nif(schedule = "DirtyCpu")]
+fn mamba_learn_cpu<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: Term<'a>, how: Term<'a>) -> Term<'a> {
+    learn(env, &trainer, input, how)
+}
+
+/// Like `mamba_learn_cpu`, for work on a GPU.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_learn_io<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: Term<'a>, how: Term<'a>) -> Term<'a> {
+    learn(env, &trainer, input, how)
+}
+
+fn learn<'a>(env: Env<'a>, trainer: &HeldTrainer, input: Term<'a>, how: Term<'a>) -> Term<'a> {
+    answer(env, || {
+        let fed = Fed::decode(input)?;
+        let how: AdamW = decode_map("options", how)?;
+        let [batch, _] = fed.sizes()?;
+        let progress = trainer.lock().step(fed.tokens()?, batch, &how)?;
+        Ok((progress.loss, progress.norm))
+    })
+}
+
+/// The model as a trainer has it now, as [`mamba_load`] gives it; where the trainer is if the target is `nil`.
+#[rustler::nif(schedule = "DirtyIo")]
+fn mamba_learnt<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, loading: Term<'a>, target: Term<'a>) -> Term<'a> {
+    answer(env, || {
+        let trainer = trainer.lock();
+        let place = match target.is_atom() {
+            true => trainer.place(),
+            false => decode_map::<Target>("target", target)?.place()?,
+        };
+        loaded(env, trainer.checkpoint()?, &decode_map("options", loading)?, place)
+    })
+}
