@@ -22,7 +22,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// All of them, in the order of their numbers in CUDA sources.
+    /// All of them.
     pub const ALL: [Activation; 6] = [
         Activation::Sigmoid,
         Activation::Silu,

@@ -60,7 +60,7 @@ impl<F: Unary, S: Storage> Work<S::Wide> for Write<'_, F, S> {
     fn run<V: Vector<Element = S::Wide>>(self) {
         let count = self.columns.len();
         for (row, sums) in self.rows.zip(self.sums.chunks(self.stride.max(1))) {
-            // SAFETY: the caller of `write` promises that nobody else has the block.
+            // SAFETY: the caller of `write` promises that no other task has the block.
             let y = unsafe { self.y.part(row * self.width + self.columns.start, count) };
             each_vector!(count, |at, end| {
                 let mut z = V::load_partial(&sums[at..end]);

@@ -1,4 +1,7 @@
-// The activation functions and their derivatives, selected by index in `Activation::ALL`; -1 is none.
+// The activation functions and their derivatives.
+
+// As in Rust, where a function is passed by its name.
+enum class Activation { None, Sigmoid, Silu, GeluTanh, GeluErf, Softplus, Relu };
 
 __device__ __forceinline__ float exponential(float v) { return exp2_fast(v * (float)LOG2_E); }
 __device__ __forceinline__ double exponential(double v) { return exp(v); }
@@ -57,42 +60,42 @@ __device__ __forceinline__ float magnitude(float v) {
 #endif
 }
 
-template <int F>
+template <Activation F>
 __device__ __forceinline__ REAL activate(REAL v) {
-    if (F == 0) return sigmoid(v);
-    if (F == 1) return v * sigmoid(v);
-    if (F == 2) return v * reciprocal(1 + gelu_power(v));
-    if (F == 3) {
+    if (F == Activation::Sigmoid) return sigmoid(v);
+    if (F == Activation::Silu) return v * sigmoid(v);
+    if (F == Activation::GeluTanh) return v * reciprocal(1 + gelu_power(v));
+    if (F == Activation::GeluErf) {
         // NaN survives in both terms, so fmax may drop it in one.
         REAL a = magnitude(v);
         return fmax(v, (REAL)0) - a * tail(a, bell(a));
     }
-    if (F == 4) return softplus(v);
-    if (F == 5) return v < 0 ? 0 : v;
+    if (F == Activation::Softplus) return softplus(v);
+    if (F == Activation::Relu) return v < 0 ? 0 : v;
     return v;
 }
 
-template <int F>
+template <Activation F>
 __device__ __forceinline__ REAL slope(REAL v) {
-    if (F == 0) {
+    if (F == Activation::Sigmoid) {
         REAL e = exponential(v < 0 ? v : -v), s = reciprocal(1 + e);
         return e * s * s;
     }
-    if (F == 1) {
+    if (F == Activation::Silu) {
         REAL s = sigmoid(v);
         return s * (1 + v * (1 - s));
     }
-    if (F == 2) {
+    if (F == Activation::GeluTanh) {
         // Beyond 10 the derivative is 0 or 1, and within, e stays finite. e s equals 1 - s without cancellation.
         REAL x = clamped(v, 10), e = gelu_power(x), s = reciprocal(1 + e);
         constexpr REAL linear = SQRT_8_BY_PI, cubic = 3 * 0.044715 * SQRT_8_BY_PI;
         return s + s * (e * s) * (x * (cubic * (x * x) + linear));
     }
-    if (F == 3) {
+    if (F == Activation::GeluErf) {
         REAL a = magnitude(v), e = bell(a), below = tail(a, e) - a * e * (REAL)(0.25 * SQRT_8_BY_PI);
         return v < 0 ? below : 1 - below;
     }
-    if (F == 4) return sigmoid(v);
-    if (F == 5) return v > 0 ? 1 : 0;
+    if (F == Activation::Softplus) return sigmoid(v);
+    if (F == Activation::Relu) return v > 0 ? 1 : 0;
     return 1;
 }

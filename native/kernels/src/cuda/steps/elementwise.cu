@@ -1,50 +1,46 @@
-// Elementwise operations. The host chooses MAP, its number of INPUTS, the function FN, and the limits
-// LOW and HIGH:
-//   0 -exp(a)   1 a b   2 their sum   3 f(a)   4 f'(a)   5 f'(a) b   6 f(a) b   7 f'(a) b c
-//   8 s(a) or s(a) s(b) with s = sigmoid, within LOW and HIGH   9 the gradient of 8 by a, the last is the cotangent
-//   10 c a + (1 - c) b + d b   11 (1 - a + b) c   12 (a - b) c
-//   13 the factor times a   14 the sum of all, of the last by the factor
+// Elementwise operations. The host chooses MAP, one of the functions below, its number of INPUTS, the activation
+// function FN, and the limits LOW and HIGH.
+
+// The inputs at one element. The functions are templates over it, since not all of them have that many inputs.
+struct At {
+    const REAL (&values)[INPUTS][VEC];
+    int e;
+    __device__ __forceinline__ REAL operator[](int input) const { return values[input][e]; }
+};
 
 // Clamps to [LOW, HIGH]; NaN stays NaN.
 __device__ __forceinline__ REAL within(REAL v) { return v < (REAL)LOW ? (REAL)LOW : v > (REAL)HIGH ? (REAL)HIGH : v; }
 
-__device__ __forceinline__ REAL value(const REAL (&v)[INPUTS][VEC], int e, REAL factor) {
-#if MAP == 0
-    return -exp(v[0][e]);
-#elif MAP == 1
-    return v[0][e] * v[1][e];
-#elif MAP == 2
-    REAL sum = v[0][e];
-    for (int input = 1; input < INPUTS; ++input) sum += v[input][e];
+#define MAPS template <class V> __device__ __forceinline__ REAL
+
+MAPS negated_exp(V v, REAL) { return -exp(v[0]); }
+MAPS product(V v, REAL) { return v[0] * v[1]; }
+MAPS activated(V v, REAL) { return activate<FN>(v[0]); }
+MAPS slope_of(V v, REAL) { return slope<FN>(v[0]); }
+MAPS slope_times(V v, REAL) { return slope<FN>(v[0]) * v[1]; }
+MAPS gated(V v, REAL) { return activate<FN>(v[0]) * v[1]; }
+MAPS gate_slope(V v, REAL) { return slope<FN>(v[0]) * v[1] * v[2]; }
+MAPS integrated(V v, REAL) { return v[2] * v[0] + (1 - v[2] + v[3]) * v[1]; }
+MAPS carried(V v, REAL) { return (1 - v[0] + v[1]) * v[2]; }
+MAPS difference_times(V v, REAL) { return (v[0] - v[1]) * v[2]; }
+MAPS scaled(V v, REAL factor) { return factor * v[0]; }
+
+// The sum of the first COUNT inputs.
+template <int COUNT, class V>
+__device__ __forceinline__ REAL sum_of(V v) {
+    REAL sum = v[0];
+    for (int input = 1; input < COUNT; ++input) sum += v[input];
     return sum;
-#elif MAP == 3
-    return activate<FN>(v[0][e]);
-#elif MAP == 4
-    return slope<FN>(v[0][e]);
-#elif MAP == 5
-    return slope<FN>(v[0][e]) * v[1][e];
-#elif MAP == 6
-    return activate<FN>(v[0][e]) * v[1][e];
-#elif MAP == 7
-    return slope<FN>(v[0][e]) * v[1][e] * v[2][e];
-#elif MAP == 8
-    return within(INPUTS == 1 ? sigmoid(v[0][e]) : sigmoid(v[0][e]) * sigmoid(v[INPUTS - 1][e]));
-#elif MAP == 9
-    REAL other = INPUTS == 2 ? (REAL)1 : sigmoid(v[1][e]), decay = sigmoid(v[0][e]) * other;
-    return decay < (REAL)LOW || decay > (REAL)HIGH ? (REAL)0 : slope<0>(v[0][e]) * other * v[INPUTS - 1][e];
-#elif MAP == 10
-    return v[2][e] * v[0][e] + (1 - v[2][e] + v[3][e]) * v[1][e];
-#elif MAP == 11
-    return (1 - v[0][e] + v[1][e]) * v[2][e];
-#elif MAP == 12
-    return (v[0][e] - v[1][e]) * v[2][e];
-#elif MAP == 13
-    return factor * v[0][e];
-#else
-    REAL sum = v[0][e];
-    for (int input = 1; input + 1 < INPUTS; ++input) sum += v[input][e];
-    return sum + factor * v[INPUTS - 1][e];
-#endif
+}
+MAPS sum(V v, REAL) { return sum_of<INPUTS>(v); }
+MAPS plus_scaled(V v, REAL factor) { return sum_of<INPUTS - 1>(v) + factor * v[INPUTS - 1]; }
+
+MAPS decay(V v, REAL) { return within(INPUTS == 1 ? sigmoid(v[0]) : sigmoid(v[0]) * sigmoid(v[INPUTS - 1])); }
+
+// Of the first factor, maybe the other one, and the cotangent.
+MAPS decay_slope(V v, REAL) {
+    REAL other = INPUTS == 2 ? (REAL)1 : sigmoid(v[1]), decay = sigmoid(v[0]) * other;
+    return decay < (REAL)LOW || decay > (REAL)HIGH ? (REAL)0 : slope<Activation::Sigmoid>(v[0]) * other * v[INPUTS - 1];
 }
 
 // A thread issues all its loads before it computes, to keep those bytes in flight.
@@ -61,7 +57,7 @@ __device__ __forceinline__ void work(const Params& p, i64 first, i64 step) {
         REAL v[INPUTS][VEC], to[VEC];
         for (int input = 0; input < INPUTS; ++input) widen(in[k][input], v[input]);
 #pragma unroll
-        for (int e = 0; e < VEC; ++e) to[e] = value(v, e, (REAL)p.factor);
+        for (int e = 0; e < VEC; ++e) to[e] = MAP(At{v, e}, (REAL)p.factor);
         store<WHOLE>(narrow(to), p.to, first + k * step, p.count);
     }
 }

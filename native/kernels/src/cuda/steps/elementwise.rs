@@ -49,16 +49,17 @@ pub fn map(map: Map, inputs: &[&Buffer], to: &Buffer, lane: &Lane) -> Result<()>
     for (at, input) in params.inputs.iter_mut().zip(inputs) {
         *at = lane.address(input)?;
     }
-    let (number, function) = numbers(map);
+    let (name, activation) = names(map);
     let dtype = to.spec().dtype;
     let vec = pack(dtype.size(), &[&params.inputs[..], &[params.to]].concat());
     // Keeps as many bytes in flight as one input with four packs.
     let together = 4 / inputs.len().next_power_of_two();
     let [low, high] = DECAY_ENDS;
     let options = format!(
-        "{} -DMAP={number} -DFN={function} -DINPUTS={} -DMOST={MOST} -DVEC={vec} -DTOGETHER={together} \
+        "{} -DMAP={name} -DFN={} -DINPUTS={} -DMOST={MOST} -DVEC={vec} -DTOGETHER={together} \
          -DLOW={low:?} -DHIGH={high:?}",
         types(dtype),
+        function(activation),
         inputs.len()
     );
     let kernel = lane.device().kernel(&ELEMENTWISE, &options)?;
@@ -73,28 +74,28 @@ pub fn pack(size: usize, addresses: &[u64]) -> usize {
     if addresses.iter().all(|address| address.is_multiple_of(PACK as u64)) { PACK / size } else { 1 }
 }
 
-/// The index of a function in `activation.cu`; -1 is none.
-pub fn function(activation: Option<Activation>) -> i32 {
-    let at = Activation::ALL.iter().position(|&one| Some(one) == activation);
-    at.map_or(-1, |at| at as i32)
+/// The function's name in `activation.cu`.
+pub fn function(activation: Option<Activation>) -> String {
+    activation.map_or("Activation::None".to_string(), |activation| format!("Activation::{activation:?}"))
 }
 
-fn numbers(map: Map) -> (u32, i32) {
+/// The map's name in `elementwise.cu`, and the function that it applies.
+fn names(map: Map) -> (&'static str, Option<Activation>) {
     match map {
-        Map::NegExp => (0, -1),
-        Map::Product => (1, -1),
-        Map::Sum => (2, -1),
-        Map::Activate(f) => (3, function(Some(f))),
-        Map::Slope(f) => (4, function(Some(f))),
-        Map::SlopeTimes(f) => (5, function(Some(f))),
-        Map::Gate(f) => (6, function(Some(f))),
-        Map::GateSlope(f) => (7, function(Some(f))),
-        Map::Decay => (8, -1),
-        Map::DecaySlope => (9, -1),
-        Map::Integrate => (10, -1),
-        Map::Carry => (11, -1),
-        Map::DifferenceTimes => (12, -1),
-        Map::Scaled(_) => (13, -1),
-        Map::PlusScaled(_) => (14, -1),
+        Map::NegExp => ("negated_exp", None),
+        Map::Product => ("product", None),
+        Map::Sum => ("sum", None),
+        Map::Scaled(_) => ("scaled", None),
+        Map::PlusScaled(_) => ("plus_scaled", None),
+        Map::Activate(f) => ("activated", Some(f)),
+        Map::Slope(f) => ("slope_of", Some(f)),
+        Map::SlopeTimes(f) => ("slope_times", Some(f)),
+        Map::Gate(f) => ("gated", Some(f)),
+        Map::GateSlope(f) => ("gate_slope", Some(f)),
+        Map::Decay => ("decay", None),
+        Map::DecaySlope => ("decay_slope", None),
+        Map::Integrate => ("integrated", None),
+        Map::Carry => ("carried", None),
+        Map::DifferenceTimes => ("difference_times", None),
     }
 }

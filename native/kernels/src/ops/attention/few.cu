@@ -12,7 +12,7 @@
 // its own with an online softmax of its own; these are joined at the end, and those of all parts by a second
 // kernel, in an order that depends on the sizes alone. Keys and values come by way of shared memory, as registers
 // do not hold all that must be under way: STAGES times TOGETHER keys, of which those of one stage are worked on. A
-// lane reads there only what it has copied itself, so nobody waits for anybody.
+// lane reads there only what it has copied itself, so lanes need not synchronize.
 
 constexpr int THREADS = 32 * WARPS, CREWS = THREADS / LANES;
 constexpr int HELD = PACKS * VEC, VALUES = VALUE_PACKS * VEC, ALL_PACKS = PACKS + VALUE_PACKS;

@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN) attention_few_mma(Par
         round<OTHER>(weights, s);
         add_weighted<VALUE_WIDTH, OTHER, VALUE_LEADING>(sums, weights, turned_at<VALUE_LEADING>(here + OTHER * LEADING));
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        // Nobody may still read what is overwritten next.
+        // All lanes must have read the stage that is overwritten next.
         __syncwarp();
     }
 

@@ -71,7 +71,7 @@ __device__ __forceinline__ void bring_facts(float* facts, const Params& p, int b
     facts[OTHER + threadIdx.x] = there ? p.delta[row] : 0.0f;
 }
 
-// The same of a warp's own rows, where these are queries.
+// The shift and delta of each of a warp's own rows, where these are queries.
 struct Facts { float shift[TILES][2], delta[TILES][2]; };
 
 __device__ __forceinline__ void own_facts(Facts& to, const Params& p, const Work& work, int row) {

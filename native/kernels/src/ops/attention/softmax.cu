@@ -45,7 +45,7 @@ __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& stat
         }
 }
 
-// The same of keys from `first` on, where the warp's rows are queries from `row` on.
+// Weighs keys from `first` on, where the warp's rows are queries from `row` on.
 template <bool EDGE>
 __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& state, const Params& p, int row, int first) {
     weigh<EDGE>(s, state, p, [&](int m, int half) { return visible(p, row + sum_row(m, half)) - first; });

@@ -1,11 +1,15 @@
 // The causal convolution and its gradient. The formulas are in mod.rs; cuda.rs chooses the macros:
 //   W       width              SILU   whether there is an activation
-//   KIND    0 the convolution, 1 its gradient but for what is summed over batch and time, 2 those sums
+//   PART    FORWARD, BACKWARD (but for what is summed over batch and time) or SUMS
 //
 // A thread is one channel of one batch over a stretch of rows, with its window of W rows in registers;
 // neighbouring threads are neighbouring channels. The gradient goes by rows of xp: row r has all its
 // terms once du[r] is known, and a stretch computes the W - 1 rows of du before its own again. Each
 // stretch leaves its own sums for dw and dbias, which are then added up in order.
+
+#define FORWARD 0
+#define BACKWARD 1
+#define SUMS 2
 
 #if W <= 16
 #define EACH _Pragma("unroll")
@@ -52,7 +56,7 @@ struct Taps {
     }
 };
 
-#if KIND == 0
+#if PART == FORWARD
 
 extern "C" __global__ void causal_conv1d(Params p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -71,7 +75,7 @@ extern "C" __global__ void causal_conv1d(Params p) {
     }
 }
 
-#elif KIND == 1
+#elif PART == BACKWARD
 
 __device__ __forceinline__ REAL du(const Params& p, Taps& taps, i64 b, i64 t, i64 d) {
     REAL u = taps.sum(p, b, t, d);

@@ -44,7 +44,7 @@ params! {
 /// Queues the convolution.
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let call = Call::new(problem, inputs, outputs, lane, problem.length)?;
-    call.launch(0, call.threads())
+    call.launch("FORWARD", call.threads())
 }
 
 /// Queues the gradient.
@@ -52,8 +52,8 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     let mut call = Call::new(problem, inputs, outputs, lane, problem.rows())?;
     let sums = problem.width + 1;
     call.params.partial = lane.scratch((call.threads() * sums * problem.dtype.wide().size()).max(1))?;
-    call.launch(1, call.threads())?;
-    call.launch(2, sums * problem.channels)
+    call.launch("BACKWARD", call.threads())?;
+    call.launch("SUMS", sums * problem.channels)
 }
 
 struct Call<'a> {
@@ -103,9 +103,9 @@ impl<'a> Call<'a> {
         self.problem.batch * self.problem.channels * self.params.stretches as usize
     }
 
-    fn launch(&self, kind: u32, threads: usize) -> Result<()> {
+    fn launch(&self, part: &str, threads: usize) -> Result<()> {
         let silu = u32::from(self.problem.activation.is_some());
-        let options = format!("{} -DW={} -DSILU={silu} -DKIND={kind}", types(self.problem.dtype), self.problem.width);
+        let options = format!("{} -DW={} -DSILU={silu} -DPART={part}", types(self.problem.dtype), self.problem.width);
         let kernel = self.lane.device().kernel(&CONV, &options)?;
         // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's, as is the
         // scratch memory.

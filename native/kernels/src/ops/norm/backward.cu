@@ -55,7 +55,7 @@ __device__ __forceinline__ void queue_both(const Params& p, i64 row, int stage) 
     commit();
 }
 
-// The same in registers, where it is taken to once it is there.
+// A row in registers, loaded once.
 struct Taken {
     REAL of[HELD][VEC];
 
@@ -68,7 +68,7 @@ struct Taken {
 };
 
 // u is held too, or else cheap to compute again.
-constexpr bool HOLD_U = PACKS && (HOLD || FN >= 0);
+constexpr bool HOLD_U = PACKS && (HOLD || FN != Activation::None);
 #define U_AT (HOLD_U ? AT : 0)
 
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_backward(Params p) {

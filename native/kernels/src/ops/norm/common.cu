@@ -23,7 +23,7 @@ __device__ __forceinline__ int slot() { return threadIdx.x / THREADS; }
 __device__ __forceinline__ Column column(int k) { return ((Column)k * THREADS + threadIdx.x % THREADS) * VEC; }
 __device__ __forceinline__ bool inside(const Params& p, int k) { return column(k) < (Column)p.columns; }
 
-// Sums are made in so many parts, as an addition must wait for the one before it.
+// The independent parts of a sum: an addition must wait for the one before it.
 constexpr int PARTS = VEC < 4 ? VEC : 4;
 template <int N>
 __device__ __forceinline__ REAL total(REAL (&parts)[N]) {

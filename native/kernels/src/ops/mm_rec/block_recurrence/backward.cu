@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(Par
     }
     __syncthreads();
     unsigned meetings = 0;
-    // Nobody may write into a block that has not begun.
+    // A block's shared memory may be written only once that block has begun.
     if (CLUSTER) meet(p, meetings);
     int now = 0;
     for (i64 t = p.length - 1; t >= 0; --t) {

@@ -321,10 +321,8 @@ impl Call<'_> {
         const THREADS: u32 = 256;
         let Problem { batch, length, dtype, .. } = *self.problem;
         let sizes = self.lane.temporary(Spec::new(self.wide(), &[batch, length])?)?;
-        let kernel = self
-            .lane
-            .device()
-            .kernel(&SIZES, &format!("{} -DFN=0 -DTHREADS={THREADS} -DEPS={EPS:?}", cuda::types(dtype)))?;
+        let kernel =
+            self.lane.device().kernel(&SIZES, &format!("{} -DTHREADS={THREADS} -DEPS={EPS:?}", cuda::types(dtype)))?;
         let grid = [grid_size(batch * length)?, 1, 1];
         let to = self.lane.address(&sizes)?;
         let Params { z, gamma, b_gate, b_mix, before, first, second, width, mix, .. } = *of;
@@ -408,7 +406,7 @@ impl Call<'_> {
     }
 
     fn options(&self, walk: &Walk, plan: &Plan) -> String {
-        format!("{} -DFN=0", walk.options(plan, self.problem.dtype))
+        walk.options(plan, self.problem.dtype)
     }
 
     fn on_grid(&self, source: &Source<Params<()>>, walk: &Walk, mut params: Params<f64>) -> Result<()> {

@@ -1,6 +1,6 @@
 // What the walks need that is computed for all times at once.
 
-// The same numbers in another type.
+// Casts to another type.
 extern "C" __global__ void recurrence_convert(Prepare p) {
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at < p.count) narrow(widen(p.from[at]), p.to[at]);

@@ -8,7 +8,13 @@ use crate::tensor::{DType, Spec};
 
 const SCAN: Source<Params> = Source::new(
     "cumulative",
-    concat!(include_str!("../../../cuda/include/cluster.cu"), include_str!("scans.cu"), include_str!("tiles.cu")),
+    concat!(
+        include_str!("../../../cuda/include/cluster.cu"),
+        include_str!("scans.cu"),
+        include_str!("copies.cu"),
+        include_str!("exchange.cu"),
+        include_str!("tiles.cu"),
+    ),
 );
 
 /// Threads of a block.
@@ -171,7 +177,7 @@ fn most_blocks(facts: &Facts) -> usize {
 struct Plan {
     pass: Pass,
     /// What the source calls the scan.
-    scan: usize,
+    scan: &'static str,
     /// Bytes of a channel's total.
     total: usize,
     /// Tensors that lie in shared memory, and bytes of an element there.
@@ -201,14 +207,14 @@ impl Plan {
         let side_by_side = problem.width.div_ceil(channels).next_power_of_two().min(SIDE_BY_SIDE / channels);
         let own = side_by_side * channels * stored >= SECTOR;
         let (scan, tensors, wide, total): (_, usize, _, _) = match (problem.settings.scan, pass) {
-            (Scan::Product, Pass::Gradient) => (0, 3, false, size_of::<f64>() + real),
-            (Scan::Product, _) => (0, 1, false, size_of::<f64>()),
-            (Scan::ExpProduct { .. }, Pass::Gradient) => (1, 4, true, 3 * real),
+            (Scan::Product, Pass::Gradient) => ("PRODUCT", 3, false, size_of::<f64>() + real),
+            (Scan::Product, _) => ("PRODUCT", 1, false, size_of::<f64>()),
+            (Scan::ExpProduct { .. }, Pass::Gradient) => ("EXP_PRODUCT", 4, true, 3 * real),
             // It writes two tensors, staged over the memory of what it reads unless threads write them directly.
-            (Scan::ExpProduct { .. }, _) => (1, if own { 1 } else { 2 }, true, real),
-            (Scan::Sum, _) => (2, 1, false, real),
-            (Scan::LogSumExp, Pass::Gradient) => (3, 4, true, 2 * real),
-            (Scan::LogSumExp, _) => (3, 1, pass == Pass::WideScan, 2 * real),
+            (Scan::ExpProduct { .. }, _) => ("EXP_PRODUCT", if own { 1 } else { 2 }, true, real),
+            (Scan::Sum, _) => ("SUM", 1, false, real),
+            (Scan::LogSumExp, Pass::Gradient) => ("LOG_SUM_EXP", 4, true, 2 * real),
+            (Scan::LogSumExp, _) => ("LOG_SUM_EXP", 1, pass == Pass::WideScan, 2 * real),
         };
         let element = if wide { real } else { stored };
         let steps = READ / (tensors.next_power_of_two() * channels * element);

@@ -1,6 +1,6 @@
 // Cumulative products, sums and log-sums, and their gradients, in one pass over memory. The formulas are in
 // mod.rs; cuda.rs chooses the macros:
-//   SCAN       0 the product, 1 the product by logarithms, 2 the sum, 3 the log-sum-exp
+//   SCAN       PRODUCT, EXP_PRODUCT (by logarithms), SUM or LOG_SUM_EXP
 //   GRADIENT   0 the scan, 1 its gradient: time runs the other way
 //   Y          the type of what the scan writes
 //   VEC        neighbouring channels of a thread
@@ -16,6 +16,11 @@
 // its threads compose their steps as a whole, learn from each other what is before them, and go through their steps
 // from there. Where there are few rows, the blocks of a cluster take neighbouring tiles and tell each other what theirs
 // are as a whole. Totals are composed in the same order each time.
+
+#define PRODUCT 0
+#define EXP_PRODUCT 1
+#define SUM 2
+#define LOG_SUM_EXP 3
 
 typedef unsigned long long u64;
 
@@ -45,7 +50,7 @@ __device__ __forceinline__ bool is_none(double v) { return (__double2hiint(v) & 
 //   State       what is carried on from step to step: `start`, `after` a stretch, `last` as it is seen outside
 //   step        one step: writes its result
 
-#if SCAN == 0 && !GRADIENT
+#if SCAN == PRODUCT && !GRADIENT
 
 constexpr int READS = 1;
 struct Total { double factor; };
@@ -60,7 +65,7 @@ __device__ State after(State s, Total t) { return (REAL)times(s, t.factor); }
 __device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&) { return s *= read[0]; }
 __device__ REAL last(State s, REAL) { return s; }
 
-#elif SCAN == 0
+#elif SCAN == PRODUCT
 
 // Reads gamma, dy and the y before; carries gamma T.
 constexpr int READS = 3;
@@ -82,7 +87,7 @@ __device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&
 }
 __device__ REAL last(State s, REAL) { return s; }
 
-#elif SCAN == 1 && !GRADIENT
+#elif SCAN == EXP_PRODUCT && !GRADIENT
 
 // Reads the logarithm of the factor.
 constexpr int READS = 1;
@@ -99,7 +104,7 @@ __device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&
 }
 __device__ REAL last(State s, REAL) { return s; }
 
-#elif SCAN == 1
+#elif SCAN == EXP_PRODUCT
 
 // Reads gamma, dy, dlog_y and the y before; carries f T and the sum of dlog_y.
 constexpr int READS = 4;
@@ -124,7 +129,7 @@ __device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&
 }
 __device__ REAL last(State s, REAL first) { return first * s.later + s.sum; }
 
-#elif SCAN == 2
+#elif SCAN == SUM
 
 // Its own gradient, of dy.
 constexpr int READS = 1;

@@ -92,7 +92,7 @@ struct Scan {
 
     __device__ __forceinline__ Scan(const Params& p, Shared& shared) : p(p), shared(shared) {
         unsigned block = blockIdx.x, section = 0;
-        // The first pass leaves the last chunk out: nobody asks where it ends.
+        // The first pass leaves the last chunk out, as its final state is not needed yet.
         unsigned runs = PASS == 1 ? p.chunks - 1 : p.chunks;
         batch = blockIdx.z * (i64)gridDim.y + blockIdx.y;
         j = 0;

@@ -11,8 +11,16 @@ use crate::tensor::{DType, Spec};
 pub use plan::BackwardPlan;
 use plan::{Rooms, STAGE, SUB, TILE, Way};
 
-const BACKWARD: Source<Params<()>> =
-    Source::new("selective_scan_backward", concat!(include_str!("../common.cu"), include_str!("../backward.cu")));
+const BACKWARD: Source<Params<()>> = Source::new(
+    "selective_scan_backward",
+    concat!(
+        include_str!("../common.cu"),
+        include_str!("../backward/thread.cu"),
+        include_str!("../backward/ends.cu"),
+        include_str!("../backward/gradients.cu"),
+        include_str!("../backward.cu"),
+    ),
+);
 const COMPOSE: Source<Compose> = Source::new("compose", include_str!("../compose.cu"));
 const SUM_PARTS: Source<Jobs> = Source::new("sum_parts", include_str!("../sum_parts.cu"));
 
