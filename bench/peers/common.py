@@ -41,7 +41,7 @@ class Op(NamedTuple):
     rtol: float = 1e-5  # the error that is allowed, relative to the largest result
     moves: Callable | None = None  # (tensors) -> bytes, where the memory is the limit
     copies: int = 1  # of the inputs, which take turns: more than caches hold
-    limit: Callable | None = None  # (file, tensors) -> what those give who only move them
+    limit: Callable | None = None  # (file, tensors) -> outputs of merely moving them
 
 
 class Workload(NamedTuple):

@@ -81,7 +81,7 @@ def write(folder, tensors, sizes):
 
 def truth(folder, _tensors):
     """The logits by transformers, in float32 as they compute them."""
-    import peer_mamba  # only here: nobody else needs PyTorch
+    import peer_mamba  # only here: the rest works without PyTorch
 
     op = "decode" if json.loads((folder / TOKENS).read_text())["steps"] else "prefill"
     call, read = peer_mamba.prepare("transformers/eager", op, folder, "cpu", 2)
@@ -89,7 +89,7 @@ def truth(folder, _tensors):
 
 
 def squares(_folder, tensors):
-    """What those give who read all weights once and do nothing else."""
+    """Merely reads all weights once."""
     flat = (value.ravel() for value in tensors.values())
     return dict(y=np.array([sum(float(np.dot(v, v)) for v in flat)]))
 

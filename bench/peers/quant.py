@@ -40,7 +40,7 @@ def blocks(quantize):
     def inputs(random, rows, width):
         w = quantize(random.standard_normal((width, width)) / np.sqrt(width))
         x = random.standard_normal((rows, width))
-        # Beside the bytes what they are read as, for who multiplies floats.
+        # The floats that the bytes stand for, for contenders that multiply floats.
         return dict(x=x, w=as_bytes(*w), read=values(*w))
 
     return inputs

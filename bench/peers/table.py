@@ -130,7 +130,7 @@ def scan_table(rows, device):
 
 
 def bandwidth(rows, threads, limit):
-    """What ours moves in a second, and its share of what those move who only do that."""
+    """The bytes that ours moves in a second, and their share of what merely moving them reaches."""
     ours, alone = (fastest(rows, name, threads) for name in ("ours", limit))
     if not (ours and alone):
         return ["", ""]
