@@ -20,6 +20,13 @@ pub struct Aligned<E> {
     values: PhantomData<E>,
 }
 
+impl<E> Aligned<E> {
+    /// No value.
+    pub const fn none() -> Self {
+        Aligned { lines: Vec::new(), len: 0, values: PhantomData }
+    }
+}
+
 impl<E: Pod> Aligned<E> {
     /// `len` zeros.
     pub fn new(len: usize) -> Self {

@@ -28,7 +28,7 @@
 // Iterators are not always inlined into functions as large as these, and are slow calls then.
 #![allow(clippy::needless_range_loop)]
 
-#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(target_arch = "x86_64"), path = "cpu/no_amx.rs")]
 mod amx;
 mod backward;
 mod bias;

@@ -2,52 +2,73 @@
 //! computed, such as weights, is split into two numbers of bf16, so that 2^-16 of a value is lost at most.
 //!
 //! With 64 queries, 64 keys and a width of 64, a product takes 32 or 64 products of tiles, 0.2 or 0.4 us. In f32 by
-//! vectors it takes 2.9 us. Packing takes about as long as multiplying.
+//! vectors it takes 2.9 us. Packing takes about as long as multiplying. So keys and values of the forward pass are packed
+//! once for all queries, and queries once for all keys.
 
 // Every `unsafe` here is an intrinsic or a tile, sound where this is called: on CPUs with AMX, which has AVX-512.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use super::product::{Computed, Left, Product, Then};
+use super::tile::Dense;
+use super::{Given, KEYS, each_range};
 use crate::cpu::aligned::Aligned;
 use crate::cpu::amx::{Block, Order, SIDE, Source, TILE, first_bits, write};
+use crate::cpu::pool::Shared;
 use crate::cpu::vector::transpose;
 use crate::cpu::x86::F32x16;
-use crate::cpu::{Vector, unrolled};
+use crate::cpu::{Level, Real, Storage, Vector, unrolled};
+use crate::error::Result;
+use crate::ops::attention::Problem;
+use crate::tensor::DType;
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
 /// Numbers of the inner dimension in a row of a tile.
 const STEP: usize = 2 * SIDE;
 
+/// A factor in tiles: sixteen lines after sixteen lines, step after step. A split factor has the upper parts of all
+/// steps of its lines first, then the lower ones.
+pub struct Packed {
+    tiles: Aligned<u8>,
+    steps: usize,
+    parts: usize,
+    is_finite: bool,
+}
+
 thread_local! {
-    /// Both factors in bf16.
-    static ROOM: RefCell<[Aligned<u8>; 2]> = RefCell::new([Aligned::new(0), Aligned::new(0)]);
+    /// Both factors of a product.
+    static ROOM: RefCell<[Packed; 2]> = const { RefCell::new([Packed::new(), Packed::new()]) };
 }
 
 /// Computes a product, unless a factor is not finite: the parts of split numbers would not add up then.
 pub fn run(product: &mut Product<f32>) -> bool {
-    // SAFETY: the caller runs this where the CPU has AMX.
-    ROOM.with_borrow_mut(|room| unsafe { multiply(product, room) })
+    let Product { rows, depth, width, computed, packed: [of_left, of_right], .. } = *product;
+    ROOM.with_borrow_mut(|[left, right]| {
+        if of_left.is_none() {
+            left.fill(product.left, [rows, depth], computed == Computed::Left, Order::Lines);
+        }
+        if of_right.is_none() {
+            let columns = Left { values: product.right.0, down: 1, along: product.right.1 };
+            right.fill(columns, [width, depth], computed == Computed::Right, Order::Pairs);
+        }
+        let (left, right) = (of_left.unwrap_or(left), of_right.unwrap_or(right));
+        let are_finite = left.is_finite && right.is_finite;
+        if are_finite {
+            // SAFETY: the caller runs this where the CPU has AMX.
+            unsafe { multiply(product, left, right) };
+        }
+        are_finite
+    })
 }
 
 /// # Safety
 /// The CPU must have AMX.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn multiply(product: &mut Product<f32>, [left, right]: &mut [Aligned<u8>; 2]) -> bool {
-    let Product { rows, depth, width, computed, .. } = *product;
-    let parts = if computed == Computed::Neither { 1 } else { 2 };
-    let steps = parts * depth.div_ceil(STEP);
-    let of_rows = Factor { of: product.left, lines: rows, depth, parts, split: computed == Computed::Left };
-    // Columns of the right factor are its lines.
-    let columns = Left { values: product.right.0, down: 1, along: product.right.1 };
-    let of_columns = Factor { of: columns, lines: width, depth, parts, split: computed == Computed::Right };
-    if !(unsafe { of_rows.pack(Order::Lines, left) & of_columns.pack(Order::Pairs, right) }) {
-        return false;
-    }
+unsafe fn multiply(product: &mut Product<f32>, left: &Packed, right: &Packed) {
+    let Product { rows, depth, width, .. } = *product;
     if let Then::Scale(factors) = product.then {
         scale(product, factors);
     }
-    let panel = |packed: &[u8], at: usize| Source::packed(&packed[(at * steps * TILE).min(packed.len())..]);
     let (stride, of_rows) =
         (product.to.1, |row: usize| [rows - row, (rows - row).saturating_sub(SIDE)].map(|n| n.min(SIDE)));
     let (mut shape, mut tiles) = (of_rows(0), unsafe { Block::tiles(of_rows(0)) });
@@ -59,17 +80,19 @@ unsafe fn multiply(product: &mut Product<f32>, [left, right]: &mut [Aligned<u8>;
         }
         for column in (0..width).step_by(2 * SIDE) {
             let start = product.to.0[row * stride + column..].as_mut_ptr();
-            let block = Block {
-                left: [panel(left, row / SIDE), panel(left, row / SIDE + 1)],
-                right: [panel(right, column / SIDE), panel(right, column / SIDE + 1)],
-                two: [shape[1] > 0, column + SIDE < width],
-                sums: [0, SIDE].map(|a| [0, SIDE].map(|b| start.wrapping_add(a * stride + b))),
-                stride,
-            };
-            unsafe { block.add(&tiles, 0..steps, matches!(product.then, Then::Write)) };
+            for part in 0..left.parts.max(right.parts) {
+                let block = Block {
+                    left: [left.panel(row / SIDE, part), left.panel(row / SIDE + 1, part)],
+                    right: [right.panel(column / SIDE, part), right.panel(column / SIDE + 1, part)],
+                    two: [shape[1] > 0, column + SIDE < width],
+                    sums: [0, SIDE].map(|a| [0, SIDE].map(|b| start.wrapping_add(a * stride + b))),
+                    stride,
+                };
+                let fresh = part == 0 && matches!(product.then, Then::Write);
+                unsafe { block.add(&tiles, 0..depth.div_ceil(STEP), fresh) };
+            }
         }
     }
-    true
 }
 
 /// Multiplies what is there by the factors of its columns.
@@ -82,45 +105,107 @@ fn scale(product: &mut Product<f32>, factors: &[f32]) {
     }
 }
 
+/// Keys, and columns of values, of all heads as left factors, [`KEYS`] keys in each, if products are by AMX.
+pub fn pack_all<S: Storage>(given: &Given<S>) -> Result<Option<[Vec<Packed>; 2]>> {
+    let Problem { width, value_width, .. } = *given.problem;
+    if given.exec.level != Level::Amx || S::DTYPE != DType::Bf16 {
+        return Ok(None);
+    }
+    let pack = |[k, v]: &[Dense<S::Wide>; 2]| {
+        let keys = pack_heads(given, |head, first| k.tile(head, first), |count| [count, width])?;
+        let values = pack_heads(given, |head, first| v.tile(head, first).transposed(), |count| [value_width, count])?;
+        Ok([keys, values])
+    };
+    given.dense.as_ref().map(pack).transpose()
+}
+
+/// The left factors of all heads.
+fn pack_heads<'a, S: Storage>(
+    given: &Given<S>,
+    of: impl Fn(usize, usize) -> Left<'a, S::Wide> + Send + Sync,
+    dims: impl Fn(usize) -> [usize; 2] + Send + Sync,
+) -> Result<Vec<Packed>> {
+    let Problem { batch, key_heads, keys, .. } = *given.problem;
+    let each = keys.div_ceil(KEYS);
+    let mut all: Vec<_> = (0..batch * key_heads * each).map(|_| Packed::new()).collect();
+    let to = Shared::new(&mut all);
+    each_range(given.exec.threads, batch * key_heads * each, |range| {
+        for i in range {
+            let first = i % each * KEYS;
+            let Left { values, down, along } = of(i / each, first);
+            // SAFETY: every factor is packed once.
+            let to = unsafe { &mut to.part(i, 1)[0] };
+            let left = Left { values: bytemuck::cast_slice(values), down, along };
+            to.fill(left, dims(KEYS.min(keys - first)), false, Order::Lines);
+        }
+    })?;
+    Ok(all)
+}
+
+/// Columns of a right factor in tiles, in the room of earlier ones.
+pub fn pack_columns<E: Real>(
+    room: Option<Packed>,
+    (values, along): (&[E], usize),
+    dims: [usize; 2],
+    split: bool,
+) -> Option<Packed> {
+    let mut packed = room.unwrap_or(Packed::new());
+    packed.fill(Left { values: bytemuck::cast_slice(values), down: 1, along }, dims, split, Order::Pairs);
+    Some(packed)
+}
+
+impl Packed {
+    /// Nothing yet.
+    const fn new() -> Self {
+        Packed { tiles: Aligned::none(), steps: 0, parts: 1, is_finite: true }
+    }
+
+    fn fill(&mut self, of: Left<f32>, [lines, depth]: [usize; 2], split: bool, order: Order) {
+        (self.steps, self.parts) = (depth.div_ceil(STEP), if split { 2 } else { 1 });
+        let bytes = lines.div_ceil(SIDE) * self.parts * self.steps * TILE;
+        if self.tiles.len() < bytes {
+            self.tiles = Aligned::new(bytes);
+        }
+        let (of, to) = (Factor { of, lines, depth, split }, &mut self.tiles[..bytes]);
+        // SAFETY: only products by AMX come here, and the product has checked that all lines are there.
+        self.is_finite = unsafe {
+            match (of.of.along == 1, order) {
+                (true, Order::Lines) => of.pack::<true, false>(to),
+                (true, Order::Pairs) => of.pack::<true, true>(to),
+                (false, Order::Lines) => of.pack::<false, true>(to),
+                (false, Order::Pairs) => of.pack::<false, false>(to),
+            }
+        };
+    }
+
+    /// The tiles of sixteen lines, or their lower parts; past the last lines, where nothing is read, none.
+    #[inline(always)]
+    fn panel(&self, at: usize, part: usize) -> Source {
+        let first = (at * self.parts + part % self.parts) * self.steps * TILE;
+        Source::packed(&self.tiles[first.min(self.tiles.len())..])
+    }
+}
+
 /// A factor as lines of the inner dimension.
 struct Factor<'a> {
     of: Left<'a, f32>,
     lines: usize,
     depth: usize,
-    /// How often the inner dimension is repeated: twice if either factor is split.
-    parts: usize,
-    /// Whether the first time has the upper parts of numbers and the second time the lower ones.
+    /// Whether the lower parts of numbers are packed, too.
     split: bool,
 }
 
 impl Factor<'_> {
-    /// Packs all lines, sixteen at a time. Returns whether all numbers are finite.
+    /// Packs lines that are contiguous, or neighbours; tiles that are not in the wanted order are turned. Returns whether
+    /// all numbers are finite.
     ///
     /// # Safety
     /// The CPU must have AVX-512, and all lines must be there.
-    #[inline(always)]
-    unsafe fn pack(&self, order: Order, to: &mut Aligned<u8>) -> bool {
-        let bytes = self.lines.div_ceil(SIDE) * self.parts * self.depth.div_ceil(STEP) * TILE;
-        if to.len() < bytes {
-            *to = Aligned::new(bytes);
-        }
-        let to = &mut to[..bytes];
-        unsafe {
-            match (self.of.along == 1, order) {
-                (true, Order::Lines) => self.pack_from::<true, false>(to),
-                (true, Order::Pairs) => self.pack_from::<true, true>(to),
-                (false, Order::Lines) => self.pack_from::<false, true>(to),
-                (false, Order::Pairs) => self.pack_from::<false, false>(to),
-            }
-        }
-    }
-
-    /// Packs lines that are contiguous, or neighbours. Tiles that are not in the wanted order are turned.
-    #[inline(always)]
-    unsafe fn pack_from<const CONTIGUOUS: bool, const TURN: bool>(&self, to: &mut [u8]) -> bool {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+    unsafe fn pack<const CONTIGUOUS: bool, const TURN: bool>(&self, to: &mut [u8]) -> bool {
         let once = self.depth.div_ceil(STEP) * TILE;
-        let mut largest = unsafe { _mm512_setzero_si512() };
-        for (at, to) in to.chunks_exact_mut((self.parts * once).max(1)).enumerate() {
+        let mut largest = _mm512_setzero_si512();
+        for (at, to) in to.chunks_exact_mut((if self.split { 2 * once } else { once }).max(1)).enumerate() {
             for step in 0..self.depth.div_ceil(STEP) {
                 let (line, k) = (at * SIDE, step * STEP);
                 let to = &mut to[step * TILE..];
@@ -134,11 +219,11 @@ impl Factor<'_> {
             }
         }
         const INFINITE: u32 = f32::INFINITY.to_bits() << 1;
-        unsafe { _mm512_reduce_max_epu32(largest) < INFINITE }
+        _mm512_reduce_max_epu32(largest) < INFINITE
     }
 
-    /// Writes a step of sixteen lines, and once more, or its lower parts, `once` bytes later. `largest` gets the largest
-    /// magnitudes, as bits without the sign.
+    /// Writes a step of sixteen lines, and where numbers are split their lower parts `once` bytes later. `largest` gets the
+    /// largest magnitudes, as bits without the sign.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn tile<const CONTIGUOUS: bool, const TURN: bool, const WHOLE: bool>(
         &self,
@@ -165,18 +250,16 @@ impl Factor<'_> {
             transpose(&mut tile);
         }
         write(&tile, &mut to[..TILE]);
-        if self.parts == 1 {
+        if !self.split {
             return;
         }
-        if self.split {
-            unrolled!(row < SIDE, {
-                let [a, b] = unsafe { self.couple::<CONTIGUOUS, WHOLE>(start.wrapping_add(row * stride), at, row) };
-                let lower = unsafe { [a.sub(upper(a)), b.sub(upper(b))] };
-                tile[row] = unsafe { if CONTIGUOUS { joined(lower) } else { interleaved(lower) } };
-            });
-            if TURN {
-                transpose(&mut tile);
-            }
+        unrolled!(row < SIDE, {
+            let [a, b] = unsafe { self.couple::<CONTIGUOUS, WHOLE>(start.wrapping_add(row * stride), at, row) };
+            let lower = unsafe { [a.sub(upper(a)), b.sub(upper(b))] };
+            tile[row] = unsafe { if CONTIGUOUS { joined(lower) } else { interleaved(lower) } };
+        });
+        if TURN {
+            transpose(&mut tile);
         }
         write(&tile, &mut to[once..][..TILE]);
     }

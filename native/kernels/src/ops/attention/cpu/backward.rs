@@ -169,8 +169,19 @@ impl<S: Storage> Sums<'_, '_, S> {
             let (right, to) = ((&*tiles.cotangents, columns), (&mut **dq, columns));
             let care = if careful { Care::Right } else { Care::None };
             let computed = Computed::Right.of::<S>();
-            Product { left, right, rows: width, depth: keys.len(), width: columns, to, then, care, computed }
-                .run(level);
+            Product {
+                left,
+                right,
+                rows: width,
+                depth: keys.len(),
+                width: columns,
+                to,
+                then,
+                care,
+                computed,
+                packed: [None; 2],
+            }
+            .run(level);
         }
         if which.keys {
             let care = if careful { Care::Left } else { Care::None };
@@ -181,7 +192,8 @@ impl<S: Storage> Sums<'_, '_, S> {
                 let to = (to, stride);
                 let computed = Computed::Left.of::<S>();
                 let rows = keys.len();
-                Product { left, right, rows, depth: count, width: stride, to, then, care, computed }.run(level);
+                Product { left, right, rows, depth: count, width: stride, to, then, care, computed, packed: [None; 2] }
+                    .run(level);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! `y` and `lse`, a block of queries at a time.
 
+use super::amx::{Packed, pack_all, pack_columns};
 use super::product::{AreFinite, Care, Computed, Product, Then};
 use super::softmax::Weigh;
 use super::tile::{Room, ToColumns, from_columns, lanes};
@@ -25,7 +26,8 @@ pub fn forward<'a, S: Storage>(
     if few::is_faster::<S>(&given) {
         return few::forward(&given, y, lse);
     }
-    let call = Forward { given, y: Shared::new(y), lse: Shared::new(lse) };
+    let packed = pack_all(&given)?;
+    let call = Forward { given, packed, y: Shared::new(y), lse: Shared::new(lse) };
     let blocks = problem.batch * problem.heads * problem.queries.div_ceil(QUERIES);
     each_range(call.given.exec.threads, blocks, |range| {
         let mut scratch = Scratch::new(&call.given);
@@ -35,6 +37,8 @@ pub fn forward<'a, S: Storage>(
 
 struct Forward<'a, S: Storage> {
     given: Given<'a, S>,
+    /// Keys, and columns of values, as left factors in tiles.
+    packed: Option<[Vec<Packed>; 2]>,
     y: Shared<'a, S>,
     lse: Shared<'a, S::Wide>,
 }
@@ -43,6 +47,8 @@ struct Forward<'a, S: Storage> {
 struct Scratch<E> {
     lanes: usize,
     q: Aligned<E>,
+    /// The queries in tiles, where keys are.
+    q_tiles: Option<Packed>,
     scores: Aligned<E>,
     cover: Aligned<E>,
     y: Aligned<E>,
@@ -60,6 +66,7 @@ impl<E: Real> Scratch<E> {
         Scratch {
             lanes: lanes::<E>(given.exec.level),
             q: Aligned::new(width * QUERIES),
+            q_tiles: None,
             scores: Aligned::new(KEYS * QUERIES),
             cover: Aligned::new(KEYS * QUERIES),
             y: Aligned::new(value_width * QUERIES),
@@ -88,6 +95,10 @@ impl<S: Storage> Forward<'_, S> {
         let columns = queries.len().next_multiple_of(scratch.lanes);
         let (factor, from) = (S::Wide::from_f64(scale), self.given.q(of, queries.clone()));
         S::Wide::dispatch(level, ToColumns { from, factor, to: (&mut scratch.q, columns) });
+        if self.packed.is_some() {
+            let (width, split) = (self.given.problem.width, self.given.scaled() == Computed::Right);
+            scratch.q_tiles = pack_columns(scratch.q_tiles.take(), (&scratch.q, columns), [columns, width], split);
+        }
         scratch.y[..value_width * columns].fill(zero);
         scratch.largest.fill(S::Wide::from_f64(f64::NEG_INFINITY));
         scratch.sums.fill(zero);
@@ -116,6 +127,9 @@ impl<S: Storage> Forward<'_, S> {
             }
         }
         let (key_head, count) = (self.given.problem.key_head(head), keys.len());
+        let at = (batch * self.given.problem.key_heads + key_head) * self.given.problem.keys.div_ceil(KEYS);
+        let at = at + keys.start / KEYS;
+        let packed = self.packed.as_ref().map(|[k, v]| [&k[at], &v[at]]);
         let k = self.given.k_tile((batch, key_head), keys.clone(), &mut scratch.k);
         let product = Product {
             left: k,
@@ -127,6 +141,7 @@ impl<S: Storage> Forward<'_, S> {
             then: Then::Write,
             care: Care::None,
             computed: self.given.scaled().of::<S>(),
+            packed: [packed.map(|[k, _]| k), packed.and(scratch.q_tiles.as_ref())],
         };
         product.run(level);
         let weigh = Weigh {
@@ -151,6 +166,7 @@ impl<S: Storage> Forward<'_, S> {
             then: Then::Scale(&scratch.decay),
             care: if careful { Care::Right } else { Care::None },
             computed: Computed::Right.of::<S>(),
+            packed: [packed.map(|[_, v]| v), None],
         };
         product.run(level);
     }

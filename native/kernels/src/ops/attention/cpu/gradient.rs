@@ -162,7 +162,8 @@ impl<'a, S: Storage> Backward<'a, S> {
         let product = |left, right, depth, to, computed: Computed| {
             let (right, to, computed) = ((right, columns), (to, columns), computed.of::<S>());
             let (then, care) = (Then::Write, Care::None);
-            Product { left, right, rows: count, depth, width: columns, to, then, care, computed }.run(level);
+            Product { left, right, rows: count, depth, width: columns, to, then, care, computed, packed: [None; 2] }
+                .run(level);
         };
         product(k, &block.q, width, &mut tiles.scores, self.given.scaled());
         product(v, &block.dy, value_width, &mut tiles.cotangents, Computed::Neither);

@@ -1,5 +1,6 @@
 //! The product of two matrices that are small enough for the caches, from blocks that live in registers.
 
+use super::amx::{self, Packed};
 use crate::cpu::{Level, Real, Storage, Vector, Work, unrolled};
 use crate::tensor::DType;
 
@@ -88,6 +89,8 @@ pub struct Product<'a, E> {
     pub care: Care,
     /// Which matrices may have numbers that bf16 has not.
     pub computed: Computed,
+    /// The matrices in tiles, if they are packed already.
+    pub packed: [Option<&'a Packed>; 2],
 }
 
 impl<E: Real> Product<'_, E> {
@@ -108,18 +111,12 @@ impl<E: Real> Product<'_, E> {
     }
 
     /// Computes it by AMX, if that is possible.
-    #[cfg(target_arch = "x86_64")]
     fn by_tiles(&mut self, level: Level) -> bool {
         if level != Level::Amx || self.computed == Computed::Both || self.care != Care::None {
             return false;
         }
         // SAFETY: the one type of this precision is f32.
-        E::DTYPE == DType::F32 && super::amx::run(unsafe { &mut *(&raw mut *self).cast::<Product<f32>>() })
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn by_tiles(&mut self, _: Level) -> bool {
-        false
+        E::DTYPE == DType::F32 && amx::run(unsafe { &mut *(&raw mut *self).cast::<Product<f32>>() })
     }
 }
 
