@@ -341,6 +341,16 @@ pub enum Order {
     Pairs,
 }
 
+impl Order {
+    /// That of the other factor.
+    pub fn other(self) -> Order {
+        match self {
+            Order::Lines => Order::Pairs,
+            Order::Pairs => Order::Lines,
+        }
+    }
+}
+
 /// The first `count` bits.
 #[inline(always)]
 pub fn first_bits(count: usize) -> u64 {

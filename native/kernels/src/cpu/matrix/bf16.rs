@@ -1,10 +1,13 @@
 //! Products of bf16 matrices by [`amx`](crate::cpu::amx).
 //!
 //! A factor is seen as lines of the inner dimension: rows of the first matrix, columns of the second. The lines of both
-//! are packed into tiles, those of the right factor in the beginning, in panels of sixteen, those of the left factor, the
-//! one with more lines, by the task that multiplies them with all panels. It goes two by two tiles at a time, so each
+//! are packed into tiles, those of the factor with fewer lines in the beginning, in panels of sixteen, those of the other
+//! one in strips, by the task that multiplies a strip with all panels. It goes two by two tiles at a time, so each
 //! load of a tile serves two products, and along the inner dimension in pieces for which its strip stays in the caches.
 //! For few panels the strip is read as it lies.
+//!
+//! Lines that are contiguous are packed fastest as left tiles, lines that are neighbours as right ones. So strips, of
+//! which there are more, choose, and panels are the other side.
 //!
 //! A product of tiles takes 5.7 ns on an Emerald Rapids core, and 7 with two by two tiles in the first-level cache. With
 //! panels from the second it takes 12.6; tiles whose rows cross cache lines take a fifth more than packed ones.
@@ -52,33 +55,34 @@ pub fn product(a: Matrix<bf16>, b: Matrix<bf16>, threads: usize, end: &impl End)
     assert_eq!(a.columns, b.rows, "an inner dimension");
     debug_assert!(Level::available().contains(&Level::Amx));
     let (x, w) = (a, b.transposed());
-    let turned = w.rows >= x.rows;
-    let (left, right) = if turned { (w, x) } else { (x, w) };
+    let of_columns = w.rows >= x.rows;
+    let (strips, panels) = if of_columns { (w, x) } else { (x, w) };
+    let order = if strips.strides[1] == 1 { Order::Lines } else { Order::Pairs };
     // One step of zeros where there is nothing to sum.
-    let steps = left.columns.div_ceil(STEP).max(1);
-    let mut packed = Aligned::new(right.rows.div_ceil(SIDE) * steps * TILE);
-    pack_all(&right, steps, &mut packed, threads)?;
-    let strip = if left.rows < 4 * STRIP * threads { SIDE } else { STRIP };
-    let product = Product { left, right: &packed, lines: right.rows, steps, turned };
-    let (strips, ranges) = (left.rows.div_ceil(strip), threads * TURNS);
-    pool::for_each(threads, ranges.min(strips), |range| {
-        let ranges = ranges.min(strips);
+    let steps = strips.columns.div_ceil(STEP).max(1);
+    let mut packed = Aligned::new(panels.rows.div_ceil(SIDE) * steps * TILE);
+    pack_all(&panels, order.other(), steps, &mut packed, threads)?;
+    let product = Product { strips, order, panels: &packed, lines: panels.rows, steps, of_columns };
+    let strip = if strips.rows < 4 * STRIP * threads { SIDE } else { STRIP };
+    let (count, ranges) = (strips.rows.div_ceil(strip), threads * TURNS);
+    pool::for_each(threads, ranges.min(count), |range| {
+        let ranges = ranges.min(count);
         let mut scratch = Scratch::new(&product);
-        for at in range * strips / ranges..(range + 1) * strips / ranges {
-            let strip = at * strip..left.rows.min((at + 1) * strip);
+        for at in range * count / ranges..(range + 1) * count / ranges {
+            let strip = at * strip..strips.rows.min((at + 1) * strip);
             // SAFETY: the caller runs this where the CPU has AMX.
             unsafe { product.strip(strip, &mut scratch, end) };
         }
     })
 }
 
-/// Packs all lines of the right factor: panel after panel, step after step.
-fn pack_all(of: &Matrix<bf16>, steps: usize, to: &mut [u8], threads: usize) -> Result<()> {
+/// Packs all lines: panel after panel, step after step.
+fn pack_all(of: &Matrix<bf16>, order: Order, steps: usize, to: &mut [u8], threads: usize) -> Result<()> {
     let (panel, to) = (steps * TILE, Shared::new(to));
     pool::for_each(threads, of.rows.div_ceil(SIDE), |at| {
         // SAFETY: panels share no byte.
         let to = unsafe { to.part(at * panel, panel) };
-        unsafe { pack(of, at * SIDE, Order::Pairs, to) };
+        unsafe { pack(of, at * SIDE, order, to) };
     })
 }
 
@@ -125,16 +129,18 @@ fn across(of: &Matrix<bf16>, first: usize, k: usize) -> __m512i {
     unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast())) }
 }
 
-/// A product, with the right factor packed.
+/// A product, with the panels packed.
 struct Product<'a> {
-    left: Matrix<'a, bf16>,
-    right: &'a [u8],
-    /// Lines of the right factor.
+    strips: Matrix<'a, bf16>,
+    /// The order of the strips' tiles: [`Order::Lines`] makes them left tiles.
+    order: Order,
+    panels: &'a [u8],
+    /// Lines of all panels.
     lines: usize,
     /// Steps along the inner dimension.
     steps: usize,
-    /// Whether the left factor is the second matrix.
-    turned: bool,
+    /// Whether strips are columns of the result.
+    of_columns: bool,
 }
 
 /// The workspace of a task.
@@ -156,24 +162,24 @@ impl Scratch {
 }
 
 impl Product<'_> {
-    /// Whether tiles of the left factor cannot, or should not, be read as they lie.
+    /// Whether tiles of the strips cannot, or should not, be read as they lie.
     fn must_be_packed(&self) -> bool {
-        let direct = self.left.strides[1] == 1 && self.left.columns == self.steps * STEP;
+        let direct = self.order == Order::Lines && self.strips.columns == self.steps * STEP;
         !direct || self.lines > FEW_PANELS * SIDE
     }
 
     /// The tiles of a strip.
     #[inline(always)]
-    fn tiles_of(&self, strip: &Range<usize>, packed: &mut [u8]) -> [Source; 2] {
+    fn strip_tiles(&self, strip: &Range<usize>, packed: &mut [u8]) -> [Source; 2] {
         if self.must_be_packed() {
             for (at, to) in packed.chunks_exact_mut(self.steps * TILE).enumerate().take(strip.len().div_ceil(SIDE)) {
-                unsafe { pack(&self.left, strip.start + at * SIDE, Order::Lines, to) };
+                unsafe { pack(&self.strips, strip.start + at * SIDE, self.order, to) };
             }
             return [0, 1].map(|at| Source::packed(&packed[at * self.steps * TILE..]));
         }
-        let row = self.left.strides[0];
+        let row = self.strips.strides[0];
         [0, 1].map(|at| Source {
-            start: self.left.values.as_ptr().wrapping_add((strip.start + at * SIDE) * row).cast(),
+            start: self.strips.values.as_ptr().wrapping_add((strip.start + at * SIDE) * row).cast(),
             row: row * size_of::<bf16>(),
             step: ROW,
         })
@@ -181,8 +187,17 @@ impl Product<'_> {
 
     /// The tiles of a panel; past the last one, where nothing is read, none.
     #[inline(always)]
-    fn panel(&self, at: usize) -> Source {
-        Source { start: self.right.as_ptr().wrapping_add(at * self.steps * TILE), row: ROW, step: TILE }
+    fn panel_tiles(&self, at: usize) -> Source {
+        Source { start: self.panels.as_ptr().wrapping_add(at * self.steps * TILE), row: ROW, step: TILE }
+    }
+
+    /// What belongs to the left tiles, then what belongs to the right ones.
+    #[inline(always)]
+    fn sides<T>(&self, of_strip: T, of_panels: T) -> [T; 2] {
+        match self.order {
+            Order::Lines => [of_strip, of_panels],
+            Order::Pairs => [of_panels, of_strip],
+        }
     }
 
     /// The products of a strip with all panels.
@@ -191,14 +206,15 @@ impl Product<'_> {
     /// The CPU must have AMX.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn strip(&self, strip: Range<usize>, scratch: &mut Scratch, end: &impl End) {
-        let left = self.tiles_of(&strip, &mut scratch.strip);
-        let rows = [strip.len().min(SIDE), strip.len().saturating_sub(SIDE)];
+        let of_strip = self.strip_tiles(&strip, &mut scratch.strip);
+        let [rows, _] = self.sides([strip.len().min(SIDE), strip.len().saturating_sub(SIDE)], [SIDE; 2]);
         let tiles = unsafe { Block::tiles(rows) };
         for from in (0..self.steps).step_by(STEPS) {
             let steps = from..self.steps.min(from + STEPS);
             for panel in (0..self.lines.div_ceil(SIDE)).step_by(2) {
-                let right = [panel, panel + 1].map(|panel| self.panel(panel));
-                let two = [rows[1] > 0, (panel + 1) * SIDE < self.lines];
+                let of_panels = [panel, panel + 1].map(|panel| self.panel_tiles(panel));
+                let [left, right] = self.sides(of_strip, of_panels);
+                let two = self.sides(strip.len() > SIDE, (panel + 1) * SIDE < self.lines);
                 let sums = scratch.tiles[panel * STRIP * SIDE..][..4 * SUMS].as_mut_ptr();
                 let sums = [[0, 1], [2, 3]].map(|row| row.map(|at| sums.wrapping_add(at * SUMS)));
                 unsafe { Block { left, right, two, sums, stride: SIDE }.add(&tiles, steps.clone(), from == 0) };
@@ -213,10 +229,12 @@ impl Product<'_> {
     #[inline(always)]
     fn finish(&self, strip: Range<usize>, panel: usize, scratch: &mut Scratch, end: &impl End) {
         let lines = panel * SIDE..self.lines.min((panel + 2) * SIDE);
+        // Left tiles are rows of the result, or columns.
+        let turned = self.of_columns == (self.order == Order::Lines);
         for (at, tile) in scratch.tiles[panel * STRIP * SIDE..][..4 * SUMS].chunks_exact(SUMS).enumerate() {
             let mut square = read(tile);
             let (mut row, mut column) = (at / 2 * SIDE, at % 2 * SIDE);
-            if self.turned {
+            if turned {
                 transpose(&mut square);
                 (row, column) = (column, row);
             }
@@ -224,7 +242,7 @@ impl Product<'_> {
                 values.store(&mut scratch.block[(row + i) * STRIP + column..]);
             }
         }
-        let [rows, columns] = if self.turned { [lines, strip] } else { [strip, lines] };
+        let [rows, columns] = if self.of_columns { [lines, strip] } else { [strip, lines] };
         end(rows, columns, &scratch.block);
     }
 }
