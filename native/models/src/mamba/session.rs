@@ -168,9 +168,14 @@ impl Session {
 
     /// Steps sessions of one model by one token or frame each, and writes a row for each.
     pub fn step(sessions: &mut [&mut Session], input: Input, to: ViewMut) -> Result<()> {
-        let Some(model) = together(sessions, input)? else {
-            return Ok(());
-        };
+        match together(sessions, input)? {
+            Some(model) => Session::step_together(&model, sessions, input, to),
+            None => Ok(()),
+        }
+    }
+
+    /// Steps sessions of `model`, whose input was checked.
+    fn step_together(model: &Model, sessions: &mut [&mut Session], input: Input, to: ViewMut) -> Result<()> {
         if let Some(stepper) = model.stepper(sessions.len())? {
             let states = states_there(sessions);
             stepper.lock().unwrap_or_else(PoisonError::into_inner).step(input, &states, to)?;
@@ -208,7 +213,7 @@ impl Session {
             return chosen.into_iter().map(|token| token.ok_or_else(none)).collect();
         }
         let mut logits = Owned::try_poisoned(model.output(&[sessions.len()])?)?;
-        Session::step(sessions, input, logits.view_mut())?;
+        Session::step_together(&model, sessions, input, logits.view_mut())?;
         let chosen = choose(&logits, choices, sessions.iter().map(|session| session.seen()));
         if chosen.is_err() && !in_place {
             sessions.iter_mut().for_each(|session| session.retreat());
