@@ -10,8 +10,7 @@ use common::{gpu, levels};
 use sidewinder_files::safetensors::{self, Reader};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Kind, Result};
-use sidewinder_kernels::op::Named;
-use sidewinder_kernels::ops::products::matrices::{self, Matrix, Quantization};
+use sidewinder_kernels::ops::products::matrices::{self, Quantization};
 use sidewinder_kernels::place::Cpu;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use sidewinder_models::mamba::train::Trainer;
@@ -75,16 +74,14 @@ fn there_and_back(name: &str, weight: &Weight, how: Quantization) -> Weight {
     if !large.iter().any(|end| name.ends_with(end)) || !how.fits(&weight.spec()) {
         return weight.cast(DType::F64);
     }
-    let parts: Named<Owned> = how.of("w", &weight.view(), &REFERENCE).unwrap().into_iter().collect();
+    let quantized = how.of(&weight.view(), &REFERENCE).unwrap();
     let [rows, columns] = weight.spec().shape[..] else { panic!("a matrix") };
     let unit = Owned::from_fn(Spec::new(DType::F32, &[columns, columns]).unwrap(), |i| {
         if i / columns == i % columns { 1.0 } else { 0.0 }
     });
-    let views = parts.map(Owned::view);
     let mut product = Owned::poisoned(Spec::new(DType::F32, &[columns, rows]).unwrap());
-    let w: Matrix<View> = matrices::find::<Cpu>(&views, "w").unwrap();
-    let place = Cpu(&REFERENCE);
-    matrices::multiply(&place, unit.view(), w, None, product.view_mut()).unwrap();
+    let w = quantized.as_ref().try_map(|part| Ok(part.view())).unwrap();
+    matrices::multiply(&Cpu(&REFERENCE), unit.view(), &w.into(), product.view_mut()).unwrap();
     let values = product.view().to_f64();
     Owned::from_fn(Spec::new(DType::F64, &[rows, columns]).unwrap(), |i| values[[i % columns, i / columns]]).into()
 }
@@ -200,10 +197,10 @@ fn any_matrix_may_be_quantized_and_the_others_are_read_as_floats() {
                 floats.insert(name, weight);
                 continue;
             };
-            let own = how.of(&name, &weight.view(), &REFERENCE).unwrap();
-            let views: Vec<View> = own.iter().map(|(_, part)| part.view()).collect();
-            floats.insert(name.clone(), how.floats(&views, columns).unwrap().into());
-            parts.extend(own.into_iter().map(|(name, part)| (name, part.into())));
+            let own = how.of(&weight.view(), &REFERENCE).unwrap();
+            let views = own.as_ref().try_map(|part| Ok(part.view())).unwrap();
+            floats.insert(name.clone(), matrices::floats(&views, columns).unwrap().into());
+            parts.extend(own.parts(&name).into_iter().map(|(name, part)| (name, part.into())));
             if how == Quantization::Ternary {
                 let sizes = [rows, columns];
                 let shape = Owned::from_fn(Spec::new(DType::I64, &[2]).unwrap(), |i| sizes[i] as f64);

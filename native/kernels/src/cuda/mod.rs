@@ -15,7 +15,7 @@ pub use runtime::device::{Device, Facts};
 pub use runtime::devices::{DeviceInfo, devices};
 pub use runtime::event::Mark;
 pub use runtime::graph::Graph;
-pub use runtime::kernel::{Kernel, PRELUDE, Source};
+pub use runtime::kernel::{BLOCK_SUM, EARLY, Kernel, PACK, PRELUDE, Source};
 pub use runtime::lane::Lane;
 pub use runtime::launch::{THREADS, grid_size, launch_each, type_names, types};
 pub use runtime::params::{Declared, any, c_type, params};

@@ -13,7 +13,7 @@ use memmap2::{Mmap, MmapMut};
 use sidewinder_files::file;
 use sidewinder_files::safetensors::Reader;
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::products::matrices::Matrix;
 use sidewinder_kernels::tensor::{DType, Described, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -33,9 +33,9 @@ pub struct Checkpoint {
 pub(super) type Found = Result<Weight>;
 
 /// A weight of a layer: its name here, its name in files, and its shape there.
-struct Part {
+pub(super) struct Part {
     name: &'static str,
-    file: &'static str,
+    pub(super) file: &'static str,
     dims: fn(&Config) -> Vec<usize>,
 }
 
@@ -63,6 +63,11 @@ const BLOCK: [Part; 11] = [
 /// [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with the name in a layer of a file.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     BLOCK.iter().map(|part| (part.name, part.file))
+}
+
+/// The weight of a block with that name here.
+pub(super) fn of_block(name: &str) -> &'static Part {
+    BLOCK.iter().find(|part| part.name == name).expect("a name of the block's")
 }
 
 /// The prefix of the tensors of a whole model; a backbone alone may do without it.
@@ -147,7 +152,7 @@ impl Checkpoint {
         let (mut embedding, mut head) = taker.ends(&config, prefix, backbone);
         taker.done(&self.name)?;
         if backbone {
-            (config.vocabulary, embedding, head) = (0, None, Named::default());
+            (config.vocabulary, embedding, head) = (0, None, None);
         }
         let whole = "nothing is missing";
         let layers = layers.into_iter().map(|layer| layer.expect(whole)).collect();
@@ -240,25 +245,21 @@ impl<T> Weights<T> {
         for (i, layer) in self.layers.iter().enumerate() {
             let prefix = of_layer(BACKBONE, i);
             all.push(norm(&prefix, NORM, &layer.norm));
-            for part in &BLOCK {
-                all.extend(filed_as(&layer.block, part.name, format!("{prefix}{}", part.file), (part.dims)(config)));
+            for (name, weight) in layer.block.named() {
+                let Part { file, dims, .. } = of_block(name);
+                all.extend(filed_as(weight, &format!("{prefix}{file}"), dims(config)));
             }
         }
         all.push(norm(BACKBONE, LAST_NORM, &self.norm));
-        all.extend(filed_as(&self.head, super::HEAD, HEAD.into(), rows).filter(|_| !tied));
+        let head = self.head.iter().filter(|_| !tied);
+        all.extend(head.flat_map(|head| filed_as(head.w.as_ref(), HEAD, rows.clone())));
         all
     }
 }
 
-/// The weight called `name`, or the parts of a quantized one, by their names in files.
-fn filed_as<'w, T>(
-    of: &'w Named<T>,
-    name: &'w str,
-    file: String,
-    dims: Vec<usize>,
-) -> impl Iterator<Item = Filed<'w, T>> {
-    let part = move |whole: &'w str| whole.strip_prefix(name).filter(|rest| rest.is_empty() || rest.starts_with('.'));
-    of.iter().filter_map(move |(whole, weight)| Some((format!("{file}{}", part(whole)?), dims.clone(), weight)))
+/// A weight, or the parts of a quantized one, for a matrix of this name and shape in files.
+fn filed_as<'w, T>(weight: Matrix<&'w T>, name: &str, dims: Vec<usize>) -> impl Iterator<Item = Filed<'w, T>> {
+    weight.parts(name).into_iter().map(move |(name, part)| (name, dims.clone(), part))
 }
 
 /// Refuses formats other than those in `told`; `names` are those of all tensors.
@@ -275,7 +276,7 @@ fn same_formats<'n>(name: &str, told: &BTreeSet<String>, names: impl Iterator<It
 
 fn check_type(dtype: DType, matrices: &Matrices) -> Result<()> {
     let expected = match matrices.values().next() {
-        Some(matrix) if dtype == DType::F64 => format!("f32, bf16 or f16 for a model in {}", matrix.how().name()),
+        Some(matrix) if dtype == DType::F64 => format!("f32, bf16 or f16 for a model in {}", matrix.how.name()),
         _ if dtype.is_float() => return Ok(()),
         _ => "f64, f32, bf16 or f16".to_string(),
     };

@@ -37,10 +37,8 @@ pub use seen::Seen;
 pub use session::{Session, choose};
 pub use weights::Weight;
 
-use sidewinder_kernels::op::Named;
-
-/// The name of the head among named tensors.
-const HEAD: &str = "head";
+use sidewinder_kernels::ops::layers::mamba_block;
+use sidewinder_kernels::ops::products::matrices::Dense;
 
 /// The weights of a model.
 pub struct Weights<T> {
@@ -49,17 +47,15 @@ pub struct Weights<T> {
     layers: Vec<Layer<T>>,
     /// `(M)`.
     norm: T,
-    /// `(V, M)` under the name [`HEAD`], in any storage format; empty for a backbone.
-    head: Named<T>,
+    /// `(V, M)`, without a bias; none for a backbone.
+    head: Option<Dense<T>>,
 }
 
 /// The weights of a layer.
 struct Layer<T> {
     /// `(M)`.
     norm: T,
-    /// Named as in [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with matrices in any
-    /// storage format.
-    block: Named<T>,
+    block: mamba_block::Weights<T>,
     /// `-exp(A_log)`, for steps.
     a: T,
 }

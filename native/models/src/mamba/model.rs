@@ -3,13 +3,12 @@
 use super::layers::Layers;
 use super::step::Stepper;
 use super::stored;
-use super::{Checkpoint, Config, HEAD, Layer, Weight, Weights};
+use super::{Checkpoint, Config, Layer, Weight, Weights};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cpu::matrix::SEVERAL;
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::op::named;
-use sidewinder_kernels::ops::products::matrices::Quantization;
+use sidewinder_kernels::ops::products::matrices::{Matrix, Quantization};
 use sidewinder_kernels::place::Place;
 use sidewinder_kernels::tensor::{DType, Described, Spec, View, ViewMut};
 use std::collections::{BTreeSet, HashMap};
@@ -272,7 +271,7 @@ fn upload(weights: &Weights<Weight>, device: &Device) -> Result<Weights<Buffer>>
     lane.synchronize()?;
     // A head that is the embedding is uploaded once.
     let tied = weights.tied(same_weight).then(|| uploaded.embedding.clone()).flatten();
-    let head = tied.map_or(uploaded.head, |embedding| named([(HEAD, Some(embedding))]));
+    let head = tied.map_or(uploaded.head, |embedding| Some(Matrix::Float(embedding).into()));
     Ok(Weights { head, ..uploaded })
 }
 
@@ -322,7 +321,7 @@ impl<P: Place> Layers<'_, '_, P> {
                 let width = to.spec().shape.last().copied().unwrap_or(0);
                 self.head(h, P::reshape_mut(to, &[rows, width])?)
             }
-            Target::Host(to) if self.weights.head.is_empty() => self.place.fetch(h, to),
+            Target::Host(to) if self.weights.head.is_none() => self.place.fetch(h, to),
             Target::Host(to) => {
                 let mut logits = self.logits(rows)?;
                 self.head(h, P::view_mut(&mut logits))?;
@@ -341,7 +340,8 @@ impl<P: Place> Layers<'_, '_, P> {
 impl<T> Weights<T> {
     /// Whether the head is the embedding.
     pub(super) fn tied(&self, same: fn(&T, &T) -> bool) -> bool {
-        self.embedding.as_ref().zip(self.head.find(HEAD)).is_some_and(|(embedding, head)| same(embedding, head))
+        let head = self.head.as_ref().and_then(|head| head.w.as_ref().float());
+        self.embedding.as_ref().zip(head).is_some_and(|(embedding, head)| same(embedding, head))
     }
 
     /// Like `try_map`, for functions that cannot fail.
@@ -356,7 +356,7 @@ impl<T> Weights<T> {
             embedding: self.embedding.as_ref().map(f).transpose()?,
             layers: self.layers.iter().map(layer).collect::<Result<_>>()?,
             norm: f(&self.norm)?,
-            head: self.head.try_map(f)?,
+            head: self.head.as_ref().map(|head| head.as_ref().try_map(f)).transpose()?,
         })
     }
 }

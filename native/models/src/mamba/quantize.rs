@@ -1,11 +1,10 @@
 //! Models whose large matrices are quantized on loading.
 
-use super::stored;
-use super::{HEAD, Layer, Weight, Weights};
+use super::{Layer, Weight, Weights};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::{Error, Result};
-use sidewinder_kernels::op::Named;
-use sidewinder_kernels::ops::products::matrices::Quantization;
+use sidewinder_kernels::ops::layers::mamba_block;
+use sidewinder_kernels::ops::products::matrices::{Dense, Matrix, Quantization};
 use sidewinder_kernels::tensor::Described;
 use std::collections::BTreeSet;
 
@@ -17,12 +16,19 @@ impl Weights<Weight> {
     /// rows are read one by one.
     pub(super) fn quantized(&self, how: Quantization, exec: &Exec) -> Result<Weights<Weight>> {
         let layer = |(i, layer): (usize, &Layer<Weight>)| {
-            let block = quantized(&layer.block, (&OF_LAYER, Some(i)), how, exec)?;
+            let of = |name, dense| quantized(dense, || format!("layers.{i}.{name}"), how, exec);
+            let block = mamba_block::Weights {
+                in_proj: of("in_proj", &layer.block.in_proj)?,
+                x_proj: of("x_proj", &layer.block.x_proj)?,
+                out_proj: of("out_proj", &layer.block.out_proj)?,
+                ..layer.block.clone()
+            };
             Ok(Layer { norm: layer.norm.clone(), block, a: layer.a.clone() })
         };
+        let head = self.head.as_ref().map(|head| quantized(head, || "head".to_string(), how, exec));
         Ok(Weights {
             layers: self.layers.iter().enumerate().map(layer).collect::<Result<_>>()?,
-            head: quantized(&self.head, (&[HEAD], None), how, exec)?,
+            head: head.transpose()?,
             embedding: self.embedding.clone(),
             norm: self.norm.clone(),
         })
@@ -37,37 +43,31 @@ impl<T> Weights<T> {
 
     /// The formats of quantized matrices.
     pub(super) fn formats(&self) -> BTreeSet<&'static str> {
-        let of_layers = self.layers.iter().flat_map(|layer| layer.block.iter());
-        stored::formats(of_layers.chain(self.head.iter()).map(|(name, _)| &**name))
+        let of_layer =
+            |layer: &'_ Layer<T>| [&layer.block.in_proj, &layer.block.x_proj, &layer.block.out_proj].map(format);
+        self.layers.iter().flat_map(of_layer).chain(self.head.iter().map(format)).flatten().collect()
     }
 }
 
-/// Quantizes the tensors with these names, where their rows allow it.
-fn quantized(
-    of: &Named<Weight>,
-    (names, layer): (&[&str], Option<usize>),
-    how: Quantization,
-    exec: &Exec,
-) -> Result<Named<Weight>> {
-    let place = |name: &str| layer.map_or(name.into(), |layer| format!("layers.{layer}.{name}").into());
-    let mut all = Named::default();
-    for (name, weight) in of.iter() {
-        if names.contains(&&**name) && how.fits(&weight.spec()) {
-            let parts = how.of(name, &weight.view(), exec).map_err(|error| Error { argument: place(name), ..error })?;
-            parts.into_iter().for_each(|(name, part)| all.push(name, part.into()));
-        } else {
-            all.push(name.clone(), weight.clone());
+/// The format of a layer's matrix, if it is quantized.
+fn format<T>(of: &Dense<T>) -> Option<&'static str> {
+    of.w.quantization().map(Quantization::name)
+}
+
+/// Quantizes a matrix of floats, where its rows allow it; `name` is for errors.
+fn quantized(of: &Dense<Weight>, name: impl Fn() -> String, how: Quantization, exec: &Exec) -> Result<Dense<Weight>> {
+    match &of.w {
+        Matrix::Float(w) if how.fits(&w.spec()) => {
+            let quantized = how.of(&w.view(), exec).and_then(|matrix| matrix.try_map(|part| Ok(part.into())));
+            let quantized = quantized.map_err(|error| Error { argument: name().into(), ..error })?;
+            Ok(with_bias(quantized, of.b.clone()))
         }
+        _ => Ok(of.clone()),
     }
-    Ok(with_biases(all))
 }
 
-/// The weights of a block, with the biases of quantized matrices in the type of the arithmetic.
-pub(super) fn with_biases(block: Named<Weight>) -> Named<Weight> {
-    let is_quantized = |matrix: &str| OF_LAYER.contains(&matrix) && block.find(matrix).is_none();
-    let bias = |name: &str, weight: &Weight| match name.strip_suffix("_b") {
-        Some(matrix) if is_quantized(matrix) => weight.cast(weight.spec().dtype.wide()),
-        _ => weight.clone(),
-    };
-    block.iter().map(|(name, weight)| (name.clone(), bias(name, weight))).collect()
+/// A dense layer, whose bias has the type of the arithmetic if the matrix is quantized.
+pub(super) fn with_bias(w: Matrix<Weight>, b: Option<Weight>) -> Dense<Weight> {
+    let quantized = w.quantization().is_some();
+    Dense { b: b.map(|b| if quantized { b.cast(b.spec().dtype.wide()) } else { b }), w }
 }

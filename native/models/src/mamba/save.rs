@@ -99,8 +99,8 @@ impl Model {
 
 /// Whether there are biases of projections, biases of the convolution, and a head that is the embedding.
 fn parts<T>(weights: &Weights<T>, tied: bool) -> [bool; 3] {
-    let has = |name: &str| weights.layers.iter().any(|layer| layer.block.find(name).is_some());
-    [has("in_proj_b"), has("conv_b"), tied]
+    let blocks = || weights.layers.iter().map(|layer| &layer.block);
+    [blocks().any(|block| block.in_proj.b.is_some()), blocks().any(|block| block.conv_b.is_some()), tied]
 }
 
 /// PyTorch's name for a type.

@@ -4,8 +4,8 @@
 use super::Weight;
 use super::checkpoint::Found;
 use sidewinder_kernels::error::Result;
-use sidewinder_kernels::ops::products::matrices::Quantization;
-use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
+use sidewinder_kernels::ops::products::matrices::{self, Matrix, Quantization};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A problem is described in a few words.
@@ -14,13 +14,12 @@ type Told<T> = std::result::Result<T, String>;
 /// The suffix of the tensor with the shape.
 const SHAPE: &str = "shape";
 
-/// A quantized matrix.
+/// A quantized matrix, if ternary with a scale per row.
 #[derive(Clone)]
 pub struct Stored {
-    how: Quantization,
+    pub how: Quantization,
     pub dims: [usize; 2],
-    /// In the order of [`Quantization::names`]; ternary ones have a scale per row.
-    parts: Vec<Weight>,
+    pub matrix: Matrix<Weight>,
 }
 
 /// The matrix that a tensor of that name belongs to, and its quantization.
@@ -72,19 +71,10 @@ pub fn take(tensors: &mut BTreeMap<String, Found>, wrong: &mut Vec<String>) -> B
 }
 
 impl Stored {
-    pub fn how(&self) -> Quantization {
-        self.how
-    }
-
-    /// Its tensors, named for [`sidewinder_kernels::ops::products::matrices::find`] under the matrix's name here.
-    pub fn named(self, matrix: &str) -> impl Iterator<Item = (String, Weight)> + use<> {
-        self.how.names(matrix).into_iter().zip(self.parts)
-    }
-
     /// The matrix as floats.
     pub fn floats(&self) -> Result<Weight> {
-        let views: Vec<View> = self.parts.iter().map(Weight::view).collect();
-        Ok(self.how.floats(&views, self.dims[1])?.into())
+        let matrix = self.matrix.as_ref().try_map(|part| Ok(part.view()))?;
+        Ok(matrices::floats(&matrix, self.dims[1])?.into())
     }
 
     fn take(tensors: &mut BTreeMap<String, Found>, name: &str, how: Quantization) -> Told<Stored> {
@@ -97,14 +87,15 @@ impl Stored {
                     format!("`{name}.{}` of {spec}, whose rows are no multiple of {} bytes", how.name(), format.bytes())
                 })?;
                 let dims = values[..].try_into().map_err(|_| format!("`{name}.{}` of {spec}", how.name()))?;
-                Ok(Stored { how, dims, parts })
+                let [bytes] = parts.try_into().map_err(|_| "one part").expect("as many as names");
+                Ok(Stored { how, dims, matrix: Matrix::Blocks(format, bytes) })
             }
             Quantization::Ternary => {
                 let shape = part_of(tensors, &format!("{name}.{SHAPE}"));
                 let parts = parts.into_iter().collect::<Told<Vec<Weight>>>()?;
                 let dims =
                     dims_of(&shape?).ok_or_else(|| format!("`{name}.{SHAPE}`, which is no shape of a matrix"))?;
-                Ok(Stored { how, dims, parts: planes(name, parts, dims)? })
+                Ok(Stored { how, dims, matrix: planes(name, parts, dims)? })
             }
         }
     }
@@ -135,7 +126,7 @@ fn dims_of(shape: &Weight) -> Option<[usize; 2]> {
 }
 
 /// Checks planes of that shape, and expands their scale to one per row.
-fn planes(name: &str, parts: Vec<Weight>, [rows, columns]: [usize; 2]) -> Told<Vec<Weight>> {
+fn planes(name: &str, parts: Vec<Weight>, [rows, columns]: [usize; 2]) -> Told<Matrix<Weight>> {
     let names = Quantization::Ternary.names(name);
     let bytes = columns.div_ceil(8);
     for (part, name) in parts.iter().zip(&names[..2]) {
@@ -154,7 +145,7 @@ fn planes(name: &str, parts: Vec<Weight>, [rows, columns]: [usize; 2]) -> Told<V
     let each = Owned::from_fn(Spec::new(DType::F32, &[rows]).map_err(|e| e.to_string())?, |row| {
         scales[if scales.len() == 1 { 0 } else { row }]
     });
-    Ok(vec![plane0, plane1, each.into()])
+    Ok(Matrix::Ternary([plane0, plane1], each.into()))
 }
 
 /// Refuses sentinels, and cells after the last column: they show that the file has another layout.

@@ -26,7 +26,7 @@ use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::place;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use std::ops::Range;
-use walk::Walk;
+use walk::{Numbers, Walk};
 
 /// The parameters of an AdamW step.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -85,6 +85,7 @@ pub struct Trainer {
     config: Config,
     dtype: DType,
     parts: Vec<Part>,
+    numbers: Numbers,
     /// Number of elements of the weights that decay, which come first.
     decayed: usize,
     memory: Memory,
@@ -135,7 +136,8 @@ impl Trainer {
         let first = parts.iter().zip(&weights).find(|(_, (name, weight))| !decays(name, &weight.spec().shape));
         let decayed = first.map_or(total, |(part, _)| part.range.start);
         let memory = Memory::new(all, &model.home)?;
-        Ok(Trainer { config: *model.config(), dtype, parts, decayed, memory, steps: 0 })
+        let numbers = Numbers::new(&parts, model.config().layers)?;
+        Ok(Trainer { config: *model.config(), dtype, parts, numbers, decayed, memory, steps: 0 })
     }
 
     /// Learns from concatenated sequences of equal length: each token but the last predicts the next one. If the
@@ -159,17 +161,17 @@ impl Trainer {
     /// Computes the loss and the gradient, which [`Trainer::gradients`] then returns.
     pub fn gradient(&mut self, tokens: &[u32], batch: usize) -> Result<f64> {
         let sequences = Sequences::new(tokens, batch, self.config.vocabulary)?;
-        let Trainer { config, dtype, parts, memory, .. } = self;
+        let Trainer { config, dtype, parts, numbers, memory, .. } = self;
+        let model = (&*config, &*numbers, *dtype);
         match memory {
             Memory::Cpu(kept, exec) => {
                 let Kept { weights, gradient, .. } = kept;
-                Walk::new(&place::Cpu(exec), config, *dtype, parts, weights)?.learn(&sequences, gradient)
+                Walk::new(&place::Cpu(exec), model, parts, weights)?.learn(&sequences, gradient)
             }
             Memory::Cuda(kept, device, tf32) => {
                 let lane = device.lane()?.allow_tf32(*tf32);
                 let Kept { weights, gradient, .. } = kept;
-                let loss =
-                    Walk::new(&place::Cuda(&lane), config, *dtype, parts, weights)?.learn(&sequences, gradient)?;
+                let loss = Walk::new(&place::Cuda(&lane), model, parts, weights)?.learn(&sequences, gradient)?;
                 lane.synchronize()?;
                 Ok(loss)
             }

@@ -12,12 +12,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The element types, rounding and functions that precede every kernel source.
 pub const PRELUDE: &str = include_str!("../include/prelude.cu");
+/// Waiting of kernels that begin early (see [`Kernel::early`]).
+pub const EARLY: &str = include_str!("../include/early.cu");
+/// Vectors of `VEC` elements.
+pub const PACK: &str = include_str!("../include/pack.cu");
+/// The sum over a block of `THREADS` threads.
+pub const BLOCK_SUM: &str = include_str!("../include/block_sum.cu");
 
 /// The source of one kernel, which takes a `P`.
 #[derive(Clone, Copy)]
 pub struct Source<P> {
     /// The name of the `extern "C"` function.
     pub name: &'static str,
+    included: &'static [&'static str],
     text: &'static str,
     structs: Structs,
     params: PhantomData<fn(P)>,
@@ -30,14 +37,19 @@ struct Structs(&'static [&'static str], &'static str);
 impl<P: Declared> Source<P> {
     /// The kernel `name` of a text that comes after [`PRELUDE`] and the declaration of `P`.
     pub const fn new(name: &'static str, text: &'static str) -> Source<P> {
-        Source { name, text, structs: Structs(P::NEEDED, P::TEXT), params: PhantomData }
+        Source { name, included: &[], text, structs: Structs(P::NEEDED, P::TEXT), params: PhantomData }
     }
 }
 
 impl<P> Source<P> {
+    /// The same kernel with these texts between the declaration of `P` and its own.
+    pub const fn after(self, included: &'static [&'static str]) -> Source<P> {
+        Source { included, ..self }
+    }
+
     /// All that is compiled.
     fn whole(&self) -> String {
-        [PRELUDE, "\n", &self.structs.0.concat(), self.structs.1, self.text].concat()
+        [PRELUDE, "\n", &self.structs.0.concat(), self.structs.1, &self.included.concat(), self.text].concat()
     }
 }
 

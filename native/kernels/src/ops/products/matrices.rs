@@ -1,4 +1,4 @@
-//! Matrices of dense layers among named tensors: floats, or quantized under names that say how.
+//! Dense layers whose matrices are floats or quantized.
 
 use crate::cpu::Exec;
 use crate::error::Result;
@@ -12,17 +12,92 @@ use crate::ops::products::ternary::dequantize::{self, DequantizeTernary};
 use crate::ops::products::ternary::products::{I8, Matmul};
 use crate::ops::products::ternary::rules::{self, QuantizeTernary};
 use crate::place::Place;
-use crate::tensor::{DType, Owned, Spec, View};
+use crate::tensor::{DType, Described, Owned, Spec, View};
 use std::ops::Range;
 
-/// A matrix `(O, I)` that rows are multiplied with, as it is stored.
-pub enum Matrix<V> {
+/// A dense layer `y = x w^T + b`.
+#[derive(Clone)]
+pub struct Dense<T> {
     /// `(O, I)`.
-    Float(V),
+    pub w: Matrix<T>,
+    /// `(O)`, of the type of the arithmetic where the matrix is quantized.
+    pub b: Option<T>,
+}
+
+/// A matrix `(O, I)` as it is stored.
+#[derive(Clone)]
+pub enum Matrix<T> {
+    /// `(O, I)`.
+    Float(T),
     /// `(O, bytes of a row)`.
-    Blocks(Format, V),
+    Blocks(Format, T),
     /// Two planes of bits `(O, bytes of a row)`, and a scale for each row.
-    Ternary([V; 2], V),
+    Ternary([T; 2], T),
+}
+
+impl<T> Dense<T> {
+    /// The same layer, borrowed.
+    pub fn as_ref(&self) -> Dense<&T> {
+        Dense { w: self.w.as_ref(), b: self.b.as_ref() }
+    }
+
+    /// With `f` of each tensor, or the first error.
+    pub fn try_map<U>(self, f: impl Fn(T) -> Result<U>) -> Result<Dense<U>> {
+        Ok(Dense { w: self.w.try_map(&f)?, b: self.b.map(&f).transpose()? })
+    }
+}
+
+impl<T> From<Matrix<T>> for Dense<T> {
+    fn from(w: Matrix<T>) -> Dense<T> {
+        Dense { w, b: None }
+    }
+}
+
+impl<T> Matrix<T> {
+    /// How it is quantized, if it is.
+    pub fn quantization(&self) -> Option<Quantization> {
+        match self {
+            Matrix::Float(_) => None,
+            Matrix::Blocks(format, _) => Some(Quantization::Blocks(*format)),
+            Matrix::Ternary(..) => Some(Quantization::Ternary),
+        }
+    }
+
+    /// Its floats, unless it is quantized.
+    pub fn float(self) -> Option<T> {
+        match self {
+            Matrix::Float(w) => Some(w),
+            _ => None,
+        }
+    }
+
+    /// Its tensors by the names that they have where the matrix is called `name`.
+    pub fn parts(self, name: &str) -> Vec<(String, T)> {
+        let names = self.quantization().map_or_else(|| vec![name.to_string()], |how| how.names(name));
+        let parts = match self {
+            Matrix::Float(w) | Matrix::Blocks(_, w) => vec![w],
+            Matrix::Ternary([plane0, plane1], scale) => vec![plane0, plane1, scale],
+        };
+        names.into_iter().zip(parts).collect()
+    }
+
+    /// The same matrix, borrowed.
+    pub fn as_ref(&self) -> Matrix<&T> {
+        match self {
+            Matrix::Float(w) => Matrix::Float(w),
+            Matrix::Blocks(format, w) => Matrix::Blocks(*format, w),
+            Matrix::Ternary(planes, scale) => Matrix::Ternary(planes.each_ref(), scale),
+        }
+    }
+
+    /// With `f` of each tensor, or the first error.
+    pub fn try_map<U>(self, f: impl Fn(T) -> Result<U>) -> Result<Matrix<U>> {
+        Ok(match self {
+            Matrix::Float(w) => Matrix::Float(f(w)?),
+            Matrix::Blocks(format, w) => Matrix::Blocks(format, f(w)?),
+            Matrix::Ternary([plane0, plane1], scale) => Matrix::Ternary([f(plane0)?, f(plane1)?], f(scale)?),
+        })
+    }
 }
 
 /// How a matrix is quantized.
@@ -33,9 +108,6 @@ pub enum Quantization {
     /// To signs and a scale for each row.
     Ternary,
 }
-
-/// What the names of a ternary matrix's tensors have after the name of the matrix.
-const TERNARY: [&str; 3] = ["plane0", "plane1", "scale"];
 
 impl Quantization {
     /// The name of it in options.
@@ -60,7 +132,7 @@ impl Quantization {
     pub fn names(self, matrix: &str) -> Vec<String> {
         match self {
             Quantization::Blocks(format) => vec![format!("{matrix}.{}", format.name())],
-            Quantization::Ternary => TERNARY.map(|part| format!("{matrix}.{part}")).to_vec(),
+            Quantization::Ternary => ["plane0", "plane1", "scale"].map(|part| format!("{matrix}.{part}")).to_vec(),
         }
     }
 
@@ -69,74 +141,47 @@ impl Quantization {
         self == Quantization::Ternary || matrix.shape.last().is_some_and(|columns| columns.is_multiple_of(BLOCK))
     }
 
-    /// The tensors of a matrix of that name.
-    pub fn of(self, name: &str, matrix: &View, exec: &Exec) -> Result<Vec<(String, Owned)>> {
-        let parts = match self {
-            Quantization::Blocks(format) => vec![in_blocks(format, matrix, exec)?],
-            Quantization::Ternary => in_planes(matrix, exec)?.into(),
-        };
-        Ok(self.names(name).into_iter().zip(parts).collect())
+    /// A matrix of floats, quantized.
+    pub fn of(self, matrix: &View, exec: &Exec) -> Result<Matrix<Owned>> {
+        Ok(match self {
+            Quantization::Blocks(format) => Matrix::Blocks(format, in_blocks(format, matrix, exec)?),
+            Quantization::Ternary => in_planes(matrix, exec)?,
+        })
     }
+}
 
-    /// The floats that the tensors of a matrix with rows of `n` stand for, in f32.
-    pub fn floats(self, parts: &[View], n: usize) -> Result<Owned> {
-        let exec = &Exec::default();
-        match self {
-            Quantization::Blocks(format) => {
-                let inputs = ["q"].into_iter().zip(parts.iter().copied()).collect();
-                run::<Dequantize>(&DequantizeOptions { format }, &inputs, exec)?.expect("x")
-            }
-            Quantization::Ternary => {
-                let inputs = TERNARY.into_iter().zip(parts.iter().copied()).collect();
-                run::<DequantizeTernary>(&dequantize::Options { n: Some(n) }, &inputs, exec)?.expect("w")
-            }
+/// The floats that a matrix with rows of `n` stands for; in f32 if it is quantized.
+pub fn floats(matrix: &Matrix<View>, n: usize) -> Result<Owned> {
+    let exec = &Exec::default();
+    match *matrix {
+        Matrix::Float(w) => Ok(w.cast(w.spec().dtype)),
+        Matrix::Blocks(format, q) => {
+            run::<Dequantize>(&DequantizeOptions { format }, &named([("q", Some(q))]), exec)?.expect("x")
+        }
+        Matrix::Ternary([plane0, plane1], scale) => {
+            let inputs = named([("plane0", Some(plane0)), ("plane1", Some(plane1)), ("scale", Some(scale))]);
+            run::<DequantizeTernary>(&dequantize::Options { n: Some(n) }, &inputs, exec)?.expect("w")
         }
     }
 }
 
-/// Whether a tensor of that name is of a quantized matrix.
-pub fn is_quantized(name: &str) -> bool {
-    name.contains('.')
+/// Those rows of a dense layer.
+pub fn rows<'s, 'a: 's, P: Place>(of: &Dense<P::View<'a>>, range: Range<usize>) -> Result<Dense<P::View<'s>>> {
+    of.as_ref().try_map(|tensor| P::rows(tensor, range.clone()))
 }
 
-/// The matrix of that name, however it is stored.
-pub fn find<'s, 'a: 's, P: Place>(tensors: &Named<P::View<'a>>, name: &str) -> Result<Matrix<P::View<'s>>> {
-    let is_part = |tensor: &str, part| tensor.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')) == Some(part);
-    let part = |part| tensors.iter().find(|(tensor, _)| is_part(tensor, part)).map(|(_, tensor)| P::briefly(tensor));
-    for format in Format::ALL {
-        if let Some(bytes) = part(format.name()) {
-            return Ok(Matrix::Blocks(format, bytes));
-        }
-    }
-    let [plane0, plane1, scale] = TERNARY.map(part);
-    match (plane0, plane1, scale) {
-        (Some(plane0), Some(plane1), Some(scale)) => Ok(Matrix::Ternary([plane0, plane1], scale)),
-        _ => tensors.get(name).map(|matrix| Matrix::Float(P::briefly(matrix))),
-    }
-}
-
-/// Those rows of a matrix.
-pub fn rows<'s, 'a: 's, P: Place>(of: &Matrix<P::View<'a>>, range: Range<usize>) -> Result<Matrix<P::View<'s>>> {
-    let rows = |of: &P::View<'a>| P::rows(of, range.clone());
-    Ok(match of {
-        Matrix::Float(w) => Matrix::Float(rows(w)?),
-        Matrix::Blocks(format, w) => Matrix::Blocks(*format, rows(w)?),
-        Matrix::Ternary([plane0, plane1], scale) => Matrix::Ternary([rows(plane0)?, rows(plane1)?], rows(scale)?),
-    })
-}
-
-/// `y = x w^T + b`. With a quantized matrix rows of `x` are quantized to 8 bits, and `b` is of the type of the arithmetic.
-pub fn multiply<'s, P: Place>(
+/// `y = x w^T + b`. With a quantized matrix rows of `x` are quantized to 8 bits.
+pub fn multiply<'s, 'a: 's, P: Place>(
     place: &P,
     x: P::View<'s>,
-    w: Matrix<P::View<'s>>,
-    b: Option<P::View<'s>>,
+    of: &Dense<P::View<'a>>,
     y: P::ViewMut<'s>,
 ) -> Result<()> {
-    match w {
-        Matrix::Float(w) => linear::at(place, [x, w], b, y),
+    let b = of.b.as_ref().map(P::briefly);
+    match &of.w {
+        Matrix::Float(w) => linear::at(place, [x, P::briefly(w)], b, y),
         Matrix::Blocks(format, w) => {
-            let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b)]);
+            let inputs = named([("x", Some(x)), ("w", Some(P::briefly(w))), ("b", b)]);
             let outputs = named([("y", Some(y))]);
             match format {
                 Format::Q8 => place.call::<MatmulQ8Q8>(&blocks::Options::default(), inputs, outputs),
@@ -146,9 +191,9 @@ pub fn multiply<'s, P: Place>(
         Matrix::Ternary([plane0, plane1], scale) => {
             let inputs = named([
                 ("x", Some(x)),
-                ("plane0", Some(plane0)),
-                ("plane1", Some(plane1)),
-                ("w_scale", Some(scale)),
+                ("plane0", Some(P::briefly(plane0))),
+                ("plane1", Some(P::briefly(plane1))),
+                ("w_scale", Some(P::briefly(scale))),
                 ("bias", b),
             ]);
             place.call::<Matmul<I8>>(&Default::default(), inputs, named([("y", Some(y))]))
@@ -162,11 +207,11 @@ fn in_blocks(format: Format, matrix: &View, exec: &Exec) -> Result<Owned> {
     of_wide::<Quantize>(&options, "x", matrix, exec)?.expect("q")
 }
 
-/// The planes of a matrix, and the scale of each row.
-fn in_planes(matrix: &View, exec: &Exec) -> Result<[Owned; 3]> {
+/// The planes of a matrix, with a scale for each row.
+fn in_planes(matrix: &View, exec: &Exec) -> Result<Matrix<Owned>> {
     let options = rules::Options { per_row: true, ..Default::default() };
     let mut parts = of_wide::<QuantizeTernary>(&options, "w", matrix, exec)?;
-    Ok([parts.expect("plane0")?, parts.expect("plane1")?, parts.expect("scale")?])
+    Ok(Matrix::Ternary([parts.expect("plane0")?, parts.expect("plane1")?], parts.expect("scale")?))
 }
 
 /// What an op on the CPU gives of a matrix in f32.

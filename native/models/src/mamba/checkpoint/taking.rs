@@ -1,14 +1,15 @@
 //! Takes the weights of a model out of the tensors of a checkpoint.
 
-use super::{BLOCK, EMBEDDINGS, Found, HEAD, Matrices, NORM, failure, squeezed};
+use super::{BLOCK, EMBEDDINGS, Found, HEAD, Matrices, NORM, Part, failure, squeezed};
 use crate::mamba::quantize::{self, OF_LAYER};
 use crate::mamba::weights::Weight;
-use crate::mamba::{Config, HEAD as OWN_HEAD, Layer};
+use crate::mamba::{Config, Layer};
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{Named, Op};
-use sidewinder_kernels::ops::layers::mamba_block::MambaBlock;
+use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock};
+use sidewinder_kernels::ops::products::matrices::{Dense, Matrix};
 use sidewinder_kernels::place::{Cpu, Place};
 use sidewinder_kernels::tensor::{DType, Described, Owned};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,9 @@ pub(super) struct Taker<'c> {
     pub(super) dtype: DType,
     pub(super) wrong: Vec<String>,
 }
+
+/// The head of a language model.
+type Head = Option<Dense<Weight>>;
 
 /// Most problems that an error lists. A crafted file could have any number of them.
 const TOLD: usize = 1000;
@@ -55,50 +59,55 @@ impl Taker<'_> {
 
     /// The weights of a layer; `None` if one is missing.
     fn layer(&mut self, config: &Config, prefix: &str) -> Option<Layer<Weight>> {
-        let mut block = Named::default();
+        // All of them are taken before the first one is missed, so that an error tells all that is wrong.
+        let mut found = Named::default();
         for part in &BLOCK {
-            let slot = MambaBlock::INPUTS.iter().find(|slot| slot.name == part.name).expect("a name of the block's");
-            let dtype = slot.precision.dtype(self.dtype);
-            let name = format!("{prefix}{}", part.file);
-            let dims = (part.dims)(config);
-            if OF_LAYER.contains(&part.name) {
-                let parts = self.matrix(part.name, &name, &dims, slot.optional);
-                parts.into_iter().for_each(|(name, part)| block.push(name, part));
-            } else if let Some(weight) = self.take(&name, &dims, dtype, slot.optional) {
-                let dims = squeezed(&weight.spec().shape);
-                block.push(part.name, weight.reshape(&dims).expect("the same elements"));
-            }
+            found.extend_with(part.name, self.part(config, part, &format!("{prefix}{}", part.file)));
         }
         let norm = self.take(&format!("{prefix}{NORM}"), &[config.width], self.dtype.wide(), false);
-        let a = negative_exp(block.find("A_log")?);
-        Some(Layer { norm: norm?, block: quantize::with_biases(block), a })
+        let mut block = mamba_block::Weights::new(|name| found.find(name).cloned()).ok()?;
+        for dense in [&mut block.in_proj, &mut block.out_proj] {
+            *dense = quantize::with_bias(dense.w.clone(), dense.b.take());
+        }
+        let a = negative_exp(&block.a_log);
+        Some(Layer { norm: norm?, block, a })
+    }
+
+    /// A weight of a layer.
+    fn part(&mut self, config: &Config, part: &Part, name: &str) -> Option<Matrix<Weight>> {
+        let slot = MambaBlock::INPUTS.iter().find(|slot| slot.name == part.name).expect("a name of the block's");
+        let dims = (part.dims)(config);
+        if OF_LAYER.contains(&part.name) {
+            return self.matrix(name, &dims, slot.optional);
+        }
+        let weight = self.take(name, &dims, slot.precision.dtype(self.dtype), slot.optional)?;
+        Some(Matrix::Float(weight.reshape(&squeezed(&dims)).expect("the same elements")))
     }
 
     /// The embedding and the head; without a head of its own, the embedding is the head.
-    pub(super) fn ends(&mut self, config: &Config, prefix: &str, backbone: bool) -> (Option<Weight>, Named<Weight>) {
+    pub(super) fn ends(&mut self, config: &Config, prefix: &str, backbone: bool) -> (Option<Weight>, Head) {
         if config.vocabulary == 0 {
-            return (None, Named::default());
+            return (None, None);
         }
         let rows = [config.vocabulary, config.width];
         let names = EMBEDDINGS.map(|name| format!("{prefix}{name}"));
         let is_there = |name: &&String| self.tensors.contains_key(*name) || self.matrices.contains_key(*name);
         let name = names.iter().find(is_there).unwrap_or(&names[0]);
-        let stored = self.matrices.get(name).cloned();
+        let stored = self.matrices.get(name).map(|stored| stored.matrix.clone());
         let embedding = self.take(name, &rows, self.dtype, backbone);
-        let own = self.matrix(OWN_HEAD, HEAD, &rows, true);
-        let tied = || stored.map(|stored| stored.named(OWN_HEAD).collect());
-        let head = if own.is_empty() { tied().unwrap_or_else(|| whole(OWN_HEAD, embedding.clone())) } else { own };
-        (embedding, head.into_iter().collect())
+        let own = self.matrix(HEAD, &rows, true);
+        let head = own.or(stored).or_else(|| embedding.clone().map(Matrix::Float));
+        (embedding, head.map(Dense::from))
     }
 
-    /// A matrix, or the parts of a quantized one, by their names here.
-    fn matrix(&mut self, own: &str, name: &str, dims: &[usize], optional: bool) -> Vec<(String, Weight)> {
+    /// A matrix, as it is stored.
+    fn matrix(&mut self, name: &str, dims: &[usize], optional: bool) -> Option<Matrix<Weight>> {
         match self.matrices.remove(name) {
-            None => whole(own, self.take(name, dims, self.dtype, optional)),
-            Some(stored) if stored.dims[..] == *dims => stored.named(own).collect(),
+            None => self.take(name, dims, self.dtype, optional).map(Matrix::Float),
+            Some(stored) if stored.dims[..] == *dims => Some(stored.matrix),
             Some(stored) => {
                 self.misshapen(name, &stored.dims, dims);
-                Vec::new()
+                None
             }
         }
     }
@@ -147,11 +156,6 @@ impl Taker<'_> {
         }
         Err(failure(name, "the tensors of a Mamba model of the sizes of its configuration", self.wrong.join("; ")))
     }
-}
-
-/// A weight with its name here, if it is present.
-fn whole(name: &str, weight: Option<Weight>) -> Vec<(String, Weight)> {
-    weight.map(|weight| (name.to_string(), weight)).into_iter().collect()
 }
 
 /// `-exp(A_log)`, which steps need.

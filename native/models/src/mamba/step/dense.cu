@@ -1,10 +1,10 @@
 // A dense layer of a few rows, bound by reading its weights once. Its prologue and epilogue in a step are fused,
 // because a separate kernel costs more than they do. BATCH rows of x, in f32; a warp computes ROWS rows of the weights
 // at a time. The host chooses
-//   WIDTH   the width of the convolution
-//   NORM    x is a sum that is normed by the root mean square first
-//   BEHIND  0: y is written; 1: it is added to what is there; 2: its first half goes through the convolution; 3: it is
-//           written in the storage type
+//   WIDTH     the width of the convolution
+//   NORM      x is a sum that is normed by the root mean square first
+//   EPILOGUE  WRITE: y is written; ADD: it is added to the values that are there; CONVOLVE: its first half goes
+//             through the convolution; NARROW: it is written in the storage type
 
 constexpr int WARPS = THREADS / 32;
 
@@ -120,11 +120,11 @@ __device__ __forceinline__ void take(const Dense& p, REAL* x, REAL (&scales)[BAT
 }
 
 // The operands of a thread's epilogue, loaded before its sum is ready, as it would else wait for each one.
-struct Behind {
+struct Operands {
     REAL bias;
-#if BEHIND == 1
+#if EPILOGUE == ADD
     REAL old;
-#elif BEHIND == 2
+#elif EPILOGUE == CONVOLVE
     Taps taps;
 #endif
 };
@@ -139,36 +139,36 @@ __device__ __forceinline__ STORAGE* samples(const Dense& p, i64 channel) {
 }
 
 // Loads operands that no earlier kernel of the step writes.
-__device__ __forceinline__ void read_ahead(const Dense& p, i64 row, Behind& behind) {
+__device__ __forceinline__ void read_ahead(const Dense& p, i64 row, Operands& operands) {
     row += row_put();
     if (row_put() >= ROWS || row >= p.rows) return;
-    behind.bias = p.b ? widen(p.b[row]) : (REAL)0;
-#if BEHIND == 2
+    operands.bias = p.b ? widen(p.b[row]) : (REAL)0;
+#if EPILOGUE == CONVOLVE
     if (row < p.rows / 2)
-        behind.taps = taps(samples(p, row), p.rows / 2, p.conv_w + row * WIDTH, p.conv_b ? p.conv_b + row : 0);
+        operands.taps = taps(samples(p, row), p.rows / 2, p.conv_w + row * WIDTH, p.conv_b ? p.conv_b + row : 0);
 #endif
 }
 
 // Loads operands that earlier kernels write.
-__device__ __forceinline__ void read_old(const Dense& p, i64 row, Behind& behind) {
-#if BEHIND == 1
+__device__ __forceinline__ void read_old(const Dense& p, i64 row, Operands& operands) {
+#if EPILOGUE == ADD
     row += row_put();
-    if (row_put() < ROWS && row < p.rows) behind.old = p.y[sequence_put() * p.rows + row];
+    if (row_put() < ROWS && row < p.rows) operands.old = p.y[sequence_put() * p.rows + row];
 #endif
 }
 
-__device__ __forceinline__ void put(const Dense& p, i64 row, REAL y, const Behind& behind) {
-    y += behind.bias;
+__device__ __forceinline__ void put(const Dense& p, i64 row, REAL y, const Operands& operands) {
+    y += operands.bias;
     i64 at = sequence_put() * p.rows + row;
-#if BEHIND == 0
+#if EPILOGUE == WRITE
     p.y[at] = y;
-#elif BEHIND == 1
-    p.y[at] = behind.old + y;
-#elif BEHIND == 2
+#elif EPILOGUE == ADD
+    p.y[at] = operands.old + y;
+#elif EPILOGUE == CONVOLVE
     if (row < p.rows / 2) {
         STORAGE newest;
         narrow(y, newest);
-        y = convolve(behind.taps, samples(p, row), p.rows / 2, newest);
+        y = convolve(operands.taps, samples(p, row), p.rows / 2, newest);
     }
     p.y[at] = y;
 #else
@@ -182,11 +182,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_dense(Dense p) {
     let_others_begin();
     i64 step = (i64)gridDim.x * WARPS * ROWS, row = ((i64)blockIdx.x * WARPS + threadIdx.x / 32) * ROWS;
     Held held;
-    Behind behind;
+    Operands operands;
     read(p, row, 0, held);
-    read_ahead(p, row, behind);
+    read_ahead(p, row, operands);
     wait_for_others();
-    read_old(p, row, behind);
+    read_old(p, row, operands);
     REAL scales[BATCH];
     take(p, x, scales);
     for (; row < p.rows; row += step) {
@@ -205,11 +205,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_dense(Dense p) {
                 REAL sum = sums[r][b];
 #pragma unroll
                 for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-                if (threadIdx.x % 32 == putter(r, b) && row + r < p.rows) put(p, row + r, sum * scales[b], behind);
+                if (threadIdx.x % 32 == putter(r, b) && row + r < p.rows) put(p, row + r, sum * scales[b], operands);
             }
         if (row + step < p.rows) {
-            read_ahead(p, row + step, behind);
-            read_old(p, row + step, behind);
+            read_ahead(p, row + step, operands);
+            read_old(p, row + step, operands);
         }
     }
 }

@@ -3,13 +3,14 @@
 use super::learn::Learn;
 use super::{Part, Sequences};
 use crate::mamba::Config;
-use crate::mamba::checkpoint::{self, EMBEDDING, HEAD, LAST_NORM, NORM, in_backbone, in_layer, squeezed};
+use crate::mamba::checkpoint::{EMBEDDING, HEAD, LAST_NORM, NORM, in_backbone, in_layer, of_block, squeezed};
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{Named, named};
 use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock, MambaBlockBackward};
 use sidewinder_kernels::ops::norm::{RmsNorm, RmsNormBackward, RmsOptions};
 use sidewinder_kernels::ops::products::linear;
+use sidewinder_kernels::ops::products::matrices::Matrix;
 use sidewinder_kernels::tensor::{DType, Described, Spec};
 use std::collections::HashMap;
 
@@ -17,11 +18,38 @@ use std::collections::HashMap;
 pub struct Walk<'p, P: Learn> {
     place: &'p P,
     config: &'p Config,
+    numbers: &'p Numbers,
     dtype: DType,
     parts: &'p [Part],
     weights: Vec<P::View<'p>>,
-    /// The index of each part by its name.
-    numbers: HashMap<&'p str, usize>,
+}
+
+/// The parts that are a model's weights, by their indices.
+pub struct Numbers {
+    embedding: usize,
+    /// Before each layer, and after the last one.
+    norms: Vec<usize>,
+    blocks: Vec<mamba_block::Weights<usize>>,
+    /// The embedding, unless there is another.
+    head: usize,
+}
+
+impl Numbers {
+    pub fn new(parts: &[Part], layers: usize) -> Result<Numbers> {
+        let all: HashMap<&str, usize> = parts.iter().enumerate().map(|(i, part)| (part.name.as_str(), i)).collect();
+        let block = |layer| {
+            let find = |name| all.get(in_layer(layer, of_block(name).file).as_str());
+            mamba_block::Weights::new(|name| find(name).copied().map(Matrix::Float))
+        };
+        let embedding = all[in_backbone(EMBEDDING).as_str()];
+        let norms = (0..layers).map(|layer| in_layer(layer, NORM)).chain([in_backbone(LAST_NORM)]);
+        Ok(Numbers {
+            embedding,
+            norms: norms.map(|name| all[name.as_str()]).collect(),
+            blocks: (0..layers).map(block).collect::<Result<_>>()?,
+            head: all.get(HEAD).copied().unwrap_or(embedding),
+        })
+    }
 }
 
 /// The tensors kept for the backward pass: the sums before each layer and after the last one, and their normed rows.
@@ -42,15 +70,13 @@ impl<T> Gradients<T> {
 impl<'p, P: Learn> Walk<'p, P> {
     pub fn new(
         place: &'p P,
-        config: &'p Config,
-        dtype: DType,
+        (config, numbers, dtype): (&'p Config, &'p Numbers, DType),
         parts: &'p [Part],
         weights: &'p P::Owned,
     ) -> Result<Walk<'p, P>> {
         let view = |part: &Part| P::reshape(&P::rows(&P::view(weights), part.range.clone())?, &squeezed(&part.dims));
         let weights = parts.iter().map(view).collect::<Result<_>>()?;
-        let numbers = parts.iter().enumerate().map(|(i, part)| (part.name.as_str(), i)).collect();
-        Ok(Walk { place, config, dtype, parts, weights, numbers })
+        Ok(Walk { place, config, numbers, dtype, parts, weights })
     }
 
     /// Writes the gradient of the mean loss, and returns the loss.
@@ -58,8 +84,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         let rows = sequences.read.len();
         let mut gradients = self.split(P::view_mut(gradient))?;
         let trace = self.forward(sequences)?;
-        let embedding = self.number(&in_backbone(EMBEDDING));
-        let head = self.numbers.get(HEAD).copied().unwrap_or(embedding);
+        let Numbers { embedding, head, .. } = *self.numbers;
         let (loss, dlast, mut of_table) = self.through_head(&trace.normed[self.config.layers], head, sequences)?;
         let dx = self.backward(sequences.batch, &trace, dlast, &mut gradients)?;
         // If the head is the embedding, they share one gradient.
@@ -89,10 +114,10 @@ impl<'p, P: Learn> Walk<'p, P> {
         let Config { layers, width, .. } = *self.config;
         let rows = sequences.read.len();
         let mut x = self.empty(&[rows, width])?;
-        self.place.gather(&self.weights[self.number(&in_backbone(EMBEDDING))], &sequences.read, P::view_mut(&mut x))?;
+        self.place.gather(&self.weights[self.numbers.embedding], &sequences.read, P::view_mut(&mut x))?;
         let mut trace = Trace { sums: vec![x], normed: Vec::new() };
         for layer in 0..layers {
-            let h = self.norm(&trace.sums[layer], self.norm_of(layer))?;
+            let h = self.norm(&trace.sums[layer], self.numbers.norms[layer])?;
             let mut y = self.empty(&[rows, width])?;
             let dims = self.dims(sequences.batch, rows);
             let outputs = named([("y", Some(P::reshape_mut(P::view_mut(&mut y), &dims)?))]);
@@ -103,7 +128,7 @@ impl<'p, P: Learn> Walk<'p, P> {
             trace.sums.push(sum);
             trace.normed.push(h);
         }
-        trace.normed.push(self.norm(&trace.sums[layers], self.norm_of(layers))?);
+        trace.normed.push(self.norm(&trace.sums[layers], self.numbers.norms[layers])?);
         Ok(trace)
     }
 
@@ -116,10 +141,10 @@ impl<'p, P: Learn> Walk<'p, P> {
         gradients: &mut Gradients<P::ViewMut<'_>>,
     ) -> Result<P::Owned> {
         let layers = self.config.layers;
-        let mut dx = self.norm_backward(&trace.sums[layers], self.norm_of(layers), &dlast, gradients)?;
+        let mut dx = self.norm_backward(&trace.sums[layers], self.numbers.norms[layers], &dlast, gradients)?;
         for layer in (0..layers).rev() {
             let dh = self.block_backward(layer, batch, &trace.normed[layer], &dx, gradients)?;
-            let through = self.norm_backward(&trace.sums[layer], self.norm_of(layer), &dh, gradients)?;
+            let through = self.norm_backward(&trace.sums[layer], self.numbers.norms[layer], &dh, gradients)?;
             let mut sum = self.like(&dx)?;
             self.place.map(Map::Sum, &[P::view(&dx), P::view(&through)], P::view_mut(&mut sum))?;
             dx = sum;
@@ -187,17 +212,7 @@ impl<'p, P: Learn> Walk<'p, P> {
 
     /// The parts of a layer's block, by their names in the block.
     fn parts_of(&self, layer: usize) -> impl Iterator<Item = (&'static str, usize)> {
-        let find = move |(name, file)| Some((name, *self.numbers.get(in_layer(layer, file).as_str())?));
-        checkpoint::names().filter_map(find)
-    }
-
-    /// The norm before a layer, or after the last one.
-    fn norm_of(&self, layer: usize) -> usize {
-        self.number(&if layer < self.config.layers { in_layer(layer, NORM) } else { in_backbone(LAST_NORM) })
-    }
-
-    fn number(&self, name: &str) -> usize {
-        self.numbers[name]
+        self.numbers.blocks[layer].named().filter_map(|(name, part)| Some((name, *part.float()?)))
     }
 
     fn dims(&self, batch: usize, rows: usize) -> [usize; 3] {

@@ -18,11 +18,13 @@
 //! storage they are rounded after each step.
 
 pub mod steps;
+mod weights;
 
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
 use crate::options;
-use crate::tensor::{DType, Spec};
+use crate::tensor::Spec;
+pub use weights::Weights;
 
 options! {
     /// The options of the block. All sizes follow from shapes; those that are given must agree with them.
@@ -40,31 +42,19 @@ options! {
     }
 }
 
-/// A checked call.
+/// A checked call. Other sizes are those of the weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
     /// Batch size, `B` in the shapes.
     pub batch: usize,
     /// Sequence length, `L`.
     pub length: usize,
-    /// Width of the model, `M`.
-    pub model: usize,
-    /// Inner width, `D`.
-    pub inner: usize,
-    /// States per channel, `N`.
-    pub state: usize,
-    /// Columns of `dt_w`, `R`.
-    pub rank: usize,
-    /// Width of the convolution, `W`.
-    pub width: usize,
-    /// The storage type.
-    pub dtype: DType,
 }
 
 impl Problem {
-    /// The problem in f64, for the reference.
+    /// The problem for the reference: the steps have their types from the inputs.
     fn in_f64(self) -> Problem {
-        Problem { dtype: DType::F64, ..self }
+        self
     }
 }
 
@@ -124,7 +114,7 @@ impl Op for MambaBlock {
         ] {
             agree(name, given, found)?;
         }
-        Ok(Problem { batch, length, model, inner, state, rank, width, dtype: call.storage })
+        Ok(Problem { batch, length })
     }
 
     fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {

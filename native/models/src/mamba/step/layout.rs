@@ -1,0 +1,55 @@
+//! The inputs of a step, packed so that one copy takes all of them to the device.
+
+use crate::mamba::Config;
+use crate::mamba::sample::Draw;
+use sidewinder_kernels::tensor::DType;
+
+/// The offsets of the inputs in bytes. The tokens or features of all sequences come first.
+#[derive(Clone, Copy)]
+pub struct InputLayout {
+    /// The address of each sequence's last samples.
+    pub samples: usize,
+    /// The address of each sequence's states.
+    pub states: usize,
+    /// The parameters of each choice.
+    pub draws: usize,
+    /// The size of all of them.
+    pub bytes: usize,
+}
+
+impl InputLayout {
+    pub fn new(config: &Config, dtype: DType, batch: usize) -> InputLayout {
+        let row = if config.vocabulary > 0 { size_of::<u32>() } else { config.width * dtype.size() };
+        let samples = (batch * row).next_multiple_of(8);
+        let states = samples + batch * size_of::<u64>();
+        let draws = states + batch * size_of::<u64>();
+        InputLayout { samples, states, draws, bytes: draws + batch * size_of::<Draw>() }
+    }
+
+    /// The parts of packed inputs, in their order.
+    pub fn split<'p>(&self, packed: &'p mut [u8]) -> [&'p mut [u8]; 4] {
+        let (rows, rest) = packed[..self.bytes].split_at_mut(self.samples);
+        let (samples, rest) = rest.split_at_mut(self.states - self.samples);
+        let (states, draws) = rest.split_at_mut(self.draws - self.states);
+        [rows, samples, states, draws]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_aligned_and_have_room_for_the_batch() {
+        let backbone = Config { width: 5, layers: 1, vocabulary: 0, inner: 1, state: 1, rank: 1, conv: 1, eps: 1e-5 };
+        for (vocabulary, dtype, batch) in
+            [(0, DType::Bf16, 3), (0, DType::F32, 8), (29, DType::F16, 1), (29, DType::F32, 16)]
+        {
+            let row = if vocabulary == 0 { 5 * dtype.size() } else { 4 };
+            let layout = InputLayout::new(&Config { vocabulary, ..backbone }, dtype, batch);
+            assert!([layout.samples, layout.states, layout.draws].iter().all(|offset| offset.is_multiple_of(8)));
+            let sizes = layout.split(&mut vec![0; layout.bytes + 1]).map(|part| part.len());
+            assert_eq!(sizes, [(row * batch).next_multiple_of(8), 8 * batch, 8 * batch, size_of::<Draw>() * batch]);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The memory of a step.
+
+use super::FEW;
+use super::layout::InputLayout;
+use super::queue::Step;
+use crate::mamba::model::Input;
+use crate::mamba::sample::Draw;
+use crate::mamba::{Config, State, Weights};
+use sidewinder_kernels::cuda::{Buffer, Device, Lane, Pinned};
+use sidewinder_kernels::error::Result;
+use sidewinder_kernels::tensor::{DType, Described, Spec};
+
+/// The memory that a step reads and writes.
+pub struct Plan {
+    pub config: Config,
+    pub dtype: DType,
+    pub batch: usize,
+    pub weights: Weights<Buffer>,
+    pub layout: InputLayout,
+    pub input: Buffer,
+    pub sum: Buffer,
+    pub xz: Buffer,
+    pub projected: Buffer,
+    pub y: Buffer,
+    pub out: Buffer,
+    pub tokens: Buffer,
+    /// Additional memory for many sequences.
+    pub many: Option<Many>,
+    /// The contents of `input`, then those of `out`, then those of `tokens`.
+    pub pinned: Pinned,
+    /// Spare states for the padding of the batch.
+    pub padding: State<Buffer>,
+}
+
+/// Normed rows, outputs of the convolution, and a layer's contribution to the sum.
+pub struct Many {
+    pub h: Buffer,
+    pub c: Buffer,
+    pub last: Buffer,
+}
+
+/// The requested result of a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    Rows = 0,
+    Tokens = 1,
+}
+
+impl Plan {
+    pub fn new(config: &Config, dtype: DType, weights: Weights<Buffer>, batch: usize, device: &Device) -> Result<Plan> {
+        let Config { width, inner, rank, state, vocabulary, .. } = *config;
+        let rows = |dtype, columns| Buffer::new(device, Spec::new(dtype, &[batch, columns])?);
+        let out = if vocabulary > 0 { vocabulary } else { width };
+        let layout = InputLayout::new(config, dtype, batch);
+        let input = Spec::new(DType::U8, &[layout.bytes])?;
+        let out_bytes = (batch * out * dtype.size()).next_multiple_of(8);
+        let many = || Ok(Many { h: rows(dtype, width)?, c: rows(dtype, inner)?, last: rows(dtype, width)? });
+        // Kernels for few sequences read float weights.
+        let many = (batch > FEW || weights.is_quantized()).then(many).transpose()?;
+        let between = if many.is_some() { dtype } else { DType::F32 };
+        Ok(Plan {
+            config: *config,
+            dtype,
+            batch,
+            layout,
+            weights,
+            pinned: Pinned::new(device, input.bytes() + out_bytes + 4 * batch)?,
+            padding: State::specs(config, dtype)?.try_map(|spec| Buffer::new(device, *spec))?,
+            input: Buffer::new(device, input)?,
+            sum: rows(DType::F32, width)?,
+            xz: rows(between, 2 * inner)?,
+            projected: rows(between, rank + 2 * state)?,
+            y: rows(between, inner)?,
+            out: rows(dtype, out)?,
+            tokens: Buffer::new(device, Spec::new(DType::U8, &[4 * batch])?)?,
+            many,
+        })
+    }
+
+    /// Writes the inputs of a step; the padding of the batch gets zeros and the spare states.
+    pub fn fill(
+        &mut self,
+        input: Option<Input>,
+        sequences: &[[&Buffer; 2]],
+        draws: &[Draw],
+        lane: &Lane,
+    ) -> Result<()> {
+        let given = match &input {
+            Some(Input::Tokens(tokens)) => bytemuck::cast_slice(tokens),
+            Some(Input::Features(features)) => features.bytes(),
+            None => &[],
+        };
+        let [rows, samples, states, choices] = self.layout.split(self.pinned.bytes_mut());
+        write(rows, given);
+        write(choices, bytemuck::cast_slice(draws));
+        let padded = sequences.iter().copied().chain(std::iter::repeat([&self.padding.conv, &self.padding.ssm]));
+        for ((samples, states), [conv, ssm]) in samples.chunks_exact_mut(8).zip(states.chunks_exact_mut(8)).zip(padded)
+        {
+            samples.copy_from_slice(&lane.address(conv)?.to_ne_bytes());
+            states.copy_from_slice(&lane.address(ssm)?.to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    /// The offset of the rows, or of the tokens, in pinned memory.
+    fn offset(&self, wanted: Wanted) -> usize {
+        let rows = self.input.spec().bytes();
+        match wanted {
+            Wanted::Rows => rows,
+            Wanted::Tokens => rows + self.out.spec().bytes().next_multiple_of(8),
+        }
+    }
+
+    pub fn result(&self, wanted: Wanted) -> &[u8] {
+        &self.pinned.bytes()[self.offset(wanted)..]
+    }
+
+    /// Queues a step.
+    pub fn queue(&self, lane: &Lane, wanted: Wanted) -> Result<()> {
+        let step = Step { plan: self, lane };
+        lane.from_pinned(&self.pinned, 0, &self.input)?;
+        step.embed()?;
+        match &self.many {
+            None => step.of_few()?,
+            Some(many) => step.of_many(many)?,
+        }
+        if wanted == Wanted::Tokens {
+            step.choose()?;
+        }
+        let from = if wanted == Wanted::Tokens { &self.tokens } else { &self.out };
+        lane.to_pinned(from, &self.pinned, self.offset(wanted))
+    }
+}
+
+/// Copies all of `from`, and zeros after it.
+fn write(to: &mut [u8], from: &[u8]) {
+    let (first, rest) = to.split_at_mut(from.len());
+    first.copy_from_slice(from);
+    rest.fill(0);
+}
