@@ -3,37 +3,20 @@
 
 #[path = "../../kernels/tests/common/mod.rs"]
 mod common;
+#[path = "common/golden.rs"]
+mod golden;
 #[path = "common/models.rs"]
 mod models;
 
 use common::{gpu, levels};
+use golden::{config, expected, folder, forward, of_tensors, tensors, tokens};
 use sidewinder_files::safetensors::{self, Reader};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Kind, Result};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use sidewinder_models::mamba::sample::Sampling;
 use sidewinder_models::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../test/golden/mamba")
-}
-
-/// What the independent implementation gives.
-struct Expected {
-    tokens: Vec<u32>,
-    logits: Owned,
-    conv: Owned,
-    ssm: Owned,
-}
-
-fn expected() -> Expected {
-    let reader = Reader::open(&folder().join("expected.safetensors")).unwrap();
-    let read = |name: &str| reader.tensor(reader.entry(name).unwrap()).unwrap();
-    let tokens = read("tokens").view().to_f64().iter().map(|&token| token as u32).collect();
-    Expected { tokens, logits: read("logits"), conv: read("conv_state"), ssm: read("ssm_state") }
-}
 
 fn model(dtype: DType, place: Where) -> Arc<Model> {
     Arc::new(Model::new(Checkpoint::open(&folder(), false).unwrap(), Some(dtype), false, place).unwrap())
@@ -50,12 +33,6 @@ fn models() -> impl Iterator<Item = (Arc<Model>, String)> {
     });
     let reference = Where::Cpu(Exec { level: Level::Reference, threads: 1 });
     [(model(DType::F64, reference), "reference".to_string())].into_iter().chain(on_cpu).chain(on_gpu)
-}
-
-fn forward(model: &Model, tokens: &[u32], batch: usize) -> Owned {
-    let mut logits = Owned::poisoned(model.output(&[batch, tokens.len() / batch]).unwrap());
-    model.forward(Input::Tokens(tokens), batch, logits.view_mut()).unwrap();
-    logits
 }
 
 fn prefill(session: &mut Session, tokens: &[u32]) -> Owned {
@@ -156,7 +133,8 @@ fn steps_of_any_number_are_those_of_whole_sequences() {
 
 #[test]
 fn logits_and_states_agree_with_the_independent_implementation() {
-    let Expected { tokens, logits, conv, ssm } = expected();
+    let tokens = tokens();
+    let [logits, conv, ssm] = ["logits", "conv_state", "ssm_state"].map(expected);
     let exact = rounded(DType::F64, &tokens);
     for (got, expected) in exact.iter().zip([&logits, &conv, &ssm]) {
         near(got, expected, DType::F64, "reference");
@@ -182,7 +160,7 @@ fn logits_and_states_agree_with_the_independent_implementation() {
 
 #[test]
 fn steps_of_several_sessions_equal_whole_sequences() {
-    let Expected { tokens, .. } = expected();
+    let tokens = tokens();
     let length = tokens.len() / 2;
     for (model, what) in models() {
         let [logits, ..] = rounded(model.dtype(), &tokens);
@@ -224,7 +202,7 @@ fn tokens_are_chosen_as_the_logits_say() {
         Sampling { temperature: 0.0, repetition_penalty: 2.0, ..plain },
         Sampling { seed: 5, repetition_penalty: 1.3, ..plain },
     ];
-    let tokens = expected().tokens;
+    let tokens = tokens();
     for (model, what) in models() {
         let mut base = Session::new(&model).unwrap();
         prefill(&mut base, &tokens[..5]);
@@ -250,7 +228,7 @@ fn tokens_are_chosen_as_the_logits_say() {
 
 #[test]
 fn forks_and_dumps_go_on_with_the_same_bits() {
-    let tokens = expected().tokens;
+    let tokens = tokens();
     for (model, what) in models() {
         let mut session = Session::new(&model).unwrap();
         prefill(&mut session, &tokens[..7]);
@@ -271,14 +249,14 @@ fn forks_and_dumps_go_on_with_the_same_bits() {
 
 #[test]
 fn a_backbone_takes_features() {
-    let expected = expected();
-    let length = expected.tokens.len() / 2;
+    let tokens = tokens();
+    let length = tokens.len() / 2;
     let embedding = |model: &Model| {
         let tensors = Reader::open(&folder().join("model.safetensors")).unwrap();
         let table = tensors.tensor(tensors.entry("backbone.embeddings.weight").unwrap()).unwrap().cast(model.dtype());
         let width = model.config().width;
         let values = table.view().to_f64();
-        let at = |i: usize| values[[expected.tokens[i / width] as usize, i % width]];
+        let at = |i: usize| values[[tokens[i / width] as usize, i % width]];
         Owned::from_fn(Spec::new(model.dtype(), &[1, length, width]).unwrap(), at)
     };
     let place = || Where::Cpu(Exec::default());
@@ -291,7 +269,7 @@ fn a_backbone_takes_features() {
     // The logits are a product with them.
     let table = Reader::open(&folder().join("model.safetensors")).unwrap();
     let table = table.tensor(table.entry("backbone.embeddings.weight").unwrap()).unwrap().view().to_f64();
-    let (whole_values, logits) = (whole.view().to_f64(), expected.logits.view().to_f64());
+    let (whole_values, logits) = (whole.view().to_f64(), expected("logits").view().to_f64());
     for t in 0..length {
         for v in 0..table.shape()[0] {
             let sum: f64 = (0..table.shape()[1]).map(|m| whole_values[[0, t, m]] * table[[v, m]]).sum();
@@ -307,138 +285,6 @@ fn a_backbone_takes_features() {
     }
     let error = session.prefill(Input::Tokens(&[1]), None).unwrap_err();
     assert_eq!(error.kind, Kind::Argument);
-}
-
-/// The tensors of the checkpoint under other names, or changed.
-fn tensors() -> Vec<(String, Weight)> {
-    let reader = Reader::open(&folder().join("model.safetensors")).unwrap();
-    let tensor = |entry| reader.tensor(entry).unwrap().into();
-    reader.entries().iter().map(|entry| (entry.name.clone(), tensor(entry))).collect()
-}
-
-fn config() -> Config {
-    Config::parse("config.json", &std::fs::read(folder().join("config.json")).unwrap()).unwrap()
-}
-
-fn of_tensors(config: Option<Config>, tensors: Vec<(String, Weight)>) -> Result<Model> {
-    Model::new(Checkpoint::new("tensors", config, tensors), None, false, Where::Cpu(Exec::default()))
-}
-
-#[test]
-fn other_names_and_no_configuration_make_the_same_model() {
-    let tokens = expected().tokens;
-    let plain = forward(&of_tensors(Some(config()), tensors()).unwrap(), &tokens, 2);
-    let renamed = |rename: &dyn Fn(&str) -> String| -> Vec<(String, Weight)> {
-        tensors().into_iter().map(|(name, weight)| (rename(&name), weight)).collect()
-    };
-    let original = |name: &str| name.replace("embeddings", "embedding");
-    let bare = |name: &str| name.replace("backbone.", "");
-    let mut with_head = tensors();
-    let embedding = with_head.iter().find(|(name, _)| name == "backbone.embeddings.weight").unwrap().1.clone();
-    with_head.push(("lm_head.weight".to_string(), embedding));
-    for (config, tensors) in [
-        (None, tensors()),
-        (Some(config()), renamed(&original)),
-        (None, renamed(&original)),
-        (Some(config()), renamed(&bare)),
-        (Some(config()), with_head),
-    ] {
-        let model = of_tensors(config, tensors).unwrap();
-        assert_eq!(forward(&model, &tokens, 2).view().bytes(), plain.view().bytes());
-    }
-}
-
-#[test]
-fn the_tensors_of_a_model_are_those_it_was_made_of() {
-    let of = |tensors: Vec<(String, Weight)>| {
-        let mut all: Vec<_> = tensors.into_iter().map(|(n, w)| (n, w.spec(), w.view().bytes().to_vec())).collect();
-        all.sort_by(|a, b| a.0.cmp(&b.0));
-        all
-    };
-    let mut untied = tensors();
-    untied.push(("lm_head.weight".to_string(), Owned::zeros(Spec::new(DType::F32, &[37, 20]).unwrap()).into()));
-    let places = || [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false)));
-    for made_of in [tensors(), untied] {
-        for place in places() {
-            let checkpoint = Checkpoint::new("tensors", Some(config()), made_of.clone());
-            let model = Model::new(checkpoint, None, false, place).unwrap();
-            assert_eq!(of(model.tensors().unwrap()), of(made_of.clone()));
-        }
-    }
-    let backbone = Checkpoint::new("tensors", Some(config()), tensors());
-    let backbone = Model::new(backbone, Some(DType::Bf16), true, Where::Cpu(Exec::default())).unwrap();
-    let again = Checkpoint::new("again", None, backbone.tensors().unwrap());
-    let again = Model::new(again, None, false, Where::Cpu(Exec::default())).unwrap();
-    assert_eq!((again.dtype(), again.config()), (DType::Bf16, backbone.config()));
-    assert_eq!(of(again.tensors().unwrap()), of(backbone.tensors().unwrap()));
-}
-
-#[test]
-fn one_error_tells_all_that_is_wrong() {
-    let mut tensors = tensors();
-    tensors.retain(|(name, _)| name != "backbone.layers.1.mixer.D" && name != "backbone.norm_f.weight");
-    tensors.push(("backbone.layers.3.mixer.D".into(), Owned::zeros(Spec::new(DType::F32, &[40]).unwrap()).into()));
-    for (name, weight) in &mut tensors {
-        if name == "backbone.layers.0.mixer.x_proj.weight" {
-            *weight = weight.reshape(&[40, 13]).unwrap();
-        }
-    }
-    let error = of_tensors(Some(config()), tensors).err().expect("a model that is not whole");
-    assert_eq!(error.kind, Kind::File);
-    for part in [
-        "no `backbone.layers.1.mixer.D`",
-        "no `backbone.norm_f.weight`",
-        "`backbone.layers.3.mixer.D`, which no Mamba model has",
-        "`backbone.layers.0.mixer.x_proj.weight` of shape (40, 13) where it should be (13, 40)",
-    ] {
-        assert!(error.got.contains(part), "{part} in {error}");
-    }
-}
-
-#[test]
-fn layers_that_are_only_claimed_are_told_together() {
-    let claimed = Config { layers: i32::MAX as usize, ..config() };
-    let mut tensors = tensors();
-    tensors.retain(|(name, _)| !name.starts_with("backbone.layers.1."));
-    tensors.push(("backbone.layers.99.mixer.D".into(), Owned::zeros(Spec::new(DType::F32, &[40]).unwrap()).into()));
-    let error = of_tensors(Some(claimed), tensors).err().expect("a model that is not whole");
-    let told: Vec<&str> = error.got.split("; ").collect();
-    for part in [
-        "no `backbone.layers.1`",
-        "no `backbone.layers.3` to `backbone.layers.98`",
-        "no `backbone.layers.99.mixer.in_proj.weight`",
-        "no `backbone.layers.100` to `backbone.layers.2147483646`",
-    ] {
-        assert!(told.contains(&part), "{part} in {error}");
-    }
-    assert_eq!(told.len(), 3 + 8, "{error}");
-    let extra =
-        (0..5000).map(|i| (format!("extra{i}"), Weight::from(Owned::zeros(Spec::new(DType::F32, &[1]).unwrap()))));
-    let error = of_tensors(Some(config()), self::tensors().into_iter().chain(extra).collect()).err().unwrap();
-    assert!(error.got.ends_with("; and 4000 more"), "{error}");
-}
-
-#[test]
-fn sizes_that_no_memory_has_are_errors() {
-    let huge = 1 << 40;
-    let plain = config();
-    for config in [
-        Config { width: huge, ..plain },
-        Config { state: 1 << 60, ..plain },
-        Config { inner: i32::MAX as usize, ..plain },
-        Config { rank: usize::MAX, ..plain },
-        Config { conv: 0, ..plain },
-        Config { vocabulary: usize::MAX, ..plain },
-        Config { eps: f64::INFINITY, ..plain },
-    ] {
-        assert_eq!(of_tensors(Some(config), tensors()).err().expect("an error").kind, Kind::File, "{config:?}");
-    }
-    let bytes = |(name, weight): (String, Weight)| (name, weight.cast(DType::U8));
-    let error = of_tensors(None, tensors().into_iter().map(bytes).collect()).err().unwrap();
-    assert!(error.got.contains("`backbone.layers.0.mixer.in_proj.weight` of u8"), "{error}");
-    let wrong =
-        Model::new(Checkpoint::new("tensors", None, tensors()), Some(DType::U8), false, Where::Cpu(Exec::default()));
-    assert_eq!(wrong.err().unwrap().kind, Kind::Option);
 }
 
 #[test]
@@ -529,66 +375,4 @@ fn with_length(dump: &[u8], length: u64) -> Vec<u8> {
         })
         .collect();
     safetensors::to_bytes(&views).unwrap()
-}
-
-#[test]
-fn damaged_checkpoints_are_errors() {
-    let folder = std::env::temp_dir().join(format!("sidewinder-mamba-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let kind = |path: &Path| Checkpoint::open(path, false).err().expect("an error").kind;
-    assert_eq!(kind(&folder), Kind::File);
-    assert_eq!(kind(&folder.join("none")), Kind::File);
-    let whole = std::fs::read(self::folder().join("model.safetensors")).unwrap();
-    for damaged in [&whole[..whole.len() / 2], &whole[..100], b"not a safetensors file at all"] {
-        std::fs::write(folder.join("model.safetensors"), damaged).unwrap();
-        assert_eq!(kind(&folder), Kind::File);
-    }
-    std::fs::write(folder.join("model.safetensors"), &whole).unwrap();
-    std::fs::write(folder.join("config.json"), "{").unwrap();
-    assert_eq!(kind(&folder), Kind::File);
-    // What is there but cannot be read is not as good as absent.
-    std::fs::remove_file(folder.join("config.json")).unwrap();
-    assert!(Checkpoint::open(&folder, false).is_ok());
-    for name in ["config.json", "model.safetensors.index.json"] {
-        std::fs::create_dir(folder.join(name)).unwrap();
-        let error = Checkpoint::open(&folder, false).err().expect(name);
-        assert!(error.kind == Kind::File && error.argument.ends_with(name), "{error}");
-        std::fs::remove_dir(folder.join(name)).unwrap();
-    }
-    let index = folder.join("model.safetensors.index.json");
-    std::fs::copy(folder.join("model.safetensors"), folder.join("same.safetensors")).unwrap();
-    for (map, part) in [
-        (r#"{"x": "gone.safetensors"}"#, "gone.safetensors"),
-        (r#"{"x": "../model.safetensors"}"#, "../model.safetensors"),
-        (r#"{"x": "/etc/passwd"}"#, "/etc/passwd"),
-        (r#"{"x": "model.safetensors", "y": "same.safetensors"}"#, "each tensor in one file"),
-        (r#"{"x": 1}"#, "invalid type"),
-    ] {
-        std::fs::write(&index, format!(r#"{{"weight_map": {map}}}"#)).unwrap();
-        let error = Checkpoint::open(&folder, false).err().expect(map);
-        assert!(error.kind == Kind::File && error.to_string().contains(part), "{error}");
-    }
-    std::fs::remove_dir_all(folder).unwrap();
-}
-
-#[test]
-fn checkpoints_in_several_files_are_read() {
-    let folder = std::env::temp_dir().join(format!("sidewinder-shards-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let tensors = tensors();
-    let mut index = serde_json::Map::new();
-    for (i, part) in tensors.chunks(10).enumerate() {
-        let file = format!("model-{i}.safetensors");
-        let views: Vec<(&str, View)> = part.iter().map(|(name, weight)| (name.as_str(), weight.view())).collect();
-        safetensors::write(&folder.join(&file), &views).unwrap();
-        part.iter().for_each(|(name, _)| drop(index.insert(name.clone(), file.clone().into())));
-    }
-    let index = serde_json::json!({"metadata": {"total_size": 1}, "weight_map": index});
-    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
-    let model =
-        Model::new(Checkpoint::open(&folder, false).unwrap(), None, false, Where::Cpu(Exec::default())).unwrap();
-    let tokens = expected().tokens;
-    let plain = forward(&of_tensors(Some(config()), tensors).unwrap(), &tokens, 2);
-    assert_eq!(forward(&model, &tokens, 2).view().bytes(), plain.view().bytes());
-    std::fs::remove_dir_all(folder).unwrap();
 }

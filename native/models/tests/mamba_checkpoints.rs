@@ -1,0 +1,194 @@
+//! Checkpoints of models: other names, tensors that are wrong or missing, and damaged files.
+
+#[path = "../../kernels/tests/common/mod.rs"]
+mod common;
+#[path = "common/golden.rs"]
+mod golden;
+
+use common::gpu;
+use golden::{config, forward, of_tensors, tensors, tokens};
+use sidewinder_files::safetensors;
+use sidewinder_kernels::cpu::Exec;
+use sidewinder_kernels::error::Kind;
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
+use sidewinder_models::mamba::{Checkpoint, Config, Model, Weight, Where};
+use std::path::Path;
+
+#[test]
+fn other_names_and_no_configuration_make_the_same_model() {
+    let tokens = tokens();
+    let plain = forward(&of_tensors(Some(config()), tensors()).unwrap(), &tokens, 2);
+    let renamed = |rename: &dyn Fn(&str) -> String| -> Vec<(String, Weight)> {
+        tensors().into_iter().map(|(name, weight)| (rename(&name), weight)).collect()
+    };
+    let original = |name: &str| name.replace("embeddings", "embedding");
+    let bare = |name: &str| name.replace("backbone.", "");
+    let mut with_head = tensors();
+    let embedding = with_head.iter().find(|(name, _)| name == "backbone.embeddings.weight").unwrap().1.clone();
+    with_head.push(("lm_head.weight".to_string(), embedding));
+    for (config, tensors) in [
+        (None, tensors()),
+        (Some(config()), renamed(&original)),
+        (None, renamed(&original)),
+        (Some(config()), renamed(&bare)),
+        (Some(config()), with_head),
+    ] {
+        let model = of_tensors(config, tensors).unwrap();
+        assert_eq!(forward(&model, &tokens, 2).view().bytes(), plain.view().bytes());
+    }
+}
+
+#[test]
+fn the_tensors_of_a_model_are_those_it_was_made_of() {
+    let of = |tensors: Vec<(String, Weight)>| {
+        let mut all: Vec<_> = tensors.into_iter().map(|(n, w)| (n, w.spec(), w.view().bytes().to_vec())).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    };
+    let mut untied = tensors();
+    untied.push(("lm_head.weight".to_string(), Owned::zeros(Spec::new(DType::F32, &[37, 20]).unwrap()).into()));
+    let places = || [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false)));
+    for made_of in [tensors(), untied] {
+        for place in places() {
+            let checkpoint = Checkpoint::new("tensors", Some(config()), made_of.clone());
+            let model = Model::new(checkpoint, None, false, place).unwrap();
+            assert_eq!(of(model.tensors().unwrap()), of(made_of.clone()));
+        }
+    }
+    let backbone = Checkpoint::new("tensors", Some(config()), tensors());
+    let backbone = Model::new(backbone, Some(DType::Bf16), true, Where::Cpu(Exec::default())).unwrap();
+    let again = Checkpoint::new("again", None, backbone.tensors().unwrap());
+    let again = Model::new(again, None, false, Where::Cpu(Exec::default())).unwrap();
+    assert_eq!((again.dtype(), again.config()), (DType::Bf16, backbone.config()));
+    assert_eq!(of(again.tensors().unwrap()), of(backbone.tensors().unwrap()));
+}
+
+#[test]
+fn one_error_tells_all_that_is_wrong() {
+    let mut tensors = tensors();
+    tensors.retain(|(name, _)| name != "backbone.layers.1.mixer.D" && name != "backbone.norm_f.weight");
+    tensors.push(("backbone.layers.3.mixer.D".into(), Owned::zeros(Spec::new(DType::F32, &[40]).unwrap()).into()));
+    for (name, weight) in &mut tensors {
+        if name == "backbone.layers.0.mixer.x_proj.weight" {
+            *weight = weight.reshape(&[40, 13]).unwrap();
+        }
+    }
+    let error = of_tensors(Some(config()), tensors).err().expect("a model that is not whole");
+    assert_eq!(error.kind, Kind::File);
+    for part in [
+        "no `backbone.layers.1.mixer.D`",
+        "no `backbone.norm_f.weight`",
+        "`backbone.layers.3.mixer.D`, which no Mamba model has",
+        "`backbone.layers.0.mixer.x_proj.weight` of shape (40, 13) where it should be (13, 40)",
+    ] {
+        assert!(error.got.contains(part), "{part} in {error}");
+    }
+}
+
+#[test]
+fn layers_that_are_only_claimed_are_told_together() {
+    let claimed = Config { layers: i32::MAX as usize, ..config() };
+    let mut tensors = tensors();
+    tensors.retain(|(name, _)| !name.starts_with("backbone.layers.1."));
+    tensors.push(("backbone.layers.99.mixer.D".into(), Owned::zeros(Spec::new(DType::F32, &[40]).unwrap()).into()));
+    let error = of_tensors(Some(claimed), tensors).err().expect("a model that is not whole");
+    let told: Vec<&str> = error.got.split("; ").collect();
+    for part in [
+        "no `backbone.layers.1`",
+        "no `backbone.layers.3` to `backbone.layers.98`",
+        "no `backbone.layers.99.mixer.in_proj.weight`",
+        "no `backbone.layers.100` to `backbone.layers.2147483646`",
+    ] {
+        assert!(told.contains(&part), "{part} in {error}");
+    }
+    assert_eq!(told.len(), 3 + 8, "{error}");
+    let extra =
+        (0..5000).map(|i| (format!("extra{i}"), Weight::from(Owned::zeros(Spec::new(DType::F32, &[1]).unwrap()))));
+    let error = of_tensors(Some(config()), golden::tensors().into_iter().chain(extra).collect()).err().unwrap();
+    assert!(error.got.ends_with("; and 4000 more"), "{error}");
+}
+
+#[test]
+fn sizes_that_no_memory_has_are_errors() {
+    let huge = 1 << 40;
+    let plain = config();
+    for config in [
+        Config { width: huge, ..plain },
+        Config { state: 1 << 60, ..plain },
+        Config { inner: i32::MAX as usize, ..plain },
+        Config { rank: usize::MAX, ..plain },
+        Config { conv: 0, ..plain },
+        Config { vocabulary: usize::MAX, ..plain },
+        Config { eps: f64::INFINITY, ..plain },
+    ] {
+        assert_eq!(of_tensors(Some(config), tensors()).err().expect("an error").kind, Kind::File, "{config:?}");
+    }
+    let bytes = |(name, weight): (String, Weight)| (name, weight.cast(DType::U8));
+    let error = of_tensors(None, tensors().into_iter().map(bytes).collect()).err().unwrap();
+    assert!(error.got.contains("`backbone.layers.0.mixer.in_proj.weight` of u8"), "{error}");
+    let wrong =
+        Model::new(Checkpoint::new("tensors", None, tensors()), Some(DType::U8), false, Where::Cpu(Exec::default()));
+    assert_eq!(wrong.err().unwrap().kind, Kind::Option);
+}
+
+#[test]
+fn damaged_checkpoints_are_errors() {
+    let folder = std::env::temp_dir().join(format!("sidewinder-mamba-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let kind = |path: &Path| Checkpoint::open(path, false).err().expect("an error").kind;
+    assert_eq!(kind(&folder), Kind::File);
+    assert_eq!(kind(&folder.join("none")), Kind::File);
+    let whole = std::fs::read(golden::folder().join("model.safetensors")).unwrap();
+    for damaged in [&whole[..whole.len() / 2], &whole[..100], b"not a safetensors file at all"] {
+        std::fs::write(folder.join("model.safetensors"), damaged).unwrap();
+        assert_eq!(kind(&folder), Kind::File);
+    }
+    std::fs::write(folder.join("model.safetensors"), &whole).unwrap();
+    std::fs::write(folder.join("config.json"), "{").unwrap();
+    assert_eq!(kind(&folder), Kind::File);
+    // What is there but cannot be read is not as good as absent.
+    std::fs::remove_file(folder.join("config.json")).unwrap();
+    assert!(Checkpoint::open(&folder, false).is_ok());
+    for name in ["config.json", "model.safetensors.index.json"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+        let error = Checkpoint::open(&folder, false).err().expect(name);
+        assert!(error.kind == Kind::File && error.argument.ends_with(name), "{error}");
+        std::fs::remove_dir(folder.join(name)).unwrap();
+    }
+    let index = folder.join("model.safetensors.index.json");
+    std::fs::copy(folder.join("model.safetensors"), folder.join("same.safetensors")).unwrap();
+    for (map, part) in [
+        (r#"{"x": "gone.safetensors"}"#, "gone.safetensors"),
+        (r#"{"x": "../model.safetensors"}"#, "../model.safetensors"),
+        (r#"{"x": "/etc/passwd"}"#, "/etc/passwd"),
+        (r#"{"x": "model.safetensors", "y": "same.safetensors"}"#, "each tensor in one file"),
+        (r#"{"x": 1}"#, "invalid type"),
+    ] {
+        std::fs::write(&index, format!(r#"{{"weight_map": {map}}}"#)).unwrap();
+        let error = Checkpoint::open(&folder, false).err().expect(map);
+        assert!(error.kind == Kind::File && error.to_string().contains(part), "{error}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn checkpoints_in_several_files_are_read() {
+    let folder = std::env::temp_dir().join(format!("sidewinder-shards-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let tensors = tensors();
+    let mut index = serde_json::Map::new();
+    for (i, part) in tensors.chunks(10).enumerate() {
+        let file = format!("model-{i}.safetensors");
+        let views: Vec<(&str, View)> = part.iter().map(|(name, weight)| (name.as_str(), weight.view())).collect();
+        safetensors::write(&folder.join(&file), &views).unwrap();
+        part.iter().for_each(|(name, _)| drop(index.insert(name.clone(), file.clone().into())));
+    }
+    let index = serde_json::json!({"metadata": {"total_size": 1}, "weight_map": index});
+    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    let model =
+        Model::new(Checkpoint::open(&folder, false).unwrap(), None, false, Where::Cpu(Exec::default())).unwrap();
+    let tokens = tokens();
+    let plain = forward(&of_tensors(Some(config()), tensors).unwrap(), &tokens, 2);
+    assert_eq!(forward(&model, &tokens, 2).view().bytes(), plain.view().bytes());
+    std::fs::remove_dir_all(folder).unwrap();
+}
