@@ -1,7 +1,7 @@
 //! Times a Mamba language model of random weights: the pass over a prompt, and steps of one and of several sessions.
 //!
 //! ```text
-//! cargo run --release -p sidewinder_kernels --example mamba_time -- [cpu|cuda] [TYPE] [THREADS]
+//! cargo run --release -p sidewinder_models --example mamba_time -- [cpu|cuda] [TYPE] [THREADS]
 //! ```
 //!
 //! The sizes are those of mamba-130m, or of the environment: `LAYERS`, `WIDTH`, `VOCABULARY`, `PROMPT` (length) and

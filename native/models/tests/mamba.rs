@@ -97,6 +97,16 @@ fn states(session: &Session) -> [Owned; 2] {
     ["conv_state", "ssm_state"].map(|name| tensors.iter().find(|(found, _)| found == name).unwrap().1.clone())
 }
 
+#[test]
+fn no_tokens_give_no_rows() {
+    let model = model(DType::F32, Where::Cpu(Exec::default()));
+    for batch in [1, 3] {
+        assert_eq!(forward(&model, &[], batch).spec().shape[..], [batch, 0, 37]);
+    }
+    let mut rows = Owned::poisoned(model.output(&[0, 3]).unwrap());
+    model.forward(Input::Tokens(&[]), 0, rows.view_mut()).unwrap();
+}
+
 /// Steps of any number of sequences, of sizes whose parts are read at once and of others, also of more states than threads
 /// have a channel together.
 #[test]

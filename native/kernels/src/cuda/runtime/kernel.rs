@@ -42,7 +42,7 @@ impl<P: Declared> Source<P> {
 }
 
 impl<P> Source<P> {
-    /// The same kernel with these texts between the declaration of `P` and its own.
+    /// Puts texts that the kernel needs, such as [`EARLY`], before its own.
     pub const fn after(self, included: &'static [&'static str]) -> Source<P> {
         Source { included, ..self }
     }

@@ -36,12 +36,12 @@ pub enum Matrix<T> {
 }
 
 impl<T> Dense<T> {
-    /// The same layer, borrowed.
+    /// A layer of borrowed tensors.
     pub fn as_ref(&self) -> Dense<&T> {
         Dense { w: self.w.as_ref(), b: self.b.as_ref() }
     }
 
-    /// With `f` of each tensor, or the first error.
+    /// Applies `f` to each tensor; fails with its first error.
     pub fn try_map<U>(self, f: impl Fn(T) -> Result<U>) -> Result<Dense<U>> {
         Ok(Dense { w: self.w.try_map(&f)?, b: self.b.map(&f).transpose()? })
     }
@@ -81,7 +81,7 @@ impl<T> Matrix<T> {
         names.into_iter().zip(parts).collect()
     }
 
-    /// The same matrix, borrowed.
+    /// A matrix of borrowed tensors.
     pub fn as_ref(&self) -> Matrix<&T> {
         match self {
             Matrix::Float(w) => Matrix::Float(w),
@@ -90,7 +90,7 @@ impl<T> Matrix<T> {
         }
     }
 
-    /// With `f` of each tensor, or the first error.
+    /// Applies `f` to each tensor; fails with its first error.
     pub fn try_map<U>(self, f: impl Fn(T) -> Result<U>) -> Result<Matrix<U>> {
         Ok(match self {
             Matrix::Float(w) => Matrix::Float(f(w)?),

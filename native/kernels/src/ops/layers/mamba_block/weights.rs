@@ -65,7 +65,7 @@ impl<T> Weights<T> {
         all.into_iter().filter_map(|(name, weight)| Some((name, weight?)))
     }
 
-    /// With `f` of each tensor, or the first error.
+    /// Applies `f` to each tensor; fails with its first error.
     pub fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Weights<U>> {
         Ok(Weights {
             in_proj: self.in_proj.as_ref().try_map(&f)?,
