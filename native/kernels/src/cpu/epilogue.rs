@@ -1,4 +1,4 @@
-//! What follows the sums of a product before they are rounded and written: a bias and an activation.
+//! What follows the sums of a product before they are rounded and written: scales, a bias and an activation.
 
 use super::activation::Unary;
 use super::pool::Shared;
@@ -24,32 +24,57 @@ impl<E> Default for Epilogue<'_, E> {
 }
 
 impl<E: Real> Epilogue<'_, E> {
-    /// Writes a block of results to a matrix with rows of `width`. The sums come with how far it is from row to row.
+    /// Writes a block of results to a matrix with rows of `width`. The sums come with the distance from row to row.
     ///
     /// # Safety
     /// No other part of `y` that is alive may overlap with the block.
     pub unsafe fn write<S: Storage<Wide = E>>(
         &self,
-        (sums, stride): (&[E], usize),
-        [rows, columns]: [Range<usize>; 2],
-        (y, width): (&Shared<S>, usize),
+        sums: (&[E], usize),
+        block: [Range<usize>; 2],
+        y: (&Shared<S>, usize),
         level: Level,
     ) {
-        let bias = self.bias.map(|bias| &bias[columns.clone()]);
-        with_activation!(self.activation, F => {
-            E::dispatch(level, Write::<F, S> { sums, stride, bias, rows, columns, y, width, activation: PhantomData })
+        let scaled = Scaled { rows: None, columns: None, then: *self };
+        // SAFETY: the caller's promise.
+        unsafe { scaled.write(sums, block, y, level) };
+    }
+}
+
+/// An epilogue that multiplies the sums by scales first, those of rows before those of columns.
+#[derive(Clone, Copy, Debug)]
+pub struct Scaled<'a, E> {
+    /// One for each row.
+    pub rows: Option<&'a [E]>,
+    /// One for each column, or a single one.
+    pub columns: Option<&'a [E]>,
+    /// What follows.
+    pub then: Epilogue<'a, E>,
+}
+
+impl<E: Real> Scaled<'_, E> {
+    /// As [`Epilogue::write`].
+    ///
+    /// # Safety
+    /// No other part of `y` that is alive may overlap with the block.
+    pub unsafe fn write<S: Storage<Wide = E>>(
+        &self,
+        sums: (&[E], usize),
+        block: [Range<usize>; 2],
+        y: (&Shared<S>, usize),
+        level: Level,
+    ) {
+        with_activation!(self.then.activation, F => {
+            E::dispatch(level, Write::<F, S> { of: self, sums, block, y, activation: PhantomData })
         });
     }
 }
 
 struct Write<'a, F, S: Storage> {
-    sums: &'a [S::Wide],
-    stride: usize,
-    bias: Option<&'a [S::Wide]>,
-    rows: Range<usize>,
-    columns: Range<usize>,
-    y: &'a Shared<'a, S>,
-    width: usize,
+    of: &'a Scaled<'a, S::Wide>,
+    sums: (&'a [S::Wide], usize),
+    block: [Range<usize>; 2],
+    y: (&'a Shared<'a, S>, usize),
     activation: PhantomData<F>,
 }
 
@@ -58,13 +83,28 @@ impl<F: Unary, S: Storage> Work<S::Wide> for Write<'_, F, S> {
 
     #[inline(always)]
     fn run<V: Vector<Element = S::Wide>>(self) {
-        let count = self.columns.len();
-        for (row, sums) in self.rows.zip(self.sums.chunks(self.stride.max(1))) {
-            // SAFETY: the caller of `write` promises that no other task has the block.
-            let y = unsafe { self.y.part(row * self.width + self.columns.start, count) };
-            each_vector!(count, |at, end| {
+        let Scaled { rows, columns, then: Epilogue { bias, .. } } = *self.of;
+        let ([block, these], (sums, stride), (y, width)) = (self.block, self.sums, self.y);
+        let bias = bias.map(|bias| &bias[these.clone()]);
+        let (all, each) = match columns {
+            Some(&[scale]) => (Some(scale), None),
+            columns => (None, columns.map(|scales| &scales[these.clone()])),
+        };
+        for (row, sums) in block.zip(sums.chunks(stride.max(1))) {
+            // SAFETY: the caller of `write` promises that no other part is alive.
+            let y = unsafe { y.part(row * width + these.start, these.len()) };
+            each_vector!(these.len(), |at, end| {
                 let mut z = V::load_partial(&sums[at..end]);
-                if let Some(bias) = self.bias {
+                if let Some(scales) = rows {
+                    z = z.mul(V::splat(scales[row]));
+                }
+                if let Some(scale) = all {
+                    z = z.mul(V::splat(scale));
+                }
+                if let Some(scales) = each {
+                    z = z.mul(V::load_partial(&scales[at..end]));
+                }
+                if let Some(bias) = bias {
                     z = z.add(V::load_partial(&bias[at..end]));
                 }
                 S::store(F::value(z), &mut y[at..end]);

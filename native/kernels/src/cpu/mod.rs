@@ -27,7 +27,7 @@ mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
-pub use epilogue::Epilogue;
+pub use epilogue::{Epilogue, Scaled};
 pub use level::{Level, Real, Work};
 pub use storage::Storage;
 pub use vector::Vector;

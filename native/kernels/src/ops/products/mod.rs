@@ -5,3 +5,31 @@ pub mod linear;
 pub mod matmul;
 pub mod matrices;
 pub mod ternary;
+
+/// Calls `$body` with the Rust type of `$dtype`, one of those computed in f32, as `$type`.
+macro_rules! with_type_in_f32 {
+    ($dtype:expr, $type:ident => $body:expr) => {
+        match $dtype {
+            $crate::tensor::DType::Bf16 => {
+                type $type = half::bf16;
+                $body
+            }
+            $crate::tensor::DType::F16 => {
+                type $type = half::f16;
+                $body
+            }
+            _ => {
+                type $type = f32;
+                $body
+            }
+        }
+    };
+}
+use with_type_in_f32;
+
+/// Outputs of a task where `threads` threads share `outputs`: whole multiples of `unit`, in about eight tasks a thread.
+/// Larger tasks read memory longer without a break.
+fn outputs_per_task(outputs: usize, threads: usize, unit: usize) -> usize {
+    const TURNS: usize = 8;
+    (outputs / (threads * TURNS)).next_multiple_of(unit).max(unit)
+}

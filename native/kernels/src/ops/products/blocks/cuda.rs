@@ -8,7 +8,7 @@ mod boxes;
 mod matvec;
 
 use super::format::{BLOCK, Format};
-use super::{matmul, quantize};
+use super::problem::{Conversion, Problem};
 use crate::cuda::tiles::{eights, streamed};
 use crate::cuda::{
     Buffer, Facts, Kernel, Lane, Source, TensorMap, Together, function, grid_size, launch_each, params, types,
@@ -167,7 +167,7 @@ fn convert(lane: &Lane, source: &Source<Convert>, dtype: DType, format: Format, 
 }
 
 /// Queues the quantizer. With checks, waits for their result.
-pub fn quantize(problem: &quantize::Problem, x: &Buffer, q: &Buffer, lane: &Lane) -> Result<()> {
+pub fn quantize(problem: &Conversion, x: &Buffer, q: &Buffer, lane: &Lane) -> Result<()> {
     let count = problem.x.shape.elements();
     let first = lane.temporary(Spec::new(DType::I64, &[1])?)?;
     let mut params =
@@ -223,13 +223,7 @@ struct Tensors {
 }
 
 /// Queues the product.
-pub fn multiply(
-    problem: &matmul::Problem,
-    [x, w]: [&Buffer; 2],
-    b: Option<&Buffer>,
-    y: &Buffer,
-    lane: &Lane,
-) -> Result<()> {
+pub fn multiply(problem: &Problem, [x, w]: [&Buffer; 2], b: Option<&Buffer>, y: &Buffer, lane: &Lane) -> Result<()> {
     if problem.rows * problem.outputs == 0 {
         return Ok(());
     }
@@ -255,7 +249,7 @@ pub fn multiply(
 }
 
 /// Number of pieces of weights that a tile goes through.
-fn pieces(problem: &matmul::Problem) -> usize {
+fn pieces(problem: &Problem) -> usize {
     problem.inputs.div_ceil(BLOCK * COLUMNS)
 }
 
@@ -267,12 +261,12 @@ fn shares(tiles: usize, pieces: usize, most: usize, busy: usize) -> usize {
 }
 
 /// Bytes of all weights.
-fn weights(problem: &matmul::Problem) -> usize {
+fn weights(problem: &Problem) -> usize {
     problem.outputs.saturating_mul(problem.inputs / BLOCK).saturating_mul(problem.factors.weights.bytes())
 }
 
 /// The compiler options of all product kernels.
-fn common(problem: &matmul::Problem) -> String {
+fn common(problem: &Problem) -> String {
     let format = number(problem.factors.weights);
     format!("{} -DFORMAT={format} -DCOLUMNS={COLUMNS} -DFN={}", types(problem.x.dtype), function(problem.activation))
 }
@@ -280,7 +274,7 @@ fn common(problem: &matmul::Problem) -> String {
 /// Queues the kernel that prepares rows of x in scratch memory, and returns their address. There are `padded` rows of
 /// `blocks` blocks and `bytes` bytes each, prepared by threads that have parts of `turns` blocks each.
 fn make_ready(
-    problem: &matmul::Problem,
+    problem: &Problem,
     [padded, blocks, bytes]: [usize; 3],
     turns: usize,
     x: u64,
@@ -325,7 +319,7 @@ struct Walk {
 }
 
 impl Walk {
-    fn of(problem: &matmul::Problem, facts: &Facts) -> Walk {
+    fn of(problem: &Problem, facts: &Facts) -> Walk {
         let (rows, floats) = (problem.rows.next_power_of_two().min(FEW), !problem.factors.quantized);
         let groups = problem.rows.div_ceil(rows);
         let busy = facts.multiprocessors as usize;
@@ -351,17 +345,17 @@ impl Walk {
     }
 
     /// Bytes of a warp's stage.
-    fn stage(problem: &matmul::Problem) -> usize {
+    fn stage(problem: &Problem) -> usize {
         OUTPUTS * (32 * problem.factors.weights.bytes() + AROUND).next_multiple_of(16)
     }
 
     /// Bytes of a prepared row of x; `ready.cu` has those of 32 blocks.
-    fn ready(problem: &matmul::Problem) -> usize {
+    fn ready(problem: &Problem) -> usize {
         let of_32 = if problem.factors.quantized { 32 * (BLOCK + 8) } else { 32 * BLOCK * 4 };
         problem.inputs.div_ceil(32 * BLOCK) * of_32
     }
 
-    fn launch(&self, problem: &matmul::Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
+    fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
         let Walk { floats, fused, rows, warps, stages, columns, shared } = *self;
         let groups = problem.rows.div_ceil(rows);
         let given = format!("-DFLOATS={}", u32::from(floats));
@@ -400,7 +394,7 @@ struct Tile {
 
 impl Tile {
     /// `None` where a walk is faster, or is the only possibility.
-    fn of(problem: &matmul::Problem, w: u64, facts: &Facts) -> Option<Tile> {
+    fn of(problem: &Problem, w: u64, facts: &Facts) -> Option<Tile> {
         let piece = Tile::piece(problem, w, facts);
         // For few rows a walk is no slower if threads must fetch the weights.
         let few = problem.rows <= FEW && piece != 0 || problem.rows == 1;
@@ -425,14 +419,14 @@ impl Tile {
     }
 
     /// The largest piece that divides rows of weights; 0 where the device copies them by itself.
-    fn piece(problem: &matmul::Problem, w: u64, facts: &Facts) -> u64 {
+    fn piece(problem: &Problem, w: u64, facts: &Facts) -> u64 {
         let bytes = (problem.inputs / BLOCK * problem.factors.weights.bytes()) as u64;
         let piece = 1 << (w | bytes | TensorMap::UNIT).trailing_zeros();
         let by_itself = facts.capability.0 >= 9 && bytes > 0 && bytes.max(problem.outputs as u64) < 1 << 31;
         if piece == TensorMap::UNIT && by_itself { 0 } else { piece }
     }
 
-    fn launch(&self, problem: &matmul::Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
+    fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
         let Tile { eights, sides, split, stages, piece, shared } = *self;
         let blocks = problem.inputs / BLOCK;
         let many = problem.rows.div_ceil(8 * eights);

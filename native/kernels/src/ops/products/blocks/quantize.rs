@@ -1,6 +1,7 @@
 //! Quantizes rows of floats to blocks, and back.
 
 use super::format::Format;
+use super::problem::Conversion;
 use super::{cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
@@ -29,21 +30,16 @@ options! {
     }
 }
 
-/// A checked call of either op.
-#[derive(Clone, Copy, Debug)]
-pub struct Problem {
-    /// Type and shape of the floats.
-    pub x: Spec,
-    /// Type and shape of the bytes.
-    pub q: Spec,
-    /// The format.
-    pub format: Format,
-    /// Whether scales may be infinite.
-    pub unchecked: bool,
-}
-
 /// Quantizes rows of floats to blocks.
 pub struct Quantize;
+
+impl Quantize {
+    /// The checked call for rows of this spec.
+    pub fn problem(x: &Spec, format: Format) -> Result<Conversion> {
+        let options = QuantizeOptions { format, unchecked: false };
+        Ok(op::part::<Quantize>(&[("x", *x)].into_iter().collect(), &options)?.0)
+    }
+}
 
 impl Op for Quantize {
     const NAME: &'static str = "quantize";
@@ -53,20 +49,20 @@ impl Op for Quantize {
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = QuantizeOptions;
-    type Problem = Problem;
+    type Problem = Conversion;
 
-    fn check(call: &Bound<Self>) -> Result<Problem> {
+    fn check(call: &Bound<Self>) -> Result<Conversion> {
         let (inputs, options) = (call.inputs, call.options);
         let (&x, QuantizeOptions { format, unchecked }) = (inputs.get("x")?, *options);
-        Ok(Problem { x, q: Spec { dtype: DType::U8, shape: format.quantized("x", &x)? }, format, unchecked })
+        Ok(Conversion { x, q: Spec { dtype: DType::U8, shape: format.quantized("x", &x)? }, format, unchecked })
     }
 
-    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
+    fn outputs(problem: &Conversion, _: &Bound<Self>) -> Result<Named<Spec>> {
         Ok([("q", problem.q)].into_iter().collect())
     }
 
     fn cpu(
-        problem: &Problem,
+        problem: &Conversion,
         inputs: &Named<View>,
         mut outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
@@ -74,11 +70,11 @@ impl Op for Quantize {
         cpu::quantize(problem, inputs.get("x")?, outputs.expect("q")?, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Conversion, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         Ok([("q", reference::quantize(problem, inputs.get("x")?)?)].into_iter().collect())
     }
 
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    fn cuda(problem: &Conversion, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         cuda::quantize(problem, inputs.get("x")?, outputs.get("q")?, lane)
     }
 }
@@ -88,9 +84,9 @@ pub struct Dequantize;
 
 impl Dequantize {
     /// The checked call for bytes of this spec.
-    pub fn problem(name: &str, q: &Spec, format: Format) -> Result<Problem> {
+    pub fn problem(name: &str, q: &Spec, format: Format) -> Result<Conversion> {
         let x = Spec { dtype: DType::F32, shape: format.values(name, q)? };
-        Ok(Problem { x, q: *q, format, unchecked: true })
+        Ok(Conversion { x, q: *q, format, unchecked: true })
     }
 }
 
@@ -101,19 +97,19 @@ impl Op for Dequantize {
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = DequantizeOptions;
-    type Problem = Problem;
+    type Problem = Conversion;
 
-    fn check(call: &Bound<Self>) -> Result<Problem> {
+    fn check(call: &Bound<Self>) -> Result<Conversion> {
         let (inputs, options) = (call.inputs, call.options);
         Dequantize::problem("q", inputs.get("q")?, options.format)
     }
 
-    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
+    fn outputs(problem: &Conversion, _: &Bound<Self>) -> Result<Named<Spec>> {
         Ok([("x", problem.x)].into_iter().collect())
     }
 
     fn cpu(
-        problem: &Problem,
+        problem: &Conversion,
         inputs: &Named<View>,
         mut outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
@@ -121,19 +117,11 @@ impl Op for Dequantize {
         cpu::dequantize(problem.format, inputs.get("q")?, outputs.expect("x")?, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Conversion, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         Ok([("x", reference::dequantize(problem, inputs.get("q")?))].into_iter().collect())
     }
 
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    fn cuda(problem: &Conversion, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         cuda::dequantize(problem.format, inputs.get("q")?, outputs.get("x")?, lane)
-    }
-}
-
-impl Problem {
-    /// The quantizer's checked call for rows of this spec.
-    pub fn quantizer(x: &Spec, format: Format) -> Result<Problem> {
-        let options = QuantizeOptions { format, unchecked: false };
-        Ok(op::part::<Quantize>(&[("x", *x)].into_iter().collect(), &options)?.0)
     }
 }

@@ -2,8 +2,7 @@
 //! done in f32, everything else in f64.
 
 use super::format::{BLOCK, Format, SCALE};
-use super::matmul;
-use super::quantize::Problem;
+use super::problem::{Conversion, Problem};
 use crate::error::Result;
 use crate::ops::activations;
 use half::f16;
@@ -52,7 +51,7 @@ fn bytes(format: Format, x: &[f32]) -> Vec<u8> {
 }
 
 /// The bytes of rows of floats.
-pub fn quantize(problem: &Problem, x: &ArrayD<f64>) -> Result<ArrayD<f64>> {
+pub fn quantize(problem: &Conversion, x: &ArrayD<f64>) -> Result<ArrayD<f64>> {
     let x: Vec<f32> = x.iter().map(|&v| v as f32).collect();
     let limit = problem.format.limit();
     if let Some(at) = x.iter().position(|v| v.is_nan() || v.abs() >= limit).filter(|_| !problem.unchecked) {
@@ -78,7 +77,7 @@ fn values(format: Format, q: &ArrayD<f64>) -> Vec<f32> {
 }
 
 /// The values of rows of blocks.
-pub fn dequantize(problem: &Problem, q: &ArrayD<f64>) -> ArrayD<f64> {
+pub fn dequantize(problem: &Conversion, q: &ArrayD<f64>) -> ArrayD<f64> {
     let values = values(problem.format, q).into_iter().map(f64::from).collect();
     ArrayD::from_shape_vec(&problem.x.shape[..], values).expect("as many values as the shape says")
 }
@@ -90,8 +89,8 @@ pub fn to_f16(x: &ArrayD<f64>) -> [ArrayD<f64>; 2] {
 }
 
 /// The product.
-pub fn multiply(problem: &matmul::Problem, [x, w]: [&ArrayD<f64>; 2], b: Option<&ArrayD<f64>>) -> Result<ArrayD<f64>> {
-    let matmul::Problem { rows, inputs, outputs, factors, activation, .. } = *problem;
+pub fn multiply(problem: &Problem, [x, w]: [&ArrayD<f64>; 2], b: Option<&ArrayD<f64>>) -> Result<ArrayD<f64>> {
+    let Problem { rows, inputs, outputs, factors, activation, .. } = *problem;
     let bytes: Vec<u8> = w.iter().map(|&byte| byte as u8).collect();
     let weights: Vec<_> =
         bytes.chunks_exact(factors.weights.bytes()).map(|bytes| block(factors.weights, bytes)).collect();

@@ -1,8 +1,8 @@
 //! Ops composed of several others: what a format makes of a tensor, and what all products make of it.
 
 use super::format::Format;
-use super::matmul::{self, Factors};
-use super::quantize::{Dequantize, Problem};
+use super::problem::{self, Conversion, Factors};
+use super::quantize::{Dequantize, Quantize};
 use super::{cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
@@ -89,17 +89,17 @@ impl Op for BlockQuantize {
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = RowOptions;
-    type Problem = [Problem; 2];
+    type Problem = [Conversion; 2];
 
-    fn check(call: &Bound<Self>) -> Result<[Problem; 2]> {
+    fn check(call: &Bound<Self>) -> Result<[Conversion; 2]> {
         let (inputs, options) = (call.inputs, call.options);
         let x = inputs.get("x")?;
-        let [q8, q4] = Format::ALL.map(|format| Problem::quantizer(x, format));
+        let [q8, q4] = Format::ALL.map(|format| Quantize::problem(x, format));
         agrees("n", options.n, x.shape.last().copied().unwrap_or(0))?;
         Ok([q8?, q4?])
     }
 
-    fn outputs(problems: &[Problem; 2], _: &Bound<Self>) -> Result<Named<Spec>> {
+    fn outputs(problems: &[Conversion; 2], _: &Bound<Self>) -> Result<Named<Spec>> {
         let mut outputs = Named::default();
         for problem in problems {
             let [bytes, back, _] = names(problem.format);
@@ -110,7 +110,7 @@ impl Op for BlockQuantize {
     }
 
     fn cpu(
-        problems: &[Problem; 2],
+        problems: &[Conversion; 2],
         inputs: &Named<View>,
         mut outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
@@ -124,7 +124,11 @@ impl Op for BlockQuantize {
         Ok(())
     }
 
-    fn reference(problems: &[Problem; 2], inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(
+        problems: &[Conversion; 2],
+        inputs: &Named<ArrayD<f64>>,
+        _: &Named<Spec>,
+    ) -> Result<Named<ArrayD<f64>>> {
         let mut outputs = Named::default();
         for problem in problems {
             let [bytes, back, _] = names(problem.format);
@@ -135,7 +139,7 @@ impl Op for BlockQuantize {
         Ok(outputs)
     }
 
-    fn cuda(problems: &[Problem; 2], inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    fn cuda(problems: &[Conversion; 2], inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         for problem in problems {
             let [bytes, back, _] = names(problem.format);
             cuda::quantize(problem, inputs.get("x")?, outputs.get(bytes)?, lane)?;
@@ -158,9 +162,9 @@ impl Op for BlockDequantize {
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = RowOptions;
-    type Problem = Vec<Problem>;
+    type Problem = Vec<Conversion>;
 
-    fn check(call: &Bound<Self>) -> Result<Vec<Problem>> {
+    fn check(call: &Bound<Self>) -> Result<Vec<Conversion>> {
         let (inputs, options) = (call.inputs, call.options);
         let given = Format::ALL.into_iter().filter_map(|format| Some((format, inputs.find(names(format)[0])?)));
         if given.clone().next().is_none() {
@@ -173,12 +177,12 @@ impl Op for BlockDequantize {
         given.map(problem).collect()
     }
 
-    fn outputs(problems: &Vec<Problem>, _: &Bound<Self>) -> Result<Named<Spec>> {
+    fn outputs(problems: &Vec<Conversion>, _: &Bound<Self>) -> Result<Named<Spec>> {
         Ok(problems.iter().map(|problem| (names(problem.format)[1], problem.x)).collect())
     }
 
     fn cpu(
-        problems: &Vec<Problem>,
+        problems: &Vec<Conversion>,
         inputs: &Named<View>,
         mut outputs: Named<ViewMut>,
         exec: &crate::cpu::Exec,
@@ -189,15 +193,19 @@ impl Op for BlockDequantize {
         })
     }
 
-    fn reference(problems: &Vec<Problem>, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        let read = |problem: &Problem| {
+    fn reference(
+        problems: &Vec<Conversion>,
+        inputs: &Named<ArrayD<f64>>,
+        _: &Named<Spec>,
+    ) -> Result<Named<ArrayD<f64>>> {
+        let read = |problem: &Conversion| {
             let [bytes, back, _] = names(problem.format);
             Ok((back, reference::dequantize(problem, inputs.get(bytes)?)))
         };
         problems.iter().map(read).collect()
     }
 
-    fn cuda(problems: &Vec<Problem>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    fn cuda(problems: &Vec<Conversion>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         problems.iter().try_for_each(|problem| {
             let [bytes, back, _] = names(problem.format);
             cuda::dequantize(problem.format, inputs.get(bytes)?, outputs.get(back)?, lane)
@@ -220,9 +228,9 @@ options! {
 #[derive(Clone, Debug)]
 pub struct Products {
     /// The quantizer of x.
-    quantizer: Problem,
+    quantizer: Conversion,
     /// Each product with its name, and the name of its weights.
-    products: Vec<(&'static str, &'static str, matmul::Problem)>,
+    products: Vec<(&'static str, &'static str, problem::Problem)>,
 }
 
 /// The name of a product's result.
@@ -255,13 +263,13 @@ impl Op for BlockMatmul {
     fn check(call: &Bound<Self>) -> Result<Products> {
         let (inputs, options) = (call.inputs, call.options);
         let x = inputs.get("x")?;
-        let quantizer = Problem::quantizer(x, Format::Q8)?;
+        let quantizer = Quantize::problem(x, Format::Q8)?;
         let mut products = Vec::new();
         for weights in Format::ALL {
             let name = names(weights)[2];
             for quantized in [true, false].into_iter().filter(|_| inputs.find(name).is_some()) {
                 let factors = Factors { weights, quantized };
-                let problem = matmul::Problem::new(name, factors, inputs, &matmul::Options::default())?;
+                let problem = problem::Problem::new(name, factors, inputs, &problem::Options::default())?;
                 agrees("in", options.inputs, problem.inputs)?;
                 agrees("out", options.outputs, problem.outputs)?;
                 products.push((result(factors), name, problem));
@@ -276,7 +284,7 @@ impl Op for BlockMatmul {
     }
 
     fn outputs(problem: &Products, _: &Bound<Self>) -> Result<Named<Spec>> {
-        let spec = |of: &matmul::Problem| Ok(Spec { dtype: of.x.dtype, shape: of.y()? });
+        let spec = |of: &problem::Problem| Ok(Spec { dtype: of.x.dtype, shape: of.y()? });
         let quantized = [Ok((Name::from("x_q8_0"), problem.quantizer.q))].into_iter();
         quantized.chain(problem.products.iter().map(|(y, _, of)| Ok(((*y).into(), spec(of)?)))).collect()
     }

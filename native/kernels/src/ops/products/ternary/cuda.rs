@@ -8,12 +8,8 @@
 
 mod boxes;
 
-use super::layouts::{Grid, Layout, OnSentinel, Problem as Conversion};
-use super::net::Rows;
-use super::plane_bytes;
-use super::products::{Form, Pairs, Problem as Product};
-use super::rules::{Activations, Problem as Quantization, Rule};
-use super::sums::{Proof, Weights};
+use super::grid::{Conversion, Grid, Layout, OnSentinel};
+use super::problem::{Activations, Form, Pairs, Product, Proof, Quantization, Rows, Rule, Weights, plane_bytes};
 use crate::cuda::tiles::eights;
 use crate::cuda::{Buffer, Kernel, Lane, Source, Together, function, grid_size, launch_each, params, types};
 use crate::error::Result;

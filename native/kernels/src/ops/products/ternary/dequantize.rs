@@ -4,8 +4,8 @@
 //! w = scale q          q of planes, where cells that are no value are 0
 //! ```
 
-use super::layouts::{Grid, Layout, Options as Sizes};
-use super::{one_or, plane};
+use super::grid::{Grid, Layout, Options as Sizes};
+use super::problem::{one_or, plane, plane_bytes};
 use crate::cpu::pool::{self, Shared};
 use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::Result;
@@ -49,7 +49,7 @@ impl Problem {
 
     /// The bytes of a row of a plane.
     fn row<'a>(&self, plane: &'a [u8], row: usize) -> &'a [u8] {
-        let bytes = super::plane_bytes(self.grid.n);
+        let bytes = plane_bytes(self.grid.n);
         &plane[row * bytes..][..bytes]
     }
 }

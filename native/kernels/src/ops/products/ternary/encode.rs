@@ -1,8 +1,10 @@
 //! Ops for the golden values of encodings and layouts, composed of conversions.
 
-use super::layouts::{ConvertTernary, Grid, Layout, OnSentinel, Options};
+use super::by_steps;
+use super::grid::{Grid, Layout, OnSentinel, Options};
+use super::layouts::ConvertTernary;
+use super::problem::{agree, plane};
 use super::products::DotTernary;
-use super::{agree, plane};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::op::{Bound, Named, NoOptions, Op, Slot};
@@ -79,7 +81,7 @@ impl Op for TernaryEncode {
         Ok(outputs)
     }
 
-    super::by_steps!(problem => problem.clone());
+    by_steps!(problem => problem.clone());
 }
 
 fn steps<'a, P: Place>(
@@ -162,8 +164,6 @@ pub mod layouts {
         by_steps!(problem => problem.clone());
     }
 
-    use crate::ops::products::ternary::by_steps;
-
     fn steps<'a, P: Place>(
         place: &P,
         _: &Problem,
@@ -224,8 +224,6 @@ pub mod sentinel {
 
         by_steps!(problem => problem.clone());
     }
-
-    use crate::ops::products::ternary::by_steps;
 
     fn steps<'a, P: Place>(
         place: &P,

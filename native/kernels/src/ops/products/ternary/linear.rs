@@ -1,9 +1,10 @@
 //! The dense layer whose weights are quantized by a rule in each call, `y = x (s q)^T + bias`. Also all products of one
 //! matrix in planes, for golden values.
 
-use super::products::{F32, Form, I8, Matmul, Options as Ends, Ternary};
-use super::rules::{self, QuantizeTernary};
-use super::{agree, by_steps, plane};
+use super::by_steps;
+use super::problem::{Form, HINT, Options as Ends, Quantization, Rule, RuleOptions, agree, plane};
+use super::products::{F32, I8, Matmul, Ternary};
+use super::rules::QuantizeTernary;
 use crate::base::activation::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
@@ -18,7 +19,7 @@ options! {
     #[derive(Copy)]
     pub struct Options {
         /// how the threshold is chosen
-        rule: rules::Rule = rules::Rule::Absmean;
+        rule: Rule = Rule::Absmean;
         /// the rule threshold's: of greater size is 1 or -1
         threshold: Option<f64> = None;
         /// whether each row has its own mean; by default the tensor has one
@@ -31,8 +32,8 @@ options! {
 }
 
 impl Options {
-    fn rules(&self) -> rules::Options {
-        rules::Options { rule: self.rule, threshold: self.threshold, per_row: self.per_row }
+    fn rules(&self) -> RuleOptions {
+        RuleOptions { rule: self.rule, threshold: self.threshold, per_row: self.per_row }
     }
 }
 
@@ -41,7 +42,7 @@ impl Options {
 pub struct Problem {
     /// The sizes of the axes of x before the last.
     leading: Vec<usize>,
-    weights: rules::Problem,
+    weights: Quantization,
     options: Options,
 }
 
@@ -65,7 +66,7 @@ impl Op for TernaryLinear {
 
     fn check(call: &Bound<Self>) -> Result<Problem> {
         let [outs, n] = call.sizes.all("OI");
-        let weights = rules::Problem::new(&[outs], n, &call.options.rules(), call.storage)?;
+        let weights = Quantization::new(&[outs], n, &call.options.rules(), call.storage)?;
         Ok(Problem { leading: call.sizes.rows().to_vec(), weights, options: *call.options })
     }
 
@@ -147,7 +148,7 @@ pub mod all {
             plane("plane1", "(O, P)"),
             Slot::new("w_scale", "(O|1)").exactly(DType::F32).loose(),
         ];
-        const HINT: &'static str = crate::ops::products::ternary::HINT;
+        const HINT: &'static str = HINT;
         const STORAGE: &'static [DType] = crate::ops::products::ternary::STORAGE;
         const COTANGENTS: &'static [&'static str] = &[];
 

@@ -14,9 +14,11 @@ mod cpu;
 mod cuda;
 pub mod dequantize;
 pub mod encode;
+mod grid;
 pub mod layouts;
 pub mod linear;
 pub mod net;
+pub mod problem;
 pub mod products;
 mod reference;
 pub mod rules;
@@ -26,62 +28,14 @@ pub mod sums;
 pub use cpu::wide::{Extensions, allow};
 
 use crate::cpu::{Exec, Level};
-use crate::error::{Error, Kind, Result};
-use crate::op::{self, Named, Slot};
+use crate::error::Result;
+use crate::op::{Named, Slot};
 use crate::place::Cpu;
 use crate::tensor::{DType, Owned, Spec, View, ViewMut};
 use ndarray::ArrayD;
 
 /// The storage types of floats that meet ternary numbers. All arithmetic is in f32.
 pub const STORAGE: &[DType] = &[DType::F32, DType::Bf16, DType::F16];
-
-/// Bytes of a row of `n` cells in a plane.
-pub fn plane_bytes(n: usize) -> usize {
-    n.div_ceil(8)
-}
-
-/// What to say of a plane, or of rows that meet one, whose shape is wrong.
-const HINT: &str = "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`";
-
-/// A plane of bits as an input, whose shape follows from other inputs' sizes or from options: ops prove it themselves.
-const fn plane(name: &'static str, shape: &'static str) -> Slot {
-    Slot::new(name, shape).exactly(DType::U8).loose()
-}
-
-/// The sizes of all axes but the last, and the size of the last.
-fn split_last<'s>(name: &str, expected: &str, spec: &'s Spec) -> Result<(&'s [usize], usize)> {
-    match spec.shape.split_last() {
-        Some((&last, before)) => Ok((before, last)),
-        None => Err(wrong(name, expected, spec)),
-    }
-}
-
-/// The error of a shape that is not the one expected.
-fn wrong(name: &str, expected: &str, got: &Spec) -> Error {
-    Error::new(Kind::Shape, name).expected(format_args!("shape {expected}")).got(got.shape).hint(HINT)
-}
-
-/// Checks that an option for a size agrees with the tensors.
-fn agree(name: &str, option: Option<usize>, size: usize) -> Result<()> {
-    match option {
-        Some(value) if value != size => {
-            Err(Error::new(Kind::Option, name).expected(size).got(value).hint("The tensors' shapes say it already"))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Converts f64 arrays to the types of an op's inputs, with f32 where the slot leaves a choice.
-fn typed(slots: &[Slot], inputs: &Named<ArrayD<f64>>) -> Result<Named<Owned>> {
-    let typed = inputs.iter().map(|(name, array)| {
-        let slot = slots.iter().find(|slot| slot.name == *name);
-        let dtype = slot.map_or(DType::F32, |slot| slot.precision.dtype(DType::F32));
-        let mut values = array.iter().copied();
-        let spec = Spec::new(dtype, array.shape())?;
-        Ok((name.clone(), Owned::from_fn(spec, |_| values.next().unwrap_or(f64::NAN))))
-    });
-    typed.collect()
-}
 
 /// Runs a composed op through the references of its parts. Unlike those of `place`, which are in f64, they are in f32:
 /// quantized results are defined by their roundings.
@@ -91,7 +45,7 @@ fn through_references(
     outputs: &Named<Spec>,
     run: impl FnOnce(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
 ) -> Result<Named<ArrayD<f64>>> {
-    let inputs = typed(slots, inputs)?;
+    let inputs = reference::typed(slots, inputs)?;
     let in_f32 = |spec: &Spec| Spec { dtype: if spec.dtype.is_float() { DType::F32 } else { spec.dtype }, ..*spec };
     let mut results = outputs.map(|spec| Owned::poisoned(in_f32(spec)));
     let views = results.iter_mut().map(|(name, result)| (name.clone(), result.view_mut())).collect();
@@ -103,11 +57,15 @@ fn through_references(
 /// field `dtype`, the storage type, unless no step reads one.
 macro_rules! by_steps {
     () => {
-        $crate::ops::products::ternary::by_steps!(problem => Problem { dtype: DType::F32, ..problem.clone() });
+        $crate::ops::products::ternary::by_steps!(problem => {
+            let mut in_f32 = problem.clone();
+            in_f32.dtype = DType::F32;
+            in_f32
+        });
     };
     ($problem:ident => $in_f32:expr) => {
         fn cpu(
-            problem: &Problem,
+            problem: &Self::Problem,
             inputs: &Named<View>,
             outputs: Named<ViewMut>,
             exec: &$crate::cpu::Exec,
@@ -116,7 +74,7 @@ macro_rules! by_steps {
         }
 
         fn reference(
-            $problem: &Problem,
+            $problem: &Self::Problem,
             inputs: &Named<ArrayD<f64>>,
             outputs: &Named<Spec>,
         ) -> Result<Named<ArrayD<f64>>> {
@@ -126,20 +84,10 @@ macro_rules! by_steps {
             })
         }
 
-        fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        fn cuda(problem: &Self::Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
             let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
             steps(&$crate::place::Cuda(lane), problem, &inputs, outputs)
         }
     };
 }
 use by_steps;
-
-/// Checks that an f32 vector has one element or `count`.
-fn one_or(inputs: &Named<Spec>, name: &str, count: usize) -> Result<()> {
-    match inputs.find(name) {
-        Some(spec) if spec.shape[..] != [1] && spec.shape[..] != [count] => {
-            Err(op::wrong_shape(name, &format!("(1) or ({count})"), spec).hint("A scale is one number, or one per row"))
-        }
-        _ => Ok(()),
-    }
-}

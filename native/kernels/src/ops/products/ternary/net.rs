@@ -7,31 +7,21 @@
 //! Scales of the weights exist only with the option `scales`. All sums are sums of integers, and each is rounded once,
 //! with its bias. So the logits are equal on every device.
 
+use super::problem::{HINT, Rows, agree, one_or, plane, plane_bytes, wrong};
 use super::products::{Matmul, Options as Ends, Ternary};
-use super::{agree, by_steps, cuda, one_or, plane, plane_bytes, wrong};
+use super::{by_steps, cuda};
 use crate::base::activation::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Output, Slot};
 use crate::options;
 use crate::place::Place;
-use crate::tensor::{DType, Element, Shape, Spec, View, ViewMut};
+use crate::tensor::{DType, Element, Spec, View, ViewMut};
 use crate::with_type;
 use ndarray::{ArrayD, Axis};
 
 /// The index of the largest element of each row.
 pub struct Argmax;
-
-/// A checked call.
-#[derive(Clone, Copy, Debug)]
-pub struct Rows {
-    /// The shape.
-    pub shape: Shape,
-    /// The length of a row.
-    pub n: usize,
-    /// The storage type.
-    pub dtype: DType,
-}
 
 impl Op for Argmax {
     const NAME: &'static str = "argmax";
@@ -145,7 +135,7 @@ impl Op for SimpleRotorNet {
         Slot::new("w1_scale", "(H|1)").exactly(DType::F32).optional().loose(),
         Slot::new("w2_scale", "(O|1)").exactly(DType::F32).optional().loose(),
     ];
-    const HINT: &'static str = super::HINT;
+    const HINT: &'static str = HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
     const COTANGENTS: &'static [&'static str] = &[];
 

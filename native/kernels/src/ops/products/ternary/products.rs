@@ -12,34 +12,19 @@
 //! bits, except for `matmul_f32_ternary`. Values that are not finite cannot become I8. On the CPU they are an error; on
 //! CUDA the call does not wait for the device, and such a row of y is NaN.
 
-use super::rules::{ActivationOptions, Activations};
-use super::{cpu, cuda, one_or, plane, plane_bytes, reference, split_last, wrong};
-use crate::base::activation::Activation;
+use super::problem::{HINT, Pairs, Product, plane};
+use super::{cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Output, Slot};
-use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
-use serde::{Deserialize, Serialize};
 use std::marker::PhantomData;
 
-/// The longest row whose sums of bytes up to 127 fit into 32 bits.
-pub const LONGEST: usize = i32::MAX as usize / 127;
+pub use super::problem::{Form, LONGEST, Options};
 
 /// The dot product of ternary numbers, row by row.
 pub struct DotTernary;
-
-/// Rows of planes.
-#[derive(Clone, Debug)]
-pub struct Pairs {
-    /// The sizes of the axes before the last.
-    pub leading: Vec<usize>,
-    /// Their product.
-    pub rows: usize,
-    /// Bytes of a row.
-    pub bytes: usize,
-}
 
 impl Op for DotTernary {
     const NAME: &'static str = "dot_ternary";
@@ -67,7 +52,7 @@ impl Op for DotTernary {
     }
 
     fn cpu(problem: &Pairs, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::products::dot(problem, inputs, outputs, exec)
+        cpu::sums::dot(problem, inputs, outputs, exec)
     }
 
     fn reference(problem: &Pairs, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
@@ -77,19 +62,6 @@ impl Op for DotTernary {
     fn cuda(problem: &Pairs, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         cuda::dot(problem, inputs, outputs, lane)
     }
-}
-
-/// The form in which activations meet the weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Form {
-    /// Their signs.
-    Ternary,
-    /// Bytes.
-    #[default]
-    I8,
-    /// The floats as they are.
-    F32,
 }
 
 /// A form of activations as a type, which makes each product an op of its own.
@@ -139,101 +111,6 @@ activated!(
 activated!(I8, "matmul_i8_ternary", "Activations of 8 bits by ternary weights", [Slot::new("x", "(..., I)")]);
 activated!(F32, "matmul_f32_ternary", "Activations by ternary weights", [Slot::new("x", "(..., I)")]);
 
-options! {
-    /// The options.
-    #[derive(Copy)]
-    pub struct Options {
-        /// activation of the sums, none by default
-        activation: Option<Activation> = None;
-        /// with activations as bytes, also give these and the sums of integers
-        return_sums: bool = false;
-    }
-}
-
-/// A checked product.
-#[derive(Clone, Debug)]
-pub struct Problem {
-    /// The form of the activations.
-    pub form: Form,
-    /// The sizes of the axes of x before the last.
-    pub leading: Vec<usize>,
-    /// Their product.
-    pub rows: usize,
-    /// Columns of x.
-    pub n: usize,
-    /// Rows of the weights.
-    pub outs: usize,
-    /// Whether activations are given as planes.
-    pub planes: bool,
-    /// Whether y is returned besides the sums.
-    pub y: bool,
-    /// Number of scales.
-    pub scales: usize,
-    /// The activation, and the requested outputs.
-    pub options: Options,
-    /// The storage type.
-    pub dtype: DType,
-}
-
-impl Problem {
-    fn new(form: Form, inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let (x, planes) = match (inputs.find("x"), inputs.find("x_plane0")) {
-            (Some(x), None) => (x, false),
-            (None, Some(plane)) => (plane, true),
-            (x, _) => {
-                let got = if x.is_some() { "both" } else { "none" };
-                return Err(Error::new(Kind::Argument, "x").expected("x, or x_plane0 and x_plane1").got(got));
-            }
-        };
-        let name = if planes { "x_plane0" } else { "x" };
-        let (leading, columns) = split_last(name, "(..., I)", x)?;
-        match (planes, inputs.find("x_plane1")) {
-            (true, other) if other.is_none_or(|other| other.shape != x.shape) => {
-                return Err(wrong("x_plane1", &x.shape.to_string(), other.unwrap_or(&Spec::new(DType::U8, &[])?)));
-            }
-            (false, Some(_)) => return Err(Error::new(Kind::Argument, "x_plane1").expected("x alone").got("both")),
-            _ => {}
-        }
-        let n = if planes { columns * 8 } else { columns };
-        if n > LONGEST {
-            return Err(Error::new(Kind::Size, name).expected(format_args!("rows of at most {LONGEST}")).got(n));
-        }
-        let plane = inputs.get("plane0")?;
-        let outs = match plane.shape[..] {
-            [outs, bytes] if bytes == plane_bytes(n) => outs,
-            _ => return Err(wrong("plane0", &format!("(O, {})", plane_bytes(n)), plane)),
-        };
-        op::same_shape(inputs, "plane1", &plane.shape)?;
-        one_or(inputs, "w_scale", outs)?;
-        op::same_shape(inputs, "bias", &[outs])?;
-        let ends = ["w_scale", "bias"].iter().any(|name| inputs.find(name).is_some()) || options.activation.is_some();
-        Ok(Problem {
-            form,
-            leading: leading.to_vec(),
-            rows: leading.iter().product(),
-            n,
-            outs,
-            planes,
-            y: ends || form != Form::Ternary,
-            scales: inputs.find("w_scale").map_or(0, |spec| spec.shape.elements()),
-            options: *options,
-            dtype: if planes { DType::F32 } else { x.dtype },
-        })
-    }
-
-    /// The quantization of the activations to bytes.
-    pub fn activations(&self) -> Activations {
-        let floor = ActivationOptions::default().amax_floor as f32;
-        let Problem { leading, rows, n, dtype, .. } = self.clone();
-        Activations { leading, rows, n, floor, dtype }
-    }
-
-    /// Bytes of a row of the weights' planes.
-    pub fn bytes(&self) -> usize {
-        plane_bytes(self.n)
-    }
-}
-
 /// The product with activations of the form `A`.
 pub struct Matmul<A>(PhantomData<A>);
 
@@ -241,26 +118,26 @@ impl<A: Activated> Op for Matmul<A> {
     const NAME: &'static str = A::NAME;
     const ABOUT: &'static str = A::ABOUT;
     const INPUTS: &'static [Slot] = A::INPUTS;
-    const HINT: &'static str = super::HINT;
+    const HINT: &'static str = HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;
-    type Problem = Problem;
+    type Problem = Product;
 
-    fn check(call: &Bound<Self>) -> Result<Problem> {
+    fn check(call: &Bound<Self>) -> Result<Product> {
         let (inputs, options) = (call.inputs, call.options);
-        Problem::new(A::FORM, inputs, options)
+        Product::new(A::FORM, inputs, options)
     }
 
-    fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
+    fn work(problem: &Product, inputs: &Named<Spec>) -> u64 {
         // One word of planes covers the products of many cells.
         op::product(&[problem.rows, op::elements(inputs, &["plane0"])])
     }
 
     /// `y` of the storage type. For signs: the sums `acc`, and y if anything is applied to them. For bytes, on request:
     /// the sums, the bytes `xq` and their `x_scale`.
-    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
+    fn outputs(problem: &Product, _: &Bound<Self>) -> Result<Named<Spec>> {
         let of = |dtype, last: usize| Spec::new(dtype, &[&problem.leading[..], &[last]].concat());
         let bytes = problem.form == Form::I8 && problem.options.return_sums;
         let mut outputs = Named::default();
@@ -275,15 +152,15 @@ impl<A: Activated> Op for Matmul<A> {
         Ok(outputs)
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::products::matmul(problem, inputs, outputs, exec)
+    fn cpu(problem: &Product, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
+        cpu::matmul::matmul(problem, inputs, outputs, exec)
     }
 
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
+    fn reference(problem: &Product, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         reference::matmul(problem, A::INPUTS, inputs)
     }
 
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    fn cuda(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         cuda::matmul(problem, inputs, outputs, lane)
     }
 }

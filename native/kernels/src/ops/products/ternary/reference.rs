@@ -1,15 +1,26 @@
 //! Ternary numbers cell by cell, written for clarity. Values defined by roundings to f32 are rounded here too.
 
-use super::layouts::{Grid, Layout, OnSentinel, Problem as Conversion};
-use super::products::{Form, Pairs, Problem as Product};
-use super::rules::{Activations, LEAST_SCALE, Problem as Quantization, Rule, TWN};
-use super::sums::{Proof, Weights};
-use super::{plane_bytes, typed};
+use super::grid::{Conversion, Grid, Layout, OnSentinel, SLOTS};
+use super::problem::{
+    Activations, Form, LEAST_SCALE, Pairs, Product, Proof, Quantization, Rule, TWN, Weights, plane_bytes,
+};
 use crate::error::Result;
 use crate::op::{Named, Slot};
 use crate::ops::activations;
-use crate::tensor::{Owned, View};
+use crate::tensor::{DType, Owned, Spec, View};
 use ndarray::ArrayD;
+
+/// Converts f64 arrays to the types of an op's inputs, with f32 where the slot leaves a choice.
+pub fn typed(slots: &[Slot], inputs: &Named<ArrayD<f64>>) -> Result<Named<Owned>> {
+    let typed = inputs.iter().map(|(name, array)| {
+        let slot = slots.iter().find(|slot| slot.name == *name);
+        let dtype = slot.map_or(DType::F32, |slot| slot.precision.dtype(DType::F32));
+        let mut values = array.iter().copied();
+        let spec = Spec::new(dtype, array.shape())?;
+        Ok((name.clone(), Owned::from_fn(spec, |_| values.next().unwrap_or(f64::NAN))))
+    });
+    typed.collect()
+}
 
 /// The results as named arrays.
 fn results<const N: usize>(of: [(&'static str, &[usize], Vec<f64>); N]) -> Named<ArrayD<f64>> {
@@ -68,7 +79,7 @@ fn cells(grid: &Grid) -> impl Iterator<Item = (usize, usize)> {
 
 pub fn convert(problem: &Conversion, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let (from, to) = (&problem.from, &problem.to);
-    let inputs = typed(super::layouts::SLOTS, inputs)?;
+    let inputs = typed(SLOTS, inputs)?;
     let bytes = from.bytes(&inputs.map(Owned::view))?;
     let specs = to.specs()?;
     let mut written = [Vec::new(), Vec::new()];
@@ -99,7 +110,7 @@ pub fn convert(problem: &Conversion, inputs: &Named<ArrayD<f64>>) -> Result<Name
 }
 
 pub fn stats(grid: &Grid, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-    let inputs = typed(super::layouts::SLOTS, inputs)?;
+    let inputs = typed(SLOTS, inputs)?;
     let bytes = grid.bytes(&inputs.map(Owned::view))?;
     let (mut counts, mut first) = (vec![0.0; 4], -1.0);
     for (row, i) in cells(grid) {

@@ -1,6 +1,6 @@
 //! Counts the values among ternary numbers, and the sentinels.
 
-use super::layouts::{self, Grid, SLOTS};
+use super::grid::{self, Grid, SLOTS};
 use super::{cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
@@ -34,7 +34,7 @@ impl Op for StatsTernary {
 
     fn check(call: &Bound<Self>) -> Result<Grid> {
         let Options { n, rows } = *call.options;
-        Grid::given(call.inputs, &layouts::Options { n, rows, ..Default::default() })
+        Grid::given(call.inputs, &grid::Options { n, rows, ..Default::default() })
     }
 
     /// `counts` of -1, 0, +1 and sentinels; `first` is the position of the first sentinel in row-major order, or -1.

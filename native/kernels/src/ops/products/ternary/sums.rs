@@ -1,7 +1,8 @@
 //! Column sums that verify integer results. Let `c[j] = sum of W[i, j] over i`, stored beside the weights. Then every
 //! product `y = W x` satisfies `sum of y[i] = sum of c[j] x[j]`, exactly.
 
-use super::{cpu, cuda, plane_bytes, reference, split_last, wrong};
+use super::problem::{HINT, Proof, Weights, plane_bytes, split_last, wrong};
+use super::{cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Output, Slot};
@@ -18,15 +19,6 @@ options! {
     }
 }
 
-/// Weights in planes.
-#[derive(Clone, Copy, Debug)]
-pub struct Weights {
-    /// Rows.
-    pub rows: usize,
-    /// Cells of a row.
-    pub n: usize,
-}
-
 /// The column sums of weights in planes.
 pub struct ColumnSumsTernary;
 
@@ -35,7 +27,7 @@ impl Op for ColumnSumsTernary {
     const ABOUT: &'static str = "Sums of the columns of ternary weights in planes, to prove products by";
     const INPUTS: &'static [Slot] =
         &[Slot::new("plane0", "(O, P)").exactly(DType::U8), Slot::new("plane1", "(O, P)").exactly(DType::U8)];
-    const HINT: &'static str = super::HINT;
+    const HINT: &'static str = HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
     const COTANGENTS: &'static [&'static str] = &[];
 
@@ -56,7 +48,7 @@ impl Op for ColumnSumsTernary {
     }
 
     fn cpu(problem: &Weights, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::products::column_sums(problem, inputs, outputs, exec)
+        cpu::sums::column_sums(problem, inputs, outputs, exec)
     }
 
     fn reference(problem: &Weights, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
@@ -65,29 +57,6 @@ impl Op for ColumnSumsTernary {
 
     fn cuda(problem: &Weights, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         cuda::column_sums(problem, inputs, outputs, lane)
-    }
-}
-
-/// A checked proof.
-#[derive(Clone, Debug)]
-pub struct Proof {
-    /// The sizes of the axes before the last.
-    pub leading: Vec<usize>,
-    /// Their product.
-    pub rows: usize,
-    /// Columns of x.
-    pub n: usize,
-    /// Columns of the product.
-    pub outs: usize,
-}
-
-impl Proof {
-    /// The error for a row whose sums differ.
-    pub fn refuse(&self, row: usize, difference: i64) -> Error {
-        Error::new(Kind::Argument, "acc")
-            .expected("sums that are those of the columns by x")
-            .got(format_args!("a difference of {difference} in row {row}"))
-            .hint("The weights, the column sums or the result are damaged, or are not of each other")
     }
 }
 
@@ -104,7 +73,7 @@ impl Op for VerifySumsTernary {
     ];
     /// 0 where there is no error.
     const OUTPUTS: &'static [Output] = &[Output::new("difference", "(...)").exactly(DType::I64)];
-    const HINT: &'static str = super::HINT;
+    const HINT: &'static str = HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
     const COTANGENTS: &'static [&'static str] = &[];
 

@@ -13,13 +13,13 @@ mod product;
 mod x86;
 
 use super::format::{self, BLOCK, Format};
-use super::matmul::Problem;
-use super::quantize;
+use super::problem::{Conversion, Problem};
 use crate::cpu::convert::widened;
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Epilogue, Exec, Level, Real, Storage, Vector, Work};
 use crate::error::Result;
-use crate::tensor::{DType, View, ViewMut};
+use crate::ops::products::{outputs_per_task, with_type_in_f32};
+use crate::tensor::{View, ViewMut};
 use half::f16;
 use lanes::Lanes;
 use product::{Prepared, Quantized, Sums};
@@ -37,29 +37,6 @@ const WORTH_SHARING_PRODUCTS: usize = 1 << 20;
 
 /// Least number of outputs per task: whole vectors of them.
 const OUTPUTS: usize = 32;
-
-/// Tasks per thread for one row of x. Larger tasks read memory longer without a break.
-const TURNS: usize = 8;
-
-/// Calls `$body` with the Rust type of `$dtype`, one of those computed in f32, as `$type`.
-macro_rules! with_type_in_f32 {
-    ($dtype:expr, $type:ident => $body:expr) => {
-        match $dtype {
-            DType::Bf16 => {
-                type $type = half::bf16;
-                $body
-            }
-            DType::F16 => {
-                type $type = f16;
-                $body
-            }
-            _ => {
-                type $type = f32;
-                $body
-            }
-        }
-    };
-}
 
 /// Work that can be compiled for the byte products of a CPU.
 pub trait With {
@@ -144,11 +121,11 @@ impl Instructions {
 }
 
 /// Writes rows of blocks. A value for which no scale is finite is an error, unless the problem allows it.
-pub fn quantize(problem: &quantize::Problem, x: &View, q: ViewMut, exec: &Exec) -> Result<()> {
+pub fn quantize(problem: &Conversion, x: &View, q: ViewMut, exec: &Exec) -> Result<()> {
     with_type_in_f32!(problem.x.dtype, S => quantize_as::<S>(problem, x.slice::<S>()?, q.bytes(), exec))
 }
 
-fn quantize_as<S: Storage<Wide = f32>>(problem: &quantize::Problem, x: &[S], q: &mut [u8], exec: &Exec) -> Result<()> {
+fn quantize_as<S: Storage<Wide = f32>>(problem: &Conversion, x: &[S], q: &mut [u8], exec: &Exec) -> Result<()> {
     let (format, q, first) = (problem.format, Shared::new(q), AtomicUsize::new(usize::MAX));
     let threads = pool::worth(exec.threads, x.len(), WORTH_SHARING);
     pool::for_each(threads, x.len().div_ceil(PIECE), |piece| {
@@ -319,8 +296,7 @@ fn multiply_as<S: Storage<Wide = f32>>(
         false => Factor::Floats(widened::<S>(x, exec)?),
     };
     let (y, epilogue) = (Shared::new(y), Epilogue { bias: b, activation: problem.activation });
-    let at_once =
-        if rows == 1 { (outputs / (threads * TURNS)).next_multiple_of(OUTPUTS).max(OUTPUTS) } else { OUTPUTS };
+    let at_once = if rows == 1 { outputs_per_task(outputs, threads, OUTPUTS) } else { OUTPUTS };
     pool::for_each(threads, outputs.div_ceil(at_once), |piece| {
         let some = piece * at_once..outputs.min((piece + 1) * at_once);
         let mut sums = vec![0.0f32; rows * some.len()];

@@ -1,10 +1,11 @@
 //! Products of more than one row where warpgroups multiply and the device copies weights without threads (tensor maps).
 
-use super::{COLUMNS, Tensors, common, early, make_ready, matmul, pieces, ready_threads, weights};
+use super::{COLUMNS, Tensors, common, early, make_ready, pieces, ready_threads, weights};
 use crate::cuda::tiles::{SIDE, TEAMS, eights, registers, streamed};
 use crate::cuda::{Kernel, Lane, Source, TensorMap, Tiles, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
+use crate::ops::products::blocks::problem::Problem;
 
 const BOX: Source<Boxed> = Source::new(
     "blocks_box",
@@ -54,7 +55,7 @@ pub(super) struct Boxes {
 
 impl Boxes {
     /// For weights that the device can copy by itself.
-    pub(super) fn of(problem: &matmul::Problem, lane: &Lane) -> Result<Option<(Boxes, Kernel<Boxed>)>> {
+    pub(super) fn of(problem: &Problem, lane: &Lane) -> Result<Option<(Boxes, Kernel<Boxed>)>> {
         if problem.rows < 2 || !problem.factors.quantized || !Tiles::possible(lane) {
             return Ok(None);
         }
@@ -64,7 +65,7 @@ impl Boxes {
     }
 
     /// Sets the number of stages to what fits. A stage always belongs to the same team.
-    fn with(problem: &matmul::Problem, split: usize, lane: &Lane) -> Option<Boxes> {
+    fn with(problem: &Problem, split: usize, lane: &Lane) -> Option<Boxes> {
         let eights = eights(problem.rows);
         let (columns, groups) = (problem.outputs.div_ceil(SIDE), problem.rows.div_ceil(8 * eights));
         let boxes = |turns: usize| {
@@ -82,7 +83,7 @@ impl Boxes {
         if self.eights == 4 { 2 } else { 1 }
     }
 
-    fn options(&self, problem: &matmul::Problem, lane: &Lane) -> String {
+    fn options(&self, problem: &Problem, lane: &Lane) -> String {
         let Boxes { eights, stages, tiles: Tiles { split, .. } } = *self;
         let (common, streamed, registers) =
             (common(problem), streamed(weights(problem), lane), registers(ready_threads(self.turns())));
@@ -92,7 +93,7 @@ impl Boxes {
 
     pub(super) fn launch(
         &self,
-        problem: &matmul::Problem,
+        problem: &Problem,
         kernel: &Kernel<Boxed>,
         tensors: &Tensors,
         lane: &Lane,

@@ -1,11 +1,12 @@
 //! Products of one row of x, which blocks of threads prepare themselves, where the device copies weights without
 //! threads.
 
-use super::{COLUMNS, SPLIT, Tensors, common, early, matmul, pieces, shares, weights};
+use super::{COLUMNS, SPLIT, Tensors, common, early, pieces, shares, weights};
 use crate::cuda::tiles::streamed;
 use crate::cuda::{Facts, Lane, Source, TensorMap, Together, grid_size, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
+use crate::ops::products::blocks::problem::Problem;
 
 const SOURCE: Source<Params> = Source::new(
     "blocks_matvec",
@@ -54,7 +55,7 @@ pub(super) struct Matvec {
 
 impl Matvec {
     /// `None` where x has more rows, or does not fit into shared memory.
-    pub(super) fn of(problem: &matmul::Problem, facts: &Facts) -> Option<Matvec> {
+    pub(super) fn of(problem: &Problem, facts: &Facts) -> Option<Matvec> {
         if problem.rows != 1 || !problem.factors.quantized || problem.inputs == 0 {
             return None;
         }
@@ -74,7 +75,7 @@ impl Matvec {
         (stages >= 3).then_some(Matvec { sides, groups, split, stages, shared })
     }
 
-    pub(super) fn launch(&self, problem: &matmul::Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
+    pub(super) fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
         let Matvec { sides, groups, split, stages, shared } = *self;
         let (blocks, bytes) = (problem.inputs / BLOCK, problem.factors.weights.bytes());
         let (all, part) = ([problem.outputs, blocks * bytes / 2], [SIDE * sides, COLUMNS * bytes / 2]);

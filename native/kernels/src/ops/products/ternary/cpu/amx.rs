@@ -50,7 +50,8 @@ impl Scratch {
     }
 }
 
-/// Calls `end` with each row of x and its sums with at most [`OUTPUTS`] rows of weights, given as both their planes.
+/// The sums of rows of x with at most [`OUTPUTS`] rows of weights, given as both their planes. Calls `end` with some rows
+/// of x and their sums, [`OUTPUTS`] for each.
 ///
 /// # Safety
 /// The CPU must have AMX.
@@ -60,7 +61,7 @@ pub unsafe fn strip(
     planes: [&[u8]; 2],
     outs: usize,
     scratch: &mut Scratch,
-    end: &impl Fn(usize, &[i32]),
+    end: impl Fn(Range<usize>, &[i32]),
 ) {
     unsafe { unpack(planes, outs, &mut scratch.weights) };
     let sixteens = x.rows.div_ceil(SIDE);
@@ -80,10 +81,7 @@ pub unsafe fn strip(
         for at in 0..count {
             let sums = &mut scratch.sums[at * SIDE * SIDE..][..SIDE * SIDE];
             turn(sums);
-            let rows = (first + at) * SIDE..x.rows.min((first + at + 1) * SIDE);
-            for (row, sums) in rows.zip(sums.chunks_exact(SIDE)) {
-                end(row, &sums[..outs]);
-            }
+            end((first + at) * SIDE..x.rows.min((first + at + 1) * SIDE), sums);
         }
     }
 }
@@ -166,12 +164,6 @@ fn word(plane: &[u8], at: usize) -> u64 {
             u64::from_le_bytes(bytes)
         }
     }
-}
-
-/// The ranges of outputs that tasks of `threads` threads get: several tiles, so that they share a workspace.
-pub fn outputs_per_task(outs: usize, threads: usize) -> usize {
-    const TURNS: usize = 8;
-    (outs / (threads * TURNS)).next_multiple_of(OUTPUTS).max(OUTPUTS)
 }
 
 /// Splits a range of outputs into those of tiles.

@@ -5,7 +5,7 @@ use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Exec, Level};
 use crate::error::Result;
 use crate::op::Named;
-use crate::ops::products::ternary::layouts::{Grid, Layout, OnSentinel, Problem};
+use crate::ops::products::ternary::grid::{Conversion, Grid, Layout, OnSentinel};
 use crate::tensor::{View, ViewMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -257,7 +257,7 @@ impl Convert<'_, '_> {
 }
 
 /// Converts on the CPU.
-pub fn convert(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+pub fn convert(problem: &Conversion, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
     let cells = Cells { grid: &problem.from, bytes: problem.from.bytes(inputs)? };
     let names = problem.to.layout.tensors();
     let first = outputs.expect(names[0])?.bytes();

@@ -1,9 +1,12 @@
 //! Ternary numbers on the CPU: [`wide`] holds what differs between levels, [`cells`] conversions, [`quantize`] the
-//! quantizers to ternary numbers and bytes, [`products`] sums of products.
+//! quantizers to ternary numbers and bytes, [`products`] sums of products, [`matmul`] what comes before and after them,
+//! [`sums`] dot products of rows and sums of columns.
 
 pub mod cells;
-pub mod products;
+pub mod matmul;
+mod products;
 pub mod quantize;
+pub mod sums;
 pub mod wide;
 
 #[cfg(target_arch = "x86_64")]

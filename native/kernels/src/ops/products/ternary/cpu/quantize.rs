@@ -1,14 +1,14 @@
 //! Floats to planes and to bytes.
 
 use super::wide::{Task, WORD, Wide, dispatch};
+use crate::cpu::convert::widened;
 use crate::cpu::pool::{self, Shared};
-use crate::cpu::{Exec, Level, Storage};
+use crate::cpu::{Exec, Level};
 use crate::error::Result;
 use crate::op::Named;
-use crate::ops::products::ternary::plane_bytes;
-use crate::ops::products::ternary::rules::{Activations, LEAST_SCALE, Problem, Rule, TWN};
-use crate::tensor::{View, ViewMut};
-use crate::with_type;
+use crate::ops::products::ternary::problem::{Activations, LEAST_SCALE, Quantization, Rule, TWN, plane_bytes};
+use crate::ops::products::with_type_in_f32;
+use crate::tensor::{Described, View, ViewMut};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,25 +20,7 @@ const LANES: usize = 16;
 
 /// The values of a tensor in f32, copied only if its storage type differs.
 pub fn in_f32<'a>(view: &View<'a>, exec: &Exec) -> Result<Cow<'a, [f32]>> {
-    let dtype = crate::tensor::Described::spec(view).dtype;
-    if dtype == crate::tensor::DType::F32 {
-        return Ok(Cow::Borrowed(view.slice()?));
-    }
-    with_type!(dtype, S => {
-        let from = view.slice::<S>()?;
-        let mut wide = vec![0f32; from.len()];
-        let strips = wide.len().div_ceil(WORTH_SHARING);
-        let to = Shared::new(&mut wide);
-        pool::for_each(exec.threads, strips, |strip| {
-            let (start, end) = (strip * WORTH_SHARING, from.len().min((strip + 1) * WORTH_SHARING));
-            // SAFETY: strips share no element.
-            let to = unsafe { to.part(start, end - start) };
-            for (to, value) in to.iter_mut().zip(&from[start..end]) {
-                *to = crate::tensor::Element::to_f64(*value) as f32;
-            }
-        })?;
-        Ok(Cow::Owned(wide))
-    })
+    with_type_in_f32!(view.spec().dtype, S => widened::<S>(view.slice()?, exec))
 }
 
 /// The sum and the number of the magnitudes above `above`.
@@ -137,8 +119,8 @@ fn cut<V: Wide>(values: &[f32], threshold: f32) -> [u64; 2] {
 }
 
 /// Quantizes by a rule on the CPU.
-pub fn planes(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
-    let Problem { rows, n, options, .. } = problem;
+pub fn planes(problem: &Quantization, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    let Quantization { rows, n, options, .. } = problem;
     let w = in_f32(inputs.get("w")?, exec)?;
     let (per, scales) = if options.per_row { (1, outputs.expect("scale")?) } else { (*rows, outputs.expect("scale")?) };
     let mut thresholds = Vec::new();
@@ -265,10 +247,4 @@ pub fn vector(level: Level) -> usize {
         }
     }
     dispatch(level, Ask)
-}
-
-/// Rounds to a storage type.
-#[inline(always)]
-pub fn store<S: Storage<Wide = f32>>(value: f32, to: &mut S) {
-    S::store::<f32>(value, std::slice::from_mut(to));
 }

@@ -5,7 +5,7 @@ use crate::cuda::tiles::{SIDE, TEAMS, eights, registers, streamed};
 use crate::cuda::{Buffer, Kernel, Lane, Source, TensorMap, Tiles, function, params, types};
 use crate::error::Result;
 use crate::op::Named;
-use crate::ops::products::ternary::products::{Form, Problem as Product};
+use crate::ops::products::ternary::problem::{Form, Product};
 
 const BOX: Source<Boxed> = Source::new(
     "ternary_box",
