@@ -1,6 +1,7 @@
 //! Matrix products: of floats, of quantized blocks, and of ternary numbers.
 
 pub mod blocks;
+mod cuda;
 pub mod linear;
 pub mod matmul;
 pub mod matrices;

@@ -1,7 +1,7 @@
 // Products by teams of warps, where the device copies weights without threads (tensor maps). It replaces tile.cu on
 // compute capability 9 for more than one row. A block of threads has OUTPUTS outputs and 8 NT rows of x, and takes
-// COLUMNS blocks of each at a time. SPLIT blocks, a cluster, share the columns. The host gives FN, and what tiles.cu
-// and teams.cu ask for.
+// COLUMNS blocks of each at a time. SPLIT blocks, a cluster, share the columns. The host gives FN, SHARED (bytes of
+// shared memory), and what tiles.cu and teams.cu ask for.
 //
 // Each block takes two multiplications: one of its bytes, and one of the scales of weights and of x. The latter are
 // exact, because each sum has only one term that is not zero. So adding a block's sum takes one conversion to float and
@@ -161,6 +161,7 @@ __device__ __forceinline__ void add_piece(int stage, const Own& own, Products& p
 
 // Partial sums in shared memory that leave the most room for stages.
 constexpr int ROOM = FORMAT == 8 ? 1 : DEEP;
+static_assert(SHARED == STAGES * STAGE + ROOM * SUMS * sizeof(float) + sizeof(Stages), "what the host counts");
 
 // Writes four adjacent outputs of a row, as far as they exist.
 __device__ __forceinline__ void write(const Boxed& p, i64 row, i64 output, float4 four) {
@@ -170,7 +171,7 @@ __device__ __forceinline__ void write(const Boxed& p, i64 row, i64 output, float
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         if (p.b && j < left) sums[j] += p.b[output + j];
-        narrow(activate<FN>(sums[j]), y.of[j]);
+        y.of[j] = finished(sums[j]);
     }
     bool whole = left >= 4 && (unsigned long long)(p.y + at) % sizeof(y) == 0;
     if (whole) *(Results*)(p.y + at) = y;

@@ -1,8 +1,8 @@
-// Converts rows of floats to blocks and back: one warp per block, one lane per value. The host gives FORMAT, 8 or 4.
+// Converts rows of floats to blocks and back: one warp per block, one lane per value. The host gives FORMAT, 8 or 4,
+// BYTES of a block, and LIMIT, the least magnitude whose scale overflows.
 // Every operation is rounded as the formats say and none is contracted, so that the bytes are the same on every device.
 
 constexpr unsigned ALL = 0xffffffff;
-constexpr int BYTES = FORMAT == 8 ? 34 : 18;
 
 // The largest magnitude of the warp, as bits: NaN ranks above infinity.
 __device__ __forceinline__ unsigned largest(unsigned bits) {
@@ -57,8 +57,7 @@ extern "C" __global__ void blocks_quantize(Convert p) {
         if (lane < 16) to[2 + lane] = nibble | other << 4;
     }
     if (lane == 0) *(unsigned short*)to = stored(d);
-    constexpr float limit = 65520.0f * (FORMAT == 8 ? 127 : 8);
-    unsigned bad = __ballot_sync(ALL, !(fabsf(x) < limit));
+    unsigned bad = __ballot_sync(ALL, !(fabsf(x) < LIMIT));
     if (p.first && bad && lane == 0) atomicMin(p.first, (unsigned long long)(block * 32 + __ffs(bad) - 1));
 }
 #else

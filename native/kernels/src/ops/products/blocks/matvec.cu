@@ -10,9 +10,9 @@
 // With Q4_0 the upper halves of bytes stay in place, 16 times too large; so the sums of lower halves are multiplied by
 // 16.
 //
-// The host gives FORMAT, COLUMNS, SIDE, SIDES, GROUPS, SPLIT, STAGES, X_PIECE and FN.
+// The host gives FORMAT, BYTES (of a block), COLUMNS, SIDE, SIDES, GROUPS, SPLIT, STAGES, X_PIECE and FN.
 
-constexpr int BYTES = FORMAT == 8 ? 34 : 18, OUTPUTS = SIDE * SIDES, THREADS = 32 * SIDES * GROUPS;
+constexpr int OUTPUTS = SIDE * SIDES, THREADS = 32 * SIDES * GROUPS;
 // Bytes of a row in shared memory: an odd number of units, so that adjacent rows fall into different banks.
 constexpr int PITCH = COLUMNS * BYTES, STAGE = OUTPUTS * PITCH, STEPS = (PITCH / 16 + 1) / 2;
 
@@ -212,7 +212,7 @@ __device__ __forceinline__ void multiply_place(const Params& p, const Place& at,
     float sum = writes ? added(all + i) : 0;
     __syncwarp();
     if constexpr (SPLIT > 1) done_in_cluster();
-    if (writes) narrow(activate<FN>(sum + bias), p.y[output]);
+    if (writes) p.y[output] = finished(sum + bias);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32) blocks_matvec(const __grid_constant__ Params p) {

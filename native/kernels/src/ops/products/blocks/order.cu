@@ -5,7 +5,7 @@
 // bytes. So each lane gets two words of each block of Q8_0, and one of Q4_0, without reading any word twice. x is
 // stored in the same order.
 
-constexpr int BYTES = FORMAT == 8 ? 34 : 18, WORDS = FORMAT == 8 ? 8 : 4, UNITS = WORDS / 2 + 1;
+constexpr int WORDS = FORMAT == 8 ? 8 : 4, UNITS = WORDS / 2 + 1;
 
 // The place of two bytes in rows of x: the lane, which of its two words, and which half of the word.
 struct Spot {

@@ -1,7 +1,5 @@
 // Weights in flight: 16 bytes at a time from rows of blocks, at any even address, to shared memory.
 
-constexpr int BYTES = FORMAT == 8 ? 34 : 18;
-
 __device__ __forceinline__ const unsigned char* rounded_down(const unsigned char* at) {
     return (const unsigned char*)((unsigned long long)at & ~15ull);
 }

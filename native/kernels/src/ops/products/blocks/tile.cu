@@ -7,7 +7,7 @@
 //
 // PIECE is 0 where the device copies weights by itself: rows must be whole units of 16 bytes at aligned addresses.
 // Otherwise it is the largest piece that divides all rows of weights. The host gives FORMAT, COLUMNS, NT, SIDE, SIDES,
-// SPLIT, STAGES, PIECE, PRODUCERS (threads that fetch) and FN.
+// SPLIT, STAGES, SHARED (bytes of shared memory), PIECE, PRODUCERS (threads that fetch) and FN.
 
 constexpr int MT = SIDE / 16, OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES, THREADS = 32 * WARPS;
 // Bytes of a row in shared memory: an odd number of units, so that adjacent rows fall into different banks.
@@ -209,6 +209,7 @@ __device__ __forceinline__ void consume(const Place& at, const unsigned char* sh
 
 // Rows of sums are padded so that lanes write to different banks.
 constexpr int SUMS_PITCH = OUTPUTS + 4;
+static_assert(SHARED == STAGES * STAGE + 4 * ROWS * SUMS_PITCH * sizeof(float), "what the host counts");
 
 // Adds the sums of the warps that share outputs, in the first part of `all`.
 __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], const Own& own, float* all) {
@@ -255,8 +256,7 @@ __device__ __forceinline__ void write(const Tiled& p, const Place& at, const flo
         for (int part = 1; part < SPLIT; ++part) z[e][0] += z[e][part];
         i64 row = at.group * (i64)ROWS + i / OUTPUTS, output = at.column * (i64)OUTPUTS + i % OUTPUTS;
         if (i >= ALL || row >= p.rows || output >= p.outputs) continue;
-        if (p.b) z[e][0] += p.b[output];
-        narrow(activate<FN>(z[e][0]), p.y[row * p.outputs + output]);
+        p.y[row * p.outputs + output] = finished(z[e][0], p.b, output);
     }
 }
 

@@ -1,11 +1,11 @@
 // Products of a few rows. A warp has OUTPUTS rows of weights at a time; of 32 adjacent blocks, each lane has one.
 // STAGES - 1 pieces of weights are in flight while one is multiplied. FUSED: all threads of a block prepare its rows of
 // x while the first pieces are in flight; else blocks_rows has done so. The host gives FORMAT, ROWS of x, FLOATS,
-// FUSED, WARPS, STAGES, OUTPUTS and FN.
+// FUSED, WARPS, STAGES, OUTPUTS, ROW_BYTES and FN.
 
 constexpr int WORDS = FORMAT == 8 ? 8 : 4;
-// 32 blocks from an even address on, in 16-byte units from that address rounded down.
-constexpr int UNITS = (32 * BYTES + 14 + 2 + 15) / 16, ROW_BYTES = UNITS * 16, STAGE = OUTPUTS * ROW_BYTES;
+// ROW_BYTES has 32 blocks from an even address on, in 16-byte units from that address rounded down.
+constexpr int UNITS = ROW_BYTES / 16, STAGE = OUTPUTS * ROW_BYTES;
 
 // Units of a row that remain after each lane has copied equally many. Those of all OUTPUTS rows are one further copy.
 constexpr int REST = UNITS % 32;
@@ -149,10 +149,8 @@ __device__ __forceinline__ void write(const Walked& p, i64 first, i64 group, con
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
             i64 output = first + o, row = group * ROWS + r;
-            if (threadIdx.x % 32 == r * OUTPUTS + o && output < p.outputs && row < p.rows) {
-                float z = p.b ? sum + p.b[output] : sum;
-                narrow(activate<FN>(z), p.y[row * p.outputs + output]);
-            }
+            if (threadIdx.x % 32 == r * OUTPUTS + o && output < p.outputs && row < p.rows)
+                p.y[row * p.outputs + output] = finished(sum, p.b, output);
         }
     }
 }

@@ -1,20 +1,20 @@
-// Converts ternary cells from layout FROM to layout TO, numbered as in `Layout`; TO 5 only counts values. A thread
-// handles one byte of the target: 8 cells of a row, 4 of them, 4 rows of a column, or one cell.
+// Converts ternary cells from layout FROM to layout TO; with COUNTS as TO it only counts values. A thread handles one
+// byte of the target: 8 cells of a row, 4 of them, 4 rows of a column, or one cell. The host numbers the layouts.
 
 // -1, 0 or 1; 2 for a sentinel.
 __device__ __forceinline__ int of_bits(int bit0, int bit1) { return bit0 & bit1 ? 2 : bit0 - bit1; }
 
 __device__ __forceinline__ int cell(const Cells& p, i64 row, i64 i) {
-#if FROM == 0
+#if FROM == VALUES
     int value = (signed char)p.from[0][row * p.n + i];
     return value < -1 || value > 1 ? 2 : value;
-#elif FROM == 1
+#elif FROM == PLANES
     i64 at = row * ((p.n + 7) / 8) + i / 8;
     return of_bits(p.from[0][at] >> (i % 8) & 1, p.from[1][at] >> (i % 8) & 1);
-#elif FROM == 2
+#elif FROM == PACKED2
     int code = p.from[0][row * ((p.n + 3) / 4) + i / 4] >> (2 * (i % 4)) & 3;
     return of_bits(code >> 1, code & 1);
-#elif FROM == 3
+#elif FROM == OFFSETROWS
     i64 quarter = (p.rows + 3) / 4;
     return (p.from[0][row % quarter * p.n + i] >> (2 * (row / quarter)) & 3) - 1;
 #else
@@ -33,18 +33,18 @@ __device__ __forceinline__ int cleared(const Cells& p, i64 row, i64 i) {
 }
 
 extern "C" __global__ void ternary_cells(Cells p) {
-    constexpr int CELLS = TO == 1 || TO == 5 ? 8 : TO == 2 ? 4 : 1;
-    i64 wide = (p.n + CELLS - 1) / CELLS, high = TO == 3 ? (p.rows + 3) / 4 : p.rows;
+    constexpr int CELLS = TO == PLANES || TO == COUNTS ? 8 : TO == PACKED2 ? 4 : 1;
+    i64 wide = (p.n + CELLS - 1) / CELLS, high = TO == OFFSETROWS ? (p.rows + 3) / 4 : p.rows;
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     bool inside = at < wide * high;
-#if TO != 5
+#if TO != COUNTS
     if (!inside) return;
 #endif
     i64 row = inside ? at / wide : 0, begin = inside ? at % wide * CELLS : 0;
     [[maybe_unused]] i64 end = !inside ? 0 : begin + CELLS < p.n ? begin + CELLS : p.n;
-#if TO == 0
+#if TO == VALUES
     p.to[0][at] = (unsigned char)cleared(p, row, begin);
-#elif TO == 1
+#elif TO == PLANES
     int plane0 = 0, plane1 = 0;
     for (i64 i = begin; i < end; i++) {
         int value = cleared(p, row, i);
@@ -53,18 +53,18 @@ extern "C" __global__ void ternary_cells(Cells p) {
     }
     p.to[0][at] = plane0;
     p.to[1][at] = plane1;
-#elif TO == 2
+#elif TO == PACKED2
     int codes = 0;
     for (i64 i = begin; i < end; i++) {
         int value = cleared(p, row, i);
         codes |= (value == 1 ? 2 : value == -1) << (2 * (i - begin));
     }
     p.to[0][at] = codes;
-#elif TO == 3
+#elif TO == OFFSETROWS
     int codes = 0;
     for (int i = 0; i < 4 && row + i * high < p.rows; i++) codes |= (cleared(p, row + i * high, begin) + 1) << (2 * i);
     p.to[0][at] = codes;
-#elif TO == 4
+#elif TO == BYTEPLANES
     int value = cleared(p, row, begin);
     p.to[0][at] = value == 1;
     p.to[1][at] = value == -1;

@@ -1,23 +1,23 @@
 // Products by counting: tensor cores count the bits that two rows of bits share. Weights are used as they lie, in
-// planes. Activations are rows of bits too: for signs (FORM 0) their planes, for bytes (FORM 1) their eight bits. Every
-// block makes those of x itself while its weights are in flight. A block has ROWS rows of activations and 16 SIDES rows
-// of weights, whose chunks of CHUNK columns SPLIT warps take in turn. Each thread copies the data that it reads itself,
-// STAGES chunks ahead, so threads do not wait for each other before the end. AHEAD: a multiprocessor has room for two
-// blocks, so one fetches weights while another kernel's block is still working.
+// planes. Activations are rows of bits too: for signs (FORM TERNARY) their planes, for bytes (FORM I8) their eight
+// bits. Every block makes those of x itself while its weights are in flight. A block has ROWS rows of activations and
+// SIDE SIDES rows of weights, whose chunks of CHUNK columns SPLIT warps take in turn. Each thread copies the data that
+// it reads itself, STAGES chunks ahead, so threads do not wait for each other before the end. AHEAD: a multiprocessor
+// has room for two blocks, so one fetches weights while another kernel's block is still working.
 
-constexpr int THREADS = 32 * WARPS, SPLIT = WARPS / SIDES, OUTS = 16 * SIDES;
+constexpr int THREADS = 32 * WARPS, SPLIT = WARPS / SIDES, OUTS = SIDE * SIDES;
 // Groups of eight rows of bits that are counted together.
-constexpr int NT = FORM == 0 ? ROWS / 8 : ROWS;
+constexpr int NT = FORM == TERNARY ? ROWS / 8 : ROWS;
 
-// A thread's pieces of 16 bytes in a stage: both planes of its row among eight, and of the row eight below.
-constexpr int PIECES = 4;
+// A thread has PIECES pieces of 16 bytes in a stage: both planes of its row among eight, and of the row eight below.
+static_assert(SIDE == 16 && PIECES == 4, "what a thread copies and counts");
 
 __device__ __forceinline__ void fetch(const Params& p, i64 chunk, uint4* stage) {
     i64 bytes = (p.n + 7) / 8, at = chunk * (CHUNK / 8) + threadIdx.x % 4 * 16;
     if (at >= bytes) return;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        i64 out = blockIdx.x * (i64)OUTS + threadIdx.x / 32 % SIDES * 16 + half * 8 + threadIdx.x % 32 / 4;
+        i64 out = blockIdx.x * (i64)OUTS + threadIdx.x / 32 % SIDES * SIDE + half * 8 + threadIdx.x % 32 / 4;
         // Rows past the last one repeat it, and are not written. Columns past the end meet zeros in x.
         i64 from = (out < p.outs ? out : p.outs - 1) * bytes + at;
         copy16(stage + half * 2 * THREADS, p.planes[0] + from);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void count(int (&to)[4], uint4 upper, uint4 lower, ui
 // Bytes of a row of bits: an odd number of 64-byte units, so that adjacent rows fall into different banks.
 __device__ __forceinline__ int pitch_of(i64 chunks) { return (int)(chunks | 1) * (CHUNK / 8); }
 
-#if FORM == 1
+#if FORM == I8
 // Groups of eight columns that a thread keeps in registers between its two passes over x.
 constexpr int KEPT = 2 * ROWS, OF_ROW = THREADS / ROWS;
 
@@ -134,7 +134,7 @@ __device__ __forceinline__ void add_chunk(const uint4* stage, const unsigned cha
         uint4 x = *(const uint4*)(bits + n * 8 * pitch);
         count(sums[n][0], upper[0], lower[0], x);
         count(sums[n][1], upper[1], lower[1], x);
-#if FORM == 0
+#if FORM == TERNARY
         x = *(const uint4*)(bits + (ROWS + n * 8) * pitch);
         count(sums[n][0], upper[1], lower[1], x);
         count(sums[n][1], upper[0], lower[0], x);
@@ -145,13 +145,13 @@ __device__ __forceinline__ void add_chunk(const uint4* stage, const unsigned cha
 // Writes a warp's sums to where those of all parts are added up.
 __device__ __forceinline__ void leave(const int (&sums)[NT][2][4], int* all) {
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    all += warp / SIDES * ROWS * OUTS + warp % SIDES * 16 + g;
+    all += warp / SIDES * ROWS * OUTS + warp % SIDES * SIDE + g;
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int low = sums[n][0][half * 2] - sums[n][1][half * 2], high = sums[n][0][half * 2 + 1] - sums[n][1][half * 2 + 1];
-#if FORM == 1
+#if FORM == I8
             int sum = weighed(low, high);
             if (t == 0) all[n * OUTS + half * 8] = sum;
 #else
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
     wait_for_others();
     let_others_begin();
 #endif
-#if FORM == 1
+#if FORM == I8
     // x is loaded before the weights, which would delay it, unless those were fetched early.
     Ready ready(p);
 #else
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
 #if !AHEAD
     fetch_first();
 #endif
-#if FORM == 1
+#if FORM == I8
     __shared__ unsigned sizes[WARPS];
     __shared__ float scales[ROWS];
     ready.make(p, bits, chunks, sizes, scales);

@@ -1,5 +1,5 @@
-// The common part of products: the parameters, the codes of weights, and the steps from sums to y. FORM is the form of
-// the activations: 0 signs, 1 bytes, 2 floats. FN is the activation function.
+// The common part of products: the codes of weights, and the steps from sums to y. FORM is the form of the activations:
+// TERNARY (signs), I8 (bytes) or F32. FN is the activation function.
 
 __device__ __forceinline__ unsigned pick(uint4 of, int which) {
     return which == 0 ? of.x : which == 1 ? of.y : which == 2 ? of.z : of.w;
@@ -21,7 +21,7 @@ __device__ __forceinline__ uint2 pairs(unsigned plane0, unsigned plane1) {
     return make_uint2((low & 0x55555555) | (high & 0x55555555) << 1, (low >> 1 & 0x55555555) | (high & 0xaaaaaaaa));
 }
 
-#if FORM == 2
+#if FORM == F32
 typedef float Sum;
 #else
 typedef int Sum;
@@ -40,9 +40,7 @@ struct End {
     }
 
     __device__ __forceinline__ STORAGE of(Sum sum, float x_scale) const {
-        STORAGE y;
-        narrow(activate<FN>(__fadd_rn(__fmul_rn(__fmul_rn((float)sum, x_scale), scale), bias)), y);
-        return y;
+        return finished(__fadd_rn(__fmul_rn(__fmul_rn((float)sum, x_scale), scale), bias));
     }
 };
 
@@ -50,7 +48,7 @@ __device__ __forceinline__ void finish(const Params& p, i64 row, i64 out, Sum su
     i64 at = row * p.outs + out;
     End end(p, out);
     float x_scale = scale_of(p, row);
-#if FORM != 2
+#if FORM != F32
     if (p.acc) p.acc[at] = sum;
 #endif
     if (p.y) p.y[at] = end.of(sum, x_scale);

@@ -24,7 +24,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// All layouts, in the order of their numbers in CUDA sources.
+    /// All layouts.
     pub const ALL: [Layout; 5] =
         [Layout::Values, Layout::Planes, Layout::Packed2, Layout::OffsetRows, Layout::BytePlanes];
 
@@ -50,11 +50,6 @@ impl Layout {
             Layout::Packed2 => 4,
             _ => 1,
         }
-    }
-
-    /// Its number in CUDA sources.
-    pub fn number(self) -> usize {
-        Layout::ALL.iter().position(|&one| one == self).unwrap_or_default()
     }
 }
 

@@ -196,6 +196,11 @@ pub enum Form {
     F32,
 }
 
+impl Form {
+    /// All of them.
+    pub const ALL: [Form; 3] = [Form::Ternary, Form::I8, Form::F32];
+}
+
 options! {
     /// The options of a product.
     #[derive(Copy)]

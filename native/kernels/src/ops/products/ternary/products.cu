@@ -65,13 +65,13 @@ extern "C" __global__ void ternary_product(Params p) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) sums[o][r] = 0;
     }
-#if FORM == 1
+#if FORM == I8
     int fours[OUTS][ROWS] = {};
 #endif
     i64 row_of[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) row_of[r] = first_row + r < p.rows ? first_row + r : p.rows - 1;
-#if FORM == 2
+#if FORM == F32
     wait_for_others();
     for (i64 at = 0; 32 * at < p.n; at++) {
         i64 i = 32 * at + lane;
@@ -101,7 +101,7 @@ extern "C" __global__ void ternary_product(Params p) {
         next = weights_of(planes, at + 32, bytes);
         // Keeps the loads above before this step's arithmetic.
         __syncwarp(__activemask());
-#if FORM == 0
+#if FORM == TERNARY
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             uint4 x0 = words(p.x_planes[0] + row_of[r] * bytes, at, bytes);
@@ -140,7 +140,7 @@ extern "C" __global__ void ternary_product(Params p) {
     for (int o = 0; o < OUTS; o++) {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-#if FORM == 1
+#if FORM == I8
             // Codes are the values plus one.
             Sum sum = total(sums[o][r] + (fours[o][r] >> 2)) - p.totals[row_of[r]];
 #else

@@ -1,5 +1,5 @@
 // Quantizes floats to ternary numbers and to bytes: sums of magnitudes, thresholds, planes, bytes. The
-// host gives THREADS and WIDE, the threads of a block for a row.
+// host gives THREADS and WIDE, the threads of a block for a row, the numbers of stages, LEAST_SCALE and TWN.
 
 template <class T, class F>
 __device__ __forceinline__ T reduced(T value, T* shared, F join) {
@@ -14,12 +14,13 @@ __device__ __forceinline__ T reduced(T value, T* shared, F join) {
     return all;
 }
 
-// Stage 0 sums all magnitudes of a row, stage 2 those above the threshold; NaN counts in both. One block per row.
+// Sums the magnitudes of a row: all of them, as for ABSMEAN, or those above the threshold. NaN counts in both. One block
+// per row.
 extern "C" __global__ void ternary_sizes(Rules p) {
     __shared__ double shared[THREADS];
     auto add = [](double a, double b) { return a + b; };
     i64 row = blockIdx.x;
-    float above = p.stage == 0 ? -1.0f : p.thresholds[p.parts == 1 ? 0 : row];
+    float above = p.stage == ABSMEAN ? -1.0f : p.thresholds[p.parts == 1 ? 0 : row];
     double sum = 0.0, count = 0.0;
     for (i64 i = threadIdx.x; i < p.n; i += THREADS) {
         float size = fabsf(widen(p.x[row * p.n + i]));
@@ -36,14 +37,13 @@ extern "C" __global__ void ternary_sizes(Rules p) {
     }
 }
 
-// Stage 0 makes absmean's threshold and scale, stage 1 twn's threshold, stage 2 its scale. Stage 3 takes the given
-// threshold from `floor`. One block per part: a row, or all of them.
+// Thresholds and scales, as the stage asks; a GIVEN threshold is `floor`. One block per part: a row, or all of them.
 extern "C" __global__ void ternary_threshold(Rules p) {
     __shared__ double shared[THREADS];
     auto add = [](double a, double b) { return a + b; };
     i64 part = blockIdx.x, per = p.parts == 1 ? p.rows : 1;
     double sum = 0.0, count = 0.0;
-    if (p.stage != 3) {
+    if (p.stage != GIVEN) {
         for (i64 row = threadIdx.x; row < per; row += THREADS) {
             sum += p.sums[2 * (part * per + row)];
             count += p.sums[2 * (part * per + row) + 1];
@@ -53,13 +53,13 @@ extern "C" __global__ void ternary_threshold(Rules p) {
     count = reduced(count, shared, add);
     if (threadIdx.x != 0) return;
     double mean = count == 0.0 ? 0.0 : sum / count;
-    if (p.stage == 0) {
-        float scale = (float)(mean < 1e-5 ? 1e-5 : mean);
+    if (p.stage == ABSMEAN) {
+        float scale = (float)(mean < LEAST_SCALE ? LEAST_SCALE : mean);
         p.scales[part] = scale;
         p.thresholds[part] = scale / 2.0f;
-    } else if (p.stage == 1) {
-        p.thresholds[part] = __fmul_rn(0.7f, (float)mean);
-    } else if (p.stage == 2) {
+    } else if (p.stage == TWNTHRESHOLD) {
+        p.thresholds[part] = __fmul_rn(TWN, (float)mean);
+    } else if (p.stage == TWNSCALE) {
         p.scales[part] = (float)mean;
     } else {
         p.scales[part] = 1.0f;

@@ -1,13 +1,15 @@
 // Products of many rows of bytes with ternary weights on tensor cores; rows of planes must be whole units of 16 bytes.
-// A block of threads has 8 NT rows of activations, and 32 rows of weights in each of SIDES warps side by side. GROUPS
+// A block of threads has 8 NT rows of activations, and SIDE rows of weights in each of SIDES warps side by side. GROUPS
 // of these warps, in each of CLUSTER blocks of a cluster, take chunks of CHUNK columns in turn and add up at the end. A
 // thread reads planes straight from memory, two chunks ahead, and makes codes of them. Activations, which all warps of
 // a group need, come through shared memory, STAGES - 1 chunks ahead.
 
-constexpr int MT = 2, SIDE = 16 * MT, OUTS = SIDES * SIDE, GROUP = 32 * SIDES, THREADS = GROUP * GROUPS, ROWS = 8 * NT;
+constexpr int MT = SIDE / 16, OUTS = SIDES * SIDE, GROUP = 32 * SIDES, THREADS = GROUP * GROUPS, ROWS = 8 * NT;
 constexpr int PARTS = GROUPS * CLUSTER;
 // 16-byte units of activations per chunk.
 constexpr int UNITS = ROWS * CHUNK / 16;
+static_assert(SHARED == 16 * GROUPS * STAGES * UNITS, "what the host counts");
+static_assert(SHARED >= GROUPS * ROWS * OUTS * sizeof(int), "sums reuse the memory of the stages");
 
 // A thread's rows of planes, starting at its columns of the first chunk.
 struct Planes {

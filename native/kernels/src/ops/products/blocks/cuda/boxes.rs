@@ -1,11 +1,13 @@
 //! Products of more than one row where warpgroups multiply and the device copies weights without threads (tensor maps).
 
-use super::{COLUMNS, Tensors, common, early, make_ready, pieces, ready_threads, weights};
-use crate::cuda::tiles::{SIDE, TEAMS, eights, registers, streamed};
+use super::ready::{make_ready, ready_threads};
+use super::{COLUMNS, Tensors, by_device, common, early, matrix, pieces, weights};
+use crate::cuda::tiles::TEAMS;
 use crate::cuda::{Kernel, Lane, Source, TensorMap, Tiles, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use crate::ops::products::blocks::problem::Problem;
+use crate::ops::products::cuda::{Route, Sizes, Teams};
 
 const BOX: Source<Boxed> = Source::new(
     "blocks_box",
@@ -17,21 +19,22 @@ const BOX: Source<Boxed> = Source::new(
         include_str!("../../../../cuda/include/tiles.cu"),
         include_str!("../../../../cuda/include/wgmma.cu"),
         include_str!("../../../../cuda/include/teams.cu"),
+        include_str!("../../epilogue.cu"),
         include_str!("../ready.cu"),
         include_str!("../order.cu"),
         include_str!("../box.cu")
     ),
 );
 
-/// Upper limit for each team's pieces in shared memory.
-const STAGES: usize = 3;
+/// The most stages.
+const STAGES: usize = 3 * TEAMS;
 
 /// Bytes per block of a row of x, with those of its scales.
 const X_BYTES: usize = BLOCK + 8;
 
 params! {
     /// The parameters of `box.cu`.
-    pub(super) struct Boxed with TensorMap {
+    struct Boxed with TensorMap {
         matrix: TensorMap, // that of the weights
         ready: u64 as "const unsigned char*",
         b: u64 as "const float*",
@@ -45,78 +48,53 @@ params! {
     }
 }
 
-/// The constants that `box.cu` is compiled with: eights of rows of x, and pieces in shared memory.
-#[derive(Clone, Copy)]
-pub(super) struct Boxes {
-    eights: usize,
-    stages: usize,
-    tiles: Tiles,
-}
+/// Teams of warps, and the kernel that they are planned for.
+pub struct Boxes(Teams, Kernel<Boxed>);
 
 impl Boxes {
     /// For weights that the device can copy by itself.
-    pub(super) fn of(problem: &Problem, lane: &Lane) -> Result<Option<(Boxes, Kernel<Boxed>)>> {
-        if problem.rows < 2 || !problem.factors.quantized || !Tiles::possible(lane) {
+    pub fn planned(problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<Option<Boxes>> {
+        let possible = problem.rows > 1 && problem.factors.quantized && Tiles::possible(lane);
+        if !possible || !by_device(problem, tensors, lane) {
             return Ok(None);
         }
-        let all = [8, 4, 2, 1].into_iter().filter_map(|split| Boxes::with(problem, split, lane)).collect();
-        let kernel = |boxes: &Boxes| early(&BOX, &boxes.options(problem, lane), lane);
-        Tiles::fastest(all, |boxes| &boxes.tiles, kernel, lane)
-    }
-
-    /// Sets the number of stages to what fits. A stage always belongs to the same team.
-    fn with(problem: &Problem, split: usize, lane: &Lane) -> Option<Boxes> {
-        let eights = eights(problem.rows);
-        let (columns, groups) = (problem.outputs.div_ceil(SIDE), problem.rows.div_ceil(8 * eights));
-        let boxes = |turns: usize| {
-            let stages = TEAMS * turns;
-            let shared = shared(problem.factors.weights, 8 * eights, stages);
-            let turns = pieces(problem).div_ceil(split);
-            Boxes { eights, stages, tiles: Tiles { columns, groups, split, turns, shared } }
-        };
-        let shares = split <= pieces(problem);
-        (1..=STAGES).rev().map(boxes).find(|boxes| shares && boxes.tiles.fit(lane))
-    }
-
-    /// Blocks per thread that prepares x. Fewer threads leave registers for multiplications of many rows.
-    fn turns(&self) -> usize {
-        if self.eights == 4 { 2 } else { 1 }
-    }
-
-    fn options(&self, problem: &Problem, lane: &Lane) -> String {
-        let Boxes { eights, stages, tiles: Tiles { split, .. } } = *self;
-        let (common, streamed, registers) =
-            (common(problem), streamed(weights(problem), lane), registers(ready_threads(self.turns())));
-        let tiles = format!("-DNT={eights} -DSIDE={SIDE} -DSIDES=1 -DDEEP={TEAMS} -DSPLIT={split} -DSTAGES={stages}");
-        format!("{common} -DFLOATS=0 {tiles} {streamed} {registers}")
-    }
-
-    pub(super) fn launch(
-        &self,
-        problem: &Problem,
-        kernel: &Kernel<Boxed>,
-        tensors: &Tensors,
-        lane: &Lane,
-    ) -> Result<()> {
-        let (blocks, bytes) = (problem.inputs / BLOCK, problem.factors.weights.bytes());
-        let (padded, rows) = (blocks.next_multiple_of(COLUMNS), 8 * self.eights * self.tiles.groups);
-        let options = format!("-DFLOATS=0 -DTILE=2 -DNT={}", self.eights);
-        let ready = make_ready(problem, [rows, padded, padded * X_BYTES], self.turns(), tensors.x, &options, lane)?;
-        let (all, part) = ([problem.outputs, blocks * bytes / 2], [SIDE, COLUMNS * bytes / 2]);
-        let matrix = lane.device().tensor_map(tensors.w, all, part, false)?;
-        let [columns, tiles] = self.tiles.numbers()?;
-        let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
-        let Tensors { b, y, .. } = *tensors;
-        // SAFETY: the op's checks prove that the buffers have these sizes, and scratch memory has the prepared rows.
-        unsafe {
-            self.tiles.launch(kernel, &Boxed { matrix, ready, b, y, rows, outputs, blocks, columns, tiles }, lane)
-        }
+        let sizes = Sizes { rows: problem.rows, outputs: problem.outputs, pieces: pieces(problem) };
+        let bytes = |teams: &Teams| bytes(problem.factors.weights, teams);
+        let teams = |split| Teams::planned(sizes, [1, split], |_| STAGES, bytes, lane);
+        let all = [8, 4, 2, 1].into_iter().filter_map(teams);
+        let fastest = Teams::fastest(all, |teams| early(&BOX, &options(teams, problem, lane), lane), lane)?;
+        Ok(fastest.map(|(teams, kernel)| Boxes(teams, kernel)))
     }
 }
 
-/// Bytes of shared memory: stages with their barriers, and the partial sums that `box.cu` keeps.
-fn shared(weights: Format, rows: usize, stages: usize) -> usize {
-    let stage = COLUMNS * (SIDE * weights.bytes() + rows * X_BYTES) + 16;
-    let room = if weights == Format::Q8 { 1 } else { TEAMS };
-    stages * stage + room * rows * (SIDE + 4) * size_of::<f32>()
+/// Bytes of shared memory: of a stage, and of the partial sums that `box.cu` keeps.
+fn bytes(weights: Format, teams: &Teams) -> [usize; 2] {
+    let room = if weights == Format::Q8 { 1 } else { teams.deep };
+    [COLUMNS * (teams.outputs() * weights.bytes() + teams.rows() * X_BYTES), teams.sums(room)]
+}
+
+/// Blocks per thread that prepares x. Fewer threads leave registers for multiplications of many rows.
+fn turns(teams: &Teams) -> usize {
+    if teams.eights == 4 { 2 } else { 1 }
+}
+
+fn options(teams: &Teams, problem: &Problem, lane: &Lane) -> String {
+    format!("{} -DFLOATS=0 {}", common(problem), teams.options(weights(problem), ready_threads(turns(teams)), lane))
+}
+
+impl Route<Problem, Tensors> for Boxes {
+    fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
+        let Boxes(teams, kernel) = self;
+        let blocks = problem.inputs / BLOCK;
+        let (padded, rows) = (blocks.next_multiple_of(COLUMNS), teams.rows() * teams.tiles.groups);
+        let options = format!("-DFLOATS=0 -DTILE=2 -DNT={}", teams.eights);
+        let ready = make_ready(problem, [rows, padded, padded * X_BYTES], turns(teams), tensors.x, &options, lane)?;
+        let matrix = matrix(problem, teams.outputs(), tensors.w, lane)?;
+        let [columns, tiles] = teams.tiles.numbers()?;
+        let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
+        let Tensors { b, y, .. } = *tensors;
+        let params = Boxed { matrix, ready, b, y, rows, outputs, blocks, columns, tiles };
+        // SAFETY: the op's checks prove that the buffers have these sizes, and scratch memory has the prepared rows.
+        unsafe { teams.tiles.launch(kernel, &params, lane) }
+    }
 }

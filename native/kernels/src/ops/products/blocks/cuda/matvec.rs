@@ -1,12 +1,13 @@
 //! Products of one row of x, which blocks of threads prepare themselves, where the device copies weights without
 //! threads.
 
-use super::{COLUMNS, SPLIT, Tensors, common, early, pieces, shares, weights};
+use super::{COLUMNS, SPLIT, Tensors, by_device, common, early, launch_tiles, matrix, pieces, shares, weights};
 use crate::cuda::tiles::streamed;
-use crate::cuda::{Facts, Lane, Source, TensorMap, Together, grid_size, params};
+use crate::cuda::{Lane, Source, TensorMap, grid_size, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use crate::ops::products::blocks::problem::Problem;
+use crate::ops::products::cuda::Route;
 
 const SOURCE: Source<Params> = Source::new(
     "blocks_matvec",
@@ -16,6 +17,7 @@ const SOURCE: Source<Params> = Source::new(
         include_str!("../../../../cuda/include/cluster.cu"),
         include_str!("../../../../cuda/include/pipeline.cu"),
         include_str!("../../../../cuda/include/tiles.cu"),
+        include_str!("../../epilogue.cu"),
         include_str!("../ready.cu"),
         include_str!("../matvec.cu")
     ),
@@ -45,7 +47,7 @@ params! {
 
 /// The constants that `matvec.cu` is compiled with.
 #[derive(Debug)]
-pub(super) struct Matvec {
+pub struct Matvec {
     sides: usize,
     groups: usize,
     split: usize,
@@ -55,10 +57,12 @@ pub(super) struct Matvec {
 
 impl Matvec {
     /// `None` where x has more rows, or does not fit into shared memory.
-    pub(super) fn of(problem: &Problem, facts: &Facts) -> Option<Matvec> {
-        if problem.rows != 1 || !problem.factors.quantized || problem.inputs == 0 {
+    pub fn planned(problem: &Problem, tensors: &Tensors, lane: &Lane) -> Option<Matvec> {
+        let possible = problem.rows == 1 && problem.factors.quantized && problem.inputs > 0;
+        if !possible || !by_device(problem, tensors, lane) {
             return None;
         }
+        let facts = lane.device().facts();
         let busy = facts.multiprocessors as usize;
         let tiles = |sides| problem.outputs.div_ceil(SIDE * sides);
         // Small or shared tiles leave no multiprocessor idle.
@@ -74,12 +78,11 @@ impl Matvec {
         let shared = stages * (stage + 16) + ready + sums;
         (stages >= 3).then_some(Matvec { sides, groups, split, stages, shared })
     }
+}
 
-    pub(super) fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
+impl Route<Problem, Tensors> for Matvec {
+    fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
         let Matvec { sides, groups, split, stages, shared } = *self;
-        let (blocks, bytes) = (problem.inputs / BLOCK, problem.factors.weights.bytes());
-        let (all, part) = ([problem.outputs, blocks * bytes / 2], [SIDE * sides, COLUMNS * bytes / 2]);
-        let matrix = lane.device().tensor_map(tensors.w, all, part, false)?;
         let options = format!(
             "{} -DFLOATS=0 -DSIDE={SIDE} -DSIDES={sides} -DGROUPS={groups} -DSPLIT={split} -DSTAGES={stages} \
              -DX_PIECE={} {}",
@@ -88,20 +91,14 @@ impl Matvec {
             streamed(weights(problem), lane)
         );
         let kernel = early(&SOURCE, &options, lane)?;
-        let tiles = problem.outputs.div_ceil(SIDE * sides);
+        let matrix = matrix(problem, SIDE * sides, tensors.w, lane)?;
         let Tensors { x, b, y, .. } = *tensors;
-        let [outputs, blocks] = [problem.outputs, blocks].map(|size| size as i64);
-        let columns = grid_size(tiles)?;
-        let params = Params { matrix, x, b, y, outputs, blocks, columns: columns as i32, tiles: columns as i32 };
-        let grid = [columns.min(lane.device().facts().multiprocessors), 1, 1];
+        let [outputs, blocks] = [problem.outputs, problem.inputs / BLOCK].map(|size| size as i64);
+        let tiles = grid_size(problem.outputs.div_ceil(SIDE * sides))?;
+        let params = Params { matrix, x, b, y, outputs, blocks, columns: tiles as i32, tiles: tiles as i32 };
         let size = [(32 * sides * groups + 32) as u32, shared as u32];
         // SAFETY: the op's checks prove the sizes of the buffers.
-        unsafe {
-            match split as u32 {
-                1 => lane.launch_with(&kernel, grid, size[0], size[1], &params),
-                split => lane.launch_together(&kernel, Together::Cluster(split), columns * split, size, &params),
-            }
-        }
+        unsafe { launch_tiles(&kernel, tiles, split, size, &params, lane) }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Products with planes that the device copies without threads (tensor maps).
 
-use super::{CHUNK, FEW, Order, Params, THREADS, prepare};
-use crate::cuda::tiles::{SIDE, TEAMS, eights, registers, streamed};
-use crate::cuda::{Buffer, Kernel, Lane, Source, TensorMap, Tiles, function, params, types};
+use super::prepare::{Order, prepare};
+use super::products::{common, whole};
+use super::{CHUNK, FEW, Params, THREADS};
+use crate::cuda::{Kernel, Lane, Source, TensorMap, Tiles, params};
 use crate::error::Result;
-use crate::op::Named;
+use crate::ops::products::cuda::{Route, Sizes, Teams};
 use crate::ops::products::ternary::problem::{Form, Product};
 
 const BOX: Source<Boxed> = Source::new(
@@ -17,6 +18,7 @@ const BOX: Source<Boxed> = Source::new(
         include_str!("../../../../cuda/include/tiles.cu"),
         include_str!("../../../../cuda/include/wgmma.cu"),
         include_str!("../../../../cuda/include/teams.cu"),
+        include_str!("../../epilogue.cu"),
         include_str!("../ends.cu"),
         include_str!("../box.cu")
     ),
@@ -33,91 +35,50 @@ params! {
     }
 }
 
-/// The constants that `box.cu` is compiled with: eights of rows of activations, teams of warps side by side and in
-/// turn, stages in shared memory.
-#[derive(Clone, Copy)]
-pub(super) struct Boxes {
-    eights: usize,
-    sides: usize,
-    deep: usize,
-    stages: usize,
-    tiles: Tiles,
-}
+/// Teams of warps, and the kernel that they are planned for.
+pub struct Boxes(Teams, Kernel<Boxed>);
 
 impl Boxes {
     /// For many rows of bytes, where the device has tensor maps and warpgroup multiplications, and sums 64 times as
     /// large fit into i32.
-    pub(super) fn of(problem: &Product, lane: &Lane) -> Result<Option<(Boxes, Kernel<Boxed>)>> {
-        let Product { rows, n, outs, .. } = *problem;
-        let fits = n * outs > 0 && outs.max(problem.bytes()) < 1 << 31 && n <= 1 << 18;
+    pub fn planned(problem: &Product, params: &Params, lane: &Lane) -> Result<Option<Boxes>> {
+        let Product { rows, n, outs: outputs, .. } = *problem;
+        let fits = n > 0 && outputs.max(problem.bytes()) < 1 << 31 && n <= 1 << 18 && whole(problem, params);
         if problem.form != Form::I8 || rows <= FEW || !fits || !Tiles::possible(lane) {
             return Ok(None);
         }
-        let all = [4, 2, 1].into_iter().flat_map(|sides| [8, 4, 2, 1].map(|split| (sides, split)));
+        let sizes = Sizes { rows, outputs, pieces: n.div_ceil(CHUNK) };
+        let all = [4, 2, 1].into_iter().flat_map(|sides| [8, 4, 2, 1].map(|split| [sides, split]));
         // Large tiles come first, as they read less of x.
-        let all = all.filter_map(|(sides, split)| Boxes::with(problem, sides, split, lane)).collect();
-        Tiles::fastest(all, |boxes| &boxes.tiles, |boxes| boxes.kernel(problem, lane), lane)
+        let all = all.filter_map(|how| Teams::planned(sizes, how, |chunks| chunks.min(8), bytes, lane));
+        let fastest = Teams::fastest(all, |teams| kernel(teams, problem, lane), lane)?;
+        Ok(fastest.map(|(teams, kernel)| Boxes(teams, kernel)))
     }
+}
 
-    /// Sets the number of stages, up to the number of chunks and what fits. It is a multiple of the teams that take
-    /// turns, so a stage always belongs to the same teams.
-    fn with(problem: &Product, sides: usize, split: usize, lane: &Lane) -> Option<Boxes> {
-        let eights = eights(problem.rows);
-        let (chunks, deep) = (chunks(problem, split), TEAMS / sides);
-        let columns = problem.outs.div_ceil(SIDE * sides);
-        let groups = problem.rows.div_ceil(8 * eights);
-        let boxes = |turn: usize| {
-            let stages = turn * deep;
-            let shared = shared(8 * eights, SIDE * sides, deep, stages);
-            let tiles = Tiles { columns, groups, split, turns: sides * chunks, shared };
-            Boxes { eights, sides, deep, stages, tiles }
-        };
-        let busy = |boxes: &Boxes| boxes.tiles.fit(lane) && boxes.stages >= chunks.min(2);
-        let shares = split <= problem.n.div_ceil(CHUNK);
-        (1..=chunks.min(8).div_ceil(deep)).rev().map(boxes).find(|boxes| shares && busy(boxes))
-    }
+/// Bytes of shared memory: of a stage, and of a partial sum for every two teams with two numbers per output.
+fn bytes(teams: &Teams) -> [usize; 2] {
+    let (rows, outputs) = (teams.rows(), teams.outputs());
+    [2 * outputs * (CHUNK / 8) + rows * CHUNK, teams.sums(teams.deep.div_ceil(2)) + outputs * 8]
+}
 
-    fn kernel(&self, problem: &Product, lane: &Lane) -> Result<Kernel<Boxed>> {
-        let Boxes { eights, sides, deep, stages, tiles: Tiles { split, .. } } = *self;
-        let options = format!(
-            "{} -DFORM={} -DNT={eights} -DSIDES={sides} -DDEEP={deep} -DSPLIT={split} -DSTAGES={stages} -DCHUNK={CHUNK} \
-             -DSIDE={SIDE} -DFN={} {} {}",
-            types(problem.dtype),
-            problem.form as usize,
-            function(problem.options.activation),
-            registers(THREADS),
-            streamed(2 * problem.outs * problem.bytes(), lane)
-        );
-        // SAFETY: the kernel waits before it accesses anything but weights. It writes no weights, and begins early only
-        // behind kernels that write none.
-        Ok(unsafe { lane.device().kernel(&BOX, &options)?.early() })
-    }
+fn kernel(teams: &Teams, problem: &Product, lane: &Lane) -> Result<Kernel<Boxed>> {
+    let teams = teams.options(2 * problem.outs * problem.bytes(), THREADS, lane);
+    let options = format!("{} -DCHUNK={CHUNK} {teams}", common(problem));
+    // SAFETY: the kernel waits before it accesses anything but weights. It writes no weights, and begins early only
+    // behind kernels that write none.
+    Ok(unsafe { lane.device().kernel(&BOX, &options)?.early() })
+}
 
-    pub(super) fn run(
-        &self,
-        problem: &Product,
-        kernel: &Kernel<Boxed>,
-        params: &mut Params,
-        outputs: &Named<&Buffer>,
-        lane: &Lane,
-    ) -> Result<()> {
-        prepare(problem, Order::Matrices(self.eights), params, outputs, lane)?;
-        let (all, part) = ([problem.outs, problem.bytes() / 2], [SIDE * self.sides, CHUNK / 16]);
+impl Route<Product, Params> for Boxes {
+    fn launch(&self, problem: &Product, params: &Params, lane: &Lane) -> Result<()> {
+        let Boxes(teams, kernel) = self;
+        let params = prepare(problem, Order::Matrices(teams.eights), params, lane)?;
+        let (all, part) = ([problem.outs, problem.bytes() / 2], [teams.outputs(), CHUNK / 16]);
         let map = |plane| lane.device().tensor_map(plane, all, part, true);
         let planes = [map(params.planes[0])?, map(params.planes[1])?];
-        let [columns, tiles] = self.tiles.numbers()?;
+        let [columns, tiles] = teams.tiles.numbers()?;
         // SAFETY: the op's checks prove that all sizes fit the buffers, and `prepare` has filled the scratch memory.
-        unsafe { self.tiles.launch(kernel, &Boxed { planes, of: *params, columns, tiles }, lane) }
+        unsafe { teams.tiles.launch(kernel, &Boxed { planes, of: params, columns, tiles }, lane) }
     }
-}
-
-/// Chunks of columns for each of `split` blocks.
-fn chunks(problem: &Product, split: usize) -> usize {
-    problem.n.div_ceil(CHUNK).div_ceil(split)
-}
-
-/// Bytes of shared memory: stages and their barriers, a partial sum for every two teams, and two numbers per output.
-fn shared(rows: usize, outputs: usize, deep: usize, stages: usize) -> usize {
-    let stage = 2 * outputs * (CHUNK / 8) + rows * CHUNK + 16;
-    stages * stage + deep.div_ceil(2) * rows * (outputs + 4) * 4 + outputs * 8
 }

@@ -1,0 +1,80 @@
+//! Quantizers and conversions back.
+
+use super::{even, types_and_format};
+use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
+use crate::error::Result;
+use crate::ops::products::blocks::format::{BLOCK, Format};
+use crate::ops::products::blocks::problem::Conversion;
+use crate::tensor::{DType, Described, Spec};
+
+const QUANTIZE: Source<Convert> = Source::new("blocks_quantize", include_str!("../convert.cu"));
+const DEQUANTIZE: Source<Convert> = Source::new("blocks_dequantize", include_str!("../convert.cu"));
+const F16: Source<Halves> = Source::new("f16_convert", include_str!("../f16.cu"));
+
+params! {
+    /// The parameters of `convert.cu`.
+    #[derive(Default)]
+    struct Convert {
+        x: u64 as "const STORAGE*",
+        q: u64 as "unsigned char*",
+        back: u64 as "float*",
+        first: u64 as "unsigned long long*", // the first value without a finite scale, or null
+        blocks: i64,
+    }
+}
+
+params! {
+    /// The parameters of `f16.cu`.
+    struct Halves {
+        x: u64 as "const float*",
+        bits: u64 as "unsigned short*",
+        back: u64 as "float*",
+        count: i64,
+    }
+}
+
+fn convert(lane: &Lane, source: &Source<Convert>, dtype: DType, format: Format, params: &Convert) -> Result<()> {
+    let quantize = u32::from(source.name == QUANTIZE.name);
+    let options = format!("{} -DQUANTIZE={quantize} -DLIMIT={:?}f", types_and_format(dtype, format), format.limit());
+    let kernel = lane.device().kernel(source, &options)?;
+    // SAFETY: the op's checks prove the number of blocks.
+    unsafe { launch_each(lane, &kernel, params.blocks as usize * BLOCK, params) }
+}
+
+/// Queues the quantizer. With checks, waits for their result.
+pub fn quantize(problem: &Conversion, x: &Buffer, q: &Buffer, lane: &Lane) -> Result<()> {
+    let count = problem.x.shape.elements();
+    let first = lane.temporary(Spec::new(DType::I64, &[1])?)?;
+    let mut params =
+        Convert { x: lane.address(x)?, q: even("q", q, lane)?, blocks: (count / BLOCK) as i64, ..Convert::default() };
+    if problem.unchecked {
+        return convert(lane, &QUANTIZE, problem.x.dtype, problem.format, &params);
+    }
+    lane.fill(&first, 0xff)?;
+    params.first = lane.address(&first)?;
+    convert(lane, &QUANTIZE, problem.x.dtype, problem.format, &params)?;
+    let at = lane.downloaded(&first)?.view().slice::<i64>()?[0];
+    if at < 0 {
+        return Ok(());
+    }
+    let value = x.reshape(&[count])?.rows(at as usize..at as usize + 1)?;
+    let value = lane.downloaded(&value)?.view().to_f64().iter().fold(0.0, |_, &v| v as f32);
+    Err(problem.format.refused(at as usize, value))
+}
+
+/// Queues the conversion back to floats.
+pub fn dequantize(format: Format, q: &Buffer, x: &Buffer, lane: &Lane) -> Result<()> {
+    let blocks = (x.spec().shape.elements() / BLOCK) as i64;
+    let params = Convert { q: even("q", q, lane)?, back: lane.address(x)?, blocks, ..Convert::default() };
+    convert(lane, &DEQUANTIZE, DType::F32, format, &params)
+}
+
+/// Queues the conversion to bits of half-precision numbers, and their values read back.
+pub fn to_f16(x: &Buffer, [bits, back]: [&Buffer; 2], lane: &Lane) -> Result<()> {
+    let count = x.spec().shape.elements();
+    let kernel = lane.device().kernel(&F16, &types(DType::F32))?;
+    let params =
+        Halves { x: lane.address(x)?, bits: lane.address(bits)?, back: lane.address(back)?, count: count as i64 };
+    // SAFETY: the op's checks prove that the buffers have these sizes.
+    unsafe { launch_each(lane, &kernel, count, &params) }
+}
