@@ -30,6 +30,17 @@ pub fn route<'r, P, T>(plan: Option<impl Route<P, T> + 'r>) -> Result<Option<Box
     Ok(plan.map(|plan| Box::new(plan) as _))
 }
 
+/// The text of a kernel: files of `cuda/include`, then of this folder, by their names without the ending.
+macro_rules! text {
+    ([$($shared:literal),*], $($own:literal),*) => {
+        concat!(
+            $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/include/", $shared, ".cu")),)*
+            $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/ops/products/", $own, ".cu")),)*
+        )
+    };
+}
+pub(super) use text;
+
 /// The name of an enumeration's variant in CUDA sources.
 pub fn constant(variant: impl Debug) -> String {
     format!("{variant:?}").to_uppercase()

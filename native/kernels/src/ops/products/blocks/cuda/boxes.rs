@@ -7,22 +7,16 @@ use crate::cuda::{Kernel, Lane, Source, TensorMap, Tiles, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use crate::ops::products::blocks::problem::Problem;
-use crate::ops::products::cuda::{Route, Sizes, Teams};
+use crate::ops::products::cuda::{Route, Sizes, Teams, text};
 
 const BOX: Source<Boxed> = Source::new(
     "blocks_box",
-    concat!(
-        include_str!("../../../../cuda/include/activation.cu"),
-        include_str!("../../../../cuda/include/early.cu"),
-        include_str!("../../../../cuda/include/cluster.cu"),
-        include_str!("../../../../cuda/include/pipeline.cu"),
-        include_str!("../../../../cuda/include/tiles.cu"),
-        include_str!("../../../../cuda/include/wgmma.cu"),
-        include_str!("../../../../cuda/include/teams.cu"),
-        include_str!("../../epilogue.cu"),
-        include_str!("../ready.cu"),
-        include_str!("../order.cu"),
-        include_str!("../box.cu")
+    text!(
+        ["activation", "early", "cluster", "pipeline", "tiles", "wgmma", "teams"],
+        "epilogue",
+        "blocks/ready",
+        "blocks/order",
+        "blocks/box"
     ),
 );
 

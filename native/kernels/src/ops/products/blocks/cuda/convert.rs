@@ -5,11 +5,12 @@ use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use crate::ops::products::blocks::problem::Conversion;
+use crate::ops::products::cuda::text;
 use crate::tensor::{DType, Described, Spec};
 
-const QUANTIZE: Source<Convert> = Source::new("blocks_quantize", include_str!("../convert.cu"));
-const DEQUANTIZE: Source<Convert> = Source::new("blocks_dequantize", include_str!("../convert.cu"));
-const F16: Source<Halves> = Source::new("f16_convert", include_str!("../f16.cu"));
+const QUANTIZE: Source<Convert> = Source::new("blocks_quantize", text!([], "blocks/convert"));
+const DEQUANTIZE: Source<Convert> = Source::new("blocks_dequantize", text!([], "blocks/convert"));
+const F16: Source<Halves> = Source::new("f16_convert", text!([], "blocks/f16"));
 
 params! {
     /// The parameters of `convert.cu`.

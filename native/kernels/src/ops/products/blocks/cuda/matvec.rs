@@ -7,20 +7,11 @@ use crate::cuda::{Lane, Source, TensorMap, grid_size, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use crate::ops::products::blocks::problem::Problem;
-use crate::ops::products::cuda::Route;
+use crate::ops::products::cuda::{Route, text};
 
 const SOURCE: Source<Params> = Source::new(
     "blocks_matvec",
-    concat!(
-        include_str!("../../../../cuda/include/activation.cu"),
-        include_str!("../../../../cuda/include/early.cu"),
-        include_str!("../../../../cuda/include/cluster.cu"),
-        include_str!("../../../../cuda/include/pipeline.cu"),
-        include_str!("../../../../cuda/include/tiles.cu"),
-        include_str!("../../epilogue.cu"),
-        include_str!("../ready.cu"),
-        include_str!("../matvec.cu")
-    ),
+    text!(["activation", "early", "cluster", "pipeline", "tiles"], "epilogue", "blocks/ready", "blocks/matvec"),
 );
 
 /// Outputs of a warp.

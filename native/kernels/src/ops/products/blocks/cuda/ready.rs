@@ -5,16 +5,9 @@ use crate::cuda::{Lane, Source, grid_size, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use crate::ops::products::blocks::problem::Problem;
+use crate::ops::products::cuda::text;
 
-const ROWS: Source<Rows> = Source::new(
-    "blocks_rows",
-    concat!(
-        include_str!("../../../../cuda/include/early.cu"),
-        include_str!("../ready.cu"),
-        include_str!("../order.cu"),
-        include_str!("../rows.cu")
-    ),
-);
+const ROWS: Source<Rows> = Source::new("blocks_rows", text!(["early"], "blocks/ready", "blocks/order", "blocks/rows"));
 
 /// Blocks of a row that a block of threads prepares.
 const SHARE: usize = 64;

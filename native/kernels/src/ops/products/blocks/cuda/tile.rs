@@ -7,20 +7,16 @@ use crate::cuda::{Facts, Lane, Source, TensorMap, grid_size, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::BLOCK;
 use crate::ops::products::blocks::problem::Problem;
-use crate::ops::products::cuda::Route;
+use crate::ops::products::cuda::{Route, text};
 
 const TILE: Source<Tiled> = Source::new(
     "blocks_tile",
-    concat!(
-        include_str!("../../../../cuda/include/activation.cu"),
-        include_str!("../../../../cuda/include/early.cu"),
-        include_str!("../../../../cuda/include/cluster.cu"),
-        include_str!("../../../../cuda/include/pipeline.cu"),
-        include_str!("../../../../cuda/include/tiles.cu"),
-        include_str!("../../epilogue.cu"),
-        include_str!("../ready.cu"),
-        include_str!("../order.cu"),
-        include_str!("../tile.cu")
+    text!(
+        ["activation", "early", "cluster", "pipeline", "tiles"],
+        "epilogue",
+        "blocks/ready",
+        "blocks/order",
+        "blocks/tile"
     ),
 );
 

@@ -6,19 +6,11 @@ use crate::cuda::{Facts, Lane, Source, grid_size, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::BLOCK;
 use crate::ops::products::blocks::problem::Problem;
-use crate::ops::products::cuda::Route;
+use crate::ops::products::cuda::{Route, text};
 
 const WALK: Source<Walked> = Source::new(
     "blocks_walk",
-    concat!(
-        include_str!("../../../../cuda/include/activation.cu"),
-        include_str!("../../../../cuda/include/early.cu"),
-        include_str!("../../../../cuda/include/copies.cu"),
-        include_str!("../../epilogue.cu"),
-        include_str!("../ready.cu"),
-        include_str!("../stage.cu"),
-        include_str!("../walk.cu")
-    ),
+    text!(["activation", "early", "copies"], "epilogue", "blocks/ready", "blocks/stage", "blocks/walk"),
 );
 
 /// Outputs of a warp.

@@ -5,22 +5,16 @@ use super::products::{common, whole};
 use super::{CHUNK, FEW, Params, THREADS};
 use crate::cuda::{Kernel, Lane, Source, TensorMap, Tiles, params};
 use crate::error::Result;
-use crate::ops::products::cuda::{Route, Sizes, Teams};
+use crate::ops::products::cuda::{Route, Sizes, Teams, text};
 use crate::ops::products::ternary::problem::{Form, Product};
 
 const BOX: Source<Boxed> = Source::new(
     "ternary_box",
-    concat!(
-        include_str!("../../../../cuda/include/activation.cu"),
-        include_str!("../../../../cuda/include/early.cu"),
-        include_str!("../../../../cuda/include/cluster.cu"),
-        include_str!("../../../../cuda/include/pipeline.cu"),
-        include_str!("../../../../cuda/include/tiles.cu"),
-        include_str!("../../../../cuda/include/wgmma.cu"),
-        include_str!("../../../../cuda/include/teams.cu"),
-        include_str!("../../epilogue.cu"),
-        include_str!("../ends.cu"),
-        include_str!("../box.cu")
+    text!(
+        ["activation", "early", "cluster", "pipeline", "tiles", "wgmma", "teams"],
+        "epilogue",
+        "ternary/ends",
+        "ternary/box"
     ),
 );
 

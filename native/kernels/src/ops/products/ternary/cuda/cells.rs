@@ -4,11 +4,11 @@ use super::Found;
 use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::Result;
 use crate::op::Named;
-use crate::ops::products::cuda::{constant, constants};
+use crate::ops::products::cuda::{constant, constants, text};
 use crate::ops::products::ternary::grid::{Conversion, Grid, Layout, OnSentinel};
 use crate::tensor::DType;
 
-const CELLS: Source<Cells> = Source::new("ternary_cells", include_str!("../cells.cu"));
+const CELLS: Source<Cells> = Source::new("ternary_cells", text!([], "ternary/cells"));
 
 params! {
     /// The parameters of `cells.cu`.

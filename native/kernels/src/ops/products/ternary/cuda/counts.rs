@@ -6,20 +6,12 @@ use super::{CHUNK, FEW, Params};
 use crate::cuda::tiles::eights;
 use crate::cuda::{Lane, Source, grid_size};
 use crate::error::Result;
-use crate::ops::products::cuda::Route;
+use crate::ops::products::cuda::{Route, text};
 use crate::ops::products::ternary::problem::{Form, Product};
 
 const COUNTS: Source<Params> = Source::new(
     "ternary_counts",
-    concat!(
-        include_str!("../../../../cuda/include/activation.cu"),
-        include_str!("../../../../cuda/include/early.cu"),
-        include_str!("../../../../cuda/include/copies.cu"),
-        include_str!("../../epilogue.cu"),
-        include_str!("../ends.cu"),
-        include_str!("../bytes.cu"),
-        include_str!("../counts.cu")
-    ),
+    text!(["activation", "early", "copies"], "epilogue", "ternary/ends", "ternary/bytes", "ternary/counts"),
 );
 
 /// Warps of a block.

@@ -4,18 +4,12 @@ use super::rules::{BITS, MOST_PARTS, WIDE, cut, kernel};
 use super::{CHUNK, Params, Rules, THREADS};
 use crate::cuda::{Lane, Source, Together, grid_size};
 use crate::error::Result;
+use crate::ops::products::cuda::text;
 use crate::ops::products::ternary::problem::{Form, Product, plane_bytes};
 
 const PARTS: Source<Rules> = Source::new(
     "ternary_parts",
-    concat!(
-        include_str!("../../../../cuda/include/early.cu"),
-        include_str!("../../../../cuda/include/cluster.cu"),
-        include_str!("../../../../cuda/include/pipeline.cu"),
-        include_str!("../bytes.cu"),
-        include_str!("../rules.cu"),
-        include_str!("../parts.cu")
-    ),
+    text!(["early", "cluster", "pipeline"], "ternary/bytes", "ternary/rules", "ternary/parts"),
 );
 
 /// The order of activation bytes that products expect, as in `rules.cu` and `parts.cu`.

@@ -4,15 +4,11 @@ use super::{Found, Rules, THREADS, at};
 use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, launch_each, types};
 use crate::error::Result;
 use crate::op::Named;
-use crate::ops::products::cuda::constants;
+use crate::ops::products::cuda::{constants, text};
 use crate::ops::products::ternary::problem::{Activations, LEAST_SCALE, Quantization, Rule, TWN, plane_bytes};
 use crate::tensor::{DType, Described};
 
-const TEXT: &str = concat!(
-    include_str!("../../../../cuda/include/early.cu"),
-    include_str!("../bytes.cu"),
-    include_str!("../rules.cu")
-);
+const TEXT: &str = text!(["early"], "ternary/bytes", "ternary/rules");
 const SIZES: Source<Rules> = Source::new("ternary_sizes", TEXT);
 const THRESHOLD: Source<Rules> = Source::new("ternary_threshold", TEXT);
 const CUT: Source<Rules> = Source::new("ternary_cut", TEXT);

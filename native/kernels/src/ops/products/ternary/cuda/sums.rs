@@ -4,10 +4,11 @@ use super::{Found, THREADS, at};
 use crate::cuda::{Buffer, Lane, Source, grid_size, launch_each, params, types};
 use crate::error::Result;
 use crate::op::Named;
+use crate::ops::products::cuda::text;
 use crate::ops::products::ternary::problem::{Pairs, Proof, Rows, Weights, plane_bytes};
 use crate::tensor::DType;
 
-const SUMS: &str = include_str!("../sums.cu");
+const SUMS: &str = text!([], "ternary/sums");
 const DOT: Source<Sums> = Source::new("ternary_dot", SUMS);
 const COLUMNS: Source<Sums> = Source::new("ternary_columns", SUMS);
 const PROOF: Source<Sums> = Source::new("ternary_proof", SUMS);

@@ -6,20 +6,12 @@ use super::{CHUNK, FEW, Params};
 use crate::cuda::tiles::eights;
 use crate::cuda::{Kernel, Lane, Source, Together, grid_size};
 use crate::error::Result;
-use crate::ops::products::cuda::Route;
+use crate::ops::products::cuda::{Route, text};
 use crate::ops::products::ternary::problem::{Form, Product};
 
 const TILE: Source<Params> = Source::new(
     "ternary_tile",
-    concat!(
-        include_str!("../../../../cuda/include/activation.cu"),
-        include_str!("../../../../cuda/include/early.cu"),
-        include_str!("../../../../cuda/include/copies.cu"),
-        include_str!("../../../../cuda/include/cluster.cu"),
-        include_str!("../../epilogue.cu"),
-        include_str!("../ends.cu"),
-        include_str!("../tile.cu")
-    ),
+    text!(["activation", "early", "copies", "cluster"], "epilogue", "ternary/ends", "ternary/tile"),
 );
 
 /// Warps of a block.

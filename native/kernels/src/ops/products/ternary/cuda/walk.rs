@@ -5,19 +5,11 @@ use super::prepare::{Order, prepare};
 use super::products::{aligned, common};
 use crate::cuda::{Lane, Source, grid_size};
 use crate::error::Result;
-use crate::ops::products::cuda::Route;
+use crate::ops::products::cuda::{Route, text};
 use crate::ops::products::ternary::problem::{Form, Product, plane_bytes};
 
-const PRODUCT: Source<Params> = Source::new(
-    "ternary_product",
-    concat!(
-        include_str!("../../../../cuda/include/activation.cu"),
-        include_str!("../../../../cuda/include/early.cu"),
-        include_str!("../../epilogue.cu"),
-        include_str!("../ends.cu"),
-        include_str!("../products.cu")
-    ),
-);
+const PRODUCT: Source<Params> =
+    Source::new("ternary_product", text!(["activation", "early"], "epilogue", "ternary/ends", "ternary/products"));
 
 /// Warps of a block.
 const WARPS: usize = 8;
