@@ -255,22 +255,51 @@ defmodule Sidewinder.Kernel do
     end)
   end
 
-  @own for op <- Ops.all(),
-           into: %{},
-           do: {String.to_atom(op.name), Enum.map(op.options, &String.to_atom(&1.name))}
+  @called Map.new(Ops.all(), &{String.to_atom(&1.name), Ops.called(&1)})
+  defp called(op), do: Map.fetch!(@called, op)
 
   @doc false
-  # Runs `op` on the inputs `given` and on options, as `sort_options!/4` sorts them. `names` are by default all options
-  # that the op declares.
-  def call(op, given, options, tensors \\ [], names \\ nil) do
-    {inputs, own, where} = sort_options!(op, options, tensors, names || Map.fetch!(@own, op))
-    run(op, given ++ inputs, own, where)
+  # The inputs of a call of `op`, its options, and where to run. The function has arguments for the inputs `given`, of which
+  # a name alone is one that it does without, and for the options `set`. What else the op declares, and `more`, are its
+  # caller's `options`.
+  def sort_call!(op, given, options, set \\ %{}, more \\ []) do
+    called = called(op)
+    names = more ++ Enum.reject(called.options, &is_map_key(set, &1))
+    taken = for input <- given, do: with({name, _tensor} <- input, do: name)
+    optional = for {name, option} <- called.optional, name not in taken, do: option
+    {inputs, own, where} = sort_options!(op, options, optional, names)
+    {Enum.reject(given, &is_binary/1) ++ inputs, Map.merge(own, set), where}
   end
 
   @doc false
-  # What a gradient op gives, as `call/5` runs it.
-  def gradients(op, given, options, tensors \\ [], names \\ nil),
-    do: atoms(call(op, given, options, tensors, names))
+  # Runs `op` as `sort_call!/5` sorts its arguments.
+  def call(op, given, options, set \\ %{}) do
+    {inputs, own, where} = sort_call!(op, given, options, set)
+    run(op, inputs, own, where)
+  end
+
+  @doc false
+  # Runs an op that gives all its outputs, and says whether the caller's option `flag` asks for them.
+  def call_asked(op, given, options, flag) do
+    {inputs, own, where} = sort_call!(op, given, options, %{}, [flag])
+    {asked?, own} = Map.pop(own, flag, false)
+    {asked?, run(op, inputs, own, where)}
+  end
+
+  @doc false
+  # What an op gives, in the order of its declaration: its only output, or a tuple.
+  def outputs(op, given, options, set \\ %{}) do
+    outputs = call(op, given, options, set)
+
+    case for(name <- called(op).outputs, t = outputs[name], do: t) do
+      [output] -> output
+      several -> List.to_tuple(several)
+    end
+  end
+
+  @doc false
+  # What a gradient op gives.
+  def gradients(op, given, options, set \\ %{}), do: atoms(call(op, given, options, set))
 
   @doc false
   # Outputs by atoms: there are few names.
@@ -297,6 +326,11 @@ defmodule Sidewinder.Kernel do
             got: Error.show(other)
           )
   end
+
+  @doc false
+  # The inputs of a layer: those `given`, and its weights, none of which is an option.
+  def with_weights(op, given, weights),
+    do: given ++ called(op).weights ++ weights!(op, weights)
 
   defp unknown(op, key, tensors, names) do
     tensors = for tensor <- tensors, do: with({key, _name} <- tensor, do: key)

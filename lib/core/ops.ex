@@ -87,6 +87,44 @@ defmodule Sidewinder.Ops do
         do: {name, if(name in floats, do: Tensor.cast(tensor, :f64), else: tensor)}
   end
 
+  # Names of inputs that would say too little as names of options.
+  @keys %{"b" => :bias, "w_mix" => :wm, "b_mix" => :bm}
+
+  @doc "An optional input as an option: its name in lower case, and its own name too where the two differ."
+  @spec optional(slot) :: atom | {atom, String.t()}
+  def optional(%{name: name}) do
+    key = @keys[name] || name |> String.downcase() |> String.to_atom()
+    if Atom.to_string(key) == name, do: key, else: {key, name}
+  end
+
+  @doc "Whether an input is a weight: it has no batch and no other first axes."
+  @spec weight?(slot) :: boolean
+  def weight?(%{shape: shape}), do: not String.starts_with?(shape, ["(B", "(..."])
+
+  @doc "What an op has for those that call it by its name: names of options, also of optional inputs, weights and outputs."
+  @spec called(op) :: %{
+          optional: [{String.t(), atom | {atom, String.t()}}],
+          options: [atom],
+          weights: [String.t()],
+          outputs: [String.t()]
+        }
+  def called(op) do
+    %{
+      optional: for(%{optional: true} = slot <- op.inputs, do: {slot.name, optional(slot)}),
+      options: for(option <- options(op), do: String.to_atom(option.name)),
+      weights: for(slot <- op.inputs, weight?(slot), do: slot.name),
+      outputs: for(output <- op.outputs, do: output.name)
+    }
+  end
+
+  # A gradient has no options that ask for outputs of its op.
+  defp options(%{backward_of: nil, options: options}), do: options
+
+  defp options(%{backward_of: name, options: options}) do
+    asked = for %{when: {:asked, flag}} <- find!(all(), name).outputs, do: Atom.to_string(flag)
+    Enum.reject(options, &(&1.name in asked))
+  end
+
   @doc "Whether an input's type follows from the storage type, so that it has a gradient."
   @spec float?(slot) :: boolean
   def float?(%{precision: precision}), do: precision in ["storage", "wide"]

@@ -16,8 +16,6 @@ defmodule Sidewinder.Kernel.Attention do
 
   alias Sidewinder.{Kernel, KVCache, Tensor}
 
-  @tensors [:mask, :bias]
-
   @doc """
   Softmax attention (Vaswani et al. 2017), in tiles, without the matrix of all scores:
 
@@ -56,13 +54,8 @@ defmodule Sidewinder.Kernel.Attention do
   @spec attention(Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
           Tensor.t() | {Tensor.t(), Tensor.t()}
   def attention(q, k, v, options \\ []) do
-    names = [:return_lse, :scale, :causal, :q_offset, :layout]
-    {inputs, own, where} = Kernel.sort_options!(:attention, options, @tensors, names)
-    {lse?, own} = Map.pop(own, :return_lse, false)
-
-    %{"y" => y, "lse" => lse} =
-      Kernel.run(:attention, [{"q", q}, {"k", k}, {"v", v} | inputs], own, where)
-
+    given = [{"q", q}, {"k", k}, {"v", v}]
+    {lse?, %{"y" => y, "lse" => lse}} = Kernel.call_asked(:attention, given, options, :return_lse)
     if lse?, do: {y, lse}, else: y
   end
 
@@ -96,8 +89,12 @@ defmodule Sidewinder.Kernel.Attention do
         ) :: %{atom => Tensor.t()}
   def attention_backward(q, k, v, y, lse, dy, options \\ []) do
     given = [{"q", q}, {"k", k}, {"v", v}, {"y", y}, {"lse", lse}, {"dy", dy}]
-    Kernel.gradients(:attention_backward, given, options, [:dlse | @tensors])
+    Kernel.gradients(:attention_backward, given, options)
   end
+
+  # Only a cache gives these.
+  @held ["keys", "values"]
+  @cached %{cached: 0}
 
   @doc """
   Attention of new tokens over those of a cache and themselves; their keys and values are appended to the cache.
@@ -128,10 +125,9 @@ defmodule Sidewinder.Kernel.Attention do
   @spec decode(Tensor.t(), Tensor.t(), Tensor.t(), KVCache.t(), keyword) ::
           {Tensor.t(), KVCache.t()}
   def decode(q, k, v, cache, options \\ []) do
-    names = [:scale, :causal, :layout]
-    {inputs, own, where} = Kernel.sort_options!(:decode, options, @tensors, names)
+    given = [{"q", q}, {"k", k}, {"v", v} | @held]
+    {inputs, own, where} = Kernel.sort_call!(:decode, given, options, @cached)
     axis = if to_string(own[:layout]) == "heads_last", do: 1, else: 2
-    inputs = [{"q", q}, {"k", k}, {"v", v} | inputs]
 
     KVCache.extend(cache, size(q, 4, axis), fn held, cached ->
       Kernel.run(:decode, inputs ++ held, Map.merge(own, cached), where)["y"]
@@ -214,8 +210,6 @@ defmodule Sidewinder.Kernel.Attention do
   def sinusoidal_positions_backward(x, dy, options \\ []),
     do: Kernel.gradients(:sinusoidal_positions_backward, [{"x", x}, {"dy", dy}], options)
 
-  @mha [:heads, :causal, :rope_theta, :pairing]
-
   @doc """
   Multi-head self-attention with its projections (Vaswani et al. 2017, section 3.2.2).
 
@@ -242,12 +236,12 @@ defmodule Sidewinder.Kernel.Attention do
       #Sidewinder.Tensor<f32 (1, 2, 1) [2.0, 4.0]>
   """
   @spec mha(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t() | {Tensor.t(), KVCache.t()}
-  def mha(x, weights, options \\ []), do: layer(:mha, x, weights, options, @mha)
+  def mha(x, weights, options \\ []), do: layer(:mha, x, weights, options)
 
   @doc "The gradient of `mha/3`, with its options: a map of `:dx`, `:dwqkv`, `:dwo` and maybe `:dbo`."
   @spec mha_backward(Tensor.t(), Kernel.weights(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def mha_backward(x, weights, dy, options \\ []),
-    do: layer_backward(:mha_backward, x, weights, dy, options, @mha)
+    do: layer_backward(:mha_backward, x, weights, dy, options)
 
   @doc """
   A block of a transformer with the norms in front (Xiong et al. 2020):
@@ -264,7 +258,7 @@ defmodule Sidewinder.Kernel.Attention do
   @spec transformer_block(Tensor.t(), Kernel.weights(), keyword) ::
           Tensor.t() | {Tensor.t(), KVCache.t()}
   def transformer_block(x, weights, options \\ []),
-    do: layer(:transformer_block, x, weights, options, [:eps | @mha])
+    do: layer(:transformer_block, x, weights, options)
 
   @doc """
   The gradient of `transformer_block/3`, with its options: a map of `:dx` and the gradients of all weights.
@@ -273,18 +267,18 @@ defmodule Sidewinder.Kernel.Attention do
           atom => Tensor.t()
         }
   def transformer_block_backward(x, weights, dy, options \\ []),
-    do: layer_backward(:transformer_block_backward, x, weights, dy, options, [:eps | @mha])
+    do: layer_backward(:transformer_block_backward, x, weights, dy, options)
 
-  defp layer(op, x, weights, options, names) do
-    {given, own, where} = Kernel.sort_options!(op, options, [:mask], [:cache | names])
+  defp layer(op, x, weights, options) do
+    given = Kernel.with_weights(op, [{"x", x} | @held], weights)
+    {inputs, own, where} = Kernel.sort_call!(op, given, options, @cached, [:cache])
     {cache, own} = Map.pop(own, :cache)
-    inputs = [{"x", x} | Kernel.weights!(op, weights)] ++ given
     run = &Kernel.run(op, inputs ++ &1, Map.merge(own, &2), where)["y"]
     if cache, do: KVCache.extend(cache, size(x, 3, 1), run), else: run.([], %{})
   end
 
-  defp layer_backward(op, x, weights, dy, options, names) do
-    given = [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)]
-    Kernel.gradients(op, given, options, [:mask], names)
+  defp layer_backward(op, x, weights, dy, options) do
+    given = Kernel.with_weights(op, [{"x", x}, {"dy", dy}], weights)
+    Kernel.gradients(op, given, options, @cached)
   end
 end

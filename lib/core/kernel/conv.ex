@@ -41,12 +41,8 @@ defmodule Sidewinder.Kernel.Conv do
        Sidewinder.Tensor.from_list([3], :f32, {1, 1, 1})}
   """
   @spec causal_conv1d(Tensor.t(), Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
-  def causal_conv1d(x, w, options \\ []) do
-    case Kernel.call(:causal_conv1d, [{"x", x}, {"w", w}], options, [:bias, :initial_state]) do
-      %{"y" => y, "last_state" => last_state} -> {y, last_state}
-      %{"y" => y} -> y
-    end
-  end
+  def causal_conv1d(x, w, options \\ []),
+    do: Kernel.outputs(:causal_conv1d, [{"x", x}, {"w", w}], options)
 
   @doc """
   The gradient of `causal_conv1d/3`.
@@ -72,9 +68,8 @@ defmodule Sidewinder.Kernel.Conv do
           atom => Tensor.t()
         }
   def causal_conv1d_backward(x, w, dy, options \\ []) do
-    tensors = [:bias, :initial_state, :dlast_state]
     given = [{"x", x}, {"w", w}, {"dy", dy}]
-    Kernel.gradients(:causal_conv1d_backward, given, options, tensors, [:activation])
+    Kernel.gradients(:causal_conv1d_backward, given, options)
   end
 
   @doc """
@@ -100,7 +95,6 @@ defmodule Sidewinder.Kernel.Conv do
           {Tensor.t(), Tensor.t()}
   def causal_conv1d_update(state, x, w, options \\ []) do
     given = [{"x", x}, {"initial_state", state}, {"w", w}]
-    outputs = Kernel.call(:causal_conv1d_update, given, options, [:bias])
-    {outputs["y"], outputs["last_state"]}
+    Kernel.outputs(:causal_conv1d_update, given, options)
   end
 end

@@ -31,9 +31,6 @@ defmodule Sidewinder.Kernel.Mamba do
 
   alias Sidewinder.{Kernel, Tensor}
 
-  @states [:conv_state, :ssm_state]
-  @sizes [:expand, :d_state, :dt_rank, :d_conv]
-
   @typedoc "Weights by name."
   @type weights :: Kernel.weights()
 
@@ -73,14 +70,10 @@ defmodule Sidewinder.Kernel.Mamba do
           Tensor.t() | {Tensor.t(), %{conv_state: Tensor.t(), ssm_state: Tensor.t()}}
   def mamba_block(x, weights, options \\ []) do
     op = :mamba_block
-    given = [{"x", x} | Kernel.weights!(op, weights)]
 
-    case Kernel.call(op, given, options, @states, [:return_state | @sizes]) do
-      %{"y" => y, "conv_state" => conv_state, "ssm_state" => ssm_state} ->
-        {y, %{conv_state: conv_state, ssm_state: ssm_state}}
-
-      %{"y" => y} ->
-        y
+    case Kernel.outputs(op, Kernel.with_weights(op, [{"x", x}], weights), options) do
+      {y, conv_state, ssm_state} -> {y, %{conv_state: conv_state, ssm_state: ssm_state}}
+      y -> y
     end
   end
 
@@ -99,8 +92,7 @@ defmodule Sidewinder.Kernel.Mamba do
   @spec mamba_block_backward(Tensor.t(), weights, Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def mamba_block_backward(x, weights, dy, options \\ []) do
     op = :mamba_block_backward
-    tensors = @states ++ [:dconv_state, :dssm_state]
-    given = [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)]
-    Kernel.gradients(op, given, options, tensors, @sizes)
+    given = Kernel.with_weights(op, [{"x", x}, {"dy", dy}], weights)
+    Kernel.gradients(op, given, options)
   end
 end

@@ -22,11 +22,9 @@ defmodule Sidewinder.Kernel.MMRec do
   `Sidewinder.Kernel.Scan` tells.
   """
 
-  alias Sidewinder.{Kernel, Options, Tensor}
+  alias Sidewinder.{Kernel, Ops, Options, Tensor}
 
   ## Cumulative products, sums and log-sums
-
-  @exp_product [:eps, :log_min, :reverse]
 
   @doc """
   The cumulative product of decays by the sum of their logarithms, which stays exact where the product underflows to 0.
@@ -52,12 +50,8 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec exp_product_scan(Tensor.t(), keyword) ::
           {Tensor.t(), Tensor.t()} | {Tensor.t(), Tensor.t(), Tensor.t()}
-  def exp_product_scan(gamma, options \\ []) do
-    case cumulative(:exp_product_scan, {"gamma", gamma}, options, @exp_product) do
-      %{"y" => y, "log_y" => log_y, "last_state" => last_state} -> {y, log_y, last_state}
-      %{"y" => y, "log_y" => log_y} -> {y, log_y}
-    end
-  end
+  def exp_product_scan(gamma, options \\ []),
+    do: Kernel.outputs(:exp_product_scan, [{"gamma", gamma}], options)
 
   @doc """
   The cumulative product of any numbers; after an exact 0 it is 0.
@@ -77,9 +71,8 @@ defmodule Sidewinder.Kernel.MMRec do
       #Sidewinder.Tensor<f32 (1, 1, 4, 1) [0.5, -1.0, 3.0, 0.0]>
   """
   @spec cumprod_scan(Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
-  def cumprod_scan(gamma, options \\ []) do
-    one(cumulative(:cumprod_scan, {"gamma", gamma}, options, [:reverse]))
-  end
+  def cumprod_scan(gamma, options \\ []),
+    do: Kernel.outputs(:cumprod_scan, [{"gamma", gamma}], options)
 
   @doc """
   The logarithm of the cumulative sum of exponentials, which neither overflows nor loses small numbers.
@@ -94,9 +87,7 @@ defmodule Sidewinder.Kernel.MMRec do
       [0.0, 0.6931, 100.0, 100.6931]
   """
   @spec logcumsumexp(Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
-  def logcumsumexp(x, options \\ []) do
-    one(cumulative(:logcumsumexp, {"x", x}, options, [:reverse]))
-  end
+  def logcumsumexp(x, options \\ []), do: Kernel.outputs(:logcumsumexp, [{"x", x}], options)
 
   @doc """
   The cumulative sum, such as that of logarithms; compensated, so that a long one is about as exact as a short one.
@@ -111,7 +102,7 @@ defmodule Sidewinder.Kernel.MMRec do
       #Sidewinder.Tensor<f32 (1, 1, 3, 1) [1.0, 3.0, 6.0]>
   """
   @spec cumsum(Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
-  def cumsum(x, options \\ []), do: one(cumulative(:cumsum, {"x", x}, options, []))
+  def cumsum(x, options \\ []), do: Kernel.outputs(:cumsum, [{"x", x}], options)
 
   @doc """
   The cumulative sum from the end: `cumsum/2` with time reversed. The initial state comes from the right, and the last
@@ -123,14 +114,7 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec reverse_cumsum(Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
   def reverse_cumsum(x, options \\ []),
-    do: one(cumulative(:reverse_cumsum, {"x", x}, options, []))
-
-  defp cumulative(op, sequence, options, names) do
-    Kernel.call(op, [sequence], options, [:initial_state], [:return_state | names])
-  end
-
-  defp one(%{"y" => y, "last_state" => last_state}), do: {y, last_state}
-  defp one(%{"y" => y}), do: y
+    do: Kernel.outputs(:reverse_cumsum, [{"x", x}], options)
 
   @doc """
   The gradient of `exp_product_scan/2`.
@@ -156,9 +140,8 @@ defmodule Sidewinder.Kernel.MMRec do
           atom => Tensor.t()
         }
   def exp_product_scan_backward(gamma, y, dy, options \\ []) do
-    tensors = [:initial_state, :dlog_y, :dlast_state]
     given = [{"gamma", gamma}, {"y", y}, {"dy", dy}]
-    Kernel.gradients(:exp_product_scan_backward, given, options, tensors, @exp_product)
+    Kernel.gradients(:exp_product_scan_backward, given, options)
   end
 
   @doc """
@@ -183,9 +166,8 @@ defmodule Sidewinder.Kernel.MMRec do
           atom => Tensor.t()
         }
   def cumprod_scan_backward(gamma, y, dy, options \\ []) do
-    tensors = [:initial_state, :dlast_state]
     given = [{"gamma", gamma}, {"y", y}, {"dy", dy}]
-    Kernel.gradients(:cumprod_scan_backward, given, options, tensors, [:reverse])
+    Kernel.gradients(:cumprod_scan_backward, given, options)
   end
 
   @doc """
@@ -202,7 +184,7 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec logcumsumexp_backward(Tensor.t(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def logcumsumexp_backward(x, dy, options \\ []),
-    do: sum_backward(:logcumsumexp_backward, x, dy, options, [:reverse])
+    do: Kernel.gradients(:logcumsumexp_backward, [{"x", x}, {"dy", dy}], options)
 
   @doc """
   The gradient of `cumsum/2`, of `x` as it was given and the cotangent `dy` of `y`. Options and what it returns are those
@@ -214,7 +196,7 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec cumsum_backward(Tensor.t(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def cumsum_backward(x, dy, options \\ []),
-    do: sum_backward(:cumsum_backward, x, dy, options, [])
+    do: Kernel.gradients(:cumsum_backward, [{"x", x}, {"dy", dy}], options)
 
   @doc """
   The gradient of `reverse_cumsum/2`, as `cumsum_backward/3` is that of `cumsum/2`.
@@ -225,12 +207,7 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec reverse_cumsum_backward(Tensor.t(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def reverse_cumsum_backward(x, dy, options \\ []),
-    do: sum_backward(:reverse_cumsum_backward, x, dy, options, [])
-
-  defp sum_backward(op, x, dy, options, names) do
-    tensors = [:initial_state, :dlast_state]
-    Kernel.gradients(op, [{"x", x}, {"dy", dy}], options, tensors, names)
-  end
+    do: Kernel.gradients(:reverse_cumsum_backward, [{"x", x}, {"dy", dy}], options)
 
   ## Memory decay integration
 
@@ -245,7 +222,7 @@ defmodule Sidewinder.Kernel.MMRec do
   @spec mdi_update(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def mdi_update(z, h_old, gate, gamma, options \\ []) do
     given = [{"z", z}, {"h_old", h_old}, {"gate", gate}, {"gamma", gamma}]
-    Kernel.call(:mdi_update, given, options)["h"]
+    Kernel.outputs(:mdi_update, given, options)
   end
 
   @doc """
@@ -285,7 +262,7 @@ defmodule Sidewinder.Kernel.MMRec do
   @spec mdi_gamma(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t()
   def mdi_gamma(z, weights, options \\ []) do
     op = :mdi_gamma
-    Kernel.call(op, [{"z", z} | Kernel.weights!(op, weights)], options, [:context])["gamma"]
+    Kernel.outputs(op, Kernel.with_weights(op, [{"z", z}], weights), options)
   end
 
   @doc """
@@ -296,8 +273,8 @@ defmodule Sidewinder.Kernel.MMRec do
         }
   def mdi_gamma_backward(z, weights, dgamma, options \\ []) do
     op = :mdi_gamma_backward
-    given = [{"z", z}, {"dgamma", dgamma} | Kernel.weights!(op, weights)]
-    Kernel.gradients(op, given, options, [:context])
+    given = Kernel.with_weights(op, [{"z", z}, {"dgamma", dgamma}], weights)
+    Kernel.gradients(op, given, options)
   end
 
   @doc """
@@ -320,8 +297,8 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec mdi(Tensor.t(), Tensor.t(), Kernel.weights(), keyword) :: %{atom => Tensor.t()}
   def mdi(z, h_prev, weights, options \\ []) do
-    given = [{"z", z}, {"h_prev", h_prev} | Kernel.weights!(:mdi, weights)]
-    Kernel.atoms(Kernel.call(:mdi, given, options, [:context]))
+    given = Kernel.with_weights(:mdi, [{"z", z}, {"h_prev", h_prev}], weights)
+    Kernel.atoms(Kernel.call(:mdi, given, options))
   end
 
   @doc """
@@ -333,13 +310,11 @@ defmodule Sidewinder.Kernel.MMRec do
         }
   def mdi_backward(z, h_prev, weights, dh_new, options \\ []) do
     op = :mdi_backward
-    given = [{"z", z}, {"h_prev", h_prev}, {"dh_new", dh_new} | Kernel.weights!(op, weights)]
-    Kernel.gradients(op, given, options, [:context, :dgamma, :dgate])
+    given = [{"z", z}, {"h_prev", h_prev}, {"dh_new", dh_new}]
+    Kernel.gradients(op, Kernel.with_weights(op, given, weights), options)
   end
 
   ## The recurrence
-
-  @recurrence [{:wm, "w_mix"}, {:bm, "b_mix"}, :initial_state]
 
   @doc """
   The gated recurrence of the MM-Rec block. For each batch and time, with the logistic function s and h of the time
@@ -376,8 +351,7 @@ defmodule Sidewinder.Kernel.MMRec do
           {Tensor.t(), Tensor.t()}
   def block_recurrence(z, gamma, w_gate, b_gate, options \\ []) do
     given = [{"z", z}, {"gamma", gamma}, {"w_gate", w_gate}, {"b_gate", b_gate}]
-    outputs = Kernel.call(:block_recurrence, given, options, @recurrence)
-    {outputs["h"], outputs["last_state"]}
+    Kernel.outputs(:block_recurrence, given, options)
   end
 
   @doc """
@@ -410,7 +384,7 @@ defmodule Sidewinder.Kernel.MMRec do
   def block_recurrence_backward(z, gamma, w_gate, b_gate, h, dh, options \\ []) do
     given = [{"z", z}, {"gamma", gamma}, {"w_gate", w_gate}, {"b_gate", b_gate}]
     given = given ++ [{"h", h}, {"dh", dh}]
-    Kernel.gradients(:block_recurrence_backward, given, options, @recurrence ++ [:dlast_state])
+    Kernel.gradients(:block_recurrence_backward, given, options)
   end
 
   ## Memory
@@ -441,6 +415,9 @@ defmodule Sidewinder.Kernel.MMRec do
     for level <- 1..div(map_size(levels), 2), do: {levels["k#{level}"], levels["v#{level}"]}
   end
 
+  # None of them is an option.
+  @cotangents Ops.find!(Ops.all(), :hds_construct).cotangents
+
   @doc """
   The gradient of `hds_construct/3`, with its options: a map of `:dk` and `:dv`.
 
@@ -459,7 +436,8 @@ defmodule Sidewinder.Kernel.MMRec do
         ) :: %{dk: Tensor.t(), dv: Tensor.t()}
   def hds_construct_backward(k, v, cotangents, options \\ []) do
     op = :hds_construct_backward
-    Kernel.gradients(op, [{"k", k}, {"v", v} | cotangents!(op, cotangents)], options)
+    given = @cotangents ++ [{"k", k}, {"v", v} | cotangents!(op, cotangents)]
+    Kernel.gradients(op, given, options)
   end
 
   defp cotangents!(op, cotangents) do
@@ -523,12 +501,9 @@ defmodule Sidewinder.Kernel.MMRec do
           Tensor.t() | {Tensor.t(), Tensor.t()}
   def multi_memory_attention(h, k_mem, v_mem, weights, options \\ []) do
     op = :multi_memory_attention
-    names = [:heads, :return_lse]
-    {q_in, own, where} = Kernel.sort_options!(op, options, [:q_in], names)
-    {return_lse, own} = Map.pop(own, :return_lse, false)
-    inputs = memory_inputs(op, h, k_mem, v_mem, weights) ++ q_in
-    %{"y" => y, "lse" => lse} = Kernel.run(op, inputs, own, where)
-    if return_lse, do: {y, lse}, else: y
+    given = Kernel.with_weights(op, [{"h", h}, {"k_mem", k_mem}, {"v_mem", v_mem}], weights)
+    {lse?, %{"y" => y, "lse" => lse}} = Kernel.call_asked(op, given, options, :return_lse)
+    if lse?, do: {y, lse}, else: y
   end
 
   @doc """
@@ -545,12 +520,9 @@ defmodule Sidewinder.Kernel.MMRec do
         ) :: %{atom => Tensor.t()}
   def multi_memory_attention_backward(h, k_mem, v_mem, weights, dy, options \\ []) do
     op = :multi_memory_attention_backward
-    given = memory_inputs(op, h, k_mem, v_mem, weights) ++ [{"dy", dy}]
-    Kernel.gradients(op, given, options, [:q_in, :dlse])
+    given = [{"h", h}, {"k_mem", k_mem}, {"v_mem", v_mem}, {"dy", dy}]
+    Kernel.gradients(op, Kernel.with_weights(op, given, weights), options)
   end
-
-  defp memory_inputs(op, h, k_mem, v_mem, weights),
-    do: [{"h", h}, {"k_mem", k_mem}, {"v_mem", v_mem} | Kernel.weights!(op, weights)]
 
   @doc """
   Rows into a bank: slot `start + i` gets row `i`.
@@ -569,7 +541,7 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec write_short(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def write_short(bank, rows, options \\ []),
-    do: Kernel.call(:write_short, [{"bank", bank}, {"rows", rows}], options)["bank"]
+    do: Kernel.outputs(:write_short, [{"bank", bank}, {"rows", rows}], options)
 
   @doc """
   A summary into a bank.
@@ -592,7 +564,7 @@ defmodule Sidewinder.Kernel.MMRec do
   """
   @spec write_long(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def write_long(bank, summary, options \\ []),
-    do: Kernel.call(:write_long, [{"bank", bank}, {"summary", summary}], options)["bank"]
+    do: Kernel.outputs(:write_long, [{"bank", bank}, {"summary", summary}], options)
 
   ## The block
 
@@ -616,12 +588,9 @@ defmodule Sidewinder.Kernel.MMRec do
         }
   def mmrec_block(x, {k_mem, v_mem}, weights, options \\ []) do
     op = :mmrec_block
-    given = [{"x", x}, {"k_mem", k_mem}, {"v_mem", v_mem} | Kernel.weights!(op, weights)]
-    Kernel.atoms(Kernel.call(op, given, options, [:initial_state]))
+    given = Kernel.with_weights(op, [{"x", x}, {"k_mem", k_mem}, {"v_mem", v_mem}], weights)
+    Kernel.atoms(Kernel.call(op, given, options))
   end
-
-  @cotangents [:dh, :dlast_state, :dgamma, :dcontext, :dsummary]
-  @kept [:h, :gamma, :context, :q, :k, :v, :z, :hidden]
 
   @doc """
   The gradient of `mmrec_block/4`, with its options, of the cotangent `dy`; those of its other results are the options
@@ -640,8 +609,7 @@ defmodule Sidewinder.Kernel.MMRec do
         ) :: %{atom => Tensor.t()}
   def mmrec_block_backward(x, {k_mem, v_mem}, weights, dy, options \\ []) do
     op = :mmrec_block_backward
-    tensors = [:initial_state | @kept ++ @cotangents]
     given = [{"x", x}, {"k_mem", k_mem}, {"v_mem", v_mem}, {"dy", dy}]
-    Kernel.gradients(op, given ++ Kernel.weights!(op, weights), options, tensors)
+    Kernel.gradients(op, Kernel.with_weights(op, given, weights), options)
   end
 end

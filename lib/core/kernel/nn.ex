@@ -68,8 +68,8 @@ defmodule Sidewinder.Kernel.NN do
   end
 
   defp activation(x, function, options) do
-    {[], %{}, where} = Kernel.sort_options!(:activations, options, [], [])
-    Kernel.run(:activations, [{"x", x}], %{fn: function}, where)["y"]
+    set = %{fn: function, return_derivative: false}
+    Kernel.outputs(:activations, [{"x", x}], options, set)
   end
 
   @doc """
@@ -82,9 +82,8 @@ defmodule Sidewinder.Kernel.NN do
   """
   @spec activation_backward(atom, Tensor.t(), Tensor.t(), keyword) :: %{dx: Tensor.t()}
   def activation_backward(function, x, dy, options \\ []) do
-    op = :activations_backward
-    {[], %{}, where} = Kernel.sort_options!(op, options, [], [])
-    Kernel.atoms(Kernel.run(op, [{"x", x}, {"dy", dy}], %{fn: function}, where))
+    given = [{"x", x}, {"dy", dy}]
+    Kernel.gradients(:activations_backward, given, options, %{fn: function})
   end
 
   ## Norms
@@ -107,7 +106,7 @@ defmodule Sidewinder.Kernel.NN do
   """
   @spec rms_norm(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def rms_norm(x, w, options \\ []),
-    do: Kernel.call(:rms_norm, [{"x", x}, {"w", w}], options)["y"]
+    do: Kernel.outputs(:rms_norm, [{"x", x}, {"w", w}], options)
 
   @doc """
   The gradient of `rms_norm/3`, with its options: a map of `:dx` and `:dw`.
@@ -140,7 +139,7 @@ defmodule Sidewinder.Kernel.NN do
   """
   @spec gated_rms_norm(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def gated_rms_norm(x, z, w, options \\ []),
-    do: Kernel.call(:gated_rms_norm, [{"x", x}, {"z", z}, {"w", w}], options)["y"]
+    do: Kernel.outputs(:gated_rms_norm, [{"x", x}, {"z", z}, {"w", w}], options)
 
   @doc """
   The gradient of `gated_rms_norm/4`, with its options: a map of `:dx`, `:dz` and `:dw`.
@@ -180,12 +179,9 @@ defmodule Sidewinder.Kernel.NN do
   @spec layer_norm(Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
           Tensor.t() | %{y: Tensor.t(), mean: Tensor.t(), rstd: Tensor.t()}
   def layer_norm(x, w, b, options \\ []) do
-    names = [:eps, :return_statistics]
-    {[], own, where} = Kernel.sort_options!(:layer_norm, options, [], names)
-    {all?, own} = Map.pop(own, :return_statistics, false)
-    results = Kernel.run(:layer_norm, [{"x", x}, {"w", w}, {"b", b}], own, where)
-    %{"y" => y, "mean" => mean, "rstd" => rstd} = results
-    if all?, do: %{y: y, mean: mean, rstd: rstd}, else: y
+    given = [{"x", x}, {"w", w}, {"b", b}]
+    {all?, outputs} = Kernel.call_asked(:layer_norm, given, options, :return_statistics)
+    if all?, do: Kernel.atoms(outputs), else: outputs["y"]
   end
 
   @doc "The gradient of `layer_norm/4`, with its `:eps`: a map of `:dx`, `:dw` and `:db`."
@@ -210,7 +206,7 @@ defmodule Sidewinder.Kernel.NN do
   """
   @spec layer_norm_gelu(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def layer_norm_gelu(x, w, b, options \\ []),
-    do: Kernel.call(:layer_norm_gelu, [{"x", x}, {"w", w}, {"b", b}], options)["y"]
+    do: Kernel.outputs(:layer_norm_gelu, [{"x", x}, {"w", w}, {"b", b}], options)
 
   @doc "The gradient of `layer_norm_gelu/4`, with its options: a map of `:dx`, `:dw` and `:db`."
   @spec layer_norm_gelu_backward(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: %{
@@ -236,7 +232,7 @@ defmodule Sidewinder.Kernel.NN do
       #Sidewinder.Tensor<f32 (2, 2) [7.0, 10.0, 15.0, 22.0]>
   """
   @spec matmul(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
-  def matmul(a, b, options \\ []), do: Kernel.call(:matmul, [{"a", a}, {"b", b}], options)["c"]
+  def matmul(a, b, options \\ []), do: Kernel.outputs(:matmul, [{"a", a}, {"b", b}], options)
 
   @doc """
   The gradient of `matmul/3`: a map of `:da = dc b^T` and `:db = a^T dc`.
@@ -276,7 +272,7 @@ defmodule Sidewinder.Kernel.NN do
   """
   @spec linear(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def linear(x, w, options \\ []),
-    do: Kernel.call(:linear, [{"x", x}, {"w", w}], options, bias: "b")["y"]
+    do: Kernel.outputs(:linear, [{"x", x}, {"w", w}], options)
 
   @doc """
   The gradient of `linear/3`.
@@ -299,7 +295,7 @@ defmodule Sidewinder.Kernel.NN do
   @spec linear_backward(Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def linear_backward(x, w, dy, options \\ []) do
     given = [{"x", x}, {"w", w}, {"dy", dy}]
-    Kernel.gradients(:linear_backward, given, options, bias: "b")
+    Kernel.gradients(:linear_backward, given, options)
   end
 
   @doc """
@@ -319,7 +315,7 @@ defmodule Sidewinder.Kernel.NN do
   @spec swiglu_mlp(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t()
   def swiglu_mlp(x, weights, options \\ []) do
     op = :swiglu_mlp
-    Kernel.call(op, [{"x", x} | Kernel.weights!(op, weights)], options)["y"]
+    Kernel.outputs(op, Kernel.with_weights(op, [{"x", x}], weights), options)
   end
 
   @doc """
@@ -330,6 +326,7 @@ defmodule Sidewinder.Kernel.NN do
         }
   def swiglu_mlp_backward(x, weights, dy, options \\ []) do
     op = :swiglu_mlp_backward
-    Kernel.gradients(op, [{"x", x}, {"dy", dy} | Kernel.weights!(op, weights)], options)
+    given = Kernel.with_weights(op, [{"x", x}, {"dy", dy}], weights)
+    Kernel.gradients(op, given, options)
   end
 end

@@ -43,10 +43,8 @@ defmodule Sidewinder.Kernel.Quant do
       ** (Sidewinder.Error) quantize: x: expected shape (..., N) with N a multiple of 32, got (2). A block is 32 values of a row; pad rows with zeros
   """
   @spec quantize(Tensor.t(), format, keyword) :: Tensor.t()
-  def quantize(x, format, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:quantize, options, [], [:unchecked])
-    Kernel.run(:quantize, [{"x", x}], Map.put(own, :format, format), where)["q"]
-  end
+  def quantize(x, format, options \\ []),
+    do: Kernel.call(:quantize, [{"x", x}], options, %{format: format})["q"]
 
   @doc """
   Reads quantized rows back, as `:f32`.
@@ -60,10 +58,8 @@ defmodule Sidewinder.Kernel.Quant do
       [0.0, 0.9765625, 1.953125]
   """
   @spec dequantize(Tensor.t(), format, keyword) :: Tensor.t()
-  def dequantize(q, format, options \\ []) do
-    {[], %{}, where} = Kernel.sort_options!(:dequantize, options, [], [])
-    Kernel.run(:dequantize, [{"q", q}], %{format: format}, where)["x"]
-  end
+  def dequantize(q, format, options \\ []),
+    do: Kernel.call(:dequantize, [{"q", q}], options, %{format: format})["x"]
 
   @doc """
   The dense layer `activation(x w^T + bias)` of x quantized to `:q8_0` and weights in `:q8_0`.
@@ -127,5 +123,5 @@ defmodule Sidewinder.Kernel.Quant do
   def matmul_f32_q4(x, w, options \\ []), do: product(:matmul_f32_q4, x, w, options)
 
   defp product(op, x, w, options),
-    do: Kernel.call(op, [{"x", x}, {"w", w}], options, bias: "b")["y"]
+    do: Kernel.call(op, [{"x", x}, {"w", w}], options)["y"]
 end

@@ -24,9 +24,6 @@ defmodule Sidewinder.Kernel.Scan do
 
   alias Sidewinder.{Kernel, Tensor}
 
-  @tensors [{:d, "D"}, :z, :dt_bias]
-  @step [:dt_softplus, :dt_clamp]
-
   @doc """
   Scans whole sequences.
 
@@ -62,32 +59,21 @@ defmodule Sidewinder.Kernel.Scan do
           | {Tensor.t(), Tensor.t()}
           | %{y: Tensor.t(), last_state: Tensor.t(), states: Tensor.t()}
   def selective_scan(x, dt, a, b, c, options \\ []) do
-    {inputs, own, where} = scan_options(options)
-    inputs = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c} | inputs]
+    given = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
 
-    case Kernel.run(:selective_scan, inputs, own, where) do
-      %{"y" => y, "last_state" => last_state, "states" => states} ->
-        %{y: y, last_state: last_state, states: states}
-
-      %{"y" => y, "last_state" => last_state} ->
-        {y, last_state}
-
-      %{"y" => y} ->
-        y
+    # The rule for clamped steps is that of the gradient.
+    case Kernel.outputs(:selective_scan, given, complete(options), %{clamp_grad: "mask"}) do
+      {y, last_state, states} -> %{y: y, last_state: last_state, states: states}
+      other -> other
     end
   end
 
-  defp scan_options(options) do
-    tensors = [:initial_state | @tensors]
-    names = @step ++ [:return_state, :return_states]
-
-    case Kernel.sort_options!(:selective_scan, options, tensors, names) do
-      {inputs, %{return_states: true} = own, where} ->
-        {inputs, Map.put(own, :return_state, true), where}
-
-      sorted ->
-        sorted
-    end
+  @doc false
+  # All states come with the last one.
+  def complete(options) do
+    if is_list(options) and {:return_states, true} in options,
+      do: [{:return_state, true} | options],
+      else: options
   end
 
   @doc """
@@ -123,8 +109,7 @@ defmodule Sidewinder.Kernel.Scan do
           {Tensor.t(), Tensor.t()}
   def selective_state_update(state, x, dt, a, b, c, options \\ []) do
     given = [{"x", x}, {"initial_state", state}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
-    outputs = Kernel.call(:selective_state_update, given, options, @tensors)
-    {outputs["y"], outputs["last_state"]}
+    Kernel.outputs(:selective_state_update, given, options)
   end
 
   @doc """
@@ -165,9 +150,8 @@ defmodule Sidewinder.Kernel.Scan do
           keyword
         ) :: %{atom => Tensor.t()}
   def selective_scan_backward(x, dt, a, b, c, dy, options \\ []) do
-    tensors = @tensors ++ [:initial_state, :dlast_state, :dstates]
     given = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}, {"dy", dy}]
-    Kernel.gradients(:selective_scan_backward, given, options, tensors, [:clamp_grad | @step])
+    Kernel.gradients(:selective_scan_backward, given, options)
   end
 
   @doc """
@@ -189,12 +173,8 @@ defmodule Sidewinder.Kernel.Scan do
       #Sidewinder.Tensor<f32 (1, 4, 1) [1.0, 1.5, 1.75, 1.875]>
   """
   @spec linear_scan(Tensor.t(), Tensor.t(), keyword) :: Tensor.t() | {Tensor.t(), Tensor.t()}
-  def linear_scan(a, b, options \\ []) do
-    case Kernel.call(:linear_scan, [{"a", a}, {"b", b}], options, [:initial_state]) do
-      %{"h" => h, "last_state" => last_state} -> {h, last_state}
-      %{"h" => h} -> h
-    end
-  end
+  def linear_scan(a, b, options \\ []),
+    do: Kernel.outputs(:linear_scan, [{"a", a}, {"b", b}], options)
 
   @doc """
   The gradient of `linear_scan/3`.
@@ -221,8 +201,7 @@ defmodule Sidewinder.Kernel.Scan do
           atom => Tensor.t()
         }
   def linear_scan_backward(a, h, dh, options \\ []) do
-    tensors = [:initial_state, :dlast_state]
     given = [{"a", a}, {"h", h}, {"dh", dh}]
-    Kernel.gradients(:linear_scan_backward, given, options, tensors, [])
+    Kernel.gradients(:linear_scan_backward, given, options)
   end
 end

@@ -38,6 +38,9 @@ defmodule Sidewinder.Kernel.Ternary do
     byte_planes: ["byte0", "byte1"]
   ]
 
+  # None of them is an option.
+  @absent for {_layout, names} <- @tensors, name <- names, do: name
+
   ## Layouts
 
   @doc """
@@ -88,11 +91,10 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec convert(Tensor.t() | planes, layout, layout, keyword) :: Tensor.t() | planes
   def convert(tensors, from, to, options \\ []) do
-    names = [:n, :rows, :on_sentinel]
-    {[], own, where} = Kernel.sort_options!(:convert_ternary, options, [], names)
+    {[], own, where} = Kernel.sort_call!(:convert_ternary, @absent, options, %{to: to})
     given = inputs!(from, tensors)
     wanted = names!("to", to)
-    outputs = Kernel.run(:convert_ternary, given, Map.put(own, :to, to), where)
+    outputs = Kernel.run(:convert_ternary, given, own, where)
     if own[:on_sentinel] == :warn, do: warn(from, outputs)
     of(for name <- wanted, do: outputs[name])
   end
@@ -151,7 +153,7 @@ defmodule Sidewinder.Kernel.Ternary do
           sparsity: float
         }
   def stats(tensors, options \\ []) do
-    {[], own, where} = Kernel.sort_options!(:stats_ternary, options, [], [:layout, :n, :rows])
+    {[], own, where} = Kernel.sort_call!(:stats_ternary, @absent, options, %{}, [:layout])
     {layout, own} = Map.pop(own, :layout, :planes)
     outputs = Kernel.run(:stats_ternary, inputs!(layout, tensors), own, where)
     [minus, zero, plus, sentinels] = counts = Tensor.to_list(outputs["counts"])
@@ -294,8 +296,7 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec activation_i8(Tensor.t(), keyword) :: {Tensor.t(), Tensor.t()}
   def activation_i8(x, options \\ []) do
-    outputs = Kernel.call(:activation_i8, [{"x", x}], options)
-    {outputs["q"], outputs["scale"]}
+    Kernel.outputs(:activation_i8, [{"x", x}], options)
   end
 
   ## Products
@@ -311,7 +312,7 @@ defmodule Sidewinder.Kernel.Ternary do
   @spec dot(planes, planes, keyword) :: Tensor.t()
   def dot({a0, a1}, {b0, b1}, options \\ []) do
     given = [{"a0", a0}, {"a1", a1}, {"b0", b0}, {"b1", b1}]
-    Kernel.call(:dot_ternary, given, options)["dot"]
+    Kernel.outputs(:dot_ternary, given, options)
   end
 
   @doc """
@@ -328,14 +329,11 @@ defmodule Sidewinder.Kernel.Ternary do
       #Sidewinder.Tensor<i32 (1, 1) [2]>
   """
   @spec matmul_ternary(Tensor.t() | planes, planes, keyword) :: Tensor.t()
-  def matmul_ternary(x, planes, options \\ [])
+  def matmul_ternary(x, planes, options \\ []),
+    do: multiply(:matmul_ternary, signs(x), planes, options)
 
-  def matmul_ternary({plane0, plane1}, planes, options) do
-    multiply(:matmul_ternary, [{"x_plane0", plane0}, {"x_plane1", plane1}], planes, options)
-  end
-
-  def matmul_ternary(x, planes, options),
-    do: multiply(:matmul_ternary, [{"x", x}], planes, options)
+  defp signs({plane0, plane1}), do: ["x", {"x_plane0", plane0}, {"x_plane1", plane1}]
+  defp signs(x), do: [{"x", x}, "x_plane0", "x_plane1"]
 
   @doc """
   Activations of 8 bits by weights: `activation(acc x_scale w_scale + bias)`, where `acc` is exact.
@@ -359,7 +357,7 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec matmul_i8(Tensor.t(), planes, keyword) :: Tensor.t() | %{atom => Tensor.t()}
   def matmul_i8(x, planes, options \\ []),
-    do: multiply(:matmul_i8_ternary, [{"x", x}], planes, options)
+    do: multiply(:matmul_i8_ternary, [{"x", x}], planes, options, %{})
 
   @doc """
   Activations as they are by weights. Options are those of `matmul_i8/3` but `:return_sums`.
@@ -373,10 +371,9 @@ defmodule Sidewinder.Kernel.Ternary do
   def matmul_f32(x, planes, options \\ []),
     do: multiply(:matmul_f32_ternary, [{"x", x}], planes, options)
 
-  defp multiply(op, x, planes, options) do
-    names = if op == :matmul_i8_ternary, do: [:activation, :return_sums], else: [:activation]
-
-    case Kernel.call(op, x ++ inputs!(:planes, planes), options, [:w_scale, :bias], names) do
+  # Only a product of bytes has sums beside its result.
+  defp multiply(op, x, planes, options, set \\ %{return_sums: false}) do
+    case Kernel.call(op, x ++ inputs!(:planes, planes), options, set) do
       %{"xq" => xq, "x_scale" => x_scale, "acc" => acc, "y" => y} ->
         %{y: y, acc: acc, xq: xq, x_scale: x_scale}
 
@@ -404,7 +401,7 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec linear(Tensor.t(), Tensor.t(), keyword) :: Tensor.t()
   def linear(x, w, options \\ []),
-    do: Kernel.call(:ternary_linear, [{"x", x}, {"w", w}], options, [:bias])["y"]
+    do: Kernel.outputs(:ternary_linear, [{"x", x}, {"w", w}], options)
 
   @doc """
   A network of two layers: `h = max(w1 sign(x) + b1, 0)`, `logits = w2 sign(h) + b2`, and the class with the largest.
@@ -426,8 +423,10 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec simple_rotor_net(Tensor.t(), [map], keyword) :: {Tensor.t(), Tensor.t()}
   def simple_rotor_net(x, layers, options \\ []) do
-    given = [{"x", x} | layers!(layers)]
-    outputs = Kernel.call(:simple_rotor_net, given, options, [], [:scales])
+    # The scales are in the layers, and the sizes follow from them.
+    given = [{"x", x}, "w1_scale", "w2_scale" | layers!(layers)]
+    set = %{in: nil, hidden: nil, out: nil}
+    outputs = Kernel.call(:simple_rotor_net, given, options, set)
     {outputs["logits"], outputs["class"]}
   end
 
@@ -465,7 +464,7 @@ defmodule Sidewinder.Kernel.Ternary do
       #Sidewinder.Tensor<i32 (1) [1]>
   """
   @spec argmax(Tensor.t(), keyword) :: Tensor.t()
-  def argmax(x, options \\ []), do: Kernel.call(:argmax, [{"x", x}], options)["class"]
+  def argmax(x, options \\ []), do: Kernel.outputs(:argmax, [{"x", x}], options)
 
   ## Check sums
 

@@ -27,21 +27,13 @@ defmodule Sidewinder.Block.SelectiveScan do
   @doc false
   # All outputs by name where there are three, as the kernels have it.
   def call(op, [x, dt, a, b, c], opts) do
-    case Sidewinder.Op.call(
-           op,
-           [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}],
-           complete(opts)
-         ) do
+    inputs = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
+
+    case Sidewinder.Op.call(op, inputs, Sidewinder.Kernel.Scan.complete(opts)) do
       [y: y] -> y
       [y: y, last_state: last_state] -> {y, last_state}
       [_, _, _] = outputs -> Map.new(outputs)
     end
-  end
-
-  defp complete(opts) do
-    if is_list(opts) and {:return_states, true} in opts,
-      do: Keyword.put(opts, :return_state, true),
-      else: opts
   end
 end
 
