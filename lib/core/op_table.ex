@@ -140,8 +140,8 @@ defmodule Sidewinder.OpTable do
           %{name: "last_state", shape: "(B, H, W)", precision: "wide", when: {:asked, :return_state}}
         ],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-8, help: "decays below count as this"},
-          %{name: "log_min", takes: "float", choices: [], range: :any, default: -5.0e1, help: "logarithms below count as this"},
+          %{name: "eps", takes: "float", choices: [], range: :share, default: 1.0e-8, help: "decays below count as this"},
+          %{name: "log_min", takes: "float", choices: [], range: :not_positive, default: -5.0e1, help: "logarithms below count as this"},
           %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
         ],
@@ -162,8 +162,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :any, default: 1.0e-8, help: "decays below count as this"},
-          %{name: "log_min", takes: "float", choices: [], range: :any, default: -5.0e1, help: "logarithms below count as this"},
+          %{name: "eps", takes: "float", choices: [], range: :share, default: 1.0e-8, help: "decays below count as this"},
+          %{name: "log_min", takes: "float", choices: [], range: :not_positive, default: -5.0e1, help: "logarithms below count as this"},
           %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
         ],
@@ -437,10 +437,10 @@ defmodule Sidewinder.OpTable do
           %{name: "ssm_state", shape: "(B, D, N)", precision: "wide", when: {:asked, :return_state}}
         ],
         options: [
-          %{name: "expand", takes: "integer", choices: [], range: :any, default: nil, help: "inner width by model width; if given, it must agree"},
-          %{name: "d_state", takes: "integer", choices: [], range: :any, default: nil, help: "states per channel; if given, it must agree"},
-          %{name: "dt_rank", takes: "integer", choices: [], range: :any, default: nil, help: "columns of dt_w; if given, it must agree"},
-          %{name: "d_conv", takes: "integer", choices: [], range: :any, default: nil, help: "width of the convolution; if given, it must agree"},
+          %{name: "expand", takes: "integer", choices: [], range: :not_negative, default: nil, help: "inner width by model width; if given, it must agree"},
+          %{name: "d_state", takes: "integer", choices: [], range: :not_negative, default: nil, help: "states per channel; if given, it must agree"},
+          %{name: "dt_rank", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of dt_w; if given, it must agree"},
+          %{name: "d_conv", takes: "integer", choices: [], range: :not_negative, default: nil, help: "width of the convolution; if given, it must agree"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write conv_state (B, W-1, D) and ssm_state (B, D, N)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -471,10 +471,10 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "expand", takes: "integer", choices: [], range: :any, default: nil, help: "inner width by model width; if given, it must agree"},
-          %{name: "d_state", takes: "integer", choices: [], range: :any, default: nil, help: "states per channel; if given, it must agree"},
-          %{name: "dt_rank", takes: "integer", choices: [], range: :any, default: nil, help: "columns of dt_w; if given, it must agree"},
-          %{name: "d_conv", takes: "integer", choices: [], range: :any, default: nil, help: "width of the convolution; if given, it must agree"},
+          %{name: "expand", takes: "integer", choices: [], range: :not_negative, default: nil, help: "inner width by model width; if given, it must agree"},
+          %{name: "d_state", takes: "integer", choices: [], range: :not_negative, default: nil, help: "states per channel; if given, it must agree"},
+          %{name: "dt_rank", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of dt_w; if given, it must agree"},
+          %{name: "d_conv", takes: "integer", choices: [], range: :not_negative, default: nil, help: "width of the convolution; if given, it must agree"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write conv_state (B, W-1, D) and ssm_state (B, D, N)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -830,7 +830,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"},
+          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "how many rows of the cache are there"},
           %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "what scores are multiplied by; 1 / sqrt(W) by default"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: true, help: "whether a token sees no later ones"},
           %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"}
@@ -890,11 +890,11 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
           %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
           %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
-          %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"}
+          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "how many rows of the cache are there"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -913,11 +913,11 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
           %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
           %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
-          %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"}
+          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "how many rows of the cache are there"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -944,11 +944,11 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
           %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
           %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
-          %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"},
+          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "how many rows of the cache are there"},
           %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the norms' divisors from 0"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -975,11 +975,11 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"},
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"},
           %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
           %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
           %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
-          %{name: "cached", takes: "integer", choices: [], range: :any, default: 0, help: "how many rows of the cache are there"},
+          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "how many rows of the cache are there"},
           %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the norms' divisors from 0"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -1178,9 +1178,9 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
-          %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
-          %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the oldest slot of a bank that is a ring"}
+          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "how many levels there are with the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots that make one of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the oldest slot of a bank that is a ring"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dk1", "dv1", "dk2", "dv2", "dk3", "dv3", "dk4", "dv4", "dk5", "dv5", "dk6", "dv6", "dk7", "dv7", "dk8", "dv8", "dk9", "dv9", "dk10", "dv10", "dk11", "dv11", "dk12", "dv12", "dk13", "dv13", "dk14", "dv14", "dk15", "dv15"],
@@ -1225,9 +1225,9 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
-          %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
-          %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the oldest slot of a bank that is a ring"}
+          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "how many levels there are with the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots that make one of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the oldest slot of a bank that is a ring"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1243,9 +1243,9 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
-          %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
-          %{name: "top_k", takes: "integer", choices: [], range: :any, default: 4, help: "how many candidates of a level go on"}
+          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "how many levels there are with the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots that make one of the next level"},
+          %{name: "top_k", takes: "integer", choices: [], range: :not_negative, default: 4, help: "how many candidates of a level go on"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1266,7 +1266,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"}
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlse"],
@@ -1289,7 +1289,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads there are"}
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1348,14 +1348,14 @@ defmodule Sidewinder.OpTable do
           %{name: "hidden", shape: "(B, L, F)", precision: "storage", when: {:unless, :checkpoint}}
         ],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads attention has"},
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads attention has"},
           %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without wm and bm"},
           %{name: "v_mix", takes: "float", choices: [], range: :any, default: 1.0e-1, help: "weight of v in the sum"},
           %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-6, help: "what keeps the norms' divisors from 0"},
           %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "where eps goes: into the root or outside of it"},
-          %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
-          %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
-          %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the oldest slot of a memory that is a ring"},
+          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "how many levels there are with the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots that make one of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the oldest slot of a memory that is a ring"},
           %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "bound of the state's elements; none by default"},
           %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "divide the state by its root mean square after each step"},
           %{name: "checkpoint", takes: "flag", choices: [], range: :any, default: true, help: "whether the gradient computes again what it needs"}
@@ -1419,14 +1419,14 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :any, default: 1, help: "how many heads attention has"},
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads attention has"},
           %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without wm and bm"},
           %{name: "v_mix", takes: "float", choices: [], range: :any, default: 1.0e-1, help: "weight of v in the sum"},
           %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-6, help: "what keeps the norms' divisors from 0"},
           %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "where eps goes: into the root or outside of it"},
-          %{name: "levels", takes: "integer", choices: [], range: :any, default: 3, help: "how many levels there are with the bank"},
-          %{name: "ratio", takes: "integer", choices: [], range: :any, default: 4, help: "slots that make one of the next level"},
-          %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the oldest slot of a memory that is a ring"},
+          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "how many levels there are with the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots that make one of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the oldest slot of a memory that is a ring"},
           %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "bound of the state's elements; none by default"},
           %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "divide the state by its root mean square after each step"},
           %{name: "checkpoint", takes: "flag", choices: [], range: :any, default: true, help: "whether the gradient computes again what it needs"}
@@ -1446,7 +1446,7 @@ defmodule Sidewinder.OpTable do
           %{name: "bank", shape: "(B, S, D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "start", takes: "integer", choices: [], range: :any, default: 0, help: "the slot of the first row"},
+          %{name: "start", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the slot of the first row"},
           %{name: "mode", takes: "text", choices: ["ring", "strict"], range: :any, default: "ring", help: "what becomes of rows past the last slot"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -1465,8 +1465,8 @@ defmodule Sidewinder.OpTable do
         ],
         options: [
           %{name: "policy", takes: "text", choices: ["ring", "ema", "broadcast"], range: :any, default: "ring", help: "which slots take it"},
-          %{name: "cursor", takes: "integer", choices: [], range: :any, default: 0, help: "the slot of a ring"},
-          %{name: "decay", takes: "float", choices: [], range: :any, default: 9.9e-1, help: "how much of a slot stays with ema"}
+          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the slot of a ring"},
+          %{name: "decay", takes: "float", choices: [], range: :share, default: 9.9e-1, help: "how much of a slot stays with ema"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1489,8 +1489,8 @@ defmodule Sidewinder.OpTable do
           %{name: "long_broadcast", shape: "(B, M, D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "ema_decay", takes: "float", choices: [], range: :any, default: 9.9e-1, help: "how much of a slot stays with ema"},
-          %{name: "cursor0", takes: "integer", choices: [], range: :any, default: 0, help: "the first slot of both rings"}
+          %{name: "ema_decay", takes: "float", choices: [], range: :share, default: 9.9e-1, help: "how much of a slot stays with ema"},
+          %{name: "cursor0", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the first slot of both rings"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1614,7 +1614,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "values of a row; any number by default"}
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "values of a row; any number by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1629,7 +1629,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "values of a row; any number by default"}
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "values of a row; any number by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1645,8 +1645,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "in", takes: "integer", choices: [], range: :any, default: nil, help: "columns of x; any number by default"},
-          %{name: "out", takes: "integer", choices: [], range: :any, default: nil, help: "columns of the results; any number by default"}
+          %{name: "in", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of x; any number by default"},
+          %{name: "out", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of the results; any number by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1673,8 +1673,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "out", takes: "integer", choices: [], range: :any, default: nil, help: "rows of w, to prove them"},
-          %{name: "in", takes: "integer", choices: [], range: :any, default: nil, help: "columns of w, to prove them"}
+          %{name: "out", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rows of w, to prove them"},
+          %{name: "in", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of w, to prove them"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1690,7 +1690,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1711,8 +1711,8 @@ defmodule Sidewinder.OpTable do
         outputs: [],
         options: [
           %{name: "to", takes: "text", choices: ["values", "planes", "packed2", "offset_rows", "byte_planes"], range: :any, default: nil, help: "layout of the results, planes by default"},
-          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"},
-          %{name: "rows", takes: "integer", choices: [], range: :any, default: nil, help: "rows of offset_rows; all there is room for by default"},
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"},
+          %{name: "rows", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rows of offset_rows; all there is room for by default"},
           %{name: "on_sentinel", takes: "text", choices: ["error", "zero", "warn"], range: :any, default: "error", help: "for cells that are no value"}
         ],
         storage: ["f32", "bf16", "f16"],
@@ -1733,8 +1733,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"},
-          %{name: "rows", takes: "integer", choices: [], range: :any, default: nil, help: "rows of offset_rows; all there is room for by default"}
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"},
+          %{name: "rows", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rows of offset_rows; all there is room for by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1778,7 +1778,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1888,8 +1888,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "out", takes: "integer", choices: [], range: :any, default: nil, help: "rows of the weights, to prove them"},
-          %{name: "in", takes: "integer", choices: [], range: :any, default: nil, help: "columns of x, to prove them"}
+          %{name: "out", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rows of the weights, to prove them"},
+          %{name: "in", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of x, to prove them"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1934,9 +1934,9 @@ defmodule Sidewinder.OpTable do
         outputs: [],
         options: [
           %{name: "scales", takes: "flag", choices: [], range: :any, default: false, help: "multiply sums by w1_scale and w2_scale"},
-          %{name: "in", takes: "integer", choices: [], range: :any, default: nil, help: "columns of x, to prove them"},
-          %{name: "hidden", takes: "integer", choices: [], range: :any, default: nil, help: "width of the hidden layer, to prove it"},
-          %{name: "out", takes: "integer", choices: [], range: :any, default: nil, help: "number of logits, to prove it"}
+          %{name: "in", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of x, to prove them"},
+          %{name: "hidden", takes: "integer", choices: [], range: :not_negative, default: nil, help: "width of the hidden layer, to prove it"},
+          %{name: "out", takes: "integer", choices: [], range: :not_negative, default: nil, help: "number of logits, to prove it"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1965,7 +1965,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "n", takes: "integer", choices: [], range: :any, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],

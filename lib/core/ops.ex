@@ -27,7 +27,7 @@ defmodule Sidewinder.Ops do
           name: String.t(),
           takes: String.t(),
           choices: [String.t()],
-          range: :any | :positive | :not_negative,
+          range: :any | :positive | :not_negative | :not_positive | :share,
           default: boolean | number | String.t() | nil,
           help: String.t()
         }

@@ -44,6 +44,10 @@ pub enum Range {
     positive,
     /// Finite numbers from 0 on.
     not_negative,
+    /// Numbers of f32 up to 0.
+    not_positive,
+    /// Numbers from 0 to 1.
+    share,
 }
 
 impl Range {
@@ -56,6 +60,10 @@ impl Range {
             Range::any => ("a number", |_| true),
             Range::positive => ("a positive number", |number| number > 0.0 && number.is_finite()),
             Range::not_negative => ("a finite number, not negative", |number| number >= 0.0 && number.is_finite()),
+            Range::not_positive => {
+                ("a finite number that is not positive", |number| (f64::from(f32::MIN)..=0.0).contains(&number))
+            }
+            Range::share => ("a number from 0 to 1", |number| (0.0..=1.0).contains(&number)),
         };
         match number.filter(|&number| !fits(number)) {
             Some(number) => Err(Error::new(ErrorKind::Option, name).expected(expected).got(number)),
@@ -160,6 +168,8 @@ pub enum Takes {
     Flag,
     /// An integer.
     Integer,
+    /// An integer, 0 or more.
+    Count,
     /// A number.
     Float,
     /// Two numbers.
@@ -173,7 +183,7 @@ impl Takes {
     pub fn name(self) -> &'static str {
         match self {
             Takes::Flag => "flag",
-            Takes::Integer => "integer",
+            Takes::Integer | Takes::Count => "integer",
             Takes::Float => "float",
             Takes::Pair => "pair",
             Takes::Text(_) => "text",
@@ -282,10 +292,10 @@ impl<'de> Deserializer<'de> for Asked {
         deserialize_i16 => Takes::Integer;
         deserialize_i32 => Takes::Integer;
         deserialize_i64 => Takes::Integer;
-        deserialize_u8 => Takes::Integer;
-        deserialize_u16 => Takes::Integer;
-        deserialize_u32 => Takes::Integer;
-        deserialize_u64 => Takes::Integer;
+        deserialize_u8 => Takes::Count;
+        deserialize_u16 => Takes::Count;
+        deserialize_u32 => Takes::Count;
+        deserialize_u64 => Takes::Count;
         deserialize_f32 => Takes::Float;
         deserialize_f64 => Takes::Float;
         deserialize_str => Takes::Text(&[]);

@@ -1,7 +1,7 @@
 //! The ops' declarations as an Elixir module: `lib/core/op_table.ex`.
 
 use serde_json::Value;
-use sidewinder_kernels::op::{AnyOp, OptionInfo, Output, Range, Slot, When};
+use sidewinder_kernels::op::{AnyOp, OptionInfo, Output, Range, Slot, Takes, When};
 use sidewinder_kernels::ops::OPS;
 
 const HEAD: &str = "defmodule Sidewinder.OpTable do
@@ -55,12 +55,13 @@ fn option(option: &OptionInfo) -> String {
     let [name, takes, help] = [option.doc.name, option.takes.name(), option.doc.help].map(quoted);
     let default = default(&option.default);
     let choices = words(option.takes.choices().iter().copied());
-    let range = match option.doc.range {
-        Range::any => ":any",
-        Range::positive => ":positive",
-        Range::not_negative => ":not_negative",
+    let range = match (option.doc.range, option.takes) {
+        (Range::any, Takes::Count) => Range::not_negative,
+        (range, _) => range,
     };
-    format!("%{{name: {name}, takes: {takes}, choices: [{choices}], range: {range}, default: {default}, help: {help}}}")
+    format!(
+        "%{{name: {name}, takes: {takes}, choices: [{choices}], range: :{range:?}, default: {default}, help: {help}}}"
+    )
 }
 
 fn default(value: &Value) -> String {

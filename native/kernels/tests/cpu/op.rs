@@ -2,7 +2,7 @@
 
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::pattern::{Axis, ONE, Term};
-use sidewinder_kernels::op::{About, Pattern, Sizes, Slot, Takes, about};
+use sidewinder_kernels::op::{About, Pattern, Range, Sizes, Slot, Takes, about};
 use sidewinder_kernels::ops::products::matmul::Matmul;
 use sidewinder_kernels::ops::{OPS, find};
 use sidewinder_kernels::tensor::{DType, Spec};
@@ -35,6 +35,22 @@ fn types_and_defaults_are_told() {
     assert_eq!(told("dt_softplus"), (Takes::Flag, "false".to_string()));
     assert_eq!(told("dt_clamp"), (Takes::Pair, "null".to_string()));
     assert_eq!(told("clamp_grad"), (Takes::Text(&["mask", "straight_through"]), "\"mask\"".to_string()));
+}
+
+#[test]
+fn numbers_below_their_range_or_above_it_are_refused() {
+    let refused = |range: Range, number: f64| range.check("eps", &number).err().map(|e| e.expected.to_string());
+    for (range, inside, outside) in [
+        (Range::positive, vec![1e-9, 1e300], vec![0.0, -1.0, f64::INFINITY, f64::NAN]),
+        (Range::not_negative, vec![0.0, 1e300], vec![-1e-9, f64::INFINITY, f64::NAN]),
+        (Range::not_positive, vec![0.0, -1e38], vec![1e-9, f64::NEG_INFINITY, f64::NAN]),
+        (Range::share, vec![0.0, 0.5, 1.0], vec![-1e-9, 1.1, f64::NAN]),
+    ] {
+        assert!(inside.iter().all(|&number| refused(range, number).is_none()), "{range:?}");
+        assert!(outside.iter().all(|&number| refused(range, number).is_some()), "{range:?}");
+    }
+    assert_eq!(refused(Range::share, 2.0).as_deref(), Some("a number from 0 to 1"));
+    assert_eq!(refused(Range::not_positive, 2.0).as_deref(), Some("a finite number that is not positive"));
 }
 
 /// Else a sum, or an output, would have no size, or any.

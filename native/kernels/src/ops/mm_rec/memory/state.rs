@@ -14,7 +14,7 @@ options! {
     /// The options.
     pub struct Options {
         /// how much of a slot stays with ema
-        ema_decay: f64 = 0.99;
+        ema_decay: f64 = 0.99, share;
         /// the first slot of both rings
         cursor0: usize = 0;
     }
@@ -75,10 +75,8 @@ impl Op for MemoryState {
         op::part::<WriteShort>(&[("bank", short), ("rows", h)].into_iter().collect(), &start)
             .map_err(called("bank", "short"))?;
         let each = Spec::new(call.storage, &call.sizes.all::<2>("BD"))?;
-        let by = write_long::Options { decay: options.ema_decay, ..Default::default() };
-        op::part::<WriteLong>(&[("bank", long), ("summary", each)].into_iter().collect(), &by)
-            .map_err(called("bank", "long_k"))
-            .map_err(called("decay", "ema_decay"))?;
+        op::part::<WriteLong>(&[("bank", long), ("summary", each)].into_iter().collect(), &Default::default())
+            .map_err(called("bank", "long_k"))?;
         Ok(Problem { short, long, summaries: call.sizes.of('N'), options: options.clone() })
     }
 

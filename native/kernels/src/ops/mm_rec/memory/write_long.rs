@@ -11,7 +11,7 @@ use crate::cpu::pool::Shared;
 use crate::cpu::strips::Strips;
 use crate::cpu::{Exec, Real, Storage, Vector, Work};
 use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::op::{self, Bound, Named, Op, Output, Slot};
 use crate::options;
 use crate::tensor::{Spec, View, ViewMut};
@@ -42,7 +42,7 @@ options! {
         /// the slot of a ring
         cursor: usize = 0;
         /// how much of a slot stays with ema
-        decay: f64 = 0.99;
+        decay: f64 = 0.99, share;
     }
 }
 
@@ -101,9 +101,6 @@ impl Op for WriteLong {
         if slots == 0 {
             let expected = "(B, M, D) with at least one slot";
             return Err(op::wrong_shape("bank", expected, &bank).hint(Self::HINT));
-        }
-        if !(0.0..=1.0).contains(&decay) {
-            return Err(Error::new(Kind::Option, "decay").expected("a number from 0 to 1").got(decay));
         }
         let (first, count) = if policy == Policy::Ring { (cursor % slots, 1) } else { (0, slots) };
         let decay = if policy == Policy::Ema { decay } else { 0.0 };

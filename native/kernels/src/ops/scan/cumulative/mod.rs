@@ -132,7 +132,7 @@ pub trait Table: 'static {
     /// The options as they are decoded.
     type Options: op::Options;
     /// What they ask for, for arithmetic in the type `wide`.
-    fn settings(options: &Self::Options, wide: DType) -> Result<Settings>;
+    fn settings(options: &Self::Options, wide: DType) -> Settings;
 }
 
 /// One of these ops.
@@ -153,7 +153,7 @@ impl<T: Table> Op for Cumulative<T> {
         let [batch, heads, length, width] = call.sizes.all("BHLW");
         let sequence = Spec::new(call.storage, &[batch, heads, length, width])?;
         let state = Spec::new(call.storage.wide(), &[batch, heads, width])?;
-        let settings = T::settings(call.options, state.dtype)?;
+        let settings = T::settings(call.options, state.dtype);
         Ok(Problem { rows: batch * heads, length, width, sequence, state, settings })
     }
 

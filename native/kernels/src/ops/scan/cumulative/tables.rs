@@ -1,7 +1,6 @@
 //! What tells the ops apart: their names, inputs and options.
 
 use super::{Cumulative, Scan, Settings, Table};
-use crate::error::{Error, Kind, Result};
 use crate::op::{self, Output, Slot};
 use crate::options;
 use crate::tensor::DType;
@@ -34,9 +33,9 @@ options! {
     /// The options of [`ExpProductScan`].
     pub struct ExpProductOptions {
         /// decays below count as this
-        eps: f64 = 1e-8;
+        eps: f64 = 1e-8, share;
         /// logarithms below count as this
-        log_min: f64 = -50.0;
+        log_min: f64 = -50.0, not_positive;
         /// let time run from the end
         reverse: bool = false;
         /// write last_state (B, H, W)
@@ -83,21 +82,13 @@ impl Table for ExpProduct {
     const COTANGENTS: &'static [&'static str] = &["dy", "dlog_y", "dlast_state"];
     type Options = ExpProductOptions;
 
-    fn settings(options: &ExpProductOptions, wide: DType) -> Result<Settings> {
+    fn settings(options: &ExpProductOptions, wide: DType) -> Settings {
         let &ExpProductOptions { eps, log_min, reverse, .. } = options;
-        if !(0.0..=1.0).contains(&eps) {
-            return Err(Error::new(Kind::Option, "eps").expected("a number from 0 to 1").got(eps));
-        }
-        if !(f64::from(f32::MIN)..=0.0).contains(&log_min) {
-            return Err(Error::new(Kind::Option, "log_min")
-                .expected("a finite number that is not positive")
-                .got(log_min));
-        }
         // What lies on a bound is inside, as the arithmetic sees that bound.
         let round = |bound: f64| if wide == DType::F64 { bound } else { f64::from(bound as f32) };
         let floor = round(eps.max(log_min.exp()));
         let scan = Scan::ExpProduct { eps: round(eps), log_min: round(log_min), floor };
-        Ok(Settings { scan, reverse })
+        Settings { scan, reverse }
     }
 }
 
@@ -112,8 +103,8 @@ impl Table for Product {
         &op::given(Self::INPUTS, Self::OUTPUTS, ["gamma", "y", "initial_state", "dy", "dlast_state"]);
     type Options = Options;
 
-    fn settings(options: &Options, _wide: DType) -> Result<Settings> {
-        Ok(Settings { scan: Scan::Product, reverse: options.reverse })
+    fn settings(options: &Options, _wide: DType) -> Settings {
+        Settings { scan: Scan::Product, reverse: options.reverse }
     }
 }
 
@@ -127,8 +118,8 @@ impl Table for LogSumExp {
     const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "initial_state", "dy", "dlast_state"]);
     type Options = Options;
 
-    fn settings(options: &Options, _wide: DType) -> Result<Settings> {
-        Ok(Settings { scan: Scan::LogSumExp, reverse: options.reverse })
+    fn settings(options: &Options, _wide: DType) -> Settings {
+        Settings { scan: Scan::LogSumExp, reverse: options.reverse }
     }
 }
 
@@ -142,7 +133,7 @@ impl<const REVERSED: bool> Table for Sum<REVERSED> {
     const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "initial_state", "dy", "dlast_state"]);
     type Options = SumOptions;
 
-    fn settings(_options: &SumOptions, _wide: DType) -> Result<Settings> {
-        Ok(Settings { scan: Scan::Sum, reverse: REVERSED })
+    fn settings(_options: &SumOptions, _wide: DType) -> Settings {
+        Settings { scan: Scan::Sum, reverse: REVERSED }
     }
 }
