@@ -34,7 +34,10 @@ defmodule Sidewinder.Axon do
   Options that are unknown or have a value that is not allowed raise `Sidewinder.Error` of kind `:option`.
   """
   import Sidewinder.Axon.Layers, only: [layer: 4, layer: 5]
-  alias Sidewinder.{Error, Reference}
+  import Sidewinder.Axon.Options
+  import Sidewinder.Axon.Params, except: [mha: 1, mlp: 1]
+  alias Sidewinder.Axon.Params
+  alias Sidewinder.Reference
 
   @layer [name: {nil, :name}, meta: {nil, :any}]
   @steps [
@@ -594,15 +597,9 @@ defmodule Sidewinder.Axon do
   def linear(%Axon{} = x, units, opts \\ []) do
     known = [activation: {nil, @activations}, use_bias: {true, :flag}]
     opts = options!(:linear, opts, @layer ++ known ++ @weights)
-    unless fits?(:size, units), do: raise(wrong(:linear, :units, expected(:size), units))
+    size!(:linear, :units, units)
 
-    params =
-      by_width([
-        {"kernel", &{units, &1}, opts.kernel_initializer || (&uniform/3)},
-        opts.use_bias && {"bias", fn _ -> {units} end, opts.bias_initializer || :zeros}
-      ])
-
-    layer(:linear, [x: x], params, opts, activation: opts.activation)
+    layer(:linear, [x: x], dense(units, opts), opts, activation: opts.activation)
   end
 
   @doc """
@@ -645,15 +642,10 @@ defmodule Sidewinder.Axon do
     ]
 
     opts = options!(:ternary_dense, opts, @layer ++ known ++ @weights)
-    unless fits?(:size, units), do: raise(wrong(:ternary_dense, :units, expected(:size), units))
+    size!(:ternary_dense, :units, units)
 
-    params =
-      by_width([
-        {"kernel", &{units, &1}, opts.kernel_initializer || (&uniform/3)},
-        opts.use_bias && {"bias", fn _ -> {units} end, opts.bias_initializer || :zeros}
-      ])
-
-    layer(:ternary_dense, [x: x], params, opts, given(opts, [:rule, :threshold, :per_row]))
+    given = given(opts, [:rule, :threshold, :per_row])
+    layer(:ternary_dense, [x: x], dense(units, opts), opts, given)
   end
 
   @doc """
@@ -734,7 +726,7 @@ defmodule Sidewinder.Axon do
   @spec mha(Axon.t(), keyword) :: Axon.t()
   def mha(%Axon{} = x, opts \\ []) do
     opts = options!(:mha, opts, @layer ++ @attention ++ @weights)
-    layer(:mha, [x: x, mask: opts.mask], by_width(mha_params(opts)), opts, given(opts, @heads))
+    layer(:mha, [x: x, mask: opts.mask], by_width(Params.mha(opts)), opts, given(opts, @heads))
   end
 
   @doc """
@@ -772,7 +764,7 @@ defmodule Sidewinder.Axon do
 
     opts = options!(:swiglu_mlp, opts, @layer ++ known)
 
-    params = by_width(mlp_params(opts))
+    params = by_width(Params.mlp(opts))
     layer(:swiglu_mlp, [x: x], params, opts, activation: opts.activation)
   end
 
@@ -807,142 +799,11 @@ defmodule Sidewinder.Axon do
       for {name, start} <- [ln1_w: :ones, ln1_b: :zeros, ln2_w: :ones, ln2_b: :zeros],
           do: {Atom.to_string(name), &{&1}, start}
 
-    params = by_width(mha_params(opts) ++ mlp_params(opts) ++ norms)
+    params = by_width(Params.mha(opts) ++ Params.mlp(opts) ++ norms)
 
     options = given(opts, [:epsilon | @heads])
     layer(:transformer_block, [x: x, mask: opts.mask], params, opts, options)
   end
 
-  defp mha_params(opts) do
-    kernel = opts.kernel_initializer || (&uniform/3)
-
-    [
-      {"wqkv", &{3 * &1, &1}, kernel},
-      {"wo", &{&1, &1}, kernel},
-      opts.use_bias && {"bo", &{&1}, opts.bias_initializer || :zeros}
-    ]
-  end
-
-  defp mlp_params(%{hidden: hidden} = opts) do
-    kernel = opts.kernel_initializer || (&uniform/3)
-    size = &(hidden || 4 * &1)
-
-    [
-      {"wg", &{size.(&1), &1}, kernel},
-      {"wu", &{size.(&1), &1}, kernel},
-      {"wd", &{&1, size.(&1)}, kernel}
-    ]
-  end
-
   defp given(opts, keys), do: for(key <- keys, do: {key, Map.fetch!(opts, key)})
-
-  # Parameters whose shapes follow from the width of the first input.
-  @doc false
-  def by_width(params) do
-    for {name, shape, initializer} <- params,
-        do: {name, fn [x | _] -> shape.(width(x)) end, initializer}
-  end
-
-  defp width(shape), do: elem(shape, tuple_size(shape) - 1)
-
-  ## Initializers
-
-  @doc false
-  # A matrix `{out, in}`.
-  def uniform(shape, type, key),
-    do: uniform(shape, type, key, width(shape))
-
-  @doc false
-  # A vector of a layer that has `inputs.(size)` inputs.
-  def uniform(inputs), do: fn {size}, type, key -> uniform({size}, type, key, inputs.(size)) end
-
-  defp uniform(shape, type, key, inputs) do
-    Axon.Initializers.uniform(scale: 1 / :math.sqrt(inputs)).(shape, type, key)
-  end
-
-  # The v of softplus(v) = dt.
-  defp steps(%{dt_min: min, dt_max: max, dt_init_floor: floor}) do
-    fn shape, type, key ->
-      wide = Nx.Type.merge(type, {:f, 32})
-
-      exponent =
-        Nx.Random.uniform_split(key, :math.log(min), :math.log(max), shape: shape, type: wide)
-
-      dt = exponent |> Nx.exp() |> Nx.max(Nx.tensor(floor, type: wide))
-      inverse = Nx.add(dt, Nx.log(Nx.negate(Nx.expm1(Nx.negate(dt)))))
-      Nx.as_type(inverse, type)
-    end
-  end
-
-  defp decays(shape, type), do: Nx.log(Nx.add(Nx.iota(shape, axis: 1, type: type), 1))
-
-  ## Options
-
-  # `known` has the default and the kind of each option. Returns the options as a map.
-  @doc false
-  def options!(op, opts, known) do
-    unless Keyword.keyword?(opts), do: raise(wrong(op, "options", "a keyword list", opts))
-    options = Map.new(known, fn {key, {default, _}} -> {key, default} end)
-
-    options =
-      Enum.reduce(opts, options, fn {key, value}, options ->
-        {_, {default, sort}} = List.keyfind(known, key, 0) || raise(unknown(op, key, known))
-
-        unless value == default or fits?(sort, value),
-          do: raise(wrong(op, key, expected(sort), value))
-
-        Map.put(options, key, value)
-      end)
-
-    with %{dt_min: min, dt_max: max} when min > max <- options,
-         do: raise(wrong(op, :dt_max, "a number not below dt_min, #{min}", max))
-
-    options
-  end
-
-  defp fits?(:any, _), do: true
-  defp fits?(:name, name), do: is_binary(name) or is_function(name, 2)
-  defp fits?(:prefix, name), do: is_binary(name)
-  defp fits?(:size, n), do: is_integer(n) and n > 0
-  defp fits?(:positive, number), do: is_number(number) and number > 0
-  defp fits?(:number, number), do: is_number(number)
-  defp fits?(:integer, integer), do: is_integer(integer)
-  defp fits?(:flag, flag), do: is_boolean(flag)
-  defp fits?(:layer, layer), do: is_struct(layer, Axon)
-  defp fits?(:layers, {a, b}), do: is_struct(a, Axon) and is_struct(b, Axon)
-  defp fits?(:layers, _), do: false
-  defp fits?(:rate, rate), do: is_number(rate) and rate >= 0 and rate < 1
-  defp fits?(choices, value) when is_list(choices), do: value in choices
-
-  defp fits?(:initializer, name) when is_atom(name),
-    do: Code.ensure_loaded?(Axon.Initializers) and function_exported?(Axon.Initializers, name, 0)
-
-  defp fits?(:initializer, fun), do: is_function(fun, 2) or is_function(fun, 3)
-
-  defp expected(:name), do: "a string or a function of two arguments"
-  defp expected(:prefix), do: "a string"
-  defp expected(:size), do: "a positive integer"
-  defp expected(:positive), do: "a positive number"
-  defp expected(:number), do: "a number"
-  defp expected(:integer), do: "an integer"
-  defp expected(:flag), do: "true or false"
-  defp expected(:layer), do: "a layer of Axon"
-  defp expected(:layers), do: "a pair of layers of Axon"
-  defp expected(:rate), do: "a number from 0 on, below 1"
-  defp expected(choices) when is_list(choices), do: Enum.map_join(choices, " or ", &inspect/1)
-
-  defp expected(:initializer),
-    do: "the name of a function of Axon.Initializers, or a function of two or three arguments"
-
-  defp unknown(op, key, known) do
-    wrong(op, key, "an option out of #{Enum.join(Keyword.keys(known), ", ")}", key)
-  end
-
-  defp wrong(op, argument, expected, got) do
-    Error.new(:option, to_string(argument),
-      op: "Sidewinder.Axon.#{op}",
-      expected: expected,
-      got: Error.show(got)
-    )
-  end
 end

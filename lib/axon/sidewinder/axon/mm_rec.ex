@@ -2,7 +2,8 @@ defmodule Sidewinder.Axon.MMRec do
   @moduledoc false
   # The layers of MM-Rec, which `Sidewinder.Axon` documents.
 
-  import Sidewinder.Axon, only: [by_width: 1, options!: 3, uniform: 1, uniform: 3]
+  import Sidewinder.Axon.Options, only: [options!: 3]
+  import Sidewinder.Axon.Params, only: [by_width: 1, uniform: 1, uniform: 3]
   import Sidewinder.Axon.Layers, only: [layer: 4, layer: 5, key: 2]
   alias Sidewinder.{Axon.Embedding, Error}
 
