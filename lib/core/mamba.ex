@@ -21,8 +21,8 @@ defmodule Sidewinder.Mamba do
   In the shapes M is the width of the model, V the size of its vocabulary, B the batch and L the length.
   """
 
-  alias Sidewinder.{Device, Error, Kernel, Native, Options, RandomInputs, Tensor, Tokenizer}
-  alias Sidewinder.Mamba.Saving
+  alias Sidewinder.{Device, Error, Kernel, Native, Options, Tensor, Tokenizer}
+  alias Sidewinder.Mamba.{Config, Random, Saving}
 
   @enforce_keys [:ref, :config, :type, :scheduler, :tokenizer]
   defstruct [:ref, :config, :type, :scheduler, :tokenizer, :ends, :origin]
@@ -63,7 +63,6 @@ defmodule Sidewinder.Mamba do
 
   @where [:backend, :level, :threads, :allow_tf32]
   @loading [:type, :backbone, :copy, :quantize, :tokenizer, :ends]
-  @random [:layers, :width, :vocabulary, :expand, :state, :rank, :conv, :seed]
 
   @doc """
   Loads a checkpoint: a folder with `config.json` and safetensors files, in one or several parts, or one such
@@ -128,7 +127,7 @@ defmodule Sidewinder.Mamba do
     like = options[:like]
     Options.check!(like, is_nil(like) or is_struct(like, __MODULE__), :like, "a Sidewinder.Mamba")
     like = like || %{tokenizer: nil, ends: nil, origin: nil}
-    json = json(config || %{})
+    json = Config.json(config || %{})
 
     json
     |> Native.mamba_new(named(tensors), loading(options), target)
@@ -173,10 +172,10 @@ defmodule Sidewinder.Mamba do
   """
   @spec random(keyword) :: t
   def random(options) do
-    {options, where} = options!(options, @random ++ (@loading -- [:copy]))
-    {own, loading} = Keyword.split(options, @random)
-    config = random_config(own)
-    new(config, random_weights(config, own[:seed] || 1), loading ++ where)
+    {options, where} = options!(options, Random.options() ++ (@loading -- [:copy]))
+    {own, loading} = Keyword.split(options, Random.options())
+    config = Random.config(own)
+    new(config, Random.weights(config, own[:seed] || 1), loading ++ where)
   end
 
   @doc """
@@ -471,124 +470,6 @@ defmodule Sidewinder.Mamba do
   # Sorts options into those of these names and those that say where to run.
   defp options!(options, names) do
     options |> Options.known!(names ++ @where) |> Keyword.split(names)
-  end
-
-  defp json(config) when config == %{}, do: ""
-  defp json(config) when is_map(config) and not is_struct(config), do: value(config)
-  defp json(other), do: wrong_config(other)
-
-  defp value(value) when is_number(value) or is_boolean(value), do: "#{value}"
-  defp value(nil), do: "null"
-  defp value(value) when is_atom(value), do: value(Atom.to_string(value))
-
-  defp value(value) when is_map(value) and not is_struct(value) do
-    members = for {name, value} <- value, do: "#{key(name)}: #{value(value)}"
-    "{" <> Enum.join(members, ", ") <> "}"
-  end
-
-  defp value(value) do
-    cond do
-      is_binary(value) and String.valid?(value) -> quoted(value)
-      Options.list?(value) -> "[" <> Enum.map_join(value, ", ", &value/1) <> "]"
-      true -> wrong_config(value)
-    end
-  end
-
-  defp key(name) when is_atom(name) or is_binary(name), do: value(to_string(name))
-  defp key(other), do: wrong_config(other)
-
-  defp quoted(text) do
-    escaped =
-      for <<c::utf8 <- text>>, into: "" do
-        if c < 32 or c in [?", ?\\],
-          do: "\\u" <> String.pad_leading(Integer.to_string(c, 16), 4, "0"),
-          else: <<c::utf8>>
-      end
-
-    ~s("#{escaped}")
-  end
-
-  defp wrong_config(got),
-    do: Options.wrong_argument!("config", "a map in the words of a config.json", got)
-
-  ## Random weights
-
-  # Elements of a tensor.
-  @most 268_435_456
-
-  defp random_config(own) do
-    [layers, width] = for name <- [:layers, :width], do: size!(own, name, nil)
-    rank = max(div(width + 15, 16), 1)
-    defaults = [expand: 2, state: 16, rank: rank, conv: 4]
-    [expand, state, rank, conv] = for {name, default} <- defaults, do: size!(own, name, default)
-    inner = expand * width
-    vocabulary = if own[:vocabulary] in [nil, 0], do: 0, else: size!(own, :vocabulary, nil)
-
-    # Weights of the largest tensors; layers of few have others beside, and those of many are fewer.
-    for {name, count} <- [
-          width: 2 * inner * width,
-          vocabulary: vocabulary * width,
-          state: 2 * state * inner,
-          rank: rank * inner,
-          conv: inner * conv,
-          layers: layers * max(div(inner * width, 16), 0x10000)
-        ],
-        do:
-          Options.check!(own[name], count <= @most, name, "a size that a machine has memory for")
-
-    %{
-      model_type: "mamba",
-      hidden_size: width,
-      num_hidden_layers: layers,
-      vocab_size: vocabulary,
-      intermediate_size: inner,
-      state_size: state,
-      time_step_rank: rank,
-      conv_kernel: conv
-    }
-  end
-
-  defp random_weights(config, seed) do
-    %{hidden_size: width, intermediate_size: inner, state_size: state} = config
-    %{time_step_rank: rank, conv_kernel: conv, vocab_size: vocabulary} = config
-    normal = &RandomInputs.normal(&1, :f32, &2, {seed, &3})
-    filled = &Tensor.from_list(&1, :f32, &2)
-    ones = &filled.(List.duplicate(1, &1), {&1})
-    a_log = for _ <- 1..inner, n <- 1..state, do: :math.log(n)
-    # The inverse softplus of steps from 0.001 to 0.1.
-    steps =
-      for i <- 1..inner, dt = 0.001 * :math.pow(100, i / inner), do: :math.log(:math.exp(dt) - 1)
-
-    layers =
-      for layer <- 0..(config.num_hidden_layers - 1)//1,
-          {name, tensor} <- [
-            {"norm.weight", ones.(width)},
-            {"mixer.in_proj.weight",
-             normal.({2 * inner, width}, 1 / :math.sqrt(width), {layer, 1})},
-            {"mixer.conv1d.weight", normal.({inner, 1, conv}, 1 / :math.sqrt(conv), {layer, 2})},
-            {"mixer.conv1d.bias", normal.({inner}, 0.1, {layer, 3})},
-            {"mixer.x_proj.weight",
-             normal.({rank + 2 * state, inner}, 1 / :math.sqrt(inner), {layer, 4})},
-            {"mixer.dt_proj.weight", normal.({inner, rank}, 1 / :math.sqrt(rank), {layer, 5})},
-            {"mixer.dt_proj.bias", filled.(steps, {inner})},
-            {"mixer.A_log", filled.(a_log, {inner, state})},
-            {"mixer.D", ones.(inner)},
-            {"mixer.out_proj.weight", normal.({width, inner}, 1 / :math.sqrt(inner), {layer, 6})}
-          ],
-          into: %{},
-          do: {"backbone.layers.#{layer}.#{name}", tensor}
-
-    embedding =
-      if vocabulary > 0,
-        do: %{"backbone.embeddings.weight" => normal.({vocabulary, width}, 0.02, :embedding)},
-        else: %{}
-
-    layers |> Map.merge(embedding) |> Map.put("backbone.norm_f.weight", ones.(width))
-  end
-
-  defp size!(options, name, default) do
-    size = options[name] || default
-    Options.check!(size, is_integer(size) and size > 0, name, "a size")
   end
 end
 
