@@ -25,7 +25,7 @@ defmodule Sidewinder.OpsTest do
     assert "mask" not in called(:mha).weights
   end
 
-  test "options of several optional inputs or of none have names of their own" do
+  test "no two options of an op share a name" do
     for op <- Ops.all() do
       %{optional: optional, options: options} = Ops.called(op)
       keys = for {_name, option} <- optional, do: with({key, _name} <- option, do: key)

@@ -20,11 +20,39 @@ defmodule Sidewinder.Op.DeclaredTest do
   end
 
   test "what comes in a map is no option, and one capital letter is a small one" do
-    params = %{required: ~w(waq wao), optional: ~w(baq bao)}
-    assert Declared.table(:multi_memory_attention, params: params).optional == [:q_in]
+    %{optional: optional, params: params} = Declared.table(:mamba_block, composed: true)
+    assert optional == [:conv_state, :ssm_state]
+    assert params.optional == ~w(conv_b in_proj_b out_proj_b)
+    # The width of x_proj is a sum of what the others tell.
+    assert List.last(params.required) == "x_proj"
 
     assert Declared.table(:selective_scan).optional ==
              [{:d, "D"}, :z, :dt_bias, :initial_state]
+
+    assert Declared.table(:linear).optional == [bias: "b"]
+  end
+
+  test "letters stand for what is said of their axes" do
+    axes = [k: {:divides, :h, :k}, m: :rows]
+    %{inputs: inputs, outputs: outputs} = Declared.table(:attention, axes: axes, rest: :lse?)
+    keys = {:divides, :h, :k}
+
+    assert inputs["k"] ==
+             {:storage,
+              [%{heads_first: [:b, keys, :rows, :w], heads_last: [:b, :rows, keys, :w]}]}
+
+    assert inputs["mask"] == {:mask, [{:repeated, [:b, :h, :l, :rows]}]}
+    assert [{:y, :storage, %{heads_last: [:b, :l, :h, :v]}, :always}, lse] = outputs
+    assert lse == {:lse, :wide, [:b, :h, :l], :lse?}
+    # A cache lies in one way.
+    assert Declared.table(:decode).inputs["keys"] == {:storage, [[:b, :k, :c, :w]]}
+  end
+
+  test "fields are the options with their defaults" do
+    table = Declared.table(:layer_norm, rest: :return_statistics)
+
+    assert Declared.fields(table, eps: 0.5, algorithm: :plain) ==
+             [eps: 0.5, return_statistics: false, algorithm: :plain, inputs: [], target: []]
   end
 
   test "what only the kernel has is left out, and a flag asks for all outputs but the first" do

@@ -430,7 +430,7 @@ defmodule Sidewinder.LayersTest do
           {:shape, "wqkv", "{12, 4}", fn -> Sidewinder.mha(x, %{params | wqkv: x[0]}) end},
           {:shape, "mask", "{2, 2, 3, 3}",
            fn -> Sidewinder.mha(x, params, heads: 2, mask: Nx.iota({2, 4, 1, 1})) end},
-          {:argument, "wg", "a tensor", fn -> Sidewinder.transformer_block(x, params) end}
+          {:argument, "ln1_w", "a tensor", fn -> Sidewinder.transformer_block(x, params) end}
         ],
         {_, way} <- ways() do
       error = assert_raise Sidewinder.Error, fn -> way.(fun, []) end

@@ -84,7 +84,7 @@ defmodule Sidewinder.MambaBlockTest do
 
     assert %{kind: :argument, argument: "dt_w", got: "none"} = wrong.(Map.delete(params, "dt_w"))
     assert %{kind: :argument, argument: "dt_v"} = error = wrong.(Map.put(params, "dt_v", x))
-    assert error.expected =~ "one of conv_w, A_log"
+    assert error.expected =~ "one of A_log, in_proj, conv_w"
     assert %{kind: :argument, argument: "params"} = wrong.([])
 
     half = Map.update!(params, "in_proj", & &1[0..3])

@@ -93,7 +93,8 @@ defmodule Sidewinder.Op do
   @optional_callbacks gradient: 2
 
   @doc """
-  What the modules of most ops have in common. Of an op:
+  What the modules of ops have in common: `table/0` is their attribute `@table`, which `Sidewinder.Op.Declared.declare/2`
+  makes of the kernel's declaration. Of an op:
 
       use Sidewinder.Op, reference: module with body/2, gradient: module of the gradient
 
@@ -116,6 +117,7 @@ defmodule Sidewinder.Op do
 
   defp common do
     quote do
+      import Sidewinder.Op.Declared, only: [declare: 1, declare: 2]
       @behaviour Sidewinder.Op
       @before_compile Sidewinder.Op
     end
@@ -150,10 +152,6 @@ defmodule Sidewinder.Op do
       @table Sidewinder.Op.Gradient.table(unquote(opts[:gradient_of]).table())
 
       @impl true
-      def table, do: @table
-      defoverridable table: 0
-
-      @impl true
       unquote(gradient_body(opts))
     end
   end
@@ -169,8 +167,17 @@ defmodule Sidewinder.Op do
     end
   end
 
-  # EXLA asks the implementation for a block's struct what XLA shall call.
   defmacro __before_compile__(_env) do
+    quote do
+      @impl true
+      def table, do: @table
+
+      unquote(custom_call())
+    end
+  end
+
+  # EXLA asks the implementation for a block's struct what XLA shall call.
+  defp custom_call do
     if Code.ensure_loaded?(EXLA.CustomCall) do
       quote do
         defimpl EXLA.CustomCall do

@@ -7,17 +7,10 @@ defmodule Sidewinder.Block.Activations do
     reference: Sidewinder.Reference.Activations,
     gradient: Sidewinder.Block.ActivationsBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct fn: nil, inputs: [], target: []
-
-  @table Declared.table(:activations,
-           without: ~w(return_derivative dydx),
-           options: [fn: :fixed]
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:activations,
+    without: ~w(return_derivative dydx),
+    options: [fn: :fixed]
+  )
 
   @doc false
   def call(function, x, opts) do

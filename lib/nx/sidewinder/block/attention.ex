@@ -7,30 +7,12 @@ defmodule Sidewinder.Block.Attention do
     reference: Sidewinder.Reference.Attention,
     gradient: Sidewinder.Block.AttentionBackward
 
-  import Sidewinder.Op.Heads
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:attention, return_lse: false)
-
-  @keys {:divides, :h, :g}
-
-  @table Declared.table(:attention,
-           chosen_by: :layout,
-           inputs: %{
-             "q" => {:storage, [axes(:h, :l, :w)]},
-             "k" => {:storage, [axes(@keys, :m, :w)]},
-             "v" => {:storage, [axes(@keys, :m, :v)]}
-           },
-           options: [return_lse: {:here, :flag}],
-           outputs: [
-             {:y, :storage, axes(:h, :l, :v), :always},
-             {:lse, :wide, [:b, :h, :l], {:saved, :return_lse}}
-           ],
-           hint: hint()
-         )
-
-  @impl true
-  def table, do: @table
+  # The gradient takes both results.
+  declare(:attention,
+    axes: [k: {:divides, :h, :k}],
+    rest: {:saved, :return_lse},
+    hint: Sidewinder.Op.Heads.hint()
+  )
 end
 
 defmodule Sidewinder.Block.AttentionBackward do
@@ -38,11 +20,4 @@ defmodule Sidewinder.Block.AttentionBackward do
   use Sidewinder.Op,
     reference: Sidewinder.Reference.Attention,
     gradient_of: Sidewinder.Block.Attention
-
-  # It takes both outputs too.
-  %{"dy" => y, "dlse" => lse} = @table.inputs
-  @table %{@table | inputs: Map.merge(@table.inputs, %{"y" => y, "lse" => lse})}
-
-  @impl true
-  def table, do: @table
 end

@@ -6,19 +6,13 @@ defmodule Sidewinder.Block.BlockRecurrence do
     reference: Sidewinder.Reference.BlockRecurrence,
     gradient: Sidewinder.Block.BlockRecurrenceBackward
 
-  alias Sidewinder.Op.Declared
   alias Sidewinder.Error
 
-  defstruct Declared.fields(:block_recurrence, mix: 0.1, return_state: false)
-
-  @table Declared.table(:block_recurrence,
-           optional: [{:wm, "w_mix"}, {:bm, "b_mix"}, :initial_state],
-           rest: :return_state,
-           hint: "Sequences are {batch, length, width}, and weights are stored {out, in}"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:block_recurrence,
+    fields: [mix: 0.1],
+    rest: :return_state,
+    hint: "Sequences are {batch, length, width}, and weights are stored {out, in}"
+  )
 
   @doc false
   def call([z, gamma, w_gate, b_gate], opts) do
@@ -66,9 +60,4 @@ defmodule Sidewinder.Block.BlockRecurrenceBackward do
   use Sidewinder.Op,
     reference: Sidewinder.Reference.BlockRecurrence,
     gradient_of: Sidewinder.Block.BlockRecurrence
-
-  @table put_in(@table, [:inputs, "h"], {:storage, [[:b, :l, :d]]})
-
-  @impl true
-  def table, do: @table
 end

@@ -6,14 +6,7 @@ defmodule Sidewinder.Block.CausalConv1d do
     reference: Sidewinder.Reference.CausalConv1d,
     gradient: Sidewinder.Block.CausalConv1dBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:causal_conv1d)
-
-  @table Declared.table(:causal_conv1d)
-
-  @impl true
-  def table, do: @table
+  declare(:causal_conv1d)
 end
 
 defmodule Sidewinder.Block.CausalConv1dBackward do
@@ -32,14 +25,8 @@ defmodule Sidewinder.Block.CausalConv1dUpdate do
 
   alias Sidewinder.Block.CausalConv1d
   alias Sidewinder.Op
-  alias Sidewinder.Op.Declared
 
-  defstruct Declared.fields(:causal_conv1d_update)
-
-  @table Declared.table(:causal_conv1d_update)
-
-  @impl true
-  def table, do: @table
+  declare(:causal_conv1d_update)
 
   @impl true
   def body(op, inputs), do: Op.Step.body(op, CausalConv1d, inputs)

@@ -7,26 +7,14 @@ defmodule Sidewinder.Block.ExpProductScan do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.ExpProductScanBackward
 
-  alias Sidewinder.Op.{Cumulative, Declared}
-
-  defstruct Declared.fields(:exp_product_scan)
-
-  @table Cumulative.table(:exp_product_scan, eps: :share, log_min: :not_positive)
-
-  @impl true
-  def table, do: @table
+  declare(:exp_product_scan, hint: Sidewinder.Op.Cumulative.hint())
 end
 
 defmodule Sidewinder.Block.ExpProductScanBackward do
-  @moduledoc "The gradient of `Sidewinder.Block.ExpProductScan`. It takes y as well."
+  @moduledoc "The gradient of `Sidewinder.Block.ExpProductScan`."
   use Sidewinder.Op,
     reference: Sidewinder.Reference.Cumulative,
     gradient_of: Sidewinder.Block.ExpProductScan
-
-  @table Sidewinder.Op.Cumulative.with_result(@table)
-
-  @impl true
-  def table, do: @table
 end
 
 defmodule Sidewinder.Block.CumprodScan do
@@ -38,26 +26,14 @@ defmodule Sidewinder.Block.CumprodScan do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.CumprodScanBackward
 
-  alias Sidewinder.Op.{Cumulative, Declared}
-
-  defstruct Declared.fields(:cumprod_scan)
-
-  @table Cumulative.table(:cumprod_scan)
-
-  @impl true
-  def table, do: @table
+  declare(:cumprod_scan, hint: Sidewinder.Op.Cumulative.hint())
 end
 
 defmodule Sidewinder.Block.CumprodScanBackward do
-  @moduledoc "The gradient of `Sidewinder.Block.CumprodScan`. It takes y as well."
+  @moduledoc "The gradient of `Sidewinder.Block.CumprodScan`."
   use Sidewinder.Op,
     reference: Sidewinder.Reference.Cumulative,
     gradient_of: Sidewinder.Block.CumprodScan
-
-  @table Sidewinder.Op.Cumulative.with_result(@table)
-
-  @impl true
-  def table, do: @table
 end
 
 defmodule Sidewinder.Block.Logcumsumexp do
@@ -69,14 +45,7 @@ defmodule Sidewinder.Block.Logcumsumexp do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.LogcumsumexpBackward
 
-  alias Sidewinder.Op.{Cumulative, Declared}
-
-  defstruct Declared.fields(:logcumsumexp)
-
-  @table Cumulative.table(:logcumsumexp)
-
-  @impl true
-  def table, do: @table
+  declare(:logcumsumexp, hint: Sidewinder.Op.Cumulative.hint())
 end
 
 defmodule Sidewinder.Block.LogcumsumexpBackward do
@@ -95,14 +64,7 @@ defmodule Sidewinder.Block.Cumsum do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.CumsumBackward
 
-  alias Sidewinder.Op.{Cumulative, Declared}
-
-  defstruct Declared.fields(:cumsum)
-
-  @table Cumulative.table(:cumsum)
-
-  @impl true
-  def table, do: @table
+  declare(:cumsum, hint: Sidewinder.Op.Cumulative.hint())
 end
 
 defmodule Sidewinder.Block.CumsumBackward do
@@ -121,14 +83,7 @@ defmodule Sidewinder.Block.ReverseCumsum do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.ReverseCumsumBackward
 
-  alias Sidewinder.Op.{Cumulative, Declared}
-
-  defstruct Declared.fields(:reverse_cumsum)
-
-  @table Cumulative.table(:reverse_cumsum)
-
-  @impl true
-  def table, do: @table
+  declare(:reverse_cumsum, hint: Sidewinder.Op.Cumulative.hint())
 end
 
 defmodule Sidewinder.Block.ReverseCumsumBackward do

@@ -7,17 +7,10 @@ defmodule Sidewinder.Block.GatedRmsNorm do
     reference: Sidewinder.Reference.GatedRmsNorm,
     gradient: Sidewinder.Block.GatedRmsNormBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:gated_rms_norm)
-
-  @table Declared.table(:gated_rms_norm,
-           inputs: %{"x" => {:storage, [[:..., {:multiple, :groups, :d}]]}},
-           hint: "Rows are normalised over the last axis of x"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:gated_rms_norm,
+    axes: [d: {:multiple, :groups, :d}],
+    hint: "Rows are normalised over the last axis of x"
+  )
 end
 
 defmodule Sidewinder.Block.GatedRmsNormBackward do

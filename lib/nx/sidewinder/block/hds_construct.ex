@@ -6,10 +6,7 @@ defmodule Sidewinder.Block.HdsConstruct do
     reference: Sidewinder.Reference.HdsConstruct,
     gradient: Sidewinder.Block.HdsConstructBackward
 
-  alias Sidewinder.Op.Declared
   alias Sidewinder.Reference.HdsConstruct
-
-  defstruct Declared.fields(:hds_construct)
 
   # A level is there if there are more than its number.
   outputs =
@@ -18,14 +15,11 @@ defmodule Sidewinder.Block.HdsConstruct do
       {:"#{name}#{level}", :storage, [:b, slots, :d], {:more, :levels, level}}
     end
 
-  @table Declared.table(:hds_construct,
-           options: [levels: :size, ratio: :size, cursor: :count],
-           outputs: outputs,
-           hint: "A bank is {batch, slots, width}, and k and v are alike"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:hds_construct,
+    options: [levels: :size, ratio: :size],
+    outputs: outputs,
+    hint: "A bank is {batch, slots, width}, and k and v are alike"
+  )
 
   @doc false
   def call(op, k, v, opts) do

@@ -6,22 +6,17 @@ defmodule Sidewinder.Block.HdsQueryTopk do
   """
   use Sidewinder.Op
 
-  alias Sidewinder.Op.{Declared, Gradient}
+  alias Sidewinder.Op.Gradient
   alias Sidewinder.Reference.HdsQueryTopk
 
-  defstruct Declared.fields(:hds_query_topk)
-
-  @table Declared.table(:hds_query_topk,
-           options: [levels: :size, ratio: :size, top_k: :size],
-           outputs: [
-             {:context, :storage, [:b, :l, :d], :always},
-             {:slots, :index, [:b, :l, {:by, {HdsQueryTopk, :candidates, []}}], :always}
-           ],
-           hint: "q is {batch, length, width}, and a memory {batch or 1, slots, width}"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:hds_query_topk,
+    options: [levels: :size, ratio: :size, top_k: :size],
+    outputs: [
+      {:context, :storage, [:b, :l, :d], :always},
+      {:slots, :index, [:b, :l, {:by, {HdsQueryTopk, :candidates, []}}], :always}
+    ],
+    hint: "q is {batch, length, width}, and a memory {batch or 1, slots, width}"
+  )
 
   @impl true
   defdelegate body(op, inputs), to: HdsQueryTopk

@@ -7,17 +7,9 @@ defmodule Sidewinder.Block.Linear do
     reference: Sidewinder.Reference.Linear,
     gradient: Sidewinder.Block.LinearBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:linear)
-
-  @table Declared.table(:linear,
-           optional: [bias: "b"],
-           hint: "Weights are stored {out, in}, and the last axis of x meets `in`"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:linear,
+    hint: "Weights are stored {out, in}, and the last axis of x meets `in`"
+  )
 end
 
 defmodule Sidewinder.Block.LinearBackward do

@@ -6,14 +6,7 @@ defmodule Sidewinder.Block.LinearScan do
     reference: Sidewinder.Reference.LinearScan,
     gradient: Sidewinder.Block.LinearScanBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:linear_scan, algorithm: :sequential)
-
-  @table Declared.table(:linear_scan)
-
-  @impl true
-  def table, do: @table
+  declare(:linear_scan, fields: [algorithm: :sequential])
 
   @doc false
   def call(op, [a, b], opts) do
@@ -29,15 +22,4 @@ defmodule Sidewinder.Block.LinearScanBackward do
   use Sidewinder.Op,
     reference: Sidewinder.Reference.LinearScan,
     gradient_of: Sidewinder.Block.LinearScan
-
-  {b, inputs} = Map.pop!(@table.inputs, "b")
-
-  @table %{
-    @table
-    | inputs: Map.put(inputs, "h", b),
-      outputs: [da: "a", db: "a", dinitial_state: "initial_state"]
-  }
-
-  @impl true
-  def table, do: @table
 end

@@ -9,22 +9,11 @@ defmodule Sidewinder.Block.MambaBlock do
     reference: Sidewinder.Reference.MambaBlock,
     gradient: Sidewinder.Block.MambaBlockBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct return_state: false, inputs: [], target: []
-
-  @table Declared.table(:mamba_block,
-           composed: true,
-           params: %{
-             required: ~w(conv_w A_log dt_w in_proj x_proj dt_b D out_proj),
-             optional: ~w(conv_b in_proj_b out_proj_b),
-             aliases: %{"a_log" => "A_log"}
-           },
-           without: ~w(expand d_state dt_rank d_conv)
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:mamba_block,
+    composed: true,
+    aliases: %{"a_log" => "A_log"},
+    without: ~w(expand d_state dt_rank d_conv)
+  )
 
   @doc false
   def call(op, x, params, opts) do

@@ -7,19 +7,11 @@ defmodule Sidewinder.Block.Matmul do
     reference: Sidewinder.Reference.Matmul,
     gradient: Sidewinder.Block.MatmulBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:matmul)
-
   # The rows of a product are independent, as entries of a batch are.
-  @table Declared.table(:matmul,
-           inputs: %{"a" => {:storage, [[:b, :k]]}},
-           outputs: [{:c, :storage, [:b, :n], :always}],
-           hint: "Columns of a meet rows of b"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:matmul,
+    axes: [m: :b],
+    hint: "Columns of a meet rows of b"
+  )
 end
 
 defmodule Sidewinder.Block.MatmulBackward do

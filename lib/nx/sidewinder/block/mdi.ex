@@ -6,14 +6,7 @@ defmodule Sidewinder.Block.MdiUpdate do
     reference: Sidewinder.Reference.MdiUpdate,
     gradient: Sidewinder.Block.MdiUpdateBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct inputs: [], target: []
-
-  @table Declared.table(:mdi_update, hint: "All tensors have the shape of z")
-
-  @impl true
-  def table, do: @table
+  declare(:mdi_update, hint: "All tensors have the shape of z")
 end
 
 defmodule Sidewinder.Block.MdiUpdateBackward do
@@ -33,28 +26,18 @@ defmodule Sidewinder.Block.MdiGamma do
     reference: Sidewinder.Reference.MdiGamma,
     gradient: Sidewinder.Block.MdiGammaBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:mdi_gamma)
-
-  @params %{required: ~w(wg1 bg1 wg2 bg2), optional: ~w(wc1 bc1 wc2 bc2)}
-
-  @table Declared.table(:mdi_gamma,
-           composed: true,
-           params: @params,
-           hint: "Weights are stored {out, in}, and both networks have the same inner width"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:mdi_gamma,
+    composed: true,
+    hint: "Weights are stored {out, in}, and both networks have the same inner width"
+  )
 
   @doc false
-  def weights, do: @params.required ++ @params.optional
+  def weights, do: @table.params.required ++ @table.params.optional
 
   @doc false
   # A context and its network are both there or not at all.
   def complete!(op, params, opts) do
-    names = @params.optional
+    names = @table.params.optional
     there = if is_map(params), do: for({k, t} <- params, t != nil, do: to_string(k)), else: []
     context = if Keyword.keyword?(opts) && opts[:context] != nil, do: ["context"], else: []
     given = context ++ Enum.filter(names, &(&1 in there))
@@ -85,21 +68,11 @@ defmodule Sidewinder.Block.Mdi do
     reference: Sidewinder.Reference.Mdi,
     gradient: Sidewinder.Block.MdiBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:mdi, return_parts: false)
-
-  @gamma Sidewinder.Block.MdiGamma.table()
-
-  @table Declared.table(:mdi,
-           composed: true,
-           params: Map.update!(@gamma.params, :required, &(&1 ++ ~w(wm bm))),
-           rest: :return_parts,
-           hint: @gamma.hint
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:mdi,
+    composed: true,
+    rest: :return_parts,
+    hint: Sidewinder.Block.MdiGamma.table().hint
+  )
 end
 
 defmodule Sidewinder.Block.MdiBackward do

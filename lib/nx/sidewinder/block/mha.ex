@@ -8,25 +8,13 @@ defmodule Sidewinder.Block.Mha do
     reference: Sidewinder.Reference.Mha,
     gradient: Sidewinder.Block.MhaBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Keyword.delete(Declared.fields(:mha), :cached)
-
-  @table Declared.table(:mha,
-           composed: true,
-           params: %{required: ~w(wqkv wo), optional: ~w(bo)},
-           without: ~w(keys values cached),
-           inputs: %{
-             "x" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]},
-             "mask" => {:mask, [{:repeated, [:b, :heads, :l, :l]}]}
-           },
-           options: [heads: :size],
-           outputs: [{:y, :storage, [:b, :l, :d], :always}],
-           hint: "x is {batch, length, width}, and weights are stored {out, in}"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:mha,
+    composed: true,
+    without: ~w(keys values cached),
+    axes: [d: {:multiple, :heads, :d}, h: :heads],
+    options: [heads: :size],
+    hint: "x is {batch, length, width}, and weights are stored {out, in}"
+  )
 end
 
 defmodule Sidewinder.Block.MhaBackward do

@@ -9,31 +9,22 @@ defmodule Sidewinder.Block.MmrecBlock do
     gradient: Sidewinder.Block.MmrecBlockBackward
 
   alias Sidewinder.Block.{BlockRecurrence, HdsConstruct}
-  alias Sidewinder.Op.Declared
   alias Sidewinder.{Op, Reference}
-
-  defstruct Declared.fields(:mmrec_block, mix: 0.1, return_state: false)
-
-  @params ~w(n1 n2 wq bq wk bk wv bv wz bz wg1 bg1 wg2 bg2 wc1 bc1 wc2 bc2 wgate bgate waq baq wao bao) ++
-            ~w(wf1 bf1 wf2 bf2)
 
   # What the gradient takes if it was kept, and what is kept for the gradient alone.
   @kept ~w(h gamma context q k v z hidden)
   @own [:q, :k, :v, :z, :hidden]
 
-  @table Declared.table(:mmrec_block,
-           composed: true,
-           params: %{required: @params, optional: ~w(wm bm)},
-           inputs: %{"x" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]}},
-           optional: [:k_mem, :v_mem, :initial_state],
-           options: [heads: :size, norm: [:outside, :inside]] ++ HdsConstruct.table().options,
-           rest: :return_state,
-           hint:
-             "x is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:mmrec_block,
+    composed: true,
+    fields: [mix: 0.1],
+    axes: [d: {:multiple, :heads, :d}],
+    optional: [:k_mem, :v_mem, :initial_state],
+    options: [heads: :size, norm: [:outside, :inside]] ++ HdsConstruct.table().options,
+    rest: :return_state,
+    hint:
+      "x is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
+  )
 
   @doc false
   def kept, do: @kept
@@ -100,17 +91,4 @@ end
 defmodule Sidewinder.Block.MmrecBlockBackward do
   @moduledoc "The gradient of `Sidewinder.Block.MmrecBlock`, as one kernel. It takes what that kept for it."
   use Sidewinder.Op, gradient_of: Sidewinder.Block.MmrecBlock
-
-  alias Sidewinder.Block.MmrecBlock
-
-  @kept for {key, precision, sizes, _} <- MmrecBlock.table().outputs,
-            name = Atom.to_string(key),
-            name in MmrecBlock.kept(),
-            into: %{},
-            do: {name, {precision, [sizes]}}
-
-  @table %{@table | inputs: Map.merge(@table.inputs, @kept)}
-
-  @impl true
-  def table, do: @table
 end

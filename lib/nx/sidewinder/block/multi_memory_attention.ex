@@ -8,25 +8,14 @@ defmodule Sidewinder.Block.MultiMemoryAttention do
     reference: Sidewinder.Reference.MultiMemoryAttention,
     gradient: Sidewinder.Block.MultiMemoryAttentionBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:multi_memory_attention, return_lse: false)
-
-  @table Declared.table(:multi_memory_attention,
-           composed: true,
-           params: %{required: ~w(waq wao), optional: ~w(baq bao)},
-           inputs: %{"h" => {:storage, [[:b, :l, {:multiple, :heads, :d}]]}},
-           options: [heads: :size, return_lse: {:here, :flag}],
-           outputs: [
-             {:y, :storage, [:b, :l, :d], :always},
-             {:lse, :wide, [:b, :heads, :l], :return_lse}
-           ],
-           hint:
-             "h is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:multi_memory_attention,
+    composed: true,
+    axes: [d: {:multiple, :heads, :d}, h: :heads],
+    options: [heads: :size],
+    rest: :return_lse,
+    hint:
+      "h is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
+  )
 end
 
 defmodule Sidewinder.Block.MultiMemoryAttentionBackward do

@@ -7,14 +7,7 @@ defmodule Sidewinder.Block.RmsNorm do
     reference: Sidewinder.Reference.Norm,
     gradient: Sidewinder.Block.RmsNormBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:rms_norm)
-
-  @table Declared.table(:rms_norm, hint: "Rows are normalised over the last axis of x")
-
-  @impl true
-  def table, do: @table
+  declare(:rms_norm, hint: "Rows are normalised over the last axis of x")
 end
 
 defmodule Sidewinder.Block.RmsNormBackward do
@@ -33,17 +26,10 @@ defmodule Sidewinder.Block.LayerNorm do
     reference: Sidewinder.Reference.Norm,
     gradient: Sidewinder.Block.LayerNormBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:layer_norm, return_statistics: false)
-
-  @table Declared.table(:layer_norm,
-           rest: :return_statistics,
-           hint: "Rows are normalised over the last axis of x"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:layer_norm,
+    rest: :return_statistics,
+    hint: "Rows are normalised over the last axis of x"
+  )
 
   @impl true
   def gradient(%{return_statistics: false} = op, given), do: super(op, given)
@@ -60,12 +46,6 @@ defmodule Sidewinder.Block.LayerNormBackward do
   use Sidewinder.Op,
     reference: Sidewinder.Reference.Norm,
     gradient_of: Sidewinder.Block.LayerNorm
-
-  # Its kernel takes no cotangents of statistics.
-  @table %{@table | inputs: Map.drop(@table.inputs, ~w(dmean drstd)), optional: []}
-
-  @impl true
-  def table, do: @table
 end
 
 defmodule Sidewinder.Block.LayerNormGelu do
@@ -77,14 +57,7 @@ defmodule Sidewinder.Block.LayerNormGelu do
     reference: Sidewinder.Reference.Norm,
     gradient: Sidewinder.Block.LayerNormGeluBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:layer_norm_gelu)
-
-  @table Declared.table(:layer_norm_gelu, hint: "Rows are normalised over the last axis of x")
-
-  @impl true
-  def table, do: @table
+  declare(:layer_norm_gelu, hint: "Rows are normalised over the last axis of x")
 end
 
 defmodule Sidewinder.Block.LayerNormGeluBackward do

@@ -7,23 +7,10 @@ defmodule Sidewinder.Block.Rope do
     reference: Sidewinder.Reference.Rope,
     gradient: Sidewinder.Block.RopeBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:rope)
-
-  import Sidewinder.Op.Heads
-
-  @x axes(:h, :l, {:multiple, 2, :w})
-
-  @table Declared.table(:rope,
-           chosen_by: :layout,
-           inputs: %{"x" => {:storage, [@x]}},
-           outputs: [{:y, :storage, @x, :always}],
-           hint: hint()
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:rope,
+    axes: [w: {:multiple, 2, :w}],
+    hint: Sidewinder.Op.Heads.hint()
+  )
 end
 
 defmodule Sidewinder.Block.RopeBackward do

@@ -10,19 +10,12 @@ defmodule Sidewinder.Block.SelectiveScan do
     reference: Sidewinder.Reference.SelectiveScan,
     gradient: Sidewinder.Block.SelectiveScanBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:selective_scan, algorithm: :sequential)
-
   # Groups divide the channels.
-  @varying [[:b, :l, :n], [:b, :l, {:divides, :d}, :n], [:d, :n]]
-  @table Declared.table(:selective_scan,
-           inputs: %{"B" => {:storage, @varying}, "C" => {:storage, @varying}},
-           options: [clamp_grad: {:gradient, [:mask, :straight_through]}]
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:selective_scan,
+    fields: [algorithm: :sequential],
+    axes: [g: {:divides, :d}],
+    options: [clamp_grad: {:gradient, [:mask, :straight_through]}]
+  )
 
   @doc false
   # All outputs by name where there are three, as the kernels have it.

@@ -5,21 +5,15 @@ defmodule Sidewinder.Block.SelectiveStateUpdate do
   """
   use Sidewinder.Op
 
-  alias Sidewinder.Op.Declared
   alias Sidewinder.Block.SelectiveScan
   alias Sidewinder.Op
 
-  defstruct Declared.fields(:selective_state_update, clamp_grad: :mask)
-
   # Groups divide the channels.
-  @varying [[:b, :n], [:b, {:divides, :d}, :n]]
-  @table Declared.table(:selective_state_update,
-           inputs: %{"B" => {:storage, @varying}, "C" => {:storage, @varying}},
-           options: [clamp_grad: {:gradient, [:mask, :straight_through]}]
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:selective_state_update,
+    fields: [clamp_grad: :mask],
+    axes: [g: {:divides, :d}],
+    options: [clamp_grad: {:gradient, [:mask, :straight_through]}]
+  )
 
   @impl true
   def body(op, inputs), do: Op.Step.body(op, SelectiveScan, inputs)

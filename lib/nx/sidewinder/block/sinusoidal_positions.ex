@@ -7,14 +7,7 @@ defmodule Sidewinder.Block.SinusoidalPositions do
     reference: Sidewinder.Reference.SinusoidalPositions,
     gradient: Sidewinder.Block.SinusoidalPositionsBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:sinusoidal_positions)
-
-  @table Declared.table(:sinusoidal_positions)
-
-  @impl true
-  def table, do: @table
+  declare(:sinusoidal_positions)
 end
 
 defmodule Sidewinder.Block.SinusoidalPositionsBackward do

@@ -8,18 +8,11 @@ defmodule Sidewinder.Block.SwigluMlp do
     reference: Sidewinder.Reference.SwigluMlp,
     gradient: Sidewinder.Block.SwigluMlpBackward
 
-  alias Sidewinder.Op.Declared
-
-  defstruct Declared.fields(:swiglu_mlp, activation: :silu)
-
-  @table Declared.table(:swiglu_mlp,
-           composed: true,
-           params: %{required: ~w(wg wu wd), optional: []},
-           hint: "Weights are stored {out, in}"
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:swiglu_mlp,
+    composed: true,
+    fields: [activation: :silu],
+    hint: "Weights are stored {out, in}"
+  )
 end
 
 defmodule Sidewinder.Block.SwigluMlpBackward do

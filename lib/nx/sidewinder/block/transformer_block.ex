@@ -8,28 +8,13 @@ defmodule Sidewinder.Block.TransformerBlock do
     reference: Sidewinder.Reference.TransformerBlock,
     gradient: Sidewinder.Block.TransformerBlockBackward
 
-  alias Sidewinder.Block.Mha
-  alias Sidewinder.Op.Declared
-
-  defstruct Keyword.delete(Declared.fields(:transformer_block), :cached)
-
-  @mha Mha.table()
-
-  @table Declared.table(:transformer_block,
-           composed: true,
-           params: %{
-             required: ~w(wqkv wo wg wu wd ln1_w ln1_b ln2_w ln2_b),
-             optional: @mha.params.optional
-           },
-           without: ~w(keys values cached),
-           inputs: Map.take(@mha.inputs, ~w(x mask)),
-           options: [heads: :size],
-           outputs: @mha.outputs,
-           hint: @mha.hint
-         )
-
-  @impl true
-  def table, do: @table
+  declare(:transformer_block,
+    composed: true,
+    without: ~w(keys values cached),
+    axes: [d: {:multiple, :heads, :d}, h: :heads],
+    options: [heads: :size],
+    hint: Sidewinder.Block.Mha.table().hint
+  )
 end
 
 defmodule Sidewinder.Block.TransformerBlockBackward do

@@ -5,9 +5,26 @@ defmodule Sidewinder.Op.Declared do
   alias Sidewinder.{Ops, Shapes}
 
   @doc """
+  The table of the op of that name and the struct of its module, whose `fields` that are no options, or have other
+  defaults, are said here; the rest is that of `table/2`.
+  """
+  defmacro declare(name, more \\ []) do
+    quote do
+      {fields, more} = Keyword.pop(unquote(more), :fields, [])
+      @table Sidewinder.Op.Declared.table(unquote(name), more)
+      defstruct Sidewinder.Op.Declared.fields(@table, fields)
+    end
+  end
+
+  @doc """
   The table of the op of that name: its inputs, those of them that are options, its options and its outputs. `more` has
-  the rest, and what is not as the kernel has it; its `inputs` and `options` are put in place of those of their names,
-  `without` names what only the kernel has, and `rest` is a flag that asks for all outputs but the first.
+  the rest, and what is not as the kernel has it:
+
+    * `axes` - what is put in place of letters of shapes
+    * `inputs` and `options` - put in place of those of their names
+    * `without` - names that only the kernel has
+    * `rest` - a flag that asks for all outputs but the first
+    * `aliases` - other names of weights; a composed op takes its weights as a map
 
       iex> %{inputs: inputs, options: options} = Sidewinder.Op.Declared.table(:rms_norm)
       iex> {inputs, options}
@@ -16,20 +33,21 @@ defmodule Sidewinder.Op.Declared do
   """
   @spec table(atom, keyword) :: map
   def table(name, more \\ []) do
-    {own, more} = Keyword.split(more, [:inputs, :options, :without, :rest])
+    {own, more} = Keyword.split(more, [:axes, :inputs, :options, :without, :rest, :aliases])
     op = Ops.all() |> Ops.find!(name) |> less(own[:without] || [])
-    options = (own[:options] || []) ++ flag(own[:rest])
+    {of_map, inputs} = Enum.split_with(op.inputs, &(more[:composed] && Ops.weight?(&1)))
+    form = &forms(&1, own[:axes] || [], option?(op, "layout"))
 
-    Map.merge(
-      %{
-        name: name,
-        inputs: op.inputs |> Map.new(&input/1) |> Map.merge(own[:inputs] || %{}),
-        optional: optional(op.inputs, more[:params]),
-        options: op.options |> Enum.map(&{key(&1), sort(&1)}) |> put(options),
-        outputs: op.outputs |> Enum.map(&output/1) |> ask(own[:rest])
-      },
-      Map.new(more)
-    )
+    %{
+      name: name,
+      inputs: op.inputs |> Map.new(&input(&1, form)) |> Map.merge(own[:inputs] || %{}),
+      optional: for(%{optional: true} = slot <- inputs, do: Ops.optional(slot)),
+      options: op.options |> Enum.map(&{key(&1), sort(&1)}) |> put(options(own)),
+      outputs: op |> outputs() |> Enum.map(&output(&1, form)) |> ask(own[:rest])
+    }
+    |> Map.merge(if(option?(op, "layout"), do: %{chosen_by: :layout}, else: %{}))
+    |> Map.merge(if(of_map == [], do: %{}, else: %{params: params(of_map, own[:aliases] || %{})}))
+    |> Map.merge(Map.new(more))
   end
 
   defp less(op, names) do
@@ -37,21 +55,50 @@ defmodule Sidewinder.Op.Declared do
     %{op | inputs: own.(op.inputs), options: own.(op.options), outputs: own.(op.outputs)}
   end
 
+  defp option?(op, name), do: Enum.any?(op.options, &(&1.name == name))
+
+  defp options(own), do: (own[:options] || []) ++ flag(own[:rest])
+
   defp flag(nil), do: []
+  defp flag({:saved, rest}), do: flag(rest)
   defp flag(rest), do: [{rest, {:here, :flag}}]
 
-  @doc """
-  The fields of the op's struct: its options with their defaults, `more` in place of them or beside them, and what all
-  structs of ops have.
+  # What is as long as several others together comes when these are known.
+  defp params(slots, aliases) do
+    {optional, required} = Enum.split_with(slots, & &1.optional)
+    names = fn slots -> for slot <- slots, do: slot.name end
 
-      iex> Sidewinder.Op.Declared.fields(:rms_norm)
+    %{
+      required: names.(Enum.sort_by(required, &(&1.shape =~ ~r/[A-Z]\+/))),
+      optional: names.(optional),
+      aliases: aliases
+    }
+  end
+
+  # What a kernel does not say of its outputs its gradient says of their cotangents.
+  defp outputs(%{outputs: [], cotangents: [_ | _]} = op) do
+    %{inputs: inputs} = Ops.backward(Ops.all(), op)
+
+    for %{name: "d" <> name = cotangent} = slot <- inputs,
+        cotangent in op.cotangents,
+        do: Map.merge(slot, %{name: name, when: :always})
+  end
+
+  defp outputs(op), do: op.outputs
+
+  @doc """
+  The fields of an op's struct: the options of its table with their defaults, `more` in place of them or beside them, and
+  what all structs of ops have.
+
+      iex> Sidewinder.Op.Declared.fields(Sidewinder.Op.Declared.table(:rms_norm))
       [eps: 1.0e-6, eps_mode: :inside, inputs: [], target: []]
   """
-  @spec fields(atom, keyword) :: keyword
-  def fields(name, more \\ []) do
-    %{options: options} = Ops.find!(Ops.all(), name)
-    defaults = for option <- options, do: {key(option), default(option)}
-    put(defaults, more) ++ [inputs: [], target: []]
+  @spec fields(map, keyword) :: keyword
+  def fields(table, more \\ []) do
+    %{options: declared} = Ops.find!(Ops.all(), table.name)
+    defaults = for option <- declared, do: {key(option), default(option)}
+    own = for {key, _sort} <- table.options, do: {key, Keyword.get(defaults, key, false)}
+    put(own, more) ++ [inputs: [], target: []]
   end
 
   # Values of the names that are there stay at their places.
@@ -70,27 +117,19 @@ defmodule Sidewinder.Op.Declared do
   defp default(%{takes: "text", default: text}) when is_binary(text), do: String.to_atom(text)
   defp default(%{default: default}), do: default
 
-  defp input(%{name: name, precision: precision, shape: words}),
-    do: {name, {String.to_atom(precision), forms(words)}}
+  defp input(%{name: name, precision: precision, shape: words}, form),
+    do: {name, {String.to_atom(precision), form.(words)}}
 
-  # Those that come in a map are no options.
-  defp optional(slots, params) do
-    in_map = if params, do: params.optional, else: []
-    for %{optional: true, name: name} <- slots, name not in in_map, do: optional(name)
+  defp output(%{name: name, precision: precision, shape: words, when: asked}, form) do
+    [sizes] = form.(words)
+    {String.to_atom(name), String.to_atom(precision), letters(sizes), asked(asked)}
   end
 
-  # Inputs of one capital letter are options of the small one.
-  defp optional(name) do
-    case String.downcase(name) do
-      ^name -> String.to_atom(name)
-      small -> {String.to_atom(small), name}
-    end
-  end
+  defp letters(%{} = by_layout), do: Map.new(by_layout, fn {k, sizes} -> {k, letters(sizes)} end)
+  defp letters(sizes), do: for(size <- sizes, do: letter(size))
 
-  defp output(%{name: name, precision: precision, shape: words, when: asked}) do
-    [sizes] = forms(words)
-    {String.to_atom(name), String.to_atom(precision), sizes, asked(asked)}
-  end
+  defp letter({kind, _size, letter}) when kind in [:divides, :multiple], do: letter
+  defp letter(size), do: size
 
   # What the kernel always gives after the first.
   defp ask(outputs, nil), do: outputs
@@ -106,11 +145,25 @@ defmodule Sidewinder.Op.Declared do
   ## Shapes
 
   # The words of axes that may be 1 as well are either of both, or broadcast where all axes are such.
-  defp forms(words) do
+  defp forms(words, axes, layout?) do
     if words =~ ~r/^\((\w+\|1(, )?)+\)$/,
-      do: [{:repeated, hd(sizes(words))}],
-      else: Enum.flat_map(ones(words), &sizes/1)
+      do: [{:repeated, named(hd(sizes(words)), axes)}],
+      else:
+        for(one <- ones(words), form <- sizes(one), do: laid(named(form, axes), form, layout?))
   end
+
+  defp named(form, axes),
+    do: for(size <- form, do: if(is_atom(size), do: Keyword.get(axes, size, size), else: size))
+
+  # Lengths and heads change places by the layout; in a cache, whose length is C, they do not.
+  defp laid([batch, heads, length, width], [_, _, letter, _], true) when letter in [:l, :m] do
+    %{
+      heads_first: [batch, heads, length, width],
+      heads_last: [batch, length, heads, width]
+    }
+  end
+
+  defp laid(form, _letters, _layout?), do: form
 
   defp ones(words) do
     case Regex.run(~r/\w+\|1/, words) do

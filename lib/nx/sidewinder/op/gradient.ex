@@ -4,7 +4,7 @@ defmodule Sidewinder.Op.Gradient do
   # it by a custom gradient around the op's node in the graph.
 
   alias Nx.Defn.{Expr, Tree}
-  alias Sidewinder.{Error, Op}
+  alias Sidewinder.{Error, Op, Ops}
   alias Sidewinder.Op.Warning
 
   import Nx.Defn.Kernel, only: [custom_grad: 3]
@@ -108,25 +108,48 @@ defmodule Sidewinder.Op.Gradient do
   end
 
   @doc """
-  The table of an op's gradient: it takes all inputs and the cotangents of all outputs, those of
-  outputs that must be asked for if they are there, and gives a gradient for each input.
+  The table of an op's gradient: it takes those inputs, outputs and cotangents that its kernel declares, and gives a
+  gradient for each input of the op.
   """
   def table(%{outputs: outputs} = table) do
-    asked = for {name, _, _, asked} <- outputs, asked != :always, do: {name, option(asked)}
-    more = for {name, _} <- asked, do: :"d#{name}"
-    asked = Keyword.values(asked)
+    name = :"#{table.name}_backward"
+    taken = for slot <- Ops.find!(Ops.all(), name).inputs, do: slot.name
+
+    given =
+      for {output, p, dims, _} <- outputs, name <- ["#{output}", "d#{output}"], into: %{} do
+        {name, {p, [dims]}}
+      end
+
+    inputs = given |> Map.merge(table.inputs) |> Map.take(taken)
+    asked = for {y, _, _, asked} <- outputs, asked != :always, do: {:"d#{y}", option(asked)}
+    cotangents = for {dy, _} <- asked, is_map_key(inputs, "#{dy}"), do: dy
 
     %{
       table
-      | name: :"#{table.name}_backward",
-        inputs:
-          for({name, p, dims, _} <- outputs, into: table.inputs, do: {"d#{name}", {p, [dims]}}),
-        optional: table.optional ++ more,
-        options: for({key, sort} <- table.options, key not in asked, do: {key, own(sort)}),
-        outputs: for({name, {p, _}} when p != :mask <- table.inputs, do: {:"d#{name}", name})
+      | name: name,
+        inputs: inputs,
+        optional: table.optional ++ cotangents,
+        options:
+          for(
+            {key, sort} <- table.options,
+            key not in Keyword.values(asked),
+            do: {key, own(sort)}
+          ),
+        outputs:
+          for(
+            {x, {p, _} = of} when p != :mask <- table.inputs,
+            do: {:"d#{x}", like(x, of, inputs)}
+          )
     }
     |> Map.delete(:composed)
   end
+
+  # The input whose shape the gradient of `name` has: that itself, or another one that is alike where the kernel does
+  # without it.
+  defp like(name, _of, inputs) when is_map_key(inputs, name), do: name
+
+  defp like(_name, of, inputs),
+    do: Enum.find_value(inputs, fn {name, input} -> input == of && name end)
 
   defp option({sort, option}) when sort in [:saved, :unless], do: option
   # It does more than choose outputs.

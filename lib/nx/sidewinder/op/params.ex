@@ -8,7 +8,7 @@ defmodule Sidewinder.Op.Params do
   @type t :: %{
           required(:required) => [String.t()],
           required(:optional) => [String.t()],
-          optional(:aliases) => %{String.t() => String.t()}
+          required(:aliases) => %{String.t() => String.t()}
         }
 
   @doc "`Sidewinder.Op.call/3` with `x`, or some inputs by name, and the weights."
@@ -23,11 +23,8 @@ defmodule Sidewinder.Op.Params do
   def inputs!(%module{}, x, params), do: [{"x", x} | tensors!(module.table(), params)]
 
   defp tensors!(%{params: known} = table, params) when is_map(params) and not is_struct(params) do
-    aliases = Map.get(known, :aliases, %{})
-
-    given =
-      Map.new(params, fn {key, t} -> {Map.get(aliases, to_string(key), to_string(key)), t} end)
-
+    own = fn name -> Map.get(known.aliases, name, name) end
+    given = Map.new(params, fn {key, t} -> {own.(to_string(key)), t} end)
     all = known.required ++ known.optional
 
     with [unknown | _] <- Map.keys(given) -- all,
