@@ -29,7 +29,8 @@ defmodule Sidewinder.MMRec.Memory do
   memory, `:unavailable` for a device that is not there, and `:memory` where there is none left.
   """
 
-  alias Sidewinder.{Error, Held, Kernel, Options, RandomInputs, Safetensors, Tensor}
+  alias Sidewinder.{Error, Held, Kernel, Options, RandomInputs, Tensor}
+  alias Sidewinder.MMRec.Dump
 
   @defaults [
     width: nil,
@@ -516,19 +517,12 @@ defmodule Sidewinder.MMRec.Memory do
   """
   @spec dump(t) :: binary
   def dump(%__MODULE__{layers: layers} = memory) do
-    banks = for index <- 0..(tuple_size(layers) - 1), bank <- [:short, :long], do: {index, bank}
-
-    banks
-    |> Enum.flat_map(fn {index, bank} ->
+    for index <- 0..(tuple_size(layers) - 1), bank <- [:short, :long] do
       {k, v} = read(memory, bank, layer: index)
-      cursor = <<cursor(memory, bank, layer: index)::signed-native-64>>
-      named = [k: Tensor.to_host(k), v: Tensor.to_host(v), cursor: Tensor.new(cursor, :i64, {1})]
-      for {part, tensor} <- named, do: {name(index, bank, part), tensor}
-    end)
-    |> Safetensors.encode()
+      {index, bank, [k: k, v: v, cursor: cursor(memory, bank, layer: index)]}
+    end
+    |> Dump.encode()
   end
-
-  defp name(layer, bank, part), do: "layer.#{layer}.#{bank}.#{part}"
 
   @doc """
   The memory that a dump is of. Options are `:levels`, `:ratio`, `:init` and `:backend` as in `new/1`, which the dump
@@ -539,14 +533,7 @@ defmodule Sidewinder.MMRec.Memory do
   @spec restore(binary, keyword) :: t
   def restore(dump, options \\ []) do
     options = Options.known!(options, [:levels, :ratio, :init, :backend])
-    tensors = Safetensors.decode(dump)
-    count = div(map_size(tensors), 6)
-
-    unless count > 0 and map_size(tensors) == 6 * count,
-      do: no_dump("six tensors for each layer", "#{map_size(tensors)}")
-
-    short = bank!(tensors, 0, :short)
-    long = bank!(tensors, 0, :long)
+    {tensors, count, short, long} = Dump.decode!(dump)
     {batch, slots, width} = short.shape
 
     sizes = [
@@ -565,58 +552,19 @@ defmodule Sidewinder.MMRec.Memory do
   end
 
   defp restored(memory, tensors, layer) do
-    [{k, v}, long] =
+    [{short, short_cursor}, {long, long_cursor}] =
       for {bank, slots} <- [short: memory.short_slots, long: memory.long_slots] do
-        shape = {memory.batch, slots, memory.width}
-        [k, v] = for part <- [:k, :v], do: part!(tensors, layer, bank, part, {shape, memory.type})
-        {here(k, memory), here(v, memory)}
+        spec = {memory.type, {memory.batch, slots, memory.width}}
+        {banks, cursor} = Dump.bank!(tensors, layer, bank, spec)
+        {for(t <- banks, do: here(t, memory)), cursor}
       end
 
-    [short_cursor, long_cursor] = for bank <- [:short, :long], do: cursor!(tensors, layer, bank)
-    empty = %{short: nil, short_cursor: 0, long: long, long_cursor: long_cursor}
+    for cursor <- [short_cursor, long_cursor],
+        do: Options.check!(cursor, slot?(cursor), :cursor, "less than 2^62")
+
+    empty = %{short: nil, short_cursor: 0, long: List.to_tuple(long), long_cursor: long_cursor}
     start = Integer.mod(-short_cursor, memory.short_slots)
-    filled(memory, whole(memory, empty, [k, v], start, short_cursor))
-  end
-
-  defp bank!(tensors, layer, bank) do
-    case tensors[name(layer, bank, :k)] do
-      %{shape: {_, _, _}} = tensor -> tensor
-      other -> no_dump("#{name(layer, bank, :k)} of three axes", show(other))
-    end
-  end
-
-  defp part!(tensors, layer, bank, part, {shape, type} = expected) do
-    case tensors[name(layer, bank, part)] do
-      %{shape: ^shape, type: ^type} = tensor ->
-        tensor
-
-      other ->
-        no_dump(
-          "#{name(layer, bank, part)} of #{type} #{inspect(elem(expected, 0))}",
-          show(other)
-        )
-    end
-  end
-
-  defp cursor!(tensors, layer, bank) do
-    case tensors[name(layer, bank, :cursor)] do
-      %{type: :i64, data: <<cursor::signed-native-64>>} when cursor >= 0 ->
-        Options.check!(cursor, slot?(cursor), :cursor, "less than 2^62")
-
-      other ->
-        no_dump("#{name(layer, bank, :cursor)}, one number of i64, not negative", show(other))
-    end
-  end
-
-  defp show(nil), do: "none"
-  defp show(tensor), do: inspect(tensor)
-
-  defp no_dump(expected, got) do
-    raise Error.new(:argument, "dump",
-            expected: expected,
-            got: got,
-            hint: "It is what Sidewinder.MMRec.Memory.dump/1 gives"
-          )
+    filled(memory, whole(memory, empty, short, start, short_cursor))
   end
 
   defimpl Inspect do
