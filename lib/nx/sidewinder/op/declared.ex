@@ -3,6 +3,7 @@ defmodule Sidewinder.Op.Declared do
   # The table of an op from what its kernel declares.
 
   alias Sidewinder.{Ops, Shapes}
+  alias Sidewinder.Op.Heads
 
   @doc """
   The table of the op of that name and the struct of its module, whose `fields` that are no options, or have other
@@ -156,12 +157,8 @@ defmodule Sidewinder.Op.Declared do
     do: for(size <- form, do: if(is_atom(size), do: Keyword.get(axes, size, size), else: size))
 
   # Lengths and heads change places by the layout; in a cache, whose length is C, they do not.
-  defp laid([batch, heads, length, width], [_, _, letter, _], true) when letter in [:l, :m] do
-    %{
-      heads_first: [batch, heads, length, width],
-      heads_last: [batch, length, heads, width]
-    }
-  end
+  defp laid([:b, heads, length, width], [_, _, letter, _], true) when letter in [:l, :m],
+    do: Heads.axes(heads, length, width)
 
   defp laid(form, _letters, _layout?), do: form
 

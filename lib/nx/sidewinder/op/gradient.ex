@@ -123,33 +123,30 @@ defmodule Sidewinder.Op.Gradient do
     inputs = given |> Map.merge(table.inputs) |> Map.take(taken)
     asked = for {y, _, _, asked} <- outputs, asked != :always, do: {:"d#{y}", option(asked)}
     cotangents = for {dy, _} <- asked, is_map_key(inputs, "#{dy}"), do: dy
+    flags = Keyword.values(asked)
 
     %{
       table
       | name: name,
         inputs: inputs,
         optional: table.optional ++ cotangents,
-        options:
-          for(
-            {key, sort} <- table.options,
-            key not in Keyword.values(asked),
-            do: {key, own(sort)}
-          ),
+        options: for({key, sort} <- table.options, key not in flags, do: {key, own(sort)}),
         outputs:
           for(
-            {x, {p, _} = of} when p != :mask <- table.inputs,
-            do: {:"d#{x}", like(x, of, inputs)}
+            {x, {p, _}} when p != :mask <- table.inputs,
+            do: {:"d#{x}", like(x, table.inputs, inputs)}
           )
     }
     |> Map.delete(:composed)
   end
 
-  # The input whose shape the gradient of `name` has: that itself, or another one that is alike where the kernel does
-  # without it.
-  defp like(name, _of, inputs) when is_map_key(inputs, name), do: name
+  # The input that a gradient is shaped like: its own, or one that is declared alike where the kernel takes no such input.
+  defp like(name, _all, taken) when is_map_key(taken, name), do: name
 
-  defp like(_name, of, inputs),
-    do: Enum.find_value(inputs, fn {name, input} -> input == of && name end)
+  defp like(name, all, taken) do
+    {alike, _} = Enum.find(taken, fn {_, input} -> input == all[name] end)
+    alike
+  end
 
   defp option({sort, option}) when sort in [:saved, :unless], do: option
   # It does more than choose outputs.
