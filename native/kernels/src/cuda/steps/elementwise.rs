@@ -75,8 +75,16 @@ pub fn pack(size: usize, addresses: &[u64]) -> usize {
 }
 
 /// The function's name in `activation.cu`.
-pub fn function(activation: Option<Activation>) -> String {
-    activation.map_or("Activation::None".to_string(), |activation| format!("Activation::{activation:?}"))
+pub fn function(activation: Option<Activation>) -> &'static str {
+    match activation {
+        None => "Activation::None",
+        Some(Activation::Sigmoid) => "Activation::Sigmoid",
+        Some(Activation::Silu) => "Activation::Silu",
+        Some(Activation::GeluTanh) => "Activation::GeluTanh",
+        Some(Activation::GeluErf) => "Activation::GeluErf",
+        Some(Activation::Softplus) => "Activation::Softplus",
+        Some(Activation::Relu) => "Activation::Relu",
+    }
 }
 
 /// The map's name in `elementwise.cu`, and the function that it applies.

@@ -9,8 +9,9 @@ use super::{Params, at};
 use crate::cuda::{Buffer, Lane, function, types};
 use crate::error::Result;
 use crate::op::Named;
-use crate::ops::products::cuda::{Planner, constant, constants, launch_first, route};
+use crate::ops::products::cuda::{Planner, constants, launch_first, route};
 use crate::ops::products::ternary::problem::{Form, Product};
+use std::sync::LazyLock;
 
 /// The routes, of which the first that has a plan is taken.
 const ROUTES: &[Planner<Product, Params>] = &[
@@ -55,8 +56,11 @@ pub fn aligned(problem: &Product, params: &Params) -> bool {
     whole(problem, params) && params.x_planes.iter().all(|at| at.is_multiple_of(16))
 }
 
+/// The numbers of forms as compiler options. They are made once: launches are few microseconds apart.
+static FORMS: LazyLock<String> = LazyLock::new(|| constants(&Form::ALL));
+
 /// The compiler options of all products.
 pub fn common(problem: &Product) -> String {
-    let (form, function) = (constant(problem.form), function(problem.options.activation));
-    format!("{} {} -DFORM={form} -DFN={function}", types(problem.dtype), constants(&Form::ALL))
+    let (form, function) = (problem.form as usize, function(problem.options.activation));
+    format!("{} {} -DFORM={form} -DFN={function}", types(problem.dtype), *FORMS)
 }

@@ -7,6 +7,7 @@ use crate::op::Named;
 use crate::ops::products::cuda::{constants, text};
 use crate::ops::products::ternary::problem::{Activations, LEAST_SCALE, Quantization, Rule, TWN, plane_bytes};
 use crate::tensor::{DType, Described};
+use std::sync::LazyLock;
 
 const TEXT: &str = text!(["early"], "ternary/bytes", "ternary/rules");
 const SIZES: Source<Rules> = Source::new("ternary_sizes", TEXT);
@@ -35,12 +36,15 @@ impl Stage {
     const ALL: [Stage; 4] = [Stage::Absmean, Stage::TwnThreshold, Stage::TwnScale, Stage::Given];
 }
 
+/// The numbers of stages as compiler options, made once.
+static STAGES: LazyLock<String> = LazyLock::new(|| constants(&Stage::ALL));
+
 /// The kernel of such a source.
 pub(super) fn kernel(source: &Source<Rules>, dtype: DType, lane: &Lane) -> Result<Kernel<Rules>> {
     let options = format!(
         "{} {} -DLEAST_SCALE={LEAST_SCALE:?} -DTWN={TWN:?}f -DTHREADS={THREADS} -DWIDE={WIDE} -DMOST_PARTS={MOST_PARTS}",
         types(dtype),
-        constants(&Stage::ALL)
+        *STAGES
     );
     lane.device().kernel(source, &options)
 }
