@@ -7,8 +7,13 @@ use crate::op::Named;
 use crate::ops::products::cuda::{constant, constants, text};
 use crate::ops::products::ternary::grid::{Conversion, Grid, Layout, OnSentinel};
 use crate::tensor::DType;
+use std::sync::LazyLock;
 
 const CELLS: Source<Cells> = Source::new("ternary_cells", text!([], "ternary/cells"));
+
+/// The numbers of layouts as compiler options, and that of no layout.
+static LAYOUTS: LazyLock<String> =
+    LazyLock::new(|| format!("{} -DCOUNTS={}", constants(&Layout::ALL), Layout::ALL.len()));
 
 params! {
     /// The parameters of `cells.cu`.
@@ -31,9 +36,8 @@ fn pair(layout: Layout, tensors: &Named<&Buffer>, lane: &Lane) -> Result<[u64; 2
 
 /// Queues `threads` threads that convert, or count values where there is no layout to convert to.
 fn cells(from: &Grid, to: Option<Layout>, threads: usize, params: &Cells, lane: &Lane) -> Result<()> {
-    let (all, from) = (constants(&Layout::ALL), constant(from.layout));
-    let to = to.map_or("COUNTS".to_string(), constant);
-    let options = format!("{} {all} -DCOUNTS={} -DFROM={from} -DTO={to}", types(DType::F32), Layout::ALL.len());
+    let (from, to) = (constant(from.layout), to.map_or("COUNTS".to_string(), constant));
+    let options = format!("{} {} -DFROM={from} -DTO={to}", types(DType::F32), *LAYOUTS);
     let kernel = lane.device().kernel(&CELLS, &options)?;
     // SAFETY: the op's checks prove that all sizes fit the buffers.
     unsafe { launch_each(lane, &kernel, threads, params) }
