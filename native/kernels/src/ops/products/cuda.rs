@@ -135,4 +135,4 @@ impl Teams {
 }
 
 /// Bytes of the barriers of a stage.
-const BARRIERS: usize = 16;
+pub const BARRIERS: usize = 16;

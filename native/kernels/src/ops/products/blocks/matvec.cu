@@ -10,16 +10,16 @@
 // With Q4_0 the upper halves of bytes stay in place, 16 times too large; so the sums of lower halves are multiplied by
 // 16.
 //
-// The host gives FORMAT, BYTES (of a block), COLUMNS, SIDE, SIDES, GROUPS, SPLIT, STAGES, X_PIECE and FN.
+// The host gives FORMAT, BYTES (of a block), COLUMNS, SIDE, SIDES, GROUPS, SPLIT, STAGES, FN, and bytes of shared
+// memory: STAGE of weights in a stage, X_AT before the prepared x, X_PIECE of x in a piece, and WORDS of its words.
 
 constexpr int OUTPUTS = SIDE * SIDES, THREADS = 32 * SIDES * GROUPS;
 // Bytes of a row in shared memory: an odd number of units, so that adjacent rows fall into different banks.
-constexpr int PITCH = COLUMNS * BYTES, STAGE = OUTPUTS * PITCH, STEPS = (PITCH / 16 + 1) / 2;
+constexpr int PITCH = STAGE / OUTPUTS, STEPS = (PITCH / 16 + 1) / 2;
 
 // The part of x that meets a piece. The words of a block are those of two steps, ordered by lane, lower halves first.
 // After all words come scales and start values of the blocks, then zeros.
-constexpr int KINDS = FORMAT == 8 ? 1 : 2, STEP = 8 * KINDS, LANE = 2 * STEP, WORDS = COLUMNS * 4 * LANE;
-static_assert(X_PIECE == WORDS + COLUMNS * 8 + 16, "what the host counts");
+constexpr int LANE = WORDS / (COLUMNS * 4), STEP = LANE / 2, KINDS = STEP / 8;
 
 __device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
 
@@ -218,8 +218,8 @@ __device__ __forceinline__ void multiply_place(const Params& p, const Place& at,
 extern "C" __global__ void __launch_bounds__(THREADS + 32) blocks_matvec(const __grid_constant__ Params p) {
     extern __shared__ __align__(128) unsigned char shared[];
     float* all = (float*)(shared + STAGES * STAGE);
-    Stages& stages = *(Stages*)(all + GROUPS * OUTPUTS);
-    unsigned char* ready = (unsigned char*)(&stages + 1);
+    unsigned char* ready = shared + X_AT;
+    Stages& stages = *((Stages*)ready - 1);
     auto multiply_all = [&] {
         make_all(p, place(p, blockIdx.x / SPLIT), ready);
         Own own(address(shared));

@@ -2,15 +2,6 @@
 
 constexpr unsigned ALL = 0xffffffff;
 
-// The bytes of 32 adjacent blocks of a row, as walks read them. FLOATS: their first values, then their second ones, and
-// so on. Else the first halves of their values, then the second ones, 16 bytes each, so that lanes with a block each
-// read adjacent bytes. Each block's scale and the start value of its sums follow.
-#if FLOATS
-constexpr int READY = 32 * 32 * 4;
-#else
-constexpr int READY = 32 * 32 + 32 * 8;
-#endif
-
 __device__ __forceinline__ void eight(const STORAGE* x, float (&to)[8]) {
     constexpr int EACH = 16 / sizeof(STORAGE);
     struct alignas(16) Pack { STORAGE of[EACH]; };
@@ -58,8 +49,10 @@ __device__ __forceinline__ Eight quantized(const float (&x)[8]) {
     return to;
 }
 
-// Writes a quarter of block `block` of 32 in the order of walks, unless `to` is null. Weights are too large by
-// `offset`.
+// Writes a quarter of block `block` of 32 adjacent ones of a row, unless `to` is null, in the order of walks. FLOATS:
+// the blocks' first values, then their second ones, and so on. Else the first halves of their values, then the second
+// ones, 16 bytes each, so that lanes with a block each read adjacent bytes; each block's scale and the start value of
+// its sums follow. Weights are too large by `offset`.
 __device__ __forceinline__ void make_ready(const float (&x)[8], unsigned char* to, int block, int quarter, int offset) {
 #if FLOATS
     if (!to) return;

@@ -1,5 +1,6 @@
 // Prepares rows of x for products that do not do so themselves; each thread has parts of TURNS blocks. TILE is 1 for
-// tiles of 8 NT rows and weights of FORMAT, 2 for those of teams of warps, and 0 for walks.
+// tiles of 8 NT rows and weights of FORMAT, 2 for those of teams of warps, and 0 for walks, whose x has READY bytes for
+// 32 blocks of a row.
 
 #if TILE == 1
 // For tiles, NT eights of rows store a block together. Two eights have their words side by side, in the order of the

@@ -1,7 +1,7 @@
 // Products of a few rows. A warp has OUTPUTS rows of weights at a time; of 32 adjacent blocks, each lane has one.
 // STAGES - 1 pieces of weights are in flight while one is multiplied. FUSED: all threads of a block prepare its rows of
 // x while the first pieces are in flight; else blocks_rows has done so. The host gives FORMAT, ROWS of x, FLOATS,
-// FUSED, WARPS, STAGES, OUTPUTS, ROW_BYTES and FN.
+// FUSED, WARPS, STAGES, OUTPUTS, ROW_BYTES, READY (bytes of x for 32 blocks of a row) and FN.
 
 constexpr int WORDS = FORMAT == 8 ? 8 : 4;
 // ROW_BYTES has 32 blocks from an even address on, in 16-byte units from that address rounded down.

@@ -1,15 +1,17 @@
 // Products by counting: tensor cores count the bits that two rows of bits share. Weights are used as they lie, in
-// planes. Activations are rows of bits too: for signs (FORM TERNARY) their planes, for bytes (FORM I8) their eight
-// bits. Every block makes those of x itself while its weights are in flight. A block has ROWS rows of activations and
-// SIDE SIDES rows of weights, whose chunks of CHUNK columns SPLIT warps take in turn. Each thread copies the data that
-// it reads itself, STAGES chunks ahead, so threads do not wait for each other before the end. AHEAD: a multiprocessor
-// has room for two blocks, so one fetches weights while another kernel's block is still working.
+// planes. Activations are rows of bits too, `stride` bytes apart: for signs (FORM TERNARY) their planes, for bytes
+// (FORM I8) their eight bits. Every block makes those of x itself while its weights are in flight. A block has ROWS
+// rows of activations and SIDE SIDES rows of weights, whose chunks of CHUNK columns SPLIT warps take in turn. Each
+// thread copies the data that it reads itself, STAGES chunks ahead, so threads do not wait for each other before the
+// end. AHEAD: a multiprocessor has room for two blocks, so one fetches weights while another kernel's block is still
+// working.
 
 constexpr int THREADS = 32 * WARPS, SPLIT = WARPS / SIDES, OUTS = SIDE * SIDES;
 // Groups of eight rows of bits that are counted together.
 constexpr int NT = FORM == TERNARY ? ROWS / 8 : ROWS;
 
-// A thread has PIECES pieces of 16 bytes in a stage: both planes of its row among eight, and of the row eight below.
+// A thread has PIECES pieces of 16 bytes in a stage of STAGE bytes: both planes of its row among eight, and of the row
+// eight below.
 static_assert(SIDE == 16 && PIECES == 4, "what a thread copies and counts");
 
 __device__ __forceinline__ void fetch(const Params& p, i64 chunk, uint4* stage) {
@@ -38,9 +40,6 @@ __device__ __forceinline__ void count(int (&to)[4], uint4 upper, uint4 lower, ui
     count(to, upper.x, lower.x, upper.y, lower.y, bits.x, bits.y);
     count(to, upper.z, lower.z, upper.w, lower.w, bits.z, bits.w);
 }
-
-// Bytes of a row of bits: an odd number of 64-byte units, so that adjacent rows fall into different banks.
-__device__ __forceinline__ int pitch_of(i64 chunks) { return (int)(chunks | 1) * (CHUNK / 8); }
 
 #if FORM == I8
 // Groups of eight columns that a thread keeps in registers between its two passes over x.
@@ -86,7 +85,7 @@ struct Ready {
         Measure measure(joined<WARPS / ROWS>(most, sizes, larger), p.floor);
         bool writes = blockIdx.x == 0 && row < p.rows;
         signed char* q = writes && p.q ? p.q + row * p.n : nullptr;
-        int pitch = pitch_of(chunks);
+        int pitch = (int)p.stride;
         bits += row * 8 * pitch;
 #pragma unroll
         for (int k = 0; k < KEPT; k++) {
@@ -112,7 +111,7 @@ __device__ __forceinline__ int weighed(int low, int high) {
 // the last one.
 __device__ __forceinline__ void fetch_bits(const Params& p, unsigned char* bits, i64 chunks) {
     i64 bytes = (p.n + 7) / 8;
-    int units = (int)chunks * (CHUNK / 128), pitch = pitch_of(chunks);
+    int units = (int)chunks * (CHUNK / 128), pitch = (int)p.stride;
     for (int at = threadIdx.x; at < 2 * ROWS * units; at += THREADS) {
         int line = at / units, unit = at % units;
         i64 row = blockIdx.y * (i64)ROWS + line % ROWS;
@@ -164,13 +163,13 @@ __device__ __forceinline__ void leave(const int (&sums)[NT][2][4], int* all) {
 extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
     extern __shared__ __align__(16) unsigned char shared[];
     uint4* stages = (uint4*)shared + threadIdx.x;
-    unsigned char* bits = shared + STAGES * PIECES * 16 * THREADS;
+    unsigned char* bits = shared + STAGES * STAGE;
     i64 chunks = (p.n + CHUNK - 1) / CHUNK, part = threadIdx.x / 32 / SIDES;
     auto fetch_first = [&] {
 #pragma unroll 1
         for (int stage = 0; stage < STAGES; stage++) {
             i64 chunk = part + stage * SPLIT;
-            if (chunk < chunks) fetch(p, chunk, stages + stage * PIECES * THREADS);
+            if (chunk < chunks) fetch(p, chunk, stages + stage * (STAGE / 16));
             commit();
         }
     };
@@ -205,9 +204,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
     int sums[NT][2][4] = {};
     int turn = 0;
     for (i64 chunk = part; chunk < chunks; chunk += SPLIT, turn++) {
-        uint4* stage = stages + turn % STAGES * PIECES * THREADS;
+        uint4* stage = stages + turn % STAGES * (STAGE / 16);
         copied<STAGES - 1>();
-        add_chunk(stage, bits + chunk * (CHUNK / 8), pitch_of(chunks), sums);
+        add_chunk(stage, bits + chunk * (CHUNK / 8), (int)p.stride, sums);
         i64 ahead = chunk + STAGES * SPLIT;
         if (ahead < chunks) fetch(p, ahead, stage);
         commit();

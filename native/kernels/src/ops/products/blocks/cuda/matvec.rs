@@ -7,7 +7,7 @@ use crate::cuda::{Lane, Source, TensorMap, grid_size, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use crate::ops::products::blocks::problem::Problem;
-use crate::ops::products::cuda::{Route, text};
+use crate::ops::products::cuda::{BARRIERS, Route, text};
 
 const SOURCE: Source<Params> = Source::new(
     "blocks_matvec",
@@ -43,6 +43,8 @@ pub struct Matvec {
     groups: usize,
     split: usize,
     stages: usize,
+    /// Where the prepared x begins in shared memory, and where that ends.
+    x_at: usize,
     shared: usize,
 }
 
@@ -60,25 +62,26 @@ impl Matvec {
         let sides = if tiles(4) * SPLIT >= busy { 4 } else { 2 };
         let split = shares(tiles(sides), pieces(problem), SPLIT, busy);
         let groups = WARPS / sides;
-        let stage = COLUMNS * SIDE * sides * problem.factors.weights.bytes();
-        let ready = pieces(problem).div_ceil(split) * piece_of_x(problem.factors.weights);
+        let stage = stage(problem, sides);
+        let ready = pieces(problem).div_ceil(split) * piece_of_x(words(problem));
         let sums = groups * SIDE * sides * size_of::<f32>();
         let room = (facts.shared as usize).checked_sub(ready + sums)?;
         // A stage always belongs to the same group, so that each group knows the phase of its stages.
-        let stages = (room / (stage + 16)).min(STAGES) / groups * groups;
-        let shared = stages * (stage + 16) + ready + sums;
-        (stages >= 3).then_some(Matvec { sides, groups, split, stages, shared })
+        let stages = (room / (stage + BARRIERS)).min(STAGES) / groups * groups;
+        let x_at = stages * (stage + BARRIERS) + sums;
+        (stages >= 3).then_some(Matvec { sides, groups, split, stages, x_at, shared: x_at + ready })
     }
 }
 
 impl Route<Problem, Tensors> for Matvec {
     fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
-        let Matvec { sides, groups, split, stages, shared } = *self;
+        let Matvec { sides, groups, split, stages, x_at, shared } = *self;
+        let (stage, words) = (stage(problem, sides), words(problem));
         let options = format!(
             "{} -DFLOATS=0 -DSIDE={SIDE} -DSIDES={sides} -DGROUPS={groups} -DSPLIT={split} -DSTAGES={stages} \
-             -DX_PIECE={} {}",
+             -DSTAGE={stage} -DWORDS={words} -DX_PIECE={} -DX_AT={x_at} {}",
             common(problem),
-            piece_of_x(problem.factors.weights),
+            piece_of_x(words),
             streamed(weights(problem), lane)
         );
         let kernel = early(&SOURCE, &options, lane)?;
@@ -93,11 +96,21 @@ impl Route<Problem, Tensors> for Matvec {
     }
 }
 
-/// Bytes of x prepared for a piece.
-fn piece_of_x(format: Format) -> usize {
-    let kinds = match format {
+/// Bytes of a stage.
+fn stage(problem: &Problem, sides: usize) -> usize {
+    SIDE * sides * COLUMNS * problem.factors.weights.bytes()
+}
+
+/// Bytes of the words of x that meet a piece. Each lane of four has those of two steps, of lower and of upper halves.
+fn words(problem: &Problem) -> usize {
+    let kinds = match problem.factors.weights {
         Format::Q8 => 1,
         Format::Q4 => 2,
     };
-    COLUMNS * (4 * 16 * kinds + 8) + 16
+    COLUMNS * 4 * 2 * 8 * kinds
+}
+
+/// Bytes of x prepared for a piece: these words, scales and start values of blocks, and zeros.
+fn piece_of_x(words: usize) -> usize {
+    words + COLUMNS * 8 + 16
 }

@@ -79,10 +79,14 @@ impl Walk {
         (32 * problem.factors.weights.bytes() + AROUND).next_multiple_of(16)
     }
 
-    /// Bytes of a prepared row of x; `ready.cu` has those of 32 blocks.
+    /// Bytes of 32 blocks of a prepared row of x: of each the bytes, a scale and a start value, or floats.
+    fn chunk(problem: &Problem) -> usize {
+        32 * if problem.factors.quantized { BLOCK + 8 } else { BLOCK * 4 }
+    }
+
+    /// Bytes of a prepared row of x.
     fn ready(problem: &Problem) -> usize {
-        let of_32 = if problem.factors.quantized { 32 * (BLOCK + 8) } else { 32 * BLOCK * 4 };
-        problem.inputs.div_ceil(32 * BLOCK) * of_32
+        problem.inputs.div_ceil(32 * BLOCK) * Walk::chunk(problem)
     }
 }
 
@@ -90,7 +94,7 @@ impl Route<Problem, Tensors> for Walk {
     fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
         let Walk { floats, fused, rows, warps, stages, columns, shared } = *self;
         let groups = problem.rows.div_ceil(rows);
-        let given = format!("-DFLOATS={}", u32::from(floats));
+        let given = format!("-DFLOATS={} -DREADY={}", u32::from(floats), Walk::chunk(problem));
         let options = format!(
             "{} {given} -DROWS={rows} -DFUSED={} -DWARPS={warps} -DSTAGES={stages} -DOUTPUTS={OUTPUTS} \
              -DROW_BYTES={}",

@@ -23,6 +23,9 @@ const SIDE: usize = 16;
 /// Pieces of 16 bytes of weights that a thread has of a chunk.
 const PIECES: usize = 4;
 
+/// Bytes of a stage.
+const STAGE: usize = PIECES * 16 * 32 * WARPS;
+
 /// The constants that `counts.cu` is compiled with: rows of activations per block, groups of 16 rows of weights, and
 /// chunks in flight.
 pub struct Counts {
@@ -72,11 +75,16 @@ impl Counts {
         }
     }
 
-    /// Bytes of shared memory: chunks of weights, and rows of bits, each an odd number of chunks long.
+    /// Bytes of shared memory: chunks of weights, and rows of bits.
     fn shared(&self, problem: &Product) -> usize {
         let bits = if problem.form == Form::I8 { 8 } else { 2 };
-        self.stages * PIECES * 16 * 32 * WARPS + bits * self.rows * (problem.n.div_ceil(CHUNK) | 1) * (CHUNK / 8)
+        self.stages * STAGE + bits * self.rows * pitch(problem)
     }
+}
+
+/// Bytes of a row of bits: an odd number of chunks of 64 bytes, so that adjacent rows fall into different banks.
+fn pitch(problem: &Product) -> usize {
+    (problem.n.div_ceil(CHUNK) | 1) * (CHUNK / 8)
 }
 
 impl Route<Product, Params> for Counts {
@@ -84,9 +92,10 @@ impl Route<Product, Params> for Counts {
         let Counts { rows, sides, stages, ahead } = *self;
         // The kernel makes the bits of bytes itself.
         let params = if problem.form == Form::I8 { *params } else { prepare(problem, Order::Rows, params, lane)? };
+        let params = Params { stride: pitch(problem) as i64, ..params };
         let options = format!(
-            "{} -DROWS={rows} -DSIDE={SIDE} -DSIDES={sides} -DSTAGES={stages} -DPIECES={PIECES} -DAHEAD={} \
-             -DWARPS={WARPS} -DCHUNK={CHUNK}",
+            "{} -DROWS={rows} -DSIDE={SIDE} -DSIDES={sides} -DSTAGES={stages} -DSTAGE={STAGE} \
+             -DPIECES={PIECES} -DAHEAD={} -DWARPS={WARPS} -DCHUNK={CHUNK}",
             common(problem),
             usize::from(ahead)
         );
