@@ -74,7 +74,8 @@ impl Range {
 
 /// Declares the options of an op: names, types, defaults and maybe ranges, and what each does as its doc comment, which is
 /// the text of `--help`. Unknown names are refused when options are decoded. What comes after `internal` is for ops that
-/// are made of the op, and is never decoded.
+/// are made of the op, and is never decoded. `..NAME;` among the fields stands for those that
+/// [`shared_options!`](crate::shared_options) declares under this name.
 ///
 /// ```text
 /// options! {
@@ -132,6 +133,50 @@ macro_rules! options {
                 }
             }
         }
+    };
+    (
+        $(#[$about:meta])*
+        pub struct $name:ident {
+            $($(#[doc = $help:literal])+
+            $field:ident $(as $shown:literal)?: $type:ty = $default:expr $(, $range:ident)?;)*
+            ..$shared:path;
+            $($rest:tt)*
+        }
+    ) => {
+        $shared! {
+            [$(#[$about])* pub struct $name]
+            [$($(#[doc = $help])+ $field $(as $shown)?: $type = $default $(, $range)?;)*]
+            [$($rest)*]
+        }
+    };
+}
+
+/// Declares options that several ops have, to be taken up by [`options!`](crate::options). Their types are looked up there, so
+/// they are named from `crate` on.
+///
+/// ```text
+/// shared_options! {
+///     step {
+///         /// apply softplus to dt + dt_bias
+///         dt_softplus: bool = false;
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! shared_options {
+    ($($name:ident { $($fields:tt)* })+) => {
+        $($crate::shared_options! { ($) $name { $($fields)* } })+
+    };
+    // The macro that is made has variables of its own, whose sign is `$d`.
+    (($d:tt) $name:ident { $($fields:tt)* }) => {
+        macro_rules! $name {
+            ([$d($d head:tt)*] [$d($d before:tt)*] [$d($d after:tt)*]) => {
+                $crate::options! { $d($d head)* { $d($d before)* $($fields)* $d($d after)* } }
+            };
+        }
+        // In its own file it needs no import.
+        #[allow(unused_imports)]
+        pub(crate) use $name;
     };
 }
 

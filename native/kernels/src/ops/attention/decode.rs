@@ -11,16 +11,22 @@
 use super::{Attention, Layout, sizes};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Slot, named};
-use crate::options;
 use crate::place::Place;
 use crate::place::copy_rows::CopyRows;
 use crate::tensor::{DType, Described, Spec};
+use crate::{options, shared_options};
+
+shared_options! {
+    cached {
+        /// how many rows of the cache are there
+        cached: usize = 0;
+    }
+}
 
 options! {
     /// The options.
     pub struct Options {
-        /// how many rows of the cache are there
-        cached: usize = 0;
+        ..cached;
         /// what scores are multiplied by; 1 / sqrt(W) by default
         scale: Option<f64> = None;
         /// whether a token sees no later ones

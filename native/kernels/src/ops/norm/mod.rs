@@ -32,8 +32,8 @@ use crate::base::activation::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
-use crate::options;
 use crate::tensor::{Spec, View, ViewMut};
+use crate::{options, shared_options};
 use ndarray::ArrayD;
 use serde::{Deserialize, Serialize};
 
@@ -58,11 +58,17 @@ options! {
     }
 }
 
+shared_options! {
+    layer {
+        /// what keeps the divisor from 0
+        eps: f64 = 1e-5, not_negative;
+    }
+}
+
 options! {
     /// The options of layer normalisation.
     pub struct LayerOptions {
-        /// what keeps the divisor from 0
-        eps: f64 = 1e-5, not_negative;
+        ..layer;
     }
 }
 
@@ -89,8 +95,7 @@ impl From<Gelu> for Activation {
 options! {
     /// The options of layer normalisation with GELU.
     pub struct LayerGeluOptions {
-        /// what keeps the divisor from 0
-        eps: f64 = 1e-5, not_negative;
+        ..layer;
         /// form of GELU
         gelu: Gelu = Gelu::Tanh;
     }

@@ -7,6 +7,13 @@ pub mod matmul;
 pub mod matrices;
 pub mod ternary;
 
+crate::shared_options! {
+    activation {
+        /// activation of the sums, none by default
+        activation: Option<crate::base::activation::Activation> = None;
+    }
+}
+
 /// Calls `$body` with the Rust type of `$dtype`, one of those computed in f32, as `$type`.
 macro_rules! with_type_in_f32 {
     ($dtype:expr, $type:ident => $body:expr) => {

@@ -19,22 +19,26 @@ use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Slot};
 use crate::ops::attention;
 use crate::ops::attention::decode;
 use crate::ops::positions::rope::Pairing;
-use crate::options;
 use crate::tensor::{DType, Spec};
+use crate::{options, shared_options};
 
-options! {
-    /// The options.
-    pub struct Options {
+shared_options! {
+    heads {
         /// how many heads there are
         heads: usize = 1;
         /// whether a token sees no later ones
         causal: bool = false;
         /// the base of rotary angles; no rotation by default
         rope_theta: Option<f64> = None, positive;
-        /// pairs that are rotated, x[i] and x[i+W/2] or neighbours
-        pairing: Pairing = Pairing::Half;
-        /// how many rows of the cache are there
-        cached: usize = 0;
+        ..crate::ops::positions::rope::pairing;
+        ..crate::ops::attention::decode::cached;
+    }
+}
+
+options! {
+    /// The options.
+    pub struct Options {
+        ..heads;
     }
 }
 

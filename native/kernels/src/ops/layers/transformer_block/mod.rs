@@ -13,23 +13,13 @@ mod steps;
 use crate::error::Result;
 use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Slot};
 use crate::ops::layers::mha::{self, Mha};
-use crate::ops::positions::rope::Pairing;
 use crate::options;
 use crate::tensor::{DType, Spec};
 
 options! {
     /// The options: those of [`mha`], and the norms' `eps`.
     pub struct Options {
-        /// how many heads there are
-        heads: usize = 1;
-        /// whether a token sees no later ones
-        causal: bool = false;
-        /// the base of rotary angles; no rotation by default
-        rope_theta: Option<f64> = None, positive;
-        /// pairs that are rotated, x[i] and x[i+W/2] or neighbours
-        pairing: Pairing = Pairing::Half;
-        /// how many rows of the cache are there
-        cached: usize = 0;
+        ..mha::heads;
         /// what keeps the norms' divisors from 0
         eps: f64 = 1e-5, not_negative;
     }

@@ -36,21 +36,27 @@ mod reference;
 
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
-use crate::options;
 use crate::tensor::{DType, Spec};
+use crate::{options, shared_options};
 
 /// What `norm` adds to the root.
 const EPS: f64 = 1e-6;
+
+shared_options! {
+    state_bounds {
+        /// bound of the state's elements; none by default
+        state_clip: Option<f64> = None, positive;
+        /// divide the state by its root mean square after each step
+        state_norm: bool = false;
+    }
+}
 
 options! {
     /// The options of the recurrence.
     pub struct Options {
         /// weight of the gated mean; 0.1 by default, 0 without w_mix and b_mix
         mix: Option<f64> = None;
-        /// bound of the state's elements; none by default
-        state_clip: Option<f64> = None, positive;
-        /// divide the state by its root mean square after each step
-        state_norm: bool = false;
+        ..state_bounds;
     }
 }
 

@@ -19,20 +19,26 @@ mod reference;
 
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Slot};
-use crate::options;
 use crate::tensor::{DType, Spec};
+use crate::{options, shared_options};
 use std::ops::Range;
 
 /// The most levels, that of the bank among them.
 pub const MOST_LEVELS: usize = 16;
 
-options! {
-    /// The options.
-    pub struct Options {
+shared_options! {
+    levels {
         /// how many levels there are with the bank
         levels: usize = 3;
         /// slots that make one of the next level
         ratio: usize = 4;
+    }
+}
+
+options! {
+    /// The options.
+    pub struct Options {
+        ..levels;
         /// the oldest slot of a bank that is a ring
         cursor: usize = 0;
     }

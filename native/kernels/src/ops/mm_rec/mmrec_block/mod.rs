@@ -44,16 +44,10 @@ options! {
         eps: f64 = 1e-6, positive;
         /// where eps goes: into the root or outside of it
         norm: EpsMode = EpsMode::Outside;
-        /// how many levels there are with the bank
-        levels: usize = 3;
-        /// slots that make one of the next level
-        ratio: usize = 4;
+        ..hds::levels;
         /// the oldest slot of a memory that is a ring
         cursor: usize = 0;
-        /// bound of the state's elements; none by default
-        state_clip: Option<f64> = None, positive;
-        /// divide the state by its root mean square after each step
-        state_norm: bool = false;
+        ..block_recurrence::state_bounds;
         /// whether the gradient computes again what it needs
         checkpoint: bool = true;
     }

@@ -24,8 +24,8 @@ use crate::base::heads::Layout;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
-use crate::options;
 use crate::tensor::{Spec, View, ViewMut};
+use crate::{options, shared_options};
 use angles::Angles;
 use ndarray::ArrayD;
 use serde::{Deserialize, Serialize};
@@ -41,11 +41,17 @@ pub enum Pairing {
     Interleaved,
 }
 
+shared_options! {
+    pairing {
+        /// pairs that are rotated, x[i] and x[i+W/2] or neighbours
+        pairing: crate::ops::positions::rope::Pairing = crate::ops::positions::rope::Pairing::Half;
+    }
+}
+
 options! {
     /// The options.
     pub struct Options {
-        /// pairs that are rotated, x[i] and x[i+W/2] or neighbours
-        pairing: Pairing = Pairing::Half;
+        ..pairing;
         /// the base of the angles
         theta: f64 = 10000.0, positive;
         /// the position of the first row

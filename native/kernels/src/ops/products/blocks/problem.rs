@@ -23,8 +23,7 @@ pub struct Conversion {
 options! {
     /// The options of the products.
     pub struct Options {
-        /// activation of the sums, none by default
-        activation: Option<Activation> = None;
+        ..crate::ops::products::activation;
     }
 }
 

@@ -25,8 +25,7 @@ use crate::tensor::{DType, Shape, Spec};
 options! {
     /// The options of the layer.
     pub struct Options {
-        /// activation of the sums, none by default
-        activation: Option<Activation> = None;
+        ..crate::ops::products::activation;
     }
 }
 

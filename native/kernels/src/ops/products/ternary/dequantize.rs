@@ -25,8 +25,7 @@ pub struct DequantizeTernary;
 options! {
     /// The options.
     pub struct Options {
-        /// cells of a row of planes or packed2; all there is room for by default
-        n: Option<usize> = None;
+        ..super::grid::cells;
     }
 }
 

@@ -3,8 +3,8 @@
 use super::problem::{agree, plane, split_last, wrong};
 use crate::error::{Error, Kind, Result};
 use crate::op::{Named, Slot};
-use crate::options;
 use crate::tensor::{DType, Spec, View};
+use crate::{options, shared_options};
 use serde::{Deserialize, Serialize};
 
 /// A layout.
@@ -66,15 +66,24 @@ pub enum OnSentinel {
     Warn,
 }
 
+shared_options! {
+    cells {
+        /// cells of a row of planes or packed2; all there is room for by default
+        n: Option<usize> = None;
+    }
+    sizes {
+        ..crate::ops::products::ternary::grid::cells;
+        /// rows of offset_rows; all there is room for by default
+        rows: Option<usize> = None;
+    }
+}
+
 options! {
     /// Sizes that the shapes of a layout's tensors do not determine.
     pub struct Options {
         /// layout of the results, planes by default
         to: Option<Layout> = None;
-        /// cells of a row of planes or packed2; all there is room for by default
-        n: Option<usize> = None;
-        /// rows of offset_rows; all there is room for by default
-        rows: Option<usize> = None;
+        ..sizes;
         /// for cells that are no value
         on_sentinel: OnSentinel = OnSentinel::Error;
     }

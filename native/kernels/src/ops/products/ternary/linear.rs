@@ -2,10 +2,9 @@
 //! matrix in planes, for golden values.
 
 use super::by_steps;
-use super::problem::{Form, HINT, Options as Ends, Quantization, Rule, RuleOptions, agree, plane};
+use super::problem::{Form, HINT, Options as Ends, Quantization, RuleOptions, agree, plane};
 use super::products::{F32, I8, Matmul, Ternary};
 use super::rules::QuantizeTernary;
-use crate::base::activation::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Bound, Named, Op, Output, Slot};
@@ -18,16 +17,10 @@ options! {
     /// The options.
     #[derive(Copy)]
     pub struct Options {
-        /// how the threshold is chosen
-        rule: Rule = Rule::Absmean;
-        /// the rule threshold's: of greater size is 1 or -1
-        threshold: Option<f64> = None;
-        /// whether each row has its own mean; by default the tensor has one
-        per_row: bool = false;
+        ..super::problem::rule;
         /// what x is in the product
         activations: Form = Form::I8;
-        /// activation of the sums, none by default
-        activation: Option<Activation> = None;
+        ..crate::ops::products::activation;
     }
 }
 

@@ -1,10 +1,9 @@
 //! What calls of ternary ops are checked to: forms, rules and sizes, which kernels and references read.
 
-use crate::base::activation::Activation;
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Named, Slot};
-use crate::options;
 use crate::tensor::{DType, Shape, Spec};
+use crate::{options, shared_options};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a row of `n` cells in a plane.
@@ -72,16 +71,22 @@ pub const LEAST_SCALE: f64 = 1e-5;
 /// Twn's threshold as a fraction of the mean.
 pub const TWN: f32 = 0.7;
 
-options! {
-    /// The options of a quantization.
-    #[derive(Copy)]
-    pub struct RuleOptions {
+shared_options! {
+    rule {
         /// how the threshold is chosen
-        rule: Rule = Rule::Absmean;
+        rule: crate::ops::products::ternary::problem::Rule = Default::default();
         /// the rule threshold's: of greater size is 1 or -1
         threshold: Option<f64> = None;
         /// whether each row has its own mean; by default the tensor has one
         per_row: bool = false;
+    }
+}
+
+options! {
+    /// The options of a quantization.
+    #[derive(Copy)]
+    pub struct RuleOptions {
+        ..rule;
     }
 }
 
@@ -205,8 +210,7 @@ options! {
     /// The options of a product.
     #[derive(Copy)]
     pub struct Options {
-        /// activation of the sums, none by default
-        activation: Option<Activation> = None;
+        ..crate::ops::products::activation;
         /// with activations as bytes, also give these and the sums of integers
         return_sums: bool = false;
     }

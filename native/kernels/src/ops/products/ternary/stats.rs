@@ -12,10 +12,7 @@ use ndarray::ArrayD;
 options! {
     /// Sizes that the shapes of a layout's tensors do not determine.
     pub struct Options {
-        /// cells of a row of planes or packed2; all there is room for by default
-        n: Option<usize> = None;
-        /// rows of offset_rows; all there is room for by default
-        rows: Option<usize> = None;
+        ..grid::sizes;
     }
 }
 

@@ -14,8 +14,7 @@ options! {
     /// The options.
     #[derive(Copy)]
     pub struct Options {
-        /// cells of a row of planes or packed2; all there is room for by default
-        n: Option<usize> = None;
+        ..super::grid::cells;
     }
 }
 

@@ -21,18 +21,24 @@ mod reference;
 
 use crate::error::{Error, Kind, Result};
 use crate::op::{Bound, Named, Op, Output, Sizes, Slot, wrong_shape};
-use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
+use crate::{options, shared_options};
 use ndarray::ArrayD;
 use serde::{Deserialize, Serialize};
 
-options! {
-    /// The options of the scan.
-    pub struct Options {
+shared_options! {
+    step {
         /// apply softplus to dt + dt_bias
         dt_softplus: bool = false;
         /// clamp the step to LO,HI, both inside; none by default
         dt_clamp: Option<(f64, f64)> = None;
+    }
+}
+
+options! {
+    /// The options of the scan.
+    pub struct Options {
+        ..step;
         /// gradient of the clamp
         clamp_grad: ClampGrad = ClampGrad::Mask;
         /// write last_state (B, D, N)

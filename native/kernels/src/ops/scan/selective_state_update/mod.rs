@@ -13,10 +13,7 @@ use ndarray::{ArrayD, Axis};
 options! {
     /// The options of the update: those of the scan that concern a single step.
     pub struct Options {
-        /// apply softplus to dt + dt_bias
-        dt_softplus: bool = false;
-        /// clamp the step to LO,HI, both inside; none by default
-        dt_clamp: Option<(f64, f64)> = None;
+        ..selective_scan::step;
     }
 }
 

@@ -26,10 +26,7 @@ use crate::tensor::{DType, Spec};
 options! {
     /// The options.
     pub struct Options {
-        /// how many levels there are with the bank
-        levels: usize = 3;
-        /// slots that make one of the next level
-        ratio: usize = 4;
+        ..super::levels;
         /// how many candidates of a level go on
         top_k: usize = 4;
     }
