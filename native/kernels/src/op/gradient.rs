@@ -24,18 +24,22 @@ pub trait Differentiable: Op {
 
     /// Computes the gradients on the CPU. Writes every element of every output.
     fn cpu_backward(
-        call: &Gradient<Self::Problem>,
+        problem: &Self::Problem,
         inputs: &Named<View>,
         outputs: Named<ViewMut>,
         exec: &cpu::Exec,
     ) -> Result<()>;
 
     /// Computes the gradients in f64, as plainly as the formula.
-    fn reference_backward(call: &Gradient<Self::Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>;
+    fn reference_backward(
+        problem: &Self::Problem,
+        inputs: &Named<ArrayD<f64>>,
+        outputs: &Named<Spec>,
+    ) -> Result<Named<ArrayD<f64>>>;
 
     /// Queues the gradients on a lane of a CUDA device. Writes every element of every output.
     fn cuda_backward(
-        call: &Gradient<Self::Problem>,
+        problem: &Self::Problem,
         inputs: &Named<&cuda::Buffer>,
         outputs: &Named<&cuda::Buffer>,
         lane: &cuda::Lane,
@@ -99,24 +103,9 @@ impl<O: Differentiable> Op for Backward<O> {
         Ok(call.outputs.clone())
     }
 
-    fn cpu(call: &Gradient<O::Problem>, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
-        O::cpu_backward(call, inputs, outputs, exec)
-    }
-
-    fn reference(
-        call: &Gradient<O::Problem>,
-        inputs: &Named<ArrayD<f64>>,
-        _: &Named<Spec>,
-    ) -> Result<Named<ArrayD<f64>>> {
-        O::reference_backward(call, inputs)
-    }
-
-    fn cuda(
-        call: &Gradient<O::Problem>,
-        inputs: &Named<&cuda::Buffer>,
-        outputs: &Named<&cuda::Buffer>,
-        lane: &cuda::Lane,
-    ) -> Result<()> {
-        O::cuda_backward(call, inputs, outputs, lane)
+    crate::runs! {
+        cpu(call, inputs, outputs, exec) { O::cpu_backward(&call.of, inputs, outputs, exec) }
+        reference(call, inputs, outputs) { O::reference_backward(&call.of, inputs, outputs) }
+        cuda(call, inputs, outputs, lane) { O::cuda_backward(&call.of, inputs, outputs, lane) }
     }
 }

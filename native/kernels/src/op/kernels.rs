@@ -1,33 +1,52 @@
-//! Ops whose kernels are in modules of their own.
+//! How ops name what computes them, without the types that [`Op`](super::Op) asks for.
 
-/// The kernels of an op: `forward` of the modules `cpu`, `reference` and `cuda` beside it.
+/// The runs of an op, or of its gradient: on the CPU, in f64 and on CUDA.
+#[macro_export]
+macro_rules! runs {
+    (
+        $cpu:ident($of_cpu:pat, $from:pat, $to:pat, $exec:pat) $on_cpu:block
+        $reference:ident($of_reference:pat, $given:pat, $wanted:pat) $in_f64:block
+        $cuda:ident($of_cuda:pat, $read:pat, $written:pat, $lane:pat) $on_cuda:block
+    ) => {
+        fn $cpu(
+            $of_cpu: &Self::Problem,
+            $from: &$crate::op::Named<$crate::tensor::View>,
+            $to: $crate::op::Named<$crate::tensor::ViewMut>,
+            $exec: &$crate::cpu::Exec,
+        ) -> $crate::error::Result<()> {
+            $on_cpu
+        }
+
+        fn $reference(
+            $of_reference: &Self::Problem,
+            $given: &$crate::op::Named<ndarray::ArrayD<f64>>,
+            $wanted: &$crate::op::Named<$crate::tensor::Spec>,
+        ) -> $crate::error::Result<$crate::op::Named<ndarray::ArrayD<f64>>> {
+            $in_f64
+        }
+
+        fn $cuda(
+            $of_cuda: &Self::Problem,
+            $read: &$crate::op::Named<&$crate::cuda::Buffer>,
+            $written: &$crate::op::Named<&$crate::cuda::Buffer>,
+            $lane: &$crate::cuda::Lane,
+        ) -> $crate::error::Result<()> {
+            $on_cuda
+        }
+    };
+}
+
+/// The kernels of an op: by default `forward` of the modules `cpu`, `reference` and `cuda` beside it.
 #[macro_export]
 macro_rules! forward_by_kernels {
     () => {
-        fn cpu(
-            problem: &Self::Problem,
-            inputs: &$crate::op::Named<$crate::tensor::View>,
-            outputs: $crate::op::Named<$crate::tensor::ViewMut>,
-            exec: &$crate::cpu::Exec,
-        ) -> $crate::error::Result<()> {
-            cpu::forward(problem, inputs, outputs, exec)
-        }
-
-        fn reference(
-            problem: &Self::Problem,
-            inputs: &$crate::op::Named<ndarray::ArrayD<f64>>,
-            _: &$crate::op::Named<$crate::tensor::Spec>,
-        ) -> $crate::error::Result<$crate::op::Named<ndarray::ArrayD<f64>>> {
-            reference::forward(problem, inputs)
-        }
-
-        fn cuda(
-            problem: &Self::Problem,
-            inputs: &$crate::op::Named<&$crate::cuda::Buffer>,
-            outputs: &$crate::op::Named<&$crate::cuda::Buffer>,
-            lane: &$crate::cuda::Lane,
-        ) -> $crate::error::Result<()> {
-            cuda::forward(problem, inputs, outputs, lane)
+        $crate::forward_by_kernels!(cpu::forward, reference::forward, cuda::forward);
+    };
+    ($cpu:path, $reference:path, $cuda:path) => {
+        $crate::runs! {
+            cpu(problem, inputs, outputs, exec) { $cpu(problem, inputs, outputs, exec) }
+            reference(problem, inputs, _) { $reference(problem, inputs) }
+            cuda(problem, inputs, outputs, lane) { $cuda(problem, inputs, outputs, lane) }
         }
     };
 }
@@ -36,29 +55,10 @@ macro_rules! forward_by_kernels {
 #[macro_export]
 macro_rules! backward_by_kernels {
     () => {
-        fn cpu_backward(
-            call: &$crate::op::Gradient<Self::Problem>,
-            inputs: &$crate::op::Named<$crate::tensor::View>,
-            outputs: $crate::op::Named<$crate::tensor::ViewMut>,
-            exec: &$crate::cpu::Exec,
-        ) -> $crate::error::Result<()> {
-            cpu::backward(&call.of, inputs, outputs, exec)
-        }
-
-        fn reference_backward(
-            call: &$crate::op::Gradient<Self::Problem>,
-            inputs: &$crate::op::Named<ndarray::ArrayD<f64>>,
-        ) -> $crate::error::Result<$crate::op::Named<ndarray::ArrayD<f64>>> {
-            reference::backward(&call.of, inputs)
-        }
-
-        fn cuda_backward(
-            call: &$crate::op::Gradient<Self::Problem>,
-            inputs: &$crate::op::Named<&$crate::cuda::Buffer>,
-            outputs: &$crate::op::Named<&$crate::cuda::Buffer>,
-            lane: &$crate::cuda::Lane,
-        ) -> $crate::error::Result<()> {
-            cuda::backward(&call.of, inputs, outputs, lane)
+        $crate::runs! {
+            cpu_backward(problem, inputs, outputs, exec) { cpu::backward(problem, inputs, outputs, exec) }
+            reference_backward(problem, inputs, _) { reference::backward(problem, inputs) }
+            cuda_backward(problem, inputs, outputs, lane) { cuda::backward(problem, inputs, outputs, lane) }
         }
     };
 }

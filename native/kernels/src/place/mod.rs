@@ -268,77 +268,40 @@ pub fn through_references(
     Ok(results.map(|result| result.view().to_f64()))
 }
 
-/// How an [`Op`] runs that has the same steps wherever it runs, as functions `forward` and `backward` of
-/// its module `steps`; its `Problem` has a method `in_f64`.
+/// The runs of an op, or of its gradient, whose steps are a function `$run` of its module `steps`; its `Problem` has a
+/// method `in_f64`.
+#[doc(hidden)]
 #[macro_export]
-macro_rules! forward_by_steps {
-    () => {
-        fn cpu(
-            problem: &Self::Problem,
-            inputs: &$crate::op::Named<$crate::tensor::View>,
-            outputs: $crate::op::Named<$crate::tensor::ViewMut>,
-            exec: &$crate::cpu::Exec,
-        ) -> $crate::error::Result<()> {
-            steps::forward(&$crate::place::Cpu(exec), problem, inputs, outputs)
-        }
-
-        fn reference(
-            problem: &Self::Problem,
-            inputs: &$crate::op::Named<ndarray::ArrayD<f64>>,
-            outputs: &$crate::op::Named<$crate::tensor::Spec>,
-        ) -> $crate::error::Result<$crate::op::Named<ndarray::ArrayD<f64>>> {
-            let problem = problem.in_f64();
-            $crate::place::through_references(
-                Self::INPUTS,
-                Self::IN_PLACE,
-                inputs,
-                outputs,
-                |place, inputs, outputs| steps::forward(place, &problem, inputs, outputs),
-            )
-        }
-
-        fn cuda(
-            problem: &Self::Problem,
-            inputs: &$crate::op::Named<&$crate::cuda::Buffer>,
-            outputs: &$crate::op::Named<&$crate::cuda::Buffer>,
-            lane: &$crate::cuda::Lane,
-        ) -> $crate::error::Result<()> {
-            let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
-            steps::forward(&$crate::place::Cuda(lane), problem, &inputs, outputs)
+macro_rules! by_steps {
+    ($run:ident, $slots:expr, $in_place:expr => $cpu:ident $reference:ident $cuda:ident) => {
+        $crate::runs! {
+            $cpu(problem, inputs, outputs, exec) { steps::$run(&$crate::place::Cpu(exec), problem, inputs, outputs) }
+            $reference(problem, inputs, outputs) {
+                let problem = problem.in_f64();
+                $crate::place::through_references($slots, $in_place, inputs, outputs, |place, inputs, outputs| {
+                    steps::$run(place, &problem, inputs, outputs)
+                })
+            }
+            $cuda(problem, inputs, outputs, lane) {
+                let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
+                steps::$run(&$crate::place::Cuda(lane), problem, &inputs, outputs)
+            }
         }
     };
 }
 
-/// Like `forward_by_steps`, for the gradient of an op.
+/// How an [`Op`] runs that has the same steps wherever it runs: a function `forward` of its module `steps`.
+#[macro_export]
+macro_rules! forward_by_steps {
+    () => {
+        $crate::by_steps!(forward, Self::INPUTS, Self::IN_PLACE => cpu reference cuda);
+    };
+}
+
+/// Like `forward_by_steps`, for the gradient of an op: a function `backward`.
 #[macro_export]
 macro_rules! backward_by_steps {
     () => {
-        fn cpu_backward(
-            call: &$crate::op::Gradient<Self::Problem>,
-            inputs: &$crate::op::Named<$crate::tensor::View>,
-            outputs: $crate::op::Named<$crate::tensor::ViewMut>,
-            exec: &$crate::cpu::Exec,
-        ) -> $crate::error::Result<()> {
-            steps::backward(&$crate::place::Cpu(exec), &call.of, inputs, outputs)
-        }
-
-        fn reference_backward(
-            call: &$crate::op::Gradient<Self::Problem>,
-            inputs: &$crate::op::Named<ndarray::ArrayD<f64>>,
-        ) -> $crate::error::Result<$crate::op::Named<ndarray::ArrayD<f64>>> {
-            $crate::place::through_references(Self::GIVEN, &[], inputs, &call.outputs, |place, inputs, outputs| {
-                steps::backward(place, &call.of.in_f64(), inputs, outputs)
-            })
-        }
-
-        fn cuda_backward(
-            call: &$crate::op::Gradient<Self::Problem>,
-            inputs: &$crate::op::Named<&$crate::cuda::Buffer>,
-            outputs: &$crate::op::Named<&$crate::cuda::Buffer>,
-            lane: &$crate::cuda::Lane,
-        ) -> $crate::error::Result<()> {
-            let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
-            steps::backward(&$crate::place::Cuda(lane), &call.of, &inputs, outputs)
-        }
+        $crate::by_steps!(backward, Self::GIVEN, &[] => cpu_backward reference_backward cuda_backward);
     };
 }

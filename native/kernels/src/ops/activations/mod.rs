@@ -20,7 +20,7 @@ use crate::base::elementwise::Map;
 use crate::cpu::{self, Exec};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
 use crate::options;
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::ArrayD;
@@ -96,29 +96,23 @@ impl Differentiable for Activations {
     const BACKWARD: &'static str = "activations_backward";
     const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "dy"]);
 
-    fn cpu_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<View>,
-        mut outputs: Named<ViewMut>,
-        exec: &Exec,
-    ) -> Result<()> {
+    fn cpu_backward(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
         let given = [*inputs.get("x")?, *inputs.get("dy")?];
-        cpu::elementwise::map(Map::SlopeTimes(call.of.function), &given, outputs.expect("dx")?, exec)
+        cpu::elementwise::map(Map::SlopeTimes(problem.function), &given, outputs.expect("dx")?, exec)
     }
 
-    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        let slope = inputs.get("x")?.mapv(|v| reference::slope(call.of.function, v));
+    fn reference_backward(
+        problem: &Problem,
+        inputs: &Named<ArrayD<f64>>,
+        _: &Named<Spec>,
+    ) -> Result<Named<ArrayD<f64>>> {
+        let slope = inputs.get("x")?.mapv(|v| reference::slope(problem.function, v));
         Ok([("dx", slope * inputs.get("dy")?)].into_iter().collect())
     }
 
-    fn cuda_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
-        lane: &Lane,
-    ) -> Result<()> {
+    fn cuda_backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         let given = [*inputs.get("x")?, *inputs.get("dy")?];
-        cuda::map(Map::SlopeTimes(call.of.function), &given, outputs.get("dx")?, lane)
+        cuda::map(Map::SlopeTimes(problem.function), &given, outputs.get("dx")?, lane)
     }
 }
 

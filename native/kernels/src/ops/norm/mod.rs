@@ -29,12 +29,10 @@ pub mod gated;
 mod reference;
 
 use crate::base::activation::Activation;
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
-use crate::tensor::{Spec, View, ViewMut};
+use crate::op::{self, Backward, Bound, Differentiable, Op, Output, Slot};
+use crate::tensor::Spec;
 use crate::{options, shared_options};
-use ndarray::ArrayD;
 use serde::{Deserialize, Serialize};
 
 /// Where `eps` goes in the root mean square.
@@ -151,27 +149,7 @@ macro_rules! norm {
             const BACKWARD: &'static str = $backward;
             const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, $given);
 
-            fn cpu_backward(
-                call: &Gradient<Problem>,
-                inputs: &Named<View>,
-                outputs: Named<ViewMut>,
-                exec: &crate::cpu::Exec,
-            ) -> Result<()> {
-                cpu::backward(&call.of, inputs, outputs, exec)
-            }
-
-            fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-                reference::backward(&call.of, inputs)
-            }
-
-            fn cuda_backward(
-                call: &Gradient<Problem>,
-                inputs: &Named<&Buffer>,
-                outputs: &Named<&Buffer>,
-                lane: &Lane,
-            ) -> Result<()> {
-                cuda::backward(&call.of, inputs, outputs, lane)
-            }
+            crate::backward_by_kernels!();
         }
     };
 }
@@ -184,22 +162,7 @@ macro_rules! forward {
 
         type Problem = Problem;
 
-        fn cpu(
-            problem: &Problem,
-            inputs: &Named<View>,
-            outputs: Named<ViewMut>,
-            exec: &crate::cpu::Exec,
-        ) -> Result<()> {
-            cpu::forward(problem, inputs, outputs, exec)
-        }
-
-        fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-            reference::forward(problem, inputs)
-        }
-
-        fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-            cuda::forward(problem, inputs, outputs, lane)
-        }
+        crate::forward_by_kernels!();
     };
 }
 

@@ -9,7 +9,7 @@ use crate::base::elementwise::Map;
 use crate::cpu::{self, Exec};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::{ArrayD, Zip};
 
@@ -72,14 +72,14 @@ impl Differentiable for MdiUpdate {
     const BACKWARD: &'static str = "mdi_update_backward";
     const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["z", "h_old", "gate", "gamma", "dh"]);
 
-    fn cpu_backward(_: &Gradient<()>, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    fn cpu_backward(_: &(), inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
         GRADIENTS.into_iter().try_for_each(|(name, map, of)| {
             let given = of.iter().map(|name| inputs.get(name).copied()).collect::<Result<Vec<_>>>()?;
             cpu::elementwise::map(map, &given, outputs.expect(name)?, exec)
         })
     }
 
-    fn reference_backward(_: &Gradient<()>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference_backward(_: &(), inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let ([z, h, gate, gamma], dh) = (all(inputs)?, inputs.get("dh")?);
         let carried = Zip::from(gate).and(gamma).map_collect(|gate, gamma| 1.0 - gate + gamma);
         Ok([("dz", gate * dh), ("dh_old", carried * dh), ("dgate", (z - h) * dh), ("dgamma", h * dh)]
@@ -87,7 +87,7 @@ impl Differentiable for MdiUpdate {
             .collect())
     }
 
-    fn cuda_backward(_: &Gradient<()>, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    fn cuda_backward(_: &(), inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         GRADIENTS.into_iter().try_for_each(|(name, map, of)| {
             let given = of.iter().map(|name| inputs.get(name).copied()).collect::<Result<Vec<_>>>()?;
             cuda::map(map, &given, outputs.get(name)?, lane)

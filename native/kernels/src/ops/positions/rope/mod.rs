@@ -21,13 +21,11 @@ pub mod cuda;
 mod reference;
 
 use crate::base::heads::Layout;
-use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
-use crate::tensor::{Spec, View, ViewMut};
+use crate::op::{self, Backward, Bound, Differentiable, Op, Output, Slot, named};
+use crate::tensor::Spec;
 use crate::{options, shared_options};
 use angles::Angles;
-use ndarray::ArrayD;
 use serde::{Deserialize, Serialize};
 
 /// Which elements are a pair.
@@ -156,21 +154,12 @@ impl Op for Rope {
         Ok(Problem { x, inner, length, outer, width, pairing: options.pairing, angles })
     }
 
-    fn cpu(
-        problem: &Problem,
-        inputs: &Named<View>,
-        mut outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::rotate(problem, 1.0, inputs.get("x")?, outputs.expect("y")?, exec)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        Ok([("y", reference::rotate(problem, 1.0, inputs.get("x")?))].into_iter().collect())
-    }
-
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::rotate(problem, 1.0, inputs.get("x")?, outputs.get("y")?, lane)
+    crate::runs! {
+        cpu(problem, inputs, mut outputs, exec) {
+            cpu::rotate(problem, 1.0, inputs.get("x")?, outputs.expect("y")?, exec)
+        }
+        reference(problem, inputs, _) { Ok(named([("y", Some(reference::rotate(problem, 1.0, inputs.get("x")?)))])) }
+        cuda(problem, inputs, outputs, lane) { cuda::rotate(problem, 1.0, inputs.get("x")?, outputs.get("y")?, lane) }
     }
 }
 
@@ -181,25 +170,15 @@ impl Differentiable for Rope {
     const BACKWARD: &'static str = "rope_backward";
     const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "dy"]);
 
-    fn cpu_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<View>,
-        mut outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::rotate(&call.of, -1.0, inputs.get("dy")?, outputs.expect("dx")?, exec)
-    }
-
-    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        Ok([("dx", reference::rotate(&call.of, -1.0, inputs.get("dy")?))].into_iter().collect())
-    }
-
-    fn cuda_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
-        lane: &Lane,
-    ) -> Result<()> {
-        cuda::rotate(&call.of, -1.0, inputs.get("dy")?, outputs.get("dx")?, lane)
+    crate::runs! {
+        cpu_backward(problem, inputs, mut outputs, exec) {
+            cpu::rotate(problem, -1.0, inputs.get("dy")?, outputs.expect("dx")?, exec)
+        }
+        reference_backward(problem, inputs, _) {
+            Ok(named([("dx", Some(reference::rotate(problem, -1.0, inputs.get("dy")?)))]))
+        }
+        cuda_backward(problem, inputs, outputs, lane) {
+            cuda::rotate(problem, -1.0, inputs.get("dy")?, outputs.get("dx")?, lane)
+        }
     }
 }

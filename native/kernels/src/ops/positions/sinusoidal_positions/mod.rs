@@ -15,14 +15,12 @@ mod cuda;
 mod reference;
 
 use crate::base::elementwise::Map;
-use crate::cpu::{Exec, elementwise};
-use crate::cuda::{Buffer, Lane};
+use crate::cpu::elementwise;
 use crate::error::Result;
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Op, Output, Slot, named};
 use crate::ops::positions::rope::angles::{self, Angles};
 use crate::options;
-use crate::tensor::{Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::Spec;
 
 options! {
     /// The options.
@@ -70,16 +68,10 @@ impl Op for SinusoidalPositions {
         Ok(Problem { x, batch, length, width, angles })
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
-        cpu::add(problem, inputs.get("x")?, outputs.expect("y")?, exec)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        Ok([("y", reference::add(problem, inputs.get("x")?))].into_iter().collect())
-    }
-
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::add(problem, inputs.get("x")?, outputs.get("y")?, lane)
+    crate::runs! {
+        cpu(problem, inputs, mut outputs, exec) { cpu::add(problem, inputs.get("x")?, outputs.expect("y")?, exec) }
+        reference(problem, inputs, _) { Ok(named([("y", Some(reference::add(problem, inputs.get("x")?)))])) }
+        cuda(problem, inputs, outputs, lane) { cuda::add(problem, inputs.get("x")?, outputs.get("y")?, lane) }
     }
 }
 
@@ -90,25 +82,13 @@ impl Differentiable for SinusoidalPositions {
     const BACKWARD: &'static str = "sinusoidal_positions_backward";
     const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["x", "dy"]);
 
-    fn cpu_backward(
-        _call: &Gradient<Problem>,
-        inputs: &Named<View>,
-        mut outputs: Named<ViewMut>,
-        exec: &Exec,
-    ) -> Result<()> {
-        elementwise::map(Map::Sum, &[*inputs.get("dy")?], outputs.expect("dx")?, exec)
-    }
-
-    fn reference_backward(_call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        Ok([("dx", inputs.get("dy")?.clone())].into_iter().collect())
-    }
-
-    fn cuda_backward(
-        _call: &Gradient<Problem>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
-        lane: &Lane,
-    ) -> Result<()> {
-        crate::cuda::map(Map::Sum, &[*inputs.get("dy")?], outputs.get("dx")?, lane)
+    crate::runs! {
+        cpu_backward(_, inputs, mut outputs, exec) {
+            elementwise::map(Map::Sum, &[*inputs.get("dy")?], outputs.expect("dx")?, exec)
+        }
+        reference_backward(_, inputs, _) { Ok(named([("dx", Some(inputs.get("dy")?.clone()))])) }
+        cuda_backward(_, inputs, outputs, lane) {
+            crate::cuda::map(Map::Sum, &[*inputs.get("dy")?], outputs.get("dx")?, lane)
+        }
     }
 }

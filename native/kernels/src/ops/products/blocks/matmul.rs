@@ -3,11 +3,9 @@
 use super::format::Format;
 use super::problem::{Factors, Options, Problem};
 use super::{cpu, cuda, reference};
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Bound, Named, Op, Slot};
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::op::{self, Bound, Named, Op, Slot, named};
+use crate::tensor::{DType, Spec};
 use std::marker::PhantomData;
 
 /// The constants of one of the products.
@@ -55,24 +53,19 @@ impl<T: Table> Op for Product<T> {
         Ok([("y", Spec { dtype: problem.x.dtype, shape: problem.y()? })].into_iter().collect())
     }
 
-    fn cpu(
-        problem: &Problem,
-        inputs: &Named<View>,
-        mut outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        let given = [inputs.get("x")?, inputs.get("w")?];
-        cpu::multiply(problem, given, inputs.find("b"), outputs.expect("y")?, exec)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        let y = reference::multiply(problem, [inputs.get("x")?, inputs.get("w")?], inputs.find("b"))?;
-        Ok([("y", y)].into_iter().collect())
-    }
-
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        let given = [*inputs.get("x")?, *inputs.get("w")?];
-        cuda::multiply(problem, given, inputs.find("b").copied(), outputs.get("y")?, lane)
+    crate::runs! {
+        cpu(problem, inputs, mut outputs, exec) {
+            let given = [inputs.get("x")?, inputs.get("w")?];
+            cpu::multiply(problem, given, inputs.find("b"), outputs.expect("y")?, exec)
+        }
+        reference(problem, inputs, _) {
+            let given = [inputs.get("x")?, inputs.get("w")?];
+            Ok(named([("y", Some(reference::multiply(problem, given, inputs.find("b"))?))]))
+        }
+        cuda(problem, inputs, outputs, lane) {
+            let given = [*inputs.get("x")?, *inputs.get("w")?];
+            cuda::multiply(problem, given, inputs.find("b").copied(), outputs.get("y")?, lane)
+        }
     }
 }
 

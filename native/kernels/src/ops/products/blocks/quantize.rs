@@ -3,12 +3,10 @@
 use super::format::Format;
 use super::problem::Conversion;
 use super::{cpu, cuda, reference};
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Bound, Named, Op, Slot};
+use crate::op::{self, Bound, Named, Op, Slot, named};
 use crate::options;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 options! {
     /// Options of the quantizer.
@@ -61,21 +59,12 @@ impl Op for Quantize {
         Ok([("q", problem.q)].into_iter().collect())
     }
 
-    fn cpu(
-        problem: &Conversion,
-        inputs: &Named<View>,
-        mut outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::quantize(problem, inputs.get("x")?, outputs.expect("q")?, exec)
-    }
-
-    fn reference(problem: &Conversion, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        Ok([("q", reference::quantize(problem, inputs.get("x")?)?)].into_iter().collect())
-    }
-
-    fn cuda(problem: &Conversion, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::quantize(problem, inputs.get("x")?, outputs.get("q")?, lane)
+    crate::runs! {
+        cpu(problem, inputs, mut outputs, exec) {
+            cpu::quantize(problem, inputs.get("x")?, outputs.expect("q")?, exec)
+        }
+        reference(problem, inputs, _) { Ok(named([("q", Some(reference::quantize(problem, inputs.get("x")?)?))])) }
+        cuda(problem, inputs, outputs, lane) { cuda::quantize(problem, inputs.get("x")?, outputs.get("q")?, lane) }
     }
 }
 
@@ -108,20 +97,13 @@ impl Op for Dequantize {
         Ok([("x", problem.x)].into_iter().collect())
     }
 
-    fn cpu(
-        problem: &Conversion,
-        inputs: &Named<View>,
-        mut outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::dequantize(problem.format, inputs.get("q")?, outputs.expect("x")?, exec)
-    }
-
-    fn reference(problem: &Conversion, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        Ok([("x", reference::dequantize(problem, inputs.get("q")?))].into_iter().collect())
-    }
-
-    fn cuda(problem: &Conversion, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::dequantize(problem.format, inputs.get("q")?, outputs.get("x")?, lane)
+    crate::runs! {
+        cpu(problem, inputs, mut outputs, exec) {
+            cpu::dequantize(problem.format, inputs.get("q")?, outputs.expect("x")?, exec)
+        }
+        reference(problem, inputs, _) { Ok(named([("x", Some(reference::dequantize(problem, inputs.get("q")?)))])) }
+        cuda(problem, inputs, outputs, lane) {
+            cuda::dequantize(problem.format, inputs.get("q")?, outputs.get("x")?, lane)
+        }
     }
 }

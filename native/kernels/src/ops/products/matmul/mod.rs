@@ -10,7 +10,7 @@
 use crate::cpu::{Epilogue, Exec, Storage, matrix};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
 use crate::tensor::{DType, Spec, View, ViewMut};
 use crate::with_type;
 use ndarray::{ArrayD, ArrayView2, Ix2};
@@ -112,13 +112,7 @@ impl Differentiable for Matmul {
     const BACKWARD: &'static str = "matmul_backward";
     const GIVEN: &'static [Slot] = &op::given(Self::INPUTS, Self::OUTPUTS, ["a", "b", "dc"]);
 
-    fn cpu_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<View>,
-        mut outputs: Named<ViewMut>,
-        exec: &Exec,
-    ) -> Result<()> {
-        let problem = &call.of;
+    fn cpu_backward(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
         let (a, b, dc) = (inputs.get("a")?, inputs.get("b")?, (inputs.get("dc")?, problem.c(), false));
         with_type!(problem.dtype, S => {
             product::<S>([dc, (b, problem.b(), true)], outputs.expect("da")?, exec)?;
@@ -126,19 +120,13 @@ impl Differentiable for Matmul {
         })
     }
 
-    fn reference_backward(_: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    fn reference_backward(_: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
         let [a, b, dc] = ["a", "b", "dc"].map(|name| matrix_of(inputs, name));
         let (a, b, dc) = (a?, b?, dc?);
         Ok([("da", dc.dot(&b.t()).into_dyn()), ("db", a.t().dot(&dc).into_dyn())].into_iter().collect())
     }
 
-    fn cuda_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
-        lane: &Lane,
-    ) -> Result<()> {
-        let problem = &call.of;
+    fn cuda_backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
         let (a, b) = (on_lane(inputs, "a", problem.a(), lane)?, on_lane(inputs, "b", problem.b(), lane)?);
         let dc = on_lane(inputs, "dc", problem.c(), lane)?;
         let (da, db) = (on_lane(outputs, "da", problem.a(), lane)?, on_lane(outputs, "db", problem.b(), lane)?);

@@ -14,11 +14,9 @@
 
 use super::grid::{Conversion, Grid, SLOTS};
 use super::{cpu, cuda, reference};
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::op::{Bound, Named, Op, Slot};
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 pub use super::grid::{Layout, OnSentinel, Options};
 
@@ -50,15 +48,5 @@ impl Op for ConvertTernary {
         Ok(outputs)
     }
 
-    fn cpu(problem: &Conversion, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::cells::convert(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Conversion, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::convert(problem, inputs)
-    }
-
-    fn cuda(problem: &Conversion, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::convert(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!(cpu::cells::convert, reference::convert, cuda::convert);
 }

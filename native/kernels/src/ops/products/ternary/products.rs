@@ -14,11 +14,9 @@
 
 use super::problem::{HINT, Pairs, Product, plane};
 use super::{cpu, cuda, reference};
-use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Output, Slot};
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 use std::marker::PhantomData;
 
 pub use super::problem::{Form, LONGEST, Options};
@@ -51,17 +49,7 @@ impl Op for DotTernary {
         Ok(Pairs { leading: leading.to_vec(), rows: leading.iter().product(), bytes })
     }
 
-    fn cpu(problem: &Pairs, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::sums::dot(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Pairs, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::dot(problem, inputs)
-    }
-
-    fn cuda(problem: &Pairs, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::dot(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!(cpu::sums::dot, reference::dot, cuda::dot);
 }
 
 /// A form of activations as a type, which makes each product an op of its own.
@@ -152,15 +140,9 @@ impl<A: Activated> Op for Matmul<A> {
         Ok(outputs)
     }
 
-    fn cpu(problem: &Product, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::matmul::matmul(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Product, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::matmul(problem, A::INPUTS, inputs)
-    }
-
-    fn cuda(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::matmul(problem, inputs, outputs, lane)
+    crate::runs! {
+        cpu(problem, inputs, outputs, exec) { cpu::matmul::matmul(problem, inputs, outputs, exec) }
+        reference(problem, inputs, _) { reference::matmul(problem, A::INPUTS, inputs) }
+        cuda(problem, inputs, outputs, lane) { cuda::matmul(problem, inputs, outputs, lane) }
     }
 }

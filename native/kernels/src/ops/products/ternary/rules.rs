@@ -50,22 +50,7 @@ impl Op for QuantizeTernary {
         Ok([("plane0", plane), ("plane1", plane), ("scale", scale)].into_iter().collect())
     }
 
-    fn cpu(
-        problem: &Quantization,
-        inputs: &Named<View>,
-        outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::quantize::planes(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Quantization, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::quantize(problem, inputs)
-    }
-
-    fn cuda(problem: &Quantization, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::quantize(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!(cpu::quantize::planes, reference::quantize, cuda::quantize);
 }
 
 /// Quantizes activations to 8 bits.
@@ -92,22 +77,7 @@ impl Op for ActivationI8 {
         Ok(Activations { leading: leading.to_vec(), rows: leading.iter().product(), n, floor, dtype: call.storage })
     }
 
-    fn cpu(
-        problem: &Activations,
-        inputs: &Named<View>,
-        outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::quantize::activations(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Activations, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::activations(problem, inputs)
-    }
-
-    fn cuda(problem: &Activations, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::activations(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!(cpu::quantize::activations, reference::activations, cuda::activations);
 }
 
 /// The outputs of [`TernaryQuantize`]: names of the values and of the scale, if any, and the rule.

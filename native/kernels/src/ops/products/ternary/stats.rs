@@ -2,12 +2,10 @@
 
 use super::grid::{self, Grid, SLOTS};
 use super::{cpu, cuda, reference};
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::op::{Bound, Named, Op, Slot};
 use crate::options;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 options! {
     /// Sizes that the shapes of a layout's tensors do not determine.
@@ -40,15 +38,5 @@ impl Op for StatsTernary {
         Ok([("counts", of(4)?), ("first", of(1)?)].into_iter().collect())
     }
 
-    fn cpu(grid: &Grid, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::cells::stats(grid, inputs, outputs, exec)
-    }
-
-    fn reference(grid: &Grid, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::stats(grid, inputs)
-    }
-
-    fn cuda(grid: &Grid, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::stats(grid, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!(cpu::cells::stats, reference::stats, cuda::stats);
 }

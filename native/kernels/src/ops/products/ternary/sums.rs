@@ -46,17 +46,7 @@ impl Op for ColumnSumsTernary {
         Ok([("column_sums", Spec::new(DType::I32, &[problem.n])?)].into_iter().collect())
     }
 
-    fn cpu(problem: &Weights, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::sums::column_sums(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Weights, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::column_sums(problem, inputs)
-    }
-
-    fn cuda(problem: &Weights, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::column_sums(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!(cpu::sums::column_sums, reference::column_sums, cuda::column_sums);
 }
 
 /// Verifies a product's sums.

@@ -40,11 +40,9 @@ mod tables;
 pub use tables::{CumSum, CumprodScan, ExpProductScan, LogCumSumExp, ReverseCumSum};
 pub use tables::{ExpProductOptions, Options, SumOptions};
 
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{self, Backward, Bound, Differentiable, Gradient, Named, Op, Output, Slot};
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::op::{self, Backward, Bound, Differentiable, Op, Output, Slot};
+use crate::tensor::{DType, Spec};
 use std::marker::PhantomData;
 
 /// The gradient of [`ExpProductScan`].
@@ -157,16 +155,10 @@ impl<T: Table> Op for Cumulative<T> {
         Ok(Problem { rows: batch * heads, length, width, sequence, state, settings })
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::forward(problem, T::NAMES, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::forward(problem, T::NAMES, inputs)
-    }
-
-    fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        cuda::forward(problem, T::NAMES, inputs, outputs, lane)
+    crate::runs! {
+        cpu(problem, inputs, outputs, exec) { cpu::forward(problem, T::NAMES, inputs, outputs, exec) }
+        reference(problem, inputs, _) { reference::forward(problem, T::NAMES, inputs) }
+        cuda(problem, inputs, outputs, lane) { cuda::forward(problem, T::NAMES, inputs, outputs, lane) }
     }
 }
 
@@ -174,25 +166,9 @@ impl<T: Table> Differentiable for Cumulative<T> {
     const BACKWARD: &'static str = T::BACKWARD;
     const GIVEN: &'static [Slot] = T::GIVEN;
 
-    fn cpu_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<View>,
-        outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
-    ) -> Result<()> {
-        cpu::backward(&call.of, T::NAMES, inputs, outputs, exec)
-    }
-
-    fn reference_backward(call: &Gradient<Problem>, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-        reference::backward(&call.of, T::NAMES, inputs)
-    }
-
-    fn cuda_backward(
-        call: &Gradient<Problem>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
-        lane: &Lane,
-    ) -> Result<()> {
-        cuda::backward(&call.of, T::NAMES, inputs, outputs, lane)
+    crate::runs! {
+        cpu_backward(problem, inputs, outputs, exec) { cpu::backward(problem, T::NAMES, inputs, outputs, exec) }
+        reference_backward(problem, inputs, _) { reference::backward(problem, T::NAMES, inputs) }
+        cuda_backward(problem, inputs, outputs, lane) { cuda::backward(problem, T::NAMES, inputs, outputs, lane) }
     }
 }

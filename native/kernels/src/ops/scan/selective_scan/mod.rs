@@ -21,9 +21,8 @@ mod reference;
 
 use crate::error::{Error, Kind, Result};
 use crate::op::{Bound, Named, Op, Output, Sizes, Slot, wrong_shape};
-use crate::tensor::{DType, Spec, View, ViewMut};
+use crate::tensor::{DType, Spec};
 use crate::{options, shared_options};
-use ndarray::ArrayD;
 use serde::{Deserialize, Serialize};
 
 shared_options! {
@@ -138,22 +137,7 @@ impl Op for SelectiveScan {
         crate::op::product(&[problem.batch, problem.length, problem.channels, problem.state])
     }
 
-    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &crate::cpu::Exec) -> Result<()> {
-        cpu::forward(problem, inputs, outputs, exec)
-    }
-
-    fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        reference::selective_scan(problem, inputs)
-    }
-
-    fn cuda(
-        problem: &Problem,
-        inputs: &Named<&crate::cuda::Buffer>,
-        outputs: &Named<&crate::cuda::Buffer>,
-        lane: &crate::cuda::Lane,
-    ) -> Result<()> {
-        cuda::forward(problem, inputs, outputs, lane)
-    }
+    crate::forward_by_kernels!(cpu::forward, reference::selective_scan, cuda::forward);
 }
 
 fn form(name: &str, spec: &Spec, sizes: &Sizes) -> Result<Form> {
