@@ -1,6 +1,7 @@
 //! Where an op that is made of other ops runs. Such an op is written once, over [`Place`].
 
 pub mod copy_rows;
+mod steps;
 
 use self::copy_rows::CopyRows;
 use crate::base::elementwise::Map;
@@ -12,6 +13,8 @@ use crate::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
+
+pub use steps::Steps;
 
 /// A place where tensors lie and ops run.
 pub trait Place {

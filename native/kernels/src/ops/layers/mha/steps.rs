@@ -8,7 +8,7 @@ use crate::ops::attention::decode::Decode;
 use crate::ops::attention::{self, Attention, AttentionBackward, Layout};
 use crate::ops::positions::rope::{self, Rope, RopeBackward};
 use crate::ops::products::linear;
-use crate::place::Place;
+use crate::place::{self, Place};
 use crate::tensor::Spec;
 
 /// Self-attention: `y`.
@@ -21,7 +21,7 @@ pub fn forward<'a, P: Place>(
     let steps = Steps { place, problem, inputs };
     let cache = [outputs.take("keys"), outputs.take("values")];
     let Between { a, .. } = steps.between(cache)?;
-    let bo = inputs.find("bo").map(P::briefly);
+    let bo = steps.optional("bo");
     linear::at(place, [P::view(&a), steps.input("wo")?], bo, P::briefly_mut(outputs.expect("y")?))
 }
 
@@ -38,7 +38,7 @@ pub fn backward<'a, P: Place>(
     linear::backward_at(
         place,
         [P::view(&between.a), steps.input("wo")?, steps.input("dy")?],
-        inputs.find("bo").map(P::briefly),
+        steps.optional("bo"),
         [P::view_mut(&mut da), P::briefly_mut(outputs.expect("dwo")?)],
         outputs.take("dbo").map(P::briefly_mut),
     )?;
@@ -53,21 +53,9 @@ struct Between<T> {
     lse: T,
 }
 
-/// A call at some place.
-struct Steps<'p, 'i, 'a, P: Place> {
-    place: &'p P,
-    problem: &'p Problem,
-    inputs: &'i Named<P::View<'a>>,
-}
+type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    fn input<'s>(&self, name: &str) -> Result<P::View<'s>>
-    where
-        'a: 's,
-    {
-        Ok(P::briefly(self.inputs.get(name)?))
-    }
-
     /// Memory for a tensor like `x`.
     fn like_x(&self) -> Result<P::Owned> {
         let Problem { batch, length, width, dtype, .. } = *self.problem;
@@ -129,7 +117,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     where
         'a: 's,
     {
-        let mask = self.inputs.find("mask").map(P::briefly);
+        let mask = self.optional("mask");
         Ok(named([("q", Some(self.view(q)?)), ("k", Some(self.view(k)?)), ("v", Some(self.view(v)?)), ("mask", mask)]))
     }
 

@@ -7,7 +7,7 @@ use crate::op::{self, Named, Op, named};
 use crate::ops::layers::mha::{Mha, MhaBackward};
 use crate::ops::layers::swiglu_mlp::{SwigluMlp, SwigluMlpBackward};
 use crate::ops::norm::{LayerNorm, LayerNormBackward, LayerOptions};
-use crate::place::Place;
+use crate::place::{self, Place};
 use crate::tensor::Spec;
 
 /// The inputs of self-attention beside `x`.
@@ -48,7 +48,7 @@ pub fn backward<'a, P: Place>(
     let steps = Steps { place, problem, inputs };
     let Between { n1, h, n2 } = steps.between([None, None])?;
     let [mut dn2, mut of_n2, mut dh] = [steps.like_x()?, steps.like_x()?, steps.like_x()?];
-    let dy = P::briefly(inputs.get("dy")?);
+    let dy = steps.input("dy")?;
     let mut given = steps.inputs_of(&n2, &MLP);
     given.push("dy", P::briefly(&dy));
     let to = steps.gradients(&mut dn2, &mut outputs, &["dwg", "dwu", "dwd"]);
@@ -61,7 +61,7 @@ pub fn backward<'a, P: Place>(
     given.push("dy", P::view(&dh));
     let to = steps.gradients(&mut dn1, &mut outputs, &["dwqkv", "dwo", "dbo"]);
     place.call::<MhaBackward>(&problem.options.mha(), given, to)?;
-    steps.norm_backward(P::briefly(inputs.get("x")?), 1, &dn1, &mut of_n1, &mut outputs)?;
+    steps.norm_backward(steps.input("x")?, 1, &dn1, &mut of_n1, &mut outputs)?;
     place.map(Map::Sum, &[P::view(&dh), P::view(&of_n1)], P::briefly_mut(outputs.expect("dx")?))
 }
 
@@ -72,12 +72,7 @@ struct Between<T> {
     n2: T,
 }
 
-/// A call of the block at some place.
-struct Steps<'p, 'i, 'a, P: Place> {
-    place: &'p P,
-    problem: &'p Problem,
-    inputs: &'i Named<P::View<'a>>,
-}
+type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     fn like_x(&self) -> Result<P::Owned> {
@@ -89,7 +84,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     where
         'a: 's,
     {
-        let own = names.iter().filter_map(|&name| Some((name, P::briefly(self.inputs.find(name)?))));
+        let own = names.iter().filter_map(|&name| Some((name, self.optional(name)?)));
         [("x", P::view(x))].into_iter().chain(own).collect()
     }
 
@@ -109,7 +104,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
 
     fn between(&self, cache: [Option<P::ViewMut<'a>>; 2]) -> Result<Between<P::Owned>> {
         let [mut n1, mut a, mut h, mut n2] = [self.like_x()?, self.like_x()?, self.like_x()?, self.like_x()?];
-        let x = P::briefly(self.inputs.get("x")?);
+        let x = self.input("x")?;
         self.norm(P::briefly(&x), 1, &mut n1)?;
         let [keys, values] = cache.map(|held| held.map(P::briefly_mut));
         let to = named([("y", Some(P::view_mut(&mut a))), ("keys", keys), ("values", values)]);
@@ -124,7 +119,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     where
         'a: 's,
     {
-        let weight = |kind: &str| Ok(P::briefly(self.inputs.get(&format!("ln{which}_{kind}"))?));
+        let weight = |kind: &str| self.input(&format!("ln{which}_{kind}"));
         Ok([weight("w")?, weight("b")?])
     }
 

@@ -7,8 +7,8 @@ use crate::base::elementwise::Map;
 use crate::error::Result;
 use crate::op::{Named, named};
 use crate::ops::products::linear;
-use crate::place::Place;
 use crate::place::copy_rows;
+use crate::place::{self, Place};
 use crate::tensor::{Shape, Spec};
 
 /// The step: `h_new`, `gamma` and `gate`.
@@ -73,21 +73,9 @@ struct OfUpdate<T> {
     dgamma: T,
 }
 
-/// A call at some place.
-struct Steps<'p, 'i, 'a, P: Place> {
-    place: &'p P,
-    problem: &'p Problem,
-    inputs: &'i Named<P::View<'a>>,
-}
+type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    fn input<'s>(&self, name: &str) -> Result<P::View<'s>>
-    where
-        'a: 's,
-    {
-        Ok(P::briefly(self.inputs.get(name)?))
-    }
-
     fn like_z(&self) -> Result<P::Owned> {
         self.place.empty(self.problem.z)
     }
@@ -96,7 +84,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     where
         'a: 's,
     {
-        SLOTS.iter().filter_map(|slot| Some((slot.name, P::briefly(self.inputs.find(slot.name)?)))).collect()
+        SLOTS.iter().filter_map(|slot| Some((slot.name, self.optional(slot.name)?))).collect()
     }
 
     fn update_inputs<'s>(&self, gate: P::View<'s>, gamma: P::View<'s>) -> Result<Named<P::View<'s>>>

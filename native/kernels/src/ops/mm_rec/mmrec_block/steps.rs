@@ -11,7 +11,7 @@ use crate::ops::mm_rec::mdi::gamma::{MdiGamma, NETWORKS};
 use crate::ops::mm_rec::multi_memory_attention::{self, MultiMemoryAttention};
 use crate::ops::norm::RmsNorm;
 use crate::ops::products::linear;
-use crate::place::Place;
+use crate::place::{self, Place};
 use crate::tensor::{Described, Spec};
 
 mod backward;
@@ -98,21 +98,9 @@ struct Between<'a, P: Place> {
 /// The top level of the hierarchy, unless that is the memory itself.
 type Top<P> = Option<[<P as Place>::Owned; 2]>;
 
-/// A call of the block at some place.
-struct Steps<'p, 'i, 'a, P: Place> {
-    place: &'p P,
-    problem: &'p Problem,
-    inputs: &'i Named<P::View<'a>>,
-}
+type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    fn input<'s>(&self, name: &str) -> Result<P::View<'s>>
-    where
-        'a: 's,
-    {
-        Ok(P::briefly(self.inputs.get(name)?))
-    }
-
     fn like_x(&self) -> Result<P::Owned> {
         self.place.empty(self.problem.x)
     }
@@ -192,7 +180,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         'a: 's,
     {
         let mut given = named([("z", Some(z)), ("gamma", Some(gamma))]);
-        RECURRENCE.into_iter().for_each(|[to, from]| given.extend_with(to, self.inputs.find(from).map(P::briefly)));
+        RECURRENCE.into_iter().for_each(|[to, from]| given.extend_with(to, self.optional(from)));
         given
     }
 

@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::op::{Named, named};
 use crate::ops::attention::{self, Attention, AttentionBackward, Layout};
 use crate::ops::products::linear;
-use crate::place::Place;
 use crate::place::copy_rows::CopyRows;
+use crate::place::{self, Place};
 use crate::tensor::{Described, Spec};
 
 const ATTENTION: attention::Options =
@@ -34,7 +34,7 @@ pub fn forward<'a, P: Place>(
     } else {
         steps.attention(&q, &mut a, lse)?;
     }
-    let bao = inputs.find("bao").map(P::briefly);
+    let bao = steps.optional("bao");
     linear::at(place, [P::view(&a), steps.input("wao")?], bao, P::briefly_mut(outputs.expect("y")?))
 }
 
@@ -53,7 +53,7 @@ pub fn backward<'a, P: Place>(
     linear::backward_at(
         place,
         [P::view(&a), steps.input("wao")?, steps.input("dy")?],
-        inputs.find("bao").map(P::briefly),
+        steps.optional("bao"),
         [P::view_mut(&mut da), P::briefly_mut(outputs.expect("dwao")?)],
         outputs.take("dbao").map(P::briefly_mut),
     )?;
@@ -64,27 +64,15 @@ pub fn backward<'a, P: Place>(
     linear::backward_at(
         place,
         [steps.input("h")?, steps.input("waq")?, P::view(&dq)],
-        inputs.find("baq").map(P::briefly),
+        steps.optional("baq"),
         [P::briefly_mut(outputs.expect("dh")?), P::briefly_mut(outputs.expect("dwaq")?)],
         outputs.take("dbaq").map(P::briefly_mut),
     )
 }
 
-/// A call at some place.
-struct Steps<'p, 'i, 'a, P: Place> {
-    place: &'p P,
-    problem: &'p Problem,
-    inputs: &'i Named<P::View<'a>>,
-}
+type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    fn input<'s>(&self, name: &str) -> Result<P::View<'s>>
-    where
-        'a: 's,
-    {
-        Ok(P::briefly(self.inputs.get(name)?))
-    }
-
     /// Memory for a tensor like `h`.
     fn like_h(&self) -> Result<P::Owned> {
         let Problem { batch, length, width, dtype, .. } = *self.problem;
@@ -113,7 +101,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
 
     fn queries(&self) -> Result<P::Owned> {
         let mut projected = self.like_h()?;
-        let baq = self.inputs.find("baq").map(P::briefly);
+        let baq = self.optional("baq");
         linear::at(self.place, [self.input("h")?, self.input("waq")?], baq, P::view_mut(&mut projected))?;
         let Some(q_in) = self.inputs.find("q_in") else { return Ok(projected) };
         let mut q = self.like_h()?;

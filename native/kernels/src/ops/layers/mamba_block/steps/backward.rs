@@ -8,28 +8,28 @@ use crate::ops::causal_conv1d::{self, Activation, CausalConv1dBackward};
 use crate::ops::products::linear;
 use crate::ops::scan::selective_scan;
 use crate::ops::scan::selective_scan::backward::SelectiveScanBackward;
-use crate::place::{Place, copy_rows};
+use crate::place::{Place, Steps, copy_rows};
 use crate::tensor::Described;
 use std::ops::Range;
 
 /// The gradients of the block for all inputs that are there.
 pub fn backward<'a, P: Place>(
     place: &P,
-    _: &Problem,
+    problem: &Problem,
     inputs: &Named<P::View<'a>>,
     mut outputs: Named<P::ViewMut<'a>>,
 ) -> Result<()> {
+    let call = Steps { place, problem, inputs };
     let weights = among::<P>(inputs)?;
     let block = Block { place, weights: &weights };
-    let states =
-        ["conv_state", "ssm_state"].map(|name| State { before: inputs.find(name).map(P::briefly), after: None });
+    let states = ["conv_state", "ssm_state"].map(|name| State { before: call.optional(name), after: None });
     let mut sequences = Sequences::new(&block, states)?;
     let between = block.between(inputs.get("x")?, &mut sequences)?;
     let s = block.scan(&between, &mut sequences)?;
-    let steps = Steps { block, sequences, inputs, between };
+    let steps = Again { call, block, sequences, between };
     let to = (outputs.expect("dout_proj")?, outputs.take("dout_proj_b"));
-    let of = [P::view(&s), steps.input("out_proj")?, steps.input("dy")?];
-    let ds = steps.dense_backward(of, steps.optional("out_proj_b"), to)?;
+    let of = [P::view(&s), steps.call.input("out_proj")?, steps.call.input("dy")?];
+    let ds = steps.dense_backward(of, steps.call.optional("out_proj_b"), to)?;
     let scan = steps.scan_backward(&ds, &mut outputs)?;
     let dc = steps.x_proj_backward(&scan, &mut outputs)?;
     let du = steps.conv_backward(&dc, &mut outputs)?;
@@ -48,28 +48,14 @@ struct OfScan<T> {
 }
 
 /// A call of the gradient, with the tensors that it computes again.
-struct Steps<'b, 'i, 'a, P: Place> {
+struct Again<'b, 'i, 'a, P: Place> {
+    call: Steps<'b, 'i, 'a, P, Problem>,
     block: Block<'b, 'a, P>,
     sequences: Sequences<'a, P>,
     between: Between<P::Owned>,
-    inputs: &'i Named<P::View<'a>>,
 }
 
-impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    fn input<'s>(&self, name: &str) -> Result<P::View<'s>>
-    where
-        'a: 's,
-    {
-        Ok(P::briefly(self.inputs.get(name)?))
-    }
-
-    fn optional<'s>(&self, name: &str) -> Option<P::View<'s>>
-    where
-        'a: 's,
-    {
-        self.inputs.find(name).map(P::briefly)
-    }
-
+impl<'a, P: Place> Again<'_, '_, 'a, P> {
     /// Memory like that of `c`, of another width.
     fn like_c(&self, width: usize) -> Result<P::Owned> {
         self.block.like(&P::view(&self.between.c), width)
@@ -91,7 +77,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
 
     fn conv_backward(&self, dc: &P::Owned, outputs: &mut Named<P::ViewMut<'a>>) -> Result<P::Owned> {
         let mut du = self.like_c(self.block.sizes()[0])?;
-        let cotangents = [Some(P::view(dc)), self.optional("dconv_state")];
+        let cotangents = [Some(P::view(dc)), self.call.optional("dconv_state")];
         let inputs = self.sequences.conv_inputs(&self.block, &self.between.u, cotangents);
         let to = named([
             ("dx", Some(P::view_mut(&mut du))),
@@ -125,7 +111,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             ("ddt_bias", outputs.take("ddt_b").map(P::briefly_mut)),
             ("dinitial_state", outputs.take("dssm_state").map(P::briefly_mut)),
         ]);
-        let cotangents = [Some(P::view(ds)), self.optional("dssm_state")];
+        let cotangents = [Some(P::view(ds)), self.call.optional("dssm_state")];
         let inputs = self.sequences.scan_inputs(&self.block, &self.between, cotangents);
         let options = selective_scan::Options { dt_softplus: true, ..Default::default() };
         self.block.place.call::<SelectiveScanBackward>(&options, inputs, to)?;
@@ -135,7 +121,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     /// Through dt_w and x_proj: all of the gradient of `c`.
     fn x_proj_backward(&self, scan: &OfScan<P::Owned>, outputs: &mut Named<P::ViewMut<'a>>) -> Result<P::Owned> {
         let (Between { c, delta, .. }, [_, state, rank]) = (&self.between, self.block.sizes());
-        let dt_w = [P::view(delta), self.input("dt_w")?, P::view(&scan.ddt)];
+        let dt_w = [P::view(delta), self.call.input("dt_w")?, P::view(&scan.ddt)];
         let ddelta = self.dense_backward(dt_w, None, (outputs.expect("ddt_w")?, None))?;
         let mut dprojected = self.like_c(rank + 2 * state)?;
         let mut start = 0;
@@ -143,7 +129,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             copy_rows::put_columns(self.block.place, &P::view(part), P::view_mut(&mut dprojected), start)?;
             start += width;
         }
-        let x_proj = [P::view(c), self.input("x_proj")?, P::view(&dprojected)];
+        let x_proj = [P::view(c), self.call.input("x_proj")?, P::view(&dprojected)];
         let through = self.dense_backward(x_proj, None, (outputs.expect("dx_proj")?, None))?;
         let mut dc = self.like_c(self.block.sizes()[0])?;
         self.block.place.map(Map::Sum, &[P::view(&through), P::view(&scan.dc)], P::view_mut(&mut dc))?;
@@ -159,9 +145,9 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             None => (None, None),
         };
         let half = |rows: Range<usize>, dy: &P::Owned, to| {
-            let w = P::rows(self.inputs.get("in_proj")?, rows.clone())?;
-            let b = self.inputs.find("in_proj_b").map(|b| P::rows(b, rows)).transpose()?;
-            self.dense_backward([self.input("x")?, w, P::view(dy)], b, to)
+            let w = P::rows(self.call.inputs.get("in_proj")?, rows.clone())?;
+            let b = self.call.inputs.find("in_proj_b").map(|b| P::rows(b, rows)).transpose()?;
+            self.dense_backward([self.call.input("x")?, w, P::view(dy)], b, to)
         };
         let (of_u, of_z) = (half(0..inner, du, (dw_u, db_u))?, half(inner..2 * inner, dz, (dw_z, db_z))?);
         let terms = [P::view(&of_u), P::view(&of_z)];

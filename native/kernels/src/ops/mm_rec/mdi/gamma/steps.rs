@@ -6,7 +6,7 @@ use crate::base::elementwise::Map;
 use crate::error::Result;
 use crate::op::{Named, named};
 use crate::ops::products::linear::{self, Linear};
-use crate::place::Place;
+use crate::place::{self, Place};
 use crate::tensor::{Shape, Spec};
 
 const GELU: Activation = Activation::GeluErf;
@@ -57,21 +57,9 @@ struct Pass<T> {
     logits: T,
 }
 
-/// A call at some place.
-struct Steps<'p, 'i, 'a, P: Place> {
-    place: &'p P,
-    problem: &'p Problem,
-    inputs: &'i Named<P::View<'a>>,
-}
+type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    fn input<'s>(&self, name: &str) -> Result<P::View<'s>>
-    where
-        'a: 's,
-    {
-        Ok(P::briefly(self.inputs.get(name)?))
-    }
-
     /// Those that are there.
     fn networks(&self) -> impl Iterator<Item = [&'static str; 5]> + use<P> {
         NETWORKS.into_iter().take(1 + usize::from(self.problem.context))

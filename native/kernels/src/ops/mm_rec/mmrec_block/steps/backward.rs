@@ -50,7 +50,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
     fn sum(&self, terms: &[&P::Owned], cotangent: &str) -> Result<P::Owned> {
         let mut sum = self.like_x()?;
         let terms = terms.iter().map(|&term| P::view(term));
-        let all: Vec<_> = terms.chain(self.inputs.find(cotangent).map(P::briefly)).collect();
+        let all: Vec<_> = terms.chain(self.optional(cotangent)).collect();
         self.place.map(Map::Sum, &all, P::view_mut(&mut sum))?;
         Ok(sum)
     }
@@ -167,7 +167,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         let mut given = self.recurrence_inputs(between.z.view(), between.gamma.view());
         given.push("h", between.h.view());
         given.push("dh", P::view(&dh));
-        given.extend_with("dlast_state", self.inputs.find("dlast_state").map(P::briefly));
+        given.extend_with("dlast_state", self.optional("dlast_state"));
         let mut to = named([("dz", Some(P::view_mut(&mut of.dz))), ("dgamma", Some(P::view_mut(&mut of.dgamma)))]);
         for [name, here] in RECURRENCE {
             if let Some(gradient) = outputs.take(&format!("d{here}")) {

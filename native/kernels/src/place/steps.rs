@@ -1,0 +1,33 @@
+//! What the steps of ops have in common that are made of other ops.
+
+use super::Place;
+use crate::error::Result;
+use crate::op::Named;
+
+/// A call of an op at some place.
+pub struct Steps<'p, 'i, 'a, P: Place, Problem> {
+    /// Where it runs.
+    pub place: &'p P,
+    /// The checked call.
+    pub problem: &'p Problem,
+    /// Its inputs there.
+    pub inputs: &'i Named<P::View<'a>>,
+}
+
+impl<'a, P: Place, Problem> Steps<'_, '_, 'a, P, Problem> {
+    /// The input of that name, or an error that says it is missing.
+    pub fn input<'s>(&self, name: &str) -> Result<P::View<'s>>
+    where
+        'a: 's,
+    {
+        self.inputs.get(name).map(P::briefly)
+    }
+
+    /// The input of that name, if it is there.
+    pub fn optional<'s>(&self, name: &str) -> Option<P::View<'s>>
+    where
+        'a: 's,
+    {
+        self.inputs.find(name).map(P::briefly)
+    }
+}
