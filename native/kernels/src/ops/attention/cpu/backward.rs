@@ -169,19 +169,8 @@ impl<S: Storage> Sums<'_, '_, S> {
             let (right, to) = ((&*tiles.cotangents, columns), (&mut **dq, columns));
             let care = if careful { Care::Right } else { Care::None };
             let computed = Computed::Right.of::<S>();
-            Product {
-                left,
-                right,
-                rows: width,
-                depth: keys.len(),
-                width: columns,
-                to,
-                then,
-                care,
-                computed,
-                packed: [None; 2],
-            }
-            .run(level);
+            let product = Product::new(left, right, [width, keys.len(), columns], to);
+            Product { then, care, computed, ..product }.run(level);
         }
         if which.keys {
             let care = if careful { Care::Left } else { Care::None };
@@ -191,9 +180,8 @@ impl<S: Storage> Sums<'_, '_, S> {
                 let (to, stride) = (&mut to.0[row * to.1..], to.1);
                 let to = (to, stride);
                 let computed = Computed::Left.of::<S>();
-                let rows = keys.len();
-                Product { left, right, rows, depth: count, width: stride, to, then, care, computed, packed: [None; 2] }
-                    .run(level);
+                let product = Product::new(left, right, [keys.len(), count, stride], to);
+                Product { then, care, computed, ..product }.run(level);
             }
         }
     }

@@ -131,19 +131,10 @@ impl<S: Storage> Forward<'_, S> {
         let at = at + keys.start / KEYS;
         let packed = self.packed.as_ref().map(|[k, v]| [&k[at], &v[at]]);
         let k = self.given.k_tile((batch, key_head), keys.clone(), &mut scratch.k);
-        let product = Product {
-            left: k,
-            right: (&scratch.q, columns),
-            rows: count,
-            depth: width,
-            width: columns,
-            to: (&mut scratch.scores, columns),
-            then: Then::Write,
-            care: Care::None,
-            computed: self.given.scaled().of::<S>(),
-            packed: [packed.map(|[k, _]| k), packed.and(scratch.q_tiles.as_ref())],
-        };
-        product.run(level);
+        let (right, to) = ((&*scratch.q, columns), (&mut *scratch.scores, columns));
+        let product = Product::new(k, right, [count, width, columns], to);
+        let (computed, q_tiles) = (self.given.scaled().of::<S>(), packed.and(scratch.q_tiles.as_ref()));
+        Product { computed, packed: [packed.map(|[k, _]| k), q_tiles], ..product }.run(level);
         let weigh = Weigh {
             scores: &mut scratch.scores,
             cover: is_covered.then_some(&*scratch.cover),
@@ -156,19 +147,11 @@ impl<S: Storage> Forward<'_, S> {
         let v = self.given.v_tile((batch, key_head), keys, &mut scratch.v);
         let finite = AreFinite { values: (v.values, v.down), rows: count, width: value_width };
         let careful = is_covered && !S::Wide::dispatch(level, finite);
-        let product = Product {
-            left: v.transposed(),
-            right: (&scratch.scores, columns),
-            rows: value_width,
-            depth: count,
-            width: columns,
-            to: (&mut scratch.y, columns),
-            then: Then::Scale(&scratch.decay),
-            care: if careful { Care::Right } else { Care::None },
-            computed: Computed::Right.of::<S>(),
-            packed: [packed.map(|[_, v]| v), None],
-        };
-        product.run(level);
+        let (right, to) = ((&*scratch.scores, columns), (&mut *scratch.y, columns));
+        let product = Product::new(v.transposed(), right, [value_width, count, columns], to);
+        let (then, computed) = (Then::Scale(&scratch.decay), Computed::Right.of::<S>());
+        let care = if careful { Care::Right } else { Care::None };
+        Product { then, care, computed, packed: [packed.map(|[_, v]| v), None], ..product }.run(level);
     }
 
     fn finish(&self, (batch, head): (usize, usize), queries: Range<usize>, columns: usize, scratch: &Scratch<S::Wide>) {

@@ -1,7 +1,7 @@
 //! What every pass of the gradient starts from: blocks of queries with their rows of `dy`, `lse` and `delta`, and
 //! for a tile of keys the weights, recomputed from `lse`, with the cotangents of the scores.
 
-use super::product::{AreFinite, Care, Computed, Product, Then};
+use super::product::{AreFinite, Computed, Product};
 use super::softmax::Differentiate;
 use super::tile::{Room, Rows, ToColumns, Widen, lanes};
 use super::{Given, KEYS, QUERIES};
@@ -160,10 +160,8 @@ impl<'a, S: Storage> Backward<'a, S> {
         let k = self.given.k_tile((batch, key_head), keys.clone(), &mut tiles.k);
         let v = self.given.v_tile((batch, key_head), keys, &mut tiles.v);
         let product = |left, right, depth, to, computed: Computed| {
-            let (right, to, computed) = ((right, columns), (to, columns), computed.of::<S>());
-            let (then, care) = (Then::Write, Care::None);
-            Product { left, right, rows: count, depth, width: columns, to, then, care, computed, packed: [None; 2] }
-                .run(level);
+            let product = Product::new(left, (right, columns), [count, depth, columns], (to, columns));
+            Product { computed: computed.of::<S>(), ..product }.run(level);
         };
         product(k, &block.q, width, &mut tiles.scores, self.given.scaled());
         product(v, &block.dy, value_width, &mut tiles.cotangents, Computed::Neither);

@@ -93,7 +93,18 @@ pub struct Product<'a, E> {
     pub packed: [Option<&'a Packed>; 2],
 }
 
-impl<E: Real> Product<'_, E> {
+impl<'a, E: Real> Product<'a, E> {
+    /// The product of matrices of which nothing is known, in place of what was in that memory.
+    pub fn new(
+        left: Left<'a, E>,
+        right: (&'a [E], usize),
+        [rows, depth, width]: [usize; 3],
+        to: (&'a mut [E], usize),
+    ) -> Self {
+        let (then, care, computed, packed) = (Then::Write, Care::None, Computed::Both, [None; 2]);
+        Product { left, right, rows, depth, width, to, then, care, computed, packed }
+    }
+
     /// Computes it. Panics where a matrix leaves its slice.
     pub fn run(mut self, level: Level) {
         if self.rows == 0 || self.width == 0 {
