@@ -16,11 +16,11 @@ constexpr int MOST = NT < 4 ? STAGES : FORMAT == 8 ? 4 : 2, SOON = STAGES < MOST
 // Words of a block that a lane multiplies: every fourth one.
 constexpr int OWN = FORMAT == 8 ? 2 : 1;
 
-__device__ __forceinline__ i64 pieces(const Boxed& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
+__device__ __forceinline__ i64 pieces(const Tiled& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
 
 // Fetches pieces of weights and of x.
 struct Producer {
-    const Boxed& p;
+    const Tiled& p;
     unsigned char* shared;
     Stages& stages;
 
@@ -164,7 +164,7 @@ constexpr int ROOM = FORMAT == 8 ? 1 : DEEP;
 static_assert(SHARED == STAGES * STAGE + ROOM * SUMS * sizeof(float) + sizeof(Stages), "what the host counts");
 
 // Writes four adjacent outputs of a row, as far as they exist.
-__device__ __forceinline__ void write(const Boxed& p, i64 row, i64 output, float4 four) {
+__device__ __forceinline__ void write(const Tiled& p, i64 row, i64 output, float4 four) {
     i64 left = row < p.rows ? p.outputs - output : 0, at = row * p.outputs + output;
     float sums[4] = {four.x, four.y, four.z, four.w};
     struct alignas(4 * sizeof(STORAGE)) Results { STORAGE of[4]; } y;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void write(const Boxed& p, i64 row, i64 output, float
 }
 
 // Computes a place up to its results.
-__device__ __forceinline__ void multiply_place(const Boxed& p, const Place& at, float* all, Stages& stages,
+__device__ __forceinline__ void multiply_place(const Tiled& p, const Place& at, float* all, Stages& stages,
                                                const Own& own, Turn& turn) {
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;
     int first = own_part() * THREADS + threadIdx.x;
@@ -208,7 +208,7 @@ __device__ __forceinline__ void multiply_place(const Boxed& p, const Place& at, 
     }
 }
 
-extern "C" __global__ void blocks_box(const __grid_constant__ Boxed p) {
+extern "C" __global__ void blocks_box(const __grid_constant__ Tiled p) {
     extern __shared__ __align__(128) unsigned char shared[];
     if (idle(p)) return;
     float* all = (float*)(shared + STAGES * STAGE);

@@ -15,7 +15,7 @@ pub use convert::{dequantize, quantize, to_f16};
 
 use super::format::{BLOCK, Format};
 use super::problem::Problem;
-use crate::cuda::{Buffer, Declared, Kernel, Lane, Source, TensorMap, Together, function, types};
+use crate::cuda::{Buffer, Declared, Kernel, Lane, Source, TensorMap, Together, function, params, types};
 use crate::error::{Error, Kind, Result};
 use crate::ops::products::cuda::{Planner, launch_first, route};
 use crate::tensor::DType;
@@ -49,6 +49,37 @@ struct Tensors {
     w: u64,
     b: u64,
     y: u64,
+}
+
+params! {
+    /// The parameters of `box.cu` and `tile.cu`.
+    struct Tiled with TensorMap {
+        matrix: TensorMap, // that of the weights where the device copies them by itself
+        w: u64 as "const unsigned char*",
+        ready: u64 as "const unsigned char*",
+        b: u64 as "const float*",
+        y: u64 as "STORAGE*",
+        rows: i64,
+        outputs: i64,
+        blocks: i64,
+        // Columns of tiles, and tiles of all groups of rows.
+        columns: i32,
+        tiles: i32,
+    }
+}
+
+impl Tiled {
+    /// The parameters with the weights as the device copies them, and x as it was prepared.
+    fn new(
+        problem: &Problem,
+        tensors: &Tensors,
+        (matrix, ready): (TensorMap, u64),
+        [columns, tiles]: [i32; 2],
+    ) -> Tiled {
+        let Tensors { w, b, y, .. } = *tensors;
+        let [rows, outputs, blocks] = [problem.rows, problem.outputs, problem.inputs / BLOCK].map(|size| size as i64);
+        Tiled { matrix, w, ready, b, y, rows, outputs, blocks, columns, tiles }
+    }
 }
 
 /// The routes, of which the first that has a plan is taken.

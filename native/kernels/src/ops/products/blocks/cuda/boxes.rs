@@ -1,15 +1,15 @@
 //! Products of more than one row where warpgroups multiply and the device copies weights without threads (tensor maps).
 
 use super::ready::{make_ready, ready_threads};
-use super::{COLUMNS, Tensors, by_device, common, early, matrix, pieces, weights};
+use super::{COLUMNS, Tensors, Tiled, by_device, common, early, matrix, pieces, weights};
 use crate::cuda::tiles::TEAMS;
-use crate::cuda::{Kernel, Lane, Source, TensorMap, Tiles, params};
+use crate::cuda::{Kernel, Lane, Source, Tiles};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use crate::ops::products::blocks::problem::Problem;
 use crate::ops::products::cuda::{Route, Sizes, Teams, text};
 
-const BOX: Source<Boxed> = Source::new(
+const BOX: Source<Tiled> = Source::new(
     "blocks_box",
     text!(
         ["activation", "early", "cluster", "pipeline", "tiles", "wgmma", "teams"],
@@ -26,24 +26,8 @@ const STAGES: usize = 3 * TEAMS;
 /// Bytes per block of a row of x, with those of its scales.
 const X_BYTES: usize = BLOCK + 8;
 
-params! {
-    /// The parameters of `box.cu`.
-    struct Boxed with TensorMap {
-        matrix: TensorMap, // that of the weights
-        ready: u64 as "const unsigned char*",
-        b: u64 as "const float*",
-        y: u64 as "STORAGE*",
-        rows: i64,
-        outputs: i64,
-        blocks: i64,
-        // Columns of tiles, and tiles of all groups of rows.
-        columns: i32,
-        tiles: i32,
-    }
-}
-
 /// Teams of warps, and the kernel that they are planned for.
-pub struct Boxes(Teams, Kernel<Boxed>);
+pub struct Boxes(Teams, Kernel<Tiled>);
 
 impl Boxes {
     /// For weights that the device can copy by itself.
@@ -79,15 +63,11 @@ fn options(teams: &Teams, problem: &Problem, lane: &Lane) -> String {
 impl Route<Problem, Tensors> for Boxes {
     fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
         let Boxes(teams, kernel) = self;
-        let blocks = problem.inputs / BLOCK;
-        let (padded, rows) = (blocks.next_multiple_of(COLUMNS), teams.rows() * teams.tiles.groups);
+        let (padded, rows) = ((problem.inputs / BLOCK).next_multiple_of(COLUMNS), teams.rows() * teams.tiles.groups);
         let options = format!("-DFLOATS=0 -DTILE=2 -DNT={}", teams.eights);
         let ready = make_ready(problem, [rows, padded, padded * X_BYTES], turns(teams), tensors.x, &options, lane)?;
         let matrix = matrix(problem, teams.outputs(), tensors.w, lane)?;
-        let [columns, tiles] = teams.tiles.numbers()?;
-        let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
-        let Tensors { b, y, .. } = *tensors;
-        let params = Boxed { matrix, ready, b, y, rows, outputs, blocks, columns, tiles };
+        let params = Tiled::new(problem, tensors, (matrix, ready), teams.tiles.numbers()?);
         // SAFETY: the op's checks prove that the buffers have these sizes, and scratch memory has the prepared rows.
         unsafe { teams.tiles.launch(kernel, &params, lane) }
     }

@@ -1,9 +1,9 @@
 //! Products on tensor cores, warp by warp.
 
 use super::ready::make_ready;
-use super::{COLUMNS, FEW, SPLIT, Tensors, common, early, launch_tiles, matrix, pieces, shares, weights};
+use super::{COLUMNS, FEW, SPLIT, Tensors, Tiled, common, early, launch_tiles, matrix, pieces, shares, weights};
 use crate::cuda::tiles::{eights, streamed};
-use crate::cuda::{Facts, Lane, Source, TensorMap, grid_size, params};
+use crate::cuda::{Facts, Lane, Source, TensorMap, grid_size};
 use crate::error::Result;
 use crate::ops::products::blocks::format::BLOCK;
 use crate::ops::products::blocks::problem::Problem;
@@ -31,23 +31,6 @@ const STAGES: usize = 24;
 
 /// Bytes of shared memory that a tile declares statically, rounded up.
 const DECLARED: usize = 512;
-
-params! {
-    /// The parameters of `tile.cu`.
-    struct Tiled with TensorMap {
-        matrix: TensorMap, // that of the weights where PIECE is 0
-        w: u64 as "const unsigned char*",
-        ready: u64 as "const unsigned char*",
-        b: u64 as "const float*",
-        y: u64 as "STORAGE*",
-        rows: i64,
-        outputs: i64,
-        blocks: i64,
-        // Columns of tiles, and tiles of all groups of rows.
-        columns: i32,
-        tiles: i32,
-    }
-}
 
 /// The plan of a product on tensor cores: the constants that `tile.cu` is compiled with.
 #[derive(Debug)]
@@ -98,9 +81,8 @@ pub fn piece(problem: &Problem, w: u64, facts: &Facts) -> u64 {
 impl Route<Problem, Tensors> for Tile {
     fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
         let Tile { eights, sides, split, stages, piece, shared } = *self;
-        let blocks = problem.inputs / BLOCK;
         let many = problem.rows.div_ceil(8 * eights);
-        let padded = blocks.next_multiple_of(COLUMNS);
+        let padded = (problem.inputs / BLOCK).next_multiple_of(COLUMNS);
         let sizes = [many * 8 * eights, padded, padded * (BLOCK + 4)];
         let ready = make_ready(problem, sizes, 1, tensors.x, &format!("-DFLOATS=0 -DTILE=1 -DNT={eights}"), lane)?;
         let matrix = match piece {
@@ -115,12 +97,9 @@ impl Route<Problem, Tensors> for Tile {
             streamed(if piece == 0 { weights(problem) } else { 0 }, lane)
         );
         let kernel = early(&TILE, &options, lane)?;
-        let Tensors { w, b, y, .. } = *tensors;
-        let [rows, outputs, blocks] = [problem.rows, problem.outputs, blocks].map(|size| size as i64);
         let columns = problem.outputs.div_ceil(SIDE * sides);
         let tiles = grid_size(columns.saturating_mul(many))?;
-        let params =
-            Tiled { matrix, w, ready, b, y, rows, outputs, blocks, columns: columns as i32, tiles: tiles as i32 };
+        let params = Tiled::new(problem, tensors, (matrix, ready), [columns as i32, tiles as i32]);
         let size = [(32 * 4 * sides + producers) as u32, shared as u32];
         // SAFETY: the op's checks prove the sizes of the buffers.
         unsafe { launch_tiles(&kernel, tiles, split, size, &params, lane) }
