@@ -56,12 +56,33 @@ pub struct Slot {
     pub optional: bool,
     /// Whether the words only show what is usual, and the op proves its shape itself.
     pub loose: bool,
+    /// The name of its gradient in the first of these bytes, and how many they are.
+    gradient: ([u8; 32], usize),
+}
+
+/// A `d` and the name.
+const fn with_d(name: &str) -> ([u8; 32], usize) {
+    let (mut bytes, mut i) = ([b'd'; 32], 0);
+    while i < name.len() {
+        bytes[i + 1] = name.as_bytes()[i];
+        i += 1;
+    }
+    (bytes, i + 1)
 }
 
 impl Slot {
     /// A required input of the storage type, whose shape is that of the words.
     pub const fn new(name: &'static str, words: &'static str) -> Slot {
-        Slot { name, shape: Pattern::new(words), precision: Precision::Storage, optional: false, loose: false }
+        Slot::of(name, Pattern::new(words), Precision::Storage, false)
+    }
+
+    const fn of(name: &'static str, shape: Pattern, precision: Precision, optional: bool) -> Slot {
+        Slot { name, shape, precision, optional, loose: false, gradient: with_d(name) }
+    }
+
+    /// The name of its gradient: a `d` before its own.
+    pub fn gradient(&'static self) -> &'static str {
+        std::str::from_utf8(&self.gradient.0[..self.gradient.1]).expect("a `d` and a name")
     }
 
     /// This slot, stored in the type of the arithmetic.
@@ -133,7 +154,7 @@ const fn one_given(inputs: &[Slot], outputs: &[Output], name: &'static str) -> S
         let is_cotangent = name.as_bytes()[0] == b'd' && is(name, 1, output);
         if is_cotangent || is(name, 0, output) {
             let optional = is_cotangent && !matches!(when, When::Always);
-            return Slot { name, shape, precision, optional, loose: false };
+            return Slot::of(name, shape, precision, optional);
         }
         i += 1;
     }

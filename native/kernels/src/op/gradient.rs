@@ -19,7 +19,7 @@ pub trait Differentiable: Op {
     /// before.
     fn gradients(inputs: &Named<Spec>) -> Named<Spec> {
         let wanted = Self::INPUTS.iter().filter(|slot| slot.precision.is_differentiable());
-        wanted.filter_map(|slot| Some((format!("d{}", slot.name), *inputs.find(slot.name)?))).collect()
+        wanted.filter_map(|slot| Some((slot.gradient(), *inputs.find(slot.name)?))).collect()
     }
 
     /// Computes the gradients on the CPU. Writes every element of every output.
@@ -67,6 +67,11 @@ pub struct Gradient<P> {
 /// the spec of the input, if that is there.
 pub fn gradients(inputs: &Named<Spec>, names: &[(&str, &'static str)]) -> Named<Spec> {
     names.iter().filter_map(|&(input, gradient)| Some((gradient, *inputs.find(input)?))).collect()
+}
+
+/// The name of the gradient of an input of `O`.
+pub fn gradient_of<O: Op>(input: &str) -> &'static str {
+    O::INPUTS.iter().find(|slot| slot.name == input).expect("an input of the op").gradient()
 }
 
 /// The gradient of an op.

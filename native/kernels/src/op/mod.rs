@@ -19,7 +19,7 @@ pub use about::{About, about};
 pub use bound::Bound;
 pub use call::{Any, AnyOp, Call, Configured, QUICK, run_cpu, run_cuda, specs};
 pub use describe::{Output, Precision, Slot, When, given, slots};
-pub use gradient::{Backward, Differentiable, gradients};
+pub use gradient::{Backward, Differentiable, gradient_of, gradients};
 pub use host::run_host;
 pub use named::{Name, Named, named};
 pub use options::{NoOptions, OptionDoc, OptionInfo, Options, Range, Takes};

@@ -14,7 +14,7 @@ use ndarray::ArrayD;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-pub use steps::Steps;
+pub use steps::{Steps, gradient};
 
 /// A place where tensors lie and ops run.
 pub trait Place {

@@ -2,7 +2,7 @@
 
 use super::Place;
 use crate::error::Result;
-use crate::op::Named;
+use crate::op::{Named, Op, gradient_of};
 
 /// A call of an op at some place.
 pub struct Steps<'p, 'i, 'a, P: Place, Problem> {
@@ -30,4 +30,9 @@ impl<'a, P: Place, Problem> Steps<'_, '_, 'a, P, Problem> {
     {
         self.inputs.find(name).map(P::briefly)
     }
+}
+
+/// Where the gradient of an input of `O` goes.
+pub fn gradient<'s, 'a: 's, P: Place, O: Op>(outputs: &mut Named<P::ViewMut<'a>>, of: &str) -> Result<P::ViewMut<'s>> {
+    outputs.expect(gradient_of::<O>(of)).map(P::briefly_mut)
 }

@@ -6,7 +6,7 @@ use crate::mamba::Config;
 use crate::mamba::checkpoint::{EMBEDDING, HEAD, LAST_NORM, NORM, in_backbone, in_layer, of_block, squeezed};
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::error::Result;
-use sidewinder_kernels::op::{Named, named};
+use sidewinder_kernels::op::{Named, gradient_of, named};
 use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock, MambaBlockBackward};
 use sidewinder_kernels::ops::norm::{RmsNorm, RmsNormBackward, RmsOptions};
 use sidewinder_kernels::ops::products::linear;
@@ -166,7 +166,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         inputs.push("dy", P::reshape(&P::view(dy), &dims)?);
         let mut outputs = named([("dx", Some(P::reshape_mut(P::view_mut(&mut dh), &dims)?))]);
         for (name, part) in self.parts_of(layer) {
-            outputs.push(format!("d{name}"), P::briefly_mut(gradients.take(part)));
+            outputs.push(gradient_of::<MambaBlock>(name), P::briefly_mut(gradients.take(part)));
         }
         self.place.call::<MambaBlockBackward>(&mamba_block::Options::default(), inputs, outputs)?;
         Ok(dh)

@@ -52,10 +52,7 @@ pub fn backward<'a, P: Place>(
     given.push("dgamma", P::view(&dgamma));
     let mut to = named([("dz", Some(P::view_mut(&mut dz_of_gamma)))]);
     for slot in SLOTS.iter().filter(|slot| slot.name != "z") {
-        let name = format!("d{}", slot.name);
-        if let Some(gradient) = outputs.take(&name) {
-            to.push(name, P::briefly_mut(gradient));
-        }
+        to.extend_with(slot.gradient(), outputs.take(slot.gradient()).map(P::briefly_mut));
     }
     place.call::<MdiGammaBackward>(&Default::default(), given, to)?;
 

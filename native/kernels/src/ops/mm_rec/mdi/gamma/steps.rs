@@ -1,12 +1,12 @@
 //! The networks as a sequence of ops, on any backend.
 
-use super::{NETWORKS, Problem};
+use super::{MdiGamma, NETWORKS, Problem};
 use crate::base::activation::Activation;
 use crate::base::elementwise::Map;
 use crate::error::Result;
 use crate::op::{Named, named};
 use crate::ops::products::linear::{self, Linear};
-use crate::place::{self, Place};
+use crate::place::{self, Place, gradient};
 use crate::tensor::{Shape, Spec};
 
 const GELU: Activation = Activation::GeluErf;
@@ -42,11 +42,6 @@ pub fn backward<'a, P: Place>(
         steps.pass_backward(network, &passes[i], &dlogits, &mut outputs)?;
     }
     Ok(())
-}
-
-/// Where the gradient of an input goes.
-fn gradient<'s, 'a: 's, P: Place>(outputs: &mut Named<P::ViewMut<'a>>, of: &str) -> Result<P::ViewMut<'s>> {
-    Ok(P::briefly_mut(outputs.expect(&format!("d{of}"))?))
 }
 
 /// What a network computes on its way.
@@ -108,8 +103,8 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             self.place,
             [P::view(&pass.activated), self.input(w2)?, P::view(dlogits)],
             Some(self.input(b2)?),
-            [P::view_mut(&mut dactivated), gradient::<P>(outputs, w2)?],
-            Some(gradient::<P>(outputs, b2)?),
+            [P::view_mut(&mut dactivated), gradient::<P, MdiGamma>(outputs, w2)?],
+            Some(gradient::<P, MdiGamma>(outputs, b2)?),
         )?;
         let given = [P::view(&pass.inner), P::view(&dactivated)];
         self.place.map(Map::SlopeTimes(GELU), &given, P::view_mut(&mut dinner))?;
@@ -117,8 +112,8 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             self.place,
             [self.input(x)?, self.input(w1)?, P::view(&dinner)],
             Some(self.input(b1)?),
-            [gradient::<P>(outputs, x)?, gradient::<P>(outputs, w1)?],
-            Some(gradient::<P>(outputs, b1)?),
+            [gradient::<P, MdiGamma>(outputs, x)?, gradient::<P, MdiGamma>(outputs, w1)?],
+            Some(gradient::<P, MdiGamma>(outputs, b1)?),
         )
     }
 }

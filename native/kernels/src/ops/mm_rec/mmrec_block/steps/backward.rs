@@ -1,9 +1,11 @@
 //! The gradient of the block, part by part from its end.
 
 use super::*;
+use crate::op::gradient_of;
 use crate::ops::mm_rec::block_recurrence::BlockRecurrenceBackward;
 use crate::ops::mm_rec::hds::HdsConstructBackward;
 use crate::ops::mm_rec::mdi::gamma::MdiGammaBackward;
+use crate::ops::mm_rec::mmrec_block::MmrecBlock;
 use crate::ops::mm_rec::multi_memory_attention::MultiMemoryAttentionBackward;
 use crate::ops::norm::RmsNormBackward;
 
@@ -42,7 +44,7 @@ struct OfRecurrence<T> {
 
 /// Where the gradient of an input goes.
 fn gradient<'s, 'a: 's, P: Place>(outputs: &mut Named<P::ViewMut<'a>>, of: &str) -> Result<P::ViewMut<'s>> {
-    Ok(P::briefly_mut(outputs.expect(&format!("d{of}"))?))
+    place::gradient::<P, MmrecBlock>(outputs, of)
 }
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
@@ -131,7 +133,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
             to.push("dk_mem", P::view_mut(dk));
             to.push("dv_mem", P::view_mut(dv));
             for name in ATTENTION {
-                to.push(format!("d{name}"), gradient::<P>(outputs, name)?);
+                to.push(gradient_of::<MultiMemoryAttention>(name), gradient::<P>(outputs, name)?);
             }
             let options = multi_memory_attention::Options { heads: self.problem.options.heads };
             self.place.call::<MultiMemoryAttentionBackward>(&options, given, to)?;
@@ -170,9 +172,8 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         given.extend_with("dlast_state", self.optional("dlast_state"));
         let mut to = named([("dz", Some(P::view_mut(&mut of.dz))), ("dgamma", Some(P::view_mut(&mut of.dgamma)))]);
         for [name, here] in RECURRENCE {
-            if let Some(gradient) = outputs.take(&format!("d{here}")) {
-                to.push(format!("d{name}"), P::briefly_mut(gradient));
-            }
+            let gradient = outputs.take(gradient_of::<MmrecBlock>(here)).map(P::briefly_mut);
+            to.extend_with(gradient_of::<BlockRecurrence>(name), gradient);
         }
         self.place.call::<BlockRecurrenceBackward>(&self.problem.options.recurrence(), given, to)?;
         Ok(of)
@@ -193,7 +194,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         let mut to = named([("dz", Some(P::view_mut(&mut through))), ("dcontext", Some(P::view_mut(&mut dk)))]);
         for [_, weights @ ..] in NETWORKS {
             for name in weights {
-                to.push(format!("d{name}"), gradient::<P>(outputs, name)?);
+                to.push(gradient_of::<MdiGamma>(name), gradient::<P>(outputs, name)?);
             }
         }
         self.place.call::<MdiGammaBackward>(&Default::default(), given, to)?;
