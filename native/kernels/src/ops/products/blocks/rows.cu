@@ -1,8 +1,12 @@
-// Prepares rows of x for products that do not do so themselves; each thread has parts of TURNS blocks. TILE is 1 for
-// tiles of 8 NT rows and weights of FORMAT, 2 for those of teams of warps, and 0 for walks, whose x has READY bytes for
-// 32 blocks of a row.
+// Prepares rows of x for products that do not do so themselves; each thread has parts of TURNS blocks. ORDER is
+// TILES for tiles of 8 NT rows and weights of FORMAT, TEAMS for those of teams of warps, and WALKS for walks, whose x
+// has READY bytes for 32 blocks of a row.
 
-#if TILE == 1
+#define WALKS 0
+#define TILES 1
+#define TEAMS 2
+
+#if ORDER == TILES
 // For tiles, NT eights of rows store a block together. Two eights have their words side by side, in the order of the
 // lanes that multiply them. After all words come the scales, two rows of each eight side by side.
 __device__ __forceinline__ void put_in_tile(const Rows& p, const Eight& all, i64 row, i64 block, int quarter) {
@@ -11,7 +15,7 @@ __device__ __forceinline__ void put_in_tile(const Rows& p, const Eight& all, i64
     put_words(all, block, quarter, eight / TWO * 32 + row % 8 * 4, eight % TWO, to);
     if (quarter == 0) ((float*)(to + NT * 256))[(row % 8 / 2 * NT + eight) * 2 + row % 2] = of_products(all.scale);
 }
-#elif TILE == 2
+#elif ORDER == TEAMS
 // For teams: pieces of COLUMNS blocks of NT eights of rows. Each block and eight has two matrices of 8 rows by 16
 // bytes: of the first words that lanes multiply, and of the second ones. After all blocks come matrices of halves, one
 // per pair of blocks, with the scales in the columns of their blocks, among zeros.
@@ -35,7 +39,7 @@ __device__ __forceinline__ void put_in_tile(const Rows& p, const Eight& all, i64
 constexpr int STEP = SHARE / TURNS;
 
 __device__ __forceinline__ void put(const Rows& p, const float (&x)[8], i64 row, i64 block, int quarter) {
-#if TILE
+#if ORDER != WALKS
     Eight all = quantized(x);
     if (block < p.blocks) put_in_tile(p, all, row, block, quarter);
 #else

@@ -64,7 +64,7 @@ impl Route<Problem, Tensors> for Boxes {
     fn launch(&self, problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<()> {
         let Boxes(teams, kernel) = self;
         let (padded, rows) = ((problem.inputs / BLOCK).next_multiple_of(COLUMNS), teams.rows() * teams.tiles.groups);
-        let options = format!("-DFLOATS=0 -DTILE=2 -DNT={}", teams.eights);
+        let options = format!("-DFLOATS=0 -DORDER=TEAMS -DNT={}", teams.eights);
         let ready = make_ready(problem, [rows, padded, padded * X_BYTES], turns(teams), tensors.x, &options, lane)?;
         let matrix = matrix(problem, teams.outputs(), tensors.w, lane)?;
         let params = Tiled::new(problem, tensors, (matrix, ready), teams.tiles.numbers()?);

@@ -84,7 +84,7 @@ impl Route<Problem, Tensors> for Tile {
         let many = problem.rows.div_ceil(8 * eights);
         let padded = (problem.inputs / BLOCK).next_multiple_of(COLUMNS);
         let sizes = [many * 8 * eights, padded, padded * (BLOCK + 4)];
-        let ready = make_ready(problem, sizes, 1, tensors.x, &format!("-DFLOATS=0 -DTILE=1 -DNT={eights}"), lane)?;
+        let ready = make_ready(problem, sizes, 1, tensors.x, &format!("-DFLOATS=0 -DORDER=TILES -DNT={eights}"), lane)?;
         let matrix = match piece {
             0 => matrix(problem, SIDE * sides, tensors.w, lane)?,
             _ => TensorMap::NONE,

@@ -106,7 +106,7 @@ impl Route<Problem, Tensors> for Walk {
             (0, lane.device().kernel(&WALK, &options)?)
         } else {
             let sizes = [groups * rows, problem.inputs / BLOCK, Walk::ready(problem)];
-            let ready = make_ready(problem, sizes, 1, tensors.x, &format!("{given} -DTILE=0 -DNT=1"), lane)?;
+            let ready = make_ready(problem, sizes, 1, tensors.x, &format!("{given} -DORDER=WALKS -DNT=1"), lane)?;
             (ready, early(&WALK, &options, lane)?)
         };
         let Tensors { x, w, b, y } = *tensors;
