@@ -85,8 +85,8 @@ fn run(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lan
         chunk: chunk as i64,
         chunks: chunks as i64,
     };
-    for pass in if chunks > 1 { &[1, 0][..] } else { &[0] } {
-        let options = format!("{} -DBACKWARD={backward} -DPASS={pass}", types(dtype));
+    for ends in if chunks > 1 { &[1, 0][..] } else { &[0] } {
+        let options = format!("{} -DBACKWARD={backward} -DENDS={ends}", types(dtype));
         let kernel = lane.device().kernel(&SCAN, &options)?;
         // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's, as is the
         // scratch memory.

@@ -1,6 +1,6 @@
 // The linear recurrence and its gradient. The formulas are in mod.rs; cuda.rs chooses the macros:
 //   BACKWARD   0 the recurrence, 1 its gradient: time runs backwards
-//   PASS       0 writes the outputs, 1 finds where each chunk of time ends if it starts from zero
+//   ENDS       0 writes the outputs, 1 finds where each chunk of time ends if it starts from zero
 //
 // A thread is one channel of one batch over one chunk of time; neighbouring threads are neighbouring
 // channels. Of the chunks before it a thread composes the ends: over a chunk the state is multiplied
@@ -10,7 +10,7 @@ constexpr int STEPS = 8;
 
 // What is carried from chunk to chunk: h, or going backwards a[t+1] g[t+1].
 __device__ REAL start(const Params& p, i64 row, i64 rows, i64 chunk) {
-#if PASS == 1
+#if ENDS
     return 0;
 #elif BACKWARD
     REAL state = p.dlast_state ? p.dlast_state[row] : (REAL)0;
@@ -35,7 +35,7 @@ extern "C" __global__ void linear_scan(Params p) {
 #if BACKWARD
     for (i64 end = last; end > first; end -= STEPS) {
         REAL a[STEPS], dh[STEPS];
-#if PASS == 0
+#if !ENDS
         REAL before[STEPS];
 #endif
 #pragma unroll
@@ -44,7 +44,7 @@ extern "C" __global__ void linear_scan(Params p) {
             if (t < first) break;
             a[s] = widen(p.a[at]);
             dh[s] = widen(p.dh[at]);
-#if PASS == 0
+#if !ENDS
             before[s] = t > 0 ? (REAL)widen(p.h[at - p.channels]) : p.initial_state ? p.initial_state[row] : (REAL)0;
 #endif
         }
@@ -53,7 +53,7 @@ extern "C" __global__ void linear_scan(Params p) {
             i64 t = end - 1 - s;
             if (t < first) break;
             REAL g = dh[s] + state;
-#if PASS == 0
+#if !ENDS
             i64 at = base + t * p.channels;
             narrow(g, p.db[at]);
             narrow(g * before[s], p.da[at]);
@@ -76,14 +76,14 @@ extern "C" __global__ void linear_scan(Params p) {
         for (int s = 0; s < STEPS; ++s) {
             if (from + s >= last) break;
             state = a[s] * state + b[s];
-#if PASS == 0
+#if !ENDS
             narrow(state, p.to[base + (from + s) * p.channels]);
 #endif
             product *= a[s];
         }
     }
 #endif
-#if PASS == 1
+#if ENDS
     p.products[id] = product;
     p.ends[id] = state;
 #elif BACKWARD

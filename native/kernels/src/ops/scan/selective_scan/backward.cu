@@ -7,7 +7,8 @@
 //   RAGGED  whether some threads have channels that are not there
 //   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, MASK, DSTATES, SLABS   what the call asks for
 //   CHUNKED whether time is cut into chunks that know nothing of each other until `compose`
-//   PASS    1 forwards, for the states at the starts of tiles and for where chunks end; 2 backwards
+//   ENDS    whether this is the first pass, forwards, for the states at the starts of tiles and for where chunks end;
+//           the second one goes backwards
 //
 // A thread holds K states of M channels, and a warp 32 / P groups of such threads. Sums over the
 // states of a channel and over channels are mostly sums in a thread; the rest are shuffles.
@@ -44,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN) selective_scan_backwa
     Shared& shared = *(Shared*)memory;
     i64 run = blockIdx.x / (p.sections * p.section_blocks), j = p.first_chunk + run % p.some_chunks;
     run /= p.some_chunks;
-#if PASS == 1
+#if ENDS
     Ends ends(p, shared, run, j);
     ends.run();
 #else

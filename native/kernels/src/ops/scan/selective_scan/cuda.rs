@@ -10,7 +10,7 @@ use crate::op::Named;
 use crate::tensor::{DType, Spec};
 pub use backward::{BackwardPlan, backward, backward_as};
 pub use plan::Plan;
-use plan::Way;
+use plan::{Pass, Way};
 
 const FORWARD: Source<Params<()>> =
     Source::new("selective_scan_forward", concat!(include_str!("common.cu"), include_str!("forward.cu")));
@@ -159,12 +159,12 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         self.params.sections = grid_size(self.problem.channels / way.section)?;
         self.params.section_blocks = grid_size(way.section_blocks())?;
         if way.cuts() > 0 {
-            self.launch(way, 1, way.cuts())?;
+            self.launch(way, Pass::Ends, way.cuts())?;
         }
-        self.launch(way, 0, way.chunks)
+        self.launch(way, Pass::Results, way.chunks)
     }
 
-    fn launch(&self, way: &Way, pass: u32, chunks: usize) -> Result<()> {
+    fn launch(&self, way: &Way, pass: Pass, chunks: usize) -> Result<()> {
         let kernel = self.kernel(way, pass)?;
         let batch = self.problem.batch;
         let rows = batch.min(MOST_ROWS);
@@ -175,21 +175,21 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         unsafe { self.lane.launch(&kernel, grid, 32 * way.plan.warps as u32, &self.params) }
     }
 
-    fn kernel(&self, way: &Way, pass: u32) -> Result<Kernel<Params<()>>> {
+    fn kernel(&self, way: &Way, pass: Pass) -> Result<Kernel<Params<()>>> {
         let Problem { dtype, ref options, .. } = *self.problem;
         let Plan { lanes, owned, warps, .. } = way.plan;
         let options = format!(
             "{} -DN={} -DK={} -DP={lanes} -DQ={} -DS={owned} \
              -DWARPS={warps} -DMIN={} -DNEAR={} -DFORM_B={} -DFORM_C={} -DHAS_D={} -DHAS_Z={} -DHAS_BIAS={} -DSOFTPLUS={} -DCLAMP={} \
-             -DSTATES={} -DSLABS={} -DPASS={pass}",
+             -DSTATES={} -DSLABS={} -DENDS={}",
             types(dtype),
             way.states,
             way.per_lane(),
             way.together,
             way.resident,
             u32::from(way.is_near(self.problem)),
-            way.form_b as u32,
-            way.form_c as u32,
+            way.form_b.name(),
+            way.form_c.name(),
             given(self.params.d),
             given(self.params.z),
             given(self.params.dt_bias),
@@ -197,6 +197,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             u32::from(options.dt_clamp.is_some()),
             given(self.params.states),
             u32::from(way.slabs),
+            u32::from(pass == Pass::Ends),
         );
         self.lane.device().kernel(&FORWARD, &options)
     }

@@ -6,7 +6,7 @@
 //   FORM_B, FORM_C   how B and C come: TILE (shared by all channels of the block), DIRECT (a group
 //                    per few channels), CONSTANT (D, N)
 //   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, STATES, SLABS   what the call asks for
-//   PASS    0 whole sequence or second pass over chunks, 1 first pass: where each chunk ends
+//   ENDS    whether this is the first of two passes over chunks: where each chunk ends
 //
 // Time is the loop and states are registers. P neighbouring lanes share a channel; over P steps
 // each of them loads, prepares and finishes one, so nothing is computed twice, and P - 1 shuffles
@@ -33,7 +33,7 @@
 constexpr int CHANNELS = 32 / P;
 constexpr int STEPS = Q * S;
 constexpr int THREADS = 32 * WARPS;
-constexpr bool TILE_B = FORM_B == TILE, TILE_C = FORM_C == TILE && PASS != 1;
+constexpr bool TILE_B = FORM_B == TILE, TILE_C = FORM_C == TILE && !ENDS;
 // B and C of one lane and step lie side by side, padded to an odd number of 16-byte units against
 // bank conflicts.
 constexpr int UNITS = (2 * K + UNIT - 1) / UNIT | (P > 1);
@@ -93,7 +93,7 @@ struct Scan {
     __device__ __forceinline__ Scan(const Params& p, Shared& shared) : p(p), shared(shared) {
         unsigned block = blockIdx.x, section = 0;
         // The first pass leaves the last chunk out, as its final state is not needed yet.
-        unsigned runs = PASS == 1 ? p.chunks - 1 : p.chunks;
+        unsigned runs = ENDS ? p.chunks - 1 : p.chunks;
         batch = blockIdx.z * (i64)gridDim.y + blockIdx.y;
         j = 0;
         if (runs > 1) j = block % runs, block /= runs;
@@ -185,7 +185,7 @@ struct Scan {
             if (!owns<WHOLE>(s, left)) continue;
             next.x[s] = behind(x, s * apart);
             next.dt[s] = behind(dt, s * apart);
-            if (HAS_Z && PASS != 1) next.z[s] = behind(z, s * apart);
+            if (HAS_Z && !ENDS) next.z[s] = behind(z, s * apart);
         }
         if constexpr (TILE_B) fetch_tile<WHOLE>(next_b, from_b, left);
         if constexpr (TILE_C) fetch_tile<WHOLE>(next_c, from_c, left);
@@ -238,13 +238,13 @@ struct Scan {
         load_row(a, p.a + channel * p.state + first, lane, wide);
 #pragma unroll
         for (int k = 0; k < K; k++) h[k] = 0;
-        if (p.initial_state && PASS == 0) load_row(h, p.initial_state + row, lane, wide);
+        if (p.initial_state && !ENDS) load_row(h, p.initial_state + row, lane, wide);
         bias = HAS_BIAS ? p.dt_bias[channel] : REAL(0), skip = HAS_D ? p.d[channel] : REAL(0);
         if (FORM_B == CONSTANT) load_constant(b_row, p.b);
         if (FORM_C == CONSTANT) load_constant(c_row, p.c);
 #pragma unroll
         for (int k = 0; k < K; k++) a[k] *= REAL(LOG2_E);
-        if (PASS == 0 && j > 0) carry();
+        if (!ENDS && j > 0) carry();
         // States that only pad a lane are never spread, but multiply zeros.
         if ((TILE_B || TILE_C) && K * P != N) {
             for (int i = threadIdx.x; i < sizeof(shared.tiles) / sizeof(REAL); i += THREADS) ((REAL*)shared.tiles)[i] = 0;
@@ -260,7 +260,7 @@ struct Scan {
             for (int u = 0; u < UNITS; u++) units[u] = shared.tiles[buffer][step][lane][u];
         }
         if (FORM_B == DIRECT) load_direct(b_row, from_b, step, inside);
-        if (FORM_C == DIRECT && PASS != 1) load_direct(c_row, from_c, step, inside);
+        if (FORM_C == DIRECT && !ENDS) load_direct(c_row, from_c, step, inside);
         REAL y = 0;
 #pragma unroll
         for (int k = 0; k < K; k++) {
@@ -268,7 +268,7 @@ struct Scan {
             REAL input = exists(lane, k) ? now.input * b : REAL(0);
             h[k] = fma(exp2_fast(now.delta * a[k]), h[k], input);
             REAL c = TILE_C ? units[(K + k) / UNIT].v[(K + k) % UNIT] : c_row[k];
-            if (PASS != 1) y = fma(c, h[k], y);
+            if (!ENDS) y = fma(c, h[k], y);
         }
         return y;
     }
@@ -288,7 +288,7 @@ struct Scan {
             prepared[s].delta = inside ? delta : REAL(0);
             prepared[s].input = inside ? delta * widen(own.x[s]) : REAL(0);
             if (Q < P && lane >= Q) continue;
-            if (PASS == 1) sum += prepared[s].delta;
+            if (ENDS) sum += prepared[s].delta;
             if (P > 1) shared.steps[warp][s * Q + lane][local] = prepared[s];
         }
         if constexpr (TILE_B) spread_tile(buffer, next_b, 0);
@@ -306,12 +306,12 @@ struct Scan {
                 int step = s * Q + q;
                 Step now = P > 1 ? shared.steps[warp][step][local] : prepared[s];
                 part[q] = advance(now, buffer, step, WHOLE || step < left);
-                if (STATES && PASS != 1 && alive && (WHOLE || step < left)) {
+                if (STATES && !ENDS && alive && (WHOLE || step < left)) {
                     i64 flat = tile + (step - lane) * p.channels;
                     store_row(p.states + flat * p.state + first, h, lane, wide);
                 }
             }
-            if (PASS == 1) continue;
+            if (ENDS) continue;
             REAL sum = sum_lanes(part);
             if (alive && owns<WHOLE>(s, left)) finish(sum, own.x[s], own.z[s], s);
         }
@@ -321,7 +321,7 @@ struct Scan {
     }
 
     __device__ __forceinline__ void end() {
-        if (PASS == 1) {
+        if (ENDS) {
             i64 flat = (j * p.batch + batch) * p.channels + channel;
 #pragma unroll
             for (int half = P / 2; half > 0; half /= 2) sum += __shfl_xor_sync(0xffffffff, sum, half);

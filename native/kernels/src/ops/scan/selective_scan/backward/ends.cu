@@ -1,6 +1,6 @@
 // The first pass of the gradient, forwards.
 
-#if PASS == 1
+#if ENDS
 
 struct Ends : Thread {
     REAL h[M][K] = {}, product[CHUNKED ? M : 1][K], adjoint[CHUNKED ? M : 1][K] = {}, sum[M] = {};

@@ -1,6 +1,6 @@
 // The second pass of the gradient, backwards.
 
-#if PASS == 2
+#if !ENDS
 
 template <typename T>
 __device__ __forceinline__ void prefetch(const T* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }

@@ -87,14 +87,14 @@ __device__ __forceinline__ REAL step_slope(REAL v, REAL bias, REAL lo, REAL hi) 
 // One warp's memory.
 struct Warp {
     REAL delta[TILE][WIDTH], x[TILE][WIDTH];
-    REAL dy[PASS == 1 ? STAGE : SUB][WIDTH];
-    REAL sums[PASS == 1 ? 1 : 2 + HAS_Z][SUB][WIDTH];
+    REAL dy[ENDS ? STAGE : SUB][WIDTH];
+    REAL sums[ENDS ? 1 : 2 + HAS_Z][SUB][WIDTH];
     // States at the start of every SUB steps; then what these steps add to dB and dC.
-    REAL slots[PASS == 1 ? 1 : TILE / SUB][PASS == 1 ? 4 : SLOT];
+    REAL slots[ENDS ? 1 : TILE / SUB][ENDS ? 4 : SLOT];
 };
 
 struct Shared {
-    REAL b[PASS == 1 ? 2 * STAGE : TILE][PADDED], c[PASS == 1 ? 2 * STAGE : TILE][PADDED];
+    REAL b[ENDS ? 2 * STAGE : TILE][PADDED], c[ENDS ? 2 * STAGE : TILE][PADDED];
     Warp warps[WARPS];
 };
 

@@ -3,6 +3,7 @@
 mod plan;
 
 use super::super::{ClampGrad, Form, Problem};
+use super::plan::Pass;
 use super::{given, groups};
 use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, params, types};
 use crate::error::Result;
@@ -271,7 +272,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         if batch * channels > 0 {
             (self.params.first_chunk, self.params.some_chunks) = (0, way.chunks as i64);
             if way.chunks > 1 || self.problem.length > TILE {
-                self.launch(way, 1, batch * way.chunks)?;
+                self.launch(way, Pass::Ends, batch * way.chunks)?;
             }
             if way.chunks > 1 {
                 self.compose(way)?;
@@ -293,13 +294,13 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         (self.params.first_chunk, self.params.some_chunks) = (first as i64, some as i64);
         self.params.span = span as i64;
         if batch * channels > 0 {
-            self.launch(way, 2, batch.div_ceil(way.batches) * some)?;
+            self.launch(way, Pass::Results, batch.div_ceil(way.batches) * some)?;
         }
         self.sum(&self.over_channels(way, start, span))
     }
 
     /// Launches a pass over `runs` runs. A run is a chunk of a batch, or the batches that a block does one by one.
-    fn launch(&self, way: &Way, pass: u32, runs: usize) -> Result<()> {
+    fn launch(&self, way: &Way, pass: Pass, runs: usize) -> Result<()> {
         let kernel = self.kernel(way, pass)?;
         let grid = [grid_size(way.blocks(self.problem) * runs)?, 1, 1];
         let (threads, shared) = (32 * way.plan.warps as u32, way.shared(self.problem, pass) as u32);
@@ -416,13 +417,13 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         }
     }
 
-    fn kernel(&self, way: &Way, pass: u32) -> Result<Kernel<Params<()>>> {
+    fn kernel(&self, way: &Way, pass: Pass) -> Result<Kernel<Params<()>>> {
         let options = &self.problem.options;
         let constant = |form| u32::from(form == Form::Constant);
         let options = format!(
             "{} -DN={} -DK={} -DP={} -DM={} -DWARPS={} -DMIN={} -DRAGGED={} -DCONSTANT_B={} -DCONSTANT_C={} -DHAS_D={} \
              -DHAS_Z={} -DHAS_BIAS={} -DSOFTPLUS={} -DCLAMP={} -DMASK={} -DDSTATES={} -DSLABS={} -DCHUNKED={} \
-             -DPASS={pass} -DTILE={TILE} -DSUB={SUB} -DSTAGE={STAGE}",
+             -DENDS={} -DTILE={TILE} -DSUB={SUB} -DSTAGE={STAGE}",
             types(self.problem.dtype),
             way.states,
             way.per_lane,
@@ -442,6 +443,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             given(self.params.dstates),
             u32::from(way.slabs),
             u32::from(way.chunks > 1),
+            u32::from(pass == Pass::Ends),
         );
         self.lane.device().kernel(&BACKWARD, &options)
     }

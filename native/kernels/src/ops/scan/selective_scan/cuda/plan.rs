@@ -17,15 +17,35 @@ pub struct Plan {
     pub chunks: usize,
 }
 
-/// How B or C reaches the threads; the numbers are the kernel's.
+/// What a launch is for, if time is cut into chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// What chunks hand on.
+    Ends,
+    /// The results. It is the only pass where there is one chunk.
+    Results,
+}
+
+/// How B or C reaches the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     /// Through a tile in shared memory, the same for all channels of a block.
-    Tile = 0,
+    Tile,
     /// Read by each thread, where neighbouring channels differ.
-    Direct = 1,
+    Direct,
     /// In registers.
-    Constant = 2,
+    Constant,
+}
+
+impl Reach {
+    /// Its name in `forward.cu`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reach::Tile => "TILE",
+            Reach::Direct => "DIRECT",
+            Reach::Constant => "CONSTANT",
+        }
+    }
 }
 
 /// A plan with all that follows from it for one slab of states.

@@ -3,7 +3,7 @@
 
 use super::super::super::{Form, Problem};
 use super::super::groups;
-use super::super::plan::gcd;
+use super::super::plan::{Pass, gcd};
 use crate::cuda::Facts;
 use crate::tensor::DType;
 
@@ -107,7 +107,7 @@ impl Way {
         for plan in plans(problem, facts, &new) {
             let way = new(plan).frugal(problem);
             let key = (way.rooms(problem).elements() > allowed(problem), way.clocks(problem, facts), way);
-            if way.shared(problem, 2) <= facts.shared as usize
+            if way.shared(problem, Pass::Results) <= facts.shared as usize
                 && best.as_ref().is_none_or(|best| (key.0, key.1) < (best.0, best.1))
             {
                 best = Some(key);
@@ -205,11 +205,11 @@ impl Way {
     }
 
     /// Bytes of shared memory; the kernel's `Shared`.
-    pub fn shared(&self, problem: &Problem, pass: u32) -> usize {
+    pub fn shared(&self, problem: &Problem, pass: Pass) -> usize {
         let (width, padded) = (self.width(), self.lanes * self.per_lane);
         let (rows, warp) = match pass {
-            1 => (2 * STAGE, 2 * TILE * width + STAGE * width + SUB * width + 4),
-            _ => {
+            Pass::Ends => (2 * STAGE, 2 * TILE * width + STAGE * width + SUB * width + 4),
+            Pass::Results => {
                 let sums = (3 + 1) * SUB * width;
                 (TILE, 2 * TILE * width + sums + TILE / SUB * (padded * width.max(2 * SUB)))
             }
@@ -218,13 +218,13 @@ impl Way {
     }
 
     /// Blocks that a multiprocessor must have registers for.
-    pub fn resident(&self, problem: &Problem, pass: u32) -> usize {
+    pub fn resident(&self, problem: &Problem, pass: Pass) -> usize {
         let states = self.plan.channels * self.per_lane * problem.dtype.wide().size() / 4;
         let warps = match (states, pass) {
             (0..=4, _) => 16,
-            (5..=8, 1) => 16,
+            (5..=8, Pass::Ends) => 16,
             (5..=8, _) => 12,
-            (_, 1) => 12,
+            (_, Pass::Ends) => 12,
             _ => 8,
         };
         (warps / self.plan.warps).max(1)
@@ -237,7 +237,7 @@ impl Way {
             let warps = (blocks * self.plan.warps) as f64 / 4.0;
             if blocks == 0 { 0.0 } else { blocks as f64 * (1.0 + 1.3 / warps.max(0.5)) }
         };
-        let pass = |pass: u32, per_state: f64, some: usize| {
+        let pass = |pass: Pass, per_state: f64, some: usize| {
             let blocks = self.blocks(problem) * problem.batch.div_ceil(self.batches) * some;
             let blocks = blocks.div_ceil(facts.multiprocessors as usize);
             let resident = self.resident(problem, pass).min((shared / self.shared(problem, pass)).max(1));
@@ -246,11 +246,11 @@ impl Way {
         };
         let rounds = self.chunks.div_ceil(self.some_chunks) as f64;
         let reduction = [0.0, 12.0, 6.0, 0.0, 0.0][self.plan.channels];
-        let back = rounds * pass(2, 24.0 + reduction, self.some_chunks);
+        let back = rounds * pass(Pass::Results, 24.0 + reduction, self.some_chunks);
         match self.chunks {
             1 if problem.length <= TILE => back,
-            1 => back + pass(1, 7.0, 1),
-            chunks => back + pass(1, 11.0, chunks) + 5000.0 + 300.0 * chunks as f64,
+            1 => back + pass(Pass::Ends, 7.0, 1),
+            chunks => back + pass(Pass::Ends, 11.0, chunks) + 5000.0 + 300.0 * chunks as f64,
         }
     }
 }
@@ -291,7 +291,7 @@ fn plans(problem: &Problem, facts: &Facts, new: &impl Fn(BackwardPlan) -> Way) -
                 continue;
             }
             plans.push(whole);
-            let (blocks, room) = (way.blocks(problem) * problem.batch, way.resident(problem, 2));
+            let (blocks, room) = (way.blocks(problem) * problem.batch, way.resident(problem, Pass::Results));
             let tiles = problem.length.div_ceil(TILE);
             for full in 1..=3 {
                 let chunks = (full * room * facts.multiprocessors as usize).checked_div(blocks).unwrap_or(1);
