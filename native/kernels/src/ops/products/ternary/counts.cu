@@ -1,10 +1,9 @@
 // Products by counting: tensor cores count the bits that two rows of bits share. Weights are used as they lie, in
-// planes. Activations are rows of bits too, `stride` bytes apart: for signs (FORM TERNARY) their planes, for bytes
-// (FORM I8) their eight bits. Every block makes those of x itself while its weights are in flight. A block has ROWS
-// rows of activations and SIDE SIDES rows of weights, whose chunks of CHUNK columns SPLIT warps take in turn. Each
-// thread copies the data that it reads itself, STAGES chunks ahead, so threads do not wait for each other before the
-// end. AHEAD: a multiprocessor has room for two blocks, so one fetches weights while another kernel's block is still
-// working.
+// planes. Activations are rows of bits too: for signs (FORM TERNARY) their planes, for bytes (FORM I8) their eight
+// bits. Every block makes those of x itself while its weights are in flight. A block has ROWS rows of activations and
+// SIDE SIDES rows of weights, whose chunks of CHUNK columns SPLIT warps take in turn. Each thread copies the data that
+// it reads itself, STAGES chunks ahead, so threads do not wait for each other before the end. AHEAD: a multiprocessor
+// has room for two blocks, so one fetches weights while another kernel's block is still working.
 
 constexpr int THREADS = 32 * WARPS, SPLIT = WARPS / SIDES, OUTS = SIDE * SIDES;
 // Groups of eight rows of bits that are counted together.
@@ -40,6 +39,10 @@ __device__ __forceinline__ void count(int (&to)[4], uint4 upper, uint4 lower, ui
     count(to, upper.x, lower.x, upper.y, lower.y, bits.x, bits.y);
     count(to, upper.z, lower.z, upper.w, lower.w, bits.z, bits.w);
 }
+
+// Bytes of a row of bits: an odd number of 64-byte units, so that adjacent rows fall into different banks. The host has
+// this formula too: as a parameter they would cost instructions, because the compiler knows less of them.
+__device__ __forceinline__ int pitch_of(i64 chunks) { return (int)(chunks | 1) * (CHUNK / 8); }
 
 #if FORM == I8
 // Groups of eight columns that a thread keeps in registers between its two passes over x.
@@ -85,7 +88,7 @@ struct Ready {
         Measure measure(joined<WARPS / ROWS>(most, sizes, larger), p.floor);
         bool writes = blockIdx.x == 0 && row < p.rows;
         signed char* q = writes && p.q ? p.q + row * p.n : nullptr;
-        int pitch = (int)p.stride;
+        int pitch = pitch_of(chunks);
         bits += row * 8 * pitch;
 #pragma unroll
         for (int k = 0; k < KEPT; k++) {
@@ -111,7 +114,7 @@ __device__ __forceinline__ int weighed(int low, int high) {
 // the last one.
 __device__ __forceinline__ void fetch_bits(const Params& p, unsigned char* bits, i64 chunks) {
     i64 bytes = (p.n + 7) / 8;
-    int units = (int)chunks * (CHUNK / 128), pitch = (int)p.stride;
+    int units = (int)chunks * (CHUNK / 128), pitch = pitch_of(chunks);
     for (int at = threadIdx.x; at < 2 * ROWS * units; at += THREADS) {
         int line = at / units, unit = at % units;
         i64 row = blockIdx.y * (i64)ROWS + line % ROWS;
@@ -206,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_counts(Params p) {
     for (i64 chunk = part; chunk < chunks; chunk += SPLIT, turn++) {
         uint4* stage = stages + turn % STAGES * (STAGE / 16);
         copied<STAGES - 1>();
-        add_chunk(stage, bits + chunk * (CHUNK / 8), (int)p.stride, sums);
+        add_chunk(stage, bits + chunk * (CHUNK / 8), pitch_of(chunks), sums);
         i64 ahead = chunk + STAGES * SPLIT;
         if (ahead < chunks) fetch(p, ahead, stage);
         commit();

@@ -56,7 +56,7 @@ params! {
         rows: i64,
         n: i64,
         outs: i64,
-        stride: i64, // bytes of a row that the kernel or the one before it makes of x
+        stride: i64,
         scales: i64,
         floor: f32,
     }

@@ -82,7 +82,7 @@ impl Counts {
     }
 }
 
-/// Bytes of a row of bits: an odd number of chunks of 64 bytes, so that adjacent rows fall into different banks.
+/// Bytes of a row of bits, as `counts.cu` has them.
 fn pitch(problem: &Product) -> usize {
     (problem.n.div_ceil(CHUNK) | 1) * (CHUNK / 8)
 }
@@ -92,7 +92,6 @@ impl Route<Product, Params> for Counts {
         let Counts { rows, sides, stages, ahead } = *self;
         // The kernel makes the bits of bytes itself.
         let params = if problem.form == Form::I8 { *params } else { prepare(problem, Order::Rows, params, lane)? };
-        let params = Params { stride: pitch(problem) as i64, ..params };
         let options = format!(
             "{} -DROWS={rows} -DSIDE={SIDE} -DSIDES={sides} -DSTAGES={stages} -DSTAGE={STAGE} \
              -DPIECES={PIECES} -DAHEAD={} -DWARPS={WARPS} -DCHUNK={CHUNK}",
