@@ -4,3 +4,4 @@ pub mod cumulative;
 pub mod linear_scan;
 pub mod selective_scan;
 pub mod selective_state_update;
+pub mod step_size;

@@ -43,11 +43,3 @@ __device__ __forceinline__ void store_row(REAL* row, const REAL (&from)[K], int 
 __device__ __forceinline__ REAL decayed(REAL decay, REAL state, REAL plus) {
     return state == REAL(0) ? plus : fma(exp2_fast(decay), state, plus);
 }
-
-// delta from dt. Comparisons rather than min and max, which would swallow NaN.
-__device__ __forceinline__ REAL step_size(REAL v, REAL bias, REAL lo, REAL hi) {
-    if (HAS_BIAS) v += bias;
-    if (SOFTPLUS) v = softplus(v);
-    if (CLAMP) v = v < lo ? lo : v, v = v > hi ? hi : v;
-    return v;
-}

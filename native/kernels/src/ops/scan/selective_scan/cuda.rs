@@ -12,8 +12,10 @@ pub use backward::{BackwardPlan, backward, backward_as};
 pub use plan::Plan;
 use plan::{Pass, Way};
 
-const FORWARD: Source<Params<()>> =
-    Source::new("selective_scan_forward", concat!(include_str!("common.cu"), include_str!("forward.cu")));
+const FORWARD: Source<Params<()>> = Source::new(
+    "selective_scan_forward",
+    concat!(include_str!("../step_size.cu"), include_str!("common.cu"), include_str!("forward.cu")),
+);
 
 /// CUDA's limit on a grid's second and third size; the first is 2^31 - 1.
 const MOST_ROWS: usize = 65535;

@@ -21,23 +21,15 @@ mod reference;
 
 use crate::error::{Error, Kind, Result};
 use crate::op::{Bound, Named, Op, Output, Sizes, Slot, wrong_shape};
+use crate::ops::scan::step_size::StepSize;
+pub use crate::ops::scan::step_size::ClampGrad;
+use crate::options;
 use crate::tensor::{DType, Spec};
-use crate::{options, shared_options};
-use serde::{Deserialize, Serialize};
-
-shared_options! {
-    step {
-        /// apply softplus to dt + dt_bias
-        dt_softplus: bool = false;
-        /// clamp the step to LO,HI, both inside; none by default
-        dt_clamp: Option<(f64, f64)> = None;
-    }
-}
 
 options! {
     /// The options of the scan.
     pub struct Options {
-        ..step;
+        ..super::step_size::step;
         /// gradient of the clamp
         clamp_grad: ClampGrad = ClampGrad::Mask;
         /// write last_state (B, D, N)
@@ -47,15 +39,11 @@ options! {
     }
 }
 
-/// The gradient of a clamp.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ClampGrad {
-    /// That of the clamp: zero where the step was outside of the bounds.
-    #[default]
-    Mask,
-    /// As if nothing had been clamped.
-    StraightThrough,
+impl Options {
+    /// How `dt` becomes the step size.
+    pub fn step_size(&self) -> StepSize {
+        StepSize { softplus: self.dt_softplus, clamp: self.dt_clamp, clamp_grad: self.clamp_grad }
+    }
 }
 
 /// How `B` or `C` varies.
@@ -121,6 +109,7 @@ impl Op for SelectiveScan {
 
     fn check(call: &Bound<Self>) -> Result<Problem> {
         let [batch, length, channels, state] = call.sizes.all("BLDN");
+        call.options.step_size().checked()?;
         Ok(Problem {
             batch,
             length,
@@ -129,7 +118,7 @@ impl Op for SelectiveScan {
             b: form("B", call.inputs.get("B")?, &call.sizes)?,
             c: form("C", call.inputs.get("C")?, &call.sizes)?,
             dtype: call.storage,
-            options: checked(call.options)?,
+            options: call.options.clone(),
         })
     }
 
@@ -161,13 +150,4 @@ fn form(name: &str, spec: &Spec, sizes: &Sizes) -> Result<Form> {
 
 fn divides(groups: usize, channels: usize) -> bool {
     groups > 0 && channels.is_multiple_of(groups)
-}
-
-fn checked(options: &Options) -> Result<Options> {
-    match options.dt_clamp {
-        Some((lo, hi)) if lo > hi || lo.is_nan() || hi.is_nan() => {
-            Err(Error::new(Kind::Option, "dt_clamp").expected("a pair lo <= hi").got(format_args!("({lo}, {hi})")))
-        }
-        _ => Ok(options.clone()),
-    }
 }

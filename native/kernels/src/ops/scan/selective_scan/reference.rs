@@ -1,9 +1,8 @@
 //! The reference: f64, one loop per axis, written to be read beside the formula.
 
-use super::{ClampGrad, Form, Options, Problem};
+use super::{Form, Problem};
 use crate::error::Result;
 use crate::op::Named;
-use crate::tensor::DType;
 use ndarray::{Array3, Array4, ArrayD, IxDyn};
 
 /// The scan of `inputs`: `y` (B, L, D), `last_state` (B, D, N) and `states` (B, L, D, N).
@@ -22,7 +21,7 @@ pub fn selective_scan(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<
         for t in 0..length {
             for d in 0..channels {
                 let raw = dt[[b, t, d]] + inputs.find("dt_bias").map_or(0.0, |bias| bias[d]);
-                let delta = step_size(problem, raw);
+                let delta = problem.options.step_size().reference(raw, problem.dtype);
                 let mut sum = 0.0;
                 for n in 0..state {
                     let decay = (delta * a[[d, n]]).exp();
@@ -77,7 +76,7 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
         for t in (0..length).rev() {
             for d in 0..channels {
                 let raw = dt[[b, t, d]] + inputs.find("dt_bias").map_or(0.0, |bias| bias[d]);
-                let delta = step_size(problem, raw);
+                let delta = problem.options.step_size().reference(raw, problem.dtype);
                 let skip = inputs.find("D").map_or(0.0, |skip| skip[d]);
                 let gate = inputs.find("z").map_or(1.0, |z| silu(z[[b, t, d]]));
                 let dy_ungated = dy[[b, t, d]] * gate;
@@ -101,7 +100,7 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
                 }
                 ddelta += dinput * x[[b, t, d]];
                 dx[[b, t, d]] = dinput * delta + skip * dy_ungated;
-                ddt[[b, t, d]] = ddelta * step_slope(problem, raw);
+                ddt[[b, t, d]] = ddelta * problem.options.step_size().reference_slope(raw, problem.dtype);
                 if let Some(z) = inputs.find("z") {
                     dz[[b, t, d]] = dy[[b, t, d]] * y_ungated * silu_slope(z[[b, t, d]]);
                 }
@@ -116,37 +115,6 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
     }
     let all = [("dx", dx), ("ddt", ddt), ("dA", da), ("dB", db), ("dC", dc), ("dD", dd), ("dz", dz)];
     Ok(all.into_iter().chain([("ddt_bias", dbias), ("dinitial_state", carry)]).collect())
-}
-
-/// How [`step_size`] changes with its argument.
-fn step_slope(problem: &Problem, raw: f64) -> f64 {
-    let Options { dt_softplus, clamp_grad, .. } = problem.options;
-    let size = if dt_softplus { softplus(raw) } else { raw };
-    // Both bounds are inside; a size that is clamped is one that changes.
-    let clamped = clamp_grad == ClampGrad::Mask && step_size(problem, raw) != size && !size.is_nan();
-    match (clamped, dt_softplus) {
-        (true, _) => 0.0,
-        (false, true) => sigmoid(raw),
-        (false, false) => 1.0,
-    }
-}
-
-fn step_size(problem: &Problem, raw: f64) -> f64 {
-    let size = if problem.options.dt_softplus { softplus(raw) } else { raw };
-    let bound = |value: f64| match problem.dtype {
-        DType::F64 => value,
-        _ => value as f32 as f64,
-    };
-    match problem.options.dt_clamp {
-        // Not f64::clamp, which would turn a NaN bound into a panic; a NaN size stays NaN.
-        Some((lo, _)) if size < bound(lo) => bound(lo),
-        Some((_, hi)) if size > bound(hi) => bound(hi),
-        _ => size,
-    }
-}
-
-fn softplus(v: f64) -> f64 {
-    v.max(0.0) + (-v.abs()).exp().ln_1p()
 }
 
 fn sigmoid(v: f64) -> f64 {

@@ -13,7 +13,7 @@ use ndarray::{ArrayD, Axis};
 options! {
     /// The options of the update: those of the scan that concern a single step.
     pub struct Options {
-        ..selective_scan::step;
+        ..super::step_size::step;
     }
 }
 

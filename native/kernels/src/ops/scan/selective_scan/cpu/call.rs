@@ -5,7 +5,8 @@ use crate::cpu::pool::Shared;
 use crate::cpu::{Storage, Vector, math, prefetch};
 use crate::error::Result;
 use crate::op::Named;
-use crate::ops::scan::selective_scan::{ClampGrad, Form, Problem};
+use crate::ops::scan::selective_scan::{Form, Problem};
+use crate::ops::scan::step_size::Lanes;
 use crate::tensor::{View, ViewMut};
 use std::ops::{Deref, Range};
 
@@ -290,7 +291,7 @@ pub struct Block<'b, 'a, V, S: Storage> {
     pub segment: Segment,
     bias: Option<V>,
     skip: Option<V>,
-    clamp: Option<(V, V)>,
+    step_size: Lanes<V>,
 }
 
 impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
@@ -300,10 +301,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
             inputs,
             bias: Self::per_channel(inputs.dt_bias, &segment),
             skip: Self::per_channel(inputs.d, &segment),
-            clamp: match inputs.problem.options.dt_clamp {
-                Some((lo, hi)) => Some((V::constant(lo), V::constant(hi))),
-                None => None,
-            },
+            step_size: Lanes::new(&inputs.problem.options.step_size()),
             segment,
         }
     }
@@ -326,7 +324,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
     #[inline(always)]
     pub fn step(&self, t: usize) -> Step<V> {
         let x = self.load(self.inputs.x, t);
-        let delta = self.clamped(self.size(self.raw(t)));
+        let delta = self.step_size.delta(self.raw(t));
         Step {
             rate: delta.mul(V::constant(std::f64::consts::LOG2_E)),
             input: delta.mul(x),
@@ -343,19 +341,6 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
         match self.bias {
             Some(bias) => dt.add(bias),
             None => dt,
-        }
-    }
-
-    #[inline(always)]
-    fn size(&self, raw: V) -> V {
-        if self.inputs.problem.options.dt_softplus { math::softplus(raw) } else { raw }
-    }
-
-    #[inline(always)]
-    fn clamped(&self, size: V) -> V {
-        match self.clamp {
-            Some((lo, hi)) => size.max(lo).min(hi),
-            None => size,
         }
     }
 
@@ -378,9 +363,8 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
     /// Step `t` as the gradient needs it, before and after the states are gone through.
     #[inline(always)]
     pub fn back_step(&self, t: usize, dy: &[S]) -> (BackStep<V>, StepEnd<V>) {
-        let (x, raw) = (self.load(self.inputs.x, t), self.raw(t));
-        let size = self.size(raw);
-        let delta = self.clamped(size);
+        let x = self.load(self.inputs.x, t);
+        let (delta, slope) = self.step_size.delta_and_slope(self.raw(t));
         let step = BackStep {
             rate: delta.mul(V::constant(std::f64::consts::LOG2_E)),
             input: delta.mul(x),
@@ -388,18 +372,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
             ddelta: V::zero(),
             dinput: V::zero(),
         };
-        (step, StepEnd { x, slope: self.slope(raw, size, delta) })
-    }
-
-    /// How the step size changes with `dt`.
-    #[inline(always)]
-    fn slope(&self, raw: V, size: V, delta: V) -> V {
-        let options = &self.inputs.problem.options;
-        let slope = if options.dt_softplus { math::sigmoid(raw) } else { V::constant(1.0) };
-        match self.clamp {
-            Some(_) if options.clamp_grad == ClampGrad::Mask => slope.where_equal(size, delta),
-            _ => slope,
-        }
+        (step, StepEnd { x, slope })
     }
 
     /// The gradients of `x` and `dt` after the states were gone through.
