@@ -18,6 +18,7 @@ const FEW: Source<Params<()>> = Source::new(
 const FEW_MMA: Source<Params<()>> = Source::new(
     "attention_few_mma",
     concat!(
+        include_str!("../../../cuda/include/mma.cu"),
         include_str!("../common.cu"),
         include_str!("../mma.cu"),
         include_str!("../softmax.cu"),

@@ -9,7 +9,12 @@ use crate::tensor::DType;
 /// Sources of a kernel's text that come first in all of them.
 macro_rules! text {
     ($($file:literal),*) => {
-        concat!(include_str!("../common.cu"), include_str!("../mma.cu"), $(include_str!($file)),*)
+        concat!(
+            include_str!("../../../cuda/include/mma.cu"),
+            include_str!("../common.cu"),
+            include_str!("../mma.cu"),
+            $(include_str!($file)),*
+        )
     };
 }
 
