@@ -91,6 +91,61 @@ defmodule Sidewinder.OpTable do
         backward_of: nil
       },
       %{
+        name: "ssd",
+        about: "Scan of Mamba-2 (state space dual) over whole sequences",
+        inputs: [
+          %{name: "x", shape: "(B, L, H, P)", precision: "storage", optional: false},
+          %{name: "dt", shape: "(B, L, H)", precision: "storage", optional: false},
+          %{name: "A", shape: "(H)", precision: "wide", optional: false},
+          %{name: "B", shape: "(B, L, G, N)", precision: "storage", optional: false},
+          %{name: "C", shape: "(B, L, G, N)", precision: "storage", optional: false},
+          %{name: "D", shape: "(H) | (H, P)", precision: "wide", optional: true},
+          %{name: "z", shape: "(B, L, H, P)", precision: "storage", optional: true},
+          %{name: "dt_bias", shape: "(H)", precision: "wide", optional: true},
+          %{name: "initial_state", shape: "(B, H, P, N)", precision: "wide", optional: true}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, L, H, P)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, H, P, N)", precision: "wide", when: {:asked, :return_state}}
+        ],
+        options: [
+          %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
+          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"},
+          %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, P, N)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlast_state"],
+        backward_of: nil
+      },
+      %{
+        name: "ssd_backward",
+        about: "The gradient of an op",
+        inputs: [
+          %{name: "x", shape: "(B, L, H, P)", precision: "storage", optional: false},
+          %{name: "dt", shape: "(B, L, H)", precision: "storage", optional: false},
+          %{name: "A", shape: "(H)", precision: "wide", optional: false},
+          %{name: "B", shape: "(B, L, G, N)", precision: "storage", optional: false},
+          %{name: "C", shape: "(B, L, G, N)", precision: "storage", optional: false},
+          %{name: "D", shape: "(H) | (H, P)", precision: "wide", optional: true},
+          %{name: "z", shape: "(B, L, H, P)", precision: "storage", optional: true},
+          %{name: "dt_bias", shape: "(H)", precision: "wide", optional: true},
+          %{name: "initial_state", shape: "(B, H, P, N)", precision: "wide", optional: true},
+          %{name: "dy", shape: "(B, L, H, P)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, H, P, N)", precision: "wide", optional: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
+          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"},
+          %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, P, N)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "ssd"
+      },
+      %{
         name: "linear_scan",
         about: "Linear recurrence h = a h + b over whole sequences",
         inputs: [

@@ -26,6 +26,8 @@ list![
     crate::ops::scan::selective_scan::SelectiveScan,
     crate::ops::scan::selective_scan::backward::SelectiveScanBackward,
     crate::ops::scan::selective_state_update::SelectiveStateUpdate,
+    crate::ops::scan::ssd::Ssd,
+    crate::ops::scan::ssd::SsdBackward,
     crate::ops::scan::linear_scan::LinearScan,
     crate::ops::scan::linear_scan::LinearScanBackward,
     crate::ops::scan::cumulative::ExpProductScan,

@@ -10,6 +10,7 @@ pub mod quant;
 pub mod recurrences;
 pub mod scan_on_device;
 pub mod scans;
+pub mod ssd;
 pub mod ternary;
 
 use sidewinder_kernels::cpu::{Exec, Level};

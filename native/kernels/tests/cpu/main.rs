@@ -31,6 +31,7 @@ mod rope;
 mod selective_scan;
 mod selective_scan_backward;
 mod sinusoidal_positions;
+mod ssd;
 mod ternary;
 mod transformer;
 mod vectors;

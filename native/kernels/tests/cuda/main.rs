@@ -12,4 +12,5 @@ mod quant_blocks;
 mod recurrence;
 mod runtime;
 mod selective_scan;
+mod ssd;
 mod ternary;

@@ -4,4 +4,5 @@ pub mod cumulative;
 pub mod linear_scan;
 pub mod selective_scan;
 pub mod selective_state_update;
+pub mod ssd;
 pub mod step_size;

@@ -1,0 +1,476 @@
+//! The gradient on the CPU. The heads of a group are divided among a few parts, each with sums for `dB` and `dC` of its
+//! own. A head first goes forwards to the states at the tiles' starts, then through the tiles backwards. In a tile each
+//! row goes forwards again, its states are kept for all steps, and backwards with its cotangents in registers.
+//!
+//! A vector of states takes ten instructions a step and seven loads or stores, five times as much as the scan.
+
+use super::tile::{Tile, chunk, held, load, part, store, write_sums};
+use super::{Given, Head, STEPS, WORTH_SHARING};
+use crate::cpu::pool::{self, Shared};
+use crate::cpu::{Exec, Real, Storage, Vector, Work, each_vector, math, rows, unrolled};
+use crate::error::Result;
+use crate::op::Named;
+use crate::ops::scan::ssd::Problem;
+use crate::ops::scan::step_size::Lanes;
+use crate::tensor::{Element, View, ViewMut};
+use crate::with_type;
+use std::ops::Range;
+
+/// The most tiles of a sequence, whose first states are all held.
+const MOST_TILES: usize = 512;
+/// The most parts of a group.
+const MOST_PARTS: usize = 8;
+/// The most numbers in the sums for `dB` of all parts.
+const MOST_SUMS: usize = 1 << 26;
+
+/// Computes the gradient on the CPU.
+pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.dtype, S => backward_as::<S>(problem, inputs, outputs, exec))
+}
+
+fn backward_as<S: Storage>(
+    problem: &Problem,
+    inputs: &Named<View>,
+    mut outputs: Named<ViewMut>,
+    exec: &Exec,
+) -> Result<()> {
+    let given = Given::<S>::new(problem, inputs, exec)?;
+    let dy = inputs.get("dy")?.slice::<S>()?;
+    let dlast_state = inputs.find("dlast_state").map(View::slice::<S::Wide>).transpose()?;
+    let parts = parts(problem);
+    let numbers = |count| vec![S::Wide::from_f64(0.0); count];
+    let per_head = problem.batch * problem.heads;
+    let (mut db, mut dc) = (numbers(parts * given.b.len()), numbers(parts * given.c.len()));
+    let (mut ddelta, mut da) = (numbers(given.delta.len()), numbers(per_head));
+    let (mut dd, mut dinitial_state) = (numbers(per_head * problem.width), Vec::new());
+    let dinitial_state = match outputs.take("dinitial_state") {
+        Some(view) => view.slice::<S::Wide>()?,
+        None => {
+            dinitial_state.resize(per_head * problem.width * problem.state, S::Wide::from_f64(0.0));
+            &mut dinitial_state[..]
+        }
+    };
+    let to = Gradients {
+        dx: Shared::new(outputs.expect("dx")?.slice::<S>()?),
+        dz: outputs.take("dz").map(ViewMut::slice::<S>).transpose()?.map(Shared::new),
+        dinitial_state: Shared::new(dinitial_state),
+        db: Shared::new(&mut db),
+        dc: Shared::new(&mut dc),
+        ddelta: Shared::new(&mut ddelta),
+        da: Shared::new(&mut da),
+        dd: Shared::new(&mut dd),
+    };
+    let each = problem.heads_per_group().div_ceil(parts.max(1));
+    let updates = given.x.len() * problem.state;
+    let threads = pool::worth(exec.threads, updates, WORTH_SHARING);
+    pool::for_each(threads, problem.batch * problem.groups * parts, |i| {
+        let (of_batch, in_group) = (i / parts, i % parts * each);
+        let first = of_batch % problem.groups * problem.heads_per_group();
+        let heads = first + in_group..first + (in_group + each).min(problem.heads_per_group());
+        let piece = Piece { batch: of_batch / problem.groups, heads, part: i % parts };
+        S::Wide::dispatch(exec.level, Reverse { given: &given, dy, dlast_state, piece, to: &to });
+    })?;
+    drop(to);
+    sum_parts::<S>(&db, parts, outputs.expect("dB")?.slice::<S>()?, exec)?;
+    sum_parts::<S>(&dc, parts, outputs.expect("dC")?.slice::<S>()?, exec)?;
+    sum_parts::<S::Wide>(&da, problem.batch, outputs.expect("dA")?.slice::<S::Wide>()?, exec)?;
+    if let Some(to) = outputs.take("dD") {
+        of_skips(problem, &dd, to.slice::<S::Wide>()?, exec)?;
+    }
+    of_steps(&given, &ddelta, outputs, exec)
+}
+
+/// Parts of a group, by the sizes alone.
+fn parts(problem: &Problem) -> usize {
+    let size = problem.batch * problem.length * problem.groups * problem.state;
+    (MOST_SUMS / size.max(1)).clamp(1, MOST_PARTS).min(problem.heads_per_group())
+}
+
+/// Some heads of a group, and which part of it they are.
+struct Piece {
+    batch: usize,
+    heads: Range<usize>,
+    part: usize,
+}
+
+/// Where gradients go; those of `B` and `C` once for each part, those of `A` and `D` once for each batch.
+struct Gradients<'a, S: Storage> {
+    dx: Shared<'a, S>,
+    dz: Option<Shared<'a, S>>,
+    dinitial_state: Shared<'a, S::Wide>,
+    db: Shared<'a, S::Wide>,
+    dc: Shared<'a, S::Wide>,
+    ddelta: Shared<'a, S::Wide>,
+    da: Shared<'a, S::Wide>,
+    /// (B, H, P)
+    dd: Shared<'a, S::Wide>,
+}
+
+struct Reverse<'a, S: Storage> {
+    given: &'a Given<'a, S>,
+    dy: &'a [S],
+    dlast_state: Option<&'a [S::Wide]>,
+    piece: Piece,
+    to: &'a Gradients<'a, S>,
+}
+
+impl<S: Storage> Work<S::Wide> for Reverse<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        for index in self.piece.heads.clone() {
+            let head = Head { batch: self.piece.batch, index, rows: 0..self.given.problem.width };
+            self.through::<V>(&head);
+        }
+    }
+}
+
+impl<S: Storage> Reverse<'_, S> {
+    /// Goes through a head.
+    #[inline(always)]
+    fn through<V: Vector<Element = S::Wide>>(&self, head: &Head) {
+        let (given, state) = (self.given, self.given.problem.state);
+        let steps = STEPS.max(given.problem.length.div_ceil(MOST_TILES));
+        let (skips, size) = (given.skips(head), head.rows.len() * state);
+        let mut tile = Tile::<V>::new(given.problem, head, steps);
+        let starts = self.starts(head, &mut tile, steps);
+        let mut back = Back::<V>::new(&tile);
+        let (carry, dd) = self.begin(head, size);
+        let mut da = S::Wide::from_f64(0.0);
+        for (i, time) in given.tiles(steps).enumerate().rev() {
+            tile.read(given, head, time.clone());
+            back.read(self, head, time.clone());
+            let starts = &starts[i * size..(i + 1) * size];
+            for row in 0..tile.rows {
+                let range = row * state..(row + 1) * state;
+                back.go(&tile, row, &starts[range.clone()], &mut carry[range]);
+            }
+            da = da.add(self.write(head, time, &tile, &mut back, (&skips, &mut *dd)));
+        }
+        // SAFETY: pieces share no head.
+        unsafe { put(&self.to.da, head.batch * given.problem.heads + head.index, da) };
+    }
+
+    /// The states at the starts of all tiles.
+    #[inline(always)]
+    fn starts<V: Vector<Element = S::Wide>>(&self, head: &Head, tile: &mut Tile<V>, steps: usize) -> Vec<S::Wide> {
+        let (given, state) = (self.given, self.given.problem.state);
+        let (tiles, size) = (given.tiles(steps), head.rows.len() * state);
+        let mut starts = vec![S::Wide::from_f64(0.0); tiles.len() * size];
+        let mut sums = vec![S::Wide::from_f64(0.0); tile.input.len()];
+        given.begin(head, &mut starts[..size.min(tiles.len() * size)]);
+        for (i, time) in tiles.enumerate().skip(1) {
+            let (before, next) = starts[(i - 1) * size..(i + 1) * size].split_at_mut(size);
+            next.copy_from_slice(before);
+            tile.read(given, head, time.start - steps..time.start);
+            for (row, states) in next.chunks_exact_mut(state.max(1)).enumerate() {
+                tile.advance(row, states, &mut sums);
+            }
+        }
+        starts
+    }
+
+    /// The cotangents of the states after the last step, which become those of the first, and room for `dD`.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    fn begin(&self, head: &Head, size: usize) -> (&mut [S::Wide], &mut [S::Wide]) {
+        let (given, at) = (self.given, self.given.state_offset(head));
+        let of_rows = (head.batch * given.problem.heads + head.index) * given.problem.width;
+        // SAFETY: pieces share no head.
+        let (carry, dd) =
+            unsafe { (self.to.dinitial_state.part(at, size), self.to.dd.part(of_rows, given.problem.width)) };
+        match self.dlast_state {
+            Some(states) => carry.copy_from_slice(&states[at..at + size]),
+            None => carry.fill(S::Wide::from_f64(0.0)),
+        }
+        (carry, dd)
+    }
+
+    /// Writes the gradients of a tile, and adds to those of `B`, `C` and `D`. Returns its part of that of `A`.
+    #[inline(always)]
+    fn write<V: Vector<Element = S::Wide>>(
+        &self,
+        head: &Head,
+        time: Range<usize>,
+        tile: &Tile<V>,
+        back: &mut Back<V>,
+        (skips, dd): (&[S::Wide], &mut [S::Wide]),
+    ) -> S::Wide {
+        let (given, rows, a) = (self.given, tile.rows, self.given.a[head.index]);
+        let mut da = S::Wide::from_f64(0.0);
+        for (step, t) in time.enumerate() {
+            let in_tile = step * rows..(step + 1) * rows;
+            let through_input =
+                self.write_rows::<V>(given.offset(head, t), in_tile, tile.delta[step], back, (skips, &mut *dd));
+            let through_decay = back.decays[step].sum();
+            da = through_decay.mul_add(tile.delta[step], da);
+            let ddelta = through_decay.mul_add(a, through_input);
+            // SAFETY: pieces share no head.
+            unsafe { put(&self.to.ddelta, given.step_offset(head, t), ddelta) };
+            let (part, at) = (self.piece.part * given.b.len(), given.group_offset(head, t));
+            for (shared, sums) in [(&self.to.db, &mut back.db), (&self.to.dc, &mut back.dc)] {
+                // SAFETY: pieces share no part of a group.
+                let to = unsafe { shared.part(part + at, given.problem.state) };
+                let sums = &mut sums[step * tile.vectors..][..tile.vectors];
+                for (to, sum) in to.chunks_mut(V::LANES).zip(sums) {
+                    sum.add(V::load_partial(to)).store_partial(to);
+                    *sum = V::zero();
+                }
+            }
+            back.decays[step] = V::zero();
+        }
+        da
+    }
+
+    /// Writes `dx` and `dz` of a step and adds to `dD`. Returns the part of `ddelta` that goes through the input.
+    #[inline(always)]
+    fn write_rows<V: Vector<Element = S::Wide>>(
+        &self,
+        start: usize,
+        in_tile: Range<usize>,
+        delta: S::Wide,
+        back: &Back<V>,
+        (skips, dd): (&[S::Wide], &mut [S::Wide]),
+    ) -> S::Wide {
+        let (given, count) = (self.given, in_tile.len());
+        let [dinput, dy] = [&back.dinput, &back.dy].map(|of| &of[in_tile.clone()]);
+        // SAFETY: pieces share no head.
+        let dx = unsafe { self.to.dx.part(start, count) };
+        let mut sum = V::zero();
+        each_vector!(count, |at, end| {
+            let x = S::load::<V>(&given.x[start + at..start + end]);
+            let (dinput, dy) = (V::load_partial(&dinput[at..end]), V::load_partial(&dy[at..end]));
+            sum = dinput.mul_add(x, sum);
+            let through_skip = V::load_partial(&skips[at..end]).mul(dy);
+            S::store(dinput.mul_add(V::splat(delta), through_skip), &mut dx[at..end]);
+            dy.mul_add(x, V::load_partial(&dd[at..end])).store_partial(&mut dd[at..end]);
+        });
+        if let (Some(z), Some(dz)) = (given.z, &self.to.dz) {
+            // SAFETY: as above.
+            let dz = unsafe { dz.part(start, count) };
+            let y = &back.y[in_tile];
+            each_vector!(count, |at, end| {
+                let z = S::load::<V>(&z[start + at..start + end]);
+                let (x, dy) =
+                    (S::load::<V>(&given.x[start + at..start + end]), S::load(&self.dy[start + at..start + end]));
+                let y = V::load_partial(&skips[at..end]).mul_add(x, V::load_partial(&y[at..end]));
+                S::store(y.mul(dy).mul(math::silu_slope(z)), &mut dz[at..end]);
+            });
+        }
+        sum.sum()
+    }
+}
+
+/// Writes one number.
+///
+/// # Safety
+/// No part that is alive may have it.
+unsafe fn put<W>(to: &Shared<W>, at: usize, number: W) {
+    // SAFETY: as the caller promises.
+    let part = unsafe { to.part(at, 1) };
+    part[0] = number;
+}
+
+/// Room for the way back through a tile, laid out as [`Tile`].
+struct Back<V: Vector> {
+    /// `dy'` of all rows.
+    dy: Vec<V::Element>,
+    /// `sum_n g B` of all rows.
+    dinput: Vec<V::Element>,
+    /// `sum_n C S` of all rows.
+    y: Vec<V::Element>,
+    /// Sums over all rows.
+    db: Vec<V>,
+    dc: Vec<V>,
+    /// `g a S` before the step, summed over rows and vectors.
+    decays: Vec<V>,
+    /// Of one row, summed over vectors: `g B` and `C S`.
+    sums: [Vec<V>; 2],
+    /// The states that are held, before the first step and after each.
+    states: Vec<V>,
+}
+
+/// The most vectors that are held.
+const HELD: usize = 8;
+
+impl<V: Vector> Back<V> {
+    #[inline(always)]
+    fn new(tile: &Tile<V>) -> Back<V> {
+        let (steps, numbers) = (tile.steps, || vec![V::Element::from_f64(0.0); tile.input.len()]);
+        let vectors = |count| vec![V::zero(); count];
+        Back {
+            dy: numbers(),
+            dinput: numbers(),
+            y: numbers(),
+            db: vectors(steps * tile.vectors),
+            dc: vectors(steps * tile.vectors),
+            decays: vectors(steps),
+            sums: [vectors(steps), vectors(steps)],
+            states: vectors((steps + 1) * HELD),
+        }
+    }
+
+    /// Reads `dy'` over a time.
+    #[inline(always)]
+    fn read<S: Storage<Wide = V::Element>>(&mut self, of: &Reverse<S>, head: &Head, time: Range<usize>) {
+        let rows = head.rows.len();
+        for (step, t) in time.enumerate() {
+            let (from, to) = (of.given.offset(head, t), &mut self.dy[step * rows..][..rows]);
+            each_vector!(rows, |at, end| {
+                let mut dy = S::load::<V>(&of.dy[from + at..from + end]);
+                if let Some(z) = of.given.z {
+                    dy = dy.mul(math::silu(S::load::<V>(&z[from + at..from + end])));
+                }
+                dy.store_partial(&mut to[at..end]);
+            });
+        }
+    }
+
+    /// Takes a row, whose states at the start of the tile are given, from its end to its start.
+    #[inline(always)]
+    fn go(&mut self, tile: &Tile<V>, row: usize, starts: &[V::Element], carry: &mut [V::Element]) {
+        for sums in &mut self.sums {
+            sums[..tile.steps].fill(V::zero());
+        }
+        held!(tile.vectors, |first, K| {
+            let end = starts.len().min((first + K) * V::LANES);
+            self.forwards::<K>(tile, row, first, &starts[first * V::LANES..end]);
+            self.backwards::<K>(tile, row, first, part::<V, K>(carry, first));
+        });
+        write_sums(&self.sums[0][..tile.steps], &mut self.dinput[row..], tile.rows);
+        write_sums(&self.sums[1][..tile.steps], &mut self.y[row..], tile.rows);
+    }
+
+    /// Keeps the states of all steps.
+    #[inline(always)]
+    fn forwards<const K: usize>(&mut self, tile: &Tile<V>, row: usize, first: usize, starts: &[V::Element]) {
+        let mut held = load::<V, K>(starts);
+        self.states[..K].copy_from_slice(&held);
+        for step in 0..tile.steps {
+            let b = chunk::<V, K>(&tile.b, step * tile.vectors + first);
+            let (decay, input) = (V::splat(tile.decay[step]), V::splat(tile.input[step * tile.rows + row]));
+            unrolled!(k < K, {
+                held[k] = input.mul_add(b[k], decay.mul(held[k]));
+            });
+            self.states[(step + 1) * K..][..K].copy_from_slice(&held);
+        }
+    }
+
+    #[inline(always)]
+    fn backwards<const K: usize>(&mut self, tile: &Tile<V>, row: usize, first: usize, carry: &mut [V::Element]) {
+        let mut held = load::<V, K>(carry);
+        for step in (0..tile.steps).rev() {
+            let at = step * tile.vectors + first;
+            let (b, c) = (chunk::<V, K>(&tile.b, at), chunk::<V, K>(&tile.c, at));
+            let (before, after) = (chunk::<V, K>(&self.states, step * K), chunk::<V, K>(&self.states, (step + 1) * K));
+            let (db, dc) = (&mut self.db[at..][..K], &mut self.dc[at..][..K]);
+            let (decay, input) = (V::splat(tile.decay[step]), V::splat(tile.input[step * tile.rows + row]));
+            let dy = V::splat(self.dy[step * tile.rows + row]);
+            let (mut dinput, mut y, mut decays) = (self.sums[0][step], self.sums[1][step], self.decays[step]);
+            unrolled!(k < K, {
+                let g = dy.mul_add(c[k], held[k]);
+                held[k] = decay.mul(g);
+                dinput = g.mul_add(b[k], dinput);
+                y = c[k].mul_add(after[k], y);
+                decays = held[k].mul_add(before[k], decays);
+                db[k] = input.mul_add(g, db[k]);
+                dc[k] = dy.mul_add(after[k], dc[k]);
+            });
+            (self.sums[0][step], self.sums[1][step], self.decays[step]) = (dinput, y, decays);
+        }
+        store(&held, carry);
+    }
+}
+
+/// Sums over parts, rounded once.
+fn sum_parts<S: Storage>(parts: &[S::Wide], count: usize, to: &mut [S], exec: &Exec) -> Result<()> {
+    let (len, to) = (to.len(), Shared::new(to));
+    rows::for_each([len.div_ceil(PIECE), PIECE], exec, |pieces| {
+        let range = pieces.start * PIECE..len.min(pieces.end * PIECE);
+        // SAFETY: pieces share nothing.
+        let to = unsafe { to.part(range.start, range.len()) };
+        S::Wide::dispatch(exec.level, Sum { parts, count, len, range, to });
+    })
+}
+
+/// Numbers of a piece of [`sum_parts`].
+const PIECE: usize = 1 << 12;
+
+struct Sum<'a, S: Storage> {
+    parts: &'a [S::Wide],
+    count: usize,
+    len: usize,
+    range: Range<usize>,
+    to: &'a mut [S],
+}
+
+impl<S: Storage> Work<S::Wide> for Sum<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let (first, count) = (self.range.start, self.range.len());
+        each_vector!(count, |at, end| {
+            let mut sum = V::zero();
+            for part in 0..self.count {
+                sum = sum.add(V::load_partial(&self.parts[part * self.len + first..][at..end]));
+            }
+            S::store(sum, &mut self.to[at..end]);
+        });
+    }
+}
+
+/// `dD` from that of each batch, row by row, or their sum for a head.
+fn of_skips<W: Real>(problem: &Problem, dd: &[W], to: &mut [W], exec: &Exec) -> Result<()> {
+    if problem.wide_skip {
+        return sum_parts::<W>(dd, problem.batch, to, exec);
+    }
+    let of_head = |i: usize| {
+        let rows = &dd[i * problem.width..][..problem.width];
+        rows.iter().fold(W::from_f64(0.0), |sum, &row| sum.add(row))
+    };
+    let heads: Vec<W> = (0..problem.batch * problem.heads).map(of_head).collect();
+    sum_parts::<W>(&heads, problem.batch, to, exec)
+}
+
+/// `ddt` and `ddt_bias`.
+fn of_steps<S: Storage>(given: &Given<S>, ddelta: &[S::Wide], mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    let ddt = Shared::new(outputs.expect("ddt")?.slice::<S>()?);
+    let [rows, heads] = given.steps_and_heads();
+    let sums = rows::with_sums([rows, heads], heads, exec, |rows, dbias: &mut [S::Wide]| {
+        S::Wide::dispatch(exec.level, OfSteps { given, ddelta, rows, ddt: &ddt, dbias });
+    })?;
+    if let Some(to) = outputs.take("ddt_bias") {
+        to.slice()?.copy_from_slice(&sums);
+    }
+    Ok(())
+}
+
+struct OfSteps<'a, S: Storage> {
+    given: &'a Given<'a, S>,
+    ddelta: &'a [S::Wide],
+    rows: Range<usize>,
+    ddt: &'a Shared<'a, S>,
+    dbias: &'a mut [S::Wide],
+}
+
+impl<S: Storage> Work<S::Wide> for OfSteps<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let (given, heads) = (self.given, self.given.problem.heads);
+        let sizes = Lanes::<V>::new(&given.problem.step_size);
+        for row in self.rows {
+            // SAFETY: pieces share no row.
+            let ddt = unsafe { self.ddt.part(row * heads, heads) };
+            each_vector!(heads, |at, end| {
+                let (_, slope) = sizes.delta_and_slope(given.raw(row, at, end));
+                let value = V::load_partial(&self.ddelta[row * heads..][at..end]).mul(slope);
+                S::store(value, &mut ddt[at..end]);
+                value.add(V::load_partial(&self.dbias[at..end])).store_partial(&mut self.dbias[at..end]);
+            });
+        }
+    }
+}

@@ -1,0 +1,31 @@
+// Step sizes by head, and the decays of each chunk summed up, in powers of 2. A warp has a chunk of CHUNK steps of a
+// head; steps past the end do nothing.
+
+// Past this a state is 0 in f32. Sums of larger decays would lose the digits of those after them.
+constexpr float MOST_DECAY = -160.0f;
+
+extern "C" __global__ void ssd_steps(Params p) {
+    i64 id = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (id >= (i64)p.batch * p.chunks * p.heads) return;
+    int head = id % p.heads, lane = threadIdx.x % 32;
+    i64 chunk = id / p.heads % p.chunks, batch = id / p.heads / p.chunks;
+    float rate = p.a[head] * (float)LOG2_E, bias = HAS_BIAS ? p.dt_bias[head] : 0.0f, before = 0;
+#pragma unroll
+    for (int first = 0; first < CHUNK; first += 32) {
+        i64 t = chunk * CHUNK + first + lane;
+        float delta = 0;
+        if (t < p.length) delta = step_size(widen(p.dt[(batch * p.length + t) * p.heads + head]), bias, p.lo, p.hi);
+        float decay = delta * rate;
+        decay = decay < MOST_DECAY ? MOST_DECAY : decay;
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            float other = __shfl_up_sync(0xffffffff, decay, distance);
+            if (lane >= distance) decay += other;
+        }
+        decay += before;
+        before = __shfl_sync(0xffffffff, decay, 31);
+        i64 at = ((batch * p.heads + head) * p.chunks + chunk) * CHUNK + first + lane;
+        p.delta[at] = delta;
+        p.decay[at] = decay;
+    }
+}
