@@ -132,6 +132,55 @@ defmodule Sidewinder do
   end
 
   @doc """
+  The scan of Mamba-2, the state space dual (Dao and Gu 2024, "Transformers are SSMs", section 6;
+  `mamba_chunk_scan_combined` of `mamba_ssm`). Each head decays by one number a step.
+
+  For each batch, head `h` with its row `p` and state `n`, and time `t`:
+
+      delta = clamp(softplus(dt[t,h] + dt_bias[h]))                  each part where it is asked for
+      S[p,n] = exp(delta * a[h]) * S[p,n] + delta * x[t,h,p] * b[t,g,n]
+      y = (sum_n c[t,g,n] * S[p,n] + d[h] * x[t,h,p]) * silu(z)      `d` and `z` where they are given
+
+  `S` starts as the initial state, or 0. Heads fall into `G` equal groups, in order, and `g` is that of `h`. Shapes, with
+  batch B, length L, heads H of width P, and N states of a row:
+
+    * `x` - `{B, L, H, P}`
+    * `dt` - `{B, L, H}`
+    * `a` - `{H}`, negative where the system is stable
+    * `b`, `c` - `{B, L, G, N}`, where G divides H
+
+  Options beside those of `Sidewinder`:
+
+    * `:d` - `{H}` or `{H, P}`, `:z` - `{B, L, H, P}`, `:dt_bias` - `{H}`, `:initial_state` - `{B, H, P, N}`
+    * `:dt_softplus`, `:dt_clamp`, `:clamp_grad` - as in `selective_scan/6`
+    * `:return_state` - returns `{y, last_state}`, the second `{B, H, P, N}`
+
+  Returns `y`, `{B, L, H, P}`, with the names of `x`'s axes. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> x = Nx.tensor([[[[1.0, 2.0]], [[2.0, -1.0]]]])
+      iex> dt = Nx.tensor([[[0.5], [1.0]]])
+      iex> b = Nx.tensor([[[[1.0]], [[0.5]]]])
+      iex> c = Nx.tensor([[[[1.0]], [[2.0]]]])
+      iex> {y, state} = Sidewinder.ssd(x, dt, Nx.tensor([-1.0]), b, c, return_state: true)
+      iex> y |> Nx.to_flat_list() |> Enum.map(&Float.round(&1, 5))
+      [0.5, 1.0, 2.36788, -0.26424]
+      iex> Nx.shape(state)
+      {1, 1, 2, 1}
+  """
+  @spec ssd(Nx.t(), Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) ::
+          Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform ssd(x, dt, a, b, c, opts \\ []) do
+    inputs = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
+
+    case Op.call(%Block.Ssd{}, inputs, opts) do
+      [y: y] -> y
+      [y: y, last_state: last_state] -> {y, last_state}
+    end
+  end
+
+  @doc """
   Advances running sequences by one token: `selective_scan/6` with a length of 1, without the axis
   of time.
 

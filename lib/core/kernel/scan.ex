@@ -77,6 +77,79 @@ defmodule Sidewinder.Kernel.Scan do
   end
 
   @doc """
+  The scan of Mamba-2 (state space dual), whose heads decay by one number a step. In the shapes H are the heads, each of
+  width P, and N the states of a row; `Sidewinder.ssd/6` has the formula.
+
+    * `x` - `{B, L, H, P}`
+    * `dt` - `{B, L, H}`
+    * `a` - `{H}`, negative where the system is stable
+    * `b`, `c` - `{B, L, G, N}`, where G divides H
+
+  Options beside those of `Sidewinder.Kernel`:
+
+    * `:d` - `{H}` or `{H, P}`, `:z` - `{B, L, H, P}`, `:dt_bias` - `{H}`, `:initial_state` - `{B, H, P, N}`
+    * `:dt_softplus` and `:dt_clamp`, as in `selective_scan/6`
+    * `:return_state` - returns `{y, last_state}`, the second `{B, H, P, N}`
+
+  Returns `y`, `{B, L, H, P}`, unless it asks for more.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> x = from_list([1, 2, 2, -1], :f32, {1, 2, 1, 2})
+      iex> dt = from_list([0.5, 1], :f32, {1, 2, 1})
+      iex> a = from_list([-1], :f32, {1})
+      iex> b = from_list([1, 0.5], :f32, {1, 2, 1, 1})
+      iex> c = from_list([1, 2], :f32, {1, 2, 1, 1})
+      iex> y = Sidewinder.Kernel.Scan.ssd(x, dt, a, b, c)
+      iex> Enum.map(Sidewinder.Tensor.to_list(y), &Float.round(&1, 5))
+      [0.5, 1.0, 2.36788, -0.26424]
+  """
+  @spec ssd(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
+          Tensor.t() | {Tensor.t(), Tensor.t()}
+  def ssd(x, dt, a, b, c, options \\ []) do
+    given = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
+    # The rule for clamped steps is that of the gradient.
+    Kernel.outputs(:ssd, given, options, %{clamp_grad: "mask"})
+  end
+
+  @doc """
+  The gradient of `ssd/6`.
+
+    * `x`, `dt`, `a`, `b`, `c` - as they were given to the scan
+    * `dy` - `{B, L, H, P}`, the cotangent of `y`
+
+  Options beside those of `Sidewinder.Kernel` are those of the scan but for `:return_state`, and `:dlast_state`
+  (`{B, H, P, N}`, zero by default) and `:clamp_grad`, as in `selective_scan_backward/7`.
+
+  Returns a map of `:dx`, `:ddt`, `:dA`, `:dB`, `:dC`, and of `:dD`, `:dz`, `:ddt_bias` and `:dinitial_state` as far as
+  their inputs are there, each of the type and shape of its input.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> x = from_list([1, 2, 2, -1], :f32, {1, 2, 1, 2})
+      iex> dt = from_list([0.5, 1], :f32, {1, 2, 1})
+      iex> a = from_list([-1], :f32, {1})
+      iex> b = from_list([1, 0.5], :f32, {1, 2, 1, 1})
+      iex> c = from_list([1, 2], :f32, {1, 2, 1, 1})
+      iex> dy = from_list([1, 1, 1, 1], :f32, {1, 2, 1, 2})
+      iex> gradients = Sidewinder.Kernel.Scan.ssd_backward(x, dt, a, b, c, dy)
+      iex> Enum.map(Sidewinder.Tensor.to_list(gradients.dx), &Float.round(&1, 5))
+      [0.86788, 0.86788, 1.0, 1.0]
+  """
+  @spec ssd_backward(
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          keyword
+        ) ::
+          %{atom => Tensor.t()}
+  def ssd_backward(x, dt, a, b, c, dy, options \\ []) do
+    given = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}, {"dy", dy}]
+    Kernel.gradients(:ssd_backward, given, options)
+  end
+
+  @doc """
   Moves running sequences on by one token: the scan with a length of 1, without the axis of time.
 
     * `state` - `{B, D, N}`, as `selective_scan/6` or the call before returned it

@@ -17,6 +17,9 @@ defmodule Sidewinder.NxTest.Ops do
          "selective_scan" =>
            {~w(x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "initial_state"],
             return_states: :states, return_state: :last_state},
+         "ssd" =>
+           {~w(x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias", initial_state: "initial_state"],
+            return_state: :last_state},
          "selective_state_update" =>
            {~w(initial_state x dt A B C), [d: "D", z: "z", dt_bias: "dt_bias"], []},
          "linear_scan" => {~w(a b), [initial_state: "initial_state"], return_state: :last_state},
@@ -58,6 +61,7 @@ defmodule Sidewinder.NxTest.Ops do
 
   @optional %{
     "selective_scan" => ~w(D z dt_bias initial_state),
+    "ssd" => ~w(D z dt_bias initial_state),
     "selective_state_update" => ~w(D z dt_bias),
     "linear_scan" => ~w(initial_state),
     "exp_product_scan" => ~w(initial_state),
@@ -248,6 +252,7 @@ defmodule Sidewinder.NxTest.Ops do
   defp mask(t), do: Nx.logical_or(Nx.greater(t, 0), Nx.equal(Nx.iota(t.shape, axis: -1), 0))
 
   defp cotangents("selective_scan"), do: ~w(dy dlast_state dstates)
+  defp cotangents("ssd"), do: ~w(dy dlast_state)
   defp cotangents("linear_scan"), do: ~w(dh dlast_state)
   defp cotangents("exp_product_scan"), do: ~w(dy dlog_y dlast_state)
   defp cotangents(op) when op in @cumulative, do: ~w(dy dlast_state)
@@ -283,6 +288,23 @@ defmodule Sidewinder.NxTest.Ops do
       {"dy", {b, l, d}, -1.0, 1.0, :storage},
       {"dlast_state", {b, d, n}, -1.0, 1.0, :wide},
       {"dstates", {b, l, d, n}, -1.0, 1.0, :wide}
+    ]
+  end
+
+  # Channels are heads of two rows.
+  defp shapes("ssd", {b, l, d, n}) do
+    [
+      {"x", {b, l, d, 2}, -1.0, 1.0, :storage},
+      {"dt", {b, l, d}, 0.001, 0.5, :storage},
+      {"A", {d}, -2.0, -0.1, :wide},
+      {"B", {b, l, 1, n}, -1.0, 1.0, :storage},
+      {"C", {b, l, 1, n}, -1.0, 1.0, :storage},
+      {"D", {d}, -1.0, 1.0, :wide},
+      {"z", {b, l, d, 2}, -1.0, 1.0, :storage},
+      {"dt_bias", {d}, -0.5, 0.5, :wide},
+      {"initial_state", {b, d, 2, n}, -1.0, 1.0, :wide},
+      {"dy", {b, l, d, 2}, -1.0, 1.0, :storage},
+      {"dlast_state", {b, d, 2, n}, -1.0, 1.0, :wide}
     ]
   end
 
