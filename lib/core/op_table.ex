@@ -1528,30 +1528,6 @@ defmodule Sidewinder.OpTable do
         backward_of: nil
       },
       %{
-        name: "memory_state",
-        about: "Rows and summaries into the banks of a memory, by each policy",
-        inputs: [
-          %{name: "short", shape: "(B, S, D)", precision: "storage", optional: false},
-          %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false},
-          %{name: "long_k", shape: "(B, M, D)", precision: "storage", optional: false},
-          %{name: "long_v", shape: "(B, M, D)", precision: "storage", optional: true},
-          %{name: "summaries", shape: "(N, B, D)", precision: "storage", optional: false}
-        ],
-        outputs: [
-          %{name: "short_ring", shape: "(B, S, D)", precision: "storage", when: :always},
-          %{name: "long_ring", shape: "(B, M, D)", precision: "storage", when: :always},
-          %{name: "long_ema", shape: "(B, M, D)", precision: "storage", when: :always},
-          %{name: "long_broadcast", shape: "(B, M, D)", precision: "storage", when: :always}
-        ],
-        options: [
-          %{name: "ema_decay", takes: "float", choices: [], range: :share, default: 9.9e-1, help: "how much of a slot stays with ema"},
-          %{name: "cursor0", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the first slot of both rings"}
-        ],
-        storage: ["f64", "f32", "bf16", "f16"],
-        cotangents: [],
-        backward_of: nil
-      },
-      %{
         name: "quantize",
         about: "Rows of floats to blocks of 8 or 4 bits a value, ggml's Q8_0 or Q4_0",
         inputs: [
@@ -1645,113 +1621,6 @@ defmodule Sidewinder.OpTable do
         backward_of: nil
       },
       %{
-        name: "f16_convert",
-        about: "The bits of half-precision numbers, and what they are read back as",
-        inputs: [
-          %{name: "x", shape: "(...)", precision: "storage", optional: false}
-        ],
-        outputs: [
-          %{name: "bits", shape: "(...)", precision: "i16", when: :always},
-          %{name: "back", shape: "(...)", precision: "storage", when: :always}
-        ],
-        options: [
-          %{name: "note", takes: "text", choices: [], range: :any, default: "", help: "words about the data, which change nothing"}
-        ],
-        storage: ["f32"],
-        cotangents: [],
-        backward_of: nil
-      },
-      %{
-        name: "block_quantize",
-        about: "Rows in Q8_0 and in Q4_0, and what these are read back as",
-        inputs: [
-          %{name: "x", shape: "(..., N)", precision: "storage", optional: false}
-        ],
-        outputs: [],
-        options: [
-          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "values of a row; any number by default"}
-        ],
-        storage: ["f32", "bf16", "f16"],
-        cotangents: [],
-        backward_of: nil
-      },
-      %{
-        name: "block_dequantize",
-        about: "Blocks of Q8_0 and of Q4_0 read back",
-        inputs: [
-          %{name: "q8_0", shape: "(..., 17N/16)", precision: "u8", optional: true},
-          %{name: "q4_0", shape: "(..., 9N/16)", precision: "u8", optional: true}
-        ],
-        outputs: [],
-        options: [
-          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "values of a row; any number by default"}
-        ],
-        storage: ["f64", "f32", "bf16", "f16"],
-        cotangents: [],
-        backward_of: nil
-      },
-      %{
-        name: "block_matmul",
-        about: "x in Q8_0, and products of that and of x with weights in Q4_0 and in Q8_0",
-        inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
-          %{name: "w_q4_0", shape: "(O, 9I/16)", precision: "u8", optional: true},
-          %{name: "w_q8_0", shape: "(O, 17I/16)", precision: "u8", optional: true}
-        ],
-        outputs: [],
-        options: [
-          %{name: "in", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of x; any number by default"},
-          %{name: "out", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of the results; any number by default"}
-        ],
-        storage: ["f32", "bf16", "f16"],
-        cotangents: [],
-        backward_of: nil
-      },
-      %{
-        name: "ternary_encode",
-        about: "-1, 0 and 1 to planes of bits and to packed2, their negatives, and their product with w",
-        inputs: [
-          %{name: "v", shape: "(..., N)", precision: "i8", optional: false},
-          %{name: "w", shape: "(..., N)", precision: "i8", optional: true}
-        ],
-        outputs: [],
-        options: [],
-        storage: ["f32", "bf16", "f16"],
-        cotangents: [],
-        backward_of: nil
-      },
-      %{
-        name: "ternary_layouts",
-        about: "A matrix of -1, 0 and 1 in planes, packed2 and offset_rows",
-        inputs: [
-          %{name: "w", shape: "(O, I)", precision: "i8", optional: false}
-        ],
-        outputs: [],
-        options: [
-          %{name: "out", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rows of w, to prove them"},
-          %{name: "in", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of w, to prove them"}
-        ],
-        storage: ["f32", "bf16", "f16"],
-        cotangents: [],
-        backward_of: nil
-      },
-      %{
-        name: "ternary_sentinel",
-        about: "The values of planes or packed2 with sentinels as 0, and the number of these",
-        inputs: [
-          %{name: "packed2", shape: "(..., P)", precision: "u8", optional: true},
-          %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true},
-          %{name: "plane1", shape: "(..., P)", precision: "u8", optional: true}
-        ],
-        outputs: [],
-        options: [
-          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
-        ],
-        storage: ["f32", "bf16", "f16"],
-        cotangents: [],
-        backward_of: nil
-      },
-      %{
         name: "convert_ternary",
         about: "Ternary numbers from one layout to another; -1, 0 and 1 to planes and back",
         inputs: [
@@ -1807,18 +1676,6 @@ defmodule Sidewinder.OpTable do
           %{name: "threshold", takes: "float", choices: [], range: :any, default: nil, help: "the rule threshold's: of greater size is 1 or -1"},
           %{name: "per_row", takes: "flag", choices: [], range: :any, default: false, help: "whether each row has its own mean; by default the tensor has one"}
         ],
-        storage: ["f32", "bf16", "f16"],
-        cotangents: [],
-        backward_of: nil
-      },
-      %{
-        name: "ternary_quantize",
-        about: "Floats to ternary numbers by every rule: thresholds 0 and 0.3, absmean, twn",
-        inputs: [
-          %{name: "w", shape: "(..., N)", precision: "storage", optional: false}
-        ],
-        outputs: [],
-        options: [],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
         backward_of: nil
@@ -1927,24 +1784,6 @@ defmodule Sidewinder.OpTable do
         options: [
           %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"},
           %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "with activations as bytes, also give these and the sums of integers"}
-        ],
-        storage: ["f32", "bf16", "f16"],
-        cotangents: [],
-        backward_of: nil
-      },
-      %{
-        name: "ternary_matmul",
-        about: "All products of activations and ternary weights, with their sums",
-        inputs: [
-          %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
-          %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
-          %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false},
-          %{name: "w_scale", shape: "(O|1)", precision: "f32", optional: false}
-        ],
-        outputs: [],
-        options: [
-          %{name: "out", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rows of the weights, to prove them"},
-          %{name: "in", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of x, to prove them"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],

@@ -37,13 +37,11 @@ defmodule Sidewinder.RandomInputs do
     "hds_query_topk" => %{"M" => 1024},
     "write_short" => %{"S" => 1024},
     "write_long" => %{"M" => 1024},
-    "memory_state" => %{"S" => 1024, "M" => 1024, "N" => 8},
     # Whole blocks of either format.
     "dequantize" => %{"Q" => 612},
     "matmul_ternary" => %{"P" => 32},
     "matmul_i8_ternary" => %{"P" => 32},
     "matmul_f32_ternary" => %{"P" => 32},
-    "ternary_matmul" => %{"P" => 32},
     "simple_rotor_net" => %{"I" => 512, "P" => 64, "H" => 256, "Q" => 32, "O" => 10}
   }
 

@@ -28,9 +28,9 @@ defmodule Sidewinder.CompareTest do
   end
 
   # They take one layout of several, or have sizes in bits; their own tests compare them at every level.
-  @elsewhere ~w(ternary_encode ternary_layouts ternary_sentinel convert_ternary stats_ternary quantize_ternary
-                ternary_quantize activation_i8 dot_ternary matmul_ternary matmul_i8_ternary matmul_f32_ternary
-                ternary_matmul ternary_linear simple_rotor_net column_sums_ternary verify_sums_ternary)
+  @elsewhere ~w(convert_ternary stats_ternary quantize_ternary activation_i8 dot_ternary matmul_ternary
+                matmul_i8_ternary matmul_f32_ternary ternary_linear simple_rotor_net column_sums_ternary
+                verify_sums_ternary)
 
   test "every op agrees at every level, forward and backward, in every type" do
     for op <- Ops.forward(Ops.all()),
@@ -75,10 +75,7 @@ defmodule Sidewinder.CompareTest do
     # All slots have parents.
     sizes = if op.name == "hds_query_topk", do: %{sizes | "M" => 32}, else: sizes
     # Rows of whole blocks.
-    blocks? =
-      op.name =~ ~r/^(quantize|dequantize|block_|matmul_.*_q[48]$)/ and
-        op.name != "block_recurrence"
-
+    blocks? = op.name =~ ~r/^(quantize|dequantize|matmul_.*_q[48]$)/
     sizes = if blocks?, do: Map.merge(sizes, %{"N" => 96, "I" => 160, "Q" => 612}), else: sizes
     Enum.map_join(letters, ",", &"#{&1}=#{Map.get(sizes, &1, 8)}")
   end

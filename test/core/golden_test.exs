@@ -4,7 +4,7 @@ defmodule Sidewinder.GoldenTest do
   # Long sequences, at every level.
   @moduletag timeout: 300_000
 
-  alias Sidewinder.{Calls, Error, Golden, Kernel, Tensor}
+  alias Sidewinder.{Calls, Composed, Error, Golden, Kernel, Tensor}
   alias Sidewinder.Kernel.{Attention, Conv, Mamba, NN, Scan}
 
   # Every op with golden values, and whether they have gradients.
@@ -35,17 +35,7 @@ defmodule Sidewinder.GoldenTest do
     hds_construct: false,
     multi_memory_attention: true,
     hds_query_topk: false,
-    memory_state: false,
-    f16_convert: false,
-    block_quantize: false,
-    block_dequantize: false,
-    block_matmul: false,
-    ternary_encode: false,
-    ternary_layouts: false,
-    ternary_sentinel: false,
-    ternary_quantize: false,
     activation_i8: false,
-    ternary_matmul: false,
     simple_rotor_net: false
   ]
 
@@ -61,13 +51,23 @@ defmodule Sidewinder.GoldenTest do
       run = &Kernel.run(String.to_atom(&1.name), &2, options, where)
       got = run.(forward, inputs(forward, golden, %{}, place))
       of_backward = backward && run.(backward, inputs(backward, golden, got, place))
-      got = Map.merge(got, of_backward || %{})
-      assert Enum.sort(Map.keys(golden.outputs)) -- Map.keys(got) == []
+      all_close(Map.merge(got, of_backward || %{}), golden, where)
+    end
+  end
 
-      for {output, %{tensor: expected, rtol: rtol, atol: atol}} <- golden.outputs do
-        label = "#{golden.name} #{output} #{inspect(where)}"
-        Golden.assert_close(got[output], expected, rtol, atol, label)
-      end
+  defp check_composed(name, where, place \\ & &1) do
+    for golden <- Golden.cases(name) do
+      inputs = Map.new(golden.inputs, fn {name, tensor} -> {name, place.(tensor)} end)
+      all_close(Composed.outputs(name, inputs, golden.attrs, where, place), golden, where)
+    end
+  end
+
+  defp all_close(got, golden, where) do
+    assert Map.keys(golden.outputs) -- Map.keys(got) == []
+
+    for {output, %{tensor: expected, rtol: rtol, atol: atol}} <- golden.outputs do
+      label = "#{golden.name} #{output} #{inspect(where)}"
+      Golden.assert_close(got[output], expected, rtol, atol, label)
     end
   end
 
@@ -100,6 +100,24 @@ defmodule Sidewinder.GoldenTest do
       check(unquote(op), unquote(gradients), backend: {:cuda, 0})
       check(unquote(op), unquote(gradients), [], &Tensor.to_device(&1, {:cuda, 0}))
     end
+  end
+
+  for name <- Composed.names() do
+    test "#{name} composed of ops agrees at every level" do
+      for where <- [[backend: :cpu] | Calls.levels()], do: check_composed(unquote(name), where)
+    end
+
+    @tag :cuda
+    test "#{name} composed of ops agrees on CUDA, from the host and resident" do
+      check_composed(unquote(name), backend: {:cuda, 0})
+      check_composed(unquote(name), [], &Tensor.to_device(&1, {:cuda, 0}))
+    end
+  end
+
+  test "what has golden values is an op or composed of ops" do
+    ops = Keyword.keys(@ops)
+    assert Enum.sort(Golden.names()) == Enum.sort(ops ++ Composed.names())
+    for name <- Composed.names(), do: refute(op(&(&1.name == to_string(name))))
   end
 
   defp golden(op, name), do: Enum.find(Golden.cases(op), &(&1.name == name))

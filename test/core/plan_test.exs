@@ -8,12 +8,9 @@ defmodule Sidewinder.PlanTest do
 
   # What an op needs one of beside its required inputs, and options without which it does nothing.
   @needed %{
-    "block_dequantize" => ["q8_0"],
-    "block_matmul" => ["w_q8_0"],
     "convert_ternary" => ["values"],
     "matmul_ternary" => ["x"],
-    "stats_ternary" => ["values"],
-    "ternary_sentinel" => ["plane0", "plane1"]
+    "stats_ternary" => ["values"]
   }
   @options %{
     "activations" => %{fn: "silu"},

@@ -1,16 +1,16 @@
-//! Every op against the reference values in `test/golden`, on every level of this CPU
-//! and on the first GPU.
+//! Every op, and compositions of ops, against the reference values in `test/golden`, on every level of this CPU and on
+//! the first GPU.
 
 mod common;
 
-use common::check;
+use common::composed::{COMPOSED, Composed};
+use common::{Place, check};
 use serde_json::Value;
 use sidewinder_files::safetensors::Reader;
 use sidewinder_kernels::cpu::{Exec, Level};
-use sidewinder_kernels::cuda::Device;
-use sidewinder_kernels::op::{self, About, AnyOp, Configured, Named, When};
+use sidewinder_kernels::op::{About, AnyOp, Configured, Named, When};
 use sidewinder_kernels::ops::{self, OPS};
-use sidewinder_kernels::tensor::{DType, Owned};
+use sidewinder_kernels::tensor::{DType, Described, Owned};
 use std::path::PathBuf;
 
 fn folder() -> PathBuf {
@@ -30,8 +30,8 @@ fn manifest() -> Value {
     serde_json::from_str(&text).expect("a manifest in JSON")
 }
 
-fn cases(manifest: &Value, about: &About) -> Vec<Case> {
-    let op = &manifest["ops"][named(about)];
+fn cases(manifest: &Value, name: &str) -> Vec<Case> {
+    let op = &manifest["ops"][name];
     let reader = Reader::open(&folder().join(op["file"].as_str().expect("a file"))).unwrap();
     let tensor = |name: String| reader.tensor(reader.entry(&name).expect(&name)).unwrap();
     let cases = op["cases"].as_array().expect("cases");
@@ -74,59 +74,52 @@ fn configured(op: &dyn AnyOp, case: &Case) -> Configured {
 }
 
 /// Compares all that the op gives; returns how many outputs that is.
-fn agrees(about: &About, case: &Case, storage: DType, results: Named<Owned>, place: &str) -> usize {
-    let mut compared = 0;
-    for (name, expected, rtol, atol) in &case.outputs {
-        let Some(got) = results.find(name) else {
-            let gradient = name.starts_with('d');
-            assert!(gradient != about.backward_of.is_some(), "{} of {} was not computed", name, case.name);
-            continue;
-        };
+fn agrees(op: &str, case: &Case, storage: DType, results: Named<Owned>, place: &Place) -> usize {
+    let found = case.outputs.iter().filter_map(|(name, expected, rtol, atol)| {
         let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
         let (rtol, atol) = if storage == DType::F64 { (1e-9, 1e-12 * largest) } else { (*rtol, *atol) };
-        let worst = common::worst(got, expected, rtol, atol);
-        assert!(worst <= 1.0, "{} {}: {name} is off by {worst} times the tolerance on {place}", about.name, case.name);
-        compared += 1;
-    }
-    compared
+        let worst = common::worst(results.find(name)?, expected, rtol, atol);
+        assert!(worst <= 1.0, "{op} {}: {name} is off by {worst} times the tolerance on {place:?}", case.name);
+        Some(())
+    });
+    found.count()
 }
 
-/// Where an op runs.
-#[derive(Debug)]
-enum Place<'d> {
-    Cpu(Exec),
-    Cuda(&'d Device),
+/// What the op gives for these tensors.
+fn results(op: &dyn AnyOp, case: &Case, storage: DType, given: &Named<Owned>, place: &Place) -> Named<Owned> {
+    let inputs = common::cast(op.about(), &check::known(op.about(), given), storage);
+    place.call(&configured(op, case), &inputs)
 }
 
-impl Place<'_> {
-    fn run(&self, op: &dyn AnyOp, case: &Case, storage: DType, given: &Named<Owned>) -> Named<Owned> {
-        let about = op.about();
-        let inputs = common::cast(about, &check::known(about, given), storage);
-        let call = configured(op, case)(op::specs(&inputs)).unwrap();
-        match self {
-            Place::Cpu(exec) => common::run_call(&call, &inputs, exec),
-            Place::Cuda(device) => common::run_call_on(&call, &inputs, &device.lane().unwrap()),
-        }
-        .unwrap()
+/// The tensors of the case, and for a gradient what its op gives here, of which it may take some.
+fn given(about: &About, case: &Case, storage: DType, place: &Place) -> Named<Owned> {
+    let mut all = case.inputs.clone();
+    if let Some(forward) = about.backward_of {
+        let op = ops::find(forward).unwrap();
+        // A state that comes out may have the name of one that goes in.
+        let goes_in = |name: &str| op.about().inputs.iter().any(|slot| slot.name == name);
+        let outputs = results(op, case, storage, &all, place).into_iter();
+        outputs.filter(|(name, _)| !goes_in(name)).for_each(|(name, output)| all.push(name, output));
     }
-
-    /// The tensors of the case, and for a gradient what its op gives here, of which it may take some.
-    fn given(&self, about: &About, case: &Case, storage: DType) -> Named<Owned> {
-        let mut all = case.inputs.clone();
-        if let Some(forward) = about.backward_of {
-            let op = ops::find(forward).unwrap();
-            // A state that comes out may have the name of one that goes in.
-            let goes_in = |name: &str| op.about().inputs.iter().any(|slot| slot.name == name);
-            let outputs = self.run(op, case, storage, &all).into_iter();
-            outputs.filter(|(name, _)| !goes_in(name)).for_each(|(name, output)| all.push(name, output));
-        }
-        all
-    }
+    all
 }
 
-fn check(op: &dyn AnyOp, case: &Case, storage: DType, place: Place) {
-    let results = place.run(op, case, storage, &place.given(op.about(), case, storage));
-    assert!(agrees(op.about(), case, storage, results, &format!("{place:?}")) > 0, "{} compares nothing", case.name);
+fn check(op: &dyn AnyOp, case: &Case, storage: DType, place: &Place) {
+    let about = op.about();
+    let results = results(op, case, storage, &given(about, case, storage, place), place);
+    for (name, ..) in case.outputs.iter().filter(|(name, ..)| results.find(name).is_none()) {
+        let gradient = name.starts_with('d');
+        assert!(gradient != about.backward_of.is_some(), "{name} of {} was not computed", case.name);
+    }
+    assert!(agrees(about.name, case, storage, results, place) > 0, "{} compares nothing", case.name);
+}
+
+fn check_composed(composed: &Composed, case: &Case, storage: DType, place: &Place) {
+    let is_float = |tensor: &Owned| tensor.spec().dtype.is_float();
+    let given = case.inputs.map(|tensor| if is_float(tensor) { tensor.cast(storage) } else { tensor.clone() });
+    let results = (composed.outputs)(place, &given, &case.options);
+    let compared = agrees(composed.name, case, storage, results, place);
+    assert_eq!(compared, case.outputs.len(), "{} {} does not give all", composed.name, case.name);
 }
 
 /// The op whose cases are those of `about`.
@@ -147,40 +140,56 @@ fn has_gradients(manifest: &Value, about: &About) -> bool {
     cases.into_iter().any(|case| names.iter().any(|name| case["outputs"].get(name).is_some()))
 }
 
-fn all_cases(manifest: &Value, op: &dyn AnyOp) {
-    let about = op.about();
-    let cases = cases(manifest, about);
+/// Checks the cases at all places, in f32 and maybe in f64.
+fn all_cases(name: &str, cases: &[Case], in_f64: bool, check: impl Fn(&Case, DType, &Place)) {
     let device = common::gpu();
     assert!(!cases.is_empty());
-    for case in &cases {
+    for case in cases {
         for &level in Level::available() {
             for threads in [1, 2, 8] {
-                check(op, case, DType::F32, Place::Cpu(Exec { level, threads }));
+                check(case, DType::F32, &Place::Cpu(Exec { level, threads }));
             }
         }
-        let in_f64 = about.storage.contains(&DType::F64);
         if in_f64 {
-            check(op, case, DType::F64, Place::Cpu(Exec { level: Level::Scalar, threads: 2 }));
+            check(case, DType::F64, &Place::Cpu(Exec { level: Level::Scalar, threads: 2 }));
         }
         if let Some(device) = &device {
-            check(op, case, DType::F32, Place::Cuda(device));
+            check(case, DType::F32, &Place::Cuda(device));
             if in_f64 {
-                check(op, case, DType::F64, Place::Cuda(device));
+                check(case, DType::F64, &Place::Cuda(device));
             }
         }
     }
-    println!("{}: {} cases", about.name, cases.len());
+    println!("{name}: {} cases", cases.len());
 }
 
 #[test]
 fn every_op_agrees_with_its_golden_values() {
     let manifest = manifest();
     let with_cases: Vec<_> = OPS.iter().filter(|op| has_cases(&manifest, op.about())).collect();
-    with_cases.iter().for_each(|&&op| all_cases(&manifest, op));
+    for &&op in &with_cases {
+        let about = op.about();
+        let in_f64 = about.storage.contains(&DType::F64);
+        let cases = cases(&manifest, named(about));
+        all_cases(about.name, &cases, in_f64, |case, storage, place| check(op, case, storage, place));
+    }
     for name in manifest["ops"].as_object().expect("ops").keys() {
+        if COMPOSED.iter().any(|composed| composed.name == name) {
+            continue;
+        }
         let op = with_cases.iter().find(|op| op.about().name == name);
         let op = op.unwrap_or_else(|| panic!("values of no op: {name}"));
         let gives_them = with_cases.iter().any(|gradient| gradient.about().backward_of == Some(name));
         assert!(gives_them || !has_gradients(&manifest, op.about()), "gradients that no op gives: {name}");
+    }
+}
+
+#[test]
+fn compositions_agree_with_their_golden_values() {
+    let manifest = manifest();
+    for composed in COMPOSED {
+        let cases = cases(&manifest, composed.name);
+        let check = |case: &Case, storage, place: &Place| check_composed(composed, case, storage, place);
+        all_cases(composed.name, &cases, composed.in_f64, check);
     }
 }

@@ -10,6 +10,9 @@ defmodule Sidewinder.Golden do
   @doc "The file with an op's cases."
   def file(op), do: Path.join(@folder, "#{op}.safetensors")
 
+  @doc "What there are cases of."
+  def names, do: for({name, _} <- manifest()["ops"], do: String.to_atom(name))
+
   @doc "An op's cases: name, attributes, input tensors, and expected outputs with their tolerances."
   def cases(op) do
     tensors = Safetensors.read(file(op))

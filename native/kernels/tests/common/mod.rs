@@ -4,6 +4,7 @@
 
 pub mod blocks;
 pub mod check;
+pub mod composed;
 pub mod cumulative;
 pub mod on_device;
 pub mod quant;
@@ -17,6 +18,7 @@ use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{self, Device, Lane};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, About, AnyOp, Call, Configured, Named, Op};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 
 /// Runs an op on the CPU into poisoned outputs.
@@ -47,6 +49,31 @@ pub fn run_call_on(call: &Call, inputs: &Named<Owned>, lane: &Lane) -> Result<Na
 /// The op with options in JSON, or what is wrong with them.
 pub fn configured(op: &dyn AnyOp, options: serde_json::Value) -> std::result::Result<Configured, String> {
     op.with(&mut <dyn erased_serde::Deserializer>::erase(options)).map_err(|error| error.to_string())
+}
+
+/// Where ops run.
+#[derive(Debug)]
+pub enum Place<'d> {
+    Cpu(Exec),
+    Cuda(&'d Device),
+}
+
+impl Place<'_> {
+    /// Runs the op of that name.
+    pub fn run(&self, op: &str, options: serde_json::Value, inputs: &Named<Owned>) -> Named<Owned> {
+        let op = ops::find(op).unwrap();
+        self.call(&configured(op, options).expect("options that the op knows"), inputs)
+    }
+
+    /// Runs an op with its options.
+    pub fn call(&self, op: &Configured, inputs: &Named<Owned>) -> Named<Owned> {
+        let call = op(op::specs(inputs)).unwrap();
+        match self {
+            Place::Cpu(exec) => run_call(&call, inputs, exec),
+            Place::Cuda(device) => run_call_on(&call, inputs, &device.lane().unwrap()),
+        }
+        .unwrap()
+    }
 }
 
 /// Milliseconds of a call on a device by events, around several calls.

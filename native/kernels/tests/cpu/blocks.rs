@@ -2,16 +2,17 @@
 
 use crate::common;
 use crate::common::check::{agrees_everywhere, noise};
+use crate::common::composed::f16_convert;
 use crate::common::quant::{SIZES, hard_rows, product, weights};
-use crate::common::{bits, cast, levels, run};
+use crate::common::{Place, bits, cast, levels, run};
 use serde_json::json;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::ops::activations::Activation;
 use sidewinder_kernels::ops::products::blocks::{
-    BlockDequantize, BlockMatmul, BlockQuantize, Dequantize, DequantizeOptions, F16Convert, Format, Instructions,
-    MatmulF32Q4, MatmulF32Q8, MatmulQ8Q4, MatmulQ8Q8, Options, Quantize, QuantizeOptions, STORAGE, multiply_by,
+    Dequantize, DequantizeOptions, Format, Instructions, MatmulF32Q4, MatmulF32Q8, MatmulQ8Q4, MatmulQ8Q8, Options,
+    Quantize, QuantizeOptions, STORAGE, multiply_by,
 };
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
@@ -254,10 +255,6 @@ fn operands_that_do_not_fit_are_refused() {
     let (kind, ..) = refused::<Quantize>(json!({}), one("x", noise(1, &[32], -1.0, 1.0).cast(DType::F64)));
     assert_eq!(kind, Kind::DType);
     assert!(serde_json::from_value::<QuantizeOptions>(json!({"format": "q5_0"})).is_err());
-    assert_eq!(refused::<BlockDequantize>(json!({}), Named::default()).0, Kind::Argument);
-    assert_eq!(refused::<BlockQuantize>(json!({"n": 32}), one("x", noise(1, &[64], -1.0, 1.0))).1, "n");
-    let given = [("x", noise(1, &[2, 64], -1.0, 1.0)), ("w_q8_0", q8())];
-    assert_eq!(refused::<BlockMatmul>(json!({"out": 4}), given.into_iter().collect()).1, "out");
 }
 
 #[test]
@@ -273,16 +270,10 @@ fn half_precision_rounds_to_nearest_even_on_every_level() {
             }
         }),
     );
-    let options = serde_json::from_value(json!({})).unwrap();
-    let expected = run::<F16Convert>(&options, &inputs, &REFERENCE).unwrap();
+    let rounded = |exec| f16_convert(&Place::Cpu(exec), &inputs, &json!({}));
+    let expected = rounded(REFERENCE);
     for exec in execs() {
-        let got = run::<F16Convert>(&options, &inputs, &exec).unwrap();
-        for name in ["bits", "back"] {
-            assert_eq!(
-                bits(&one("t", got.get(name).unwrap().clone())),
-                bits(&one("t", expected.get(name).unwrap().clone()))
-            );
-        }
+        assert_eq!(bits(&rounded(exec)), bits(&expected), "{exec:?}");
     }
     let bits = expected.get("bits").unwrap().view().to_f64();
     let start: Vec<_> = bits.iter().take(9).map(|&v| v as i16 as u16).collect();

@@ -2,14 +2,12 @@
 
 use crate::common;
 use crate::common::check::{self, noise};
-use crate::common::worst;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Kind, Result};
 use sidewinder_kernels::op::{self, Named, Op};
-use sidewinder_kernels::ops::mm_rec::memory::state::{self, MemoryState};
 use sidewinder_kernels::ops::mm_rec::memory::write_long::{self, Policy, WriteLong};
 use sidewinder_kernels::ops::mm_rec::memory::write_short::{self, Mode, WriteShort};
-use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use sidewinder_kernels::tensor::{DType, Owned};
 
 const SIZES: [[usize; 4]; 8] = [
     [1, 1, 1, 1],
@@ -79,41 +77,6 @@ fn banks_change_in_place() {
     }
 }
 
-fn state(sizes: [usize; 6]) -> Named<Owned> {
-    let [batch, slots, rows, long, summaries, width] = sizes;
-    check::inputs(&[
-        ("short", &[batch, slots, width]),
-        ("h", &[batch, rows, width]),
-        ("long_k", &[batch, long, width]),
-        ("summaries", &[summaries, batch, width]),
-    ])
-}
-
-/// An average is rounded with every summary, so that 16-bit results may be off by a rounding for each.
-#[test]
-fn all_writes_agree_with_the_reference() {
-    for (sizes, cursor0) in [([2, 4, 6, 3, 6, 5], 0), ([1, 9, 4, 5, 3, 17], 7), ([2, 3, 0, 2, 0, 4], 0)] {
-        let options = state::Options { ema_decay: 0.9, cursor0 };
-        for dtype in DType::FLOATS {
-            let inputs = common::cast(op::about::<MemoryState>(), &state(sizes), dtype);
-            let expected = common::reference::<MemoryState>(&options, &inputs);
-            for level in common::levels() {
-                let got = common::run::<MemoryState>(&options, &inputs, &Exec { level, threads: 2 }).unwrap();
-                for (name, expected) in expected.iter() {
-                    let relative = match dtype {
-                        DType::F64 => 1e-12,
-                        DType::F32 => 1e-6,
-                        DType::F16 => 8.0 / 2048.0,
-                        _ => 8.0 / 256.0,
-                    };
-                    let worst = worst(got.get(name).unwrap(), expected, 0.0, relative);
-                    assert!(worst <= 1.0, "{name} is off by {worst} times the tolerance: {dtype} {}", level.name());
-                }
-            }
-        }
-    }
-}
-
 #[test]
 fn wrong_calls_say_what_is_wrong() {
     let short = |bank: &[usize], rows: &[usize], start, mode| {
@@ -141,20 +104,4 @@ fn wrong_calls_say_what_is_wrong() {
     for decay in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
         assert_eq!(long(&[2, 4, 3], &[2, 3], decay), wrong(Kind::Option, "decay"));
     }
-    for (name, dims) in [("short", &[2, 5][..]), ("h", &[1, 3, 4]), ("long_k", &[2, 0, 4]), ("summaries", &[2, 4])] {
-        let mut inputs = state([2, 3, 3, 3, 2, 4]);
-        inputs.take(name);
-        inputs.push(name, noise(1, dims, 0.0, 1.0));
-        let error = common::run::<MemoryState>(&Default::default(), &inputs, &Exec::default()).err().unwrap();
-        assert_eq!((error.kind, &*error.argument, &*error.op), (Kind::Shape, name, "memory_state"), "{error}");
-    }
-    let mut inputs = state([2, 3, 3, 3, 2, 4]);
-    inputs.push("long_v", Owned::zeros(Spec::new(DType::F32, &[2, 4, 4]).unwrap()));
-    let error = common::run::<MemoryState>(&Default::default(), &inputs, &Exec::default()).err().unwrap();
-    assert_eq!(&*error.argument, "long_v");
-    inputs.take("long_v");
-    let options = state::Options { ema_decay: 2.0, cursor0: 0 };
-    let error = common::run::<MemoryState>(&options, &inputs, &Exec::default()).err().unwrap();
-    assert_eq!((error.kind, &*error.argument), (Kind::Option, "ema_decay"));
-    assert_eq!(inputs.get("h").unwrap().spec().dtype, DType::F32);
 }

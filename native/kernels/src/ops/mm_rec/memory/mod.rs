@@ -1,7 +1,6 @@
 //! Writes into the memory of MM-Rec. Each layer has two banks of slots: a short one for the hidden state of each
 //! step, and a long one for summaries.
 
-pub mod state;
 pub mod write_long;
 pub mod write_short;
 

@@ -11,7 +11,7 @@ mod ready;
 mod tile;
 mod walk;
 
-pub use convert::{dequantize, quantize, to_f16};
+pub use convert::{dequantize, quantize};
 
 use super::format::{BLOCK, Format};
 use super::problem::Problem;

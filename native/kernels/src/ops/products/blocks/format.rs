@@ -61,12 +61,12 @@ impl Format {
         values / BLOCK * self.bytes()
     }
 
-    /// The shape of quantized rows, for rows of floats of this shape.
-    pub fn quantized(self, name: &str, rows: &Spec) -> Result<Shape> {
+    /// The shape of quantized rows, for the rows of floats `x`.
+    pub fn quantized(self, x: &Spec) -> Result<Shape> {
         let expected = || format!("(..., N) with N a multiple of {BLOCK}");
-        match rows.shape.split_last() {
-            Some((&values, _)) if values % BLOCK == 0 => with_last(&rows.shape, self.row_bytes(values)),
-            _ => Err(op::wrong_shape(name, &expected(), rows)
+        match x.shape.split_last() {
+            Some((&values, _)) if values % BLOCK == 0 => with_last(&x.shape, self.row_bytes(values)),
+            _ => Err(op::wrong_shape("x", &expected(), x)
                 .hint(format_args!("A block is {BLOCK} values of a row; pad rows with zeros"))),
         }
     }

@@ -41,8 +41,7 @@ impl<T: Table> Op for Product<T> {
     type Problem = Problem;
 
     fn check(call: &Bound<Self>) -> Result<Problem> {
-        let (inputs, options) = (call.inputs, call.options);
-        Problem::new("w", T::FACTORS, inputs, options)
+        Problem::new(T::FACTORS, call.inputs, call.options)
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {

@@ -29,14 +29,12 @@ mod matmul;
 mod problem;
 mod quantize;
 mod reference;
-mod whole;
 
 pub use cpu::{Instructions, multiply_by};
 pub use format::Format;
 pub use matmul::{MatmulF32Q4, MatmulF32Q8, MatmulQ8Q4, MatmulQ8Q8};
 pub use problem::{Factors, Options, Problem};
 pub use quantize::{Dequantize, DequantizeOptions, Quantize, QuantizeOptions};
-pub use whole::{BlockDequantize, BlockMatmul, BlockQuantize, F16Convert};
 
 use crate::tensor::DType;
 

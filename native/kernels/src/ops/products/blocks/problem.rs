@@ -54,14 +54,14 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Checks the product of x and the weights called `name`.
-    pub fn new(name: &str, factors: Factors, inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
-        let (&x, w) = (inputs.get("x")?, inputs.get(name)?);
-        factors.weights.quantized("x", &x)?;
+    /// Checks the product of x and the weights.
+    pub fn new(factors: Factors, inputs: &Named<Spec>, options: &Options) -> Result<Problem> {
+        let (&x, w) = (inputs.get("x")?, inputs.get("w")?);
+        factors.weights.quantized(&x)?;
         let (&columns, rows) = x.shape.split_last().expect("rows of blocks");
         let outputs = match w.shape[..] {
             [outputs, bytes] if bytes == factors.weights.row_bytes(columns) => outputs,
-            _ => return Err(wrong_weights(name, factors.weights, columns, w)),
+            _ => return Err(wrong_weights(factors.weights, columns, w)),
         };
         op::same_shape(inputs, "b", &[outputs])?;
         let (rows, activation) = (rows.iter().product(), options.activation);
@@ -74,9 +74,9 @@ impl Problem {
     }
 }
 
-fn wrong_weights(name: &str, format: Format, columns: usize, got: &Spec) -> crate::error::Error {
+fn wrong_weights(format: Format, columns: usize, got: &Spec) -> crate::error::Error {
     let bytes = format.row_bytes(columns);
-    op::wrong_shape(name, &format!("(O, {bytes})"), got).hint(format_args!(
+    op::wrong_shape("w", &format!("(O, {bytes})"), got).hint(format_args!(
         "{columns} values of {} take {bytes} bytes; weights are stored (out, in), in blocks along `in`",
         format.name()
     ))

@@ -4,7 +4,7 @@ use super::format::Format;
 use super::problem::Conversion;
 use super::{cpu, cuda, reference};
 use crate::error::Result;
-use crate::op::{self, Bound, Named, Op, Slot, named};
+use crate::op::{Bound, Named, Op, Slot, named};
 use crate::options;
 use crate::tensor::{DType, Spec};
 
@@ -31,14 +31,6 @@ options! {
 /// Quantizes rows of floats to blocks.
 pub struct Quantize;
 
-impl Quantize {
-    /// The checked call for rows of this spec.
-    pub fn problem(x: &Spec, format: Format) -> Result<Conversion> {
-        let options = QuantizeOptions { format, unchecked: false };
-        Ok(op::part::<Quantize>(&[("x", *x)].into_iter().collect(), &options)?.0)
-    }
-}
-
 impl Op for Quantize {
     const NAME: &'static str = "quantize";
     const ABOUT: &'static str = "Rows of floats to blocks of 8 or 4 bits a value, ggml's Q8_0 or Q4_0";
@@ -52,7 +44,7 @@ impl Op for Quantize {
     fn check(call: &Bound<Self>) -> Result<Conversion> {
         let (inputs, options) = (call.inputs, call.options);
         let (&x, QuantizeOptions { format, unchecked }) = (inputs.get("x")?, *options);
-        Ok(Conversion { x, q: Spec { dtype: DType::U8, shape: format.quantized("x", &x)? }, format, unchecked })
+        Ok(Conversion { x, q: Spec { dtype: DType::U8, shape: format.quantized(&x)? }, format, unchecked })
     }
 
     fn outputs(problem: &Conversion, _: &Bound<Self>) -> Result<Named<Spec>> {
@@ -71,14 +63,6 @@ impl Op for Quantize {
 /// Converts blocks to rows of floats.
 pub struct Dequantize;
 
-impl Dequantize {
-    /// The checked call for bytes of this spec.
-    pub fn problem(name: &str, q: &Spec, format: Format) -> Result<Conversion> {
-        let x = Spec { dtype: DType::F32, shape: format.values(name, q)? };
-        Ok(Conversion { x, q: *q, format, unchecked: true })
-    }
-}
-
 impl Op for Dequantize {
     const NAME: &'static str = "dequantize";
     const ABOUT: &'static str = "Blocks of Q8_0 or Q4_0 to rows of f32";
@@ -89,8 +73,9 @@ impl Op for Dequantize {
     type Problem = Conversion;
 
     fn check(call: &Bound<Self>) -> Result<Conversion> {
-        let (inputs, options) = (call.inputs, call.options);
-        Dequantize::problem("q", inputs.get("q")?, options.format)
+        let (&q, format) = (call.inputs.get("q")?, call.options.format);
+        let x = Spec { dtype: DType::F32, shape: format.values("q", &q)? };
+        Ok(Conversion { x, q, format, unchecked: true })
     }
 
     fn outputs(problem: &Conversion, _: &Bound<Self>) -> Result<Named<Spec>> {

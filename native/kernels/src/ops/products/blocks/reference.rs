@@ -82,12 +82,6 @@ pub fn dequantize(problem: &Conversion, q: &ArrayD<f64>) -> ArrayD<f64> {
     ArrayD::from_shape_vec(&problem.x.shape[..], values).expect("as many values as the shape says")
 }
 
-/// The bits of f16.
-pub fn to_f16(x: &ArrayD<f64>) -> [ArrayD<f64>; 2] {
-    let f16 = x.mapv(|v| f16::from_f32(v as f32));
-    [f16.mapv(|v| f64::from(v.to_bits() as i16)), f16.mapv(f16::to_f64)]
-}
-
 /// The product.
 pub fn multiply(problem: &Problem, [x, w]: [&ArrayD<f64>; 2], b: Option<&ArrayD<f64>>) -> Result<ArrayD<f64>> {
     let Problem { rows, inputs, outputs, factors, activation, .. } = *problem;

@@ -13,7 +13,6 @@
 mod cpu;
 mod cuda;
 pub mod dequantize;
-pub mod encode;
 mod grid;
 pub mod layouts;
 pub mod linear;

@@ -14,15 +14,11 @@
 //! a = max(max |x|, amax_floor)        q = round(x 127 / a), halves to even        x ~ q a / 127
 //! ```
 
-use super::encode::decode;
 use super::problem::{ActivationOptions, Activations, Quantization};
 use super::{cpu, cuda, reference};
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Bound, Named, Op, Output, Slot};
-use crate::place::Place;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 pub use super::problem::{Rule, RuleOptions as Options};
 
@@ -78,74 +74,4 @@ impl Op for ActivationI8 {
     }
 
     crate::forward_by_kernels!(cpu::quantize::activations, reference::activations, cuda::activations);
-}
-
-/// The outputs of [`TernaryQuantize`]: names of the values and of the scale, if any, and the rule.
-const ALL_RULES: [(&str, Option<&str>, Options); 5] = [
-    ("q_t0", None, Options { rule: Rule::Threshold, threshold: Some(0.0), per_row: false }),
-    ("q_t03", None, Options { rule: Rule::Threshold, threshold: Some(0.3), per_row: false }),
-    (
-        "q_absmean_tensor",
-        Some("scale_absmean_tensor"),
-        Options { rule: Rule::Absmean, threshold: None, per_row: false },
-    ),
-    ("q_absmean_row", Some("scale_absmean_row"), Options { rule: Rule::Absmean, threshold: None, per_row: true }),
-    ("q_twn", Some("scale_twn"), Options { rule: Rule::Twn, threshold: None, per_row: false }),
-];
-
-/// Quantizes a tensor by every rule, for comparison.
-pub struct TernaryQuantize;
-
-impl Op for TernaryQuantize {
-    const NAME: &'static str = "ternary_quantize";
-    const ABOUT: &'static str = "Floats to ternary numbers by every rule: thresholds 0 and 0.3, absmean, twn";
-    const INPUTS: &'static [Slot] = &[Slot::new("w", "(..., N)")];
-    const HINT: &'static str = super::problem::HINT;
-    const STORAGE: &'static [DType] = super::STORAGE;
-    const COTANGENTS: &'static [&'static str] = &[];
-
-    type Options = op::NoOptions;
-    type Problem = Quantization;
-
-    fn check(call: &Bound<Self>) -> Result<Quantization> {
-        Quantization::new(call.sizes.rows(), call.sizes.of('N'), &Options::default(), call.storage)
-    }
-
-    fn outputs(problem: &Quantization, _: &Bound<Self>) -> Result<Named<Spec>> {
-        let q = Spec::new(DType::I8, &[&problem.leading[..], &[problem.n]].concat())?;
-        let mut outputs = Named::default();
-        for (name, scale, options) in ALL_RULES {
-            outputs.push(name, q);
-            let problem = Quantization { options, ..problem.clone() };
-            if let Some(scale) = scale {
-                outputs.push(scale, Spec::new(DType::F32, &[problem.scales()])?);
-            }
-        }
-        Ok(outputs)
-    }
-
-    super::by_steps!();
-}
-
-fn steps<'a, P: Place>(
-    place: &P,
-    problem: &Quantization,
-    inputs: &Named<P::View<'a>>,
-    mut outputs: Named<P::ViewMut<'a>>,
-) -> Result<()> {
-    let w = inputs.get("w")?;
-    for (name, scale, options) in ALL_RULES {
-        let problem = Quantization { options, ..problem.clone() };
-        let mut planes = [place.empty(problem.plane()?)?, place.empty(problem.plane()?)?];
-        let mut alone = place.empty(Spec::new(DType::F32, &[problem.scales()])?)?;
-        let [plane0, plane1] = planes.each_mut().map(P::view_mut);
-        let to = match scale {
-            Some(scale) => P::briefly_mut(outputs.expect(scale)?),
-            None => P::view_mut(&mut alone),
-        };
-        let made = [("plane0", plane0), ("plane1", plane1), ("scale", to)].into_iter().collect();
-        place.call::<QuantizeTernary>(&options, [("w", P::briefly(w))].into_iter().collect(), made)?;
-        decode(place, &planes, problem.n, outputs.expect(name)?)?;
-    }
-    Ok(())
 }

@@ -20,7 +20,6 @@ use crate::cpu::{Epilogue, Exec, Level, Real, Storage, Vector, Work};
 use crate::error::Result;
 use crate::ops::products::{outputs_per_task, with_type_in_f32};
 use crate::tensor::{View, ViewMut};
-use half::f16;
 use lanes::Lanes;
 use product::{Prepared, Quantized, Sums};
 use std::borrow::Cow;
@@ -211,39 +210,6 @@ impl Work<f32> for FromBlocks<'_> {
 fn from_blocks(format: Format, q: &[u8], x: &mut [f32]) {
     for (q, x) in q.chunks_exact(format.bytes()).zip(x.chunks_exact_mut(BLOCK)) {
         x.copy_from_slice(&format::read(format, q));
-    }
-}
-
-/// Writes the bits of half-precision numbers, and their values read back.
-pub fn to_f16(x: &View, bits: ViewMut, back: ViewMut, exec: &Exec) -> Result<()> {
-    let x = x.slice::<f32>()?;
-    let (bits, back) = (Shared::new(bits.slice::<i16>()?), Shared::new(back.slice::<f32>()?));
-    let threads = pool::worth(exec.threads, x.len(), WORTH_SHARING);
-    pool::for_each(threads, x.len().div_ceil(PIECE), |piece| {
-        let start = piece * PIECE;
-        let x = &x[start..x.len().min(start + PIECE)];
-        // SAFETY: pieces share no element.
-        let (bits, back) = unsafe { (bits.part(start, x.len()), back.part(start, x.len())) };
-        f32::dispatch(exec.level, ToF16 { x, bits: bytemuck::cast_slice_mut(bits), back });
-    })
-}
-
-struct ToF16<'a> {
-    x: &'a [f32],
-    bits: &'a mut [f16],
-    back: &'a mut [f32],
-}
-
-impl Work<f32> for ToF16<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: Vector<Element = f32>>(self) {
-        let chunks = self.x.chunks(V::LANES).zip(self.bits.chunks_mut(V::LANES)).zip(self.back.chunks_mut(V::LANES));
-        for ((x, bits), back) in chunks {
-            f16::store(V::load_partial(x), bits);
-            f16::load::<V>(bits).store_partial(back);
-        }
     }
 }
 

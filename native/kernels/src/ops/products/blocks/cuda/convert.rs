@@ -1,7 +1,7 @@
 //! Quantizers and conversions back.
 
 use super::{even, types_and_format};
-use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
+use crate::cuda::{Buffer, Lane, Source, launch_each, params};
 use crate::error::Result;
 use crate::ops::products::blocks::format::{BLOCK, Format};
 use crate::ops::products::blocks::problem::Conversion;
@@ -10,7 +10,6 @@ use crate::tensor::{DType, Described, Spec};
 
 const QUANTIZE: Source<Convert> = Source::new("blocks_quantize", text!([], "blocks/convert"));
 const DEQUANTIZE: Source<Convert> = Source::new("blocks_dequantize", text!([], "blocks/convert"));
-const F16: Source<Halves> = Source::new("f16_convert", text!([], "blocks/f16"));
 
 params! {
     /// The parameters of `convert.cu`.
@@ -21,16 +20,6 @@ params! {
         back: u64 as "float*",
         first: u64 as "unsigned long long*", // the first value without a finite scale, or null
         blocks: i64,
-    }
-}
-
-params! {
-    /// The parameters of `f16.cu`.
-    struct Halves {
-        x: u64 as "const float*",
-        bits: u64 as "unsigned short*",
-        back: u64 as "float*",
-        count: i64,
     }
 }
 
@@ -68,14 +57,4 @@ pub fn dequantize(format: Format, q: &Buffer, x: &Buffer, lane: &Lane) -> Result
     let blocks = (x.spec().shape.elements() / BLOCK) as i64;
     let params = Convert { q: even("q", q, lane)?, back: lane.address(x)?, blocks, ..Convert::default() };
     convert(lane, &DEQUANTIZE, DType::F32, format, &params)
-}
-
-/// Queues the conversion to bits of half-precision numbers, and their values read back.
-pub fn to_f16(x: &Buffer, [bits, back]: [&Buffer; 2], lane: &Lane) -> Result<()> {
-    let count = x.spec().shape.elements();
-    let kernel = lane.device().kernel(&F16, &types(DType::F32))?;
-    let params =
-        Halves { x: lane.address(x)?, bits: lane.address(bits)?, back: lane.address(back)?, count: count as i64 };
-    // SAFETY: the op's checks prove that the buffers have these sizes.
-    unsafe { launch_each(lane, &kernel, count, &params) }
 }
