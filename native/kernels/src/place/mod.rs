@@ -243,24 +243,30 @@ impl Place for Cuda<'_> {
     }
 }
 
-/// Runs steps in f64 through the references of their ops, from inputs for these slots, of which some are
-/// changed in place.
+/// Tensors for these slots, in the precision `storage` where a slot leaves it open.
+pub fn typed(slots: &[Slot], storage: DType, inputs: &Named<ArrayD<f64>>) -> Result<Named<Owned>> {
+    let typed = |(name, array): (&Name, &ArrayD<f64>)| {
+        let mut values = array.iter().copied();
+        let slot = slots.iter().find(|slot| slot.name == *name);
+        let spec = Spec::new(slot.map_or(storage, |slot| slot.precision.dtype(storage)), array.shape())?;
+        Ok((name.clone(), Owned::from_fn(spec, |_| values.next().unwrap_or(f64::NAN))))
+    };
+    inputs.iter().map(typed).collect()
+}
+
+/// Runs steps in the precision `storage` through the references of their ops, from inputs for these slots, of which
+/// some are changed in place.
 pub fn through_references(
     slots: &[Slot],
+    storage: DType,
     in_place: &[&str],
     inputs: &Named<ArrayD<f64>>,
     outputs: &Named<Spec>,
     run: impl FnOnce(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
 ) -> Result<Named<ArrayD<f64>>> {
-    let filled = |(name, array): (&Name, &ArrayD<f64>)| {
-        let mut values = array.iter().copied();
-        let slot = slots.iter().find(|slot| slot.name == *name);
-        let dtype = slot.map_or(DType::F64, |slot| slot.precision.dtype(DType::F64));
-        let spec = Spec::new(dtype, array.shape())?;
-        Ok((name.clone(), Owned::from_fn(spec, |_| values.next().unwrap_or(f64::NAN))))
-    };
-    let inputs: Named<Owned> = inputs.iter().map(filled).collect::<Result<_>>()?;
-    let mut results = outputs.map(|spec| Owned::poisoned(Spec { dtype: DType::F64, ..*spec }));
+    let inputs = typed(slots, storage, inputs)?;
+    let precise = |spec: &Spec| Spec { dtype: if spec.dtype.is_float() { storage } else { spec.dtype }, ..*spec };
+    let mut results = outputs.map(|spec| Owned::poisoned(precise(spec)));
     for &name in in_place {
         if let (Some(from), Ok(to)) = (inputs.find(name), results.get_mut(name)) {
             to.clone_from(from);
@@ -271,17 +277,18 @@ pub fn through_references(
     Ok(results.map(|result| result.view().to_f64()))
 }
 
-/// The runs of an op, or of its gradient, whose steps are a function `$run` of its module `steps`; its `Problem` has a
-/// method `in_f64`.
+/// The runs of an op, or of its gradient, whose steps are a function `$run` of its module `steps`. The reference runs the
+/// steps with tensors of type `$storage`, for which the method `$in_storage` makes the problem.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! by_steps {
-    ($run:ident, $slots:expr, $in_place:expr => $cpu:ident $reference:ident $cuda:ident) => {
+    ($run:ident, $storage:ident, $in_storage:ident, $slots:expr, $in_place:expr
+     => $cpu:ident $reference:ident $cuda:ident) => {
         $crate::runs! {
             $cpu(problem, inputs, outputs, exec) { steps::$run(&$crate::place::Cpu(exec), problem, inputs, outputs) }
             $reference(problem, inputs, outputs) {
-                let problem = problem.in_f64();
-                $crate::place::through_references($slots, $in_place, inputs, outputs, |place, inputs, outputs| {
+                let (problem, storage) = (problem.$in_storage(), $crate::tensor::DType::$storage);
+                $crate::place::through_references($slots, storage, $in_place, inputs, outputs, |place, inputs, outputs| {
                     steps::$run(place, &problem, inputs, outputs)
                 })
             }
@@ -293,18 +300,25 @@ macro_rules! by_steps {
     };
 }
 
-/// How an [`Op`] runs that has the same steps wherever it runs: a function `forward` of its module `steps`.
+/// How an [`Op`] runs that has the same steps wherever it runs: a function `forward` of its module `steps`. Its `Problem`
+/// has a method `in_f64`. Where results are defined by their roundings, the reference is in another type than f64, for
+/// which another method makes the problem.
 #[macro_export]
 macro_rules! forward_by_steps {
     () => {
-        $crate::by_steps!(forward, Self::INPUTS, Self::IN_PLACE => cpu reference cuda);
+        $crate::forward_by_steps!(F64, in_f64);
+    };
+    ($storage:ident, $in_storage:ident) => {
+        $crate::by_steps!(forward, $storage, $in_storage, Self::INPUTS, Self::IN_PLACE => cpu reference cuda);
     };
 }
 
-/// Like `forward_by_steps`, for the gradient of an op: a function `backward`.
+/// Like `forward_by_steps`, for the gradient of an op.
 #[macro_export]
 macro_rules! backward_by_steps {
     () => {
-        $crate::by_steps!(backward, Self::GIVEN, &[] => cpu_backward reference_backward cuda_backward);
+        $crate::by_steps!(
+            backward, F64, in_f64, Self::GIVEN, &[] => cpu_backward reference_backward cuda_backward
+        );
     };
 }

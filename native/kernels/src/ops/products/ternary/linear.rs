@@ -1,16 +1,13 @@
 //! The dense layer whose weights are quantized by a rule in each call, `y = x (s q)^T + bias`.
 
-use super::by_steps;
 use super::problem::{Form, Options as Ends, Quantization, RuleOptions};
 use super::products::{F32, I8, Matmul, Ternary};
 use super::rules::QuantizeTernary;
-use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Bound, Named, Op, Output, Slot};
 use crate::options;
 use crate::place::Place;
-use crate::tensor::{DType, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::{DType, Spec};
 
 options! {
     /// The options.
@@ -66,40 +63,46 @@ impl Op for TernaryLinear {
         op::product(&[problem.leading.iter().product(), op::elements(inputs, &["w"])])
     }
 
-    by_steps!(problem => problem.clone());
+    crate::forward_by_steps!(F32, clone);
 }
 
-fn steps<'a, P: Place>(
-    place: &P,
-    problem: &Problem,
-    inputs: &Named<P::View<'a>>,
-    mut outputs: Named<P::ViewMut<'a>>,
-) -> Result<()> {
-    let Problem { weights, options, .. } = problem;
-    let mut sums;
-    let mut planes = [place.empty(weights.plane()?)?, place.empty(weights.plane()?)?];
-    let mut scale = place.empty(Spec::new(DType::F32, &[weights.scales()])?)?;
-    let [plane0, plane1] = planes.each_mut().map(P::view_mut);
-    let made = [("plane0", plane0), ("plane1", plane1), ("scale", P::view_mut(&mut scale))].into_iter().collect();
-    place.call::<QuantizeTernary>(&options.rules(), op::named([("w", inputs.find("w").map(P::briefly))]), made)?;
-    let [plane0, plane1] = planes.each_ref().map(P::view);
-    let given = op::named([
-        ("x", inputs.find("x").map(P::briefly)),
-        ("plane0", Some(plane0)),
-        ("plane1", Some(plane1)),
-        ("w_scale", Some(P::view(&scale))),
-        ("bias", inputs.find("bias").map(P::briefly)),
-    ]);
-    let mut to: Named<_> = [("y", P::briefly_mut(outputs.expect("y")?))].into_iter().collect();
-    let ends = Ends { activation: options.activation, return_sums: false };
-    match options.activations {
-        Form::I8 => place.call::<Matmul<I8>>(&ends, given, to),
-        Form::F32 => place.call::<Matmul<F32>>(&ends, given, to),
-        Form::Ternary => {
-            let dims = [&problem.leading[..], &weights.leading[..]].concat();
-            sums = place.empty(Spec::new(DType::I32, &dims)?)?;
-            to.push("acc", P::view_mut(&mut sums));
-            place.call::<Matmul<Ternary>>(&ends, given, to)
+/// The layer as a sequence of ops.
+mod steps {
+    use super::*;
+
+    /// The layer on any [`Place`].
+    pub fn forward<'a, P: Place>(
+        place: &P,
+        problem: &Problem,
+        inputs: &Named<P::View<'a>>,
+        mut outputs: Named<P::ViewMut<'a>>,
+    ) -> Result<()> {
+        let Problem { weights, options, .. } = problem;
+        let mut sums;
+        let mut planes = [place.empty(weights.plane()?)?, place.empty(weights.plane()?)?];
+        let mut scale = place.empty(Spec::new(DType::F32, &[weights.scales()])?)?;
+        let [plane0, plane1] = planes.each_mut().map(P::view_mut);
+        let made = [("plane0", plane0), ("plane1", plane1), ("scale", P::view_mut(&mut scale))].into_iter().collect();
+        place.call::<QuantizeTernary>(&options.rules(), op::named([("w", inputs.find("w").map(P::briefly))]), made)?;
+        let [plane0, plane1] = planes.each_ref().map(P::view);
+        let given = op::named([
+            ("x", inputs.find("x").map(P::briefly)),
+            ("plane0", Some(plane0)),
+            ("plane1", Some(plane1)),
+            ("w_scale", Some(P::view(&scale))),
+            ("bias", inputs.find("bias").map(P::briefly)),
+        ]);
+        let mut to: Named<_> = [("y", P::briefly_mut(outputs.expect("y")?))].into_iter().collect();
+        let ends = Ends { activation: options.activation, return_sums: false };
+        match options.activations {
+            Form::I8 => place.call::<Matmul<I8>>(&ends, given, to),
+            Form::F32 => place.call::<Matmul<F32>>(&ends, given, to),
+            Form::Ternary => {
+                let dims = [&problem.leading[..], &weights.leading[..]].concat();
+                sums = place.empty(Spec::new(DType::I32, &dims)?)?;
+                to.push("acc", P::view_mut(&mut sums));
+                place.call::<Matmul<Ternary>>(&ends, given, to)
+            }
         }
     }
 }

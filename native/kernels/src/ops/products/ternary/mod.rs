@@ -26,67 +26,7 @@ pub mod sums;
 
 pub use cpu::wide::{Extensions, allow};
 
-use crate::cpu::{Exec, Level};
-use crate::error::Result;
-use crate::op::{Named, Slot};
-use crate::place::Cpu;
-use crate::tensor::{DType, Owned, Spec, View, ViewMut};
-use ndarray::ArrayD;
+use crate::tensor::DType;
 
 /// The storage types of floats that meet ternary numbers. All arithmetic is in f32.
 pub const STORAGE: &[DType] = &[DType::F32, DType::Bf16, DType::F16];
-
-/// Runs a composed op through the references of its parts. Unlike those of `place`, which are in f64, they are in f32:
-/// quantized results are defined by their roundings.
-fn through_references(
-    slots: &[Slot],
-    inputs: &Named<ArrayD<f64>>,
-    outputs: &Named<Spec>,
-    run: impl FnOnce(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
-) -> Result<Named<ArrayD<f64>>> {
-    let inputs = reference::typed(slots, inputs)?;
-    let in_f32 = |spec: &Spec| Spec { dtype: if spec.dtype.is_float() { DType::F32 } else { spec.dtype }, ..*spec };
-    let mut results = outputs.map(|spec| Owned::poisoned(in_f32(spec)));
-    let views = results.iter_mut().map(|(name, result)| (name.clone(), result.view_mut())).collect();
-    run(&Cpu(&Exec { level: Level::Reference, threads: 1 }), &inputs.map(Owned::view), views)?;
-    Ok(results.map(|result| result.view().to_f64()))
-}
-
-/// Implements the runs of a composed op by a function `steps(place, problem, inputs, outputs)`. Its `Problem` has a
-/// field `dtype`, the storage type, unless no step reads one.
-macro_rules! by_steps {
-    () => {
-        $crate::ops::products::ternary::by_steps!(problem => {
-            let mut in_f32 = problem.clone();
-            in_f32.dtype = DType::F32;
-            in_f32
-        });
-    };
-    ($problem:ident => $in_f32:expr) => {
-        fn cpu(
-            problem: &Self::Problem,
-            inputs: &Named<View>,
-            outputs: Named<ViewMut>,
-            exec: &$crate::cpu::Exec,
-        ) -> Result<()> {
-            steps(&$crate::place::Cpu(exec), problem, inputs, outputs)
-        }
-
-        fn reference(
-            $problem: &Self::Problem,
-            inputs: &Named<ArrayD<f64>>,
-            outputs: &Named<Spec>,
-        ) -> Result<Named<ArrayD<f64>>> {
-            let problem = $in_f32;
-            $crate::ops::products::ternary::through_references(Self::INPUTS, inputs, outputs, |place, inputs, outputs| {
-                steps(place, &problem, inputs, outputs)
-            })
-        }
-
-        fn cuda(problem: &Self::Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-            let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
-            steps(&$crate::place::Cuda(lane), problem, &inputs, outputs)
-        }
-    };
-}
-use by_steps;

@@ -7,16 +7,16 @@
 //! Scales of the weights exist only with the option `scales`. All sums are sums of integers, and each is rounded once,
 //! with its bias. So the logits are equal on every device.
 
+use super::cuda;
 use super::problem::{HINT, Rows, agree, one_or, plane, plane_bytes, wrong};
 use super::products::{Matmul, Options as Ends, Ternary};
-use super::{by_steps, cuda};
 use crate::base::activation::Activation;
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Output, Slot};
 use crate::options;
 use crate::place::Place;
-use crate::tensor::{DType, Element, Spec, View, ViewMut};
+use crate::tensor::{DType, Described, Element, Spec, View, ViewMut};
 use crate::with_type;
 use ndarray::{ArrayD, Axis};
 
@@ -94,7 +94,6 @@ pub struct Problem {
     leading: Vec<usize>,
     hidden: usize,
     out: usize,
-    dtype: DType,
 }
 
 /// The network.
@@ -153,49 +152,55 @@ impl Op for SimpleRotorNet {
         if out == 0 {
             return Err(op::wrong_shape("b2", "(O) with at least one logit", inputs.get("b2")?));
         }
-        Ok(Problem { leading: call.sizes.rows().to_vec(), hidden, out, dtype: call.storage })
+        Ok(Problem { leading: call.sizes.rows().to_vec(), hidden, out })
     }
 
     fn work(problem: &Problem, inputs: &Named<Spec>) -> u64 {
         op::product(&[problem.leading.iter().product(), op::elements(inputs, &["w1_plane0", "w2_plane0"])])
     }
 
-    fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
-        let logits = Spec::new(problem.dtype, &[&problem.leading[..], &[problem.out]].concat())?;
+    fn outputs(problem: &Problem, call: &Bound<Self>) -> Result<Named<Spec>> {
+        let logits = Spec::new(call.storage, &[&problem.leading[..], &[problem.out]].concat())?;
         Ok([("logits", logits), ("class", Spec::new(DType::I32, &problem.leading)?)].into_iter().collect())
     }
 
-    by_steps!();
+    crate::forward_by_steps!(F32, clone);
 }
 
-fn steps<'a, P: Place>(
-    place: &P,
-    problem: &Problem,
-    inputs: &Named<P::View<'a>>,
-    mut outputs: Named<P::ViewMut<'a>>,
-) -> Result<()> {
-    let spec = |dtype, last: usize| Spec::new(dtype, &[&problem.leading[..], &[last]].concat());
-    let mut h = place.empty(spec(problem.dtype, problem.hidden)?)?;
-    let mut logits = outputs.expect("logits")?;
-    {
-        let mut sums = place.empty(spec(DType::I32, problem.hidden)?)?;
-        let to = [("y", P::view_mut(&mut h)), ("acc", P::view_mut(&mut sums))].into_iter().collect();
-        let ends = Ends { activation: Some(Activation::Relu), return_sums: false };
-        place.call::<Matmul<Ternary>>(&ends, layer::<P>(inputs, P::briefly(inputs.get("x")?), 0), to)?;
-    }
-    {
-        let mut sums = place.empty(spec(DType::I32, problem.out)?)?;
-        let to = [("y", P::reborrow(&mut logits)), ("acc", P::view_mut(&mut sums))].into_iter().collect();
-        place.call::<Matmul<Ternary>>(&Ends::default(), layer::<P>(inputs, P::view(&h), 1), to)?;
-    }
-    let x = [("x", P::read(&logits))].into_iter().collect();
-    let class = [("class", P::briefly_mut(outputs.expect("class")?))].into_iter().collect();
-    place.call::<Argmax>(&Default::default(), x, class)
-}
+/// The network as a sequence of ops.
+mod steps {
+    use super::*;
 
-/// The inputs of a layer.
-fn layer<'s, 'a: 's, P: Place>(inputs: &Named<P::View<'a>>, x: P::View<'s>, which: usize) -> Named<P::View<'s>> {
-    let names = ["plane0", "plane1", "bias", "w_scale"].into_iter().zip(LAYERS[which]);
-    let weights = names.filter_map(|(of, name)| Some((of, P::briefly(inputs.find(name)?))));
-    std::iter::once(("x", x)).chain(weights).collect()
+    /// The network on any [`Place`].
+    pub fn forward<'a, P: Place>(
+        place: &P,
+        problem: &Problem,
+        inputs: &Named<P::View<'a>>,
+        mut outputs: Named<P::ViewMut<'a>>,
+    ) -> Result<()> {
+        let spec = |dtype, last: usize| Spec::new(dtype, &[&problem.leading[..], &[last]].concat());
+        let mut logits = outputs.expect("logits")?;
+        let mut h = place.empty(spec(logits.spec().dtype, problem.hidden)?)?;
+        {
+            let mut sums = place.empty(spec(DType::I32, problem.hidden)?)?;
+            let to = [("y", P::view_mut(&mut h)), ("acc", P::view_mut(&mut sums))].into_iter().collect();
+            let ends = Ends { activation: Some(Activation::Relu), return_sums: false };
+            place.call::<Matmul<Ternary>>(&ends, layer::<P>(inputs, P::briefly(inputs.get("x")?), 0), to)?;
+        }
+        {
+            let mut sums = place.empty(spec(DType::I32, problem.out)?)?;
+            let to = [("y", P::reborrow(&mut logits)), ("acc", P::view_mut(&mut sums))].into_iter().collect();
+            place.call::<Matmul<Ternary>>(&Ends::default(), layer::<P>(inputs, P::view(&h), 1), to)?;
+        }
+        let x = [("x", P::read(&logits))].into_iter().collect();
+        let class = [("class", P::briefly_mut(outputs.expect("class")?))].into_iter().collect();
+        place.call::<Argmax>(&Default::default(), x, class)
+    }
+
+    /// The inputs of a layer.
+    fn layer<'s, 'a: 's, P: Place>(inputs: &Named<P::View<'a>>, x: P::View<'s>, which: usize) -> Named<P::View<'s>> {
+        let names = ["plane0", "plane1", "bias", "w_scale"].into_iter().zip(LAYERS[which]);
+        let weights = names.filter_map(|(of, name)| Some((of, P::briefly(inputs.find(name)?))));
+        std::iter::once(("x", x)).chain(weights).collect()
+    }
 }

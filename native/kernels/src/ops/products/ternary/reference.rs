@@ -7,20 +7,9 @@ use super::problem::{
 use crate::error::Result;
 use crate::op::{Named, Slot};
 use crate::ops::activations;
-use crate::tensor::{DType, Owned, Spec, View};
+use crate::place;
+use crate::tensor::{DType, Owned, View};
 use ndarray::ArrayD;
-
-/// Converts f64 arrays to the types of an op's inputs, with f32 where the slot leaves a choice.
-pub fn typed(slots: &[Slot], inputs: &Named<ArrayD<f64>>) -> Result<Named<Owned>> {
-    let typed = inputs.iter().map(|(name, array)| {
-        let slot = slots.iter().find(|slot| slot.name == *name);
-        let dtype = slot.map_or(DType::F32, |slot| slot.precision.dtype(DType::F32));
-        let mut values = array.iter().copied();
-        let spec = Spec::new(dtype, array.shape())?;
-        Ok((name.clone(), Owned::from_fn(spec, |_| values.next().unwrap_or(f64::NAN))))
-    });
-    typed.collect()
-}
 
 /// The results as named arrays.
 fn results<const N: usize>(of: [(&'static str, &[usize], Vec<f64>); N]) -> Named<ArrayD<f64>> {
@@ -79,7 +68,7 @@ fn cells(grid: &Grid) -> impl Iterator<Item = (usize, usize)> {
 
 pub fn convert(problem: &Conversion, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let (from, to) = (&problem.from, &problem.to);
-    let inputs = typed(SLOTS, inputs)?;
+    let inputs = place::typed(SLOTS, DType::F32, inputs)?;
     let bytes = from.bytes(&inputs.map(Owned::view))?;
     let specs = to.specs()?;
     let mut written = [Vec::new(), Vec::new()];
@@ -110,7 +99,7 @@ pub fn convert(problem: &Conversion, inputs: &Named<ArrayD<f64>>) -> Result<Name
 }
 
 pub fn stats(grid: &Grid, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-    let inputs = typed(SLOTS, inputs)?;
+    let inputs = place::typed(SLOTS, DType::F32, inputs)?;
     let bytes = grid.bytes(&inputs.map(Owned::view))?;
     let (mut counts, mut first) = (vec![0.0; 4], -1.0);
     for (row, i) in cells(grid) {
@@ -223,7 +212,7 @@ pub fn dot(problem: &Pairs, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<
 
 pub fn matmul(problem: &Product, slots: &[Slot], inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let Product { rows, n, outs, form, .. } = *problem;
-    let typed = typed(slots, inputs)?;
+    let typed = place::typed(slots, DType::F32, inputs)?;
     let bytes = |name: &str| typed.get(name).map(|tensor| tensor.view()).map(|view: View| view.bytes().to_vec());
     let w = values([&bytes("plane0")?, &bytes("plane1")?], outs, n);
     let x: Vec<f64> = match form {
