@@ -6,13 +6,15 @@
 
 use super::grid::{Grid, Layout, Options as Sizes};
 use super::problem::{one_or, plane, plane_bytes};
+use super::reference;
 use crate::cpu::pool::{self, Shared};
 use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::Result;
 use crate::op::{Bound, Named, Op, Slot};
-use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
+
+pub use super::problem::CellOptions as Options;
 
 /// From this number of elements on, waking another thread pays off.
 const WORTH_SHARING: usize = 1 << 17;
@@ -21,13 +23,6 @@ const SOURCE: Source<Params> = Source::new("dequantize_ternary", include_str!("d
 
 /// Converts planes and their scale to floats.
 pub struct DequantizeTernary;
-
-options! {
-    /// The options.
-    pub struct Options {
-        ..super::grid::cells;
-    }
-}
 
 /// A checked call.
 #[derive(Clone, Debug)]
@@ -38,10 +33,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn spec(&self) -> Result<Spec> {
-        Spec::new(DType::F32, &[&self.grid.leading[..], &[self.grid.n]].concat())
-    }
-
     fn scale(&self, row: usize) -> usize {
         if self.scales == 1 { 0 } else { row }
     }
@@ -106,7 +97,8 @@ impl Op for DequantizeTernary {
     }
 
     fn outputs(problem: &Problem, _: &Bound<Self>) -> Result<Named<Spec>> {
-        Ok([("w", problem.spec()?)].into_iter().collect())
+        let w = Spec::new(DType::F32, &[&problem.grid.leading[..], &[problem.grid.n]].concat())?;
+        Ok([("w", w)].into_iter().collect())
     }
 
     fn cpu(
@@ -128,20 +120,7 @@ impl Op for DequantizeTernary {
     }
 
     fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
-        let bytes = |name: &str| -> Result<Vec<u8>> { Ok(inputs.get(name)?.iter().map(|&byte| byte as u8).collect()) };
-        let (plane0, plane1, scale) = (bytes("plane0")?, bytes("plane1")?, inputs.get("scale")?);
-        let n = problem.grid.n;
-        let cell = |at: usize| {
-            let (row, i) = (at / n, at % n);
-            let bit = |plane: &[u8]| f64::from(problem.row(plane, row)[i / 8] >> (i % 8) & 1);
-            match bit(&plane0) - bit(&plane1) {
-                0.0 => 0.0,
-                value => value * scale.as_slice().expect("in order")[problem.scale(row)],
-            }
-        };
-        let values = (0..problem.grid.rows * n).map(cell).collect();
-        let w = ArrayD::from_shape_vec(&problem.spec()?.shape[..], values).expect("as many values as the shape says");
-        Ok([("w", w)].into_iter().collect())
+        reference::dequantize(&problem.grid, inputs)
     }
 
     fn cuda(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {

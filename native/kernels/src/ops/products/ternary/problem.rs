@@ -11,6 +11,14 @@ pub fn plane_bytes(n: usize) -> usize {
     n.div_ceil(8)
 }
 
+options! {
+    /// The option of ops that read planes, whose bytes have room for more cells.
+    #[derive(Copy)]
+    pub struct CellOptions {
+        ..super::grid::cells;
+    }
+}
+
 /// What to say of a plane, or of rows that meet one, whose shape is wrong.
 pub const HINT: &str = "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`";
 

@@ -142,7 +142,7 @@ impl<A: Activated> Op for Matmul<A> {
 
     crate::runs! {
         cpu(problem, inputs, outputs, exec) { cpu::matmul::matmul(problem, inputs, outputs, exec) }
-        reference(problem, inputs, _) { reference::matmul(problem, A::INPUTS, inputs) }
+        reference(problem, inputs, _) { reference::matmul(problem, inputs) }
         cuda(problem, inputs, outputs, lane) { cuda::matmul(problem, inputs, outputs, lane) }
     }
 }

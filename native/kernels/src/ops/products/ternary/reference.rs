@@ -5,10 +5,10 @@ use super::problem::{
     Activations, Form, LEAST_SCALE, Pairs, Product, Proof, Quantization, Rule, TWN, Weights, plane_bytes,
 };
 use crate::error::Result;
-use crate::op::{Named, Slot};
+use crate::op::Named;
 use crate::ops::activations;
 use crate::place;
-use crate::tensor::{DType, Owned, View};
+use crate::tensor::{DType, Owned};
 use ndarray::ArrayD;
 
 /// The results as named arrays.
@@ -123,6 +123,23 @@ fn values(planes: [&[u8]; 2], rows: usize, n: usize) -> Vec<i32> {
     cells(&grid).map(value).collect()
 }
 
+/// The bytes of a plane.
+fn plane(inputs: &Named<ArrayD<f64>>, name: &str) -> Result<Vec<u8>> {
+    Ok(inputs.get(name)?.iter().map(|&byte| byte as u8).collect())
+}
+
+/// The values of planes times their scales. A zero stays 0 even where the scale is not finite.
+pub fn dequantize(grid: &Grid, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+    let w = values([&plane(inputs, "plane0")?, &plane(inputs, "plane1")?], grid.rows, grid.n);
+    let scale = inputs.get("scale")?;
+    let scaled = |(at, &value): (usize, &i32)| match value {
+        0 => 0.0,
+        value => f64::from(value) * scale[[if scale.len() == 1 { 0 } else { at / grid.n }]],
+    };
+    let dims = [&grid.leading[..], &[grid.n]].concat();
+    Ok(results([("w", &dims, w.iter().enumerate().map(scaled).collect())]))
+}
+
 fn mean(sizes: impl Iterator<Item = f32>) -> f64 {
     let (sum, count) = sizes.fold((0.0, 0), |(sum, count), size| (sum + f64::from(size), count + 1));
     if count == 0 { 0.0 } else { sum / f64::from(count) }
@@ -202,21 +219,20 @@ pub fn activations(problem: &Activations, inputs: &Named<ArrayD<f64>>) -> Result
 /// The dot product of each pair of rows.
 pub fn dot(problem: &Pairs, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let Pairs { rows, bytes, ref leading } = *problem;
-    let plane = |name: &str| Ok(inputs.get(name)?.iter().map(|&v| v as u8).collect::<Vec<_>>());
-    let [a0, a1, b0, b1] = [plane("a0")?, plane("a1")?, plane("b0")?, plane("b1")?];
-    let (a, b) = (values([&a0, &a1], rows, bytes * 8), values([&b0, &b1], rows, bytes * 8));
     let n = bytes * 8;
+    let factor = |plane0, plane1| Ok(values([&plane(inputs, plane0)?, &plane(inputs, plane1)?], rows, n));
+    let (a, b) = (factor("a0", "a1")?, factor("b0", "b1")?);
     let dots = (0..rows).map(|row| (row * n..(row + 1) * n).map(|i| a[i] * b[i]).sum::<i32>());
     Ok(results([("dot", leading, wide(dots))]))
 }
 
-pub fn matmul(problem: &Product, slots: &[Slot], inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
+pub fn matmul(problem: &Product, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let Product { rows, n, outs, form, .. } = *problem;
-    let typed = place::typed(slots, DType::F32, inputs)?;
-    let bytes = |name: &str| typed.get(name).map(|tensor| tensor.view()).map(|view: View| view.bytes().to_vec());
-    let w = values([&bytes("plane0")?, &bytes("plane1")?], outs, n);
+    let w = values([&plane(inputs, "plane0")?, &plane(inputs, "plane1")?], outs, n);
     let x: Vec<f64> = match form {
-        Form::Ternary if problem.planes => wide(values([&bytes("x_plane0")?, &bytes("x_plane1")?], rows, n)),
+        Form::Ternary if problem.planes => {
+            wide(values([&plane(inputs, "x_plane0")?, &plane(inputs, "x_plane1")?], rows, n))
+        }
         _ => inputs.get("x")?.iter().copied().collect(),
     };
     let activations = problem.activations();
@@ -257,8 +273,7 @@ pub fn matmul(problem: &Product, slots: &[Slot], inputs: &Named<ArrayD<f64>>) ->
 
 /// Sums of columns.
 pub fn column_sums(problem: &Weights, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
-    let plane = |name: &str| Ok(inputs.get(name)?.iter().map(|&v| v as u8).collect::<Vec<_>>());
-    let w = values([&plane("plane0")?, &plane("plane1")?], problem.rows, problem.n);
+    let w = values([&plane(inputs, "plane0")?, &plane(inputs, "plane1")?], problem.rows, problem.n);
     let n = problem.n;
     let sums = (0..n).map(|j| (0..problem.rows).map(|row| w[row * n + j]).sum::<i32>());
     Ok(results([("column_sums", &[n], wide(sums))]))

@@ -6,17 +6,10 @@ use super::{cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Bound, Named, Op, Output, Slot};
-use crate::options;
 use crate::tensor::{DType, Spec, View, ViewMut};
 use ndarray::ArrayD;
 
-options! {
-    /// The options.
-    #[derive(Copy)]
-    pub struct Options {
-        ..super::grid::cells;
-    }
-}
+pub use super::problem::CellOptions as Options;
 
 /// The column sums of weights in planes.
 pub struct ColumnSumsTernary;
