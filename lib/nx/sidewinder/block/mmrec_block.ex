@@ -8,26 +8,24 @@ defmodule Sidewinder.Block.MmrecBlock do
     reference: Sidewinder.Reference.MmrecBlock,
     gradient: Sidewinder.Block.MmrecBlockBackward
 
-  alias Sidewinder.Block.{BlockRecurrence, HdsConstruct}
-  alias Sidewinder.{Op, Reference}
-
-  # What the gradient takes if it was kept, and what is kept for the gradient alone.
-  @kept ~w(h gamma context q k v z hidden)
-  @own [:q, :k, :v, :z, :hidden]
+  alias Sidewinder.Block.BlockRecurrence
+  alias Sidewinder.{Op, Ops, Reference}
 
   declare(:mmrec_block,
     composed: true,
     fields: [mix: 0.1],
     axes: [d: {:multiple, :heads, :d}],
     optional: [:k_mem, :v_mem, :initial_state],
-    options: [heads: :size, norm: [:outside, :inside]] ++ HdsConstruct.table().options,
+    options: [norm: [:outside, :inside]],
     rest: :return_state,
     hint:
       "x is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
   )
 
-  @doc false
-  def kept, do: @kept
+  # Outputs that the gradient takes if they were kept, and those that are kept for the gradient alone.
+  taken = for slot <- Ops.find!(Ops.all(), :mmrec_block_backward).inputs, do: slot.name
+  @kept for {name, _, _, _} <- @table.outputs, "#{name}" in taken, do: "#{name}"
+  @own for {name, _, _, {:unless, :checkpoint}} <- @table.outputs, do: name
 
   # A gradient that shall recompute what it needs must not keep it alive.
   @impl true

@@ -2,8 +2,6 @@ defmodule Sidewinder.Op.Cumulative do
   @moduledoc false
   # What the blocks of cumulative products, sums and log-sums have in common.
 
-  def hint, do: "Layout is batch, heads, length, channels of a head"
-
   @doc "Calls a scan; returns its outputs, in a tuple if there are several."
   def call(%module{} = op, x, opts) do
     [name] = Map.keys(module.table().inputs) -- ["initial_state"]

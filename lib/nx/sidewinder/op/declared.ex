@@ -17,12 +17,16 @@ defmodule Sidewinder.Op.Declared do
     end
   end
 
+  @own [:axes, :options, :outputs, :numbered, :without, :rest, :aliases]
+
   @doc """
   The table of the op of that name: its inputs, those of them that are options, its options and its outputs. `more` has
   the rest, and what is not as the kernel has it:
 
     * `axes` - what is put in place of letters of shapes
-    * `inputs` and `options` - put in place of those of their names
+    * `options` - put in place of those of their names
+    * `outputs` - of a kernel that declares none, in its words: the shape, or shape and precision
+    * `numbered` - an option: an output whose name ends in a number is there if the option is more than that
     * `without` - names that only the kernel has
     * `rest` - a flag that asks for all outputs but the first
     * `aliases` - other names of weights; a composed op takes its weights as a map
@@ -34,19 +38,19 @@ defmodule Sidewinder.Op.Declared do
   """
   @spec table(atom, keyword) :: map
   def table(name, more \\ []) do
-    {own, more} = Keyword.split(more, [:axes, :inputs, :options, :without, :rest, :aliases])
+    {own, more} = Keyword.split(more, @own)
     op = Ops.all() |> Ops.find!(name) |> less(own[:without] || [])
     {of_map, inputs} = Enum.split_with(op.inputs, &(more[:composed] && Ops.weight?(&1)))
     form = &forms(&1, own[:axes] || [], option?(op, "layout"))
 
     %{
       name: name,
-      inputs: op.inputs |> Map.new(&input(&1, form)) |> Map.merge(own[:inputs] || %{}),
+      inputs: op.inputs |> Map.new(&input(&1, form)),
       optional: for(%{optional: true} = slot <- inputs, do: Ops.optional(slot)),
       options: op.options |> Enum.map(&{key(&1), sort(&1)}) |> put(options(own)),
-      outputs: op |> outputs() |> Enum.map(&output(&1, form)) |> ask(own[:rest])
+      outputs: op |> outputs(own) |> Enum.map(&output(&1, form)) |> ask(own[:rest])
     }
-    |> Map.merge(if(option?(op, "layout"), do: %{chosen_by: :layout}, else: %{}))
+    |> Map.merge(layout(op))
     |> Map.merge(if(of_map == [], do: %{}, else: %{params: params(of_map, own[:aliases] || %{})}))
     |> Map.merge(Map.new(more))
   end
@@ -77,15 +81,29 @@ defmodule Sidewinder.Op.Declared do
   end
 
   # What a kernel does not say of its outputs its gradient says of their cotangents.
-  defp outputs(%{outputs: [], cotangents: [_ | _]} = op) do
+  defp outputs(%{outputs: [], cotangents: [_ | _]} = op, own) do
     %{inputs: inputs} = Ops.backward(Ops.all(), op)
 
     for %{name: "d" <> name = cotangent} = slot <- inputs,
         cotangent in op.cotangents,
-        do: Map.merge(slot, %{name: name, when: :always})
+        do: Map.merge(slot, %{name: name, when: numbered(name, own[:numbered])})
   end
 
-  defp outputs(op), do: op.outputs
+  defp outputs(%{outputs: []}, own) do
+    for {name, words} <- own[:outputs] || [] do
+      {shape, precision} = if is_binary(words), do: {words, "storage"}, else: words
+      %{name: Atom.to_string(name), shape: shape, precision: precision, when: :always}
+    end
+  end
+
+  defp outputs(op, _own), do: op.outputs
+
+  defp numbered(_name, nil), do: :always
+
+  defp numbered(name, option) do
+    [number] = Regex.run(~r/\d+$/, name)
+    {:more, option, String.to_integer(number)}
+  end
 
   @doc """
   The fields of an op's struct: the options of its table with their defaults, `more` in place of them or beside them, and
@@ -110,6 +128,11 @@ defmodule Sidewinder.Op.Declared do
 
   defp sort(%{takes: "text", choices: choices}), do: Enum.map(choices, &String.to_atom/1)
   defp sort(%{takes: "integer", range: :positive}), do: :size
+  # A kernel refuses a 0 of what is not 0 by default.
+  defp sort(%{takes: "integer", range: :not_negative, default: default})
+       when default not in [nil, 0],
+       do: :size
+
   defp sort(%{takes: "integer", range: :not_negative}), do: :count
   defp sort(%{range: range}) when range != :any, do: range
   defp sort(%{takes: "float"}), do: :number
@@ -139,11 +162,19 @@ defmodule Sidewinder.Op.Declared do
   defp asked_by({name, precision, sizes, :always}, rest), do: {name, precision, sizes, rest}
   defp asked_by(output, _rest), do: output
 
-  defp asked(:always), do: :always
   defp asked({:asked, option}), do: option
-  defp asked({:unless, option}), do: {:unless, option}
+  defp asked(asked), do: asked
 
   ## Shapes
+
+  # Where lengths and heads may change places, or are the only axes, the hint about wrong shapes says so.
+  defp layout(%{inputs: [x | _]} = op) do
+    cond do
+      option?(op, "layout") -> %{chosen_by: :layout, hint: Heads.hint()}
+      x.shape == "(B, H, L, W)" -> %{hint: "Layout is batch, heads, length, channels of a head"}
+      true -> %{}
+    end
+  end
 
   # The words of axes that may be 1 as well are either of both, or broadcast where all axes are such.
   defp forms(words, axes, layout?) do

@@ -8,6 +8,10 @@ defmodule Sidewinder.Reference.HdsConstruct do
 
   @most 16
 
+  @doc "The axes of the levels' slots, as the kernel's declaration calls them."
+  def axes,
+    do: for(level <- 1..(@most - 1), do: {:"m#{level}", {:by, {__MODULE__, :slots, [level]}}})
+
   @doc "The slots of a level of a bank of `m`, by sizes and options of a call."
   def slots(%{m: m, levels: levels, ratio: ratio}, level) do
     unless levels in 2..@most,
