@@ -222,29 +222,41 @@ defmodule Sidewinder.Kernel do
   """
   @spec sort_options!(atom, keyword, [atom | {atom, String.t()}], [atom]) ::
           {inputs, map, keyword}
-  def sort_options!(op, options, tensors, names)
-  def sort_options!(_op, [], _tensors, _names), do: {[], %{}, []}
+  def sort_options!(op, options, tensors, names),
+    do: sort!(op, options, &kind(&1, tensors, names), fn -> {tensors, names} end)
 
-  def sort_options!(op, [{key, value} | rest], tensors, names) when is_atom(key) do
-    {inputs, own, where} = sorted = sort_options!(op, rest, tensors, names)
-    name = input(tensors, key)
+  # `kind` says what an option is: `:own`, `:where`, the name of an input, or nil. `known` makes what an error lists.
+  defp sort!(_op, [], _kind, _known), do: {[], %{}, []}
 
-    cond do
-      name == nil and key not in names and key not in @where -> unknown(op, key, tensors, names)
-      value == nil -> sorted
-      name != nil -> {[{name, value} | inputs], own, where}
-      key in names -> {inputs, Map.put(own, key, value), where}
-      true -> {inputs, own, [{key, value} | where]}
+  defp sort!(op, [{key, value} | rest], kind, known) when is_atom(key) do
+    {inputs, own, where} = sorted = sort!(op, rest, kind, known)
+
+    case kind.(key) do
+      nil -> unknown(op, key, known.())
+      _ when value == nil -> sorted
+      :own -> {inputs, Map.put(own, key, value), where}
+      :where -> {inputs, own, [{key, value} | where]}
+      name -> {[{name, value} | inputs], own, where}
     end
   end
 
-  def sort_options!(op, other, _tensors, _names) do
+  defp sort!(op, other, _kind, _known) do
     raise Error.new(:option, "options",
             op: to_string(op),
             expected: "a keyword list",
             got: Error.show(other)
           )
   end
+
+  defp kind(key, tensors, names) do
+    cond do
+      name = input(tensors, key) -> name
+      key in names -> :own
+      true -> where(key)
+    end
+  end
+
+  defp where(key), do: if(key in @where, do: :where)
 
   # The name of the input that an option is, or nil.
   defp input(tensors, key) do
@@ -264,11 +276,25 @@ defmodule Sidewinder.Kernel do
   # caller's `options`.
   def sort_call!(op, given, options, set \\ %{}, more \\ []) do
     called = called(op)
-    names = more ++ Enum.reject(called.options, &is_map_key(set, &1))
-    taken = for input <- given, do: with({name, _tensor} <- input, do: name)
-    optional = for {name, option} <- called.optional, name not in taken, do: option
-    {inputs, own, where} = sort_options!(op, options, optional, names)
-    {Enum.reject(given, &is_binary/1) ++ inputs, Map.merge(own, set), where}
+    kind = &kind(&1, called.kinds, given, set, more)
+    {inputs, own, where} = sort!(op, options, kind, fn -> known(called, given, set, more) end)
+    tensors = for {_name, _tensor} = input <- given, do: input
+    {tensors ++ inputs, Map.merge(own, set), where}
+  end
+
+  defp kind(key, kinds, given, set, more) do
+    case kinds do
+      %{^key => :own} when not is_map_key(set, key) -> :own
+      %{^key => name} when is_binary(name) -> unless given?(given, name), do: name
+      _ -> if key in more, do: :own, else: where(key)
+    end
+  end
+
+  defp given?(given, name), do: name in given or List.keymember?(given, name, 0)
+
+  defp known(called, given, set, more) do
+    optional = for {name, option} <- called.optional, not given?(given, name), do: option
+    {optional, more ++ Enum.reject(called.options, &is_map_key(set, &1))}
   end
 
   @doc false
@@ -332,7 +358,7 @@ defmodule Sidewinder.Kernel do
   def with_weights(op, given, weights),
     do: given ++ called(op).weights ++ weights!(op, weights)
 
-  defp unknown(op, key, tensors, names) do
+  defp unknown(op, key, {tensors, names}) do
     tensors = for tensor <- tensors, do: with({key, _name} <- tensor, do: key)
     known = Enum.join(tensors ++ names ++ @where, ", ")
     got = Atom.to_string(key)

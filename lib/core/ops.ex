@@ -101,21 +101,32 @@ defmodule Sidewinder.Ops do
   @spec weight?(slot) :: boolean
   def weight?(%{shape: shape}), do: not String.starts_with?(shape, ["(B", "(..."])
 
-  @doc "What an op has for those that call it by its name: names of options, also of optional inputs, weights and outputs."
+  @doc """
+  What functions that call an op by its name take and give: optional inputs with their options, the op's options, the
+  `kinds` of both (an option is `:own`, or the name of an input), weights and outputs.
+  """
   @spec called(op) :: %{
           optional: [{String.t(), atom | {atom, String.t()}}],
           options: [atom],
+          kinds: %{atom => :own | String.t()},
           weights: [String.t()],
           outputs: [String.t()]
         }
   def called(op) do
+    optional = for %{optional: true} = slot <- op.inputs, do: {slot.name, optional(slot)}
+    options = for option <- options(op), do: String.to_atom(option.name)
+
     %{
-      optional: for(%{optional: true} = slot <- op.inputs, do: {slot.name, optional(slot)}),
-      options: for(option <- options(op), do: String.to_atom(option.name)),
+      optional: optional,
+      options: options,
+      kinds: Map.new(Enum.map(options, &{&1, :own}) ++ Enum.map(optional, &kind/1)),
       weights: for(slot <- op.inputs, weight?(slot), do: slot.name),
       outputs: for(output <- op.outputs, do: output.name)
     }
   end
+
+  defp kind({_name, {option, name}}), do: {option, name}
+  defp kind({name, option}), do: {option, name}
 
   # A gradient has no options that ask for outputs of its op.
   defp options(%{backward_of: nil, options: options}), do: options
