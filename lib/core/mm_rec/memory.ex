@@ -29,8 +29,8 @@ defmodule Sidewinder.MMRec.Memory do
   memory, `:unavailable` for a device that is not there, and `:memory` where there is none left.
   """
 
-  alias Sidewinder.{Error, Held, Kernel, Options, RandomInputs, Tensor}
-  alias Sidewinder.MMRec.Dump
+  alias Sidewinder.{Error, Kernel, Options, RandomInputs, Tensor}
+  alias Sidewinder.MMRec.{Bank, Dump, ShortBank}
 
   @defaults [
     width: nil,
@@ -125,7 +125,7 @@ defmodule Sidewinder.MMRec.Memory do
     unless memory.backend == :cpu,
       do: match?({:cuda, _}, memory.backend) || wrong_backend(memory.backend)
 
-    Held.ordinal!(device(memory))
+    Bank.ordinal(memory)
     memory
   end
 
@@ -142,14 +142,13 @@ defmodule Sidewinder.MMRec.Memory do
 
   defp wrong_backend(other), do: Options.wrong!(:backend, ":cpu or {:cuda, ordinal}", other)
 
-  # A layer: the rows of the short bank that have been written and are still there, of which the last is in the slot
-  # before the cursor; and the long bank with the levels above it.
+  # A layer: its short bank, as `ShortBank` has it, and its long bank with the levels above it.
   defp layer(memory, index) do
     filled(memory, %{short: nil, short_cursor: 0, long: long(memory, index), long_cursor: 0})
   end
 
   defp long(%{init: :zeros} = memory, _index) do
-    zeros = zeros(memory, memory.long_slots)
+    zeros = Bank.zeros(memory, memory.long_slots)
     {zeros, zeros}
   end
 
@@ -157,34 +156,12 @@ defmodule Sidewinder.MMRec.Memory do
     shape = {memory.batch, memory.long_slots, memory.width}
 
     normal =
-      &(shape |> RandomInputs.normal(memory.type, deviation, {seed, index, &1}) |> here(memory))
+      &(shape
+        |> RandomInputs.normal(memory.type, deviation, {seed, index, &1})
+        |> Bank.here(memory))
 
     {normal.("k"), normal.("v")}
   end
-
-  # A failed allocation is an error in the native library; for a binary made here it would end the VM.
-  defp zeros(memory, slots) do
-    %{tensors: [tensor]} = held = Held.new(memory.type, [shape(memory, slots)], ordinal(memory))
-    %{data: zero} = Tensor.from_list([0], memory.type, {1})
-    row = :binary.copy(zero, memory.batch * memory.width)
-    zero = here(Tensor.new(row, memory.type, {memory.batch, memory.width}), memory)
-
-    Kernel.run(:write_long, [{"bank", tensor}, {"summary", zero}], %{policy: "broadcast"},
-      backend: memory.backend
-    )
-
-    [zeros] = Held.rows(held, 0, slots)
-    zeros
-  end
-
-  defp shape(memory, slots), do: [memory.batch, slots, memory.width]
-
-  defp device(%{backend: :cpu}), do: :host
-  defp device(%{backend: backend}), do: backend
-
-  defp ordinal(memory), do: Held.ordinal!(device(memory))
-
-  defp here(tensor, memory), do: Tensor.to_device(tensor, device(memory))
 
   # A stale hierarchy would be a bug, so it is made with every long bank.
   defp filled(%{levels: 1}, layer), do: Map.put(layer, :above, [])
@@ -231,7 +208,7 @@ defmodule Sidewinder.MMRec.Memory do
     [k, v] = for {name, t} <- [k: k, v: v], do: tensor!(memory, name, t, {batch, count, width})
     start = start!(options[:start], layer.short_cursor)
     mode!(memory, options[:mode] || :ring, start, count)
-    put(memory, index, short(memory, layer, [k, v], start, count))
+    put(memory, index, ShortBank.write(memory, layer, [k, v], start, count))
   end
 
   defp rows!(%{batch: batch, width: width}, %Tensor{shape: {batch, count, width}}),
@@ -246,7 +223,7 @@ defmodule Sidewinder.MMRec.Memory do
       raise Error.new(:dtype, "#{name}", expected: "#{memory.type}", got: "#{type}", hint: hint)
     end
 
-    here(tensor, memory)
+    Bank.here(tensor, memory)
   end
 
   defp tensor!(_memory, name, other, shape), do: wrong_tensor("#{name}", inspect(shape), other)
@@ -279,64 +256,6 @@ defmodule Sidewinder.MMRec.Memory do
 
   defp mode!(_memory, other, _start, _count),
     do: Options.wrong!(:mode, ":ring or :strict", other)
-
-  defp short(_memory, layer, _rows, _start, 0), do: layer
-
-  # None of the present rows stays.
-  defp short(%{short_slots: slots} = memory, layer, rows, start, count) when count >= slots,
-    do: whole(memory, layer, rows, Integer.mod(-count, slots), start + count)
-
-  defp short(memory, %{short: nil} = layer, rows, start, count),
-    do: behind(memory, layer, held(memory, count), rows, start, count)
-
-  defp short(%{short_slots: slots} = memory, layer, rows, start, count) do
-    if rem(start, slots) == rem(layer.short_cursor, slots),
-      do: behind(memory, layer, layer.short, rows, start, count),
-      else: elsewhere(memory, layer, rows, start, count)
-  end
-
-  defp behind(memory, layer, held, rows, start, count) do
-    held = Held.claim(held, count, memory.short_slots)
-    into(memory, held, rows, %{start: held.length, mode: "strict"})
-    held = Held.extended(held, count, memory.short_slots)
-    %{layer | short: held, short_cursor: start + count}
-  end
-
-  # Rows behind the cursor would no longer be neighbours.
-  defp elsewhere(%{short_slots: slots} = memory, layer, rows, start, count) do
-    {k, v} = whole_short(memory, layer)
-
-    banks =
-      for {bank, rows} <- Enum.zip([k, v], rows),
-          do: Kernel.MMRec.write_short(bank, rows, start: start, backend: memory.backend)
-
-    whole(memory, layer, banks, Integer.mod(-(start + count), slots), start + count)
-  end
-
-  # All slots, the one at the cursor first.
-  defp whole(%{short_slots: slots} = memory, layer, rows, start, cursor) do
-    held = memory |> held(slots, slots) |> Held.claim(slots)
-    into(memory, held, rows, %{start: start, mode: "ring"})
-    %{layer | short: Held.extended(held, slots, slots), short_cursor: cursor}
-  end
-
-  @room 64
-
-  # Keys and values.
-  defp held(%{short_slots: slots} = memory, count),
-    do: held(memory, count, max(count, min(@room, slots)))
-
-  defp held(memory, _count, room) do
-    shape = shape(memory, room)
-    Held.new(memory.type, [shape, shape], ordinal(memory))
-  end
-
-  defp into(memory, held, rows, options) do
-    for {bank, rows} <- Enum.zip(held.tensors, rows) do
-      inputs = [{"bank", bank}, {"rows", rows}]
-      Kernel.run(:write_short, inputs, options, backend: memory.backend)
-    end
-  end
 
   defp put(memory, index, layer), do: %{memory | layers: put_elem(memory.layers, index, layer)}
 
@@ -393,31 +312,12 @@ defmodule Sidewinder.MMRec.Memory do
 
     case bank!(bank) do
       :long -> layer.long
-      :short -> whole_short(memory, layer)
+      :short -> ShortBank.read(memory, layer)
     end
   end
 
   defp bank!(bank) when bank in [:short, :long], do: bank
   defp bank!(other), do: Options.wrong_argument!("bank", ":short or :long", other)
-
-  defp whole_short(memory, %{short: nil}) do
-    zeros = zeros(memory, memory.short_slots)
-    {zeros, zeros}
-  end
-
-  defp whole_short(%{short_slots: slots} = memory, %{short: held, short_cursor: cursor}) do
-    count = held.length - held.first
-    zeros = if count < slots, do: zeros(memory, slots)
-
-    banks =
-      for rows <- Held.rows(held, held.first, count) do
-        start = Integer.mod(cursor - count, slots)
-        bank = zeros || rows
-        Kernel.MMRec.write_short(bank, rows, start: start, backend: memory.backend)
-      end
-
-    List.to_tuple(banks)
-  end
 
   @doc """
   The keys and values of one slot of the short bank, `{B, D}`. Option: `:layer`.
@@ -434,17 +334,7 @@ defmodule Sidewinder.MMRec.Memory do
 
   def read_step(%__MODULE__{short_slots: slots} = memory, step, options)
       when is_integer(step) and step >= 0 and step < slots do
-    %{short: held, short_cursor: cursor} = the_layer!(memory, options)
-    # How many rows before the cursor it is.
-    back = slots - Integer.mod(step - cursor, slots)
-
-    tensors =
-      if held != nil and back <= held.length - held.first,
-        do: Held.rows(held, held.length - back, 1),
-        else: List.duplicate(zeros(memory, 1), 2)
-
-    [k, v] = for t <- tensors, do: Tensor.reshape(t, {memory.batch, memory.width})
-    {k, v}
+    ShortBank.read_slot(memory, the_layer!(memory, options), step)
   end
 
   def read_step(%__MODULE__{short_slots: slots}, other, _options),
@@ -556,7 +446,7 @@ defmodule Sidewinder.MMRec.Memory do
       for {bank, slots} <- [short: memory.short_slots, long: memory.long_slots] do
         spec = {memory.type, {memory.batch, slots, memory.width}}
         {banks, cursor} = Dump.bank!(tensors, layer, bank, spec)
-        {for(t <- banks, do: here(t, memory)), cursor}
+        {for(t <- banks, do: Bank.here(t, memory)), cursor}
       end
 
     for cursor <- [short_cursor, long_cursor],
@@ -564,16 +454,16 @@ defmodule Sidewinder.MMRec.Memory do
 
     empty = %{short: nil, short_cursor: 0, long: List.to_tuple(long), long_cursor: long_cursor}
     start = Integer.mod(-short_cursor, memory.short_slots)
-    filled(memory, whole(memory, empty, short, start, short_cursor))
+    filled(memory, ShortBank.fill(memory, empty, short, start, short_cursor))
   end
 
   defimpl Inspect do
-    alias Sidewinder.{Device, MMRec.Memory}
+    alias Sidewinder.{Device, MMRec.Memory, MMRec.ShortBank}
 
     def inspect(%Memory{layers: layers} = memory, _opts) do
       [first | _] = Tuple.to_list(layers)
       count = tuple_size(layers)
-      written = if first.short, do: first.short.length - first.short.first, else: 0
+      written = ShortBank.count(first.short)
 
       "#Sidewinder.MMRec.Memory<#{memory.type}, #{count} #{if count == 1, do: "layer", else: "layers"} of width " <>
         "#{memory.width}, batch #{memory.batch}, #{written} of #{memory.short_slots} short slots, " <>
