@@ -1,6 +1,6 @@
 defmodule Sidewinder.Kernel do
   @moduledoc """
-  Runs ops by name; `Sidewinder.Kernel.Scan` and the modules beside it are made of this.
+  Runs ops by name. `Sidewinder.Kernel.Scan` and the other modules of `Sidewinder.Kernel` call it.
 
   Every op takes these options:
 
@@ -58,7 +58,8 @@ defmodule Sidewinder.Kernel do
     end
   end
 
-  # A call whose work is not known yet is tried where it is quick; the library runs none that is not.
+  # Where the amount of work decides, the call is first tried on this scheduler: above the limit the library returns the
+  # work instead of results.
   defp start({:by_work, free}, op, tensors, options) do
     with {:ok, work} when is_integer(work) <- quickly(op, tensors, options, @quick),
          do: native(by_work(work, tensors, free), op, tensors, options)
@@ -99,7 +100,7 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc """
-  Where a call of `op` would run: the scheduler's sort, and the CUDA device (nil is the CPU), CPU level and
+  Where a call of `op` would run: the kind of scheduler, and the CUDA device (nil is the CPU), CPU level and
   threads (nil is the default).
 
   Where `where` leaves a choice, the op's own count of its work decides: products or updates of a state. Raises
@@ -126,7 +127,7 @@ defmodule Sidewinder.Kernel do
   defp work!({:ok, work}), do: work
   defp work!({:error, fields}), do: failed(fields)
 
-  # The plan, or what is left to choose by the work.
+  # The plan, or the targets that the amount of work decides between.
   defp placed(inputs, where) do
     {backend, cpu, gpu} = asked(where)
 
@@ -137,7 +138,7 @@ defmodule Sidewinder.Kernel do
     end
   end
 
-  # What `where` and the configuration say: the backend, and the targets on the CPU and on CUDA device 0.
+  # The backend, and the targets on the CPU and on CUDA device 0, by `where` and the configuration.
   defp asked(where) do
     config = Device.config()
     {level, threads} = {level!(where[:level]), threads!(where[:threads])}
@@ -158,7 +159,7 @@ defmodule Sidewinder.Kernel do
     end
   end
 
-  # An op that does little with each element is done sooner than its data is copied to a GPU and back.
+  # With little work for each element, the copy to a GPU and back takes longer than the op.
   defp worth_moving?(work, tensors) do
     elements = for {_name, {_type, shape, _data}} <- tensors, do: Tensor.elements(shape)
     work >= @large and work >= 2 * Enum.sum(elements)
@@ -271,9 +272,9 @@ defmodule Sidewinder.Kernel do
   defp called(op), do: Map.fetch!(@called, op)
 
   @doc false
-  # The inputs of a call of `op`, its options, and where to run. The function has arguments for the inputs `given`, of which
-  # a name alone is one that it does without, and for the options `set`. What else the op declares, and `more`, are its
-  # caller's `options`.
+  # The inputs of a call of `op`, its options, and where to run. `given` are the inputs that the calling function has as
+  # arguments, where a name alone stands for an absent input, and `set` the options that it sets. All other optional
+  # inputs and options of the op, and `more`, are allowed in `options`.
   def sort_call!(op, given, options, set \\ %{}, more \\ []) do
     called = called(op)
     kind = &kind(&1, called.kinds, given, set, more)
@@ -305,7 +306,7 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc false
-  # Runs an op that gives all its outputs, and says whether the caller's option `flag` asks for them.
+  # Runs an op that always gives all its outputs; also returns the caller's option `flag`, which asks for them.
   def call_asked(op, given, options, flag) do
     {inputs, own, where} = sort_call!(op, given, options, %{}, [flag])
     {asked?, own} = Map.pop(own, flag, false)
@@ -313,7 +314,7 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc false
-  # What an op gives, in the order of its declaration: its only output, or a tuple.
+  # An op's outputs in the order of its declaration: its only output, or a tuple.
   def outputs(op, given, options, set \\ %{}) do
     outputs = call(op, given, options, set)
 
@@ -324,11 +325,11 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc false
-  # What a gradient op gives.
+  # The outputs of a gradient op by atoms.
   def gradients(op, given, options, set \\ %{}), do: atoms(call(op, given, options, set))
 
   @doc false
-  # Outputs by atoms: there are few names.
+  # Outputs by atoms. Ops declare all names, so the number of atoms is bounded.
   def atoms(outputs), do: Map.new(outputs, fn {name, t} -> {String.to_atom(name), t} end)
 
   @typedoc "Weights by name; those that are nil count as absent."
@@ -354,7 +355,7 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc false
-  # The inputs of a layer: those `given`, and its weights, none of which is an option.
+  # The inputs of a layer: `given` and its weights. The names of all weights are there, so that none is an option.
   def with_weights(op, given, weights),
     do: given ++ called(op).weights ++ weights!(op, weights)
 

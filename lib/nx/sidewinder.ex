@@ -89,7 +89,7 @@ defmodule Sidewinder do
     * `a` - `{D, N}`, negative where the system is stable
     * `b`, `c` - `{B, L, N}`, `{B, L, G, N}`, or `{D, N}`: the same at every step
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:d` - `{D}`, `:z` - `{B, L, D}`, `:dt_bias` - `{D}`, `:initial_state` - `{B, D, N}`
     * `:dt_softplus` - whether to apply softplus to `dt + dt_bias`; `false` by default
@@ -140,7 +140,7 @@ defmodule Sidewinder do
     * `a` - `{D, N}`
     * `b`, `c` - `{B, N}` or `{B, G, N}`
 
-  Options beside those of `Sidewinder`: `:d`, `:z` (`{B, D}`), `:dt_bias`, `:dt_softplus`,
+  Options besides those of `Sidewinder`: `:d`, `:z` (`{B, D}`), `:dt_bias`, `:dt_softplus`,
   `:dt_clamp` and `:clamp_grad`, as in `selective_scan/6`, whose errors it raises too.
 
   Returns `{y, new_state}`, the first `{B, D}`.
@@ -280,7 +280,7 @@ defmodule Sidewinder do
 
     * `a`, `b` - `{B, L, K}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:initial_state` - `{B, K}`, zeros by default
     * `:return_state` - returns `{h, last_state}`, the second `{B, K}`
@@ -314,7 +314,7 @@ defmodule Sidewinder do
       l[t] = max(ln(min(max(gamma[t], eps), 1)), log_min)
       log_y[t] = initial_state + sum_{i<=t} l[i]        y[t] = exp(log_y[t])
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:initial_state` - `{B, H, W}`, the logarithm of what came before; zeros by default
     * `:eps` - 1.0e-8 by default, `:log_min` - -50 by default
@@ -350,7 +350,7 @@ defmodule Sidewinder do
 
     * `gamma` - `{B, H, L, W}`: batch, heads, length, channels of a head
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:initial_state` - `{B, H, W}`, the product of what came before; ones by default
     * `:reverse` - whether time runs from the end; `false` by default
@@ -396,7 +396,7 @@ defmodule Sidewinder do
 
     * `x` - `{B, H, L, W}`: batch, heads, length, channels of a head
 
-  Options beside those of `Sidewinder`: `:initial_state` - `{B, H, W}`, zeros by default, and `:return_state`, as in
+  Options besides those of `Sidewinder`: `:initial_state` - `{B, H, W}`, zeros by default, and `:return_state`, as in
   `cumprod_scan/2`.
 
   ## Examples
@@ -436,7 +436,7 @@ defmodule Sidewinder do
     * `x` - `{B, L, D}`
     * `w` - `{D, W}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:bias` - `{D}`
     * `:initial_state` - `{B, W - 1, D}`, the samples before `x`, oldest first; zeros by default
@@ -472,7 +472,7 @@ defmodule Sidewinder do
     * `x` - `{B, D}`
     * `w` - `{D, W}`
 
-  Options beside those of `Sidewinder`: `:bias` and `:activation`, as in `causal_conv1d/3`, whose errors
+  Options besides those of `Sidewinder`: `:bias` and `:activation`, as in `causal_conv1d/3`, whose errors
   it raises too.
 
   Returns `{y, new_state}`, the first `{B, D}`. `causal_conv1d/3` has an example.
@@ -503,7 +503,7 @@ defmodule Sidewinder do
     * `D` - `{I}`
     * `out_proj` - `{M, I}`, and `out_proj_b`, `{M}`, if wanted
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:conv_state` - `{B, W - 1, I}` and `:ssm_state` - `{B, I, N}`, zeros by default
     * `:return_state` - returns `{y, %{conv_state: _, ssm_state: _}}`, the states after the last step of `x`
@@ -580,7 +580,7 @@ defmodule Sidewinder do
       tanh    x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
       erf     x (1 + erf(x / sqrt(2))) / 2
 
-  Options beside those of `Sidewinder`: `:form` - `:tanh`, the default, or `:erf`. Returns a tensor of
+  Options besides those of `Sidewinder`: `:form` - `:tanh`, the default, or `:erf`. Returns a tensor of
   the shape and names of `x`.
 
   ## Examples
@@ -602,7 +602,7 @@ defmodule Sidewinder do
     * `x` - `{..., D}`, of any rank from 1 on
     * `w` - `{D}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:eps` - `1.0e-6` by default
     * `:eps_mode` - `:inside`, the default, or `:outside`
@@ -631,7 +631,7 @@ defmodule Sidewinder do
     * `x`, `z` - `{..., D}`, of any rank from 1 on
     * `w` - `{D}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:eps` - positive, `1.0e-5` by default
     * `:groups` - a divisor of D: into how many equal parts a row is cut, each with a mean of its own. `1` by default
@@ -662,7 +662,7 @@ defmodule Sidewinder do
     * `x` - `{..., D}`, of any rank from 1 on
     * `w`, `b` - `{D}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:eps` - `1.0e-5` by default
     * `:return_statistics` - returns `%{y: y, mean: mean, rstd: rstd}`, the last two `{...}`, where `rstd` is
@@ -694,7 +694,7 @@ defmodule Sidewinder do
   @doc """
   `gelu/2` of `layer_norm/4`, in one pass over memory.
 
-  Options beside those of `layer_norm/4`: `:gelu` - its form, `:tanh`, the default, or `:erf`.
+  Options besides those of `layer_norm/4`: `:gelu` - its form, `:tanh`, the default, or `:erf`.
 
   ## Examples
 
@@ -717,7 +717,7 @@ defmodule Sidewinder do
     * `x` - `{..., I}`, of any rank from 1 on
     * `w` - `{O, I}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:bias` - `{O}`
     * `:activation` - `:sigmoid`, `:silu`, `:gelu_tanh` (also `:gelu`), `:gelu_erf`, `:softplus` or
@@ -768,7 +768,7 @@ defmodule Sidewinder do
 
     * `x` - `{B, H, L, W}` with an even W, or as `:layout` has it
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:pairing` - `:half`, the default: `x[i]` and `x[i + W / 2]`, or `:interleaved`: `x[2 i]` and
       `x[2 i + 1]`
@@ -802,7 +802,7 @@ defmodule Sidewinder do
 
     * `x` - `{B, L, D}`; the last cosine of an odd D is dropped
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:theta` - `10_000.0` by default
     * `:first_position` - the position of the first row; 0 by default
@@ -838,7 +838,7 @@ defmodule Sidewinder do
     * `k` - `{B, K, M, W}` and `v` - `{B, K, M, V}`, where K divides H: query head `h` reads key head
       `div(h, div(H, K))`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:scale` - `1 / sqrt(W)` by default
     * `:causal` - whether a query sees no later keys; `false` by default
@@ -879,7 +879,7 @@ defmodule Sidewinder do
     * `keys` - `{B, K, C, W}` and `values` - `{B, K, C, V}`: a cache with room for C of them, whatever the
       layout of the rest
 
-  Options beside those of `Sidewinder`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias` for the
+  Options besides those of `Sidewinder`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias` for the
   tokens of the cache and then the new ones, and
 
     * `:cached` - how many tokens the cache has; 0 by default
@@ -920,7 +920,7 @@ defmodule Sidewinder do
     * `wg`, `wu` - `{F, D}`
     * `wd` - `{D, F}`
 
-  Options beside those of `Sidewinder`: `:activation` - `:silu`, the default, or another one of those of
+  Options besides those of `Sidewinder`: `:activation` - `:silu`, the default, or another one of those of
   `linear/3`.
 
   Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `mamba_block/3` does.
@@ -953,7 +953,7 @@ defmodule Sidewinder do
     * `wqkv` - `{3 D, D}`
     * `wo` - `{D, D}`, and `bo`, `{D}`, if wanted
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:heads` - how many there are, a divisor of D; 1 by default
     * `:causal` - whether a token sees no later ones; `false` by default
@@ -988,7 +988,7 @@ defmodule Sidewinder do
   `x` is `{B, L, D}`, and `params` a map of the tensors of `mha/3` and `swiglu_mlp/3` and of `ln1_w`,
   `ln1_b`, `ln2_w` and `ln2_b`, each `{D}`.
 
-  Options beside those of `mha/3`: `:eps` - of the norms, `1.0e-5` by default.
+  Options besides those of `mha/3`: `:eps` - of the norms, `1.0e-5` by default.
 
   Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `mamba_block/3` does.
 
@@ -1047,7 +1047,7 @@ defmodule Sidewinder do
     * `wg1` - `{I, D}`, `bg1` - `{I}`, `wg2` - `{D, I}`, `bg2` - `{D}`
     * `wc1`, `bc1`, `wc2`, `bc2` - likewise, where there is a context
 
-  Options beside those of `Sidewinder`: `:context` - of the shape of `z`. GELU is the erf form.
+  Options besides those of `Sidewinder`: `:context` - of the shape of `z`. GELU is the erf form.
 
   Returns `gamma`, of the shape and names of `z`. Raises `Sidewinder.Error` as `mamba_block/3` does.
 
@@ -1076,7 +1076,7 @@ defmodule Sidewinder do
   With the width D, `z` and `h_prev` are `{..., D}`, and `params` is a map of the tensors of `mdi_gamma/3` and of `wm`,
   `{D, 2 D}`, and `bm`, `{D}`.
 
-  Options beside those of `Sidewinder`: `:context` as in `mdi_gamma/3`, and
+  Options besides those of `Sidewinder`: `:context` as in `mdi_gamma/3`, and
 
     * `:return_parts` - returns `{h_new, %{gamma: gamma, gate: gate}}`
 
@@ -1119,7 +1119,7 @@ defmodule Sidewinder do
     * `z`, `gamma` - `{B, L, D}`
     * `w_gate` - `{D, D}` and `b_gate` - `{D}`, stored `{out, in}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:wm` and `:bm` - `w_mix`, `{D, 2 D}`, and `b_mix`, `{D}`: both, or none if nothing is mixed in
     * `:mix` - the weight of n, by default `0.1`, or 0 where there are no `:wm` and `:bm`
@@ -1159,7 +1159,7 @@ defmodule Sidewinder do
   Level i has `max(1, div(M, ratio^i))` slots. From S slots to T, slot `j` is the mean of those from `j S / T`, rounded
   down, to before `(j + 1) S / T`, rounded up.
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:levels` - how many there are with the bank, 2 to 16; 3 by default
     * `:ratio` - 2 or more; 4 by default
@@ -1187,7 +1187,7 @@ defmodule Sidewinder do
     * `q` - `{B, L, D}`
     * `k`, `v` - `{B, M, D}`, or `{1, M, D}` for all of the batch, where M is a multiple of `ratio^(levels - 1)`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:levels` - how many there are with the bank, 1 to 16; 3 by default
     * `:ratio` - 2 or more; 4 by default
@@ -1225,7 +1225,7 @@ defmodule Sidewinder do
     * `params` - a map of tensors, by atoms or strings, stored `{out, in}`: `waq` and `wao`, `{D, D}`, and if wanted `baq`
       and `bao`, `{D}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:heads` - how many there are, a divisor of D; 1 by default
     * `:q_in` - `{B, L, D}`
@@ -1277,7 +1277,7 @@ defmodule Sidewinder do
     * `wm` - `{D, 2 D}` and `bm` - `{D}`: both, or none if nothing is mixed in
     * `wf1` - `{F, D}`, `bf1` - `{F}`, `wf2` - `{D, F}`, `bf2` - `{D}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:k_mem`, `:v_mem` - the memory, `{B, M, D}`, or `{1, M, D}` for all sequences; zeros by default
     * `:initial_state` - `{B, D}`, the state that the recurrence starts from

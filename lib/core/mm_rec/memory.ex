@@ -3,11 +3,10 @@ defmodule Sidewinder.MMRec.Memory do
   The memory of MM-Rec: for each layer a short bank, which takes in the hidden state of each step, and a long one,
   which takes in summaries and has a hierarchy above it that queries go to.
 
-  A memory lives on the host or on a GPU, where what is read from it is too. It is a value: a write gives a memory that
-  has it, and the one that was given stays as it was, between processes as well. Still a write into the short bank costs
-  no more than its rows: these go behind those that are there. Only a second write that starts from one and the same
-  memory copies it. Slots of the short bank that were never written take no memory. A write into the long bank makes a
-  new one with all levels of its hierarchy.
+  A memory lives on the host or on a GPU, and so do the tensors read from it. It is a value: a write returns a new memory,
+  and the given one is unchanged, across processes as well. A write into the short bank costs only its rows, which are
+  appended in place; only a second write to the same memory copies the bank. Slots of the short bank that were never
+  written take no memory. A write into the long bank makes a new bank with all levels of its hierarchy.
 
       iex> alias Sidewinder.{MMRec.Memory, Tensor}
       iex> memory = Memory.new(width: 2, long_slots: 4, short_slots: 3, levels: 2)
@@ -25,7 +24,7 @@ defmodule Sidewinder.MMRec.Memory do
       [1.0, 2.0]
 
   Functions that are about one layer take the option `:layer`, 0 by default. All raise `Sidewinder.Error`: of kind
-  `:option` or `:argument` for what is given beside tensors, `:shape` and `:dtype` for tensors that do not fit the
+  `:option` or `:argument` for arguments that are no tensors, `:shape` and `:dtype` for tensors that do not fit the
   memory, `:unavailable` for a device that is not there, and `:memory` where there is none left.
   """
 
@@ -48,7 +47,7 @@ defmodule Sidewinder.MMRec.Memory do
   @enforce_keys [:layers | Keyword.keys(@defaults) -- [:layers]]
   defstruct @enforce_keys
 
-  @typedoc "A memory. What `layers` hold is the module's business."
+  @typedoc "A memory. The contents of `layers` are internal."
   @type t :: %__MODULE__{
           layers: tuple,
           width: pos_integer,
@@ -62,13 +61,13 @@ defmodule Sidewinder.MMRec.Memory do
           backend: :cpu | {:cuda, non_neg_integer}
         }
 
-  @typedoc "What the long bank has at first: zeros, or normally distributed numbers of a deviation and a seed."
+  @typedoc "The initial long bank: zeros, or normally distributed numbers of a deviation and a seed."
   @type init :: :zeros | {:normal, number, integer}
 
   @typedoc "Keys and values."
   @type pair :: {Tensor.t(), Tensor.t()}
 
-  # Offsets and byte counts stay far from what 64 bits can count.
+  # Offsets and byte counts stay far below 2^63.
   @most 268_435_456
 
   @doc """
@@ -83,7 +82,7 @@ defmodule Sidewinder.MMRec.Memory do
     * `:long_slots` - M, 1024 by default
     * `:levels` - levels of the hierarchy with the long bank itself, 1 to 16; 3 by default
     * `:ratio` - how many slots of a level make one of the next, 2 or more; 4 by default
-    * `:init` - what the long banks have at first: `:zeros`, the default, or `{:normal, deviation, seed}`
+    * `:init` - the initial long banks: `:zeros`, the default, or `{:normal, deviation, seed}`
     * `:type` - `:f32`, the default, or another type of floats
     * `:backend` - `:cpu`, the default, or `{:cuda, ordinal}`
 
@@ -184,7 +183,7 @@ defmodule Sidewinder.MMRec.Memory do
   Options:
 
     * `:start` - the slot of the first row; the one after the last that was written by default
-    * `:mode` - `:ring`, the default, where slots are counted round and round and of more rows than slots the last ones
+    * `:mode` - `:ring`, the default, where slot numbers wrap around, and of more rows than slots the last ones
       stay; or `:strict`, where rows past the last slot raise
     * `:layer`
 
@@ -260,13 +259,13 @@ defmodule Sidewinder.MMRec.Memory do
   defp put(memory, index, layer), do: %{memory | layers: put_elem(memory.layers, index, layer)}
 
   @doc """
-  Writes a summary into the long bank, and makes the hierarchy above it anew.
+  Writes a summary into the long bank, and rebuilds the hierarchy above it.
 
     * `k`, `v` - `{B, D}`
 
   Options:
 
-    * `:policy` - `:ring`, the default: into the slot at the cursor, which goes on by one; `:ema`: each slot becomes
+    * `:policy` - `:ring`, the default: into the slot at the cursor, which advances by one; `:ema`: each slot becomes
       `decay slot + (1 - decay) summary`; or `:broadcast`: into all slots, which makes attention over them the same for
       all queries
     * `:decay` - 0.99 by default
@@ -341,8 +340,8 @@ defmodule Sidewinder.MMRec.Memory do
     do: Options.wrong_argument!("step", "0 to #{slots - 1}", other)
 
   @doc """
-  The keys and values of a level of the hierarchy: 0 is the long bank, and -1, the default, or more than there are is the
-  top. Option: `:layer`.
+  The keys and values of a level of the hierarchy: 0 is the long bank; -1, the default, or a number beyond the last level
+  is the top. Option: `:layer`.
   """
   @spec query(t, integer, keyword) :: pair
   def query(memory, level \\ -1, options \\ [])
@@ -358,8 +357,8 @@ defmodule Sidewinder.MMRec.Memory do
     do: Options.wrong_argument!("level", "-1 or more", other)
 
   @doc """
-  How many rows, or summaries by the policy `:ring`, a bank has had; the next one goes into this slot, counted round and
-  round. Option: `:layer`.
+  The number of rows, or of summaries by the policy `:ring`, that a bank has had. Modulo the bank's slots it is the next
+  slot. Option: `:layer`.
   """
   @spec cursor(t, :short | :long, keyword) :: non_neg_integer
   def cursor(%__MODULE__{} = memory, bank, options \\ []) do
@@ -385,7 +384,7 @@ defmodule Sidewinder.MMRec.Memory do
     )
   end
 
-  @doc "The memory as `new/1` made it, or, if it was restored, with the content that its `:init` says."
+  @doc "The memory with the initial contents of its `:init`."
   @spec reset(t) :: t
   def reset(%__MODULE__{layers: layers} = memory) do
     layers = for index <- 0..(tuple_size(layers) - 1), do: layer(memory, index)
@@ -393,7 +392,7 @@ defmodule Sidewinder.MMRec.Memory do
   end
 
   @doc """
-  All that the memory holds, as the bytes of a safetensors file: for each layer `i` and bank `short` and `long` the
+  The memory's contents as the bytes of a safetensors file: for each layer `i` and bank `short` and `long` the
   tensors `layer.i.bank.k` and `layer.i.bank.v`, and `layer.i.bank.cursor`, `{1}` of I64. Bytes of the same memory are the
   same everywhere.
 
@@ -415,10 +414,9 @@ defmodule Sidewinder.MMRec.Memory do
   end
 
   @doc """
-  The memory that a dump is of. Options are `:levels`, `:ratio`, `:init` and `:backend` as in `new/1`, which the dump
-  does not tell.
+  The memory of a dump. Options are `:levels`, `:ratio`, `:init` and `:backend` as in `new/1`, which are not in the dump.
 
-  Raises `Sidewinder.Error` of kind `:argument` for what is no dump, or a damaged one.
+  Raises `Sidewinder.Error` of kind `:argument` for a binary that is no dump, or is damaged.
   """
   @spec restore(binary, keyword) :: t
   def restore(dump, options \\ []) do

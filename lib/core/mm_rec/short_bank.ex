@@ -1,7 +1,7 @@
 defmodule Sidewinder.MMRec.ShortBank do
   @moduledoc false
   # The short bank of a layer: `short` holds the written rows that are still there, in order of time, nil before the
-  # first; the last of them is in the slot before `short_cursor`. Slots are the cursor's numbers modulo their number.
+  # first; the last of them is in the slot before `short_cursor`. A row's slot is its number modulo the number of slots.
 
   alias Sidewinder.{Held, Kernel, Tensor}
   alias Sidewinder.MMRec.Bank
