@@ -43,8 +43,8 @@ defmodule Sidewinder do
 
   There are no second derivatives: they raise `Sidewinder.Error` of kind `:unavailable`.
 
-  Nx 0.13 itself computes wrong gradients of a `while` whose steps depend on each other, whatever is
-  in it: it walks the steps in the order of the loop, not in reverse. A gradient taken inside of the
+  Nx 0.13 itself computes wrong gradients of any `while` whose steps depend on each other:
+  it walks the steps in the order of the loop, not in reverse. A gradient taken inside of the
   body of a `while` is right, and so is one of a loop that Nx unrolls (`while ..., unroll: true`). The
   gradient of any other `while` around these functions gives a warning: it is right only if the steps
   change nothing but sums that no step reads. With types other than f32, which Nx mixes up there, it raises.
@@ -316,10 +316,10 @@ defmodule Sidewinder do
 
   Options besides those of `Sidewinder`:
 
-    * `:initial_state` - `{B, H, W}`, the logarithm of what came before; zeros by default
+    * `:initial_state` - `{B, H, W}`, the logarithm of the product so far; zeros by default
     * `:eps` - 1.0e-8 by default, `:log_min` - -50 by default
     * `:reverse` - whether time runs from the end; `false` by default
-    * `:return_state` - also returns the last state, `{B, H, W}`: what the next stretch of time starts from
+    * `:return_state` - also returns the last state, `{B, H, W}`, the initial state of the next part of a sequence
 
   Returns `{y, log_y}`, or `{y, log_y, last_state}`. `log_y` and states are f32, or f64 for f64. Raises
   `Sidewinder.Error` as `selective_scan/6` does.
@@ -352,7 +352,7 @@ defmodule Sidewinder do
 
   Options besides those of `Sidewinder`:
 
-    * `:initial_state` - `{B, H, W}`, the product of what came before; ones by default
+    * `:initial_state` - `{B, H, W}`, the product so far; ones by default
     * `:reverse` - whether time runs from the end; `false` by default
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, W}`
 
@@ -845,7 +845,7 @@ defmodule Sidewinder do
     * `:q_offset` - the position of the first query among the keys; `M - L` by default, so that the last
       query sees all
     * `:mask` - of integers, best of type u8, not 0 where a query sees a key. Its shape is
-      `{B, H, L, M}`, whatever the layout; each axis may have size 1, and the first ones may be missing.
+      `{B, H, L, M}` in every layout; each axis may have size 1, and leading axes may be missing.
       It has no gradient.
     * `:bias` - of the same shapes, f32 (f64 for f64)
     * `:layout` - `:heads_first`, the default, or `:heads_last`: `{B, L, H, W}`, as projections leave it
@@ -876,8 +876,8 @@ defmodule Sidewinder do
   Attention of new tokens over those of a cache and themselves, for generation token by token.
 
     * `q` - `{B, H, L, W}`, `k` - `{B, K, L, W}` and `v` - `{B, K, L, V}`, as in `attention/4`: of L new tokens
-    * `keys` - `{B, K, C, W}` and `values` - `{B, K, C, V}`: a cache with room for C of them, whatever the
-      layout of the rest
+    * `keys` - `{B, K, C, W}` and `values` - `{B, K, C, V}`: a cache with room for C tokens, in every
+      layout of the others
 
   Options besides those of `Sidewinder`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias` for the
   tokens of the cache and then the new ones, and
@@ -943,7 +943,7 @@ defmodule Sidewinder do
   @doc """
   Multi-head self-attention with its projections (Vaswani et al. 2017, section 3.2.2):
 
-      [q | k | v] = x wqkv'            each cut into heads, of D / H columns one behind the other
+      [q | k | v] = x wqkv'            each split into H heads of D / H adjacent columns
       q, k = rope(q), rope(k)          if there is a `:rope_theta`
       y = attention(q, k, v) wo' + bo
 
@@ -980,7 +980,7 @@ defmodule Sidewinder do
   end
 
   @doc """
-  A block of a transformer, with the norms in front (Xiong et al. 2020):
+  A transformer block with the norms before its layers (pre-LN, Xiong et al. 2020):
 
       h = x + mha(layer_norm(x, ln1_w, ln1_b), wqkv, wo, bo)
       y = h + swiglu_mlp(layer_norm(h, ln2_w, ln2_b), wg, wu, wd)
@@ -1045,7 +1045,7 @@ defmodule Sidewinder do
   atoms or strings, stored `{out, in}`:
 
     * `wg1` - `{I, D}`, `bg1` - `{I}`, `wg2` - `{D, I}`, `bg2` - `{D}`
-    * `wc1`, `bc1`, `wc2`, `bc2` - likewise, where there is a context
+    * `wc1`, `bc1`, `wc2`, `bc2` - of the same shapes, if there is a context
 
   Options besides those of `Sidewinder`: `:context` - of the shape of `z`. GELU is the erf form.
 
@@ -1163,7 +1163,7 @@ defmodule Sidewinder do
 
     * `:levels` - how many there are with the bank, 2 to 16; 3 by default
     * `:ratio` - 2 or more; 4 by default
-    * `:cursor` - how many writes a bank that is a ring has had: it is pooled from its oldest slot on. 0 by default
+    * `:cursor` - the number of writes to a ring, whose pooling starts at its oldest slot. 0 by default
 
   Returns a tuple of `{k, v}`, from level 1 on. Raises `Sidewinder.Error` as `selective_scan/6` does.
 
@@ -1194,7 +1194,7 @@ defmodule Sidewinder do
     * `:top_k` - 4 by default
 
   Returns `{context, slots}`: `{B, L, D}`, and the slots in order, `{B, L, C}` of s32. Gradients go from `context` to `q`, `k`
-  and `v` with the slots that were found. Raises `Sidewinder.Error` as `selective_scan/6` does.
+  and `v`, with the slots held fixed. Raises `Sidewinder.Error` as `selective_scan/6` does.
 
   ## Examples
 
@@ -1215,7 +1215,7 @@ defmodule Sidewinder do
   @doc """
   Attention of a sequence over a memory that is not part of it (MM-Rec):
 
-      q = h waq' + baq + q_in / 2                     each cut into heads, of D / H columns one behind the other
+      q = h waq' + baq + q_in / 2                     each split into H heads of D / H adjacent columns
       y = attention(q, k_mem, v_mem) wao' + bao
 
   The memory is not projected, and every row sees all of its slots. With the width D of the model and H heads:
@@ -1263,7 +1263,7 @@ defmodule Sidewinder do
   @doc """
   The block of MM-Rec: a gated recurrence, attention over a memory from before the sequence, and a feed-forward layer:
 
-      xn = rms_norm(x, n1)                       q, k, v, z = xn wq' + bq, and likewise
+      xn = rms_norm(x, n1)                       q = xn wq' + bq, and so for k, v and z
       gamma = mdi_gamma(z, context: k)           h = block_recurrence(z, gamma, wgate, bgate, wm: wm, bm: bm)
       context = attention of h waq' + baq + q / 2 over the memory's top level, times wao' + bao
       r = x + h + context + v_mix * v            y = r + gelu(rms_norm(r, n2) wf1' + bf1) wf2' + bf2
@@ -1288,11 +1288,11 @@ defmodule Sidewinder do
     * `:v_mix` - 0.1 by default
     * `:eps` - of the norms, `1.0e-6` by default
     * `:norm` - where `:eps` is added: `:outside` of the root, the default, or `:inside`
-    * `:levels` - levels of the memory, of which attention sees the top one; 3 by default
+    * `:levels` - the number of levels of the memory; attention sees the top one. 3 by default
     * `:ratio` - slots of a level that are averaged to one of the level above; 4 by default
-    * `:cursor` - how many writes a memory that is a ring has had, so that its oldest slot comes first; 0 by default
-    * `:checkpoint` - whether a gradient computes again what it needs, the default. `false` keeps it: about
-      `B L (7 D + F)` numbers for each block, to the same bits, for less time
+    * `:cursor` - the number of writes to a memory that is a ring, so that its oldest slot comes first; 0 by default
+    * `:checkpoint` - whether a gradient recomputes intermediate tensors, the default. `false` keeps them: about
+      `B L (7 D + F)` numbers for each block. The gradient is bitwise the same, and faster
     * `:dropout` - a rate, for training: of what is added to `x` and of both sides of the last layer, and
       `:dropout_key` - a key of `Nx.Random`. Blocks with dropout are computed as their parts.
 
@@ -1302,8 +1302,8 @@ defmodule Sidewinder do
 
   ## From call to call
 
-  A call changes no memory. A sequence may come in parts: with the `:last_state` of a part as the `:initial_state` of the
-  next, the numbers are those of one piece. What a model shall remember beyond that is written into the memory
+  A call changes no memory. A sequence may be split into parts: with the `:last_state` of a part as the `:initial_state` of
+  the next, results are those of the whole sequence. What a model shall remember beyond that is written into the memory
   between two calls, for example the summary into a ring of slots:
 
       {y, state} = Sidewinder.mmrec_block(x, params, k_mem: k, v_mem: v, cursor: n, return_state: true)

@@ -2,7 +2,7 @@ defmodule Sidewinder.Block.Decode do
   @moduledoc "`Sidewinder.decode/6` for `Nx.Defn.Evaluator`; other compilers get what it is composed of."
   use Sidewinder.Op, reference: Sidewinder.Reference.Decode
 
-  # A mask has the keys of the cache first.
+  # The keys of masks and biases are those of the cache, then the new ones.
   declare(:decode,
     composed: true,
     axes: [k: {:divides, :h, :k}, m: {:sum, [:l, :cached], 0}],

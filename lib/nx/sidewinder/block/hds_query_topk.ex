@@ -2,7 +2,7 @@ defmodule Sidewinder.Block.HdsQueryTopk do
   @moduledoc """
   `Sidewinder.hds_query_topk/4` in the graph of a compiler; see `Sidewinder.Block.SelectiveScan`.
 
-  Its gradient is that of attention over the slots that were found, in pure Nx.
+  Its gradient is that of attention over the slots found, in pure Nx.
   """
   use Sidewinder.Op
 

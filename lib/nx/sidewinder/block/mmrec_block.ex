@@ -27,7 +27,7 @@ defmodule Sidewinder.Block.MmrecBlock do
   @kept for {name, _, _, _} <- @table.outputs, "#{name}" in taken, do: "#{name}"
   @own for {name, _, _, {:unless, :checkpoint}} <- @table.outputs, do: name
 
-  # A gradient that shall recompute what it needs must not keep it alive.
+  # With `checkpoint` the gradient must not keep intermediate tensors alive.
   @impl true
   def gradient(%{checkpoint: checkpoint} = op, given) do
     given = if checkpoint, do: Enum.reject(given, &(elem(&1, 0) in @kept)), else: given
@@ -52,7 +52,7 @@ defmodule Sidewinder.Block.MmrecBlock do
     end
   end
 
-  # No memory is one slot of zeros: any number of slots of zeros gives the same.
+  # Without a memory, one slot of zeros: the result does not depend on the number of zero slots.
   defp ready(x, params, opts) do
     if Keyword.keyword?(opts) and is_map(params) do
       given = for {name, t} <- params, to_string(name) in ["wm", "bm"], do: {:"#{name}", t}
@@ -87,6 +87,6 @@ defmodule Sidewinder.Block.MmrecBlock do
 end
 
 defmodule Sidewinder.Block.MmrecBlockBackward do
-  @moduledoc "The gradient of `Sidewinder.Block.MmrecBlock`, as one kernel. It takes what that kept for it."
+  @moduledoc "The gradient of `Sidewinder.Block.MmrecBlock`, as one kernel. It takes intermediate tensors if they were kept."
   use Sidewinder.Op, gradient_of: Sidewinder.Block.MmrecBlock
 end

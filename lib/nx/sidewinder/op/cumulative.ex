@@ -1,6 +1,6 @@
 defmodule Sidewinder.Op.Cumulative do
   @moduledoc false
-  # What the blocks of cumulative products, sums and log-sums have in common.
+  # The call of cumulative products, sums and log-sums.
 
   @doc "Calls a scan; returns its outputs, in a tuple if there are several."
   def call(%module{} = op, x, opts) do
