@@ -82,7 +82,7 @@ fn quoted(bytes: &[u8]) -> usize {
     ends.map_or(bytes.len(), |at| at + 2)
 }
 
-/// Whether a word stands for a number that is not finite, or is one that no float holds.
+/// Whether a word stands for a number that is not finite, or for one outside the range of floats.
 fn is_odd(word: &str) -> bool {
     let digits = word.ends_with(|c: char| c.is_ascii_digit());
     ["NaN", "Infinity", "-Infinity"].contains(&word)

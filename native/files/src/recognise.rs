@@ -31,7 +31,7 @@ pub const AGAIN: &str = "It was not written to its end: download it again";
 const UNPACK: &str = "Unpack it first";
 /// What to do with a model in another format.
 pub const CONVERT: &str = "Write the model as safetensors first, as `save_pretrained` of transformers does";
-/// What to do with a model that PyTorch has written.
+/// The hint for a model that PyTorch has written.
 pub const PICKLE: &str = "Write the model as safetensors first: with `save_pretrained` of transformers, or in Python by \
     `safetensors.torch.save_file(torch.load(path, weights_only=True), \"model.safetensors\")`";
 /// What to do with a GGUF file.

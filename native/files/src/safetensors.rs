@@ -68,7 +68,7 @@ impl Reader {
         Ok(Reader { path: path.to_path_buf(), file, metadata, entries })
     }
 
-    /// What the file says beside its tensors.
+    /// The file's metadata.
     pub fn metadata(&self) -> &Told {
         &self.metadata
     }
@@ -121,7 +121,7 @@ fn read_header(file: &mut impl Read, size: u64) -> std::result::Result<Vec<u8>, 
     Ok(bytes)
 }
 
-/// With what to do about a file that may have been cut short.
+/// Adds the hint for a file that may be truncated.
 fn not_whole(error: Error) -> Error {
     let cut = error.got.contains(CUT);
     if cut { error.hint(AGAIN) } else { error }
@@ -129,7 +129,7 @@ fn not_whole(error: Error) -> Error {
 
 const CUT: &str = "bytes, where its header says";
 
-/// What a header tells of a file; the data of all tensors lies within it, one behind the other.
+/// A parsed header. The data of all tensors is contiguous and within the file.
 struct Header {
     metadata: Told,
     entries: Vec<Entry>,
@@ -181,7 +181,7 @@ fn entry(name: String, info: serde_json::Value, start: u64) -> std::result::Resu
     }
 }
 
-/// How many bits an element of a type of the format has, if it is one that is known.
+/// The bits of an element of a type of the format, if the type is known.
 fn bits(dtype: &str) -> Option<usize> {
     let known: std::result::Result<Dtype, _> = serde_json::from_value(dtype.into());
     known.ok().map(|dtype| dtype.bitsize())

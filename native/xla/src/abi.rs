@@ -1,7 +1,7 @@
 //! XLA's FFI in C, as far as handlers need it: `xla/ffi/api/c_api.h`, versions 0.1 to 0.3.
 //!
 //! Structs begin with their size, up to the end of their last field, so that either side may have newer, larger ones.
-//! Handlers use only what these versions have in common.
+//! Handlers use only the common part of these versions.
 
 use std::ffi::{c_char, c_void};
 

@@ -47,7 +47,7 @@ fn malformed(what: &str, expected: &str, got: impl std::fmt::Display) -> Error {
     Error::new(Kind::Argument, what).expected(expected).got(got)
 }
 
-/// The items of a list in C, of which XLA may give none as null.
+/// The items of a list in C. XLA may pass null for an empty one.
 ///
 /// # Safety
 /// Unless it is null, `start` leads to `count` items that live for `'f`.

@@ -104,7 +104,8 @@ defmodule Sidewinder.NxTest.Ops do
   @doc "Calls the function of `Sidewinder`; returns all outputs that cotangents may want, by name."
   def run(op, inputs, opts) do
     table = table(op)
-    params = if is_map_key(table, :params), do: [Map.take(inputs, params(table))], else: []
+    data = inputs(op, table) -- params(table)
+    params = if is_map_key(table, :params), do: [Map.drop(inputs, data)], else: []
     args = for(name <- arguments(op, table), do: inputs[name]) ++ params
     tensors = for {option, name} <- tensors(table), t = inputs[name], do: {option, t}
     outputs = apply(Sidewinder, String.to_atom(op), args ++ [tensors ++ opts])

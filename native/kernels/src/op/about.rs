@@ -1,4 +1,4 @@
-//! What an op takes and gives, as data: what code that is the same for every op knows of one.
+//! An op's declaration as data, for code that is generic over ops.
 
 use super::{Name, Named, Op, Output, Precision, Slot};
 use crate::error::{Error, Kind, Result};

@@ -196,7 +196,7 @@ pub fn run_cuda<O: Op>(
 
 /// An op whose type is not known, for code that is the same for every op.
 pub trait AnyOp: Send + Sync {
-    /// What it takes and gives.
+    /// Its declaration.
     fn about(&self) -> &'static About;
 
     /// Its options.

@@ -3,7 +3,7 @@
 use super::Pattern;
 use crate::tensor::DType;
 
-/// How an input's element type follows from the one that the caller chose.
+/// How an input's element type follows from the storage type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// The storage type itself.
@@ -12,7 +12,7 @@ pub enum Precision {
     Wide,
     /// Bytes, where any number but 0 is true. It has no gradient.
     Mask,
-    /// This type, whatever the storage type is. It has no gradient.
+    /// This type, for every storage type. It has no gradient.
     Exactly(DType),
 }
 
@@ -27,7 +27,7 @@ impl Precision {
         }
     }
 
-    /// The element type that a tensor of this precision has beside `storage`.
+    /// The element type of a tensor of this precision where the storage type is `storage`.
     pub fn dtype(self, storage: DType) -> DType {
         match self {
             Precision::Storage => storage,

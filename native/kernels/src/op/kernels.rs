@@ -1,6 +1,6 @@
 //! Ops whose kernels are in modules of their own.
 
-/// The kernels of an op: `forward` of the modules `cpu`, `reference` and `cuda` beside it.
+/// The kernels of an op: `forward` of its modules `cpu`, `reference` and `cuda`.
 #[macro_export]
 macro_rules! forward_by_kernels {
     () => {

@@ -1,4 +1,4 @@
-//! What every op has in common: named tensors in, checked options, named tensors out.
+//! The trait of ops: named tensors in, checked options, named tensors out.
 //!
 //! An op is a type that implements [`Op`]. Whoever calls ops by their names, such as the NIF, XLA's handlers and the golden
 //! tests, knows them as [`AnyOp`], so a new op is one folder and one line in [`crate::ops`].
@@ -45,11 +45,11 @@ pub trait Op: Sized + 'static {
     const INPUTS: &'static [Slot];
     /// Its outputs, in a fixed order, as far as they follow from its inputs' sizes and flags among its options.
     const OUTPUTS: &'static [Output] = &[];
-    /// What else to say of an input whose shape is wrong.
+    /// The hint in errors about an input's shape.
     const HINT: &'static str = LAYOUT;
     /// The storage types that it takes.
     const STORAGE: &'static [DType] = &DType::FLOATS;
-    /// Cotangents of its outputs that files may carry beside its inputs.
+    /// Cotangents of its outputs that files may have in addition to its inputs.
     const COTANGENTS: &'static [&'static str];
     /// The op that this one is the gradient of. It takes inputs, outputs and cotangents of that op
     /// by their names, and gives for each of its inputs `x` that is there a gradient `dx`.
@@ -111,7 +111,7 @@ pub fn part<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<(O::Pro
     Ok((problem, outputs))
 }
 
-/// The error of a tensor whose shape is not the one that is `expected` in words.
+/// The error of a tensor whose shape is not the `expected` one, in words.
 pub fn wrong_shape(name: &str, expected: &str, got: &Spec) -> Error {
     Error::new(Kind::Shape, name).expected(format_args!("shape {expected}")).got(got.shape).hint(LAYOUT)
 }

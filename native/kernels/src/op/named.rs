@@ -97,7 +97,7 @@ impl<T> IntoIterator for Named<T> {
     }
 }
 
-/// Named tensors of which some may be absent.
+/// Named tensors, some of them absent.
 pub fn named<T, const N: usize>(tensors: [(&'static str, Option<T>); N]) -> Named<T> {
     let mut all = Named(Vec::with_capacity(N));
     tensors.into_iter().for_each(|(name, tensor)| all.extend_with(name, tensor));

@@ -72,7 +72,7 @@ impl Range {
     }
 }
 
-/// Declares the options of an op: names, types, defaults and maybe ranges, and what each does as its doc comment, which is
+/// Declares the options of an op: names, types, defaults, optional ranges, and a description as the doc comment, which is
 /// the text of `--help`. Unknown names are refused when options are decoded. What comes after `internal` is for ops that
 /// are made of the op, and is never decoded.
 ///

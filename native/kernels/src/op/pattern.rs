@@ -26,7 +26,7 @@ pub struct Pattern {
 /// An axis: a sum, divided by a number.
 #[derive(Clone, Copy)]
 pub struct Axis {
-    /// What is summed; the terms that are not there have the factor 0.
+    /// The terms of the sum; absent ones have the factor 0.
     pub terms: [Term; 3],
     /// What the sum is divided by.
     pub over: i16,

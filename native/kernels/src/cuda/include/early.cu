@@ -15,7 +15,7 @@ __device__ __forceinline__ void let_others_begin() {
 }
 
 // For idle blocks of kernels that last long enough: while they nap, blocks of the next kernel begin elsewhere. On an
-// empty multiprocessor several of those would crowd together, but beside a resident block there is room for only one.
+// empty multiprocessor several of those would crowd together, but a multiprocessor with a resident block has room for only one.
 __device__ __forceinline__ void stay(bool lasting) {
 #if __CUDA_ARCH__ >= 900
     wait_for_others();

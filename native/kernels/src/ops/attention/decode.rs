@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Token by token or many at a time, the rows are those of one causal pass over all tokens. The cache is heads-first
-//! whatever the layout of the other tensors, so that a head reads contiguous memory.
+//! for every layout of the other tensors, so that a head reads contiguous memory.
 
 use super::{Attention, Layout, sizes};
 use crate::error::{Error, Kind, Result};
@@ -35,7 +35,7 @@ options! {
 pub struct Problem {
     /// The cache's keys and values, one after the other.
     pub cache: [Spec; 2],
-    /// What attention makes of the cache after the new rows are in it.
+    /// The options of attention over the cache with the new rows.
     pub attention: super::Options,
     /// The cache's rows that were there.
     pub cached: usize,

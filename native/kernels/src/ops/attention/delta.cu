@@ -1,4 +1,4 @@
-// What the gradient needs of each query beside its scores, after common.cu.
+// The values of each query that the gradient needs in addition to its scores. Included after common.cu.
 //   LANES    threads a query: a warp, or one, which adds in the order in which the general kernels find dP.
 //            There y is one v where a query sees one key alone, and their difference must be 0.
 //   BINARY   whether scores are powers of 2, and so their shift too

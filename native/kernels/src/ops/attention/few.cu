@@ -4,7 +4,7 @@
 //   PACKS, VALUE_PACKS   packs of a key, and of a value, that a lane holds
 //   ROWS         queries that a block has, of all heads that read its head of keys
 //   TOGETHER     keys that a crew has at a time
-//   WARPS, STAGES   of a block: warps, and stages in flight with the one that is worked on
+//   WARPS, STAGES   of a block: warps, and stages, including the one being processed
 //   COPY         the size of a pack, or 0 where such a one cannot be queued
 //   HAS_MASK, HAS_BIAS   what the call has
 //
@@ -45,7 +45,7 @@ struct Softmax {
         for (int e = 0; e < VALUES; ++e) sums[e] = fma(weight, other_sums[e], sums[e]);
     }
 
-    // Joins what the other crews of the warp have; all of them then have all of it.
+    // Joins the results of the warp's crews; all of them then have the result.
     __device__ __forceinline__ void join_warp() {
 #pragma unroll
         for (int apart = LANES; apart < 32; apart *= 2) {
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1)
             take<PACKS, VALUE_PACKS>(stage, u, v);
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                // What a hidden key has for a value must not come out, be it NaN.
+                // The value of a hidden key, even a NaN, must not reach the output.
                 if (s[i][u] == hidden()) continue;
                 REAL weight = exp2_fast((s[i][u] - by[i]) * (REAL)LOG2_E);
                 of[i].total += weight;

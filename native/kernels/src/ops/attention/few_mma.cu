@@ -25,7 +25,7 @@ __device__ __forceinline__ void tell(const Params& p, Found& to, const Sums (&su
     }
 }
 
-// Joins what all warps have of a row, in a warp.
+// Joins the warps' results of a row, in one warp.
 __device__ __forceinline__ void join(const Params& p, const Found* all, int row, float* to) {
     float top = hidden(), total = 0, weights[WARPS];
 #pragma unroll

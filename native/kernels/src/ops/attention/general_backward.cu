@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_general_backward
     }
 }
 #else
-// Of an axis that the bias is repeated along, all; else the one that the block has. Takes the block's share
+// All indices of an axis along which the bias is broadcast; else the block's own. Takes the block's share
 // of `id`.
 struct Axis { int first, count; };
 

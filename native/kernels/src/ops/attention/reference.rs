@@ -1,4 +1,4 @@
-//! The reference: f64, one query and one key at a time, written to be read beside the formula.
+//! The reference: f64, one query and one key at a time, in the form of the formula.
 
 use super::{Layout, Problem, Repeated};
 use crate::error::Result;

@@ -176,7 +176,7 @@ impl<'a, S: Storage> Sums<'a, S> {
     }
 }
 
-/// What a block of lanes needs all the time. `A` is an array of W vectors, or a vector of them where W
+/// The constants of a block of lanes. `A` is an array of W vectors, or a vector of them where W
 /// is unusual.
 struct Block<'s, 'a, S: Storage, V, A> {
     sums: &'s Sums<'a, S>,

@@ -1,6 +1,6 @@
 // The gradient of a norm. A slot of threads goes through its rows and holds its columns' sums for dw and db in
 // registers (in its row of p.dw and p.db where PACKS is 0); norm_sums adds up those of all slots. They leave few
-// registers, so rows come by way of shared memory: STAGES of them at a time, of which one is worked on.
+// registers, so rows go through shared memory: STAGES of them at a time, including the one being processed.
 
 extern __shared__ __align__(16) unsigned char shared[];
 

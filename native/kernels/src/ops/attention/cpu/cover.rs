@@ -68,7 +68,7 @@ fn is_seen<V: Vector>(cover: V) -> V {
     V::constant(1.0).where_less(V::constant(f64::NEG_INFINITY), cover, cover).max(V::zero())
 }
 
-/// A score under its cover: minus infinity hides whatever it is.
+/// A score with its cover added; minus infinity hides every score.
 #[inline(always)]
 pub fn covered<V: Vector>(score: V, cover: V) -> V {
     score.add(cover).where_less(V::constant(f64::NEG_INFINITY), cover, cover)

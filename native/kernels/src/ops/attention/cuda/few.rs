@@ -37,7 +37,7 @@ const HELD: usize = 32;
 const WARPS: usize = 4;
 /// Packs of keys that a lane has at a time, and the most packs of values.
 const TOGETHER: usize = 4;
-/// Stages in flight, with the one that is worked on.
+/// Stages, including the one being processed.
 const STAGES: usize = 3;
 /// The most parts.
 const MOST_PARTS: usize = 1024;

@@ -109,7 +109,7 @@ impl Problem {
     }
 }
 
-/// What it computes from beside a cache. The last axis of a mask is as long as cache and sequence together.
+/// The inputs without those of a cache. The last axis of a mask is as long as cache and sequence together.
 const LAYER: [Slot; 5] = [
     Slot::new("x", "(B, L, D)"),
     Slot::new("wqkv", "(3D, D)"),

@@ -16,7 +16,7 @@ __device__ __forceinline__ Read read(const Params& p, const Place& place, const 
     return of;
 }
 
-// The gradient of the state but for what the norm takes away; `u` and what the norm divides by.
+// The gradient of the state without the term that the norm subtracts; `u` and the norm's divisor.
 struct Reached { REAL g, u, s, m, size; };
 
 __device__ __forceinline__ Reached reach(const Params& p, const Place& place, const Item& item, int index, i64 t, const Read& of) {

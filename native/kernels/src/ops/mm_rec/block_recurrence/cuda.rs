@@ -2,7 +2,7 @@
 //! in the registers and shared memory of a cluster are held by each cluster, which walks one or a few sequences.
 //! Larger ones are held by the whole device, which walks a few sequences at a time.
 //!
-//! As on the CPU, whatever does not depend on the state, or only on states that are known, is computed before and
+//! As on the CPU, terms that do not depend on the state, or only on known states, are computed before and
 //! after the walk, as products of large matrices.
 
 mod plan;

@@ -1,4 +1,4 @@
-//! Ops composed of several others: what a format makes of a tensor, and what all products make of it.
+//! Ops composed of several others: a tensor quantized to a format, and all products with it.
 
 use super::format::Format;
 use super::problem::{self, Conversion, Factors};

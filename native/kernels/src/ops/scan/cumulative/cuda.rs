@@ -40,7 +40,7 @@ const MUCH: usize = 200 << 10;
 /// Bytes of shared memory that the system reserves in each block.
 const RESERVED: usize = 1 << 10;
 
-/// Bytes that memory reads at once: a tile with fewer bytes of a row would read the others for nothing.
+/// Bytes of a memory transaction: a tile with fewer bytes of a row would waste the others.
 const SECTOR: usize = 32;
 
 params! {

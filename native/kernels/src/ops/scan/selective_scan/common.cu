@@ -1,4 +1,4 @@
-// What the scan and its gradient share. A thread holds K states of a channel, which has P lanes;
+// Shared by the scan and its gradient. A thread holds K states of a channel, which has P lanes;
 // N states are there.
 
 // Rows of states are read and written 16 bytes at a time where they are aligned so.

@@ -22,7 +22,7 @@
 //     whole tiles without masks, running pointers: 8 instructions a state and step, 5 of them needed
 //   version 3           0.0104        0.197           0.472           0.045
 //     no divisions before the first load; registers for 12 to 16 warps a multiprocessor, no more
-// Tried in vain: two sums for y; fetching behind the tile rather than before it; 16-bit values held
+// Tried in vain: two sums for y; fetching after the tile rather than before it; 16-bit values held
 // in whole registers; tiles of more than 128 states and steps a thread, whose code outgrows the
 // instruction cache.
 
@@ -50,7 +50,7 @@ typedef unsigned Offset;
 typedef i64 Offset;
 #endif
 
-// The element `offset` bytes behind `base`.
+// The element at `offset` bytes from `base`.
 template <typename T>
 __device__ __forceinline__ T& behind(T* base, Offset offset) { return *(T*)((char*)base + offset); }
 
@@ -222,7 +222,7 @@ struct Scan {
         narrow(sum, behind(y, s * apart));
     }
 
-    // The state in front of chunk j: initial_state carried over the chunks before it.
+    // The state before chunk j: initial_state carried over the chunks before it.
     __device__ __forceinline__ void carry() {
         for (i64 i = 0; i < j; i++) {
             i64 flat = (i * p.batch + batch) * p.channels + channel;
@@ -273,7 +273,7 @@ struct Scan {
         return y;
     }
 
-    // Does the tile that was fetched before, of which there are `left` steps, and fetches the next.
+    // Processes the tile that was fetched before, `left` steps of it, and fetches the next.
     template <bool WHOLE>
     __device__ __forceinline__ void do_tile(int buffer, int left, int next_left) {
         Owned own = next;

@@ -1,4 +1,4 @@
-//! The reference: f64, one loop per axis, written to be read beside the formula.
+//! The reference: f64, one loop per axis, in the form of the formula.
 
 use super::{ClampGrad, Form, Options, Problem};
 use crate::error::Result;
@@ -40,7 +40,7 @@ pub fn selective_scan(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<
     Ok([("y", y.into_dyn()), ("last_state", h), ("states", states.into_dyn())].into_iter().collect())
 }
 
-/// `B` or `C` of one batch, time, channel and state, whatever its form.
+/// `B` or `C` of one batch, time, channel and state, in any form.
 fn at(values: &ArrayD<f64>, form: Form, problem: &Problem, place: [usize; 4]) -> f64 {
     values[index(values, form, problem, place)]
 }
@@ -122,7 +122,7 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
 fn step_slope(problem: &Problem, raw: f64) -> f64 {
     let Options { dt_softplus, clamp_grad, .. } = problem.options;
     let size = if dt_softplus { softplus(raw) } else { raw };
-    // Both bounds are inside; a size that is clamped is one that changes.
+    // The bounds are inclusive: a step counts as clamped if clamping changes it.
     let clamped = clamp_grad == ClampGrad::Mask && step_size(problem, raw) != size && !size.is_nan();
     match (clamped, dt_softplus) {
         (true, _) => 0.0,

@@ -28,13 +28,13 @@ pub fn backward<'a, P: Place>(
     place.map(Map::Sum, &[P::view(&dr), P::view(&of_norm)], P::briefly_mut(outputs.expect("dx")?))
 }
 
-/// What comes through attention.
+/// The gradient through attention.
 struct OfAttention<T> {
     dh: T,
     dq: T,
 }
 
-/// What comes through the recurrence.
+/// The gradient through the recurrence.
 struct OfRecurrence<T> {
     dz: T,
     dgamma: T,

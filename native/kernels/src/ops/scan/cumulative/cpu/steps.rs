@@ -7,7 +7,7 @@ use crate::cpu::Vector;
 ///
 /// All is `#[inline(always)]` and passes vectors through no closure: see [`crate::cpu::level::Work`].
 pub trait Steps<const IN: usize, const N: usize, const T: usize, const OUT: usize>: Copy + Sync {
-    /// What comes before the first step where nothing is given for it.
+    /// The default initial state.
     const FIRST: f64;
 
     /// What is carried into the first step from an initial state, in the form that callers see.
@@ -16,7 +16,7 @@ pub trait Steps<const IN: usize, const N: usize, const T: usize, const OUT: usiz
     fn neutral<V: Vector>(self) -> [V; N];
     /// A step: what is carried on and what is given. `before` is the result of the scan before this step.
     fn step<V: Vector>(self, state: [V; N], read: [V; IN], before: V) -> ([V; N], [V; OUT]);
-    /// What is seen outside of what is carried on at the end; `first` is what came before the first step.
+    /// The last state, from the carry at the end; `first` is the initial state.
     fn last<V: Vector>(self, state: [V; N], first: V) -> V;
 
     /// No time at all.

@@ -92,7 +92,7 @@ pub struct Walk<'a, S: Storage, K, const IN: usize, const OUT: usize> {
     /// The states that it starts from, (rows, width).
     pub start: Option<&'a [S::Wide]>,
     pub inputs: [Read<'a, S>; IN],
-    /// What a gradient needs of the scan before each step: its results, and what comes before the first.
+    /// The scan's values before each step, for a gradient: its results, and the initial state.
     pub before: Read<'a, S>,
     pub first: Option<&'a [S::Wide]>,
     pub outputs: [Write<'a, S>; OUT],

@@ -196,7 +196,7 @@ struct Column {
 
 __device__ __forceinline__ int at_most(int most, i64 left) { return left < 0 ? 0 : left < most ? (int)left : most; }
 
-// What both passes have of a thread.
+// A thread's state in both passes.
 struct Thread {
     const Params& p;
     Shared& shared;
@@ -272,7 +272,7 @@ struct Thread {
 
     // The decay of state k of channel m over delta.
     __device__ __forceinline__ REAL decay(REAL delta, int m, int k) { return exp2_fast(delta * a[m][k]); }
-    // What is not there must not spoil the sums, whatever B and C are.
+    // Padding must not change the sums, for any B and C.
     __device__ __forceinline__ bool there(int m, int k) { return (!RAGGED || at.alive(m)) && exists(at.rank, k); }
 
     __device__ __forceinline__ void load_b(REAL (&b)[K], int row) {

@@ -10,7 +10,7 @@
 //! by block, each channel in a lane, as in [`super::by_channel`], while the next tile is prefetched.
 //!
 //! The limit, for AVX-512 and 16 state steps (one state of 16 channels): the first way takes the 12
-//! vector operations of the scan, 9 of which need a multiplier; the second 11 to have decays and states
+//! vector operations of the scan, 9 of them with a multiplier; the second 11 to have decays and states
 //! again, 8 with a multiplier, then 8 multiplications and 5 to sum over channels. On Zen 4, which does one
 //! multiplication a cycle, that is 25 cycles or 6.9 ns: 10.9 ms on two cores for 1 x 2048 x 1536 x 16. A
 //! sequence of one tile needs no first way unless it has a gate: 16 cycles, 2.2 ms for 32 x 60 x 512 x 16.

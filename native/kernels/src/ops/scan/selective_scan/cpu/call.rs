@@ -68,7 +68,7 @@ impl Ahead {
     }
 }
 
-/// `B` or `C`: rows of states, whatever the form.
+/// `B` or `C`: rows of states, in any form.
 pub struct Coefficient<'a, S> {
     values: &'a [S],
     pub form: Form,
@@ -368,7 +368,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
         }
     }
 
-    /// The gradient of the gate at step `t`, where `y` is what came before it.
+    /// The gradient of the gate at step `t`, where `y` is the gate's input.
     #[inline(always)]
     pub fn gate_gradient(&self, t: usize, dy: &[S], y: V) -> Option<V> {
         let z = self.load(self.inputs.z?, t);

@@ -66,7 +66,7 @@ params! {
         db: u64 as "STORAGE*",
         dc: u64 as "STORAGE*",
         dinitial_state: u64 as "REAL*",
-        // States behind every tile but the last, (tiles - 1, B, D, N); where there are chunks, those that
+        // States after every tile but the last, (tiles - 1, B, D, N); where there are chunks, those that
         // the chunk would have if it started from zero, and the sums of its deltas so far, (tiles, B, D).
         bounds: u64 as "REAL*",
         passed: u64 as "REAL*",
