@@ -1,4 +1,4 @@
-//! What ops say about their inputs and outputs.
+//! Declarations of inputs and outputs.
 
 use super::Pattern;
 use crate::tensor::DType;

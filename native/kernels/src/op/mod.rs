@@ -1,7 +1,7 @@
 //! The trait of ops: named tensors in, checked options, named tensors out.
 //!
-//! An op is a type that implements [`Op`]. Whoever calls ops by their names, such as the NIF, XLA's handlers and the golden
-//! tests, knows them as [`AnyOp`], so a new op is one folder and one line in [`crate::ops`].
+//! An op is a type that implements [`Op`]. Code that calls ops by their names, such as the NIF, XLA's handlers and the
+//! golden tests, has them as [`AnyOp`], so a new op is one folder and one line in [`crate::ops`].
 
 mod about;
 mod bound;

@@ -1,4 +1,4 @@
-//! Attention on CUDA: which kernels compute a call, and what they are given.
+//! Attention on CUDA: the choice of kernels for a call, and their parameters.
 //!
 //! Tensor cores compute calls of bf16 and f16 without mask and bias ([`mma`]). All others use multiply-adds in the
 //! type of the arithmetic ([`general`]), also those of f32, whose digits tensor cores would lose. Forward calls of

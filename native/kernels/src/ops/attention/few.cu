@@ -1,23 +1,23 @@
-// Few queries over many keys, as decoding has them: what counts is that all multiprocessors read keys and
-// values, each once. After common.cu, score.cu and pack.cu. cuda/few.rs chooses the macros:
-//   LANES        lanes that have a row together, VEC elements at a time
+// Few queries over many keys, as in decoding. Memory is the limit: all multiprocessors read keys and values,
+// each once. After common.cu, score.cu and pack.cu. cuda/few.rs chooses the macros:
+//   LANES        lanes that share a row, VEC elements at a time
 //   PACKS, VALUE_PACKS   packs of a key, and of a value, that a lane holds
 //   ROWS         queries that a block has, of all heads that read its head of keys
 //   TOGETHER     keys that a crew has at a time
 //   WARPS, STAGES   of a block: warps, and stages, including the one being processed
-//   COPY         the size of a pack, or 0 where such a one cannot be queued
-//   HAS_MASK, HAS_BIAS   what the call has
+//   COPY         the size of a pack, or 0 where it has no asynchronous copy
+//   HAS_MASK, HAS_BIAS   the call's optional inputs
 //
 // A block has a part of a head's keys. Its lanes fall into crews of LANES, each of which goes through keys of
 // its own with an online softmax of its own; these are joined at the end, and those of all parts by a second
-// kernel, in an order that depends on the sizes alone. Keys and values come by way of shared memory, as registers
-// do not hold all that must be under way: STAGES times TOGETHER keys, of which those of one stage are worked on. A
-// lane reads there only what it has copied itself, so lanes need not synchronize.
+// kernel, in an order that depends on the sizes alone. Keys and values go through shared memory, since registers
+// do not hold the loads in flight: STAGES times TOGETHER keys, one stage of which is being processed. A lane reads
+// only the data that it copied itself, so lanes need not synchronize.
 
 constexpr int THREADS = 32 * WARPS, CREWS = THREADS / LANES;
 constexpr int HELD = PACKS * VEC, VALUES = VALUE_PACKS * VEC, ALL_PACKS = PACKS + VALUE_PACKS;
 
-// What is known of a query after some keys.
+// The online softmax of a query after some keys.
 struct Softmax {
     REAL top, total, sums[VALUES];
 

@@ -3,12 +3,12 @@
 // a tile are queries of all heads that read that head of keys, and see the same ones. Each warp goes through keys of its
 // own, OTHER at a time, which it copies itself STAGES - 1 times ahead, so that warps do not wait for each other.
 //
-// What it reads decides: of 16 keys 128 wide there are 8 KiB, which take a quarter of a multiprocessor 1 us, and their
-// instructions a third of that.
+// Memory is the limit: 16 keys of width 128 are 8 KiB, which take a quarter of a multiprocessor 1 us; their
+// instructions take a third of that.
 
 constexpr int ROWS = 16, STAGE = OTHER * (LEADING + VALUE_LEADING), STEP = WARPS * OTHER;
 
-// What a warp's keys came to, for each row: the sums, the top and the total.
+// The results of a warp's keys for each row: the sums, the maximum and the total.
 typedef float Found[ROWS][VALUE_WIDTH + 2];
 
 __device__ __forceinline__ void tell(const Params& p, Found& to, const Sums (&sums)[TILES][VALUE_WIDTH / 8], const Softmax& state) {

@@ -1,7 +1,7 @@
-// Joins what the parts of a query's keys came to, after common.cu: a block a query, whose threads share first
-// the parts and then the columns. cuda/few.rs sees to it that there are at most MOST_PARTS parts.
+// Joins the results of the parts of a query's keys, after common.cu: one block per query, whose threads divide first
+// the parts and then the columns. cuda/few.rs plans at most MOST_PARTS parts.
 
-// What all warps have, joined in an order that depends on the sizes alone.
+// The result of all warps, joined in an order that depends on the sizes alone.
 template <typename Join>
 __device__ __forceinline__ REAL of_block(REAL value, Join join) {
     __shared__ REAL each[WARPS];

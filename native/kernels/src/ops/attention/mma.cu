@@ -5,14 +5,13 @@
 //   WARPS                warps of a block
 //   HALF                 whether storage is f16, else bf16
 //
-// Of a 16 x 8 tile of sums a lane has the columns 2 (lane % 4) and the next one, of the rows lane / 4 and
-// the eighth after it. Two such tiles side by side, rounded, are one left operand: weights go from sums to
-// operands without leaving the registers.
+// Of a 16 x 8 tile of sums a lane has columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
+// Two adjacent tiles, rounded, are one left operand: weights become operands without leaving the registers.
 
 constexpr int THREADS = 32 * WARPS;
 [[maybe_unused]] constexpr int OWN = 16 * TILES * WARPS;
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different
-// banks, at every width; swizzled addresses would ask for powers of two.
+// banks, at every width; swizzled addresses would require powers of two.
 #define LEADING (WIDTH + 8)
 #define VALUE_LEADING (VALUE_WIDTH + 8)
 

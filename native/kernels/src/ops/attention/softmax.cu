@@ -9,8 +9,8 @@ __device__ __forceinline__ void begin(Softmax& state) {
         for (int half = 0; half < 2; ++half) state.top[m][half] = hidden(), state.total[m][half] = 0;
 }
 
-// Turns products into weights, and finds what all sums so far are to be multiplied by. On an edge, `seen` tells of
-// a row of the lane's how many of the keys it sees.
+// Turns products into weights, and finds the factor of all sums so far. On an edge, `seen` is the number of keys that
+// a row of the lane sees.
 template <bool EDGE, typename Seen>
 __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& state, const Params& p, Seen seen) {
 #pragma unroll

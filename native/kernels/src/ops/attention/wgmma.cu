@@ -2,8 +2,8 @@
 // wgmma. Sums and left operands in registers lie as those of mma.sync with TILES 1 do.
 //
 // In shared memory a tile is blocks of 64 columns, a row of a block 128 bytes, whose 16-byte units are
-// swizzled: unit u of row r lies at u ^ r % 8. A tile begins at a multiple of 1024 bytes. The same tile
-// serves with its rows as columns (products) and as they are (weighted sums).
+// swizzled: unit u of row r lies at u ^ r % 8. A tile begins at a multiple of 1024 bytes. A tile
+// is an operand transposed (products) or not (weighted sums).
 
 typedef unsigned long long u64;
 

@@ -1,6 +1,6 @@
 // The causal convolution and its gradient. The formulas are in mod.rs; cuda.rs chooses the macros:
 //   W       width              SILU   whether there is an activation
-//   PART    FORWARD, BACKWARD (but for what is summed over batch and time) or SUMS
+//   PART    FORWARD, BACKWARD (without the sums over batch and time) or SUMS
 //
 // A thread is one channel of one batch over a stretch of rows, with its window of W rows in registers;
 // neighbouring threads are neighbouring channels. The gradient goes by rows of xp: row r has all its

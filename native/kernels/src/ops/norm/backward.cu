@@ -9,7 +9,7 @@ __device__ __forceinline__ Pack* kept(int stage, int tensor, int k) {
     return (Pack*)shared + ((stage * 2 + tensor) * PACKS + k) * (THREADS * ROWS) + threadIdx.x;
 }
 
-// Queues the copy of a pack, or of zeros. What is too small or too old for that is copied at once.
+// Queues the copy of a pack, or of zeros. Small packs, and old devices, have synchronous copies.
 __device__ __forceinline__ void copy(Pack* to, const Pack* from, bool there) {
 #if __CUDA_ARCH__ >= 800
     constexpr int BYTES = sizeof(Pack) < 4 ? 4 : sizeof(Pack);

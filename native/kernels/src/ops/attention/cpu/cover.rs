@@ -1,4 +1,4 @@
-//! What is added to the scores of a tile: the bias, and minus infinity where a key is hidden from a query.
+//! Terms added to the scores of a tile: the bias, and minus infinity where a key is hidden from a query.
 
 use crate::cpu::vector::{MAX_LANES, transpose};
 use crate::cpu::{Real, Vector, Work};

@@ -1,5 +1,5 @@
 // A walk through time by a group of blocks that share a matrix: each keeps some rows of it in registers and shared
-// memory, and in each step multiplies them with vectors that it gets whole from all blocks of the group.
+// memory, and in each step multiplies them with vectors gathered from all blocks of the group.
 //
 // The group is a cluster of BLOCKS blocks, which write into each other's shared memory, or with CLUSTER 0 the grid,
 // which goes through global memory; one barrier a step, two with NORM. A group walks for BATCH sequences at once.

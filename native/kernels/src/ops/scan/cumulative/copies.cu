@@ -1,6 +1,6 @@
-// How all of them go through memory: scans.cu says in which order and what the macros are.
+// The scans' memory accesses. scans.cu describes the order and the macros.
 
-// VEC neighbours at once, as far as the type allows it.
+// VEC neighbours at once, if the type allows it.
 template <class T>
 __device__ __forceinline__ void load(const T* from, REAL (&to)[VEC]) {
     constexpr int EACH = VEC * sizeof(T) > 16 ? 16 / sizeof(T) : VEC;

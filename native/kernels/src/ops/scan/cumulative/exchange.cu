@@ -1,9 +1,9 @@
-// What the threads of a block and the blocks of a cluster tell each other.
+// Exchange between the threads of a block and the blocks of a cluster.
 
 constexpr int WORDS = sizeof(Total) / 4;
 
-// What the threads of a block, and the blocks of a cluster, tell each other in a round: what the steps of a warp, and
-// of a block, are as a whole, and then what is before them. And the barrier that waits for the blocks.
+// The exchange of a round: the totals of each warp and of each block, then their prefixes, and the barrier of the
+// blocks.
 struct Exchange {
     alignas(32) unsigned warps[WORDS][WARPS][CHANNELS];
     alignas(32) unsigned before[WORDS][CHANNELS];

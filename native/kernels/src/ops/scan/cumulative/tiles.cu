@@ -19,7 +19,7 @@ __device__ __forceinline__ Place next_round(const Params& p, Place at) {
     return at;
 }
 
-// How many of the tile's steps are there, at most all of them; and whether one follows.
+// The number of the tile's steps within the length, and whether a step follows.
 __device__ __forceinline__ int steps(const Params& p, const Place& at) {
     i64 left = at.inside ? p.length - at.step : 0;
     return left < 0 ? 0 : left < STEPS ? left : STEPS;

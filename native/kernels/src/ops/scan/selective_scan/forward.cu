@@ -3,10 +3,10 @@
 //   S       steps a thread owns per tile    Q      steps that P lanes do together: P, or 1 where L = 1
 //   WARPS   warps per block                 MIN    blocks that a multiprocessor must have room for
 //   NEAR    whether offsets within a tile fit 32 bits
-//   FORM_B, FORM_C   how B and C come: TILE (shared by all channels of the block), DIRECT (a group
+//   FORM_B, FORM_C   the forms of B and C: TILE (shared by all channels of the block), DIRECT (a group
 //                    per few channels), CONSTANT (D, N)
-//   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, STATES, SLABS   what the call asks for
-//   PASS    0 whole sequence or second pass over chunks, 1 first pass: where each chunk ends
+//   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, STATES, SLABS   the call's inputs and options
+//   PASS    0 whole sequence or second pass over chunks, 1 first pass: the last state of each chunk
 //
 // Time is the loop and states are registers. P neighbouring lanes share a channel; over P steps
 // each of them loads, prepares and finishes one, so nothing is computed twice, and P - 1 shuffles
@@ -34,10 +34,10 @@ constexpr int CHANNELS = 32 / P;
 constexpr int STEPS = Q * S;
 constexpr int THREADS = 32 * WARPS;
 constexpr bool TILE_B = FORM_B == TILE, TILE_C = FORM_C == TILE && PASS != 1;
-// B and C of one lane and step lie side by side, padded to an odd number of 16-byte units against
+// B and C of one lane and step are adjacent, padded to an odd number of 16-byte units to avoid
 // bank conflicts.
 constexpr int UNITS = (2 * K + UNIT - 1) / UNIT | (P > 1);
-// One tile of B and C, and how many of its elements each thread brings in.
+// One tile of B and C, and the number of its elements that each thread loads.
 constexpr int TILE_ELEMENTS = STEPS * N;
 constexpr int FETCHES = (TILE_ELEMENTS + THREADS - 1) / THREADS;
 constexpr int FETCHED = FETCHES > 0 ? FETCHES : 1;

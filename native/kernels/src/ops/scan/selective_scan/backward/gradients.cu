@@ -5,7 +5,7 @@
 template <typename T>
 __device__ __forceinline__ void prefetch(const T* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
 
-// Whether dt's gradient is other than delta's.
+// Whether dt's gradient differs from delta's.
 constexpr bool SLOPE = SOFTPLUS || (CLAMP && MASK);
 
 __device__ __forceinline__ REAL silu_slope(REAL v) {

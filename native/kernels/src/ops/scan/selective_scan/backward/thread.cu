@@ -2,11 +2,11 @@
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int GROUPS = 32 / P;
-// Channels of a warp, states with those that only pad.
+// Channels of a warp, and states including padding.
 constexpr int WIDTH = M * GROUPS, PADDED = K * P;
 // Elements that a thread prepares and finishes, of STEPS steps of all channels of a warp.
 template <int STEPS> constexpr int SHARE = (STEPS * WIDTH + 31) / 32;
-// Of how many channels these are.
+// The number of channels of these elements.
 constexpr int OWN = WIDTH > 32 ? WIDTH / 32 : 1;
 constexpr int SLOT = SUB * 2 > WIDTH ? SUB * 2 * PADDED : PADDED * WIDTH;
 
@@ -28,8 +28,8 @@ __device__ __forceinline__ void store(REAL* to, const REAL (&from)[C]) {
 }
 
 // Sums each of V values of each set over LANES lanes that are STRIDE apart, of which this one is
-// number `rank`: it ends with those from value `rank * V / LANES` on. All sets go together, since
-// each shuffle takes long and they are done in this order.
+// number `rank`: it ends with those from value `rank * V / LANES` on. All sets are shuffled together, to
+// hide the shuffles' latency.
 template <int LANES, int STRIDE, int SETS, int V, int LEFT = V>
 __device__ __forceinline__ void sum_over(REAL (&v)[SETS][V], int rank) {
     if constexpr (LANES > 1) {
