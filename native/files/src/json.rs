@@ -4,7 +4,7 @@ use crate::recognise::{JSON, explained};
 use serde_json::Value;
 use sidewinder_kernels::error::{Error, Kind, Result};
 
-/// What the text begins with that stands for a number that is not finite: no other text in a file begins so.
+/// The prefix of texts that stand for numbers that are not finite: no other text in a file has it.
 const ODD: char = '\0';
 
 /// Reads a file of JSON, in which the last of equal keys counts, as in Python. Numbers that are not finite become texts

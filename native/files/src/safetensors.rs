@@ -1,4 +1,4 @@
-//! Safetensors files: what is in them, one tensor at a time, and written whole or not at all.
+//! Safetensors files: their index, one tensor at a time, and writes that are complete or have no effect.
 //!
 //! Headers are parsed here, so that a tensor of an unknown element type does not hide the others. Tensors are read by
 //! position, not mapped: a file that another program cuts short gives an error, where a mapping would end the process.
@@ -73,7 +73,7 @@ impl Reader {
         &self.metadata
     }
 
-    /// What the file holds, in the order of the data.
+    /// The file's tensors, in the order of the data.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -135,7 +135,7 @@ struct Header {
     entries: Vec<Entry>,
 }
 
-/// What it tells of a tensor.
+/// A tensor's entry.
 #[derive(Deserialize)]
 struct Info {
     dtype: String,

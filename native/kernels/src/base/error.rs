@@ -11,7 +11,7 @@ pub enum Kind {
     DType,
     /// A tensor's bytes do not match its shape, or a size overflows.
     Size,
-    /// A required tensor is missing, or one is there that the op does not know.
+    /// A required tensor is missing, or a tensor is unknown to the op.
     Argument,
     /// An option is unknown or has a value that is not allowed.
     Option,

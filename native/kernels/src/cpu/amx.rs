@@ -185,7 +185,7 @@ pub struct Block {
     pub left: [Source; 2],
     /// Two tiles of columns.
     pub right: [Source; 2],
-    /// Whether the second ones are there.
+    /// Whether there are second ones.
     pub two: [bool; 2],
     /// The tiles of sums, row by row.
     pub sums: [[*mut f32; 2]; 2],
@@ -285,7 +285,7 @@ pub struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// 64 bytes of each of sixteen lines. What is not there is 0.
+    /// 64 bytes of each of sixteen lines. Missing bytes are 0.
     ///
     /// # Safety
     /// The CPU must have AVX-512.

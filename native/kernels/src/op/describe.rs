@@ -54,7 +54,7 @@ pub struct Slot {
     pub precision: Precision,
     /// Whether it may be absent.
     pub optional: bool,
-    /// Whether the words only show what is usual, and the op proves its shape itself.
+    /// Whether the words only describe the usual shape, and the op proves it itself.
     pub loose: bool,
 }
 

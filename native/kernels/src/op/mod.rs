@@ -35,7 +35,7 @@ use ndarray::ArrayD;
 /// The layout of sequences, which a wrong shape mostly does not have.
 const LAYOUT: &str = "Layout is channel-last: (batch, length, channels)";
 
-/// An operation: what it takes, what it gives, and how each backend computes it.
+/// An operation: its inputs and outputs, and how each backend computes it.
 pub trait Op: Sized + 'static {
     /// Its name in every language.
     const NAME: &'static str;
@@ -116,7 +116,7 @@ pub fn wrong_shape(name: &str, expected: &str, got: &Spec) -> Error {
     Error::new(Kind::Shape, name).expected(format_args!("shape {expected}")).got(got.shape).hint(LAYOUT)
 }
 
-/// Checks that the input of that name, if it is there, has these sizes.
+/// Checks that the input of that name, if given, has these sizes.
 pub fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()> {
     match inputs.find(name) {
         Some(spec) if spec.shape[..] != *dims => Err(wrong_shape(name, &Shape::new(dims)?.to_string(), spec)),

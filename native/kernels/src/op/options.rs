@@ -218,7 +218,7 @@ pub(super) fn describe<O: Options>() -> Vec<OptionInfo> {
     O::DOCS.iter().map(info).collect()
 }
 
-/// What the field of that name takes: its type is asked to be decoded, and tells what from.
+/// The kind of the field of that name: its type's deserializer requests it.
 fn takes<O: DeserializeOwned>(name: &'static str) -> Takes {
     match O::deserialize(Field(name)) {
         Err(Probe(Some(takes))) => takes,
@@ -229,7 +229,7 @@ fn takes<O: DeserializeOwned>(name: &'static str) -> Takes {
 /// A struct with one field.
 struct Field(&'static str);
 
-/// What ends the decoding: what a value was asked to be.
+/// The error that ends the decoding: the kind that was requested.
 #[derive(Debug)]
 struct Probe(Option<Takes>);
 
@@ -272,7 +272,7 @@ impl<'de> MapAccess<'de> for Field {
     }
 }
 
-/// A value that tells what it is asked to be.
+/// A deserializer that reports the requested kind.
 struct Asked;
 
 macro_rules! tell {

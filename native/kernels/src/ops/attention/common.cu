@@ -38,7 +38,7 @@ __device__ __forceinline__ int first_seeing(const Params& p, int key) {
 #endif
 }
 
-// What a block works on. Blocks of `together` heads follow each other tile by tile, the tiles of most
+// The work of a block. Blocks of `together` heads follow each other tile by tile, the tiles of most
 // work first, so that what they read in common stays in the cache and the longest do not come last.
 struct Place { int tile, batch, head; };
 

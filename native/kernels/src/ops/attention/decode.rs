@@ -71,7 +71,7 @@ fn no_room(room: usize, new: usize, cached: usize) -> Error {
         .hint("Give it a larger cache")
 }
 
-/// Attention over a cache that takes in what is new.
+/// Attention over a cache, to which the new rows are appended.
 pub struct Decode;
 
 impl Op for Decode {
@@ -113,7 +113,7 @@ impl Op for Decode {
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
         let (y, keys) = (problem.outputs[0].shape, problem.cache[0].shape);
-        // Rows of the cache that are not there yet cost nothing, but its room bounds those that are.
+        // Only filled rows cost work; the cache's room bounds them.
         op::product(&[y.elements(), keys[1].max(keys[2])])
     }
 

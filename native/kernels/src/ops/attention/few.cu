@@ -30,7 +30,7 @@ struct Softmax {
     // Makes room for scores up to `highest`; gives what they are to be shifted by.
     __device__ __forceinline__ REAL raise(REAL highest) {
         highest = largest(highest, top);
-        // Who has seen nothing yet has no top to be shifted by.
+        // A query that has seen no keys has no maximum to subtract.
         REAL by = highest == hidden() ? (REAL)0 : highest, fade = exp2_fast((top - by) * (REAL)LOG2_E);
         top = highest, total *= fade;
 #pragma unroll
@@ -58,7 +58,7 @@ struct Softmax {
     }
 };
 
-// The element of a row that a lane has at `e` of what it holds.
+// The element of a row at index `e` of a lane's elements.
 __device__ __forceinline__ int column(int e) { return (e / VEC * LANES + threadIdx.x % LANES) * VEC + e % VEC; }
 
 extern __shared__ __align__(16) unsigned char shared[];
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1)
 #pragma unroll
     for (int ahead = 0; ahead < STAGES - 1; ++ahead) queue_keys(ahead, first + crew + ahead * STEP);
     int stage = 0;
-    // All lanes of a warp go round equally often, for they talk to each other.
+    // All lanes of a warp have the same number of iterations, since they exchange values.
     for (int j = first + crew; j - crew < last; j += STEP) {
         queue_keys(stage ? stage - 1 : STAGES - 1, j + (STAGES - 1) * STEP);
         wait_groups<STAGES - 1>();

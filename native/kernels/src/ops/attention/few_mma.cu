@@ -32,7 +32,7 @@ __device__ __forceinline__ void join(const Params& p, const Found* all, int row,
     for (int warp = 0; warp < WARPS; ++warp) top = largest(all[warp][row][VALUE_WIDTH], top);
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) {
-        // A row that has seen nothing has no top to be shifted by.
+        // A row that has seen nothing has no maximum to subtract.
         weights[warp] = top == hidden() ? 0.0f : exp2_fast((all[warp][row][VALUE_WIDTH] - top) * (float)LOG2_E);
         total = fmaf(weights[warp], all[warp][row][VALUE_WIDTH + 1], total);
     }
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN) attention_few_mma(Par
     int row = rest % p.tiles * ROWS, key_head = rest / p.tiles % p.key_heads, batch = rest / p.tiles / p.key_heads;
     int sharing = p.heads / p.key_heads, rows = sharing * p.queries, end = visible(p, 0);
     int first = (i64)part * p.keys / p.parts, last = least((i64)(part + 1) * p.keys / p.parts, end);
-    // Keys that are not this part's are as if they were not there.
+    // Keys outside of this part are hidden.
     Matrix keys = {p.k + start(p.k_at, batch, key_head), p.k_at.row, last, p.width};
     Matrix values = {p.v + start(p.v_at, batch, key_head), p.v_at.row, last, p.value_width};
     STORAGE* q = (STORAGE*)memory;

@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_general(Params p
                 highest = largest(s[i][j], highest);
             }
             highest = largest(row_largest(highest), top[i]);
-            // A row that has seen nothing yet has no top to be shifted by.
+            // A row that has seen nothing yet has no maximum to subtract.
             REAL by = highest == hidden() ? (REAL)0 : highest;
             REAL fade = exp2_fast((top[i] - by) * (REAL)LOG2_E);
             top[i] = highest;

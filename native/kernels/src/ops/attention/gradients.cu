@@ -64,7 +64,7 @@ struct Work {
 // Brings shift and delta of a tile of queries.
 __device__ __forceinline__ void bring_facts(float* facts, const Params& p, int batch, int head, int first) {
     if (OF_QUERIES || threadIdx.x >= OTHER) return;
-    // Queries that are not there weigh nothing: their rows of q and dy are zeros.
+    // Padding queries have no effect: their rows of q and dy are zeros.
     i64 row = ((i64)batch * p.heads + head) * p.queries + first + threadIdx.x;
     bool there = first + threadIdx.x < p.queries;
     facts[threadIdx.x] = there ? p.shift[row] : 0.0f;

@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_join(Params p
         weights[part] = exp2_fast((parts[part * apart] - by) * (REAL)LOG2_E);
         total = fma(weights[part], parts[part * apart + 1], total);
     }
-    // What this waits for is also that all weights are there.
+    // This barrier also waits for all weights.
     total = of_block(total, [](REAL a, REAL b) { return a + b; });
     STORAGE* to = p.to + start(p.y_at, row / p.queries / p.heads, head) + query * p.y_at.row;
     for (int c = threadIdx.x; c < p.value_width; c += blockDim.x) {

@@ -29,7 +29,7 @@ __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& stat
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 1));
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 2));
             highest = fmaxf(highest, state.top[m][half]);
-            // A row that has seen nothing yet has no top to be shifted by.
+            // A row that has seen nothing yet has no maximum to subtract.
             float by = EDGE && highest == hidden() ? 0.0f : highest * p.scale;
             float fade = exp2_fast(fmaf(state.top[m][half], p.scale, -by)), total = state.total[m][half] * fade;
             state.top[m][half] = highest;

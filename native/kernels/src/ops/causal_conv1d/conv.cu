@@ -114,7 +114,7 @@ extern "C" __global__ void causal_conv1d(Params p) {
             else if (p.dinitial_state) narrow(sum, p.dinitial_state[(b * (W - 1) + r) * p.channels + d]);
         }
     } else {
-        // There is no time: what is left is the state's own cotangent.
+        // With a length of 0, the gradient is the state's own cotangent.
         for (i64 r = first; r < last && p.dinitial_state; ++r) {
             i64 at = (b * (W - 1) + r) * p.channels + d;
             narrow(p.dlast_state ? (REAL)widen(p.dlast_state[at]) : (REAL)0, p.dinitial_state[at]);

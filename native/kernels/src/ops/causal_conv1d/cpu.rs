@@ -409,7 +409,7 @@ impl<S: Storage> Backward<'_, '_, S> {
     }
 }
 
-/// The newest row of `dxp` that the last W rows of `du` make whole, and what is added to it.
+/// The newest row of `dxp` that the last W rows of `du` complete, and its additional term.
 #[inline(always)]
 fn dxp<S, V, A>(block: &Block<S, V, A>, du: &A, more: V) -> V
 where

@@ -42,7 +42,7 @@ pub struct Cover<'a, E> {
     pub queries: Range<usize>,
     /// The tile's keys.
     pub keys: Range<usize>,
-    /// What is filled, and its columns. Those beyond the last query see nothing.
+    /// The output, and its columns. Columns beyond the last query see no keys.
     pub to: (&'a mut [E], usize),
 }
 

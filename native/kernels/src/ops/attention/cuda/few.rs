@@ -73,7 +73,7 @@ impl Way {
             u32::from(mask.is_some()),
             u32::from(bias.is_some()),
         );
-        // Keys and values are there first, and then the sums of each warp.
+        // First keys and values, later the sums of each warp.
         let kept = STAGES * together * (packs + value_packs) * 32 * WARPS * bytes;
         let sums = WARPS * rows * (value_packs * vec * lanes + 2) * dtype.wide().size();
         let keys = 32 / lanes * WARPS * together;

@@ -73,7 +73,7 @@ pub struct Problem {
     pub dtype: DType,
     /// The cache's keys and values.
     pub cache: Option<[Spec; 2]>,
-    /// How many rows of the cache are there.
+    /// The number of filled rows of the cache.
     pub cached: usize,
 }
 

@@ -38,7 +38,7 @@ pub fn forward<'a, P: Place>(
     place.map(Map::Sum, &[P::view(&h), P::view(&m)], P::briefly_mut(outputs.expect("y")?))
 }
 
-/// The gradients of all inputs that are there.
+/// The gradients of all given inputs.
 pub fn backward<'a, P: Place>(
     place: &P,
     problem: &Problem,

@@ -78,7 +78,7 @@ fn repeated<S: Storage>(row: &[S], rows: usize) -> Vec<S::Wide> {
     row.repeat(rows)
 }
 
-/// The state before the first step, or what is to be summed into: the tensor of that name, or zeros.
+/// The initial state, or the initial sums: the tensor of that name, or zeros.
 fn initial<E: Element>(problem: &Problem, inputs: &Named<View>, name: &str) -> Result<Vec<E>> {
     match inputs.find(name) {
         Some(state) => Ok(state.slice()?.to_vec()),
@@ -100,7 +100,7 @@ fn gated<V: Vector>([z, gamma, h]: [V; 3], sums: [V; 2], mixed: bool, mix: V) ->
     [s, m, n.mul_add(mix, core)]
 }
 
-/// What the norm divides by: the root mean square of a state of `width` elements, plus `EPS`.
+/// The norm's divisor: the root mean square of a state of `width` elements, plus `EPS`.
 fn size<E: Element>(squares: E, width: usize) -> E {
     E::from_f64((squares.to_f64() / width as f64).sqrt() + EPS)
 }

@@ -188,7 +188,7 @@ fn through<S: Storage>(packed: &[Panels<S>], panel: usize, after: &[Vec<S::Wide>
     }
 }
 
-/// What is known of some columns of a time.
+/// The values of some columns at a time.
 struct Row<'r, S: Storage> {
     z: &'r [S::Wide],
     gamma: &'r [S],

@@ -45,7 +45,7 @@ pub struct Plan {
     pub shared: usize,
 }
 
-/// What a plan is made for.
+/// The key of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Walk {
     pub width: usize,
