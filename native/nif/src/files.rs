@@ -10,7 +10,7 @@ use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// What is in a file: a list of `{name, type as the file calls it, list of sizes}`.
+/// The index of a file: a list of `{name, type as the file calls it, list of sizes}`.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_index(env: Env, path: String) -> Term {
     answer(env, || {

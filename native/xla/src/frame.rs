@@ -25,13 +25,13 @@ pub struct Target {
     pub allow_tf32: bool,
 }
 
-/// A call that is proven to have what it says.
+/// A call whose frame is checked.
 pub struct Frame<'f> {
     frame: &'f CallFrame,
     attributes: Vec<(&'f str, Value<'f>)>,
 }
 
-/// A tensor of a call: what it is, and where its elements are.
+/// A tensor of a call: its spec, and the address of its elements.
 #[derive(Clone, Copy)]
 pub struct Tensor<'f> {
     /// Its name.
@@ -242,7 +242,7 @@ unsafe fn tensors<'f>(what: &str, list: &Buffers, names: &'f str) -> Result<Vec<
     .collect()
 }
 
-/// What a buffer says of itself, by this name.
+/// The spec of a buffer, by this name.
 ///
 /// # Safety
 /// Unless it is null, `buffer.dims` leads to `buffer.rank` sizes.

@@ -1,4 +1,4 @@
-//! The norms on CUDA: what is launched, and how the work is laid out.
+//! The norms on CUDA: their launches, and the layout of the work.
 
 use super::{EpsMode, Problem, scales};
 use crate::cuda::{Buffer, Kernel, Lane, Source, function, grid_size, pack, params, types};

@@ -6,7 +6,7 @@ use crate::op::Named;
 use crate::ops::activations;
 use ndarray::{Array1, ArrayD};
 
-/// A row's statistics and what is normalised: `x^`, `mean`, `r` and `t`.
+/// A row's statistics and normalised values: `x^`, `mean`, `r` and `t`.
 struct Row {
     unit: Array1<f64>,
     mean: f64,

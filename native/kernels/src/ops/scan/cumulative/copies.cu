@@ -72,7 +72,7 @@ __device__ __forceinline__ REAL first(const Params& p, const Place& at, int v) {
 constexpr int AT_ONCE = THREADS / COLS, CHANNELS = COLS * VEC, STEPS = AT_ONCE * ROWS, WARPS = THREADS / 32;
 static_assert(CHANNELS <= THREADS, "each channel has a thread that exchanges totals");
 
-// What a block reads ahead lies in shared memory. Unless each thread reads what it uses itself and writes it straight
+// Prefetched data lies in shared memory. Unless each thread reads what it uses itself and writes it straight
 // to memory, results take the place of what is read.
 #if SCAN == EXP_PRODUCT || SCAN == LOG_SUM_EXP && GRADIENT
 typedef REAL Widest;
@@ -169,7 +169,7 @@ __device__ __forceinline__ void before(const Params& p, const Place& at, int ste
     for (int v = 0; v < VEC; ++v) to[v] = first(p, at, v);
 }
 
-// What a step reads, for each of its channels.
+// The inputs of a step, for each of its channels.
 template <bool FULL>
 __device__ __forceinline__ void read(const Params& p, const Place& at, int stage, int step,
                                      REAL (&to)[READS][VEC]) {

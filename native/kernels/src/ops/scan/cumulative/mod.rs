@@ -78,7 +78,7 @@ pub enum Scan {
     Sum,
 }
 
-/// What the options of a scan ask for.
+/// The options of a scan.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// What is accumulated.
@@ -90,7 +90,7 @@ pub struct Settings {
 /// A checked call.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
-    /// Batch size times heads: what is independent and far apart.
+    /// Batch size times heads: independent and not adjacent.
     pub rows: usize,
     /// Sequence length, `L`.
     pub length: usize,
@@ -100,7 +100,7 @@ pub struct Problem {
     pub sequence: Spec,
     /// Type and shape of states.
     pub state: Spec,
-    /// What the options ask for.
+    /// The options.
     pub settings: Settings,
 }
 
@@ -111,7 +111,7 @@ impl Problem {
     }
 }
 
-/// What tells one of these ops from another.
+/// The differences between these ops.
 pub trait Table: 'static {
     /// The op's name.
     const NAME: &'static str;
@@ -121,7 +121,7 @@ pub trait Table: 'static {
     const BACKWARD: &'static str;
     /// The names of the sequence and of its gradient.
     const NAMES: [&'static str; 2];
-    /// What the op takes.
+    /// The op's inputs.
     const INPUTS: &'static [Slot];
     /// What it gives.
     const OUTPUTS: &'static [Output];

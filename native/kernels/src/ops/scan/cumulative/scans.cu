@@ -44,10 +44,10 @@ __device__ __forceinline__ double times(double a, double b) {
 // Whether it is no number: products that are none have this in their upper word.
 __device__ __forceinline__ bool is_none(double v) { return (__double2hiint(v) & 0x7fffffff) >= 0x7ff80000; }
 
-// What a scan is made of:
+// The parts of a scan:
 //   READS       tensors it reads; `load` reads the numbers of one step
-//   Total       a stretch of time as a whole: `identity`, `then` of two, and of one and a step
-//   State       what is carried on from step to step: `start`, `after` a stretch, `last` as it is seen outside
+//   Total       the total of a stretch of time: `identity`, `then` of two, and of one and a step
+//   State       the carry from step to step: `start`, `after` a stretch, `last` in the callers' form
 //   step        one step: writes its result
 
 #if SCAN == PRODUCT && !GRADIENT

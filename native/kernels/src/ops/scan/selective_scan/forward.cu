@@ -60,7 +60,7 @@ struct Rows {
     i64 stride;
 };
 
-// What a thread holds of the steps it owns in one tile.
+// A thread's values for its steps of one tile.
 struct Owned { STORAGE x[S], dt[S], z[S]; };
 
 struct Shared {

@@ -254,7 +254,7 @@ struct Thread {
         for (int i = 0; i < Column<STEPS>::COUNT; i++) {
             if (!at.template among<STEPS>(i)) continue;
             REAL delta = step_size(widen(dt.v[i]), bias[i % OWN], lo, hi);
-            // A step or a channel that is not there does nothing, and can spoil nothing.
+            // Padding steps and channels have no effect.
             warp.delta[step + at.step(i)][at.owned(i)] = at.template has<STEPS, false>(i, left) ? delta : REAL(0);
             warp.x[step + at.step(i)][at.owned(i)] = widen(x.v[i]);
         }

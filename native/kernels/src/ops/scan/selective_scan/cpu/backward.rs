@@ -21,7 +21,7 @@
 //!
 //! ```text
 //! version 1  panels of 128 channels, all of a block's tile at once       22    85
-//! version 2  256 channels, read step by step, the next tile asked for    11.5  48
+//! version 2  256 channels, read step by step, next tile prefetched    11.5  48
 //! version 3  sums folded to one vector for four states, fewer pieces      8.6  40
 //! ```
 //!

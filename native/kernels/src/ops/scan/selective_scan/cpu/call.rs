@@ -1,4 +1,4 @@
-//! The tensors of a call, and what is the same for both kernels: the step size before the states
+//! The tensors of a call, and the common part of both kernels: the step size before the states
 //! are advanced, and skip and gate after.
 
 use crate::cpu::pool::Shared;
@@ -431,7 +431,7 @@ pub struct BackStep<V> {
     pub dinput: V,
 }
 
-/// What is needed of that step once the states are done.
+/// The values of that step for its end, once the states are done.
 #[derive(Clone, Copy)]
 pub struct StepEnd<V> {
     pub x: V,
