@@ -25,6 +25,10 @@ defmodule Sidewinder.Kernel do
 
   @where [:backend, :level, :threads, :allow_tf32]
 
+  @doc false
+  # The options above, which every op takes.
+  def where, do: @where
+
   @typedoc "Inputs by name, the one that sets the storage type first."
   @type inputs :: [{String.t() | atom, Tensor.t()}]
 

@@ -61,7 +61,6 @@ defmodule Sidewinder.Mamba do
   @typedoc "Token numbers from 0 to V - 1."
   @type tokens :: [non_neg_integer]
 
-  @where [:backend, :level, :threads, :allow_tf32]
   @loading [:type, :backbone, :copy, :quantize, :tokenizer, :ends]
 
   @doc """
@@ -469,7 +468,7 @@ defmodule Sidewinder.Mamba do
 
   # Splits options into those of these names and those of `Sidewinder.Kernel`.
   defp options!(options, names) do
-    options |> Options.known!(names ++ @where) |> Keyword.split(names)
+    options |> Options.known!(names ++ Kernel.where()) |> Keyword.split(names)
   end
 end
 

@@ -212,7 +212,7 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec from_bitnet(Path.t(), String.t(), keyword) :: {planes, Tensor.t()}
   def from_bitnet(path, name, options) do
-    known = [:scale_mode, :rows, :on_sentinel, :backend, :level, :threads, :allow_tf32]
+    known = [:scale_mode, :rows, :on_sentinel | Kernel.where()]
     Options.known!(options, known, op: "from_bitnet")
     {mode, options} = Keyword.pop(options, :scale_mode)
     names = [weight, scale] = [name <> ".weight", name <> ".weight_scale"]
