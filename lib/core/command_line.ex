@@ -4,7 +4,7 @@ defmodule Sidewinder.CommandLine do
 
   alias Sidewinder.{Device, Error, Kernel, Quantized}
 
-  # What Erlang says of a write to a pipe that nothing reads from, but also to a full disk.
+  # Erlang's error for a write to a pipe without a reader, and also to a full disk.
   @unwritten [:terminated, :epipe]
   @full [expected: "a file that can be written", got: "a failed write"]
 
@@ -24,7 +24,7 @@ defmodule Sidewinder.CommandLine do
     error in ErlangError -> unwritten(error, __STACKTRACE__)
   end
 
-  # What it writes to.
+  # The device that it writes to.
   defp ports(leader) when node(leader) == node() do
     with {:links, links} <- Process.info(leader, :links), do: Enum.filter(links, &is_port/1)
   end
@@ -69,7 +69,7 @@ defmodule Sidewinder.CommandLine do
   # The end of standard output is logged, and loggers that print there tell of their own end after it.
   def printable(_event, _), do: if(Process.whereis(:user), do: :ignore, else: :stop)
 
-  @doc "Prints a line about work whose result is elsewhere, so that the work goes on if its reader is gone."
+  @doc "Prints a line about work whose result is elsewhere, so that the work continues if its reader is gone."
   def tell(line, say \\ &Mix.shell().info/1) do
     say.(line)
   rescue
@@ -79,7 +79,7 @@ defmodule Sidewinder.CommandLine do
 
   ## Texts
 
-  # Where the locale is not one of UTF-8, Erlang takes each byte of an argument for a character. Other arguments were not
+  # If the locale's encoding is not UTF-8, Erlang takes each byte of an argument for a character. Other arguments were not
   # on the command line.
   defp utf8!(args) do
     misread =
@@ -167,7 +167,7 @@ defmodule Sidewinder.CommandLine do
   def parse(args, switches) do
     OptionParser.parse(args, strict: switches)
   rescue
-    # It raises it, without a name, for digits that no float is near to.
+    # `OptionParser` raises this, without a name, for digits outside the range of floats.
     ArgumentError ->
       got = "one that is too large"
       reraise Error.new(:option, "arguments", expected: "numbers", got: got), __STACKTRACE__
@@ -187,7 +187,7 @@ defmodule Sidewinder.CommandLine do
     raise Error.new(:option, name, expected: expected, got: got, hint: hint)
   end
 
-  @doc "Does the work; on a terminal, tells every second how long it has been going on."
+  @doc "Does the work; on a terminal, prints the elapsed time every second."
   def ticking(label, work) do
     # Elixir allows ANSI sequences where output and errors go to a terminal.
     ticker = if IO.ANSI.enabled?(), do: spawn_link(fn -> tick(label, 1) end)
@@ -231,7 +231,7 @@ defmodule Sidewinder.CommandLine do
     end
   end
 
-  @doc "A number with about three digits that matter."
+  @doc "A number with about three significant digits."
   def short(:infinity), do: "infinite"
   def short(number) when number == 0, do: "0"
   def short(number) when number >= 100, do: :erlang.float_to_binary(number / 1, decimals: 0)

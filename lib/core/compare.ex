@@ -10,7 +10,7 @@ defmodule Sidewinder.Compare do
 
   A level is an implementation of the op over the same inputs:
 
-    * `"reference"` - the formula in f64, one value after the other
+    * `"reference"` - the formula in f64, value by value
     * `"scalar"`, `"avx2"`, `"avx512"`, `"amx"`, `"neon"` - the CPU's levels, on one thread
     * `"threads"` - the best of them on all threads
     * `"cuda"`, `"cuda_resident"` - CUDA device 0, from host memory and on tensors that are there
@@ -28,10 +28,9 @@ defmodule Sidewinder.Compare do
   | bf16 | 2^-8 | 2^-6 |
   | f16 | 2^-11 | 2^-9 |
 
-  `n` is how many terms are summed for an element. Ops do not tell; it is taken as the largest axis of
-  any input, or, if that is more, as how many elements of the largest input there are for each of the
-  output's. In 16 bits the rounding of what lies between the steps of an op weighs more than sums, which
-  are in f32: four times the type's own precision is allowed.
+  `n` is the number of terms summed for an element. It is estimated: the largest axis of any input or, if that is
+  more, the elements of the largest input divided by those of the output. In 16 bits, rounding between the steps of
+  an op exceeds that of sums, which are in f32: four times the type's own precision is allowed.
   """
 
   alias Sidewinder.Compare.{Difference, Table}
@@ -104,9 +103,9 @@ defmodule Sidewinder.Compare do
       of outputs by name, all or some of the op's. What runs on a device must have ended by then.
       `:gradient_others` - the same for the gradient, which gives `dx` for `x`
     * `:limit_ms` - others that take longer for all their runs are stopped
-    * `:progress` - a function that is told each level's label before it runs
+    * `:progress` - a function that gets each level's label before the level runs
 
-  Levels that this machine has not are `:unavailable`. One that raises has the error as its status, and
+  Levels that this machine does not have are `:unavailable`. One that raises has the error as its status, and
   the rest still run. Errors of the reference are raised, as `Sidewinder.Error`: then the call itself is
   wrong. So are unknown ops, inputs and options.
 
@@ -193,7 +192,7 @@ defmodule Sidewinder.Compare do
     raise Error.new(:argument, to_string(name), op: op.name, expected: "a tensor", got: got)
   end
 
-  # The reference computes in f64 whatever the types, so it would not refuse a wrong one.
+  # The reference gets all floats in f64, so it would not refuse a wrong type.
   defp types!(op, given, [{_, %{type: storage}} | _]) do
     for slot <- op.inputs,
         %{type: type} <- [given[slot.name]],
@@ -244,7 +243,7 @@ defmodule Sidewinder.Compare do
 
   ## One op
 
-  # All rows, and what the reference gave.
+  # All rows, and the reference's outputs.
   defp compare(op, inputs, others, options) do
     call = %{op: String.to_atom(op.name), inputs: inputs, options: options[:options]}
     tell(options, "f64 reference")
@@ -361,7 +360,7 @@ defmodule Sidewinder.Compare do
     for row <- rows, do: %{row | speedup: if(row.status == :ok, do: base / row.time.median)}
   end
 
-  # Whatever happens to one level, the others run.
+  # A level that fails does not stop the others.
   defp attempt(work, :infinity) do
     {:ok, work.()}
   rescue

@@ -3,11 +3,10 @@ defmodule Sidewinder.Device do
   What this machine has, and where ops run unless a call says otherwise.
 
   A backend is `:auto`, `:cpu`, `{:cuda, ordinal}` or `:nx`. With `:auto` an op runs where its
-  tensors are; large work on host tensors goes to CUDA device 0 if that can be used, all other to
+  tensors are; large work on host tensors goes to CUDA device 0 if that can be used, other work to
   the CPU. `:nx` is for Nx tensors only: the slow pure Nx functions.
 
-  The default comes from the application's configuration, or from the environment, which goes
-  first:
+  The default comes from the environment or else from the application's configuration:
 
       config :sidewinder, backend: :cpu, threads: 4, allow_tf32: false
 
@@ -134,7 +133,7 @@ defmodule Sidewinder.Device do
     for name <- Enum.uniq(native ++ pure), into: %{}, do: {name, choice(info, name in pure)}
   end
 
-  # What lib/nx has, if it was compiled.
+  # The functions of lib/nx, if it was compiled.
   defp pure_ops do
     Application.load(:sidewinder)
 
@@ -274,7 +273,7 @@ defmodule Sidewinder.Device do
   end
 
   @doc false
-  # Work that may choose keeps off a device that was lost.
+  # With `:auto`, no work goes to a device that was lost.
   def forget_cuda, do: :persistent_term.put(@cuda, false)
 
   @doc """

@@ -17,7 +17,7 @@ defmodule Sidewinder.Error do
     * `:panic` - a bug in the native library, caught before it could do harm
 
   The other fields are texts, empty where they do not apply: the `op`, the `argument` that is
-  wrong, what was `expected`, what came (`got`), and what to do (`hint`).
+  wrong, what was `expected`, what was `got`, and how to fix it (`hint`).
 
       iex> error = Sidewinder.Error.new(:shape, "x", expected: "shape (2, 3)", got: "(2, 4)")
       iex> Exception.message(error)

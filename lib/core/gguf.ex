@@ -4,8 +4,8 @@ defmodule Sidewinder.GGUF do
 
   Versions 2 and 3 are read, little-endian. Shapes are outermost first, `{out, in}` for a weight, where the file has them
   the other way round. A tensor of ggml's block formats `Q8_0` or `Q4_0` comes as a `Sidewinder.Quantized`, its bytes as
-  they are; one of `F32`, `F16`, `BF16`, `F64` or integers as a `Sidewinder.Tensor`. Those of other types are listed, but
-  not loaded: also of types that are not known here, such as those of forks of ggml.
+  they are; one of `F32`, `F16`, `BF16`, `F64` or integers as a `Sidewinder.Tensor`. Tensors of other types, also unknown ones such
+  as those of forks of ggml, are listed but not loaded.
 
       Sidewinder.GGUF.metadata("model.gguf")["general.architecture"]
       w = Sidewinder.GGUF.load!("model.gguf", "blk.0.ffn_up.weight")
@@ -45,7 +45,7 @@ defmodule Sidewinder.GGUF do
   @doc """
   Reads the tensor of that name.
 
-  Raises `Sidewinder.Error` of kind `:dtype`, beside what the moduledoc says, if it is of a type that cannot be loaded.
+  Raises `Sidewinder.Error` also of kind `:dtype`, for a type that cannot be loaded.
   """
   @spec load!(Path.t(), String.t()) :: Tensor.t() | Quantized.t()
   def load!(path, name) when is_binary(name) do

@@ -1,9 +1,9 @@
 defmodule Sidewinder.Held do
   @moduledoc false
-  # Values whose rows lie in memory that calls write in place. A value is the rows from `first` to `length`. Rows
-  # behind them are claimed before they are written, by whatever process. The first call that goes on from a value
-  # writes into the same memory, which changes no row of the value. A second call that goes on from that value gets a
-  # copy of its rows, as does one that needs more room than there is.
+  # Values whose rows lie in memory that calls write in place. A value is the rows from `first` to `length`. A call
+  # claims the rows after `length` before it writes them, in any process. The first call that extends a value writes
+  # into the same memory, which changes no row of the value. A second call that extends that value copies its rows, as
+  # does a call that needs more room than the memory has.
 
   alias Sidewinder.{Error, Native, Tensor}
 
@@ -27,7 +27,7 @@ defmodule Sidewinder.Held do
     %__MODULE__{tensors: tensors, first: 0, length: 0, written: written(0)}
   end
 
-  # How many rows of the memory have been given away.
+  # The number of rows of the memory that have been claimed.
   defp written(length) do
     written = :atomics.new(1, signed: false)
     :atomics.put(written, 1, length)
@@ -39,8 +39,8 @@ defmodule Sidewinder.Held do
   def capacity(%{tensors: [%{shape: shape} | _]}), do: elem(shape, tuple_size(shape) - 2)
 
   @doc """
-  The rows, with memory for `new` ones behind them that no other value has. Only the last `keep` of all rows are
-  wanted, so that a copy may leave out the rows before those.
+  The value with `new` rows claimed after its own. Only the last `keep` of all rows are needed: a copy may leave out
+  the rows before them.
   """
   @spec claim(t, non_neg_integer, pos_integer | :infinity) :: t
   def claim(%__MODULE__{length: length} = held, new, keep \\ :infinity) do
@@ -57,7 +57,8 @@ defmodule Sidewinder.Held do
   defp copy(%{length: length} = held, new, keep, room) do
     first = min(first(held, new, keep), length)
     rows = length - first
-    # Twice what is kept, so that rows are copied as seldom as they are written.
+
+    # Twice the rows that are kept, so that a row is copied at most once for each write, on average.
     room = max(rows + new, min(room, twice(keep)))
 
     grown =
@@ -74,7 +75,7 @@ defmodule Sidewinder.Held do
   defp twice(:infinity), do: :infinity
   defp twice(keep), do: 2 * keep
 
-  @doc "The rows with the `new` ones that have been claimed and written, as far as they are kept."
+  @doc "The rows with the `new` ones, claimed and written; of all rows the last `keep`."
   @spec extended(t, non_neg_integer, pos_integer | :infinity) :: t
   def extended(%__MODULE__{} = held, new, keep),
     do: %{held | first: first(held, new, keep), length: held.length + new}

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Kernel do
   @moduledoc """
-  Runs ops by name; `Sidewinder.Kernel.Scan` and the modules beside it are made of this.
+  Runs ops by name. `Sidewinder.Kernel.Scan` and the other modules of `Sidewinder.Kernel` call it.
 
   Every op takes these options:
 
@@ -24,6 +24,10 @@ defmodule Sidewinder.Kernel do
   @large 4_194_304
 
   @where [:backend, :level, :threads, :allow_tf32]
+
+  @doc false
+  # The options above, which every op takes.
+  def where, do: @where
 
   @typedoc "Inputs by name, the one that sets the storage type first."
   @type inputs :: [{String.t() | atom, Tensor.t()}]
@@ -58,7 +62,8 @@ defmodule Sidewinder.Kernel do
     end
   end
 
-  # A call whose work is not known yet is tried where it is quick; the library runs none that is not.
+  # Where the amount of work decides, the call is first tried on this scheduler: above the limit the library returns the
+  # work instead of results.
   defp start({:by_work, free}, op, tensors, options) do
     with {:ok, work} when is_integer(work) <- quickly(op, tensors, options, @quick),
          do: native(by_work(work, tensors, free), op, tensors, options)
@@ -99,7 +104,7 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc """
-  Where a call of `op` would run: the scheduler's sort, and the CUDA device (nil is the CPU), CPU level and
+  Where a call of `op` would run: the kind of scheduler, and the CUDA device (nil is the CPU), CPU level and
   threads (nil is the default).
 
   Where `where` leaves a choice, the op's own count of its work decides: products or updates of a state. Raises
@@ -126,7 +131,7 @@ defmodule Sidewinder.Kernel do
   defp work!({:ok, work}), do: work
   defp work!({:error, fields}), do: failed(fields)
 
-  # The plan, or what is left to choose by the work.
+  # The plan, or the targets that the amount of work decides between.
   defp placed(inputs, where) do
     {backend, cpu, gpu} = asked(where)
 
@@ -137,7 +142,7 @@ defmodule Sidewinder.Kernel do
     end
   end
 
-  # What `where` and the configuration say: the backend, and the targets on the CPU and on CUDA device 0.
+  # The backend, and the targets on the CPU and on CUDA device 0, by `where` and the configuration.
   defp asked(where) do
     config = Device.config()
     {level, threads} = {level!(where[:level]), threads!(where[:threads])}
@@ -158,7 +163,7 @@ defmodule Sidewinder.Kernel do
     end
   end
 
-  # An op that does little with each element is done sooner than its data is copied to a GPU and back.
+  # With little work for each element, the copy to a GPU and back takes longer than the op.
   defp worth_moving?(work, tensors) do
     elements = for {_name, {_type, shape, _data}} <- tensors, do: Tensor.elements(shape)
     work >= @large and work >= 2 * Enum.sum(elements)
@@ -222,29 +227,41 @@ defmodule Sidewinder.Kernel do
   """
   @spec sort_options!(atom, keyword, [atom | {atom, String.t()}], [atom]) ::
           {inputs, map, keyword}
-  def sort_options!(op, options, tensors, names)
-  def sort_options!(_op, [], _tensors, _names), do: {[], %{}, []}
+  def sort_options!(op, options, tensors, names),
+    do: sort!(op, options, &kind(&1, tensors, names), fn -> {tensors, names} end)
 
-  def sort_options!(op, [{key, value} | rest], tensors, names) when is_atom(key) do
-    {inputs, own, where} = sorted = sort_options!(op, rest, tensors, names)
-    name = input(tensors, key)
+  # `kind` says what an option is: `:own`, `:where`, the name of an input, or nil. `known` makes what an error lists.
+  defp sort!(_op, [], _kind, _known), do: {[], %{}, []}
 
-    cond do
-      name == nil and key not in names and key not in @where -> unknown(op, key, tensors, names)
-      value == nil -> sorted
-      name != nil -> {[{name, value} | inputs], own, where}
-      key in names -> {inputs, Map.put(own, key, value), where}
-      true -> {inputs, own, [{key, value} | where]}
+  defp sort!(op, [{key, value} | rest], kind, known) when is_atom(key) do
+    {inputs, own, where} = sorted = sort!(op, rest, kind, known)
+
+    case kind.(key) do
+      nil -> unknown(op, key, known.())
+      _ when value == nil -> sorted
+      :own -> {inputs, Map.put(own, key, value), where}
+      :where -> {inputs, own, [{key, value} | where]}
+      name -> {[{name, value} | inputs], own, where}
     end
   end
 
-  def sort_options!(op, other, _tensors, _names) do
+  defp sort!(op, other, _kind, _known) do
     raise Error.new(:option, "options",
             op: to_string(op),
             expected: "a keyword list",
             got: Error.show(other)
           )
   end
+
+  defp kind(key, tensors, names) do
+    cond do
+      name = input(tensors, key) -> name
+      key in names -> :own
+      true -> where(key)
+    end
+  end
+
+  defp where(key), do: if(key in @where, do: :where)
 
   # The name of the input that an option is, or nil.
   defp input(tensors, key) do
@@ -259,16 +276,30 @@ defmodule Sidewinder.Kernel do
   defp called(op), do: Map.fetch!(@called, op)
 
   @doc false
-  # The inputs of a call of `op`, its options, and where to run. The function has arguments for the inputs `given`, of which
-  # a name alone is one that it does without, and for the options `set`. What else the op declares, and `more`, are its
-  # caller's `options`.
+  # The inputs of a call of `op`, its options, and where to run. `given` are the inputs that the calling function has as
+  # arguments, where a name alone stands for an absent input, and `set` the options that it sets. All other optional
+  # inputs and options of the op, and `more`, are allowed in `options`.
   def sort_call!(op, given, options, set \\ %{}, more \\ []) do
     called = called(op)
-    names = more ++ Enum.reject(called.options, &is_map_key(set, &1))
-    taken = for input <- given, do: with({name, _tensor} <- input, do: name)
-    optional = for {name, option} <- called.optional, name not in taken, do: option
-    {inputs, own, where} = sort_options!(op, options, optional, names)
-    {Enum.reject(given, &is_binary/1) ++ inputs, Map.merge(own, set), where}
+    kind = &kind(&1, called.kinds, given, set, more)
+    {inputs, own, where} = sort!(op, options, kind, fn -> known(called, given, set, more) end)
+    tensors = for {_name, _tensor} = input <- given, do: input
+    {tensors ++ inputs, Map.merge(own, set), where}
+  end
+
+  defp kind(key, kinds, given, set, more) do
+    case kinds do
+      %{^key => :own} when not is_map_key(set, key) -> :own
+      %{^key => name} when is_binary(name) -> unless given?(given, name), do: name
+      _ -> if key in more, do: :own, else: where(key)
+    end
+  end
+
+  defp given?(given, name), do: name in given or List.keymember?(given, name, 0)
+
+  defp known(called, given, set, more) do
+    optional = for {name, option} <- called.optional, not given?(given, name), do: option
+    {optional, more ++ Enum.reject(called.options, &is_map_key(set, &1))}
   end
 
   @doc false
@@ -279,7 +310,7 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc false
-  # Runs an op that gives all its outputs, and says whether the caller's option `flag` asks for them.
+  # Runs an op that always gives all its outputs; also returns the caller's option `flag`, which asks for them.
   def call_asked(op, given, options, flag) do
     {inputs, own, where} = sort_call!(op, given, options, %{}, [flag])
     {asked?, own} = Map.pop(own, flag, false)
@@ -287,7 +318,7 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc false
-  # What an op gives, in the order of its declaration: its only output, or a tuple.
+  # An op's outputs in the order of its declaration: its only output, or a tuple.
   def outputs(op, given, options, set \\ %{}) do
     outputs = call(op, given, options, set)
 
@@ -298,11 +329,11 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc false
-  # What a gradient op gives.
+  # The outputs of a gradient op by atoms.
   def gradients(op, given, options, set \\ %{}), do: atoms(call(op, given, options, set))
 
   @doc false
-  # Outputs by atoms: there are few names.
+  # Outputs by atoms. Ops declare all names, so the number of atoms is bounded.
   def atoms(outputs), do: Map.new(outputs, fn {name, t} -> {String.to_atom(name), t} end)
 
   @typedoc "Weights by name; those that are nil count as absent."
@@ -328,11 +359,11 @@ defmodule Sidewinder.Kernel do
   end
 
   @doc false
-  # The inputs of a layer: those `given`, and its weights, none of which is an option.
+  # The inputs of a layer: `given` and its weights. The names of all weights are there, so that none is an option.
   def with_weights(op, given, weights),
     do: given ++ called(op).weights ++ weights!(op, weights)
 
-  defp unknown(op, key, tensors, names) do
+  defp unknown(op, key, {tensors, names}) do
     tensors = for tensor <- tensors, do: with({key, _name} <- tensor, do: key)
     known = Enum.join(tensors ++ names ++ @where, ", ")
     got = Atom.to_string(key)

@@ -4,9 +4,9 @@ defmodule Sidewinder.KVCache do
 
   A cache lives where its tensors do, on the host or on a GPU, and has room for more rows than it has:
   `Sidewinder.Kernel.Attention.decode/5`, `mha/3` and `transformer_block/3` write new rows into it in place,
-  and it doubles its room where that is used up. It is still a value: a call gives a cache that has the new
-  rows, and the one it was given stays as long as it was. A second call that goes on from that one, as in
-  trying several continuations, copies its rows first. All of that holds between processes too.
+  and it doubles its room where that is used up. It is still a value: a call returns a cache with the new
+  rows, and the cache it was given keeps its length. A second call that extends the same cache, as in
+  trying several continuations, copies its rows first. This holds across processes, too.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> cache = Sidewinder.KVCache.new(:f32, {1, 1, 2})
@@ -107,7 +107,7 @@ defmodule Sidewinder.KVCache do
   def device(%__MODULE__{keys: keys}), do: Tensor.device(keys)
 
   @doc """
-  The first `length` rows, to go on from there. Nothing is copied until a call does.
+  The first `length` rows, to continue from there. Nothing is copied until a call extends it.
 
       iex> cache = Sidewinder.KVCache.new(:f32, {1, 1, 2})
       iex> Sidewinder.KVCache.truncate(cache, 1)
@@ -123,7 +123,7 @@ defmodule Sidewinder.KVCache do
 
   @doc false
   # Calls `run` with the cache as an op's inputs and options, with `new` rows claimed after its own; gives the outputs
-  # with the cache that has them. If `run` raises, the rows stay claimed, and the next call that goes on from this
+  # with the cache that has them. If `run` raises, the rows stay claimed, and the next call that extends this
   # cache copies it.
   def extend(%__MODULE__{} = cache, new, run) do
     %{keys: keys, values: values, length: length, written: written} = cache

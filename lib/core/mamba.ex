@@ -61,7 +61,6 @@ defmodule Sidewinder.Mamba do
   @typedoc "Token numbers from 0 to V - 1."
   @type tokens :: [non_neg_integer]
 
-  @where [:backend, :level, :threads, :allow_tf32]
   @loading [:type, :backbone, :copy, :quantize, :tokenizer, :ends]
 
   @doc """
@@ -82,12 +81,12 @@ defmodule Sidewinder.Mamba do
       CPU read them faster. By default files are mapped, so that loading takes no time and processes share them; as long
       as the model lives they must then not be written to or cut short.
     * `:quantize` - `:q8_0`, `:q4_0` or `:ternary`: how the large matrices of layers and head are held, of which steps
-      then read 3.8, 7.1 or 16 times fewer bytes than of f32 ones. Those whose rows are no multiple of 32 stay as they
-      are, but for `:ternary`. Ternary weights make sense for models that were trained with them. The model's `:type`,
-      here not `:f64`, is that of what lies between layers; such a model can't be trained. A checkpoint whose matrices
+      then read 3.8, 7.1 or 16 times fewer bytes than in f32. With `:q8_0` and `:q4_0`, matrices whose rows are no
+      multiple of 32 stay as they are. Ternary weights are for models that were trained with them. The model's `:type`,
+      here not `:f64`, is that of the activations between layers; such a model can't be trained. A checkpoint whose matrices
       are quantized (`save/2`, `mix sidewinder.quantize`) needs no `:quantize`, and takes no other format than its own.
     * `:tokenizer` - a `Sidewinder.Tokenizer`; by default that of the `tokenizer.json` beside the weights, or of
-      bytes where the vocabulary has 256. What is wrong with that file is raised when text is used.
+      bytes where the vocabulary has 256. An error in that file is raised when text is used.
     * `:ends` - a list of the tokens that end texts (`generate/3`). By default they are the `eos_token_id`, a number or
       a list, of `generation_config.json`, or else of `config.json`, or else the tokenizer's
       (`Sidewinder.Tokenizer.eos/1`). A value there that is no token is an error of `generate/3`.
@@ -116,9 +115,9 @@ defmodule Sidewinder.Mamba do
   @doc """
   A model of tensors on the host with the names of checkpoints, which are copied.
 
-  `config` is a map in the words of a `config.json`, or `nil` for the sizes that the tensors have. Options as in
-  `load/2`, without `:copy`; `:ends` are by default the `eos_token_id` of `config`. And `:like`, a model whose tokenizer
-  and ends this one has by default, and whose configuration and files `save/2` keeps, such as the one that was trained.
+  `config` is a map with the keys of a `config.json`, or `nil` for the sizes that the tensors have. Options as in
+  `load/2`, without `:copy`; `:ends` are by default the `eos_token_id` of `config`. And `:like`, a model: its tokenizer
+  and ends are the defaults, and `save/2` keeps its configuration and files. An example is the model before training.
   """
   @spec new(map | nil, %{String.t() => Tensor.t()}, keyword) :: t
   def new(config, tensors, options \\ []) do
@@ -159,7 +158,7 @@ defmodule Sidewinder.Mamba do
   @doc """
   A model of random weights.
 
-  Options beside those of `new/3`: `:layers` and `:width`, which must be given; `:vocabulary` (a backbone without),
+  Options besides those of `new/3`: `:layers` and `:width`, which must be given; `:vocabulary` (a backbone without),
   `:expand` (2), `:state` (16), `:rank` (width / 16), `:conv` (4), `:seed` (1). Weights are drawn as layers are
   initialised before training.
 
@@ -202,16 +201,16 @@ defmodule Sidewinder.Mamba do
   `config.json`, and copies of the files of the tokenizer, of `generation_config.json` and of a license that lie beside the
   weights that it was loaded from. `load/2` reads back the same bits.
 
-  The configuration keeps what that of the loaded checkpoint says beside sizes and types; so do models that were trained
-  from one (`Sidewinder.Mamba.Trainer`) or made `:like` one (`new/3`). Where it tells no `eos_token_id`, that of the model's
+  Other entries than sizes and types are those of the loaded checkpoint's configuration, also of models that were trained
+  from one (`Sidewinder.Mamba.Trainer`) or made `:like` one (`new/3`). If there is no `eos_token_id`, that of the model's
   ends or of its tokenizer is added.
 
   A quantized model is written as it is: a matrix `NAME` as `NAME.q8_0` or `NAME.q4_0`, ternary ones in four parts, as
   `Sidewinder.Quantized.save!/2` does. File and configuration tell that it is, so that no other reader takes it for one of
   floats.
 
-  A folder that the model was loaded from may be written to: files appear whole, in place of those before them. If an
-  index said there which files the model is, it goes, and the parts are left.
+  The folder that the model was loaded from may be written to: each file is replaced as a whole. An index of several parts
+  is removed there, and the parts are left.
   Raises `Sidewinder.Error` of kind `:file` where they cannot be written, or would lie beside an index of others.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, type: :bf16, backend: :cpu)
@@ -276,14 +275,14 @@ defmodule Sidewinder.Mamba do
     * `:max_tokens` - how many at most, 128 by default
     * `:temperature` - what logits are divided by before a token is drawn; 0, the default, always takes the
       most probable one
-    * `:top_k` - draws from this number of the most probable tokens
+    * `:top_k` - draws from the `top_k` most probable tokens
     * `:top_p` - draws from the fewest tokens whose probabilities sum to this
     * `:repetition_penalty` - what positive logits of tokens that the prompt or the text has are divided by, and
       others multiplied by, as in Hugging Face's `generate`: above 1 they are less probable. 1 by default
     * `:seed` - equal seeds give equal texts; a random one by default, for each prompt
-    * `:stop` - what ends the stream, and is not in it, beside the model's ends: a list of tokens and, after a
+    * `:stop` - what ends the stream, and is not in it, besides the model's ends: a list of tokens and, after a
       text, of texts. The name of a special token, such as `"<|im_end|>"`, stands for that token.
-    * `:ignore_eos` - whether the stream goes on after a token that ends texts by the model's configuration (`:ends` in
+    * `:ignore_eos` - whether the stream continues after a token that ends texts by the model's configuration (`:ends` in
       `load/2`); `false` by default
     * `:add_bos` - whether a prompt that is a text begins with the token that begins texts; by default as the
       checkpoint's tokenizer has it: see `Sidewinder.Tokenizer.encode/3`. A list of tokens is taken as it is.
@@ -309,7 +308,7 @@ defmodule Sidewinder.Mamba do
   defdelegate generate(model, prompt, options \\ []), to: Sidewinder.Mamba.Generation
 
   @doc """
-  The model as an `Nx.Serving`, which generates for many callers: requests that come at one time are generated as one
+  The model as an `Nx.Serving`, which generates for many callers: requests that arrive together are generated as one
   batch, whose steps read the weights once. It needs Nx.
 
       children = [
@@ -334,8 +333,8 @@ defmodule Sidewinder.Mamba do
     * `:max_prompt` - how many tokens a prompt may have, 8192 by default. Each request in a batch takes 4 bytes for each
       of them.
 
-  What is wrong with a request is raised in the process that asks, as `Sidewinder.Error`; over a cluster that process
-  exits with it.
+  An error in a request is raised in the process that asks, as `Sidewinder.Error`; over a cluster that process exits
+  with it.
   """
   @spec serving(t, keyword) :: struct
   def serving(%__MODULE__{} = model, options \\ []) do
@@ -416,8 +415,8 @@ defmodule Sidewinder.Mamba do
     }
   end
 
-  # Those that were given, or what a function of the vocabulary finds. What is wrong with a file is raised when its ends
-  # are needed.
+  # The ends that were given, or those that a function of the vocabulary finds. An error in a file is raised when its
+  # ends are needed.
   defp ends(_ends, 0), do: nil
 
   defp ends(find, vocabulary) when is_function(find) do
@@ -467,9 +466,9 @@ defmodule Sidewinder.Mamba do
     if File.regular?(file), do: Tokenizer.open_for_use(file)
   end
 
-  # Sorts options into those of these names and those that say where to run.
+  # Splits options into those of these names and those of `Sidewinder.Kernel`.
   defp options!(options, names) do
-    options |> Options.known!(names ++ @where) |> Keyword.split(names)
+    options |> Options.known!(names ++ Kernel.where()) |> Keyword.split(names)
   end
 end
 

@@ -1,6 +1,6 @@
 defmodule Sidewinder.MMRec do
   @moduledoc """
-  Blocks of MM-Rec with their memory, over sequences that come in parts.
+  Blocks of MM-Rec with their memory, over sequences in parts.
 
   `Sidewinder.Kernel.MMRec` has the block itself, whose gradient a training step takes. Here a call is a part of a
   longer sequence: it attends to what earlier calls wrote into a `Sidewinder.MMRec.Memory`, starts from their state,
@@ -27,12 +27,12 @@ defmodule Sidewinder.MMRec do
     * `memory` - a `Sidewinder.MMRec.Memory` of that batch, width and type
     * `weights` - a map
 
-  For a memory on a GPU all that is on the host is copied there.
+  If the memory is on a GPU, tensors on the host are copied there.
 
   Attention sees the top level of the memory as it was before the call. Then the hidden states of all steps are written
   into its short bank, and the mean of the results into its long one.
 
-  Options beside those of `Sidewinder.Kernel` and of the block (but `:levels`, `:ratio` and `:cursor`, which the memory
+  Options besides those of `Sidewinder.Kernel` and of the block (but `:levels`, `:ratio` and `:cursor`, which the memory
   knows, and `:checkpoint`):
 
     * `:layer` - of the memory; 0 by default
@@ -44,7 +44,7 @@ defmodule Sidewinder.MMRec do
     * `:policy` - how the summary goes into the long bank, `:ring`, the default, `:ema` or `:broadcast`, or nil for not
       at all
 
-  Returns a map of `:y`, `:last_state`, `:summary` and `:memory`. `memory` itself stays as it was.
+  Returns a map of `:y`, `:last_state`, `:summary` and `:memory`. The given `memory` is unchanged.
 
       iex> alias Sidewinder.{MMRec, MMRec.Memory, RandomInputs}
       iex> shape = "B=1,L=4,M=1,D=2,I=1,F=3"
@@ -131,7 +131,7 @@ defmodule Sidewinder.MMRec do
 
   defp error(kind, argument, fields), do: Error.new(kind, argument, [op: "MMRec.block"] ++ fields)
 
-  # Where the memory is: on a GPU all else has to be there, too.
+  # Tensors on the memory's device, if that is a GPU.
   defp beside(%Tensor{} = tensor, %{backend: {:cuda, _} = device}),
     do: Tensor.to_device(tensor, device)
 

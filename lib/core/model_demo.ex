@@ -1,7 +1,7 @@
 defmodule Sidewinder.ModelDemo do
   @moduledoc false
-  # The small language model of `priv/models/novels` at work: what it writes, how fast, and how well it predicts a book
-  # that it has not read. It was trained by `examples/text.exs`.
+  # The small language model of `priv/models/novels` at work: its text, its speed, and how well it predicts a book
+  # that is not in its training data. It was trained by `examples/text.exs`.
 
   import Sidewinder.CommandLine, only: [short: 1, timed: 1]
   alias Sidewinder.{Device, Error, Mamba, PPM, Quantized, Timing}
@@ -35,7 +35,7 @@ defmodule Sidewinder.ModelDemo do
 
   defp priv(path), do: Application.app_dir(:sidewinder, ["priv", path])
 
-  # CPUs compute in f32 anyway.
+  # CPUs compute in f32 in any case.
   defp type(:cpu), do: :f32
   defp type(_cuda), do: :bf16
 

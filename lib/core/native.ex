@@ -4,7 +4,7 @@ defmodule Sidewinder.Native do
   @on_load :load
   @why {__MODULE__, :why_not_loaded}
 
-  # A module that fails to load would take the whole application with it, and pure Nx works without.
+  # If this module failed to load, so would the whole application, but pure Nx works without the library.
   # Failing is right only if an older version of the module runs with its library: that one then stays in use.
   def load do
     why = load_nif(path())

@@ -12,13 +12,13 @@ defmodule Sidewinder.OpArguments do
     "text" => :string
   }
 
-  @doc "Options of ops as `OptionParser` wants them."
+  @doc "Options of ops as switches of `OptionParser`."
   def switches(options),
     do: for(option <- options, do: {String.to_atom(option.name), @takes[option.takes]})
 
   @doc """
-  The name of the op, or `:help`. Options of all ops are known here, for their values must not be
-  taken for words.
+  The name of the op, or `:help`. Options of all ops are known here, so that their values are
+  not taken for words.
   """
   def name(args, ops, common) do
     every = switches(Enum.flat_map(ops, & &1.options))
@@ -29,7 +29,7 @@ defmodule Sidewinder.OpArguments do
     end
   end
 
-  @doc "The options, and the words after the op's name, now that it is known which options there are."
+  @doc "The options, and the words after the op's name, now that the op's options are known."
   def parse!(op, args, common) do
     known = common ++ switches(op.options)
 
@@ -52,7 +52,7 @@ defmodule Sidewinder.OpArguments do
     raise Error.new(:option, name, op: op.name, expected: "another sort of value", got: value)
   end
 
-  @doc "The options that are the op's own, as it wants them."
+  @doc "The op's own options, with values of its types."
   def own(op, options) do
     for %{name: name, takes: takes} <- op.options,
         key = String.to_atom(name),
@@ -73,7 +73,7 @@ defmodule Sidewinder.OpArguments do
 
   defp value(_takes, _key, value), do: value
 
-  # It raises that for digits that no float is near to.
+  # It raises this for digits outside the range of floats.
   defp number(text) do
     Float.parse(text)
   rescue
@@ -90,7 +90,7 @@ defmodule Sidewinder.OpArguments do
       raise Error.new(:option, "--type", expected: "f32, bf16, f16 or f64", got: name)
   end
 
-  @doc "Tensors in the types that an op wants beside `type`; with nil as they are, as masks always."
+  @doc "Tensors cast to the types that an op takes with the storage type `type`; unchanged for nil. Masks are never cast."
   def cast(tensors, _op, nil), do: tensors
 
   def cast(tensors, op, type) do
@@ -126,7 +126,7 @@ defmodule Sidewinder.OpArguments do
     raise Error.new(:option, "--case", expected: "a case that #{path} has", got: name)
   end
 
-  # Sample files carry what should come out.
+  # Sample files have the expected outputs, too.
   defp pass_over(op, name, known) do
     unless out?(name), do: unknown_tensor(op, name, known ++ op.cotangents)
   end
@@ -142,7 +142,7 @@ defmodule Sidewinder.OpArguments do
           )
   end
 
-  @doc "What a task's help says about an op."
+  @doc "The text about an op in a task's help."
   def help(op) do
     inputs = for input <- op.inputs, do: {input.name, input.shape <> notes(input)}
 
@@ -158,7 +158,7 @@ defmodule Sidewinder.OpArguments do
   defp about(%{help: help, choices: choices} = option),
     do: "#{help}: #{Enum.join(choices, ", ")}#{default(option.default)}"
 
-  # Flags that are off need no text. Options without a default say in their own text what happens.
+  # Flags that are off need no text. The texts of options without a default say what happens.
   defp default(none) when none in [nil, false, ""], do: ""
   defp default(value), do: "; #{value} by default"
 

@@ -1,12 +1,11 @@
 defmodule Sidewinder.Ops do
   @moduledoc false
-  # The library's ops as they declare themselves: code that is written over this list needs no change
-  # when an op is added.
+  # The ops' declarations: code that iterates over this list needs no change when an op is added.
 
   alias Sidewinder.{Error, OpTable, Tensor}
 
   @typedoc """
-  An op: its inputs, outputs, options and cotangents, the op that it is the gradient of, and what to say of wrong shapes.
+  An op: its inputs, outputs, options and cotangents, and the op that it is the gradient of.
   There are no `outputs` where they do not follow from sizes and flags alone.
   """
   @type op :: %{
@@ -70,7 +69,7 @@ defmodule Sidewinder.Ops do
   @spec backward([op], op) :: op | nil
   def backward(ops, op), do: Enum.find(ops, &(&1.backward_of == op.name))
 
-  @doc "The type of an input beside inputs of the type `storage`."
+  @doc "The type of an input where the storage type is `storage`."
   @spec type(slot, Tensor.type()) :: Tensor.type()
   def type(%{precision: "storage"}, storage), do: storage
   def type(%{precision: "wide"}, storage), do: wide(storage)
@@ -87,7 +86,7 @@ defmodule Sidewinder.Ops do
         do: {name, if(name in floats, do: Tensor.cast(tensor, :f64), else: tensor)}
   end
 
-  # Names of inputs that would say too little as names of options.
+  # Options whose names are clearer than those of their inputs.
   @keys %{"b" => :bias, "w_mix" => :wm, "b_mix" => :bm}
 
   @doc "An optional input as an option: its name in lower case, and its own name too where the two differ."
@@ -101,21 +100,32 @@ defmodule Sidewinder.Ops do
   @spec weight?(slot) :: boolean
   def weight?(%{shape: shape}), do: not String.starts_with?(shape, ["(B", "(..."])
 
-  @doc "What an op has for those that call it by its name: names of options, also of optional inputs, weights and outputs."
+  @doc """
+  What functions that call an op by its name take and give: optional inputs with their options, the op's options, the
+  `kinds` of both (an option is `:own`, or the name of an input), weights and outputs.
+  """
   @spec called(op) :: %{
           optional: [{String.t(), atom | {atom, String.t()}}],
           options: [atom],
+          kinds: %{atom => :own | String.t()},
           weights: [String.t()],
           outputs: [String.t()]
         }
   def called(op) do
+    optional = for %{optional: true} = slot <- op.inputs, do: {slot.name, optional(slot)}
+    options = for option <- options(op), do: String.to_atom(option.name)
+
     %{
-      optional: for(%{optional: true} = slot <- op.inputs, do: {slot.name, optional(slot)}),
-      options: for(option <- options(op), do: String.to_atom(option.name)),
+      optional: optional,
+      options: options,
+      kinds: Map.new(Enum.map(options, &{&1, :own}) ++ Enum.map(optional, &kind/1)),
       weights: for(slot <- op.inputs, weight?(slot), do: slot.name),
       outputs: for(output <- op.outputs, do: output.name)
     }
   end
+
+  defp kind({_name, {option, name}}), do: {option, name}
+  defp kind({name, option}), do: {option, name}
 
   # A gradient has no options that ask for outputs of its op.
   defp options(%{backward_of: nil, options: options}), do: options
@@ -133,9 +143,8 @@ defmodule Sidewinder.Ops do
   defp wide(_), do: :f32
 
   @doc """
-  What the op `backward` takes: of the tensors `given` by name those that it knows, of the `outputs`
-  of its op those that it must have, and for each output `y` what `cotangent` makes of the slot `dy`
-  and that output, or nil to do without.
+  The inputs of the op `backward`: the tensors `given` by name that it takes, the `outputs` of its op that it requires,
+  and for each output `y` the result of `cotangent` for the slot `dy` and that output, unless that is nil.
   """
   @spec gradient_inputs(op, map, map, (slot, Tensor.t() -> Tensor.t() | nil)) ::
           [{String.t(), Tensor.t()}]
@@ -145,7 +154,7 @@ defmodule Sidewinder.Ops do
         do: {slot.name, tensor}
   end
 
-  # An optional input may have the name of an output: the state that an op goes on from.
+  # An optional input with the name of an output is an initial state, not that output.
   defp gradient_input(%{name: name, optional: false}, outputs, _) when is_map_key(outputs, name),
     do: outputs[name]
 

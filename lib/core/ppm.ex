@@ -17,7 +17,7 @@ defmodule Sidewinder.PPM do
 
   defp walk(<<byte, rest::binary>>, counts, past, bits) do
     {cost, order} = cost(byte, counts, past, byte_size(past), %{}, 0.0)
-    # Contexts shorter than that which knew the byte keep their counts.
+    # Contexts shorter than the one that knew the byte keep their counts.
     for length <- max(order, 0)..byte_size(past), do: add(counts, suffix(past, length), byte)
     walk(rest, counts, suffix(past <> <<byte>>, min(byte_size(past) + 1, @order)), bits + cost)
   end

@@ -7,8 +7,7 @@ defmodule Sidewinder.Quantized do
     * `:ternary` - -1, 0 and 1. `data` are two planes of a bit for each value, which is the first bit less the second;
       `scale` is a tensor of one number for all rows, or of one for each. Rows are of any length.
 
-  `shape` is that of the weights, `{out, in}`. The data is on the host or on a CUDA device, as that of other tensors is,
-  and stays there.
+  `shape` is that of the weights, `{out, in}`. The data is on the host or on a CUDA device, and stays there.
   """
 
   alias Sidewinder.{Error, Options, Safetensors, Tensor}
@@ -35,7 +34,7 @@ defmodule Sidewinder.Quantized do
   def formats, do: @formats
 
   @doc """
-  A quantized tensor of bytes that are there: of blocks, or of two planes and a scale.
+  A quantized tensor of given bytes: blocks, or two planes and a scale.
 
   Raises `Sidewinder.Error` of kind `:shape` or `:dtype` where they do not fit `shape`, and `:argument` for another format.
 
@@ -141,7 +140,7 @@ defmodule Sidewinder.Quantized do
     do: Options.wrong_argument!("x", "a Sidewinder.Tensor", other)
 
   @doc """
-  The weights that it stands for, in f32, where it is. The options are those of `Sidewinder.Kernel`.
+  The dequantized weights, in f32, on the same device. The options are those of `Sidewinder.Kernel`.
 
       iex> x = Sidewinder.Tensor.from_list(Enum.to_list(-16..15), :f32, {1, 32})
       iex> Sidewinder.Quantized.dequantize(Sidewinder.Quantized.quantize(x, :q4_0))
@@ -157,10 +156,10 @@ defmodule Sidewinder.Quantized do
     do: Ternary.dequantize(planes, scale, [n: width] ++ options)
 
   @doc """
-  Rows `x` of `{..., in}` times the transpose of weights `{out, in}`, which gives `{..., out}`: where both are, the host or
-  one device.
+  Rows `x` of `{..., in}` times the transpose of weights `{out, in}`, which gives `{..., out}`. Both are on the host or on
+  one device, and so is the result.
 
-    * `:activations` - what rows are quantized to before. For `:q8_0` and `:q4_0` weights `:q8` (the default): to Q8_0, so that
+    * `:activations` - the format that rows are quantized to. For `:q8_0` and `:q4_0` weights `:q8` (the default): to Q8_0, so that
       sums are of integers; for ternary `:i8` (the default): to bytes, each row with a scale, or `:ternary`: to their signs.
       For all `:f32`: not at all, more accurate and slower
     * `:bias` - `{out}`, added last
@@ -244,7 +243,7 @@ defmodule Sidewinder.Quantized do
   defp tensor_bytes(%Tensor{type: :u8, shape: shape}), do: Tensor.elements(shape)
   defp tensor_bytes(%Tensor{type: :f32, shape: shape}), do: 4 * Tensor.elements(shape)
 
-  # The tensors that it is made of, by what files call them.
+  # Its tensors, by their names in files.
   defp parts(%__MODULE__{format: :ternary, data: {plane0, plane1}, scale: scale}),
     do: [{"plane0", plane0}, {"plane1", plane1}, {"scale", scale}]
 
@@ -271,7 +270,7 @@ defmodule Sidewinder.Quantized do
 
   @doc """
   The tensors by which files have it: `NAME.q8_0` or `NAME.q4_0` with the blocks; for ternary `NAME.plane0`, `NAME.plane1`,
-  `NAME.scale`, and `NAME.shape`, for the planes do not tell how long rows are.
+  `NAME.scale`, and `NAME.shape`, since the planes do not have the length of rows.
 
       iex> blocks = Sidewinder.Tensor.new(<<0::144>>, :u8, {1, 18})
       iex> Sidewinder.Quantized.to_tensors(Sidewinder.Quantized.new(:q4_0, {1, 32}, blocks), "w") == [{"w.q4_0", blocks}]
@@ -338,7 +337,7 @@ defmodule Sidewinder.Quantized do
     new(format, put_elem(data.shape, rank - 1, div(row, bytes) * @block), data)
   end
 
-  # Both bits of a cell set are no value: what wrote them wrote another layout, or the file is damaged.
+  # A cell with both bits set is no value: the file has another layout, or is damaged.
   defp verified(%{format: :ternary, shape: {_, width}, data: planes} = quantized, options),
     do: %{quantized | data: Ternary.convert(planes, :planes, :planes, [n: width] ++ options)}
 
@@ -351,7 +350,7 @@ defmodule Sidewinder.Quantized do
   end
 
   @doc """
-  Writes tensors to a safetensors file, quantized ones and others, which appears whole or not at all.
+  Writes tensors, quantized ones and others, to a safetensors file, which is complete or absent.
 
       iex> path = Path.join(System.tmp_dir!(), "sidewinder-quantized-#{System.pid()}.safetensors")
       iex> w = Sidewinder.Quantized.new(:q8_0, {1, 32}, Sidewinder.Tensor.new(<<0::272>>, :u8, {1, 34}))
@@ -387,7 +386,7 @@ defmodule Sidewinder.Quantized do
     Map.new(names, &{&1, load_one(path, &1, quantized[&1], options)})
   end
 
-  # The names of those that are quantized, with their formats.
+  # The names of quantized tensors, with their formats.
   defp quantized(types) do
     for {part, "U8"} <- types,
         format <- @formats,
@@ -407,7 +406,7 @@ defmodule Sidewinder.Quantized do
   @doc """
   The weights of a linear layer out of a BitNet checkpoint, a safetensors file with `NAME.weight` and `NAME.weight_scale`.
 
-  The options are those of `Sidewinder.Kernel.Ternary.from_bitnet/3`, of which `:scale_mode` must be given.
+  The options are those of `Sidewinder.Kernel.Ternary.from_bitnet/3`; `:scale_mode` must be given.
   """
   @spec from_bitnet(Path.t(), String.t(), keyword) :: t
   def from_bitnet(path, name, options) do

@@ -15,7 +15,7 @@ defmodule Sidewinder.RandomInputs do
   # The most elements: more would fill the memory of most machines.
   @most 268_435_456
 
-  # Where the same letter means something else from op to op, that op's line goes first.
+  # An op's own sizes take precedence: a letter may mean something else there.
   @sizes Map.merge(
            %{"..." => [256], "B" => 1, "G" => 1, "H" => 8, "R" => 16, "F" => 1024},
            Map.new(~w(L M D K N I O), &{&1, 256})
@@ -122,7 +122,7 @@ defmodule Sidewinder.RandomInputs do
         into: <<>>,
         do: <<low, high, values::binary>>
 
-    # What is no whole block is left to the op to refuse.
+    # The op refuses incomplete blocks.
     rest = binary_part(bytes, byte_size(data), byte_size(bytes) - byte_size(data))
     Tensor.new(data <> rest, :u8, shape)
   end
@@ -193,7 +193,7 @@ defmodule Sidewinder.RandomInputs do
             )
     end
 
-    # An op that needs none of its inputs needs some of them.
+    # An op whose inputs are all optional takes all.
     case Enum.filter(op.inputs, &(not &1.optional or &1.name in wanted)) do
       [] -> op.inputs
       slots -> slots
@@ -272,7 +272,7 @@ defmodule Sidewinder.RandomInputs do
 
   defp range(%{name: name}, _sizes) when is_map_key(@ranges, name), do: @ranges[name]
 
-  # A weight's products are summed over its last axis; the sums shall be about as large as the data.
+  # Products with a weight are summed over its last axis; this bound keeps the sums about as large as the data.
   defp range(%{shape: words}, [_, terms]) do
     if words =~ ~r/B|\.\.\./, do: {-1, 1}, else: {-bound(terms), bound(terms)}
   end

@@ -27,7 +27,7 @@ defmodule Sidewinder.Safetensors do
   end
 
   @doc """
-  What a file says beside its tensors, such as `%{"format" => "pt"}` in those that PyTorch reads.
+  A file's metadata, such as `%{"format" => "pt"}` in files that PyTorch reads.
 
       iex> path = Path.join(System.tmp_dir!(), "sidewinder-told-\#{System.pid()}.safetensors")
       iex> Sidewinder.Safetensors.write(path, %{}, metadata: %{"format" => "pt"})
@@ -55,9 +55,9 @@ defmodule Sidewinder.Safetensors do
   end
 
   @doc """
-  Writes tensors on the host to a file, which appears whole or not at all.
+  Writes tensors on the host to a file, which is complete or absent.
 
-  Option `:metadata`: what the file says beside them, texts by their names.
+  Option `:metadata`: a map of texts by name.
   """
   @spec write(Path.t(), %{String.t() => Tensor.t()} | [{String.t(), Tensor.t()}], keyword) :: :ok
   def write(path, tensors, options \\ []) do
@@ -76,7 +76,7 @@ defmodule Sidewinder.Safetensors do
   Writes tensors to a file one after another, so that they need not all be in memory at once.
 
   `specs` are the name, type and shape of each. `work` gets a function that writes one of them, and calls it for each in
-  any order; what it returns is the result. The file appears whole, or not at all where a tensor is missing or
+  any order; its result is the result. The file is complete, or absent if a tensor is missing or
   something raises. Options are those of `write/3`.
 
       iex> path = Path.join(System.tmp_dir!(), "sidewinder-pieces-\#{System.pid()}.safetensors")

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Shapes do
   @moduledoc false
-  # The shapes in words that ops describe their inputs with: letters, sums and multiples of them, "..." for
-  # any first axes, as in "(B, W-1, D)", "(R+2N, D)", "(..., I)", "(B, L, N) | (D, N)", "(B|1, M|1)".
+  # The shapes in words by which ops describe their inputs: letters, sums and multiples of them, "..." for
+  # any leading axes, as in "(B, W-1, D)", "(R+2N, D)", "(..., I)", "(B, L, N) | (D, N)", "(B|1, M|1)".
 
   alias Sidewinder.Error
 
@@ -70,7 +70,7 @@ defmodule Sidewinder.Shapes do
   end
 
   @doc """
-  All letters in some words, and "..." where it stands.
+  All letters in some words, with "...".
 
       iex> Sidewinder.Shapes.letters("(..., R+2N) | (D, N)")
       ["...", "R", "N", "D"]
@@ -84,7 +84,7 @@ defmodule Sidewinder.Shapes do
   defp letters_of({terms, _}), do: for({_, letter} <- terms, letter, do: letter)
 
   @doc """
-  What the letters must be for a tensor to have these sizes, or nil if it cannot.
+  The letters' values for which a tensor has these sizes, or nil if there are none.
 
       iex> Sidewinder.Shapes.bind("(..., 2D)", [4, 7, 6])
       %{"..." => [4, 7], "D" => 3}

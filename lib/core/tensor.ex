@@ -3,7 +3,7 @@ defmodule Sidewinder.Tensor do
   A tensor: an element type, a shape and the data.
 
   The types are `:f64`, `:f32`, `:bf16` and `:f16`; for masks `:u8`: a byte for each element, where any
-  number but 0 is true; for what is counted `:i32` and `:i64`; for what is quantized `:i8` and `:i16`. The
+  number but 0 is true; for counts and indices `:i32` and `:i64`; for quantized values `:i8` and `:i16`. The
   data is row-major with the last axis contiguous: a binary in the machine's byte order, or a reference
   to memory of a CUDA device.
   Ops leave their results where their inputs are; `to_device/2` and `to_host/1` are the only
@@ -84,8 +84,7 @@ defmodule Sidewinder.Tensor do
   defp truth(other), do: other
 
   @doc """
-  The elements as a flat list, row-major: floats, or integers for types of these. Those that Elixir has no
-  number for are `:nan`, `:infinity` and `:neg_infinity`.
+  The elements as a flat list, row-major: floats, or integers for types of these. Values that are no Elixir floats are `:nan`, `:infinity` and `:neg_infinity`.
 
       iex> Sidewinder.Tensor.to_list(Sidewinder.Tensor.new(<<0, 0, 128, 63, 0, 0, 128, 255>>, :f32, {2}))
       [1.0, :neg_infinity]
@@ -121,7 +120,7 @@ defmodule Sidewinder.Tensor do
   Rounds the values to another type. The tensor must be on the host.
 
   Raises `Sidewinder.Error` of kind `:argument` where a value for an integer type is not a whole number in its
-  range (for `:i64`, one that f64 holds), and of kind `:dtype` for a type that is none.
+  range (for `:i64`, exact in f64), and of kind `:dtype` for a type that is none.
 
       iex> Sidewinder.Tensor.cast(Sidewinder.Tensor.from_list([0.1], :f32, {1}), :f64)
       #Sidewinder.Tensor<f64 (1) [0.10000000149011612]>

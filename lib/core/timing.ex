@@ -11,7 +11,7 @@ defmodule Sidewinder.Timing do
         }
 
   @doc """
-  Runs `work` again and again; gives what it gave first, and milliseconds.
+  Runs `work` repeatedly; returns its first result, and milliseconds.
 
   The first run starts threads, loads kernels and touches memory, so it and `:warmup` runs in all are
   not counted; then `:iterations` are. Slow work ends after `:max_ms` in all with fewer, of which at
@@ -33,7 +33,7 @@ defmodule Sidewinder.Timing do
     {result, statistics([time])}
   end
 
-  @doc "The time that such a share of sorted times does not exceed."
+  @doc "A quantile of sorted times."
   @spec at([number, ...], float) :: number
   def at(sorted, share) do
     count = length(sorted)

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Tokenizer do
   @moduledoc """
-  From text to tokens and back: by the `tokenizer.json` of a checkpoint, such as the byte pairs of GPT-NeoX, or
+  Converts text to tokens and back: by the `tokenizer.json` of a checkpoint, such as the byte pairs of GPT-NeoX, or
   byte by byte.
 
       iex> bytes = Sidewinder.Tokenizer.bytes()
@@ -37,7 +37,7 @@ defmodule Sidewinder.Tokenizer do
   end
 
   @doc false
-  # Like `open/1`, but what is wrong with the file is raised when the tokenizer is used: tokens alone need none.
+  # Like `open/1`, but an error in the file is raised when the tokenizer is used: tokens alone need none.
   def open_for_use(path) do
     case path |> Options.path!() |> Native.tokenizer_open() do
       {:ok, _} = answer -> from_native(answer, file(path))
@@ -64,7 +64,7 @@ defmodule Sidewinder.Tokenizer do
   end
 
   @doc """
-  The tokens of a text. Special tokens are known by their names in it.
+  The tokens of a text. Names of special tokens in it become these tokens.
 
   Options:
 
@@ -72,7 +72,7 @@ defmodule Sidewinder.Tokenizer do
       `add_bos_token` in a `tokenizer_config.json` beside `tokenizer.json`, else what the latter's post-processor adds,
       such as `<s>` in the manner of Llama. The token is that of the post-processor, or else `bos_token` of
       `tokenizer_config.json` or `special_tokens_map.json`, or else the first of `<s>`, `<|begin_of_text|>`, `<bos>` and
-      `<|endoftext|>` that is a token. A text that begins with it gets no second one.
+      `<|endoftext|>` that is a token. A text that begins with that token does not get a second one.
   """
   @spec encode(t, String.t(), keyword) :: [non_neg_integer]
   def encode(tokenizer, text, options \\ [])
@@ -121,7 +121,7 @@ defmodule Sidewinder.Tokenizer do
   @doc """
   The token that ends texts, or nil: `eos_token` of a `tokenizer_config.json` or `special_tokens_map.json` beside
   `tokenizer.json`, or else the first of `<|endoftext|>`, `</s>`, `<|end_of_text|>`, `<|im_end|>` and `<eos>` that
-  is a token. Raises `Sidewinder.Error` where the files name one that is none.
+  is a token. Raises `Sidewinder.Error` if the files name an unknown one.
 
       iex> Sidewinder.Tokenizer.eos(Sidewinder.Tokenizer.bytes())
       nil
@@ -132,8 +132,8 @@ defmodule Sidewinder.Tokenizer do
 
   @doc """
   The texts of a stream of tokens that follow others, `before`, piece by piece. All pieces together are the text of all
-  tokens without that of `before`, however they are divided; no piece ends within a character, and for bytes that are
-  none there is a U+FFFD.
+  tokens without that of `before`, however they are divided; no piece ends within a character, and invalid bytes become a
+  U+FFFD.
 
       iex> bytes = Sidewinder.Tokenizer.bytes()
       iex> [104, 195, 169] |> Sidewinder.Tokenizer.decode_stream(bytes) |> Enum.to_list()
@@ -142,11 +142,10 @@ defmodule Sidewinder.Tokenizer do
       ["é", "!"]
 
   Where the whole text does not begin with that of `before`, because a character was not complete there, the pieces are
-  what follows the longest beginning that both have.
+  what follows their longest common prefix.
 
-  A text comes out when later tokens cannot change it. With byte tokens (`<0xE2>`) that is when a run of them has ended:
-  it is text if all of it is UTF-8, and else a U+FFFD for each byte. A run of more than 256 comes out in parts, and what
-  has come out stays.
+  A piece is emitted when later tokens cannot change it. With byte tokens (`<0xE2>`) that is at the end of a run of them:
+  the run is text if all of it is UTF-8, and else a U+FFFD for each byte. A run of more than 256 is emitted in parts.
   """
   @spec decode_stream(Enumerable.t(), t, [non_neg_integer]) :: Enumerable.t()
   def decode_stream(tokens, tokenizer, before \\ [])

@@ -7,8 +7,8 @@ defmodule Sidewinder.Transformer do
       logits = linear(layer_norm(x; ln_w, ln_b), output)
 
   A sequence is run at once (`forward/3`), or in parts over a cache that keeps what attention needs of all
-  tokens before (`prefill/4`, `decode/4`): logits are the same, row for row, however it is cut. `generate/3`
-  makes a stream of tokens of that.
+  tokens before (`prefill/4`, `decode/4`): logits are the same, row for row, for any parts. `generate/3`
+  returns a stream of tokens.
 
   In the shapes D is the width of the model, V the size of its vocabulary, B the batch and L the length.
   """
@@ -160,8 +160,8 @@ defmodule Sidewinder.Transformer do
   end
 
   @doc """
-  Takes tokens in without computing logits: the state after them and after the tokens of `state`, none by
-  default.
+  Processes tokens without computing logits. Returns the state after them and after the tokens of `state`, none
+  by default.
   """
   @spec prefill(t, tokens, state | nil, keyword) :: state
   def prefill(%__MODULE__{} = model, tokens, state \\ nil, options \\ []) do
@@ -170,8 +170,8 @@ defmodule Sidewinder.Transformer do
   end
 
   @doc """
-  Takes some tokens in, mostly one: the logits of the token after each, `{B, L, V}`, and the new state. The state
-  that was given stays as it was, so that it can be continued in another way.
+  Processes tokens, usually one. Returns the logits of the token after each, `{B, L, V}`, and the new state. The given
+  state is unchanged, and can be continued again.
 
       iex> alias Sidewinder.{Tensor, Transformer}
       iex> model = Transformer.random(layers: 2, width: 8, heads: 2, vocabulary: 11)
@@ -191,10 +191,10 @@ defmodule Sidewinder.Transformer do
   @doc """
   A stream of the tokens that follow a prompt, a list of at least one token.
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:max_tokens` - how many, 128 by default
-    * `:stop` - a token that ends the stream; it does not come out
+    * `:stop` - a token that ends the stream; it is not emitted
     * `:choose` - a function from the logits of a token, a list of V numbers, to the next token; that of the
       largest by default
 

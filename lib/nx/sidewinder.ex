@@ -43,8 +43,8 @@ defmodule Sidewinder do
 
   There are no second derivatives: they raise `Sidewinder.Error` of kind `:unavailable`.
 
-  Nx 0.13 itself computes wrong gradients of a `while` whose steps depend on each other, whatever is
-  in it: it walks the steps in the order of the loop, not in reverse. A gradient taken inside of the
+  Nx 0.13 itself computes wrong gradients of any `while` whose steps depend on each other:
+  it walks the steps in the order of the loop, not in reverse. A gradient taken inside of the
   body of a `while` is right, and so is one of a loop that Nx unrolls (`while ..., unroll: true`). The
   gradient of any other `while` around these functions gives a warning: it is right only if the steps
   change nothing but sums that no step reads. With types other than f32, which Nx mixes up there, it raises.
@@ -89,7 +89,7 @@ defmodule Sidewinder do
     * `a` - `{D, N}`, negative where the system is stable
     * `b`, `c` - `{B, L, N}`, `{B, L, G, N}`, or `{D, N}`: the same at every step
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:d` - `{D}`, `:z` - `{B, L, D}`, `:dt_bias` - `{D}`, `:initial_state` - `{B, D, N}`
     * `:dt_softplus` - whether to apply softplus to `dt + dt_bias`; `false` by default
@@ -189,7 +189,7 @@ defmodule Sidewinder do
     * `a` - `{D, N}`
     * `b`, `c` - `{B, N}` or `{B, G, N}`
 
-  Options beside those of `Sidewinder`: `:d`, `:z` (`{B, D}`), `:dt_bias`, `:dt_softplus`,
+  Options besides those of `Sidewinder`: `:d`, `:z` (`{B, D}`), `:dt_bias`, `:dt_softplus`,
   `:dt_clamp` and `:clamp_grad`, as in `selective_scan/6`, whose errors it raises too.
 
   Returns `{y, new_state}`, the first `{B, D}`.
@@ -329,7 +329,7 @@ defmodule Sidewinder do
 
     * `a`, `b` - `{B, L, K}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:initial_state` - `{B, K}`, zeros by default
     * `:return_state` - returns `{h, last_state}`, the second `{B, K}`
@@ -363,12 +363,12 @@ defmodule Sidewinder do
       l[t] = max(ln(min(max(gamma[t], eps), 1)), log_min)
       log_y[t] = initial_state + sum_{i<=t} l[i]        y[t] = exp(log_y[t])
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
-    * `:initial_state` - `{B, H, W}`, the logarithm of what came before; zeros by default
+    * `:initial_state` - `{B, H, W}`, the logarithm of the product so far; zeros by default
     * `:eps` - 1.0e-8 by default, `:log_min` - -50 by default
     * `:reverse` - whether time runs from the end; `false` by default
-    * `:return_state` - also returns the last state, `{B, H, W}`: what the next stretch of time starts from
+    * `:return_state` - also returns the last state, `{B, H, W}`, the initial state of the next part of a sequence
 
   Returns `{y, log_y}`, or `{y, log_y, last_state}`. `log_y` and states are f32, or f64 for f64. Raises
   `Sidewinder.Error` as `selective_scan/6` does.
@@ -399,9 +399,9 @@ defmodule Sidewinder do
 
     * `gamma` - `{B, H, L, W}`: batch, heads, length, channels of a head
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
-    * `:initial_state` - `{B, H, W}`, the product of what came before; ones by default
+    * `:initial_state` - `{B, H, W}`, the product so far; ones by default
     * `:reverse` - whether time runs from the end; `false` by default
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, W}`
 
@@ -445,7 +445,7 @@ defmodule Sidewinder do
 
     * `x` - `{B, H, L, W}`: batch, heads, length, channels of a head
 
-  Options beside those of `Sidewinder`: `:initial_state` - `{B, H, W}`, zeros by default, and `:return_state`, as in
+  Options besides those of `Sidewinder`: `:initial_state` - `{B, H, W}`, zeros by default, and `:return_state`, as in
   `cumprod_scan/2`.
 
   ## Examples
@@ -485,7 +485,7 @@ defmodule Sidewinder do
     * `x` - `{B, L, D}`
     * `w` - `{D, W}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:bias` - `{D}`
     * `:initial_state` - `{B, W - 1, D}`, the samples before `x`, oldest first; zeros by default
@@ -521,7 +521,7 @@ defmodule Sidewinder do
     * `x` - `{B, D}`
     * `w` - `{D, W}`
 
-  Options beside those of `Sidewinder`: `:bias` and `:activation`, as in `causal_conv1d/3`, whose errors
+  Options besides those of `Sidewinder`: `:bias` and `:activation`, as in `causal_conv1d/3`, whose errors
   it raises too.
 
   Returns `{y, new_state}`, the first `{B, D}`. `causal_conv1d/3` has an example.
@@ -552,7 +552,7 @@ defmodule Sidewinder do
     * `D` - `{I}`
     * `out_proj` - `{M, I}`, and `out_proj_b`, `{M}`, if wanted
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:conv_state` - `{B, W - 1, I}` and `:ssm_state` - `{B, I, N}`, zeros by default
     * `:return_state` - returns `{y, %{conv_state: _, ssm_state: _}}`, the states after the last step of `x`
@@ -629,7 +629,7 @@ defmodule Sidewinder do
       tanh    x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
       erf     x (1 + erf(x / sqrt(2))) / 2
 
-  Options beside those of `Sidewinder`: `:form` - `:tanh`, the default, or `:erf`. Returns a tensor of
+  Options besides those of `Sidewinder`: `:form` - `:tanh`, the default, or `:erf`. Returns a tensor of
   the shape and names of `x`.
 
   ## Examples
@@ -651,7 +651,7 @@ defmodule Sidewinder do
     * `x` - `{..., D}`, of any rank from 1 on
     * `w` - `{D}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:eps` - `1.0e-6` by default
     * `:eps_mode` - `:inside`, the default, or `:outside`
@@ -680,7 +680,7 @@ defmodule Sidewinder do
     * `x`, `z` - `{..., D}`, of any rank from 1 on
     * `w` - `{D}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:eps` - positive, `1.0e-5` by default
     * `:groups` - a divisor of D: into how many equal parts a row is cut, each with a mean of its own. `1` by default
@@ -711,7 +711,7 @@ defmodule Sidewinder do
     * `x` - `{..., D}`, of any rank from 1 on
     * `w`, `b` - `{D}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:eps` - `1.0e-5` by default
     * `:return_statistics` - returns `%{y: y, mean: mean, rstd: rstd}`, the last two `{...}`, where `rstd` is
@@ -743,7 +743,7 @@ defmodule Sidewinder do
   @doc """
   `gelu/2` of `layer_norm/4`, in one pass over memory.
 
-  Options beside those of `layer_norm/4`: `:gelu` - its form, `:tanh`, the default, or `:erf`.
+  Options besides those of `layer_norm/4`: `:gelu` - its form, `:tanh`, the default, or `:erf`.
 
   ## Examples
 
@@ -766,7 +766,7 @@ defmodule Sidewinder do
     * `x` - `{..., I}`, of any rank from 1 on
     * `w` - `{O, I}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:bias` - `{O}`
     * `:activation` - `:sigmoid`, `:silu`, `:gelu_tanh` (also `:gelu`), `:gelu_erf`, `:softplus` or
@@ -817,7 +817,7 @@ defmodule Sidewinder do
 
     * `x` - `{B, H, L, W}` with an even W, or as `:layout` has it
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:pairing` - `:half`, the default: `x[i]` and `x[i + W / 2]`, or `:interleaved`: `x[2 i]` and
       `x[2 i + 1]`
@@ -851,7 +851,7 @@ defmodule Sidewinder do
 
     * `x` - `{B, L, D}`; the last cosine of an odd D is dropped
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:theta` - `10_000.0` by default
     * `:first_position` - the position of the first row; 0 by default
@@ -887,14 +887,14 @@ defmodule Sidewinder do
     * `k` - `{B, K, M, W}` and `v` - `{B, K, M, V}`, where K divides H: query head `h` reads key head
       `div(h, div(H, K))`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:scale` - `1 / sqrt(W)` by default
     * `:causal` - whether a query sees no later keys; `false` by default
     * `:q_offset` - the position of the first query among the keys; `M - L` by default, so that the last
       query sees all
     * `:mask` - of integers, best of type u8, not 0 where a query sees a key. Its shape is
-      `{B, H, L, M}`, whatever the layout; each axis may have size 1, and the first ones may be missing.
+      `{B, H, L, M}` in every layout; each axis may have size 1, and leading axes may be missing.
       It has no gradient.
     * `:bias` - of the same shapes, f32 (f64 for f64)
     * `:layout` - `:heads_first`, the default, or `:heads_last`: `{B, L, H, W}`, as projections leave it
@@ -925,10 +925,10 @@ defmodule Sidewinder do
   Attention of new tokens over those of a cache and themselves, for generation token by token.
 
     * `q` - `{B, H, L, W}`, `k` - `{B, K, L, W}` and `v` - `{B, K, L, V}`, as in `attention/4`: of L new tokens
-    * `keys` - `{B, K, C, W}` and `values` - `{B, K, C, V}`: a cache with room for C of them, whatever the
-      layout of the rest
+    * `keys` - `{B, K, C, W}` and `values` - `{B, K, C, V}`: a cache with room for C tokens, in every
+      layout of the others
 
-  Options beside those of `Sidewinder`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias` for the
+  Options besides those of `Sidewinder`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias` for the
   tokens of the cache and then the new ones, and
 
     * `:cached` - how many tokens the cache has; 0 by default
@@ -969,7 +969,7 @@ defmodule Sidewinder do
     * `wg`, `wu` - `{F, D}`
     * `wd` - `{D, F}`
 
-  Options beside those of `Sidewinder`: `:activation` - `:silu`, the default, or another one of those of
+  Options besides those of `Sidewinder`: `:activation` - `:silu`, the default, or another one of those of
   `linear/3`.
 
   Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `mamba_block/3` does.
@@ -992,7 +992,7 @@ defmodule Sidewinder do
   @doc """
   Multi-head self-attention with its projections (Vaswani et al. 2017, section 3.2.2):
 
-      [q | k | v] = x wqkv'            each cut into heads, of D / H columns one behind the other
+      [q | k | v] = x wqkv'            each split into H heads of D / H adjacent columns
       q, k = rope(q), rope(k)          if there is a `:rope_theta`
       y = attention(q, k, v) wo' + bo
 
@@ -1002,7 +1002,7 @@ defmodule Sidewinder do
     * `wqkv` - `{3 D, D}`
     * `wo` - `{D, D}`, and `bo`, `{D}`, if wanted
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:heads` - how many there are, a divisor of D; 1 by default
     * `:causal` - whether a token sees no later ones; `false` by default
@@ -1029,7 +1029,7 @@ defmodule Sidewinder do
   end
 
   @doc """
-  A block of a transformer, with the norms in front (Xiong et al. 2020):
+  A transformer block with the norms before its layers (pre-LN, Xiong et al. 2020):
 
       h = x + mha(layer_norm(x, ln1_w, ln1_b), wqkv, wo, bo)
       y = h + swiglu_mlp(layer_norm(h, ln2_w, ln2_b), wg, wu, wd)
@@ -1037,7 +1037,7 @@ defmodule Sidewinder do
   `x` is `{B, L, D}`, and `params` a map of the tensors of `mha/3` and `swiglu_mlp/3` and of `ln1_w`,
   `ln1_b`, `ln2_w` and `ln2_b`, each `{D}`.
 
-  Options beside those of `mha/3`: `:eps` - of the norms, `1.0e-5` by default.
+  Options besides those of `mha/3`: `:eps` - of the norms, `1.0e-5` by default.
 
   Returns `y`, of the shape and names of `x`. Raises `Sidewinder.Error` as `mamba_block/3` does.
 
@@ -1094,9 +1094,9 @@ defmodule Sidewinder do
   atoms or strings, stored `{out, in}`:
 
     * `wg1` - `{I, D}`, `bg1` - `{I}`, `wg2` - `{D, I}`, `bg2` - `{D}`
-    * `wc1`, `bc1`, `wc2`, `bc2` - likewise, where there is a context
+    * `wc1`, `bc1`, `wc2`, `bc2` - of the same shapes, if there is a context
 
-  Options beside those of `Sidewinder`: `:context` - of the shape of `z`. GELU is the erf form.
+  Options besides those of `Sidewinder`: `:context` - of the shape of `z`. GELU is the erf form.
 
   Returns `gamma`, of the shape and names of `z`. Raises `Sidewinder.Error` as `mamba_block/3` does.
 
@@ -1125,7 +1125,7 @@ defmodule Sidewinder do
   With the width D, `z` and `h_prev` are `{..., D}`, and `params` is a map of the tensors of `mdi_gamma/3` and of `wm`,
   `{D, 2 D}`, and `bm`, `{D}`.
 
-  Options beside those of `Sidewinder`: `:context` as in `mdi_gamma/3`, and
+  Options besides those of `Sidewinder`: `:context` as in `mdi_gamma/3`, and
 
     * `:return_parts` - returns `{h_new, %{gamma: gamma, gate: gate}}`
 
@@ -1168,7 +1168,7 @@ defmodule Sidewinder do
     * `z`, `gamma` - `{B, L, D}`
     * `w_gate` - `{D, D}` and `b_gate` - `{D}`, stored `{out, in}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:wm` and `:bm` - `w_mix`, `{D, 2 D}`, and `b_mix`, `{D}`: both, or none if nothing is mixed in
     * `:mix` - the weight of n, by default `0.1`, or 0 where there are no `:wm` and `:bm`
@@ -1208,11 +1208,11 @@ defmodule Sidewinder do
   Level i has `max(1, div(M, ratio^i))` slots. From S slots to T, slot `j` is the mean of those from `j S / T`, rounded
   down, to before `(j + 1) S / T`, rounded up.
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:levels` - how many there are with the bank, 2 to 16; 3 by default
     * `:ratio` - 2 or more; 4 by default
-    * `:cursor` - how many writes a bank that is a ring has had: it is pooled from its oldest slot on. 0 by default
+    * `:cursor` - the number of writes to a ring, whose pooling starts at its oldest slot. 0 by default
 
   Returns a tuple of `{k, v}`, from level 1 on. Raises `Sidewinder.Error` as `selective_scan/6` does.
 
@@ -1236,14 +1236,14 @@ defmodule Sidewinder do
     * `q` - `{B, L, D}`
     * `k`, `v` - `{B, M, D}`, or `{1, M, D}` for all of the batch, where M is a multiple of `ratio^(levels - 1)`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:levels` - how many there are with the bank, 1 to 16; 3 by default
     * `:ratio` - 2 or more; 4 by default
     * `:top_k` - 4 by default
 
   Returns `{context, slots}`: `{B, L, D}`, and the slots in order, `{B, L, C}` of s32. Gradients go from `context` to `q`, `k`
-  and `v` with the slots that were found. Raises `Sidewinder.Error` as `selective_scan/6` does.
+  and `v`, with the slots held fixed. Raises `Sidewinder.Error` as `selective_scan/6` does.
 
   ## Examples
 
@@ -1264,7 +1264,7 @@ defmodule Sidewinder do
   @doc """
   Attention of a sequence over a memory that is not part of it (MM-Rec):
 
-      q = h waq' + baq + q_in / 2                     each cut into heads, of D / H columns one behind the other
+      q = h waq' + baq + q_in / 2                     each split into H heads of D / H adjacent columns
       y = attention(q, k_mem, v_mem) wao' + bao
 
   The memory is not projected, and every row sees all of its slots. With the width D of the model and H heads:
@@ -1274,7 +1274,7 @@ defmodule Sidewinder do
     * `params` - a map of tensors, by atoms or strings, stored `{out, in}`: `waq` and `wao`, `{D, D}`, and if wanted `baq`
       and `bao`, `{D}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:heads` - how many there are, a divisor of D; 1 by default
     * `:q_in` - `{B, L, D}`
@@ -1312,7 +1312,7 @@ defmodule Sidewinder do
   @doc """
   The block of MM-Rec: a gated recurrence, attention over a memory from before the sequence, and a feed-forward layer:
 
-      xn = rms_norm(x, n1)                       q, k, v, z = xn wq' + bq, and likewise
+      xn = rms_norm(x, n1)                       q = xn wq' + bq, and so for k, v and z
       gamma = mdi_gamma(z, context: k)           h = block_recurrence(z, gamma, wgate, bgate, wm: wm, bm: bm)
       context = attention of h waq' + baq + q / 2 over the memory's top level, times wao' + bao
       r = x + h + context + v_mix * v            y = r + gelu(rms_norm(r, n2) wf1' + bf1) wf2' + bf2
@@ -1326,7 +1326,7 @@ defmodule Sidewinder do
     * `wm` - `{D, 2 D}` and `bm` - `{D}`: both, or none if nothing is mixed in
     * `wf1` - `{F, D}`, `bf1` - `{F}`, `wf2` - `{D, F}`, `bf2` - `{D}`
 
-  Options beside those of `Sidewinder`:
+  Options besides those of `Sidewinder`:
 
     * `:k_mem`, `:v_mem` - the memory, `{B, M, D}`, or `{1, M, D}` for all sequences; zeros by default
     * `:initial_state` - `{B, D}`, the state that the recurrence starts from
@@ -1337,11 +1337,11 @@ defmodule Sidewinder do
     * `:v_mix` - 0.1 by default
     * `:eps` - of the norms, `1.0e-6` by default
     * `:norm` - where `:eps` is added: `:outside` of the root, the default, or `:inside`
-    * `:levels` - levels of the memory, of which attention sees the top one; 3 by default
+    * `:levels` - the number of levels of the memory; attention sees the top one. 3 by default
     * `:ratio` - slots of a level that are averaged to one of the level above; 4 by default
-    * `:cursor` - how many writes a memory that is a ring has had, so that its oldest slot comes first; 0 by default
-    * `:checkpoint` - whether a gradient computes again what it needs, the default. `false` keeps it: about
-      `B L (7 D + F)` numbers for each block, to the same bits, for less time
+    * `:cursor` - the number of writes to a memory that is a ring, so that its oldest slot comes first; 0 by default
+    * `:checkpoint` - whether a gradient recomputes intermediate tensors, the default. `false` keeps them: about
+      `B L (7 D + F)` numbers for each block. The gradient is bitwise the same, and faster
     * `:dropout` - a rate, for training: of what is added to `x` and of both sides of the last layer, and
       `:dropout_key` - a key of `Nx.Random`. Blocks with dropout are computed as their parts.
 
@@ -1351,8 +1351,8 @@ defmodule Sidewinder do
 
   ## From call to call
 
-  A call changes no memory. A sequence may come in parts: with the `:last_state` of a part as the `:initial_state` of the
-  next, the numbers are those of one piece. What a model shall remember beyond that is written into the memory
+  A call changes no memory. A sequence may be split into parts: with the `:last_state` of a part as the `:initial_state` of
+  the next, results are those of the whole sequence. What a model shall remember beyond that is written into the memory
   between two calls, for example the summary into a ring of slots:
 
       {y, state} = Sidewinder.mmrec_block(x, params, k_mem: k, v_mem: v, cursor: n, return_state: true)

@@ -1,4 +1,4 @@
-//! The library's threads go on when Erlang is done with its code, so that it must stay in memory.
+//! The library's threads outlive Erlang's use of its code, so it must stay in memory.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -48,6 +48,16 @@ defmodule Sidewinder.Op.DeclaredTest do
     assert Declared.table(:decode).inputs["keys"] == {:storage, [[:b, :k, :c, :w]]}
   end
 
+  test "outputs that only Nx declares, and those that an option counts" do
+    outputs = [context: "(B, L, D)", slots: {"(B, L, C)", "index"}]
+
+    assert Declared.table(:hds_query_topk, outputs: outputs, axes: [c: 4]).outputs ==
+             [{:context, :storage, [:b, :l, :d], :always}, {:slots, :index, [:b, :l, 4], :always}]
+
+    assert [{:k1, :storage, [:b, :m1, :d], {:more, :levels, 1}} | _] =
+             Declared.table(:hds_construct, numbered: :levels).outputs
+  end
+
   test "fields are the options with their defaults" do
     table = Declared.table(:layer_norm, rest: :return_statistics)
 

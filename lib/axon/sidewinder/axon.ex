@@ -19,8 +19,8 @@ defmodule Sidewinder.Axon do
   cast both, and returns it. Features in bf16 and parameters in f32 make f32, as in `Axon.dense/3`, and integers take the
   type of the parameters. Masks, tokens and an initial state do not count. The arithmetic within a kernel is f32 at least.
 
-  Matrices are stored `{out, in}`, as the checkpoints of Mamba have them, so what Axon's initializers call
-  `:fan_out` is here the number of inputs. The parameters keep those checkpoints' names and need no
+  Matrices are stored `{out, in}`, as in Mamba's checkpoints, so `:fan_out` of Axon's initializers is the number of
+  inputs here. The parameters keep those checkpoints' names and need no
   transposing: `mixer.in_proj.weight` is `in_proj`, `mixer.conv1d.weight` is `conv_w` without its axis of
   size 1, `mixer.dt_proj.weight` and `bias` are `dt_w` and `dt_b`, `norm.weight` is `gamma`.
 
@@ -113,7 +113,7 @@ defmodule Sidewinder.Axon do
     |> rms_norm([name: join(all.name, "norm")] ++ norm)
   end
 
-  # The norm is of each step by itself, so with `:last` it is computed for the last step alone.
+  # The norm is computed for each step independently, so with `:last` for the last step alone.
   defp output(x, :sequence), do: x
   defp output(x, :last), do: layer(:last, [x: x], [], %{}, count: nil)
 
@@ -129,8 +129,8 @@ defmodule Sidewinder.Axon do
   Of a larger model the stack can be converted alone: built again over an input, under the same name and with the
   same options, it takes its parameters out of the same state.
 
-  Raises `Sidewinder.Error` of kind `:argument` for layers that a `Sidewinder.Mamba` has not got, and for parameters
-  that are missing.
+  Raises `Sidewinder.Error` of kind `:argument` for layers that a `Sidewinder.Mamba` does not have, and for missing
+  parameters.
 
       iex> model =
       ...>   Axon.input("tokens", shape: {nil, nil})
@@ -294,7 +294,7 @@ defmodule Sidewinder.Axon do
   (But `bg1`, `bc1` and `bf1` start as 0 if I or F is given here, where D is not known.)
 
   The state's weight on itself grows with the coefficient of decay, which is near s(`:decay_bias`) / 2 at first. With
-  -3 that is 0.02: a start that is stable at any length. A model that shall remember over long times may start from more,
+  -3 that is 0.02: a start that is stable at any length. A model that shall remember over long times may start from a larger value,
   with `:state_norm` or `:state_clip`, or with a `:mix` of 0, where the weight is at most 1.
 
   ## Options
@@ -305,10 +305,10 @@ defmodule Sidewinder.Axon do
 
     * `:hidden` - F. Defaults to 4 D.
 
-    * `:mix` - the weight of what the second gate mixes in. Defaults to `0.1`. With 0 there are no `wm` and `bm`.
+    * `:mix` - the weight of the second gate's mean. Defaults to `0.1`. With 0 there are no `wm` and `bm`.
 
-    * `:dropout` - a rate. Defaults to `0.0`. With more, the layer keeps a key of random numbers as its state, and in
-      training is computed as its parts.
+    * `:dropout` - a rate. Defaults to `0.0`. With a positive rate, the layer keeps a key of random numbers as its state, and
+      is computed as its parts in training.
 
     * `:decay_bias` - the initial value of `bg2`. Defaults to `-3.0`.
 
@@ -316,8 +316,8 @@ defmodule Sidewinder.Axon do
 
     * `:initial_state` - a layer, `{batch, D}`, the state that the recurrence starts from. Defaults to none: zeros.
 
-    * `:return_state` - returns `{y, %{last_state: layer, summary: layer}}`, `{batch, D}` each, which go on as
-      `:initial_state`, or are written into the memory, for the part that comes next. Defaults to `false`.
+    * `:return_state` - returns `{y, %{last_state: layer, summary: layer}}`, `{batch, D}` each: the first is the
+      `:initial_state` of the next part of a sequence, the second is for its memory. Defaults to `false`.
 
     * `:v_mix`, `:epsilon`, `:norm`, `:levels`, `:ratio`, `:state_clip`, `:state_norm`, `:checkpoint` - as in
       `Sidewinder.mmrec_block/3`
@@ -361,7 +361,7 @@ defmodule Sidewinder.Axon do
 
     * `:last` - how many tokens at the end get logits. Defaults to all.
 
-    * `:memory`, `:initial_state`, `:return_state` - those of `mm_rec_block/2`, with an axis of the blocks in front:
+    * `:memory`, `:initial_state`, `:return_state` - those of `mm_rec_block/2`, with a leading axis of the blocks:
       `{layers, batch or 1, slots, width}`, and `{layers, batch, width}`
 
     * `:name` - what the names of the layers start with. Defaults to `"mm_rec"`: `"mm_rec_embedding"`, `"mm_rec_0"` (a
@@ -392,7 +392,7 @@ defmodule Sidewinder.Axon do
 
   ## Options
 
-    * `:kernel_size` - how many steps it sees, the present one among them. Defaults to `4`.
+    * `:kernel_size` - the number of steps of the window, with the present one. Defaults to `4`.
 
     * `:activation` - `:silu` or `nil`. Defaults to `nil`.
 

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Compare.Difference do
   @moduledoc false
-  # How far tensors are from the reference, and how far they may be; `Sidewinder.Compare` has the rules.
+  # Differences of tensors from the reference, and tolerances; `Sidewinder.Compare` has the rules.
 
   alias Sidewinder.{Error, Tensor}
 
@@ -24,8 +24,8 @@ defmodule Sidewinder.Compare.Difference do
   @type truth :: %{tensor: Tensor.t(), largest: float, rtol: number, atol: number}
 
   @doc """
-  The reference's outputs on the host, of floats or of integers, with how far from them others may be: by the tolerance of
-  the type of the first of the `inputs`, or as `options` say.
+  The reference's outputs on the host, of floats or of integers, with their tolerances: those of the type of the first
+  of the `inputs`, or those of `options`.
   """
   @spec truths(map, [{String.t(), Tensor.t()}], keyword) :: %{String.t() => truth}
   def truths(outputs, inputs, options) do
@@ -35,14 +35,14 @@ defmodule Sidewinder.Compare.Difference do
   defp truth(%{type: type} = tensor, [{_, %{type: storage}} | _] = inputs, options)
        when type in [:f64, :f32, :bf16, :f16] do
     {rtol, atol} = tolerance(storage, options[:terms] || terms(tensor, inputs))
-    # The reference of what is defined in a narrower type is rounded to it.
+    # Outputs of a narrower type are rounded to it in the reference as well.
     tensor = Tensor.cast(tensor, :f64)
     largest = largest(tensor.data, 0.0)
     rtol = options[:rtol] || rtol
     %{tensor: tensor, largest: largest, rtol: rtol, atol: options[:atol] || atol * largest}
   end
 
-  # Numbers of slots are right or wrong.
+  # Indices of slots have no tolerance.
   defp truth(integers, _inputs, _options) do
     tensor = Tensor.cast(integers, :f64)
     %{tensor: tensor, largest: largest(tensor.data, 0.0), rtol: 0.0, atol: 0.0}
@@ -68,7 +68,7 @@ defmodule Sidewinder.Compare.Difference do
   defp largest(<<_no_number::64, rest::binary>>, largest), do: largest(rest, largest)
   defp largest(<<>>, largest), do: largest
 
-  @doc "The difference of one tensor from another, of which `tolerance` has `:rtol` and `:atol`."
+  @doc "The difference of one tensor from another, with `:rtol` and `:atol` of `tolerance`."
   @spec of(Tensor.t(), Tensor.t(), keyword(number)) :: t
   def of(%Tensor{shape: shape} = got, %Tensor{shape: shape} = expected, tolerance) do
     expected = Tensor.cast(Tensor.to_host(expected), :f64)

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Compare.Table do
   @moduledoc false
-  # What `Sidewinder.Compare` found, to print.
+  # Results of `Sidewinder.Compare`, to print.
 
   alias Sidewinder.CommandLine
 

@@ -27,7 +27,7 @@ defmodule Sidewinder.Kernel.Attention do
     * `k` - `{B, K, M, W}`
     * `v` - `{B, K, M, V}`
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:scale` - `1 / sqrt(W)` by default
     * `:causal` - whether query `i` sees no keys after `i + q_offset`; `false` by default
@@ -92,7 +92,7 @@ defmodule Sidewinder.Kernel.Attention do
     Kernel.gradients(:attention_backward, given, options)
   end
 
-  # Only a cache gives these.
+  # These come from a cache only.
   @held ["keys", "values"]
   @cached %{cached: 0}
 
@@ -104,12 +104,12 @@ defmodule Sidewinder.Kernel.Attention do
     * `v` - `{B, K, L, V}`
     * `cache` - a `Sidewinder.KVCache` of the type, batch, heads and widths of `k` and `v`, on their device
 
-  Options beside those of `Sidewinder.Kernel`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias`
+  Options besides those of `Sidewinder.Kernel`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias`
   for the keys of the cache and then the new ones, and `:causal` - whether a token sees no later ones, `true`
   by default.
 
   Returns `{y, cache}`, the latter with the new rows. Rows of `y`, `{B, H, L, V}`, are those of one causal
-  pass of `attention/4` over all tokens, however many come at a time.
+  pass of `attention/4` over all tokens, for any number of tokens at a time.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> cache = Sidewinder.KVCache.new(:f32, {1, 1, 2})
@@ -134,7 +134,7 @@ defmodule Sidewinder.Kernel.Attention do
     end)
   end
 
-  # Of what is no such tensor, which the kernel then refuses.
+  # 0 for other arguments, which the kernel then refuses.
   defp size(%Tensor{shape: shape}, rank, axis) when tuple_size(shape) == rank do
     Tensor.elements(shape)
     elem(shape, axis)
@@ -148,7 +148,7 @@ defmodule Sidewinder.Kernel.Attention do
 
     * `x` - `{B, H, L, W}`, W even
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:pairing` - `:half`, the default: pair `i` is `x[i]` and `x[i+W/2]`; or `:interleaved`: `x[2i]` and
       `x[2i+1]`
@@ -182,7 +182,7 @@ defmodule Sidewinder.Kernel.Attention do
 
     * `x` - `{B, L, D}`; the last cosine of an odd D is dropped
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:theta` - `10000.0` by default
     * `:first_position` - that of the first row, 0 by default
@@ -217,7 +217,7 @@ defmodule Sidewinder.Kernel.Attention do
     * `weights` - a map of `:wqkv`, `{3 D, D}`, whose rows give queries, keys and values, each head after
       head; `:wo`, `{D, D}`, and maybe `:bo`, `{D}`
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:heads` - 1 by default
     * `:causal` - whether a token sees no later ones; `false` by default
@@ -244,7 +244,7 @@ defmodule Sidewinder.Kernel.Attention do
     do: layer_backward(:mha_backward, x, weights, dy, options)
 
   @doc """
-  A block of a transformer with the norms in front (Xiong et al. 2020):
+  A transformer block with the norms before its layers (pre-LN, Xiong et al. 2020):
 
       h = x + mha(layer_norm(x))              y = h + swiglu_mlp(layer_norm(h))
 

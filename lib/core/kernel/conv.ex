@@ -1,7 +1,7 @@
 defmodule Sidewinder.Kernel.Conv do
   @moduledoc """
-  The depthwise causal convolution in front of Mamba's scan: over whole sequences, one token at a
-  time, and its gradient.
+  The depthwise causal convolution before Mamba's scan: over whole sequences, one token at a time, and
+  its gradient.
 
   In the shapes B is the batch, L the length, D the channels and W the width: how many samples each
   output sees. All tensors are channel-last. With `xp` the initial state followed by `x` in time:
@@ -24,7 +24,7 @@ defmodule Sidewinder.Kernel.Conv do
     * `x` - `{B, L, D}`
     * `w` - `{D, W}`
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:bias` - `{D}`
     * `:initial_state` - `{B, W - 1, D}`, the samples before the first; zeros by default
@@ -50,7 +50,7 @@ defmodule Sidewinder.Kernel.Conv do
     * `x`, `w` - as they were given to the convolution
     * `dy` - `{B, L, D}`, the cotangent of `y`
 
-  Options beside those of `Sidewinder.Kernel`: `:bias`, `:initial_state` and `:activation` as in the
+  Options besides those of `Sidewinder.Kernel`: `:bias`, `:initial_state` and `:activation` as in the
   convolution, and `:dlast_state` - `{B, W - 1, D}`, the cotangent of the last state, zero by default.
 
   Returns a map of `:dx`, `:dw`, and of `:dbias` and `:dinitial_state` as far as their inputs are there.
@@ -80,7 +80,7 @@ defmodule Sidewinder.Kernel.Conv do
     * `x` - `{B, D}`
     * `w` - `{D, W}`
 
-  Options beside those of `Sidewinder.Kernel`: `:bias` and `:activation`, as in `causal_conv1d/3`.
+  Options besides those of `Sidewinder.Kernel`: `:bias` and `:activation`, as in `causal_conv1d/3`.
 
   Returns `{y, new_state}`, the first `{B, D}`.
 

@@ -38,7 +38,7 @@ defmodule Sidewinder.Kernel.Mamba do
   Applies the block to sequences, `{B, L, M}`; with L = 1 and the states of the call before it is the
   step of one token.
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:conv_state` - `{B, W - 1, D}`, `:ssm_state` - `{B, D, N}`: the states of the sequences; zeros by
       default
@@ -83,7 +83,7 @@ defmodule Sidewinder.Kernel.Mamba do
     * `x`, `weights` - as they were given to the block
     * `dy` - `{B, L, M}`, the cotangent of `y`
 
-  Options beside those of `Sidewinder.Kernel`: `:conv_state` and `:ssm_state` as in the block, and
+  Options besides those of `Sidewinder.Kernel`: `:conv_state` and `:ssm_state` as in the block, and
   `:dconv_state` and `:dssm_state`, the cotangents of the states that came out, zero by default.
 
   Returns a map of gradients by the names of their inputs with a `d` before: `:dx`, `:din_proj`,

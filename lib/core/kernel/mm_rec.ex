@@ -31,15 +31,15 @@ defmodule Sidewinder.Kernel.MMRec do
 
     * `gamma` - `{B, H, L, W}`, meant to be in 0 to 1
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
-    * `:initial_state` - `{B, H, W}`, the logarithm of what came before; zeros by default
-    * `:eps` - decays below count as this, 1.0e-8 by default, and those above 1 as 1
-    * `:log_min` - logarithms below count as this; -50 by default
+    * `:initial_state` - `{B, H, W}`, the logarithm of the product so far; zeros by default
+    * `:eps` - the lower bound of decays, 1.0e-8 by default; the upper bound is 1
+    * `:log_min` - the lower bound of logarithms; -50 by default
     * `:reverse` - whether time runs from the end; `false` by default
     * `:return_state` - also returns the last state, `{B, H, W}`
 
-  Returns `{y, log_y}`, or `{y, log_y, last_state}`. Of an exact 0 a product of `cumprod_scan/2` is 0.
+  Returns `{y, log_y}`, or `{y, log_y, last_state}`. For decays that are exactly 0, use `cumprod_scan/2`.
 
       iex> gamma = Sidewinder.Tensor.from_list([0.5, 0.5, 1, 0], :f32, {1, 1, 4, 1})
       iex> {y, log_y} = Sidewinder.Kernel.MMRec.exp_product_scan(gamma)
@@ -58,9 +58,9 @@ defmodule Sidewinder.Kernel.MMRec do
 
     * `gamma` - `{B, H, L, W}`
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
-    * `:initial_state` - `{B, H, W}`, the product of what came before; ones by default
+    * `:initial_state` - `{B, H, W}`, the product so far; ones by default
     * `:reverse` - whether time runs from the end; `false` by default
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, W}`
 
@@ -94,7 +94,7 @@ defmodule Sidewinder.Kernel.MMRec do
 
     * `x` - `{B, H, L, W}`
 
-  Options beside those of `Sidewinder.Kernel`: `:initial_state` - `{B, H, W}`, zeros by default, and `:return_state`,
+  Options besides those of `Sidewinder.Kernel`: `:initial_state` - `{B, H, W}`, zeros by default, and `:return_state`,
   as in `cumprod_scan/2`. `reverse_cumsum/2` has the sums from the end.
 
       iex> x = Sidewinder.Tensor.from_list([1, 2, 3], :f32, {1, 1, 3, 1})
@@ -123,7 +123,7 @@ defmodule Sidewinder.Kernel.MMRec do
     * `y` - what the scan returned
     * `dy` - `{B, H, L, W}`, the cotangent of `y`
 
-  Options beside those of `Sidewinder.Kernel`: `:initial_state`, `:eps`, `:log_min` and `:reverse` as in the scan, and the
+  Options besides those of `Sidewinder.Kernel`: `:initial_state`, `:eps`, `:log_min` and `:reverse` as in the scan, and the
   cotangents `:dlog_y`, `{B, H, L, W}`, and `:dlast_state`, `{B, H, W}`, zero by default.
 
   Returns a map of `:dgamma`, and `:dinitial_state` if there is an initial state. Where a decay was out of its bounds, its
@@ -151,7 +151,7 @@ defmodule Sidewinder.Kernel.MMRec do
     * `y` - what the scan returned
     * `dy` - `{B, H, L, W}`, the cotangent of `y`
 
-  Options beside those of `Sidewinder.Kernel`: `:initial_state` and `:reverse` as in the scan, and `:dlast_state`,
+  Options besides those of `Sidewinder.Kernel`: `:initial_state` and `:reverse` as in the scan, and `:dlast_state`,
   `{B, H, W}`, the cotangent of the last state, zero by default.
 
   Returns a map of `:dgamma`, and `:dinitial_state` if there is an initial state.
@@ -173,7 +173,7 @@ defmodule Sidewinder.Kernel.MMRec do
   @doc """
   The gradient of `logcumsumexp/2`, of `x` as it was given and the cotangent `dy` of `y`.
 
-  Options beside those of `Sidewinder.Kernel`: `:initial_state`, `:reverse` and `:dlast_state`, as in
+  Options besides those of `Sidewinder.Kernel`: `:initial_state`, `:reverse` and `:dlast_state`, as in
   `cumprod_scan_backward/4`. Returns a map of `:dx`, and `:dinitial_state` if there is an initial state. Where `x` is minus
   infinity, its gradient is 0.
 
@@ -247,10 +247,10 @@ defmodule Sidewinder.Kernel.MMRec do
       gamma = clamp(s(a) * s(c), 1.0e-6, 1 - 1.0e-6)
 
     * `z` - `{..., D}`
-    * `weights` - a map of `wg1` `{I, D}`, `bg1` `{I}`, `wg2` `{D, I}`, `bg2` `{D}`, and likewise `wc1` to `bc2` if there
+    * `weights` - a map of `wg1` `{I, D}`, `bg1` `{I}`, `wg2` `{D, I}`, `bg2` `{D}`, and `wc1` to `bc2` of the same shapes if there
       is a context
 
-  Options beside those of `Sidewinder.Kernel`: `:context` - `{..., D}`, none by default. Returns `gamma`, shaped like `z`.
+  Options besides those of `Sidewinder.Kernel`: `:context` - `{..., D}`, none by default. Returns `gamma`, shaped like `z`.
 
       iex> [one, zero] = for v <- [1, 0], do: Sidewinder.Tensor.from_list([v], :f32, {1})
       iex> matrix = Sidewinder.Tensor.from_list([1], :f32, {1, 1})
@@ -284,7 +284,7 @@ defmodule Sidewinder.Kernel.MMRec do
     * `z`, `h_prev` - `{..., D}`
     * `weights` - a map of those of `mdi_gamma/3`, `wm` `{D, 2 D}` and `bm` `{D}`
 
-  Options beside those of `Sidewinder.Kernel`: `:context` as in `mdi_gamma/3`. Returns a map of `:h_new`, `:gamma` and
+  Options besides those of `Sidewinder.Kernel`: `:context` as in `mdi_gamma/3`. Returns a map of `:h_new`, `:gamma` and
   `:gate`.
 
       iex> [one, half] = for v <- [1, 0.5], do: Sidewinder.Tensor.from_list([v], :f32, {1, 1})
@@ -327,7 +327,7 @@ defmodule Sidewinder.Kernel.MMRec do
     * `z`, `gamma` - `{B, L, D}`
     * `w_gate` - `{D, D}`, `b_gate` - `{D}`
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:wm` and `:bm` - `w_mix`, `{D, 2 D}`, and `b_mix`, `{D}`: both, or none
     * `:mix` - `0.1` by default; without them it can only be 0, as it then is by default
@@ -397,11 +397,11 @@ defmodule Sidewinder.Kernel.MMRec do
   Level i has `max(1, div(M, ratio^i))` slots. From S slots to T, slot `j` is the mean of those from `j S / T`, rounded
   down, to before `(j + 1) S / T`, rounded up.
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:levels` - how many there are with the bank, 2 to 16; 3 by default
     * `:ratio` - 2 or more; 4 by default
-    * `:cursor` - how many writes a bank that is a ring has had: it is pooled from its oldest slot on. 0 by default
+    * `:cursor` - the number of writes to a ring, whose pooling starts at its oldest slot. 0 by default
 
   Returns a list of `{k, v}`, from level 1 on.
 
@@ -415,7 +415,7 @@ defmodule Sidewinder.Kernel.MMRec do
     for level <- 1..div(map_size(levels), 2), do: {levels["k#{level}"], levels["v#{level}"]}
   end
 
-  # None of them is an option.
+  # Cotangents are no options.
   @cotangents Ops.find!(Ops.all(), :hds_construct).cotangents
 
   @doc """
@@ -457,7 +457,7 @@ defmodule Sidewinder.Kernel.MMRec do
 
     * `q` - `{B, L, D}`, `k`, `v` - `{B|1, M, D}`, where M is a multiple of `ratio^(levels - 1)`
 
-  Options beside those of `Sidewinder.Kernel`: `:levels` - 3 by default, `:ratio` - 4 by default, `:top_k` - 4 by default.
+  Options besides those of `Sidewinder.Kernel`: `:levels` - 3 by default, `:ratio` - 4 by default, `:top_k` - 4 by default.
 
   Returns `{context, slots}`: `{B, L, D}`, and the slots in order, `{B, L, C}` of `:i32`. It has no gradient.
 
@@ -481,7 +481,7 @@ defmodule Sidewinder.Kernel.MMRec do
     * `h` - `{B, L, D}`, `k_mem`, `v_mem` - `{B|1, S, D}`
     * `weights` - a map of `:waq` and `:wao`, `{D, D}`, and maybe `:baq` and `:bao`, `{D}`
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:heads` - how many there are, a divisor H of D; 1 by default
     * `:q_in` - `{B, L, D}`
@@ -529,8 +529,8 @@ defmodule Sidewinder.Kernel.MMRec do
 
     * `bank` - `{B, S, D}`, `rows` - `{B, N, D}`
 
-  Options beside those of `Sidewinder.Kernel`: `:start` - 0 by default, and `:mode` - `:ring`, the default, where slots are
-  counted round and round, or `:strict`, where rows past the last slot raise.
+  Options besides those of `Sidewinder.Kernel`: `:start` - 0 by default, and `:mode` - `:ring`, the default, where slot
+  numbers wrap around, or `:strict`, where rows past the last slot raise.
 
   Returns the bank with them. `Sidewinder.MMRec.Memory` has banks that are written in place.
 
@@ -548,9 +548,9 @@ defmodule Sidewinder.Kernel.MMRec do
 
     * `bank` - `{B, M, D}`, `summary` - `{B, D}`
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
-    * `:policy` - `:ring`, the default: into the slot at the `:cursor`, counted round and round and 0 by default;
+    * `:policy` - `:ring`, the default: into the slot at the `:cursor` modulo M, 0 by default;
       `:ema`: each slot becomes `decay slot + (1 - decay) summary`; or `:broadcast`: into all slots, which makes
       attention over them the same for all queries
     * `:decay` - 0.99 by default
@@ -569,17 +569,17 @@ defmodule Sidewinder.Kernel.MMRec do
   ## The block
 
   @doc """
-  The block of MM-Rec: a gated recurrence, attention over a memory and a feed-forward layer, each with what lies around
-  it. `Sidewinder.mmrec_block/3` of the functions for Nx tells its formula and weights.
+  The block of MM-Rec: a gated recurrence, attention over a memory and a feed-forward layer, with norms and residual
+  connections. `Sidewinder.mmrec_block/3` has its formula and weights.
 
     * `x` - `{B, L, D}`
     * `memory` - `{k_mem, v_mem}`, each `{B, M, D}`, or `{1, M, D}` for all sequences
     * `weights` - a map
 
-  Options beside those of `Sidewinder.Kernel`: `:initial_state` - `{B, D}`, zeros by default, `:heads`, `:mix`, `:v_mix`,
+  Options besides those of `Sidewinder.Kernel`: `:initial_state` - `{B, D}`, zeros by default, `:heads`, `:mix`, `:v_mix`,
   `:eps`, `:norm` (`:outside` or `:inside`), `:levels`, `:ratio`, `:cursor`, `:state_clip`, `:state_norm`, and
   `:checkpoint`, true by default: if false, the result has `:q`, `:k`, `:v`, `:z` and `:hidden` too, which with `:h`,
-  `:gamma` and `:context` save `mmrec_block_backward/5` the computation of what they are.
+  `:gamma` and `:context` save `mmrec_block_backward/5` from computing them again.
 
   Returns a map of `:y`, `:h`, `:last_state`, `:gamma`, `:context` and `:summary`.
   """
@@ -595,8 +595,8 @@ defmodule Sidewinder.Kernel.MMRec do
   @doc """
   The gradient of `mmrec_block/4`, with its options, of the cotangent `dy`; those of its other results are the options
   `:dh`, `:dlast_state`, `:dgamma`, `:dcontext` and `:dsummary`, zero by default. What the block returned may be given as
-  `:h`, `:gamma`, `:context`, `:q`, `:k`, `:v`, `:z` and `:hidden`, which is then not computed again: the gradient is
-  the same to the last bit.
+  `:h`, `:gamma`, `:context`, `:q`, `:k`, `:v`, `:z` and `:hidden`, to save their computation: the gradient is the same
+  to the last bit.
 
   Returns a map of a gradient for each input.
   """

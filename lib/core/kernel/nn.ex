@@ -1,7 +1,6 @@
 defmodule Sidewinder.Kernel.NN do
   @moduledoc """
-  What networks are made of beside attention and scans: activations, norms, products of matrices, the
-  dense layer and the gated feed-forward layer; and their gradients. Weights are stored `{out, in}`.
+  Activations, norms, products of matrices, the dense layer and the gated feed-forward layer; and their gradients. Weights are stored `{out, in}`.
 
   All tensors have the storage type of the first: `:f32`, `:bf16`, `:f16`, or `:f64`; weights of norms
   are `:f32` (`:f64` for `:f64`). The arithmetic is `:f32` (`:f64` for `:f64`), never narrower, and results
@@ -95,7 +94,7 @@ defmodule Sidewinder.Kernel.NN do
     * `x` - `{..., D}`
     * `w` - `{D}`
 
-  Options beside those of `Sidewinder.Kernel`: `:eps`, `1.0e-6` by default, and `:eps_mode`, `:inside` by
+  Options besides those of `Sidewinder.Kernel`: `:eps`, `1.0e-6` by default, and `:eps_mode`, `:inside` by
   default, or `:outside`: `w x / (sqrt(mean(x^2)) + eps)`. Returns `y`, shaped like `x`.
 
       iex> x = Sidewinder.Tensor.from_list([3, 4], :f32, {1, 2})
@@ -128,7 +127,7 @@ defmodule Sidewinder.Kernel.NN do
     * `x`, `z` - `{..., D}`
     * `w` - `{D}`
 
-  Options beside those of `Sidewinder.Kernel`: `:eps`, `1.0e-5` by default, `:norm_before_gate`, and `:groups`, `1` by
+  Options besides those of `Sidewinder.Kernel`: `:eps`, `1.0e-5` by default, `:norm_before_gate`, and `:groups`, `1` by
   default: into how many equal parts a row is cut, each with a mean of its own. Returns `y`, shaped like `x`.
 
       iex> [x, z] = for v <- [[3, 4], [1, -1]], do: Sidewinder.Tensor.from_list(v, :f32, {1, 2})
@@ -165,7 +164,7 @@ defmodule Sidewinder.Kernel.NN do
     * `x` - `{..., D}`
     * `w`, `b` - `{D}`
 
-  Options beside those of `Sidewinder.Kernel`: `:eps`, `1.0e-5` by default, and `:return_statistics`:
+  Options besides those of `Sidewinder.Kernel`: `:eps`, `1.0e-5` by default, and `:return_statistics`:
   returns `%{y: y, mean: mean, rstd: rstd}`, the last two without the last axis. Returns `y`, shaped like
   `x`, unless an option returns more.
 
@@ -254,7 +253,7 @@ defmodule Sidewinder.Kernel.NN do
     * `x` - `{..., I}`
     * `w` - `{O, I}`
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:bias` - `{O}`
     * `:activation` - `:sigmoid`, `:silu`, `:gelu_tanh` (or `:gelu`), `:gelu_erf`, `:softplus` or `:relu`; none
@@ -280,7 +279,7 @@ defmodule Sidewinder.Kernel.NN do
     * `x`, `w` - as they were given to the layer
     * `dy` - `{..., O}`, the cotangent of `y`
 
-  Options beside those of `Sidewinder.Kernel`: `:bias` and `:activation`, as in the layer. Returns a map of
+  Options besides those of `Sidewinder.Kernel`: `:bias` and `:activation`, as in the layer. Returns a map of
   `:dx`, `:dw`, and `:db` if there is a bias.
 
       iex> x = Sidewinder.Tensor.from_list([1, 2], :f32, {2, 1})
@@ -304,7 +303,7 @@ defmodule Sidewinder.Kernel.NN do
     * `x` - `{..., D}`
     * `weights` - a map of `:wg` and `:wu`, `{F, D}`, and `:wd`, `{D, F}`
 
-  Options beside those of `Sidewinder.Kernel`: `:activation` in place of silu, as in `linear/3`. Returns `y`,
+  Options besides those of `Sidewinder.Kernel`: `:activation` in place of silu, as in `linear/3`. Returns `y`,
   shaped like `x`.
 
       iex> one = fn v -> Sidewinder.Tensor.from_list([v], :f32, {1, 1}) end

@@ -9,8 +9,7 @@ defmodule Sidewinder.Kernel.Quant do
                                                                   of byte j, j + 16 in the high one
 
   Quantized tensors are `:u8` tensors of bytes, whose last axis has 34 or 18 bytes for each block. Weights are stored
-  `{out, in}`, in blocks along `in`. What is quantized or multiplied is `:f32`, `:bf16` or `:f16`; the arithmetic is `:f32`, and
-  results are rounded once.
+  `{out, in}`, in blocks along `in`. Floats are `:f32`, `:bf16` or `:f16`; the arithmetic is `:f32`, and results are rounded once.
 
   All functions take the options of `Sidewinder.Kernel` and raise `Sidewinder.Error`, as
   `Sidewinder.Kernel.Scan` tells.
@@ -28,7 +27,7 @@ defmodule Sidewinder.Kernel.Quant do
 
     * `x` - `{..., N}`, where N is a multiple of 32
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:unchecked` - stores infinite scales for values that are not finite or too large (8.32e6 for `:q8_0`, 5.24e5 for
       `:q4_0`), as ggml does; by default they are errors
@@ -67,12 +66,12 @@ defmodule Sidewinder.Kernel.Quant do
     * `x` - `{..., I}`, where I is a multiple of 32
     * `w` - `{O, I / 32 * 34}`, as `quantize/3` gives it
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:bias` - `{O}` of type `:f32`
     * `:activation` - as `Sidewinder.Kernel.NN.linear/3` has it; none by default
 
-  Returns `y`, `{..., O}`, in the type of x. What is not finite in a row of x makes that row of y not finite.
+  Returns `y`, `{..., O}`, in the type of x. A row of x that is not finite gives a row of y that is not finite.
 
       iex> x = Sidewinder.Tensor.from_list(Enum.to_list(0..31), :f32, {1, 32})
       iex> w = Sidewinder.Kernel.Quant.quantize(x, :q8_0)

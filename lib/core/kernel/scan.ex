@@ -31,7 +31,7 @@ defmodule Sidewinder.Kernel.Scan do
     * `a` - `{D, N}`, negative where the system is stable
     * `b`, `c` - `{B, L, N}`, `{B, L, G, N}`, or `{D, N}`: the same at every step
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:d` - `{D}`, `:z` - `{B, L, D}`, `:dt_bias` - `{D}`, `:initial_state` - `{B, D, N}`
     * `:dt_softplus` - whether to apply softplus to `dt + dt_bias`; `false` by default
@@ -40,7 +40,7 @@ defmodule Sidewinder.Kernel.Scan do
     * `:return_states` - returns `%{y: y, last_state: last_state, states: states}`, the last
       `{B, L, D, N}`: the state after every step
 
-  Returns `y`, `{B, L, D}`, unless they ask for more.
+  Returns `y`, `{B, L, D}`, unless an option returns more.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> x = from_list([1, 2], :f32, {1, 2, 1})
@@ -61,7 +61,7 @@ defmodule Sidewinder.Kernel.Scan do
   def selective_scan(x, dt, a, b, c, options \\ []) do
     given = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
 
-    # The rule for clamped steps is that of the gradient.
+    # Only the gradient uses `clamp_grad`.
     case Kernel.outputs(:selective_scan, given, complete(options), %{clamp_grad: "mask"}) do
       {y, last_state, states} -> %{y: y, last_state: last_state, states: states}
       other -> other
@@ -69,7 +69,7 @@ defmodule Sidewinder.Kernel.Scan do
   end
 
   @doc false
-  # All states come with the last one.
+  # `return_states` includes the last state.
   def complete(options) do
     if is_list(options) and {:return_states, true} in options,
       do: [{:return_state, true} | options],
@@ -150,14 +150,14 @@ defmodule Sidewinder.Kernel.Scan do
   end
 
   @doc """
-  Moves running sequences on by one token: the scan with a length of 1, without the axis of time.
+  Advances running sequences by one token: the scan with a length of 1, without the axis of time.
 
     * `state` - `{B, D, N}`, as `selective_scan/6` or the call before returned it
     * `x`, `dt` - `{B, D}`
     * `a` - `{D, N}`
     * `b`, `c` - `{B, N}` or `{B, G, N}`
 
-  Options beside those of `Sidewinder.Kernel`: `:d`, `:z` (`{B, D}`), `:dt_bias`, `:dt_softplus` and
+  Options besides those of `Sidewinder.Kernel`: `:d`, `:z` (`{B, D}`), `:dt_bias`, `:dt_softplus` and
   `:dt_clamp`, as in `selective_scan/6`.
 
   Returns `{y, new_state}`, the first `{B, D}`.
@@ -191,13 +191,13 @@ defmodule Sidewinder.Kernel.Scan do
     * `x`, `dt`, `a`, `b`, `c` - as they were given to the scan
     * `dy` - `{B, L, D}`, the cotangent of `y`
 
-  Options beside those of `Sidewinder.Kernel`: `:d`, `:z`, `:dt_bias`, `:initial_state`,
+  Options besides those of `Sidewinder.Kernel`: `:d`, `:z`, `:dt_bias`, `:initial_state`,
   `:dt_softplus` and `:dt_clamp` as in the scan, and
 
     * `:dlast_state` - `{B, D, N}`, `:dstates` - `{B, L, D, N}`: the cotangents of the states; zero by
       default
     * `:clamp_grad` - `:mask`, the default: no gradient where a step was clamped; or
-      `:straight_through`: as if nothing had been
+      `:straight_through`: as if none had been
 
   Returns a map of `:dx`, `:ddt`, `:dA`, `:dB`, `:dC`, and of `:dD`, `:dz`, `:ddt_bias` and
   `:dinitial_state` as far as their inputs are there, each of the type and shape of its input.
@@ -232,7 +232,7 @@ defmodule Sidewinder.Kernel.Scan do
 
     * `a`, `b` - `{B, L, K}`; any `a` is allowed, zero and negative ones too
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:initial_state` - `{B, K}`, what `h` starts from; zeros by default
     * `:return_state` - returns `{h, last_state}`, the second `{B, K}`
@@ -256,7 +256,7 @@ defmodule Sidewinder.Kernel.Scan do
     * `h` - what the recurrence returned
     * `dh` - `{B, L, K}`, the cotangent of `h`
 
-  Options beside those of `Sidewinder.Kernel`: `:initial_state` as in the recurrence, and
+  Options besides those of `Sidewinder.Kernel`: `:initial_state` as in the recurrence, and
   `:dlast_state` - `{B, K}`, the cotangent of the last state, zero by default.
 
   Returns a map of `:da`, `:db`, and `:dinitial_state` if there is an initial state.

@@ -4,8 +4,8 @@ defmodule Sidewinder.Kernel.Ternary do
 
   A cell is `bit0 - bit1`. Both bits set are no value but a *sentinel*: products read it as 0, `verify/2` finds it, and
   `convert/4` refuses it unless told otherwise. Weights are kept as planes, a tuple of two `:u8` tensors
-  `{out, ceil(in / 8)}`, one for each bit: cell i is in byte i / 8, the least significant bit first. Other layouts have
-  their names, and nothing is guessed:
+  `{out, ceil(in / 8)}`, one for each bit: cell i is in byte i / 8, the least significant bit first. Other layouts are
+  named explicitly:
 
       :values       -1, 0 and 1                         an :i8 tensor {..., n}
       :planes       a bit of a cell in each             two :u8 tensors {..., ceil(n / 8)}
@@ -38,7 +38,7 @@ defmodule Sidewinder.Kernel.Ternary do
     byte_planes: ["byte0", "byte1"]
   ]
 
-  # None of them is an option.
+  # Inputs are no options.
   @absent for {_layout, names} <- @tensors, name <- names, do: name
 
   ## Layouts
@@ -72,12 +72,12 @@ defmodule Sidewinder.Kernel.Ternary do
   end
 
   @doc """
-  Cells from one layout in another, both named.
+  Converts cells from one layout to another.
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
-    * `:n` - cells of a row, of `:planes` and `:packed2`; by default all that there is room for
-    * `:rows` - rows, of `:offset_rows`; likewise, and rows that are missing would read as -1
+    * `:n` - cells of a row, of `:planes` and `:packed2`; by default all cells of its bytes
+    * `:rows` - rows, of `:offset_rows`; by default 4 for each row of bytes, where padding rows read as -1
     * `:on_sentinel` - for cells that are no value: `:error` (default), `:zero`, or `:warn`, which is `:zero` with a
       warning in the log
 
@@ -134,7 +134,7 @@ defmodule Sidewinder.Kernel.Ternary do
   defp of([first, second]), do: {first, second}
 
   @doc """
-  How many cells are -1, 0, 1 and sentinels, where the first sentinel is, counted row by row, and which part is 0.
+  The counts of -1, 0, 1 and sentinels, the index of the first sentinel, row by row, and the share of 0.
 
     * `tensors` - of the layout that the option `:layout` names, `:planes` by default
 
@@ -170,7 +170,7 @@ defmodule Sidewinder.Kernel.Ternary do
   end
 
   @doc """
-  `:ok`, or how many cells are no value and which is the first, counted row by row. Options are those of `stats/2`.
+  `:ok`, or the count of sentinels and the index of the first, row by row. Options are those of `stats/2`.
 
       iex> bytes = Sidewinder.Tensor.from_list([0x9C], :u8, {1})
       iex> Sidewinder.Kernel.Ternary.verify(bytes, layout: :packed2)
@@ -199,20 +199,20 @@ defmodule Sidewinder.Kernel.Ternary do
   def negate({plane0, plane1}), do: {plane1, plane0}
 
   @doc """
-  The weights of a linear layer out of a BitNet checkpoint: planes, and a scale to multiply by.
+  The weights of a linear layer of a BitNet checkpoint: planes, and a scale to multiply by.
 
   Reads `NAME.weight`, in `:offset_rows`, and `NAME.weight_scale` from a safetensors file.
 
     * `:scale_mode` - `:multiply` if results are to be multiplied by the stored scale, `:divide` if divided. There are
-      both sorts of checkpoints, and nothing in the file tells.
-    * `:rows` - how many rows there are, if not a multiple of 4
+      checkpoints of both kinds, and the file does not say which.
+    * `:rows` - the number of rows, if that is not a multiple of 4
     * `:on_sentinel` - as in `convert/4`
 
   The scale is what `matmul_i8/3` takes as `:w_scale`.
   """
   @spec from_bitnet(Path.t(), String.t(), keyword) :: {planes, Tensor.t()}
   def from_bitnet(path, name, options) do
-    known = [:scale_mode, :rows, :on_sentinel, :backend, :level, :threads, :allow_tf32]
+    known = [:scale_mode, :rows, :on_sentinel | Kernel.where()]
     Options.known!(options, known, op: "from_bitnet")
     {mode, options} = Keyword.pop(options, :scale_mode)
     names = [weight, scale] = [name <> ".weight", name <> ".weight_scale"]
@@ -242,12 +242,12 @@ defmodule Sidewinder.Kernel.Ternary do
 
     * `w` - `{..., n}`, rows of weights
 
-  Options beside those of `Sidewinder.Kernel`, for the threshold t above which a size counts, and the scale s:
+  Options besides those of `Sidewinder.Kernel`, for the threshold t of magnitudes and the scale s:
 
-    * `:rule` - `:absmean` (default): s is the mean size, at least 1.0e-5, and t is s / 2; `:twn`: t is 0.7 of the mean
-      size, s the mean of those above; `:threshold`: t is given, s is 1
+    * `:rule` - `:absmean` (default): s is the mean magnitude, at least 1.0e-5, and t is s / 2; `:twn`: t is 0.7 of the
+      mean magnitude, s the mean of the magnitudes above t; `:threshold`: t is given, s is 1
     * `:threshold` - t of the rule `:threshold`
-    * `:per_row` - whether each row has its own; by default the tensor has one
+    * `:per_row` - whether each row has its own t and s; by default the tensor has one
 
   Returns `{planes, scale}`, the second of type `:f32`, `{1}` or with one number for each row.
 
@@ -263,7 +263,7 @@ defmodule Sidewinder.Kernel.Ternary do
   end
 
   @doc """
-  The weights that planes and a scale stand for, of type `:f32`: the inverse of `quantize/2`.
+  Dequantized weights of type `:f32`: the inverse of `quantize/2`.
 
     * `planes` - the weights, whose sentinels are 0
     * `scale` - `{1}`, or one number for each row
@@ -285,7 +285,7 @@ defmodule Sidewinder.Kernel.Ternary do
   Activations of 8 bits, each row with its own scale.
 
     * `x` - `{..., n}`, finite
-    * `:amax_floor` - what the largest size of a row counts as at least, 1.0e-5 by default
+    * `:amax_floor` - the lower bound of a row's largest magnitude, 1.0e-5 by default
 
   Returns `{q, scale}`, of types `:i8` and `:f32`; x is about `q scale`.
 
@@ -316,7 +316,7 @@ defmodule Sidewinder.Kernel.Ternary do
   end
 
   @doc """
-  Signs of activations, or given planes, by weights: sums of integers, `{..., out}` of type `:i32`.
+  Signs of activations, or planes, by weights: sums of integers, `{..., out}` of type `:i32`.
 
     * `x` - `{..., in}`, whose signs are taken, or planes
     * `planes` - the weights
@@ -341,7 +341,7 @@ defmodule Sidewinder.Kernel.Ternary do
     * `x` - `{..., in}`, finite; on CUDA, a row that is not gives NaN
     * `planes` - the weights
 
-  Options beside those of `Sidewinder.Kernel`:
+  Options besides those of `Sidewinder.Kernel`:
 
     * `:w_scale` - `{1}` or `{out}`, of type `:f32`
     * `:bias` - `{out}`, of type `:f32`
@@ -360,7 +360,7 @@ defmodule Sidewinder.Kernel.Ternary do
     do: multiply(:matmul_i8_ternary, [{"x", x}], planes, options, %{})
 
   @doc """
-  Activations as they are by weights. Options are those of `matmul_i8/3` but `:return_sums`.
+  Unquantized activations by weights. Options are those of `matmul_i8/3` without `:return_sums`.
 
       iex> w = Sidewinder.Kernel.Ternary.encode(Sidewinder.Tensor.from_list([1, -1, 0], :i8, {1, 3}))
       iex> x = Sidewinder.Tensor.from_list([1, -2, 0.5], :f32, {1, 3})
@@ -371,7 +371,7 @@ defmodule Sidewinder.Kernel.Ternary do
   def matmul_f32(x, planes, options \\ []),
     do: multiply(:matmul_f32_ternary, [{"x", x}], planes, options)
 
-  # Only a product of bytes has sums beside its result.
+  # Only the product of bytes returns sums with its result.
   defp multiply(op, x, planes, options, set \\ %{return_sums: false}) do
     case Kernel.call(op, x ++ inputs!(:planes, planes), options, set) do
       %{"xq" => xq, "x_scale" => x_scale, "acc" => acc, "y" => y} ->
@@ -386,13 +386,13 @@ defmodule Sidewinder.Kernel.Ternary do
   end
 
   @doc """
-  The dense layer of float weights that a rule makes ternary.
+  The dense layer of float weights, which are quantized to ternary by a rule.
 
     * `x` - `{..., in}`
     * `w` - `{out, in}`
 
-  Options beside those of `Sidewinder.Kernel`: `:rule`, `:threshold` and `:per_row`, as in `quantize/2`; `:activations` -
-  what x is in the product, `:i8` (default), `:ternary` or `:f32`; `:bias` and `:activation`, as in `matmul_i8/3`.
+  Options besides those of `Sidewinder.Kernel`: `:rule`, `:threshold` and `:per_row`, as in `quantize/2`; `:activations` -
+  the format of x in the product, `:i8` (default), `:ternary` or `:f32`; `:bias` and `:activation`, as in `matmul_i8/3`.
 
       iex> w = Sidewinder.Tensor.from_list([0.9, -0.1, 0.4, -0.6], :f32, {1, 4})
       iex> x = Sidewinder.Tensor.from_list([1, 1, 1, -1], :f32, {1, 4})
@@ -423,7 +423,7 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec simple_rotor_net(Tensor.t(), [map], keyword) :: {Tensor.t(), Tensor.t()}
   def simple_rotor_net(x, layers, options \\ []) do
-    # The scales are in the layers, and the sizes follow from them.
+    # Scales and sizes come from the layers.
     given = [{"x", x}, "w1_scale", "w2_scale" | layers!(layers)]
     set = %{in: nil, hidden: nil, out: nil}
     outputs = Kernel.call(:simple_rotor_net, given, options, set)
@@ -458,7 +458,7 @@ defmodule Sidewinder.Kernel.Ternary do
   end
 
   @doc """
-  The place of the largest number of each row, the first on ties.
+  The index of the largest number of each row, the first on ties.
 
       iex> Sidewinder.Kernel.Ternary.argmax(Sidewinder.Tensor.from_list([1, 3, 3], :f32, {1, 3}))
       #Sidewinder.Tensor<i32 (1) [1]>
@@ -469,7 +469,7 @@ defmodule Sidewinder.Kernel.Ternary do
   ## Check sums
 
   @doc """
-  Sums of the columns of weights, to keep beside them: of type `:i32`. Takes `:n`, the cells of a row.
+  Sums of the columns of weights, of type `:i32`, for `verify_sums/4`. Takes `:n`, the cells of a row.
 
       iex> w = Sidewinder.Kernel.Ternary.encode(Sidewinder.Tensor.from_list([1, -1, 1, 0], :i8, {2, 2}))
       iex> Sidewinder.Kernel.Ternary.column_sums(w, n: 2)
@@ -480,11 +480,11 @@ defmodule Sidewinder.Kernel.Ternary do
     do: Kernel.call(:column_sums_ternary, inputs!(:planes, planes), options)["column_sums"]
 
   @doc """
-  Proves sums of a product: in every row they add up to what the columns' sums by the activations do. Raises an error
-  of kind `:argument` that names the first row where they do not.
+  Checks the sums of a product: in every row their total equals the product of the column sums and the activations.
+  Raises an error of kind `:argument` that names the first row where it does not.
 
     * `acc`, `xq` - of `matmul_i8/3` with `:return_sums`
-    * `column_sums` - those of the weights as they were
+    * `column_sums` - those of the undamaged weights
 
       iex> w = Sidewinder.Kernel.Ternary.encode(Sidewinder.Tensor.from_list([1, -1, 1, 0], :i8, {2, 2}))
       iex> sums = Sidewinder.Kernel.Ternary.column_sums(w, n: 2)

@@ -1,13 +1,13 @@
 defmodule Sidewinder.Mamba.Batch do
   @moduledoc false
   # Texts that are generated together. Each has a row: its session, the token that was chosen but not yet emitted, and
-  # how many it may still emit. Rows that continue step in one call, which reads the weights once; each ends on its own.
+  # the number of tokens that it may still emit. Rows that continue step in one call, which reads the weights once; each ends on its own.
 
   alias Sidewinder.Mamba.{Generation, Session}
   alias Sidewinder.Tokenizer
 
   @doc """
-  The row of a request, which has taken the prompt in. A request has `tokens`, the prompt's; `own`, its options;
+  The row of a request, whose session has processed the prompt. A request has `tokens`, the prompt's; `own`, its options;
   `stop_tokens` and `stop_texts`; and `read?`, whether tokens are read as a text, which stop texts need.
   """
   def start(model, %{tokens: prompt, own: own} = request) do
@@ -20,8 +20,8 @@ defmodule Sidewinder.Mamba.Batch do
   end
 
   @doc """
-  Emits the tokens that were chosen. A row's `token` is then the one that it emitted, or nil where it had ended; its
-  `pieces` are what it emitted: texts, or tokens where they are not read as a text.
+  Emits the tokens that were chosen. A row's `token` is then the emitted token, or nil if the row had ended; its
+  `pieces` are texts, or tokens where they are not read as a text.
   """
   def say(rows, tokenizer), do: for(row <- rows, do: say_one(row, tokenizer))
 

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Mamba.Config do
   @moduledoc false
-  # A configuration in the words of a `config.json`, as a map.
+  # The map of a `config.json`.
 
   alias Sidewinder.Options
 

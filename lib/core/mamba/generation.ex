@@ -21,7 +21,7 @@ defmodule Sidewinder.Mamba.Generation do
 
   def generate(other, _prompt, _options), do: Mamba.no_model(other)
 
-  # What `Sidewinder.Mamba.Batch` takes.
+  # The requests that `Sidewinder.Mamba.Batch` takes.
   defp request(model, prompt, options) do
     own = settled(options)
     read? = is_binary(prompt)
@@ -96,7 +96,7 @@ defmodule Sidewinder.Mamba.Generation do
   defp token?(term), do: is_integer(term) and term >= 0
 
   @doc false
-  # What the native library takes; it refuses what is wrong, and draws nothing without a temperature.
+  # The options of the native library. It refuses wrong ones, and draws no token without a temperature.
   def sampling(options) do
     options
     |> known!(@sampling)
@@ -115,7 +115,7 @@ defmodule Sidewinder.Mamba.Generation do
     Options.check!(count, fit, :top_k, "a positive whole number below #{@seeds}")
   end
 
-  # Larger ones have no float, and mean nothing.
+  # Larger integers have no float.
   defp typed!(name, number) do
     fit = is_float(number) or (is_integer(number) and abs(number) < @seeds)
     Options.check!(number, fit, name, "a number") / 1
@@ -175,8 +175,7 @@ defmodule Sidewinder.Mamba.Generation do
   end
 
   @doc false
-  # The tokens that end a text, of a model or what there is of one. The name of a special token is no text that would
-  # come out, so it is one of them.
+  # The tokens that end a text. The name of a special token is never part of a text, so it stands for its token.
   def stop_tokens(%{tokenizer: tokenizer} = model, own) do
     given = for token <- List.wrap(own[:stop]), is_integer(token), do: token
     texts = if tokenizer, do: stop_texts(own), else: []
@@ -201,7 +200,7 @@ defmodule Sidewinder.Mamba.Generation do
     do: for(text <- List.wrap(own[:stop]), is_binary(text) and text != "", do: text)
 
   @doc false
-  # Pieces up to the first of these texts, and then `:done`. What may be the beginning of one is held back.
+  # Pieces up to the first of these texts, and then `:done`. A possible beginning of one is held back.
   def until(pieces, []), do: pieces
 
   def until(pieces, stop) do
@@ -215,7 +214,7 @@ defmodule Sidewinder.Mamba.Generation do
   end
 
   @doc false
-  # What comes out with a piece after what was held back before; nothing after the end, where `nil` is held.
+  # The pieces to emit for a piece and the text held back before it: none after the end, where `nil` is held.
   def until_next(_stop, _piece, nil), do: {[], nil}
   def until_next([], piece, held), do: {piece(held <> piece), ""}
 

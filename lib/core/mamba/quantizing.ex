@@ -9,7 +9,7 @@ defmodule Sidewinder.Mamba.Quantizing do
   @model "model.safetensors"
   @head "lm_head.weight"
 
-  @doc "The files that are read, and the one that is written, where both may be folders."
+  @doc "The input files and the output file; both arguments may be folders."
   def files(input, output) do
     if File.dir?(input),
       do: {Error.unwrap!(Native.mamba_files(input)), Path.join(output, @model)},
@@ -35,7 +35,7 @@ defmodule Sidewinder.Mamba.Quantizing do
       else: index ++ [%{table | name: @head} |> Map.put(:of, table.name)]
   end
 
-  @doc "What the output says beside tensors of these names: what its input does, and how matrices are quantized."
+  @doc "The output's metadata: that of the input, and the formats of its matrices."
   def metadata(files, names, model?) do
     told = Map.new(Error.unwrap!(Native.mamba_told(names)))
     own = if model?, do: told, else: Map.delete(told, "format")
@@ -43,7 +43,7 @@ defmodule Sidewinder.Mamba.Quantizing do
     Map.merge(before, own)
   end
 
-  @doc "Makes the folder of a model that is made of one; refuses one whose index would send its readers to other files."
+  @doc "Makes the folder of the output; refuses a folder with an index, which names other files."
   def prepare!(input, output) do
     folder = Path.dirname(output)
     if File.dir?(input), do: Saving.make_folder(folder)
@@ -52,7 +52,7 @@ defmodule Sidewinder.Mamba.Quantizing do
 
   @doc """
   Writes what else a folder needs to be a model: the configuration, which tells the formats, and the files of the
-  tokenizer. In the folder of the input they are there, and its configuration tells of the input unless that is replaced.
+  tokenizer. The input's own folder has them already, and its configuration is that of the input unless it is replaced.
   """
   def write_beside([file | _] = files, output, force?) do
     [from, to] = for path <- [file, output], do: Path.dirname(Path.expand(path))

@@ -40,7 +40,7 @@ defmodule Sidewinder.Mamba.Random do
     Options.check!(size, is_integer(size) and size > 0, name, "a size")
   end
 
-  # Weights of the largest tensors; layers of few have others beside, and those of many are fewer.
+  # Elements of the largest tensors of a layer.
   defp largest(%{hidden_size: width, intermediate_size: inner} = config) do
     [
       width: 2 * inner * width,

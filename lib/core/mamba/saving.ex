@@ -1,7 +1,7 @@
 defmodule Sidewinder.Mamba.Saving do
   @moduledoc false
   # Models as folders that other programs read too: the weights, what `config.json` says of them, and the files of the
-  # tokenizer and of the license that lie beside.
+  # tokenizer and of the license in the folder of the weights.
 
   alias Sidewinder.{Error, Native, Tokenizer}
 
@@ -35,7 +35,7 @@ defmodule Sidewinder.Mamba.Saving do
     write(Path.join(folder, "config.json"), config(model))
     copy_beside(files(model), folder)
     tell_ends(model, folder)
-    # From here on the one file counts.
+    # The single file now replaces the parts.
     if index, do: File.rm(index)
     :ok
   end
@@ -45,7 +45,7 @@ defmodule Sidewinder.Mamba.Saving do
     with {:error, reason} <- File.mkdir_p(path), do: failed(path, "a folder", reason)
   end
 
-  # The index of a folder that the model was loaded from is of no use any more.
+  # The index of the folder that the model was loaded from names the old parts.
   defp index!(model, folder) do
     index = Path.join(folder, @index)
 
@@ -61,7 +61,7 @@ defmodule Sidewinder.Mamba.Saving do
     end
   end
 
-  @doc "Refuses a folder with an index, which would send a loader to other files."
+  @doc "Refuses a folder with an index, which names other files."
   def no_index!(folder) do
     index = Path.join(folder, @index)
 
@@ -89,7 +89,7 @@ defmodule Sidewinder.Mamba.Saving do
     Error.unwrap!(Native.mamba_described(model.ref, configs))
   end
 
-  # A reader of a configuration without ends takes token 0, whatever that is.
+  # Readers take token 0 for the end where a configuration has none.
   defp default_end(%{config: %{vocabulary: 0}}), do: []
   defp default_end(%{ends: [_ | _] = ends}), do: [ends_json(ends)]
   defp default_end(%{ends: nil, tokenizer: %Tokenizer{} = tokenizer}), do: eos(tokenizer)
@@ -105,7 +105,7 @@ defmodule Sidewinder.Mamba.Saving do
   defp ends_json([token]), do: ~s({"eos_token_id": #{token}})
   defp ends_json(tokens), do: ~s({"eos_token_id": [#{Enum.join(tokens, ", ")}]})
 
-  # Where the files that are there tell other ends than the model has, its own must be told before them.
+  # If the files there have other ends than the model, `generation_config.json` must have the model's.
   defp tell_ends(%{ends: [_ | _] = ends, config: %{vocabulary: vocabulary}}, folder) do
     with answer when answer != {:ok, ends} <- Native.mamba_ends(folder, vocabulary) do
       path = Path.join(folder, @generation)
@@ -118,7 +118,7 @@ defmodule Sidewinder.Mamba.Saving do
 
   defp tell_ends(_model, _folder), do: :ok
 
-  ## What lies beside
+  ## Other files of the folder
 
   @doc "Copies files to a folder, `{name there, path}`; each appears whole, in place of one that was there."
   def copy_beside(files, folder) do
@@ -134,7 +134,7 @@ defmodule Sidewinder.Mamba.Saving do
     end
   end
 
-  @doc "The files beside the weights at `path` that are as true of a model that is made of them: `{name, path}`."
+  @doc "The files in the folder of the weights at `path` that hold for a model made of them, too: `{name, path}`."
   def beside(path), do: among(folder(path), &(of_tokenizer?(&1) or of_model?(&1)))
 
   # Those of a model: the tokenizer may come from elsewhere.

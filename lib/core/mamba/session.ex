@@ -4,7 +4,7 @@ defmodule Sidewinder.Mamba.Session do
   constant size, where the model is.
 
   A session is changed in place by `prefill/3`, `step/2`, `next/3` and `reset/1`, whichever process calls them. Calls
-  wait for each other, and one that fails leaves the session as it was (but for `next/3` on a GPU where logits are not
+  wait for each other, and a call that fails leaves the session as it was (except `next/3` on a GPU where logits are not
   finite). A session lives as long as there is a reference to it, not as long as the process that made it.
 
       iex> alias Sidewinder.{Mamba, Tensor}
@@ -37,9 +37,9 @@ defmodule Sidewinder.Mamba.Session do
   defp held(model, answer), do: %__MODULE__{ref: Error.unwrap!(answer), model: model}
 
   @doc """
-  Takes a list of tokens in, or features, `{L, M}`, as one pass over all of them.
+  Processes a list of tokens, or features, `{L, M}`, in one pass.
 
-  With `logits: true` it gives what the model has after the last of them: logits, `{V}`, or normed features, `{M}`;
+  With `logits: true` it returns the model's output for the last of them: logits, `{V}`, or normed features, `{M}`;
   otherwise `:ok`.
   """
   @spec prefill(t, Mamba.tokens() | Tensor.t(), keyword) :: :ok | Tensor.t()
@@ -76,8 +76,8 @@ defmodule Sidewinder.Mamba.Session do
   With a list of sessions of one model all of them advance in one call, which reads the weights once: each by its own
   of a list of tokens, or by its row of features, `{B, M}`. It gives a row for each, `{B, V}` or `{B, M}`.
 
-  Raises `Sidewinder.Error` of kind `:argument` for what is no token, for features that are not finite, for sessions of
-  several models and for a session that is there twice; no session has then advanced.
+  Raises `Sidewinder.Error` of kind `:argument` for invalid tokens, for features that are not finite, for sessions of
+  several models and for a session that is given twice; no session has then advanced.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
       iex> sessions = for _ <- 1..3, do: Sidewinder.Mamba.Session.new(model)

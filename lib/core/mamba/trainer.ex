@@ -53,8 +53,8 @@ defmodule Sidewinder.Mamba.Trainer do
     * `:weight_decay` - 0.1 by default; it concerns matrices, but not `A_log`
     * `:clip` - the norm that larger gradients are scaled down to, 1.0 by default; 0 for any
 
-  Raises `Sidewinder.Error` for what are no tokens and, naming `learning_rate`, where loss or gradient are not finite:
-  the weights are then as before.
+  Raises `Sidewinder.Error` for invalid tokens and, naming `learning_rate`, where loss or gradient are not finite: the
+  weights are then unchanged.
   """
   @spec step(t, [Mamba.tokens()], keyword) :: %{loss: float, norm: float}
   def step(%__MODULE__{ref: ref, model: model}, sequences, options \\ []) do
@@ -77,7 +77,7 @@ defmodule Sidewinder.Mamba.Trainer do
   end
 
   @doc """
-  The model as it is now. The trainer goes on without it.
+  A copy of the current model, independent of the trainer.
 
   Options are those of `Sidewinder.Mamba.new/3`; by default it is where the trainer is, in the trainer's type, with the
   tokenizer of the model that it started from.

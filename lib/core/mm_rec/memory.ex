@@ -3,11 +3,10 @@ defmodule Sidewinder.MMRec.Memory do
   The memory of MM-Rec: for each layer a short bank, which takes in the hidden state of each step, and a long one,
   which takes in summaries and has a hierarchy above it that queries go to.
 
-  A memory lives on the host or on a GPU, where what is read from it is too. It is a value: a write gives a memory that
-  has it, and the one that was given stays as it was, between processes as well. Still a write into the short bank costs
-  no more than its rows: these go behind those that are there. Only a second write that starts from one and the same
-  memory copies it. Slots of the short bank that were never written take no memory. A write into the long bank makes a
-  new one with all levels of its hierarchy.
+  A memory lives on the host or on a GPU, and so do the tensors read from it. It is a value: a write returns a new memory,
+  and the given one is unchanged, across processes as well. A write into the short bank costs only its rows, which are
+  appended in place; only a second write to the same memory copies the bank. Slots of the short bank that were never
+  written take no memory. A write into the long bank makes a new bank with all levels of its hierarchy.
 
       iex> alias Sidewinder.{MMRec.Memory, Tensor}
       iex> memory = Memory.new(width: 2, long_slots: 4, short_slots: 3, levels: 2)
@@ -25,12 +24,12 @@ defmodule Sidewinder.MMRec.Memory do
       [1.0, 2.0]
 
   Functions that are about one layer take the option `:layer`, 0 by default. All raise `Sidewinder.Error`: of kind
-  `:option` or `:argument` for what is given beside tensors, `:shape` and `:dtype` for tensors that do not fit the
+  `:option` or `:argument` for arguments that are no tensors, `:shape` and `:dtype` for tensors that do not fit the
   memory, `:unavailable` for a device that is not there, and `:memory` where there is none left.
   """
 
-  alias Sidewinder.{Error, Held, Kernel, Options, RandomInputs, Tensor}
-  alias Sidewinder.MMRec.Dump
+  alias Sidewinder.{Error, Kernel, Options, RandomInputs, Tensor}
+  alias Sidewinder.MMRec.{Bank, Dump, ShortBank}
 
   @defaults [
     width: nil,
@@ -48,7 +47,7 @@ defmodule Sidewinder.MMRec.Memory do
   @enforce_keys [:layers | Keyword.keys(@defaults) -- [:layers]]
   defstruct @enforce_keys
 
-  @typedoc "A memory. What `layers` hold is the module's business."
+  @typedoc "A memory. The contents of `layers` are internal."
   @type t :: %__MODULE__{
           layers: tuple,
           width: pos_integer,
@@ -62,13 +61,13 @@ defmodule Sidewinder.MMRec.Memory do
           backend: :cpu | {:cuda, non_neg_integer}
         }
 
-  @typedoc "What the long bank has at first: zeros, or normally distributed numbers of a deviation and a seed."
+  @typedoc "The initial long bank: zeros, or normally distributed numbers of a deviation and a seed."
   @type init :: :zeros | {:normal, number, integer}
 
   @typedoc "Keys and values."
   @type pair :: {Tensor.t(), Tensor.t()}
 
-  # Offsets and byte counts stay far from what 64 bits can count.
+  # Offsets and byte counts stay far below 2^63.
   @most 268_435_456
 
   @doc """
@@ -83,7 +82,7 @@ defmodule Sidewinder.MMRec.Memory do
     * `:long_slots` - M, 1024 by default
     * `:levels` - levels of the hierarchy with the long bank itself, 1 to 16; 3 by default
     * `:ratio` - how many slots of a level make one of the next, 2 or more; 4 by default
-    * `:init` - what the long banks have at first: `:zeros`, the default, or `{:normal, deviation, seed}`
+    * `:init` - the initial long banks: `:zeros`, the default, or `{:normal, deviation, seed}`
     * `:type` - `:f32`, the default, or another type of floats
     * `:backend` - `:cpu`, the default, or `{:cuda, ordinal}`
 
@@ -125,7 +124,7 @@ defmodule Sidewinder.MMRec.Memory do
     unless memory.backend == :cpu,
       do: match?({:cuda, _}, memory.backend) || wrong_backend(memory.backend)
 
-    Held.ordinal!(device(memory))
+    Bank.ordinal(memory)
     memory
   end
 
@@ -142,14 +141,13 @@ defmodule Sidewinder.MMRec.Memory do
 
   defp wrong_backend(other), do: Options.wrong!(:backend, ":cpu or {:cuda, ordinal}", other)
 
-  # A layer: the rows of the short bank that have been written and are still there, of which the last is in the slot
-  # before the cursor; and the long bank with the levels above it.
+  # A layer: its short bank, as `ShortBank` has it, and its long bank with the levels above it.
   defp layer(memory, index) do
     filled(memory, %{short: nil, short_cursor: 0, long: long(memory, index), long_cursor: 0})
   end
 
   defp long(%{init: :zeros} = memory, _index) do
-    zeros = zeros(memory, memory.long_slots)
+    zeros = Bank.zeros(memory, memory.long_slots)
     {zeros, zeros}
   end
 
@@ -157,34 +155,12 @@ defmodule Sidewinder.MMRec.Memory do
     shape = {memory.batch, memory.long_slots, memory.width}
 
     normal =
-      &(shape |> RandomInputs.normal(memory.type, deviation, {seed, index, &1}) |> here(memory))
+      &(shape
+        |> RandomInputs.normal(memory.type, deviation, {seed, index, &1})
+        |> Bank.here(memory))
 
     {normal.("k"), normal.("v")}
   end
-
-  # A failed allocation is an error in the native library; for a binary made here it would end the VM.
-  defp zeros(memory, slots) do
-    %{tensors: [tensor]} = held = Held.new(memory.type, [shape(memory, slots)], ordinal(memory))
-    %{data: zero} = Tensor.from_list([0], memory.type, {1})
-    row = :binary.copy(zero, memory.batch * memory.width)
-    zero = here(Tensor.new(row, memory.type, {memory.batch, memory.width}), memory)
-
-    Kernel.run(:write_long, [{"bank", tensor}, {"summary", zero}], %{policy: "broadcast"},
-      backend: memory.backend
-    )
-
-    [zeros] = Held.rows(held, 0, slots)
-    zeros
-  end
-
-  defp shape(memory, slots), do: [memory.batch, slots, memory.width]
-
-  defp device(%{backend: :cpu}), do: :host
-  defp device(%{backend: backend}), do: backend
-
-  defp ordinal(memory), do: Held.ordinal!(device(memory))
-
-  defp here(tensor, memory), do: Tensor.to_device(tensor, device(memory))
 
   # A stale hierarchy would be a bug, so it is made with every long bank.
   defp filled(%{levels: 1}, layer), do: Map.put(layer, :above, [])
@@ -207,7 +183,7 @@ defmodule Sidewinder.MMRec.Memory do
   Options:
 
     * `:start` - the slot of the first row; the one after the last that was written by default
-    * `:mode` - `:ring`, the default, where slots are counted round and round and of more rows than slots the last ones
+    * `:mode` - `:ring`, the default, where slot numbers wrap around, and of more rows than slots the last ones
       stay; or `:strict`, where rows past the last slot raise
     * `:layer`
 
@@ -231,7 +207,7 @@ defmodule Sidewinder.MMRec.Memory do
     [k, v] = for {name, t} <- [k: k, v: v], do: tensor!(memory, name, t, {batch, count, width})
     start = start!(options[:start], layer.short_cursor)
     mode!(memory, options[:mode] || :ring, start, count)
-    put(memory, index, short(memory, layer, [k, v], start, count))
+    put(memory, index, ShortBank.write(memory, layer, [k, v], start, count))
   end
 
   defp rows!(%{batch: batch, width: width}, %Tensor{shape: {batch, count, width}}),
@@ -246,7 +222,7 @@ defmodule Sidewinder.MMRec.Memory do
       raise Error.new(:dtype, "#{name}", expected: "#{memory.type}", got: "#{type}", hint: hint)
     end
 
-    here(tensor, memory)
+    Bank.here(tensor, memory)
   end
 
   defp tensor!(_memory, name, other, shape), do: wrong_tensor("#{name}", inspect(shape), other)
@@ -280,74 +256,16 @@ defmodule Sidewinder.MMRec.Memory do
   defp mode!(_memory, other, _start, _count),
     do: Options.wrong!(:mode, ":ring or :strict", other)
 
-  defp short(_memory, layer, _rows, _start, 0), do: layer
-
-  # None of the present rows stays.
-  defp short(%{short_slots: slots} = memory, layer, rows, start, count) when count >= slots,
-    do: whole(memory, layer, rows, Integer.mod(-count, slots), start + count)
-
-  defp short(memory, %{short: nil} = layer, rows, start, count),
-    do: behind(memory, layer, held(memory, count), rows, start, count)
-
-  defp short(%{short_slots: slots} = memory, layer, rows, start, count) do
-    if rem(start, slots) == rem(layer.short_cursor, slots),
-      do: behind(memory, layer, layer.short, rows, start, count),
-      else: elsewhere(memory, layer, rows, start, count)
-  end
-
-  defp behind(memory, layer, held, rows, start, count) do
-    held = Held.claim(held, count, memory.short_slots)
-    into(memory, held, rows, %{start: held.length, mode: "strict"})
-    held = Held.extended(held, count, memory.short_slots)
-    %{layer | short: held, short_cursor: start + count}
-  end
-
-  # Rows behind the cursor would no longer be neighbours.
-  defp elsewhere(%{short_slots: slots} = memory, layer, rows, start, count) do
-    {k, v} = whole_short(memory, layer)
-
-    banks =
-      for {bank, rows} <- Enum.zip([k, v], rows),
-          do: Kernel.MMRec.write_short(bank, rows, start: start, backend: memory.backend)
-
-    whole(memory, layer, banks, Integer.mod(-(start + count), slots), start + count)
-  end
-
-  # All slots, the one at the cursor first.
-  defp whole(%{short_slots: slots} = memory, layer, rows, start, cursor) do
-    held = memory |> held(slots, slots) |> Held.claim(slots)
-    into(memory, held, rows, %{start: start, mode: "ring"})
-    %{layer | short: Held.extended(held, slots, slots), short_cursor: cursor}
-  end
-
-  @room 64
-
-  # Keys and values.
-  defp held(%{short_slots: slots} = memory, count),
-    do: held(memory, count, max(count, min(@room, slots)))
-
-  defp held(memory, _count, room) do
-    shape = shape(memory, room)
-    Held.new(memory.type, [shape, shape], ordinal(memory))
-  end
-
-  defp into(memory, held, rows, options) do
-    for {bank, rows} <- Enum.zip(held.tensors, rows) do
-      inputs = [{"bank", bank}, {"rows", rows}]
-      Kernel.run(:write_short, inputs, options, backend: memory.backend)
-    end
-  end
-
   defp put(memory, index, layer), do: %{memory | layers: put_elem(memory.layers, index, layer)}
 
   @doc """
-  Writes a summary into the long bank, and makes the hierarchy above it anew.
+  Writes a summary into the long bank, and rebuilds the hierarchy above it.
 
     * `k`, `v` - `{B, D}`
 
   Options:
 
-    * `:policy` - `:ring`, the default: into the slot at the cursor, which goes on by one; `:ema`: each slot becomes
+    * `:policy` - `:ring`, the default: into the slot at the cursor, which advances by one; `:ema`: each slot becomes
       `decay slot + (1 - decay) summary`; or `:broadcast`: into all slots, which makes attention over them the same for
       all queries
     * `:decay` - 0.99 by default
@@ -393,31 +311,12 @@ defmodule Sidewinder.MMRec.Memory do
 
     case bank!(bank) do
       :long -> layer.long
-      :short -> whole_short(memory, layer)
+      :short -> ShortBank.read(memory, layer)
     end
   end
 
   defp bank!(bank) when bank in [:short, :long], do: bank
   defp bank!(other), do: Options.wrong_argument!("bank", ":short or :long", other)
-
-  defp whole_short(memory, %{short: nil}) do
-    zeros = zeros(memory, memory.short_slots)
-    {zeros, zeros}
-  end
-
-  defp whole_short(%{short_slots: slots} = memory, %{short: held, short_cursor: cursor}) do
-    count = held.length - held.first
-    zeros = if count < slots, do: zeros(memory, slots)
-
-    banks =
-      for rows <- Held.rows(held, held.first, count) do
-        start = Integer.mod(cursor - count, slots)
-        bank = zeros || rows
-        Kernel.MMRec.write_short(bank, rows, start: start, backend: memory.backend)
-      end
-
-    List.to_tuple(banks)
-  end
 
   @doc """
   The keys and values of one slot of the short bank, `{B, D}`. Option: `:layer`.
@@ -434,25 +333,15 @@ defmodule Sidewinder.MMRec.Memory do
 
   def read_step(%__MODULE__{short_slots: slots} = memory, step, options)
       when is_integer(step) and step >= 0 and step < slots do
-    %{short: held, short_cursor: cursor} = the_layer!(memory, options)
-    # How many rows before the cursor it is.
-    back = slots - Integer.mod(step - cursor, slots)
-
-    tensors =
-      if held != nil and back <= held.length - held.first,
-        do: Held.rows(held, held.length - back, 1),
-        else: List.duplicate(zeros(memory, 1), 2)
-
-    [k, v] = for t <- tensors, do: Tensor.reshape(t, {memory.batch, memory.width})
-    {k, v}
+    ShortBank.read_slot(memory, the_layer!(memory, options), step)
   end
 
   def read_step(%__MODULE__{short_slots: slots}, other, _options),
     do: Options.wrong_argument!("step", "0 to #{slots - 1}", other)
 
   @doc """
-  The keys and values of a level of the hierarchy: 0 is the long bank, and -1, the default, or more than there are is the
-  top. Option: `:layer`.
+  The keys and values of a level of the hierarchy: 0 is the long bank; -1, the default, or a number beyond the last level
+  is the top. Option: `:layer`.
   """
   @spec query(t, integer, keyword) :: pair
   def query(memory, level \\ -1, options \\ [])
@@ -468,8 +357,8 @@ defmodule Sidewinder.MMRec.Memory do
     do: Options.wrong_argument!("level", "-1 or more", other)
 
   @doc """
-  How many rows, or summaries by the policy `:ring`, a bank has had; the next one goes into this slot, counted round and
-  round. Option: `:layer`.
+  The number of rows, or of summaries by the policy `:ring`, that a bank has had. Modulo the bank's slots it is the next
+  slot. Option: `:layer`.
   """
   @spec cursor(t, :short | :long, keyword) :: non_neg_integer
   def cursor(%__MODULE__{} = memory, bank, options \\ []) do
@@ -495,7 +384,7 @@ defmodule Sidewinder.MMRec.Memory do
     )
   end
 
-  @doc "The memory as `new/1` made it, or, if it was restored, with the content that its `:init` says."
+  @doc "The memory with the initial contents of its `:init`."
   @spec reset(t) :: t
   def reset(%__MODULE__{layers: layers} = memory) do
     layers = for index <- 0..(tuple_size(layers) - 1), do: layer(memory, index)
@@ -503,7 +392,7 @@ defmodule Sidewinder.MMRec.Memory do
   end
 
   @doc """
-  All that the memory holds, as the bytes of a safetensors file: for each layer `i` and bank `short` and `long` the
+  The memory's contents as the bytes of a safetensors file: for each layer `i` and bank `short` and `long` the
   tensors `layer.i.bank.k` and `layer.i.bank.v`, and `layer.i.bank.cursor`, `{1}` of I64. Bytes of the same memory are the
   same everywhere.
 
@@ -525,10 +414,9 @@ defmodule Sidewinder.MMRec.Memory do
   end
 
   @doc """
-  The memory that a dump is of. Options are `:levels`, `:ratio`, `:init` and `:backend` as in `new/1`, which the dump
-  does not tell.
+  The memory of a dump. Options are `:levels`, `:ratio`, `:init` and `:backend` as in `new/1`, which are not in the dump.
 
-  Raises `Sidewinder.Error` of kind `:argument` for what is no dump, or a damaged one.
+  Raises `Sidewinder.Error` of kind `:argument` for a binary that is no dump, or is damaged.
   """
   @spec restore(binary, keyword) :: t
   def restore(dump, options \\ []) do
@@ -556,7 +444,7 @@ defmodule Sidewinder.MMRec.Memory do
       for {bank, slots} <- [short: memory.short_slots, long: memory.long_slots] do
         spec = {memory.type, {memory.batch, slots, memory.width}}
         {banks, cursor} = Dump.bank!(tensors, layer, bank, spec)
-        {for(t <- banks, do: here(t, memory)), cursor}
+        {for(t <- banks, do: Bank.here(t, memory)), cursor}
       end
 
     for cursor <- [short_cursor, long_cursor],
@@ -564,16 +452,16 @@ defmodule Sidewinder.MMRec.Memory do
 
     empty = %{short: nil, short_cursor: 0, long: List.to_tuple(long), long_cursor: long_cursor}
     start = Integer.mod(-short_cursor, memory.short_slots)
-    filled(memory, whole(memory, empty, short, start, short_cursor))
+    filled(memory, ShortBank.fill(memory, empty, short, start, short_cursor))
   end
 
   defimpl Inspect do
-    alias Sidewinder.{Device, MMRec.Memory}
+    alias Sidewinder.{Device, MMRec.Memory, MMRec.ShortBank}
 
     def inspect(%Memory{layers: layers} = memory, _opts) do
       [first | _] = Tuple.to_list(layers)
       count = tuple_size(layers)
-      written = if first.short, do: first.short.length - first.short.first, else: 0
+      written = ShortBank.count(first.short)
 
       "#Sidewinder.MMRec.Memory<#{memory.type}, #{count} #{if count == 1, do: "layer", else: "layers"} of width " <>
         "#{memory.width}, batch #{memory.batch}, #{written} of #{memory.short_slots} short slots, " <>

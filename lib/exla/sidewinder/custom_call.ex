@@ -2,10 +2,9 @@ defmodule Sidewinder.CustomCall do
   @moduledoc """
   Sidewinder's kernels in programs that EXLA compiles.
 
-  EXLA asks here for each block with a struct of `Sidewinder.Block`. The answer is a custom call of XLA
-  (its typed FFI), which runs the op's kernel on XLA's own memory: no data is copied, and nothing leaves the
-  program. Where there is no kernel for a block, the answer is `:skip`, and XLA compiles the block's default, the
-  op in pure Nx.
+  EXLA calls this module for each block with a struct of `Sidewinder.Block`. The result is a custom call of XLA
+  (its typed FFI), which runs the op's kernel on XLA's own memory, without copies. For a block without a kernel the
+  result is `:skip`, and XLA compiles the block's default, the op in pure Nx.
 
   The handlers of these calls have to be registered with the XLA that EXLA has loaded. That happens when the
   application `:sidewinder` starts after `:exla`, so that executables from EXLA's disk cache find them, or else with
@@ -18,7 +17,7 @@ defmodule Sidewinder.CustomCall do
 
   @platforms %{host: "Host", cuda: "CUDA"}
 
-  @doc "What `EXLA.CustomCall.call/4` gives for a block of Sidewinder."
+  @doc "The result of `EXLA.CustomCall.call/4` for a block of Sidewinder."
   @spec call(struct, Nx.Container.t(), [Nx.Tensor.t()], struct) :: {:ok, struct} | :skip
   def call(op, out, args, client) do
     with false <- Op.pure?(op),
@@ -31,8 +30,8 @@ defmodule Sidewinder.CustomCall do
   end
 
   @doc """
-  Registers the handlers with EXLA's XLA, if that was not done yet, and gives the names of XLA's platforms that have
-  one. There are none where registration fails, which is logged once.
+  Registers the handlers with EXLA's XLA, once, and returns the names of XLA's platforms that have
+  one. There are none if registration fails, which is logged once.
   """
   @spec register() :: [String.t()]
   def register do
@@ -66,8 +65,7 @@ defmodule Sidewinder.CustomCall do
     end
   end
 
-  # XLA's name of the handler, and what that finds among the attributes, as MLIR; an error where the kernels don't
-  # take the call.
+  # XLA's name of the handler, and its attributes as MLIR; an error if the kernels refuse the call.
   defp described(_op, _out, [], _platform), do: {:error, :no_operands}
 
   defp described(op, out, args, platform) do
@@ -99,7 +97,7 @@ defmodule Sidewinder.CustomCall do
 
   defp mlir(value) when is_boolean(value), do: to_string(value)
   defp mlir(value) when is_integer(value), do: "#{value} : i64"
-  # Without an exponent, or with one as MLIR has it: a digit on both sides of the point.
+  # MLIR's floats need a digit on both sides of the point, also before an exponent.
   defp mlir(value) when is_float(value), do: "#{value} : f64"
   defp mlir(value) when is_binary(value), do: inspect(value)
   defp mlir(value) when is_atom(value), do: value |> Atom.to_string() |> inspect()

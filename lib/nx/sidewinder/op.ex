@@ -1,42 +1,42 @@
 defmodule Sidewinder.Op do
   @moduledoc false
-  # The one path from Nx tensors to an op. An op is a struct whose module gives a `table/0` (what it
-  # takes and gives) and a `body/2` (the op in pure Nx); everything else is here, once for all ops.
+  # The path from Nx tensors to an op. An op is a struct whose module has a `table/0` (its inputs, options and
+  # outputs) and a `body/2` (the op in pure Nx); everything else is here, once for all ops.
   #
-  # `Nx.Defn.Compiler.current/0` tells which compiler a graph is built for. It is set around the
-  # tracing only, so a plain call inside a callback counts as eager. It can be wrong in two cases,
-  # and both still compute the right thing: a compiler that hands its graphs to the Evaluator
-  # meets a block, whose default function takes concrete tensors to the kernel; and a runtime call
-  # that ends up in another compiler is a call back into Elixir there.
+  # `Nx.Defn.Compiler.current/0` tells which compiler a graph is built for. It is set only during
+  # tracing, so a plain call inside a callback counts as eager. It can be wrong in two cases, both
+  # with correct results: a compiler that passes its graphs to the Evaluator gets a block, whose
+  # default function runs the kernel on concrete tensors; and a runtime call in the graph of another
+  # compiler calls back into Elixir.
 
   alias Nx.Defn.{Compiler, Evaluator, Expr}
   alias Sidewinder.{Device, Kernel, Native, Tensor}
   alias Sidewinder.Op.{Check, Gradient, Vectorize, Warning}
 
   @typedoc """
-  What an op takes and gives. Sizes are letters, or options of the kinds `:size` and
+  An op's inputs, options and outputs. Sizes are letters, or options of the kinds `:size` and
   `:count` by their names.
-  `{:divides, size}` is any divisor of one, `{:divides, size, letter}` the same as a new letter,
-  `{:multiple, size, letter}` the other way round, `{:sum, letters, plus}` what it says, and
-  `{:by, {module, function, more}}` what that makes of all sizes. The batch is
-  `:b`, and `:...` in front any axes, which are made one: the batch. Inputs whose shape starts with
+  `{:divides, size}` is any divisor of a size, `{:divides, size, letter}` binds it to a letter,
+  `{:multiple, size, letter}` binds the letter to the quotient, `{:sum, letters, plus}` is a sum, and
+  `{:by, {module, function, more}}` the function's value for all sizes. The batch is
+  `:b`, and a leading `:...` any axes, which are flattened into the batch. Inputs whose shape starts with
   either are data, all others are weights. A `{:repeated, sizes}` is broadcast: each size may be 1, and
-  leading axes may be missing. It is data where it has a batch.
+  leading axes may be missing. It is data if it has a batch.
 
     * `inputs` - by the kernel's names: precision and allowed shapes
     * `optional` - the options that are inputs, with the kernel's names where these differ
-    * `options` - the other options, with the sort of their values: a list is one of choices,
-      `{:gradient, sort}` is for the gradient's kernel alone, `{:here, sort}` for none, and what is
-      `:fixed` is not for the caller
-    * `outputs` - in order: name, precision, shape, and `:always` or the option that asks for it, or
-      `{:saved, option}` if the gradient needs it anyway, `{:unless, option}` if that is false, or
-      `{:more, option, number}` if the option is more than that; or the name of a gradient and the input that
-      it is like, which asks for it by being there
-    * `composed` - whether the body is a composition of other ops, which brings its own gradient:
-      compilers get it in place of a block
-    * `chosen_by` - an option: what are maps in place of shapes have one for each of its values
+    * `options` - the other options, with the sort of their values: a list has the choices,
+      `{:gradient, sort}` is an option of the gradient's kernel alone, `{:here, sort}` of no kernel, and
+      `:fixed` options are not the caller's
+    * `outputs` - in order: name, precision, shape, and when a call has it: `:always`, if an option is true,
+      `{:saved, option}` likewise, but computed always for the gradient, `{:unless, option}` if that is false, or
+      `{:more, option, number}` if the option is greater; or the name of a gradient and the input that it is
+      shaped like, if that is given
+    * `composed` - whether the body is a composition of other ops, which have gradients: compilers get it in
+      place of a block
+    * `chosen_by` - an option: maps in place of shapes have a shape for each of its values
     * `params` - the inputs that come as a map, see `Sidewinder.Op.Params`
-    * `hint` - what to say about wrong shapes
+    * `hint` - the hint in errors about shapes
   """
   @type table :: %{
           required(:name) => atom,
@@ -55,7 +55,7 @@ defmodule Sidewinder.Op do
 
   @typedoc """
   `:storage` is the type of the first input, `:wide` that of the arithmetic, and a `:mask` has bytes,
-  0 or not, and no gradient, as an output that is an `:index` has none.
+  where any number but 0 is true. A `:mask` and an output that is an `:index` have no gradient.
   """
   @type precision :: :storage | :wide | :mask | :index
   @type sort ::
@@ -85,20 +85,20 @@ defmodule Sidewinder.Op do
 
   @doc """
   The gradients by name, `"dx"` for the input `"x"`, of the tensors `given` by name: inputs, outputs,
-  and of the cotangents, `"dy"` for the output `"y"`, those that are not zero and those that the
-  output's table always asks for. An op without it has no gradient.
+  and the cotangents, `"dy"` for the output `"y"`, that are not zero or whose outputs the table
+  always has. An op without this function has no gradient.
   """
   @callback gradient(struct, given :: [{String.t(), Nx.Tensor.t()}]) ::
               %{String.t() => Nx.Tensor.t()}
   @optional_callbacks gradient: 2
 
   @doc """
-  What the modules of ops have in common: `table/0` is their attribute `@table`, which `Sidewinder.Op.Declared.declare/2`
+  The common part of ops' modules: `table/0` is their attribute `@table`, which `Sidewinder.Op.Declared.declare/2`
   makes of the kernel's declaration. Of an op:
 
       use Sidewinder.Op, reference: module with body/2, gradient: module of the gradient
 
-  where a composed op may do without the last, and leave its gradient to Nx; and of its gradient:
+  where a composed op may leave out the last, and leave its gradient to Nx; and of its gradient:
 
       use Sidewinder.Op, reference: module with backward/2, gradient_of: module of the op
 
@@ -176,7 +176,7 @@ defmodule Sidewinder.Op do
     end
   end
 
-  # EXLA asks the implementation for a block's struct what XLA shall call.
+  # EXLA asks this implementation for the custom call of a block.
   defp custom_call do
     if Code.ensure_loaded?(EXLA.CustomCall) do
       quote do
@@ -216,8 +216,8 @@ defmodule Sidewinder.Op do
   end
 
   @doc """
-  Checks the inputs and options of a composed op, as `call/3` does, and gives them to `compose`, which makes it of
-  parts wherever it runs.
+  Checks the inputs and options of a composed op, as `call/3` does, and passes them to `compose`, which builds it of
+  parts under every compiler.
   """
   @spec compose(struct, [{String.t(), Nx.t()}], keyword, (struct, map -> result)) :: result
         when result: term
@@ -227,7 +227,7 @@ defmodule Sidewinder.Op do
   end
 
   @doc """
-  Runs a part of the composed op `whole` where that runs, on those inputs that are not nil.
+  Runs a part of the composed op `whole` on the same target, on those inputs that are not nil.
   """
   @spec part(struct, struct, [{String.t(), Nx.t() | nil}]) :: [{atom, Nx.Tensor.t()}]
   def part(whole, part, inputs) do
@@ -334,7 +334,7 @@ defmodule Sidewinder.Op do
   def unpack(tuple) when is_tuple(tuple), do: Tuple.to_list(tuple)
   def unpack(t), do: [t]
 
-  ## At once
+  ## Eagerly
 
   defp eager(op, tensors, templates) do
     if pure?(op), do: pure(op, tensors, templates), else: native(op, tensors, templates)
@@ -356,7 +356,7 @@ defmodule Sidewinder.Op do
     end
   end
 
-  @doc "What the kernel of a checked op is called with: its name, those of inputs and outputs, and the options."
+  @doc "The kernel's call for a checked op: its name, the names of inputs and outputs, and the options."
   @spec kernel(struct) :: %{name: atom, inputs: [String.t()], outputs: [atom], options: map}
   def kernel(%module{inputs: inputs} = op) do
     table = module.table()
@@ -385,13 +385,13 @@ defmodule Sidewinder.Op do
     end
   end
 
-  @doc "The tensor for the kernels. One of `Nx.BinaryBackend` is not copied."
+  @doc "The tensor for the kernels. A tensor of `Nx.BinaryBackend` is not copied."
   @spec to_kernel(Nx.Tensor.t()) :: Tensor.t()
   def to_kernel(%Nx.Tensor{shape: shape, type: type} = t) do
     %Tensor{type: kernel_type(type), shape: shape, data: Nx.to_binary(t)}
   end
 
-  @doc "The type by the name that kernels know it by, or nil where they have none such."
+  @doc "The kernels' name of a type, or nil for a type that they do not have."
   @spec kernel_type(Nx.Type.t()) :: Tensor.type() | nil
   def kernel_type({:f, 32}), do: :f32
   def kernel_type({:f, 64}), do: :f64
@@ -424,7 +424,7 @@ defmodule Sidewinder.Op do
 
   ## Pure Nx or the kernel
 
-  @doc "Whether an op is to be its body in pure Nx. A call that names a GPU shall fail without one, not be slow."
+  @doc "Whether an op runs in pure Nx. A call that names a GPU fails without one, rather than be slow."
   @spec pure?(struct) :: boolean
   def pure?(%{target: target}) do
     case Device.parse!(target[:backend] || Device.config().backend) do

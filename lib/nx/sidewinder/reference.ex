@@ -1,13 +1,12 @@
 defmodule Sidewinder.Reference do
   @moduledoc """
-  The ops in pure Nx: what runs where the native library is missing, and the baseline that the
-  kernels are measured against.
+  The ops in pure Nx: the fallback without the native library, and the baseline of measurements.
 
   Three algorithms compute the recurrence `h_t = a_t h_{t-1} + b_t`. The last two combine steps,
   seen as maps `h -> a h + b`, by `(a1, b1) . (a2, b2) = (a1 a2, a2 b1 + b2)`, earlier first:
 
     * `:sequential` - step by step in a `while`: `L` steps of work.
-    * `:hillis_steele` - every element takes in the one 1, 2, 4, ... before it
+    * `:hillis_steele` - every element is combined with the element 1, 2, 4, ... before it
       (Hillis and Steele 1986): `L log L` work, `log L` steps.
     * `:blelloch` - up-sweep to sums of pairs, down-sweep to prefixes (Blelloch 1990): `2 L` work,
       `2 log L` steps.
@@ -23,8 +22,8 @@ defmodule Sidewinder.Reference do
   @algorithms [:sequential, :hillis_steele, :blelloch]
 
   @doc """
-  `Sidewinder.selective_scan/6` in pure Nx, with the same shapes, options and errors, and one
-  option more:
+  `Sidewinder.selective_scan/6` in pure Nx, with the same shapes, options and errors, and an
+  additional option:
 
     * `:algorithm` - `:sequential` (default), `:hillis_steele` or `:blelloch`. The last two hold all
       states, `batch * length * channels * state` numbers, at once.

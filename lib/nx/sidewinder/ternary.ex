@@ -1,11 +1,11 @@
 defmodule Sidewinder.Ternary do
   @moduledoc """
-  Training of layers whose weights are ternary when they are used: plain Nx, which works eagerly, in `defn`, under `grad`
+  Training of layers that quantize their weights to ternary numbers: plain Nx, which works eagerly, in `defn`, under `grad`
   and with every compiler.
 
-  Weights stay floats while they are trained. `quantize/2` makes of them `s q`, with q of -1, 0 and 1, and gives them the
-  gradient of that unchanged (straight through; Bengio et al. 2013). What was trained is then quantized for good with
-  `Sidewinder.Kernel.Ternary.quantize/2`, by the same rule to the same numbers.
+  Weights stay floats during training. `quantize/2` rounds them to `s q`, with q of -1, 0 and 1, and passes the gradient
+  through unchanged (straight through; Bengio et al. 2013). `Sidewinder.Kernel.Ternary.quantize/2` quantizes the trained
+  weights, by the same rule to the same numbers.
   """
 
   import Nx.Defn
@@ -15,7 +15,7 @@ defmodule Sidewinder.Ternary do
   @rules [:absmean, :twn, :threshold]
 
   @doc """
-  Weights `{out, in}` as `s q`, by a rule of `Sidewinder.Kernel.Ternary.quantize/2`; the gradient passes as it is.
+  Weights `{out, in}` as `s q`, by a rule of `Sidewinder.Kernel.Ternary.quantize/2`; with a straight-through gradient.
 
   ## Options
 
@@ -37,7 +37,7 @@ defmodule Sidewinder.Ternary do
   end
 
   deftransformp straight_through(w, opts) do
-    # What is captured is no expression yet.
+    # A captured tensor is no expression yet.
     w = Nx.Defn.Expr.tensor(w)
     {q, scale} = cells(w, opts)
     Nx.Defn.Kernel.custom_grad(Nx.multiply(q, scale), [w], &[&1])

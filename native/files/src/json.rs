@@ -4,7 +4,7 @@ use crate::recognise::{JSON, explained};
 use serde_json::Value;
 use sidewinder_kernels::error::{Error, Kind, Result};
 
-/// What the text begins with that stands for a number that is not finite: no other text in a file begins so.
+/// The prefix of texts that stand for numbers that are not finite: no other text in a file has it.
 const ODD: char = '\0';
 
 /// Reads a file of JSON, in which the last of equal keys counts, as in Python. Numbers that are not finite become texts
@@ -82,7 +82,7 @@ fn quoted(bytes: &[u8]) -> usize {
     ends.map_or(bytes.len(), |at| at + 2)
 }
 
-/// Whether a word stands for a number that is not finite, or is one that no float holds.
+/// Whether a word stands for a number that is not finite, or for one outside the range of floats.
 fn is_odd(word: &str) -> bool {
     let digits = word.ends_with(|c: char| c.is_ascii_digit());
     ["NaN", "Infinity", "-Infinity"].contains(&word)

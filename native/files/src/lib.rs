@@ -1,4 +1,4 @@
-//! Files that models come in: safetensors, GGUF and JSON, with errors that say what a file is and what to do with it.
+//! Model files: safetensors, GGUF and JSON, with errors that name a file's format and a remedy.
 
 pub mod file;
 pub mod gguf;

@@ -5,7 +5,7 @@ use sidewinder_kernels::error::Error;
 /// How many first bytes [`recognise`] looks at.
 pub const FIRST: usize = 1024;
 
-/// What a file is, by its first bytes.
+/// The format of a file, by its first bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Look {
     /// What it is, such as [`SAFETENSORS`].
@@ -31,7 +31,7 @@ pub const AGAIN: &str = "It was not written to its end: download it again";
 const UNPACK: &str = "Unpack it first";
 /// What to do with a model in another format.
 pub const CONVERT: &str = "Write the model as safetensors first, as `save_pretrained` of transformers does";
-/// What to do with a model that PyTorch has written.
+/// The hint for a model that PyTorch has written.
 pub const PICKLE: &str = "Write the model as safetensors first: with `save_pretrained` of transformers, or in Python by \
     `safetensors.torch.save_file(torch.load(path, weights_only=True), \"model.safetensors\")`";
 /// What to do with a GGUF file.
@@ -40,7 +40,7 @@ pub const OTHER_READER: &str = "Sidewinder.GGUF reads the metadata and tensors o
 const OF_TENSORS: &str = "Sidewinder.Safetensors reads it, and Sidewinder.Mamba.load if it is a Mamba model";
 const FOLDER: &str = "Name the folder of the model, or its safetensors file";
 
-/// First bytes, what they tell, and what to do.
+/// First bytes, their format, and a hint.
 const MAGIC: [(&[u8], &str, &str); 22] = [
     (b"GGUF", GGUF, OTHER_READER),
     (b"FUGG", "a GGUF file of the other byte order", "Convert it with gguf_convert_endian.py of gguf-py"),
@@ -66,7 +66,7 @@ const MAGIC: [(&[u8], &str, &str); 22] = [
     (b"\xfe\xff", "a text in UTF-16", "Save it as UTF-8"),
 ];
 
-/// What these bytes are the beginning of, if that can be told.
+/// The format that begins with these bytes, if it is known.
 pub fn recognise(bytes: &[u8]) -> Option<Look> {
     let bytes = &bytes[..bytes.len().min(FIRST)];
     let look = |what: &str, hint| Some(Look { what: what.to_string(), hint });
@@ -99,7 +99,7 @@ fn has(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// What a text is.
+/// The format of a text.
 fn text(bytes: &[u8]) -> Option<Look> {
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => text,

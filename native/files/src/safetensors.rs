@@ -1,4 +1,4 @@
-//! Safetensors files: what is in them, one tensor at a time, and written whole or not at all.
+//! Safetensors files: their index, one tensor at a time, and writes that are complete or have no effect.
 //!
 //! Headers are parsed here, so that a tensor of an unknown element type does not hide the others. Tensors are read by
 //! position, not mapped: a file that another program cuts short gives an error, where a mapping would end the process.
@@ -68,12 +68,12 @@ impl Reader {
         Ok(Reader { path: path.to_path_buf(), file, metadata, entries })
     }
 
-    /// What the file says beside its tensors.
+    /// The file's metadata.
     pub fn metadata(&self) -> &Told {
         &self.metadata
     }
 
-    /// What the file holds, in the order of the data.
+    /// The file's tensors, in the order of the data.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -121,7 +121,7 @@ fn read_header(file: &mut impl Read, size: u64) -> std::result::Result<Vec<u8>, 
     Ok(bytes)
 }
 
-/// With what to do about a file that may have been cut short.
+/// Adds the hint for a file that may be truncated.
 fn not_whole(error: Error) -> Error {
     let cut = error.got.contains(CUT);
     if cut { error.hint(AGAIN) } else { error }
@@ -129,13 +129,13 @@ fn not_whole(error: Error) -> Error {
 
 const CUT: &str = "bytes, where its header says";
 
-/// What a header tells of a file; the data of all tensors lies within it, one behind the other.
+/// A parsed header. The data of all tensors is contiguous and within the file.
 struct Header {
     metadata: Told,
     entries: Vec<Entry>,
 }
 
-/// What it tells of a tensor.
+/// A tensor's entry.
 #[derive(Deserialize)]
 struct Info {
     dtype: String,
@@ -181,7 +181,7 @@ fn entry(name: String, info: serde_json::Value, start: u64) -> std::result::Resu
     }
 }
 
-/// How many bits an element of a type of the format has, if it is one that is known.
+/// The bits of an element of a type of the format, if the type is known.
 fn bits(dtype: &str) -> Option<usize> {
     let known: std::result::Result<Dtype, _> = serde_json::from_value(dtype.into());
     known.ok().map(|dtype| dtype.bitsize())

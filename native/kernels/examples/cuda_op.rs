@@ -168,7 +168,7 @@ fn recorded(lane: &Lane, call: impl Fn() -> Result<()>) -> Result<(f64, f64)> {
     Ok((ms / CALLS as f64, least / CALLS as f64))
 }
 
-/// Between -1 and 1, but decays just below 1, so that their products go on being numbers.
+/// Between -1 and 1, but decays just below 1, so that their products do not underflow.
 fn filled(name: &str, device: &Device, lane: &Lane, spec: Spec) -> Result<Buffer> {
     let value = |i: usize| (i % 2048) as f64 / 1024.0 - 1.0;
     let decay = |i: usize| 1.0 - (i % 2048) as f64 / 2e7;

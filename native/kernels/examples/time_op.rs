@@ -4,7 +4,7 @@
 //! [--out OUT.safetensors] [--options JSON] [--type NAME] [--copies N]`. Floats are cast to the type first, and results
 //! back to f32 in the end. There are N copies of the inputs, 1 by default, that take turns, so
 //! that together they may be more than caches hold. Several ops, such as one and its gradient, are run one after the
-//! other and timed together; what the file lacks a later one takes from what an earlier one gave. On CUDA inputs and outputs are resident, and times those of the device.
+//! other and timed together; a later op takes inputs that the file lacks from the outputs of earlier ones. On CUDA inputs and outputs are resident, and times those of the device.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -23,7 +23,7 @@ use timing::{Arguments, Failure};
 
 const FLAGS: [&str; 8] = ["backend", "level", "threads", "seconds", "out", "options", "type", "copies"];
 
-/// What the op takes of the file, and else of what ops before it gave.
+/// The op's inputs from the file, or else from the outputs of ops before it.
 fn inputs(op: &About, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Named<Owned>, Failure> {
     let reader = Reader::open(Path::new(&arguments.positional[1]))?;
     let dtype = dtype(arguments)?;
@@ -61,7 +61,7 @@ fn copies(arguments: &Arguments) -> Result<usize, Failure> {
     Ok(arguments.flag("copies").unwrap_or("1").parse::<usize>()?.max(1))
 }
 
-/// Whatever can be run again and again, and what it gave.
+/// A repeatable run, and its results.
 trait Job {
     /// Runs it and gives the milliseconds that it took.
     fn run(&mut self) -> Result<f64, Failure>;

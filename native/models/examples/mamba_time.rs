@@ -123,7 +123,7 @@ fn milliseconds(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e3)
 }
 
-/// A pass over a prompt by one session, with the logits behind it.
+/// A pass over a prompt by one session, with the last logits.
 fn prompts(model: &Arc<Model>, config: &Config, about: impl Fn(&str, usize, &mut [f64])) -> Result<()> {
     let length = number("PROMPT", "512");
     let tokens: Vec<u32> = (0..length).map(|i| (i * 7919 % config.vocabulary) as u32).collect();

@@ -3,8 +3,8 @@
 //! `time_model prefill|decode|read FOLDER [--level NAME] [--threads N] [--seconds S] [--out OUT.safetensors]`
 //!
 //! The folder has a model and `tokens.json`: a `prompt` and the `steps` after it, taken again and again. Written are
-//! the logits behind the prompt, or behind each of the steps. `read` adds the squares of all weights and does nothing
-//! else: what it takes is the memory's part of a step.
+//! the logits after the prompt, or after each of the steps. `read` adds the squares of all weights and does nothing
+//! else: its time is the memory's part of a step.
 
 #[path = "../../kernels/examples/timing/mod.rs"]
 mod timing;
@@ -29,7 +29,7 @@ struct Tokens {
     steps: Vec<u32>,
 }
 
-/// Whatever can be run again and again.
+/// A repeatable run.
 trait Job {
     /// Runs it once more and gives what it came to.
     fn run(&mut self) -> Result<&Owned, Failure>;

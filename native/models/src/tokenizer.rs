@@ -33,7 +33,7 @@ pub struct File {
     rules: Rules,
     /// The tokens before each text.
     prefix: Vec<u32>,
-    /// The content of the files beside it. An error in them is returned only to callers that need that content.
+    /// The content of the other files in its folder. An error in them is returned only to callers that need that content.
     special: Result<Special>,
 }
 
@@ -107,7 +107,7 @@ impl Tokenizer {
         }
     }
 
-    /// The number of a token given by its text, such as one that ends texts.
+    /// The number of a token by its text.
     pub fn token(&self, text: &[u8]) -> Option<u32> {
         match self {
             Tokenizer::Bytes => text.first().filter(|_| text.len() == 1).map(|&byte| byte.into()),

@@ -22,7 +22,7 @@ pub fn keep_panics_quiet() {
     }));
 }
 
-/// Does the work and encodes what comes of it.
+/// Does the work and encodes its result.
 pub fn answer<'a, T: Encoder>(env: Env<'a>, work: impl FnOnce() -> Result<T>) -> Term<'a> {
     let encoded = || work().map(|value| (atoms::ok(), value).encode(env));
     let caught = catch_unwind(AssertUnwindSafe(encoded)).unwrap_or_else(|payload| Err(panicked(&*payload)));

@@ -10,7 +10,7 @@ use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// What is in a file: a list of `{name, type as the file calls it, list of sizes}`.
+/// The index of a file: a list of `{name, type as the file calls it, list of sizes}`.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_index(env: Env, path: String) -> Term {
     answer(env, || {
@@ -19,7 +19,7 @@ fn safetensors_index(env: Env, path: String) -> Term {
     })
 }
 
-/// What it says beside its tensors: `{key, text}` pairs.
+/// Its metadata: `{key, text}` pairs.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_metadata(env: Env, path: String) -> Term {
     answer(env, || Ok(Reader::open(Path::new(&path))?.metadata().clone().into_iter().collect::<Vec<_>>()))
@@ -39,7 +39,7 @@ fn safetensors_read(env: Env, path: String, name: String) -> Term {
     })
 }
 
-/// Writes `{name, tensor}` pairs to a file, whole or not at all, with `{key, text}` pairs beside them.
+/// Writes `{name, tensor}` pairs and `{key, text}` pairs of metadata to a file, completely or not at all.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_write<'a>(
     env: Env<'a>,
@@ -75,7 +75,7 @@ fn open(writer: &mut Option<Writer>) -> Result<&mut Writer> {
         .ok_or_else(|| Error::new(Kind::Argument, "file").expected("a file that is being written").got("none"))
 }
 
-/// Begins a file of `{name, type, shape}`, with `{key, text}` pairs beside them.
+/// Begins a file of `{name, type, shape}`, with `{key, text}` pairs of metadata.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_create<'a>(
     env: Env<'a>,

@@ -10,7 +10,7 @@ mod atoms {
     rustler::atoms! { nan, infinity, neg_infinity }
 }
 
-/// What is in a file: a list of `{name, type as the file calls it, list of sizes, bytes}`.
+/// The index of a file: a list of `{name, type as the file calls it, list of sizes, bytes}`.
 #[rustler::nif(schedule = "DirtyIo")]
 fn gguf_index(env: Env, path: String) -> Term {
     answer(env, || {

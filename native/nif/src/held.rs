@@ -57,7 +57,7 @@ impl Described for Held {
 }
 
 impl Memory {
-    /// The memory on the host, or an error that says it is not there.
+    /// The memory on the host, or an error if it is not there.
     pub fn on_host(&mut self, name: &str) -> Result<&mut Output> {
         match self {
             Memory::Host(output) => Ok(output),
@@ -67,7 +67,7 @@ impl Memory {
         }
     }
 
-    /// The memory on a device, or an error that says it is not there.
+    /// The memory on a device, or an error if it is not there.
     pub fn on_device(&self, name: &str, device: &Device) -> Result<&Buffer> {
         let wrong = |got: String| {
             Error::new(Kind::Argument, name)

@@ -1,4 +1,4 @@
-//! What is here (CPU, GPUs), device memory, and hooks for tests.
+//! The machine's CPU and GPUs, device memory, and hooks for tests.
 
 use crate::answer::answer;
 use crate::tensor::{Output, Tensor, buffer_term};

@@ -1,6 +1,6 @@
 //! Loading and upgrading the library.
 //!
-//! Erlang loads a module's library anew with each new version of the module. An equal library is in memory by then
+//! Erlang loads a module's library again with each new version of the module. An equal library is in memory by then
 //! and keeps its state: the resources that Elixir holds are taken over. Another build of the library cannot take them
 //! over, since its types may have another layout; it refuses, and the old module stays in use. `rustler::init!` has
 //! no upgrade, so this file does what that macro does.
@@ -98,7 +98,7 @@ fn taken_over<T: Resource>(env: Env, name: &str) -> bool {
 unsafe extern "C" fn destroy<T>(_env: *mut ErlNifEnv, place: *mut c_void) {
     let align = align_of::<T>();
     // SAFETY: Erlang hands over a resource of this type for the last time. It lies where rustler has
-    // put it, at the first aligned address behind the place.
+    // put it, at the first aligned address after the place.
     let value: T = unsafe { ptr::read(place.byte_add(align - place.addr() % align).cast()) };
     let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
 }

@@ -176,13 +176,13 @@ fn mamba_files(env: Env, path: String) -> Term {
     })
 }
 
-/// One configuration of several, of which the last one counts.
+/// Merges configurations; the last one takes precedence.
 #[rustler::nif]
 fn json_merged(env: Env, configs: Vec<String>) -> Term {
     answer(env, || merged(&configs.iter().map(String::as_bytes).collect::<Vec<_>>()))
 }
 
-/// What a file says beside tensors of these names: `{key, text}` pairs.
+/// A file's metadata for tensors of these names: `{key, text}` pairs.
 #[rustler::nif]
 fn mamba_told<'a>(env: Env<'a>, names: Vec<String>) -> Term<'a> {
     answer(env, || Ok(told(names.iter().map(String::as_str)).into_iter().collect::<Vec<_>>()))
@@ -245,7 +245,7 @@ impl<'a> Fed<'a> {
     }
 }
 
-/// Runs whole sequences; what comes out is where the model is.
+/// Runs whole sequences; the result is where the model is.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_forward_cpu<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>) -> Term<'a> {
     forward(env, &model.0, input)

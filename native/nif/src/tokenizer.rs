@@ -58,7 +58,7 @@ fn tokenizer_beginning(env: Env, tokenizer: ResourceArc<HeldTokenizer>, wanted: 
     answer(env, || tokenizer.0.beginning(wanted))
 }
 
-/// A window: its tokens, how many of them are old, and the text that has come out.
+/// A window: its tokens, the number of old ones, and the text that was emitted.
 type Parts<'a> = (Vec<u32>, usize, Binary<'a>);
 
 fn window((tokens, old, said): Parts) -> Window {

@@ -1,7 +1,7 @@
 //! XLA's FFI in C, as far as handlers need it: `xla/ffi/api/c_api.h`, versions 0.1 to 0.3.
 //!
 //! Structs begin with their size, up to the end of their last field, so that either side may have newer, larger ones.
-//! Handlers use only what these versions have in common.
+//! Handlers use only the common part of these versions.
 
 use std::ffi::{c_char, c_void};
 
@@ -28,7 +28,7 @@ pub struct MetadataExtension {
     pub metadata: *mut Metadata,
 }
 
-/// What a handler tells of itself. Newer versions add fields that a handler without state leaves alone.
+/// A handler's metadata. Newer versions add fields that a handler without state leaves alone.
 #[repr(C)]
 pub struct Metadata {
     /// Bytes of the struct.
@@ -61,7 +61,7 @@ pub struct Error {
     _opaque: [u8; 0],
 }
 
-/// What an error is made of.
+/// Arguments of the creation of an error.
 #[repr(C)]
 pub struct ErrorCreate {
     /// Bytes of the struct.
@@ -74,7 +74,7 @@ pub struct ErrorCreate {
     pub code: i32,
 }
 
-/// What the message of an error is asked for with.
+/// Arguments of the query of an error's message.
 #[repr(C)]
 pub struct ErrorMessage {
     /// Bytes of the struct.
@@ -87,7 +87,7 @@ pub struct ErrorMessage {
     pub message: *const c_char,
 }
 
-/// What an error is freed with.
+/// Arguments of the destruction of an error.
 #[repr(C)]
 pub struct ErrorDestroy {
     /// Bytes of the struct.
@@ -108,7 +108,7 @@ pub struct Span {
     pub length: usize,
 }
 
-/// What a handler is registered with.
+/// Arguments of the registration of a handler.
 #[repr(C)]
 pub struct HandlerRegister {
     /// Bytes of the struct.
@@ -127,7 +127,7 @@ pub struct HandlerRegister {
     pub traits: u32,
 }
 
-/// Where a stream of XLA's is asked for.
+/// Arguments of the query of XLA's stream.
 #[repr(C)]
 pub struct StreamGet {
     /// Bytes of the struct.
@@ -245,7 +245,7 @@ pub struct Array {
     pub values: *const c_void,
 }
 
-/// What a handler is called with.
+/// The call frame of a handler.
 #[repr(C)]
 pub struct CallFrame {
     /// Bytes of the struct.

@@ -25,13 +25,13 @@ pub struct Target {
     pub allow_tf32: bool,
 }
 
-/// A call that is proven to have what it says.
+/// A call whose frame is checked.
 pub struct Frame<'f> {
     frame: &'f CallFrame,
     attributes: Vec<(&'f str, Value<'f>)>,
 }
 
-/// A tensor of a call: what it is, and where its elements are.
+/// A tensor of a call: its spec, and the address of its elements.
 #[derive(Clone, Copy)]
 pub struct Tensor<'f> {
     /// Its name.
@@ -47,7 +47,7 @@ fn malformed(what: &str, expected: &str, got: impl std::fmt::Display) -> Error {
     Error::new(Kind::Argument, what).expected(expected).got(got)
 }
 
-/// The items of a list in C, of which XLA may give none as null.
+/// The items of a list in C. XLA may pass null for an empty one.
 ///
 /// # Safety
 /// Unless it is null, `start` leads to `count` items that live for `'f`.
@@ -242,7 +242,7 @@ unsafe fn tensors<'f>(what: &str, list: &Buffers, names: &'f str) -> Result<Vec<
     .collect()
 }
 
-/// What a buffer says of itself, by this name.
+/// The spec of a buffer, by this name.
 ///
 /// # Safety
 /// Unless it is null, `buffer.dims` leads to `buffer.rank` sizes.

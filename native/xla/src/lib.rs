@@ -105,7 +105,7 @@ fn shown(tensors: &Named<Spec>) -> String {
     tensors.iter().map(|(name, spec)| format!("{name}: {spec}")).collect::<Vec<_>>().join(", ")
 }
 
-/// What the call gives beside these results. Kernels write it, and XLA does not ask for it.
+/// Outputs that kernels write in addition to the results that XLA asks for.
 fn unasked(call: &Call, results: &Named<Spec>) -> Vec<(Name, Spec)> {
     let others = call.outputs().iter().filter(|(name, _)| results.find(name).is_none());
     others.map(|(name, spec)| (name.clone(), *spec)).collect()

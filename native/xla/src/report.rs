@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 
-/// The version that handlers tell where XLA tells none.
+/// The version that handlers report if XLA has none.
 const OLDEST: (i32, i32) = (0, 1);
 
 /// Does the work of a call, or answers what XLA asks in place of one.

@@ -1,12 +1,12 @@
 defmodule Sidewinder.Axon.Embedding do
   @moduledoc false
-  # An embedding whose table is tied to that of the logits. In Axon two layers cannot share parameters, so the layer
-  # outputs the table together with the rows.
+  # An embedding whose table is tied to that of the logits. Two layers of Axon cannot share parameters, so the layer
+  # returns the table together with the rows.
 
   import Nx.Defn.Kernel, only: [custom_grad: 3]
   import Sidewinder.Axon.Layers, only: [layer: 4]
 
-  # A product with rows of one 1 each is a kernel, and so is its gradient. With more tokens these are too long.
+  # A product with one-hot rows is a kernel, and so is its gradient. For larger vocabularies these rows are too long.
   @most 4096
 
   @doc "A layer of `{rows, table}` for tokens."
@@ -59,7 +59,7 @@ defmodule Sidewinder.Axon.Embedding do
 
   def callback({tokens}, template: template), do: compared(tokens, template)
 
-  # Where tokens are known while a graph is built, tensors made here would become part of it.
+  # Binaries, since tensors made while a graph is built would become part of it.
   defp one({:bf, 16}), do: <<0x3F80::16-native>>
   defp one({:f, bits}), do: <<1.0::float-size(bits)-native>>
 
@@ -83,7 +83,7 @@ defmodule Sidewinder.Axon.Embedding do
     tokens |> Nx.new_axis(-1) |> Nx.equal(Nx.iota({vocabulary})) |> Nx.as_type(type)
   end
 
-  @doc "The last rows of each sequence. Its gradient is made of zeros and rows, where Nx would pad number by number."
+  @doc "The last rows of each sequence. The gradient concatenates zeros and rows, since Nx would pad number by number."
   def last(x, count) do
     length = Nx.axis_size(x, 1)
     if count < length, do: last(x, count, length - count), else: x

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Axon.Layers do
   @moduledoc false
-  # What the layers compute, one function each as in `Axon.Layers`: errors of Axon show its name. All of them are
-  # built by `layer/5` and run by `run/2`, which is where their types meet.
+  # The layers' functions, one each as in `Axon.Layers`, since errors of Axon show their names. All are built by `layer/5`
+  # and run by `run/2`, which casts their inputs to a common type.
 
   alias Axon.StatefulOutput
   alias Sidewinder.Axon.Embedding
@@ -11,16 +11,16 @@ defmodule Sidewinder.Axon.Layers do
             ternary_dense attention mha swiglu_mlp transformer_block tied_embedding tied_logits rows table last of_block
             y last_state summary states)a
 
-  # Inputs that are indices, masks or keys, which do not take part in the common type.
+  # Indices, masks and keys, which do not take part in the common type.
   @uncast [:tokens, :mask, :dropout_key]
-  # Inputs in the type of the arithmetic, also where sequences are of 16 bits.
+  # Inputs in the type of the arithmetic, also for sequences of 16 bits.
   @carried [:initial_state]
 
   ## Building
 
   @doc """
-  Adds a layer. `inputs` are layers by name, nil for one that is missing, `params` are `{name, shape by the inputs'
-  shapes, initializer}`, or false for one that is missing, and `options` are what the layer computes with.
+  Adds a layer. `inputs` are layers by name, or nil, `params` are `{name, shape by the inputs' shapes, initializer}`, or
+  false, and `options` are those of the layer's function.
   """
   def layer(op_name, inputs, params, names, options \\ []) do
     {inputs, layers} = inputs |> Enum.filter(&elem(&1, 1)) |> Enum.unzip()
@@ -36,8 +36,8 @@ defmodule Sidewinder.Axon.Layers do
     Axon.layer(op, stateful(layers) ++ params, names ++ told ++ options)
   end
 
-  # The name by which Axon draws random numbers counts functions, of which a layer has one for each number of inputs:
-  # by Axon's own count two layers would start with the same numbers.
+  # Axon seeds initializers by layer names, which it numbers for each function. A layer here has a function for each
+  # number of inputs, so two layers could get one name, and the same initial numbers.
   defp numbered(op_name) do
     fn _op, counts ->
       same = for {op, count} <- counts, op_name(op) == op_name, do: count
@@ -48,14 +48,14 @@ defmodule Sidewinder.Axon.Layers do
   defp op_name(op) when is_function(op), do: op |> Function.info(:name) |> elem(1)
   defp op_name(op), do: op
 
-  # Axon forgets the states of earlier inputs where a later one was computed before. What is between them in training
-  # belongs to this layer alone, so it was not.
+  # Axon loses the states of a layer's first inputs if a later input was computed before. In training these identity
+  # layers belong to this layer alone, so they were not computed before.
   defp stateful([first | others]) do
     [first | for(layer <- others, do: Axon.layer(&kept/2, [layer], op_name: :kept, mode: :train))]
   end
 
   @doc """
-  A layer whose state is a key of random numbers, which is another one at each step of training.
+  A layer whose state is a key of random numbers, which is split at each step of training.
   """
   def key(x, name) do
     start = fn _shape, _type, key -> key end
@@ -64,7 +64,7 @@ defmodule Sidewinder.Axon.Layers do
     Axon.layer(&dropout_key/3, [x, key], name: name, op_name: :dropout_key)
   end
 
-  # Axon gives functions an argument for each input.
+  # Axon calls functions with an argument for each input.
   for arity <- 1..8 do
     args = Macro.generate_arguments(arity, __MODULE__)
 
@@ -96,7 +96,7 @@ defmodule Sidewinder.Axon.Layers do
     promoted(inputs, params, &compute(name, &1, &2, opts))
   end
 
-  # All have the type that Axon's own layers would give the result, which kernels do not choose by themselves.
+  # Inputs and parameters are cast to the type of the result of Axon's own layers.
   defp promoted(inputs, params, fun) do
     case type(Keyword.drop(inputs, @uncast ++ @carried) ++ params) do
       nil ->
@@ -111,7 +111,7 @@ defmodule Sidewinder.Axon.Layers do
     end
   end
 
-  # Kernels know no floats of 8 bits.
+  # Kernels have no floats of 8 bits.
   defp computed({_kind, 8}), do: {:f, 32}
   defp computed(type), do: type
 

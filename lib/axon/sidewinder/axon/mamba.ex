@@ -15,7 +15,7 @@ defmodule Sidewinder.Axon.Mamba do
     Mamba.new(config(parts, tensors), untied(tensors), options)
   end
 
-  # The layers of a model, looked for from its output back.
+  # The layers of a model, from its output back.
   defp parts(%Axon{output: id} = model) do
     graph = named(model)
     {head, id} = head(graph[id], id)
@@ -151,7 +151,7 @@ defmodule Sidewinder.Axon.Mamba do
 
   defp untied(tensors), do: tensors
 
-  # In the words of a config.json.
+  # A map with the keys of a config.json.
   defp config(%{blocks: blocks, norm: norm}, tensors) do
     of_first = &tensors["backbone.layers.0.mixer.#{&1}"].shape
     {inner, state} = of_first.("A_log")
@@ -183,7 +183,7 @@ defmodule Sidewinder.Axon.Mamba do
   defp error(argument, fields),
     do: Error.new(:argument, argument, [op: "Sidewinder.Axon.to_mamba"] ++ fields)
 
-  # What parameters of a block are called here and in checkpoints.
+  # Names of a block's parameters here and in checkpoints.
   defp names, do: Error.unwrap!(Native.mamba_names())
 
   ## From a Mamba

@@ -36,7 +36,7 @@ defmodule Sidewinder.Axon.MMRec do
 
   def block(%Axon{} = x, opts \\ []), do: block(x, opts, %{})
 
-  # A model knows the width.
+  # `known` has the width, if the block is one of a model.
   defp block(x, opts, known) do
     opts = Map.merge(options!(:mm_rec_block, opts, @names ++ @carried ++ @block), known)
     options = Map.to_list(Map.take(opts, [:epsilon, :dropout, :return_state | @computed]))
@@ -77,12 +77,12 @@ defmodule Sidewinder.Axon.MMRec do
 
   defp inner(opts), do: &(opts.inner || max(div(&1, 4), 1))
 
-  # The width, by a size that follows from it, if it is known.
+  # The width as a function of a size that follows from it, or nil if the size was given and the width is unknown.
   defp of(%{width: width}, _given, _by_size), do: fn _size -> width end
   defp of(_opts, nil, by_size), do: by_size
   defp of(_opts, _given, _by_size), do: nil
 
-  # Inputs come by the width, and by the number of outputs, as an initializer gets it.
+  # The number of inputs as functions of the width, and of the number of outputs, which an initializer gets.
   defp dense(opts, name, out, {inputs, by_outputs}) do
     bias = opts.bias_initializer || if(by_outputs, do: uniform(by_outputs), else: :zeros)
     kernel = opts.kernel_initializer || (&uniform/3)
@@ -136,7 +136,7 @@ defmodule Sidewinder.Axon.MMRec do
     end
   end
 
-  # As in the blocks.
+  # With the blocks' epsilon and mode.
   defp norm(x, all) do
     names = %{name: "#{all.name}_norm"}
     params = by_width([{"gamma", &{&1}, :ones}])

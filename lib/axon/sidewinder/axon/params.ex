@@ -1,6 +1,6 @@
 defmodule Sidewinder.Axon.Params do
   @moduledoc false
-  # Parameters of layers, `{name, shape, initializer}`, and what they start from.
+  # Parameters of layers, `{name, shape, initializer}`, and initializers.
 
   @doc "Parameters whose shapes follow from the width of the first input."
   def by_width(params) do

@@ -3,8 +3,8 @@ defmodule Mix.Tasks.Sidewinder.Demo do
 
   @moduledoc """
   Lets a small language model of bytes continue a text, tells how fast it reads and writes, and how well it predicts a
-  book that it has not read, beside prediction by partial matching. Then runs the selective scan on real data, compares
-  with PyTorch's results, and measures every level that this machine has on two real sizes.
+  book that is not in its training data, compared with prediction by partial matching. Then runs the selective scan on
+  real data, compares with PyTorch's results, and measures every level that this machine has on two real sizes.
 
       mix sidewinder.demo [--quantize q8_0|q4_0|ternary]
 

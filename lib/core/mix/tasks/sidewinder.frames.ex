@@ -2,8 +2,8 @@ defmodule Mix.Tasks.Sidewinder.Frames do
   @shortdoc "Drives a Mamba backbone at 60 frames a second, as a game agent would"
 
   @moduledoc """
-  Feeds a Mamba backbone of random weights with frames of features, 60 a second, and tells how long they took and
-  which came too late: a frame is missed if it is not done when the next one is due.
+  Feeds a Mamba backbone of random weights with frames of features, 60 a second, and prints how long they took and
+  how many were missed: a frame is missed if it is not done when the next one is due.
 
       mix sidewinder.frames [OPTIONS]
 
@@ -97,7 +97,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
   defp default_type(:cpu), do: "f32"
   defp default_type(_cuda), do: "bf16"
 
-  # What is done with frame `i`: functions, over features that were made before.
+  # The work for frame `i`: functions, over features that were made before.
   defp window(model, %{agents: agents, window: window, width: width}) do
     features = RandomInputs.normal({agents, window, width}, model.type, 1, :window)
     fn _i -> model |> Mamba.forward(features) |> Tensor.to_host() end
@@ -113,7 +113,7 @@ defmodule Mix.Tasks.Sidewinder.Frames do
   ## The clock
 
   # The number of frames, and milliseconds from when a frame was due to when it was done, for those that were begun. The
-  # others had expired before the frame before them was done.
+  # others had expired before the previous frame was done.
   defp drive(frame, rate, seconds) do
     every = 1_000_000 / rate
     start = System.monotonic_time(:microsecond) + 1000

@@ -18,7 +18,7 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     * `--repetition-penalty X` - makes tokens that the text has less probable, where it is above 1, the default
     * `--stop TEXT` - ends before this text, or at the special token of this name; may be given several times
     * `--stop-token N` - ends at this token; may be given several times
-    * `--ignore-eos` - goes on after the token that ends texts
+    * `--ignore-eos` - continues after the token that ends texts
     * `--add-bos`, `--no-add-bos` - whether the prompt begins with the token that begins texts; by default as the
       tokenizer has it: see `Sidewinder.Tokenizer.encode/3`
     * `--tokenizer FILE` - a `tokenizer.json`, by default the one beside the weights
@@ -26,7 +26,7 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     * `--quantize q8_0|q4_0|ternary` - how large matrices are held: see `Sidewinder.Mamba.load/2`
     * `--backend auto|cpu|cuda|cuda:N`, `--level LEVEL`, `--threads N`, `--allow-tf32` - where and how to run
 
-  Texts are UTF-8, whatever the locale is. The prompt and what follows it go to standard output, and at the end a line
+  Texts are UTF-8 in any locale. The prompt and what follows it go to standard output, and at the end a line
   about the speed to standard error. The exit code is 1 if something is wrong.
   """
 

@@ -8,7 +8,7 @@ defmodule Mix.Tasks.Sidewinder.Info do
       mix sidewinder.info
 
   From Elixir use `Sidewinder.Device.info/0`. The environment variables `SIDEWINDER_BACKEND` and
-  `SIDEWINDER_THREADS` count, and the configuration. What is missing is told, and is no failure.
+  `SIDEWINDER_THREADS` and the configuration apply. Missing hardware or software is reported, and is no failure.
   """
 
   use Mix.Task

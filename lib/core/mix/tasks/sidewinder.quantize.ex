@@ -2,20 +2,20 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
   @shortdoc "Quantizes the weights of a safetensors file"
 
   @moduledoc """
-  Quantizes the weights of a safetensors file into another, and prints the error that this makes.
+  Quantizes the weights of a safetensors file into another, and prints the errors.
 
       mix sidewinder.quantize IN.safetensors OUT.safetensors --format q4_0
       mix sidewinder.quantize IN.safetensors OUT.safetensors --format ternary --only "*proj.weight"
       mix sidewinder.quantize mamba-130m-hf mamba-130m-q8 --format q8_0
 
-  Quantized are the tensors of floats with two axes whose rows fit the format; all others are copied. What is
-  written is read by `Sidewinder.Quantized.load!/2`.
+  Tensors of floats with two axes whose rows fit the format are quantized; all others are copied.
+  `Sidewinder.Quantized.load!/2` reads the output.
 
-  Of a whole Mamba they are the matrices that it multiplies with, the head among them, which is written beside the
-  embedding, and ternary ones get a scale for each row. `Sidewinder.Mamba.load/2` reads then what it makes of the input with
-  `:quantize`, bit by bit. IN and OUT may be folders: of one with several files, one is made. In another folder than
-  that of the input the configuration and the tokenizer's files are written too. Other tensors that `--only` asks for are
-  read as the floats that they stand for.
+  Of a whole Mamba the matrices of its products are quantized, with the head, which is written in addition to the
+  embedding; ternary matrices get a scale for each row. `Sidewinder.Mamba.load/2` of the output gives, bit by bit, the
+  model that it makes of the input with `:quantize`. IN and OUT may be folders: several files become one. If the output's
+  folder is not that of the input, the configuration and the tokenizer's files are written too. Other tensors that
+  `--only` asks for are dequantized when the model is loaded.
 
     * `--format q8_0|q4_0|ternary` - what to quantize to. Rows of `q8_0` and `q4_0` are multiples of 32
     * `--only PATTERN`, `--except PATTERN` - names to quantize, and names not to, where `*` stands for any characters; both
@@ -27,8 +27,8 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
 
   Each tensor gets a line when it is done: its size before and after, the relative error, which is the root mean square
   of what was lost by that of what was there, and the largest error of a number. The last line sums up. Tensors are
-  read, quantized and written one after another, so that memory is needed for the largest of them only. The output
-  appears whole or not at all; the exit code is 1 if something is wrong.
+  read, quantized and written one after another, so that memory is needed only for the largest. The output is complete
+  or absent; the exit code is 1 if something is wrong.
   """
 
   use Mix.Task
@@ -93,7 +93,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
     format
   end
 
-  # As models have it, unless it is said otherwise.
+  # The default for models.
   defp per_row(:ternary, options) do
     if Keyword.take(options, Keyword.keys(@ternary)) == [],
       do: [per_row: true] ++ options,
@@ -218,7 +218,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
     "#{name} #{String.downcase(type)} (#{Enum.map_join(Tuple.to_list(shape), ", ", &to_string/1)})"
   end
 
-  # The head beside an embedding.
+  # The head of a model whose head is tied to the embedding.
   defp sizes(%{before: 0, after: now}), do: "#{Quantized.size(now)} more"
 
   defp sizes(%{before: before, after: now}) do

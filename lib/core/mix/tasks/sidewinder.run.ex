@@ -8,12 +8,12 @@ defmodule Mix.Tasks.Sidewinder.Run do
       mix sidewinder.run --help
 
   The op's inputs are the tensors of its inputs' names; optional ones may be absent. Tensors named
-  `out.*` are passed over: sample files carry what should come out. Any other tensor is an error. The
-  output appears whole or not at all.
+  `out.*` are ignored: sample files have the expected outputs there. Any other tensor is an error. The
+  output is complete or absent.
 
   Where the file has cotangents too, gradients of a loss with respect to the op's outputs, such as `dy`
-  for `y`, the gradients with respect to all inputs that are there are written beside the outputs: `dx`
-  for `x`. Of several cotangents those that are not there are zero.
+  for `y`, the gradients with respect to all given inputs are written too: `dx` for `x`. Missing cotangents
+  are zero.
 
   `--help` lists the ops with their inputs, cotangents, shapes and options. Options of an op have
   dashes here: `--dt-softplus`, `--no-dt-softplus`, `--dt-clamp 0.001,0.1`, `--activation silu`. The
@@ -27,8 +27,8 @@ defmodule Mix.Tasks.Sidewinder.Run do
       type of the arithmetic to `f32`, or `f64` for `f64`; masks stay the bytes that they are
     * `--case NAME` - takes the tensors named `NAME.*` out of a file of several cases
 
-  On success one line tells what was done; otherwise one line on standard error tells what is
-  wrong, and the exit code is 1.
+  On success one line is printed; otherwise one line on standard error describes the error, and the exit
+  code is 1.
   """
 
   use Mix.Task
@@ -118,7 +118,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
     Enum.map_join(tensors, ", ", fn {name, tensor} -> "#{name} #{Tensor.describe(tensor)}" end)
   end
 
-  # A later run may go on from where this one stopped, so its state is written too.
+  # The last state is written, so that another run can continue from it.
   @asked %{return_state: true, return_derivative: true}
 
   defp own_options(op, options) do

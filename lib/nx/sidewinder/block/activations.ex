@@ -19,7 +19,7 @@ defmodule Sidewinder.Block.Activations do
   end
 
   @doc false
-  # `:form` is no option of the op: the forms are functions of their own.
+  # `:form` chooses between two functions of the op.
   def gelu(x, opts) do
     {form, opts} =
       if Keyword.keyword?(opts), do: Keyword.pop(opts, :form, :tanh), else: {:tanh, opts}

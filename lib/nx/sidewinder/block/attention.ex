@@ -10,8 +10,7 @@ defmodule Sidewinder.Block.Attention do
   # The gradient takes both results.
   declare(:attention,
     axes: [k: {:divides, :h, :k}],
-    rest: {:saved, :return_lse},
-    hint: Sidewinder.Op.Heads.hint()
+    rest: {:saved, :return_lse}
   )
 end
 

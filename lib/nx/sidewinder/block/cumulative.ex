@@ -7,7 +7,7 @@ defmodule Sidewinder.Block.ExpProductScan do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.ExpProductScanBackward
 
-  declare(:exp_product_scan, hint: Sidewinder.Op.Cumulative.hint())
+  declare(:exp_product_scan)
 end
 
 defmodule Sidewinder.Block.ExpProductScanBackward do
@@ -26,7 +26,7 @@ defmodule Sidewinder.Block.CumprodScan do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.CumprodScanBackward
 
-  declare(:cumprod_scan, hint: Sidewinder.Op.Cumulative.hint())
+  declare(:cumprod_scan)
 end
 
 defmodule Sidewinder.Block.CumprodScanBackward do
@@ -45,7 +45,7 @@ defmodule Sidewinder.Block.Logcumsumexp do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.LogcumsumexpBackward
 
-  declare(:logcumsumexp, hint: Sidewinder.Op.Cumulative.hint())
+  declare(:logcumsumexp)
 end
 
 defmodule Sidewinder.Block.LogcumsumexpBackward do
@@ -64,7 +64,7 @@ defmodule Sidewinder.Block.Cumsum do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.CumsumBackward
 
-  declare(:cumsum, hint: Sidewinder.Op.Cumulative.hint())
+  declare(:cumsum)
 end
 
 defmodule Sidewinder.Block.CumsumBackward do
@@ -83,7 +83,7 @@ defmodule Sidewinder.Block.ReverseCumsum do
     reference: Sidewinder.Reference.Cumulative,
     gradient: Sidewinder.Block.ReverseCumsumBackward
 
-  declare(:reverse_cumsum, hint: Sidewinder.Op.Cumulative.hint())
+  declare(:reverse_cumsum)
 end
 
 defmodule Sidewinder.Block.ReverseCumsumBackward do

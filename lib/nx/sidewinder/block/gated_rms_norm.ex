@@ -9,7 +9,7 @@ defmodule Sidewinder.Block.GatedRmsNorm do
 
   declare(:gated_rms_norm,
     axes: [d: {:multiple, :groups, :d}],
-    hint: "Rows are normalised over the last axis of x"
+    hint: Sidewinder.Block.RmsNorm.table().hint
   )
 end
 

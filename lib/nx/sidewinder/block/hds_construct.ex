@@ -6,18 +6,9 @@ defmodule Sidewinder.Block.HdsConstruct do
     reference: Sidewinder.Reference.HdsConstruct,
     gradient: Sidewinder.Block.HdsConstructBackward
 
-  alias Sidewinder.Reference.HdsConstruct
-
-  # A level is there if there are more than its number.
-  outputs =
-    for level <- 1..15, name <- [:k, :v] do
-      slots = {:by, {HdsConstruct, :slots, [level]}}
-      {:"#{name}#{level}", :storage, [:b, slots, :d], {:more, :levels, level}}
-    end
-
   declare(:hds_construct,
-    options: [levels: :size, ratio: :size],
-    outputs: outputs,
+    axes: Sidewinder.Reference.HdsConstruct.axes(),
+    numbered: :levels,
     hint: "A bank is {batch, slots, width}, and k and v are alike"
   )
 

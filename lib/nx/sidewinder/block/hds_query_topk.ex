@@ -2,7 +2,7 @@ defmodule Sidewinder.Block.HdsQueryTopk do
   @moduledoc """
   `Sidewinder.hds_query_topk/4` in the graph of a compiler; see `Sidewinder.Block.SelectiveScan`.
 
-  Its gradient is that of attention over the slots that were found, in pure Nx.
+  Its gradient is that of attention over the slots found, in pure Nx.
   """
   use Sidewinder.Op
 
@@ -10,11 +10,8 @@ defmodule Sidewinder.Block.HdsQueryTopk do
   alias Sidewinder.Reference.HdsQueryTopk
 
   declare(:hds_query_topk,
-    options: [levels: :size, ratio: :size, top_k: :size],
-    outputs: [
-      {:context, :storage, [:b, :l, :d], :always},
-      {:slots, :index, [:b, :l, {:by, {HdsQueryTopk, :candidates, []}}], :always}
-    ],
+    axes: [c: {:by, {HdsQueryTopk, :candidates, []}}],
+    outputs: [context: "(B, L, D)", slots: {"(B, L, C)", "index"}],
     hint: "q is {batch, length, width}, and a memory {batch or 1, slots, width}"
   )
 

@@ -35,7 +35,7 @@ defmodule Sidewinder.Block.MdiGamma do
   def weights, do: @table.params.required ++ @table.params.optional
 
   @doc false
-  # A context and its network are both there or not at all.
+  # A context and all weights of its network are given together.
   def complete!(op, params, opts) do
     names = @table.params.optional
     there = if is_map(params), do: for({k, t} <- params, t != nil, do: to_string(k)), else: []

@@ -12,7 +12,6 @@ defmodule Sidewinder.Block.Mha do
     composed: true,
     without: ~w(keys values cached),
     axes: [d: {:multiple, :heads, :d}, h: :heads],
-    options: [heads: :size],
     hint: "x is {batch, length, width}, and weights are stored {out, in}"
   )
 end

@@ -8,28 +8,26 @@ defmodule Sidewinder.Block.MmrecBlock do
     reference: Sidewinder.Reference.MmrecBlock,
     gradient: Sidewinder.Block.MmrecBlockBackward
 
-  alias Sidewinder.Block.{BlockRecurrence, HdsConstruct}
-  alias Sidewinder.{Op, Reference}
-
-  # What the gradient takes if it was kept, and what is kept for the gradient alone.
-  @kept ~w(h gamma context q k v z hidden)
-  @own [:q, :k, :v, :z, :hidden]
+  alias Sidewinder.Block.BlockRecurrence
+  alias Sidewinder.{Op, Ops, Reference}
 
   declare(:mmrec_block,
     composed: true,
     fields: [mix: 0.1],
     axes: [d: {:multiple, :heads, :d}],
     optional: [:k_mem, :v_mem, :initial_state],
-    options: [heads: :size, norm: [:outside, :inside]] ++ HdsConstruct.table().options,
+    options: [norm: [:outside, :inside]],
     rest: :return_state,
     hint:
       "x is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
   )
 
-  @doc false
-  def kept, do: @kept
+  # Outputs that the gradient takes if they were kept, and those that are kept for the gradient alone.
+  taken = for slot <- Ops.find!(Ops.all(), :mmrec_block_backward).inputs, do: slot.name
+  @kept for {name, _, _, _} <- @table.outputs, "#{name}" in taken, do: "#{name}"
+  @own for {name, _, _, {:unless, :checkpoint}} <- @table.outputs, do: name
 
-  # A gradient that shall recompute what it needs must not keep it alive.
+  # With `checkpoint` the gradient must not keep intermediate tensors alive.
   @impl true
   def gradient(%{checkpoint: checkpoint} = op, given) do
     given = if checkpoint, do: Enum.reject(given, &(elem(&1, 0) in @kept)), else: given
@@ -54,7 +52,7 @@ defmodule Sidewinder.Block.MmrecBlock do
     end
   end
 
-  # No memory is one slot of zeros: any number of slots of zeros gives the same.
+  # Without a memory, one slot of zeros: the result does not depend on the number of zero slots.
   defp ready(x, params, opts) do
     if Keyword.keyword?(opts) and is_map(params) do
       given = for {name, t} <- params, to_string(name) in ["wm", "bm"], do: {:"#{name}", t}
@@ -89,6 +87,6 @@ defmodule Sidewinder.Block.MmrecBlock do
 end
 
 defmodule Sidewinder.Block.MmrecBlockBackward do
-  @moduledoc "The gradient of `Sidewinder.Block.MmrecBlock`, as one kernel. It takes what that kept for it."
+  @moduledoc "The gradient of `Sidewinder.Block.MmrecBlock`, as one kernel. It takes intermediate tensors if they were kept."
   use Sidewinder.Op, gradient_of: Sidewinder.Block.MmrecBlock
 end

@@ -11,7 +11,6 @@ defmodule Sidewinder.Block.MultiMemoryAttention do
   declare(:multi_memory_attention,
     composed: true,
     axes: [d: {:multiple, :heads, :d}, h: :heads],
-    options: [heads: :size],
     rest: :return_lse,
     hint:
       "h is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"

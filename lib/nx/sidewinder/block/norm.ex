@@ -28,7 +28,7 @@ defmodule Sidewinder.Block.LayerNorm do
 
   declare(:layer_norm,
     rest: :return_statistics,
-    hint: "Rows are normalised over the last axis of x"
+    hint: Sidewinder.Block.RmsNorm.table().hint
   )
 
   @impl true
@@ -57,7 +57,7 @@ defmodule Sidewinder.Block.LayerNormGelu do
     reference: Sidewinder.Reference.Norm,
     gradient: Sidewinder.Block.LayerNormGeluBackward
 
-  declare(:layer_norm_gelu, hint: "Rows are normalised over the last axis of x")
+  declare(:layer_norm_gelu, hint: Sidewinder.Block.RmsNorm.table().hint)
 end
 
 defmodule Sidewinder.Block.LayerNormGeluBackward do

@@ -8,8 +8,7 @@ defmodule Sidewinder.Block.Rope do
     gradient: Sidewinder.Block.RopeBackward
 
   declare(:rope,
-    axes: [w: {:multiple, 2, :w}],
-    hint: Sidewinder.Op.Heads.hint()
+    axes: [w: {:multiple, 2, :w}]
   )
 end
 

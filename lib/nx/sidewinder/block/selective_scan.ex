@@ -18,7 +18,7 @@ defmodule Sidewinder.Block.SelectiveScan do
   )
 
   @doc false
-  # All outputs by name where there are three, as the kernels have it.
+  # A map of outputs if there are three, as in `Sidewinder.Kernel.Scan`.
   def call(op, [x, dt, a, b, c], opts) do
     inputs = [{"x", x}, {"dt", dt}, {"A", a}, {"B", b}, {"C", c}]
 

@@ -12,7 +12,7 @@ defmodule Sidewinder.Block.SelectiveStateUpdate do
   declare(:selective_state_update,
     fields: [clamp_grad: :mask],
     axes: [g: {:divides, :d}],
-    options: [clamp_grad: {:gradient, [:mask, :straight_through]}]
+    options: Keyword.take(SelectiveScan.table().options, [:clamp_grad])
   )
 
   @impl true

@@ -12,7 +12,6 @@ defmodule Sidewinder.Block.TransformerBlock do
     composed: true,
     without: ~w(keys values cached),
     axes: [d: {:multiple, :heads, :d}, h: :heads],
-    options: [heads: :size],
     hint: Sidewinder.Block.Mha.table().hint
   )
 end

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Mamba.Serving do
   @moduledoc false
-  # `Sidewinder.Mamba.serving/2`. Batches of Nx have rows of one shape: a request goes in as the bytes of a term, and
-  # tokens come out padded with -1.
+  # `Sidewinder.Mamba.serving/2`. Batches of Nx have rows of one shape: a request is the bytes of a term, and tokens are
+  # padded with -1.
 
   @behaviour Nx.Serving
 
@@ -10,7 +10,7 @@ defmodule Sidewinder.Mamba.Serving do
   alias Sidewinder.Mamba.{Batch, Generation}
 
   @own [stream: false, max_prompt: 8192]
-  # For what is asked beside a prompt of the greatest length.
+  # Bytes for a request's options, in addition to the longest prompt.
   @room 1024
   @none -1
 
@@ -24,7 +24,7 @@ defmodule Sidewinder.Mamba.Serving do
     size!(:max_tokens, options[:max_tokens])
     Generation.settled(options)
     Generation.stops!(options[:stop], true, vocabulary)
-    # Nx keeps what clients need for good, so they get no model.
+    # Nx keeps the clients' functions for the serving's lifetime, so these have no model.
     clients =
       own
       |> Map.merge(%{vocabulary: vocabulary, options: options})
@@ -74,7 +74,7 @@ defmodule Sidewinder.Mamba.Serving do
       wrong("prompt", "at most #{clients.max_prompt} tokens, :max_prompt", "#{length(tokens)}")
     end
 
-    # Texts that the serving stops at concern texts alone.
+    # The serving's stop texts apply to prompts that are texts.
     texts? = is_binary(prompt) or own[:stop] == clients.options[:stop]
     Generation.stops!(own[:stop], texts?, vocabulary)
 

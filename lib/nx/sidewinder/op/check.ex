@@ -8,7 +8,7 @@ defmodule Sidewinder.Op.Check do
   @storage [{:f, 32}, {:f, 64}, {:bf, 16}, {:f, 16}]
   @long 2 ** 62
 
-  @doc "The table with those shapes that the option that chooses them says."
+  @doc "The table with the shapes of the layout, or of another option that chooses shapes."
   @spec choose(Sidewinder.Op.table(), struct) :: Sidewinder.Op.table()
   def choose(%{chosen_by: option, inputs: inputs, outputs: outputs} = table, op) do
     value = Map.fetch!(op, option)
@@ -31,9 +31,9 @@ defmodule Sidewinder.Op.Check do
   defp at(form, _value), do: form
 
   @doc """
-  Checks shapes and brings all tensors to the types that the op takes: integers become floats, and
+  Checks shapes and casts all tensors to the types that the op takes: integers become floats, and
   inputs of wide precision may have the storage type. Returns `{[{name, tensor, :data | :weight}],
-  sizes}`, the tensors without names, and those with any first axes with one in their place; `sizes`
+  sizes}`, the tensors without names, and with leading axes flattened; `sizes`
   has the `dims` and their `names` as the first input has them, the `shapes` of all inputs, and the
   types `storage`, `wide` and `index`.
   """
@@ -169,7 +169,7 @@ defmodule Sidewinder.Op.Check do
     end
   end
 
-  # What the op itself gets, and whether it goes with the batch.
+  # The tensor in the op's shape, and whether it has the batch.
   defp shape(t, {:repeated, full}, dims) do
     [first | rest] = List.duplicate(1, length(full) - Nx.rank(t)) ++ Tuple.to_list(t.shape)
 
@@ -190,7 +190,7 @@ defmodule Sidewinder.Op.Check do
     t |> Nx.reshape(List.to_tuple(full)) |> Nx.broadcast(List.to_tuple(more))
   end
 
-  @doc "The size of an axis, once all letters in it have one; the sizes of `:...`."
+  @doc "The size of an axis, or the sizes of `:...`. All letters in it must be bound."
   @spec size!(Sidewinder.Op.size() | tuple, map) :: integer | [integer]
   def size!({:sum, letters, plus}, dims), do: Enum.sum(Enum.map(letters, &size!(&1, dims))) + plus
   def size!({:by, {module, function, more}}, dims), do: apply(module, function, [dims | more])
@@ -234,7 +234,7 @@ defmodule Sidewinder.Op.Check do
 
   ## Types
 
-  # The first float type among those that set it; integers say nothing.
+  # The type of the first input of storage precision that is no integer.
   defp storage(table, inputs) do
     Enum.find_value(inputs, {:f, 32}, fn {name, %{type: type}} ->
       if precision(table, name) == :storage and not Nx.Type.integer?(type), do: type
@@ -281,7 +281,7 @@ defmodule Sidewinder.Op.Check do
 
   ## Options
 
-  @doc "The options as they came, once every value is of its sort."
+  @doc "The options, after a check that every value is of its sort."
   @spec options!(Sidewinder.Op.table(), map) :: map
   def options!(table, options) do
     for {name, value} <- options,

@@ -1,8 +1,6 @@
 defmodule Sidewinder.Op.Cumulative do
   @moduledoc false
-  # What the blocks of cumulative products, sums and log-sums have in common.
-
-  def hint, do: "Layout is batch, heads, length, channels of a head"
+  # The call of cumulative products, sums and log-sums.
 
   @doc "Calls a scan; returns its outputs, in a tuple if there are several."
   def call(%module{} = op, x, opts) do

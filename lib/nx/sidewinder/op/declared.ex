@@ -6,8 +6,8 @@ defmodule Sidewinder.Op.Declared do
   alias Sidewinder.Op.Heads
 
   @doc """
-  The table of the op of that name and the struct of its module, whose `fields` that are no options, or have other
-  defaults, are said here; the rest is that of `table/2`.
+  Defines the table of the op of that name and the struct of its module. `fields` are those that are no options of the
+  kernel, or have other defaults; the rest of `more` is that of `table/2`.
   """
   defmacro declare(name, more \\ []) do
     quote do
@@ -17,12 +17,16 @@ defmodule Sidewinder.Op.Declared do
     end
   end
 
+  @own [:axes, :options, :outputs, :numbered, :without, :rest, :aliases]
+
   @doc """
   The table of the op of that name: its inputs, those of them that are options, its options and its outputs. `more` has
-  the rest, and what is not as the kernel has it:
+  the other entries of the table, and what differs from the kernel's declaration:
 
-    * `axes` - what is put in place of letters of shapes
-    * `inputs` and `options` - put in place of those of their names
+    * `axes` - sizes that replace letters of shapes
+    * `options` - sorts that replace those of the kernel's options
+    * `outputs` - of a kernel that declares none, in its words: the shape, or shape and precision
+    * `numbered` - an option: a call has an output whose name ends in a number if the option is greater than it
     * `without` - names that only the kernel has
     * `rest` - a flag that asks for all outputs but the first
     * `aliases` - other names of weights; a composed op takes its weights as a map
@@ -34,19 +38,19 @@ defmodule Sidewinder.Op.Declared do
   """
   @spec table(atom, keyword) :: map
   def table(name, more \\ []) do
-    {own, more} = Keyword.split(more, [:axes, :inputs, :options, :without, :rest, :aliases])
+    {own, more} = Keyword.split(more, @own)
     op = Ops.all() |> Ops.find!(name) |> less(own[:without] || [])
     {of_map, inputs} = Enum.split_with(op.inputs, &(more[:composed] && Ops.weight?(&1)))
     form = &forms(&1, own[:axes] || [], option?(op, "layout"))
 
     %{
       name: name,
-      inputs: op.inputs |> Map.new(&input(&1, form)) |> Map.merge(own[:inputs] || %{}),
+      inputs: op.inputs |> Map.new(&input(&1, form)),
       optional: for(%{optional: true} = slot <- inputs, do: Ops.optional(slot)),
       options: op.options |> Enum.map(&{key(&1), sort(&1)}) |> put(options(own)),
-      outputs: op |> outputs() |> Enum.map(&output(&1, form)) |> ask(own[:rest])
+      outputs: op |> outputs(own) |> Enum.map(&output(&1, form)) |> ask(own[:rest])
     }
-    |> Map.merge(if(option?(op, "layout"), do: %{chosen_by: :layout}, else: %{}))
+    |> Map.merge(layout(op))
     |> Map.merge(if(of_map == [], do: %{}, else: %{params: params(of_map, own[:aliases] || %{})}))
     |> Map.merge(Map.new(more))
   end
@@ -64,7 +68,7 @@ defmodule Sidewinder.Op.Declared do
   defp flag({:saved, rest}), do: flag(rest)
   defp flag(rest), do: [{rest, {:here, :flag}}]
 
-  # What is as long as several others together comes when these are known.
+  # A weight whose size is a sum of other sizes comes after those that tell them.
   defp params(slots, aliases) do
     {optional, required} = Enum.split_with(slots, & &1.optional)
     names = fn slots -> for slot <- slots, do: slot.name end
@@ -76,20 +80,34 @@ defmodule Sidewinder.Op.Declared do
     }
   end
 
-  # What a kernel does not say of its outputs its gradient says of their cotangents.
-  defp outputs(%{outputs: [], cotangents: [_ | _]} = op) do
+  # A kernel without declared outputs has them as the cotangents of its gradient.
+  defp outputs(%{outputs: [], cotangents: [_ | _]} = op, own) do
     %{inputs: inputs} = Ops.backward(Ops.all(), op)
 
     for %{name: "d" <> name = cotangent} = slot <- inputs,
         cotangent in op.cotangents,
-        do: Map.merge(slot, %{name: name, when: :always})
+        do: Map.merge(slot, %{name: name, when: numbered(name, own[:numbered])})
   end
 
-  defp outputs(op), do: op.outputs
+  defp outputs(%{outputs: []}, own) do
+    for {name, words} <- own[:outputs] || [] do
+      {shape, precision} = if is_binary(words), do: {words, "storage"}, else: words
+      %{name: Atom.to_string(name), shape: shape, precision: precision, when: :always}
+    end
+  end
+
+  defp outputs(op, _own), do: op.outputs
+
+  defp numbered(_name, nil), do: :always
+
+  defp numbered(name, option) do
+    [number] = Regex.run(~r/\d+$/, name)
+    {:more, option, String.to_integer(number)}
+  end
 
   @doc """
-  The fields of an op's struct: the options of its table with their defaults, `more` in place of them or beside them, and
-  what all structs of ops have.
+  The fields of an op's struct: the options of its table with their defaults, replaced or extended by `more`, and the
+  fields of every op.
 
       iex> Sidewinder.Op.Declared.fields(Sidewinder.Op.Declared.table(:rms_norm))
       [eps: 1.0e-6, eps_mode: :inside, inputs: [], target: []]
@@ -102,7 +120,7 @@ defmodule Sidewinder.Op.Declared do
     put(own, more) ++ [inputs: [], target: []]
   end
 
-  # Values of the names that are there stay at their places.
+  # Replaces values in place; new names are appended.
   defp put(list, more),
     do: Enum.reduce(more, list, fn {k, v}, list -> List.keystore(list, k, 0, {k, v}) end)
 
@@ -110,6 +128,11 @@ defmodule Sidewinder.Op.Declared do
 
   defp sort(%{takes: "text", choices: choices}), do: Enum.map(choices, &String.to_atom/1)
   defp sort(%{takes: "integer", range: :positive}), do: :size
+  # Kernels refuse 0 for options whose default is positive.
+  defp sort(%{takes: "integer", range: :not_negative, default: default})
+       when default not in [nil, 0],
+       do: :size
+
   defp sort(%{takes: "integer", range: :not_negative}), do: :count
   defp sort(%{range: range}) when range != :any, do: range
   defp sort(%{takes: "float"}), do: :number
@@ -132,20 +155,28 @@ defmodule Sidewinder.Op.Declared do
   defp letter({kind, _size, letter}) when kind in [:divides, :multiple], do: letter
   defp letter(size), do: size
 
-  # What the kernel always gives after the first.
+  # A flag asks for the outputs after the first, which the kernel always gives.
   defp ask(outputs, nil), do: outputs
   defp ask([first | outputs], rest), do: [first | Enum.map(outputs, &asked_by(&1, rest))]
 
   defp asked_by({name, precision, sizes, :always}, rest), do: {name, precision, sizes, rest}
   defp asked_by(output, _rest), do: output
 
-  defp asked(:always), do: :always
   defp asked({:asked, option}), do: option
-  defp asked({:unless, option}), do: {:unless, option}
+  defp asked(asked), do: asked
 
   ## Shapes
 
-  # The words of axes that may be 1 as well are either of both, or broadcast where all axes are such.
+  # The hint about wrong shapes of tensors with heads.
+  defp layout(%{inputs: [x | _]} = op) do
+    cond do
+      option?(op, "layout") -> %{chosen_by: :layout, hint: Heads.hint()}
+      x.shape == "(B, H, L, W)" -> %{hint: "Layout is batch, heads, length, channels of a head"}
+      true -> %{}
+    end
+  end
+
+  # If all axes may be 1, the tensor is broadcast; if some may be, both sizes are allowed.
   defp forms(words, axes, layout?) do
     if words =~ ~r/^\((\w+\|1(, )?)+\)$/,
       do: [{:repeated, named(hd(sizes(words)), axes)}],
@@ -156,7 +187,7 @@ defmodule Sidewinder.Op.Declared do
   defp named(form, axes),
     do: for(size <- form, do: if(is_atom(size), do: Keyword.get(axes, size, size), else: size))
 
-  # Lengths and heads change places by the layout; in a cache, whose length is C, they do not.
+  # The layout swaps length and heads, but not in a cache, whose length is C.
   defp laid([:b, heads, length, width], [_, _, letter, _], true) when letter in [:l, :m],
     do: Heads.axes(heads, length, width)
 

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Op.Gradient do
   @moduledoc false
-  # The gradient of an op is an op too: one call gives the gradients of all inputs. `Nx` is told of
-  # it by a custom gradient around the op's node in the graph.
+  # The gradient of an op is an op too: one call gives the gradients of all inputs. It is a custom gradient
+  # around the op's node in the graph.
 
   alias Nx.Defn.{Expr, Tree}
   alias Sidewinder.{Error, Op, Ops}
@@ -9,7 +9,7 @@ defmodule Sidewinder.Op.Gradient do
 
   import Nx.Defn.Kernel, only: [custom_grad: 3]
 
-  @doc "The `outputs` of `op` in a graph, with its gradient to each of the `tensors`."
+  @doc "The `outputs` of `op` in a graph, with its gradient with respect to each of the `tensors`."
   def attach(outputs, op, tensors, templates) do
     floats = Enum.reject(tensors, &mask?/1)
     custom_grad(outputs, floats, &gradients(&1, outputs, op, tensors, templates))
@@ -23,7 +23,7 @@ defmodule Sidewinder.Op.Gradient do
 
     results = for {{name, _}, t} <- Enum.zip(templates, Op.unpack(outputs)), do: {"#{name}", t}
 
-    # Some states go in and come out by the same name, and either may be missing: those given went in.
+    # An input and an output may have one name; the input is the one that gradients take.
     results = Enum.reject(results, fn {name, _} -> is_map_key(module.table().inputs, name) end)
 
     given = Enum.zip(op.inputs, tensors) ++ results ++ cotangents(module, cotangents, templates)
@@ -34,7 +34,7 @@ defmodule Sidewinder.Op.Gradient do
         do: Map.fetch!(gradients, "d" <> name)
   end
 
-  # Nx has the number 0 for the cotangent of what the result does not depend on.
+  # Nx has the number 0 for the cotangent of an output that the result does not depend on.
   defp cotangents(module, cotangents, templates) do
     asked = for {name, _, _, asked} <- module.table().outputs, do: {name, asked}
 
@@ -47,13 +47,13 @@ defmodule Sidewinder.Op.Gradient do
   defp zero?(%{data: %Expr{op: :constant, args: [number]}}), do: number == 0
   defp zero?(_), do: false
 
-  # Inside of a `while` in which no gradient is taken: so the gradient is taken of the whole `while`.
+  # Inside a `while` that takes no gradient itself: the gradient is then that of the whole `while`.
   defp through_while?(tensors) do
     Enum.any?(tensors, &match?({:while, _}, &1.data.context)) and
       Enum.reduce(tensors, %{}, &search/2) != :found
   end
 
-  # All that the tensor depends on, or whether `Nx.Defn.Grad`'s mark of a variable is among it.
+  # The ids that the tensor depends on, or `:found` if one has `Nx.Defn.Grad`'s mark of a variable.
   defp search(_, :found), do: :found
 
   defp search(%{data: %{op: :metadata, args: [_, %{Nx.Defn.Grad => :to_grad}]}}, _), do: :found
@@ -69,7 +69,7 @@ defmodule Sidewinder.Op.Gradient do
   @unroll "Unroll the loop (`while x, i <- 0..2, unroll: true`), or take the gradient inside of it"
 
   defp through_while(module, tensors) do
-    # Nx declares the gradients in its loop f32, whatever they are, and then reads their bytes as f32.
+    # Nx declares the gradients in its loop as f32, and reads the bytes of any type as f32.
     if type = Enum.find_value(tensors, &(&1.type != {:f, 32} && &1.type)) do
       raise no_gradient(module,
               expected: "f32, for Nx mixes up types in the gradient of a `while`",
@@ -97,7 +97,7 @@ defmodule Sidewinder.Op.Gradient do
   end
 
   @doc """
-  The gradients by `backward`, whose inputs are out of `given`, of `op`, whose options it shares.
+  The gradients of `op` by the op `backward`, which has its options, and inputs out of `given`.
   """
   def by(backward, op, given) do
     %{inputs: known} = backward.table()
@@ -108,8 +108,8 @@ defmodule Sidewinder.Op.Gradient do
   end
 
   @doc """
-  The table of an op's gradient: it takes those inputs, outputs and cotangents that its kernel declares, and gives a
-  gradient for each input of the op.
+  The table of an op's gradient: its inputs are those that its kernel declares, and it has a gradient for each input
+  of the op.
   """
   def table(%{outputs: outputs} = table) do
     name = :"#{table.name}_backward"
@@ -140,7 +140,7 @@ defmodule Sidewinder.Op.Gradient do
     |> Map.delete(:composed)
   end
 
-  # The input that a gradient is shaped like: its own, or one that is declared alike where the kernel takes no such input.
+  # The input that a gradient is shaped like: its own or, if the kernel does not take it, one of the same declaration.
   defp like(name, _all, taken) when is_map_key(taken, name), do: name
 
   defp like(name, all, taken) do
@@ -149,7 +149,7 @@ defmodule Sidewinder.Op.Gradient do
   end
 
   defp option({sort, option}) when sort in [:saved, :unless], do: option
-  # It does more than choose outputs.
+  # This option also has other effects, so the gradient keeps it.
   defp option({:more, _option, _than}), do: nil
   defp option(option), do: option
 
@@ -188,12 +188,12 @@ defmodule Sidewinder.Op.Gradient do
     for {name, t} <- gradients, do: {:"d#{name}", Nx.as_type(t, tensors[name].type)}
   end
 
-  @doc "A gradient with pure Nx in it, made of the tensors `given`: it has none itself, as `backward` has none."
+  @doc "A gradient in pure Nx, of the tensors `given`, that raises if it is differentiated, as `backward` does."
   def last(t, given, backward) do
     custom_grad(t, Enum.map(given, &elem(&1, 1)), fn _ -> raise second_derivative(backward) end)
   end
 
-  @doc "`Nx.as_type/2` whose gradient has the type of `t` again, where that has one."
+  @doc "`Nx.as_type/2` with a gradient that is cast back to the type of `t`."
   def cast(%{data: %Expr{}, type: {kind, _} = type} = t, target) when kind in [:f, :bf] do
     custom_grad(Nx.as_type(t, target), [t], &[Nx.as_type(&1, type)])
   end

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Op.Heads do
   @moduledoc false
-  # Shapes of tensors with heads, which the option `layout` chooses.
+  # Shapes of tensors with heads by the option `layout`.
 
   @doc "The shapes of a tensor by layout."
   def axes(heads, length, width) do

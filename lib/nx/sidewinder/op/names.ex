@@ -1,7 +1,7 @@
 defmodule Sidewinder.Op.Names do
   @moduledoc false
-  # The names of axes that inputs have in common. An axis that several sequences, states or vectors have must have one
-  # name, as in `Nx.add/2`; the axis of a weight that a product sums over may have another one, as in `Nx.dot/2`.
+  # Names of axes. An axis of several sequences, states or vectors must have one name, as in `Nx.add/2`; the axis of a
+  # weight that a product sums over may have another name, as in `Nx.dot/2`.
 
   alias Sidewinder.Error
 
@@ -27,7 +27,7 @@ defmodule Sidewinder.Op.Names do
     end
   end
 
-  # In a product, the axis of the matrix that data has too is summed over. Several products in one op share no names.
+  # A product sums over the matrix's axis that data has, too. Weights of different products share no names.
   defp shared?(table, input, form, of_data) do
     cond do
       data?(form) or elem(table.inputs[input], 0) == :wide -> true

@@ -4,7 +4,7 @@ defmodule Sidewinder.Op.Params do
 
   alias Sidewinder.{Error, Op}
 
-  @typedoc "Names in the order in which they tell the sizes, and other names for them."
+  @typedoc "Names, in the order in which their shapes bind sizes, and aliases."
   @type t :: %{
           required(:required) => [String.t()],
           required(:optional) => [String.t()],

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Op.Step do
   @moduledoc false
-  # An op that advances sequences by one token is the op `whole` over sequences of length 1: its
-  # sequences have an axis of time less.
+  # An op that advances sequences by one token is the op `whole` over sequences of length 1, without
+  # the axis of time.
 
   @doc "The body of a step."
   def body(op, whole, inputs) do

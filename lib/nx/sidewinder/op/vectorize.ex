@@ -1,13 +1,12 @@
 defmodule Sidewinder.Op.Vectorize do
   @moduledoc false
-  # Ops know no vectorized axes. Those of data alone go into the batch, which costs nothing. Over
-  # those that a weight has (an ensemble of models), each entry has weights of its own: one call
-  # each, the results side by side.
+  # Ops have no vectorized axes. Axes of data alone go into the batch, which costs nothing. Over
+  # vectorized axes of a weight (an ensemble of models), each entry is a call of its own.
 
   @doc """
-  Calls `fun` with `[{name, tensor}]` and how many times larger their batch is. It returns a list of
-  tensors whose first axis is that batch; the result has theirs with all vectorized axes back. Those
-  that are `like` an input, not nil, are the gradient of it: shaped like it, and summed over the
+  Calls `fun` with `[{name, tensor}]` and the factor by which their batch grew. It returns a list of
+  tensors whose first axis is that batch; in the result they have all vectorized axes again. Results
+  that are `like` an input, not nil, are its gradient: shaped like it, and summed over the
   vectorized axes that it lacks.
   """
   @spec map([{String.t(), Nx.Tensor.t(), :data | :weight}], [nil | String.t()], fun) ::

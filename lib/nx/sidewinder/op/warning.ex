@@ -1,6 +1,6 @@
 defmodule Sidewinder.Op.Warning do
   @moduledoc false
-  # Warnings that a VM gives once, whatever the number of processes that cause them.
+  # Warnings that are logged once in a VM, for any number of processes that cause them.
 
   require Logger
 

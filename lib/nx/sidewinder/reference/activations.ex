@@ -1,7 +1,7 @@
 defmodule Sidewinder.Reference.Activations do
   @moduledoc false
-  # Activation functions and their derivatives. Exponents are never positive, for `Nx.BinaryBackend`
-  # raises where they overflow.
+  # Activation functions and their derivatives. Exponents are never positive, since `Nx.BinaryBackend`
+  # raises on overflow.
 
   import Sidewinder.Reference.Numbers
 

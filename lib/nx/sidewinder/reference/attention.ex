@@ -89,7 +89,7 @@ defmodule Sidewinder.Reference.Attention do
 
   defp causal(%{q_offset: offset}, scores) do
     {_, _, _, queries, keys} = scores.shape
-    # Beyond these it makes no difference.
+    # Larger offsets are equivalent to these bounds.
     offset = (offset || keys - queries) |> max(-queries) |> min(keys)
     Nx.less_equal(Nx.iota(scores.shape, axis: 4), Nx.add(Nx.iota(scores.shape, axis: 3), offset))
   end

@@ -59,9 +59,8 @@ defmodule Sidewinder.Reference.BlockRecurrence do
 
   defp mixed?(inputs), do: is_map_key(inputs, "w_mix")
 
-  # Sequences, weights as {w_gate, b_gate, the half of w_mix for h}, and the initial state. What the second gate gets
-  # from z is computed for all times at once. Without a second gate, placeholders that are never read stand for its
-  # tensors.
+  # Sequences, weights as {w_gate, b_gate, the half of w_mix for h}, and the initial state. The second gate's product
+  # with z is computed for all times at once. Without a second gate, its tensors are placeholders that are never read.
   defp given(%{"z" => z, "gamma" => gamma, "w_gate" => w_gate, "b_gate" => b_gate} = inputs) do
     [z, gamma] = for t <- [z, gamma], do: t |> wide() |> swap()
     [w_gate, b_gate] = for t <- [w_gate, b_gate], do: wide(t)
@@ -75,7 +74,7 @@ defmodule Sidewinder.Reference.BlockRecurrence do
     end
   end
 
-  # Of w_mix, for z or for h.
+  # The half of w_mix for z, or for h.
   defp half(w_mix, which) do
     width = Nx.axis_size(w_mix, 0)
     w_mix |> wide() |> Nx.slice_along_axis(which * width, width, axis: 1)
@@ -162,7 +161,7 @@ defmodule Sidewinder.Reference.BlockRecurrence do
     bounded(opts[:op], unbounded(opts[:op], now, gates(h, of_z, weights, opts[:mixed])))
   end
 
-  # From the last time to the first: G of all times, and what comes out in front of the first.
+  # From the last time to the first: G of all times, and the gradient of the initial state.
   defp back(terms, dlast, weights, opts) do
     terms = terms |> Tuple.to_list() |> Enum.map(&Nx.reverse(&1, axes: [0])) |> List.to_tuple()
     {g, dinitial_state} = steps_back(terms, dlast, weights, opts)

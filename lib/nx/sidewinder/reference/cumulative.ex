@@ -1,7 +1,7 @@
 defmodule Sidewinder.Reference.Cumulative do
   @moduledoc false
-  # Cumulative products, sums and log-sums and their gradients, of checked inputs. Sums are in f64 whatever the type:
-  # a long one in f32 would lose digits.
+  # Cumulative products, sums and log-sums and their gradients, of checked inputs. Sums are in f64 for every type:
+  # long sums in f32 would lose digits.
 
   alias Sidewinder.Reference.{Numbers, Recurrence}
   import Nx.Defn
@@ -58,7 +58,7 @@ defmodule Sidewinder.Reference.Cumulative do
     Nx.add(high, Nx.log1p(Nx.exp(below(low, high))))
   end
 
-  # How far the first is below the second, where equal infinities are no distance apart.
+  # The difference of the first and the second, 0 for equal infinities.
   defp below(low, high) do
     zero = Numbers.constant(0, low)
     same = Nx.equal(low, high)
@@ -72,8 +72,8 @@ defmodule Sidewinder.Reference.Cumulative do
 
       T_i = dy_i + f_{i+1} T_{i+1}       dgamma_i = y_{i-1} T_i       dinitial_state = f_1 T_1
 
-  and with a sum of logarithms that of its cotangents more. A sum has factors of 1, and a log-sum those of
-  exp(y_{i-1} - y_i) and dx_i = exp(x_i - y_i) T_i.
+  plus, for a sum of logarithms, the gradient by its cotangents. The factors of a sum are 1; those of a log-sum are
+  exp(y_{i-1} - y_i), and dx_i = exp(x_i - y_i) T_i.
   """
   def backward(%module{} = op, inputs) do
     %{name: name} = module.table()
@@ -98,7 +98,7 @@ defmodule Sidewinder.Reference.Cumulative do
     {dlog_y, dlast} = {inputs["dlog_y"] || zeros(gamma), inputs["dlast_state"]}
     later = gamma.type |> then(&Nx.as_type(sums_back(dlog_y, dlast), &1))
     inside = Nx.logical_and(Nx.greater_equal(gamma, floor), Nx.less_equal(gamma, 1))
-    # What is not inside must not divide by 0.
+    # Values out of bounds must not divide by 0.
     divisor = Nx.select(inside, gamma, Numbers.constant(1, gamma))
 
     slope =

@@ -1,6 +1,6 @@
 defmodule Sidewinder.Reference.Decode do
   @moduledoc false
-  # Attention over a cache and new tokens, composed of the write of the tokens into the cache, and attention.
+  # Attention over a cache and new tokens, composed of a write into the cache, and attention.
 
   alias Sidewinder.{Error, Op}
   alias Sidewinder.Block.Attention
@@ -26,7 +26,7 @@ defmodule Sidewinder.Reference.Decode do
 
   defp written(op, held, new), do: Nx.put_slice(held, [0, 0, op.cached, 0], turned(new, op))
 
-  # The cache has heads first, whatever the layout.
+  # The cache is heads-first in every layout.
   defp turned(t, %{layout: :heads_first}), do: t
   defp turned(t, %{layout: :heads_last}), do: Nx.transpose(t, axes: [0, 2, 1, 3])
 

@@ -45,7 +45,7 @@ defmodule Sidewinder.Reference.GatedRmsNorm do
     %{unit: Nx.multiply(u, r), r: r, w: grouped(w, op), gate: gate, slope: slope}
   end
 
-  # The last axis as groups of a part each, in the type of the arithmetic.
+  # The last axis split into groups, in the type of the arithmetic.
   defp grouped(t, %{groups: groups}) do
     {others, [width]} = t.shape |> Tuple.to_list() |> Enum.split(-1)
     t |> wide() |> Nx.reshape(List.to_tuple(others ++ [groups, div(width, groups)]))

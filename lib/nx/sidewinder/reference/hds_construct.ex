@@ -1,12 +1,16 @@
 defmodule Sidewinder.Reference.HdsConstruct do
   @moduledoc false
-  # The hierarchy over a memory bank and its gradient. The windows of all slots of a level are gathered with the rows
-  # of the largest one. Rows beyond a window are masked, so that not even a NaN there counts.
+  # The hierarchy over a memory bank and its gradient. All windows of a level are gathered with the size of the largest.
+  # Rows beyond a window are masked, so that a NaN there has no effect.
 
   alias Sidewinder.Error
   import Sidewinder.Reference.Numbers
 
   @most 16
+
+  @doc "The axes of the levels' slots, as the kernel's declaration calls them."
+  def axes,
+    do: for(level <- 1..(@most - 1), do: {:"m#{level}", {:by, {__MODULE__, :slots, [level]}}})
 
   @doc "The slots of a level of a bank of `m`, by sizes and options of a call."
   def slots(%{m: m, levels: levels, ratio: ratio}, level) do
@@ -28,7 +32,7 @@ defmodule Sidewinder.Reference.HdsConstruct do
         do: {:"#{name}#{i}", Nx.as_type(level, k.type)}
   end
 
-  @doc "From the top down: each slot has its share of those that it is averaged into."
+  @doc "From the top level down: each slot gets its share of the cotangents of the slots that average it."
   def backward(op, %{"k" => k} = inputs) do
     levels = Enum.reverse(Enum.with_index([Nx.axis_size(k, 1) | sizes(op, k)]))
 
@@ -42,7 +46,7 @@ defmodule Sidewinder.Reference.HdsConstruct do
   defp sum(from_above, nil), do: from_above
   defp sum(from_above, given), do: Nx.add(from_above, wide(given))
 
-  # What a level of `slots` slots gets from the cotangent of the level above.
+  # The cotangent of a level of `slots` slots by that of the level above.
   defp down(nil, {slots, _}, k),
     do: Nx.broadcast(constant(0, wide(k)), put_elem(k.shape, 1, slots))
 
@@ -65,7 +69,7 @@ defmodule Sidewinder.Reference.HdsConstruct do
     counts |> Nx.tensor(type: like.type) |> Nx.reshape({1, to, 1})
   end
 
-  # First rows and how many, as `window` in hds/mod.rs of the kernels has them.
+  # First rows and counts of the windows, as `window` in hds/mod.rs of the kernels has them.
   defp spans(from, to) do
     for j <- 0..(to - 1) do
       first = div(j * from, to)
@@ -88,7 +92,7 @@ defmodule Sidewinder.Reference.HdsConstruct do
     there |> Nx.select(rows, constant(0, rows)) |> Nx.sum(axes: [2])
   end
 
-  # The slot `first`, counted round and round, comes first.
+  # Rotates the bank so that the slot `first` modulo its slots comes first.
   defp rotate(bank, first) do
     slots = Nx.axis_size(bank, 1)
 

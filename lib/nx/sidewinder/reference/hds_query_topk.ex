@@ -40,12 +40,12 @@ defmodule Sidewinder.Reference.HdsQueryTopk do
     [context: context, slots: slots]
   end
 
-  # A memory that serves the whole batch.
+  # The memory broadcast to the batch.
   defp shared(memory, q), do: Nx.broadcast(memory, put_elem(memory.shape, 0, Nx.axis_size(q, 0)))
 
   defp top(op, k), do: List.last([k | above(op, k)])
 
-  # The levels above the bank, which is in the type of the arithmetic.
+  # The levels above the bank.
   defp above(%{levels: 1}, _k), do: []
 
   defp above(op, k) do
@@ -73,7 +73,7 @@ defmodule Sidewinder.Reference.HdsQueryTopk do
     Nx.multiply(products, constant(1 / :math.sqrt(Nx.axis_size(q, 2)), q))
   end
 
-  # The best slots in order. Of equal scores the lower one counts more, and NaN least: how many are better is the rank.
+  # The best slots in order. Of equal scores the lower slot ranks first, and NaN ranks last: a slot's rank is the number of better slots.
   defp best(slots, scores, top_k) do
     count = Nx.axis_size(slots, 2)
     [mine, other] = [Nx.new_axis(scores, 3), Nx.new_axis(scores, 2)]
@@ -94,7 +94,7 @@ defmodule Sidewinder.Reference.HdsQueryTopk do
       )
 
     rank = Nx.sum(Nx.logical_or(better, Nx.logical_and(same, lower)), axes: [3])
-    # Those that stay first, in order of slots, as they are.
+    # A stable sort keeps the best in the order of their slots.
     out = Nx.greater_equal(rank, top_k)
     order = Nx.argsort(out, axis: 2, stable: true)
     Nx.take_along_axis(slots, Nx.slice_along_axis(order, 0, min(top_k, count), axis: 2), axis: 2)

@@ -42,7 +42,7 @@ defmodule Sidewinder.Reference.MdiGamma do
     [gamma: gamma |> clamp() |> Nx.as_type(z.type)]
   end
 
-  # Rounded only when all is done.
+  # Rounded once, at the end.
   defp factor(op, x, inputs, net) do
     [w1, b1, w2, b2] = for part <- ["w1", "b1", "w2", "b2"], do: inputs[weight(part, net)]
     inner = linear(op, %Linear{activation: :gelu_erf}, x, w1, b1)
@@ -58,7 +58,7 @@ defmodule Sidewinder.Reference.MdiGamma do
     y
   end
 
-  # The gradient passes on the ends, and not beyond.
+  # The gradient passes at the bounds, and is 0 beyond.
   defp clamp(gamma) do
     {low, high} = @ends
     [low, high] = for value <- [low, high], do: constant(value, gamma)

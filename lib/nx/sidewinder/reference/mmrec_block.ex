@@ -19,7 +19,7 @@ defmodule Sidewinder.Reference.MmrecBlock do
 
   def body(op, inputs), do: compose(op, inputs, fn t, _which -> t end)
 
-  # `drop` is done to what is added to x, to the activated hidden layer, and to what comes of it.
+  # `drop` applies dropout to the terms added to x, to the activated hidden layer and to its product.
   defp compose(op, %{"x" => x} = inputs, drop) do
     xn = norm(op, x, inputs["n1"])
     [q, k, v, z] = for name <- ~w(q k v z), do: linear(op, xn, inputs, name)
@@ -80,7 +80,7 @@ defmodule Sidewinder.Reference.MmrecBlock do
 
   ## Dropout
 
-  @doc "The options without those of dropout, and what they say: `{rate, key}`, or nil for none."
+  @doc "`{rate, key}` of dropout, or nil for none, and the other options."
   def dropout!(opts) do
     if Keyword.keyword?(opts) do
       {rate, opts} = Keyword.pop(opts, :dropout, 0)
@@ -91,7 +91,7 @@ defmodule Sidewinder.Reference.MmrecBlock do
     end
   end
 
-  @doc "The block with dropout, as its parts."
+  @doc "The block with dropout, composed of its parts."
   def with_dropout(op, inputs, opts, {rate, key}) do
     keys = Nx.Random.split(key, parts: 3)
 
@@ -106,7 +106,7 @@ defmodule Sidewinder.Reference.MmrecBlock do
     end)
   end
 
-  # The numbers that are left are scaled up, so that sums keep their mean.
+  # Numbers that are kept are scaled by 1 / (1 - rate), so that sums keep their mean.
   defp drop(t, rate, key) do
     {chance, _key} = Nx.Random.uniform(key, shape: t.shape, type: :f32)
     kept = Nx.divide(t, constant(1 - rate, t))

@@ -27,7 +27,7 @@ defmodule Sidewinder.Reference.MultiMemoryAttention do
 
     [y: a, lse: lse] = Op.part(op, attention, given)
 
-    # The weight of a single slot is 1, whatever its score, so its score has no gradient: what is computed is rounding.
+    # The weight of a single slot is 1 for every score, so its score has no gradient: a computed one is rounding.
     a = if slots == 1, do: Nx.broadcast(in_heads.(v, [of_memory, 1]), a.shape), else: a
 
     [y: y] =

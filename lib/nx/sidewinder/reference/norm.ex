@@ -33,7 +33,7 @@ defmodule Sidewinder.Reference.Norm do
     ]
   end
 
-  @doc "dx plus what those cotangents of statistics that are there add: (dmean - drstd rstd^3 (x - mean)) / D"
+  @doc "dx plus the terms of the given cotangents of statistics: (dmean - drstd rstd^3 (x - mean)) / D"
   def through_statistics(dx, %{"x" => x} = given) do
     columns = Nx.axis_size(x, -1)
     shares = for name <- ~w(dmean drstd), t = given[name], do: {name, Nx.divide(t, columns)}

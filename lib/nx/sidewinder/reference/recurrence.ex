@@ -1,7 +1,7 @@
 defmodule Sidewinder.Reference.Recurrence do
   @moduledoc false
   # The recurrence h_t = a_t h_{t-1} + b_t over the first axis of pairs {a, b}, of any rank, forwards
-  # and backwards, and what loops over time need. Time comes first because slices of a first axis
+  # and backwards, and helpers for loops over time. Time comes first because slices of a first axis
   # cost nothing.
 
   import Nx.Defn
@@ -9,7 +9,7 @@ defmodule Sidewinder.Reference.Recurrence do
   @doc "[B, L, ...] as [L, B, ...], or the other way round."
   def swap(t), do: Nx.transpose(t, axes: [1, 0 | Enum.drop(Nx.axes(t), 2)])
 
-  @doc "What is there at a time, `[1, ...]`. What does not vary has length 1."
+  @doc "The slice at a time, `[1, ...]`. A tensor that does not vary has length 1."
   deftransform at(t, time) do
     if Nx.axis_size(t, 0) == 1, do: t, else: take(t, time, 1)
   end
@@ -18,7 +18,7 @@ defmodule Sidewinder.Reference.Recurrence do
   Writes the value of a time, in a loop over all times in order.
 
   The Evaluator's backend copies all of `out` for each number that `Nx.put_slice/3` writes, so there
-  the values are pushed in at the end.
+  the values are appended.
   """
   deftransform put(out, time, value) do
     length = Nx.axis_size(out, 0)
@@ -48,8 +48,8 @@ defmodule Sidewinder.Reference.Recurrence do
   end
 
   @doc """
-  All g of g_t = dh_t + a_{t+1} g_{t+1}, the cotangents of all h for those of the results. That of
-  the last h is `dlast`, `[1, ...]`, or nil.
+  All g of g_t = dh_t + a_{t+1} g_{t+1}, the cotangents of all h. `dlast`, `[1, ...]` or nil, is an
+  additional cotangent of the last h.
   """
   def backwards(a, dh, dlast) do
     length = Nx.axis_size(a, 0)
@@ -64,7 +64,7 @@ defmodule Sidewinder.Reference.Recurrence do
 
   defp first(t, value), do: Nx.broadcast(Nx.tensor(value, type: t.type), put_elem(t.shape, 0, 1))
 
-  @doc "The h before each: all but the last, after `initial`."
+  @doc "The previous h of each time: `initial`, then all but the last."
   def before(h, initial) do
     length = Nx.axis_size(h, 0)
     initial = initial || first(h, 0)

@@ -27,7 +27,7 @@ defmodule Sidewinder.Reference.Rope do
     |> Nx.as_type(x.type)
   end
 
-  # The last axis as pairs, and which of the two axes that it becomes is the pair.
+  # The last axis split into two, and which of the two is the pair.
   defp pairs(op, x) do
     [width | outer] = Enum.reverse(Tuple.to_list(x.shape))
     half = div(width, 2)
@@ -43,8 +43,8 @@ defmodule Sidewinder.Reference.Rope do
   end
 
   @doc """
-  The angles of rows from the position `first` on, `{length, rates}`. They are f64, for those of f32 are
-  off by 1e-3 at positions of 1e5.
+  The angles of rows from the position `first` on, `{length, rates}`. They are f64: in f32 they are off
+  by 1e-3 at positions of 1e5.
   """
   def angles(first, length, rates) do
     positions = Nx.add(Nx.iota({length, 1}, axis: 0, type: :f64), Nx.tensor(first, type: :f64))

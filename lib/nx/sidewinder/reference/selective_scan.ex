@@ -98,7 +98,7 @@ defmodule Sidewinder.Reference.SelectiveScan do
 
   defp softplus(op), do: if(op.dt_softplus, do: :softplus)
 
-  # The bounds count in the type of the arithmetic, and are both inside.
+  # The bounds are in the type of the arithmetic, and inclusive.
   defp clamp(s, nil), do: s
   defp clamp(s, {lo, hi}), do: s |> Nx.max(constant(lo, s)) |> Nx.min(constant(hi, s))
 
@@ -115,7 +115,7 @@ defmodule Sidewinder.Reference.SelectiveScan do
     Nx.select(outside, 0, slope)
   end
 
-  # x is [L, B, D], or has one axis more.
+  # x is [L, B, D], or has an additional axis.
   defp skip(y, nil, _), do: y
   defp skip(y, d, x), do: Nx.add(y, Nx.multiply(d, Nx.reshape(x, y.shape)))
 
@@ -134,7 +134,7 @@ defmodule Sidewinder.Reference.SelectiveScan do
     |> Nx.reshape({length, batch, channels, state})
   end
 
-  # The other way round: the gradient of a tensor of one of the forms of B and C.
+  # The reverse: the gradient of a tensor of one of the forms of B and C.
   defp ungroup(t, %{shape: {_, _}}), do: Nx.sum(t, axes: [0, 1])
   defp ungroup(t, %{shape: {_, _, _}}), do: swap(Nx.sum(t, axes: [2]))
 
@@ -169,7 +169,7 @@ defmodule Sidewinder.Reference.SelectiveScan do
     {read_out(c, states), at(states, Nx.axis_size(x, 0) - 1), states}
   end
 
-  # What the step at t does to the state, h -> decay h + input: two tensors [L, B, D, N].
+  # Decay and input of all steps h -> decay h + input, each [L, B, D, N].
   deftransformp coefficients(x, delta, a, b) do
     decay = Nx.exp(Nx.multiply(delta, a))
     {decay, Nx.multiply(Nx.multiply(delta, x), per_channel(b, Nx.axis_size(a, 0)))}

@@ -14,7 +14,7 @@ defmodule Sidewinder.Reference.SinusoidalPositions do
     rates = for i <- 0..(pairs - 1), do: Rope.rate(op.theta, i, width)
     angles = Rope.angles(op.first_position, length, rates)
 
-    # The last cosine of an odd width has no place.
+    # An odd width drops the last cosine.
     [Nx.sin(angles), Nx.cos(angles)]
     |> Nx.stack(axis: -1)
     |> Nx.reshape({length, 2 * pairs})

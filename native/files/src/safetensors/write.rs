@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Writes tensors to a new file beside `path` and renames it there. A reader sees the old file or the whole new one.
+/// Writes tensors to a new file in the folder of `path` and renames it to `path`. A reader sees the old file or the whole new one.
 pub fn write(path: &Path, tensors: &[(&str, View)]) -> Result<()> {
     write_told(path, tensors, &Told::new())
 }

@@ -1,4 +1,4 @@
-//! What the examples that time something have in common: flags, and clock readings for some seconds.
+//! Shared by the examples that measure times: flags, and clock readings for some seconds.
 
 use sidewinder_kernels::cpu::{Exec, Level};
 use std::time::{Duration, Instant};

@@ -16,7 +16,7 @@ pub enum DType {
     F16,
     /// Unsigned byte: masks, where any number but 0 is true.
     U8,
-    /// 8-bit signed integer: what is quantized.
+    /// 8-bit signed integer, for quantized values.
     I8,
     /// 16-bit signed integer: the bits of half-precision numbers.
     I16,

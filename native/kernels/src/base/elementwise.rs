@@ -2,7 +2,7 @@
 
 use super::activation::Activation;
 
-/// What can be done with tensors element by element beside calling ops.
+/// Element-wise operations on tensors that are no ops of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Map {
     /// `-exp(v)` of one tensor.
@@ -13,7 +13,7 @@ pub enum Map {
     Sum,
     /// One by a factor.
     Scaled(f64),
-    /// The sum of two to four, of which the last by a factor.
+    /// The sum of two to four, with a factor for the last.
     PlusScaled(f64),
     /// `f(v)` of one.
     Activate(Activation),
@@ -27,7 +27,7 @@ pub enum Map {
     GateSlope(Activation),
     /// `s(a)` of one, or `s(a) s(c)` of two, with the logistic function s, within [`DECAY_ENDS`].
     Decay,
-    /// The gradient of that by `a`, of `a`, maybe `c`, and the cotangent.
+    /// The gradient of that with respect to `a`, from `a`, an optional `c`, and the cotangent.
     DecaySlope,
     /// `g z + (1 - g) h + gamma h` of `z`, `h`, `g` and `gamma`.
     Integrate,

@@ -1,4 +1,4 @@
-//! One error for every failure: what was looked at, what was expected, what came, and what to do.
+//! One error for every failure: the argument, what was expected, what was got, and a hint.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub enum Kind {
     DType,
     /// A tensor's bytes do not match its shape, or a size overflows.
     Size,
-    /// A required tensor is missing, or one is there that the op does not know.
+    /// A required tensor is missing, or a tensor is unknown to the op.
     Argument,
     /// An option is unknown or has a value that is not allowed.
     Option,
@@ -57,7 +57,7 @@ pub struct Error {
     pub op: Box<str>,
     /// The argument, option, device or file that is wrong.
     pub argument: Box<str>,
-    /// What would have been right.
+    /// What was expected.
     pub expected: Box<str>,
     /// What came instead.
     pub got: Box<str>,
@@ -81,13 +81,13 @@ impl Error {
         }
     }
 
-    /// Says what would have been right.
+    /// Sets what was expected.
     pub fn expected(mut self, expected: impl fmt::Display) -> Self {
         self.expected = expected.to_string().into();
         self
     }
 
-    /// Says what came instead.
+    /// Sets what was got instead.
     pub fn got(mut self, got: impl fmt::Display) -> Self {
         self.got = got.to_string().into();
         self

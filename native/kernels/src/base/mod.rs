@@ -1,4 +1,4 @@
-//! What everything stands on: tensors and errors, and the words that ops, the CPU and CUDA have in common.
+//! Tensors, errors, and types shared by ops, the CPU and CUDA.
 
 pub mod activation;
 pub mod difference;

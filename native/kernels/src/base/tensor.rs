@@ -109,7 +109,7 @@ impl fmt::Display for Spec {
     }
 }
 
-/// Whatever knows its element type and shape: a view, a device buffer, a bare [`Spec`].
+/// A type with an element type and a shape: a view, a device buffer, a bare [`Spec`].
 pub trait Described {
     /// Element type and shape.
     fn spec(&self) -> Spec;

@@ -2,7 +2,7 @@
 //!
 //! A product `C += A B` takes `A` by rows, and `B` with the values that meet in one 32-bit lane side by side: row `j`
 //! of `B` holds, for each of its columns, four bytes or two bf16 numbers of the inner dimension from `4 j` or `2 j` on.
-//! A product of whole tiles takes 16 cycles, whatever the width of `A`; loading a tile takes 8.
+//! A product of whole tiles takes 16 cycles for any width of `A`; loading a tile takes 8.
 //!
 //! The intrinsics are not stable yet, so each method is one instruction in assembly. No compiler keeps anything in
 //! tiles by itself, so they are not named as clobbered.
@@ -185,7 +185,7 @@ pub struct Block {
     pub left: [Source; 2],
     /// Two tiles of columns.
     pub right: [Source; 2],
-    /// Whether the second ones are there.
+    /// Whether there are second ones.
     pub two: [bool; 2],
     /// The tiles of sums, row by row.
     pub sums: [[*mut f32; 2]; 2],
@@ -285,7 +285,7 @@ pub struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// 64 bytes of each of sixteen lines. What is not there is 0.
+    /// 64 bytes of each of sixteen lines. Missing bytes are 0.
     ///
     /// # Safety
     /// The CPU must have AVX-512.

@@ -1,4 +1,4 @@
-//! What follows the sums of a product before they are rounded and written: scales, a bias and an activation.
+//! The epilogue of products, before results are rounded and written: scales, a bias and an activation.
 
 use super::activation::Unary;
 use super::pool::Shared;

@@ -1,4 +1,4 @@
-//! Matrix products, by the `gemm` crate, and in bf16 by AMX where there is that. gemm detects the CPU's instructions
+//! Matrix products, by the `gemm` crate, and in bf16 by AMX where available. gemm detects the CPU's instructions
 //! itself (up to AVX-512), so it is equally fast on every [`Level`](super::Level). It sums each element in an order that
 //! depends on the sizes and the CPU alone, not on the number of threads.
 //!

@@ -114,7 +114,7 @@ impl Team {
 
     fn run(&self, threads: usize, job: Job) {
         // SAFETY: the job leaves `present` before its borrow ends. `Leaving` removes it and waits for the helpers that
-        // hold it, however this function is left.
+        // hold it on every path out of this function.
         let lasting = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         *self.present() = Present { job: Some(lasting), threads, panic: None };
         self.jobs.fetch_add(1, Ordering::SeqCst);

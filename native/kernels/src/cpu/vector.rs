@@ -179,7 +179,7 @@ pub fn transpose<V: Vector>(square: &mut [V; MAX_LANES]) {
         if 1 << round < V::LANES {
             let (before, half) = (*square, V::LANES / 2);
             unrolled!(i < half, {
-                // Indices that the compiler sees to be inside, in repetitions that never come too.
+                // The compiler proves these indices in bounds, also in repetitions that are never reached.
                 let (even, odd) = (2 * i % MAX_LANES, (2 * i + 1) % MAX_LANES);
                 (square[even], square[odd]) = before[i].zip(before[(i + half) % MAX_LANES]);
             });

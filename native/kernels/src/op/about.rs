@@ -1,4 +1,4 @@
-//! What an op takes and gives, as data: what code that is the same for every op knows of one.
+//! An op's declaration as data, for code that is generic over ops.
 
 use super::{Name, Named, Op, Output, Precision, Slot};
 use crate::error::{Error, Kind, Result};
@@ -76,12 +76,12 @@ impl About {
         self.in_place.iter().filter(alone).filter_map(|&name| Some((name, outputs.find(name)?)))
     }
 
-    /// The inputs that are there to be copied and then changed in place.
+    /// The given inputs that are copied and then changed in place.
     pub(super) fn copied<'t, T>(&self, inputs: &'t Named<T>) -> impl Iterator<Item = (&'static str, &'t T)> {
         self.in_place.iter().filter_map(|&name| Some((name, inputs.find(name)?)))
     }
 
-    /// Checks what every op asks for: known names, required inputs, one storage type.
+    /// Checks the requirements of every op: known names, required inputs, one storage type.
     pub(super) fn check(&self, inputs: &Named<Spec>) -> Result<()> {
         self.known_names(inputs).and_then(|()| self.one_storage_type(inputs))
     }

@@ -18,10 +18,10 @@ pub fn specs<T: Described>(tensors: &Named<T>) -> Named<Spec> {
 /// Below this much work a call is too short to be worth waking other threads: `Sidewinder.Kernel` knows it too.
 pub const QUICK: u64 = 131_072;
 
-/// What an update in f64 costs, of those in f32. Some ops compute one value of f64 at a time.
+/// The cost of an update in f64, in updates in f32. Some ops compute one value of f64 at a time.
 const F64: u64 = 16;
 
-/// A call whose inputs and options are proven to fit each other; what is left is the data.
+/// A call whose inputs and options are proven to fit each other; only the data is missing.
 pub struct Call {
     op: &'static About,
     problem: Box<dyn Checked>,
@@ -69,7 +69,7 @@ impl Call {
         self.op
     }
 
-    /// What the call gives.
+    /// The call's outputs.
     pub fn outputs(&self) -> &Named<Spec> {
         &self.outputs
     }
@@ -196,7 +196,7 @@ pub fn run_cuda<O: Op>(
 
 /// An op whose type is not known, for code that is the same for every op.
 pub trait AnyOp: Send + Sync {
-    /// What it takes and gives.
+    /// Its declaration.
     fn about(&self) -> &'static About;
 
     /// Its options.

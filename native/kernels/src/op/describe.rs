@@ -1,9 +1,9 @@
-//! What ops say about their inputs and outputs.
+//! Declarations of inputs and outputs.
 
 use super::Pattern;
 use crate::tensor::DType;
 
-/// How an input's element type follows from the one that the caller chose.
+/// How an input's element type follows from the storage type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// The storage type itself.
@@ -12,7 +12,7 @@ pub enum Precision {
     Wide,
     /// Bytes, where any number but 0 is true. It has no gradient.
     Mask,
-    /// This type, whatever the storage type is. It has no gradient.
+    /// This type, for every storage type. It has no gradient.
     Exactly(DType),
 }
 
@@ -27,7 +27,7 @@ impl Precision {
         }
     }
 
-    /// The element type that a tensor of this precision has beside `storage`.
+    /// The element type of a tensor of this precision where the storage type is `storage`.
     pub fn dtype(self, storage: DType) -> DType {
         match self {
             Precision::Storage => storage,
@@ -54,7 +54,7 @@ pub struct Slot {
     pub precision: Precision,
     /// Whether it may be absent.
     pub optional: bool,
-    /// Whether the words only show what is usual, and the op proves its shape itself.
+    /// Whether the words only describe the usual shape, and the op proves it itself.
     pub loose: bool,
     /// The name of its gradient in the first of these bytes, and how many they are.
     gradient: ([u8; 32], usize),

@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 pub trait Differentiable: Op {
     /// The gradient's name.
     const BACKWARD: &'static str;
-    /// What the gradient takes: inputs of the op, outputs of it, and cotangents, all by their names.
+    /// The gradient's inputs: inputs of the op, outputs of it, and cotangents, all by their names.
     const GIVEN: &'static [Slot];
 
     /// The gradients: for each input that is there and can have one, its spec under its name with a `d`

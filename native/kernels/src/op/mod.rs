@@ -1,7 +1,7 @@
-//! What every op has in common: named tensors in, checked options, named tensors out.
+//! The trait of ops: named tensors in, checked options, named tensors out.
 //!
-//! An op is a type that implements [`Op`]. Whoever calls ops by their names, such as the NIF, XLA's handlers and the golden
-//! tests, knows them as [`AnyOp`], so a new op is one folder and one line in [`crate::ops`].
+//! An op is a type that implements [`Op`]. Code that calls ops by their names, such as the NIF, XLA's handlers and the
+//! golden tests, has them as [`AnyOp`], so a new op is one folder and one line in [`crate::ops`].
 
 mod about;
 mod bound;
@@ -35,7 +35,7 @@ use ndarray::ArrayD;
 /// The layout of sequences, which a wrong shape mostly does not have.
 const LAYOUT: &str = "Layout is channel-last: (batch, length, channels)";
 
-/// An operation: what it takes, what it gives, and how each backend computes it.
+/// An operation: its inputs and outputs, and how each backend computes it.
 pub trait Op: Sized + 'static {
     /// Its name in every language.
     const NAME: &'static str;
@@ -45,11 +45,11 @@ pub trait Op: Sized + 'static {
     const INPUTS: &'static [Slot];
     /// Its outputs, in a fixed order, as far as they follow from its inputs' sizes and flags among its options.
     const OUTPUTS: &'static [Output] = &[];
-    /// What else to say of an input whose shape is wrong.
+    /// The hint in errors about an input's shape.
     const HINT: &'static str = LAYOUT;
     /// The storage types that it takes.
     const STORAGE: &'static [DType] = &DType::FLOATS;
-    /// Cotangents of its outputs that files may carry beside its inputs.
+    /// Cotangents of its outputs that files may have in addition to its inputs.
     const COTANGENTS: &'static [&'static str];
     /// The op that this one is the gradient of. It takes inputs, outputs and cotangents of that op
     /// by their names, and gives for each of its inputs `x` that is there a gradient `dx`.
@@ -111,12 +111,12 @@ pub fn part<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<(O::Pro
     Ok((problem, outputs))
 }
 
-/// The error of a tensor whose shape is not the one that is `expected` in words.
+/// The error of a tensor whose shape is not the `expected` one, in words.
 pub fn wrong_shape(name: &str, expected: &str, got: &Spec) -> Error {
     Error::new(Kind::Shape, name).expected(format_args!("shape {expected}")).got(got.shape).hint(LAYOUT)
 }
 
-/// Checks that the input of that name, if it is there, has these sizes.
+/// Checks that the input of that name, if given, has these sizes.
 pub fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()> {
     match inputs.find(name) {
         Some(spec) if spec.shape[..] != *dims => Err(wrong_shape(name, &Shape::new(dims)?.to_string(), spec)),

@@ -27,7 +27,7 @@ impl<T> Named<T> {
         self.0.extend(tensor.map(|tensor| (name.into(), tensor)));
     }
 
-    /// The one of that name, if it is there.
+    /// The one of that name, if given.
     pub fn find(&self, name: &str) -> Option<&T> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, t)| t)
     }
@@ -49,7 +49,7 @@ impl<T> Named<T> {
         Ok(self.take(name).expect("it was just there"))
     }
 
-    /// Removes and returns the one of that name, if it is there.
+    /// Removes and returns the one of that name, if given.
     pub fn take(&mut self, name: &str) -> Option<T> {
         let at = self.0.iter().position(|(n, _)| n == name)?;
         Some(self.0.swap_remove(at).1)
@@ -97,7 +97,7 @@ impl<T> IntoIterator for Named<T> {
     }
 }
 
-/// Named tensors of which some may be absent.
+/// Named tensors, some of them absent.
 pub fn named<T, const N: usize>(tensors: [(&'static str, Option<T>); N]) -> Named<T> {
     let mut all = Named(Vec::with_capacity(N));
     tensors.into_iter().for_each(|(name, tensor)| all.extend_with(name, tensor));

@@ -72,7 +72,7 @@ impl Range {
     }
 }
 
-/// Declares the options of an op: names, types, defaults and maybe ranges, and what each does as its doc comment, which is
+/// Declares the options of an op: names, types, defaults, optional ranges, and a description as the doc comment, which is
 /// the text of `--help`. Unknown names are refused when options are decoded. What comes after `internal` is for ops that
 /// are made of the op, and is never decoded. `..NAME;` among the fields stands for those that
 /// [`shared_options!`](crate::shared_options) declares under this name.
@@ -263,7 +263,7 @@ pub(super) fn describe<O: Options>() -> Vec<OptionInfo> {
     O::DOCS.iter().map(info).collect()
 }
 
-/// What the field of that name takes: its type is asked to be decoded, and tells what from.
+/// The kind of the field of that name: its type's deserializer requests it.
 fn takes<O: DeserializeOwned>(name: &'static str) -> Takes {
     match O::deserialize(Field(name)) {
         Err(Probe(Some(takes))) => takes,
@@ -274,7 +274,7 @@ fn takes<O: DeserializeOwned>(name: &'static str) -> Takes {
 /// A struct with one field.
 struct Field(&'static str);
 
-/// What ends the decoding: what a value was asked to be.
+/// The error that ends the decoding: the kind that was requested.
 #[derive(Debug)]
 struct Probe(Option<Takes>);
 
@@ -317,7 +317,7 @@ impl<'de> MapAccess<'de> for Field {
     }
 }
 
-/// A value that tells what it is asked to be.
+/// A deserializer that reports the requested kind.
 struct Asked;
 
 macro_rules! tell {

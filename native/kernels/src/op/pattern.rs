@@ -26,9 +26,9 @@ pub struct Pattern {
 /// An axis: a sum, divided by a number.
 #[derive(Clone, Copy)]
 pub struct Axis {
-    /// What is summed; the terms that are not there have the factor 0.
+    /// The terms of the sum; absent ones have the factor 0.
     pub terms: [Term; 3],
-    /// What the sum is divided by.
+    /// The divisor of the sum.
     pub over: i16,
     /// Whether the axis may be 1 as well.
     pub or_one: bool,
@@ -95,7 +95,7 @@ impl fmt::Debug for Pattern {
 impl Axis {
     const EMPTY: Axis = Axis { terms: [Term { factor: 0, letter: ONE }; 3], over: 1, or_one: false };
 
-    /// Reads an axis such as `R+2N`, and tells where it ends.
+    /// Reads an axis such as `R+2N`, and returns where it ends.
     const fn read(text: &[u8], mut at: usize) -> (Axis, usize) {
         let (mut axis, mut count) = (Axis::EMPTY, 0);
         loop {
@@ -111,7 +111,7 @@ impl Axis {
         }
     }
 
-    /// The letter, if the axis is nothing else.
+    /// The letter, if the axis is a single one.
     pub fn letter(&self) -> Option<u8> {
         let [Term { factor: 1, letter }, Term { factor: 0, .. }, _] = self.terms else { return None };
         (self.over == 1 && letter != ONE).then_some(letter)

@@ -36,7 +36,7 @@ impl Sizes {
         sizes
     }
 
-    /// The sizes in the inputs of an op. All that are there must agree with each other.
+    /// The sizes in the inputs of an op. All given ones must agree.
     pub fn bind(op: &About, inputs: &Named<Spec>) -> Result<Sizes> {
         let mut sizes = Sizes::NONE;
         for sums in [false, true] {

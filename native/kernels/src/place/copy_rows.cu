@@ -1,4 +1,4 @@
-// Copies rows of heads, a thread an element.
+// Copies rows of heads, one thread per element.
 
 extern "C" __global__ void copy_rows(Params p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -84,7 +84,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         })
     }
 
-    /// Adds to each row what `block` makes of it, normed, for each layer; returns the sums, normed for the head.
+    /// Adds `block` of the normed row to each row, for each layer; returns the sums, normed for the head.
     fn residual(
         &self,
         x: P::Owned,

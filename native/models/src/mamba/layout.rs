@@ -16,7 +16,7 @@ const MODEL: &str = "model.safetensors";
 const ENDING: &str = ".safetensors";
 const WANTED: &str = "a folder with model.safetensors";
 
-/// Prefixes of files that lie beside a model, or in place of it.
+/// Prefixes of other files in a model's folder.
 const OTHERS: [(&str, &str); 8] = [
     ("adapter", "an adapter to a model"),
     ("lora", "an adapter to a model"),
@@ -78,7 +78,7 @@ fn alone(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The files that an index names, all of which must exist.
+/// The files that an index names. All must exist.
 fn indexed(folder: &Path, json: &[u8]) -> Result<Vec<String>> {
     let path = folder.join(INDEX);
     let expected = "an index of safetensors files beside it";

@@ -8,7 +8,7 @@
 //!
 //! The sum `x` is kept in the type of the arithmetic, even where weights and activations have 16 bits, as in the
 //! published models. A sequence can run at once, or in parts over a [`State`]: the rows are equal within rounding
-//! however it is cut. With a state, the time of a step does not depend on the length of the sequence.
+//! for any cuts. With a state, the time of a step does not depend on the length of the sequence.
 
 mod checkpoint;
 mod config;

@@ -325,7 +325,7 @@ impl Update {
     }
 }
 
-/// Sequences to learn from: the tokens that are read, and the one that follows each.
+/// Training sequences: input tokens, and the token that follows each.
 struct Sequences {
     batch: usize,
     read: Vec<u32>,

@@ -1,4 +1,4 @@
-//! The tokens that begin and end texts, from `tokenizer.json` and the files beside it.
+//! The tokens that begin and end texts, from `tokenizer.json` and other files in its folder.
 
 use serde_json::Value;
 use sidewinder_files::file;
@@ -16,7 +16,7 @@ const MAX_FILE: u64 = 1 << 26;
 pub const BEGINS: [&str; 4] = ["<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"];
 pub const ENDS: [&str; 5] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>"];
 
-/// The content of the files beside a `tokenizer.json`.
+/// The content of the other files in the folder of a `tokenizer.json`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Special {
     /// The text of the token that begins texts.

@@ -28,7 +28,7 @@ fn mamba_session(env: Env, model: ResourceArc<HeldModel>) -> Term {
     answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(Session::new(&model.0)?)))))
 }
 
-/// Takes a sequence in; what comes of its last row, if that is wanted, or `nil`.
+/// Processes a sequence; returns the output of its last row if wanted, or `nil`.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_prefill_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, wanted: bool) -> Term<'a> {
     prefill(env, &session, input, wanted)

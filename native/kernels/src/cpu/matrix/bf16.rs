@@ -86,7 +86,7 @@ fn pack_all(of: &Matrix<bf16>, order: Order, steps: usize, to: &mut [u8], thread
     })
 }
 
-/// Packs sixteen lines from `first` on, a tile for each step. Numbers that are not there are 0.
+/// Packs sixteen lines from `first` on, a tile for each step. Padding is 0.
 ///
 /// # Safety
 /// The CPU must have these features.

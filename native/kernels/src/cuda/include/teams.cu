@@ -31,7 +31,7 @@ __device__ __forceinline__ void take_turns(const Place& at, Stages& stages, cons
 // Rows of sums are padded so that lanes write to different banks.
 constexpr int SUMS_PITCH = OUTPUTS + 4, SUMS = ROWS * SUMS_PITCH;
 
-// Writes a warp's sums to `all` after applying `made` to each, or adds them to what is there.
+// Writes a warp's sums to `all` after applying `made` to each, or adds them to its contents.
 template <bool ADDED, class T, class F>
 __device__ __forceinline__ void leave(const T (&sums)[NT][4], const Team& own, T* all, F made) {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;

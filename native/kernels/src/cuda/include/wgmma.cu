@@ -33,7 +33,7 @@ __device__ __forceinline__ unsigned eights(unsigned from) {
     // The bits above these select a block of the cluster.
     return __shfl_sync(0xffffffff, (from & 0x3ffff) / 16, 0);
 }
-// Like `eights`, where the other half of the columns lies 128 bytes on, behind each eight rows.
+// Like `eights`, where the other half of the columns follows each eight rows, at an offset of 128 bytes.
 __device__ __forceinline__ unsigned matrices(unsigned from) { return eights(from) | 128 / 16 << 16; }
 __device__ __forceinline__ unsigned long long described(unsigned rows) { return rows | 256ull / 16 << 32; }
 

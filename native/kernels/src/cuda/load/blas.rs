@@ -188,7 +188,7 @@ impl Matrix {
     }
 }
 
-/// What happens to the sums of a product before they are rounded; nothing by default.
+/// The epilogue of a product, before sums are rounded; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Epilogue {
     /// Address of a vector of the result's type that is added to each row.

@@ -34,7 +34,7 @@ impl Library {
         })
     }
 
-    /// The files to try: only the one that the environment variable names, if it is set.
+    /// The files to try: only that of the environment variable, if it is set.
     fn candidates(&self) -> Vec<PathBuf> {
         match std::env::var_os(self.variable) {
             Some(path) => vec![path.into()],

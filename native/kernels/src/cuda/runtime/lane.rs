@@ -244,7 +244,7 @@ impl Lane {
     }
 
     /// Memory for a tensor that only work queued on this lane uses. It is taken and given back in stream order, so
-    /// dropping it waits for nothing.
+    /// dropping it does not wait.
     pub fn temporary(&self, spec: Spec) -> Result<Buffer> {
         self.not_captured(spec.bytes(), "scratch memory")?;
         Buffer::of_lane(&self.device, &self.clock, spec)

@@ -1,4 +1,4 @@
-//! What launches of kernels have in common: names of types, and grids.
+//! Helpers of launches: names of types, and grids.
 
 use super::kernel::Kernel;
 use super::lane::Lane;

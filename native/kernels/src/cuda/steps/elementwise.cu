@@ -1,7 +1,7 @@
 // Elementwise operations. The host chooses MAP, one of the functions below, its number of INPUTS, the activation
 // function FN, and the limits LOW and HIGH.
 
-// The inputs at one element. The functions are templates over it, since not all of them have that many inputs.
+// The inputs at one element. The functions are templates over it, since their numbers of inputs differ.
 struct At {
     const REAL (&values)[INPUTS][VEC];
     int e;
@@ -37,7 +37,7 @@ MAPS plus_scaled(V v, REAL factor) { return sum_of<INPUTS - 1>(v) + factor * v[I
 
 MAPS decay(V v, REAL) { return within(INPUTS == 1 ? sigmoid(v[0]) : sigmoid(v[0]) * sigmoid(v[INPUTS - 1])); }
 
-// Of the first factor, maybe the other one, and the cotangent.
+// Of the first factor, the optional other one, and the cotangent.
 MAPS decay_slope(V v, REAL) {
     REAL other = INPUTS == 2 ? (REAL)1 : sigmoid(v[1]), decay = sigmoid(v[0]) * other;
     return decay < (REAL)LOW || decay > (REAL)HIGH ? (REAL)0 : slope<Activation::Sigmoid>(v[0]) * other * v[INPUTS - 1];

@@ -1,4 +1,4 @@
-//! Kernels that many ops are made of: element by element, rows by their numbers, sums of columns, and tiles.
+//! Kernels shared by ops: element-wise maps, gathers of rows, sums of columns, and tiles.
 
 pub(super) mod elementwise;
 pub(super) mod gather;

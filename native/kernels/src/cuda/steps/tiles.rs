@@ -1,4 +1,4 @@
-//! Launches of kernels with `tiles.cu` whose warps multiply in teams. Either each block goes on to further tiles, or a
+//! Launches of kernels with `tiles.cu` whose warps multiply in teams. Either each block continues with further tiles, or a
 //! cluster of blocks shares the columns of one tile.
 
 use crate::cuda::{Declared, Kernel, Lane, Together, compiler, grid_size};
@@ -75,7 +75,7 @@ impl Tiles {
         self.count().saturating_mul(self.split).div_ceil(lane.device().facts().multiprocessors as usize)
     }
 
-    /// Whether a block fits on a multiprocessor beside one of the kernel that prepares the next x, and all clusters are
+    /// Whether a block fits on a multiprocessor together with one of the kernel that prepares the next x, and all clusters are
     /// resident at once. A cluster that starts late would double the time.
     pub fn fit(&self, lane: &Lane) -> bool {
         self.shared + BESIDE <= lane.device().facts().shared as usize && (self.split == 1 || self.rounds(lane) <= 1)

@@ -1,6 +1,6 @@
-// What all kernels of attention share. The formulas are in mod.rs; cuda.rs fills the parameters.
+// Shared by all kernels of attention. The formulas are in mod.rs; cuda.rs fills the parameters.
 //   CAUSAL   whether queries see no later keys
-//   COPY     bytes that are copied at a time from device to shared memory; 0 where that cannot be
+//   COPY     bytes of an asynchronous copy to shared memory; 0 where there is none
 
 // A head of a tensor.
 struct Matrix {
@@ -17,7 +17,7 @@ __device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ int most(int a, int b) { return a > b ? a : b; }
 __device__ __forceinline__ REAL largest(REAL a, REAL b) { return a > b ? a : b; }
 
-// The score of a key that is not seen.
+// The score of a hidden key.
 __device__ __forceinline__ REAL hidden() { return (REAL)__int_as_float(0xff800000); }
 
 // How many keys a query may see: the first ones.
@@ -38,7 +38,7 @@ __device__ __forceinline__ int first_seeing(const Params& p, int key) {
 #endif
 }
 
-// What a block works on. Blocks of `together` heads follow each other tile by tile, the tiles of most
+// The work of a block. Blocks of `together` heads follow each other tile by tile, the tiles of most
 // work first, so that what they read in common stays in the cache and the longest do not come last.
 struct Place { int tile, batch, head; };
 

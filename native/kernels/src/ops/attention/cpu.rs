@@ -8,10 +8,10 @@
 //!
 //! Where there are far fewer queries than lanes, [`few`] reads keys and values by vectors instead.
 //!
-//! The limit is what multiplications alone take. Two Cascade Lake cores do 285 billion operations of f32
+//! The limit is the time of the multiplications. Two Cascade Lake cores do 285 billion operations of f32
 //! a second in registers, so 16 heads of 2048 causal queries with a width of 64 cannot take less than
-//! 31 ms there, of which the tiles on the diagonal waste 1. History, as the share of that rate which
-//! 1024 queries and keys reach on one thread with the softmax and all the rest:
+//! 31 ms there; the tiles on the diagonal waste 1 ms of it. History, as the share of that rate for
+//! 1024 queries and keys on one thread, including the softmax:
 //!
 //! ```text
 //! version 1  loops over the rows and vectors of a block: sums stored in every step    about 0.27
@@ -19,7 +19,7 @@
 //! version 3  four steps a round, addresses proven before                              0.72
 //! ```
 //!
-//! For bf16 there are products by AMX, where the CPU has that: [`amx`].
+//! For bf16 there are products by AMX, if the CPU has it: [`amx`].
 //!
 //! What is left: a tenth for the softmax, a twentieth for transposing queries and results, and the ends of
 //! blocks. Tried without gain: blocks of twelve rows and two vectors, whose addresses need more registers than

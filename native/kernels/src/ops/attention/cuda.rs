@@ -1,4 +1,4 @@
-//! Attention on CUDA: which kernels compute a call, and what they are given.
+//! Attention on CUDA: the choice of kernels for a call, and their parameters.
 //!
 //! Tensor cores compute calls of bf16 and f16 without mask and bias ([`mma`]). All others use multiply-adds in the
 //! type of the arithmetic ([`general`]), also those of f32, whose digits tensor cores would lose. Forward calls of
@@ -265,7 +265,7 @@ impl<'a, R: Real> Call<'a, R> {
         if causal.is_some() { (TOGETHER / bytes.max(1)).clamp(1, heads) } else { 1 }
     }
 
-    /// Queues the gradient: what each query needs first, and then what `rest` queues.
+    /// Queues the gradient: first the values of each query, then the kernels of `rest`.
     fn backward(&self, rest: impl Fn(&Self) -> Result<()>) -> Result<()> {
         let Problem { batch, heads, queries, dtype, .. } = *self.problem;
         let facts = self.lane.temporary(Spec::new(dtype.wide(), &[2, batch, heads, queries])?)?;
@@ -290,7 +290,7 @@ fn count(name: &str, size: usize) -> Result<i32> {
     Err(Error::new(Kind::Size, name).expected(format_args!("sizes below {MOST}")).got(size))
 }
 
-/// A size of a grid. It always fits: one that did not would take more memory than there is.
+/// A size of a grid. It always fits: larger ones would need more memory than a device has.
 fn grid(blocks: usize) -> Result<u32> {
     let fits = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31);
     fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(blocks))

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Token by token or many at a time, the rows are those of one causal pass over all tokens. The cache is heads-first
-//! whatever the layout of the other tensors, so that a head reads contiguous memory.
+//! for every layout of the other tensors, so that a head reads contiguous memory.
 
 use super::{Attention, Layout, sizes};
 use crate::error::{Error, Kind, Result};
@@ -41,7 +41,7 @@ options! {
 pub struct Problem {
     /// The cache's keys and values, one after the other.
     pub cache: [Spec; 2],
-    /// What attention makes of the cache after the new rows are in it.
+    /// The options of attention over the cache with the new rows.
     pub attention: super::Options,
     /// The cache's rows that were there.
     pub cached: usize,
@@ -77,7 +77,7 @@ fn no_room(room: usize, new: usize, cached: usize) -> Error {
         .hint("Give it a larger cache")
 }
 
-/// Attention over a cache that takes in what is new.
+/// Attention over a cache, to which the new rows are appended.
 pub struct Decode;
 
 impl Op for Decode {
@@ -119,7 +119,7 @@ impl Op for Decode {
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
         let (y, keys) = (problem.outputs[0].shape, problem.cache[0].shape);
-        // Rows of the cache that are not there yet cost nothing, but its room bounds those that are.
+        // Only filled rows cost work; the cache's room bounds them.
         op::product(&[y.elements(), keys[1].max(keys[2])])
     }
 

@@ -1,7 +1,7 @@
-// What the gradient needs of each query beside its scores, after common.cu.
-//   LANES    threads a query: a warp, or one, which adds in the order in which the general kernels find dP.
-//            There y is one v where a query sees one key alone, and their difference must be 0.
-//   BINARY   whether scores are powers of 2, and so their shift too
+// The values of each query that the gradient needs in addition to its scores. Included after common.cu.
+//   LANES    threads per query: a warp, or one, which adds in the order in which the general kernels compute dP.
+//            There y is v where a query sees a single key, and dP - delta must be exactly 0.
+//   BINARY   whether scores, and so their shift, are exponents of 2
 //
 // delta = dy.y - dlse. The shift is lse; infinite where a query sees nothing, so that all its P are 0.
 

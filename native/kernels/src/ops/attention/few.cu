@@ -1,23 +1,23 @@
-// Few queries over many keys, as decoding has them: what counts is that all multiprocessors read keys and
-// values, each once. After common.cu, score.cu and pack.cu. cuda/few.rs chooses the macros:
-//   LANES        lanes that have a row together, VEC elements at a time
+// Few queries over many keys, as in decoding. Memory is the limit: all multiprocessors read keys and values,
+// each once. After common.cu, score.cu and pack.cu. cuda/few.rs chooses the macros:
+//   LANES        lanes that share a row, VEC elements at a time
 //   PACKS, VALUE_PACKS   packs of a key, and of a value, that a lane holds
 //   ROWS         queries that a block has, of all heads that read its head of keys
 //   TOGETHER     keys that a crew has at a time
-//   WARPS, STAGES   of a block: warps, and stages in flight with the one that is worked on
-//   COPY         the size of a pack, or 0 where such a one cannot be queued
-//   HAS_MASK, HAS_BIAS   what the call has
+//   WARPS, STAGES   of a block: warps, and stages, including the one being processed
+//   COPY         the size of a pack, or 0 where it has no asynchronous copy
+//   HAS_MASK, HAS_BIAS   the call's optional inputs
 //
 // A block has a part of a head's keys. Its lanes fall into crews of LANES, each of which goes through keys of
 // its own with an online softmax of its own; these are joined at the end, and those of all parts by a second
-// kernel, in an order that depends on the sizes alone. Keys and values come by way of shared memory, as registers
-// do not hold all that must be under way: STAGES times TOGETHER keys, of which those of one stage are worked on. A
-// lane reads there only what it has copied itself, so lanes need not synchronize.
+// kernel, in an order that depends on the sizes alone. Keys and values go through shared memory, since registers
+// do not hold the loads in flight: STAGES times TOGETHER keys, one stage of which is being processed. A lane reads
+// only the data that it copied itself, so lanes need not synchronize.
 
 constexpr int THREADS = 32 * WARPS, CREWS = THREADS / LANES;
 constexpr int HELD = PACKS * VEC, VALUES = VALUE_PACKS * VEC, ALL_PACKS = PACKS + VALUE_PACKS;
 
-// What is known of a query after some keys.
+// The online softmax of a query after some keys.
 struct Softmax {
     REAL top, total, sums[VALUES];
 
@@ -30,7 +30,7 @@ struct Softmax {
     // Makes room for scores up to `highest`; gives what they are to be shifted by.
     __device__ __forceinline__ REAL raise(REAL highest) {
         highest = largest(highest, top);
-        // Who has seen nothing yet has no top to be shifted by.
+        // A query that has seen no keys has no maximum to subtract.
         REAL by = highest == hidden() ? (REAL)0 : highest, fade = exp2_fast((top - by) * (REAL)LOG2_E);
         top = highest, total *= fade;
 #pragma unroll
@@ -45,7 +45,7 @@ struct Softmax {
         for (int e = 0; e < VALUES; ++e) sums[e] = fma(weight, other_sums[e], sums[e]);
     }
 
-    // Joins what the other crews of the warp have; all of them then have all of it.
+    // Joins the results of the warp's crews; all of them then have the result.
     __device__ __forceinline__ void join_warp() {
 #pragma unroll
         for (int apart = LANES; apart < 32; apart *= 2) {
@@ -58,7 +58,7 @@ struct Softmax {
     }
 };
 
-// The element of a row that a lane has at `e` of what it holds.
+// The element of a row at index `e` of a lane's elements.
 __device__ __forceinline__ int column(int e) { return (e / VEC * LANES + threadIdx.x % LANES) * VEC + e % VEC; }
 
 extern __shared__ __align__(16) unsigned char shared[];
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1)
 #pragma unroll
     for (int ahead = 0; ahead < STAGES - 1; ++ahead) queue_keys(ahead, first + crew + ahead * STEP);
     int stage = 0;
-    // All lanes of a warp go round equally often, for they talk to each other.
+    // All lanes of a warp have the same number of iterations, since they exchange values.
     for (int j = first + crew; j - crew < last; j += STEP) {
         queue_keys(stage ? stage - 1 : STAGES - 1, j + (STAGES - 1) * STEP);
         wait_groups<STAGES - 1>();
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1)
             take<PACKS, VALUE_PACKS>(stage, u, v);
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                // What a hidden key has for a value must not come out, be it NaN.
+                // The value of a hidden key, even a NaN, must not reach the output.
                 if (s[i][u] == hidden()) continue;
                 REAL weight = exp2_fast((s[i][u] - by[i]) * (REAL)LOG2_E);
                 of[i].total += weight;

@@ -3,12 +3,12 @@
 // a tile are queries of all heads that read that head of keys, and see the same ones. Each warp goes through keys of its
 // own, OTHER at a time, which it copies itself STAGES - 1 times ahead, so that warps do not wait for each other.
 //
-// What it reads decides: of 16 keys 128 wide there are 8 KiB, which take a quarter of a multiprocessor 1 us, and their
-// instructions a third of that.
+// Memory is the limit: 16 keys of width 128 are 8 KiB, which take a quarter of a multiprocessor 1 us; their
+// instructions take a third of that.
 
 constexpr int ROWS = 16, STAGE = OTHER * (LEADING + VALUE_LEADING), STEP = WARPS * OTHER;
 
-// What a warp's keys came to, for each row: the sums, the top and the total.
+// The results of a warp's keys for each row: the sums, the maximum and the total.
 typedef float Found[ROWS][VALUE_WIDTH + 2];
 
 __device__ __forceinline__ void tell(const Params& p, Found& to, const Sums (&sums)[TILES][VALUE_WIDTH / 8], const Softmax& state) {
@@ -25,14 +25,14 @@ __device__ __forceinline__ void tell(const Params& p, Found& to, const Sums (&su
     }
 }
 
-// Joins what all warps have of a row, in a warp.
+// Joins the warps' results of a row, in one warp.
 __device__ __forceinline__ void join(const Params& p, const Found* all, int row, float* to) {
     float top = hidden(), total = 0, weights[WARPS];
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) top = largest(all[warp][row][VALUE_WIDTH], top);
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) {
-        // A row that has seen nothing has no top to be shifted by.
+        // A row that has seen nothing has no maximum to subtract.
         weights[warp] = top == hidden() ? 0.0f : exp2_fast((all[warp][row][VALUE_WIDTH] - top) * (float)LOG2_E);
         total = fmaf(weights[warp], all[warp][row][VALUE_WIDTH + 1], total);
     }
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN) attention_few_mma(Par
     int row = rest % p.tiles * ROWS, key_head = rest / p.tiles % p.key_heads, batch = rest / p.tiles / p.key_heads;
     int sharing = p.heads / p.key_heads, rows = sharing * p.queries, end = visible(p, 0);
     int first = (i64)part * p.keys / p.parts, last = least((i64)(part + 1) * p.keys / p.parts, end);
-    // Keys that are not this part's are as if they were not there.
+    // Keys outside of this part are hidden.
     Matrix keys = {p.k + start(p.k_at, batch, key_head), p.k_at.row, last, p.width};
     Matrix values = {p.v + start(p.v_at, batch, key_head), p.v_at.row, last, p.value_width};
     STORAGE* q = (STORAGE*)memory;

@@ -1,11 +1,11 @@
-// What the general kernels share, after common.cu and score.cu: products of tiles by plain multiply-adds in
+// Shared by the general kernels, after common.cu and score.cu: products of tiles by plain multiply-adds in
 // the type of the arithmetic, in shared memory. cuda/general.rs chooses the macros:
 //   ROWS, COLS   rows and columns of the scores that a thread holds
-//   CHUNK        how much of a width is in shared memory at a time
+//   CHUNK        columns of a width in shared memory at a time
 //   SLICE        columns of the result that a block computes
-//   WHOLE        whether both widths fit a chunk, so that a block's own rows are brought once
+//   WHOLE        whether both widths fit a chunk, so that a block's own rows are loaded once
 //
-// A block has THREADS threads, a warp 4 by 8 lanes, so that the 8 lanes of a row talk by shuffles. A lane's rows
+// A block has THREADS threads, a warp 4 by 8 lanes, so that the 8 lanes of a row exchange values by shuffles. A lane's rows
 // are 4 apart and its columns 8 apart: with rows in shared memory an odd number of 16-byte units long,
 // the lanes read from different banks.
 
@@ -25,8 +25,8 @@ __device__ __forceinline__ int result_column(int run) { return (threadIdx.x % 8 
 
 __device__ __forceinline__ Unit unit_at(const REAL* at) { return *(const Unit*)at; }
 
-// s += a b', rows of both in shared memory. Sums go through the width from its first element on, so that
-// forward and backward find the very same scores.
+// s += a b', rows of both in shared memory. Sums are in order of the width, so that forward and backward compute
+// bitwise equal scores.
 __device__ __forceinline__ void add_products(REAL (&s)[ROWS][COLS], const REAL* a, const REAL* b) {
     a += own_row(0) * LEADING;
     b += other_row(0) * LEADING;

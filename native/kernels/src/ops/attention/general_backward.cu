@@ -1,13 +1,13 @@
 // The gradients of attention for every call, after common.cu and general.cu.
 //   ROLE   what a launch computes: DQ, DK, DV, DBIAS
 //
-// A block has OWN rows: queries for dq, keys for dk and dv. It goes over the others, tile by tile, finds P
-// and dS again, and weighs the others' rows with them: each gradient is a sum that one block does alone,
-// in order. For dk and dv all query heads of a key head follow each other. dq, dk and dv each find the
-// scores for themselves, which keeps the sums in registers at any width.
+// A block has OWN rows: queries for dq, keys for dk and dv. It loops over the others, tile by tile, recomputes
+// P and dS, and multiplies the others' rows with them: each gradient is a sum in one block, in order. For dk
+// and dv the query heads of a key head follow each other. dq, dk and dv each recompute the scores, which keeps
+// the sums in registers at any width.
 //
-// For dbias a block has OWN x OTHER places of the bias and goes over all that is repeated there; if there
-// are too few blocks, over a part of it, and the parts are summed by another kernel.
+// For dbias a block has OWN x OTHER elements of the bias and sums over the axes that they are broadcast
+// along; if there are too few blocks, over a part of these, and another kernel sums the parts.
 
 #define DQ 0
 #define DK 1
@@ -16,7 +16,7 @@
 
 constexpr bool OF_QUERIES = ROLE == DQ || ROLE == DBIAS;
 
-// The matrices of a query head: its own rows and the others, and what dP comes from.
+// The matrices of a query head: its own rows and the others, and the factors of dP.
 struct Pairs { Matrix own, other, own_value, other_value; };
 
 __device__ __forceinline__ Pairs pairs(const Params& p, const Place& at) {
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_general_backward
     }
 }
 #else
-// Of an axis that the bias is repeated along, all; else the one that the block has. Takes the block's share
+// All indices of an axis along which the bias is broadcast; else the block's own. Takes the block's share
 // of `id`.
 struct Axis { int first, count; };
 

@@ -1,10 +1,10 @@
-// What the gradients on tensor cores share, after mma.cu.
+// Shared by the gradients on tensor cores, after mma.cu.
 //   ROLE   what a launch computes: DQ; DKV, DK or DV
 //
-// A block has OWN rows: queries for dq, keys for dk and dv, and goes over the others tile by tile, two of
-// which are in shared memory. Rows of the scores are the block's own in both, so P and dS are left operands
-// of the sums as they come, and no other block adds to these: the order of all sums is fixed. The price is
-// that scores and dP are found twice, seven products where adding dq up from all blocks needs five.
+// A block has OWN rows: queries for dq, keys for dk and dv, and loops over the others tile by tile, with two
+// tiles in shared memory. Rows of the scores are the block's own in both, so P and dS are left operands
+// of the sums without a transpose, and each sum is in one block: the order of all sums is fixed. The cost is
+// that scores and dP are computed twice: seven products, where atomic sums of dq need five.
 //
 // History, bf16 on an H200, TFLOP/s (of five products) at 4x16x4096x64 and 2x32x8192x128, causal ones in
 // brackets:
@@ -36,7 +36,7 @@ __device__ __forceinline__ Sides of_keys(const Params& p, int batch, int key_hea
             {p.v + start(p.v_at, batch, key_head), p.v_at.row, p.keys, p.value_width}};
 }
 
-// What a block does: its own rows, and `items` tiles of others, all of those of a head before the next.
+// The work of a block: its own rows, and `items` tiles of others, head by head.
 struct Work {
     int batch, own_head, head, key_head, row, begin, end, items;
 
@@ -64,7 +64,7 @@ struct Work {
 // Brings shift and delta of a tile of queries.
 __device__ __forceinline__ void bring_facts(float* facts, const Params& p, int batch, int head, int first) {
     if (OF_QUERIES || threadIdx.x >= OTHER) return;
-    // Queries that are not there weigh nothing: their rows of q and dy are zeros.
+    // Padding queries have no effect: their rows of q and dy are zeros.
     i64 row = ((i64)batch * p.heads + head) * p.queries + first + threadIdx.x;
     bool there = first + threadIdx.x < p.queries;
     facts[threadIdx.x] = there ? p.shift[row] : 0.0f;

@@ -6,7 +6,7 @@
 constexpr int THREADS = 32 * WARPS;
 [[maybe_unused]] constexpr int OWN = 16 * TILES * WARPS;
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different
-// banks, at every width; swizzled addresses would ask for powers of two.
+// banks, at every width; swizzled addresses would require powers of two.
 #define LEADING (WIDTH + 8)
 #define VALUE_LEADING (VALUE_WIDTH + 8)
 

@@ -1,11 +1,11 @@
-//! The reference: f64, one query and one key at a time, written to be read beside the formula.
+//! The reference: f64, one query and one key at a time, in the form of the formula.
 
 use super::{Layout, Problem, Repeated};
 use crate::error::Result;
 use crate::op::Named;
 use ndarray::{Array1, Array3, Array4, ArrayD, ArrayView1, ArrayView4, ArrayViewMut4, Ix3, Ix4};
 
-/// What is computed from, in (batch, heads, length, width).
+/// The inputs, in (batch, heads, length, width).
 struct Given<'a> {
     problem: &'a Problem,
     q: ArrayView4<'a, f64>,

@@ -9,8 +9,8 @@ __device__ __forceinline__ void begin(Softmax& state) {
         for (int half = 0; half < 2; ++half) state.top[m][half] = hidden(), state.total[m][half] = 0;
 }
 
-// Turns products into weights, and finds what all sums so far are to be multiplied by. On an edge, `seen` tells of
-// a row of the lane's how many of the keys it sees.
+// Turns products into weights, and finds the factor of all sums so far. On an edge, `seen` is the number of keys that
+// a row of the lane sees.
 template <bool EDGE, typename Seen>
 __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& state, const Params& p, Seen seen) {
 #pragma unroll
@@ -29,7 +29,7 @@ __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& stat
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 1));
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 2));
             highest = fmaxf(highest, state.top[m][half]);
-            // A row that has seen nothing yet has no top to be shifted by.
+            // A row that has seen nothing yet has no maximum to subtract.
             float by = EDGE && highest == hidden() ? 0.0f : highest * p.scale;
             float fade = exp2_fast(fmaf(state.top[m][half], p.scale, -by)), total = state.total[m][half] * fade;
             state.top[m][half] = highest;

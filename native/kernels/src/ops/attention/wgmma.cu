@@ -2,8 +2,8 @@
 // wgmma. Sums and left operands in registers lie as those of mma.sync with TILES 1 do.
 //
 // In shared memory a tile is blocks of 64 columns, a row of a block 128 bytes, whose 16-byte units are
-// swizzled: unit u of row r lies at u ^ r % 8. A tile begins at a multiple of 1024 bytes. The same tile
-// serves with its rows as columns (products) and as they are (weighted sums).
+// swizzled: unit u of row r lies at u ^ r % 8. A tile begins at a multiple of 1024 bytes. A tile
+// is an operand transposed (products) or not (weighted sums).
 
 typedef unsigned long long u64;
 
@@ -71,7 +71,7 @@ __device__ __forceinline__ void touch(Left (&x)[TILES][COLUMNS]) {
         for (int e = 0; e < 4; ++e) asm volatile("" : "+r"(x[0][n][e])::"memory");
 }
 
-// What the tensor cores know a tile by: where it begins, bytes from one block of 64 columns to the next, and
+// The descriptor of a tile: its address, bytes from one block of 64 columns to the next, and
 // from 8 rows to the next.
 __device__ __forceinline__ u64 described(unsigned at, unsigned block) {
     return (u64)(at >> 4 & 0x3fff) | (u64)(block >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;

@@ -1,6 +1,6 @@
 // The causal convolution and its gradient. The formulas are in mod.rs; cuda.rs chooses the macros:
 //   W       width              SILU   whether there is an activation
-//   PART    FORWARD, BACKWARD (but for what is summed over batch and time) or SUMS
+//   PART    FORWARD, BACKWARD (without the sums over batch and time) or SUMS
 //
 // A thread is one channel of one batch over a stretch of rows, with its window of W rows in registers;
 // neighbouring threads are neighbouring channels. The gradient goes by rows of xp: row r has all its
@@ -114,7 +114,7 @@ extern "C" __global__ void causal_conv1d(Params p) {
             else if (p.dinitial_state) narrow(sum, p.dinitial_state[(b * (W - 1) + r) * p.channels + d]);
         }
     } else {
-        // There is no time: what is left is the state's own cotangent.
+        // With a length of 0, the gradient is the state's own cotangent.
         for (i64 r = first; r < last && p.dinitial_state; ++r) {
             i64 at = (b * (W - 1) + r) * p.channels + d;
             narrow(p.dlast_state ? (REAL)widen(p.dlast_state[at]) : (REAL)0, p.dinitial_state[at]);

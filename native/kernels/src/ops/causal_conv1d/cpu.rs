@@ -176,7 +176,7 @@ impl<'a, S: Storage> Sums<'a, S> {
     }
 }
 
-/// What a block of lanes needs all the time. `A` is an array of W vectors, or a vector of them where W
+/// The constants of a block of lanes. `A` is an array of W vectors, or a vector of them where W
 /// is unusual.
 struct Block<'s, 'a, S: Storage, V, A> {
     sums: &'s Sums<'a, S>,
@@ -409,7 +409,7 @@ impl<S: Storage> Backward<'_, '_, S> {
     }
 }
 
-/// The newest row of `dxp` that the last W rows of `du` make whole, and what is added to it.
+/// The newest row of `dxp` that the last W rows of `du` complete, and its additional term.
 #[inline(always)]
 fn dxp<S, V, A>(block: &Block<S, V, A>, du: &A, more: V) -> V
 where

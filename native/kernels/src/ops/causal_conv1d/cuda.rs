@@ -93,7 +93,7 @@ impl<'a> Call<'a> {
             channels: channels as i64,
             rows: rows as i64,
             stretch: stretch as i64,
-            // One at least: where there is no time, the state still comes out.
+            // At least one: with a length of 0 the state is still written.
             stretches: rows.div_ceil(stretch).max(1) as i64,
         };
         Ok(Call { problem, lane, params })

@@ -1,4 +1,4 @@
-//! The depthwise causal convolution in front of Mamba's scan (Gu and Dao 2023, section 3.4), its
+//! The depthwise causal convolution before Mamba's scan (Gu and Dao 2023, section 3.4), its
 //! gradient, and its step of one token.
 //!
 //! Let `xp` be `initial_state`, or zeros, followed by `x` in time: L + W - 1 rows. For each batch, channel

@@ -41,7 +41,7 @@ impl Op for CausalConv1dUpdate {
         Problem::new(call, 1, call.options.activation)
     }
 
-    // The convolution reads and writes plain memory by its problem, whatever the shapes here.
+    // The convolution reads and writes plain memory by its problem's sizes, not by the shapes here.
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
         CausalConv1d::cpu(problem, inputs, outputs, exec)
     }

@@ -1,6 +1,6 @@
 // The gradient of a norm. A slot of threads goes through its rows and holds its columns' sums for dw and db in
 // registers (in its row of p.dw and p.db where PACKS is 0); norm_sums adds up those of all slots. They leave few
-// registers, so rows come by way of shared memory: STAGES of them at a time, of which one is worked on.
+// registers, so rows go through shared memory: STAGES of them at a time, including the one being processed.
 
 extern __shared__ __align__(16) unsigned char shared[];
 
@@ -9,7 +9,7 @@ __device__ __forceinline__ Pack* kept(int stage, int tensor, int k) {
     return (Pack*)shared + ((stage * 2 + tensor) * PACKS + k) * (THREADS * ROWS) + threadIdx.x;
 }
 
-// Queues the copy of a pack, or of zeros. What is too small or too old for that is copied at once.
+// Queues the copy of a pack, or of zeros. Small packs, and old devices, have synchronous copies.
 __device__ __forceinline__ void copy(Pack* to, const Pack* from, bool there) {
 #if __CUDA_ARCH__ >= 800
     constexpr int BYTES = sizeof(Pack) < 4 ? 4 : sizeof(Pack);

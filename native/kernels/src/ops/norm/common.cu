@@ -1,4 +1,4 @@
-// What norms and their gradients share. THREADS threads have a row together, ROWS rows a block, and blocks go through
+// Shared by norms and their gradients. THREADS threads have a row together, ROWS rows a block, and blocks go through
 // all rows in steps. Where PACKS is not 0 a thread holds its PACKS packs of a row in registers, else it reads them again
 // and again. Params, which the host declares, have `rows` and `columns`, the weights `w` and with HAS_B `b`, `eps, scale,
 // inverse_scale, to_mean`, and with CENTERED also `count`; those of gradients have `inverse_count` too.

@@ -66,7 +66,7 @@ impl<'a, S: Storage> Given<'a, S> {
     }
 }
 
-/// What a row's elements have in common, as one value and as vectors.
+/// A value for all elements of a row, as a number and as vectors.
 struct Statistics<V: Vector> {
     mean: V::Element,
     r: V::Element,

@@ -1,4 +1,4 @@
-//! The norms on CUDA: what is launched, and how the work is laid out.
+//! The norms on CUDA: their launches, and the layout of the work.
 
 use super::{EpsMode, Problem, scales};
 use crate::cuda::{Buffer, Kernel, Lane, Source, function, grid_size, pack, params, types};
@@ -46,7 +46,7 @@ const SUMS_COLUMNS: usize = 8;
 const SUMS_THREADS: u32 = 128;
 /// Threads that have a row to which something is added.
 const ADD_THREADS: u32 = 256;
-/// Bytes of shared memory that the gradient has beside its rows.
+/// Bytes of the gradient's shared memory in addition to its rows.
 const OTHER_SHARED: usize = 6 << 10;
 
 params! {

@@ -1,4 +1,4 @@
-//! The reference: f64, one row at a time, written to be read beside the formula.
+//! The reference: f64, one row at a time, in the form of the formula.
 
 use super::{EpsMode, Problem};
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::op::Named;
 use crate::ops::activations;
 use ndarray::{Array1, ArrayD};
 
-/// A row's statistics and what is normalised: `x^`, `mean`, `r` and `t`.
+/// A row's statistics and normalised values: `x^`, `mean`, `r` and `t`.
 struct Row {
     unit: Array1<f64>,
     mean: f64,

@@ -1,4 +1,4 @@
-// A pack's bytes as words: the compiler would take 16-bit numbers apart as soon as they come, and so wait for them.
+// A pack's bytes as words: the compiler would split 16-bit numbers right after the load, and so wait for it.
 template <int BYTES> struct alignas(BYTES) Words { unsigned of[BYTES / 4]; };
 template <> struct alignas(2) Words<2> { unsigned short of[1]; };
 typedef Words<sizeof(Pack)> PackWords;

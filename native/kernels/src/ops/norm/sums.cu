@@ -1,5 +1,5 @@
 // The sums over all slots of the gradient of a norm: dw of the first row of blocks, db of the second; the same
-// order each time. A block has COLUMNS columns, as many as memory is read by, and SLOTS slots at a time.
+// order each time. A block has COLUMNS columns, one transaction of memory, and SLOTS slots at a time.
 
 constexpr int SLOTS = THREADS / COLUMNS;
 

@@ -1,4 +1,4 @@
-//! What tells positions apart.
+//! Positional encodings.
 
 pub mod rope;
 pub mod sinusoidal_positions;

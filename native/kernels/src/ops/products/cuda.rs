@@ -1,4 +1,4 @@
-//! What products with quantized and with ternary weights have in common on CUDA: the choice of a route, and plans for
+//! Shared by products with quantized and with ternary weights on CUDA: the choice of a route, and plans for
 //! kernels whose warps multiply in teams.
 
 use crate::cuda::tiles::{SIDE, TEAMS, eights, registers, streamed};
@@ -73,7 +73,7 @@ pub struct Sizes {
 }
 
 impl Teams {
-    /// Teams of which `sides` stand side by side, where `split` blocks share a tile. They get the most stages that fit,
+    /// Teams, `sides` of them side by side, where `split` blocks share a tile. They get the most stages that fit,
     /// up to `most` for a block's number of pieces. `bytes` tells what a stage takes in shared memory, and what
     /// everything else does.
     pub fn planned(

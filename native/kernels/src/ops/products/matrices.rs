@@ -214,13 +214,13 @@ fn in_planes(matrix: &View, exec: &Exec) -> Result<Matrix<Owned>> {
     Ok(Matrix::Ternary([parts.expect("plane0")?, parts.expect("plane1")?], parts.expect("scale")?))
 }
 
-/// What an op on the CPU gives of a matrix in f32.
+/// The output of an op on the CPU for a matrix in f32.
 fn of_wide<O: Op>(options: &O::Options, name: &'static str, matrix: &View, exec: &Exec) -> Result<Named<Owned>> {
     let wide = matrix.cast(DType::F32);
     run::<O>(options, &[(name, wide.view())].into_iter().collect(), exec)
 }
 
-/// What an op on the CPU gives.
+/// The output of an op on the CPU.
 fn run<O: Op>(options: &O::Options, inputs: &Named<View>, exec: &Exec) -> Result<Named<Owned>> {
     let call = Call::new::<O>(op::specs(inputs), options)?;
     let mut outputs = call.outputs().map(|&spec| Owned::poisoned(spec));

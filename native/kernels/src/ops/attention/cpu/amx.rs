@@ -95,7 +95,7 @@ unsafe fn multiply(product: &mut Product<f32>, left: &Packed, right: &Packed) {
     }
 }
 
-/// Multiplies what is there by the factors of its columns.
+/// Multiplies the columns by their factors.
 #[inline(always)]
 fn scale(product: &mut Product<f32>, factors: &[f32]) {
     for row in product.to.0.chunks_mut(product.to.1).take(product.rows) {
@@ -264,7 +264,7 @@ impl Factor<'_> {
         write(&tile, &mut to[once..][..TILE]);
     }
 
-    /// What makes a row of a tile: two halves of a line, or two numbers of all lines. What is not there is 0.
+    /// What makes a row of a tile: two halves of a line, or two numbers of all lines. Padding is 0.
     #[inline(always)]
     unsafe fn couple<const CONTIGUOUS: bool, const WHOLE: bool>(
         &self,

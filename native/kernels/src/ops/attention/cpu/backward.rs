@@ -217,7 +217,7 @@ pub fn range(i: usize, size: usize, all: usize) -> Range<usize> {
     i * size..all.min((i + 1) * size)
 }
 
-/// Writes columns of `dq` as rows, or adds them to what is there.
+/// Writes columns of `dq` as rows, or adds them to its contents.
 struct WriteQueries<'s, E> {
     from: (&'s [E], usize),
     width: usize,

@@ -1,4 +1,4 @@
-//! What is added to the scores of a tile: the bias, and minus infinity where a key is hidden from a query.
+//! Terms added to the scores of a tile: the bias, and minus infinity where a key is hidden from a query.
 
 use crate::cpu::vector::{MAX_LANES, transpose};
 use crate::cpu::{Real, Vector, Work};
@@ -42,7 +42,7 @@ pub struct Cover<'a, E> {
     pub queries: Range<usize>,
     /// The tile's keys.
     pub keys: Range<usize>,
-    /// What is filled, and its columns. Those beyond the last query see nothing.
+    /// The output, and its columns. Columns beyond the last query see no keys.
     pub to: (&'a mut [E], usize),
 }
 
@@ -68,7 +68,7 @@ fn is_seen<V: Vector>(cover: V) -> V {
     V::constant(1.0).where_less(V::constant(f64::NEG_INFINITY), cover, cover).max(V::zero())
 }
 
-/// A score under its cover: minus infinity hides whatever it is.
+/// A score with its cover added; minus infinity hides every score.
 #[inline(always)]
 pub fn covered<V: Vector>(score: V, cover: V) -> V {
     score.add(cover).where_less(V::constant(f64::NEG_INFINITY), cover, cover)

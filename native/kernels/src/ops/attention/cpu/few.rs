@@ -291,7 +291,7 @@ impl<S: Storage> Work<S::Wide> for Join<'_, '_, S> {
 }
 
 impl<S: Storage> Join<'_, '_, S> {
-    /// What a stretch left of a query.
+    /// A stretch's results for a query.
     #[inline(always)]
     fn part(&self, row: usize, stretch: usize) -> &[S::Wide] {
         let Problem { heads, key_heads, queries, .. } = *self.given.problem;

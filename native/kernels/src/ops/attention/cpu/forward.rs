@@ -193,7 +193,7 @@ impl<S: Storage> Work<S::Wide> for Finish<'_, '_, S> {
         let mut i = 0;
         while i < self.queries.len() {
             let sums = V::load(&self.sums[i..]);
-            // A query that sees nothing has no sum and keeps 0, one of NaN keeps that.
+            // A query that sees no keys has a sum of 0 and keeps 0; a NaN stays.
             let factor = V::constant(1.0).div(sums).where_less(V::zero(), sums, sums);
             let mut d = 0;
             while d < self.width {

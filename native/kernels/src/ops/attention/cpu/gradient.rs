@@ -1,4 +1,4 @@
-//! What every pass of the gradient starts from: blocks of queries with their rows of `dy`, `lse` and `delta`, and
+//! The common part of the gradient's passes: blocks of queries with their rows of `dy`, `lse` and `delta`, and
 //! for a tile of keys the weights, recomputed from `lse`, with the cotangents of the scores.
 
 use super::product::{AreFinite, Computed, Product};

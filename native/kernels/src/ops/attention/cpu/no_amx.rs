@@ -1,4 +1,4 @@
-//! Where there is no AMX, no factor is in tiles.
+//! Without AMX, no factor is in tiles.
 
 use super::Given;
 use super::product::Product;

@@ -118,7 +118,7 @@ impl<E: Real> Dense<E> {
 pub struct Widen<'a, S: Storage> {
     /// What is read.
     pub from: Rows<'a, S>,
-    /// What is written, and how far it is from row to row.
+    /// The output, and its row stride.
     pub to: (&'a mut [S::Wide], usize),
 }
 
@@ -146,7 +146,7 @@ pub struct ToColumns<'a, S: Storage> {
     pub from: Rows<'a, S>,
     /// The factor.
     pub factor: S::Wide,
-    /// What is written, and its columns.
+    /// The output, and its columns.
     pub to: (&'a mut [S::Wide], usize),
 }
 

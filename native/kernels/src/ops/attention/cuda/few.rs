@@ -38,7 +38,7 @@ const HELD: usize = 32;
 const WARPS: usize = 4;
 /// Packs of keys that a lane has at a time, and the most packs of values.
 const TOGETHER: usize = 4;
-/// Stages in flight, with the one that is worked on.
+/// Stages, including the one being processed.
 const STAGES: usize = 3;
 /// The most parts.
 const MOST_PARTS: usize = 1024;
@@ -74,7 +74,7 @@ impl Way {
             u32::from(mask.is_some()),
             u32::from(bias.is_some()),
         );
-        // Keys and values are there first, and then the sums of each warp.
+        // First keys and values, later the sums of each warp.
         let kept = STAGES * together * (packs + value_packs) * 32 * WARPS * bytes;
         let sums = WARPS * rows * (value_packs * vec * lanes + 2) * dtype.wide().size();
         let keys = 32 / lanes * WARPS * together;

@@ -29,7 +29,7 @@ const THREADS: usize = 128;
 /// Blocks of the sum for `dbias` that keep a multiprocessor busy.
 const BUSY: usize = 4;
 
-/// What a launch computes.
+/// The output of a launch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Forward,

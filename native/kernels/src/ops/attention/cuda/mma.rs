@@ -29,7 +29,7 @@ const HOPPER_BACKWARD: Source<Params<()>> =
 /// The widest rows whose sums fit a warp's registers.
 const WIDEST: usize = 256;
 
-/// What a launch computes.
+/// The output of a launch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Forward,

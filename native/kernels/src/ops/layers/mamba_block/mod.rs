@@ -126,7 +126,7 @@ impl Op for MambaBlock {
 }
 
 /// The gradient of [`MambaBlock`]. Among what it takes, `dconv_state` and `dssm_state` are the cotangents of
-/// the states that come out. The gradients of the states that go in have the same names.
+/// the last states. The gradients of the initial states have the same names.
 pub type MambaBlockBackward = Backward<MambaBlock>;
 
 impl Differentiable for MambaBlock {

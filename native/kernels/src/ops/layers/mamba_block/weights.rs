@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::ops::products::matrices::{Dense, Matrix};
 
-/// The weights of a block, of which the large matrices may be quantized. Shapes are those of the op's inputs.
+/// The weights of a block; the large matrices may be quantized. Shapes are those of the op's inputs.
 #[derive(Clone)]
 pub struct Weights<T> {
     /// `(2D, M)`, with its bias.

@@ -77,7 +77,7 @@ pub struct Problem {
     pub dtype: DType,
     /// The cache's keys and values.
     pub cache: Option<[Spec; 2]>,
-    /// How many rows of the cache are there.
+    /// The number of filled rows of the cache.
     pub cached: usize,
 }
 
@@ -113,7 +113,7 @@ impl Problem {
     }
 }
 
-/// What it computes from beside a cache. The last axis of a mask is as long as cache and sequence together.
+/// The inputs without those of a cache. The last axis of a mask is as long as cache and sequence together.
 const LAYER: [Slot; 5] = [
     Slot::new("x", "(B, L, D)"),
     Slot::new("wqkv", "(3D, D)"),

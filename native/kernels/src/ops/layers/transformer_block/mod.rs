@@ -1,4 +1,4 @@
-//! A block of a transformer, with the norms in front (Xiong et al. 2020), and its gradient:
+//! A transformer block with the norms before its layers (pre-LN, Xiong et al. 2020), and its gradient:
 //!
 //! ```text
 //! h = x + mha(layer_norm(x; ln1_w, ln1_b); wqkv, wo, bo)
@@ -50,7 +50,7 @@ impl Problem {
     }
 }
 
-/// What it computes from beside a cache.
+/// The inputs without those of a cache.
 const BLOCK: [Slot; 12] = [
     Slot::new("x", "(B, L, D)"),
     Slot::new("wqkv", "(3D, D)"),
@@ -80,7 +80,7 @@ impl Op for TransformerBlock {
     type Options = Options;
     type Problem = Problem;
 
-    /// Checks what self-attention would find too late: then the norm before it has run.
+    /// Checks self-attention's inputs before the norm runs.
     fn check(call: &Bound<Self>) -> Result<Problem> {
         let (inputs, options) = (call.inputs, call.options);
         steps::check(inputs, options)?;

@@ -10,9 +10,9 @@ use crate::ops::norm::{LayerNorm, LayerNormBackward, LayerOptions};
 use crate::place::{self, Place};
 use crate::tensor::Spec;
 
-/// The inputs of self-attention beside `x`.
+/// The inputs of self-attention without `x`.
 const MHA: [&str; 4] = ["wqkv", "wo", "bo", "mask"];
-/// The inputs of the feed-forward layer beside `x`.
+/// The inputs of the feed-forward layer without `x`.
 const MLP: [&str; 3] = ["wg", "wu", "wd"];
 
 /// Checks mask, cache and options of self-attention; all other shapes are proven.
@@ -38,7 +38,7 @@ pub fn forward<'a, P: Place>(
     place.map(Map::Sum, &[P::view(&h), P::view(&m)], P::briefly_mut(outputs.expect("y")?))
 }
 
-/// The gradients of all inputs that are there.
+/// The gradients of all given inputs.
 pub fn backward<'a, P: Place>(
     place: &P,
     problem: &Problem,

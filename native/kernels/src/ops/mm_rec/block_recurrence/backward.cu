@@ -1,5 +1,5 @@
-// The gradient: what is exchanged are the gradients of the gates' sums, which `first` and `second` hold: before a time
-// is reached its sums, and then their gradients.
+// The gradient: blocks exchange the gradients of the gates' sums. `first` and `second` hold the sums of times ahead, and
+// the gradients of times that are done.
 
 struct Read { REAL z, gamma, h, dh, first, second; };
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ Read read(const Params& p, const Place& place, const 
     return of;
 }
 
-// The gradient of the state but for what the norm takes away; `u` and what the norm divides by.
+// The gradient of the state without the term that the norm subtracts; `u` and the norm's divisor.
 struct Reached { REAL g, u, s, m, size; };
 
 __device__ __forceinline__ Reached reach(const Params& p, const Place& place, const Item& item, int index, i64 t, const Read& of) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ Reached reach(const Params& p, const Place& place, co
     return to;
 }
 
-// Goes through a step at one column, given the gradient of `u`.
+// One step of one column, given the gradient of `u`.
 __device__ __forceinline__ void step(const Params& p, const Place& place, const Item& item, int index, i64 t, const Read& of,
                                      const Reached& reached, REAL g) {
     i64 at = item.at(p, place, t);

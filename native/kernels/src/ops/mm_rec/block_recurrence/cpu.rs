@@ -1,8 +1,8 @@
 //! The recurrence on the CPU: the matrices are packed for the vector units, and each step shares their rows among
 //! threads that stay awake. All sequences of the batch use a row while it is in registers.
 //!
-//! Whatever does not depend on the state is computed beforehand, for all times at once, as products of large matrices.
-//! In the gradient so is whatever depends only on states that are known. The order of each element's sum is fixed, so
+//! Terms that do not depend on the state are computed beforehand, for all times at once, as products of large matrices.
+//! In the gradient so are terms that depend on known states only. The order of each element's sum is fixed, so
 //! the number of threads changes no bit.
 
 mod backward;
@@ -60,7 +60,7 @@ fn second<'a, S: Storage>(problem: &Problem, inputs: &Named<View<'a>>) -> Result
     Ok(Matrix::new(inputs.get("w_mix")?.slice()?, problem.width, 2 * problem.width))
 }
 
-/// What the second gate's sums have from `z`, and its bias: for all times.
+/// The second gate's products with `z`, and its bias, for all times.
 fn of_z<S: Storage>(problem: &Problem, inputs: &Named<View>, z: &[S::Wide], exec: &Exec) -> Result<Vec<S::Wide>> {
     if !problem.mixed {
         return Ok(Vec::new());
@@ -78,7 +78,7 @@ fn repeated<S: Storage>(row: &[S], rows: usize) -> Vec<S::Wide> {
     row.repeat(rows)
 }
 
-/// The state before the first step, or what is to be summed into: the tensor of that name, or zeros.
+/// The initial state, or the initial sums: the tensor of that name, or zeros.
 fn initial<E: Element>(problem: &Problem, inputs: &Named<View>, name: &str) -> Result<Vec<E>> {
     match inputs.find(name) {
         Some(state) => Ok(state.slice()?.to_vec()),
@@ -100,7 +100,7 @@ fn gated<V: Vector>([z, gamma, h]: [V; 3], sums: [V; 2], mixed: bool, mix: V) ->
     [s, m, n.mul_add(mix, core)]
 }
 
-/// What the norm divides by: the root mean square of a state of `width` elements, plus `EPS`.
+/// The norm's divisor: the root mean square of a state of `width` elements, plus `EPS`.
 fn size<E: Element>(squares: E, width: usize) -> E {
     E::from_f64((squares.to_f64() / width as f64).sqrt() + EPS)
 }

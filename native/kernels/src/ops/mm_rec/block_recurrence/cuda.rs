@@ -2,7 +2,7 @@
 //! in the registers and shared memory of a cluster are held by each cluster, which walks one or a few sequences.
 //! Larger ones are held by the whole device, which walks a few sequences at a time.
 //!
-//! As on the CPU, whatever does not depend on the state, or only on states that are known, is computed before and
+//! As on the CPU, terms that do not depend on the state, or only on known states, are computed before and
 //! after the walk, as products of large matrices.
 
 mod plan;
@@ -67,7 +67,7 @@ params! {
         first: u64 as "REAL*",
         second: u64 as "REAL*",
         dz: u64 as "REAL*",
-        // Of the grid alone: what it exchanges, and how often its blocks came to the barrier.
+        // For the grid only: the exchange buffer, and the count of arrivals at the barrier.
         exchange: u64 as "REAL*",
         parts: u64 as "REAL*",
         arrived: u64 as "unsigned*",
@@ -148,7 +148,7 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     call.through_gates(&known, &dz)
 }
 
-/// What the gradient works with, in the type of the arithmetic.
+/// The gradient's tensors, in the type of the arithmetic.
 struct Known {
     z: Buffer,
     w_mix: Option<Buffer>,
@@ -316,7 +316,7 @@ impl Call<'_> {
         unsafe { launch_each(self.lane, &kernel, count, &params) }
     }
 
-    /// What the norm divides each state by.
+    /// The norm's divisor of each state.
     fn sizes(&self, of: &Params<f64>) -> Result<Buffer> {
         const THREADS: u32 = 256;
         let Problem { batch, length, dtype, .. } = *self.problem;

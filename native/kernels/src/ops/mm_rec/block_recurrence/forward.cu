@@ -1,4 +1,4 @@
-// The recurrence: states are exchanged, or what becomes of them by the norm.
+// The recurrence: blocks exchange states, or normed states.
 
 struct Read { REAL z, gamma, bias, of_z; };
 

@@ -1,4 +1,4 @@
-// What the walks need that is computed for all times at once.
+// Inputs of the walks, computed for all times at once.
 
 // Casts to another type.
 extern "C" __global__ void recurrence_convert(Prepare p) {

@@ -1,4 +1,4 @@
-//! The reference: f64, one loop per axis, written to be read beside the formula.
+//! The reference: f64, one loop per axis, in the form of the formula.
 
 use super::{EPS, Problem};
 use crate::error::Result;
@@ -18,12 +18,12 @@ struct Given<'a> {
     initial_state: Array2<f64>,
 }
 
-/// What a step computes on its way, for one batch.
+/// The intermediate values of a step, for one batch.
 struct Step {
     s: Array1<f64>,
     m: Array1<f64>,
     u: Array1<f64>,
-    /// What the norm divides by.
+    /// The norm's divisor.
     size: f64,
 }
 

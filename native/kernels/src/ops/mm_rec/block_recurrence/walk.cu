@@ -1,5 +1,5 @@
 // A walk through time by a group of blocks that share a matrix: each keeps some rows of it in registers and shared
-// memory, and in each step multiplies them with vectors that it gets whole from all blocks of the group.
+// memory, and in each step multiplies them with vectors gathered from all blocks of the group.
 //
 // The group is a cluster of BLOCKS blocks, which write into each other's shared memory, or with CLUSTER 0 the grid,
 // which goes through global memory; one barrier a step, two with NORM. A group walks for BATCH sequences at once.
@@ -16,17 +16,17 @@ constexpr int FAR = CHUNKS - REGS - SHARED;
 template <class T>
 struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) Four { T of[4]; };
 
-// What a block has in shared memory beside its weights.
+// A block's shared memory, without its weights.
 struct alignas(16) State {
     // The vectors, for the cluster those of this step and of the next.
     REAL vectors[CLUSTER ? 2 : 1][BATCH][PADDED];
     // Sums of the warps that share rows.
     REAL sums[WK][ALL_ROWS][BATCH];
-    // What this block gives to the others: for each vector's part a column and a sequence.
+    // Values that this block sends to the others: for each vector's part a column and a sequence.
     REAL fresh[BACKWARD ? GATES : 1][ITEMS];
     REAL carry[ITEMS];
 #if NORM
-    // What each block has of the sums that the norm needs; then the sums, and what the norm divides by.
+    // Each block's part of the norm's sums; then the sums, and the norm's divisors.
     REAL parts[CLUSTER ? 2 : 1][BLOCKS][BATCH];
     REAL norm[BATCH];
 #endif
@@ -261,7 +261,7 @@ __device__ __forceinline__ void start(const Params& p, const Place& place, const
 }
 
 #if NORM
-// Adds up for each sequence over all columns what `fresh` has in its first part times `other`, in all blocks.
+// Sums, for each sequence and over the columns of all blocks, the first part of `fresh` times `other`.
 template <class Other>
 __device__ __forceinline__ void sum_over_group(const Params& p, const Place& place, unsigned& meetings, int next, Other other) {
     int batch = threadIdx.x;

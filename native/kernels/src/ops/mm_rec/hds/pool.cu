@@ -1,4 +1,4 @@
-// One level of a hierarchy out of the one below, a thread an element; blocks of the second axis have the second bank.
+// One level of a hierarchy from the level below, one thread per element; the second axis of blocks is the bank.
 
 extern "C" __global__ void hds_pool(Pool p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,4 +1,4 @@
-//! The reference: f64, written to be read beside the formula.
+//! The reference: f64, in the form of the formula.
 
 use super::{NAMES, Problem, window};
 use crate::error::Result;
@@ -60,7 +60,7 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
     Ok(outputs)
 }
 
-/// Adds to the cotangents of a level what those of the level above have for it.
+/// Adds the share of the cotangents of the level above to those of a level.
 fn spread(above: &ArrayD<f64>, below: ArrayD<f64>) -> ArrayD<f64> {
     let (from, to) = (below.len_of(Axis(1)), above.len_of(Axis(1)));
     let mut below = below.into_dimensionality::<Ix3>().expect("batch, slots and width");

@@ -1,5 +1,5 @@
-// The cotangents of a level: those that are given, and its shares of the level above. A thread an element; blocks of
-// the second axis have the second bank.
+// The cotangents of a level: the given ones, plus its shares of the level above. One thread per element; the second
+// axis of blocks is the bank.
 
 extern "C" __global__ void hds_spread(Spread p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;

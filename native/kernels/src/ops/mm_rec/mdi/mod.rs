@@ -21,7 +21,7 @@ use crate::op::{self, Backward, Bound, Differentiable, Op, Output, Slot};
 use gamma::Problem;
 use update::Options;
 
-/// What it computes from beside the inputs of [`gamma::MdiGamma`].
+/// The inputs in addition to those of [`gamma::MdiGamma`].
 const OWN: [Slot; 3] = [Slot::new("h_prev", "(..., D)"), Slot::new("wm", "(D, 2D)"), Slot::new("bm", "(D)")];
 
 /// One step of the integration.

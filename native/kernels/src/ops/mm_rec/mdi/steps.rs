@@ -30,7 +30,7 @@ pub fn forward<'a, P: Place>(
     place.call::<MdiUpdate>(&Default::default(), given, h)
 }
 
-/// The gradients of all inputs that are there.
+/// The gradients of all given inputs.
 pub fn backward<'a, P: Place>(
     place: &P,
     problem: &Problem,
@@ -137,7 +137,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(OfUpdate { dz, dh_old, dgate: self.with(dgate, "dgate")?, dgamma: self.with(dgamma, "dgamma")? })
     }
 
-    /// With a cotangent added, if it is there.
+    /// With a cotangent added, if given.
     fn with(&self, gradient: P::Owned, cotangent: &str) -> Result<P::Owned> {
         let Some(more) = self.inputs.find(cotangent) else { return Ok(gradient) };
         let mut sum = self.like_z()?;

@@ -4,5 +4,5 @@
 pub mod write_long;
 pub mod write_short;
 
-/// How rows come to slots, which lie row after row: copies on CUDA and averages with what is there.
+/// How rows get into slots: copies on CUDA, and averages with the old contents.
 const WRITE: &str = include_str!("write.cu");

@@ -1,5 +1,5 @@
-// What is written into the slots of a bank, a thread an element: rows into neighbouring slots of a ring, or a summary
-// into one slot or all.
+// Writes into the slots of a bank, one thread per element: rows into adjacent slots of a ring, or a summary into one
+// slot or all.
 
 #ifdef SHORT
 

@@ -148,7 +148,7 @@ const BLOCK: [Slot; 34] = [
     Slot::new("initial_state", "(B, D)").wide().optional(),
 ];
 
-/// What the gradient takes beside: outputs, each computed again where it is absent, and cotangents.
+/// The gradient's additional inputs: outputs, each recomputed if it is absent, and cotangents.
 const BESIDE: [Slot; 14] = [
     Slot::new("h", "(B, L, D)").optional(),
     Slot::new("gamma", "(B, L, D)").optional(),
@@ -192,7 +192,7 @@ impl Op for MmrecBlock {
     type Options = Options;
     type Problem = Problem;
 
-    /// Checks what the parts would find too late: then some of them have run.
+    /// Checks the parts' inputs before any of them runs.
     fn check(call: &Bound<Self>) -> Result<Problem> {
         let (inputs, options) = (call.inputs, call.options);
         let (x, memory) = (*inputs.get("x")?, *inputs.get("k_mem")?);

@@ -26,7 +26,7 @@ const RECURRENCE: [[&str; 2]; 5] =
 /// The weights of attention.
 const ATTENTION: [&str; 4] = ["waq", "baq", "wao", "bao"];
 
-/// Checks what is not proven yet of the inputs and options of the parts.
+/// Checks the parts' inputs and options that are not proven yet.
 pub fn check(problem: &Problem, inputs: &Named<Spec>) -> Result<()> {
     let (x, options) = (problem.x, &problem.options);
     block_recurrence::mixed(inputs, ["wm", "bm"], options.mix)?;

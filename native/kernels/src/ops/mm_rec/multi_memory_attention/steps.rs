@@ -38,7 +38,7 @@ pub fn forward<'a, P: Place>(
     linear::at(place, [P::view(&a), steps.input("wao")?], bao, P::briefly_mut(outputs.expect("y")?))
 }
 
-/// The gradients of all inputs that are there.
+/// The gradients of all given inputs.
 pub fn backward<'a, P: Place>(
     place: &P,
     problem: &Problem,

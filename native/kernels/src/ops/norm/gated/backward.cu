@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) gated_rms
 #if PACKS
     EACH_PACK write(p, dw[AT], sums, k);
 #else
-    // Slots are as many as a multiple of the groups, so some may have had no row.
+    // The number of slots is a multiple of the groups, so some may have had no row.
     if (own >= p.rows)
         EACH_PACK write(p, dw[0], sums, k);
 #endif

@@ -1,4 +1,4 @@
-//! The gated norm on CUDA: what is launched, and how the work is laid out.
+//! The gated norm on CUDA: its launches, and the layout of the work.
 
 use super::Problem;
 use crate::base::activation::Activation;

@@ -1,9 +1,9 @@
-// The gated norm and its gradient, over the text that norms share. What are rows there are parts of rows here. Blocks go
-// through them in steps that are a multiple of the groups, so a slot of threads always has the same part of a row, whose
+// The gated norm and its gradient, after the common text of norms, whose rows are parts of rows here. Blocks visit
+// them in steps that are a multiple of the groups, so a slot of threads always has the same part of a row, whose
 // weights it holds and whose sums for dw it makes. The host gives NORM_FIRST, whether the norm comes before the gate, and
 // the number of SILU among functions.
 
-// The first part of rows that this slot of threads has. From here on the weights are those of its group.
+// The first part of rows of this slot of threads. Selects the weights of its group.
 __device__ __forceinline__ i64 first_row(Params& p) {
     i64 own = (i64)blockIdx.x * ROWS + slot();
     p.w += own % p.groups * p.columns;

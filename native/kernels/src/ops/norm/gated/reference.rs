@@ -1,4 +1,4 @@
-//! The reference: f64, one part of a row at a time, written to be read beside the formula.
+//! The reference: f64, one part of a row at a time, in the form of the formula.
 
 use super::Problem;
 use crate::error::Result;

@@ -1,10 +1,10 @@
-// Sine and cosine of an angle, which is whole turns and more and therefore f64.
+// Sine and cosine of an angle of any number of turns, which is therefore f64.
 
 __device__ __forceinline__ void sine_and_cosine(double angle, double& sine, double& cosine) {
     sincos(angle, &sine, &cosine);
 }
 
-// What is left of whole quarter turns is small enough for f32, but must be found in f64. The polynomials are those
+// The remainder of quarter turns is small enough for f32, but is computed in f64. The polynomials are those
 // of Cephes for half a quarter to either side, within 1e-7.
 __device__ __forceinline__ void sine_and_cosine(double angle, float& sine, float& cosine) {
     if (fabs(angle) > 1e9) {

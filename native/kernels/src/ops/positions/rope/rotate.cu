@@ -1,9 +1,9 @@
 // Rotation of pairs, after angle.cu and pack.cu. A thread has VEC pairs of one position, and computes their angles
-// once for all rows of that position that are its block's, of which it reads TOGETHER before it writes one.
+// once for its block's rows of that position. It reads TOGETHER rows before it writes one.
 
 constexpr int TOGETHER = 2;
 
-// Where a thread's pairs are in a row: in two packs, which follow each other if pairs are interleaved.
+// The offsets of a thread's pairs in a row: two packs, adjacent if pairs are interleaved.
 struct Own {
     i64 position, low, apart;
     REAL sin[VEC], cos[VEC];

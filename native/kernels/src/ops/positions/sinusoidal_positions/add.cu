@@ -1,6 +1,6 @@
 // Sines and cosines of positions, added to rows, after angle.cu and pack.cu. A thread has a pack of columns of one
-// position, and computes their angles once for all rows of that position that are its block's, of which it reads TOGETHER
-// before it writes one.
+// position, and computes their angles once for its block's rows of that position. It reads TOGETHER rows before it
+// writes one.
 
 constexpr int TOGETHER = 4;
 

@@ -1,4 +1,4 @@
-//! Sinusoidal positions on the CPU. What is added to a row serves the whole batch, so threads divide positions.
+//! Sinusoidal positions on the CPU. The terms of a position serve the whole batch, so threads divide positions.
 
 use super::Problem;
 use crate::cpu::pool::{self, Shared};

@@ -1,7 +1,7 @@
 // Products by teams of warps, where the device copies weights without threads (tensor maps). It replaces tile.cu on
 // compute capability 9 for more than one row. A block of threads has OUTPUTS outputs and 8 NT rows of x, and takes
 // COLUMNS blocks of each at a time. SPLIT blocks, a cluster, share the columns. The host gives FN, SHARED (bytes of
-// shared memory), and what tiles.cu and teams.cu ask for.
+// shared memory), and the macros of tiles.cu and teams.cu.
 //
 // Each block takes two multiplications: one of its bytes, and one of the scales of weights and of x. The latter are
 // exact, because each sum has only one term that is not zero. So adding a block's sum takes one conversion to float and

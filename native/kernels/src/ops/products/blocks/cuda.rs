@@ -82,7 +82,7 @@ impl Tiled {
     }
 }
 
-/// The routes, of which the first that has a plan is taken.
+/// The routes; the first that has a plan is taken.
 const ROUTES: &[Planner<Problem, Tensors>] = &[
     |problem, tensors, lane| route(Boxes::planned(problem, tensors, lane)?),
     |problem, tensors, lane| route(Matvec::planned(problem, tensors, lane)),
@@ -104,7 +104,7 @@ pub fn multiply(problem: &Problem, [x, w]: [&Buffer; 2], b: Option<&Buffer>, y: 
     launch_first(ROUTES, problem, &tensors, lane)
 }
 
-/// Whether the device copies rows of weights by itself.
+/// Whether rows of weights are bulk copies of the device.
 fn by_device(problem: &Problem, tensors: &Tensors, lane: &Lane) -> bool {
     piece(problem, tensors.w, &lane.device().facts()) == 0
 }

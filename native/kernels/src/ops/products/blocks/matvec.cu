@@ -2,7 +2,7 @@
 // while their first weights are in flight. A block of threads has OUTPUTS outputs, SIDE in each of SIDES warps side by
 // side, and takes COLUMNS blocks of them at a time. GROUPS of such warps take turns, and SPLIT blocks, a cluster, share
 // the columns.
-// Without a cluster a block goes on with further outputs.
+// Without a cluster a block continues with further outputs.
 //
 // Weights are multiplied as they lie in memory, scales included, two units of 16 bytes at a time. The eight columns of
 // a multiplication are the eight blocks of a piece: each column holds x where it meets its own block, and zeros

@@ -1,4 +1,4 @@
-//! The reference: one value at a time, written to be read beside the formulas. Steps that the formats define in f32 are
+//! The reference: one value at a time, in the form of the formulas. Steps that the formats define in f32 are
 //! done in f32, everything else in f64.
 
 use super::format::{BLOCK, Format, SCALE};

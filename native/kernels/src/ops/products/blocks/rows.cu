@@ -49,7 +49,7 @@ __device__ __forceinline__ void put(const Rows& p, const float (&x)[8], i64 row,
 #endif
 }
 
-// Limited to 32 registers per thread, so that these threads fit beside those of a product.
+// Limited to 32 registers per thread, so that these threads and those of a product fit on a multiprocessor.
 extern "C" __global__ void __launch_bounds__(4 * STEP, 512 / STEP) blocks_rows(Rows p) {
     // The products may begin to fetch weights. Earlier kernels may still read the memory that this one writes.
     let_others_begin();

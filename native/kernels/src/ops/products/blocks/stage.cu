@@ -18,7 +18,7 @@ struct Where {
 
 __device__ __forceinline__ Where where(int at) { return {at & ~3, (at & 2) * 8}; }
 
-// Keeps a number in a register that the compiler would else recompute each time.
+// Keeps a number in a register that the compiler would otherwise recompute each time.
 __device__ __forceinline__ int kept(int value) {
     asm volatile("" : "+r"(value));
     return value;

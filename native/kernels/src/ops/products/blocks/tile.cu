@@ -1,11 +1,11 @@
 // Products on tensor cores. A block of threads has OUTPUTS outputs and 8 NT rows of x, and takes COLUMNS blocks of each
 // at a time; STAGES of these pieces are in shared memory or in flight. SIDES warps side by side have SIDE outputs each,
 // and four rows of such warps take a pair of blocks each. SPLIT blocks, a cluster, share the columns. All add up at the
-// end. Without a cluster a block goes on with further outputs, whose weights are in flight before the previous ones are
+// end. Without a cluster a block continues with further outputs, whose weights are in flight before the previous ones are
 // done. A multiplication is one block of 16 outputs and 8 rows. Its sums start from the bits of a float, so that they
 // are floats already; one multiply-add takes that float away.
 //
-// PIECE is 0 where the device copies weights by itself: rows must be whole units of 16 bytes at aligned addresses.
+// PIECE is 0 where bulk copies fetch weights: rows must be whole units of 16 bytes at aligned addresses.
 // Otherwise it is the largest piece that divides all rows of weights. The host gives FORMAT, COLUMNS, NT, SIDE, SIDES,
 // SPLIT, STAGES, SHARED (bytes of shared memory), PIECE, PRODUCERS (threads that fetch) and FN.
 
@@ -237,7 +237,7 @@ __device__ __forceinline__ void add_warps(const float (&sums)[MT][NT][4], const 
     }
 }
 
-// Adds the sums of the blocks of a cluster, each of which writes a part. All loads are issued before any is waited for.
+// Adds the sums of the blocks of a cluster; each block writes a part. All loads are issued before the first wait.
 __device__ __forceinline__ void write(const Tiled& p, const Place& at, const float* all) {
     constexpr int ALL = ROWS * OUTPUTS, EACH = (ALL + SPLIT * THREADS - 1) / (SPLIT * THREADS);
     int first = threadIdx.x + own_part() * THREADS;

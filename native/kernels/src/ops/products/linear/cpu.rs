@@ -70,7 +70,7 @@ fn backward_as<S: Storage>(
     gradients(problem, &given, &dz, &mut outputs, exec)
 }
 
-/// `dx`, `dw` and maybe `db` of `dz`.
+/// `dx`, `dw` and, with a bias, `db` of `dz`.
 fn gradients<S: Storage, Z: Storage<Wide = S::Wide>>(
     problem: &Problem,
     given: &Given<S>,

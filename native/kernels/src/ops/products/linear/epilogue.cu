@@ -1,4 +1,4 @@
-// What is done with the sums z = x w^T + b of a dense layer: y = f(z), or with GRADIENT dz = f'(z) dy. The
+// The epilogue of the sums z = x w^T + b of a dense layer: y = f(z), or with GRADIENT dz = f'(z) dy. The
 // host names the function by FN. A thread has one column of every gridDim.y-th row.
 
 extern "C" __global__ void linear_epilogue(Params p) {

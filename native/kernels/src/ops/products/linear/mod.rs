@@ -95,13 +95,13 @@ impl Differentiable for Linear {
     crate::backward_by_kernels!();
 }
 
-/// The layer without an activation at some place: `y` of `x`, `w` and maybe `b`.
+/// The layer without an activation at some place: `y` of `x`, `w` and an optional `b`.
 pub fn at<'s, P: Place>(place: &P, [x, w]: [P::View<'s>; 2], b: Option<P::View<'s>>, y: P::ViewMut<'s>) -> Result<()> {
     let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b)]);
     place.call::<Linear>(&Options::default(), inputs, named([("y", Some(y))]))
 }
 
-/// The gradient of [`at`]: `dx`, `dw` and maybe `db` of `x`, `w`, `dy` and maybe `b`.
+/// The gradient of [`at`]: `dx`, `dw` and, with a `b`, `db`.
 pub fn backward_at<'s, P: Place>(
     place: &P,
     [x, w, dy]: [P::View<'s>; 3],

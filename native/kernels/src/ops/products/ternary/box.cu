@@ -1,7 +1,7 @@
 // Products of many rows of bytes with ternary weights, where the device copies planes without threads (tensor maps). It
 // replaces tile.cu on compute capability 9 for planes whose rows are whole units of 16 bytes. A block of threads has
 // OUTPUTS outputs and 8 NT rows of x, and takes CHUNK columns at a time. SPLIT blocks, a cluster, share the columns.
-// The host gives CHUNK and FN, SHARED (bytes of shared memory), and what tiles.cu and teams.cu ask for.
+// The host gives CHUNK and FN, SHARED (bytes of shared memory), and the macros of tiles.cu and teams.cu.
 //
 // A lane holds one word of each plane, 32 columns. Two-bit values, sign above magnitude, are moved to the top of bytes.
 // So four values take two operations, are scaled by 64, and cells with both bits set are still 0. In turn k, lane t of

@@ -5,7 +5,7 @@ __device__ __forceinline__ unsigned pick(uint4 of, int which) {
     return which == 0 ? of.x : which == 1 ? of.y : which == 2 ? of.z : of.w;
 }
 
-// A load of 16 bytes that is issued here: only volatile loads are not moved behind the wait.
+// A load of 16 bytes that is issued here: only volatile loads are not moved after the wait.
 __device__ __forceinline__ uint4 asked(const unsigned char* from) {
     uint4 to;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -1,4 +1,4 @@
-//! Cells of ternary numbers in a layout, of which [`layouts`](super::layouts) has descriptions.
+//! Cells of ternary numbers in a layout; [`layouts`](super::layouts) describes all.
 
 use super::problem::{agree, plane, split_last, wrong};
 use crate::error::{Error, Kind, Result};

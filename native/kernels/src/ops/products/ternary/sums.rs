@@ -1,4 +1,4 @@
-//! Column sums that verify integer results. Let `c[j] = sum of W[i, j] over i`, stored beside the weights. Then every
+//! Column sums that verify integer results. Let `c[j] = sum of W[i, j] over i`, stored with the weights. Then every
 //! product `y = W x` satisfies `sum of y[i] = sum of c[j] x[j]`, exactly.
 
 use super::problem::{HINT, Proof, Weights, plane_bytes, split_last, wrong};

@@ -1,6 +1,6 @@
-// How all of them go through memory: scans.cu says in which order and what the macros are.
+// The scans' memory accesses. scans.cu describes the order and the macros.
 
-// VEC neighbours at once, as far as the type allows it.
+// VEC neighbours at once, if the type allows it.
 template <class T>
 __device__ __forceinline__ void load(const T* from, REAL (&to)[VEC]) {
     constexpr int EACH = VEC * sizeof(T) > 16 ? 16 / sizeof(T) : VEC;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void store(const REAL (&from)[VEC], T* to) {
     }
 }
 
-// Stores to global memory in one piece: by itself the compiler would store element by element.
+// Stores to global memory in one piece: the compiler would store element by element.
 template <class T>
 __device__ __forceinline__ void store_far(const REAL (&from)[VEC], T* to) {
     constexpr int BYTES = VEC * sizeof(T);
@@ -56,7 +56,7 @@ struct Place {
     i64 here, further;
 };
 
-// What comes before the first step of the scan, as a gradient sees it.
+// The value before the first step of the scan, for a gradient.
 __device__ __forceinline__ REAL first(const Params& p, const Place& at, int v) {
     REAL given = p.first ? p.first[at.row * p.width + at.channel + v] : (REAL)0;
 #if SCAN == PRODUCT
@@ -72,7 +72,7 @@ __device__ __forceinline__ REAL first(const Params& p, const Place& at, int v) {
 constexpr int AT_ONCE = THREADS / COLS, CHANNELS = COLS * VEC, STEPS = AT_ONCE * ROWS, WARPS = THREADS / 32;
 static_assert(CHANNELS <= THREADS, "each channel has a thread that exchanges totals");
 
-// What a block reads ahead lies in shared memory. Unless each thread reads what it uses itself and writes it straight
+// Prefetched data lies in shared memory. Unless each thread reads what it uses itself and writes it straight
 // to memory, results take the place of what is read.
 #if SCAN == EXP_PRODUCT || SCAN == LOG_SUM_EXP && GRADIENT
 typedef REAL Widest;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void ask(const T* from, unsigned char* to) {
     memcpy(to, from, BYTES);
 }
 
-// What is asked for a tile is a group; all but those ahead have arrived.
+// The copies of a tile are a group; all groups but those ahead have arrived.
 __device__ __forceinline__ void asked() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -137,7 +137,7 @@ __device__ __forceinline__ void arrived() {
 #endif
 }
 
-// Asks for what a step reads. `FULL`: all the tile's steps are there, and one behind them.
+// Queues the copies of a step. `FULL`: all the tile's steps are there, and one after them.
 template <bool FULL>
 __device__ __forceinline__ void ask(const Params& p, const Place& at, int stage, int step) {
     i64 here = at.here + step * at.further;
@@ -161,7 +161,7 @@ __device__ __forceinline__ void ask(const Params& p, const Place& at, int stage,
 #endif
 }
 
-// What comes before a step of the scan, as a gradient sees it, which goes the other way.
+// The value before a step of the scan, for a gradient, which runs in reverse.
 template <class T, bool FULL>
 __device__ __forceinline__ void before(const Params& p, const Place& at, int step, const void* y, REAL (&to)[VEC]) {
     if (FULL || at.step + step + 1 < p.length) return load((const T*)y, to);
@@ -169,7 +169,7 @@ __device__ __forceinline__ void before(const Params& p, const Place& at, int ste
     for (int v = 0; v < VEC; ++v) to[v] = first(p, at, v);
 }
 
-// What a step reads, for each of its channels.
+// The inputs of a step, for each of its channels.
 template <bool FULL>
 __device__ __forceinline__ void read(const Params& p, const Place& at, int stage, int step,
                                      REAL (&to)[READS][VEC]) {
@@ -193,7 +193,7 @@ __device__ __forceinline__ void read(const Params& p, const Place& at, int stage
 #endif
 }
 
-// The first time: what can be computed once of what is read takes its place.
+// The first time: values that can be computed once replace those that were read.
 template <bool FULL>
 __device__ __forceinline__ void read_first(const Params& p, const Place& at, int stage, int step,
                                            REAL (&to)[READS][VEC]) {

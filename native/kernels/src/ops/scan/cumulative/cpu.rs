@@ -54,7 +54,7 @@ fn slice<'a, T: Element>(inputs: &Named<View<'a>>, name: &str) -> Result<Option<
     inputs.find(name).map(View::slice).transpose()
 }
 
-/// A scan, but for what it writes.
+/// A scan without its outputs.
 struct Forward<'a, S: Storage> {
     problem: &'a Problem,
     x: &'a [S],
@@ -128,7 +128,7 @@ fn backward_as<S: Storage>(
     }
 }
 
-/// A gradient, but for what it reads: the walk from the other end.
+/// A gradient without its inputs: the walk in reverse.
 struct Gradient<'a, S: Storage> {
     problem: &'a Problem,
     start: Option<&'a [S::Wide]>,

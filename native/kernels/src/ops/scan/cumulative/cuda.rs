@@ -40,7 +40,7 @@ const MUCH: usize = 200 << 10;
 /// Bytes of shared memory that the system reserves in each block.
 const RESERVED: usize = 1 << 10;
 
-/// Bytes that memory reads at once: a tile with fewer bytes of a row would read the others for nothing.
+/// Bytes of a memory transaction: a tile with fewer bytes of a row would waste the others.
 const SECTOR: usize = 32;
 
 params! {
@@ -52,7 +52,7 @@ params! {
         wide_y: u64 as "const REAL*",
         dy: u64 as "const STORAGE*",
         dlog_y: u64 as "const REAL*",
-        // What the scan starts from; what this walk starts from, which is the same, or `dlast_state`.
+        // The scan's initial state; this walk's, which is the same, or `dlast_state`.
         first: u64 as "const REAL*",
         start: u64 as "const REAL*",
         to: u64 as "Y*",
@@ -130,7 +130,7 @@ fn address(lane: &Lane, tensors: &Named<&Buffer>, name: &str) -> Result<u64> {
     tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer))
 }
 
-/// What the kernel does.
+/// The kernel's role.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pass {
     Scan,
@@ -176,7 +176,7 @@ fn most_blocks(facts: &Facts) -> usize {
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     pass: Pass,
-    /// What the source calls the scan.
+    /// The scan's name in the source.
     scan: &'static str,
     /// Bytes of a channel's total.
     total: usize,
@@ -191,7 +191,7 @@ struct Plan {
     /// Threads side by side in a tile, and tiles side by side in a row.
     side_by_side: usize,
     columns: usize,
-    /// Whether threads side by side fill a sector, so that each may read what it uses without shared memory.
+    /// Whether threads side by side fill a sector, so that each may load its own data without shared memory.
     own: bool,
     /// Blocks that share a row.
     cluster: usize,

@@ -1,9 +1,9 @@
-// What the threads of a block and the blocks of a cluster tell each other.
+// Exchange between the threads of a block and the blocks of a cluster.
 
 constexpr int WORDS = sizeof(Total) / 4;
 
-// What the threads of a block, and the blocks of a cluster, tell each other in a round: what the steps of a warp, and
-// of a block, are as a whole, and then what is before them. And the barrier that waits for the blocks.
+// The exchange of a round: the totals of each warp and of each block, then their prefixes, and the barrier of the
+// blocks.
 struct Exchange {
     alignas(32) unsigned warps[WORDS][WARPS][CHANNELS];
     alignas(32) unsigned before[WORDS][CHANNELS];
@@ -17,7 +17,7 @@ __device__ __noinline__ void append_odd(Total (&sum)[VEC], const Total (&later)[
 }
 #endif
 
-// Composes what is earlier with what is later, in each channel. Totals that are odd are rare, and looked for in all.
+// Composes an earlier total with a later one, in each channel. Odd totals are rare, and tested for in all at once.
 __device__ __forceinline__ void append(Total (&sum)[VEC], const Total (&later)[VEC]) {
 #if SCAN == PRODUCT
     bool odd = false;
@@ -91,7 +91,7 @@ __device__ __forceinline__ Total get(const unsigned* from, int apart) {
     return total;
 }
 
-// Puts what is before each warp in the place of its total, in the thread's channel; and what all are as a whole.
+// Replaces each warp's total by the prefix before it, in the thread's channel, and returns the total of all.
 __device__ __forceinline__ Total over_warps(Exchange& shared) {
     Total sum = identity(), all[WARPS];
 #pragma unroll
@@ -141,7 +141,7 @@ __device__ __forceinline__ void tell(const Params& p, Exchange& shared, Total ti
     }
 }
 
-// Waits for what all blocks of the cluster tell in this round.
+// Waits for the totals of all blocks of the cluster in this round.
 __device__ __forceinline__ void listen(const Exchange& shared, i64 round) {
     unsigned told, parity = round / 2 % 2;
     do
@@ -151,7 +151,7 @@ __device__ __forceinline__ void listen(const Exchange& shared, i64 round) {
     while (!told);
 }
 
-// What is before the block's tile, and in `carry` what is before the next round.
+// The prefix before the block's tile, and in `carry` the prefix before the next round.
 __device__ __forceinline__ Total over_blocks(const Params& p, Exchange& shared, i64 round, Total tile, Total& carry) {
     tell(p, shared, tile);
     listen(shared, round);
@@ -176,8 +176,8 @@ __device__ __forceinline__ Total over_blocks(const Params&, Exchange&, i64, Tota
 }
 #endif
 
-// What is before a thread, which knows what is before it in its warp: as many threads as there are channels see to what
-// is before each warp and the tile, and know in `carry` what is before the next round.
+// The prefix before a thread, which has the prefix within its warp: one thread per channel computes the prefixes of the
+// warps and the tile, and has in `carry` the prefix before the next round.
 __device__ __forceinline__ void exchange_totals(const Params& p, Exchange& shared, i64 round, Total& carry,
                                                 const Total (&own)[VEC], Total (&before)[VEC]) {
     __syncthreads();

@@ -76,7 +76,7 @@ pub enum Scan {
     Sum,
 }
 
-/// What the options of a scan ask for.
+/// The options of a scan.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// What is accumulated.
@@ -88,7 +88,7 @@ pub struct Settings {
 /// A checked call.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
-    /// Batch size times heads: what is independent and far apart.
+    /// Batch size times heads: independent and not adjacent.
     pub rows: usize,
     /// Sequence length, `L`.
     pub length: usize,
@@ -98,7 +98,7 @@ pub struct Problem {
     pub sequence: Spec,
     /// Type and shape of states.
     pub state: Spec,
-    /// What the options ask for.
+    /// The options.
     pub settings: Settings,
 }
 
@@ -109,7 +109,7 @@ impl Problem {
     }
 }
 
-/// What tells one of these ops from another.
+/// The differences between these ops.
 pub trait Table: 'static {
     /// The op's name.
     const NAME: &'static str;
@@ -119,7 +119,7 @@ pub trait Table: 'static {
     const BACKWARD: &'static str;
     /// The names of the sequence and of its gradient.
     const NAMES: [&'static str; 2];
-    /// What the op takes.
+    /// The op's inputs.
     const INPUTS: &'static [Slot];
     /// What it gives.
     const OUTPUTS: &'static [Output];

@@ -1,4 +1,4 @@
-//! The reference: f64, a column at a time, written to be read beside the formula.
+//! The reference: f64, a column at a time, in the form of the formula.
 
 use super::{Problem, Scan};
 use crate::error::Result;
@@ -54,7 +54,7 @@ pub fn backward(problem: &Problem, names: [&str; 2], inputs: &Named<ArrayD<f64>>
     let first = start(problem, inputs.find("initial_state")).mapv(|v| seen(problem.settings.scan, v));
     let (x, y) = (inputs.get(names[0])?, results(problem, names, inputs)?);
     let mut dx = ArrayD::zeros(dy.shape());
-    // What the later steps have to say: the cotangent of y, and that of the sum of logarithms.
+    // The cotangents from later steps: that of y, and that of the sum of logarithms.
     let dlast = inputs.find("dlast_state").cloned().unwrap_or_else(zeros);
     let logs = matches!(problem.settings.scan, Scan::ExpProduct { .. });
     let (mut later, mut log_later) = if logs { (zeros(), dlast) } else { (dlast, zeros()) };
@@ -88,7 +88,7 @@ pub fn backward(problem: &Problem, names: [&str; 2], inputs: &Named<ArrayD<f64>>
     Ok([(names[1].to_string(), dx), ("dinitial_state".to_string(), dstart)].into_iter().collect())
 }
 
-/// What the gradient needs of the scan itself: nothing if that is a sum.
+/// The scan's values for the gradient: none for a sum.
 fn results(problem: &Problem, names: [&str; 2], inputs: &Named<ArrayD<f64>>) -> Result<ArrayD<f64>> {
     match (inputs.find("y"), problem.settings.scan) {
         (Some(y), _) => Ok(y.clone()),

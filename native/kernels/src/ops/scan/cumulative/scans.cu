@@ -8,14 +8,14 @@
 //   ROWS       steps of a thread
 //   THREADS    threads of a block
 //   BLOCKS     blocks that a multiprocessor shall hold
-//   STAGES     tiles in shared memory: the one at work, and those ahead
-//   OWN        whether threads read ahead what they use themselves
+//   STAGES     tiles in shared memory: the one being processed, and those ahead
+//   OWN        whether threads prefetch the data that they use themselves
 //   CLUSTERED  whether blocks of a cluster share a row, at most MOST_BLOCKS of them
 //
-// A block walks through time over some columns of a row, tile by tile, and reads the next tiles while it works on one:
-// its threads compose their steps as a whole, learn from each other what is before them, and go through their steps
-// from there. Where there are few rows, the blocks of a cluster take neighbouring tiles and tell each other what theirs
-// are as a whole. Totals are composed in the same order each time.
+// A block walks through time over some columns of a row, tile by tile, and loads the next tiles while it processes one:
+// its threads compose the totals of their steps, exchange the prefixes before them, and scan their steps from there.
+// For few rows, the blocks of a cluster take adjacent tiles and exchange their totals. The order of composition is
+// fixed.
 
 #define PRODUCT 0
 #define EXP_PRODUCT 1
@@ -29,14 +29,14 @@ __device__ __forceinline__ double exponential(double v) { return exp(v); }
 __device__ __forceinline__ float logarithm(float v) { return logf(v); }
 __device__ __forceinline__ double logarithm(double v) { return log(v); }
 
-// Not fmin and fmax, which turn NaN into a number.
+// Not fmin and fmax, which drop NaN.
 __device__ __forceinline__ REAL bounded(REAL v, REAL low, REAL high) { return v < low ? low : v > high ? high : v; }
 
-// exp(a - b), where equal infinities are no distance apart.
+// exp(a - b), 1 for equal infinities.
 __device__ __forceinline__ REAL ratio(REAL a, REAL b) { return a == b ? (REAL)1 : exponential(a - b); }
 
-// A product of many factors, in double: it may be larger or smaller by far than any float, and what it is multiplied
-// with the other way round. Nothing times what became infinite so is nothing.
+// A product of many factors, in double: it may exceed the range of float, and its other factor may bring it back.
+// 0 times a product that overflowed is 0.
 __device__ __forceinline__ double times(double a, double b) {
     return a == 0 && (b == 1.0 / 0.0 || b == -1.0 / 0.0) ? 0 : a * b;
 }
@@ -44,10 +44,10 @@ __device__ __forceinline__ double times(double a, double b) {
 // Whether it is no number: products that are none have this in their upper word.
 __device__ __forceinline__ bool is_none(double v) { return (__double2hiint(v) & 0x7fffffff) >= 0x7ff80000; }
 
-// What a scan is made of:
+// The parts of a scan:
 //   READS       tensors it reads; `load` reads the numbers of one step
-//   Total       a stretch of time as a whole: `identity`, `then` of two, and of one and a step
-//   State       what is carried on from step to step: `start`, `after` a stretch, `last` as it is seen outside
+//   Total       the total of a stretch of time: `identity`, `then` of two, and of one and a step
+//   State       the carry from step to step: `start`, `after` a stretch, `last` in the callers' form
 //   step        one step: writes its result
 
 #if SCAN == PRODUCT && !GRADIENT

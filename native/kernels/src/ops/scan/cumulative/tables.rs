@@ -1,4 +1,4 @@
-//! What tells the ops apart: their names, inputs and options.
+//! The names, inputs and options of the ops.
 
 use super::{Cumulative, Scan, Settings, Table};
 use crate::op::{self, Output, Slot};

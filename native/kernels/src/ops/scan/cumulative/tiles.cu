@@ -19,7 +19,7 @@ __device__ __forceinline__ Place next_round(const Params& p, Place at) {
     return at;
 }
 
-// How many of the tile's steps are there, at most all of them; and whether one follows.
+// The number of the tile's steps within the length, and whether a step follows.
 __device__ __forceinline__ int steps(const Params& p, const Place& at) {
     i64 left = at.inside ? p.length - at.step : 0;
     return left < 0 ? 0 : left < STEPS ? left : STEPS;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void summarize(const Params& p, const Place& at, int 
     }
 }
 
-// What a thread's steps are as a whole.
+// The total of a thread's steps.
 __device__ __forceinline__ void summarize(const Params& p, const Place& at, int stage, Total (&own)[VEC]) {
 #pragma unroll
     for (int v = 0; v < VEC; ++v) own[v] = identity();
@@ -68,7 +68,7 @@ __device__ __forceinline__ void summarize(const Params& p, const Place& at, int 
         summarize<false>(p, at, stage, own);
 }
 
-// Replaces a thread's total by what is before it in its warp.
+// Replaces a thread's total by the prefix before it in its warp.
 __device__ __forceinline__ void over_lanes(Total (&own)[VEC], Exchange& shared) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ __forceinline__ void over_lanes(Total (&own)[VEC], Exchange& shared) 
     }
 }
 
-// Writes a step's result: into memory, or in the place of what it read.
+// Writes a step's result: to memory, or over its inputs.
 template <class T>
 __device__ __forceinline__ void result(const Place& at, int stage, int step, int k, const REAL (&from)[VEC], T* to) {
     if (OWN)
@@ -159,7 +159,7 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, int stag
     }
 }
 
-// What the thread with the scan's last step ends with.
+// The final carry of the thread with the scan's last step.
 __device__ __forceinline__ void end(const Params& p, const Place& at, const State (&state)[VEC]) {
     i64 mine = at.step + computed(0);
     if (!p.last || !at.inside || mine + ROWS < p.length || (mine >= p.length && mine > 0)) return;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void end(const Params& p, const Place& at, const Stat
         p.last[at.row * p.width + at.channel + v] = last(state[v], GRADIENT ? first(p, at, v) : (REAL)0);
 }
 
-// A round asks for a tile ahead, waits for its own, learns what is before it and writes its results. Neighbouring
+// A round prefetches a tile, waits for its own, gets the prefix before it and writes its results. Neighbouring
 // rounds have an exchange each; no block is two rounds ahead of another.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cumulative(Params p) {
     __shared__ Exchange exchange[2];

@@ -1,4 +1,4 @@
-//! The reference: f64, one loop per axis, written to be read beside the formula.
+//! The reference: f64, one loop per axis, in the form of the formula.
 
 use super::Problem;
 use crate::error::Result;

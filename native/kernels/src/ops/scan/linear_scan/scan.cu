@@ -1,14 +1,14 @@
 // The linear recurrence and its gradient. The formulas are in mod.rs; cuda.rs chooses the macros:
 //   BACKWARD   0 the recurrence, 1 its gradient: time runs backwards
-//   ENDS       0 writes the outputs, 1 finds where each chunk of time ends if it starts from zero
+//   ENDS       0 writes the outputs, 1 finds each chunk's last state from an initial state of zero
 //
 // A thread is one channel of one batch over one chunk of time; neighbouring threads are neighbouring
-// channels. Of the chunks before it a thread composes the ends: over a chunk the state is multiplied
-// by the product of its a. Loads of several steps go out together.
+// channels. A thread composes the last states of the chunks before its own: over a chunk the state is multiplied
+// by the product of its a. Loads of several steps are issued together.
 
 constexpr int STEPS = 8;
 
-// What is carried from chunk to chunk: h, or going backwards a[t+1] g[t+1].
+// The carry from chunk to chunk: h, or backwards a[t+1] g[t+1].
 __device__ REAL start(const Params& p, i64 row, i64 rows, i64 chunk) {
 #if ENDS
     return 0;

@@ -4,23 +4,23 @@
 //   M       channels per thread             WARPS  warps per block
 //   MIN     blocks that a multiprocessor must have room for
 //   CONSTANT_B, CONSTANT_C   B and C are (D, N) rather than shared by all channels of the block
-//   RAGGED  whether some threads have channels that are not there
-//   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, MASK, DSTATES, SLABS   what the call asks for
-//   CHUNKED whether time is cut into chunks that know nothing of each other until `compose`
-//   ENDS    whether this is the first pass, forwards, for the states at the starts of tiles and for where chunks end;
-//           the second one goes backwards
+//   RAGGED  whether some threads have padding channels
+//   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, MASK, DSTATES, SLABS   the call's inputs and options
+//   CHUNKED whether time is cut into chunks that are independent until `compose`
+//   ENDS    whether this is the first pass, forwards, for the states at the starts of tiles and at the ends of chunks; the
+//           second one goes backwards
 //
 // A thread holds K states of M channels, and a warp 32 / P groups of such threads. Sums over the
 // states of a channel and over channels are mostly sums in a thread; the rest are shuffles.
 //
 // The second pass goes through tiles of TILE steps from the last to the first, and in each of them
 // forwards to the start of every SUB steps, whose states go to shared memory; then backwards: SUB
-// steps forwards again with all that is needed of them in registers, and back through them. Every
-// decay is computed three times, which is cheaper than to keep it.
+// steps forwards again with their intermediate values in registers, and back through them. Every
+// decay is computed three times, which is cheaper than storing it.
 //
 // A chunk's first pass also finds the adjoint that it hands to the chunk before it: a[1] g[1] is the
-// sum of a[1] ... a[t] v[t] over the steps, if none comes from behind, and that can be summed
-// forwards. `compose.cu` makes states and adjoints of all chunks true.
+// sum of a[1] ... a[t] v[t] over the steps, without an adjoint from later chunks, and can be summed
+// forwards. `compose.cu` combines the states and adjoints of all chunks.
 //
 // Limits and history, f32 on an H200 (132 multiprocessors at 1.98 GHz), ms for B x L x D x N of
 //                       32x60x512x16  1x2048x1536x16  8x2048x2048x16  8x2048x5120x16
@@ -29,16 +29,16 @@
 //   instructions, 38 a state and step (11.5 in pass 1, 26.5 in pass 2), 4 a clock and multiprocessor
 //                       0.018         0.057           0.610           1.53
 //   version 1           0.106         0.243           1.820           6.07
-//     as above; addresses worked out for every element, too few chunks
+//     as above; addresses computed for every element, too few chunks
 //   version 2           0.062         0.211           1.508           3.46
-//     running places, first terms of sums without a zero before them
+//     running pointers, sums that start from their first terms
 //   version 3           0.065         0.189           1.274           3.40
-//     loads of a tile's start together, the next tile announced, better chosen layouts
+//     loads of a tile's start together, prefetch of the next tile, better layouts
 // Pass 2 issues in about half of all clocks: its two warps a scheduler wait for shuffles,
 // exponentials and loads from shared memory, and there are no registers for more.
 // Tried in vain: all shuffles of SUB steps together (1.67 for the third shape: registers spill); two
-// channels a thread and three warps a scheduler, which is as fast; decays computed once more in place
-// of kept, so that four warps a scheduler fit with two channels a thread (1.25) and three with four (1.51).
+// channels a thread and three warps a scheduler, which is as fast; decays recomputed instead
+// of stored, so that four warps a scheduler fit with two channels a thread (1.25) and three with four (1.51).
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN) selective_scan_backward(const __grid_constant__ Params p) {
     extern __shared__ __align__(32) char memory[];

@@ -1,14 +1,14 @@
-// What the scan and its gradient share. A thread holds K states of a channel, which has P lanes;
-// N states are there.
+// Shared by the scan and its gradient. A thread holds K states of a channel, which has P lanes;
+// there are N states.
 
-// Rows of states are read and written 16 bytes at a time where they are aligned so.
+// Rows of states are read and written 16 bytes at a time if they are aligned to that.
 struct __align__(16) Unit { REAL v[16 / sizeof(REAL)]; };
 constexpr int UNIT = 16 / sizeof(REAL);
 
 // Whether state k of a lane exists.
 __device__ __forceinline__ bool exists(int lane, int k) { return K * P == N || lane * K + k < N; }
 
-// `row` is where the lane's states lie; `wide` says that rows start at multiples of 16 bytes.
+// `row` points to the lane's states; `wide` says that rows start at multiples of 16 bytes.
 __device__ __forceinline__ void load_row(REAL (&to)[K], const REAL* row, int lane, bool wide) {
     if (K % UNIT == 0 && K * P == N && wide) {
 #pragma unroll

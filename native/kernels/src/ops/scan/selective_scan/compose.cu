@@ -1,10 +1,10 @@
-// Makes the states between chunks true. Each chunk knows where it ends if it starts from zero, the
-// adjoint it hands on if none comes from behind, and the sum of its deltas; afterwards it knows
-// where it ends, and the adjoint that it takes.
+// Combines the states of chunks. Before, each chunk has its last state from an initial state of zero, the adjoint
+// that it passes on without one from later chunks, and the sum of its deltas; afterwards it has its last state and
+// its incoming adjoint.
 
 constexpr int BATCH = 8;
 
-// Goes over all chunks but one, forwards or backwards.
+// Visits all chunks but one, forwards or backwards.
 template <bool BACK>
 __device__ __forceinline__ void walk(const Compose& p, REAL carry, REAL a, i64 i) {
     i64 all = p.rows * p.width, row = i / p.width;

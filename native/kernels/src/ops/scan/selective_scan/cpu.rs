@@ -49,7 +49,7 @@ struct Plan<'a, S: Storage> {
     by_state: bool,
 }
 
-/// Which states a pass over all segments starts from, and what it leaves behind.
+/// The initial states of a pass over all segments, and its outputs.
 #[derive(Clone, Copy)]
 enum Pass<'p, E> {
     /// From the initial state; leaves the outputs. For segments as long as the sequence.

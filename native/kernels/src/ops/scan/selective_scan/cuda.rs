@@ -1,4 +1,4 @@
-//! The scan on CUDA: what is launched, and how the work is laid out.
+//! The scan on CUDA: its launches, and the layout of the work.
 
 mod backward;
 mod plan;

@@ -3,10 +3,10 @@
 //   S       steps a thread owns per tile    Q      steps that P lanes do together: P, or 1 where L = 1
 //   WARPS   warps per block                 MIN    blocks that a multiprocessor must have room for
 //   NEAR    whether offsets within a tile fit 32 bits
-//   FORM_B, FORM_C   how B and C come: TILE (shared by all channels of the block), DIRECT (a group
+//   FORM_B, FORM_C   the forms of B and C: TILE (shared by all channels of the block), DIRECT (a group
 //                    per few channels), CONSTANT (D, N)
-//   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, STATES, SLABS   what the call asks for
-//   ENDS    whether this is the first of two passes over chunks: where each chunk ends
+//   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, STATES, SLABS   the call's inputs and options
+//   ENDS    whether this is the first of two passes over chunks: the last state of each chunk
 //
 // Time is the loop and states are registers. P neighbouring lanes share a channel; over P steps
 // each of them loads, prepares and finishes one, so nothing is computed twice, and P - 1 shuffles
@@ -22,7 +22,7 @@
 //     whole tiles without masks, running pointers: 8 instructions a state and step, 5 of them needed
 //   version 3           0.0104        0.197           0.472           0.045
 //     no divisions before the first load; registers for 12 to 16 warps a multiprocessor, no more
-// Tried in vain: two sums for y; fetching behind the tile rather than before it; 16-bit values held
+// Tried in vain: two sums for y; fetching after the tile rather than before it; 16-bit values held
 // in whole registers; tiles of more than 128 states and steps a thread, whose code outgrows the
 // instruction cache.
 
@@ -34,10 +34,10 @@ constexpr int CHANNELS = 32 / P;
 constexpr int STEPS = Q * S;
 constexpr int THREADS = 32 * WARPS;
 constexpr bool TILE_B = FORM_B == TILE, TILE_C = FORM_C == TILE && !ENDS;
-// B and C of one lane and step lie side by side, padded to an odd number of 16-byte units against
+// B and C of one lane and step are adjacent, padded to an odd number of 16-byte units to avoid
 // bank conflicts.
 constexpr int UNITS = (2 * K + UNIT - 1) / UNIT | (P > 1);
-// One tile of B and C, and how many of its elements each thread brings in.
+// One tile of B and C, and the number of its elements that each thread loads.
 constexpr int TILE_ELEMENTS = STEPS * N;
 constexpr int FETCHES = (TILE_ELEMENTS + THREADS - 1) / THREADS;
 constexpr int FETCHED = FETCHES > 0 ? FETCHES : 1;
@@ -50,7 +50,7 @@ typedef unsigned Offset;
 typedef i64 Offset;
 #endif
 
-// The element `offset` bytes behind `base`.
+// The element at `offset` bytes from `base`.
 template <typename T>
 __device__ __forceinline__ T& behind(T* base, Offset offset) { return *(T*)((char*)base + offset); }
 
@@ -60,7 +60,7 @@ struct Rows {
     i64 stride;
 };
 
-// What a thread holds of the steps it owns in one tile.
+// A thread's values for its steps of one tile.
 struct Owned { STORAGE x[S], dt[S], z[S]; };
 
 struct Shared {
@@ -222,7 +222,7 @@ struct Scan {
         narrow(sum, behind(y, s * apart));
     }
 
-    // The state in front of chunk j: initial_state carried over the chunks before it.
+    // The state before chunk j: initial_state carried over the chunks before it.
     __device__ __forceinline__ void carry() {
         for (i64 i = 0; i < j; i++) {
             i64 flat = (i * p.batch + batch) * p.channels + channel;
@@ -273,7 +273,7 @@ struct Scan {
         return y;
     }
 
-    // Does the tile that was fetched before, of which there are `left` steps, and fetches the next.
+    // Processes the tile that was fetched before, `left` steps of it, and fetches the next.
     template <bool WHOLE>
     __device__ __forceinline__ void do_tile(int buffer, int left, int next_left) {
         Owned own = next;

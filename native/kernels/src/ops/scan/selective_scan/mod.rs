@@ -21,8 +21,8 @@ mod reference;
 
 use crate::error::{Error, Kind, Result};
 use crate::op::{Bound, Named, Op, Output, Sizes, Slot, wrong_shape};
-use crate::ops::scan::step_size::StepSize;
 pub use crate::ops::scan::step_size::ClampGrad;
+use crate::ops::scan::step_size::StepSize;
 use crate::options;
 use crate::tensor::{DType, Spec};
 

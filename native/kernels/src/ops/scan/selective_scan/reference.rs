@@ -1,4 +1,4 @@
-//! The reference: f64, one loop per axis, written to be read beside the formula.
+//! The reference: f64, one loop per axis, in the form of the formula.
 
 use super::{Form, Problem};
 use crate::error::Result;
@@ -39,7 +39,7 @@ pub fn selective_scan(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<
     Ok([("y", y.into_dyn()), ("last_state", h), ("states", states.into_dyn())].into_iter().collect())
 }
 
-/// `B` or `C` of one batch, time, channel and state, whatever its form.
+/// `B` or `C` of one batch, time, channel and state, in any form.
 fn at(values: &ArrayD<f64>, form: Form, problem: &Problem, place: [usize; 4]) -> f64 {
     values[index(values, form, problem, place)]
 }

@@ -1,4 +1,4 @@
-// What the gradient of the selective scan sums, in an order that never changes.
+// The sums of parts of the selective scan's gradient, in a fixed order.
 
 extern "C" __global__ void __launch_bounds__(THREADS) sum_parts(const __grid_constant__ Jobs p) {
     const Job& job = p.jobs[blockIdx.y];

@@ -59,7 +59,7 @@ impl Op for SelectiveStateUpdate {
             .map_err(|error| as_update(error, inputs))
     }
 
-    // The scan reads and writes plain memory by its problem, whatever the shapes here.
+    // The scan reads and writes plain memory by its problem's sizes, not by the shapes here.
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
         SelectiveScan::cpu(problem, inputs, outputs, exec)
     }

@@ -12,7 +12,7 @@ use crate::place::{Place, Steps, copy_rows};
 use crate::tensor::Described;
 use std::ops::Range;
 
-/// The gradients of the block for all inputs that are there.
+/// The gradients of the block for all given inputs.
 pub fn backward<'a, P: Place>(
     place: &P,
     problem: &Problem,

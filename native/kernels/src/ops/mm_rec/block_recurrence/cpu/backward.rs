@@ -129,7 +129,7 @@ struct Backward<'a, S: Storage> {
 }
 
 impl<S: Storage> Backward<'_, S> {
-    /// `carry` is the gradient of the state but for what comes through the gates of the time after.
+    /// `carry` is the gradient of the state without the part through the gates of the next time.
     fn run(&self, matrices: &[Matrix<S>], carry: &mut [S::Wide], exec: &Exec) -> Result<()> {
         let packed = matrices.iter().map(|m| Panels::pack(m.transposed(), exec)).collect::<Result<Vec<_>>>()?;
         // The gradients of the gates' sums: of the time after, and of the present one.
@@ -180,7 +180,7 @@ impl<S: Storage> Backward<'_, S> {
     }
 }
 
-/// Adds to the columns of a panel what comes through the gates.
+/// Adds the gradient through the gates to the columns of a panel.
 fn through<S: Storage>(packed: &[Panels<S>], panel: usize, after: &[Vec<S::Wide>], carry: &Shared<S::Wide>) {
     for (panels, after) in packed.iter().zip(after) {
         // SAFETY: panels share no column.
@@ -188,7 +188,7 @@ fn through<S: Storage>(packed: &[Panels<S>], panel: usize, after: &[Vec<S::Wide>
     }
 }
 
-/// What is known of some columns of a time.
+/// The values of some columns at a time.
 struct Row<'r, S: Storage> {
     z: &'r [S::Wide],
     gamma: &'r [S],
@@ -220,7 +220,7 @@ fn through_clip<V: Vector>(g: V, state: V, bound: V) -> V {
     V::zero().where_less(bound, state.abs(), g)
 }
 
-/// For each batch what the norm divides by, and how much of `u` its gradient takes away.
+/// For each batch the norm's divisor, and the factor of `u` that its gradient subtracts.
 struct Norms<'c, 'a, S: Storage> {
     of: &'c Backward<'a, S>,
     t: usize,

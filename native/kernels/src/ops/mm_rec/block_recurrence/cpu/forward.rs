@@ -47,7 +47,7 @@ fn is_short(problem: &Problem) -> bool {
     problem.length < WORTH_PACKING && problem.batch < matrix::SEVERAL
 }
 
-/// What the second gate's sums have from `z`, and its bias, by our own threads.
+/// The second gate's products with `z`, and its bias, by our own threads.
 fn packed_of_z<S: Storage>(
     problem: &Problem,
     inputs: &Named<View>,

@@ -45,7 +45,7 @@ pub struct Plan {
     pub shared: usize,
 }
 
-/// What a plan is made for.
+/// The key of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Walk {
     pub width: usize,
@@ -125,7 +125,7 @@ impl Walk {
         Some(plan)
     }
 
-    /// Chunks of weights that fit in the registers of a thread, beside its sums and everything else.
+    /// Chunks of weights that fit in the registers of a thread, with its sums and other values.
     fn registers(&self, warps: usize, sequences: usize) -> usize {
         let words = self.wide / 4;
         let (there, chunk, sums) = (65536 / (32 * warps), ROWS * 4 * words, ROWS * sequences * words);

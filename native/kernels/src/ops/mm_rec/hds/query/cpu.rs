@@ -156,7 +156,7 @@ fn exponentials<V: Vector>(scores: &mut [V::Element]) -> V::Element {
     for scores in scores.chunks_mut(V::LANES) {
         let powers = V::load_partial(scores).sub(V::splat(largest)).exp();
         powers.store_partial(scores);
-        // What is past the end is no score.
+        // Lanes past the end have no score.
         sum = sum.add(V::load_partial(scores));
     }
     sum.sum()

@@ -11,7 +11,7 @@ const QUERY: Source<Params> = Source::new("hds_query", include_str!("query.cu"))
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-/// Blocks that a multiprocessor has under way.
+/// Resident blocks of a multiprocessor.
 const BLOCKS: usize = 8;
 
 /// Bytes of scores that there are at most, unless one block alone needs more.

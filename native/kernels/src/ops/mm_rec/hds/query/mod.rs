@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Of equal scores the lower slot ranks first, and NaN ranks last. A NaN among the last candidates makes the context
-//! NaN. A row costs `top_k ratio` products a level, whatever the size of the memory. One memory, of batch 1, may serve
+//! NaN. A row costs `top_k ratio` products a level, independently of the size of the memory. One memory, of batch 1, may serve
 //! all queries. The levels are those of [`HdsConstruct`](super::HdsConstruct), not rounded; scores and sums are f32
 //! (f64 for f64 storage).
 
@@ -43,7 +43,7 @@ pub struct Problem {
     pub length: usize,
     /// Slots of a level that make one of the next.
     pub ratio: usize,
-    /// How many candidates go on.
+    /// The number of candidates that go to the next level.
     pub top_k: usize,
     /// The storage type.
     pub dtype: DType,

@@ -1,8 +1,8 @@
 // A walk down the levels of a memory for each query, and attention over the slots that it finds.
 //
 // A block goes from query to query. Warps compute scores, a candidate each. The top_k-th best score is then found bit
-// by bit from the highest on, by counting how many are no less, and what is kept is written in order of slots, so that
-// candidates need no sorting and any number of them will do.
+// by bit from the highest on, by counting scores that are no less, and the kept candidates are written in order of slots,
+// so that candidates need no sorting, for any number of them.
 
 typedef unsigned long long Key;
 
@@ -34,7 +34,7 @@ __device__ T over_block(T value, F join) {
     return all;
 }
 
-// How many threads before this one say yes, and then how many do at all.
+// The number of threads before this one where it is true, and the total number.
 __device__ int before(bool yes, int& all) {
     __shared__ int of_warps[WARPS];
     unsigned votes = __ballot_sync(ALL, yes);

@@ -1,4 +1,4 @@
-//! The reference: f64, written to be read beside the description.
+//! The reference: f64, in the order of the description.
 
 use super::Problem;
 use crate::error::Result;

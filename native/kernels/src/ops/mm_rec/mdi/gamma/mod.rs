@@ -45,7 +45,7 @@ impl Problem {
     }
 }
 
-/// Whether the second network is there, which it is as a whole or not at all.
+/// Whether the second network is given. It is complete or absent.
 fn all_or_none(inputs: &Named<Spec>) -> Result<bool> {
     let [_, names] = NETWORKS;
     let Some(given) = names.iter().find(|name| inputs.find(name).is_some()) else { return Ok(false) };

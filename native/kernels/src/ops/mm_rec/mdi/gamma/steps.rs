@@ -24,7 +24,7 @@ pub fn forward<'a, P: Place>(
     place.map(Map::Decay, &logits, P::briefly_mut(outputs.expect("gamma")?))
 }
 
-/// The gradients of all inputs that are there.
+/// The gradients of all given inputs.
 pub fn backward<'a, P: Place>(
     place: &P,
     problem: &Problem,
@@ -44,7 +44,7 @@ pub fn backward<'a, P: Place>(
     Ok(())
 }
 
-/// What a network computes on its way.
+/// The intermediate tensors of a network.
 struct Pass<T> {
     /// Before the activation, and after.
     inner: T,

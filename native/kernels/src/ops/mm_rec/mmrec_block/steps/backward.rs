@@ -9,7 +9,7 @@ use crate::ops::mm_rec::mmrec_block::MmrecBlock;
 use crate::ops::mm_rec::multi_memory_attention::MultiMemoryAttentionBackward;
 use crate::ops::norm::RmsNormBackward;
 
-/// The gradients of all inputs that are there.
+/// The gradients of all given inputs.
 pub fn backward<'a, P: Place>(
     place: &P,
     problem: &Problem,
@@ -30,13 +30,13 @@ pub fn backward<'a, P: Place>(
     place.map(Map::Sum, &[P::view(&dr), P::view(&of_norm)], P::briefly_mut(outputs.expect("dx")?))
 }
 
-/// What comes through attention.
+/// The gradient through attention.
 struct OfAttention<T> {
     dh: T,
     dq: T,
 }
 
-/// What comes through the recurrence.
+/// The gradient through the recurrence.
 struct OfRecurrence<T> {
     dz: T,
     dgamma: T,
@@ -48,7 +48,7 @@ fn gradient<'s, 'a: 's, P: Place>(outputs: &mut Named<P::ViewMut<'a>>, of: &str)
 }
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    /// The sum of some tensors like `x` and of the cotangent of that name, if it is there.
+    /// The sum of some tensors like `x` and of the cotangent of that name, if given.
     fn sum(&self, terms: &[&P::Owned], cotangent: &str) -> Result<P::Owned> {
         let mut sum = self.like_x()?;
         let terms = terms.iter().map(|&term| P::view(term));

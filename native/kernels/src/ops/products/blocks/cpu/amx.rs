@@ -66,7 +66,7 @@ struct Scratch {
     unpacked: Aligned<u8>,
     /// The scales of weights, those of an output side by side.
     scales: Aligned<f32>,
-    /// Products of blocks: two at work, two finished.
+    /// Products of blocks: two in progress, two finished.
     products: Aligned<i32>,
     /// Sums of an output and sixteen rows in a row, a tile for each sixteen rows of x.
     sums: Aligned<f32>,
@@ -150,7 +150,7 @@ impl Sums<'_, Prepared> {
             unrolled!(o < SIDE, {
                 totals[o] = _mm512_load_ps(sums.add(o * SIDE));
             });
-            // One pair of blocks is multiplied while the one before is added: a product is long under way.
+            // A pair of blocks is multiplied while the previous one is added: products have a long latency.
             for pair in 0..=count.div_ceil(2) {
                 if 2 * pair < count {
                     let to = products.add(pair % 2 * 2 * SUMS);
@@ -260,7 +260,7 @@ unsafe fn add_scaled(products: *const i32, of_x: *const f32, of_w: *const f32, t
     }
 }
 
-/// Writes the scales of some blocks of each output; those of blocks that are not there are 0.
+/// Writes the scales of some blocks of each output; those of padding blocks are 0.
 ///
 /// # Safety
 /// The CPU must have AVX-512.

@@ -30,7 +30,7 @@ const X_BYTES: usize = BLOCK + 8;
 pub struct Boxes(Teams, Kernel<Tiled>);
 
 impl Boxes {
-    /// For weights that the device can copy by itself.
+    /// For weights whose rows fit the device's bulk copies.
     pub fn planned(problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<Option<Boxes>> {
         let possible = problem.rows > 1 && problem.factors.quantized && Tiles::possible(lane);
         if !possible || !by_device(problem, tensors, lane) {

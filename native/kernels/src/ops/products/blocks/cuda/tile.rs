@@ -23,7 +23,7 @@ const TILE: Source<Tiled> = Source::new(
 /// Outputs of warps that share columns.
 const SIDE: usize = 32;
 
-/// Threads that fetch where the device does not copy by itself.
+/// Threads that fetch weights where there are no bulk copies.
 const PRODUCERS: usize = 128;
 
 /// The most stages.
@@ -70,7 +70,7 @@ impl Tile {
     }
 }
 
-/// The largest piece that divides rows of weights; 0 where the device copies them by itself.
+/// The largest piece that divides rows of weights; 0 where bulk copies fetch them.
 pub fn piece(problem: &Problem, w: u64, facts: &Facts) -> u64 {
     let bytes = (problem.inputs / BLOCK * problem.factors.weights.bytes()) as u64;
     let piece = 1 << (w | bytes | TensorMap::UNIT).trailing_zeros();

@@ -55,7 +55,7 @@ impl Walk {
         let plan = |fused, warps: usize, stages: usize| {
             let shared =
                 warps * stages * OUTPUTS * Walk::row(problem) + usize::from(fused) * rows * Walk::ready(problem);
-            // Blocks go on with further outputs until all are done.
+            // Blocks continue with further outputs until all are done.
             let at_once = (facts.shared as usize / shared).clamp(1, 32 / warps);
             let most = (busy * at_once).div_ceil(groups);
             let columns = problem.outputs.div_ceil(OUTPUTS * warps).min(most);

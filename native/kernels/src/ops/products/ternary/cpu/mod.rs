@@ -1,5 +1,5 @@
 //! Ternary numbers on the CPU: [`wide`] holds what differs between levels, [`cells`] conversions, [`quantize`] the
-//! quantizers to ternary numbers and bytes, [`products`] sums of products, [`matmul`] what comes before and after them,
+//! quantizers to ternary numbers and bytes, [`products`] sums of products, [`matmul`] their prologue and epilogue,
 //! [`sums`] dot products of rows and sums of columns.
 
 pub mod cells;

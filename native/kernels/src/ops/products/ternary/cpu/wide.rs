@@ -91,7 +91,7 @@ pub trait Wide: Copy {
 
     /// The planes of 64 values; both bits for a value other than -1, 0 and 1.
     fn compress(values: &[u8; WORD]) -> Planes;
-    /// The values of 64 cells, none of which may have both bits.
+    /// The values of 64 cells. No cell may have both bits.
     fn expand(planes: Planes) -> [u8; WORD];
 }
 

@@ -13,7 +13,7 @@ use crate::ops::products::cuda::{Planner, constants, launch_first, route};
 use crate::ops::products::ternary::problem::{Form, Product};
 use std::sync::LazyLock;
 
-/// The routes, of which the first that has a plan is taken.
+/// The routes; the first that has a plan is taken.
 const ROUTES: &[Planner<Product, Params>] = &[
     |problem, params, lane| route(Counts::planned(problem, params, lane)),
     |problem, params, lane| route(Boxes::planned(problem, params, lane)?),

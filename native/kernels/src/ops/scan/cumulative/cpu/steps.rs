@@ -7,23 +7,23 @@ use crate::cpu::Vector;
 ///
 /// All is `#[inline(always)]` and passes vectors through no closure: see [`crate::cpu::level::Work`].
 pub trait Steps<const IN: usize, const N: usize, const T: usize, const OUT: usize>: Copy + Sync {
-    /// What comes before the first step where nothing is given for it.
+    /// The default initial state.
     const FIRST: f64;
 
-    /// What is carried into the first step from an initial state, in the form that callers see.
+    /// The carry into the first step from an initial state in the callers' form.
     fn start<V: Vector>(self, given: V) -> [V; N];
-    /// What is carried into the first step without an initial state.
+    /// The carry into the first step without an initial state.
     fn neutral<V: Vector>(self) -> [V; N];
-    /// A step: what is carried on and what is given. `before` is the result of the scan before this step.
+    /// A step: its carry and its result. `before` is the result of the scan before this step.
     fn step<V: Vector>(self, state: [V; N], read: [V; IN], before: V) -> ([V; N], [V; OUT]);
-    /// What is seen outside of what is carried on at the end; `first` is what came before the first step.
+    /// The last state, from the carry at the end; `first` is the initial state.
     fn last<V: Vector>(self, state: [V; N], first: V) -> V;
 
     /// No time at all.
     fn identity<V: Vector>(self) -> [V; T];
     /// A stretch of time and one step more.
     fn extend<V: Vector>(self, stretch: [V; T], read: [V; IN], before: V) -> [V; T];
-    /// What is carried on after a stretch of time.
+    /// The carry after a stretch of time.
     fn after<V: Vector>(self, state: [V; N], stretch: [V; T]) -> [V; N];
 }
 
@@ -156,7 +156,7 @@ impl Steps<2, 1, 3, 1> for ProductGradient {
     }
 }
 
-/// `y = sum + x`; with time the other way round it is its own gradient.
+/// `y = sum + x`; in reverse it is its own gradient.
 #[derive(Clone, Copy)]
 pub struct Sum;
 
@@ -194,7 +194,7 @@ impl Steps<1, 2, 2, 1> for Sum {
     }
 }
 
-/// `y = exp(log_y)`, with `log_y` the sum of the logarithms of what is brought into `[eps, 1]`.
+/// `y = exp(log_y)`, with `log_y` the sum of the logarithms of the values clamped to `[eps, 1]`.
 #[derive(Clone, Copy)]
 pub struct ExpProduct {
     pub eps: f64,

@@ -92,11 +92,11 @@ pub struct Walk<'a, S: Storage, K, const IN: usize, const OUT: usize> {
     /// The states that it starts from, (rows, width).
     pub start: Option<&'a [S::Wide]>,
     pub inputs: [Read<'a, S>; IN],
-    /// What a gradient needs of the scan before each step: its results, and what comes before the first.
+    /// The scan's values before each step, for a gradient: its results, and the initial state.
     pub before: Read<'a, S>,
     pub first: Option<&'a [S::Wide]>,
     pub outputs: [Write<'a, S>; OUT],
-    /// What is left at the end, (rows, width).
+    /// The last state, (rows, width).
     pub last: Option<Shared<'a, S::Wide>>,
 }
 
@@ -192,7 +192,7 @@ impl<S: Storage, K, const IN: usize, const OUT: usize> Walk<'_, S, K, IN, OUT> {
         (part.row * self.length + time) * self.width + part.channels.start
     }
 
-    /// What the scan gave before this step, whose gradient goes the other way: one step on.
+    /// The scan's result before this step: one step ahead, since the gradient runs in reverse.
     #[inline(always)]
     fn before<V: Vector<Element = S::Wide>>(&self, part: &Part, step: usize, i: usize, first: &[V]) -> V {
         match self.before {
@@ -361,7 +361,7 @@ impl<S: Storage, K: Steps<IN, N, T, OUT>, const IN: usize, const OUT: usize, con
     }
 }
 
-/// The states before a chunk, and what it is as a whole.
+/// The states before a chunk, and its total.
 type Chunk<'w, S> = (&'w [<S as Storage>::Wide], &'w [<S as Storage>::Wide]);
 
 /// The states before a chunk: those before the one before it, and that one as a whole.

@@ -63,7 +63,7 @@ struct Ends : Thread {
         }
     }
 
-    // Keeps the state behind a tile.
+    // Stores the state after a tile.
     __device__ __forceinline__ void keep(i64 tile, bool last) {
         i64 row = tile * p.batch + batch;
 #pragma unroll

@@ -5,7 +5,7 @@
 template <typename T>
 __device__ __forceinline__ void prefetch(const T* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
 
-// Whether dt's gradient is other than delta's.
+// Whether dt's gradient differs from delta's.
 constexpr bool SLOPE = SOFTPLUS || (CLAMP && MASK);
 
 __device__ __forceinline__ REAL silu_slope(REAL v) {
@@ -27,12 +27,12 @@ struct Gradients : Thread {
 
     __device__ __forceinline__ i64 time(i64 t) { return batch * p.length + t; }
 
-    // Where the states behind the tile before t lie.
+    // The address of the states after the tile before t.
     __device__ __forceinline__ const REAL* bound(i64 t, int m) {
         return p.bounds + states((t / TILE - 1) * p.batch + batch, m);
     }
 
-    // The states in front of the chunk, which starts at `begin`.
+    // The states before the chunk, which starts at `begin`.
     __device__ __forceinline__ void start_chunk(REAL (&h)[M][K], i64 begin) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
@@ -48,7 +48,7 @@ struct Gradients : Thread {
         }
     }
 
-    // The states in front of a tile that starts at t.
+    // The states before a tile that starts at t.
     __device__ __forceinline__ void start(REAL (&h)[M][K], i64 t) {
         i64 begin = j * p.chunk;
         if (t == begin) return start_chunk(h, begin);
@@ -159,7 +159,7 @@ struct Gradients : Thread {
     }
 
     // Sums what is given for each of the thread's channels over the states, and keeps it: each set
-    // APART rows behind the one before.
+    // APART rows after the previous one.
     template <int APART, int SETS>
     __device__ __forceinline__ void over_states(REAL (&v)[SETS][M], REAL (*sums)[WIDTH]) {
         sum_over<P, 1>(v, at.rank);

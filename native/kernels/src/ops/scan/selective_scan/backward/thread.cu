@@ -2,11 +2,11 @@
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int GROUPS = 32 / P;
-// Channels of a warp, states with those that only pad.
+// Channels of a warp, and states including padding.
 constexpr int WIDTH = M * GROUPS, PADDED = K * P;
 // Elements that a thread prepares and finishes, of STEPS steps of all channels of a warp.
 template <int STEPS> constexpr int SHARE = (STEPS * WIDTH + 31) / 32;
-// Of how many channels these are.
+// The number of channels of these elements.
 constexpr int OWN = WIDTH > 32 ? WIDTH / 32 : 1;
 constexpr int SLOT = SUB * 2 > WIDTH ? SUB * 2 * PADDED : PADDED * WIDTH;
 
@@ -28,8 +28,8 @@ __device__ __forceinline__ void store(REAL* to, const REAL (&from)[C]) {
 }
 
 // Sums each of V values of each set over LANES lanes that are STRIDE apart, of which this one is
-// number `rank`: it ends with those from value `rank * V / LANES` on. All sets go together, since
-// each shuffle takes long and they are done in this order.
+// number `rank`: it ends with those from value `rank * V / LANES` on. All sets are shuffled together, to
+// hide the shuffles' latency.
 template <int LANES, int STRIDE, int SETS, int V, int LEFT = V>
 __device__ __forceinline__ void sum_over(REAL (&v)[SETS][V], int rank) {
     if constexpr (LANES > 1) {
@@ -196,7 +196,7 @@ struct Column {
 
 __device__ __forceinline__ int at_most(int most, i64 left) { return left < 0 ? 0 : left < most ? (int)left : most; }
 
-// What both passes have of a thread.
+// A thread's state in both passes.
 struct Thread {
     const Params& p;
     Shared& shared;
@@ -254,7 +254,7 @@ struct Thread {
         for (int i = 0; i < Column<STEPS>::COUNT; i++) {
             if (!at.template among<STEPS>(i)) continue;
             REAL delta = step_size(widen(dt.v[i]), bias[i % OWN], lo, hi);
-            // A step or a channel that is not there does nothing, and can spoil nothing.
+            // Padding steps and channels have no effect.
             warp.delta[step + at.step(i)][at.owned(i)] = at.template has<STEPS, false>(i, left) ? delta : REAL(0);
             warp.x[step + at.step(i)][at.owned(i)] = widen(x.v[i]);
         }
@@ -272,7 +272,7 @@ struct Thread {
 
     // The decay of state k of channel m over delta.
     __device__ __forceinline__ REAL decay(REAL delta, int m, int k) { return exp2_fast(delta * a[m][k]); }
-    // What is not there must not spoil the sums, whatever B and C are.
+    // Padding must not change the sums, for any B and C.
     __device__ __forceinline__ bool there(int m, int k) { return (!RAGGED || at.alive(m)) && exists(at.rank, k); }
 
     __device__ __forceinline__ void load_b(REAL (&b)[K], int row) {

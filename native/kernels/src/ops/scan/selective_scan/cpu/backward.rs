@@ -10,7 +10,7 @@
 //! by block, each channel in a lane, as in [`super::by_channel`], while the next tile is prefetched.
 //!
 //! The limit, for AVX-512 and 16 state steps (one state of 16 channels): the first way takes the 12
-//! vector operations of the scan, 9 of which need a multiplier; the second 11 to have decays and states
+//! vector operations of the scan, 9 of them with a multiplier; the second 11 to have decays and states
 //! again, 8 with a multiplier, then 8 multiplications and 5 to sum over channels. On Zen 4, which does one
 //! multiplication a cycle, that is 25 cycles or 6.9 ns: 10.9 ms on two cores for 1 x 2048 x 1536 x 16. A
 //! sequence of one tile needs no first way unless it has a gate: 16 cycles, 2.2 ms for 32 x 60 x 512 x 16.
@@ -21,7 +21,7 @@
 //!
 //! ```text
 //! version 1  panels of 128 channels, all of a block's tile at once       22    85
-//! version 2  256 channels, read step by step, the next tile asked for    11.5  48
+//! version 2  256 channels, read step by step, next tile prefetched    11.5  48
 //! version 3  sums folded to one vector for four states, fewer pieces      8.6  40
 //! ```
 //!

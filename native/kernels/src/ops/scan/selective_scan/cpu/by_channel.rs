@@ -21,7 +21,7 @@
 //! version 3  a tile of time at a time, block by block, and prefetching    3.2  1.65  10.7   5.3
 //! ```
 //!
-//! What is left over the limit are first reads of `x` and `dt` and the writing of `y`. Tried in vain:
+//! The time above the limit is first reads of `x` and `dt` and writes of `y`. Tried in vain:
 //! 2^f from a table of 16 with a shorter polynomial (the permutation shares a port), rounding by
 //! adding a large number (as fast), prefetching within one block's tile (its rows share few sets).
 

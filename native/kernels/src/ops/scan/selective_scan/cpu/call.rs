@@ -1,4 +1,4 @@
-//! The tensors of a call, and what is the same for both kernels: the step size before the states
+//! The tensors of a call, and the common part of both kernels: the step size before the states
 //! are advanced, and skip and gate after.
 
 use crate::cpu::pool::Shared;
@@ -69,7 +69,7 @@ impl Ahead {
     }
 }
 
-/// `B` or `C`: rows of states, whatever the form.
+/// `B` or `C`: rows of states, in any form.
 pub struct Coefficient<'a, S> {
     values: &'a [S],
     pub form: Form,
@@ -353,7 +353,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
         }
     }
 
-    /// The gradient of the gate at step `t`, where `y` is what came before it.
+    /// The gradient of the gate at step `t`, where `y` is the gate's input.
     #[inline(always)]
     pub fn gate_gradient(&self, t: usize, dy: &[S], y: V) -> Option<V> {
         let z = self.load(self.inputs.z?, t);
@@ -404,7 +404,7 @@ pub struct BackStep<V> {
     pub dinput: V,
 }
 
-/// What is needed of that step once the states are done.
+/// The values of that step for its end, once the states are done.
 #[derive(Clone, Copy)]
 pub struct StepEnd<V> {
     pub x: V,

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 /// The coefficients of a block over a tile.
 pub trait Rows<V>: Copy {
-    /// What is stored for one state.
+    /// The stored values of one state.
     type Item: Copy;
     /// Whether all channels of the block have the same.
     const SHARED: bool;

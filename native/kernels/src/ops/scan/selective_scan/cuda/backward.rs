@@ -1,4 +1,4 @@
-//! The gradient of the scan on CUDA: what is launched, and how the work is laid out.
+//! The gradient of the scan on CUDA: its launches, and the layout of the work.
 
 mod plan;
 
@@ -68,11 +68,11 @@ params! {
         db: u64 as "STORAGE*",
         dc: u64 as "STORAGE*",
         dinitial_state: u64 as "REAL*",
-        // States behind every tile but the last, (tiles - 1, B, D, N); where there are chunks, those that
+        // States after every tile but the last, (tiles - 1, B, D, N); where there are chunks, those that
         // the chunk would have if it started from zero, and the sums of its deltas so far, (tiles, B, D).
         bounds: u64 as "REAL*",
         passed: u64 as "REAL*",
-        // The adjoints that chunks hand on, and after `compose` those that they take, (chunks, B, D, N).
+        // The adjoints that chunks pass on, and after `compose` their incoming ones, (chunks, B, D, N).
         adjoints: u64 as "REAL*",
         // Parts of sums: over runs, (runs, D, N) and (runs, D); over blocks, (blocks, B, span, N). That
         // of dA lies where the run's adjoint was.
@@ -83,7 +83,7 @@ params! {
         part_bias: u64 as "REAL*",
         part_b: u64 as "REAL*",
         part_c: u64 as "REAL*",
-        // What the slabs of states before this one gave, 3 of (B, L, D).
+        // Sums of the previous slabs of states, 3 of (B, L, D).
         slabs: u64 as "REAL*",
         batch: i64,
         length: i64,

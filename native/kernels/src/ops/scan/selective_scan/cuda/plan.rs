@@ -71,7 +71,7 @@ pub(super) fn most_states(dtype: DType) -> usize {
     if dtype == DType::F64 { 128 } else { 256 }
 }
 
-/// Bytes of states that a thread can hold in registers, beside everything else.
+/// Bytes of states that a thread can hold in registers, in addition to its other values.
 const MOST_IN_REGISTERS: usize = 128;
 
 /// Shared memory that every device grants without opting in.
