@@ -7,6 +7,7 @@ import mamba
 import mm_rec
 import quant
 import scan
+import ssd
 import transformer
 from race import Restarted, Served, Suite, arguments, our_command, peer_command, run
 
@@ -71,6 +72,7 @@ BF16 = {op: ("torch_bf16/plain",) for op in bf16.SIZES}
 SUITES = {
     "bf16": Suite(bf16.WORKLOADS, BF16, KEEP_MEMORY),
     "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": SCANS}),
+    "ssd": Suite(ssd.ON_CPU, {"ssd": ("torch_eager/chunked", "torch_compile/chunked")}, KEEP_MEMORY),
     "transformer": Suite(transformer.WORKLOADS, TRANSFORMER, KEEP_MEMORY),
     "mamba": Suite(mamba.WORKLOADS, MAMBA, KEEP_MEMORY),
     "quant": Suite(quant.WORKLOADS, QUANT, KEEP_MEMORY),

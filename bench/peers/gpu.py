@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import mm_rec
 import scan
+import ssd
 from race import Restarted, Served, Suite, arguments, our_command, peer_command, run
 
 SCANS = (
@@ -20,6 +21,7 @@ SCANS = (
     "jax_sequential/fori_channels_last",
     "jax_associative/associative_scan",
 )
+SSD = ("mamba_ssm_triton/chunk128", "mamba_ssm_triton/chunk256")
 MM_REC = {
     "block_recurrence": (
         "torch_eager/per_step",
@@ -48,6 +50,7 @@ def main():
     suites = {
         "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": names}, ENVIRONMENT),
         "mm_rec": Suite(mm_rec.ON_GPU, MM_REC, ENVIRONMENT),
+        "ssd": Suite(ssd.ON_GPU, {"ssd": SSD}, ENVIRONMENT),
     }
     args = arguments(__doc__, suites)
     run("cuda", suites[args.suite], ours, peer, (1,), args)

@@ -6,11 +6,13 @@ import bf16_torch
 import mm_rec_torch
 import quant_torch
 import scan_torch
+import ssd_torch
 import transformer_torch
 from common import OUTPUTS, host_clock, read_tensors
 
 FORMS = {
     "selective_scan": scan_torch.FORMS,
+    "ssd": ssd_torch.FORMS,
     **transformer_torch.FORMS,
     **mm_rec_torch.FORMS,
     **quant_torch.FORMS,

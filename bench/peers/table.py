@@ -45,6 +45,12 @@ QUANT = {
     "numpy": "NumPy, unquantized",
 }
 BF16 = {"ours": "Sidewinder", "torch_bf16": "PyTorch"}
+SSD = {
+    "ours": "Sidewinder",
+    "torch_eager": "PyTorch, chunks",
+    "torch_compile": "by `torch.compile`",
+    "mamba_ssm_triton": "mamba-ssm, Triton",
+}
 # A measure beside the race.
 OTHER_OPS = ("gru",)
 # A suite's titles, and the family of contenders that shows its limit.
@@ -54,10 +60,12 @@ ABOUT = {
     "mamba": (MAMBA, "read"),
     "mm_rec": (MM_REC, None),
     "quant": (QUANT, None),
+    "ssd": (SSD, None),
 }
 TOOLS = {
     "bf16": ("torch",),
     "selective_scan": ("torch", "jax"),
+    "ssd": ("torch", "mamba_ssm"),
     "transformer": ("torch", "jax", "numpy", "candle"),
     "mamba": ("transformers", "torch", "numpy", "candle"),
     "mm_rec": ("torch", "jax"),
@@ -170,7 +178,8 @@ def footer(result, suite):
     place = m["gpu"] if result["device"] != "cpu" else f"{m['cpu']}, {m['cores']} cores"
     tools = [f"{name} {v[name]}" for name in TOOLS[suite] if name in v]
     tools += filter(None, [v["rustc"]])  # a machine that a built program was carried to may have no compiler
-    dtype = "bfloat16" if suite == "bf16" else "float32"
+    narrow = suite == "bf16" or (suite == "ssd" and result["device"] != "cpu")
+    dtype = "bfloat16" if narrow else "float32"
     return f"{place}; {', '.join(tools)}; {dtype}; {result['date']}."
 
 

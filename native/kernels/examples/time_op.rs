@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use sidewinder_files::safetensors::{self, Reader};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
-use sidewinder_kernels::op::{self, About, AnyOp, Call, Named};
+use sidewinder_kernels::op::{self, About, AnyOp, Call, Named, Slot};
 use sidewinder_kernels::ops;
 use sidewinder_kernels::tensor::{DType, Described, Owned};
 use std::path::Path;
@@ -27,15 +27,16 @@ const FLAGS: [&str; 8] = ["backend", "level", "threads", "seconds", "out", "opti
 fn inputs(op: &About, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Named<Owned>, Failure> {
     let reader = Reader::open(Path::new(&arguments.positional[1]))?;
     let dtype = dtype(arguments)?;
-    let cast = |tensor: Owned| match dtype.filter(|_| tensor.spec().dtype.is_float()) {
-        Some(dtype) => tensor.cast(dtype),
+    // Each in the precision that its slot asks for.
+    let cast = |slot: &Slot, tensor: Owned| match dtype.filter(|_| tensor.spec().dtype.is_float()) {
+        Some(dtype) => tensor.cast(slot.precision.dtype(dtype)),
         None => tensor,
     };
     let mut inputs = Named::default();
     for slot in op.inputs {
         let given = before.iter().find_map(|job| job.outputs().find(slot.name));
         if let Some(entry) = reader.entry(slot.name) {
-            inputs.push(slot.name, cast(reader.tensor(entry)?));
+            inputs.push(slot.name, cast(slot, reader.tensor(entry)?));
         } else if let Some(given) = given {
             inputs.push(slot.name, given.clone());
         }
