@@ -9,9 +9,11 @@
 constexpr int THREADS = 2 * WIDTH;
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different banks.
 constexpr int STATE_APART = STATE + 8, WIDTH_APART = WIDTH + 8;
+// Rows of C take y in the end.
+constexpr int C_APART = STATE > WIDTH ? STATE_APART : WIDTH_APART;
 
 struct Stage {
-    STORAGE c[CHUNK * STATE_APART], b[CHUNK * STATE_APART], x[CHUNK * WIDTH_APART];
+    STORAGE c[CHUNK * C_APART], b[CHUNK * STATE_APART], x[CHUNK * WIDTH_APART];
     float delta[CHUNK], decay[CHUNK];
 };
 
@@ -35,13 +37,13 @@ __device__ __forceinline__ void copy(void* to, const void* from, bool there) {
 }
 
 // Queues copies of the chunk's rows of 8 UNITS numbers; those past the end become zeros.
-template <int UNITS>
+template <int UNITS, int APART>
 __device__ __forceinline__ void copy_rows(STORAGE* to, const STORAGE* from, i64 stride, int left) {
 #pragma unroll
     for (int unit = threadIdx.x; unit < CHUNK * UNITS; unit += THREADS) {
         int row = unit / UNITS, column = unit % UNITS * 8;
         bool there = row < left;
-        copy(to + row * (8 * UNITS + 8) + column, from + (there ? row * stride + column : 0), there);
+        copy(to + row * APART + column, from + (there ? row * stride + column : 0), there);
     }
 }
 
@@ -50,9 +52,9 @@ __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Part&
     i64 first = (i64)at.batch * p.length + chunk * CHUNK;
     int left = p.length - chunk * CHUNK, group = at.head / (p.heads / p.groups);
     i64 states = (first * p.groups + group) * STATE;
-    if (OUTPUT) copy_rows<STATE / 8>(stage.c, p.c + states, (i64)p.groups * STATE, left);
-    copy_rows<STATE / 8>(stage.b, p.b + states, (i64)p.groups * STATE, left);
-    copy_rows<WIDTH / 8>(stage.x, p.x + (first * p.heads + at.head) * WIDTH, (i64)p.heads * WIDTH, left);
+    if (OUTPUT) copy_rows<STATE / 8, C_APART>(stage.c, p.c + states, (i64)p.groups * STATE, left);
+    copy_rows<STATE / 8, STATE_APART>(stage.b, p.b + states, (i64)p.groups * STATE, left);
+    copy_rows<WIDTH / 8, WIDTH_APART>(stage.x, p.x + (first * p.heads + at.head) * WIDTH, (i64)p.heads * WIDTH, left);
     i64 steps = (of_head(p, at) * p.chunks + chunk) * CHUNK;
     if (threadIdx.x < CHUNK / 4) {
         copy(stage.delta + 4 * threadIdx.x, p.delta + steps + 4 * threadIdx.x, true);
@@ -103,7 +105,7 @@ __device__ __forceinline__ void share(STORAGE* states, const State& state) {
 __device__ __forceinline__ void read_out(Rows& y, const Stage& stage, const STORAGE* states) {
     int own = threadIdx.x / 32 * 16;
     Left c[STATE / 16];
-    unsigned c_at = left_at<STATE_APART>(stage.c + own * STATE_APART), states_at = right_at<STATE_APART>(states);
+    unsigned c_at = left_at<C_APART>(stage.c + own * C_APART), states_at = right_at<STATE_APART>(states);
     clear(y);
 #pragma unroll
     for (int k = 0; k < STATE / 16; k++) {
@@ -154,7 +156,7 @@ __device__ __forceinline__ void read_out(Rows& y, const Stage& stage, const STOR
 __device__ __forceinline__ void write(const Params& p, const Part& at, int chunk, Stage& stage, const Rows& y) {
     int own = threadIdx.x / 32 * 16;
     i64 first = ((i64)at.batch * p.length + chunk * CHUNK) * p.heads + at.head;
-    STORAGE* line = stage.c + own * STATE_APART;
+    STORAGE* line = stage.c + own * C_APART;
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; n++)
@@ -175,7 +177,7 @@ __device__ __forceinline__ void write(const Params& p, const Part& at, int chunk
                 low *= silu(z_low);
                 high *= silu(z_high);
             }
-            *(unsigned*)(line + row * STATE_APART + column) = pack(low, high);
+            *(unsigned*)(line + row * C_APART + column) = pack(low, high);
         }
     __syncwarp();
 #pragma unroll
@@ -183,7 +185,7 @@ __device__ __forceinline__ void write(const Params& p, const Part& at, int chunk
         int row = unit / (WIDTH / 8), column = unit % (WIDTH / 8) * 8;
         if (chunk * CHUNK + own + row < p.length)
             *(int4*)(p.y + (first + (i64)(own + row) * p.heads) * WIDTH + column) =
-                *(const int4*)(line + row * STATE_APART + column);
+                *(const int4*)(line + row * C_APART + column);
     }
 }
 

@@ -193,8 +193,9 @@ impl<'a> Chunks<'a> {
     }
 }
 
-/// Bytes of shared memory: two stages, and the state. Rows have eight numbers more.
+/// Bytes of shared memory: two stages of C, B, x and steps, and the state. Rows have eight numbers more, and those of C
+/// room for y.
 fn shared(state: usize) -> usize {
-    let states = 2 * CHUNK * (state + 8);
-    2 * (2 * states + 2 * CHUNK * (CHUNK + 8) + 2 * 4 * CHUNK) + states
+    let rows = |width: usize| 2 * CHUNK * (width + 8);
+    2 * (rows(state.max(CHUNK)) + rows(state) + rows(CHUNK) + 2 * 4 * CHUNK) + rows(state)
 }
