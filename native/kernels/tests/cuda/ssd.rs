@@ -31,7 +31,7 @@ fn heads_of_64_rows_agree() {
         let all = inputs(sizes);
         both::<Ssd, SsdBackward>(&device, (&options(), &options()), &all, 1.0);
         let bare = without(&all, &["D", "z", "dt_bias", "initial_state"]);
-        both::<Ssd, SsdBackward>(&device, (&options(), &Options::default()), &bare, 1.0);
+        both::<Ssd, SsdBackward>(&device, (&options(), &options()), &bare, 1.0);
         let clamped = Options { dt_clamp: Some((0.3, 0.8)), return_state: false, ..options() };
         let wide = with(&all, "D", noise(6, &[sizes[2], 64], -1.0, 1.0));
         both::<Ssd, SsdBackward>(&device, (&clamped, &clamped), &wide, 1.0);

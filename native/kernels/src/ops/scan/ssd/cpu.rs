@@ -92,19 +92,19 @@ impl<'a, S: Storage> Given<'a, S> {
             delta: Vec::new(),
             decay: Vec::new(),
         };
-        (given.delta, given.decay) = given.steps(exec)?;
+        [given.delta, given.decay] = given.steps(exec)?;
         Ok(given)
     }
 
     /// `delta` and `exp(delta A)` for all steps.
-    fn steps(&self, exec: &Exec) -> Result<(Vec<S::Wide>, Vec<S::Wide>)> {
+    fn steps(&self, exec: &Exec) -> Result<[Vec<S::Wide>; 2]> {
         let zeros = || vec![S::Wide::from_f64(0.0); self.dt.len()];
         let (mut delta, mut decay) = (zeros(), zeros());
         let to = [Shared::new(&mut delta), Shared::new(&mut decay)];
         rows::for_each(self.steps_and_heads(), exec, |rows| {
             S::Wide::dispatch(exec.level, Steps { given: self, rows, to: &to });
         })?;
-        Ok((delta, decay))
+        Ok([delta, decay])
     }
 
     /// Steps of all sequences, and heads.

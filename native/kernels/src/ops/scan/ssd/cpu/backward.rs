@@ -70,7 +70,6 @@ fn backward_as<S: Storage>(
         let piece = Piece { batch: of_batch / problem.groups, heads, part: i % parts };
         S::Wide::dispatch(exec.level, Reverse { given: &given, dy, dlast_state, piece, to: &to });
     })?;
-    drop(to);
     sum_parts::<S>(&db, parts, outputs.expect("dB")?.slice::<S>()?, exec)?;
     sum_parts::<S>(&dc, parts, outputs.expect("dC")?.slice::<S>()?, exec)?;
     sum_parts::<S::Wide>(&da, problem.batch, outputs.expect("dA")?.slice::<S::Wide>()?, exec)?;
