@@ -47,7 +47,7 @@ options! {
 }
 
 /// A checked call.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Problem {
     /// Batch size, `B` in the shapes.
     pub batch: usize,

@@ -35,48 +35,81 @@ fn backward_as<S: Storage>(
     exec: &Exec,
 ) -> Result<()> {
     let given = Given::<S>::new(problem, inputs, exec)?;
+    let mut sums = Sums::<S::Wide>::new(problem);
+    through_heads(&given, inputs, &mut outputs, &mut sums, exec)?;
+    let parts = parts(problem);
+    sum_parts::<S>(&sums.db, parts, outputs.expect("dB")?.slice::<S>()?, exec)?;
+    sum_parts::<S>(&sums.dc, parts, outputs.expect("dC")?.slice::<S>()?, exec)?;
+    sum_parts::<S::Wide>(&sums.da, problem.batch, outputs.expect("dA")?.slice::<S::Wide>()?, exec)?;
+    if let Some(to) = outputs.take("dD") {
+        of_skips(problem, &sums.dd, to.slice::<S::Wide>()?, exec)?;
+    }
+    of_steps(&given, &sums.ddelta, outputs, exec)
+}
+
+/// Gradients that are summed up, or turned into those of the inputs, once all heads are done.
+struct Sums<W> {
+    /// Of `B` and `C`, once for each part of a group.
+    db: Vec<W>,
+    dc: Vec<W>,
+    /// (B, L, H)
+    ddelta: Vec<W>,
+    /// (B, H)
+    da: Vec<W>,
+    /// (B, H, P)
+    dd: Vec<W>,
+}
+
+impl<W: Real> Sums<W> {
+    fn new(problem: &Problem) -> Self {
+        let Problem { batch, length, heads, width, groups, state, .. } = *problem;
+        let zeros = |sizes: &[usize]| vec![W::from_f64(0.0); sizes.iter().product()];
+        let of_group = [parts(problem), batch, length, groups, state];
+        Sums {
+            db: zeros(&of_group),
+            dc: zeros(&of_group),
+            ddelta: zeros(&[batch, length, heads]),
+            da: zeros(&[batch, heads]),
+            dd: zeros(&[batch, heads, width]),
+        }
+    }
+}
+
+/// Writes `dx`, `dz` and `dinitial_state`, and adds to the sums.
+fn through_heads<S: Storage>(
+    given: &Given<S>,
+    inputs: &Named<View>,
+    outputs: &mut Named<ViewMut>,
+    sums: &mut Sums<S::Wide>,
+    exec: &Exec,
+) -> Result<()> {
+    let (problem, parts) = (given.problem, parts(given.problem));
     let dy = inputs.get("dy")?.slice::<S>()?;
     let dlast_state = inputs.find("dlast_state").map(View::slice::<S::Wide>).transpose()?;
-    let parts = parts(problem);
-    let numbers = |count| vec![S::Wide::from_f64(0.0); count];
-    let per_head = problem.batch * problem.heads;
-    let (mut db, mut dc) = (numbers(parts * given.b.len()), numbers(parts * given.c.len()));
-    let (mut ddelta, mut da) = (numbers(given.delta.len()), numbers(per_head));
-    let (mut dd, mut dinitial_state) = (numbers(per_head * problem.width), Vec::new());
-    let dinitial_state = match outputs.take("dinitial_state") {
+    // Cotangents of states go through it, whether they are wanted in the end or not.
+    let mut own = Vec::new();
+    let carry = match outputs.take("dinitial_state") {
         Some(view) => view.slice::<S::Wide>()?,
         None => {
-            dinitial_state.resize(per_head * problem.width * problem.state, S::Wide::from_f64(0.0));
-            &mut dinitial_state[..]
+            own.resize(sums.dd.len() * problem.state, S::Wide::from_f64(0.0));
+            &mut own[..]
         }
     };
     let to = Gradients {
         dx: Shared::new(outputs.expect("dx")?.slice::<S>()?),
         dz: outputs.take("dz").map(ViewMut::slice::<S>).transpose()?.map(Shared::new),
-        dinitial_state: Shared::new(dinitial_state),
-        db: Shared::new(&mut db),
-        dc: Shared::new(&mut dc),
-        ddelta: Shared::new(&mut ddelta),
-        da: Shared::new(&mut da),
-        dd: Shared::new(&mut dd),
+        carry: Shared::new(carry),
+        db: Shared::new(&mut sums.db),
+        dc: Shared::new(&mut sums.dc),
+        ddelta: Shared::new(&mut sums.ddelta),
+        da: Shared::new(&mut sums.da),
+        dd: Shared::new(&mut sums.dd),
     };
-    let each = problem.heads_per_group().div_ceil(parts.max(1));
-    let updates = given.x.len() * problem.state;
-    let threads = pool::worth(exec.threads, updates, WORTH_SHARING);
+    let threads = pool::worth(exec.threads, given.x.len() * problem.state, WORTH_SHARING);
     pool::for_each(threads, problem.batch * problem.groups * parts, |i| {
-        let (of_batch, in_group) = (i / parts, i % parts * each);
-        let first = of_batch % problem.groups * problem.heads_per_group();
-        let heads = first + in_group..first + (in_group + each).min(problem.heads_per_group());
-        let piece = Piece { batch: of_batch / problem.groups, heads, part: i % parts };
-        S::Wide::dispatch(exec.level, Reverse { given: &given, dy, dlast_state, piece, to: &to });
-    })?;
-    sum_parts::<S>(&db, parts, outputs.expect("dB")?.slice::<S>()?, exec)?;
-    sum_parts::<S>(&dc, parts, outputs.expect("dC")?.slice::<S>()?, exec)?;
-    sum_parts::<S::Wide>(&da, problem.batch, outputs.expect("dA")?.slice::<S::Wide>()?, exec)?;
-    if let Some(to) = outputs.take("dD") {
-        of_skips(problem, &dd, to.slice::<S::Wide>()?, exec)?;
-    }
-    of_steps(&given, &ddelta, outputs, exec)
+        let piece = Piece::new(problem, i / parts, i % parts);
+        S::Wide::dispatch(exec.level, Reverse { given, dy, dlast_state, piece, to: &to });
+    })
 }
 
 /// Parts of a group, by the sizes alone.
@@ -92,16 +125,27 @@ struct Piece {
     part: usize,
 }
 
-/// Where gradients go; those of `B` and `C` once for each part, those of `A` and `D` once for each batch.
+impl Piece {
+    /// A part of a group, where groups of all batches are counted.
+    fn new(problem: &Problem, group: usize, part: usize) -> Piece {
+        let heads = problem.heads_per_group();
+        let each = heads.div_ceil(parts(problem));
+        let first = group % problem.groups * heads;
+        let end = heads.min((part + 1) * each);
+        Piece { batch: group / problem.groups, heads: first + (part * each).min(end)..first + end, part }
+    }
+}
+
+/// Where gradients go; for the sums see [`Sums`].
 struct Gradients<'a, S: Storage> {
     dx: Shared<'a, S>,
     dz: Option<Shared<'a, S>>,
-    dinitial_state: Shared<'a, S::Wide>,
+    /// The cotangents of states, which become `dinitial_state`.
+    carry: Shared<'a, S::Wide>,
     db: Shared<'a, S::Wide>,
     dc: Shared<'a, S::Wide>,
     ddelta: Shared<'a, S::Wide>,
     da: Shared<'a, S::Wide>,
-    /// (B, H, P)
     dd: Shared<'a, S::Wide>,
 }
 
@@ -177,8 +221,7 @@ impl<S: Storage> Reverse<'_, S> {
         let (given, at) = (self.given, self.given.state_offset(head));
         let of_rows = (head.batch * given.problem.heads + head.index) * given.problem.width;
         // SAFETY: pieces share no head.
-        let (carry, dd) =
-            unsafe { (self.to.dinitial_state.part(at, size), self.to.dd.part(of_rows, given.problem.width)) };
+        let (carry, dd) = unsafe { (self.to.carry.part(at, size), self.to.dd.part(of_rows, given.problem.width)) };
         match self.dlast_state {
             Some(states) => carry.copy_from_slice(&states[at..at + size]),
             None => carry.fill(S::Wide::from_f64(0.0)),
@@ -207,19 +250,24 @@ impl<S: Storage> Reverse<'_, S> {
             let ddelta = through_decay.mul_add(a, through_input);
             // SAFETY: pieces share no head.
             unsafe { put(&self.to.ddelta, given.step_offset(head, t), ddelta) };
-            let (part, at) = (self.piece.part * given.b.len(), given.group_offset(head, t));
-            for (shared, sums) in [(&self.to.db, &mut back.db), (&self.to.dc, &mut back.dc)] {
-                // SAFETY: pieces share no part of a group.
-                let to = unsafe { shared.part(part + at, given.problem.state) };
-                let sums = &mut sums[step * tile.vectors..][..tile.vectors];
-                for (to, sum) in to.chunks_mut(V::LANES).zip(sums) {
-                    sum.add(V::load_partial(to)).store_partial(to);
-                    *sum = V::zero();
-                }
-            }
+            self.add_states(given.group_offset(head, t), step * tile.vectors..(step + 1) * tile.vectors, back);
             back.decays[step] = V::zero();
         }
         da
+    }
+
+    /// Adds the gradients of `B` and `C` of a step to those of the part, and clears them.
+    #[inline(always)]
+    fn add_states<V: Vector<Element = S::Wide>>(&self, at: usize, in_tile: Range<usize>, back: &mut Back<V>) {
+        let (start, state) = (self.piece.part * self.given.b.len() + at, self.given.problem.state);
+        for (shared, sums) in [(&self.to.db, &mut back.db), (&self.to.dc, &mut back.dc)] {
+            // SAFETY: pieces share no part of a group.
+            let to = unsafe { shared.part(start, state) };
+            for (to, sum) in to.chunks_mut(V::LANES).zip(&mut sums[in_tile.clone()]) {
+                sum.add(V::load_partial(to)).store_partial(to);
+                *sum = V::zero();
+            }
+        }
     }
 
     /// Writes `dx` and `dz` of a step and adds to `dD`. Returns the part of `ddelta` that goes through the input.

@@ -71,13 +71,101 @@ params! {
     }
 }
 
+impl Params {
+    fn new(
+        problem: &Problem,
+        (inputs, outputs): (&Named<&Buffer>, &Named<&Buffer>),
+        (cut, temporary): (&Cut, &Temporary),
+        lane: &Lane,
+    ) -> Result<Params> {
+        let address = |of: &Named<&Buffer>, name| of.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
+        let (lo, hi) = problem.step_size.clamp.unwrap_or_default();
+        Ok(Params {
+            x: address(inputs, "x")?,
+            dt: address(inputs, "dt")?,
+            b: address(inputs, "B")?,
+            c: address(inputs, "C")?,
+            z: address(inputs, "z")?,
+            y: address(outputs, "y")?,
+            a: address(inputs, "A")?,
+            d: address(inputs, "D")?,
+            dt_bias: address(inputs, "dt_bias")?,
+            initial: address(inputs, "initial_state")?,
+            last: address(outputs, "last_state")?,
+            delta: lane.address(&temporary.delta)?,
+            decay: lane.address(&temporary.decay)?,
+            starts: lane.address(&temporary.starts)?,
+            totals: lane.address(&temporary.totals)?,
+            length: problem.length as i64,
+            batch: problem.batch as i32,
+            heads: problem.heads as i32,
+            groups: problem.groups as i32,
+            chunks: cut.chunks as i32,
+            segments: cut.segments as i32,
+            each: cut.each as i32,
+            wide_skip: i32::from(problem.wide_skip),
+            lo: lo as f32,
+            hi: hi as f32,
+        })
+    }
+}
+
 /// A call that this route takes.
 pub struct Chunks<'a> {
     problem: &'a Problem,
     lane: &'a Lane,
     params: Params,
-    /// Memory for step sizes, decays, and for segments.
-    _temporary: [Buffer; 4],
+    /// What the parameters point to besides the op's tensors.
+    _temporary: Temporary,
+}
+
+/// Step sizes and decays, and states and decays of segments.
+struct Temporary {
+    delta: Buffer,
+    decay: Buffer,
+    starts: Buffer,
+    totals: Buffer,
+}
+
+impl Temporary {
+    fn new(problem: &Problem, cut: &Cut, lane: &Lane) -> Result<Temporary> {
+        let heads = problem.batch * problem.heads;
+        let numbers = |dims: &[usize]| lane.temporary(Spec::new(DType::F32, dims)?);
+        let held = if cut.segments > 1 { heads * cut.segments } else { 0 };
+        Ok(Temporary {
+            delta: numbers(&[heads, cut.chunks * CHUNK])?,
+            decay: numbers(&[heads, cut.chunks * CHUNK])?,
+            starts: numbers(&[held, problem.width, problem.state])?,
+            totals: numbers(&[heads, cut.segments])?,
+        })
+    }
+}
+
+/// How sequences are cut.
+struct Cut {
+    chunks: usize,
+    segments: usize,
+    /// Chunks of a segment.
+    each: usize,
+}
+
+impl Cut {
+    /// Segments of all heads that the device has room for at a time.
+    fn new(problem: &Problem, lane: &Lane) -> Cut {
+        let chunks = problem.length.div_ceil(CHUNK);
+        let blocks = BLOCKS * lane.device().facts().multiprocessors as usize;
+        let segments = (blocks / (problem.batch * problem.heads)).max(1);
+        let each = chunks.div_ceil(segments).max(LEAST);
+        Cut { chunks, segments: chunks.div_ceil(each), each }
+    }
+}
+
+/// Whether the kernels are made for the type, the sizes and the device.
+fn fits(problem: &Problem, lane: &Lane) -> bool {
+    let (facts, Problem { batch, length, heads, width, state, dtype, .. }) = (lane.device().facts(), *problem);
+    let sizes = width == CHUNK && state.is_multiple_of(16) && (16..=MOST_STATES).contains(&state);
+    let device = facts.capability >= (8, 0) && shared(state) <= facts.shared as usize;
+    dtype.size() == 2 && sizes && device && batch * length * heads > 0
 }
 
 impl<'a> Chunks<'a> {
@@ -88,58 +176,14 @@ impl<'a> Chunks<'a> {
         outputs: &Named<&Buffer>,
         lane: &'a Lane,
     ) -> Result<Option<Chunks<'a>>> {
-        let facts = lane.device().facts();
-        let Problem { batch, length, heads, width, groups, state, dtype, .. } = *problem;
-        let fits =
-            dtype.size() == 2 && width == CHUNK && state.is_multiple_of(16) && (16..=MOST_STATES).contains(&state);
-        if !fits || length * batch * heads == 0 || facts.capability < (8, 0) || shared(state) > facts.shared as usize {
+        if !fits(problem, lane) {
             return Ok(None);
         }
-        let chunks = length.div_ceil(CHUNK);
-        let wanted = (BLOCKS * facts.multiprocessors as usize).div_ceil(batch * heads);
-        let each = chunks.div_ceil(wanted).max(LEAST);
-        let segments = chunks.div_ceil(each);
-        let temporary = [
-            [batch * heads, chunks * CHUNK, 1],
-            [batch * heads, chunks * CHUNK, 1],
-            [if segments > 1 { batch * heads * segments } else { 0 }, width, state],
-            [batch * heads, segments, 1],
-        ]
-        .map(|dims| lane.temporary(Spec::new(DType::F32, &dims)?));
-        let [delta, decay, starts, totals] = temporary;
-        let temporary = [delta?, decay?, starts?, totals?];
-        let given = |name| inputs.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
-        let wanted = |name| outputs.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
-        let (lo, hi) = problem.step_size.clamp.unwrap_or_default();
-        let params = Params {
-            x: given("x")?,
-            dt: given("dt")?,
-            b: given("B")?,
-            c: given("C")?,
-            z: given("z")?,
-            y: wanted("y")?,
-            a: given("A")?,
-            d: given("D")?,
-            dt_bias: given("dt_bias")?,
-            initial: given("initial_state")?,
-            last: wanted("last_state")?,
-            delta: lane.address(&temporary[0])?,
-            decay: lane.address(&temporary[1])?,
-            starts: lane.address(&temporary[2])?,
-            totals: lane.address(&temporary[3])?,
-            length: length as i64,
-            batch: batch as i32,
-            heads: heads as i32,
-            groups: groups as i32,
-            chunks: chunks as i32,
-            segments: segments as i32,
-            each: each as i32,
-            wide_skip: i32::from(problem.wide_skip),
-            lo: lo as f32,
-            hi: hi as f32,
-        };
-        let addresses = [params.x, params.b, params.c, params.z, params.y, params.initial, params.last];
-        let aligned = addresses.iter().all(|address| address.is_multiple_of(UNIT));
+        let cut = Cut::new(problem, lane);
+        let temporary = Temporary::new(problem, &cut, lane)?;
+        let params = Params::new(problem, (inputs, outputs), (&cut, &temporary), lane)?;
+        let Params { x, b, c, z, y, initial, last, .. } = params;
+        let aligned = [x, b, c, z, y, initial, last].iter().all(|address| address.is_multiple_of(UNIT));
         Ok(aligned.then_some(Chunks { problem, lane, params, _temporary: temporary }))
     }
 
