@@ -13,6 +13,14 @@ defmodule Sidewinder.NamesTest do
       [x: 1, dt: 1, B: 1, C: 1],
       [x: 0, B: 0, initial_state: 0]
     ],
+    "ssd" => [
+      [x: 2, dt: 2, A: 0, D: 0, z: 2, dt_bias: 0, initial_state: 1],
+      [x: 3, z: 3, initial_state: 2],
+      [B: 2, C: 2],
+      [B: 3, C: 3, initial_state: 3],
+      [x: 1, dt: 1, B: 1, C: 1],
+      [x: 0, B: 0, initial_state: 0]
+    ],
     "selective_state_update" => [
       [x: 1, initial_state: 1, dt: 1, A: 0],
       [initial_state: 2, A: 1, B: 1],
