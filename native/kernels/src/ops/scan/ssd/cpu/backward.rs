@@ -6,8 +6,9 @@
 
 use super::tile::{Tile, chunk, held, load, part, store, write_sums};
 use super::{Given, Head, STEPS, WORTH_SHARING};
+use crate::cpu::convert::rounded;
 use crate::cpu::pool::{self, Shared};
-use crate::cpu::{Exec, Real, Storage, Vector, Work, each_vector, math, rows, unrolled};
+use crate::cpu::{Exec, Real, Storage, Vector, Work, each_vector, math, rows, sum, unrolled};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::scan::ssd::Problem;
@@ -37,10 +38,10 @@ fn backward_as<S: Storage>(
     let given = Given::<S>::new(problem, inputs, exec)?;
     let mut sums = Sums::<S::Wide>::new(problem);
     through_heads(&given, inputs, &mut outputs, &mut sums, exec)?;
-    let parts = parts(problem);
-    sum_parts::<S>(&sums.db, parts, outputs.expect("dB")?.slice::<S>()?, exec)?;
-    sum_parts::<S>(&sums.dc, parts, outputs.expect("dC")?.slice::<S>()?, exec)?;
-    sum_parts::<S::Wide>(&sums.da, problem.batch, outputs.expect("dA")?.slice::<S::Wide>()?, exec)?;
+    for (name, parts) in [("dB", &sums.db), ("dC", &sums.dc)] {
+        rounded::<S>(outputs.expect(name)?.slice()?, exec, |to| sum::columns::<S::Wide>(parts, to, exec))?;
+    }
+    sum::columns::<S::Wide>(&sums.da, outputs.expect("dA")?.slice()?, exec)?;
     if let Some(to) = outputs.take("dD") {
         of_skips(problem, &sums.dd, to.slice::<S::Wide>()?, exec)?;
     }
@@ -430,55 +431,17 @@ impl<V: Vector> Back<V> {
     }
 }
 
-/// Sums over parts, rounded once.
-fn sum_parts<S: Storage>(parts: &[S::Wide], count: usize, to: &mut [S], exec: &Exec) -> Result<()> {
-    let (len, to) = (to.len(), Shared::new(to));
-    rows::for_each([len.div_ceil(PIECE), PIECE], exec, |pieces| {
-        let range = pieces.start * PIECE..len.min(pieces.end * PIECE);
-        // SAFETY: pieces share nothing.
-        let to = unsafe { to.part(range.start, range.len()) };
-        S::Wide::dispatch(exec.level, Sum { parts, count, len, range, to });
-    })
-}
-
-/// Numbers of a piece of [`sum_parts`].
-const PIECE: usize = 1 << 12;
-
-struct Sum<'a, S: Storage> {
-    parts: &'a [S::Wide],
-    count: usize,
-    len: usize,
-    range: Range<usize>,
-    to: &'a mut [S],
-}
-
-impl<S: Storage> Work<S::Wide> for Sum<'_, S> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: Vector<Element = S::Wide>>(self) {
-        let (first, count) = (self.range.start, self.range.len());
-        each_vector!(count, |at, end| {
-            let mut sum = V::zero();
-            for part in 0..self.count {
-                sum = sum.add(V::load_partial(&self.parts[part * self.len + first..][at..end]));
-            }
-            S::store(sum, &mut self.to[at..end]);
-        });
-    }
-}
-
 /// `dD` from that of each batch, row by row, or their sum for a head.
 fn of_skips<W: Real>(problem: &Problem, dd: &[W], to: &mut [W], exec: &Exec) -> Result<()> {
     if problem.wide_skip {
-        return sum_parts::<W>(dd, problem.batch, to, exec);
+        return sum::columns::<W>(dd, to, exec);
     }
     let of_head = |i: usize| {
         let rows = &dd[i * problem.width..][..problem.width];
         rows.iter().fold(W::from_f64(0.0), |sum, &row| sum.add(row))
     };
     let heads: Vec<W> = (0..problem.batch * problem.heads).map(of_head).collect();
-    sum_parts::<W>(&heads, problem.batch, to, exec)
+    sum::columns::<W>(&heads, to, exec)
 }
 
 /// `ddt` and `ddt_bias`.
