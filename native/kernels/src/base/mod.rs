@@ -6,4 +6,5 @@ pub mod dtype;
 pub mod elementwise;
 pub mod error;
 pub mod heads;
+pub mod scratch;
 pub mod tensor;

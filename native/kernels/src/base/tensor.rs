@@ -1,6 +1,7 @@
 //! Shapes, and views whose bytes are proven to fit them.
 
 pub use super::dtype::{DType, Element, bf16, f16};
+use super::scratch::Words;
 use crate::error::{Error, Kind, Result};
 use crate::with_any_type;
 use ndarray::ArrayD;
@@ -273,37 +274,35 @@ impl<'a> ViewMut<'a> {
 pub struct Owned {
     spec: Spec,
     /// Whole words, so that any element type is aligned.
-    words: Vec<u64>,
+    words: Words,
 }
 
 impl Owned {
     /// All bits set: NaN in every float type, so that an element that is never written shows.
     pub fn poisoned(spec: Spec) -> Owned {
-        Owned { spec, words: vec![u64::MAX; spec.bytes().div_ceil(8)] }
+        Owned::try_poisoned(spec).expect("memory for the tensor")
     }
 
     /// All bits clear: zeros in every type.
     pub fn zeros(spec: Spec) -> Owned {
-        Owned { spec, words: vec![0; spec.bytes().div_ceil(8)] }
+        Owned::try_zeros(spec).expect("memory for the tensor")
     }
 
-    /// Like [`Owned::poisoned`], but a failed allocation is an error and does not abort the process.
+    /// Like [`Owned::poisoned`], but a failed allocation is an error and no panic.
     pub fn try_poisoned(spec: Spec) -> Result<Owned> {
         Owned::try_filled(spec, u64::MAX)
     }
 
-    /// Like [`Owned::zeros`], but a failed allocation is an error and does not abort the process.
+    /// Like [`Owned::zeros`], but a failed allocation is an error and no panic.
     pub fn try_zeros(spec: Spec) -> Result<Owned> {
         Owned::try_filled(spec, 0)
     }
 
     fn try_filled(spec: Spec, word: u64) -> Result<Owned> {
-        let (mut words, count) = (Vec::new(), spec.bytes().div_ceil(8));
-        words.try_reserve_exact(count).map_err(|_| {
+        let words = Words::filled(spec.bytes().div_ceil(8), word).map_err(|_| {
             let expected = format_args!("{} bytes of memory for {spec}", spec.bytes()).to_string();
             Error::new(Kind::Memory, "tensor").expected(expected).got("none")
         })?;
-        words.resize(count, word);
         Ok(Owned { spec, words })
     }
 

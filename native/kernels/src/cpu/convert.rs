@@ -3,26 +3,51 @@
 use super::pool::Shared;
 use super::strips::Strips;
 use super::{Exec, Real, Storage, Vector, Work};
+use crate::base::scratch::Scratch;
 use crate::error::Result;
 use crate::tensor::Element;
-use std::borrow::Cow;
+use std::ops::Deref;
 
-/// The values in the type of the arithmetic. They are copied only if the types differ.
-pub fn widened<'a, S: Storage>(values: &'a [S], exec: &Exec) -> Result<Cow<'a, [S::Wide]>> {
-    if S::DTYPE == S::Wide::DTYPE {
-        return Ok(Cow::Borrowed(bytemuck::cast_slice(values)));
-    }
-    let mut wide = vec![S::Wide::from_f64(0.0); values.len()];
-    convert(values, &mut wide, exec)?;
-    Ok(Cow::Owned(wide))
+/// Values in the type of the arithmetic.
+pub enum Widened<'a, E> {
+    /// Storage is of that type.
+    Stored(&'a [E]),
+    /// A copy.
+    Copied(Scratch<E>),
 }
 
-/// Lets `fill` write values in the type of the arithmetic, then rounds them to the storage type.
+impl<E: Element> Deref for Widened<'_, E> {
+    type Target = [E];
+
+    fn deref(&self) -> &[E] {
+        match self {
+            Widened::Stored(values) => values,
+            Widened::Copied(values) => values,
+        }
+    }
+}
+
+/// The values in the type of the arithmetic. They are copied only if the types differ.
+pub fn widened<'a, S: Storage>(values: &'a [S], exec: &Exec) -> Result<Widened<'a, S::Wide>> {
+    if S::DTYPE == S::Wide::DTYPE {
+        return Ok(Widened::Stored(bytemuck::cast_slice(values)));
+    }
+    copied(values, exec).map(Widened::Copied)
+}
+
+/// A copy of the values in the type of the arithmetic.
+pub fn copied<S: Storage>(values: &[S], exec: &Exec) -> Result<Scratch<S::Wide>> {
+    let mut wide = Scratch::any(values.len())?;
+    convert(values, &mut wide, exec)?;
+    Ok(wide)
+}
+
+/// Lets `fill` write values in the type of the arithmetic, over any content, then rounds them to the storage type.
 pub fn rounded<S: Storage>(to: &mut [S], exec: &Exec, fill: impl FnOnce(&mut [S::Wide]) -> Result<()>) -> Result<()> {
     if S::DTYPE == S::Wide::DTYPE {
         return fill(bytemuck::cast_slice_mut(to));
     }
-    let mut wide = vec![S::Wide::from_f64(0.0); to.len()];
+    let mut wide = Scratch::any(to.len())?;
     fill(&mut wide)?;
     convert(&wide, to, exec)
 }

@@ -12,6 +12,7 @@ mod bf16;
 use super::convert::{rounded, widened};
 use super::pool::Shared;
 use super::{Epilogue, Exec, Real, Storage, Vector, Work, each_vector, elementwise, pool, prefetch_near, unrolled};
+use crate::base::scratch::Scratch;
 use crate::error::Result;
 use gemm::Parallelism;
 use std::ops::Range;
@@ -165,7 +166,7 @@ const PANEL: usize = 4096;
 
 fn by_columns<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, threads: usize) -> Result<()> {
     let (rows, columns) = (a.rows, b.columns);
-    let mut panel = vec![E::from_f64(0.0); rows * columns.min(PANEL)];
+    let mut panel = Scratch::any(rows * columns.min(PANEL))?;
     for first in (0..columns).step_by(PANEL) {
         let these = first..columns.min(first + PANEL);
         let of_b = Matrix { values: &b.values[first * b.strides[1]..], columns: these.len(), ..b };

@@ -2,15 +2,15 @@
 //! on the sums, before the one rounding.
 
 use super::Problem;
-use crate::cpu::convert::{rounded, widened};
+use crate::base::scratch::Scratch;
+use crate::cpu::convert::{Widened, copied, rounded, widened};
 use crate::cpu::matrix::{Matrix, product};
 use crate::cpu::{Epilogue, Exec, Storage, elementwise, sum};
 use crate::error::Result;
 use crate::op::Named;
-use crate::tensor::Element;
 use crate::tensor::{View, ViewMut};
 use crate::with_type;
-use std::borrow::Cow;
+
 
 /// Computes the layer on the CPU.
 pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
@@ -26,7 +26,7 @@ pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>
 struct Given<'a, S: Storage> {
     x: Matrix<'a, S>,
     w: Matrix<'a, S>,
-    b: Option<Cow<'a, [S::Wide]>>,
+    b: Option<Widened<'a, S::Wide>>,
 }
 
 impl<'a, S: Storage> Given<'a, S> {
@@ -63,9 +63,9 @@ fn backward_as<S: Storage>(
     if problem.activation.is_none() {
         return gradients(problem, &given, dy, &mut outputs, exec);
     }
-    let mut z = vec![S::Wide::from_f64(0.0); dy.len()];
+    let mut z = Scratch::any(dy.len())?;
     product(given.x, given.w.transposed(), &mut z, &given.epilogue(), exec)?;
-    let mut dz = widened::<S>(dy, exec)?.into_owned();
+    let mut dz = copied(dy, exec)?;
     elementwise::slope_in_place(problem.activation, &z, &mut dz, exec)?;
     gradients(problem, &given, &dz, &mut outputs, exec)
 }

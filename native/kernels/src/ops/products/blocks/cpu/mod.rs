@@ -14,7 +14,7 @@ mod x86;
 
 use super::format::{self, BLOCK, Format};
 use super::problem::{Conversion, Problem};
-use crate::cpu::convert::widened;
+use crate::cpu::convert::{Widened, widened};
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Epilogue, Exec, Level, Real, Storage, Vector, Work};
 use crate::error::Result;
@@ -22,7 +22,7 @@ use crate::ops::products::{outputs_per_task, with_type_in_f32};
 use crate::tensor::{View, ViewMut};
 use lanes::Lanes;
 use product::{Prepared, Quantized, Sums};
-use std::borrow::Cow;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Values per task.
@@ -239,7 +239,7 @@ enum Factor<'x> {
     #[cfg(target_arch = "x86_64")]
     Tiles(amx::Prepared),
     Integers(Prepared),
-    Floats(Cow<'x, [f32]>),
+    Floats(Widened<'x, f32>),
 }
 
 fn multiply_as<S: Storage<Wide = f32>>(

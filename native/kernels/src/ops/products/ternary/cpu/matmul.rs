@@ -5,6 +5,8 @@ use super::amx;
 use super::products::{Activations, Call, Results, WORTH_SHARING, run};
 use super::quantize::{by_bits, bytes, in_f32, signs, vector};
 use super::wide::WORD;
+use crate::base::scratch::Scratch;
+use crate::cpu::convert::Widened;
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Epilogue, Exec, Level, Scaled, Storage};
 use crate::error::Result;
@@ -13,8 +15,8 @@ use crate::op::Named;
 use crate::ops::products::outputs_per_task;
 use crate::ops::products::ternary::problem::{Form, Product, plane_bytes};
 use crate::ops::products::with_type_in_f32;
-use crate::tensor::{View, ViewMut};
-use std::borrow::Cow;
+use crate::tensor::{Element, View, ViewMut};
+
 
 /// Multiplies on the CPU.
 pub fn matmul(problem: &Product, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
@@ -66,19 +68,21 @@ fn matmul_to<S: Storage<Wide = f32>>(
 }
 
 /// Copies rows of `width` elements to rows of `stride`, padded with zeros.
-fn padded<T: Copy + Default>(from: &[T], rows: usize, width: usize, stride: usize) -> Vec<T> {
-    let mut padded = vec![T::default(); rows * stride];
+fn padded<T: Element + Default>(from: &[T], rows: usize, width: usize, stride: usize) -> Result<Scratch<T>> {
+    let mut padded = Scratch::any(rows * stride)?;
     for row in 0..rows {
-        padded[row * stride..][..width].copy_from_slice(&from[row * width..][..width]);
+        let (values, padding) = padded[row * stride..][..stride].split_at_mut(width);
+        values.copy_from_slice(&from[row * width..][..width]);
+        padding.fill(T::default());
     }
-    padded
+    Ok(padded)
 }
 
 /// The floats, with rows padded to whole words.
-fn padded_floats<'a>(problem: &Product, inputs: &Named<View<'a>>, exec: &Exec) -> Result<(usize, Cow<'a, [f32]>)> {
+fn padded_floats<'a>(problem: &Product, inputs: &Named<View<'a>>, exec: &Exec) -> Result<(usize, Widened<'a, f32>)> {
     let (x, stride) = (in_f32(inputs.get("x")?, exec)?, problem.n.next_multiple_of(WORD));
     let fits = stride == problem.n;
-    Ok((stride, if fits { x } else { padded(&x, problem.rows, problem.n, stride).into() }))
+    Ok((stride, if fits { x } else { Widened::Copied(padded(&x, problem.rows, problem.n, stride)?) }))
 }
 
 /// Activations quantized to bytes, and the scale of each row.
@@ -145,21 +149,19 @@ fn by_tiles<S: Storage<Wide = f32>>(
 }
 
 /// The planes of the signs, computed or given, with rows padded to whole vectors.
-fn padded_signs(problem: &Product, inputs: &Named<View>, exec: &Exec) -> Result<(usize, [Vec<u8>; 2])> {
+fn padded_signs(problem: &Product, inputs: &Named<View>, exec: &Exec) -> Result<(usize, [Scratch<u8>; 2])> {
     let (rows, bytes) = (problem.rows, problem.bytes());
-    let mut made = [Vec::new(), Vec::new()];
-    let given = if problem.planes {
-        [inputs.get("x_plane0")?.bytes(), inputs.get("x_plane1")?.bytes()]
-    } else {
-        let x = in_f32(inputs.get("x")?, exec)?;
-        made = [vec![0; rows * bytes], vec![0; rows * bytes]];
-        let [plane0, plane1] = &mut made;
-        signs(&x, rows, problem.n, &[0.0], [plane0, plane1], exec)?;
-        [&made[0][..], &made[1]]
-    };
     let stride = bytes.next_multiple_of(vector(exec.level));
-    if stride == bytes && !problem.planes {
-        return Ok((stride, made));
+    let padded = |plane: &[u8]| padded(plane, rows, bytes, stride);
+    if problem.planes {
+        let [plane0, plane1] = [inputs.get("x_plane0")?.bytes(), inputs.get("x_plane1")?.bytes()];
+        return Ok((stride, [padded(plane0)?, padded(plane1)?]));
     }
-    Ok((stride, given.map(|plane| padded(plane, rows, bytes, stride))))
+    let x = in_f32(inputs.get("x")?, exec)?;
+    let [mut plane0, mut plane1] = [Scratch::any(rows * bytes)?, Scratch::any(rows * bytes)?];
+    signs(&x, rows, problem.n, &[0.0], [&mut plane0, &mut plane1], exec)?;
+    if stride == bytes {
+        return Ok((stride, [plane0, plane1]));
+    }
+    Ok((stride, [padded(&plane0)?, padded(&plane1)?]))
 }

@@ -1,7 +1,7 @@
 //! Floats to planes and to bytes.
 
 use super::wide::{Task, WORD, Wide, dispatch};
-use crate::cpu::convert::widened;
+use crate::cpu::convert::{Widened, widened};
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Exec, Level};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::op::Named;
 use crate::ops::products::ternary::problem::{Activations, LEAST_SCALE, Quantization, Rule, TWN, plane_bytes};
 use crate::ops::products::with_type_in_f32;
 use crate::tensor::{Described, View, ViewMut};
-use std::borrow::Cow;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// From this number of floats on, waking another thread pays off.
@@ -19,7 +19,7 @@ const WORTH_SHARING: usize = 1 << 17;
 const LANES: usize = 16;
 
 /// The values of a tensor in f32, copied only if its storage type differs.
-pub fn in_f32<'a>(view: &View<'a>, exec: &Exec) -> Result<Cow<'a, [f32]>> {
+pub fn in_f32<'a>(view: &View<'a>, exec: &Exec) -> Result<Widened<'a, f32>> {
     with_type_in_f32!(view.spec().dtype, S => widened::<S>(view.slice()?, exec))
 }
 
