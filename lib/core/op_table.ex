@@ -8,6 +8,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "selective_scan",
         about: "Mamba selective scan over whole sequences",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "dt", shape: "(B, L, D)", precision: "storage", optional: false},
@@ -38,6 +39,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "selective_scan_backward",
         about: "The gradient of an op",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "dt", shape: "(B, L, D)", precision: "storage", optional: false},
@@ -67,6 +69,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "selective_state_update",
         about: "Mamba selective scan of one token",
+        hint: "Layout is channel-last: (batch, channels)",
         inputs: [
           %{name: "x", shape: "(B, D)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: false},
@@ -93,6 +96,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "ssd",
         about: "Scan of Mamba-2 (state space dual) over whole sequences",
+        hint: "Layout is (batch, length, heads, width) and (batch, length, groups, state)",
         inputs: [
           %{name: "x", shape: "(B, L, H, P)", precision: "storage", optional: false},
           %{name: "dt", shape: "(B, L, H)", precision: "storage", optional: false},
@@ -121,6 +125,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "ssd_backward",
         about: "The gradient of an op",
+        hint: "Layout is (batch, length, heads, width) and (batch, length, groups, state)",
         inputs: [
           %{name: "x", shape: "(B, L, H, P)", precision: "storage", optional: false},
           %{name: "dt", shape: "(B, L, H)", precision: "storage", optional: false},
@@ -148,6 +153,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "linear_scan",
         about: "Linear recurrence h = a h + b over whole sequences",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "a", shape: "(B, L, K)", precision: "storage", optional: false},
           %{name: "b", shape: "(B, L, K)", precision: "storage", optional: false},
@@ -167,6 +173,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "linear_scan_backward",
         about: "The gradient of an op",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "a", shape: "(B, L, K)", precision: "storage", optional: false},
           %{name: "h", shape: "(B, L, K)", precision: "storage", optional: false},
@@ -185,6 +192,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "exp_product_scan",
         about: "Cumulative product of decays in [0, 1] by the sum of their logarithms",
+        hint: "Layout is (batch, heads, length, channels of a head)",
         inputs: [
           %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true}
@@ -207,6 +215,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "exp_product_scan_backward",
         about: "The gradient of an op",
+        hint: "Layout is (batch, heads, length, channels of a head)",
         inputs: [
           %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "y", shape: "(B, H, L, W)", precision: "storage", optional: false},
@@ -229,6 +238,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "cumprod_scan",
         about: "Cumulative product, exact for zeros",
+        hint: "Layout is (batch, heads, length, channels of a head)",
         inputs: [
           %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true}
@@ -248,6 +258,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "cumprod_scan_backward",
         about: "The gradient of an op",
+        hint: "Layout is (batch, heads, length, channels of a head)",
         inputs: [
           %{name: "gamma", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "y", shape: "(B, H, L, W)", precision: "storage", optional: false},
@@ -267,6 +278,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "logcumsumexp",
         about: "Logarithm of the cumulative sum of exponentials",
+        hint: "Layout is (batch, heads, length, channels of a head)",
         inputs: [
           %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true}
@@ -286,6 +298,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "logcumsumexp_backward",
         about: "The gradient of an op",
+        hint: "Layout is (batch, heads, length, channels of a head)",
         inputs: [
           %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true},
@@ -304,6 +317,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "cumsum",
         about: "Cumulative sum",
+        hint: "Layout is (batch, heads, length, channels of a head)",
         inputs: [
           %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true}
@@ -322,6 +336,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "cumsum_backward",
         about: "The gradient of an op",
+        hint: "Layout is (batch, heads, length, channels of a head)",
         inputs: [
           %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true},
@@ -339,6 +354,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "reverse_cumsum",
         about: "Cumulative sum from the end",
+        hint: "Layout is (batch, heads, length, channels of a head)",
         inputs: [
           %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true}
@@ -357,6 +373,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "reverse_cumsum_backward",
         about: "The gradient of an op",
+        hint: "Layout is (batch, heads, length, channels of a head)",
         inputs: [
           %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, H, W)", precision: "wide", optional: true},
@@ -374,6 +391,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "causal_conv1d",
         about: "Depthwise causal convolution over whole sequences",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "w", shape: "(D, W)", precision: "wide", optional: false},
@@ -395,6 +413,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "causal_conv1d_backward",
         about: "The gradient of an op",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "w", shape: "(D, W)", precision: "wide", optional: false},
@@ -415,6 +434,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "causal_conv1d_update",
         about: "Depthwise causal convolution of one token",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(B, D)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: false},
@@ -435,6 +455,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "linear",
         about: "Dense layer y = activation(x w^T + b)",
+        hint: "Weights are stored (out, in), and the last axis of x meets `in`",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
           %{name: "w", shape: "(O, I)", precision: "storage", optional: false},
@@ -453,6 +474,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "linear_backward",
         about: "The gradient of an op",
+        hint: "Weights are stored (out, in), and the last axis of x meets `in`",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
           %{name: "w", shape: "(O, I)", precision: "storage", optional: false},
@@ -470,6 +492,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mamba_block",
         about: "Mamba block: projections, convolution and scan",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(B, L, M)", precision: "storage", optional: false},
           %{name: "A_log", shape: "(D, N)", precision: "wide", optional: false},
@@ -505,6 +528,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mamba_block_backward",
         about: "The gradient of an op",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(B, L, M)", precision: "storage", optional: false},
           %{name: "A_log", shape: "(D, N)", precision: "wide", optional: false},
@@ -539,6 +563,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "activations",
         about: "A function of each element",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(...)", precision: "storage", optional: false}
         ],
@@ -557,6 +582,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "activations_backward",
         about: "The gradient of an op",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(...)", precision: "storage", optional: false},
           %{name: "dy", shape: "(...)", precision: "storage", optional: false}
@@ -573,6 +599,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "rms_norm",
         about: "Root mean square normalisation of rows",
+        hint: "Rows are normalised over the last axis of x",
         inputs: [
           %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "w", shape: "(D)", precision: "wide", optional: false}
@@ -591,6 +618,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "rms_norm_backward",
         about: "The gradient of an op",
+        hint: "Rows are normalised over the last axis of x",
         inputs: [
           %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "w", shape: "(D)", precision: "wide", optional: false},
@@ -608,6 +636,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "layer_norm",
         about: "Layer normalisation of rows",
+        hint: "Rows are normalised over the last axis of x",
         inputs: [
           %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "w", shape: "(D)", precision: "wide", optional: false},
@@ -628,6 +657,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "layer_norm_backward",
         about: "The gradient of an op",
+        hint: "Rows are normalised over the last axis of x",
         inputs: [
           %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "w", shape: "(D)", precision: "wide", optional: false},
@@ -645,6 +675,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "layer_norm_gelu",
         about: "Layer normalisation of rows, then GELU",
+        hint: "Rows are normalised over the last axis of x",
         inputs: [
           %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "w", shape: "(D)", precision: "wide", optional: false},
@@ -664,6 +695,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "layer_norm_gelu_backward",
         about: "The gradient of an op",
+        hint: "Rows are normalised over the last axis of x",
         inputs: [
           %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "w", shape: "(D)", precision: "wide", optional: false},
@@ -682,6 +714,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "gated_rms_norm",
         about: "Root mean square normalisation of rows with a gate",
+        hint: "Rows are normalised over the last axis of x",
         inputs: [
           %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
@@ -702,6 +735,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "gated_rms_norm_backward",
         about: "The gradient of an op",
+        hint: "Rows are normalised over the last axis of x",
         inputs: [
           %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
@@ -721,6 +755,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "matmul",
         about: "The product of two matrices",
+        hint: "Columns of a meet rows of b",
         inputs: [
           %{name: "a", shape: "(M, K)", precision: "storage", optional: false},
           %{name: "b", shape: "(K, N)", precision: "storage", optional: false}
@@ -736,6 +771,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "matmul_backward",
         about: "The gradient of an op",
+        hint: "Columns of a meet rows of b",
         inputs: [
           %{name: "a", shape: "(M, K)", precision: "storage", optional: false},
           %{name: "b", shape: "(K, N)", precision: "storage", optional: false},
@@ -750,6 +786,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "rope",
         about: "Rotary position embedding",
+        hint: "Axes are (batch, heads, length, width), or with the layout heads_last (batch, length, heads, width); those of masks and biases are always (batch, heads, queries, keys)",
         inputs: [
           %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false}
         ],
@@ -773,6 +810,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "rope_backward",
         about: "The gradient of an op",
+        hint: "Axes are (batch, heads, length, width), or with the layout heads_last (batch, length, heads, width); those of masks and biases are always (batch, heads, queries, keys)",
         inputs: [
           %{name: "x", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "dy", shape: "(B, H, L, W)", precision: "storage", optional: false}
@@ -795,6 +833,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "sinusoidal_positions",
         about: "Embeddings plus sines and cosines of their positions",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false}
         ],
@@ -812,6 +851,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "sinusoidal_positions_backward",
         about: "The gradient of an op",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false}
@@ -828,6 +868,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "attention",
         about: "Softmax attention over keys and values",
+        hint: "Axes are (batch, heads, length, width), or with the layout heads_last (batch, length, heads, width); those of masks and biases are always (batch, heads, queries, keys)",
         inputs: [
           %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "k", shape: "(B, K, M, W)", precision: "storage", optional: false},
@@ -849,6 +890,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "attention_backward",
         about: "The gradient of an op",
+        hint: "Axes are (batch, heads, length, width), or with the layout heads_last (batch, length, heads, width); those of masks and biases are always (batch, heads, queries, keys)",
         inputs: [
           %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "k", shape: "(B, K, M, W)", precision: "storage", optional: false},
@@ -874,6 +916,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "decode",
         about: "Attention of new tokens over a cache of keys and values, which takes them in",
+        hint: "Axes are (batch, heads, length, width), or with the layout heads_last (batch, length, heads, width); a cache is always (batch, heads, length, width)",
         inputs: [
           %{name: "q", shape: "(B, H, L, W)", precision: "storage", optional: false},
           %{name: "k", shape: "(B, K, L, W)", precision: "storage", optional: false},
@@ -897,6 +940,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "swiglu_mlp",
         about: "Gated feed-forward layer",
+        hint: "Weights are stored (out, in)",
         inputs: [
           %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "wg", shape: "(F, D)", precision: "storage", optional: false},
@@ -916,6 +960,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "swiglu_mlp_backward",
         about: "The gradient of an op",
+        hint: "Weights are stored (out, in)",
         inputs: [
           %{name: "x", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "wg", shape: "(F, D)", precision: "storage", optional: false},
@@ -934,6 +979,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mha",
         about: "Multi-head self-attention with its projections",
+        hint: "x is (batch, length, width), and weights are stored (out, in)",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false},
@@ -958,6 +1004,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mha_backward",
         about: "The gradient of an op",
+        hint: "x is (batch, length, width), and weights are stored (out, in)",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false},
@@ -981,6 +1028,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "transformer_block",
         about: "Transformer block: self-attention and feed-forward layer, each behind a norm",
+        hint: "x is (batch, length, width), and weights are stored (out, in)",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false},
@@ -1013,6 +1061,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "transformer_block_backward",
         about: "The gradient of an op",
+        hint: "x is (batch, length, width), and weights are stored (out, in)",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "wqkv", shape: "(3D, D)", precision: "storage", optional: false},
@@ -1044,6 +1093,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mdi_update",
         about: "Memory decay integration, element by element",
+        hint: "All tensors have the shape of z",
         inputs: [
           %{name: "z", shape: "(...)", precision: "storage", optional: false},
           %{name: "h_old", shape: "(...)", precision: "storage", optional: false},
@@ -1061,6 +1111,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mdi_update_backward",
         about: "The gradient of an op",
+        hint: "All tensors have the shape of z",
         inputs: [
           %{name: "z", shape: "(...)", precision: "storage", optional: false},
           %{name: "h_old", shape: "(...)", precision: "storage", optional: false},
@@ -1077,6 +1128,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mdi_gamma",
         about: "How much of a memory is kept, from what comes in and maybe from a context",
+        hint: "Weights are stored (out, in), and both networks have the same inner width",
         inputs: [
           %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "context", shape: "(..., D)", precision: "storage", optional: true},
@@ -1100,6 +1152,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mdi_gamma_backward",
         about: "The gradient of an op",
+        hint: "Weights are stored (out, in), and both networks have the same inner width",
         inputs: [
           %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "context", shape: "(..., D)", precision: "storage", optional: true},
@@ -1122,6 +1175,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mdi",
         about: "One step of memory decay integration",
+        hint: "Weights are stored (out, in), and both networks have the same inner width",
         inputs: [
           %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "context", shape: "(..., D)", precision: "storage", optional: true},
@@ -1150,6 +1204,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mdi_backward",
         about: "The gradient of an op",
+        hint: "Weights are stored (out, in), and both networks have the same inner width",
         inputs: [
           %{name: "z", shape: "(..., D)", precision: "storage", optional: false},
           %{name: "context", shape: "(..., D)", precision: "storage", optional: true},
@@ -1177,6 +1232,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "block_recurrence",
         about: "The gated recurrence of the MM-Rec block over whole sequences",
+        hint: "Sequences are (batch, length, width), and weights are stored (out, in)",
         inputs: [
           %{name: "z", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: false},
@@ -1202,6 +1258,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "block_recurrence_backward",
         about: "The gradient of an op",
+        hint: "Sequences are (batch, length, width), and weights are stored (out, in)",
         inputs: [
           %{name: "z", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "gamma", shape: "(B, L, D)", precision: "storage", optional: false},
@@ -1227,6 +1284,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "hds_construct",
         about: "Levels over a memory bank, each the adaptive average of the one below",
+        hint: "A bank is (batch, slots, width), and k and v are alike",
         inputs: [
           %{name: "k", shape: "(B, M, D)", precision: "storage", optional: false},
           %{name: "v", shape: "(B, M, D)", precision: "storage", optional: false}
@@ -1244,6 +1302,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "hds_construct_backward",
         about: "The gradient of an op",
+        hint: "A bank is (batch, slots, width), and k and v are alike",
         inputs: [
           %{name: "k", shape: "(B, M, D)", precision: "storage", optional: false},
           %{name: "v", shape: "(B, M, D)", precision: "storage", optional: false},
@@ -1291,6 +1350,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "hds_query_topk",
         about: "Attention over the slots that a walk down the levels of a memory finds",
+        hint: "q is (batch, length, width), and a memory (batch or 1, slots, width)",
         inputs: [
           %{name: "q", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "k", shape: "(B|1, M, D)", precision: "storage", optional: false},
@@ -1309,6 +1369,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "multi_memory_attention",
         about: "Attention of a sequence over a memory, with its projections",
+        hint: "h is (batch, length, width), a memory (batch or 1, slots, width), and weights are stored (out, in)",
         inputs: [
           %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "k_mem", shape: "(B|1, S, D)", precision: "storage", optional: false},
@@ -1330,6 +1391,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "multi_memory_attention_backward",
         about: "The gradient of an op",
+        hint: "h is (batch, length, width), a memory (batch or 1, slots, width), and weights are stored (out, in)",
         inputs: [
           %{name: "h", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "k_mem", shape: "(B|1, S, D)", precision: "storage", optional: false},
@@ -1353,6 +1415,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mmrec_block",
         about: "Block of MM-Rec: gated recurrence, attention over a memory and feed-forward layer",
+        hint: "x is (batch, length, width), a memory (batch or 1, slots, width), and weights are stored (out, in)",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "k_mem", shape: "(B|1, M, D)", precision: "storage", optional: false},
@@ -1422,6 +1485,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "mmrec_block_backward",
         about: "The gradient of an op",
+        hint: "x is (batch, length, width), a memory (batch or 1, slots, width), and weights are stored (out, in)",
         inputs: [
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "k_mem", shape: "(B|1, M, D)", precision: "storage", optional: false},
@@ -1493,6 +1557,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "write_short",
         about: "Rows into the slots of a memory bank",
+        hint: "A bank is (batch, slots, width)",
         inputs: [
           %{name: "bank", shape: "(B, S, D)", precision: "storage", optional: false},
           %{name: "rows", shape: "(B, N, D)", precision: "storage", optional: false}
@@ -1511,6 +1576,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "write_long",
         about: "A summary into the slots of a memory bank",
+        hint: "A bank is (batch, slots, width)",
         inputs: [
           %{name: "bank", shape: "(B, M, D)", precision: "storage", optional: false},
           %{name: "summary", shape: "(B, D)", precision: "storage", optional: false}
@@ -1530,6 +1596,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "quantize",
         about: "Rows of floats to blocks of 8 or 4 bits a value, ggml's Q8_0 or Q4_0",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(..., N)", precision: "storage", optional: false}
         ],
@@ -1545,6 +1612,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "dequantize",
         about: "Blocks of Q8_0 or Q4_0 to rows of f32",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "q", shape: "(..., Q)", precision: "u8", optional: false}
         ],
@@ -1559,6 +1627,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "matmul_q8_q8",
         about: "y = activation(x w^T + b), x quantized to Q8_0, weights in Q8_0",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
           %{name: "w", shape: "(O, 17I/16)", precision: "u8", optional: false},
@@ -1575,6 +1644,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "matmul_q8_q4",
         about: "y = activation(x w^T + b), x quantized to Q8_0, weights in Q4_0",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
           %{name: "w", shape: "(O, 9I/16)", precision: "u8", optional: false},
@@ -1591,6 +1661,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "matmul_f32_q8",
         about: "y = activation(x w^T + b), weights in Q8_0",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
           %{name: "w", shape: "(O, 17I/16)", precision: "u8", optional: false},
@@ -1607,6 +1678,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "matmul_f32_q4",
         about: "y = activation(x w^T + b), weights in Q4_0",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
           %{name: "w", shape: "(O, 9I/16)", precision: "u8", optional: false},
@@ -1623,6 +1695,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "convert_ternary",
         about: "Ternary numbers from one layout to another; -1, 0 and 1 to planes and back",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "values", shape: "(..., N)", precision: "i8", optional: true},
           %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true},
@@ -1646,6 +1719,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "stats_ternary",
         about: "Counts of -1, 0, +1 and sentinels among ternary numbers, and the first sentinel",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "values", shape: "(..., N)", precision: "i8", optional: true},
           %{name: "plane0", shape: "(..., P)", precision: "u8", optional: true},
@@ -1667,6 +1741,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "quantize_ternary",
         about: "Floats to planes of ternary numbers and their scale",
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`",
         inputs: [
           %{name: "w", shape: "(..., N)", precision: "storage", optional: false}
         ],
@@ -1683,6 +1758,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "dequantize_ternary",
         about: "Ternary numbers in planes times their scale, as f32",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
           %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false},
@@ -1699,6 +1775,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "activation_i8",
         about: "Activations to 8 bits, each row with its own scale",
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false}
         ],
@@ -1716,6 +1793,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "dot_ternary",
         about: "Sums of products of two rows of ternary numbers in planes",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "a0", shape: "(..., P)", precision: "u8", optional: false},
           %{name: "a1", shape: "(..., P)", precision: "u8", optional: false},
@@ -1733,6 +1811,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "matmul_ternary",
         about: "Signs of activations by ternary weights",
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: true},
           %{name: "x_plane0", shape: "(..., P)", precision: "u8", optional: true},
@@ -1754,6 +1833,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "matmul_i8_ternary",
         about: "Activations of 8 bits by ternary weights",
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
           %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
@@ -1773,6 +1853,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "matmul_f32_ternary",
         about: "Activations by ternary weights",
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
           %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
@@ -1792,6 +1873,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "ternary_linear",
         about: "Dense layer of float weights that a rule makes ternary",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
           %{name: "w", shape: "(O, I)", precision: "storage", optional: false},
@@ -1814,6 +1896,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "simple_rotor_net",
         about: "Two ternary layers: logits of signs, and the class with the largest",
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`",
         inputs: [
           %{name: "x", shape: "(..., I)", precision: "storage", optional: false},
           %{name: "w1_plane0", shape: "(H, P)", precision: "u8", optional: false},
@@ -1839,6 +1922,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "argmax",
         about: "The place of the largest number of each row, the first on ties; NaN is never larger",
+        hint: "Layout is channel-last: batch, length, channels",
         inputs: [
           %{name: "x", shape: "(..., N)", precision: "storage", optional: false}
         ],
@@ -1853,6 +1937,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "column_sums_ternary",
         about: "Sums of the columns of ternary weights in planes, to prove products by",
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`",
         inputs: [
           %{name: "plane0", shape: "(O, P)", precision: "u8", optional: false},
           %{name: "plane1", shape: "(O, P)", precision: "u8", optional: false}
@@ -1868,6 +1953,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "verify_sums_ternary",
         about: "Proves sums of a product by those of the weights' columns; an error if they differ",
+        hint: "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`",
         inputs: [
           %{name: "acc", shape: "(..., O)", precision: "i32", optional: false},
           %{name: "column_sums", shape: "(I)", precision: "i32", optional: false},

@@ -11,6 +11,7 @@ defmodule Sidewinder.Ops do
   @type op :: %{
           name: String.t(),
           about: String.t(),
+          hint: String.t(),
           inputs: [slot],
           outputs: [output],
           storage: [String.t()],

@@ -50,7 +50,7 @@ defmodule Sidewinder.Op do
           optional(:composed) => boolean,
           optional(:chosen_by) => atom,
           optional(:params) => Sidewinder.Op.Params.t(),
-          optional(:hint) => String.t()
+          required(:hint) => String.t()
         }
 
   @typedoc """

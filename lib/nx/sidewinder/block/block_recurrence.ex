@@ -10,8 +10,7 @@ defmodule Sidewinder.Block.BlockRecurrence do
 
   declare(:block_recurrence,
     fields: [mix: 0.1],
-    rest: :return_state,
-    hint: "Sequences are {batch, length, width}, and weights are stored {out, in}"
+    rest: :return_state
   )
 
   @doc false

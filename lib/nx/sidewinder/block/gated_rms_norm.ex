@@ -8,8 +8,7 @@ defmodule Sidewinder.Block.GatedRmsNorm do
     gradient: Sidewinder.Block.GatedRmsNormBackward
 
   declare(:gated_rms_norm,
-    axes: [d: {:multiple, :groups, :d}],
-    hint: Sidewinder.Block.RmsNorm.table().hint
+    axes: [d: {:multiple, :groups, :d}]
   )
 end
 

@@ -8,8 +8,7 @@ defmodule Sidewinder.Block.HdsConstruct do
 
   declare(:hds_construct,
     axes: Sidewinder.Reference.HdsConstruct.axes(),
-    numbered: :levels,
-    hint: "A bank is {batch, slots, width}, and k and v are alike"
+    numbered: :levels
   )
 
   @doc false

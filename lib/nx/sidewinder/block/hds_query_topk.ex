@@ -11,8 +11,7 @@ defmodule Sidewinder.Block.HdsQueryTopk do
 
   declare(:hds_query_topk,
     axes: [c: {:by, {HdsQueryTopk, :candidates, []}}],
-    outputs: [context: "(B, L, D)", slots: {"(B, L, C)", "index"}],
-    hint: "q is {batch, length, width}, and a memory {batch or 1, slots, width}"
+    outputs: [context: "(B, L, D)", slots: {"(B, L, C)", "index"}]
   )
 
   @impl true

@@ -7,9 +7,7 @@ defmodule Sidewinder.Block.Linear do
     reference: Sidewinder.Reference.Linear,
     gradient: Sidewinder.Block.LinearBackward
 
-  declare(:linear,
-    hint: "Weights are stored {out, in}, and the last axis of x meets `in`"
-  )
+  declare(:linear)
 end
 
 defmodule Sidewinder.Block.LinearBackward do

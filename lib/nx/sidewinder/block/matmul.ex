@@ -9,8 +9,7 @@ defmodule Sidewinder.Block.Matmul do
 
   # The rows of a product are independent, as entries of a batch are.
   declare(:matmul,
-    axes: [m: :b],
-    hint: "Columns of a meet rows of b"
+    axes: [m: :b]
   )
 end
 

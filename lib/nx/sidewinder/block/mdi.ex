@@ -6,7 +6,7 @@ defmodule Sidewinder.Block.MdiUpdate do
     reference: Sidewinder.Reference.MdiUpdate,
     gradient: Sidewinder.Block.MdiUpdateBackward
 
-  declare(:mdi_update, hint: "All tensors have the shape of z")
+  declare(:mdi_update)
 end
 
 defmodule Sidewinder.Block.MdiUpdateBackward do
@@ -27,8 +27,7 @@ defmodule Sidewinder.Block.MdiGamma do
     gradient: Sidewinder.Block.MdiGammaBackward
 
   declare(:mdi_gamma,
-    composed: true,
-    hint: "Weights are stored {out, in}, and both networks have the same inner width"
+    composed: true
   )
 
   @doc false
@@ -70,8 +69,7 @@ defmodule Sidewinder.Block.Mdi do
 
   declare(:mdi,
     composed: true,
-    rest: :return_parts,
-    hint: Sidewinder.Block.MdiGamma.table().hint
+    rest: :return_parts
   )
 end
 

@@ -11,8 +11,7 @@ defmodule Sidewinder.Block.Mha do
   declare(:mha,
     composed: true,
     without: ~w(keys values cached),
-    axes: [d: {:multiple, :heads, :d}, h: :heads],
-    hint: "x is {batch, length, width}, and weights are stored {out, in}"
+    axes: [d: {:multiple, :heads, :d}, h: :heads]
   )
 end
 

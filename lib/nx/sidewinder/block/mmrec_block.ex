@@ -17,9 +17,7 @@ defmodule Sidewinder.Block.MmrecBlock do
     axes: [d: {:multiple, :heads, :d}],
     optional: [:k_mem, :v_mem, :initial_state],
     options: [norm: [:outside, :inside]],
-    rest: :return_state,
-    hint:
-      "x is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
+    rest: :return_state
   )
 
   # Outputs that the gradient takes if they were kept, and those that are kept for the gradient alone.

@@ -11,9 +11,7 @@ defmodule Sidewinder.Block.MultiMemoryAttention do
   declare(:multi_memory_attention,
     composed: true,
     axes: [d: {:multiple, :heads, :d}, h: :heads],
-    rest: :return_lse,
-    hint:
-      "h is {batch, length, width}, a memory {batch or 1, slots, width}, and weights are stored {out, in}"
+    rest: :return_lse
   )
 end
 

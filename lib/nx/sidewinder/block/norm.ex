@@ -7,7 +7,7 @@ defmodule Sidewinder.Block.RmsNorm do
     reference: Sidewinder.Reference.Norm,
     gradient: Sidewinder.Block.RmsNormBackward
 
-  declare(:rms_norm, hint: "Rows are normalised over the last axis of x")
+  declare(:rms_norm)
 end
 
 defmodule Sidewinder.Block.RmsNormBackward do
@@ -27,8 +27,7 @@ defmodule Sidewinder.Block.LayerNorm do
     gradient: Sidewinder.Block.LayerNormBackward
 
   declare(:layer_norm,
-    rest: :return_statistics,
-    hint: Sidewinder.Block.RmsNorm.table().hint
+    rest: :return_statistics
   )
 
   @impl true
@@ -57,7 +56,7 @@ defmodule Sidewinder.Block.LayerNormGelu do
     reference: Sidewinder.Reference.Norm,
     gradient: Sidewinder.Block.LayerNormGeluBackward
 
-  declare(:layer_norm_gelu, hint: Sidewinder.Block.RmsNorm.table().hint)
+  declare(:layer_norm_gelu)
 end
 
 defmodule Sidewinder.Block.LayerNormGeluBackward do

@@ -10,8 +10,7 @@ defmodule Sidewinder.Block.SwigluMlp do
 
   declare(:swiglu_mlp,
     composed: true,
-    fields: [activation: :silu],
-    hint: "Weights are stored {out, in}"
+    fields: [activation: :silu]
   )
 end
 

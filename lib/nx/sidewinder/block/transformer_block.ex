@@ -11,8 +11,7 @@ defmodule Sidewinder.Block.TransformerBlock do
   declare(:transformer_block,
     composed: true,
     without: ~w(keys values cached),
-    axes: [d: {:multiple, :heads, :d}, h: :heads],
-    hint: Sidewinder.Block.Mha.table().hint
+    axes: [d: {:multiple, :heads, :d}, h: :heads]
   )
 end
 

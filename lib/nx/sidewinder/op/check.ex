@@ -216,7 +216,7 @@ defmodule Sidewinder.Op.Check do
     error(table, :shape, name,
       expected: "shape #{Enum.map_join(forms, " or ", &show(&1, dims))}",
       got: show(Tuple.to_list(t.shape), %{}),
-      hint: Map.get(table, :hint, "Layout is channel-last: batch, length, channels")
+      hint: table.hint
     )
   end
 

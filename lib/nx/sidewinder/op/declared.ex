@@ -45,6 +45,7 @@ defmodule Sidewinder.Op.Declared do
 
     %{
       name: name,
+      hint: hint(op.hint),
       inputs: op.inputs |> Map.new(&input(&1, form)),
       optional: for(%{optional: true} = slot <- inputs, do: Ops.optional(slot)),
       options: op.options |> Enum.map(&{key(&1), sort(&1)}) |> put(options(own)),
@@ -167,14 +168,10 @@ defmodule Sidewinder.Op.Declared do
 
   ## Shapes
 
-  # The hint about wrong shapes of tensors with heads.
-  defp layout(%{inputs: [x | _]} = op) do
-    cond do
-      option?(op, "layout") -> %{chosen_by: :layout, hint: Heads.hint()}
-      x.shape == "(B, H, L, W)" -> %{hint: "Layout is batch, heads, length, channels of a head"}
-      true -> %{}
-    end
-  end
+  defp layout(op), do: if(option?(op, "layout"), do: %{chosen_by: :layout}, else: %{})
+
+  # The hint about wrong shapes, with shapes as Nx shows them.
+  defp hint(text), do: text |> String.replace("(", "{") |> String.replace(")", "}")
 
   # If all axes may be 1, the tensor is broadcast; if some may be, both sizes are allowed.
   defp forms(words, axes, layout?) do

@@ -6,9 +6,4 @@ defmodule Sidewinder.Op.Heads do
   def axes(heads, length, width) do
     %{heads_first: [:b, heads, length, width], heads_last: [:b, length, heads, width]}
   end
-
-  def hint do
-    "Axes are batch, heads, length, width, or with layout: :heads_last batch, length, heads, width; " <>
-      "those of masks and biases are always batch, heads, queries, keys"
-  end
 end

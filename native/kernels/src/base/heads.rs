@@ -2,6 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+/// How to mend a wrong shape of a tensor of heads.
+pub const HINT: &str = "Axes are (batch, heads, length, width), or with the layout heads_last (batch, length, heads, \
+                        width); those of masks and biases are always (batch, heads, queries, keys)";
+
 /// The order of the axes of queries, keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]

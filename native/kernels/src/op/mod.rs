@@ -33,7 +33,7 @@ use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
 
 /// The layout of sequences, which a wrong shape mostly does not have.
-const LAYOUT: &str = "Layout is channel-last: (batch, length, channels)";
+const LAYOUT: &str = "Layout is channel-last: batch, length, channels";
 
 /// An operation: its inputs and outputs, and how each backend computes it.
 pub trait Op: Sized + 'static {

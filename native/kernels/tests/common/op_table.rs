@@ -24,6 +24,7 @@ fn of_op(op: &dyn AnyOp) -> String {
     let fields = [
         format!("name: {}", quoted(about.name)),
         format!("about: {}", quoted(about.about)),
+        format!("hint: {}", quoted(about.hint)),
         format!("inputs: {}", list(about.inputs.iter().map(input))),
         format!("outputs: {}", list(about.outputs.iter().map(output))),
         format!("options: {}", list(op.options().iter().map(option))),

@@ -93,7 +93,8 @@ impl Op for Decode {
         Slot::new("mask", "(B|1, H|1, L|1, M|1)").mask().optional().loose(),
         Slot::new("bias", "(B|1, H|1, L|1, M|1)").wide().optional().loose(),
     ];
-    const HINT: &'static str = "A cache is heads-first: (batch, heads, length, width)";
+    const HINT: &'static str = "Axes are (batch, heads, length, width), or with the layout heads_last (batch, length, \
+                              heads, width); a cache is always (batch, heads, length, width)";
     const COTANGENTS: &'static [&'static str] = &[];
     const IN_PLACE: &'static [&'static str] = &["keys", "values"];
 

@@ -27,7 +27,7 @@ mod cuda;
 pub mod decode;
 mod reference;
 
-use crate::base::heads::{Strides, sizes_of};
+use crate::base::heads::{self, Strides, sizes_of};
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Slot};
 use crate::options;
@@ -219,6 +219,7 @@ impl Op for Attention {
         Slot::new("mask", "(B|1, H|1, L|1, M|1)").mask().optional().loose(),
         Slot::new("bias", "(B|1, H|1, L|1, M|1)").wide().optional().loose(),
     ];
+    const HINT: &'static str = heads::HINT;
     const COTANGENTS: &'static [&'static str] = &["dy", "dlse"];
 
     type Options = Options;

@@ -129,7 +129,7 @@ impl Op for Mha {
     const NAME: &'static str = "mha";
     const ABOUT: &'static str = "Multi-head self-attention with its projections";
     const INPUTS: &'static [Slot] = &op::slots::<7>(&LAYER, &CACHE);
-    const HINT: &'static str = "Layout is channel-last: (batch, length, channels); weights are stored (out, in)";
+    const HINT: &'static str = "x is (batch, length, width), and weights are stored (out, in)";
     const COTANGENTS: &'static [&'static str] = &["dy"];
     const IN_PLACE: &'static [&'static str] = &["keys", "values"];
 

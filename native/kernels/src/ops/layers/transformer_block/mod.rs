@@ -73,7 +73,7 @@ impl Op for TransformerBlock {
     const NAME: &'static str = "transformer_block";
     const ABOUT: &'static str = "Transformer block: self-attention and feed-forward layer, each behind a norm";
     const INPUTS: &'static [Slot] = &op::slots::<14>(&BLOCK, &mha::CACHE);
-    const HINT: &'static str = "Layout is channel-last: (batch, length, channels); weights are stored (out, in)";
+    const HINT: &'static str = super::mha::Mha::HINT;
     const COTANGENTS: &'static [&'static str] = &["dy"];
     const IN_PLACE: &'static [&'static str] = Mha::IN_PLACE;
 

@@ -117,7 +117,7 @@ impl Op for BlockRecurrence {
         Slot::new("initial_state", "(B, D)").wide().optional(),
     ];
     const OUTPUTS: &'static [Output] = &[Output::new("h", "(B, L, D)"), Output::new("last_state", "(B, D)").wide()];
-    const HINT: &'static str = "Layout is channel-last: (batch, length, channels); weights are stored (out, in)";
+    const HINT: &'static str = "Sequences are (batch, length, width), and weights are stored (out, in)";
     const COTANGENTS: &'static [&'static str] = &["dh", "dlast_state"];
 
     type Options = Options;

@@ -151,7 +151,7 @@ impl Op for HdsConstruct {
     const NAME: &'static str = "hds_construct";
     const ABOUT: &'static str = "Levels over a memory bank, each the adaptive average of the one below";
     const INPUTS: &'static [Slot] = &[Slot::new("k", "(B, M, D)"), Slot::new("v", "(B, M, D)").loose()];
-    const HINT: &'static str = "A bank is batch, slots and width";
+    const HINT: &'static str = "A bank is (batch, slots, width), and k and v are alike";
     const COTANGENTS: &'static [&'static str] = &COTANGENTS;
 
     type Options = Options;

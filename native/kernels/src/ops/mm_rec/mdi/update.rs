@@ -28,7 +28,7 @@ impl Op for MdiUpdate {
         Slot::new("gamma", "(...)"),
     ];
     const OUTPUTS: &'static [Output] = &[Output::new("h", "(...)")];
-    const HINT: &'static str = "All inputs have the shape of z";
+    const HINT: &'static str = "All tensors have the shape of z";
     const COTANGENTS: &'static [&'static str] = &["dh"];
 
     type Options = Options;

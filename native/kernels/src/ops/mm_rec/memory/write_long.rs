@@ -88,7 +88,7 @@ impl Op for WriteLong {
     const ABOUT: &'static str = "A summary into the slots of a memory bank";
     const INPUTS: &'static [Slot] = &[Slot::new("bank", "(B, M, D)"), Slot::new("summary", "(B, D)")];
     const OUTPUTS: &'static [Output] = &[Output::new("bank", "(B, M, D)")];
-    const HINT: &'static str = "A bank is batch, slots and width";
+    const HINT: &'static str = "A bank is (batch, slots, width)";
     const COTANGENTS: &'static [&'static str] = &[];
     const IN_PLACE: &'static [&'static str] = &["bank"];
 

@@ -95,7 +95,7 @@ impl Op for WriteShort {
     const ABOUT: &'static str = "Rows into the slots of a memory bank";
     const INPUTS: &'static [Slot] = &[Slot::new("bank", "(B, S, D)"), Slot::new("rows", "(B, N, D)")];
     const OUTPUTS: &'static [Output] = &[Output::new("bank", "(B, S, D)")];
-    const HINT: &'static str = "A bank is batch, slots and width";
+    const HINT: &'static str = "A bank is (batch, slots, width)";
     const COTANGENTS: &'static [&'static str] = &[];
     const IN_PLACE: &'static [&'static str] = &["bank"];
 

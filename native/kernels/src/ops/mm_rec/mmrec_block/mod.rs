@@ -186,7 +186,8 @@ impl Op for MmrecBlock {
         Output::new("z", "(B, L, D)").unless("checkpoint"),
         Output::new("hidden", "(B, L, F)").unless("checkpoint"),
     ];
-    const HINT: &'static str = "Layout is channel-last: (batch, length, channels); weights are stored (out, in)";
+    const HINT: &'static str =
+        "x is (batch, length, width), a memory (batch or 1, slots, width), and weights are stored (out, in)";
     const COTANGENTS: &'static [&'static str] = &["dy", "dh", "dlast_state", "dgamma", "dcontext", "dsummary"];
 
     type Options = Options;

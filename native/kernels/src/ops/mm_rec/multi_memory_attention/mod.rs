@@ -71,7 +71,8 @@ impl Op for MultiMemoryAttention {
         Slot::new("bao", "(D)").optional(),
         Slot::new("q_in", "(B, L, D)").optional(),
     ];
-    const HINT: &'static str = "Layout is channel-last: (batch, length, channels); weights are stored (out, in)";
+    const HINT: &'static str =
+        "h is (batch, length, width), a memory (batch or 1, slots, width), and weights are stored (out, in)";
     const COTANGENTS: &'static [&'static str] = &["dy", "dlse"];
 
     type Options = Options;

@@ -131,7 +131,7 @@ impl Op for Rope {
     const ABOUT: &'static str = "Rotary position embedding";
     const INPUTS: &'static [Slot] = &[Slot::new("x", "(B, H, L, W)")];
     const OUTPUTS: &'static [Output] = &[Output::new("y", "(B, H, L, W)")];
-    const HINT: &'static str = "With the layout heads_last it is (B, L, H, W)";
+    const HINT: &'static str = crate::base::heads::HINT;
     const COTANGENTS: &'static [&'static str] = &["dy"];
 
     type Options = Options;

@@ -11,7 +11,6 @@ use crate::op::Named;
 use crate::tensor::{View, ViewMut};
 use crate::with_type;
 
-
 /// Computes the layer on the CPU.
 pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
     with_type!(problem.dtype, S => forward_as::<S>(problem, inputs, outputs, exec))

@@ -93,7 +93,7 @@ impl Op for HdsQueryTopk {
     const ABOUT: &'static str = "Attention over the slots that a walk down the levels of a memory finds";
     const INPUTS: &'static [Slot] =
         &[Slot::new("q", "(B, L, D)"), Slot::new("k", "(B|1, M, D)"), Slot::new("v", "(B|1, M, D)").loose()];
-    const HINT: &'static str = "Queries and memory have the width in common";
+    const HINT: &'static str = "q is (batch, length, width), and a memory (batch or 1, slots, width)";
     const COTANGENTS: &'static [&'static str] = &[];
 
     type Options = Options;

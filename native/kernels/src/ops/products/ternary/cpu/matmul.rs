@@ -17,7 +17,6 @@ use crate::ops::products::ternary::problem::{Form, Product, plane_bytes};
 use crate::ops::products::with_type_in_f32;
 use crate::tensor::{Element, View, ViewMut};
 
-
 /// Multiplies on the CPU.
 pub fn matmul(problem: &Product, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
     let y = outputs.take("y");
