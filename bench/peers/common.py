@@ -65,6 +65,7 @@ class Form(NamedTuple):
     names: tuple = ()
     axes: tuple = (1, 2)
     dtype: object = None  # the type that its inputs are rounded to, once
+    recorded: bool = False  # whether its launches are replayed as one CUDA graph
 
     def turned(self, tensors):
         """The tensors as the form takes them, or the other way round."""

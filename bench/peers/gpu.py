@@ -21,7 +21,9 @@ SCANS = (
     "jax_sequential/fori_channels_last",
     "jax_associative/associative_scan",
 )
-SSD = ("mamba_ssm_triton/chunk128", "mamba_ssm_triton/chunk256")
+SSD = tuple(
+    f"mamba_ssm_{form}/chunk{chunk}" for form in ("triton", "graph") for chunk in (128, 256)
+)
 MM_REC = {
     "block_recurrence": (
         "torch_eager/per_step",

@@ -27,30 +27,6 @@ def loop(step):
     return recurrence
 
 
-class Recorded:
-    """The loop as one CUDA graph, recorded at the first call with tensors."""
-
-    def __init__(self, call):
-        self.call = call
-        self.graph = None
-
-    def __call__(self, **given):
-        if self.graph is None:
-            self.record(given)
-        self.graph.replay()
-        return self.result
-
-    def record(self, given):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.call(**given)  # PyTorch wants a run before
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.result = self.call(**given)
-
-
 class Gru:
     """cuDNN's on a GPU."""
 
@@ -80,7 +56,7 @@ FORMS = {
     "block_recurrence": {
         "torch_eager/per_step": Form(loop(step)),
         "torch_compile/per_step": Form(loop(torch.compile(step))),
-        "torch_graph/per_step": Form(Recorded(loop(step))),
+        "torch_graph/per_step": Form(loop(step), recorded=True),
         "gru/torch": Form(Gru()),
     },
     "cumprod_scan": {

@@ -23,6 +23,30 @@ for op, forms in bf16_torch.FORMS.items():
 RESULTS = {torch.bfloat16: torch.float32}
 
 
+class Recorded:
+    """A call as one CUDA graph, recorded at the first call."""
+
+    def __init__(self, call):
+        self.call = call
+        self.graph = None
+
+    def __call__(self):
+        if self.graph is None:
+            self.record()
+        self.graph.replay()
+        return self.results
+
+    def record(self):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.call()  # compiles and tunes, which cannot be recorded
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.results = self.call()
+
+
 def prepare(name, op, file, device, threads):
     """Returns the call to time and a way to read its results."""
     inputs = read_tensors(file)
@@ -52,7 +76,8 @@ def prepare(name, op, file, device, threads):
         wide = {k: v.to(RESULTS.get(v.dtype, v.dtype)) for k, v in here.items()}
         return form.turned({k: v.numpy() for k, v in wide.items()})
 
-    return call if dy is None else call_with_gradient, read
+    timed = call if dy is None else call_with_gradient
+    return Recorded(timed) if form.recorded else timed, read
 
 
 def clock(call, device):

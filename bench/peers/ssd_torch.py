@@ -44,4 +44,6 @@ FORMS = {
     "torch_compile/chunked": Form(torch.compile(chunked)),
     "mamba_ssm_triton/chunk128": Form(triton(128), dtype=torch.bfloat16),
     "mamba_ssm_triton/chunk256": Form(triton(256), dtype=torch.bfloat16),
+    "mamba_ssm_graph/chunk128": Form(triton(128), dtype=torch.bfloat16, recorded=True),
+    "mamba_ssm_graph/chunk256": Form(triton(256), dtype=torch.bfloat16, recorded=True),
 }

@@ -50,6 +50,7 @@ SSD = {
     "torch_eager": "PyTorch, chunks",
     "torch_compile": "by `torch.compile`",
     "mamba_ssm_triton": "mamba-ssm, Triton",
+    "mamba_ssm_graph": "as one CUDA graph",
 }
 # A measure beside the race.
 OTHER_OPS = ("gru",)
