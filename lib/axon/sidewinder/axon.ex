@@ -1,7 +1,7 @@
 defmodule Sidewinder.Axon do
   @moduledoc """
-  Sequence models as layers of Axon. `mamba/2` stacks whole blocks and `mm_rec/2` is a whole model of them.
-  `mamba_block/2`, `mm_rec_block/2` and `transformer_block/2` are single blocks, and the others are their parts.
+  Sequence models as layers of Axon. `mamba/2` and `mamba2/2` stack whole blocks, and `mm_rec/2` is a whole model of them.
+  `mamba_block/2`, `mamba2_block/2`, `mm_rec_block/2` and `transformer_block/2` are single blocks, and the others are their parts.
 
       iex> model =
       ...>   Axon.input("tokens", shape: {nil, 60})
@@ -36,7 +36,7 @@ defmodule Sidewinder.Axon do
   import Sidewinder.Axon.Layers, only: [layer: 4, layer: 5]
   import Sidewinder.Axon.Options
   import Sidewinder.Axon.Params, except: [mha: 1, mlp: 1]
-  alias Sidewinder.Axon.Params
+  alias Sidewinder.Axon.{Mamba2, Params}
   alias Sidewinder.Reference
 
   @layer [name: {nil, :name}, meta: {nil, :any}]
@@ -97,17 +97,19 @@ defmodule Sidewinder.Axon do
   @doc type: :model
   @spec mamba(Axon.t(), keyword) :: Axon.t()
   def mamba(%Axon{} = x, opts \\ []) do
-    known =
-      [name: {nil, :prefix}, layers: {2, :size}, output: {:sequence, [:sequence, :last]}] ++
-        @norm ++ @block
+    stack(:mamba, x, opts, @block, &mamba_block/2)
+  end
 
-    all = options!(:mamba, opts, known)
+  # Blocks of those options, with norms and residual connections.
+  defp stack(op, x, opts, of_block, block) do
+    stack = [name: {nil, :prefix}, layers: {2, :size}, output: {:sequence, [:sequence, :last]}]
+    all = options!(op, opts, stack ++ Keyword.merge(@norm, of_block))
     norm = Keyword.take(opts, Keyword.keys(@norm))
-    block = Keyword.take(opts, Keyword.keys(@block))
+    own = Keyword.take(opts, Keyword.keys(of_block))
 
     Enum.reduce(0..(all.layers - 1), x, fn i, x ->
       name = join(all.name, i)
-      residual(x, &mamba_block(&1, [name: name] ++ block), [name: name] ++ norm)
+      residual(x, &block.(&1, [name: name] ++ own), [name: name] ++ norm)
     end)
     |> output(all.output)
     |> rms_norm([name: join(all.name, "norm")] ++ norm)
@@ -116,6 +118,25 @@ defmodule Sidewinder.Axon do
   # The norm is computed for each step independently, so with `:last` for the last step alone.
   defp output(x, :sequence), do: x
   defp output(x, :last), do: layer(:last, [x: x], [], %{}, count: nil)
+
+  @doc """
+  Adds a stack of Mamba-2 blocks: `residual/3` around `mamba2_block/2`, `:layers` times, then `rms_norm/2`.
+
+  Options are `:layers`, `:output`, `:name` and `:gamma_initializer`, as in `mamba/2`, `:epsilon` for all norms, those in
+  blocks too, and all other options of `mamba2_block/2` but `:meta`.
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.mamba2(layers: 1, head_size: 4, name: "mamba")
+      iex> {init, _predict} = Axon.build(model)
+      iex> state = init.(Nx.template({1, 5, 8}, :f32), Axon.ModelState.empty())
+      iex> Map.keys(state.data)
+      ["mamba_0", "mamba_0_norm", "mamba_norm"]
+  """
+  @doc type: :model
+  @spec mamba2(Axon.t(), keyword) :: Axon.t()
+  def mamba2(%Axon{} = x, opts \\ []),
+    do: stack(:mamba2, x, opts, Mamba2.known(), &mamba2_block/2)
 
   @doc """
   The `Sidewinder.Mamba` of a model that was trained: `mamba/2` over features, or over an embedding of tokens and
@@ -273,6 +294,64 @@ defmodule Sidewinder.Axon do
       opts.use_bias && {"out_proj_b", &{&1}, bias.(&(e * &1))}
     ])
   end
+
+  @doc """
+  Adds a Mamba-2 block (Dao and Gu 2024, section 7; `Mamba2` of `mamba_ssm`), without norm and residual connection:
+  a projection, `Sidewinder.causal_conv1d/3` with SiLU, `Sidewinder.ssd/6`, `Sidewinder.gated_rms_norm/4` and a projection
+  back.
+
+  With the width M of `x`, the inner width I = `:expand` M, H = I / `:head_size` heads, G groups of N states and the
+  kernel size W, its parameters are
+
+  | name                      | shape                               | start                                            |
+  | ------------------------- | ----------------------------------- | ------------------------------------------------ |
+  | `in_proj`, `in_proj_b`    | `{2 I + 2 G N + H, M}`, without `M` | uniform within 1 / sqrt(M), 0                    |
+  | `conv_w`, `conv_b`        | `{I + 2 G N, W}`, `{I + 2 G N}`     | uniform within 1 / sqrt(W)                       |
+  | `dt_b`                    | `{H}`                               | softplus(dt_b) log-uniform, `:dt_min`..`:dt_max` |
+  | `A_log`                   | `{H}`                               | -A uniform, `:a_min`..`:a_max`                   |
+  | `D`                       | `{H}`                               | 1                                                |
+  | `norm`                    | `{I}`                               | 1                                                |
+  | `out_proj`, `out_proj_b`  | `{M, I}`, `{M}`                     | uniform within 1 / sqrt(I), 0                    |
+
+  Rows of `in_proj` are those of the gate z, then of x, B and C, then of the steps dt, as in checkpoints, whose
+  `mixer.dt_bias` and `mixer.norm.weight` are `dt_b` and `norm`.
+
+  ## Options
+
+    * `:state_size` - N. Defaults to `128`.
+
+    * `:head_size` - the width of a head, which divides I. Defaults to `64`.
+
+    * `:groups` - G, groups of heads with the same B and C; divides H. Defaults to `1`.
+
+    * `:norm_groups` - into how many parts the gated norm cuts rows. Defaults to `:groups`.
+
+    * `:expand` - I / M. Defaults to `2`.
+
+    * `:kernel_size` - W. Defaults to `4`.
+
+    * `:epsilon` - numerical stability term of the gated norm. Defaults to `1.0e-5`.
+
+    * `:use_bias` - whether the projections add `in_proj_b` and `out_proj_b`. Defaults to `false`.
+
+    * `:conv_bias` - whether the convolution adds `conv_b`. Defaults to `true`.
+
+    * `:a_min`, `:a_max` - bounds of the initial -A. Default to `1.0` and `16.0`.
+
+    * `:dt_min`, `:dt_max`, `:dt_init_floor` - bounds of the initial steps, as in `mamba_block/2`
+
+    * `:kernel_initializer`, `:bias_initializer` - other initializers for the matrices with the convolution, and for
+      the biases but `dt_b`
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.mamba2_block(state_size: 4, head_size: 8)
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+  """
+  @doc type: :recurrent
+  @spec mamba2_block(Axon.t(), keyword) :: Axon.t()
+  defdelegate mamba2_block(x, opts \\ []), to: Mamba2, as: :block
 
   @doc """
   Adds a block of MM-Rec, `Sidewinder.mmrec_block/3`: a gated recurrence, attention over a memory from before the

@@ -19,8 +19,9 @@ defmodule Sidewinder.Axon.Options do
         Map.put(options, key, value)
       end)
 
-    with %{dt_min: min, dt_max: max} when min > max <- options,
-         do: raise(wrong(op, :dt_max, "a number not below dt_min, #{min}", max))
+    for {least, most} <- [dt_min: :dt_max, a_min: :a_max],
+        %{^least => min, ^most => max} when min > max <- [options],
+        do: raise(wrong(op, most, "a number not below #{least}, #{min}", max))
 
     options
   end
