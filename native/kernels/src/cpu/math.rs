@@ -157,7 +157,7 @@ pub fn gelu_tanh<V: Vector>(v: V) -> V {
     v.div(power.add(V::constant(1.0)))
 }
 
-/// `2 u`.
+/// The argument `2 u` of the sigmoid.
 #[inline(always)]
 fn twice_gelu_argument<V: Vector>(v: V) -> V {
     let cubic = v.mul(v).mul_add(V::constant(2.0 * SQRT_2_BY_PI * CUBIC), V::constant(2.0 * SQRT_2_BY_PI));
