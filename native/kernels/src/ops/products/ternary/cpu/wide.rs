@@ -16,7 +16,7 @@ pub type Planes = [u64; 2];
 pub trait Wide: Copy {
     /// Bytes of a vector.
     const BYTES: usize;
-    /// Rows of activations that meet a row of weights at once.
+    /// Rows of activations that are multiplied with a row of weights at once.
     const TILE: usize;
     /// Partial sums of products.
     type Sums: Copy;
