@@ -1,8 +1,8 @@
-//! Blocks on CUDA. Quantizers use one warp per block. Products of quantized rows run on tensor cores: one row, which
-//! each block of threads prepares by itself, or tiles of rows, in teams of warps or warp by warp. The others walk along
-//! rows of weights: where x stays float, or where it has few rows and the device cannot copy rows of weights in whole
-//! units. Fetching weights begins while rows of x are still being prepared. The same kernel prepares them where they
-//! are few and fit into its shared memory, else a kernel before it.
+//! Blocks on CUDA. Quantizers use one warp per block. Products of quantized rows run on tensor cores: a single row,
+//! which each block of threads prepares by itself, or tiles of rows, in teams of warps or warp by warp. Other products
+//! walk along rows of weights: those of floats, and those of few rows where the device cannot copy rows of weights in
+//! whole units. Fetching weights begins while rows of x are still being prepared, by the same kernel if they are few
+//! and fit in its shared memory, otherwise by a kernel before it.
 
 mod boxes;
 mod convert;

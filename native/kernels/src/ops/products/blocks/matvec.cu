@@ -3,8 +3,8 @@
 // warps side by side, and takes COLUMNS blocks of them at a time. GROUPS of such warps take turns, and SPLIT blocks, a
 // cluster, share the columns. Without a cluster a block continues with further outputs.
 //
-// Weights are multiplied as they lie in memory, scales included, two units of 16 bytes at a time. The eight columns of
-// a multiplication are the eight blocks of a piece: each column holds x where it meets its own block, and zeros
+// Weights are multiplied as stored, scales included, two units of 16 bytes at a time. The eight columns of a
+// multiplication are the eight blocks of a piece: each column holds x at the positions of its own block, and zeros
 // elsewhere. So after all units of a piece its sums are those of single blocks, and each is scaled once, by two scales.
 // With Q4_0 the upper halves of bytes stay in place, 16 times too large; so the sums of lower halves are multiplied by
 // 16.

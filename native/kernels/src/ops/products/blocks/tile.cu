@@ -15,7 +15,7 @@ constexpr int PITCH = COLUMNS * BYTES;
 // Bytes of a stage: weights, then x.
 constexpr int STAGE = OUTPUTS * PITCH + COLUMNS * X_BYTES;
 constexpr int ROWS = 8 * NT;
-// Pieces that are fetched before x is ready: fewer bring the first ones sooner.
+// Pieces that are fetched before x is ready: with fewer of them the first ones arrive sooner.
 constexpr int SOON = STAGES < 6 ? STAGES : 6;
 
 __device__ __forceinline__ i64 pieces(const Tiled& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }

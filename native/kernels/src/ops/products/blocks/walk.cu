@@ -67,7 +67,7 @@ __device__ __forceinline__ void fetch_next(const Walked& p, Ahead& at, i64 chunk
 }
 
 #if FLOATS
-// Adds a block of each row of weights, whose values meet those of `x`, 32 floats apart.
+// Adds the products of a block of each row of weights with the values in `x`, 32 floats apart.
 __device__ __forceinline__ void add(const Block (&blocks)[OUTPUTS], const float (&d)[OUTPUTS], const unsigned char* x,
                                     int lane, float (&sums)[OUTPUTS]) {
     const float* values = (const float*)x + lane;

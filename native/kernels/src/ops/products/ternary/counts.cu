@@ -19,7 +19,7 @@ __device__ __forceinline__ void fetch(const Params& p, i64 chunk, uint4* stage) 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         i64 out = blockIdx.x * (i64)OUTS + threadIdx.x / 32 % SIDES * SIDE + half * 8 + threadIdx.x % 32 / 4;
-        // Rows past the last one repeat it, and are not written. Columns past the end meet zeros in x.
+        // Rows past the last one repeat it, and are not written. Columns past the end are multiplied with zeros in x.
         i64 from = (out < p.outs ? out : p.outs - 1) * bytes + at;
         copy16(stage + half * 2 * THREADS, p.planes[0] + from);
         copy16(stage + (half * 2 + 1) * THREADS, p.planes[1] + from);

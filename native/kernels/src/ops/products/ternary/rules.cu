@@ -37,7 +37,7 @@ extern "C" __global__ void ternary_sizes(Rules p) {
     }
 }
 
-// Thresholds and scales, as the stage asks; a GIVEN threshold is `floor`. One block per part: a row, or all of them.
+// Thresholds and scales of a stage; a GIVEN threshold is `floor`. One block per part: a row, or the whole tensor.
 extern "C" __global__ void ternary_threshold(Rules p) {
     __shared__ double shared[THREADS];
     auto add = [](double a, double b) { return a + b; };
