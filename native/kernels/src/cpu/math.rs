@@ -1,4 +1,4 @@
-//! Functions over [`Vector`]s of f32, by polynomials. Vectors of f64 bring their own.
+//! Functions over [`Vector`]s of f32, by polynomials. Vectors of f64 have implementations of their own.
 //!
 //! `tests/cpu/vectors.rs` finds the largest errors over all or a dense part of the f32 range. Each function states its
 //! error in units in the last place (ULP).
