@@ -20,7 +20,7 @@ pub fn text(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes)
 }
 
-/// Serializes a value; non-finite numbers are written as Python writes them.
+/// Serialises a value; non-finite numbers are written as Python writes them.
 pub fn written(value: &Value) -> String {
     let text = serde_json::to_string_pretty(value).expect("values with texts as keys");
     let mut written = String::with_capacity(text.len());

@@ -24,7 +24,7 @@ pub fn sizes([batch, length, width]: [usize; 3], [inner, hidden]: [usize; 2], [o
     Sizes { batch, length, width, inner, hidden, of_memory, slots }
 }
 
-/// Inputs with weights as at initialization; decay coefficients start small, so that states stay small.
+/// Inputs with weights as at initialisation; decay coefficients start small, so that states stay small.
 pub fn inputs(sizes: Sizes, initial_state: bool) -> Named<Owned> {
     let Sizes { batch: b, length: l, width: d, inner: i, hidden: f, of_memory, slots: m } = sizes;
     let mut shapes: Vec<(&'static str, Vec<usize>)> = vec![

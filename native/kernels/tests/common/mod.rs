@@ -151,7 +151,7 @@ pub fn tell_gpus() -> Result<()> {
     Ok(())
 }
 
-/// The optimized levels of this CPU.
+/// The optimised levels of this CPU.
 pub fn levels() -> impl Iterator<Item = Level> {
     Level::available().iter().copied().filter(|&level| level != Level::Reference)
 }

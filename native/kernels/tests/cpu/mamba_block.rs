@@ -30,7 +30,7 @@ impl Sizes {
         Sizes { batch, length, model, inner, state, rank, width }
     }
 
-    /// Inputs in f32, with weights as at initialization.
+    /// Inputs in f32, with weights as at initialisation.
     fn inputs(&self, biases: bool, states: bool) -> Named<Owned> {
         let Sizes { batch, length, model, inner, state, rank, width } = *self;
         let root = |n: usize| 1.0 / (n.max(1) as f64).sqrt();

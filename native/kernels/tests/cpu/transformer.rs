@@ -13,7 +13,7 @@ use sidewinder_kernels::ops::layers::transformer_block::{self, TransformerBlock}
 use sidewinder_kernels::ops::positions::rope::Pairing;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
-/// Inputs in f32, with weights as at initialization.
+/// Inputs in f32, with weights as at initialisation.
 fn inputs(shapes: &[(&'static str, &[usize])]) -> Named<Owned> {
     let each = shapes.iter().zip(1..).map(|(&(name, dims), seed)| {
         let bound = match (name, dims) {

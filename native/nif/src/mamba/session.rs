@@ -180,7 +180,7 @@ fn mamba_length(env: Env, session: ResourceArc<HeldSession>) -> Term {
     answer(env, || Ok(session.lock().length()))
 }
 
-/// Serializes a session to a binary.
+/// Serialises a session to a binary.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_dump(env: Env, session: ResourceArc<HeldSession>) -> Term {
     answer(env, || Ok(binary(env, &session.lock().dump()?)))

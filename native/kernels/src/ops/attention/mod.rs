@@ -20,7 +20,7 @@
 //!
 //! `dk` and `dv` are summed over the query heads that share a key head. Storage is f32, f64, bf16 or f16; `bias`,
 //! `lse`, scores and sums are f32 (f64 for f64 storage), and results are rounded once. The matrix `S` is never
-//! materialized. The order of all sums depends on the sizes alone.
+//! materialised. The order of all sums depends on the sizes alone.
 
 mod cpu;
 mod cuda;

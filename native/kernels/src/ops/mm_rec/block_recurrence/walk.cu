@@ -251,7 +251,7 @@ __device__ __forceinline__ void take(const Params& p, int next) {
 #endif
 }
 
-// Initializes the vectors with a state of each sequence, or zeros.
+// Initialises the vectors with a state of each sequence, or zeros.
 __device__ __forceinline__ void start(const Params& p, const Place& place, const REAL* from) {
     for (int i = threadIdx.x; i < BATCH * PADDED; i += THREADS) {
         int batch = i / PADDED, column = i % PADDED;

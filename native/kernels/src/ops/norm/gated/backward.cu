@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) gated_rms
             of_norm(p, dy, z, k, cotangent);
             of.again(p, k);
 #if PACKS == 0
-            // Only this thread writes these columns of its row of sums, which must be initialized before the first row.
+            // Only this thread writes these columns of its row of sums, which must be initialised before the first row.
             EACH_ELEMENT dw[0][e] = 0;
             if (at != own) read(p, sums, k, dw[0]);
 #endif
