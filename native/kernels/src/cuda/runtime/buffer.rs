@@ -1,4 +1,4 @@
-//! Memory on a device, with the type and shape of what lies in it.
+//! Memory on a device, with the type and shape of its contents.
 
 use super::device::Device;
 use super::lane::Clock;
@@ -38,7 +38,7 @@ struct Use {
 
 impl Buffer {
     /// Memory for a tensor of `spec`, its contents undefined. Fails with [`Kind::Memory`](crate::error::Kind::Memory)
-    /// where the device has not enough.
+    /// if the device does not have enough.
     pub fn new(device: &Device, spec: Spec) -> Result<Buffer> {
         device.check()?;
         let address = if spec.bytes() == 0 { 0 } else { device.take_memory(spec.bytes())? };
