@@ -18,7 +18,7 @@ options! {
     }
 }
 
-/// The op.
+/// The step of the causal convolution by one token.
 pub struct CausalConv1dUpdate;
 
 impl Op for CausalConv1dUpdate {

@@ -174,7 +174,7 @@ __device__ __forceinline__ void consume(const Place& at, const unsigned char* sh
     }
 }
 
-// Writes a warp's sums to where all are added up. Each lane has those of a quarter of the blocks.
+// Writes a warp's sums to shared memory, where all are added up. Each lane has those of a quarter of the blocks.
 __device__ __forceinline__ void leave(const float (&sums)[2], const Own& own, float* all) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

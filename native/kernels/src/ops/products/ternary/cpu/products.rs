@@ -20,7 +20,7 @@ const TILE: usize = 8;
 /// From this number of cells on, waking another thread pays off.
 pub const WORTH_SHARING: usize = 1 << 22;
 
-/// Bytes of a plane whose products are summed before a reduction, half of what [`Wide::add_pairs`] can bear.
+/// Bytes of a plane whose products are summed before a reduction: half the limit of [`Wide::add_pairs`].
 const PART: usize = 1 << 19;
 
 /// The codes, value + 1, of cells: the even cells of each byte, then the odd ones. A sentinel gets the code of 0.

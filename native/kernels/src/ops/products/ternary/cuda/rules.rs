@@ -39,7 +39,7 @@ impl Stage {
 /// The numbers of stages as compiler options, made once.
 static STAGES: LazyLock<String> = LazyLock::new(|| constants(&Stage::ALL));
 
-/// The kernel of such a source.
+/// The kernel of a source, with the options that all kernels with these parameters need.
 pub(super) fn kernel(source: &Source<Rules>, dtype: DType, lane: &Lane) -> Result<Kernel<Rules>> {
     let options = format!(
         "{} {} -DLEAST_SCALE={LEAST_SCALE:?} -DTWN={TWN:?}f -DTHREADS={THREADS} -DWIDE={WIDE} -DMOST_PARTS={MOST_PARTS}",
