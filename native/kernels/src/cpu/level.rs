@@ -27,7 +27,7 @@ impl Level {
     /// All levels, slowest first, whether this CPU supports them or not.
     pub const ALL: [Level; 6] = [Level::Reference, Level::Scalar, Level::Neon, Level::Avx2, Level::Avx512, Level::Amx];
 
-    /// Runs on the calling thread alone, with the instructions of this level.
+    /// Execution on the calling thread alone, with the instructions of this level.
     pub fn alone(self) -> &'static Exec {
         match self {
             Level::Reference => &Exec { level: Level::Reference, threads: 1 },
