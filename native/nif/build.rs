@@ -1,4 +1,4 @@
-//! The library's threads outlive Erlang's use of its code, so it must stay in memory.
+//! Erlang may unload the library while its threads still run, so it is linked to stay in memory.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

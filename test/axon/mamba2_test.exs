@@ -129,18 +129,18 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       {init, predict} = Axon.build(model)
       x = random(3, {8, 6, 8}, -1.0, 1.0, {:f, 32})
       target = Nx.mean(x[[.., 2]], axes: [1], keep_axes: true)
-      loss = fn state -> Nx.mean(Nx.pow(Nx.subtract(predict.(state, x), target), 2)) end
-      state = init.(x, ModelState.empty())
-      assert Enum.sort(Map.keys(state.data)) == ~w(dense_0 m_0 m_0_norm m_1 m_1_norm m_norm)
-      {optimizer, update} = Polaris.Optimizers.adam(learning_rate: 0.01)
+      loss = &Nx.to_number(Nx.mean(Nx.pow(Nx.subtract(predict.(&1, x), target), 2)))
+      start = init.(x, ModelState.empty())
+      assert Enum.sort(Map.keys(start.data)) == ~w(dense_0 m_0 m_0_norm m_1 m_1_norm m_norm)
 
-      {trained, _} =
-        Enum.reduce(1..40, {state, optimizer.(state)}, fn _, {state, moments} ->
-          {updates, moments} = update.(Nx.Defn.grad(state, loss), moments, state)
-          {Polaris.Updates.apply_updates(state, updates), moments}
-        end)
+      trained =
+        model
+        |> Axon.Loop.trainer(:mean_squared_error, Polaris.Optimizers.adam(learning_rate: 0.01),
+          log: 0
+        )
+        |> Axon.Loop.run([{x, target}], start, epochs: 40, compiler: Nx.Defn.Evaluator)
 
-      [before, later] = for state <- [state, trained], do: Nx.to_number(loss.(state))
+      [before, later] = for state <- [start, trained], do: loss.(state)
       assert later < before / 4
     end
 

@@ -1,11 +1,11 @@
-//! Reads regular files alone: a read from others, such as pipes, may block forever or never end.
+//! Reads regular files only: reading a pipe or a device may block forever or never end.
 
 use sidewinder_kernels::error::{self, Kind};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// Opens a file; with its size.
+/// Opens a file and returns it with its size in bytes.
 pub fn open(path: &Path) -> Result<(File, u64)> {
     // Opening a pipe would block until it has a writer.
     if !std::fs::metadata(path)?.is_file() {
@@ -16,7 +16,7 @@ pub fn open(path: &Path) -> Result<(File, u64)> {
     Ok((file, size))
 }
 
-/// The bytes of a file; an error if there are more than `most`.
+/// Reads a whole file; fails if it has more than `most` bytes.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     let (file, size) = open(path)?;
     if size > most {
@@ -27,7 +27,7 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Like [`read`], but `None` where there is no such file.
+/// Like [`read`], but `None` if the file does not exist.
 pub fn read_if_there(path: &Path, most: u64) -> error::Result<Option<Vec<u8>>> {
     match read(path, most) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -39,10 +39,10 @@ pub fn read_if_there(path: &Path, most: u64) -> error::Result<Option<Vec<u8>>> {
     }
 }
 
-/// The first bytes of a file, at most `most`, or none where it cannot be read.
+/// Up to `most` bytes from the start of a file; empty if it cannot be read.
 pub fn first(path: &Path, most: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // The caller has an error to report already; these bytes only make it clearer.
+    // Errors are ignored: the caller already has one to report, and these bytes only add a hint to it.
     let _ = open(path).and_then(|(file, _)| file.take(most as u64).read_to_end(&mut bytes));
     bytes
 }

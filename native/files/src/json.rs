@@ -1,14 +1,14 @@
-//! JSON as it is found in files: it may have a byte-order mark, or the `NaN` and `Infinity` that Python writes.
+//! JSON as model files contain it: possibly with a byte-order mark, or with `NaN` and `Infinity` as Python writes them.
 
 use crate::recognise::{JSON, explained};
 use serde_json::Value;
 use sidewinder_kernels::error::{Error, Kind, Result};
 
-/// The prefix of texts that stand for numbers that are not finite: no other text in a file has it.
+/// Marks the strings by which parsed values hold non-finite numbers. No string of a file begins with it.
 const ODD: char = '\0';
 
-/// Reads a file of JSON, in which the last of equal keys counts, as in Python. Numbers that are not finite become texts
-/// that [`shown`] knows. `name` and `expected` are for errors.
+/// Parses a JSON file. As in Python, the last of equal keys wins. Non-finite numbers become marked strings, from which
+/// [`shown`] and [`written`] restore them. `name` and `expected` are for errors.
 pub fn parse(name: &str, bytes: &[u8], expected: &str) -> Result<Value> {
     let wrong = |e: String| explained(Error::new(Kind::File, name).expected(expected).got(e), bytes, JSON);
     let text = std::str::from_utf8(text(bytes)).map_err(|e| wrong(e.to_string()))?;
@@ -20,7 +20,7 @@ pub fn text(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes)
 }
 
-/// A value as the text of a file, with numbers that are not finite as Python writes them.
+/// Serialises a value; non-finite numbers are written as Python writes them.
 pub fn written(value: &Value) -> String {
     let text = serde_json::to_string_pretty(value).expect("values with texts as keys");
     let mut written = String::with_capacity(text.len());
@@ -34,7 +34,7 @@ pub fn written(value: &Value) -> String {
     written + "\n"
 }
 
-/// A value in a few words, for errors.
+/// A short text of a value, for errors.
 pub fn shown(value: &Value) -> String {
     let text = match value {
         Value::String(text) if text.starts_with(ODD) => text[1..].to_string(),
@@ -46,7 +46,7 @@ pub fn shown(value: &Value) -> String {
     }
 }
 
-/// JSON whose numbers are finite.
+/// Replaces the non-finite numbers in JSON text by marked strings.
 fn finite(mut text: &str) -> String {
     let mut finite = String::with_capacity(text.len());
     while !text.is_empty() {
@@ -60,7 +60,7 @@ fn finite(mut text: &str) -> String {
     finite
 }
 
-/// The length of what a text begins with: a text in quotes, a word or number, or anything else up to one of these.
+/// Length of the first token of a text: a string literal, a word or number, or everything up to the next of these.
 fn part(text: &str) -> usize {
     let is_word = |c: char| c.is_ascii_alphanumeric() || "+-._".contains(c);
     let end = |found: Option<usize>| found.unwrap_or(text.len());
@@ -71,7 +71,7 @@ fn part(text: &str) -> usize {
     }
 }
 
-/// The length of a text in quotes, as far as it goes.
+/// Length of a string literal including its quotes, or of all bytes if it is not terminated.
 fn quoted(bytes: &[u8]) -> usize {
     let mut escaped = false;
     let ends = bytes.iter().skip(1).position(|&byte| {
@@ -82,7 +82,7 @@ fn quoted(bytes: &[u8]) -> usize {
     ends.map_or(bytes.len(), |at| at + 2)
 }
 
-/// Whether a word stands for a number that is not finite, or for one outside the range of floats.
+/// Whether a token is a non-finite number, or one outside the range of f64.
 fn is_odd(word: &str) -> bool {
     let digits = word.ends_with(|c: char| c.is_ascii_digit());
     ["NaN", "Infinity", "-Infinity"].contains(&word)

@@ -1,24 +1,24 @@
-//! Recognises, by its first bytes, a file that is not what its reader expects, and says what to do about it.
+//! Recognises files of other formats than their reader expects by their first bytes, and suggests a remedy.
 
 use sidewinder_kernels::error::Error;
 
-/// How many first bytes [`recognise`] looks at.
+/// Number of bytes that [`recognise`] looks at.
 pub const FIRST: usize = 1024;
 
 /// The format of a file, by its first bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// What it is, such as [`SAFETENSORS`].
+    /// The name of the format, such as [`SAFETENSORS`].
     pub what: String,
-    /// What to do with it.
+    /// The remedy.
     pub hint: &'static str,
 }
 
-/// What a [`Look`] calls a safetensors file.
+/// [`Look::what`] of a safetensors file.
 pub const SAFETENSORS: &str = "a safetensors file";
-/// What a [`Look`] calls a GGUF file.
+/// [`Look::what`] of a GGUF file.
 pub const GGUF: &str = "a GGUF file";
-/// What a [`Look`] calls JSON.
+/// [`Look::what`] of JSON.
 pub const JSON: &str = "JSON";
 const TEXT: &str = "a text that begins with";
 const EMPTY: &str = "an empty file";
@@ -26,21 +26,21 @@ const EMPTY: &str = "an empty file";
 const FETCH: &str =
     "Fetch the file itself: run `git lfs pull` in its folder, or download it from its repository's page";
 const LOG_IN: &str = "Log in, or accept the model's licence, and download the file itself in place of a page about it";
-/// What to do with a file that is not whole.
+/// The hint for a truncated file.
 pub const AGAIN: &str = "It was not written to its end: download it again";
 const UNPACK: &str = "Unpack it first";
-/// What to do with a model in another format.
+/// The hint for a model in another format.
 pub const CONVERT: &str = "Write the model as safetensors first, as `save_pretrained` of transformers does";
 /// The hint for a model that PyTorch has written.
 pub const PICKLE: &str = "Write the model as safetensors first: with `save_pretrained` of transformers, or in Python by \
     `safetensors.torch.save_file(torch.load(path, weights_only=True), \"model.safetensors\")`";
-/// What to do with a GGUF file.
+/// The hint for a GGUF file.
 pub const OTHER_READER: &str = "Sidewinder.GGUF reads the metadata and tensors of GGUF files; Sidewinder.Mamba.load and \
     `mix sidewinder.generate --model` run a folder with config.json and safetensors files";
 const OF_TENSORS: &str = "Sidewinder.Safetensors reads it, and Sidewinder.Mamba.load if it is a Mamba model";
 const FOLDER: &str = "Name the folder of the model, or its safetensors file";
 
-/// First bytes, their format, and a hint.
+/// Magic bytes, the format that they identify, and a hint.
 const MAGIC: [(&[u8], &str, &str); 22] = [
     (b"GGUF", GGUF, OTHER_READER),
     (b"FUGG", "a GGUF file of the other byte order", "Convert it with gguf_convert_endian.py of gguf-py"),
@@ -66,14 +66,14 @@ const MAGIC: [(&[u8], &str, &str); 22] = [
     (b"\xfe\xff", "a text in UTF-16", "Save it as UTF-8"),
 ];
 
-/// The format that begins with these bytes, if it is known.
+/// The format that begins with these bytes, or `None`.
 pub fn recognise(bytes: &[u8]) -> Option<Look> {
     let bytes = &bytes[..bytes.len().min(FIRST)];
     let look = |what: &str, hint| Some(Look { what: what.to_string(), hint });
     match bytes {
         [] => return look(EMPTY, AGAIN),
         _ if bytes.len() >= 8 && bytes.iter().all(|&byte| byte == 0) => return look("nothing but zeros", AGAIN),
-        // The length of a header, and the JSON of it.
+        // The length of the header, then its JSON.
         [_, _, _, _, _, 0, 0, 0, b'{', ..] => return look(SAFETENSORS, OF_TENSORS),
         // Fields 1 and 2 of a protobuf message: the version of the format, and the name of its producer.
         [8, 1..=20, 0x12, ..] => return look("an ONNX model", CONVERT),
@@ -99,11 +99,11 @@ fn has(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// The format of a text.
+/// The format of a text file.
 fn text(bytes: &[u8]) -> Option<Look> {
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => text,
-        // The last character may be cut.
+        // The last character may be incomplete.
         Err(e) if e.error_len().is_none() => std::str::from_utf8(&bytes[..e.valid_up_to()]).ok()?,
         Err(_) => return None,
     };
@@ -127,11 +127,11 @@ fn text(bytes: &[u8]) -> Option<Look> {
     }
 }
 
-/// An error about a file that its reader, which wants `own`, did not understand: where its first bytes tell what else it
-/// is, the error does too.
+/// Extends a reader's error by what the file is, if its first bytes identify another format than `own`, the one
+/// expected.
 pub fn explained(error: Error, first: &[u8], own: &str) -> Error {
     match recognise(first).filter(|look| look.what != own) {
-        // What the reader said of a text or of nothing may be more than that it is one.
+        // The format alone says little about a text, so the reader's own finding is kept too.
         Some(look) if look.hint.is_empty() => {
             let got = format!("{} ({})", look.what, error.got);
             error.got(got)

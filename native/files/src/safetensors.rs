@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// A header may take this many bytes: the bound of the format's own implementation.
+/// Upper limit for the bytes of a header, as in the format's own implementation.
 const MAX_HEADER: u64 = 100_000_000;
 
 /// One tensor of a file.
@@ -32,21 +32,21 @@ pub struct Entry {
     pub dtype: String,
     /// The sizes of its axes.
     pub shape: Vec<usize>,
-    /// Where its bytes begin in the file.
+    /// Offset of its data in the file, in bytes.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Length of its data, in bytes.
     pub len: usize,
 }
 
 impl Entry {
-    /// The bytes of the file that are its own.
+    /// The range of its data in the file.
     pub fn range(&self) -> Range<usize> {
         let start = self.offset as usize;
         start..start + self.len
     }
 }
 
-/// An open file whose header is sound and whose size agrees with it.
+/// An open file with a valid header that agrees with the file's size.
 pub struct Reader {
     path: PathBuf,
     file: File,
@@ -78,12 +78,12 @@ impl Reader {
         &self.entries
     }
 
-    /// The entry of that name.
+    /// The entry named `name`.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    /// The type and shape of an entry, if it is of one of our element types.
+    /// The type and shape of an entry; fails if its element type is not supported.
     pub fn spec(&self, entry: &Entry) -> Result<Spec> {
         let dtype = our_type(&entry.dtype).ok_or_else(|| {
             Error::new(Kind::DType, &*entry.name)
@@ -93,7 +93,7 @@ impl Reader {
         Spec::new(dtype, &entry.shape)
     }
 
-    /// Reads an entry of one of our element types.
+    /// Reads an entry of a supported element type.
     pub fn tensor(&self, entry: &Entry) -> Result<Owned> {
         let mut tensor = Owned::poisoned(self.spec(entry)?);
         self.read(entry, tensor.view_mut().bytes())?;
@@ -166,8 +166,8 @@ impl Header {
     }
 }
 
-/// What a header tells of a tensor in a file whose data begins at `start`. How many bytes an element of an unknown type
-/// has is not checked.
+/// Checks a tensor's description in a file whose data begins at `start`. For unknown element types, the number of bytes
+/// cannot be checked against the shape.
 fn entry(name: String, info: serde_json::Value, start: u64) -> std::result::Result<Entry, String> {
     let info: Info = serde_json::from_value(info).map_err(|e| format!("`{name}`: {e}"))?;
     let (from, to) = info.data_offsets;
@@ -181,16 +181,16 @@ fn entry(name: String, info: serde_json::Value, start: u64) -> std::result::Resu
     }
 }
 
-/// The bits of an element of a type of the format, if the type is known.
+/// Bits per element of a type that the format defines; `None` for other types.
 fn bits(dtype: &str) -> Option<usize> {
     let known: std::result::Result<Dtype, _> = serde_json::from_value(dtype.into());
     known.ok().map(|dtype| dtype.bitsize())
 }
 
-/// A file's metadata: texts by their names.
+/// A file's metadata: strings by key.
 pub type Told = BTreeMap<String, String>;
 
-/// The tensors of the bytes of a file, all of our element types. `name` is for errors.
+/// The tensors of a file in memory; fails if an element type is not supported. `name` is for errors.
 pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Vec<(String, Owned)>> {
     let wrong = |got: String| Error::new(Kind::Argument, name).expected("the bytes of a safetensors file").got(got);
     let size = bytes.len() as u64;
@@ -205,9 +205,9 @@ pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Vec<(String, Owned)>> {
     entries.into_iter().map(owned).collect()
 }
 
-/// The element type that files call so, if it is one of ours.
+/// The element type with this name in files, if it is supported.
 fn our_type(name: &str) -> Option<DType> {
-    // What files call truth values are bytes too.
+    // Booleans are stored as bytes.
     let name = if name == "BOOL" { "U8" } else { name };
     DType::ALL.into_iter().find(|&dtype| file_type(dtype).to_string() == name)
 }
@@ -311,7 +311,7 @@ mod tests {
         assert!(Writer::create(Path::new("/nowhere/at/all"), &[], &Told::new()).is_err());
     }
 
-    /// A file of one tensor of four F32 numbers and another one, of which its header tells this.
+    /// A file of a tensor of four F32 numbers and a second tensor, whose header entry is `other`.
     fn with(other: &str, bytes: usize) -> Vec<u8> {
         let header = format!(
             r#"{{"__metadata__":{{"format":"pt"}},"a":{{"dtype":"F32","shape":[4],"data_offsets":[0,16]}},"b":{{{other}}}}}"#

@@ -13,7 +13,7 @@ use sidewinder_kernels::tensor::{DType, Described};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-/// A file that is there as long as this.
+/// A temporary file, removed on drop.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -26,7 +26,7 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // A test that failed may not have made it.
+        // A failed test may not have created it.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -128,7 +128,7 @@ fn a_tensor_of_an_unknown_type_hides_nothing_else() {
             assert_eq!((error.kind, &*error.argument, &*error.got), (Kind::DType, name, told));
         }
         assert_eq!(reader.tensor(reader.entry("f32").unwrap()).unwrap().spec().dtype, DType::F32);
-        // What its data takes is not known, so that none of it may be there.
+        // The size of this tensor's data is unknown, so a file that ends before it is valid.
         parts.data = 512;
         let file = Temporary::new("unknown-end", &parts.bytes());
         assert_eq!(Reader::open(&file.0).unwrap().entry("q4_k").unwrap().len, 0);

@@ -1,8 +1,8 @@
-//! Any call of any op: an error, or outputs of the promised shapes on every level. Calls from Elixir take the same
-//! path: names, types, sizes, bytes at any address, options by name.
+//! Calls of all ops: each is an error, or gives outputs of the promised shapes on every level. Calls from Elixir take
+//! the same path: names, types, sizes, bytes at any address, options by name.
 //!
-//! A call starts out right, its shapes taken from the op's own documentation, and is then damaged a
-//! little: random calls alone would hardly ever get past the first check.
+//! A call starts out valid, with shapes from the op's own declaration, and is then damaged slightly: random calls alone
+//! would rarely get past the first check.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -27,7 +27,7 @@ struct Call {
     threads: u8,
 }
 
-/// Which of its documented shapes an input has, and whether it is there at all.
+/// Which of its declared shapes an input has, and whether it is absent.
 #[derive(Arbitrary, Debug, Clone, Copy, Default)]
 struct Input {
     alternative: u8,
@@ -44,20 +44,20 @@ enum Damage {
     Unknown,
 }
 
-/// A size for each letter of the documentation; some letters must divide others.
+/// The size of each letter of the declared shapes; some letters must divide others.
 fn size(call: &Call, letter: char) -> usize {
     let group = call.sizes[0] as usize % 4;
     match letter {
         'G' => group,
         'D' => group * (call.sizes[1] as usize % 8),
-        // Rows of whole blocks.
+        // Rows of whole quantization blocks.
         'I' | 'N' if call.flags > 127 => 32 * (call.sizes[2] as usize % 4),
         'Q' => 306 * (call.sizes[2] as usize % 3),
         letter => call.sizes[2 + letter as usize % 6] as usize % 12,
     }
 }
 
-/// One of the slot's shapes, if the sizes make one.
+/// One of the slot's shapes; `None` where these sizes make an invalid one.
 fn shape(call: &Call, slot: &Slot, input: Input) -> Option<Vec<usize>> {
     let alternatives: Vec<&str> = slot.shape.words.split(" | ").collect();
     let pattern = Pattern::new(alternatives[input.alternative as usize % alternatives.len()]);
@@ -114,7 +114,7 @@ fn tensors(op: &About, call: &Call) -> Option<Vec<Tensor>> {
     Some(tensors)
 }
 
-/// The op with options as text, or with some flags and words that it knows.
+/// The op with options parsed from text, or else with arbitrary values for its own flags and choices.
 fn configured(op: &dyn AnyOp, call: &Call) -> Configured {
     let known = || {
         let (mut flags, mut words) = (call.flags, call.words);
@@ -133,7 +133,7 @@ fn configured(op: &dyn AnyOp, call: &Call) -> Configured {
     serde_json::from_str(&call.options).ok().and_then(|options| with(op, options)).unwrap_or_else(known)
 }
 
-/// The lowest `bits` bits, which go to the other end.
+/// Returns the lowest `bits` bits, and rotates them to the top.
 fn next(from: &mut u8, bits: u32) -> u8 {
     let value = *from;
     *from = from.rotate_right(bits);
@@ -190,7 +190,7 @@ fn on_every_level(call: &op::Call, views: &Named<View>, threads: usize) {
                 assert!(same, "an output was not written on {level:?}");
                 None
             }
-            // Contents that an op refuses.
+            // Values that an op refuses when it runs.
             (Err(error), Err(again)) if error.kind == Kind::Argument && error == again => Some(error),
             _ => panic!("a checked call failed on {level:?}"),
         }

@@ -1,4 +1,4 @@
-//! Damaged models and dumps of sessions: each works or is an error that says what is wrong.
+//! Damaged models and session dumps: each works, or gives an error that says what is wrong.
 #![no_main]
 
 #[path = "../../models/tests/common/damage.rs"]
@@ -10,7 +10,7 @@ use sidewinder_models::mamba::{Model, Session};
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
-/// A folder of our own, a model that is whole, and what a session of it dumps.
+/// A temporary folder, a valid model, and the dump of one of its sessions.
 static WHOLE: LazyLock<(PathBuf, Arc<Model>, Vec<u8>)> = LazyLock::new(|| {
     let folder = std::env::temp_dir().join(format!("sidewinder-fuzz-mamba-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a temporary folder");

@@ -1,4 +1,4 @@
-//! Any bytes as a file: an error, or tensors that are as large as they say.
+//! Arbitrary bytes as a safetensors file: an error, or tensors of the declared sizes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

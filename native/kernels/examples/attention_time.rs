@@ -106,7 +106,7 @@ impl Bench {
     }
 }
 
-/// Numbers that look random and are nearly normal.
+/// Pseudorandom numbers, approximately normal.
 fn noise(spec: Spec, seed: u64) -> Owned {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {

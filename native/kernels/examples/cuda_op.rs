@@ -1,10 +1,10 @@
-//! Times ops on a CUDA device, resident there: one line of JSON for each.
+//! Times ops on a CUDA device, with inputs and outputs resident there: one line of JSON for each.
 //!
-//! `cuda_op [NAME]` times the list below, or those of it whose op has NAME in its name. `ms` is the median of device
-//! times by events, `gb_s` the bytes of all inputs and outputs over it, `tflops` the multiplications and
-//! additions of products over it. Products may take less time than the host takes to queue them: their `ms` is that of
-//! recorded calls, one after the other, and `queued_ms` that of calls as they come. The first lines tell of the devices and
-//! of plain copies, timed in the same way.
+//! `cuda_op [NAME]` times the list below, or only its ops with NAME in their name. `ms` is the median device time by
+//! events, `gb_s` the bytes of all inputs and outputs divided by it, `tflops` the multiplications and additions of
+//! products divided by it. A product may take less time than the host needs to queue it: its `ms` is that of calls
+//! replayed from a CUDA graph, and `queued_ms` that of calls queued one by one. The first lines describe the devices
+//! and time plain copies in the same way.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -43,7 +43,7 @@ fn cases() -> Vec<Case> {
         vec![("x", vec![rows, width]), ("plane0", vec![width, width / 8]), ("plane1", vec![width, width / 8])]
     };
     let scan = |shape: [usize; 4]| ["gamma", "y", "dy"].map(|name| (name, shape.to_vec())).to_vec();
-    // Rows of blocks of 34 or 18 `bytes`. With 32768 outputs the weights do not fit in the cache.
+    // Rows of quantization blocks of 34 or 18 `bytes`. With 32768 outputs the weights do not fit in the cache.
     let blocks = |rows: usize, outputs: usize, bytes: usize| {
         vec![("x", vec![rows, 8192]), ("w", vec![outputs, 8192 / 32 * bytes])]
     };
@@ -118,7 +118,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A plain copy: the sum of one tensor.
+/// Times a plain copy: [`Map::Sum`] of a single tensor.
 fn copy(device: &Device, dtype: DType) -> Result<Value> {
     let (lane, spec) = (device.lane()?, Spec::new(dtype, &[ROWS, WIDTH])?);
     let (from, to) = (filled("x", device, &lane, spec)?, Buffer::new(device, spec)?);
@@ -152,23 +152,24 @@ fn time(
     let product = name.starts_with("matmul") || name == "linear";
     let (queued_ms, (ms, least_ms)) =
         if product { (Some(ms), recorded(&lane, queue)?) } else { (None, (ms, least_ms)) };
-    // Each result is a sum of products, one for each number of a row of the first factor.
+    // Each result is a dot product over the last axis of the first factor.
     let results: usize = outputs.iter().map(|(_, buffer)| buffer.spec().shape.elements()).sum();
     let products = (results * shapes[0].1.last().copied().unwrap_or(0)) as f64;
     Ok(json!({"op": name, "options": options, "dtype": dtype.name(), "shapes": dims, "ms": ms, "least_ms": least_ms,
         "queued_ms": queued_ms, "gb_s": bytes as f64 / ms / 1e6, "tflops": product.then_some(2.0 * products / ms / 1e9)}))
 }
 
-/// The times of one of many calls that are recorded. What they use, inputs, outputs and the lane's scratch memory, is kept.
+/// Median and least time of one call, from a CUDA graph of many. Inputs, outputs and the lane's scratch memory must
+/// stay allocated.
 fn recorded(lane: &Lane, call: impl Fn() -> Result<()>) -> Result<(f64, f64)> {
     const CALLS: usize = 50;
     let graph = lane.record(|| (0..CALLS).try_for_each(|_| call()))?;
-    // SAFETY: this lane recorded it, and the caller keeps what it uses.
+    // SAFETY: this lane recorded it, and the caller keeps its buffers alive.
     let (ms, least) = common::median_and_least(lane, || unsafe { lane.replay(&graph) })?;
     Ok((ms / CALLS as f64, least / CALLS as f64))
 }
 
-/// Between -1 and 1, but decays just below 1, so that their products do not underflow.
+/// Values between -1 and 1; decays just below 1, so that their products do not underflow.
 fn filled(name: &str, device: &Device, lane: &Lane, spec: Spec) -> Result<Buffer> {
     let value = |i: usize| (i % 2048) as f64 / 1024.0 - 1.0;
     let decay = |i: usize| 1.0 - (i % 2048) as f64 / 2e7;

@@ -2,10 +2,9 @@
 //!
 //! `cuda_time [SHAPE...]` with shapes such as `8x2048x2048x16`; `SWEEP=bf16` times every layout in that
 //! type too, and `OP=selective_scan_backward` only that op.
-//! `kernel_ms` is device time by events; `resident_ms` a call from device buffers to device buffers
-//! with the wait for its end; `host_ms` a call from host memory to host memory. The limits are 16
-//! exponentials a clock and multiprocessor (the gradient computes each decay three times), and memory
-//! at 4.2 TB/s.
+//! `kernel_ms` is device time by events; `resident_ms` is a call from device buffers to device buffers, including the
+//! wait for its end; `host_ms` is a call from host memory to host memory. The limits are 16 exponentials per clock and
+//! multiprocessor (the gradient computes each decay three times), and memory bandwidth of 4.2 TB/s.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -208,8 +207,8 @@ impl<'a, O: Timed> Bench<'a, O> {
         O::queue(self, &problem, plan)
     }
 
-    /// Median and least device time of a launch. Launches are queued behind other work, so that the
-    /// time the host takes does not count.
+    /// Median and least device time of a launch. Launches are queued behind other work, so that the launch overhead on
+    /// the host does not count.
     fn kernel_ms(&self, plan: Option<O::Plan>) -> Result<(f64, f64)> {
         self.call(plan)?;
         self.lane.synchronize()?;

@@ -1,10 +1,11 @@
 //! Times ops over the inputs of a safetensors file and prints one line of JSON.
 //!
 //! `time_op OP[,OP...] IN.safetensors [--backend cpu|cuda] [--level NAME] [--threads N] [--seconds S]
-//! [--out OUT.safetensors] [--options JSON] [--type NAME] [--copies N]`. Floats are cast to the type first, and results
-//! back to f32 in the end. There are N copies of the inputs, 1 by default, that take turns, so
-//! that together they may be more than caches hold. Several ops, such as one and its gradient, are run one after the
-//! other and timed together; a later op takes inputs that the file lacks from the outputs of earlier ones. On CUDA inputs and outputs are resident, and times those of the device.
+//! [--out OUT.safetensors] [--options JSON] [--type NAME] [--copies N]`.
+//! Floats are cast to the type first, and results back to f32 in the end. N copies of the inputs (1 by default) are
+//! used in turn, so that together they can exceed the caches. Several ops, such as one and its gradient, run one after
+//! the other and are timed together; a later op takes inputs that the file lacks from the outputs of earlier ones. On
+//! CUDA inputs and outputs are resident, and times are device times.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -23,11 +24,11 @@ use timing::{Arguments, Failure};
 
 const FLAGS: [&str; 8] = ["backend", "level", "threads", "seconds", "out", "options", "type", "copies"];
 
-/// The op's inputs from the file, or else from the outputs of ops before it.
+/// The op's inputs from the file, or else from the outputs of earlier ops.
 fn inputs(op: &About, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<Named<Owned>, Failure> {
     let reader = Reader::open(Path::new(&arguments.positional[1]))?;
     let dtype = dtype(arguments)?;
-    // Each in the precision that its slot asks for.
+    // Each tensor is cast to the precision that its slot requires.
     let cast = |slot: &Slot, tensor: Owned| match dtype.filter(|_| tensor.spec().dtype.is_float()) {
         Some(dtype) => tensor.cast(slot.precision.dtype(dtype)),
         None => tensor,
@@ -44,7 +45,7 @@ fn inputs(op: &About, arguments: &Arguments, before: &[Box<dyn Job>]) -> Result<
     Ok(inputs)
 }
 
-/// The type that floats are cast to, if one is asked for.
+/// The type that floats are cast to, if one is given.
 fn dtype(arguments: &Arguments) -> Result<Option<DType>, Failure> {
     let named = |name| DType::from_name(name).ok_or_else(|| format!("no type `{name}`").into());
     arguments.flag("type").map(named).transpose()
@@ -57,7 +58,7 @@ fn call(op: &dyn AnyOp, arguments: &Arguments, before: &[Box<dyn Job>]) -> Resul
     Ok((common::configured(op, options)?(op::specs(&inputs))?, inputs))
 }
 
-/// How many copies of the inputs there are.
+/// Number of copies of the inputs.
 fn copies(arguments: &Arguments) -> Result<usize, Failure> {
     Ok(arguments.flag("copies").unwrap_or("1").parse::<usize>()?.max(1))
 }
@@ -104,7 +105,7 @@ impl Job for OnCpu {
     }
 }
 
-/// One op on a GPU, with what it gave once.
+/// An op on a GPU, with its outputs from a first run.
 struct OnDevice {
     call: Call,
     lane: Lane,

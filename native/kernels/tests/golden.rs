@@ -17,7 +17,7 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../test/golden")
 }
 
-/// A case's inputs, options and expected outputs as far as the op gives them.
+/// A case: inputs, options, and expected outputs with their tolerances.
 struct Case {
     name: String,
     inputs: Named<Owned>,
@@ -59,7 +59,7 @@ fn cases(manifest: &Value, name: &str) -> Vec<Case> {
         .collect()
 }
 
-/// The op with the case's options, and with every output of the case asked for.
+/// The op with the case's options, and with flags set for all outputs that the case has.
 fn configured(op: &dyn AnyOp, case: &Case) -> Configured {
     let mut options = case.options.clone();
     for output in op.about().outputs {
@@ -73,7 +73,7 @@ fn configured(op: &dyn AnyOp, case: &Case) -> Configured {
     common::configured(op, options).expect("options that the op knows")
 }
 
-/// Compares all that the op gives; returns how many outputs that is.
+/// Compares all outputs that the op gives; returns their number.
 fn agrees(op: &str, case: &Case, storage: DType, results: Named<Owned>, place: &Place) -> usize {
     let found = case.outputs.iter().filter_map(|(name, expected, rtol, atol)| {
         let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
@@ -85,18 +85,18 @@ fn agrees(op: &str, case: &Case, storage: DType, results: Named<Owned>, place: &
     found.count()
 }
 
-/// What the op gives for these tensors.
+/// The outputs of the op for these tensors.
 fn results(op: &dyn AnyOp, case: &Case, storage: DType, given: &Named<Owned>, place: &Place) -> Named<Owned> {
     let inputs = common::cast(op.about(), &check::known(op.about(), given), storage);
     place.call(&configured(op, case), &inputs)
 }
 
-/// The tensors of the case, and for a gradient what its op gives here, of which it may take some.
+/// The tensors of the case; for a gradient, also the outputs of its op, computed here, some of which it may take.
 fn given(about: &About, case: &Case, storage: DType, place: &Place) -> Named<Owned> {
     let mut all = case.inputs.clone();
     if let Some(forward) = about.backward_of {
         let op = ops::find(forward).unwrap();
-        // A state that comes out may have the name of one that goes in.
+        // An output state may have the name of an input state.
         let goes_in = |name: &str| op.about().inputs.iter().any(|slot| slot.name == name);
         let outputs = results(op, case, storage, &all, place).into_iter();
         outputs.filter(|(name, _)| !goes_in(name)).for_each(|(name, output)| all.push(name, output));
@@ -122,25 +122,25 @@ fn check_composed(composed: &Composed, case: &Case, storage: DType, place: &Plac
     assert_eq!(compared, case.outputs.len(), "{} {} does not give all", composed.name, case.name);
 }
 
-/// The op whose cases are those of `about`.
+/// The name under which the manifest lists the cases.
 fn named(about: &About) -> &'static str {
     about.backward_of.unwrap_or(about.name)
 }
 
-/// Whether the manifest has values of the op, and of a gradient those of any input's gradient.
+/// Whether the manifest has cases for the op; for a gradient, whether they include a gradient of any input.
 fn has_cases(manifest: &Value, about: &About) -> bool {
     let is_named = !manifest["ops"][named(about)].is_null();
     is_named && (about.backward_of.is_none() || has_gradients(manifest, about))
 }
 
-/// Whether the cases have gradients of any of these inputs.
+/// Whether the cases include gradients of any of these inputs.
 fn has_gradients(manifest: &Value, about: &About) -> bool {
     let cases = manifest["ops"][named(about)]["cases"].as_array().into_iter().flatten();
     let names: Vec<String> = about.inputs.iter().map(|slot| format!("d{}", slot.name)).collect();
     cases.into_iter().any(|case| names.iter().any(|name| case["outputs"].get(name).is_some()))
 }
 
-/// Checks the cases at all places, in f32 and maybe in f64.
+/// Checks the cases on all backends, in f32 and optionally in f64.
 fn all_cases(name: &str, cases: &[Case], in_f64: bool, check: impl Fn(&Case, DType, &Place)) {
     let device = common::gpu();
     assert!(!cases.is_empty());

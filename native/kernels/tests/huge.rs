@@ -1,4 +1,4 @@
-//! Tensors of more than 2^31 elements, where 32-bit offsets would wrap. Needs 14 GB of memory, on the GPU 9, and
+//! Tensors of more than 2^31 elements, where 32-bit offsets would wrap. They need 14 GB of memory, 9 GB on the GPU, and
 //! some seconds: `cargo test --release --test huge -- --ignored`.
 
 mod common;
@@ -19,14 +19,14 @@ fn bf16_tensor(dims: &[usize], value: impl Fn(usize) -> f32) -> Owned {
     tensor
 }
 
-/// A scan of `length` steps whose values depend on how far a step is from the end.
+/// A scan of `length` steps whose values depend on the distance of a step from the end.
 fn inputs(length: usize) -> Named<Owned> {
     let from_end = |i: usize, width: usize| (length * width - i) % 251;
     let value = |width: usize| move |i: usize| from_end(i, width) as f32 / 128.0 - 1.0;
     [
         ("x", bf16_tensor(&[1, length, CHANNELS], value(CHANNELS))),
         ("dt", bf16_tensor(&[1, length, CHANNELS], |_| 1.0)),
-        // After 20 steps nothing is left of a state.
+        // After 20 steps nothing remains of a state.
         ("A", Owned::from_fn(Spec::new(DType::F32, &[CHANNELS, 1]).unwrap(), |_| -5.0)),
         ("B", bf16_tensor(&[1, length, 1], value(1))),
         ("C", bf16_tensor(&[1, length, 1], value(1))),
@@ -48,8 +48,8 @@ fn the_end_of_a_huge_tensor_is_right() {
     assert_eq!(last_rows(huge, 64), last_rows(100, 64));
 }
 
-/// The last rows of a cumulative product in either direction, whose factors are powers of 2 there, and before them 1:
-/// exact in whatever order they are multiplied.
+/// The last rows of a cumulative product in either direction. Factors are powers of 2 in these rows and 1 before, so
+/// that products are exact in any order.
 fn last_products(
     length: usize,
     rows: usize,

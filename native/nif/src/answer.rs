@@ -1,4 +1,4 @@
-//! From results and panics to terms.
+//! Converts results and panics to terms.
 
 use rustler::{Encoder, Env, Term};
 use sidewinder_kernels::error::{Error, Kind, Result};
@@ -10,11 +10,11 @@ mod atoms {
 }
 
 thread_local! {
-    /// Where the last panic of this thread happened, which its payload does not tell.
+    /// The source location of this thread's last panic, which the panic's payload does not contain.
     static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Records where a panic happened, in place of printing it.
+/// Records the location of panics instead of printing them.
 pub fn keep_panics_quiet() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string).unwrap_or_default();
@@ -22,7 +22,7 @@ pub fn keep_panics_quiet() {
     }));
 }
 
-/// Does the work and encodes its result.
+/// Runs `work` and encodes its result, error or panic.
 pub fn answer<'a, T: Encoder>(env: Env<'a>, work: impl FnOnce() -> Result<T>) -> Term<'a> {
     let encoded = || work().map(|value| (atoms::ok(), value).encode(env));
     let caught = catch_unwind(AssertUnwindSafe(encoded)).unwrap_or_else(|payload| Err(panicked(&*payload)));

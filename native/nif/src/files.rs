@@ -10,7 +10,7 @@ use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// The index of a file: a list of `{name, type as the file calls it, list of sizes}`.
+/// The index of a file: a list of `{name, type name in the file, list of sizes}`.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_index(env: Env, path: String) -> Term {
     answer(env, || {
@@ -19,13 +19,13 @@ fn safetensors_index(env: Env, path: String) -> Term {
     })
 }
 
-/// Its metadata: `{key, text}` pairs.
+/// The metadata of a file: `{key, text}` pairs.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_metadata(env: Env, path: String) -> Term {
     answer(env, || Ok(Reader::open(Path::new(&path))?.metadata().clone().into_iter().collect::<Vec<_>>()))
 }
 
-/// One tensor of a file.
+/// Reads one tensor of a file.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_read(env: Env, path: String, name: String) -> Term {
     answer(env, || {
@@ -58,7 +58,7 @@ fn with_views<T>(tensors: &[(String, Term)], run: impl FnOnce(&[(&str, View)]) -
     run(&views.collect::<Result<Vec<_>>>()?)
 }
 
-/// A file that is being written, until it is finished or abandoned.
+/// A file that is being written until it is finished or discarded.
 pub struct HeldWriter(Mutex<Option<Writer>>);
 
 impl rustler::Resource for HeldWriter {}
@@ -75,7 +75,7 @@ fn open(writer: &mut Option<Writer>) -> Result<&mut Writer> {
         .ok_or_else(|| Error::new(Kind::Argument, "file").expected("a file that is being written").got("none"))
 }
 
-/// Begins a file of `{name, type, shape}`, with `{key, text}` pairs of metadata.
+/// Begins a file of tensors `{name, type, shape}`, with `{key, text}` pairs of metadata.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_create<'a>(
     env: Env<'a>,
@@ -97,7 +97,7 @@ fn safetensors_create<'a>(
     })
 }
 
-/// Writes one tensor of it.
+/// Writes one tensor to the file.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_put<'a>(env: Env<'a>, writer: ResourceArc<HeldWriter>, name: String, tensor: Term<'a>) -> Term<'a> {
     answer(env, || {
@@ -106,7 +106,7 @@ fn safetensors_put<'a>(env: Env<'a>, writer: ResourceArc<HeldWriter>, name: Stri
     })
 }
 
-/// Gives it its name.
+/// Completes the file and renames it to its final name.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_finish(env: Env, writer: ResourceArc<HeldWriter>) -> Term {
     answer(env, || {
@@ -117,7 +117,7 @@ fn safetensors_finish(env: Env, writer: ResourceArc<HeldWriter>) -> Term {
     })
 }
 
-/// Abandons it, unless it is finished.
+/// Discards the file, unless it is finished.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_abandon(env: Env, writer: ResourceArc<HeldWriter>) -> Term {
     answer(env, || {
@@ -143,8 +143,8 @@ fn tensor_cast<'a>(env: Env<'a>, tensor: Term<'a>, to: Term<'a>) -> Term<'a> {
     })
 }
 
-/// How far a tensor in f32 is from one of the same shape: the sum of the squared differences, that of the other's squares,
-/// and the largest difference.
+/// The distance of an f32 tensor from another one of equal shape: the sum of the squared differences, the sum of the
+/// other's squares, and the largest difference.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn tensor_difference<'a>(env: Env<'a>, tensor: Term<'a>, reference: Term<'a>) -> Term<'a> {
     answer(env, || {
@@ -156,15 +156,15 @@ fn tensor_difference<'a>(env: Env<'a>, tensor: Term<'a>, reference: Term<'a>) ->
     })
 }
 
-/// Checks that values are whole numbers in the range of an integer type: rounded to bytes, 0.4 would become false and
-/// 300 would become 255.
+/// Checks that values are integers in the range of an integer type: rounded to bytes, 0.4 would become false and 300
+/// would become 255.
 fn whole<'a>(dtype: DType, mut values: impl Iterator<Item = &'a f64>) -> Result<()> {
     let (least, most) = match dtype {
         DType::U8 => (0.0, 255.0),
         DType::I8 => (f64::from(i8::MIN), f64::from(i8::MAX)),
         DType::I16 => (f64::from(i16::MIN), f64::from(i16::MAX)),
         DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
-        // f64 does not hold every integer beyond these.
+        // Beyond these bounds f64 cannot represent every integer.
         DType::I64 => (-9007199254740992.0, 9007199254740992.0),
         _ => return Ok(()),
     };

@@ -10,7 +10,7 @@ mod atoms {
     rustler::atoms! { nan, infinity, neg_infinity }
 }
 
-/// The index of a file: a list of `{name, type as the file calls it, list of sizes, bytes}`.
+/// The index of a file: a list of `{name, type name in the file, list of sizes, bytes}`.
 #[rustler::nif(schedule = "DirtyIo")]
 fn gguf_index(env: Env, path: String) -> Term {
     answer(env, || {
@@ -57,7 +57,8 @@ fn text<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
     Binary::from(binary).encode(env)
 }
 
-/// One tensor of a file: `{type as the file calls it, list of sizes, tensor}`, of block formats their bytes.
+/// Reads one tensor of a file: `{type name in the file, list of sizes, tensor}`; for block formats the tensor holds
+/// bytes.
 #[rustler::nif(schedule = "DirtyIo")]
 fn gguf_read(env: Env, path: String, name: String) -> Term {
     answer(env, || {

@@ -1,4 +1,4 @@
-//! Memory that calls change in place, such as caches of keys and values.
+//! Memory that calls change in place, such as KV caches.
 
 use crate::answer::answer;
 use crate::tensor::{Output, Tensor, buffer_term, decode_type, describe, encode};
@@ -9,8 +9,8 @@ use sidewinder_kernels::place::copy_rows::CopyRows;
 use sidewinder_kernels::tensor::{Described, Spec};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory that one call at a time changes. Elixir ensures that the rows of a value are written once, so that they
-/// stay as they are for its readers.
+/// Memory that one call at a time changes. Elixir ensures that the rows of a value are written only once, so that
+/// readers of older values are not affected.
 pub struct Held {
     spec: Spec,
     device: Option<usize>,
@@ -19,7 +19,7 @@ pub struct Held {
 
 impl rustler::Resource for Held {}
 
-/// Where it lies.
+/// The memory itself.
 pub enum Memory {
     Host(Output),
     Device(Buffer),
@@ -34,7 +34,7 @@ impl Held {
         Ok(Held { spec, device, memory: Mutex::new(memory) })
     }
 
-    /// The ordinal of the device that it lies on, or none.
+    /// The ordinal of its device, or `None` on the host.
     pub fn device(&self) -> Option<usize> {
         self.device
     }
@@ -57,7 +57,7 @@ impl Described for Held {
 }
 
 impl Memory {
-    /// The memory on the host, or an error if it is not there.
+    /// The memory on the host; fails if it is on a device.
     pub fn on_host(&mut self, name: &str) -> Result<&mut Output> {
         match self {
             Memory::Host(output) => Ok(output),
@@ -67,7 +67,7 @@ impl Memory {
         }
     }
 
-    /// The memory on a device, or an error if it is not there.
+    /// The memory on this device; fails if it is elsewhere.
     pub fn on_device(&self, name: &str, device: &Device) -> Result<&Buffer> {
         let wrong = |got: String| {
             Error::new(Kind::Argument, name)
@@ -82,13 +82,13 @@ impl Memory {
     }
 }
 
-/// Memory for a tensor, its contents undefined, on a device or, where that is nil, on the host.
+/// Allocates memory for a tensor, with undefined contents, on a device, or on the host if that is nil.
 #[rustler::nif(schedule = "DirtyIo")]
 fn held_new<'a>(env: Env<'a>, dtype: Term<'a>, dims: Vec<usize>, device: Option<usize>) -> Term<'a> {
     answer(env, || Ok(Held::new(Spec::new(decode_type(dtype)?, &dims)?, device)?.into_term(env)))
 }
 
-/// `rows` rows of each head from `first` on, at the front of new memory with room for `room` rows.
+/// Copies `rows` rows of each head, from `first` on, to the front of new memory with a capacity of `room` rows.
 #[rustler::nif(schedule = "DirtyIo")]
 fn held_grow<'a>(env: Env<'a>, tensor: Term<'a>, first: usize, rows: usize, room: usize) -> Term<'a> {
     answer(env, || {
@@ -97,7 +97,7 @@ fn held_grow<'a>(env: Env<'a>, tensor: Term<'a>, first: usize, rows: usize, room
     })
 }
 
-/// `rows` rows of each head from `first` on, as a tensor of their own where they lie.
+/// Copies `rows` rows of each head, from `first` on, to a tensor on the same device or host.
 #[rustler::nif(schedule = "DirtyIo")]
 fn held_rows<'a>(env: Env<'a>, tensor: Term<'a>, first: usize, rows: usize) -> Term<'a> {
     answer(env, || {
@@ -109,7 +109,7 @@ fn held_rows<'a>(env: Env<'a>, tensor: Term<'a>, first: usize, rows: usize) -> T
     })
 }
 
-/// Rows are the axis before the last; of four axes the second are heads.
+/// Rows are the second to last axis; if there are four axes, the second one is heads.
 fn part(tensor: Term, first: usize, rows: usize, room: usize) -> Result<Held> {
     let Tensor::Held(held) = Tensor::decode("cache", tensor)? else {
         return Err(Error::new(Kind::Argument, "cache").expected("memory of a cache").got(describe(tensor)));

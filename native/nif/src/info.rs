@@ -16,7 +16,7 @@ struct CpuInfo {
     threads: usize,
 }
 
-/// The CPU's levels, slowest first, and how many threads are used by default.
+/// The CPU's levels, slowest first, and the default number of threads.
 #[rustler::nif]
 fn cpu_info(env: Env) -> Term {
     answer(env, || {
@@ -61,7 +61,7 @@ fn cuda_info(env: Env) -> Term {
     })
 }
 
-/// A copy of a host tensor on a device.
+/// Copies a host tensor to a device.
 #[rustler::nif(schedule = "DirtyIo")]
 fn buffer_from_host<'a>(env: Env<'a>, tensor: Term<'a>, ordinal: usize) -> Term<'a> {
     answer(env, || {
@@ -75,7 +75,7 @@ fn buffer_from_host<'a>(env: Env<'a>, tensor: Term<'a>, ordinal: usize) -> Term<
     })
 }
 
-/// A copy of a device tensor on the host.
+/// Copies a device tensor to the host.
 #[rustler::nif(schedule = "DirtyIo")]
 fn buffer_to_host<'a>(env: Env<'a>, tensor: Term<'a>) -> Term<'a> {
     answer(env, || match Tensor::decode("tensor", tensor)? {
@@ -92,7 +92,7 @@ fn download<'a>(env: Env<'a>, buffer: &Buffer) -> Result<Term<'a>> {
     Ok(output.into_term(env))
 }
 
-/// The ordinal of the device that a tensor lies on, or nil.
+/// The ordinal of a tensor's device, or nil on the host.
 #[rustler::nif]
 fn buffer_device<'a>(env: Env<'a>, tensor: Term<'a>) -> Term<'a> {
     answer(env, || match Tensor::decode("tensor", tensor)? {
@@ -111,7 +111,7 @@ fn buffer_reshape<'a>(env: Env<'a>, tensor: Term<'a>, dims: Vec<usize>) -> Term<
     })
 }
 
-/// For tests: how many bytes of a device's memory are alive.
+/// For tests: the bytes of a device's memory that are in use.
 #[rustler::nif(schedule = "DirtyIo")]
 fn debug_device_bytes(env: Env, ordinal: usize) -> Term {
     answer(env, || Ok(Device::get(ordinal)?.live_bytes()))

@@ -1,7 +1,7 @@
-//! The NIF: decode, check, call, encode; nothing else. What it calls lives in `kernels`.
+//! The NIF: it decodes, checks, calls and encodes, and does nothing else. The computations are in the other crates.
 //!
-//! Every function answers `{:ok, value}` or `{:error, map}` with the fields of
-//! [`sidewinder_kernels::error::Error`]; a panic becomes such an error too. Nothing prints.
+//! Every function returns `{:ok, value}` or `{:error, map}` with the fields of [`sidewinder_kernels::error::Error`]; a
+//! panic becomes such an error too. Nothing is printed.
 
 mod answer;
 mod files;

@@ -1,8 +1,8 @@
 //! Loading and upgrading the library.
 //!
-//! Erlang loads a module's library again with each new version of the module. An equal library is in memory by then
-//! and keeps its state: the resources that Elixir holds are taken over. Another build of the library cannot take them
-//! over, since its types may have another layout; it refuses, and the old module stays in use. `rustler::init!` has
+//! Erlang loads a module's library again with each new version of the module. An equal library is in memory by then and
+//! keeps its state: the resources that Elixir holds are taken over. Another build of the library cannot take them over,
+//! since its types may have another layout: it refuses to load, and the old module stays in use. `rustler::init!` has
 //! no upgrade, so this file does what that macro does.
 
 use crate::{answer, files, held, mamba, tensor, tokenizer};
@@ -19,7 +19,7 @@ use std::ptr;
 /// The address of this static identifies the library among others in memory.
 static HERE: u8 = 0;
 
-/// Erlang calls this first, each time it loads the library.
+/// Erlang calls this function first, each time it loads the library.
 #[unsafe(no_mangle)]
 extern "C" fn nif_init() -> *const ErlNifEntry {
     // SAFETY: Erlang calls this before anything else of the library.
@@ -32,7 +32,7 @@ extern "C" fn nif_init() -> *const ErlNifEntry {
 
 unsafe extern "C" fn load(env: *mut ErlNifEnv, data: *mut *mut c_void, _: ErlNifTerm) -> c_int {
     answer::keep_panics_quiet();
-    // SAFETY: `data` is Erlang's place for the value that an upgrade gets.
+    // SAFETY: `data` is Erlang's memory for the value that an upgrade gets.
     unsafe { *data = here() };
     open(env)
 }
@@ -43,7 +43,7 @@ unsafe extern "C" fn upgrade(
     old: *mut *mut c_void,
     _: ErlNifTerm,
 ) -> c_int {
-    // SAFETY: both are places of Erlang's, and `old` has what the running library has put there.
+    // SAFETY: both pointers are to Erlang's memory, and `old` holds what the running library has stored.
     let same = unsafe {
         *data = here();
         *old == here()
@@ -55,9 +55,9 @@ fn here() -> *mut c_void {
     (&raw const HERE).cast_mut().cast()
 }
 
-/// Zero if all types of resources are known to Erlang.
+/// Registers all types of resources; returns zero on success.
 fn open(env: *mut ErlNifEnv) -> c_int {
-    // SAFETY: Erlang has called `load` or `upgrade` with it, where types may be opened.
+    // SAFETY: `env` is from Erlang's call of `load` or `upgrade`, in which types may be opened.
     let env = unsafe { Env::new_init_env(&env, env) };
     let opened = [
         open_type::<tensor::DeviceBuffer>(env),
@@ -71,12 +71,12 @@ fn open(env: *mut ErlNifEnv) -> c_int {
     c_int::from(opened.contains(&false))
 }
 
-/// Takes the type over from the module's version before, or makes it where there is none.
+/// Takes a type over from the previous version of the module, or creates it.
 fn open_type<T: Resource>(env: Env) -> bool {
-    // Another library's types have other names.
+    // Types of another build of the library must have other names.
     let name = format!("{} {:p}", type_name::<T>(), here());
     taken_over::<T>(env, &name) || {
-        // A type is made when its library is loaded for the first time.
+        // On the first load the type is created.
         ResourceRegistration::new::<T>().with_name(name.leak()).register(env).is_ok()
     }
 }
@@ -86,19 +86,19 @@ fn taken_over<T: Resource>(env: Env, name: &str) -> bool {
     let callbacks = ErlNifResourceTypeInit { dtor: destroy::<T> as *const _, stop: ptr::null(), down: ptr::null() };
     let flags = ErlNifResourceFlags::ERL_NIF_RT_TAKEOVER;
     let mut tried = MaybeUninit::uninit();
-    // SAFETY: all that is pointed to is there until the call returns; `destroy` fits the type, whose
-    // name has this library in it. Its pointer stays what it was, so that rustler knows it already.
+    // SAFETY: all pointers are valid until the call returns. `destroy` fits the type, whose name identifies this
+    // library. The type's pointer does not change, so rustler's registration stays valid.
     let taken = unsafe {
         enif_open_resource_type_x(env.as_c_arg(), name.as_ptr().cast(), &callbacks, flags, tried.as_mut_ptr())
     };
     !taken.is_null()
 }
 
-/// What rustler does with a resource that nothing refers to, which it does not let others use.
+/// The destructor of a resource, as in rustler, which does not export its own.
 unsafe extern "C" fn destroy<T>(_env: *mut ErlNifEnv, place: *mut c_void) {
     let align = align_of::<T>();
-    // SAFETY: Erlang hands over a resource of this type for the last time. It lies where rustler has
-    // put it, at the first aligned address after the place.
+    // SAFETY: Erlang passes a resource of this type for the last time. rustler has stored its value at the first
+    // aligned address after the start.
     let value: T = unsafe { ptr::read(place.byte_add(align - place.addr() % align).cast()) };
     let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
 }

@@ -21,22 +21,22 @@ use sidewinder_models::mamba::{
 use std::path::Path;
 use std::sync::Arc;
 
-/// A model that Elixir has a reference to.
+/// A model as a resource.
 pub struct HeldModel(Arc<Model>);
 
 impl rustler::Resource for HeldModel {}
 
-/// How a model is loaded.
+/// Options for loading a model.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Loading {
-    /// Its type by name; `None` is that of its matrices.
+    /// The storage type by name; `None` is that of the file's matrices.
     dtype: Option<String>,
-    /// Whether embedding and head are left out.
+    /// Whether to load the model without embedding and head.
     backbone: bool,
-    /// Whether weights are copied from the file, not mapped.
+    /// Whether to copy weights from the file instead of mapping it.
     copied: bool,
-    /// How large matrices are quantized, if they are.
+    /// The quantization of large matrices by name, if any.
     quantize: Option<String>,
 }
 
@@ -77,19 +77,20 @@ fn mamba_load<'a>(env: Env<'a>, path: String, loading: Term<'a>, target: Term<'a
     })
 }
 
-/// The tokens that end texts by the files of a checkpoint, or nil.
+/// The tokens that end a text according to the files of a checkpoint, or nil.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_ends(env: Env, path: String, vocabulary: usize) -> Term {
     answer(env, || ends::read(Path::new(&path), vocabulary))
 }
 
-/// The tokens that end texts by the text of a `config.json`, or nil.
+/// The tokens that end a text according to the text of a `config.json`, or nil.
 #[rustler::nif]
 fn mamba_ends_in(env: Env, config: String, vocabulary: usize) -> Term {
     answer(env, || ends::parse("config", config.as_bytes(), vocabulary))
 }
 
-/// A model of `{name, tensor}` pairs with the names of checkpoints; `config` is the text of a `config.json`, or empty.
+/// Makes a model of `{name, tensor}` pairs with the names of checkpoints; `config` is the text of a `config.json`, or
+/// empty.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_new<'a>(
     env: Env<'a>,
@@ -155,19 +156,19 @@ fn mamba_save<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, path: String) -> 
     answer(env, || model.0.save(Path::new(&path)))
 }
 
-/// The `config.json` of a model that keeps what these say.
+/// The `config.json` of a model, with all entries of the given ones kept.
 #[rustler::nif]
 fn mamba_described<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, configs: Vec<String>) -> Term<'a> {
     answer(env, || model.0.described(&configs.iter().map(String::as_bytes).collect::<Vec<_>>()))
 }
 
-/// A `config.json` that says how matrices are quantized, by the names of all tensors.
+/// A `config.json` that says how matrices are quantized, derived from the names of all tensors.
 #[rustler::nif]
 fn mamba_quantized_config(env: Env, config: String, names: Vec<String>) -> Term {
     answer(env, || quantized_config(config.as_bytes(), names.iter().map(String::as_str)))
 }
 
-/// The safetensors files that a path stands for.
+/// The safetensors files that belong to a path.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_files(env: Env, path: String) -> Term {
     answer(env, || {
@@ -176,25 +177,25 @@ fn mamba_files(env: Env, path: String) -> Term {
     })
 }
 
-/// Merges configurations; the last one takes precedence.
+/// Merges configurations; later ones take precedence.
 #[rustler::nif]
 fn json_merged(env: Env, configs: Vec<String>) -> Term {
     answer(env, || merged(&configs.iter().map(String::as_bytes).collect::<Vec<_>>()))
 }
 
-/// A file's metadata for tensors of these names: `{key, text}` pairs.
+/// The metadata of a file with tensors of these names: `{key, text}` pairs.
 #[rustler::nif]
 fn mamba_told<'a>(env: Env<'a>, names: Vec<String>) -> Term<'a> {
     answer(env, || Ok(told(names.iter().map(String::as_str)).into_iter().collect::<Vec<_>>()))
 }
 
-/// The weights of a block: `{name, name in a layer of a file}`.
+/// The weights of a block: `{name, name within a layer of a file}`.
 #[rustler::nif]
 fn mamba_names(env: Env) -> Term {
     answer(env, || Ok(names().collect::<Vec<_>>()))
 }
 
-/// What goes into a model: `{tokens, sizes}` with tokens as 32-bit numbers, or a tensor of features.
+/// The input of a model: `{tokens, sizes}` with tokens as 32-bit numbers, or a tensor of features.
 enum Fed<'a> {
     Tokens(Vec<u32>, Vec<usize>),
     Features(Tensor<'a>),
@@ -245,7 +246,7 @@ impl<'a> Fed<'a> {
     }
 }
 
-/// Runs whole sequences; the result is where the model is.
+/// Runs whole sequences; the result is on the model's device.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_forward_cpu<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>) -> Term<'a> {
     forward(env, &model.0, input)

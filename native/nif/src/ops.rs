@@ -1,4 +1,4 @@
-//! Running ops: one function for all of them, under three schedulers.
+//! Runs ops: one function for all of them, under three schedulers.
 
 use crate::answer::answer;
 use crate::held::{Held, Memory};
@@ -16,7 +16,7 @@ use sidewinder_kernels::tensor::Spec;
 use std::fmt::Display;
 use std::sync::MutexGuard;
 
-/// Where and how to run.
+/// Where and how to run an op.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Target {
@@ -28,7 +28,7 @@ pub struct Target {
     threads: Option<usize>,
     /// Whether matrix products on CUDA may round f32 to TF32.
     pub allow_tf32: bool,
-    /// A call of this much work or more is not run: its work is the answer.
+    /// A call with at least this much work is not run, and its work is returned instead.
     below: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ impl Target {
     }
 }
 
-/// For work far under a millisecond, as the target's `below` assures; see [`Call::work`](op::Call::work).
+/// For calls far shorter than a millisecond, as the target's `below` ensures; see [`Call::work`](op::Call::work).
 #[rustler::nif]
 fn run_quick<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, options: Term<'a>, target: Term<'a>) -> Term<'a> {
     run(env, op, inputs, options, target)
@@ -104,7 +104,7 @@ fn run_op<'a>(
     }
 }
 
-/// The inputs to read, and separately those to be changed in place.
+/// The inputs to read, and those to be changed in place.
 type Apart<'a> = (Named<Tensor<'a>>, Vec<(op::Name, ResourceArc<Held>)>);
 
 fn apart<'a>(op: &About, inputs: Named<Tensor<'a>>) -> Result<Apart<'a>> {
@@ -118,7 +118,7 @@ fn apart<'a>(op: &About, inputs: Named<Tensor<'a>>) -> Result<Apart<'a>> {
     Ok((others, held))
 }
 
-/// Locks the memory of each, always in the same order, so that calls cannot deadlock.
+/// Locks the memories, always in one order, so that calls cannot deadlock.
 fn lock<'h>(held: &'h [(op::Name, ResourceArc<Held>)]) -> Result<Vec<(op::Name, MutexGuard<'h, Memory>)>> {
     let address = |held: &ResourceArc<Held>| &raw const **held as usize;
     let mut sorted: Vec<_> = held.iter().collect();
@@ -135,8 +135,8 @@ fn missing(call: &Call, held: &[(op::Name, MutexGuard<Memory>)]) -> impl Iterato
     call.outputs().iter().filter(move |(name, _)| !is_held(name)).map(|(name, spec)| (name.clone(), *spec))
 }
 
-/// A plain map with atoms as keys, to be decoded into a struct. For structs, rustler's own decoder
-/// asks for Elixir structs, and for field names it takes no atoms.
+/// A plain map with atoms as keys, to be decoded into a struct. rustler's own decoder expects Elixir structs, and does
+/// not accept atoms as field names.
 struct PlainMap<'a>(Term<'a>);
 
 impl<'de, 'a: 'de> serde::Deserializer<'de> for PlainMap<'a> {
@@ -164,12 +164,12 @@ impl<'de, 'a: 'de> IntoDeserializer<'de, rustler::serde::Error> for Value<'a> {
     }
 }
 
-/// Decodes a map of options, or says what is wrong with it.
+/// Decodes a map of options; fails for unknown keys and wrong values.
 pub fn decode_map<T: DeserializeOwned>(what: &str, term: Term) -> Result<T> {
     T::deserialize(PlainMap(term)).map_err(|e| wrong_map(what, term, e))
 }
 
-/// The op with options from a map.
+/// The op with the options of a map.
 pub fn with_options(op: &dyn AnyOp, options: Term) -> Result<Configured> {
     let mut map = <dyn erased_serde::Deserializer>::erase(PlainMap(options));
     op.with(&mut map).map_err(|e| wrong_map("options", options, e))

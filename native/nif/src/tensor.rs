@@ -6,25 +6,25 @@ use sidewinder_kernels::cuda::Buffer;
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 
-/// Device memory that Elixir has a reference to.
+/// Device memory as a resource.
 pub struct DeviceBuffer(pub Buffer);
 
 impl rustler::Resource for DeviceBuffer {}
 
 /// A decoded tensor.
 pub enum Tensor<'a> {
-    /// In a binary of the caller's, aligned.
+    /// An aligned binary of the caller.
     Binary(Spec, Binary<'a>),
-    /// Copied, because the binary was not aligned for its type.
+    /// A copy, because the binary was not aligned for its type.
     Copied(Owned),
-    /// On a device.
+    /// A device buffer.
     Device(ResourceArc<DeviceBuffer>),
     /// Memory that calls change in place.
     Held(ResourceArc<Held>),
 }
 
 impl<'a> Tensor<'a> {
-    /// Decodes and proves a term; `name` is for the error.
+    /// Decodes a term and checks it; `name` is for errors.
     pub fn decode(name: &str, term: Term<'a>) -> Result<Tensor<'a>> {
         let wrong = |e: Error| Error { argument: name.into(), ..e };
         let (spec, data) = decode_spec(term).map_err(wrong)?;
@@ -50,7 +50,7 @@ impl<'a> Tensor<'a> {
         View::new(spec, binary.as_slice()).map(|_| Tensor::Binary(spec, binary))
     }
 
-    /// To read on the host.
+    /// A view for reading on the host.
     pub fn view(&self) -> Result<View<'_>> {
         match self {
             Tensor::Binary(spec, binary) => View::new(*spec, binary.as_slice()),
@@ -84,7 +84,7 @@ fn same_spec(spec: Spec, of_memory: Spec) -> Result<()> {
     Err(Error::new(Kind::Shape, "data").expected(spec).got(format_args!("memory of {of_memory}")))
 }
 
-/// A term as a short text for errors.
+/// A short text of a term, for errors.
 pub fn describe(term: Term) -> String {
     let text = format!("{term:?}");
     if text.chars().count() <= 80 { text } else { text.chars().take(77).chain("...".chars()).collect() }
@@ -96,7 +96,7 @@ mod types {
 
 /// The element type of that name.
 pub fn decode_type(term: Term) -> Result<DType> {
-    // Atoms are compared as such: names would have to be copied.
+    // Atoms are compared directly, as converting them to strings would copy.
     let atoms = [
         types::f64(),
         types::f32(),
@@ -120,23 +120,23 @@ fn decode_spec<'a>(term: Term<'a>) -> Result<(Spec, Term<'a>)> {
     Ok((Spec::new(decode_type(dtype)?, &decode_shape(shape)?)?, data))
 }
 
-/// A tuple of sizes.
+/// Decodes a tuple of sizes.
 pub fn decode_shape(shape: Term) -> Result<Vec<usize>> {
     let sizes =
         rustler::types::tuple::get_tuple(shape).and_then(|sizes| sizes.into_iter().map(|d| d.decode()).collect());
     sizes.map_err(|_| Error::new(Kind::Shape, "shape").expected("a tuple of sizes, none negative").got(describe(shape)))
 }
 
-/// A tensor that Elixir is going to get, written straight into its binary.
+/// A tensor to be returned to Elixir, written straight into its binary.
 pub struct Output {
     spec: Spec,
     binary: OwnedBinary,
 }
 
 impl Output {
-    /// Memory for a tensor; its contents are not yet anything.
+    /// Allocates a tensor; its contents are undefined.
     pub fn new(spec: Spec) -> Result<Output> {
-        // Growing reports that memory ran out; asking for it all at once would end the VM.
+        // Growing a binary reports when memory runs out; allocating it at once would abort the VM.
         let mut binary = OwnedBinary::new(0);
         if binary.realloc(spec.bytes()) {
             return Ok(Output { spec, binary });
@@ -144,29 +144,29 @@ impl Output {
         Err(Error::new(Kind::Memory, "output").expected(format_args!("{} bytes of memory", spec.bytes())).got("none"))
     }
 
-    /// To write.
+    /// A view for writing.
     pub fn view_mut(&mut self) -> Result<ViewMut<'_>> {
         ViewMut::new(self.spec, self.binary.as_mut_slice())
     }
 
-    /// To read.
+    /// A view for reading.
     pub fn view(&self) -> Result<View<'_>> {
         View::new(self.spec, self.binary.as_slice())
     }
 
-    /// As the term that Elixir gets.
+    /// The term to return to Elixir.
     pub fn into_term(self, env: Env) -> Term {
         encode(env, self.spec, self.binary.release(env).to_term(env))
     }
 }
 
-/// A buffer as the term that Elixir gets.
+/// A term for a device buffer.
 pub fn buffer_term(env: Env, buffer: Buffer) -> Term {
     let spec = buffer.spec();
     encode(env, spec, ResourceArc::new(DeviceBuffer(buffer)).encode(env))
 }
 
-/// The term of a tensor with that data.
+/// The term of a tensor with this data.
 pub fn encode<'a>(env: Env<'a>, spec: Spec, data: Term<'a>) -> Term<'a> {
     let dims: Vec<Term> = spec.shape.iter().map(|d| d.encode(env)).collect();
     let dtype = Atom::from_str(env, spec.dtype.name()).expect("a short name");

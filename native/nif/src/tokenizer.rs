@@ -7,12 +7,12 @@ use sidewinder_kernels::error::Result;
 use sidewinder_models::tokenizer::{Tokenizer, Window};
 use std::path::Path;
 
-/// A tokenizer that Elixir holds on to.
+/// A tokenizer as a resource.
 pub struct HeldTokenizer(Tokenizer);
 
 impl rustler::Resource for HeldTokenizer {}
 
-/// That of a `tokenizer.json`, of a folder with one, or with an empty path that of bytes.
+/// The tokenizer of a `tokenizer.json`, of a folder with one, or, if the path is empty, of its bytes.
 #[rustler::nif(schedule = "DirtyIo")]
 fn tokenizer_open(env: Env, path: String) -> Term {
     answer(env, || {
@@ -22,13 +22,13 @@ fn tokenizer_open(env: Env, path: String) -> Term {
     })
 }
 
-/// The tokens of a text.
+/// Encodes a text to tokens.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn tokenizer_encode<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, text: Binary<'a>) -> Term<'a> {
     answer(env, || -> Result<Vec<u32>> { tokenizer.0.encode(&text) })
 }
 
-/// The text of tokens.
+/// Decodes tokens to text.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn tokenizer_decode(env: Env, tokenizer: ResourceArc<HeldTokenizer>, tokens: Vec<u32>) -> Term {
     answer(env, || Ok(binary(env, &tokenizer.0.decode(&tokens)?)))
@@ -46,19 +46,19 @@ fn tokenizer_special<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, te
     answer(env, || Ok(tokenizer.0.special(&text)))
 }
 
-/// The token that ends texts, or nil.
+/// The token that ends a text, or nil.
 #[rustler::nif]
 fn tokenizer_end(env: Env, tokenizer: ResourceArc<HeldTokenizer>) -> Term {
     answer(env, || tokenizer.0.end())
 }
 
-/// The tokens that begin texts; `wanted` is nil for what the files say.
+/// The tokens that begin a text; with `wanted` nil, as the files say.
 #[rustler::nif]
 fn tokenizer_beginning(env: Env, tokenizer: ResourceArc<HeldTokenizer>, wanted: Option<bool>) -> Term {
     answer(env, || tokenizer.0.beginning(wanted))
 }
 
-/// A window: its tokens, the number of old ones, and the text that was emitted.
+/// The state of a stream: its recent tokens, how many of them are old, and the text emitted so far for them.
 type Parts<'a> = (Vec<u32>, usize, Binary<'a>);
 
 fn window((tokens, old, said): Parts) -> Window {
@@ -69,13 +69,13 @@ fn parts(env: Env, window: Window) -> (Vec<u32>, usize, Term) {
     (window.tokens, window.old, binary(env, window.said.as_bytes()))
 }
 
-/// The window with which a stream of text begins after these tokens.
+/// The initial state of a stream of text after these tokens.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn tokenizer_start(env: Env, tokenizer: ResourceArc<HeldTokenizer>, tokens: Vec<u32>) -> Term {
     answer(env, || Ok(parts(env, tokenizer.0.start(&tokens)?)))
 }
 
-/// The text that a token completes, and the window after it.
+/// The text that a token completes, and the next state.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn tokenizer_next<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, before: Parts<'a>, token: u32) -> Term<'a> {
     answer(env, || {
@@ -85,7 +85,7 @@ fn tokenizer_next<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, befor
     })
 }
 
-/// The text that is held back in a window.
+/// The text that the stream holds back as incomplete.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn tokenizer_rest<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, before: Parts<'a>) -> Term<'a> {
     answer(env, || Ok(binary(env, tokenizer.0.rest(&window(before))?.as_bytes())))

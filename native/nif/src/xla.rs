@@ -1,4 +1,4 @@
-//! The kernels in programs of XLA: registration, and the check before a call whether the kernels support it.
+//! The kernels in XLA programs: registration, and the check whether the kernels support a call.
 
 use crate::answer::answer;
 use crate::ops::{find, with_options};
@@ -9,14 +9,14 @@ use sidewinder_kernels::op::{About, Named};
 use sidewinder_kernels::tensor::Spec;
 use std::path::Path;
 
-/// Registers the handlers with the XLA of a library that is loaded; answers the platforms that have one.
+/// Registers the handlers with the XLA of a loaded library; returns the platforms that have handlers.
 #[rustler::nif(schedule = "DirtyIo")]
 fn xla_register<'a>(env: Env<'a>, path: &str) -> Term<'a> {
     answer(env, || sidewinder_xla::register::register(Path::new(path)))
 }
 
-/// The target of custom calls of `op` that compute outputs of these names, types and shapes: on the CPU, or on CUDA with
-/// or without TF32. Fails where the kernels don't take them.
+/// The target for custom calls of `op` with outputs of these names, types and shapes: on the CPU, or on CUDA with or
+/// without TF32. Fails if the kernels do not support them.
 #[rustler::nif(schedule = "DirtyIo")]
 fn xla_target<'a>(
     env: Env<'a>,
@@ -36,7 +36,7 @@ fn xla_target<'a>(
     })
 }
 
-/// Tensors as `{name, type, shape}`.
+/// Decodes specs from `{name, type, shape}`.
 fn specs(op: &About, tensors: Term) -> Result<Named<Spec>> {
     let malformed =
         |_| Error::new(Kind::Argument, "tensors").expected("{name, type, shape} each").got(describe(tensors));

@@ -1,39 +1,39 @@
 //! XLA's FFI in C, as far as handlers need it: `xla/ffi/api/c_api.h`, versions 0.1 to 0.3.
 //!
-//! Structs begin with their size, up to the end of their last field, so that either side may have newer, larger ones.
+//! Structs begin with their size up to the end of their last field, so that either side may have newer, larger ones.
 //! Handlers use only the common part of these versions.
 
 use std::ffi::{c_char, c_void};
 
-/// An optional part of a struct, such as a question for metadata.
+/// An optional extension of a struct, such as a request for metadata.
 #[repr(C)]
 pub struct Extension {
     /// Bytes of the struct.
     pub size: usize,
-    /// Which extension it is: [`METADATA`].
+    /// The kind of extension, such as [`METADATA`].
     pub kind: i32,
-    /// The one after it.
+    /// The next extension, or null.
     pub next: *mut Extension,
 }
 
-/// The extension by which XLA asks a handler for its version before it registers it.
+/// The extension by which XLA requests a handler's version before it registers the handler.
 pub const METADATA: i32 = 1;
 
-/// A question for metadata.
+/// A request for metadata.
 #[repr(C)]
 pub struct MetadataExtension {
-    /// The part that all extensions have.
+    /// The common part of all extensions.
     pub base: Extension,
-    /// Where the answer goes.
+    /// The memory for the answer.
     pub metadata: *mut Metadata,
 }
 
-/// A handler's metadata. Newer versions add fields that a handler without state leaves alone.
+/// A handler's metadata. Newer versions have more fields, which a handler without state need not fill.
 #[repr(C)]
 pub struct Metadata {
     /// Bytes of the struct.
     pub size: usize,
-    /// The version that the handler was written for.
+    /// The version for which the handler was written.
     pub version: Version,
     /// Bits such as [`COMMAND_BUFFER_COMPATIBLE`].
     pub traits: u32,
@@ -47,7 +47,7 @@ pub const COMMAND_BUFFER_COMPATIBLE: u32 = 1;
 pub struct Version {
     /// Bytes of the struct.
     pub size: usize,
-    /// None.
+    /// Null.
     pub extension: *mut Extension,
     /// 0 so far.
     pub major: i32,
@@ -55,18 +55,18 @@ pub struct Version {
     pub minor: i32,
 }
 
-/// An error, which XLA makes and frees.
+/// An error; XLA allocates and frees it.
 #[repr(C)]
 pub struct Error {
     _opaque: [u8; 0],
 }
 
-/// Arguments of the creation of an error.
+/// Arguments for creating an error.
 #[repr(C)]
 pub struct ErrorCreate {
     /// Bytes of the struct.
     pub size: usize,
-    /// None.
+    /// Null.
     pub extension: *mut Extension,
     /// Text that ends with a zero byte.
     pub message: *const c_char,
@@ -74,52 +74,52 @@ pub struct ErrorCreate {
     pub code: i32,
 }
 
-/// Arguments of the query of an error's message.
+/// Arguments for reading an error's message.
 #[repr(C)]
 pub struct ErrorMessage {
     /// Bytes of the struct.
     pub size: usize,
-    /// None.
+    /// Null.
     pub extension: *mut Extension,
     /// The error.
     pub error: *mut Error,
-    /// Its text, which lives as long as the error.
+    /// Its text, valid for the lifetime of the error.
     pub message: *const c_char,
 }
 
-/// Arguments of the destruction of an error.
+/// Arguments for destroying an error.
 #[repr(C)]
 pub struct ErrorDestroy {
     /// Bytes of the struct.
     pub size: usize,
-    /// None.
+    /// Null.
     pub extension: *mut Extension,
     /// The error.
     pub error: *mut Error,
 }
 
-/// Text of a length.
+/// Text with a length.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Span {
     /// Its first byte.
     pub start: *const u8,
-    /// How many bytes it has.
+    /// Length in bytes.
     pub length: usize,
 }
 
-/// Arguments of the registration of a handler.
+/// Arguments for registering a handler.
 #[repr(C)]
 pub struct HandlerRegister {
     /// Bytes of the struct.
     pub size: usize,
-    /// None.
+    /// Null.
     pub extension: *mut Extension,
     /// The target of the custom call.
     pub name: Span,
     /// `Host` or `CUDA`.
     pub platform: Span,
-    /// Handlers of the stages before the execution; none.
+    /// Handlers for the stages before execution; none.
     pub earlier_stages: [Option<Handler>; 3],
     /// The handler.
     pub execute: Option<Handler>,
@@ -127,12 +127,12 @@ pub struct HandlerRegister {
     pub traits: u32,
 }
 
-/// Arguments of the query of XLA's stream.
+/// Arguments for reading the call's stream.
 #[repr(C)]
 pub struct StreamGet {
     /// Bytes of the struct.
     pub size: usize,
-    /// None.
+    /// Null.
     pub extension: *mut Extension,
     /// The call's context.
     pub context: *mut c_void,
@@ -140,65 +140,65 @@ pub struct StreamGet {
     pub stream: *mut c_void,
 }
 
-/// A handler: null, or an error that XLA frees.
+/// A handler; returns null, or an error that XLA frees.
 pub type Handler = unsafe extern "C" fn(*mut CallFrame) -> *mut Error;
 
-/// XLA's functions. There are more after these.
+/// XLA's table of functions, of which these are the first ones.
 #[repr(C)]
 pub struct Api {
     /// Bytes of the struct.
     pub size: usize,
-    /// None.
+    /// Null.
     pub extension: *mut Extension,
     /// XLA's version.
     pub version: Version,
-    /// Not for handlers.
+    /// Reserved for XLA itself.
     pub internal: *const c_void,
     /// Makes an error.
     pub error_create: unsafe extern "C" fn(*mut ErrorCreate) -> *mut Error,
-    /// Tells the text of one.
+    /// Reads an error's text.
     pub error_message: unsafe extern "C" fn(*mut ErrorMessage),
-    /// Frees one.
+    /// Frees an error.
     pub error_destroy: unsafe extern "C" fn(*mut ErrorDestroy),
     /// Registers a handler.
     pub handler_register: unsafe extern "C" fn(*mut HandlerRegister) -> *mut Error,
-    /// Tells the stream of a call.
+    /// Reads the stream of a call.
     pub stream_get: Option<unsafe extern "C" fn(*mut StreamGet) -> *mut Error>,
 }
 
-/// A tensor of a call, row-major.
+/// A tensor of a call, in row-major order.
 #[repr(C)]
 pub struct Buffer {
     /// Bytes of the struct.
     pub size: usize,
-    /// None.
+    /// Null.
     pub extension: *mut Extension,
     /// One of the numbers of `XLA_FFI_DataType`.
     pub dtype: i32,
-    /// Its elements, on the host or on a device; may be null where there are none.
+    /// Its elements, on the host or on a device; may be null if there are none.
     pub data: *mut c_void,
-    /// How many axes it has.
+    /// The number of axes.
     pub rank: i64,
-    /// Their sizes.
+    /// The sizes of the axes.
     pub dims: *const i64,
 }
 
-/// Operands or results of a call: buffers, where `kinds` says [`BUFFER`].
+/// Operands or results of a call.
 #[repr(C)]
 pub struct Buffers {
     /// Bytes of the struct.
     pub size: usize,
-    /// None.
+    /// Null.
     pub extension: *mut Extension,
-    /// How many there are.
+    /// Their number.
     pub count: i64,
-    /// What each of them is.
+    /// Their kinds: [`BUFFER`].
     pub kinds: *const i32,
-    /// Each of them.
+    /// The operands or results.
     pub items: *const *const Buffer,
 }
 
-/// An operand or result that is a buffer, the only kind there is.
+/// The kind of an operand or result that is a buffer; there are no others.
 pub const BUFFER: i32 = 1;
 
 /// Attributes of a call, sorted by name.
@@ -206,15 +206,15 @@ pub const BUFFER: i32 = 1;
 pub struct Attributes {
     /// Bytes of the struct.
     pub size: usize,
-    /// None.
+    /// Null.
     pub extension: *mut Extension,
-    /// How many there are.
+    /// Their number.
     pub count: i64,
-    /// What each of them is: [`ARRAY`], [`SCALAR`] or [`STRING`].
+    /// Their kinds: [`ARRAY`], [`SCALAR`] or [`STRING`].
     pub kinds: *const i32,
     /// Their names.
     pub names: *const *const Span,
-    /// An [`Array`], [`Scalar`] or [`Span`] each.
+    /// Their values: an [`Array`], [`Scalar`] or [`Span`] each.
     pub items: *const *const c_void,
 }
 
@@ -225,7 +225,7 @@ pub const SCALAR: i32 = 3;
 /// An attribute that is a [`Span`].
 pub const STRING: i32 = 4;
 
-/// A number or truth value.
+/// A number or boolean.
 #[repr(C)]
 pub struct Scalar {
     /// One of the numbers of `XLA_FFI_DataType`.
@@ -234,12 +234,12 @@ pub struct Scalar {
     pub value: *const c_void,
 }
 
-/// Numbers in a row.
+/// An array of numbers.
 #[repr(C)]
 pub struct Array {
     /// One of the numbers of `XLA_FFI_DataType`.
     pub dtype: i32,
-    /// How many there are.
+    /// The number of values.
     pub count: usize,
     /// The values.
     pub values: *const c_void,
@@ -250,21 +250,21 @@ pub struct Array {
 pub struct CallFrame {
     /// Bytes of the struct.
     pub size: usize,
-    /// A question for metadata, in place of a call.
+    /// A request for metadata, which then takes the place of a call.
     pub extension: *mut Extension,
     /// XLA's functions.
     pub api: *const Api,
-    /// The call's context, for those.
+    /// The call's context, an argument of these functions.
     pub context: *mut c_void,
     /// The stage: [`EXECUTE`].
     pub stage: i32,
     /// The operands.
     pub operands: Buffers,
-    /// The results, whose memory is to be written.
+    /// The results, whose memory the handler writes.
     pub results: Buffers,
     /// The attributes.
     pub attributes: Attributes,
 }
 
-/// The stage in which a call computes.
+/// The stage in which a call is executed.
 pub const EXECUTE: i32 = 3;

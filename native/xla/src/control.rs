@@ -1,7 +1,7 @@
 //! The floating-point mode of a thread.
 
-/// While it lives, the thread treats denormal numbers as numbers. XLA's threads flush them to 0, ours do not, and a
-/// result must not depend on which thread made it.
+/// While this value lives, its thread computes with denormal numbers. XLA's threads flush them to 0, ours do not, and a
+/// result must not depend on the thread that computes it.
 pub struct Strict(Mode);
 
 #[cfg(target_arch = "x86_64")]
@@ -12,7 +12,7 @@ type Mode = u64;
 type Mode = ();
 
 impl Strict {
-    /// Begins.
+    /// Saves the thread's mode and enables denormal numbers.
     pub fn new() -> Strict {
         let before = mode();
         set(strict(before));
@@ -36,13 +36,13 @@ fn mode() -> Mode {
 
 #[cfg(target_arch = "x86_64")]
 fn strict(mode: Mode) -> Mode {
-    // Without "flush to zero" and "denormals are zeros".
+    // Clears "flush to zero" and "denormals are zeros".
     mode & !0x8040
 }
 
 #[cfg(target_arch = "x86_64")]
 fn set(mode: Mode) {
-    // SAFETY: reads four bytes that the register held before, but for bits that may be anything.
+    // SAFETY: reads four bytes; the value differs from the register's earlier one only in bits that may have any value.
     unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const mode, options(nostack, readonly)) };
 }
 
@@ -56,13 +56,13 @@ fn mode() -> Mode {
 
 #[cfg(target_arch = "aarch64")]
 fn strict(mode: Mode) -> Mode {
-    // Without "flush to zero".
+    // Clears "flush to zero".
     mode & !(1 << 24)
 }
 
 #[cfg(target_arch = "aarch64")]
 fn set(mode: Mode) {
-    // SAFETY: writes a value that the register held before, but for a bit that may be anything.
+    // SAFETY: the value differs from the register's earlier one only in a bit that may have any value.
     unsafe { std::arch::asm!("msr fpcr, {}", in(reg) mode, options(nomem, nostack)) };
 }
 

@@ -13,7 +13,7 @@ pub fn run(op: &dyn AnyOp, frame: &Frame) -> Result<()> {
     let target = frame.target()?;
     let configured = frame.with_options(op)?;
     let stream = frame.stream()?;
-    // SAFETY: the stream is that of the call, which it outlives.
+    // SAFETY: the stream is that of the call, and outlives it.
     let device = unsafe { Device::of_stream(stream)? };
     // SAFETY: as above.
     let lane = unsafe { device.lane_on(stream)? }.allow_tf32(target.allow_tf32);
@@ -28,8 +28,8 @@ pub fn run(op: &dyn AnyOp, frame: &Frame) -> Result<()> {
     call.cuda(&references(&inputs), &references(&outputs), &lane)
 }
 
-/// Whether a CUDA graph can hold a call with these results: whether the first device needs no memory for it beside
-/// theirs. Compiles its kernels.
+/// Whether a CUDA graph can hold a call with these results, that is, whether it needs no memory on the first device
+/// other than theirs. Compiles its kernels.
 pub fn fits_graph(call: &Call, inputs: &Named<Spec>, results: &Named<Spec>, allow_tf32: bool) -> Result<bool> {
     let fits = Device::get(0)?.fits_graph(|lane| {
         let lane = lane.allow_tf32(allow_tf32);
@@ -37,7 +37,7 @@ pub fn fits_graph(call: &Call, inputs: &Named<Spec>, results: &Named<Spec>, allo
         let buffer = |spec: &Spec| {
             let address = next.get();
             next.set(address + (spec.bytes() as u64).next_multiple_of(ALIGNMENT));
-            // SAFETY: nothing runs that would read or write there.
+            // SAFETY: no work is queued that reads or writes there.
             unsafe { lane.lent(*spec, address) }
         };
         let (inputs, outputs) = (inputs.map(buffer), call.outputs().map(buffer));
@@ -45,16 +45,16 @@ pub fn fits_graph(call: &Call, inputs: &Named<Spec>, results: &Named<Spec>, allo
     });
     match fits {
         Err(error) if error.kind == Kind::Unavailable => Err(error),
-        // What else goes wrong in a trial, the call tells where it runs.
+        // Other errors of a trial are reported by the call itself.
         fits => Ok(fits.unwrap_or(false) && unasked(call, results).is_empty()),
     }
 }
 
-/// XLA's buffers begin at multiples of it.
+/// XLA aligns its buffers to this.
 const ALIGNMENT: u64 = 256;
 
 fn lent(op: &About, tensors: &[Tensor], lane: &Lane) -> Named<Buffer> {
-    // SAFETY: XLA's buffers have the bytes of their shapes, and work on the call's stream may use them.
+    // SAFETY: XLA's buffers have the bytes of their shapes, and are valid for work on the call's stream.
     let buffer = |tensor: &Tensor| unsafe { lane.lent(tensor.spec, tensor.data as u64) };
     tensors.iter().map(|tensor| (op.name_of(tensor.name), buffer(tensor))).collect()
 }

@@ -1,4 +1,4 @@
-//! A call as XLA gives it. Every pointer, count and type is checked before it is used.
+//! A call as XLA passes it. Every pointer, count and type is checked before it is used.
 
 use crate::abi::{self, Array, Attributes, BUFFER, Buffers, CallFrame, Scalar, Span};
 use crate::value::{Value, configure, decode};
@@ -9,7 +9,7 @@ use sidewinder_kernels::tensor::{DType, Spec};
 use std::ffi::c_void;
 use std::slice;
 
-/// The attributes that are no options of the op: its name, the names of operands and results, separated by commas, and
+/// The attributes that are not options of the op: its name, the names of operands and results, separated by commas, and
 /// how to run it.
 const OWN: [&str; 6] = ["op", "inputs", "outputs", "level", "threads", "allow_tf32"];
 
@@ -25,13 +25,13 @@ pub struct Target {
     pub allow_tf32: bool,
 }
 
-/// A call whose frame is checked.
+/// A call with a checked frame.
 pub struct Frame<'f> {
     frame: &'f CallFrame,
     attributes: Vec<(&'f str, Value<'f>)>,
 }
 
-/// A tensor of a call: its spec, and the address of its elements.
+/// A tensor of a call: its name, its spec and its address.
 #[derive(Clone, Copy)]
 pub struct Tensor<'f> {
     /// Its name.
@@ -42,47 +42,47 @@ pub struct Tensor<'f> {
     pub data: *mut u8,
 }
 
-/// The error of a frame that XLA does not make.
+/// The error for a frame that violates XLA's interface.
 fn malformed(what: &str, expected: &str, got: impl std::fmt::Display) -> Error {
     Error::new(Kind::Argument, what).expected(expected).got(got)
 }
 
-/// The items of a list in C. XLA may pass null for an empty one.
+/// The items of a C array. XLA may pass null for an empty one.
 ///
 /// # Safety
-/// Unless it is null, `start` leads to `count` items that live for `'f`.
+/// Unless it is null, `start` points to `count` items that live for `'f`.
 unsafe fn items<'f, T>(what: &str, start: *const T, count: i64) -> Result<&'f [T]> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
-        // SAFETY: `count` items from `start` on, as above.
+        // SAFETY: `start` points to `count` items, as promised.
         Ok(count) if !start.is_null() => Ok(unsafe { slice::from_raw_parts(start, count) }),
         _ => Err(malformed(what, "items where they are counted", format_args!("{count} at {start:?}"))),
     }
 }
 
 impl Span {
-    /// The text of the span, which errors call `what`.
+    /// The text of the span; `what` names it in errors.
     ///
     /// # Safety
-    /// Unless it is null, `start` leads to `length` bytes that live for `'f`.
+    /// Unless it is null, `start` points to `length` bytes that live for `'f`.
     unsafe fn text<'f>(&self, what: &str) -> Result<&'f str> {
-        // SAFETY: `length` bytes from `start` on, as above.
+        // SAFETY: `start` points to `length` bytes, as promised.
         let bytes = unsafe { items(what, self.start, self.length as i64)? };
         std::str::from_utf8(bytes).map_err(|e| malformed(what, "text in UTF-8", e))
     }
 }
 
 impl<'f> Frame<'f> {
-    /// Reads the attributes of a call.
+    /// Checks a frame and reads the attributes.
     ///
     /// # Safety
-    /// Pointers of the frame that are not null lead to what XLA's interface says.
+    /// Pointers of the frame that are not null point to what XLA's interface says.
     pub unsafe fn new(frame: &'f CallFrame) -> Result<Frame<'f>> {
         // SAFETY: the caller's promise.
         Ok(Frame { frame, attributes: unsafe { attributes(&frame.attributes)? } })
     }
 
-    /// A text among the attributes.
+    /// The text attribute of that name.
     pub fn text(&self, name: &str) -> Result<&'f str> {
         match self.find(name) {
             Some(Value::Text(text)) => Ok(text),
@@ -95,25 +95,25 @@ impl<'f> Frame<'f> {
         self.attributes.iter().find(|(n, _)| *n == name).map(|(_, value)| value)
     }
 
-    /// How to run the call.
+    /// How to run the call, from the attributes.
     pub fn target(&self) -> Result<Target> {
         let own = self.attributes.iter().filter(|(name, _)| OWN[3..].contains(name));
         decode("attributes", own.cloned())
     }
 
-    /// The op with its options: all other attributes.
+    /// The op with its options, which are all other attributes.
     pub fn with_options(&self, op: &dyn AnyOp) -> Result<Configured> {
         let others = self.attributes.iter().filter(|(name, _)| !OWN.contains(name));
         configure(op, others.cloned())
     }
 
-    /// The operands by the names that `inputs` gives them.
+    /// The operands, under the names in the attribute `inputs`.
     pub fn operands(&self) -> Result<Vec<Tensor<'f>>> {
-        // SAFETY: the frame is one of XLA's, as `new` was promised.
+        // SAFETY: the frame is XLA's, as promised to `new`.
         unsafe { tensors("operands", &self.frame.operands, self.text("inputs")?) }
     }
 
-    /// The results by the names that `outputs` gives them.
+    /// The results, under the names in the attribute `outputs`.
     pub fn results(&self) -> Result<Vec<Tensor<'f>>> {
         // SAFETY: as above.
         unsafe { tensors("results", &self.frame.results, self.text("outputs")?) }
@@ -131,14 +131,14 @@ impl<'f> Frame<'f> {
             context: self.frame.context,
             stream: std::ptr::null_mut(),
         };
-        // SAFETY: XLA's own function with the arguments that it asks for.
+        // SAFETY: XLA's own function, with the arguments that it expects.
         let error = unsafe { get(&mut asked) };
         if error.is_null() { Ok(asked.stream) } else { Err(self.error(error)) }
     }
 
-    /// What XLA says.
+    /// Converts an error of XLA, and frees it.
     fn error(&self, error: *mut abi::Error) -> Error {
-        // SAFETY: the error is one of this interface's, which was there to make it.
+        // SAFETY: the error was created by the XLA of this frame.
         let text = unsafe { crate::report::text(&*self.frame.api, error) };
         malformed("XLA", "a call with a stream", text)
     }
@@ -147,9 +147,9 @@ impl<'f> Frame<'f> {
 /// All attributes by name.
 ///
 /// # Safety
-/// Pointers of the list that are not null lead to what XLA's interface says, and live for `'f`.
+/// Pointers of the list that are not null point to what XLA's interface says, and live for `'f`.
 unsafe fn attributes<'f>(list: &Attributes) -> Result<Vec<(&'f str, Value<'f>)>> {
-    // SAFETY: three lists of `count` items each, as XLA's interface says.
+    // SAFETY: three arrays of `count` items each, as XLA's interface says.
     let (kinds, names, values) = unsafe {
         (
             items("attributes", list.kinds, list.count)?,
@@ -162,7 +162,7 @@ unsafe fn attributes<'f>(list: &Attributes) -> Result<Vec<(&'f str, Value<'f>)>>
         if name.is_null() || value.is_null() {
             return Err(malformed("attributes", "names and values", "null"));
         }
-        // SAFETY: neither is null, and the kind says what the value is.
+        // SAFETY: neither is null, and the kind determines the type of the value.
         unsafe {
             let name = (*name).text("attributes")?;
             Ok((name, attribute(name, kind, value)?))
@@ -174,9 +174,9 @@ unsafe fn attributes<'f>(list: &Attributes) -> Result<Vec<(&'f str, Value<'f>)>>
 /// The value of the attribute `name`.
 ///
 /// # Safety
-/// `value` leads to a value of that kind, which lives for `'f`.
+/// `value` points to a value of that kind, which lives for `'f`.
 unsafe fn attribute<'f>(name: &str, kind: i32, value: *const c_void) -> Result<Value<'f>> {
-    // SAFETY: a value of that kind, as above.
+    // SAFETY: a value of that kind, as promised.
     unsafe {
         match kind {
             abi::STRING => Ok(Value::Text((*value.cast::<Span>()).text(name)?)),
@@ -194,15 +194,15 @@ unsafe fn attribute<'f>(name: &str, kind: i32, value: *const c_void) -> Result<V
     }
 }
 
-/// Numbers of the types that attributes are written in.
+/// Numbers of one of the types that attributes have.
 ///
 /// # Safety
-/// Unless it is null, `start` leads to `count` numbers of that type, at any address.
+/// Unless it is null, `start` points to `count` numbers of that type, at any alignment.
 unsafe fn numbers<'f>(name: &str, dtype: i32, start: *const c_void, count: usize) -> Result<Vec<Value<'f>>> {
     macro_rules! of {
-        // Attributes may lie at any address.
+        // Attributes may have any alignment.
         ($type:ty, $value:expr) => {{
-            // SAFETY: `count` numbers from `start` on, as above.
+            // SAFETY: `start` points to `count` numbers, as promised.
             let bytes = unsafe { items(name, start.cast::<[u8; std::mem::size_of::<$type>()]>(), count as i64)? };
             Ok(bytes.iter().map(|&bytes| $value(<$type>::from_ne_bytes(bytes))).collect())
         }};
@@ -220,12 +220,12 @@ unsafe fn numbers<'f>(name: &str, dtype: i32, start: *const c_void, count: usize
     }
 }
 
-/// The buffers of a list by their names.
+/// The buffers of a list, under these names.
 ///
 /// # Safety
-/// Pointers of the list that are not null lead to what XLA's interface says, and live for `'f`.
+/// Pointers of the list that are not null point to what XLA's interface says, and live for `'f`.
 unsafe fn tensors<'f>(what: &str, list: &Buffers, names: &'f str) -> Result<Vec<Tensor<'f>>> {
-    // SAFETY: two lists of `count` items each, as XLA's interface says.
+    // SAFETY: two arrays of `count` items each, as XLA's interface says.
     let (kinds, buffers) = unsafe { (items(what, list.kinds, list.count)?, items(what, list.items, list.count)?) };
     let names: Vec<&str> = if names.is_empty() { Vec::new() } else { names.split(',').collect() };
     if names.len() != buffers.len() {
@@ -236,18 +236,18 @@ unsafe fn tensors<'f>(what: &str, list: &Buffers, names: &'f str) -> Result<Vec<
         if kind != BUFFER || buffer.is_null() {
             return Err(malformed(name, "a buffer", format_args!("kind {kind} at {buffer:?}")));
         }
-        // SAFETY: it is a buffer, and not null.
+        // SAFETY: the kind is that of a buffer, and the pointer is not null.
         unsafe { tensor(name, &*buffer) }
     })
     .collect()
 }
 
-/// The spec of a buffer, by this name.
+/// The tensor of a buffer, under this name.
 ///
 /// # Safety
-/// Unless it is null, `buffer.dims` leads to `buffer.rank` sizes.
+/// Unless it is null, `buffer.dims` points to `buffer.rank` sizes.
 unsafe fn tensor<'f>(name: &'f str, buffer: &abi::Buffer) -> Result<Tensor<'f>> {
-    // SAFETY: `rank` sizes, as above.
+    // SAFETY: `rank` sizes, as promised.
     let dims = unsafe { items(name, buffer.dims, buffer.rank)? };
     let dims: Option<Vec<usize>> = dims.iter().map(|&size| usize::try_from(size).ok()).collect();
     let dims = dims.ok_or_else(|| malformed(name, "sizes of 0 or more", "a negative one"))?;
@@ -258,7 +258,7 @@ unsafe fn tensor<'f>(name: &'f str, buffer: &abi::Buffer) -> Result<Tensor<'f>> 
     Ok(Tensor { name, spec, data: buffer.data.cast() })
 }
 
-/// Our name for one of XLA's types. Truth values are masks.
+/// The element type for a number of XLA's. Booleans are masks.
 fn dtype(name: &str, number: i32) -> Result<DType> {
     Ok(match number {
         1 | 6 => DType::U8,

@@ -9,7 +9,7 @@ use sidewinder_kernels::op::{self, About, AnyOp, Named};
 use sidewinder_kernels::tensor::{Owned, View, ViewMut};
 use std::slice;
 
-/// Small calls stay in the thread that XLA calls from, as they do when they are called directly.
+/// Small calls run on the thread from which XLA calls, as direct calls do.
 fn exec(target: &Target, work: u64) -> Result<Exec> {
     let default = Exec::default();
     let quick = target.level.is_none() && target.threads.is_none() && work < op::QUICK;
@@ -49,7 +49,7 @@ fn named<'t, T>(op: &About, tensors: &[Tensor<'t>], view: impl Fn(Tensor<'t>) ->
 fn bytes(tensor: Tensor<'_>) -> &[u8] {
     match tensor.spec.bytes() {
         0 => &[],
-        // SAFETY: XLA's buffers have the bytes of their shapes, and are not written to during a call that reads them.
+        // SAFETY: XLA's buffers have the bytes of their shapes, and are not written during a call that reads them.
         bytes => unsafe { slice::from_raw_parts(tensor.data, bytes) },
     }
 }
@@ -57,7 +57,7 @@ fn bytes(tensor: Tensor<'_>) -> &[u8] {
 fn bytes_mut(tensor: Tensor<'_>) -> &mut [u8] {
     match tensor.spec.bytes() {
         0 => &mut [],
-        // SAFETY: as above; each result has memory of its own, and the call alone has it.
+        // SAFETY: as above; each result has memory of its own, which only this call accesses.
         bytes => unsafe { slice::from_raw_parts_mut(tensor.data, bytes) },
     }
 }

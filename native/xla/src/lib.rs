@@ -6,9 +6,9 @@
 //! op = "selective_scan", inputs = "x,dt,A,B,C", outputs = "y", dt_softplus = true
 //! ```
 //!
-//! Kernels work on XLA's memory where it lies, by the checks that every other call goes through; on CUDA they are queued
-//! on XLA's stream. [`register`] makes the handlers known to an XLA that is loaded already, and
-//! [`sidewinder_xla_host`] and [`sidewinder_xla_cuda`] are for clients that register handlers themselves.
+//! Kernels work on XLA's memory in place, after the checks that every other call goes through; on CUDA they are queued
+//! on XLA's stream. [`register`] registers the handlers with an XLA that is loaded already, and [`sidewinder_xla_host`]
+//! and [`sidewinder_xla_cuda`] are for clients that register handlers themselves.
 
 pub mod abi;
 mod control;
@@ -26,15 +26,16 @@ use sidewinder_kernels::op::{AnyOp, Call, Configured, Name, Named};
 use sidewinder_kernels::ops;
 use sidewinder_kernels::tensor::Spec;
 
-/// The target's name in programs of XLA.
+/// The name of the target in XLA programs.
 pub const TARGET: &str = "sidewinder_op";
-/// The name for calls that XLA may put into a command buffer: on CUDA those that [`target`] gives it, on the CPU any.
+/// The name for calls that XLA may put into a command buffer: on CUDA those for which [`target`] returns it, on the CPU
+/// any.
 pub const GRAPH_TARGET: &str = "sidewinder_op_graph";
 
-/// The trait of handlers whose work a command buffer can hold.
+/// The trait of handlers whose work can be part of a command buffer.
 const COMMAND_BUFFER_COMPATIBLE: u32 = 1;
 
-/// Does the work of a call, or answers what XLA asks in place of one.
+/// Runs a call, or answers a request that XLA makes in place of one.
 ///
 /// # Safety
 /// The frame is one of XLA's.
@@ -57,7 +58,7 @@ pub unsafe extern "C" fn sidewinder_xla_host(frame: *mut CallFrame) -> *mut abi:
     unsafe { answer(frame, 0, host::run) }
 }
 
-/// The handler for CUDA of any call. It may take memory in the order of the stream, which a command buffer can't hold.
+/// The CUDA handler for any call. It may allocate memory in stream order, which a command buffer cannot hold.
 ///
 /// # Safety
 /// The frame is one of XLA's.
@@ -67,7 +68,7 @@ pub unsafe extern "C" fn sidewinder_xla_cuda(frame: *mut CallFrame) -> *mut abi:
     unsafe { answer(frame, 0, cuda::run) }
 }
 
-/// The handler for CUDA of calls that a command buffer can hold. There a call that needs memory of its own is an error.
+/// The CUDA handler for calls that a command buffer can hold. A call that needs memory of its own is an error.
 ///
 /// # Safety
 /// The frame is one of XLA's.
@@ -77,8 +78,8 @@ pub unsafe extern "C" fn sidewinder_xla_cuda_graph(frame: *mut CallFrame) -> *mu
     unsafe { answer(frame, COMMAND_BUFFER_COMPATIBLE, cuda::run) }
 }
 
-/// The target for calls of an op with these inputs and results: on the CPU, or on CUDA with or without TF32. Fails where
-/// the kernels don't take them.
+/// The target for calls of an op with these inputs and results: on the CPU, or on CUDA with or without TF32. Fails if
+/// the kernels do not support them.
 pub fn target(op: &Configured, inputs: Named<Spec>, results: &Named<Spec>, cuda: Option<bool>) -> Result<&'static str> {
     let call = op(inputs.clone())?;
     check(&call, results)?;
@@ -88,9 +89,9 @@ pub fn target(op: &Configured, inputs: Named<Spec>, results: &Named<Spec>, cuda:
     }
 }
 
-/// Whether a custom call may be given these results: some of what the call gives, in memory of their own.
+/// Checks that a custom call may have these results: some of the call's outputs, none of them changed in place.
 fn check(call: &Call, results: &Named<Spec>) -> Result<()> {
-    // A cache that is changed in place would be copied with each call.
+    // XLA would copy a cache that is changed in place for each call.
     if let Some(name) = call.op().in_place.iter().find(|name| results.find(name).is_some()) {
         return Err(Error::new(Kind::Argument, *name).expected("no input that is changed in place").got("one"));
     }
@@ -105,7 +106,7 @@ fn shown(tensors: &Named<Spec>) -> String {
     tensors.iter().map(|(name, spec)| format!("{name}: {spec}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Outputs that kernels write in addition to the results that XLA asks for.
+/// Outputs that kernels write although XLA does not request them.
 fn unasked(call: &Call, results: &Named<Spec>) -> Vec<(Name, Spec)> {
     let others = call.outputs().iter().filter(|(name, _)| results.find(name).is_none());
     others.map(|(name, spec)| (name.clone(), *spec)).collect()

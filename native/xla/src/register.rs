@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
 
-/// XLA's function that gives its interface, in C and in C++.
+/// XLA's function that returns its FFI table: its C name, and its mangled C++ name.
 const ENTRIES: [&[u8]; 2] = [b"XLA_FFI_GetApi\0", b"_ZN3xla3ffi12GetXlaFfiApiEv\0"];
 
-/// The libraries with whose XLA the handlers are registered.
+/// The libraries whose XLA the handlers have been registered with.
 static DONE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// The handlers by targets and platforms. What traits they have, XLA asks themselves.
+/// The handlers by target and platform. XLA requests their traits from the handlers themselves.
 const HANDLERS: [(&str, &str, Handler); 3] = [
     (TARGET, "Host", sidewinder_xla_host),
     (TARGET, "CUDA", sidewinder_xla_cuda),
@@ -24,9 +24,9 @@ const HANDLERS: [(&str, &str, Handler); 3] = [
 /// The platforms that have handlers.
 const PLATFORMS: [&str; 2] = ["Host", "CUDA"];
 
-/// Registers the handlers with the XLA in the library at this path, or in one that it depends on, unless that was done
-/// before, and answers their platforms. The library must be loaded already, and stays so. What this code is in must never
-/// be unloaded either: XLA holds pointers into it.
+/// Registers the handlers with the XLA in the library at this path, or in one of its dependencies, unless that was done
+/// before; returns their platforms. The library must be loaded already, and is never unloaded. Neither may the library
+/// of this code be unloaded: XLA holds pointers into it.
 pub fn register(library: &Path) -> Result<Vec<&'static str>> {
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !done.iter().any(|path| path == library) {
@@ -41,17 +41,17 @@ fn api(path: &Path) -> Result<&'static Api> {
     let wrong = |expected: &str, got: String| {
         Error::new(Kind::Unavailable, path.display().to_string()).expected(expected).got(got)
     };
-    // SAFETY: a library that is loaded already runs no code when it is opened again.
+    // SAFETY: opening a library that is loaded already runs no code.
     let library = unsafe { Library::open(Some(path), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
     let library = library.map_err(|e| wrong("a library that is loaded", e.to_string()))?;
     let entry = ENTRIES.iter().find_map(|name| {
-        // SAFETY: a symbol of this name is this function.
+        // SAFETY: the symbol of this name is this function.
         unsafe { library.get::<unsafe extern "C" fn() -> *const Api>(name) }.ok().map(|entry| *entry)
     });
     let entry = entry.ok_or_else(|| wrong("XLA's FFI, `XLA_FFI_GetApi`", "no such symbol".to_string()))?;
-    // Handlers outlive this call, and what they are registered with must, too.
+    // Never unloads the library, because it holds pointers to the handlers.
     std::mem::forget(library);
-    // SAFETY: XLA's function, which gives null or a table that lives as long as the library.
+    // SAFETY: XLA's own function, which returns null or a table that lives as long as the library.
     unsafe { entry().as_ref() }.ok_or_else(|| wrong("XLA's FFI", "null".to_string()))
 }
 
@@ -71,7 +71,7 @@ fn handler(api: &Api, target: &str, platform: &str, handler: Handler) -> Result<
     if error.is_null() {
         return Ok(());
     }
-    // SAFETY: the error is this table's.
+    // SAFETY: the error was created by this table's XLA.
     let got = unsafe { report::text(api, error) };
     Err(Error::new(Kind::Unavailable, "XLA").expected(format!("a handler for {platform} to be taken")).got(got))
 }

@@ -1,4 +1,4 @@
-//! Answers to XLA: metadata, results, errors with our text, panics as errors.
+//! Answers to XLA: metadata, results, and errors with our text, also for panics.
 
 use crate::abi::{self, Api, CallFrame, EXECUTE, METADATA, MetadataExtension};
 use crate::frame::Frame;
@@ -8,10 +8,10 @@ use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 
-/// The version that handlers report if XLA has none.
+/// The version to report if XLA does not tell its own.
 const OLDEST: (i32, i32) = (0, 1);
 
-/// Does the work of a call, or answers what XLA asks in place of one.
+/// Runs a call, or answers a request that XLA makes in place of one.
 ///
 /// # Safety
 /// The frame is null or one of XLA's.
@@ -33,7 +33,7 @@ pub unsafe fn answer(
     done.map_or_else(|error| unsafe { create(frame.api, &error) }, |()| null_mut())
 }
 
-/// Answers a question for metadata, if that is what the frame is.
+/// Answers a request for metadata; returns false if the frame is none.
 unsafe fn tell_metadata(frame: &CallFrame, traits: u32) -> bool {
     // SAFETY: an extension of this kind is a `MetadataExtension`; XLA's table begins with its version.
     unsafe {
@@ -57,9 +57,9 @@ fn panicked(payload: &(dyn Any + Send)) -> Error {
         .hint("This is a bug in Sidewinder; please report it with the call that caused it")
 }
 
-/// An error of XLA's with our text.
+/// Creates an XLA error with our text.
 unsafe fn create(api: *const Api, error: &Error) -> *mut abi::Error {
-    // SAFETY: the caller's promise. Without a table there is no error to be made, nor a call.
+    // SAFETY: the caller's promise. Without a table no error can be created, and no call was possible.
     let Some(api) = (unsafe { api.as_ref() }) else { return null_mut() };
     let text: Vec<u8> = error.to_string().bytes().filter(|&byte| byte != 0).collect();
     let text = CString::new(text).unwrap_or_default();
@@ -73,7 +73,7 @@ unsafe fn create(api: *const Api, error: &Error) -> *mut abi::Error {
     unsafe { (api.error_create)(&mut made) }
 }
 
-/// The code of `absl::Status` that says most.
+/// The most specific code of `absl::Status` for an error.
 fn code(kind: Kind) -> i32 {
     match kind {
         Kind::Shape | Kind::DType | Kind::Size | Kind::Argument | Kind::Option => 3,
@@ -85,10 +85,10 @@ fn code(kind: Kind) -> i32 {
     }
 }
 
-/// The text of an error of XLA's, which is freed.
+/// Returns the text of an XLA error, and frees the error.
 ///
 /// # Safety
-/// The error was made by this table's XLA.
+/// The error was created by this table's XLA.
 pub unsafe fn text(api: &Api, error: *mut abi::Error) -> String {
     let mut asked = abi::ErrorMessage {
         size: size_of::<abi::ErrorMessage>(),

@@ -1,4 +1,4 @@
-//! Values of attributes, as the parameters of ops are decoded from them.
+//! Values of attributes, from which the options of ops are decoded.
 
 use serde::de::value::{Error as SerdeError, MapDeserializer, SeqDeserializer};
 use serde::de::{DeserializeOwned, Deserializer, IntoDeserializer, Visitor};
@@ -9,7 +9,7 @@ use std::fmt::Display;
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value<'f> {
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
     /// An integer.
     Integer(i64),
@@ -17,11 +17,11 @@ pub enum Value<'f> {
     Float(f64),
     /// A text, such as the name of a choice.
     Text(&'f str),
-    /// Numbers in a row.
+    /// An array of numbers.
     List(Vec<Value<'f>>),
 }
 
-/// Decodes named values into a struct; unknown names are refused as the struct says.
+/// Decodes named values into a struct, which determines whether unknown names are errors.
 pub fn decode<'f, T: DeserializeOwned>(
     what: &str,
     values: impl Iterator<Item = (&'f str, Value<'f>)> + Clone,

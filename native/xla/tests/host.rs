@@ -1,4 +1,4 @@
-//! The handler of the CPU, called as XLA calls it.
+//! The CPU handler, called as XLA calls it.
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all of it is this test's own XLA")]
 
 use sidewinder_xla::abi::*;
@@ -46,7 +46,7 @@ fn api() -> Api {
 const F32: i32 = 11;
 const I64: i32 = 5;
 
-/// An attribute as a test writes it.
+/// An attribute of a call in a test.
 #[derive(Clone)]
 enum Attribute {
     Text(&'static str),
@@ -70,7 +70,7 @@ fn span(text: &str) -> Span {
     Span { start: text.as_ptr(), length: text.len() }
 }
 
-/// Calls the handler, and gives the code and text of the error if there is one. `change` is done to the frame before.
+/// Calls the handler with a frame that `change` may modify first; returns the code and text of its error, if any.
 fn call_changed(
     attributes: &[(&str, Attribute)],
     operands: &[Buffer],
@@ -169,7 +169,7 @@ fn wrong_calls_are_errors_with_our_text() {
         let (code, got) = call(&attributes, &[buffer(&mut x, &dims)], &[buffer(&mut y, &dims)]).unwrap_err();
         assert!(code == expected && got.contains(text), "{code}: {got}");
     };
-    // A level that this CPU lacks may be there on another.
+    // Code 9, not 3: a level that this CPU lacks may exist on another one.
     fails_with(9, "level", Text("avx9"), "avx9");
     let mut fails = |name, value, text: &str| fails_with(3, name, value, text);
     fails("op", Text("no_such_op"), "no_such_op");
@@ -225,7 +225,7 @@ fn metadata_is_told_and_other_stages_do_nothing() {
     let mut question = MetadataExtension { base, metadata: &mut metadata };
     call_changed(&[], &[], &[], |frame| frame.extension = (&raw mut question).cast()).unwrap();
     assert_eq!((metadata.version.major, metadata.version.minor, metadata.traits), (0, 3, 0));
-    // Only calls that need no memory of their own may be put into a command buffer.
+    // Only the handler for calls without memory of their own may be part of a command buffer.
     for (handler, traits) in [(sidewinder_xla_cuda as Handler, 0), (sidewinder_xla_cuda_graph, 1)] {
         let ask = |frame: &mut CallFrame| {
             frame.extension = (&raw mut question).cast();

@@ -26,18 +26,18 @@ fn wrong<T>(expected: impl std::fmt::Display, got: impl std::fmt::Display) -> Pa
     Err(Stop::Wrong(Error::new(Kind::File, "").expected(expected).got(got)))
 }
 
-/// A metadata value. Texts are bytes, because the format does not guarantee UTF-8.
+/// A metadata value. Strings are bytes, because the format does not guarantee UTF-8.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
     /// An unsigned integer of any width.
     Unsigned(u64),
-    /// A signed one.
+    /// A signed integer of any width.
     Signed(i64),
     /// A float of either width.
     Float(f64),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
-    /// A text.
+    /// A string.
     Text(&'a [u8]),
     /// An array of values of one type.
     Array(Array<'a>),
@@ -77,7 +77,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// The value, in a header that was parsed before.
+    /// Reads the value from `header`, which must be the header that this key was parsed from.
     pub fn value<'a>(&self, header: &'a [u8]) -> Value<'a> {
         Cursor::new(header, self.at, header.len() as u64).parsed(self.kind)
     }
@@ -99,12 +99,12 @@ pub struct Header {
     pub keys: Vec<Key>,
     pub infos: Vec<Info>,
     pub alignment: u64,
-    /// Bytes that the header takes.
+    /// Length of the header in bytes.
     pub len: usize,
 }
 
 impl Header {
-    /// Parses the first bytes of a file that has `size` bytes in all.
+    /// Parses the header from the first bytes of a file of `size` bytes.
     pub fn parse(bytes: &[u8], size: u64) -> Parsed<Header> {
         let mut cursor = Cursor::new(bytes, 0, size);
         let version = cursor.version()?;
@@ -138,7 +138,7 @@ fn width(kind: u32) -> Option<usize> {
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Bytes of the whole file.
+    /// Size of the whole file in bytes.
     size: u64,
 }
 
@@ -275,7 +275,7 @@ impl<'a> Cursor<'a> {
         Ok(Array { kind, len: count as usize, bytes: &self.bytes[start..self.at] })
     }
 
-    /// A value that was parsed before.
+    /// Reads a value of a header that has been parsed in full, and so is known to be valid.
     fn parsed(&mut self, kind: u32) -> Value<'a> {
         self.value(kind, 0).unwrap_or_else(|_| unreachable!("the whole header has been parsed before"))
     }

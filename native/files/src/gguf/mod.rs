@@ -2,8 +2,9 @@
 //!
 //! The format is that of ggml's `docs/gguf.md`, read as strictly as ggml's own reader does. Names are distinct, offsets
 //! are aligned, and all data lies in the file. No two tensors may overlap: no writer makes such a file, and one of the
-//! two would be wrong. As with safetensors, tensors are read by position, not mapped. Tensors of an unknown type, as
-//! forks of ggml have, are listed too. The size of their data is unknown then; only the room that it has is reported.
+//! two would be wrong. As with safetensors, tensors are read by position, not mapped. Tensors of types that only forks
+//! of ggml define are listed too; the size of their data is unknown, so its upper bound, the distance to the next
+//! tensor, is reported.
 
 mod header;
 mod types;
@@ -80,7 +81,7 @@ impl Reader {
         &self.entries
     }
 
-    /// The entry of that name.
+    /// The entry named `name`.
     pub fn entry(&self, name: &str) -> Result<&Entry> {
         self.entries.iter().find(|entry| entry.name == name).ok_or_else(|| {
             Error::new(Kind::File, self.path.display().to_string())
@@ -107,7 +108,7 @@ impl Reader {
         Spec::new(DType::U8, &dims)
     }
 
-    /// Reads an entry of a type that [`Reader::spec`] knows.
+    /// Reads an entry whose type [`Reader::spec`] supports.
     pub fn tensor(&self, entry: &Entry) -> Result<Owned> {
         let mut tensor = Owned::try_poisoned(self.spec(entry)?)?;
         self.read(entry, tensor.view_mut().bytes())?;
@@ -152,7 +153,7 @@ fn read_header(file: &mut impl Read, size: u64) -> Result<(Vec<u8>, Header)> {
 fn entries(infos: Vec<Info>, start: u64, alignment: u64, size: u64) -> Result<Vec<Entry>> {
     let mut ends: Vec<u64> = infos.iter().map(|info| info.offset).chain([size.saturating_sub(start)]).collect();
     ends.sort_unstable();
-    // The start of the next tensor after the given offset.
+    // The start of the first tensor after the given offset, or the end of the file.
     let next = |offset| ends.get(ends.partition_point(|&end| end <= offset)).copied().unwrap_or(offset);
     let entries = infos.into_iter().map(|info| {
         let room = next(info.offset) - info.offset;
@@ -169,7 +170,7 @@ fn entries(infos: Vec<Info>, start: u64, alignment: u64, size: u64) -> Result<Ve
     }
 }
 
-/// A tensor with `room` bytes up to the next one.
+/// Checks the description of a tensor whose data may take up to `room` bytes, those before the next tensor.
 fn entry(info: Info, room: u64, start: u64, alignment: u64, size: u64) -> Result<Entry> {
     let Info { name, kind, shape, offset } = info;
     let wrong = |expected: String, got: String| Error::new(Kind::File, "").expected(expected).got(got);

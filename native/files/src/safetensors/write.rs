@@ -1,4 +1,4 @@
-//! Files that are written whole or not at all.
+//! Writes files completely or not at all.
 
 use super::{Entry, Header, Told, failure, file_type};
 use safetensors::tensor::{Metadata, TensorInfo, TensorView};
@@ -9,7 +9,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Writes tensors to a new file in the folder of `path` and renames it to `path`. A reader sees the old file or the whole new one.
+/// Writes tensors to a new file in the folder of `path` and renames it to `path`. A reader sees the old file or the
+/// complete new one.
 pub fn write(path: &Path, tensors: &[(&str, View)]) -> Result<()> {
     write_told(path, tensors, &Told::new())
 }
@@ -22,7 +23,7 @@ pub fn write_told(path: &Path, tensors: &[(&str, View)], told: &Told) -> Result<
     writer.finish()
 }
 
-/// The name of a file that is not whole yet.
+/// The temporary name of a file that is still being written, in the folder of `path`.
 fn beside(path: &Path) -> Result<PathBuf> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().ok_or_else(|| failure(path, "the name of a file", "none"))?;
@@ -33,8 +34,8 @@ fn unwritten(path: &Path, got: impl std::fmt::Display) -> Error {
     failure(path, "a file that can be written", got)
 }
 
-/// A file that is written one tensor after another, in any order, so that they need not all be in memory at once. It
-/// appears when it is whole; the file of a writer that is dropped before is removed.
+/// Writes a file one tensor at a time, in any order, so that the tensors need not all be in memory at once. The file
+/// appears under its name when it is complete; dropping the writer before removes it.
 pub struct Writer {
     path: PathBuf,
     pub(super) unfinished: PathBuf,
@@ -73,7 +74,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Gives the file its name.
+    /// Completes the file: renames it to its final name.
     pub fn finish(mut self) -> Result<()> {
         if let Some(name) = self.missing.first() {
             return Err(unwritten(&self.path, format_args!("no tensor `{name}`, which its header names")));
@@ -106,7 +107,7 @@ fn header(specs: &[(&str, Spec)], told: &Told) -> std::result::Result<Vec<u8>, S
     let metadata = Metadata::new(None, infos.collect()).map_err(|e| e.to_string())?;
     let mut json = serde_json::to_vec(&metadata).map_err(|e| e.to_string())?;
     if !told.is_empty() {
-        // In the order of its keys, which the crate would shuffle.
+        // Sorted by key: the format's crate would write metadata in random order.
         let told = serde_json::to_string(told).map_err(|e| e.to_string())?;
         let comma = if specs.is_empty() { "" } else { "," };
         json.splice(1..1, format!("\"__metadata__\":{told}{comma}").into_bytes());

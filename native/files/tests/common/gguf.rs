@@ -1,11 +1,11 @@
-//! GGUF files made by hand, and damaged as chance says: for tests with numbers from a seed, and for fuzzing.
+//! GGUF files built by hand and damaged at random, for tests with seeded numbers and for fuzzing.
 
 use sidewinder_files::gguf::{Reader, Value};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::Described;
 use std::path::Path;
 
-/// What is told of a tensor: its name, its sizes innermost first, the number of its type, where its data begins.
+/// A tensor's description: its name, its sizes innermost first, the number of its type, the offset of its data.
 pub type Info = (&'static str, Vec<u64>, u32, u64);
 
 /// A file in parts.
@@ -19,7 +19,7 @@ pub struct Parts {
     pub data: usize,
 }
 
-/// A text as files have it.
+/// A string in the encoding of files.
 pub fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
@@ -65,7 +65,7 @@ pub fn whole() -> Parts {
 }
 
 impl Parts {
-    /// The bytes of the file, of which those of the data count up.
+    /// The bytes of the file; bytes of data are ascending numbers.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = b"GGUF".to_vec();
         bytes.extend(self.version.to_le_bytes());
@@ -85,10 +85,10 @@ impl Parts {
     }
 }
 
-/// Gives numbers below a limit.
+/// A source of random numbers below a limit.
 pub type Chance<'c> = dyn FnMut(usize) -> usize + 'c;
 
-/// A whole file with some damage: in what it tells, or anywhere.
+/// A valid file with random damage, to its descriptions or to any byte.
 pub fn damaged(chance: &mut Chance) -> Vec<u8> {
     const NUMBERS: [u64; 10] = [0, 1, 31, 33, 64, 1 << 20, 1 << 31, 1 << 40, 1 << 60, u64::MAX];
     let mut parts = whole();
@@ -119,7 +119,7 @@ pub fn damaged(chance: &mut Chance) -> Vec<u8> {
     bytes
 }
 
-/// How many values there are in a value.
+/// Number of scalars in a value, including those of nested arrays.
 pub fn count(value: Value) -> usize {
     match value {
         Value::Array(array) => array.iter().map(count).sum(),
@@ -127,7 +127,7 @@ pub fn count(value: Value) -> usize {
     }
 }
 
-/// Reads all that is in a file, and checks that it is what the file has.
+/// Reads everything in a file and compares it with the file's bytes.
 pub fn read(path: &Path, bytes: &[u8]) -> Result<()> {
     let reader = Reader::open(path)?;
     assert!(reader.metadata().map(|(_, value)| count(value)).sum::<usize>() <= bytes.len());
@@ -144,7 +144,7 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Whether an error is about the file, and can be read.
+/// Whether an error is about the file and has a readable text.
 pub fn is_fair(error: &Error) -> bool {
     let text = error.to_string();
     error.kind == Kind::File && !error.argument.is_empty() && !error.expected.is_empty() && text.len() < 2000

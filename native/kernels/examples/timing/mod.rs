@@ -11,7 +11,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Parses the command line: `count` words, and flags, which must be `known` ones.
+    /// Parses the command line: `count` positional arguments, and flags, all of which must be `known`.
     pub fn parse(usage: &str, count: usize, known: &[&str]) -> Result<Arguments, Failure> {
         let (mut positional, mut flags) = (Vec::new(), Vec::new());
         let mut words = std::env::args().skip(1);
@@ -43,7 +43,7 @@ impl Arguments {
         Ok(exec)
     }
 
-    /// Sorted milliseconds of runs, for the time given by `--seconds`.
+    /// Times of runs in milliseconds, sorted; runs are repeated for the time given by `--seconds`.
     pub fn times(&self, mut run: impl FnMut() -> Result<f64, Failure>) -> Result<Vec<f64>, Failure> {
         let limit = Duration::from_secs_f64(self.flag("seconds").unwrap_or("1").parse()?);
         let (mut times, begin) = (Vec::new(), Instant::now());

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A function.
+/// An activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -10,7 +10,7 @@ pub enum Activation {
     Sigmoid,
     /// `x sigmoid(x)`.
     Silu,
-    /// GELU by tanh, which is also meant by `gelu`.
+    /// GELU by tanh, for which `gelu` is an alias.
     #[serde(alias = "gelu")]
     GeluTanh,
     /// GELU by erf.
@@ -22,7 +22,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// All of them.
+    /// All functions.
     pub const ALL: [Activation; 6] = [
         Activation::Sigmoid,
         Activation::Silu,

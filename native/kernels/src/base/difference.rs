@@ -4,18 +4,18 @@ use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Element, View};
 use crate::with_any_type;
 
-/// How far a tensor is from another, summed in f64.
+/// The distance between two tensors, summed in f64.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Difference {
     /// The sum of the squared differences.
     pub squares: f64,
-    /// The sum of the other's squares.
+    /// The sum of the reference's squares.
     pub reference: f64,
-    /// The largest difference.
+    /// The largest absolute difference.
     pub largest: f64,
 }
 
-/// How far a tensor in f32 is from one of any type and the same shape.
+/// The distance of an f32 tensor from a reference of any type and equal shape.
 pub fn difference(tensor: View, reference: View) -> Result<Difference> {
     let (spec, wanted) = (tensor.spec(), reference.spec());
     if (spec.dtype, spec.shape) != (DType::F32, wanted.shape) {

@@ -14,23 +14,23 @@ pub enum DType {
     Bf16,
     /// IEEE half precision.
     F16,
-    /// Unsigned byte: masks, where any number but 0 is true.
+    /// Unsigned byte, also for masks, where any number but 0 is true.
     U8,
     /// 8-bit signed integer, for quantized values.
     I8,
-    /// 16-bit signed integer: the bits of half-precision numbers.
+    /// 16-bit signed integer, which also carries the bits of half-precision numbers.
     I16,
-    /// 32-bit signed integer: numbers of slots, and sums of quantized products.
+    /// 32-bit signed integer: indices of slots, and sums of quantized products.
     I32,
-    /// 64-bit signed integer: what files count with.
+    /// 64-bit signed integer, for sizes and positions.
     I64,
 }
 
 impl DType {
-    /// All of them.
+    /// All types.
     pub const ALL: [DType; 9] =
         [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::U8, DType::I8, DType::I16, DType::I32, DType::I64];
-    /// Those that ops compute with.
+    /// The types that ops compute with.
     pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::Bf16, DType::F16];
 
     /// The name used in options, errors and other languages.
@@ -68,7 +68,7 @@ impl DType {
         DType::FLOATS.contains(&self)
     }
 
-    /// The type in which values stored as this one are computed: f64 for f64, f32 for all others.
+    /// The accumulation type: f64 for f64, f32 for all others.
     pub fn wide(self) -> DType {
         match self {
             DType::F64 => DType::F64,
@@ -83,11 +83,11 @@ impl fmt::Display for DType {
     }
 }
 
-/// A number type that tensors store.
+/// A number type that tensors can store.
 pub trait Element: bytemuck::Pod + Send + Sync {
-    /// Its tag.
+    /// Its [`DType`].
     const DTYPE: DType;
-    /// Its value, exactly; of an integer beyond 2^53 the nearest one.
+    /// Its value: exact, except that integers beyond 2^53 are rounded to the nearest f64.
     fn to_f64(self) -> f64;
     /// The nearest value of this type.
     fn from_f64(value: f64) -> Self;
@@ -101,7 +101,7 @@ macro_rules! element {
             fn to_f64(self) -> f64 {
                 $to(self)
             }
-            // Vector code takes its constants from here, without a call.
+            // Inlined, because vector code takes its constants from here.
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
                 $from(value)
@@ -149,7 +149,7 @@ macro_rules! with_any_type {
     };
 }
 
-/// Calls `$body` with the Rust type of a [`DType`] as `$type`, one of those that ops compute with.
+/// Calls `$body` with the Rust type of a floating-point [`DType`] as `$type`.
 #[macro_export]
 macro_rules! with_type {
     ($dtype:expr, $type:ident => $body:expr) => {

@@ -2,22 +2,22 @@
 
 use super::activation::Activation;
 
-/// Element-wise operations on tensors that are no ops of their own.
+/// Elementwise operations on tensors that are steps of ops, but no ops of their own. Each names its inputs in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Map {
-    /// `-exp(v)` of one tensor.
+    /// `-exp(v)` of `v`.
     NegExp,
-    /// The product of two.
+    /// `a b` of `a` and `b`.
     Product,
-    /// The sum of one, which is a copy, to four; rounded once.
+    /// The sum of one to four tensors, rounded once; a copy of a single one.
     Sum,
-    /// One by a factor.
+    /// `factor v` of `v`.
     Scaled(f64),
-    /// The sum of two to four, with a factor for the last.
+    /// The sum of two to four tensors, the last multiplied by the factor.
     PlusScaled(f64),
-    /// `f(v)` of one.
+    /// `f(v)` of `v`.
     Activate(Activation),
-    /// `f'(v)` of one.
+    /// `f'(v)` of `v`.
     Slope(Activation),
     /// `f'(v) dy` of `v` and `dy`.
     SlopeTimes(Activation),
@@ -25,20 +25,20 @@ pub enum Map {
     Gate(Activation),
     /// `f'(v) by dy` of `v`, `by` and `dy`.
     GateSlope(Activation),
-    /// `s(a)` of one, or `s(a) s(c)` of two, with the logistic function s, within [`DECAY_ENDS`].
+    /// `s(a)` of `a`, or `s(a) s(c)` of `a` and `c`, with the logistic function s, clamped to [`DECAY_ENDS`].
     Decay,
-    /// The gradient of that with respect to `a`, from `a`, an optional `c`, and the cotangent.
+    /// The gradient of [`Map::Decay`] with respect to `a`, from `a`, an optional `c`, and the cotangent.
     DecaySlope,
     /// `g z + (1 - g) h + gamma h` of `z`, `h`, `g` and `gamma`.
     Integrate,
     /// `(1 - g + gamma) dh` of `g`, `gamma` and `dh`.
     Carry,
-    /// `(a - b) c` of three.
+    /// `(a - b) c` of `a`, `b` and `c`.
     DifferenceTimes,
 }
 
 impl Map {
-    /// The factor, of those that have one.
+    /// The factor of [`Map::Scaled`] and [`Map::PlusScaled`].
     pub fn factor(self) -> f64 {
         match self {
             Map::Scaled(factor) | Map::PlusScaled(factor) => factor,
@@ -47,5 +47,5 @@ impl Map {
     }
 }
 
-/// The bounds of coefficients of decay; the gradient is 0 outside of them.
+/// The bounds of decay coefficients; outside of them the gradient is 0.
 pub const DECAY_ENDS: [f64; 2] = [1e-6, 1.0 - 1e-6];

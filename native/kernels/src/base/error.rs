@@ -17,7 +17,7 @@ pub enum Kind {
     Option,
     /// The wanted device, level or library is not on this machine.
     Unavailable,
-    /// The device failed before and takes no more work in this OS process.
+    /// The device failed earlier and takes no more work in this OS process.
     DeviceLost,
     /// A call to the CUDA driver, to NVRTC or to cuBLASLt failed.
     Cuda,
@@ -30,7 +30,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name under which other languages see it.
+    /// The name by which other languages match on it.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Shape => "shape",
@@ -48,7 +48,7 @@ impl Kind {
     }
 }
 
-/// A failure with everything that is needed to fix it. Empty fields are left out of the text.
+/// A failure with everything needed to fix it. Empty fields are left out of the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     /// The sort of failure.
@@ -59,13 +59,13 @@ pub struct Error {
     pub argument: Box<str>,
     /// What was expected.
     pub expected: Box<str>,
-    /// What came instead.
+    /// What was given instead.
     pub got: Box<str>,
-    /// What to do about it.
+    /// The remedy.
     pub hint: Box<str>,
 }
 
-/// The result of everything here that can fail.
+/// The result of fallible functions of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -87,13 +87,13 @@ impl Error {
         self
     }
 
-    /// Sets what was got instead.
+    /// Sets what was given instead.
     pub fn got(mut self, got: impl fmt::Display) -> Self {
         self.got = got.to_string().into();
         self
     }
 
-    /// Says what to do about it.
+    /// Sets the remedy.
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = hint.to_string().into();
         self

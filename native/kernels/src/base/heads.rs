@@ -1,4 +1,4 @@
-//! Tensors of heads of rows, in either order of the axes.
+//! Tensors of rank 4 with a head axis, in either order of heads and rows.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,23 +13,23 @@ pub enum Layout {
     /// `(batch, heads, length, width)`.
     #[default]
     HeadsFirst,
-    /// `(batch, length, heads, width)`, as projections leave it.
+    /// `(batch, length, heads, width)`, the order in which projections give them.
     HeadsLast,
 }
 
-/// Strides in elements of a tensor of heads of rows; a row is contiguous.
+/// Strides in elements of a tensor with heads; each row is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides {
-    /// From batch to batch.
+    /// From one batch to the next.
     pub batch: usize,
-    /// From head to head.
+    /// From one head to the next.
     pub head: usize,
-    /// From row to row.
+    /// From one row to the next.
     pub row: usize,
 }
 
 impl Strides {
-    /// Of a tensor of these sizes.
+    /// The strides of a contiguous tensor of these sizes.
     pub fn new(layout: Layout, heads: usize, rows: usize, width: usize) -> Strides {
         let (head, row) = match layout {
             Layout::HeadsFirst => (rows * width, width),
@@ -38,7 +38,7 @@ impl Strides {
         Strides { batch: heads * rows * width, head, row }
     }
 
-    /// Where a row begins.
+    /// The offset of a row.
     #[inline]
     pub fn at(&self, batch: usize, head: usize, row: usize) -> usize {
         batch * self.batch + head * self.head + row * self.row

@@ -3,7 +3,7 @@
 use super::math;
 use super::vector::Vector;
 
-/// A function of one value, and its derivative.
+/// An activation function and its derivative.
 pub trait Unary: Send + Sync {
     /// The function.
     fn value<V: Vector>(v: V) -> V;

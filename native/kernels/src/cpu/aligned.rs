@@ -1,4 +1,4 @@
-//! Workspace that starts at a cache line: a vector across two lines takes twice as long.
+//! Workspace that starts at a cache line, because a vector load across two lines takes twice as long.
 
 use bytemuck::Pod;
 use std::marker::PhantomData;
@@ -8,9 +8,9 @@ use std::ops::{Deref, DerefMut};
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-// SAFETY: bytes, and nothing between them.
+// SAFETY: an array of bytes without padding.
 unsafe impl bytemuck::Zeroable for Line {}
-// SAFETY: bytes, and nothing between them.
+// SAFETY: an array of bytes without padding.
 unsafe impl Pod for Line {}
 
 /// Values that start at a cache line.
@@ -21,7 +21,7 @@ pub struct Aligned<E> {
 }
 
 impl<E> Aligned<E> {
-    /// No value.
+    /// An empty workspace.
     pub const fn none() -> Self {
         Aligned { lines: Vec::new(), len: 0, values: PhantomData }
     }

@@ -1,8 +1,9 @@
 //! AMX, the matrix unit of some x86 cores: eight tiles of up to 16 rows of 64 bytes, and products of tiles.
 //!
-//! A product `C += A B` takes `A` by rows, and `B` with the values that meet in one 32-bit lane side by side: row `j`
-//! of `B` holds, for each of its columns, four bytes or two bf16 numbers of the inner dimension from `4 j` or `2 j` on.
-//! A product of whole tiles takes 16 cycles for any width of `A`; loading a tile takes 8.
+//! A product `C += A B` takes `A` by rows, and `B` in the VNNI layout, in which the values that one 32-bit lane
+//! multiplies are adjacent: row `j` of `B` holds, for each of its columns, four bytes or two bf16 numbers of the inner
+//! dimension from `4 j` or `2 j` on. A product of whole tiles takes 16 cycles for any width of `A`; loading a tile
+//! takes 8.
 //!
 //! The intrinsics are not stable yet, so each method is one instruction in assembly. No compiler keeps anything in
 //! tiles by itself, so they are not named as clobbered.
@@ -38,12 +39,12 @@ pub fn is_there() -> bool {
     __cpuid_count(7, 0).edx & all == all && is_permitted()
 }
 
-/// Asks the system for the memory in which it saves the tiles of each thread. The answer holds for the process.
+/// Requests permission for the tile state, which the system then saves for each thread. It holds for the whole process.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: the call has no pointers. A kernel that does not know it returns an error.
+    // SAFETY: the call has no pointers. A kernel without this request returns an error.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
@@ -52,7 +53,7 @@ fn is_permitted() -> bool {
     false
 }
 
-/// The shapes of all tiles, as the CPU reads them.
+/// The tile configuration, in the layout of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -68,7 +69,7 @@ pub type Shape = [usize; 2];
 /// The shape of a whole tile.
 pub const WHOLE: Shape = [SIDE, ROW];
 
-/// The tiles of this thread, in use from [`Tiles::new`] on until they are dropped.
+/// The tile registers of this thread, configured by [`Tiles::new`] and released on drop.
 pub struct Tiles {
     of_this_thread: PhantomData<*mut ()>,
 }
@@ -77,7 +78,7 @@ impl Tiles {
     /// Gives each tile a shape and fills it with zeros.
     ///
     /// # Safety
-    /// The CPU must be of the level [`Amx`](super::Level::Amx). A thread must not have two of these.
+    /// The CPU must be of the level [`Amx`](super::Level::Amx). A thread must not have two values of this type.
     pub unsafe fn new(shapes: [Shape; 8]) -> Tiles {
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         for (at, [rows, bytes]) in shapes.into_iter().enumerate() {
@@ -151,24 +152,24 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: the tiles are configured. Released ones need not be saved when threads take turns on a core.
+        // SAFETY: the tiles are configured. Released tiles need not be saved on context switches.
         unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
     }
 }
 
-/// Where the tiles of a factor lie: the first one, and the bytes from row to row and from tile to tile.
+/// Where the tiles of a factor lie in memory; both strides are in bytes.
 #[derive(Clone, Copy)]
 pub struct Source {
     /// The first tile.
     pub start: *const u8,
-    /// From row to row.
+    /// Stride between the rows of a tile.
     pub row: usize,
-    /// From tile to tile along the inner dimension.
+    /// Stride between tiles along the inner dimension.
     pub step: usize,
 }
 
 impl Source {
-    /// Packed tiles.
+    /// Packed tiles, one after the other.
     pub fn packed(tiles: &[u8]) -> Source {
         Source { start: tiles.as_ptr(), row: ROW, step: TILE }
     }
@@ -179,22 +180,24 @@ impl Source {
     }
 }
 
-/// Two by two tiles of sums of products in bf16, or fewer: each load of a tile serves two products.
+/// A register block of up to two by two tiles of sums of products in bf16, in which each loaded tile serves two
+/// products.
 pub struct Block {
-    /// Two tiles of rows.
+    /// The left factors: two tiles of rows.
     pub left: [Source; 2],
-    /// Two tiles of columns.
+    /// The right factors: two tiles of columns.
     pub right: [Source; 2],
-    /// Whether there are second ones.
+    /// Whether the second left tile and the second right tile are used.
     pub two: [bool; 2],
-    /// The tiles of sums, row by row.
+    /// The tiles of sums, in row-major order.
     pub sums: [[*mut f32; 2]; 2],
-    /// Numbers from row to row of the sums.
+    /// Row stride of a tile of sums, in numbers.
     pub stride: usize,
 }
 
 impl Block {
-    /// Tiles for blocks with these numbers of rows: 0 to 3 for sums, 4 and 5 for rows, 6 and 7 for columns.
+    /// Configures the tiles for a block whose left tiles have these numbers of rows: 0 to 3 are sums, 4 and 5 left
+    /// factors, 6 and 7 right factors.
     ///
     /// # Safety
     /// As for [`Tiles::new`].
@@ -205,10 +208,11 @@ impl Block {
         unsafe { Tiles::new([first, first, second, second, first, second, WHOLE, WHOLE]) }
     }
 
-    /// Adds the products of some steps to the sums, or writes them if `fresh`.
+    /// Accumulates the products of these steps of the inner dimension; the sums start from 0 if `fresh`.
     ///
     /// # Safety
-    /// `tiles` must be from [`Block::tiles`] with the rows of this block, and all tiles must be there.
+    /// `tiles` must be from [`Block::tiles`] with the rows of this block, and all tiles that it names must be valid
+    /// memory.
     #[inline(always)]
     pub unsafe fn add(&self, tiles: &Tiles, steps: Range<usize>, fresh: bool) {
         // SAFETY: the caller's promise.
@@ -271,21 +275,21 @@ impl Block {
     }
 }
 
-/// Lines of memory that are multiplied with one another.
+/// The lines of a factor along the inner dimension: rows of a left factor, columns of a right one.
 #[derive(Clone, Copy)]
 pub struct Lines<'a> {
     /// The bytes of all lines.
     pub bytes: &'a [u8],
     /// Bytes from line to line.
     pub stride: usize,
-    /// How many lines there are.
+    /// Number of lines.
     pub count: usize,
-    /// Bytes of each.
+    /// Bytes of each line.
     pub len: usize,
 }
 
 impl Lines<'_> {
-    /// 64 bytes of each of sixteen lines. Missing bytes are 0.
+    /// 64 bytes of each of sixteen lines. Bytes past the end are 0.
     ///
     /// # Safety
     /// The CPU must have AVX-512.
@@ -296,13 +300,13 @@ impl Lines<'_> {
         let mut rows = [F32x16::zero(); SIDE];
         for (line, row) in rows.iter_mut().enumerate().take(self.count - first) {
             let from = self.bytes[(first + line) * self.stride + at..][..there.min(ROW)].as_ptr();
-            // SAFETY: the caller's promise; the mask has the bytes of the slice.
+            // SAFETY: the caller's promise; the mask selects only bytes of the slice.
             *row = F32x16(unsafe { _mm512_castsi512_ps(_mm512_maskz_loadu_epi8(mask, from.cast())) });
         }
         rows
     }
 
-    /// Packs all lines as right factors: sixteen lines after sixteen, a tile for each 64 bytes.
+    /// Packs all lines as right factors: one group of sixteen lines after the other, a tile for each 64 bytes.
     ///
     /// # Safety
     /// The CPU must have the level [`Amx`](super::Level::Amx).
@@ -317,7 +321,7 @@ impl Lines<'_> {
         Ok(tiles)
     }
 
-    /// Packs sixteen lines: row `j` of a tile has word `j` of every line.
+    /// Packs sixteen lines into tiles: row `j` of a tile has word `j` of every line.
     ///
     /// # Safety
     /// The CPU must have these features.
@@ -332,17 +336,17 @@ impl Lines<'_> {
     }
 }
 
-/// The words in which a tile is packed, for two numbers in a word.
+/// The packing of a tile of bf16, whose 32-bit words hold two numbers each.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// A row of a tile has numbers of one line: a left factor.
+    /// A row of a tile holds the numbers of one line: a left factor.
     Lines,
-    /// A row of a tile has two numbers of each of sixteen lines: a right factor.
+    /// A row of a tile holds two numbers of each of sixteen lines: a right factor.
     Pairs,
 }
 
 impl Order {
-    /// That of the other factor.
+    /// The order of the other factor.
     pub fn other(self) -> Order {
         match self {
             Order::Lines => Order::Pairs,
@@ -351,7 +355,7 @@ impl Order {
     }
 }
 
-/// The first `count` bits.
+/// A mask of the first `count` bits.
 #[inline(always)]
 pub fn first_bits(count: usize) -> u64 {
     if count < 64 { (1 << count) - 1 } else { u64::MAX }

@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Prefetch distance for inputs and output, in bytes.
 const AHEAD: usize = 4096;
 
-/// Computes on the CPU, over tensors of equal type and shape.
+/// Computes an elementwise operation on the CPU, over tensors of equal type and shape.
 pub fn map(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Result<()> {
     with_type!(to.spec().dtype, S => map_as::<S>(map, inputs, to, exec))
 }
@@ -55,7 +55,7 @@ fn map_as<S: Storage>(map: Map, inputs: &[View], to: ViewMut, exec: &Exec) -> Re
     }
 }
 
-/// A function of `N` values and a factor that is the same for all elements.
+/// An elementwise function of `N` values and a scalar factor.
 trait Function<const N: usize> {
     fn of<V: Vector>(values: [V; N], factor: V) -> V;
 }

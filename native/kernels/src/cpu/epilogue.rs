@@ -24,7 +24,8 @@ impl<E> Default for Epilogue<'_, E> {
 }
 
 impl<E: Real> Epilogue<'_, E> {
-    /// Writes a block of results to a matrix with rows of `width`. The sums come with the distance from row to row.
+    /// Applies the epilogue to `sums`, given with their row stride, and writes the results to a block of a matrix with
+    /// rows of `width`.
     ///
     /// # Safety
     /// No other part of `y` that is alive may overlap with the block.
@@ -44,11 +45,11 @@ impl<E: Real> Epilogue<'_, E> {
 /// An epilogue that multiplies the sums by scales first, those of rows before those of columns.
 #[derive(Clone, Copy, Debug)]
 pub struct Scaled<'a, E> {
-    /// One for each row.
+    /// A scale for each row.
     pub rows: Option<&'a [E]>,
-    /// One for each column, or a single one.
+    /// A scale for each column, or one for all.
     pub columns: Option<&'a [E]>,
-    /// What follows.
+    /// The epilogue of the scaled sums.
     pub then: Epilogue<'a, E>,
 }
 

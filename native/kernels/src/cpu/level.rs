@@ -27,7 +27,7 @@ impl Level {
     /// All levels, slowest first, whether this CPU supports them or not.
     pub const ALL: [Level; 6] = [Level::Reference, Level::Scalar, Level::Neon, Level::Avx2, Level::Avx512, Level::Amx];
 
-    /// One thread with the instructions of this level.
+    /// Execution on the calling thread alone, with the instructions of this level.
     pub fn alone(self) -> &'static Exec {
         match self {
             Level::Reference => &Exec { level: Level::Reference, threads: 1 },
@@ -114,7 +114,7 @@ pub trait Work<E> {
     fn run<V: Vector<Element = E>>(self) -> Self::Output;
 }
 
-/// A type of the arithmetic.
+/// An accumulation type: f32 or f64.
 pub trait Real: Storage<Wide = Self> + PartialOrd + Vector<Element = Self> {
     /// Does `work` with the instructions of `level`.
     fn dispatch<W: Work<Self>>(level: Level, work: W) -> W::Output;

@@ -1,4 +1,4 @@
-//! Functions over [`Vector`]s of f32, by polynomials. Vectors of f64 bring their own.
+//! Functions over [`Vector`]s of f32, by polynomials. Vectors of f64 have implementations of their own.
 //!
 //! `tests/cpu/vectors.rs` finds the largest errors over all or a dense part of the f32 range. Each function states its
 //! error in units in the last place (ULP).
@@ -157,7 +157,7 @@ pub fn gelu_tanh<V: Vector>(v: V) -> V {
     v.div(power.add(V::constant(1.0)))
 }
 
-/// `2 u`.
+/// The argument `2 u` of the sigmoid.
 #[inline(always)]
 fn twice_gelu_argument<V: Vector>(v: V) -> V {
     let cubic = v.mul(v).mul_add(V::constant(2.0 * SQRT_2_BY_PI * CUBIC), V::constant(2.0 * SQRT_2_BY_PI));

@@ -80,7 +80,8 @@ impl Vector for F32x4 {
     fn round(self) -> Self {
         unsafe { Self(vrndnq_f32(self.0)) }
     }
-    // Twice half the power: 2^128 is no f32, and half of 2^-126 has the bits of 0.
+    // Multiplies by 2 and by 2^(n-1), as 2^128 is not an f32. At n = -126 the second factor has zero bits, and so gives
+    // 0.
     #[inline(always)]
     fn scale(self, n: Self) -> Self {
         unsafe {

@@ -1,5 +1,5 @@
 //! A matrix that is multiplied with a few vectors repeatedly, as in each step of a recurrence. It is packed so that a
-//! product reads it in order, some rows at a time, with sums that stay in registers.
+//! product reads it sequentially, some rows at a time, with sums that stay in registers.
 
 use super::matrix::Matrix;
 use super::pool::{self, Shared};
@@ -12,13 +12,13 @@ const VECTORS: usize = 4;
 /// Columns that are packed together. A cache line of each row is read once, and written while it is still cached.
 const BLOCK: usize = 16;
 
-/// Vectors that one thread multiplies a panel with before work is shared out again.
+/// Vectors in a task of [`Panels::add_all`], which multiplies one panel with them.
 const TOGETHER: usize = 64;
 
 /// Prefetch distance within a panel, in elements.
 const AHEAD: usize = 2048;
 
-/// The rows of a matrix in panels. A panel has the first elements of all its rows, then the second ones, and so on.
+/// The rows of a matrix in panels. A panel holds the first elements of all its rows, then the second ones, and so on.
 pub struct Panels<S> {
     values: Vec<S>,
     rows: usize,
@@ -48,13 +48,14 @@ impl<S: Storage> Panels<S> {
         self.rows.div_ceil(self.width)
     }
 
-    /// The rows of the matrix in a panel.
+    /// The rows of the matrix that a panel holds.
     pub fn rows(&self, panel: usize) -> std::ops::Range<usize> {
         panel * self.width..self.rows.min((panel + 1) * self.width)
     }
 
     /// Multiplies a panel's rows with each of the `vectors` (the rows of that matrix). The products go into the columns
-    /// [`Panels::rows`] of `to`, whose rows are as long as the matrix has rows; with `add` they are added there.
+    /// [`Panels::rows`] of `to`, whose rows are as long as the matrix has rows. With `add` they are added to its
+    /// contents.
     ///
     /// # Safety
     /// No other thread accesses these columns of `to` at the same time.
@@ -72,7 +73,7 @@ impl<S: Storage> Panels<S> {
         S::Wide::dispatch(self.level, Product { of: self, panel, vectors, first, to, add });
     }
 
-    /// Adds the products with many vectors, shared among threads.
+    /// Adds the products with many vectors, divided among threads.
     pub fn add_all(&self, vectors: &[S::Wide], to: &mut [S::Wide], threads: usize) -> Result<()> {
         let (each, to) = (TOGETHER * self.inner, Shared::new(to));
         let blocks = vectors.len().div_ceil(each.max(1));
@@ -120,7 +121,7 @@ struct Product<'a, S: Storage> {
 impl<S: Storage> Work<S::Wide> for Product<'_, S> {
     type Output = ();
 
-    /// Each element of the matrix that is read meets several vectors, limited by the number of registers.
+    /// Each loaded element of the matrix is multiplied with several vectors, as many as there are registers for.
     #[inline(always)]
     fn run<V: Vector<Element = S::Wide>>(self) {
         let count = self.vectors.len() / self.of.inner.max(1);

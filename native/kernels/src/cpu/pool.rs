@@ -46,9 +46,8 @@ pub fn for_each(threads: usize, count: usize, work: impl Fn(usize) + Send + Sync
     Ok(())
 }
 
-/// Does work that calls [`for_each`] repeatedly. Its helper threads stay awake until the work is done: a call then
-/// costs 1 us, not the 30 to 100 that waking a thread takes. Nothing in it may need the pool itself, as [`inside`]
-/// does.
+/// Does work that calls [`for_each`] repeatedly. Its helper threads busy-wait until the work is done: a call then costs
+/// 1 us, not the 30 to 100 that waking a thread takes. The work must not use the rayon pool, as [`inside`] does.
 pub fn awake<T>(threads: usize, work: impl FnOnce() -> T) -> Result<T> {
     if threads == 1 || team::is_there() {
         return Ok(work());
@@ -70,11 +69,11 @@ pub fn worth(threads: usize, work: usize, least: usize) -> usize {
     if work < least { 1 } else { threads }
 }
 
-/// The numbers below `count`, split into contiguous shares, one per thread. A thread that finishes its own share takes
+/// The numbers below `count`, split into contiguous shares, one per thread. A thread that finishes its own share steals
 /// from the others.
 struct Shares {
     count: usize,
-    /// The next number of each share that no thread has taken.
+    /// For each share, the next number that no thread has taken.
     next: Vec<AtomicUsize>,
 }
 
@@ -87,7 +86,7 @@ impl Shares {
         self.next.len()
     }
 
-    /// Calls `work` with the numbers of share `own`, then with those left in other shares.
+    /// Calls `work` with the numbers of share `own`, then with those stolen from other shares.
     fn take(&self, own: usize, work: impl Fn(usize)) {
         for share in (own..self.len()).chain(0..own) {
             let end = (share + 1) * self.count / self.len();
@@ -97,7 +96,7 @@ impl Shares {
     }
 }
 
-/// Does work that splits itself over the rayon pool in which it runs.
+/// Does work that splits itself over the threads of the rayon pool in which it runs.
 pub fn inside<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> Result<T> {
     if threads == 1 {
         return Ok(work());

@@ -7,12 +7,12 @@ use std::ops::Range;
 
 /// Below this many elements waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 15;
-/// Elements of a piece, about.
+/// Approximate number of elements of a piece.
 const PIECE: usize = 1 << 14;
-/// Where pieces have sums of their own, there are no more than this.
+/// Upper limit for the number of pieces that have partial sums.
 const MOST_SUMS: usize = 32;
 
-/// Calls `work` with ranges of rows that together are all `rows` of `columns` elements.
+/// Calls `work` with disjoint ranges that cover all `rows` rows of `columns` elements.
 pub fn for_each([rows, columns]: [usize; 2], exec: &Exec, work: impl Fn(Range<usize>) + Send + Sync) -> Result<()> {
     let each = (PIECE / columns.max(1)).max(1);
     pool::for_each(threads(rows * columns, exec), rows.div_ceil(each), |piece| {
@@ -20,7 +20,7 @@ pub fn for_each([rows, columns]: [usize; 2], exec: &Exec, work: impl Fn(Range<us
     })
 }
 
-/// Like [`for_each`], where each call adds to `count` sums of its own, which are 0 before. Returns the sums of all.
+/// Like [`for_each`], where each piece adds to `count` partial sums of its own, which start at 0. Returns the totals.
 pub fn with_sums<E: Real + Storage<Wide = E>>(
     [rows, columns]: [usize; 2],
     count: usize,
@@ -45,8 +45,9 @@ fn threads(elements: usize, exec: &Exec) -> usize {
     if elements < WORTH_SHARING { 1 } else { exec.threads }
 }
 
-/// Sums `$term`, of the elements from `$at` to `$end`, over a row: four sums side by side, for one would wait
-/// for itself. They are written out, for a loop over them is unrolled too late to keep them in registers.
+/// Sums `$term` over the elements of a row from `$at` to `$end`, with four accumulators, because a single one would be
+/// bound by the latency of additions. They are written out: a loop over them is unrolled too late to keep them in
+/// registers.
 macro_rules! row_sum {
     ($columns:expr, |$at:ident, $end:ident| $term:expr) => {{
         let (mut a, mut b, mut c, mut d) = (V::zero(), V::zero(), V::zero(), V::zero());

@@ -37,7 +37,7 @@ macro_rules! one_lane {
             fn div(self, other: Self) -> Self {
                 self / other
             }
-            // Not `mul_add` of the standard library, which is a slow call without the instruction.
+            // Not the standard library's `mul_add`, which is a slow call where the CPU has no such instruction.
             #[inline(always)]
             fn mul_add(self, factor: Self, term: Self) -> Self {
                 self * factor + term
@@ -90,7 +90,8 @@ one_lane!(f32, {
         const SHIFT: f32 = 12582912.0;
         (self + SHIFT) - SHIFT
     }
-    // Twice half the power: 2^128 is no f32, and half of 2^-126 has the bits of 0.
+    // Multiplies by 2 and by 2^(n-1), as 2^128 is not an f32. At n = -126 the second factor has zero bits, and so gives
+    // 0.
     #[inline(always)]
     fn scale(self, n: Self) -> Self {
         let power = f32::from_bits(((n as i32 + 126) as u32) << 23);

@@ -5,9 +5,9 @@ use super::vector::{MAX_LANES, Vector};
 use crate::tensor::Element;
 use half::{bf16, f16};
 
-/// An element type as kernels see it: narrow in memory, wide in arithmetic.
+/// An element type with its accumulation type: narrow in memory, wide in arithmetic.
 pub trait Storage: Element {
-    /// The type of the arithmetic.
+    /// The accumulation type.
     type Wide: Real + Storage<Wide = Self::Wide>;
 
     /// The first `V::LANES` values, widened; lanes past the end of the slice are zero.
@@ -16,7 +16,7 @@ pub trait Storage: Element {
     fn store<V: Vector<Element = Self::Wide>>(vector: V, values: &mut [Self]);
     /// One value, widened.
     fn widen(self) -> Self::Wide;
-    /// Number of leading values to write in another way before [`Storage::stream`] can be used.
+    /// Number of leading values to write by other stores until [`Storage::stream`] is aligned.
     #[inline(always)]
     fn to_alignment<V: Vector<Element = Self::Wide>>(_: &[Self]) -> usize {
         0

@@ -1,5 +1,5 @@
-//! Work that is independent per channel, shared among threads. Each thread gets some adjacent channels of some rows,
-//! where a row is a batch or a stretch of time in it.
+//! Work that is independent per channel, divided among threads. Each thread gets some adjacent channels of some rows,
+//! where a row is a batch or a chunk of time in it.
 
 use super::{Exec, Vector, pool};
 use crate::error::Result;
@@ -40,7 +40,7 @@ impl Strips {
     }
 }
 
-/// The values of a strip as vectors; zeros for its `len` channels without values.
+/// Loads the values of a strip into vectors; zeros for its `len` channels without values.
 #[inline(always)]
 pub fn load<V: Vector>(values: Option<&[V::Element]>, len: usize) -> Vec<V> {
     let mut vectors = vec![V::zero(); len.div_ceil(V::LANES)];

@@ -1,5 +1,5 @@
-//! Threads that wait awake for the calls of [`for_each`](super::pool::for_each). Work that comes in many short calls,
-//! such as a step of a model, then does not wait in each call for a thread to wake. A caller can own a [`Team`]. A
+//! Threads that busy-wait for the calls of [`for_each`](super::pool::for_each). Work that comes in many short calls,
+//! such as a step of a model, then does not pay for waking threads in each call. A caller can own a [`Team`]. A
 //! [`Crew`] is a shared thread pool: it serves one caller at a time, and sleeps when no call has come for a while.
 
 use std::any::Any;
@@ -39,7 +39,7 @@ thread_local! {
     static MINE: Cell<Option<Arc<Team>>> = const { Cell::new(None) };
 }
 
-/// Whether this thread has awake helpers.
+/// Whether this thread has helpers.
 pub fn is_there() -> bool {
     let team = MINE.take();
     let there = team.is_some();
@@ -57,7 +57,7 @@ pub fn run(threads: usize, job: Job) -> bool {
     true
 }
 
-/// Makes a new team that of this thread, until it is dropped.
+/// Makes a new team this thread's team, until it is dropped.
 pub(crate) struct Mine(Arc<Team>);
 
 impl Mine {
@@ -150,7 +150,7 @@ impl Sleeper {
         }
     }
 
-    /// Sleeps while `waits()` is true; called by the helper alone.
+    /// Sleeps while `waits()` is true; only the helper itself calls this.
     fn sleep(&self, waits: impl Fn() -> bool) {
         self.thread.get_or_init(thread::current);
         loop {
@@ -165,15 +165,15 @@ impl Sleeper {
     }
 }
 
-/// How long helpers wait awake. It covers a good part of the cost of waking one, and the gap between two ops of a
-/// program that calls them one by one.
+/// How long helpers busy-wait before they sleep. It covers a good part of the cost of waking one, and the gap between
+/// two ops of a program that calls them one by one.
 const LINGER: Duration = Duration::from_micros(150);
 
 /// A pool of helper threads that serves one caller at a time.
 pub struct Crew {
     team: Team,
     taken: Mutex<()>,
-    /// How long helpers stay awake. With more threads than cores they would take cores from working threads.
+    /// How long helpers busy-wait. With more threads than cores they would take cores from working threads.
     linger: Duration,
 }
 
@@ -228,11 +228,11 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Counts the rounds of a busy wait.
+/// Counts the rounds of busy-waiting.
 struct Waiting(usize);
 
 impl Waiting {
-    /// Waits awake; after `PATIENT` rounds it yields, as other threads may need this core.
+    /// Spins for one round; after `PATIENT` rounds it yields, as other threads may need this core.
     fn a_little(&mut self) {
         const PATIENT: usize = 200;
         self.0 += 1;

@@ -13,7 +13,7 @@ pub trait Vector: Copy + Send + Sync {
     type Element: Element + PartialOrd;
     /// Number of values.
     const LANES: usize;
-    /// The lowest `n` that [`Vector::scale`] takes, which gives 0.
+    /// The lowest `n` that [`Vector::scale`] accepts; the result is 0.
     const LOWEST: f64 = -126.0;
 
     /// A vector with `value` in every lane.
@@ -54,8 +54,8 @@ pub trait Vector: Copy + Send + Sync {
     fn scale(self, n: Self) -> Self;
     /// `m` in about [0.7, 1.42) and whole `n` with `self = m * 2^n`, for positive lanes that are not subnormal.
     fn split(self) -> (Self, Self);
-    /// Writes all lanes past the caches to the front of a slice, aligned to the vector's size. Call
-    /// [`fence`](super::fence) after the last one.
+    /// Writes all lanes to the front of a slice by non-temporal stores; its address must be a multiple of the vector's
+    /// size. Call [`fence`](super::fence) after the last one.
     #[inline(always)]
     fn stream(self, values: &mut [Self::Element]) {
         self.store(values);
@@ -92,8 +92,8 @@ pub trait Vector: Copy + Send + Sync {
         math::exp2(self)
     }
 
-    /// Like [`Vector::exp2`] for lanes from -[`NEAR`] to [`NEAR`]; other lanes are undefined. Faster where the ends
-    /// need care.
+    /// Like [`Vector::exp2`] for lanes from -[`NEAR`] to [`NEAR`]; other lanes are undefined. Faster where handling
+    /// underflow and overflow takes extra instructions.
     #[inline(always)]
     fn exp2_near(self) -> Self {
         let n = self.round();
@@ -213,8 +213,8 @@ macro_rules! each_vector {
 }
 pub(crate) use each_vector;
 
-/// Repeats a block for `$i` from 0 to `$limit`, which is at most 16. A loop is unrolled only after the compiler has
-/// assigned registers, and only up to a size that some bodies exceed. Values that miss a register are then stored in
+/// Repeats a block for `$i` from 0 to `$limit`, which is at most 16. The compiler unrolls a loop only after it has
+/// assigned registers, and only up to a size that some bodies exceed. Values that then get no register are stored in
 /// every round.
 macro_rules! unrolled {
     ($i:ident < $limit:tt, $body:block) => {

@@ -3,7 +3,7 @@
 //! Every method is one intrinsic. Each is sound only on a CPU with that instruction, which [`super::level::dispatch`]
 //! guarantees by entering through the two functions at the top.
 
-// The one reason for every `unsafe` here is the sentence above; repeating it would hide the code.
+// Every `unsafe` here is an intrinsic, sound for the reason above; repeating it would hide the code.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use super::level::Work;
@@ -257,7 +257,8 @@ impl Vector for F32x8 {
     fn round(self) -> Self {
         unsafe { Self(_mm256_round_ps::<NEAREST>(self.0)) }
     }
-    // Twice half the power: 2^128 is no f32, and half of 2^-126 has the bits of 0.
+    // Multiplies by 2 and by 2^(n-1), as 2^128 is not an f32. At n = -126 the second factor has zero bits, and so gives
+    // 0.
     #[inline(always)]
     fn scale(self, n: Self) -> Self {
         unsafe {

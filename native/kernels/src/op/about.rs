@@ -1,4 +1,4 @@
-//! An op's declaration as data, for code that is generic over ops.
+//! The declaration of an op as data, for code that is generic over ops.
 
 use super::{Name, Named, Op, Output, Precision, Slot};
 use crate::error::{Error, Kind, Result};
@@ -46,13 +46,13 @@ pub const fn about<O: Op>() -> &'static About {
 }
 
 impl About {
-    /// A name as the op knows it, without a copy; an unknown one is copied.
+    /// A name with the lifetime of the declaration where the op declares it; other names are copied.
     pub fn name_of(&self, name: &str) -> Name {
         let known = self.inputs.iter().find(|slot| slot.name == name);
         known.map_or_else(|| Cow::Owned(name.to_string()), |slot| Cow::Borrowed(slot.name))
     }
 
-    /// The input that sets the storage type, and that type: f32 where there is none.
+    /// The input that determines the storage type, and that type: f32 if no such input is given.
     pub fn storage(&self, inputs: &Named<Spec>) -> (&'static str, DType) {
         let of_storage = self.inputs.iter().filter(|slot| slot.precision == Precision::Storage);
         let mut given = of_storage.filter_map(|slot| Some((slot.name, inputs.find(slot.name)?.dtype)));
@@ -66,7 +66,7 @@ impl About {
         all
     }
 
-    /// The inputs that are only there as outputs, to be changed in place.
+    /// The in-place tensors that are passed as outputs alone, and so are inputs too.
     pub fn held<'t, I, T>(
         &self,
         inputs: &'t Named<I>,
@@ -76,12 +76,12 @@ impl About {
         self.in_place.iter().filter(alone).filter_map(|&name| Some((name, outputs.find(name)?)))
     }
 
-    /// The given inputs that are copied and then changed in place.
+    /// The given inputs that must be copied to their outputs before these are changed in place.
     pub(super) fn copied<'t, T>(&self, inputs: &'t Named<T>) -> impl Iterator<Item = (&'static str, &'t T)> {
         self.in_place.iter().filter_map(|&name| Some((name, inputs.find(name)?)))
     }
 
-    /// Checks the requirements of every op: known names, required inputs, one storage type.
+    /// Checks what holds for every op: names are known, required inputs are given, all have one storage type.
     pub(super) fn check(&self, inputs: &Named<Spec>) -> Result<()> {
         self.known_names(inputs).and_then(|()| self.one_storage_type(inputs))
     }

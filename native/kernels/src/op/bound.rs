@@ -4,27 +4,27 @@ use super::{Named, Op, Options, Output, Sizes, When, about};
 use crate::error::Result;
 use crate::tensor::{DType, Spec};
 
-/// Inputs whose shapes are proven to agree with each other, and options whose values are in their ranges.
+/// A call whose shapes agree with each other, and whose options are in their ranges.
 pub struct Bound<'c, O: Op> {
     /// Types and shapes of the inputs.
     pub inputs: &'c Named<Spec>,
     /// The options.
     pub options: &'c O::Options,
-    /// The sizes by their letters.
+    /// The size of each letter.
     pub sizes: Sizes,
     /// The storage type.
     pub storage: DType,
 }
 
 impl<'c, O: Op> Bound<'c, O> {
-    /// Checks shapes and values against the declaration of `O`.
+    /// Checks shapes and option values against the declaration of `O`.
     pub fn new(inputs: &'c Named<Spec>, options: &'c O::Options) -> Result<Self> {
         let sizes = Sizes::bind(about::<O>(), inputs)?;
         options.check()?;
         Ok(Bound { inputs, options, sizes, storage: about::<O>().storage(inputs).1 })
     }
 
-    /// The outputs as they are declared.
+    /// The specs of the declared outputs.
     pub fn outputs(&self) -> Result<Named<Spec>> {
         let asked = |output: &&Output| match output.when {
             When::Always => true,

@@ -1,4 +1,4 @@
-//! Checked calls, and ops whose type is not known.
+//! Checked calls, and dynamic dispatch over ops.
 
 use super::options::{OptionInfo, describe};
 use super::{About, Named, Op, about};
@@ -10,18 +10,18 @@ use erased_serde::Deserializer;
 use ndarray::ArrayD;
 use std::marker::PhantomData;
 
-/// The specs of some described tensors.
+/// The specs of these tensors.
 pub fn specs<T: Described>(tensors: &Named<T>) -> Named<Spec> {
     tensors.map(Described::spec)
 }
 
-/// Below this much work a call is too short to be worth waking other threads: `Sidewinder.Kernel` knows it too.
+/// Calls with less work than this are too short to wake other threads for. `Sidewinder.Kernel` has this number too.
 pub const QUICK: u64 = 131_072;
 
-/// The cost of an update in f64, in updates in f32. Some ops compute one value of f64 at a time.
+/// The cost of an update in f64, in updates in f32. Some ops compute f64 one value at a time.
 const F64: u64 = 16;
 
-/// A call whose inputs and options are proven to fit each other; only the data is missing.
+/// A call whose inputs and options are proven to fit together; only the data is missing.
 pub struct Call {
     op: &'static About,
     problem: Box<dyn Checked>,
@@ -29,7 +29,7 @@ pub struct Call {
     outputs: Named<Spec>,
 }
 
-/// The problem of an op whose type is not known.
+/// The problem of an op, without its type.
 trait Checked: Send + Sync {
     fn work(&self, inputs: &Named<Spec>) -> u64;
     fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()>;
@@ -74,8 +74,8 @@ impl Call {
         &self.outputs
     }
 
-    /// How long the call takes on a CPU, in products or updates of a state in f32: at least one for each element that
-    /// it reads or writes.
+    /// Estimated CPU time of the call, in multiply-adds or state updates in f32: at least one for each element that it
+    /// reads or writes.
     pub fn work(&self) -> u64 {
         let tensors = self.inputs.iter().chain(self.outputs.iter());
         let elements = tensors.map(|(_, spec)| spec.shape.elements() as u64).fold(0, u64::saturating_add);
@@ -83,19 +83,19 @@ impl Call {
         self.problem.work(&self.inputs).max(elements).saturating_mul(each)
     }
 
-    /// Computes on the CPU, from views to views of the specs that were checked.
+    /// Computes on the CPU; views must have the specs that were checked.
     pub fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
         self.same_inputs(inputs, &outputs)
             .and_then(|()| self.run().cpu(inputs, outputs, exec))
             .map_err(|error| error.in_op(self.op.name))
     }
 
-    /// Computes in f64, as plainly as the formula; may give more than the outputs.
+    /// Computes the formula in f64; may give outputs that the call did not request.
     pub fn reference(&self, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
         self.problem.reference(inputs, &self.outputs)
     }
 
-    /// Queues the computation on a lane, from buffers to buffers of the specs that were checked.
+    /// Queues the computation on a lane; buffers must have the specs that were checked.
     pub fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()> {
         self.same_inputs(inputs, outputs)
             .and_then(|()| self.run().cuda(inputs, outputs, lane))
@@ -106,13 +106,13 @@ impl Call {
         Run { op: self.op, problem: &*self.problem, outputs: &self.outputs }
     }
 
-    /// Checks that the inputs have exactly the specs that were checked, for kernels trust those.
+    /// Checks that the inputs have exactly the specs that were checked, because kernels rely on them.
     fn same_inputs<I: Described, T: Described>(&self, inputs: &Named<I>, outputs: &Named<T>) -> Result<()> {
         same_specs(&self.inputs, &self.op.specs_of_call(inputs, outputs))
     }
 }
 
-/// A checked call whose inputs are those that were checked.
+/// A checked call whose inputs are known to have the checked specs.
 struct Run<'r> {
     op: &'static About,
     problem: &'r dyn Checked,
@@ -122,7 +122,7 @@ struct Run<'r> {
 impl Run<'_> {
     fn cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
         same_specs(self.outputs, &outputs)?;
-        // There is nothing to write; the loops would still run over all empty rows.
+        // Without output elements there is nothing to compute, but loops would still run over all empty rows.
         if self.outputs.iter().all(|(_, spec)| spec.shape.elements() == 0) {
             return Ok(());
         }
@@ -159,7 +159,7 @@ fn same_specs<T: Described>(expected: &Named<Spec>, got: &Named<T>) -> Result<()
             return Err(Error::new(Kind::Shape, name.as_ref()).expected(expected).got(got));
         }
     }
-    // Kernels find optional tensors by their names.
+    // Kernels find optional tensors by name, so an unexpected one would be used.
     match got.iter().find(|(name, _)| expected.find(name).is_none()) {
         Some((name, _)) => {
             Err(Error::new(Kind::Argument, name.as_ref()).expected("none, as the call was checked").got("a tensor"))
@@ -168,7 +168,7 @@ fn same_specs<T: Described>(expected: &Named<Spec>, got: &Named<T>) -> Result<()
     }
 }
 
-/// Checks and runs `O` on the CPU from views to views.
+/// Checks a call of `O` and runs it on the CPU.
 pub fn run_cpu<O: Op>(
     options: &O::Options,
     inputs: &Named<View>,
@@ -181,7 +181,7 @@ pub fn run_cpu<O: Op>(
     run.cpu(inputs, outputs, exec).map_err(|error| error.in_op(op.name))
 }
 
-/// Checks `O` and queues it on a lane, from device buffers to device buffers.
+/// Checks a call of `O` and queues it on a lane.
 pub fn run_cuda<O: Op>(
     options: &O::Options,
     inputs: &Named<&cuda::Buffer>,
@@ -194,7 +194,7 @@ pub fn run_cuda<O: Op>(
     run.cuda(inputs, outputs, lane).map_err(|error| error.in_op(op.name))
 }
 
-/// An op whose type is not known, for code that is the same for every op.
+/// An op without its type, for code that is common to all ops.
 pub trait AnyOp: Send + Sync {
     /// Its declaration.
     fn about(&self) -> &'static About;
@@ -202,14 +202,14 @@ pub trait AnyOp: Send + Sync {
     /// Its options.
     fn options(&self) -> Vec<OptionInfo>;
 
-    /// The op with these options, which are refused where it does not know a name or a value has another type.
+    /// The op with these options; fails if a name is unknown or a value has the wrong type.
     fn with(&self, options: &mut dyn Deserializer) -> std::result::Result<Configured, erased_serde::Error>;
 }
 
-/// An op with its options, which calls are checked by.
+/// An op with its options: checks the specs of inputs, and gives the call.
 pub type Configured = Box<dyn Fn(Named<Spec>) -> Result<Call>>;
 
-/// The op `O` as one of any type.
+/// The op `O` as an [`AnyOp`].
 pub struct Any<O>(PhantomData<fn() -> O>);
 
 impl<O> Any<O> {

@@ -1,18 +1,18 @@
-//! Declarations of inputs and outputs.
+//! Declarations of inputs and outputs as constants.
 
 use super::Pattern;
 use crate::tensor::DType;
 
-/// How an input's element type follows from the storage type.
+/// How an input's element type depends on the storage type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// The storage type itself.
     Storage,
     /// The type of the arithmetic: f32, or f64 for f64 storage.
     Wide,
-    /// Bytes, where any number but 0 is true. It has no gradient.
+    /// Bytes, where any number but 0 is true. A mask has no gradient.
     Mask,
-    /// This type, for every storage type. It has no gradient.
+    /// This type, whatever the storage type is. Such an input has no gradient.
     Exactly(DType),
 }
 
@@ -27,7 +27,7 @@ impl Precision {
         }
     }
 
-    /// The element type of a tensor of this precision where the storage type is `storage`.
+    /// The element type of a tensor of this precision for a storage type.
     pub fn dtype(self, storage: DType) -> DType {
         match self {
             Precision::Storage => storage,
@@ -37,30 +37,30 @@ impl Precision {
         }
     }
 
-    /// Whether inputs of it have gradients.
+    /// Whether inputs of this precision have gradients.
     pub fn is_differentiable(self) -> bool {
         matches!(self, Precision::Storage | Precision::Wide)
     }
 }
 
-/// One input of an op, as its documentation and its checks see it.
+/// One input of an op.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
-    /// The name in files and maps.
+    /// The name of the tensor in calls and files.
     pub name: &'static str,
-    /// Its allowed shapes.
+    /// The shapes that it may have.
     pub shape: Pattern,
-    /// How its element type relates to the storage type.
+    /// How its element type depends on the storage type.
     pub precision: Precision,
     /// Whether it may be absent.
     pub optional: bool,
-    /// Whether the words only describe the usual shape, and the op proves it itself.
+    /// Whether the pattern only documents the usual shape, and the op checks the shape itself.
     pub loose: bool,
-    /// The name of its gradient in the first of these bytes, and how many they are.
+    /// The name of its gradient: a buffer, and the number of bytes used.
     gradient: ([u8; 32], usize),
 }
 
-/// A `d` and the name.
+/// The name with a `d` before it.
 const fn with_d(name: &str) -> ([u8; 32], usize) {
     let (mut bytes, mut i) = ([b'd'; 32], 0);
     while i < name.len() {
@@ -71,7 +71,7 @@ const fn with_d(name: &str) -> ([u8; 32], usize) {
 }
 
 impl Slot {
-    /// A required input of the storage type, whose shape is that of the words.
+    /// A required input of the storage type whose shape is the pattern `words`.
     pub const fn new(name: &'static str, words: &'static str) -> Slot {
         Slot::of(name, Pattern::new(words), Precision::Storage, false)
     }
@@ -91,7 +91,7 @@ impl Slot {
         self
     }
 
-    /// This slot as a mask, stored as bytes that mean yes or no.
+    /// This slot as a mask: bytes, where any number but 0 is true.
     pub const fn mask(mut self) -> Slot {
         self.precision = Precision::Mask;
         self
@@ -103,7 +103,7 @@ impl Slot {
         self
     }
 
-    /// This slot, whose shape the op proves itself.
+    /// This slot, whose shape the op checks itself.
     pub const fn loose(mut self) -> Slot {
         self.loose = true;
         self
@@ -116,7 +116,7 @@ impl Slot {
     }
 }
 
-/// The slots of both lists, `N` together.
+/// Concatenates two lists of slots; `N` is their total number.
 pub const fn slots<const N: usize>(first: &[Slot], more: &[Slot]) -> [Slot; N] {
     assert!(first.len() + more.len() == N, "as many as there are");
     let mut all = [first[0]; N];
@@ -128,8 +128,8 @@ pub const fn slots<const N: usize>(first: &[Slot], more: &[Slot]) -> [Slot; N] {
     all
 }
 
-/// The slots of what a gradient takes, by names: inputs of the op, outputs of it, and cotangents, which are outputs with a
-/// `d` before. Cotangents of outputs that only some calls have are optional.
+/// The slots of a gradient by their names: inputs of the op, its outputs, and cotangents, which have an output's name
+/// with a `d` before it. Cotangents of outputs that are optional are optional too.
 pub const fn given<const N: usize>(inputs: &[Slot], outputs: &[Output], names: [&'static str; N]) -> [Slot; N] {
     let mut slots = [inputs[0]; N];
     let mut i = 0;
@@ -161,7 +161,7 @@ const fn one_given(inputs: &[Slot], outputs: &[Output], name: &'static str) -> S
     panic!("a gradient takes inputs, outputs and cotangents")
 }
 
-/// Whether the name without its first `skip` bytes is the other.
+/// Whether `name` without its first `skip` bytes equals `other`.
 const fn is(name: &str, skip: usize, other: &str) -> bool {
     let (name, other) = (name.as_bytes(), other.as_bytes());
     let mut i = 0;
@@ -174,29 +174,29 @@ const fn is(name: &str, skip: usize, other: &str) -> bool {
 /// One output of an op.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
-    /// The name in files and maps.
+    /// The name of the tensor in calls and files.
     pub name: &'static str,
     /// Its shape in the letters of the inputs.
     pub shape: Pattern,
-    /// How its element type relates to the storage type.
+    /// How its element type depends on the storage type.
     pub precision: Precision,
-    /// Which calls have it.
+    /// Which calls give it.
     pub when: When,
 }
 
-/// Which calls have an output.
+/// Which calls give an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// All.
+    /// All calls.
     Always,
-    /// Those with this option.
+    /// Those where this option is set.
     Asked(&'static str),
-    /// Those without this option.
+    /// Those where this option is not set.
     Unless(&'static str),
 }
 
 impl Output {
-    /// An output of the storage type that every call has, whose shape is that of the words.
+    /// An output of the storage type that every call gives, whose shape is the pattern `words`.
     pub const fn new(name: &'static str, words: &'static str) -> Output {
         Output { name, shape: Pattern::new(words), precision: Precision::Storage, when: When::Always }
     }
@@ -213,13 +213,13 @@ impl Output {
         self
     }
 
-    /// This output, of calls with a flag.
+    /// This output, given only where the flag `option` is set.
     pub const fn asked_by(mut self, option: &'static str) -> Output {
         self.when = When::Asked(option);
         self
     }
 
-    /// This output, of calls without a flag.
+    /// This output, given only where the flag `option` is not set.
     pub const fn unless(mut self, option: &'static str) -> Output {
         self.when = When::Unless(option);
         self

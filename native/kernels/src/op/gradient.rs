@@ -8,21 +8,21 @@ use crate::tensor::{Spec, View, ViewMut};
 use ndarray::ArrayD;
 use std::marker::PhantomData;
 
-/// An op whose gradient is an op too: [`Backward`] of it.
+/// An op with a gradient, which is the op [`Backward`] of it.
 pub trait Differentiable: Op {
     /// The gradient's name.
     const BACKWARD: &'static str;
-    /// The gradient's inputs: inputs of the op, outputs of it, and cotangents, all by their names.
+    /// The gradient's inputs by name: inputs of the op, outputs of the op, and cotangents.
     const GIVEN: &'static [Slot];
 
-    /// The gradients: for each input that is there and can have one, its spec under its name with a `d`
-    /// before.
+    /// The gradients' specs: for each differentiable input that is given, its own spec, under its name with a `d`
+    /// before it.
     fn gradients(inputs: &Named<Spec>) -> Named<Spec> {
         let wanted = Self::INPUTS.iter().filter(|slot| slot.precision.is_differentiable());
         wanted.filter_map(|slot| Some((slot.gradient(), *inputs.find(slot.name)?))).collect()
     }
 
-    /// Computes the gradients on the CPU. Writes every element of every output.
+    /// Computes the gradients on the CPU; must write every element of every output.
     fn cpu_backward(
         problem: &Self::Problem,
         inputs: &Named<View>,
@@ -30,14 +30,14 @@ pub trait Differentiable: Op {
         exec: &cpu::Exec,
     ) -> Result<()>;
 
-    /// Computes the gradients in f64, as plainly as the formula.
+    /// Computes the formula of the gradients in f64.
     fn reference_backward(
         problem: &Self::Problem,
         inputs: &Named<ArrayD<f64>>,
         outputs: &Named<Spec>,
     ) -> Result<Named<ArrayD<f64>>>;
 
-    /// Queues the gradients on a lane of a CUDA device. Writes every element of every output.
+    /// Queues the gradients on a lane; must write every element of every output.
     fn cuda_backward(
         problem: &Self::Problem,
         inputs: &Named<&cuda::Buffer>,
@@ -46,7 +46,7 @@ pub trait Differentiable: Op {
     ) -> Result<()>;
 }
 
-/// Checks that outputs and cotangents among the inputs have the outputs' shapes.
+/// Checks that outputs and cotangents among the inputs have the shapes of the op's outputs.
 fn as_outputs(outputs: &Named<Spec>, inputs: &Named<Spec>) -> Result<()> {
     outputs.iter().try_for_each(|(name, spec)| {
         same_shape(inputs, name, &spec.shape)?;
@@ -57,14 +57,13 @@ fn as_outputs(outputs: &Named<Spec>, inputs: &Named<Spec>) -> Result<()> {
 /// A checked call of a gradient.
 #[derive(Clone, Debug)]
 pub struct Gradient<P> {
-    /// The call that it is the gradient of.
+    /// The checked call of the op.
     pub of: P,
-    /// The gradients, by their names.
+    /// The specs of the gradients.
     pub outputs: Named<Spec>,
 }
 
-/// What a backward op gives: for each pair of an input and its gradient's name, the gradient with
-/// the spec of the input, if that is there.
+/// Specs of gradients: for each pair of an input and its gradient's name, the spec of the input, if it is given.
 pub fn gradients(inputs: &Named<Spec>, names: &[(&str, &'static str)]) -> Named<Spec> {
     names.iter().filter_map(|&(input, gradient)| Some((gradient, *inputs.find(input)?))).collect()
 }
@@ -74,7 +73,7 @@ pub fn gradient_of<O: Op>(input: &str) -> &'static str {
     O::INPUTS.iter().find(|slot| slot.name == input).expect("an input of the op").gradient()
 }
 
-/// The gradient of an op.
+/// The gradient of an op, as an op.
 pub struct Backward<O>(PhantomData<O>);
 
 impl<O: Differentiable> Op for Backward<O> {
@@ -85,7 +84,7 @@ impl<O: Differentiable> Op for Backward<O> {
     const COTANGENTS: &'static [&'static str] = &[];
     const BACKWARD_OF: Option<&'static str> = Some(O::NAME);
 
-    /// The options of the op; those that choose outputs have no effect here.
+    /// The op's own options; those that select outputs have no effect here.
     type Options = O::Options;
     type Problem = Gradient<O::Problem>;
 
@@ -93,7 +92,7 @@ impl<O: Differentiable> Op for Backward<O> {
         let Bound { inputs, options, sizes, storage } = *call;
         let call = Bound { inputs, options, sizes, storage };
         let of = O::check(&call)?;
-        // Those of the outputs that are declared have their shapes by what is given.
+        // Shapes of declared outputs have been checked as the gradient's inputs; undeclared ones are checked here.
         if O::OUTPUTS.is_empty() {
             as_outputs(&O::outputs(&of, &call)?, inputs)?;
         }

@@ -1,6 +1,6 @@
-//! How ops name what computes them, without the types that [`Op`](super::Op) asks for.
+//! Macros that implement the methods of [`Op`](super::Op) by functions, without repeating their signatures.
 
-/// The runs of an op, or of its gradient: on the CPU, in f64 and on CUDA.
+/// The three implementations of an op or of its gradient: on the CPU, in f64 and on CUDA.
 #[macro_export]
 macro_rules! runs {
     (
@@ -36,7 +36,7 @@ macro_rules! runs {
     };
 }
 
-/// The kernels of an op: by default `forward` of the modules `cpu`, `reference` and `cuda` beside it.
+/// Implements an op by functions: by default `forward` of the modules `cpu`, `reference` and `cuda` in scope.
 #[macro_export]
 macro_rules! forward_by_kernels {
     () => {
@@ -51,7 +51,7 @@ macro_rules! forward_by_kernels {
     };
 }
 
-/// The kernels of an op's gradient: `backward` of the same modules.
+/// Implements an op's gradient by the functions `backward` of these modules.
 #[macro_export]
 macro_rules! backward_by_kernels {
     () => {

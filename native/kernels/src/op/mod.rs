@@ -1,7 +1,7 @@
 //! The trait of ops: named tensors in, checked options, named tensors out.
 //!
-//! An op is a type that implements [`Op`]. Code that calls ops by their names, such as the NIF, XLA's handlers and the
-//! golden tests, has them as [`AnyOp`], so a new op is one folder and one line in [`crate::ops`].
+//! An op is a type that implements [`Op`]. Code that calls ops by name, such as the NIF, XLA's handlers and the golden
+//! tests, uses them as [`AnyOp`], so a new op is one folder and one line in [`crate::ops`].
 
 mod about;
 mod bound;
@@ -32,63 +32,63 @@ use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
 
-/// The layout of sequences, which a wrong shape mostly does not have.
+/// The layout of sequences, which a tensor of the wrong shape often has in another order.
 const LAYOUT: &str = "Layout is channel-last: batch, length, channels";
 
-/// An operation: its inputs and outputs, and how each backend computes it.
+/// An operation: its inputs and outputs, and its implementation on each backend.
 pub trait Op: Sized + 'static {
     /// Its name in every language.
     const NAME: &'static str;
     /// What it does, in a line.
     const ABOUT: &'static str;
-    /// Its inputs. The first of the storage type sets that type.
+    /// Its inputs. The first of [`Precision::Storage`] determines the storage type.
     const INPUTS: &'static [Slot];
-    /// Its outputs, in a fixed order, as far as they follow from its inputs' sizes and flags among its options.
+    /// Its outputs, in a fixed order. Outputs whose shapes depend on more than sizes and flags are not declared here.
     const OUTPUTS: &'static [Output] = &[];
     /// The hint in errors about an input's shape.
     const HINT: &'static str = LAYOUT;
-    /// The storage types that it takes.
+    /// The storage types that it supports.
     const STORAGE: &'static [DType] = &DType::FLOATS;
-    /// Cotangents of its outputs that files may have in addition to its inputs.
+    /// Cotangents of its outputs that golden files may hold in addition to its inputs.
     const COTANGENTS: &'static [&'static str];
-    /// The op that this one is the gradient of. It takes inputs, outputs and cotangents of that op
-    /// by their names, and gives for each of its inputs `x` that is there a gradient `dx`.
+    /// The op that this one is the gradient of. A gradient takes inputs, outputs and cotangents of that op by name, and
+    /// gives `dx` for each given input `x`.
     const BACKWARD_OF: Option<&'static str> = None;
-    /// Inputs that are changed in place. An output of the same name and spec holds the input's values when the
-    /// computation begins, which reads them there. A caller that no longer needs the old values may pass the tensor as
-    /// that output alone.
+    /// Inputs that are changed in place. An output of equal name and spec holds the input's values when the computation
+    /// begins, which reads them there. A caller that no longer needs the old values may pass the tensor as that output
+    /// alone.
     const IN_PLACE: &'static [&'static str] = &[];
 
-    /// The options, with their defaults; unknown keys are refused when they are decoded.
+    /// The options, with their defaults; unknown keys are errors.
     type Options: Options;
     /// The checked call: sizes, forms and options, everything but the data.
     type Problem: Send + Sync;
 
-    /// Proves what the declaration does not say, and works out what kernels need.
+    /// Checks what the declaration does not say, and derives what kernels need.
     fn check(call: &Bound<Self>) -> Result<Self::Problem>;
 
-    /// How many products or updates of a state a checked call computes, where that is more than a few for each
-    /// element that it reads or writes. It chooses the scheduler and the device: see [`Call::work`].
+    /// The number of multiply-adds or state updates of a checked call, where that is more than a few per element read
+    /// or written. It determines the scheduler and the device: see [`Call::work`].
     fn work(_problem: &Self::Problem, _inputs: &Named<Spec>) -> u64 {
         0
     }
 
-    /// The outputs of a checked call, in a fixed order.
+    /// The specs of a checked call's outputs, in a fixed order.
     fn outputs(_problem: &Self::Problem, call: &Bound<Self>) -> Result<Named<Spec>> {
         call.outputs()
     }
 
-    /// Computes on the CPU. Writes every element of every output.
+    /// Computes on the CPU; must write every element of every output.
     fn cpu(problem: &Self::Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()>;
 
-    /// Computes in f64, as plainly as the formula; may give more than these outputs.
+    /// Computes the formula in f64; may give outputs that the call did not request.
     fn reference(
         problem: &Self::Problem,
         inputs: &Named<ArrayD<f64>>,
         outputs: &Named<Spec>,
     ) -> Result<Named<ArrayD<f64>>>;
 
-    /// Queues the computation on a lane of a CUDA device. Writes every element of every output.
+    /// Queues the computation on a lane; must write every element of every output.
     fn cuda(
         problem: &Self::Problem,
         inputs: &Named<&cuda::Buffer>,
@@ -97,13 +97,14 @@ pub trait Op: Sized + 'static {
     ) -> Result<()>;
 }
 
-/// Checks a call of `O`, and gives what kernels need and the outputs: first what every op asks for (known names, required
-/// inputs, one storage type), then as [`part`].
+/// Checks a call of `O`; gives its problem and the specs of its outputs. What holds for every op comes first (known
+/// names, required inputs, one storage type), then the checks of [`part`].
 pub fn check<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<(O::Problem, Named<Spec>)> {
     about::<O>().check(inputs).and_then(|()| part::<O>(inputs, options)).map_err(|error| error.in_op(O::NAME))
 }
 
-/// Checks shapes and values against the declaration of `O`, then by its own rules. This alone is for parts of other ops.
+/// Checks shapes and option values against the declaration of `O`, then by the op's own rules. Alone it suffices for
+/// ops that are steps of another op.
 pub fn part<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<(O::Problem, Named<Spec>)> {
     let call = Bound::<O>::new(inputs, options)?;
     let problem = O::check(&call)?;
@@ -111,7 +112,7 @@ pub fn part<O: Op>(inputs: &Named<Spec>, options: &O::Options) -> Result<(O::Pro
     Ok((problem, outputs))
 }
 
-/// The error of a tensor whose shape is not the `expected` one, in words.
+/// The error for a tensor that lacks the shape `expected`.
 pub fn wrong_shape(name: &str, expected: &str, got: &Spec) -> Error {
     Error::new(Kind::Shape, name).expected(format_args!("shape {expected}")).got(got.shape).hint(LAYOUT)
 }
@@ -124,17 +125,17 @@ pub fn same_shape(inputs: &Named<Spec>, name: &str, dims: &[usize]) -> Result<()
     }
 }
 
-/// The product of sizes, at most the largest number there is.
+/// The product of sizes, saturating.
 pub fn product(sizes: &[usize]) -> u64 {
     sizes.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
 }
 
-/// How many elements the inputs of these names have together.
+/// The total number of elements of the inputs with these names.
 pub fn elements(inputs: &Named<Spec>, names: &[&str]) -> usize {
     names.iter().filter_map(|name| inputs.find(name)).map(|spec| spec.shape.elements()).fold(0, usize::saturating_add)
 }
 
-/// The work of a gradient: it computes its op again and goes back through it.
+/// The work of a gradient: it recomputes the op and then goes through it in reverse.
 pub fn work_of_gradient<O: Op>(of: &O::Problem, inputs: &Named<Spec>) -> u64 {
     O::work(of, inputs).saturating_mul(4)
 }

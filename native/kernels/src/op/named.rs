@@ -3,11 +3,11 @@
 use crate::error::{Error, Kind, Result};
 use std::borrow::Cow;
 
-/// Tensors by name. They are few, so a lookup goes through the list.
+/// A list of tensors by name. Calls have few of them, so lookups are linear.
 #[derive(Clone, Debug)]
 pub struct Named<T>(Vec<(Name, T)>);
 
-/// A tensor's name; those that ops know are never copied.
+/// A tensor's name; names that ops declare are never copied.
 pub type Name = Cow<'static, str>;
 
 impl<T> Default for Named<T> {
@@ -17,67 +17,67 @@ impl<T> Default for Named<T> {
 }
 
 impl<T> Named<T> {
-    /// Adds one.
+    /// Adds a tensor.
     pub fn push(&mut self, name: impl Into<Name>, tensor: T) {
         self.0.push((name.into(), tensor));
     }
 
-    /// Adds one, if there is one.
+    /// Adds a tensor if it is given.
     pub fn extend_with(&mut self, name: impl Into<Name>, tensor: Option<T>) {
         self.0.extend(tensor.map(|tensor| (name.into(), tensor)));
     }
 
-    /// The one of that name, if given.
+    /// The tensor of that name, if given.
     pub fn find(&self, name: &str) -> Option<&T> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, t)| t)
     }
 
-    /// The one of that name, or an error that says it is missing.
+    /// The tensor of that name, or an error that says it is missing.
     pub fn get(&self, name: &str) -> Result<&T> {
         self.find(name).ok_or_else(|| Error::new(Kind::Argument, name).expected("a tensor").got("none"))
     }
 
-    /// The one of that name to change, or an error that says it is missing.
+    /// The tensor of that name to change, or an error that says it is missing.
     pub fn get_mut(&mut self, name: &str) -> Result<&mut T> {
         self.get(name)?;
         Ok(self.0.iter_mut().find(|(n, _)| n == name).map(|(_, t)| t).expect("it was just there"))
     }
 
-    /// Removes and returns the one of that name, or says that it is missing.
+    /// Removes and returns the tensor of that name, or an error that says it is missing.
     pub fn expect(&mut self, name: &str) -> Result<T> {
         self.get(name)?;
         Ok(self.take(name).expect("it was just there"))
     }
 
-    /// Removes and returns the one of that name, if given.
+    /// Removes and returns the tensor of that name, if given.
     pub fn take(&mut self, name: &str) -> Option<T> {
         let at = self.0.iter().position(|(n, _)| n == name)?;
         Some(self.0.swap_remove(at).1)
     }
 
-    /// Whether there is none.
+    /// Whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All of them with their names.
+    /// All tensors with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&Name, &T)> {
         self.0.iter().map(|(n, t)| (n, t))
     }
 
-    /// All of them with their names, to change.
+    /// All tensors with their names, to change.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&Name, &mut T)> {
         self.0.iter_mut().map(|(n, t)| (&*n, t))
     }
 
-    /// The names, each with `f` of its value.
+    /// The result of `f` for each tensor, under its name.
     pub fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U) -> Named<U> {
         Named(self.0.iter().map(|(n, t)| (n.clone(), f(t))).collect())
     }
 }
 
 impl<T> Named<T> {
-    /// Like [`Named::map`], or the first error.
+    /// Like [`Named::map`]; stops at the first error.
     pub fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Named<U>> {
         self.0.iter().map(|(n, t)| Ok((n.clone(), f(t)?))).collect()
     }
@@ -97,7 +97,7 @@ impl<T> IntoIterator for Named<T> {
     }
 }
 
-/// Named tensors, some of them absent.
+/// Named tensors, without those that are absent.
 pub fn named<T, const N: usize>(tensors: [(&'static str, Option<T>); N]) -> Named<T> {
     let mut all = Named(Vec::with_capacity(N));
     tensors.into_iter().for_each(|(name, tensor)| all.extend_with(name, tensor));

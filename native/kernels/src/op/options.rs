@@ -9,7 +9,7 @@ use std::fmt;
 
 /// The options of an op, as [`options!`](crate::options) declares them.
 pub trait Options: DeserializeOwned + Serialize + Default + Clone + 'static {
-    /// The options that callers know, with their documentation.
+    /// The documentation of all options that callers can set.
     const DOCS: &'static [OptionDoc];
 
     /// Checks that the values are in their ranges.
@@ -28,30 +28,30 @@ pub trait Options: DeserializeOwned + Serialize + Default + Clone + 'static {
 pub struct OptionDoc {
     /// The name in maps; on the command line with dashes.
     pub name: &'static str,
-    /// Which values of its type it takes.
+    /// The range of its values.
     pub range: Range,
     /// What it does, in a line.
     pub help: &'static str,
 }
 
-/// Which values of its type an option takes.
+/// The range of an option's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types)]
 pub enum Range {
-    /// All.
+    /// All values.
     any,
     /// Finite numbers above 0.
     positive,
     /// Finite numbers from 0 on.
     not_negative,
-    /// Numbers of f32 up to 0.
+    /// Numbers up to 0, in the range of f32.
     not_positive,
     /// Numbers from 0 to 1.
     share,
 }
 
 impl Range {
-    /// Checks a value, if it is a number at all.
+    /// Checks a value; other types than numbers are always in range.
     pub fn check(self, name: &str, value: &dyn Any) -> Result<()> {
         let whole = || Some(*value.downcast_ref::<usize>()? as f64);
         let number =
@@ -72,9 +72,9 @@ impl Range {
     }
 }
 
-/// Declares the options of an op: names, types, defaults, optional ranges, and a description as the doc comment, which is
-/// the text of `--help`. Unknown names are refused when options are decoded. What comes after `internal` is for ops that
-/// are made of the op, and is never decoded. `..NAME;` among the fields stands for those that
+/// Declares the options of an op: names, types, defaults, optional ranges, and a description as the doc comment, which
+/// is the text of `--help`. Unknown names are errors when options are decoded. Fields after `internal` are set only by
+/// ops that are made of the op, and are never decoded. `..NAME;` among the fields inserts those that
 /// [`shared_options!`](crate::shared_options) declares under this name.
 ///
 /// ```text
@@ -101,7 +101,7 @@ macro_rules! options {
         $(#[$about])*
         #[derive(Clone, Debug, serde::Deserialize, serde::Serialize)]
         #[serde(default, deny_unknown_fields)]
-        // The docs are texts of `--help` too, with brackets that are no links.
+        // The docs are also texts of `--help`, in which brackets are not links.
         #[allow(rustdoc::broken_intra_doc_links)]
         pub struct $name {
             $($(#[doc = $help])+ $(#[serde(rename = $shown)])? pub $field: $type,)*
@@ -151,8 +151,8 @@ macro_rules! options {
     };
 }
 
-/// Declares options that several ops have, to be taken up by [`options!`](crate::options). Their types are looked up there, so
-/// they are named from `crate` on.
+/// Declares options that several ops share, to be inserted by [`options!`](crate::options). Their types are resolved
+/// there, so they must be written as paths from `crate`.
 ///
 /// ```text
 /// shared_options! {
@@ -167,20 +167,20 @@ macro_rules! shared_options {
     ($($name:ident { $($fields:tt)* })+) => {
         $($crate::shared_options! { ($) $name { $($fields)* } })+
     };
-    // The macro that is made has variables of its own, whose sign is `$d`.
+    // The generated macro has variables of its own, so their `$` is passed in as `$d`.
     (($d:tt) $name:ident { $($fields:tt)* }) => {
         macro_rules! $name {
             ([$d($d head:tt)*] [$d($d before:tt)*] [$d($d after:tt)*]) => {
                 $crate::options! { $d($d head)* { $d($d before)* $($fields)* $d($d after)* } }
             };
         }
-        // In its own file it needs no import.
+        // The file that declares the options does not need the import.
         #[allow(unused_imports)]
         pub(crate) use $name;
     };
 }
 
-/// The first of some.
+/// The first of its arguments.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! first {
@@ -189,7 +189,7 @@ macro_rules! first {
     };
 }
 
-/// The range that an option is declared with.
+/// The declared range of an option, or that of all values.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! range {
@@ -206,20 +206,20 @@ crate::options! {
     pub struct NoOptions {}
 }
 
-/// An option as it is decoded, which its type says.
+/// The type of an option, which determines how it is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// Yes or no.
+    /// A boolean.
     Flag,
     /// An integer.
     Integer,
-    /// An integer, 0 or more.
+    /// A non-negative integer.
     Count,
     /// A number.
     Float,
     /// Two numbers.
     Pair,
-    /// One of these words.
+    /// One of these names.
     Text(&'static [&'static str]),
 }
 
@@ -235,7 +235,7 @@ impl Takes {
         }
     }
 
-    /// The words of a text.
+    /// The names of a text option.
     pub fn choices(self) -> &'static [&'static str] {
         match self {
             Takes::Text(choices) => choices,
@@ -244,14 +244,14 @@ impl Takes {
     }
 }
 
-/// One option of an op, with what its type and its default say.
+/// One option of an op, with its type and its default.
 #[derive(Clone, Debug)]
 pub struct OptionInfo {
     /// Its name, range and documentation.
     pub doc: OptionDoc,
-    /// What values it takes.
+    /// The values that it takes.
     pub takes: Takes,
-    /// Its default; null is none.
+    /// Its default; null if there is none.
     pub default: serde_json::Value,
 }
 
@@ -263,7 +263,7 @@ pub(super) fn describe<O: Options>() -> Vec<OptionInfo> {
     O::DOCS.iter().map(info).collect()
 }
 
-/// The kind of the field of that name: its type's deserializer requests it.
+/// The kind of the field of that name: the kind that its type requests from a deserializer.
 fn takes<O: DeserializeOwned>(name: &'static str) -> Takes {
     match O::deserialize(Field(name)) {
         Err(Probe(Some(takes))) => takes,
@@ -271,10 +271,10 @@ fn takes<O: DeserializeOwned>(name: &'static str) -> Takes {
     }
 }
 
-/// A struct with one field.
+/// A deserializer of a struct with this one field.
 struct Field(&'static str);
 
-/// The error that ends the decoding: the kind that was requested.
+/// The error that ends the decoding; it holds the requested kind.
 #[derive(Debug)]
 struct Probe(Option<Takes>);
 
@@ -317,7 +317,7 @@ impl<'de> MapAccess<'de> for Field {
     }
 }
 
-/// A deserializer that reports the requested kind.
+/// A deserializer that fails with the requested kind.
 struct Asked;
 
 macro_rules! tell {

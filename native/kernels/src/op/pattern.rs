@@ -1,56 +1,56 @@
-//! Shapes in words, as ops declare them. They are read when the program is compiled.
+//! Patterns of shapes, as ops declare them. They are parsed at compile time.
 //!
 //! ```text
 //! (B, L, D)                 a letter for each axis
-//! (..., D)                  any first axes
+//! (..., D)                  any leading axes
 //! (B, W-1, D) (R+2N, D)     sums of multiples of letters
-//! (O, 17I/16)               divided by a number
-//! (B|1, M, D)               an axis that may be 1 as well
-//! (B, L, N) | (D, N)        either of several, which the op proves itself: see [`Slot::loose`](super::Slot::loose)
+//! (O, 17I/16)               a sum divided by a number
+//! (B|1, M, D)               an axis that may also be 1
+//! (B, L, N) | (D, N)        alternatives, which the op checks itself: see [`Slot::loose`](super::Slot::loose)
 //! ```
 
 use crate::tensor::MAX_RANK;
 use std::fmt;
 
-/// A shape in words.
+/// A parsed pattern.
 #[derive(Clone, Copy)]
 pub struct Pattern {
-    /// The words.
+    /// Its text.
     pub words: &'static str,
-    /// Whether any axes may come before the others.
+    /// Whether any leading axes may precede the others.
     pub rows: bool,
     axes: [Axis; MAX_RANK],
     rank: usize,
 }
 
-/// An axis: a sum, divided by a number.
+/// An axis: a sum of terms, divided by a number.
 #[derive(Clone, Copy)]
 pub struct Axis {
-    /// The terms of the sum; absent ones have the factor 0.
+    /// The terms of the sum; unused ones have the factor 0.
     pub terms: [Term; 3],
     /// The divisor of the sum.
     pub over: i16,
-    /// Whether the axis may be 1 as well.
+    /// Whether the axis may also be 1.
     pub or_one: bool,
 }
 
-/// A multiple of a letter, or of 1.
+/// A multiple of a letter, or of the number 1.
 #[derive(Clone, Copy)]
 pub struct Term {
-    /// The multiple.
+    /// The factor.
     pub factor: i16,
-    /// The letter, from 0 on, or [`ONE`].
+    /// The index of the letter in the alphabet, or [`ONE`].
     pub letter: u8,
 }
 
-/// Stands for the number 1 among letters.
+/// The letter that stands for the number 1.
 pub const ONE: u8 = 26;
 
 impl Pattern {
-    /// Reads the words.
+    /// Parses a pattern.
     ///
     /// # Panics
-    /// If they are no shape, or have more axes or terms than there is room for.
+    /// If the text is no pattern, or exceeds the limits for axes or terms.
     pub const fn new(words: &'static str) -> Pattern {
         let text = words.as_bytes();
         let mut pattern = Pattern { words, rows: false, axes: [Axis::EMPTY; MAX_RANK], rank: 0 };
@@ -69,12 +69,12 @@ impl Pattern {
         pattern
     }
 
-    /// The axes, without those that `...` stands for.
+    /// The axes without the leading ones of `...`.
     pub fn axes(&self) -> &[Axis] {
         &self.axes[..self.rank]
     }
 
-    /// Whether some axis is more than a letter.
+    /// Whether some axis is more than a single letter.
     pub fn has_sums(&self) -> bool {
         self.axes().iter().any(|axis| axis.letter().is_none())
     }
@@ -95,7 +95,7 @@ impl fmt::Debug for Pattern {
 impl Axis {
     const EMPTY: Axis = Axis { terms: [Term { factor: 0, letter: ONE }; 3], over: 1, or_one: false };
 
-    /// Reads an axis such as `R+2N`, and returns where it ends.
+    /// Parses an axis such as `R+2N`; returns it with the position after it.
     const fn read(text: &[u8], mut at: usize) -> (Axis, usize) {
         let (mut axis, mut count) = (Axis::EMPTY, 0);
         loop {
@@ -111,7 +111,7 @@ impl Axis {
         }
     }
 
-    /// The letter, if the axis is a single one.
+    /// The letter, if the axis is a single letter.
     pub fn letter(&self) -> Option<u8> {
         let [Term { factor: 1, letter }, Term { factor: 0, .. }, _] = self.terms else { return None };
         (self.over == 1 && letter != ONE).then_some(letter)
@@ -132,7 +132,7 @@ impl Term {
     }
 }
 
-/// The number at that place, and where it ends.
+/// Parses the number at `at`; returns it with the position after it.
 const fn number(text: &[u8], mut at: usize) -> (i16, usize) {
     let mut number = 0;
     while text[at].is_ascii_digit() {

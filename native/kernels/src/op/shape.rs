@@ -1,20 +1,21 @@
-//! The sizes that the letters of an op's shapes have in a call.
+//! Binds the letters of an op's shapes to the sizes of a call.
 //!
-//! A letter gets its size where it stands alone. So each letter of a sum must stand alone in another shape.
+//! A letter gets its size from an axis that is this letter alone. So each letter of a sum must also be an axis of its
+//! own in another shape.
 
 use super::pattern::{Axis, ONE};
 use super::{About, Named, Pattern, Slot, wrong_shape};
 use crate::error::{Error, Result};
 use crate::tensor::{MAX_RANK, Shape, Spec};
 
-/// The sizes of a call by their letters.
+/// The sizes of a call's letters.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     letters: [usize; ONE as usize + 1],
     rows: Option<Shape>,
 }
 
-/// No size has it: tensors hold fewer elements.
+/// Marks a letter without a size. No axis has this size, as tensors hold fewer elements.
 const UNKNOWN: usize = usize::MAX;
 
 impl Sizes {
@@ -24,10 +25,10 @@ impl Sizes {
         Sizes { letters, rows: None }
     };
 
-    /// Sizes as they are given for each letter, and for the first axes that `...` stands for.
+    /// Sizes as given: `of` each letter, and `rows` for the leading axes of `...`.
     ///
     /// # Panics
-    /// If there are more first axes than a tensor has.
+    /// If there are more leading axes than a tensor can have.
     pub fn given(of: impl Fn(char) -> usize, rows: &[usize]) -> Sizes {
         let mut sizes = Sizes { rows: Some(Shape::new(rows).expect("few axes")), ..Sizes::NONE };
         for (letter, size) in ('A'..='Z').zip(&mut sizes.letters) {
@@ -36,7 +37,7 @@ impl Sizes {
         sizes
     }
 
-    /// The sizes in the inputs of an op. All given ones must agree.
+    /// The sizes that the inputs of an op determine; fails if inputs disagree.
     pub fn bind(op: &About, inputs: &Named<Spec>) -> Result<Sizes> {
         let mut sizes = Sizes::NONE;
         for sums in [false, true] {
@@ -51,31 +52,31 @@ impl Sizes {
         Ok(sizes)
     }
 
-    /// The size of a letter, if an input that is there has it.
+    /// The size of a letter, if a given input determines it.
     pub fn find(&self, letter: char) -> Option<usize> {
         Some(self.letters[letter as usize - 'A' as usize]).filter(|&size| size != UNKNOWN)
     }
 
-    /// The size of a letter that an input has which must be there.
+    /// The size of a letter that a required input determines.
     ///
     /// # Panics
-    /// If no input has it: the op's declaration is wrong.
+    /// If no input determines it: the op's declaration is wrong.
     pub fn of(&self, letter: char) -> usize {
         self.find(letter).unwrap_or_else(|| panic!("no input has the size {letter}"))
     }
 
-    /// The sizes of letters, as [`Sizes::of`].
+    /// The sizes of several letters, as by [`Sizes::of`].
     pub fn all<const N: usize>(&self, letters: &str) -> [usize; N] {
         let mut letters = letters.chars();
         std::array::from_fn(|_| self.of(letters.next().expect("a letter for each size")))
     }
 
-    /// The first axes that `...` stands for.
+    /// The sizes of the leading axes of `...`.
     pub fn rows(&self) -> &[usize] {
         self.rows.as_deref().unwrap_or_default()
     }
 
-    /// The sizes of a shape, if all its letters have some.
+    /// The sizes of a shape; `None` if one of its letters has no size.
     pub fn shape(&self, pattern: &Pattern) -> Option<Vec<usize>> {
         let mut dims = if pattern.rows { self.rows.as_deref()?.to_vec() } else { Vec::with_capacity(MAX_RANK) };
         for axis in pattern.axes() {
@@ -84,8 +85,8 @@ impl Sizes {
         Some(dims)
     }
 
-    /// Takes the sizes of a tensor; answers whether it fits the shape. Sums are compared only if all letters have had
-    /// their chance to get a size.
+    /// Binds the axes of a tensor; returns whether it fits the shape. With `sums`, axes that are sums are compared too:
+    /// this must come after all letters have been bound.
     fn take(&mut self, pattern: &Pattern, mut dims: &[usize], sums: bool) -> bool {
         if pattern.rows {
             let Some(rows) = dims.len().checked_sub(pattern.axes().len()) else { return false };
@@ -99,7 +100,7 @@ impl Sizes {
         axes.len() == dims.len() && axes.iter().zip(dims).all(|(axis, &size)| self.fit(axis, size, sums))
     }
 
-    /// Whether an axis of this size fits. A letter takes the size if it had none.
+    /// Whether an axis has this size. A letter without a size is bound to it.
     fn fit(&mut self, axis: &Axis, size: usize, sums: bool) -> bool {
         if axis.or_one && size == 1 {
             return true;
@@ -110,12 +111,12 @@ impl Sizes {
                 *known = if *known == UNKNOWN { size } else { *known };
                 *known == size
             }
-            // Where the sum is negative or not whole, the op refuses the input that its letter comes from.
+            // Where the sum is negative or not a whole number, the op refuses the input that its letter comes from.
             None => !sums || self.size(axis).is_none_or(|known| known == size),
         }
     }
 
-    /// The size of an axis whose letters all have sizes.
+    /// The size of an axis; `None` if one of its letters has no size.
     fn size(&self, axis: &Axis) -> Option<usize> {
         let mut sum = 0;
         for term in axis.terms.iter().filter(|term| term.factor != 0) {
@@ -126,7 +127,7 @@ impl Sizes {
         (sum % over == 0).then_some(sum / over)?.try_into().ok()
     }
 
-    /// The shape in words, with the sizes that are known.
+    /// The text of a shape, with the sizes that are known.
     fn shown(&self, pattern: &Pattern) -> String {
         let words = pattern.words.trim_matches(['(', ')']).split(',').map(str::trim).filter(|word| *word != "...");
         let rows = pattern.rows.then(|| self.rows.map_or("...".to_string(), |rows| shown(&rows)));
@@ -143,7 +144,7 @@ fn shown(sizes: &[usize]) -> String {
     sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The error of the input for the slot `at`: its shape with the sizes that were known before.
+/// The error for the input of slot `at`: it shows the shape with the sizes that were known before.
 #[cold]
 fn refusal(op: &About, inputs: &Named<Spec>, at: usize, sums: bool) -> Error {
     let mut sizes = Sizes::NONE;

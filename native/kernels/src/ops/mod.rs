@@ -1,4 +1,4 @@
-//! All ops: a folder each, in families, and the list of them.
+//! All ops, one folder each, in families; and their list.
 
 pub mod activations;
 pub mod attention;
@@ -17,7 +17,7 @@ use std::sync::LazyLock;
 
 macro_rules! list {
     ($($op:ty),* $(,)?) => {
-        /// Every op there is.
+        /// All ops.
         pub static OPS: &[&dyn AnyOp] = &[$(&Any::<$op>::NEW),*];
     };
 }
@@ -111,7 +111,7 @@ list![
     crate::ops::products::ternary::sums::VerifySumsTernary,
 ];
 
-/// The op of that name, or an error that says that there is none.
+/// The op of that name, or an error if there is none.
 pub fn find(name: &str) -> Result<&'static dyn AnyOp> {
     static BY_NAME: LazyLock<HashMap<&str, &dyn AnyOp>> =
         LazyLock::new(|| OPS.iter().map(|&op| (op.about().name, op)).collect());

@@ -1,4 +1,4 @@
-//! Copies of rows between tensors of heads that hold them in different orders or have room for more.
+//! Copies of rows between tensors with heads that differ in the order of axes or in capacity.
 
 use super::Place;
 use crate::base::heads::{Layout, Strides, sizes_of};
@@ -8,16 +8,16 @@ use crate::tensor::{Described, Spec, View, ViewMut};
 
 const COPY: Source<Params> = Source::new("copy_rows", include_str!("copy_rows.cu"));
 
-/// A copy of rows of one tensor to neighbouring rows of another, whose heads come first.
+/// A copy of rows of one tensor to adjacent rows of another, which is heads-first.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyRows {
     /// Batch, heads, rows and width.
     sizes: [usize; 4],
     from: Strides,
     to: Strides,
-    /// The first row that is written.
+    /// The first row to write.
     first: usize,
-    /// The first row that is read.
+    /// The first row to read.
     skip: usize,
 }
 
@@ -34,8 +34,8 @@ params! {
 }
 
 impl CopyRows {
-    /// From a tensor in some order of axes to the rows from `first` on of one whose heads come first. The
-    /// caller has checked that batch, heads and width are the same and that the rows fit.
+    /// A copy of all rows of a tensor of any layout to the rows from `first` on of a heads-first tensor. The caller has
+    /// checked that batch, heads and width are equal and that the rows fit.
     pub fn into_heads_first(from: Spec, layout: Layout, to: Spec, first: usize) -> CopyRows {
         let sizes @ [_, heads, rows, width] = sizes_of(layout, &from.shape);
         let [_, _, room, _] = sizes_of(Layout::HeadsFirst, &to.shape);
@@ -43,30 +43,31 @@ impl CopyRows {
         CopyRows { sizes, from: strides(layout, rows), to: strides(Layout::HeadsFirst, room), first, skip: 0 }
     }
 
-    /// `rows` rows from `skip` on, of a tensor whose heads come first, to the front of one with room for them.
+    /// A copy of `rows` rows from `skip` on, of a heads-first tensor, to the front of another one with enough rows.
     pub fn grow(from: Spec, to: Spec, skip: usize, rows: usize) -> CopyRows {
         let mut copy = CopyRows { skip, ..CopyRows::into_heads_first(from, Layout::HeadsFirst, to, 0) };
         copy.sizes[2] = rows;
         copy
     }
 
-    /// `columns` columns of a matrix of `wide` columns, from where its memory begins, to a matrix of their own.
+    /// A copy of the first `columns` columns of a matrix of `wide` columns to a contiguous matrix.
     pub fn out_of_columns(rows: usize, wide: usize, columns: usize) -> CopyRows {
         let strides = |width| Strides::new(Layout::HeadsFirst, 1, rows, width);
         CopyRows { sizes: [1, 1, rows, columns], from: strides(wide), to: strides(columns), first: 0, skip: 0 }
     }
 
-    /// The reverse of [`CopyRows::out_of_columns`]: a matrix to `columns` columns of one of `wide` columns.
+    /// The reverse of [`CopyRows::out_of_columns`]: a contiguous matrix to the first `columns` columns of one of `wide`
+    /// columns.
     pub fn into_columns(rows: usize, columns: usize, wide: usize) -> CopyRows {
         let copy = CopyRows::out_of_columns(rows, wide, columns);
         CopyRows { from: copy.to, to: copy.from, ..copy }
     }
 
-    /// Copies on the CPU.
+    /// Runs the copy on the CPU.
     pub fn cpu(&self, from: &View, to: &mut ViewMut) {
         let [batch, heads, rows, width] = self.sizes;
         let size = from.spec().dtype.size();
-        // Neighbouring rows are copied at once.
+        // Adjacent rows are copied at once.
         let (runs, run) = if [self.from.row, self.to.row] == [width; 2] { (1, rows * width) } else { (rows, width) };
         for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
             for i in 0..runs {
@@ -94,8 +95,8 @@ impl CopyRows {
     }
 }
 
-/// Copies columns of `from`, from column `start` on, to all columns of `to`. The last axis of both is the width; they
-/// may have more axes.
+/// Copies columns of `from`, from column `start` on, to all columns of `to`. Columns are the last axis of both; they
+/// may have leading axes.
 pub fn take_columns<P: Place>(place: &P, from: &P::View<'_>, start: usize, mut to: P::ViewMut<'_>) -> Result<()> {
     let (wide, columns, rows) = widths(&from.spec(), &to.spec());
     let all = rows * wide;
@@ -111,7 +112,7 @@ pub fn put_columns<P: Place>(place: &P, from: &P::View<'_>, to: P::ViewMut<'_>, 
     place.copy_rows(&CopyRows::into_columns(rows, columns, wide), from, &mut to)
 }
 
-/// Columns of the wide matrix and of the other, and rows of both.
+/// Columns of the wide matrix and of the part, and the number of rows of both.
 fn widths(wide: &Spec, part: &Spec) -> (usize, usize, usize) {
     let last = |spec: &Spec| spec.shape.last().copied().unwrap_or(1);
     let rows: usize = wide.shape.split_last().map_or(1, |(_, rows)| rows.iter().product());

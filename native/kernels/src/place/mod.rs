@@ -1,4 +1,4 @@
-//! Where an op that is made of other ops runs. Such an op is written once, over [`Place`].
+//! Backends for ops that are made of other ops. Such an op is written once, over [`Place`].
 
 pub mod copy_rows;
 mod steps;
@@ -16,61 +16,61 @@ use std::sync::{Mutex, PoisonError};
 
 pub use steps::{Steps, gradient};
 
-/// A place where tensors lie and ops run.
+/// A backend: where tensors are stored and ops run.
 pub trait Place {
-    /// A temporary tensor, seen only by the computation that makes it.
+    /// An owned temporary tensor.
     type Owned: Send + Sync;
-    /// A tensor to read.
+    /// A tensor that is read.
     type View<'a>: Clone + Described + Send + Sync;
-    /// A tensor to write.
+    /// A tensor that is written.
     type ViewMut<'a>: Described + Send;
 
-    /// Memory for a tensor.
+    /// Allocates a tensor; its contents are undefined.
     fn empty(&self, spec: Spec) -> Result<Self::Owned>;
-    /// Memory for a tensor, filled with zeros.
+    /// Allocates a tensor of zeros.
     fn zeros(&self, spec: Spec) -> Result<Self::Owned>;
-    /// A copy of a tensor on the host.
+    /// Copies a tensor from the host.
     fn bring(&self, from: View) -> Result<Self::Owned>;
-    /// Copies a tensor to one of its size on the host, and waits for all that is queued before.
+    /// Copies a tensor to a host tensor of equal size, after waiting for all queued work.
     fn fetch(&self, from: &Self::View<'_>, to: ViewMut) -> Result<()>;
-    /// A temporary tensor, to read.
+    /// A view of a temporary tensor.
     fn view<'a>(of: &'a Self::Owned) -> Self::View<'a>;
-    /// A temporary tensor, to write.
+    /// A writable view of a temporary tensor.
     fn view_mut<'a>(of: &'a mut Self::Owned) -> Self::ViewMut<'a>;
     /// A view with a shorter lifetime, so that it can be passed along with views of that lifetime.
     fn briefly<'s, 'a: 's>(view: &Self::View<'a>) -> Self::View<'s>;
     /// A writable view with a shorter lifetime.
     fn briefly_mut<'s, 'a: 's>(view: Self::ViewMut<'a>) -> Self::ViewMut<'s>;
-    /// A part of the first axis.
+    /// A range of the first axis.
     fn rows<'s, 'a: 's>(of: &Self::View<'a>, range: Range<usize>) -> Result<Self::View<'s>>;
-    /// The first `at` of the first axis, and the others.
+    /// Splits the first axis: the first `at` rows, and the rest.
     fn split_rows<'s, 'a: 's>(of: Self::ViewMut<'a>, at: usize) -> Result<(Self::ViewMut<'s>, Self::ViewMut<'s>)>;
-    /// A tensor to write, for a while.
+    /// Borrows a writable view.
     fn reborrow<'s, 'a: 's>(of: &'s mut Self::ViewMut<'a>) -> Self::ViewMut<'s>;
-    /// What lies in a tensor to write.
+    /// A view of the current contents of a writable one.
     fn read<'s, 'a: 's>(of: &'s Self::ViewMut<'a>) -> Self::View<'s>;
-    /// The elements in order under another shape of equal size.
+    /// The elements in the same order under another shape of equal size.
     fn reshape<'s, 'a: 's>(of: &Self::View<'a>, dims: &[usize]) -> Result<Self::View<'s>>;
-    /// The elements in order under another shape of equal size, to write.
+    /// Like [`Place::reshape`], for a writable view.
     fn reshape_mut<'s, 'a: 's>(of: Self::ViewMut<'a>, dims: &[usize]) -> Result<Self::ViewMut<'s>>;
 
-    /// Checks and runs an op.
+    /// Checks an op and runs it.
     fn call<'s, O: Op>(
         &self,
         options: &O::Options,
         inputs: Named<Self::View<'s>>,
         outputs: Named<Self::ViewMut<'s>>,
     ) -> Result<()>;
-    /// Does `work` for each item, with ops that depend on no other item: on the CPU in a thread each.
+    /// Does `work` for each item; its ops must not depend on other items. On the CPU each item gets a thread.
     fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()>;
-    /// Does work that calls ops for `rows` rows. Where there are few, calls are short, and the CPU's threads stay awake
-    /// between them.
+    /// Does work that calls ops for `rows` rows. With few rows the calls are short, so that the CPU's threads stay
+    /// awake between them.
     fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T>;
-    /// Computes element by element, from tensors of one type and shape to another of them.
+    /// Computes an elementwise operation on tensors of equal type and shape.
     fn map(&self, map: Map, inputs: &[Self::View<'_>], to: Self::ViewMut<'_>) -> Result<()>;
-    /// Copies the rows of a table that have these numbers, which must be there.
+    /// Copies the rows of a table with these indices, which must be valid.
     fn gather(&self, table: &Self::View<'_>, rows: &[u32], to: Self::ViewMut<'_>) -> Result<()>;
-    /// Copies rows of heads, as far as the tensors were made for them.
+    /// Copies rows between tensors with heads; the copy must have been made for these tensors.
     fn copy_rows(&self, copy: &CopyRows, from: &Self::View<'_>, to: &mut Self::ViewMut<'_>) -> Result<()>;
 }
 
@@ -167,7 +167,7 @@ impl Place for Cpu<'_> {
     }
 }
 
-/// A lane of a CUDA device. Tensors to read and to write are buffers that share memory.
+/// A lane of a CUDA device. Views and writable views are buffers that share memory.
 pub struct Cuda<'l>(pub &'l Lane);
 
 impl Place for Cuda<'_> {
@@ -243,7 +243,7 @@ impl Place for Cuda<'_> {
     }
 }
 
-/// Tensors for these slots, in the precision `storage` where a slot leaves it open.
+/// Tensors for these slots with `storage` as the storage type.
 pub fn typed(slots: &[Slot], storage: DType, inputs: &Named<ArrayD<f64>>) -> Result<Named<Owned>> {
     let typed = |(name, array): (&Name, &ArrayD<f64>)| {
         let mut values = array.iter().copied();
@@ -254,8 +254,8 @@ pub fn typed(slots: &[Slot], storage: DType, inputs: &Named<ArrayD<f64>>) -> Res
     inputs.iter().map(typed).collect()
 }
 
-/// Runs steps in the precision `storage` through the references of their ops, from inputs for these slots, of which
-/// some are changed in place.
+/// Runs steps by the references of their ops with `storage` as the storage type. The inputs are those of `slots`; those
+/// in `in_place` are copied to the outputs first.
 pub fn through_references(
     slots: &[Slot],
     storage: DType,
@@ -277,8 +277,8 @@ pub fn through_references(
     Ok(results.map(|result| result.view().to_f64()))
 }
 
-/// The runs of an op, or of its gradient, whose steps are a function `$run` of its module `steps`. The reference runs the
-/// steps with tensors of type `$storage`, for which the method `$in_storage` makes the problem.
+/// The implementations of an op, or of its gradient, as the function `$run` of its module `steps`. The reference runs
+/// the steps with the storage type `$storage`, on the problem that the method `$in_storage` gives.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! by_steps {
@@ -300,9 +300,9 @@ macro_rules! by_steps {
     };
 }
 
-/// How an [`Op`] runs that has the same steps wherever it runs: a function `forward` of its module `steps`. Its `Problem`
-/// has a method `in_f64`. Where results are defined by their roundings, the reference is in another type than f64, for
-/// which another method makes the problem.
+/// Implements an [`Op`] by the function `forward` of its module `steps` on every backend. The reference runs it in f64,
+/// on the problem that the method `in_f64` of `Problem` gives. Where roundings define the results, it runs in another
+/// type, for which another method gives the problem.
 #[macro_export]
 macro_rules! forward_by_steps {
     () => {

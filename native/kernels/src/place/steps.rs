@@ -1,16 +1,16 @@
-//! What the steps of ops have in common that are made of other ops.
+//! Common parts of ops that are made of other ops.
 
 use super::Place;
 use crate::error::Result;
 use crate::op::{Named, Op, gradient_of};
 
-/// A call of an op at some place.
+/// A call of an op on a backend.
 pub struct Steps<'p, 'i, 'a, P: Place, Problem> {
-    /// Where it runs.
+    /// The backend.
     pub place: &'p P,
     /// The checked call.
     pub problem: &'p Problem,
-    /// Its inputs there.
+    /// The inputs on this backend.
     pub inputs: &'i Named<P::View<'a>>,
 }
 
@@ -23,7 +23,7 @@ impl<'a, P: Place, Problem> Steps<'_, '_, 'a, P, Problem> {
         self.inputs.get(name).map(P::briefly)
     }
 
-    /// The input of that name, if it is there.
+    /// The input of that name, if given.
     pub fn optional<'s>(&self, name: &str) -> Option<P::View<'s>>
     where
         'a: 's,
@@ -32,7 +32,7 @@ impl<'a, P: Place, Problem> Steps<'_, '_, 'a, P, Problem> {
     }
 }
 
-/// Where the gradient of an input of `O` goes.
+/// The output for the gradient of an input of `O`.
 pub fn gradient<'s, 'a: 's, P: Place, O: Op>(outputs: &mut Named<P::ViewMut<'a>>, of: &str) -> Result<P::ViewMut<'s>> {
     outputs.expect(gradient_of::<O>(of)).map(P::briefly_mut)
 }

@@ -1,10 +1,10 @@
-//! Inputs of the block of MM-Rec.
+//! Inputs of the MM-Rec block.
 
 use super::check::noise;
 use sidewinder_kernels::op::Named;
 use sidewinder_kernels::tensor::Owned;
 
-/// Sizes of a block.
+/// The sizes of a block.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     pub batch: usize,
@@ -16,7 +16,7 @@ pub struct Sizes {
     pub slots: usize,
 }
 
-/// Small ones.
+/// Sizes for quick tests.
 pub const SMALL: Sizes = Sizes { batch: 2, length: 5, width: 6, inner: 2, hidden: 7, of_memory: 2, slots: 9 };
 
 /// Batch, length and width; inner and feed-forward width; batch and slots of the memory.
@@ -24,7 +24,7 @@ pub fn sizes([batch, length, width]: [usize; 3], [inner, hidden]: [usize; 2], [o
     Sizes { batch, length, width, inner, hidden, of_memory, slots }
 }
 
-/// Inputs with weights of the sizes that layers start from; coefficients of decay begin small, so that states stay so.
+/// Inputs with weights as at initialisation; decay coefficients start small, so that states stay small.
 pub fn inputs(sizes: Sizes, initial_state: bool) -> Named<Owned> {
     let Sizes { batch: b, length: l, width: d, inner: i, hidden: f, of_memory, slots: m } = sizes;
     let mut shapes: Vec<(&'static str, Vec<usize>)> = vec![

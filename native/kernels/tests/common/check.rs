@@ -1,12 +1,12 @@
-//! What every op's tests check: agreement with its f64 reference on every level, in every type, and
-//! gradients against finite differences.
+//! Checks that every op's tests make: agreement with the f64 reference on every level and in every type, and gradients
+//! against finite differences.
 
 use super::{Random, assert_close, bits, cast, levels, reference, run, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::op::{self, About, Named, Op, about};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
-/// Numbers that look random, evenly spread over a range.
+/// Pseudorandom numbers, evenly distributed over a range.
 pub fn noise(seed: u64, dims: &[usize], low: f64, high: f64) -> Owned {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     Owned::from_fn(Spec::new(DType::F32, dims).unwrap(), |_| low + (high - low) * random.next())
@@ -17,8 +17,8 @@ pub fn inputs(shapes: &[(&'static str, &[usize])]) -> Named<Owned> {
     shapes.iter().zip(1..).map(|(&(name, dims), seed)| (name, noise(seed, dims, -1.0, 1.0))).collect()
 }
 
-/// Runs `O` in every type, on every level and with several numbers of threads: near the reference,
-/// and the same bits whatever the number of threads.
+/// Runs `O` in every type, on every level and with several numbers of threads. Results must be near the reference, and
+/// their bits independent of the number of threads.
 pub fn agrees_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
     for &dtype in O::STORAGE {
         let inputs = cast(op::about::<O>(), inputs, dtype);
@@ -34,8 +34,8 @@ pub fn agrees_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
     }
 }
 
-/// Intermediate tensors are rounded to the storage type after each step, so 16-bit results may be off by
-/// several roundings of the largest of their tensor.
+/// Intermediate tensors are rounded to the storage type after each step, so 16-bit results may be off by several
+/// roundings of the largest value of their tensor.
 fn near(got: &Named<Owned>, expected: &Named<Owned>, (dtype, depth): (DType, f64), what: &str) {
     let relative = match dtype {
         DType::F64 => 1e-10,
@@ -56,7 +56,7 @@ pub fn steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>
     deep_steps_agree_everywhere::<O>(options, inputs, 1.0);
 }
 
-/// Like [`steps_agree_everywhere`], where `depth` times the steps of a layer round to 16 bits.
+/// Like [`steps_agree_everywhere`], for ops with `depth` times as many steps that round to 16 bits as a layer has.
 pub fn deep_steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<Owned>, depth: f64) {
     for dtype in DType::FLOATS {
         let inputs = cast(op::about::<O>(), inputs, dtype);
@@ -73,7 +73,7 @@ pub fn deep_steps_agree_everywhere<O: Op>(options: &O::Options, inputs: &Named<O
     }
 }
 
-/// The inputs of the op that are among these tensors.
+/// Those of the tensors that are inputs of the op.
 pub fn known(op: &About, tensors: &Named<Owned>) -> Named<Owned> {
     let slots = op.inputs.iter().filter_map(|slot| Some((slot.name, tensors.find(slot.name)?.clone())));
     slots.collect()
@@ -88,7 +88,7 @@ pub fn backward_inputs<F: Op, B: Op>(options: &F::Options, inputs: &Named<Owned>
         .map(|((name, output), seed)| (format!("d{name}"), noise(seed, &output.spec().shape, -1.0, 1.0)))
         .collect();
     let mut all = known(about::<B>(), &cotangents);
-    // A state that comes out has the name of one that goes in, and is none.
+    // An output state may have the name of an input state; only the input is passed on.
     let new =
         known(about::<B>(), &outputs).into_iter().filter(|(name, _)| F::INPUTS.iter().all(|slot| slot.name != *name));
     for (name, tensor) in known(about::<B>(), inputs).into_iter().chain(new) {

@@ -1,4 +1,4 @@
-//! What has golden values and is no op: compositions of ops, by the names of the values.
+//! Compositions of ops that have golden values, although they are not ops themselves.
 
 use super::Place;
 use serde_json::{Value, json};
@@ -9,15 +9,15 @@ use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 pub struct Composed {
     /// Its name in the manifest.
     pub name: &'static str,
-    /// Whether it also takes inputs in f64.
+    /// Whether it also accepts inputs in f64.
     pub in_f64: bool,
-    /// Its outputs, from the inputs and options of a case.
+    /// Computes its outputs from a case's inputs and options.
     pub outputs: fn(&Place, &Named<Owned>, &Value) -> Named<Owned>,
 }
 
 macro_rules! composed {
     ($($name:ident in_f64: $in_f64:literal),* $(,)?) => {
-        /// All of them.
+        /// All compositions.
         pub const COMPOSED: &[Composed] =
             &[$(Composed { name: stringify!($name), in_f64: $in_f64, outputs: $name }),*];
     };
@@ -36,25 +36,25 @@ composed![
     ternary_matmul in_f64: false,
 ];
 
-/// Some of these tensors, each under a new name.
+/// Selects tensors, each under a new name.
 fn renamed(tensors: &Named<Owned>, names: &[(&str, &'static str)]) -> Named<Owned> {
     names.iter().map(|&(name, new)| (new, tensors.get(name).unwrap().clone())).collect()
 }
 
-/// All tensors of both.
+/// The tensors of both lists.
 fn both(mut first: Named<Owned>, second: Named<Owned>) -> Named<Owned> {
     second.into_iter().for_each(|(name, tensor)| first.push(name, tensor));
     first
 }
 
-/// The bytes of a tensor as one of another type or shape.
+/// The bytes of a tensor, reinterpreted as another type and shape.
 fn seen_as(tensor: &Owned, dtype: DType, dims: &[usize]) -> Owned {
     let mut to = Owned::zeros(Spec::new(dtype, dims).unwrap());
     to.view_mut().bytes().copy_from_slice(tensor.view().bytes());
     to
 }
 
-/// Rows into the short bank, and all summaries into the long one by each policy.
+/// Writes rows into the short bank, and all summaries into the long bank by each policy.
 fn memory_state(place: &Place, given: &Named<Owned>, options: &Value) -> Named<Owned> {
     let rows = renamed(given, &[("short", "bank"), ("h", "rows")]);
     let short = place.run("write_short", json!({"start": options["cursor0"]}), &rows);
@@ -76,12 +76,13 @@ fn with_summaries(place: &Place, given: &Named<Owned>, options: &Value, policy: 
     })
 }
 
-/// The bits of numbers rounded to f16, and what these are read back as: steps of recurrences in f16, whose states are f32.
+/// The bits of numbers rounded to f16, and the numbers read back from them. The conversions are steps of linear
+/// recurrences in f16, whose states are f32.
 pub fn f16_convert(place: &Place, given: &Named<Owned>, _: &Value) -> Named<Owned> {
     let x = given.get("x").unwrap();
     let (shape, count) = (x.spec().shape, x.spec().shape.elements());
     let filled = |dtype, dims: &[usize], value| Owned::from_fn(Spec::new(dtype, dims).unwrap(), |_| value);
-    // To add -0 leaves every number as it is.
+    // Adding -0 leaves every number unchanged.
     let none = -0.0;
     let step = |a, b, state| {
         let inputs = [("a", filled(DType::F16, &[1, 1, count], a)), ("b", b), ("initial_state", state)];
@@ -94,21 +95,21 @@ pub fn f16_convert(place: &Place, given: &Named<Owned>, _: &Value) -> Named<Owne
     named([("bits", Some(seen_as(h, DType::I16, &shape))), ("back", Some(back))])
 }
 
-/// Names of a format's bytes, and of the values that they are read back as.
+/// For each format, the names of the bytes and of the values that are read back from them.
 const FORMATS: [(&str, &str); 2] = [("q8_0", "deq8"), ("q4_0", "deq4")];
 
-/// The bytes of `x` in a format, under its name.
+/// The bytes of `x` in a format, under the format's name.
 fn quantized(place: &Place, given: &Named<Owned>, format: &'static str) -> Named<Owned> {
     renamed(&place.run("quantize", json!({"format": format}), given), &[("q", format)])
 }
 
-/// Rows in both formats, and read back.
+/// Rows quantized to both formats, and read back.
 fn block_quantize(place: &Place, given: &Named<Owned>, options: &Value) -> Named<Owned> {
     let bytes = FORMATS.map(|(format, _)| quantized(place, given, format)).into_iter().reduce(both).unwrap();
     both(block_dequantize(place, &bytes, options), bytes)
 }
 
-/// Bytes of both formats read back.
+/// Values read back from the bytes of both formats.
 fn block_dequantize(place: &Place, given: &Named<Owned>, _: &Value) -> Named<Owned> {
     let read = FORMATS.map(|(format, back)| {
         let values = place.run("dequantize", json!({"format": format}), &renamed(given, &[(format, "q")]));
@@ -117,7 +118,7 @@ fn block_dequantize(place: &Place, given: &Named<Owned>, _: &Value) -> Named<Own
     read.into_iter().reduce(both).unwrap()
 }
 
-/// x in Q8_0, and its products.
+/// `x` in Q8_0, and its products.
 fn block_matmul(place: &Place, given: &Named<Owned>, _: &Value) -> Named<Owned> {
     let products = [
         ("matmul_q8_q4", "w_q4_0", "y_q8_q4"),
@@ -137,7 +138,7 @@ fn converted(place: &Place, values: &Owned, layout: &str) -> Named<Owned> {
     place.run("convert_ternary", json!({"to": layout}), &named([("values", Some(values.clone()))]))
 }
 
-/// Values in planes and packed, their negatives, and their product with others.
+/// Values as planes and packed, their negatives, and their dot product with other values.
 fn ternary_encode(place: &Place, given: &Named<Owned>, _: &Value) -> Named<Owned> {
     let (v, w) = (given.get("v").unwrap(), given.get("w").unwrap());
     let (planes, of_w) = (converted(place, v, "planes"), converted(place, w, "planes"));
@@ -159,14 +160,14 @@ fn ternary_layouts(place: &Place, given: &Named<Owned>, _: &Value) -> Named<Owne
     layouts.into_iter().reduce(both).unwrap()
 }
 
-/// Cells of which some are no value.
+/// Conversions of cells with sentinels among them.
 fn ternary_sentinel(place: &Place, given: &Named<Owned>, options: &Value) -> Named<Owned> {
     let options = json!({"to": "values", "n": options["n"], "on_sentinel": "zero"});
     let outputs = place.run("convert_ternary", options, given);
     renamed(&outputs, &[("values", "values_zeroed"), ("sentinels", "sentinels")])
 }
 
-/// A tensor by every rule.
+/// A tensor quantized by every rule.
 fn ternary_quantize(place: &Place, given: &Named<Owned>, _: &Value) -> Named<Owned> {
     let n = *given.get("w").unwrap().spec().shape.last().unwrap();
     let rules = [
@@ -185,7 +186,7 @@ fn ternary_quantize(place: &Place, given: &Named<Owned>, _: &Value) -> Named<Own
     by_rule.into_iter().reduce(both).unwrap()
 }
 
-/// All products of one matrix, with their sums.
+/// All products with one matrix, and their sums.
 fn ternary_matmul(place: &Place, given: &Named<Owned>, _: &Value) -> Named<Owned> {
     let signs = renamed(given, &[("x", "x"), ("plane0", "plane0"), ("plane1", "plane1")]);
     let products = [

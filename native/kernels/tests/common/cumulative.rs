@@ -4,7 +4,7 @@ use super::check::noise;
 use sidewinder_kernels::op::Named;
 use sidewinder_kernels::tensor::{Described, Owned, Spec};
 
-/// Sizes that are odd, prime, empty, wide, and cut into chunks of time where there are few channels.
+/// Sizes that are odd, prime, empty or wide, and sizes with few channels, for which time is cut into chunks.
 pub const SIZES: [[usize; 4]; 13] = [
     [1, 1, 1, 1],
     [2, 3, 5, 3],
@@ -21,8 +21,8 @@ pub const SIZES: [[usize; 4]; 13] = [
     [2, 3, 4, 0],
 ];
 
-/// A sequence of that name in `low` to `high`, of which one in eight is 0 or some other `special` number, and a
-/// state that the scan starts from, if its size is given.
+/// A sequence of that name with values in `low` to `high`, one in eight of which is 0 or another `special` number, and
+/// an initial state if its size is given.
 pub fn inputs(
     name: &'static str,
     sizes: [usize; 4],
@@ -52,7 +52,7 @@ pub fn flipped(of: &Owned) -> Owned {
     Owned::from_fn(of.spec(), |_| values.next().unwrap())
 }
 
-/// A column of numbers as a sequence.
+/// A sequence of one channel.
 pub fn column(spec: Spec, values: &[f64]) -> Owned {
     Owned::from_fn(spec, |i| values[i % values.len()])
 }

@@ -1,22 +1,22 @@
-//! The largest single allocation.
+//! Records the largest single allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's memory, of which it notes that.
+/// The system's allocator, which records the largest size requested.
 struct Noted;
 
 pub static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's allocator does it all.
+// SAFETY: all calls go to the system's allocator.
 unsafe impl GlobalAlloc for Noted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! What the integration tests share.
+//! Common parts of the integration tests.
 
 #![allow(dead_code)]
 
@@ -46,12 +46,12 @@ pub fn run_call_on(call: &Call, inputs: &Named<Owned>, lane: &Lane) -> Result<Na
     into_poisoned(call, inputs, |views, outputs| op::run_host(call, views, outputs, lane))
 }
 
-/// The op with options in JSON, or what is wrong with them.
+/// The op with options in JSON, or the error of decoding them.
 pub fn configured(op: &dyn AnyOp, options: serde_json::Value) -> std::result::Result<Configured, String> {
     op.with(&mut <dyn erased_serde::Deserializer>::erase(options)).map_err(|error| error.to_string())
 }
 
-/// Where ops run.
+/// Where an op runs.
 #[derive(Debug)]
 pub enum Place<'d> {
     Cpu(Exec),
@@ -76,7 +76,7 @@ impl Place<'_> {
     }
 }
 
-/// Milliseconds of a call on a device by events, around several calls.
+/// Milliseconds of device time per call by events, over several calls.
 pub fn milliseconds(lane: &Lane, calls: usize, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
     let begin = lane.mark()?;
     (0..calls).try_for_each(|_| call())?;
@@ -85,9 +85,9 @@ pub fn milliseconds(lane: &Lane, calls: usize, mut call: impl FnMut() -> Result<
     Ok(f64::from(end.milliseconds_since(&begin)?) / calls as f64)
 }
 
-/// The median of ten such times and the least, after two.
+/// The median and the least of ten such times, after two warm-up runs.
 pub fn median_and_least(lane: &Lane, mut call: impl FnMut() -> Result<()>) -> Result<(f64, f64)> {
-    // A short call alone would mostly be measured with the events' own time.
+    // A single short call would be measured with the overhead of the events.
     let calls = if milliseconds(lane, 1, &mut call)? < 5.0 { 10 } else { 1 };
     let times = (0..12).map(|_| milliseconds(lane, calls, &mut call)).collect::<Result<Vec<_>>>()?;
     let mut times = times[2..].to_vec();
@@ -106,14 +106,14 @@ fn into_poisoned(
     Ok(outputs)
 }
 
-/// The inputs in another storage type, each in the precision that its slot asks for.
+/// The inputs in another storage type, each in the precision that its slot requires.
 pub fn cast(op: &About, inputs: &Named<Owned>, storage: DType) -> Named<Owned> {
     let slot = |name: &str| op.inputs.iter().find(|slot| slot.name == name).expect("a known input");
     inputs.iter().map(|(name, t)| (name.clone(), t.cast(slot(name).precision.dtype(storage)))).collect()
 }
 
-/// How far `got` is from `expected`, where `atol + rtol * |expected|` is allowed: the largest
-/// quotient, so that 1 or less passes. NaN for a finite value, or a wrong infinity, is infinite.
+/// The largest quotient of an error and its tolerance `atol + rtol * |expected|`, so that 1 or less passes. It is
+/// infinite where exactly one value is NaN, or infinities differ.
 pub fn worst(got: &Owned, expected: &Owned, rtol: f64, atol: f64) -> f64 {
     let (got, expected) = (got.view().to_f64(), expected.view().to_f64());
     assert_eq!(got.shape(), expected.shape());
@@ -125,7 +125,7 @@ pub fn worst(got: &Owned, expected: &Owned, rtol: f64, atol: f64) -> f64 {
     got.iter().zip(&expected).map(quotient).fold(0.0, f64::max)
 }
 
-/// The first GPU, or none with a loud word about it.
+/// The first GPU, or `None` with a printed notice.
 pub fn gpu() -> Option<Device> {
     let found = cuda::devices().and_then(|devices| match devices.len() {
         0 => Ok(None),
@@ -142,7 +142,7 @@ pub fn gpu() -> Option<Device> {
     }
 }
 
-/// Prints what GPUs there are: one line of JSON for each.
+/// Prints the GPUs: one line of JSON for each.
 pub fn tell_gpus() -> Result<()> {
     for info in cuda::devices()? {
         let (compiler, driver) = (format!("{:?}", info.compiler), format!("{:?}", info.driver));
@@ -151,15 +151,15 @@ pub fn tell_gpus() -> Result<()> {
     Ok(())
 }
 
-/// The levels of this CPU that are made to be fast.
+/// The optimised levels of this CPU.
 pub fn levels() -> impl Iterator<Item = Level> {
     Level::available().iter().copied().filter(|&level| level != Level::Reference)
 }
 
-/// The reference's results for inputs as they are stored, in f64.
+/// The reference's results in f64, for inputs with the values that they have in storage.
 pub fn reference<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
     let exec = Exec { level: Level::Reference, threads: 1 };
-    // The bounds of a clamp are rounded to the type of the arithmetic, so the type must be told.
+    // Bounds of clamps are rounded to the type of the arithmetic, so the call is checked in its own types.
     let (_, storage) = op::about::<O>().storage(&op::specs(inputs));
     if storage == DType::F64 { run::<O>(options, inputs, &exec) } else { in_f64::<O>(options, inputs) }.unwrap()
 }
@@ -178,7 +178,7 @@ fn in_f64<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Result<Named<Ow
         .collect()
 }
 
-/// What a result may be off: relative to itself, and to the largest value of its tensor.
+/// The tolerance of a result: relative to itself, and to the largest value of its tensor.
 fn tolerance(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F64 => (1e-10, 1e-12),
@@ -189,17 +189,18 @@ fn tolerance(dtype: DType) -> (f64, f64) {
     }
 }
 
-/// The largest value of each tensor.
+/// The largest magnitude of each tensor.
 pub fn sizes(of: &Named<Owned>) -> Named<f64> {
     of.map(|tensor| tensor.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs())))
 }
 
-/// Compares all that `expected` has, each tensor within the tolerance of its type.
+/// Compares all tensors in `expected`, each within the tolerance of its type.
 pub fn assert_close(got: &Named<Owned>, expected: &Named<Owned>, what: &str) {
     assert_close_for(&sizes(expected), got, expected, what);
 }
 
-/// Like [`assert_close`], where sums may cancel: a small result is only as exact as the `sizes` of its terms allow.
+/// Like [`assert_close`], for sums that may cancel: a small result is only as accurate as the `sizes` of its terms
+/// allow.
 pub fn assert_close_for(sizes: &Named<f64>, got: &Named<Owned>, expected: &Named<Owned>, what: &str) {
     for (name, expected) in expected.iter() {
         let got = got.get(name).unwrap();
@@ -209,12 +210,12 @@ pub fn assert_close_for(sizes: &Named<f64>, got: &Named<Owned>, expected: &Named
     }
 }
 
-/// All bytes of some results, to compare.
+/// The bytes of all results, for comparisons.
 pub fn bits(results: &Named<Owned>) -> Vec<Vec<u8>> {
     results.iter().map(|(_, tensor)| tensor.view().bytes().to_vec()).collect()
 }
 
-/// The part `range` of an axis.
+/// A range of an axis.
 pub fn part(of: &Owned, axis: usize, range: std::ops::Range<usize>) -> Owned {
     let mut dims = of.spec().shape.to_vec();
     dims[axis] = range.len();
@@ -224,11 +225,11 @@ pub fn part(of: &Owned, axis: usize, range: std::ops::Range<usize>) -> Owned {
     Owned::from_fn(Spec::new(of.spec().dtype, &dims).unwrap(), |_| values.next().unwrap())
 }
 
-/// A small generator: tests need numbers that look random, not more.
+/// A minimal random generator: tests need no better numbers.
 pub struct Random(pub u64);
 
 impl Random {
-    /// Between 0 and 1.
+    /// The next number, from 0 to 1.
     pub fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         ((self.0 >> 11) as f64) / ((1u64 << 53) as f64)

@@ -1,4 +1,4 @@
-//! What the tests of every op on CUDA check: agreement with its f64 reference, and the same bits each time.
+//! Checks that the tests of every op on CUDA make: agreement with the f64 reference, and equal bits in repeated runs.
 
 use super::check::{backward_inputs, noise};
 use super::{bits, cast, reference, run_cuda, worst};
@@ -6,8 +6,8 @@ use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::op::{self, Named, Op};
 use sidewinder_kernels::tensor::{DType, Described, Owned};
 
-/// Checks `O` on the device in every type against the reference, and two runs for equal bits. 16-bit results may be
-/// off by `roundings` roundings, those that follow each other.
+/// Checks `O` on the device in every type against the reference, and two runs for equal bits. 16-bit results may be off
+/// by `roundings` successive roundings.
 pub fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
     for &dtype in O::STORAGE {
         let inputs = cast(op::about::<O>(), inputs, dtype);
@@ -23,7 +23,7 @@ pub fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned
     }
 }
 
-/// By how many times the tolerance a result of an op in that storage type is off.
+/// The error of an op's result in that storage type, in multiples of its tolerance.
 pub fn off(got: &Owned, expected: &Owned, dtype: DType, roundings: f64) -> f64 {
     let (relative, of_largest) = match (got.spec().dtype, dtype) {
         (DType::F64, _) => (1e-10, 1e-11),
@@ -41,7 +41,7 @@ pub fn both<F: Op, B: Op>(device: &Device, options: (&F::Options, &B::Options), 
     agrees::<B>(device, options.1, &backward_inputs::<F, B>(options.0, inputs), roundings);
 }
 
-/// Noise by names, shapes and ranges.
+/// Noise, by name, shape and range.
 pub fn named<const N: usize>(shapes: [(&'static str, &[usize], f64, f64); N]) -> Named<Owned> {
     shapes.iter().zip(1..).map(|(&(name, dims, low, high), seed)| (name, noise(seed, dims, low, high))).collect()
 }

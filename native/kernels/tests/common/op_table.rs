@@ -13,7 +13,7 @@ const HEAD: &str = "defmodule Sidewinder.OpTable do
     [
 ";
 
-/// The module's text.
+/// The text of the module.
 pub fn text() -> String {
     let ops: Vec<String> = OPS.iter().map(|&op| of_op(op)).collect();
     format!("{HEAD}{}\n    ]\n  end\nend\n", ops.join(",\n"))
@@ -69,7 +69,7 @@ fn default(value: &Value) -> String {
     match value {
         Value::Null => "nil".to_string(),
         Value::String(text) => quoted(text),
-        // Elixir wants digits after the point: Rust writes 1e-6.
+        // Elixir needs a fraction where Rust writes 1e-6.
         Value::Number(number) if number.is_f64() => {
             let text = format!("{:e}", number.as_f64().expect("a float"));
             let (digits, exponent) = text.split_once('e').expect("an exponent");

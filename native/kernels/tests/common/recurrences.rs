@@ -5,7 +5,8 @@ use sidewinder_kernels::op::Named;
 use sidewinder_kernels::ops::mm_rec::block_recurrence::Options;
 use sidewinder_kernels::tensor::Owned;
 
-/// Decays that let the state neither grow nor vanish, and weights whose sums are about as large as the state.
+/// Inputs with decays for which the state neither grows nor vanishes, and with weights whose sums are about as large as
+/// the state.
 pub fn inputs([batch, length, width]: [usize; 3], mixed: bool, initial: bool) -> Named<Owned> {
     let scale = 1.0 / (width as f64).sqrt().max(1.0);
     let mut inputs: Named<Owned> = [
@@ -31,7 +32,7 @@ pub fn options(mixed: bool) -> Options {
     Options { mix: Some(if mixed { 0.1 } else { 0.0 }), ..Default::default() }
 }
 
-/// With a bound that some of the elements are beyond.
+/// Options with a bound that some elements exceed.
 pub fn guarded(state_norm: bool) -> Options {
     Options { mix: Some(0.3), state_clip: Some(if state_norm { 1.2 } else { 0.4 }), state_norm }
 }

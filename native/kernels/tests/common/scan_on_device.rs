@@ -1,4 +1,4 @@
-//! Calls of the selective scan to be made up and run on a GPU.
+//! Generates calls of the selective scan and runs them on a GPU.
 
 use super::{gpu, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
@@ -10,7 +10,7 @@ use sidewinder_kernels::ops::scan::selective_scan::{Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use std::process::Command;
 
-/// How B or C comes.
+/// The form of B or C.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
     Shared,
@@ -18,7 +18,7 @@ pub enum Form {
     Constant,
 }
 
-/// A call to be made up: sizes, forms, and which optional parts it has.
+/// A call to generate: sizes, forms, and optional inputs.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub sizes: [usize; 4],
@@ -34,7 +34,7 @@ impl Call {
         Call { sizes, b: Form::Shared, c: Form::Shared, optional: false, options }
     }
 
-    /// With D, z, dt_bias, initial_state and softplus.
+    /// All optional inputs: D, z, dt_bias, initial_state; with softplus.
     pub fn full(sizes: [usize; 4]) -> Call {
         let mut call = Call { optional: true, ..Call::new(sizes) };
         call.options.dt_softplus = true;
@@ -57,7 +57,7 @@ impl Call {
             Form::Groups(groups) => vec![b, l, groups, n],
             Form::Constant => vec![d, n],
         };
-        // Softplus brings steps of any sign into range; without it they are small and positive.
+        // Softplus makes step sizes of any sign positive; without it they are generated small and positive.
         let (least, most) = if self.options.dt_softplus { (-4.0, 1.0) } else { (0.0, 0.7) };
         let mut inputs = Named::default();
         inputs.push("x", noise(1, storage, &[b, l, d], -1.0, 1.0));
@@ -74,7 +74,7 @@ impl Call {
         inputs
     }
 
-    /// Runs it on the device, outputs poisoned, and compares with the reference in f64.
+    /// Runs the call on the device with poisoned outputs, and compares it with the f64 reference.
     pub fn check(&self, device: &Device, storage: DType, plan: Option<Plan>) {
         let inputs = self.inputs(storage);
         let got = on_device(device, &self.options, &inputs, plan).unwrap();
@@ -130,7 +130,7 @@ pub fn on_device(
     })
 }
 
-/// Runs an op from host memory into poisoned outputs on the device, and back.
+/// Runs an op from host memory on the device, with poisoned outputs, and copies them back.
 pub fn into_poisoned<O: Op>(
     lane: &Lane,
     options: &O::Options,
@@ -158,7 +158,7 @@ pub fn in_child(module: &str, test: &str, environment: &[(&str, &str)]) {
     if gpu().is_none() {
         return;
     }
-    // The names of tests do not begin with that of the program.
+    // The names of tests do not contain the name of the test program.
     let test = module.split_once("::").map_or(test.to_string(), |(_, module)| format!("{module}::{test}"));
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &test, "--ignored", "--nocapture"])

@@ -1,4 +1,4 @@
-//! Calls of the scan to test with, as they are met in trained layers and at the edges.
+//! Calls of the selective scan for tests, with values as in trained layers and at the edges.
 
 use super::Random;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use sidewinder_kernels::op::{Named, Op};
 use sidewinder_kernels::ops::scan::selective_scan::{ClampGrad, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
-/// A call to generate: its sizes, which optional inputs it has, how `B` and `C` vary.
+/// A call to generate: its sizes, its optional inputs, and the forms of `B` and `C`.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub batch: usize,
@@ -28,7 +28,7 @@ pub enum Varies {
 }
 
 impl Call {
-    /// Without optional inputs.
+    /// A call without optional inputs.
     pub fn plain(batch: usize, length: usize, channels: usize, state: usize) -> Call {
         let options = Options { return_state: true, ..Options::default() };
         let (b, c) = (Varies::PerStep, Varies::PerStep);
@@ -43,7 +43,7 @@ impl Call {
         }
     }
 
-    /// Inputs in f32, of the sizes that a trained layer has: decays from near 0 to near 1.
+    /// Inputs in f32 with magnitudes as in trained layers: decays from near 0 to near 1.
     pub fn inputs(&self) -> Named<Owned> {
         let mut random = Random(self.seed);
         let Call { batch, length, channels, state, .. } = *self;
@@ -73,7 +73,7 @@ impl Call {
 }
 
 impl Call {
-    /// Cotangents in f32: that of `y`, and those of the states that are asked for.
+    /// Cotangents in f32 of `y` and of the states that are requested.
     pub fn cotangents(&self) -> Named<Owned> {
         let mut random = Random(self.seed ^ 0x5eed);
         let Call { batch, length, channels, state, .. } = *self;
@@ -89,15 +89,15 @@ impl Call {
 }
 
 impl Call {
-    /// The size of each result where its sums do not cancel. Results are linear in some inputs together, so
-    /// with other signs of these the same terms add up to another sum: several are not all small by accident.
+    /// The magnitude of each result without cancellation. Results are linear in some inputs jointly, so flipping signs
+    /// of these adds up terms of equal magnitude to other sums, not all of which are small by accident.
     pub fn sizes<O: Op<Options = Options>>(
         &self,
         inputs: &Named<Owned>,
         expected: &Named<Owned>,
         linear_in: &[&str],
     ) -> Named<f64> {
-        // Among many values of a tensor one is large anyhow.
+        // Among many values of a tensor one is large anyway.
         let few = expected.iter().any(|(_, t)| t.spec().shape.elements() < 8);
         (0..if few { 4 } else { 0 }).fold(super::sizes(expected), |sizes, turn| {
             let mut random = Random(self.seed.wrapping_add(turn));

@@ -1,4 +1,4 @@
-//! Calls of the scan of Mamba-2.
+//! Calls of Mamba-2's scan.
 
 use super::check::noise;
 use sidewinder_kernels::op::{Named, named};
@@ -8,7 +8,7 @@ use sidewinder_kernels::tensor::Owned;
 /// Batch, length, heads, width, groups, state.
 pub type Sizes = [usize; 6];
 
-/// All inputs; decays are far from 0 and from 1.
+/// All inputs, with decays that are far from 0 and from 1.
 pub fn inputs([batch, length, heads, width, groups, state]: Sizes) -> Named<Owned> {
     let rows = [batch, length, heads, width];
     let states = [batch, length, groups, state];
@@ -25,19 +25,19 @@ pub fn inputs([batch, length, heads, width, groups, state]: Sizes) -> Named<Owne
     ])
 }
 
-/// Inputs without those of these names.
+/// The inputs without those of these names.
 pub fn without(inputs: &Named<Owned>, names: &[&str]) -> Named<Owned> {
     inputs.iter().filter(|(name, _)| !names.contains(&&***name)).map(|(name, t)| (name.clone(), t.clone())).collect()
 }
 
-/// Inputs with another tensor of this name.
+/// The inputs with the tensor of this name replaced.
 pub fn with(inputs: &Named<Owned>, name: &'static str, tensor: Owned) -> Named<Owned> {
     let mut all = without(inputs, &[name]);
     all.push(name, tensor);
     all
 }
 
-/// Options that most calls have.
+/// The options of most tests.
 pub fn options() -> Options {
     Options { dt_softplus: true, return_state: true, ..Default::default() }
 }

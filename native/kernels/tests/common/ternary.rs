@@ -1,17 +1,17 @@
-//! Ternary numbers to test with.
+//! Ternary numbers for tests.
 
 use super::Random;
 use super::check::noise;
 use sidewinder_kernels::op::Named;
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
-/// Values of -1, 0 and 1 that look random.
+/// Pseudorandom values of -1, 0 and 1.
 pub fn values(seed: u64, dims: &[usize]) -> Owned {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     Owned::from_fn(Spec::new(DType::I8, dims).unwrap(), |_| (3.0 * random.next()).floor() - 1.0)
 }
 
-/// Bytes that look random: planes with sentinels among their cells, and bits past the end of their rows.
+/// Pseudorandom bytes: planes with sentinels among their cells, and with bits set past the end of rows.
 pub fn bytes(seed: u64, dims: &[usize]) -> Owned {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     Owned::from_fn(Spec::new(DType::U8, dims).unwrap(), |_| (256.0 * random.next()).floor())
@@ -22,7 +22,7 @@ pub fn named<const N: usize>(tensors: [(&'static str, Owned); N]) -> Named<Owned
     tensors.into_iter().collect()
 }
 
-/// What products take: activations, weights in planes, a scale for each row, a bias.
+/// The inputs of products: activations, weights in planes, a scale for each row, a bias.
 pub fn product(rows: usize, n: usize, outs: usize) -> Named<Owned> {
     named([
         ("x", noise(1, &[rows, n], -2.0, 2.0)),

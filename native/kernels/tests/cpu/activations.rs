@@ -17,7 +17,8 @@ fn values(values: &[f32]) -> Named<Owned> {
     [("x", Owned::from_fn(spec, |i| values[i] as f64))].into_iter().collect()
 }
 
-/// Noise behind a 9: small values of GELU are as exact as the largest asks for.
+/// Noise that starts with a 9, because tolerances are relative to the largest value of a tensor: small values of GELU
+/// are no more accurate than that.
 fn with_a_large_one(dims: &[usize]) -> Owned {
     let noise = noise(1, dims, -9.0, 9.0).view().to_f64();
     let mut values = noise.iter().enumerate().map(|(i, &v)| if i == 0 { 9.0 } else { v });
@@ -38,7 +39,8 @@ fn every_level_and_type_agrees_with_the_reference() {
     }
 }
 
-/// Larger than the caches, so that results go past them, from an address that no vector starts at.
+/// An output that exceeds the caches, so that it is written by non-temporal stores, at an address that is not aligned
+/// for vectors.
 #[test]
 fn large_outputs_agree_from_any_address() {
     let (count, skipped) = ((16 << 20) / 4 + 37, 3);
@@ -48,7 +50,7 @@ fn large_outputs_agree_from_any_address() {
         let only = Options { function: Some(Activation::Silu), return_derivative: false };
         let whole = common::run::<Activations>(&only, &whole, &Exec { level, threads: 2 }).unwrap();
         let whole = whole.get("y").unwrap().view().slice::<f32>().unwrap().to_vec();
-        // Few threads ask for memory ahead of writing it, more of them write past the caches.
+        // Few threads prefetch memory before writing it; many threads use non-temporal stores.
         for threads in [1, 9] {
             let mut part = Owned::poisoned(Spec::new(DType::F32, &[count + skipped]).unwrap());
             let (_, to) = part.view_mut().split_rows(skipped).unwrap();
@@ -71,7 +73,7 @@ fn gradients_agree_with_finite_differences() {
     }
 }
 
-/// From the smallest numbers to 1e18 all is finite and near the truth.
+/// From the smallest numbers to 1e18 all results are finite and accurate.
 #[test]
 fn extreme_values_stay_finite() {
     let powers = (-45..=18).map(|e| 10f32.powi(e));

@@ -36,14 +36,14 @@ impl Sizes {
         let (q, k) = (shape(heads, queries, width), shape(key_heads, keys, width));
         let mut inputs = check::inputs(&[("q", &q), ("k", &k), ("v", &shape(key_heads, keys, value_width))]);
         let q = inputs.take("q").unwrap().view().to_f64();
-        // So that weights differ by much, but their tails do not vanish.
+        // Scores that make weights differ widely, without letting the small ones vanish.
         let mut of_q = q.iter().map(|v| 3.0 * v);
         inputs.push("q", Owned::from_fn(Spec::new(DType::F32, q.shape()).unwrap(), |_| of_q.next().unwrap()));
         inputs
     }
 }
 
-/// Yes or no, each with some likelihood.
+/// A random mask, in which a key is visible with probability `likely`.
 fn mask(seed: u64, dims: &[usize], likely: f64) -> Owned {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     Owned::from_fn(Spec::new(DType::U8, dims).unwrap(), |_| if random.next() < likely { 3.0 } else { 0.0 })
@@ -59,8 +59,8 @@ fn causal(q_offset: Option<i64>) -> Options {
     Options { causal: true, q_offset, ..Options::default() }
 }
 
-/// What gradients may be off in a type, relative to themselves, and to the largest one. They are made of
-/// `y` and `lse` as they are stored, which the reference does not read.
+/// The tolerance of gradients in a type, relative to themselves and to the largest value. They are computed from `y`
+/// and `lse` as stored, which the reference does not read.
 fn allowed(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F64 => (1e-10, 1e-11),
@@ -70,7 +70,7 @@ fn allowed(dtype: DType) -> (f64, f64) {
     }
 }
 
-/// Compares the gradient with the reference, and the bits of several numbers of threads.
+/// Compares the gradient with the reference, and its bits between numbers of threads.
 fn gradients_agree(options: &Options, inputs: &Named<Owned>) {
     for dtype in DType::FLOATS {
         let inputs = check::backward_inputs::<Attention, AttentionBackward>(
@@ -138,7 +138,7 @@ fn widths_of_all_kinds() {
     }
 }
 
-/// More than a block of queries, a tile of keys, and a stretch of them.
+/// Lengths that exceed a block of queries, a tile of keys, and a stretch of keys.
 #[test]
 fn lengths_beyond_a_tile() {
     for (queries, keys) in [(64, 64), (65, 63), (130, 190), (33, 550), (129, 1030)] {
@@ -148,7 +148,7 @@ fn lengths_beyond_a_tile() {
     }
 }
 
-/// Few queries and many keys, as decoding has them, whatever the share of heads.
+/// Few queries over many keys, as in decoding, for several ratios of heads to key heads.
 #[test]
 fn single_queries_over_many_keys() {
     for (queries, keys) in [(1, 1), (1, 66), (1, 2500), (2, 1300), (3, 700), (4, 100)] {
@@ -193,7 +193,7 @@ fn masks_and_biases_repeated_along_any_axes() {
         let inputs = with(inputs, "mask", mask(subset as u64 + 7, &dims, 0.8));
         agrees(&Options::default(), &with(inputs, "bias", check::noise(8, &dims, -1.0, 1.0)));
     }
-    // Axes that are left out in front.
+    // Leading axes are omitted.
     let inputs = SMALL.inputs(Layout::HeadsFirst);
     let inputs = with(inputs, "mask", mask(9, &[SMALL.keys], 0.5));
     agrees(&causal(Some(3)), &with(inputs, "bias", check::noise(10, &[SMALL.queries, 1], -1.0, 1.0)));
@@ -219,7 +219,7 @@ fn the_gradient_is_the_slope() {
     }
 }
 
-/// All of a query's results and gradients.
+/// The results and gradients of one query.
 fn row(tensor: &Owned, row: usize, width: usize) -> Vec<f64> {
     tensor.view().to_f64().iter().skip(row * width).take(width).copied().collect()
 }
@@ -246,7 +246,7 @@ fn queries_that_see_nothing_have_no_result_and_no_gradient() {
     }
 }
 
-/// A bias of minus infinity hides a key as a mask does.
+/// A bias of minus infinity masks a key as the mask does.
 #[test]
 fn minus_infinity_hides() {
     let (queries, keys) = (5, 70);
@@ -262,7 +262,7 @@ fn minus_infinity_hides() {
     }
 }
 
-/// Logits of thousands, where an f32 score is off by 1e-4 and so is its weight.
+/// Logits of thousands, for which an f32 score is off by 1e-4, and so is its weight.
 #[test]
 fn big_logits_stay_finite_and_near() {
     let sizes = Sizes { batch: 1, heads: 2, key_heads: 1, queries: 70, keys: 130, width: 16, value_width: 16 };
@@ -289,12 +289,12 @@ fn near<O: Op>(options: &O::Options, inputs: &Named<Owned>, exec: &Exec, of_larg
     }
 }
 
-/// Where an element is NaN.
+/// Which elements are NaN.
 fn nans(tensor: &Owned) -> Vec<bool> {
     tensor.view().to_f64().iter().map(|v| v.is_nan()).collect()
 }
 
-/// A NaN reaches what depends on it, and nothing else, though tiles hold hidden keys beside seen ones.
+/// A NaN reaches exactly the results that depend on it, although tiles hold masked keys next to visible ones.
 #[test]
 fn nan_goes_where_it_is_seen() {
     let (queries, keys, width) = (70, 75, 6);
@@ -323,7 +323,7 @@ fn poison(inputs: &Named<Owned>, name: &'static str, at: usize) -> Named<Owned> 
     with(inputs.clone(), name, Owned::from_fn(tensor.spec(), |_| values.next().unwrap()))
 }
 
-/// The inputs of the gradient with what attention gives for these inputs.
+/// The inputs of the gradient, with attention's outputs for these inputs.
 fn with_outputs(options: &Options, inputs: &Named<Owned>, backward: &Named<Owned>) -> Named<Owned> {
     let outputs = run::<Attention>(options, inputs, &Exec { level: Level::Reference, threads: 1 }).unwrap();
     let cotangents = backward.iter().filter(|(name, _)| ["dy", "dlse"].contains(&name.as_ref()));

@@ -41,7 +41,7 @@ fn guards_agree_with_the_reference() {
     }
 }
 
-/// Nothing kept, and everything: the state grows then.
+/// Decays that keep nothing, or everything, in which case the state grows.
 #[test]
 fn decays_of_0_and_1_agree() {
     for gamma in [0.0, 1.0] {
@@ -63,7 +63,7 @@ fn gradients_agree_with_finite_differences() {
     }
 }
 
-/// The examples of the formula, with all weights 0: both gates are 1/2.
+/// The examples of the formula, with all weights 0, for which both gates are 1/2.
 #[test]
 fn the_examples_of_the_formula_come_out() {
     let of = |dims: &[usize], value: f64| Owned::from_fn(Spec::new(DType::F32, dims).unwrap(), |_| value);
@@ -83,11 +83,11 @@ fn the_examples_of_the_formula_come_out() {
     inputs.push("w_mix", of(&[1, 2], 0.0));
     inputs.push("b_mix", of(&[1], 0.0));
     assert_eq!(states(&options(true), &inputs), [0.55, 0.88, 1.078]);
-    // A second gate without weight changes nothing.
+    // A second gate with `mix` = 0 changes nothing.
     assert_eq!(states(&options(false), &inputs), [0.5, 0.75, 0.875]);
 }
 
-/// Both ways to go through time, with packed matrices and with those that are stored.
+/// Covers steps with packed matrices as well as with matrices as stored.
 #[test]
 fn parts_of_a_sequence_go_on_where_the_last_one_ended() {
     for mixed in [false, true] {
@@ -138,7 +138,7 @@ fn sequences_of_a_batch_have_nothing_to_do_with_each_other() {
     }
 }
 
-/// 32768 steps in one piece and in chunks, with decays that forget.
+/// 32768 steps at once and in chunks, with decays that forget.
 #[test]
 fn long_sequences_give_the_same_in_chunks() {
     let (length, chunk) = (32768, 8192);

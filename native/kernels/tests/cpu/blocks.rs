@@ -1,4 +1,4 @@
-//! Block formats: bytes on every level as the formats say, products near their f64 reference, and what is refused.
+//! Block formats: bytes as the formats define on every level, products near their f64 reference, and errors.
 
 use crate::common;
 use crate::common::check::{agrees_everywhere, noise};
@@ -38,7 +38,7 @@ fn from_blocks(format: Format, q: &[u8], exec: &Exec) -> Vec<f64> {
     results.get("x").unwrap().view().to_f64().into_iter().collect()
 }
 
-/// Everything but the reference itself.
+/// All levels but the reference.
 fn execs() -> impl Iterator<Item = Exec> {
     levels().flat_map(|level| [1, 2, 8].map(|threads| Exec { level, threads }))
 }
@@ -72,7 +72,7 @@ fn any_bytes_are_read_as_the_reference_reads_them() {
             assert_eq!(from_blocks(format, &q, &exec), truth, "{format:?} {exec:?}");
         }
     }
-    // The lowest byte of Q8_0, which the quantizer never writes.
+    // The byte -128 of Q8_0, which the quantizer never writes.
     let block: Vec<u8> = [0x00, 0x38].into_iter().chain([0x80; 32]).collect();
     assert_eq!(from_blocks(Format::Q8, &block, &Exec::default()), [-64.0; 32]);
 }
@@ -132,7 +132,7 @@ fn unchecked_bytes_are_the_same_on_every_level_and_read_as_not_finite() {
 
 #[test]
 fn values_are_read_back_within_the_bounds() {
-    // Scales are no subnormal numbers.
+    // Scales must not become subnormal.
     let x = Owned::from_fn(Spec::new(DType::F32, &[64 * 32]).unwrap(), {
         let mut random = common::Random(11);
         move |at| (2.0 * random.next() - 1.0) * 2f64.powi((at / 32) as i32 % 18)
@@ -214,7 +214,7 @@ fn what_is_not_finite_makes_its_row_not_finite_and_no_other() {
     check::<MatmulF32Q4>(Format::Q4);
 }
 
-/// What running `O` on these inputs says is wrong.
+/// The kind, argument and finding of the error of `O` for these inputs.
 fn refused<O: Op>(options: serde_json::Value, inputs: Named<Owned>) -> (Kind, String, String) {
     let options: O::Options = serde_json::from_value(options).unwrap();
     let Err(error) = run::<O>(&options, &inputs, &Exec::default()) else { panic!("{} takes it", O::NAME) };
@@ -282,13 +282,13 @@ fn half_precision_rounds_to_nearest_even_on_every_level() {
     assert_eq!(start, [0x7bff, 0x7c00, 0x7bff, 1, 0, 1, 0x3c00, 0x3c02, 0x8000]);
 }
 
-/// The paths that a better one stands in front of on this machine, too.
+/// Covers the instruction sets that a better one replaces on this machine.
 #[test]
 fn all_byte_products_of_this_cpu_agree_with_the_reference() {
     fn check<O: Op<Options = Options, Problem = sidewinder_kernels::ops::products::blocks::Problem>>(format: Format) {
         for (rows, blocks, outputs) in SIZES {
             let mut inputs = product(format, &[rows, blocks * 32], outputs, false);
-            // The ends of the range of x meet the ends of the weights'.
+            // The extreme values of x are multiplied with those of the weights.
             let mut x = inputs.take("x").unwrap().view().to_f64().into_iter();
             let x = Owned::from_fn(Spec::new(DType::F32, &[rows, blocks * 32]).unwrap(), |at| {
                 let noise = x.next().unwrap();

@@ -114,7 +114,7 @@ fn the_example_of_the_formula() {
     }
 }
 
-/// Steps `range` of a tensor (B, L, D), without the axis of time if there is one step.
+/// Steps `range` of a tensor (B, L, D); for a single step without the time axis.
 fn cut(tensor: &Owned, range: std::ops::Range<usize>) -> Owned {
     let part = tensor.view().to_f64();
     let part = part.slice_axis(ndarray::Axis(1), range.clone().into());
@@ -167,7 +167,7 @@ fn a_step_agrees_in_every_type() {
     }
 }
 
-/// An infinity beyond the end of a short sequence must not meet a zero.
+/// An infinity past the end of a short sequence must not be multiplied by zero.
 #[test]
 fn infinite_samples_stay_in_their_channel() {
     let mut inputs = inputs([1, 2, 20, 4], true, true);

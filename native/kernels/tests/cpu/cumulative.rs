@@ -1,5 +1,5 @@
-//! Cumulative products, sums and log-sums and their gradients, against their f64 references, finite differences,
-//! the formulas' examples, and themselves in pieces.
+//! Cumulative products, sums and log-sums and their gradients, against their f64 references, finite differences, the
+//! formulas' examples, and against themselves run in pieces.
 
 use crate::common;
 use crate::common::check::{self, noise};
@@ -45,7 +45,7 @@ fn the_product_by_logarithms_agrees_with_the_reference() {
     for sizes in SIZES {
         for (reverse, start) in [(true, None), (false, Some(2.0))] {
             let inputs = inputs("gamma", sizes, (-0.02, 1.1), 1.0, start);
-            // Without a floor some of the logarithms are minus infinity, and bounded from below.
+            // Without a floor some of the logarithms are minus infinity, and are clamped from below.
             for (eps, log_min) in [(0.03, -50.0), (0.0, -3.0)] {
                 let options = ExpProductOptions { eps, log_min, ..exp_product(reverse) };
                 both::<ExpProductScan, ExpProductScanBackward>(&options, &inputs);
@@ -103,7 +103,7 @@ fn gradients_agree_with_finite_differences() {
     }
 }
 
-/// Runs `O` on the whole and in pieces, each from the state that the one before it left, all on every level.
+/// Runs `O` at once and in pieces, each from the last state of the previous one, on every level.
 fn pieces_make_the_whole<O: Op>(options: &O::Options, inputs: &Named<Owned>, cuts: &[usize]) {
     for level in common::levels() {
         let exec = Exec { level, threads: 2 };
@@ -124,7 +124,7 @@ fn pieces_make_the_whole<O: Op>(options: &O::Options, inputs: &Named<Owned>, cut
     }
 }
 
-/// 3 channels and 22000 steps are walked through in chunks of 5461 each, and these pieces in one.
+/// 3 channels and 22000 steps at once are divided into chunks of 5461; most pieces are a single chunk.
 #[test]
 fn results_do_not_depend_on_how_time_is_cut() {
     let sizes = [1, 1, 22000, 3];
@@ -155,7 +155,7 @@ fn the_reverse_is_the_scan_of_what_is_reversed() {
     }
 }
 
-/// 65536 steps in one piece and in chunks, with factors near 1 and sums that grow.
+/// 65536 steps at once and in chunks, with factors near 1 and sums that grow.
 #[test]
 fn long_scans_keep_their_accuracy() {
     fn agrees<F: Op, B: Op<Options = F::Options>>(options: &F::Options, inputs: &Named<Owned>) {
@@ -164,7 +164,7 @@ fn long_scans_keep_their_accuracy() {
         for level in common::levels() {
             let exec = Exec { level, threads: 2 };
             common::assert_close(&common::run::<F>(options, inputs, &exec).unwrap(), &truth, F::NAME);
-            // Each is a product with a sum in f32 over up to all steps.
+            // Each gradient is a product with a sum in f32 over up to all steps.
             let got = common::run::<B>(options, &backward, &exec).unwrap();
             for (name, expected) in gradients.iter() {
                 let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
@@ -182,7 +182,7 @@ fn long_scans_keep_their_accuracy() {
     agrees::<CumSum, CumSumBackward>(&SUM, &x);
 }
 
-/// A logarithm near 1 keeps all its digits, and a compensated sum of them too.
+/// A logarithm near 1 keeps all its digits, and so does a compensated sum of them.
 #[test]
 fn decays_near_1_keep_their_distance_from_1() {
     let (length, gamma) = (4096, 1.0f32 - 1e-6);
@@ -248,7 +248,7 @@ fn the_examples_of_the_formulas_come_out() {
     }
 }
 
-/// A product over a part of a chunk of time is larger or smaller here than any f32, and yet not the result.
+/// The product over a part of a chunk of time overflows or underflows f32 here, although no result does.
 #[test]
 fn products_of_chunks_do_not_overflow() {
     let (length, width) = (1100, 64);

@@ -1,5 +1,4 @@
-//! Decoding over a cache of keys and values, against one causal pass over all tokens, and the layers that are
-//! made of it.
+//! Decoding over a cache of keys and values, against one causal pass over all tokens, and the layers that use it.
 
 use crate::common;
 use crate::common::check::noise;
@@ -25,12 +24,12 @@ fn in_place<O: Op>(options: &O::Options, inputs: &Named<Owned>, cache: &mut [Own
     Ok(y)
 }
 
-/// A cache of `room` rows, with NaN in all of them.
+/// A cache with a capacity of `room` rows, all NaN.
 fn cache(dtype: DType, [batch, heads, room]: [usize; 3], widths: [usize; 2]) -> [Owned; 2] {
     widths.map(|width| Owned::poisoned(Spec::new(dtype, &[batch, heads, room, width]).unwrap()))
 }
 
-/// What results may be off: rows are the same sums in another order, and each is rounded.
+/// Checks results within the tolerance: rows are equal sums in another order, and each is rounded.
 fn near(got: &Owned, expected: &Owned, what: &str) {
     let dtype = expected.spec().dtype;
     let relative = match dtype {
@@ -50,7 +49,7 @@ struct Case {
     widths: [usize; 2],
     length: usize,
     bias: bool,
-    /// How many tokens come at a time, again and again.
+    /// Numbers of tokens per step, repeated cyclically.
     steps: &'static [usize],
 }
 
@@ -80,7 +79,7 @@ impl Case {
         inputs
     }
 
-    /// The inputs of a step.
+    /// The inputs for a range of tokens.
     fn step(&self, all: &Named<Owned>, range: std::ops::Range<usize>) -> Named<Owned> {
         let each = all.iter().map(|(name, tensor)| {
             let axis = tensor.spec().shape.len() - 1;
@@ -166,7 +165,7 @@ fn layer<O: Op>(length: usize, width: usize, hidden: usize) -> Named<Owned> {
 const LENGTH: usize = 21;
 const HEADS: usize = 4;
 
-/// Runs a layer at once, and in steps over a cache: the rows are the same.
+/// Runs a layer at once, and in steps over a cache: the rows must be equal.
 fn goes_on<O: Op>(options: impl Fn(usize) -> O::Options) {
     let inputs = layer::<O>(LENGTH, 24, 20);
     for dtype in DType::FLOATS {

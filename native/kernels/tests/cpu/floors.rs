@@ -1,10 +1,10 @@
-//! Imports go down: no file imports from a floor above its own.
+//! Layering: no file imports from a layer above its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The floors, from the ground up, by folders of `src`. Rooms of one floor may know each other. What is in none of them,
-/// the list of ops and what is beside it, is above all.
+/// The layers, from the bottom up, by folders of `src`. Folders of one layer may import each other. Anything else, such
+/// as the list of ops, is above all layers.
 const FLOORS: &[&[&str]] = &[
     &["base"],
     &["cpu"],
@@ -17,7 +17,7 @@ const FLOORS: &[&[&str]] = &[
     &["ops/layers", "ops/mm_rec"],
 ];
 
-/// The floor of a file or of an imported path, with slashes.
+/// The layer of a file or of an imported path, with slashes.
 fn floor(path: &str) -> usize {
     let inside = |room: &&str| path.strip_prefix(*room).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     FLOORS.iter().position(|rooms| rooms.iter().any(inside)).unwrap_or(FLOORS.len())
@@ -36,11 +36,11 @@ fn code(file: &Path) -> String {
     code.map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
-/// The paths that the code names from the root of the crate, with slashes; of names in braces each. No import nests
-/// braces.
+/// The paths that the code imports from the crate's root, with slashes; a list in braces gives one path for each name.
+/// Braces must not be nested.
 fn imports(code: &str) -> Vec<String> {
     let starts = code.match_indices("crate::").filter(|(at, _)| {
-        // Macros name paths for where they are used; visibility is no import.
+        // Macros name paths for their expansion, and visibility is not an import.
         let before = &code[..*at];
         !before.ends_with('$') && !before.ends_with("pub(in ")
     });
@@ -62,7 +62,7 @@ fn paths(text: &str) -> Vec<String> {
     }
 }
 
-/// Modules and macros that the crate shows at its root, by where they are.
+/// Maps modules and macros that the crate exports at its root to their actual paths.
 fn shown_at_the_root(path: &str, macros: &[(String, String)]) -> String {
     let (first, rest) = path.split_once('/').unwrap_or((path, ""));
     match first {

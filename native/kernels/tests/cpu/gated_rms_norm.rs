@@ -16,8 +16,8 @@ fn inputs(dims: &[usize]) -> Named<Owned> {
         .collect()
 }
 
-/// Both orders of gate and norm. The gradient of a short part is a difference that grows with eps: with a small one there
-/// would be little but roundings.
+/// Both orders of gate and norm. The gradient of a short part is a difference that grows with eps: with a small eps it
+/// would be mostly rounding error.
 fn options(groups: usize, columns: usize) -> [Options; 2] {
     let eps = if columns < 3 { 0.5 } else { 1e-5 };
     [false, true].map(|norm_before_gate| Options { eps, groups, norm_before_gate })
@@ -68,7 +68,7 @@ fn gradients_agree_with_finite_differences() {
     }
 }
 
-/// `silu(z)` is `z` for large `z`: with a gate of that the op is a norm of `x` by itself.
+/// `silu(z)` is `z` for large `z`, so a constant large gate only scales the norm of `x`.
 #[test]
 fn a_gate_that_is_a_number_scales_the_norm() {
     let dims = [5, 40];

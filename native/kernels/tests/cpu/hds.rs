@@ -93,7 +93,7 @@ fn the_examples_of_the_formula_are_exact() {
         assert_eq!(of(5, &Options::default()), [vec![3.0], vec![3.0]]);
         assert_eq!(of(1, &Options::default()), [vec![1.0], vec![1.0]]);
         assert_eq!(of(5, &Options { levels: 2, ratio: 2, cursor: 0 }), [vec![2.0, 4.0]]);
-        // A ring whose oldest slot has the 3: 3 4 5 1 2, of which windows are 3 4 5 and 5 1 2.
+        // A ring whose oldest slot holds the 3: in order 3 4 5 1 2, with the windows 3 4 5 and 5 1 2.
         let ring = levels_of(count(5), &Options { levels: 2, ratio: 2, cursor: 7 }, &exec);
         assert_eq!(ring, [[4.0, f64::from(8.0f32 / 3.0)]]);
     }
@@ -130,7 +130,7 @@ fn nan_stays_in_its_windows_and_column() {
             let found = values.indexed_iter().filter(|(_, v)| v.is_nan()).map(|(at, _)| [at[0], at[1], at[2]]);
             found.collect()
         };
-        // Slots 16 to 20 and 20 to 24 of 37, and of those the windows 0 to 4 and 4 to 8.
+        // Windows of slots 16 to 20 and 20 to 24 of 37; one level up the windows 0 to 4 and 4 to 8.
         assert_eq!(nan("k1"), [[1, 4, 3], [1, 5, 3]]);
         assert_eq!(nan("k2"), [[1, 0, 3], [1, 1, 3]]);
         assert!(nan("v1").is_empty() && nan("v2").is_empty());

@@ -1,4 +1,4 @@
-//! The walk down a hierarchy and attention over what it finds, against its f64 reference.
+//! The search down a hierarchy and attention over the slots that it finds, against its f64 reference.
 
 use crate::common;
 use crate::common::check::{self, noise};
@@ -54,7 +54,7 @@ fn the_example_of_the_formula_agrees() {
     }
 }
 
-/// Slots for a query of one column and these keys, which are their own scores.
+/// The slots found for a query of width 1 and value 1, whose scores are the keys themselves.
 fn found(keys: &[f64], options: &Options) -> Vec<Vec<i32>> {
     let inputs: Named<Owned> = [
         ("q", tensor(&[1, 1, 1], &[1.0])),
@@ -79,9 +79,9 @@ fn of_equal_scores_the_lower_slot_counts_more() {
     check(&[1.0; 8], 2, &[0, 1, 2, 3]);
     check(&[0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 2, &[2, 3, 4, 5]);
     check(&[1.0, 1.0, 0.0, 0.0, 2.0, 2.0, 0.0, 0.0], 3, &[0, 1, 2, 3, 4, 5]);
-    // Both zeros are equal.
+    // Both zeros rank equally.
     check(&[-0.0, -0.0, 0.0, 0.0], 1, &[0, 1]);
-    // More than there are.
+    // More candidates than there are slots.
     check(&[1.0, 2.0, 3.0, 4.0], 9, &[0, 1, 2, 3]);
 }
 

@@ -53,7 +53,7 @@ fn gradients_agree_with_finite_differences() {
     }
 }
 
-/// Decays within 1e-4 of 1 over 65536 steps: sums of thousands of steps.
+/// Decays within 1e-4 of 1 over 65536 steps, so that states are sums over thousands of steps.
 #[test]
 fn length_65536_keeps_its_accuracy() {
     let (length, channels) = (65536, 3);

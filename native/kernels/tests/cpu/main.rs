@@ -1,5 +1,5 @@
-//! The tests of ops on the CPU, and of what they are made of. One program, which links once: `--test cpu NAME` runs a
-//! part of it.
+//! The tests of ops on the CPU, and of their building blocks. They are one program, which links once: `--test cpu NAME`
+//! runs a part of it.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -13,7 +13,7 @@ fn wanted() -> Options {
     Options { return_state: true, ..Options::default() }
 }
 
-/// Sizes of a block.
+/// The sizes of a block.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     batch: usize,
@@ -30,7 +30,7 @@ impl Sizes {
         Sizes { batch, length, model, inner, state, rank, width }
     }
 
-    /// Inputs in f32, with weights of the sizes that layers start from.
+    /// Inputs in f32, with weights as at initialisation.
     fn inputs(&self, biases: bool, states: bool) -> Named<Owned> {
         let Sizes { batch, length, model, inner, state, rank, width } = *self;
         let root = |n: usize| 1.0 / (n.max(1) as f64).sqrt();
@@ -70,8 +70,8 @@ const SIZES: [[usize; 7]; 7] = [
     [1, 3, 4, 8, 0, 1, 4],
 ];
 
-/// Intermediate tensors are rounded to the storage type after each step, so 16-bit results may be off by
-/// several roundings of the largest of their tensor.
+/// Intermediate tensors are rounded to the storage type after each step, so 16-bit results may be off by several
+/// roundings of the largest value of their tensor.
 fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
     let relative = match dtype {
         DType::F64 => 1e-10,
@@ -93,7 +93,7 @@ fn every_level_and_type_agrees_with_the_reference() {
         let inputs = Sizes::new(*sizes).inputs(biases, states);
         let backward = check::backward_inputs::<MambaBlock, MambaBlockBackward>(&wanted(), &inputs);
         for dtype in DType::FLOATS {
-            // Where a tensor has one element, cancelling terms may leave it less than their roundings.
+            // In a tensor of one element, cancelling terms may leave less than their rounding errors.
             if dtype.size() == 2 && sizes[3] == 1 {
                 continue;
             }

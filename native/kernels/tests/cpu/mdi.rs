@@ -17,7 +17,7 @@ fn update(dims: &[usize]) -> Named<Owned> {
     check::inputs(&[("z", dims), ("h_old", dims), ("gate", dims), ("gamma", dims)])
 }
 
-/// Inputs of the step; those of the coefficient are among them.
+/// Inputs of the step, including those of the coefficient.
 fn step(rows: &[usize], [width, inner]: [usize; 2], context: bool) -> Named<Owned> {
     let x = [rows, &[width]].concat();
     let of = |inputs: usize| 1.0 / (inputs.max(1) as f64).sqrt();
@@ -138,7 +138,7 @@ fn the_examples_of_the_formulas_agree() {
     }
 }
 
-/// Large biases push the coefficient beyond the ends: it stays on them, and no gradient comes through.
+/// Large biases push the coefficient beyond its bounds: it stays on them, and its gradient is 0.
 #[test]
 fn beyond_the_ends_nothing_changes() {
     for (bias, end) in [(30.0, 1.0 - 1e-6), (-30.0, 1e-6)] {
@@ -163,7 +163,7 @@ fn beyond_the_ends_nothing_changes() {
     }
 }
 
-/// What is no number comes out where it goes in, and in no other row.
+/// NaN appears in exactly those rows where it was put in.
 #[test]
 fn nan_stays_in_its_row() {
     for name in ["z", "context", "h_prev"] {

@@ -20,7 +20,7 @@ const SIZES: [[usize; 4]; 8] = [
     [2, 3, 2, 0],
 ];
 
-/// Runs an op on a bank that is there as an output alone.
+/// Runs an op on a bank that is passed as an output only.
 fn in_place<O: Op>(options: &O::Options, inputs: &Named<Owned>, bank: &mut Owned, exec: &Exec) -> Result<()> {
     let outputs = [("bank", bank.view_mut())].into_iter().collect();
     op::run_cpu::<O>(options, &inputs.map(Owned::view), outputs, exec)
@@ -50,7 +50,7 @@ fn summaries_go_where_the_policy_says() {
     }
 }
 
-/// Write after write into the same memory is what each write alone gives.
+/// Successive writes into one memory give the results of separate writes.
 #[test]
 fn banks_change_in_place() {
     for dtype in DType::FLOATS {

@@ -1,4 +1,4 @@
-//! The block of MM-Rec and its gradient against their f64 references, finite differences and their parts.
+//! The MM-Rec block and its gradient against their f64 references, finite differences and their steps.
 
 use crate::common;
 use crate::common::blocks::{SMALL, Sizes, inputs, sizes};
@@ -24,7 +24,7 @@ fn keeping(heads: usize) -> Options {
     Options { checkpoint: false, ..options(heads) }
 }
 
-/// The inputs of the gradient, without what the block kept and without the cotangents of a list.
+/// The inputs of the gradient, without the block's kept outputs and without the cotangents in `without`.
 fn lean(backward: &Named<Owned>, without: &[&str]) -> Named<Owned> {
     let outputs = ["h", "gamma", "context"].into_iter().chain(KEPT);
     let left_out: Vec<&str> = outputs.chain(without.iter().copied()).collect();
@@ -69,7 +69,7 @@ fn gradients_agree_with_finite_differences() {
     check::gradients_agree_with_differences::<MmrecBlock, MmrecBlockBackward>(&options, &core);
 }
 
-/// What the gradient is given it would have computed to the same bits, each tensor by itself.
+/// The gradient has equal bits whether a tensor is given to it or recomputed, for each tensor separately.
 #[test]
 fn what_is_kept_changes_no_bit() {
     let inputs = inputs(sizes([2, 37, 12], [3, 29], [1, 21]), true);
@@ -114,7 +114,7 @@ fn near(got: &Owned, expected: &Owned, what: &str) {
     assert!(off <= 1.0, "{what} is off by {off} times the tolerance");
 }
 
-/// In parts that hand on their states, a sequence gives what it gives in one piece.
+/// A sequence in parts that pass on their states gives the results of the sequence at once.
 #[test]
 fn a_sequence_may_be_cut_anywhere() {
     let sizes = sizes([2, 11, 8], [2, 16], [2, 9]);
@@ -141,7 +141,7 @@ fn a_sequence_may_be_cut_anywhere() {
     }
 }
 
-/// Longer than what is meant to go in one piece: in chunks the numbers are the same.
+/// A sequence longer than what is meant to run at once: in chunks the numbers are equal.
 #[test]
 fn chunks_of_a_long_sequence_agree_with_the_whole() {
     let (length, chunk) = (40_000, 8192);
@@ -178,7 +178,7 @@ fn sequences_of_a_batch_do_not_meet() {
     }
 }
 
-/// What comes later changes no bit of what came before.
+/// Later rows change no bit of earlier ones.
 #[test]
 fn nothing_is_seen_before_it_comes() {
     let inputs = inputs(sizes([1, 9, 8], [2, 16], [1, 37]), false);
@@ -200,7 +200,7 @@ fn nothing_is_seen_before_it_comes() {
     }
 }
 
-/// A sequence of one step is the core step and a step of integration by hand.
+/// A sequence of one step equals the core step and a step of integration, computed by hand.
 #[test]
 fn one_step_is_made_of_its_parts() {
     let inputs = inputs(Sizes { length: 1, ..SMALL }, true);

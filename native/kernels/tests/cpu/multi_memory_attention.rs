@@ -40,7 +40,7 @@ fn inputs(sizes: &Sizes, optional: bool) -> Named<Owned> {
 }
 
 /// Intermediate tensors are rounded after each step, so 16-bit results may be off by several roundings of the largest
-/// of their tensor, where sums over many rows cancel.
+/// value of their tensor, where sums over many rows cancel.
 fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
     let relative = match dtype {
         DType::F64 => 1e-10,
@@ -50,7 +50,7 @@ fn near(got: &Named<Owned>, expected: &Named<Owned>, dtype: DType, what: &str) {
     };
     for (name, expected) in expected.iter() {
         let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
-        // Where there is one slot, scores have no gradient: what is left is rounding.
+        // With one slot, scores have no gradient: what remains is rounding error.
         let floor = if name.starts_with('d') { 1e-2 * relative } else { 0.0 };
         let worst = worst(got.get(name).unwrap(), expected, 0.0, relative * largest + floor);
         assert!(worst <= 1.0, "{name} is off by {worst} times the tolerance: {what}");
@@ -94,7 +94,7 @@ fn every_level_and_type_agrees_with_the_reference() {
             let mut backward =
                 check::backward_inputs::<MultiMemoryAttention, MultiMemoryAttentionBackward>(&options, &inputs);
             if slots == 0 {
-                // It is -inf whatever comes in.
+                // lse is -inf whatever the inputs are.
                 backward.take("dlse");
             }
             runs_near::<MultiMemoryAttentionBackward>(&options, &backward);
@@ -117,7 +117,7 @@ fn gradients_agree_with_finite_differences() {
     }
 }
 
-/// One memory for all sequences is that memory for each of them.
+/// One shared memory equals a copy of it for each sequence.
 #[test]
 fn a_memory_may_be_shared() {
     let sizes = Sizes { batch: 3, length: 5, width: 8, of_memory: 1, slots: 9 };
@@ -164,7 +164,7 @@ fn the_examples_of_the_formula_agree() {
     check(&inputs, [5.0, 10.0], None);
 }
 
-/// A memory whose slots are all equal gives every query the same.
+/// A memory whose slots are all equal gives every query equal results.
 #[test]
 fn equal_slots_make_attention_constant() {
     let mut inputs = inputs(&Sizes { batch: 2, length: 21, width: 16, of_memory: 2, slots: 64 }, true);

@@ -18,11 +18,11 @@ fn inputs<O: Op>(dims: &[usize], low: f64, high: f64) -> Named<Owned> {
     inputs
 }
 
-/// Forward and gradient of a call on every level and in every type.
+/// Checks the op and its gradient on every level and in every type.
 fn agrees<O: Differentiable>(options: &O::Options, dims: &[usize], low: f64, high: f64) {
     let inputs = inputs::<O>(dims, low, high);
     check::agrees_everywhere::<O>(options, &inputs);
-    // The terms of shorter rows' gradients cancel; golden values say how near they must be.
+    // In shorter rows the gradients' terms cancel; golden tests cover those with tolerances of their own.
     if dims.last() > Some(&2) || dims.contains(&0) {
         check::agrees_everywhere::<Backward<O>>(options, &check::backward_inputs::<O, Backward<O>>(options, &inputs));
     }
@@ -56,8 +56,8 @@ fn every_level_and_type_agrees_with_the_reference() {
     }
 }
 
-/// Larger than the caches, with every row at another distance from where vectors are aligned: few threads
-/// ask for memory ahead of writing it, more of them write past the caches, and neither changes a bit.
+/// An output that exceeds the caches, in which each row has another offset from alignment. Few threads prefetch memory
+/// before writing it, many use non-temporal stores, and neither changes a bit.
 #[test]
 fn large_outputs_are_those_of_their_rows() {
     let (rows, width) = (4300, 1003);
@@ -145,7 +145,7 @@ fn the_examples_of_the_formulas_are_met() {
     });
 }
 
-/// Numbers whose squares would overflow, and rows whose mean is far larger than what they differ by.
+/// Numbers whose squares would overflow, and rows whose mean is far larger than their deviations from it.
 #[test]
 fn large_numbers_and_large_means_keep_their_digits() {
     let width = 4096;
@@ -163,7 +163,7 @@ fn large_numbers_and_large_means_keep_their_digits() {
         let got = common::run::<RmsNorm>(&rms(EpsMode::Inside), &huge, &exec).unwrap();
         common::assert_close(&got, &truth, level.name());
         let got = common::run::<LayerNorm>(&LayerOptions::default(), &far, &exec).unwrap();
-        // The numbers themselves are only exact to 6e-5.
+        // The inputs themselves are only exact to 6e-5.
         let worst = common::worst(got.get("y").unwrap(), far_truth.get("y").unwrap(), 1e-5, 1e-3);
         assert!(worst <= 1.0, "off by {worst} on {}", level.name());
     }

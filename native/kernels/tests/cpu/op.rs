@@ -1,4 +1,4 @@
-//! Declarations of ops: what all of them keep, and the sizes that their shapes have in calls.
+//! Declarations of ops: rules that hold for all of them, and the sizes that their patterns bind in calls.
 
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::pattern::{Axis, ONE, Term};
@@ -53,7 +53,7 @@ fn numbers_below_their_range_or_above_it_are_refused() {
     assert_eq!(refused(Range::not_positive, 2.0).as_deref(), Some("a finite number that is not positive"));
 }
 
-/// Else a sum, or an output, would have no size, or any.
+/// Otherwise a sum, or an output, would have no determined size.
 #[test]
 fn every_letter_of_a_sum_or_an_output_stands_alone_in_an_input_that_must_be_there() {
     for about in OPS.iter().map(|op| op.about()) {
@@ -72,7 +72,7 @@ fn every_letter_of_a_sum_or_an_output_stands_alone_in_an_input_that_must_be_ther
     }
 }
 
-/// Else a gradient would take values of the op, or cotangents, of other shapes.
+/// Otherwise a gradient could get outputs of the op, or cotangents, of other shapes.
 #[test]
 fn gradients_take_outputs_as_they_are_declared() {
     for about in OPS.iter().map(|op| op.about()) {

@@ -1,4 +1,4 @@
-//! What other languages know of the ops.
+//! The table of ops for other languages.
 
 #[path = "../common/op_table.rs"]
 mod text;

@@ -64,13 +64,13 @@ fn the_examples_of_the_formula_are_met() {
     }
 }
 
-/// Short waves stay, long ones are stretched by the factor, and those between partly.
+/// Short wavelengths are unchanged, long ones are stretched by the factor, and those between are interpolated.
 #[test]
 fn the_scaling_of_llama_3_stretches_long_waves() {
     let rate_of = |scaling_factor, theta| {
         let options = Options { theta, scaling_factor, first_position: 1, ..Options::default() };
         let got = rotated(&options);
-        // The second pair is (2, 4), turned by its rate.
+        // The second pair is (2, 4), rotated by its rate.
         got[3].atan2(got[1]) - 4f64.atan2(2.0)
     };
     for (theta, expected) in [(1e4, 0.01), (1e10, 1e-5 / 8.0)] {

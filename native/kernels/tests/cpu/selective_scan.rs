@@ -1,5 +1,5 @@
-//! The scan against the f64 reference over every level, element type and odd shape, and what spec
-//! and README promise of it beside numbers.
+//! The scan against the f64 reference on every level, in every element type and for odd shapes, and its other
+//! documented properties.
 
 use crate::common;
 use crate::common::scans::{Call, Varies, calls};
@@ -184,7 +184,7 @@ fn nan_stays_in_its_channel_and_batch() {
 
 #[test]
 fn steps_of_any_size_are_right_at_the_ends() {
-    // Decays of exactly 1, of 0, and overflow to infinity where A is positive.
+    // Decays of exactly 1 and of 0, and an overflow to infinity where A is positive.
     let spec = |shape: &[usize]| Spec::new(DType::F32, shape).unwrap();
     for (dt, a, expected) in [
         (0.0, -1e30, 3.0),

@@ -1,5 +1,5 @@
-//! The gradient of the scan: against the f64 reference over every level, element type and odd shape;
-//! the reference against finite differences; and what is promised beside numbers.
+//! The gradient of the scan against the f64 reference on every level, in every element type and for odd shapes; the
+//! reference against finite differences; and other documented properties.
 
 use crate::common;
 use crate::common::scans::{Call, Varies, calls};
@@ -21,7 +21,7 @@ fn run(call: &Call, inputs: &Named<Owned>, exec: &Exec) -> Named<Owned> {
     common::run::<SelectiveScanBackward>(&call.options, inputs, exec).unwrap()
 }
 
-/// Every level and number of threads against the reference; threads must not change a bit.
+/// Checks every level and number of threads against the reference; the number of threads must not change a bit.
 fn agrees(call: &Call, dtype: DType, threads: &[usize]) {
     let inputs = common::cast(op::about::<SelectiveScanBackward>(), &inputs(call), dtype);
     let expected = reference::<SelectiveScanBackward>(&call.options, &inputs);
@@ -48,14 +48,15 @@ proptest! {
 
     #[test]
     fn the_reference_agrees_with_finite_differences(call in calls()) {
-        // The clamp has no derivative at its bounds, and behind it a straight-through gradient none.
+        // The clamp has no derivative at its bounds, and beyond them the straight-through gradient is not the
+        // derivative.
         let options = Options { dt_clamp: None, return_state: true, return_states: true, ..call.options.clone() };
         let call = Call { batch: call.batch.min(2), length: call.length.min(9), channels: call.channels, options, ..call };
         differs_as_told(&call);
     }
 }
 
-/// The derivative along a random direction, input by input: from the gradient, and by differences.
+/// Compares the derivative along a random direction for each input: from the gradient, and from finite differences.
 fn differs_as_told(call: &Call) {
     let all = inputs(call);
     let wide: Named<ArrayD<f64>> = all.iter().map(|(name, t)| (name.clone(), t.view().to_f64())).collect();
@@ -83,7 +84,7 @@ fn differs_as_told(call: &Call) {
     }
 }
 
-/// What the cotangents are the derivatives of.
+/// The function whose derivatives the gradients are, for these cotangents.
 fn loss(call: &Call, inputs: &Named<ArrayD<f64>>) -> f64 {
     let forward: Named<ArrayD<f64>> = inputs
         .iter()
@@ -219,7 +220,7 @@ fn examples_worked_by_hand() {
     let options = |clamp_grad| Options { dt_clamp: Some((0.001, 0.1)), clamp_grad, ..Options::default() };
     gives(&options(ClampGrad::Mask), &clamped, &[("ddt", &[0.0, 0.0])]);
     gives(&options(ClampGrad::StraightThrough), &clamped, &[("ddt", &[2.998001, 1.8001999])]);
-    // Both bounds are inside.
+    // Both bounds are inside the range.
     let at_bounds = two_steps([0.1f32 as f64, 0.001f32 as f64], &[]);
     gives(&options(ClampGrad::Mask), &at_bounds, &[("ddt", &[2.998001, 1.8001999])]);
 }

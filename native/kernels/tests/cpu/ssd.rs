@@ -1,4 +1,4 @@
-//! The scan of Mamba-2 and its gradient against their f64 references, other formulations and finite differences.
+//! Mamba-2's scan and its gradient against their f64 references, other formulations and finite differences.
 
 use crate::common;
 use crate::common::check::{self, noise};
@@ -73,7 +73,7 @@ fn repeated(of: &Owned, times: usize, dims: &[usize]) -> Owned {
     Owned::from_fn(Spec::new(of.spec().dtype, dims).unwrap(), |i| values[i / times])
 }
 
-/// A scan of Mamba whose channels of a head all have the head's step sizes and decays.
+/// Equals Mamba's scan if all channels of a head get the head's step sizes and decays.
 #[test]
 fn it_is_a_selective_scan_of_channels_that_decay_alike() {
     let [batch, length, heads, width, groups, state] = [2, 70, 4, 5, 2, 9];
@@ -105,8 +105,8 @@ fn it_is_a_selective_scan_of_channels_that_decay_alike() {
     }
 }
 
-/// The other side of the duality: `y_i = sum_j (C_i . B_j) exp(delta_j+1 A + ... + delta_i A) delta_j x_j`, a masked
-/// matrix as in attention.
+/// The dual form: `y_i = sum_j (C_i . B_j) exp(delta_j+1 A + ... + delta_i A) delta_j x_j`, a masked matrix as in
+/// attention.
 #[test]
 fn it_is_a_product_with_a_masked_matrix() {
     let [length, width, state] = [90, 3, 6];
@@ -131,7 +131,7 @@ fn it_is_a_product_with_a_masked_matrix() {
     }
 }
 
-/// A sequence in two calls, the second from the first's last state.
+/// A sequence in two calls, the second of which starts from the first's last state.
 #[test]
 fn a_sequence_may_be_cut_anywhere() {
     let length = 131;

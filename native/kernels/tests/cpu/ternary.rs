@@ -1,4 +1,4 @@
-//! Ternary numbers: conversions, rules, products and layers on every level, and what they refuse.
+//! Ternary numbers: conversions, rules, products and layers on every level, and their errors.
 
 use crate::common;
 use crate::common::check::{agrees_everywhere, noise};
@@ -42,7 +42,7 @@ fn tensor(dtype: DType, dims: &[usize], of: &[f64]) -> Owned {
     Owned::from_fn(Spec::new(dtype, dims).unwrap(), |at| of[at])
 }
 
-/// On every level with all that the CPU has beside it, and without.
+/// Runs on every level, with all extensions that the CPU has and without them.
 fn with_and_without_extensions<O: Op>(options: &O::Options, inputs: &Named<Owned>) {
     for most in [Extensions::None, Extensions::Dot, Extensions::DotAndCount] {
         allow(most);
@@ -122,7 +122,7 @@ fn the_examples_of_the_layouts() {
 
 #[test]
 fn dots_of_all_pairs_of_length_4() {
-    // Every code of four cells, sentinels among them, by every other.
+    // Every code of four cells, sentinels included, with every other one.
     let code = |of: usize, plane: usize| (0..4).fold(0, |bits, i| bits | (of >> (2 * i + plane) & 1) << i);
     let value = |of: usize, i: usize| (of >> (2 * i) & 1) as i32 - (of >> (2 * i + 1) & 1) as i32;
     let plane = |plane: usize, second: bool| {

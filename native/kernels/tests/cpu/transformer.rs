@@ -13,7 +13,7 @@ use sidewinder_kernels::ops::layers::transformer_block::{self, TransformerBlock}
 use sidewinder_kernels::ops::positions::rope::Pairing;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
-/// Inputs in f32, with weights of the sizes that layers start from.
+/// Inputs in f32, with weights as at initialisation.
 fn inputs(shapes: &[(&'static str, &[usize])]) -> Named<Owned> {
     let each = shapes.iter().zip(1..).map(|(&(name, dims), seed)| {
         let bound = match (name, dims) {
@@ -42,7 +42,7 @@ fn self_attention([batch, length, width]: [usize; 3], bias: bool, masked: bool) 
     inputs
 }
 
-/// One that hides every third token, and all of them from the second.
+/// A mask that hides every third token, and for the second query all tokens.
 fn mask(batch: usize, length: usize) -> Owned {
     let spec = Spec::new(DType::U8, &[batch, 1, length, length]).unwrap();
     Owned::from_fn(spec, |i| {
@@ -62,7 +62,7 @@ fn block([batch, length, width, hidden]: [usize; 4], bias: bool, masked: bool) -
     inputs
 }
 
-/// Forward and gradient.
+/// Checks a layer and its gradient.
 fn agrees<O: Differentiable>(options: &O::Options, inputs: &Named<Owned>) {
     check::steps_agree_everywhere::<O>(options, inputs);
     check::steps_agree_everywhere::<Backward<O>>(options, &check::backward_inputs::<O, Backward<O>>(options, inputs));
@@ -110,7 +110,7 @@ fn gradients_agree_with_finite_differences() {
     differences::<TransformerBlock>(&block_options(&options), &block([1, 3, 4, 5], true, false));
 }
 
-/// Hidden tokens change nothing, and a token that sees none gives what the bias says.
+/// Masked tokens change nothing, and a token without visible ones gives the bias.
 #[test]
 fn masks_hide_tokens() {
     let options = heads(2, false, None, Pairing::Half);

@@ -1,4 +1,4 @@
-//! What kernels on CPUs are written with: functions, roundings, panels of matrices, and threads.
+//! Building blocks of CPU kernels: functions, rounding, panels of matrices, and threads.
 
 mod math {
     use sidewinder_kernels::cpu::math::{sigmoid, softplus};
@@ -201,7 +201,7 @@ mod panels {
                 let mut got = vec![1.0f32; vectors * rows];
                 for add in [false, true] {
                     let to = Shared::new(&mut got);
-                    // SAFETY: one panel after the other.
+                    // SAFETY: panels are multiplied one after the other.
                     (0..panels.count()).for_each(|panel| unsafe { panels.multiply(panel, &factors, &to, add) });
                 }
                 panels.add_all(&factors, &mut got, 2).unwrap();

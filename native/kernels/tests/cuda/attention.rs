@@ -1,6 +1,6 @@
-//! Attention and its gradient on CUDA: against the f64 reference and, where that is too slow, against the
-//! general kernels in f64; the same bits each time; every element written.
-//! Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
+//! Attention and its gradient on CUDA: against the f64 reference or, where that is too slow, against the general
+//! kernels in f64; repeated runs have equal bits; every element is written. Without a GPU each test says so and passes,
+//! unless `SIDEWINDER_REQUIRE_CUDA=1`.
 
 use crate::common;
 use crate::common::check::noise;
@@ -22,7 +22,7 @@ struct Case {
     options: Options,
     mask: Option<Vec<usize>>,
     bias: Option<Vec<usize>>,
-    /// What queries are multiplied by.
+    /// The factor of the queries.
     size: f64,
     dlse: bool,
 }
@@ -95,7 +95,7 @@ impl Case {
         inputs
     }
 
-    /// What the gradient takes beside the inputs, but for `lse`, which must stay wide.
+    /// The cotangents that the gradient takes in addition to the inputs.
     fn cotangents(&self, storage: DType) -> Named<Owned> {
         let Case { heads: [h, _], rows: [l, _], widths: [_, vw], .. } = *self;
         let mut cotangents = Named::default();
@@ -107,7 +107,7 @@ impl Case {
     }
 }
 
-/// Runs an op into outputs that are poisoned on the device.
+/// Runs an op on the device, into poisoned outputs.
 fn run<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
     let lane = device.lane().unwrap();
     let call = op::Call::new::<O>(op::specs(inputs), options).unwrap();
@@ -139,9 +139,9 @@ fn joined(lists: [&Named<Owned>; 3]) -> Named<Owned> {
     lists.iter().flat_map(|list| list.iter()).map(|(name, tensor)| (name.clone(), tensor.clone())).collect()
 }
 
-/// What results may be off, relative to themselves and to the largest of their tensor: scores and sums are
-/// rounded to the type of the arithmetic; weights, for 16-bit storage, to storage.
-/// The sums that `lse` is made of are never rounded to storage; gradients see a `y` that was.
+/// The tolerance of results, relative to themselves and to the largest value of their tensor. Scores and sums are
+/// rounded to the type of the arithmetic; weights, for 16-bit storage, to storage. The sums for `lse` are never rounded
+/// to storage; gradients depend on a `y` that was.
 fn tolerance(storage: DType, name: &str) -> (f64, f64) {
     match (storage, name) {
         (DType::F64, _) => (1e-10, 1e-11),
@@ -162,7 +162,7 @@ fn compare(got: &Named<Owned>, expected: &Named<Owned>, storage: DType, slack: f
     }
 }
 
-/// Checks forward and backward in one type; the truth comes from `truth` on inputs in f64.
+/// Checks forward and backward in one type, against expected values from `truth`.
 fn agrees_as(device: &Device, case: &Case, storage: DType, truth: Truth, slack: f64) {
     let what = format!("{case:?}");
     let inputs = cast(op::about::<Attention>(), &case.inputs(), storage);
@@ -190,12 +190,12 @@ fn agrees_as(device: &Device, case: &Case, storage: DType, truth: Truth, slack: 
     compare(&gradients, &expected_gradients, storage, slack, &what);
 }
 
-/// Where the truth comes from.
+/// The source of the expected values.
 #[derive(Clone, Copy)]
 enum Truth {
     /// The reference in f64.
     Reference,
-    /// The general kernels in f64, which the reference has confirmed.
+    /// The general kernels in f64, which are themselves checked against the reference.
     General,
 }
 
@@ -326,7 +326,7 @@ fn few_queries_agree() {
     agrees(case(1, [2, 1], [2, 0], [16, 16]));
 }
 
-/// Steps over a cache on the device, whose other rows are NaN, equal one causal pass on the CPU.
+/// Steps over a cache on the device, whose unfilled rows are NaN, equal one causal pass on the CPU.
 #[test]
 fn decoding_equals_one_causal_pass() {
     let Some(device) = gpu() else { return };
@@ -363,7 +363,7 @@ fn decoding_equals_one_causal_pass() {
                 let expected = part(expected.get("y").unwrap(), axis, range.clone());
                 let named = |tensor| [("y", tensor)].into_iter().collect();
                 compare(&named(got), &named(expected), storage, 1.0, &format!("{layout:?} {range:?}"));
-                // From host to host, the cache is copied there and back.
+                // A call from host to host copies the cache to the device and back.
                 let mut with_cache = given.clone();
                 for (name, buffer) in [("keys", &keys), ("values", &values)] {
                     let mut tensor = Owned::poisoned(buffer.spec());
@@ -394,7 +394,7 @@ fn scores_of_thousands_agree() {
     for size in [50.0, 1000.0] {
         let plain = case(1, [2, 2], [70, 75], [64, 64]).size(size).without_dlse();
         for storage in DType::FLOATS {
-            // A score of a thousand has an error of 1e-4 in f32, of which its weight has as much.
+            // A score of a thousand has an error of 1e-4 in f32, and its weight has a relative error of that size.
             let slack = if storage == DType::F64 { 1e3 } else { 0.5 * size };
             for case in [plain.clone(), plain.clone().causal(), plain.clone().bias(&[70, 75])] {
                 agrees_as(&device, &case, storage, Truth::Reference, slack);
@@ -419,7 +419,7 @@ fn queries_that_see_nothing_have_no_gradient() {
             let y = outputs.get("y").unwrap().view().to_f64();
             assert!(y.iter().zip(0..).all(|(y, i)| (*y == 0.0) == (i / 16 % 40 < 20)));
             let mut cotangents = blind.cotangents(storage);
-            // The slope of what is made of -inf is often no number.
+            // The derivative of a result of -inf is often NaN.
             cotangents.take("dlse");
             let at = |i: usize| if i % 40 < 20 { f64::NAN } else { 1.0 };
             let mut all = (0..80).map(at);

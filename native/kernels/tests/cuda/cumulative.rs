@@ -1,5 +1,5 @@
-//! Cumulative products, sums and log-sums on CUDA: against their f64 references, in pieces, and the same bits each
-//! time. Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
+//! Cumulative products, sums and log-sums on CUDA: against their f64 references, in pieces, and with equal bits in
+//! repeated runs. Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
 
 use crate::common;
 use crate::common::check::backward_inputs;
@@ -24,7 +24,7 @@ fn exp_product(reverse: bool) -> ExpProductOptions {
     ExpProductOptions { reverse, return_state: true, eps: 0.03, ..Default::default() }
 }
 
-/// Runs `O` on the device in these types, near the reference, and twice for the same bits.
+/// Runs `O` on the device in these types, compares it with the reference, and runs it twice for equal bits.
 fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, types: &[DType]) {
     for &dtype in types {
         let inputs = cast(op::about::<O>(), inputs, dtype);
@@ -52,8 +52,9 @@ fn both<F: Op, B: Op<Options = F::Options>>(device: &Device, options: &F::Option
     agrees::<B>(device, options, &backward_inputs::<F, B>(options, inputs), &DType::FLOATS);
 }
 
-/// Beside those of the CPU: clusters with channels that come four at once, in more than one block side by side; many
-/// rounds of clusters, of single channels and of four; and enough rows for a block each, without and with rounds.
+/// In addition to the sizes of the CPU: clusters with vectors of four channels, in more than one block side by side;
+/// many rounds of clusters, with single channels and with vectors of four; and enough rows for a block each, without
+/// and with rounds.
 const TILES: [[usize; 4]; 7] = [
     [2, 3, 300, 64],
     [1, 2, 129, 132],
@@ -132,7 +133,7 @@ fn long_scans_agree() {
     }
 }
 
-/// The whole at once, and in two calls of which the second goes on from the state of the first.
+/// A sequence at once, and in two calls of which the second starts from the state of the first.
 #[test]
 fn two_pieces_make_the_whole() {
     let Some(device) = gpu() else { return };
@@ -204,7 +205,7 @@ fn infinities_and_nan_go_where_they_belong() {
     assert_eq!(y.iter().map(|y| y.is_nan()).collect::<Vec<_>>(), [false, true, true, true]);
 }
 
-/// Many launches one after another on several lanes: clusters that wait do not keep each other from going on.
+/// Many launches in sequence on several lanes: clusters that wait must not block each other.
 #[test]
 fn many_launches_at_once_give_the_same_bits() {
     let Some(device) = gpu() else { return };

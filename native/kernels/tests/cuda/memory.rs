@@ -1,5 +1,5 @@
-//! The ops of memories on CUDA: against their f64 references, and the same bits each time. Without a GPU each test
-//! says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
+//! The ops of memories on CUDA: against their f64 references, and with equal bits in repeated runs. Without a GPU each
+//! test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
 
 use crate::common;
 use crate::common::check::{backward_inputs, noise};
@@ -15,8 +15,8 @@ use sidewinder_kernels::ops::mm_rec::multi_memory_attention::{
 };
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
-/// Checks `O` on the device in every type against the reference, and two runs for equal bits. 16-bit results may be
-/// off by `roundings` roundings, those that follow each other.
+/// Checks `O` on the device in every type against the reference, and two runs for equal bits. 16-bit results may be off
+/// by `roundings` successive roundings.
 fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
     for dtype in DType::FLOATS {
         let inputs = cast(op::about::<O>(), inputs, dtype);
@@ -32,7 +32,7 @@ fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, r
     }
 }
 
-/// By how many times the tolerance a result of an op in that storage type is off.
+/// The error of an op's result in that storage type, in multiples of its tolerance.
 fn off(got: &Owned, expected: &Owned, dtype: DType, roundings: f64) -> f64 {
     let (relative, of_largest) = match (got.spec().dtype, dtype) {
         (DType::I32, _) => (0.0, 0.0),
@@ -42,7 +42,7 @@ fn off(got: &Owned, expected: &Owned, dtype: DType, roundings: f64) -> f64 {
         (_, _) => (5e-4, 5e-4 * roundings + 1e-5),
     };
     let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
-    // Where results cancel to nothing, rounding is what is left.
+    // Where results cancel completely, only rounding errors remain.
     let floor = if roundings > 0.0 { 1e-2 * of_largest } else { 0.0 };
     worst(got, expected, relative, of_largest * largest + floor)
 }
@@ -122,12 +122,12 @@ fn walks_down_the_hierarchy_agree() {
         let memory: &[usize] = &[of_memory, slots, q[2]];
         let inputs = named([("q", &q), ("k", memory), ("v", memory)]);
         let options = query::Options { levels, ratio, top_k };
-        // Where scores are all but equal the order is a matter of rounding: these are not.
+        // The order of nearly equal scores would depend on rounding; these inputs have none.
         agrees::<HdsQueryTopk>(&device, &options, &inputs, 0.0);
     }
 }
 
-/// Where scores are equal or NaN, the device takes the slots that the CPU takes.
+/// Where scores are equal or NaN, the device selects the slots that the CPU selects.
 #[test]
 fn ties_and_nan_are_taken_as_on_the_cpu() {
     let Some(device) = gpu() else { return };

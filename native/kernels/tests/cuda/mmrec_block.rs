@@ -1,5 +1,5 @@
-//! Memory decay integration and the block of MM-Rec on CUDA: against their f64 references, and the same bits each
-//! time. Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
+//! Memory decay integration and the MM-Rec block on CUDA: against their f64 references, and with equal bits in repeated
+//! runs. Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
 
 use crate::common;
 use crate::common::blocks::{inputs, sizes};
@@ -92,7 +92,7 @@ fn the_block_and_its_gradient_agree() {
     }
 }
 
-/// What the gradient is given it would have computed to the same bits.
+/// The gradient has equal bits whether a tensor is given to it or recomputed.
 #[test]
 fn what_the_block_keeps_changes_no_bit() {
     let Some(device) = gpu() else { return };

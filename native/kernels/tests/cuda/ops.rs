@@ -1,5 +1,5 @@
-//! The ops beside the selective scan on CUDA: against their f64 references, and the same bits each time.
-//! Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
+//! Various ops on CUDA: against their f64 references, and with equal bits in repeated runs. Without a GPU each test
+//! says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
 
 use crate::common;
 use crate::common::check::{backward_inputs, noise};
@@ -49,7 +49,7 @@ fn long_recurrences_near_one_agree() {
     let got = common::run_cuda::<LinearScan>(&options, &inputs, &device).unwrap();
     common::assert_close(&got, &reference::<LinearScan>(&options, &inputs), "65536 steps");
     let got = common::run_cuda::<LinearScanBackward>(&options, &backward, &device).unwrap();
-    // Both factors of `da` are sums of some ten thousand terms in f32.
+    // Both factors of `da` are sums of about ten thousand terms in f32.
     for (name, expected) in reference::<LinearScanBackward>(&options, &backward).iter() {
         let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
         let off = worst(got.get(name).unwrap(), expected, 2e-5, 2e-5 * largest);
@@ -151,7 +151,8 @@ fn activations_and_their_gradients_agree() {
     for function in Function::ALL {
         let options = activations::Options { function: Some(function), return_derivative: true };
         for dims in [&[1][..], &[7], &[33], &[3, 5, 7], &[2, 0, 3], &[70001]] {
-            // A large value in front, as small values of GELU are as exact as the largest asks for.
+            // The first value is large, because tolerances are relative to the largest value: small values of GELU are
+            // no more accurate than that.
             let mut large = noise(1, dims, -9.0, 9.0).view().to_f64().into_iter().enumerate();
             let value = |_| large.next().map_or(0.0, |(i, v)| if i == 0 { 9.0 } else { v });
             let x = Owned::from_fn(Spec::new(DType::F32, dims).unwrap(), value);
@@ -198,7 +199,7 @@ fn norms_and_their_gradients_agree() {
         &[3, 12000],
         &[2, 20000],
         &[2, 70001],
-        // More rows than blocks, which add to their sums in memory.
+        // More rows than blocks, and rows too long for registers, so that sums are accumulated in memory.
         &[300, 20000],
         &[5000, 8],
         &[0, 4],
@@ -254,7 +255,7 @@ fn gated_norms_and_their_gradients_agree() {
     }
 }
 
-/// Runs an op on buffers that each begin `skipped` elements after an address that is aligned for vectors.
+/// Runs an op on buffers that begin `skipped` elements after an aligned address.
 fn run_behind<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, skipped: usize) -> Named<Owned> {
     let lane = device.lane().unwrap();
     let poisoned = |spec: Spec| {
@@ -291,7 +292,7 @@ fn addresses_that_are_no_multiples_of_a_vector_agree() {
     }
 }
 
-/// Bias and function are done in the epilogue of the product or after it, as type, sizes and addresses allow.
+/// Bias and activation are applied in the epilogue of the product or after it, depending on type, sizes and addresses.
 #[test]
 fn whatever_is_done_with_the_sums_of_products_agrees() {
     let Some(device) = gpu() else { return };
@@ -465,7 +466,7 @@ fn a_table_is_uploaded_once_while_it_is_kept() {
     }
 }
 
-/// A product of f32 is exact to f32 unless the caller allows less. Other types never change.
+/// f32 products have the accuracy of f32 unless the caller allows TF32. Other types are not affected.
 #[test]
 fn factors_are_rounded_to_tf32_only_where_that_is_allowed() {
     let Some(device) = gpu() else { return };

@@ -1,5 +1,5 @@
-//! Block formats on CUDA: the bytes of the CPU, products near the f64 reference and of the same bits each time, and what is
-//! refused. Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
+//! Block formats on CUDA: bytes equal to the CPU's, products near the f64 reference and with equal bits in repeated
+//! runs, and errors. Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
 
 use crate::common;
 use crate::common::check::noise;
@@ -82,8 +82,9 @@ fn agrees<O: Op<Options = Options>>(device: &Device, options: &Options, inputs: 
 }
 
 fn products_agree<O: Op<Options = Options>>(device: &Device, format: Format) {
-    // Beside those of the CPU: many pieces under way, and tiles side by side in both directions; blocks of threads of each
-    // size, that go on with other outputs, or share columns of a tile; rows of x that are too long for a kernel's own; and none.
+    // In addition to the sizes of the CPU: many pieces in flight, and tiles side by side in both directions; blocks of
+    // threads of each size, which continue with further outputs or share the columns of a tile; rows of x that are too
+    // long to be prepared by the product's own kernel; and empty rows.
     let large = [
         (1, 200, 37),
         (4, 97, 70),
@@ -101,7 +102,7 @@ fn products_agree<O: Op<Options = Options>>(device: &Device, format: Format) {
         (1, 6000, 5),
         (6, 0, 3),
         (6, 24, 9001),
-        // Teams of warps: one piece, pieces shared by neighbours, and more tiles than run at once.
+        // Teams of warps: one piece, pieces divided among adjacent teams, and more tiles than run at once.
         (13, 8, 70),
         (50, 136, 1000),
         (32, 512, 520),
@@ -157,7 +158,7 @@ fn what_is_not_finite_makes_its_row_not_finite_and_no_other() {
     check::<MatmulF32Q4>(&device, Format::Q4);
 }
 
-/// Rows of weights at every even address: a part of a larger tensor.
+/// Rows of weights at every even address, as parts of a larger tensor.
 #[test]
 fn weights_may_lie_at_any_even_address() {
     let Some(device) = gpu() else { return };
@@ -186,8 +187,8 @@ fn weights_may_lie_at_any_even_address() {
     }
 }
 
-/// Products prefetch weights only if no kernel in flight writes them. Weights that the op before makes must be the
-/// ones that are multiplied.
+/// Products prefetch weights only if no kernel in flight writes them: weights that the previous op computes must be
+/// complete before they are multiplied.
 #[test]
 fn weights_that_the_op_before_makes_are_multiplied() {
     let Some(device) = gpu() else { return };

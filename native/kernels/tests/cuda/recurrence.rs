@@ -1,5 +1,5 @@
-//! The recurrence of the MM-Rec block on CUDA: against its f64 reference, by clusters and by the grid, and what happens
-//! where its blocks have no room. Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
+//! The recurrence of the MM-Rec block on CUDA: against its f64 reference, with clusters and with the grid, and launches
+//! whose blocks do not fit. Without a GPU each test says so and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
 
 use crate::common;
 use crate::common::check::backward_inputs;
@@ -36,7 +36,7 @@ fn widths_of_large_clusters_agree() {
     }
 }
 
-/// Matrices without room in a cluster, and one without room on all multiprocessors.
+/// Matrices that do not fit in a cluster, and one that does not fit on all multiprocessors together.
 #[test]
 fn widths_of_the_whole_grid_agree() {
     for (size, mixed) in [([2, 4, 700], true), ([11, 3, 530], false), ([3, 3, 1026], true)] {
@@ -75,7 +75,7 @@ fn guards_agree() {
     }
 }
 
-/// Long enough for barriers to be passed at all distances of the blocks from each other, with the same bits each time.
+/// Long enough for blocks to pass barriers at all distances from each other, with equal bits in repeated runs.
 #[test]
 fn long_walks_agree_and_repeat() {
     let Some(device) = gpu() else { return };
@@ -101,7 +101,7 @@ fn repeats<O: Op>(device: &sidewinder_kernels::cuda::Device, options: &O::Option
     }
 }
 
-/// By a cluster, by the grid, and both with the norm: small enough for tools that look at every access.
+/// With a cluster, with the grid, and both with the norm: small enough for tools that check every memory access.
 #[test]
 fn one_small_walk_of_each_kind_repeats() {
     let Some(device) = gpu() else { return };
@@ -118,7 +118,7 @@ fn one_small_walk_of_each_kind_repeats() {
     }
 }
 
-/// Walks of several threads at once, of which each needs the whole device.
+/// Walks of several threads at once, each of which needs the whole device.
 #[test]
 fn walks_at_the_same_time_end() {
     let Some(device) = gpu() else { return };
@@ -136,12 +136,12 @@ fn walks_at_the_same_time_end() {
     });
 }
 
-/// The address of a word.
+/// The parameters: the address of a word.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Waiting(u64);
 
-// SAFETY: both are one address.
+// SAFETY: both declarations are a single address.
 unsafe impl Declared for Waiting {
     type Any = Waiting;
     const TEXT: &'static str = "struct Waiting { unsigned* arrived; };";
@@ -156,7 +156,7 @@ const WAITING: Source<Waiting> = Source::new(
     }",
 );
 
-/// Blocks that wait for each other and do not all fit would wait forever: such a launch is refused.
+/// Blocks that wait for each other and are not all resident would wait forever, so such a launch is refused.
 #[test]
 fn no_launch_hangs_where_the_grid_does_not_fit() {
     let Some(device) = gpu() else { return };
@@ -167,7 +167,7 @@ fn no_launch_hangs_where_the_grid_does_not_fit() {
     let launch = |blocks: u32| {
         lane.fill(&arrived, 0)?;
         let params = Waiting(lane.address(&arrived)?);
-        // SAFETY: the buffer is a word.
+        // SAFETY: the buffer holds a word.
         unsafe { lane.launch_together(&kernel, Together::Grid, blocks, [32, shared], &params) }?;
         lane.synchronize()
     };

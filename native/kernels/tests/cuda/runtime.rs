@@ -1,5 +1,5 @@
-//! Devices, lanes, memory and kernels on CUDA, and what must hold when things go wrong. Without a GPU each test says so
-//! and passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
+//! Devices, lanes, memory and kernels on CUDA, and their behaviour after errors. Without a GPU each test says so and
+//! passes, unless `SIDEWINDER_REQUIRE_CUDA=1`.
 
 use crate::common;
 use crate::common::gpu;
@@ -57,7 +57,7 @@ fn lanes_wait_for_each_other() {
         let mut back = Owned::poisoned(spec);
         two.download(&buffer, back.view_mut().bytes()).unwrap();
         assert!(back.view().bytes() == data.view().bytes(), "a lane did not wait for another");
-        // Dropped with work in flight; the next buffer in this memory must not see that work.
+        // The buffer is dropped with work in flight; the next buffer in its memory must not be affected by that work.
         one.upload(data.view().bytes(), &buffer).unwrap();
         drop(buffer);
     }
@@ -91,7 +91,7 @@ fn a_lost_device_says_so_child() {
     #[repr(C)]
     #[derive(Clone, Copy)]
     struct Params(u64);
-    // SAFETY: an address.
+    // SAFETY: both declarations are a single address.
     unsafe impl Declared for Params {
         type Any = Params;
         const TEXT: &'static str = "struct Params { float* to; };";
@@ -104,7 +104,7 @@ fn a_lost_device_says_so_child() {
     let buffer = Buffer::new(&device, Spec::new(DType::F32, &[10]).unwrap()).unwrap();
     let lane = device.lane().unwrap();
     let kernel = device.kernel(&BAD, "").unwrap();
-    // SAFETY: none: this is the illegal access that the test is about.
+    // SAFETY: none. This is the illegal access that the test is about.
     unsafe { lane.launch(&kernel, [1, 1, 1], 1, &Params(64)).unwrap() };
     let error = lane.synchronize().unwrap_err();
     assert_eq!(error.kind, Kind::DeviceLost, "{error}");
@@ -126,7 +126,7 @@ fn a_trial_tells_what_graphs_of_others_hold() {
     let options = activations::Options { function: Some(Activation::Relu), ..Default::default() };
     let call = op::Call::new::<Activations>(Named::from_iter([(op::Name::from("x"), spec)]), &options).unwrap();
     let fits = device.fits_graph(|lane| {
-        // SAFETY: nothing runs that would read or write there.
+        // SAFETY: no work is queued that reads or writes there.
         let [x, y] = [4096, 8192].map(|address| unsafe { lane.lent(spec, address) });
         call.cuda(&Named::from_iter([(op::Name::from("x"), &x)]), &Named::from_iter([(op::Name::from("y"), &y)]), &lane)
     });

@@ -100,7 +100,7 @@ fn long_sums_with_slow_decay() {
         let level = Exec { level: Level::Reference, threads: 1 };
         let expected = common::run::<SelectiveScan>(&options, &inputs.map(|t| t.cast(DType::F64)), &level).unwrap();
         for (name, expected) in expected.iter() {
-            // What 2^v is off near v = 0, a quarter of an ulp, adds up over thousands of steps.
+            // The error of 2^v near v = 0, a quarter of an ulp, accumulates over thousands of steps.
             let largest = expected.view().to_f64().fold(1.0f64, |m, v| m.max(v.abs()));
             let worst = worst(got.get(name).unwrap(), expected, 5e-5, 2e-5 * largest);
             println!("{name} with {chunks} chunks: {worst} of the tolerance");
@@ -147,7 +147,7 @@ fn host_to_host_from_many_threads() {
 const OPTIONAL: [&str; 6] = ["D", "z", "dt_bias", "initial_state", "dlast_state", "dstates"];
 
 impl Call {
-    /// The inputs of the gradient, with those optional ones whose bit is set.
+    /// The inputs of the gradient, with the optional inputs whose bits are set.
     fn gradient_inputs(&self, storage: DType, optional: u32) -> Named<Owned> {
         let [b, l, d, n] = self.sizes;
         let mut inputs = Call { optional: true, ..self.clone() }.inputs(storage);
@@ -175,7 +175,7 @@ impl Call {
     fn agrees_with_reference(&self, storage: DType, inputs: &Named<Owned>, got: &Named<Owned>, what: &str) {
         let level = Exec { level: Level::Reference, threads: 1 };
         let exact = inputs.map(|tensor| tensor.cast(DType::F64));
-        // The bounds of the clamp are those of the arithmetic.
+        // Bounds of the clamp are rounded to the type of the arithmetic.
         let mut options = self.options.clone();
         if storage != DType::F64 {
             options.dt_clamp = options.dt_clamp.map(|(lo, hi)| (lo as f32 as f64, hi as f32 as f64));
@@ -324,7 +324,7 @@ fn gradient_over_long_sequences() {
     Call::new([1, 65536, 2, 16]).check_gradient(&device, DType::F32, 0, None);
 }
 
-/// Chunks hand on products of decays, which overflow where A is positive, to times without a cotangent.
+/// Chunks pass on products of decays, which overflow where A is positive, to times without a cotangent.
 #[test]
 fn gradient_of_growing_states_that_are_not_asked_for() {
     let Some(device) = gpu() else { return };
@@ -379,7 +379,7 @@ fn gradient_keeps_nan_in_its_channel() {
 }
 
 impl Call {
-    /// NaN exactly where the reference has it.
+    /// Results must be NaN exactly where the reference is.
     fn agrees_where_finite(&self, inputs: &Named<Owned>, got: &Named<Owned>) {
         let level = Exec { level: Level::Reference, threads: 1 };
         let exact = inputs.map(|tensor| tensor.cast(DType::F64));
@@ -418,7 +418,7 @@ fn gradient_takes_little_memory_child() {
     }
 }
 
-/// More elements than 32 bits count: the last batch must be what it is alone.
+/// More elements than 32-bit offsets can address: the last batch must equal the one computed alone.
 #[test]
 #[ignore = "takes 20 GB of device memory"]
 fn beyond_two_to_the_31() {

@@ -1,4 +1,4 @@
-//! The scan of Mamba-2 and its gradient on CUDA: against their f64 references, and the same bits each time.
+//! Mamba-2's scan and its gradient on CUDA: against their f64 references, and with equal bits in repeated runs.
 
 use crate::common::check::noise;
 use crate::common::gpu;
@@ -14,8 +14,8 @@ fn agrees(device: &Device, options: &Options, inputs: &Named<Owned>) {
     both::<Ssd, SsdBackward>(device, (options, options), inputs, 0.0);
 }
 
-/// Calls that run on tensor cores where they are stored in 16 bits: factors of products are rounded once more. Whole and
-/// broken chunks, one segment and several.
+/// Calls that use tensor cores for 16-bit storage, where factors of products are rounded once more. Whole and partial
+/// chunks, one segment and several.
 #[test]
 fn heads_of_64_rows_agree() {
     let Some(device) = gpu() else { return };

@@ -1,4 +1,4 @@
-//! Ternary numbers on the first GPU: the same bits as on the CPU, and the same refusals.
+//! Ternary numbers on the first GPU: bits and errors equal to the CPU's.
 
 use crate::common;
 use crate::common::check::noise;
@@ -33,7 +33,7 @@ fn same<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) {
     }
 }
 
-/// As near as sums in another order are.
+/// Checks that device and reference agree up to the order of sums.
 fn near<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) {
     for &dtype in O::STORAGE {
         let inputs = common::cast(op::about::<O>(), inputs, dtype);
@@ -124,26 +124,27 @@ const SIZES: [(usize, usize, usize); 26] = [
     (33, 640, 200),
     (32, 4096, 130),
     (70, 2176, 17_000),
-    // More chunks than are under way, and bits past the last column.
+    // More chunks than are in flight, and bits past the last column.
     (9, 6272, 65),
     (17, 8320, 70),
     (9, 1021, 65),
     (1, 8192, 4300),
-    // Few rows that are counted: of all numbers, at odd addresses, one chunk for many warps, and more blocks than run at once.
+    // Few rows, whose bits are counted: all possible numbers of rows, odd addresses, one chunk for many warps, and more
+    // blocks than run at once.
     (2, 8192, 300),
     (3, 1021, 65),
     (4, 4224, 4300),
     (1, 128, 9),
     (1, 512, 17_000),
-    // Clusters: some blocks without a chunk, more of them than run at once, and rows that one has no room for.
+    // Clusters: some blocks without a chunk, more clusters than run at once, and more rows than fit in one.
     (9, 2560, 300),
     (20, 2560, 9000),
     (40, 4096, 130),
 ];
 
-/// Columns of which a multiprocessor of 227 KB has just room for the bits of one row of bytes, or eight of signs, and some
-/// more; those up to which sums of 64 times the values are counted; and tiles of teams of warps: side by side, behind one
-/// another, more groups of rows, and more than run at once.
+/// The longest columns for which a multiprocessor with 227 KB has space for the bits of one row of bytes, or of eight
+/// rows of signs, and longer ones; the longest for which sums of 64 times the values fit, and longer ones; and tiles of
+/// teams of warps: side by side, taking turns, with more groups of rows, and more than run at once.
 const LONG: [(usize, usize, usize); 11] = [
     (1, 20_480, 70),
     (1, 199_168, 3),
@@ -188,7 +189,7 @@ fn products_of_long_rows_and_of_many() {
 #[test]
 fn rows_that_are_not_finite_are_nan() {
     let Some(device) = common::gpu() else { return };
-    // Few rows, which are counted if they are whole, and enough rows for tensor cores to multiply.
+    // Few rows, whose bits are counted if rows are whole units, and enough rows for tensor cores to multiply.
     for (rows, n) in [(2, 64), (2, 128), (4, 128), (9, 128)] {
         let mut inputs = product(rows, n, 3);
         let spec = Spec::new(DType::F32, &[rows, n]).unwrap();

@@ -11,7 +11,7 @@ use sidewinder_models::mamba::sample::Sampling;
 use sidewinder_models::mamba::{Session, choose};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A session that Elixir has a reference to. One call at a time uses it.
+/// A session as a resource, used by one call at a time.
 pub struct HeldSession(Mutex<Session>);
 
 impl rustler::Resource for HeldSession {}
@@ -22,13 +22,13 @@ impl HeldSession {
     }
 }
 
-/// A session that has seen nothing.
+/// Makes a session in the initial state.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_session(env: Env, model: ResourceArc<HeldModel>) -> Term {
     answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(Session::new(&model.0)?)))))
 }
 
-/// Processes a sequence; returns the output of its last row if wanted, or `nil`.
+/// Processes a sequence; returns the output of its last row if requested, or `nil`.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_prefill_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, wanted: bool) -> Term<'a> {
     prefill(env, &session, input, wanted)
@@ -54,7 +54,7 @@ fn prefill<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>, wanted: boo
     })
 }
 
-/// Takes all tokens but the last in; the mean of -ln of the probabilities of all but the first.
+/// Processes all tokens but the last; returns the mean negative log-likelihood of all but the first.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_loss_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>) -> Term<'a> {
     loss(env, &session, input)
@@ -70,7 +70,7 @@ fn loss<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>) -> Term<'a> {
     answer(env, || session.lock().loss(Fed::decode(input)?.tokens()?))
 }
 
-/// Steps sessions of one model by a token or frame each.
+/// Steps sessions of one model by one token or frame each.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_step_cpu<'a>(env: Env<'a>, sessions: Vec<ResourceArc<HeldSession>>, input: Term<'a>) -> Term<'a> {
     step(env, &sessions, input)
@@ -96,7 +96,8 @@ fn step<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>
     })
 }
 
-/// Steps sessions of one language model by a token each, and chooses the next one of each, as one map for each says.
+/// Steps sessions of one language model by one token each, and samples the next token of each, by one map of options
+/// per session.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_next_cpu<'a>(
     env: Env<'a>,
@@ -123,7 +124,7 @@ fn next<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>
         let fed = Fed::decode(input)?;
         let mut locked = lock(sessions)?;
         let samplings = decode_samplings(samplings)?;
-        // A token is drawn by its place in the text.
+        // The random draw of a token depends on its position in the text.
         let places = locked.iter().map(|session| session.length() + 1);
         let choices: Vec<_> = samplings.into_iter().zip(places).collect();
         let mut sessions: Vec<&mut Session> = locked.iter_mut().map(|session| &mut **session).collect();
@@ -131,8 +132,8 @@ fn next<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>
     })
 }
 
-/// One sampling for each map. Neighbours are mostly equal and are decoded once: decoding takes as long as the GPU's
-/// work for a session.
+/// One set of sampling options per map. Neighbours are mostly equal and are decoded once: decoding takes as long as the
+/// GPU's work for a session.
 fn decode_samplings(terms: &[Term]) -> Result<Vec<Sampling>> {
     let mut samplings: Vec<Sampling> = Vec::with_capacity(terms.len());
     for (i, term) in terms.iter().enumerate() {
@@ -142,8 +143,8 @@ fn decode_samplings(terms: &[Term]) -> Result<Vec<Sampling>> {
     Ok(samplings)
 }
 
-/// Locks the sessions, and returns them in their order. They are locked in the order of their addresses, so that calls
-/// cannot deadlock.
+/// Locks the sessions, and returns them in the given order. They are locked in the order of their addresses, so that
+/// calls cannot deadlock.
 fn lock(sessions: &[ResourceArc<HeldSession>]) -> Result<Vec<MutexGuard<'_, Session>>> {
     let mut order: Vec<(usize, &HeldSession)> = sessions.iter().map(|session| &**session).enumerate().collect();
     order.sort_by_key(|(_, session)| &raw const **session as usize);
@@ -155,49 +156,49 @@ fn lock(sessions: &[ResourceArc<HeldSession>]) -> Result<Vec<MutexGuard<'_, Sess
     Ok(locked.into_iter().map(|(_, guard)| guard).collect())
 }
 
-/// A copy of a session.
+/// Copies a session.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_fork(env: Env, session: ResourceArc<HeldSession>) -> Term {
     answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(session.lock().fork()?)))))
 }
 
-/// How many sessions may step in one call, each to the bits that it has alone.
+/// The largest number of sessions in one step whose results have the bits that each would have alone.
 #[rustler::nif]
 fn mamba_alike(model: ResourceArc<HeldModel>) -> usize {
     model.0.alike()
 }
 
-/// Forgets what a session has seen.
+/// Resets a session to the initial state.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_reset(env: Env, session: ResourceArc<HeldSession>) -> Term {
     answer(env, || session.lock().reset())
 }
 
-/// How many tokens or frames a session has seen.
+/// The number of tokens or frames that a session has processed.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_length(env: Env, session: ResourceArc<HeldSession>) -> Term {
     answer(env, || Ok(session.lock().length()))
 }
 
-/// A session as a binary.
+/// Serialises a session to a binary.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_dump(env: Env, session: ResourceArc<HeldSession>) -> Term {
     answer(env, || Ok(binary(env, &session.lock().dump()?)))
 }
 
-/// The session of such a binary.
+/// Restores a session from such a binary.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_restore<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, dump: Binary<'a>) -> Term<'a> {
     answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(Session::restore(&model.0, &dump)?)))))
 }
 
-/// Checks how tokens shall be chosen.
+/// Checks sampling options.
 #[rustler::nif]
 fn mamba_sampling<'a>(env: Env<'a>, sampling: Term<'a>) -> Term<'a> {
     answer(env, || decode_map::<Sampling>("sampling", sampling)?.check())
 }
 
-/// Chooses the next token of a session from a row of logits that it gave.
+/// Samples the next token of a session from a row of its logits.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_choose<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, logits: Term<'a>, sampling: Term<'a>) -> Term<'a> {
     answer(env, || {
@@ -211,13 +212,13 @@ fn mamba_choose<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, logits: Ter
             let expected = format_args!("a row of {width} logits").to_string();
             return Err(Error::new(Kind::Shape, "logits").expected(expected).got(view.spec()));
         }
-        // A token is drawn by its place in the text.
+        // The random draw of a token depends on its position in the text.
         let choices = [(sampling, session.length())];
         Ok(choose(&view.cast(view.spec().dtype), &choices, [session.seen()])?[0])
     })
 }
 
-/// A binary of these bytes.
+/// Makes a binary of these bytes.
 pub fn binary<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
     let mut binary = NewBinary::new(env, bytes.len());
     binary.copy_from_slice(bytes);

@@ -7,7 +7,7 @@ use rustler::{Env, ResourceArc, Term};
 use sidewinder_models::mamba::train::{AdamW, Trainer};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A trainer that Elixir has a reference to. One call at a time uses it.
+/// A trainer as a resource, used by one call at a time.
 pub struct HeldTrainer(Mutex<Trainer>);
 
 impl rustler::Resource for HeldTrainer {}
@@ -18,13 +18,13 @@ impl HeldTrainer {
     }
 }
 
-/// A trainer that starts from the weights of a model.
+/// Makes a trainer that starts from the weights of a model.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_trainer(env: Env, model: ResourceArc<HeldModel>) -> Term {
     answer(env, || Ok(ResourceArc::new(HeldTrainer(Mutex::new(Trainer::new(&model.0)?)))))
 }
 
-/// Learns from sequences: `{loss, norm of the gradient}`.
+/// Trains on sequences for one step: `{loss, norm of the gradient}`.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn mamba_learn_cpu<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: Term<'a>, how: Term<'a>) -> Term<'a> {
     learn(env, &trainer, input, how)
@@ -46,7 +46,8 @@ fn learn<'a>(env: Env<'a>, trainer: &HeldTrainer, input: Term<'a>, how: Term<'a>
     })
 }
 
-/// The model as a trainer has it now, as [`mamba_load`] gives it; where the trainer is if the target is `nil`.
+/// A model with the trainer's current weights, as [`mamba_load`] returns it; on the trainer's device if the target is
+/// `nil`.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_learnt<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, loading: Term<'a>, target: Term<'a>) -> Term<'a> {
     answer(env, || {

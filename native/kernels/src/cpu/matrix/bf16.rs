@@ -1,16 +1,17 @@
 //! Products of bf16 matrices by [`amx`](crate::cpu::amx).
 //!
-//! A factor is seen as lines of the inner dimension: rows of the first matrix, columns of the second. The lines of both
-//! are packed into tiles, those of the factor with fewer lines in the beginning, in panels of sixteen, those of the other
-//! one in strips, by the task that multiplies a strip with all panels. It goes two by two tiles at a time, so each
-//! load of a tile serves two products, and along the inner dimension in pieces for which its strip stays in the caches.
-//! For few panels the strip is read as it lies.
+//! Both factors are seen as lines along the inner dimension: rows of the first matrix, columns of the second. The lines
+//! of the factor with fewer of them are packed into tiles in advance, in panels of sixteen. Those of the other factor
+//! form strips, each of which is packed by the task that multiplies it with all panels. The task computes two by two
+//! tiles of sums at a time, so that each loaded tile serves two products, and blocks the inner dimension so that its
+//! strip stays in the caches. With few panels a strip is read in place.
 //!
-//! Lines that are contiguous are packed fastest as left tiles, lines that are neighbours as right ones. So strips, of
-//! which there are more, choose, and panels are the other side.
+//! Contiguous lines are packed fastest as left tiles; lines that are adjacent in memory, element by element, as right
+//! ones. There are more strips than panels, so the strips determine which factor is the left one.
 //!
-//! A product of tiles takes 5.7 ns on an Emerald Rapids core, and 7 with two by two tiles in the first-level cache. With
-//! panels from the second it takes 12.6; tiles whose rows cross cache lines take a fifth more than packed ones.
+//! A product of tiles takes 5.7 ns on an Emerald Rapids core, and 7 with two by two tiles in the first-level cache.
+//! With panels from the second level it takes 12.6; tiles whose rows cross cache lines take a fifth more than packed
+//! ones.
 
 // Every `unsafe` here is an intrinsic or a tile, sound where this is called: on CPUs with AMX, which has AVX-512.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -33,7 +34,7 @@ const STEP: usize = ROW / size_of::<bf16>();
 /// Numbers in a tile of sums.
 const SUMS: usize = SIDE * SIDE;
 
-/// Lines of a wide strip.
+/// Lines in a strip, unless there are too few lines for all threads.
 pub const STRIP: usize = 2 * SIDE;
 
 /// Steps along the inner dimension for which the tiles of a strip stay in the caches: 48 KiB.
@@ -42,10 +43,10 @@ const STEPS: usize = 24;
 /// Tasks per thread.
 const TURNS: usize = 8;
 
-/// Up to this number of panels a strip is read as it lies: packing it would take as long as multiplying.
+/// Up to this number of panels a strip is read in place: packing it would take as long as multiplying.
 const FEW_PANELS: usize = 2;
 
-/// Consumes finished sums, those of a range of rows and of columns: row by row, [`STRIP`] from one to the next.
+/// Consumes finished sums, those of a range of rows and of columns, in row-major order with a row stride of [`STRIP`].
 pub trait End: Fn(Range<usize>, Range<usize>, &[f32]) + Send + Sync {}
 
 impl<F: Fn(Range<usize>, Range<usize>, &[f32]) + Send + Sync> End for F {}
@@ -58,7 +59,7 @@ pub fn product(a: Matrix<bf16>, b: Matrix<bf16>, threads: usize, end: &impl End)
     let of_columns = w.rows >= x.rows;
     let (strips, panels) = if of_columns { (w, x) } else { (x, w) };
     let order = if strips.strides[1] == 1 { Order::Lines } else { Order::Pairs };
-    // One step of zeros where there is nothing to sum.
+    // At least one step, so that an empty inner dimension gives sums of 0.
     let steps = strips.columns.div_ceil(STEP).max(1);
     let mut packed = Aligned::new(panels.rows.div_ceil(SIDE) * steps * TILE);
     pack_all(&panels, order.other(), steps, &mut packed, threads)?;
@@ -76,7 +77,7 @@ pub fn product(a: Matrix<bf16>, b: Matrix<bf16>, threads: usize, end: &impl End)
     })
 }
 
-/// Packs all lines: panel after panel, step after step.
+/// Packs all lines, panel by panel and step by step.
 fn pack_all(of: &Matrix<bf16>, order: Order, steps: usize, to: &mut [u8], threads: usize) -> Result<()> {
     let (panel, to) = (steps * TILE, Shared::new(to));
     pool::for_each(threads, of.rows.div_ceil(SIDE), |at| {
@@ -107,7 +108,7 @@ unsafe fn pack(of: &Matrix<bf16>, first: usize, order: Order, to: &mut [u8]) {
     }
 }
 
-/// A step of sixteen lines that are neighbours, pairs of numbers of each line in a row.
+/// A step of sixteen adjacent lines: a row of the tile holds a pair of numbers of each line.
 #[inline(always)]
 fn by_pairs(of: &Matrix<bf16>, first: usize, at: usize) -> [F32x16; SIDE] {
     let mut rows = [F32x16::zero(); SIDE];
@@ -118,7 +119,7 @@ fn by_pairs(of: &Matrix<bf16>, first: usize, at: usize) -> [F32x16; SIDE] {
     rows
 }
 
-/// Number `k` of sixteen lines that are neighbours, in the lower half of each word.
+/// Number `k` of sixteen adjacent lines, in the lower half of each word.
 #[inline(always)]
 fn across(of: &Matrix<bf16>, first: usize, k: usize) -> __m512i {
     if k >= of.columns {
@@ -145,7 +146,7 @@ struct Product<'a> {
 
 /// The workspace of a task.
 struct Scratch {
-    /// Tiles of sums: four for each two panels.
+    /// Tiles of sums: four for every two panels.
     tiles: Aligned<f32>,
     /// Finished sums of two panels.
     block: Aligned<f32>,
@@ -162,7 +163,8 @@ impl Scratch {
 }
 
 impl Product<'_> {
-    /// Whether tiles of the strips cannot, or should not, be read as they lie.
+    /// Whether strips must be packed: their tiles cannot be loaded in place, or are loaded often enough to pay for
+    /// packing.
     fn must_be_packed(&self) -> bool {
         let direct = self.order == Order::Lines && self.strips.columns == self.steps * STEP;
         !direct || self.lines > FEW_PANELS * SIDE
@@ -185,13 +187,13 @@ impl Product<'_> {
         })
     }
 
-    /// The tiles of a panel; past the last one, where nothing is read, none.
+    /// The tiles of a panel. Past the last panel the address is out of bounds, and is never read.
     #[inline(always)]
     fn panel_tiles(&self, at: usize) -> Source {
         Source { start: self.panels.as_ptr().wrapping_add(at * self.steps * TILE), row: ROW, step: TILE }
     }
 
-    /// What belongs to the left tiles, then what belongs to the right ones.
+    /// Orders the values of strips and panels as those of the left tiles, then of the right tiles.
     #[inline(always)]
     fn sides<T>(&self, of_strip: T, of_panels: T) -> [T; 2] {
         match self.order {
@@ -225,11 +227,11 @@ impl Product<'_> {
         }
     }
 
-    /// Hands on the sums of a strip and two panels.
+    /// Passes the sums of a strip and two panels to `end`.
     #[inline(always)]
     fn finish(&self, strip: Range<usize>, panel: usize, scratch: &mut Scratch, end: &impl End) {
         let lines = panel * SIDE..self.lines.min((panel + 2) * SIDE);
-        // Left tiles are rows of the result, or columns.
+        // Whether the left tiles are columns of the result, so that the sums must be transposed.
         let turned = self.of_columns == (self.order == Order::Lines);
         for (at, tile) in scratch.tiles[panel * STRIP * SIDE..][..4 * SUMS].chunks_exact(SUMS).enumerate() {
             let mut square = read(tile);

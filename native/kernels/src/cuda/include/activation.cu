@@ -1,6 +1,6 @@
 // The activation functions and their derivatives.
 
-// As in Rust, where a function is passed by its name.
+// The host selects a function by the name of its variant.
 enum class Activation { None, Sigmoid, Silu, GeluTanh, GeluErf, Softplus, Relu };
 
 __device__ __forceinline__ float exponential(float v) { return exp2_fast(v * (float)LOG2_E); }

@@ -6,14 +6,14 @@ __device__ __forceinline__ int rank_in_cluster() {
     return rank;
 }
 
-// Maps an address in this block's shared memory to the same place in block `rank` of the cluster.
+// Maps a shared-memory address of this block to the corresponding one of block `rank` of the cluster.
 __device__ __forceinline__ unsigned in_block(unsigned address, int rank) {
     unsigned there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
 
-// Reads the word at the place of `own` in the shared memory of block `rank`.
+// Reads the word that corresponds to `own` in the shared memory of block `rank`.
 template <class T>
 __device__ __forceinline__ T of_block(const T* own, int rank) {
     static_assert(sizeof(T) == 4, "a word");
@@ -24,7 +24,7 @@ __device__ __forceinline__ T of_block(const T* own, int rank) {
     return value;
 }
 
-// Reads four adjacent words at the place of `own` in the shared memory of block `rank`.
+// Reads four adjacent words that correspond to `own` in the shared memory of block `rank`.
 __device__ __forceinline__ int4 of_block(const int4* own, int rank) {
     int4 all;
     asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"

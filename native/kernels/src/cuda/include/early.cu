@@ -14,8 +14,8 @@ __device__ __forceinline__ void let_others_begin() {
 #endif
 }
 
-// Idle blocks of long kernels sleep, so that blocks of the next kernel start elsewhere. On an
-// empty multiprocessor several of those would start together, but a multiprocessor with a resident block has room for only one.
+// Idle blocks of long kernels sleep, so that blocks of the next kernel start on other multiprocessors. Several of those
+// would start together on an empty multiprocessor, but one with a resident block has room for only one of them.
 __device__ __forceinline__ void stay(bool lasting) {
 #if __CUDA_ARCH__ >= 900
     wait_for_others();

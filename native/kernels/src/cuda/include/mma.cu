@@ -1,10 +1,10 @@
 // Tensor cores for 16-bit storage: products of 16 x 16 and 16 x 8 tiles by mma.sync.
-//   TILES   16-row tiles that a warp has: its own rows
+//   TILES   16-row tiles per warp: the rows of sums that it accumulates
 //   HALF    whether storage is f16, else bf16
 //
-// Of a 16 x 8 tile of sums a lane has the columns 2 (lane % 4) and the next one, of the rows lane / 4 and
-// the eighth after it. Two such tiles side by side, rounded, are one left operand: weights go from sums to
-// operands without leaving the registers.
+// Of a 16 x 8 tile of sums a lane holds the columns 2 (lane % 4) and 2 (lane % 4) + 1, of the rows r and r + 8 with r =
+// lane / 4. Two such tiles side by side, rounded, have the layout of one left operand: weights go from sums to operands
+// without leaving the registers.
 
 typedef float Sums[4];
 typedef unsigned Left[4];
@@ -19,7 +19,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Left& a, unsigned
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 tiles, whose rows the lanes point to, eight lanes each.
+// Loads four 8 x 8 tiles (ldmatrix); eight lanes give the row addresses of each.
 __device__ __forceinline__ void load_tiles(unsigned (&to)[4], unsigned at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at) : "memory");
@@ -40,8 +40,8 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     return packed;
 }
 
-// Where a lane points to for a left operand at (row, column) of a matrix in shared memory; for a right
-// operand of two 8-column tiles whose columns are rows there; and for one whose rows are rows there.
+// The address that a lane gives to ldmatrix: for a left operand that begins at `first`; for a right operand of two
+// 8-column tiles, stored transposed; and for one stored as it is, to be transposed by the load.
 template <int APART>
 __device__ __forceinline__ unsigned left_at(const STORAGE* first) {
     int lane = threadIdx.x % 32;
@@ -57,7 +57,7 @@ __device__ __forceinline__ unsigned turned_at(const STORAGE* first) {
     return left_at<APART>(first);
 }
 
-// s += a b', TILES of 16 rows by COLUMNS; `a` and `b` are where the lane points to.
+// s += a b', TILES of 16 rows by COLUMNS; `a` and `b` are a lane's addresses from left_at and right_at.
 template <int COLUMNS, int INNER, int APART>
 __device__ __forceinline__ void add_products(Sums (&s)[TILES][COLUMNS / 8], unsigned a, unsigned b) {
 #pragma unroll
@@ -78,7 +78,7 @@ __device__ __forceinline__ void add_products(Sums (&s)[TILES][COLUMNS / 8], unsi
     }
 }
 
-// to += x b, where x are rounded sums and b has INNER rows of COLUMNS.
+// to += x b, where x are rounded sums and b has INNER rows of COLUMNS; `b` is a lane's address from turned_at.
 template <int COLUMNS, int INNER, int APART>
 __device__ __forceinline__ void add_weighted(Sums (&to)[TILES][COLUMNS / 8], const Left (&x)[TILES][INNER / 16], unsigned b) {
 #pragma unroll
@@ -95,7 +95,7 @@ __device__ __forceinline__ void add_weighted(Sums (&to)[TILES][COLUMNS / 8], con
         }
 }
 
-// Sums as left operands.
+// Rounds sums to left operands.
 template <int COLUMNS>
 __device__ __forceinline__ void round(Left (&to)[TILES][COLUMNS / 16], const Sums (&from)[TILES][COLUMNS / 8]) {
 #pragma unroll
@@ -120,7 +120,7 @@ __device__ __forceinline__ void clear(Sums (&s)[TILES][COLUMNS]) {
             for (int e = 0; e < 4; ++e) s[m][n][e] = 0;
 }
 
-// The row, among a warp's, of the elements 0 and 1 (half 0) or 2 and 3 (half 1) of a tile, and the column
-// of the elements 0 and 2.
+// The row, among a warp's rows, of the elements 0 and 1 (half 0) or 2 and 3 (half 1) of a tile, and the column of the
+// elements 0 and 2.
 __device__ __forceinline__ int sum_row(int m, int half) { return 16 * m + threadIdx.x % 32 / 4 + 8 * half; }
 __device__ __forceinline__ int sum_column(int n) { return 8 * n + threadIdx.x % 4 * 2; }

@@ -1,5 +1,5 @@
-// Teams of four warps (warpgroups) that multiply as one, each for SIDE outputs and 8 NT rows of x. SIDES teams stand side
-// by side, and DEEP such rows of teams take pieces of columns in turn. The host gives SIDE, NT, SIDES and DEEP.
+// Teams of four warps (warpgroups) that multiply as one, each for SIDE outputs and 8 NT rows of x. SIDES teams stand
+// side by side, and DEEP such rows of teams take pieces of columns in turn. The host gives SIDE, NT, SIDES and DEEP.
 
 constexpr int OUTPUTS = SIDE * SIDES, WARPS = 4 * SIDES * DEEP, THREADS = 32 * WARPS, ROWS = 8 * NT;
 
@@ -13,8 +13,8 @@ struct Team {
     }
 };
 
-// Visits the stages whose pieces are this team's turn. A stage always belongs to the same teams, so each team knows its
-// phases.
+// Visits the stages whose pieces are this team's turn. A stage always belongs to the same teams, so that each team can
+// track its phases.
 template <class F>
 __device__ __forceinline__ void take_turns(const Place& at, Stages& stages, const Team& own, Turn turn, F add) {
     static_assert(STAGES % DEEP == 0, "turns");
@@ -43,7 +43,7 @@ __device__ __forceinline__ void leave(const T (&sums)[NT][4], const Team& own, T
     }
 }
 
-// Like `leave`, for all teams: there is room for ROOM partial sums, and further teams add to them in turn.
+// Like `leave`, for all teams: there is space for ROOM partial sums, and further teams add to them in turn.
 template <int ROOM, class T, class F>
 __device__ __forceinline__ void leave_all(const T (&sums)[NT][4], const Team& own, T* all, F made) {
     T* to = all + own.deep % ROOM * SUMS;

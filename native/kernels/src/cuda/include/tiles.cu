@@ -1,6 +1,6 @@
 // The common part of products that fetch pieces of weights and of x into STAGES stages of shared memory. Either each
-// block continues with further tiles, or SPLIT blocks, a cluster, share the columns of one tile. The host gives STAGES and
-// SPLIT, and for kernels that fetch weights STREAMED: whether the weights exceed the cache.
+// block continues with further tiles, or SPLIT blocks, a cluster, share the columns of one tile. The host gives STAGES
+// and SPLIT, and for kernels that fetch weights STREAMED: whether the weights exceed the cache.
 
 // The work of a block: its tile, as a column of tiles and a group of rows, then its first piece of columns and their
 // count.

@@ -1,6 +1,6 @@
-// Multiplications of compute capability 9 by warpgroups: 64 rows in registers by 8 EIGHTS rows in shared memory. They
-// own their registers until they are waited for, which the compiler does not know. So factors are pinned before them,
-// and factors and products after them: the compiler then neither reuses those registers nor reads them early.
+// Warpgroup multiplications of compute capability 9: 64 rows in registers by 8 EIGHTS rows in shared memory. They own
+// their registers until they are waited for, which the compiler does not know. So factors are pinned before them, and
+// factors and products after them: the compiler then neither reuses those registers nor reads them early.
 
 // Fence: registers have their values before the multiplications that follow.
 __device__ __forceinline__ void multiplications() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -39,7 +39,7 @@ __device__ __forceinline__ unsigned long long described(unsigned rows) { return 
 
 #define FOUR_OF(c, i) c(to[i][0]), c(to[i][1]), c(to[i][2]), c(to[i][3])
 // The predicate decides whether products are added to the previous sums. A constant "no" must stay hidden from the
-// compiler. For fresh products it picks new registers each time, soon runs out, and then waits for every single
+// compiler: for fresh products it picks new registers each time, soon runs out of them, and then waits for every single
 // multiplication. Grids have one row, so `ctaid.y` is 0.
 #define MULTIPLY(kind, registers, compare, others, ...) \
     asm volatile("{ .reg .pred add; .reg .u32 row; mov.u32 row, %%ctaid.y; setp." compare ".u32 add, row, 0; " \

@@ -21,7 +21,7 @@ type Pointer = *mut c_void;
 type Destroy = unsafe extern "C" fn(Pointer) -> c_int;
 type Set<A> = unsafe extern "C" fn(Pointer, A, *const c_void, usize) -> c_int;
 
-/// The functions of the library that this module calls.
+/// The functions of cuBLASLt that this module calls.
 struct Api {
     create: unsafe extern "C" fn(*mut Pointer) -> c_int,
     destroy: Destroy,
@@ -46,7 +46,8 @@ struct Api {
         *mut Proposal,
         *mut c_int,
     ) -> c_int,
-    /// Handle, operation, alpha, a, b, beta, c and d, each matrix with its layout, algorithm, workspace, its bytes, stream.
+    /// Handle, operation, alpha, a, b, beta, c and d (each matrix followed by its layout), algorithm, workspace, its
+    /// bytes, stream.
     multiply: unsafe extern "C" fn(
         Pointer,
         Pointer,
@@ -65,7 +66,7 @@ struct Api {
         usize,
         Pointer,
     ) -> c_int,
-    /// Keeps the code of the functions above in memory.
+    /// Keeps the code of these functions loaded.
     _library: Library,
 }
 
@@ -117,7 +118,7 @@ fn answer(code: c_int, what: &str) -> Result<()> {
     }
 }
 
-/// A library object with the function that destroys it.
+/// A library object and the function that destroys it.
 struct Made {
     it: Pointer,
     destroy: Destroy,
@@ -210,8 +211,8 @@ pub(in crate::cuda) struct Product {
 }
 
 impl Product {
-    /// The product's kind: each address is replaced by the lowest one of the same alignment. Products of one kind share
-    /// a plan.
+    /// The product with each address replaced by the lowest one of equal alignment: the key under which plans are
+    /// cached.
     fn kind(self) -> Product {
         let lowest = |address| u64::from(alignment(address));
         Product {
@@ -223,8 +224,9 @@ impl Product {
 
     /// The library's name for this epilogue, if it has one.
     ///
-    /// Its GELU was up to 5.5e-6 off (cuBLASLt 13.1, H200). A bf16 hides that where a result is above 0.0014, so for x
-    /// above -3.4; an f16 only above 0.011, an f32 nowhere. Both functions keep NaN.
+    /// Its GELU was up to 5.5e-6 off (cuBLASLt 13.1, H200). The rounding of a bf16 result exceeds that error where the
+    /// result is above 0.0014, so for x above -3.4; that of an f16 only above 0.011, that of an f32 nowhere. Both
+    /// functions keep NaN.
     fn fused(&self) -> Option<Fused> {
         if self.epilogue != (Epilogue { add: self.epilogue.add, ..Epilogue::default() }) && !self.fits_vectors() {
             return None;
@@ -267,7 +269,7 @@ impl Product {
         Ok(operation)
     }
 
-    /// The preferences that an algorithm must meet.
+    /// The preferences that a proposed algorithm must satisfy.
     fn wishes(&self, api: &Api) -> Result<Made> {
         // SAFETY: writes one pointer.
         let create = |to| unsafe { (api.create_wishes)(to) };
@@ -308,7 +310,7 @@ struct Proposal {
     reserved: [c_int; 4],
 }
 
-/// The descriptors and the algorithm for products of one kind.
+/// The descriptors and the algorithm of a cached plan.
 struct Plan {
     operation: Made,
     /// Layouts of both factors and the result, in the order of `Product::matrices`.
@@ -338,10 +340,10 @@ impl Plan {
     }
 }
 
-/// Kinds of products whose plans are kept. A query to the library takes tens of microseconds.
+/// Limit for the number of cached plans. A query to the library takes tens of microseconds.
 const KEPT_PLANS: usize = 1024;
 
-/// The library's handle and plans of one lane.
+/// The library's handle and the cached plans of one lane.
 pub(in crate::cuda) struct Handle {
     plans: HashMap<Product, Option<Plan>>,
     it: Made,

@@ -12,7 +12,7 @@ type Program = *mut c_void;
 type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Fill = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
-/// The functions of the library that this module calls.
+/// The functions of NVRTC that this module calls.
 struct Api {
     version: (u32, u32),
     create: unsafe extern "C" fn(
@@ -30,7 +30,7 @@ struct Api {
     log_size: Size,
     log: Fill,
     error_text: unsafe extern "C" fn(c_int) -> *const c_char,
-    /// Keep the code of the functions above in memory.
+    /// Keep the code of these functions loaded.
     _libraries: Vec<Library>,
 }
 

@@ -5,10 +5,10 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
 
-/// The newest function called here: a driver that has it has all the others (CUDA 12.0, 2022).
+/// The newest driver function called here: a driver that exports it exports all others (CUDA 12.0, 2022).
 const NEWEST: &[u8] = b"cuTensorMapEncodeTiled\0";
 
-/// Whether CUDA can be used. Checked once; the verdict holds for the life of the OS process.
+/// Whether CUDA can be used. Checked once; the result holds for the life of the OS process.
 pub(in crate::cuda) fn ready() -> Result<()> {
     static VERDICT: OnceLock<Result<()>> = OnceLock::new();
     VERDICT.get_or_init(|| found().and_then(|()| initialised())).clone()
@@ -40,7 +40,7 @@ fn found() -> Result<()> {
 }
 
 fn initialised() -> Result<()> {
-    // SAFETY: the library is there, and cuInit may be called at any time.
+    // SAFETY: the library was found, and cuInit may be called at any time.
     let code = unsafe { sys::cuInit(0) };
     if code == CUresult::CUDA_SUCCESS {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Where NVIDIA's libraries may be installed that are loaded at run time.
+//! Finds NVIDIA's libraries, which are loaded at run time.
 
 use super::driver;
 use crate::error::{Error, Kind, Result};
@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 pub(in crate::cuda) struct Library {
     /// What it is, for messages.
     pub what: &'static str,
-    /// Its name on Linux, without the `lib` before it and `.so` with the version after it.
+    /// Its name on Linux, without the prefix `lib` and the suffix `.so` with the version.
     pub name: &'static str,
-    /// Its file's name on Windows, by the major version of CUDA.
+    /// The name of its file on Windows, by the major version of CUDA.
     pub windows: fn(u32) -> String,
     /// The Python package that ships it.
     pub package: &'static str,

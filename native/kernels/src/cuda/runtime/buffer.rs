@@ -1,4 +1,4 @@
-//! Memory on a device, with the type and shape of what lies in it.
+//! Memory on a device, with the type and shape of its contents.
 
 use super::device::Device;
 use super::lane::Clock;
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A tensor on a device. It can be shared between threads and dropped on any of them. Lanes record their use of it:
-/// work of one lane waits for work of another, and memory with work in flight is not given back. Clones and parts share
-/// its memory.
+/// work of one lane waits for work of another, and memory with work in flight is not freed. Clones and parts share its
+/// memory.
 #[derive(Clone)]
 pub struct Buffer {
     spec: Spec,
@@ -24,7 +24,7 @@ struct Memory {
     device: Device,
     address: sys::CUdeviceptr,
     bytes: usize,
-    /// The only lane that uses the memory, if it is taken and given back in that lane's order.
+    /// The only lane that uses the memory, if it is allocated and freed in that lane's stream order.
     lane: Option<Arc<Clock>>,
     uses: Mutex<Vec<Use>>,
     kept: AtomicBool,
@@ -38,14 +38,14 @@ struct Use {
 
 impl Buffer {
     /// Memory for a tensor of `spec`, its contents undefined. Fails with [`Kind::Memory`](crate::error::Kind::Memory)
-    /// where the device has not enough.
+    /// if the device does not have enough.
     pub fn new(device: &Device, spec: Spec) -> Result<Buffer> {
         device.check()?;
         let address = if spec.bytes() == 0 { 0 } else { device.take_memory(spec.bytes())? };
         Ok(Buffer::over(device, None, spec, address))
     }
 
-    /// Like [`Buffer::new`], but taken and given back in the order of `lane`, the only lane that may use it.
+    /// Like [`Buffer::new`], but allocated and freed in the stream order of `lane`, the only lane that may use it.
     pub(in crate::cuda) fn of_lane(device: &Device, lane: &Arc<Clock>, spec: Spec) -> Result<Buffer> {
         device.check()?;
         let address = if spec.bytes() == 0 { 0 } else { device.take_scratch(spec.bytes(), lane.stream())? };
@@ -68,7 +68,7 @@ impl Buffer {
         Ok(Buffer { spec, address: self.address + bytes.start as u64, memory: self.memory.clone() })
     }
 
-    /// The elements under another shape with equally many bytes, in the same memory.
+    /// The elements under another shape of equal size, in the same memory.
     pub fn reshape(&self, dims: &[usize]) -> Result<Buffer> {
         let spec = Spec::new(self.spec.dtype, dims)?;
         if spec.bytes() != self.spec.bytes() {
@@ -104,7 +104,7 @@ impl Buffer {
         others
     }
 
-    /// Keeps the memory for good, for work whose completion cannot be observed. Returns the lanes whose earlier work on
+    /// Never frees the memory, for work whose completion cannot be observed. Returns the lanes whose earlier work on
     /// the buffer is not known to be done.
     pub(in crate::cuda) fn keep(&self) -> Vec<Arc<Clock>> {
         if self.memory.lane.is_some() {
@@ -130,14 +130,14 @@ impl Drop for Memory {
             return;
         }
         if let Some(lane) = &self.lane {
-            // SAFETY: it was taken as scratch memory of this lane, the only one that used it.
+            // SAFETY: it was allocated as scratch memory of this lane, the only one that used it.
             return unsafe { self.device.give_scratch(self.address, lane.stream()) };
         }
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         for one in uses.iter().filter(|one| !one.lane.passed(one.until)) {
             one.lane.wait(&self.device);
         }
-        // SAFETY: it was taken from the device with this size, and all recorded uses are over.
+        // SAFETY: it was allocated from the device with this size, and all recorded uses are over.
         unsafe { self.device.give_memory(self.address, self.bytes) };
     }
 }

@@ -25,7 +25,7 @@ struct Inner {
     lost: OnceLock<Error>,
     live: AtomicUsize,
     lanes: Mutex<Vec<lane::Core>>,
-    /// cuBLASLt handles of lanes that are gone, for reuse.
+    /// cuBLASLt handles of dropped lanes, for reuse.
     handles: Mutex<Vec<blas::Handle>>,
     kernels: kernel::Loaded,
     tables: Tables,
@@ -36,7 +36,7 @@ unsafe impl Send for Inner {}
 // SAFETY: the driver locks inside.
 unsafe impl Sync for Inner {}
 
-/// The properties by which launches are planned.
+/// The properties on which launch plans depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Major and minor compute capability.
@@ -83,7 +83,7 @@ impl Device {
         self.0.ordinal
     }
 
-    /// The properties by which launches are planned.
+    /// The properties on which launch plans depend.
     pub fn facts(&self) -> Facts {
         self.0.facts
     }
@@ -93,7 +93,7 @@ impl Device {
         self.0.lost.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// A lane for the caller alone, new or from the stock. Dropping it returns it to the stock.
+    /// A lane for the caller alone, new or from the stock of idle lanes. Dropping it returns it to the stock.
     pub fn lane(&self) -> Result<Lane> {
         self.bind()?;
         let stocked = self.lanes().pop();
@@ -119,7 +119,7 @@ impl Device {
     }
 
     /// Constant values that kernels of every lane can read. They are uploaded once, and kept until many other tables
-    /// were requested or the device is trimmed.
+    /// have been requested or the device is trimmed.
     pub fn table(&self, values: &[f64]) -> Result<Arc<Buffer>> {
         self.0.tables.get(self, values)
     }
@@ -144,7 +144,7 @@ impl Device {
         self.0.memory.held(self)
     }
 
-    /// Returns memory kept for later calls to the system, on the device and on the host.
+    /// Frees memory that is cached for later calls, on the device and on the host.
     pub fn trim(&self) -> Result<()> {
         self.bind()?;
         self.0.tables.clear();
@@ -181,7 +181,7 @@ impl Device {
         let _ = self.0.lost.set(error);
     }
 
-    /// Memory that every lane may use at once, from kept blocks of that size if there is one.
+    /// Memory that every lane may use at once: a cached block of that size if there is one.
     pub(in crate::cuda) fn take_memory(&self, bytes: usize) -> Result<sys::CUdeviceptr> {
         self.bind()?;
         let address = match self.0.memory.spare(bytes) {
@@ -192,7 +192,7 @@ impl Device {
         Ok(address)
     }
 
-    /// Gives memory back, from any thread. The memory of a lost device is lost with it.
+    /// Gives memory back, from any thread. The memory of a lost device is not freed.
     ///
     /// # Safety
     /// The memory came from `take_memory(bytes)`, and no lane uses it any more.

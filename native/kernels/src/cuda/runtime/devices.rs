@@ -30,7 +30,8 @@ pub struct DeviceInfo {
     pub lost: Option<Error>,
 }
 
-/// The CUDA devices of this machine. Fails with [`Kind::Unavailable`](crate::error::Kind::Unavailable) where there is no driver.
+/// The CUDA devices of this machine. Fails with [`Kind::Unavailable`](crate::error::Kind::Unavailable) where there is
+/// no driver.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
     ready()?;
     (0..count()?).map(info).collect()

@@ -1,4 +1,4 @@
-//! Work that is recorded once and replayed with one call, which saves a driver call per kernel.
+//! CUDA graphs: work that is recorded once and replayed with one call, which saves a driver call per kernel.
 
 use super::device::Device;
 use super::lane::Lane;
@@ -6,13 +6,13 @@ use crate::cuda::load::driver;
 use crate::error::{Kind, Result};
 use cudarc::driver::sys;
 
-/// Recorded work of a lane. Everything it uses must outlive it.
+/// Recorded work of a lane. All memory and kernels that it uses must outlive it.
 pub struct Graph {
     device: Device,
     graph: sys::CUgraphExec,
 }
 
-// SAFETY: a graph may be used from any thread, by one at a time, which its owner ensures.
+// SAFETY: a graph may be used from any thread, by one at a time, as its owner ensures.
 unsafe impl Send for Graph {}
 
 impl Lane {
@@ -70,8 +70,8 @@ impl Drop for Recorded {
 }
 
 impl Device {
-    /// Whether another library's graph can hold `work`, which it can if all memory is lent by that library. The trial
-    /// compiles and loads the kernels of `work`, and does not run them.
+    /// Whether a CUDA graph of another library can hold `work`, which it can if the work needs no memory but what that
+    /// library lends. The trial compiles and loads the kernels of `work`, and does not run them.
     pub fn fits_graph(&self, work: impl FnOnce(Lane) -> Result<()>) -> Result<bool> {
         let own = self.lane()?;
         // SAFETY: the stream outlives the capture.

@@ -1,9 +1,9 @@
 //! Work on a stream that another library owns, such as XLA, in memory of that library.
 //!
-//! Such a stream may be destroyed at any time after the call, so nothing here may keep it. Memory is taken and given
-//! back in its order within the call, and no buffer records it. The owner may also capture the stream into a graph.
-//! Work that needs memory from this crate is refused then, because the graph would run after that memory was given
-//! back.
+//! Such a stream may be destroyed at any time after the call, so no state may refer to it longer. Memory is allocated
+//! and freed in its order within the call, and no buffer records it. The owner may also capture the stream into a
+//! graph. Work that needs memory from this crate is refused then, because the graph would run after that memory was
+//! freed.
 
 use super::buffer::Buffer;
 use super::device::Device;
@@ -64,7 +64,7 @@ unsafe fn handle_of(mut context: sys::CUcontext) -> Result<sys::CUdevice> {
 }
 
 impl Lane {
-    /// A tensor in memory of the stream's owner, for work of this lane alone.
+    /// A buffer over memory of the stream's owner, for work of this lane alone.
     ///
     /// # Safety
     /// The bytes of `spec` are valid at `address` for work queued on the stream now.

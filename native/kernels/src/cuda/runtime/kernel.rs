@@ -10,9 +10,9 @@ use std::ffi::CString;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The element types, rounding and functions that precede every kernel source.
+/// Element types, rounding and functions, included before every kernel source.
 pub const PRELUDE: &str = include_str!("../include/prelude.cu");
-/// Waiting of kernels that begin early (see [`Kernel::early`]).
+/// Waits of kernels that begin early (see [`Kernel::early`]).
 pub const EARLY: &str = include_str!("../include/early.cu");
 /// Vectors of `VEC` elements.
 pub const PACK: &str = include_str!("../include/pack.cu");
@@ -30,7 +30,7 @@ pub struct Source<P> {
     params: PhantomData<fn(P)>,
 }
 
-/// The structs that a text needs, and the one that its kernel takes.
+/// The CUDA declarations of the structs that a text needs, and of the one that its kernel takes.
 #[derive(Clone, Copy)]
 struct Structs(&'static [&'static str], &'static str);
 
@@ -42,12 +42,12 @@ impl<P: Declared> Source<P> {
 }
 
 impl<P> Source<P> {
-    /// Puts texts that the kernel needs, such as [`EARLY`], before its own.
+    /// Includes texts that the kernel needs, such as [`EARLY`], before its own.
     pub const fn after(self, included: &'static [&'static str]) -> Source<P> {
         Source { included, ..self }
     }
 
-    /// All that is compiled.
+    /// The whole text to compile.
     fn whole(&self) -> String {
         [PRELUDE, "\n", &self.structs.0.concat(), self.structs.1, &self.included.concat(), self.text].concat()
     }
@@ -75,9 +75,9 @@ impl<P> Kernel<P> {
         self.function.0
     }
 
-    /// The kernel for launches that may begin before a preceding early kernel is done. Behind any other kernel, and on
-    /// devices without this feature, it begins when all earlier work is done. So work queued before a run of early
-    /// kernels is done when the first of them begins.
+    /// The kernel for launches that may begin before a preceding early kernel is done (programmatic dependent launch).
+    /// After any other kernel, and on devices without this feature, it begins when all earlier work is done. So work
+    /// queued before a run of early kernels is done when the first of them begins.
     ///
     /// # Safety
     /// The kernel runs `griddepcontrol.wait` before it accesses memory that other kernels write. Weights, which no
@@ -94,7 +94,8 @@ impl<P> Kernel<P> {
 /// Locked during compilation, so that concurrent calls wait. After a failure the next call tries again.
 type Slot = Arc<Mutex<Option<Function>>>;
 
-/// Identifies a source: the addresses of its text and of its parameters' declaration, which are constants, and its name.
+/// Identifies a source: the addresses of its text and of its parameters' declaration, which are constants, and its
+/// name.
 type Key = (*const u8, *const u8, &'static str);
 
 /// The kernels of one device by source and options.

@@ -32,16 +32,16 @@ pub struct Lane {
     recording: Cell<bool>,
     /// Whether the stream belongs to another library.
     guest: bool,
-    /// Set while that library captures the stream into a graph, which may run after this lane's memory is gone.
+    /// Set while that library captures the stream into a graph, which may run after this lane's memory has been freed.
     captured: Option<Relaxed>,
-    /// Whether the latest kernel queued is an early one.
+    /// Whether the last kernel queued is an early one.
     behind_early: Cell<bool>,
 }
 
 // SAFETY: streams may be used from any thread, and a lane is used by one thread at a time.
 unsafe impl Send for Lane {}
 
-/// The parts of a lane that its device's stock keeps.
+/// The parts of a lane that the device's stock of idle lanes keeps.
 pub(in crate::cuda) struct Core {
     clock: Arc<Clock>,
     staging: Staging,
@@ -125,7 +125,7 @@ impl Core {
 }
 
 impl Core {
-    /// Leaves a stream that may be destroyed soon.
+    /// Gives up a stream of another library, which may destroy it soon.
     fn leave(mut self, device: &Device) {
         if self.staging.is_used() {
             self.clock.wait(device);
@@ -197,7 +197,7 @@ impl Lane {
     /// The buffer's address, for work queued on this lane next. That work will wait for earlier work of other lanes on
     /// the buffer. Fails where the buffer is on another device.
     ///
-    /// While the lane records, it does not wait for other lanes. The caller that records must keep the buffers alive,
+    /// While the lane records a graph, it does not wait for other lanes. The caller must then keep the buffers alive,
     /// and ensure that no other lane writes to them.
     pub fn address(&self, buffer: &Buffer) -> Result<u64> {
         if *buffer.device() != self.device {
@@ -231,7 +231,7 @@ impl Lane {
         self.device.answer(unsafe { sys::cuStreamWaitEvent(self.stream(), event.handle(), 0) }, "cuStreamWaitEvent")
     }
 
-    /// The address of `bytes` bytes of the lane's own scratch memory, for work queued next. Each op reuses it: the next
+    /// The address of `bytes` bytes of the lane's own scratch memory, for work queued next. All ops share it: the next
     /// op overwrites the contents.
     pub fn scratch(&self, bytes: usize) -> Result<u64> {
         self.not_captured(bytes, "scratch memory")?;
@@ -243,7 +243,7 @@ impl Lane {
         self.core.as_ref().map_or(0, |core| core.borrow().scratch.bytes)
     }
 
-    /// Memory for a tensor that only work queued on this lane uses. It is taken and given back in stream order, so
+    /// Memory for a tensor that only work queued on this lane uses. It is allocated and freed in stream order, so
     /// dropping it does not wait.
     pub fn temporary(&self, spec: Spec) -> Result<Buffer> {
         self.not_captured(spec.bytes(), "scratch memory")?;
@@ -251,8 +251,8 @@ impl Lane {
     }
 
     /// Queues the matrix product `to = a b`. `types[0]` is the type of the factors. `types[1]`, that of the result, is
-    /// either the same or the type of the arithmetic. Sums are in f32 (f64 for f64), and factors are not rounded unless
-    /// [`Lane::allow_tf32`] says so. Fails with [`Kind::Unavailable`] where cuBLASLt is not found.
+    /// either equal to it or its accumulation type. Sums are in f32 (f64 for f64), and factors are not rounded unless
+    /// [`Lane::allow_tf32`] permits it. Fails with [`Kind::Unavailable`] where cuBLASLt is not found.
     ///
     /// # Safety
     /// The matrices are valid at their addresses, which come from this lane.
@@ -272,7 +272,7 @@ impl Lane {
         unsafe { self.multiply_with(types, matrices, Epilogue::default()) }
     }
 
-    /// Like [`Lane::multiply`], with an epilogue on the sums that cuBLASLt must support; no size may be 0.
+    /// Like [`Lane::multiply`], with an epilogue on the sums that cuBLASLt must support. No size may be 0.
     ///
     /// # Safety
     /// As for [`Lane::multiply_then`].
@@ -287,11 +287,12 @@ impl Lane {
     }
 
     /// Like [`Lane::multiply`], with an epilogue applied to the sums before rounding. Returns whether the product was
-    /// queued: cuBLASLt does not support every epilogue for all types, sizes and addresses, and nothing where a size is
-    /// 0.
+    /// queued: cuBLASLt does not support every epilogue for all types, sizes and addresses, and no epilogue where a
+    /// size is 0.
     ///
     /// # Safety
-    /// The matrices are valid at their addresses, which come from this lane. So is the bias, with the columns of `to`.
+    /// The matrices are valid at their addresses, which come from this lane. So is the bias, with as many elements as
+    /// `to` has columns.
     pub unsafe fn multiply_then(&self, types: [DType; 2], matrices: [Matrix; 3], epilogue: Epilogue) -> Result<bool> {
         if matrices.iter().any(|matrix| matrix.rows * matrix.columns == 0) {
             return Ok(false);
@@ -320,8 +321,8 @@ impl Lane {
     /// Queues a kernel with one parameter, the struct `params`.
     ///
     /// # Safety
-    /// The kernel was compiled for the arithmetic of `P`, and stays within the memory that `params` points to. Addresses
-    /// come from [`Lane::address`] of this lane, and each buffer is alive until that call.
+    /// The kernel was compiled for the arithmetic of `P`, and stays within the memory that `params` points to.
+    /// Addresses come from [`Lane::address`] of this lane, and each buffer is alive until that call.
     pub unsafe fn launch<P: Declared>(
         &self,
         kernel: &Kernel<P::Any>,
@@ -349,9 +350,10 @@ impl Lane {
         unsafe { self.launch_as(kernel, grid, [threads, shared], None, params) }
     }
 
-    /// Queues a kernel of `blocks` blocks that wait for each other.
+    /// Queues a kernel of `blocks` blocks that wait for each other (a cooperative launch, or clusters).
     ///
-    /// All blocks of a grid must be resident at once. If they do not fit, the call fails and nothing runs.
+    /// All blocks that wait for each other must be resident at once. If they do not fit, the call fails and nothing
+    /// runs.
     ///
     /// # Safety
     /// As for [`Lane::launch_with`].

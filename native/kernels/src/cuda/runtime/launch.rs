@@ -6,7 +6,7 @@ use super::params::Declared;
 use crate::error::{Error, Kind, Result};
 use crate::tensor::DType;
 
-/// The kernels' names for an element type and for the type of its arithmetic.
+/// The names in CUDA of an element type and of its accumulation type.
 pub fn type_names(dtype: DType) -> (&'static str, &'static str) {
     match dtype {
         DType::F64 => ("double", "double"),
@@ -43,7 +43,7 @@ pub unsafe fn launch_each<P: Declared>(lane: &Lane, kernel: &Kernel<P::Any>, cou
     unsafe { lane.launch(kernel, [blocks, 1, 1], THREADS, params) }
 }
 
-/// The x size of a grid. Only tensors larger than any memory exceed the limit.
+/// The x size of a grid. Only tensors larger than any device memory exceed the limit.
 pub fn grid_size(count: usize) -> Result<u32> {
     let fits = u32::try_from(count).ok().filter(|&count| count < 1 << 31);
     fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(count))

@@ -1,6 +1,6 @@
-//! A device's memory: a driver pool of its own, and freed blocks kept for calls of equal size.
+//! A device's memory: a driver pool of its own, and a cache of freed blocks by size.
 //!
-//! A driver call takes microseconds, and returning memory to the system far longer. Repeated calls reuse kept blocks
+//! A driver call takes microseconds, and returning memory to the system far longer. Repeated calls reuse cached blocks
 //! and need neither.
 
 use super::device::Device;
@@ -11,12 +11,12 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Upper limit for the bytes of kept blocks.
+/// Upper limit for the bytes of cached blocks.
 const KEPT: usize = 4 << 30;
 
 pub(in crate::cuda) struct Memory {
     pool: sys::CUmemoryPool,
-    /// Blocks are taken and given back in this stream's order; it carries no other work.
+    /// Blocks are allocated and freed in this stream's order; no other work is queued on it.
     order: sys::CUstream,
     spares: Mutex<Spares>,
 }
@@ -44,7 +44,7 @@ impl Memory {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A kept block of exactly `bytes` bytes.
+    /// A cached block of exactly `bytes` bytes.
     pub(in crate::cuda) fn spare(&self, bytes: usize) -> Option<CUdeviceptr> {
         let mut spares = self.spares();
         let address = spares.blocks.get_mut(&bytes)?.pop()?;
@@ -59,7 +59,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// A new block for later work in that stream.
+    /// A new block for later work in `stream`.
     pub(in crate::cuda) fn take_in_order(
         &self,
         device: &Device,
@@ -73,7 +73,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// Keeps a block for reuse, or frees it where enough are kept.
+    /// Caches a block for reuse, or frees it where enough are cached.
     ///
     /// # Safety
     /// The block came from `take(bytes)`, and no lane uses it any more.
@@ -98,11 +98,11 @@ impl Memory {
         Ok(bytes as usize)
     }
 
-    /// Returns all kept blocks to the system.
+    /// Returns all cached blocks to the system.
     pub(in crate::cuda) fn trim(&self, device: &Device) -> Result<()> {
         let spares = std::mem::take(&mut *self.spares());
         for address in spares.blocks.into_values().flatten() {
-            // SAFETY: a kept block is not in use.
+            // SAFETY: a cached block is not in use.
             device.answer(unsafe { sys::cuMemFreeAsync(address, self.order) }, "cuMemFreeAsync")?;
         }
         self.settle(device)?;
@@ -110,7 +110,7 @@ impl Memory {
         device.answer(unsafe { sys::cuMemPoolTrimTo(self.pool, 0) }, "cuMemPoolTrimTo")
     }
 
-    /// Waits until allocations and frees so far hold for all streams. Never waits for kernels.
+    /// Waits until allocations and frees so far are visible to all streams. Never waits for kernels.
     fn settle(&self, device: &Device) -> Result<()> {
         // SAFETY: the stream lives as long as the process.
         device.answer(unsafe { sys::cuStreamSynchronize(self.order) }, "cuStreamSynchronize")

@@ -1,4 +1,4 @@
-//! Devices, their memory, kernels, and lanes, on which work is queued.
+//! Devices, their memory and kernels, and lanes, on which work is queued.
 
 pub(super) mod buffer;
 pub(super) mod device;

@@ -1,4 +1,4 @@
-//! Kernels' parameters: one declaration gives the struct in Rust and its text in CUDA.
+//! Parameters of kernels: one declaration gives the struct in Rust and its text in CUDA.
 
 use super::tensor_map::TensorMap;
 use cudarc::driver::sys::CUtensorMap;
@@ -6,20 +6,21 @@ use cudarc::driver::sys::CUtensorMap;
 /// A struct that the host fills and kernels read; [`params!`] declares it.
 ///
 /// # Safety
-/// `TEXT` and the structs in `NEEDED` declare the layout that the type has. `Any` is the type itself, but for the type of
-/// the arithmetic.
+/// `TEXT` and the structs in `NEEDED` declare the layout of the type. `Any` has the same fields, except for those of
+/// the arithmetic's type.
 pub unsafe trait Declared: Copy {
-    /// The type that stands for the struct with any type of the arithmetic: `Params<()>` for `Params<f32>`.
+    /// The struct with `()` for the type of the arithmetic, as a tag for every such type: `Params<()>` for
+    /// `Params<f32>`.
     type Any: Copy;
 
-    /// The struct in CUDA, under the name that the type has.
+    /// The struct's declaration in CUDA, under the type's name.
     const TEXT: &'static str;
 
-    /// The structs that fields have as their types.
+    /// The declarations of the structs that fields contain.
     const NEEDED: &'static [&'static str] = &[];
 }
 
-// SAFETY: nothing is declared.
+// SAFETY: there is no declaration, and no field.
 unsafe impl Declared for () {
     type Any = ();
     const TEXT: &'static str = "";
@@ -48,9 +49,9 @@ const _: () = assert!(size_of::<CUtensorMap>() == 128 && align_of::<CUtensorMap>
 /// }
 /// ```
 ///
-/// A field that holds a device address says its type in CUDA. Other numbers have the type of the same size; `R` is
-/// `REAL`, the type of the arithmetic. `with` lists the structs of this kind that fields consist of. A length is a
-/// number, or a name that the kernel's options define.
+/// A field that holds a device address states its pointer type in CUDA. Other numbers have the type of equal size; `R`
+/// is `REAL`, the type of the arithmetic. `with` lists the declared structs that fields contain. The length of an array
+/// is a number, or a name that the kernel's compiler options define.
 #[macro_export]
 macro_rules! params {
     ($(#[$about:meta])* $vis:vis struct $name:ident $(<$real:ident>)? $(with $($needed:ident),+)? {
@@ -61,8 +62,8 @@ macro_rules! params {
         $(#[$about])*
         $vis struct $name $(<$real>)? { $($field: $($word)? $([$item; $count])?),* }
 
-        // SAFETY: the text has the same fields in the same order, and both languages lay them out alike, with pointers for
-        // addresses and lengths that the options define with the same value.
+        // SAFETY: the text has the same fields in the same order, and both languages lay them out alike, with pointers
+        // for addresses and lengths that the options define with the same value.
         unsafe impl $(<$real: Copy>)? $crate::cuda::Declared for $name $(<$real>)? {
             type Any = $name $(<$crate::cuda::any!($real)>)?;
             const TEXT: &'static str = concat!(
@@ -110,7 +111,7 @@ macro_rules! c_type {
 }
 pub use c_type;
 
-/// The type of the arithmetic in a type that stands for all.
+/// Replaces the type of the arithmetic in `Declared::Any`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! any {

@@ -1,8 +1,8 @@
 //! Copies between pageable host memory and the device, staged in pinned memory.
 //!
 //! The driver copies pageable memory at 12 to 19 GB/s and pinned memory at 50. One core fills pinned memory at about 12
-//! GB/s, so several threads do. Each queues its piece as soon as it is filled, and the device reads the first pieces
-//! while the last are being filled.
+//! GB/s, so several threads do. Each queues its piece as soon as it is filled: the device reads the first pieces while
+//! the last are being filled.
 
 use super::buffer::Buffer;
 use super::device::Device;
@@ -44,7 +44,7 @@ unsafe impl Sync for Piece {}
 unsafe impl Send for Piece {}
 
 impl Staging {
-    /// Call once the lane is idle: all pinned memory is free again.
+    /// All pinned memory is free again; to be called once the lane is idle.
     pub(in crate::cuda) fn drained(&mut self) {
         self.used = 0;
     }
@@ -88,7 +88,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Takes from `rest` what fits into pinned memory, cut into pieces; `None` when `rest` is empty.
+    /// Takes from `rest` what fits into pinned memory, cut into pieces; `None` once `rest` is empty.
     fn round(&mut self, lane: &Lane, rest: &mut Vec<(*mut u8, sys::CUdeviceptr, usize)>) -> Result<Option<Vec<Piece>>> {
         let bytes: usize = rest.iter().map(|(_, _, bytes)| bytes.next_multiple_of(ALIGN)).sum();
         if bytes == 0 {
@@ -114,7 +114,7 @@ impl Staging {
         Ok(Some(pieces))
     }
 
-    /// Up to `bytes` bytes of pinned memory that no copy in flight uses, with their actual number.
+    /// Reserves up to `bytes` bytes of pinned memory that no copy in flight uses; returns their actual number too.
     fn reserve(&mut self, lane: &Lane, bytes: usize) -> Result<(*mut u8, usize)> {
         let held = self.pinned.as_ref().map_or(0, |pinned| pinned.bytes);
         if bytes > held - self.used {
@@ -176,7 +176,7 @@ impl<'a> Arrival<'a> {
     }
 }
 
-/// Host memory that the device accesses directly, without the driver's help.
+/// Pinned host memory, which the device accesses directly.
 pub struct Pinned {
     device: Device,
     start: *mut u8,

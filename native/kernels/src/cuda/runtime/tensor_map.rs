@@ -1,16 +1,16 @@
-//! Tensor maps: descriptions of matrices by which the device copies boxes without the help of threads.
+//! Tensor maps: descriptions of matrices by which the device copies boxes without using threads (TMA).
 
 use super::device::Device;
 use crate::error::Result;
 use cudarc::driver::sys;
 
-/// A matrix of two-byte elements in device memory, and the box of it that one copy brings.
+/// A matrix of two-byte elements in device memory, and the box of it that one copy transfers.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap(sys::CUtensorMap);
 
 impl TensorMap {
-    /// A placeholder, for kernels that copy otherwise.
+    /// A placeholder, for kernels that copy in other ways.
     pub const NONE: TensorMap = TensorMap(sys::CUtensorMap { opaque: [0; 16] });
 
     /// Addresses and row sizes in bytes must be multiples of this.

@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 /// Which blocks of a launch wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Together {
-    /// All of them.
+    /// All blocks of the grid.
     Grid,
     /// Clusters of this many blocks, which can access each other's shared memory. From compute capability 9 on.
     Cluster(u32),
@@ -60,8 +60,8 @@ pub(in crate::cuda) fn config(
 }
 
 impl Device {
-    /// How many clusters of `blocks` blocks are resident at once, where `size` is the threads of a block and its bytes
-    /// of shared memory. 0 if the device has no clusters, or none of that size.
+    /// How many clusters of `blocks` blocks can be resident at once, where `size` is the threads of a block and its
+    /// bytes of shared memory. 0 if the device has no clusters, or none of that size.
     pub fn clusters<P>(&self, kernel: &Kernel<P>, blocks: u32, size: [u32; 2]) -> Result<usize> {
         use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED as LARGE;
         if self.facts().capability.0 < 9 {
@@ -71,7 +71,7 @@ impl Device {
         let attributes = &mut [Together::Cluster(blocks).attribute()];
         let config = config([blocks, 1, 1], size, std::ptr::null_mut(), attributes);
         let mut clusters = 0;
-        // SAFETY: sets and asks for a number of a loaded kernel.
+        // SAFETY: sets and reads attributes of a loaded kernel.
         unsafe {
             self.answer(sys::cuFuncSetAttribute(kernel.function(), LARGE, 1), "cuFuncSetAttribute")?;
             // The driver may also refuse a size that no device of this kind has room for.

@@ -37,13 +37,13 @@ MAPS plus_scaled(V v, REAL factor) { return sum_of<INPUTS - 1>(v) + factor * v[I
 
 MAPS decay(V v, REAL) { return within(INPUTS == 1 ? sigmoid(v[0]) : sigmoid(v[0]) * sigmoid(v[INPUTS - 1])); }
 
-// Of the first factor, the optional other one, and the cotangent.
+// v is the first factor's argument, the optional second one's, and the cotangent.
 MAPS decay_slope(V v, REAL) {
     REAL other = INPUTS == 2 ? (REAL)1 : sigmoid(v[1]), decay = sigmoid(v[0]) * other;
     return decay < (REAL)LOW || decay > (REAL)HIGH ? (REAL)0 : slope<Activation::Sigmoid>(v[0]) * other * v[INPUTS - 1];
 }
 
-// A thread issues all its loads before it computes, to keep those bytes in flight.
+// A thread issues all its loads before it computes, to keep many bytes in flight.
 template <bool WHOLE>
 __device__ __forceinline__ void work(const Params& p, i64 first, i64 step) {
     Pack in[TOGETHER][INPUTS];

@@ -52,7 +52,7 @@ pub fn map(map: Map, inputs: &[&Buffer], to: &Buffer, lane: &Lane) -> Result<()>
     let (name, activation) = names(map);
     let dtype = to.spec().dtype;
     let vec = pack(dtype.size(), &[&params.inputs[..], &[params.to]].concat());
-    // Keeps the bytes in flight constant: those of one input with four packs.
+    // Keeps the bytes in flight constant: as many packs as for one input with four of them.
     let together = 4 / inputs.len().next_power_of_two();
     let [low, high] = DECAY_ENDS;
     let options = format!(

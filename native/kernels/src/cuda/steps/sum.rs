@@ -24,8 +24,8 @@ params! {
     }
 }
 
-/// Queues the column sums of a matrix of `rows` rows as long as `sums`. Sums are kept in the type of the arithmetic and
-/// rounded once. Uses the lane's scratch memory.
+/// Queues the column sums of a matrix of `rows` rows as long as `sums`. Sums are accumulated in the type of the
+/// arithmetic and rounded once. Uses the lane's scratch memory.
 pub fn columns(values: &Buffer, rows: usize, sums: &Buffer, lane: &Lane) -> Result<()> {
     let dtype = values.spec().dtype;
     let columns = sums.spec().shape.elements();

@@ -1,5 +1,5 @@
-//! Launches of kernels with `tiles.cu` whose warps multiply in teams. Either each block continues with further tiles, or a
-//! cluster of blocks shares the columns of one tile.
+//! Launches of kernels with `tiles.cu` whose warps multiply in teams. Either each block continues with further tiles,
+//! or a cluster of blocks shares the columns of one tile.
 
 use crate::cuda::{Declared, Kernel, Lane, Together, compiler, grid_size};
 use crate::error::Result;
@@ -8,12 +8,12 @@ use crate::error::Result;
 pub(crate) const SIDE: usize = 64;
 /// Teams in a block.
 pub(crate) const TEAMS: usize = 4;
-/// Bytes of shared memory that a block of the kernel that prepares the next x needs, with what the device reserves.
+/// Bytes of shared memory for a block of the kernel that prepares the next x, including what the device reserves.
 const BESIDE: usize = 1152;
 
-/// A compiler option that limits the registers of a thread of such kernels. It leaves room for a block of the kernel
-/// that prepares the next x, of `beside` threads with 32 registers each. Both blocks must fit together on each quarter
-/// of a multiprocessor.
+/// A compiler option that limits the registers per thread of such kernels. It leaves registers for a resident block of
+/// the kernel that prepares the next x, of `beside` threads with 32 registers each. Both blocks must fit together on
+/// each quarter of a multiprocessor.
 pub(crate) fn registers(beside: u32) -> String {
     let (own, all) = ((4 * TEAMS as u32 + 1).div_ceil(4) * 32, 65536 / 4 - beside / 4 * 32);
     format!("--maxrregcount={}", all / own / 8 * 8)
@@ -35,21 +35,21 @@ pub(crate) struct Tiles {
     pub columns: usize,
     pub groups: usize,
     pub split: usize,
-    /// The time of a block for its share of one tile, in units for comparison.
+    /// Estimated time of a block for its share of one tile, in arbitrary units.
     pub turns: usize,
     /// Bytes of shared memory that a block needs.
     pub shared: usize,
 }
 
 impl Tiles {
-    /// Whether the device has warpgroup multiplications, and the compiler supports all that their kernels need.
+    /// Whether the device has warpgroup multiplications, and the compiler supports everything that their kernels need.
     pub fn possible(lane: &Lane) -> bool {
         let old = compiler().is_ok_and(|version| version < (12, 1));
         lane.device().facts().capability.0 == 9 && !old
     }
 
     /// The fastest plan whose clusters are all resident at once, with its kernel. Plans with fewer blocks per tile win
-    /// ties, because blocks of a cluster wait for each other.
+    /// ties, because the blocks of a cluster wait for each other.
     pub fn fastest<T, P>(
         mut plans: Vec<T>,
         tiles: impl Fn(&T) -> &Tiles,
@@ -75,8 +75,8 @@ impl Tiles {
         self.count().saturating_mul(self.split).div_ceil(lane.device().facts().multiprocessors as usize)
     }
 
-    /// Whether a block fits on a multiprocessor together with one of the kernel that prepares the next x, and all clusters are
-    /// resident at once. A cluster that starts late would double the time.
+    /// Whether a block fits on a multiprocessor together with one of the kernel that prepares the next x, and all
+    /// clusters are resident at once. A cluster that starts late would double the time.
     pub fn fit(&self, lane: &Lane) -> bool {
         self.shared + BESIDE <= lane.device().facts().shared as usize && (self.split == 1 || self.rounds(lane) <= 1)
     }

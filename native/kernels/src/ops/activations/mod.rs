@@ -10,8 +10,8 @@
 //! relu       max(x, 0)                              1 for x > 0, else 0
 //! ```
 //!
-//! (Hendrycks and Gimpel 2016 for GELU; Elfwing et al. 2017 for SiLU.) Finite values give finite values.
-//! Storage is f32, f64, bf16 or f16, the arithmetic f32 (f64 for f64), and results are rounded once.
+//! (Hendrycks and Gimpel 2016 for GELU; Elfwing et al. 2017 for SiLU.) Finite values give finite results. Storage is
+//! f32, f64, bf16 or f16, the arithmetic f32 (f64 for f64), and results are rounded once.
 
 mod reference;
 
@@ -44,7 +44,7 @@ pub struct Problem {
     pub function: Activation,
 }
 
-/// A function of each element.
+/// An activation function of each element.
 pub struct Activations;
 
 impl Op for Activations {

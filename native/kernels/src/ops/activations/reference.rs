@@ -13,7 +13,7 @@ fn gelu_argument(x: f64) -> (f64, f64) {
     (c * (x + 0.044715 * x * x * x), c * (1.0 + 3.0 * 0.044715 * x * x))
 }
 
-/// The function.
+/// The value of a function.
 pub fn value(function: Activation, x: f64) -> f64 {
     match function {
         Activation::Sigmoid => sigmoid(x),
@@ -31,13 +31,13 @@ pub fn value(function: Activation, x: f64) -> f64 {
     }
 }
 
-/// The derivative.
+/// The derivative of a function.
 pub fn slope(function: Activation, x: f64) -> f64 {
     match function {
         Activation::Sigmoid => sigmoid(x) * sigmoid(-x),
         Activation::Silu => sigmoid(x) * (1.0 + x * sigmoid(-x)),
         Activation::GeluTanh => {
-            // Beyond, it is 0 or 1; a product of 0 and infinity must not be met.
+            // Outside of this range the derivative is 0 or 1; clamping avoids 0 times infinity.
             let x = x.clamp(-30.0, 30.0);
             let (u, du) = gelu_argument(x);
             0.5 * (1.0 + u.tanh()) + 0.5 * x * (1.0 - u.tanh().powi(2)) * du

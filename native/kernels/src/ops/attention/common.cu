@@ -1,8 +1,8 @@
 // Shared by all kernels of attention. The formulas are in mod.rs; cuda.rs fills the parameters.
-//   CAUSAL   whether queries see no later keys
-//   COPY     bytes of an asynchronous copy to shared memory; 0 where there is none
+//   CAUSAL   whether there is a causal mask
+//   COPY     bytes per asynchronous copy to shared memory; 0 if copies must be synchronous
 
-// A head of a tensor.
+// One head of a tensor, as a row-major matrix.
 struct Matrix {
     const STORAGE* first;
     i64 stride;
@@ -17,10 +17,10 @@ __device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ int most(int a, int b) { return a > b ? a : b; }
 __device__ __forceinline__ REAL largest(REAL a, REAL b) { return a > b ? a : b; }
 
-// The score of a hidden key.
+// The score of a masked key: minus infinity.
 __device__ __forceinline__ REAL hidden() { return (REAL)__int_as_float(0xff800000); }
 
-// How many keys a query may see: the first ones.
+// The number of keys that are visible to a query by causality; they are the first ones.
 __device__ __forceinline__ int visible(const Params& p, int query) {
 #if CAUSAL
     return most(0, least(query + p.offset + 1, p.keys));
@@ -29,7 +29,7 @@ __device__ __forceinline__ int visible(const Params& p, int query) {
 #endif
 }
 
-// The first query that sees a key.
+// The first query to which a key is visible.
 __device__ __forceinline__ int first_seeing(const Params& p, int key) {
 #if CAUSAL
     return most(0, least(key - p.offset, p.queries));
@@ -38,8 +38,8 @@ __device__ __forceinline__ int first_seeing(const Params& p, int key) {
 #endif
 }
 
-// The work of a block. Blocks of `together` heads follow each other tile by tile, the tiles of most
-// work first, so that what they read in common stays in the cache and the longest do not come last.
+// The work of a block. The blocks of `together` heads are interleaved tile by tile, tiles with the most work first:
+// tensors that several of them read stay in the cache, and the longest blocks do not start last.
 struct Place { int tile, batch, head; };
 
 __device__ __forceinline__ Place place(const Params& p, unsigned block, int heads, bool from_last) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ unsigned shared_address(const void* generic) {
     return (unsigned)address;
 }
 
-// Queues a copy of COPY bytes into shared memory, or of zeros.
+// Queues an asynchronous copy of COPY bytes into shared memory, or of zeros.
 __device__ __forceinline__ void copy_or_zero(unsigned to, const void* from, bool there) {
 #if COPY == 16
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
@@ -65,7 +65,7 @@ __device__ __forceinline__ void copy_or_zero(unsigned to, const void* from, bool
 #endif
 }
 
-// Ends a group of queued copies; and waits until at most LEFT groups are not done.
+// Commits the queued copies as a group; waits until at most LEFT groups are in flight.
 __device__ __forceinline__ void end_group() {
 #if COPY
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -78,7 +78,7 @@ __device__ __forceinline__ void wait_groups() {
 #endif
 }
 
-// One element, widened where shared memory holds it so.
+// Copies one element, widened if shared memory holds the type of the arithmetic.
 template <typename T>
 __device__ __forceinline__ void put(T& to, const STORAGE* from, bool there) {
     T zero = {};
@@ -86,8 +86,8 @@ __device__ __forceinline__ void put(T& to, const STORAGE* from, bool there) {
 }
 __device__ __forceinline__ void put(REAL& to, const STORAGE* from, bool there) { to = there ? widen(*from) : (REAL)0; }
 
-// Brings TALL rows and BROAD columns from (row, column) on into shared memory, whose rows are APART
-// elements apart, with zeros where the matrix has ended. Copies are only queued. CREW threads in a row come.
+// Queues copies of TALL rows and BROAD columns, from (row, column) on, into shared memory with a row stride of APART
+// elements. Elements outside of the matrix become zeros. CREW adjacent threads share the work.
 template <int TALL, int BROAD, int APART, int CREW, typename T>
 __device__ __forceinline__ void fetch(T* to, const Matrix& from, int row, int column) {
 #if COPY

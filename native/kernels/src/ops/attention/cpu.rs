@@ -1,17 +1,17 @@
 //! Attention on the CPU, by tiles whose rows are keys and whose columns are queries.
 //!
-//! A block of queries is transposed once. Then every product reads one of its matrices element by element, as it
-//! lies in memory, and the other by vectors: scores are keys times columns of queries, and results, columns too,
-//! are transposed values times weights. So only the queries are packed. The softmax goes down columns, one query a
-//! lane, without sums over lanes. The gradient needs no other layout, since the sums over queries read a tile of
-//! weights element by element. [`product`] does all of them.
+//! A block of queries is transposed once. Then every product reads its left matrix element by element, in place, and
+//! the right one by vectors: scores are keys times columns of queries; results, columns too, are transposed values
+//! times weights. So only the queries are packed. The softmax runs down columns, one query per lane, without reductions
+//! across lanes. The gradient needs no other layout, since its sums over queries read a tile of weights element by
+//! element. [`product`] computes all of these products.
 //!
 //! Where there are far fewer queries than lanes, [`few`] reads keys and values by vectors instead.
 //!
-//! The limit is the time of the multiplications. Two Cascade Lake cores do 285 billion operations of f32
-//! a second in registers, so 16 heads of 2048 causal queries with a width of 64 cannot take less than
-//! 31 ms there; the tiles on the diagonal waste 1 ms of it. History, as the share of that rate for
-//! 1024 queries and keys on one thread, including the softmax:
+//! The limit is the throughput of multiply-adds. Two Cascade Lake cores do 285 billion operations of f32 a second from
+//! registers, so 16 heads of 2048 causal queries with a width of 64 cannot take less than 31 ms there; the tiles on the
+//! diagonal waste 1 ms of it. History, as the share of that rate for 1024 queries and keys on one thread, including the
+//! softmax:
 //!
 //! ```text
 //! version 1  loops over the rows and vectors of a block: sums stored in every step    about 0.27
@@ -21,11 +21,10 @@
 //!
 //! For bf16 there are products by AMX, if the CPU has it: [`amx`].
 //!
-//! What is left: a tenth for the softmax, a twentieth for transposing queries and results, and the ends of
-//! blocks. Tried without gain: blocks of twelve rows and two vectors, whose addresses need more registers than
-//! there are (0.5).
+//! What remains: a tenth for the softmax, a twentieth for transposing queries and results, and the ends of blocks.
+//! Tried without gain (0.5): blocks of twelve rows and two vectors, whose addresses need more registers than there are.
 
-// Iterators are not always inlined into functions as large as these, and are slow calls then.
+// Iterators are not always inlined into functions of this size, and are slow calls then.
 #![allow(clippy::needless_range_loop)]
 
 #[cfg_attr(not(target_arch = "x86_64"), path = "cpu/no_amx.rs")]
@@ -51,17 +50,17 @@ use product::{Computed, Left};
 use std::ops::Range;
 use tile::{Dense, Room, Rows};
 
-/// Queries in a block, a column each: the lanes of four of the widest vectors.
+/// Queries per block, one per column: the lanes of four of the widest vectors.
 const QUERIES: usize = 64;
 
-/// Keys in a tile: with [`QUERIES`] queries and usual widths, what a product reads repeatedly fits in the
-/// first-level cache.
+/// Keys per tile: with [`QUERIES`] queries and usual widths, what a product reads repeatedly fits in the first-level
+/// cache.
 const KEYS: usize = 64;
 
 /// Below this many multiplications waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 19;
 
-/// How many pieces of work each thread gets: several, so that others take over from a thread that is delayed.
+/// Pieces of work per thread: several, so that other threads can take over from one that is delayed.
 const PIECES_PER_THREAD: usize = 8;
 
 /// Computes attention on the CPU.
@@ -74,7 +73,7 @@ pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>
     with_type!(problem.dtype, S => backward::backward::<S>(problem, inputs, outputs, exec))
 }
 
-/// What scores and results are made of.
+/// The inputs of scores and results.
 struct Given<'a, S: Storage> {
     problem: &'a Problem,
     q: &'a [S],
@@ -82,7 +81,7 @@ struct Given<'a, S: Storage> {
     v: &'a [S],
     mask: Option<&'a [u8]>,
     bias: Option<&'a [S::Wide]>,
-    /// Contiguous copies of keys and values, row after row and head after head, where they are worth copying.
+    /// Contiguous copies of keys and values, head by head, where they are worth copying.
     dense: Option<[Dense<S::Wide>; 2]>,
     exec: Exec,
 }
@@ -103,8 +102,8 @@ impl<'a, S: Storage> Given<'a, S> {
         Ok(given)
     }
 
-    /// Whether keys and values are read often enough to copy them first: those of another type, or rows so far
-    /// apart that they conflict in few sets of the caches, each on a page of its own.
+    /// Whether keys and values are read often enough to be copied first: those that must be widened, and rows at large
+    /// strides, which would compete for few sets of the caches and lie on a page each.
     fn worth_copying(&self) -> bool {
         let Problem { queries, width, value_width, k, v, .. } = *self.problem;
         let lie_apart = k.row != width || v.row != value_width;
@@ -120,7 +119,7 @@ impl<'a, S: Storage> Given<'a, S> {
         Ok([k, v])
     }
 
-    /// A tile of keys for products, copied into `room` unless all keys have been copied already.
+    /// A tile of keys as a left factor; copied into `room` unless all keys have been copied before.
     fn k_tile<'s>(&'s self, of: (usize, usize), range: Range<usize>, room: &'s mut Room<S::Wide>) -> Left<'s, S::Wide> {
         match &self.dense {
             Some([k, _]) => k.tile(of.0 * self.problem.key_heads + of.1, range.start),
@@ -136,36 +135,37 @@ impl<'a, S: Storage> Given<'a, S> {
         }
     }
 
-    /// Queries of a head.
+    /// Rows of queries of one head; `of` is batch and head.
     fn q(&self, of: (usize, usize), range: Range<usize>) -> Rows<'a, S> {
         let Problem { q, width, .. } = self.problem;
         Rows::of(self.q, q, *width, of, range)
     }
 
-    /// Keys of a head of keys.
+    /// Rows of keys; `of` is batch and key head.
     fn k(&self, of: (usize, usize), range: Range<usize>) -> Rows<'a, S> {
         let Problem { k, width, .. } = self.problem;
         Rows::of(self.k, k, *width, of, range)
     }
 
-    /// Values of a head of keys.
+    /// Rows of values; `of` is batch and key head.
     fn v(&self, of: (usize, usize), range: Range<usize>) -> Rows<'a, S> {
         let Problem { v, value_width, .. } = self.problem;
         Rows::of(self.v, v, *value_width, of, range)
     }
 
-    /// What scaled queries are, as the right factor of scores: a power of two keeps the numbers of a tensor.
+    /// Whether scaled queries count as computed in f32, as the right factor of scores: scaling by a power of two keeps
+    /// them exact in bf16.
     fn scaled(&self) -> Computed {
         let mantissa = self.problem.scale.to_bits() << (64 - 52);
         if mantissa == 0 { Computed::Neither } else { Computed::Right }
     }
 
-    /// Whether some of a tile's keys may be hidden from some of its queries, or have a bias.
+    /// Whether a tile has masked scores or a bias.
     fn is_covered(&self, queries: &Range<usize>, keys: &Range<usize>) -> bool {
         self.mask.is_some() || self.bias.is_some() || self.problem.visible(queries.start) < keys.end
     }
 
-    /// The cover of a tile of scores, to be written to `to`.
+    /// The cover of a tile of scores (bias and masks), to be written to `to`.
     fn cover<'s>(
         &self,
         (batch, head): (usize, usize),
@@ -183,7 +183,7 @@ impl<'a, S: Storage> Given<'a, S> {
     }
 }
 
-/// How many threads are worth waking for the call.
+/// How many threads the call is worth.
 fn threads(problem: &Problem, exec: &Exec) -> Result<usize> {
     let Problem { batch, heads, queries, keys, width, value_width, .. } = *problem;
     let scores = batch.saturating_mul(heads).saturating_mul(queries).saturating_mul(keys);
@@ -191,7 +191,7 @@ fn threads(problem: &Problem, exec: &Exec) -> Result<usize> {
     if shared { pool::checked(exec.threads) } else { Ok(1) }
 }
 
-/// Calls `work` with ranges of the numbers below `count`, several for each thread if there are more.
+/// Calls `work` with ranges that partition the numbers below `count`, several per thread.
 fn each_range(threads: usize, count: usize, work: impl Fn(Range<usize>) + Send + Sync) -> Result<()> {
     let ranges = count.min(if threads == 1 { 1 } else { threads * PIECES_PER_THREAD });
     pool::for_each(threads, ranges, |i| work(i * count / ranges..(i + 1) * count / ranges))

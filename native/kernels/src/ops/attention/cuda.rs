@@ -1,8 +1,8 @@
 //! Attention on CUDA: the choice of kernels for a call, and their parameters.
 //!
-//! Tensor cores compute calls of bf16 and f16 without mask and bias ([`mma`]). All others use multiply-adds in the
-//! type of the arithmetic ([`general`]), also those of f32, whose digits tensor cores would lose. Forward calls of
-//! a few queries have kernels that divide the keys of a head among many blocks ([`few`]).
+//! Tensor cores compute calls in bf16 and f16 without mask and bias ([`mma`]). All other calls use multiply-adds in the
+//! type of the arithmetic ([`general`]), f32 too, which would lose digits on tensor cores. Forward calls with few
+//! queries have kernels that divide the keys of a head among many blocks ([`few`]).
 
 mod few;
 mod general;
@@ -17,7 +17,7 @@ use crate::tensor::{DType, Described, Spec};
 const DELTA: Source<Params<()>> =
     Source::new("attention_delta", concat!(include_str!("common.cu"), include_str!("delta.cu")));
 
-/// Queries, keys and widths that kernels can count: sums of three must fit 32 bits.
+/// Limit for the numbers of queries and keys and for widths: kernels add three of these in 32 bits.
 const MOST: usize = 1 << 29;
 
 /// The most bytes of keys and values of heads whose tiles are interleaved, so that they stay in the cache.
@@ -109,7 +109,7 @@ params! {
         dv: u64 as "STORAGE*",
         to_lse: u64 as "REAL*",
         dbias: u64 as "REAL*",
-        // What scores are shifted by before they are powers, and delta, (B, H, L).
+        // The shift of scores before exponentiation, and delta, both (B, H, L).
         shift: u64 as "REAL*",
         delta: u64 as "REAL*",
         q_at: At,
@@ -118,7 +118,7 @@ params! {
         y_at: At,
         mask_at: [i64; 4],
         bias_at: [i64; 4],
-        // Elements of the bias.
+        // Number of elements of the bias.
         bias_count: i64,
         batch: i32,
         heads: i32,
@@ -129,16 +129,16 @@ params! {
         value_width: i32,
         // The position of the first query among the keys, between -queries and keys.
         offset: i32,
-        // Blocks along the tiles of a head, and heads whose blocks come together.
+        // Tiles of a head, and heads whose blocks are interleaved.
         tiles: i32,
         together: i32,
-        // Parts that the sum for dbias is cut into.
+        // Parts into which the sum for dbias is divided.
         parts: i32,
         scale: R,
     }
 }
 
-/// Which rows a launch's blocks have for their own.
+/// The rows that the blocks of a launch own.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Own {
     Queries,
@@ -153,20 +153,20 @@ struct Launch {
     /// Bytes of shared memory.
     shared: usize,
     own: Own,
-    /// Rows that a block has for its own.
+    /// Rows that a block owns.
     rows: usize,
-    /// Blocks that share these rows.
+    /// Blocks that share these rows, each for some columns of the result.
     slices: usize,
 }
 
-/// A call whose buffers are known.
+/// A call with its buffers.
 struct Call<'a, R> {
     problem: &'a Problem,
     lane: &'a Lane,
     params: Params<R>,
     /// The gradient of the bias, if it is an output.
     dbias: Option<&'a Buffer>,
-    /// The most bytes that one asynchronous copy into shared memory may move, or 0.
+    /// The largest possible asynchronous copy into shared memory, in bytes, or 0.
     copy: usize,
 }
 
@@ -211,7 +211,7 @@ impl<'a, R: Real> Call<'a, R> {
             keys,
             width: count("q", problem.width)?,
             value_width: count("v", problem.value_width)?,
-            // Beyond these bounds the result does not change, and sums with the offset fit 32 bits.
+            // Beyond these bounds the result does not change, and sums with the offset fit in 32 bits.
             offset: problem.causal.unwrap_or(0).clamp(-i64::from(queries), i64::from(keys)) as i32,
             scale: R::of(problem.scale),
             ..Params::default()
@@ -221,7 +221,7 @@ impl<'a, R: Real> Call<'a, R> {
         Ok(call)
     }
 
-    /// The largest copy that divides the addresses and the row lengths of all tensors, or 0.
+    /// The largest copy whose size divides the addresses and the row strides of all tensors, or 0.
     fn widest_copy(&self) -> usize {
         let Params { q, k, v, y, dy, to, dq, dk, dv, .. } = self.params;
         let Problem { width, value_width, dtype, .. } = *self.problem;
@@ -234,12 +234,12 @@ impl<'a, R: Real> Call<'a, R> {
         if none { 0 } else { [16, 8, 4].into_iter().find(fits).unwrap_or(0) as usize }
     }
 
-    /// The options that all kernels have.
+    /// The compiler options common to all kernels.
     fn options(&self) -> String {
         format!("{} -DCAUSAL={}", types(self.problem.dtype), u32::from(self.problem.causal.is_some()))
     }
 
-    /// Queues a launch over all heads of its own rows.
+    /// Queues a launch over the owned rows of all heads.
     fn launch(&self, launch: &Launch) -> Result<()> {
         let Problem { batch, heads, key_heads, queries, keys, .. } = *self.problem;
         let (heads, rows) = if launch.own == Own::Queries { (heads, queries) } else { (key_heads, keys) };
@@ -253,19 +253,19 @@ impl<'a, R: Real> Call<'a, R> {
         let kernel = self.lane.device().kernel(launch.source, &launch.options)?;
         let (grid, threads, shared) = ([grid(blocks)?, 1, 1], launch.threads as u32, launch.shared as u32);
         // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's; the shared
-        // memory is what the kernels count.
+        // memory has the size that the kernels compute.
         unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &params) }
     }
 
-    /// Heads whose tiles are interleaved. Causal tiles differ in their work, so several heads balance each other;
-    /// their keys and values must stay in the cache together.
+    /// The number of heads whose tiles are interleaved. Causal tiles differ in their work, so several heads balance
+    /// each other; their keys and values must fit in the cache together.
     fn together(&self, heads: usize) -> usize {
         let Problem { keys, width, value_width, dtype, causal, .. } = *self.problem;
         let bytes = keys * (width + value_width) * dtype.size();
         if causal.is_some() { (TOGETHER / bytes.max(1)).clamp(1, heads) } else { 1 }
     }
 
-    /// Queues the gradient: first the values of each query, then the kernels of `rest`.
+    /// Queues the gradient: first the statistics of each query, then the kernels of `rest`.
     fn backward(&self, rest: impl Fn(&Self) -> Result<()>) -> Result<()> {
         let Problem { batch, heads, queries, dtype, .. } = *self.problem;
         let facts = self.lane.temporary(Spec::new(dtype.wide(), &[2, batch, heads, queries])?)?;
@@ -276,13 +276,13 @@ impl<'a, R: Real> Call<'a, R> {
         let lanes = if dtype.size() == 2 { 32 } else { 1 };
         let options = format!("{} -DCOPY=0 -DLANES={lanes} -DBINARY={binary}", self.options());
         let kernel = self.lane.device().kernel(&DELTA, &options)?;
-        // SAFETY: as above; each row has `lanes` threads.
+        // SAFETY: as above; there are `lanes` threads per row.
         unsafe { launch_each(self.lane, &kernel, lanes * batch * heads * queries, &call.params)? };
         rest(&call)
     }
 }
 
-/// A size that kernels can count.
+/// A size as i32, within the limits of the kernels.
 fn count(name: &str, size: usize) -> Result<i32> {
     if size < MOST {
         return Ok(size as i32);
@@ -290,7 +290,7 @@ fn count(name: &str, size: usize) -> Result<i32> {
     Err(Error::new(Kind::Size, name).expected(format_args!("sizes below {MOST}")).got(size))
 }
 
-/// A size of a grid. It always fits: larger ones would need more memory than a device has.
+/// The size of a grid. It always fits: larger ones would need more memory than any device has.
 fn grid(blocks: usize) -> Result<u32> {
     let fits = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31);
     fits.ok_or_else(|| Error::new(Kind::Size, "launch").expected("fewer than 2^31 blocks").got(blocks))

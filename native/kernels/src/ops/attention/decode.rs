@@ -1,12 +1,12 @@
-//! Attention of new tokens over those of a cache and themselves; the new ones are appended to the cache:
+//! Attention of new tokens over a cache and themselves. The new keys and values are appended to the cache:
 //!
 //! ```text
 //! keys[cached..cached + L] = k            values[cached..cached + L] = v
 //! y = attention(q, keys[..cached + L], values[..cached + L])
 //! ```
 //!
-//! Token by token or many at a time, the rows are those of one causal pass over all tokens. The cache is heads-first
-//! for every layout of the other tensors, so that a head reads contiguous memory.
+//! Whether tokens come one by one or many at a time, the rows equal those of one causal pass over all tokens. The cache
+//! is heads-first for every layout of the other tensors, so that each head's rows are contiguous.
 
 use super::{Attention, Layout, sizes};
 use crate::error::{Error, Kind, Result};
@@ -39,11 +39,11 @@ options! {
 /// A checked call.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// The cache's keys and values, one after the other.
+    /// The specs of the cache's keys and values.
     pub cache: [Spec; 2],
-    /// The options of attention over the cache with the new rows.
+    /// The options of attention over the cache, including the new rows.
     pub attention: super::Options,
-    /// The cache's rows that were there.
+    /// The number of rows that were filled before.
     pub cached: usize,
     /// The outputs of attention, `y` and `lse`.
     pub outputs: [Spec; 2],
@@ -60,7 +60,7 @@ fn of_cache(error: Error) -> Error {
     error.hint("New keys and values have the cache's batch, heads and width, and the length of q")
 }
 
-/// What attention calls `k` and `v` are the cache's.
+/// Names the cache in errors of attention, which calls its tensors `k` and `v`.
 fn by_its_name(error: Error) -> Error {
     let argument = match &*error.argument {
         "k" => "keys".into(),
@@ -84,7 +84,7 @@ impl Op for Decode {
     const NAME: &'static str = "decode";
     const ABOUT: &'static str = "Attention of new tokens over a cache of keys and values, which takes them in";
     const INPUTS: &'static [Slot] = &[
-        // The layout says what their axes are.
+        // The layout determines which axes these are, so the patterns are not binding.
         Slot::new("q", "(B, H, L, W)").loose(),
         Slot::new("k", "(B, K, L, W)").loose(),
         Slot::new("v", "(B, K, L, V)").loose(),
@@ -120,7 +120,7 @@ impl Op for Decode {
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
         let (y, keys) = (problem.outputs[0].shape, problem.cache[0].shape);
-        // Only filled rows cost work; the cache's room bounds them.
+        // Only filled rows cost work; the cache's capacity is their upper bound.
         op::product(&[y.elements(), keys[1].max(keys[2])])
     }
 
@@ -136,7 +136,7 @@ impl Op for Decode {
 mod steps {
     use super::*;
 
-    /// Decoding: `y`, with new rows in `keys` and `values`.
+    /// Decoding: `y`, with the new rows written to `keys` and `values`.
     pub fn forward<'a, P: Place>(
         place: &P,
         problem: &Problem,

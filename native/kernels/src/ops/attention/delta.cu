@@ -1,9 +1,9 @@
-// The values of each query that the gradient needs in addition to its scores. Included after common.cu.
+// Statistics of each query that the gradient needs in addition to its scores. Included after common.cu.
 //   LANES    threads per query: a warp, or one, which adds in the order in which the general kernels compute dP.
 //            There y is v where a query sees a single key, and dP - delta must be exactly 0.
 //   BINARY   whether scores, and so their shift, are exponents of 2
 //
-// delta = dy.y - dlse. The shift is lse; infinite where a query sees nothing, so that all its P are 0.
+// delta = dy.y - dlse. The shift is lse; it is infinite where a query has no visible keys, so that all its P are 0.
 
 extern "C" __global__ void attention_delta(Params p) {
     i64 id = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / LANES;

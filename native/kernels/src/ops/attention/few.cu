@@ -1,23 +1,23 @@
-// Few queries over many keys, as in decoding. Memory is the limit: all multiprocessors read keys and values,
-// each once. After common.cu, score.cu and pack.cu. cuda/few.rs chooses the macros:
+// Few queries over many keys, as in decoding. Memory is the limit: all multiprocessors together read keys and values
+// once. After common.cu, score.cu and pack.cu. cuda/few.rs chooses the macros:
 //   LANES        lanes that share a row, VEC elements at a time
-//   PACKS, VALUE_PACKS   packs of a key, and of a value, that a lane holds
-//   ROWS         queries that a block has, of all heads that read its head of keys
-//   TOGETHER     keys that a crew has at a time
-//   WARPS, STAGES   of a block: warps, and stages, including the one being processed
+//   PACKS, VALUE_PACKS   packs of a key, and of a value, per lane
+//   ROWS         query rows of a block, from all heads that read its key head
+//   TOGETHER     keys that a crew processes at a time
+//   WARPS, STAGES   warps of a block, and pipeline stages, including the one being processed
 //   COPY         the size of a pack, or 0 where it has no asynchronous copy
-//   HAS_MASK, HAS_BIAS   the call's optional inputs
+//   HAS_MASK, HAS_BIAS   whether the call has these inputs
 //
-// A block has a part of a head's keys. Its lanes fall into crews of LANES, each of which goes through keys of
-// its own with an online softmax of its own; these are joined at the end, and those of all parts by a second
-// kernel, in an order that depends on the sizes alone. Keys and values go through shared memory, since registers
-// do not hold the loads in flight: STAGES times TOGETHER keys, one stage of which is being processed. A lane reads
-// only the data that it copied itself, so lanes need not synchronize.
+// A block processes a part of a head's keys (split-K). Its lanes form crews of LANES, each of which has keys and an
+// online softmax of its own. These are joined at the end, and those of all parts by a second kernel, in an order that
+// depends on the sizes alone. Keys and values go through shared memory, since there are not enough registers for the
+// loads in flight: STAGES times TOGETHER keys, one stage of which is being processed. A lane reads only data that it
+// copied itself, so lanes need not synchronize.
 
 constexpr int THREADS = 32 * WARPS, CREWS = THREADS / LANES;
 constexpr int HELD = PACKS * VEC, VALUES = VALUE_PACKS * VEC, ALL_PACKS = PACKS + VALUE_PACKS;
 
-// The online softmax of a query after some keys.
+// The state of a query's online softmax.
 struct Softmax {
     REAL top, total, sums[VALUES];
 
@@ -27,10 +27,10 @@ struct Softmax {
         for (int e = 0; e < VALUES; ++e) sums[e] = 0;
     }
 
-    // Makes room for scores up to `highest`; gives what they are to be shifted by.
+    // Raises the maximum to at least `highest` and rescales the sums; returns the shift of scores.
     __device__ __forceinline__ REAL raise(REAL highest) {
         highest = largest(highest, top);
-        // A query that has seen no keys has no maximum to subtract.
+        // A query without visible keys so far has no maximum to subtract.
         REAL by = highest == hidden() ? (REAL)0 : highest, fade = exp2_fast((top - by) * (REAL)LOG2_E);
         top = highest, total *= fade;
 #pragma unroll
@@ -45,7 +45,7 @@ struct Softmax {
         for (int e = 0; e < VALUES; ++e) sums[e] = fma(weight, other_sums[e], sums[e]);
     }
 
-    // Joins the results of the warp's crews; all of them then have the result.
+    // Joins the states of the warp's crews; all lanes get the result.
     __device__ __forceinline__ void join_warp() {
 #pragma unroll
         for (int apart = LANES; apart < 32; apart *= 2) {
@@ -58,17 +58,17 @@ struct Softmax {
     }
 };
 
-// The element of a row at index `e` of a lane's elements.
+// The column of a lane's element `e`.
 __device__ __forceinline__ int column(int e) { return (e / VEC * LANES + threadIdx.x % LANES) * VEC + e % VEC; }
 
 extern __shared__ __align__(16) unsigned char shared[];
 
-// Where a lane has pack `i` of key `u` of a stage; those from PACKS on are the value's.
+// Where a lane keeps pack `i` of key `u` of a stage; packs from PACKS on are those of the value.
 __device__ __forceinline__ Pack* kept(int stage, int u, int i) {
     return (Pack*)shared + ((stage * TOGETHER + u) * ALL_PACKS + i) * THREADS + threadIdx.x;
 }
 
-// Queues the copy of a lane's packs of a row, or of zeros.
+// Queues copies of a lane's packs of a row, with zeros past its end.
 template <int FIRST, int COUNT>
 __device__ __forceinline__ void queue(int stage, int u, const STORAGE* row, int width) {
 #pragma unroll
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1)
     int head[ROWS], query[ROWS], end = 0;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        // Rows that there are not are the last again, which is then written twice, with the same.
+        // Rows past the last one repeat it: its results are written twice, with equal values.
         int at = least(row + i, rows - 1);
         head[i] = key_head * sharing + at / p.queries, query[i] = at % p.queries;
         end = most(end, visible(p, query[i]));
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1)
 #pragma unroll
     for (int ahead = 0; ahead < STAGES - 1; ++ahead) queue_keys(ahead, first + crew + ahead * STEP);
     int stage = 0;
-    // All lanes of a warp have the same number of iterations, since they exchange values.
+    // All lanes of a warp must have equally many iterations, since they exchange values.
     for (int j = first + crew; j - crew < last; j += STEP) {
         queue_keys(stage ? stage - 1 : STAGES - 1, j + (STAGES - 1) * STEP);
         wait_groups<STAGES - 1>();
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1)
             take<PACKS, VALUE_PACKS>(stage, u, v);
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                // The value of a hidden key, even a NaN, must not reach the output.
+                // The value of a masked key, which may be NaN, must not reach the output.
                 if (s[i][u] == hidden()) continue;
                 REAL weight = exp2_fast((s[i][u] - by[i]) * (REAL)LOG2_E);
                 of[i].total += weight;
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1)
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
 
-    // The memory is the sums' now.
+    // From here on the memory holds sums.
     wait_groups<0>();
     __syncthreads();
     REAL(*sums)[ROWS][VALUES * LANES + 2] = (REAL(*)[ROWS][VALUES * LANES + 2])shared;

@@ -1,14 +1,14 @@
-// Few queries over many keys on tensor cores, after common.cu, mma.cu and softmax.cu: of 16-bit storage without
-// mask and bias. As in few.cu a block has a part of a head's keys, and a second kernel joins the parts; the 16 rows of
-// a tile are queries of all heads that read that head of keys, and see the same ones. Each warp goes through keys of its
-// own, OTHER at a time, which it copies itself STAGES - 1 times ahead, so that warps do not wait for each other.
+// Few queries over many keys on tensor cores, after common.cu, mma.cu and softmax.cu: 16-bit storage without mask and
+// bias. As in few.cu, a block processes a part of a head's keys, and a second kernel joins the parts. The 16 rows of a
+// tile are queries of all heads that read that key head, with equal visible keys. Each warp has keys of its own, OTHER
+// at a time, and copies them itself STAGES - 1 stages ahead, so that warps do not wait for each other.
 //
 // Memory is the limit: 16 keys of width 128 are 8 KiB, which take a quarter of a multiprocessor 1 us; their
 // instructions take a third of that.
 
 constexpr int ROWS = 16, STAGE = OTHER * (LEADING + VALUE_LEADING), STEP = WARPS * OTHER;
 
-// The results of a warp's keys for each row: the sums, the maximum and the total.
+// The results of a warp's keys for each row: the weighted sums, the maximum and the sum of weights.
 typedef float Found[ROWS][VALUE_WIDTH + 2];
 
 __device__ __forceinline__ void tell(const Params& p, Found& to, const Sums (&sums)[TILES][VALUE_WIDTH / 8], const Softmax& state) {
@@ -19,20 +19,20 @@ __device__ __forceinline__ void tell(const Params& p, Found& to, const Sums (&su
 #pragma unroll
         for (int n = 0; n < VALUE_WIDTH / 8; ++n)
             row[sum_column(n)] = sums[0][n][2 * half], row[sum_column(n) + 1] = sums[0][n][2 * half + 1];
-        // The scale has the factor of powers of 2 in it, which the join has not.
+        // p.scale includes log2(e), which is divided out: the join expects maxima in natural units.
         if (threadIdx.x % 4 == 0)
             row[VALUE_WIDTH] = state.top[0][half] * p.scale * (float)(1 / LOG2_E), row[VALUE_WIDTH + 1] = total;
     }
 }
 
-// Joins the warps' results of a row, in one warp.
+// One warp joins the results of all warps for a row.
 __device__ __forceinline__ void join(const Params& p, const Found* all, int row, float* to) {
     float top = hidden(), total = 0, weights[WARPS];
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) top = largest(all[warp][row][VALUE_WIDTH], top);
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp) {
-        // A row that has seen nothing has no maximum to subtract.
+        // A row without visible keys has no maximum to subtract.
         weights[warp] = top == hidden() ? 0.0f : exp2_fast((all[warp][row][VALUE_WIDTH] - top) * (float)LOG2_E);
         total = fmaf(weights[warp], all[warp][row][VALUE_WIDTH + 1], total);
     }
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN) attention_few_mma(Par
     int row = rest % p.tiles * ROWS, key_head = rest / p.tiles % p.key_heads, batch = rest / p.tiles / p.key_heads;
     int sharing = p.heads / p.key_heads, rows = sharing * p.queries, end = visible(p, 0);
     int first = (i64)part * p.keys / p.parts, last = least((i64)(part + 1) * p.keys / p.parts, end);
-    // Keys outside of this part are hidden.
+    // Keys outside of this part are masked.
     Matrix keys = {p.k + start(p.k_at, batch, key_head), p.k_at.row, last, p.width};
     Matrix values = {p.v + start(p.v_at, batch, key_head), p.v_at.row, last, p.value_width};
     STORAGE* q = (STORAGE*)memory;

@@ -1,13 +1,13 @@
-// Shared by the general kernels, after common.cu and score.cu: products of tiles by plain multiply-adds in
-// the type of the arithmetic, in shared memory. cuda/general.rs chooses the macros:
+// Shared by the general kernels, after common.cu and score.cu: products of tiles by plain multiply-adds in the type of
+// the arithmetic, from shared memory. cuda/general.rs chooses the macros:
 //   ROWS, COLS   rows and columns of the scores that a thread holds
 //   CHUNK        columns of a width in shared memory at a time
 //   SLICE        columns of the result that a block computes
 //   WHOLE        whether both widths fit a chunk, so that a block's own rows are loaded once
 //
-// A block has THREADS threads, a warp 4 by 8 lanes, so that the 8 lanes of a row exchange values by shuffles. A lane's rows
-// are 4 apart and its columns 8 apart: with rows in shared memory an odd number of 16-byte units long,
-// the lanes read from different banks.
+// A block has THREADS threads. A warp is 4 by 8 lanes, so that the 8 lanes of a row exchange values by shuffles. A
+// lane's rows are 4 apart and its columns 8 apart. Rows in shared memory are an odd number of 16-byte units long, so
+// that lanes read without bank conflicts.
 
 constexpr int OWN = 16 * ROWS, OTHER = 8 * COLS;
 
@@ -15,18 +15,18 @@ struct __align__(16) Unit { REAL v[16 / sizeof(REAL)]; };
 constexpr int UNIT = 16 / sizeof(REAL);
 
 constexpr int LEADING = CHUNK + UNIT, SLICE_LEADING = SLICE + UNIT, X_LEADING = OTHER + UNIT;
-// Runs of UNIT columns of the result that a thread holds.
+// Runs of UNIT columns of the result that a thread accumulates.
 constexpr int RUNS = SLICE / (8 * UNIT);
 
-// A thread's first row and column, and the row and column of its others.
+// A thread's row `i` and column `j`.
 __device__ __forceinline__ int own_row(int i) { return threadIdx.x / 32 * 4 * ROWS + threadIdx.x % 32 / 8 + 4 * i; }
 __device__ __forceinline__ int other_row(int j) { return threadIdx.x % 8 + 8 * j; }
 __device__ __forceinline__ int result_column(int run) { return (threadIdx.x % 8 + 8 * run) * UNIT; }
 
 __device__ __forceinline__ Unit unit_at(const REAL* at) { return *(const Unit*)at; }
 
-// s += a b', rows of both in shared memory. Sums are in order of the width, so that forward and backward compute
-// bitwise equal scores.
+// s += a b', rows of both in shared memory. The order of additions is that of the width, so that forward and backward
+// compute bitwise equal scores.
 __device__ __forceinline__ void add_products(REAL (&s)[ROWS][COLS], const REAL* a, const REAL* b) {
     a += own_row(0) * LEADING;
     b += other_row(0) * LEADING;
@@ -76,8 +76,8 @@ __device__ __forceinline__ void clear(REAL (&s)[ROWS][COLS]) {
         for (int j = 0; j < COLS; ++j) s[i][j] = 0;
 }
 
-// s = a b' of rows of two matrices, chunk by chunk of their width. Where a block's own rows are not
-// brought once, they are brought here.
+// s = a b' of rows of two matrices, chunk by chunk of their width. Unless a block's own rows are loaded once, they are
+// loaded here.
 __device__ __forceinline__ void products(REAL (&s)[ROWS][COLS], const Matrix& a, const Matrix& b, REAL* at_a, REAL* at_b,
                                          int row_a, int row_b) {
     clear(s);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void products(REAL (&s)[ROWS][COLS], const Matrix& a,
     }
 }
 
-// The sum, or the largest, over the 8 lanes of a row.
+// The sum, or the maximum, over the 8 lanes of a row.
 __device__ __forceinline__ REAL row_sum(REAL v) {
 #pragma unroll
     for (int apart = 1; apart < 8; apart *= 2) v += __shfl_xor_sync(0xffffffff, v, apart);

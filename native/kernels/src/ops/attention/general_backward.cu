@@ -1,13 +1,13 @@
 // The gradients of attention for every call, after common.cu and general.cu.
 //   ROLE   what a launch computes: DQ, DK, DV, DBIAS
 //
-// A block has OWN rows: queries for dq, keys for dk and dv. It loops over the others, tile by tile, recomputes
-// P and dS, and multiplies the others' rows with them: each gradient is a sum in one block, in order. For dk
-// and dv the query heads of a key head follow each other. dq, dk and dv each recompute the scores, which keeps
-// the sums in registers at any width.
+// A block owns OWN rows: queries for dq, keys for dk and dv. It loops over the other side tile by tile, recomputes P
+// and dS, and multiplies them with the other side's rows: each gradient is a sum in one block, in a fixed order. For dk
+// and dv the block goes through the query heads of its key head one by one. dq, dk and dv each recompute the scores,
+// which keeps the sums in registers at any width.
 //
-// For dbias a block has OWN x OTHER elements of the bias and sums over the axes that they are broadcast
-// along; if there are too few blocks, over a part of these, and another kernel sums the parts.
+// For dbias a block owns OWN x OTHER elements of the bias and sums over the axes along which they are broadcast. If
+// there are too few such blocks, each sums over a part of these axes, and another kernel adds up the parts.
 
 #define DQ 0
 #define DK 1
@@ -16,7 +16,7 @@
 
 constexpr bool OF_QUERIES = ROLE == DQ || ROLE == DBIAS;
 
-// The matrices of a query head: its own rows and the others, and the factors of dP.
+// The matrices of a query head: the owned rows and the other side's, and the factors of dP.
 struct Pairs { Matrix own, other, own_value, other_value; };
 
 __device__ __forceinline__ Pairs pairs(const Params& p, const Place& at) {
@@ -28,8 +28,7 @@ __device__ __forceinline__ Pairs pairs(const Params& p, const Place& at) {
     return OF_QUERIES ? Pairs{q, k, dy, v} : Pairs{k, q, v, dy};
 }
 
-// Where tiles lie in shared memory. Unless WHOLE, both products use the same two, and the tile to be
-// weighted has its own.
+// The tiles in shared memory. Unless WHOLE, both products share two tiles, and the tile to be weighted has its own.
 struct Tiles { REAL *own, *other, *own_value, *other_value, *weighted, *x; };
 
 __device__ __forceinline__ Tiles tiles() {
@@ -46,7 +45,7 @@ __device__ __forceinline__ Tiles tiles() {
     return t;
 }
 
-// P where ROLE is DV, else dS, of a tile: rows are a block's own. The tiles are there if WHOLE.
+// P if ROLE is DV, else dS, of a tile, with the owned rows as its rows. If WHOLE, the tiles have been loaded.
 __device__ __forceinline__ void weights(REAL (&s)[ROWS][COLS], const Params& p, const Place& at, const Pairs& of,
                                         const Tiles& t, int own, int other) {
     REAL dp[ROWS][COLS];
@@ -128,8 +127,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_general_backward
     }
 }
 #else
-// All indices of an axis along which the bias is broadcast; else the block's own. Takes the block's share
-// of `id`.
+// All indices of an axis along which the bias is broadcast, otherwise the block's own index, which is taken out of
+// `id`.
 struct Axis { int first, count; };
 
 __device__ __forceinline__ Axis axis(i64 stride, int size, i64& id) {

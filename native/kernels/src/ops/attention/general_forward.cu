@@ -1,7 +1,7 @@
 // Attention for every call: any type, width, mask and bias. After general.cu.
 //
-// A block has OWN queries of a head, and SLICE columns of their results, usually all. The values of a tile are
-// loaded while its scores are computed, and the next keys while these values are summed.
+// A block owns OWN queries of a head, and SLICE columns of their results, usually all. The values of a tile are loaded
+// while its scores are computed, and the next keys while these values are summed.
 //
 // History, f32 on an H200, TFLOP/s at widths 64 and 128, backward in brackets:
 //   PyTorch 2.11                             35 (35)   46 (38)
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_general(Params p
                 highest = largest(s[i][j], highest);
             }
             highest = largest(row_largest(highest), top[i]);
-            // A row that has seen nothing yet has no maximum to subtract.
+            // A row without visible keys so far has no maximum to subtract.
             REAL by = highest == hidden() ? (REAL)0 : highest;
             REAL fade = exp2_fast((top[i] - by) * (REAL)LOG2_E);
             top[i] = highest;

@@ -1,10 +1,10 @@
 // Shared by the gradients on tensor cores, after mma.cu.
 //   ROLE   what a launch computes: DQ; DKV, DK or DV
 //
-// A block has OWN rows: queries for dq, keys for dk and dv, and loops over the others tile by tile, with two
-// tiles in shared memory. Rows of the scores are the block's own in both, so P and dS are left operands
-// of the sums without a transpose, and each sum is in one block: the order of all sums is fixed. The cost is
-// that scores and dP are computed twice: seven products, where atomic sums of dq need five.
+// A block owns OWN rows: queries for dq, keys for dk and dv. It loops over the other side tile by tile, with two tiles
+// in shared memory. The rows of the scores are the owned ones in both cases, so P and dS are left operands of the sums
+// without a transpose, and each sum is in one block, in a fixed order. The cost is that scores and dP are computed
+// twice: seven products, where atomic sums of dq need five.
 //
 // History, bf16 on an H200, TFLOP/s (of five products) at 4x16x4096x64 and 2x32x8192x128, causal ones in
 // brackets:
@@ -24,7 +24,7 @@
 constexpr bool OF_QUERIES = ROLE == DQ;
 constexpr bool WITH_DV = ROLE == DKV || ROLE == DV, WITH_DS = ROLE != DV;
 
-// A head's matrices of queries, or of keys: q and dy, or k and v.
+// The matrices of one side of a head: q and dy for queries, k and v for keys.
 struct Sides { Matrix side, value; };
 
 __device__ __forceinline__ Sides of_queries(const Params& p, int batch, int head) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ Sides of_keys(const Params& p, int batch, int key_hea
             {p.v + start(p.v_at, batch, key_head), p.v_at.row, p.keys, p.value_width}};
 }
 
-// The work of a block: its own rows, and `items` tiles of others, head by head.
+// The work of a block: its own rows, and `items` tiles of the other side, head by head.
 struct Work {
     int batch, own_head, head, key_head, row, begin, end, items;
 
@@ -61,7 +61,7 @@ struct Work {
     }
 };
 
-// Brings shift and delta of a tile of queries.
+// Loads shift and delta of a tile of queries into shared memory.
 __device__ __forceinline__ void bring_facts(float* facts, const Params& p, int batch, int head, int first) {
     if (OF_QUERIES || threadIdx.x >= OTHER) return;
     // Padding queries have no effect: their rows of q and dy are zeros.
@@ -71,7 +71,7 @@ __device__ __forceinline__ void bring_facts(float* facts, const Params& p, int b
     facts[OTHER + threadIdx.x] = there ? p.delta[row] : 0.0f;
 }
 
-// The shift and delta of each of a warp's own rows, where these are queries.
+// Shift and delta of each of a warp's own rows, where these are queries.
 struct Facts { float shift[TILES][2], delta[TILES][2]; };
 
 __device__ __forceinline__ void own_facts(Facts& to, const Params& p, const Work& work, int row) {
@@ -105,8 +105,7 @@ __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], const Facts& 
             }
 }
 
-// P from products; what is not seen gets none. Of keys that are not there, scores are 0 and what they are
-// shifted by may be anything.
+// P from products; 0 where a key is masked. Padding keys have products of 0, and the shift is arbitrary.
 __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], const Facts& own, const float* facts, const Params& p,
                                       int row, int first) {
     bool edge = OF_QUERIES ? first + OTHER > visible(p, row) : CAUSAL && row + 16 * TILES > visible(p, first);
@@ -128,7 +127,7 @@ __device__ __forceinline__ void slope(Sums (&s)[TILES][OTHER / 8], const Sums (&
 
 __device__ __forceinline__ void finish(const Params& p, const Work& work, int row, const Sums (&side)[TILES][WIDTH / 8],
                                        const Sums (&value)[TILES][VALUE_WIDTH / 8]) {
-    // The scale of the scores has the factor of powers of 2 in it.
+    // p.scale includes log2(e), which is divided out for the gradients.
     float factor = p.scale * (float)(1 / LOG2_E);
 #pragma unroll
     for (int m = 0; m < TILES; ++m)

@@ -1,7 +1,7 @@
-// Joins the results of the parts of a query's keys, after common.cu: one block per query, whose threads divide first
-// the parts and then the columns. cuda/few.rs plans at most MOST_PARTS parts.
+// Joins the results for the parts of a query's keys, after common.cu: one block per query, whose threads divide first
+// the parts among them, then the columns. cuda/few.rs plans at most MOST_PARTS parts.
 
-// The result of all warps, joined in an order that depends on the sizes alone.
+// Reduces a value over the block, in an order that depends on the sizes alone.
 template <typename Join>
 __device__ __forceinline__ REAL of_block(REAL value, Join join) {
     __shared__ REAL each[WARPS];
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_join(Params p
         weights[part] = exp2_fast((parts[part * apart] - by) * (REAL)LOG2_E);
         total = fma(weights[part], parts[part * apart + 1], total);
     }
-    // This barrier also waits for all weights.
+    // This barrier also makes all weights visible.
     total = of_block(total, [](REAL a, REAL b) { return a + b; });
     STORAGE* to = p.to + start(p.y_at, row / p.queries / p.heads, head) + query * p.y_at.row;
     for (int c = threadIdx.x; c < p.value_width; c += blockDim.x) {

@@ -1,16 +1,16 @@
 // Tiles of attention on tensor cores, after common.cu and cuda/include/mma.cu.
-//   WIDTH, VALUE_WIDTH   the widths, up to a multiple of 16
-//   OTHER                rows of the other side in a tile
-//   WARPS                warps of a block
+//   WIDTH, VALUE_WIDTH   the widths, rounded up to a multiple of 16
+//   OTHER                rows of a tile of the other side
+//   WARPS                warps per block
 
 constexpr int THREADS = 32 * WARPS;
 [[maybe_unused]] constexpr int OWN = 16 * TILES * WARPS;
-// Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different
-// banks, at every width; swizzled addresses would require powers of two.
+// Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different banks, at
+// every width; swizzled addresses would require powers of two.
 #define LEADING (WIDTH + 8)
 #define VALUE_LEADING (VALUE_WIDTH + 8)
 
-// Writes a half row of a lane's sums.
+// Writes half a row of a lane's sums.
 template <int COLUMNS>
 __device__ __forceinline__ void store_row(STORAGE* row, const Sums (&sums)[COLUMNS / 8], int half, float factor, int width) {
 #pragma unroll

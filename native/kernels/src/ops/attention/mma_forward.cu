@@ -1,9 +1,9 @@
 // Attention of 16-bit storage without mask and bias on tensor cores, after common.cu, mma.cu
 // and softmax.cu, as in FlashAttention-2 (Dao 2023).
 //
-// A block has OWN queries of a head. The values of a tile are loaded while its scores are computed, and the
-// next keys while these values are summed. Scores are exponents of 2: log2(e) is part of the scale. With a
-// causal mask, fully masked tiles are skipped, and only tiles on the diagonal are compared.
+// A block owns OWN queries of a head. The values of a tile are loaded while its scores are computed, and the next keys
+// while these values are summed. Scores are exponents of 2: log2(e) is part of the scale. With a causal mask, fully
+// masked tiles are skipped, and only tiles on the diagonal are masked element by element.
 //
 // History, bf16 on an H200, TFLOP/s at 4x16x4096x64 and 2x32x8192x128, causal ones in brackets:
 //   FlashAttention-2 of PyTorch 2.11   300 (265)   363 (337)

@@ -8,7 +8,7 @@
 //! y[i] = sum P[i,j] v[j]     lse[i] = m[i] + ln sum exp(S[i,j] - m[i])
 //! ```
 //!
-//! A query that sees nothing has `y = 0`, `lse = -inf` and no gradient. Query head `h` reads key head
+//! A query without visible keys has `y = 0`, `lse = -inf` and no gradient. Query head `h` reads key head
 //! `h / (heads / key_heads)`. Given the cotangents `dy` and `dlse`:
 //!
 //! ```text
@@ -18,9 +18,9 @@
 //! dv[j] = sum_i P[i,j] dy[i]              dbias = dS, summed over the axes it is repeated on
 //! ```
 //!
-//! `dk` and `dv` are summed over the query heads that share a key head. Storage is f32, f64, bf16 or f16;
-//! `bias`, `lse`, scores and sums are f32 (f64 for f64 storage), and results are rounded once. The matrix
-//! `S` is never held. All sums are done in an order that depends on the sizes alone.
+//! `dk` and `dv` are summed over the query heads that share a key head. Storage is f32, f64, bf16 or f16; `bias`,
+//! `lse`, scores and sums are f32 (f64 for f64 storage), and results are rounded once. The matrix `S` is never
+//! materialised. The order of all sums depends on the sizes alone.
 
 mod cpu;
 mod cuda;
@@ -63,33 +63,33 @@ pub struct Problem {
     pub batch: usize,
     /// Heads of queries, `H`.
     pub heads: usize,
-    /// Heads of keys and values, `K`; a divisor of the former.
+    /// Heads of keys and values, `K`; a divisor of `heads`.
     pub key_heads: usize,
-    /// Queries of a head, `L`.
+    /// Queries per head, `L`.
     pub queries: usize,
-    /// Keys of a head, `M`.
+    /// Keys per head, `M`.
     pub keys: usize,
     /// Width of queries and keys, `W`.
     pub width: usize,
     /// Width of values, `V`.
     pub value_width: usize,
-    /// What scores are multiplied by.
+    /// The scale of the scores.
     pub scale: f64,
-    /// The position of the first query among the keys, if queries see no later ones.
+    /// With a causal mask, the position of the first query among the keys.
     pub causal: Option<i64>,
-    /// Where rows lie.
+    /// Strides of `q`.
     pub q: Strides,
-    /// Where rows lie.
+    /// Strides of `k`.
     pub k: Strides,
-    /// Where rows lie.
+    /// Strides of `v`.
     pub v: Strides,
-    /// Where rows lie, of `dy` too.
+    /// Strides of `y` and `dy`.
     pub y: Strides,
-    /// Where the mask lies, if there is one.
+    /// Strides of the mask, if given.
     pub mask: Option<Repeated>,
-    /// Where the bias lies, if there is one.
+    /// Strides of the bias, if given.
     pub bias: Option<Repeated>,
-    /// The order of the axes.
+    /// The order of the axes of `q` and `y`.
     pub layout: Layout,
     /// The order of the axes of keys and values.
     pub key_layout: Layout,
@@ -148,7 +148,7 @@ impl Problem {
         })
     }
 
-    /// How many keys a query may see by causality, counted from the first.
+    /// The number of keys that are visible to a query by causality; they are the first ones.
     #[inline]
     pub fn visible(&self, query: usize) -> usize {
         match self.causal {
@@ -157,7 +157,7 @@ impl Problem {
         }
     }
 
-    /// The head of keys that a head of queries reads.
+    /// The key head that a head of queries reads.
     #[inline]
     pub fn key_head(&self, head: usize) -> usize {
         head / (self.heads / self.key_heads)
@@ -212,7 +212,8 @@ impl Op for Attention {
     const NAME: &'static str = "attention";
     const ABOUT: &'static str = "Softmax attention over keys and values";
     const INPUTS: &'static [Slot] = &[
-        // The layout says what their axes are, and a mask or bias may lack the first ones.
+        // The layout determines which axes these are, and mask and bias may lack leading ones, so the patterns are not
+        // binding.
         Slot::new("q", "(B, H, L, W)").loose(),
         Slot::new("k", "(B, K, M, W)").loose(),
         Slot::new("v", "(B, K, M, V)").loose(),

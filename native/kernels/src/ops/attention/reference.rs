@@ -24,13 +24,13 @@ impl<'a> Given<'a> {
         Ok(Given { problem, q, k, v, mask, bias })
     }
 
-    /// Batch, head and query of all rows.
+    /// Batch, head and query index of all rows.
     fn rows(&self) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
         let Problem { batch, heads, queries, .. } = *self.problem;
         (0..batch).flat_map(move |b| (0..heads).flat_map(move |h| (0..queries).map(move |i| (b, h, i))))
     }
 
-    /// The score of a key, if the query sees it.
+    /// The score of a key, or `None` if it is masked.
     fn score(&self, (b, h, i): (usize, usize, usize), j: usize) -> Option<f64> {
         let hidden = repeated(self.mask, self.problem.mask, [b, h, i, j]) == Some(0.0);
         if hidden || j >= self.problem.visible(i) {
@@ -41,10 +41,10 @@ impl<'a> Given<'a> {
         Some(self.problem.scale * q.dot(&k) + bias)
     }
 
-    /// The keys that a query sees with their weights `P`, and `lse`.
+    /// The visible keys of a query with their weights `P`, and `lse`.
     fn weights(&self, at: (usize, usize, usize)) -> (Vec<(usize, f64)>, f64) {
         let scores: Vec<_> = (0..self.problem.keys).filter_map(|j| Some((j, self.score(at, j)?))).collect();
-        // A NaN among them must reach the sum, so the largest is searched without it.
+        // NaN is left out of the maximum; it reaches the sum.
         let largest = scores.iter().fold(f64::NEG_INFINITY, |m, &(_, s)| m.max(s));
         let shift = if largest.is_finite() { largest } else { 0.0 };
         let sum: f64 = scores.iter().map(|(_, s)| (s - shift).exp()).sum();
@@ -76,7 +76,7 @@ fn add(tensor: &mut Array4<f64>, [b, h, i]: [usize; 3], factor: f64, by: ArrayVi
     view.slice_mut(ndarray::s![b, h, i, ..]).scaled_add(factor, &by);
 }
 
-/// An element of a tensor that is repeated.
+/// An element of a broadcast tensor.
 fn repeated(tensor: Option<&ArrayD<f64>>, strides: Option<Repeated>, at: [usize; 4]) -> Option<f64> {
     let values = tensor?.as_slice().expect("values in order");
     Some(values[place(strides?, at)])
@@ -102,8 +102,8 @@ pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<A
     Ok([("y", in_layout(problem, y)), ("lse", lse.into_dyn())].into_iter().collect())
 }
 
-/// The gradients `dq`, `dk`, `dv` and `dbias`. Neither `y` nor `lse` is read: `P` and `delta` are computed
-/// again, for large scores lose digits of `P` where `lse` is rounded.
+/// The gradients `dq`, `dk`, `dv` and `dbias`. Neither `y` nor `lse` is read: `P` and `delta` are recomputed, because
+/// for large scores the rounding of `lse` costs digits of `P`.
 pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let given = Given::new(problem, inputs)?;
     let dy = heads_first(problem.layout, inputs.get("dy")?)?;

@@ -1,7 +1,7 @@
 // The score of a key, after common.cu.
 //   HAS_MASK, HAS_BIAS   the call's optional inputs
 
-// The score of a key from the product with the query; hidden if the query does not see the key.
+// The score of a key from its product with the query; `hidden()` if the key is masked.
 __device__ __forceinline__ REAL score(const Params& p, const Place& at, int i, int j, REAL product) {
     if (i >= p.queries || j >= visible(p, i)) return hidden();
 #if HAS_MASK

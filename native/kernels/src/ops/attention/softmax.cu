@@ -9,8 +9,8 @@ __device__ __forceinline__ void begin(Softmax& state) {
         for (int half = 0; half < 2; ++half) state.top[m][half] = hidden(), state.total[m][half] = 0;
 }
 
-// Turns products into weights, and finds the factor of all sums so far. On an edge, `seen` is the number of keys that
-// a row of the lane sees.
+// Turns products into weights, and computes the factor that rescales all sums so far. On an edge, `seen` gives the
+// number of keys that are visible to a row of the lane.
 template <bool EDGE, typename Seen>
 __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& state, const Params& p, Seen seen) {
 #pragma unroll
@@ -29,7 +29,7 @@ __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& stat
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 1));
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 2));
             highest = fmaxf(highest, state.top[m][half]);
-            // A row that has seen nothing yet has no maximum to subtract.
+            // A row without visible keys so far has no maximum to subtract.
             float by = EDGE && highest == hidden() ? 0.0f : highest * p.scale;
             float fade = exp2_fast(fmaf(state.top[m][half], p.scale, -by)), total = state.total[m][half] * fade;
             state.top[m][half] = highest;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& stat
         }
 }
 
-// Weighs keys from `first` on, where the warp's rows are queries from `row` on.
+// Weighs the keys from `first` on; the warp's rows are the queries from `row` on.
 template <bool EDGE>
 __device__ __forceinline__ void weigh(Sums (&s)[TILES][OTHER / 8], Softmax& state, const Params& p, int row, int first) {
     weigh<EDGE>(s, state, p, [&](int m, int half) { return visible(p, row + sum_row(m, half)) - first; });
@@ -60,7 +60,7 @@ __device__ __forceinline__ void fade(Sums (&sums)[TILES][VALUE_WIDTH / 8], const
             for (int e = 0; e < 4; ++e) sums[m][n][e] *= state.fade[m][e / 2];
 }
 
-// The sum of weights of a row, in all lanes that share it.
+// A row's sum of weights, in all lanes that share the row.
 __device__ __forceinline__ float whole_total(const Softmax& state, int m, int half) {
     float total = state.total[m][half];
     total += __shfl_xor_sync(0xffffffff, total, 1);
@@ -79,7 +79,7 @@ __device__ __forceinline__ void finish(const Params& p, const Place& at, int row
             if (query >= p.queries) continue;
             STORAGE* to = p.to + start(p.y_at, at.batch, at.head) + query * p.y_at.row;
             store_row<VALUE_WIDTH>(to, sums[m], half, total == 0 ? 0.0f : 1 / total, p.value_width);
-            // The scale has the factor of powers of 2 in it, and lse is in powers of e.
+            // p.scale includes log2(e), which is divided out: lse is a natural logarithm.
             float lse = total == 0 ? hidden() : (state.top[m][half] * p.scale + log2f(total)) * (float)(1 / LOG2_E);
             if (threadIdx.x % 4 == 0) p.to_lse[((i64)at.batch * p.heads + at.head) * p.queries + query] = lse;
         }

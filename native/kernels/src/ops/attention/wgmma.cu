@@ -1,9 +1,9 @@
-// Hopper's tensor cores, after common.cu and mma.cu: products of 64 rows a warp group, asynchronous, by
-// wgmma. Sums and left operands in registers lie as those of mma.sync with TILES 1 do.
+// Hopper's tensor cores, after common.cu and mma.cu: asynchronous products of 64 rows per warpgroup, by wgmma. Sums and
+// left operands in registers have the layouts of mma.sync with TILES 1.
 //
-// In shared memory a tile is blocks of 64 columns, a row of a block 128 bytes, whose 16-byte units are
-// swizzled: unit u of row r lies at u ^ r % 8. A tile begins at a multiple of 1024 bytes. A tile
-// is an operand transposed (products) or not (weighted sums).
+// In shared memory a tile consists of blocks of 64 columns. A row of a block is 128 bytes, whose 16-byte units are
+// swizzled: unit u of row r is stored at u ^ r % 8. A tile begins at a multiple of 1024 bytes. As an operand it is
+// transposed in products, and not in weighted sums.
 
 typedef unsigned long long u64;
 
@@ -23,7 +23,7 @@ typedef unsigned long long u64;
     NAMES_64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
              "%56,%57,%58,%59,%60,%61,%62,%63"
 
-// d = a b' or, unless it is the first of a sum, d += a b': both in shared memory, rows of 16.
+// d += a b', or d = a b' if `more` is 0: both operands in shared memory, 16 columns each.
 __device__ __forceinline__ void multiply_add(Sums (&d)[8], u64 a, u64 b, int more) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16." TYPES " {" NAMES_64 "}, %32, %33, p, 1, 1, 0, 0;\n}"
@@ -45,17 +45,18 @@ __device__ __forceinline__ void multiply_add(Sums (&d)[16], const Left& x, u64 b
                  : SUMS_128 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(b));
 }
 
-// Registers that products use are not touched before this, or before they are settled.
+// Orders earlier accesses to registers before the products that follow. From here to `settle`, registers of products in
+// flight must not be touched.
 __device__ __forceinline__ void registers_ready() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most LEFT groups of products are not done.
+// Waits until at most LEFT groups of products are in flight.
 template <int LEFT>
 __device__ __forceinline__ void settle() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// Tells the compiler that registers may have changed until here.
+// Makes the compiler assume that these registers change here.
 template <int COLUMNS>
 __device__ __forceinline__ void touch(Sums (&s)[TILES][COLUMNS]) {
 #pragma unroll
@@ -71,20 +72,20 @@ __device__ __forceinline__ void touch(Left (&x)[TILES][COLUMNS]) {
         for (int e = 0; e < 4; ++e) asm volatile("" : "+r"(x[0][n][e])::"memory");
 }
 
-// The descriptor of a tile: its address, bytes from one block of 64 columns to the next, and
-// from 8 rows to the next.
+// The descriptor of a swizzled tile: its address, the bytes between blocks of 64 columns, and those between groups of 8
+// rows.
 __device__ __forceinline__ u64 described(unsigned at, unsigned block) {
     return (u64)(at >> 4 & 0x3fff) | (u64)(block >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-// Copies that this thread waited for may be read by the tensor cores, once all threads have come here.
+// Makes the copies that each thread has waited for visible to the tensor cores, and synchronizes the block.
 __device__ __forceinline__ void all_arrived() {
     wait_groups<0>();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
 }
 
-// Brings a tile of TALL rows and BROAD columns.
+// Queues copies of a tile of TALL rows and BROAD columns.
 template <int TALL, int BROAD>
 __device__ __forceinline__ void fetch_swizzled(STORAGE* to, const Matrix& from, int row) {
     constexpr int UNITS = BROAD / 8;
@@ -99,7 +100,7 @@ __device__ __forceinline__ void fetch_swizzled(STORAGE* to, const Matrix& from, 
     }
 }
 
-// s = a b': INNER columns of the warp group's rows among TALL, and of COLUMNS rows.
+// s = a b': the warpgroup's 64 of TALL rows of a by COLUMNS rows of b, over INNER columns.
 template <int TALL, int COLUMNS, int INNER>
 __device__ __forceinline__ void start_products(Sums (&s)[TILES][COLUMNS / 8], const STORAGE* a, const STORAGE* b) {
     unsigned left = shared_address(a) + threadIdx.x / 128 * 64 * 128, right = shared_address(b);
@@ -111,7 +112,7 @@ __device__ __forceinline__ void start_products(Sums (&s)[TILES][COLUMNS / 8], co
     end_products();
 }
 
-// to += x b: INNER rows of COLUMNS.
+// to += x b, where b has INNER rows of COLUMNS.
 template <int COLUMNS, int INNER>
 __device__ __forceinline__ void start_weighted(Sums (&to)[TILES][COLUMNS / 8], const Left (&x)[TILES][INNER / 16],
                                                const STORAGE* b) {

@@ -1,5 +1,5 @@
-// The gradients of attention of 16-bit storage without mask and bias on Hopper's tensor cores, after
-// common.cu, mma.cu, wgmma.cu and gradients.cu. P overlaps with the product dP, and dS with the product of P.
+// The gradients of attention of 16-bit storage without mask and bias on Hopper's tensor cores, after common.cu, mma.cu,
+// wgmma.cu and gradients.cu. Computing P overlaps with the product dP, and computing dS with the product of P.
 
 constexpr int STAGE = OTHER * (WIDTH + VALUE_WIDTH);
 

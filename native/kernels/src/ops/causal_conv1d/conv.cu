@@ -2,10 +2,10 @@
 //   W       width              SILU   whether there is an activation
 //   PART    FORWARD, BACKWARD (without the sums over batch and time) or SUMS
 //
-// A thread is one channel of one batch over a stretch of rows, with its window of W rows in registers;
-// neighbouring threads are neighbouring channels. The gradient goes by rows of xp: row r has all its
-// terms once du[r] is known, and a stretch computes the W - 1 rows of du before its own again. Each
-// stretch leaves its own sums for dw and dbias, which are then added up in order.
+// A thread has one channel of one batch over a stretch (a chunk of rows), with its window of W rows in registers;
+// adjacent threads have adjacent channels. The gradient goes by rows of xp: row r has all its terms once du[r] is
+// known, and a stretch recomputes the W - 1 rows of du before its own. Each stretch writes partial sums for dw and
+// dbias, which are then added up in order.
 
 #define FORWARD 0
 #define BACKWARD 1
@@ -23,7 +23,7 @@ __device__ __forceinline__ void push(REAL* window, REAL value) {
     window[W - 1] = value;
 }
 
-// Row r of xp, as it is stored.
+// Row r of xp, in storage precision.
 __device__ __forceinline__ STORAGE padded(const Params& p, i64 b, i64 r, i64 d) {
     if (r >= W - 1) return p.x[(b * p.length + r - (W - 1)) * p.channels + d];
     if (p.initial_state) return p.initial_state[(b * (W - 1) + r) * p.channels + d];
@@ -36,7 +36,7 @@ __device__ __forceinline__ STORAGE padded(const Params& p, i64 b, i64 r, i64 d) 
 struct Taps {
     REAL w[W], window[W], bias;
 
-    // A window that is about to move to time t.
+    // Loads the window for time t - 1, to be moved to time t.
     __device__ __forceinline__ Taps(const Params& p, i64 b, i64 t, i64 d) {
         EACH
         for (int j = 0; j < W; ++j) {
@@ -46,7 +46,7 @@ struct Taps {
         bias = p.bias ? p.bias[d] : (REAL)0;
     }
 
-    // Moves to time t, one later than before, and gives the sum.
+    // Moves the window on by one step, to time t, and returns the sum there.
     __device__ __forceinline__ REAL sum(const Params& p, i64 b, i64 t, i64 d) {
         push(window, widen(padded(p, b, t + W - 1, d)));
         REAL sum = bias;
@@ -114,7 +114,7 @@ extern "C" __global__ void causal_conv1d(Params p) {
             else if (p.dinitial_state) narrow(sum, p.dinitial_state[(b * (W - 1) + r) * p.channels + d]);
         }
     } else {
-        // With a length of 0, the gradient is the state's own cotangent.
+        // With a length of 0 the gradient of the initial state is the cotangent of the last state.
         for (i64 r = first; r < last && p.dinitial_state; ++r) {
             i64 at = (b * (W - 1) + r) * p.channels + d;
             narrow(p.dlast_state ? (REAL)widen(p.dlast_state[at]) : (REAL)0, p.dinitial_state[at]);

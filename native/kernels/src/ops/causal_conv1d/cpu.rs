@@ -1,11 +1,11 @@
-//! The convolution on the CPU: a channel a lane, and a window of W rows that moves along time.
+//! The convolution on the CPU: a channel per lane, and a window of W rows that moves along time.
 //!
-//! Time is cut into independent stretches of a fixed number of rows; the first rows of a stretch's window are read
-//! again. Stretches are short, so that what a strip of channels touches during one stays in the second-level cache
-//! while its blocks of lanes go over it, one after the other, with all they need in registers. The gradient goes by
-//! rows of `xp`: row `r` has all its terms once `du[r]` is known, and a stretch recomputes the W - 1 rows of `du`
-//! before its own. Each stretch leaves its own sums for `dw` and `dbias`, which are added up in order, so the number
-//! of threads changes no bit.
+//! Time is cut into independent stretches of [`STRETCH`] rows; the first rows of a stretch's window are read again.
+//! Stretches are short, so that the memory that a strip of channels touches during one stays in the second-level cache
+//! while its blocks of lanes are processed one after the other, each entirely in registers. The gradient goes by rows
+//! of `xp`: row `r` has all its terms once `du[r]` is known, and a stretch recomputes the W - 1 rows of `du` before its
+//! own. Each stretch gives partial sums for `dw` and `dbias`, which are added up in order, so the bits do not depend on
+//! the number of threads.
 
 use super::Problem;
 use crate::cpu::pool::Shared;
@@ -17,13 +17,13 @@ use crate::tensor::{Element, View, ViewMut};
 use crate::with_type;
 use std::ops::Range;
 
-/// Rows in a stretch.
+/// Rows per stretch.
 const STRETCH: usize = 64;
 
-/// How many channels ahead each row is prefetched: the cache lines of the next blocks, in a page for each row.
+/// Prefetch distance in channels: the lines of the next blocks, as each row is on a page of its own.
 const AHEAD: usize = 64;
 
-/// Channels in a strip, at most: more would push a stretch out of the second-level cache.
+/// The most channels of a strip: more would push a stretch out of the second-level cache.
 const WIDEST: usize = 512;
 
 /// Convolves on the CPU.
@@ -60,7 +60,7 @@ fn backward_as<'a, S: Storage>(
 ) -> Result<()> {
     let Problem { batch, channels, width, .. } = *problem;
     let zero = S::Wide::from_f64(0.0);
-    // For each stretch the sums of the W columns of dw, transposed, and of dbias.
+    // Partial sums of each stretch: those of the W columns of dw, transposed, then those of dbias.
     let row = (width + 1) * channels;
     let mut partial = vec![zero; batch * problem.rows().div_ceil(STRETCH) * row];
     let sums = Sums::<S>::new(problem, inputs)?;
@@ -84,7 +84,7 @@ fn backward_as<'a, S: Storage>(
     Ok(())
 }
 
-/// From rows of `columns` values to columns.
+/// Transposes a matrix with rows of `columns` values.
 fn transpose<T: Copy>(from: &[T], columns: usize, to: &mut [T]) {
     let rows = from.len() / columns.max(1);
     for row in 0..rows {
@@ -94,10 +94,10 @@ fn transpose<T: Copy>(from: &[T], columns: usize, to: &mut [T]) {
     }
 }
 
-/// Some channels of one batch over some rows.
+/// Some channels of one stretch.
 #[derive(Clone)]
 struct Piece {
-    /// Number of the stretch among all of them.
+    /// The index of the stretch among those of all batches.
     stretch: usize,
     batch: usize,
     rows: Range<usize>,
@@ -120,12 +120,12 @@ fn each_stretch(problem: &Problem, rows: usize, exec: &Exec, work: impl Fn(Piece
     })
 }
 
-/// The inputs that the sums are made of.
+/// The inputs of the sums `u`.
 struct Sums<'a, S: Storage> {
     problem: &'a Problem,
     x: &'a [S],
     initial_state: Option<&'a [S]>,
-    /// (W, D): transposed.
+    /// The weights, transposed to (W, D).
     w: Vec<S::Wide>,
     bias: Option<&'a [S::Wide]>,
 }
@@ -144,7 +144,7 @@ impl<'a, S: Storage> Sums<'a, S> {
         })
     }
 
-    /// A block's values in row `r` of `xp`; `None` is zeros.
+    /// The values of a block of channels in row `r` of `xp`; `None` stands for zeros.
     #[inline(always)]
     fn padded(&self, batch: usize, r: usize, block: &Range<usize>) -> Option<&'a [S]> {
         let Problem { length, channels, width, .. } = *self.problem;
@@ -176,15 +176,14 @@ impl<'a, S: Storage> Sums<'a, S> {
     }
 }
 
-/// The constants of a block of lanes. `A` is an array of W vectors, or a vector of them where W
-/// is unusual.
+/// The weights, bias and window of a block of lanes. `A` is an array of W vectors, or a `Vec` where W is unusual.
 struct Block<'s, 'a, S: Storage, V, A> {
     sums: &'s Sums<'a, S>,
     batch: usize,
     channels: Range<usize>,
     w: A,
     bias: V,
-    /// Rows of `xp`, oldest first.
+    /// The last W rows of `xp`, oldest first.
     window: A,
 }
 
@@ -194,7 +193,7 @@ where
     V: Vector<Element = S::Wide>,
     A: AsRef<[V]> + AsMut<[V]> + Clone,
 {
-    /// A block whose window is about to move to time `t`; `zeros` are W of them.
+    /// A block whose window is about to move to time `t`; `zeros` is a window of zeros.
     #[inline(always)]
     fn new(sums: &'s Sums<'a, S>, batch: usize, channels: Range<usize>, t: usize, zeros: &A) -> Self {
         let (mut w, mut window) = (zeros.clone(), zeros.clone());
@@ -211,7 +210,7 @@ where
         Block { sums, batch, channels, w, bias, window }
     }
 
-    /// Moves the window to time `t`, one later than before, and gives its sum.
+    /// Moves the window on by one step, to time `t`, and returns the sum there.
     #[inline(always)]
     fn sum(&mut self, t: usize) -> V {
         let last = self.w.as_ref().len() - 1;
@@ -223,14 +222,14 @@ where
         sum
     }
 
-    /// Where the block lies in a row of channels.
+    /// The offset of the block in a row of channels.
     #[inline(always)]
     fn at(&self, row: usize) -> usize {
         row * self.sums.problem.channels + self.channels.start
     }
 }
 
-/// Drops the first and appends another.
+/// Drops the first element and appends another.
 #[inline(always)]
 fn push<V: Vector>(window: &mut [V], new: V) {
     for j in 1..window.len() {
@@ -241,7 +240,7 @@ fn push<V: Vector>(window: &mut [V], new: V) {
     }
 }
 
-/// Calls a method with W zeros: as an array, which can live in registers, for the usual W.
+/// Calls a method with a window of zeros: for the usual W an array, which can live in registers.
 macro_rules! for_width {
     ($width:expr, $zeros:ident => $call:expr) => {
         match $width {
@@ -329,7 +328,7 @@ impl<S: Storage> Backward<'_, '_, S> {
         for channels in piece.blocks::<V>() {
             let first = piece.rows.start.saturating_sub(width - 1);
             let mut block = Block::new(self.sums, piece.batch, channels, first, zeros);
-            // du of W steps, oldest first.
+            // The last W steps of du, oldest first.
             let (mut du, mut dw, mut dbias) = (zeros.clone(), zeros.clone(), V::zero());
             for t in first..piece.rows.start.min(length) {
                 push(du.as_mut(), self.du(&mut block, t));
@@ -360,7 +359,7 @@ impl<S: Storage> Backward<'_, '_, S> {
         }
     }
 
-    /// Moves the block to time `t` and gives `du` there.
+    /// Moves the window to time `t` and returns `du` there.
     #[inline(always)]
     fn du<V, A>(&self, block: &mut Block<S, V, A>, t: usize) -> V
     where
@@ -394,7 +393,7 @@ impl<S: Storage> Backward<'_, '_, S> {
         S::store(dxp, unsafe { to.part(block.at(row), block.channels.len()) });
     }
 
-    /// Leaves a stretch's sums.
+    /// Stores the partial sums of a stretch.
     #[inline(always)]
     fn keep<V, A>(&self, stretch: usize, block: &Block<S, V, A>, dw: &[V], dbias: V)
     where
@@ -409,7 +408,7 @@ impl<S: Storage> Backward<'_, '_, S> {
     }
 }
 
-/// The newest row of `dxp` that the last W rows of `du` complete, and its additional term.
+/// The row of `dxp` that the last W rows of `du` complete; `more` is its term from `dlast_state`.
 #[inline(always)]
 fn dxp<S, V, A>(block: &Block<S, V, A>, du: &A, more: V) -> V
 where

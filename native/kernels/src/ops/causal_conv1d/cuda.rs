@@ -1,4 +1,4 @@
-//! The convolution on CUDA: a thread a channel and stretch of time.
+//! The convolution on CUDA: a thread per channel and stretch (a chunk of rows).
 
 use super::Problem;
 use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
@@ -7,10 +7,10 @@ use crate::op::Named;
 
 const CONV: Source<Params> = Source::new("causal_conv1d", include_str!("conv.cu"));
 
-/// Threads that keep a multiprocessor busy.
+/// Threads per multiprocessor that keep it busy.
 const BUSY: usize = 2048;
 
-/// Rows in a stretch: the fewer, the more threads; the more, the fewer rows are read again.
+/// Rows per stretch: short stretches make more threads, long ones read fewer rows twice.
 const STRETCH: std::ops::RangeInclusive<usize> = 8..=64;
 
 params! {
@@ -29,9 +29,9 @@ params! {
         dinitial_state: u64 as "STORAGE*",
         dw: u64 as "REAL*",
         dbias: u64 as "REAL*",
-        // (B * stretches, W + 1, D): sums for the columns of dw, and for dbias.
+        // (B * stretches, W + 1, D): partial sums of the columns of dw, and of dbias.
         partial: u64 as "REAL*",
-        // `rows` are those that the stretches cut: L, or for the gradient L + W - 1.
+        // `rows` are those that are cut into stretches: L, or for the gradient L + W - 1.
         batch: i64,
         length: i64,
         channels: i64,
@@ -93,7 +93,7 @@ impl<'a> Call<'a> {
             channels: channels as i64,
             rows: rows as i64,
             stretch: stretch as i64,
-            // At least one: with a length of 0 the state is still written.
+            // At least one: with a length of 0 the state must still be written.
             stretches: rows.div_ceil(stretch).max(1) as i64,
         };
         Ok(Call { problem, lane, params })

@@ -1,5 +1,5 @@
-//! The depthwise causal convolution before Mamba's scan (Gu and Dao 2023, section 3.4), its
-//! gradient, and its step of one token.
+//! The depthwise causal convolution before Mamba's scan (Gu and Dao 2023, section 3.4), its gradient, and its step by
+//! one token.
 //!
 //! Let `xp` be `initial_state`, or zeros, followed by `x` in time: L + W - 1 rows. For each batch, channel
 //! and time `t` from 0 to L - 1:
@@ -17,9 +17,9 @@
 //! dw[j] = sum_{b,t} du[t] xp[t+j]         dbias = sum_{b,t} du[t]
 //! ```
 //!
-//! where `dinitial_state` is the first W - 1 rows of `dxp`, and `dx` the others. Storage is f32, f64, bf16
-//! or f16; `w`, `bias` and all arithmetic are f32 (f64 for f64 storage), and outputs are rounded once.
-//! `u` is not kept but computed again. All sums are done in an order that depends on the sizes alone.
+//! where `dinitial_state` is the first W - 1 rows of `dxp`, and `dx` the others. Storage is f32, f64, bf16 or f16; `w`,
+//! `bias` and all arithmetic are f32 (f64 for f64 storage), and outputs are rounded once. The gradient recomputes `u`.
+//! The order of all sums depends on the sizes alone.
 
 mod cpu;
 mod cuda;
@@ -32,7 +32,7 @@ use crate::options;
 use crate::tensor::{DType, Spec};
 use serde::{Deserialize, Serialize};
 
-/// What is done with the sums.
+/// The activation of the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -59,16 +59,16 @@ pub struct Problem {
     pub length: usize,
     /// Channels, `D`.
     pub channels: usize,
-    /// How many steps each output sees, `W`; at least 1.
+    /// Width of the kernel, `W`; at least 1.
     pub width: usize,
     /// The storage type.
     pub dtype: DType,
-    /// What is done with the sums.
+    /// The activation of the sums.
     pub activation: Option<Activation>,
 }
 
 impl Problem {
-    /// A call of the convolution or of its step, which has the same sizes but no length.
+    /// The problem of the convolution or of its step, which has equal sizes but no length.
     fn new<O: Op>(call: &Bound<O>, length: usize, activation: Option<Activation>) -> Result<Problem> {
         let [batch, channels, width] = call.sizes.all("BDW");
         if width == 0 {
@@ -78,7 +78,7 @@ impl Problem {
         Ok(Problem { batch, length, channels, width, dtype: call.storage, activation })
     }
 
-    /// Rows of `xp`.
+    /// Number of rows of `xp`.
     fn rows(&self) -> usize {
         self.length + self.width - 1
     }

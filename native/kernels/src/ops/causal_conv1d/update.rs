@@ -1,5 +1,5 @@
-//! One token of the causal convolution: from the last W - 1 samples of a running sequence and a new one to its output
-//! and the last W - 1 samples then. It is defined and computed as the convolution with `L = 1`.
+//! The step of the causal convolution by one token: from `initial_state`, the last W - 1 samples of a running sequence,
+//! and a new sample, to its output and `last_state`. It is defined and computed as the convolution with `L = 1`.
 
 use super::{Activation, CausalConv1d, Problem};
 use crate::cpu;
@@ -18,7 +18,7 @@ options! {
     }
 }
 
-/// The op.
+/// The step of the causal convolution by one token.
 pub struct CausalConv1dUpdate;
 
 impl Op for CausalConv1dUpdate {
@@ -26,7 +26,7 @@ impl Op for CausalConv1dUpdate {
     const ABOUT: &'static str = "Depthwise causal convolution of one token";
     const INPUTS: &'static [Slot] = &[
         Slot::new("x", "(B, D)"),
-        // Proven after w, which alone says what W is.
+        // W comes from w alone, so this shape is checked after that of w.
         Slot::new("initial_state", "(B, W-1, D)"),
         Slot::new("w", "(D, W)").wide(),
         Slot::new("bias", "(D)").wide().optional(),
@@ -41,7 +41,7 @@ impl Op for CausalConv1dUpdate {
         Problem::new(call, 1, call.options.activation)
     }
 
-    // The convolution reads and writes plain memory by its problem's sizes, not by the shapes here.
+    // The convolution indexes memory by the sizes of the problem, so tensors need not have its axis of length 1.
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
         CausalConv1d::cpu(problem, inputs, outputs, exec)
     }

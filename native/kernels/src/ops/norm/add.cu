@@ -1,5 +1,5 @@
-// Adds rows to sums and normalises those by the root mean square. A block has a row, which stays in the
-// first-level cache between its two readings.
+// Adds rows to sums and normalises the sums by their root mean square. A block handles a row, which stays in the
+// first-level cache between its two passes.
 
 extern "C" __global__ void __launch_bounds__(THREADS) add_norm(Add p) {
     i64 first = (i64)blockIdx.x * p.columns;
@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_norm(Add p) {
 #else
     REAL r = 1 / sqrt(square + p.eps);
 #endif
-    // A thread reads again what it wrote.
+    // A thread reads only elements that it wrote itself, so no barrier is needed.
     for (i64 column = threadIdx.x; column < p.columns; column += THREADS)
         narrow(p.sum[first + column] * r * p.w[column], p.y[first + column]);
 }

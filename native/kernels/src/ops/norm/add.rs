@@ -1,12 +1,12 @@
-//! The residual step between the layers of a model: the output of a layer is added to the sum of those before it,
-//! and the sum is normalised for the next layer by its root mean square:
+//! The residual step between the layers of a model: the output of a layer is added to the residual stream, which is
+//! then normalised for the next layer by its root mean square:
 //!
 //! ```text
 //! sum = sum + x        y = w sum r        r = 1 / sqrt(mean(sum^2) + eps)
 //! ```
 //!
-//! The sum has the type of the arithmetic: in 16 bits it would lose what late layers add. It is changed in place.
-//! This is a step of models and not a public op: [`OPS`](crate::ops::OPS) lacks it.
+//! `sum` has the type of the arithmetic: in 16 bits it would lose the contributions of late layers. It is changed in
+//! place. This is a step of models and not a public op: [`OPS`](crate::ops::OPS) does not list it.
 
 use super::{HINT, Problem, RmsOptions, Y, cpu, cuda, reference};
 use crate::cuda::{Buffer, Lane};
@@ -15,7 +15,7 @@ use crate::op::{Bound, Named, Op, Output, Slot};
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::ArrayD;
 
-/// The op.
+/// The residual step.
 pub struct AddRmsNorm;
 
 impl Op for AddRmsNorm {

@@ -1,15 +1,16 @@
-// The gradient of a norm. A slot of threads goes through its rows and holds its columns' sums for dw and db in
-// registers (in its row of p.dw and p.db where PACKS is 0); norm_sums adds up those of all slots. They leave few
+// The gradient of a norm. A slot of THREADS threads processes rows and accumulates its columns' sums for dw and db in
+// registers (in its row of p.dw and p.db if PACKS is 0); norm_sums adds up those of all slots. The sums leave few
 // registers, so rows go through shared memory: STAGES of them at a time, including the one being processed.
 
 extern __shared__ __align__(16) unsigned char shared[];
 
-// Where this thread keeps a pack of x (tensor 0) or dy; no other thread reads it.
+// Where this thread keeps a pack of x (tensor 0) or dy (tensor 1); only this thread reads it.
 __device__ __forceinline__ Pack* kept(int stage, int tensor, int k) {
     return (Pack*)shared + ((stage * 2 + tensor) * PACKS + k) * (THREADS * ROWS) + threadIdx.x;
 }
 
-// Queues the copy of a pack, or of zeros. Small packs, and old devices, have synchronous copies.
+// Queues the copy of a pack, or of zeros. Small packs, and devices before compute capability 8, have synchronous
+// copies.
 __device__ __forceinline__ void copy(Pack* to, const Pack* from, bool there) {
 #if __CUDA_ARCH__ >= 800
     constexpr int BYTES = sizeof(Pack) < 4 ? 4 : sizeof(Pack);
@@ -24,7 +25,7 @@ __device__ __forceinline__ void copy(Pack* to, const Pack* from, bool there) {
         *to = there ? *from : Pack{};
 }
 
-// A row of x or dy; past its end and past the last row there are zeros.
+// A row of x or dy; zeros past its end and past the last row.
 template <int TENSOR>
 struct Row {
     const STORAGE* from;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void queue_both(const Params& p, i64 row, int stage) 
     commit();
 }
 
-// A row in registers, loaded once.
+// A row in registers.
 struct Taken {
     REAL of[HELD][VEC];
 
@@ -67,7 +68,7 @@ struct Taken {
     }
 };
 
-// u is held too, or else cheap to compute again.
+// u is held in registers if there are enough, or if it is expensive to compute again.
 constexpr bool HOLD_U = PACKS && (HOLD || FN != Activation::None);
 #define U_AT (HOLD_U ? AT : 0)
 
@@ -98,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_back
             dy.values(p, k, dz);
             of.again(p, k);
 #if PACKS == 0
-            // The row of sums is this thread's at its columns, and not yet anything before its first row.
+            // Only this thread writes these columns of its row of sums, which must be initialised before the first row.
             EACH_ELEMENT dw[0][e] = db[0][e] = 0;
             if (at != own) {
                 read(p, dw_sums, k, dw[0]);
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_back
                 own_u = dz[e] * of.w[WEIGHTS_AT][e];
                 u_parts[e % PARTS] += own_u;
                 along_parts[e % PARTS] += own_u * unit;
-                // Past the last row dy is 0, but what it is multiplied by may be infinite.
+                // Past the last row dz is 0, but 0 times an infinite unit would be NaN.
                 dw[AT][e] += ROWS == 1 || dy.there ? dz[e] * unit : 0;
                 db[AT][e] += dz[e];
             }
@@ -123,7 +124,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_back
         }
         REAL sums[2] = {total(u_parts), total(along_parts)};
         row_sums<2>(sums, set);
-        // dx = r u - r t v mean(u x^) - r mean(u). Of a centered row of one element only roundings would be left.
+        // dx = r u - r t v mean(u x^) - r mean(u). For a centered row of one element the exact result is 0, so r = 0
+        // avoids rounding errors.
         REAL r = CENTERED && p.columns == 1 ? 0 : s.r;
         REAL along = -r * s.scaled_t * (sums[1] * p.inverse_count), mean = -r * (sums[0] * p.inverse_count);
         EACH_PACK {

@@ -1,11 +1,12 @@
-// Shared by norms and their gradients. THREADS threads have a row together, ROWS rows a block, and blocks go through
-// all rows in steps. Where PACKS is not 0 a thread holds its PACKS packs of a row in registers, else it reads them again
-// and again. Params, which the host declares, have `rows` and `columns`, the weights `w` and with HAS_B `b`, `eps, scale,
-// inverse_scale, to_mean`, and with CENTERED also `count`; those of gradients have `inverse_count` too.
+// Shared by norms and their gradients. THREADS threads, a slot, share a row; a block has ROWS slots, and blocks visit
+// rows at a stride of the grid. If PACKS is not 0, a thread holds its PACKS packs of a row in registers, otherwise it
+// reads them repeatedly. Params, which the host declares, have `rows` and `columns`, the weights `w` and with HAS_B
+// `b`, `eps, scale, inverse_scale, to_mean`, and with CENTERED also `count`; those of gradients have `inverse_count`
+// too.
 
 constexpr int WARPS = THREADS / 32;
 
-// A thread's packs of a row, and where it holds them. Rows are whole packs.
+// A loop over a thread's packs of a row, and the index at which it holds a pack. Rows consist of whole packs.
 #if PACKS
 constexpr int HELD = PACKS;
 typedef int Column;
@@ -23,7 +24,7 @@ __device__ __forceinline__ int slot() { return threadIdx.x / THREADS; }
 __device__ __forceinline__ Column column(int k) { return ((Column)k * THREADS + threadIdx.x % THREADS) * VEC; }
 __device__ __forceinline__ bool inside(const Params& p, int k) { return column(k) < (Column)p.columns; }
 
-// The independent parts of a sum: an addition must wait for the one before it.
+// The number of independent accumulators of a sum, since dependent additions wait for each other.
 constexpr int PARTS = VEC < 4 ? VEC : 4;
 template <int N>
 __device__ __forceinline__ REAL total(REAL (&parts)[N]) {
@@ -34,7 +35,8 @@ __device__ __forceinline__ REAL total(REAL (&parts)[N]) {
     return parts[0];
 }
 
-// The sums of a value, or of two, over a warp: of the first in its lower half, of the last in its upper half.
+// The sums over a warp: of one value, in all lanes; or of two, the first in the lower half and the second in the upper
+// half of the warp.
 __device__ __forceinline__ REAL warp_sums(const REAL (&values)[1]) {
     REAL sum = values[0];
 #pragma unroll
@@ -50,8 +52,8 @@ __device__ __forceinline__ REAL warp_sums(const REAL (&values)[2]) {
     return sum;
 }
 
-// The sums of N values over the threads of a row, in all of them; the same order each time. Each PLACE has its
-// own memory, in two sets that rows take in turn: so no thread writes where another still reads.
+// The sums of N values over the threads of a row, in all of these threads, always in one order. Each PLACE has memory
+// of its own, double-buffered by `set` so that no thread overwrites sums that another one still reads.
 template <int PLACE, int N>
 __device__ __forceinline__ void row_sums(REAL (&values)[N], int set) {
     REAL sum = warp_sums(values);
@@ -73,16 +75,16 @@ __device__ __forceinline__ void row_sums(REAL (&values)[N], int set) {
     }
 }
 
-// Of a row of `to`.
+// Writes pack k of a row of `to`.
 __device__ __forceinline__ void write(const Params& p, const REAL (&values)[VEC], STORAGE* to, i64 row, int k) {
     if (row < p.rows && inside(p, k)) *(Pack*)(to + row * p.columns + column(k)) = narrow(values);
 }
 
 struct Statistics {
     REAL mean, r;
-    REAL scaled_mean, scaled_r, scaled_t;   // times the scale; r and t, which is 1 / sqrt(..), over it
+    REAL scaled_mean, scaled_r, scaled_t;   // times `scale`; r, and t = 1 / sqrt(..), divided by it
 
-    // x - mean, times the scale: that is a power of two, so there is but one rounding.
+    // (x - mean) scale. The scale is a power of two, so there is only one rounding.
     __device__ __forceinline__ REAL deviation(const Params& p, REAL x) const {
         return CENTERED ? fma(x, p.scale, -scaled_mean) : x * p.scale;
     }
@@ -100,7 +102,7 @@ __device__ __forceinline__ Statistics statistics(const Params& p, const Row& row
     }
     REAL sum[1] = {total(parts)};
     row_sums<0>(sum, set);
-    // Not times the inverse: of a row of equal numbers roundings would be left.
+    // A division, not a product with the inverse: the mean of equal numbers must be exact.
     s.mean = sum[0] / p.count;
     s.scaled_mean = s.mean * p.scale;
 #endif
@@ -108,7 +110,7 @@ __device__ __forceinline__ Statistics statistics(const Params& p, const Row& row
     EACH_PACK {
         REAL x[VEC];
         row.values(p, k, x);
-        // Past the row's end there is nothing, not the mean.
+        // Past the row's end x is 0, and its deviation must not count.
         if (inside(p, k))
             EACH_ELEMENT {
                 REAL v = s.deviation(p, x[e]);
@@ -130,11 +132,11 @@ __device__ __forceinline__ Statistics statistics(const Params& p, const Row& row
     return s;
 }
 
-// 16 bytes of weights or of their sums: they begin at such addresses where VEC is more than 1.
+// 16 bytes of weights or of their sums, which are aligned to that if VEC is more than 1.
 constexpr int AT_ONCE = VEC > 1 ? 16 / sizeof(REAL) : 1;
 struct alignas(AT_ONCE * sizeof(REAL)) Some { REAL of[AT_ONCE]; };
 
-// Those of a pack's columns; past the end they are 0.
+// Reads the weights, or sums, of a pack's columns; past the end they are 0.
 __device__ __forceinline__ void read(const Params& p, const REAL* from, int k, REAL (&to)[VEC]) {
     bool there = inside(p, k);
 #pragma unroll
@@ -159,7 +161,7 @@ __device__ __forceinline__ void write(const Params& p, const REAL (&from)[VEC], 
 
 #define WEIGHTS_AT (HOLD ? AT : 0)
 
-// w and b of a thread's columns: with HOLD all of them, else those of the pack they were read for.
+// w and b of a thread's columns: with HOLD all of them, otherwise those of the current pack.
 struct Weights {
     REAL w[HOLD ? HELD : 1][VEC], b[HOLD ? HELD : 1][VEC] = {};
 

@@ -1,7 +1,7 @@
-//! The norms on the CPU: a row at a time, which stays in the first-level cache after its first read. Rows are
-//! divided among threads in pieces that depend on the sizes alone, and so does the order of the sums over rows.
+//! The norms on the CPU: a row at a time, which stays in the first-level cache after its first read. Rows are divided
+//! among threads in pieces that depend on the sizes alone, as does the order of the sums over rows.
 //!
-//! Bound by memory where all rows together are larger than the caches: one read and one write.
+//! Bound by memory bandwidth where all rows together exceed the caches: one read and one write.
 
 use super::{EpsMode, Problem, scales};
 use crate::cpu::activation::Unary;
@@ -15,7 +15,7 @@ use crate::{with_activation, with_type};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// How many bytes ahead of the writes the output is prefetched.
+/// Prefetch distance of the output, in bytes.
 const WRITTEN_AHEAD: usize = 2048;
 
 /// Computes a norm on the CPU.
@@ -28,7 +28,7 @@ pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>
     with_type!(problem.x.dtype, S => backward_as::<S>(problem, inputs, outputs, exec))
 }
 
-/// What rows are computed from.
+/// The inputs.
 #[derive(Clone, Copy)]
 struct Given<'a, S: Storage> {
     x: &'a [S],
@@ -38,7 +38,7 @@ struct Given<'a, S: Storage> {
     centered: bool,
     outside: bool,
     eps: f64,
-    /// What values are multiplied by before they are squared, and then the sum of their squares.
+    /// The factor of values before they are squared, and that of the sum of their squares.
     scales: [S::Wide; 2],
     /// Columns, or 1 if there are none.
     count: S::Wide,
@@ -66,7 +66,7 @@ impl<'a, S: Storage> Given<'a, S> {
     }
 }
 
-/// A value for all elements of a row, as a number and as vectors.
+/// The statistics of a row, as numbers and as vectors.
 struct Statistics<V: Vector> {
     mean: V::Element,
     r: V::Element,
@@ -75,7 +75,7 @@ struct Statistics<V: Vector> {
     rs: V,
 }
 
-/// The elements of a row from `at` to `end` less their mean; those past its end are 0.
+/// The elements of a row from `at` to `end`, minus their mean; 0 past the end of the row.
 #[inline(always)]
 fn centered<S: Storage, V: Vector<Element = S::Wide>>(x: &[S], at: usize, end: usize, mean: V) -> V {
     let centered = S::load::<V>(&x[at..end]).sub(mean);
@@ -87,7 +87,7 @@ fn centered<S: Storage, V: Vector<Element = S::Wide>>(x: &[S], at: usize, end: u
     centered.mul(V::load(&ones))
 }
 
-/// The mean of the squares of a row less its mean, by [`scales`](super::scales).
+/// The mean square of a row minus its mean, with factors from [`scales`](super::scales).
 #[inline(always)]
 pub fn mean_square<S: Storage, V: Vector<Element = S::Wide>>(x: &[S], mean: V, [scale, to_mean]: [S::Wide; 2]) -> V {
     let scales = V::splat(scale);
@@ -110,7 +110,7 @@ impl<S: Storage> Given<'_, S> {
         self.of_square(mean, mean_square::<S, V>(x, mean, self.scales))
     }
 
-    /// From the mean and the mean of the squares.
+    /// The statistics that follow from the mean and the mean square.
     #[inline(always)]
     fn of_square<V: Vector<Element = S::Wide>>(&self, means: V, squares: V) -> Statistics<V> {
         let square = first(squares).to_f64();
@@ -137,7 +137,7 @@ impl<'a, S: Storage, const BIAS: bool> Weights<'a, S, BIAS> {
         Weights { w: &given.w[..columns], b }
     }
 
-    /// The sums `z` of the elements from `at` to `end`.
+    /// `z` of the elements from `at` to `end`.
     #[inline(always)]
     fn sums<V: Vector<Element = S::Wide>>(&self, unit: V, at: usize, end: usize) -> V {
         let w = V::load_partial(&self.w[at..end]);
@@ -228,7 +228,7 @@ impl<S: Storage, F: Unary> Forward<'_, S, F> {
         let first = S::to_alignment::<V>(y).min(columns);
         each_vector!(first, columns, |at, end| {
             if ahead && at % line::<S>() < V::LANES {
-                // Prefetches the next row, which nothing waits for yet.
+                // Prefetches the next row.
                 prefetch(x.as_ptr(), columns + at);
                 prefetch_to_write(y.as_ptr(), at + WRITTEN_AHEAD / size_of::<S>());
             }
@@ -249,7 +249,7 @@ pub fn add(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exe
 }
 
 fn add_as<S: Storage>(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
-    // The rows to normalise are the sums, which this call makes row by row, so there are none to pass yet.
+    // The rows to normalise are the sums, which this call computes row by row, so there is no `x` to pass here.
     let given = Given::<S::Wide>::of(&[], problem, inputs)?;
     let x = inputs.get("x")?.slice::<S>()?;
     let sum = Shared::new(outputs.expect("sum")?.slice::<S::Wide>()?);
@@ -320,7 +320,7 @@ struct Reverse<'a, S: Storage, F> {
     dy: &'a [S],
     rows: Range<usize>,
     dx: &'a Shared<'a, S>,
-    /// Those of `dw`, then those of `db` if there is a `b`.
+    /// The sums for `dw`, then those for `db` if there is a `b`.
     sums: &'a mut [S::Wide],
     activation: PhantomData<F>,
 }
@@ -348,7 +348,7 @@ impl<S: Storage, F: Unary> Work<S::Wide> for Reverse<'_, S, F> {
 }
 
 impl<S: Storage, F: Unary> Reverse<'_, S, F> {
-    /// `dz` of `dy`, and its share of `dw` and `db`.
+    /// Computes `dz` from `dy`, and adds to `dw` and `db`.
     #[inline(always)]
     fn through_activation<V: Vector<Element = S::Wide>, const BIAS: bool>(
         &mut self,

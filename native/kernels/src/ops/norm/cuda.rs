@@ -1,4 +1,4 @@
-//! The norms on CUDA: their launches, and the layout of the work.
+//! The norms on CUDA: launches, and the distribution of work.
 
 use super::{EpsMode, Problem, scales};
 use crate::cuda::{Buffer, Kernel, Lane, Source, function, grid_size, pack, params, types};
@@ -32,19 +32,19 @@ const ADD: Source<Add<()>> =
 
 const SUMS: Source<Sums> = Source::new("norm_sums", include_str!("sums.cu"));
 
-/// The fewest threads of a block that may have several rows.
+/// The fewest threads per block, unless a single row has more.
 const BLOCK: usize = 128;
-/// The most bytes of a row that a thread holds: with fewer bytes there are more threads, which wait longer for each
-/// other's sums.
+/// The most bytes of a row that a thread holds. Holding fewer bytes takes more threads, which wait longer for each
+/// other in reductions.
 const HELD: usize = 64;
-/// Threads of the gradient that have registers for all that can be held.
+/// The most threads per row in the gradient that have registers for everything that can be held.
 const HOLDING: usize = 256;
 /// The most bytes of a row, in the type of the arithmetic, that a thread of the gradient holds.
 const HELD_WIDE: usize = 128;
-/// Columns and threads of a block of the sums.
+/// Columns and threads per block of the kernel that adds up sums.
 const SUMS_COLUMNS: usize = 8;
 const SUMS_THREADS: u32 = 128;
-/// Threads that have a row to which something is added.
+/// Threads per row of the residual step.
 const ADD_THREADS: u32 = 256;
 /// Bytes of the gradient's shared memory in addition to its rows.
 const OTHER_SHARED: usize = 6 << 10;
@@ -56,10 +56,10 @@ params! {
         w: u64 as "const REAL*",
         b: u64 as "const REAL*",
         dy: u64 as "const STORAGE*",
-        to: u64 as "STORAGE*", // y, or dx
+        to: u64 as "STORAGE*", // y or dx
         mean: u64 as "REAL*",
         rstd: u64 as "REAL*",
-        dw: u64 as "REAL*", // a row of sums for each slot of threads
+        dw: u64 as "REAL*", // a row of sums per slot of threads
         db: u64 as "REAL*",
         rows: i64,
         columns: i64,
@@ -67,7 +67,7 @@ params! {
         scale: R,
         inverse_scale: R,
         to_mean: R,
-        count: R, // columns, or 1 if there are none
+        count: R, // number of columns, or 1 if there are none
         inverse_count: R,
     }
 }
@@ -91,7 +91,7 @@ params! {
         y: u64 as "STORAGE*",
         columns: i64,
         eps: R,
-        // Squares are taken of numbers times this, so that they do not overflow.
+        // Numbers are multiplied by this before they are squared, so that squares do not overflow.
         scale: R,
         to_mean: R,
     }
@@ -99,19 +99,19 @@ params! {
 
 /// How rows are divided among threads.
 pub(crate) struct Layout {
-    /// Elements that are moved at once.
+    /// Elements per memory access.
     vec: usize,
-    /// Threads that have a row together.
+    /// Threads per row.
     threads: usize,
-    /// Rows that a block has at a time.
+    /// Rows that a block processes at a time.
     pub rows: usize,
-    /// Packs that a thread holds, or 0 for rows that are too long.
+    /// Packs that a thread holds, or 0 if rows are too long to be held.
     packs: usize,
-    /// Threads that a multiprocessor has registers for.
+    /// Resident threads per multiprocessor, as registers allow.
     resident: usize,
-    /// Whether a thread holds the weights too, and in the gradient the values that it computes with.
+    /// Whether a thread also holds the weights, and in the gradient the values that it computes with.
     hold: bool,
-    /// Rows that the gradient has in flight in shared memory, including the one it works on.
+    /// Rows in flight in shared memory in the gradient, including the one being processed.
     stages: usize,
     /// Bytes of shared memory for them.
     shared: usize,
@@ -119,7 +119,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Chosen, like the gradient's layout, by timing rows of 1024 to 16384 elements on an H200: few threads, each with
-    /// much of a row, are best, except for f32 rows of 4096.
+    /// a large part of a row, are fastest, except for f32 rows of 4096.
     fn forward(problem: &Problem, vec: usize) -> Layout {
         let size = problem.x.dtype.size();
         let (all, held) = (packs(problem, vec), HELD / (vec * size));
@@ -150,29 +150,29 @@ impl Layout {
         Layout { stages, shared: stages * stage, ..layout }
     }
 
-    /// Without room in shared memory.
+    /// A layout without rows in shared memory.
     pub fn new(vec: usize, threads: usize, packs: usize, resident: usize, hold: bool) -> Layout {
         Layout { vec, threads, rows: (BLOCK / threads).max(1), packs, resident, hold, stages: 1, shared: 0 }
     }
 
-    /// Threads of a block.
+    /// Threads per block.
     pub fn block(&self) -> u32 {
         (self.threads * self.rows) as u32
     }
 
-    /// How many blocks a multiprocessor has at once.
+    /// Resident blocks per multiprocessor.
     fn resident(&self) -> usize {
         (self.resident / (self.threads * self.rows)).max(1)
     }
 
-    /// Blocks of the grid: at most those that are resident at once, and few enough that the rows divide evenly. If
-    /// only some blocks had a last few rows, the others would be idle meanwhile.
+    /// Blocks of the grid: at most those that are resident at once, and so few that the rows divide evenly. If only
+    /// some blocks had a last row, the others would be idle meanwhile.
     pub fn blocks(&self, rows: usize, multiprocessors: u32) -> usize {
         let (shares, most) = (rows.div_ceil(self.rows), self.resident() * multiprocessors as usize);
         shares.div_ceil(shares.div_ceil(most).max(1))
     }
 
-    /// As compiler options.
+    /// The layout as compiler options.
     pub fn options(&self) -> String {
         let Layout { vec, threads, rows, packs, hold, stages, .. } = *self;
         let (hold, resident) = (u32::from(hold), self.resident());
@@ -183,12 +183,12 @@ impl Layout {
     }
 }
 
-/// How many packs a row is.
+/// Packs per row.
 fn packs(problem: &Problem, vec: usize) -> usize {
     problem.columns.div_ceil(vec).max(1)
 }
 
-/// Threads of a row of `packs` packs, where each holds `held` of them.
+/// Threads for a row of `packs` packs, `held` of them per thread.
 pub(crate) fn threads(packs: usize, held: usize) -> usize {
     packs.div_ceil(held).next_power_of_two().clamp(32, 1024)
 }
@@ -211,7 +211,7 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     }
 }
 
-/// Queues a norm that adds first.
+/// Queues the residual step.
 pub fn add(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let call = Call { problem, inputs, outputs, lane };
     match problem.x.dtype {
@@ -220,8 +220,8 @@ pub fn add(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>,
     }
 }
 
-/// Queues the sums over `slots` rows of `columns` of one array, or of two, in the type of the arithmetic of `dtype`: those
-/// whose addresses, of what is summed and of the sums, are not 0.
+/// Queues the sums over `slots` rows of `columns` elements, of one array or two, in the type of the arithmetic of
+/// `dtype`. An array whose addresses are 0 is skipped.
 ///
 /// # Safety
 /// The addresses are 0 or of this lane's buffers: `from` has `slots * columns` elements, `to` has `columns`.
@@ -281,12 +281,12 @@ impl Call<'_> {
         if blocks > 0 {
             let kernel = self.kernel(&BACKWARD, &layout)?;
             let (grid, shared) = ([grid_size(blocks)?, 1, 1], layout.shared as u32);
-            // SAFETY: as above; there is a row of sums for each slot, and shared memory for all stages.
+            // SAFETY: as above; each slot has a row of sums, and the shared memory holds all stages.
             unsafe { self.lane.launch_with(&kernel, grid, layout.block(), shared, &params)? };
         }
         let address = |name| self.outputs.find(name).map_or(Ok(0), |buffer| self.lane.address(buffer));
         let to = [address("dw")?, address("db")?];
-        // SAFETY: there is a row of sums for each slot, and dw and db have the weights' size.
+        // SAFETY: each slot has a row of sums, and dw and db have the size of the weights.
         unsafe { sums(self.lane, self.problem.x.dtype, [[params.dw, params.db], to], [slots, self.problem.columns]) }
     }
 
@@ -338,7 +338,7 @@ impl Call<'_> {
         })
     }
 
-    /// Rows are moved 16 bytes at a time where each of them begins at such an address.
+    /// Elements per memory access: 16 bytes if each row begins at an address aligned to that, otherwise one.
     fn vec<R>(&self, params: &Params<R>) -> usize {
         let size = self.problem.x.dtype.size();
         let row = (self.problem.columns * size) as u64;

@@ -1,8 +1,8 @@
-// A norm of rows. History: a row in registers reads memory once. A block of many threads for each row
-// reached 65 to 85% of a copy's speed: it waited for its sums with no loads in flight, and read weights again. Then
-// blocks are persistent, hold their weights, and load the next row before they sum up one. 16-bit rows were still
-// slow, at 60 to 75%: bounds checks of each element were most of the instructions, and the words of the next row
-// were split right after its loads were issued, which waits for them.
+// A norm of rows. History: rows in registers read memory once. A block of many threads per row reached 65 to 85% of a
+// copy's speed: it waited for its reductions with no loads in flight, and read the weights for every row. Then blocks
+// became persistent, hold their weights, and load the next row before they reduce the current one. 16-bit rows were
+// still slow, at 60 to 75%: bounds checks of single elements were most of the instructions, and the words of the next
+// row were split right after its loads were issued, which waits for them.
 
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) norm_forward(Params p) {
     Weights of(p);

@@ -9,18 +9,18 @@
 //! layer_norm_gelu  y = gelu(w x^ + b)
 //! ```
 //!
-//! They are one computation: `x^ = (x - mean) r`, `z = w x^ + b`, `y = f(z)`, where the root mean square has
-//! no mean and no `b`, and only GELU is an `f`. Given `dy`, with `u = w dy f'(z)`:
+//! All three are one computation: `x^ = (x - mean) r`, `z = w x^ + b`, `y = f(z)`, where the root mean square has no
+//! mean and no `b`, and `f` is GELU or the identity. Given `dy`, with `u = w dy f'(z)`:
 //!
 //! ```text
 //! dx = r (u - mean(u) - t (x - mean) mean(u x^))       mean(u) only where there is a mean
 //! dw = sum dy f'(z) x^        db = sum dy f'(z)        sums over all rows
 //! ```
 //!
-//! where `t` is `r`, but with eps outside `1 / sqrt(mean(x^2))`, or 0 where that is infinite. Storage is
-//! f32, f64, bf16 or f16; `w`, `b`, `mean`, `rstd` and the arithmetic are f32 (f64 for f64), and results are
-//! rounded once. Squares are scaled by a power of two near `1 / sqrt(D)`, so that numbers up to 1e18 do not
-//! overflow f32. All sums are done in an order that depends on the sizes alone (on a GPU, on it too).
+//! where `t` is `r`; with eps outside it is `1 / sqrt(mean(x^2))`, or 0 where that is infinite. Storage is f32, f64,
+//! bf16 or f16; `w`, `b`, `mean`, `rstd` and the arithmetic are f32 (f64 for f64), and results are rounded once.
+//! Squares are scaled by a power of two near `1 / sqrt(D)`, so that numbers up to 1e18 do not overflow f32. The order
+//! of all sums depends on the sizes alone (on a GPU, also on the GPU).
 
 pub mod add;
 pub(crate) mod cpu;
@@ -35,14 +35,14 @@ use crate::tensor::Spec;
 use crate::{options, shared_options};
 use serde::{Deserialize, Serialize};
 
-/// Where `eps` goes in the root mean square.
+/// Where `eps` is added in the root mean square.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EpsMode {
     /// Under the root.
     #[default]
     Inside,
-    /// Beside the root.
+    /// To the root.
     Outside,
 }
 
@@ -106,13 +106,13 @@ pub struct Problem {
     pub x: Spec,
     /// How many rows `x` has: all its axes but the last.
     pub rows: usize,
-    /// How long they are, `D` in the shapes.
+    /// The length of a row, `D` in the shapes.
     pub columns: usize,
-    /// Whether the mean is taken away.
+    /// Whether the mean is subtracted.
     pub centered: bool,
-    /// What keeps the divisor from 0.
+    /// The term that keeps the divisor from 0.
     pub eps: f64,
-    /// Where it goes.
+    /// Where `eps` is added.
     pub eps_mode: EpsMode,
     /// The activation applied to the result.
     pub activation: Option<Activation>,
@@ -132,17 +132,18 @@ impl Problem {
     }
 }
 
-/// For rows of that length: a power of two near `1 / sqrt(D)`, and what makes a sum of squares of numbers times it a mean.
+/// The scale of numbers before they are squared, a power of two near `1 / sqrt(D)`, and the factor that makes a sum of
+/// such squares the mean square, for rows of `columns` numbers.
 pub(crate) fn scales(columns: usize) -> (f64, f64) {
     let columns = columns.max(1) as f64;
     let scale = (-0.5 * columns.log2()).round().exp2();
     (scale, 1.0 / (columns * scale * scale))
 }
 
-/// What else to say of a wrong shape.
+/// The hint in errors about shapes.
 pub(crate) const HINT: &str = "Rows are normalised over the last axis of x";
 
-/// What all three do where they run.
+/// Implements [`Differentiable`] for a norm.
 macro_rules! norm {
     ($op:ident, $backward:literal, $given:expr) => {
         impl Differentiable for $op {
@@ -154,7 +155,7 @@ macro_rules! norm {
     };
 }
 
-/// The part of [`Op`] that is the same in all three.
+/// The items of [`Op`] that all norms share.
 macro_rules! forward {
     () => {
         const HINT: &'static str = HINT;

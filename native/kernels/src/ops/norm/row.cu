@@ -1,9 +1,10 @@
-// A pack's bytes as words: the compiler would split 16-bit numbers right after the load, and so wait for it.
+// A pack's bytes as words. From 16-bit elements the compiler would split words right after the load, and so wait for
+// it.
 template <int BYTES> struct alignas(BYTES) Words { unsigned of[BYTES / 4]; };
 template <> struct alignas(2) Words<2> { unsigned short of[1]; };
 typedef Words<sizeof(Pack)> PackWords;
 
-// A row of a tensor; past its end and past the last row there are zeros.
+// A row of a tensor; zeros past its end and past the last row.
 struct Row {
     const STORAGE* from;
     bool there;

@@ -1,5 +1,5 @@
-// The sums over all slots of the gradient of a norm: dw of the first row of blocks, db of the second; the same
-// order each time. A block has COLUMNS columns, one transaction of memory, and SLOTS slots at a time.
+// The sums over all slots of the gradient of a norm, always in one order: dw if the y index of a block is 0, db if it
+// is 1. A block has COLUMNS columns, one memory transaction, and adds SLOTS slots at a time.
 
 constexpr int SLOTS = THREADS / COLUMNS;
 

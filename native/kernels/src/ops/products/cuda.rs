@@ -12,10 +12,10 @@ pub trait Route<P, T> {
     fn launch(&self, problem: &P, tensors: &T, lane: &Lane) -> Result<()>;
 }
 
-/// Plans a route; `None` where it is not possible, or another one is faster.
+/// Plans a route; `None` if it is not possible, or another one is faster.
 pub type Planner<P, T> = fn(&P, &T, &Lane) -> Result<Option<Box<dyn Route<P, T>>>>;
 
-/// Queues the product by the first route that has a plan. The last one always has.
+/// Queues the product by the first route that has a plan; the last one always has.
 pub fn launch_first<P, T>(routes: &[Planner<P, T>], problem: &P, tensors: &T, lane: &Lane) -> Result<()> {
     for plan in routes {
         if let Some(route) = plan(problem, tensors, lane)? {
@@ -52,8 +52,8 @@ pub fn constants(variants: &[impl Debug]) -> String {
     defined.collect::<Vec<_>>().join(" ")
 }
 
-/// The constants that a kernel with `teams.cu` is compiled with: eights of rows of x, teams of warps side by side and in
-/// turn, and stages in shared memory.
+/// The constants that a kernel with `teams.cu` is compiled with: eights of rows of x, teams of warps side by side and
+/// in turn, and stages in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Teams {
     pub eights: usize,
@@ -73,9 +73,8 @@ pub struct Sizes {
 }
 
 impl Teams {
-    /// Teams, `sides` of them side by side, where `split` blocks share a tile. They get the most stages that fit,
-    /// up to `most` for a block's number of pieces. `bytes` tells what a stage takes in shared memory, and what
-    /// everything else does.
+    /// Teams, `sides` of them side by side, where `split` blocks share a tile. They get the most stages that fit, up to
+    /// `most` for a block's number of pieces. `bytes` gives the shared memory of a stage, and of everything else.
     pub fn planned(
         sizes: Sizes,
         [sides, split]: [usize; 2],

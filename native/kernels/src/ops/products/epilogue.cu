@@ -1,4 +1,4 @@
-// The end of all products with compressed weights: a bias, the activation FN and one rounding.
+// The epilogue of all products with compressed weights: a bias, the activation FN and one rounding.
 
 __device__ __forceinline__ STORAGE finished(REAL sum) {
     STORAGE y;
@@ -6,7 +6,7 @@ __device__ __forceinline__ STORAGE finished(REAL sum) {
     return y;
 }
 
-// With the bias of an output, unless `b` is null.
+// Applies the epilogue to a sum; there is no bias if `b` is null.
 __device__ __forceinline__ STORAGE finished(float sum, const float* b, i64 output) {
     return finished(b ? sum + b[output] : sum);
 }

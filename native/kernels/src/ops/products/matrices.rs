@@ -1,4 +1,4 @@
-//! Dense layers whose matrices are floats or quantized.
+//! Dense layers whose matrices may be quantized.
 
 use crate::cpu::Exec;
 use crate::error::Result;
@@ -20,11 +20,11 @@ use std::ops::Range;
 pub struct Dense<T> {
     /// `(O, I)`.
     pub w: Matrix<T>,
-    /// `(O)`, of the type of the arithmetic where the matrix is quantized.
+    /// `(O)`; in the type of the arithmetic if the matrix is quantized.
     pub b: Option<T>,
 }
 
-/// A matrix `(O, I)` as it is stored.
+/// A matrix `(O, I)` in one of the stored forms.
 #[derive(Clone)]
 pub enum Matrix<T> {
     /// `(O, I)`.
@@ -41,7 +41,7 @@ impl<T> Dense<T> {
         Dense { w: self.w.as_ref(), b: self.b.as_ref() }
     }
 
-    /// Applies `f` to each tensor; fails with its first error.
+    /// Applies `f` to each tensor; stops at the first error.
     pub fn try_map<U>(self, f: impl Fn(T) -> Result<U>) -> Result<Dense<U>> {
         Ok(Dense { w: self.w.try_map(&f)?, b: self.b.map(&f).transpose()? })
     }
@@ -54,7 +54,7 @@ impl<T> From<Matrix<T>> for Dense<T> {
 }
 
 impl<T> Matrix<T> {
-    /// How it is quantized, if it is.
+    /// Its quantization, or `None` for floats.
     pub fn quantization(&self) -> Option<Quantization> {
         match self {
             Matrix::Float(_) => None,
@@ -63,7 +63,7 @@ impl<T> Matrix<T> {
         }
     }
 
-    /// Its floats, unless it is quantized.
+    /// Its tensor of floats, or `None` if it is quantized.
     pub fn float(self) -> Option<T> {
         match self {
             Matrix::Float(w) => Some(w),
@@ -71,7 +71,7 @@ impl<T> Matrix<T> {
         }
     }
 
-    /// Its tensors by the names that they have where the matrix is called `name`.
+    /// Its tensors, under the names that they have for a matrix named `name`.
     pub fn parts(self, name: &str) -> Vec<(String, T)> {
         let names = self.quantization().map_or_else(|| vec![name.to_string()], |how| how.names(name));
         let parts = match self {
@@ -90,7 +90,7 @@ impl<T> Matrix<T> {
         }
     }
 
-    /// Applies `f` to each tensor; fails with its first error.
+    /// Applies `f` to each tensor; stops at the first error.
     pub fn try_map<U>(self, f: impl Fn(T) -> Result<U>) -> Result<Matrix<U>> {
         Ok(match self {
             Matrix::Float(w) => Matrix::Float(f(w)?),
@@ -100,17 +100,17 @@ impl<T> Matrix<T> {
     }
 }
 
-/// How a matrix is quantized.
+/// A quantization of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantization {
-    /// In blocks.
+    /// To blocks of this format.
     Blocks(Format),
     /// To signs and a scale for each row.
     Ternary,
 }
 
 impl Quantization {
-    /// The name of it in options.
+    /// Its name in options.
     pub fn name(self) -> &'static str {
         match self {
             Quantization::Blocks(format) => format.name(),
@@ -118,17 +118,17 @@ impl Quantization {
         }
     }
 
-    /// All of them.
+    /// All quantizations.
     pub fn all() -> impl Iterator<Item = Quantization> {
         Format::ALL.into_iter().map(Quantization::Blocks).chain([Quantization::Ternary])
     }
 
-    /// The one of that name.
+    /// The quantization of that name.
     pub fn from_name(name: &str) -> Option<Quantization> {
         Quantization::all().find(|quantization| quantization.name() == name)
     }
 
-    /// The names of the tensors of a matrix of that name.
+    /// The names of the tensors of a quantized matrix named `matrix`.
     pub fn names(self, matrix: &str) -> Vec<String> {
         match self {
             Quantization::Blocks(format) => vec![format!("{matrix}.{}", format.name())],
@@ -136,12 +136,12 @@ impl Quantization {
         }
     }
 
-    /// Whether the rows of a matrix can be quantized in this way.
+    /// Whether the rows of a matrix can be quantized like this.
     pub fn fits(self, matrix: &Spec) -> bool {
         self == Quantization::Ternary || matrix.shape.last().is_some_and(|columns| columns.is_multiple_of(BLOCK))
     }
 
-    /// A matrix of floats, quantized.
+    /// Quantizes a matrix of floats.
     pub fn of(self, matrix: &View, exec: &Exec) -> Result<Matrix<Owned>> {
         Ok(match self {
             Quantization::Blocks(format) => Matrix::Blocks(format, in_blocks(format, matrix, exec)?),
@@ -150,7 +150,7 @@ impl Quantization {
     }
 }
 
-/// The floats that a matrix with rows of `n` stands for; in f32 if it is quantized.
+/// The floats of a matrix with rows of `n` numbers; f32 if it is quantized.
 pub fn floats(matrix: &Matrix<View>, n: usize) -> Result<Owned> {
     let exec = &Exec::default();
     match *matrix {
@@ -165,12 +165,12 @@ pub fn floats(matrix: &Matrix<View>, n: usize) -> Result<Owned> {
     }
 }
 
-/// Those rows of a dense layer.
+/// A range of rows of a dense layer: those of its matrix and of its bias.
 pub fn rows<'s, 'a: 's, P: Place>(of: &Dense<P::View<'a>>, range: Range<usize>) -> Result<Dense<P::View<'s>>> {
     of.as_ref().try_map(|tensor| P::rows(tensor, range.clone()))
 }
 
-/// `y = x w^T + b`. With a quantized matrix rows of `x` are quantized to 8 bits.
+/// `y = x w^T + b`. With a quantized matrix the rows of `x` are quantized to 8 bits.
 pub fn multiply<'s, 'a: 's, P: Place>(
     place: &P,
     x: P::View<'s>,
@@ -201,20 +201,20 @@ pub fn multiply<'s, 'a: 's, P: Place>(
     }
 }
 
-/// The blocks of a matrix.
+/// Quantizes a matrix to blocks.
 fn in_blocks(format: Format, matrix: &View, exec: &Exec) -> Result<Owned> {
     let options = QuantizeOptions { format, ..Default::default() };
     of_wide::<Quantize>(&options, "x", matrix, exec)?.expect("q")
 }
 
-/// The planes of a matrix, with a scale for each row.
+/// Quantizes a matrix to planes, with a scale for each row.
 fn in_planes(matrix: &View, exec: &Exec) -> Result<Matrix<Owned>> {
     let options = rules::Options { per_row: true, ..Default::default() };
     let mut parts = of_wide::<QuantizeTernary>(&options, "w", matrix, exec)?;
     Ok(Matrix::Ternary([parts.expect("plane0")?, parts.expect("plane1")?], parts.expect("scale")?))
 }
 
-/// The output of an op on the CPU for a matrix in f32.
+/// The output of an op on the CPU, for a matrix that is first converted to f32.
 fn of_wide<O: Op>(options: &O::Options, name: &'static str, matrix: &View, exec: &Exec) -> Result<Named<Owned>> {
     let wide = matrix.cast(DType::F32);
     run::<O>(options, &[(name, wide.view())].into_iter().collect(), exec)

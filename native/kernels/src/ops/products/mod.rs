@@ -14,7 +14,7 @@ crate::shared_options! {
     }
 }
 
-/// Calls `$body` with the Rust type of `$dtype`, one of those computed in f32, as `$type`.
+/// Calls `$body` with the Rust type of `$dtype` as `$type`, for the types with f32 arithmetic.
 macro_rules! with_type_in_f32 {
     ($dtype:expr, $type:ident => $body:expr) => {
         match $dtype {
@@ -35,8 +35,8 @@ macro_rules! with_type_in_f32 {
 }
 use with_type_in_f32;
 
-/// Outputs of a task where `threads` threads share `outputs`: whole multiples of `unit`, in about eight tasks a thread.
-/// Larger tasks read memory longer without a break.
+/// Outputs per task if `threads` threads share `outputs`: a multiple of `unit`, for about eight tasks per thread.
+/// Larger tasks read longer contiguous pieces of memory.
 fn outputs_per_task(outputs: usize, threads: usize, unit: usize) -> usize {
     const TURNS: usize = 8;
     (outputs / (threads * TURNS)).next_multiple_of(unit).max(unit)

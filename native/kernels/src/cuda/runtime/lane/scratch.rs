@@ -1,11 +1,11 @@
-//! The memory that a lane's ops and products take turns in.
+//! Scratch memory of a lane, which its ops use in turn.
 
 use super::Clock;
 use crate::cuda::runtime::device::Device;
 use crate::error::Result;
 use cudarc::driver::sys;
 
-/// Memory that is taken and given back in the order of one lane's work.
+/// Memory that is allocated and freed in the order of one lane's stream.
 #[derive(Default)]
 pub(super) struct Scratch {
     address: sys::CUdeviceptr,

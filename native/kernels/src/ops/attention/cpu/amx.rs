@@ -1,9 +1,9 @@
-//! Products of tiles by AMX, for tensors in bf16. A factor that comes from a tensor is exact in bf16. One that was
-//! computed, such as weights, is split into two numbers of bf16, so that 2^-16 of a value is lost at most.
+//! Products of tiles by AMX, for tensors in bf16. A factor that comes from a tensor is exact in bf16. A computed one,
+//! such as weights, is split into the sum of two bf16 numbers, so that at most 2^-16 of a value is lost.
 //!
 //! With 64 queries, 64 keys and a width of 64, a product takes 32 or 64 products of tiles, 0.2 or 0.4 us. In f32 by
-//! vectors it takes 2.9 us. Packing takes about as long as multiplying. So keys and values of the forward pass are packed
-//! once for all queries, and queries once for all keys.
+//! vectors it takes 2.9 us. Packing takes about as long as multiplying. So keys and values of the forward pass are
+//! packed once for all queries, and queries once for all keys.
 
 // Every `unsafe` here is an intrinsic or a tile, sound where this is called: on CPUs with AMX, which has AVX-512.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -26,8 +26,8 @@ use std::cell::RefCell;
 /// Numbers of the inner dimension in a row of a tile.
 const STEP: usize = 2 * SIDE;
 
-/// A factor in tiles: sixteen lines after sixteen lines, step after step. A split factor has the upper parts of all
-/// steps of its lines first, then the lower ones.
+/// A packed factor: groups of sixteen lines, step by step along the inner dimension. A split factor has the upper parts
+/// of all steps of a group first, then the lower parts.
 pub struct Packed {
     tiles: Aligned<u8>,
     steps: usize,
@@ -36,11 +36,12 @@ pub struct Packed {
 }
 
 thread_local! {
-    /// Both factors of a product.
+    /// Workspace for both factors of a product.
     static ROOM: RefCell<[Packed; 2]> = const { RefCell::new([Packed::new(), Packed::new()]) };
 }
 
-/// Computes a product, unless a factor is not finite: the parts of split numbers would not add up then.
+/// Computes a product and returns true, unless a factor is not finite: the parts of split numbers would not add up
+/// then.
 pub fn run(product: &mut Product<f32>) -> bool {
     let Product { rows, depth, width, computed, packed: [of_left, of_right], .. } = *product;
     ROOM.with_borrow_mut(|[left, right]| {
@@ -95,7 +96,7 @@ unsafe fn multiply(product: &mut Product<f32>, left: &Packed, right: &Packed) {
     }
 }
 
-/// Multiplies the columns by their factors.
+/// Multiplies the product's columns by their factors.
 #[inline(always)]
 fn scale(product: &mut Product<f32>, factors: &[f32]) {
     for row in product.to.0.chunks_mut(product.to.1).take(product.rows) {
@@ -105,7 +106,8 @@ fn scale(product: &mut Product<f32>, factors: &[f32]) {
     }
 }
 
-/// Keys, and columns of values, of all heads as left factors, [`KEYS`] keys in each, if products are by AMX.
+/// Keys, and columns of values, of all heads as packed left factors of [`KEYS`] keys each; `None` where products are
+/// not by AMX.
 pub fn pack_all<S: Storage>(given: &Given<S>) -> Result<Option<[Vec<Packed>; 2]>> {
     let Problem { width, value_width, .. } = *given.problem;
     if given.exec.level != Level::Amx || S::DTYPE != DType::Bf16 {
@@ -119,7 +121,7 @@ pub fn pack_all<S: Storage>(given: &Given<S>) -> Result<Option<[Vec<Packed>; 2]>
     given.dense.as_ref().map(pack).transpose()
 }
 
-/// The left factors of all heads.
+/// Packs the left factors of all heads.
 fn pack_heads<'a, S: Storage>(
     given: &Given<S>,
     of: impl Fn(usize, usize) -> Left<'a, S::Wide> + Send + Sync,
@@ -133,7 +135,7 @@ fn pack_heads<'a, S: Storage>(
         for i in range {
             let first = i % each * KEYS;
             let Left { values, down, along } = of(i / each, first);
-            // SAFETY: every factor is packed once.
+            // SAFETY: each factor is packed by one task.
             let to = unsafe { &mut to.part(i, 1)[0] };
             let left = Left { values: bytemuck::cast_slice(values), down, along };
             to.fill(left, dims(KEYS.min(keys - first)), false, Order::Lines);
@@ -142,7 +144,7 @@ fn pack_heads<'a, S: Storage>(
     Ok(all)
 }
 
-/// Columns of a right factor in tiles, in the room of earlier ones.
+/// Packs columns as a right factor, reusing the memory of an earlier one.
 pub fn pack_columns<E: Real>(
     room: Option<Packed>,
     (values, along): (&[E], usize),
@@ -155,7 +157,7 @@ pub fn pack_columns<E: Real>(
 }
 
 impl Packed {
-    /// Nothing yet.
+    /// An empty factor.
     const fn new() -> Self {
         Packed { tiles: Aligned::none(), steps: 0, parts: 1, is_finite: true }
     }
@@ -167,7 +169,7 @@ impl Packed {
             self.tiles = Aligned::new(bytes);
         }
         let (of, to) = (Factor { of, lines, depth, split }, &mut self.tiles[..bytes]);
-        // SAFETY: only products by AMX come here, and the product has checked that all lines are there.
+        // SAFETY: only products by AMX get here, and the product has checked that its slices hold all lines.
         self.is_finite = unsafe {
             match (of.of.along == 1, order) {
                 (true, Order::Lines) => of.pack::<true, false>(to),
@@ -178,7 +180,7 @@ impl Packed {
         };
     }
 
-    /// The tiles of sixteen lines, or their lower parts; past the last lines, where nothing is read, none.
+    /// The tiles of sixteen lines, or of their lower parts; empty past the last lines, where nothing is read.
     #[inline(always)]
     fn panel(&self, at: usize, part: usize) -> Source {
         let first = (at * self.parts + part % self.parts) * self.steps * TILE;
@@ -186,21 +188,21 @@ impl Packed {
     }
 }
 
-/// A factor as lines of the inner dimension.
+/// A factor to pack, as lines along the inner dimension.
 struct Factor<'a> {
     of: Left<'a, f32>,
     lines: usize,
     depth: usize,
-    /// Whether the lower parts of numbers are packed, too.
+    /// Whether the lower parts of numbers are packed too.
     split: bool,
 }
 
 impl Factor<'_> {
-    /// Packs lines that are contiguous, or neighbours; tiles that are not in the wanted order are turned. Returns whether
-    /// all numbers are finite.
+    /// Packs lines, which are contiguous or else adjacent element by element, and with TURN transposes tiles into the
+    /// wanted order. Returns whether all numbers are finite.
     ///
     /// # Safety
-    /// The CPU must have AVX-512, and all lines must be there.
+    /// The CPU must have AVX-512, and all lines must be readable.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn pack<const CONTIGUOUS: bool, const TURN: bool>(&self, to: &mut [u8]) -> bool {
         let once = self.depth.div_ceil(STEP) * TILE;
@@ -222,8 +224,8 @@ impl Factor<'_> {
         _mm512_reduce_max_epu32(largest) < INFINITE
     }
 
-    /// Writes a step of sixteen lines, and where numbers are split their lower parts `once` bytes later. `largest` gets the
-    /// largest magnitudes, as bits without the sign.
+    /// Writes one step of sixteen lines, and `once` bytes later their lower parts, if split. `largest` is updated with
+    /// the largest magnitudes, as bits without the sign.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn tile<const CONTIGUOUS: bool, const TURN: bool, const WHOLE: bool>(
         &self,
@@ -264,7 +266,7 @@ impl Factor<'_> {
         write(&tile, &mut to[once..][..TILE]);
     }
 
-    /// What makes a row of a tile: two halves of a line, or two numbers of all lines. Padding is 0.
+    /// The two vectors that make up a row of a tile: halves of one line, or two numbers of all lines. Padding is 0.
     #[inline(always)]
     unsafe fn couple<const CONTIGUOUS: bool, const WHOLE: bool>(
         &self,
@@ -288,13 +290,13 @@ impl Factor<'_> {
 
 const UPPER: i32 = 0xffff_0000_u32 as i32;
 
-/// Numbers rounded to bf16, towards 0.
+/// Rounds to bf16, towards 0.
 #[inline(always)]
 unsafe fn upper(of: F32x16) -> F32x16 {
     unsafe { F32x16(_mm512_and_ps(of.0, _mm512_castsi512_ps(_mm512_set1_epi32(UPPER)))) }
 }
 
-/// The upper halves of two vectors, one after the other.
+/// The upper halves of two vectors' words, the first vector's before the second's.
 #[inline(always)]
 unsafe fn joined([first, second]: [F32x16; 2]) -> F32x16 {
     const ODD: [u16; 32] = {
@@ -313,7 +315,7 @@ unsafe fn joined([first, second]: [F32x16; 2]) -> F32x16 {
     }
 }
 
-/// The upper halves of two vectors, side by side in each word.
+/// The upper halves of two vectors' words, interleaved.
 #[inline(always)]
 unsafe fn interleaved([low, high]: [F32x16; 2]) -> F32x16 {
     unsafe {

@@ -1,10 +1,10 @@
-//! `dq`, `dk` and `dv`, a stretch of keys at a time.
+//! `dq`, `dk` and `dv`, by stretches of [`STRETCH`] keys.
 //!
-//! Weights are recomputed from `lse`, a tile at a time, and used at once for all three. Sums for the keys of a
-//! stretch stay in the second-level cache while all queries go by; sums for queries are added up stretch by
-//! stretch. So only heads of keys can be divided among threads. Where those are too few, the sums for keys and
-//! those for queries are computed separately, which takes seven products in place of five. The order of the sums
-//! is the same, and so are the bits.
+//! Weights are recomputed from `lse`, a tile at a time, and used at once for all three gradients. The sums for the keys
+//! of a stretch stay in the second-level cache while the loop goes through all queries; the sums for queries are
+//! accumulated over stretches. So only key heads can be divided among threads. Where those are too few, the sums for
+//! keys and for queries are computed in separate passes, which takes seven products in place of five. Both ways add in
+//! one order, and so give equal bits.
 
 use super::gradient::{Backward, Block, Tiles};
 use super::product::{Care, Computed, Left, Product, Then};
@@ -19,7 +19,7 @@ use crate::ops::attention::{Problem, Strides};
 use crate::tensor::{Element, View, ViewMut};
 use std::ops::Range;
 
-/// Keys in a stretch: with usual widths they and their sums fit in the second-level cache.
+/// Keys per stretch: with usual widths they and their sums fit in the second-level cache.
 pub const STRETCH: usize = 512;
 
 /// Computes the gradient.
@@ -39,7 +39,7 @@ pub fn backward<'a, S: Storage>(
     })
 }
 
-/// Where the sums go.
+/// The outputs, with the inputs of their sums.
 struct Sums<'s, 'a, S: Storage> {
     given: &'s Backward<'a, S>,
     dq: Shared<'s, S::Wide>,
@@ -58,9 +58,9 @@ struct Which {
 struct Scratch<E> {
     block: Block<E>,
     tiles: Tiles<E>,
-    /// Columns.
+    /// `dq`, with a query per column.
     dq: Aligned<E>,
-    /// Rows of a stretch, and how far it is from one to the next.
+    /// `dk` of a stretch, with a key per row, and its row stride.
     dk: (Aligned<E>, usize),
     dv: (Aligned<E>, usize),
 }
@@ -81,7 +81,7 @@ impl<S: Storage> Sums<'_, '_, S> {
         let Problem { batch, heads, key_heads, queries, keys, .. } = *self.given.given.problem;
         let threads = self.given.given.exec.threads;
         let (stretches, blocks) = (keys.div_ceil(STRETCH).max(1), queries.div_ceil(QUERIES));
-        // Five products for each thread's share of heads, or seven shared by all threads.
+        // Five products with the heads divided among threads, or seven with all work divided among them.
         if (batch * key_heads).next_multiple_of(threads) * 5 <= batch * key_heads * 7 {
             let both = Which { queries: true, keys: true };
             return self.each(batch * key_heads, |i, scratch| {
@@ -108,7 +108,7 @@ impl<S: Storage> Sums<'_, '_, S> {
         })
     }
 
-    /// A stretch of a head of keys: all queries of all heads that read it.
+    /// A stretch of one key head: all queries of all heads that read it.
     fn stretch(&self, of: (usize, usize), stretch: usize, which: Which, scratch: &mut Scratch<S::Wide>) {
         let Problem { heads, key_heads, queries, keys, .. } = *self.given.given.problem;
         scratch.dk.0.fill(S::Wide::from_f64(0.0));
@@ -117,7 +117,7 @@ impl<S: Storage> Sums<'_, '_, S> {
         for head in of.1 * together..(of.1 + 1) * together {
             for block in 0..queries.div_ceil(QUERIES) {
                 let queries = range(block, QUERIES, queries);
-                // The first stretch writes every row of dq, others add to what they see.
+                // The first stretch writes every row of dq; later ones only add to rows that attend to their keys.
                 if stretch == 0 || self.given.given.problem.visible(queries.end - 1) > stretch * STRETCH {
                     self.given.load((of.0, head), queries, &mut scratch.block);
                     self.block((of.0, head), stretch, which, scratch);
@@ -129,7 +129,7 @@ impl<S: Storage> Sums<'_, '_, S> {
         }
     }
 
-    /// The loaded block of a head of queries with a stretch of keys.
+    /// The loaded block of queries with a stretch of keys.
     fn block(&self, of: (usize, usize), stretch: usize, which: Which, scratch: &mut Scratch<S::Wide>) {
         let Problem { width, keys, .. } = *self.given.given.problem;
         let visible = self.given.given.problem.visible(scratch.block.queries.end - 1);
@@ -149,7 +149,7 @@ impl<S: Storage> Sums<'_, '_, S> {
         }
     }
 
-    /// Adds a tile to all sums.
+    /// Adds the contributions of a tile to all sums.
     fn add(
         &self,
         of: (usize, usize),
@@ -212,12 +212,12 @@ impl<S: Storage> Sums<'_, '_, S> {
     }
 }
 
-/// Number `i` of the ranges of `size` that `all` falls into.
+/// Range `i` of the ranges of `size` elements that partition `all`.
 pub fn range(i: usize, size: usize, all: usize) -> Range<usize> {
     i * size..all.min((i + 1) * size)
 }
 
-/// Writes columns of `dq` as rows, or adds them to its contents.
+/// Writes columns of `dq` as rows, or adds them to the output.
 struct WriteQueries<'s, E> {
     from: (&'s [E], usize),
     width: usize,
@@ -242,7 +242,7 @@ impl<E: Real> Work<E> for WriteQueries<'_, E> {
                 let queries = V::LANES.min(self.queries.len() - i);
                 unrolled!(lane < queries, {
                     let at = self.strides.at(self.of.0, self.of.1, self.queries.start + i + lane);
-                    // SAFETY: at any time one thread alone has the queries of a head.
+                    // SAFETY: only one thread at a time works on the queries of a head.
                     let to = unsafe { self.to.part(at + d, V::LANES.min(self.width - d)) };
                     let before = if self.add { V::load_partial(to) } else { V::zero() };
                     before.add(rows[lane]).store_partial(to);

@@ -1,7 +1,7 @@
-//! `dbias`: cotangents of scores, summed over the axes that the bias is repeated on.
+//! `dbias`: cotangents of scores, summed over the axes along which the bias is broadcast.
 //!
-//! This is a pass of its own, which computes the scores again. A piece of work is a part of the bias. It sums
-//! everything that falls on that part in one order, whichever thread runs it.
+//! This is a separate pass, which recomputes the scores. A task owns a part of the bias and sums everything that
+//! contributes to it, in an order that does not depend on the thread.
 
 use super::backward::{STRETCH, range};
 use super::gradient::{Backward, Block, Tiles};
@@ -21,7 +21,7 @@ pub fn gradient<S: Storage>(given: &Backward<S>, dbias: &mut [S::Wide]) -> Resul
     dbias.fill(S::Wide::from_f64(0.0));
     let sums = Sums { given, strides, dbias: Shared::new(dbias) };
     let all = [batch, heads, queries.div_ceil(QUERIES), keys.div_ceil(STRETCH)];
-    // A broadcast axis is one piece of work; any other is a piece for each of its parts.
+    // A broadcast axis is not divided; any other axis is divided into its parts.
     let pieces: [usize; 4] = std::array::from_fn(|axis| if strides[axis] == 0 { 1 } else { all[axis] });
     each_range(given.given.exec.threads, pieces.iter().product(), |range| {
         let (mut block, mut tiles) = (Block::new(&given.given), Tiles::new());
@@ -44,7 +44,7 @@ struct Sums<'s, 'a, S: Storage> {
 }
 
 impl<S: Storage> Sums<'_, '_, S> {
-    /// Ranges of batches, heads, blocks of queries and stretches of keys.
+    /// Sums over ranges of batches, heads, blocks of queries and stretches of keys.
     fn piece(&self, parts: [Range<usize>; 4], block: &mut Block<S::Wide>, tiles: &mut Tiles<S::Wide>) {
         let [batches, heads, blocks, keys] = parts;
         for batch in batches {
@@ -57,7 +57,7 @@ impl<S: Storage> Sums<'_, '_, S> {
         }
     }
 
-    /// Adds the loaded block of a head with stretches of keys.
+    /// Adds the contributions of the loaded block of queries with stretches of keys.
     fn add_all(&self, of: (usize, usize), parts: Range<usize>, block: &mut Block<S::Wide>, tiles: &mut Tiles<S::Wide>) {
         let problem = self.given.given.problem;
         let visible = problem.visible(block.queries.end - 1);
@@ -80,9 +80,9 @@ impl<S: Storage> Sums<'_, '_, S> {
     }
 }
 
-/// Adds a tile to the bias' gradient.
+/// Adds a tile to the gradient of the bias.
 struct AddTile<'s, E> {
-    /// A row a key; columns without a query are 0.
+    /// The tile: a key per row; columns without a query are 0.
     from: (&'s [E], usize),
     queries: usize,
     keys: usize,

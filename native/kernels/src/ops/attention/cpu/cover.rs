@@ -1,53 +1,54 @@
-//! Terms added to the scores of a tile: the bias, and minus infinity where a key is hidden from a query.
+//! The cover of a tile of scores: the terms to be added to them, which are the bias, or minus infinity where a key is
+//! masked.
 
 use crate::cpu::vector::{MAX_LANES, transpose};
 use crate::cpu::{Real, Vector, Work};
 use crate::ops::attention::Repeated;
 use std::ops::Range;
 
-/// A tensor over all scores, some of whose axes are broadcast.
+/// A tensor over all scores, broadcast along some axes.
 #[derive(Clone, Copy)]
 pub struct Over<'a, T> {
-    /// Its elements from that of the batch and head on.
+    /// The elements from the given batch and head on.
     pub values: &'a [T],
-    /// From query to query.
+    /// Stride between queries.
     pub query: usize,
-    /// From key to key: 1, or 0 where it is broadcast.
+    /// Stride between keys: 1, or 0 if broadcast.
     pub key: usize,
 }
 
 impl<'a, T: Copy> Over<'a, T> {
-    /// That of a batch and a head.
+    /// The part of the tensor for a batch and a head.
     pub fn new(values: &'a [T], strides: Repeated, batch: usize, head: usize) -> Self {
         let [of_batch, of_head, query, key] = strides;
         Over { values: &values[batch * of_batch + head * of_head..], query, key }
     }
 
-    /// That of a query and a key.
+    /// The element of a query and a key.
     #[inline(always)]
     pub fn at(&self, query: usize, key: usize) -> T {
         self.values[query * self.query + key * self.key]
     }
 }
 
-/// Fills the cover of a tile: a row a key, a column a query.
+/// Computes the cover of a tile, with a key per row and a query per column.
 pub struct Cover<'a, E> {
     /// The bias.
     pub bias: Option<Over<'a, E>>,
-    /// Which keys are seen: not 0.
+    /// The mask: a key is visible where it is not 0.
     pub mask: Option<Over<'a, u8>>,
-    /// The position of the first query of all among the keys, if they see no later ones.
+    /// With a causal mask, the position of the first query among the keys.
     pub causal: Option<i64>,
     /// The tile's queries.
     pub queries: Range<usize>,
     /// The tile's keys.
     pub keys: Range<usize>,
-    /// The output, and its columns. Columns beyond the last query see no keys.
+    /// The output, and its number of columns. In columns beyond the last query all keys are masked.
     pub to: (&'a mut [E], usize),
 }
 
 impl<E: Real> Work<E> for Cover<'_, E> {
-    /// Whether any query sees any key.
+    /// Whether any key of the tile is visible to any query.
     type Output = bool;
 
     #[inline(always)]
@@ -62,20 +63,20 @@ impl<E: Real> Work<E> for Cover<'_, E> {
     }
 }
 
-/// 1, or 0 for minus infinity; NaN is a bias of something seen, and stays.
+/// 1 for a visible key, 0 for minus infinity. NaN is the bias of a visible key, and stays.
 #[inline(always)]
 fn is_seen<V: Vector>(cover: V) -> V {
     V::constant(1.0).where_less(V::constant(f64::NEG_INFINITY), cover, cover).max(V::zero())
 }
 
-/// A score with its cover added; minus infinity hides every score.
+/// Adds the cover to a score. Minus infinity masks every score, even NaN.
 #[inline(always)]
 pub fn covered<V: Vector>(score: V, cover: V) -> V {
     score.add(cover).where_less(V::constant(f64::NEG_INFINITY), cover, cover)
 }
 
 impl<E: Real> Cover<'_, E> {
-    /// Whether bias and mask are the same for all queries.
+    /// Whether bias and mask are broadcast along queries.
     #[inline(always)]
     fn is_alike(&self) -> bool {
         let of_bias = match &self.bias {
@@ -88,7 +89,7 @@ impl<E: Real> Cover<'_, E> {
         }
     }
 
-    /// Fills the rows of a vector's keys if bias and mask are the same for all queries.
+    /// Writes the rows of a vector of keys, where bias and mask are broadcast along queries.
     #[inline(always)]
     fn alike<V: Vector<Element = E>>(&mut self, key: usize) -> V {
         let row = self.row::<V>(self.queries.start, key).lanes();
@@ -103,7 +104,7 @@ impl<E: Real> Cover<'_, E> {
         seen
     }
 
-    /// Fills the rows of a vector's keys, a square at a time.
+    /// Writes the rows of a vector of keys, by transposing squares.
     #[inline(always)]
     fn squares<V: Vector<Element = E>>(&mut self, key: usize) -> V {
         let (mut seen, mut first) = (V::zero(), 0);
@@ -121,7 +122,7 @@ impl<E: Real> Cover<'_, E> {
         seen
     }
 
-    /// Bias and mask of a query for the keys from one of the tile's on.
+    /// Bias and mask of one query for a vector of keys, from a key of the tile on.
     #[inline(always)]
     fn row<V: Vector<Element = E>>(&self, query: usize, key: usize) -> V {
         let keys = self.keys.start + key..self.keys.end.min(self.keys.start + key + V::LANES);
@@ -144,14 +145,15 @@ impl<E: Real> Cover<'_, E> {
         row
     }
 
-    /// Writes the cover of a key for a vector of queries, minus infinity for queries before it. Returns
-    /// which queries see it.
+    /// Writes the cover of one key for a vector of queries, with the causal mask applied. Returns 1 for each query that
+    /// sees the key.
     #[inline(always)]
     fn put<V: Vector<Element = E>>(&mut self, first: usize, key: usize, cover: V) -> V {
         let cover = match self.causal {
             Some(offset) => {
                 let of_first = (self.queries.start + first) as i64;
-                // Lanes below this one are earlier queries; saturated where the numbers may not fit.
+                // Lanes below `hidden` are queries before the key. Subtractions saturate, since any i64 is a valid
+                // offset.
                 let hidden = ((self.keys.start + key) as i64).saturating_sub(offset).saturating_sub(of_first);
                 let hidden = V::constant(hidden.clamp(0, MAX_LANES as i64) as f64);
                 V::constant(f64::NEG_INFINITY).where_less(numbers(), hidden, cover)
@@ -163,14 +165,14 @@ impl<E: Real> Cover<'_, E> {
     }
 }
 
-/// The numbers of the lanes.
+/// The indices of the lanes.
 #[inline(always)]
 fn numbers<V: Vector>() -> V {
     const NUMBERS: [u8; MAX_LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
     V::load_u8(&NUMBERS)
 }
 
-/// Bytes as numbers; lanes past the end of the slice are zero.
+/// Loads bytes as numbers; lanes past the end of the slice are zero.
 #[inline(always)]
 fn load_bytes<V: Vector>(values: &[u8]) -> V {
     if values.len() >= V::LANES {

@@ -1,9 +1,9 @@
-//! Few queries over many keys, as in decoding: bound by memory, so keys and values are read once.
+//! Few queries over many keys, as in decoding: bound by memory bandwidth, so keys and values are read once.
 //!
-//! A piece of work is a stretch of a head's keys for all queries of all heads that read it. A tile of keys stays
-//! in the first-level cache while each query takes its dot products with them, by vectors along the width. Each
-//! stretch leaves weighted sums of values with their largest score and sum of weights, which are combined in
-//! order. How keys are cut depends on the sizes alone.
+//! A task takes a stretch of keys of one key head, for all queries of all heads that read it (split-K). A tile of keys
+//! stays in the first-level cache while each query takes its dot products with them, by vectors along the width. Each
+//! stretch yields weighted sums of values with their largest score and their sum of weights; these are combined in
+//! order. The division into stretches depends on the sizes alone.
 
 use super::cover::Over;
 use super::softmax::exp;
@@ -17,14 +17,14 @@ use crate::ops::attention::Problem;
 use crate::tensor::Element;
 use std::ops::Range;
 
-/// The fewest keys of a stretch: shorter ones would take longer to combine than to read.
+/// The fewest keys of a stretch: combining shorter ones would take longer than reading them.
 const SHORTEST: usize = 512;
 
-/// How many pieces of work there are where there are keys enough for them.
+/// The number of tasks, if there are enough keys for them.
 const PIECES: usize = 64;
 
-/// Whether this is faster than columns of queries, most of which would be empty: a query costs about a
-/// quarter of a vector of columns, if all is in the caches.
+/// Whether this is faster than columns of queries, most of which would be padding: a query costs about a quarter of a
+/// vector of columns, if everything is in the caches.
 pub fn is_faster<S: Storage>(given: &Given<S>) -> bool {
     let lanes = lanes::<S::Wide>(given.exec.level);
     lanes > 1 && (1..=(lanes / 5).max(1)).contains(&given.problem.queries)
@@ -35,7 +35,7 @@ pub fn forward<S: Storage>(given: &Given<S>, y: &mut [S], lse: &mut [S::Wide]) -
     let Problem { batch, heads, key_heads, queries, keys, value_width, .. } = *given.problem;
     let stretches = (PIECES / (batch * key_heads).max(1)).clamp(1, (keys / SHORTEST).max(1));
     let together = heads / key_heads * queries;
-    // For each piece and query: the sums, the largest score and the sum of weights.
+    // For each task and query: the sums, the largest score and the sum of weights.
     let stride = value_width + 2;
     let zero = S::Wide::from_f64(0.0);
     let mut partial = vec![zero; batch * key_heads * stretches * together * stride];
@@ -45,7 +45,7 @@ pub fn forward<S: Storage>(given: &Given<S>, y: &mut [S], lse: &mut [S::Wide]) -
         for i in range {
             let (of, stretch) = (i / stretches, i % stretches);
             let keys = stretch * keys / stretches..(stretch + 1) * keys / stretches;
-            // SAFETY: every piece has a part of its own.
+            // SAFETY: each task has a part of its own.
             let to = unsafe { parts.part(i * together * stride, together * stride) };
             let piece = Piece { given, of: (of / key_heads, of % key_heads), keys, q: &mut q, to, stride };
             S::Wide::dispatch(given.exec.level, piece);
@@ -60,13 +60,13 @@ pub fn forward<S: Storage>(given: &Given<S>, y: &mut [S], lse: &mut [S::Wide]) -
     })
 }
 
-/// A stretch of a head's keys.
+/// A task: one stretch of a key head's keys.
 struct Piece<'s, 'a, S: Storage> {
     given: &'s Given<'a, S>,
-    /// Batch and head of keys.
+    /// Batch and key head.
     of: (usize, usize),
     keys: Range<usize>,
-    /// Room for the queries.
+    /// Workspace for the queries.
     q: &'s mut [S::Wide],
     to: &'s mut [S::Wide],
     stride: usize,
@@ -97,14 +97,14 @@ impl<S: Storage> Work<S::Wide> for Piece<'_, '_, S> {
 }
 
 impl<S: Storage> Piece<'_, '_, S> {
-    /// The head of number `row` of the queries, and its place there.
+    /// The head of row `row` of the queries that share the key head, and its index in that head.
     #[inline(always)]
     fn query(&self, row: usize) -> (usize, usize) {
         let Problem { heads, key_heads, queries, .. } = *self.given.problem;
         (self.of.1 * (heads / key_heads) + row / queries, row % queries)
     }
 
-    /// Loads the queries, scaled and filled up with zeros.
+    /// Loads the queries, scaled and padded with zeros.
     #[inline(always)]
     fn load<V: Vector<Element = S::Wide>>(&mut self) {
         let Problem { width, scale, .. } = *self.given.problem;
@@ -120,7 +120,7 @@ impl<S: Storage> Piece<'_, '_, S> {
         }
     }
 
-    /// Adds a tile to the sums of a query.
+    /// Adds a tile of keys to the sums of one query.
     #[inline(always)]
     fn row<V: Vector<Element = S::Wide>>(&mut self, row: usize, tile: Range<usize>, k: Rows<S>, v: Rows<S>) {
         let Problem { width, value_width, .. } = *self.given.problem;
@@ -149,7 +149,7 @@ impl<S: Storage> Piece<'_, '_, S> {
         }
     }
 
-    /// Adds the bias to scores, and hides those that the mask hides.
+    /// Adds the bias to scores, and masks them.
     #[inline(always)]
     fn cover(&self, head: usize, query: usize, first: usize, scores: &mut [S::Wide]) {
         let Problem { bias, mask, .. } = *self.given.problem;
@@ -170,7 +170,7 @@ impl<S: Storage> Piece<'_, '_, S> {
     }
 }
 
-/// Scores of a query.
+/// The scores of one query.
 #[inline(always)]
 fn dots<V: Vector<Element = S::Wide>, S: Storage>(q: &[S::Wide], k: Rows<S>, scores: &mut [S::Wide]) {
     let mut key = 0;
@@ -193,7 +193,7 @@ fn dots<V: Vector<Element = S::Wide>, S: Storage>(q: &[S::Wide], k: Rows<S>, sco
     }
 }
 
-/// The sums of four vectors' lanes.
+/// The sums over the lanes of four vectors.
 #[inline(always)]
 fn four_sums<V: Vector>(vectors: [V; 4]) -> [V::Element; 4] {
     if V::LANES >= 4 {
@@ -202,8 +202,8 @@ fn four_sums<V: Vector>(vectors: [V; 4]) -> [V::Element; 4] {
     [vectors[0].sum(), vectors[1].sum(), vectors[2].sum(), vectors[3].sum()]
 }
 
-/// Turns scores into weights relative to the largest score so far. Returns the factor by which earlier weights
-/// shrink, and the sum of the new ones.
+/// Turns scores into weights relative to the largest score so far. Returns the factor by which earlier weights shrink,
+/// and the sum of the new ones.
 #[inline(always)]
 fn weigh<V: Vector>(scores: &mut [V::Element; KEYS], largest: &mut V::Element) -> (V::Element, V::Element)
 where
@@ -222,7 +222,7 @@ where
         now = Vector::max(now, most[lane]);
     }
     *largest = now;
-    // A query that has seen nothing yet has minus infinity, and minus infinity less itself would be NaN.
+    // Without a visible key so far the maximum is minus infinity, and minus infinity less itself would be NaN.
     let shift = if now.to_f64() == f64::NEG_INFINITY { V::zero() } else { V::splat(now) };
     let (mut sum, mut key) = (V::zero(), 0);
     while key < KEYS {
@@ -234,7 +234,7 @@ where
     (exp(V::splat(before).sub(shift)).lanes()[0], sum.sum())
 }
 
-/// Shrinks a query's sums and adds weighted values, for `N` vectors' columns or less at the end.
+/// Scales a query's sums and adds weighted values, for `N` vectors of columns, or fewer at the end.
 #[inline(always)]
 fn add<V: Vector<Element = S::Wide>, S: Storage, const N: usize>(
     weights: &[S::Wide],
@@ -248,7 +248,7 @@ fn add<V: Vector<Element = S::Wide>, S: Storage, const N: usize>(
         vectors[n] = V::load_partial(&sums[d + n * V::LANES..]).mul(V::splat(decay));
     });
     for key in 0..weights.len() {
-        // A hidden key has weight 0, and its value is skipped, since it may be NaN.
+        // A masked key has weight 0; its value is skipped, since it may be NaN.
         if weights[key].to_f64() == 0.0 {
             continue;
         }
@@ -291,7 +291,7 @@ impl<S: Storage> Work<S::Wide> for Join<'_, '_, S> {
 }
 
 impl<S: Storage> Join<'_, '_, S> {
-    /// A stretch's results for a query.
+    /// The partial results of a stretch for one query.
     #[inline(always)]
     fn part(&self, row: usize, stretch: usize) -> &[S::Wide] {
         let Problem { heads, key_heads, queries, .. } = *self.given.problem;
@@ -300,7 +300,7 @@ impl<S: Storage> Join<'_, '_, S> {
         &self.partial[(piece * together + row % together) * self.stride..][..self.stride]
     }
 
-    /// The largest score, and the sum of weights relative to it.
+    /// The largest score over all stretches, and the sum of weights relative to it.
     #[inline(always)]
     fn sum(&self, row: usize) -> (f64, f64) {
         let at = self.given.problem.value_width;
@@ -338,7 +338,7 @@ impl<S: Storage> Join<'_, '_, S> {
     }
 }
 
-/// What weights relative to one score are relative to the largest.
+/// The factor that rescales weights relative to one score to weights relative to the largest.
 #[inline(always)]
 fn share(score: f64, largest: f64) -> f64 {
     if score == f64::NEG_INFINITY { 0.0 } else { (score - largest).exp() }

@@ -37,17 +37,17 @@ pub fn forward<'a, S: Storage>(
 
 struct Forward<'a, S: Storage> {
     given: Given<'a, S>,
-    /// Keys, and columns of values, as left factors in tiles.
+    /// Keys, and columns of values, as packed left factors.
     packed: Option<[Vec<Packed>; 2]>,
     y: Shared<'a, S>,
     lse: Shared<'a, S::Wide>,
 }
 
-/// The workspace of a thread: matrices whose columns are queries.
+/// The workspace of a thread: matrices with a query per column.
 struct Scratch<E> {
     lanes: usize,
     q: Aligned<E>,
-    /// The queries in tiles, where keys are.
+    /// The packed queries, where keys are packed.
     q_tiles: Option<Packed>,
     scores: Aligned<E>,
     cover: Aligned<E>,
@@ -80,7 +80,7 @@ impl<E: Real> Scratch<E> {
 }
 
 impl<S: Storage> Forward<'_, S> {
-    /// Block `i`: the last blocks of a head come first, since causal queries see more keys there.
+    /// Block `i`. The last blocks of a head come first, since causal queries have the most keys there.
     fn block(&self, i: usize, scratch: &mut Scratch<S::Wide>) {
         let Problem { heads, queries, .. } = *self.given.problem;
         let each = queries.div_ceil(QUERIES);
@@ -174,7 +174,7 @@ impl<S: Storage> Forward<'_, S> {
     }
 }
 
-/// Divides results by their sums of weights and writes them as rows.
+/// Divides results by their sums of weights, and writes them as rows.
 struct Finish<'s, 'a, S: Storage> {
     y: (&'s [S::Wide], usize),
     sums: &'s [S::Wide],
@@ -193,7 +193,7 @@ impl<S: Storage> Work<S::Wide> for Finish<'_, '_, S> {
         let mut i = 0;
         while i < self.queries.len() {
             let sums = V::load(&self.sums[i..]);
-            // A query that sees no keys has a sum of 0 and keeps 0; a NaN stays.
+            // A query without visible keys has a sum of 0 and results of 0; NaN stays.
             let factor = V::constant(1.0).div(sums).where_less(V::zero(), sums, sums);
             let mut d = 0;
             while d < self.width {

@@ -1,5 +1,5 @@
-//! The common part of the gradient's passes: blocks of queries with their rows of `dy`, `lse` and `delta`, and
-//! for a tile of keys the weights, recomputed from `lse`, with the cotangents of the scores.
+//! The common part of the gradient's passes: blocks of queries with their rows of `dy`, `lse` and `delta`, and for a
+//! tile of keys the weights, recomputed from `lse`, and the cotangents of the scores.
 
 use super::product::{AreFinite, Computed, Product};
 use super::softmax::Differentiate;
@@ -14,9 +14,9 @@ use crate::ops::attention::Problem;
 use crate::tensor::{Element, View};
 use std::ops::Range;
 
-/// What weights and their cotangents are made of.
+/// The inputs of weights and of their cotangents.
 pub struct Backward<'a, S: Storage> {
-    /// What scores are made of.
+    /// The inputs of scores.
     pub given: Given<'a, S>,
     y: &'a [S],
     lse: &'a [S::Wide],
@@ -27,37 +27,37 @@ pub struct Backward<'a, S: Storage> {
 /// A block of queries with their cotangents, `lse` and `delta`.
 pub struct Block<E> {
     lanes: usize,
-    /// Which queries.
+    /// The range of queries.
     pub queries: Range<usize>,
-    /// How many columns matrices of them have: a whole number of vectors.
+    /// Columns of its matrices: a whole number of vectors.
     pub columns: usize,
-    /// Scaled queries as columns.
+    /// Scaled queries, one per column.
     q: Aligned<E>,
-    /// Cotangents of results as columns.
+    /// Cotangents of results, one per column.
     dy: Aligned<E>,
     lse: Aligned<E>,
     delta: Aligned<E>,
-    /// Queries as rows, and how far it is from one to the next.
+    /// Queries as rows, and their row stride.
     pub q_rows: (Aligned<E>, usize),
-    /// Cotangents as rows.
+    /// Cotangents as rows, and their row stride.
     pub dy_rows: (Aligned<E>, usize),
     are_finite: bool,
 }
 
-/// Tiles of scores and what becomes of them.
+/// Workspace for a tile of scores and of their cotangents.
 pub struct Tiles<E> {
     /// Scores; then weights.
     pub scores: Aligned<E>,
     /// Cotangents of weights; then of scores.
     pub cotangents: Aligned<E>,
     cover: Aligned<E>,
-    /// Where keys are copied, if they are.
+    /// Workspace for a copy of a tile of keys.
     pub k: Room<E>,
     v: Room<E>,
 }
 
 impl<E: Real> Block<E> {
-    /// Room for a block.
+    /// Allocates a block.
     pub fn new<S: Storage<Wide = E>>(given: &Given<S>) -> Self {
         let Problem { width, value_width, .. } = *given.problem;
         let lanes = lanes::<E>(given.exec.level);
@@ -81,7 +81,7 @@ impl<E: Real> Block<E> {
 }
 
 impl<E: Real> Tiles<E> {
-    /// Room for tiles.
+    /// Allocates nothing yet.
     pub fn new() -> Self {
         let tile = || Aligned::new(KEYS * QUERIES);
         Tiles { scores: tile(), cotangents: tile(), cover: tile(), k: Room::new(), v: Room::new() }
@@ -89,7 +89,7 @@ impl<E: Real> Tiles<E> {
 }
 
 impl<'a, S: Storage> Backward<'a, S> {
-    /// The inputs of a checked call.
+    /// The inputs, from a checked call.
     pub fn new(problem: &'a Problem, inputs: &Named<View<'a>>, exec: &Exec) -> Result<Self> {
         Ok(Backward {
             given: Given::new(problem, inputs, exec)?,
@@ -125,7 +125,7 @@ impl<'a, S: Storage> Backward<'a, S> {
     fn load_sums(&self, (batch, head): (usize, usize), y: Rows<S>, block: &mut Block<S::Wide>) {
         let Problem { heads, queries, .. } = *self.given.problem;
         let first = (batch * heads + head) * queries + block.queries.start;
-        // Infinity gives weights of 0: for queries that see nothing, and for the padding columns.
+        // With infinity all weights are 0: for queries without visible keys, and for the padding columns.
         block.lse.fill(S::Wide::from_f64(f64::INFINITY));
         block.delta.fill(S::Wide::from_f64(0.0));
         for i in 0..y.count {
@@ -139,7 +139,7 @@ impl<'a, S: Storage> Backward<'a, S> {
     }
 
     /// Computes the weights of a tile and the cotangents of its scores. Returns whether products with them must guard
-    /// hidden keys against NaN and infinity, or `None` if the whole tile is hidden.
+    /// masked keys against NaN and infinity, or `None` if the whole tile is masked.
     pub fn tile(
         &self,
         of @ (batch, head): (usize, usize),
@@ -179,7 +179,7 @@ impl<'a, S: Storage> Backward<'a, S> {
     }
 }
 
-/// `delta` of rows.
+/// Computes `delta` of rows.
 struct Delta<'a, S: Storage> {
     y: Rows<'a, S>,
     dy: (&'a [S::Wide], usize),

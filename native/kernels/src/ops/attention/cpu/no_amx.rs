@@ -1,14 +1,14 @@
-//! Without AMX, no factor is in tiles.
+//! Replaces `amx.rs` on architectures without AMX: no factor is packed.
 
 use super::Given;
 use super::product::Product;
 use crate::cpu::{Real, Storage};
 use crate::error::Result;
 
-/// Nothing.
+/// Has no values.
 pub enum Packed {}
 
-/// Leaves the product to vectors.
+/// Leaves the product to vector code.
 pub fn run(_: &mut Product<f32>) -> bool {
     false
 }

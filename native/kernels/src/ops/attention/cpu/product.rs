@@ -1,22 +1,22 @@
-//! The product of two matrices that are small enough for the caches, from blocks that live in registers.
+//! The product of two matrices that are small enough for the caches, by register blocking.
 
 use super::amx::{self, Packed};
 use crate::cpu::{Level, Real, Storage, Vector, Work, unrolled};
 use crate::tensor::DType;
 
-/// The left matrix, whose elements are read one by one.
+/// The left matrix, whose elements are broadcast one by one.
 #[derive(Clone, Copy)]
 pub struct Left<'a, E> {
-    /// Its elements, the first one first.
+    /// Its elements, from the first one on.
     pub values: &'a [E],
-    /// From an element to the one below.
+    /// Stride between elements of a column.
     pub down: usize,
-    /// From an element to the next one in its row.
+    /// Stride between elements of a row.
     pub along: usize,
 }
 
 impl<'a, E> Left<'a, E> {
-    /// A matrix whose rows' elements are neighbours.
+    /// A row-major matrix with this row stride.
     pub fn rows(values: &'a [E], row: usize) -> Self {
         Left { values, down: row, along: 1 }
     }
@@ -27,43 +27,44 @@ impl<'a, E> Left<'a, E> {
     }
 }
 
-/// What happens to the earlier contents of the product's memory.
+/// How the product is combined with the earlier contents of its memory.
 #[derive(Clone, Copy)]
 pub enum Then<'a, E> {
-    /// It is written over.
+    /// Overwrites them.
     Write,
-    /// It is added to.
+    /// Adds to them.
     Add,
-    /// It is multiplied by its column's factor, then added to.
+    /// Multiplies each column by its factor, then adds to it.
     Scale(&'a [E]),
 }
 
-/// Whose zeros cancel a NaN or an infinity in the other matrix: these zeros stand for hidden elements.
+/// In which matrix zeros stand for masked elements. Such a zero must also cancel a NaN or an infinity in the other
+/// matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Care {
-    /// None.
+    /// In neither.
     None,
-    /// Those of the left matrix.
+    /// In the left one.
     Left,
-    /// Those of the right matrix.
+    /// In the right one.
     Right,
 }
 
-/// Which factors were computed in f32. The numbers of others come from tensors in bf16.
+/// Which factors were computed in f32. Other factors come from bf16 tensors, and are exact in bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Computed {
     /// None.
     Neither,
-    /// The left one.
+    /// The left factor.
     Left,
-    /// The right one.
+    /// The right factor.
     Right,
     /// Both, or the tensors are not in bf16.
     Both,
 }
 
 impl Computed {
-    /// This for tensors in bf16, else both.
+    /// `self` for tensors in bf16, otherwise both.
     pub fn of<S: Storage>(self) -> Computed {
         if S::DTYPE == DType::Bf16 { self } else { Computed::Both }
     }
@@ -73,7 +74,7 @@ impl Computed {
 pub struct Product<'a, E> {
     /// The left matrix.
     pub left: Left<'a, E>,
-    /// The right matrix, whose rows are read as vectors, and how far it is from row to row.
+    /// The right matrix, whose rows are read as vectors, and its row stride.
     pub right: (&'a [E], usize),
     /// Rows of the product.
     pub rows: usize,
@@ -81,20 +82,20 @@ pub struct Product<'a, E> {
     pub depth: usize,
     /// Columns of the product; a multiple of the lanes of a vector.
     pub width: usize,
-    /// Where the product goes, and how far it is from row to row.
+    /// The product's memory, and its row stride.
     pub to: (&'a mut [E], usize),
-    /// What happens to the earlier contents of that memory.
+    /// How the product is combined with the earlier contents of that memory.
     pub then: Then<'a, E>,
-    /// In which matrix zeros stand for hidden elements.
+    /// In which matrix zeros stand for masked elements.
     pub care: Care,
-    /// Which matrices may have numbers that bf16 has not.
+    /// Which matrices may hold numbers that are not exact in bf16.
     pub computed: Computed,
-    /// The matrices in tiles, if they are packed already.
+    /// The matrices in packed tiles, if they are packed already.
     pub packed: [Option<&'a Packed>; 2],
 }
 
 impl<'a, E: Real> Product<'a, E> {
-    /// The product of matrices of which nothing is known, in place of what was in that memory.
+    /// The product of two matrices, with no assumptions about them, overwriting `to`.
     pub fn new(
         left: Left<'a, E>,
         right: (&'a [E], usize),
@@ -105,7 +106,7 @@ impl<'a, E: Real> Product<'a, E> {
         Product { left, right, rows, depth, width, to, then, care, computed, packed }
     }
 
-    /// Computes it. Panics where a matrix leaves its slice.
+    /// Computes the product. Panics where a matrix exceeds its slice.
     pub fn run(mut self, level: Level) {
         if self.rows == 0 || self.width == 0 {
             return;
@@ -121,24 +122,24 @@ impl<'a, E: Real> Product<'a, E> {
         }
     }
 
-    /// Computes it by AMX, if that is possible.
+    /// Computes the product by AMX; returns false where that is not possible.
     fn by_tiles(&mut self, level: Level) -> bool {
         if level != Level::Amx || self.computed == Computed::Both || self.care != Care::None {
             return false;
         }
-        // SAFETY: the one type of this precision is f32.
+        // SAFETY: f32 is the only type with this `DTYPE`.
         E::DTYPE == DType::F32 && amx::run(unsafe { &mut *(&raw mut *self).cast::<Product<f32>>() })
     }
 }
 
-/// Vectors in a row of a block: with [`most_rows`] rows of them, a row of the right matrix and an element
-/// of the left one there are registers for all: 32 on AVX-512 and NEON, 16 otherwise. Twelve rows of two
-/// vectors would be read with fewer loads, but their addresses alone are more than there are registers.
+/// Vectors per row of a block. With [`most_rows`] rows of them, a row of the right matrix and an element of the left
+/// one, a block fits in the registers: 32 on AVX-512 and NEON, 16 otherwise. Twelve rows of two vectors would need
+/// fewer loads, but their addresses alone need more registers than there are.
 const fn most_vectors<V: Vector>() -> usize {
     if V::LANES == 8 { 2 } else { 4 }
 }
 
-/// Rows of a block.
+/// Rows per block.
 const fn most_rows<V: Vector>() -> usize {
     if V::LANES == 1 { 4 } else { 6 }
 }
@@ -173,7 +174,7 @@ impl<E: Real> Product<'_, E> {
         }
     }
 
-    /// All rows of `N` vectors' columns.
+    /// All rows, for `N` vectors of columns.
     #[inline(always)]
     fn panel<V: Vector<Element = E>, const N: usize>(&mut self, column: usize) {
         let mut row = 0;
@@ -199,7 +200,7 @@ impl<E: Real> Product<'_, E> {
     #[inline(always)]
     fn block<V: Vector<Element = E>, const R: usize, const N: usize>(&mut self, row: usize, column: usize) {
         let mut sums = [[V::zero(); N]; R];
-        // One of these strides is 1, and then it costs no instruction.
+        // One of these strides is 1; as a constant it costs no instruction.
         match (self.left.down, self.left.along) {
             (down, 1) => self.sum::<V, R, N>(row, column, (down, 1), &mut sums),
             (1, along) => self.sum::<V, R, N>(row, column, (1, along), &mut sums),
@@ -218,14 +219,13 @@ impl<E: Real> Product<'_, E> {
         strides: (usize, usize),
         sums: &mut [[V; N]; R],
     ) {
-        // Unrolled by four: the loop counter of single steps would take all the issue slots that the
-        // multiplications leave.
+        // Unrolled by four: the loop counter of single steps would take the issue slots that the multiplications leave.
         let left = self.left.values.as_ptr().wrapping_add(row * strides.0);
         let right = self.right.0.as_ptr().wrapping_add(column);
         let mut k = 0;
         while self.depth - k >= 4 {
             unrolled!(step < 4, {
-                // SAFETY: `run` proved that the elements of all rows and steps are there.
+                // SAFETY: `run` proved that the slices hold the elements of all rows and steps.
                 unsafe { self.step::<V, R, N>(left, right, k + step, strides, sums) };
             });
             k += 4;
@@ -240,7 +240,7 @@ impl<E: Real> Product<'_, E> {
     /// Adds the products of a column of the left matrix with a row of the right one.
     ///
     /// # Safety
-    /// The elements must be there.
+    /// The slices must hold these elements.
     #[inline(always)]
     unsafe fn step<V: Vector<Element = E>, const R: usize, const N: usize>(
         &self,
@@ -252,7 +252,7 @@ impl<E: Real> Product<'_, E> {
     ) {
         let mut vectors = [V::zero(); N];
         unrolled!(n < N, {
-            // SAFETY: the caller promises it.
+            // SAFETY: the caller's promise.
             let values = unsafe { std::slice::from_raw_parts(right.add(k * self.right.1 + n * V::LANES), V::LANES) };
             vectors[n] = V::load(values);
         });
@@ -265,7 +265,7 @@ impl<E: Real> Product<'_, E> {
         });
     }
 
-    /// One vector at a time, without the factors of 0 on one side.
+    /// One vector of columns at a time, skipping zero factors of the matrix that `care` names.
     #[inline(always)]
     fn carefully<V: Vector<Element = E>, const LEFT: bool>(&mut self) {
         let tiny = V::constant(f32::MIN_POSITIVE as f64);
@@ -300,13 +300,13 @@ impl<E: Real> Product<'_, E> {
     }
 }
 
-/// Whether all elements of some rows are finite.
+/// Whether all elements of a matrix are finite.
 pub struct AreFinite<'a, E> {
-    /// The rows and how far it is from one to the next.
+    /// The matrix, and its row stride.
     pub values: (&'a [E], usize),
-    /// How many rows.
+    /// Number of rows.
     pub rows: usize,
-    /// How many elements of each.
+    /// Number of columns.
     pub width: usize,
 }
 
@@ -315,7 +315,7 @@ impl<E: Real> Work<E> for AreFinite<'_, E> {
 
     #[inline(always)]
     fn run<V: Vector<Element = E>>(self) -> bool {
-        // Products with 0 are 0, or NaN for what is not finite; sums keep NaN.
+        // Products with 0 are 0, or NaN if an element is not finite; sums keep NaN.
         let (mut even, mut odd) = (V::zero(), V::zero());
         for row in 0..self.rows {
             let values = &self.values.0[row * self.values.1..][..self.width];

@@ -1,26 +1,26 @@
-//! The softmax on the scores of a tile and its gradient. A row is a key and a column a query.
+//! The softmax of a tile of scores, and its gradient. A row is a key, a column a query.
 
 use super::cover::covered;
 use crate::cpu::{Real, Vector, Work};
 use std::f64::consts::LOG2_E;
 
-/// Turns scores into weights relative to the largest score so far, and updates the running values of each query.
+/// Turns scores into weights relative to the largest score so far, and updates the running statistics of each query.
 pub struct Weigh<'a, E> {
     /// Scores; then weights.
     pub scores: &'a mut [E],
-    /// What lies over them.
+    /// The terms added to the scores: see [`cover`](super::cover).
     pub cover: Option<&'a [E]>,
-    /// How many keys.
+    /// Number of keys.
     pub keys: usize,
     /// The largest scores so far.
     pub largest: &'a mut [E],
     /// The sums of weights so far.
     pub sums: &'a mut [E],
-    /// Output: the factor by which earlier weights shrink, since there are larger scores now.
+    /// Output: the factor by which earlier weights shrink, as the largest score has grown.
     pub decay: &'a mut [E],
 }
 
-/// Calls a method for the columns of several vectors at once, then of single ones.
+/// Calls a method for several vectors of columns at once, then for single ones.
 macro_rules! each_column {
     ($self:ident, $columns:expr, $method:ident) => {
         let (mut column, columns) = (0, $columns);
@@ -54,7 +54,7 @@ impl<E: Real> Weigh<'_, E> {
             None => self.search::<V, N>(column, &mut largest),
         }
         store(largest, &mut self.largest[column..]);
-        // A query that has seen nothing yet has minus infinity, and minus infinity less itself would be NaN.
+        // Without a visible key so far the maximum is minus infinity, and minus infinity less itself would be NaN.
         for n in 0..N {
             largest[n] = largest[n].where_less(V::constant(f64::NEG_INFINITY), largest[n], V::zero());
         }
@@ -106,17 +106,17 @@ impl<E: Real> Weigh<'_, E> {
     }
 }
 
-/// Turns scores into weights by their known sums, and cotangents of weights into those of scores.
+/// Turns scores into weights by the known `lse`, and cotangents of weights into those of scores.
 pub struct Differentiate<'a, E> {
     /// Scores; then weights.
     pub scores: &'a mut [E],
-    /// What lies over them.
+    /// The terms added to the scores: see [`cover`](super::cover).
     pub cover: Option<&'a [E]>,
-    /// How many keys.
+    /// Number of keys.
     pub keys: usize,
     /// Cotangents of weights; then of scores.
     pub cotangents: &'a mut [E],
-    /// `lse` of each query; infinity where it sees nothing.
+    /// `lse` of each query; infinity where it has no visible keys.
     pub lse: &'a [E],
     /// `delta` of each query.
     pub delta: &'a [E],
@@ -156,7 +156,7 @@ impl<E: Real> Differentiate<'_, E> {
                 weights[n] = exp(score.sub(lse[n]));
                 cotangents[n] = weights[n].mul(cotangents[n].sub(delta[n]));
                 if COVERED {
-                    // A hidden key has weight 0, and where the weight is 0 so is the cotangent, even if it was NaN.
+                    // A masked key has weight 0. Where the weight is 0 so is the cotangent, even if it was NaN.
                     let hidden = score.max(V::zero());
                     weights[n] = weights[n].where_less(V::constant(f64::NEG_INFINITY), score, hidden);
                     let tiny = V::constant(f32::MIN_POSITIVE as f64);
@@ -169,7 +169,7 @@ impl<E: Real> Differentiate<'_, E> {
     }
 }
 
-/// `e^v` for v of at most 0, up to rounding. The last digit does not matter, but 0 must give 1.
+/// `e^v` for v up to 0, except for rounding. The last digit does not matter, but 0 must give 1.
 #[inline(always)]
 pub fn exp<V: Vector>(v: V) -> V {
     v.mul(V::constant(LOG2_E)).exp2()

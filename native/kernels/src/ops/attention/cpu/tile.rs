@@ -1,4 +1,4 @@
-//! Tiles of rows in the layout that the products read.
+//! Tiles of rows, in the layouts that the products read.
 
 use super::product::Left;
 use super::{KEYS, each_range};
@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::ops::attention::Strides;
 use std::ops::Range;
 
-/// Asks how many lanes a level has.
+/// Returns the number of lanes of a level.
 struct Lanes;
 
 impl<E: Real> Work<E> for Lanes {
@@ -21,48 +21,49 @@ impl<E: Real> Work<E> for Lanes {
     }
 }
 
-/// The lanes of a vector of `E`.
+/// The number of lanes of a vector of `E`.
 pub fn lanes<E: Real>(level: Level) -> usize {
     E::dispatch(level, Lanes)
 }
 
-/// Rows of a tensor, some elements apart.
+/// A matrix in a tensor, with a row stride.
 #[derive(Clone, Copy)]
 pub struct Rows<'a, S> {
-    /// The elements from the first row on.
+    /// The elements, from the first row on.
     pub values: &'a [S],
-    /// From row to row.
+    /// Stride between rows.
     pub stride: usize,
-    /// How many.
+    /// Number of rows.
     pub count: usize,
-    /// Elements of each.
+    /// Elements of a row.
     pub width: usize,
 }
 
 impl<'a, S> Rows<'a, S> {
-    /// One of them.
+    /// Row `i`.
     #[inline(always)]
     pub fn row(&self, i: usize) -> &'a [S] {
         &self.values[i * self.stride..][..self.width]
     }
 
-    /// Some of a tensor's rows.
+    /// A range of rows of a tensor; `of` is batch and head.
     pub fn of(values: &'a [S], strides: &Strides, width: usize, of: (usize, usize), range: Range<usize>) -> Self {
         let start = if width == 0 || range.is_empty() { 0 } else { strides.at(of.0, of.1, range.start) };
         Rows { values: &values[start..], stride: strides.row, count: range.len(), width }
     }
 }
 
-/// Room for a copy of a tile.
+/// Workspace for the copy of a tile.
 pub struct Room<E>(Aligned<E>);
 
 impl<E: Real> Room<E> {
-    /// Nothing yet.
+    /// An empty workspace.
     pub fn new() -> Self {
         Room(Aligned::new(0))
     }
 
-    /// A tile of keys or values for products: as it lies, or a copy if that has another type or rows apart.
+    /// A tile of keys or values as a left factor: in place, or a copy if it must be widened or its rows are not
+    /// contiguous.
     pub fn tile<'s, S: Storage<Wide = E>>(&'s mut self, rows: Rows<'s, S>, level: Level) -> Left<'s, E> {
         if S::DTYPE == E::DTYPE && rows.stride == rows.width {
             return Left::rows(bytemuck::cast_slice(rows.values), rows.stride);
@@ -76,7 +77,7 @@ impl<E: Real> Room<E> {
     }
 }
 
-/// A copy of all keys or all values, head after head.
+/// A contiguous copy of all keys or all values, head by head.
 pub struct Dense<E> {
     values: Vec<E>,
     rows: usize,
@@ -84,7 +85,7 @@ pub struct Dense<E> {
 }
 
 impl<E: Real> Dense<E> {
-    /// Copies `rows` rows of each of `count` heads from where `of` finds them.
+    /// Copies `rows` rows of each of `count` heads; `of` gives the rows of a head in a range.
     pub fn new<'a, S: Storage<Wide = E>>(
         count: usize,
         rows: usize,
@@ -108,15 +109,15 @@ impl<E: Real> Dense<E> {
         Ok(Dense { values, rows, stride })
     }
 
-    /// The rows of a head from one on.
+    /// The rows of a head, from `first` on.
     pub fn tile(&self, head: usize, first: usize) -> Left<'_, E> {
         Left::rows(&self.values[(head * self.rows + first) * self.stride..], self.stride)
     }
 }
 
-/// Widens rows, one after the other, each filled up with zeros to a whole number of vectors.
+/// Widens rows, each padded with zeros to a whole number of vectors.
 pub struct Widen<'a, S: Storage> {
-    /// What is read.
+    /// The rows to read.
     pub from: Rows<'a, S>,
     /// The output, and its row stride.
     pub to: (&'a mut [S::Wide], usize),
@@ -139,14 +140,14 @@ impl<S: Storage> Work<S::Wide> for Widen<'_, S> {
     }
 }
 
-/// Widens rows, multiplied by a factor, into columns: a vector holds an element of several rows. Columns
-/// beyond the last row are zero.
+/// Widens rows, multiplies them by a factor and transposes them into columns, so that a vector holds one element of
+/// several rows. Columns beyond the last row are zero.
 pub struct ToColumns<'a, S: Storage> {
-    /// What is read.
+    /// The rows to read.
     pub from: Rows<'a, S>,
     /// The factor.
     pub factor: S::Wide,
-    /// The output, and its columns.
+    /// The output, and its number of columns.
     pub to: (&'a mut [S::Wide], usize),
 }
 
@@ -178,7 +179,7 @@ impl<S: Storage> Work<S::Wide> for ToColumns<'_, S> {
     }
 }
 
-/// The way back: a square of columns, each multiplied by its own factor, as vectors of rows' elements.
+/// The reverse: transposes a square of columns, each multiplied by its own factor, into vectors of rows' elements.
 #[inline(always)]
 pub fn from_columns<V: Vector>(
     columns: (&[V::Element], usize),

@@ -28,40 +28,40 @@ const FEW_MMA: Source<Params<()>> = Source::new(
 const JOIN: Source<Params<()>> =
     Source::new("attention_join", concat!(include_str!("../common.cu"), include_str!("../join.cu")));
 
-/// The most queries of a head: more are enough work for tiles.
+/// The most queries per head for these kernels: with more, tiles have enough work.
 const QUERIES: usize = 4;
-/// Packs of a key or a value that a lane may hold.
+/// The most packs of a key or a value per lane.
 const PACKS: usize = 4;
-/// Elements of all rows that a lane may hold, of queries and of sums.
+/// The most elements per lane, over all rows of queries and of sums.
 const HELD: usize = 32;
-/// Warps in a block of all these kernels.
+/// Warps per block.
 const WARPS: usize = 4;
-/// Packs of keys that a lane has at a time, and the most packs of values.
+/// Packs of keys that a lane loads at a time, and the most packs of values.
 const TOGETHER: usize = 4;
-/// Stages, including the one being processed.
+/// Pipeline stages in shared memory, including the one being processed.
 const STAGES: usize = 3;
-/// The most parts.
+/// The most parts into which the keys of a head are divided.
 const MOST_PARTS: usize = 1024;
-/// Blocks that keep a multiprocessor busy.
+/// Blocks per multiprocessor that keep it busy.
 const BUSY: usize = 4;
 
-/// A kernel that goes through a part of the keys for queries of all heads that read them.
+/// A kernel that processes a part of the keys, for the queries of all heads that read them.
 struct Way {
     source: &'static Source<Params<()>>,
     options: String,
-    /// Queries that a block has, and keys at a time.
+    /// Query rows of a block, and keys that it processes at a time.
     rows: usize,
     keys: usize,
     /// Bytes of shared memory.
     shared: usize,
-    /// Blocks that a multiprocessor has at once.
+    /// Blocks that are resident on a multiprocessor at once.
     resident: usize,
-    /// What products are multiplied by.
+    /// The scale of the scores.
     scale: f64,
 }
 
 impl Way {
-    /// Rows of keys are shared by lanes: for all types, masks and biases.
+    /// Lanes share rows of keys, with plain multiply-adds: for all types, masks and biases.
     fn by_lanes<R: Real>(call: &Call<R>) -> Way {
         let Problem { dtype, mask, bias, scale, .. } = *call.problem;
         let Layout { vec, lanes, packs, value_packs, rows, together } = Layout::new(call);
@@ -74,15 +74,15 @@ impl Way {
             u32::from(mask.is_some()),
             u32::from(bias.is_some()),
         );
-        // First keys and values, later the sums of each warp.
+        // Shared memory holds keys and values first, and later the sums of each warp.
         let kept = STAGES * together * (packs + value_packs) * 32 * WARPS * bytes;
         let sums = WARPS * rows * (value_packs * vec * lanes + 2) * dtype.wide().size();
         let keys = 32 / lanes * WARPS * together;
         Way { source: &FEW, options, rows, keys, shared: kept.max(sums), resident: BUSY, scale }
     }
 
-    /// Tensor cores multiply, if all queries see the same keys. A hidden key would have weight 0, which they would
-    /// multiply by its value even if that is NaN.
+    /// By tensor cores, if all keys are visible to all queries. A masked key would have weight 0, which tensor cores
+    /// would multiply by its value even if that is NaN.
     fn on_tensor_cores<R: Real>(call: &Call<R>) -> Option<Way> {
         const OTHER: usize = 16;
         let Problem { queries, causal, width, value_width, dtype, .. } = *call.problem;
@@ -131,7 +131,7 @@ impl Layout {
     }
 }
 
-/// Whether there are so few queries that this is faster than tiles, of rows that lanes can hold.
+/// Whether there are few enough queries for this to be faster than tiles, with rows that lanes can hold.
 pub(super) fn fits<R: Real>(call: &Call<R>) -> bool {
     let layout = Layout::new(call);
     call.problem.queries <= QUERIES && layout.packs.max(layout.value_packs) <= PACKS
@@ -144,22 +144,22 @@ pub(super) fn forward<R: Real>(call: &Call<R>) -> Result<()> {
     let chunks = (heads / key_heads * queries).div_ceil(way.rows);
     let heads_of_keys = batch * key_heads * chunks;
     let busy = way.resident * call.lane.device().facts().multiprocessors as usize;
-    // A part is worth its sums if it takes more than one stage. All blocks should run in one wave.
+    // A part must take more than one stage to be worth combining. All blocks should run in one wave.
     let parts = (busy / heads_of_keys).min(keys.div_ceil(2 * way.keys)).clamp(1, MOST_PARTS);
     let sums = Spec::new(dtype.wide(), &[batch * heads * queries, parts, value_width + 2])?;
     let (delta, scale) = (call.lane.scratch(sums.bytes())?, R::of(way.scale));
     let params = Params { delta, scale, tiles: chunks as i32, parts: parts as i32, ..call.params };
     let (kernel, blocks) = (call.lane.device().kernel(way.source, &way.options)?, grid(heads_of_keys * parts)?);
     let threads = 32 * WARPS as u32;
-    // SAFETY: as for all launches; there are sums for every part of every query.
+    // SAFETY: as for all launches; the scratch memory has sums for every part of every query.
     unsafe { call.lane.launch_with(&kernel, [blocks, 1, 1], threads, way.shared as u32, &params)? };
     let options = format!("{} -DCOPY=0 -DWARPS={WARPS} -DMOST_PARTS={MOST_PARTS}", call.options());
     let join = call.lane.device().kernel(&JOIN, &options)?;
-    // SAFETY: as above; a block a query.
+    // SAFETY: as above; there is one block per query.
     unsafe { call.lane.launch(&join, [grid(batch * heads * queries)?, 1, 1], threads, &params) }
 }
 
-/// Elements that are moved at once: those of 16 bytes if all rows are aligned to 16 bytes, otherwise one.
+/// Elements per access: 16 bytes if all rows are aligned to that, otherwise one.
 fn vec<R: Real>(call: &Call<R>) -> usize {
     let Problem { q, k, v, dtype, .. } = *call.problem;
     let strides = [q, k, v].map(|at| [at.batch, at.head, at.row]);

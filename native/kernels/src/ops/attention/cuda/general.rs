@@ -26,7 +26,7 @@ const DBIAS: Source<Params<()>> = Source::new("attention_dbias", BACKWARD_TEXT);
 
 const THREADS: usize = 128;
 
-/// Blocks of the sum for `dbias` that keep a multiprocessor busy.
+/// Blocks per multiprocessor that keep it busy in the sum for `dbias`.
 const BUSY: usize = 4;
 
 /// The output of a launch.
@@ -50,7 +50,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// The largest tiles whose shared memory the device has.
+    /// The largest tiles that fit in the device's shared memory.
     fn choose(problem: &Problem, role: Role, shared: usize) -> Tile {
         let unit = 16 / problem.dtype.wide().size();
         let widest = if problem.dtype == DType::F64 { 64 } else { 128 };
@@ -65,7 +65,7 @@ impl Tile {
         let inner = if role == Role::Forward { width } else { width.max(value_width) };
         let own = if matches!(role, Role::Dk | Role::Dv) { keys } else { queries };
         let slice = summed.clamp(1, most).next_multiple_of(8 * unit);
-        // Tiles that are also multiplied by weights must be as wide as whole runs of columns.
+        // Tiles that are also multiplied by weights must consist of whole runs of columns.
         let chunk = inner.clamp(1, most).next_multiple_of(8 * unit);
         let most_rows = if role == Role::Forward && unit == 4 && slice <= 64 { 8 } else { 4 };
         let rows = own.div_ceil(16).next_power_of_two().min(most_rows);
@@ -80,7 +80,7 @@ impl Tile {
         8 * self.cols
     }
 
-    /// Bytes of shared memory that the kernel counts.
+    /// Bytes of shared memory, as the kernel computes them.
     fn shared(&self, problem: &Problem, role: Role) -> usize {
         let size = problem.dtype.wide().size();
         let leading = |width: usize| width + 16 / size;
@@ -150,8 +150,8 @@ fn launch<R: Real>(call: &Call<R>, role: Role) -> Result<()> {
     })
 }
 
-/// Queues the gradient of the bias: each block sums over the axes that its elements are broadcast along. Where that
-/// leaves few blocks, the sum is cut into parts, which are summed in order.
+/// Queues the gradient of the bias: each block sums over the axes along which its elements are broadcast. Where that
+/// makes too few blocks, the sum is divided into parts, which are added up in order.
 fn dbias<R: Real>(call: &Call<R>) -> Result<()> {
     let (Some(strides), Some(dbias)) = (call.problem.bias, call.dbias) else { return Ok(()) };
     let elements = dbias.spec().shape.elements();
@@ -170,7 +170,7 @@ fn dbias<R: Real>(call: &Call<R>) -> Result<()> {
     let params = Params { dbias: to, parts: parts as i32, ..call.params };
     let kernel = call.lane.device().kernel(&DBIAS, &tile.options(call, Role::Dbias))?;
     let (grid, shared) = ([grid(places * parts)?, 1, 1], tile.shared(call.problem, Role::Dbias) as u32);
-    // SAFETY: as for all launches; the parts are as long as the gradient, whose elements they all write.
+    // SAFETY: as for all launches; each part has the size of the gradient, and every element of it is written.
     unsafe { call.lane.launch_with(&kernel, grid, THREADS as u32, shared, &params)? };
     if parts > 1 { columns(&sums, parts, dbias, call.lane) } else { Ok(()) }
 }

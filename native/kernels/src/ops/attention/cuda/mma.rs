@@ -1,4 +1,4 @@
-//! Attention of 16-bit storage on tensor cores: those that all devices since Ampere have, and Hopper's own.
+//! Attention in 16-bit storage on tensor cores: by mma.sync from Ampere on, and by wgmma on Hopper.
 
 use super::super::Problem;
 use super::{Call, Launch, Own, Params};
@@ -6,7 +6,7 @@ use crate::cuda::{Lane, Source, compiler};
 use crate::error::Result;
 use crate::tensor::DType;
 
-/// Sources of a kernel's text that come first in all of them.
+/// The kernel's text, after the sources that all of these kernels share.
 macro_rules! text {
     ($($file:literal),*) => {
         concat!(
@@ -26,7 +26,7 @@ const HOPPER_FORWARD: Source<Params<()>> =
 const HOPPER_BACKWARD: Source<Params<()>> =
     Source::new("attention_wgmma_backward", text!("../wgmma.cu", "../gradients.cu", "../wgmma_backward.cu"));
 
-/// The widest rows whose sums fit a warp's registers.
+/// The widest rows whose sums fit in a warp's registers.
 const WIDEST: usize = 256;
 
 /// The output of a launch.
@@ -43,19 +43,19 @@ enum Role {
 #[derive(Clone, Copy)]
 struct Tile {
     role: Role,
-    /// Whether it is for Hopper's tensor cores alone.
+    /// Whether it is for Hopper's wgmma.
     hopper: bool,
     width: usize,
     value_width: usize,
     tiles: usize,
     other: usize,
     warps: usize,
-    /// Blocks that a multiprocessor must have room for.
+    /// The minimum number of resident blocks per multiprocessor.
     min: usize,
 }
 
 impl Tile {
-    /// The fastest tile, or the smallest where the device lacks the shared memory for it.
+    /// The fastest tile, or a smaller one where that does not fit in the device's shared memory.
     fn choose(problem: &Problem, role: Role, lane: &Lane) -> Tile {
         let [width, value_width] = [problem.width, problem.value_width].map(whole);
         let wide = width.max(value_width);
@@ -73,8 +73,8 @@ impl Tile {
         if tile.shared() <= lane.device().facts().shared as usize { tile } else { Tile { tiles: 1, other: 32, ..tile } }
     }
 
-    /// The tile for Hopper's tensor cores. `None` for 64 rows or fewer, for widths outside of 33 to 128, and for the
-    /// roles that compute `dk` or `dv` alone.
+    /// The tile for Hopper's wgmma. `None` for 64 rows or fewer, for widths outside of 33 to 128, and for the roles
+    /// that compute `dk` or `dv` alone.
     fn for_hopper(problem: &Problem, role: Role) -> Option<Tile> {
         let Problem { queries, keys, width, value_width, .. } = *problem;
         let own = if role == Role::Dkv { keys } else { queries };
@@ -105,7 +105,7 @@ impl Tile {
         }
     }
 
-    /// Bytes of shared memory that the kernel counts.
+    /// Bytes of shared memory, as the kernel computes them.
     fn shared(&self) -> usize {
         let padding = if self.hopper { 0 } else { 8 };
         let (row, value_row) = (2 * (self.width + padding), 2 * (self.value_width + padding));
@@ -145,23 +145,23 @@ impl Tile {
     }
 }
 
-/// A width of whole tiles.
+/// A width rounded up to whole tiles.
 pub(super) fn whole(width: usize) -> usize {
     width.max(1).next_multiple_of(16)
 }
 
-/// The scale of scores that are powers of 2.
+/// The scale of scores as exponents of 2.
 pub(super) fn scale(problem: &Problem) -> f32 {
     (problem.scale * std::f64::consts::LOG2_E) as f32
 }
 
-/// The launches of the gradient.
+/// The launches that the gradient consists of.
 fn roles(problem: &Problem) -> &'static [Role] {
     if problem.width.max(problem.value_width) <= 128 { &[Role::Dq, Role::Dkv] } else { &[Role::Dq, Role::Dk, Role::Dv] }
 }
 
-/// Whether these kernels compute the call: they have no mask and no bias, scales that keep the order of
-/// scores, and memory for rows that are not too wide.
+/// Whether these kernels can compute the call: without mask and bias, with a scale that keeps the order of scores, and
+/// with rows that are not too wide for registers and shared memory.
 pub(super) fn fits(problem: &Problem, lane: &Lane) -> bool {
     let Problem { dtype, mask, bias, width, value_width, .. } = *problem;
     let facts = lane.device().facts();

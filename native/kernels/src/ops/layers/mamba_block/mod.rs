@@ -1,4 +1,4 @@
-//! The Mamba block (Gu and Dao 2023, section 3.4), its gradient, and by L = 1 its step of one token.
+//! The Mamba block (Gu and Dao 2023, section 3.4) and its gradient; with L = 1 it is the step by one token.
 //!
 //! With `linear(v, M) = v M^T`, and weights stored (out, in):
 //!
@@ -12,10 +12,10 @@
 //! y = linear(s, out_proj) + out_proj_b
 //! ```
 //!
-//! There is no normalisation and no residual. The gradient recomputes the intermediate tensors, and then goes
-//! through the gradients of these steps in reverse; `dA_log = dA A`. Every backend runs one sequence of ops
-//! (`steps.rs`). Intermediate tensors other than `A` and the states of the scan have the storage type: with 16-bit
-//! storage they are rounded after each step.
+//! There is no normalisation and no residual. The gradient recomputes the intermediate tensors, and then goes through
+//! the gradients of these steps in reverse; `dA_log = dA A`. Every backend runs one sequence of ops (`steps.rs`).
+//! Intermediate tensors other than `A` and the states of the scan have the storage type: with 16-bit storage they are
+//! rounded after each step.
 
 pub mod steps;
 mod weights;
@@ -42,7 +42,7 @@ options! {
     }
 }
 
-/// A checked call. Other sizes are those of the weights.
+/// A checked call. All other sizes are those of the weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
     /// Batch size, `B` in the shapes.
@@ -52,7 +52,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// The problem for the reference: the steps have their types from the inputs.
+    /// The problem for the reference. The steps take their types from the inputs, so nothing changes.
     fn in_f64(self) -> Problem {
         self
     }
@@ -125,8 +125,8 @@ impl Op for MambaBlock {
     crate::forward_by_steps!();
 }
 
-/// The gradient of [`MambaBlock`]. Among what it takes, `dconv_state` and `dssm_state` are the cotangents of
-/// the last states. The gradients of the initial states have the same names.
+/// The gradient of [`MambaBlock`]. Its inputs `dconv_state` and `dssm_state` are the cotangents of the last states; its
+/// outputs of these names are the gradients of the initial states.
 pub type MambaBlockBackward = Backward<MambaBlock>;
 
 impl Differentiable for MambaBlock {

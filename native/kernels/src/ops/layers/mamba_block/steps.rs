@@ -14,7 +14,7 @@ pub use backward::backward;
 pub use sequences::{Sequences, State};
 use std::ops::Range;
 
-/// The block: `y`, and if they are wanted `conv_state` and `ssm_state`.
+/// The block: `y`, and on request `conv_state` and `ssm_state`.
 pub fn forward<'a, P: Place>(
     place: &P,
     _: &Problem,
@@ -28,30 +28,30 @@ pub fn forward<'a, P: Place>(
     block.run(inputs.get("x")?, &mut Sequences::new(&block, states)?, outputs.expect("y")?)
 }
 
-/// The weights among the inputs of the op.
+/// The weights, from the inputs of the op.
 fn among<'a, P: Place>(inputs: &Named<P::View<'a>>) -> Result<Weights<P::View<'a>>> {
     Weights::new(|name| inputs.find(name).cloned().map(Matrix::Float))
 }
 
-/// A block at some place.
+/// A block on a backend.
 pub struct Block<'b, 'w, P: Place> {
-    /// Where it runs.
+    /// The backend.
     pub place: &'b P,
-    /// Its weights there.
+    /// The weights on this backend.
     pub weights: &'b Weights<P::View<'w>>,
 }
 
 /// The steps of a block that differ between whole sequences and single tokens.
 pub trait Recurrence<P: Place> {
-    /// The convolution `c` of `u`.
+    /// The convolution: `c` from `u`.
     fn conv(&mut self, block: &Block<P>, u: &P::Owned, c: &mut P::Owned) -> Result<()>;
-    /// `delta`, `B` and `C` of `c`.
+    /// `delta`, `B` and `C` from `c`.
     fn x_proj(&self, block: &Block<P>, c: &P::Owned) -> Result<[P::Owned; 3]>;
-    /// The scan `s`.
+    /// The scan: `s` from the tensors before it.
     fn scan(&mut self, block: &Block<P>, of: &Between<P::Owned>, s: &mut P::Owned) -> Result<()>;
 }
 
-/// The tensors before the scan, by their names in the formula.
+/// The intermediate tensors before the scan, by their names in the formula.
 pub struct Between<T> {
     u: T,
     /// The gate.
@@ -63,19 +63,19 @@ pub struct Between<T> {
     pub b_t: T,
     /// `C`.
     pub c_t: T,
-    /// Without its bias and softplus.
+    /// The step sizes, before bias and softplus.
     pub dt: T,
 }
 
 impl<'w, P: Place> Block<'_, 'w, P> {
-    /// Computes `y` of `x`; both have the same leading axes.
+    /// Computes `y` from `x`; both have equal leading axes.
     pub fn run(&self, x: &P::View<'_>, recurrence: &mut impl Recurrence<P>, y: P::ViewMut<'_>) -> Result<()> {
         let between = self.between(x, recurrence)?;
         let s = self.scan(&between, recurrence)?;
         matrices::multiply(self.place, P::view(&s), &self.weights.out_proj, P::briefly_mut(y))
     }
 
-    /// The steps before the scan.
+    /// Computes the intermediate tensors before the scan.
     fn between(&self, x: &P::View<'_>, recurrence: &mut impl Recurrence<P>) -> Result<Between<P::Owned>> {
         let inner = self.sizes()[0];
         let u = self.rows(x, &self.weights.in_proj, 0..inner)?;
@@ -94,20 +94,20 @@ impl<'w, P: Place> Block<'_, 'w, P> {
         Ok(s)
     }
 
-    /// `D`, `N` and `R`.
+    /// The sizes `D`, `N` and `R`.
     pub fn sizes(&self) -> [usize; 3] {
         let [a, dt_w] = [&self.weights.a_log, &self.weights.dt_w].map(|weight| weight.spec().shape);
         [a[0], a[1], dt_w[1]]
     }
 
-    /// The product of `x` with these rows of a dense layer's matrix, with their bias.
+    /// The product of `x` with a range of rows of a dense layer's matrix, plus their bias.
     pub fn rows(&self, x: &P::View<'_>, of: &Dense<P::View<'w>>, rows: Range<usize>) -> Result<P::Owned> {
         let mut y = self.like(x, rows.len())?;
         matrices::multiply(self.place, P::briefly(x), &matrices::rows::<P>(of, rows)?, P::view_mut(&mut y))?;
         Ok(y)
     }
 
-    /// Memory for a tensor of this width with the type and the leading axes of `x`.
+    /// Allocates a tensor of this width, with the type and the leading axes of `x`.
     fn like(&self, x: &P::View<'_>, width: usize) -> Result<P::Owned> {
         let Spec { dtype, shape } = x.spec();
         let mut dims = shape.to_vec();

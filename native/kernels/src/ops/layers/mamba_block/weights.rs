@@ -27,7 +27,7 @@ pub struct Weights<T> {
 }
 
 impl<T> Weights<T> {
-    /// The weights that `find` knows by the names of the op's inputs, or an error that says which one is missing.
+    /// The weights that `find` gives for the names of the op's inputs; fails for one that is required and missing.
     pub fn new(find: impl Fn(&'static str) -> Option<Matrix<T>>) -> Result<Weights<T>> {
         let missing = |name| Error::new(Kind::Argument, name).expected("a tensor").got("none");
         let matrix = |name| find(name).ok_or_else(|| missing(name));
@@ -46,7 +46,7 @@ impl<T> Weights<T> {
         })
     }
 
-    /// The weights that are there, by the names of the op's inputs.
+    /// The weights that are given, by the names of the op's inputs.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, Matrix<&T>)> {
         let Weights { in_proj, conv_w, conv_b, x_proj, dt_w, dt_b, a_log, d, out_proj } = self;
         let all = [
@@ -65,7 +65,7 @@ impl<T> Weights<T> {
         all.into_iter().filter_map(|(name, weight)| Some((name, weight?)))
     }
 
-    /// Applies `f` to each tensor; fails with its first error.
+    /// Applies `f` to each tensor; stops at the first error.
     pub fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Weights<U>> {
         Ok(Weights {
             in_proj: self.in_proj.as_ref().try_map(&f)?,

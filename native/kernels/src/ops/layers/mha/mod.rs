@@ -10,7 +10,7 @@
 //! The gradient recomputes the intermediate tensors, which have the storage type.
 //!
 //! With a cache of keys and values, queries attend to its rows and then to the new ones, which are appended to it
-//! ([`decode`]). Rotation counts positions from the start of the cache. A cache has no gradient.
+//! ([`decode`]). Rotary positions count from the start of the cache. A cache has no gradient.
 
 mod steps;
 
@@ -42,11 +42,11 @@ options! {
     }
 }
 
-/// A cache of keys and values, `C` rows long.
+/// A cache of keys and values with a capacity of `C` rows.
 pub const CACHE: [Slot; 2] =
     [Slot::new("keys", "(B, H, C, W)").optional(), Slot::new("values", "(B, H, C, W)").optional()];
 
-/// The specs of a cache, if there is one.
+/// The specs of the cache, if one is given.
 pub fn cache(inputs: &Named<Spec>) -> Result<Option<[Spec; 2]>> {
     match (inputs.find("keys"), inputs.find("values")) {
         (Some(&keys), Some(&values)) => Ok(Some([keys, values])),
@@ -65,17 +65,17 @@ pub struct Problem {
     pub length: usize,
     /// Width of the model, `D`.
     pub width: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Whether a token sees no later ones.
+    /// Whether there is a causal mask.
     pub causal: bool,
-    /// The base of rotary angles.
+    /// The base of rotary angles, if there is rotation.
     pub rope_theta: Option<f64>,
     /// Which elements are rotated in pairs.
     pub pairing: Pairing,
     /// The storage type.
     pub dtype: DType,
-    /// The cache's keys and values.
+    /// The specs of the cache's keys and values.
     pub cache: Option<[Spec; 2]>,
     /// The number of filled rows of the cache.
     pub cached: usize,
@@ -97,7 +97,7 @@ impl Problem {
         }
     }
 
-    /// The sizes of a tensor like `x`, cut into heads.
+    /// The shape of a tensor like `x`, split into heads.
     fn in_heads(&self) -> [usize; 4] {
         [self.batch, self.length, self.heads, self.width / self.heads]
     }
@@ -113,7 +113,7 @@ impl Problem {
     }
 }
 
-/// The inputs without those of a cache. The last axis of a mask is as long as cache and sequence together.
+/// The inputs without the cache. The last axis of a mask has the length of cache and sequence together.
 const LAYER: [Slot; 5] = [
     Slot::new("x", "(B, L, D)"),
     Slot::new("wqkv", "(3D, D)"),

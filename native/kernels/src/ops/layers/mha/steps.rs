@@ -46,7 +46,7 @@ pub fn backward<'a, P: Place>(
     steps.projections_backward(&gradients, &mut outputs)
 }
 
-/// What attention is given and gives; all (B, L, D) but `lse`.
+/// Inputs and outputs of attention; all are (B, L, D) but `lse`.
 struct Between<T> {
     qkv: [T; 3],
     a: T,
@@ -56,7 +56,7 @@ struct Between<T> {
 type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    /// Memory for a tensor like `x`.
+    /// Allocates a tensor like `x`.
     fn like_x(&self) -> Result<P::Owned> {
         let Problem { batch, length, width, dtype, .. } = *self.problem;
         self.place.empty(Spec::new(dtype, &[batch, length, width])?)
@@ -87,7 +87,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(between)
     }
 
-    /// Queries, keys or values: the rows of wqkv that give them are a matrix of their own.
+    /// Queries, keys or values: the product with the third of the rows of wqkv that belongs to them.
     fn projected(&self, which: usize) -> Result<P::Owned> {
         let (width, mut to) = (self.problem.width, self.like_x()?);
         let w = P::rows(&self.input("wqkv")?, which * width..(which + 1) * width)?;
@@ -121,7 +121,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(named([("q", Some(self.view(q)?)), ("k", Some(self.view(k)?)), ("v", Some(self.view(v)?)), ("mask", mask)]))
     }
 
-    /// The gradients of queries, keys and values as they were projected.
+    /// The gradients of queries, keys and values before rotation.
     fn attention_backward(&self, between: &Between<P::Owned>, da: &P::Owned) -> Result<[P::Owned; 3]> {
         let [mut dq, mut dk, mut dv] = [self.like_x()?, self.like_x()?, self.like_x()?];
         let mut inputs = self.attention_inputs(&between.qkv)?;

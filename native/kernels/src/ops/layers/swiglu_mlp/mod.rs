@@ -33,7 +33,7 @@ pub struct Problem {
     pub x: Spec,
     /// The hidden width, `F` in the shapes.
     pub hidden: usize,
-    /// What the gate goes through.
+    /// The activation of the gate.
     pub activation: Activation,
 }
 

@@ -49,7 +49,7 @@ pub fn backward<'a, P: Place>(
 type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
 
 impl<P: Place> Steps<'_, '_, '_, P> {
-    /// Memory for a tensor of hidden width.
+    /// Allocates a tensor of hidden width.
     fn like_hidden(&self) -> Result<P::Owned> {
         let mut dims = self.problem.x.shape.to_vec();
         dims.pop();
@@ -57,7 +57,7 @@ impl<P: Place> Steps<'_, '_, '_, P> {
         self.place.empty(Spec::new(self.problem.x.dtype, &dims)?)
     }
 
-    /// `g`, `u` and `h`.
+    /// The intermediate tensors `g`, `u` and `h`.
     fn hidden(&self) -> Result<[P::Owned; 3]> {
         let [mut g, mut u, mut h] = [self.like_hidden()?, self.like_hidden()?, self.like_hidden()?];
         for (name, to) in [("wg", &mut g), ("wu", &mut u)] {

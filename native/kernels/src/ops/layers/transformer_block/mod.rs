@@ -1,12 +1,12 @@
-//! A transformer block with the norms before its layers (pre-LN, Xiong et al. 2020), and its gradient:
+//! A transformer block with a norm before each layer (pre-LN, Xiong et al. 2020), and its gradient:
 //!
 //! ```text
 //! h = x + mha(layer_norm(x; ln1_w, ln1_b); wqkv, wo, bo)
 //! y = h + swiglu_mlp(layer_norm(h; ln2_w, ln2_b); wg, wu, wd)
 //! ```
 //!
-//! The gradient recomputes the intermediate tensors, and then goes through the gradients of these steps in
-//! reverse. Intermediate tensors have the storage type. A cache of keys and values is that of [`mha`].
+//! The gradient recomputes the intermediate tensors, and then goes through the gradients of these steps in reverse.
+//! Intermediate tensors have the storage type. The cache of keys and values is that of [`mha`].
 
 mod steps;
 
@@ -37,7 +37,7 @@ impl Options {
 pub struct Problem {
     /// Type and shape of `x`.
     pub x: Spec,
-    /// The cache's keys and values.
+    /// The specs of the cache's keys and values.
     pub cache: Option<[Spec; 2]>,
     /// The options.
     pub options: Options,
@@ -50,7 +50,7 @@ impl Problem {
     }
 }
 
-/// The inputs without those of a cache.
+/// The inputs without the cache.
 const BLOCK: [Slot; 12] = [
     Slot::new("x", "(B, L, D)"),
     Slot::new("wqkv", "(3D, D)"),
@@ -80,7 +80,7 @@ impl Op for TransformerBlock {
     type Options = Options;
     type Problem = Problem;
 
-    /// Checks self-attention's inputs before the norm runs.
+    /// Also checks self-attention's inputs, before the norm runs.
     fn check(call: &Bound<Self>) -> Result<Problem> {
         let (inputs, options) = (call.inputs, call.options);
         steps::check(inputs, options)?;

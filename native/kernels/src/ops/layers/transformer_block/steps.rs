@@ -15,7 +15,7 @@ const MHA: [&str; 4] = ["wqkv", "wo", "bo", "mask"];
 /// The inputs of the feed-forward layer without `x`.
 const MLP: [&str; 3] = ["wg", "wu", "wd"];
 
-/// Checks mask, cache and options of self-attention; all other shapes are proven.
+/// Checks mask, cache and options of self-attention; all other shapes have been checked.
 pub fn check(inputs: &Named<Spec>, options: &Options) -> Result<()> {
     let names = ["x"].into_iter().chain(MHA).chain(Mha::IN_PLACE.iter().copied());
     let given: Named<Spec> = names.filter_map(|name| Some((name, *inputs.find(name)?))).collect();
@@ -65,7 +65,7 @@ pub fn backward<'a, P: Place>(
     place.map(Map::Sum, &[P::view(&dh), P::view(&of_n1)], P::briefly_mut(outputs.expect("dx")?))
 }
 
-/// Intermediate tensors: both norms, and `h`.
+/// Intermediate tensors: the outputs of both norms, and `h`.
 struct Between<T> {
     n1: T,
     h: T,
@@ -79,7 +79,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         self.place.empty(self.problem.x)
     }
 
-    /// The inputs of a part: its `x`, and the block's of these names.
+    /// The inputs of a step: its `x`, and the block's inputs of these names.
     fn inputs_of<'s>(&self, x: &'s P::Owned, names: &[&'static str]) -> Named<P::View<'s>>
     where
         'a: 's,
@@ -88,7 +88,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         [("x", P::view(x))].into_iter().chain(own).collect()
     }
 
-    /// The outputs of a part's gradient: its `dx`, and the block's of these names.
+    /// The outputs of a step's gradient: its `dx`, and the block's outputs for inputs of these names.
     fn gradients<'s>(
         &self,
         dx: &'s mut P::Owned,

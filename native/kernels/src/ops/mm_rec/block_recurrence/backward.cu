@@ -1,5 +1,5 @@
-// The gradient: blocks exchange the gradients of the gates' sums. `first` and `second` hold the sums of times ahead, and
-// the gradients of times that are done.
+// The gradient: blocks exchange the gradients of the gates' pre-activations. `first` and `second` hold pre-activations
+// of times that are still to come, and gradients of times that are done.
 
 struct Read { REAL z, gamma, h, dh, first, second; };
 
@@ -16,7 +16,8 @@ __device__ __forceinline__ Read read(const Params& p, const Place& place, const 
     return of;
 }
 
-// The gradient of the state without the term that the norm subtracts; `u` and the norm's divisor.
+// What a step needs to go back through clip and norm: g, the gradient of the clipped state, 0 outside of the bounds; u;
+// the gates s and m; the norm's divisor.
 struct Reached { REAL g, u, s, m, size; };
 
 __device__ __forceinline__ Reached reach(const Params& p, const Place& place, const Item& item, int index, i64 t, const Read& of) {
@@ -30,7 +31,7 @@ __device__ __forceinline__ Reached reach(const Params& p, const Place& place, co
     return to;
 }
 
-// One step of one column, given the gradient of `u`.
+// One step of one column, given g, the gradient of u.
 __device__ __forceinline__ void step(const Params& p, const Place& place, const Item& item, int index, i64 t, const Read& of,
                                      const Reached& reached, REAL g) {
     i64 at = item.at(p, place, t);
@@ -53,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_backward(Par
     }
     __syncthreads();
     unsigned meetings = 0;
-    // A block's shared memory may be written only once that block has begun.
+    // Another block's shared memory may be written only once that block has started.
     if (CLUSTER) meet(p, meetings);
     int now = 0;
     for (i64 t = p.length - 1; t >= 0; --t) {

@@ -1,9 +1,9 @@
-//! The recurrence on the CPU: the matrices are packed for the vector units, and each step shares their rows among
-//! threads that stay awake. All sequences of the batch use a row while it is in registers.
+//! The recurrence on the CPU: the matrices are packed for the vector units, and the rows of each step are divided among
+//! threads that stay awake. A row that is in registers is multiplied with the states of all sequences of the batch.
 //!
-//! Terms that do not depend on the state are computed beforehand, for all times at once, as products of large matrices.
-//! In the gradient so are terms that depend on known states only. The order of each element's sum is fixed, so
-//! the number of threads changes no bit.
+//! Terms that do not depend on the state are computed beforehand, for all times at once, as products of large matrices;
+//! in the gradient, so are terms that depend on known states only. The order of each element's sum is fixed, so the
+//! bits do not depend on the number of threads.
 
 mod backward;
 mod forward;
@@ -27,11 +27,11 @@ pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>
     with_type!(problem.dtype, S => backward::run::<S>(problem, inputs, outputs, exec))
 }
 
-/// Steps of fewer multiplications are not worth a second thread, although it is awake.
+/// Steps of fewer multiplications are not worth a second thread, even one that is awake.
 const WORTH_SHARING: usize = 1 << 16;
 
 impl Problem {
-    /// `exec` with as few threads as a step is worth: one where a second would cost more than it saves.
+    /// `exec` with the number of threads that a step is worth: one where a second would cost more than it saves.
     fn shared(&self, exec: &Exec) -> Exec {
         let gates = 1 + usize::from(self.mixed);
         let step = self.batch.saturating_mul(self.width).saturating_mul(self.width).saturating_mul(gates);
@@ -39,13 +39,13 @@ impl Problem {
         Exec { threads, ..*exec }
     }
 
-    /// Where the elements of a time lie that belong to columns from `first` on.
+    /// The offset of column `first` of a batch and time.
     fn at(&self, batch: usize, t: usize, first: usize) -> usize {
         (batch * self.length + t) * self.width + first
     }
 }
 
-/// The matrices by which gates see the state, (out, in): `w_gate`, and the second half of `w_mix` where there is one.
+/// The matrices that multiply the state, (out, in): `w_gate`, and the second half of `w_mix` if there is a second gate.
 fn of_state<'a, S: Storage>(problem: &Problem, inputs: &Named<View<'a>>) -> Result<Vec<Matrix<'a, S>>> {
     let width = problem.width;
     let mut matrices = vec![Matrix::new(inputs.get("w_gate")?.slice()?, width, width)];
@@ -60,7 +60,7 @@ fn second<'a, S: Storage>(problem: &Problem, inputs: &Named<View<'a>>) -> Result
     Ok(Matrix::new(inputs.get("w_mix")?.slice()?, problem.width, 2 * problem.width))
 }
 
-/// The second gate's products with `z`, and its bias, for all times.
+/// The part of the second gate's pre-activations that comes from `z` and the bias, for all times.
 fn of_z<S: Storage>(problem: &Problem, inputs: &Named<View>, z: &[S::Wide], exec: &Exec) -> Result<Vec<S::Wide>> {
     if !problem.mixed {
         return Ok(Vec::new());
@@ -72,13 +72,13 @@ fn of_z<S: Storage>(problem: &Problem, inputs: &Named<View>, z: &[S::Wide], exec
     Ok(sums)
 }
 
-/// `rows` copies of a row, in the type of the arithmetic.
+/// `rows` copies of a row, widened.
 fn repeated<S: Storage>(row: &[S], rows: usize) -> Vec<S::Wide> {
     let row: Vec<S::Wide> = row.iter().map(|v| v.widen()).collect();
     row.repeat(rows)
 }
 
-/// The initial state, or the initial sums: the tensor of that name, or zeros.
+/// The tensor of that name, such as the initial state, or zeros.
 fn initial<E: Element>(problem: &Problem, inputs: &Named<View>, name: &str) -> Result<Vec<E>> {
     match inputs.find(name) {
         Some(state) => Ok(state.slice()?.to_vec()),
@@ -86,7 +86,7 @@ fn initial<E: Element>(problem: &Problem, inputs: &Named<View>, name: &str) -> R
     }
 }
 
-/// `s`, `m` and `u` of a step; without a second gate `m` is 0, as is its weight.
+/// `s`, `m` and `u` of a step, from the gates' pre-activations `sums`. Without a second gate `m` is 0.
 #[inline(always)]
 fn gated<V: Vector>([z, gamma, h]: [V; 3], sums: [V; 2], mixed: bool, mix: V) -> [V; 3] {
     let s = sigmoid(sums[0]);
@@ -100,17 +100,17 @@ fn gated<V: Vector>([z, gamma, h]: [V; 3], sums: [V; 2], mixed: bool, mix: V) ->
     [s, m, n.mul_add(mix, core)]
 }
 
-/// The norm's divisor: the root mean square of a state of `width` elements, plus `EPS`.
+/// The norm's divisor of a state with `width` elements and this sum of `squares`: the root mean square plus `EPS`.
 fn size<E: Element>(squares: E, width: usize) -> E {
     E::from_f64((squares.to_f64() / width as f64).sqrt() + EPS)
 }
 
-/// The bound of the state's elements; infinite where there is none.
+/// The bound of the state's elements; infinite if there is none.
 fn bound<E: Element>(problem: &Problem) -> E {
     E::from_f64(problem.clip.unwrap_or(f64::INFINITY))
 }
 
-/// Calls `step` for all times in order, with threads that stay awake.
+/// Calls `step` for each time in order, with threads that stay awake.
 fn walk(times: impl Iterator<Item = usize>, exec: &Exec, mut step: impl FnMut(usize) -> Result<()>) -> Result<()> {
     let mut times = times;
     pool::awake(exec.threads, || times.try_for_each(&mut step))?

@@ -1,9 +1,9 @@
-//! The recurrence on CUDA: one launch walks through time with the matrices on the multiprocessors. Matrices that fit
-//! in the registers and shared memory of a cluster are held by each cluster, which walks one or a few sequences.
-//! Larger ones are held by the whole device, which walks a few sequences at a time.
+//! The recurrence on CUDA: one persistent launch walks through time, with the matrices on the multiprocessors. Matrices
+//! that fit in the registers and shared memory of a cluster are held by every cluster, each of which walks one or a few
+//! sequences. Larger ones are divided over the whole device, which walks a few sequences at a time.
 //!
-//! As on the CPU, terms that do not depend on the state, or only on known states, are computed before and
-//! after the walk, as products of large matrices.
+//! As on the CPU, terms that do not depend on the state, or only on known states, are computed before and after the
+//! walk, as products of large matrices.
 
 mod plan;
 
@@ -67,7 +67,8 @@ params! {
         first: u64 as "REAL*",
         second: u64 as "REAL*",
         dz: u64 as "REAL*",
-        // For the grid only: the exchange buffer, and the count of arrivals at the barrier.
+        // For walks by the grid only: buffers for exchange between blocks, and the count of arrivals at the grid's
+        // barrier.
         exchange: u64 as "REAL*",
         parts: u64 as "REAL*",
         arrived: u64 as "unsigned*",
@@ -148,12 +149,12 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     call.through_gates(&known, &dz)
 }
 
-/// The gradient's tensors, in the type of the arithmetic.
+/// Intermediate tensors of the gradient, in the type of the arithmetic.
 struct Known {
     z: Buffer,
     w_mix: Option<Buffer>,
     before: Buffer,
-    /// The gates' sums without their biases; after the walk their gradients.
+    /// The gates' pre-activations without biases, overwritten by their gradients during the walk.
     first: Buffer,
     second: Option<Buffer>,
 }
@@ -200,13 +201,13 @@ impl Call<'_> {
         self.problem.dtype.wide()
     }
 
-    /// Memory for a tensor like `z`, in the type of the arithmetic.
+    /// Allocates a tensor like `z`, in the type of the arithmetic.
     fn sequence(&self) -> Result<Buffer> {
         let Problem { batch, length, width, .. } = *self.problem;
         self.lane.temporary(Spec::new(self.wide(), &[batch, length, width])?)
     }
 
-    /// The output of that name if it is in the type of the arithmetic, otherwise memory for its unrounded values.
+    /// The output of that name if it has the type of the arithmetic, otherwise memory for its unrounded values.
     fn wide_output(&self, name: &str) -> Result<Buffer> {
         let output = *self.outputs.get(name)?;
         let spec = Spec { dtype: self.wide(), ..output.spec() };
@@ -242,7 +243,7 @@ impl Call<'_> {
         })
     }
 
-    /// All rows of a sequence.
+    /// A sequence tensor as a matrix with a row for each batch and time.
     fn rows(&self, of: &Buffer) -> Result<Matrix> {
         let Problem { batch, length, width, .. } = *self.problem;
         Ok(Matrix::new(self.lane.address(of)?, batch * length, width))
@@ -252,7 +253,7 @@ impl Call<'_> {
         Ok(Matrix::new(self.lane.address(of)?, self.problem.width, self.problem.width))
     }
 
-    /// The halves of a matrix like `w_mix`: for `z`, and for the state.
+    /// The halves of a matrix like `w_mix`: the one that multiplies `z`, and the one that multiplies the state.
     fn halves(&self, of: &Buffer) -> Result<[Matrix; 2]> {
         let (width, dtype) = (self.problem.width, of.spec().dtype);
         let whole = Matrix::new(self.lane.address(of)?, width, 2 * width);
@@ -270,7 +271,7 @@ impl Call<'_> {
         unsafe { self.lane.multiply_with([dtype, self.wide()], matrices, epilogue) }
     }
 
-    /// The part of the second gate's sums that comes from `z`.
+    /// The part of the second gate's pre-activations that comes from `z`.
     fn of_z(&self, z: &Buffer, w_mix: Option<&Buffer>) -> Result<Option<Buffer>> {
         let Some(w_mix) = w_mix else { return Ok(None) };
         let (sums, [of_z, _]) = (self.sequence()?, self.halves(w_mix)?);
@@ -278,7 +279,7 @@ impl Call<'_> {
         Ok(Some(sums))
     }
 
-    /// An input in the type of the arithmetic.
+    /// An input, widened to the type of the arithmetic.
     fn widened(&self, name: &str) -> Result<Buffer> {
         let from = *self.inputs.get(name)?;
         let spec = Spec { dtype: self.wide(), ..from.spec() };
@@ -316,7 +317,7 @@ impl Call<'_> {
         unsafe { launch_each(self.lane, &kernel, count, &params) }
     }
 
-    /// The norm's divisor of each state.
+    /// The norm's divisor of the state at each time.
     fn sizes(&self, of: &Params<f64>) -> Result<Buffer> {
         const THREADS: u32 = 256;
         let Problem { batch, length, dtype, .. } = *self.problem;
@@ -331,7 +332,7 @@ impl Call<'_> {
                 Sizes { z, gamma, b_gate, b_mix, before, first, second, sizes: to, width, mix: $mix }
             };
         }
-        // SAFETY: a block for each time.
+        // SAFETY: there is one block per time of each sequence.
         unsafe {
             match self.wide() {
                 DType::F64 => self.lane.launch(&kernel, grid, THREADS, &with!(mix))?,
@@ -341,7 +342,7 @@ impl Call<'_> {
         Ok(sizes)
     }
 
-    /// The gradients of weights, biases, and of `z` through the second gate, after the walk.
+    /// After the walk: the gradients of weights and biases, and the part of `dz` that goes through the second gate.
     fn through_gates(&self, known: &Known, dz: &Buffer) -> Result<()> {
         let rows = self.problem.batch * self.problem.length;
         let dw_gate = self.wide_output("dw_gate")?;
@@ -361,7 +362,7 @@ impl Call<'_> {
         self.finish("dz", dz)
     }
 
-    /// Rounds unrounded values into an output, unless they are the output itself.
+    /// Rounds values into an output, unless they are the output itself.
     fn finish(&self, name: &str, from: &Buffer) -> Result<()> {
         let to = self.outputs.get(name)?;
         if from.same(to) { Ok(()) } else { self.prepare(&CONVERT, from, to) }
@@ -380,8 +381,8 @@ impl Call<'_> {
         }
     }
 
-    /// A plan by clusters, if the device has them and the weights fit in one. The fewer sequences share a cluster the
-    /// better, as long as all clusters run at once.
+    /// A plan with clusters, if the device has them and the weights fit in one. The fewer sequences per cluster the
+    /// better, as long as all clusters are resident at once.
     fn in_clusters(&self, source: &Source<Params<()>>, walk: &Walk) -> Result<Option<(Plan, Kernel<Params<()>>)>> {
         let facts = self.lane.device().facts();
         if facts.capability.0 < 9 {
@@ -437,8 +438,8 @@ impl Call<'_> {
         params: Params<f64>,
     ) -> Result<()> {
         let size = [plan.threads() as u32, plan.shared as u32];
-        // SAFETY: the op's checks prove that the buffers have these sizes, and the plan that shared memory and scratch
-        // have.
+        // SAFETY: the op's checks prove that the buffers have these sizes; the plan determines those of shared memory
+        // and scratch memory.
         unsafe {
             match self.wide() {
                 DType::F64 => self.lane.launch_together(kernel, together, blocks, size, &params),

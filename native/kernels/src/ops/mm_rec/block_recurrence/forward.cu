@@ -1,4 +1,4 @@
-// The recurrence: blocks exchange states, or normed states.
+// The recurrence: blocks exchange states, or with NORM u, which every block then normalises.
 
 struct Read { REAL z, gamma, bias, of_z; };
 
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) recurrence_forward(Para
         state().carry[i] = item.there ? state().vectors[0][item.batch][item.column] : (REAL)0;
     }
     unsigned meetings = 0;
-    // A block's shared memory may be written only once that block has begun.
+    // Another block's shared memory may be written only once that block has started.
     if (CLUSTER) meet(p, meetings);
     for (i64 t = 0; t < p.length; ++t) {
         int now = CLUSTER ? t & 1 : 0, next = (t + 1) & 1;

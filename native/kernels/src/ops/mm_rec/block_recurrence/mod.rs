@@ -9,9 +9,9 @@
 //! h[t] = clip(norm(u))
 //! ```
 //!
-//! `norm` divides by `sqrt(mean(u^2)) + 1e-6` if `state_norm` is set, `clip` cuts at `state_clip` if that is given; else
-//! both do nothing, as in the original. Without w_mix and b_mix, `mix` is 0 and `m` is not needed: the core recurrence.
-//! (`mm_rec.md`, sections 4 and 5; the guards are those of its remark on stability.)
+//! `norm` divides by `sqrt(mean(u^2)) + 1e-6` if `state_norm` is set, and `clip` limits elements to `state_clip` if
+//! that is given; by default both do nothing, as in the original. Without w_mix and b_mix, `mix` is 0 and `m` is not
+//! needed: the core recurrence. (`mm_rec.md`, sections 4 and 5; both guards are from its remark on stability.)
 //!
 //! Given the cotangents `dh` and `dlast_state`, time runs backwards; `G` starts as `dlast_state`:
 //!
@@ -24,11 +24,11 @@
 //! dw_mix  = sum dm [z[t]; h[t-1]]^T       db_mix = sum dm              dinitial_state = G
 //! ```
 //!
-//! The gradient of a clipped element is 0 outside of the bounds and passes on them. Storage is f32, f64, bf16 or f16;
-//! `initial_state`, the state from step to step, `last_state` and all arithmetic are f32 (f64 for f64 storage), and
-//! outputs are rounded once. The gradient reads `h` as it was stored.
+//! The gradient of a clipped element is 0 outside of the bounds, and passes through on them. Storage is f32, f64, bf16
+//! or f16; `initial_state`, the state from step to step, `last_state` and all arithmetic are f32 (f64 for f64 storage),
+//! and outputs are rounded once. The gradient reads `h` as it was stored.
 //!
-//! Nothing keeps the state from growing: its weight on itself is `(1 + mix) gamma + mix (1 - m)`, up to 1.2.
+//! The state may grow without bound: its weight on itself is `(1 + mix) gamma + mix (1 - m)`, up to 1.2.
 
 mod cpu;
 mod cuda;
@@ -39,7 +39,7 @@ use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
 use crate::tensor::{DType, Spec};
 use crate::{options, shared_options};
 
-/// What `norm` adds to the root.
+/// The term that `norm` adds to the root.
 const EPS: f64 = 1e-6;
 
 shared_options! {

@@ -1,12 +1,12 @@
 // Inputs of the walks, computed for all times at once.
 
-// Casts to another type.
+// Converts elements to another type.
 extern "C" __global__ void recurrence_convert(Prepare p) {
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at < p.count) narrow(widen(p.from[at]), p.to[at]);
 }
 
-// For each time the state before it.
+// Writes for each time the state before it.
 extern "C" __global__ void recurrence_before(Prepare p) {
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= p.count) return;

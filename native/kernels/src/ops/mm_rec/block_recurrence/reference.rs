@@ -5,14 +5,14 @@ use crate::error::Result;
 use crate::op::Named;
 use ndarray::{Array1, Array2, Array3, ArrayD, ArrayView1, ArrayView2, Axis, Ix1, Ix2, Ix3, s};
 
-/// Sequences and weights as arrays of their ranks.
+/// The inputs, as arrays of known rank.
 struct Given<'a> {
     problem: &'a Problem,
     z: Array3<f64>,
     gamma: Array3<f64>,
     w_gate: Array2<f64>,
     b_gate: Array1<f64>,
-    /// Zeros where there is no second gate.
+    /// Zeros if there is no second gate.
     w_mix: Array2<f64>,
     b_mix: Array1<f64>,
     initial_state: Array2<f64>,
@@ -31,7 +31,7 @@ fn sigmoid(v: f64) -> f64 {
     if v >= 0.0 { 1.0 / (1.0 + (-v).exp()) } else { v.exp() / (1.0 + v.exp()) }
 }
 
-/// `M v + b`, or without `b` where that is not given.
+/// `M v + b`.
 fn linear(m: ArrayView2<f64>, v: ArrayView1<f64>, b: &Array1<f64>) -> Array1<f64> {
     b + &Array1::from_iter(m.rows().into_iter().map(|row| row.iter().zip(&v).map(|(w, v)| w * v).sum::<f64>()))
 }
@@ -81,7 +81,7 @@ pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<A
         for t in 0..problem.length {
             let Step { u, size, .. } = given.step(i, t, state.row(i));
             let bound = problem.clip.unwrap_or(f64::INFINITY);
-            // Not `clamp`, for NaN stays NaN.
+            // Not `clamp`: NaN must stay NaN.
             let new = u.mapv(|u| {
                 if u / size > bound {
                     bound
@@ -139,7 +139,7 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
     Ok(matrices.into_iter().chain(vectors).chain(sequences).collect())
 }
 
-/// The gradient of `u`, given that of the state.
+/// The gradient of `u`, back through clip and norm.
 fn through_guards(problem: &Problem, step: &Step, g: Array1<f64>) -> Array1<f64> {
     let (u, size) = (&step.u, step.size);
     let bound = problem.clip.unwrap_or(f64::INFINITY);

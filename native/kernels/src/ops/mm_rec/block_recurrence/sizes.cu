@@ -1,4 +1,4 @@
-// The norm's divisor of each state: a block for each time of each sequence.
+// The norm's divisor of each state: one block per time of each sequence.
 
 extern "C" __global__ void __launch_bounds__(THREADS) recurrence_sizes(Sizes p) {
     REAL squares = 0;

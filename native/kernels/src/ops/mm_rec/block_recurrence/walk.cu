@@ -1,13 +1,15 @@
-// A walk through time by a group of blocks that share a matrix: each keeps some rows of it in registers and shared
-// memory, and in each step multiplies them with vectors gathered from all blocks of the group.
+// A walk through time by a group of blocks that share the matrices: each block keeps some rows in registers and shared
+// memory, and in each step multiplies them with vectors that it gathers from all blocks of the group.
 //
 // The group is a cluster of BLOCKS blocks, which write into each other's shared memory, or with CLUSTER 0 the grid,
-// which goes through global memory; one barrier a step, two with NORM. A group walks for BATCH sequences at once.
+// which exchanges vectors through global memory; there is one barrier per step, two with NORM. A group walks BATCH
+// sequences at once.
 //
-// A block has WR * WK warps. A warp multiplies ROWS rows with every WK-th chunk of 128 columns, a lane four of them.
-// Of a thread's chunks REGS are in registers, SHARED in shared memory, the others, which have no room there, in FAR.
-// FORWARD, rows are those of all gates for OWN columns of the state, and the vectors are states of WIDTH elements;
-// backward, rows are for OWN columns of the gradient of the state, and the vectors those of all gates' sums.
+// A block has WR * WK warps. A warp multiplies ROWS rows with every WK-th chunk of 128 columns, a lane four columns of
+// it. Of a thread's chunks, REGS are in registers, SHARED in shared memory, and the rest, FAR, in global memory.
+// Forward, the rows are those of all gates for OWN columns of the state, and the vectors are states of WIDTH elements;
+// backward, the rows are for OWN columns of the gradient of the state, and the vectors are those of all gates'
+// pre-activations.
 
 constexpr int ROWS = 8, THREADS = 32 * WR * WK, CHUNKS_TOTAL = CHUNKS, PADDED = CHUNKS * WK * 128;
 constexpr int ALL_ROWS = WR * ROWS, ITEMS = OWN * BATCH, EACH = (ITEMS + THREADS - 1) / THREADS;
@@ -16,17 +18,17 @@ constexpr int FAR = CHUNKS - REGS - SHARED;
 template <class T>
 struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) Four { T of[4]; };
 
-// A block's shared memory, without its weights.
+// A block's shared memory, except for its weights.
 struct alignas(16) State {
-    // The vectors, for the cluster those of this step and of the next.
+    // The gathered vectors; double-buffered in a cluster, since blocks write those of the next step early.
     REAL vectors[CLUSTER ? 2 : 1][BATCH][PADDED];
-    // Sums of the warps that share rows.
+    // Partial sums of the warps that share rows.
     REAL sums[WK][ALL_ROWS][BATCH];
-    // Values that this block sends to the others: for each vector's part a column and a sequence.
+    // Values that this block sends to the others: for each part of a vector, a column of a sequence.
     REAL fresh[BACKWARD ? GATES : 1][ITEMS];
     REAL carry[ITEMS];
 #if NORM
-    // Each block's part of the norm's sums; then the sums, and the norm's divisors.
+    // Each block's partial sum for the norm; then the totals, from which the norm's divisors follow.
     REAL parts[CLUSTER ? 2 : 1][BLOCKS][BATCH];
     REAL norm[BATCH];
 #endif
@@ -41,7 +43,7 @@ __device__ __forceinline__ Four<STORAGE>* shared_weights() { return (Four<STORAG
 __device__ __forceinline__ int own_rank() { return rank_in_cluster(); }
 __device__ __forceinline__ i64 first_sequence(const Params&) { return (i64)(blockIdx.x / BLOCKS) * BATCH; }
 
-// Writes to where `at` lies in another block.
+// Writes to the address of block `rank` that corresponds to `at`.
 __device__ __forceinline__ void write_to(int rank, REAL* at, REAL value) {
     unsigned there = in_block(address(at), rank);
     if constexpr (sizeof(REAL) == 4)
@@ -69,7 +71,7 @@ __device__ __forceinline__ void meet(const Params& p, unsigned& meetings) {
 }
 #endif
 
-// A thread's place, and the columns of the state that its block has.
+// A thread's position, and the columns and sequences of its block.
 struct Place {
     int lane, rows, columns, rank;
     i64 first, sequence;
@@ -85,11 +87,11 @@ struct Place {
         i64 left = p.batch - sequence;
         sequences = left < BATCH ? left : BATCH;
     }
-    // The column group of a chunk that this thread multiplies.
+    // The group of four columns of a chunk that this thread multiplies.
     __device__ __forceinline__ int four(int chunk) const { return (chunk * WK + columns) * 32 + lane; }
 };
 
-// An item is a column of the state in one sequence.
+// An item is one column of the state of one sequence.
 struct Item {
     int own, batch;
     i64 column;
@@ -109,7 +111,7 @@ struct Item {
     }
 };
 
-// An element of the matrix: of a row of this block, and a column.
+// An element of the matrix, by row of this block and column.
 __device__ __forceinline__ STORAGE weight(const Params& p, const Place& place, int row, i64 column) {
     i64 gate = BACKWARD ? column / p.width : row % GATES;
     i64 out = BACKWARD ? column % p.width : place.first + row / GATES;
@@ -142,7 +144,7 @@ struct Weights {
                 *at(chunk, row) = four;
             }
     }
-    // Where a thread's four elements lie that are not in registers.
+    // The address of a thread's four elements that are not in registers.
     __device__ __forceinline__ Four<STORAGE>* at(int chunk, int row) {
         int stored = chunk - REGS;
         return stored < SHARED ? shared_weights() + (stored * ROWS + row) * THREADS + threadIdx.x
@@ -161,8 +163,8 @@ __device__ __forceinline__ void multiply(const REAL (&w)[ROWS][4], int four, int
     }
 }
 
-// Adds up over the lanes of a warp: lane l gets the sums from l * COUNT / 32 on, where there are fewer than 32 several
-// lanes the same one.
+// Reduces COUNT sums over the lanes of a warp: lane l gets the totals from l * COUNT / 32 on. If COUNT is less than 32,
+// several lanes get the same one.
 template <int COUNT>
 __device__ __forceinline__ void add_up(REAL (&sums)[COUNT], int lane) {
     int left = COUNT;
@@ -183,7 +185,7 @@ __device__ __forceinline__ void add_up(REAL (&sums)[COUNT], int lane) {
     }
 }
 
-// The products of all rows with the vectors, as far as each warp has them.
+// The products of all rows with the vectors, as partial sums of each warp.
 __device__ __forceinline__ void product(Weights& weights, const Place& place, int buffer) {
     constexpr int COUNT = ROWS * BATCH, LEFT = COUNT > 32 ? COUNT / 32 : 1;
     REAL sums[COUNT] = {};
@@ -208,7 +210,7 @@ __device__ __forceinline__ void product(Weights& weights, const Place& place, in
         for (int i = 0; i < LEFT; ++i) to[place.lane / SAME * LEFT + i] = sums[i];
 }
 
-// A row's product with a vector.
+// A row's product with a vector, summed over warps.
 __device__ __forceinline__ REAL total(int row, int batch) {
     REAL sum = 0;
 #pragma unroll
@@ -216,7 +218,7 @@ __device__ __forceinline__ REAL total(int row, int batch) {
     return sum;
 }
 
-// Gives `fresh` to all blocks, as parts of the next vectors.
+// Sends `fresh` to all blocks, as a part of the next vectors.
 __device__ __forceinline__ void give(const Params& p, const Place& place, int next) {
     constexpr int PARTS = BACKWARD ? GATES : 1;
 #if CLUSTER
@@ -236,7 +238,7 @@ __device__ __forceinline__ void give(const Params& p, const Place& place, int ne
 #endif
 }
 
-// Takes the vectors that all blocks have given.
+// Gathers the vectors that all blocks have sent.
 __device__ __forceinline__ void take(const Params& p, int next) {
 #if !CLUSTER
     constexpr int PACKS = BATCH * PADDED * sizeof(REAL) / 16;
@@ -249,7 +251,7 @@ __device__ __forceinline__ void take(const Params& p, int next) {
 #endif
 }
 
-// Zeros, or what each sequence starts with.
+// Initialises the vectors with a state of each sequence, or zeros.
 __device__ __forceinline__ void start(const Params& p, const Place& place, const REAL* from) {
     for (int i = threadIdx.x; i < BATCH * PADDED; i += THREADS) {
         int batch = i / PADDED, column = i % PADDED;
@@ -261,7 +263,7 @@ __device__ __forceinline__ void start(const Params& p, const Place& place, const
 }
 
 #if NORM
-// Sums, for each sequence and over the columns of all blocks, the first part of `fresh` times `other`.
+// Sums `other` over the columns of all blocks, for each sequence.
 template <class Other>
 __device__ __forceinline__ void sum_over_group(const Params& p, const Place& place, unsigned& meetings, int next, Other other) {
     int batch = threadIdx.x;
@@ -296,7 +298,7 @@ constexpr REAL EPS = 1e-6;
 // Not fmin and fmax: they would turn NaN into a number.
 __device__ __forceinline__ REAL within(REAL v, REAL end) { return v < -end ? -end : v > end ? end : v; }
 
-// `u` of a step.
+// `u` of a step, from the values of the gates.
 __device__ __forceinline__ REAL gated(const Params& p, REAL z, REAL gamma, REAL h, REAL s, REAL m) {
     REAL kept = gamma * h, core = fma(z, s, kept);
     return GATES == 1 ? core : fma(fma(m, z - h, h + kept), p.mix, core);

@@ -1,5 +1,5 @@
-//! The hierarchy on the CPU: threads share batches and strips of columns, and each makes all levels of its strip. So
-//! intermediate levels stay in the caches and are never rounded.
+//! The hierarchy on the CPU: threads divide batches and strips of columns, and each computes all levels of its strip.
+//! So intermediate levels stay in the caches and are never rounded.
 
 use super::{Levels, NAMES, Problem, window};
 use crate::cpu::pool::Shared;
@@ -11,7 +11,7 @@ use crate::tensor::{View, ViewMut};
 use crate::with_type;
 use std::ops::Range;
 
-/// Wider strips would push intermediate levels out of the caches.
+/// The most columns per strip: wider ones would push intermediate levels out of the caches.
 const WIDEST: usize = 128;
 
 /// Computes the levels on the CPU.
@@ -28,7 +28,7 @@ pub fn forward(problem: &Problem, inputs: &Named<View>, mut outputs: Named<ViewM
     })
 }
 
-/// Pools banks: for each the levels above it.
+/// Computes the levels above each of several banks.
 pub fn pool<S: Storage, O: Storage<Wide = S::Wide>>(
     levels: &Levels,
     from: &[&[S]],
@@ -72,14 +72,14 @@ struct Strip<'l> {
 }
 
 impl Strip<'_> {
-    /// Where the strip lies in a row of a level.
+    /// The range of the strip in a row of a level.
     #[inline(always)]
     fn row(&self, level: usize, row: usize) -> Range<usize> {
         let start = (self.batch * self.levels.sizes[level] + row) * self.levels.width + self.columns.start;
         start..start + self.columns.len()
     }
 
-    /// Where the strip lies in the bank's row of this age; the oldest row has age 0.
+    /// The range of the strip in the bank's row of this age, counted from the oldest row.
     #[inline(always)]
     fn by_age(&self, age: usize) -> Range<usize> {
         let (row, slots) = (self.levels.first + age, self.levels.sizes[0]);
@@ -133,7 +133,7 @@ impl<S: Storage, O: Storage<Wide = S::Wide>> Work<S::Wide> for Pool<'_, S, O> {
 
 struct Spread<'a, S: Storage> {
     strip: Strip<'a>,
-    /// The cotangents of the levels above the bank.
+    /// The given cotangents of the levels above the bank.
     given: &'a [Option<&'a [S]>],
     to: &'a Shared<'a, S>,
 }
@@ -156,7 +156,7 @@ impl<S: Storage> Work<S::Wide> for Spread<'_, S> {
                     }
                 }
                 Self::add(sums, &above, sizes, level, j);
-                // From here on it is the share of each slot that it is the average of.
+                // Dividing by the size of the window gives the share of each row in it.
                 let count = V::constant(window(j, sizes[level - 1], sizes[level]).len() as f64);
                 for sum in sums.iter_mut() {
                     *sum = sum.div(count);
@@ -178,7 +178,7 @@ impl<S: Storage> Work<S::Wide> for Spread<'_, S> {
 }
 
 impl<S: Storage> Spread<'_, S> {
-    /// Adds the shares of the averages that row `j` of a level is in.
+    /// Adds to row `j` of a level its shares of the rows above whose windows contain it.
     #[inline(always)]
     fn add<V: Vector<Element = S::Wide>>(sums: &mut [V], above: &[V], sizes: &[usize], level: usize, j: usize) {
         if level + 1 == sizes.len() {

@@ -1,4 +1,4 @@
-//! The hierarchy on CUDA: one launch per level, one thread per element. The next level is made of unrounded values.
+//! The hierarchy on CUDA: one launch per level, one thread per element. Each level is computed from unrounded values.
 
 use super::{Levels, NAMES, Problem};
 use crate::cuda::{Buffer, Declared, Lane, Source, THREADS, grid_size, params, type_names, types};
@@ -17,7 +17,7 @@ params! {
     struct Pool {
         from: [u64; 2] as "const FROM*",
         to: [u64; 2] as "STORAGE*",
-        wide: [u64; 2] as "REAL*", // the same unrounded; either may be missing
+        wide: [u64; 2] as "REAL*", // the unrounded level; either `to` or `wide` may be null
         batch: i64,
         below: i64,
         slots: i64,
@@ -40,7 +40,7 @@ params! {
     }
 }
 
-/// Unrounded tensors for keys and for values, and their addresses.
+/// Buffers for unrounded levels of keys and values, and their addresses.
 fn wide(levels: &Levels, level: usize, banks: usize, dtype: DType, lane: &Lane) -> Result<(Buffer, Both)> {
     let spec = Spec::new(dtype.wide(), &[banks, levels.batch, levels.sizes[level], levels.width])?;
     let buffer = lane.temporary(spec)?;
@@ -49,7 +49,7 @@ fn wide(levels: &Levels, level: usize, banks: usize, dtype: DType, lane: &Lane) 
     Ok((buffer, [at, second]))
 }
 
-/// Queues a kernel with a thread for each of the `elements` of a level, in each of `banks` banks.
+/// Queues a kernel with a thread for each of the `elements` of a level, for each of `banks` banks.
 ///
 /// # Safety
 /// As for [`Lane::launch`].
@@ -91,7 +91,7 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     Ok(())
 }
 
-/// Queues one level of `banks` banks, from `from` to `to`, and unrounded to `wide` where there is such a tensor.
+/// Queues one level of `banks` banks, from `from` to `to`, and unrounded to `wide` if there is such a buffer.
 fn pool(
     levels: &Levels,
     level: usize,
@@ -113,7 +113,7 @@ fn pool(
         width: levels.width as i64,
         first: if level == 1 { levels.first as i64 } else { 0 },
     };
-    // SAFETY: the op's checks prove that the buffers have these sizes, and the temporary ones were made for them.
+    // SAFETY: the op's checks prove that the buffers have these sizes, and the temporary ones were allocated with them.
     unsafe { launch(&POOL, &options, levels.batch * slots * levels.width, banks, &params, lane) }
 }
 
@@ -158,7 +158,7 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
         };
         let options = if level == 0 { types(dtype) + " -DTO=STORAGE" } else { format!("{} -DTO={real}", types(dtype)) };
         let elements = levels.batch * levels.sizes[level] * levels.width;
-        // SAFETY: as above, with the other struct.
+        // SAFETY: as above, with the parameters of the other kernel.
         unsafe { launch(&SPREAD, &options, elements, 2, &params, lane)? };
         above = to;
     }

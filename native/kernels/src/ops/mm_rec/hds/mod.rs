@@ -7,10 +7,10 @@
 //!                                                            j whose windows have r
 //! ```
 //!
-//! Windows overlap where `T` does not divide `S` (as in PyTorch's adaptive average pooling). A bank that is a ring
-//! is pooled from its oldest slot on: `cursor`, the slot that is written next. Keys and values are pooled alike.
-//! Storage is f32, f64, bf16 or f16; sums are f32 (f64 for f64 storage). Each level is the average of the unrounded
-//! level below.
+//! Windows overlap where `T` does not divide `S` (as in PyTorch's adaptive average pooling). A bank that is a ring is
+//! pooled from its oldest slot on, which is `cursor`, the next one to be written. Keys and values are pooled
+//! separately, in equal ways. Storage is f32, f64, bf16 or f16; sums are f32 (f64 for f64 storage). Each level is the
+//! average of the unrounded level below.
 
 mod cpu;
 mod cuda;
@@ -23,7 +23,7 @@ use crate::tensor::{DType, Spec};
 use crate::{options, shared_options};
 use std::ops::Range;
 
-/// The most levels, that of the bank among them.
+/// The most levels, including the bank.
 pub const MOST_LEVELS: usize = 16;
 
 shared_options! {
@@ -44,8 +44,8 @@ options! {
     }
 }
 
-/// The rows of the level below, of `from` rows, that row `j` of `to` is the average of. With both numbers the other
-/// way round: the rows of the level above whose windows have row `j`.
+/// The rows of a level with `from` rows whose average is row `j` of the next level with `to` rows. With both numbers
+/// swapped: the rows of the level above whose windows contain row `j`.
 #[inline(always)]
 pub fn window(j: usize, from: usize, to: usize) -> Range<usize> {
     j * from / to..((j + 1) * from).div_ceil(to)
@@ -58,14 +58,14 @@ pub struct Levels {
     pub batch: usize,
     /// Width of a slot, `D`.
     pub width: usize,
-    /// Slots of each level, those of the bank first.
+    /// Slots of each level, from the bank up.
     pub sizes: Vec<usize>,
     /// The oldest slot of the bank.
     pub first: usize,
 }
 
 impl Levels {
-    /// The levels of a bank of that shape, which has three axes.
+    /// The levels over a bank of this shape, which has three axes.
     pub fn new(name: &str, bank: &Spec, options: &Options) -> Result<Levels> {
         let [batch, slots, width] = [0, 1, 2].map(|axis| bank.shape[axis]);
         if slots == 0 {
@@ -74,7 +74,7 @@ impl Levels {
         let Options { levels, ratio, cursor } = *options;
         within("levels", levels, 1..=MOST_LEVELS)?;
         within("ratio", ratio, 2..=usize::MAX)?;
-        // Windows are found by products of the sizes of neighbouring levels.
+        // Windows are computed from products of the sizes of adjacent levels, which must not overflow.
         if slots.checked_mul(slots / 2 + 2).is_none_or(|product| product > i64::MAX as usize) {
             return Err(Error::new(Kind::Size, name).expected("fewer slots").got(slots));
         }
@@ -82,13 +82,13 @@ impl Levels {
         Ok(Levels { batch, width, sizes: (0..levels).map(size).collect(), first: cursor % slots })
     }
 
-    /// Elements of a bank.
+    /// Number of elements of a bank.
     pub fn elements(&self) -> usize {
         self.batch * self.sizes[0] * self.width
     }
 }
 
-/// Checks that an option is of a range.
+/// Checks that the value of an option is in a range.
 pub fn within(name: &str, value: usize, range: std::ops::RangeInclusive<usize>) -> Result<()> {
     if range.contains(&value) {
         return Ok(());
@@ -162,7 +162,7 @@ impl Op for HdsConstruct {
         within("levels", options.levels, 2..=MOST_LEVELS)
             .map_err(|e| e.hint("Level 0 is the bank itself, which is there already"))?;
         let levels = Levels::new("k", k, options)?;
-        // Not before: where `k` has no slots, that is what is wrong.
+        // Checked last: if `k` has no slots, that is the error to report.
         op::same_shape(inputs, "v", &k.shape)?;
         for name in NAMES[options.levels - 1..].iter().flat_map(|names| &names[2..]) {
             if inputs.find(name).is_some() {

@@ -1,4 +1,4 @@
-// One level of a hierarchy from the level below, one thread per element; the second axis of blocks is the bank.
+// One level of a hierarchy from the level below, one thread per element; the y index of a block is the bank.
 
 extern "C" __global__ void hds_pool(Pool p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -25,7 +25,7 @@ pub fn by_age(bank: &ArrayD<f64>, first: usize) -> ArrayD<f64> {
     bank.select(Axis(1), &order)
 }
 
-/// The level above one.
+/// The level above a level.
 pub fn next(level: &ArrayD<f64>, size: usize) -> ArrayD<f64> {
     let slots = level.len_of(Axis(1));
     let mut next = ArrayD::zeros([level.len_of(Axis(0)), size, level.len_of(Axis(2))].as_slice());
@@ -54,13 +54,13 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
             g = spread(&g, below);
         }
         let first = problem.levels.first;
-        // What came to the front goes back to where it was.
+        // Rotates the gradient back to the bank's own order.
         outputs.push(gradient, by_age(&g, (sizes[0] - first) % sizes[0]));
     }
     Ok(outputs)
 }
 
-/// Adds the share of the cotangents of the level above to those of a level.
+/// Adds to the cotangents of a level their shares of the cotangents of the level above.
 fn spread(above: &ArrayD<f64>, below: ArrayD<f64>) -> ArrayD<f64> {
     let (from, to) = (below.len_of(Axis(1)), above.len_of(Axis(1)));
     let mut below = below.into_dimensionality::<Ix3>().expect("batch, slots and width");

@@ -1,5 +1,5 @@
-// The cotangents of a level: the given ones, plus its shares of the level above. One thread per element; the second
-// axis of blocks is the bank.
+// The cotangents of a level: the given ones, plus shares of those of the level above. One thread per element; the y
+// index of a block is the bank.
 
 extern "C" __global__ void hds_spread(Spread p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;

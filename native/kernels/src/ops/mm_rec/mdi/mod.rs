@@ -7,8 +7,8 @@
 //! h_new = gate z + (1 - gate) h_prev + gamma h_prev
 //! ```
 //!
-//! [`gamma`] has the coefficient and [`update`] the last line. A row's weight on `h_prev` is `1 - gate + gamma`,
-//! up to 2: over many steps the state grows unless `gamma` is small.
+//! The coefficient is [`gamma`], and the last line [`update`]. The weight of `h_prev` is `1 - gate + gamma`, up to 2:
+//! over many steps the state grows unless `gamma` is small.
 //!
 //! The gradient recomputes the intermediate tensors, which have the storage type.
 

@@ -62,7 +62,7 @@ pub fn backward<'a, P: Place>(
     place.map(Map::Sum, &terms, P::briefly_mut(outputs.expect("dh_prev")?))
 }
 
-/// The gradients that the update gives, with the cotangents of `gate` and `gamma` added.
+/// The gradients of the update's inputs, plus the cotangents of `gate` and `gamma`.
 struct OfUpdate<T> {
     dz: T,
     dh_old: T,
@@ -96,7 +96,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         self.problem.z.shape.last().copied().unwrap_or(0)
     }
 
-    /// Memory for `[z; h_prev]`.
+    /// Allocates the concatenation `[z; h_prev]`.
     fn like_joined(&self) -> Result<P::Owned> {
         let Spec { dtype, shape } = self.problem.z;
         let mut dims = shape.to_vec();
@@ -137,7 +137,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(OfUpdate { dz, dh_old, dgate: self.with(dgate, "dgate")?, dgamma: self.with(dgamma, "dgamma")? })
     }
 
-    /// With a cotangent added, if given.
+    /// A gradient plus the cotangent of that name, if given.
     fn with(&self, gradient: P::Owned, cotangent: &str) -> Result<P::Owned> {
         let Some(more) = self.inputs.find(cotangent) else { return Ok(gradient) };
         let mut sum = self.like_z()?;
@@ -145,7 +145,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(sum)
     }
 
-    /// Through the gate's layer: its part of the gradients of `z` and `h_prev`.
+    /// Goes back through the gate's layer; returns its parts of the gradients of `z` and `h_prev`.
     fn gate_backward(
         &self,
         joined: &P::Owned,

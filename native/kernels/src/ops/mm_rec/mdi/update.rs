@@ -57,7 +57,7 @@ fn all<T>(inputs: &Named<T>) -> Result<[&T; 4]> {
     Ok([inputs.get("z")?, inputs.get("h_old")?, inputs.get("gate")?, inputs.get("gamma")?])
 }
 
-/// Each gradient, with its map and the map's tensors.
+/// Each gradient, with its elementwise operation and the inputs of that.
 const GRADIENTS: [(&str, Map, &[&str]); 4] = [
     ("dz", Map::Product, &["gate", "dh"]),
     ("dh_old", Map::Carry, &["gate", "gamma", "dh"]),

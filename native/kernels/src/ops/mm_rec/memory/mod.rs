@@ -4,5 +4,5 @@
 pub mod write_long;
 pub mod write_short;
 
-/// How rows get into slots: copies on CUDA, and averages with the old contents.
+/// Writes rows into slots, by copies or as averages with the old contents.
 const WRITE: &str = include_str!("write.cu");

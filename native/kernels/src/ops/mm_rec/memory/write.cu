@@ -1,5 +1,5 @@
 // Writes into the slots of a bank, one thread per element: rows into adjacent slots of a ring, or a summary into one
-// slot or all.
+// slot or all slots.
 
 #ifdef SHORT
 

@@ -1,4 +1,4 @@
-//! A summary into a bank of slots:
+//! Writes a summary into a bank of slots:
 //!
 //! ```text
 //! ring:       bank[cursor mod M] = summary
@@ -21,16 +21,16 @@ use serde::{Deserialize, Serialize};
 
 const SOURCE: Source<Params> = Source::new("write_long", WRITE);
 
-/// Which slots take a summary in.
+/// Which slots are written, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// The one at the cursor.
+    /// The slot at the cursor.
     #[default]
     Ring,
-    /// All, each as a part of its average.
+    /// All slots, each as a moving average.
     Ema,
-    /// All. They are then equal, and attention over them no longer depends on the query.
+    /// All slots. They are then equal, and attention over them no longer depends on the query.
     Broadcast,
 }
 
@@ -57,15 +57,15 @@ pub struct Problem {
     pub slots: usize,
     /// Width, `D`.
     pub width: usize,
-    /// The first slot that takes it in.
+    /// The first slot to write.
     pub first: usize,
-    /// How many slots do.
+    /// The number of slots to write.
     pub count: usize,
-    /// How much of a slot stays.
+    /// The weight of a slot's old contents.
     pub decay: f64,
 }
 
-/// A summary into a bank.
+/// Writes a summary into a bank.
 pub struct WriteLong;
 
 params! {
@@ -76,10 +76,10 @@ params! {
         batch: i64,
         slots: i64,
         width: i64,
-        // The slots that take it in.
+        // The slots to write.
         first: i64,
         count: i64,
-        decay: f64, // how much of them stays
+        decay: f64, // weight of the old contents
     }
 }
 
@@ -158,7 +158,7 @@ impl Op for WriteLong {
     }
 }
 
-/// Makes a summary a part of the average in a slot.
+/// Adds a summary to the moving average in a slot.
 struct Average<'a, S> {
     summary: &'a [S],
     decay: f64,

@@ -1,10 +1,11 @@
-//! Rows into a bank of slots that is a ring:
+//! Writes rows into a bank of slots that is a ring:
 //!
 //! ```text
 //! bank[(start + i) mod S] = rows[i]
 //! ```
 //!
-//! If there are more rows than slots, the last ones stay. In the mode `strict` rows past the last slot are an error.
+//! If there are more rows than slots, the last ones remain. With the mode `strict`, rows past the last slot are an
+//! error.
 
 use super::WRITE;
 use crate::cpu::Exec;
@@ -18,11 +19,11 @@ use serde::{Deserialize, Serialize};
 
 const SOURCE: Source<Params> = Source::new("write_short", WRITE);
 
-/// What becomes of rows past the last slot.
+/// What happens to rows past the last slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// They go on from the first slot.
+    /// They wrap around to the first slot.
     #[default]
     Ring,
     /// They are an error.
@@ -57,13 +58,13 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// The first row that stays, and its slot.
+    /// The first row that is not overwritten, and its slot.
     fn first(&self) -> (usize, usize) {
         let row = self.rows.saturating_sub(self.slots);
         (row, (self.start + row % self.slots.max(1)) % self.slots.max(1))
     }
 
-    /// Neighbouring rows that go to neighbouring slots: first row, first slot and how many.
+    /// Ranges of rows that go to adjacent slots: first row, first slot and number.
     fn runs(&self) -> [(usize, usize, usize); 2] {
         let (row, slot) = self.first();
         let stay = self.rows - row;
@@ -72,7 +73,7 @@ impl Problem {
     }
 }
 
-/// Rows into a bank.
+/// Writes rows into a bank.
 pub struct WriteShort;
 
 params! {
@@ -84,7 +85,7 @@ params! {
         slots: i64,
         count: i64,
         width: i64,
-        // The first row that stays, and its slot.
+        // The first row that is not overwritten, and its slot.
         first: i64,
         slot: i64,
     }

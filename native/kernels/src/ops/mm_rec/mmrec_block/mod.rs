@@ -12,14 +12,14 @@
 //! summary = the mean of y over time     0 where there is none
 //! ```
 //!
-//! A row sees those before it and the memory, which the call does not change; a sequence may be cut anywhere if
-//! `last_state` of a part is `initial_state` of the next. Where there is no `wm`, `mix` is 0.
+//! A row depends on earlier rows and on the memory, which the call does not change. A sequence may be divided anywhere,
+//! if `last_state` of one part is `initial_state` of the next. Without `wm`, `mix` is 0.
 //!
-//! The gradient recomputes the intermediate tensors, so a training step holds nothing for it but the inputs. Without
-//! `checkpoint` the block also gives `q`, `k`, `v`, `z` and `hidden`, B L (4 D + F) numbers more. The gradient takes
-//! these, `h`, `gamma` and `context` where it is given them, and recomputes only the others. That saves the recurrence
-//! and the matrix products of the forward pass, except those inside of `mdi_gamma` and attention. The bits are the
-//! same either way. Intermediate tensors have the storage type.
+//! The gradient recomputes the intermediate tensors, so a training step keeps only the inputs for it. Without
+//! `checkpoint` the block also gives `q`, `k`, `v`, `z` and `hidden`, B L (4 D + F) numbers more. The gradient accepts
+//! these and `h`, `gamma` and `context`, and recomputes only those that are not given. That saves the recurrence and
+//! the matrix products of the forward pass, except those inside of `mdi_gamma` and attention. The bits are equal either
+//! way. Intermediate tensors have the storage type.
 
 mod steps;
 
@@ -72,7 +72,7 @@ impl Options {
 pub struct Problem {
     /// Type and shape of `x`.
     pub x: Spec,
-    /// Type and shape of a memory.
+    /// Type and shape of the keys of the memory.
     pub memory: Spec,
     /// Width of the feed-forward layer, `F` in the shapes.
     pub hidden: usize,
@@ -86,7 +86,7 @@ impl Problem {
         Problem { x: f64(self.x), memory: f64(self.memory), hidden: self.hidden, options: self.options.clone() }
     }
 
-    /// Sizes of `x`.
+    /// The sizes of `x`.
     fn sizes(&self) -> [usize; 3] {
         [self.x.shape[0], self.x.shape[1], self.x.shape[2]]
     }
@@ -101,7 +101,7 @@ impl Problem {
         Spec::new(self.x.dtype.wide(), &[batch, width])
     }
 
-    /// The top level of the hierarchy over a memory.
+    /// The spec of the hierarchy's top level over the memory.
     fn top(&self) -> Result<Spec> {
         let hds::Options { levels, ratio, .. } = self.options.hierarchy();
         let (of, slots, width) = (self.memory.shape[0], self.memory.shape[1], self.memory.shape[2]);
@@ -110,7 +110,7 @@ impl Problem {
     }
 }
 
-/// What it computes from.
+/// The inputs.
 const BLOCK: [Slot; 34] = [
     Slot::new("x", "(B, L, D)"),
     Slot::new("k_mem", "(B|1, M, D)"),
@@ -148,7 +148,7 @@ const BLOCK: [Slot; 34] = [
     Slot::new("initial_state", "(B, D)").wide().optional(),
 ];
 
-/// The gradient's additional inputs: outputs, each recomputed if it is absent, and cotangents.
+/// The gradient's additional inputs: outputs, which are recomputed if not given, and cotangents.
 const BESIDE: [Slot; 14] = [
     Slot::new("h", "(B, L, D)").optional(),
     Slot::new("gamma", "(B, L, D)").optional(),
@@ -193,7 +193,7 @@ impl Op for MmrecBlock {
     type Options = Options;
     type Problem = Problem;
 
-    /// Checks the parts' inputs before any of them runs.
+    /// Also checks the inputs of all steps, before any of them runs.
     fn check(call: &Bound<Self>) -> Result<Problem> {
         let (inputs, options) = (call.inputs, call.options);
         let (x, memory) = (*inputs.get("x")?, *inputs.get("k_mem")?);

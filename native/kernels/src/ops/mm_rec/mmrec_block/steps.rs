@@ -20,18 +20,18 @@ pub use backward::backward;
 
 const GELU: Activation = Activation::GeluErf;
 
-/// The inputs of the recurrence, and what they are called here.
+/// The inputs of the recurrence, with their names in this block.
 const RECURRENCE: [[&str; 2]; 5] =
     [["w_gate", "wgate"], ["b_gate", "bgate"], ["w_mix", "wm"], ["b_mix", "bm"], ["initial_state", "initial_state"]];
 /// The weights of attention.
 const ATTENTION: [&str; 4] = ["waq", "baq", "wao", "bao"];
 
-/// Checks the parts' inputs and options that are not proven yet.
+/// Checks inputs and options of the steps that have not been checked yet.
 pub fn check(problem: &Problem, inputs: &Named<Spec>) -> Result<()> {
     let (x, options) = (problem.x, &problem.options);
     block_recurrence::mixed(inputs, ["wm", "bm"], options.mix)?;
     hds::Levels::new("k_mem", &problem.memory, &options.hierarchy())?;
-    // Only then attention, which proves `v_mem`: where `k_mem` has no slots, that is what is wrong.
+    // Attention is checked last, as it checks `v_mem` too: if `k_mem` has no slots, that is the error to report.
     let mut all: Named<Spec> =
         [("h", x), ("k_mem", problem.memory), ("v_mem", *inputs.get("v_mem")?)].into_iter().collect();
     ATTENTION.into_iter().for_each(|name| all.extend_with(name, inputs.find(name).copied()));
@@ -39,7 +39,7 @@ pub fn check(problem: &Problem, inputs: &Named<Spec>) -> Result<()> {
     Ok(())
 }
 
-/// Computes the block: all outputs in `outputs`.
+/// Computes the block, and writes all outputs.
 pub fn forward<'a, P: Place>(
     place: &P,
     problem: &Problem,
@@ -71,7 +71,7 @@ impl<'a, P: Place> Tensor<'a, P> {
         }
     }
 
-    /// Computes it, unless it is there.
+    /// Computes the tensor, unless it is given.
     fn fill(&mut self, compute: impl FnOnce(P::ViewMut<'_>) -> Result<()>) -> Result<()> {
         match self {
             Tensor::Given(_) => Ok(()),
@@ -95,7 +95,7 @@ struct Between<'a, P: Place> {
     hidden: Tensor<'a, P>,
 }
 
-/// The top level of the hierarchy, unless that is the memory itself.
+/// The top level of the hierarchy; `None` if that is the memory itself.
 type Top<P> = Option<[<P as Place>::Owned; 2]>;
 
 type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
@@ -230,7 +230,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         self.place.call::<MultiMemoryAttention>(&multi_memory_attention::Options { heads }, given, to)
     }
 
-    /// How the mean over time is the second level of a hierarchy over it, and the sizes of that.
+    /// The mean over time as the second level of a hierarchy: the options for it, and its spec.
     fn mean(&self) -> Result<(hds::Options, Spec)> {
         let [batch, length, width] = self.problem.sizes();
         let options = hds::Options { levels: 2, ratio: length.max(2), cursor: 0 };

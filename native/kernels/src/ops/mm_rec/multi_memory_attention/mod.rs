@@ -1,5 +1,5 @@
-//! Attention of a sequence over a memory that is not part of it (MM-Rec), and its gradient. With
-//! `linear(v, W, b) = v W^T + b`, and weights stored (out, in):
+//! Cross-attention of a sequence over a memory (MM-Rec), and its gradient. With `linear(v, W, b) = v W^T + b`, and
+//! weights stored (out, in):
 //!
 //! ```text
 //! q = linear(h, waq, baq) + q_in / 2       the latter where it is given
@@ -7,9 +7,9 @@
 //! y = linear(a, wao, bao)
 //! ```
 //!
-//! The memory is not projected, and every row sees all of its slots. One memory, of batch 1, may serve all
+//! The memory is not projected, and all of its slots are visible to every row. One memory, of batch 1, may serve all
 //! sequences; its gradients are then sums over the batch. `lse` is that of attention. The gradient recomputes the
-//! intermediate tensors. They have the storage type.
+//! intermediate tensors, which have the storage type.
 
 mod steps;
 
@@ -39,7 +39,7 @@ pub struct Problem {
     pub slots: usize,
     /// Whether one memory serves several sequences.
     pub shared: bool,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
     /// The storage type.
     pub dtype: DType,

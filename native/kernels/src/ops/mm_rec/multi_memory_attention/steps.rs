@@ -1,7 +1,7 @@
 //! Attention over a memory as a sequence of ops, on any backend.
 //!
-//! There is no mask, so sequences that share a memory are one long sequence to attention, and the gradients of that
-//! memory are sums over all of it. Only `lse`, which has heads before rows, is then in another order.
+//! There is no mask, so sequences that share a memory are one long sequence for attention, and the gradients of that
+//! memory are sums over all of it. Only `lse`, in which heads precede rows, then has another order of axes.
 
 use super::Problem;
 use crate::base::elementwise::Map;
@@ -73,20 +73,20 @@ pub fn backward<'a, P: Place>(
 type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    /// Memory for a tensor like `h`.
+    /// Allocates a tensor like `h`.
     fn like_h(&self) -> Result<P::Owned> {
         let Problem { batch, length, width, dtype, .. } = *self.problem;
         self.place.empty(Spec::new(dtype, &[batch, length, width])?)
     }
 
-    /// The sizes of queries as attention sees them.
+    /// The shape of queries as attention gets them.
     fn in_heads(&self) -> [usize; 4] {
         let Problem { batch, length, width, heads, shared, .. } = *self.problem;
         let [batch, length] = if shared { [1, batch * length] } else { [batch, length] };
         [batch, length, heads, width / heads]
     }
 
-    /// The memory, cut into heads.
+    /// A tensor of the memory, split into heads.
     fn memory<'s>(&self, name: &str) -> Result<P::View<'s>>
     where
         'a: 's,
@@ -109,13 +109,13 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(q)
     }
 
-    /// Memory for `lse` in the order of attention.
+    /// Allocates `lse` with attention's order of axes.
     fn lse_by_head(&self) -> Result<P::Owned> {
         let [batch, length, heads, _] = self.in_heads();
         self.place.empty(Spec::new(self.problem.dtype.wide(), &[batch, heads, length])?)
     }
 
-    /// `lse` or its cotangent with its first two axes, of these sizes, in the other order.
+    /// Transposes the first two axes of `lse` or of its cotangent, which have these sizes.
     fn turn(&self, from: &P::View<'_>, [first, second]: [usize; 2], to: P::ViewMut<'_>) -> Result<()> {
         let length = self.problem.length;
         let from = P::reshape(from, &[1, first, second, length])?;
@@ -174,14 +174,14 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(())
     }
 
-    /// Writes zeros. The weight of an only slot is 1 whatever its score is, which so has no gradient; what there is of
-    /// one is rounding.
+    /// Writes zeros. A single slot has weight 1 whatever its score is, so that the score has no gradient: what was
+    /// computed is rounding error.
     fn clear(&self, to: P::ViewMut<'_>) -> Result<()> {
         let zeros = self.place.zeros(to.spec())?;
         self.place.map(Map::Sum, &[P::view(&zeros)], to)
     }
 
-    /// The cotangent of `lse` in the order of attention, where it is given in another.
+    /// The cotangent of `lse` with attention's order of axes, where that is not the given one.
     fn lse_cotangent(&self) -> Result<Option<P::Owned>> {
         let Some(given) = self.inputs.find("dlse").filter(|_| self.problem.shared) else { return Ok(None) };
         let mut turned = self.lse_by_head()?;

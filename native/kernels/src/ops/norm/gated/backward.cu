@@ -1,7 +1,8 @@
-// A slot of threads holds its columns' sums for dw in registers (in its row of p.dw where PACKS is 0); norm_sums adds up
-// those of all slots. x, z and dy are held as they are stored, which takes half the registers of 16-bit types.
+// A slot of threads accumulates its columns' sums for dw in registers (in its row of p.dw if PACKS is 0); norm_sums
+// adds up those of all slots. x, z and dy are held in storage precision, which takes half the registers for 16-bit
+// types.
 
-// The cotangent of w u^.
+// The cotangent of w u^ for a pack.
 __device__ __forceinline__ void of_norm(const Params& p, const Row& dy, const Row& z, int k, REAL (&to)[VEC]) {
     dy.values(p, k, to);
     if (!NORM_FIRST) return;
@@ -30,14 +31,14 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) gated_rms
             of_norm(p, dy, z, k, cotangent);
             of.again(p, k);
 #if PACKS == 0
-            // The row of sums is this thread's at its columns, and not yet anything before its first row.
+            // Only this thread writes these columns of its row of sums, which must be initialised before the first row.
             EACH_ELEMENT dw[0][e] = 0;
             if (at != own) read(p, sums, k, dw[0]);
 #endif
             EACH_ELEMENT {
                 REAL product = cotangent[e] * unit[e];
                 parts[e % PARTS] += of.w[WEIGHTS_AT][e] * product;
-                // Past the last row both are 0, but r may be infinite.
+                // Past the last row u and the cotangent are 0, but 0 times an infinite r would be NaN.
                 dw[AT][e] += ROWS == 1 || x.there ? product : 0;
             }
 #if PACKS == 0
@@ -66,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) gated_rms
 #if PACKS
     EACH_PACK write(p, dw[AT], sums, k);
 #else
-    // The number of slots is a multiple of the groups, so some may have had no row.
+    // The number of slots is a multiple of the groups, so some slots may not have had a row.
     if (own >= p.rows)
         EACH_PACK write(p, dw[0], sums, k);
 #endif

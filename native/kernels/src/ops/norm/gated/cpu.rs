@@ -1,7 +1,7 @@
-//! The gated norm on the CPU: a part of a row at a time, whose `u` stays in the first-level cache. Threads and sums are
-//! those of the norms.
+//! The gated norm on the CPU: one part of a row at a time, whose `u` stays in the first-level cache. The division among
+//! threads and the order of sums are those of the norms.
 //!
-//! Bound by the exponentials of the gate within the caches, and by memory beyond: two reads and one write.
+//! Bound by the exponentials of the gate within the caches, and by memory bandwidth beyond: two reads and one write.
 
 use super::Problem;
 use crate::cpu::activation::{Silu, Unary};
@@ -57,7 +57,7 @@ fn backward_as<S: Storage>(
     Ok(())
 }
 
-/// What parts are computed from.
+/// The inputs.
 struct Given<'a, S: Storage> {
     problem: &'a Problem,
     x: &'a [S],
@@ -66,7 +66,7 @@ struct Given<'a, S: Storage> {
     scales: [S::Wide; 2],
 }
 
-/// A part of a row.
+/// A part of a row, with `u` and `r` computed.
 struct Part<'a, S: Storage, V> {
     x: &'a [S],
     z: &'a [S],
@@ -92,7 +92,7 @@ impl<'a, S: Storage> Given<'a, S> {
         vec![S::Wide::from_f64(0.0); self.problem.columns]
     }
 
-    /// Part `i` of all, with room for its `u`.
+    /// Part `i`, counted over all rows; `u` is written to `inner`.
     #[inline(always)]
     fn part<'b, V: Vector<Element = S::Wide>>(&'b self, i: usize, inner: &'b mut [S::Wide]) -> Part<'b, S, V> {
         let columns = inner.len();

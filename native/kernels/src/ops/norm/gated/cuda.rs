@@ -1,4 +1,4 @@
-//! The gated norm on CUDA: its launches, and the layout of the work.
+//! The gated norm on CUDA: launches, and the distribution of work.
 
 use super::Problem;
 use crate::base::activation::Activation;
@@ -9,7 +9,7 @@ use crate::ops::norm::cuda::{Layout, sums, threads};
 use crate::ops::norm::scales;
 use crate::tensor::{DType, Element, Spec};
 
-/// The text that norms share, with these parts.
+/// The kernel's text, after the sources that norms share.
 macro_rules! text {
     ($part:literal) => {
         concat!(
@@ -27,13 +27,13 @@ const FORWARD: Source<Params<()>> = Source::new("gated_rms_norm", text!("forward
 const BACKWARD: Source<Params<()>> = Source::new("gated_rms_norm_backward", text!("backward.cu"));
 
 /// The most bytes of a row, in the type of the arithmetic, that a thread holds together with the weights, and without
-/// them. The gradient has the sums for `dw` and three tensors as they are stored beside them: with twice as much 16-bit
-/// types spill registers.
+/// them. The gradient also holds the sums for `dw`, and three tensors in storage precision: with twice the bytes,
+/// kernels for 16-bit types spill registers.
 const HELD: usize = 32;
 const MOST_HELD: usize = 64;
-/// Threads of a row that have registers for that.
+/// The most threads per row that have registers for that.
 const HOLDING: usize = 512;
-/// Threads of a row that is too long to be held.
+/// Threads per row if it is too long to be held.
 const LONG: usize = 1024;
 
 params! {
@@ -43,9 +43,9 @@ params! {
         z: u64 as "const STORAGE*",
         w: u64 as "const REAL*",
         dy: u64 as "const STORAGE*",
-        to: u64 as "STORAGE*", // y, or dx
+        to: u64 as "STORAGE*", // y or dx
         dz: u64 as "STORAGE*",
-        dw: u64 as "REAL*", // a row of sums for each slot of threads
+        dw: u64 as "REAL*", // a row of sums per slot of threads
         rows: i64,
         columns: i64,
         groups: i64,
@@ -57,7 +57,7 @@ params! {
     }
 }
 
-/// Few threads, each with as much of a row as it holds with its weights.
+/// Few threads, each holding as much of a row as fits next to its weights.
 fn layout(problem: &Problem, vec: usize) -> Layout {
     let all = problem.columns.div_ceil(vec).max(1);
     let [held, most] = [HELD, MOST_HELD].map(|bytes| (bytes / (vec * problem.dtype.wide().size())).max(1));
@@ -68,12 +68,12 @@ fn layout(problem: &Problem, vec: usize) -> Layout {
     }
 }
 
-/// Blocks of the grid: all their slots together are a multiple of the groups.
+/// Blocks of the grid: the total number of slots is a multiple of the groups.
 fn blocks(problem: &Problem, layout: &Layout, lane: &Lane) -> usize {
     let blocks = layout.blocks(problem.parts, lane.device().facts().multiprocessors);
     let mut step = problem.groups;
     let mut rows = layout.rows;
-    // Rows of a block are a power of two.
+    // The rows per block are a power of two.
     while rows > 1 && step.is_multiple_of(2) {
         (rows, step) = (rows / 2, step / 2);
     }
@@ -121,9 +121,9 @@ impl Call<'_> {
         let dw = self.lane.temporary(Spec::new(dtype.wide(), &[slots, columns])?)?;
         params.dw = self.lane.address(&dw)?;
         self.launch(&BACKWARD, &layout, blocks, &params)?;
-        // The sums of all slots of a row's parts are a row of them.
+        // Consecutive slots have consecutive groups, so the sums of every `groups` slots are a row of dw.
         let to = self.lane.address(self.outputs.get("dw")?)?;
-        // SAFETY: as they are made; dw has a row's size.
+        // SAFETY: the addresses are those of these sums and of dw, which has the size of a row.
         unsafe { sums(self.lane, dtype, [[params.dw, 0], [to, 0]], [slots / groups, groups * columns]) }
     }
 
@@ -145,8 +145,8 @@ impl Call<'_> {
             function(Some(Activation::Silu))
         );
         let kernel = self.lane.device().kernel(source, &options)?;
-        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's, and there is a
-        // row of sums for each slot. R is the arithmetic of the type that the kernel is compiled for.
+        // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's, and each slot
+        // has a row of sums. R is the arithmetic of the type that the kernel is compiled for.
         unsafe { self.lane.launch(&kernel, [grid_size(blocks)?, 1, 1], layout.block(), params) }
     }
 
@@ -173,7 +173,7 @@ impl Call<'_> {
         })
     }
 
-    /// Parts are moved 16 bytes at a time where each of them begins at such an address.
+    /// Elements per memory access: 16 bytes if each part begins at an address aligned to that, otherwise one.
     fn vec<R>(&self, params: &Params<R>) -> usize {
         let size = self.problem.dtype.size();
         let part = (self.problem.columns * size) as u64;

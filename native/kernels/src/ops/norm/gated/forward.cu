@@ -1,4 +1,4 @@
-// A part of a row is read once, into registers, if it fits them.
+// A part of a row is read once if it fits in registers.
 
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) gated_rms_norm(Params p) {
     i64 at = first_row(p), step = (i64)gridDim.x * ROWS;

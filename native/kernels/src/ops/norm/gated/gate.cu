@@ -1,16 +1,16 @@
-// The gated norm and its gradient, after the common text of norms, whose rows are parts of rows here. Blocks visit
-// them in steps that are a multiple of the groups, so a slot of threads always has the same part of a row, whose
-// weights it holds and whose sums for dw it makes. The host gives NORM_FIRST, whether the norm comes before the gate, and
+// The gated norm and its gradient, after the common text of norms, whose rows are the parts of rows here. Blocks visit
+// parts at a stride that is a multiple of the groups, so a slot of threads always has the same group, whose weights it
+// holds and whose sums for dw it accumulates. The host gives NORM_FIRST, whether the norm comes before the gate, and
 // the number of SILU among functions.
 
-// The first part of rows of this slot of threads. Selects the weights of its group.
+// The first part that this slot of threads processes. Also moves `p.w` to the weights of its group.
 __device__ __forceinline__ i64 first_row(Params& p) {
     i64 own = (i64)blockIdx.x * ROWS + slot();
     p.w += own % p.groups * p.columns;
     return own;
 }
 
-// u, which is normalised: with HOLD all of it, else it is computed again for each pack.
+// u, the input of the normalisation: with HOLD all of it, otherwise recomputed for each pack.
 struct Inner {
     const Row& x;
     const Row& z;

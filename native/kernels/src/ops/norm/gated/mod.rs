@@ -1,6 +1,6 @@
 //! Root mean square normalisation with a gate, of Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"; `RMSNormGated` in
-//! `mamba_ssm/ops/triton/layernorm_gated.py`). Each row is cut into `groups` equal parts, which are normalised by
-//! themselves:
+//! `mamba_ssm/ops/triton/layernorm_gated.py`). Each row is divided into `groups` equal parts, which are normalised
+//! separately:
 //!
 //! ```text
 //! gate first        u = x silu(z)      y = w u^
@@ -16,8 +16,8 @@
 //! norm_before_gate  dx = du              dz = dy w u^ silu'(z)
 //! ```
 //!
-//! Storage is f32, f64, bf16 or f16; `w` and the arithmetic are f32 (f64 for f64), and results are rounded once. Squares
-//! are scaled as in [`norm`]. All sums are done in an order that depends on the sizes alone (on a GPU, on it too).
+//! Storage is f32, f64, bf16 or f16; `w` and the arithmetic are f32 (f64 for f64), and results are rounded once.
+//! Squares are scaled as in [`norm`]. The order of all sums depends on the sizes alone (on a GPU, also on the GPU).
 
 mod cpu;
 mod cuda;
@@ -46,19 +46,19 @@ options! {
 pub struct Problem {
     /// The storage type.
     pub dtype: DType,
-    /// How many parts there are in all rows together.
+    /// The number of parts in all rows together.
     pub parts: usize,
-    /// How many a row has.
+    /// The number of parts in a row.
     pub groups: usize,
-    /// How long a part is.
+    /// The length of a part.
     pub columns: usize,
-    /// What keeps the divisor from 0.
+    /// The term that keeps the divisor from 0.
     pub eps: f64,
     /// Whether the gate comes after the norm.
     pub norm_before_gate: bool,
 }
 
-/// The op.
+/// The gated norm.
 pub struct GatedRmsNorm;
 
 impl Op for GatedRmsNorm {

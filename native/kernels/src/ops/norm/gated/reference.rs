@@ -19,12 +19,12 @@ fn normalised(problem: &Problem, x: &[f64], z: &[f64]) -> (Vec<f64>, f64) {
     (u.iter().map(|u| u * r).collect(), r)
 }
 
-/// The elements of part `i` of all.
+/// The elements of part `i`, counted over all rows.
 fn part<'a>(problem: &Problem, tensor: &'a ArrayD<f64>, i: usize) -> &'a [f64] {
     &tensor.as_slice().expect("values in order")[i * problem.columns..][..problem.columns]
 }
 
-/// `y`.
+/// Computes `y`.
 pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let (all_x, all_z, all_w) = (inputs.get("x")?, inputs.get("z")?, inputs.get("w")?);
     let mut y = Vec::new();

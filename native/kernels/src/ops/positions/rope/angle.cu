@@ -1,11 +1,11 @@
-// Sine and cosine of an angle of any number of turns, which is therefore f64.
+// Sine and cosine of an angle of arbitrarily many turns, which f32 could not hold precisely enough.
 
 __device__ __forceinline__ void sine_and_cosine(double angle, double& sine, double& cosine) {
     sincos(angle, &sine, &cosine);
 }
 
-// The remainder of quarter turns is small enough for f32, but is computed in f64. The polynomials are those
-// of Cephes for half a quarter to either side, within 1e-7.
+// The argument is reduced in f64 to a remainder of quarter turns that f32 holds. The polynomials are those of Cephes
+// for an eighth of a turn to either side, within 1e-7.
 __device__ __forceinline__ void sine_and_cosine(double angle, float& sine, float& cosine) {
     if (fabs(angle) > 1e9) {
         double s, c;
@@ -13,7 +13,7 @@ __device__ __forceinline__ void sine_and_cosine(double angle, float& sine, float
         sine = (float)s, cosine = (float)c;
         return;
     }
-    // Added to this, a number is rounded to a whole one, whose last bits are the sum's.
+    // Adding this rounds a number to an integer, which is then in the low bits of the sum.
     constexpr double WHOLE = 6755399441055744.0, QUARTERS = 0.63661977236758134308;
     double sum = fma(angle, QUARTERS, WHOLE), quarters = sum - WHOLE;
     int quarter = __double2loint(sum);

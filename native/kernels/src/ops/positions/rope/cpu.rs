@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// Below this many elements waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 15;
-/// Positions that one thread does in sequence.
+/// Positions per task.
 const POSITIONS: usize = 16;
 
 /// Rotates by the angles times `sign`.
@@ -35,7 +35,7 @@ struct Rotate<'a, S> {
     positions: Range<usize>,
 }
 
-/// Cosines and sines of a position, as a row's halves meet them, or its elements.
+/// Cosine and sine of each pair at a position.
 struct Angles<E> {
     cos: Vec<E>,
     sin: Vec<E>,
@@ -88,7 +88,7 @@ fn half<S: Storage, V: Vector<Element = S::Wide>>(x: &[S], y: &mut [S], angles: 
     }
 }
 
-/// Plain code: the compiler makes vectors of neighbouring pairs itself.
+/// Plain loops, which the compiler vectorizes over adjacent pairs.
 #[inline(always)]
 fn interleaved<S: Storage>(x: &[S], y: &mut [S], angles: &Angles<S::Wide>) {
     for i in 0..angles.cos.len() {

@@ -10,9 +10,10 @@ const ROTATE: Source<Params> = Source::new(
     concat!(include_str!("../../../cuda/include/pack.cu"), include_str!("angle.cu"), include_str!("rotate.cu")),
 );
 
-/// The grid for `threads` threads that each compute angles and then go through rows. Rows are divided so that the total
-/// of threads is the one that is fastest on an H200. 16-bit numbers take more work per byte and so more threads; for
-/// others more threads would only move bytes in a worse order.
+/// A grid in which `threads` threads cover all positions, and the y axis divides the `rows` at each position: a thread
+/// computes its angles once for several rows. The total number of threads is the fastest one on an H200. 16-bit
+/// elements take more work per byte and so more threads; for other types more threads would only access memory in a
+/// worse order.
 pub fn grid(threads: usize, rows: usize, dtype: DType) -> Result<[u32; 3]> {
     let most: usize = if dtype.size() == 2 { 1 << 19 } else { 1 << 16 };
     let shares = most.div_ceil(threads).min(rows).min(65535);

@@ -7,13 +7,13 @@
 //! half: (a, b) = (x[i], x[i+W/2])        interleaved: (a, b) = (x[2i], x[2i+1])
 //! ```
 //!
-//! With Llama 3's scaling, of factor `f`, low and high factors `lo` and `hi` and original length `n`, and the
-//! wavelength `w = 2 pi / theta_i`: `theta_i` stays for `w < n/hi`, becomes `theta_i / f` for `w > n/lo`, and
-//! else `(1 - s) theta_i / f + s theta_i` with `s = (n/w - lo) / (hi - lo)`.
+//! With Llama 3's scaling, of factor `f`, low and high factors `lo` and `hi` and original length `n`, and with the
+//! wavelength `w = 2 pi / theta_i`: `theta_i` is unchanged for `w < n/hi`, becomes `theta_i / f` for `w > n/lo`, and
+//! otherwise `(1 - s) theta_i / f + s theta_i` with `s = (n/w - lo) / (hi - lo)`.
 //!
-//! The gradient rotates by the negative angles. Angles, cosines and sines are f64, since in f32 angles are off by
-//! 1e-3 at positions of 1e5. Cosines and sines are then rounded to the type of the arithmetic, f32 (f64 for f64),
-//! and results once to that of storage.
+//! The gradient rotates by the negative angles. Angles, cosines and sines are computed in f64, since in f32 angles are
+//! off by 1e-3 at positions of 1e5. Cosines and sines are then rounded to the type of the arithmetic, f32 (f64 for
+//! f64), and results once to that of storage.
 
 pub mod angles;
 mod cpu;
@@ -28,7 +28,7 @@ use crate::{options, shared_options};
 use angles::Angles;
 use serde::{Deserialize, Serialize};
 
-/// Which elements are a pair.
+/// Which elements form a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairing {
@@ -72,22 +72,22 @@ options! {
 pub struct Problem {
     /// Type and shape of `x`.
     pub x: Spec,
-    /// Rows of one position, contiguous for each outer index.
+    /// Rows per position, contiguous for each outer index.
     pub inner: usize,
-    /// Positions.
+    /// Number of positions.
     pub length: usize,
-    /// What is repeated outside of positions.
+    /// Repetitions of all positions.
     pub outer: usize,
     /// Elements of a row, `W` in the shapes.
     pub width: usize,
-    /// Which elements are a pair.
+    /// Which elements form a pair.
     pub pairing: Pairing,
     /// The angles of each position.
     pub angles: Angles,
 }
 
 impl Problem {
-    /// Where the two elements of a pair are in a row.
+    /// The indices in a row of the two elements of a pair.
     #[inline]
     pub fn pair(&self, i: usize) -> (usize, usize) {
         match self.pairing {
@@ -139,7 +139,7 @@ impl Op for Rope {
 
     fn check(call: &Bound<Self>) -> Result<Problem> {
         let (x, options) = (*call.inputs.get("x")?, call.options);
-        // Letters as they are in `heads_first`.
+        // The pattern's letters name axes in order; the layout determines their meaning.
         let [batch, second, third, width] = call.sizes.all("BHLW");
         let (outer, length, inner) = match options.layout {
             Layout::HeadsFirst => (batch * second, third, 1),

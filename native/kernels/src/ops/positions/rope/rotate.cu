@@ -1,9 +1,10 @@
-// Rotation of pairs, after angle.cu and pack.cu. A thread has VEC pairs of one position, and computes their angles
-// once for its block's rows of that position. It reads TOGETHER rows before it writes one.
+// Rotation of pairs, after angle.cu and pack.cu. A thread has VEC pairs of one position, and computes their angles once
+// for all of its block's rows at that position. It reads TOGETHER rows before it writes one, to keep loads in flight.
 
 constexpr int TOGETHER = 2;
 
-// The offsets of a thread's pairs in a row: two packs, adjacent if pairs are interleaved.
+// The offsets of a thread's pairs in a row: two packs, which are adjacent if pairs are interleaved; and sines and
+// cosines.
 struct Own {
     i64 position, low, apart;
     REAL sin[VEC], cos[VEC];

@@ -1,6 +1,6 @@
-// Sines and cosines of positions, added to rows, after angle.cu and pack.cu. A thread has a pack of columns of one
-// position, and computes their angles once for its block's rows of that position. It reads TOGETHER rows before it
-// writes one.
+// Adds sines and cosines of positions to rows, after angle.cu and pack.cu. A thread has a pack of columns of one
+// position, and computes their angles once for all of its block's rows at that position. It reads TOGETHER rows before
+// it writes one, to keep loads in flight.
 
 constexpr int TOGETHER = 4;
 

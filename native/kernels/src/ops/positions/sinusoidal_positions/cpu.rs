@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// Below this many elements waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 15;
-/// Positions that one thread does in sequence.
+/// Positions per task.
 const POSITIONS: usize = 16;
 
 /// Adds sines and cosines to each row.
@@ -54,7 +54,7 @@ impl<S: Storage> Work<S::Wide> for Add<'_, S> {
 }
 
 impl<S: Storage> Add<'_, S> {
-    /// Sines and cosines as a row's elements meet them.
+    /// Writes sines and cosines in the order of a row's elements.
     fn waves(&self, position: usize, waves: &mut [S::Wide]) {
         for (pair, (sin, cos)) in waves.chunks_mut(2).zip(self.problem.angles.sin_cos(position)) {
             for (to, wave) in pair.iter_mut().zip([sin, cos]) {

@@ -23,7 +23,7 @@ params! {
     }
 }
 
-/// Queues the sum with sines and cosines.
+/// Queues the addition of sines and cosines.
 pub fn add(problem: &Problem, x: &Buffer, y: &Buffer, lane: &Lane) -> Result<()> {
     let &Problem { batch, length, width, ref angles, .. } = problem;
     if batch * length * width == 0 {

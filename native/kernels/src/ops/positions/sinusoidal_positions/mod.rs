@@ -5,10 +5,9 @@
 //! angle = p theta^(-2i/D)
 //! y[2i] = x[2i] + sin(angle)          y[2i+1] = x[2i+1] + cos(angle)
 //! ```
-//!
-//! The last cosine of an odd `D` has no place and is dropped. The gradient is `dx = dy`. Angles, sines and
-//! cosines are f64, as those of [`crate::ops::positions::rope`]; the latter are rounded to the type of the arithmetic, f32
-//! (f64 for f64), and sums once to that of storage.
+//! If `D` is odd, the last cosine is dropped. The gradient is `dx = dy`. Angles, sines and cosines are computed in f64,
+//! as in [`crate::ops::positions::rope`]; sines and cosines are rounded to the type of the arithmetic, f32 (f64 for
+//! f64), and sums once to that of storage.
 
 mod cpu;
 mod cuda;
@@ -43,7 +42,7 @@ pub struct Problem {
     pub length: usize,
     /// Elements of a row, `D`.
     pub width: usize,
-    /// The angles of each position; the last one of an odd width has only its sine in the row.
+    /// The angles of each position; if the width is odd, only the sine of the last one is used.
     pub angles: Angles,
 }
 

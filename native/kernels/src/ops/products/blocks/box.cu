@@ -1,5 +1,5 @@
-// Products by teams of warps, where the device copies weights without threads (tensor maps). It replaces tile.cu on
-// compute capability 9 for more than one row. A block of threads has OUTPUTS outputs and 8 NT rows of x, and takes
+// Products by teams of warps, where the device copies weights without using threads (tensor maps). It replaces tile.cu
+// on compute capability 9 for more than one row. A block of threads has OUTPUTS outputs and 8 NT rows of x, and takes
 // COLUMNS blocks of each at a time. SPLIT blocks, a cluster, share the columns. The host gives FN, SHARED (bytes of
 // shared memory), and the macros of tiles.cu and teams.cu.
 //
@@ -29,7 +29,7 @@ struct Producer {
         copy_box<STREAMED>(shared + turn.stage * STAGE, &p.matrix, (at.begin + i) * (PITCH / 2), at.column * OUTPUTS, full);
     }
 
-    // Fetches the rest of a stage, which makes it full.
+    // Fetches x for a stage, whose weights are in flight already; after that the stage is full.
     __device__ __forceinline__ void x(const Place& at, int i, Turn turn) const {
         const unsigned char* from = p.ready + (at.group * pieces(p) + at.begin + i) * X_PIECE;
         copy_bytes(shared + turn.stage * STAGE + OUTPUTS * PITCH, from, X_PIECE, &stages.full[turn.stage]);
@@ -180,7 +180,7 @@ __device__ __forceinline__ void write(const Tiled& p, i64 row, i64 output, float
         if (!whole && j < left) p.y[at + j] = y.of[j];
 }
 
-// Computes a place up to its results.
+// Computes one place and writes its results.
 __device__ __forceinline__ void multiply_place(const Tiled& p, const Place& at, float* all, Stages& stages,
                                                const Own& own, Turn& turn) {
     constexpr int WIDE = OUTPUTS / 4, ALL = ROWS * WIDE, STEP = SPLIT * THREADS, COUNT = (ALL + STEP - 1) / STEP;

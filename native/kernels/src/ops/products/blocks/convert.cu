@@ -1,6 +1,6 @@
 // Converts rows of floats to blocks and back: one warp per block, one lane per value. The host gives FORMAT, 8 or 4,
 // BYTES of a block, and LIMIT, the least magnitude whose scale overflows.
-// Every operation is rounded as the formats say and none is contracted, so that the bytes are the same on every device.
+// Every operation is rounded as the formats say and none is contracted, so that every device gives equal bytes.
 
 constexpr unsigned ALL = 0xffffffff;
 

@@ -1,8 +1,8 @@
-//! Blocks on CUDA. Quantizers use one warp per block. Products of quantized rows run on tensor cores: one row, which
-//! each block of threads prepares by itself, or tiles of rows, in teams of warps or warp by warp. The others walk along
-//! rows of weights: where x stays float, or where it has few rows and the device cannot copy rows of weights in whole
-//! units. Fetching weights begins while rows of x are still being prepared. The same kernel prepares them where they
-//! are few and fit into its shared memory, else a kernel before it.
+//! Blocks on CUDA. Quantizers use one warp per block. Products of quantized rows run on tensor cores: a single row,
+//! which each block of threads prepares by itself, or tiles of rows, in teams of warps or warp by warp. Other products
+//! walk along rows of weights: those of floats, and those of few rows where the device cannot copy rows of weights in
+//! whole units. Fetching weights begins while rows of x are still being prepared, by the same kernel if they are few
+//! and fit in its shared memory, otherwise by a kernel before it.
 
 mod boxes;
 mod convert;
@@ -69,7 +69,7 @@ params! {
 }
 
 impl Tiled {
-    /// The parameters with the weights as the device copies them, and x as it was prepared.
+    /// The parameters, with the tensor map of the weights if the device copies them, and the address of the prepared x.
     fn new(
         problem: &Problem,
         tensors: &Tensors,
@@ -109,7 +109,7 @@ fn by_device(problem: &Problem, tensors: &Tensors, lane: &Lane) -> bool {
     piece(problem, tensors.w, &lane.device().facts()) == 0
 }
 
-/// The weights as the device copies them: a piece of `outputs` rows at a time.
+/// The tensor map of the weights: a piece of `outputs` rows per copy.
 fn matrix(problem: &Problem, outputs: usize, w: u64, lane: &Lane) -> Result<TensorMap> {
     let bytes = problem.factors.weights.bytes();
     let all = [problem.outputs, problem.inputs / BLOCK * bytes / 2];
@@ -154,8 +154,8 @@ fn early<P>(source: &Source<P>, options: &str, lane: &Lane) -> Result<Kernel<P>>
     Ok(unsafe { lane.device().kernel(source, options)?.early() })
 }
 
-/// Queues a kernel for `tiles` tiles. Each is shared by a cluster of `split` blocks, or without clusters, blocks go on with
-/// further tiles. `size` has the threads of a block and its bytes of shared memory.
+/// Queues a kernel for `tiles` tiles. Each tile is shared by a cluster of `split` blocks; without clusters, blocks
+/// continue with further tiles. `size` has the threads of a block and its bytes of shared memory.
 ///
 /// # Safety
 /// As for [`Lane::launch_with`].

@@ -1,11 +1,10 @@
-// Products of one row of x, where the device copies weights without threads. Blocks of threads prepare x themselves
-// while their first weights are in flight. A block of threads has OUTPUTS outputs, SIDE in each of SIDES warps side by
-// side, and takes COLUMNS blocks of them at a time. GROUPS of such warps take turns, and SPLIT blocks, a cluster, share
-// the columns.
-// Without a cluster a block continues with further outputs.
+// Products of one row of x, where the device copies weights without using threads. Blocks of threads prepare x
+// themselves while their first weights are in flight. A block of threads has OUTPUTS outputs, SIDE in each of SIDES
+// warps side by side, and takes COLUMNS blocks of them at a time. GROUPS of such warps take turns, and SPLIT blocks, a
+// cluster, share the columns. Without a cluster a block continues with further outputs.
 //
-// Weights are multiplied as they lie in memory, scales included, two units of 16 bytes at a time. The eight columns of
-// a multiplication are the eight blocks of a piece: each column holds x where it meets its own block, and zeros
+// Weights are multiplied as stored, scales included, two units of 16 bytes at a time. The eight columns of a
+// multiplication are the eight blocks of a piece: each column holds x at the positions of its own block, and zeros
 // elsewhere. So after all units of a piece its sums are those of single blocks, and each is scaled once, by two scales.
 // With Q4_0 the upper halves of bytes stay in place, 16 times too large; so the sums of lower halves are multiplied by
 // 16.
@@ -17,8 +16,8 @@ constexpr int OUTPUTS = SIDE * SIDES, THREADS = 32 * SIDES * GROUPS;
 // Bytes of a row in shared memory: an odd number of units, so that adjacent rows fall into different banks.
 constexpr int PITCH = STAGE / OUTPUTS, STEPS = (PITCH / 16 + 1) / 2;
 
-// The part of x that meets a piece. The words of a block are those of two steps, ordered by lane, lower halves first.
-// After all words come scales and start values of the blocks, then zeros.
+// The part of x that a piece is multiplied with. The words of a block are those of two steps, ordered by lane, lower
+// halves first. After all words come scales and start values of the blocks, then zeros.
 constexpr int LANE = WORDS / (COLUMNS * 4), STEP = LANE / 2, KINDS = STEP / 8;
 
 __device__ __forceinline__ i64 pieces(const Params& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
@@ -43,7 +42,7 @@ __device__ __forceinline__ int first_step(int block) { return block * BYTES / 32
 // The offset of the words of a block that lane t of four multiplies.
 __device__ __forceinline__ int words_of(int block, int t) { return (block * 4 + t) * LANE; }
 
-// Writes a quarter of a block to the words that meet it.
+// Writes a quarter of a block to the words of x for its place in a piece.
 __device__ __forceinline__ void put(const Eight& all, int block, int quarter, unsigned char* piece) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -160,7 +159,8 @@ __device__ __forceinline__ void add_piece(const unsigned char* shared, int stage
     }
 }
 
-// Visits the pieces that are this group's turn. A stage always belongs to the same group, which so knows its phases.
+// Visits the pieces that are this group's turn. A stage always belongs to the same group, so that the group can track
+// its phases.
 __device__ __forceinline__ void consume(const Place& at, const unsigned char* shared, const unsigned char* ready,
                                         Stages& stages, const Own& own, Turn turn, float (&sums)[2]) {
     static_assert(STAGES % GROUPS == 0, "turns");
@@ -174,7 +174,7 @@ __device__ __forceinline__ void consume(const Place& at, const unsigned char* sh
     }
 }
 
-// Writes a warp's sums to where all are added up. Each lane has those of a quarter of the blocks.
+// Writes a warp's sums to shared memory, where all are added up. Each lane has those of a quarter of the blocks.
 __device__ __forceinline__ void leave(const float (&sums)[2], const Own& own, float* all) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -195,7 +195,7 @@ __device__ __forceinline__ float added(const float* sums) {
     return sum;
 }
 
-// Computes a place up to its results.
+// Computes one place and writes its results.
 __device__ __forceinline__ void multiply_place(const Params& p, const Place& at, const unsigned char* shared,
                                                const unsigned char* ready, float* all, Stages& stages, const Own& own,
                                                Turn& turn) {

@@ -1,4 +1,4 @@
-//! What calls are checked to, which kernels and references read.
+//! Checked calls, which kernels and references read.
 
 use super::format::{Format, with_last};
 use crate::base::activation::Activation;

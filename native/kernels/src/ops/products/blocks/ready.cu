@@ -36,7 +36,7 @@ __device__ __forceinline__ Eight quantized(const float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         float v = __fmul_rn(x[i], id), r = __fadd_rn(v, copysignf(0.49999997f, v));
-        // NaN becomes 0; the scale is NaN then.
+        // NaN becomes 0; the scale of such a block is NaN.
         int q = (int)(r < -127 ? -127 : r > 127 ? 127 : r);
         to.words[i / 4] |= (unsigned)(q & 255) << 8 * (i % 4);
     }
@@ -49,10 +49,10 @@ __device__ __forceinline__ Eight quantized(const float (&x)[8]) {
     return to;
 }
 
-// Writes a quarter of block `block` of 32 adjacent ones of a row, unless `to` is null, in the order of walks. FLOATS:
-// the blocks' first values, then their second ones, and so on. Else the first halves of their values, then the second
-// ones, 16 bytes each, so that lanes with a block each read adjacent bytes; each block's scale and the start value of
-// its sums follow. Weights are too large by `offset`.
+// Writes a quarter of block `block`, one of 32 adjacent blocks of a row, in the order of walks, unless `to` is null.
+// With FLOATS: the first values of all blocks, then their second ones, and so on. Otherwise the first halves of their
+// values, then the second halves, 16 bytes each, so that lanes with a block each read adjacent bytes; each block's
+// scale and the start value of its sum follow. Weights are too large by `offset`.
 __device__ __forceinline__ void make_ready(const float (&x)[8], unsigned char* to, int block, int quarter, int offset) {
 #if FLOATS
     if (!to) return;

@@ -1,9 +1,9 @@
 // Products on tensor cores. A block of threads has OUTPUTS outputs and 8 NT rows of x, and takes COLUMNS blocks of each
 // at a time; STAGES of these pieces are in shared memory or in flight. SIDES warps side by side have SIDE outputs each,
-// and four rows of such warps take a pair of blocks each. SPLIT blocks, a cluster, share the columns. All add up at the
-// end. Without a cluster a block continues with further outputs, whose weights are in flight before the previous ones are
-// done. A multiplication is one block of 16 outputs and 8 rows. Its sums start from the bits of a float, so that they
-// are floats already; one multiply-add takes that float away.
+// and four rows of such warps take a pair of blocks each. SPLIT blocks, a cluster, share the columns. All partial sums
+// are added up at the end. Without a cluster a block continues with further outputs, whose weights are in flight before
+// the previous ones are done. A multiplication is one block of 16 outputs and 8 rows. Its sums start from the bits of a
+// float, so that the results are floats without a conversion; one multiply-add subtracts that float.
 //
 // PIECE is 0 where bulk copies fetch weights: rows must be whole units of 16 bytes at aligned addresses.
 // Otherwise it is the largest piece that divides all rows of weights. The host gives FORMAT, COLUMNS, NT, SIDE, SIDES,
@@ -15,7 +15,7 @@ constexpr int PITCH = COLUMNS * BYTES;
 // Bytes of a stage: weights, then x.
 constexpr int STAGE = OUTPUTS * PITCH + COLUMNS * X_BYTES;
 constexpr int ROWS = 8 * NT;
-// Pieces that are fetched before x is ready: fewer bring the first ones sooner.
+// Pieces that are fetched before x is ready: with fewer of them the first ones arrive sooner.
 constexpr int SOON = STAGES < 6 ? STAGES : 6;
 
 __device__ __forceinline__ i64 pieces(const Tiled& p) { return (p.blocks + COLUMNS - 1) / COLUMNS; }
@@ -47,7 +47,7 @@ struct Producer {
 #endif
     }
 
-    // Fetches the rest of a stage, which makes it full.
+    // Fetches x for a stage, whose weights are in flight already; after that the stage is full.
     __device__ __forceinline__ void x(const Place& at, int i, Turn turn) const {
         Barrier* full = &stages.full[turn.stage];
         unsigned char* to = shared + turn.stage * STAGE + OUTPUTS * PITCH;
@@ -176,7 +176,7 @@ __device__ __forceinline__ void add(const unsigned char* stage, const Pair& pair
     }
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-        // Takes away the float that sums start from. That is exact, as it has two significant bits and a scale has 11.
+        // Subtracts the float that sums start from. That is exact, as it has two significant bits and a scale has 11.
         // An infinite scale gives NaN.
         float away[2] = {-__int_as_float(START) * x.scales[n][0], -__int_as_float(START) * x.scales[n][1]};
 #pragma unroll
@@ -265,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1) blocks_tile
     __shared__ Stages stages;
     Place at = place(p, blockIdx.x / SPLIT);
     float* all = (float*)(shared + STAGES * STAGE);
-    // Where threads fetch weights, each lane arrives: racecheck does not understand that one lane arrives for its warp.
+    // Where threads fetch weights, every lane arrives: racecheck does not understand one lane arriving for its warp.
     open(stages, PIECE ? PRODUCERS : 1, PIECE ? THREADS : WARPS);
     if (threadIdx.x >= THREADS) {
         let_others_begin();

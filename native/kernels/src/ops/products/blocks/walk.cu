@@ -67,7 +67,7 @@ __device__ __forceinline__ void fetch_next(const Walked& p, Ahead& at, i64 chunk
 }
 
 #if FLOATS
-// Adds a block of each row of weights, whose values meet those of `x`, 32 floats apart.
+// Adds the products of a block of each row of weights with the values in `x`, 32 floats apart.
 __device__ __forceinline__ void add(const Block (&blocks)[OUTPUTS], const float (&d)[OUTPUTS], const unsigned char* x,
                                     int lane, float (&sums)[OUTPUTS]) {
     const float* values = (const float*)x + lane;
@@ -170,7 +170,7 @@ __device__ __forceinline__ void make_all_ready(const Walked& p, i64 group, int c
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) blocks_walk(Walked p) {
     extern __shared__ __align__(16) unsigned char shared[];
     int warp = threadIdx.x / 32, lane;
-    // Volatile, because the compiler would read it again and again.
+    // Volatile, because the compiler would otherwise read the register repeatedly.
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     unsigned char* stages = shared + warp * STAGES * STAGE;
     i64 chunks = (p.blocks + 31) / 32, group = blockIdx.x / p.columns, step = p.columns * WARPS * OUTPUTS;

@@ -1,5 +1,5 @@
-//! The dense layer on CUDA: matrix products by cuBLASLt. Bias and activation come before the one rounding: in the
-//! epilogue of the product where cuBLASLt has one, otherwise in a kernel after it.
+//! The dense layer on CUDA: matrix products by cuBLASLt. Bias and activation are applied before the single rounding: in
+//! the epilogue of the product if cuBLASLt supports that, otherwise in a kernel after it.
 
 use super::Problem;
 use crate::cuda::{Buffer, Epilogue, Lane, Matrix, Source, columns, function, grid_size, params, types};
@@ -45,7 +45,7 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     epilogue(problem, inputs, &wide, y, lane)
 }
 
-/// Queues the sums without the bias, in the type of `to`.
+/// Queues the product without the bias, in the type of `to`.
 fn sums(problem: &Problem, inputs: &Named<&Buffer>, to: &Buffer, lane: &Lane) -> Result<()> {
     // SAFETY: the op's checks prove that the buffers have these sizes.
     unsafe { lane.multiply([problem.dtype, to.spec().dtype], matrices(problem, inputs, to, lane)?) }
@@ -58,7 +58,7 @@ fn matrices(problem: &Problem, inputs: &Named<&Buffer>, to: &Buffer, lane: &Lane
     Ok([x, w.transposed(), Matrix::new(lane.address(to)?, problem.rows, problem.outputs)])
 }
 
-/// Queues bias and activation, or the gradient of the activation where there is a `dy`.
+/// Queues bias and activation; with a `dy` the gradient of the activation.
 fn epilogue(problem: &Problem, inputs: &Named<&Buffer>, sums: &Buffer, to: &Buffer, lane: &Lane) -> Result<()> {
     let Problem { rows, outputs: columns, .. } = *problem;
     if rows * columns == 0 {

@@ -1,5 +1,5 @@
-// The epilogue of the sums z = x w^T + b of a dense layer: y = f(z), or with GRADIENT dz = f'(z) dy. The
-// host names the function by FN. A thread has one column of every gridDim.y-th row.
+// The epilogue of a dense layer with the sums z = x w^T + b: y = f(z), or with GRADIENT dz = f'(z) dy. The host selects
+// the function as FN. A thread has one column of every gridDim.y-th row.
 
 extern "C" __global__ void linear_epilogue(Params p) {
     i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -8,8 +8,8 @@
 //!
 //! With an activation the gradient recomputes `z`.
 //!
-//! Storage is f32, f64, bf16 or f16; products are summed in f32 (f64 for f64 storage), never in a
-//! narrower type, and outputs are rounded once.
+//! Storage is f32, f64, bf16 or f16; products are accumulated in f32 (f64 for f64 storage), never in a narrower type,
+//! and outputs are rounded once.
 
 mod cpu;
 mod cuda;
@@ -42,7 +42,7 @@ pub struct Problem {
     pub outputs: usize,
     /// The storage type.
     pub dtype: DType,
-    /// What is done with the sums.
+    /// The activation of the sums.
     pub activation: Option<Activation>,
 }
 
@@ -95,13 +95,13 @@ impl Differentiable for Linear {
     crate::backward_by_kernels!();
 }
 
-/// The layer without an activation at some place: `y` of `x`, `w` and an optional `b`.
+/// The layer without an activation, on a backend: `y` from `x`, `w` and an optional `b`.
 pub fn at<'s, P: Place>(place: &P, [x, w]: [P::View<'s>; 2], b: Option<P::View<'s>>, y: P::ViewMut<'s>) -> Result<()> {
     let inputs = named([("x", Some(x)), ("w", Some(w)), ("b", b)]);
     place.call::<Linear>(&Options::default(), inputs, named([("y", Some(y))]))
 }
 
-/// The gradient of [`at`]: `dx`, `dw` and, with a `b`, `db`.
+/// The gradient of [`at`]: `dx`, `dw` and, if there is a `b`, `db`.
 pub fn backward_at<'s, P: Place>(
     place: &P,
     [x, w, dy]: [P::View<'s>; 3],

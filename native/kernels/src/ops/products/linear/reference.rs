@@ -6,7 +6,7 @@ use crate::op::Named;
 use crate::ops::activations;
 use ndarray::{Array2, ArrayD, ArrayView2};
 
-/// A tensor as a matrix of all its rows.
+/// A tensor as a matrix with all of its rows.
 fn matrix(tensor: &ArrayD<f64>, rows: usize, columns: usize) -> ArrayView2<'_, f64> {
     tensor.view().into_shape_with_order((rows, columns)).expect("checked sizes in order")
 }

@@ -4,8 +4,8 @@
 //! c = a b            da = dc b^T            db = a^T dc
 //! ```
 //!
-//! Storage is f32, f64, bf16 or f16; products are summed in f32 (f64 for f64 storage), never in a
-//! narrower type, and results are rounded once.
+//! Storage is f32, f64, bf16 or f16; products are accumulated in f32 (f64 for f64 storage), never in a narrower type,
+//! and results are rounded once.
 
 use crate::cpu::{Epilogue, Exec, Storage, matrix};
 use crate::cuda::{self, Buffer, Lane};
@@ -93,7 +93,7 @@ fn on_lane(buffers: &Named<&Buffer>, name: &str, [rows, columns]: [usize; 2], la
     Ok(cuda::Matrix::new(lane.address(buffers.get(name)?)?, rows, columns))
 }
 
-/// Writes the product of two matrices, each as it lies or transposed.
+/// Writes the product of two matrices, each of them as stored or transposed.
 fn product<S: Storage>([a, b]: [(&View, [usize; 2], bool); 2], to: ViewMut, exec: &Exec) -> Result<()> {
     matrix::product(shaped::<S>(a)?, shaped::<S>(b)?, to.slice::<S>()?, &Epilogue::default(), exec)
 }

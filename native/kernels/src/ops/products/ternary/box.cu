@@ -1,12 +1,12 @@
-// Products of many rows of bytes with ternary weights, where the device copies planes without threads (tensor maps). It
-// replaces tile.cu on compute capability 9 for planes whose rows are whole units of 16 bytes. A block of threads has
-// OUTPUTS outputs and 8 NT rows of x, and takes CHUNK columns at a time. SPLIT blocks, a cluster, share the columns.
-// The host gives CHUNK and FN, SHARED (bytes of shared memory), and the macros of tiles.cu and teams.cu.
+// Products of many rows of bytes with ternary weights, where the device copies planes without using threads (tensor
+// maps). It replaces tile.cu on compute capability 9 for planes whose rows are whole units of 16 bytes. A block of
+// threads has OUTPUTS outputs and 8 NT rows of x, and takes CHUNK columns at a time. SPLIT blocks, a cluster, share the
+// columns. The host gives CHUNK and FN, SHARED (bytes of shared memory), and the macros of tiles.cu and teams.cu.
 //
 // A lane holds one word of each plane, 32 columns. Two-bit values, sign above magnitude, are moved to the top of bytes.
-// So four values take two operations, are scaled by 64, and cells with both bits set are still 0. In turn k, lane t of
-// four multiplies columns 8 j + 2 k and 8 j + 2 k + 1 of the t-th 32, for j from 0 to 3. x lies in that order: see
-// Matrices in parts.cu.
+// So four values take two operations, and are scaled by 64; cells with both bits set still become 0. In turn k, lane t
+// of four multiplies columns 8 j + 2 k and 8 j + 2 k + 1 of the t-th 32, for j from 0 to 3. x is stored in that order:
+// see Matrices in parts.cu.
 
 // Bytes of a row of a plane in a stage, of a whole plane, of x for one turn, and of a stage (planes, then x).
 constexpr int UNITS = CHUNK / 128, WIDTH = CHUNK / 8, PLANE = OUTPUTS * WIDTH, X_BYTES = 32 * ROWS, STAGE = 2 * PLANE + CHUNK * ROWS;
@@ -29,7 +29,7 @@ struct Producer {
             copy_box<STREAMED>(to + plane * PLANE, &p.planes[plane], (at.begin + i) * (WIDTH / 2), at.column * OUTPUTS, full);
     }
 
-    // Fetches the rest of a stage, which makes it full.
+    // Fetches x for a stage, whose planes are in flight already; after that the stage is full.
     __device__ __forceinline__ void x(const Place& at, int i, Turn turn) const {
         const signed char* from = p.of.bits + (at.group * pieces(p) + at.begin + i) * (CHUNK * ROWS);
         copy_bytes(shared + turn.stage * STAGE + 2 * PLANE, from, CHUNK * ROWS, &stages.full[turn.stage]);
@@ -54,7 +54,7 @@ struct Own {
 // Selects bits by `mask`: those of `there` where it is set, else those of `other`.
 __device__ __forceinline__ unsigned mixed(unsigned there, unsigned other, unsigned mask) {
     unsigned both;
-    // Not an expression, which the compiler turns into more operations.
+    // Inline assembly, because the compiler turns the expression into more operations.
     asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(both) : "r"(there), "r"(other), "r"(mask));
     return both;
 }
@@ -134,8 +134,8 @@ __device__ __forceinline__ void write(const Params& p, i64 row, i64 out, int4 fo
     }
 }
 
-// Computes a place up to its results. The loads of scales and biases, per output and per row, are issued before the
-// sums are ready.
+// Computes one place and writes its results. The loads of scales and biases, per output and per row, are issued before
+// the sums are ready.
 __device__ __forceinline__ void multiply_place(const Boxed& p, const Place& at, Stages& stages, const Own& own, Turn& turn,
                                                Results& all) {
     static_assert(OUTPUTS <= THREADS && ROWS <= 32, "threads");

@@ -1,4 +1,4 @@
-// Floats of a row to bytes: the common part of all kernels that quantize activations.
+// Quantizes floats of a row to bytes: the common part of all kernels that do so with activations.
 
 __device__ __forceinline__ unsigned size_of(float value) { return __float_as_uint(value) & 0x7fffffff; }
 __device__ __forceinline__ unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }

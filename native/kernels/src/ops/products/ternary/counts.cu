@@ -1,9 +1,9 @@
-// Products by counting: tensor cores count the bits that two rows of bits share. Weights are used as they lie, in
-// planes. Activations are rows of bits too: for signs (FORM TERNARY) their planes, for bytes (FORM I8) their eight
-// bits. Every block makes those of x itself while its weights are in flight. A block has ROWS rows of activations and
-// SIDE SIDES rows of weights, whose chunks of CHUNK columns SPLIT warps take in turn. Each thread copies the data that
-// it reads itself, STAGES chunks ahead, so threads do not wait for each other before the end. AHEAD: a multiprocessor
-// has room for two blocks, so one fetches weights while another kernel's block is still working.
+// Products by counting: tensor cores count the bits that two rows of bits share. Weights are used as stored, in planes.
+// Activations are rows of bits too: for signs (FORM TERNARY) their planes, for bytes (FORM I8) their eight bit planes.
+// Every block makes the bit planes of x itself while its weights are in flight. A block has ROWS rows of activations
+// and SIDE SIDES rows of weights, whose chunks of CHUNK columns SPLIT warps take in turn. Each thread copies the data
+// that it reads itself, STAGES chunks ahead, so threads do not wait for each other before the end. AHEAD: a
+// multiprocessor has space for two blocks, so one fetches weights while another kernel's block is still working.
 
 constexpr int THREADS = 32 * WARPS, SPLIT = WARPS / SIDES, OUTS = SIDE * SIDES;
 // Groups of eight rows of bits that are counted together.
@@ -19,7 +19,7 @@ __device__ __forceinline__ void fetch(const Params& p, i64 chunk, uint4* stage) 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         i64 out = blockIdx.x * (i64)OUTS + threadIdx.x / 32 % SIDES * SIDE + half * 8 + threadIdx.x % 32 / 4;
-        // Rows past the last one repeat it, and are not written. Columns past the end meet zeros in x.
+        // Rows past the last one repeat it, and are not written. Columns past the end are multiplied with zeros in x.
         i64 from = (out < p.outs ? out : p.outs - 1) * bytes + at;
         copy16(stage + half * 2 * THREADS, p.planes[0] + from);
         copy16(stage + (half * 2 + 1) * THREADS, p.planes[1] + from);
@@ -40,15 +40,15 @@ __device__ __forceinline__ void count(int (&to)[4], uint4 upper, uint4 lower, ui
     count(to, upper.z, lower.z, upper.w, lower.w, bits.z, bits.w);
 }
 
-// Bytes of a row of bits: an odd number of 64-byte units, so that adjacent rows fall into different banks. The host has
-// this formula too: as a parameter they would cost instructions, because the compiler knows less of them.
+// Bytes of a row of bits: an odd number of 64-byte units, so that adjacent rows fall into different banks. The host
+// computes the same; as a parameter the pitch would cost instructions, because the compiler would know less about it.
 __device__ __forceinline__ int pitch_of(i64 chunks) { return (int)(chunks | 1) * (CHUNK / 8); }
 
 #if FORM == I8
 // Groups of eight columns that a thread keeps in registers between its two passes over x.
 constexpr int KEPT = 2 * ROWS, OF_ROW = THREADS / ROWS;
 
-// Distributes eight bytes over eight rows of bits: each row gets one bit of every byte.
+// Transposes eight bytes into eight rows of bits: each row gets one bit of every byte.
 __device__ __forceinline__ void spread(Bytes bytes, unsigned char* to, int pitch) {
     unsigned words[2] = {bytes.low, bytes.high};
 #pragma unroll
@@ -144,7 +144,7 @@ __device__ __forceinline__ void add_chunk(const uint4* stage, const unsigned cha
     }
 }
 
-// Writes a warp's sums to where those of all parts are added up.
+// Writes a warp's sums to shared memory, where those of all parts are added up.
 __device__ __forceinline__ void leave(const int (&sums)[NT][2][4], int* all) {
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     all += warp / SIDES * ROWS * OUTS + warp % SIDES * SIDE + g;

@@ -1,10 +1,10 @@
 //! Ternary numbers on CUDA.
 //!
 //! Conversions handle one byte of the target per thread. Products read planes as words of 32 cells, whose codes are
-//! made in registers and meet four activations per instruction (`dp4a`). For many rows they run on tensor cores, in
-//! teams of warps or warp by warp. Others are counted, by words (`popc`) or on tensor cores. Kernels detect content
-//! that must be refused, and the host reads the verdict back. So conversions, quantized activations and proofs wait for
-//! the device; products do not.
+//! made in registers and multiplied with four activations per instruction (`dp4a`). For many rows they run on tensor
+//! cores, in teams of warps or warp by warp. Others count bits, by words (`popc`) or on tensor cores. Kernels detect
+//! data that must be refused, and the host reads their finding back. So conversions, quantized activations and proofs
+//! wait for the device; products do not.
 
 mod boxes;
 mod cells;
@@ -29,11 +29,11 @@ use crate::tensor::{DType, Spec};
 /// Threads of a block that handles one row.
 const THREADS: u32 = 256;
 
-/// Up to this number of rows, bytes are counted. More rows are faster multiplied on tensor cores, and more signs
-/// counted there.
+/// Up to this number of rows, products of bytes count bits. With more rows, multiplying them on tensor cores is faster,
+/// and signs are counted there.
 const FEW: usize = 4;
 
-/// Columns that are taken at a time.
+/// Columns per chunk.
 const CHUNK: usize = 512;
 
 params! {
@@ -50,7 +50,7 @@ params! {
         bias: u64 as "const float*",
         acc: u64 as "int*",
         y: u64 as "STORAGE*",
-        // Where bytes of x go in storage order, and their scales, if they are asked for.
+        // Quantized x in storage order, and its scales, if they are requested.
         q: u64 as "signed char*",
         x_scales: u64 as "float*",
         rows: i64,
@@ -91,7 +91,7 @@ fn at(tensors: &Named<&Buffer>, name: &str, lane: &Lane) -> Result<u64> {
     tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer))
 }
 
-/// A position reported by a kernel; all bits set if there is none.
+/// A position reported by a kernel; all bits are set if there is none.
 struct Found(Buffer);
 
 impl Found {

@@ -1,4 +1,4 @@
-//! The dense layer whose weights are quantized by a rule in each call, `y = x (s q)^T + bias`.
+//! The dense layer that quantizes its weights by a rule in each call, `y = x (s q)^T + bias`.
 
 use super::problem::{Form, Options as Ends, Quantization, RuleOptions};
 use super::products::{F32, I8, Matmul, Ternary};
@@ -70,7 +70,7 @@ impl Op for TernaryLinear {
 mod steps {
     use super::*;
 
-    /// The layer on any [`Place`].
+    /// The layer on any backend.
     pub fn forward<'a, P: Place>(
         place: &P,
         problem: &Problem,

@@ -28,5 +28,5 @@ pub use cpu::wide::{Extensions, allow};
 
 use crate::tensor::DType;
 
-/// The storage types of floats that meet ternary numbers. All arithmetic is in f32.
+/// The storage types of floats in ops with ternary numbers. All arithmetic is in f32.
 pub const STORAGE: &[DType] = &[DType::F32, DType::Bf16, DType::F16];

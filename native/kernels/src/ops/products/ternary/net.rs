@@ -4,8 +4,8 @@
 //! h = max(W1 sign(x) + b1, 0)        logits = W2 sign(h) + b2        class = place of the largest, the first on ties
 //! ```
 //!
-//! Scales of the weights exist only with the option `scales`. All sums are sums of integers, and each is rounded once,
-//! with its bias. So the logits are equal on every device.
+//! The weights have scales only with the option `scales`. All sums are sums of integers, and each is rounded once, with
+//! its bias. So the logits are equal on every device.
 
 use super::cuda;
 use super::problem::{HINT, Rows, agree, one_or, plane, plane_bytes, wrong};
@@ -171,7 +171,7 @@ impl Op for SimpleRotorNet {
 mod steps {
     use super::*;
 
-    /// The network on any [`Place`].
+    /// The network on any backend.
     pub fn forward<'a, P: Place>(
         place: &P,
         problem: &Problem,

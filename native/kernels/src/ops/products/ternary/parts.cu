@@ -1,5 +1,5 @@
-// Prepares bytes of activations for box.cu, appended to rules.cu. A cluster of at most MOST_PARTS blocks, which the host
-// gives, shares each row, so it needs compute capability 9.
+// Prepares bytes of activations for box.cu, appended to rules.cu. A cluster of at most MOST_PARTS blocks, which the
+// host gives, shares each row, so it needs compute capability 9.
 
 // The order in which box.cu reads bytes. In turn k it multiplies words 2 k and 2 k + 1 of each group of four times 32
 // cells. They are stored as contiguous matrices of 8 rows by 16 bytes, for `eights` groups of eight rows.

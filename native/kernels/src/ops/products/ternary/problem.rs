@@ -1,4 +1,4 @@
-//! What calls of ternary ops are checked to: forms, rules and sizes, which kernels and references read.
+//! Checked calls of ternary ops: forms, rules and sizes, which kernels and references read.
 
 use crate::error::{Error, Kind, Result};
 use crate::op::{self, Named, Slot};
@@ -19,10 +19,11 @@ options! {
     }
 }
 
-/// What to say of a plane, or of rows that meet one, whose shape is wrong.
+/// The hint in errors about the shape of a plane, or of rows that are multiplied with one.
 pub const HINT: &str = "A plane has (out, in / 8 rounded up) bytes, and the last axis of x meets `in`";
 
-/// A plane of bits as an input, whose shape follows from other inputs' sizes or from options: ops prove it themselves.
+/// A plane of bits as an input. Its shape depends on other inputs' sizes or on options, so that ops check it
+/// themselves.
 pub const fn plane(name: &'static str, shape: &'static str) -> Slot {
     Slot::new(name, shape).exactly(DType::U8).loose()
 }
@@ -35,7 +36,7 @@ pub fn split_last<'s>(name: &str, expected: &str, spec: &'s Spec) -> Result<(&'s
     }
 }
 
-/// The error of a shape that is not the one expected.
+/// The error for a shape that is not the expected one.
 pub fn wrong(name: &str, expected: &str, got: &Spec) -> Error {
     Error::new(Kind::Shape, name).expected(format_args!("shape {expected}")).got(got.shape).hint(HINT)
 }
@@ -99,7 +100,7 @@ options! {
 }
 
 impl RuleOptions {
-    /// Checks that a threshold is given exactly where the rule needs one.
+    /// Checks that a threshold is given if the rule needs one, and only then.
     pub fn checked(&self) -> Result<RuleOptions> {
         let threshold = |got: String| Error::new(Kind::Option, "threshold").got(got);
         match (self.rule, self.threshold) {
@@ -196,7 +197,7 @@ pub struct Pairs {
     pub bytes: usize,
 }
 
-/// The form in which activations meet the weights.
+/// The form of activations in products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
@@ -210,7 +211,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// All of them.
+    /// All forms.
     pub const ALL: [Form; 3] = [Form::Ternary, Form::I8, Form::F32];
 }
 

@@ -52,7 +52,7 @@ impl Op for DotTernary {
     crate::forward_by_kernels!(cpu::sums::dot, reference::dot, cuda::dot);
 }
 
-/// A form of activations as a type, which makes each product an op of its own.
+/// A form of activations as a type, so that each form makes a product op of its own.
 pub trait Activated: 'static {
     /// The product's name.
     const NAME: &'static str;
@@ -123,8 +123,8 @@ impl<A: Activated> Op for Matmul<A> {
         op::product(&[problem.rows, op::elements(inputs, &["plane0"])])
     }
 
-    /// `y` of the storage type. For signs: the sums `acc`, and y if anything is applied to them. For bytes, on request:
-    /// the sums, the bytes `xq` and their `x_scale`.
+    /// `y` of the storage type. For signs: the sums `acc`, and y if a scale, bias or activation is applied to them. For
+    /// bytes, on request: the sums, the bytes `xq` and their `x_scale`.
     fn outputs(problem: &Product, _: &Bound<Self>) -> Result<Named<Spec>> {
         let of = |dtype, last: usize| Spec::new(dtype, &[&problem.leading[..], &[last]].concat());
         let bytes = problem.form == Form::I8 && problem.options.return_sums;

@@ -14,8 +14,8 @@ __device__ __forceinline__ T reduced(T value, T* shared, F join) {
     return all;
 }
 
-// Sums the magnitudes of a row: all of them, as for ABSMEAN, or those above the threshold. NaN counts in both. One block
-// per row.
+// Sums the magnitudes of a row: all of them, as for ABSMEAN, or those above the threshold. NaN counts in both. One
+// block per row.
 extern "C" __global__ void ternary_sizes(Rules p) {
     __shared__ double shared[THREADS];
     auto add = [](double a, double b) { return a + b; };
@@ -37,7 +37,7 @@ extern "C" __global__ void ternary_sizes(Rules p) {
     }
 }
 
-// Thresholds and scales, as the stage asks; a GIVEN threshold is `floor`. One block per part: a row, or all of them.
+// Thresholds and scales of a stage; a GIVEN threshold is `floor`. One block per part: a row, or the whole tensor.
 extern "C" __global__ void ternary_threshold(Rules p) {
     __shared__ double shared[THREADS];
     auto add = [](double a, double b) { return a + b; };
@@ -103,9 +103,9 @@ extern "C" __global__ void ternary_bytes(Rules p) {
 }
 
 // The position of a byte in product order. Products read 32 cells as 8 words: word b has cells b, 8 + b, 16 + b and 24
-// + b. Without tiles these words are contiguous. With tiles they follow the threads of tile.cu. There thread 4 (row %
-// 8) + t of a warp has 4 words of cells of every 512 columns, from the 4 t-th on. It reads 16 bytes of each, and then
-// 16 more.
+// + b. Without tiles these words are contiguous. With tiles they are in the order of the threads of tile.cu: thread 4
+// (row % 8) + t of a warp has 4 words of cells of every 512 columns, from the 4 t-th on. It reads 16 bytes of each, and
+// then 16 more.
 __device__ __forceinline__ i64 place(const Rules& p, i64 row, i64 i) {
     i64 word = i / 32;
     int b = i % 8, j = i % 32 / 8;

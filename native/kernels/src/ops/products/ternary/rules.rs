@@ -67,7 +67,7 @@ impl Op for ActivationI8 {
 
     fn check(call: &Bound<Self>) -> Result<Activations> {
         let (leading, n) = (call.sizes.rows(), call.sizes.of('I'));
-        // It may be 0 in f32 where it is not in f64.
+        // The floor may be 0 in f32 where it is not in f64.
         let floor = call.options.amax_floor as f32;
         op::Range::positive.check("amax_floor", &f64::from(floor))?;
         Ok(Activations { leading: leading.to_vec(), rows: leading.iter().product(), n, floor, dtype: call.storage })

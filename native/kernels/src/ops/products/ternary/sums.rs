@@ -53,7 +53,7 @@ impl Op for VerifySumsTernary {
         Slot::new("column_sums", "(I)").exactly(DType::I32).loose(),
         Slot::new("xq", "(..., I)").exactly(DType::I8),
     ];
-    /// 0 where there is no error.
+    /// `difference` is 0 for a correct product.
     const OUTPUTS: &'static [Output] = &[Output::new("difference", "(...)").exactly(DType::I64)];
     const HINT: &'static str = HINT;
     const STORAGE: &'static [DType] = super::STORAGE;
@@ -63,7 +63,7 @@ impl Op for VerifySumsTernary {
     type Problem = Proof;
 
     fn check(call: &Bound<Self>) -> Result<Proof> {
-        // Of the inputs only xq is bound: the others are measured by it, and errors name them.
+        // Sizes come from xq alone. The other inputs are checked against them, so that errors name those.
         let (leading, n) = (call.sizes.rows(), call.sizes.of('I'));
         let acc = call.inputs.get("acc")?;
         let (of_acc, outs) = split_last("acc", "(..., O)", acc)?;

@@ -37,7 +37,7 @@ struct Weights {
     uint4 planes[MT][2][2];
 };
 
-// Columns past the end of a row meet zeros in x.
+// Columns past the end of a row are multiplied with zeros in x.
 __device__ __forceinline__ Weights weights_of(const Planes& from, i64 chunk) {
     i64 at = chunk * (CHUNK / 8);
     bool there = at < from.left;

@@ -12,7 +12,7 @@ use crate::place::{Place, Steps, copy_rows};
 use crate::tensor::Described;
 use std::ops::Range;
 
-/// The gradients of the block for all given inputs.
+/// The gradients of all given inputs of the block.
 pub fn backward<'a, P: Place>(
     place: &P,
     problem: &Problem,
@@ -37,7 +37,7 @@ pub fn backward<'a, P: Place>(
     place.map(Map::Product, &[P::view(&scan.da), P::view(&steps.sequences.a)], outputs.expect("dA_log")?)
 }
 
-/// The gradients of the inputs of the scan that are no inputs of the block.
+/// The gradients of the scan's inputs, those of intermediate tensors of the block.
 struct OfScan<T> {
     dc: T,
     ddt: T,
@@ -47,7 +47,7 @@ struct OfScan<T> {
     dz: T,
 }
 
-/// A call of the gradient, with the tensors that it computes again.
+/// A call of the gradient, with the recomputed intermediate tensors.
 struct Again<'b, 'i, 'a, P: Place> {
     call: Steps<'b, 'i, 'a, P, Problem>,
     block: Block<'b, 'a, P>,
@@ -56,12 +56,13 @@ struct Again<'b, 'i, 'a, P: Place> {
 }
 
 impl<'a, P: Place> Again<'_, '_, 'a, P> {
-    /// Memory like that of `c`, of another width.
+    /// Allocates a tensor like `c`, of another width.
     fn like_c(&self, width: usize) -> Result<P::Owned> {
         self.block.like(&P::view(&self.between.c), width)
     }
 
-    /// Through a dense layer: `dx` of `x`, `w` and `dy`. Also writes `dw`, and `db` where there is a bias `b`.
+    /// The gradient of a dense layer: returns `dx`, from `x`, `w` and `dy`. Also writes `dw`, and `db` if there is a
+    /// bias `b`.
     fn dense_backward<'s>(
         &self,
         [x, w, dy]: [P::View<'s>; 3],
@@ -118,7 +119,7 @@ impl<'a, P: Place> Again<'_, '_, 'a, P> {
         Ok(of_scan)
     }
 
-    /// Through dt_w and x_proj: all of the gradient of `c`.
+    /// Goes back through dt_w and x_proj; returns the complete gradient of `c`.
     fn x_proj_backward(&self, scan: &OfScan<P::Owned>, outputs: &mut Named<P::ViewMut<'a>>) -> Result<P::Owned> {
         let (Between { c, delta, .. }, [_, state, rank]) = (&self.between, self.block.sizes());
         let dt_w = [P::view(delta), self.call.input("dt_w")?, P::view(&scan.ddt)];
@@ -136,7 +137,7 @@ impl<'a, P: Place> Again<'_, '_, 'a, P> {
         Ok(dc)
     }
 
-    /// Through both halves of in_proj.
+    /// Goes back through both halves of in_proj.
     fn in_proj_backward(&self, du: &P::Owned, dz: &P::Owned, outputs: &mut Named<P::ViewMut<'a>>) -> Result<()> {
         let inner = self.block.sizes()[0];
         let (dw_u, dw_z) = P::split_rows(outputs.expect("din_proj")?, inner)?;

@@ -10,11 +10,11 @@ use crate::ops::scan::selective_scan::{self, SelectiveScan};
 use crate::place::{Place, copy_rows};
 use crate::tensor::Described;
 
-/// The state of sequences before them, zeros if there is none, and memory for the state after them if it is wanted.
+/// The state before sequences (zeros if there is none), and memory for the state after them, if it is requested.
 pub struct State<V, M> {
-    /// The state before.
+    /// The initial state.
     pub before: Option<V>,
-    /// Memory for the state after.
+    /// Memory for the last state.
     pub after: Option<M>,
 }
 
@@ -24,7 +24,7 @@ impl<V, M> Default for State<V, M> {
     }
 }
 
-/// Whole sequences, in rows `(B, L, ...)`.
+/// The recurrence over whole sequences, with rows `(B, L, ...)`.
 pub struct Sequences<'s, P: Place> {
     pub(super) a: P::Owned,
     conv: State<P::View<'s>, P::ViewMut<'s>>,
@@ -40,7 +40,7 @@ impl<'s, P: Place> Sequences<'s, P> {
         Ok(Sequences { a, conv, ssm })
     }
 
-    /// The inputs of the convolution, with cotangents if there are any.
+    /// The inputs of the convolution, with cotangents for its gradient.
     pub(super) fn conv_inputs<'t>(
         &'t self,
         block: &'t Block<P>,
@@ -57,7 +57,7 @@ impl<'s, P: Place> Sequences<'s, P> {
         ])
     }
 
-    /// The inputs of the scan, with cotangents if there are any.
+    /// The inputs of the scan, with cotangents for its gradient.
     pub(super) fn scan_inputs<'t>(
         &'t self,
         block: &'t Block<P>,

@@ -1,5 +1,5 @@
-//! The gradient. All states are known, so the sums of the gates at all times are products of large matrices, and so
-//! are the gradients of the weights. Only the gradient of the state goes from step to step.
+//! The gradient. All states are known, so the gates' pre-activations at all times are products of large matrices, and
+//! so are the gradients of the weights. Only the gradient of the state goes from step to step.
 
 use super::super::{EPS, Problem};
 use super::{bound, gated, initial, of_state, of_z, repeated, second, size, walk};
@@ -52,7 +52,7 @@ pub fn run<S: Storage>(
     of_weights::<S>(problem, [&z, &before], &sums, outputs, exec)
 }
 
-/// For each time, the state before it.
+/// For each time the state before it.
 fn states_before<S: Storage>(problem: &Problem, inputs: &Named<View>) -> Result<Vec<S::Wide>> {
     let Problem { batch, length, width, .. } = *problem;
     let (first, h) = (initial::<S::Wide>(problem, inputs, "initial_state")?, inputs.get("h")?.slice::<S>()?);
@@ -64,7 +64,7 @@ fn states_before<S: Storage>(problem: &Problem, inputs: &Named<View>) -> Result<
     Ok(before)
 }
 
-/// The sums of each gate at all times.
+/// The pre-activations of each gate at all times.
 fn sums<S: Storage>(
     problem: &Problem,
     inputs: &Named<View>,
@@ -83,7 +83,7 @@ fn sums<S: Storage>(
     Ok(sums)
 }
 
-/// The gradients of weights and biases, given those of the gates' sums.
+/// The gradients of weights and biases, given those of the gates' pre-activations.
 fn of_weights<S: Storage>(
     problem: &Problem,
     [z, before]: [&[S::Wide]; 2],
@@ -122,17 +122,17 @@ struct Backward<'a, S: Storage> {
     gamma: &'a [S],
     before: &'a [S::Wide],
     dh: &'a [S],
-    /// The sums of the gates; when a time is done, their gradients.
+    /// The pre-activations of the gates, overwritten by their gradients once a time is done.
     sums: Vec<Shared<'a, S::Wide>>,
     dz: Shared<'a, S::Wide>,
     dgamma: Shared<'a, S>,
 }
 
 impl<S: Storage> Backward<'_, S> {
-    /// `carry` is the gradient of the state without the part through the gates of the next time.
+    /// `carry` is the gradient of the state, without the part through the gates of the next time.
     fn run(&self, matrices: &[Matrix<S>], carry: &mut [S::Wide], exec: &Exec) -> Result<()> {
         let packed = matrices.iter().map(|m| Panels::pack(m.transposed(), exec)).collect::<Result<Vec<_>>>()?;
-        // The gradients of the gates' sums: of the time after, and of the present one.
+        // The gradients of the gates' pre-activations, for the next time and for the current one.
         let zeros = || matrices.iter().map(|_| vec![S::Wide::from_f64(0.0); carry.len()]).collect::<Vec<_>>();
         let (mut after, mut now) = (zeros(), zeros());
         let carry = &Shared::new(carry);
@@ -159,10 +159,10 @@ impl<S: Storage> Backward<'_, S> {
         pool::for_each(exec.threads, packed[0].count(), |panel| through(&packed, panel, &after, carry))
     }
 
-    /// Some columns of a time.
+    /// The values of some columns at a time.
     ///
     /// # Safety
-    /// No other reference to the sums of these columns exists meanwhile.
+    /// No other reference to the pre-activations of these columns may exist meanwhile.
     #[inline(always)]
     unsafe fn row(&self, batch: usize, t: usize, columns: &Range<usize>) -> Row<'_, S> {
         let (at, count) = (self.problem.at(batch, t, columns.start), columns.len());
@@ -180,7 +180,7 @@ impl<S: Storage> Backward<'_, S> {
     }
 }
 
-/// Adds the gradient through the gates to the columns of a panel.
+/// Adds the gradient through the next time's gates to the columns of a panel.
 fn through<S: Storage>(packed: &[Panels<S>], panel: usize, after: &[Vec<S::Wide>], carry: &Shared<S::Wide>) {
     for (panels, after) in packed.iter().zip(after) {
         // SAFETY: panels share no column.
@@ -198,13 +198,13 @@ struct Row<'r, S: Storage> {
 }
 
 impl<S: Storage> Row<'_, S> {
-    /// `z`, `gamma` and the state before.
+    /// `z`, `gamma` and the previous state.
     #[inline(always)]
     fn values<V: Vector<Element = S::Wide>>(&self, at: usize, end: usize) -> [V; 3] {
         [V::load_partial(&self.z[at..end]), S::load(&self.gamma[at..end]), V::load_partial(&self.h[at..end])]
     }
 
-    /// `s`, `m` and `u`.
+    /// The gates `s` and `m`, and `u`.
     #[inline(always)]
     fn gated<V: Vector<Element = S::Wide>>(&self, at: usize, end: usize, problem: &Problem) -> [V; 3] {
         let [first, second] = &self.sums;
@@ -214,13 +214,13 @@ impl<S: Storage> Row<'_, S> {
     }
 }
 
-/// `g` where the state is within its bounds, and 0 elsewhere.
+/// `g` where the state is within its bounds, otherwise 0.
 #[inline(always)]
 fn through_clip<V: Vector>(g: V, state: V, bound: V) -> V {
     V::zero().where_less(bound, state.abs(), g)
 }
 
-/// For each batch the norm's divisor, and the factor of `u` that its gradient subtracts.
+/// Computes for each batch the norm's divisor, and the factor of `u` in the term that the norm's gradient subtracts.
 struct Norms<'c, 'a, S: Storage> {
     of: &'c Backward<'a, S>,
     t: usize,
@@ -235,7 +235,7 @@ impl<S: Storage> Work<S::Wide> for Norms<'_, '_, S> {
         let Problem { batch, width, .. } = *self.of.problem;
         let mut norms = Vec::with_capacity(batch);
         for i in 0..batch {
-            // SAFETY: one thread does this, when all others are done with the products.
+            // SAFETY: one thread does this, after all others have finished their products.
             let (row, carry) = unsafe { (self.of.row(i, self.t, &(0..width)), self.carry.part(i * width, width)) };
             norms.push(self.norm::<V>(&row, carry));
         }
@@ -265,7 +265,7 @@ impl<S: Storage> Norms<'_, '_, S> {
     }
 }
 
-/// Goes through a step at some columns.
+/// One step of the gradient for some columns.
 struct Update<'c, 'a, S: Storage> {
     of: &'c Backward<'a, S>,
     t: usize,
@@ -293,7 +293,7 @@ impl<S: Storage> Update<'_, '_, S> {
         let (mix, one, bound) = (V::constant(problem.mix), V::constant(1.0), V::splat(bound(problem)));
         let (size, slope) = (V::splat(self.norms[i].0), V::splat(self.norms[i].1));
         let (from, at) = (problem.at(i, self.t, self.columns.start), i * problem.width + self.columns.start);
-        // SAFETY: the thread that computes these columns is the only one to touch them, in all of these tensors.
+        // SAFETY: only the thread that computes these columns accesses them, in all of these tensors.
         let (row, carry, dz, dgamma, first, second) = unsafe {
             (
                 of.row(i, self.t, &self.columns),

@@ -12,7 +12,7 @@ use crate::op::Named;
 use crate::tensor::{View, ViewMut};
 use std::ops::Range;
 
-/// The fewest steps for which packing the matrices saves more than it costs.
+/// The fewest steps for which packing the matrices pays off.
 const WORTH_PACKING: usize = 8;
 
 pub fn run<S: Storage>(
@@ -30,7 +30,7 @@ pub fn run<S: Storage>(
         call.run_as_stored(&of_state(problem, inputs)?, &mut state, &problem.shared(exec))?;
     } else if problem.width > 0 {
         let exec = &problem.shared(exec);
-        // All steps in one call: threads that sleep between steps would be slow to wake.
+        // All steps in one call, because threads that went to sleep between steps would be slow to wake.
         pool::awake(exec.threads, || -> Result<()> {
             let z = widened::<S>(inputs.get("z")?.slice()?, exec)?;
             let of_z = packed_of_z::<S>(problem, inputs, &z, exec)?;
@@ -42,12 +42,12 @@ pub fn run<S: Storage>(
     Ok(())
 }
 
-/// Whether packing the matrices costs more than it saves.
+/// Whether there are too few steps for packing the matrices to pay off.
 fn is_short(problem: &Problem) -> bool {
     problem.length < WORTH_PACKING && problem.batch < matrix::SEVERAL
 }
 
-/// The second gate's products with `z`, and its bias, by our own threads.
+/// The part of the second gate's pre-activations that comes from `z` and the bias, computed by this crate's threads.
 fn packed_of_z<S: Storage>(
     problem: &Problem,
     inputs: &Named<View>,
@@ -92,7 +92,7 @@ impl<'a, S: Storage> Forward<'a, S> {
         self.walk(state, matrices.len(), exec, |t, states, sums| self.step_as_stored(t, matrices, states, sums, exec))
     }
 
-    /// Goes from state to state; `step` is given the time, the states before and after, and where to put sums.
+    /// Calls `step` for each time, with the previous state, the new state and a buffer for pre-activations.
     fn walk(
         &self,
         state: &mut Vec<S::Wide>,
@@ -111,7 +111,8 @@ impl<'a, S: Storage> Forward<'a, S> {
         })
     }
 
-    /// A step with packed matrices: each panel updates its columns of the state as soon as it has their sums.
+    /// A step with packed matrices: each panel updates its columns of the state as soon as their pre-activations are
+    /// known.
     fn step(
         &self,
         t: usize,
@@ -132,7 +133,7 @@ impl<'a, S: Storage> Forward<'a, S> {
         })
     }
 
-    /// A step with the matrices as they are stored, for too few steps to pack them.
+    /// A step with the matrices as they are stored, where there are too few steps to pack them.
     fn step_as_stored(
         &self,
         t: usize,
@@ -151,10 +152,10 @@ impl<'a, S: Storage> Forward<'a, S> {
         Ok(())
     }
 
-    /// A row of `h`, at some columns.
+    /// Some columns of a row of `h`.
     ///
     /// # Safety
-    /// No other reference to these elements exists meanwhile.
+    /// No other reference to these elements may exist meanwhile.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     unsafe fn h(&self, batch: usize, t: usize, columns: &Range<usize>) -> &mut [S] {
@@ -163,7 +164,7 @@ impl<'a, S: Storage> Forward<'a, S> {
     }
 }
 
-/// The next state at some columns, clipped, and stored as the result.
+/// Computes some columns of the next state, clips them, and stores them as results.
 struct Update<'c, 'a, S: Storage> {
     of: &'c Forward<'a, S>,
     t: usize,
@@ -187,7 +188,7 @@ impl<S: Storage> Work<S::Wide> for Update<'_, '_, S> {
             let (z, gamma) = (&of.z[row..][..count], &of.gamma[row..][..count]);
             let (h, bias) = (&before[at..][..count], &of.bias[columns.start..][..count]);
             let of_z = if mixed { &of.of_z[row..][..count] } else { bias };
-            // SAFETY: the thread that computes these columns is the only one to touch them, in all of these tensors.
+            // SAFETY: only the thread that computes these columns accesses them, in all of these tensors.
             let (sums, next, to) = unsafe {
                 let second = if mixed { 1 } else { 0 };
                 let sums = [&*self.sums[0].part(at, count), &*self.sums[second].part(at, count)];
@@ -208,7 +209,7 @@ impl<S: Storage> Work<S::Wide> for Update<'_, '_, S> {
     }
 }
 
-/// Normalises and clips a whole new state.
+/// Normalises and clips a whole new state, and stores it as a result.
 struct Normalised<'c, 'a, S: Storage> {
     of: &'c Forward<'a, S>,
     t: usize,
@@ -229,7 +230,7 @@ impl<S: Storage> Work<S::Wide> for Normalised<'_, '_, S> {
                 squares = u.mul_add(u, squares);
             });
             let size = V::splat(size(squares.sum(), width));
-            // SAFETY: one thread does this, when all others are done with the step.
+            // SAFETY: one thread does this, after all others have finished the step.
             let to = unsafe { self.of.h(i, self.t, &(0..width)) };
             each_vector!(width, |at, end| {
                 let n = V::load_partial(&state[at..end]).div(size);

@@ -1,43 +1,44 @@
-//! How a walk through time is divided among blocks.
+//! Plans of how a walk through time is divided among blocks. A group is the blocks that share the matrices: a cluster,
+//! or the whole grid.
 
 use super::super::Problem;
 use crate::cuda::{Facts, type_names};
 use crate::error::{Error, Kind, Result};
 
-/// Rows that a warp multiplies; the same number is in `walk.cu`.
+/// Rows per warp; must equal `ROWS` in `walk.cu`.
 const ROWS: usize = 8;
 
-/// Columns of a chunk.
+/// Columns per chunk.
 const CHUNK: usize = 128;
 
-/// Columns of the state that a block of a cluster has.
+/// Columns of the state per block, for clusters.
 const OWN_IN_CLUSTER: [usize; 2] = [32, 64];
 
-/// The most blocks that a cluster can have.
+/// The largest possible cluster.
 const LARGEST_CLUSTER: usize = 16;
 
-/// The most sequences that walk together.
+/// The most sequences that a group walks at once.
 const MOST_SEQUENCES: usize = 8;
 
-/// Warps of a block: with more of them a thread has too few registers for many weights.
+/// Warps per block: with more of them, threads have too few registers to hold many weights.
 const WARPS: [usize; 3] = [8, 16, 32];
 
-/// The sizes that the kernel is compiled for.
+/// The constants that the kernel is compiled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Whether groups are clusters; otherwise the whole grid is one group.
     pub cluster: bool,
-    /// Blocks of a group.
+    /// Blocks per group.
     pub blocks: usize,
-    /// Columns of the state that a block has.
+    /// Columns of the state that a block owns.
     pub own: usize,
-    /// Sequences that walk together.
+    /// Sequences that a group walks at once.
     pub sequences: usize,
-    /// Groups of [`ROWS`] rows, a warp each.
+    /// Warps with different rows, [`ROWS`] each.
     pub row_warps: usize,
-    /// Warps that share rows.
+    /// Warps that share rows, and divide their columns.
     pub column_warps: usize,
-    /// Chunks of a thread, and how many of them are in registers and in shared memory.
+    /// Chunks of columns per thread, and how many of them are in registers and in shared memory.
     pub chunks: usize,
     pub in_registers: usize,
     pub in_shared: usize,
@@ -45,14 +46,14 @@ pub struct Plan {
     pub shared: usize,
 }
 
-/// The key of a plan.
+/// The properties of a walk that determine its plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Walk {
     pub width: usize,
     pub gates: usize,
     pub backward: bool,
     pub norm: bool,
-    /// Bytes of an element of the weights, and of the arithmetic.
+    /// Bytes of an element in storage, and of one in the arithmetic.
     pub stored: usize,
     pub wide: usize,
 }
@@ -69,12 +70,12 @@ impl Walk {
         if self.backward { self.gates * self.width } else { self.width }
     }
 
-    /// Rows of the matrix for a column of the state.
+    /// Rows of the matrix per column of the state.
     fn rows(&self) -> usize {
         if self.backward { 1 } else { self.gates }
     }
 
-    /// A plan by clusters of `sequences` sequences each; `None` where registers and shared memory of a cluster do not
+    /// A plan with clusters of `sequences` sequences each; `None` if a cluster's registers and shared memory do not
     /// hold all weights.
     pub fn in_clusters(&self, sequences: usize, facts: &Facts) -> Option<Plan> {
         let own = OWN_IN_CLUSTER.into_iter().find(|own| self.width <= own * LARGEST_CLUSTER)?;
@@ -83,7 +84,7 @@ impl Walk {
         plans.filter(|plan| plan.far() == 0).max_by_key(|plan| plan.row_warps * plan.column_warps)
     }
 
-    /// A plan by the whole grid, for `sequences` sequences; halves their number until their states fit.
+    /// A plan with the whole grid as one group of `sequences` sequences; their number is halved until their states fit.
     pub fn on_grid(&self, sequences: usize, facts: &Facts) -> Result<Plan> {
         let unit = ROWS / self.rows();
         let own = self.width.div_ceil(facts.multiprocessors as usize).next_multiple_of(unit);
@@ -125,7 +126,7 @@ impl Walk {
         Some(plan)
     }
 
-    /// Chunks of weights that fit in the registers of a thread, with its sums and other values.
+    /// Chunks of weights that fit in the registers of a thread, next to its sums and other values.
     fn registers(&self, warps: usize, sequences: usize) -> usize {
         let words = self.wide / 4;
         let (there, chunk, sums) = (65536 / (32 * warps), ROWS * 4 * words, ROWS * sequences * words);
@@ -142,7 +143,7 @@ impl Walk {
         ((vectors + sums + fresh + items + norm) * self.wide).next_multiple_of(16)
     }
 
-    /// The compiler's options.
+    /// The compiler options.
     pub fn options(&self, plan: &Plan, dtype: crate::tensor::DType) -> String {
         let (storage, real) = type_names(dtype);
         format!(
@@ -165,28 +166,28 @@ impl Walk {
 }
 
 impl Plan {
-    /// Threads of a block.
+    /// Threads per block.
     pub fn threads(&self) -> usize {
         32 * self.row_warps * self.column_warps
     }
 
-    /// Columns of the matrix with the padding that fills its chunks.
+    /// Columns of the matrix, padded to whole chunks.
     pub fn padded(&self) -> usize {
         self.chunks * self.column_warps * CHUNK
     }
 
-    /// Chunks of a thread that do not fit on the multiprocessor and stay in global memory.
+    /// Chunks per thread that do not fit on the multiprocessor and stay in global memory.
     pub fn far(&self) -> usize {
         self.chunks - self.in_registers - self.in_shared
     }
 
-    /// Elements of weights that stay in global memory.
+    /// Elements of the weights that stay in global memory.
     pub fn far_elements(&self) -> usize {
         self.blocks * self.far() * ROWS * self.threads() * 4
     }
 }
 
-/// Sequences of a group where `groups` groups run at once: enough for the whole batch, up to [`MOST_SEQUENCES`].
+/// Sequences per group where `groups` groups run at once: enough for the whole batch, up to [`MOST_SEQUENCES`].
 pub fn together(batch: usize, groups: usize) -> usize {
     batch.div_ceil(groups.max(1)).next_power_of_two().min(MOST_SEQUENCES)
 }

@@ -1,4 +1,4 @@
-//! Walks down the hierarchy on the CPU: threads share queries.
+//! Top-k search down the hierarchy on the CPU: threads divide queries.
 
 use super::Problem;
 use super::reference::order;
@@ -98,7 +98,7 @@ impl<S: Storage> Work<S::Wide> for Query<'_, '_, S> {
 }
 
 impl<S: Storage> Query<'_, '_, S> {
-    /// Writes the mean of the candidates' values by weight, and the candidates.
+    /// Writes the average of the candidates' values by their weights, and the candidates' slots.
     #[inline(always)]
     fn attend<V: Vector<Element = S::Wide>>(&self, candidates: &[usize], weights: &[S::Wide], sum: S::Wide, v: &[S]) {
         let width = self.call.problem.levels.width;
@@ -123,7 +123,7 @@ impl<S: Storage> Query<'_, '_, S> {
     }
 }
 
-/// The product of a query and a row.
+/// The dot product of a query and a row.
 #[inline(always)]
 fn dot<R: Storage, V: Vector<Element = R::Wide>>(q: &[R::Wide], row: &[R]) -> R::Wide {
     let (mut even, mut odd) = (V::zero(), V::zero());
@@ -136,7 +136,7 @@ fn dot<R: Storage, V: Vector<Element = R::Wide>>(q: &[R::Wide], row: &[R]) -> R:
     even.add(odd).sum()
 }
 
-/// Keeps the best, in the order of their slots.
+/// Keeps the candidates with the largest scores, in the order of their slots.
 fn keep<E: PartialOrd>(scored: &mut Vec<(E, usize)>, most: usize) {
     if scored.len() > most {
         scored.select_nth_unstable_by(most - 1, order);
@@ -145,7 +145,7 @@ fn keep<E: PartialOrd>(scored: &mut Vec<(E, usize)>, most: usize) {
     scored.sort_unstable_by_key(|&(_, slot)| slot);
 }
 
-/// Makes of each score e to the power of it, relative to the largest; returns their sum.
+/// Replaces each score by its exponential relative to the largest score; returns their sum.
 #[inline(always)]
 fn exponentials<V: Vector>(scores: &mut [V::Element]) -> V::Element {
     let mut largest = V::Element::from_f64(f64::NEG_INFINITY);
@@ -156,7 +156,7 @@ fn exponentials<V: Vector>(scores: &mut [V::Element]) -> V::Element {
     for scores in scores.chunks_mut(V::LANES) {
         let powers = V::load_partial(scores).sub(V::splat(largest)).exp();
         powers.store_partial(scores);
-        // Lanes past the end have no score.
+        // Lanes past the end must not add to the sum.
         sum = sum.add(V::load_partial(scores));
     }
     sum.sum()

@@ -1,4 +1,4 @@
-//! Walks down the hierarchy on CUDA: a block a query at a time.
+//! Top-k search down the hierarchy on CUDA: a block processes one query at a time.
 
 use super::Problem;
 use crate::cuda::{Buffer, Lane, Source, grid_size, params, types};
@@ -8,13 +8,13 @@ use crate::ops::mm_rec::hds::{MOST_LEVELS, cuda::unrounded};
 
 const QUERY: Source<Params> = Source::new("hds_query", include_str!("query.cu"));
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 256;
 
-/// Resident blocks of a multiprocessor.
+/// Resident blocks per multiprocessor.
 const BLOCKS: usize = 8;
 
-/// Bytes of scores that there are at most, unless one block alone needs more.
+/// Limit for the bytes of all scores, unless a single block needs more.
 const MOST_SCORES: usize = 256 << 20;
 
 params! {
@@ -23,7 +23,7 @@ params! {
         q: u64 as "const STORAGE*",
         k: u64 as "const STORAGE*",
         v: u64 as "const STORAGE*",
-        above: [u64; MOST_LEVELS] as "const REAL*", // by level; the bank's is not there
+        above: [u64; MOST_LEVELS] as "const REAL*", // by level; unused for the bank
         sizes: [i64; MOST_LEVELS],
         context: u64 as "STORAGE*",
         slots: u64 as "int*",
@@ -41,7 +41,7 @@ params! {
     }
 }
 
-/// Queues the walks and the attention.
+/// Queues the search and the attention.
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let levels = &problem.levels;
     let queries = problem.batch * problem.length;
@@ -58,7 +58,7 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     }
     let counts = problem.candidates();
     let most = counts.iter().copied().max().unwrap_or(0);
-    // No level has more to keep than candidates.
+    // No level keeps more slots than it has candidates.
     let top_k = problem.top_k.min(most);
     let of_block = most * problem.dtype.wide().size();
     let busy = BLOCKS * lane.device().facts().multiprocessors as usize;
@@ -87,6 +87,6 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     };
     let options = format!("{} -DTHREADS={THREADS} -DMOST_LEVELS={MOST_LEVELS}", types(problem.dtype));
     let kernel = lane.device().kernel(&QUERY, &options)?;
-    // SAFETY: the op's checks prove that the buffers have these sizes, and there is scratch memory for each block.
+    // SAFETY: the op's checks prove that the buffers have these sizes, and each block has scratch memory of its own.
     unsafe { lane.launch(&kernel, [grid_size(blocks)?, 1, 1], THREADS, &params) }
 }

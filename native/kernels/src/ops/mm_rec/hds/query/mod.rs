@@ -1,5 +1,5 @@
-//! Attention of queries over the slots that a walk down the hierarchy of a memory finds for each of them. With
-//! `ratio` slots to one of the next level, exactly:
+//! Attention over the slots of a memory that a search down its hierarchy finds for each query. A slot has exactly
+//! `ratio` children in the level below:
 //!
 //! ```text
 //! candidates = all slots of the top level
@@ -8,10 +8,10 @@
 //! slots = the candidates of the bank       context = softmax(q.k[slots] / sqrt(D)) v[slots]
 //! ```
 //!
-//! Of equal scores the lower slot ranks first, and NaN ranks last. A NaN among the last candidates makes the context
-//! NaN. A row costs `top_k ratio` products a level, independently of the size of the memory. One memory, of batch 1, may serve
-//! all queries. The levels are those of [`HdsConstruct`](super::HdsConstruct), not rounded; scores and sums are f32
-//! (f64 for f64 storage).
+//! Ties go to the lower slot, and NaN ranks last. A NaN among the final candidates makes the context NaN. A query costs
+//! `top_k ratio` dot products per level, independently of the size of the memory. One memory, of batch 1, may serve all
+//! queries. The levels are those of [`HdsConstruct`](super::HdsConstruct), not rounded; scores and sums are f32 (f64
+//! for f64 storage).
 
 mod cpu;
 mod cuda;
@@ -35,22 +35,22 @@ options! {
 /// A checked call.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// The sizes of the hierarchy, whose batch is that of the memory.
+    /// The sizes of the hierarchy; its batch is that of the memory.
     pub levels: Levels,
     /// Batch size of the queries, `B` in the shapes.
     pub batch: usize,
     /// Queries of a batch, `L`.
     pub length: usize,
-    /// Slots of a level that make one of the next.
+    /// Slots of a level per slot of the level above.
     pub ratio: usize,
-    /// The number of candidates that go to the next level.
+    /// Candidates that are kept at each level above the bank.
     pub top_k: usize,
     /// The storage type.
     pub dtype: DType,
 }
 
 impl Problem {
-    /// That slots have children, and numbers that fit.
+    /// Checks that levels have exactly `ratio` times the slots of the next one, and that slot numbers fit in i32.
     fn exact(&self) -> Result<()> {
         let sizes = &self.levels.sizes;
         let slots = |expected: String| Err(Error::new(Kind::Shape, "k").expected(expected).got(sizes[0]));
@@ -64,7 +64,7 @@ impl Problem {
         Ok(())
     }
 
-    /// How many candidates each level has, the bank's first.
+    /// The number of candidates at each level, from the bank up.
     pub fn candidates(&self) -> Vec<usize> {
         let mut counts = vec![self.levels.sizes[self.levels.sizes.len() - 1]];
         for _ in 1..self.levels.sizes.len() {
@@ -74,18 +74,18 @@ impl Problem {
         counts
     }
 
-    /// What scores are multiplied by.
+    /// The scale of the scores.
     pub fn scale(&self) -> f64 {
         1.0 / (self.levels.width.max(1) as f64).sqrt()
     }
 
-    /// The memory that the queries of a batch go to.
+    /// The index of the memory for the queries of a batch.
     pub fn memory(&self, batch: usize) -> usize {
         if self.levels.batch == 1 { 0 } else { batch }
     }
 }
 
-/// Attention over the slots that a walk down the hierarchy finds.
+/// Attention over the slots that a search down the hierarchy finds.
 pub struct HdsQueryTopk;
 
 impl Op for HdsQueryTopk {
@@ -106,7 +106,7 @@ impl Op for HdsQueryTopk {
         within("top_k", top_k, 1..=usize::MAX)?;
         let problem = Problem { levels, batch, length, ratio, top_k, dtype: call.storage };
         problem.exact()?;
-        // Not before: where `k` has a wrong number of slots, that is what is wrong.
+        // Checked last: if `k` has a wrong number of slots, that is the error to report.
         op::same_shape(call.inputs, "v", &k.shape).map(|()| problem)
     }
 

@@ -1,15 +1,15 @@
-// A walk down the levels of a memory for each query, and attention over the slots that it finds.
+// A search down the levels of a memory for each query, and attention over the slots that it finds.
 //
-// A block goes from query to query. Warps compute scores, a candidate each. The top_k-th best score is then found bit
-// by bit from the highest on, by counting scores that are no less, and the kept candidates are written in order of slots,
-// so that candidates need no sorting, for any number of them.
+// A block processes one query after the other. Warps compute scores, one candidate each. The top_k-th best score is
+// found bit by bit from the highest bit on (radix select), by counting scores that are no less. The kept candidates are
+// written in the order of their slots. So candidates need no sorting, whatever their number.
 
 typedef unsigned long long Key;
 
 constexpr int WARPS = THREADS / 32;
 constexpr unsigned ALL = 0xffffffff;
 
-// Keys are in the order of scores, those of NaN below all others; both zeros are one.
+// Keys are ordered as scores are; NaN is below all others, and both zeros are equal.
 __device__ Key key(float score) {
     if (score != score) return 0;
     unsigned bits = __float_as_uint(score == 0 ? 0.0f : score);
@@ -34,7 +34,7 @@ __device__ T over_block(T value, F join) {
     return all;
 }
 
-// The number of threads before this one where it is true, and the total number.
+// The number of threads before this one for which `yes` is true (an exclusive scan), and the total number.
 __device__ int before(bool yes, int& all) {
     __shared__ int of_warps[WARPS];
     unsigned votes = __ballot_sync(ALL, yes);
@@ -51,7 +51,7 @@ __device__ int before(bool yes, int& all) {
     return count;
 }
 
-// The candidates of a level: all slots of the top one, children of what was kept of others.
+// The candidates of a level: all slots of the top level, below it the children of the slots kept above.
 struct Candidates {
     const int* kept;
     i64 ratio;
@@ -77,7 +77,7 @@ __device__ i64 count_from(const REAL* scores, i64 count, Key least) {
     return over_block(mine, [](i64 a, i64 b) { return a + b; });
 }
 
-// Writes the best `keep` of the candidates, lower ones first.
+// Writes the `keep` best candidates in the order of their slots.
 __device__ void select(const REAL* scores, Candidates of, i64 count, i64 keep, int* kept) {
     Key worst = 0;
     for (int bit = 8 * sizeof(REAL) - 1; bit >= 0; --bit) {
@@ -85,7 +85,7 @@ __device__ void select(const REAL* scores, Candidates of, i64 count, i64 keep, i
         if (count_from(scores, count, trial) >= keep) worst = trial;
     }
     i64 better = count_from(scores, count, worst + 1);
-    // Of those that are as good as the worst one the first ones are taken.
+    // Of the candidates with exactly the worst kept score, the first ones are taken.
     i64 equal = 0, written = 0;
     for (i64 first = 0; first < count; first += THREADS) {
         i64 c = first + threadIdx.x;
@@ -120,7 +120,7 @@ __device__ void attend(const Params& p, i64 query, Candidates of, i64 count, con
         for (i64 c = 0; c < count; ++c) mean += scores[c] * (REAL)widen(v[slots[c] * p.width + d]);
         narrow(mean / sum, p.context[query * p.width + d]);
     }
-    // The next query overwrites the scores.
+    // All threads must have read the scores before the next query overwrites them.
     __syncthreads();
 }
 

@@ -7,7 +7,7 @@ use crate::ops::mm_rec::hds::reference::next;
 use ndarray::{Array3, ArrayD, Ix3};
 use std::cmp::Ordering;
 
-/// `context` and `slots`.
+/// Computes `context` and `slots`.
 pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let (q, v) = (inputs.get("q")?, inputs.get("v")?);
     let mut levels = vec![inputs.get("k")?.clone()];
@@ -44,7 +44,7 @@ pub fn forward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<A
     Ok([("context", context.into_dyn()), ("slots", slots.into_dyn())].into_iter().collect())
 }
 
-/// Larger scores first, NaN last, and of equal ones the lower slot.
+/// The order of ranks: larger scores first, NaN last, ties by the lower slot.
 pub fn order<E: PartialOrd>(a: &(E, usize), b: &(E, usize)) -> Ordering {
     #[allow(clippy::eq_op)]
     let nan = |score: &E| score != score;

@@ -1,6 +1,6 @@
-//! The coefficient of decay of a memory, from the input and optionally a context, each through a network of its
-//! own, and the gradient. With `linear(v, W, b) = v W^T + b`, weights stored (out, in), the logistic function s
-//! and the erf form of GELU:
+//! The decay coefficient of a memory, from the input and optionally a context, each through a network of its own, and
+//! its gradient. With `linear(v, W, b) = v W^T + b`, weights stored (out, in), the logistic function s and the erf form
+//! of GELU:
 //!
 //! ```text
 //! a = linear(gelu(linear(z, wg1, bg1)), wg2, bg2)
@@ -8,7 +8,7 @@
 //! gamma = clamp(s(a) s(c), 1e-6, 1 - 1e-6)
 //! ```
 //!
-//! Strictly outside of the clamp the gradient is 0. It recomputes `a` and `c`. Intermediate tensors have the
+//! Strictly outside of the clamp's bounds the gradient is 0. It recomputes `a` and `c`. Intermediate tensors have the
 //! storage type.
 
 mod steps;
@@ -30,11 +30,11 @@ pub struct Problem {
     pub context: bool,
 }
 
-/// What each network computes from, and its weights.
+/// The input of each network, and its weights.
 pub const NETWORKS: [[&str; 5]; 2] = [["z", "wg1", "bg1", "wg2", "bg2"], ["context", "wc1", "bc1", "wc2", "bc2"]];
 
 impl Problem {
-    /// Checks that the second network is there as a whole or not at all, of inputs with these sizes.
+    /// Checks that the second network is given completely or not at all, for inputs of these sizes.
     pub fn new(inputs: &Named<Spec>, sizes: &Sizes) -> Result<Problem> {
         Ok(Problem { z: *inputs.get("z")?, inner: sizes.of('I'), context: all_or_none(inputs)? })
     }
@@ -45,7 +45,7 @@ impl Problem {
     }
 }
 
-/// Whether the second network is given. It is complete or absent.
+/// Whether the second network is given; fails if it is incomplete.
 fn all_or_none(inputs: &Named<Spec>) -> Result<bool> {
     let [_, names] = NETWORKS;
     let Some(given) = names.iter().find(|name| inputs.find(name).is_some()) else { return Ok(false) };
@@ -72,7 +72,7 @@ pub const SLOTS: [Slot; 10] = [
     Slot::new("bc2", "(D)").optional(),
 ];
 
-/// The coefficient.
+/// The decay coefficient.
 pub struct MdiGamma;
 
 impl Op for MdiGamma {

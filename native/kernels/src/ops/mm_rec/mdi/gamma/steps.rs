@@ -11,7 +11,7 @@ use crate::tensor::{Shape, Spec};
 
 const GELU: Activation = Activation::GeluErf;
 
-/// The coefficient: `gamma`.
+/// The coefficient `gamma`.
 pub fn forward<'a, P: Place>(
     place: &P,
     problem: &Problem,
@@ -35,7 +35,7 @@ pub fn backward<'a, P: Place>(
     let passes = steps.networks().map(|network| steps.pass(network)).collect::<Result<Vec<_>>>()?;
     let mut dlogits = place.empty(problem.z)?;
     for (i, network) in steps.networks().enumerate() {
-        // Its own logits first, then those of the other one.
+        // The network's own logits first, then those of the other one.
         let mut given: Vec<_> = passes[i..].iter().chain(&passes[..i]).map(|pass| P::view(&pass.logits)).collect();
         given.push(steps.input("dgamma")?);
         place.map(Map::DecaySlope, &given, P::view_mut(&mut dlogits))?;
@@ -46,7 +46,7 @@ pub fn backward<'a, P: Place>(
 
 /// The intermediate tensors of a network.
 struct Pass<T> {
-    /// Before the activation, and after.
+    /// The hidden layer before and after the activation.
     inner: T,
     activated: T,
     logits: T,
@@ -55,12 +55,12 @@ struct Pass<T> {
 type Steps<'p, 'i, 'a, P> = place::Steps<'p, 'i, 'a, P, Problem>;
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    /// Those that are there.
+    /// The networks that are given.
     fn networks(&self) -> impl Iterator<Item = [&'static str; 5]> + use<P> {
         NETWORKS.into_iter().take(1 + usize::from(self.problem.context))
     }
 
-    /// Memory for a tensor of the inner width.
+    /// Allocates a tensor of the inner width.
     fn like_inner(&self) -> Result<P::Owned> {
         let Spec { dtype, shape } = self.problem.z;
         let mut dims = shape.to_vec();
@@ -79,7 +79,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(logits)
     }
 
-    /// Like [`Self::logits`], with all that the gradient needs.
+    /// Like [`Self::logits`], and keeps all tensors that the gradient needs.
     fn pass(&self, [x, w1, b1, w2, b2]: [&str; 5]) -> Result<Pass<P::Owned>> {
         let (mut inner, mut activated) = (self.like_inner()?, self.like_inner()?);
         let mut logits = self.place.empty(self.problem.z)?;

@@ -1,4 +1,4 @@
-//! The gradient of the block, part by part from its end.
+//! The gradient of the block, step by step in reverse.
 
 use super::*;
 use crate::op::gradient_of;
@@ -30,25 +30,25 @@ pub fn backward<'a, P: Place>(
     place.map(Map::Sum, &[P::view(&dr), P::view(&of_norm)], P::briefly_mut(outputs.expect("dx")?))
 }
 
-/// The gradient through attention.
+/// The gradients of attention's inputs.
 struct OfAttention<T> {
     dh: T,
     dq: T,
 }
 
-/// The gradient through the recurrence.
+/// The gradients of the recurrence's inputs.
 struct OfRecurrence<T> {
     dz: T,
     dgamma: T,
 }
 
-/// Where the gradient of an input goes.
+/// The output for the gradient of an input.
 fn gradient<'s, 'a: 's, P: Place>(outputs: &mut Named<P::ViewMut<'a>>, of: &str) -> Result<P::ViewMut<'s>> {
     place::gradient::<P, MmrecBlock>(outputs, of)
 }
 
 impl<'a, P: Place> Steps<'_, '_, 'a, P> {
-    /// The sum of some tensors like `x` and of the cotangent of that name, if given.
+    /// The sum of some tensors like `x`, plus the cotangent of that name, if given.
     fn sum(&self, terms: &[&P::Owned], cotangent: &str) -> Result<P::Owned> {
         let mut sum = self.like_x()?;
         let terms = terms.iter().map(|&term| P::view(term));
@@ -83,13 +83,13 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         self.place.call::<RmsNormBackward>(&self.problem.options.norm(), inputs, to)
     }
 
-    /// The cotangent of `y` with that of its mean.
+    /// The cotangent of `y`, including the part through its mean.
     fn of_y(&self) -> Result<Option<P::Owned>> {
         let [_, length, _] = self.problem.sizes();
         let Some(dsummary) = self.inputs.find("dsummary").filter(|_| length > 0) else { return Ok(None) };
         let (options, spec) = self.mean()?;
         let [mut of_mean, mut none, mut sum] = [self.like_x()?, self.like_x()?, self.like_x()?];
-        // Only the sizes of the level below matter.
+        // The hierarchy's gradient needs only the sizes of the level below, so that any tensor like `y` will do.
         let y = self.input("x")?;
         let cotangent = P::reshape(dsummary, &spec.shape)?;
         let given = named([("k", Some(P::briefly(&y))), ("v", Some(y)), ("dk1", Some(cotangent))]);
@@ -99,7 +99,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(Some(sum))
     }
 
-    /// The gradient of `r`.
+    /// Goes back through the feed-forward layer: the gradient of `r`.
     fn feed_forward_backward(&self, between: &Between<'a, P>, outputs: &mut Named<P::ViewMut<'a>>) -> Result<P::Owned> {
         let [mut drn, mut of_norm, mut dr] = [self.like_x()?, self.like_x()?, self.like_x()?];
         let of_y = self.of_y()?;
@@ -179,7 +179,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok(of)
     }
 
-    /// The gradients of `k` and `z`, of the latter with that which is given.
+    /// The gradients of `k` and `z` through `gamma`; that of `z` is added to the given one.
     fn gamma_backward(
         &self,
         between: &Between<'a, P>,
@@ -202,7 +202,7 @@ impl<'a, P: Place> Steps<'_, '_, 'a, P> {
         Ok([dk, dz])
     }
 
-    /// The gradient of `xn`, of those of `q`, `k`, `v` and `z`.
+    /// The gradient of `xn`, from those of `q`, `k`, `v` and `z`.
     fn projections_backward(
         &self,
         xn: &P::Owned,

@@ -1,10 +1,10 @@
-//! Integer products of several rows of x by AMX. Weights are the left factor, a block of sixteen outputs a tile. Those of
-//! Q8_0 are read as they lie, those of Q4_0 are unpacked, some blocks at a time. Rows of x are the right factor, packed
-//! once, sixteen to a tile.
+//! Integer products of several rows of x by AMX. Weights are the left factor, a block of sixteen outputs per tile.
+//! Those of Q8_0 are read in place, those of Q4_0 are unpacked, some blocks at a time. Rows of x are the right factor,
+//! packed once, sixteen per tile.
 //!
 //! Each block has scales of its own. So every product goes from its tile through memory to registers, where it is
 //! scaled and added. That takes one and a half cycles for each row of a tile, 24 for a tile, and about 64 loads, 32
-//! cycles. The product itself takes 16, beside them.
+//! cycles. The product itself takes 16, concurrently.
 
 // Every `unsafe` here is an intrinsic or a tile, sound where this is called: on CPUs with AMX, which has AVX-512.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -28,12 +28,12 @@ const BLOCKS: usize = 16;
 /// Values of a tile of sums.
 const SUMS: usize = SIDE * SIDE;
 
-/// Bytes of a tile of weights: a block of sixteen outputs.
+/// Bytes of a tile of weights: a block of each of sixteen outputs.
 const WEIGHTS: usize = SIDE * BLOCK;
 
 /// Rows of x as right factors.
 pub struct Prepared {
-    /// A tile for every two blocks of sixteen rows.
+    /// A tile for every two blocks of each sixteen rows.
     tiles: Aligned<u8>,
     /// The scales of a block of sixteen rows side by side.
     scales: Aligned<f32>,
@@ -44,7 +44,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Packs rows.
+    /// Packs the rows of x.
     pub fn new(x: &Quantized, threads: usize) -> Result<Prepared> {
         let Quantized { rows, blocks, .. } = *x;
         let len = blocks * BLOCK;
@@ -73,7 +73,7 @@ struct Scratch {
 }
 
 impl Sums<'_, Prepared> {
-    /// Computes them.
+    /// Computes the sums.
     pub fn run(mut self) {
         let mut scratch = Scratch {
             unpacked: Aligned::new(if self.format == Format::Q4 { BLOCKS * WEIGHTS } else { 0 }),
@@ -154,7 +154,7 @@ impl Sums<'_, Prepared> {
             for pair in 0..=count.div_ceil(2) {
                 if 2 * pair < count {
                     let to = products.add(pair % 2 * 2 * SUMS);
-                    // Past the last block that one is read again; its scales there are 0.
+                    // Past the last block it is read again, with scales of 0.
                     let second = (2 * pair + 1).min(count - 1);
                     multiply::<0, 2, 4>(tiles, of.block(2 * pair), x.add(2 * pair * WEIGHTS), of.row, to);
                     multiply::<1, 3, 5>(tiles, of.block(second), x.add(second * WEIGHTS), of.row, to.add(SUMS));
@@ -192,7 +192,7 @@ struct Ahead<'a> {
     /// Where the next blocks of the first row start, and their bytes in each row.
     start: usize,
     bytes: usize,
-    /// Turns until they are needed.
+    /// Remaining turns before they are needed.
     turns: usize,
 }
 
@@ -208,7 +208,7 @@ impl Ahead<'_> {
     }
 }
 
-/// Where tiles of weights lie: the first block, and the bytes from output to output and from block to block.
+/// The layout of tiles of weights: the first block, and the strides in bytes between outputs and between blocks.
 #[derive(Clone, Copy)]
 struct Weights {
     start: *const u8,
@@ -226,7 +226,7 @@ impl Weights {
 /// The products of a block.
 ///
 /// # Safety
-/// The tiles must be shaped for these factors, and the factors must be there.
+/// The tiles must be configured for these factors, and the factors must be readable.
 #[inline(always)]
 unsafe fn multiply<const C: usize, const A: usize, const B: usize>(
     tiles: &Tiles,
@@ -247,7 +247,7 @@ unsafe fn multiply<const C: usize, const A: usize, const B: usize>(
 /// Adds the products of a block times both scales.
 ///
 /// # Safety
-/// A tile of products, sixteen scales of x and a scale for each output must be there.
+/// A tile of products, sixteen scales of x and a scale for each output must be readable.
 #[inline(always)]
 unsafe fn add_scaled(products: *const i32, of_x: *const f32, of_w: *const f32, totals: &mut [__m512; SIDE]) {
     unsafe {
@@ -277,7 +277,7 @@ unsafe fn scales(format: Format, weights: &[u8], row: usize, blocks: Range<usize
                 let first = blocks.start + at * SIDE;
                 let mask = first_bits(blocks.end.saturating_sub(first)) as u16;
                 let from = weights.as_ptr().wrapping_add(first * format.bytes());
-                // The two bytes after a scale belong to its block.
+                // The two bytes after a scale belong to its block, so the words are readable.
                 let words = _mm512_mask_i32gather_epi32::<1>(_mm512_setzero_si512(), mask, offsets, from.cast());
                 _mm512_store_ps(to.as_mut_ptr(), _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)));
             }

@@ -1,4 +1,4 @@
-//! Operations on floats: values of blocks, and products of rows as they are.
+//! Operations on floats: values of blocks, and products of rows of floats.
 
 use super::super::format::{self, BLOCK, Format};
 use crate::cpu::{Storage, Vector, Work};
@@ -40,8 +40,8 @@ impl Work<f32> for Sums<'_> {
 }
 
 impl Sums<'_> {
-    /// Eight rows at a time share each unpacked block. The remaining rows go in groups of 4, 2 and 1: a group of fewer rows
-    /// would take as long as the next larger one.
+    /// Groups of eight rows share each unpacked block. The remaining rows go in groups of 4, 2 and 1: a group of fewer
+    /// rows would take as long as the next larger one.
     #[inline(always)]
     fn of_format<V: Vector<Element = f32>>(self, format: Format) {
         let (columns, bytes) = (self.columns, format.row_bytes(self.columns));

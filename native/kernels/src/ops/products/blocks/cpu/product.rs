@@ -1,5 +1,5 @@
-//! Integer products of quantized rows with weights in blocks. One row of x is multiplied by walks along rows of
-//! weights, more rows by tiles of weights with one output per lane.
+//! Integer products of quantized rows with weights in blocks. A single row of x is multiplied by walks along rows of
+//! weights, several rows by tiles of weights with one output per lane.
 
 use super::With;
 use super::lanes::{Eight, Lanes};
@@ -200,7 +200,7 @@ fn walk<L: Eight, const Q4: bool, const OUTPUTS: usize>(x: &Prepared, weights: [
         groups[o] = weights[o].as_ptr();
     });
     for _ in 0..x.blocks / GROUP {
-        // SAFETY: `x.blocks / GROUP` whole groups are there.
+        // SAFETY: `x.blocks / GROUP` whole groups are in bounds.
         unsafe {
             add_group::<L, Q4, OUTPUTS>(groups, group_of_x, &picks, &mut sums);
             unrolled!(o < OUTPUTS, {

@@ -1,4 +1,5 @@
-//! Products of more than one row where warpgroups multiply and the device copies weights without threads (tensor maps).
+//! Products of more than one row with warpgroup multiplications, where the device copies weights without using threads
+//! (tensor maps).
 
 use super::ready::{make_ready, ready_threads};
 use super::{COLUMNS, Tensors, Tiled, by_device, common, early, matrix, pieces, weights};
@@ -30,7 +31,7 @@ const X_BYTES: usize = BLOCK + 8;
 pub struct Boxes(Teams, Kernel<Tiled>);
 
 impl Boxes {
-    /// For weights whose rows fit the device's bulk copies.
+    /// `None` unless the rows of the weights fit the device's bulk copies.
     pub fn planned(problem: &Problem, tensors: &Tensors, lane: &Lane) -> Result<Option<Boxes>> {
         let possible = problem.rows > 1 && problem.factors.quantized && Tiles::possible(lane);
         if !possible || !by_device(problem, tensors, lane) {

@@ -1,4 +1,4 @@
-//! Products of one row of x, which blocks of threads prepare themselves, where the device copies weights without
+//! Products of one row of x, which blocks of threads prepare themselves, where the device copies weights without using
 //! threads.
 
 use super::{COLUMNS, SPLIT, Tensors, by_device, common, early, launch_tiles, matrix, pieces, shares, weights};
@@ -30,7 +30,7 @@ params! {
         y: u64 as "STORAGE*",
         outputs: i64,
         blocks: i64,
-        // Tiles, both.
+        // Both are the number of tiles, as x has a single row.
         columns: i32,
         tiles: i32,
     }
@@ -43,7 +43,7 @@ pub struct Matvec {
     groups: usize,
     split: usize,
     stages: usize,
-    /// Where the prepared x begins in shared memory, and where that ends.
+    /// Offsets in shared memory of the prepared x, and of its end.
     x_at: usize,
     shared: usize,
 }
@@ -101,7 +101,8 @@ fn stage(problem: &Problem, sides: usize) -> usize {
     SIDE * sides * COLUMNS * problem.factors.weights.bytes()
 }
 
-/// Bytes of the words of x that meet a piece. Each lane of four has those of two steps, of lower and of upper halves.
+/// Bytes of the words of x that a piece is multiplied with. Each lane of four has those of two steps, of lower and of
+/// upper halves.
 fn words(problem: &Problem) -> usize {
     let kinds = match problem.factors.weights {
         Format::Q8 => 1,

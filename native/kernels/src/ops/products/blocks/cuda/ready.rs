@@ -1,4 +1,4 @@
-//! Rows of x made ready for the products, in scratch memory.
+//! Prepares rows of x for the products, in scratch memory.
 
 use super::{COLUMNS, types_and_format};
 use crate::cuda::{Lane, Source, grid_size, params};
@@ -24,8 +24,8 @@ params! {
         ready: u64 as "unsigned char*",
         rows: i64,
         blocks: i64,
-        given: i64, // blocks of a row of x; those after them are zeros
-        offset: i32, // how much weights are too large
+        given: i64, // blocks of a row of x; blocks after these are zeros
+        offset: i32, // excess of weights over their values
     }
 }
 

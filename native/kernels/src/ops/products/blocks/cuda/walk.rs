@@ -16,7 +16,7 @@ const WALK: Source<Walked> = Source::new(
 /// Outputs of a warp.
 const OUTPUTS: usize = 4;
 
-/// Bytes of a piece before its aligned address at most, and bytes read beyond its end.
+/// At most 14 bytes from the aligned address to a piece, and 2 bytes that are read beyond its end.
 const AROUND: usize = 14 + 2;
 
 params! {

@@ -1,6 +1,6 @@
-//! Products of several rows of bytes with ternary weights by AMX. Weights are the left factor: sixteen outputs at a time
-//! become tiles of bytes, -1, 0 and 1, which meet all rows of x. These are the right factor, packed once. A row has
-//! one scale, so sums stay in their tiles along the whole inner dimension.
+//! Products of several rows of bytes with ternary weights by AMX. Weights are the left factor: sixteen outputs at a
+//! time are expanded to tiles of bytes, -1, 0 and 1, which are multiplied with all rows of x. These are the right
+//! factor, packed once. A row has one scale, so sums stay in their tiles along the whole inner dimension.
 
 // Every `unsafe` here is an intrinsic or a tile, sound where this is called: on CPUs with AMX, which has AVX-512.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -44,14 +44,14 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Room for tiles of weights as long as these rows.
+    /// Allocates tiles of weights as long as these rows.
     pub fn new(x: &Prepared) -> Scratch {
         Scratch { weights: Aligned::new(x.steps * TILE), sums: Aligned::new(AT_ONCE * SIDE * SIDE) }
     }
 }
 
-/// The sums of rows of x with at most [`OUTPUTS`] rows of weights, given as both their planes. Calls `end` with some rows
-/// of x and their sums, [`OUTPUTS`] for each.
+/// The sums of rows of x with at most [`OUTPUTS`] rows of weights, given as both their planes. Calls `end` with some
+/// rows of x and their sums, [`OUTPUTS`] for each.
 ///
 /// # Safety
 /// The CPU must have AMX.
@@ -89,7 +89,7 @@ pub unsafe fn strip(
 /// The products of a strip with `N` tiles of x.
 ///
 /// # Safety
-/// The CPU must have AMX, and the tiles must be shaped for the strip.
+/// The CPU must have AMX, and the tiles must be configured for the strip.
 #[inline(always)]
 unsafe fn add<const N: usize>(tiles: &Tiles, x: &Prepared, first: usize, scratch: &mut Scratch) {
     let (weights, panel) = (scratch.weights.as_ptr(), x.steps * TILE);
@@ -133,7 +133,8 @@ fn turn(sums: &mut [i32]) {
     write(&square, bytemuck::cast_slice_mut(sums));
 }
 
-/// Writes cells as bytes, a tile for every 64 of them. A sentinel, and what follows the end of a row, counts as any.
+/// Expands cells to bytes, a tile for every 64 of them. Sentinels, and cells past the end of a row, have arbitrary
+/// values.
 ///
 /// # Safety
 /// The CPU must have AVX-512.

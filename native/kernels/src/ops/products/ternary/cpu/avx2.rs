@@ -2,7 +2,7 @@
 //!
 //! Each method is sound only on a CPU with its instructions, which the caller of [`run`] promises.
 
-// The one reason for every `unsafe` here is the sentence above; repeating it would hide the code.
+// Every `unsafe` here is an intrinsic, sound for the reason above; repeating it would hide the code.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use super::wide::{Planes, Task, WORD, Wide};

@@ -1,6 +1,6 @@
-//! Ternary numbers on the CPU: [`wide`] holds what differs between levels, [`cells`] conversions, [`quantize`] the
-//! quantizers to ternary numbers and bytes, [`products`] sums of products, [`matmul`] their prologue and epilogue,
-//! [`sums`] dot products of rows and sums of columns.
+//! Ternary numbers on the CPU: [`wide`] has the operations that differ between levels, [`cells`] conversions,
+//! [`quantize`] the quantizers to ternary numbers and bytes, [`products`] sums of products, [`matmul`] their prologue
+//! and epilogue, [`sums`] dot products of rows and sums of columns.
 
 pub mod cells;
 pub mod matmul;

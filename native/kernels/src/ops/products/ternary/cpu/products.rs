@@ -1,8 +1,8 @@
 //! Sums of products with ternary weights.
 //!
 //! Bytes: a cell becomes its code, value + 1, in two bits of a byte, and `sum W q = sum code q - sum q`. Codes are
-//! moved to the low end of separate bytes, shared by all rows of activations, or stay where they are. Signs: counts the
-//! bits where both are not 0, and those where their signs differ. Floats: they are added and subtracted by masks.
+//! moved to the low end of separate bytes, shared by all rows of activations, or stay in place. Signs: counts the bits
+//! where both are not 0, and those where their signs differ. Floats: they are added and subtracted by masks.
 
 use super::wide::{Task, WORD, Wide, dispatch};
 use crate::cpu::pool::{self, Shared};
@@ -11,16 +11,16 @@ use crate::error::Result;
 use crate::ops::products::ternary::problem::plane_bytes;
 use std::ops::Range;
 
-/// Rows of weights per task: their planes stay in the cache while they meet all rows of activations.
+/// Rows of weights per task: their planes stay in the cache while they are multiplied with all rows of activations.
 const ROWS: usize = 32;
 
-/// The most rows of activations that meet a row of weights at once.
+/// The most rows of activations that are multiplied with a row of weights at once.
 const TILE: usize = 8;
 
 /// From this number of cells on, waking another thread pays off.
 pub const WORTH_SHARING: usize = 1 << 22;
 
-/// Bytes of a plane whose products are summed before a reduction, half of what [`Wide::add_pairs`] can bear.
+/// Bytes of a plane whose products are summed before a reduction: half the limit of [`Wide::add_pairs`].
 const PART: usize = 1 << 19;
 
 /// The codes, value + 1, of cells: the even cells of each byte, then the odd ones. A sentinel gets the code of 0.
@@ -33,7 +33,7 @@ fn pairs<V: Wide>(plane0: V, plane1: V) -> [V; 2] {
     [low.and(even).or(high.and(even).left()), low.and(odd).right::<1>().or(high.and(odd))]
 }
 
-/// Activations in the order in which they meet the weights, each row padded with zeros to whole vectors.
+/// Activations in the order in which they are multiplied, each row padded with zeros to whole vectors.
 pub enum Activations<'a> {
     /// In the order of [`by_bits`](super::quantize::by_bits), with the sum of each row.
     Bytes { x: &'a [i8], sums: &'a [i32] },
@@ -43,7 +43,7 @@ pub enum Activations<'a> {
     Floats { x: &'a [f32] },
 }
 
-/// Where sums go: as they are to `acc`, through the epilogue to `y`.
+/// The outputs: `acc` gets the plain sums, `y` those after the epilogue.
 pub struct Results<'a, S> {
     pub epilogue: Scaled<'a, f32>,
     pub level: Level,
@@ -53,7 +53,7 @@ pub struct Results<'a, S> {
 }
 
 impl<S: Storage<Wide = f32>> Results<'_, S> {
-    /// Takes sums of some rows of activations by some of weights, which come with the distance from row to row.
+    /// Stores sums of some rows of activations by some rows of weights, given with their row stride.
     pub fn integers(&self, (sums, stride): (&[i32], usize), [rows, outs]: [Range<usize>; 2]) {
         if let Some(acc) = &self.acc {
             for (row, sums) in rows.clone().zip(sums.chunks(stride)) {
@@ -90,7 +90,7 @@ pub fn vector_of<V: Wide>(row: &[u8], block: usize) -> V {
     V::load(&end)
 }
 
-/// A product.
+/// A product of activations and weights.
 pub struct Call<'a> {
     pub n: usize,
     /// Elements of a row of activations, including its padding.

@@ -16,7 +16,7 @@ pub type Planes = [u64; 2];
 pub trait Wide: Copy {
     /// Bytes of a vector.
     const BYTES: usize;
-    /// Rows of activations that meet a row of weights at once.
+    /// Rows of activations that are multiplied with a row of weights at once.
     const TILE: usize;
     /// Partial sums of products.
     type Sums: Copy;
@@ -64,7 +64,7 @@ pub trait Wide: Copy {
         ]
     }
     /// Like [`Wide::add_products`] for codes that are not separated yet, where no other row of activations needs them
-    /// separated. An implementation may use the four sums as suits it.
+    /// separated. An implementation may divide the products among the four sums in any way.
     #[inline(always)]
     fn add_pairs(sums: &mut [Self::Sums; 4], pairs: [Self; 2], x: &[i8]) {
         sums[0] = Self::add_products(sums[0], &Self::codes(pairs), x);

@@ -1,4 +1,4 @@
-//! Products with planes that the device copies without threads (tensor maps).
+//! Products with planes that the device copies without using threads (tensor maps).
 
 use super::prepare::{Order, prepare};
 use super::products::{common, whole};
@@ -33,8 +33,8 @@ params! {
 pub struct Boxes(Teams, Kernel<Boxed>);
 
 impl Boxes {
-    /// For many rows of bytes, where the device has tensor maps and warpgroup multiplications, and sums 64 times as
-    /// large fit into i32.
+    /// For many rows of bytes, if the device has tensor maps and warpgroup multiplications, and sums that are 64 times
+    /// as large fit in i32.
     pub fn planned(problem: &Product, params: &Params, lane: &Lane) -> Result<Option<Boxes>> {
         let Product { rows, n, outs: outputs, .. } = *problem;
         let fits = n > 0 && outputs.max(problem.bytes()) < 1 << 31 && n <= 1 << 18 && whole(problem, params);
@@ -43,7 +43,7 @@ impl Boxes {
         }
         let sizes = Sizes { rows, outputs, pieces: n.div_ceil(CHUNK) };
         let all = [4, 2, 1].into_iter().flat_map(|sides| [8, 4, 2, 1].map(|split| [sides, split]));
-        // Large tiles come first, as they read less of x.
+        // Large tiles come first, as they read x less often.
         let all = all.filter_map(|how| Teams::planned(sizes, how, |chunks| chunks.min(8), bytes, lane));
         let fastest = Teams::fastest(all, |teams| kernel(teams, problem, lane), lane)?;
         Ok(fastest.map(|(teams, kernel)| Boxes(teams, kernel)))
@@ -60,7 +60,7 @@ fn kernel(teams: &Teams, problem: &Product, lane: &Lane) -> Result<Kernel<Boxed>
     let teams = teams.options(2 * problem.outs * problem.bytes(), THREADS, lane);
     let options = format!("{} -DCHUNK={CHUNK} {teams}", common(problem));
     // SAFETY: the kernel waits before it accesses anything but weights. It writes no weights, and begins early only
-    // behind kernels that write none.
+    // after kernels that write none.
     Ok(unsafe { lane.device().kernel(&BOX, &options)?.early() })
 }
 

@@ -70,7 +70,7 @@ pub fn convert(problem: &Conversion, inputs: &Named<&Buffer>, outputs: &Named<&B
     }
 }
 
-/// Counts.
+/// Queues the counts of values and sentinels.
 pub fn stats(grid: &Grid, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let (counts, first) = (*outputs.get("counts")?, *outputs.get("first")?);
     lane.fill(counts, 0)?;

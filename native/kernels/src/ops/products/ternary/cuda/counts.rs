@@ -20,7 +20,7 @@ const WARPS: usize = 16;
 /// Rows of weights of a warp.
 const SIDE: usize = 16;
 
-/// Pieces of 16 bytes of weights that a thread has of a chunk.
+/// Pieces of 16 bytes of weights per thread in a chunk.
 const PIECES: usize = 4;
 
 /// Bytes of a stage.
@@ -82,7 +82,7 @@ impl Counts {
     }
 }
 
-/// Bytes of a row of bits, as `counts.cu` has them.
+/// Bytes of a row of bits; must equal `pitch_of` in `counts.cu`.
 fn pitch(problem: &Product) -> usize {
     (problem.n.div_ceil(CHUNK) | 1) * (CHUNK / 8)
 }

@@ -1,4 +1,4 @@
-//! Activations made ready for the products, in scratch memory.
+//! Prepares activations for the products, in scratch memory.
 
 use super::rules::{BITS, MOST_PARTS, WIDE, cut, kernel};
 use super::{CHUNK, Params, Rules, THREADS};
@@ -22,7 +22,7 @@ pub enum Order {
     Matrices(usize),
 }
 
-/// Prepares activations for the products. Returns the parameters with what was prepared.
+/// Prepares activations for the products. Returns the parameters with their addresses.
 pub fn prepare(problem: &Product, order: Order, params: &Params, lane: &Lane) -> Result<Params> {
     let Product { rows, n, dtype, .. } = *problem;
     match problem.form {

@@ -21,7 +21,7 @@ const ROUTES: &[Planner<Product, Params>] = &[
     |problem, params, lane| route(Some(Walk::planned(problem, params, lane))),
 ];
 
-/// Multiplies.
+/// Queues a product by the first route that is possible.
 pub fn matmul(problem: &Product, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let params = Params {
         planes: [at(inputs, "plane0", lane)?, at(inputs, "plane1", lane)?],

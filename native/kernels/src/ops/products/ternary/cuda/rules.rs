@@ -22,8 +22,8 @@ pub(super) const WIDE: u32 = 1024;
 /// The most blocks of threads that prepare a row together.
 pub(super) const MOST_PARTS: usize = 8;
 
-/// What a kernel computes next: of absmean its threshold and scale, of twn its threshold, then its scale, or what the
-/// threshold given as `floor` implies.
+/// What a kernel computes next: for absmean its threshold and scale; for twn its threshold, then its scale; or the
+/// scale for a threshold given as `floor`.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Absmean,
@@ -39,7 +39,7 @@ impl Stage {
 /// The numbers of stages as compiler options, made once.
 static STAGES: LazyLock<String> = LazyLock::new(|| constants(&Stage::ALL));
 
-/// The kernel of such a source.
+/// The kernel of a source, with the options that all kernels with these parameters need.
 pub(super) fn kernel(source: &Source<Rules>, dtype: DType, lane: &Lane) -> Result<Kernel<Rules>> {
     let options = format!(
         "{} {} -DLEAST_SCALE={LEAST_SCALE:?} -DTWN={TWN:?}f -DTHREADS={THREADS} -DWIDE={WIDE} -DMOST_PARTS={MOST_PARTS}",

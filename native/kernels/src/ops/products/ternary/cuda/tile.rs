@@ -53,7 +53,8 @@ impl Tile {
         (2..=(turns + 1).clamp(2, 5)).rev().map(|stages| Tile { stages, ..self }).find(fits)
     }
 
-    /// A tile for clusters whose blocks share the columns, and so read less of x each, if all of them finish as early.
+    /// A tile for clusters whose blocks share the columns, and so read less of x each, if no block gets more work than
+    /// without.
     fn clustered(self, problem: &Product, lane: &Lane) -> Result<Option<(Tile, Kernel<Params>)>> {
         let all = lane.device().facts().multiprocessors as usize;
         let alone = self.sides_of(problem.outs).div_ceil(all) * self.sides;

@@ -1,4 +1,4 @@
-//! Products row by row of weights, which every form, size and device allows.
+//! Products row by row of weights, for every form, size and device.
 
 use super::Params;
 use super::prepare::{Order, prepare};
