@@ -1,5 +1,5 @@
-// The work of a block, a segment of a head: some chunks in a row, whose state stays in its registers. A warp has 16 rows
-// of the head.
+// The work of a block, a segment of a head: some chunks in a row, whose state stays in its registers. A warp has 16
+// rows of the head.
 //   STATE, WIDTH, SIZE   states of a row, rows of a head, and states of a head
 
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different banks.
@@ -79,9 +79,13 @@ __device__ __forceinline__ void advance(State& state, const STORAGE* x, const ST
             float low = weight(step), high = weight(step + 1);
 #pragma unroll
             for (int row = 2 * half; row < 2 * half + 2; row++) {
-                float z_low = 0, z_high = 0;
-                if (GATED) widen((const STORAGE*)&gate[row], z_low, z_high);
-                left[0][0][row] = weighted(left[0][0][row], GATED ? low * silu(z_low) : low, GATED ? high * silu(z_high) : high);
+                float by_low = low, by_high = high;
+                if (GATED) {
+                    float z_low, z_high;
+                    widen((const STORAGE*)&gate[row], z_low, z_high);
+                    by_low *= silu(z_low), by_high *= silu(z_high);
+                }
+                left[0][0][row] = weighted(left[0][0][row], by_low, by_high);
             }
         }
         add_weighted<STATE, 16, STATE_APART>(state, left, b_at + 2 * k * STATE_APART);

@@ -50,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ssd_states(Params p) {
     STORAGE* states = (STORAGE*)(stages + 2);
     Part at = part(p);
     i64 head = of_head(p, at) * SIZE, segment = of_head(p, at) * p.segments + at.segment;
-    bool is_first = at.segment == (REVERSE ? p.segments - 1 : 0), is_last = at.segment == (REVERSE ? 0 : p.segments - 1);
+    bool is_first = at.segment == (REVERSE ? p.segments - 1 : 0);
+    bool is_last = at.segment == (REVERSE ? 0 : p.segments - 1);
     const float* initial = REVERSE ? p.dlast : p.initial;
     auto chunk = [&](int turn) { return REVERSE ? at.last - 1 - turn : at.first + turn; };
     fetch(stages[0], p, at, chunk(0));
@@ -62,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ssd_states(Params p) {
 #pragma unroll 1
     for (int turn = 0; turn < at.last - at.first; turn++) {
         Stage& stage = stages[turn % 2];
-        if (EACH) write((REVERSE ? p.after : p.before) + (of_head(p, at) * p.chunks + chunk(turn)) * SIZE, states, state);
+        STORAGE* to = (REVERSE ? p.after : p.before) + (of_head(p, at) * p.chunks + chunk(turn)) * SIZE;
+        if (EACH) write(to, states, state);
         if (at.first + turn + 1 < at.last) fetch(stages[1 - turn % 2], p, at, chunk(turn + 1));
         else commit();
         copied<1>();

@@ -162,7 +162,9 @@ impl Cut {
 fn fits(problem: &Problem, lane: &Lane) -> bool {
     let Problem { batch, length, heads, width, state, dtype, .. } = *problem;
     let sizes = width == CHUNK && state.is_multiple_of(16) && (16..=MOST_STATES).contains(&state);
-    dtype.size() == 2 && sizes && lane.device().facts().capability >= (8, 0) && batch * length * heads > 0
+    let facts = lane.device().facts();
+    let device = facts.capability >= (8, 0) && states_shared(state, true) <= facts.shared as usize;
+    dtype.size() == 2 && sizes && device && batch * length * heads > 0
 }
 
 impl<'a> Call<'a> {

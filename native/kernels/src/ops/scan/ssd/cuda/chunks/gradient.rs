@@ -19,9 +19,10 @@
 //! V_i = exp(l_i) dy'_i . S C_i        W_j = exp(l_T - l_j) delta_j x_j . G B_j
 //! ```
 //!
-//! The last sum is a suffix sum of the rows of `(C_i . B_j) Q_ij` less its columns. Both come from the f32 sums of exact
-//! products, so that what cancels does so but for rounding in f32. The shorter `e_t = sum_{i >= t} (dy'_i . y'_i -
-//! delta_i x_i . u_i) + ...` would leave the difference of two sums whose factors were rounded to storage separately.
+//! No sum has terms that another one takes away again. `e_t` is also `sum_{i >= t} (dy'_i . y'_i - delta_i x_i . u_i) + ...`,
+//! a difference of two sums whose factors were rounded to storage separately, and which does not become 0 where the decay
+//! of the step does. The last sum is therefore counted over pairs of steps, by prefix sums of rows, from the f32 sums of
+//! exact products.
 //!
 //! Products take factors rounded to storage, `S` and `G` among them, and sum in f32. States and their cotangents are
 //! found chunk by chunk before, in f32, by [`Call::states`].
@@ -32,9 +33,16 @@ use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
 
-const SLOPES: &str = include_str!("../../../slopes.cu");
-const GRADIENT: Source<Params> =
-    Source::new("ssd_gradient", include_str!("../../gradient.cu")).after(&[SLOPES, MMA, ROWS]);
+const TEXTS: &[&str] = &[
+    include_str!("../../../slopes.cu"),
+    MMA,
+    ROWS,
+    include_str!("../../gradient/work.cu"),
+    include_str!("../../gradient/products.cu"),
+    include_str!("../../gradient/results.cu"),
+    include_str!("../../gradient/steps.cu"),
+];
+const GRADIENT: Source<Params> = Source::new("ssd_gradient", include_str!("../../gradient.cu")).after(TEXTS);
 
 /// Warps that share 16 steps of a chunk.
 const SPLIT: usize = 4;
