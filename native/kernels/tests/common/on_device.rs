@@ -9,6 +9,11 @@ use sidewinder_kernels::tensor::{DType, Described, Owned};
 /// Checks `O` on the device in every type against the reference, and two runs for equal bits. 16-bit results may be off
 /// by `roundings` successive roundings.
 pub fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: f64) {
+    agrees_by::<O>(device, options, inputs, |_| roundings);
+}
+
+/// Like [`agrees`], with `roundings` by the names of the results.
+pub fn agrees_by<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: impl Fn(&str) -> f64) {
     for &dtype in O::STORAGE {
         let inputs = cast(op::about::<O>(), inputs, dtype);
         let expected = reference::<O>(options, &inputs);
@@ -16,7 +21,7 @@ pub fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned
         let again = run_cuda::<O>(options, &inputs, device).unwrap();
         assert_eq!(bits(&got), bits(&again), "{} {dtype}", O::NAME);
         for (name, expected) in expected.iter() {
-            let off = off(got.get(name).unwrap(), expected, dtype, roundings);
+            let off = off(got.get(name).unwrap(), expected, dtype, roundings(name));
             let specs = op::specs(&inputs);
             assert!(off <= 1.0, "{} {name} is off by {off} times the tolerance: {dtype} {specs:?}", O::NAME);
         }

@@ -7,12 +7,20 @@ use super::Problem;
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
 use crate::op::Named;
-pub use spread::backward;
+use chunks::{Chunks, Gradient};
 
 /// Queues the op.
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-    match chunks::Chunks::new(problem, inputs, outputs, lane)? {
+    match Chunks::new(problem, inputs, outputs, lane)? {
         Some(chunks) => chunks.forward(),
         None => spread::forward(problem, inputs, outputs, lane),
+    }
+}
+
+/// Queues the gradient.
+pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    match Gradient::new(problem, inputs, outputs, lane)? {
+        Some(gradient) => gradient.backward(),
+        None => spread::backward(problem, inputs, outputs, lane),
     }
 }

@@ -8,11 +8,6 @@ __device__ __forceinline__ void prefetch(const T* from) { asm volatile("prefetch
 // Whether dt's gradient differs from delta's.
 constexpr bool SLOPE = SOFTPLUS || (CLAMP && MASK);
 
-__device__ __forceinline__ REAL silu_slope(REAL v) {
-    REAL s = sigmoid(v);
-    return s * fma(v, REAL(1) - s, REAL(1));
-}
-
 struct Gradients : Thread {
     // a[t+1] g[t+1], and sums over time.
     REAL carry[M][K], da[M][K] = {}, db[CONSTANT_B ? M : 1][K] = {}, dc[CONSTANT_C ? M : 1][K] = {};

@@ -69,21 +69,6 @@ __device__ __forceinline__ double finite(double v) {
     return v > 1.7976931348623157e308 ? 1.7976931348623157e308 : v;
 }
 
-__device__ __forceinline__ REAL sigmoid(REAL v) {
-    return reciprocal(REAL(1) + exp2_fast(-v * REAL(LOG2_E)));
-}
-
-// How step_size changes with its argument. Both bounds of the clamp are inside.
-__device__ __forceinline__ REAL step_slope(REAL v, REAL bias, REAL lo, REAL hi) {
-    if (HAS_BIAS) v += bias;
-    REAL slope = SOFTPLUS ? sigmoid(v) : REAL(1);
-    if (CLAMP && MASK) {
-        REAL size = SOFTPLUS ? softplus(v) : v;
-        if (size < lo || size > hi) slope = 0;
-    }
-    return slope;
-}
-
 // One warp's memory.
 struct Warp {
     REAL delta[TILE][WIDTH], x[TILE][WIDTH];

@@ -16,6 +16,7 @@ const BACKWARD: Source<Params<()>> = Source::new(
     "selective_scan_backward",
     concat!(
         include_str!("../../step_size.cu"),
+        include_str!("../../slopes.cu"),
         include_str!("../common.cu"),
         include_str!("../backward/thread.cu"),
         include_str!("../backward/ends.cu"),

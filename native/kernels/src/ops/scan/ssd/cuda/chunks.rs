@@ -1,36 +1,34 @@
-//! The scan in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage and heads of 64 rows.
+//! The scan in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage and heads of 64 rows, and its gradient. Both
+//! start here: with the parameters of kernels, step sizes and decays, and states.
 //!
-//! With `l_i` the sum of `delta A` from the chunk's first step to step `i`, the state `S` before the chunk and `T` its
-//! last step:
-//!
-//! ```text
-//! y_i = exp(l_i) C_i S + sum_{j <= i} (C_i . B_j) exp(l_i - l_j) delta_j x_j
-//! S  <- exp(l_T) S + sum_j exp(l_T - l_j) delta_j x_j B_j
-//! ```
-//!
-//! All four products take factors rounded to storage, and sum in f32; the state stays in f32. Where there are too few
-//! heads for the device, sequences are cut into segments. A first pass finds the states at their ends from zeros, which
-//! then go on from segment to segment.
+//! Where there are too few heads for the device, sequences are cut into segments. A first pass finds the states at their
+//! ends from zeros, which then go on from segment to segment. Cotangents of states do so in reverse.
 
-use super::super::Problem;
+mod forward;
+mod gradient;
+
+use super::super::{ClampGrad, Problem};
 use crate::cuda::{Buffer, Lane, Source, grid_size, launch_each, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{DType, Spec};
+pub use forward::Chunks;
+pub use gradient::Gradient;
 
-/// The text that all three kernels have.
-macro_rules! text {
-    ($($file:literal),*) => {
-        concat!(include_str!("../../step_size.cu"), $(include_str!($file)),*)
-    };
-}
+/// The texts that kernels over chunks have before their own.
+const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
+const ROWS: &str = include_str!("../rows.cu");
+const SEGMENTS: &str = include_str!("../segments.cu");
+const STEP_SIZE: &str = include_str!("../../step_size.cu");
 
-const STEPS: Source<Params> = Source::new("ssd_steps", text!("../steps.cu"));
-const CHUNKS: Source<Params> = Source::new("ssd_chunks", text!("../../../../cuda/include/mma.cu", "../chunks.cu"));
-const CARRY: Source<Params> = Source::new("ssd_carry", text!("../carry.cu"));
+const STEPS: Source<Params> = Source::new("ssd_steps", include_str!("../steps.cu")).after(&[STEP_SIZE]);
+const STATES: Source<Params> = Source::new("ssd_states", include_str!("../states.cu")).after(&[MMA, ROWS, SEGMENTS]);
+const CARRY: Source<Params> = Source::new("ssd_carry", include_str!("../carry.cu"));
 
 /// Steps of a chunk, and rows of a head: a warp has 16 of either.
 const CHUNK: usize = 64;
+/// Threads of a block that has a head's state in its registers.
+const THREADS: usize = 2 * CHUNK;
 /// The most states, whose sums fit a warp's registers.
 const MOST_STATES: usize = 128;
 /// Chunks of a segment at least: the first pass takes a good part of the time of the second.
@@ -42,6 +40,7 @@ const UNIT: u64 = 16;
 
 params! {
     /// The kernels' parameters.
+    #[derive(Default)]
     struct Params {
         x: u64 as "const STORAGE*",
         dt: u64 as "const STORAGE*",
@@ -54,10 +53,25 @@ params! {
         dt_bias: u64 as "const float*",
         initial: u64 as "const float*",
         last: u64 as "float*",
+        dy: u64 as "const STORAGE*",
+        dlast: u64 as "const float*",
+        dx: u64 as "STORAGE*",
+        ddt: u64 as "STORAGE*",
+        db: u64 as "STORAGE*",
+        dc: u64 as "STORAGE*",
+        dz: u64 as "STORAGE*",
+        dinitial: u64 as "float*",
         delta: u64 as "float*",  // by batch, head, chunk and step
         decay: u64 as "float*",  // likewise, summed up from the chunk's first step, in powers of 2
         starts: u64 as "float*", // states by batch, head and segment: where it ends, then where it starts
         totals: u64 as "float*", // decays of segments
+        before: u64 as "STORAGE*", // states before chunks, by batch, head and chunk
+        after: u64 as "STORAGE*",  // likewise, cotangents of the states after chunks
+        part_a: u64 as "float*",   // parts of gradients by batch and chunk
+        part_d: u64 as "float*",
+        part_bias: u64 as "float*",
+        part_b: u64 as "float*", // parts of gradients by part of a group
+        part_c: u64 as "float*",
         length: i64,
         batch: i32,
         heads: i32,
@@ -65,6 +79,8 @@ params! {
         chunks: i32,
         segments: i32,
         each: i32, // chunks of a segment
+        parts: i32, // of a group
+        some_heads: i32, // heads of a part
         wide_skip: i32,
         lo: f32,
         hi: f32,
@@ -72,12 +88,7 @@ params! {
 }
 
 impl Params {
-    fn new(
-        problem: &Problem,
-        (inputs, outputs): (&Named<&Buffer>, &Named<&Buffer>),
-        (cut, temporary): (&Cut, &Temporary),
-        lane: &Lane,
-    ) -> Result<Params> {
+    fn new(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<Params> {
         let address = |of: &Named<&Buffer>, name| of.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
         let (lo, hi) = problem.step_size.clamp.unwrap_or_default();
         Ok(Params {
@@ -92,53 +103,40 @@ impl Params {
             dt_bias: address(inputs, "dt_bias")?,
             initial: address(inputs, "initial_state")?,
             last: address(outputs, "last_state")?,
-            delta: lane.address(&temporary.delta)?,
-            decay: lane.address(&temporary.decay)?,
-            starts: lane.address(&temporary.starts)?,
-            totals: lane.address(&temporary.totals)?,
+            dy: address(inputs, "dy")?,
+            dlast: address(inputs, "dlast_state")?,
+            dx: address(outputs, "dx")?,
+            ddt: address(outputs, "ddt")?,
+            db: address(outputs, "dB")?,
+            dc: address(outputs, "dC")?,
+            dz: address(outputs, "dz")?,
+            dinitial: address(outputs, "dinitial_state")?,
             length: problem.length as i64,
             batch: problem.batch as i32,
             heads: problem.heads as i32,
             groups: problem.groups as i32,
-            chunks: cut.chunks as i32,
-            segments: cut.segments as i32,
-            each: cut.each as i32,
             wide_skip: i32::from(problem.wide_skip),
             lo: lo as f32,
             hi: hi as f32,
+            ..Params::default()
         })
+    }
+
+    /// Whether all that is copied in units starts at one.
+    fn is_aligned(&self) -> bool {
+        let Params { x, b, c, z, y, initial, last, dy, dlast, dx, db, dc, dz, dinitial, .. } = *self;
+        let all = [x, b, c, z, y, initial, last, dy, dlast, dx, db, dc, dz, dinitial];
+        all.iter().all(|address| address.is_multiple_of(UNIT))
     }
 }
 
-/// A call that this route takes.
-pub struct Chunks<'a> {
+/// A call that runs in chunks.
+struct Call<'a> {
     problem: &'a Problem,
     lane: &'a Lane,
     params: Params,
     /// What the parameters point to besides the op's tensors.
-    _temporary: Temporary,
-}
-
-/// Step sizes and decays, and states and decays of segments.
-struct Temporary {
-    delta: Buffer,
-    decay: Buffer,
-    starts: Buffer,
-    totals: Buffer,
-}
-
-impl Temporary {
-    fn new(problem: &Problem, cut: &Cut, lane: &Lane) -> Result<Temporary> {
-        let heads = problem.batch * problem.heads;
-        let numbers = |dims: &[usize]| lane.temporary(Spec::new(DType::F32, dims)?);
-        let held = if cut.segments > 1 { heads * cut.segments } else { 0 };
-        Ok(Temporary {
-            delta: numbers(&[heads, cut.chunks * CHUNK])?,
-            decay: numbers(&[heads, cut.chunks * CHUNK])?,
-            starts: numbers(&[held, problem.width, problem.state])?,
-            totals: numbers(&[heads, cut.segments])?,
-        })
-    }
+    temporary: Vec<Buffer>,
 }
 
 /// How sequences are cut.
@@ -162,84 +160,134 @@ impl Cut {
 
 /// Whether the kernels are made for the type, the sizes and the device.
 fn fits(problem: &Problem, lane: &Lane) -> bool {
-    let (facts, Problem { batch, length, heads, width, state, dtype, .. }) = (lane.device().facts(), *problem);
+    let Problem { batch, length, heads, width, state, dtype, .. } = *problem;
     let sizes = width == CHUNK && state.is_multiple_of(16) && (16..=MOST_STATES).contains(&state);
-    let device = facts.capability >= (8, 0) && shared(state) <= facts.shared as usize;
+    let facts = lane.device().facts();
+    let device = facts.capability >= (8, 0) && states_shared(state, true) <= facts.shared as usize;
     dtype.size() == 2 && sizes && device && batch * length * heads > 0
 }
 
-impl<'a> Chunks<'a> {
+impl<'a> Call<'a> {
     /// The call, unless it is for another route.
-    pub fn new(
+    fn new(
         problem: &'a Problem,
         inputs: &Named<&Buffer>,
         outputs: &Named<&Buffer>,
         lane: &'a Lane,
-    ) -> Result<Option<Chunks<'a>>> {
+    ) -> Result<Option<Call<'a>>> {
         if !fits(problem, lane) {
             return Ok(None);
         }
-        let cut = Cut::new(problem, lane);
-        let temporary = Temporary::new(problem, &cut, lane)?;
-        let params = Params::new(problem, (inputs, outputs), (&cut, &temporary), lane)?;
-        let Params { x, b, c, z, y, initial, last, .. } = params;
-        let aligned = [x, b, c, z, y, initial, last].iter().all(|address| address.is_multiple_of(UNIT));
-        Ok(aligned.then_some(Chunks { problem, lane, params, _temporary: temporary }))
-    }
-
-    /// Queues the op.
-    pub fn forward(&self) -> Result<()> {
-        let Problem { batch, heads, width, state, .. } = *self.problem;
-        let Params { chunks, segments, .. } = self.params;
-        let options = self.options();
-        let device = self.lane.device();
-        let steps = device.kernel(&STEPS, &options)?;
-        // SAFETY: the op's checks prove the sizes of its tensors; the others are made for these chunks and segments.
-        unsafe {
-            launch_each(self.lane, &steps, 32 * batch * heads * chunks as usize, &self.params)?;
-            if segments > 1 {
-                self.pass(&format!("{options} -DOUTPUT=0"))?;
-                let carry = device.kernel(&CARRY, &options)?;
-                launch_each(self.lane, &carry, batch * heads * width * state, &self.params)?;
-            }
-            self.pass(&format!("{options} -DOUTPUT=1"))
+        let params = Params::new(problem, inputs, outputs, lane)?;
+        if !params.is_aligned() {
+            return Ok(None);
         }
+        let mut call = Call { problem, lane, params, temporary: vec![] };
+        call.cut(&Cut::new(problem, lane))?;
+        Ok(Some(call))
     }
 
-    /// Queues a pass over all chunks.
-    ///
-    /// # Safety
-    /// All addresses are valid on this lane.
-    unsafe fn pass(&self, options: &str) -> Result<()> {
-        let Params { batch, heads, segments, .. } = self.params;
-        let kernel = self.lane.device().kernel(&CHUNKS, options)?;
-        let blocks = grid_size(batch as usize * heads as usize * segments as usize)?;
-        let shared = shared(self.problem.state) as u32;
-        // SAFETY: as the caller promises; the kernel takes that much shared memory.
-        unsafe { self.lane.launch_with(&kernel, [blocks, 1, 1], 2 * CHUNK as u32, shared, &self.params) }
+    /// Takes memory for step sizes and decays, and states and decays of segments.
+    fn cut(&mut self, cut: &Cut) -> Result<()> {
+        let Problem { batch, heads, width, state, .. } = *self.problem;
+        let held = if cut.segments > 1 { batch * heads * cut.segments } else { 0 };
+        self.params.delta = self.numbers(&[batch * heads, cut.chunks * CHUNK])?;
+        self.params.decay = self.numbers(&[batch * heads, cut.chunks * CHUNK])?;
+        self.params.starts = self.numbers(&[held, width, state])?;
+        self.params.totals = self.numbers(&[batch * heads, cut.segments])?;
+        self.params.chunks = cut.chunks as i32;
+        self.params.segments = cut.segments as i32;
+        self.params.each = cut.each as i32;
+        Ok(())
     }
 
+    /// The address of memory of the call's own for that many numbers.
+    fn numbers(&mut self, dims: &[usize]) -> Result<u64> {
+        self.hold(Spec::new(DType::F32, dims)?)
+    }
+
+    /// The address of memory of the call's own.
+    fn hold(&mut self, spec: Spec) -> Result<u64> {
+        let buffer = self.lane.temporary(spec)?;
+        let address = self.lane.address(&buffer)?;
+        self.temporary.push(buffer);
+        Ok(address)
+    }
+
+    /// Blocks of a pass that has a block for each segment.
+    fn blocks(&self) -> Result<u32> {
+        grid_size(self.problem.batch * self.problem.heads * self.params.segments as usize)
+    }
+
+    /// Queues step sizes and decays.
+    fn steps(&self) -> Result<()> {
+        let Problem { batch, heads, .. } = *self.problem;
+        let kernel = self.lane.device().kernel(&STEPS, &self.options())?;
+        let count = 32 * batch * heads * self.params.chunks as usize;
+        // SAFETY: the op's checks prove the sizes of its tensors; the others are made for these chunks.
+        unsafe { launch_each(self.lane, &kernel, count, &self.params) }
+    }
+
+    /// Queues the states at the starts of segments, or in reverse their cotangents at the ends, where there are several.
+    fn starts(&self, reverse: bool) -> Result<()> {
+        let Problem { batch, heads, width, state, .. } = *self.problem;
+        if self.params.segments == 1 {
+            return Ok(());
+        }
+        self.states(reverse, false)?;
+        let kernel = self.lane.device().kernel(&CARRY, &self.directed(reverse))?;
+        // SAFETY: as above; `starts` and `totals` are made for these segments.
+        unsafe { launch_each(self.lane, &kernel, batch * heads * width * state, &self.params) }
+    }
+
+    /// Queues a pass over states: those before each chunk, or at the ends of segments. In reverse, cotangents.
+    fn states(&self, reverse: bool, each: bool) -> Result<()> {
+        let options = format!("{} -DTHREADS={THREADS} -DEACH={}", self.directed(reverse), u32::from(each));
+        let kernel = self.lane.device().kernel(&STATES, &options)?;
+        let shared = states_shared(self.problem.state, reverse && self.params.z != 0) as u32;
+        // SAFETY: as above; the caller has memory for the states of each chunk, and the kernel takes that much shared
+        // memory.
+        unsafe { self.lane.launch_with(&kernel, [self.blocks()?, 1, 1], THREADS as u32, shared, &self.params) }
+    }
+
+    fn directed(&self, reverse: bool) -> String {
+        format!("{} -DREVERSE={}", self.options(), u32::from(reverse))
+    }
+
+    /// What all kernels are compiled for.
     fn options(&self) -> String {
         let there = |address: u64| u32::from(address != 0);
         let Problem { width, state, dtype, step_size, .. } = self.problem;
         format!(
             "{} -DTILES=1 -DHALF={} -DCHUNK={CHUNK} -DWIDTH={width} -DSTATE={state} -DSIZE={} -DHAS_BIAS={} \
-             -DSOFTPLUS={} -DCLAMP={} -DSKIP={} -DGATE={}",
+             -DSOFTPLUS={} -DCLAMP={} -DMASK={} -DSKIP={} -DGATE={}",
             types(*dtype),
             u32::from(*dtype == DType::F16),
             width * state,
             there(self.params.dt_bias),
             u32::from(step_size.softplus),
             u32::from(step_size.clamp.is_some()),
+            u32::from(step_size.clamp_grad == ClampGrad::Mask),
             there(self.params.d),
             there(self.params.z),
         )
     }
 }
 
-/// Bytes of shared memory: two stages of C, B, x and steps, and the state. Rows have eight numbers more, and those of C
-/// room for y.
-fn shared(state: usize) -> usize {
-    let rows = |width: usize| 2 * CHUNK * (width + 8);
-    2 * (rows(state.max(CHUNK)) + rows(state) + rows(CHUNK) + 2 * 4 * CHUNK) + rows(state)
+/// Bytes of rows of a chunk or of a head in shared memory, which have eight numbers more.
+fn rows(width: usize) -> usize {
+    2 * CHUNK * (width + 8)
+}
+
+/// Bytes of the step sizes and decays of a chunk.
+const STEP_BYTES: usize = 2 * 4 * CHUNK;
+
+/// Bytes of shared memory of a pass over states: two stages of states, rows, their gate and steps, and the state.
+fn states_shared(state: usize, gated: bool) -> usize {
+    2 * (rows(state) + rows(CHUNK) + optional_rows(gated) + STEP_BYTES) + rows(state)
+}
+
+/// Bytes of rows that may be absent, in place of which there is a unit.
+fn optional_rows(there: bool) -> usize {
+    if there { rows(CHUNK) } else { UNIT as usize }
 }

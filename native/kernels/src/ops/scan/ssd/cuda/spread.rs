@@ -5,7 +5,7 @@
 use super::super::{Problem, Ssd};
 use crate::cuda::{Buffer, Lane, Source, launch_each, params, type_names};
 use crate::error::Result;
-use crate::op::{Name, Named, Op, run_cuda};
+use crate::op::{Differentiable, Named, Op, run_cuda};
 use crate::ops::scan::selective_scan::backward::SelectiveScanBackward;
 use crate::ops::scan::selective_scan::{self, SelectiveScan};
 use crate::tensor::{DType, Described, Spec};
@@ -40,10 +40,8 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
 pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let scan = Scan { problem, dtype: problem.dtype.wide(), lane };
     let inputs = scan.inputs(inputs)?;
-    let gradients = inputs.iter().filter(|(name, _)| !["dy", "dlast_state"].contains(&&***name));
-    let gradients: Named<Buffer> = gradients
-        .map(|(name, of)| Ok((Name::from(format!("d{name}")), lane.temporary(of.spec())?)))
-        .collect::<Result<_>>()?;
+    let gradients = SelectiveScan::gradients(&inputs.map(|of| of.spec()));
+    let gradients = gradients.try_map(|&spec| lane.temporary(spec))?;
     let options = scan.options(false);
     run_cuda::<SelectiveScanBackward>(&options, &inputs.map(|b| b), &gradients.map(|b| b), lane)?;
     outputs.iter().try_for_each(|(name, &to)| scan.fold(gradients.get(name)?, to))

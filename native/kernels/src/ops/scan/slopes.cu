@@ -1,0 +1,20 @@
+// Slopes of the gate, and of the step size, as step_size.cu has it; with MASK that of a clamped one is 0.
+__device__ __forceinline__ REAL sigmoid(REAL v) {
+    return reciprocal(REAL(1) + exp2_fast(-v * REAL(LOG2_E)));
+}
+
+__device__ __forceinline__ REAL silu_slope(REAL v) {
+    REAL s = sigmoid(v);
+    return s * fma(v, REAL(1) - s, REAL(1));
+}
+
+// How step_size changes with its argument. Both bounds of the clamp are inside.
+__device__ __forceinline__ REAL step_slope(REAL v, REAL bias, REAL lo, REAL hi) {
+    if (HAS_BIAS) v += bias;
+    REAL slope = SOFTPLUS ? sigmoid(v) : REAL(1);
+    if (CLAMP && MASK) {
+        REAL size = SOFTPLUS ? softplus(v) : v;
+        if (size < lo || size > hi) slope = 0;
+    }
+    return slope;
+}

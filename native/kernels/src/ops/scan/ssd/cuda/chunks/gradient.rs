@@ -1,0 +1,208 @@
+//! The gradient of the scan in chunks. With `l`, `S` and `T` as in [`forward`](super::forward), `G` the cotangent of the
+//! state after the chunk, `y'` the output before its gate, `dy'` its cotangent, and `E_ij = exp(l_i - l_j)` for `j <= i`,
+//! else 0:
+//!
+//! ```text
+//! u_j  = exp(l_T - l_j) G B_j + sum_i (C_i . B_j) E_ij dy'_i       dx_j = delta_j u_j + D dy'_j
+//! Q_ij = (dy'_i . x_j) E_ij delta_j                                dz_j = dy_j y'_j silu'(z_j)
+//! dB_j = delta_j exp(l_T - l_j) x_j G + sum_i Q_ij C_i
+//! dC_i = exp(l_i) dy'_i S + sum_j Q_ij B_j
+//! G   <- exp(l_T) G + sum_i exp(l_i) dy'_i C_i                     (the cotangent of S)
+//! ```
+//!
+//! `dB` and `dC` sum over the heads of a group, so a block takes heads one after the other: `C_i . B_j` is found once,
+//! and `Q` is summed before its two products. `ddelta_t = A e_t + x_t . u_t` and `dA = sum_t delta_t e_t`, where `e_t`
+//! is all that goes through the decay of step `t`, from earlier steps or `S` to step `t`, later ones or `G`:
+//!
+//! ```text
+//! e_t = exp(l_T) (S . G) + sum_{i >= t} V_i + sum_{j < t} W_j + sum_{j < t <= i} (C_i . B_j) Q_ij
+//! V_i = exp(l_i) dy'_i . S C_i        W_j = exp(l_T - l_j) delta_j x_j . G B_j
+//! ```
+//!
+//! No sum has terms that another one takes away again. `e_t` is also `sum_{i >= t} (dy'_i . y'_i - delta_i x_i . u_i) + ...`,
+//! a difference of two sums whose factors were rounded to storage separately, and which does not become 0 where the decay
+//! of the step does. The last sum is therefore counted over pairs of steps, by prefix sums of rows, from the f32 sums of
+//! exact products.
+//!
+//! Products take factors rounded to storage, `S` and `G` among them, and sum in f32. States and their cotangents are
+//! found chunk by chunk before, in f32, by [`Call::states`].
+
+use super::{CHUNK, Call, MMA, Params, Problem, ROWS, STEP_BYTES, optional_rows, rows};
+use crate::cuda::{Buffer, Lane, Source, columns, grid_size};
+use crate::error::Result;
+use crate::op::Named;
+use crate::tensor::{DType, Described, Spec};
+
+const TEXTS: &[&str] = &[
+    include_str!("../../../slopes.cu"),
+    MMA,
+    ROWS,
+    include_str!("../../gradient/work.cu"),
+    include_str!("../../gradient/products.cu"),
+    include_str!("../../gradient/results.cu"),
+    include_str!("../../gradient/steps.cu"),
+];
+const GRADIENT: Source<Params> = Source::new("ssd_gradient", include_str!("../../gradient.cu")).after(TEXTS);
+
+/// Warps that share 16 steps of a chunk.
+const SPLIT: usize = 4;
+const WARPS: usize = SPLIT * CHUNK / 16;
+/// The time that a block takes besides that of its heads, in heads.
+const ENDS: usize = 2;
+
+/// A call that this route takes.
+pub struct Gradient<'a> {
+    call: Call<'a>,
+    outputs: &'a Named<&'a Buffer>,
+    layout: Layout,
+    parts: Parts,
+}
+
+/// How the work is cut for the device.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Heads in shared memory.
+    stages: usize,
+    /// Parts of a group of heads, each for a block, and their heads.
+    parts: usize,
+    some_heads: usize,
+}
+
+impl Layout {
+    fn new(problem: &Problem, gated: bool, lane: &Lane) -> Option<Layout> {
+        let facts = lane.device().facts();
+        let stages =
+            [2, 1].into_iter().find(|&stages| shared(problem.state, gated, stages) <= facts.shared as usize)?;
+        let blocks = problem.batch * problem.groups * problem.length.div_ceil(CHUNK);
+        let some_heads = heads_of_part(blocks, problem.heads_per_group(), facts.multiprocessors as usize);
+        Some(Layout { stages, parts: problem.heads_per_group().div_ceil(some_heads), some_heads })
+    }
+}
+
+/// How many heads a block takes, of `heads` in a group, so that `multiprocessors` are done soonest with all blocks.
+fn heads_of_part(blocks: usize, heads: usize, multiprocessors: usize) -> usize {
+    let time = |some: usize| (blocks * heads.div_ceil(some)).div_ceil(multiprocessors) * (some + ENDS);
+    (1..=heads).rev().min_by_key(|&some| time(some)).unwrap_or(1)
+}
+
+/// Parts of gradients that are sums over blocks. Those of `B` and `C` are there where a group has several.
+struct Parts {
+    a: Buffer,
+    d: Option<Buffer>,
+    dt_bias: Option<Buffer>,
+    groups: Option<[Buffer; 2]>,
+}
+
+impl Parts {
+    fn new(call: &Call, outputs: &Named<&Buffer>, layout: &Layout) -> Result<Parts> {
+        let Problem { batch, heads, .. } = *call.problem;
+        let numbers = |rows: usize, of: usize| call.lane.temporary(Spec::new(DType::F32, &[rows, of])?);
+        let runs = batch * call.params.chunks as usize;
+        let by_run = |name| outputs.find(name).map(|of| numbers(runs, of.spec().shape.elements())).transpose();
+        let by_part = |name| numbers(layout.parts, outputs.get(name)?.spec().shape.elements());
+        Ok(Parts {
+            a: numbers(runs, heads)?,
+            d: by_run("dD")?,
+            dt_bias: by_run("ddt_bias")?,
+            groups: if layout.parts > 1 { Some([by_part("dB")?, by_part("dC")?]) } else { None },
+        })
+    }
+}
+
+impl<'a> Gradient<'a> {
+    /// The call, unless it is for another route.
+    pub fn new(
+        problem: &'a Problem,
+        inputs: &Named<&Buffer>,
+        outputs: &'a Named<&'a Buffer>,
+        lane: &'a Lane,
+    ) -> Result<Option<Gradient<'a>>> {
+        let Some(layout) = Layout::new(problem, inputs.find("z").is_some(), lane) else { return Ok(None) };
+        let Some(mut call) = Call::new(problem, inputs, outputs, lane)? else { return Ok(None) };
+        let parts = Parts::new(&call, outputs, &layout)?;
+        hold(&mut call, &layout, &parts)?;
+        Ok(Some(Gradient { call, outputs, layout, parts }))
+    }
+
+    /// Queues the gradient.
+    pub fn backward(&self) -> Result<()> {
+        let Gradient { call, .. } = self;
+        call.steps()?;
+        for reverse in [false, true] {
+            call.starts(reverse)?;
+            call.states(reverse, true)?;
+        }
+        self.launch()?;
+        self.sum()
+    }
+
+    fn launch(&self) -> Result<()> {
+        let (call, Layout { stages, parts, .. }) = (&self.call, self.layout);
+        let Problem { batch, groups, state, .. } = *call.problem;
+        let threads = 32 * WARPS;
+        let options = format!("{} -DTHREADS={threads} -DSPLIT={SPLIT} -DSTAGES={stages}", call.options());
+        let kernel = call.lane.device().kernel(&GRADIENT, &options)?;
+        let blocks = grid_size(batch * groups * call.params.chunks as usize * parts)?;
+        let shared = shared(state, call.params.z != 0, stages) as u32;
+        // SAFETY: the op's checks prove the sizes of its tensors, the others are made for these chunks and parts; the
+        // kernel takes that much shared memory.
+        unsafe { call.lane.launch_with(&kernel, [blocks, 1, 1], threads as u32, shared, &call.params) }
+    }
+
+    /// Queues the sums of parts.
+    fn sum(&self) -> Result<()> {
+        let (call, parts) = (&self.call, &self.parts);
+        let runs = call.problem.batch * call.params.chunks as usize;
+        let sum = |part: &Buffer, rows, name| columns(part, rows, self.outputs.get(name)?, call.lane);
+        sum(&parts.a, runs, "dA")?;
+        parts.d.iter().try_for_each(|part| sum(part, runs, "dD"))?;
+        parts.dt_bias.iter().try_for_each(|part| sum(part, runs, "ddt_bias"))?;
+        parts.groups.iter().flatten().zip(["dB", "dC"]).try_for_each(|(part, name)| sum(part, self.layout.parts, name))
+    }
+}
+
+/// Takes memory for the states of each chunk and their cotangents, and tells the kernels where parts of sums go.
+fn hold(call: &mut Call, layout: &Layout, parts: &Parts) -> Result<()> {
+    let Problem { batch, heads, width, state, dtype, .. } = *call.problem;
+    let states = Spec::new(dtype, &[batch * heads, call.params.chunks as usize, width, state])?;
+    (call.params.before, call.params.after) = (call.hold(states)?, call.hold(states)?);
+    let (lane, params) = (call.lane, &mut call.params);
+    let address = |of: Option<&Buffer>| of.map_or(Ok(0), |buffer| lane.address(buffer));
+    params.part_a = address(Some(&parts.a))?;
+    params.part_d = address(parts.d.as_ref())?;
+    params.part_bias = address(parts.dt_bias.as_ref())?;
+    params.part_b = address(parts.groups.as_ref().map(|[b, _]| b))?;
+    params.part_c = address(parts.groups.as_ref().map(|[_, c]| c))?;
+    (params.parts, params.some_heads) = (layout.parts as i32, layout.some_heads as i32);
+    Ok(())
+}
+
+/// Bytes of shared memory: `stages` of x, dy, z, states and steps, then B, C, weights, the gated dy and the sums over
+/// parts of columns and of steps. Each warp has whole tiles of states, and rows of these have room for dx and dz.
+fn shared(state: usize, gated: bool, stages: usize) -> usize {
+    let states = rows(state.next_multiple_of(16 * SPLIT).max(CHUNK));
+    let stage = 2 * rows(CHUNK) + optional_rows(gated) + 2 * states + STEP_BYTES;
+    let parts = 4 * (4 * SPLIT * CHUNK + 2 * CHUNK / 16 * CHUNK + WARPS);
+    stages * stage + 2 * states + rows(CHUNK) + optional_rows(gated) + parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{heads_of_part, shared};
+
+    #[test]
+    fn blocks_fill_the_device() {
+        // Two turns of 132 blocks with all heads are sooner done than four with half of them.
+        assert_eq!(heads_of_part(256, 24, 132), 24);
+        assert_eq!(heads_of_part(1, 24, 132), 1);
+        assert_eq!(heads_of_part(66, 24, 132), 12);
+        assert_eq!(heads_of_part(1, 1, 132), 1);
+    }
+
+    #[test]
+    fn two_stages_fit_hopper_and_one_fits_ampere() {
+        assert_eq!(shared(128, true, 2), 185_408);
+        assert!(shared(128, true, 2) <= 227 << 10);
+        assert!(shared(128, true, 1) <= 163 << 10);
+    }
+}

@@ -1,0 +1,82 @@
+// States before chunks, or in REVERSE cotangents of states after chunks, from the last chunk to the first; the formulas
+// are in cuda/chunks/forward.rs and cuda/chunks/gradient.rs.
+//   EACH   whether those of each chunk are wanted, rounded to factors, else those at the ends of segments alone
+
+constexpr bool GATED = REVERSE && GATE;
+
+// Of a chunk: what the states add up, x and B, or z, dy and C.
+struct Stage {
+    STORAGE states[CHUNK * STATE_APART], rows[CHUNK * WIDTH_APART], z[GATED ? CHUNK * WIDTH_APART : 8];
+    float delta[CHUNK], decay[CHUNK];
+};
+
+// Queues copies of a chunk as one group.
+__device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Part& at, int chunk) {
+    i64 first = (i64)at.batch * p.length + chunk * CHUNK;
+    int left = p.length - chunk * CHUNK, group = at.head / (p.heads / p.groups);
+    i64 rows = (first * p.heads + at.head) * WIDTH, stride = (i64)p.heads * WIDTH;
+    copy_rows<STATE / 8, STATE_APART>(stage.states, (REVERSE ? p.c : p.b) + (first * p.groups + group) * STATE,
+                                      (i64)p.groups * STATE, left);
+    copy_rows<WIDTH / 8, WIDTH_APART>(stage.rows, (REVERSE ? p.dy : p.x) + rows, stride, left);
+    if (GATED) copy_rows<WIDTH / 8, WIDTH_APART>(stage.z, p.z + rows, stride, left);
+    copy_steps(stage.delta, stage.decay, p, of_head(p, at) * p.chunks + chunk);
+    commit();
+}
+
+// Writes a warp's rows of the state, which gather in shared memory as whole lines.
+__device__ __forceinline__ void write(STORAGE* to, STORAGE* states, const State& state) {
+    int own = threadIdx.x / 32 * 16;
+    share(states, state);
+    __syncwarp();
+#pragma unroll
+    for (int unit = threadIdx.x % 32; unit < 2 * STATE; unit += 32) {
+        int row = own + unit / (STATE / 8), column = unit % (STATE / 8) * 8;
+        *(int4*)(to + row * STATE + column) = *(const int4*)(states + row * STATE_APART + column);
+    }
+    __syncwarp();
+}
+
+__device__ __forceinline__ void advance(State& state, const Stage& stage) {
+    float total = stage.decay[CHUNK - 1];
+    auto weight = [&](int step) {
+        return REVERSE ? exp2_fast(stage.decay[step]) : stage.delta[step] * exp2_fast(total - stage.decay[step]);
+    };
+    advance<GATED>(state, stage.rows, stage.z, stage.states, total, weight);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) ssd_states(Params p) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    Stage* stages = (Stage*)memory;
+    STORAGE* states = (STORAGE*)(stages + 2);
+    Part at = part(p);
+    i64 head = of_head(p, at) * SIZE, segment = of_head(p, at) * p.segments + at.segment;
+    bool is_first = at.segment == (REVERSE ? p.segments - 1 : 0);
+    bool is_last = at.segment == (REVERSE ? 0 : p.segments - 1);
+    const float* initial = REVERSE ? p.dlast : p.initial;
+    auto chunk = [&](int turn) { return REVERSE ? at.last - 1 - turn : at.first + turn; };
+    fetch(stages[0], p, at, chunk(0));
+    State state;
+    clear(state);
+    if (EACH && p.segments > 1) load(state, p.starts + segment * SIZE);
+    else if (is_first && initial) load(state, initial + head);
+    float total = 0;
+#pragma unroll 1
+    for (int turn = 0; turn < at.last - at.first; turn++) {
+        Stage& stage = stages[turn % 2];
+        STORAGE* to = (REVERSE ? p.after : p.before) + (of_head(p, at) * p.chunks + chunk(turn)) * SIZE;
+        if (EACH) write(to, states, state);
+        if (at.first + turn + 1 < at.last) fetch(stages[1 - turn % 2], p, at, chunk(turn + 1));
+        else commit();
+        copied<1>();
+        __syncthreads();
+        advance(state, stage);
+        total += stage.decay[CHUNK - 1];
+        __syncthreads();
+    }
+    if (!EACH) {
+        store(state, p.starts + segment * SIZE);
+        if (threadIdx.x == 0) p.totals[segment] = total;
+    } else if (REVERSE && p.dinitial && is_last) {
+        store(state, p.dinitial + head);
+    }
+}
