@@ -25,18 +25,6 @@ pub fn inputs([batch, length, heads, width, groups, state]: Sizes) -> Named<Owne
     ])
 }
 
-/// Inputs without those of these names.
-pub fn without(inputs: &Named<Owned>, names: &[&str]) -> Named<Owned> {
-    inputs.iter().filter(|(name, _)| !names.contains(&&***name)).map(|(name, t)| (name.clone(), t.clone())).collect()
-}
-
-/// Inputs with another tensor of this name.
-pub fn with(inputs: &Named<Owned>, name: &'static str, tensor: Owned) -> Named<Owned> {
-    let mut all = without(inputs, &[name]);
-    all.push(name, tensor);
-    all
-}
-
 /// Options that most calls have.
 pub fn options() -> Options {
     Options { dt_softplus: true, return_state: true, ..Default::default() }

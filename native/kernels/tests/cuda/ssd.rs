@@ -1,9 +1,9 @@
 //! The scan of Mamba-2 and its gradient on CUDA: against their f64 references, and the same bits each time.
 
 use crate::common::check::noise;
-use crate::common::gpu;
 use crate::common::on_device::both;
-use crate::common::ssd::{inputs, options, with, without};
+use crate::common::ssd::{inputs, options};
+use crate::common::{gpu, with, without};
 use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::op::Named;
 use sidewinder_kernels::ops::scan::ssd::{Options, Ssd, SsdBackward};
