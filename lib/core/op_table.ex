@@ -151,6 +151,55 @@ defmodule Sidewinder.OpTable do
         backward_of: "ssd"
       },
       %{
+        name: "gated_delta_rule",
+        about: "Gated delta rule (Gated DeltaNet) over whole sequences",
+        hint: "Layout is channel-last: batch, length, channels",
+        inputs: [
+          %{name: "q", shape: "(B, L, G, K)", precision: "storage", optional: false},
+          %{name: "k", shape: "(B, L, G, K)", precision: "storage", optional: false},
+          %{name: "v", shape: "(B, L, H, V)", precision: "storage", optional: false},
+          %{name: "beta", shape: "(B, L, H)", precision: "storage", optional: false},
+          %{name: "g", shape: "(B, L, H)", precision: "wide", optional: true},
+          %{name: "initial_state", shape: "(B, H, K, V)", precision: "wide", optional: true}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, L, H, V)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, H, K, V)", precision: "wide", when: {:asked, :return_state}}
+        ],
+        options: [
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "factor of q; 1 / sqrt(K) by default"},
+          %{name: "qk_l2norm", takes: "flag", choices: [], range: :any, default: false, help: "divide q and k by their lengths"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, K, V)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlast_state"],
+        backward_of: nil
+      },
+      %{
+        name: "gated_delta_rule_backward",
+        about: "The gradient of an op",
+        hint: "Layout is channel-last: batch, length, channels",
+        inputs: [
+          %{name: "q", shape: "(B, L, G, K)", precision: "storage", optional: false},
+          %{name: "k", shape: "(B, L, G, K)", precision: "storage", optional: false},
+          %{name: "v", shape: "(B, L, H, V)", precision: "storage", optional: false},
+          %{name: "beta", shape: "(B, L, H)", precision: "storage", optional: false},
+          %{name: "g", shape: "(B, L, H)", precision: "wide", optional: true},
+          %{name: "initial_state", shape: "(B, H, K, V)", precision: "wide", optional: true},
+          %{name: "dy", shape: "(B, L, H, V)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, H, K, V)", precision: "wide", optional: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "factor of q; 1 / sqrt(K) by default"},
+          %{name: "qk_l2norm", takes: "flag", choices: [], range: :any, default: false, help: "divide q and k by their lengths"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, K, V)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "gated_delta_rule"
+      },
+      %{
         name: "linear_scan",
         about: "Linear recurrence h = a h + b over whole sequences",
         hint: "Layout is channel-last: batch, length, channels",

@@ -27,6 +27,8 @@ defmodule Sidewinder.RandomInputs do
     "causal_conv1d" => %{"W" => 4},
     "causal_conv1d_update" => %{"W" => 4},
     "mamba_block" => %{"N" => 16, "W" => 4},
+    "gated_delta_rule" => %{"G" => 8, "K" => 128, "V" => 128},
+    "gated_delta_rule_backward" => %{"G" => 8, "K" => 128, "V" => 128},
     "attention" => %{"K" => 8},
     "decode" => %{"K" => 8, "C" => 512},
     "mdi" => %{"I" => 64},
@@ -54,6 +56,7 @@ defmodule Sidewinder.RandomInputs do
     "dt_b" => {-4, -2}
   }
   @own_ranges %{
+    "gated_delta_rule" => %{"beta" => {0, 1}, "g" => {-0.1, 0}, "k" => {-0.1, 0.1}},
     "linear_scan" => %{"a" => {0.5, 1}},
     "mdi_update" => %{"gate" => {0, 1}, "gamma" => {0, 1}},
     "block_recurrence" => %{"gamma" => {0, 0.5}},

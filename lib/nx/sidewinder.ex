@@ -181,6 +181,58 @@ defmodule Sidewinder do
   end
 
   @doc """
+  The gated delta rule, the recurrence of Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024, arXiv 2412.06464;
+  `fused_recurrent_gated_delta_rule` of flash-linear-attention). A state maps keys to values: each step decays it, and moves
+  the value that it has for the step's key towards the step's value.
+
+  For each batch, head `h` and time `t`, with the state `S`, K rows by V columns:
+
+      e[t] = v[t,h] - exp(g[t,h]) * transpose(S) . k[t]
+      S = exp(g[t,h]) * S + outer(k[t], beta[t,h] * e[t])
+      y[t] = scale * transpose(S) . q[t]
+
+  `S` starts as the initial state, or 0. Heads fall into `G` equal groups, in order, with the same `q` and `k`. Shapes,
+  with batch B, length L, heads H, keys of width K and values of width V:
+
+    * `q`, `k` - `{B, L, G, K}`, where G divides H
+    * `v` - `{B, L, H, V}`
+    * `beta` - `{B, L, H}`, the size of the step, mostly from 0 to 1
+
+  Options beside those of `Sidewinder`:
+
+    * `:g` - `{B, L, H}`, the logarithm of the decay; 0 by default, which is the delta rule of DeltaNet
+    * `:initial_state` - `{B, H, K, V}`
+    * `:scale` - `1 / sqrt(K)` by default
+    * `:qk_l2norm` - whether `q` and `k` are divided by their lengths, `sqrt(sum(x * x) + 1.0e-6)`; `false` by default
+    * `:return_state` - returns `{y, last_state}`, the second `{B, H, K, V}`
+
+  Returns `y`, `{B, L, H, V}`, with the names of `v`'s axes. One token of running sequences is a call with a length of 1,
+  from the state that the call before returned. Raises `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> k = Nx.tensor([[[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]]])
+      iex> v = Nx.tensor([[[[1.0, 2.0]], [[3.0, 4.0]], [[5.0, 6.0]]]])
+      iex> beta = Nx.tensor([[[1.0], [1.0], [0.5]]])
+      iex> {y, state} = Sidewinder.gated_delta_rule(k, k, v, beta, scale: 1.0, return_state: true)
+      iex> y |> Nx.squeeze() |> Nx.to_list()
+      [[1.0, 2.0], [3.0, 4.0], [3.0, 4.0]]
+      iex> Nx.shape(state)
+      {1, 1, 2, 2}
+  """
+  @spec gated_delta_rule(Nx.t(), Nx.t(), Nx.t(), Nx.t(), keyword) ::
+          Nx.Tensor.t() | {Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform gated_delta_rule(q, k, v, beta, opts \\ []) do
+    # The first one has the heads that groups divide, and the names of the result's axes.
+    inputs = [{"v", v}, {"q", q}, {"k", k}, {"beta", beta}]
+
+    case Op.call(%Block.GatedDeltaRule{}, inputs, opts) do
+      [y: y] -> y
+      [y: y, last_state: last_state] -> {y, last_state}
+    end
+  end
+
+  @doc """
   Advances running sequences by one token: `selective_scan/6` with a length of 1, without the axis
   of time.
 

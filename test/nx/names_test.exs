@@ -21,6 +21,14 @@ defmodule Sidewinder.NamesTest do
       [x: 1, dt: 1, B: 1, C: 1],
       [x: 0, B: 0, initial_state: 0]
     ],
+    "gated_delta_rule" => [
+      [q: 2, k: 2],
+      [q: 3, k: 3, initial_state: 2],
+      [v: 2, beta: 2, g: 2, initial_state: 1],
+      [v: 3, initial_state: 3],
+      [q: 1, k: 1, v: 1, beta: 1, g: 1],
+      [q: 0, v: 0, initial_state: 0]
+    ],
     "selective_state_update" => [
       [x: 1, initial_state: 1, dt: 1, A: 0],
       [initial_state: 2, A: 1, B: 1],

@@ -150,6 +150,73 @@ defmodule Sidewinder.Kernel.Scan do
   end
 
   @doc """
+  The gated delta rule (Gated DeltaNet). In the shapes H are the heads, which fall into G groups with the same `q` and `k`,
+  K is the width of keys and V that of values; `Sidewinder.gated_delta_rule/5` has the formula.
+
+    * `q`, `k` - `{B, L, G, K}`, where G divides H
+    * `v` - `{B, L, H, V}`
+    * `beta` - `{B, L, H}`, the size of the step, mostly from 0 to 1
+
+  Options beside those of `Sidewinder.Kernel`:
+
+    * `:g` - `{B, L, H}`, the logarithm of the decay, of the type of the arithmetic; 0 by default
+    * `:initial_state` - `{B, H, K, V}`
+    * `:scale` - `1 / sqrt(K)` by default
+    * `:qk_l2norm` - whether `q` and `k` are divided by their lengths; `false` by default
+    * `:return_state` - returns `{y, last_state}`, the second `{B, H, K, V}`
+
+  Returns `y`, `{B, L, H, V}`, unless it asks for more.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> k = from_list([1, 0, 0, 1, 1, 0], :f32, {1, 3, 1, 2})
+      iex> v = from_list([1, 2, 3, 4, 5, 6], :f32, {1, 3, 1, 2})
+      iex> beta = from_list([1, 1, 0.5], :f32, {1, 3, 1})
+      iex> y = Sidewinder.Kernel.Scan.gated_delta_rule(k, k, v, beta, scale: 1.0)
+      iex> Sidewinder.Tensor.to_list(y)
+      [1.0, 2.0, 3.0, 4.0, 3.0, 4.0]
+  """
+  @spec gated_delta_rule(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
+          Tensor.t() | {Tensor.t(), Tensor.t()}
+  def gated_delta_rule(q, k, v, beta, options \\ []) do
+    given = [{"q", q}, {"k", k}, {"v", v}, {"beta", beta}]
+    Kernel.outputs(:gated_delta_rule, given, options)
+  end
+
+  @doc """
+  The gradient of `gated_delta_rule/5`.
+
+    * `q`, `k`, `v`, `beta` - as they were given to the recurrence
+    * `dy` - `{B, L, H, V}`, the cotangent of `y`
+
+  Options beside those of `Sidewinder.Kernel` are those of the recurrence but for `:return_state`, and `:dlast_state`
+  (`{B, H, K, V}`, zero by default).
+
+  Returns a map of `:dq`, `:dk`, `:dv`, `:dbeta`, and of `:dg` and `:dinitial_state` as far as their inputs are there, each
+  of the type and shape of its input.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> k = from_list([1, 0, 0, 1, 1, 0], :f32, {1, 3, 1, 2})
+      iex> v = from_list([1, 2, 3, 4, 5, 6], :f32, {1, 3, 1, 2})
+      iex> beta = from_list([1, 1, 0.5], :f32, {1, 3, 1})
+      iex> dy = from_list([1, 1, 1, 1, 1, 1], :f32, {1, 3, 1, 2})
+      iex> gradients = Sidewinder.Kernel.Scan.gated_delta_rule_backward(k, k, v, beta, dy, scale: 1.0)
+      iex> Sidewinder.Tensor.to_list(gradients.dv)
+      [1.5, 1.5, 1.0, 1.0, 0.5, 0.5]
+  """
+  @spec gated_delta_rule_backward(
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          Tensor.t(),
+          keyword
+        ) :: %{atom => Tensor.t()}
+  def gated_delta_rule_backward(q, k, v, beta, dy, options \\ []) do
+    given = [{"q", q}, {"k", k}, {"v", v}, {"beta", beta}, {"dy", dy}]
+    Kernel.gradients(:gated_delta_rule_backward, given, options)
+  end
+
+  @doc """
   Advances running sequences by one token: the scan with a length of 1, without the axis of time.
 
     * `state` - `{B, D, N}`, as `selective_scan/6` or the call before returned it

@@ -1,4 +1,4 @@
-//! Sums over rows, in an order that depends on the sizes alone.
+//! Sums over rows and over lanes, in an order that depends on the sizes alone.
 
 use super::strips::{self, Strips};
 use super::{Exec, Real, Storage, Vector, Work};
@@ -49,5 +49,23 @@ impl<S: Storage> Work<S::Wide> for Columns<'_, S> {
             }
         }
         strips::store(&totals, self.sums);
+    }
+}
+
+/// Writes the sum of each vector's lanes to the first of each `stride` numbers.
+#[inline(always)]
+pub fn write_sums<V: Vector>(vectors: &[V], to: &mut [V::Element], stride: usize) {
+    for (i, four) in vectors.chunks(4).enumerate() {
+        // Not closures, which would be compiled without the level's instructions.
+        if let ([a, b, c, d], true) = (four, V::LANES >= 4) {
+            let sums = V::fold([*a, *b, *c, *d]).fours();
+            for k in 0..4 {
+                to[(4 * i + k) * stride] = sums[k];
+            }
+        } else {
+            for (k, vector) in four.iter().enumerate() {
+                to[(4 * i + k) * stride] = vector.sum();
+            }
+        }
     }
 }

@@ -28,6 +28,8 @@ list![
     crate::ops::scan::selective_state_update::SelectiveStateUpdate,
     crate::ops::scan::ssd::Ssd,
     crate::ops::scan::ssd::SsdBackward,
+    crate::ops::scan::gated_delta_rule::GatedDeltaRule,
+    crate::ops::scan::gated_delta_rule::GatedDeltaRuleBackward,
     crate::ops::scan::linear_scan::LinearScan,
     crate::ops::scan::linear_scan::LinearScanBackward,
     crate::ops::scan::cumulative::ExpProductScan,

@@ -6,6 +6,7 @@ pub mod blocks;
 pub mod check;
 pub mod composed;
 pub mod cumulative;
+pub mod gated_delta_rule;
 pub mod on_device;
 pub mod quant;
 pub mod recurrences;
@@ -20,6 +21,18 @@ use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, About, AnyOp, Call, Configured, Named, Op};
 use sidewinder_kernels::ops;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View, ViewMut};
+
+/// Inputs without those of these names.
+pub fn without(inputs: &Named<Owned>, names: &[&str]) -> Named<Owned> {
+    inputs.iter().filter(|(name, _)| !names.contains(&&***name)).map(|(name, t)| (name.clone(), t.clone())).collect()
+}
+
+/// Inputs with another tensor of this name.
+pub fn with(inputs: &Named<Owned>, name: &'static str, tensor: Owned) -> Named<Owned> {
+    let mut all = without(inputs, &[name]);
+    all.push(name, tensor);
+    all
+}
 
 /// Runs an op on the CPU into poisoned outputs.
 pub fn run<O: Op>(options: &O::Options, inputs: &Named<Owned>, exec: &Exec) -> Result<Named<Owned>> {

@@ -25,19 +25,7 @@ pub fn inputs([batch, length, heads, width, groups, state]: Sizes) -> Named<Owne
     ])
 }
 
-/// The inputs without those of these names.
-pub fn without(inputs: &Named<Owned>, names: &[&str]) -> Named<Owned> {
-    inputs.iter().filter(|(name, _)| !names.contains(&&***name)).map(|(name, t)| (name.clone(), t.clone())).collect()
-}
-
-/// The inputs with the tensor of this name replaced.
-pub fn with(inputs: &Named<Owned>, name: &'static str, tensor: Owned) -> Named<Owned> {
-    let mut all = without(inputs, &[name]);
-    all.push(name, tensor);
-    all
-}
-
-/// The options of most tests.
+/// Options that most calls have.
 pub fn options() -> Options {
     Options { dt_softplus: true, return_state: true, ..Default::default() }
 }

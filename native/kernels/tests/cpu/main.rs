@@ -13,6 +13,7 @@ mod cumulative;
 mod decode;
 mod difference;
 mod floors;
+mod gated_delta_rule;
 mod gated_rms_norm;
 mod hds;
 mod hds_query;

@@ -2,7 +2,8 @@
 
 use crate::common;
 use crate::common::check::{self, noise};
-use crate::common::ssd::{inputs, options, with, without};
+use crate::common::ssd::{inputs, options};
+use crate::common::{with, without};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{Named, named};

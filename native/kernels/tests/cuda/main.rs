@@ -5,6 +5,7 @@ mod common;
 
 mod attention;
 mod cumulative;
+mod gated_delta_rule;
 mod memory;
 mod mmrec_block;
 mod ops;

@@ -1,9 +1,9 @@
 //! Mamba-2's scan and its gradient on CUDA: against their f64 references, and with equal bits in repeated runs.
 
 use crate::common::check::{backward_inputs, noise};
-use crate::common::gpu;
 use crate::common::on_device::{agrees, agrees_by, both};
-use crate::common::ssd::{inputs, options, with, without};
+use crate::common::ssd::{inputs, options};
+use crate::common::{gpu, with, without};
 use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::op::Named;
 use sidewinder_kernels::ops::scan::ssd::{Options, Ssd, SsdBackward};

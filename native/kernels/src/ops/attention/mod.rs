@@ -175,7 +175,8 @@ fn shape(layout: Layout, [batch, heads, rows, width]: [usize; 4]) -> [usize; 4] 
     }
 }
 
-fn scale(given: Option<f64>, width: usize) -> Result<f64> {
+/// The factor of scores: `1 / sqrt(width)` unless it is given.
+pub(in crate::ops) fn scale(given: Option<f64>, width: usize) -> Result<f64> {
     let scale = given.unwrap_or(1.0 / (width.max(1) as f64).sqrt());
     if scale.is_finite() {
         return Ok(scale);

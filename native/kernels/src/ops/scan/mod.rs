@@ -1,6 +1,7 @@
 //! Recurrences along a sequence.
 
 pub mod cumulative;
+pub mod gated_delta_rule;
 pub mod linear_scan;
 pub mod selective_scan;
 pub mod selective_state_update;

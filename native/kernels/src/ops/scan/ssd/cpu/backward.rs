@@ -4,10 +4,11 @@
 //!
 //! A vector of states takes ten instructions a step and seven loads or stores, five times as much as the scan.
 
-use super::tile::{Tile, chunk, held, load, part, store, write_sums};
+use super::tile::{Tile, chunk, held, load, part, store};
 use super::{Given, Head, STEPS, WORTH_SHARING};
 use crate::cpu::convert::rounded;
 use crate::cpu::pool::{self, Shared};
+use crate::cpu::sum::write_sums;
 use crate::cpu::{Exec, Real, Storage, Vector, Work, each_vector, math, rows, sum, unrolled};
 use crate::error::Result;
 use crate::op::Named;

@@ -1,6 +1,7 @@
 //! A tile of time: `B` and `C` of a group as vectors, and what a row of a head needs at each step.
 
 use super::{Given, Head};
+use crate::cpu::sum::write_sums;
 use crate::cpu::{Storage, Vector, each_vector, unrolled};
 use crate::ops::scan::ssd::Problem;
 use crate::tensor::Element;
@@ -153,22 +154,4 @@ pub fn store<V: Vector, const K: usize>(vectors: &[V; K], values: &mut [V::Eleme
 #[inline(always)]
 pub fn chunk<V, const K: usize>(of: &[V], first: usize) -> &[V; K] {
     of[first..].first_chunk().expect("a full row")
-}
-
-/// Writes the sum of each vector's lanes to the first of each `stride` numbers.
-#[inline(always)]
-pub fn write_sums<V: Vector>(vectors: &[V], to: &mut [V::Element], stride: usize) {
-    for (i, four) in vectors.chunks(4).enumerate() {
-        // Not closures, which would be compiled without the level's instructions.
-        if let ([a, b, c, d], true) = (four, V::LANES >= 4) {
-            let sums = V::fold([*a, *b, *c, *d]).fours();
-            for k in 0..4 {
-                to[(4 * i + k) * stride] = sums[k];
-            }
-        } else {
-            for (k, vector) in four.iter().enumerate() {
-                to[(4 * i + k) * stride] = vector.sum();
-            }
-        }
-    }
 }

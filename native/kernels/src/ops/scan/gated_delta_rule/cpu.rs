@@ -1,0 +1,222 @@
+//! The recurrence on the CPU: lanes are columns of the state. A head goes through tiles of time, piece by piece: a piece is
+//! two vectors of columns, whose rows stay in the first-level cache while all steps of the tile pass.
+//!
+//! A step goes over a piece once: it adds the step's product, and reads out the state for the next step's `k` and `q`. So a
+//! vector of the state takes a multiplication, three multiply-adds, a load and a store a step, which is twice what one
+//! product with the state takes.
+
+mod backward;
+mod piece;
+mod tile;
+
+pub use backward::backward;
+
+use super::Problem;
+use crate::cpu::pool::{self, Shared};
+use crate::cpu::{Exec, Real, Storage, Vector, Work};
+use crate::error::Result;
+use crate::op::Named;
+use crate::tensor::{View, ViewMut};
+use crate::with_type;
+use std::ops::Range;
+use tile::Tile;
+
+/// Steps of a tile: its `q` and `k` fit the second-level cache for all sizes in use.
+const STEPS: usize = 64;
+/// Columns of a piece of work where there are too few heads for all threads.
+const FEW_COLUMNS: usize = 32;
+/// Below this many updates of states waking a second thread costs more than it saves.
+const WORTH_SHARING: usize = 1 << 16;
+
+/// Computes the op on the CPU.
+pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.dtype, S => forward_as::<S>(problem, inputs, outputs, exec))
+}
+
+fn forward_as<S: Storage>(
+    problem: &Problem,
+    inputs: &Named<View>,
+    mut outputs: Named<ViewMut>,
+    exec: &Exec,
+) -> Result<()> {
+    let given = Given::<S>::new(problem, inputs)?;
+    let y = Shared::new(outputs.expect("y")?.slice::<S>()?);
+    let last_state = outputs.take("last_state").map(ViewMut::slice::<S::Wide>).transpose()?.map(Shared::new);
+    given.for_each_head(exec, |head| {
+        let (y, last_state) = (&y, last_state.as_ref());
+        S::Wide::dispatch(exec.level, Forward { given: &given, head, y, last_state });
+    })
+}
+
+/// Some columns of a head.
+#[derive(Clone)]
+struct Head {
+    batch: usize,
+    index: usize,
+    columns: Range<usize>,
+}
+
+/// The typed inputs.
+struct Given<'a, S: Storage> {
+    problem: &'a Problem,
+    q: &'a [S],
+    k: &'a [S],
+    v: &'a [S],
+    beta: &'a [S],
+    g: Option<&'a [S::Wide]>,
+    initial_state: Option<&'a [S::Wide]>,
+}
+
+impl<'a, S: Storage> Given<'a, S> {
+    fn new(problem: &'a Problem, inputs: &Named<View<'a>>) -> Result<Self> {
+        let storage = |name| inputs.get(name)?.slice::<S>();
+        let wide = |name| inputs.find(name).map(View::slice::<S::Wide>).transpose();
+        Ok(Given {
+            problem,
+            q: storage("q")?,
+            k: storage("k")?,
+            v: storage("v")?,
+            beta: storage("beta")?,
+            g: wide("g")?,
+            initial_state: wide("initial_state")?,
+        })
+    }
+
+    /// Calls `work` with heads that together are all columns of all heads.
+    fn for_each_head(&self, exec: &Exec, work: impl Fn(Head) + Send + Sync) -> Result<()> {
+        let Problem { batch, length, heads, values, .. } = *self.problem;
+        let threads = pool::worth(exec.threads, batch * length * heads * self.problem.state(), WORTH_SHARING);
+        let each = if batch * heads < 2 * threads { FEW_COLUMNS.min(values) } else { values }.max(1);
+        let blocks = values.div_ceil(each);
+        pool::for_each(threads, batch * heads * blocks, |i| {
+            let (of_batch, first) = (i / blocks, i % blocks * each);
+            let columns = first..values.min(first + each);
+            work(Head { batch: of_batch / heads, index: of_batch % heads, columns });
+        })
+    }
+
+    /// Where a step of a head lies in `beta` and `g`.
+    #[inline(always)]
+    fn step_offset(&self, head: &Head, t: usize) -> usize {
+        (head.batch * self.problem.length + t) * self.problem.heads + head.index
+    }
+
+    /// Where a head's key lies at a step, in sequences like `q`.
+    #[inline(always)]
+    fn key_offset(&self, head: &Head, t: usize) -> usize {
+        let Problem { length, groups, keys, .. } = *self.problem;
+        ((head.batch * length + t) * groups + head.index / self.problem.heads_per_group()) * keys
+    }
+
+    /// Where the state of a head starts.
+    fn state_offset(&self, head: &Head) -> usize {
+        (head.batch * self.problem.heads + head.index) * self.problem.state()
+    }
+
+    /// Time in tiles of at most `steps` steps.
+    fn tiles(&self, steps: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<S> {
+        let length = self.problem.length;
+        (0..length.div_ceil(steps)).map(move |i| i * steps..length.min((i + 1) * steps))
+    }
+
+    /// The columns of a head in a state of all heads, piece by piece; zeros without one.
+    #[inline(always)]
+    fn pieces<V: Vector<Element = S::Wide>>(&self, head: &Head, states: Option<&[S::Wide]>) -> Vec<V> {
+        let Problem { keys, values, .. } = *self.problem;
+        let mut pieces = vec![V::zero(); keys * head.columns.len().div_ceil(V::LANES)];
+        if let Some(states) = states {
+            let state = &states[self.state_offset(head)..][..keys * values];
+            piece::each!(head.columns.len().div_ceil(V::LANES), |first, N| {
+                let columns = piece::columns::<V, N>(&head.columns, first);
+                for (i, row) in pieces[first * keys..][..N * keys].chunks_exact_mut(N).enumerate() {
+                    row.copy_from_slice(&piece::load::<S::Wide, V, N>(&state[i * values..], columns.clone()));
+                }
+            });
+        }
+        pieces
+    }
+}
+
+/// Writes the columns of a head to a state of all heads.
+///
+/// # Safety
+/// No other part of these columns may be alive.
+#[inline(always)]
+unsafe fn write_state<S: Storage, V: Vector<Element = S::Wide>>(
+    given: &Given<S>,
+    head: &Head,
+    pieces: &[V],
+    to: &Shared<S::Wide>,
+) {
+    let Problem { keys, values, .. } = *given.problem;
+    piece::each!(head.columns.len().div_ceil(V::LANES), |first, N| {
+        let columns = piece::columns::<V, N>(&head.columns, first);
+        for (i, row) in pieces[first * keys..][..N * keys].chunks_exact(N).enumerate() {
+            let start = given.state_offset(head) + i * values + columns.start;
+            // SAFETY: as the caller promises.
+            let to = unsafe { to.part(start, columns.len()) };
+            piece::store::<S::Wide, V, N>(row.first_chunk().expect("a row"), to);
+        }
+    });
+}
+
+struct Forward<'a, S: Storage> {
+    given: &'a Given<'a, S>,
+    head: Head,
+    y: &'a Shared<'a, S>,
+    last_state: Option<&'a Shared<'a, S::Wide>>,
+}
+
+impl<S: Storage> Work<S::Wide> for Forward<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        let (given, head, keys) = (self.given, &self.head, self.given.problem.keys);
+        let mut pieces = given.pieces::<V>(head, given.initial_state);
+        let mut tile = Tile::<S::Wide>::new(given.problem, STEPS);
+        for time in given.tiles(STEPS) {
+            tile.read::<S, V>(given, head, time.clone());
+            piece::each!(head.columns.len().div_ceil(V::LANES), |first, N| {
+                let columns = piece::columns::<V, N>(&head.columns, first);
+                self.advance::<V, N>(&tile, time.start, columns, &mut pieces[first * keys..][..N * keys]);
+            });
+        }
+        if let Some(to) = self.last_state {
+            // SAFETY: heads share no column.
+            unsafe { write_state(given, head, &pieces, to) };
+        }
+    }
+}
+
+impl<S: Storage> Forward<'_, S> {
+    /// Takes a piece through a tile that starts at step `start`, and writes `y` of its columns.
+    #[inline(always)]
+    fn advance<V: Vector<Element = S::Wide>, const N: usize>(
+        &self,
+        tile: &Tile<S::Wide>,
+        start: usize,
+        columns: Range<usize>,
+        state: &mut [V],
+    ) {
+        let [mut by_k, mut by_q] = piece::read_out::<V, N>(state, tile.k(0), tile.q(0));
+        for step in 0..tile.steps {
+            let (decay, beta, qk) = (V::splat(tile.decay[step]), V::splat(tile.beta[step]), V::splat(tile.qk[step]));
+            let at = self.given.step_offset(&self.head, start + step) * self.given.problem.values;
+            let v = piece::load::<S, V, N>(&self.given.v[at..], columns.clone());
+            let (mut input, mut y) = ([V::zero(); N], [V::zero(); N]);
+            for n in 0..N {
+                input[n] = beta.mul(v[n].sub(decay.mul(by_k[n])));
+                y[n] = qk.mul_add(input[n], decay.mul(by_q[n]));
+            }
+            // SAFETY: heads share no column.
+            piece::store::<S, V, N>(&y, unsafe { self.y.part(at + columns.start, columns.len()) });
+            if step + 1 < tile.steps {
+                let next = [tile.k(step + 1), tile.q(step + 1)];
+                [by_k, by_q] = piece::add_and_read_out(state, decay, tile.k(step), &input, next);
+            } else {
+                piece::add(state, decay, tile.k(step), &input);
+            }
+        }
+    }
+}

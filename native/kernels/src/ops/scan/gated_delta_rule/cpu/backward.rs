@@ -1,0 +1,487 @@
+//! The gradient on the CPU. A head first goes forwards to the states at the tiles' starts, then through the tiles
+//! backwards. In a tile each piece goes forwards again, its states are kept for all steps, and backwards with its
+//! cotangents. `dq` and `dk` sum over columns lane by lane, and over lanes once all pieces of a tile are done.
+//!
+//! A vector of the state takes fourteen instructions a step, three and a half times as much as the recurrence. Tiles have
+//! about as many steps as there are tiles, so memory grows with the root of the length.
+
+use super::tile::{self, Tile};
+use super::{FEW_COLUMNS, Given, Head, WORTH_SHARING, piece, write_state};
+use crate::cpu::convert::rounded;
+use crate::cpu::pool::{self, Shared};
+use crate::cpu::sum::write_sums;
+use crate::cpu::{Exec, Real, Storage, Vector, Work, each_vector, rows, sum, unrolled};
+use crate::error::Result;
+use crate::op::Named;
+use crate::ops::scan::gated_delta_rule::Problem;
+use crate::tensor::{Element, View, ViewMut};
+use crate::with_type;
+use std::ops::Range;
+
+/// Steps of a tile at least.
+const LEAST_STEPS: usize = 16;
+/// From this number of heads on a head's columns stay together.
+const MANY_HEADS: usize = 32;
+/// The most parts of a group's heads.
+const MOST_PARTS: usize = 8;
+/// The most numbers in the sums for `dq` of all parts.
+const MOST_SUMS: usize = 1 << 26;
+
+/// Computes the gradient on the CPU.
+pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+    with_type!(problem.dtype, S => backward_as::<S>(problem, inputs, outputs, exec))
+}
+
+fn backward_as<S: Storage>(
+    problem: &Problem,
+    inputs: &Named<View>,
+    mut outputs: Named<ViewMut>,
+    exec: &Exec,
+) -> Result<()> {
+    let given = Given::<S>::new(problem, inputs)?;
+    let mut sums = Sums::<S::Wide>::new(problem);
+    through_heads(&given, inputs, &mut outputs, &mut sums, exec)?;
+    for (name, x, parts) in [("dq", given.q, &sums.dq), ("dk", given.k, &sums.dk)] {
+        rounded::<S>(outputs.expect(name)?.slice()?, exec, |to| {
+            sum::columns::<S::Wide>(parts, to, exec)?;
+            through_lengths(problem, x, to, exec)
+        })?;
+    }
+    rounded::<S>(outputs.expect("dbeta")?.slice()?, exec, |to| sum::columns::<S::Wide>(&sums.dbeta, to, exec))?;
+    match outputs.take("dg") {
+        Some(to) => sum::columns::<S::Wide>(&sums.dg, to.slice()?, exec),
+        None => Ok(()),
+    }
+}
+
+/// How the heads of a group are divided: into parts of heads, and each head into blocks of columns. Both by the sizes alone.
+#[derive(Clone, Copy)]
+struct Parts {
+    heads: usize,
+    blocks: usize,
+}
+
+impl Parts {
+    fn new(problem: &Problem) -> Parts {
+        let Problem { batch, length, heads, groups, keys, values, .. } = *problem;
+        let most = MOST_SUMS / (batch * length * groups * keys).max(1);
+        let few = batch * heads < MANY_HEADS;
+        let blocks = if few { values.div_ceil(FEW_COLUMNS).clamp(1, most.max(1)) } else { 1 };
+        Parts { heads: (most / blocks).clamp(1, MOST_PARTS).min(problem.heads_per_group()), blocks }
+    }
+
+    fn count(&self) -> usize {
+        self.heads * self.blocks
+    }
+}
+
+/// Gradients that are summed up once all heads are done.
+struct Sums<W> {
+    /// Of `q` and `k` as the formula has them, once for each part of a group.
+    dq: Vec<W>,
+    dk: Vec<W>,
+    /// (blocks, B, L, H)
+    dbeta: Vec<W>,
+    dg: Vec<W>,
+}
+
+impl<W: Real> Sums<W> {
+    fn new(problem: &Problem) -> Self {
+        let Problem { batch, length, heads, groups, keys, .. } = *problem;
+        let parts = Parts::new(problem);
+        let zeros = |sizes: &[usize]| vec![W::from_f64(0.0); sizes.iter().product()];
+        let of_group = [parts.count(), batch, length, groups, keys];
+        let of_steps = [parts.blocks, batch, length, heads];
+        Sums { dq: zeros(&of_group), dk: zeros(&of_group), dbeta: zeros(&of_steps), dg: zeros(&of_steps) }
+    }
+}
+
+/// Writes `dv` and `dinitial_state`, and adds to the sums.
+fn through_heads<S: Storage>(
+    given: &Given<S>,
+    inputs: &Named<View>,
+    outputs: &mut Named<ViewMut>,
+    sums: &mut Sums<S::Wide>,
+    exec: &Exec,
+) -> Result<()> {
+    let (problem, parts) = (given.problem, Parts::new(given.problem));
+    let dy = inputs.get("dy")?.slice::<S>()?;
+    let dlast_state = inputs.find("dlast_state").map(View::slice::<S::Wide>).transpose()?;
+    let dinitial_state = outputs.take("dinitial_state").map(ViewMut::slice::<S::Wide>).transpose()?;
+    let to = Gradients {
+        dv: Shared::new(outputs.expect("dv")?.slice::<S>()?),
+        dinitial_state: dinitial_state.map(Shared::new),
+        dq: Shared::new(&mut sums.dq),
+        dk: Shared::new(&mut sums.dk),
+        dbeta: Shared::new(&mut sums.dbeta),
+        dg: Shared::new(&mut sums.dg),
+    };
+    let threads = pool::worth(exec.threads, given.v.len() * problem.keys, WORTH_SHARING);
+    pool::for_each(threads, problem.batch * problem.groups * parts.count(), |i| {
+        let piece = Piece::new(problem, i / parts.count(), i % parts.count());
+        S::Wide::dispatch(exec.level, Reverse { given, dy, dlast_state, piece, to: &to });
+    })
+}
+
+/// Some columns of some heads of a group.
+struct Piece {
+    batch: usize,
+    heads: Range<usize>,
+    columns: Range<usize>,
+    /// Which part of the group, and which block of columns.
+    part: usize,
+    block: usize,
+}
+
+impl Piece {
+    /// A part of a group, where groups of all batches are counted.
+    fn new(problem: &Problem, group: usize, part: usize) -> Piece {
+        let parts = Parts::new(problem);
+        let (heads, block) = (problem.heads_per_group(), part % parts.blocks);
+        let share = |all: usize, parts: usize, i: usize| {
+            let each = all.div_ceil(parts);
+            (i * each).min(all)..all.min((i + 1) * each)
+        };
+        let first = group % problem.groups * heads;
+        let own = share(heads, parts.heads, part / parts.blocks);
+        Piece {
+            batch: group / problem.groups,
+            heads: first + own.start..first + own.end,
+            columns: share(problem.values, parts.blocks, block),
+            part,
+            block,
+        }
+    }
+}
+
+/// Where gradients go; for the sums see [`Sums`].
+struct Gradients<'a, S: Storage> {
+    dv: Shared<'a, S>,
+    dinitial_state: Option<Shared<'a, S::Wide>>,
+    dq: Shared<'a, S::Wide>,
+    dk: Shared<'a, S::Wide>,
+    dbeta: Shared<'a, S::Wide>,
+    dg: Shared<'a, S::Wide>,
+}
+
+struct Reverse<'a, S: Storage> {
+    given: &'a Given<'a, S>,
+    dy: &'a [S],
+    dlast_state: Option<&'a [S::Wide]>,
+    piece: Piece,
+    to: &'a Gradients<'a, S>,
+}
+
+impl<S: Storage> Work<S::Wide> for Reverse<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        for index in self.piece.heads.clone() {
+            let head = Head { batch: self.piece.batch, index, columns: self.piece.columns.clone() };
+            self.through::<V>(&head);
+        }
+    }
+}
+
+impl<S: Storage> Reverse<'_, S> {
+    /// Goes through a head.
+    #[inline(always)]
+    fn through<V: Vector<Element = S::Wide>>(&self, head: &Head) {
+        let (given, keys) = (self.given, self.given.problem.keys);
+        let steps = LEAST_STEPS.max(given.problem.length.isqrt());
+        let mut tile = Tile::<S::Wide>::new(given.problem, steps);
+        let mut carry = given.pieces::<V>(head, self.dlast_state);
+        let mut back = Back::<V>::new(tile.steps, keys);
+        let starts = self.starts(head, &mut tile, &mut back, steps);
+        for (i, time) in given.tiles(steps).enumerate().rev() {
+            tile.read::<S, V>(given, head, time.clone());
+            let starts = &starts[i * carry.len()..][..carry.len()];
+            piece::each!(head.columns.len().div_ceil(V::LANES), |first, N| {
+                let (rows, columns) = (first * keys..(first + N) * keys, piece::columns::<V, N>(&head.columns, first));
+                let at = At { head, tile: &tile, start: time.start, columns };
+                back.states[..N * keys].copy_from_slice(&starts[rows.clone()]);
+                self.forwards::<V, N>(&at, &mut back);
+                self.backwards::<V, N>(&at, &mut back, &mut carry[rows]);
+            });
+            self.flush(head, time, &tile, &mut back);
+        }
+        if let Some(to) = &self.to.dinitial_state {
+            // SAFETY: pieces share no column of a head.
+            unsafe { write_state(given, head, &carry, to) };
+        }
+    }
+
+    /// The states at the starts of all tiles.
+    #[inline(always)]
+    fn starts<V: Vector<Element = S::Wide>>(
+        &self,
+        head: &Head,
+        tile: &mut Tile<S::Wide>,
+        back: &mut Back<V>,
+        steps: usize,
+    ) -> Vec<V> {
+        let (given, keys) = (self.given, self.given.problem.keys);
+        let mut state = given.pieces::<V>(head, given.initial_state);
+        let mut starts = Vec::with_capacity(state.len() * given.tiles(steps).len());
+        for time in given.tiles(steps) {
+            starts.extend_from_slice(&state);
+            if time.end == given.problem.length {
+                break;
+            }
+            tile.read::<S, V>(given, head, time.clone());
+            piece::each!(head.columns.len().div_ceil(V::LANES), |first, N| {
+                let (rows, columns) = (first * keys..(first + N) * keys, piece::columns::<V, N>(&head.columns, first));
+                let at = At { head, tile, start: time.start, columns };
+                back.states[..N * keys].copy_from_slice(&state[rows.clone()]);
+                self.forwards::<V, N>(&at, back);
+                state[rows].copy_from_slice(&back.states[tile.steps * N * keys..][..N * keys]);
+            });
+        }
+        starts
+    }
+
+    /// Some columns of a row of `v`, or of a sequence like it.
+    #[inline(always)]
+    fn row<V: Vector<Element = S::Wide>, const N: usize>(&self, of: &[S], at: &At<S::Wide>, step: usize) -> [V; N] {
+        let row = self.given.step_offset(at.head, at.start + step) * self.given.problem.values;
+        piece::load::<S, V, N>(&of[row..], at.columns.clone())
+    }
+
+    /// Keeps the states of all steps, and `e`.
+    #[inline(always)]
+    fn forwards<V: Vector<Element = S::Wide>, const N: usize>(&self, at: &At<S::Wide>, back: &mut Back<V>) {
+        let (tile, size) = (at.tile, N * self.given.problem.keys);
+        let mut by_k = piece::read_out::<V, N>(&back.states[..size], tile.k(0), tile.k(0))[0];
+        for step in 0..tile.steps {
+            let (decay, beta) = (V::splat(tile.decay[step]), V::splat(tile.beta[step]));
+            let v = self.row::<V, N>(self.given.v, at, step);
+            let mut input = [V::zero(); N];
+            for n in 0..N {
+                back.errors[step * N + n] = v[n].sub(decay.mul(by_k[n]));
+                input[n] = beta.mul(back.errors[step * N + n]);
+            }
+            let next = tile.k(tile.steps.min(step + 2) - 1);
+            let (before, after) = back.states[step * size..(step + 2) * size].split_at_mut(size);
+            by_k = step_forwards(before, after, decay, tile.k(step), &input, next);
+        }
+    }
+
+    /// Goes back through a tile with the cotangents of a piece's states, and writes `dv`.
+    #[inline(always)]
+    fn backwards<V: Vector<Element = S::Wide>, const N: usize>(
+        &self,
+        at: &At<S::Wide>,
+        back: &mut Back<V>,
+        carry: &mut [V],
+    ) {
+        let (tile, last) = (at.tile, at.tile.steps - 1);
+        let mut dy = self.row::<V, N>(self.dy, at, last);
+        piece::add(carry, V::constant(1.0), tile.q(last), &dy);
+        let mut derrors = piece::read_out::<V, N>(carry, tile.k(last), tile.k(last))[0];
+        for step in (0..tile.steps).rev() {
+            let (beta, errors) = (V::splat(tile.beta[step]), *piece::row::<V, N>(&back.errors, step));
+            let (mut dv, mut input) = ([V::zero(); N], [V::zero(); N]);
+            for n in 0..N {
+                dv[n] = beta.mul(derrors[n]);
+                input[n] = beta.mul(errors[n]);
+                back.dbeta[step] = derrors[n].mul_add(errors[n], back.dbeta[step]);
+            }
+            let row = self.given.step_offset(at.head, at.start + step) * self.given.problem.values;
+            // SAFETY: pieces share no column of a head.
+            let to = unsafe { self.to.dv.part(row + at.columns.start, at.columns.len()) };
+            piece::store::<S, V, N>(&dv, to);
+            // Of the first step nothing comes before; the sums for it are not used.
+            let before = step.saturating_sub(1);
+            let dy_before = if step > 0 { self.row::<V, N>(self.dy, at, before) } else { [V::zero(); N] };
+            let go = Step { decay: V::splat(tile.decay[step]), dv, input, dy, dy_before };
+            derrors = back.step_backwards(carry, step, &go, [tile.k(step), tile.k(before), tile.q(before)]);
+            dy = dy_before;
+        }
+    }
+
+    /// Writes the sums of a tile, and clears them.
+    #[inline(always)]
+    fn flush<V: Vector<Element = S::Wide>>(
+        &self,
+        head: &Head,
+        time: Range<usize>,
+        tile: &Tile<S::Wide>,
+        back: &mut Back<V>,
+    ) {
+        let (given, keys, blocks) = (self.given, self.given.problem.keys, self.piece.block * self.given.beta.len());
+        let mut sums = vec![V::Element::from_f64(0.0); keys];
+        for (step, t) in time.enumerate() {
+            let of_part = self.piece.part * given.q.len() + given.key_offset(head, t);
+            let rows = step * keys..(step + 1) * keys;
+            for (shared, of, factor) in
+                [(&self.to.dq, &mut back.dq, given.problem.scale), (&self.to.dk, &mut back.dk, 1.0)]
+            {
+                write_sums(&of[rows.clone()], &mut sums, 1);
+                of[rows.clone()].fill(V::zero());
+                // SAFETY: pieces share no part of a group.
+                add_scaled::<V>(&sums, factor, unsafe { shared.part(of_part, keys) });
+            }
+            let at = blocks + given.step_offset(head, t);
+            // SAFETY: pieces share no block of a head.
+            let (dbeta, dg) = unsafe { (self.to.dbeta.part(at, 1), self.to.dg.part(at, 1)) };
+            dbeta[0] = back.dbeta[step].sum();
+            dg[0] = back.dg[step].mul(V::splat(tile.decay[step])).sum();
+            (back.dbeta[step], back.dg[step]) = (V::zero(), V::zero());
+        }
+    }
+}
+
+/// Columns of a head in a tile that starts at step `start`.
+struct At<'a, W> {
+    head: &'a Head,
+    tile: &'a Tile<W>,
+    start: usize,
+    columns: Range<usize>,
+}
+
+/// What a step back through a piece takes.
+struct Step<V, const N: usize> {
+    decay: V,
+    /// `beta de` and `beta e`.
+    dv: [V; N],
+    input: [V; N],
+    dy: [V; N],
+    /// `dy` of the step before.
+    dy_before: [V; N],
+}
+
+/// Room for the way back through a tile.
+struct Back<V> {
+    /// The states of a piece, before the first step and after each.
+    states: Vec<V>,
+    /// `e` of a piece.
+    errors: Vec<V>,
+    /// Sums over the columns of all pieces, lane by lane: `S dy` and `dk` of each step and row, `de . e` and `dg / a`
+    /// of each step.
+    dq: Vec<V>,
+    dk: Vec<V>,
+    dbeta: Vec<V>,
+    dg: Vec<V>,
+}
+
+impl<V: Vector> Back<V> {
+    fn new(steps: usize, keys: usize) -> Back<V> {
+        let zeros = |count| vec![V::zero(); count];
+        Back {
+            states: zeros((steps + 1) * 2 * keys),
+            errors: zeros(steps * 2),
+            dq: zeros(steps * keys),
+            dk: zeros(steps * keys),
+            dbeta: zeros(steps),
+            dg: zeros(steps),
+        }
+    }
+
+    /// Takes the cotangent of the state after a step to that of the state before, as it is with the step before, whose
+    /// `de` it returns. The rows are `k` of the step, and `k` and `q` of the step before.
+    #[inline(always)]
+    fn step_backwards<const N: usize>(
+        &mut self,
+        carry: &mut [V],
+        step: usize,
+        go: &Step<V, N>,
+        [k, k_before, q_before]: [&[V::Element]; 3],
+    ) -> [V; N] {
+        let (keys, mut dg, mut derrors) = (k.len(), self.dg[step], [V::zero(); N]);
+        let (before, after) = self.states[step * N * keys..(step + 2) * N * keys].split_at(N * keys);
+        let (dq, dk) = (&mut self.dq[step * keys..][..keys], &mut self.dk[step * keys..][..keys]);
+        let mut of_before = [V::zero(); N];
+        unrolled!(n < N, {
+            of_before[n] = go.decay.mul(go.dv[n]);
+        });
+        for i in 0..keys {
+            let (k, k_before, q_before) = (V::splat(k[i]), V::splat(k_before[i]), V::splat(q_before[i]));
+            let (before, after) = (piece::row::<V, N>(before, i), piece::row::<V, N>(after, i));
+            let carry = &mut carry[i * N..][..N];
+            unrolled!(n < N, {
+                let g_before = carry[n].sub(k.mul(go.dv[n]));
+                dk[i] = carry[n].mul_add(go.input[n], dk[i]).sub(before[n].mul(of_before[n]));
+                dq[i] = after[n].mul_add(go.dy[n], dq[i]);
+                dg = g_before.mul_add(before[n], dg);
+                carry[n] = q_before.mul_add(go.dy_before[n], go.decay.mul(g_before));
+                derrors[n] = carry[n].mul_add(k_before, derrors[n]);
+            });
+        }
+        self.dg[step] = dg;
+        derrors
+    }
+}
+
+/// The state after a step from that before, and what it has for the `next` key.
+#[inline(always)]
+fn step_forwards<V: Vector, const N: usize>(
+    before: &[V],
+    after: &mut [V],
+    decay: V,
+    k: &[V::Element],
+    input: &[V; N],
+    next: &[V::Element],
+) -> [V; N] {
+    let mut by_k = [V::zero(); N];
+    let rows = before.chunks_exact(N).zip(after.chunks_exact_mut(N));
+    for (((before, after), &k), &next) in rows.zip(k).zip(next) {
+        let (k, next) = (V::splat(k), V::splat(next));
+        unrolled!(n < N, {
+            after[n] = k.mul_add(input[n], decay.mul(before[n]));
+            by_k[n] = after[n].mul_add(next, by_k[n]);
+        });
+    }
+    by_k
+}
+
+/// Adds `factor values`.
+#[inline(always)]
+fn add_scaled<V: Vector>(values: &[V::Element], factor: f64, to: &mut [V::Element]) {
+    let factor = V::constant(factor);
+    each_vector!(to.len(), |at, end| {
+        let sum = V::load_partial(&values[at..end]).mul_add(factor, V::load_partial(&to[at..end]));
+        sum.store_partial(&mut to[at..end]);
+    });
+}
+
+/// Turns gradients of `q` or `k` as the formula has them into those of the input `x`.
+fn through_lengths<S: Storage>(problem: &Problem, x: &[S], gradient: &mut [S::Wide], exec: &Exec) -> Result<()> {
+    let keys = problem.keys;
+    if !problem.qk_l2norm || x.is_empty() {
+        return Ok(());
+    }
+    let gradient = Shared::new(gradient);
+    rows::for_each([x.len() / keys, keys], exec, |rows| {
+        let range = rows.start * keys..rows.end * keys;
+        // SAFETY: pieces share no row.
+        let gradient = unsafe { gradient.part(range.start, range.len()) };
+        S::Wide::dispatch(exec.level, ThroughLengths { keys, x: &x[range], gradient });
+    })
+}
+
+struct ThroughLengths<'a, S: Storage> {
+    keys: usize,
+    x: &'a [S],
+    gradient: &'a mut [S::Wide],
+}
+
+impl<S: Storage> Work<S::Wide> for ThroughLengths<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = S::Wide>>(self) {
+        for (x, gradient) in self.x.chunks_exact(self.keys).zip(self.gradient.chunks_exact_mut(self.keys)) {
+            let inverse = V::constant(1.0 / tile::length::<S, V>(x));
+            let mut along = V::zero();
+            each_vector!(self.keys, |at, end| {
+                along = S::load::<V>(&x[at..end]).mul_add(V::load_partial(&gradient[at..end]), along);
+            });
+            let along = V::splat(along.sum()).mul(inverse).mul(inverse);
+            each_vector!(self.keys, |at, end| {
+                let rest = V::load_partial(&gradient[at..end]).sub(S::load::<V>(&x[at..end]).mul(along));
+                rest.mul(inverse).store_partial(&mut gradient[at..end]);
+            });
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A piece of a state: `N` vectors of columns, row by row.
+
+use crate::cpu::{Storage, Vector, unrolled};
+use std::ops::Range;
+
+/// Runs `$body` for all `$vectors` vectors of columns, two at a time, then for the last one. `$first` is the first of them
+/// and `$N` their number, a constant.
+macro_rules! each {
+    ($vectors:expr, |$first:ident, $N:ident| $body:expr) => {{
+        let vectors = $vectors;
+        for $first in (0..vectors / 2).map(|i| 2 * i) {
+            const $N: usize = 2;
+            $body;
+        }
+        if vectors % 2 == 1 {
+            const $N: usize = 1;
+            let $first = vectors - 1;
+            $body;
+        }
+    }};
+}
+pub(super) use each;
+
+/// The columns of a piece whose first vector is that one of `all`.
+#[inline(always)]
+pub fn columns<V: Vector, const N: usize>(all: &Range<usize>, first: usize) -> Range<usize> {
+    all.start + first * V::LANES..all.end.min(all.start + (first + N) * V::LANES)
+}
+
+/// Columns of a row; lanes past the last one are zero.
+#[inline(always)]
+pub fn load<S: Storage, V: Vector<Element = S::Wide>, const N: usize>(row: &[S], columns: Range<usize>) -> [V; N] {
+    let mut vectors = [V::zero(); N];
+    unrolled!(n < N, {
+        let start = columns.end.min(columns.start + n * V::LANES);
+        vectors[n] = S::load(&row[start..columns.end.min(start + V::LANES)]);
+    });
+    vectors
+}
+
+/// Writes columns; lanes past the end are dropped.
+#[inline(always)]
+pub fn store<S: Storage, V: Vector<Element = S::Wide>, const N: usize>(vectors: &[V; N], to: &mut [S]) {
+    let len = to.len();
+    unrolled!(n < N, {
+        S::store(vectors[n], &mut to[len.min(n * V::LANES)..len.min((n + 1) * V::LANES)]);
+    });
+}
+
+/// A row of a piece.
+#[inline(always)]
+pub fn row<V, const N: usize>(piece: &[V], i: usize) -> &[V; N] {
+    piece[i * N..].first_chunk().expect("a row")
+}
+
+/// `S^T k` and `S^T q`.
+#[inline(always)]
+pub fn read_out<V: Vector, const N: usize>(state: &[V], k: &[V::Element], q: &[V::Element]) -> [[V; N]; 2] {
+    let (mut by_k, mut by_q) = ([V::zero(); N], [V::zero(); N]);
+    for ((row, &k), &q) in state.chunks_exact(N).zip(k).zip(q) {
+        let (k, q) = (V::splat(k), V::splat(q));
+        unrolled!(n < N, {
+            by_k[n] = row[n].mul_add(k, by_k[n]);
+            by_q[n] = row[n].mul_add(q, by_q[n]);
+        });
+    }
+    [by_k, by_q]
+}
+
+/// `S = decay S + k input^T`.
+#[inline(always)]
+pub fn add<V: Vector, const N: usize>(state: &mut [V], decay: V, k: &[V::Element], input: &[V; N]) {
+    for (row, &k) in state.chunks_exact_mut(N).zip(k) {
+        let k = V::splat(k);
+        unrolled!(n < N, {
+            row[n] = k.mul_add(input[n], decay.mul(row[n]));
+        });
+    }
+}
+
+/// [`add`], then [`read_out`] with `next`, the `k` and `q` of the step after.
+#[inline(always)]
+pub fn add_and_read_out<V: Vector, const N: usize>(
+    state: &mut [V],
+    decay: V,
+    k: &[V::Element],
+    input: &[V; N],
+    next: [&[V::Element]; 2],
+) -> [[V; N]; 2] {
+    let (mut by_k, mut by_q) = ([V::zero(); N], [V::zero(); N]);
+    for (((row, &k), &next_k), &next_q) in state.chunks_exact_mut(N).zip(k).zip(next[0]).zip(next[1]) {
+        let (k, next_k, next_q) = (V::splat(k), V::splat(next_k), V::splat(next_q));
+        unrolled!(n < N, {
+            row[n] = k.mul_add(input[n], decay.mul(row[n]));
+            by_k[n] = row[n].mul_add(next_k, by_k[n]);
+            by_q[n] = row[n].mul_add(next_q, by_q[n]);
+        });
+    }
+    [by_k, by_q]
+}

@@ -1,0 +1,144 @@
+//! The gradient on CUDA. The recurrence and that of its cotangents need sums over keys, `dq` and `dk` sums over values; so
+//! each of four passes goes through time with the layout that keeps its sums in a few lanes:
+//!
+//! ```text
+//! columns, forwards     e                                  from S
+//! columns, backwards    de                                 from G, the cotangent of S
+//! rows, forwards        S dy and -a S[t-1] (beta de)       from S, whose inputs beta e are known now
+//! rows, backwards       G (beta e)                         from G, likewise
+//! ```
+//!
+//! No states are kept but for those after chunks of [`CHUNK`](super::CHUNK) steps, where `dg` is a product of two states. Within a chunk
+//!
+//! ```text
+//! dg[t] = dg[t+1] + y[t] . dy[t] - dv[t] . v[t]            dg[L+1] = sum dlast_state S[L]
+//! ```
+//!
+//! as both sides of a step show that `sum G'[t] (a S[t-1]) = sum G[t] S[t] - dv . v`. So the error of `dg` is that of its
+//! largest values in a chunk.
+
+use super::{Call, Params, Wanted};
+use crate::cuda::{Buffer, Lane, Source, launch_each};
+use crate::error::Result;
+use crate::op::Named;
+use crate::ops::scan::gated_delta_rule::Problem;
+use crate::tensor::{DType, Spec};
+
+const ROWS: Source<Params> =
+    Source::new("gated_delta_rows", concat!(include_str!("../staged.cu"), include_str!("../rows.cu")));
+const FINISH: Source<Params> = Source::new("gated_delta_finish", include_str!("../finish.cu"));
+const GATES: Source<Params> = Source::new("gated_delta_gates", include_str!("../gates.cu"));
+
+/// The most lanes that share a row.
+const MOST_PARTS: usize = 4;
+
+/// Queues the gradient.
+pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let mut call = Call::new(problem, inputs, outputs, lane)?;
+    let rows = Rows::new(problem);
+    let temporary = Temporary::new(&call, &rows)?;
+    temporary.show(&mut call, &rows)?;
+    call.columns(Wanted::Errors)?;
+    call.columns(Wanted::Cotangents)?;
+    call.rows(&rows, 0)?;
+    call.rows(&rows, 1)?;
+    call.finish()
+}
+
+impl Call<'_> {
+    /// Queues the kernel of rows.
+    fn rows(&self, rows: &Rows, backward: u32) -> Result<()> {
+        let Rows { rows, columns, parts, slices } = *rows;
+        let Problem { batch, heads, keys, dtype, .. } = *self.problem;
+        let options = format!("-DROWS={rows} -DCOLUMNS={columns} -DPARTS={parts} -DBACKWARD={backward}");
+        let apart = columns + 16 / dtype.wide().size();
+        let of_step = 3 * parts * apart + 2 * rows + 1;
+        self.staged(&ROWS, &options, batch * heads * slices * keys.div_ceil(rows), [rows * parts / 32, of_step])
+    }
+
+    /// Queues the sums of what the passes found.
+    fn finish(&self) -> Result<()> {
+        let Problem { batch, length, heads, groups, .. } = *self.problem;
+        let kernel = |source| self.lane.device().kernel(source, &self.options());
+        // SAFETY: the op's checks prove the sizes of its tensors, and the others are made for them.
+        unsafe {
+            launch_each(self.lane, &kernel(&FINISH)?, 32 * batch * length * groups, &self.params)?;
+            if self.params.g != 0 {
+                let chunks = self.params.chunks as usize;
+                launch_each(self.lane, &kernel(&GATES)?, 32 * batch * heads * chunks, &self.params)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How the rows of states are spread over lanes.
+struct Rows {
+    /// Rows of a block.
+    rows: usize,
+    /// Columns of a lane, lanes of a row, and slices of a row that are summed up in the end.
+    columns: usize,
+    parts: usize,
+    slices: usize,
+}
+
+impl Rows {
+    fn new(problem: &Problem) -> Rows {
+        let most = if problem.dtype == DType::F64 { 32 } else { 64 };
+        let columns = problem.values.next_power_of_two().clamp(4, most);
+        let parts = problem.values.div_ceil(columns).next_power_of_two().clamp(1, MOST_PARTS);
+        let rows = if problem.keys <= 32 { 32 } else { 64 };
+        Rows { rows, columns, parts, slices: problem.values.div_ceil(columns * parts) }
+    }
+}
+
+/// What the kernels pass on to each other.
+struct Temporary {
+    errors: [Buffer; 2],
+    factors: [Buffer; 2],
+    sums: [Buffer; 3],
+    ends: Buffer,
+    products: Buffer,
+    changes: Buffer,
+}
+
+impl Temporary {
+    fn new(call: &Call, rows: &Rows) -> Result<Temporary> {
+        let Problem { batch, length, heads, groups, keys, values, .. } = *call.problem;
+        let Params { g, chunks, products_each, .. } = call.params;
+        let numbers = |dims: &[usize]| call.lane.temporary(Spec::new(call.problem.dtype.wide(), dims)?);
+        let errors = || numbers(&[batch, length, heads, values]);
+        let of_groups = if call.problem.qk_l2norm { groups } else { 0 };
+        let factors = || numbers(&[batch, length, of_groups]);
+        let sums = || numbers(&[rows.slices, batch, length, heads, keys]);
+        // Without `g` nothing of these is needed.
+        let (gated, chunks) = (if g != 0 { heads } else { 0 }, chunks as usize);
+        Ok(Temporary {
+            errors: [errors()?, errors()?],
+            factors: [factors()?, factors()?],
+            sums: [sums()?, sums()?, sums()?],
+            ends: numbers(&[batch, gated, chunks, keys, values])?,
+            products: numbers(&[batch, gated, chunks, products_each as usize])?,
+            changes: numbers(&[batch, length, gated])?,
+        })
+    }
+
+    /// Makes the memory known to a call.
+    fn show(&self, call: &mut Call, rows: &Rows) -> Result<()> {
+        let at = |buffer: &Buffer| call.lane.address(buffer);
+        let params = Params {
+            errors: at(&self.errors[0])?,
+            derrors: at(&self.errors[1])?,
+            q_factors: at(&self.factors[0])?,
+            k_factors: at(&self.factors[1])?,
+            sums: [at(&self.sums[0])?, at(&self.sums[1])?, at(&self.sums[2])?],
+            ends: at(&self.ends)?,
+            products: at(&self.products)?,
+            changes: at(&self.changes)?,
+            slices: rows.slices as i32,
+            ..call.params
+        };
+        call.params = params;
+        Ok(())
+    }
+}

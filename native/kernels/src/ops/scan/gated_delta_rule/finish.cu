@@ -1,0 +1,82 @@
+// The gradients of a step: those of a group's q and k, and those of its heads' v and beta. A warp for each group and step.
+// Without GATE nothing is left for dg; else p.changes gets what dg changes by at the step: y . dy - dv . v.
+
+constexpr int EACH = KEYS > 0 ? (KEYS + 31) / 32 : 1;
+
+__device__ __forceinline__ REAL warp_sum(REAL sum) {
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    return sum;
+}
+
+// The key of a lane's n-th number.
+__device__ __forceinline__ int key_of(int n) { return threadIdx.x % 32 + 32 * n; }
+
+// Adds a kind of sums of a step of a head, over all slices.
+__device__ __forceinline__ void add(REAL (&to)[EACH], const Params& p, int kind, i64 step) {
+    i64 slice = (i64)p.batch * p.length * p.heads * KEYS;
+#pragma unroll
+    for (int n = 0; n < EACH; n++)
+        if (key_of(n) < KEYS)
+            for (int i = 0; i < p.slices; i++) to[n] += p.sums[kind][i * slice + step * KEYS + key_of(n)];
+}
+
+__device__ __forceinline__ REAL dot(const REAL (&a)[EACH], const REAL (&b)[EACH]) {
+    REAL sum = 0;
+#pragma unroll
+    for (int n = 0; n < EACH; n++) sum = fma(a[n], b[n], sum);
+    return warp_sum(sum);
+}
+
+// q or k as the formula has it.
+__device__ __forceinline__ void load(REAL (&to)[EACH], const STORAGE* from, REAL factor) {
+#pragma unroll
+    for (int n = 0; n < EACH; n++) to[n] = key_of(n) < KEYS ? widen(from[key_of(n)]) * factor : (REAL)0;
+}
+
+// Writes dq or dk. `sums` is the gradient of `unit`, which is `x * factor` where NORM asks for it.
+__device__ __forceinline__ void write(STORAGE* to, const REAL (&sums)[EACH], const REAL (&unit)[EACH], REAL factor) {
+    REAL along = NORM ? dot(sums, unit) : (REAL)0;
+#pragma unroll
+    for (int n = 0; n < EACH; n++)
+        if (key_of(n) < KEYS) narrow(NORM ? factor * (sums[n] - unit[n] * along) : sums[n], to[key_of(n)]);
+}
+
+// Writes dv and dbeta of a step of a head; returns dv . v.
+__device__ __forceinline__ REAL write_values(const Params& p, i64 step) {
+    REAL beta = widen(p.beta[step]), dbeta = 0, with_v = 0;
+    for (int column = threadIdx.x % 32; column < p.values; column += 32) {
+        i64 place = step * p.values + column;
+        REAL de = p.derrors[place], dv = beta * de;
+        dbeta = fma(de, p.errors[place], dbeta);
+        with_v = fma(dv, widen(p.v[place]), with_v);
+        narrow(dv, p.dv[place]);
+    }
+    dbeta = warp_sum(dbeta);
+    if (threadIdx.x % 32 == 0) narrow(dbeta, p.dbeta[step]);
+    return warp_sum(with_v);
+}
+
+extern "C" __global__ void gated_delta_finish(Params p) {
+    i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (row >= (i64)p.batch * p.length * p.groups) return;
+    int heads = p.heads / p.groups;
+    i64 first = row / p.groups * p.heads + row % p.groups * heads;
+    REAL scale = p.scale, q_factor = NORM ? p.q_factors[row] : (REAL)1, k_factor = NORM ? p.k_factors[row] : (REAL)1;
+    REAL q[EACH], k[EACH], dq[EACH] = {}, dk[EACH] = {};
+    load(q, p.q + row * KEYS, q_factor);
+    load(k, p.k + row * KEYS, k_factor);
+    for (int i = 0; i < heads; i++) {
+        REAL own[EACH] = {};
+        add(own, p, 0, first + i);
+        add(dk, p, 1, first + i);
+        add(dk, p, 2, first + i);
+        REAL with_v = write_values(p, first + i);
+#pragma unroll
+        for (int n = 0; n < EACH; n++) own[n] *= scale, dq[n] += own[n];
+        REAL with_dy = GATE ? dot(own, q) : (REAL)0;
+        if (GATE && threadIdx.x % 32 == 0) p.changes[first + i] = with_dy - with_v;
+    }
+    write(p.dq + row * KEYS, dq, q, q_factor);
+    write(p.dk + row * KEYS, dk, k, k_factor);
+}

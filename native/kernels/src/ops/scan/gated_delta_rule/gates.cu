@@ -1,0 +1,25 @@
+// dg from its value at the first step after each chunk, or that of the last state, and from what it changes by at each step.
+// A warp for each chunk of a head.
+
+extern "C" __global__ void gated_delta_gates(Params p) {
+    i64 id = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (id >= (i64)p.batch * p.heads * p.chunks) return;
+    i64 head = id / p.chunks, first = id % p.chunks * CHUNK;
+    int lane = threadIdx.x % 32;
+    REAL after = 0;
+    for (int i = 0; i < p.products_each; i++) after += p.products[id * p.products_each + i];
+#pragma unroll
+    for (int part = CHUNK - 32; part >= 0; part -= 32) {
+        i64 t = first + part + lane;
+        i64 step = (head / p.heads * p.length + t) * p.heads + head % p.heads;
+        REAL sum = t < p.length ? p.changes[step] : (REAL)0;
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            REAL later = __shfl_down_sync(~0u, sum, distance);
+            if (lane + distance < 32) sum += later;
+        }
+        sum += after;
+        if (t < p.length) p.dg[step] = sum;
+        after = __shfl_sync(~0u, sum, 0);
+    }
+}

@@ -1,0 +1,140 @@
+//! The gated delta rule, the recurrence of Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024, arXiv 2412.06464, eq. 10; the
+//! options are those of `fused_recurrent_gated_delta_rule` of flash-linear-attention). A state is a matrix that maps keys
+//! to values: each step decays it, and moves the value that it has for the step's key towards the step's value.
+//!
+//! For each batch, head `h` and time `t`, with `a = exp(g[t,h])`, or 1 without `g` (the delta rule of DeltaNet), and with
+//! the state `S`, K rows by V columns:
+//!
+//! ```text
+//! e[t] = v[t,h] - a S[t-1]^T k[t]                                    (S starts as initial_state, or zero)
+//! S[t] = a S[t-1] + k[t] (beta e[t])^T                               = a (I - beta k k^T) S[t-1] + beta k v^T
+//! y[t] = scale S[t]^T q[t]                                           (scale is 1 / sqrt(K) unless given)
+//! ```
+//!
+//! Heads fall into `G` equal groups with the same `q` and `k`. With `qk_l2norm`, `q` and `k` are vectors `x` divided by
+//! their lengths, `x / sqrt(x . x + 1e-6)`. Given the cotangents `dy` and `dlast_state`, time runs backwards:
+//!
+//! ```text
+//! G[t] = scale q[t] dy[t]^T + a[t+1] G'[t+1]                         a[L+1] G'[L+1] = dlast_state
+//! G'[t] = G[t] - k (beta de)^T                                       de = G[t]^T k
+//! dq = scale S[t] dy                  dk = G[t] (beta e) - a S[t-1] (beta de)
+//! dv = beta de                        dbeta = de . e
+//! dg = sum G' (a S[t-1])              dinitial_state = a[1] G'[1]
+//! ```
+//!
+//! `dq` and `dk` sum over the heads of a group; where `z = x / sqrt(x . x + 1e-6)`, `dx = (dz - z (z . dz)) / sqrt(x . x + 1e-6)`. Storage is f32, f64, bf16 or f16; `g`, the states and the arithmetic are f32 (f64 for f64), and
+//! outputs are rounded once. All sums are done in an order that depends on the sizes alone (on a GPU, on it too).
+//!
+//! One token of running sequences is a call with a length of 1, from the state that the call before returned.
+
+mod cpu;
+mod cuda;
+mod reference;
+
+use crate::error::{Error, Kind, Result};
+use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
+use crate::ops::attention;
+use crate::options;
+use crate::tensor::{DType, Spec};
+
+options! {
+    /// The options of the recurrence.
+    pub struct Options {
+        /// factor of q; 1 / sqrt(K) by default
+        scale: Option<f64> = None;
+        /// divide q and k by their lengths
+        qk_l2norm: bool = false;
+        /// write last_state (B, H, K, V)
+        return_state: bool = false;
+    }
+}
+
+/// Keeps the lengths of `q` and `k` from 0 where they are divisors: it is added to their squares.
+const EPS: f64 = 1e-6;
+
+/// A checked call.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    /// Batch size, `B` in the shapes.
+    pub batch: usize,
+    /// Sequence length, `L`.
+    pub length: usize,
+    /// Heads, `H`.
+    pub heads: usize,
+    /// Groups of heads with the same `q` and `k`, `G`.
+    pub groups: usize,
+    /// Width of keys, `K`.
+    pub keys: usize,
+    /// Width of values, `V`.
+    pub values: usize,
+    /// The storage type.
+    pub dtype: DType,
+    /// The factor of `q`.
+    pub scale: f64,
+    /// Whether `q` and `k` are divided by their lengths.
+    pub qk_l2norm: bool,
+}
+
+impl Problem {
+    /// Heads of a group.
+    pub fn heads_per_group(&self) -> usize {
+        self.heads / self.groups.max(1)
+    }
+
+    /// Numbers of a state.
+    pub fn state(&self) -> usize {
+        self.keys * self.values
+    }
+}
+
+/// The op.
+pub struct GatedDeltaRule;
+
+impl Op for GatedDeltaRule {
+    const NAME: &'static str = "gated_delta_rule";
+    const ABOUT: &'static str = "Gated delta rule (Gated DeltaNet) over whole sequences";
+    const INPUTS: &'static [Slot] = &[
+        Slot::new("q", "(B, L, G, K)"),
+        Slot::new("k", "(B, L, G, K)"),
+        Slot::new("v", "(B, L, H, V)"),
+        Slot::new("beta", "(B, L, H)"),
+        Slot::new("g", "(B, L, H)").wide().optional(),
+        Slot::new("initial_state", "(B, H, K, V)").wide().optional(),
+    ];
+    const OUTPUTS: &'static [Output] =
+        &[Output::new("y", "(B, L, H, V)"), Output::new("last_state", "(B, H, K, V)").wide().asked_by("return_state")];
+    const HINT: &'static str = "Layout is (batch, length, groups, keys) and (batch, length, heads, values)";
+    const COTANGENTS: &'static [&'static str] = &["dy", "dlast_state"];
+
+    type Options = Options;
+    type Problem = Problem;
+
+    fn check(call: &Bound<Self>) -> Result<Problem> {
+        let [batch, length, heads, groups, keys, values] = call.sizes.all("BLHGKV");
+        let Options { scale, qk_l2norm, .. } = *call.options;
+        if groups == 0 || !heads.is_multiple_of(groups) {
+            return Err(Error::new(Kind::Shape, "q")
+                .expected(format_args!("a number of groups that divides {heads} heads"))
+                .got(format_args!("{groups} groups")));
+        }
+        let scale = attention::scale(scale, keys)?;
+        Ok(Problem { batch, length, heads, groups, keys, values, dtype: call.storage, scale, qk_l2norm })
+    }
+
+    fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
+        op::product(&[problem.batch, problem.length, problem.heads, problem.keys, problem.values]).saturating_mul(2)
+    }
+
+    crate::forward_by_kernels!();
+}
+
+/// The gradient of [`GatedDeltaRule`].
+pub type GatedDeltaRuleBackward = Backward<GatedDeltaRule>;
+
+impl Differentiable for GatedDeltaRule {
+    const BACKWARD: &'static str = "gated_delta_rule_backward";
+    const GIVEN: &'static [Slot] =
+        &op::slots::<8>(Self::INPUTS, &op::given(Self::INPUTS, Self::OUTPUTS, ["dy", "dlast_state"]));
+
+    crate::backward_by_kernels!();
+}

@@ -1,0 +1,141 @@
+// Gradients of q and k before they are summed over a group: everything that needs sums over the values. Inputs of the states
+// are known here, so that no step waits for sums. A lane holds some columns of a row of a head's state in registers; PARTS
+// lanes next to each other share a row.
+//   COLUMNS, PARTS   columns of a lane, and lanes of a row
+//   ROWS             rows of a block
+//   BACKWARD         0: S dy, and -a S (beta de), which is one half of dk; 1: the other half, G (beta e)
+// Limit: four multiply-adds a number of the state and step, for which a lane also reads 3 numbers for 4 of them.
+
+// Parts of a row begin at different banks.
+constexpr int APART = COLUMNS + 16 / sizeof(REAL);
+
+struct alignas(16) Stage {
+    REAL input[STEPS][PARTS][APART], dv[STEPS][PARTS][APART], dy[STEPS][PARTS][APART]; // beta e, beta de, dy
+    REAL q[STEPS][ROWS], k[STEPS][ROWS];
+    REAL decay[STEPS];
+};
+
+// Some rows and columns of a head.
+struct Part {
+    Head head;
+    int row, slice;
+};
+
+__device__ __forceinline__ Part part(const Params& p) {
+    constexpr int OF_HEAD = (KEYS + ROWS - 1) / ROWS;
+    i64 rest = blockIdx.x / OF_HEAD;
+    i64 head = rest / p.slices;
+    return {{head / p.heads, head % p.heads}, (int)(blockIdx.x % OF_HEAD) * ROWS, (int)(rest % p.slices)};
+}
+
+__device__ __forceinline__ void fetch_step(Stage& stage, const Params& p, const Part& at, int step, i64 t) {
+    i64 group = of_group(p, at.head, t), head = of_step(p, at.head, t);
+    int lane = threadIdx.x % 32;
+    REAL beta = widen(p.beta[head]);
+    REAL q_factor = p.scale, k_factor = 1;
+    if (NORM) q_factor *= p.q_factors[group], k_factor = p.k_factors[group];
+#pragma unroll
+    for (int i = lane; i < PARTS * COLUMNS; i += 32) {
+        int column = at.slice * PARTS * COLUMNS + i;
+        bool there = column < p.values;
+        i64 place = head * p.values + column;
+        stage.input[step][i / COLUMNS][i % COLUMNS] = there ? beta * p.errors[place] : (REAL)0;
+        stage.dv[step][i / COLUMNS][i % COLUMNS] = there ? beta * p.derrors[place] : (REAL)0;
+        stage.dy[step][i / COLUMNS][i % COLUMNS] = there ? widen(p.dy[place]) : (REAL)0;
+    }
+#pragma unroll
+    for (int i = lane; i < ROWS; i += 32) {
+        bool there = at.row + i < KEYS;
+        i64 place = group * KEYS + at.row + i;
+        stage.q[step][i] = there ? widen(p.q[place]) * q_factor : (REAL)0;
+        stage.k[step][i] = there ? widen(p.k[place]) * k_factor : (REAL)0;
+    }
+    if (lane == 0) stage.decay[step] = decay(p, head);
+}
+
+__device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Part& at, i64 n) {
+    int steps = steps_of(p, n);
+    for (int step = threadIdx.x / 32 - WORKERS; step < steps; step += FETCHERS)
+        fetch_step(stage, p, at, step, n * STEPS + step);
+}
+
+__device__ __forceinline__ int own_row() { return threadIdx.x / PARTS; }
+__device__ __forceinline__ int own_part() { return threadIdx.x % PARTS; }
+
+// Calls `use` with each of the lane's columns that is there, and its place in a state.
+template <class Use>
+__device__ __forceinline__ void each_there(const Params& p, const Part& at, Use use) {
+    int first = (at.slice * PARTS + own_part()) * COLUMNS;
+    i64 place = of_state(p, at.head) + (i64)(at.row + own_row()) * p.values + first;
+    if (at.row + own_row() >= KEYS) return;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+        if (first + c < p.values) use(c, place + c);
+}
+
+// The sum over the lanes of a row.
+__device__ __forceinline__ REAL row_sum(REAL sum) {
+#pragma unroll
+    for (int distance = PARTS / 2; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    return sum;
+}
+
+// Writes a number of each row to the sums of one kind: by slice, batch, step, head and key.
+__device__ __forceinline__ void write(REAL sum, int kind, const Params& p, const Part& at, i64 t) {
+    sum = row_sum(sum);
+    if (own_part() != 0 || at.row + own_row() >= KEYS) return;
+    i64 of_slice = (i64)at.slice * p.batch * p.length * p.heads + of_step(p, at.head, t);
+    p.sums[kind][of_slice * KEYS + at.row + own_row()] = sum;
+}
+
+__device__ __forceinline__ void go(REAL (&state)[COLUMNS], const Stage& stage, int step, const Params& p, const Part& at,
+                                   i64 t) {
+    REAL q = stage.q[step][own_row()], k = stage.k[step][own_row()], decay = stage.decay[step], dq = 0, dk = 0;
+    const REAL* inputs = stage.input[step][own_part()];
+    const REAL* dvs = stage.dv[step][own_part()];
+    const REAL* dys = stage.dy[step][own_part()];
+#pragma unroll
+    for (int first = 0; first < COLUMNS; first += 4) {
+        REAL input[4], dv[4], dy[4];
+        load_four(input, inputs + first);
+        load_four(dv, dvs + first);
+        load_four(dy, dys + first);
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            REAL& s = state[first + c];
+            if (BACKWARD) {
+                s = fma(q, dy[c], s);
+                dk = fma(s, input[c], dk);
+                s = decay * fma(-k, dv[c], s);
+            } else {
+                s *= decay;
+                dk = fma(-s, dv[c], dk);
+                s = fma(k, input[c], s);
+                dq = fma(s, dy[c], dq);
+            }
+        }
+    }
+    write(dk, BACKWARD ? 2 : 1, p, at, t);
+    if (!BACKWARD) write(dq, 0, p, at, t);
+}
+
+__device__ __forceinline__ void work(REAL (&state)[COLUMNS], const Stage& stage, const Params& p, const Part& at, i64 n) {
+    int steps = steps_of(p, n);
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+        int step = BACKWARD ? steps - 1 - i : i;
+        go(state, stage, step, p, at, n * STEPS + step);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 2 : 1) gated_delta_rows(Params p) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    Part at = part(p);
+    REAL state[COLUMNS];
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) state[c] = 0;
+    const REAL* from = BACKWARD ? p.dlast : p.initial;
+    if (threadIdx.x < 32 * WORKERS && from) each_there(p, at, [&](int c, i64 place) { state[c] = from[place]; });
+    through_time(p, (Stage*)memory, [&](Stage& stage, i64 n) { fetch(stage, p, at, n); },
+                 [&](const Stage& stage, i64 n) { work(state, stage, p, at, n); });
+}

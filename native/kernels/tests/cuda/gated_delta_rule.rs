@@ -1,0 +1,80 @@
+//! The gated delta rule and its gradient on CUDA: against their f64 references, and the same bits each time.
+
+use crate::common::check::noise;
+use crate::common::gated_delta_rule::{inputs, options};
+use crate::common::on_device::{agrees as agrees_alone, both};
+use crate::common::{gpu, with, without};
+use sidewinder_kernels::cuda::Device;
+use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::scan::gated_delta_rule::{GatedDeltaRule, GatedDeltaRuleBackward, Options};
+use sidewinder_kernels::tensor::Owned;
+
+fn agrees(device: &Device, options: &Options, inputs: &Named<Owned>) {
+    both::<GatedDeltaRule, GatedDeltaRuleBackward>(device, (options, options), inputs, 0.0);
+}
+
+/// Lanes with one, two and four columns, rows over 8, 16 and 32 lanes, whole and broken chunks, several blocks and slices.
+#[test]
+fn all_sizes_agree() {
+    let Some(device) = gpu() else { return };
+    for sizes in [
+        [1, 1, 1, 1, 2, 1],
+        [2, 5, 2, 2, 3, 16],
+        [1, 63, 2, 4, 5, 17],
+        [2, 64, 3, 3, 8, 33],
+        [1, 65, 1, 2, 16, 64],
+        [1, 130, 1, 1, 33, 70],
+        [2, 200, 4, 8, 64, 64],
+        [1, 70, 2, 4, 128, 128],
+        [9, 33, 9, 18, 128, 64],
+        [12, 20, 12, 12, 64, 132],
+        [12, 18, 12, 12, 17, 65],
+        [1, 40, 2, 2, 256, 256],
+        [6, 9, 6, 12, 200, 130],
+        [1, 9, 1, 2, 300, 20],
+        [1, 67, 1, 1, 20, 300],
+        [1, 12, 1, 1, 3, 513],
+    ] {
+        for qk_l2norm in [false, true] {
+            agrees(&device, &Options { qk_l2norm, ..options() }, &inputs(sizes));
+        }
+    }
+}
+
+#[test]
+fn sizes_of_zero_agree() {
+    let Some(device) = gpu() else { return };
+    for sizes in [[0, 3, 1, 2, 2, 3], [2, 0, 1, 2, 2, 3], [2, 3, 1, 0, 2, 3], [2, 3, 1, 2, 0, 3], [2, 3, 1, 2, 3, 0]] {
+        agrees(&device, &options(), &inputs(sizes));
+        agrees(&device, &Options { qk_l2norm: true, ..options() }, &inputs(sizes));
+    }
+}
+
+#[test]
+fn what_is_optional_may_be_absent() {
+    let Some(device) = gpu() else { return };
+    let all = inputs([2, 69, 2, 4, 6, 20]);
+    for absent in [&["g"][..], &["initial_state"], &["g", "initial_state"]] {
+        agrees(&device, &options(), &without(&all, absent));
+        agrees(&device, &Options { scale: Some(0.0), ..Default::default() }, &without(&all, absent));
+    }
+}
+
+/// Decays that end a state at once, and steps that turn a key's value around. Where nothing is left of a state, what is
+/// left of `dg` in a chunk is rounding of its larger values.
+#[test]
+fn any_gate_and_step_size_is_taken() {
+    let Some(device) = gpu() else { return };
+    let all = with(&inputs([1, 100, 1, 2, 8, 12]), "g", noise(7, &[1, 100, 2], -200.0, 0.5));
+    let all = with(&all, "beta", noise(8, &[1, 100, 2], -1.0, 2.0));
+    agrees(&device, &Options { qk_l2norm: true, ..options() }, &all);
+}
+
+/// One token of many sequences.
+#[test]
+fn a_single_step_agrees() {
+    let Some(device) = gpu() else { return };
+    for sizes in [[64, 1, 4, 8, 128, 128], [3, 1, 2, 2, 64, 48]] {
+        agrees_alone::<GatedDeltaRule>(&device, &Options { qk_l2norm: true, ..options() }, &inputs(sizes), 0.0);
+    }
+}
