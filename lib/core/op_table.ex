@@ -153,7 +153,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "gated_delta_rule",
         about: "Gated delta rule (Gated DeltaNet) over whole sequences",
-        hint: "Layout is channel-last: batch, length, channels",
+        hint: "Layout is (batch, length, groups, keys) and (batch, length, heads, values)",
         inputs: [
           %{name: "q", shape: "(B, L, G, K)", precision: "storage", optional: false},
           %{name: "k", shape: "(B, L, G, K)", precision: "storage", optional: false},
@@ -178,7 +178,7 @@ defmodule Sidewinder.OpTable do
       %{
         name: "gated_delta_rule_backward",
         about: "The gradient of an op",
-        hint: "Layout is channel-last: batch, length, channels",
+        hint: "Layout is (batch, length, groups, keys) and (batch, length, heads, values)",
         inputs: [
           %{name: "q", shape: "(B, L, G, K)", precision: "storage", optional: false},
           %{name: "k", shape: "(B, L, G, K)", precision: "storage", optional: false},
