@@ -1,7 +1,7 @@
 //! Configurations as they are published, whole, and as other tools rewrite them.
 
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_models::mamba::Config;
+use sidewinder_models::mamba::{Config, Mixer};
 
 fn published(name: &str) -> String {
     let path = format!("{}/../../test/golden/configs/{name}.json", env!("CARGO_MANIFEST_DIR"));
@@ -19,7 +19,17 @@ fn refused(json: &str) -> Error {
 }
 
 fn sizes(width: usize, layers: usize) -> Config {
-    Config { width, layers, vocabulary: 50280, inner: 2 * width, state: 16, rank: width / 16, conv: 4, eps: 1e-5 }
+    Config {
+        width,
+        layers,
+        vocabulary: 50280,
+        inner: 2 * width,
+        state: 16,
+        rank: width / 16,
+        conv: 4,
+        eps: 1e-5,
+        mixer: Mixer::Mamba,
+    }
 }
 
 /// The words of a small model with others among them.

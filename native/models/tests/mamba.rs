@@ -15,7 +15,7 @@ use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Kind, Result};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use sidewinder_models::mamba::sample::Sampling;
-use sidewinder_models::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose};
+use sidewinder_models::mamba::{Checkpoint, Config, Input, Mixer, Model, Session, Weight, Where, choose};
 use std::sync::Arc;
 
 fn model(dtype: DType, place: Where) -> Arc<Model> {
@@ -112,7 +112,17 @@ fn no_tokens_give_no_rows() {
 #[test]
 fn steps_of_any_number_are_those_of_whole_sequences() {
     const LENGTH: usize = 4;
-    let sizes = Config { width: 48, layers: 2, vocabulary: 29, inner: 72, state: 16, rank: 4, conv: 4, eps: 1e-5 };
+    let sizes = Config {
+        width: 48,
+        layers: 2,
+        vocabulary: 29,
+        inner: 72,
+        state: 16,
+        rank: 4,
+        conv: 4,
+        eps: 1e-5,
+        mixer: Mixer::Mamba,
+    };
     let configs = [sizes, Config { rank: 48, ..sizes }, Config { state: 100, rank: 6, inner: 41, conv: 3, ..sizes }];
     for (config, dtype) in configs.into_iter().flat_map(|config| [(config, DType::F32), (config, DType::F16)]) {
         let tensors = models::tensors(&config, true);

@@ -14,7 +14,7 @@ use sidewinder_kernels::ops::products::matrices::{self, Quantization};
 use sidewinder_kernels::place::Cpu;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use sidewinder_models::mamba::train::Trainer;
-use sidewinder_models::mamba::{Checkpoint, Config, Description, Input, Model, Session, Weight, Where};
+use sidewinder_models::mamba::{Checkpoint, Config, Description, Input, Mixer, Model, Session, Weight, Where};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,7 +23,17 @@ const REFERENCE: Exec = Exec { level: Level::Reference, threads: 1 };
 
 /// Sizes of which all, most and some rows are whole blocks.
 fn configs() -> [Config; 4] {
-    let whole = Config { width: 64, layers: 2, vocabulary: 37, inner: 96, state: 16, rank: 4, conv: 4, eps: 1e-5 };
+    let whole = Config {
+        width: 64,
+        layers: 2,
+        vocabulary: 37,
+        inner: 96,
+        state: 16,
+        rank: 4,
+        conv: 4,
+        eps: 1e-5,
+        mixer: Mixer::Mamba,
+    };
     let only_x_proj = Config { width: 48, ..whole };
     [
         whole,

@@ -16,7 +16,17 @@ use sidewinder_models::mamba::{Checkpoint, Config, Model, Session, Where};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-const CONFIG: Config = Config { width: 6, layers: 2, vocabulary: 11, inner: 10, state: 3, rank: 2, conv: 4, eps: 1e-5 };
+const CONFIG: Config = Config {
+    width: 6,
+    layers: 2,
+    vocabulary: 11,
+    inner: 10,
+    state: 3,
+    rank: 2,
+    conv: 4,
+    eps: 1e-5,
+    mixer: Mixer::Mamba,
+};
 
 fn tensors(whole: bool) -> Tensors {
     models::tensors(&CONFIG, whole)

@@ -17,7 +17,7 @@ mod learn;
 mod walk;
 
 use super::model::Home;
-use super::{Checkpoint, Config, Model, Weight, Where};
+use super::{Checkpoint, Config, Mixer, Model, Weight, Where};
 pub(super) use learn::Learn;
 use serde::Deserialize;
 use sidewinder_kernels::cpu::Exec;
@@ -123,6 +123,12 @@ impl Trainer {
                 .expected("a language model")
                 .got("a backbone")
                 .hint("A backbone is trained with what is around it: see Sidewinder.Axon"));
+        }
+        if model.config().mixer != Mixer::Mamba {
+            return Err(Error::new(Kind::Argument, "model")
+                .expected("a model of the first Mamba")
+                .got(model.config().mixer.name())
+                .hint("The layers of other kinds have no gradient here"));
         }
         let dtype = model.dtype().wide();
         let mut weights = model.tensors()?;

@@ -2,8 +2,8 @@
 
 use super::learn::Learn;
 use super::{Part, Sequences};
-use crate::mamba::Config;
 use crate::mamba::checkpoint::{EMBEDDING, HEAD, LAST_NORM, NORM, in_backbone, in_layer, of_block, squeezed};
+use crate::mamba::{Config, Mixer};
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{Named, gradient_of, named};
@@ -38,7 +38,7 @@ impl Numbers {
     pub fn new(parts: &[Part], layers: usize) -> Result<Numbers> {
         let all: HashMap<&str, usize> = parts.iter().enumerate().map(|(i, part)| (part.name.as_str(), i)).collect();
         let block = |layer| {
-            let find = |name| all.get(in_layer(layer, of_block(name).file).as_str());
+            let find = |name| all.get(in_layer(layer, of_block(&Mixer::Mamba, name).file).as_str());
             mamba_block::Weights::new(|name| find(name).copied().map(Matrix::Float))
         };
         let embedding = all[in_backbone(EMBEDDING).as_str()];
