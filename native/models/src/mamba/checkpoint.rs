@@ -187,7 +187,7 @@ impl Checkpoint {
         let layers = taker.layers(&config, &format!("{prefix}{LAYERS}"), numbers);
         let norm = taker.take(&format!("{prefix}{LAST_NORM}"), &[config.width], dtype.wide(), false);
         let (mut embedding, mut head) = taker.ends(&config, prefix, backbone);
-        taker.done(&self.name)?;
+        taker.done(&self.name, &config.mixer)?;
         if backbone {
             (config.vocabulary, embedding, head) = (0, None, None);
         }

@@ -1,5 +1,6 @@
 //! The sizes of a model in `config.json`. The names are those of Hugging Face's `MambaConfig`, `FalconMambaConfig` and
-//! `Mamba2Config`, of the `mamba_ssm` package, or of other programs, such as `mamba.py` and MLX. Published files give some
+//! `Mamba2Config`, of the `mamba_ssm` package, or of other programs, such as `mamba.py`, MLX and
+//! `mistral_inference`. Published files give some
 //! sizes under several names.
 
 use super::family::{self, Family, NORMED_BY, Words, word};
@@ -50,6 +51,11 @@ impl Mixer {
             Mixer::FalconMamba(_) => "FalconMamba",
             Mixer::Mamba2(_) => "Mamba-2",
         }
+    }
+
+    /// The `model_type` of such models in a `config.json`.
+    pub fn model_type(&self) -> &'static str {
+        self.family().model_type()
     }
 
     pub(super) fn family(&self) -> Family {
@@ -117,8 +123,9 @@ pub(super) fn words(name: &str, json: &[u8]) -> Result<Words> {
     }
 }
 
-/// The names of each size: Hugging Face's first, then that of `mamba_ssm`.
-const WIDTH: &[&str] = &["hidden_size", "d_model"];
+/// The names of each size: Hugging Face's first, then that of `mamba_ssm`. The width and the groups have those of
+/// `mistral_inference` too.
+const WIDTH: &[&str] = &["hidden_size", "d_model", "dim"];
 const LAYERS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
 const VOCABULARY: &[&str] = &["vocab_size"];
 const MULTIPLE: &[&str] = &["pad_vocab_size_multiple"];

@@ -200,7 +200,8 @@ fn told(words: &Words) -> Told<Named> {
 }
 
 fn type_told(words: &Words) -> Told<Named> {
-    let Some(value) = said(words.get("model_type")).filter(|value| !is_package(value)) else {
+    let value = said(words.get("model_type")).filter(|value| !is_package(value) && !is_codestral(words));
+    let Some(value) = value else {
         return Ok(None);
     };
     let by = described("model_type", value);
@@ -279,6 +280,12 @@ fn said(value: Option<&Value>) -> Option<&Value> {
 
 fn listed(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice).iter()
+}
+
+/// Whether the words are those of Codestral, a Mamba-2 that `mistral_inference` calls `mamba`.
+fn is_codestral(words: &Words) -> bool {
+    let of_mistral = ["dim", "n_groups"].iter().all(|word| said(words.get(*word)).is_some());
+    of_mistral && words.get("model_type").is_some_and(|value| *value == Mamba.model_type())
 }
 
 fn is_package(value: &Value) -> bool {

@@ -15,7 +15,7 @@
 
 use super::config::{Config, Heads};
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_kernels::op::{Slot, named};
+use sidewinder_kernels::op::{Named, Slot, named};
 use sidewinder_kernels::ops::causal_conv1d::{self, Activation, CausalConv1d};
 use sidewinder_kernels::ops::layers::mamba_block::steps::State;
 use sidewinder_kernels::ops::norm::gated::{self, GatedRmsNorm};
@@ -117,11 +117,11 @@ pub struct Mamba2<'b, 'w, P: Place> {
 /// The state of sequences in the convolution or in the scan, before and after them.
 pub type Through<'s, P> = State<<P as Place>::View<'s>, <P as Place>::ViewMut<'s>>;
 
-/// Sequences of one batch and length, whose rows follow each other.
-struct Part<'y, 's, P: Place> {
-    number: usize,
+/// Sequences of one batch and length, whose rows follow each other: inputs, state, and rows of the result.
+struct Part<'t, 's, P: Place> {
+    inputs: Named<P::View<'t>>,
     state: Through<'s, P>,
-    y: P::ViewMut<'y>,
+    y: P::ViewMut<'t>,
 }
 
 /// The inputs of the scan, as rows of all sequences.
@@ -132,56 +132,73 @@ struct Scanned<T> {
     c: T,
 }
 
+/// The shapes of the scan's tensors.
+struct Shapes {
+    x: [usize; 4],
+    dt: [usize; 3],
+    b: [usize; 4],
+    state: [usize; 4],
+}
+
 impl<'w, P: Place> Mamba2<'_, 'w, P> {
     /// Computes `y` of rows `u`, `(rows, M)`. The rows are as many parts of `batch` sequences of this length as there are
     /// states of the convolution, and of the scan.
-    pub fn run<'s>(
+    pub fn run(
         &self,
         u: &P::View<'_>,
         dims: [usize; 2],
-        [conv, ssm]: [Vec<Through<'s, P>>; 2],
+        [conv, ssm]: [Vec<Through<P>>; 2],
         y: P::ViewMut<'_>,
     ) -> Result<()> {
-        let ([inner, of_conv, of_heads], in_proj) = (self.widths(), &self.weights.in_proj);
-        let z = self.project(u, in_proj, 0..inner)?;
-        let xbc = self.project(u, in_proj, inner..inner + of_conv)?;
-        let dt = self.project(u, in_proj, inner + of_conv..inner + of_conv + of_heads)?;
-        let c = self.conv(&xbc, dims, conv)?;
-        let s = self.scan(&self.scanned(&c, dt)?, dims, ssm)?;
-        let normed = self.norm(&s, &z)?;
+        let [z, xbc, dt] = self.projected(u)?;
+        let of = self.scanned(&self.conv(&xbc, dims, conv)?, dt)?;
+        let normed = self.norm(&self.scan(&of, dims, ssm)?, &z)?;
         matrices::multiply(self.place, P::view(&normed), &self.weights.out_proj, P::briefly_mut(y))
     }
 
-    /// The widths of the parts of `in_proj`.
-    fn widths(&self) -> [usize; 3] {
-        [self.config.inner, self.config.conv_channels(), self.heads.count]
+    /// `z`, `xBC` and `dt` of rows `u`.
+    fn projected(&self, u: &P::View<'_>) -> Result<[P::Owned; 3]> {
+        let [inner, channels, heads] = [self.config.inner, self.config.conv_channels(), self.heads.count];
+        let part = |rows: Range<usize>| {
+            let mut y = self.rows_like(u, rows.len())?;
+            let part = matrices::rows::<P>(&self.weights.in_proj, rows)?;
+            matrices::multiply(self.place, P::briefly(u), &part, P::view_mut(&mut y))?;
+            Ok(y)
+        };
+        let ends = [inner, inner + channels, inner + channels + heads];
+        Ok([part(0..ends[0])?, part(ends[0]..ends[1])?, part(ends[1]..ends[2])?])
     }
 
-    /// The product of `u` with these rows of a dense layer's matrix, with their bias.
-    fn project(&self, u: &P::View<'_>, of: &Dense<P::View<'w>>, rows: Range<usize>) -> Result<P::Owned> {
-        let mut y = self.rows_like(u, rows.len())?;
-        matrices::multiply(self.place, P::briefly(u), &matrices::rows::<P>(of, rows)?, P::view_mut(&mut y))?;
-        Ok(y)
-    }
-
-    fn conv(&self, xbc: &P::Owned, [batch, length]: [usize; 2], states: Vec<Through<P>>) -> Result<P::Owned> {
-        let width = self.config.conv_channels();
-        let mut c = self.rows_like(&P::view(xbc), width)?;
-        let (rows, dims) = (batch * length, [batch, length, width]);
-        self.place.each(parts::<P>(&mut c, rows, states)?, |place, Part { number, state, y }| {
-            let options =
-                causal_conv1d::Options { activation: Some(Activation::Silu), return_state: state.after.is_some() };
-            let inputs = named([
-                ("x", Some(rows_of::<P>(xbc, number, rows, &dims)?)),
-                ("w", Some(P::briefly(&self.weights.conv_w))),
-                ("bias", self.weights.conv_b.as_ref().map(P::briefly)),
-                ("initial_state", state.before.as_ref().map(P::briefly)),
-            ]);
-            let after = state.after.map(P::briefly_mut);
-            let outputs = named([("y", Some(P::reshape_mut(y, &dims)?)), ("last_state", after)]);
+    fn conv(&self, xbc: &P::Owned, dims @ [batch, length]: [usize; 2], states: Vec<Through<P>>) -> Result<P::Owned> {
+        let mut c = self.rows_like(&P::view(xbc), self.config.conv_channels())?;
+        let shape = self.conv_shape(dims);
+        let parts = parts::<P>(&mut c, batch * length, states, |number| self.conv_inputs(xbc, number, dims))?;
+        self.place.each(parts, |place, Part { mut inputs, state, y }| {
+            inputs.extend_with("initial_state", state.before.as_ref().map(P::briefly));
+            let y = P::reshape_mut(y, &shape)?;
+            let options = conv_options(state.after.is_some());
+            let outputs = named([("y", Some(y)), ("last_state", state.after.map(P::briefly_mut))]);
             place.call::<CausalConv1d>(&options, inputs, outputs)
         })?;
         Ok(c)
+    }
+
+    fn conv_shape(&self, [batch, length]: [usize; 2]) -> [usize; 3] {
+        [batch, length, self.config.conv_channels()]
+    }
+
+    /// The inputs of the convolution of a part, without its state.
+    fn conv_inputs<'t>(
+        &'t self,
+        xbc: &'t P::Owned,
+        number: usize,
+        dims @ [batch, length]: [usize; 2],
+    ) -> Result<Named<P::View<'t>>> {
+        Ok(named([
+            ("x", Some(rows_of::<P>(xbc, number, batch * length, &self.conv_shape(dims))?)),
+            ("w", Some(P::briefly(&self.weights.conv_w))),
+            ("bias", self.weights.conv_b.as_ref().map(P::briefly)),
+        ]))
     }
 
     /// `x`, `B` and `C`, beside `dt`.
@@ -195,42 +212,77 @@ impl<'w, P: Place> Mamba2<'_, 'w, P> {
         Ok(Scanned { x: part(0, inner)?, b: part(inner, states)?, c: part(inner + states, states)?, dt })
     }
 
-    fn scan(&self, of: &Scanned<P::Owned>, [batch, length]: [usize; 2], states: Vec<Through<P>>) -> Result<P::Owned> {
-        let (Heads { count, groups, limit }, Config { inner, state, .. }) = (*self.heads, *self.config);
-        let mut s = self.rows_like(&P::view(&of.x), inner)?;
-        let (rows, wide) = (batch * length, [batch, length, count, inner / count]);
-        let (each, shared) = ([batch, length, count], [batch, length, groups, state]);
-        let held = [batch, count, inner / count, state];
-        self.place.each(parts::<P>(&mut s, rows, states)?, |place, Part { number, state, y }| {
-            let options = ssd::Options {
-                dt_softplus: true,
-                dt_clamp: (limit != (0.0, f64::INFINITY)).then_some(limit),
-                return_state: state.after.is_some(),
-                ..Default::default()
-            };
-            let inputs = named([
-                ("x", Some(rows_of::<P>(&of.x, number, rows, &wide)?)),
-                ("dt", Some(rows_of::<P>(&of.dt, number, rows, &each)?)),
-                ("A", Some(P::briefly(self.a))),
-                ("B", Some(rows_of::<P>(&of.b, number, rows, &shared)?)),
-                ("C", Some(rows_of::<P>(&of.c, number, rows, &shared)?)),
-                ("D", Some(P::briefly(&self.weights.d))),
-                ("dt_bias", Some(P::briefly(&self.weights.dt_b))),
-                ("initial_state", state.before.as_ref().map(|before| P::reshape(before, &held)).transpose()?),
-            ]);
-            let after = state.after.map(|after| P::reshape_mut(after, &held)).transpose()?;
-            place.call::<Ssd>(&options, inputs, named([("y", Some(P::reshape_mut(y, &wide)?)), ("last_state", after)]))
+    fn scan(
+        &self,
+        of: &Scanned<P::Owned>,
+        dims @ [batch, length]: [usize; 2],
+        states: Vec<Through<P>>,
+    ) -> Result<P::Owned> {
+        let mut s = self.rows_like(&P::view(&of.x), self.config.inner)?;
+        let (shapes, options) = (self.shapes(dims), self.scan_options());
+        let parts = parts::<P>(&mut s, batch * length, states, |number| self.scan_inputs(of, number, dims))?;
+        self.place.each(parts, |place, Part { mut inputs, state, y }| {
+            let options = ssd::Options { return_state: state.after.is_some(), ..options };
+            let before = state.before.as_ref().map(|before| P::reshape(before, &shapes.state));
+            let after = state.after.map(|after| P::reshape_mut(after, &shapes.state));
+            inputs.extend_with("initial_state", before.transpose()?);
+            let y = P::reshape_mut(y, &shapes.x)?;
+            let outputs = named([("y", Some(y)), ("last_state", after.transpose()?)]);
+            place.call::<Ssd>(&options, inputs, outputs)
         })?;
         Ok(s)
     }
 
+    fn scan_options(&self) -> ssd::Options {
+        let limit = self.heads.limit;
+        let dt_clamp = (limit != (0.0, f64::INFINITY)).then_some(limit);
+        ssd::Options { dt_softplus: true, dt_clamp, ..Default::default() }
+    }
+
+    fn shapes(&self, [batch, length]: [usize; 2]) -> Shapes {
+        let (Heads { count, groups, .. }, Config { inner, state, .. }) = (*self.heads, *self.config);
+        Shapes {
+            x: [batch, length, count, inner / count],
+            dt: [batch, length, count],
+            b: [batch, length, groups, state],
+            state: [batch, count, inner / count, state],
+        }
+    }
+
+    /// The inputs of the scan of a part, without its state.
+    fn scan_inputs<'t>(
+        &'t self,
+        of: &'t Scanned<P::Owned>,
+        number: usize,
+        dims @ [batch, length]: [usize; 2],
+    ) -> Result<Named<P::View<'t>>> {
+        let Shapes { x, dt, b, .. } = self.shapes(dims);
+        let part = |of, shape: &[usize]| rows_of::<P>(of, number, batch * length, shape);
+        Ok(named([
+            ("x", Some(part(&of.x, &x)?)),
+            ("dt", Some(part(&of.dt, &dt)?)),
+            ("A", Some(P::briefly(self.a))),
+            ("B", Some(part(&of.b, &b)?)),
+            ("C", Some(part(&of.c, &b)?)),
+            ("D", Some(P::briefly(&self.weights.d))),
+            ("dt_bias", Some(P::briefly(&self.weights.dt_b))),
+        ]))
+    }
+
     fn norm(&self, s: &P::Owned, z: &P::Owned) -> Result<P::Owned> {
         let mut y = self.rows_like(&P::view(s), self.config.inner)?;
-        let options = gated::Options { eps: self.config.eps, groups: self.heads.groups, norm_before_gate: false };
-        let w = Some(P::briefly(&self.weights.norm));
-        let inputs = named([("x", Some(P::view(s))), ("z", Some(P::view(z))), ("w", w)]);
-        self.place.call::<GatedRmsNorm>(&options, inputs, named([("y", Some(P::view_mut(&mut y)))]))?;
+        let outputs = named([("y", Some(P::view_mut(&mut y)))]);
+        self.place.call::<GatedRmsNorm>(&self.norm_options(), self.norm_inputs(s, z), outputs)?;
         Ok(y)
+    }
+
+    fn norm_options(&self) -> gated::Options {
+        gated::Options { eps: self.config.eps, groups: self.heads.groups, norm_before_gate: false }
+    }
+
+    fn norm_inputs<'t>(&'t self, s: &'t P::Owned, z: &'t P::Owned) -> Named<P::View<'t>> {
+        let w = Some(P::briefly(&self.weights.norm));
+        named([("x", Some(P::view(s))), ("z", Some(P::view(z))), ("w", w)])
     }
 
     /// Memory for rows of this width, as many and of the type of those of `x`.
@@ -240,17 +292,22 @@ impl<'w, P: Place> Mamba2<'_, 'w, P> {
     }
 }
 
-/// The rows of `y` with the states of their sequences, `rows` for each state.
-fn parts<'y, 's, P: Place>(
-    y: &'y mut P::Owned,
+fn conv_options(return_state: bool) -> causal_conv1d::Options {
+    causal_conv1d::Options { activation: Some(Activation::Silu), return_state }
+}
+
+/// The rows of `y`, with the inputs and the states of their sequences, `rows` for each state.
+fn parts<'t, 's, P: Place>(
+    y: &'t mut P::Owned,
     rows: usize,
     states: Vec<Through<'s, P>>,
-) -> Result<Vec<Part<'y, 's, P>>> {
+    inputs: impl Fn(usize) -> Result<Named<P::View<'t>>>,
+) -> Result<Vec<Part<'t, 's, P>>> {
     let mut rest = P::view_mut(y);
     let mut parts = Vec::with_capacity(states.len());
     for (number, state) in states.into_iter().enumerate() {
         let (y, others) = P::split_rows(rest, rows)?;
-        parts.push(Part { number, state, y });
+        parts.push(Part { inputs: inputs(number)?, state, y });
         rest = others;
     }
     Ok(parts)

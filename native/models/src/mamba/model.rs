@@ -3,7 +3,7 @@
 use super::layers::Layers;
 use super::step::Stepper;
 use super::stored;
-use super::{Checkpoint, Config, Layer, Mixer, Weight, Weights};
+use super::{Checkpoint, Config, Layer, Weight, Weights};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cpu::matrix::SEVERAL;
 use sidewinder_kernels::cuda::{Buffer, Device};
@@ -204,8 +204,7 @@ impl Model {
         let Home::Cuda(weights, device, tf32) = &self.home else {
             return Ok(None);
         };
-        let size = (self.config.mixer == Mixer::Mamba).then(|| Stepper::size(&self.config, self.dtype, batch, device));
-        let Some(size) = size.flatten() else {
+        let Some(size) = Stepper::size(&self.config, self.dtype, batch, device) else {
             return Ok(None);
         };
         let mut steppers = self.steppers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -78,11 +78,10 @@ impl Model {
             Home::Cpu(weights, _) => parts(weights, weights.tied(super::model::same_weight)),
             Home::Cuda(weights, ..) => parts(weights, weights.tied(sidewinder_kernels::cuda::Buffer::same)),
         };
-        let family = self.config().mixer.family();
-        let [language_model, backbone] = family.architectures();
+        let [language_model, backbone] = self.config().mixer.family().architectures();
         let architecture = if self.config().vocabulary > 0 { language_model } else { backbone };
         for (word, value) in [
-            ("model_type", family.model_type().into()),
+            ("model_type", self.config().mixer.model_type().into()),
             ("architectures", json!([architecture])),
             ("hidden_act", "silu".into()),
             ("use_bias", in_bias.into()),

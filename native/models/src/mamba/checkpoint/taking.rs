@@ -149,9 +149,10 @@ impl Taker<'_> {
     }
 
     /// One error with all collected problems, if there are any.
-    pub(super) fn done(mut self, name: &str) -> Result<()> {
+    pub(super) fn done(mut self, name: &str, mixer: &Mixer) -> Result<()> {
+        let kind = mixer.name();
         let others = self.tensors.keys().chain(self.matrices.keys());
-        self.wrong.extend(others.map(|name| format!("`{name}`, which no Mamba model has")));
+        self.wrong.extend(others.map(|name| format!("`{name}`, which no {kind} model has")));
         if self.wrong.is_empty() {
             return Ok(());
         }
@@ -159,7 +160,8 @@ impl Taker<'_> {
             self.wrong.truncate(TOLD);
             self.wrong.push(format!("and {others} more"));
         }
-        Err(failure(name, "the tensors of a Mamba model of the sizes of its configuration", self.wrong.join("; ")))
+        let expected = format!("the tensors of a {kind} model of the sizes of its configuration");
+        Err(failure(name, &expected, self.wrong.join("; ")))
     }
 }
 
