@@ -13,6 +13,8 @@
 //!
 //! A token is a sequence of length 1, so prompts and steps are one walk.
 
+mod backward;
+
 use super::config::{Config, Heads};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::op::{Named, Slot, named};

@@ -124,11 +124,11 @@ impl Trainer {
                 .got("a backbone")
                 .hint("A backbone is trained with what is around it: see Sidewinder.Axon"));
         }
-        if model.config().mixer != Mixer::Mamba {
+        if let Mixer::FalconMamba(_) = model.config().mixer {
             return Err(Error::new(Kind::Argument, "model")
-                .expected("a model of the first Mamba")
+                .expected("a model of Mamba or Mamba-2")
                 .got(model.config().mixer.name())
-                .hint("The layers of other kinds have no gradient here"));
+                .hint("The norms of dt, B and C have no gradient here"));
         }
         let dtype = model.dtype().wide();
         let mut weights = model.tensors()?;
@@ -142,7 +142,7 @@ impl Trainer {
         let first = parts.iter().zip(&weights).find(|(_, (name, weight))| !decays(name, &weight.spec().shape));
         let decayed = first.map_or(total, |(part, _)| part.range.start);
         let memory = Memory::new(all, &model.home)?;
-        let numbers = Numbers::new(&parts, model.config().layers)?;
+        let numbers = Numbers::new(&parts, model.config())?;
         Ok(Trainer { config: *model.config(), dtype, parts, numbers, decayed, memory, steps: 0 })
     }
 
