@@ -46,6 +46,21 @@ pub fn shown(value: &Value) -> String {
     }
 }
 
+/// A number as a value of a file; it need not be finite.
+pub fn number(number: f64) -> Value {
+    let odd = || match number {
+        f64::INFINITY => "Infinity",
+        f64::NEG_INFINITY => "-Infinity",
+        _ => "NaN",
+    };
+    serde_json::Number::from_f64(number).map_or_else(|| format!("{ODD}{}", odd()).into(), Value::Number)
+}
+
+/// The number that a value of a file stands for, if it is one; it need not be finite.
+pub fn as_number(value: &Value) -> Option<f64> {
+    value.as_f64().or_else(|| value.as_str()?.strip_prefix(ODD)?.parse().ok())
+}
+
 /// Replaces the non-finite numbers in JSON text by marked strings.
 fn finite(mut text: &str) -> String {
     let mut finite = String::with_capacity(text.len());
@@ -116,6 +131,19 @@ mod tests {
         let again = written(&value);
         assert!(again.contains("-Infinity,") && again.contains("1e999") && again.ends_with("}\n"), "{again}");
         assert_eq!(read(&again), value);
+    }
+
+    #[test]
+    fn numbers_need_not_be_finite() {
+        for (value, text) in
+            [(0.5, "0.5"), (f64::INFINITY, "Infinity"), (f64::NEG_INFINITY, "-Infinity"), (f64::NAN, "NaN")]
+        {
+            let number = number(value);
+            assert_eq!(written(&number), format!("{text}\n"));
+            assert_eq!(as_number(&read(text)).map(f64::to_bits), as_number(&number).map(f64::to_bits));
+        }
+        assert_eq!(as_number(&read("1e999")), Some(f64::INFINITY));
+        assert_eq!(as_number(&read("\"Infinity\"")), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use sidewinder_kernels::error::Result;
 use sidewinder_kernels::ops::products::matrices::Quantization;
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 use sidewinder_models::mamba::sample::Sampling;
-use sidewinder_models::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where};
+use sidewinder_models::mamba::{Checkpoint, Config, Input, Mixer, Model, Session, Weight, Where};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -75,6 +75,7 @@ fn sizes() -> Config {
         rank: width.div_ceil(16),
         conv: 4,
         eps: 1e-5,
+        mixer: Mixer::Mamba,
     }
 }
 

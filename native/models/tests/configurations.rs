@@ -1,7 +1,7 @@
 //! Configurations as they are published, whole, and as other tools rewrite them.
 
 use sidewinder_kernels::error::{Error, Kind, Result};
-use sidewinder_models::mamba::Config;
+use sidewinder_models::mamba::{Config, Heads, Mixer};
 
 fn published(name: &str) -> String {
     let path = format!("{}/../../test/golden/configs/{name}.json", env!("CARGO_MANIFEST_DIR"));
@@ -19,7 +19,17 @@ fn refused(json: &str) -> Error {
 }
 
 fn sizes(width: usize, layers: usize) -> Config {
-    Config { width, layers, vocabulary: 50280, inner: 2 * width, state: 16, rank: width / 16, conv: 4, eps: 1e-5 }
+    Config {
+        width,
+        layers,
+        vocabulary: 50280,
+        inner: 2 * width,
+        state: 16,
+        rank: width / 16,
+        conv: 4,
+        eps: 1e-5,
+        mixer: Mixer::Mamba,
+    }
 }
 
 /// The words of a small model with others among them.
@@ -45,26 +55,143 @@ fn published_models_have_the_sizes_that_they_say() {
     assert_eq!(parsed(&published("mamba-2.8b-slimpj")), Ok(sizes(2560, 64)));
 }
 
+const OPEN: (f64, f64) = (0.0, f64::INFINITY);
+
+/// A configuration without these words.
+fn without(json: &str, words: &[&str]) -> String {
+    let mut json: serde_json::Value = serde_json::from_str(&json.replace("Infinity", "1e308")).unwrap();
+    words.iter().for_each(|word| drop(json.as_object_mut().unwrap().remove(*word)));
+    json.to_string()
+}
+
 #[test]
-fn other_published_models_are_called_by_their_names() {
-    for (name, part) in [
-        ("falcon-mamba-7b", "FalconMamba"),
-        ("mamba2-130m", "Mamba-2"),
-        ("mamba2-130m-hf", "Mamba-2"),
-        ("mamba2attn-2.7b", "Mamba-2"),
+fn published_models_of_other_kinds_have_the_sizes_that_they_say() {
+    let falcon =
+        Config { vocabulary: 65024, inner: 8192, rank: 256, mixer: Mixer::FalconMamba(1e-6), ..sizes(4096, 64) };
+    let json = published("falcon-mamba-7b");
+    assert_eq!(parsed(&json), Ok(falcon));
+    assert_eq!(parsed(&without(&json, &["model_type"])), Ok(falcon));
+    assert_eq!(parsed(&without(&json, &["architectures"])), Ok(falcon));
+    // Nothing else in it says what it is but its vocabulary.
+    assert!(
+        refused(&without(&json, &["model_type", "architectures"])).got.contains("65024 tokens, as FalconMamba has")
+    );
+
+    let second = |limit| Config {
+        vocabulary: 50288,
+        state: 128,
+        rank: 0,
+        mixer: Mixer::Mamba2(Heads { count: 24, groups: 1, limit }),
+        ..sizes(768, 24)
+    };
+    assert_eq!(parsed(&published("mamba2-130m")), Ok(second(OPEN)));
+    let json = published("mamba2-130m-hf");
+    assert_eq!(parsed(&json), Ok(second(OPEN)));
+    for words in [&["model_type"][..], &["architectures"], &["model_type", "architectures"]] {
+        assert_eq!(parsed(&without(&json, words)), Ok(second((0.0, 1e308))), "{words:?}");
+    }
+    let attention = refused(&published("mamba2attn-2.7b"));
+    assert!(attention.got.contains("`attn_layer_idx` [9,18,27,36,45,56]: a hybrid"), "{attention}");
+}
+
+/// What a small configuration of Mamba-2 says, in the words of Hugging Face or of the `mamba_ssm` package.
+fn second(words: &str) -> String {
+    with(&format!(r#""model_type": "mamba2", {words}"#))
+}
+
+fn package(words: &str) -> String {
+    format!(r#"{{"d_model": 16, "n_layer": 2, "ssm_cfg": {{"layer": "Mamba2", {words}}}}}"#)
+}
+
+#[test]
+fn heads_and_groups_are_those_that_a_configuration_says_or_leaves_out() {
+    let of = |json: &str| match parsed(json).unwrap_or_else(|e| panic!("{json}: {e}")).mixer {
+        Mixer::Mamba2(heads) => heads,
+        other => panic!("{other:?} in {json}"),
+    };
+    for (json, expected) in [
+        (second(r#""head_dim": 4, "num_heads": 8"#), Heads { count: 8, groups: 8, limit: OPEN }),
+        (second(r#""head_dim": 8, "n_groups": 2"#), Heads { count: 4, groups: 2, limit: OPEN }),
+        (
+            second(r#""head_dim": 16, "n_groups": 1, "time_step_limit": [0.5, 2]"#),
+            Heads { count: 2, groups: 1, limit: (0.5, 2.0) },
+        ),
+        (
+            second(r#""head_dim": 16, "n_groups": 1, "time_step_limit": [-Infinity, Infinity]"#),
+            Heads { count: 2, groups: 1, limit: (f64::NEG_INFINITY, f64::INFINITY) },
+        ),
+        (package(r#""headdim": 8"#), Heads { count: 4, groups: 1, limit: OPEN }),
+        (
+            package(r#""headdim": 8, "ngroups": 2, "dt_limit": [0.0, 1.0]"#),
+            Heads { count: 4, groups: 2, limit: (0.0, 1.0) },
+        ),
+        (package(r#""headdim": 8, "expand": 1"#), Heads { count: 2, groups: 1, limit: OPEN }),
+        (
+            r#"{"d_model": 64, "n_layer": 2, "ssm_cfg": {"layer": "Mamba2"}}"#.to_string(),
+            Heads { count: 2, groups: 1, limit: OPEN },
+        ),
     ] {
-        let json = published(name);
-        assert!(refused(&json).got.contains(part), "{name}: {}", refused(&json));
-        // Also by what is left where a type, or a type and architectures are not there.
-        let lines = |words: &[&str]| -> String {
-            let mut json: serde_json::Value = serde_json::from_str(&json.replace("Infinity", "1")).unwrap();
-            words.iter().for_each(|word| drop(json.as_object_mut().unwrap().remove(*word)));
-            json.to_string()
-        };
-        assert!(refused(&lines(&["model_type"])).got.contains(part), "{name}");
-        let other = if name == "mamba2attn-2.7b" { "" } else { part };
-        if name.ends_with("hf") || name.starts_with("falcon") {
-            assert!(refused(&lines(&["model_type", "architectures"])).got.contains(other), "{name}");
+        assert_eq!(of(&json), expected, "{json}");
+    }
+    // As `mistral_inference` describes Codestral.
+    let codestral = r#"{"model_type": "mamba", "dim": 4096, "n_layers": 64, "vocab_size": 32768, "n_groups": 8, "rms_norm": true,
+        "residual_in_fp32": true, "fused_add_norm": true, "pad_vocab_size_multiple": 1, "tie_embeddings": false}"#;
+    let mixer = Mixer::Mamba2(Heads { count: 128, groups: 8, limit: OPEN });
+    let sizes = Config { vocabulary: 32768, state: 128, rank: 0, mixer, ..sizes(4096, 64) };
+    assert_eq!(parsed(codestral), Ok(sizes));
+}
+
+#[test]
+fn heads_that_no_model_can_have_are_refused() {
+    for (json, part) in [
+        (second(r#""n_groups": 1"#), "0 heads"),
+        (second(r#""head_dim": 8, "num_heads": 3"#), "3 heads"),
+        (second(r#""head_dim": 5, "n_groups": 1"#), "6 heads and 5 channels"),
+        (second(r#""head_dim": 0, "n_groups": 1"#), "0 channels"),
+        (second(r#""head_dim": 8, "n_groups": 3"#), "3 groups"),
+        (second(r#""head_dim": 8, "n_groups": 0"#), "groups: 0"),
+        (second(r#""head_dim": 8, "n_groups": 8"#), "8 groups"),
+        (second(r#""head_dim": 8, "n_groups": 1, "time_step_limit": [2, 1]"#), "from 2 to 1"),
+        (second(r#""head_dim": 8, "n_groups": 1, "time_step_limit": [NaN, 1]"#), "from NaN"),
+        (second(r#""head_dim": 8, "n_groups": 1, "time_step_limit": [1]"#), "`time_step_limit` [1]"),
+        (second(r#""head_dim": 8, "n_groups": 1, "time_step_limit": ["0", "1"]"#), "`time_step_limit`"),
+        (second(r#""head_dim": 8, "n_groups": 1, "layer_norm_epsilon": 0"#), "epsilon 0"),
+        (package(r#""headdim": 8, "norm_before_gate": true"#), "`ssm_cfg.norm_before_gate` true"),
+        (package(r#""headdim": 8, "rmsnorm": false"#), "`ssm_cfg.rmsnorm` false"),
+        (package(r#""headdim": 8, "D_has_hdim": true"#), "`ssm_cfg.D_has_hdim` true"),
+        (package(r#""headdim": 8, "d_ssm": 16"#), "`ssm_cfg.d_ssm` 16"),
+    ] {
+        let error = refused(&json);
+        assert!(error.got.contains(part), "{json}: {error}");
+    }
+    let falcon = |eps: &str| with(&format!(r#""model_type": "falcon_mamba", "mixer_rms_eps": {eps}"#));
+    assert_eq!(parsed(&falcon("0.25")).unwrap().mixer, Mixer::FalconMamba(0.25));
+    assert_eq!(parsed(&with(r#""mixer_rms_eps": 0.25"#)).unwrap().mixer, Mixer::FalconMamba(0.25));
+    for eps in ["Infinity", "-1", "\"1\""] {
+        assert!(refused(&falcon(eps)).got.contains("`mixer_rms_eps`"), "{eps}");
+    }
+}
+
+#[test]
+fn what_is_told_is_read_again() {
+    for json in [
+        published("falcon-mamba-7b"),
+        published("mamba2-130m"),
+        published("mamba2-130m-hf"),
+        published("mamba-130m"),
+        package(r#""headdim": 8, "ngroups": 2, "dt_limit": [0.0, 1.0]"#),
+        second(r#""head_dim": 8, "n_groups": 2"#),
+    ] {
+        let config = parsed(&json).unwrap();
+        for before in ["{}", &json] {
+            let mut words = match sidewinder_files::json::parse("words", before.as_bytes(), "words").unwrap() {
+                serde_json::Value::Object(words) => words,
+                other => panic!("{other}"),
+            };
+            config.tell(&mut words);
+            words.insert("model_type".into(), config.mixer.model_type().into());
+            let told = sidewinder_files::json::written(&words.into());
+            assert_eq!(parsed(&told), Ok(config), "{told}");
         }
     }
 }
@@ -78,20 +205,18 @@ fn what_needs_other_arithmetic_is_refused_by_name() {
         (r#""model_type": "recurrent_gemma""#, "recurrent_gemma"),
         (r#""model_type": "llama""#, "`model_type` llama"),
         (r#""model_type": 3"#, "`model_type` 3"),
-        (r#""architectures": ["FalconMambaForCausalLM"]"#, "FalconMamba, which norms"),
-        (r#""architectures": ["Mamba2ForCausalLM"]"#, "Mamba-2"),
         (r#""architectures": ["LlamaForCausalLM"]"#, "LlamaForCausalLM"),
         (r#""architectures": "JambaForCausalLM""#, "JambaForCausalLM"),
         (r#""model_type": "mamba", "architectures": ["FalconMambaForCausalLM"]"#, "FalconMamba"),
         (r#""model_type": "mamba", "mixer_rms_eps": 0.5"#, "`mixer_rms_eps` 0.5: FalconMamba"),
-        (r#""mixer_rms_eps": Infinity"#, "FalconMamba"),
-        (r#""use_bcdt_rms": true"#, "FalconMamba"),
+        (r#""model_type": "mamba2", "mixer_rms_eps": 0.5"#, "`mixer_rms_eps` 0.5: FalconMamba"),
+        (r#""model_type": "mamba2", "architectures": ["FalconMambaForCausalLM"]"#, "FalconMamba"),
+        (r#""model_type": "mamba", "ssm_cfg": {"layer": "Mamba2"}"#, "`model_type` mamba and `ssm_cfg.layer` Mamba2"),
+        (r#""architectures": ["MambaForCausalLM", "Mamba2ForCausalLM"]"#, "Mamba-2"),
+        (r#""use_bcdt_rms": true"#, "`use_bcdt_rms` true: norms"),
         (r#""inner_layernorms": true"#, "`inner_layernorms` true"),
         (r#""vocab_size": 65024"#, "65024 tokens, as FalconMamba has"),
-        (r#""ssm_cfg": {"layer": "Mamba2"}"#, "Mamba-2"),
         (r#""ssm_cfg": {"layer": "Mamba3"}"#, "Mamba3"),
-        (r#""ssm_cfg": {"headdim": 64}"#, "Mamba-2"),
-        (r#""n_groups": 8"#, "`n_groups`: Mamba-2"),
         (r#""attn_layer_idx": [1]"#, "attention"),
         (r#""d_intermediate": 64"#, "MLPs"),
         (r#""mup": true"#, "muP"),
@@ -100,7 +225,7 @@ fn what_needs_other_arithmetic_is_refused_by_name() {
     ] {
         let error = refused(&with(words));
         assert!(error.got.contains(part), "{words}: {error}");
-        assert!(error.expected.contains("the first Mamba"), "{error}");
+        assert!(error.expected.contains("Mamba, FalconMamba or Mamba-2"), "{error}");
     }
     for words in [
         r#""mixer_rms_eps": null, "use_bcdt_rms": false, "attn_layer_idx": [], "attn_cfg": {}, "d_intermediate": 0"#,
@@ -117,7 +242,7 @@ fn what_needs_other_arithmetic_is_refused_by_name() {
 #[test]
 fn every_name_of_a_size_is_taken_and_two_that_differ_are_not() {
     let names: [&[&str]; 7] = [
-        &["hidden_size", "d_model"],
+        &["hidden_size", "d_model", "dim"],
         &["num_hidden_layers", "n_layer", "n_layers", "num_layers"],
         &["intermediate_size", "d_inner"],
         &["state_size", "d_state", "ssm_cfg.d_state"],

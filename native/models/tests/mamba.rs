@@ -9,26 +9,33 @@ mod golden;
 mod models;
 
 use common::{gpu, levels};
-use golden::{config, expected, folder, forward, of_tensors, tensors, tokens};
+use golden::{Golden, MAMBA, config, expected, folder, forward, of_tensors, tensors, tokens};
 use sidewinder_files::safetensors::{self, Reader};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Kind, Result};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use sidewinder_models::mamba::sample::Sampling;
-use sidewinder_models::mamba::{Checkpoint, Config, Input, Model, Session, Weight, Where, choose};
+use sidewinder_models::mamba::{Checkpoint, Config, Heads, Input, Mixer, Model, Session, Weight, Where, choose};
 use std::sync::Arc;
 
 fn model(dtype: DType, place: Where) -> Arc<Model> {
-    Arc::new(Model::new(Checkpoint::open(&folder(), false).unwrap(), Some(dtype), false, place).unwrap())
+    model_of(MAMBA, dtype, place)
+}
+
+fn model_of(golden: Golden, dtype: DType, place: Where) -> Arc<Model> {
+    Arc::new(Model::new(Checkpoint::open(&golden.folder(), false).unwrap(), Some(dtype), false, place).unwrap())
 }
 
 /// The model in every type at every place that there is, with a word about it.
-fn models() -> impl Iterator<Item = (Arc<Model>, String)> {
-    let on_cpu = levels().flat_map(|level| DType::FLOATS.map(|dtype| (dtype, level))).flat_map(|(dtype, level)| {
-        [1, 2]
-            .map(|threads| (model(dtype, Where::Cpu(Exec { level, threads })), format!("{dtype} {level:?} {threads}")))
-    });
-    let on_gpu = gpu().into_iter().flat_map(|device| {
+fn models(golden: Golden) -> impl Iterator<Item = (Arc<Model>, String)> {
+    let model = move |dtype, place| model_of(golden, dtype, place);
+    let on_cpu =
+        levels().flat_map(|level| DType::FLOATS.map(|dtype| (dtype, level))).flat_map(move |(dtype, level)| {
+            [1, 2].map(|threads| {
+                (model(dtype, Where::Cpu(Exec { level, threads })), format!("{dtype} {level:?} {threads}"))
+            })
+        });
+    let on_gpu = gpu().into_iter().flat_map(move |device| {
         DType::FLOATS.map(|dtype| (model(dtype, Where::Cuda(device.clone(), false)), format!("{dtype} on a GPU")))
     });
     let reference = Where::Cpu(Exec { level: Level::Reference, threads: 1 });
@@ -51,7 +58,7 @@ fn with_rounded_matrices(
     tensors: impl IntoIterator<Item = (String, Weight)>,
     dtype: DType,
 ) -> impl Iterator<Item = (String, Weight)> {
-    let matrices = ["_proj.weight", "embeddings.weight", "lm_head.weight"];
+    let matrices = ["_proj.weight", "embeddings.weight", "embedding.weight", "lm_head.weight"];
     tensors.into_iter().map(move |(name, weight)| {
         let rounded = if matrices.iter().any(|end| name.ends_with(end)) { weight.cast(dtype) } else { weight };
         (name, rounded.cast(DType::F64))
@@ -59,14 +66,16 @@ fn with_rounded_matrices(
 }
 
 /// What f64 gives with matrices rounded to a type: logits, and both states behind the first sequence.
-fn rounded(dtype: DType, tokens: &[u32]) -> [Owned; 3] {
-    let checkpoint = Checkpoint::new("rounded", Some(config()), with_rounded_matrices(tensors(), dtype));
+fn rounded(golden: Golden, dtype: DType) -> [Owned; 3] {
+    let tokens = golden.tokens();
+    let tensors = with_rounded_matrices(golden.tensors(), dtype);
+    let checkpoint = Checkpoint::new("rounded", Some(golden.config()), tensors);
     let reference = Where::Cpu(Exec { level: Level::Reference, threads: 1 });
     let model = Arc::new(Model::new(checkpoint, None, false, reference).unwrap());
     let mut session = Session::new(&model).unwrap();
     session.prefill(Input::Tokens(&tokens[..tokens.len() / 2]), None).unwrap();
     let [conv, ssm] = states(&session);
-    [forward(&model, tokens, 2), conv, ssm]
+    [forward(&model, &tokens, 2), conv, ssm]
 }
 
 /// What is allowed: roundings of all layers, relative to the largest value.
@@ -99,12 +108,13 @@ fn states(session: &Session) -> [Owned; 2] {
 
 #[test]
 fn no_tokens_give_no_rows() {
-    let model = model(DType::F32, Where::Cpu(Exec::default()));
-    for batch in [1, 3] {
-        assert_eq!(forward(&model, &[], batch).spec().shape[..], [batch, 0, 37]);
+    for model in golden::ALL.map(|golden| model_of(golden, DType::F32, Where::Cpu(Exec::default()))) {
+        for batch in [1, 3] {
+            assert_eq!(forward(&model, &[], batch).spec().shape[..], [batch, 0, 37]);
+        }
+        let mut rows = Owned::poisoned(model.output(&[0, 3]).unwrap());
+        model.forward(Input::Tokens(&[]), 0, rows.view_mut()).unwrap();
     }
-    let mut rows = Owned::poisoned(model.output(&[0, 3]).unwrap());
-    model.forward(Input::Tokens(&[]), 0, rows.view_mut()).unwrap();
 }
 
 /// Steps of any number of sequences, of sizes whose parts are read at once and of others, also of more states than threads
@@ -112,8 +122,28 @@ fn no_tokens_give_no_rows() {
 #[test]
 fn steps_of_any_number_are_those_of_whole_sequences() {
     const LENGTH: usize = 4;
-    let sizes = Config { width: 48, layers: 2, vocabulary: 29, inner: 72, state: 16, rank: 4, conv: 4, eps: 1e-5 };
-    let configs = [sizes, Config { rank: 48, ..sizes }, Config { state: 100, rank: 6, inner: 41, conv: 3, ..sizes }];
+    let sizes = Config {
+        width: 48,
+        layers: 2,
+        vocabulary: 29,
+        inner: 72,
+        state: 16,
+        rank: 4,
+        conv: 4,
+        eps: 1e-5,
+        mixer: Mixer::Mamba,
+    };
+    let heads = |count, groups, limit| Mixer::Mamba2(Heads { count, groups, limit });
+    let open = (0.0, f64::INFINITY);
+    let configs = [
+        sizes,
+        Config { rank: 48, ..sizes },
+        Config { state: 100, rank: 6, inner: 41, conv: 3, ..sizes },
+        Config { mixer: Mixer::FalconMamba(1e-3), ..sizes },
+        Config { mixer: heads(6, 2, open), rank: 0, ..sizes },
+        Config { mixer: heads(2, 1, (0.1, 0.5)), rank: 0, inner: 128, state: 128, ..sizes },
+        Config { mixer: heads(3, 3, open), rank: 0, inner: 39, state: 5, conv: 1, ..sizes },
+    ];
     for (config, dtype) in configs.into_iter().flat_map(|config| [(config, DType::F32), (config, DType::F16)]) {
         let tensors = models::tensors(&config, true);
         let tensors: Vec<_> = with_rounded_matrices(tensors, dtype).collect();
@@ -143,16 +173,20 @@ fn steps_of_any_number_are_those_of_whole_sequences() {
 
 #[test]
 fn logits_and_states_agree_with_the_independent_implementation() {
-    let tokens = tokens();
-    let [logits, conv, ssm] = ["logits", "conv_state", "ssm_state"].map(expected);
-    let exact = rounded(DType::F64, &tokens);
+    golden::ALL.into_iter().for_each(agrees_with_the_independent_implementation);
+}
+
+fn agrees_with_the_independent_implementation(golden: Golden) {
+    let tokens = golden.tokens();
+    let [logits, conv, ssm] = ["logits", "conv_state", "ssm_state"].map(|name| golden.expected(name));
+    let exact = rounded(golden, DType::F64);
     for (got, expected) in exact.iter().zip([&logits, &conv, &ssm]) {
-        near(got, expected, DType::F64, "reference");
+        near(got, expected, DType::F64, &format!("{golden:?} reference"));
     }
     let length = tokens.len() / 2;
-    for (model, what) in models() {
-        let dtype = model.dtype();
-        let [logits, conv, ssm] = rounded(dtype, &tokens);
+    for (model, what) in models(golden) {
+        let (dtype, what) = (model.dtype(), format!("{golden:?} {what}"));
+        let [logits, conv, ssm] = rounded(golden, dtype);
         near(&forward(&model, &tokens, 2), &logits, dtype, &what);
         for cut in [0, 1, 2, 5, length - 1] {
             let mut session = Session::new(&model).unwrap();
@@ -170,10 +204,15 @@ fn logits_and_states_agree_with_the_independent_implementation() {
 
 #[test]
 fn steps_of_several_sessions_equal_whole_sequences() {
-    let tokens = tokens();
+    golden::ALL.into_iter().for_each(steps_equal_whole_sequences);
+}
+
+fn steps_equal_whole_sequences(golden: Golden) {
+    let tokens = golden.tokens();
     let length = tokens.len() / 2;
-    for (model, what) in models() {
-        let [logits, ..] = rounded(model.dtype(), &tokens);
+    for (model, what) in models(golden) {
+        let what = format!("{golden:?} {what}");
+        let [logits, ..] = rounded(golden, model.dtype());
         for others in [0, 1, 7, 8] {
             let mut sessions: Vec<Session> = (0..2 + others).map(|_| Session::new(&model).unwrap()).collect();
             // They need not have seen as much.
@@ -213,7 +252,7 @@ fn tokens_are_chosen_as_the_logits_say() {
         Sampling { seed: 5, repetition_penalty: 1.3, ..plain },
     ];
     let tokens = tokens();
-    for (model, what) in models() {
+    for (model, what) in models(MAMBA).chain(models(golden::MAMBA2)) {
         let mut base = Session::new(&model).unwrap();
         prefill(&mut base, &tokens[..5]);
         for (sampling, count) in samplings.iter().flat_map(|sampling| [(sampling, 3), (sampling, 40)]) {
@@ -239,7 +278,7 @@ fn tokens_are_chosen_as_the_logits_say() {
 #[test]
 fn forks_and_dumps_go_on_with_the_same_bits() {
     let tokens = tokens();
-    for (model, what) in models() {
+    for (model, what) in golden::ALL.into_iter().flat_map(models) {
         let mut session = Session::new(&model).unwrap();
         prefill(&mut session, &tokens[..7]);
         let (mut fork, dump) = (session.fork().unwrap(), session.dump().unwrap());

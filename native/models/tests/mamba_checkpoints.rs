@@ -6,12 +6,12 @@ mod common;
 mod golden;
 
 use common::gpu;
-use golden::{config, forward, of_tensors, tensors, tokens};
+use golden::{FALCON_MAMBA, Golden, MAMBA, MAMBA2, MAMBA2_GROUPS, config, forward, of_tensors, tensors, tokens};
 use sidewinder_files::safetensors;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
-use sidewinder_models::mamba::{Checkpoint, Config, Model, Weight, Where};
+use sidewinder_models::mamba::{Checkpoint, Config, Heads, Mixer, Model, Weight, Where};
 use std::path::Path;
 
 #[test]
@@ -39,12 +39,86 @@ fn other_names_and_no_configuration_make_the_same_model() {
 }
 
 #[test]
-fn the_tensors_of_a_model_are_those_it_was_made_of() {
-    let of = |tensors: Vec<(String, Weight)>| {
-        let mut all: Vec<_> = tensors.into_iter().map(|(n, w)| (n, w.spec(), w.view().bytes().to_vec())).collect();
-        all.sort_by(|a, b| a.0.cmp(&b.0));
-        all
+fn other_kinds_are_read_by_all_their_names() {
+    for golden in [FALCON_MAMBA, MAMBA2, MAMBA2_GROUPS] {
+        let tokens = golden.tokens();
+        let plain = forward(&of_tensors(Some(golden.config()), golden.tensors()).unwrap(), &tokens, 2);
+        let outer = |name: &str| format!("model.{name}");
+        let original = |name: &str| name.replace("embeddings", "embedding");
+        let hugging_face = |name: &str| original(name).replace("embedding", "embeddings");
+        let bare = |name: &str| name.replace("backbone.", "");
+        for rename in [&outer as &dyn Fn(&str) -> String, &original, &hugging_face, &bare] {
+            let renamed = golden.tensors().into_iter().map(|(name, weight)| (rename(&name), weight)).collect();
+            let model = of_tensors(Some(golden.config()), renamed).unwrap();
+            assert_eq!(forward(&model, &tokens, 2).view().bytes(), plain.view().bytes(), "{golden:?}");
+        }
+    }
+}
+
+#[test]
+fn other_kinds_are_saved_as_they_are_read() {
+    let folder = std::env::temp_dir().join(format!("sidewinder-kinds-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for golden in [FALCON_MAMBA, MAMBA2, MAMBA2_GROUPS] {
+        let model = of_tensors(Some(golden.config()), golden.tensors()).unwrap();
+        let written = std::fs::read(golden.folder().join("config.json")).unwrap();
+        for configs in [&[][..], &[&written[..]]] {
+            let described = model.described(configs).unwrap();
+            assert!(described.contains(&format!("\"model_type\": \"{}\"", golden.config().mixer.model_type())));
+            std::fs::write(folder.join("config.json"), described).unwrap();
+            model.save(&folder.join("model.safetensors")).unwrap();
+            let again = Checkpoint::open(&folder, false).unwrap();
+            let again = Model::new(again, None, false, Where::Cpu(Exec::default())).unwrap();
+            assert_eq!(again.config(), model.config());
+            assert_eq!(sorted(again.tensors().unwrap()), sorted(model.tensors().unwrap()), "{golden:?}");
+        }
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn tensors_of_another_kind_than_the_configuration_says_are_refused() {
+    let refused = |config: Option<Golden>, tensors: Golden| {
+        of_tensors(config.map(Golden::config), tensors.tensors()).err().expect("an error").got
     };
+    for config in [None, Some(MAMBA), Some(FALCON_MAMBA)] {
+        let got = refused(config, MAMBA2);
+        assert!(got.contains("Mamba-2, as `backbone.layers.0.mixer."), "{got}");
+    }
+    let got = refused(Some(MAMBA2), MAMBA);
+    for part in [
+        "no `backbone.layers.0.mixer.dt_bias`",
+        "no `backbone.layers.1.mixer.norm.weight`",
+        "`backbone.layers.0.mixer.A_log` of shape (40, 5) where it should be (5)",
+        "`backbone.layers.0.mixer.x_proj.weight`, which no Mamba-2 model has",
+    ] {
+        assert!(got.contains(part), "{part} in {got}");
+    }
+    let plain = MAMBA2_GROUPS.config();
+    let Mixer::Mamba2(heads) = plain.mixer else { panic!("{plain:?}") };
+    for (config, part) in [
+        (Config { mixer: Mixer::Mamba2(Heads { groups: 1, ..heads }), ..plain }, "in_proj.weight` of shape (96, 20)"),
+        (Config { mixer: Mixer::Mamba2(Heads { count: 8, ..heads }), ..plain }, "mixer.D` of shape (4)"),
+        (Config { mixer: Mixer::Mamba2(Heads { count: 3, ..heads }), ..plain }, "3 heads"),
+        (Config { mixer: Mixer::Mamba2(Heads { count: 0, ..heads }), ..plain }, "count: 0"),
+        (Config { state: 1 << 30, ..plain }, "conv1d.weight` of shape (52, 1, 3)"),
+        (Config { inner: i32::MAX as usize + 1, ..plain }, "inner: 2147483648"),
+    ] {
+        let error = of_tensors(Some(config), MAMBA2_GROUPS.tensors()).err().expect(part);
+        assert!(error.kind == Kind::File && error.got.contains(part), "{part}: {error}");
+    }
+}
+
+/// Tensors by their names, as bytes.
+fn sorted(tensors: Vec<(String, Weight)>) -> Vec<(String, Spec, Vec<u8>)> {
+    let mut all: Vec<_> = tensors.into_iter().map(|(n, w)| (n, w.spec(), w.view().bytes().to_vec())).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+#[test]
+fn the_tensors_of_a_model_are_those_it_was_made_of() {
+    let of = sorted;
     let mut untied = tensors();
     untied.push(("lm_head.weight".to_string(), Owned::zeros(Spec::new(DType::F32, &[37, 20]).unwrap()).into()));
     let places = || [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false)));

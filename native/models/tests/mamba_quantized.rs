@@ -14,22 +14,34 @@ use sidewinder_kernels::ops::products::matrices::{self, Quantization};
 use sidewinder_kernels::place::Cpu;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use sidewinder_models::mamba::train::Trainer;
-use sidewinder_models::mamba::{Checkpoint, Config, Description, Input, Model, Session, Weight, Where};
+use sidewinder_models::mamba::{Checkpoint, Config, Description, Heads, Input, Mixer, Model, Session, Weight, Where};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const LENGTH: usize = 5;
 const REFERENCE: Exec = Exec { level: Level::Reference, threads: 1 };
 
-/// Sizes of which all, most and some rows are whole blocks.
-fn configs() -> [Config; 4] {
-    let whole = Config { width: 64, layers: 2, vocabulary: 37, inner: 96, state: 16, rank: 4, conv: 4, eps: 1e-5 };
+/// Sizes of which all, most and some rows are whole blocks, and the other kinds of layers.
+fn configs() -> [Config; 6] {
+    let whole = Config {
+        width: 64,
+        layers: 2,
+        vocabulary: 37,
+        inner: 96,
+        state: 16,
+        rank: 4,
+        conv: 4,
+        eps: 1e-5,
+        mixer: Mixer::Mamba,
+    };
     let only_x_proj = Config { width: 48, ..whole };
     [
         whole,
         Config { inner: 72, ..whole },
         only_x_proj,
         Config { width: 48, inner: 41, state: 5, rank: 3, conv: 3, ..whole },
+        Config { mixer: Mixer::FalconMamba(1e-3), ..whole },
+        Config { mixer: Mixer::Mamba2(Heads { count: 6, groups: 2, limit: (0.0, f64::INFINITY) }), rank: 0, ..whole },
     ]
 }
 
@@ -168,7 +180,9 @@ fn what_is_stored_is_the_same_model_again() {
                 let place = || Where::Cpu(Exec::default());
                 let model = Model::quantized(checkpoint, Some(dtype), backbone, how, place()).unwrap();
                 let stored = model.stored().unwrap();
-                for sizes in [Some(*model.config()), None] {
+                // Without a configuration a model is one of the first Mamba.
+                let nothing = (config.mixer == Mixer::Mamba).then_some(None);
+                for sizes in [Some(Some(*model.config())), nothing].into_iter().flatten() {
                     let again = Checkpoint::new("again", sizes, stored.clone());
                     let again = Model::new(again, None, backbone, place()).unwrap();
                     assert_eq!((again.dtype(), again.config()), (model.dtype(), model.config()));

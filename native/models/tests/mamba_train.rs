@@ -12,14 +12,38 @@ use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::tensor::{DType, Described, Owned};
 use sidewinder_models::mamba::train::{AdamW, Trainer};
-use sidewinder_models::mamba::{Checkpoint, Config, Model, Session, Where};
+use sidewinder_models::mamba::{Checkpoint, Config, Heads, Mixer, Model, Session, Where};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-const CONFIG: Config = Config { width: 6, layers: 2, vocabulary: 11, inner: 10, state: 3, rank: 2, conv: 4, eps: 1e-5 };
+const CONFIG: Config = Config {
+    width: 6,
+    layers: 2,
+    vocabulary: 11,
+    inner: 10,
+    state: 3,
+    rank: 2,
+    conv: 4,
+    eps: 1e-5,
+    mixer: Mixer::Mamba,
+};
+
+/// The same sizes for layers of Mamba-2, whose step sizes are bounded.
+const SECOND: Config =
+    Config { inner: 12, rank: 0, mixer: Mixer::Mamba2(Heads { count: 4, groups: 2, limit: (0.05, 0.5) }), ..CONFIG };
 
 fn tensors(whole: bool) -> Tensors {
     models::tensors(&CONFIG, whole)
+}
+
+/// The weights of all models, with all biases and a head of their own, or with neither.
+fn all_tensors() -> impl Iterator<Item = Tensors> {
+    [CONFIG, SECOND].into_iter().flat_map(|config| [false, true].map(|whole| models::tensors(&config, whole)))
+}
+
+/// The configuration of these weights.
+fn config_of(tensors: &Tensors) -> Config {
+    if tensors.contains_key("backbone.layers.0.mixer.dt_bias") { SECOND } else { CONFIG }
 }
 
 fn reference() -> Where {
@@ -27,7 +51,7 @@ fn reference() -> Where {
 }
 
 fn model(tensors: &Tensors, dtype: DType, place: Where) -> Arc<Model> {
-    let checkpoint = Checkpoint::new("test", Some(CONFIG), tensors.clone());
+    let checkpoint = Checkpoint::new("test", Some(config_of(tensors)), tensors.clone());
     Arc::new(Model::new(checkpoint, Some(dtype), false, place).unwrap())
 }
 
@@ -60,8 +84,7 @@ fn moved(tensors: &Tensors, name: &str, by: f64) -> (Tensors, Owned) {
 
 #[test]
 fn the_gradient_of_each_weight_is_that_of_the_loss() {
-    for whole in [false, true] {
-        let tensors = tensors(whole);
+    for tensors in all_tensors() {
         let (_, gradients) = gradient(trainer(&tensors, DType::F64, reference()));
         assert_eq!(gradients.keys().collect::<Vec<_>>(), tensors.keys().collect::<Vec<_>>());
         for name in tensors.keys() {
@@ -78,8 +101,7 @@ fn the_gradient_of_each_weight_is_that_of_the_loss() {
 
 #[test]
 fn losses_and_gradients_are_the_same_everywhere() {
-    for whole in [false, true] {
-        let tensors = tensors(whole);
+    for tensors in all_tensors() {
         let (loss, expected) = gradient(trainer(&tensors, DType::F64, reference()));
         for (place, dtype, what) in places() {
             let (got, gradients) = gradient(trainer(&tensors, dtype, place));
@@ -164,12 +186,15 @@ fn a_step_is_that_of_adamw() {
 #[test]
 fn a_model_learns_a_text_with_the_same_bits_each_time() {
     let mut by_level = BTreeMap::new();
-    for (place, dtype, what) in places().filter(|(_, dtype, _)| *dtype == DType::F32) {
+    let places = || places().filter(|(_, dtype, _)| *dtype == DType::F32);
+    let kinds = [CONFIG, SECOND].into_iter().flat_map(|config| places().map(move |place| (config, place)));
+    for (config, (place, dtype, what)) in kinds {
         let level = match &place {
             Where::Cpu(exec) => exec.level.name(),
             Where::Cuda(..) => "cuda",
         };
-        let model = model(&tensors(false), dtype, place);
+        let (level, what) = ((config.mixer.name(), level), format!("{} {what}", config.mixer.name()));
+        let model = model(&models::tensors(&config, false), dtype, place);
         let learn = || {
             let mut trainer = Trainer::new(&model).unwrap();
             let how = AdamW { learning_rate: 0.02, ..AdamW::default() };
@@ -223,4 +248,13 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     for ((name, before), (_, after)) in before.iter().zip(trainer.tensors().unwrap()) {
         assert_eq!(before.view().bytes(), after.view().bytes(), "{name}");
     }
+}
+
+#[test]
+fn falcon_mamba_is_not_trained() {
+    let config = Config { mixer: Mixer::FalconMamba(1e-6), ..CONFIG };
+    let checkpoint = Checkpoint::new("other", Some(config), models::tensors(&config, true));
+    let model = Model::new(checkpoint, Some(DType::F32), false, reference()).unwrap();
+    let error = Trainer::new(&model).map(|_| ()).unwrap_err();
+    assert_eq!((error.kind, &*error.argument, &*error.got), (Kind::Argument, "model", "FalconMamba"), "{error}");
 }

@@ -16,7 +16,8 @@ use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::ops::products::matrices::Quantization;
 use sidewinder_kernels::tensor::{DType, Described};
 use sidewinder_models::mamba::{
-    Checkpoint, Config, Description, Input, Model, Weight, Where, ends, files, merged, names, quantized_config, told,
+    Checkpoint, Config, Description, Heads, Input, Mixer, Model, Weight, Where, ends, files, merged, names,
+    quantized_config, told,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -118,8 +119,8 @@ fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, place: Wh
         None => Model::new(checkpoint, dtype, backbone, place)?,
         Some(how) => Model::quantized(checkpoint, dtype, backbone, how, place)?,
     };
-    let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = *model.config();
-    let sizes = [
+    let Config { width, layers, vocabulary, inner, state, rank, conv, eps, mixer } = *model.config();
+    let mut sizes = vec![
         ("width", width),
         ("layers", layers),
         ("vocabulary", vocabulary),
@@ -128,10 +129,14 @@ fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, place: Wh
         ("rank", rank),
         ("conv", conv),
     ];
+    if let Mixer::Mamba2(Heads { count, groups, .. }) = mixer {
+        sizes.extend([("heads", count), ("groups", groups)]);
+    }
     let atom = |name: &str| Atom::from_str(env, name).expect("a short name");
     let mut pairs: Vec<(Term, Term)> =
         sizes.iter().map(|(name, size)| (atom(name).encode(env), size.encode(env))).collect();
     pairs.push((atom("eps").encode(env), eps.encode(env)));
+    pairs.push((atom("mixer").encode(env), atom(mixer.model_type()).encode(env)));
     let config = Term::map_from_pairs(env, &pairs).expect("distinct names");
     let dtype = atom(model.dtype().name());
     Ok((ResourceArc::new(HeldModel(Arc::new(model))), config, dtype).encode(env))

@@ -1,9 +1,10 @@
-//! Models in safetensors files, with the tensor names of Hugging Face's `MambaForCausalLM` or of the `mamba_ssm`
-//! package.
+//! Models in safetensors files, with the tensor names of Hugging Face's `MambaForCausalLM`, `FalconMambaForCausalLM` and
+//! `Mamba2ForCausalLM`, or of the `mamba_ssm` package.
 
 mod taking;
 
-use super::config::{Config, Description};
+use super::config::{Config, Description, Heads, Mixer};
+use super::family::Family;
 use super::stored::{self, Stored};
 use super::weights::Weight;
 use super::{Weights, family, layout};
@@ -45,7 +46,7 @@ pub(super) type Filed<'w, T> = (String, Vec<usize>, &'w T);
 pub(super) const NORM: &str = "norm.weight";
 
 /// The weights of a block, named as in [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock).
-const BLOCK: [Part; 11] = [
+const MAMBA: [Part; 11] = [
     Part { name: "in_proj", file: "mixer.in_proj.weight", dims: |c| vec![2 * c.inner, c.width] },
     Part { name: "in_proj_b", file: "mixer.in_proj.bias", dims: |c| vec![2 * c.inner] },
     Part { name: "conv_w", file: "mixer.conv1d.weight", dims: |c| vec![c.inner, 1, c.conv] },
@@ -59,17 +60,52 @@ const BLOCK: [Part; 11] = [
     Part { name: "out_proj_b", file: "mixer.out_proj.bias", dims: |c| vec![c.width] },
 ];
 
+/// The weights of a layer of Mamba-2.
+const MAMBA2: [Part; 10] = [
+    Part {
+        name: "in_proj",
+        file: "mixer.in_proj.weight",
+        dims: |c| vec![c.inner + c.conv_channels() + heads(c), c.width],
+    },
+    Part { name: "in_proj_b", file: "mixer.in_proj.bias", dims: |c| vec![c.inner + c.conv_channels() + heads(c)] },
+    Part { name: "conv_w", file: "mixer.conv1d.weight", dims: |c| vec![c.conv_channels(), 1, c.conv] },
+    Part { name: "conv_b", file: "mixer.conv1d.bias", dims: |c| vec![c.conv_channels()] },
+    Part { name: "dt_b", file: "mixer.dt_bias", dims: |c| vec![heads(c)] },
+    Part { name: "A_log", file: "mixer.A_log", dims: |c| vec![heads(c)] },
+    Part { name: "D", file: "mixer.D", dims: |c| vec![heads(c)] },
+    Part { name: "norm", file: "mixer.norm.weight", dims: |c| vec![c.inner] },
+    Part { name: "out_proj", file: "mixer.out_proj.weight", dims: |c| vec![c.width, c.inner] },
+    Part { name: "out_proj_b", file: "mixer.out_proj.bias", dims: |c| vec![c.width] },
+];
+
+fn heads(config: &Config) -> usize {
+    match config.mixer {
+        Mixer::Mamba2(Heads { count, .. }) => count,
+        _ => 0,
+    }
+}
+
+/// The weights of a layer of this kind.
+fn parts(mixer: &Mixer) -> &'static [Part] {
+    match mixer {
+        Mixer::Mamba | Mixer::FalconMamba(_) => &MAMBA,
+        Mixer::Mamba2(_) => &MAMBA2,
+    }
+}
+
 /// The weights of a block: each name in
 /// [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with the name in a layer of a file.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
-    BLOCK.iter().map(|part| (part.name, part.file))
+    MAMBA.iter().map(|part| (part.name, part.file))
 }
 
-/// The weight of a block with that name here.
-pub(super) fn of_block(name: &str) -> &'static Part {
-    BLOCK.iter().find(|part| part.name == name).expect("a name of the block's")
+/// The weight of a layer of this kind with that name here.
+pub(super) fn of_block(mixer: &Mixer, name: &str) -> &'static Part {
+    parts(mixer).iter().find(|part| part.name == name).expect("a name of the block's")
 }
 
+/// A prefix of all tensors where a program has the whole model as a part, as that of Codestral has.
+const OUTER: &str = "model.";
 /// The prefix of the tensors of a whole model; a backbone alone may do without it.
 const BACKBONE: &str = "backbone.";
 pub(super) const EMBEDDING: &str = "embeddings.weight";
@@ -111,7 +147,7 @@ impl Checkpoint {
         let description = config.map(|bytes| Description::parse(&json.display().to_string(), &bytes)).transpose()?;
         let mut tensors = BTreeMap::new();
         for file in layout::files(path)? {
-            read_file(&file, copied, &mut tensors)?;
+            read_file(&file, copied, description.as_ref().map(Description::family), &mut tensors)?;
         }
         Ok(Checkpoint { name, description, tensors })
     }
@@ -134,6 +170,7 @@ impl Checkpoint {
     /// The model in `dtype`, or by default in the type of its matrices. A `backbone` leaves out the parts that deal
     /// with tokens. One error reports all tensors that are missing, superfluous, or of a wrong shape.
     pub fn model(mut self, dtype: Option<DType>, backbone: bool) -> Result<(Config, DType, Weights<Weight>)> {
+        self.tensors = without_outer(std::mem::take(&mut self.tensors));
         let prefix = if self.tensors.keys().any(|name| name.starts_with(BACKBONE)) { BACKBONE } else { "" };
         self.check_family(prefix)?;
         self.check_formats()?;
@@ -150,7 +187,7 @@ impl Checkpoint {
         let layers = taker.layers(&config, &format!("{prefix}{LAYERS}"), numbers);
         let norm = taker.take(&format!("{prefix}{LAST_NORM}"), &[config.width], dtype.wide(), false);
         let (mut embedding, mut head) = taker.ends(&config, prefix, backbone);
-        taker.done(&self.name)?;
+        taker.done(&self.name, &config.mixer)?;
         if backbone {
             (config.vocabulary, embedding, head) = (0, None, None);
         }
@@ -190,7 +227,8 @@ impl Checkpoint {
                 self.tensors.iter().filter(|(name, _)| embedding(name)).find_map(|(_, found)| found.as_ref().ok());
             found.and_then(|weight| weight.spec().shape.first().copied())
         };
-        family::check_tensors(&self.name, tensors, self.description.is_none().then(rows).flatten())
+        let family = self.description.as_ref().map_or(Family::Mamba, Description::family);
+        family::check_tensors(&self.name, tensors, family, self.description.is_none().then(rows).flatten())
     }
 
     /// The numbers of the layers that have tensors.
@@ -205,7 +243,7 @@ impl Checkpoint {
         Some((spec.shape, spec.dtype))
     }
 
-    /// The sizes as given by the shapes of the tensors.
+    /// The sizes as given by the shapes of the tensors, which are those of the first Mamba.
     fn config_of_shapes(&self, prefix: &str, matrices: &Matrices) -> Result<Config> {
         let size = |name: String, axis: usize| {
             let stored = || Some(matrices.get(&name)?.dims.to_vec());
@@ -229,6 +267,7 @@ impl Checkpoint {
             rank: of_first("dt_proj.weight", 1)?,
             conv: of_first("conv1d.weight", 2)?,
             eps: 1e-5,
+            mixer: Mixer::Mamba,
         }
         .check(&self.name)
     }
@@ -246,7 +285,7 @@ impl<T> Weights<T> {
             let prefix = of_layer(BACKBONE, i);
             all.push(norm(&prefix, NORM, &layer.norm));
             for (name, weight) in layer.block.named() {
-                let Part { file, dims, .. } = of_block(name);
+                let Part { file, dims, .. } = of_block(&config.mixer, name);
                 all.extend(filed_as(weight, &format!("{prefix}{file}"), dims(config)));
             }
         }
@@ -300,11 +339,21 @@ pub(super) const TOLD_FORMATS: &str = "sidewinder.quantized";
 /// Upper limit for the bytes of a description.
 pub(super) const MAX_DESCRIPTION: u64 = 64 << 20;
 
-/// Adds the tensors of a file.
-fn read_file(path: &Path, copied: bool, tensors: &mut BTreeMap<String, Found>) -> Result<()> {
+/// Tensors without the prefix that all of a whole model have.
+fn without_outer(tensors: BTreeMap<String, Found>) -> BTreeMap<String, Found> {
+    let whole = format!("{OUTER}{BACKBONE}");
+    if !tensors.keys().any(|name| name.starts_with(&whole)) {
+        return tensors;
+    }
+    let inner = |name: String| name.strip_prefix(OUTER).map(str::to_string).unwrap_or(name);
+    tensors.into_iter().map(|(name, found)| (inner(name), found)).collect()
+}
+
+/// Adds the tensors of a file, of this family if a configuration says which.
+fn read_file(path: &Path, copied: bool, family: Option<Family>, tensors: &mut BTreeMap<String, Found>) -> Result<()> {
     let reader = Reader::open(path)?;
     let name = path.display().to_string();
-    family::check_metadata(&name, reader.metadata())?;
+    family::check_metadata(&name, reader.metadata(), family)?;
     if let Some(told) = reader.metadata().get(TOLD_FORMATS) {
         let told = told.split(',').map(|format| format.trim().to_string()).collect();
         same_formats(&name, &told, reader.entries().iter().map(|entry| &entry.name))?;

@@ -1,7 +1,9 @@
-//! The sizes of a model in `config.json`. The names are those of Hugging Face's `MambaConfig`, of the `mamba_ssm`
-//! package, or of other programs, such as `mamba.py` and MLX. Published files give some sizes under several names.
+//! The sizes of a model in `config.json`. The names are those of Hugging Face's `MambaConfig`, `FalconMambaConfig` and
+//! `Mamba2Config`, of the `mamba_ssm` package, or of other programs, such as `mamba.py`, MLX and
+//! `mistral_inference`. Published files give some
+//! sizes under several names.
 
-use super::family::{self, Words};
+use super::family::{self, Family, NORMED_BY, Words, word};
 use serde_json::Value;
 use sidewinder_files::json::{self, shown};
 use sidewinder_kernels::error::{Error, Kind, Result};
@@ -20,12 +22,60 @@ pub struct Config {
     pub inner: usize,
     /// States per channel, `N`.
     pub state: usize,
-    /// Columns of the projection of `dt`, `R`.
+    /// Columns of the projection of `dt`, `R`; 0 in Mamba-2, which has none.
     pub rank: usize,
     /// Width of the convolution, `W`.
     pub conv: usize,
     /// The epsilon that keeps the norms' divisors from 0.
     pub eps: f64,
+    /// The kind of the layers.
+    pub mixer: Mixer,
+}
+
+/// The kind of a model's layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mixer {
+    /// The first Mamba (Gu and Dao 2023).
+    Mamba,
+    /// FalconMamba (Zuo et al. 2024): the first Mamba, but `dt`, `B` and `C` are normed, with this epsilon.
+    FalconMamba(f64),
+    /// Mamba-2 (Dao and Gu 2024).
+    Mamba2(Heads),
+}
+
+impl Mixer {
+    /// What models of such layers are called.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Mixer::Mamba => "Mamba",
+            Mixer::FalconMamba(_) => "FalconMamba",
+            Mixer::Mamba2(_) => "Mamba-2",
+        }
+    }
+
+    /// The `model_type` of such models in a `config.json`.
+    pub fn model_type(&self) -> &'static str {
+        self.family().model_type()
+    }
+
+    pub(super) fn family(&self) -> Family {
+        match self {
+            Mixer::Mamba => Family::Mamba,
+            Mixer::FalconMamba(_) => Family::FalconMamba,
+            Mixer::Mamba2(_) => Family::Mamba2,
+        }
+    }
+}
+
+/// What only Mamba-2 has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// Heads, `H`, of `D / H` channels each.
+    pub count: usize,
+    /// Groups of heads with the same `B` and `C`, `G`. The channels of a group are normed by themselves.
+    pub groups: usize,
+    /// Bounds of the step size.
+    pub limit: (f64, f64),
 }
 
 /// The content of a `config.json`: the sizes of a model, and its quantization formats if given.
@@ -51,12 +101,16 @@ impl From<Config> for Description {
 }
 
 impl Description {
+    pub(super) fn family(&self) -> Family {
+        self.config.mixer.family()
+    }
+
     /// Reads a `config.json`. `name` is for errors.
     pub fn parse(name: &str, json: &[u8]) -> Result<Description> {
         let words = words(name, json)?;
-        family::check(name, &words)?;
         let file = File { name, words: &words };
-        Ok(Description { formats: file.formats()?, config: file.config()?.check(name)? })
+        let family = family::of(name, &words)?;
+        Ok(Description { formats: file.formats()?, config: file.config(family)?.check(name)? })
     }
 }
 
@@ -69,8 +123,9 @@ pub(super) fn words(name: &str, json: &[u8]) -> Result<Words> {
     }
 }
 
-/// The names of each size: Hugging Face's first, then that of `mamba_ssm`.
-const WIDTH: &[&str] = &["hidden_size", "d_model"];
+/// The names of each size: Hugging Face's first, then that of `mamba_ssm`. The width and the groups have those of
+/// `mistral_inference` too.
+const WIDTH: &[&str] = &["hidden_size", "d_model", "dim"];
 const LAYERS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
 const VOCABULARY: &[&str] = &["vocab_size"];
 const MULTIPLE: &[&str] = &["pad_vocab_size_multiple"];
@@ -80,6 +135,17 @@ const STATE: &[&str] = &["state_size", "d_state", "ssm_cfg.d_state"];
 const RANK: &[&str] = &["time_step_rank", "dt_rank", "ssm_cfg.dt_rank"];
 const CONV: &[&str] = &["conv_kernel", "d_conv", "ssm_cfg.d_conv"];
 const EPS: &[&str] = &["layer_norm_epsilon", "norm_epsilon", "rms_norm_eps", "norm_eps"];
+const MIXER_EPS: &[&str] = &[NORMED_BY];
+const HEADS: &[&str] = &["num_heads", "n_heads", "nheads"];
+const HEAD: &[&str] = &["head_dim", "headdim", "ssm_cfg.headdim"];
+const GROUPS: &[&str] = &["n_groups", "ngroups", "ssm_cfg.ngroups"];
+const LIMIT: &[&str] = &["time_step_limit", "ssm_cfg.dt_limit"];
+
+/// The channels of a head where a configuration of Mamba-2 does not say, and of a state.
+const HEAD_CHANNELS: usize = 64;
+const HEAD_STATE: usize = 128;
+/// Groups where a configuration of Hugging Face's does not say; `mamba_ssm` has one.
+const HEAD_GROUPS: usize = 8;
 
 impl Config {
     /// The sizes in a `config.json`. `name` is for errors.
@@ -90,21 +156,31 @@ impl Config {
     /// Writes the sizes into a configuration, by Hugging Face's names and by every other name that it already uses for
     /// them.
     pub fn tell(&self, words: &mut Words) {
-        let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = *self;
+        let Config { width, layers, vocabulary, inner, state, rank, conv, eps, mixer } = *self;
         // A reader that ignores the inner width computes it by this factor.
         let expand =
             if inner.is_multiple_of(width) { (inner / width).into() } else { Value::from(inner as f64 / width as f64) };
-        for (names, value) in [
+        let of_all = [
             (WIDTH, width.into()),
             (LAYERS, layers.into()),
             (VOCABULARY, vocabulary.into()),
             (INNER, inner.into()),
             (EXPAND, expand),
             (STATE, state.into()),
-            (RANK, rank.into()),
             (CONV, conv.into()),
             (EPS, Value::from(eps)),
-        ] {
+        ];
+        let of_mixer = match mixer {
+            Mixer::Mamba => vec![(RANK, rank.into())],
+            Mixer::FalconMamba(eps) => vec![(RANK, rank.into()), (MIXER_EPS, eps.into())],
+            Mixer::Mamba2(Heads { count, groups, limit: (lo, hi) }) => vec![
+                (HEADS, count.into()),
+                (HEAD, (inner / count).into()),
+                (GROUPS, groups.into()),
+                (LIMIT, Value::Array(vec![json::number(lo), json::number(hi)])),
+            ],
+        };
+        for (names, value) in of_all.into_iter().chain(of_mixer) {
             words.insert(names[0].into(), value.clone());
             for name in names {
                 said_mut(words, name).into_iter().for_each(|said| *said = value.clone());
@@ -114,9 +190,13 @@ impl Config {
 
     /// Refuses sizes that no model can have.
     pub fn check(self, name: &str) -> Result<Config> {
-        let Config { width, layers, vocabulary, inner, state, rank, conv, eps } = self;
-        let least = [width, layers, inner, state, rank, conv].into_iter().min().unwrap_or(0);
-        let most = [width, layers, vocabulary, inner, state, rank, conv].into_iter().max().unwrap_or(0);
+        let Config { width, layers, vocabulary, inner, state, rank, conv, eps, mixer } = self;
+        let [own, other] = match mixer {
+            Mixer::Mamba | Mixer::FalconMamba(_) => [rank, rank],
+            Mixer::Mamba2(Heads { count, groups, .. }) => [count, groups],
+        };
+        let least = [width, layers, inner, state, own, other, conv].into_iter().min().unwrap_or(0);
+        let most = [width, layers, vocabulary, inner, state, own, other, conv].into_iter().max().unwrap_or(0);
         if least == 0 || most > i32::MAX as usize || !(eps >= 0.0 && eps.is_finite()) {
             return Err(wrong(
                 name,
@@ -124,7 +204,32 @@ impl Config {
                 format_args!("{self:?}"),
             ));
         }
-        Ok(self)
+        self.check_heads(name).map(|()| self)
+    }
+
+    /// Refuses heads that no Mamba-2 can have.
+    fn check_heads(&self, name: &str) -> Result<()> {
+        let Config { inner, eps, mixer: Mixer::Mamba2(Heads { count, groups, limit: (lo, hi) }), .. } = *self else {
+            return Ok(());
+        };
+        let whole = inner.is_multiple_of(count) && count.is_multiple_of(groups);
+        if !whole || lo.is_nan() || hi.is_nan() || lo > hi || eps == 0.0 {
+            let got = format_args!(
+                "{inner} channels, {count} heads, {groups} groups, step sizes from {lo} to {hi}, epsilon {eps}"
+            )
+            .to_string();
+            let expected = "Mamba-2 with heads of equal width, groups of equally many heads, and a positive epsilon";
+            return Err(wrong(name, expected, got));
+        }
+        Ok(())
+    }
+
+    /// Channels of the convolution: in Mamba-2 also `B` and `C`.
+    pub(super) fn conv_channels(&self) -> usize {
+        match self.mixer {
+            Mixer::Mamba2(Heads { groups, .. }) => self.inner + 2 * groups * self.state,
+            _ => self.inner,
+        }
     }
 }
 
@@ -135,23 +240,63 @@ struct File<'j> {
 }
 
 impl File<'_> {
-    fn config(&self) -> Result<Config> {
+    fn config(&self, family: Family) -> Result<Config> {
         let width = self.needed(WIDTH)?;
-        let rank = self.one(RANK, "a whole number or \"auto\"", |value| rank(value, width))?;
         let inner = match self.size(INNER)? {
             Some(inner) => inner,
             None => (self.one(EXPAND, "a factor", factor)?.unwrap_or(2.0) * width as f64) as usize,
+        };
+        let mixer = self.mixer(family, inner)?;
+        let (rank, state) = match mixer {
+            Mixer::Mamba2(_) => (0, HEAD_STATE),
+            _ => (self.rank(width)?, 16),
         };
         Ok(Config {
             width,
             layers: self.needed(LAYERS)?,
             vocabulary: self.vocabulary()?,
             inner,
-            state: self.size(STATE)?.unwrap_or(16),
-            rank: rank.unwrap_or(automatic(width)),
+            state: self.size(STATE)?.unwrap_or(state),
+            rank,
             conv: self.size(CONV)?.unwrap_or(4),
-            eps: self.one(EPS, "a finite number, not negative", factor)?.unwrap_or(1e-5),
+            eps: self.eps(EPS)?.unwrap_or(1e-5),
+            mixer,
         })
+    }
+
+    fn mixer(&self, family: Family, inner: usize) -> Result<Mixer> {
+        Ok(match family {
+            Family::Mamba => Mixer::Mamba,
+            Family::FalconMamba => Mixer::FalconMamba(self.eps(MIXER_EPS)?.unwrap_or(1e-6)),
+            Family::Mamba2 => Mixer::Mamba2(self.heads(inner)?),
+        })
+    }
+
+    /// The heads of Mamba-2: as many as their width allows.
+    fn heads(&self, inner: usize) -> Result<Heads> {
+        let width = self.size(HEAD)?.unwrap_or(HEAD_CHANNELS);
+        let count = self.size(HEADS)?.unwrap_or(inner / width.max(1));
+        if count.checked_mul(width) != Some(inner) {
+            let got = format!("{count} heads and {width} channels for each, as `{}` and `{}`", HEADS[0], HEAD[0]);
+            return Err(wrong(self.name, format!("heads that have {inner} channels together, for Mamba-2"), got));
+        }
+        let groups = if self.is_hugging_face() { HEAD_GROUPS } else { 1 };
+        let limit = self.one(LIMIT, "two numbers", limit)?.unwrap_or((0.0, f64::INFINITY));
+        Ok(Heads { count, groups: self.size(GROUPS)?.unwrap_or(groups), limit })
+    }
+
+    fn rank(&self, width: usize) -> Result<usize> {
+        let rank = self.one(RANK, "a whole number or \"auto\"", |value| rank(value, width))?;
+        Ok(rank.unwrap_or(automatic(width)))
+    }
+
+    fn eps(&self, names: &[&str]) -> Result<Option<f64>> {
+        self.one(names, "a finite number, not negative", factor)
+    }
+
+    /// Whether the configuration is written in the words of Hugging Face, or in those of `mamba_ssm`.
+    fn is_hugging_face(&self) -> bool {
+        self.said(WIDTH[0]).is_some()
     }
 
     /// Rows of the embedding. `mamba_ssm` pads them to a multiple; in Hugging Face's files `vocab_size` is the padded
@@ -159,8 +304,8 @@ impl File<'_> {
     fn vocabulary(&self) -> Result<usize> {
         let rows = self.size(VOCABULARY)?.unwrap_or(0);
         let multiple = self.size(MULTIPLE)?.unwrap_or(8).max(1);
-        let padded = self.said("hidden_size").is_none();
-        Ok(if padded { rows.checked_next_multiple_of(multiple).unwrap_or(usize::MAX) } else { rows })
+        let padded = || rows.checked_next_multiple_of(multiple).unwrap_or(usize::MAX);
+        Ok(if self.is_hugging_face() { rows } else { padded() })
     }
 
     /// The quantization formats, if any. Another method, or a list that cannot be read, is an error.
@@ -216,11 +361,7 @@ impl File<'_> {
 
     /// The value of a key, which may be `object.key`; null counts as absent.
     fn said(&self, name: &str) -> Option<&Value> {
-        let value = match name.split_once('.') {
-            Some((object, name)) => self.words.get(object)?.get(name),
-            None => self.words.get(name),
-        };
-        value.filter(|value| !value.is_null())
+        word(self.words, name).filter(|value| !value.is_null())
     }
 }
 
@@ -242,6 +383,14 @@ fn factor(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| number.is_finite() && *number >= 0.0)
 }
 
+/// Two numbers, which need not be finite.
+fn limit(value: &Value) -> Option<(f64, f64)> {
+    match &value.as_array()?[..] {
+        [lo, hi] => Some((json::as_number(lo)?, json::as_number(hi)?)),
+        _ => None,
+    }
+}
+
 fn rank(value: &Value, width: usize) -> Option<usize> {
     if value == "auto" { Some(automatic(width)) } else { whole(value) }
 }
@@ -258,8 +407,17 @@ fn wrong(name: &str, expected: impl std::fmt::Display, got: impl std::fmt::Displ
 mod tests {
     use super::*;
 
-    const MAMBA_130M: Config =
-        Config { width: 768, layers: 24, vocabulary: 50280, inner: 1536, state: 16, rank: 48, conv: 4, eps: 1e-5 };
+    const MAMBA_130M: Config = Config {
+        width: 768,
+        layers: 24,
+        vocabulary: 50280,
+        inner: 1536,
+        state: 16,
+        rank: 48,
+        conv: 4,
+        eps: 1e-5,
+        mixer: Mixer::Mamba,
+    };
 
     fn parsed(json: &str) -> Result<Config> {
         Config::parse("config.json", json.as_bytes())
@@ -285,11 +443,11 @@ mod tests {
     fn other_models_are_refused() {
         for other in [
             r#"{"hidden_size": 8, "num_hidden_layers": 1, "model_type": "mamba2"}"#,
-            r#"{"hidden_size": 8, "num_hidden_layers": 1, "model_type": "falcon_mamba"}"#,
+            r#"{"hidden_size": 8, "num_hidden_layers": 1, "model_type": "jamba"}"#,
             r#"{"hidden_size": 8, "num_hidden_layers": 1, "hidden_act": "gelu"}"#,
             r#"{"hidden_size": 8, "num_hidden_layers": 1, "time_step_rank": "many"}"#,
             r#"{"d_model": 8, "n_layer": 1, "rms_norm": false}"#,
-            r#"{"d_model": 8, "n_layer": 1, "ssm_cfg": {"layer": "Mamba2"}}"#,
+            r#"{"d_model": 8, "n_layer": 1, "ssm_cfg": {"layer": "Mamba3"}}"#,
             r#"{"d_model": 0, "n_layer": 1}"#,
             r#"{"d_model": 8, "n_layer": 99999999999}"#,
             r#"{"d_model": 8}"#,

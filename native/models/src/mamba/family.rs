@@ -1,16 +1,53 @@
-//! Tells apart models that resemble the first Mamba but compute something else: by the keys of a configuration, by the
-//! metadata of a file, or by its tensors.
+//! Which of the families that can be run a model is of: by the keys of a configuration, by the metadata of a file, and by
+//! its tensors. Models that resemble them but compute something else are refused.
 
 use serde_json::{Map, Value};
 use sidewinder_files::json::shown;
 use sidewinder_kernels::error::{Error, Kind, Result};
+use std::collections::BTreeMap;
 
 /// The keys and values of a configuration.
 pub type Words = Map<String, Value>;
 
-/// Values by which models of the first Mamba are named.
-const TYPES: [&str; 2] = ["mamba", "mamba_ssm"];
-const ARCHITECTURES: [&str; 3] = ["MambaForCausalLM", "MambaModel", "MambaLMHeadModel"];
+/// The families of models that can be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Mamba,
+    FalconMamba,
+    Mamba2,
+}
+
+use Family::{FalconMamba, Mamba, Mamba2};
+
+impl Family {
+    const ALL: [Family; 3] = [Mamba, FalconMamba, Mamba2];
+
+    /// Its `model_type`.
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Mamba => "mamba",
+            FalconMamba => "falcon_mamba",
+            Mamba2 => "mamba2",
+        }
+    }
+
+    /// The architectures of a language model and of a backbone.
+    pub fn architectures(self) -> [&'static str; 2] {
+        match self {
+            Mamba => ["MambaForCausalLM", "MambaModel"],
+            FalconMamba => ["FalconMambaForCausalLM", "FalconMambaModel"],
+            Mamba2 => ["Mamba2ForCausalLM", "Mamba2Model"],
+        }
+    }
+
+    /// What `mamba_ssm` calls its layer.
+    fn of_layer(name: &str) -> Option<Family> {
+        [("Mamba1", Mamba), ("Mamba2", Mamba2)].into_iter().find(|(layer, _)| *layer == name).map(|(_, family)| family)
+    }
+}
+
+/// Names that `mamba_ssm` gives to models of any of its layers.
+const PACKAGE: [&str; 2] = ["mamba_ssm", "MambaLMHeadModel"];
 const ACTIVATIONS: [&str; 2] = ["silu", "swish"];
 
 const NORMED: &str = "FalconMamba, which norms B, C and dt";
@@ -31,14 +68,22 @@ const NAMES: [(&str, &str); 9] = [
 ];
 
 /// Keys that change what layers compute if they are anything but false, 0 or empty.
-const TELLING: [(&str, &str); 6] = [
-    ("mixer_rms_eps", NORMED),
-    ("use_bcdt_rms", NORMED),
-    ("inner_layernorms", NORMED),
+const TELLING: [(&str, &str); 8] = [
+    ("use_bcdt_rms", "norms of B, C and dt"),
+    ("inner_layernorms", "norms of B, C and dt with weights"),
     ("attn_layer_idx", HYBRID),
     ("d_intermediate", "layers of MLPs beside those of Mamba"),
     ("mup", "logits scaled by muP"),
+    ("ssm_cfg.norm_before_gate", "a norm before the gate"),
+    ("ssm_cfg.D_has_hdim", "a D for each channel of a head"),
+    ("ssm_cfg.d_ssm", "a scan of a part of the channels"),
 ];
+
+/// Keys that change what layers compute if they are false.
+const TELLING_IF_FALSE: [(&str, &str); 2] = [("rms_norm", "layer norms"), ("ssm_cfg.rmsnorm", "a gate without a norm")];
+
+/// The key of the epsilon of FalconMamba's norms.
+pub const NORMED_BY: &str = "mixer_rms_eps";
 
 /// Keys that only configurations of the second Mamba have.
 const OF_SECOND: [&str; 6] = ["n_groups", "ngroups", "head_dim", "headdim", "chunk_size", "num_heads"];
@@ -47,10 +92,11 @@ const OF_SECOND: [&str; 6] = ["n_groups", "ngroups", "head_dim", "headdim", "chu
 /// those of the first Mamba in everything else.
 const FALCON: u64 = 65024;
 
-/// Parts of tensor names that the first Mamba does not have, with the family that has them.
-const TENSORS: [(&str, &str); 13] = [
-    (".mixer.dt_bias", SECOND),
-    (".mixer.norm.weight", SECOND),
+/// Parts of tensor names of the second Mamba.
+const TENSORS_OF_SECOND: [&str; 2] = [".mixer.dt_bias", ".mixer.norm.weight"];
+
+/// Parts of tensor names that no model that can be run has, with the family that has them.
+const TENSORS: [(&str, &str); 11] = [
     (".dt_layernorm.", "Jamba, which norms B, C and dt"),
     (".dt_norm.", "a model that norms B, C and dt"),
     (".lora_A.", "an adapter (LoRA) to another model"),
@@ -64,30 +110,52 @@ const TENSORS: [(&str, &str); 13] = [
     (".ssm_a", "a model with the names of GGUF"),
 ];
 
-/// Refuses configurations of models other than the first Mamba.
-pub fn check(name: &str, words: &Words) -> Result<()> {
-    match told(words) {
-        Some(got) => Err(foreign(name, got)),
-        None => Ok(()),
-    }
+/// The evidence for something, in a few words.
+type Told<T> = std::result::Result<T, String>;
+
+/// A family, with the evidence for it.
+type Named = Option<(Family, String)>;
+
+/// The family that a configuration describes: the first Mamba where it names none. Refuses those of other models.
+pub fn of(name: &str, words: &Words) -> Result<Family> {
+    let told = told(words).and_then(|told| match told {
+        None => nameless_falcon(words).map_or(Ok(Mamba), Err),
+        Some((family, _)) => Ok(family),
+    });
+    told.map_err(|got| foreign(name, got))
 }
 
-/// Refuses files whose metadata describes another model, by single keys or as JSON.
-pub fn check_metadata(name: &str, metadata: &std::collections::BTreeMap<String, String>) -> Result<()> {
+/// Refuses files whose metadata describes another model than that of the configuration, if there is one; by single keys
+/// or as JSON.
+pub fn check_metadata(name: &str, metadata: &BTreeMap<String, String>, family: Option<Family>) -> Result<()> {
     let read = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone()));
     let words: Words = metadata.iter().map(|(key, text)| (key.clone(), read(text))).collect();
     let nested = words.values().filter_map(Value::as_object);
-    std::iter::once(&words).chain(nested).try_for_each(|words| check(name, words))
+    std::iter::once(&words)
+        .chain(nested)
+        .try_for_each(|words| same_family(words, family))
+        .map_err(|got| foreign(name, got))
 }
 
-/// Refuses tensors of other models, by their names and numbers of axes. `rows` is the number of rows of the embedding,
-/// given only where no configuration names the model.
+/// Refuses words of another family, or without a family those of another one than the first Mamba.
+fn same_family(words: &Words, family: Option<Family>) -> Told<()> {
+    match told(words)? {
+        Some((other, by)) if other != family.unwrap_or(Mamba) => Err(by),
+        None if family.is_none() => nameless_falcon(words).map_or(Ok(()), Err),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses tensors of models of other families than this one, by their names and numbers of axes. `rows` is the number of
+/// rows of the embedding, given only where no configuration names the model.
 pub fn check_tensors<'n>(
     name: &str,
     mut tensors: impl Iterator<Item = (&'n str, usize)>,
+    family: Family,
     rows: Option<usize>,
 ) -> Result<()> {
-    let other = tensors.find_map(|(tensor, axes)| Some(format!("{}, as `{tensor}` tells", of_tensor(tensor, axes)?)));
+    let told = |(tensor, axes)| Some(format!("{}, as `{tensor}` tells", of_tensor(tensor, axes, family)?));
+    let other = tensors.find_map(told);
     let falcon = || (rows == Some(FALCON as usize)).then(|| falcon("no configuration"));
     match other.or_else(falcon) {
         Some(got) => Err(foreign(name, got)),
@@ -95,10 +163,12 @@ pub fn check_tensors<'n>(
     }
 }
 
-fn of_tensor(name: &str, axes: usize) -> Option<&'static str> {
+fn of_tensor(name: &str, axes: usize, family: Family) -> Option<&'static str> {
     // A decay per head; the first Mamba has one for each state of each channel.
-    let heads = (axes == 1 && name.ends_with(".mixer.A_log")).then_some(SECOND);
-    heads.or_else(|| TENSORS.iter().find(|(part, _)| name.contains(part)).map(|(_, what)| *what))
+    let heads =
+        || axes == 1 && name.ends_with(".mixer.A_log") || TENSORS_OF_SECOND.iter().any(|part| name.contains(part));
+    let second = (family != Mamba2 && heads()).then_some(SECOND);
+    second.or_else(|| TENSORS.iter().find(|(part, _)| name.contains(part)).map(|(_, what)| *what))
 }
 
 fn falcon(without: &str) -> String {
@@ -106,35 +176,101 @@ fn falcon(without: &str) -> String {
 }
 
 fn foreign(name: &str, got: String) -> Error {
+    let types = Family::ALL.map(|family| format!("\"{}\"", family.model_type())).join(", ");
     Error::new(Kind::File, name)
-        .expected("a model of the first Mamba: blocks with SiLU between norms of the root mean square")
+        .expected("Mamba, FalconMamba or Mamba-2, with SiLU and norms of the root mean square, as its config.json says")
         .got(got)
-        .hint("Other models cannot be run. One of the first Mamba says `\"model_type\": \"mamba\"` in its config.json")
+        .hint(format!("Other models cannot be run. The `model_type` in the config.json of these is one of {types}"))
 }
 
-/// The evidence for another model, if there is any.
-fn told(words: &Words) -> Option<String> {
-    let own = type_told(words).or_else(|| architecture_told(words));
-    let layer = words.get("ssm_cfg").and_then(|ssm| ssm.get("layer"));
-    own.or_else(|| other_than("ssm_cfg.layer", layer, &["Mamba1"]))
-        .or_else(|| other_than("hidden_act", words.get("hidden_act"), &ACTIVATIONS))
-        .or_else(|| {
-            (words.get("rms_norm") == Some(&Value::Bool(false))).then(|| "layer norms (`rms_norm` false)".into())
-        })
-        .or_else(|| word_told(words))
-        .or_else(|| unnamed_told(words))
+/// The family that is told, or the evidence for another model. All evidence must be for one family.
+fn told(words: &Words) -> Told<Named> {
+    let named = [type_told(words)?, architecture_told(words)?, layer_told(words)?];
+    other_told(words).map_or(Ok(()), Err)?;
+    let mut named = named.into_iter().flatten();
+    let normed = word(words, NORMED_BY).filter(|value| is_on(value));
+    let normed = normed.map(|value| (FalconMamba, format!("`{NORMED_BY}` {}: {NORMED}", shown(value))));
+    let Some((family, by)) = named.next() else {
+        return Ok(normed.or_else(|| second_told(words)));
+    };
+    match named.chain(normed).find(|(other, _)| *other != family) {
+        Some((_, other)) => Err(format!("{by} and {other}")),
+        None => Ok(Some((family, by))),
+    }
 }
 
-fn type_told(words: &Words) -> Option<String> {
-    other_than("model_type", words.get("model_type"), &TYPES)
+fn type_told(words: &Words) -> Told<Named> {
+    let value = said(words.get("model_type")).filter(|value| !is_package(value) && !is_codestral(words));
+    let Some(value) = value else {
+        return Ok(None);
+    };
+    let by = described("model_type", value);
+    match Family::ALL.into_iter().find(|family| value == family.model_type()) {
+        Some(family) => Ok(Some((family, by))),
+        None => Err(by),
+    }
 }
 
-/// The architectures: without a type all must be known, and none may be known as another family's.
-fn architecture_told(words: &Words) -> Option<String> {
+/// The family of the architectures: without a type all must be known, and none may be known as another family's.
+fn architecture_told(words: &Words) -> Told<Named> {
     let named = said(words.get("model_type")).is_some();
-    let known = |value: &Value| value.as_str().is_some_and(|name| ARCHITECTURES.contains(&name));
-    let other = |value: &&Value| !known(value) && (!named || what(&shown(value)).is_some());
-    listed(said(words.get("architectures"))?).find(other).map(|name| described("architectures", name))
+    let mut family: Named = None;
+    for value in said(words.get("architectures")).into_iter().flat_map(listed).filter(|value| !is_package(value)) {
+        let by = described("architectures", value);
+        let known = Family::ALL.into_iter().find(|family| family.architectures().iter().any(|name| value == name));
+        match known {
+            Some(known) if family.as_ref().is_none_or(|(family, _)| *family == known) => family = Some((known, by)),
+            None if named && what(&shown(value)).is_none() => {}
+            _ => return Err(by),
+        }
+    }
+    Ok(family)
+}
+
+/// The family of the layer of `mamba_ssm`.
+fn layer_told(words: &Words) -> Told<Named> {
+    let Some(value) = said(word(words, "ssm_cfg.layer")) else {
+        return Ok(None);
+    };
+    let by = described("ssm_cfg.layer", value);
+    match value.as_str().and_then(Family::of_layer) {
+        Some(family) => Ok(Some((family, by))),
+        None => Err(by),
+    }
+}
+
+/// The second Mamba by its other keys, for configurations that name no model.
+fn second_told(words: &Words) -> Named {
+    let ssm = words.get("ssm_cfg").and_then(Value::as_object);
+    let all = || [Some(words), ssm].into_iter().flatten();
+    let second = OF_SECOND.iter().find(|word| all().any(|words| said(words.get(**word)).is_some()));
+    second.map(|word| (Mamba2, format!("`{word}`: {SECOND}")))
+}
+
+/// The evidence for layers that cannot be run.
+fn other_told(words: &Words) -> Option<String> {
+    let activation = said(words.get("hidden_act"))
+        .filter(|value| !value.as_str().is_some_and(|text| ACTIVATIONS.contains(&text)))
+        .map(|value| described("hidden_act", value));
+    let is_off = |value: &Value| *value == Value::Bool(false);
+    activation.or_else(|| word_told(words, &TELLING_IF_FALSE, is_off)).or_else(|| word_told(words, &TELLING, is_on))
+}
+
+/// The first of these keys whose value tells.
+fn word_told(words: &Words, telling: &[(&str, &str)], tells: impl Fn(&Value) -> bool) -> Option<String> {
+    let found = |(name, what): &(&str, &str)| {
+        let value = word(words, name).filter(|value| tells(value))?;
+        Some(format!("`{name}` {}: {what}", shown(value)))
+    };
+    telling.iter().find_map(found)
+}
+
+/// The value of a key, which may be `object.key`.
+pub fn word<'w>(words: &'w Words, name: &str) -> Option<&'w Value> {
+    match name.split_once('.') {
+        Some((object, name)) => words.get(object)?.get(name),
+        None => words.get(name),
+    }
 }
 
 /// The value of a key, unless it is null or empty.
@@ -146,10 +282,26 @@ fn listed(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice).iter()
 }
 
-fn other_than(word: &str, value: Option<&Value>, allowed: &[&str]) -> Option<String> {
-    let value = said(value)?;
-    let fits = value.as_str().is_some_and(|text| allowed.contains(&text));
-    (!fits).then(|| described(word, value))
+/// Whether the words are those of Codestral, a Mamba-2 that `mistral_inference` calls `mamba`.
+fn is_codestral(words: &Words) -> bool {
+    let of_mistral = ["dim", "n_groups"].iter().all(|word| said(words.get(*word)).is_some());
+    of_mistral && words.get("model_type").is_some_and(|value| *value == Mamba.model_type())
+}
+
+fn is_package(value: &Value) -> bool {
+    value.as_str().is_some_and(|name| PACKAGE.contains(&name))
+}
+
+/// Whether a value is anything but false, 0 or empty.
+fn is_on(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Bool(on) => *on,
+        Value::Number(number) => number.as_f64() != Some(0.0),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        Value::String(text) => !text.is_empty(),
+    }
 }
 
 /// A key and its value, with the family if it is known.
@@ -167,42 +319,22 @@ fn what(name: &str) -> Option<&'static str> {
     NAMES.iter().find(|(part, _)| name.contains(part)).map(|(_, what)| *what)
 }
 
-fn word_told(words: &Words) -> Option<String> {
-    let is_on = |value: &Value| match value {
-        Value::Null => false,
-        Value::Bool(on) => *on,
-        Value::Number(number) => number.as_f64() != Some(0.0),
-        Value::Array(list) => !list.is_empty(),
-        Value::Object(map) => !map.is_empty(),
-        Value::String(text) => !text.is_empty(),
-    };
-    let (word, what) = TELLING.iter().find(|(word, _)| words.get(*word).is_some_and(is_on))?;
-    Some(format!("`{word}` {}: {what}", shown(&words[*word])))
-}
-
-/// Evidence in other keys, for configurations that name no model.
-fn unnamed_told(words: &Words) -> Option<String> {
-    if ["model_type", "architectures"].into_iter().any(|word| said(words.get(word)).is_some()) {
-        return None;
-    }
-    let ssm = words.get("ssm_cfg").and_then(Value::as_object);
-    let all = || [Some(words), ssm].into_iter().flatten();
-    let second = OF_SECOND.iter().find(|word| all().any(|words| said(words.get(**word)).is_some()));
-    let falcon = || {
-        let rows = words.get("vocab_size").and_then(Value::as_u64) == Some(FALCON);
-        (rows && words.contains_key("hidden_size")).then(|| falcon("no `model_type`"))
-    };
-    second.map(|word| format!("`{word}`: {SECOND}")).or_else(falcon)
+/// Falcon's vocabulary in a configuration that names no model.
+fn nameless_falcon(words: &Words) -> Option<String> {
+    let named = ["model_type", "architectures"].into_iter().any(|word| said(words.get(word)).is_some());
+    let rows = words.get("vocab_size").and_then(Value::as_u64) == Some(FALCON);
+    (!named && rows && words.contains_key("hidden_size")).then(|| falcon("no `model_type`"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
 
     #[test]
     fn tensors_tell_models_of_other_layers() {
-        let of = |name: &str, axes, rows| check_tensors("t", [("a", 1), (name, axes)].into_iter(), rows);
+        let of_family =
+            |name: &str, axes, family, rows| check_tensors("t", [("a", 1), (name, axes)].into_iter(), family, rows);
+        let of = |name: &str, axes, rows| of_family(name, axes, Mamba, rows);
         let layer = |part: &str| format!("backbone.layers.0.{part}");
         for (name, axes, part) in [
             (layer("mixer.dt_bias"), 1, "Mamba-2"),
@@ -219,15 +351,22 @@ mod tests {
             assert!(error.got.contains(part) && error.got.contains(&name), "{error}");
         }
         assert_eq!(of(&layer("mixer.A_log"), 2, Some(50280)), Ok(()));
+        for (name, axes) in [(layer("mixer.dt_bias"), 1), (layer("mixer.norm.weight"), 1), (layer("mixer.A_log"), 1)] {
+            assert_eq!(of_family(&name, axes, Mamba2, None), Ok(()));
+            assert!(of_family(&name, axes, FalconMamba, None).unwrap_err().got.contains("Mamba-2"));
+        }
+        assert!(of_family(&layer("mixer.Wqkv.weight"), 2, Mamba2, None).unwrap_err().got.contains("attention"));
         let error = of(&layer("mixer.A_log"), 2, Some(65024)).unwrap_err();
         assert!(error.got.contains("FalconMamba") && error.hint.contains("model_type"), "{error}");
     }
 
     #[test]
     fn metadata_tells_models_of_other_layers() {
-        let of = |key: &str, text: &str| {
-            check_metadata("t", &BTreeMap::from([("format".to_string(), "pt".to_string()), (key.into(), text.into())]))
+        let of_family = |key: &str, text: &str, family| {
+            let told = [("format".to_string(), "pt".to_string()), (key.into(), text.into())];
+            check_metadata("t", &BTreeMap::from(told), family)
         };
+        let of = |key: &str, text: &str| of_family(key, text, None);
         for (key, text) in [
             ("model_type", "falcon_mamba"),
             ("mixer_rms_eps", "1e-06"),
@@ -235,9 +374,14 @@ mod tests {
             ("config", "{\"model_type\": \"falcon_mamba\", \"hidden_size\": 16}"),
         ] {
             assert!(of(key, text).unwrap_err().got.contains("FalconMamba"), "{key}");
+            assert!(of_family(key, text, Some(Mamba2)).unwrap_err().got.contains("FalconMamba"), "{key}");
+            assert_eq!(of_family(key, text, Some(FalconMamba)), Ok(()), "{key}");
         }
         for (key, text) in [("model_type", "mamba"), ("total_size", "65024"), ("config", "{\"d_model\": 16}")] {
             assert_eq!(of(key, text), Ok(()));
         }
+        let falcon = "{\"hidden_size\": 16, \"vocab_size\": 65024}";
+        assert!(of("config", falcon).unwrap_err().got.contains("65024"));
+        assert_eq!(of_family("config", falcon, Some(FalconMamba)), Ok(()));
     }
 }

@@ -1,12 +1,14 @@
 //! The computation of a model between tokens and logits, on any device.
 
-use super::{Config, Layer, Weights};
+use super::block::Block;
+use super::mamba2::{Mamba2, Through};
+use super::{Config, Layer, Mixer, Weights};
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::named;
 use sidewinder_kernels::ops::causal_conv1d::Activation;
 use sidewinder_kernels::ops::causal_conv1d::update::{self as conv, CausalConv1dUpdate};
-use sidewinder_kernels::ops::layers::mamba_block::steps::{self as block, Between, Block, Recurrence, Sequences};
+use sidewinder_kernels::ops::layers::mamba_block::steps::{self, Between, Recurrence, Sequences};
 use sidewinder_kernels::ops::norm::RmsOptions;
 use sidewinder_kernels::ops::norm::add::AddRmsNorm;
 use sidewinder_kernels::ops::products::matrices;
@@ -16,7 +18,7 @@ use sidewinder_kernels::tensor::{DType, Described, Spec};
 
 /// The state of a sequence: everything that the convolution and the scan of each layer need of the past.
 pub struct State<T> {
-    /// `(layers, W - 1, D)`, of the storage type.
+    /// `(layers, W - 1, D)`, of the storage type; in Mamba-2 `(layers, W - 1, D + 2 G N)`.
     pub conv: T,
     /// `(layers, D, N)`, of the type of the arithmetic.
     pub ssm: T,
@@ -26,8 +28,9 @@ impl State<()> {
     /// The specs of the state of one sequence.
     pub fn specs(config: &Config, dtype: DType) -> Result<State<Spec>> {
         let Config { layers, inner, state, conv, .. } = *config;
+        let channels = config.conv_channels();
         Ok(State {
-            conv: Spec::new(dtype, &[layers, conv - 1, inner])?,
+            conv: Spec::new(dtype, &[layers, conv - 1, channels])?,
             ssm: Spec::new(dtype.wide(), &[layers, inner, state])?,
         })
     }
@@ -69,19 +72,39 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         let rows = P::view(&x).spec().shape[0];
         let dims = [batch, rows / batch.max(1), self.config.width];
         self.residual(x, |i, layer, h, y| {
-            let block = Block { place: self.place, weights: &layer.block };
-            let states = states.as_mut().map(|states| states.of_layer::<P>(i)).transpose()?;
-            let mut sequences = Sequences::new(&block, states.unwrap_or_default())?;
-            block.run(&P::reshape(&h, &dims)?, &mut sequences, P::reshape_mut(y, &dims)?)
+            let states = states.as_mut().map(|states| states.of_layer::<P>(i)).transpose()?.unwrap_or_default();
+            match &layer.block {
+                Block::Mamba(weights) => {
+                    let block = steps::Block { place: self.place, weights };
+                    let mut sequences = Sequences::new(&block, states)?;
+                    block.run(&P::reshape(&h, &dims)?, &mut sequences, P::reshape_mut(y, &dims)?)
+                }
+                Block::Mamba2(_) => self.mamba2(layer).run(&h, [dims[0], dims[1]], states.map(|state| vec![state]), y),
+            }
         })
     }
 
     /// One token of each sequence, `(B, M)`, normed for the head.
     pub fn step(&self, x: P::Owned, states: &mut [States<P::Owned>]) -> Result<P::Owned> {
-        self.residual(x, |number, layer, h, y| {
-            let block = Block { place: self.place, weights: &layer.block };
-            block.run(&h, &mut Tokens { number, a: &layer.a, states }, y)
+        self.residual(x, |number, layer, h, y| match &layer.block {
+            Block::Mamba(weights) => {
+                let block = steps::Block { place: self.place, weights };
+                block.run(&h, &mut Tokens { number, a: &layer.a, states }, y)
+            }
+            Block::Mamba2(_) => {
+                let states =
+                    states.iter_mut().map(|states| states.of_layer::<P>(number)).collect::<Result<Vec<_>>>()?;
+                let (conv, ssm) = states.into_iter().map(|[conv, ssm]| (conv, ssm)).unzip();
+                self.mamba2(layer).run(&h, [1, 1], [conv, ssm], y)
+            }
         })
+    }
+
+    fn mamba2<'b>(&'b self, layer: &'b Layer<P::View<'w>>) -> Mamba2<'b, 'w, P> {
+        let (Block::Mamba2(weights), Mixer::Mamba2(heads)) = (&layer.block, &self.config.mixer) else {
+            unreachable!("layers are of the kind that the configuration says")
+        };
+        Mamba2 { place: self.place, config: self.config, heads, weights, a: &layer.a }
     }
 
     /// Adds `block` of the normed row to each row, for each layer; returns the sums, normed for the head.
@@ -131,10 +154,10 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
 
 impl<T> States<'_, T> {
     /// The part of a layer in the states of one sequence.
-    fn of_layer<P: Place<Owned = T>>(&mut self, i: usize) -> Result<[block::State<P::View<'_>, P::ViewMut<'_>>; 2]> {
+    fn of_layer<P: Place<Owned = T>>(&mut self, i: usize) -> Result<[Through<'_, P>; 2]> {
         let State { conv, ssm } = &mut *self.after;
         let of = |before, after| {
-            Ok(block::State { before: Some(row::<P>(before, i)?), after: Some(row_mut::<P>(after, i)?) })
+            Ok(steps::State { before: Some(row::<P>(before, i)?), after: Some(row_mut::<P>(after, i)?) })
         };
         Ok([of(&self.before.conv, conv)?, of(&self.before.ssm, ssm)?])
     }
@@ -149,7 +172,7 @@ struct Tokens<'s, 'b, 'w, P: Place> {
 }
 
 impl<P: Place> Recurrence<P> for Tokens<'_, '_, '_, P> {
-    fn conv(&mut self, block: &Block<P>, u: &P::Owned, c: &mut P::Owned) -> Result<()> {
+    fn conv(&mut self, block: &steps::Block<P>, u: &P::Owned, c: &mut P::Owned) -> Result<()> {
         let (i, weights) = (self.number, block.weights);
         let options = conv::Options { activation: Some(Activation::Silu) };
         let rows = each_row::<P>(c, self.states, |States { before, after }| (&before.conv, &mut after.conv))?;
@@ -165,13 +188,13 @@ impl<P: Place> Recurrence<P> for Tokens<'_, '_, '_, P> {
         })
     }
 
-    fn x_proj(&self, block: &Block<P>, c: &P::Owned) -> Result<[P::Owned; 3]> {
+    fn x_proj(&self, block: &steps::Block<P>, c: &P::Owned) -> Result<[P::Owned; 3]> {
         let [_, state, rank] = block.sizes();
         let part = |rows| block.rows(&P::view(c), &block.weights.x_proj, rows);
         Ok([part(0..rank)?, part(rank..rank + state)?, part(rank + state..rank + 2 * state)?])
     }
 
-    fn scan(&mut self, block: &Block<P>, of: &Between<P::Owned>, s: &mut P::Owned) -> Result<()> {
+    fn scan(&mut self, block: &steps::Block<P>, of: &Between<P::Owned>, s: &mut P::Owned) -> Result<()> {
         let (i, a, weights) = (self.number, self.a, block.weights);
         let options = scan::Options { dt_softplus: true, dt_clamp: None };
         let rows = each_row::<P>(s, self.states, |States { before, after }| (&before.ssm, &mut after.ssm))?;

@@ -1,8 +1,9 @@
-//! Mamba models (Gu and Dao 2023): a language model, or a backbone that takes features.
+//! Mamba (Gu and Dao 2023), FalconMamba (Zuo et al. 2024) and Mamba-2 (Dao and Gu 2024): language models, or backbones that
+//! take features.
 //!
 //! ```text
 //! x = embedding[tokens]                    or features, (B, L, M)
-//! x = x + mamba_block(rms_norm(x; norm))   for each layer
+//! x = x + mixer(rms_norm(x; norm))         for each layer; a mamba_block, or that of Mamba-2
 //! logits = linear(rms_norm(x; norm_f), head)      head is the embedding unless there is another
 //! ```
 //!
@@ -10,12 +11,14 @@
 //! published models. A sequence can run at once, or in parts over a [`State`]: the rows are equal within rounding
 //! for any cuts. With a state, the time of a step does not depend on the length of the sequence.
 
+mod block;
 mod checkpoint;
 mod config;
 pub mod ends;
 mod family;
 mod layers;
 mod layout;
+mod mamba2;
 mod model;
 mod quantize;
 pub mod sample;
@@ -28,7 +31,7 @@ pub mod train;
 mod weights;
 
 pub use checkpoint::{Checkpoint, names};
-pub use config::{Config, Description};
+pub use config::{Config, Description, Heads, Mixer};
 pub use layers::State;
 pub use layout::files;
 pub use model::{Input, Model, Where};
@@ -37,7 +40,7 @@ pub use seen::Seen;
 pub use session::{Session, choose};
 pub use weights::Weight;
 
-use sidewinder_kernels::ops::layers::mamba_block;
+use block::Block;
 use sidewinder_kernels::ops::products::matrices::Dense;
 
 /// The weights of a model.
@@ -55,7 +58,7 @@ pub struct Weights<T> {
 struct Layer<T> {
     /// `(M)`.
     norm: T,
-    block: mamba_block::Weights<T>,
-    /// `-exp(A_log)`, for steps.
+    block: Block<T>,
+    /// `-exp(A_log)`.
     a: T,
 }

@@ -3,7 +3,6 @@
 use super::{Layer, Weight, Weights};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::{Error, Result};
-use sidewinder_kernels::ops::layers::mamba_block;
 use sidewinder_kernels::ops::products::matrices::{Dense, Matrix, Quantization};
 use sidewinder_kernels::tensor::Described;
 use std::collections::BTreeSet;
@@ -16,13 +15,10 @@ impl Weights<Weight> {
     /// rows are read one by one.
     pub(super) fn quantized(&self, how: Quantization, exec: &Exec) -> Result<Weights<Weight>> {
         let layer = |(i, layer): (usize, &Layer<Weight>)| {
-            let of = |name, dense| quantized(dense, || format!("layers.{i}.{name}"), how, exec);
-            let block = mamba_block::Weights {
-                in_proj: of("in_proj", &layer.block.in_proj)?,
-                x_proj: of("x_proj", &layer.block.x_proj)?,
-                out_proj: of("out_proj", &layer.block.out_proj)?,
-                ..layer.block.clone()
-            };
+            let mut block = layer.block.clone();
+            for (name, dense) in block.matrices_mut() {
+                *dense = quantized(dense, || format!("layers.{i}.{name}"), how, exec)?;
+            }
             Ok(Layer { norm: layer.norm.clone(), block, a: layer.a.clone() })
         };
         let head = self.head.as_ref().map(|head| quantized(head, || "head".to_string(), how, exec));
@@ -43,9 +39,8 @@ impl<T> Weights<T> {
 
     /// The formats of quantized matrices.
     pub(super) fn formats(&self) -> BTreeSet<&'static str> {
-        let of_layer =
-            |layer: &'_ Layer<T>| [&layer.block.in_proj, &layer.block.x_proj, &layer.block.out_proj].map(format);
-        self.layers.iter().flat_map(of_layer).chain(self.head.iter().map(format)).flatten().collect()
+        let of_layers = self.layers.iter().flat_map(|layer| layer.block.matrices()).map(|(_, dense)| dense);
+        of_layers.chain(&self.head).filter_map(format).collect()
     }
 }
 

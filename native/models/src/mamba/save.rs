@@ -63,7 +63,7 @@ impl Model {
         safetensors::write_told(path, &views, &told_of(&self.formats()))
     }
 
-    /// The `config.json` that matches [`Model::save`], with the keys of Hugging Face's `MambaConfig`. Other keys of
+    /// The `config.json` that matches [`Model::save`], with the keys of Hugging Face's configurations. Other keys of
     /// these configurations are kept; the last configuration takes precedence.
     pub fn described(&self, configs: &[&[u8]]) -> Result<String> {
         let mut words = words(configs)?;
@@ -78,9 +78,10 @@ impl Model {
             Home::Cpu(weights, _) => parts(weights, weights.tied(super::model::same_weight)),
             Home::Cuda(weights, ..) => parts(weights, weights.tied(sidewinder_kernels::cuda::Buffer::same)),
         };
-        let architecture = if self.config().vocabulary > 0 { "MambaForCausalLM" } else { "MambaModel" };
+        let [language_model, backbone] = self.config().mixer.family().architectures();
+        let architecture = if self.config().vocabulary > 0 { language_model } else { backbone };
         for (word, value) in [
-            ("model_type", "mamba".into()),
+            ("model_type", self.config().mixer.model_type().into()),
             ("architectures", json!([architecture])),
             ("hidden_act", "silu".into()),
             ("use_bias", in_bias.into()),
@@ -99,8 +100,8 @@ impl Model {
 
 /// Whether there are biases of projections, biases of the convolution, and a head that is the embedding.
 fn parts<T>(weights: &Weights<T>, tied: bool) -> [bool; 3] {
-    let blocks = || weights.layers.iter().map(|layer| &layer.block);
-    [blocks().any(|block| block.in_proj.b.is_some()), blocks().any(|block| block.conv_b.is_some()), tied]
+    let biases = |i: usize| weights.layers.iter().any(|layer| layer.block.biases()[i]);
+    [biases(0), biases(1), tied]
 }
 
 /// PyTorch's name for a type.

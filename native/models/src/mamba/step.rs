@@ -1,4 +1,4 @@
-//! Steps several sequences on CUDA. The step is recorded once for each batch size and replayed by one call. States are
+//! Steps several sequences of a first Mamba on CUDA. The step is recorded once for each batch size and replayed by one call. States are
 //! changed in place.
 //!
 //! Dense layers of few sequences are bound by reading their weights: four fused kernels per layer do everything, with
@@ -17,7 +17,7 @@ mod scan;
 
 use super::model::Input;
 use super::sample::Draw;
-use super::{Config, Weights};
+use super::{Config, Mixer, Weights};
 use plan::{Plan, Wanted};
 use sidewinder_kernels::cuda::{Buffer, Device, Graph, Lane};
 use sidewinder_kernels::error::Result;
@@ -43,7 +43,7 @@ impl Stepper {
         let columns = config.inner.max(config.width).next_multiple_of(32 * 8 * few::PACKS);
         let fits = |batch: usize| batch * columns * 4 + (8 << 10) <= device.facts().shared as usize;
         match batch {
-            _ if dtype == DType::F64 => None,
+            _ if dtype == DType::F64 || config.mixer != Mixer::Mamba => None,
             ..=FEW if fits(batch) => Some(batch),
             _ => Some(batch.next_multiple_of(TIMES)),
         }

@@ -17,7 +17,7 @@ mod learn;
 mod walk;
 
 use super::model::Home;
-use super::{Checkpoint, Config, Model, Weight, Where};
+use super::{Checkpoint, Config, Mixer, Model, Weight, Where};
 pub(super) use learn::Learn;
 use serde::Deserialize;
 use sidewinder_kernels::cpu::Exec;
@@ -124,6 +124,12 @@ impl Trainer {
                 .got("a backbone")
                 .hint("A backbone is trained with what is around it: see Sidewinder.Axon"));
         }
+        if let Mixer::FalconMamba(_) = model.config().mixer {
+            return Err(Error::new(Kind::Argument, "model")
+                .expected("a model of Mamba or Mamba-2")
+                .got(model.config().mixer.name())
+                .hint("The norms of dt, B and C have no gradient here"));
+        }
         let dtype = model.dtype().wide();
         let mut weights = model.tensors()?;
         weights.sort_by_key(|(name, weight)| !decays(name, &weight.spec().shape));
@@ -136,7 +142,7 @@ impl Trainer {
         let first = parts.iter().zip(&weights).find(|(_, (name, weight))| !decays(name, &weight.spec().shape));
         let decayed = first.map_or(total, |(part, _)| part.range.start);
         let memory = Memory::new(all, &model.home)?;
-        let numbers = Numbers::new(&parts, model.config().layers)?;
+        let numbers = Numbers::new(&parts, model.config())?;
         Ok(Trainer { config: *model.config(), dtype, parts, numbers, decayed, memory, steps: 0 })
     }
 

@@ -34,21 +34,34 @@ fn one_of<'a, T>(of: &'a [T], chance: &mut Chance) -> &'a T {
     &of[chance(of.len())]
 }
 
-fn config() -> Map<String, Value> {
-    let config = json!({
+/// The kinds of models that are damaged.
+#[derive(Clone, Copy)]
+enum Of {
+    Mamba,
+    Mamba2,
+}
+
+fn config(of: Of) -> Map<String, Value> {
+    let mut config = json!({
         "model_type": "mamba", "hidden_size": 4, "num_hidden_layers": 2, "vocab_size": 5, "state_size": 3,
         "intermediate_size": 8, "time_step_rank": 2, "conv_kernel": 3, "layer_norm_epsilon": 1e-5, "hidden_act": "silu",
     });
-    config.as_object().expect("an object").clone()
+    let own = match of {
+        Of::Mamba => json!({}),
+        Of::Mamba2 => json!({
+            "model_type": "mamba2", "num_heads": 4, "head_dim": 2, "n_groups": 2, "time_step_limit": [0.0, 10.0],
+        }),
+    };
+    let config = config.as_object_mut().expect("an object");
+    config.extend(own.as_object().expect("an object").clone());
+    config.clone()
 }
 
-fn tensors() -> Vec<Tensor> {
-    let tensor =
-        |name: &str, dims: &[usize]| Tensor { name: format!("backbone.{name}"), dtype: "F32", dims: dims.to_vec() };
-    let mut tensors = vec![tensor("embeddings.weight", &[5, 4]), tensor("norm_f.weight", &[4])];
-    for layer in 0..2 {
-        for (name, dims) in [
-            ("norm.weight", &[4][..]),
+/// The names in a layer, with their shapes.
+fn layer(of: Of) -> &'static [(&'static str, &'static [usize])] {
+    match of {
+        Of::Mamba => &[
+            ("norm.weight", &[4]),
             ("mixer.in_proj.weight", &[16, 4]),
             ("mixer.conv1d.weight", &[8, 1, 3]),
             ("mixer.conv1d.bias", &[8]),
@@ -58,9 +71,27 @@ fn tensors() -> Vec<Tensor> {
             ("mixer.A_log", &[8, 3]),
             ("mixer.D", &[8]),
             ("mixer.out_proj.weight", &[4, 8]),
-        ] {
-            tensors.push(tensor(&format!("layers.{layer}.{name}"), dims));
-        }
+        ],
+        Of::Mamba2 => &[
+            ("norm.weight", &[4]),
+            ("mixer.in_proj.weight", &[32, 4]),
+            ("mixer.conv1d.weight", &[20, 1, 3]),
+            ("mixer.conv1d.bias", &[20]),
+            ("mixer.dt_bias", &[4]),
+            ("mixer.A_log", &[4]),
+            ("mixer.D", &[4]),
+            ("mixer.norm.weight", &[8]),
+            ("mixer.out_proj.weight", &[4, 8]),
+        ],
+    }
+}
+
+fn tensors(of: Of) -> Vec<Tensor> {
+    let tensor =
+        |name: &str, dims: &[usize]| Tensor { name: format!("backbone.{name}"), dtype: "F32", dims: dims.to_vec() };
+    let mut tensors = vec![tensor("embeddings.weight", &[5, 4]), tensor("norm_f.weight", &[4])];
+    for number in 0..2 {
+        tensors.extend(layer(of).iter().map(|(name, dims)| tensor(&format!("layers.{number}.{name}"), dims)));
     }
     tensors
 }
@@ -84,14 +115,18 @@ fn with_header(header: Map<String, Value>, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], &header, data].concat()
 }
 
-/// Files that are whole.
-pub fn whole() -> Files {
-    Files { config: Some(Value::Object(config()).to_string().into_bytes()), tensors: file(&tensors()) }
+/// Files that are whole, of each kind.
+pub fn whole() -> [Files; 2] {
+    [Of::Mamba, Of::Mamba2].map(|of| {
+        let config = Value::Object(config(of)).to_string().into_bytes();
+        Files { config: Some(config), tensors: file(&tensors(of)) }
+    })
 }
 
 /// Files with some damage.
 pub fn damaged(chance: &mut Chance) -> Files {
-    let (mut config, mut tensors) = (config(), tensors());
+    let of = [Of::Mamba, Of::Mamba2][chance(2)];
+    let (mut config, mut tensors) = (config(of), tensors(of));
     match chance(3) {
         0 => damage_config(&mut config, chance),
         1 => (0..=chance(2)).for_each(|_| damage_tensors(&mut tensors, chance)),
@@ -231,10 +266,11 @@ pub fn restore(model: &Arc<Model>, dump: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The model of whole files.
+/// The model of whole files, of the first kind.
 pub fn model(folder: &Path) -> Arc<Model> {
     let file = folder.join("model.safetensors");
-    std::fs::write(file, whole().tensors).expect("a file in a folder of our own");
+    let [first, _] = whole();
+    std::fs::write(file, first.tensors).expect("a file in a folder of our own");
     let place = Where::Cpu(Exec { threads: 1, ..Exec::default() });
     let checkpoint = Checkpoint::open(folder, true).expect("a checkpoint that is whole");
     Arc::new(Model::new(checkpoint, None, false, place).expect("a model that is whole"))

@@ -1,7 +1,7 @@
 //! Mamba models of random weights.
 
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
-use sidewinder_models::mamba::{Config, Weight};
+use sidewinder_models::mamba::{Config, Heads, Mixer, Weight};
 use std::collections::BTreeMap;
 
 /// Weights by their names in checkpoints.
@@ -28,17 +28,30 @@ pub fn tensors(config: &Config, whole: bool) -> Tensors {
             add(format!("backbone.layers.{layer}.{name}"), dims, mean, spread)
         };
         of("norm.weight", &[width], 1.0, 0.3);
-        of("mixer.in_proj.weight", &[2 * inner, width], 0.0, 0.4);
-        of("mixer.conv1d.weight", &[inner, 1, conv], 0.0, 0.5);
-        of("mixer.conv1d.bias", &[inner], 0.0, 0.2);
-        of("mixer.x_proj.weight", &[rank + 2 * state, inner], 0.0, 0.4);
-        of("mixer.dt_proj.weight", &[inner, rank], 0.0, 0.5);
-        of("mixer.dt_proj.bias", &[inner], -1.0, 0.5);
-        of("mixer.A_log", &[inner, state], 0.0, 0.5);
-        of("mixer.D", &[inner], 1.0, 0.3);
+        let (channels, rows) = match config.mixer {
+            Mixer::Mamba2(Heads { count, groups, .. }) => {
+                (inner + 2 * groups * state, 2 * inner + 2 * groups * state + count)
+            }
+            _ => (inner, 2 * inner),
+        };
+        of("mixer.in_proj.weight", &[rows, width], 0.0, 0.4);
+        of("mixer.conv1d.weight", &[channels, 1, conv], 0.0, 0.5);
+        of("mixer.conv1d.bias", &[channels], 0.0, 0.2);
+        if let Mixer::Mamba2(Heads { count, .. }) = config.mixer {
+            of("mixer.dt_bias", &[count], -1.0, 0.5);
+            of("mixer.A_log", &[count], 0.0, 0.5);
+            of("mixer.D", &[count], 1.0, 0.3);
+            of("mixer.norm.weight", &[inner], 1.0, 0.3);
+        } else {
+            of("mixer.x_proj.weight", &[rank + 2 * state, inner], 0.0, 0.4);
+            of("mixer.dt_proj.weight", &[inner, rank], 0.0, 0.5);
+            of("mixer.dt_proj.bias", &[inner], -1.0, 0.5);
+            of("mixer.A_log", &[inner, state], 0.0, 0.5);
+            of("mixer.D", &[inner], 1.0, 0.3);
+        }
         of("mixer.out_proj.weight", &[width, inner], 0.0, 0.4);
         if whole {
-            of("mixer.in_proj.bias", &[2 * inner], 0.0, 0.2);
+            of("mixer.in_proj.bias", &[rows], 0.0, 0.2);
             of("mixer.out_proj.bias", &[width], 0.0, 0.2);
         }
     }

@@ -1,17 +1,18 @@
 //! Takes the weights of a model out of the tensors of a checkpoint.
 
-use super::{BLOCK, EMBEDDINGS, Found, HEAD, Matrices, NORM, Part, failure, squeezed};
+use super::{EMBEDDINGS, Found, HEAD, Matrices, NORM, Part, failure, parts, squeezed};
+use crate::mamba::block::Block;
 use crate::mamba::quantize::{self, OF_LAYER};
 use crate::mamba::weights::Weight;
-use crate::mamba::{Config, Layer};
+use crate::mamba::{Config, Layer, Mixer};
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Result;
-use sidewinder_kernels::op::{Named, Op};
-use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock};
+use sidewinder_kernels::op::Named;
+use sidewinder_kernels::ops::layers::mamba_block::Norms;
 use sidewinder_kernels::ops::products::matrices::{Dense, Matrix};
 use sidewinder_kernels::place::{Cpu, Place};
-use sidewinder_kernels::tensor::{DType, Described, Owned};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -61,21 +62,25 @@ impl Taker<'_> {
     fn layer(&mut self, config: &Config, prefix: &str) -> Option<Layer<Weight>> {
         // All of them are taken before the first one is missed, so that an error tells all that is wrong.
         let mut found = Named::default();
-        for part in &BLOCK {
+        for part in parts(&config.mixer) {
             found.extend_with(part.name, self.part(config, part, &format!("{prefix}{}", part.file)));
         }
         let norm = self.take(&format!("{prefix}{NORM}"), &[config.width], self.dtype.wide(), false);
-        let mut block = mamba_block::Weights::new(|name| found.find(name).cloned()).ok()?;
-        for dense in [&mut block.in_proj, &mut block.out_proj] {
+        let mut block = Block::new(&config.mixer, |name| found.find(name).cloned()).ok()?;
+        for (_, dense) in block.matrices_mut() {
             *dense = quantize::with_bias(dense.w.clone(), dense.b.take());
         }
-        let a = negative_exp(&block.a_log);
+        if let (Block::Mamba(weights), Mixer::FalconMamba(eps)) = (&mut block, config.mixer) {
+            let ones = |size| Owned::from_fn(Spec::new(self.dtype.wide(), &[size]).expect("one axis"), |_| 1.0).into();
+            weights.norms = Some(Norms { eps, w: [config.rank, config.state, config.state].map(ones) });
+        }
+        let a = negative_exp(block.a_log());
         Some(Layer { norm: norm?, block, a })
     }
 
     /// A weight of a layer.
     fn part(&mut self, config: &Config, part: &Part, name: &str) -> Option<Matrix<Weight>> {
-        let slot = MambaBlock::INPUTS.iter().find(|slot| slot.name == part.name).expect("a name of the block's");
+        let slot = config.mixer.slots().iter().find(|slot| slot.name == part.name).expect("a name of the block's");
         let dims = (part.dims)(config);
         if OF_LAYER.contains(&part.name) {
             return self.matrix(name, &dims, slot.optional);
@@ -144,9 +149,10 @@ impl Taker<'_> {
     }
 
     /// One error with all collected problems, if there are any.
-    pub(super) fn done(mut self, name: &str) -> Result<()> {
+    pub(super) fn done(mut self, name: &str, mixer: &Mixer) -> Result<()> {
+        let kind = mixer.name();
         let others = self.tensors.keys().chain(self.matrices.keys());
-        self.wrong.extend(others.map(|name| format!("`{name}`, which no Mamba model has")));
+        self.wrong.extend(others.map(|name| format!("`{name}`, which no {kind} model has")));
         if self.wrong.is_empty() {
             return Ok(());
         }
@@ -154,7 +160,8 @@ impl Taker<'_> {
             self.wrong.truncate(TOLD);
             self.wrong.push(format!("and {others} more"));
         }
-        Err(failure(name, "the tensors of a Mamba model of the sizes of its configuration", self.wrong.join("; ")))
+        let expected = format!("the tensors of a {kind} model of the sizes of its configuration");
+        Err(failure(name, &expected, self.wrong.join("; ")))
     }
 }
 

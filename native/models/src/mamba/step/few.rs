@@ -70,7 +70,7 @@ impl Step<'_> {
         let [width, inner, rank, state] = [config.width, config.inner, config.rank, config.state].map(|n| n as i64);
         let at = |buffer| self.lane.address(buffer);
         for (i, layer) in weights.layers.iter().enumerate() {
-            let block = &layer.block;
+            let block = layer.block.mamba();
             let [w, b] = self.floats(&block.in_proj)?;
             let in_proj = Dense {
                 w,

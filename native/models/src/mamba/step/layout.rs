@@ -38,10 +38,21 @@ impl InputLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mamba::Mixer;
 
     #[test]
     fn parts_are_aligned_and_have_room_for_the_batch() {
-        let backbone = Config { width: 5, layers: 1, vocabulary: 0, inner: 1, state: 1, rank: 1, conv: 1, eps: 1e-5 };
+        let backbone = Config {
+            width: 5,
+            layers: 1,
+            vocabulary: 0,
+            inner: 1,
+            state: 1,
+            rank: 1,
+            conv: 1,
+            eps: 1e-5,
+            mixer: Mixer::Mamba,
+        };
         for (vocabulary, dtype, batch) in
             [(0, DType::Bf16, 3), (0, DType::F32, 8), (29, DType::F16, 1), (29, DType::F32, 16)]
         {

@@ -32,7 +32,7 @@ impl Step<'_> {
         let at = |buffer| self.lane.address(buffer);
         self.lane.fill(last, 0)?;
         for (i, layer) in weights.layers.iter().enumerate() {
-            let block = &layer.block;
+            let block = layer.block.mamba();
             self.norm(at(last)?, &layer.norm, h)?;
             self.linear(h, &block.in_proj, xz)?;
             self.conv(i, block, c)?;

@@ -81,15 +81,15 @@ impl Step<'_> {
         [x_stride, z_stride]: [i64; 2],
     ) -> Result<()> {
         let Plan { config, projected, y, .. } = self.plan;
-        let at = |buffer| self.lane.address(buffer);
+        let (block, at) = (layer.block.mamba(), |buffer| self.lane.address(buffer));
         let params = Scan {
             x,
             z,
             projected: at(projected)?,
-            dt_w: at(&layer.block.dt_w)?,
-            dt_b: at(&layer.block.dt_b)?,
+            dt_w: at(&block.dt_w)?,
+            dt_b: at(&block.dt_b)?,
             a: at(&layer.a)?,
-            d: at(&layer.block.d)?,
+            d: at(&block.d)?,
             states: self.input(self.plan.layout.states)?,
             y: at(y)?,
             layer: i as i64,

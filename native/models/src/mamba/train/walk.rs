@@ -2,8 +2,10 @@
 
 use super::learn::Learn;
 use super::{Part, Sequences};
-use crate::mamba::Config;
+use crate::mamba::block::Block;
 use crate::mamba::checkpoint::{EMBEDDING, HEAD, LAST_NORM, NORM, in_backbone, in_layer, of_block, squeezed};
+use crate::mamba::mamba2::{self, Mamba2};
+use crate::mamba::{Config, Mixer};
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{Named, gradient_of, named};
@@ -29,24 +31,24 @@ pub struct Numbers {
     embedding: usize,
     /// Before each layer, and after the last one.
     norms: Vec<usize>,
-    blocks: Vec<mamba_block::Weights<usize>>,
+    blocks: Vec<Block<usize>>,
     /// The embedding, unless there is another.
     head: usize,
 }
 
 impl Numbers {
-    pub fn new(parts: &[Part], layers: usize) -> Result<Numbers> {
+    pub fn new(parts: &[Part], Config { layers, mixer, .. }: &Config) -> Result<Numbers> {
         let all: HashMap<&str, usize> = parts.iter().enumerate().map(|(i, part)| (part.name.as_str(), i)).collect();
         let block = |layer| {
-            let find = |name| all.get(in_layer(layer, of_block(name).file).as_str());
-            mamba_block::Weights::new(|name| find(name).copied().map(Matrix::Float))
+            let find = |name| all.get(in_layer(layer, of_block(mixer, name).file).as_str());
+            Block::new(mixer, |name| find(name).copied().map(Matrix::Float))
         };
         let embedding = all[in_backbone(EMBEDDING).as_str()];
-        let norms = (0..layers).map(|layer| in_layer(layer, NORM)).chain([in_backbone(LAST_NORM)]);
+        let norms = (0..*layers).map(|layer| in_layer(layer, NORM)).chain([in_backbone(LAST_NORM)]);
         Ok(Numbers {
             embedding,
             norms: norms.map(|name| all[name.as_str()]).collect(),
-            blocks: (0..layers).map(block).collect::<Result<_>>()?,
+            blocks: (0..*layers).map(block).collect::<Result<_>>()?,
             head: all.get(HEAD).copied().unwrap_or(embedding),
         })
     }
@@ -119,10 +121,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         for layer in 0..layers {
             let h = self.norm(&trace.sums[layer], self.numbers.norms[layer])?;
             let mut y = self.empty(&[rows, width])?;
-            let dims = self.dims(sequences.batch, rows);
-            let outputs = named([("y", Some(P::reshape_mut(P::view_mut(&mut y), &dims)?))]);
-            let inputs = self.block(layer, P::reshape(&P::view(&h), &dims)?);
-            self.place.call::<MambaBlock>(&mamba_block::Options::default(), inputs, outputs)?;
+            self.block_forward(layer, sequences.batch, &h, P::view_mut(&mut y))?;
             let mut sum = self.empty(&[rows, width])?;
             self.place.map(Map::Sum, &[P::view(&trace.sums[layer]), P::view(&y)], P::view_mut(&mut sum))?;
             trace.sums.push(sum);
@@ -152,6 +151,29 @@ impl<'p, P: Learn> Walk<'p, P> {
         Ok(dx)
     }
 
+    fn block_forward(&self, layer: usize, batch: usize, h: &P::Owned, y: P::ViewMut<'_>) -> Result<()> {
+        let (h, dims) = (P::view(h), self.dims(batch, P::view(h).spec().shape[0]));
+        if let Block::Mamba2(parts) = &self.numbers.blocks[layer] {
+            let states = [vec![Default::default()], vec![Default::default()]];
+            return self.mamba2(parts, |block| block.run(&h, [dims[0], dims[1]], states, y));
+        }
+        let outputs = named([("y", Some(P::reshape_mut(y, &dims)?))]);
+        let inputs = self.block(layer, P::reshape(&h, &dims)?);
+        self.place.call::<MambaBlock>(&mamba_block::Options::default(), inputs, outputs)
+    }
+
+    /// Calls `f` with a layer of Mamba-2 that has these parts.
+    fn mamba2<T>(&self, parts: &mamba2::Weights<usize>, f: impl FnOnce(&Mamba2<P>) -> Result<T>) -> Result<T> {
+        let Mixer::Mamba2(heads) = &self.config.mixer else {
+            unreachable!("layers are of the kind that the configuration says")
+        };
+        let a_log = &self.weights[parts.a_log];
+        let mut a = self.place.empty(a_log.spec())?;
+        self.place.map(Map::NegExp, &[P::briefly(a_log)], P::view_mut(&mut a))?;
+        let weights = parts.try_map(|&part| Ok(P::briefly(&self.weights[part])))?;
+        f(&Mamba2 { place: self.place, config: self.config, heads, weights: &weights, a: &P::view(&a) })
+    }
+
     fn block_backward(
         &self,
         layer: usize,
@@ -162,6 +184,12 @@ impl<'p, P: Learn> Walk<'p, P> {
     ) -> Result<P::Owned> {
         let mut dh = self.like(h)?;
         let dims = self.dims(batch, P::view(h).spec().shape[0]);
+        if let Block::Mamba2(parts) = &self.numbers.blocks[layer] {
+            let to = self.parts_of(layer).map(|(name, part)| (name, P::briefly_mut(gradients.take(part)))).collect();
+            let of = [&P::view(h), &P::view(dy)];
+            self.mamba2(parts, |block| block.backward(of, [dims[0], dims[1]], to, P::view_mut(&mut dh)))?;
+            return Ok(dh);
+        }
         let mut inputs = self.block(layer, P::reshape(&P::view(h), &dims)?);
         inputs.push("dy", P::reshape(&P::view(dy), &dims)?);
         let mut outputs = named([("dx", Some(P::reshape_mut(P::view_mut(&mut dh), &dims)?))]);
@@ -212,7 +240,7 @@ impl<'p, P: Learn> Walk<'p, P> {
 
     /// The parts of a layer's block, by their names in the block.
     fn parts_of(&self, layer: usize) -> impl Iterator<Item = (&'static str, usize)> {
-        self.numbers.blocks[layer].named().filter_map(|(name, part)| Some((name, *part.float()?)))
+        self.numbers.blocks[layer].named().into_iter().filter_map(|(name, part)| Some((name, *part.float()?)))
     }
 
     fn dims(&self, batch: usize, rows: usize) -> [usize; 3] {

@@ -24,7 +24,7 @@ use crate::error::{Error, Kind, Result};
 use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
 use crate::options;
 use crate::tensor::Spec;
-pub use weights::Weights;
+pub use weights::{Norms, Weights};
 
 options! {
     /// The options of the block. All sizes follow from shapes; those that are given must agree with them.

@@ -3,9 +3,10 @@
 mod backward;
 mod sequences;
 
-use super::{Problem, Weights};
+use super::{Norms, Problem, Weights};
 use crate::error::Result;
-use crate::op::Named;
+use crate::op::{Named, named};
+use crate::ops::norm::{RmsNorm, RmsOptions};
 use crate::ops::products::linear;
 use crate::ops::products::matrices::{self, Dense, Matrix};
 use crate::place::Place;
@@ -82,10 +83,26 @@ impl<'w, P: Place> Block<'_, 'w, P> {
         let z = self.rows(x, &self.weights.in_proj, inner..2 * inner)?;
         let mut c = self.like(x, inner)?;
         recurrence.conv(self, &u, &mut c)?;
-        let [delta, b_t, c_t] = recurrence.x_proj(self, &c)?;
+        let [delta, b_t, c_t] = self.normed(recurrence.x_proj(self, &c)?)?;
         let mut dt = self.like(x, inner)?;
         linear::at(self.place, [P::view(&delta), P::briefly(&self.weights.dt_w)], None, P::view_mut(&mut dt))?;
         Ok(Between { u, z, c, delta, b_t, c_t, dt })
+    }
+
+    /// `delta`, `B` and `C`, normed where the block has norms.
+    fn normed(&self, parts: [P::Owned; 3]) -> Result<[P::Owned; 3]> {
+        let Some(Norms { eps, w }) = &self.weights.norms else {
+            return Ok(parts);
+        };
+        let norm = |part: &P::Owned, w: &P::View<'w>| {
+            let mut y = self.place.empty(P::view(part).spec())?;
+            let inputs = named([("x", Some(P::view(part))), ("w", Some(P::briefly(w)))]);
+            let options = RmsOptions { eps: *eps, ..Default::default() };
+            self.place.call::<RmsNorm>(&options, inputs, named([("y", Some(P::view_mut(&mut y)))]))?;
+            Ok(y)
+        };
+        let ([delta, b_t, c_t], [of_delta, of_b, of_c]) = (&parts, w);
+        Ok([norm(delta, of_delta)?, norm(b_t, of_b)?, norm(c_t, of_c)?])
     }
 
     fn scan(&self, between: &Between<P::Owned>, recurrence: &mut impl Recurrence<P>) -> Result<P::Owned> {

@@ -24,6 +24,17 @@ pub struct Weights<T> {
     pub d: T,
     /// `(M, D)`, with its bias.
     pub out_proj: Dense<T>,
+    /// How `delta`, `B` and `C` are normed; as in FalconMamba, and not in the op.
+    pub norms: Option<Norms<T>>,
+}
+
+/// Norms of the root mean square of `delta`, `B` and `C`.
+#[derive(Clone)]
+pub struct Norms<T> {
+    /// What keeps the divisors from 0.
+    pub eps: f64,
+    /// Their weights: `(R)`, `(N)` and `(N)`.
+    pub w: [T; 3],
 }
 
 impl<T> Weights<T> {
@@ -43,12 +54,13 @@ impl<T> Weights<T> {
             a_log: tensor("A_log")?,
             d: tensor("D")?,
             out_proj: Dense { w: matrix("out_proj")?, b: maybe("out_proj_b") },
+            norms: None,
         })
     }
 
-    /// The weights that are given, by the names of the op's inputs.
+    /// The given weights that are inputs of the op, by their names there.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, Matrix<&T>)> {
-        let Weights { in_proj, conv_w, conv_b, x_proj, dt_w, dt_b, a_log, d, out_proj } = self;
+        let Weights { in_proj, conv_w, conv_b, x_proj, dt_w, dt_b, a_log, d, out_proj, norms: _ } = self;
         let all = [
             ("in_proj", Some(in_proj.w.as_ref())),
             ("in_proj_b", in_proj.b.as_ref().map(Matrix::Float)),
@@ -77,6 +89,14 @@ impl<T> Weights<T> {
             a_log: f(&self.a_log)?,
             d: f(&self.d)?,
             out_proj: self.out_proj.as_ref().try_map(&f)?,
+            norms: self.norms.as_ref().map(|norms| norms.try_map(&f)).transpose()?,
         })
+    }
+}
+
+impl<T> Norms<T> {
+    fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Norms<U>> {
+        let [dt, b, c] = &self.w;
+        Ok(Norms { eps: self.eps, w: [f(dt)?, f(b)?, f(c)?] })
     }
 }

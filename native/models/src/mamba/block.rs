@@ -1,0 +1,100 @@
+//! The weights of a layer, by the kind of the layer.
+
+use super::Mixer;
+use super::mamba2;
+use sidewinder_kernels::error::Result;
+use sidewinder_kernels::op::{Op, Slot};
+use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock};
+use sidewinder_kernels::ops::products::matrices::{Dense, Matrix};
+
+/// The weights between a layer's norm and its residual.
+#[derive(Clone)]
+pub(super) enum Block<T> {
+    /// Of the first Mamba, and of FalconMamba.
+    Mamba(mamba_block::Weights<T>),
+    /// Of Mamba-2.
+    Mamba2(mamba2::Weights<T>),
+}
+
+impl Mixer {
+    /// The names, precisions and shapes of a layer's weights.
+    pub(super) fn slots(&self) -> &'static [Slot] {
+        match self {
+            Mixer::Mamba | Mixer::FalconMamba(_) => MambaBlock::INPUTS,
+            Mixer::Mamba2(_) => &mamba2::SLOTS,
+        }
+    }
+}
+
+impl<T> Block<T> {
+    /// The weights that `find` knows by the names of the slots, or an error that says which one is missing. Those of
+    /// FalconMamba have no norms yet.
+    pub(super) fn new(mixer: &Mixer, find: impl Fn(&'static str) -> Option<Matrix<T>>) -> Result<Block<T>> {
+        match mixer {
+            Mixer::Mamba | Mixer::FalconMamba(_) => mamba_block::Weights::new(find).map(Block::Mamba),
+            Mixer::Mamba2(_) => mamba2::Weights::new(find).map(Block::Mamba2),
+        }
+    }
+
+    /// The weights that checkpoints hold, by the names of the slots.
+    pub(super) fn named(&self) -> Vec<(&'static str, Matrix<&T>)> {
+        match self {
+            Block::Mamba(weights) => weights.named().collect(),
+            Block::Mamba2(weights) => weights.named().collect(),
+        }
+    }
+
+    /// Its large matrices, by their names.
+    pub(super) fn matrices(&self) -> Vec<(&'static str, &Dense<T>)> {
+        match self {
+            Block::Mamba(weights) => {
+                vec![("in_proj", &weights.in_proj), ("x_proj", &weights.x_proj), ("out_proj", &weights.out_proj)]
+            }
+            Block::Mamba2(weights) => vec![("in_proj", &weights.in_proj), ("out_proj", &weights.out_proj)],
+        }
+    }
+
+    /// Like [`Block::matrices`], to replace them.
+    pub(super) fn matrices_mut(&mut self) -> Vec<(&'static str, &mut Dense<T>)> {
+        match self {
+            Block::Mamba(weights) => vec![
+                ("in_proj", &mut weights.in_proj),
+                ("x_proj", &mut weights.x_proj),
+                ("out_proj", &mut weights.out_proj),
+            ],
+            Block::Mamba2(weights) => vec![("in_proj", &mut weights.in_proj), ("out_proj", &mut weights.out_proj)],
+        }
+    }
+
+    /// `A_log`.
+    pub(super) fn a_log(&self) -> &T {
+        match self {
+            Block::Mamba(weights) => &weights.a_log,
+            Block::Mamba2(weights) => &weights.a_log,
+        }
+    }
+
+    /// Whether there are biases of projections, and of the convolution.
+    pub(super) fn biases(&self) -> [bool; 2] {
+        match self {
+            Block::Mamba(weights) => [weights.in_proj.b.is_some(), weights.conv_b.is_some()],
+            Block::Mamba2(weights) => [weights.in_proj.b.is_some(), weights.conv_b.is_some()],
+        }
+    }
+
+    /// The weights of the first Mamba, for those who proved before that the model is one.
+    pub(super) fn mamba(&self) -> &mamba_block::Weights<T> {
+        match self {
+            Block::Mamba(weights) => weights,
+            Block::Mamba2(_) => unreachable!("only models of the first Mamba are asked"),
+        }
+    }
+
+    /// Applies `f` to each tensor; fails with its first error.
+    pub(super) fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Block<U>> {
+        Ok(match self {
+            Block::Mamba(weights) => Block::Mamba(weights.try_map(f)?),
+            Block::Mamba2(weights) => Block::Mamba2(weights.try_map(f)?),
+        })
+    }
+}
