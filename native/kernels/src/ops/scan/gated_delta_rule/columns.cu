@@ -26,12 +26,12 @@ __device__ __forceinline__ Part part(const Params& p) {
 }
 
 // Reads a row of q or k, whose numbers are spread over the lanes of a warp; returns the factor that makes its length 1.
-__device__ __forceinline__ REAL read_key(REAL (&row)[PADDED / 32], const STORAGE* from) {
+__device__ __forceinline__ REAL read_key(REAL (&row)[PADDED / 32], const STORAGE* from, int keys) {
     REAL square = 0;
 #pragma unroll
     for (int n = 0; n < PADDED / 32; n++) {
         int i = threadIdx.x % 32 + 32 * n;
-        row[n] = i < KEYS ? widen(from[i]) : (REAL)0;
+        row[n] = i < keys ? widen(from[i]) : (REAL)0;
         square = fma(row[n], row[n], square);
     }
     return NORM ? rsqrt(warp_sum(square) + (REAL)EPS) : (REAL)1;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void fetch_step(Stage& stage, const Params& p, const 
     i64 group = of_group(p, at.head, t), head = of_step(p, at.head, t);
     int lane = threadIdx.x % 32;
     REAL q[PADDED / 32], k[PADDED / 32];
-    REAL q_factor = read_key(q, p.q + group * KEYS), k_factor = read_key(k, p.k + group * KEYS);
+    REAL q_factor = read_key(q, p.q + group * p.keys, p.keys), k_factor = read_key(k, p.k + group * p.keys, p.keys);
     const STORAGE* values = (WANTED == 2 ? p.dy : p.v) + head * p.values;
 #pragma unroll
     for (int i = lane; i < COLUMNS; i += 32) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void fetch_step(Stage& stage, const Params& p, const 
 
 __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Part& at, i64 n) {
     int steps = steps_of(p, n);
-#pragma unroll 2
+#pragma unroll 1
     for (int step = threadIdx.x / 32 - WORKERS; step < steps; step += FETCHERS)
         fetch_step(stage, p, at, step, n * STEPS + step);
 }
@@ -98,7 +98,7 @@ __device__ __forceinline__ void each_there(const Params& p, const Part& at, Use 
     for (int row = 0; row < ROWS; row++)
 #pragma unroll
         for (int c = 0; c < EACH; c++)
-            if (key_of(row) < KEYS && first + c < p.values)
+            if (key_of(row) < p.keys && first + c < p.values)
                 use(row, c, of_state(p, at.head) + (i64)key_of(row) * p.values + first + c);
 }
 
@@ -108,7 +108,7 @@ __device__ __forceinline__ void each_row_there(const Params& p, const Part& at, 
     if (first_column(at) >= p.values) return;
 #pragma unroll
     for (int row = 0; row < ROWS; row++)
-        if (key_of(row) < KEYS) use(row, of_state(p, at.head) + (i64)key_of(row) * p.values + first_column(at));
+        if (key_of(row) < p.keys) use(row, of_state(p, at.head) + (i64)key_of(row) * p.values + first_column(at));
 }
 
 __device__ __forceinline__ void load(State& state, const REAL* from, const Params& p, const Part& at) {
@@ -213,7 +213,7 @@ __device__ __forceinline__ void go_backwards(State& carry, const Stage& stage, i
 // states lie by batch, head and chunk.
 __device__ __forceinline__ REAL* after_chunk(const Params& p, const Part& at, i64 chunk) {
     i64 head = at.head.batch * p.heads + at.head.index;
-    return p.ends + (head * p.chunks + chunk) * KEYS * p.values - of_state(p, at.head);
+    return p.ends + (head * p.chunks + chunk) * p.keys * p.values - of_state(p, at.head);
 }
 
 // The product of the cotangent and the state after a chunk, summed over the warp's columns.

@@ -55,6 +55,7 @@ params! {
         batch: i32,
         heads: i32,
         groups: i32,
+        keys: i32,
         values: i32,
         blocks: i32, // of a head's columns
         slices: i32,
@@ -118,6 +119,7 @@ impl<'a> Call<'a> {
             batch: problem.batch as i32,
             heads: problem.heads as i32,
             groups: problem.groups as i32,
+            keys: problem.keys as i32,
             values: problem.values as i32,
             blocks: columns.blocks as i32,
             products_each: (columns.blocks * columns.workers) as i32,
@@ -129,9 +131,9 @@ impl<'a> Call<'a> {
 
     /// The options that all kernels have.
     fn options(&self) -> String {
-        let Problem { keys, qk_l2norm, dtype, .. } = *self.problem;
+        let Problem { qk_l2norm, dtype, .. } = *self.problem;
         let (gate, norm) = (u32::from(self.params.g != 0), u32::from(qk_l2norm));
-        format!("{} -DKEYS={keys} -DCHUNK={CHUNK} -DEPS={EPS:e} -DGATE={gate} -DNORM={norm}", types(dtype))
+        format!("{} -DCHUNK={CHUNK} -DEPS={EPS:e} -DGATE={gate} -DNORM={norm}", types(dtype))
     }
 
     /// Queues the kernel of columns.

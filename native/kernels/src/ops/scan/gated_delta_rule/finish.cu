@@ -1,7 +1,6 @@
 // The gradients of a step: those of a group's q and k, and those of its heads' v and beta. A warp for each group and step.
-// Without GATE nothing is left for dg; else p.changes gets what dg changes by at the step: y . dy - dv . v.
-
-constexpr int EACH = KEYS > 0 ? (KEYS + 31) / 32 : 1;
+//   EACH             keys of a lane, at least
+// With GATE p.changes gets what dg changes by at the step: y . dy - dv . v.
 
 __device__ __forceinline__ REAL warp_sum(REAL sum) {
 #pragma unroll
@@ -14,11 +13,11 @@ __device__ __forceinline__ int key_of(int n) { return threadIdx.x % 32 + 32 * n;
 
 // Adds a kind of sums of a step of a head, over all slices.
 __device__ __forceinline__ void add(REAL (&to)[EACH], const Params& p, int kind, i64 step) {
-    i64 slice = (i64)p.batch * p.length * p.heads * KEYS;
+    i64 slice = (i64)p.batch * p.length * p.heads * p.keys;
 #pragma unroll
     for (int n = 0; n < EACH; n++)
-        if (key_of(n) < KEYS)
-            for (int i = 0; i < p.slices; i++) to[n] += p.sums[kind][i * slice + step * KEYS + key_of(n)];
+        if (key_of(n) < p.keys)
+            for (int i = 0; i < p.slices; i++) to[n] += p.sums[kind][i * slice + step * p.keys + key_of(n)];
 }
 
 __device__ __forceinline__ REAL dot(const REAL (&a)[EACH], const REAL (&b)[EACH]) {
@@ -29,17 +28,18 @@ __device__ __forceinline__ REAL dot(const REAL (&a)[EACH], const REAL (&b)[EACH]
 }
 
 // q or k as the formula has it.
-__device__ __forceinline__ void load(REAL (&to)[EACH], const STORAGE* from, REAL factor) {
+__device__ __forceinline__ void load(REAL (&to)[EACH], const STORAGE* from, REAL factor, int keys) {
 #pragma unroll
-    for (int n = 0; n < EACH; n++) to[n] = key_of(n) < KEYS ? widen(from[key_of(n)]) * factor : (REAL)0;
+    for (int n = 0; n < EACH; n++) to[n] = key_of(n) < keys ? widen(from[key_of(n)]) * factor : (REAL)0;
 }
 
 // Writes dq or dk. `sums` is the gradient of `unit`, which is `x * factor` where NORM asks for it.
-__device__ __forceinline__ void write(STORAGE* to, const REAL (&sums)[EACH], const REAL (&unit)[EACH], REAL factor) {
+__device__ __forceinline__ void write(STORAGE* to, const REAL (&sums)[EACH], const REAL (&unit)[EACH], REAL factor,
+                                      int keys) {
     REAL along = NORM ? dot(sums, unit) : (REAL)0;
 #pragma unroll
     for (int n = 0; n < EACH; n++)
-        if (key_of(n) < KEYS) narrow(NORM ? factor * (sums[n] - unit[n] * along) : sums[n], to[key_of(n)]);
+        if (key_of(n) < keys) narrow(NORM ? factor * (sums[n] - unit[n] * along) : sums[n], to[key_of(n)]);
 }
 
 // Writes dv and dbeta of a step of a head; returns dv . v.
@@ -64,8 +64,8 @@ extern "C" __global__ void gated_delta_finish(Params p) {
     i64 first = row / p.groups * p.heads + row % p.groups * heads;
     REAL scale = p.scale, q_factor = NORM ? p.q_factors[row] : (REAL)1, k_factor = NORM ? p.k_factors[row] : (REAL)1;
     REAL q[EACH], k[EACH], dq[EACH] = {}, dk[EACH] = {};
-    load(q, p.q + row * KEYS, q_factor);
-    load(k, p.k + row * KEYS, k_factor);
+    load(q, p.q + row * p.keys, q_factor, p.keys);
+    load(k, p.k + row * p.keys, k_factor, p.keys);
     for (int i = 0; i < heads; i++) {
         REAL own[EACH] = {};
         add(own, p, 0, first + i);
@@ -77,6 +77,6 @@ extern "C" __global__ void gated_delta_finish(Params p) {
         REAL with_dy = GATE ? dot(own, q) : (REAL)0;
         if (GATE && threadIdx.x % 32 == 0) p.changes[first + i] = with_dy - with_v;
     }
-    write(p.dq + row * KEYS, dq, q, q_factor);
-    write(p.dk + row * KEYS, dk, k, k_factor);
+    write(p.dq + row * p.keys, dq, q, q_factor, p.keys);
+    write(p.dk + row * p.keys, dk, k, k_factor, p.keys);
 }

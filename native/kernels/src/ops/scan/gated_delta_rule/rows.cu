@@ -22,10 +22,10 @@ struct Part {
 };
 
 __device__ __forceinline__ Part part(const Params& p) {
-    constexpr int OF_HEAD = (KEYS + ROWS - 1) / ROWS;
-    i64 rest = blockIdx.x / OF_HEAD;
+    int of_head = (p.keys + ROWS - 1) / ROWS;
+    i64 rest = blockIdx.x / of_head;
     i64 head = rest / p.slices;
-    return {{head / p.heads, head % p.heads}, (int)(blockIdx.x % OF_HEAD) * ROWS, (int)(rest % p.slices)};
+    return {{head / p.heads, head % p.heads}, (int)(blockIdx.x % of_head) * ROWS, (int)(rest % p.slices)};
 }
 
 __device__ __forceinline__ void fetch_step(Stage& stage, const Params& p, const Part& at, int step, i64 t) {
@@ -45,8 +45,8 @@ __device__ __forceinline__ void fetch_step(Stage& stage, const Params& p, const 
     }
 #pragma unroll
     for (int i = lane; i < ROWS; i += 32) {
-        bool there = at.row + i < KEYS;
-        i64 place = group * KEYS + at.row + i;
+        bool there = at.row + i < p.keys;
+        i64 place = group * p.keys + at.row + i;
         stage.q[step][i] = there ? widen(p.q[place]) * q_factor : (REAL)0;
         stage.k[step][i] = there ? widen(p.k[place]) * k_factor : (REAL)0;
     }
@@ -67,7 +67,7 @@ template <class Use>
 __device__ __forceinline__ void each_there(const Params& p, const Part& at, Use use) {
     int first = (at.slice * PARTS + own_part()) * COLUMNS;
     i64 place = of_state(p, at.head) + (i64)(at.row + own_row()) * p.values + first;
-    if (at.row + own_row() >= KEYS) return;
+    if (at.row + own_row() >= p.keys) return;
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++)
         if (first + c < p.values) use(c, place + c);
@@ -83,9 +83,9 @@ __device__ __forceinline__ REAL row_sum(REAL sum) {
 // Writes a number of each row to the sums of one kind: by slice, batch, step, head and key.
 __device__ __forceinline__ void write(REAL sum, int kind, const Params& p, const Part& at, i64 t) {
     sum = row_sum(sum);
-    if (own_part() != 0 || at.row + own_row() >= KEYS) return;
+    if (own_part() != 0 || at.row + own_row() >= p.keys) return;
     i64 of_slice = (i64)at.slice * p.batch * p.length * p.heads + of_step(p, at.head, t);
-    p.sums[kind][of_slice * KEYS + at.row + own_row()] = sum;
+    p.sums[kind][of_slice * p.keys + at.row + own_row()] = sum;
 }
 
 __device__ __forceinline__ void go(REAL (&state)[COLUMNS], const Stage& stage, int step, const Params& p, const Part& at,

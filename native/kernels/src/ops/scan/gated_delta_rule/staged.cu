@@ -1,6 +1,5 @@
 // What the kernels share that take a part of a head's state through time: stages in shared memory, which some warps fill
 // while the others take the stage before through its steps.
-//   KEYS             width of keys
 //   WORKERS          warps that hold the state
 //   FETCHERS         warps that fill stages
 //   STEPS            steps of a stage, a power of 2
@@ -28,7 +27,7 @@ __device__ __forceinline__ i64 of_group(const Params& p, const Head& at, i64 t) 
 
 // Where the state of a head starts.
 __device__ __forceinline__ i64 of_state(const Params& p, const Head& at) {
-    return (at.batch * p.heads + at.index) * KEYS * p.values;
+    return (at.batch * p.heads + at.index) * p.keys * p.values;
 }
 
 __device__ __forceinline__ float decay(float g) { return exp2_fast(g * (float)LOG2_E); }

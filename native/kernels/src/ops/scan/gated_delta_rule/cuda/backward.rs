@@ -14,8 +14,8 @@
 //! dg[t] = dg[t+1] + y[t] . dy[t] - dv[t] . v[t]            dg[L+1] = sum dlast_state S[L]
 //! ```
 //!
-//! as both sides of a step show that `sum G'[t] (a S[t-1]) = sum G[t] S[t] - dv . v`. So the error of `dg` is that of its
-//! largest values in a chunk.
+//! as both sides of a step show that `sum G'[t] (a S[t-1]) = sum G[t] S[t] - dv . v`. So the error of `dg` is that of the
+//! largest terms in a chunk, also where decays leave little of `dg` itself.
 
 use super::{Call, Params, Wanted};
 use crate::cuda::{Buffer, Lane, Source, launch_each};
@@ -58,8 +58,10 @@ impl Call<'_> {
 
     /// Queues the sums of what the passes found.
     fn finish(&self) -> Result<()> {
-        let Problem { batch, length, heads, groups, .. } = *self.problem;
-        let kernel = |source| self.lane.device().kernel(source, &self.options());
+        let Problem { batch, length, heads, groups, keys, .. } = *self.problem;
+        let each = keys.div_ceil(32).next_power_of_two();
+        let options = format!("{} -DEACH={each}", self.options());
+        let kernel = |source| self.lane.device().kernel(source, &options);
         // SAFETY: the op's checks prove the sizes of its tensors, and the others are made for them.
         unsafe {
             launch_each(self.lane, &kernel(&FINISH)?, 32 * batch * length * groups, &self.params)?;
