@@ -1,16 +1,24 @@
 defmodule Sidewinder.Mamba do
   @moduledoc """
-  Mamba models that run entirely in the native library: language models from published checkpoints, or backbones that
-  take features, such as the frames of a game.
+  Mamba, FalconMamba and Mamba-2 models that run entirely in the native library: language models from published
+  checkpoints, or backbones that take features, such as the frames of a game.
 
       model = Sidewinder.Mamba.load("mamba-130m-hf")
       model |> Sidewinder.Mamba.generate("Once upon a time", max_tokens: 100) |> Enum.each(&IO.write/1)
 
-  The model is (Gu and Dao 2023)
+  The model is
 
       x = embedding[tokens]                    or features
-      x = x + mamba_block(rms_norm(x))         for each layer
+      x = x + mixer(rms_norm(x))               for each layer
       logits = linear(rms_norm(x), head)       head is the embedding unless there is another
+
+  The mixer of Mamba (Gu and Dao 2023) is `mamba_block`. FalconMamba's (Zuo et al. 2024) norms dt, B and C besides.
+  That of Mamba-2 (Dao and Gu 2024) is
+
+      [z | xBC | dt] = linear(u, in_proj)
+      [x | B | C] = causal_conv1d(xBC)                     with silu
+      y = ssd(x, dt, -exp(A_log), B, C, D, dt_bias)        with softplus, and bounds of the step size if it has any
+      y = linear(gated_rms_norm(y, z), out_proj)           the gate first; each group is normed by itself
 
   A whole sequence is run at once (`forward/2`), or by a session (`Sidewinder.Mamba.Session`), which takes a
   prompt in and then advances by steps. The time and memory of a step do not depend on the length of the text.
@@ -30,17 +38,21 @@ defmodule Sidewinder.Mamba do
   @typedoc """
   The sizes of a model: its `:width` M, its `:layers`, its `:vocabulary` V, 0 for a backbone, the `:inner` width,
   the `:state` per channel, the `:rank` of the projection of dt, the width of the convolution, `:conv`, and what keeps
-  the norms' divisors from 0, `:eps`.
+  the norms' divisors from 0, `:eps`. The `:mixer` is the kind of its layers. Mamba-2 has `:heads` and `:groups`, and 0 as
+  its rank.
   """
   @type config :: %{
-          width: pos_integer,
-          layers: pos_integer,
-          vocabulary: non_neg_integer,
-          inner: pos_integer,
-          state: pos_integer,
-          rank: pos_integer,
-          conv: pos_integer,
-          eps: float
+          required(:width) => pos_integer,
+          required(:layers) => pos_integer,
+          required(:vocabulary) => non_neg_integer,
+          required(:inner) => pos_integer,
+          required(:state) => pos_integer,
+          required(:rank) => non_neg_integer,
+          required(:conv) => pos_integer,
+          required(:eps) => float,
+          required(:mixer) => :mamba | :falcon_mamba | :mamba2,
+          optional(:heads) => pos_integer,
+          optional(:groups) => pos_integer
         }
 
   @typedoc """
@@ -65,12 +77,14 @@ defmodule Sidewinder.Mamba do
 
   @doc """
   Loads a checkpoint: a folder with `config.json` and safetensors files, in one or several parts, or one such
-  file. Its tensors have the names that Hugging Face's `MambaForCausalLM` gives them (`mamba-130m-hf` and its
-  siblings), or those of the `mamba_ssm` package; without a `config.json` the sizes are those of the tensors.
+  file. Its tensors have the names that Hugging Face's `MambaForCausalLM`, `FalconMambaForCausalLM` and
+  `Mamba2ForCausalLM` give them (`mamba-130m-hf`, `falcon-mamba-7b`, `Mamba-Codestral-7B-v0.1`), or those of the `mamba_ssm`
+  package (`mamba-130m`, `mamba2-130m`). Without a `config.json` a model is one of the first Mamba, with the sizes of its
+  tensors.
 
   The files of a folder are those of its `model.safetensors.index.json`, or `model.safetensors`, or all of
   `model-00001-of-0000N.safetensors`, or the only safetensors file; several others are refused by their names. Models of
-  other layers, such as FalconMamba and Mamba-2, are too.
+  other layers, such as hybrids with attention, are too.
 
   Options:
 
@@ -115,9 +129,10 @@ defmodule Sidewinder.Mamba do
   @doc """
   A model of tensors on the host with the names of checkpoints, which are copied.
 
-  `config` is a map with the keys of a `config.json`, or `nil` for the sizes that the tensors have. Options as in
-  `load/2`, without `:copy`; `:ends` are by default the `eos_token_id` of `config`. And `:like`, a model: its tokenizer
-  and ends are the defaults, and `save/2` keeps its configuration and files. An example is the model before training.
+  `config` is a map with the keys of a `config.json`, or `nil` for the sizes that the tensors of a first Mamba
+  have. Options as in `load/2`, without `:copy`; `:ends` are by default the `eos_token_id` of `config`. And `:like`, a
+  model: its tokenizer and ends are the defaults, and `save/2` keeps its configuration and files. An example is the model
+  before training.
   """
   @spec new(map | nil, %{String.t() => Tensor.t()}, keyword) :: t
   def new(config, tensors, options \\ []) do
@@ -197,9 +212,10 @@ defmodule Sidewinder.Mamba do
   end
 
   @doc """
-  Writes the model to a folder, which is made, in the form of Hugging Face's `MambaForCausalLM`: `model.safetensors`,
-  `config.json`, and copies of the files of the tokenizer, of `generation_config.json` and of a license that lie beside the
-  weights that it was loaded from. `load/2` reads back the same bits.
+  Writes the model to a folder, which is made, in the form of Hugging Face's `MambaForCausalLM`,
+  `FalconMambaForCausalLM` or `Mamba2ForCausalLM`: `model.safetensors`, `config.json`, and copies of the files of the
+  tokenizer, of `generation_config.json` and of a license that lie beside the weights that it was loaded from. `load/2`
+  reads back the same bits.
 
   Other entries than sizes and types are those of the loaded checkpoint's configuration, also of models that were trained
   from one (`Sidewinder.Mamba.Trainer`) or made `:like` one (`new/3`). If there is no `eos_token_id`, that of the model's

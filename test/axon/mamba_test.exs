@@ -226,6 +226,13 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
 
       assert %Error{kind: :option} =
                catch_error(Layer.from_mamba(Mamba.new(nil, tensors), nam: 1))
+
+      for kind <- ["falcon_mamba", "mamba2"] do
+        mamba = Mamba.load(Path.expand("../golden/#{kind}", __DIR__), backend: :cpu)
+        error = catch_error(Layer.from_mamba(mamba))
+        assert %Error{kind: :argument, argument: "model"} = error
+        assert Exception.message(error) =~ "those of #{kind}"
+      end
     end
   end
 end

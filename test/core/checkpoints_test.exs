@@ -79,7 +79,8 @@ defmodule Sidewinder.CheckpointsTest do
     assert Mamba.new(words, tensors, backend: :cpu).config == sizes
     new = fn more -> fn -> Mamba.new(Map.merge(words, more), tensors, backend: :cpu) end end
     refused(new.(%{architectures: ["Mamba2ForCausalLM"]}), ["Mamba-2"])
-    refused(new.(%{mixer_rms_eps: 1.0e-6}), ["FalconMamba"])
+    refused(new.(%{model_type: "mamba", mixer_rms_eps: 1.0e-6}), ["FalconMamba"])
+    assert new.(%{mixer_rms_eps: 1.0e-6}).().config.mixer == :falcon_mamba
     refused(new.(%{n_layers: sizes.layers + 1}), ["`n_layer`", "`n_layers`"])
   end
 

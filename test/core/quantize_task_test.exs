@@ -177,6 +177,22 @@ defmodule Sidewinder.QuantizeTaskTest do
   end
 
   @tag :tmp_dir
+  test "models of other kinds are quantized too", %{tmp_dir: folder} do
+    for {name, matrices} <- [{"falcon_mamba", 7}, {"mamba2", 5}, {"mamba2_groups", 5}] do
+      input = Path.expand("../golden/#{name}", __DIR__)
+      [parts, output] = for name <- ["in-#{name}", name], do: Path.join(folder, name)
+      File.mkdir_p!(parts)
+
+      for file <- ["config.json", "model.safetensors"],
+          do: File.cp!(Path.join(input, file), Path.join(parts, file))
+
+      run([parts, output, "--format", "ternary", "--backend", "cpu"])
+      assert List.last(said(:info)) =~ "#{matrices} of "
+      assert logits(load(output)) == logits(load(parts, quantize: :ternary))
+    end
+  end
+
+  @tag :tmp_dir
   test "of a model in parts one file is made", %{tmp_dir: folder} do
     input = model(Path.join(folder, "in"), [])
     expected = logits(load(input, quantize: :q8_0))

@@ -16,10 +16,14 @@ defmodule Sidewinder.Mamba.Quantizing do
       else: {[input], output}
   end
 
-  @doc "Whether tensors are those of a whole Mamba."
+  @doc "Whether tensors are those of a whole Mamba or Mamba-2."
   def model?(index) do
-    Enum.any?(index, &(&1.name =~ ~r/layers\.0\.mixer\.x_proj\.weight\z/)) and
-      Enum.any?(index, &(&1.name =~ ~r/layers\.0\.mixer\.A_log\z/ and tuple_size(&1.shape) == 2))
+    of_first =
+      for %{name: name} <- index,
+          [_, part] <- [Regex.run(~r/layers\.0\.mixer\.(.+)\z/, name)],
+          do: part
+
+    Enum.all?(["in_proj.weight", "A_log", "out_proj.weight"], &(&1 in of_first))
   end
 
   @doc "Whether a model multiplies with the matrix of this name as it is quantized; others are read as floats."

@@ -1,7 +1,7 @@
 defmodule Sidewinder.Mamba.Trainer do
   @moduledoc """
-  Trains a Mamba language model entirely in the native library: forward pass, backward pass and AdamW, where the model
-  is. It needs no Nx. (A backbone within a model of your own is trained by Axon: see `Sidewinder.Axon`.)
+  Trains a Mamba or Mamba-2 language model entirely in the native library: forward pass, backward pass and AdamW, where
+  the model is. It needs no Nx. (A backbone within a model of your own is trained by Axon: see `Sidewinder.Axon`.)
 
       trainer = Trainer.new(Mamba.random(layers: 4, width: 128, vocabulary: 256))
       for batch <- batches, do: Trainer.step(trainer, batch, learning_rate: 1.0e-3)
@@ -34,7 +34,7 @@ defmodule Sidewinder.Mamba.Trainer do
   @doc """
   Starts from the weights of a language model, which it copies.
 
-  Raises `Sidewinder.Error` of kind `:argument` for a backbone.
+  Raises `Sidewinder.Error` of kind `:argument` for a backbone, and for a FalconMamba.
   """
   @spec new(Mamba.t()) :: t
   def new(%Mamba{} = model),

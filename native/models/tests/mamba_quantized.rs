@@ -107,8 +107,9 @@ fn they_are_near_the_same_matrices_as_floats() {
         let floats = Model::new(floats, Some(DType::F64), false, Where::Cpu(REFERENCE)).unwrap();
         let model = quantized(&config, DType::F32, how, Where::Cpu(REFERENCE));
         let tokens = tokens(&config);
-        // What rows lose that are rounded to 8 bits before each product.
-        near(&forward(&model, &tokens), &forward(&floats, &tokens), 0.04, &format!("{how:?} {config:?}"));
+        // What rows lose that are rounded to 8 bits before each product. Norms of four numbers enlarge it.
+        let relative = if let Mixer::FalconMamba(_) = config.mixer { 0.08 } else { 0.04 };
+        near(&forward(&model, &tokens), &forward(&floats, &tokens), relative, &format!("{how:?} {config:?}"));
     }
 }
 
@@ -184,7 +185,9 @@ fn what_is_stored_is_the_same_model_again() {
                 let nothing = (config.mixer == Mixer::Mamba).then_some(None);
                 for sizes in [Some(Some(*model.config())), nothing].into_iter().flatten() {
                     let again = Checkpoint::new("again", sizes, stored.clone());
-                    let again = Model::new(again, None, backbone, place()).unwrap();
+                    // A quantized backbone of Mamba-2 has no tensor of that type.
+                    let unknown = backbone && matches!(config.mixer, Mixer::Mamba2(_));
+                    let again = Model::new(again, unknown.then_some(dtype), backbone, place()).unwrap();
                     assert_eq!((again.dtype(), again.config()), (model.dtype(), model.config()));
                     assert_eq!(again.formats(), model.formats());
                     assert_eq!(bytes(&again.stored().unwrap()), bytes(&stored));

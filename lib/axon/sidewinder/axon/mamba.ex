@@ -188,6 +188,9 @@ defmodule Sidewinder.Axon.Mamba do
 
   ## From a Mamba
 
+  def from_mamba(%Mamba{config: %{mixer: mixer}}, _name) when mixer != :mamba,
+    do: wrong_mamba("layers of the first Mamba", "those of #{mixer}")
+
   def from_mamba(%Mamba{} = mamba, name) do
     tensors = Mamba.tensors(mamba)
     blocks = for i <- 0..(mamba.config.layers - 1), do: {i, block_of(tensors, i)}

@@ -200,8 +200,11 @@ impl Checkpoint {
     /// arithmetic.
     fn dtype(&self, prefix: &str, quantized: bool) -> DType {
         let of = |part: &str| self.shape_and_type(&format!("{prefix}{LAYERS}0.mixer.{part}.weight"));
-        // Small matrices stay floats, and so does the convolution, but its type may be that of the arithmetic.
-        let found = ["in_proj", "x_proj", "out_proj", "dt_proj", "conv1d"].into_iter().find_map(of);
+        let embedding = || EMBEDDINGS.iter().find_map(|name| self.shape_and_type(&format!("{prefix}{name}")));
+        // Small matrices stay floats, which Mamba-2 has none of, and so does the embedding. The convolution does too, but
+        // its type may be that of the arithmetic.
+        let found = ["in_proj", "x_proj", "out_proj", "dt_proj"].into_iter().find_map(of);
+        let found = found.or_else(embedding).or_else(|| of("conv1d"));
         let dtype = found.map(|(_, dtype)| dtype).filter(|dtype| dtype.is_float()).unwrap_or(DType::F32);
         if quantized && dtype == DType::F64 { DType::F32 } else { dtype }
     }
