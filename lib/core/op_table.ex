@@ -168,7 +168,7 @@ defmodule Sidewinder.OpTable do
         ],
         options: [
           %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "factor of q; 1 / sqrt(K) by default"},
-          %{name: "qk_l2norm", takes: "flag", choices: [], range: :any, default: false, help: "divide q and k by their lengths"},
+          %{name: "qk_l2norm", takes: "flag", choices: [], range: :any, default: false, help: "divide q and k by their L2 norms"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, K, V)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -192,7 +192,7 @@ defmodule Sidewinder.OpTable do
         outputs: [],
         options: [
           %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "factor of q; 1 / sqrt(K) by default"},
-          %{name: "qk_l2norm", takes: "flag", choices: [], range: :any, default: false, help: "divide q and k by their lengths"},
+          %{name: "qk_l2norm", takes: "flag", choices: [], range: :any, default: false, help: "divide q and k by their L2 norms"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, K, V)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],

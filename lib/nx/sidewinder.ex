@@ -203,7 +203,8 @@ defmodule Sidewinder do
     * `:g` - `{B, L, H}`, the logarithm of the decay; 0 by default, which is the delta rule of DeltaNet
     * `:initial_state` - `{B, H, K, V}`
     * `:scale` - `1 / sqrt(K)` by default
-    * `:qk_l2norm` - whether `q` and `k` are divided by their lengths, `sqrt(sum(x * x) + 1.0e-6)`; `false` by default
+    * `:qk_l2norm` - whether `q` and `k` are divided by their L2 norms, `sqrt(sum(x * x) + 1.0e-6)`. Defaults to
+      `false`.
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, K, V}`
 
   Returns `y`, `{B, L, H, V}`, with the names of `v`'s axes. One token of running sequences is a call with a length of 1,

@@ -162,7 +162,7 @@ defmodule Sidewinder.Kernel.Scan do
     * `:g` - `{B, L, H}`, the logarithm of the decay, of the type of the arithmetic; 0 by default
     * `:initial_state` - `{B, H, K, V}`
     * `:scale` - `1 / sqrt(K)` by default
-    * `:qk_l2norm` - whether `q` and `k` are divided by their lengths; `false` by default
+    * `:qk_l2norm` - whether `q` and `k` are divided by their L2 norms; `false` by default
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, K, V}`
 
   Returns `y`, `{B, L, H, V}`, unless it asks for more.

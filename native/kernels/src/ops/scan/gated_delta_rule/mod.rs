@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Heads fall into `G` equal groups with the same `q` and `k`. With `qk_l2norm`, `q` and `k` are vectors `x` divided by
-//! their lengths, `x / sqrt(x . x + 1e-6)`. Given the cotangents `dy` and `dlast_state`, time runs backwards:
+//! their L2 norms, `x / sqrt(x . x + 1e-6)`. Given the cotangents `dy` and `dlast_state`, time runs backwards:
 //!
 //! ```text
 //! G[t] = scale q[t] dy[t]^T + a[t+1] G'[t+1]                         a[L+1] G'[L+1] = dlast_state
@@ -22,7 +22,8 @@
 //! dg = sum G' (a S[t-1])              dinitial_state = a[1] G'[1]
 //! ```
 //!
-//! `dq` and `dk` sum over the heads of a group; where `z = x / sqrt(x . x + 1e-6)`, `dx = (dz - z (z . dz)) / sqrt(x . x + 1e-6)`. Storage is f32, f64, bf16 or f16; `g`, the states and the arithmetic are f32 (f64 for f64), and
+//! `dq` and `dk` sum over the heads of a group; where `z = x / sqrt(x . x + 1e-6)`, `dx = (dz - z (z . dz)) /
+//! sqrt(x . x + 1e-6)`. Storage is f32, f64, bf16 or f16; `g`, the states and the arithmetic are f32 (f64 for f64), and
 //! outputs are rounded once. All sums are done in an order that depends on the sizes alone (on a GPU, on it too).
 //!
 //! One token of running sequences is a call with a length of 1, from the state that the call before returned.
@@ -42,14 +43,14 @@ options! {
     pub struct Options {
         /// factor of q; 1 / sqrt(K) by default
         scale: Option<f64> = None;
-        /// divide q and k by their lengths
+        /// divide q and k by their L2 norms
         qk_l2norm: bool = false;
         /// write last_state (B, H, K, V)
         return_state: bool = false;
     }
 }
 
-/// Keeps the lengths of `q` and `k` from 0 where they are divisors: it is added to their squares.
+/// Added to the squared L2 norms of `q` and `k`, so that no divisor is 0.
 const EPS: f64 = 1e-6;
 
 /// A checked call.
@@ -71,7 +72,7 @@ pub struct Problem {
     pub dtype: DType,
     /// The factor of `q`.
     pub scale: f64,
-    /// Whether `q` and `k` are divided by their lengths.
+    /// Whether `q` and `k` are divided by their L2 norms.
     pub qk_l2norm: bool,
 }
 

@@ -4,7 +4,7 @@
 //   FETCHERS         warps that fill stages
 //   STEPS            steps of a stage, a power of 2
 //   BACKWARD         whether time runs backwards
-//   GATE, NORM       whether g is there, and whether q and k are divided by their lengths
+//   GATE, NORM       whether g is there, and whether q and k are divided by their L2 norms
 
 constexpr int THREADS = 32 * (WORKERS + FETCHERS);
 // Steps of a chunk, at whose start dg is computed from states: see cuda/backward.rs.

@@ -44,7 +44,7 @@ fn backward_as<S: Storage>(
     for (name, x, parts) in [("dq", given.q, &sums.dq), ("dk", given.k, &sums.dk)] {
         rounded::<S>(outputs.expect(name)?.slice()?, exec, |to| {
             sum::columns::<S::Wide>(parts, to, exec)?;
-            through_lengths(problem, x, to, exec)
+            through_norms(problem, x, to, exec)
         })?;
     }
     rounded::<S>(outputs.expect("dbeta")?.slice()?, exec, |to| sum::columns::<S::Wide>(&sums.dbeta, to, exec))?;
@@ -446,7 +446,7 @@ fn add_scaled<V: Vector>(values: &[V::Element], factor: f64, to: &mut [V::Elemen
 }
 
 /// Turns gradients of `q` or `k` as the formula has them into those of the input `x`.
-fn through_lengths<S: Storage>(problem: &Problem, x: &[S], gradient: &mut [S::Wide], exec: &Exec) -> Result<()> {
+fn through_norms<S: Storage>(problem: &Problem, x: &[S], gradient: &mut [S::Wide], exec: &Exec) -> Result<()> {
     let keys = problem.keys;
     if !problem.qk_l2norm || x.is_empty() {
         return Ok(());
@@ -456,17 +456,17 @@ fn through_lengths<S: Storage>(problem: &Problem, x: &[S], gradient: &mut [S::Wi
         let range = rows.start * keys..rows.end * keys;
         // SAFETY: pieces share no row.
         let gradient = unsafe { gradient.part(range.start, range.len()) };
-        S::Wide::dispatch(exec.level, ThroughLengths { keys, x: &x[range], gradient });
+        S::Wide::dispatch(exec.level, ThroughNorms { keys, x: &x[range], gradient });
     })
 }
 
-struct ThroughLengths<'a, S: Storage> {
+struct ThroughNorms<'a, S: Storage> {
     keys: usize,
     x: &'a [S],
     gradient: &'a mut [S::Wide],
 }
 
-impl<S: Storage> Work<S::Wide> for ThroughLengths<'_, S> {
+impl<S: Storage> Work<S::Wide> for ThroughNorms<'_, S> {
     type Output = ();
 
     #[inline(always)]
