@@ -15,28 +15,38 @@ fn both_agree(device: &Device, options: &Options, inputs: &Named<Owned>) {
 }
 
 /// Calls that use tensor cores for 16-bit storage, where factors of products are rounded once more. Whole and partial
-/// chunks, one segment and several.
-#[test]
-fn heads_of_64_rows_agree() {
+/// chunks, one segment and several. Each size is a test of its own, for all of them compile their kernels.
+macro_rules! heads_of_64_rows_agree {
+    ($($steps:ident: $sizes:expr;)*) => {
+        mod heads_of_64_rows_agree {
+            $(#[test]
+            fn $steps() {
+                super::heads_of_64_rows($sizes);
+            })*
+        }
+    };
+}
+
+heads_of_64_rows_agree! {
+    in_one_step: [3, 1, 8, 64, 2, 16];
+    in_63_steps: [2, 63, 3, 64, 1, 32];
+    in_64_steps: [1, 64, 4, 64, 2, 64];
+    in_65_steps: [3, 65, 4, 64, 2, 128];
+    in_70_steps: [12, 70, 8, 64, 1, 48];
+    in_130_steps: [1, 130, 6, 64, 3, 112];
+    in_1000_steps: [3, 1000, 6, 64, 3, 32];
+    in_1100_steps: [1, 1100, 4, 64, 1, 128];
+}
+
+fn heads_of_64_rows(sizes: [usize; 6]) {
     let Some(device) = gpu() else { return };
-    for sizes in [
-        [3, 1, 8, 64, 2, 16],
-        [2, 63, 3, 64, 1, 32],
-        [1, 64, 4, 64, 2, 64],
-        [3, 65, 4, 64, 2, 128],
-        [1, 130, 6, 64, 3, 112],
-        [3, 1000, 6, 64, 3, 32],
-        [1, 1100, 4, 64, 1, 128],
-        [12, 70, 8, 64, 1, 48],
-    ] {
-        let all = inputs(sizes);
-        on_tensor_cores(&device, &options(), &all);
-        let bare = without(&all, &["D", "z", "dt_bias", "initial_state"]);
-        on_tensor_cores(&device, &Options { return_state: false, ..options() }, &bare);
-        let clamped = Options { dt_clamp: Some((0.3, 0.8)), return_state: false, ..options() };
-        let wide = with(&all, "D", noise(6, &[sizes[2], 64], -1.0, 1.0));
-        on_tensor_cores(&device, &clamped, &wide);
-    }
+    let all = inputs(sizes);
+    on_tensor_cores(&device, &options(), &all);
+    let bare = without(&all, &["D", "z", "dt_bias", "initial_state"]);
+    on_tensor_cores(&device, &Options { return_state: false, ..options() }, &bare);
+    let clamped = Options { dt_clamp: Some((0.3, 0.8)), return_state: false, ..options() };
+    let wide = with(&all, "D", noise(6, &[sizes[2], 64], -1.0, 1.0));
+    on_tensor_cores(&device, &clamped, &wide);
 }
 
 /// Each optional input, and each way from `dt` to the step size.

@@ -132,7 +132,9 @@ impl<'a> Call<'a> {
     /// The options that all kernels have.
     fn options(&self) -> String {
         let Problem { qk_l2norm, dtype, .. } = *self.problem;
-        let (gate, norm) = (u32::from(self.params.g != 0), u32::from(qk_l2norm));
+        // Blocks of columns find the norms; without values there is no such block, and all sums are zero.
+        let norm = qk_l2norm && self.problem.values > 0;
+        let (gate, norm) = (u32::from(self.params.g != 0), u32::from(norm));
         format!("{} -DCHUNK={CHUNK} -DEPS={EPS:e} -DGATE={gate} -DNORM={norm}", types(dtype))
     }
 
