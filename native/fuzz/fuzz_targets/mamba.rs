@@ -35,7 +35,11 @@ fuzz_target!(|bytes: &[u8]| {
             restore(model, &dump)
         }
         2 => restore(model, bytes),
-        _ => run(&Files { config: Some(bytes.to_vec()), ..damage::whole() }, folder, &mut chance),
+        _ => {
+            let [mamba, mamba2] = damage::whole();
+            let whole = if chance(2) == 0 { mamba } else { mamba2 };
+            run(&Files { config: Some(bytes.to_vec()), ..whole }, folder, &mut chance)
+        }
     };
     if let Err(error) = done {
         assert!(is_fair(&error), "{error}");
