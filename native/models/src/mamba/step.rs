@@ -1,5 +1,5 @@
-//! Steps several sequences of a first Mamba on CUDA. The step is recorded once for each batch size and replayed by one call. States are
-//! changed in place.
+//! Steps several sequences of a first Mamba on CUDA. The step is recorded once for each batch size and replayed by one
+//! call. States are changed in place.
 //!
 //! Dense layers of few sequences are bound by reading their weights: four fused kernels per layer do everything, with
 //! f32 activations between them. Dense layers of many sequences go through cuBLASLt. They take six kernels per layer,

@@ -8,7 +8,8 @@
 //! rows, backwards       G (beta e)                         from G, likewise
 //! ```
 //!
-//! No states are kept but for those after chunks of [`CHUNK`](super::CHUNK) steps, where `dg` is a product of two states. Within a chunk
+//! No states are kept but for those after chunks of [`CHUNK`](super::CHUNK) steps, where `dg` is a product of two
+//! states. Within a chunk
 //!
 //! ```text
 //! dg[t] = dg[t+1] + y[t] . dy[t] - dv[t] . v[t]            dg[L+1] = sum dlast_state S[L]
