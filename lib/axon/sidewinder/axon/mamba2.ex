@@ -44,13 +44,13 @@ defmodule Sidewinder.Axon.Mamba2 do
     convolved = &(inner.(&1) + 2 * g * n)
     projected = &(inner.(&1) + convolved.(&1) + heads!(inner.(&1), opts))
     kernel = opts.kernel_initializer || (&uniform/3)
-    bias = &(opts.bias_initializer || uniform(&1))
 
     by_width([
       {"in_proj", &{projected.(&1), &1}, kernel},
       opts.use_bias && {"in_proj_b", &{projected.(&1)}, opts.bias_initializer || :zeros},
       {"conv_w", &{convolved.(&1), w}, kernel},
-      opts.conv_bias && {"conv_b", &{convolved.(&1)}, bias.(fn _ -> w end)},
+      opts.conv_bias &&
+        {"conv_b", &{convolved.(&1)}, opts.bias_initializer || uniform(fn _ -> w end)},
       {"dt_b", &{heads!(inner.(&1), opts)}, steps(opts)},
       {"A_log", &{heads!(inner.(&1), opts)}, decays(opts)},
       {"D", &{heads!(inner.(&1), opts)}, :ones},

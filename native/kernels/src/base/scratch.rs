@@ -47,6 +47,7 @@ fn spare() -> MutexGuard<'static, Spare> {
 type Allocated<T> = std::result::Result<T, TryReserveError>;
 
 /// A block of words, whose memory is kept when it is dropped.
+#[derive(Clone)]
 pub struct Words(Vec<u64>);
 
 impl Words {
@@ -84,12 +85,6 @@ impl Drop for Words {
         if (LEAST..=MOST).contains(&self.0.capacity()) {
             spare().keep(std::mem::take(&mut self.0));
         }
-    }
-}
-
-impl Clone for Words {
-    fn clone(&self) -> Words {
-        Words(self.0.clone())
     }
 }
 

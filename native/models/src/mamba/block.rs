@@ -44,17 +44,15 @@ impl<T> Block<T> {
         }
     }
 
-    /// Its large matrices, by their names.
-    pub(super) fn matrices(&self) -> Vec<(&'static str, &Dense<T>)> {
+    /// Its large matrices.
+    pub(super) fn matrices(&self) -> Vec<&Dense<T>> {
         match self {
-            Block::Mamba(weights) => {
-                vec![("in_proj", &weights.in_proj), ("x_proj", &weights.x_proj), ("out_proj", &weights.out_proj)]
-            }
-            Block::Mamba2(weights) => vec![("in_proj", &weights.in_proj), ("out_proj", &weights.out_proj)],
+            Block::Mamba(weights) => vec![&weights.in_proj, &weights.x_proj, &weights.out_proj],
+            Block::Mamba2(weights) => vec![&weights.in_proj, &weights.out_proj],
         }
     }
 
-    /// Like [`Block::matrices`], to replace them.
+    /// Its large matrices by their names, to replace them.
     pub(super) fn matrices_mut(&mut self) -> Vec<(&'static str, &mut Dense<T>)> {
         match self {
             Block::Mamba(weights) => vec![

@@ -39,7 +39,7 @@ impl<T> Weights<T> {
 
     /// The formats of quantized matrices.
     pub(super) fn formats(&self) -> BTreeSet<&'static str> {
-        let of_layers = self.layers.iter().flat_map(|layer| layer.block.matrices()).map(|(_, dense)| dense);
+        let of_layers = self.layers.iter().flat_map(|layer| layer.block.matrices());
         of_layers.chain(&self.head).filter_map(format).collect()
     }
 }
