@@ -54,7 +54,9 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
         y |> Nx.reshape({2, length, 8}) |> Nx.multiply(silu(z)) |> Nx.reshape({2, length, 2, 4})
 
       mean = Nx.mean(Nx.multiply(gated, gated), axes: [3], keep_axes: true)
-      normed = Nx.divide(gated, Nx.sqrt(Nx.add(mean, 1.0e-5)))
+      # A plain number would be rounded to f32 here.
+      eps = Nx.tensor(1.0e-5, type: x.type)
+      normed = Nx.divide(gated, Nx.sqrt(Nx.add(mean, eps)))
 
       normed
       |> Nx.reshape({2, length, 8})
