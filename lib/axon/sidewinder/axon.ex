@@ -1,7 +1,8 @@
 defmodule Sidewinder.Axon do
   @moduledoc """
-  Sequence models as layers of Axon. `mamba/2` and `mamba2/2` stack whole blocks, and `mm_rec/2` is a whole model of them.
-  `mamba_block/2`, `mamba2_block/2`, `mm_rec_block/2` and `transformer_block/2` are single blocks, and the others are their parts.
+  Sequence models as layers of Axon. `mamba/2`, `mamba2/2` and `gated_delta_net/2` stack whole blocks, and `mm_rec/2` is a
+  whole model of them. `mamba_block/2`, `mamba2_block/2`, `gated_delta_net_block/2`, `mm_rec_block/2` and
+  `transformer_block/2` are single blocks, and the others are their parts.
 
       iex> model =
       ...>   Axon.input("tokens", shape: {nil, 60})
@@ -36,7 +37,7 @@ defmodule Sidewinder.Axon do
   import Sidewinder.Axon.Layers, only: [layer: 4, layer: 5]
   import Sidewinder.Axon.Options
   import Sidewinder.Axon.Params, except: [mha: 1, mlp: 1]
-  alias Sidewinder.Axon.{Mamba2, Params}
+  alias Sidewinder.Axon.{GatedDeltaNet, Mamba2, Params}
   alias Sidewinder.Reference
 
   @layer [name: {nil, :name}, meta: {nil, :any}]
@@ -137,6 +138,25 @@ defmodule Sidewinder.Axon do
   @spec mamba2(Axon.t(), keyword) :: Axon.t()
   def mamba2(%Axon{} = x, opts \\ []),
     do: stack(:mamba2, x, opts, Mamba2.known(), &mamba2_block/2)
+
+  @doc """
+  Adds a stack of Gated DeltaNet blocks: `residual/3` around `gated_delta_net_block/2`, `:layers` times, then `rms_norm/2`.
+
+  Options are `:layers`, `:output`, `:name` and `:gamma_initializer`, as in `mamba/2`, `:epsilon` for all norms, those in
+  blocks too, and all other options of `gated_delta_net_block/2` but `:meta`.
+
+  ## Examples
+
+      iex> x = Axon.input("x", shape: {nil, nil, 8})
+      iex> model = Sidewinder.Axon.gated_delta_net(x, layers: 1, head_size: 4, name: "net")
+      iex> {init, _predict} = Axon.build(model)
+      iex> init.(Nx.template({2, 5, 8}, :f32), Axon.ModelState.empty()).data |> Map.keys()
+      ["net_0", "net_0_norm", "net_norm"]
+  """
+  @doc type: :model
+  @spec gated_delta_net(Axon.t(), keyword) :: Axon.t()
+  def gated_delta_net(%Axon{} = x, opts \\ []),
+    do: stack(:gated_delta_net, x, opts, GatedDeltaNet.known(), &gated_delta_net_block/2)
 
   @doc """
   The `Sidewinder.Mamba` of a model that was trained: `mamba/2` over features, or over an embedding of tokens and
@@ -352,6 +372,55 @@ defmodule Sidewinder.Axon do
   @doc type: :recurrent
   @spec mamba2_block(Axon.t(), keyword) :: Axon.t()
   defdelegate mamba2_block(x, opts \\ []), to: Mamba2, as: :block
+
+  @doc """
+  Adds a Gated DeltaNet block (Yang, Kautz and Hatamizadeh 2024, section 3.4; `GatedDeltaNet` of flash-linear-attention),
+  without norm and residual connection: a projection, `Sidewinder.causal_conv1d/3` with SiLU,
+  `Sidewinder.gated_delta_rule/5` with keys and queries of L2 norm 1, `Sidewinder.gated_rms_norm/4` of each head, norm
+  before gate, and a projection back.
+
+  With the width M of `x`, H heads of V values, G groups of them with the same query and key of K numbers, the inner
+  width I = H V and the kernel size W, its parameters are
+
+  | name                      | shape                                   | start                                            |
+  | ------------------------- | --------------------------------------- | ------------------------------------------------ |
+  | `in_proj`, `in_proj_b`    | `{2 G K + 2 I + 2 H, M}`, without `M`   | uniform within 1 / sqrt(M), 0                    |
+  | `conv_w`, `conv_b`        | `{2 G K + I, W}`, `{2 G K + I}`         | uniform within 1 / sqrt(W)                       |
+  | `dt_b`                    | `{H}`                                   | softplus(dt_b) log-uniform, `:dt_min`..`:dt_max` |
+  | `A_log`                   | `{H}`                                   | -A uniform, `:a_min`..`:a_max`                   |
+  | `norm`                    | `{V}`                                   | 1                                                |
+  | `out_proj`, `out_proj_b`  | `{M, I}`, `{M}`                         | uniform within 1 / sqrt(I), 0                    |
+
+  Rows of `in_proj` are those of q, k and v, then of the gate, of beta before its sigmoid, and of a, which makes the
+  logarithm of the decay, `g = -exp(A_log) softplus(a + dt_b)`. Each part has its rows head by head.
+
+  ## Options
+
+    * `:heads` - H. Defaults to M / `:head_size`, rounded down, at least 1.
+
+    * `:groups` - G, which divides H. Defaults to `:heads`.
+
+    * `:head_size` - K, the width of a query and of a key. Defaults to `128`.
+
+    * `:value_size` - V, the width of a value. Defaults to `:head_size`.
+
+    * `:negative_eigenvalues` - whether beta is doubled, so that a step can flip the sign of what a state has for a key
+      (Grazzi et al. 2024). Defaults to `false`.
+
+    * `:conv_bias` - whether the convolution adds `conv_b`. Defaults to `false`.
+
+    * `:kernel_size`, `:epsilon`, `:use_bias`, `:a_min`, `:a_max`, `:dt_min`, `:dt_max`, `:dt_init_floor`,
+      `:kernel_initializer`, `:bias_initializer` - as in `mamba2_block/2`
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.gated_delta_net_block(head_size: 4)
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+  """
+  @doc type: :recurrent
+  @spec gated_delta_net_block(Axon.t(), keyword) :: Axon.t()
+  defdelegate gated_delta_net_block(x, opts \\ []), to: GatedDeltaNet, as: :block
 
   @doc """
   Adds a block of MM-Rec, `Sidewinder.mmrec_block/3`: a gated recurrence, attention over a memory from before the

@@ -4,10 +4,10 @@ defmodule Sidewinder.Axon.Layers do
   # and run by `run/2`, which casts their inputs to a common type.
 
   alias Axon.StatefulOutput
-  alias Sidewinder.Axon.{Embedding, Mamba2}
+  alias Sidewinder.Axon.{Embedding, GatedDeltaNet, Mamba2}
   alias Sidewinder.Op.Gradient
 
-  @names ~w(mamba_block mamba2_block mm_rec_block causal_conv1d selective_scan rms_norm gated_rms_norm layer_norm linear
+  @names ~w(mamba_block mamba2_block gated_delta_net_block mm_rec_block causal_conv1d selective_scan rms_norm gated_rms_norm layer_norm linear
             ternary_dense attention mha swiglu_mlp transformer_block tied_embedding tied_logits rows table last of_block
             y last_state summary states)a
 
@@ -134,6 +134,9 @@ defmodule Sidewinder.Axon.Layers do
   defp compute(:mamba_block, %{x: x}, params, _opts), do: Sidewinder.mamba_block(x, params)
 
   defp compute(:mamba2_block, %{x: x}, params, opts), do: Mamba2.compute(x, params, opts)
+
+  defp compute(:gated_delta_net_block, %{x: x}, params, opts),
+    do: GatedDeltaNet.compute(x, params, opts)
 
   defp compute(:mm_rec_block, %{x: x} = inputs, params, opts) do
     {key, inputs} = Map.pop(inputs, :dropout_key)

@@ -31,6 +31,12 @@ defmodule Sidewinder.Axon.Options do
     unless fits?(:size, size), do: raise(wrong(op, name, expected(:size), size))
   end
 
+  @doc "A size that must divide another, `{number, what it is}`."
+  def divides!(op, name, size, {whole, what}) do
+    unless rem(whole, size) == 0,
+      do: raise(wrong(op, name, "a divisor of #{whole}, #{what}", size))
+  end
+
   defp fits?(:any, _), do: true
   defp fits?(:name, name), do: is_binary(name) or is_function(name, 2)
   defp fits?(:prefix, name), do: is_binary(name)
