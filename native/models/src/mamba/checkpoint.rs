@@ -1,5 +1,5 @@
-//! Models in safetensors files, with the tensor names of Hugging Face's `MambaForCausalLM`, `FalconMambaForCausalLM` and
-//! `Mamba2ForCausalLM`, or of the `mamba_ssm` package.
+//! Checkpoints: models in safetensors files, with the tensor names of Hugging Face's `MambaForCausalLM`,
+//! `FalconMambaForCausalLM` and `Mamba2ForCausalLM`, or of the `mamba_ssm` package.
 
 mod taking;
 
@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use taking::Taker;
 
-/// Tensors by their names in files.
+/// The tensors of a model by their names in files, and its configuration if there is one.
 pub struct Checkpoint {
     /// The origin of the tensors, for errors.
     name: String,
@@ -30,10 +30,10 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Found>,
 }
 
-/// A tensor, or why no model can use it.
+/// A tensor, or the error that makes it unusable, such as an unknown element type.
 pub(super) type Found = Result<Weight>;
 
-/// A weight of a layer: its name here, its name in files, and its shape there.
+/// A weight of a layer: its slot name, its name in files, and its shape there.
 pub(super) struct Part {
     name: &'static str,
     pub(super) file: &'static str,
@@ -60,7 +60,7 @@ const MAMBA: [Part; 11] = [
     Part { name: "out_proj_b", file: "mixer.out_proj.bias", dims: |c| vec![c.width] },
 ];
 
-/// The weights of a layer of Mamba-2.
+/// The weights of a Mamba-2 layer.
 const MAMBA2: [Part; 10] = [
     Part {
         name: "in_proj",
@@ -93,20 +93,20 @@ fn parts(mixer: &Mixer) -> &'static [Part] {
     }
 }
 
-/// The weights of a block: each name in
-/// [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with the name in a layer of a file.
+/// The weights of a block: each slot name of
+/// [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with its name in a layer of a file.
 pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
     MAMBA.iter().map(|part| (part.name, part.file))
 }
 
-/// The weight of a layer of this kind with that name here.
+/// The weight with this slot name. Panics if layers of this kind have none.
 pub(super) fn of_block(mixer: &Mixer, name: &str) -> &'static Part {
     parts(mixer).iter().find(|part| part.name == name).expect("a name of the block's")
 }
 
-/// A prefix of all tensors where a program has the whole model as a part, as that of Codestral has.
+/// The prefix of all tensors in checkpoints of programs that wrap the model in a module, such as Codestral Mamba's.
 const OUTER: &str = "model.";
-/// The prefix of the tensors of a whole model; a backbone alone may do without it.
+/// The prefix of a language model's tensors except the head; checkpoints of a backbone may lack it.
 const BACKBONE: &str = "backbone.";
 pub(super) const EMBEDDING: &str = "embeddings.weight";
 const EMBEDDINGS: [&str; 2] = [EMBEDDING, "embedding.weight"];
@@ -114,7 +114,7 @@ const LAYERS: &str = "layers.";
 pub(super) const LAST_NORM: &str = "norm_f.weight";
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// The full name of a layer's tensor in a whole model.
+/// The full name of a layer's tensor, with the prefix of the backbone.
 pub(super) fn in_layer(layer: usize, name: &str) -> String {
     format!("{}{name}", of_layer(BACKBONE, layer))
 }
@@ -157,7 +157,7 @@ impl Checkpoint {
         Checkpoint::described(name, config.map(Description::from), tensors)
     }
 
-    /// Like [`Checkpoint::new`], with everything that a `config.json` says.
+    /// Like [`Checkpoint::new`], with the quantization formats of a `config.json` beside the sizes.
     pub fn described(
         name: &str,
         description: Option<Description>,
@@ -167,8 +167,8 @@ impl Checkpoint {
         Checkpoint { name: name.to_string(), description, tensors }
     }
 
-    /// The model in `dtype`, or by default in the type of its matrices. A `backbone` leaves out the parts that deal
-    /// with tokens. One error reports all tensors that are missing, superfluous, or of a wrong shape.
+    /// The sizes and weights in `dtype`, by default in the type of the matrices. A `backbone` leaves out the embedding
+    /// and the head. One error reports all tensors that are missing, unexpected, or of a wrong shape.
     pub fn model(mut self, dtype: Option<DType>, backbone: bool) -> Result<(Config, DType, Weights<Weight>)> {
         self.tensors = without_outer(std::mem::take(&mut self.tensors));
         let prefix = if self.tensors.keys().any(|name| name.starts_with(BACKBONE)) { BACKBONE } else { "" };
@@ -196,20 +196,20 @@ impl Checkpoint {
         Ok((config, dtype, Weights { embedding, layers, norm: norm.expect(whole), head }))
     }
 
-    /// The type of the matrices. If they are quantized, that of the tensors beside them, at most f32: the type of their
-    /// arithmetic.
+    /// The type of the matrices. If they are quantized, that of the tensors that stay floats, with f32 for f64, which
+    /// quantized matrices do not support.
     fn dtype(&self, prefix: &str, quantized: bool) -> DType {
         let of = |part: &str| self.shape_and_type(&format!("{prefix}{LAYERS}0.mixer.{part}.weight"));
         let embedding = || EMBEDDINGS.iter().find_map(|name| self.shape_and_type(&format!("{prefix}{name}")));
-        // Small matrices stay floats, which Mamba-2 has none of, and so does the embedding. The convolution does too, but
-        // its type may be that of the arithmetic.
+        // In a quantized checkpoint, `dt_proj` and the embedding stay floats; Mamba-2 has no `dt_proj`. The convolution
+        // comes last, because it may be stored in the type of the arithmetic.
         let found = ["in_proj", "x_proj", "out_proj", "dt_proj"].into_iter().find_map(of);
         let found = found.or_else(embedding).or_else(|| of("conv1d"));
         let dtype = found.map(|(_, dtype)| dtype).filter(|dtype| dtype.is_float()).unwrap_or(DType::F32);
         if quantized && dtype == DType::F64 { DType::F32 } else { dtype }
     }
 
-    /// Refuses a configuration that names other quantization formats than the tensors have.
+    /// Refuses a configuration whose quantization formats differ from those of the tensors.
     fn check_formats(&self) -> Result<()> {
         match self.description.as_ref().and_then(|description| description.formats.as_ref()) {
             None => Ok(()),
@@ -217,12 +217,12 @@ impl Checkpoint {
         }
     }
 
-    /// Refuses tensors of other models. Without a configuration, also those of a model that only its vocabulary
-    /// identifies.
+    /// Refuses tensors of another family. Without a configuration, that includes FalconMamba, which only its vocabulary
+    /// size identifies.
     fn check_family(&self, prefix: &str) -> Result<()> {
         let axes = |found: &Found| found.as_ref().map_or(0, |weight| weight.spec().shape.len());
         let tensors = self.tensors.iter().map(|(name, found)| (name.as_str(), axes(found)));
-        // The blocks or planes of a quantized embedding have equally many rows.
+        // The blocks and planes of a quantized embedding have as many rows as the embedding.
         let embedding =
             |name: &String| EMBEDDINGS.iter().any(|own| name.strip_prefix(prefix).is_some_and(|n| n.starts_with(own)));
         let rows = || {
@@ -234,7 +234,7 @@ impl Checkpoint {
         family::check_tensors(&self.name, tensors, family, self.description.is_none().then(rows).flatten())
     }
 
-    /// The numbers of the layers that have tensors.
+    /// The indices of the layers that have tensors.
     fn layer_numbers(&self, prefix: &str, matrices: &Matrices) -> BTreeSet<usize> {
         let start = format!("{prefix}{LAYERS}");
         let number = |name: &String| name.strip_prefix(&start)?.split_once('.')?.0.parse().ok();
@@ -246,7 +246,7 @@ impl Checkpoint {
         Some((spec.shape, spec.dtype))
     }
 
-    /// The sizes as given by the shapes of the tensors, which are those of the first Mamba.
+    /// The sizes that follow from the shapes of the tensors. Only the first Mamba does without a configuration.
     fn config_of_shapes(&self, prefix: &str, matrices: &Matrices) -> Result<Config> {
         let size = |name: String, axis: usize| {
             let stored = || Some(matrices.get(&name)?.dims.to_vec());
@@ -278,7 +278,7 @@ impl Checkpoint {
 
 impl<T> Weights<T> {
     /// The weights with their names and shapes in Hugging Face's files. The parts of a quantized matrix have names of
-    /// their own, but the matrix's shape. A head that is the embedding, as `tied` says, has no name of its own.
+    /// their own, and are listed with the matrix's shape. If the embeddings are `tied`, the head is left out.
     pub(super) fn filed(&self, config: &Config, tied: bool) -> Vec<Filed<'_, T>> {
         let rows = vec![config.vocabulary, config.width];
         let norm = |prefix: &str, name, weight| (format!("{prefix}{name}"), vec![config.width], weight);
@@ -299,12 +299,12 @@ impl<T> Weights<T> {
     }
 }
 
-/// A weight, or the parts of a quantized one, for a matrix of this name and shape in files.
+/// A weight with its name and shape in files, or each part of a quantized matrix with the shape of the matrix.
 fn filed_as<'w, T>(weight: Matrix<&'w T>, name: &str, dims: Vec<usize>) -> impl Iterator<Item = Filed<'w, T>> {
     weight.parts(name).into_iter().map(move |(name, part)| (name, dims.clone(), part))
 }
 
-/// Refuses formats other than those in `told`; `names` are those of all tensors.
+/// Refuses tensors whose quantization formats are not exactly those in `told`; `names` are the names of all tensors.
 fn same_formats<'n>(name: &str, told: &BTreeSet<String>, names: impl Iterator<Item = &'n String>) -> Result<()> {
     let listed = |formats: Vec<&str>| if formats.is_empty() { "none".to_string() } else { formats.join(", ") };
     let (told, found) = (told.iter().map(String::as_str).collect(), stored::formats(names.map(String::as_str)));
@@ -339,10 +339,10 @@ pub(super) fn squeezed(dims: &[usize]) -> Vec<usize> {
 /// The metadata key for the formats of a file's quantized matrices.
 pub(super) const TOLD_FORMATS: &str = "sidewinder.quantized";
 
-/// Upper limit for the bytes of a description.
+/// Upper limit for the bytes of a `config.json` or an index.
 pub(super) const MAX_DESCRIPTION: u64 = 64 << 20;
 
-/// Tensors without the prefix that all of a whole model have.
+/// Strips the prefix of a wrapped model from the names; other tensors are unchanged.
 fn without_outer(tensors: BTreeMap<String, Found>) -> BTreeMap<String, Found> {
     let whole = format!("{OUTER}{BACKBONE}");
     if !tensors.keys().any(|name| name.starts_with(&whole)) {
@@ -352,7 +352,7 @@ fn without_outer(tensors: BTreeMap<String, Found>) -> BTreeMap<String, Found> {
     tensors.into_iter().map(|(name, found)| (inner(name), found)).collect()
 }
 
-/// Adds the tensors of a file, of this family if a configuration says which.
+/// Adds the tensors of a file. Its metadata must not contradict `family`, that of the configuration.
 fn read_file(path: &Path, copied: bool, family: Option<Family>, tensors: &mut BTreeMap<String, Found>) -> Result<()> {
     let reader = Reader::open(path)?;
     let name = path.display().to_string();
@@ -372,13 +372,13 @@ fn read_file(path: &Path, copied: bool, family: Option<Family>, tensors: &mut BT
     Ok(())
 }
 
-/// A file in memory: mapped, or copied to large pages where the system has them. A step reads all weights once, and
-/// small pages need more address translations.
+/// A file in memory: mapped, or copied into huge pages where the system has them. Every decode step reads all weights,
+/// and huge pages need fewer address translations.
 fn memory(path: &Path, copied: bool) -> Result<Mmap> {
     let failed = |e| failure(path.display().to_string(), "a file that can be held in memory", e);
     let (mut file, size) = file::open(path).map_err(failed)?;
     if !copied {
-        // SAFETY: as sound as a mapping can be: `Checkpoint::open` says what must not be done to the file.
+        // SAFETY: callers of `Checkpoint::open` must not truncate or write to the file while it is mapped.
         return unsafe { Mmap::map(&file) }.map_err(failed);
     }
     let mut copy = MmapMut::map_anon(size as usize).map_err(failed)?;

@@ -1,7 +1,6 @@
-//! The sizes of a model in `config.json`. The names are those of Hugging Face's `MambaConfig`, `FalconMambaConfig` and
-//! `Mamba2Config`, of the `mamba_ssm` package, or of other programs, such as `mamba.py`, MLX and
-//! `mistral_inference`. Published files give some
-//! sizes under several names.
+//! Reads and writes the sizes in a `config.json`. The keys are those of Hugging Face's `MambaConfig`,
+//! `FalconMambaConfig` and `Mamba2Config`, of the `mamba_ssm` package, or of other programs, such as `mamba.py`, MLX
+//! and `mistral_inference`. Published files give some sizes under several keys, which must agree.
 
 use super::family::{self, Family, NORMED_BY, Words, word};
 use serde_json::Value;
@@ -22,11 +21,11 @@ pub struct Config {
     pub inner: usize,
     /// States per channel, `N`.
     pub state: usize,
-    /// Columns of the projection of `dt`, `R`; 0 in Mamba-2, which has none.
+    /// Rank of the projection of `dt`, `R`; 0 in Mamba-2, which has no such projection.
     pub rank: usize,
     /// Width of the convolution, `W`.
     pub conv: usize,
-    /// The epsilon that keeps the norms' divisors from 0.
+    /// Epsilon of the RMS norms.
     pub eps: f64,
     /// The kind of the layers.
     pub mixer: Mixer,
@@ -37,14 +36,14 @@ pub struct Config {
 pub enum Mixer {
     /// The first Mamba (Gu and Dao 2023).
     Mamba,
-    /// FalconMamba (Zuo et al. 2024): the first Mamba, but `dt`, `B` and `C` are normed, with this epsilon.
+    /// FalconMamba (Zuo et al. 2024): the first Mamba with RMS norms of `dt`, `B` and `C`, which have this epsilon.
     FalconMamba(f64),
     /// Mamba-2 (Dao and Gu 2024).
     Mamba2(Heads),
 }
 
 impl Mixer {
-    /// What models of such layers are called.
+    /// The name of the architecture in messages.
     pub fn name(&self) -> &'static str {
         match self {
             Mixer::Mamba => "Mamba",
@@ -53,7 +52,7 @@ impl Mixer {
         }
     }
 
-    /// The `model_type` of such models in a `config.json`.
+    /// The `model_type` in a `config.json`.
     pub fn model_type(&self) -> &'static str {
         self.family().model_type()
     }
@@ -67,14 +66,14 @@ impl Mixer {
     }
 }
 
-/// What only Mamba-2 has.
+/// The parameters that only Mamba-2 has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Heads {
     /// Heads, `H`, of `D / H` channels each.
     pub count: usize,
-    /// Groups of heads with the same `B` and `C`, `G`. The channels of a group are normed by themselves.
+    /// Groups of heads that share `B` and `C`, `G`. The gated norm runs over the channels of each group separately.
     pub groups: usize,
-    /// Bounds of the step size.
+    /// Lower and upper bound of the step size `dt`.
     pub limit: (f64, f64),
 }
 
@@ -83,12 +82,12 @@ pub struct Heads {
 pub struct Description {
     /// The sizes.
     pub config: Config,
-    /// The names of the formats.
+    /// The names of the quantization formats; `None` if the file names no quantization.
     pub formats: Option<BTreeSet<String>>,
 }
 
-/// The keys under which a configuration gives the quantization and its method. Readers that do not know the method
-/// refuse the model.
+/// The keys of the quantization and of its method, the name of the method, and the key of its formats. Loaders that do
+/// not know the method refuse the checkpoint instead of misreading it.
 pub(super) const QUANTIZATION: &str = "quantization_config";
 pub(super) const METHOD: &str = "quant_method";
 pub(super) const OURS: &str = "sidewinder";
@@ -105,7 +104,7 @@ impl Description {
         self.config.mixer.family()
     }
 
-    /// Reads a `config.json`. `name` is for errors.
+    /// Reads a `config.json`; `name` identifies it in errors.
     pub fn parse(name: &str, json: &[u8]) -> Result<Description> {
         let words = words(name, json)?;
         let file = File { name, words: &words };
@@ -114,7 +113,7 @@ impl Description {
     }
 }
 
-/// The keys and values of a `config.json`. `name` is for errors.
+/// The keys and values of a `config.json`; `name` identifies it in errors.
 pub(super) fn words(name: &str, json: &[u8]) -> Result<Words> {
     let expected = "the configuration of a Mamba model";
     match json::parse(name, json, expected)? {
@@ -123,8 +122,8 @@ pub(super) fn words(name: &str, json: &[u8]) -> Result<Words> {
     }
 }
 
-/// The names of each size: Hugging Face's first, then that of `mamba_ssm`. The width and the groups have those of
-/// `mistral_inference` too.
+/// The accepted keys of each size. Hugging Face's comes first, which [`Config::tell`] always writes; then those of
+/// `mamba_ssm` and of other programs.
 const WIDTH: &[&str] = &["hidden_size", "d_model", "dim"];
 const LAYERS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
 const VOCABULARY: &[&str] = &["vocab_size"];
@@ -141,23 +140,23 @@ const HEAD: &[&str] = &["head_dim", "headdim", "ssm_cfg.headdim"];
 const GROUPS: &[&str] = &["n_groups", "ngroups", "ssm_cfg.ngroups"];
 const LIMIT: &[&str] = &["time_step_limit", "ssm_cfg.dt_limit"];
 
-/// The channels of a head where a configuration of Mamba-2 does not say, and of a state.
+/// Defaults of a Mamba-2 configuration: channels per head, and states per channel.
 const HEAD_CHANNELS: usize = 64;
 const HEAD_STATE: usize = 128;
-/// Groups where a configuration of Hugging Face's does not say; `mamba_ssm` has one.
+/// Default number of groups in Hugging Face's configurations; `mamba_ssm` defaults to 1.
 const HEAD_GROUPS: usize = 8;
 
 impl Config {
-    /// The sizes in a `config.json`. `name` is for errors.
+    /// The sizes in a `config.json`; `name` identifies it in errors.
     pub fn parse(name: &str, json: &[u8]) -> Result<Config> {
         Ok(Description::parse(name, json)?.config)
     }
 
-    /// Writes the sizes into a configuration, by Hugging Face's names and by every other name that it already uses for
-    /// them.
+    /// Writes the sizes into a configuration: under Hugging Face's keys, and under every other accepted key that is
+    /// already present, so that no old value contradicts them.
     pub fn tell(&self, words: &mut Words) {
         let Config { width, layers, vocabulary, inner, state, rank, conv, eps, mixer } = *self;
-        // A reader that ignores the inner width computes it by this factor.
+        // Loaders that ignore `intermediate_size` compute the inner width from this factor.
         let expand =
             if inner.is_multiple_of(width) { (inner / width).into() } else { Value::from(inner as f64 / width as f64) };
         let of_all = [
@@ -188,7 +187,7 @@ impl Config {
         }
     }
 
-    /// Refuses sizes that no model can have.
+    /// Refuses sizes that are 0 (except the vocabulary's) or exceed 31 bits, invalid epsilons and inconsistent heads.
     pub fn check(self, name: &str) -> Result<Config> {
         let Config { width, layers, vocabulary, inner, state, rank, conv, eps, mixer } = self;
         let [own, other] = match mixer {
@@ -207,7 +206,7 @@ impl Config {
         self.check_heads(name).map(|()| self)
     }
 
-    /// Refuses heads that no Mamba-2 can have.
+    /// Refuses Mamba-2 with heads or groups of unequal size, invalid bounds of the step size, or an epsilon of 0.
     fn check_heads(&self, name: &str) -> Result<()> {
         let Config { inner, eps, mixer: Mixer::Mamba2(Heads { count, groups, limit: (lo, hi) }), .. } = *self else {
             return Ok(());
@@ -224,7 +223,7 @@ impl Config {
         Ok(())
     }
 
-    /// Channels of the convolution: in Mamba-2 also `B` and `C`.
+    /// Channels of the convolution, which in Mamba-2 covers `x`, `B` and `C`.
     pub(super) fn conv_channels(&self) -> usize {
         match self.mixer {
             Mixer::Mamba2(Heads { groups, .. }) => self.inner + 2 * groups * self.state,
@@ -233,7 +232,7 @@ impl Config {
     }
 }
 
-/// A configuration that is being read.
+/// The keys and values of a configuration, during parsing.
 struct File<'j> {
     name: &'j str,
     words: &'j Words,
@@ -272,7 +271,7 @@ impl File<'_> {
         })
     }
 
-    /// The heads of Mamba-2: as many as their width allows.
+    /// The heads of Mamba-2. Their number defaults to the inner width divided by the channels per head.
     fn heads(&self, inner: usize) -> Result<Heads> {
         let width = self.size(HEAD)?.unwrap_or(HEAD_CHANNELS);
         let count = self.size(HEADS)?.unwrap_or(inner / width.max(1));
@@ -294,7 +293,7 @@ impl File<'_> {
         self.one(names, "a finite number, not negative", factor)
     }
 
-    /// Whether the configuration is written in the words of Hugging Face, or in those of `mamba_ssm`.
+    /// Whether the keys are Hugging Face's rather than `mamba_ssm`'s; the two differ in their defaults.
     fn is_hugging_face(&self) -> bool {
         self.said(WIDTH[0]).is_some()
     }
@@ -308,7 +307,7 @@ impl File<'_> {
         Ok(if self.is_hugging_face() { rows } else { padded() })
     }
 
-    /// The quantization formats, if any. Another method, or a list that cannot be read, is an error.
+    /// The quantization formats, if any. Fails for another quantization method and for a malformed list.
     fn formats(&self) -> Result<Option<BTreeSet<String>>> {
         let Some(said) = self.said(QUANTIZATION).filter(|said| **said != Value::Object(Words::new())) else {
             return Ok(None);
@@ -336,7 +335,7 @@ impl File<'_> {
         self.one(names, "a whole number of at most 31 bits", whole)
     }
 
-    /// The single value given under these names, or none.
+    /// The value under any of these keys, if present. Fails if two keys disagree.
     fn one<T: PartialEq>(
         &self,
         names: &[&str],
@@ -383,7 +382,7 @@ fn factor(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| number.is_finite() && *number >= 0.0)
 }
 
-/// Two numbers, which need not be finite.
+/// A lower and an upper bound, which may be infinite.
 fn limit(value: &Value) -> Option<(f64, f64)> {
     match &value.as_array()?[..] {
         [lo, hi] => Some((json::as_number(lo)?, json::as_number(hi)?)),

@@ -1,4 +1,4 @@
-//! The tokens that end texts, from `generation_config.json` or `config.json`.
+//! The end-of-text tokens, from `generation_config.json` or `config.json`.
 
 use serde_json::Value;
 use sidewinder_files::file;
@@ -10,11 +10,11 @@ use std::path::Path;
 const FILES: [&str; 2] = ["generation_config.json", "config.json"];
 /// Upper limit for the bytes of a file.
 const MAX_FILE: u64 = 1 << 26;
-/// The key of the tokens.
+/// The key of the end-of-text tokens.
 const KEY: &str = "eos_token_id";
 
-/// The ends given by the files of a checkpoint (a folder, or a file in one) for a model with `vocabulary` tokens;
-/// `None` if the files give none.
+/// The end-of-text tokens in the files of a checkpoint (a folder, or a file in one), for a model with `vocabulary`
+/// tokens; `None` if the files give none.
 pub fn read(path: &Path, vocabulary: usize) -> Result<Option<Vec<u32>>> {
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
     for path in FILES.map(|name| folder.join(name)).iter().filter(|path| path.is_file()) {
@@ -27,8 +27,8 @@ pub fn read(path: &Path, vocabulary: usize) -> Result<Option<Vec<u32>>> {
     Ok(None)
 }
 
-/// The ends given by a configuration. A missing key, `null` and an empty list give none. A value that is neither a
-/// token nor a list of tokens would never end a text, so it is refused.
+/// The end-of-text tokens of a configuration. A missing key, `null` and an empty list give none. Other values that are
+/// neither a token nor a list of tokens are refused, because with them no text would ever end.
 pub fn parse(name: &str, json: &[u8], vocabulary: usize) -> Result<Option<Vec<u32>>> {
     let json = json::parse(name, json, "a configuration")?;
     let said = json.get(KEY).unwrap_or(&Value::Null);

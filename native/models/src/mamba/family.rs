@@ -1,5 +1,5 @@
-//! Which of the families that can be run a model is of: by the keys of a configuration, by the metadata of a file, and by
-//! its tensors. Models that resemble them but compute something else are refused.
+//! Detects the family of a model from the keys of its configuration, the metadata of its files and its tensors. Similar
+//! models that compute something else are refused, because their weights could load and give wrong results.
 
 use serde_json::{Map, Value};
 use sidewinder_files::json::shown;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// The keys and values of a configuration.
 pub type Words = Map<String, Value>;
 
-/// The families of models that can be run.
+/// The supported model families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     Mamba,
@@ -22,7 +22,7 @@ use Family::{FalconMamba, Mamba, Mamba2};
 impl Family {
     const ALL: [Family; 3] = [Mamba, FalconMamba, Mamba2];
 
-    /// Its `model_type`.
+    /// The `model_type` in a `config.json`.
     pub fn model_type(self) -> &'static str {
         match self {
             Mamba => "mamba",
@@ -31,7 +31,7 @@ impl Family {
         }
     }
 
-    /// The architectures of a language model and of a backbone.
+    /// The names in `architectures` for a language model and for a backbone.
     pub fn architectures(self) -> [&'static str; 2] {
         match self {
             Mamba => ["MambaForCausalLM", "MambaModel"],
@@ -40,13 +40,13 @@ impl Family {
         }
     }
 
-    /// What `mamba_ssm` calls its layer.
+    /// The family of a layer by its name in `mamba_ssm`.
     fn of_layer(name: &str) -> Option<Family> {
         [("Mamba1", Mamba), ("Mamba2", Mamba2)].into_iter().find(|(layer, _)| *layer == name).map(|(_, family)| family)
     }
 }
 
-/// Names that `mamba_ssm` gives to models of any of its layers.
+/// Names that `mamba_ssm` writes for models of every kind of layer, so they do not tell the family.
 const PACKAGE: [&str; 2] = ["mamba_ssm", "MambaLMHeadModel"];
 const ACTIVATIONS: [&str; 2] = ["silu", "swish"];
 
@@ -54,7 +54,7 @@ const NORMED: &str = "FalconMamba, which norms B, C and dt";
 const SECOND: &str = "Mamba-2";
 const HYBRID: &str = "a hybrid with layers of attention";
 
-/// Parts of the names of architectures, with the family that they belong to.
+/// Substrings of lowercase model types and architectures, with a description of the model.
 const NAMES: [(&str, &str); 9] = [
     ("falcon_mamba", NORMED),
     ("falconmamba", NORMED),
@@ -67,7 +67,7 @@ const NAMES: [(&str, &str); 9] = [
     ("recurrent", HYBRID),
 ];
 
-/// Keys that change what layers compute if they are anything but false, 0 or empty.
+/// Keys that change what layers compute unless they are null, false, 0 or empty, with a description of the variant.
 const TELLING: [(&str, &str); 8] = [
     ("use_bcdt_rms", "norms of B, C and dt"),
     ("inner_layernorms", "norms of B, C and dt with weights"),
@@ -79,23 +79,23 @@ const TELLING: [(&str, &str); 8] = [
     ("ssm_cfg.d_ssm", "a scan of a part of the channels"),
 ];
 
-/// Keys that change what layers compute if they are false.
+/// Keys that change what layers compute if they are false, with a description of the variant.
 const TELLING_IF_FALSE: [(&str, &str); 2] = [("rms_norm", "layer norms"), ("ssm_cfg.rmsnorm", "a gate without a norm")];
 
-/// The key of the epsilon of FalconMamba's norms.
+/// The key of the epsilon of FalconMamba's norms of `dt`, `B` and `C`.
 pub const NORMED_BY: &str = "mixer_rms_eps";
 
-/// Keys that only configurations of the second Mamba have.
+/// Keys that only Mamba-2 configurations have.
 const OF_SECOND: [&str; 6] = ["n_groups", "ngroups", "head_dim", "headdim", "chunk_size", "num_heads"];
 
-/// The vocabulary of Falcon's models. FalconMamba's norms of B, C and dt have no weights, so its tensors look like
-/// those of the first Mamba in everything else.
+/// The vocabulary size of the Falcon models. FalconMamba's norms of `dt`, `B` and `C` have no weights, so without a
+/// configuration only this size distinguishes its tensors from those of the first Mamba.
 const FALCON: u64 = 65024;
 
-/// Parts of tensor names of the second Mamba.
+/// Substrings of tensor names that only Mamba-2 has.
 const TENSORS_OF_SECOND: [&str; 2] = [".mixer.dt_bias", ".mixer.norm.weight"];
 
-/// Parts of tensor names that no model that can be run has, with the family that has them.
+/// Substrings of tensor names of unsupported models, with a description of the model.
 const TENSORS: [(&str, &str); 11] = [
     (".dt_layernorm.", "Jamba, which norms B, C and dt"),
     (".dt_norm.", "a model that norms B, C and dt"),
@@ -110,13 +110,13 @@ const TENSORS: [(&str, &str); 11] = [
     (".ssm_a", "a model with the names of GGUF"),
 ];
 
-/// The evidence for something, in a few words.
+/// A result whose error describes the evidence for an unsupported model.
 type Told<T> = std::result::Result<T, String>;
 
-/// A family, with the evidence for it.
+/// The family that keys indicate, if any, with a description of the evidence.
 type Named = Option<(Family, String)>;
 
-/// The family that a configuration describes: the first Mamba where it names none. Refuses those of other models.
+/// The family of a configuration; the first Mamba if it names none. Refuses unsupported models.
 pub fn of(name: &str, words: &Words) -> Result<Family> {
     let told = told(words).and_then(|told| match told {
         None => nameless_falcon(words).map_or(Ok(Mamba), Err),
@@ -125,8 +125,8 @@ pub fn of(name: &str, words: &Words) -> Result<Family> {
     told.map_err(|got| foreign(name, got))
 }
 
-/// Refuses files whose metadata describes another model than that of the configuration, if there is one; by single keys
-/// or as JSON.
+/// Refuses a file whose metadata describes another family than `family`, that of the configuration if there is one. The
+/// metadata may hold single keys, or a whole configuration as JSON.
 pub fn check_metadata(name: &str, metadata: &BTreeMap<String, String>, family: Option<Family>) -> Result<()> {
     let read = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone()));
     let words: Words = metadata.iter().map(|(key, text)| (key.clone(), read(text))).collect();
@@ -137,7 +137,7 @@ pub fn check_metadata(name: &str, metadata: &BTreeMap<String, String>, family: O
         .map_err(|got| foreign(name, got))
 }
 
-/// Refuses words of another family, or without a family those of another one than the first Mamba.
+/// Refuses keys of another family than `family`, which defaults to the first Mamba.
 fn same_family(words: &Words, family: Option<Family>) -> Told<()> {
     match told(words)? {
         Some((other, by)) if other != family.unwrap_or(Mamba) => Err(by),
@@ -146,8 +146,8 @@ fn same_family(words: &Words, family: Option<Family>) -> Told<()> {
     }
 }
 
-/// Refuses tensors of models of other families than this one, by their names and numbers of axes. `rows` is the number of
-/// rows of the embedding, given only where no configuration names the model.
+/// Refuses tensors of another family than `family`, by their names and numbers of axes. `rows` is the number of rows of
+/// the embedding, given only if there is no configuration.
 pub fn check_tensors<'n>(
     name: &str,
     mut tensors: impl Iterator<Item = (&'n str, usize)>,
@@ -164,7 +164,7 @@ pub fn check_tensors<'n>(
 }
 
 fn of_tensor(name: &str, axes: usize, family: Family) -> Option<&'static str> {
-    // A decay per head; the first Mamba has one for each state of each channel.
+    // Mamba-2 has one decay per head; the first Mamba has one for each state of each channel.
     let heads =
         || axes == 1 && name.ends_with(".mixer.A_log") || TENSORS_OF_SECOND.iter().any(|part| name.contains(part));
     let second = (family != Mamba2 && heads()).then_some(SECOND);
@@ -183,7 +183,8 @@ fn foreign(name: &str, got: String) -> Error {
         .hint(format!("Other models cannot be run. The `model_type` in the config.json of these is one of {types}"))
 }
 
-/// The family that is told, or the evidence for another model. All evidence must be for one family.
+/// The family that the keys indicate, if any. All evidence must be for one family; the error describes evidence for
+/// another model.
 fn told(words: &Words) -> Told<Named> {
     let named = [type_told(words)?, architecture_told(words)?, layer_told(words)?];
     other_told(words).map_or(Ok(()), Err)?;
@@ -211,7 +212,8 @@ fn type_told(words: &Words) -> Told<Named> {
     }
 }
 
-/// The family of the architectures: without a type all must be known, and none may be known as another family's.
+/// The family that `architectures` names; all names must agree. An unknown name is accepted only beside a `model_type`,
+/// and only if it does not resemble that of an unsupported model.
 fn architecture_told(words: &Words) -> Told<Named> {
     let named = said(words.get("model_type")).is_some();
     let mut family: Named = None;
@@ -227,7 +229,7 @@ fn architecture_told(words: &Words) -> Told<Named> {
     Ok(family)
 }
 
-/// The family of the layer of `mamba_ssm`.
+/// The family that `ssm_cfg.layer`, a key of `mamba_ssm`, names.
 fn layer_told(words: &Words) -> Told<Named> {
     let Some(value) = said(word(words, "ssm_cfg.layer")) else {
         return Ok(None);
@@ -239,7 +241,7 @@ fn layer_told(words: &Words) -> Told<Named> {
     }
 }
 
-/// The second Mamba by its other keys, for configurations that name no model.
+/// Mamba-2, if a key is present that only its configurations have. For configurations that name no model.
 fn second_told(words: &Words) -> Named {
     let ssm = words.get("ssm_cfg").and_then(Value::as_object);
     let all = || [Some(words), ssm].into_iter().flatten();
@@ -247,7 +249,7 @@ fn second_told(words: &Words) -> Named {
     second.map(|word| (Mamba2, format!("`{word}`: {SECOND}")))
 }
 
-/// The evidence for layers that cannot be run.
+/// The evidence for an unsupported variant of the layers, if any.
 fn other_told(words: &Words) -> Option<String> {
     let activation = said(words.get("hidden_act"))
         .filter(|value| !value.as_str().is_some_and(|text| ACTIVATIONS.contains(&text)))
@@ -256,7 +258,7 @@ fn other_told(words: &Words) -> Option<String> {
     activation.or_else(|| word_told(words, &TELLING_IF_FALSE, is_off)).or_else(|| word_told(words, &TELLING, is_on))
 }
 
-/// The first of these keys whose value tells.
+/// A description of the first of these keys whose value satisfies `tells`.
 fn word_told(words: &Words, telling: &[(&str, &str)], tells: impl Fn(&Value) -> bool) -> Option<String> {
     let found = |(name, what): &(&str, &str)| {
         let value = word(words, name).filter(|value| tells(value))?;
@@ -282,7 +284,7 @@ fn listed(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice).iter()
 }
 
-/// Whether the words are those of Codestral, a Mamba-2 that `mistral_inference` calls `mamba`.
+/// Whether the keys are those of Codestral Mamba, a Mamba-2 whose `model_type` in `mistral_inference` is `mamba`.
 fn is_codestral(words: &Words) -> bool {
     let of_mistral = ["dim", "n_groups"].iter().all(|word| said(words.get(*word)).is_some());
     of_mistral && words.get("model_type").is_some_and(|value| *value == Mamba.model_type())
@@ -292,7 +294,7 @@ fn is_package(value: &Value) -> bool {
     value.as_str().is_some_and(|name| PACKAGE.contains(&name))
 }
 
-/// Whether a value is anything but false, 0 or empty.
+/// Whether a value is anything but null, false, 0 or empty.
 fn is_on(value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -319,7 +321,7 @@ fn what(name: &str) -> Option<&'static str> {
     NAMES.iter().find(|(part, _)| name.contains(part)).map(|(_, what)| *what)
 }
 
-/// Falcon's vocabulary in a configuration that names no model.
+/// The evidence for FalconMamba in a configuration that names no model: its vocabulary size.
 fn nameless_falcon(words: &Words) -> Option<String> {
     let named = ["model_type", "architectures"].into_iter().any(|word| said(words.get(word)).is_some());
     let rows = words.get("vocab_size").and_then(Value::as_u64) == Some(FALCON);

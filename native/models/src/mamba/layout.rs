@@ -1,6 +1,6 @@
-//! Selects the files of a folder that make up the model. These are the files that an index names, or
-//! `model.safetensors`, or the numbered parts of one model, or the only safetensors file. Files whose names mark them
-//! as something else, such as an adapter, are never taken.
+//! Selects the files of a folder that make up the model: the files that an index names, else `model.safetensors`, else
+//! the shards of one model, else the only safetensors file. Files whose names mark them as something else, such as an
+//! adapter, are never taken.
 
 use super::checkpoint::MAX_DESCRIPTION;
 use serde::Deserialize;
@@ -16,7 +16,7 @@ const MODEL: &str = "model.safetensors";
 const ENDING: &str = ".safetensors";
 const WANTED: &str = "a folder with model.safetensors";
 
-/// Prefixes of other files in a model's folder.
+/// Name prefixes of safetensors files that are not the model, with a description of each.
 const OTHERS: [(&str, &str); 8] = [
     ("adapter", "an adapter to a model"),
     ("lora", "an adapter to a model"),
@@ -47,13 +47,13 @@ const FORMATS: [(&str, &str); 15] = [
     (".aria2", AGAIN),
 ];
 
-/// The used part of an index.
+/// The fields of an index that are read.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The safetensors files that a path stands for.
+/// The safetensors files of a checkpoint, given by its folder or by one file.
 pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return alone(path);
@@ -69,7 +69,7 @@ fn failure(path: &Path, expected: impl std::fmt::Display, got: impl std::fmt::Di
     Error::new(Kind::File, path.display().to_string()).expected(expected).got(got)
 }
 
-/// A file that is named directly, which must not be one of several parts.
+/// A file that is named directly; one shard of several is refused.
 fn alone(path: &Path) -> Result<Vec<PathBuf>> {
     match path.file_name().and_then(|name| Part::of(name.to_str()?)).filter(|part| part.count > 1) {
         Some(part) => Err(failure(path, "a whole model", format_args!("one of its {} parts", part.count))
@@ -101,7 +101,7 @@ fn is_plain(name: &str) -> bool {
     parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Refuses a model with missing parts.
+/// Refuses a model whose files `names` are missing.
 fn missing(path: &Path, names: Vec<&str>) -> Result<()> {
     if names.is_empty() {
         return Ok(());
@@ -176,7 +176,7 @@ fn only_others(folder: &Path, names: &[&str]) -> Error {
     failure(folder, WANTED, format_args!("{}: {what}", listed(names))).hint(hint)
 }
 
-/// One of several files of a model, such as `model-00001-of-00002.safetensors`.
+/// A shard of a model, such as `model-00001-of-00002.safetensors`: the stem, and the number of shards.
 #[derive(Clone, Copy, PartialEq)]
 struct Part<'n> {
     stem: &'n str,
@@ -197,14 +197,14 @@ impl<'n> Part<'n> {
     }
 }
 
-/// The parts of a model that are present.
+/// The shards of a model that are present.
 struct Set<'n> {
     part: Part<'n>,
     names: BTreeSet<&'n str>,
 }
 
 impl<'n> Set<'n> {
-    /// The set of parts that is clearly the model: the only files, or the ones with the model's stem among others.
+    /// The shards of the model: the only safetensors files, or those with the stem `model` among others.
     fn of(names: &[&'n str]) -> Option<Set<'n>> {
         let part = |name: &&'n str| Part::of(name);
         let own = |part: &Part| names.iter().all(|name| Part::of(name) == Some(*part));
@@ -219,7 +219,7 @@ impl<'n> Set<'n> {
         Some(Set { part, names })
     }
 
-    /// All parts, in order.
+    /// The files of all shards, in order; fails if one is missing.
     fn whole(&self, folder: &Path) -> Result<Vec<String>> {
         let all: Vec<String> = (1..=self.part.count).map(|number| self.part.name(number)).collect();
         missing(folder, all.iter().map(String::as_str).filter(|name| !self.names.contains(name)).collect())?;

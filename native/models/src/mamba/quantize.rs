@@ -7,7 +7,7 @@ use sidewinder_kernels::ops::products::matrices::{Dense, Matrix, Quantization};
 use sidewinder_kernels::tensor::Described;
 use std::collections::BTreeSet;
 
-/// The matrices of a layer that are quantized. The remaining one is small and has short rows.
+/// The matrices of a layer that are quantized. The remaining one, `dt_proj`, is small and has short rows.
 pub(super) const OF_LAYER: [&str; 3] = ["in_proj", "x_proj", "out_proj"];
 
 impl Weights<Weight> {
@@ -49,7 +49,7 @@ fn format<T>(of: &Dense<T>) -> Option<&'static str> {
     of.w.quantization().map(Quantization::name)
 }
 
-/// Quantizes a matrix of floats, where its rows allow it; `name` is for errors.
+/// Quantizes a matrix of floats if its rows fit the format, else copies it; `name` identifies it in errors.
 fn quantized(of: &Dense<Weight>, name: impl Fn() -> String, how: Quantization, exec: &Exec) -> Result<Dense<Weight>> {
     match &of.w {
         Matrix::Float(w) if how.fits(&w.spec()) => {
@@ -61,7 +61,7 @@ fn quantized(of: &Dense<Weight>, name: impl Fn() -> String, how: Quantization, e
     }
 }
 
-/// A dense layer, whose bias has the type of the arithmetic if the matrix is quantized.
+/// A dense layer. Beside a quantized matrix, the bias is cast to the type of the arithmetic.
 pub(super) fn with_bias(w: Matrix<Weight>, b: Option<Weight>) -> Dense<Weight> {
     let quantized = w.quantization().is_some();
     Dense { b: b.map(|b| if quantized { b.cast(b.spec().dtype.wide()) } else { b }), w }

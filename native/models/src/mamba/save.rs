@@ -91,14 +91,14 @@ impl Model {
         ] {
             words.insert(word.into(), value);
         }
-        // Alternative names of two of these, in files of mamba_ssm and of later versions of transformers.
+        // Aliases of two of these keys, of mamba_ssm and of later versions of transformers; updated where present.
         for (word, value) in [("tie_embeddings", tied.into()), ("dtype", torch(self.dtype()).into())] {
             words.get_mut(word).into_iter().for_each(|said| *said = Value::clone(&value));
         }
     }
 }
 
-/// Whether there are biases of projections, biases of the convolution, and a head that is the embedding.
+/// Whether the projections have biases, whether the convolutions have some, and whether the embeddings are tied.
 fn parts<T>(weights: &Weights<T>, tied: bool) -> [bool; 3] {
     let biases = |i: usize| weights.layers.iter().any(|layer| layer.block.biases()[i]);
     [biases(0), biases(1), tied]

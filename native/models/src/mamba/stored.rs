@@ -1,5 +1,5 @@
-//! Quantized matrices in files: tensors named after the matrix, with a suffix for the format. For ternary ones another
-//! tensor holds the shape, because planes do not determine the length of rows.
+//! Quantized matrices in files: tensors named after the matrix, with a suffix for the format. A ternary matrix also
+//! stores its shape, because its planes pad rows to whole bytes.
 
 use super::Weight;
 use super::checkpoint::Found;
@@ -8,13 +8,13 @@ use sidewinder_kernels::ops::products::matrices::{self, Matrix, Quantization};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A problem is described in a few words.
+/// A result whose error describes a problem with a tensor.
 type Told<T> = std::result::Result<T, String>;
 
 /// The suffix of the tensor with the shape.
 const SHAPE: &str = "shape";
 
-/// A quantized matrix, if ternary with a scale per row.
+/// A quantized matrix. A ternary one has a scale for each row, even if its file has a single one.
 #[derive(Clone)]
 pub struct Stored {
     pub how: Quantization,
@@ -22,14 +22,14 @@ pub struct Stored {
     pub matrix: Matrix<Weight>,
 }
 
-/// The matrix that a tensor of that name belongs to, and its quantization.
+/// The quantized matrix that a tensor of this name is a part of, and its format; `None` for other tensors.
 fn of_name(name: &str) -> Option<(&str, Quantization)> {
     let (matrix, _) = name.rsplit_once('.')?;
     let how = Quantization::all().find(|how| how.names(matrix).iter().any(|part| part == name))?;
     Some((matrix, how))
 }
 
-/// The formats of quantized matrices, by the names of all tensors.
+/// The quantization formats that the names of all tensors indicate.
 pub fn formats<'n>(names: impl Iterator<Item = &'n str>) -> BTreeSet<&'static str> {
     names.filter_map(|name| Some(of_name(name)?.1.name())).collect()
 }
@@ -39,7 +39,7 @@ pub fn is_part(name: &str) -> bool {
     of_name(name).is_some()
 }
 
-/// The name of the tensor with the shape of the matrix that a plane belongs to; none for other names.
+/// The name of the shape tensor beside the first plane of a ternary matrix; `None` for other names.
 pub fn shape_of(plane: &str) -> Option<String> {
     plane.strip_suffix(".plane0").map(|matrix| format!("{matrix}.{SHAPE}"))
 }
@@ -50,7 +50,7 @@ pub fn told_shape(dims: &[usize]) -> Weight {
     Owned::from_fn(spec, |axis| dims[axis] as f64).into()
 }
 
-/// Takes quantized matrices out of the tensors of a checkpoint, by the matrices' names. Problems are added to `wrong`.
+/// Moves quantized matrices out of `tensors`, and returns them by their names. Problems are added to `wrong`.
 pub fn take(tensors: &mut BTreeMap<String, Found>, wrong: &mut Vec<String>) -> BTreeMap<String, Stored> {
     let pairs = tensors.keys().filter_map(|name| of_name(name)).map(|(name, how)| (name.to_string(), how.name()));
     let pairs: BTreeSet<(String, &str)> = pairs.collect();
@@ -113,7 +113,7 @@ fn part_spec(part: &Weight, dtype: DType, name: &str) -> Told<Spec> {
     if spec.dtype == dtype { Ok(spec) } else { Err(format!("`{name}` of {spec} where it should be {dtype}")) }
 }
 
-/// The shape in such a tensor.
+/// The shape of the matrix that a shape tensor holds; `None` if it is malformed.
 fn dims_of(shape: &Weight) -> Option<[usize; 2]> {
     let spec = shape.spec();
     if spec.dtype != DType::I64 || spec.shape[..] != [2] {
@@ -125,7 +125,7 @@ fn dims_of(shape: &Weight) -> Option<[usize; 2]> {
     Some([sizes.next()??, sizes.next()??]).filter(|dims| !dims.contains(&0))
 }
 
-/// Checks planes of that shape, and expands their scale to one per row.
+/// Checks the planes of a ternary matrix of this shape, and expands a single scale to one per row.
 fn planes(name: &str, parts: Vec<Weight>, [rows, columns]: [usize; 2]) -> Told<Matrix<Weight>> {
     let names = Quantization::Ternary.names(name);
     let bytes = columns.div_ceil(8);
@@ -148,7 +148,7 @@ fn planes(name: &str, parts: Vec<Weight>, [rows, columns]: [usize; 2]) -> Told<M
     Ok(Matrix::Ternary([plane0, plane1], each.into()))
 }
 
-/// Refuses sentinels, and cells after the last column: they show that the file has another layout.
+/// Refuses cells with both bits set, and padding that is not 0: a file with either has another layout.
 fn cells(name: &str, plane0: &[u8], plane1: &[u8], columns: usize) -> Told<()> {
     let row = columns.div_ceil(8).max(1);
     let behind = if columns.is_multiple_of(8) { 0 } else { u8::MAX << (columns % 8) };

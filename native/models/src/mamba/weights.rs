@@ -20,7 +20,7 @@ enum Memory {
 }
 
 impl Weight {
-    /// A part of a mapped file; copied if its alignment does not fit the element type.
+    /// A range of a mapped file; copied if it is not aligned for the element type.
     pub fn mapped(spec: Spec, file: &Arc<Mmap>, bytes: Range<usize>) -> Result<Weight> {
         let part = file.get(bytes.clone()).ok_or_else(|| {
             Error::new(Kind::Size, "data").expected("bytes within the file").got(format_args!("{bytes:?}"))

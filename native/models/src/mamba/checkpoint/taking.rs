@@ -27,7 +27,7 @@ pub(super) struct Taker<'c> {
 /// The head of a language model.
 type Head = Option<Dense<Weight>>;
 
-/// Most problems that an error lists. A crafted file could have any number of them.
+/// Upper limit for the problems that an error lists, because a crafted file can have any number of them.
 const TOLD: usize = 1000;
 
 impl Taker<'_> {
@@ -60,7 +60,7 @@ impl Taker<'_> {
 
     /// The weights of a layer; `None` if one is missing.
     fn layer(&mut self, config: &Config, prefix: &str) -> Option<Layer<Weight>> {
-        // All of them are taken before the first one is missed, so that an error tells all that is wrong.
+        // Every weight is taken before the first missing one ends the function, so that the error lists all problems.
         let mut found = Named::default();
         for part in parts(&config.mixer) {
             found.extend_with(part.name, self.part(config, part, &format!("{prefix}{}", part.file)));
@@ -89,7 +89,7 @@ impl Taker<'_> {
         Some(Matrix::Float(weight.reshape(&squeezed(&dims)).expect("the same elements")))
     }
 
-    /// The embedding and the head; without a head of its own, the embedding is the head.
+    /// The embedding and the head. A checkpoint without a head has tied embeddings.
     pub(super) fn ends(&mut self, config: &Config, prefix: &str, backbone: bool) -> (Option<Weight>, Head) {
         if config.vocabulary == 0 {
             return (None, None);
@@ -105,7 +105,7 @@ impl Taker<'_> {
         (embedding, head.map(Dense::from))
     }
 
-    /// A matrix, as it is stored.
+    /// A matrix as it is stored: floats, or quantized.
     fn matrix(&mut self, name: &str, dims: &[usize], optional: bool) -> Option<Matrix<Weight>> {
         match self.matrices.remove(name) {
             None => self.take(name, dims, self.dtype, optional).map(Matrix::Float),
@@ -123,7 +123,7 @@ impl Taker<'_> {
         self.wrong.push(format!("`{name}` of shape ({got}) where it should be ({expected})"));
     }
 
-    /// A weight as floats; a quantized one is converted back.
+    /// A weight as floats; a quantized one is dequantized.
     pub(super) fn take(&mut self, name: &str, dims: &[usize], dtype: DType, optional: bool) -> Option<Weight> {
         let found = match self.matrices.remove(name) {
             Some(stored) if stored.dims[..] == *dims => Some(stored.floats()),
@@ -165,7 +165,7 @@ impl Taker<'_> {
     }
 }
 
-/// `-exp(A_log)`, which steps need.
+/// `-exp(A_log)`, the `A` of the scan.
 fn negative_exp(a_log: &Weight) -> Weight {
     let mut a = Owned::poisoned(a_log.spec());
     Cpu(&Exec::default()).map(Map::NegExp, &[a_log.view()], a.view_mut()).expect("tensors of one float type");
